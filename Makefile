@@ -1,0 +1,67 @@
+# make train    train with a population of 10240; more options in ARGS="..."
+# make test     run the tests; options for pytest in ARGS="..."
+# make check    lint, formatting and types
+# make bench    verify and time the engines; more options in ARGS="..."
+# make build    create .venv, install the dependencies, build the extension
+# make clean    remove what was built, but keep .venv
+#
+# A fresh machine needs Python 3.11 or newer and a C++20 compiler; all else goes into .venv.
+
+PYTHON ?= python3
+ARGS ?=
+# Warnings in our C++ are errors, except for those who only want to train.
+WERROR ?= ON
+
+VENV := .venv
+PY := $(VENV)/bin/python
+DEPS := $(VENV)/.deps-installed
+BUILT := $(VENV)/.extension-built
+SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/*) eggroll/__init__.py
+CXX_SOURCES = $(shell find extensions -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: build train test check bench clean
+
+build: $(BUILT)
+
+train: WERROR := OFF
+train: $(BUILT)
+	$(PY) -m eggroll.train --pop 10240 $(ARGS)
+
+test: $(BUILT)
+	$(PY) -m pytest $(ARGS)
+
+check: $(DEPS)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy --strict eggroll
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+bench: $(BUILT)
+	$(PY) -m eggroll.bench $(ARGS)
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(BUILT)
+
+# What a machine may lack is looked for first, so that one sentence says so.
+$(DEPS): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "eggroll needs Python 3.11 or newer, and '$(PYTHON)' is missing or older: name another one, as in 'make PYTHON=python3.12'." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "'$(PYTHON)' lacks the venv module: install it (Debian and Ubuntu: 'apt install python3-venv') and run make again." >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sysconfig; os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null || \
+	  { echo "'$(PYTHON)' lacks its C headers: install them (Debian and Ubuntu: 'apt install python3-dev') and run make again." >&2; exit 1; }
+	@$${CXX:-c++} --version >/dev/null 2>&1 || \
+	  { echo "No C++ compiler answers to '$${CXX:-c++}': install one (Debian and Ubuntu: 'apt install g++', macOS: 'xcode-select --install') or set CXX, and run make again." >&2; exit 1; }
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
+	@echo "Installing dependencies into $(VENV); the first time takes some minutes."
+	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); q = p["project"]; print(*p["build-system"]["requires"], *q["dependencies"], *q["optional-dependencies"]["dev"], sep="\n")' >$(VENV)/requirements.txt
+	@$(PY) -m pip install --quiet -r $(VENV)/requirements.txt
+	@touch $@
+
+# The stamp bears the time of the start: a source saved during the build is built next time.
+$(BUILT): $(DEPS) $(SOURCES)
+	@echo "Building the extension."
+	@touch $@.new
+	@$(PY) -m pip install --quiet --no-build-isolation --no-deps --config-settings=cmake.define.EGG_WERROR=$(WERROR) --editable .
+	@mv $@.new $@

@@ -1,0 +1,66 @@
+"""What every engine offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import mlx.core as mx
+
+from eggroll.model import Program, Weights
+from eggroll.noise import Slices
+
+
+class Engine(ABC):
+    """Evaluates populations and single models of one program, and counts their votes.
+
+    Arrays live in MLX. Members 2i and 2i+1 are pair i: they add and subtract the same noise.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, program: Program, threads: int = 0) -> None:
+        self.program = program
+        self.threads = threads
+
+    @classmethod
+    def missing(cls) -> str:
+        """Why the engine cannot run on this machine; empty if it can."""
+        return ""
+
+    @property
+    def path(self) -> str:
+        """What the engine runs on, for the run's first line."""
+        return self.name
+
+    def prepare(self, weights: Weights) -> Any:
+        """Weights in the engine's own layout; made once per update, passed to `evaluate`."""
+        return weights
+
+    @abstractmethod
+    def evaluate(
+        self,
+        prepared: Any,
+        noise: Slices | None,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        """Runs P members over T tokens.
+
+        tokens, targets: int32 [P, T]; state: int8 [P, program.state_size].
+        noise: the slices of P/2 pairs, or None for P copies of the unperturbed model.
+        Returns token scores int16 [P, T] in 1/16 bit, and the new state.
+        """
+
+    @abstractmethod
+    def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
+        """Z per leaf, int32 (mod 2^32): sum over pairs of fitness [N] int8 in {-1, 0, 1} x noise.
+
+        Matrices: sum_i f_i A_i B_i^T; vectors: sum_i f_i n1 n2. `clt` False takes the signs of
+        the noise (A and B, or the product) instead of its values.
+        """
+
+    @abstractmethod
+    def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+        """The unperturbed model, one token: tokens int32 [P] -> logits int8 [P, V], new state."""

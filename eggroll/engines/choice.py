@@ -1,0 +1,39 @@
+"""Which engine runs: the one asked for, or the fastest that works here, and why."""
+
+from __future__ import annotations
+
+from eggroll.engines.base import Engine
+from eggroll.engines.cpu import CpuEngine
+from eggroll.engines.portable import PortableEngine
+from eggroll.errors import InputError
+from eggroll.model import Program
+
+# Fastest first: `auto` takes the first that is available.
+ENGINES: dict[str, type[Engine]] = {"cpu": CpuEngine, "portable": PortableEngine}
+PLANNED = ("metal", "cuda")
+
+
+def available() -> dict[str, str]:
+    """Engine name -> why it cannot run here ("" if it can)."""
+    return {name: engine.missing() for name, engine in ENGINES.items()}
+
+
+def choose(name: str, program: Program, threads: int = 0) -> tuple[Engine, str]:
+    """The engine called `name` ("auto": the fastest available) and a phrase saying why.
+
+    Raises InputError for a name that is unknown or an engine that cannot run here.
+    """
+    missing = available()
+    usable = [n for n, why in missing.items() if not why]
+    if name == "auto":
+        passed_over = [f"{n}: {why}" for n, why in missing.items() if why]
+        reason = "the fastest available here" + "".join(f"; {p}" for p in passed_over)
+        return ENGINES[usable[0]](program, threads), reason
+    if name not in missing:
+        why = "is not part of this version" if name in PLANNED else "is unknown"
+        raise InputError(f"engine {name!r} {why}; available here: auto, {', '.join(usable)}.")
+    if missing[name]:
+        raise InputError(
+            f"engine {name!r} cannot run here ({missing[name]}); available: {', '.join(usable)}."
+        )
+    return ENGINES[name](program, threads), "as asked"

@@ -1,0 +1,116 @@
+"""The CPU engine: blocks of 32 members run all T tokens through the whole program in C++.
+
+See extensions/int8_gemm. Letters: P members, N pairs, T tokens, V vocabulary, K inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import mlx.core as mx
+
+from eggroll import _extension
+from eggroll import fixed_point as fx
+from eggroll.engines.base import Engine
+from eggroll.errors import InputError
+from eggroll.model import OPERATIONS, Program, Weights
+from eggroll.noise import Slices
+
+KINDS = list(OPERATIONS)  # an operation's code in C++ is its place in the table
+
+
+class CpuEngine(Engine):
+    """C++ kernels of the fastest instruction set that is built and detected."""
+
+    name: ClassVar[str] = "cpu"
+
+    @classmethod
+    def missing(cls) -> str:
+        try:
+            _extension.load()
+        except InputError as error:
+            return str(error)
+        return ""
+
+    def __init__(self, program: Program, threads: int = 0) -> None:
+        super().__init__(program, threads)
+        self._native = _extension.load()
+        try:
+            self._native.isa()
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        names = sorted({op.table for stage in program.stages for op in stage.ops if op.table})
+        tables = fx.gate_tables()
+        by_byte = [[int(tables[n][max(v, -127) + 127]) for v in _signed_bytes()] for n in names]
+        self._plan = self._native.Plan(
+            stages=[
+                (
+                    [
+                        (KINDS.index(op.kind), op.out, list(op.inputs), op.leaf,
+                         names.index(op.table) if op.table else 0)
+                        for op in stage.ops
+                    ],
+                    stage.registers,
+                    stage.state,
+                )
+                for stage in program.stages
+            ],
+            leaves=[(leaf.shape[0], (*leaf.shape, 0)[1]) for leaf in program.leaves],
+            width=program.width,
+            vocabulary=program.vocabulary,
+            state_size=program.state_size,
+            tables=by_byte,
+            exp2=fx.exp2_table().tolist(),
+            log2_breakpoints=fx.log2_breakpoints().tolist(),
+        )
+
+    @property
+    def path(self) -> str:
+        threads = self.threads or self._native.default_threads()
+        return f"cpu ({self._native.isa()}, {threads} thread{'s' * (threads > 1)})"
+
+    def prepare(self, weights: Weights) -> Any:
+        return self._plan.pack([weights[leaf.name] for leaf in self.program.leaves])
+
+    def evaluate(
+        self,
+        prepared: Any,
+        noise: Slices | None,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        scores, after = self._run(prepared, noise, tokens, targets, state, False)
+        return scores, after
+
+    def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+        tokens = tokens[:, None]
+        _, after, logits = self._run(prepared, None, tokens, tokens, state, True)
+        return logits[:, 0], after
+
+    def _run(
+        self,
+        prepared: Any,
+        noise: Slices | None,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+        logits: bool,
+    ) -> list[mx.array]:
+        table, starts, rank, shift = noise if noise else (mx.zeros(1, mx.int8), None, 1, 0)
+        return self._native.evaluate(  # type: ignore[no-any-return]
+            self._plan, prepared, table, starts, rank, shift, tokens, targets, state,
+            logits, self.threads,
+        )  # fmt: skip
+
+    def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
+        names = [leaf.name for leaf in self.program.leaves]
+        Z = self._native.votes(
+            self._plan, fitness, noise.table, noise.starts, noise.rank, not clt, self.threads
+        )
+        return dict(zip(names, Z, strict=True))
+
+
+def _signed_bytes() -> list[int]:
+    """Values of an int8 by its bits read as unsigned: 0..127, -128..-1."""
+    return [v - 256 * (v > 127) for v in range(256)]

@@ -1,0 +1,72 @@
+"""Q4 fixed point: the constants and the small integer tables every engine shares.
+
+A real value v is stored as int8 round(16 v) in [-127, 127]; -128 never occurs. Accumulators are
+int32 in two's complement, `>>` and `//` round toward minus infinity.
+"""
+
+from __future__ import annotations
+
+from math import erfc, exp, isqrt, sqrt, tanh
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Q: Final = 4
+LIMIT: Final = 127
+# 127 * 127 * EXACT_K < 2**24: float32 sums of int8 products are exact up to this many terms.
+EXACT_K: Final = 1040
+
+
+def root16(n: int) -> int:
+    """floor(n ** (1/16)) of an integer of any size, exactly."""
+    return isqrt(isqrt(isqrt(isqrt(n))))
+
+
+def exp2_table() -> NDArray[np.int32]:
+    """EXP2[i] = floor(16 * 2**(i/16)) for i in 0..255, shape [256] int32."""
+    return np.array([root16(1 << (64 + i)) for i in range(256)], np.int32)
+
+
+def log2_breakpoints() -> NDArray[np.uint64]:
+    """ceil(2**(63 + f/16)) for f = 1..15, shape [15] uint64.
+
+    For n scaled to have its leading one at bit 63, the number of breakpoints <= n is the fraction
+    of log2(n) in sixteenths. LOG2[n] = floor(16 log2(n / 16)) = 16 * leading_bit + fraction - 64.
+    """
+    return np.array([root16(1 << (16 * 63 + f)) + 1 for f in range(1, 16)], np.uint64)
+
+
+def divisor(inputs: int) -> int:
+    """The divisor 16 * floor(sqrt(K)) of a linear operation with K inputs."""
+    return 16 * isqrt(inputs)
+
+
+def gate_tables() -> dict[str, NDArray[np.int8]]:
+    """The integer gates, int8 [255] each, indexed by v + 127 for v in -127..127 (Q4).
+
+    `sigmoid`: round(254 * sigmoid(v / 16)) - 127, because a gate f acts as (f + 127) / 256.
+    `tanh`: round(64 * tanh(v / 64)), slope one at zero and soft limits at 4.0 in Q4.
+    No entry is near a rounding tie, so every C library gives the same table.
+    """
+    v = range(-LIMIT, LIMIT + 1)
+    sigmoid = [round(254 / (1 + exp(-i / 16))) - LIMIT for i in v]
+    return {
+        "sigmoid": np.array(sigmoid, np.int8),
+        "tanh": np.array([round(64 * tanh(i / 64)) for i in v], np.int8),
+    }
+
+
+def normal_cdf(x: float) -> float:
+    """Distribution function of the standard normal."""
+    return erfc(-x / sqrt(2)) / 2
+
+
+def normal_quantiles() -> NDArray[np.int8]:
+    """int8 [65536]: 16-bit uniform u -> normal value of standard deviation 16 (Q4: 1.0).
+
+    Entry u is the integer k whose interval [k - 1/2, k + 1/2) / 16 holds the quantile of
+    (u + 1/2) / 65536, so the table is the inverse distribution function, rounded to nearest.
+    """
+    edges = [normal_cdf((k + 0.5) / 16) * 65536 - 0.5 for k in range(-LIMIT, LIMIT)]
+    return (np.searchsorted(edges, np.arange(65536), side="right") - LIMIT).astype(np.int8)

@@ -1,0 +1,96 @@
+"""Evaluates a population chunk by chunk and counts its votes.
+
+Letters: P members, N = P/2 pairs, T tokens, V vocabulary. A chunk bounds memory; because all sums
+are integers, no chunk size changes a bit of the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from eggroll.engines import Engine
+from eggroll.es import Leaves
+from eggroll.model import Weights
+from eggroll.noise import Noise, Slices
+
+
+class Population:
+    """P members of one network: `evaluate` gives their token scores, `votes` credits their noise.
+
+    group: members that read the same stream (even); chunk: members evaluated at a time (even).
+    """
+
+    def __init__(
+        self, engine: Engine, noise: Noise, *, members: int, group: int, chunk: int, clt: bool
+    ) -> None:
+        self.engine, self.noise, self.clt = engine, noise, clt
+        self.members, self.group, self.chunk = members, group, chunk
+
+    def initial_state(self) -> mx.array:
+        """Zeros, int8 [P, state_size]."""
+        return mx.zeros((self.members, self.engine.program.state_size), mx.int8)
+
+    def _chunks(self, epoch: int) -> list[tuple[int, int, Slices]]:
+        """(first member, last + 1, slices of the pairs between) of every chunk."""
+        starts = range(0, self.members, self.chunk)
+        bounds = [(a, min(a + self.chunk, self.members)) for a in starts]
+        return [(a, b, self.noise.slices(epoch, a // 2, (b - a) // 2)) for a, b in bounds]
+
+    def evaluate(
+        self,
+        weights: Weights,
+        epoch: int,
+        tokens: NDArray[np.int32],
+        targets: NDArray[np.int32],
+        state: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        """Runs every member over its group's stream.
+
+        tokens, targets: [P / group, T]; state: int8 [P, state_size].
+        Returns token scores int16 [P, T] in 1/16 bit, and the new state.
+        """
+        prepared = self.engine.prepare(weights)
+        scores, states = [], []
+        for first, last, slices in self._chunks(epoch):
+            rows = np.arange(first, last) // self.group
+            chunk = (mx.array(tokens[rows]), mx.array(targets[rows]), state[first:last])
+            score, after = self.engine.evaluate(prepared, slices, *chunk)
+            mx.eval(score, after)
+            scores.append(score)
+            states.append(after)
+        return mx.concatenate(scores), mx.concatenate(states)
+
+    def votes(self, fitness: mx.array, epoch: int) -> Leaves:
+        """Z per leaf, int32: the noise of every pair times its fitness [N] int8."""
+        total: Leaves = {}
+        for first, last, slices in self._chunks(epoch):
+            part = self.engine.votes(fitness[first // 2 : last // 2], slices, self.clt)
+            total = {k: total[k] + z if total else z for k, z in part.items()}
+            mx.eval(total)
+        return total
+
+
+def model_loss(
+    engine: Engine,
+    weights: Weights,
+    batches: Any,
+    warmup: int = 0,
+) -> float:
+    """Bits per token of the unperturbed model over batches (tokens, targets), each int32 [S, T].
+
+    The state begins at zero and is carried from batch to batch; the first `warmup` predictions of
+    every stream are not scored.
+    """
+    prepared, state, total, count = engine.prepare(weights), None, 0, 0
+    for i, (tokens, targets) in enumerate(batches):
+        if state is None:
+            state = mx.zeros((len(tokens), engine.program.state_size), mx.int8)
+        score, state = engine.evaluate(prepared, None, mx.array(tokens), mx.array(targets), state)
+        mx.eval(score, state)
+        scored = score[:, warmup:] if i == 0 else score
+        total, count = total + int(scored.astype(mx.int64).sum().item()), count + scored.size
+    return -total / (16 * count)

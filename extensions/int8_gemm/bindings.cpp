@@ -1,0 +1,54 @@
+// Python module eggroll._int8_gemm.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "dispatch.h"
+#include "engine.h"
+#include "mlx/version.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+nb::str version(int major, int minor, int patch) {
+  return nb::str("{}.{}.{}").format(major, minor, patch);
+}
+
+nb::dict built_with() {
+  nb::dict versions;
+  versions["mlx"] = version(MLX_VERSION_MAJOR, MLX_VERSION_MINOR, MLX_VERSION_PATCH);
+  versions["nanobind"] = version(NB_VERSION_MAJOR, NB_VERSION_MINOR, NB_VERSION_PATCH);
+  return versions;
+}
+
+}  // namespace
+
+NB_MODULE(_int8_gemm, m) {
+  m.doc() = "int8 matrix products and the network interpreter of eggroll.";
+  m.def("built_with", &built_with,
+        "Versions of mlx and nanobind whose headers this module was compiled with.");
+  m.def("isa", [] { return std::string(eggroll::kernels().name); },
+        "The instruction set in use: EGGROLL_ISA's, else the fastest usable.");
+  m.def("usable_isas", &eggroll::usable_isas, "Built and detected, fastest first.");
+  m.def("default_threads", &eggroll::default_threads, "Cores this process may run on.");
+  nb::class_<eggroll::Program>(m, "Plan", "A declared program, checked, with its packing layout.")
+      .def(nb::init<const std::vector<eggroll::StageSpec>&, const std::vector<eggroll::LeafSpec>&,
+                    int, int, int, const std::vector<std::vector<int>>&,
+                    const std::vector<int32_t>&, const std::vector<uint64_t>&>(),
+           "stages"_a, "leaves"_a, "width"_a, "vocabulary"_a, "state_size"_a, "tables"_a, "exp2"_a,
+           "log2_breakpoints"_a)
+      .def("pack", &eggroll::Program::pack, "leaves"_a,
+           "int8 leaves in declared order -> one int8 array in the kernels' layout.");
+  m.def("evaluate", &eggroll::evaluate, "plan"_a, "packed"_a, "table"_a, "starts"_a.none(), "rank"_a,
+        "shift"_a, "tokens"_a, "targets"_a, "state"_a, "logits"_a, "threads"_a,
+        "Scores int16 [P, T], state int8 [P, state_size] and, if asked, logits int8 [P, T, V].");
+  m.def("votes", &eggroll::votes, "plan"_a, "fitness"_a, "table"_a, "starts"_a, "rank"_a,
+        "signs"_a, "threads"_a, "Z int32 of every leaf.");
+}

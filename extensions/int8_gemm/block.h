@@ -1,0 +1,456 @@
+// The block interpreter: 32 members run all T tokens through the whole program.
+//
+// Included by one translation unit per instruction set, inside that unit's own namespace, after it
+// has defined `struct Isa` (see isa_generic.cpp). A register of K bytes is kept as words
+// [K/4][32 lanes] of four neighbouring bytes, so elementwise work is layout-free, a tile of eight
+// outputs makes two words per lane, and a word is what a dot-product instruction eats.
+// Sums wrap: they are formed in uint32_t. All loops over lanes are meant for the vectoriser.
+
+struct Arena {
+  char* base;
+  size_t used = 0;
+
+  template <typename T>
+  T* take(size_t count) {
+    used = (used + 63) & ~size_t{63};
+    T* p = base ? reinterpret_cast<T*>(base + used) : nullptr;
+    used += count * sizeof(T);
+    return p;
+  }
+};
+
+static inline int words_of(int n) { return (n + 3) / 4; }
+static inline int tiles_of(int n) { return (n + kTile - 1) / kTile; }
+static inline int32_t byte_at(uint32_t word, int j) {
+  return static_cast<int32_t>(word << (24 - 8 * j)) >> 24;
+}
+static inline int32_t clamp(int32_t v, int32_t lo, int32_t hi) {
+  v = v < lo ? lo : v;
+  return v > hi ? hi : v;
+}
+static inline int32_t clip(int32_t v) { return clamp(v, -127, 127); }
+static inline int isqrt(int n) {
+  int r = 0;
+  while ((r + 1) * (r + 1) <= n) ++r;
+  return r;
+}
+
+// Floor division by d <= 181, result clipped to +-127: with the numerator clamped to
+// [-128 d, 128 d) and made non-negative, multiply-high by ceil(2^23 / d) is exact.
+struct Divisor {
+  int32_t half;   // 128 d
+  uint32_t gain;  // ceil(2^23 / d)
+};
+
+static inline Divisor divisor(int d) {
+  return {128 * d, ((1u << 23) + static_cast<uint32_t>(d) - 1) / static_cast<uint32_t>(d)};
+}
+
+static inline int32_t divide(int32_t v, int32_t half, uint32_t gain) {
+  uint32_t u = static_cast<uint32_t>(clamp(v, -half, half - 1) + half);
+  int32_t q = static_cast<int32_t>((u * gain) >> 23) - 128;
+  return q < -127 ? -127 : q;
+}
+
+// What an operation's leaf looks like to one block.
+struct LeafNoise {
+  uint32_t* raw;    // B as words [r][K/4][16 pairs]
+  Isa::Noise* b;    // the same, prepared for lane_dot
+  int8_t* a;        // [r][O][16 pairs]
+  int8_t* vector;   // [n/4][32][4]: the perturbed vector w', or the plain one
+};
+
+struct Block {
+  const Job& job;
+  Arena arena;
+  int64_t first_member;
+  uint32_t* x;  // [T][D/4][32]: what passes between stages
+  uint32_t* registers[kRegisters];
+  Isa::Prepared* prepared[kRegisters];
+  bool ready[kRegisters];
+  const Stage* stage;
+  LeafNoise noise[kOps];   // of the stage's operations
+  int32_t (*xb)[kLanes];   // [r]: signed x.B
+  alignas(64) int32_t acc[kTile][kLanes];
+  alignas(64) uint32_t tile[kTile / 4][kLanes];
+
+  Block(const Job& j, int64_t block, void* scratch)
+      : job(j), arena{static_cast<char*>(scratch)}, first_member(block * kLanes) {}
+
+  int64_t member(int lane) const { return first_member + 2 * (lane % kPairs) + lane / kPairs; }
+  int64_t clamped(int lane) const {
+    int64_t m = member(lane);
+    return m < job.members ? m : job.members - 1;
+  }
+  const int8_t* slice(int leaf, int pair) const {
+    int64_t pairs = job.members / 2, i = first_member / 2 + pair;
+    return job.noise + job.starts[leaf * pairs + (i < pairs ? i : pairs - 1)];
+  }
+  int rank() const { return job.starts ? job.rank : 0; }
+  LeafNoise& of(const Op& op) { return noise[&op - stage->ops]; }
+
+  // ---- noise and parameters of a stage -------------------------------------------------------
+
+  // Four neighbouring inputs of B to a word, zero beyond K; prepared for products unless `embed`.
+  void load_b(const Op& op, int k) {
+    int words = words_of(k), r = job.rank;
+    size_t one = Isa::noise_size(words), raw_one = static_cast<size_t>(words) * kPairs;
+    uint32_t* raw = of(op).raw = arena.take<uint32_t>(raw_one * r);
+    if (op.kind != OpKind::embed) of(op).b = arena.take<Isa::Noise>(one * r);
+    if (!arena.base) return;
+    for (int j = 0; j < r; ++j, raw += raw_one) {
+      for (int p = 0; p < kPairs; ++p) {
+        const int8_t* src = slice(op.leaf, p) + j;
+        for (int w = 0; w < words; ++w) raw[w * kPairs + p] = gather_word(src, 4 * w, k, r);
+      }
+      if (op.kind != OpKind::embed) Isa::prepare_noise(raw, words, of(op).b + one * j);
+    }
+  }
+
+  static uint32_t gather_word(const int8_t* src, int first, int n, int stride) {
+    uint32_t word = 0;
+    if (stride == 1 && first + 4 <= n) {
+      __builtin_memcpy(&word, src + first, 4);
+      return word;
+    }
+    for (int i = 0; i < 4 && first + i < n; ++i)
+      word |= static_cast<uint32_t>(static_cast<uint8_t>(src[(first + i) * stride])) << 8 * i;
+    return word;
+  }
+
+  void load_a(const Op& op, int k, int outputs) {
+    int r = job.rank, padded = tiles_of(outputs) * kTile;
+    int8_t* dst = of(op).a = arena.take<int8_t>(static_cast<size_t>(r) * padded * kPairs);
+    if (!arena.base) return;
+    for (int j = 0; j < r; ++j, dst += static_cast<size_t>(padded) * kPairs) {
+      const int8_t* src[kPairs];
+      for (int p = 0; p < kPairs; ++p) src[p] = slice(op.leaf, p) + r * k + j;
+      for (int o = 0; o < outputs; ++o)
+        for (int p = 0; p < kPairs; ++p) dst[o * kPairs + p] = src[p][o * r];
+      for (int i = outputs * kPairs; i < padded * kPairs; ++i) dst[i] = 0;
+    }
+  }
+
+  void load_vector(const Op& op) {
+    int n = job.plan.leaves[op.leaf].rows;
+    const int8_t* w = job.weights + job.plan.leaves[op.leaf].offset;
+    int8_t* dst = of(op).vector = arena.take<int8_t>(static_cast<size_t>(words_of(n)) * 4 * kLanes);
+    if (!arena.base) return;
+    for (int i = 0; i < words_of(n) * 4 * kLanes; ++i) dst[i] = 0;
+    for (int p = 0; p < kPairs; ++p) {
+      const int8_t* src = job.starts ? slice(op.leaf, p) : nullptr;
+      for (int i = 0; i < n; ++i) {
+        int32_t product = src ? src[2 * i] * src[2 * i + 1] : 0;
+        int8_t* at = dst + (i / 4 * kLanes + p) * 4 + i % 4;
+        at[0] = static_cast<int8_t>(clip(w[i] + (product >> job.shift)));
+        at[4 * kPairs] = static_cast<int8_t>(clip(w[i] + (-product >> job.shift)));
+      }
+    }
+  }
+
+  void load_leaf(const Op& op) {
+    const Leaf& leaf = job.plan.leaves[op.leaf];
+    if (leaf.cols == 0) return load_vector(op);
+    if (!job.starts) return;
+    load_b(op, leaf.cols);
+    if (op.kind != OpKind::embed) load_a(op, leaf.cols, leaf.rows);
+  }
+
+  void open_stage() {
+    for (int i = 0; i < stage->register_count; ++i) {
+      int words = tiles_of(stage->registers[i]) * (kTile / 4);
+      if (i > 0) registers[i] = arena.take<uint32_t>(static_cast<size_t>(words) * kLanes);
+      prepared[i] = arena.take<Isa::Prepared>(Isa::prepared_size(words));
+    }
+    for (int i = 0; i < stage->op_count; ++i)
+      if (stage->ops[i].leaf >= 0) load_leaf(stage->ops[i]);
+  }
+
+  // ---- recurrent state -----------------------------------------------------------------------
+
+  void load_state() {
+    uint32_t* s = registers[1];
+    int words = words_of(job.plan.width);
+    for (int i = 0; i < words * kLanes; ++i) s[i] = 0;
+    if (stage->state < 0) return;
+    int8_t* bytes = reinterpret_cast<int8_t*>(s);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int8_t* src = job.state_in + clamped(lane) * job.plan.state_size + stage->state;
+      for (int k = 0; k < job.plan.width; ++k)
+        bytes[(k / 4 * kLanes + lane) * 4 + k % 4] = src[k];
+    }
+  }
+
+  void store_state() {
+    if (stage->state < 0) return;
+    const int8_t* bytes = reinterpret_cast<const int8_t*>(registers[1]);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (member(lane) >= job.members) continue;
+      int8_t* dst = job.state_out + member(lane) * job.plan.state_size + stage->state;
+      for (int k = 0; k < job.plan.width; ++k)
+        dst[k] = bytes[(k / 4 * kLanes + lane) * 4 + k % 4];
+    }
+  }
+
+  int32_t token(const int32_t* of, int lane, int t) const {
+    return of[clamped(lane) * job.tokens_per_member + t];
+  }
+
+  // The document mark 0 zeroes a member's state.
+  void restart(int t) {
+    uint32_t keep[kLanes], all = ~0u;
+    for (int m = 0; m < kLanes; ++m) all &= keep[m] = token(job.tokens, m, t) ? ~0u : 0u;
+    if (all) return;
+    for (int w = 0; w < words_of(job.plan.width); ++w)
+      for (int m = 0; m < kLanes; ++m) registers[1][w * kLanes + m] &= keep[m];
+  }
+
+  // ---- operations ----------------------------------------------------------------------------
+
+  int8_t* bytes(int reg) { return reinterpret_cast<int8_t*>(registers[reg]); }
+
+  Isa::Prepared* prepare(int reg, int n) {
+    if (!ready[reg]) Isa::prepare(registers[reg], words_of(n), prepared[reg]);
+    ready[reg] = true;
+    return prepared[reg];
+  }
+
+  void embed(const Op& op, int t) {
+    const Leaf& leaf = job.plan.leaves[op.leaf];
+    int words = words_of(leaf.cols), r = rank();
+    const int8_t* row[kLanes];
+    for (int m = 0; m < kLanes; ++m)
+      row[m] = job.weights + leaf.offset + static_cast<int64_t>(token(job.tokens, m, t)) * words * 4;
+    for (int w = 0; w < words; ++w)
+      for (int m = 0; m < kLanes; ++m)
+        __builtin_memcpy(&registers[op.out][w * kLanes + m], row[m] + 4 * w, 4);
+    if (r) embed_noise(op, t, words);
+  }
+
+  void embed_noise(const Op& op, int t, int words) {
+    int r = job.rank, d = job.plan.leaves[op.leaf].cols;
+    for (int m = 0; m < kLanes; ++m) {
+      const int8_t* a = slice(op.leaf, m % kPairs) + r * d;
+      a += static_cast<int64_t>(token(job.tokens, m, t)) * r;
+      for (int j = 0; j < r; ++j) xb[j][m] = m < kPairs ? a[j] : -a[j];
+    }
+    for (int w = 0; w < words; ++w) {
+      alignas(64) int32_t pert[4 * kLanes] = {};
+      for (int j = 0; j < r; ++j) {
+        const uint32_t* b = of(op).raw + (static_cast<size_t>(j) * words + w) * kPairs;
+        const int8_t* bytes_of_b = reinterpret_cast<const int8_t*>(b);
+        for (int i = 0; i < 4 * kLanes; ++i)
+          pert[i] += xb[j][i / 4] * bytes_of_b[i % (4 * kPairs)];
+      }
+      int8_t* y = bytes(op.out) + w * 4 * kLanes;
+      for (int i = 0; i < 4 * kLanes; ++i)
+        y[i] = static_cast<int8_t>(clip(y[i] + (pert[i] >> job.shift)));
+    }
+  }
+
+  // x.B per lane and rank, negated on the minus lanes (where the sign of A would be).
+  void low_rank(const Op& op, const Isa::Prepared* x, int words) {
+    size_t one = Isa::noise_size(words);
+    for (int j = 0; j < job.rank; ++j) {
+      Isa::lane_dot(x, of(op).b + one * j, words, xb[j]);
+      for (int m = kPairs; m < kLanes; ++m)
+        xb[j][m] = static_cast<int32_t>(0u - static_cast<uint32_t>(xb[j][m]));
+    }
+  }
+
+  // acc[o][m] += (sum_j xb_j A_j) >> shift for one tile of outputs.
+  void perturb(const int8_t* a, size_t stride, int r) {
+    for (int o = 0; o < kTile; ++o) {
+      alignas(64) uint32_t p[kLanes];
+      for (int m = 0; m < kLanes; ++m)
+        p[m] = static_cast<uint32_t>(xb[0][m]) * static_cast<uint32_t>(a[o * kPairs + m % kPairs]);
+      for (int j = 1; j < r; ++j)
+        for (int m = 0; m < kLanes; ++m)
+          p[m] += static_cast<uint32_t>(xb[j][m]) *
+                  static_cast<uint32_t>(a[j * stride + o * kPairs + m % kPairs]);
+      for (int m = 0; m < kLanes; ++m)
+        acc[o][m] = static_cast<int32_t>(static_cast<uint32_t>(acc[o][m]) +
+                                         static_cast<uint32_t>(static_cast<int32_t>(p[m]) >> job.shift));
+    }
+  }
+
+  // Division by 16 floor(sqrt K), clip, and four outputs to a word.
+  void finish(uint32_t (*out)[kLanes], int root, Divisor d) {
+    bool power = (root & (root - 1)) == 0;
+    int shift = 4 + __builtin_ctz(static_cast<unsigned>(root));
+    for (int w = 0; w < kTile / 4; ++w) {
+      for (int m = 0; m < kLanes; ++m) out[w][m] = 0;
+      for (int j = 0; j < 4; ++j) {
+        const int32_t* v = acc[4 * w + j];
+        if (power)
+          for (int m = 0; m < kLanes; ++m)
+            out[w][m] |= (static_cast<uint32_t>(clip(v[m] >> shift)) & 255u) << 8 * j;
+        else
+          for (int m = 0; m < kLanes; ++m)
+            out[w][m] |= (static_cast<uint32_t>(divide(v[m] >> 4, d.half, d.gain)) & 255u) << 8 * j;
+      }
+    }
+  }
+
+  // One linear leaf, tile by tile: `sink(tile index, words [2][32])`.
+  template <typename Sink>
+  void product(const Op& op, Sink sink) {
+    const Leaf& leaf = job.plan.leaves[op.leaf];
+    int words = words_of(leaf.cols), r = rank(), tiles = tiles_of(leaf.rows);
+    const Isa::Prepared* x = prepare(op.in[0], leaf.cols);
+    int root = isqrt(leaf.cols);
+    Divisor d = divisor(root);
+    size_t stride = static_cast<size_t>(tiles) * kTile * kPairs;
+    const int8_t* w = job.weights + leaf.offset;
+    if (r) low_rank(op, x, words);
+    for (int i = 0; i < tiles; ++i) {
+      Isa::dot(w, x, words, acc);
+      w += kTile * sizeof(int32_t) + static_cast<size_t>(words) * kTile * 4;
+      if (r) perturb(of(op).a + static_cast<size_t>(i) * kTile * kPairs, stride, r);
+      finish(tile, root, d);
+      sink(i, tile);
+    }
+  }
+
+  void linear(const Op& op) {
+    uint32_t* out = registers[op.out];
+    product(op, [out](int i, uint32_t (*words)[kLanes]) {
+      __builtin_memcpy(out + static_cast<size_t>(i) * (kTile / 4) * kLanes, words,
+                       sizeof(uint32_t) * (kTile / 4) * kLanes);
+    });
+  }
+
+  // Head and log-likelihood in one pass: the logits of a tile live only until they are summed.
+  void score(const Op& op, int t) {
+    alignas(64) uint64_t total[kLanes] = {};
+    alignas(64) uint32_t sum[kLanes] = {};
+    int32_t target[kLanes], hit[kLanes] = {};
+    const Plan& plan = job.plan;
+    for (int m = 0; m < kLanes; ++m) target[m] = token(job.targets, m, t);
+    int rows = plan.leaves[op.leaf].rows, last = tiles_of(rows) - 1;
+    product(op, [&](int i, uint32_t (*words)[kLanes]) {
+      int count = i < last ? kTile : rows - last * kTile;
+      Isa::exp2_sum(words, count, plan, sum);
+      for (int m = 0; m < kLanes; ++m) {
+        int o = target[m] - i * kTile;
+        if (o >= 0 && o < kTile) hit[m] = byte_at(words[o / 4][m], o % 4) + 128;
+      }
+      // 4096 terms below 2^20 fit 32 bits.
+      if (i % 512 == 511 || i == last)
+        for (int m = 0; m < kLanes; ++m) total[m] += sum[m], sum[m] = 0;
+      if (job.logits) keep_logits(words, t, i * kTile, count);
+    });
+    for (int m = 0; m < kLanes; ++m)
+      if (member(m) < job.members)
+        job.scores[member(m) * job.tokens_per_member + t] =
+            static_cast<int16_t>(hit[m] - log2_q4(total[m]));
+  }
+
+  int32_t log2_q4(uint64_t n) const {
+    int zeros = __builtin_clzll(n), fraction = 0;
+    for (int f = 0; f < 15; ++f) fraction += (n << zeros) >= job.plan.log2_breakpoints[f];
+    return 16 * (63 - zeros) + fraction - 64;
+  }
+
+  void keep_logits(uint32_t (*words)[kLanes], int t, int first, int count) {
+    for (int m = 0; m < kLanes; ++m) {
+      if (member(m) >= job.members) continue;
+      int8_t* dst = job.logits + (member(m) * job.tokens_per_member + t) * job.plan.vocabulary;
+      for (int o = 0; o < count; ++o)
+        dst[first + o] = static_cast<int8_t>(byte_at(words[o / 4][m], o % 4));
+    }
+  }
+
+  void norm(const Op& op, int n) {
+    const int8_t *x = bytes(op.in[0]), *w = of(op).vector;
+    alignas(64) int32_t sum[kLanes] = {}, half[4 * kLanes];
+    alignas(64) uint32_t gain[4 * kLanes];
+    for (int k = 0; k < words_of(n); ++k)
+      for (int j = 0; j < 4 && 4 * k + j < n; ++j)
+        for (int m = 0; m < kLanes; ++m) {
+          int32_t v = byte_at(registers[op.in[0]][k * kLanes + m], j);
+          sum[m] += v < 0 ? -v : v;
+        }
+    for (int m = 0; m < kLanes; ++m) {
+      int mean = sum[m] / n;
+      Divisor d = divisor(mean < 1 ? 1 : mean);
+      for (int j = 0; j < 4; ++j) half[4 * m + j] = d.half, gain[4 * m + j] = d.gain;
+    }
+    int8_t* y = bytes(op.out);
+    for (int k = 0; k < words_of(n); ++k)
+      for (int i = 0; i < 4 * kLanes; ++i) {
+        int at = k * 4 * kLanes + i;
+        y[at] = static_cast<int8_t>(divide(x[at] * w[at], half[i], gain[i]));
+      }
+  }
+
+  void elementwise(const Op& op, int n) {
+    int8_t* y = bytes(op.out);
+    const int8_t* a = bytes(op.in[0]);
+    const int8_t* b = op.in[1] >= 0 ? bytes(op.in[1]) : nullptr;
+    const int8_t* c = op.in[2] >= 0 ? bytes(op.in[2]) : nullptr;
+    int count = words_of(n) * 4 * kLanes;
+    if (op.kind == OpKind::add)
+      for (int i = 0; i < count; ++i) y[i] = static_cast<int8_t>(clip(a[i] + b[i]));
+    if (op.kind == OpKind::add_bias) {
+      const int8_t* w = of(op).vector;
+      for (int i = 0; i < count; ++i) y[i] = static_cast<int8_t>(clip(a[i] + b[i] + w[i]));
+    }
+    if (op.kind == OpKind::forget)
+      for (int i = 0; i < count; ++i) y[i] = static_cast<int8_t>(((a[i] + 127) * b[i]) >> 8);
+    if (op.kind == OpKind::mix)
+      for (int i = 0; i < count; ++i)
+        y[i] = static_cast<int8_t>(c[i] + (((a[i] + 127) * (b[i] - c[i])) >> 8));
+    if (op.kind == OpKind::lookup) {
+      const int8_t* table = job.plan.tables[op.table];
+      for (int i = 0; i < count; ++i) y[i] = table[static_cast<uint8_t>(a[i])];
+    }
+  }
+
+  void run(const Op& op, int t) {
+    int size = stage->registers[op.out];
+    switch (op.kind) {
+      case OpKind::embed: embed(op, t); break;
+      case OpKind::linear: linear(op); break;
+      case OpKind::norm: norm(op, size); break;
+      case OpKind::score: return score(op, t);
+      default: elementwise(op, size);
+    }
+    ready[op.out] = false;
+  }
+
+  // Stage by stage, and in a stage token by token: one stage's weights and noise stay in cache.
+  // Without memory (base null) nothing is computed: the arena only learns how much it needs.
+  void run_all() {
+    size_t step = static_cast<size_t>(tiles_of(job.plan.width)) * (kTile / 4) * kLanes;
+    x = arena.take<uint32_t>(step * job.tokens_per_member);
+    xb = arena.take<int32_t[kLanes]>(job.rank);
+    size_t mark = arena.used, peak = mark;
+    for (int i = 0; i < job.plan.stage_count; ++i) {
+      stage = &job.plan.stages[i];
+      arena.used = mark;
+      open_stage();
+      peak = arena.used > peak ? arena.used : peak;
+      if (!arena.base) continue;
+      load_state();
+      for (int t = 0; t < job.tokens_per_member; ++t) {
+        registers[0] = x + step * t;
+        for (int j = 0; j < stage->register_count; ++j) ready[j] = false;
+        restart(t);
+        for (int j = 0; j < stage->op_count; ++j) run(stage->ops[j], t);
+      }
+      store_state();
+    }
+    arena.used = peak;
+  }
+};
+
+static size_t block_bytes(const Job& job) {
+  Block sizing(job, 0, nullptr);
+  sizing.run_all();
+  return sizing.arena.used;
+}
+
+static void block(const Job& job, int64_t index, void* scratch) {
+  Block(job, index, scratch).run_all();
+}

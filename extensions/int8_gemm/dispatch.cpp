@@ -1,0 +1,60 @@
+#include "dispatch.h"
+
+#include <cstdlib>
+#include <stdexcept>
+
+namespace eggroll {
+
+#define EGG_DECLARE(name) \
+  namespace name {        \
+  extern const Kernels kernels; \
+  }
+EGG_DECLARE(generic)
+EGG_DECLARE(avx2)
+EGG_DECLARE(avx512vnni)
+
+namespace {
+
+// Tests every flag of the unit's row in CMakeLists.txt.
+std::vector<const Kernels*> usable() {
+  std::vector<const Kernels*> found;
+#ifdef EGG_HAVE_AVX512VNNI
+  if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512f") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi") &&
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("bmi2"))
+    found.push_back(&avx512vnni::kernels);
+#endif
+#ifdef EGG_HAVE_AVX2
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("bmi2"))
+    found.push_back(&avx2::kernels);
+#endif
+  found.push_back(&generic::kernels);
+  return found;
+}
+
+}  // namespace
+
+std::vector<std::string> usable_isas() {
+  std::vector<std::string> names;
+  for (const Kernels* k : usable()) names.emplace_back(k->name);
+  return names;
+}
+
+const Kernels& kernels() {
+  const char* wanted = std::getenv("EGGROLL_ISA");
+  std::vector<const Kernels*> found = usable();
+  if (!wanted || !*wanted) return *found.front();
+  std::string names;
+  for (const Kernels* k : found) {
+    if (std::string(wanted) == k->name) return *k;
+    names += std::string(names.empty() ? "" : ", ") + k->name;
+  }
+  throw std::invalid_argument("EGGROLL_ISA is '" + std::string(wanted) +
+                              "', which this build on this processor cannot run; usable: " + names +
+                              ".");
+}
+
+}  // namespace eggroll

@@ -1,0 +1,302 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
+
+#include "dispatch.h"
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
+#include "mlx/primitives.h"
+#include "mlx/transforms.h"
+
+namespace eggroll {
+
+int default_threads() {
+#ifdef __linux__
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+namespace {
+
+void require(bool ok, const std::string& what) {
+  if (!ok) throw std::invalid_argument(what);
+}
+
+// Work shared by threads that take the next item when done: no spinning, nothing kept alive.
+void parallel_for(int64_t items, int threads, const std::function<void(int64_t, int)>& run) {
+  std::atomic<int64_t> next{0};
+  auto work = [&](int thread) {
+    for (int64_t i = next++; i < items; i = next++) run(i, thread);
+  };
+  int extra = static_cast<int>(std::min<int64_t>(items, threads > 0 ? threads : default_threads()));
+  std::vector<std::thread> pool;
+  for (int i = 1; i < extra; ++i) pool.emplace_back(work, i);
+  work(0);
+  for (std::thread& thread : pool) thread.join();
+}
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+using Scratch = std::unique_ptr<void, Free>;
+
+Scratch scratch(size_t bytes) {
+  void* p = std::aligned_alloc(64, (bytes + 127) / 64 * 64);
+  if (!p) throw std::bad_alloc();
+  return Scratch(p);
+}
+
+// One scratch area per thread, made when its thread first needs it.
+class ScratchPool {
+ public:
+  ScratchPool(size_t bytes, int threads)
+      : bytes_(bytes), areas_(static_cast<size_t>(threads > 0 ? threads : default_threads())) {}
+  void* of(int thread) {
+    Scratch& area = areas_[static_cast<size_t>(thread)];
+    if (!area) area = scratch(bytes_);
+    return area.get();
+  }
+
+ private:
+  size_t bytes_;
+  std::vector<Scratch> areas_;
+};
+
+class CpuPrimitive : public mx::Primitive {
+ public:
+  CpuPrimitive(mx::Stream stream, std::shared_ptr<Program> program, int threads)
+      : mx::Primitive(stream), program_(std::move(program)), threads_(threads) {}
+  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("the cpu engine's primitives run on CPU streams only");
+  }
+
+ protected:
+  // Allocates the outputs and enqueues the work on the CPU stream.
+  void launch(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs,
+              std::function<void()> work) {
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    for (const mx::array& in : inputs) encoder.set_input_array(in);
+    for (mx::array& out : outputs) encoder.set_output_array(out);
+    encoder.dispatch(std::move(work));
+  }
+
+  std::shared_ptr<Program> program_;
+  int threads_;
+};
+
+void allocate(std::vector<mx::array>& outputs) {
+  for (mx::array& out : outputs) out.set_data(mx::allocator::malloc(out.nbytes()));
+}
+
+class EvaluatePopulation : public CpuPrimitive {
+ public:
+  EvaluatePopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads, int rank,
+                     int shift, bool noise)
+      : CpuPrimitive(stream, std::move(program), threads),
+        rank_(rank),
+        shift_(shift),
+        noise_(noise) {}
+
+  const char* name() const override { return "EvaluatePopulation"; }
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    allocate(out);
+    Job job{};
+    job.plan = program_->plan();
+    job.weights = in[0].data<int8_t>();
+    job.noise = in[1].data<int8_t>();
+    job.tokens = in[2].data<int32_t>();
+    job.targets = in[3].data<int32_t>();
+    job.state_in = in[4].data<int8_t>();
+    job.starts = noise_ ? in[5].data<int32_t>() : nullptr;
+    job.rank = rank_;
+    job.shift = shift_;
+    job.scores = out[0].data<int16_t>();
+    job.state_out = out[1].data<int8_t>();
+    job.logits = out.size() > 2 ? out[2].data<int8_t>() : nullptr;
+    job.members = in[2].shape(0);
+    job.tokens_per_member = in[2].shape(1);
+    launch(in, out, [job, threads = threads_, keep = program_] {
+      const Kernels& k = kernels();
+      ScratchPool pool(k.block_bytes(job), threads);
+      parallel_for((job.members + kLanes - 1) / kLanes, threads,
+                   [&](int64_t i, int thread) { k.block(job, i, pool.of(thread)); });
+    });
+  }
+
+ private:
+  int rank_, shift_;
+  bool noise_;
+};
+
+class CountVotes : public CpuPrimitive {
+ public:
+  CountVotes(mx::Stream stream, std::shared_ptr<Program> program, int threads, int rank, bool signs)
+      : CpuPrimitive(stream, std::move(program), threads), rank_(rank), signs_(signs) {}
+
+  const char* name() const override { return "CountVotes"; }
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    allocate(out);
+    int64_t pairs = in[0].size();
+    std::vector<VoteJob> jobs;
+    std::vector<int32_t*> z;
+    for (size_t i = 0; i < out.size(); ++i) {
+      jobs.push_back({program_->plan().leaves[i], in[1].data<int8_t>(),
+                      in[2].data<int32_t>() + static_cast<int64_t>(i) * pairs,
+                      in[0].data<int8_t>(), rank_, signs_});
+      z.push_back(out[i].data<int32_t>());
+      std::memset(z.back(), 0, out[i].nbytes());
+    }
+    launch(in, out, [jobs, z, pairs, threads = threads_, keep = program_] {
+      count(jobs, z, pairs, threads);
+    });
+  }
+
+ private:
+  // Items are (leaf, part of the pairs), big leaves first; each part adds up in its own memory.
+  // Integers make the order of the additions irrelevant.
+  static void count(const std::vector<VoteJob>& jobs, const std::vector<int32_t*>& z,
+                    int64_t pairs, int threads) {
+    const Kernels& k = kernels();
+    auto elements = [](const Leaf& l) { return static_cast<int64_t>(l.rows) * std::max(l.cols, 1); };
+    int64_t parts = std::clamp<int64_t>(pairs / 1024, 1, threads > 0 ? threads : default_threads());
+    size_t bytes = 0;
+    int64_t largest = 0;
+    std::vector<size_t> order(jobs.size());
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      order[i] = i;
+      bytes = std::max(bytes, k.vote_bytes(jobs[i]));
+      largest = std::max(largest, elements(jobs[i].leaf));
+    }
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      return elements(jobs[a].leaf) > elements(jobs[b].leaf);
+    });
+    ScratchPool pool(bytes, threads), sums(static_cast<size_t>(largest) * sizeof(int32_t), threads);
+    std::vector<std::mutex> locks(jobs.size());
+    parallel_for(static_cast<int64_t>(jobs.size()) * parts, threads, [&](int64_t item, int thread) {
+      size_t leaf = order[static_cast<size_t>(item / parts)];
+      int64_t part = item % parts, n = elements(jobs[leaf].leaf);
+      int32_t* sum = static_cast<int32_t*>(sums.of(thread));
+      std::memset(sum, 0, static_cast<size_t>(n) * sizeof(int32_t));
+      k.vote(jobs[leaf], pairs * part / parts, pairs * (part + 1) / parts, sum, pool.of(thread));
+      std::lock_guard<std::mutex> guard(locks[leaf]);
+      for (int64_t i = 0; i < n; ++i)
+        z[leaf][i] = static_cast<int32_t>(static_cast<uint32_t>(z[leaf][i]) +
+                                          static_cast<uint32_t>(sum[i]));
+    });
+  }
+
+  int rank_;
+  bool signs_;
+};
+
+const mx::Device kCpu(mx::Device::cpu);
+
+mx::array ready(const mx::array& a, mx::Dtype dtype, const char* what) {
+  require(a.dtype() == dtype, std::string(what) + ": wrong dtype");
+  mx::array c = mx::contiguous(a, false, kCpu);
+  c.eval();
+  return c;
+}
+
+void check_range(const mx::array& a, int32_t low, int32_t high, const char* what) {
+  const int32_t* v = a.data<int32_t>();
+  bool ok = true;
+  for (size_t i = 0; i < a.size(); ++i) ok &= v[i] >= low && v[i] <= high;
+  require(ok, std::string(what) + " must be in " + std::to_string(low) + ".." +
+                  std::to_string(high));
+}
+
+// Every slice must lie in the table.
+void check_starts(const Plan& plan, const mx::array& starts, const mx::array& table, int rank,
+                  int64_t pairs) {
+  require(rank >= 1, "rank must be 1 or more");
+  require(starts.ndim() == 2 && starts.shape(0) == plan.leaf_count && starts.shape(1) == pairs,
+          "starts: [leaves, pairs] is needed");
+  const int32_t* v = starts.data<int32_t>();
+  for (int i = 0; i < plan.leaf_count; ++i) {
+    const Leaf& leaf = plan.leaves[i];
+    int64_t length = leaf.cols ? static_cast<int64_t>(rank) * (leaf.rows + leaf.cols)
+                               : 2 * static_cast<int64_t>(leaf.rows);
+    int64_t last = static_cast<int64_t>(table.size()) - length;
+    for (int64_t p = 0; p < pairs; ++p, ++v)
+      require(*v >= 0 && *v <= last, "a noise slice reaches beyond the table");
+  }
+}
+
+}  // namespace
+
+std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::array& packed,
+                                const mx::array& table, const std::optional<mx::array>& starts,
+                                int rank, int shift, const mx::array& tokens,
+                                const mx::array& targets, const mx::array& state, bool logits,
+                                int threads) {
+  const Plan& plan = program->plan();
+  require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
+  int members = tokens.shape(0), count = tokens.shape(1);
+  require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
+  require(shift >= 0 && shift < 32, "shift must be in 0..31");
+  std::vector<mx::array> in{ready(packed, mx::int8, "packed"), ready(table, mx::int8, "table"),
+                            ready(tokens, mx::int32, "tokens"),
+                            ready(targets, mx::int32, "targets"), ready(state, mx::int8, "state")};
+  check_range(in[2], 0, plan.vocabulary - 1, "tokens");
+  check_range(in[3], 0, plan.vocabulary - 1, "targets");
+  if (starts) {
+    require(members % 2 == 0, "a population is made of pairs: P must be even");
+    in.push_back(ready(*starts, mx::int32, "starts"));
+    check_starts(plan, in[5], in[1], rank, members / 2);
+  }
+  kernels();
+  std::vector<mx::Shape> shapes{{members, count}, {members, plan.state_size}};
+  std::vector<mx::Dtype> dtypes{mx::int16, mx::int8};
+  if (logits) {
+    shapes.push_back({members, count, plan.vocabulary});
+    dtypes.push_back(mx::int8);
+  }
+  auto primitive = std::make_shared<EvaluatePopulation>(
+      mx::default_stream(kCpu), std::move(program), threads, rank, shift, starts.has_value());
+  return mx::array::make_arrays(shapes, dtypes, primitive, in);
+}
+
+std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& fitness,
+                             const mx::array& table, const mx::array& starts, int rank, bool signs,
+                             int threads) {
+  const Plan& plan = program->plan();
+  std::vector<mx::array> in{ready(fitness, mx::int8, "fitness"), ready(table, mx::int8, "table"),
+                            ready(starts, mx::int32, "starts")};
+  check_starts(plan, in[2], in[1], rank, static_cast<int64_t>(in[0].size()));
+  for (size_t i = 0; i < in[0].size(); ++i) {
+    int8_t f = in[0].data<int8_t>()[i];
+    require(f >= -1 && f <= 1, "fitness must be -1, 0 or 1");
+  }
+  kernels();
+  std::vector<mx::Shape> shapes;
+  for (int i = 0; i < plan.leaf_count; ++i) {
+    const Leaf& leaf = plan.leaves[i];
+    shapes.push_back(leaf.cols ? mx::Shape{leaf.rows, leaf.cols} : mx::Shape{leaf.rows});
+  }
+  std::vector<mx::Dtype> dtypes(shapes.size(), mx::int32);
+  auto primitive = std::make_shared<CountVotes>(mx::default_stream(kCpu), std::move(program),
+                                                threads, rank, signs);
+  return mx::array::make_arrays(shapes, dtypes, primitive, in);
+}
+
+}  // namespace eggroll

@@ -1,0 +1,139 @@
+// AVX512-VNNI: unsigned x signed dot products of four bytes (vpdpbusd).
+//
+// Activations are biased to u8 = x + 128, so sum w u = sum w x + 128 sum w: accumulators begin at
+// the bias -128 sum w that each packed tile carries. No step saturates.
+#include <immintrin.h>
+
+#include "plan.h"
+
+namespace eggroll::avx512vnni {
+#include "portable_isa.h"
+
+struct Isa : PortableIsa {
+  using Prepared = uint32_t;  // [K/4][32] of u8
+  using Noise = uint32_t;     // [K/4][16] of s8
+
+  static size_t prepared_size(int words) { return static_cast<size_t>(words) * kLanes; }
+  static size_t noise_size(int words) { return static_cast<size_t>(words) * kPairs; }
+
+  static void prepare(const uint32_t* x, int words, Prepared* out) {
+    for (int i = 0; i < words * kLanes; ++i) out[i] = x[i] ^ 0x80808080u;
+  }
+
+  static void prepare_noise(const uint32_t* raw, int words, Noise* out) {
+    __builtin_memcpy(out, raw, noise_size(words) * sizeof(Noise));
+  }
+
+  // Eight outputs x 32 lanes in sixteen accumulators. The loop is assembly because gcc spills
+  // accumulators of the same loop written with intrinsics.
+  static void dot(const int8_t* tile, const Prepared* x, int words, int32_t (*acc)[kLanes]) {
+    const int8_t* w = tile + kTile * sizeof(int32_t);
+    long n = words;
+    asm volatile(
+        "vpbroadcastd 0(%[s]), %%zmm0\n\t"
+        "vpbroadcastd 4(%[s]), %%zmm1\n\t"
+        "vpbroadcastd 8(%[s]), %%zmm2\n\t"
+        "vpbroadcastd 12(%[s]), %%zmm3\n\t"
+        "vpbroadcastd 16(%[s]), %%zmm4\n\t"
+        "vpbroadcastd 20(%[s]), %%zmm5\n\t"
+        "vpbroadcastd 24(%[s]), %%zmm6\n\t"
+        "vpbroadcastd 28(%[s]), %%zmm7\n\t"
+        "vmovdqa64 %%zmm0, %%zmm8\n\t"
+        "vmovdqa64 %%zmm1, %%zmm9\n\t"
+        "vmovdqa64 %%zmm2, %%zmm10\n\t"
+        "vmovdqa64 %%zmm3, %%zmm11\n\t"
+        "vmovdqa64 %%zmm4, %%zmm12\n\t"
+        "vmovdqa64 %%zmm5, %%zmm13\n\t"
+        "vmovdqa64 %%zmm6, %%zmm14\n\t"
+        "vmovdqa64 %%zmm7, %%zmm15\n\t"
+        "1:\n\t"
+        "vmovdqu32 (%[x]), %%zmm16\n\t"
+        "vmovdqu32 64(%[x]), %%zmm17\n\t"
+        "vpbroadcastd (%[w]), %%zmm18\n\t"
+        "vpbroadcastd 4(%[w]), %%zmm19\n\t"
+        "vpbroadcastd 8(%[w]), %%zmm20\n\t"
+        "vpbroadcastd 12(%[w]), %%zmm21\n\t"
+        "vpdpbusd %%zmm18, %%zmm16, %%zmm0\n\t"
+        "vpdpbusd %%zmm18, %%zmm17, %%zmm8\n\t"
+        "vpdpbusd %%zmm19, %%zmm16, %%zmm1\n\t"
+        "vpdpbusd %%zmm19, %%zmm17, %%zmm9\n\t"
+        "vpdpbusd %%zmm20, %%zmm16, %%zmm2\n\t"
+        "vpdpbusd %%zmm20, %%zmm17, %%zmm10\n\t"
+        "vpdpbusd %%zmm21, %%zmm16, %%zmm3\n\t"
+        "vpdpbusd %%zmm21, %%zmm17, %%zmm11\n\t"
+        "vpbroadcastd 16(%[w]), %%zmm22\n\t"
+        "vpbroadcastd 20(%[w]), %%zmm23\n\t"
+        "vpbroadcastd 24(%[w]), %%zmm24\n\t"
+        "vpbroadcastd 28(%[w]), %%zmm25\n\t"
+        "vpdpbusd %%zmm22, %%zmm16, %%zmm4\n\t"
+        "vpdpbusd %%zmm22, %%zmm17, %%zmm12\n\t"
+        "vpdpbusd %%zmm23, %%zmm16, %%zmm5\n\t"
+        "vpdpbusd %%zmm23, %%zmm17, %%zmm13\n\t"
+        "vpdpbusd %%zmm24, %%zmm16, %%zmm6\n\t"
+        "vpdpbusd %%zmm24, %%zmm17, %%zmm14\n\t"
+        "vpdpbusd %%zmm25, %%zmm16, %%zmm7\n\t"
+        "vpdpbusd %%zmm25, %%zmm17, %%zmm15\n\t"
+        "add $128, %[x]\n\t"
+        "add $32, %[w]\n\t"
+        "dec %[n]\n\t"
+        "jnz 1b\n\t"
+        "vmovdqa64 %%zmm0, 0(%[acc])\n\t"
+        "vmovdqa64 %%zmm8, 64(%[acc])\n\t"
+        "vmovdqa64 %%zmm1, 128(%[acc])\n\t"
+        "vmovdqa64 %%zmm9, 192(%[acc])\n\t"
+        "vmovdqa64 %%zmm2, 256(%[acc])\n\t"
+        "vmovdqa64 %%zmm10, 320(%[acc])\n\t"
+        "vmovdqa64 %%zmm3, 384(%[acc])\n\t"
+        "vmovdqa64 %%zmm11, 448(%[acc])\n\t"
+        "vmovdqa64 %%zmm4, 512(%[acc])\n\t"
+        "vmovdqa64 %%zmm12, 576(%[acc])\n\t"
+        "vmovdqa64 %%zmm5, 640(%[acc])\n\t"
+        "vmovdqa64 %%zmm13, 704(%[acc])\n\t"
+        "vmovdqa64 %%zmm6, 768(%[acc])\n\t"
+        "vmovdqa64 %%zmm14, 832(%[acc])\n\t"
+        "vmovdqa64 %%zmm7, 896(%[acc])\n\t"
+        "vmovdqa64 %%zmm15, 960(%[acc])\n\t"
+        : [x] "+r"(x), [w] "+r"(w), [n] "+r"(n)
+        : [s] "r"(tile), [acc] "r"(acc)
+        : "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10",
+          "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19", "zmm20",
+          "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "cc", "memory");
+  }
+
+  static void lane_dot(const Prepared* x, const Noise* b, int words, int32_t* out) {
+    __m512i plus = _mm512_setzero_si512(), minus = plus, bias = plus;
+    const __m512i offset = _mm512_set1_epi8(-128);  // 128 as u8
+    for (int k = 0; k < words; ++k) {
+      __m512i n = _mm512_load_si512(b + static_cast<size_t>(k) * kPairs);
+      plus = _mm512_dpbusd_epi32(plus, _mm512_load_si512(x + static_cast<size_t>(k) * kLanes), n);
+      minus = _mm512_dpbusd_epi32(
+          minus, _mm512_load_si512(x + static_cast<size_t>(k) * kLanes + kPairs), n);
+      bias = _mm512_dpbusd_epi32(bias, offset, n);
+    }
+    _mm512_storeu_si512(out, _mm512_sub_epi32(plus, bias));
+    _mm512_storeu_si512(out + kPairs, _mm512_sub_epi32(minus, bias));
+  }
+
+  // EXP2[u] = mantissa[u % 16] >> (15 - u / 16): the table of sixteen fits one register.
+  static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
+    const __m512i mantissa = _mm512_loadu_si512(plan.exp2_mantissa);
+    const __m512i low = _mm512_set1_epi32(15), byte = _mm512_set1_epi32(255);
+    for (int half = 0; half < kLanes; half += 16) {
+      __m512i total = _mm512_loadu_si512(sum + half);
+      for (int o = 0; o < count; ++o) {
+        __m512i u = _mm512_loadu_si512(words[o / 4] + half);
+        u = _mm512_and_si512(_mm512_srli_epi32(u, 8 * (o % 4)), byte);
+        u = _mm512_xor_si512(u, _mm512_set1_epi32(128));
+        __m512i shift = _mm512_sub_epi32(low, _mm512_srli_epi32(u, 4));
+        total = _mm512_add_epi32(
+            total, _mm512_srlv_epi32(_mm512_permutexvar_epi32(u, mantissa), shift));
+      }
+      _mm512_storeu_si512(sum + half, total);
+    }
+  }
+};
+
+#include "block.h"
+#include "votes.h"
+extern const Kernels kernels = {"avx512vnni", block_bytes, block, vote_bytes, vote};
+}  // namespace eggroll::avx512vnni

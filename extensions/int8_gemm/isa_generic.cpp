@@ -1,0 +1,10 @@
+// The generic kernels: portable C++, vectorised by the compiler.
+#include "plan.h"
+
+namespace eggroll::generic {
+#include "portable_isa.h"
+using Isa = PortableIsa;
+#include "block.h"
+#include "votes.h"
+extern const Kernels kernels = {"generic", block_bytes, block, vote_bytes, vote};
+}  // namespace eggroll::generic

@@ -1,0 +1,97 @@
+// The contract between the declared program and the kernels: plain data, shared by every
+// instruction set's translation unit (no inline functions that could be emitted twice).
+//
+// Letters: P members, N = P/2 pairs, T tokens, D width, V vocabulary, K inputs, O outputs, r rank.
+// A block is 16 pairs: lanes 0..15 are members 2i (noise +), lanes 16..31 members 2i+1 (noise -).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace eggroll {
+
+constexpr int kPairs = 16;
+constexpr int kLanes = 32;
+constexpr int kTile = 8;        // outputs of one dot-product tile
+constexpr int kRegisters = 32;  // of one stage, at most
+constexpr int kOps = 64;        // of one stage, at most
+
+enum class OpKind : int { embed, linear, norm, add, add_bias, lookup, forget, mix, score };
+
+struct Op {
+  OpKind kind;
+  int out;
+  int in[3];
+  int leaf;
+  int table;  // index of a 256-byte lookup table, by the register's byte as unsigned
+};
+
+// A parameter [rows, cols] (cols 0: a vector of `rows`). `offset` is where it begins in the packed
+// weights: embeddings row by row, padded to 4 columns; linear leaves in tiles of kTile outputs,
+// each kTile int32 biases -128 * row sum and then [K/4][kTile][4] bytes; vectors as they are.
+struct Leaf {
+  int rows;
+  int cols;
+  int64_t offset;
+};
+
+struct Stage {
+  const Op* ops;
+  int op_count;
+  const int* registers;  // sizes
+  int register_count;
+  int state;  // offset in the member's state, or -1
+};
+
+struct Plan {
+  const Stage* stages;
+  int stage_count;
+  const Leaf* leaves;
+  int leaf_count;
+  int width;
+  int vocabulary;
+  int state_size;
+  const int8_t (*tables)[256];
+  const int32_t* exp2;               // [256]
+  const uint32_t* exp2_mantissa;     // [16]: floor(2^15 * 16 * 2^(f/16))
+  const uint64_t* log2_breakpoints;  // [15]
+};
+
+// One evaluation of P members; shapes as in Engine.evaluate.
+struct Job {
+  Plan plan;
+  const int8_t* weights;
+  const int8_t* noise;    // shared table
+  const int32_t* starts;  // [leaves, N], or null: no noise
+  int rank;
+  int shift;
+  const int32_t* tokens;   // [P, T]
+  const int32_t* targets;  // [P, T]
+  const int8_t* state_in;  // [P, state_size]
+  int8_t* state_out;
+  int16_t* scores;  // [P, T]
+  int8_t* logits;   // [P, T, V], or null
+  int64_t members;
+  int tokens_per_member;
+};
+
+// The votes of one leaf: Z [rows, cols] int32 += over pairs first .. last - 1.
+struct VoteJob {
+  Leaf leaf;
+  const int8_t* noise;
+  const int32_t* starts;   // [N] of this leaf
+  const int8_t* fitness;   // [N] in {-1, 0, 1}
+  int rank;
+  bool signs;  // vote with the signs of the noise
+};
+
+// One instruction set's kernels.
+struct Kernels {
+  const char* name;
+  size_t (*block_bytes)(const Job& job);
+  void (*block)(const Job& job, int64_t block, void* scratch);
+  size_t (*vote_bytes)(const VoteJob& job);
+  void (*vote)(const VoteJob& job, int64_t first, int64_t last, int32_t* z, void* scratch);
+};
+
+}  // namespace eggroll

@@ -1,0 +1,61 @@
+// The primitives an instruction set may replace, in portable C++ for the vectoriser to work on.
+// Included inside each unit's namespace. x and raw are words [K/4][lanes] of four int8.
+
+struct PortableIsa {
+  using Prepared = int16_t;  // [K][32]
+  using Noise = int16_t;     // [K][16]
+
+  static size_t prepared_size(int words) { return static_cast<size_t>(words) * 4 * kLanes; }
+  static size_t noise_size(int words) { return static_cast<size_t>(words) * 4 * kPairs; }
+
+  template <int lanes>
+  static void widen(const uint32_t* words, int count, int16_t* out) {
+    for (int w = 0; w < count; ++w)
+      for (int j = 0; j < 4; ++j)
+        for (int m = 0; m < lanes; ++m)
+          out[(4 * w + j) * lanes + m] = static_cast<int16_t>(
+              static_cast<int32_t>(words[w * lanes + m] << (24 - 8 * j)) >> 24);
+  }
+
+  static void prepare(const uint32_t* x, int words, Prepared* out) { widen<kLanes>(x, words, out); }
+  static void prepare_noise(const uint32_t* raw, int words, Noise* out) {
+    widen<kPairs>(raw, words, out);
+  }
+
+  // acc[o][m] = sum_k w[o][k] x[k][m]. Two products of int8 in +-127 fit int16 exactly.
+  static void dot(const int8_t* tile, const Prepared* x, int words, int32_t (*acc)[kLanes]) {
+    const int8_t* w = tile + kTile * sizeof(int32_t);
+    for (int o = 0; o < kTile; ++o) {
+      alignas(64) int32_t sum[kLanes] = {};
+      for (int k = 0; k < words; ++k) {
+        const int8_t* q = w + (k * kTile + o) * 4;
+        const int16_t* row = x + static_cast<size_t>(k) * 4 * kLanes;
+        int16_t w0 = q[0], w1 = q[1], w2 = q[2], w3 = q[3];
+        for (int m = 0; m < kLanes; ++m) {
+          int16_t a = static_cast<int16_t>(row[m] * w0 + row[kLanes + m] * w1);
+          int16_t b = static_cast<int16_t>(row[2 * kLanes + m] * w2 + row[3 * kLanes + m] * w3);
+          sum[m] += a + b;
+        }
+      }
+      __builtin_memcpy(acc[o], sum, sizeof sum);
+    }
+  }
+
+  // out[m] = sum_k x[k][m] b[k][m % 16].
+  static void lane_dot(const Prepared* x, const Noise* b, int words, int32_t* out) {
+    alignas(64) int32_t sum[kLanes] = {};
+    for (int k = 0; k < 4 * words; ++k)
+      for (int m = 0; m < kLanes; ++m)
+        sum[m] += x[static_cast<size_t>(k) * kLanes + m] * b[k * kPairs + m % kPairs];
+    __builtin_memcpy(out, sum, sizeof sum);
+  }
+
+  // sum[m] += EXP2[u + 128] over the first `count` logits of a tile.
+  static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
+    for (int o = 0; o < count; ++o)
+      for (int m = 0; m < kLanes; ++m) {
+        uint32_t u = (words[o / 4][m] >> 8 * (o % 4) & 255u) ^ 128u;
+        sum[m] += static_cast<uint32_t>(plan.exp2[u]);
+      }
+  }
+};

@@ -1,0 +1,160 @@
+"""Small random networks and the recorded reference runs, as every engine test needs them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+import oracle
+from eggroll import model
+from eggroll.fixed_point import gate_tables
+from eggroll.noise import Slices
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@dataclass
+class Case:
+    """One evaluation, as engines and oracle take it; arrays are NumPy."""
+
+    program: model.Program
+    weights: dict[str, np.ndarray]
+    table: np.ndarray
+    starts: np.ndarray  # [leaves, N]
+    rank: int
+    sigma_shift: int
+    tokens: np.ndarray
+    targets: np.ndarray
+    state: np.ndarray
+    gates: str = "clip"
+
+    @property
+    def slices(self) -> Slices:
+        shift = oracle.Q + self.sigma_shift
+        return Slices(mx.array(self.table), mx.array(self.starts), self.rank, shift)
+
+    @property
+    def arrays(self) -> tuple[mx.array, mx.array, mx.array]:
+        return mx.array(self.tokens), mx.array(self.targets), mx.array(self.state)
+
+    @property
+    def leaves(self) -> dict[str, mx.array]:
+        return {k: mx.array(w) for k, w in self.weights.items()}
+
+    def noise(self) -> oracle.Noise:
+        names = [leaf.name for leaf in self.program.leaves]
+        starts = dict(zip(names, self.starts, strict=True))
+        return oracle.Noise(self.table, starts, self.rank, self.sigma_shift)
+
+    def oracle(self, noise: bool = True):
+        """Scores [P, T], state [P, state_size], logits [P, T, V] by the oracle."""
+        P, layers = len(self.tokens), self.program.state_size // self.program.width
+        tables = None if self.gates == "clip" else gate_tables()
+        scores, state, logits = oracle.evaluate(
+            self.weights,
+            self.tokens,
+            self.targets,
+            self.state.reshape(P, layers, self.program.width),
+            self.noise() if noise else None,
+            tables,
+        )
+        return scores, state.reshape(P, layers * self.program.width), logits
+
+
+def int8(rng: np.random.Generator, shape, extreme: bool = False) -> np.ndarray:
+    """Normal Q4 values, or only the extremes -127, -1, 0, 1, 127."""
+    if extreme:
+        return rng.choice(np.array([-127, -1, 0, 1, 127], np.int8), shape)
+    return np.clip(np.rint(rng.normal(0, 16, shape)), -127, 127).astype(np.int8)
+
+
+def random_case(
+    seed: int,
+    *,
+    V: int = 16,
+    D: int = 8,
+    L: int = 1,
+    T: int = 3,
+    P: int = 4,
+    rank: int = 1,
+    sigma_shift: int = 4,
+    gates: str = "clip",
+    extreme: bool = False,
+) -> Case:
+    rng = np.random.default_rng(seed)
+    program = model.egg(V, D, L, gates)  # type: ignore[arg-type]
+    lengths = [rank * sum(s) if len(s) == 2 else 2 * s[0] for s in (p.shape for p in program.leaves)]
+    table = int8(rng, 4 * max(lengths), extreme)
+    starts = np.stack([rng.integers(0, table.size - n + 1, P // 2) for n in lengths])
+    return Case(
+        program,
+        {leaf.name: int8(rng, leaf.shape, extreme) for leaf in program.leaves},
+        table,
+        starts.astype(np.int32),
+        rank,
+        sigma_shift,
+        rng.integers(0, V, (P, T)).astype(np.int32),
+        rng.integers(0, V, (P, T)).astype(np.int32),
+        int8(rng, (P, program.state_size), extreme),
+        gates,
+    )
+
+
+_GLOBAL = {"emb": "embedding", "ln_out/weight": "norm", "head": "head"}
+_LAYER = {
+    "ln1/weight": "norm1",
+    "att/Wf": "Wf",
+    "att/Uf": "Uf",
+    "att/bf": "bf",
+    "att/Wh": "Wh",
+    "att/Uh": "Uh",
+    "att/bh": "bh",
+    "ln2/weight": "norm2",
+    "mlp/0/weight": "up",
+    "mlp/1/weight": "down",
+}
+
+
+@dataclass
+class Recorded:
+    """A recorded reference run: update -> what was put in and what came out."""
+
+    arrays: dict[str, np.ndarray]
+    facts: dict
+
+    def leaves(self, prefix: str) -> dict[str, np.ndarray]:
+        out = {}
+        for name in (k.removeprefix(prefix) for k in self.arrays if k.startswith(prefix)):
+            array = self.arrays[prefix + name]
+            if name in _GLOBAL:
+                out[_GLOBAL[name]] = array
+            else:
+                for i, layer in enumerate(array):
+                    out[f"layer{i}.{_LAYER[name.removeprefix('blocks/')]}"] = layer
+        return out
+
+    def case(self, update: int, weights: dict[str, np.ndarray]) -> Case:
+        f, e = self.facts, f"e{update}/"
+        program = model.egg(f["vocabulary"], f["width"], f["layers"])
+        starts, state = self.leaves(e + "start/"), self.arrays[e + "state_in"]
+        return Case(
+            program,
+            weights,
+            self.arrays["noise_table"],
+            np.stack([starts[leaf.name] for leaf in program.leaves]),
+            f["rank"],
+            f["sigma_shift"],
+            self.arrays[e + "tokens"].astype(np.int32),
+            self.arrays[e + "targets"].astype(np.int32),
+            state.reshape(len(state), -1),
+        )
+
+
+def recorded(path: Path) -> Recorded:
+    with np.load(path) as data:
+        arrays = dict(data)
+    return Recorded(arrays, json.loads(path.with_suffix(".json").read_text()))

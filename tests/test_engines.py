@@ -1,0 +1,189 @@
+"""One body for all engines: each equals the oracle bit for bit."""
+
+from __future__ import annotations
+
+import os
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from eggroll import _extension, es, model
+from eggroll.engines import ENGINES, Engine, available, choose
+from eggroll.errors import InputError
+from networks import Case, random_case
+
+RUNS = [name for name, why in available().items() if not why]
+ISAS = _extension.load().usable_isas() if "cpu" in RUNS else []
+# Every engine, and the cpu engine with every instruction set it can use here.
+BACKENDS = [n for n in RUNS if n != "cpu"] + [f"cpu:{isa}" for isa in ISAS]
+
+
+def test_required_engines_run_here():
+    """Portable and cpu run everywhere; a machine where one is missing fails instead of skipping."""
+    assert {"portable", "cpu"} <= set(RUNS), available()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request, monkeypatch):
+    name, _, isa = request.param.partition(":")
+    monkeypatch.setenv("EGGROLL_ISA", isa) if isa else monkeypatch.delenv("EGGROLL_ISA", False)
+    return name
+
+
+def check_evaluation(engine: Engine, case: Case, *, noise: bool = True):
+    scores, state, _ = case.oracle(noise)
+    got, after = engine.evaluate(
+        engine.prepare(case.leaves), case.slices if noise else None, *case.arrays
+    )
+    np.testing.assert_array_equal(np.array(got), scores)
+    np.testing.assert_array_equal(np.array(after), state)
+    return scores
+
+
+def check_votes(engine: Engine, case: Case, fitness, *, clt: bool):
+    Z = engine.votes(mx.array(fitness.astype(np.int8)), case.slices, clt)
+    want = oracle.votes(case.weights, case.noise(), fitness, clt)
+    assert list(Z) == [leaf.name for leaf in case.program.leaves]
+    for name, z in Z.items():
+        np.testing.assert_array_equal(np.array(z), want[name], err_msg=name)
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "V": st.integers(2, 40),
+        "D": st.integers(1, 40),
+        "L": st.integers(0, 2),
+        "T": st.integers(1, 4),
+        "P": st.integers(1, 3).map(lambda n: 2 * n) | st.sampled_from([32, 34]),
+        "rank": st.integers(1, 4),
+        "sigma_shift": st.integers(0, 8),
+        "gates": st.sampled_from(["clip", "table"]),
+        "extreme": st.booleans(),
+    }
+)
+
+
+@pytest.mark.parametrize("backend_name", BACKENDS)
+@settings(max_examples=25, deadline=None)
+@given(shape=shapes, seed=st.integers(0, 2**32 - 1), threads=st.integers(1, 3), clt=st.booleans())
+def test_equals_oracle_on_random_networks(backend_name, shape, seed, threads, clt):
+    name, _, isa = backend_name.partition(":")
+    os.environ["EGGROLL_ISA"] = isa
+    try:
+        case = random_case(seed, **shape)
+        engine = ENGINES[name](case.program, threads)
+        scores = check_evaluation(engine, case)
+        check_votes(engine, case, oracle.pair_fitness(scores), clt=clt)
+        check_evaluation(engine, case, noise=False)
+    finally:
+        del os.environ["EGGROLL_ISA"]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"D": 64, "V": 256, "L": 1, "T": 2, "P": 2},  # power-of-two divisors
+        {"D": 48, "V": 100, "L": 1, "T": 2, "P": 2},  # true divisions
+        {"D": 33, "V": 9, "L": 2, "T": 3, "P": 36, "rank": 8},  # ragged everywhere
+        {"D": 300, "V": 5, "L": 1, "T": 1, "P": 2, "sigma_shift": 0},  # K 1200: beyond 2^24
+        {"D": 8, "V": 5000, "L": 0, "T": 1, "P": 2},  # log-sum beyond 32 bits
+    ],
+)
+@pytest.mark.parametrize("extreme", [False, True])
+def test_equals_oracle_on_chosen_networks(backend, shape, extreme):
+    case = random_case(1, **shape, extreme=extreme)
+    engine = ENGINES[backend](case.program, 2)
+    check_votes(engine, case, oracle.pair_fitness(check_evaluation(engine, case)), clt=True)
+
+
+def test_low_rank_sum_wraps_alike(backend):
+    """(x B) A over rank and inputs exceeds int32 here: engines and oracle wrap modulo 2^32."""
+    case = random_case(3, D=64, V=4, L=1, T=1, P=2, rank=40, sigma_shift=0)
+    case.weights["embedding"][:] = 127
+    case.table[:] = 127
+    case.weights["layer0.norm1"][:] = 127
+    x = np.full(64, 127)
+    assert 127 * 40 * (127 * x).sum() > 2**31
+    check_evaluation(ENGINES[backend](case.program), case)
+
+
+def test_unperturbed_model_takes_any_number_of_members(backend):
+    for members in (1, 3, 33):
+        case = random_case(5, P=34)
+        case.tokens, case.targets = case.tokens[:members], case.targets[:members]
+        case.state = case.state[:members]
+        check_evaluation(ENGINES[backend](case.program), case, noise=False)
+
+
+def test_logits_are_those_the_scores_come_from(backend):
+    case = random_case(6, V=11, D=12, L=2, T=1, P=4)
+    _, state, logits = case.oracle(noise=False)
+    engine = ENGINES[backend](case.program)
+    got, after = engine.logits(
+        engine.prepare(case.leaves), mx.array(case.tokens[:, 0]), mx.array(case.state)
+    )
+    np.testing.assert_array_equal(np.array(got), logits[:, 0])
+    np.testing.assert_array_equal(np.array(after), state)
+
+
+def test_every_operation_is_in_every_engine():
+    """A new entry in the operation table needs a function per engine and a place in a program."""
+    from eggroll.engines import cpu, portable
+
+    assert set(portable.OPERATIONS) == set(model.OPERATIONS)
+    assert cpu.KINDS == list(model.OPERATIONS)
+    program = model.egg(4, 4, 1, "table")
+    used = {op.kind for stage in program.stages for op in stage.ops}
+    assert used == set(model.OPERATIONS), "the test networks must use every operation"
+
+
+def test_cpu_engine_refuses_what_it_could_misread():
+    case = random_case(7)
+    engine = ENGINES["cpu"](case.program)
+    packed = engine.prepare(case.leaves)
+    with pytest.raises(ValueError, match="-128"):
+        engine.prepare(case.leaves | {"head": mx.full((16, 8), -128, mx.int8)})
+    with pytest.raises(ValueError, match="beyond the table"):
+        beyond = case.slices._replace(starts=case.slices.starts + case.table.size)
+        engine.evaluate(packed, beyond, *case.arrays)
+    tokens, targets, state = case.arrays
+    with pytest.raises(ValueError, match=r"tokens must be in 0\.\.15"):
+        engine.evaluate(packed, case.slices, tokens + 16, targets, state)
+    with pytest.raises(ValueError, match="state_size"):
+        engine.evaluate(packed, case.slices, tokens, targets, state[:, 1:])
+
+
+def test_unknown_instruction_set_is_refused(monkeypatch):
+    monkeypatch.setenv("EGGROLL_ISA", "mmx")
+    with pytest.raises(InputError, match="'mmx'.*generic"):
+        choose("cpu", model.egg(4, 4, 1))
+
+
+def test_choice_names_what_is_available():
+    program = model.egg(4, 4, 1)
+    assert choose("auto", program)[0].name == "cpu"
+    with pytest.raises(InputError, match=r"'metal' is not part of this version.*cpu, portable"):
+        choose("metal", program)
+    with pytest.raises(InputError, match=r"'quantum' is unknown.*cpu, portable"):
+        choose("quantum", program)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    z_q4=st.integers(0, 70),
+    pairs=st.integers(1, 300),
+    rank=st.integers(1, 9),
+    clt=st.booleans(),
+    data=st.data(),
+)
+def test_sign_update_equals_oracle(z_q4, pairs, rank, clt, data):
+    threshold = es.vote_threshold(z_q4, pairs, rank, clt)
+    near = st.integers(-2, 2).map(lambda d: threshold + d) | st.integers(-(2**31), 2**31 - 1)
+    votes = np.array(data.draw(st.lists(near, min_size=6, max_size=6)), np.int64)
+    Z = np.concatenate([votes, -votes]).clip(-(2**31), 2**31 - 1).reshape(3, 4)
+    want = oracle.passes(Z, z_q4, pairs, rank, clt)
+    np.testing.assert_array_equal((Z >= threshold) | (Z <= -threshold), want)
