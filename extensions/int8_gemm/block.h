@@ -19,39 +19,6 @@ struct Arena {
   }
 };
 
-static inline int words_of(int n) { return (n + 3) / 4; }
-static inline int tiles_of(int n) { return (n + kTile - 1) / kTile; }
-static inline int32_t byte_at(uint32_t word, int j) {
-  return static_cast<int32_t>(word << (24 - 8 * j)) >> 24;
-}
-static inline int32_t clamp(int32_t v, int32_t lo, int32_t hi) {
-  v = v < lo ? lo : v;
-  return v > hi ? hi : v;
-}
-static inline int32_t clip(int32_t v) { return clamp(v, -127, 127); }
-static inline int isqrt(int n) {
-  int r = 0;
-  while ((r + 1) * (r + 1) <= n) ++r;
-  return r;
-}
-
-// Floor division by d <= 181, result clipped to +-127: with the numerator clamped to
-// [-128 d, 128 d) and made non-negative, multiply-high by ceil(2^23 / d) is exact.
-struct Divisor {
-  int32_t half;   // 128 d
-  uint32_t gain;  // ceil(2^23 / d)
-};
-
-static inline Divisor divisor(int d) {
-  return {128 * d, ((1u << 23) + static_cast<uint32_t>(d) - 1) / static_cast<uint32_t>(d)};
-}
-
-static inline int32_t divide(int32_t v, int32_t half, uint32_t gain) {
-  uint32_t u = static_cast<uint32_t>(clamp(v, -half, half - 1) + half);
-  int32_t q = static_cast<int32_t>((u * gain) >> 23) - 128;
-  return q < -127 ? -127 : q;
-}
-
 // What an operation's leaf looks like to one block.
 struct LeafNoise {
   uint32_t* raw;    // B as words [r][K/4][16 pairs]
@@ -235,16 +202,24 @@ struct Block {
       for (int j = 0; j < r; ++j) xb[j][m] = m < kPairs ? a[j] : -a[j];
     }
     for (int w = 0; w < words; ++w) {
-      alignas(64) int32_t pert[4 * kLanes] = {};
+      alignas(64) int32_t pert[4][kLanes] = {};
       for (int j = 0; j < r; ++j) {
-        const uint32_t* b = of(op).raw + (static_cast<size_t>(j) * words + w) * kPairs;
-        const int8_t* bytes_of_b = reinterpret_cast<const int8_t*>(b);
-        for (int i = 0; i < 4 * kLanes; ++i)
-          pert[i] += xb[j][i / 4] * bytes_of_b[i % (4 * kPairs)];
+        const uint32_t* __restrict b = of(op).raw + (static_cast<size_t>(j) * words + w) * kPairs;
+        for (int i = 0; i < 4; ++i)
+          for (int m = 0; m < kPairs; ++m) {
+            pert[i][m] += xb[j][m] * byte_at(b[m], i);
+            pert[i][m + kPairs] += xb[j][m + kPairs] * byte_at(b[m], i);
+          }
       }
-      int8_t* y = bytes(op.out) + w * 4 * kLanes;
-      for (int i = 0; i < 4 * kLanes; ++i)
-        y[i] = static_cast<int8_t>(clip(y[i] + (pert[i] >> job.shift)));
+      uint32_t* __restrict y = registers[op.out] + w * kLanes;
+      for (int m = 0; m < kLanes; ++m) {
+        uint32_t word = 0;
+        for (int i = 0; i < 4; ++i) {
+          int32_t v = clip(byte_at(y[m], i) + (pert[i][m] >> job.shift));
+          word |= (static_cast<uint32_t>(v) & 255u) << 8 * i;
+        }
+        y[m] = word;
+      }
     }
   }
 
@@ -258,56 +233,21 @@ struct Block {
     }
   }
 
-  // acc[o][m] += (sum_j xb_j A_j) >> shift for one tile of outputs.
-  void perturb(const int8_t* a, size_t stride, int r) {
-    for (int o = 0; o < kTile; ++o) {
-      alignas(64) uint32_t p[kLanes];
-      for (int m = 0; m < kLanes; ++m)
-        p[m] = static_cast<uint32_t>(xb[0][m]) * static_cast<uint32_t>(a[o * kPairs + m % kPairs]);
-      for (int j = 1; j < r; ++j)
-        for (int m = 0; m < kLanes; ++m)
-          p[m] += static_cast<uint32_t>(xb[j][m]) *
-                  static_cast<uint32_t>(a[j * stride + o * kPairs + m % kPairs]);
-      for (int m = 0; m < kLanes; ++m)
-        acc[o][m] = static_cast<int32_t>(static_cast<uint32_t>(acc[o][m]) +
-                                         static_cast<uint32_t>(static_cast<int32_t>(p[m]) >> job.shift));
-    }
-  }
-
-  // Division by 16 floor(sqrt K), clip, and four outputs to a word.
-  void finish(uint32_t (*out)[kLanes], int root, Divisor d) {
-    bool power = (root & (root - 1)) == 0;
-    int shift = 4 + __builtin_ctz(static_cast<unsigned>(root));
-    for (int w = 0; w < kTile / 4; ++w) {
-      for (int m = 0; m < kLanes; ++m) out[w][m] = 0;
-      for (int j = 0; j < 4; ++j) {
-        const int32_t* v = acc[4 * w + j];
-        if (power)
-          for (int m = 0; m < kLanes; ++m)
-            out[w][m] |= (static_cast<uint32_t>(clip(v[m] >> shift)) & 255u) << 8 * j;
-        else
-          for (int m = 0; m < kLanes; ++m)
-            out[w][m] |= (static_cast<uint32_t>(divide(v[m] >> 4, d.half, d.gain)) & 255u) << 8 * j;
-      }
-    }
-  }
-
   // One linear leaf, tile by tile: `sink(tile index, words [2][32])`.
   template <typename Sink>
   void product(const Op& op, Sink sink) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     int words = words_of(leaf.cols), r = rank(), tiles = tiles_of(leaf.rows);
     const Isa::Prepared* x = prepare(op.in[0], leaf.cols);
-    int root = isqrt(leaf.cols);
-    Divisor d = divisor(root);
-    size_t stride = static_cast<size_t>(tiles) * kTile * kPairs;
+    Scale by = scale(leaf.cols);
+    LowRank noise{xb, of(op).a, static_cast<size_t>(tiles) * kTile * kPairs, r, job.shift};
     const int8_t* w = job.weights + leaf.offset;
     if (r) low_rank(op, x, words);
     for (int i = 0; i < tiles; ++i) {
       Isa::dot(w, x, words, acc);
+      Isa::finish(acc, noise, by, tile);
       w += kTile * sizeof(int32_t) + static_cast<size_t>(words) * kTile * 4;
-      if (r) perturb(of(op).a + static_cast<size_t>(i) * kTile * kPairs, stride, r);
-      finish(tile, root, d);
+      noise.a += kTile * kPairs;
       sink(i, tile);
     }
   }
@@ -385,7 +325,7 @@ struct Block {
   }
 
   void elementwise(const Op& op, int n) {
-    int8_t* y = bytes(op.out);
+    int8_t* y = bytes(op.out);  // may be an input: gcc checks the overlap at run time
     const int8_t* a = bytes(op.in[0]);
     const int8_t* b = op.in[1] >= 0 ? bytes(op.in[1]) : nullptr;
     const int8_t* c = op.in[2] >= 0 ? bytes(op.in[2]) : nullptr;

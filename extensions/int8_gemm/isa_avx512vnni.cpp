@@ -7,6 +7,7 @@
 #include "plan.h"
 
 namespace eggroll::avx512vnni {
+#include "lanes.h"
 #include "portable_isa.h"
 
 struct Isa : PortableIsa {
@@ -112,6 +113,53 @@ struct Isa : PortableIsa {
     }
     _mm512_storeu_si512(out, _mm512_sub_epi32(plus, bias));
     _mm512_storeu_si512(out + kPairs, _mm512_sub_epi32(minus, bias));
+  }
+
+  static void finish(int32_t (*acc)[kLanes], const LowRank& noise, const Scale& by,
+                     uint32_t (*out)[kLanes]) {
+    const __m128i shift = _mm_cvtsi32_si128(noise.shift);
+    for (int half = 0; half < kLanes; half += kPairs)
+      for (int w = 0; w < kTile / 4; ++w) {
+        __m512i v[4];
+        for (int i = 0; i < 4; ++i) {
+          v[i] = _mm512_load_si512(acc[4 * w + i] + half);
+          if (noise.rank)
+            v[i] = _mm512_add_epi32(v[i], _mm512_sra_epi32(term(noise, 4 * w + i, half), shift));
+          v[i] = quotient(v[i], by);
+        }
+        _mm512_store_si512(out[w] + half, bytes(v));
+      }
+  }
+
+  static __m512i term(const LowRank& noise, int output, int half) {
+    __m512i sum = _mm512_setzero_si512();
+    for (int j = 0; j < noise.rank; ++j) {
+      const int8_t* a = noise.a + j * noise.stride + output * kPairs;
+      __m512i wide = _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(a)));
+      __m512i xb = _mm512_load_si512(noise.xb[j] + half);
+      sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(xb, wide));
+    }
+    return sum;
+  }
+
+  // Floor division; the caller's packs clip a power of two's, divide()'s way clips itself.
+  static __m512i quotient(__m512i v, const Scale& by) {
+    if (by.power) return _mm512_sra_epi32(v, _mm_cvtsi32_si128(by.shift));
+    const __m512i half = _mm512_set1_epi32(by.divisor.half);
+    v = _mm512_min_epi32(_mm512_srai_epi32(v, 4), _mm512_set1_epi32(by.divisor.half - 1));
+    v = _mm512_add_epi32(_mm512_max_epi32(v, _mm512_set1_epi32(-by.divisor.half)), half);
+    v = _mm512_mullo_epi32(v, _mm512_set1_epi32(static_cast<int>(by.divisor.gain)));
+    return _mm512_sub_epi32(_mm512_srli_epi32(v, 23), _mm512_set1_epi32(128));
+  }
+
+  // Four int32 per lane to the four bytes of its word, clipped to +-127.
+  static __m512i bytes(const __m512i* v) {
+    const __m512i order = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(v[0], v[1]),
+                                        _mm512_packs_epi32(v[2], v[3]));
+    packed = _mm512_max_epi8(packed, _mm512_set1_epi8(-127));
+    return _mm512_shuffle_epi8(packed, order);
   }
 
   // EXP2[u] = mantissa[u % 16] >> (15 - u / 16): the table of sixteen fits one register.

@@ -2,6 +2,7 @@
 #include "plan.h"
 
 namespace eggroll::generic {
+#include "lanes.h"
 #include "portable_isa.h"
 using Isa = PortableIsa;
 #include "block.h"

@@ -44,10 +44,45 @@ struct PortableIsa {
   // out[m] = sum_k x[k][m] b[k][m % 16].
   static void lane_dot(const Prepared* x, const Noise* b, int words, int32_t* out) {
     alignas(64) int32_t sum[kLanes] = {};
-    for (int k = 0; k < 4 * words; ++k)
-      for (int m = 0; m < kLanes; ++m)
-        sum[m] += x[static_cast<size_t>(k) * kLanes + m] * b[k * kPairs + m % kPairs];
+    for (int k = 0; k < 4 * words; ++k, x += kLanes, b += kPairs)
+      for (int m = 0; m < kPairs; ++m) {
+        sum[m] += x[m] * b[m];
+        sum[m + kPairs] += x[m + kPairs] * b[m];
+      }
     __builtin_memcpy(out, sum, sizeof sum);
+  }
+
+  // Low-rank term, division, clip; four outputs to a word: out[w][m] holds outputs 4w .. 4w + 3.
+  static void finish(int32_t (*acc)[kLanes], const LowRank& noise, const Scale& by,
+                     uint32_t (*out)[kLanes]) {
+    for (int o = 0; o < kTile; ++o)
+      for (int half = 0; noise.rank && half < kLanes; half += kPairs) {
+        alignas(64) uint32_t sum[kPairs] = {};
+        for (int j = 0; j < noise.rank; ++j) {
+          const int32_t* xb = noise.xb[j] + half;
+          const int8_t* a = noise.a + j * noise.stride + o * kPairs;
+          for (int m = 0; m < kPairs; ++m)
+            sum[m] += static_cast<uint32_t>(xb[m]) * static_cast<uint32_t>(a[m]);
+        }
+        for (int m = 0; m < kPairs; ++m)
+          acc[o][half + m] = static_cast<int32_t>(
+              static_cast<uint32_t>(acc[o][half + m]) +
+              static_cast<uint32_t>(static_cast<int32_t>(sum[m]) >> noise.shift));
+      }
+    for (int w = 0; w < kTile / 4; ++w) {
+      for (int m = 0; m < kLanes; ++m) out[w][m] = 0;
+      for (int j = 0; j < 4; ++j) {
+        const int32_t* v = acc[4 * w + j];
+        if (by.power)
+          for (int m = 0; m < kLanes; ++m)
+            out[w][m] |= (static_cast<uint32_t>(clip(v[m] >> by.shift)) & 255u) << 8 * j;
+        else
+          for (int m = 0; m < kLanes; ++m)
+            out[w][m] |=
+                (static_cast<uint32_t>(divide(v[m] >> 4, by.divisor.half, by.divisor.gain)) & 255u)
+                << 8 * j;
+      }
+    }
   }
 
   // sum[m] += EXP2[u + 128] over the first `count` logits of a tile.

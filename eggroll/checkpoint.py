@@ -1,0 +1,179 @@
+"""A run's state as one safetensors file: written whole or not at all, refused unless intact.
+
+Tensors: `weights/<leaf>` int8, `master/<leaf>` int32 (rule master), `state` int8 [P, state_size].
+Metadata: format, version, step, config and corpus (JSON), sha256 of all the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from eggroll.config import Config, from_dict
+from eggroll.errors import InputError
+from eggroll.es import Leaves
+from eggroll.runlog import write_whole
+
+NAME = "checkpoint.safetensors"
+FORMAT, VERSION = "eggroll", 1
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Checkpoint(NamedTuple):
+    """Everything an exact resume needs; data positions and schedules follow from step and config.
+
+    step: updates done; weights: int8 leaves in declared order; master: the rule's memory;
+    state: int8 [P, state_size]; corpus: the facts that tell this data from other data.
+    """
+
+    config: Config
+    step: int
+    weights: Leaves
+    master: Leaves
+    state: mx.array
+    corpus: Any
+
+
+def signature(weights: Mapping[str, mx.array]) -> str:
+    """Hex sha256 of all int8 weights in declared order: equal for bit-identical models."""
+    digest = hashlib.sha256()
+    for leaf in weights.values():
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Replaces the file at `path` as a whole.
+
+    Raises:
+        InputError: it cannot be written; what was there before is intact.
+    """
+    arrays: Arrays = {"state": np.array(checkpoint.state)}
+    for group, leaves in (("weights", checkpoint.weights), ("master", checkpoint.master)):
+        arrays |= {f"{group}/{name}": np.array(leaf) for name, leaf in leaves.items()}
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "step": str(checkpoint.step),
+        "config": json.dumps(checkpoint.config.to_dict()),
+        "corpus": json.dumps(checkpoint.corpus),
+    }
+    metadata["sha256"] = _digest(metadata, arrays)
+    write_whole(path, safetensors.numpy.save(arrays, metadata))
+
+
+def load(path: Path) -> Checkpoint:
+    """Reads and verifies a checkpoint.
+
+    Raises:
+        InputError: missing, unreadable, damaged, foreign, of a newer version, or not fitting the
+            network that its own options declare.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{str(path.parent)!r} holds no checkpoint: give the folder of a run that began, or "
+            "start a new run with another --out."
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"checkpoint {str(path)!r} cannot be read ({error.strerror}): make it readable or give "
+            "the folder of another run."
+        ) from error
+    metadata = _metadata(data, path)
+    try:
+        arrays: Arrays = safetensors.numpy.load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, "its tensors cannot be read") from error
+    if metadata.pop("sha256", "") != _digest(metadata, arrays):
+        raise _damaged(path, "its checksum is wrong")
+    config = from_dict(json.loads(metadata["config"]), f"checkpoint {str(path)!r}")
+    weights, master, state = _fitting(config, arrays, path)
+    corpus = json.loads(metadata["corpus"])
+    return Checkpoint(config, int(metadata["step"]), weights, master, state, corpus)
+
+
+def _metadata(data: bytes, path: Path) -> dict[str, str]:
+    """The metadata of a checkpoint that this version can read."""
+    size = int.from_bytes(data[:8], "little")
+    try:
+        if len(data) < 8 or 8 + size > len(data):
+            raise ValueError("shorter than its header")
+        header = json.loads(data[8 : 8 + size])
+        metadata = dict(header.get("__metadata__", {}))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, "its header cannot be read") from error
+    if metadata.get("format") != FORMAT:
+        raise InputError(
+            f"checkpoint {str(path)!r} is a safetensors file, but not one of eggroll's: give the "
+            "folder of a run."
+        )
+    version = metadata.get("version")
+    if not (isinstance(version, str) and version.isdecimal()):
+        raise _damaged(path, "it names no version")
+    if int(version) > VERSION:
+        raise InputError(
+            f"checkpoint {str(path)!r} has version {version} and this eggroll reads up to "
+            f"{VERSION}: update eggroll to go on with it."
+        )
+    return metadata
+
+
+def _digest(metadata: Mapping[str, str], arrays: Arrays) -> str:
+    digest = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _damaged(path: Path, how: str) -> InputError:
+    return InputError(
+        f"checkpoint {str(path)!r} is damaged or no checkpoint ({how}): restore it from a copy, or "
+        "start a new run with another --out."
+    )
+
+
+def _fitting(config: Config, arrays: Arrays, path: Path) -> tuple[Leaves, Leaves, mx.array]:
+    """Weights and master weights in declared order, and the state."""
+    config.check()
+    program = config.program()
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        "state": ((config.pop, program.state_size), "int8")
+    }
+    groups = {"weights": "int8"} | ({"master": "int32"} if config.rule == "master" else {})
+    for group, kind in groups.items():
+        shapes |= {f"{group}/{leaf.name}": (leaf.shape, kind) for leaf in program.leaves}
+    found = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
+    for name in sorted(shapes.keys() | found.keys()):
+        if shapes.get(name) != found.get(name):
+            needed, has = (_described(d.get(name)) for d in (shapes, found))
+            raise InputError(
+                f"checkpoint {str(path)!r} has {has} as {name!r} where its options need {needed}: "
+                "it is not from this version of the network, so start a new run."
+            )
+        if found[name][1] == "int8" and bool((arrays[name] == -128).any()):
+            raise InputError(
+                f"checkpoint {str(path)!r} has -128 in {name!r} where -127 to 127 are allowed: "
+                "restore it from a copy, or start a new run."
+            )
+    leaves = {
+        group: {leaf.name: mx.array(arrays[f"{group}/{leaf.name}"]) for leaf in program.leaves}
+        for group in groups
+    }
+    return leaves["weights"], leaves.get("master", {}), mx.array(arrays["state"])
+
+
+def _described(found: tuple[tuple[int, ...], str] | None) -> str:
+    return f"{found[1]} {list(found[0])}" if found else "nothing"

@@ -1,0 +1,154 @@
+"""What the commands share: options from the command line, and one way to end."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+
+import tyro
+
+from eggroll.errors import InputError
+
+DONE: Final = 0
+REFUSED: Final = 2
+INTERRUPTED: Final = 130
+
+T = TypeVar("T")
+
+
+def parse(kind: type[T], argv: Sequence[str], *, command: str, about: str, base: T | None) -> T:
+    """Options of a dataclass from the command line; those not given come from `base`.
+
+    Prints help and leaves by SystemExit(0) where asked to.
+
+    Raises:
+        InputError: an unknown option, or a value that is missing or of another type.
+    """
+    registry = tyro.constructors.ConstructorRegistry()
+    registry.primitive_rule(_value)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            options, unknown = tyro.cli(
+                kind,
+                prog=f"python -m eggroll.{command}",
+                description=about,
+                args=list(argv),
+                default=tyro.MISSING_NONPROP if base is None else base,
+                return_unknown_args=True,
+                registry=registry,
+            )
+    except SystemExit as end:
+        if end.code:
+            raise InputError(f"{_sentence(said.getvalue())}; see --help.") from None
+        raise
+    if unknown:
+        names = ["--" + name.replace("_", "-") for name in kind.__dataclass_fields__]  # type: ignore[attr-defined]
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
+        hint = f"did you mean {near[0]}?" if near else "see --help."
+        raise InputError(f"{unknown[0]!r} is no option of eggroll.{command}: {hint}")
+    return options
+
+
+def _value(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """Reads numbers and choices with complaints that people understand."""
+    many = info.type == tuple[int, ...]
+    kind = int if many else info.type
+    if kind in (int, float):
+        needed, metavar = ("a whole number", "N") if kind is int else ("a number", "X")
+        convert: Callable[[str], Any] = kind
+    elif get_origin(kind) is Literal:
+        choices = get_args(kind)
+        needed, metavar = f"one of {', '.join(choices)}", "|".join(choices)
+        convert = {choice: choice for choice in choices}.__getitem__
+    else:
+        return None
+
+    def read(words: list[str]) -> Any:
+        values = []
+        for word in words:
+            try:
+                values.append(convert(word))
+            except (KeyError, ValueError):
+                raise ValueError(f"{word[:60]!r} is given, but {needed} is needed") from None
+        return tuple(values) if many else values[0]
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*" if many else 1,
+        metavar=f"{metavar} {metavar} ..." if many else metavar,
+        instance_from_str=read,
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [str(v) for v in value] if many else [str(value)],
+    )
+
+
+def _sentence(box: str) -> str:
+    """The first sentence in the frame that tyro draws around a complaint."""
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]
+    rule = next((i for i, line in enumerate(lines) if set(line) <= {"─"}), len(lines))
+    text = " ".join(lines[:rule]) or " ".join(box.split())
+    return re.split(r"\.(?:\s|$)", text.removeprefix("Error parsing "), maxsplit=1)[0]
+
+
+def run(main: Callable[[], int]) -> int:
+    """Runs a command; whatever stops it becomes a sentence on stderr and an exit code.
+
+    0 done, 2 bad input or environment, 130 interrupted. SIGTERM stops it as Ctrl-C does.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        with handling(lambda number, frame: _interrupt(), signal.SIGTERM):
+            code = main()
+            sys.stdout.flush()
+            return code
+    except InputError as error:
+        return _end(REFUSED, f"error: {error}")
+    except KeyboardInterrupt as stop:
+        return _end(INTERRUPTED, str(stop) or "Interrupted; nothing was under way.")
+    except BrokenPipeError:
+        # Python flushes stdout once more when it exits: let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _end(REFUSED, "error: the reader of the output went away before its end.")
+    except MemoryError:
+        return _end(REFUSED, "error: memory ran out; try a smaller --pop, --width or --chunk.")
+    except OSError as error:
+        where = f"{error.filename!r}: " if error.filename else ""
+        reason = error.strerror or type(error).__name__
+        return _end(REFUSED, f"error: {where}{reason}; correct this and run the command again.")
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _end(code: int, sentence: str) -> int:
+    with contextlib.suppress(OSError):
+        print(sentence, file=sys.stderr, flush=True)
+    return code
+
+
+@contextlib.contextmanager
+def handling(handler: Callable[[int, Any], None], *signals: signal.Signals) -> Iterator[None]:
+    """Handles signals for a while, except those this process was told to ignore.
+
+    Only the main thread can; elsewhere nothing changes.
+    """
+    before: dict[signal.Signals, Any] = {}
+    try:
+        with contextlib.suppress(ValueError):
+            for number in signals:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    before[number] = signal.signal(number, handler)
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

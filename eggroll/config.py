@@ -1,0 +1,289 @@
+"""Every option of a run, declared once: default, range, unit and help.
+
+The declaration becomes the command line, config.json and the metadata of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import tyro
+
+from eggroll.corpora import HUB
+from eggroll.errors import InputError
+from eggroll.es import Rule
+from eggroll.model import Gates, Program, egg
+from eggroll.noise import slice_length
+
+GIB = 1 << 30
+BYTES = 256  # vocabulary of every corpus of text
+FREE = "free"  # marks the options that a resumed run may change, as they change no weight
+
+
+class Range(NamedTuple):
+    """Numbers from `low` (itself left out if `above`) to `high`, in multiples of `step`."""
+
+    low: float
+    high: float
+    step: int = 1
+    above: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        assert isinstance(value, int | float)
+        whole = isinstance(value, float) or value % self.step == 0
+        return self.low <= value <= self.high and whole and not (self.above and value == self.low)
+
+    def phrase(self, kind: type) -> str:
+        noun = {1: "a whole number", 2: "an even number"}[self.step] if kind is int else "a number"
+        low = f"above {self.low} and up to" if self.above else f"from {self.low} to"
+        return f"{noun} {low} {self.high}"
+
+    def nearest(self, value: int) -> float:
+        return min(max(-(-value // self.step) * self.step, self.low), self.high)
+
+
+Place = Annotated[str, tyro.conf.arg(metavar="DIR")]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of a training run; `check` tells whether they make sense together."""
+
+    pop: Annotated[int, Range(2, 1 << 24, 2)] = 10240
+    """Members of the population (even: two make a pair)."""
+    data: Annotated[str, tyro.conf.arg(metavar="NAME|FILE|DIR")] = "stdlib"
+    """stdlib, count, tinystories, minipile, or the path of a text file or a folder of them."""
+    steps: Annotated[int, Range(1, 10**9), FREE] = 300
+    """Updates; with --resume the new total."""
+    seq_len: Annotated[int, Range(1, 1 << 16)] = 16
+    """Tokens every member reads per update."""
+    layers: Annotated[int, Range(0, 256)] = 1
+    """Blocks of GRU and MLP."""
+    width: Annotated[int, Range(1, 8191)] = 64
+    """Activations of a layer, int8 each."""
+    gates: Gates = "clip"
+    """What squashes the GRU's gates: the clip itself, or tables of sigmoid and tanh."""
+    rank: Annotated[int, Range(1, 64)] = 1
+    """Rank of a matrix's perturbation."""
+    sigma_shift: Annotated[int, Range(0, 24)] = 4
+    """Perturbations are shifted right by 4 + this many bits: one more halves the noise."""
+    alpha: Annotated[float, Range(0, 64, above=True)] = 4.0
+    """Rule sign: share of weights that pure noise moves; above 1 it falls from 1 to 2^-alpha."""
+    alpha_decay: Annotated[int, Range(1, 10**9)] = 1000
+    """Updates t after which an alpha above 1 is 2^-alpha: 1 / ((2^alpha - 1) t / this + 1)."""
+    group_size: Annotated[int, Range(2, 1 << 24, 2)] = 2
+    """Members that read the same stream (even, divides pop)."""
+    rule: Rule = "sign"
+    """How votes move weights: one bit past a z-test (the paper's), or through a finer copy."""
+    learning_rate: Annotated[float, Range(0, 1, above=True)] = 0.5
+    """Rule master: bits a weight moves per standard deviation of its votes, at the start."""
+    rate_decay: Annotated[float, Range(0, 10**6)] = 19.0
+    """Rule master: the learning rate falls as 1 / (1 + this * share of the steps done)."""
+    clt: bool = True
+    """Votes are sums of the noise itself; without, of its signs."""
+    noise_reuse: Annotated[int, Range(0, 10**9)] = 1
+    """Updates that share one noise; 0 freezes it for the whole run."""
+    table_bits: Annotated[int, Range(16, 28)] = 24
+    """log2 of the bytes of the noise table."""
+    vocabulary: Annotated[int, Range(2, 1 << 16)] = 16
+    """Data count: symbols, the mark included."""
+    count_steps: tuple[int, ...] = (1,)
+    """Data count: the steps it counts in; every stream keeps to one."""
+    seed: Annotated[int, Range(0, (1 << 63) - 1)] = 0
+    """Of everything random: first weights, noise, count streams, samples."""
+
+    engine: Annotated[str, tyro.conf.arg(metavar="auto|portable|cpu|metal|cuda"), FREE] = "auto"
+    """What computes; all give the same bits, auto takes the fastest that works here."""
+    chunk: Annotated[int, Range(0, 1 << 24, 2), FREE] = 0
+    """Members evaluated at a time (even); 0 lets a memory budget decide."""
+    threads: Annotated[int, Range(0, 1024), FREE] = 0
+    """Threads of the cpu engine; 0 is all cores."""
+
+    validate_every: Annotated[int, Range(0, 10**9), FREE] = 25
+    """Updates between validations; 0 only at the end."""
+    val_tokens: Annotated[int, Range(1, 1 << 40), FREE] = 1 << 17
+    """Tokens of the validation split that a validation reads at most."""
+    checkpoint_every: Annotated[int, Range(0, 10**9), FREE] = 50
+    """Updates between checkpoints; 0 only at the start and the end."""
+    sample_bytes: Annotated[int, Range(0, 1 << 20), FREE] = 512
+    """Tokens of each sample written at the end; 0 for none."""
+
+    out: Place = ""
+    """Folder for the run; a free runs/<data>-<number> if none is given."""
+    resume: Place = ""
+    """Folder of a run to go on with, under its own options."""
+    config: Annotated[str, tyro.conf.arg(metavar="FILE.json")] = ""
+    """File with options, such as a run's config.json; those given here win over it."""
+
+    @property
+    def streams(self) -> int:
+        return self.pop // self.group_size
+
+    def program(self) -> Program:
+        """The network that these options declare."""
+        symbols = self.vocabulary if self.data == "count" else BYTES
+        return egg(symbols, self.width, self.layers, self.gates)
+
+    def check(self) -> None:
+        """Looks at every option, before any work is done.
+
+        Raises:
+            InputError: an option is out of its range, or two do not go together.
+        """
+        for name, hint in TYPES.items():
+            value = getattr(self, name)
+            for limits in (m for m in get_args(hint)[1:] if isinstance(m, Range)):
+                if value not in limits:
+                    kind = get_args(hint)[0]
+                    better = limits.nearest(value) if kind is int else DEFAULTS[name]
+                    raise InputError(
+                        f"{flag(name)} is {value}: {limits.phrase(kind)} is needed; "
+                        f"try {flag(name)} {better}."
+                    )
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.pop % self.group_size:
+            better = next(g for g in range(min(self.group_size, self.pop), 1, -1)
+                          if g % 2 == 0 and self.pop % g == 0)  # fmt: skip
+            raise InputError(
+                f"--group-size is {self.group_size}: an even number that divides --pop "
+                f"{self.pop} is needed; try --group-size {better}."
+            )
+        if not self.count_steps:
+            raise InputError("--count-steps is empty: at least one is needed; try --count-steps 1.")
+        program = self.program()
+        longest = max(slice_length(leaf.shape, self.rank) for leaf in program.leaves)
+        if longest > 1 << (self.table_bits - 1):
+            raise InputError(
+                f"--table-bits is {self.table_bits}: half of the noise table must hold the longest "
+                f"slice, {longest} bytes at --width {self.width} and --rank {self.rank}; try "
+                f"--table-bits {(longest - 1).bit_length() + 1}."
+                if longest <= 1 << 27
+                else f"--width {self.width} with --rank {self.rank} is too large for any noise "
+                "table; try a smaller --width."
+            )
+        needed = self.memory(program)
+        present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > present:
+            raise InputError(
+                f"--width {self.width}, --layers {self.layers} and --pop {self.pop} need some "
+                f"{needed / GIB:.1f} GiB and this machine has {present / GIB:.1f}: make one of "
+                "them smaller."
+            )
+
+    def memory(self, program: Program) -> int:
+        """A low estimate of the bytes a run takes at its height."""
+        parameters = sum(math.prod(leaf.shape) for leaf in program.leaves)
+        per_parameter = 24 if self.rule == "master" else 12  # votes and what the rule makes of them
+        per_member = 2 * program.state_size + 12 * self.seq_len
+        table = 12 << self.table_bits  # it is made from wider words
+        return parameters * per_parameter + self.pop * per_member + table
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options that make a run what it is, ready for JSON."""
+        options = {name: value for name, value in asdict(self).items() if name not in INVOCATION}
+        return options | {"count_steps": list(self.count_steps)}
+
+    def at_home(self) -> Config:
+        """Itself, with a path in `data` made absolute, so that a run can resume anywhere."""
+        path = os.path.expanduser(self.data)
+        if self.data in ("stdlib", "count", *HUB) or not os.path.exists(path):
+            return self
+        return replace(self, data=os.path.abspath(path))
+
+
+TYPES: dict[str, Any] = get_type_hints(Config, include_extras=True)
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Config)}
+INVOCATION = ("out", "resume", "config")  # where a run lies is no part of what it is
+
+
+def flag(name: str) -> str:
+    """An option's name on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def resumed(old: Config, new: Config) -> Config:
+    """`new`, if a run with the options `old` can go on with it.
+
+    Raises:
+        InputError: an option differs that the weights depend on.
+    """
+    for name, hint in TYPES.items():
+        before, now = getattr(old, name), getattr(new, name)
+        if name not in INVOCATION and FREE not in get_args(hint)[1:] and before != now:
+            raise InputError(
+                f"{flag(name)} is {now}, but the run in {new.resume!r} has {before}: leave "
+                f"{flag(name)} out to go on with it, or start a new run without --resume."
+            )
+    return new
+
+
+def from_dict(values: Mapping[str, Any], source: str) -> Config:
+    """A Config from JSON values; options that are missing take their defaults, `about` is no option.
+
+    Raises:
+        InputError: an unknown option or a value of another type.
+    """
+    known = [name for name in TYPES if name not in ("resume", "config")]
+    options: dict[str, Any] = {}
+    for name, value in values.items():
+        if name == "about":
+            continue
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+            raise InputError(f"{source} has the unknown option {name!r}: {hint}")
+        kind = get_args(TYPES[name])[0] if get_origin(TYPES[name]) is Annotated else TYPES[name]
+        options[name] = _typed(kind, value, f"{source}: option {name!r}")
+    return Config(**options)
+
+
+def _typed(kind: Any, value: Any, what: str) -> Any:
+    """The value if it is of that type; int passes for float and a list for a tuple of int."""
+    if get_origin(kind) is Literal:
+        right, needed = value in get_args(kind), f"one of {', '.join(get_args(kind))}"
+    elif get_origin(kind) is tuple:
+        right = isinstance(value, list) and all(type(v) is int for v in value)
+        needed, value = "a list of whole numbers", tuple(value) if right else value
+    elif kind is float:
+        right, needed = type(value) in (int, float), "a number"
+        value = float(value) if right and abs(value) < 2**1023 else value
+    else:
+        right = type(value) is kind
+        needed = {int: "a whole number", bool: "true or false", str: "a text"}[kind]
+    if not right:
+        raise InputError(f"{what} is {json.dumps(value)[:60]}, but {needed} is needed.")
+    return value
+
+
+def read(path: str) -> Config:
+    """The options in a JSON file.
+
+    Raises:
+        InputError: the file is missing, unreadable, no JSON object, or holds what is no option.
+    """
+    try:
+        values = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise InputError(
+            f"--config {path!r} cannot be read ({error.strerror}): give the path of a JSON file."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"--config {path!r} is not valid JSON ({error}): correct it, or take the config.json "
+            "of a run."
+        ) from error
+    if not isinstance(values, dict):
+        raise InputError(
+            f"--config {path!r} holds {json.dumps(values)[:60]}, but an object like "
+            '{"pop": 10240} is needed.'
+        )
+    return from_dict(values, f"--config {path!r}")

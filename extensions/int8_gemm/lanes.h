@@ -1,0 +1,55 @@
+// Lane arithmetic every unit shares; included inside each unit's namespace, before its Isa.
+
+static inline int words_of(int n) { return (n + 3) / 4; }
+static inline int tiles_of(int n) { return (n + kTile - 1) / kTile; }
+static inline int32_t byte_at(uint32_t word, int j) {
+  return static_cast<int32_t>(word << (24 - 8 * j)) >> 24;
+}
+static inline int32_t clamp(int32_t v, int32_t lo, int32_t hi) {
+  v = v < lo ? lo : v;
+  return v > hi ? hi : v;
+}
+static inline int32_t clip(int32_t v) { return clamp(v, -127, 127); }
+static inline int isqrt(int n) {
+  int r = 0;
+  while ((r + 1) * (r + 1) <= n) ++r;
+  return r;
+}
+
+// Floor division by d <= 181, result clipped to +-127: with the numerator clamped to
+// [-128 d, 128 d) and made non-negative, multiply-high by ceil(2^23 / d) is exact.
+struct Divisor {
+  int32_t half;   // 128 d
+  uint32_t gain;  // ceil(2^23 / d)
+};
+
+static inline Divisor divisor(int d) {
+  return {128 * d, ((1u << 23) + static_cast<uint32_t>(d) - 1) / static_cast<uint32_t>(d)};
+}
+
+static inline int32_t divide(int32_t v, int32_t half, uint32_t gain) {
+  uint32_t u = static_cast<uint32_t>(clamp(v, -half, half - 1) + half);
+  int32_t q = static_cast<int32_t>((u * gain) >> 23) - 128;
+  return q < -127 ? -127 : q;
+}
+
+// Division of a linear operation: by 16 floor(sqrt K), as a shift where it is a power of two.
+struct Scale {
+  bool power;
+  int shift;
+  Divisor divisor;  // by floor(sqrt K), after a shift by 4
+};
+
+static inline Scale scale(int inputs) {
+  int root = isqrt(inputs);
+  return {(root & (root - 1)) == 0, 4 + __builtin_ctz(static_cast<unsigned>(root)), divisor(root)};
+}
+
+// The low-rank term of one tile: acc[o][m] += (sum_j xb[j][m] a[j][o][m % 16]) >> shift.
+struct LowRank {
+  const int32_t (*xb)[kLanes];  // signed x.B, [rank]
+  const int8_t* a;              // [rank] rows of `stride`, each [8 outputs][16 pairs]
+  size_t stride;
+  int rank;  // 0: no noise
+  int shift;
+};
