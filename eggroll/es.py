@@ -81,9 +81,11 @@ class SignRule:
     def start(self, weights: Leaves) -> Leaves:
         return {}
 
+    def z_q4(self, step: int) -> int:
+        return z_threshold_q4(alpha_at(self.alpha, step, self.decay))
+
     def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
-        z_q4 = z_threshold_q4(alpha_at(self.alpha, step, self.decay))
-        new = {}
+        new, z_q4 = {}, self.z_q4(step)
         for name, w in weights.items():
             z, rank = votes[name], self.rank if w.ndim == 2 else 1
             threshold = vote_threshold(z_q4, self.pairs, rank, self.clt)
@@ -115,8 +117,8 @@ class MasterRule:
     def gain(self, step: int, rank: int) -> int:
         """lr / sigma_Z in units of 2^-32 master steps."""
         rate = self.rate / (1 + self.decay * step / self.steps)
-        deviation_q8 = isqrt(self.pairs * rank << 16) * (256 if self.clt else 1)
-        return (round(rate * (1 << MASTER_BITS)) << 40) // deviation_q8
+        deviation_q16 = isqrt(self.pairs * rank << 32) * (256 if self.clt else 1)
+        return (round(rate * (1 << MASTER_BITS)) << 48) // deviation_q16
 
     def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
         new, copy = {}, {}

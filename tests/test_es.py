@@ -1,0 +1,97 @@
+"""Credit, thresholds, schedules and the two update rules."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import isqrt
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import oracle
+from eggroll import es
+
+
+def test_pair_fitness_is_the_sign_of_the_difference():
+    scores = mx.array([[5, -7], [1, -2], [3, 3], [3, 3], [-30000, -30000], [30000, 30000]], mx.int16)
+    assert es.pair_fitness(scores).tolist() == [-1, 0, -1]
+
+
+def test_alpha_schedule():
+    assert [es.alpha_at(0.3, t, 10) for t in (0, 5, 500)] == [0.3, 0.3, 0.3]
+    assert [es.alpha_at(4, t, 1000) for t in (0, 1000)] == [1.0, 1 / 16]
+    assert es.alpha_at(2, 50, 100) == 1 / 2.5
+
+
+@pytest.mark.parametrize("clt", [True, False])
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("alpha", [1.0, 0.4, 0.01])
+def test_sign_rule_equals_the_oracle(clt, rank, alpha):
+    rng, pairs = np.random.default_rng(0), 50
+    rule = es.SignRule(alpha=alpha, decay=1, pairs=pairs, rank=rank, clt=clt)
+    scale = (256 if clt else 1) * np.sqrt(pairs * rank)
+    weights = {"m": rng.integers(-127, 128, (9, 7)), "v": rng.integers(-127, 128, 300)}
+    weights["m"][0] = [127, -127, 127, -127, 0, 0, 0]
+    votes = {k: np.rint(rng.normal(0, scale, w.shape)).astype(np.int64) for k, w in weights.items()}
+    votes["m"][0] = [2**31 - 1, -(2**31), -(2**31), 2**31 - 1, 0, 1, -1]
+    want = oracle.update(weights, votes, es.z_threshold_q4(alpha), pairs, rank, clt)
+    got = rule(
+        {k: mx.array(w.astype(np.int8)) for k, w in weights.items()},
+        {},
+        {k: mx.array(z.astype(np.int32)) for k, z in votes.items()},
+        0,
+    )
+    for k in weights:
+        np.testing.assert_array_equal(np.array(got.weights[k]), want[k])
+    changed = sum((want[k] != w).sum() for k, w in weights.items())
+    assert got.rate == changed / sum(w.size for w in weights.values())
+
+
+def test_one_alpha_serves_every_population():
+    """On pure noise the share that moves is alpha, whatever the number of pairs or the rank."""
+    rng = np.random.default_rng(1)
+    for pairs, rank in ((64, 1), (400, 4), (5000, 1)):
+        rule = es.SignRule(alpha=0.1, decay=1, pairs=pairs, rank=rank, clt=True)
+        Z = rng.normal(0, 256 * np.sqrt(pairs * rank), (200, 200)).astype(np.int32)
+        weights = {"w": mx.zeros(Z.shape, mx.int8)}
+        # The threshold is a whole number of sixteenths, and floor(sqrt N) is below sqrt N.
+        assert 0.095 < rule(weights, {}, {"w": mx.array(Z)}, 0).rate < 0.13
+
+
+def exact_gain(rate: float, pairs: int, rank: int, clt: bool) -> float:
+    return rate * 2**16 / ((256 if clt else 1) * np.sqrt(pairs * rank))
+
+
+@pytest.mark.parametrize("clt", [True, False])
+def test_master_rule_adds_up_normalised_votes(clt):
+    pairs, rank, steps = 300, 2, 4
+    rule = es.MasterRule(rate=0.5, decay=19, steps=steps, pairs=pairs, rank=rank, clt=clt)
+    rng = np.random.default_rng(2)
+    weights = {"m": mx.array(rng.integers(-127, 128, (5, 6)).astype(np.int8)), "v": mx.zeros(4, mx.int8)}
+    master, exact = rule.start(weights), {k: np.array(w) * 2.0**16 for k, w in weights.items()}
+    for step in range(steps):
+        scale = (256 if clt else 1) * np.sqrt(pairs)
+        votes = {k: rng.normal(0, 3 * scale, w.shape).astype(np.int32) for k, w in weights.items()}
+        update = rule(weights, master, {k: mx.array(z) for k, z in votes.items()}, step)
+        lr = 0.5 / (1 + 19 * step / steps)
+        for k in weights:
+            leaf_rank = rank if weights[k].ndim == 2 else 1
+            exact[k] = exact[k] + votes[k] * exact_gain(lr, pairs, leaf_rank, clt)
+            exact[k] = exact[k].clip(-127.5 * 2**16, 127.5 * 2**16)
+            # An update rounds the rate to 2^-17 of itself or so, and the product down by under one.
+            bound = (step + 1) * (1 + 2**-15 * np.abs(votes[k] * exact_gain(0.5, pairs, 1, clt)))
+            assert (np.abs(np.array(update.master[k]) - exact[k]) <= bound + 2).all()
+            rounded = (np.array(update.master[k]).astype(np.int64) + 2**15) >> 16
+            np.testing.assert_array_equal(np.array(update.weights[k]), rounded)
+            assert np.abs(rounded).max() <= 127
+        weights, master = update.weights, update.master
+
+
+def test_master_gain_is_an_integer_of_known_precision():
+    for pairs in (1, 512, 131072):
+        rule = es.MasterRule(rate=1.0, decay=0, steps=1, pairs=pairs, rank=1, clt=True)
+        want = Fraction(2**48, 256) / isqrt(pairs * 10**12) * 10**6
+        assert abs(rule.gain(0, 1) / want - 1) < 1e-5
+        # The largest vote there can be still fits 64 bits.
+        assert rule.gain(0, 1) * pairs * 127 * 127 < 2**63
