@@ -115,17 +115,17 @@ class MasterRule:
         return {k: w.astype(mx.int32) << MASTER_BITS for k, w in weights.items()}
 
     def gain(self, step: int, rank: int) -> int:
-        """lr / sigma_Z in units of 2^-32 master steps."""
+        """lr / sigma_Z in units of 2^-24 master steps."""
         rate = self.rate / (1 + self.decay * step / self.steps)
         deviation_q16 = isqrt(self.pairs * rank << 32) * (256 if self.clt else 1)
-        return (round(rate * (1 << MASTER_BITS)) << 48) // deviation_q16
+        return (round(rate * (1 << MASTER_BITS)) << 40) // deviation_q16
 
     def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
         new, copy = {}, {}
         bound = (LIMIT << MASTER_BITS) + (1 << (MASTER_BITS - 1)) - 1
         for name, m in master.items():
             gain = self.gain(step, self.rank if m.ndim == 2 else 1)
-            delta = (votes[name].astype(mx.int64) * gain) >> 32
+            delta = (votes[name].astype(mx.int64) * gain) >> 24
             copy[name] = mx.clip(m.astype(mx.int64) + delta, -bound, bound).astype(mx.int32)
             half = 1 << (MASTER_BITS - 1)
             new[name] = ((copy[name] + half) >> MASTER_BITS).astype(mx.int8)

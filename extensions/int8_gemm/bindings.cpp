@@ -34,8 +34,9 @@ NB_MODULE(_int8_gemm, m) {
   m.doc() = "int8 matrix products and the network interpreter of eggroll.";
   m.def("built_with", &built_with,
         "Versions of mlx and nanobind whose headers this module was compiled with.");
-  m.def("isa", [] { return std::string(eggroll::kernels().name); },
-        "The instruction set in use: EGGROLL_ISA's, else the fastest usable.");
+  m.def(
+      "isa", [] { return std::string(eggroll::kernels().name); },
+      "The instruction set in use: EGGROLL_ISA's, else the fastest usable.");
   m.def("usable_isas", &eggroll::usable_isas, "Built and detected, fastest first.");
   m.def("default_threads", &eggroll::default_threads, "Cores this process may run on.");
   nb::class_<eggroll::Program>(m, "Plan", "A declared program, checked, with its packing layout.")
@@ -46,9 +47,9 @@ NB_MODULE(_int8_gemm, m) {
            "log2_breakpoints"_a)
       .def("pack", &eggroll::Program::pack, "leaves"_a,
            "int8 leaves in declared order -> one int8 array in the kernels' layout.");
-  m.def("evaluate", &eggroll::evaluate, "plan"_a, "packed"_a, "table"_a, "starts"_a.none(), "rank"_a,
-        "shift"_a, "tokens"_a, "targets"_a, "state"_a, "logits"_a, "threads"_a,
+  m.def("evaluate", &eggroll::evaluate, "plan"_a, "packed"_a, "table"_a, "starts"_a.none(),
+        "rank"_a, "shift"_a, "tokens"_a, "targets"_a, "state"_a, "logits"_a, "threads"_a,
         "Scores int16 [P, T], state int8 [P, state_size] and, if asked, logits int8 [P, T, V].");
-  m.def("votes", &eggroll::votes, "plan"_a, "fitness"_a, "table"_a, "starts"_a, "rank"_a,
-        "signs"_a, "threads"_a, "Z int32 of every leaf.");
+  m.def("votes", &eggroll::votes, "plan"_a, "fitness"_a, "table"_a, "starts"_a, "rank"_a, "signs"_a,
+        "threads"_a, "Z int32 of every leaf.");
 }

@@ -21,10 +21,10 @@ struct Arena {
 
 // What an operation's leaf looks like to one block.
 struct LeafNoise {
-  uint32_t* raw;    // B as words [r][K/4][16 pairs]
-  Isa::Noise* b;    // the same, prepared for lane_dot
-  int8_t* a;        // [r][O][16 pairs]
-  int8_t* vector;   // [n/4][32][4]: the perturbed vector w', or the plain one
+  uint32_t* raw;   // B as words [r][K/4][16 pairs]
+  Isa::Noise* b;   // the same, prepared for lane_dot
+  int8_t* a;       // [r][O][16 pairs]
+  int8_t* vector;  // [n/4][32][4]: the perturbed vector w', or the plain one
 };
 
 struct Block {
@@ -36,8 +36,8 @@ struct Block {
   Isa::Prepared* prepared[kRegisters];
   bool ready[kRegisters];
   const Stage* stage;
-  LeafNoise noise[kOps];   // of the stage's operations
-  int32_t (*xb)[kLanes];   // [r]: signed x.B
+  LeafNoise noise[kOps];  // of the stage's operations
+  int32_t (*xb)[kLanes];  // [r]: signed x.B
   alignas(64) int32_t acc[kTile][kLanes];
   alignas(64) uint32_t tile[kTile / 4][kLanes];
 
@@ -92,8 +92,13 @@ struct Block {
     for (int j = 0; j < r; ++j, dst += static_cast<size_t>(padded) * kPairs) {
       const int8_t* src[kPairs];
       for (int p = 0; p < kPairs; ++p) src[p] = slice(op.leaf, p) + r * k + j;
-      for (int o = 0; o < outputs; ++o)
-        for (int p = 0; p < kPairs; ++p) dst[o * kPairs + p] = src[p][o * r];
+      int o = 0;
+      for (; r == 1 && o + 16 <= outputs; o += 16) {
+        Isa::transpose(src, dst + o * kPairs);
+        for (int p = 0; p < kPairs; ++p) src[p] += 16;
+      }
+      for (int i = 0; o < outputs; ++o, i += r)
+        for (int p = 0; p < kPairs; ++p) dst[o * kPairs + p] = src[p][i];
       for (int i = outputs * kPairs; i < padded * kPairs; ++i) dst[i] = 0;
     }
   }
@@ -101,16 +106,26 @@ struct Block {
   void load_vector(const Op& op) {
     int n = job.plan.leaves[op.leaf].rows;
     const int8_t* w = job.weights + job.plan.leaves[op.leaf].offset;
-    int8_t* dst = of(op).vector = arena.take<int8_t>(static_cast<size_t>(words_of(n)) * 4 * kLanes);
+    int words = words_of(n);
+    int8_t* dst = of(op).vector = arena.take<int8_t>(static_cast<size_t>(words) * 4 * kLanes);
+    int8_t* __restrict plus = arena.take<int8_t>(words * 4);
+    int8_t* __restrict minus = arena.take<int8_t>(words * 4);
     if (!arena.base) return;
-    for (int i = 0; i < words_of(n) * 4 * kLanes; ++i) dst[i] = 0;
+    for (int i = n; i < words * 4; ++i) plus[i] = minus[i] = 0;
     for (int p = 0; p < kPairs; ++p) {
-      const int8_t* src = job.starts ? slice(op.leaf, p) : nullptr;
-      for (int i = 0; i < n; ++i) {
-        int32_t product = src ? src[2 * i] * src[2 * i + 1] : 0;
-        int8_t* at = dst + (i / 4 * kLanes + p) * 4 + i % 4;
-        at[0] = static_cast<int8_t>(clip(w[i] + (product >> job.shift)));
-        at[4 * kPairs] = static_cast<int8_t>(clip(w[i] + (-product >> job.shift)));
+      if (job.starts) {
+        const int8_t* src = slice(op.leaf, p);
+        for (int i = 0; i < n; ++i) {
+          int32_t product = src[2 * i] * src[2 * i + 1];
+          plus[i] = static_cast<int8_t>(clip(w[i] + (product >> job.shift)));
+          minus[i] = static_cast<int8_t>(clip(w[i] + (-product >> job.shift)));
+        }
+      } else {
+        for (int i = 0; i < n; ++i) plus[i] = minus[i] = w[i];
+      }
+      for (int i = 0; i < words; ++i) {
+        __builtin_memcpy(dst + (i * kLanes + p) * 4, plus + 4 * i, 4);
+        __builtin_memcpy(dst + (i * kLanes + kPairs + p) * 4, minus + 4 * i, 4);
       }
     }
   }
@@ -143,8 +158,7 @@ struct Block {
     int8_t* bytes = reinterpret_cast<int8_t*>(s);
     for (int lane = 0; lane < kLanes; ++lane) {
       const int8_t* src = job.state_in + clamped(lane) * job.plan.state_size + stage->state;
-      for (int k = 0; k < job.plan.width; ++k)
-        bytes[(k / 4 * kLanes + lane) * 4 + k % 4] = src[k];
+      for (int k = 0; k < job.plan.width; ++k) bytes[(k / 4 * kLanes + lane) * 4 + k % 4] = src[k];
     }
   }
 
@@ -154,8 +168,7 @@ struct Block {
     for (int lane = 0; lane < kLanes; ++lane) {
       if (member(lane) >= job.members) continue;
       int8_t* dst = job.state_out + member(lane) * job.plan.state_size + stage->state;
-      for (int k = 0; k < job.plan.width; ++k)
-        dst[k] = bytes[(k / 4 * kLanes + lane) * 4 + k % 4];
+      for (int k = 0; k < job.plan.width; ++k) dst[k] = bytes[(k / 4 * kLanes + lane) * 4 + k % 4];
     }
   }
 
@@ -187,7 +200,8 @@ struct Block {
     int words = words_of(leaf.cols), r = rank();
     const int8_t* row[kLanes];
     for (int m = 0; m < kLanes; ++m)
-      row[m] = job.weights + leaf.offset + static_cast<int64_t>(token(job.tokens, m, t)) * words * 4;
+      row[m] =
+          job.weights + leaf.offset + static_cast<int64_t>(token(job.tokens, m, t)) * words * 4;
     for (int w = 0; w < words; ++w)
       for (int m = 0; m < kLanes; ++m)
         __builtin_memcpy(&registers[op.out][w * kLanes + m], row[m] + 4 * w, 4);
@@ -264,7 +278,7 @@ struct Block {
   void score(const Op& op, int t) {
     alignas(64) uint64_t total[kLanes] = {};
     alignas(64) uint32_t sum[kLanes] = {};
-    int32_t target[kLanes], hit[kLanes] = {};
+    alignas(64) int32_t target[kLanes], hit[kLanes] = {};
     const Plan& plan = job.plan;
     for (int m = 0; m < kLanes; ++m) target[m] = token(job.targets, m, t);
     int rows = plan.leaves[op.leaf].rows, last = tiles_of(rows) - 1;
@@ -272,8 +286,10 @@ struct Block {
       int count = i < last ? kTile : rows - last * kTile;
       Isa::exp2_sum(words, count, plan, sum);
       for (int m = 0; m < kLanes; ++m) {
-        int o = target[m] - i * kTile;
-        if (o >= 0 && o < kTile) hit[m] = byte_at(words[o / 4][m], o % 4) + 128;
+        uint32_t o = static_cast<uint32_t>(target[m] - i * kTile);
+        uint32_t word = o & 4 ? words[1][m] : words[0][m];
+        int32_t u = static_cast<int32_t>(((word >> 8 * (o & 3)) & 255) ^ 128);
+        hit[m] = o < kTile ? u : hit[m];
       }
       // 4096 terms below 2^20 fit 32 bits.
       if (i % 512 == 511 || i == last)
@@ -350,11 +366,19 @@ struct Block {
   void run(const Op& op, int t) {
     int size = stage->registers[op.out];
     switch (op.kind) {
-      case OpKind::embed: embed(op, t); break;
-      case OpKind::linear: linear(op); break;
-      case OpKind::norm: norm(op, size); break;
-      case OpKind::score: return score(op, t);
-      default: elementwise(op, size);
+      case OpKind::embed:
+        embed(op, t);
+        break;
+      case OpKind::linear:
+        linear(op);
+        break;
+      case OpKind::norm:
+        norm(op, size);
+        break;
+      case OpKind::score:
+        return score(op, t);
+      default:
+        elementwise(op, size);
     }
     ready[op.out] = false;
   }

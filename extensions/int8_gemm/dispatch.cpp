@@ -5,8 +5,8 @@
 
 namespace eggroll {
 
-#define EGG_DECLARE(name) \
-  namespace name {        \
+#define EGG_DECLARE(name)       \
+  namespace name {              \
   extern const Kernels kernels; \
   }
 EGG_DECLARE(generic)

@@ -160,8 +160,8 @@ class CountVotes : public CpuPrimitive {
     std::vector<int32_t*> z;
     for (size_t i = 0; i < out.size(); ++i) {
       jobs.push_back({program_->plan().leaves[i], in[1].data<int8_t>(),
-                      in[2].data<int32_t>() + static_cast<int64_t>(i) * pairs,
-                      in[0].data<int8_t>(), rank_, signs_});
+                      in[2].data<int32_t>() + static_cast<int64_t>(i) * pairs, in[0].data<int8_t>(),
+                      rank_, signs_});
       z.push_back(out[i].data<int32_t>());
       std::memset(z.back(), 0, out[i].nbytes());
     }
@@ -173,10 +173,12 @@ class CountVotes : public CpuPrimitive {
  private:
   // Items are (leaf, part of the pairs), big leaves first; each part adds up in its own memory.
   // Integers make the order of the additions irrelevant.
-  static void count(const std::vector<VoteJob>& jobs, const std::vector<int32_t*>& z,
-                    int64_t pairs, int threads) {
+  static void count(const std::vector<VoteJob>& jobs, const std::vector<int32_t*>& z, int64_t pairs,
+                    int threads) {
     const Kernels& k = kernels();
-    auto elements = [](const Leaf& l) { return static_cast<int64_t>(l.rows) * std::max(l.cols, 1); };
+    auto elements = [](const Leaf& l) {
+      return static_cast<int64_t>(l.rows) * std::max(l.cols, 1);
+    };
     int64_t parts = std::clamp<int64_t>(pairs / 1024, 1, threads > 0 ? threads : default_threads());
     size_t bytes = 0;
     int64_t largest = 0;
@@ -186,9 +188,8 @@ class CountVotes : public CpuPrimitive {
       bytes = std::max(bytes, k.vote_bytes(jobs[i]));
       largest = std::max(largest, elements(jobs[i].leaf));
     }
-    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-      return elements(jobs[a].leaf) > elements(jobs[b].leaf);
-    });
+    std::sort(order.begin(), order.end(),
+              [&](size_t a, size_t b) { return elements(jobs[a].leaf) > elements(jobs[b].leaf); });
     ScratchPool pool(bytes, threads), sums(static_cast<size_t>(largest) * sizeof(int32_t), threads);
     std::vector<std::mutex> locks(jobs.size());
     parallel_for(static_cast<int64_t>(jobs.size()) * parts, threads, [&](int64_t item, int thread) {
@@ -199,8 +200,8 @@ class CountVotes : public CpuPrimitive {
       k.vote(jobs[leaf], pairs * part / parts, pairs * (part + 1) / parts, sum, pool.of(thread));
       std::lock_guard<std::mutex> guard(locks[leaf]);
       for (int64_t i = 0; i < n; ++i)
-        z[leaf][i] = static_cast<int32_t>(static_cast<uint32_t>(z[leaf][i]) +
-                                          static_cast<uint32_t>(sum[i]));
+        z[leaf][i] =
+            static_cast<int32_t>(static_cast<uint32_t>(z[leaf][i]) + static_cast<uint32_t>(sum[i]));
     });
   }
 
@@ -221,8 +222,8 @@ void check_range(const mx::array& a, int32_t low, int32_t high, const char* what
   const int32_t* v = a.data<int32_t>();
   bool ok = true;
   for (size_t i = 0; i < a.size(); ++i) ok &= v[i] >= low && v[i] <= high;
-  require(ok, std::string(what) + " must be in " + std::to_string(low) + ".." +
-                  std::to_string(high));
+  require(ok,
+          std::string(what) + " must be in " + std::to_string(low) + ".." + std::to_string(high));
 }
 
 // Every slice must lie in the table.

@@ -9,6 +9,7 @@
 namespace eggroll::avx512vnni {
 #include "lanes.h"
 #include "portable_isa.h"
+#include "x86_transpose.h"
 
 struct Isa : PortableIsa {
   using Prepared = uint32_t;  // [K/4][32] of u8
@@ -24,6 +25,8 @@ struct Isa : PortableIsa {
   static void prepare_noise(const uint32_t* raw, int words, Noise* out) {
     __builtin_memcpy(out, raw, noise_size(words) * sizeof(Noise));
   }
+
+  static void transpose(const int8_t* const* src, int8_t* dst) { transpose_sse2(src, dst); }
 
   // Eight outputs x 32 lanes in sixteen accumulators. The loop is assembly because gcc spills
   // accumulators of the same loop written with intrinsics.
@@ -154,10 +157,10 @@ struct Isa : PortableIsa {
 
   // Four int32 per lane to the four bytes of its word, clipped to +-127.
   static __m512i bytes(const __m512i* v) {
-    const __m512i order = _mm512_broadcast_i32x4(
-        _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(v[0], v[1]),
-                                        _mm512_packs_epi32(v[2], v[3]));
+    const __m512i order =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    __m512i packed =
+        _mm512_packs_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
     packed = _mm512_max_epi8(packed, _mm512_set1_epi8(-127));
     return _mm512_shuffle_epi8(packed, order);
   }
@@ -173,8 +176,8 @@ struct Isa : PortableIsa {
         u = _mm512_and_si512(_mm512_srli_epi32(u, 8 * (o % 4)), byte);
         u = _mm512_xor_si512(u, _mm512_set1_epi32(128));
         __m512i shift = _mm512_sub_epi32(low, _mm512_srli_epi32(u, 4));
-        total = _mm512_add_epi32(
-            total, _mm512_srlv_epi32(_mm512_permutexvar_epi32(u, mantissa), shift));
+        total = _mm512_add_epi32(total,
+                                 _mm512_srlv_epi32(_mm512_permutexvar_epi32(u, mantissa), shift));
       }
       _mm512_storeu_si512(sum + half, total);
     }

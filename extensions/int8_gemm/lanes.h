@@ -9,6 +9,9 @@ static inline int32_t clamp(int32_t v, int32_t lo, int32_t hi) {
   v = v < lo ? lo : v;
   return v > hi ? hi : v;
 }
+static inline int32_t wrapping_sum(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+}
 static inline int32_t clip(int32_t v) { return clamp(v, -127, 127); }
 static inline int isqrt(int n) {
   int r = 0;

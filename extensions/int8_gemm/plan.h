@@ -79,8 +79,8 @@ struct Job {
 struct VoteJob {
   Leaf leaf;
   const int8_t* noise;
-  const int32_t* starts;   // [N] of this leaf
-  const int8_t* fitness;   // [N] in {-1, 0, 1}
+  const int32_t* starts;  // [N] of this leaf
+  const int8_t* fitness;  // [N] in {-1, 0, 1}
   int rank;
   bool signs;  // vote with the signs of the noise
 };

@@ -22,6 +22,12 @@ struct PortableIsa {
     widen<kPairs>(raw, words, out);
   }
 
+  // dst[16 * i + p] = src[p][i] for i, p = 0..15.
+  static void transpose(const int8_t* const* src, int8_t* __restrict dst) {
+    for (int p = 0; p < kPairs; ++p)
+      for (int i = 0; i < 16; ++i) dst[16 * i + p] = src[p][i];
+  }
+
   // acc[o][m] = sum_k w[o][k] x[k][m]. Two products of int8 in +-127 fit int16 exactly.
   static void dot(const int8_t* tile, const Prepared* x, int words, int32_t (*acc)[kLanes]) {
     const int8_t* w = tile + kTile * sizeof(int32_t);
@@ -65,9 +71,8 @@ struct PortableIsa {
             sum[m] += static_cast<uint32_t>(xb[m]) * static_cast<uint32_t>(a[m]);
         }
         for (int m = 0; m < kPairs; ++m)
-          acc[o][half + m] = static_cast<int32_t>(
-              static_cast<uint32_t>(acc[o][half + m]) +
-              static_cast<uint32_t>(static_cast<int32_t>(sum[m]) >> noise.shift));
+          acc[o][half + m] =
+              wrapping_sum(acc[o][half + m], static_cast<int32_t>(sum[m]) >> noise.shift);
       }
     for (int w = 0; w < kTile / 4; ++w) {
       for (int m = 0; m < kLanes; ++m) out[w][m] = 0;

@@ -58,9 +58,16 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
                                     : round_up(rows, kTile) * (inputs + 4);
     packed_bytes_ += round_up(bytes, 64);
   }
-  plan_ = {stages_.data(), static_cast<int>(stages_.size()), leaves_.data(),
-           static_cast<int>(leaves_.size()), width, vocabulary, state_size,
-           reinterpret_cast<const int8_t(*)[256]>(tables_.data()), exp2_.data(), mantissa_.data(),
+  plan_ = {stages_.data(),
+           static_cast<int>(stages_.size()),
+           leaves_.data(),
+           static_cast<int>(leaves_.size()),
+           width,
+           vocabulary,
+           state_size,
+           reinterpret_cast<const int8_t (*)[256]>(tables_.data()),
+           exp2_.data(),
+           mantissa_.data(),
            breakpoints_.data()};
   for (const Stage& stage : stages_) {
     require(stage.op_count <= kOps && stage.register_count <= kRegisters,
@@ -109,7 +116,8 @@ mx::array Program::pack(const std::vector<mx::array>& given) const {
     mx::array a = mx::contiguous(given[i], false, mx::Device(mx::Device::cpu));
     a.eval();
     mx::Shape shape = leaf.cols ? mx::Shape{leaf.rows, leaf.cols} : mx::Shape{leaf.rows};
-    require(a.dtype() == mx::int8 && a.shape() == shape, "pack: a leaf has the wrong shape or type");
+    require(a.dtype() == mx::int8 && a.shape() == shape,
+            "pack: a leaf has the wrong shape or type");
     const int8_t* src = a.data<int8_t>();
     require(!std::memchr(src, 0x80, a.size()), "a weight is -128; int8 weights are -127..127");
     int8_t* dst = out.data() + leaf.offset;
