@@ -1,7 +1,6 @@
 # make train    train with a population of 10240; more options in ARGS="..."
 # make test     run the tests; options for pytest in ARGS="..."
 # make check    lint, formatting and types
-# make bench    verify and time the engines; more options in ARGS="..."
 # make build    create .venv, install the dependencies, build the extension
 # make clean    remove what was built, but keep .venv
 #
@@ -20,7 +19,7 @@ SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/
 CXX_SOURCES = $(shell find extensions -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: build train test check bench clean
+.PHONY: build train test check clean
 
 build: $(BUILT)
 
@@ -36,9 +35,6 @@ check: $(DEPS)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy --strict eggroll
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
-
-bench: $(BUILT)
-	$(PY) -m eggroll.bench $(ARGS)
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(BUILT)

@@ -23,7 +23,6 @@ from eggroll.errors import InputError
 from eggroll.es import Leaves
 from eggroll.runlog import write_whole
 
-NAME = "checkpoint.safetensors"
 FORMAT, VERSION = "eggroll", 1
 
 Arrays = dict[str, NDArray[Any]]

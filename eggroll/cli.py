@@ -1,4 +1,4 @@
-"""What the commands share: options from the command line, and one way to end."""
+"""What the commands share: how options are read and checked, and one way to end."""
 
 from __future__ import annotations
 
@@ -10,20 +10,83 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+from dataclasses import fields
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 
 from eggroll.errors import InputError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 DONE: Final = 0
 REFUSED: Final = 2
 INTERRUPTED: Final = 130
 
-T = TypeVar("T")
+T = TypeVar("T", bound="DataclassInstance")
 
 
-def parse(kind: type[T], argv: Sequence[str], *, command: str, about: str, base: T | None) -> T:
+def flag(name: str) -> str:
+    """An option's name on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+class Range(NamedTuple):
+    """Numbers from `low` (itself left out if `above`) to `high`, in multiples of `step`."""
+
+    low: float
+    high: float
+    step: int = 1
+    above: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        assert isinstance(value, int | float)
+        whole = isinstance(value, float) or value % self.step == 0
+        return self.low <= value <= self.high and whole and not (self.above and value == self.low)
+
+    def phrase(self, kind: type) -> str:
+        noun = {1: "a whole number", 2: "an even number"}[self.step] if kind is int else "a number"
+        low = f"above {self.low} and up to" if self.above else f"from {self.low} to"
+        return f"{noun} {low} {self.high}"
+
+    def nearest(self, value: int) -> float:
+        return min(max(-(-value // self.step) * self.step, self.low), self.high)
+
+
+def check_ranges(options: DataclassInstance) -> None:
+    """Looks at every option that is declared with a Range.
+
+    Raises:
+        InputError: one lies outside.
+    """
+    defaults = {field.name: field.default for field in fields(options)}
+    for name, hint in get_type_hints(type(options), include_extras=True).items():
+        kind, *notes = get_args(hint) or (hint,)
+        value = getattr(options, name)
+        for limits in (note for note in notes if isinstance(note, Range)):
+            if value not in limits:
+                better = limits.nearest(value) if kind is int else defaults[name]
+                raise InputError(
+                    f"{flag(name)} is {value}: {limits.phrase(kind)} is needed; "
+                    f"try {flag(name)} {better}."
+                )
+
+
+def parse(
+    kind: type[T], argv: Sequence[str], *, command: str, about: str, base: T | None = None
+) -> T:
     """Options of a dataclass from the command line; those not given come from `base`.
 
     Prints help and leaves by SystemExit(0) where asked to.
@@ -34,6 +97,7 @@ def parse(kind: type[T], argv: Sequence[str], *, command: str, about: str, base:
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_value)
     said = io.StringIO()
+    options: T
     try:
         with contextlib.redirect_stderr(said):
             options, unknown = tyro.cli(
@@ -50,7 +114,7 @@ def parse(kind: type[T], argv: Sequence[str], *, command: str, about: str, base:
             raise InputError(f"{_sentence(said.getvalue())}; see --help.") from None
         raise
     if unknown:
-        names = ["--" + name.replace("_", "-") for name in kind.__dataclass_fields__]  # type: ignore[attr-defined]
+        names = [flag(field.name) for field in fields(kind)]
         near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
         hint = f"did you mean {near[0]}?" if near else "see --help."
         raise InputError(f"{unknown[0]!r} is no option of eggroll.{command}: {hint}")
@@ -102,8 +166,10 @@ def run(main: Callable[[], int]) -> int:
 
     0 done, 2 bad input or environment, 130 interrupted. SIGTERM stops it as Ctrl-C does.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this process
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
         with handling(lambda number, frame: _interrupt(), signal.SIGTERM):
@@ -113,7 +179,7 @@ def run(main: Callable[[], int]) -> int:
     except InputError as error:
         return _end(REFUSED, f"error: {error}")
     except KeyboardInterrupt as stop:
-        return _end(INTERRUPTED, str(stop) or "Interrupted; nothing was under way.")
+        return _end(INTERRUPTED, str(stop) or "Interrupted.")
     except BrokenPipeError:
         # Python flushes stdout once more when it exits: let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -152,3 +218,29 @@ def handling(handler: Callable[[int, Any], None], *signals: signal.Signals) -> I
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+class Stop:
+    """Turns the first Ctrl-C, SIGTERM or lost terminal into a request; the second stops at once.
+
+    asked: whether to stop at the next good moment; way_on: what to tell who asks twice.
+    """
+
+    def __init__(self, way_on: str) -> None:
+        self.asked, self._way_on = False, way_on
+        self._handlers = handling(self._signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __enter__(self) -> Self:
+        self._handlers.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handlers.__exit__(None, None, None)
+
+    def _signal(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt(f"Stopped at once; the last checkpoint stays: {self._way_on}")
+        self.asked = True
+        said = b"\nStopping soon; once more stops at once.\n"
+        with contextlib.suppress(OSError):  # not print, which the signal may have interrupted
+            os.write(sys.stderr.fileno(), said)

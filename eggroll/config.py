@@ -10,12 +10,13 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
+from eggroll.cli import Range, check_ranges, flag
 from eggroll.corpora import HUB
 from eggroll.errors import InputError
 from eggroll.es import Rule
@@ -27,29 +28,9 @@ BYTES = 256  # vocabulary of every corpus of text
 FREE = "free"  # marks the options that a resumed run may change, as they change no weight
 
 
-class Range(NamedTuple):
-    """Numbers from `low` (itself left out if `above`) to `high`, in multiples of `step`."""
-
-    low: float
-    high: float
-    step: int = 1
-    above: bool = False
-
-    def __contains__(self, value: object) -> bool:
-        assert isinstance(value, int | float)
-        whole = isinstance(value, float) or value % self.step == 0
-        return self.low <= value <= self.high and whole and not (self.above and value == self.low)
-
-    def phrase(self, kind: type) -> str:
-        noun = {1: "a whole number", 2: "an even number"}[self.step] if kind is int else "a number"
-        low = f"above {self.low} and up to" if self.above else f"from {self.low} to"
-        return f"{noun} {low} {self.high}"
-
-    def nearest(self, value: int) -> float:
-        return min(max(-(-value // self.step) * self.step, self.low), self.high)
-
-
-Place = Annotated[str, tyro.conf.arg(metavar="DIR")]
+def place(metavar: str) -> Any:
+    """How an option that may stay empty shows in the help."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
 @dataclass(frozen=True)
@@ -115,11 +96,11 @@ class Config:
     sample_bytes: Annotated[int, Range(0, 1 << 20), FREE] = 512
     """Tokens of each sample written at the end; 0 for none."""
 
-    out: Place = ""
+    out: Annotated[str, place("DIR")] = ""
     """Folder for the run; a free runs/<data>-<number> if none is given."""
-    resume: Place = ""
+    resume: Annotated[str, place("DIR")] = ""
     """Folder of a run to go on with, under its own options."""
-    config: Annotated[str, tyro.conf.arg(metavar="FILE.json")] = ""
+    config: Annotated[str, place("FILE.json")] = ""
     """File with options, such as a run's config.json; those given here win over it."""
 
     @property
@@ -137,16 +118,7 @@ class Config:
         Raises:
             InputError: an option is out of its range, or two do not go together.
         """
-        for name, hint in TYPES.items():
-            value = getattr(self, name)
-            for limits in (m for m in get_args(hint)[1:] if isinstance(m, Range)):
-                if value not in limits:
-                    kind = get_args(hint)[0]
-                    better = limits.nearest(value) if kind is int else DEFAULTS[name]
-                    raise InputError(
-                        f"{flag(name)} is {value}: {limits.phrase(kind)} is needed; "
-                        f"try {flag(name)} {better}."
-                    )
+        check_ranges(self)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -201,17 +173,11 @@ class Config:
 
 
 TYPES: dict[str, Any] = get_type_hints(Config, include_extras=True)
-DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Config)}
 INVOCATION = ("out", "resume", "config")  # where a run lies is no part of what it is
 
 
-def flag(name: str) -> str:
-    """An option's name on the command line."""
-    return "--" + name.replace("_", "-")
-
-
-def resumed(old: Config, new: Config) -> Config:
-    """`new`, if a run with the options `old` can go on with it.
+def check_resumed(old: Config, new: Config) -> None:
+    """Looks whether a run with the options `old` can go on with `new`.
 
     Raises:
         InputError: an option differs that the weights depend on.
@@ -223,11 +189,10 @@ def resumed(old: Config, new: Config) -> Config:
                 f"{flag(name)} is {now}, but the run in {new.resume!r} has {before}: leave "
                 f"{flag(name)} out to go on with it, or start a new run without --resume."
             )
-    return new
 
 
 def from_dict(values: Mapping[str, Any], source: str) -> Config:
-    """A Config from JSON values; options that are missing take their defaults, `about` is no option.
+    """A Config from JSON values; what is missing takes its default, `about` is no option.
 
     Raises:
         InputError: an unknown option or a value of another type.

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll import rng
 from eggroll.corpora import HUB, Split, Text, read_hub, read_path, read_stdlib
 from eggroll.errors import InputError
 
@@ -170,8 +171,8 @@ class CountCorpus(Corpus):
     def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
         """Streams whose start and step are a hash of (seed, split, stream)."""
         _check_shape(streams, seq_len)
-        key = _splitmix64(_splitmix64(_word(seed)) ^ _word({"train": 1, "valid": 2}[split]))
-        words = _splitmix64(key ^ np.arange(2 * streams, dtype=np.uint64)).reshape(streams, 2)
+        key = rng.key(seed, rng.COUNT, {"train": 1, "valid": 2}[split])
+        words = rng.counters(key, 0, 2 * streams).reshape(streams, 2)
         starts = (words[:, 0] % np.uint64(self.vocabulary - 1)).astype(np.int64)
         chosen = (words[:, 1] % np.uint64(len(self.steps))).astype(np.int64)
         steps = np.array(self.steps, np.int64)[chosen]
@@ -237,16 +238,3 @@ def _entropy(counts: NDArray[np.int64]) -> float:
         return 0.0
     share = seen / seen.sum()
     return float(-(share * np.log2(share)).sum())
-
-
-def _word(value: int) -> NDArray[np.uint64]:
-    """An integer of any size and sign as one 64-bit word, [1] uint64."""
-    return np.array([value & (1 << 64) - 1], np.uint64)
-
-
-def _splitmix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's output for these states, elementwise; arrays wrap where scalars would warn."""
-    z = z + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))

@@ -12,6 +12,7 @@ from math import erfc, isqrt, sqrt
 from typing import Literal, NamedTuple, Protocol
 
 import mlx.core as mx
+import numpy as np
 
 from eggroll.fixed_point import LIMIT
 
@@ -60,8 +61,8 @@ class Update(NamedTuple):
 
 
 def _moved(old: Mapping[str, mx.array], new: Leaves) -> float:
-    changed = sum(mx.sum(old[k] != new[k]).item() for k in new)
-    return float(changed) / sum(v.size for v in new.values())
+    changed = mx.stack([mx.sum(old[k] != new[k]) for k in new]).sum()
+    return float(np.array(changed)) / sum(v.size for v in new.values())
 
 
 class UpdateRule(Protocol):
@@ -130,5 +131,3 @@ class MasterRule:
             half = 1 << (MASTER_BITS - 1)
             new[name] = ((copy[name] + half) >> MASTER_BITS).astype(mx.int8)
         return Update(new, copy, _moved(weights, new))
-
-

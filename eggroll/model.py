@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from eggroll import noise
+from eggroll import rng
 
 Gates = Literal["clip", "table"]
 
@@ -181,7 +181,7 @@ def initial_weights(program: Program, seed: int) -> dict[str, mx.array]:
     weights = {}
     for i, leaf in enumerate(program.leaves):
         if leaf.init is None:
-            flat = noise.normal_bytes(noise.key(seed, 3, i), int(np.prod(leaf.shape)))
+            flat = rng.normal_bytes(rng.key(seed, rng.WEIGHTS, i), int(np.prod(leaf.shape)))
             weights[leaf.name] = mx.array(flat.reshape(leaf.shape))
         else:
             weights[leaf.name] = mx.full(leaf.shape, leaf.init, mx.int8)

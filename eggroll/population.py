@@ -6,7 +6,7 @@ are integers, no chunk size changes a bit of the result.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import mlx.core as mx
 import numpy as np
@@ -77,7 +77,7 @@ class Population:
 def model_loss(
     engine: Engine,
     weights: Weights,
-    batches: Any,
+    batches: Iterable[tuple[NDArray[np.int32], NDArray[np.int32]]],
     warmup: int = 0,
 ) -> float:
     """Bits per token of the unperturbed model over batches (tokens, targets), each int32 [S, T].
@@ -92,5 +92,5 @@ def model_loss(
         score, state = engine.evaluate(prepared, None, mx.array(tokens), mx.array(targets), state)
         mx.eval(score, state)
         scored = score[:, warmup:] if i == 0 else score
-        total, count = total + int(scored.astype(mx.int64).sum().item()), count + scored.size
-    return -total / (16 * count)
+        total, count = total + np.array(scored).sum(dtype=np.int64), count + scored.size
+    return -float(total) / (16 * count)

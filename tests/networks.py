@@ -8,8 +8,8 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-
 import oracle
+
 from eggroll import model
 from eggroll.fixed_point import gate_tables
 from eggroll.noise import Slices
@@ -87,7 +87,9 @@ def random_case(
 ) -> Case:
     rng = np.random.default_rng(seed)
     program = model.egg(V, D, L, gates)  # type: ignore[arg-type]
-    lengths = [rank * sum(s) if len(s) == 2 else 2 * s[0] for s in (p.shape for p in program.leaves)]
+    lengths = [
+        rank * sum(s) if len(s) == 2 else 2 * s[0] for s in (p.shape for p in program.leaves)
+    ]
     table = int8(rng, 4 * max(lengths), extreme)
     starts = np.stack([rng.integers(0, table.size - n + 1, P // 2) for n in lengths])
     return Case(

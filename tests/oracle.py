@@ -175,10 +175,9 @@ def votes(weights, noise, fitness, clt=True):
 
 def passes(Z, z_q4, pairs, rank=1, clt=True):
     """|Z| >= (T_q / 16) * floor(sqrt(N)) * 256 * sqrt(r), compared in exact integers, squared."""
-    lhs = [(16 * abs(int(z))) ** 2 for z in Z.reshape(-1)]
-    rhs = (int(z_q4) * isqrt(pairs) * (256 if clt else 1)) ** 2
-    return np.array([a >= rhs * (rank if r_applies else 1) for a, r_applies in
-                     zip(lhs, [Z.ndim == 2] * len(lhs), strict=True)]).reshape(Z.shape)
+    bound = (int(z_q4) * isqrt(pairs) * (256 if clt else 1)) ** 2
+    bound *= rank if Z.ndim == 2 else 1  # a vector's noise has no rank
+    return np.array([(16 * abs(int(z))) ** 2 >= bound for z in Z.reshape(-1)]).reshape(Z.shape)
 
 
 def update(weights, Z, z_q4, pairs, rank=1, clt=True):

@@ -7,14 +7,16 @@ from math import isqrt
 
 import mlx.core as mx
 import numpy as np
+import oracle
 import pytest
 
-import oracle
 from eggroll import es
 
 
 def test_pair_fitness_is_the_sign_of_the_difference():
-    scores = mx.array([[5, -7], [1, -2], [3, 3], [3, 3], [-30000, -30000], [30000, 30000]], mx.int16)
+    scores = mx.array(
+        [[5, -7], [1, -2], [3, 3], [3, 3], [-30000, -30000], [30000, 30000]], mx.int16
+    )
     assert es.pair_fitness(scores).tolist() == [-1, 0, -1]
 
 
@@ -68,7 +70,10 @@ def test_master_rule_adds_up_normalised_votes(clt):
     pairs, rank, steps = 300, 2, 4
     rule = es.MasterRule(rate=0.5, decay=19, steps=steps, pairs=pairs, rank=rank, clt=clt)
     rng = np.random.default_rng(2)
-    weights = {"m": mx.array(rng.integers(-127, 128, (5, 6)).astype(np.int8)), "v": mx.zeros(4, mx.int8)}
+    weights = {
+        "m": mx.array(rng.integers(-127, 128, (5, 6)).astype(np.int8)),
+        "v": mx.zeros(4, mx.int8),
+    }
     master, exact = rule.start(weights), {k: np.array(w) * 2.0**16 for k, w in weights.items()}
     for step in range(steps):
         scale = (256 if clt else 1) * np.sqrt(pairs)

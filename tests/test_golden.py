@@ -6,14 +6,17 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pytest
-
 import oracle
-from eggroll import es
-from eggroll.engines import ENGINES, available
+import pytest
 from networks import GOLDEN, recorded
 
-FOLDERS = [GOLDEN, *([Path(os.environ["EGGROLL_GOLDEN"])] if "EGGROLL_GOLDEN" in os.environ else [])]
+from eggroll import es
+from eggroll.engines import ENGINES, available
+
+FOLDERS = [
+    GOLDEN,
+    *([Path(os.environ["EGGROLL_GOLDEN"])] if "EGGROLL_GOLDEN" in os.environ else []),
+]
 FILES = sorted(path for folder in FOLDERS for path in folder.glob("*.npz"))
 
 
@@ -82,4 +85,3 @@ def test_thresholds_follow_the_schedule():
     for alpha in (0.9, 0.5, 0.25, 0.1, 0.01, 1e-4):
         exact = NormalDist().inv_cdf(1 - alpha / 2)
         assert es.z_threshold_q4(alpha) == int(16 * exact)
-

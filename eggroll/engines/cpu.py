@@ -46,8 +46,13 @@ class CpuEngine(Engine):
             stages=[
                 (
                     [
-                        (KINDS.index(op.kind), op.out, list(op.inputs), op.leaf,
-                         names.index(op.table) if op.table else 0)
+                        (
+                            KINDS.index(op.kind),
+                            op.out,
+                            list(op.inputs),
+                            op.leaf,
+                            names.index(op.table) if op.table else 0,
+                        )
                         for op in stage.ops
                     ],
                     stage.registers,

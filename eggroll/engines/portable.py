@@ -15,7 +15,7 @@ import numpy as np
 
 from eggroll import fixed_point as fx
 from eggroll.engines.base import Engine
-from eggroll.model import Op, Program, S, Stage, Weights, X
+from eggroll.model import Op, Program, S, Weights, X
 from eggroll.noise import Slices
 
 
@@ -236,9 +236,7 @@ class PortableEngine(Engine):
         return [p.astype(mx.int32) for p in parts]
 
     def _join(self, states: list[mx.array]) -> mx.array:
-        kept = [
-            s for s, stage in zip(states, self.program.stages, strict=True) if stage.state >= 0
-        ]
+        kept = [s for s, stage in zip(states, self.program.stages, strict=True) if stage.state >= 0]
         P = states[0].shape[0]
         return mx.concatenate([mx.zeros((P, 0), mx.int32), *kept], axis=1).astype(mx.int8)
 

@@ -1,0 +1,182 @@
+"""Text from a trained model: `python -m eggroll.generate DIR --prompt TEXT`.
+
+Letters: P samples drawn side by side, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import mlx.core as mx
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+from eggroll import checkpoint, cli, engines, rng
+from eggroll import fixed_point as fx
+from eggroll.engines import Engine
+from eggroll.errors import InputError
+from eggroll.model import Weights
+from eggroll.runlog import CHECKPOINT
+
+MARK = 0  # the token that begins a document
+HIDDEN = re.compile("[\x01-\x08\x0b-\x1f\x7f-\x9f]")  # would steer a terminal
+
+
+def choice_weights(temperature: float) -> NDArray[np.int64]:
+    """int64 [256]: entry 255 - d weighs a token whose logit is d below the highest one.
+
+    At temperature 1 it is EXP2 itself; at 0 only the highest logit counts (the first of equals).
+    """
+    table: list[int] = fx.exp2_table().tolist()
+    if temperature == 0:
+        return np.array([0] * 255 + [1], np.int64)
+    scaled = [255 - int(min((255 - i) / temperature, 255)) for i in range(256)]
+    return np.array([table[i] for i in scaled], np.int64)
+
+
+def sample(
+    engine: Engine,
+    weights: Weights,
+    prompt: Sequence[int] = (),
+    *,
+    samples: int = 1,
+    seed: int = 0,
+    temperature: float = 1.0,
+) -> Iterator[NDArray[np.int32]]:
+    """Endless continuations of the mark and a prompt: int32 [P] for each token.
+
+    Token v has weight EXP2[logit_v + 128], as in training; integer arithmetic and counter-based
+    random words make a seed give the same text everywhere.
+    """
+    prepared, table = engine.prepare(weights), choice_weights(temperature)
+    state = mx.zeros((samples, engine.program.state_size), mx.int8)
+
+    def read(tokens: NDArray[np.int32]) -> mx.array:
+        nonlocal state
+        logits, state = engine.logits(prepared, mx.array(tokens), state)
+        mx.eval(logits, state)  # else a long text would be one long graph
+        return logits
+
+    for token in (MARK, *prompt):
+        logits = read(np.full(samples, token, np.int32))
+    for position in itertools.count():
+        u = np.array(logits).astype(np.int64) + 128
+        if temperature != 1:
+            u += 255 - u.max(axis=1, keepdims=True)
+        sums = table[u].cumsum(axis=1)
+        words = rng.counters(rng.key(seed, rng.SAMPLES, position), 0, samples)
+        drawn = [int(w) * int(row[-1]) >> 64 for w, row in zip(words, sums, strict=True)]
+        drawn = drawn if temperature else [0] * samples
+        picked = [np.searchsorted(row, r, side="right") for row, r in zip(sums, drawn, strict=True)]
+        tokens = np.array(picked, np.int32)
+        yield tokens
+        logits = read(tokens)
+
+
+class Decoder:
+    """Turns tokens into text piece by piece: bytes of UTF-8, or numbers for corpus count."""
+
+    def __init__(self, numbers: bool) -> None:
+        self._numbers = numbers
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __call__(self, token: int) -> str:
+        """The text a token completes. A mark becomes an empty line, undecodable bytes U+FFFD."""
+        if self._numbers:
+            return f"{token} "
+        text = self._utf8.decode(bytes([token]))
+        return HIDDEN.sub("\ufffd", text).replace("\0", "\n\n")
+
+    def end(self) -> str:
+        """What an unfinished character leaves, and the last line's end."""
+        return self._utf8.decode(b"", True) + "\n"
+
+
+def prompt_tokens(prompt: str, vocabulary: int, numbers: bool) -> list[int]:
+    """The prompt's bytes, or its numbers for corpus count.
+
+    Raises:
+        InputError: a word is no number from 0 to V - 1.
+    """
+    if not numbers:
+        return list(prompt.encode("utf-8", "surrogateescape"))
+    wrong = [w for w in prompt.split() if not (w.isdecimal() and int(w) < vocabulary)]
+    if wrong:
+        raise InputError(
+            f"--prompt has {wrong[0][:60]!r}: this model counts, so numbers from 0 to "
+            f"{vocabulary - 1} are needed; try --prompt '1 2 3'."
+        )
+    return [int(word) for word in prompt.split()]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of eggroll.generate."""
+
+    folder: Annotated[
+        str, tyro.conf.arg(metavar="DIR", help_behavior_hint=""), tyro.conf.Positional
+    ] = ""
+    """Folder of a training run."""
+    prompt: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    """Text to go on from (for data count: numbers)."""
+    bytes: Annotated[int, cli.Range(1, 1 << 20)] = 512
+    """Tokens to generate."""
+    temperature: Annotated[float, cli.Range(0, 100)] = 1.0
+    """0 takes the likeliest token, 1 the model's own chances, more is wilder."""
+    seed: Annotated[int, cli.Range(0, (1 << 63) - 1)] = 0
+    """Another seed gives another text."""
+    engine: Annotated[str, tyro.conf.arg(metavar="auto|portable|cpu|metal|cuda")] = "auto"
+    """What computes; all give the same text."""
+    threads: Annotated[int, cli.Range(0, 1024)] = 1
+    """Threads of the cpu engine; 0 is all cores."""
+
+
+def generate(options: Options) -> Iterator[str]:
+    """The prompt and its continuation, piece by piece.
+
+    Raises:
+        InputError: an option is out of range, or the folder holds no sound checkpoint.
+    """
+    cli.check_ranges(options)
+    if not options.folder:
+        raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
+    model = checkpoint.load(Path(options.folder) / CHECKPOINT)
+    program, numbers = model.config.program(), model.config.data == "count"
+    prompt = prompt_tokens(options.prompt, program.vocabulary, numbers)
+    engine, _ = engines.choose(options.engine, program, options.threads)
+    tokens = sample(
+        engine, model.weights, prompt, seed=options.seed, temperature=options.temperature
+    )
+    decode = Decoder(numbers)
+    yield from (decode(token) for token in prompt)
+    yield from (decode(int(token[0])) for token in itertools.islice(tokens, options.bytes))
+    yield decode.end()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of eggroll.generate; returns its exit code."""
+
+    def work() -> int:
+        options = cli.parse(
+            Options,
+            sys.argv[1:] if argv is None else argv,
+            command="generate",
+            about="Writes text with a trained model.",
+        )
+        for piece in generate(options):
+            print(piece, end="", flush=True)
+        return cli.DONE
+
+    return cli.run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

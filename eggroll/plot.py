@@ -1,0 +1,271 @@
+"""Pictures of training: one run's curves, or several runs side by side.
+
+`python -m eggroll.plot DIR... [--out FILE]`; letters: P members, T tokens.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+from eggroll import cli
+from eggroll.errors import InputError
+from eggroll.runlog import CONFIG, CURVES, read_lines, write_whole
+from eggroll.runlog import METRICS as METRICS_FILE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Values = NDArray[np.float64]
+
+STYLE: Any = {
+    "figure.dpi": 150,
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
+TRAIN, VALID, RATE, SPEED, REFERENCE = "#4c78a8", "#d1495b", "#6a994e", "#7b6d8d", "#444444"
+FORMATS = (".png", ".svg", ".pdf")
+
+
+class Run(NamedTuple):
+    """What the pictures show of a run.
+
+    steps, loss, rate, speed: [updates]; valid_steps, valid: [validations].
+    """
+
+    name: str
+    config: dict[str, Any]
+    about: dict[str, Any]
+    steps: Values
+    loss: Values
+    rate: Values
+    speed: Values
+    valid_steps: Values
+    valid: Values
+
+    @property
+    def unit(self) -> str:
+        return "bits per token" if self.config.get("data") == "count" else "bits per byte"
+
+
+def read_run(folder: Path) -> Run:
+    """A run's config and metrics.
+
+    Raises:
+        InputError: the folder holds no run, or none that has made an update.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+        about = config.get("about", {})
+        rows = [row for _, row in read_lines(folder / METRICS_FILE)]
+        columns = [
+            np.array([row[name] for row in rows], np.float64)
+            for name in ("step", "loss", "update_rate", "tokens_per_second")
+        ]
+        valid = [(row["step"], row["val_bits_per_byte"]) for row in rows if "val_loss" in row]
+    except OSError as error:
+        raise InputError(
+            f"{str(folder)!r} holds no run ({error.strerror}): give the folder of a training run."
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"the files of {str(folder)!r} are damaged ({type(error).__name__}: {error}): give the "
+            "folder of another run."
+        ) from error
+    if not rows:
+        raise InputError(f"the run in {str(folder)!r} has made no update yet: plot it later.")
+    steps, loss, rate, speed = columns
+    valid_steps, bits = np.array(valid, np.float64).reshape(-1, 2).T
+    name = folder.resolve().name
+    return Run(name, config, about, steps, loss, rate, speed, valid_steps, bits)
+
+
+def smooth(values: Values) -> Values:
+    """Centred moving average over a twentieth of the run, narrower towards the ends."""
+    half = min(len(values) // 40, 50)
+    sums = np.concatenate([[0.0], values.cumsum()])
+    index = np.arange(len(values))
+    reach = np.minimum(half, np.minimum(index, len(values) - 1 - index))
+    means: Values = (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)
+    return means
+
+
+def curves(folder: Path) -> Path:
+    """Draws curves.png of the run in a folder; returns its path.
+
+    Raises:
+        InputError: there is nothing to draw, or the picture cannot be written.
+    """
+    run = read_run(folder)
+    with _style():
+        figure = _figure(8, 7.5)
+        top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
+        _loss(top, run)
+        _panel(middle, run.steps, 100 * run.rate, RATE, "weights that moved", "% per update")
+        _panel(bottom, run.steps, run.speed, SPEED, "throughput of all members", "tokens per s")
+        bottom.set_xlabel("update")
+        bottom.yaxis.set_major_formatter(_prefixes())
+        figure.suptitle(_title(run), x=0.01, ha="left", fontsize=11, fontweight="bold")
+        return _save(figure, folder / CURVES)
+
+
+def compare(folders: Sequence[Path], out: Path) -> Path:
+    """Draws the validation curves of several runs in one picture; returns its path.
+
+    Raises:
+        InputError: a folder holds no validated run, or the picture cannot be written.
+    """
+    runs = [read_run(folder) for folder in folders]
+    for folder, run in zip(folders, runs, strict=True):
+        if not len(run.valid):
+            raise InputError(
+                f"the run in {str(folder)!r} has not been validated yet: leave it out."
+            )
+    with _style():
+        figure = _figure(8, 5)
+        axes = figure.subplots()
+        for run in runs:
+            label = f"{run.name}: {run.valid[-1]:.3f}"
+            axes.plot(run.valid_steps, run.valid, marker="o", markersize=3, lw=1.6, label=label)
+        # Reference lines stand for one corpus: none where the runs differ in it.
+        if all(run.about.get("entropies") == runs[0].about.get("entropies") for run in runs):
+            _references(axes, runs[0])
+        axes.set(xlabel="update", ylabel=" / ".join(sorted({run.unit for run in runs})))
+        axes.legend(title="run: last value")
+        figure.suptitle("validation", x=0.01, ha="left", fontsize=11, fontweight="bold")
+        return _save(figure, out)
+
+
+def _style() -> Any:
+    """A context with the house's look; nothing global stays changed."""
+    import matplotlib
+
+    return matplotlib.rc_context(STYLE)
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _loss(axes: Axes, run: Run) -> None:
+    axes.plot(run.steps, run.loss, color=TRAIN, lw=0.8, alpha=0.3)
+    axes.plot(run.steps, smooth(run.loss), color=TRAIN, lw=1.6, label="train (perturbed members)")
+    if len(run.valid):
+        axes.plot(
+            run.valid_steps, run.valid, color=VALID, marker="o", markersize=3, lw=1.6,
+            label=f"validation: {run.valid[-1]:.3f} at the end",
+        )  # fmt: skip
+    _references(axes, run)
+    axes.set(ylabel=run.unit, title="loss")
+    axes.legend(loc="best")
+
+
+def _references(axes: Axes, run: Run) -> None:
+    """Dashed lines at the entropies of the corpus, labelled at the left, where curves are high."""
+    for name, value in run.about.get("entropies", {}).get("valid", {}).items():
+        axes.axhline(value, color=REFERENCE, lw=0.9, ls="--", alpha=0.7, zorder=1)
+        axes.annotate(
+            f"{name} {value:.2f}", (0, value), xycoords=("axes fraction", "data"),
+            xytext=(4, 2), textcoords="offset points", ha="left", va="bottom",
+            color=REFERENCE, fontsize=8,
+        )  # fmt: skip
+
+
+def _panel(axes: Axes, x: Values, y: Values, colour: str, title: str, unit: str) -> None:
+    axes.plot(x, y, color=colour, lw=0.8, alpha=0.35)
+    axes.plot(x, smooth(y), color=colour, lw=1.4)
+    axes.set(title=title, ylabel=unit)
+    axes.set_ylim(bottom=0)
+
+
+def _prefixes() -> Any:
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(sep="")
+
+
+def _title(run: Run) -> str:
+    c = run.config
+    data = Path(str(c.get("data"))).name
+    return (
+        f"{run.name}: {data}, population {c.get('pop')}, {c.get('layers')} × {c.get('width')}, "
+        f"rank {c.get('rank')}, seed {c.get('seed')}"
+    )
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix[1:])
+    write_whole(path, picture.getvalue())
+    return path
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of eggroll.plot."""
+
+    folders: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(metavar="DIR ...", help_behavior_hint=""),
+        tyro.conf.Positional,
+    ] = ()
+    """Folders of training runs."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = ""
+    """Picture (.png, .svg or .pdf); else DIR/curves.png for one run, compare.png for several."""
+
+
+def draw(options: Options) -> Path:
+    """The picture that the options ask for; returns its path.
+
+    Raises:
+        InputError: no run is given, one cannot be read, or the picture cannot be written.
+    """
+    folders = [Path(folder) for folder in options.folders]
+    if not folders:
+        raise InputError("no folder is given: name those of one or more runs.")
+    if len(folders) == 1 and not options.out:
+        return curves(folders[0])
+    out = Path(options.out or "compare.png")
+    if out.suffix not in FORMATS:
+        raise InputError(
+            f"--out {options.out!r} does not end in {', '.join(FORMATS)}: give it one of these."
+        )
+    return compare(folders, out)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of eggroll.plot; returns its exit code."""
+
+    def work() -> int:
+        words = sys.argv[1:] if argv is None else argv
+        about = "Draws the curves of one run, or the validation curves of several."
+        print(draw(cli.parse(Options, words, command="plot", about=about)))
+        return cli.DONE
+
+    return cli.run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Random bytes from counters: the same for a seed on every machine and library version.
+
+All in integers (SplitMix64's finalizer, Steele et al. 2014); a draw is a prefix of any longer one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eggroll.fixed_point import normal_quantiles
+
+# What a stream of words is for: the second word of its key, so that no two purposes share one.
+TABLE, SLICES, WEIGHTS, SAMPLES, COUNT = range(1, 6)
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finalizer, elementwise: a bijection of 64-bit words."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def key(*words: int) -> int:
+    """Hashes integers of any size and sign (seed, purpose, index ...) to a 64-bit stream key."""
+    h = 0
+    for word in words:
+        h = int(mix(np.array([(h ^ (word & _MASK)) + _GOLDEN & _MASK], np.uint64))[0])
+    return h
+
+
+def counters(stream: int, first: int, count: int) -> NDArray[np.uint64]:
+    """`count` pseudo-random 64-bit words of a stream, from position `first` on."""
+    index = np.arange(first, first + count, dtype=np.uint64)
+    return mix(np.uint64(stream) + index * np.uint64(_GOLDEN))
+
+
+def normal_bytes(stream: int, count: int) -> NDArray[np.int8]:
+    """int8 [count] normal values of standard deviation 16; a prefix of every longer draw."""
+    words = counters(stream, 0, -(-count // 4)).astype("<u8", copy=False)
+    normal: NDArray[np.int8] = normal_quantiles()[words.view("<u2")[:count]]
+    return normal

@@ -1,0 +1,275 @@
+"""What a run leaves on the disk and on the screen.
+
+A folder holds config.json, checkpoint.safetensors, metrics.jsonl, curves.png and samples.txt.
+Letters: P members, T tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from eggroll.errors import InputError
+
+CHECKPOINT, CONFIG, METRICS = "checkpoint.safetensors", "config.json", "metrics.jsonl"
+CURVES, SAMPLES = "curves.png", "samples.txt"
+FILES = (CHECKPOINT, CONFIG, METRICS, CURVES, SAMPLES)
+PLAIN_SECONDS = 10.0  # between lines where there is no terminal to draw a bar on
+
+Row = dict[str, Any]
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all, and sees it on the disk before it counts.
+
+    Raises:
+        InputError: it cannot be written; what was there before is intact.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        try:
+            with open(partial, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def unwritable(path: Path, error: OSError) -> InputError:
+    begun = os.path.lexists(path.parent / CHECKPOINT)
+    again = f"go on with --resume {path.parent}" if begun else "run the command again"
+    return InputError(
+        f"{str(path)!r} cannot be written ({error.strerror or error}): make room or grant access "
+        f"there and {again}; what was there before is intact."
+    )
+
+
+class Folder:
+    """A run's folder, locked while the run lasts so that two never write into one."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise InputError(
+                f"folder {str(path)!r} cannot be used ({error.strerror}): give another one."
+            ) from error
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._handle)
+            raise InputError(
+                f"folder {str(path)!r} is in use by another run: wait for its end or stop it, or "
+                "give another --out."
+            ) from error
+        self.path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+
+def check_free(path: Path) -> None:
+    """Raises InputError unless a new run may be put at `path`; creates nothing."""
+    where = f"--out {str(path)!r}"
+    try:
+        if held := [name for name in FILES if os.path.lexists(path / name)]:
+            raise InputError(
+                f"{where} already holds a run ({held[0]}): go on with --resume {path}, or give "
+                "another --out."
+            )
+        nearest = next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
+    except OSError as error:
+        raise InputError(
+            f"{where} cannot be used ({error.strerror}): give another --out."
+        ) from error
+    if not nearest.is_dir():
+        raise InputError(
+            f"{where} is no folder, as {str(nearest)!r} is a file: give another --out."
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(
+            f"{where} cannot be written, as {str(nearest)!r} denies it: give another --out."
+        )
+
+
+def new_folder(out: str, data: str) -> Path:
+    """Creates the folder of a new run: `out`, or the first free runs/<data>-<number>."""
+    if out:
+        path = Path(out)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path, error) from error
+        return path
+    letters = [c if c.isalnum() or c in "_-" else "-" for c in Path(data).stem[:40]]
+    name = "".join(letters).strip("-") or "run"
+    for number in range(1000):
+        path = Path("runs", f"{name}-{number:03d}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise unwritable(path, error) from error
+        return path
+    raise InputError(f"runs/{name}-000 to runs/{name}-999 are all taken: give --out.")
+
+
+class Metrics:
+    """metrics.jsonl: one line per update, on the disk as soon as it is known.
+
+    Opening cuts it back to the updates up to `step`, as what follows them comes anew.
+    """
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path = path
+        lines = [line for line, row in read_lines(path) if row["step"] <= step]
+        write_whole(path, b"".join(lines))
+        try:
+            self._handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            raise unwritable(path, error) from error
+
+    def append(self, row: Row) -> None:
+        """Adds a whole line or none.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        line = json.dumps(row).encode() + b"\n"
+        end = os.fstat(self._handle).st_size
+        try:
+            if os.write(self._handle, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._handle, end)
+            raise unwritable(self.path, error) from error
+
+    def sync(self) -> None:
+        """Sees the lines on the disk, so that a checkpoint never knows more than they do."""
+        os.fsync(self._handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+
+def read_lines(path: Path) -> list[tuple[bytes, Row]]:
+    """Every whole line of metrics.jsonl with its row, in order; none if there is no file."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(
+            f"{str(path)!r} cannot be read ({error.strerror}): make it readable."
+        ) from error
+    rows = []
+    for line in data.splitlines(keepends=True):
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if line.endswith(b"\n") and isinstance(row, dict) and type(row.get("step")) is int:
+                rows.append((line, row))
+    return rows
+
+
+class Display:
+    """Live progress on stderr: a bar on a terminal, else a plain line now and then."""
+
+    def __init__(self, step: int, steps: int, unit: str) -> None:
+        self.steps, self.unit = steps, unit
+        self._text = self._validation = ""
+        self._said = float("-inf")
+        self._live = self._start(step) if sys.stderr.isatty() else None
+
+    def _start(self, step: int) -> Any:
+        from rich import progress as rp
+        from rich.console import Console, Group
+        from rich.live import Live
+
+        count = rp.TextColumn("update {task.completed}/{task.total}")
+        left = (rp.TextColumn("ETA"), rp.TimeRemainingColumn())
+        console = Console(stderr=True)
+        self._bar = rp.Progress(count, rp.BarColumn(None), *left, console=console, expand=True)
+        self._task = self._bar.add_task("", total=self.steps, completed=step)
+        live = Live(
+            get_renderable=lambda: Group(self._bar.get_renderable(), self._text),
+            console=console,
+            redirect_stdout=False,
+        )
+        live.start()
+        return live
+
+    def update(self, row: Row) -> None:
+        """Shows one update; a screen that is gone does not stop the run."""
+        if "val_bits_per_byte" in row:
+            self._validation = f" · valid {row['val_bits_per_byte']:.3f} {self.unit}"
+        text = (
+            f"loss {row['loss']:.3f}{self._validation} · {row['update_rate']:.1%} moved · "
+            f"{_short(row['tokens_per_second'])} tokens/s"
+        )
+        with contextlib.suppress(OSError):
+            if self._live:
+                self._text = text
+                self._bar.update(self._task, completed=row["step"])
+            else:
+                self._line(row, text)
+
+    def _line(self, row: Row, text: str) -> None:
+        now, step = time.monotonic(), row["step"]
+        last = step == self.steps
+        if not (last or "val_loss" in row or now - self._said >= PLAIN_SECONDS):
+            return
+        self._said = now
+        left = (self.steps - step) * row["seconds"]
+        eta = "" if last else f" · ETA {int(left) // 60}:{int(left) % 60:02d}"
+        print(f"update {step}/{self.steps} · {text}{eta}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the screen to others; may be called again."""
+        with contextlib.suppress(OSError):
+            if self._live:
+                self._live.stop()
+
+
+def _short(value: float) -> str:
+    """Three digits and a prefix: 1.23M."""
+    for prefix in ("", "k", "M", "G"):
+        if value < 999.5 or prefix == "G":
+            break
+        value /= 1000
+    return f"{value:.3g}{prefix}"

@@ -1,0 +1,80 @@
+"""Tiny runs that several tests share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from eggroll import train
+
+# Seconds matter: a run of these options takes hundredths of one.
+TINY = [
+    *("--data", "count", "--pop", "32", "--width", "16", "--seq-len", "8", "--steps", "6"),
+    *("--table-bits", "16", "--val-tokens", "512", "--validate-every", "2"),
+    *("--checkpoint-every", "1", "--sample-bytes", "8"),
+]
+
+
+class Ended(NamedTuple):
+    """What a command left: exit code, stdout, stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def signature(self) -> str:
+        assert self.code == 0, self.err
+        name, _, value = self.out.splitlines()[-1].partition(": ")
+        assert name == "signature"
+        assert len(value) == 64
+        return value
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command's main in this process; every argument becomes a word."""
+
+    def run(*words: object, main: Callable[[list[str]], int] = train.main) -> Ended:
+        capsys.readouterr()
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as end:  # --help
+            code = int(end.code or 0)
+        return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out curves.png, which takes longer than a tiny run."""
+    monkeypatch.setattr("eggroll.plot.curves", lambda folder: folder)
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with 60 kB of made-up words."""
+    chance = random.Random(0)
+    words = ["".join(chance.choices("aeiounrst", k=chance.randint(1, 8))) for _ in range(300)]
+    lines = [
+        " ".join(chance.choices(words, k=10)) + "\n" * chance.randint(1, 2) for _ in range(1200)
+    ]
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished tiny run; copy it before you change it."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert train.main([*TINY, "--out", str(folder)]) == 0
+    return folder

@@ -1,0 +1,320 @@
+"""Bad input gives one sentence and exit code 2, before anything is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import TINY, Command, Ended
+
+from eggroll import cli, generate, plot, runlog, train
+from eggroll.config import TYPES, Config, from_dict
+
+PROGRAM = Config().program()
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Digest of every file and name of every folder below one."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(
+            path.read_bytes() if path.is_file() else b""
+        ).hexdigest()
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def assert_refused(ended: Ended, says: str) -> None:
+    """One sentence on stderr that holds every part of `says` (separated by |), nothing else."""
+    assert ended.code == 2, ended
+    assert ended.out == ""
+    assert ended.err.startswith("error: ")
+    assert ended.err.count("\n") == 1
+    assert ended.err.rstrip().endswith((".", "?"))
+    for part in says.split("|"):
+        assert part in ended.err
+
+
+@pytest.fixture
+def place(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a finished run and with files of all bad kinds."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished, "run")
+    Path("empty.txt").touch()
+    Path("short.txt").write_text("a few words\n")
+    Path("file").write_text("no folder\n")
+    Path("vacant").mkdir()
+    Path("nothing").mkdir()
+    Path("nothing", "picture.png").write_bytes(b"\x89PNG\0\0\0")
+    Path("begun").mkdir()
+    Path("begun", "config.json").write_text("{}")
+    Path("torn.json").write_text('{"pop": ')
+    Path("latin.json").write_bytes(b'{"data": "\xff"}')
+    Path("list.json").write_text("[1, 2]")
+    for name, options in {
+        "unknown": {"popp": 64},
+        "text": {"pop": "64"},
+        "float": {"steps": 2.5},
+        "bool": {"clt": 1},
+        "choice": {"rule": "adam"},
+        "range": {"rank": 0},
+        "steps": {"count_steps": 1},
+        "nan": {"alpha": float("nan")},
+    }.items():
+        Path(f"{name}.json").write_text(json.dumps(options))
+    return tmp_path
+
+
+# (words of the command line, what the sentence must hold); TINY goes before those of a new run.
+NEW = [
+    ("--pop 7", "--pop is 7|even number|try --pop 8"),
+    ("--pop 0", "--pop is 0|2 to 16777216|try --pop 2"),
+    ("--pop -4", "--pop is -4"),
+    ("--pop 33554432", "--pop is 33554432|try --pop 16777216"),
+    ("--pop many", "--pop|'many'|whole number"),
+    ("--pop 1e4", "--pop|'1e4'|whole number"),
+    ("--pop", "--pop|Missing value"),
+    ("--popp 4", "'--popp'|did you mean --pop?"),
+    ("surplus", "'surplus'|no option"),
+    ("--group-size 3", "--group-size is 3|even|try --group-size 4"),
+    ("--group-size 6", "--group-size is 6|divides --pop 32|try --group-size 4"),
+    ("--group-size 64", "--group-size is 64|try --group-size 32"),
+    ("--rank 0", "--rank is 0|1 to 64|try --rank 1"),
+    ("--width 0", "--width is 0|1 to 8191"),
+    ("--width 8192", "--width is 8192|try --width 8191"),
+    ("--layers -1", "--layers is -1|0 to 256"),
+    ("--sigma-shift -1", "--sigma-shift is -1|0 to 24"),
+    ("--alpha 0", "--alpha is 0.0|above 0|try --alpha 4.0"),
+    ("--alpha nan", "--alpha is nan"),
+    ("--alpha inf", "--alpha is inf"),
+    ("--alpha-decay 0", "--alpha-decay is 0"),
+    ("--rule adam", "--rule|'adam'|sign, master"),
+    ("--gates soft", "--gates|'soft'|clip, table"),
+    ("--rule master --learning-rate 2", "--learning-rate is 2.0|up to 1"),
+    ("--seq-len 0", "--seq-len is 0"),
+    ("--steps 0", "--steps is 0"),
+    ("--seed -1", "--seed is -1"),
+    ("--seed 9223372036854775808", "--seed is 9223372036854775808"),
+    ("--chunk 3", "--chunk is 3|even"),
+    ("--threads -1", "--threads is -1"),
+    ("--table-bits 29", "--table-bits is 29|16 to 28"),
+    ("--width 8000 --rank 2", "--table-bits is 16|80000 bytes|try --table-bits 18"),
+    ("--width 8191 --layers 256 --table-bits 28", "GiB|this machine has|smaller"),
+    ("--vocabulary 1", "--vocabulary is 1|2 to 65536"),
+    ("--count-steps", "--count-steps is empty"),
+    ("--count-steps 1 99", "99|1 to 14"),
+    ("--count-steps one", "--count-steps|'one'|whole number"),
+    ("--engine tpu", "'tpu' is unknown|available"),
+    ("--engine cuda", "'cuda'|available"),
+    ("--data absent.txt", "'absent.txt'|existing file or folder"),
+    ("--data empty.txt", "empty.txt|empty"),
+    ("--data short.txt", "short.txt|too small"),
+    ("--data nothing", "nothing' holds no text"),
+    ("--out run", "'run' already holds a run|--resume run"),
+    ("--out begun", "'begun' already holds a run (config.json)"),
+    ("--out file", "'file' is a file"),
+    ("--out file/run", "'file/run'|another --out"),
+    ("--config absent.json", "'absent.json' cannot be read"),
+    ("--config vacant", "'vacant' cannot be read"),
+    ("--config torn.json", "'torn.json' is not valid JSON"),
+    ("--config latin.json", "'latin.json' is not valid JSON"),
+    ("--config list.json", "'list.json' holds [1, 2]|object"),
+    ("--config unknown.json", "unknown option 'popp'|did you mean 'pop'?"),
+    ("--config text.json", "'pop'|\"64\"|a whole number"),
+    ("--config float.json", "'steps'|2.5|a whole number"),
+    ("--config bool.json", "'clt'|true or false"),
+    ("--config choice.json", "'rule'|one of sign, master"),
+    ("--config range.json", "--rank is 0"),
+    ("--config steps.json", "'count_steps'|list of whole numbers"),
+    ("--config nan.json", "--alpha is nan"),
+]
+RESUME = [
+    ("--resume run --width 32", "--width is 32|'run' has 16"),
+    ("--resume run --seed 1", "--seed is 1|has 0"),
+    ("--resume run --data stdlib", "--data is stdlib|has count"),
+    ("--resume run --steps 5", "--steps is 5|6 updates already"),
+    ("--resume run --out vacant", "--out 'vacant'|leave --out out"),
+    ("--resume run --config range.json", "both given"),
+    ("--resume absent", "'absent' holds no checkpoint"),
+    ("--resume vacant", "'vacant' holds no checkpoint"),
+    ("--resume file", "'file/checkpoint.safetensors' cannot be read"),
+]
+GENERATE = [
+    ("", "no folder is given"),
+    ("vacant", "'vacant' holds no checkpoint"),
+    ("run --bytes 0", "--bytes is 0"),
+    ("run --temperature -1", "--temperature is -1.0"),
+    ("run --temperature nan", "--temperature is nan"),
+    ("run --seed -1", "--seed is -1"),
+    ("run --prompt 16", "'16'|0 to 15"),
+    ("run --prompt hello", "'hello'"),
+    ("run --engine tpu", "'tpu' is unknown"),
+    ("run --promt a", "'--promt'|did you mean --prompt?"),
+]
+PLOT = [
+    ("", "no folder is given"),
+    ("vacant", "'vacant' holds no run"),
+    ("begun", "has made no update yet"),
+    ("run run --out picture.doc", "'picture.doc'|.png"),
+    ("run --out absent/picture.png", "'absent/picture.png' cannot be written"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), NEW)
+def test_a_new_run_refuses(call: Command, place: Path, words: str, says: str):
+    before = contents(place)
+    assert_refused(call(*TINY, *words.split()), says)
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize(("words", "says"), RESUME)
+def test_resuming_refuses(call: Command, place: Path, words: str, says: str):
+    before = contents(place)
+    assert_refused(call(*words.split()), says)
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "says"),
+    [(generate.main, *case) for case in GENERATE] + [(plot.main, *case) for case in PLOT],
+)
+def test_other_commands_refuse(
+    call: Command, place: Path, main: Callable[[list[str]], int], words: str, says: str
+):
+    before = contents(place)
+    assert_refused(call(*words.split(), main=main), says)
+    assert contents(place) == before
+
+
+def test_an_unreadable_file_is_refused(call: Command, place: Path, monkeypatch: pytest.MonkeyPatch):
+    real = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path.name in ("file", "checkpoint.safetensors", "metrics.jsonl"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    before = contents(place)
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert_refused(call(*TINY, "--data", "file"), "file' cannot be read|Permission denied")
+    assert_refused(call("--resume", "run"), "cannot be read|Permission denied")
+    assert_refused(call("run", main=plot.main), "cannot be read|Permission denied")
+    monkeypatch.undo()
+    assert contents(place) == before
+
+
+def test_a_folder_that_denies_writing_is_refused(
+    call: Command, place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # Not chmod: root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert_refused(call(*TINY, "--out", "vacant/run"), "'vacant/run' cannot be written|denies")
+    assert contents(place / "vacant") == {}
+
+
+def test_the_engine_that_cannot_run_here_is_refused(
+    call: Command, place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("eggroll.engines.cpu.CpuEngine.missing", lambda: "it was not built")
+    assert_refused(
+        call(*TINY, "--engine", "cpu"), "'cpu' cannot run here|it was not built|portable"
+    )
+
+
+def test_data_that_changed_is_refused_on_resume(
+    call: Command, tmp_path: Path, text: Path, no_curves: None
+):
+    data, run = tmp_path / "words.txt", tmp_path / "run"
+    shutil.copy(text, data)
+    assert call(*TINY, "--data", data, "--out", run).code == 0
+    with data.open("a") as file:
+        file.write("one more line\n" * 50)
+    assert_refused(call("--resume", run, "--steps", 9), "words.txt' has changed since the run")
+
+
+def test_a_folder_in_use_is_refused(call: Command, place: Path):
+    with runlog.Folder(Path("run")), runlog.Folder(Path("vacant")):
+        assert_refused(call("--resume", "run", "--steps", 9), "'run' is in use by another run")
+        assert_refused(call(*TINY, "--out", "vacant"), "'vacant' is in use")
+
+
+def test_bytes_that_are_no_utf8_are_fine(
+    call: Command, tmp_path: Path, text: Path, no_curves: None
+):
+    data = tmp_path / "mixed.txt"
+    data.write_bytes(text.read_bytes().replace(b"e", b"\xff\xe9"))
+    ended = call(*TINY, "--data", data, "--out", tmp_path / "run")
+    assert ended.signature
+    assert "bits per byte" in ended.out
+
+
+def test_a_command_in_a_process_of_its_own(tmp_path: Path):
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    for words, says in [
+        (["eggroll.train", "--pop", "7"], "error: --pop is 7: an even number"),
+        (["eggroll.generate", "nowhere"], "error: 'nowhere' holds no checkpoint"),
+        (["eggroll.plot"], "error: no folder is given"),
+    ]:
+        ended = run(*words)
+        assert_refused(Ended(ended.returncode, ended.stdout, ended.stderr), says)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_leaves_ends_it_with_a_sentence(place: Path):
+    words = [sys.executable, "-m", "eggroll.generate", "run", "--bytes", "20000"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert (
+            process.stderr.read() == b"error: the reader of the output went away before its end.\n"
+        )
+    assert process.returncode == 2
+
+
+@pytest.mark.parametrize("main", [train.main, generate.main, plot.main])
+def test_help_names_every_option(
+    call: Command, main: Callable[[list[str]], int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "100")
+    ended = call("--help", main=main)
+    assert ended.code == 0
+    assert max(map(len, ended.out.splitlines())) <= 100
+    for name in TYPES if main is train.main else ():
+        assert re.search(rf"{cli.flag(name)}[ ,]", ended.out)
+
+
+def test_options_survive_json():
+    config = Config(pop=64, count_steps=(1, 3), alpha=0.5, rule="master", clt=False)
+    options = json.loads(json.dumps(config.to_dict() | {"about": {"any": "thing"}}))
+    assert from_dict(options, "test") == config
+
+
+def test_the_command_line_wins_over_the_file(
+    call: Command, place: Path, finished: Path, no_curves: None
+):
+    first = call("--resume", "run").signature
+    same = call("--config", "run/config.json", "--out", "same")
+    other = call("--config", "run/config.json", "--out", "other", "--seed", "1")
+    assert same.signature == first
+    assert other.signature != first
+    assert json.loads(Path("other/config.json").read_text())["seed"] == 1
+
+
+def test_runs_without_out_are_numbered(call: Command, place: Path, text: Path, no_curves: None):
+    for words in ([], [], ["--data", text]):
+        assert call(*TINY, *words).code == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == [
+        "count-000", "count-001", "words-000",
+    ]  # fmt: skip
