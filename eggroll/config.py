@@ -41,7 +41,7 @@ class Config:
     """Members of the population (even: two make a pair)."""
     data: Annotated[str, tyro.conf.arg(metavar="NAME|FILE|DIR")] = "stdlib"
     """stdlib, count, tinystories, minipile, or the path of a text file or a folder of them."""
-    steps: Annotated[int, Range(1, 10**9), FREE] = 300
+    steps: Annotated[int, Range(1, 10**9), FREE] = 1500
     """Updates; with --resume the new total."""
     seq_len: Annotated[int, Range(1, 1 << 16)] = 16
     """Tokens every member reads per update."""
@@ -63,7 +63,7 @@ class Config:
     """Members that read the same stream (even, divides pop)."""
     rule: Rule = "sign"
     """How votes move weights: one bit past a z-test (the paper's), or through a finer copy."""
-    learning_rate: Annotated[float, Range(0, 1, above=True)] = 0.5
+    learning_rate: Annotated[float, Range(0.001, 64)] = 1.5
     """Rule master: bits a weight moves per standard deviation of its votes, at the start."""
     rate_decay: Annotated[float, Range(0, 10**6)] = 19.0
     """Rule master: the learning rate falls as 1 / (1 + this * share of the steps done)."""

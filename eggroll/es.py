@@ -119,7 +119,7 @@ class MasterRule:
         """lr / sigma_Z in units of 2^-24 master steps."""
         rate = self.rate / (1 + self.decay * step / self.steps)
         deviation_q16 = isqrt(self.pairs * rank << 32) * (256 if self.clt else 1)
-        return (round(rate * (1 << MASTER_BITS)) << 40) // deviation_q16
+        return (round(rate * (1 << 40)) << MASTER_BITS) // deviation_q16
 
     def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
         new, copy = {}, {}

@@ -97,7 +97,7 @@ NEW = [
     ("--alpha-decay 0", "--alpha-decay is 0"),
     ("--rule adam", "--rule|'adam'|sign, master"),
     ("--gates soft", "--gates|'soft'|clip, table"),
-    ("--rule master --learning-rate 2", "--learning-rate is 2.0|up to 1"),
+    ("--rule master --learning-rate 65", "--learning-rate is 65.0|to 64"),
     ("--seq-len 0", "--seq-len is 0"),
     ("--steps 0", "--steps is 0"),
     ("--seed -1", "--seed is -1"),

@@ -68,7 +68,7 @@ shapes = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("backend_name", BACKENDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(shape=shapes, seed=st.integers(0, 2**32 - 1), threads=st.integers(1, 3), clt=st.booleans())
 def test_equals_oracle_on_random_networks(backend_name, shape, seed, threads, clt):
     name, _, isa = backend_name.partition(":")
@@ -128,6 +128,19 @@ def test_logits_are_those_the_scores_come_from(backend):
     )
     np.testing.assert_array_equal(np.array(got), logits[:, 0])
     np.testing.assert_array_equal(np.array(after), state)
+
+
+def test_lazy_calls_chain(backend):
+    """State fed on without evaluation between: the whole chain runs when it is asked for."""
+    case = random_case(6, V=11, D=12, L=2, T=5, P=4)
+    _, _, want = case.oracle(noise=False)
+    engine = ENGINES[backend](case.program)
+    prepared, state = engine.prepare(case.leaves), mx.array(case.state)
+    rows = []
+    for t in range(5):
+        logits, state = engine.logits(prepared, mx.array(case.tokens[:, t]), state)
+        rows.append(logits)
+    np.testing.assert_array_equal(np.array(mx.stack(rows, axis=1)), want)
 
 
 def test_every_operation_is_in_every_engine():

@@ -145,7 +145,9 @@ def test_a_second_signal_stops_at_once(call: Command, tmp_path: Path, stop_in, n
 def test_a_signal_before_the_first_update_leaves_nothing(
     call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(train, "load_corpus", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(
+        "eggroll.run.load_corpus", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+    )
     ended = call(*TINY, "--out", tmp_path / "run")
     assert ended.code == 130
     assert ended.err.count("\n") == 1

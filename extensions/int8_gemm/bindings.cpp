@@ -45,11 +45,13 @@ NB_MODULE(_int8_gemm, m) {
                     const std::vector<int32_t>&, const std::vector<uint64_t>&>(),
            "stages"_a, "leaves"_a, "width"_a, "vocabulary"_a, "state_size"_a, "tables"_a, "exp2"_a,
            "log2_breakpoints"_a)
-      .def("pack", &eggroll::Program::pack, "leaves"_a,
+      .def("pack", &eggroll::Program::pack, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a,
            "int8 leaves in declared order -> one int8 array in the kernels' layout.");
-  m.def("evaluate", &eggroll::evaluate, "plan"_a, "packed"_a, "table"_a, "starts"_a.none(),
-        "rank"_a, "shift"_a, "tokens"_a, "targets"_a, "state"_a, "logits"_a, "threads"_a,
+  // Without the GIL: work waiting on MLX's threads may end by giving up a Python-owned plan.
+  m.def("evaluate", &eggroll::evaluate, nb::call_guard<nb::gil_scoped_release>(), "plan"_a,
+        "packed"_a, "table"_a, "starts"_a.none(), "rank"_a, "shift"_a, "tokens"_a, "targets"_a,
+        "state"_a, "logits"_a, "threads"_a,
         "Scores int16 [P, T], state int8 [P, state_size] and, if asked, logits int8 [P, T, V].");
-  m.def("votes", &eggroll::votes, "plan"_a, "fitness"_a, "table"_a, "starts"_a, "rank"_a, "signs"_a,
-        "threads"_a, "Z int32 of every leaf.");
+  m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "plan"_a, "fitness"_a,
+        "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a, "Z int32 of every leaf.");
 }
