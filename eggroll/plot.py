@@ -98,8 +98,8 @@ def read_run(folder: Path) -> Run:
 
 
 def smooth(values: Values) -> Values:
-    """Centred moving average over a twentieth of the run, narrower towards the ends."""
-    half = min(len(values) // 40, 50)
+    """Centred moving average over a hundredth of the run, narrower towards the ends."""
+    half = min(max(len(values) // 200, 2), 50)
     sums = np.concatenate([[0.0], values.cumsum()])
     index = np.arange(len(values))
     reach = np.minimum(half, np.minimum(index, len(values) - 1 - index))
@@ -183,12 +183,14 @@ def _loss(axes: Axes, run: Run) -> None:
 
 
 def _references(axes: Axes, run: Run) -> None:
-    """Dashed lines at the entropies of the corpus, labelled at the left, where curves are high."""
+    """Dashed lines at the entropies of the corpus, labelled away from the curves' end."""
     for name, value in run.about.get("entropies", {}).get("valid", {}).items():
+        above = value > run.loss[-1]
         axes.axhline(value, color=REFERENCE, lw=0.9, ls="--", alpha=0.7, zorder=1)
         axes.annotate(
-            f"{name} {value:.2f}", (0, value), xycoords=("axes fraction", "data"),
-            xytext=(4, 2), textcoords="offset points", ha="left", va="bottom",
+            f"{name} {value:.2f}", (1, value), xycoords=("axes fraction", "data"),
+            xytext=(-4, 2 if above else -2), textcoords="offset points",
+            ha="right", va="bottom" if above else "top",
             color=REFERENCE, fontsize=8,
         )  # fmt: skip
 
@@ -210,8 +212,8 @@ def _title(run: Run) -> str:
     c = run.config
     data = Path(str(c.get("data"))).name
     return (
-        f"{run.name}: {data}, population {c.get('pop')}, {c.get('layers')} × {c.get('width')}, "
-        f"rank {c.get('rank')}, seed {c.get('seed')}"
+        f"{run.name}: {data}, population {c.get('pop')}, rank {c.get('rank')}, "
+        f"layers {c.get('layers')}, width {c.get('width')}, seed {c.get('seed')}"
     )
 
 

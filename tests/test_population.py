@@ -1,0 +1,66 @@
+"""Chunks and groups: no cut of a population changes a bit, and a group reads one stream."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import Case
+
+from eggroll import es, model
+from eggroll.engines import ENGINES
+from eggroll.noise import Noise
+from eggroll.population import Population, model_loss
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+@settings(max_examples=20, deadline=None)
+@given(
+    groups=st.integers(1, 5),
+    group=st.sampled_from([2, 4, 6, 12]),
+    chunk=st.integers(1, 40).map(lambda n: 2 * n),
+    threads=st.integers(1, 3),
+    rank=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_population_equals_the_oracle(name, groups, group, chunk, threads, rank, seed):
+    program, P, T = model.egg(9, 6, 1), groups * group, 2
+    shapes = [leaf.shape for leaf in program.leaves]
+    noise = Noise(shapes, seed=seed, rank=rank, shift=8, table_bits=10)
+    random = np.random.default_rng(seed)
+    tokens, targets = random.integers(0, 9, (2, groups, T)).astype(np.int32)
+    weights = {k: np.array(w) for k, w in model.initial_weights(program, seed).items()}
+    state = random.integers(-127, 128, (P, 6)).astype(np.int8)
+    repeated = (np.repeat(a, group, axis=0) for a in (tokens, targets))  # members of a group agree
+    starts = np.array(noise.slices(3, 0, P // 2).starts)
+    table = np.array(noise.table)
+    case = Case(program, weights, table, starts, rank, 4, *repeated, state)
+    scores, after, _ = case.oracle()
+    fitness = oracle.pair_fitness(scores)
+
+    engine = ENGINES[name](program, threads)
+    population = Population(engine, noise, members=P, group=group, chunk=chunk, clt=True)
+    got = population.evaluate(case.leaves, 3, tokens, targets, mx.array(state))
+    np.testing.assert_array_equal(np.array(got[0]), scores)
+    np.testing.assert_array_equal(np.array(got[1]), after)
+    np.testing.assert_array_equal(np.array(es.pair_fitness(got[0])), fitness)
+    votes = population.votes(mx.array(fitness.astype(np.int8)), 3)
+    for leaf, want in oracle.votes(weights, case.noise(), fitness).items():
+        np.testing.assert_array_equal(np.array(votes[leaf]), want)
+
+
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_model_loss_carries_the_state_and_leaves_the_warmup_out(warmup):
+    program = model.egg(9, 6, 1)
+    weights = {k: np.array(w) for k, w in model.initial_weights(program, 0).items()}
+    random = np.random.default_rng(0)
+    tokens, targets = random.integers(0, 9, (2, 3, 8)).astype(np.int32)
+    scores, _, _ = oracle.evaluate(weights, tokens, targets, np.zeros((3, 1, 6), np.int64))
+    batches = [(tokens[:, :5], targets[:, :5]), (tokens[:, 5:], targets[:, 5:])]
+    loss = model_loss(
+        ENGINES["cpu"](program), {k: mx.array(w) for k, w in weights.items()}, batches, warmup
+    )
+    assert loss == -scores[:, warmup:].mean() / 16
