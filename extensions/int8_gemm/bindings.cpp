@@ -38,6 +38,8 @@ NB_MODULE(_int8_gemm, m) {
       "isa", [] { return std::string(eggroll::kernels().name); },
       "The instruction set in use: EGGROLL_ISA's, else the fastest usable.");
   m.def("usable_isas", &eggroll::usable_isas, "Built and detected, fastest first.");
+  m.def("peak", &eggroll::peak, nb::call_guard<nb::gil_scoped_release>(), "threads"_a,
+        "Multiply-adds per second of the instruction set's dot product on registers alone.");
   m.def("default_threads", &eggroll::default_threads, "Cores this process may run on.");
   nb::class_<eggroll::Program>(m, "Plan", "A declared program, checked, with its packing layout.")
       .def(nb::init<const std::vector<eggroll::StageSpec>&, const std::vector<eggroll::LeafSpec>&,

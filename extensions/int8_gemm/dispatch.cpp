@@ -3,6 +3,13 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace eggroll {
 
 #define EGG_DECLARE(name)       \
@@ -12,8 +19,21 @@ namespace eggroll {
 EGG_DECLARE(generic)
 EGG_DECLARE(avx2)
 EGG_DECLARE(avx512vnni)
+EGG_DECLARE(neon_dotprod)
 
 namespace {
+
+#ifdef EGG_HAVE_NEON_DOTPROD
+bool has_dotprod() {
+#ifdef __APPLE__
+  int has = 0;
+  size_t size = sizeof has;
+  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, nullptr, 0) == 0 && has;
+#else
+  return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#endif
+}
+#endif
 
 // Tests every flag of the unit's row in CMakeLists.txt.
 std::vector<const Kernels*> usable() {
@@ -30,6 +50,9 @@ std::vector<const Kernels*> usable() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("bmi2"))
     found.push_back(&avx2::kernels);
+#endif
+#ifdef EGG_HAVE_NEON_DOTPROD
+  if (has_dotprod()) found.push_back(&neon_dotprod::kernels);
 #endif
   found.push_back(&generic::kernels);
   return found;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -244,6 +245,23 @@ void check_starts(const Plan& plan, const mx::array& starts, const mx::array& ta
 }
 
 }  // namespace
+
+double peak(int threads) {
+  using Clock = std::chrono::steady_clock;
+  auto run = [&](int64_t rounds) {
+    int count = threads > 0 ? threads : default_threads();
+    std::atomic<int64_t> done{0};
+    Clock::time_point start = Clock::now();
+    parallel_for(count, count, [&](int64_t, int) { done += kernels().peak(rounds); });
+    double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    return std::pair<double, double>(static_cast<double>(done), seconds);
+  };
+  // Long enough for the threads' start to vanish, short enough to be repeated.
+  int64_t rounds = 1000;
+  while (run(rounds).second < 0.01) rounds *= 2;
+  auto [macs, seconds] = run(8 * rounds);
+  return macs / seconds;
+}
 
 std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::array& packed,
                                 const mx::array& table, const std::optional<mx::array>& starts,

@@ -60,6 +60,9 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
                              const mx::array& table, const mx::array& starts, int rank, bool signs,
                              int threads);
 
+// Multiply-adds per second of the instruction set's dot product on registers, all threads together.
+double peak(int threads);
+
 // Cores this process may run on.
 int default_threads();
 

@@ -84,6 +84,17 @@ struct Isa : PortableIsa {
     for (int o = 0; o < 4; ++o) store(acc[o] + m, a[o]), store(acc[o] + m + 8, b[o]);
   }
 
+  static int64_t peak(int64_t rounds) {
+    __m256i sum[8], x = _mm256_set1_epi16(3), w = _mm256_set1_epi16(-5);
+    for (__m256i& s : sum) s = _mm256_setzero_si256();
+    for (int64_t i = 0; i < rounds; ++i) {
+      for (__m256i& s : sum) s = _mm256_add_epi32(s, _mm256_madd_epi16(x, w));
+      asm volatile("" : "+x"(x), "+x"(w));  // or the compiler would multiply once
+    }
+    for (__m256i& s : sum) asm volatile("" : : "x"(s));
+    return rounds * 8 * 16;
+  }
+
   static void lane_dot(const Prepared* x, const Noise* b, int words, int32_t* out) {
     for (int m = 0; m < kLanes; m += 8) {
       __m256i sum = _mm256_setzero_si256();
@@ -97,5 +108,5 @@ struct Isa : PortableIsa {
 
 #include "block.h"
 #include "votes.h"
-extern const Kernels kernels = {"avx2", block_bytes, block, vote_bytes, vote};
+extern const Kernels kernels = {"avx2", Isa::peak, block_bytes, block, vote_bytes, vote};
 }  // namespace eggroll::avx2

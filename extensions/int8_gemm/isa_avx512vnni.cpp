@@ -104,6 +104,35 @@ struct Isa : PortableIsa {
           "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "cc", "memory");
   }
 
+  static int64_t peak(int64_t rounds) {
+    int64_t n = rounds;
+    asm volatile(
+        "1:\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm0\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm1\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm2\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm3\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm4\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm5\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm6\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm7\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm8\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm9\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm10\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm11\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm12\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm13\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm14\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm15\n\t"
+        "dec %[n]\n\t"
+        "jnz 1b\n\t"
+        : [n] "+r"(n)
+        :
+        : "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10",
+          "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "cc");
+    return rounds * 16 * 64;
+  }
+
   static void lane_dot(const Prepared* x, const Noise* b, int words, int32_t* out) {
     __m512i plus = _mm512_setzero_si512(), minus = plus, bias = plus;
     const __m512i offset = _mm512_set1_epi8(-128);  // 128 as u8
@@ -186,5 +215,5 @@ struct Isa : PortableIsa {
 
 #include "block.h"
 #include "votes.h"
-extern const Kernels kernels = {"avx512vnni", block_bytes, block, vote_bytes, vote};
+extern const Kernels kernels = {"avx512vnni", Isa::peak, block_bytes, block, vote_bytes, vote};
 }  // namespace eggroll::avx512vnni

@@ -7,5 +7,5 @@ namespace eggroll::generic {
 using Isa = PortableIsa;
 #include "block.h"
 #include "votes.h"
-extern const Kernels kernels = {"generic", block_bytes, block, vote_bytes, vote};
+extern const Kernels kernels = {"generic", Isa::peak, block_bytes, block, vote_bytes, vote};
 }  // namespace eggroll::generic

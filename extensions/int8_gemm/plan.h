@@ -85,9 +85,11 @@ struct VoteJob {
   bool signs;  // vote with the signs of the noise
 };
 
-// One instruction set's kernels.
+// One instruction set's kernels. `peak` runs its dot product on registers, as a limit to measure
+// against, and returns the multiply-adds done.
 struct Kernels {
   const char* name;
+  int64_t (*peak)(int64_t rounds);
   size_t (*block_bytes)(const Job& job);
   void (*block)(const Job& job, int64_t block, void* scratch);
   size_t (*vote_bytes)(const VoteJob& job);

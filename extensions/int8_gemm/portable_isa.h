@@ -90,6 +90,19 @@ struct PortableIsa {
     }
   }
 
+  // No dot-product instruction is named here, so the limit is `dot` on data in the first cache.
+  static int64_t peak(int64_t rounds) {
+    constexpr int kWords = 16;
+    alignas(64) static const int8_t tile[kTile * 4 + kWords * kTile * 4] = {};
+    alignas(64) static const int16_t x[kWords * 4 * kLanes] = {};
+    alignas(64) int32_t acc[kTile][kLanes];
+    for (int64_t i = 0; i < rounds; ++i) {
+      dot(tile, x, kWords, acc);
+      asm volatile("" : : "r"(acc) : "memory");
+    }
+    return rounds * kWords * 4 * kTile * kLanes;
+  }
+
   // sum[m] += EXP2[u + 128] over the first `count` logits of a tile.
   static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
     for (int o = 0; o < count; ++o)
