@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from eggroll import train
+from eggroll import _extension, train
+from eggroll.engines import available
 
 # Seconds matter: a run of these options takes hundredths of one.
 TINY = [
@@ -36,6 +37,12 @@ class Ended(NamedTuple):
 
 
 Command = Callable[..., Ended]
+
+
+def pytest_report_header() -> str:
+    """Names what is covered, so that a reader need not guess which backend a green run means."""
+    found = [f"{name} ({why})" if why else name for name, why in available().items()]
+    return f"engines: {', '.join(found)}; cpu kernels: {', '.join(_extension.load().usable_isas())}"
 
 
 @pytest.fixture
