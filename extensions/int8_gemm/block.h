@@ -38,7 +38,6 @@ struct Block {
   const Stage* stage;
   LeafNoise noise[kOps];  // of the stage's operations
   int32_t (*xb)[kLanes];  // [r]: signed x.B
-  alignas(64) int32_t acc[kTile][kLanes];
   alignas(64) uint32_t tile[kTile / 4][kLanes];
 
   Block(const Job& j, int64_t block, void* scratch)
@@ -66,20 +65,18 @@ struct Block {
     if (op.kind != OpKind::embed) of(op).b = arena.take<Isa::Noise>(one * r);
     if (!arena.base) return;
     for (int j = 0; j < r; ++j, raw += raw_one) {
-      for (int p = 0; p < kPairs; ++p) {
-        const int8_t* src = slice(op.leaf, p) + j;
-        for (int w = 0; w < words; ++w) raw[w * kPairs + p] = gather_word(src, 4 * w, k, r);
-      }
+      const int8_t* src[kPairs];
+      for (int p = 0; p < kPairs; ++p) src[p] = slice(op.leaf, p) + j;
+      int whole = r == 1 ? k / 4 : 0;
+      Isa::transpose_words(src, whole, raw, kPairs);
+      for (int w = whole; w < words; ++w)
+        for (int p = 0; p < kPairs; ++p) raw[w * kPairs + p] = gather_word(src[p], 4 * w, k, r);
       if (op.kind != OpKind::embed) Isa::prepare_noise(raw, words, of(op).b + one * j);
     }
   }
 
   static uint32_t gather_word(const int8_t* src, int first, int n, int stride) {
     uint32_t word = 0;
-    if (stride == 1 && first + 4 <= n) {
-      __builtin_memcpy(&word, src + first, 4);
-      return word;
-    }
     for (int i = 0; i < 4 && first + i < n; ++i)
       word |= static_cast<uint32_t>(static_cast<uint8_t>(src[(first + i) * stride])) << 8 * i;
     return word;
@@ -107,26 +104,37 @@ struct Block {
     int n = job.plan.leaves[op.leaf].rows;
     const int8_t* w = job.weights + job.plan.leaves[op.leaf].offset;
     int words = words_of(n);
-    int8_t* dst = of(op).vector = arena.take<int8_t>(static_cast<size_t>(words) * 4 * kLanes);
-    int8_t* __restrict plus = arena.take<int8_t>(words * 4);
-    int8_t* __restrict minus = arena.take<int8_t>(words * 4);
+    of(op).vector = arena.take<int8_t>(static_cast<size_t>(words) * 4 * kLanes);
+    int8_t* rows = arena.take<int8_t>(static_cast<size_t>(words) * 4 * kLanes);
     if (!arena.base) return;
-    for (int i = n; i < words * 4; ++i) plus[i] = minus[i] = 0;
+    const int8_t* src[kLanes];
     for (int p = 0; p < kPairs; ++p) {
+      int8_t *plus = rows + p * words * 4, *minus = plus + kPairs * words * 4;
+      src[p] = plus;
+      src[p + kPairs] = minus;
+      for (int i = n; i < words * 4; ++i) plus[i] = minus[i] = 0;
       if (job.starts) {
-        const int8_t* src = slice(op.leaf, p);
-        for (int i = 0; i < n; ++i) {
-          int32_t product = src[2 * i] * src[2 * i + 1];
-          plus[i] = static_cast<int8_t>(clip(w[i] + (product >> job.shift)));
-          minus[i] = static_cast<int8_t>(clip(w[i] + (-product >> job.shift)));
-        }
+        perturbed(w, slice(op.leaf, p), n, job.shift, plus, minus);
       } else {
-        for (int i = 0; i < n; ++i) plus[i] = minus[i] = w[i];
+        __builtin_memcpy(plus, w, static_cast<size_t>(n));
+        __builtin_memcpy(minus, w, static_cast<size_t>(n));
       }
-      for (int i = 0; i < words; ++i) {
-        __builtin_memcpy(dst + (i * kLanes + p) * 4, plus + 4 * i, 4);
-        __builtin_memcpy(dst + (i * kLanes + kPairs + p) * 4, minus + 4 * i, 4);
-      }
+    }
+    uint32_t* dst = reinterpret_cast<uint32_t*>(of(op).vector);
+    Isa::transpose_words(src, words, dst, kLanes);
+    Isa::transpose_words(src + kPairs, words, dst + kPairs, kLanes);
+  }
+
+  // The vector as members 2i and 2i + 1 see it. Products of two bytes fit int16, and a shift by
+  // more than 15 gives what a shift by 15 does.
+  static void perturbed(const int8_t* __restrict w, const int8_t* __restrict two, int n, int shift,
+                        int8_t* __restrict plus, int8_t* __restrict minus) {
+    int by = shift < 15 ? shift : 15;
+    for (int i = 0; i < n; ++i) {
+      int16_t product = static_cast<int16_t>(two[2 * i] * two[2 * i + 1]);
+      int16_t negative = static_cast<int16_t>(-product);
+      plus[i] = static_cast<int8_t>(clip(w[i] + (product >> by)));
+      minus[i] = static_cast<int8_t>(clip(w[i] + (negative >> by)));
     }
   }
 
@@ -202,9 +210,8 @@ struct Block {
     for (int m = 0; m < kLanes; ++m)
       row[m] =
           job.weights + leaf.offset + static_cast<int64_t>(token(job.tokens, m, t)) * words * 4;
-    for (int w = 0; w < words; ++w)
-      for (int m = 0; m < kLanes; ++m)
-        __builtin_memcpy(&registers[op.out][w * kLanes + m], row[m] + 4 * w, 4);
+    Isa::transpose_words(row, words, registers[op.out], kLanes);
+    Isa::transpose_words(row + kPairs, words, registers[op.out] + kPairs, kLanes);
     if (r) embed_noise(op, t, words);
   }
 
@@ -258,8 +265,7 @@ struct Block {
     const int8_t* w = job.weights + leaf.offset;
     if (r) low_rank(op, x, words);
     for (int i = 0; i < tiles; ++i) {
-      Isa::dot(w, x, words, acc);
-      Isa::finish(acc, noise, by, tile);
+      Isa::tile(w, x, words, noise, by, tile);
       w += kTile * sizeof(int32_t) + static_cast<size_t>(words) * kTile * 4;
       noise.a += kTile * kPairs;
       sink(i, tile);
@@ -318,26 +324,7 @@ struct Block {
   }
 
   void norm(const Op& op, int n) {
-    const int8_t *x = bytes(op.in[0]), *w = of(op).vector;
-    alignas(64) int32_t sum[kLanes] = {}, half[4 * kLanes];
-    alignas(64) uint32_t gain[4 * kLanes];
-    for (int k = 0; k < words_of(n); ++k)
-      for (int j = 0; j < 4 && 4 * k + j < n; ++j)
-        for (int m = 0; m < kLanes; ++m) {
-          int32_t v = byte_at(registers[op.in[0]][k * kLanes + m], j);
-          sum[m] += v < 0 ? -v : v;
-        }
-    for (int m = 0; m < kLanes; ++m) {
-      int mean = sum[m] / n;
-      Divisor d = divisor(mean < 1 ? 1 : mean);
-      for (int j = 0; j < 4; ++j) half[4 * m + j] = d.half, gain[4 * m + j] = d.gain;
-    }
-    int8_t* y = bytes(op.out);
-    for (int k = 0; k < words_of(n); ++k)
-      for (int i = 0; i < 4 * kLanes; ++i) {
-        int at = k * 4 * kLanes + i;
-        y[at] = static_cast<int8_t>(divide(x[at] * w[at], half[i], gain[i]));
-      }
+    Isa::norm(registers[op.in[0]], of(op).vector, n, bytes(op.out));
   }
 
   void elementwise(const Op& op, int n) {

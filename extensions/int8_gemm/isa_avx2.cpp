@@ -36,6 +36,9 @@ struct Isa : PortableIsa {
     widen<kPairs>(raw, words, out);
   }
   static void transpose(const int8_t* const* src, int8_t* dst) { transpose_sse2(src, dst); }
+  static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
+    transpose_words_sse2(src, words, dst, stride);
+  }
 
   static __m256i load(const int32_t* p) {
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
@@ -82,6 +85,11 @@ struct Isa : PortableIsa {
       }
     }
     for (int o = 0; o < 4; ++o) store(acc[o] + m, a[o]), store(acc[o] + m + 8, b[o]);
+  }
+
+  static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
+                   const Scale& by, uint32_t (*out)[kLanes]) {
+    tile_by<Isa>(w, x, words, noise, by, out);
   }
 
   static int64_t peak(int64_t rounds) {

@@ -27,12 +27,32 @@ struct Isa : PortableIsa {
   }
 
   static void transpose(const int8_t* const* src, int8_t* dst) { transpose_sse2(src, dst); }
+  static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
+    transpose_words_sse2(src, words, dst, stride);
+  }
 
-  // Eight outputs x 32 lanes in sixteen accumulators. The loop is assembly because gcc spills
-  // accumulators of the same loop written with intrinsics.
-  static void dot(const int8_t* tile, const Prepared* x, int words, int32_t (*acc)[kLanes]) {
+  // Eight outputs x 32 lanes in sixteen accumulators, a: members 2i, b: members 2i + 1. The loop is
+  // assembly because gcc spills accumulators of the same loop written with intrinsics.
+  static inline __attribute__((always_inline)) void multiply(const int8_t* tile, const Prepared* x,
+                                                             int words, __m512i* a, __m512i* b) {
     const int8_t* w = tile + kTile * sizeof(int32_t);
     long n = words;
+    register __m512i a0 asm("zmm0");
+    register __m512i b0 asm("zmm8");
+    register __m512i a1 asm("zmm1");
+    register __m512i b1 asm("zmm9");
+    register __m512i a2 asm("zmm2");
+    register __m512i b2 asm("zmm10");
+    register __m512i a3 asm("zmm3");
+    register __m512i b3 asm("zmm11");
+    register __m512i a4 asm("zmm4");
+    register __m512i b4 asm("zmm12");
+    register __m512i a5 asm("zmm5");
+    register __m512i b5 asm("zmm13");
+    register __m512i a6 asm("zmm6");
+    register __m512i b6 asm("zmm14");
+    register __m512i a7 asm("zmm7");
+    register __m512i b7 asm("zmm15");
     asm volatile(
         "vpbroadcastd 0(%[s]), %%zmm0\n\t"
         "vpbroadcastd 4(%[s]), %%zmm1\n\t"
@@ -81,27 +101,37 @@ struct Isa : PortableIsa {
         "add $32, %[w]\n\t"
         "dec %[n]\n\t"
         "jnz 1b\n\t"
-        "vmovdqa64 %%zmm0, 0(%[acc])\n\t"
-        "vmovdqa64 %%zmm8, 64(%[acc])\n\t"
-        "vmovdqa64 %%zmm1, 128(%[acc])\n\t"
-        "vmovdqa64 %%zmm9, 192(%[acc])\n\t"
-        "vmovdqa64 %%zmm2, 256(%[acc])\n\t"
-        "vmovdqa64 %%zmm10, 320(%[acc])\n\t"
-        "vmovdqa64 %%zmm3, 384(%[acc])\n\t"
-        "vmovdqa64 %%zmm11, 448(%[acc])\n\t"
-        "vmovdqa64 %%zmm4, 512(%[acc])\n\t"
-        "vmovdqa64 %%zmm12, 576(%[acc])\n\t"
-        "vmovdqa64 %%zmm5, 640(%[acc])\n\t"
-        "vmovdqa64 %%zmm13, 704(%[acc])\n\t"
-        "vmovdqa64 %%zmm6, 768(%[acc])\n\t"
-        "vmovdqa64 %%zmm14, 832(%[acc])\n\t"
-        "vmovdqa64 %%zmm7, 896(%[acc])\n\t"
-        "vmovdqa64 %%zmm15, 960(%[acc])\n\t"
-        : [x] "+r"(x), [w] "+r"(w), [n] "+r"(n)
-        : [s] "r"(tile), [acc] "r"(acc)
-        : "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10",
-          "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19", "zmm20",
-          "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "cc", "memory");
+        : [x] "+r"(x), [w] "+r"(w), [n] "+r"(n), "=v"(a0), "=v"(b0), "=v"(a1), "=v"(b1), "=v"(a2),
+          "=v"(b2), "=v"(a3), "=v"(b3), "=v"(a4), "=v"(b4), "=v"(a5), "=v"(b5), "=v"(a6), "=v"(b6),
+          "=v"(a7), "=v"(b7)
+        : [s] "r"(tile)
+        : "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25",
+          "cc", "memory");
+    a[0] = a0;
+    b[0] = b0;
+    a[1] = a1;
+    b[1] = b1;
+    a[2] = a2;
+    b[2] = b2;
+    a[3] = a3;
+    b[3] = b3;
+    a[4] = a4;
+    b[4] = b4;
+    a[5] = a5;
+    b[5] = b5;
+    a[6] = a6;
+    b[6] = b6;
+    a[7] = a7;
+    b[7] = b7;
+  }
+
+  static void dot(const int8_t* tile, const Prepared* x, int words, int32_t (*acc)[kLanes]) {
+    __m512i a[kTile], b[kTile];
+    multiply(tile, x, words, a, b);
+    for (int o = 0; o < kTile; ++o) {
+      _mm512_store_si512(acc[o], a[o]);
+      _mm512_store_si512(acc[o] + kPairs, b[o]);
+    }
   }
 
   static int64_t peak(int64_t rounds) {
@@ -147,36 +177,65 @@ struct Isa : PortableIsa {
     _mm512_storeu_si512(out + kPairs, _mm512_sub_epi32(minus, bias));
   }
 
-  static void finish(int32_t (*acc)[kLanes], const LowRank& noise, const Scale& by,
-                     uint32_t (*out)[kLanes]) {
-    const __m128i shift = _mm_cvtsi32_si128(noise.shift);
-    for (int half = 0; half < kLanes; half += kPairs)
-      for (int w = 0; w < kTile / 4; ++w) {
-        __m512i v[4];
-        for (int i = 0; i < 4; ++i) {
-          v[i] = _mm512_load_si512(acc[4 * w + i] + half);
-          if (noise.rank)
-            v[i] = _mm512_add_epi32(v[i], _mm512_sra_epi32(term(noise, 4 * w + i, half), shift));
-          v[i] = quotient(v[i], by);
-        }
-        _mm512_store_si512(out[w] + half, bytes(v));
-      }
+  // Product, low-rank term, division and clip of one tile, all in registers.
+  static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
+                   const Scale& by, uint32_t (*out)[kLanes]) {
+    __m512i a[kTile], b[kTile];
+    multiply(w, x, words, a, b);
+    if (noise.rank == 1)
+      perturb_once(noise, a, b);
+    else if (noise.rank)
+      perturb(noise, a, b);
+    by.power ? finish<true>(a, b, by, out) : finish<false>(a, b, by, out);
   }
 
-  static __m512i term(const LowRank& noise, int output, int half) {
-    __m512i sum = _mm512_setzero_si512();
-    for (int j = 0; j < noise.rank; ++j) {
-      const int8_t* a = noise.a + j * noise.stride + output * kPairs;
-      __m512i wide = _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(a)));
-      __m512i xb = _mm512_load_si512(noise.xb[j] + half);
-      sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(xb, wide));
+  static inline __attribute__((always_inline)) void perturb_once(const LowRank& noise, __m512i* a,
+                                                                 __m512i* b) {
+    const __m128i shift = _mm_cvtsi32_si128(noise.shift);
+    const __m512i plus = _mm512_load_si512(noise.xb[0]);
+    const __m512i minus = _mm512_load_si512(noise.xb[0] + kPairs);
+    for (int o = 0; o < kTile; ++o) {
+      __m512i wide = widened(noise.a + o * kPairs);
+      a[o] = _mm512_add_epi32(a[o], _mm512_sra_epi32(_mm512_mullo_epi32(plus, wide), shift));
+      b[o] = _mm512_add_epi32(b[o], _mm512_sra_epi32(_mm512_mullo_epi32(minus, wide), shift));
     }
-    return sum;
+  }
+
+  static void perturb(const LowRank& noise, __m512i* a, __m512i* b) {
+    const __m128i shift = _mm_cvtsi32_si128(noise.shift);
+    for (int o = 0; o < kTile; ++o) {
+      __m512i p = _mm512_setzero_si512(), q = p;
+      for (int j = 0; j < noise.rank; ++j) {
+        __m512i wide = widened(noise.a + j * noise.stride + o * kPairs);
+        p = _mm512_add_epi32(p, _mm512_mullo_epi32(_mm512_load_si512(noise.xb[j]), wide));
+        q = _mm512_add_epi32(q, _mm512_mullo_epi32(_mm512_load_si512(noise.xb[j] + kPairs), wide));
+      }
+      a[o] = _mm512_add_epi32(a[o], _mm512_sra_epi32(p, shift));
+      b[o] = _mm512_add_epi32(b[o], _mm512_sra_epi32(q, shift));
+    }
+  }
+
+  static __m512i widened(const int8_t* a) {
+    return _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(a)));
+  }
+
+  template <bool power>
+  static inline __attribute__((always_inline)) void finish(__m512i* a, __m512i* b, const Scale& by,
+                                                           uint32_t (*out)[kLanes]) {
+    for (int o = 0; o < kTile; ++o) {
+      a[o] = quotient<power>(a[o], by);
+      b[o] = quotient<power>(b[o], by);
+    }
+    for (int w = 0; w < kTile / 4; ++w) {
+      _mm512_store_si512(out[w], bytes(a + 4 * w));
+      _mm512_store_si512(out[w] + kPairs, bytes(b + 4 * w));
+    }
   }
 
   // Floor division; the caller's packs clip a power of two's, divide()'s way clips itself.
+  template <bool power>
   static __m512i quotient(__m512i v, const Scale& by) {
-    if (by.power) return _mm512_sra_epi32(v, _mm_cvtsi32_si128(by.shift));
+    if (power) return _mm512_sra_epi32(v, _mm_cvtsi32_si128(by.shift));
     const __m512i half = _mm512_set1_epi32(by.divisor.half);
     v = _mm512_min_epi32(_mm512_srai_epi32(v, 4), _mm512_set1_epi32(by.divisor.half - 1));
     v = _mm512_add_epi32(_mm512_max_epi32(v, _mm512_set1_epi32(-by.divisor.half)), half);
@@ -192,6 +251,54 @@ struct Isa : PortableIsa {
         _mm512_packs_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
     packed = _mm512_max_epi8(packed, _mm512_set1_epi8(-127));
     return _mm512_shuffle_epi8(packed, order);
+  }
+
+  // In 16 bits: the quotient of u = x w + 128 m by the mean m is (2 u M >> 16) >> L with
+  // M = ceil(2^(15 + L) / m) and 2^(L - 1) < m <= 2^L, exact for every m and u there can be.
+  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y) {
+    alignas(64) int32_t sum[kLanes];
+    alignas(64) int16_t half[4 * kLanes], gain[4 * kLanes], shift[4 * kLanes];
+    abs_sum(x, n, sum);
+    for (int m = 0; m < kLanes; ++m) {
+      int mean = sum[m] / n < 1 ? 1 : sum[m] / n;
+      int log = mean > 1 ? 32 - __builtin_clz(static_cast<unsigned>(mean - 1)) : 0;
+      for (int j = 4 * m; j < 4 * m + 4; ++j) {
+        half[j] = static_cast<int16_t>(128 * mean);
+        gain[j] = static_cast<int16_t>(((1 << (15 + log)) + mean - 1) / mean);
+        shift[j] = static_cast<int16_t>(log);
+      }
+    }
+    const int8_t* bytes = reinterpret_cast<const int8_t*>(x);
+    for (int q = 0; q < 4 * kLanes; q += 32) {
+      const __m512i h = _mm512_load_si512(half + q), g = _mm512_load_si512(gain + q);
+      const __m512i s = _mm512_load_si512(shift + q);
+      const __m512i top = _mm512_sub_epi16(h, _mm512_set1_epi16(1));
+      const __m512i bottom = _mm512_sub_epi16(_mm512_setzero_si512(), h);
+      for (int at = q; at < words_of(n) * 4 * kLanes; at += 4 * kLanes) {
+        __m512i v = _mm512_mullo_epi16(wide16(bytes + at), wide16(w + at));
+        v = _mm512_add_epi16(_mm512_max_epi16(_mm512_min_epi16(v, top), bottom), h);
+        v = _mm512_srlv_epi16(_mm512_mulhi_epu16(_mm512_add_epi16(v, v), g), s);
+        v = _mm512_max_epi16(_mm512_sub_epi16(v, _mm512_set1_epi16(128)), _mm512_set1_epi16(-127));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(y + at), _mm512_cvtepi16_epi8(v));
+      }
+    }
+  }
+
+  static __m512i wide16(const int8_t* p) {
+    return _mm512_cvtepi8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+
+  static void abs_sum(const uint32_t* x, int n, int32_t* sum) {
+    for (int half = 0; half < kLanes; half += kPairs) {
+      __m512i total = _mm512_setzero_si512();
+      for (int k = 0; k < words_of(n); ++k) {
+        int count = n - 4 * k < 4 ? n - 4 * k : 4;
+        const __m512i ones = _mm512_set1_epi32(0x01010101 >> 8 * (4 - count));
+        __m512i v = _mm512_abs_epi8(_mm512_load_si512(x + k * kLanes + half));
+        total = _mm512_dpbusd_epi32(total, v, ones);
+      }
+      _mm512_store_si512(sum + half, total);
+    }
   }
 
   // EXP2[u] = mantissa[u % 16] >> (15 - u / 16): the table of sixteen fits one register.

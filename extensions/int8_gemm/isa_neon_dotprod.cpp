@@ -58,6 +58,11 @@ struct Isa : PortableIsa {
     }
   }
 
+  static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
+                   const Scale& by, uint32_t (*out)[kLanes]) {
+    tile_by<Isa>(w, x, words, noise, by, out);
+  }
+
   static int64_t peak(int64_t rounds) {
     int32x4_t s[16];
     for (int32x4_t& v : s) v = vdupq_n_s32(0);

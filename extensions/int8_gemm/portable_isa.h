@@ -28,6 +28,37 @@ struct PortableIsa {
       for (int i = 0; i < 16; ++i) dst[16 * i + p] = src[p][i];
   }
 
+  // dst[w * stride + p] = the w-th word of row src[p], for p = 0..15 and w < words.
+  static void transpose_words(const int8_t* const* src, int words, uint32_t* __restrict dst,
+                              int stride) {
+    for (int p = 0; p < kPairs; ++p)
+      for (int w = 0; w < words; ++w) __builtin_memcpy(dst + w * stride + p, src[p] + 4 * w, 4);
+  }
+
+  // y = clip((x w) // max(1, sum|x| // n)) for n rows of bytes in words [n/4][32]; x, w, y
+  // likewise.
+  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y) {
+    alignas(64) int32_t sum[kLanes] = {}, half[4 * kLanes];
+    alignas(64) uint32_t gain[4 * kLanes];
+    for (int k = 0; k < words_of(n); ++k)
+      for (int j = 0; j < 4 && 4 * k + j < n; ++j)
+        for (int m = 0; m < kLanes; ++m) {
+          int32_t v = byte_at(x[k * kLanes + m], j);
+          sum[m] += v < 0 ? -v : v;
+        }
+    for (int m = 0; m < kLanes; ++m) {
+      int mean = sum[m] / n;
+      Divisor d = divisor(mean < 1 ? 1 : mean);
+      for (int j = 0; j < 4; ++j) half[4 * m + j] = d.half, gain[4 * m + j] = d.gain;
+    }
+    const int8_t* bytes = reinterpret_cast<const int8_t*>(x);
+    for (int k = 0; k < words_of(n); ++k)
+      for (int i = 0; i < 4 * kLanes; ++i) {
+        int at = k * 4 * kLanes + i;
+        y[at] = static_cast<int8_t>(divide(bytes[at] * w[at], half[i], gain[i]));
+      }
+  }
+
   // acc[o][m] = sum_k w[o][k] x[k][m]. Two products of int8 in +-127 fit int16 exactly.
   static void dot(const int8_t* tile, const Prepared* x, int words, int32_t (*acc)[kLanes]) {
     const int8_t* w = tile + kTile * sizeof(int32_t);
@@ -56,6 +87,19 @@ struct PortableIsa {
         sum[m + kPairs] += x[m + kPairs] * b[m];
       }
     __builtin_memcpy(out, sum, sizeof sum);
+  }
+
+  // Product, low-rank term, division and clip of one tile, by the Isa's own dot.
+  template <typename Self>
+  static void tile_by(const int8_t* w, const typename Self::Prepared* x, int words,
+                      const LowRank& noise, const Scale& by, uint32_t (*out)[kLanes]) {
+    alignas(64) int32_t acc[kTile][kLanes];
+    Self::dot(w, x, words, acc);
+    finish(acc, noise, by, out);
+  }
+  static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
+                   const Scale& by, uint32_t (*out)[kLanes]) {
+    tile_by<PortableIsa>(w, x, words, noise, by, out);
   }
 
   // Low-rank term, division, clip; four outputs to a word: out[w][m] holds outputs 4w .. 4w + 3.

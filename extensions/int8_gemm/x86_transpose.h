@@ -1,4 +1,4 @@
-// 16 x 16 byte transposition with SSE2, which every x86-64 has. Included like lanes.h.
+// Transpositions with SSE2, which every x86-64 has. Included like lanes.h.
 
 // One round interleaves rows i and i + 8; after four rounds rows have become columns.
 static inline void transpose_sse2(const int8_t* const* src, int8_t* dst) {
@@ -12,4 +12,24 @@ static inline void transpose_sse2(const int8_t* const* src, int8_t* dst) {
     for (int i = 0; i < 16; ++i) a[i] = b[i];
   }
   for (int i = 0; i < 16; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(dst + 16 * i), a[i]);
+}
+
+// dst[w * stride + p] = the w-th word of row src[p], for p = 0..15 and w < words.
+static inline void transpose_words_sse2(const int8_t* const* src, int words, uint32_t* dst,
+                                        int stride) {
+  int w = 0;
+  for (; w + 4 <= words; w += 4, dst += 4 * stride)
+    for (int p = 0; p < 16; p += 4) {
+      __m128i r[4];
+      for (int i = 0; i < 4; ++i)
+        r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src[p + i] + 4 * w));
+      __m128i a = _mm_unpacklo_epi32(r[0], r[1]), b = _mm_unpacklo_epi32(r[2], r[3]);
+      __m128i c = _mm_unpackhi_epi32(r[0], r[1]), d = _mm_unpackhi_epi32(r[2], r[3]);
+      __m128i out[4] = {_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b),
+                        _mm_unpacklo_epi64(c, d), _mm_unpackhi_epi64(c, d)};
+      for (int i = 0; i < 4; ++i)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(dst + i * stride + p), out[i]);
+    }
+  for (; w < words; ++w, dst += stride)
+    for (int p = 0; p < 16; ++p) __builtin_memcpy(dst + p, src[p] + 4 * w, 4);
 }
