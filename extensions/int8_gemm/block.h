@@ -254,9 +254,9 @@ struct Block {
     }
   }
 
-  // One linear leaf, tile by tile: `sink(tile index, words [2][32])`.
-  template <typename Sink>
-  void product(const Op& op, Sink sink) {
+  // One linear leaf, tile by tile into `place(index)`, words [2][32]; `done(index)` follows each.
+  template <typename Place, typename Done>
+  void product(const Op& op, Place place, Done done) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     int words = words_of(leaf.cols), r = rank(), tiles = tiles_of(leaf.rows);
     const Isa::Prepared* x = prepare(op.in[0], leaf.cols);
@@ -265,19 +265,17 @@ struct Block {
     const int8_t* w = job.weights + leaf.offset;
     if (r) low_rank(op, x, words);
     for (int i = 0; i < tiles; ++i) {
-      Isa::tile(w, x, words, noise, by, tile);
+      Isa::tile(w, x, words, noise, by, place(i));
       w += kTile * sizeof(int32_t) + static_cast<size_t>(words) * kTile * 4;
       noise.a += kTile * kPairs;
-      sink(i, tile);
+      done(i);
     }
   }
 
   void linear(const Op& op) {
-    uint32_t* out = registers[op.out];
-    product(op, [out](int i, uint32_t (*words)[kLanes]) {
-      __builtin_memcpy(out + static_cast<size_t>(i) * (kTile / 4) * kLanes, words,
-                       sizeof(uint32_t) * (kTile / 4) * kLanes);
-    });
+    using Words = uint32_t (*)[kLanes];
+    Words out = reinterpret_cast<Words>(registers[op.out]);
+    product(op, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
   }
 
   // Head and log-likelihood in one pass: the logits of a tile live only until they are summed.
@@ -288,20 +286,23 @@ struct Block {
     const Plan& plan = job.plan;
     for (int m = 0; m < kLanes; ++m) target[m] = token(job.targets, m, t);
     int rows = plan.leaves[op.leaf].rows, last = tiles_of(rows) - 1;
-    product(op, [&](int i, uint32_t (*words)[kLanes]) {
-      int count = i < last ? kTile : rows - last * kTile;
-      Isa::exp2_sum(words, count, plan, sum);
-      for (int m = 0; m < kLanes; ++m) {
-        uint32_t o = static_cast<uint32_t>(target[m] - i * kTile);
-        uint32_t word = o & 4 ? words[1][m] : words[0][m];
-        int32_t u = static_cast<int32_t>(((word >> 8 * (o & 3)) & 255) ^ 128);
-        hit[m] = o < kTile ? u : hit[m];
-      }
-      // 4096 terms below 2^20 fit 32 bits.
-      if (i % 512 == 511 || i == last)
-        for (int m = 0; m < kLanes; ++m) total[m] += sum[m], sum[m] = 0;
-      if (job.logits) keep_logits(words, t, i * kTile, count);
-    });
+    auto& words = tile;
+    product(
+        op, [&](int) { return words; },
+        [&](int i) {
+          int count = i < last ? kTile : rows - last * kTile;
+          Isa::exp2_sum(words, count, plan, sum);
+          for (int m = 0; m < kLanes; ++m) {
+            uint32_t o = static_cast<uint32_t>(target[m] - i * kTile);
+            uint32_t word = o & 4 ? words[1][m] : words[0][m];
+            int32_t u = static_cast<int32_t>(((word >> 8 * (o & 3)) & 255) ^ 128);
+            hit[m] = o < kTile ? u : hit[m];
+          }
+          // 4096 terms below 2^20 fit 32 bits.
+          if (i % 512 == 511 || i == last)
+            for (int m = 0; m < kLanes; ++m) total[m] += sum[m], sum[m] = 0;
+          if (job.logits) keep_logits(words, t, i * kTile, count);
+        });
     for (int m = 0; m < kLanes; ++m)
       if (member(m) < job.members)
         job.scores[member(m) * job.tokens_per_member + t] =

@@ -11,6 +11,19 @@ namespace eggroll::avx512vnni {
 #include "portable_isa.h"
 #include "x86_transpose.h"
 
+// Division by a mean 1..127 in 16 bits, see Isa::norm.
+struct Means {
+  uint64_t gain[128], shift[128];
+
+  constexpr Means() : gain(), shift() {
+    for (uint64_t mean = 1; mean < 128; ++mean) {
+      while ((uint64_t{1} << shift[mean]) < mean) ++shift[mean];
+      gain[mean] = ((uint64_t{1} << (15 + shift[mean])) + mean - 1) / mean;
+    }
+  }
+};
+constexpr Means kMeans;
+
 struct Isa : PortableIsa {
   using Prepared = uint32_t;  // [K/4][32] of u8
   using Noise = uint32_t;     // [K/4][16] of s8
@@ -178,14 +191,23 @@ struct Isa : PortableIsa {
   }
 
   // Product, low-rank term, division and clip of one tile, all in registers.
-  static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
-                   const Scale& by, uint32_t (*out)[kLanes]) {
+  static inline __attribute__((always_inline)) void tile(const int8_t* w, const Prepared* x,
+                                                         int words, const LowRank& noise,
+                                                         const Scale& by, uint32_t (*out)[kLanes]) {
+    if (noise.rank > 1) return tile_of_ranks(w, x, words, noise, by, out);
     __m512i a[kTile], b[kTile];
     multiply(w, x, words, a, b);
-    if (noise.rank == 1)
-      perturb_once(noise, a, b);
-    else if (noise.rank)
-      perturb(noise, a, b);
+    if (noise.rank) perturb_once(noise, a, b);
+    by.power ? finish<true>(a, b, by, out) : finish<false>(a, b, by, out);
+  }
+
+  // Apart, because here the accumulators go through memory.
+  static __attribute__((noinline)) void tile_of_ranks(const int8_t* w, const Prepared* x, int words,
+                                                      const LowRank& noise, const Scale& by,
+                                                      uint32_t (*out)[kLanes]) {
+    __m512i a[kTile], b[kTile];
+    multiply(w, x, words, a, b);
+    perturb(noise, a, b);
     by.power ? finish<true>(a, b, by, out) : finish<false>(a, b, by, out);
   }
 
@@ -257,21 +279,23 @@ struct Isa : PortableIsa {
   // M = ceil(2^(15 + L) / m) and 2^(L - 1) < m <= 2^L, exact for every m and u there can be.
   static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y) {
     alignas(64) int32_t sum[kLanes];
-    alignas(64) int16_t half[4 * kLanes], gain[4 * kLanes], shift[4 * kLanes];
+    // A lane's constants four times, once per byte of its word.
+    alignas(64) uint64_t half[kLanes], gain[kLanes], shift[kLanes];
+    constexpr uint64_t kFour = 0x0001000100010001;
     abs_sum(x, n, sum);
+    // sum / n for sums up to 127 n: exact while 127 n^2 < 2^40.
+    uint64_t by = ((uint64_t{1} << 40) + static_cast<uint64_t>(n) - 1) / static_cast<uint64_t>(n);
     for (int m = 0; m < kLanes; ++m) {
-      int mean = sum[m] / n < 1 ? 1 : sum[m] / n;
-      int log = mean > 1 ? 32 - __builtin_clz(static_cast<unsigned>(mean - 1)) : 0;
-      for (int j = 4 * m; j < 4 * m + 4; ++j) {
-        half[j] = static_cast<int16_t>(128 * mean);
-        gain[j] = static_cast<int16_t>(((1 << (15 + log)) + mean - 1) / mean);
-        shift[j] = static_cast<int16_t>(log);
-      }
+      uint64_t mean = static_cast<uint64_t>(sum[m]) * by >> 40;
+      mean = mean ? mean : 1;
+      half[m] = 128 * mean * kFour;
+      gain[m] = kMeans.gain[mean] * kFour;
+      shift[m] = kMeans.shift[mean] * kFour;
     }
     const int8_t* bytes = reinterpret_cast<const int8_t*>(x);
     for (int q = 0; q < 4 * kLanes; q += 32) {
-      const __m512i h = _mm512_load_si512(half + q), g = _mm512_load_si512(gain + q);
-      const __m512i s = _mm512_load_si512(shift + q);
+      const __m512i h = _mm512_load_si512(half + q / 4), g = _mm512_load_si512(gain + q / 4);
+      const __m512i s = _mm512_load_si512(shift + q / 4);
       const __m512i top = _mm512_sub_epi16(h, _mm512_set1_epi16(1));
       const __m512i bottom = _mm512_sub_epi16(_mm512_setzero_si512(), h);
       for (int at = q; at < words_of(n) * 4 * kLanes; at += 4 * kLanes) {
