@@ -114,8 +114,8 @@ def curves(folder: Path) -> Path:
         InputError: there is nothing to draw, or the picture cannot be written.
     """
     run = read_run(folder)
-    with _style():
-        figure = _figure(8, 7.5)
+    with style():
+        figure = new_figure(8, 7.5)
         top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
         _loss(top, run)
         _panel(middle, run.steps, 100 * run.rate, RATE, "weights that moved", "% per update")
@@ -123,7 +123,7 @@ def curves(folder: Path) -> Path:
         bottom.set_xlabel("update")
         bottom.yaxis.set_major_formatter(_prefixes())
         figure.suptitle(_title(run), x=0.01, ha="left", fontsize=11, fontweight="bold")
-        return _save(figure, folder / CURVES)
+        return save(figure, folder / CURVES)
 
 
 def compare(folders: Sequence[Path], out: Path) -> Path:
@@ -138,8 +138,8 @@ def compare(folders: Sequence[Path], out: Path) -> Path:
             raise InputError(
                 f"the run in {str(folder)!r} has not been validated yet: leave it out."
             )
-    with _style():
-        figure = _figure(8, 5)
+    with style():
+        figure = new_figure(8, 5)
         axes = figure.subplots()
         for run in runs:
             label = f"{run.name}: {run.valid[-1]:.3f}"
@@ -150,17 +150,17 @@ def compare(folders: Sequence[Path], out: Path) -> Path:
         axes.set(xlabel="update", ylabel=" / ".join(sorted({run.unit for run in runs})))
         axes.legend(title="run: last value")
         figure.suptitle("validation", x=0.01, ha="left", fontsize=11, fontweight="bold")
-        return _save(figure, out)
+        return save(figure, out)
 
 
-def _style() -> Any:
+def style() -> Any:
     """A context with the house's look; nothing global stays changed."""
     import matplotlib
 
     return matplotlib.rc_context(STYLE)
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -217,7 +217,7 @@ def _title(run: Run) -> str:
     )
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
     picture = io.BytesIO()
     figure.savefig(picture, format=path.suffix[1:])
     write_whole(path, picture.getvalue())
