@@ -1,5 +1,7 @@
 # make train    train with a population of 10240; more options in ARGS="..."
 # make test     run the tests; options for pytest in ARGS="..."
+# make test-arm64   replay the arm64 kernels under qemu
+# make bench    time whole steps over growing populations; more options in ARGS="..."
 # make check    lint, formatting and types
 # make build    create .venv, install the dependencies, build the extension
 # make clean    remove what was built, but keep .venv
@@ -16,10 +18,10 @@ PY := $(VENV)/bin/python
 DEPS := $(VENV)/.deps-installed
 BUILT := $(VENV)/.extension-built
 SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/*) eggroll/__init__.py
-CXX_SOURCES = $(shell find extensions -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
+CXX_SOURCES = $(shell find extensions tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: build train test check clean
+.PHONY: build train test test-arm64 bench check clean
 
 build: $(BUILT)
 
@@ -29,6 +31,13 @@ train: $(BUILT)
 
 test: $(BUILT)
 	$(PY) -m pytest $(ARGS)
+
+# Needs qemu-user and g++-aarch64-linux-gnu.
+test-arm64: $(BUILT)
+	EGGROLL_REQUIRE=arm64 $(PY) -m pytest tests/test_native.py $(ARGS)
+
+bench: $(BUILT)
+	$(PY) -m eggroll.bench $(ARGS)
 
 check: $(DEPS)
 	$(VENV)/bin/ruff check .

@@ -39,9 +39,7 @@ class CpuEngine(Engine):
             self._native.isa()
         except ValueError as error:
             raise InputError(str(error)) from None
-        names = sorted({op.table for stage in program.stages for op in stage.ops if op.table})
-        tables = fx.gate_tables()
-        by_byte = [[int(tables[n][max(v, -127) + 127]) for v in _signed_bytes()] for n in names]
+        names, by_byte = lookup_tables(program)
         self._plan = self._native.Plan(
             stages=[
                 (
@@ -116,6 +114,11 @@ class CpuEngine(Engine):
         return dict(zip(names, Z, strict=True))
 
 
-def _signed_bytes() -> list[int]:
-    """Values of an int8 by its bits read as unsigned: 0..127, -128..-1."""
-    return [v - 256 * (v > 127) for v in range(256)]
+def lookup_tables(program: Program) -> tuple[list[str], list[list[int]]]:
+    """Names of the tables a program looks up, and each as 256 entries by a register's byte.
+
+    Bytes count as unsigned there: 0..127, then -128 (which never occurs) to -1.
+    """
+    names = sorted({op.table for stage in program.stages for op in stage.ops if op.table})
+    tables, values = fx.gate_tables(), [v - 256 * (v > 127) for v in range(256)]
+    return names, [[int(tables[n][max(v, -127) + 127]) for v in values] for n in names]

@@ -47,7 +47,7 @@ NB_MODULE(_int8_gemm, m) {
                     const std::vector<int32_t>&, const std::vector<uint64_t>&>(),
            "stages"_a, "leaves"_a, "width"_a, "vocabulary"_a, "state_size"_a, "tables"_a, "exp2"_a,
            "log2_breakpoints"_a)
-      .def("pack", &eggroll::Program::pack, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a,
+      .def("pack", &eggroll::pack, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a,
            "int8 leaves in declared order -> one int8 array in the kernels' layout.");
   // Without the GIL: work waiting on MLX's threads may end by giving up a Python-owned plan.
   m.def("evaluate", &eggroll::evaluate, nb::call_guard<nb::gil_scoped_release>(), "plan"_a,

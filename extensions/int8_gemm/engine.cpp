@@ -263,6 +263,22 @@ double peak(int threads) {
   return macs / seconds;
 }
 
+mx::array pack(const Program& program, const std::vector<mx::array>& leaves) {
+  const Plan& plan = program.plan();
+  require(static_cast<int>(leaves.size()) == plan.leaf_count, "pack: one array per leaf is needed");
+  mx::array out(mx::allocator::malloc(static_cast<size_t>(program.packed_bytes())),
+                {static_cast<int>(program.packed_bytes())}, mx::int8);
+  std::memset(out.data<int8_t>(), 0, out.nbytes());
+  for (int i = 0; i < plan.leaf_count; ++i) {
+    const Leaf& leaf = plan.leaves[i];
+    mx::Shape shape = leaf.cols ? mx::Shape{leaf.rows, leaf.cols} : mx::Shape{leaf.rows};
+    const mx::array& given = leaves[static_cast<size_t>(i)];
+    require(given.shape() == shape, "pack: a leaf has the wrong shape");
+    program.pack(i, ready(given, mx::int8, "a leaf").data<int8_t>(), out.data<int8_t>());
+  }
+  return out;
+}
+
 std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::array& packed,
                                 const mx::array& table, const std::optional<mx::array>& starts,
                                 int rank, int shift, const mx::array& tokens,

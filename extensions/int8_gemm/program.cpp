@@ -5,9 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "engine.h"
-#include "mlx/ops.h"
-#include "mlx/transforms.h"
+#include "program.h"
 
 namespace eggroll {
 
@@ -108,36 +106,26 @@ void Program::check(const Op& op, const Stage& stage) const {
     require(leaf.rows == plan_.vocabulary && leaf.cols == size, "embedding");
 }
 
-mx::array Program::pack(const std::vector<mx::array>& given) const {
-  require(given.size() == leaves_.size(), "pack: one array per leaf is needed");
-  std::vector<int8_t> out(static_cast<size_t>(packed_bytes_), 0);
-  for (size_t i = 0; i < given.size(); ++i) {
-    const Leaf& leaf = leaves_[i];
-    mx::array a = mx::contiguous(given[i], false, mx::Device(mx::Device::cpu));
-    a.eval();
-    mx::Shape shape = leaf.cols ? mx::Shape{leaf.rows, leaf.cols} : mx::Shape{leaf.rows};
-    require(a.dtype() == mx::int8 && a.shape() == shape,
-            "pack: a leaf has the wrong shape or type");
-    const int8_t* src = a.data<int8_t>();
-    require(!std::memchr(src, 0x80, a.size()), "a weight is -128; int8 weights are -127..127");
-    int8_t* dst = out.data() + leaf.offset;
-    int64_t cols = leaf.cols, padded = round_up(cols, 4), tile = kTile * (padded + 4);
-    if (cols == 0) std::memcpy(dst, src, static_cast<size_t>(leaf.rows));
-    for (int64_t o = 0; cols && o < leaf.rows; ++o, src += cols) {
-      if (embedding_[i]) {
-        std::memcpy(dst + o * padded, src, static_cast<size_t>(cols));
-        continue;
-      }
-      int8_t* at = dst + o / kTile * tile;
-      int32_t* bias = reinterpret_cast<int32_t*>(at) + o % kTile;
-      at += kTile * 4 + o % kTile * 4;
-      for (int64_t k = 0; k < cols; ++k) {
-        at[k / 4 * kTile * 4 + k % 4] = src[k];
-        *bias -= 128 * src[k];
-      }
+void Program::pack(int i, const int8_t* src, int8_t* packed) const {
+  const Leaf& leaf = leaves_[static_cast<size_t>(i)];
+  int64_t cols = leaf.cols, padded = round_up(cols, 4), tile = kTile * (padded + 4);
+  size_t size = static_cast<size_t>(leaf.rows) * static_cast<size_t>(cols ? cols : 1);
+  require(!std::memchr(src, 0x80, size), "a weight is -128; int8 weights are -127..127");
+  int8_t* dst = packed + leaf.offset;
+  if (cols == 0) std::memcpy(dst, src, size);
+  for (int64_t o = 0; cols && o < leaf.rows; ++o, src += cols) {
+    if (embedding_[static_cast<size_t>(i)]) {
+      std::memcpy(dst + o * padded, src, static_cast<size_t>(cols));
+      continue;
+    }
+    int8_t* at = dst + o / kTile * tile;
+    int32_t* bias = reinterpret_cast<int32_t*>(at) + o % kTile;
+    at += kTile * 4 + o % kTile * 4;
+    for (int64_t k = 0; k < cols; ++k) {
+      at[k / 4 * kTile * 4 + k % 4] = src[k];
+      *bias -= 128 * src[k];
     }
   }
-  return mx::array(out.data(), {static_cast<int>(packed_bytes_)}, mx::int8);
 }
 
 }  // namespace eggroll

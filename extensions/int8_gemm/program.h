@@ -1,0 +1,50 @@
+// A declared program, checked once, with the layout of its packed weights. Knows nothing of MLX.
+#pragma once
+
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "plan.h"
+
+namespace eggroll {
+
+// (kind, out, inputs, leaf, table)
+using OpSpec = std::tuple<int, int, std::vector<int>, int, int>;
+// (operations, register sizes, state offset or -1)
+using StageSpec = std::tuple<std::vector<OpSpec>, std::vector<int>, int>;
+// (rows, cols), cols 0 for a vector
+using LeafSpec = std::pair<int, int>;
+
+// A declared program, checked once, with the layout of its packed weights.
+class Program {
+ public:
+  Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpec>& leaves, int width,
+          int vocabulary, int state_size, const std::vector<std::vector<int>>& tables,
+          const std::vector<int32_t>& exp2, const std::vector<uint64_t>& log2_breakpoints);
+
+  const Plan& plan() const { return plan_; }
+
+  int64_t packed_bytes() const { return packed_bytes_; }
+
+  // Writes leaf `i`, int8 in its declared shape, into its place in zeroed packed weights.
+  // Throws std::invalid_argument for a weight of -128.
+  void pack(int i, const int8_t* leaf, int8_t* packed) const;
+
+ private:
+  void check(const Op& op, const Stage& stage) const;
+
+  std::vector<std::vector<Op>> ops_;
+  std::vector<std::vector<int>> registers_;
+  std::vector<Stage> stages_;
+  std::vector<Leaf> leaves_;
+  std::vector<bool> embedding_;
+  std::vector<int8_t> tables_;
+  std::vector<int32_t> exp2_;
+  std::vector<uint32_t> mantissa_;
+  std::vector<uint64_t> breakpoints_;
+  int64_t packed_bytes_ = 0;
+  Plan plan_{};
+};
+
+}  // namespace eggroll

@@ -1,0 +1,89 @@
+"""Cases for replay.cpp: small training runs, computed by the oracle alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import oracle
+from networks import Case, random_case
+
+from eggroll import fixed_point as fx
+from eggroll.engines.cpu import KINDS, lookup_tables
+from eggroll.es import vote_threshold
+
+UPDATES, Z_Q4 = 3, 8
+
+SHAPES = [
+    {"V": 20, "D": 16, "L": 1, "T": 3, "P": 34},
+    {"V": 33, "D": 13, "L": 2, "T": 2, "P": 6, "rank": 3, "gates": "table"},
+    {"V": 300, "D": 48, "L": 1, "T": 2, "P": 4, "sigma_shift": 2, "extreme": True},
+    {"V": 7, "D": 130, "L": 1, "T": 1, "P": 4, "extreme": True},
+    {"V": 5, "D": 1, "L": 0, "T": 1, "P": 2, "rank": 2},
+]
+
+
+def put(file: BinaryIO, values: object, dtype: str = "<i4") -> None:
+    array = np.ascontiguousarray(values, dtype).reshape(-1)
+    file.write(np.int64(array.size).astype("<i8").tobytes() + array.tobytes())
+
+
+def put_program(file: BinaryIO, case: Case) -> None:
+    program = case.program
+    names, tables = lookup_tables(program)
+    put(file, len(program.stages))
+    for stage in program.stages:
+        put(file, len(stage.ops))
+        for op in stage.ops:
+            table = names.index(op.table) if op.table else 0
+            put(file, [KINDS.index(op.kind), op.out, op.leaf, table, *op.inputs])
+        put(file, stage.registers)
+        put(file, stage.state)
+    put(file, len(program.leaves))
+    for leaf in program.leaves:
+        put(file, (*leaf.shape, 0)[:2])
+    put(file, [program.width, program.vocabulary, program.state_size])
+    put(file, len(tables))
+    for table in tables:
+        put(file, table)
+    put(file, fx.exp2_table())
+    put(file, fx.log2_breakpoints(), "<u8")
+
+
+def put_case(file: BinaryIO, shape: dict, seed: int) -> None:
+    updates = [random_case(seed + i, **shape) for i in range(UPDATES)]
+    case, pairs, rank = updates[0], shape["P"] // 2, shape.get("rank", 1)
+    put_program(file, case)
+    thresholds = [vote_threshold(Z_Q4, pairs, r, True) for r in (rank, 1)]
+    shift = oracle.Q + case.sigma_shift
+    put(file, [rank, shift, shape["P"], shape["T"], *thresholds])
+    put(file, case.table, "i1")
+    put(file, case.state, "i1")
+    for w in case.weights.values():
+        put(file, w, "i1")
+    put(file, UPDATES)
+    first, weights, state = None, case.weights, case.state
+    for update in updates:
+        put(file, update.starts)
+        put(file, update.tokens)
+        put(file, update.targets)
+        update.table, update.weights, update.state = case.table, weights, state
+        scores, state, _ = update.oracle()
+        votes = oracle.votes(weights, update.noise(), oracle.pair_fitness(scores))
+        weights = oracle.update(weights, votes, Z_Q4, pairs, rank)
+        first = first or (scores, state, votes)
+    assert first
+    put(file, first[0], "<i2")
+    put(file, first[1], "i1")
+    for z in first[2].values():
+        put(file, z)
+    for w in weights.values():
+        put(file, w, "i1")
+
+
+def write(path: Path) -> None:
+    with open(path, "wb") as file:
+        put(file, len(SHAPES))
+        for i, shape in enumerate(SHAPES):
+            put_case(file, shape, 10 * i)

@@ -1,0 +1,200 @@
+// Replays recorded cases on every instruction set this machine has, without MLX or Python.
+//
+// A case (written by cases.py) is a program, its first weights, noise, some updates' inputs, and
+// what must come out: scores, states and votes of the first update, and the last weights. So it
+// covers evaluation, votes, packing and a small training run, wherever the kernels compile.
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dispatch.h"
+#include "program.h"
+
+using namespace eggroll;
+
+namespace {
+
+class Reader {
+ public:
+  explicit Reader(const char* path) : in_(path, std::ios::binary) {}
+  template <typename T>
+  std::vector<T> array() {
+    int64_t count = 0;
+    in_.read(reinterpret_cast<char*>(&count), sizeof count);
+    std::vector<T> out(static_cast<size_t>(count));
+    in_.read(reinterpret_cast<char*>(out.data()), static_cast<std::streamsize>(count * sizeof(T)));
+    if (!in_) throw std::runtime_error("the case file ends early");
+    return out;
+  }
+  int number() { return array<int32_t>().at(0); }
+
+ private:
+  std::ifstream in_;
+};
+
+struct Update {
+  std::vector<int32_t> starts, tokens, targets;
+};
+
+struct Case {
+  std::unique_ptr<Program> program;
+  int rank, shift, members, tokens, threshold_matrix, threshold_vector;
+  std::vector<int8_t> table, state, state_after;
+  std::vector<std::vector<int8_t>> weights, last_weights;
+  std::vector<Update> updates;
+  std::vector<int16_t> scores;
+  std::vector<std::vector<int32_t>> votes;
+};
+
+StageSpec read_stage(Reader& in) {
+  std::vector<OpSpec> ops;
+  for (int n = in.number(); n > 0; --n) {
+    std::vector<int32_t> v = in.array<int32_t>();  // kind, out, leaf, table, inputs...
+    ops.emplace_back(v[0], v[1], std::vector<int>(v.begin() + 4, v.end()), v[2], v[3]);
+  }
+  std::vector<int32_t> registers = in.array<int32_t>();
+  return {ops, registers, in.number()};
+}
+
+Case read(Reader& in) {
+  Case c;
+  std::vector<StageSpec> stages;
+  for (int n = in.number(); n > 0; --n) stages.push_back(read_stage(in));
+  std::vector<LeafSpec> leaves;
+  for (int n = in.number(); n > 0; --n) {
+    std::vector<int32_t> shape = in.array<int32_t>();
+    leaves.emplace_back(shape[0], shape[1]);
+  }
+  std::vector<int32_t> sizes = in.array<int32_t>();  // width, vocabulary, state_size
+  std::vector<std::vector<int>> tables;
+  for (int n = in.number(); n > 0; --n) tables.push_back(in.array<int32_t>());
+  std::vector<int32_t> exp2 = in.array<int32_t>();
+  std::vector<uint64_t> breakpoints = in.array<uint64_t>();
+  c.program = std::make_unique<Program>(stages, leaves, sizes[0], sizes[1], sizes[2], tables, exp2,
+                                        breakpoints);
+  std::vector<int32_t> v = in.array<int32_t>();
+  c.rank = v[0], c.shift = v[1], c.members = v[2], c.tokens = v[3];
+  c.threshold_matrix = v[4], c.threshold_vector = v[5];
+  c.table = in.array<int8_t>();
+  c.state = in.array<int8_t>();
+  for (size_t i = 0; i < leaves.size(); ++i) c.weights.push_back(in.array<int8_t>());
+  for (int n = in.number(); n > 0; --n) {
+    Update u;
+    u.starts = in.array<int32_t>();
+    u.tokens = in.array<int32_t>();
+    u.targets = in.array<int32_t>();
+    c.updates.push_back(u);
+  }
+  c.scores = in.array<int16_t>();
+  c.state_after = in.array<int8_t>();
+  for (size_t i = 0; i < leaves.size(); ++i) c.votes.push_back(in.array<int32_t>());
+  for (size_t i = 0; i < leaves.size(); ++i) c.last_weights.push_back(in.array<int8_t>());
+  return c;
+}
+
+// Exactly the bytes asked for, so that AddressSanitizer sees a step beyond them.
+struct Scratch {
+  void* p;
+  explicit Scratch(size_t bytes) : p(std::aligned_alloc(64, (bytes + 63) / 64 * 64)) {}
+  ~Scratch() { std::free(p); }
+  Scratch(const Scratch&) = delete;
+};
+
+int failures = 0;
+
+template <typename T>
+void expect(const std::vector<T>& got, const std::vector<T>& want, const std::string& what) {
+  if (got == want) return;
+  ++failures;
+  std::cout << "  differs: " << what << "\n";
+}
+
+std::vector<int8_t> fitness_of(const std::vector<int16_t>& scores, int tokens) {
+  std::vector<int8_t> fitness;
+  for (size_t i = 0; i < scores.size(); i += 2 * static_cast<size_t>(tokens)) {
+    int difference = 0;
+    for (int t = 0; t < tokens; ++t)
+      difference +=
+          scores[i + static_cast<size_t>(t)] - scores[i + static_cast<size_t>(tokens + t)];
+    fitness.push_back(static_cast<int8_t>((difference > 0) - (difference < 0)));
+  }
+  return fitness;
+}
+
+std::vector<int32_t> votes_of(const Case& c, const Update& u, size_t leaf,
+                              const std::vector<int8_t>& fitness) {
+  int64_t pairs = static_cast<int64_t>(fitness.size());
+  VoteJob job{c.program->plan().leaves[leaf],
+              c.table.data(),
+              u.starts.data() + static_cast<int64_t>(leaf) * pairs,
+              fitness.data(),
+              c.rank,
+              false};
+  std::vector<int32_t> z(c.weights[leaf].size(), 0);
+  Scratch scratch(kernels().vote_bytes(job));
+  kernels().vote(job, 0, pairs / 3, z.data(), scratch.p);
+  kernels().vote(job, pairs / 3, pairs, z.data(), scratch.p);
+  return z;
+}
+
+void move(std::vector<int8_t>& w, const std::vector<int32_t>& z, int threshold) {
+  for (size_t i = 0; i < w.size(); ++i) {
+    int v = w[i] + (z[i] >= threshold || z[i] <= -threshold ? (z[i] > 0 ? 1 : -1) : 0);
+    w[i] = static_cast<int8_t>(v > 127 ? 127 : v < -127 ? -127 : v);
+  }
+}
+
+void replay(Case& c, const std::string& name) {
+  const Plan& plan = c.program->plan();
+  auto weights = c.weights;
+  auto state = c.state;
+  for (size_t step = 0; step < c.updates.size(); ++step) {
+    const Update& u = c.updates[step];
+    std::vector<int8_t> packed(static_cast<size_t>(c.program->packed_bytes()), 0);
+    for (int i = 0; i < plan.leaf_count; ++i)
+      c.program->pack(i, weights[static_cast<size_t>(i)].data(), packed.data());
+    std::vector<int16_t> scores(u.tokens.size());
+    std::vector<int8_t> after(state.size());
+    Job job{plan,          packed.data(),   c.table.data(),   u.starts.data(), c.rank,
+            c.shift,       u.tokens.data(), u.targets.data(), state.data(),    after.data(),
+            scores.data(), nullptr,         c.members,        c.tokens};
+    Scratch scratch(kernels().block_bytes(job));
+    for (int64_t b = 0; b < (c.members + kLanes - 1) / kLanes; ++b)
+      kernels().block(job, b, scratch.p);
+    std::vector<int8_t> fitness = fitness_of(scores, c.tokens);
+    if (step == 0) expect(scores, c.scores, name + " scores");
+    if (step == 0) expect(after, c.state_after, name + " state");
+    for (size_t i = 0; i < weights.size(); ++i) {
+      std::vector<int32_t> z = votes_of(c, u, i, fitness);
+      if (step == 0) expect(z, c.votes[i], name + " votes of leaf " + std::to_string(i));
+      move(weights[i], z, plan.leaves[i].cols ? c.threshold_matrix : c.threshold_vector);
+    }
+    state = after;
+  }
+  for (size_t i = 0; i < weights.size(); ++i)
+    expect(weights[i], c.last_weights[i], name + " last weights of leaf " + std::to_string(i));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  Reader in(argv[1]);
+  std::vector<Case> cases;
+  for (int n = in.number(); n > 0; --n) cases.push_back(read(in));
+  std::cout << "usable:";
+  for (const std::string& isa : usable_isas()) std::cout << " " << isa;
+  std::cout << "\n";
+  for (const std::string& isa : usable_isas()) {
+    setenv("EGGROLL_ISA", isa.c_str(), 1);
+    for (size_t i = 0; i < cases.size(); ++i) replay(cases[i], isa + " case " + std::to_string(i));
+    std::cout << isa << ": " << cases.size() << " cases replayed\n";
+  }
+  return failures ? 1 : 0;
+}
