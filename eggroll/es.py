@@ -86,16 +86,17 @@ class SignRule:
         return z_threshold_q4(alpha_at(self.alpha, step, self.decay))
 
     def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
-        new, z_q4 = {}, self.z_q4(step)
+        new, counts, z_q4 = {}, [], self.z_q4(step)
         for name, w in weights.items():
             z, rank = votes[name], self.rank if w.ndim == 2 else 1
             threshold = vote_threshold(z_q4, self.pairs, rank, self.clt)
-            direction = mx.where(z > 0, 1, -1)  # Z = 0 at threshold 0 moves down, as the reference
-            # Not mx.abs(z): |-2^31| would wrap to a negative number.
-            passed = (z >= threshold) | (z <= -threshold)
-            w32 = w.astype(mx.int32) + mx.where(passed, direction, 0)
-            new[name] = mx.clip(w32, -LIMIT, LIMIT).astype(mx.int8)
-        return Update(new, {}, _moved(weights, new))
+            # Not mx.abs(z): |-2^31| would wrap. Z = 0 at threshold 0 moves down, as the reference.
+            up = (z >= max(threshold, 1)) & (w != LIMIT)
+            down = (z <= -threshold) & (w != -LIMIT)
+            new[name] = w + up.astype(mx.int8) - down.astype(mx.int8)
+            counts += [up.sum(), down.sum()]
+        size = sum(w.size for w in weights.values())
+        return Update(new, {}, int(np.array(mx.stack(counts).sum())) / size)
 
 
 class MasterRule:
