@@ -156,12 +156,14 @@ def torch_loop(threads: int) -> Callable[[], float] | None:
     a = torch.randint(-127, 128, (4096, 256), dtype=torch.int8)
     b = torch.randint(-127, 128, (256, 1024), dtype=torch.int8)
 
-    def measure() -> float:
-        torch._int_mm(a, b)
+    def batch() -> float:
         began = time.perf_counter()
         for _ in range(10):
             torch._int_mm(a, b)
         return 10 * 4096 * 256 * 1024 / (time.perf_counter() - began) / 1e9
+
+    def measure() -> float:
+        return max(batch() for _ in range(5))  # the first wakes the threads; a limit is a best
 
     return measure
 
