@@ -222,26 +222,7 @@ struct Block {
       a += static_cast<int64_t>(token(job.tokens, m, t)) * r;
       for (int j = 0; j < r; ++j) xb[j][m] = m < kPairs ? a[j] : -a[j];
     }
-    for (int w = 0; w < words; ++w) {
-      alignas(64) int32_t pert[4][kLanes] = {};
-      for (int j = 0; j < r; ++j) {
-        const uint32_t* __restrict b = of(op).raw + (static_cast<size_t>(j) * words + w) * kPairs;
-        for (int i = 0; i < 4; ++i)
-          for (int m = 0; m < kPairs; ++m) {
-            pert[i][m] += xb[j][m] * byte_at(b[m], i);
-            pert[i][m + kPairs] += xb[j][m + kPairs] * byte_at(b[m], i);
-          }
-      }
-      uint32_t* __restrict y = registers[op.out] + w * kLanes;
-      for (int m = 0; m < kLanes; ++m) {
-        uint32_t word = 0;
-        for (int i = 0; i < 4; ++i) {
-          int32_t v = clip(byte_at(y[m], i) + (pert[i][m] >> job.shift));
-          word |= (static_cast<uint32_t>(v) & 255u) << 8 * i;
-        }
-        y[m] = word;
-      }
-    }
+    Isa::embed_noise(xb, of(op).raw, r, words, job.shift, registers[op.out]);
   }
 
   // x.B per lane and rank, negated on the minus lanes (where the sign of A would be).
@@ -329,22 +310,15 @@ struct Block {
   }
 
   void elementwise(const Op& op, int n) {
-    int8_t* y = bytes(op.out);  // may be an input: gcc checks the overlap at run time
+    int8_t* y = bytes(op.out);  // may be an input
     const int8_t* a = bytes(op.in[0]);
     const int8_t* b = op.in[1] >= 0 ? bytes(op.in[1]) : nullptr;
     const int8_t* c = op.in[2] >= 0 ? bytes(op.in[2]) : nullptr;
     int count = words_of(n) * 4 * kLanes;
-    if (op.kind == OpKind::add)
-      for (int i = 0; i < count; ++i) y[i] = static_cast<int8_t>(clip(a[i] + b[i]));
-    if (op.kind == OpKind::add_bias) {
-      const int8_t* w = of(op).vector;
-      for (int i = 0; i < count; ++i) y[i] = static_cast<int8_t>(clip(a[i] + b[i] + w[i]));
-    }
-    if (op.kind == OpKind::forget)
-      for (int i = 0; i < count; ++i) y[i] = static_cast<int8_t>(((a[i] + 127) * b[i]) >> 8);
-    if (op.kind == OpKind::mix)
-      for (int i = 0; i < count; ++i)
-        y[i] = static_cast<int8_t>(c[i] + (((a[i] + 127) * (b[i] - c[i])) >> 8));
+    if (op.kind == OpKind::add) Isa::add(a, b, count, y);
+    if (op.kind == OpKind::add_bias) Isa::add_bias(a, b, of(op).vector, count, y);
+    if (op.kind == OpKind::forget) Isa::forget(a, b, count, y);
+    if (op.kind == OpKind::mix) Isa::mix(a, b, c, count, y);
     if (op.kind == OpKind::lookup) {
       const int8_t* table = job.plan.tables[op.table];
       for (int i = 0; i < count; ++i) y[i] = table[static_cast<uint8_t>(a[i])];

@@ -326,20 +326,83 @@ struct Isa : PortableIsa {
   }
 
   // EXP2[u] = mantissa[u % 16] >> (15 - u / 16): the table of sixteen fits one register.
+  // With u = logit + 128 = byte ^ 128: u % 16 is the byte's low nibble, which the permutation alone
+  // looks at, and 15 - u / 16 is its high nibble ^ 7.
   static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
     const __m512i mantissa = _mm512_loadu_si512(plan.exp2_mantissa);
-    const __m512i low = _mm512_set1_epi32(15), byte = _mm512_set1_epi32(255);
+    const __m512i nibble = _mm512_set1_epi32(0x0F0F0F0F), seven = _mm512_set1_epi32(0x07070707);
+    const __m512i byte = _mm512_set1_epi32(255);
     for (int half = 0; half < kLanes; half += 16) {
-      __m512i total = _mm512_loadu_si512(sum + half);
-      for (int o = 0; o < count; ++o) {
-        __m512i u = _mm512_loadu_si512(words[o / 4] + half);
-        u = _mm512_and_si512(_mm512_srli_epi32(u, 8 * (o % 4)), byte);
-        u = _mm512_xor_si512(u, _mm512_set1_epi32(128));
-        __m512i shift = _mm512_sub_epi32(low, _mm512_srli_epi32(u, 4));
-        total = _mm512_add_epi32(total,
-                                 _mm512_srlv_epi32(_mm512_permutexvar_epi32(u, mantissa), shift));
+      __m512i total = _mm512_load_si512(sum + half);
+      for (int o = 0; o < count; o += 4) {
+        __m512i low = _mm512_load_si512(words[o / 4] + half);
+        __m512i high = _mm512_and_si512(_mm512_srli_epi32(low, 4), nibble);
+        high = _mm512_xor_si512(high, seven);
+        for (int j = 0; j < 4 && o + j < count; ++j) {
+          __m512i value = _mm512_permutexvar_epi32(low, mantissa);
+          total = _mm512_add_epi32(total, _mm512_srlv_epi32(value, _mm512_and_si512(high, byte)));
+          low = _mm512_srli_epi32(low, 8);
+          high = _mm512_srli_epi32(high, 8);
+        }
       }
-      _mm512_storeu_si512(sum + half, total);
+      _mm512_store_si512(sum + half, total);
+    }
+  }
+
+  static __m512i load_bytes(const int8_t* p) { return _mm512_load_si512(p); }
+
+  static void add(const int8_t* a, const int8_t* b, int count, int8_t* y) {
+    for (int i = 0; i < count; i += 64)
+      _mm512_store_si512(y + i,
+                         _mm512_max_epi8(_mm512_adds_epi8(load_bytes(a + i), load_bytes(b + i)),
+                                         _mm512_set1_epi8(-127)));
+  }
+
+  // int16 to bytes, clipped to +-127.
+  static void store16(int8_t* y, __m512i v) {
+    v = _mm512_max_epi16(v, _mm512_set1_epi16(-127));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(y), _mm512_cvtsepi16_epi8(v));
+  }
+
+  static void add_bias(const int8_t* a, const int8_t* b, const int8_t* w, int count, int8_t* y) {
+    for (int i = 0; i < count; i += 32)
+      store16(y + i,
+              _mm512_add_epi16(_mm512_add_epi16(wide16(a + i), wide16(b + i)), wide16(w + i)));
+  }
+
+  static void forget(const int8_t* f, const int8_t* s, int count, int8_t* y) {
+    for (int i = 0; i < count; i += 32) {
+      __m512i gate = _mm512_add_epi16(wide16(f + i), _mm512_set1_epi16(127));
+      store16(y + i, _mm512_srai_epi16(_mm512_mullo_epi16(gate, wide16(s + i)), 8));
+    }
+  }
+
+  // (gate d) >> 8 with d = h - s of nine bits, as the high half of (128 gate) (2 d).
+  static void mix(const int8_t* f, const int8_t* h, const int8_t* s, int count, int8_t* y) {
+    for (int i = 0; i < count; i += 32) {
+      __m512i gate = _mm512_add_epi16(wide16(f + i), _mm512_set1_epi16(127)), old = wide16(s + i);
+      __m512i d = _mm512_sub_epi16(wide16(h + i), old);
+      __m512i part = _mm512_mulhi_epi16(_mm512_slli_epi16(gate, 7), _mm512_add_epi16(d, d));
+      store16(y + i, _mm512_add_epi16(old, part));
+    }
+  }
+
+  // At rank 1 products fit int16, and a shift by more than 15 gives what a shift by 15 does.
+  static void embed_noise(const int32_t (*xb)[kLanes], const uint32_t* raw, int rank, int words,
+                          int shift, uint32_t* y) {
+    if (rank > 1) return PortableIsa::embed_noise(xb, raw, rank, words, shift, y);
+    alignas(64) uint64_t four[kLanes];  // a lane's A once per byte of its word
+    for (int m = 0; m < kLanes; ++m)
+      four[m] = static_cast<uint16_t>(xb[0][m]) * uint64_t{0x0001000100010001};
+    const __m128i by = _mm_cvtsi32_si128(shift < 15 ? shift : 15);
+    for (int q = 0; q < 4 * kLanes; q += 32) {
+      const __m512i a = _mm512_load_si512(four + q / 4);
+      const int8_t* b = reinterpret_cast<const int8_t*>(raw) + q % (4 * kPairs);
+      int8_t* to = reinterpret_cast<int8_t*>(y) + q;
+      for (int w = 0; w < words; ++w, b += 4 * kPairs, to += 4 * kLanes) {
+        __m512i pert = _mm512_sra_epi16(_mm512_mullo_epi16(a, wide16(b)), by);
+        store16(to, _mm512_add_epi16(wide16(to), pert));
+      }
     }
   }
 };

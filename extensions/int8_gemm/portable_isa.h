@@ -35,6 +35,45 @@ struct PortableIsa {
       for (int w = 0; w < words; ++w) __builtin_memcpy(dst + w * stride + p, src[p] + 4 * w, 4);
   }
 
+  // Operations on `count` bytes, whole words of all lanes; y may be one of the inputs.
+  static void add(const int8_t* a, const int8_t* b, int count, int8_t* y) {
+    for (int i = 0; i < count; ++i) y[i] = static_cast<int8_t>(clip(a[i] + b[i]));
+  }
+  static void add_bias(const int8_t* a, const int8_t* b, const int8_t* w, int count, int8_t* y) {
+    for (int i = 0; i < count; ++i) y[i] = static_cast<int8_t>(clip(a[i] + b[i] + w[i]));
+  }
+  static void forget(const int8_t* f, const int8_t* s, int count, int8_t* y) {
+    for (int i = 0; i < count; ++i) y[i] = static_cast<int8_t>(((f[i] + 127) * s[i]) >> 8);
+  }
+  static void mix(const int8_t* f, const int8_t* h, const int8_t* s, int count, int8_t* y) {
+    for (int i = 0; i < count; ++i)
+      y[i] = static_cast<int8_t>(s[i] + (((f[i] + 127) * (h[i] - s[i])) >> 8));
+  }
+
+  // y = clip(y + ((sum_j xb[j] b[j]) >> shift)); xb: signed A of each lane's token, b: raw words.
+  static void embed_noise(const int32_t (*xb)[kLanes], const uint32_t* raw, int rank, int words,
+                          int shift, uint32_t* y) {
+    for (int w = 0; w < words; ++w, y += kLanes) {
+      alignas(64) int32_t pert[4][kLanes] = {};
+      for (int j = 0; j < rank; ++j) {
+        const uint32_t* __restrict b = raw + (static_cast<size_t>(j) * words + w) * kPairs;
+        for (int i = 0; i < 4; ++i)
+          for (int m = 0; m < kPairs; ++m) {
+            pert[i][m] += xb[j][m] * byte_at(b[m], i);
+            pert[i][m + kPairs] += xb[j][m + kPairs] * byte_at(b[m], i);
+          }
+      }
+      for (int m = 0; m < kLanes; ++m) {
+        uint32_t word = 0;
+        for (int i = 0; i < 4; ++i) {
+          int32_t v = clip(byte_at(y[m], i) + (pert[i][m] >> shift));
+          word |= (static_cast<uint32_t>(v) & 255u) << 8 * i;
+        }
+        y[m] = word;
+      }
+    }
+  }
+
   // y = clip((x w) // max(1, sum|x| // n)) for n rows of bytes in words [n/4][32]; x, w, y
   // likewise.
   static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y) {
