@@ -213,6 +213,10 @@ def measure(options: Options, pop: int, engine: Engine, limits: Limits, base: in
 
 def resident_peak() -> int:
     """Largest resident memory of this process so far, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would begin with what the process was started from
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

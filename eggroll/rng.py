@@ -13,6 +13,7 @@ from eggroll.fixed_point import normal_quantiles
 # What a stream of words is for: the second word of its key, so that no two purposes share one.
 TABLE, SLICES, WEIGHTS, SAMPLES, COUNT = range(1, 6)
 
+BLOCK = 1 << 18  # bytes drawn at a time, a multiple of the four of a word
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -40,6 +41,10 @@ def counters(stream: int, first: int, count: int) -> NDArray[np.uint64]:
 
 def normal_bytes(stream: int, count: int) -> NDArray[np.int8]:
     """int8 [count] normal values of standard deviation 16; a prefix of every longer draw."""
-    words = counters(stream, 0, -(-count // 4)).astype("<u8", copy=False)
-    normal: NDArray[np.int8] = normal_quantiles()[words.view("<u2")[:count]]
-    return normal
+    out = np.empty(count, np.int8)
+    quantiles = normal_quantiles()
+    for first in range(0, count, BLOCK):  # bounds the memory of the words
+        part = out[first : first + BLOCK]
+        words = counters(stream, first // 4, -(-len(part) // 4)).astype("<u8", copy=False)
+        part[:] = quantiles[words.view("<u2")[: len(part)]]
+    return out

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY, Command
 
-from eggroll import checkpoint, generate, plot, runlog, train
+from eggroll import _extension, checkpoint, generate, plot, runlog, train
 from eggroll.population import Population
 
 # Of the run TINY describes, on every machine and engine. Changes only with the algorithm.
@@ -77,6 +77,16 @@ def test_how_it_is_computed_changes_no_bit(
     call: Command, tmp_path: Path, no_curves: None, words: list[object]
 ):
     assert call(*TINY, *words, "--out", tmp_path / "run").signature == SIGNATURE
+
+
+@pytest.mark.parametrize("isa", _extension.load().usable_isas())
+def test_no_instruction_set_changes_a_bit(
+    call: Command, tmp_path: Path, no_curves: None, isa: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("EGGROLL_ISA", isa)
+    ended = call(*TINY, "--out", tmp_path / "run")
+    assert ended.signature == SIGNATURE
+    assert f"cpu ({isa}, " in ended.out
 
 
 @pytest.mark.usefixtures("no_curves")
