@@ -3,7 +3,9 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#if defined(__APPLE__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__APPLE__)
 #include <sys/sysctl.h>
 #elif defined(__aarch64__)
 #include <asm/hwcap.h>
@@ -18,6 +20,7 @@ namespace eggroll {
   }
 EGG_DECLARE(generic)
 EGG_DECLARE(avx2)
+EGG_DECLARE(avxvnni)
 EGG_DECLARE(avx512vnni)
 EGG_DECLARE(neon_dotprod)
 
@@ -35,6 +38,14 @@ bool has_dotprod() {
 }
 #endif
 
+#ifdef EGG_HAVE_AVXVNNI
+// By leaf 7.1, as not every compiler's __builtin_cpu_supports knows the name.
+bool has_avxvnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
+#endif
+
 // Tests every flag of the unit's row in CMakeLists.txt.
 std::vector<const Kernels*> usable() {
   std::vector<const Kernels*> found;
@@ -45,6 +56,11 @@ std::vector<const Kernels*> usable() {
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("bmi2"))
     found.push_back(&avx512vnni::kernels);
+#endif
+#ifdef EGG_HAVE_AVXVNNI
+  if (has_avxvnni() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("bmi2"))
+    found.push_back(&avxvnni::kernels);
 #endif
 #ifdef EGG_HAVE_AVX2
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

@@ -16,6 +16,13 @@
 #include "dispatch.h"
 #include "program.h"
 
+#ifdef EGG_REPLAY_AVXVNNI
+// Compiled with AVX-512's encoding of its instructions, so dispatch does not list it here.
+namespace eggroll::avxvnni {
+extern const Kernels kernels;
+}
+#endif
+
 using namespace eggroll;
 
 namespace {
@@ -127,7 +134,7 @@ std::vector<int8_t> fitness_of(const std::vector<int16_t>& scores, int tokens) {
   return fitness;
 }
 
-std::vector<int32_t> votes_of(const Case& c, const Update& u, size_t leaf,
+std::vector<int32_t> votes_of(const Kernels& k, const Case& c, const Update& u, size_t leaf,
                               const std::vector<int8_t>& fitness) {
   int64_t pairs = static_cast<int64_t>(fitness.size());
   VoteJob job{c.program->plan().leaves[leaf],
@@ -137,9 +144,9 @@ std::vector<int32_t> votes_of(const Case& c, const Update& u, size_t leaf,
               c.rank,
               false};
   std::vector<int32_t> z(c.weights[leaf].size(), 0);
-  Scratch scratch(kernels().vote_bytes(job));
-  kernels().vote(job, 0, pairs / 3, z.data(), scratch.p);
-  kernels().vote(job, pairs / 3, pairs, z.data(), scratch.p);
+  Scratch scratch(k.vote_bytes(job));
+  k.vote(job, 0, pairs / 3, z.data(), scratch.p);
+  k.vote(job, pairs / 3, pairs, z.data(), scratch.p);
   return z;
 }
 
@@ -150,7 +157,7 @@ void move(std::vector<int8_t>& w, const std::vector<int32_t>& z, int threshold) 
   }
 }
 
-void replay(Case& c, const std::string& name) {
+void replay(const Kernels& k, Case& c, const std::string& name) {
   const Plan& plan = c.program->plan();
   auto weights = c.weights;
   auto state = c.state;
@@ -164,14 +171,13 @@ void replay(Case& c, const std::string& name) {
     Job job{plan,          packed.data(),   c.table.data(),   u.starts.data(), c.rank,
             c.shift,       u.tokens.data(), u.targets.data(), state.data(),    after.data(),
             scores.data(), nullptr,         c.members,        c.tokens};
-    Scratch scratch(kernels().block_bytes(job));
-    for (int64_t b = 0; b < (c.members + kLanes - 1) / kLanes; ++b)
-      kernels().block(job, b, scratch.p);
+    Scratch scratch(k.block_bytes(job));
+    for (int64_t b = 0; b < (c.members + kLanes - 1) / kLanes; ++b) k.block(job, b, scratch.p);
     std::vector<int8_t> fitness = fitness_of(scores, c.tokens);
     if (step == 0) expect(scores, c.scores, name + " scores");
     if (step == 0) expect(after, c.state_after, name + " state");
     for (size_t i = 0; i < weights.size(); ++i) {
-      std::vector<int32_t> z = votes_of(c, u, i, fitness);
+      std::vector<int32_t> z = votes_of(k, c, u, i, fitness);
       if (step == 0) expect(z, c.votes[i], name + " votes of leaf " + std::to_string(i));
       move(weights[i], z, plan.leaves[i].cols ? c.threshold_matrix : c.threshold_vector);
     }
@@ -191,9 +197,18 @@ int main(int argc, char** argv) {
   std::cout << "usable:";
   for (const std::string& isa : usable_isas()) std::cout << " " << isa;
   std::cout << "\n";
+  std::vector<const Kernels*> all;
   for (const std::string& isa : usable_isas()) {
     setenv("EGGROLL_ISA", isa.c_str(), 1);
-    for (size_t i = 0; i < cases.size(); ++i) replay(cases[i], isa + " case " + std::to_string(i));
+    all.push_back(&kernels());
+  }
+#ifdef EGG_REPLAY_AVXVNNI
+  all.push_back(&avxvnni::kernels);
+#endif
+  for (const Kernels* k : all) {
+    std::string isa = k->name;
+    for (size_t i = 0; i < cases.size(); ++i)
+      replay(*k, cases[i], isa + " case " + std::to_string(i));
     std::cout << isa << ": " << cases.size() << " cases replayed\n";
   }
   return failures ? 1 : 0;
