@@ -33,6 +33,7 @@ from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.es import Leaves, pair_fitness
 from eggroll.model import Program, egg, initial_weights
+from eggroll.plot import FORMATS
 from eggroll.population import Population
 from eggroll.run import new_population, rule
 from eggroll.runlog import write_whole
@@ -143,6 +144,10 @@ class Step:
 def register_loop(threads: int) -> Callable[[], float]:
     """GMAC/s of the instruction set's dot product on registers alone, all threads at once."""
     native = _extension.load()
+    try:
+        native.isa()
+    except ValueError as error:
+        raise InputError(str(error)) from None
     return lambda: float(native.peak(threads)) / 1e9
 
 
@@ -285,6 +290,13 @@ def check(options: Options) -> Options:
     cli.check_ranges(options)
     if options.quick:
         options = replace(options, pops=(1024, 10240), repeats=3)
+    if not options.pops:
+        raise InputError("--pops is empty: at least one population is needed; try --pops 1024.")
+    if options.picture and Path(options.picture).suffix not in FORMATS:
+        raise InputError(
+            f"--picture {options.picture!r} does not end in {', '.join(FORMATS)}: give it one of "
+            "these."
+        )
     for pop in options.pops:
         if pop < 2 or pop % 2 or pop > 1 << 24:
             raise InputError(

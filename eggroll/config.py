@@ -9,6 +9,7 @@ import difflib
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -142,22 +143,48 @@ class Config:
                 else f"--width {self.width} with --rank {self.rank} is too large for any noise "
                 "table; try a smaller --width."
             )
+        self._check_sizes(program)
         needed = self.memory(program)
         present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > present:
             raise InputError(
-                f"--width {self.width}, --layers {self.layers} and --pop {self.pop} need some "
+                f"--width {self.width}, --layers {self.layers}, --seq-len {self.seq_len} and --pop "
+                f"{self.pop} with {self.cores()} threads need some "
                 f"{needed / GIB:.1f} GiB and this machine has {present / GIB:.1f}: make one of "
                 "them smaller."
             )
+
+    def _check_sizes(self, program: Program) -> None:
+        """No array may have 2^31 elements, as MLX counts them in 32 bits; packing pads weights."""
+        parameters = sum(math.prod(leaf.shape) for leaf in program.leaves)
+        sizes = (
+            (parameters, 30, f"--width {self.width} and --layers {self.layers} make", "weights"),
+            (self.pop * self.seq_len, 31, f"--pop {self.pop} times --seq-len {self.seq_len} makes",
+             "scores"),
+            (self.pop * program.state_size, 31, f"--pop {self.pop} members have", "state bytes"),
+        )  # fmt: skip
+        for count, bits, what, which in sizes:
+            if count >= 1 << bits:
+                raise InputError(
+                    f"{what} {count:,} {which}: fewer than {1 << bits:,} are possible, so make one "
+                    "of the options smaller."
+                )
 
     def memory(self, program: Program) -> int:
         """A low estimate of the bytes a run takes at its height."""
         parameters = sum(math.prod(leaf.shape) for leaf in program.leaves)
         per_parameter = 24 if self.rule == "master" else 12  # votes and what the rule makes of them
         per_member = 2 * program.state_size + 12 * self.seq_len
-        table = 12 << self.table_bits  # it is made from wider words
-        return parameters * per_parameter + self.pop * per_member + table
+        lanes = 32 * (-(-self.width // 8) * 8) * self.seq_len  # a thread's block of 32 members
+        threads = min(self.cores(), -(-self.pop // 32))
+        table = 2 << self.table_bits
+        return parameters * per_parameter + self.pop * per_member + threads * lanes + table
+
+    def cores(self) -> int:
+        """Threads of the cpu engine."""
+        if self.threads:
+            return self.threads
+        return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
     def to_dict(self) -> dict[str, Any]:
         """The options that make a run what it is, ready for JSON."""

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.errors import InputError
+from eggroll.runlog import flush_to_disk
 
 Split = Literal["train", "valid"]
 
@@ -308,7 +309,7 @@ def _write_cache(folder: Path, name: str, fault: str) -> None:
 def _sync(file: IO[Any]) -> None:
     """Sees that a file is on the disk before the rename that makes it count."""
     file.flush()
-    os.fsync(file.fileno())
+    flush_to_disk(file.fileno())
 
 
 def _write_split(path: Path, name: str, split: Split) -> dict[str, Any]:

@@ -93,8 +93,14 @@ def read_run(folder: Path) -> Run:
         raise InputError(f"the run in {str(folder)!r} has made no update yet: plot it later.")
     steps, loss, rate, speed = columns
     valid_steps, bits = np.array(valid, np.float64).reshape(-1, 2).T
-    name = folder.resolve().name
+    name = printable(folder.resolve().name)
     return Run(name, config, about, steps, loss, rate, speed, valid_steps, bits)
+
+
+def printable(name: str) -> str:
+    """A file's name as text that matplotlib takes literally: no formulas, no stray bytes."""
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text.replace("$", r"\$")
 
 
 def smooth(values: Values) -> Values:
@@ -107,8 +113,8 @@ def smooth(values: Values) -> Values:
     return means
 
 
-def curves(folder: Path) -> Path:
-    """Draws curves.png of the run in a folder; returns its path.
+def curves(folder: Path, out: Path | None = None) -> Path:
+    """Draws the curves of the run in a folder, into its curves.png or `out`; returns the path.
 
     Raises:
         InputError: there is nothing to draw, or the picture cannot be written.
@@ -123,7 +129,7 @@ def curves(folder: Path) -> Path:
         bottom.set_xlabel("update")
         bottom.yaxis.set_major_formatter(_prefixes())
         figure.suptitle(_title(run), x=0.01, ha="left", fontsize=11, fontweight="bold")
-        return save(figure, folder / CURVES)
+        return save(figure, out or folder / CURVES)
 
 
 def compare(folders: Sequence[Path], out: Path) -> Path:
@@ -210,7 +216,7 @@ def _prefixes() -> Any:
 
 def _title(run: Run) -> str:
     c = run.config
-    data = Path(str(c.get("data"))).name
+    data = printable(Path(str(c.get("data"))).name)
     return (
         f"{run.name}: {data}, population {c.get('pop')}, rank {c.get('rank')}, "
         f"layers {c.get('layers')}, width {c.get('width')}, seed {c.get('seed')}"
@@ -247,14 +253,12 @@ def draw(options: Options) -> Path:
     folders = [Path(folder) for folder in options.folders]
     if not folders:
         raise InputError("no folder is given: name those of one or more runs.")
-    if len(folders) == 1 and not options.out:
-        return curves(folders[0])
-    out = Path(options.out or "compare.png")
+    out = Path(options.out or (folders[0] / CURVES if len(folders) == 1 else "compare.png"))
     if out.suffix not in FORMATS:
         raise InputError(
             f"--out {options.out!r} does not end in {', '.join(FORMATS)}: give it one of these."
         )
-    return compare(folders, out)
+    return curves(folders[0], out) if len(folders) == 1 else compare(folders, out)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -59,13 +59,14 @@ def train(options: Config) -> Result:
             row = measured(run, scores, rate, seconds)
             metrics.append(row)
             display.update(row)
-            if stop.asked or run.due(run.config.checkpoint_every):
+            asked = stop.asked  # once, as a signal may come between two looks
+            if asked or run.due(run.config.checkpoint_every):
                 metrics.sync()
                 run.save()
-            if stop.asked:
+            if asked:
                 break
         left = ""
-        if stop.asked:
+        if run.step < run.config.steps:
             left = f"Interrupted after update {run.step} of {run.config.steps}; {way_on(run)}"
         else:
             display.close()

@@ -61,7 +61,10 @@ def test_every_instruction_set_has_a_limit(isa: str, monkeypatch: pytest.MonkeyP
         ("--repeats 0", "--repeats is 0"),
         ("--engine cuda", "engine 'cuda'"),
         ("--json missing/out.json", "'missing/out.json' is no place for a file"),
-        ("--picture .", "--picture '.' is no place for a file"),
+        ("--picture .", "--picture '.' does not end in .png"),
+        ("--picture out.xyz", "--picture 'out.xyz' does not end in .png"),
+        ("--csv .", "--csv '.' is no place for a file"),
+        ("--pops", "--pops"),
     ],
 )
 def test_bad_input(

@@ -106,7 +106,12 @@ NEW = [
     ("--threads -1", "--threads is -1"),
     ("--table-bits 29", "--table-bits is 29|16 to 28"),
     ("--width 8000 --rank 2", "--table-bits is 16|80000 bytes|try --table-bits 18"),
-    ("--width 8191 --layers 256 --table-bits 28", "GiB|this machine has|smaller"),
+    (
+        "--width 8191 --pop 32000 --seq-len 65536 --threads 1000 --table-bits 24",
+        "GiB|this machine has|smaller",
+    ),
+    ("--width 8191 --layers 3 --table-bits 24", "make 2,4|weights: fewer than 1,073,741,824"),
+    ("--pop 16777216 --seq-len 128", "makes 2,147,483,648 scores"),
     ("--vocabulary 1", "--vocabulary is 1|2 to 65536"),
     ("--count-steps", "--count-steps is empty"),
     ("--count-steps 1 99", "99|1 to 14"),

@@ -79,6 +79,13 @@ def test_how_it_is_computed_changes_no_bit(
     assert call(*TINY, *words, "--out", tmp_path / "run").signature == SIGNATURE
 
 
+@pytest.mark.parametrize("name", ["$\\frac$", "na\udcffme", "a b"])
+def test_a_folder_may_have_any_name(call: Command, tmp_path: Path, name: str):
+    """The picture's title holds the name: no formula, no byte that a font cannot take."""
+    assert call(*TINY, "--out", tmp_path / name).signature == SIGNATURE
+    assert (tmp_path / name / "curves.png").exists()
+
+
 @pytest.mark.parametrize("isa", _extension.load().usable_isas())
 def test_no_instruction_set_changes_a_bit(
     call: Command, tmp_path: Path, no_curves: None, isa: str, monkeypatch: pytest.MonkeyPatch

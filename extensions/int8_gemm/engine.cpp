@@ -48,7 +48,11 @@ void parallel_for(int64_t items, int threads, const std::function<void(int64_t, 
   };
   int extra = static_cast<int>(std::min<int64_t>(items, threads > 0 ? threads : default_threads()));
   std::vector<std::thread> pool;
-  for (int i = 1; i < extra; ++i) pool.emplace_back(work, i);
+  try {
+    for (int i = 1; i < extra; ++i) pool.emplace_back(work, i);
+  } catch (const std::system_error&) {
+    // No more threads are to be had: those that started, and this one, share the items.
+  }
   work(0);
   for (std::thread& thread : pool) thread.join();
 }
@@ -64,22 +68,19 @@ Scratch scratch(size_t bytes) {
   return Scratch(p);
 }
 
-// One scratch area per thread, made when its thread first needs it.
+// One scratch area per thread. Made where the caller can still be told that memory ran out, not
+// among the threads that use it.
 class ScratchPool {
  public:
-  ScratchPool(size_t bytes, int threads)
-      : bytes_(bytes), areas_(static_cast<size_t>(threads > 0 ? threads : default_threads())) {}
-  void* of(int thread) {
-    Scratch& area = areas_[static_cast<size_t>(thread)];
-    if (!area) area = scratch(bytes_);
-    return area.get();
+  ScratchPool(size_t bytes, int64_t items, int threads) {
+    int64_t count = std::min<int64_t>(items, threads > 0 ? threads : default_threads());
+    for (int64_t i = 0; i < count; ++i) areas_.push_back(scratch(bytes));
   }
+  void* of(int thread) const { return areas_[static_cast<size_t>(thread)].get(); }
 
  private:
-  size_t bytes_;
   std::vector<Scratch> areas_;
 };
-
 class CpuPrimitive : public mx::Primitive {
  public:
   CpuPrimitive(mx::Stream stream, std::shared_ptr<Program> program, int threads)
@@ -134,11 +135,12 @@ class EvaluatePopulation : public CpuPrimitive {
     job.logits = out.size() > 2 ? out[2].data<int8_t>() : nullptr;
     job.members = in[2].shape(0);
     job.tokens_per_member = in[2].shape(1);
-    launch(in, out, [job, threads = threads_, keep = program_] {
-      const Kernels& k = kernels();
-      ScratchPool pool(k.block_bytes(job), threads);
-      parallel_for((job.members + kLanes - 1) / kLanes, threads,
-                   [&](int64_t i, int thread) { k.block(job, i, pool.of(thread)); });
+    const Kernels& k = kernels();
+    int64_t blocks = (job.members + kLanes - 1) / kLanes;
+    auto pool = std::make_shared<ScratchPool>(k.block_bytes(job), blocks, threads_);
+    launch(in, out, [&k, job, blocks, pool, threads = threads_, keep = program_] {
+      parallel_for(blocks, threads,
+                   [&](int64_t i, int thread) { k.block(job, i, pool->of(thread)); });
     });
   }
 
@@ -166,32 +168,37 @@ class CountVotes : public CpuPrimitive {
       z.push_back(out[i].data<int32_t>());
       std::memset(z.back(), 0, out[i].nbytes());
     }
-    launch(in, out, [jobs, z, pairs, threads = threads_, keep = program_] {
-      count(jobs, z, pairs, threads);
+    const Kernels& k = kernels();
+    size_t scratch = 0;
+    int64_t largest = 0;
+    for (const VoteJob& job : jobs) {
+      scratch = std::max(scratch, k.vote_bytes(job));
+      largest = std::max(largest, elements(job.leaf));
+    }
+    int64_t parts =
+        std::clamp<int64_t>(pairs / 1024, 1, threads_ > 0 ? threads_ : default_threads());
+    int64_t items = static_cast<int64_t>(jobs.size()) * parts;
+    auto pool = std::make_shared<ScratchPool>(scratch, items, threads_);
+    auto sums = std::make_shared<ScratchPool>(static_cast<size_t>(largest) * 4, items, threads_);
+    launch(in, out, [&k, jobs, z, pairs, parts, pool, sums, threads = threads_, keep = program_] {
+      count(k, jobs, z, pairs, parts, threads, *pool, *sums);
     });
   }
 
  private:
+  static int64_t elements(const Leaf& l) {
+    return static_cast<int64_t>(l.rows) * std::max(l.cols, 1);
+  }
+
   // Items are (leaf, part of the pairs), big leaves first; each part adds up in its own memory.
   // Integers make the order of the additions irrelevant.
-  static void count(const std::vector<VoteJob>& jobs, const std::vector<int32_t*>& z, int64_t pairs,
-                    int threads) {
-    const Kernels& k = kernels();
-    auto elements = [](const Leaf& l) {
-      return static_cast<int64_t>(l.rows) * std::max(l.cols, 1);
-    };
-    int64_t parts = std::clamp<int64_t>(pairs / 1024, 1, threads > 0 ? threads : default_threads());
-    size_t bytes = 0;
-    int64_t largest = 0;
+  static void count(const Kernels& k, const std::vector<VoteJob>& jobs,
+                    const std::vector<int32_t*>& z, int64_t pairs, int64_t parts, int threads,
+                    const ScratchPool& pool, const ScratchPool& sums) {
     std::vector<size_t> order(jobs.size());
-    for (size_t i = 0; i < jobs.size(); ++i) {
-      order[i] = i;
-      bytes = std::max(bytes, k.vote_bytes(jobs[i]));
-      largest = std::max(largest, elements(jobs[i].leaf));
-    }
+    for (size_t i = 0; i < jobs.size(); ++i) order[i] = i;
     std::sort(order.begin(), order.end(),
               [&](size_t a, size_t b) { return elements(jobs[a].leaf) > elements(jobs[b].leaf); });
-    ScratchPool pool(bytes, threads), sums(static_cast<size_t>(largest) * sizeof(int32_t), threads);
     std::vector<std::mutex> locks(jobs.size());
     parallel_for(static_cast<int64_t>(jobs.size()) * parts, threads, [&](int64_t item, int thread) {
       size_t leaf = order[static_cast<size_t>(item / parts)];
@@ -248,11 +255,12 @@ void check_starts(const Plan& plan, const mx::array& starts, const mx::array& ta
 
 double peak(int threads) {
   using Clock = std::chrono::steady_clock;
+  const Kernels& k = kernels();  // here, as it may throw
   auto run = [&](int64_t rounds) {
     int count = threads > 0 ? threads : default_threads();
     std::atomic<int64_t> done{0};
     Clock::time_point start = Clock::now();
-    parallel_for(count, count, [&](int64_t, int) { done += kernels().peak(rounds); });
+    parallel_for(count, count, [&](int64_t, int) { done += k.peak(rounds); });
     double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     return std::pair<double, double>(static_cast<double>(done), seconds);
   };
@@ -266,6 +274,7 @@ double peak(int threads) {
 mx::array pack(const Program& program, const std::vector<mx::array>& leaves) {
   const Plan& plan = program.plan();
   require(static_cast<int>(leaves.size()) == plan.leaf_count, "pack: one array per leaf is needed");
+  require(program.packed_bytes() < int64_t{1} << 31, "pack: the network has too many weights");
   mx::array out(mx::allocator::malloc(static_cast<size_t>(program.packed_bytes())),
                 {static_cast<int>(program.packed_bytes())}, mx::int8);
   std::memset(out.data<int8_t>(), 0, out.nbytes());
