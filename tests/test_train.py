@@ -79,7 +79,9 @@ def test_how_it_is_computed_changes_no_bit(
     assert call(*TINY, *words, "--out", tmp_path / "run").signature == SIGNATURE
 
 
-@pytest.mark.parametrize("name", ["$\\frac$", "na\udcffme", "a b"])
+@pytest.mark.parametrize(
+    "name", ["$\\frac$", "a b", *(["na\udcffme"] if sys.platform == "linux" else [])]
+)
 def test_a_folder_may_have_any_name(call: Command, tmp_path: Path, name: str):
     """The picture's title holds the name: no formula, no byte that a font cannot take."""
     assert call(*TINY, "--out", tmp_path / name).signature == SIGNATURE
