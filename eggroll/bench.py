@@ -26,14 +26,13 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from eggroll import _extension, cli, engines, rng
+from eggroll import _extension, cli, engines, plot, rng
 from eggroll.cli import Range
 from eggroll.config import Config
 from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.es import Leaves, pair_fitness
 from eggroll.model import Program, egg, initial_weights
-from eggroll.plot import FORMATS
 from eggroll.population import Population
 from eggroll.run import new_population, rule
 from eggroll.runlog import write_whole
@@ -260,8 +259,6 @@ def table(rows: Sequence[Row]) -> Any:
 
 def picture(rows: Sequence[Row], path: Path, title: str) -> None:
     """Steps and tokens per second over the population, on logarithmic axes."""
-    from eggroll import plot
-
     with plot.style():
         figure = plot.new_figure(8, 4)
         left, right = figure.subplots(1, 2)
@@ -292,10 +289,10 @@ def check(options: Options) -> Options:
         options = replace(options, pops=(1024, 10240), repeats=3)
     if not options.pops:
         raise InputError("--pops is empty: at least one population is needed; try --pops 1024.")
-    if options.picture and Path(options.picture).suffix not in FORMATS:
+    if options.picture and Path(options.picture).suffix not in plot.FORMATS:
         raise InputError(
-            f"--picture {options.picture!r} does not end in {', '.join(FORMATS)}: give it one of "
-            "these."
+            f"--picture {options.picture!r} does not end in {', '.join(plot.FORMATS)}: give it one "
+            "of these."
         )
     for pop in options.pops:
         if pop < 2 or pop % 2 or pop > 1 << 24:

@@ -6,7 +6,7 @@ are integers, no chunk size changes a bit of the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -34,11 +34,11 @@ class Population:
         """Zeros, int8 [P, state_size]."""
         return mx.zeros((self.members, self.engine.program.state_size), mx.int8)
 
-    def _chunks(self, epoch: int) -> list[tuple[int, int, Slices]]:
+    def _chunks(self, epoch: int) -> Iterator[tuple[int, int, Slices]]:
         """(first member, last + 1, slices of the pairs between) of every chunk."""
-        starts = range(0, self.members, self.chunk)
-        bounds = [(a, min(a + self.chunk, self.members)) for a in starts]
-        return [(a, b, self.noise.slices(epoch, a // 2, (b - a) // 2)) for a, b in bounds]
+        for first in range(0, self.members, self.chunk):
+            last = min(first + self.chunk, self.members)
+            yield first, last, self.noise.slices(epoch, first // 2, (last - first) // 2)
 
     def evaluate(
         self,

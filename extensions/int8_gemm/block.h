@@ -1,7 +1,7 @@
 // The block interpreter: 32 members run all T tokens through the whole program.
 //
 // Included by one translation unit per instruction set, inside that unit's own namespace, after it
-// has defined `struct Isa` (see isa_generic.cpp). A register of K bytes is kept as words
+// has defined `struct Isa` (see portable_isa.h). A register of K bytes is kept as words
 // [K/4][32 lanes] of four neighbouring bytes, so elementwise work is layout-free, a tile of eight
 // outputs makes two words per lane, and a word is what a dot-product instruction eats.
 // Sums wrap: they are formed in uint32_t. All loops over lanes are meant for the vectoriser.

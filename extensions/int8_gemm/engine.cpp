@@ -169,16 +169,16 @@ class CountVotes : public CpuPrimitive {
       std::memset(z.back(), 0, out[i].nbytes());
     }
     const Kernels& k = kernels();
-    size_t scratch = 0;
+    size_t bytes = 0;
     int64_t largest = 0;
     for (const VoteJob& job : jobs) {
-      scratch = std::max(scratch, k.vote_bytes(job));
+      bytes = std::max(bytes, k.vote_bytes(job));
       largest = std::max(largest, elements(job.leaf));
     }
     int64_t parts =
         std::clamp<int64_t>(pairs / 1024, 1, threads_ > 0 ? threads_ : default_threads());
     int64_t items = static_cast<int64_t>(jobs.size()) * parts;
-    auto pool = std::make_shared<ScratchPool>(scratch, items, threads_);
+    auto pool = std::make_shared<ScratchPool>(bytes, items, threads_);
     auto sums = std::make_shared<ScratchPool>(static_cast<size_t>(largest) * 4, items, threads_);
     launch(in, out, [&k, jobs, z, pairs, parts, pool, sums, threads = threads_, keep = program_] {
       count(k, jobs, z, pairs, parts, threads, *pool, *sums);

@@ -1,7 +1,4 @@
-// AVX512-VNNI: unsigned x signed dot products of four bytes (vpdpbusd).
-//
-// Activations are biased to u8 = x + 128, so sum w u = sum w x + 128 sum w: accumulators begin at
-// the bias -128 sum w that each packed tile carries. No step saturates.
+// AVX512-VNNI: unsigned x signed dot products of four bytes (vpdpbusd); see x86_vnni.h.
 #include <immintrin.h>
 
 #include "plan.h"
@@ -10,6 +7,7 @@ namespace eggroll::avx512vnni {
 #include "lanes.h"
 #include "portable_isa.h"
 #include "x86_transpose.h"
+#include "x86_vnni.h"
 
 // Division by a mean 1..127 in 16 bits, see Isa::norm.
 struct Means {
@@ -24,26 +22,7 @@ struct Means {
 };
 constexpr Means kMeans;
 
-struct Isa : PortableIsa {
-  using Prepared = uint32_t;  // [K/4][32] of u8
-  using Noise = uint32_t;     // [K/4][16] of s8
-
-  static size_t prepared_size(int words) { return static_cast<size_t>(words) * kLanes; }
-  static size_t noise_size(int words) { return static_cast<size_t>(words) * kPairs; }
-
-  static void prepare(const uint32_t* x, int words, Prepared* out) {
-    for (int i = 0; i < words * kLanes; ++i) out[i] = x[i] ^ 0x80808080u;
-  }
-
-  static void prepare_noise(const uint32_t* raw, int words, Noise* out) {
-    __builtin_memcpy(out, raw, noise_size(words) * sizeof(Noise));
-  }
-
-  static void transpose(const int8_t* const* src, int8_t* dst) { transpose_sse2(src, dst); }
-  static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
-    transpose_words_sse2(src, words, dst, stride);
-  }
-
+struct Isa : VnniIsa {
   // Eight outputs x 32 lanes in sixteen accumulators, a: members 2i, b: members 2i + 1. The loop is
   // assembly because gcc spills accumulators of the same loop written with intrinsics.
   static inline __attribute__((always_inline)) void multiply(const int8_t* tile, const Prepared* x,

@@ -1,5 +1,5 @@
 // AVX-VNNI: unsigned x signed dot products of four bytes in 256 bits, for processors without
-// AVX-512. Biased like the AVX512-VNNI unit: accumulators begin at the tile's -128 sum w.
+// AVX-512. See x86_vnni.h for the bias.
 #include <immintrin.h>
 
 #include "plan.h"
@@ -8,6 +8,7 @@ namespace eggroll::avxvnni {
 #include "lanes.h"
 #include "portable_isa.h"
 #include "x86_transpose.h"
+#include "x86_vnni.h"
 
 // The same instruction in AVX-512's encoding runs where the tests have AVX-512 only.
 #ifdef __AVXVNNI__
@@ -16,23 +17,7 @@ namespace eggroll::avxvnni {
 #define EGG_DPBUSD _mm256_dpbusd_epi32
 #endif
 
-struct Isa : PortableIsa {
-  using Prepared = uint32_t;  // [K/4][32] of u8
-  using Noise = uint32_t;     // [K/4][16] of s8
-
-  static size_t prepared_size(int words) { return static_cast<size_t>(words) * kLanes; }
-  static size_t noise_size(int words) { return static_cast<size_t>(words) * kPairs; }
-  static void prepare(const uint32_t* x, int words, Prepared* out) {
-    for (int i = 0; i < words * kLanes; ++i) out[i] = x[i] ^ 0x80808080u;
-  }
-  static void prepare_noise(const uint32_t* raw, int words, Noise* out) {
-    __builtin_memcpy(out, raw, noise_size(words) * sizeof(Noise));
-  }
-  static void transpose(const int8_t* const* src, int8_t* dst) { transpose_sse2(src, dst); }
-  static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
-    transpose_words_sse2(src, words, dst, stride);
-  }
-
+struct Isa : VnniIsa {
   static __m256i load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
   static void store(int32_t* p, __m256i v) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), v); }
 

@@ -1,0 +1,23 @@
+// What both VNNI units share. Included like portable_isa.h, after it and x86_transpose.h.
+//
+// Activations are biased to u8 = x + 128, so sum w u = sum w x + 128 sum w: accumulators begin at
+// the bias -128 sum w that each packed tile carries. No step saturates.
+
+struct VnniIsa : PortableIsa {
+  using Prepared = uint32_t;  // [K/4][32] of u8
+  using Noise = uint32_t;     // [K/4][16] of s8
+
+  static size_t prepared_size(int words) { return static_cast<size_t>(words) * kLanes; }
+  static size_t noise_size(int words) { return static_cast<size_t>(words) * kPairs; }
+
+  static void prepare(const uint32_t* x, int words, Prepared* out) {
+    for (int i = 0; i < words * kLanes; ++i) out[i] = x[i] ^ 0x80808080u;
+  }
+  static void prepare_noise(const uint32_t* raw, int words, Noise* out) {
+    __builtin_memcpy(out, raw, noise_size(words) * sizeof(Noise));
+  }
+  static void transpose(const int8_t* const* src, int8_t* dst) { transpose_sse2(src, dst); }
+  static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
+    transpose_words_sse2(src, words, dst, stride);
+  }
+};
