@@ -221,7 +221,10 @@ const mx::Device kCpu(mx::Device::cpu);
 
 mx::array ready(const mx::array& a, mx::Dtype dtype, const char* what) {
   require(a.dtype() == dtype, std::string(what) + ": wrong dtype");
-  mx::array c = mx::contiguous(a, false, kCpu);
+  mx::array c = a;
+  c.eval();
+  if (c.flags().row_contiguous) return c;
+  c = mx::contiguous(c, false, kCpu);
   c.eval();
   return c;
 }
@@ -246,8 +249,9 @@ void check_starts(const Plan& plan, const mx::array& starts, const mx::array& ta
     int64_t length = leaf.cols ? static_cast<int64_t>(rank) * (leaf.rows + leaf.cols)
                                : 2 * static_cast<int64_t>(leaf.rows);
     int64_t last = static_cast<int64_t>(table.size()) - length;
-    for (int64_t p = 0; p < pairs; ++p, ++v)
-      require(*v >= 0 && *v <= last, "a noise slice reaches beyond the table");
+    bool ok = true;
+    for (int64_t p = 0; p < pairs; ++p, ++v) ok &= *v >= 0 && *v <= last;
+    require(ok, "a noise slice reaches beyond the table");
   }
 }
 
@@ -327,10 +331,10 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
   std::vector<mx::array> in{ready(fitness, mx::int8, "fitness"), ready(table, mx::int8, "table"),
                             ready(starts, mx::int32, "starts")};
   check_starts(plan, in[2], in[1], rank, static_cast<int64_t>(in[0].size()));
-  for (size_t i = 0; i < in[0].size(); ++i) {
-    int8_t f = in[0].data<int8_t>()[i];
-    require(f >= -1 && f <= 1, "fitness must be -1, 0 or 1");
-  }
+  const int8_t* f = in[0].data<int8_t>();
+  bool ok = true;
+  for (size_t i = 0; i < in[0].size(); ++i) ok &= f[i] >= -1 && f[i] <= 1;
+  require(ok, "fitness must be -1, 0 or 1");
   kernels();
   std::vector<mx::Shape> shapes;
   for (int i = 0; i < plan.leaf_count; ++i) {

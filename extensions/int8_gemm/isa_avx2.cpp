@@ -39,6 +39,9 @@ struct Isa : PortableIsa {
   static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
     transpose_words_sse2(src, words, dst, stride);
   }
+  static void interleave(const int8_t* const* src, uint32_t negative, uint32_t* out) {
+    interleave_sse2(src, negative, out);
+  }
 
   static __m256i load(const int32_t* p) {
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));

@@ -35,6 +35,20 @@ struct PortableIsa {
       for (int w = 0; w < words; ++w) __builtin_memcpy(dst + w * stride + p, src[p] + 4 * w, 4);
   }
 
+  // out[i] = the i-th bytes of four rows, i = 0..15; the sign of those under `negative` is turned.
+  static void interleave(const int8_t* const* src, uint32_t negative, uint32_t* __restrict out) {
+    for (int i = 0; i < 16; ++i) {
+      out[i] = 0;
+      for (int j = 0; j < 4; ++j) {
+        int v = negative >> 8 * j & 1 ? -src[j][i] : src[j][i];
+        out[i] |= (static_cast<uint32_t>(v) & 255u) << 8 * j;
+      }
+    }
+  }
+
+  // Fills the biases of a tile of `words` words where `dot` begins with them.
+  static void bias(int8_t*, int) {}
+
   // Operations on `count` bytes, whole words of all lanes; y may be one of the inputs.
   static void add(const int8_t* a, const int8_t* b, int count, int8_t* y) {
     for (int i = 0; i < count; ++i) y[i] = static_cast<int8_t>(clip(a[i] + b[i]));

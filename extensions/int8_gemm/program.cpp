@@ -119,12 +119,13 @@ void Program::pack(int i, const int8_t* src, int8_t* packed) const {
       continue;
     }
     int8_t* at = dst + o / kTile * tile;
-    int32_t* bias = reinterpret_cast<int32_t*>(at) + o % kTile;
+    int32_t sum = 0;
+    for (int64_t k = 0; k < cols; ++k) sum += src[k];
+    reinterpret_cast<int32_t*>(at)[o % kTile] = -128 * sum;
     at += kTile * 4 + o % kTile * 4;
-    for (int64_t k = 0; k < cols; ++k) {
-      at[k / 4 * kTile * 4 + k % 4] = src[k];
-      *bias -= 128 * src[k];
-    }
+    int64_t k = 0;
+    for (; k + 4 <= cols; k += 4) std::memcpy(at + k * kTile, src + k, 4);
+    if (k < cols) std::memcpy(at + k * kTile, src + k, static_cast<size_t>(cols - k));
   }
 }
 

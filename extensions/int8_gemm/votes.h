@@ -3,23 +3,24 @@
 // the weights, 32 columns of B in the place of 32 members. Included like block.h.
 
 constexpr int kVotePairs = 256;  // pair-ranks gathered at a time
+constexpr int kAhead = 12;       // pairs
 
 struct Votes {
   const VoteJob& job;
-  int8_t* a;                      // packed tiles of f A: [O/8] x (8 biases, [pairs/4][8][4])
-  uint32_t* b;                    // [K/32][pairs/4][32] words of four pairs
-  Isa::Prepared* panel;           // one 32-column panel of b, prepared
-  int8_t *rows_a[4], *rows_b[4];  // four pairs' f A [O] and B [K], zero up to the next tile
+  int8_t* a;                            // packed tiles of f A: [O/8] x (8 biases, [pairs/4][8][4])
+  uint32_t* b;                          // [K/32][pairs/4][32] words of four pairs
+  Isa::Prepared* panel;                 // one 32-column panel of b, prepared
+  int8_t *own_a, *own_b;                // [4] rows that do not lie in the table as they are needed
+  const int8_t *rows_a[4], *rows_b[4];  // four pair-ranks' A [O] and B [K]
+  uint32_t negative;                    // bytes of all ones where a pair's fitness is -1
   alignas(64) int32_t acc[kTile][kLanes];
 
   Votes(const VoteJob& j, Arena& arena) : job(j) {
     a = arena.take<int8_t>(tiles() * kTileBytes);
     b = arena.take<uint32_t>(panels() * kVoteWords * kLanes);
     panel = arena.take<Isa::Prepared>(Isa::prepared_size(kVoteWords));
-    for (int i = 0; i < 4; ++i) {
-      rows_a[i] = arena.take<int8_t>(tiles() * kTile);
-      rows_b[i] = arena.take<int8_t>(panels() * kLanes);
-    }
+    own_a = arena.take<int8_t>(4 * static_cast<size_t>(job.leaf.rows));
+    own_b = arena.take<int8_t>(4 * static_cast<size_t>(job.leaf.cols));
   }
 
   static constexpr int kVoteWords = kVotePairs / 4;
@@ -27,44 +28,63 @@ struct Votes {
   size_t tiles() const { return static_cast<size_t>(tiles_of(job.leaf.rows)); }
   size_t panels() const { return static_cast<size_t>((job.leaf.cols + kLanes - 1) / kLanes); }
 
-  // dst[i] = f * (v or sign v), v = src[i * stride].
-  void row(const int8_t* src, int stride, int n, int f, int8_t* __restrict dst) const {
-    if (stride == 1)
-      for (int i = 0; i < n; ++i) dst[i] = static_cast<int8_t>(f * src[i]);
-    else
-      for (int i = 0; i < n; ++i)
-        dst[i] = static_cast<int8_t>(f * src[static_cast<size_t>(i) * stride]);
+  // n bytes of noise, every `rank`-th from src: in place if possible, else in `own`.
+  const int8_t* row(const int8_t* src, int n, int8_t* __restrict own) const {
+    if (job.rank == 1 && !job.signs) return src;
+    for (int i = 0; i < n; ++i) own[i] = src[static_cast<size_t>(i) * job.rank];
     if (job.signs)
-      for (int i = 0; i < n; ++i) dst[i] = static_cast<int8_t>((dst[i] > 0) - (dst[i] < 0));
+      for (int i = 0; i < n; ++i) own[i] = static_cast<int8_t>((own[i] > 0) - (own[i] < 0));
+    return own;
+  }
+
+  void take(int slot, const int8_t* slice, int j) {
+    size_t rows = static_cast<size_t>(job.leaf.rows), cols = static_cast<size_t>(job.leaf.cols);
+    const int8_t* from = slice + static_cast<size_t>(job.rank) * cols + j;
+    rows_b[slot] = row(slice + j, job.leaf.cols, own_b + slot * cols);
+    rows_a[slot] = row(from, job.leaf.rows, own_a + slot * rows);
+  }
+
+  void clear(int slot) {
+    size_t rows = static_cast<size_t>(job.leaf.rows), cols = static_cast<size_t>(job.leaf.cols);
+    int8_t *to_a = own_a + slot * rows, *to_b = own_b + slot * cols;
+    __builtin_memset(to_a, 0, rows);
+    __builtin_memset(to_b, 0, cols);
+    rows_a[slot] = to_a, rows_b[slot] = to_b;
+  }
+
+  // Sixteen words of four rows' bytes from `at` on, zero beyond n.
+  static void interleave(const int8_t* const* rows, int at, int n, uint32_t negative,
+                         uint32_t* out) {
+    const int8_t* src[4];
+    int8_t tail[4][16];
+    for (int i = 0; i < 4; ++i) src[i] = rows[i] + at;
+    if (n - at < 16)
+      for (int i = 0; i < 4; ++i) {
+        __builtin_memset(tail[i], 0, 16);
+        __builtin_memcpy(tail[i], src[i], static_cast<size_t>(n - at));
+        src[i] = tail[i];
+      }
+    Isa::interleave(src, negative, out);
   }
 
   // Interleaves the four rows into word `w` of every tile and panel.
   void pack(int w) {
-    for (size_t t = 0; t < tiles(); ++t) {
-      int32_t* bias = reinterpret_cast<int32_t*>(a + t * kTileBytes);
-      uint32_t* words = reinterpret_cast<uint32_t*>(bias + kTile) + w * kTile;
-      for (int o = 0; o < kTile; ++o) {
-        size_t at = t * kTile + o;
-        words[o] = word(rows_a, at);
-        int32_t sum = rows_a[0][at] + rows_a[1][at] + rows_a[2][at] + rows_a[3][at];
-        bias[o] = (w ? bias[o] : 0) - 128 * sum;
-      }
+    for (int o = 0; o < job.leaf.rows; o += 2 * kTile) {
+      alignas(64) uint32_t words[2 * kTile];
+      interleave(rows_a, o, job.leaf.rows, negative, words);
+      int8_t* to = a + static_cast<size_t>(o / kTile) * kTileBytes + (w + 1) * kTile * 4;
+      __builtin_memcpy(to, words, kTile * 4);
+      if (o + kTile < job.leaf.rows) __builtin_memcpy(to + kTileBytes, words + kTile, kTile * 4);
     }
-    for (size_t p = 0; p < panels(); ++p) {
-      uint32_t* words = b + (p * kVoteWords + w) * kLanes;
-      for (int k = 0; k < kLanes; ++k) words[k] = word(rows_b, p * kLanes + k);
-    }
-  }
-
-  static uint32_t word(int8_t* const* rows, size_t at) {
-    return static_cast<uint32_t>(static_cast<uint8_t>(rows[0][at])) |
-           static_cast<uint32_t>(static_cast<uint8_t>(rows[1][at])) << 8 |
-           static_cast<uint32_t>(static_cast<uint8_t>(rows[2][at])) << 16 |
-           static_cast<uint32_t>(static_cast<uint8_t>(rows[3][at])) << 24;
+    for (int k = 0; k < job.leaf.cols; k += 16)
+      interleave(rows_b, k, job.leaf.cols, 0,
+                 b + (k / kLanes * kVoteWords + w) * kLanes + k % kLanes);
+    negative = 0;
   }
 
   void multiply(int words, int32_t* z) {
     int rows = job.leaf.rows, cols = job.leaf.cols;
+    for (size_t t = 0; t < tiles(); ++t) Isa::bias(a + t * kTileBytes, words);
     for (size_t p = 0; p < panels(); ++p) {
       Isa::prepare(b + p * kVoteWords * kLanes, words, panel);
       int first = static_cast<int>(p) * kLanes,
@@ -82,40 +102,47 @@ struct Votes {
     }
   }
 
-  void clear_rows(int first) {
-    for (int i = first; i < 4; ++i) {
-      __builtin_memset(rows_a[i], 0, tiles() * kTile);
-      __builtin_memset(rows_b[i], 0, panels() * kLanes);
-    }
+  // The slices lie anywhere in the table: asked for some pairs ahead.
+  void expect(int64_t p, int bytes) const {
+    const int8_t* slice = job.noise + job.starts[p];
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(slice + i);
   }
 
   void matrix(int64_t first, int64_t last, int32_t* z) {
-    int rows = job.leaf.rows, cols = job.leaf.cols, r = job.rank, filled = 0;
-    clear_rows(0);
+    int r = job.rank, filled = 0, bytes = r * (job.leaf.rows + job.leaf.cols);
+    negative = 0;
     for (int64_t p = first; p < last; ++p) {
+      if (p + kAhead < last) expect(p + kAhead, bytes);
       if (job.fitness[p] == 0) continue;
-      const int8_t* slice = job.noise + job.starts[p];
       for (int j = 0; j < r; ++j) {
-        row(slice + j, r, cols, 1, rows_b[filled % 4]);
-        row(slice + static_cast<size_t>(r) * cols + j, r, rows, job.fitness[p], rows_a[filled % 4]);
+        take(filled % 4, job.noise + job.starts[p], j);
+        if (job.fitness[p] < 0) negative |= 255u << 8 * (filled % 4);
         if (++filled % 4 == 0) pack(filled / 4 - 1);
         if (filled == kVotePairs) multiply(kVoteWords, z), filled = 0;
       }
     }
     if (filled == 0) return;
-    clear_rows((filled + 3) % 4 + 1);
+    for (int slot = filled % 4; slot % 4; ++slot) clear(slot);
     if (filled % 4) pack(filled / 4);
     multiply((filled + 3) / 4, z);
   }
 
   void vector(int64_t first, int64_t last, int32_t* __restrict z) {
     for (int64_t p = first; p < last; ++p) {
-      const int8_t* src = job.noise + job.starts[p];
+      if (p + kAhead < last) expect(p + kAhead, 2 * job.leaf.rows);
       int f = job.fitness[p];
-      for (int i = 0; i < job.leaf.rows; ++i) {
-        int32_t v = src[2 * i] * src[2 * i + 1];
-        z[i] = wrapping_sum(z[i], f * (job.signs ? (v > 0) - (v < 0) : v));
-      }
+      if (f) products(job.noise + job.starts[p], f, z);
+    }
+  }
+
+  // z[i] += f n[2 i] n[2 i + 1], the two bytes read as one little-endian number.
+  void products(const int8_t* n, int f, int32_t* __restrict z) {
+    for (int i = 0; i < job.leaf.rows; ++i) {
+      uint16_t two;
+      __builtin_memcpy(&two, n + 2 * i, 2);
+      int32_t v = static_cast<int8_t>(two & 255) * static_cast<int8_t>(two >> 8);
+      if (job.signs) v = (v > 0) - (v < 0);
+      z[i] = wrapping_sum(z[i], f * v);
     }
   }
 };

@@ -20,4 +20,18 @@ struct VnniIsa : PortableIsa {
   static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
     transpose_words_sse2(src, words, dst, stride);
   }
+  static void interleave(const int8_t* const* src, uint32_t negative, uint32_t* out) {
+    interleave_sse2(src, negative, out);
+  }
+
+  // -128 times the sum of each of the eight outputs' bytes.
+  static void bias(int8_t* tile, int words) {
+    const __m256i *w = reinterpret_cast<const __m256i*>(tile), one = _mm256_set1_epi8(1);
+    __m256i sum = _mm256_setzero_si256();
+    for (int k = 1; k <= words; ++k) {
+      __m256i two = _mm256_maddubs_epi16(one, _mm256_loadu_si256(w + k));  // at most 2 * 127
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(two, _mm256_set1_epi16(-128)));
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(tile), sum);
+  }
 };
