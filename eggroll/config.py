@@ -88,6 +88,9 @@ class Config:
     threads: Annotated[int, Range(0, 1024), FREE] = 0
     """Threads of the cpu engine; 0 is all cores."""
 
+    slab: Annotated[int, Range(0, 1 << 16), FREE] = 0
+    """Tokens a block of the cpu engine runs through a layer at a time; 0 fits them to the cache."""
+
     validate_every: Annotated[int, Range(0, 10**9), FREE] = 25
     """Updates between validations; 0 only at the end."""
     val_tokens: Annotated[int, Range(1, 1 << 40), FREE] = 1 << 17
@@ -175,7 +178,8 @@ class Config:
         parameters = sum(math.prod(leaf.shape) for leaf in program.leaves)
         per_parameter = 24 if self.rule == "master" else 12  # votes and what the rule makes of them
         per_member = 2 * program.state_size + 12 * self.seq_len
-        lanes = 32 * (-(-self.width // 8) * 8) * self.seq_len  # a thread's block of 32 members
+        tokens = min(self.seq_len, self.slab or 256)
+        lanes = 32 * (-(-self.width // 8) * 8) * tokens  # a thread's block of 32 members
         threads = min(self.cores(), -(-self.pop // 32))
         table = 2 << self.table_bits
         return parameters * per_parameter + self.pop * per_member + threads * lanes + table

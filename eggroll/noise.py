@@ -50,6 +50,7 @@ class Noise:
     ) -> None:
         self.shapes, self.seed, self.rank, self.shift, self.reuse = shapes, seed, rank, shift, reuse
         self.table = mx.array(normal_bytes(key(seed, TABLE), 1 << table_bits))
+        self._last: tuple[tuple[int, int, int], Slices] | None = None
 
     def slices(self, epoch: int, first_pair: int, pairs: int) -> Slices:
         """The slices of pairs first_pair .. first_pair + pairs - 1 in update `epoch`.
@@ -57,9 +58,14 @@ class Noise:
         Slices stay the same for `reuse` updates; reuse 0 freezes them for ever.
         """
         epoch = epoch // self.reuse if self.reuse else 0
+        # Evaluation and votes of one update ask for the same.
+        if self._last and self._last[0] == (epoch, first_pair, pairs):
+            return self._last[1]
         starts = np.empty((len(self.shapes), pairs), np.int32)
         for i, shape in enumerate(self.shapes):
             words = counters(key(self.seed, SLICES, epoch, i), first_pair, pairs) >> np.uint64(32)
             room = np.uint64(self.table.size - slice_length(shape, self.rank) + 1)
             starts[i] = (words * room) >> np.uint64(32)
-        return Slices(self.table, mx.array(starts), self.rank, self.shift)
+        slices = Slices(self.table, mx.array(starts), self.rank, self.shift)
+        self._last = (epoch, first_pair, pairs), slices
+        return slices

@@ -76,7 +76,7 @@ def open_run(options: Config, stack: ExitStack) -> Run:
     options = options.at_home()
     options.check()
     program = options.program()
-    engine, reason = engines.choose(options.engine, program, options.threads)
+    engine, reason = engines.choose(options.engine, program, options.threads, options.slab)
     before: Checkpoint | None = None
     if options.resume:
         folder = stack.enter_context(runlog.Folder(Path(options.resume)))

@@ -70,7 +70,14 @@ def test_a_run_leaves_what_it_promises(call: Command, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "words",
-    [["--chunk", 2], ["--chunk", 6], ["--threads", 1], ["--threads", 3], ["--engine", "portable"]],
+    [
+        ["--chunk", 2],
+        ["--chunk", 6],
+        ["--threads", 1],
+        ["--threads", 3],
+        ["--slab", 3],
+        ["--engine", "portable"],
+    ],
     ids=str,
 )
 def test_how_it_is_computed_changes_no_bit(

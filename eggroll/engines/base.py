@@ -19,9 +19,10 @@ class Engine(ABC):
 
     name: ClassVar[str]
 
-    def __init__(self, program: Program, threads: int = 0) -> None:
+    def __init__(self, program: Program, threads: int = 0, slab: int = 0) -> None:
         self.program = program
         self.threads = threads
+        self.slab = slab
 
     @classmethod
     def missing(cls) -> str:

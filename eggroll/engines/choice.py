@@ -18,7 +18,7 @@ def available() -> dict[str, str]:
     return {name: engine.missing() for name, engine in ENGINES.items()}
 
 
-def choose(name: str, program: Program, threads: int = 0) -> tuple[Engine, str]:
+def choose(name: str, program: Program, threads: int = 0, slab: int = 0) -> tuple[Engine, str]:
     """The engine called `name` ("auto": the fastest available) and a phrase saying why.
 
     Raises InputError for a name that is unknown or an engine that cannot run here.
@@ -28,7 +28,7 @@ def choose(name: str, program: Program, threads: int = 0) -> tuple[Engine, str]:
     if name == "auto":
         passed_over = [f"{n}: {why}" for n, why in missing.items() if why]
         reason = "the fastest available here" + "".join(f"; {p}" for p in passed_over)
-        return ENGINES[usable[0]](program, threads), reason
+        return ENGINES[usable[0]](program, threads, slab), reason
     if name not in missing:
         why = "is not part of this version" if name in PLANNED else "is unknown"
         raise InputError(f"engine {name!r} {why}; available here: auto, {', '.join(usable)}.")
@@ -36,4 +36,4 @@ def choose(name: str, program: Program, threads: int = 0) -> tuple[Engine, str]:
         raise InputError(
             f"engine {name!r} cannot run here ({missing[name]}); available: {', '.join(usable)}."
         )
-    return ENGINES[name](program, threads), "as asked"
+    return ENGINES[name](program, threads, slab), "as asked"

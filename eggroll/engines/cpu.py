@@ -16,6 +16,7 @@ from eggroll.errors import InputError
 from eggroll.model import OPERATIONS, Program, Weights
 from eggroll.noise import Slices
 
+LANES = 32  # members of a block
 KINDS = list(OPERATIONS)  # an operation's code in C++ is its place in the table
 
 
@@ -32,9 +33,11 @@ class CpuEngine(Engine):
             return str(error)
         return ""
 
-    def __init__(self, program: Program, threads: int = 0) -> None:
-        super().__init__(program, threads)
+    def __init__(self, program: Program, threads: int = 0, slab: int = 0) -> None:
+        super().__init__(program, threads, slab)
         self._native = _extension.load()
+        # Half a core's cache for the activations passed on, and noise gathered not too often.
+        self.slab = slab or max(64, self._native.cache_bytes() // 2 // (LANES * program.width))
         try:
             self._native.isa()
         except ValueError as error:
@@ -70,7 +73,10 @@ class CpuEngine(Engine):
     @property
     def path(self) -> str:
         threads = self.threads or self._native.default_threads()
-        return f"cpu ({self._native.isa()}, {threads} thread{'s' * (threads > 1)})"
+        return (
+            f"cpu ({self._native.isa()}, {threads} thread{'s' * (threads > 1)}, "
+            f"blocks of {LANES} members x {self.slab} tokens)"
+        )
 
     def prepare(self, weights: Weights) -> Any:
         return self._plan.pack([weights[leaf.name] for leaf in self.program.leaves])
@@ -103,7 +109,7 @@ class CpuEngine(Engine):
         table, starts, rank, shift = noise if noise else (mx.zeros(1, mx.int8), None, 1, 0)
         return self._native.evaluate(  # type: ignore[no-any-return]
             self._plan, prepared, table, starts, rank, shift, tokens, targets, state,
-            logits, self.threads,
+            logits, self.threads, self.slab,
         )  # fmt: skip
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:

@@ -40,6 +40,7 @@ NB_MODULE(_int8_gemm, m) {
   m.def("usable_isas", &eggroll::usable_isas, "Built and detected, fastest first.");
   m.def("peak", &eggroll::peak, nb::call_guard<nb::gil_scoped_release>(), "threads"_a,
         "Multiply-adds per second of the instruction set's dot product on registers alone.");
+  m.def("cache_bytes", &eggroll::cache_bytes, "A core's second-level cache, bytes.");
   m.def("default_threads", &eggroll::default_threads, "Cores this process may run on.");
   nb::class_<eggroll::Program>(m, "Plan", "A declared program, checked, with its packing layout.")
       .def(nb::init<const std::vector<eggroll::StageSpec>&, const std::vector<eggroll::LeafSpec>&,
@@ -52,7 +53,7 @@ NB_MODULE(_int8_gemm, m) {
   // Without the GIL: work waiting on MLX's threads may end by giving up a Python-owned plan.
   m.def("evaluate", &eggroll::evaluate, nb::call_guard<nb::gil_scoped_release>(), "plan"_a,
         "packed"_a, "table"_a, "starts"_a.none(), "rank"_a, "shift"_a, "tokens"_a, "targets"_a,
-        "state"_a, "logits"_a, "threads"_a,
+        "state"_a, "logits"_a, "threads"_a, "slab"_a,
         "Scores int16 [P, T], state int8 [P, state_size] and, if asked, logits int8 [P, T, V].");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "plan"_a, "fitness"_a,
         "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a, "Z int32 of every leaf.");

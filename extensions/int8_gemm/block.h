@@ -158,14 +158,14 @@ struct Block {
 
   // ---- recurrent state -----------------------------------------------------------------------
 
-  void load_state() {
+  void load_state(const int8_t* from) {
     uint32_t* s = registers[1];
     int words = words_of(job.plan.width);
     for (int i = 0; i < words * kLanes; ++i) s[i] = 0;
     if (stage->state < 0) return;
     int8_t* bytes = reinterpret_cast<int8_t*>(s);
     for (int lane = 0; lane < kLanes; ++lane) {
-      const int8_t* src = job.state_in + clamped(lane) * job.plan.state_size + stage->state;
+      const int8_t* src = from + clamped(lane) * job.plan.state_size + stage->state;
       for (int k = 0; k < job.plan.width; ++k) bytes[(k / 4 * kLanes + lane) * 4 + k % 4] = src[k];
     }
   }
@@ -345,29 +345,36 @@ struct Block {
     ready[op.out] = false;
   }
 
-  // Stage by stage, and in a stage token by token: one stage's weights and noise stay in cache.
+  // Slab by slab of tokens, in it stage by stage, and there token by token: a stage's weights and
+  // noise and the slab's activations stay in cache.
   // Without memory (base null) nothing is computed: the arena only learns how much it needs.
   void run_all() {
+    int slab = clamp(job.slab, 1, job.tokens_per_member);
     size_t step = static_cast<size_t>(tiles_of(job.plan.width)) * (kTile / 4) * kLanes;
-    x = arena.take<uint32_t>(step * job.tokens_per_member);
+    x = arena.take<uint32_t>(step * slab);
     xb = arena.take<int32_t[kLanes]>(job.rank);
     size_t mark = arena.used, peak = mark;
-    for (int i = 0; i < job.plan.stage_count; ++i) {
-      stage = &job.plan.stages[i];
-      arena.used = mark;
-      open_stage();
-      peak = arena.used > peak ? arena.used : peak;
-      if (!arena.base) continue;
-      load_state();
-      for (int t = 0; t < job.tokens_per_member; ++t) {
-        registers[0] = x + step * t;
-        for (int j = 0; j < stage->register_count; ++j) ready[j] = false;
-        restart(t);
-        for (int j = 0; j < stage->op_count; ++j) run(stage->ops[j], t);
+    for (int first = 0; first < job.tokens_per_member; first += slab) {
+      for (int i = 0; i < job.plan.stage_count; ++i) {
+        stage = &job.plan.stages[i];
+        arena.used = mark;
+        open_stage();
+        peak = arena.used > peak ? arena.used : peak;
+        if (arena.base) run_stage(first, slab, step);
       }
-      store_state();
     }
     arena.used = peak;
+  }
+
+  void run_stage(int first, int slab, size_t step) {
+    load_state(first ? job.state_out : job.state_in);
+    for (int t = first; t < first + slab && t < job.tokens_per_member; ++t) {
+      registers[0] = x + step * (t - first);
+      for (int j = 0; j < stage->register_count; ++j) ready[j] = false;
+      restart(t);
+      for (int j = 0; j < stage->op_count; ++j) run(stage->ops[j], t);
+    }
+    store_state();
   }
 };
 

@@ -13,8 +13,11 @@
 #include <string>
 #include <thread>
 
-#ifdef __linux__
+#ifdef __APPLE__
+#include <sys/sysctl.h>
+#elif defined(__linux__)
 #include <sched.h>
+#include <unistd.h>
 #endif
 
 #include "dispatch.h"
@@ -25,6 +28,19 @@
 #include "mlx/transforms.h"
 
 namespace eggroll {
+
+int64_t cache_bytes() {
+  int64_t bytes = 0;
+#ifdef __APPLE__
+  // Shared by a cluster of cores: the smallest share there has been.
+  size_t size = sizeof bytes;
+  if (sysctlbyname("hw.perflevel0.l2cachesize", &bytes, &size, nullptr, 0)) bytes = 0;
+  bytes /= 6;
+#elif defined(_SC_LEVEL2_CACHE_SIZE)
+  bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+  return bytes > 0 ? bytes : int64_t{1} << 19;
+}
 
 int default_threads() {
 #ifdef __linux__
@@ -109,9 +125,10 @@ void allocate(std::vector<mx::array>& outputs) {
 
 class EvaluatePopulation : public CpuPrimitive {
  public:
-  EvaluatePopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads, int rank,
-                     int shift, bool noise)
+  EvaluatePopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads, int slab,
+                     int rank, int shift, bool noise)
       : CpuPrimitive(stream, std::move(program), threads),
+        slab_(slab),
         rank_(rank),
         shift_(shift),
         noise_(noise) {}
@@ -135,6 +152,7 @@ class EvaluatePopulation : public CpuPrimitive {
     job.logits = out.size() > 2 ? out[2].data<int8_t>() : nullptr;
     job.members = in[2].shape(0);
     job.tokens_per_member = in[2].shape(1);
+    job.slab = slab_;
     const Kernels& k = kernels();
     int64_t blocks = (job.members + kLanes - 1) / kLanes;
     auto pool = std::make_shared<ScratchPool>(k.block_bytes(job), blocks, threads_);
@@ -145,7 +163,7 @@ class EvaluatePopulation : public CpuPrimitive {
   }
 
  private:
-  int rank_, shift_;
+  int slab_, rank_, shift_;
   bool noise_;
 };
 
@@ -296,12 +314,13 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
                                 const mx::array& table, const std::optional<mx::array>& starts,
                                 int rank, int shift, const mx::array& tokens,
                                 const mx::array& targets, const mx::array& state, bool logits,
-                                int threads) {
+                                int threads, int slab) {
   const Plan& plan = program->plan();
   require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
   int members = tokens.shape(0), count = tokens.shape(1);
   require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
   require(shift >= 0 && shift < 32, "shift must be in 0..31");
+  require(slab >= 1, "slab must be 1 or more");
   std::vector<mx::array> in{ready(packed, mx::int8, "packed"), ready(table, mx::int8, "table"),
                             ready(tokens, mx::int32, "tokens"),
                             ready(targets, mx::int32, "targets"), ready(state, mx::int8, "state")};
@@ -320,7 +339,7 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
     dtypes.push_back(mx::int8);
   }
   auto primitive = std::make_shared<EvaluatePopulation>(
-      mx::default_stream(kCpu), std::move(program), threads, rank, shift, starts.has_value());
+      mx::default_stream(kCpu), std::move(program), threads, slab, rank, shift, starts.has_value());
   return mx::array::make_arrays(shapes, dtypes, primitive, in);
 }
 

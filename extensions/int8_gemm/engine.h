@@ -20,7 +20,7 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
                                 const mx::array& table, const std::optional<mx::array>& starts,
                                 int rank, int shift, const mx::array& tokens,
                                 const mx::array& targets, const mx::array& state, bool logits,
-                                int threads);
+                                int threads, int slab);
 
 // Z of every leaf, int32 in the leaf's shape.
 std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& fitness,
@@ -29,6 +29,9 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
 
 // Multiply-adds per second of the instruction set's dot product on registers, all threads together.
 double peak(int threads);
+
+// Bytes of a core's second-level cache; half a MiB where the system does not tell.
+int64_t cache_bytes();
 
 // Cores this process may run on.
 int default_threads();

@@ -73,6 +73,7 @@ struct Job {
   int8_t* logits;   // [P, T, V], or null
   int64_t members;
   int tokens_per_member;
+  int slab;  // tokens that a block runs through one stage before the next, at least 1
 };
 
 // The votes of one leaf: Z [rows, cols] int32 += over pairs first .. last - 1.
