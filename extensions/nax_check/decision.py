@@ -52,13 +52,14 @@ class Decision:
 
 
 def generation(architecture: str) -> int:
-    """The GPU's generation as MLX reads it: the two characters before the last one.
+    """The GPU's generation as MLX reads it: the two bytes before the last one.
 
     Whatever is no digit counts as 0, so applegpu_g9p is 9 and a short or empty string 0.
     """
-    if len(architecture) < 3:
+    text = architecture.encode(errors="surrogateescape")
+    if len(text) < 3:
         return 0
-    tens, ones = (int(c) if c in "0123456789" else 0 for c in architecture[-3:-1])
+    tens, ones = (byte - 48 if 48 <= byte < 58 else 0 for byte in text[-3:-1])
     return 10 * tens + ones
 
 
