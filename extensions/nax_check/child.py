@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +124,7 @@ def on_gpu(
     """C by the Metal kernel."""
     import mlx.core as mx
 
-    compiled = mx.fast.metal_kernel(
+    compiled: Any = mx.fast.metal_kernel(
         name=f"nax_check_{name}",
         input_names=["left", "right"],
         output_names=["product"],
