@@ -40,6 +40,17 @@ def test_extension_was_built_with_the_pinned_pair():
     assert {built["nanobind"]} == pins(BUILD, "nanobind")
 
 
+def test_every_package_is_declared_and_installed(tmp_path: Path):
+    """A folder with an __init__.py under extensions/ is a package of its own in the wheel."""
+    declared = PYPROJECT["tool"]["scikit-build"]["wheel"]["packages"]
+    root = Path(__file__).parents[1]
+    found = [path.parent for path in root.glob("extensions/*/__init__.py")]
+    assert found
+    assert declared == ["eggroll", *(str(path.relative_to(root)) for path in sorted(found))]
+    code = "import " + ", ".join(path.name for path in found)
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0
+
+
 def test_version_comes_from_the_package():
     assert importlib.metadata.version("eggroll-mlx") == eggroll.__version__
 

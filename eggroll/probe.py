@@ -1,0 +1,320 @@
+"""What this machine offers: `python -m eggroll.probe`.
+
+Matrix units of an Apple GPU as MLX decides on them (see nax_check; the GPU's family does not tell:
+M3 and M4 pass for new enough) and as an int8 product shows them, the CPU's int8 instructions, and
+the engines that run here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import mlx.core as mx
+import nax_check
+import tyro
+from nax_check.facts import sysctl
+
+from eggroll import _extension, cli
+from eggroll.cli import Range
+from eggroll.engines.choice import PLANNED, available
+from eggroll.errors import InputError
+from eggroll.runlog import write_whole
+
+# What an int8 product may use, by the kernel's names; a report of every flag would hide them.
+LINUX_FLAGS = (
+    *("avx2", "fma", "bmi2", "avx_vnni", "avx_vnni_int8", "avx512f", "avx512bw", "avx512vl"),
+    *("avx512dq", "avx512_vbmi", "avx512vbmi", "avx512_vnni", "amx_int8"),
+    *("asimd", "asimddp", "i8mm", "sve", "svei8mm", "sme", "smei8i32"),
+)
+APPLE_MODEL = "machdep.cpu.brand_string"
+APPLE_FLAGS = tuple(f"hw.optional.arm.FEAT_{name}" for name in ("DotProd", "I8MM", "SME", "SME2"))
+APPLE_CACHES = {
+    "L1d": "hw.perflevel0.l1dcachesize",
+    "L1i": "hw.perflevel0.l1icachesize",
+    "L2": "hw.perflevel0.l2cachesize",
+}
+PRODUCTS = {
+    "tensor": "int8 x int8 -> int32 by Metal 4's matmul2d",
+    "simdgroup": "int8 by half 8 x 8 simdgroup products",
+}
+GATED = (
+    *(("int8", 256, False), ("float16", 256, False), ("float32", 256, False)),
+    *(("float16", 256, True), ("float16", 96, True)),
+)
+
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of eggroll.probe."""
+
+    json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """Also write everything found as JSON; - prints it instead of the table."""
+    seconds: Annotated[int, Range(1, 3600)] = 60
+    """Seconds each product on a GPU may take, compilation included."""
+
+
+def survey(seconds: float = 60) -> Found:
+    """Everything the report says, ready for JSON. Raises nothing for what a machine lacks."""
+    facts = nax_check.read_facts()
+    return {
+        "system": {
+            "name": facts.system,
+            "version": facts.os_version,
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+        },
+        "mlx": {"version": _version("mlx"), "wheel": facts.wheel, "device": _default_device()},
+        "gpu": {
+            "chip": facts.chip,
+            "architecture": facts.architecture,
+            "override": facts.override,
+            "memory": facts.memory,
+            "working_set": facts.working_set,
+        },
+        "nax": nax(facts, seconds),
+        "cuda": cuda(),
+        "cpu": cpu(facts.system),
+        "engines": engines(),
+    }
+
+
+def nax(facts: nax_check.Facts, seconds: float) -> Found:
+    """MLX's decision with its reasons, what passes its gates, and the products tried."""
+    decision, tf32 = nax_check.decide(facts), nax_check.tf32_enabled(facts.tf32)
+    if facts.metal:
+        tried = {name: nax_check.try_product(name, seconds=seconds) for name in PRODUCTS}
+    else:
+        why = "there is no Metal device"
+        tried = {name: nax_check.Outcome("not tried", why) for name in PRODUCTS}
+    return {
+        "available": decision.available,
+        "reasons": [reason._asdict() for reason in decision.reasons],
+        "architecture": nax_check.effective_architecture(facts),
+        "tf32": tf32,
+        "gates": [
+            {
+                "dtype": dtype,
+                "k": k,
+                "quantized": quantized,
+                "refused": nax_check.gate(dtype, k, quantized=quantized, tf32=tf32),
+            }
+            for dtype, k, quantized in GATED
+        ],
+        "products": {name: asdict(outcome) for name, outcome in tried.items()},
+    }
+
+
+def cuda() -> Found:
+    """Whether MLX has a CUDA backend here, and its device."""
+    found: Found = {"available": False, "device": "", "reason": "this MLX has no CUDA backend"}
+    module: Any = getattr(mx, "cuda", None)
+    if module is None or not module.is_available():
+        return found
+    try:
+        info: Any = mx.device_info(mx.Device(mx.DeviceType.gpu, 0))
+        return {"available": True, "device": str(info.get("device_name", "")), "reason": ""}
+    except Exception as error:  # a driver may be missing or too old
+        return {**found, "reason": " ".join(str(error).split())[:200] or type(error).__name__}
+
+
+def cpu(system: str) -> Found:
+    """The processor, its int8 instructions, the kernels that are built for them, its caches."""
+    found = apple_cpu() if system == "Darwin" else linux_cpu()
+    cores = {"cores": os.cpu_count() or 0, "usable_cores": usable_cores()}
+    return {**found, **cores, **kernels()}
+
+
+def apple_cpu() -> Found:
+    """Model, int8 instructions and a fast core's caches, by macOS."""
+    state = sysctl(APPLE_MODEL, *APPLE_FLAGS, *APPLE_CACHES.values())
+    flags = [name.rpartition("FEAT_")[2] for name in APPLE_FLAGS if state.get(name) == "1"]
+    caches = {name: _size(state[key]) for name, key in APPLE_CACHES.items() if key in state}
+    return {"model": state.get(APPLE_MODEL, ""), "instructions": flags, "caches": caches}
+
+
+def linux_cpu(root: Path = Path("/")) -> Found:
+    """Model, those of LINUX_FLAGS that it has, and the first core's caches, by Linux."""
+    values = dict(_pairs(root / "proc/cpuinfo"))
+    known = ("CPU implementer", "CPU part")  # arm64 has no name there
+    model = ", ".join(f"{name} {values[name]}" for name in known if name in values)
+    flags = values.get("flags", values.get("Features", "")).split()
+    return {
+        "model": values.get("model name", model),
+        "instructions": [flag for flag in LINUX_FLAGS if flag in flags],
+        "caches": linux_caches(root / "sys/devices/system/cpu/cpu0/cache"),
+    }
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if affinity := getattr(os, "sched_getaffinity", None):
+        return len(affinity(0))
+    return os.cpu_count() or 0
+
+
+def kernels() -> Found:
+    """Instruction sets the cpu engine can use (built and detected), and the one it takes."""
+    try:
+        native = _extension.load()
+    except InputError as error:
+        return {"usable_isas": [], "isa": "", "reason": str(error)}
+    usable = list(native.usable_isas())
+    try:
+        return {"usable_isas": usable, "isa": native.isa(), "reason": ""}
+    except ValueError as error:  # EGGROLL_ISA names none of them
+        return {"usable_isas": usable, "isa": "", "reason": str(error)}
+
+
+def _pairs(cpuinfo: Path) -> Iterator[tuple[str, str]]:
+    with contextlib.suppress(OSError):
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            yield name.strip(), value.strip()
+
+
+def linux_caches(folder: Path) -> dict[str, int]:
+    """Bytes of the first core's caches by name: L1d, L1i, L2, L3."""
+    found = {}
+    for index in sorted(folder.glob("index*")):
+        with contextlib.suppress(OSError):
+            level, kind, size = (
+                (index / name).read_text().strip() for name in ("level", "type", "size")
+            )
+            letter = {"Data": "d", "Instruction": "i"}.get(kind, "")
+            found[f"L{level}{letter}"] = _size(size)
+    return found
+
+
+def _size(text: str) -> int:
+    """Bytes of a number that may end in K, M or G; 0 if it is none."""
+    digits, factor = text.rstrip("KMG"), {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(digits) * factor.get(text[-1], 1) if digits.isdecimal() else 0
+
+
+def engines() -> dict[str, str]:
+    """Engine -> why it cannot run here ("" if it can), fastest first."""
+    missing = available()
+    later = {name: "is not part of this version" for name in PLANNED if name not in missing}
+    return {**missing, **later}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _default_device() -> str:
+    return str(mx.default_device().type.name)
+
+
+def lines(found: Found) -> Iterator[tuple[str, str]]:
+    """The table's rows, in two columns; a name that goes on over several rows comes once."""
+    system, mlx, gpu, processor = found["system"], found["mlx"], found["gpu"], found["cpu"]
+    yield "system", f"{system['name']} {system['version']}, {system['machine']}"
+    yield "Python, MLX", f"{system['python']}, {mlx['version']} on the {mlx['device']}"
+    yield "wheel", mlx["wheel"] or "unknown"
+    if gpu["chip"] or gpu["architecture"]:
+        yield "GPU", f"{gpu['chip']}, {gpu['architecture']}"
+        yield "", f"{_bytes(gpu['memory'])}, {_bytes(gpu['working_set'])} recommended at most"
+    yield from nax_lines(found["nax"])
+    cuda = found["cuda"]
+    yield "CUDA", f"yes: {cuda['device']}" if cuda["available"] else f"no: {cuda['reason']}"
+    cores = f"{processor['cores']} cores, {processor['usable_cores']} usable"
+    yield "CPU", f"{processor['model'] or 'unknown'}, {cores}"
+    yield "", "caches: " + _listed(f"{n} {_bytes(s)}" for n, s in processor["caches"].items())
+    yield "", "instructions: " + _listed(processor["instructions"])
+    yield "", "kernels: " + _listed(processor["usable_isas"])
+    yield "", f"in use: {processor['isa'] or processor['reason']}"
+    for i, (name, why) in enumerate(found["engines"].items()):
+        yield "" if i else "engines", f"{name}: {why or 'available'}"
+
+
+def nax_lines(nax: Found) -> Iterator[tuple[str, str]]:
+    """Rows on the matrix units; gates are of interest only where there is something to pass."""
+    tried = nax["products"]["tensor"]["state"]
+    yield "NAX", f"{'yes' if nax['available'] else 'no'}, by MLX's rule; int8 product: {tried}"
+    for reason in nax["reasons"]:
+        yield "", f"{'+' if reason['met'] else '-'} {reason['name']}: {reason['text']}"
+    if nax["available"]:
+        yield "MLX's kernels", f"MLX_ENABLE_TF32 is {'on' if nax['tf32'] else 'off'}"
+        for gate in nax["gates"]:
+            kind = "quantized" if gate["quantized"] else "dense"
+            refused = f"other units: {gate['refused']}" if gate["refused"] else "NAX"
+            yield "", f"{kind} {gate['dtype']}, K {gate['k']}: {refused}"
+    for i, (name, outcome) in enumerate(nax["products"].items()):
+        text = f"{PRODUCTS[name]}: {outcome['state']}, {outcome['text']}"
+        yield "" if i else "products", text
+
+
+def _listed(names: Iterator[str] | Sequence[str]) -> str:
+    return ", ".join(names) or "none known"
+
+
+def _bytes(size: int) -> str:
+    for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= factor:
+            return f"{size / factor:.4g} {unit}"
+    return f"{size} bytes" if size else "unknown"
+
+
+def show(found: Found) -> None:
+    """Prints the table for people."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in lines(found):
+        table.add_row(Text(name), Text(text))
+    Console(width=120).print(table)
+
+
+def check(options: Options) -> Options:
+    """Raises InputError for bad options."""
+    cli.check_ranges(options)
+    path = Path(options.json)
+    if options.json not in ("", "-") and (path.is_dir() or not path.parent.is_dir()):
+        raise InputError(
+            f"--json {options.json!r} is no place for a file: give a file in a folder that is "
+            "there, or - for the screen."
+        )
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of eggroll.probe; returns its exit code."""
+
+    def work() -> int:
+        about = "Says what this machine offers: matrix units, int8 instructions, engines."
+        words = sys.argv[1:] if argv is None else argv
+        options = check(cli.parse(Options, words, command="probe", about=about))
+        found = survey(options.seconds)
+        text = json.dumps(found, indent=1)
+        if options.json == "-":
+            print(text)
+            return cli.DONE
+        show(found)
+        if options.json:
+            write_whole(Path(options.json), text.encode() + b"\n")
+        return cli.DONE
+
+    return cli.run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
