@@ -55,6 +55,17 @@ NB_MODULE(_int8_gemm, m) {
         "packed"_a, "table"_a, "starts"_a.none(), "rank"_a, "shift"_a, "tokens"_a, "targets"_a,
         "state"_a, "logits"_a, "threads"_a, "slab"_a,
         "Scores int16 [P, T], state int8 [P, state_size] and, if asked, logits int8 [P, T, V].");
+  nb::class_<eggroll::Crediting>(m, "Crediting", "How token credit works on each leaf.")
+      .def(
+          "__init__",
+          [](eggroll::Crediting* self, int mode, std::vector<int> shifts, std::vector<int> kinds,
+             std::vector<int> nodes, std::vector<int> discounts, int credit_shift) {
+            new (self) eggroll::Crediting{mode, shifts, kinds, nodes, discounts, credit_shift};
+          },
+          "mode"_a, "shifts"_a, "kinds"_a, "nodes"_a, "discounts"_a, "credit_shift"_a);
+  m.def("credit", &eggroll::credit, nb::call_guard<nb::gil_scoped_release>(), "plan"_a, "packed"_a,
+        "table"_a, "starts"_a, "shift"_a, "signs"_a, "draws"_a, "how"_a, "tokens"_a, "targets"_a,
+        "state"_a, "threads"_a, "slab"_a, "Scores, state and Z int32 of every leaf.");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "plan"_a, "fitness"_a,
         "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a, "Z int32 of every leaf.");
 }

@@ -6,18 +6,9 @@
 // outputs makes two words per lane, and a word is what a dot-product instruction eats.
 // Sums wrap: they are formed in uint32_t. All loops over lanes are meant for the vectoriser.
 
-struct Arena {
-  char* base;
-  size_t used = 0;
-
-  template <typename T>
-  T* take(size_t count) {
-    used = (used + 63) & ~size_t{63};
-    T* p = base ? reinterpret_cast<T*>(base + used) : nullptr;
-    used += count * sizeof(T);
-    return p;
-  }
-};
+#include "arena.h"
+// Uses it.
+#include "credit.h"
 
 // What an operation's leaf looks like to one block.
 struct LeafNoise {
@@ -25,6 +16,37 @@ struct LeafNoise {
   Isa::Noise* b;   // the same, prepared for lane_dot
   int8_t* a;       // [r][O][16 pairs]
   int8_t* vector;  // [n/4][32][4]: the perturbed vector w', or the plain one
+  int32_t* node;   // [O][16 pairs]: noise on the outputs
+  uint32_t* row;   // noise on an embedding's outputs, words [D/4][32]: n, and -n in the upper lanes
+};
+
+struct Block;
+
+// Draws, per pair, a token from member 2i's own prediction, while the tiles of logits pass by: a
+// tile takes the place of those before it with the odds of its weight.
+struct Draw {
+  alignas(64) uint64_t total[kPairs];
+  alignas(64) uint32_t chosen[2][kPairs], weight[kPairs], index[kPairs], seed[kPairs];
+
+  static uint32_t mixed(uint32_t v) {
+    v = (v ^ (v >> 16)) * 0x7FEB352Du;
+    v = (v ^ (v >> 15)) * 0x846CA68Bu;
+    return v ^ (v >> 16);
+  }
+  void begin(const Block& block, int t);
+  void offer(const uint32_t (*words)[kLanes], int tile, int count, const Plan& plan) {
+    for (int p = 0; p < kPairs; ++p) {
+      uint32_t part = 0;
+      for (int o = 0; o < count; ++o)
+        part += static_cast<uint32_t>(plan.exp2[((words[o / 4][p] >> 8 * (o % 4)) & 255u) ^ 128u]);
+      total[p] += part;
+      uint64_t at = (total[p] * mixed(seed[p] + static_cast<uint32_t>(tile))) >> 32;
+      if (at >= part) continue;
+      chosen[0][p] = words[0][p], chosen[1][p] = words[1][p];
+      weight[p] = part, index[p] = static_cast<uint32_t>(tile);
+    }
+  }
+  void settle(const Block& block, const Op& op, const Plan& plan, const int32_t* target) const;
 };
 
 struct Block {
@@ -37,11 +59,15 @@ struct Block {
   bool ready[kRegisters];
   const Stage* stage;
   LeafNoise noise[kOps];  // of the stage's operations
+  Tape tape;
+  uint32_t* turned;          // a vector or a row of noise as one token has it
+  uint8_t (*marks)[kPairs];  // [T]: 1 where a member's document begins
+  alignas(64) uint32_t minus[kPairs];
   int32_t (*xb)[kLanes];  // [r]: signed x.B
   alignas(64) uint32_t tile[kTile / 4][kLanes];
 
   Block(const Job& j, int64_t block, void* scratch)
-      : job(j), arena{static_cast<char*>(scratch)}, first_member(block * kLanes) {}
+      : job(j), arena{static_cast<char*>(scratch)}, first_member(block * kLanes), tape(j, arena) {}
 
   int64_t member(int lane) const { return first_member + 2 * (lane % kPairs) + lane / kPairs; }
   int64_t clamped(int lane) const {
@@ -52,7 +78,9 @@ struct Block {
     int64_t pairs = job.members / 2, i = first_member / 2 + pair;
     return job.noise + job.starts[leaf * pairs + (i < pairs ? i : pairs - 1)];
   }
-  int rank() const { return job.starts ? job.rank : 0; }
+  bool nodes() const { return job.credit == Credit::nodes; }
+  int rank() const { return job.starts && !nodes() ? job.rank : 0; }
+  bool silent(const Op& op) const { return nodes() && job.shifts[op.leaf] == kSilent; }
   LeafNoise& of(const Op& op) { return noise[&op - stage->ops]; }
 
   // ---- noise and parameters of a stage -------------------------------------------------------
@@ -113,8 +141,9 @@ struct Block {
       src[p] = plus;
       src[p + kPairs] = minus;
       for (int i = n; i < words * 4; ++i) plus[i] = minus[i] = 0;
-      if (job.starts) {
-        perturbed(w, slice(op.leaf, p), n, job.shift, plus, minus);
+      if (job.starts && !silent(op)) {
+        int shift = nodes() ? 4 + job.shifts[op.leaf] : job.shift;
+        perturbed(w, slice(op.leaf, p), n, shift, plus, minus);
       } else {
         __builtin_memcpy(plus, w, static_cast<size_t>(n));
         __builtin_memcpy(minus, w, static_cast<size_t>(n));
@@ -141,9 +170,57 @@ struct Block {
   void load_leaf(const Op& op) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     if (leaf.cols == 0) return load_vector(op);
-    if (!job.starts) return;
+    if (!job.starts || silent(op)) return;
+    if (nodes()) return op.kind == OpKind::embed ? load_row(op) : load_node(op);
     load_b(op, leaf.cols);
     if (op.kind != OpKind::embed) load_a(op, leaf.cols, leaf.rows);
+  }
+
+  // A on the outputs, in the scale of the sums: 2^-shift of the last bit for A = 1.
+  void load_node(const Op& op) {
+    const Leaf& leaf = job.plan.leaves[op.leaf];
+    int padded = tiles_of(leaf.rows) * kTile, root = isqrt(leaf.cols), by = job.shifts[op.leaf];
+    int32_t* dst = of(op).node = arena.take<int32_t>(static_cast<size_t>(padded) * kPairs);
+    if (!arena.base) return;
+    for (int p = 0; p < kPairs; ++p) {
+      const int8_t* a = slice(op.leaf, p) + leaf.cols;
+      for (int o = 0; o < leaf.rows; ++o)
+        dst[o * kPairs + p] = (16 * root * a[o] + (by ? 1 << (by - 1) : 0)) >> by;
+      for (int o = leaf.rows; o < padded; ++o) dst[o * kPairs + p] = 0;
+    }
+  }
+
+  void load_row(const Op& op) {
+    int d = job.plan.leaves[op.leaf].cols, words = words_of(d), by = job.shifts[op.leaf];
+    uint32_t* dst = of(op).row = arena.take<uint32_t>(static_cast<size_t>(words) * kLanes);
+    if (!arena.base) return;
+    int8_t* bytes = reinterpret_cast<int8_t*>(dst);
+    for (int p = 0; p < kPairs; ++p) {
+      const int8_t* b = slice(op.leaf, p);
+      for (int k = 0; k < 4 * words; ++k) {
+        int n = k < d ? (b[k] + (by ? 1 << (by - 1) : 0)) >> by : 0;
+        bytes[(k / 4 * kLanes + p) * 4 + k % 4] = static_cast<int8_t>(n);
+        bytes[(k / 4 * kLanes + p + kPairs) * 4 + k % 4] = static_cast<int8_t>(clip(-n));
+      }
+    }
+  }
+
+  // The two halves of every word row, exchanged for the pairs whose noise is turned at token t.
+  const uint32_t* turn(const Op& op, const uint32_t* from, int words, int t) {
+    tape.turned(op.leaf, first_member / 2, t, minus);
+    for (int w = 0; w < words; ++w, from += kLanes)
+      for (int p = 0; p < kPairs; ++p) {
+        uint32_t swap = (from[p] ^ from[p + kPairs]) & minus[p];
+        turned[w * kLanes + p] = from[p] ^ swap;
+        turned[w * kLanes + p + kPairs] = from[p + kPairs] ^ swap;
+      }
+    return turned;
+  }
+
+  const int8_t* vector(const Op& op, int n, int t) {
+    if (!nodes() || silent(op)) return of(op).vector;
+    const uint32_t* plain = reinterpret_cast<const uint32_t*>(of(op).vector);
+    return reinterpret_cast<const int8_t*>(turn(op, plain, words_of(n), t));
   }
 
   void open_stage() {
@@ -213,6 +290,9 @@ struct Block {
     Isa::transpose_words(row, words, registers[op.out], kLanes);
     Isa::transpose_words(row + kPairs, words, registers[op.out] + kPairs, kLanes);
     if (r) embed_noise(op, t, words);
+    if (!nodes() || silent(op)) return;
+    const int8_t* row_noise = reinterpret_cast<const int8_t*>(turn(op, of(op).row, words, t));
+    Isa::add(bytes(op.out), row_noise, words * 4 * kLanes, bytes(op.out));
   }
 
   void embed_noise(const Op& op, int t, int words) {
@@ -226,10 +306,12 @@ struct Block {
   }
 
   // x.B per lane and rank, negated on the minus lanes (where the sign of A would be).
-  void low_rank(const Op& op, const Isa::Prepared* x, int words) {
+  void low_rank(const Op& op, const Isa::Prepared* x, int words, int t) {
     size_t one = Isa::noise_size(words);
     for (int j = 0; j < job.rank; ++j) {
       Isa::lane_dot(x, of(op).b + one * j, words, xb[j]);
+      if (job.credit == Credit::weights && job.credit_kind[op.leaf] == CreditKind::inputs)
+        __builtin_memcpy(tape.seen[op.leaf] + t * kPairs, xb[j], kPairs * sizeof(int32_t));
       for (int m = kPairs; m < kLanes; ++m)
         xb[j][m] = static_cast<int32_t>(0u - static_cast<uint32_t>(xb[j][m]));
     }
@@ -237,26 +319,34 @@ struct Block {
 
   // One linear leaf, tile by tile into `place(index)`, words [2][32]; `done(index)` follows each.
   template <typename Place, typename Done>
-  void product(const Op& op, Place place, Done done) {
+  void product(const Op& op, int t, Place place, Done done) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     int words = words_of(leaf.cols), r = rank(), tiles = tiles_of(leaf.rows);
     const Isa::Prepared* x = prepare(op.in[0], leaf.cols);
     Scale by = scale(leaf.cols);
-    LowRank noise{xb, of(op).a, static_cast<size_t>(tiles) * kTile * kPairs, r, job.shift};
+    LowRank noise{xb,      of(op).a, static_cast<size_t>(tiles) * kTile * kPairs, r, job.shift,
+                  nullptr, minus};
     const int8_t* w = job.weights + leaf.offset;
-    if (r) low_rank(op, x, words);
+    if (r) low_rank(op, x, words, t);
+    if (nodes() && !silent(op)) {
+      noise.node = of(op).node;
+      tape.turned(op.leaf, first_member / 2, t, minus);
+    }
+    if (job.credit != Credit::none && job.credit_kind[op.leaf] == CreditKind::inputs)
+      tape.keep(op.leaf, t, registers[op.in[0]], words);
     for (int i = 0; i < tiles; ++i) {
       Isa::tile(w, x, words, noise, by, place(i));
       w += kTile * sizeof(int32_t) + static_cast<size_t>(words) * kTile * 4;
       noise.a += kTile * kPairs;
+      if (noise.node) noise.node += kTile * kPairs;
       done(i);
     }
   }
 
-  void linear(const Op& op) {
+  void linear(const Op& op, int t) {
     using Words = uint32_t (*)[kLanes];
     Words out = reinterpret_cast<Words>(registers[op.out]);
-    product(op, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
+    product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
   }
 
   // Head and log-likelihood in one pass: the logits of a tile live only until they are summed.
@@ -268,10 +358,15 @@ struct Block {
     for (int m = 0; m < kLanes; ++m) target[m] = token(job.targets, m, t);
     int rows = plan.leaves[op.leaf].rows, last = tiles_of(rows) - 1;
     auto& words = tile;
+    Draw draw;
+    if (job.readout) draw.begin(*this, t);
     product(
-        op, [&](int) { return words; },
+        op, t, [&](int) { return words; },
         [&](int i) {
           int count = i < last ? kTile : rows - last * kTile;
+          if (job.readout) {
+            draw.offer(words, i, count, plan);
+          }
           Isa::exp2_sum(words, count, plan, sum);
           for (int m = 0; m < kLanes; ++m) {
             uint32_t o = static_cast<uint32_t>(target[m] - i * kTile);
@@ -284,10 +379,13 @@ struct Block {
             for (int m = 0; m < kLanes; ++m) total[m] += sum[m], sum[m] = 0;
           if (job.logits) keep_logits(words, t, i * kTile, count);
         });
+    for (int m = 0; m < kLanes; ++m) hit[m] -= log2_q4(total[m]);
     for (int m = 0; m < kLanes; ++m)
       if (member(m) < job.members)
-        job.scores[member(m) * job.tokens_per_member + t] =
-            static_cast<int16_t>(hit[m] - log2_q4(total[m]));
+        job.scores[member(m) * job.tokens_per_member + t] = static_cast<int16_t>(hit[m]);
+    if (job.credit == Credit::none) return;
+    for (int p = 0; p < kPairs; ++p) tape.gain[t][p] = hit[p] - hit[p + kPairs];
+    if (job.readout) draw.settle(*this, op, plan, target);
   }
 
   int32_t log2_q4(uint64_t n) const {
@@ -305,18 +403,18 @@ struct Block {
     }
   }
 
-  void norm(const Op& op, int n) {
-    Isa::norm(registers[op.in[0]], of(op).vector, n, bytes(op.out));
+  void norm(const Op& op, int n, int t) {
+    Isa::norm(registers[op.in[0]], vector(op, n, t), n, bytes(op.out));
   }
 
-  void elementwise(const Op& op, int n) {
+  void elementwise(const Op& op, int n, int t) {
     int8_t* y = bytes(op.out);  // may be an input
     const int8_t* a = bytes(op.in[0]);
     const int8_t* b = op.in[1] >= 0 ? bytes(op.in[1]) : nullptr;
     const int8_t* c = op.in[2] >= 0 ? bytes(op.in[2]) : nullptr;
     int count = words_of(n) * 4 * kLanes;
     if (op.kind == OpKind::add) Isa::add(a, b, count, y);
-    if (op.kind == OpKind::add_bias) Isa::add_bias(a, b, of(op).vector, count, y);
+    if (op.kind == OpKind::add_bias) Isa::add_bias(a, b, vector(op, n, t), count, y);
     if (op.kind == OpKind::forget) Isa::forget(a, b, count, y);
     if (op.kind == OpKind::mix) Isa::mix(a, b, c, count, y);
     if (op.kind == OpKind::lookup) {
@@ -332,15 +430,15 @@ struct Block {
         embed(op, t);
         break;
       case OpKind::linear:
-        linear(op);
+        linear(op, t);
         break;
       case OpKind::norm:
-        norm(op, size);
+        norm(op, size, t);
         break;
       case OpKind::score:
         return score(op, t);
       default:
-        elementwise(op, size);
+        elementwise(op, size, t);
     }
     ready[op.out] = false;
   }
@@ -350,6 +448,7 @@ struct Block {
   // Without memory (base null) nothing is computed: the arena only learns how much it needs.
   void run_all() {
     int slab = clamp(job.slab, 1, job.tokens_per_member);
+    if (job.credit != Credit::none) open_credit();
     size_t step = static_cast<size_t>(tiles_of(job.plan.width)) * (kTile / 4) * kLanes;
     x = arena.take<uint32_t>(step * slab);
     xb = arena.take<int32_t[kLanes]>(job.rank);
@@ -364,6 +463,62 @@ struct Block {
       }
     }
     arena.used = peak;
+    if (job.credit != Credit::none && arena.base) close_credit();
+  }
+
+  // ---- credit --------------------------------------------------------------------------------
+
+  void open_credit() {
+    int widest = job.plan.width;
+    for (int i = 0; i < job.plan.leaf_count; ++i)
+      if (job.plan.leaves[i].cols == 0 && job.plan.leaves[i].rows > widest)
+        widest = job.plan.leaves[i].rows;
+    turned = arena.take<uint32_t>(static_cast<size_t>(words_of(widest)) * kLanes);
+    marks = arena.take<uint8_t[kPairs]>(static_cast<size_t>(job.tokens_per_member));
+  }
+
+  void close_credit() {
+    for (int t = 0; t < job.tokens_per_member; ++t)
+      for (int p = 0; p < kPairs; ++p) marks[t][p] = token(job.tokens, p, t) == 0;
+    for (int i = 0; i < job.plan.leaf_count; ++i) {
+      int8_t* rows[kPairs];
+      for (int p = 0; p < kPairs; ++p)
+        rows[p] = member(p) < job.members
+                      ? job.credits + member(p) / 2 * job.credit_size + job.credit_at[i]
+                      : nullptr;
+      if (job.credit_kind[i] > CreditKind::none && job.credit_kind[i] < CreditKind::readout)
+        credit_leaf(i, rows);
+    }
+  }
+
+  void credit_leaf(int i, int8_t* const* rows) {
+    const Leaf& leaf = job.plan.leaves[i];
+    CreditKind kind = job.credit_kind[i];
+    if (nodes())
+      tape.discounted(i, marks, [&](int t, int p, int32_t v) {
+        if (p == 0) tape.turned(job.nodes[i], first_member / 2, t, minus);
+        return minus[p] ? -v : v;
+      });
+    else if (kind == CreditKind::inputs)
+      tape.discounted(i, marks, [&](int t, int p, int32_t v) {
+        int shift = 5 + 31 - __builtin_clz(static_cast<unsigned>(isqrt(leaf.cols)));
+        return static_cast<int32_t>((int64_t{v} * tape.seen[i][t * kPairs + p]) >> shift);
+      });
+    else if (kind == CreditKind::tokens)
+      tape.discounted(i, marks, [&](int t, int p, int32_t v) {
+        return (v * slice(i, p)[job.rank * leaf.cols + token(job.tokens, p, t)]) >> 4;
+      });
+    else
+      tape.discounted(i, marks, [](int, int, int32_t v) { return v; });
+    if (kind == CreditKind::inputs) return tape.inputs(i, rows);
+    for (int p = 0; p < kPairs; ++p) {
+      int32_t sum = 0;
+      for (int t = 0; rows[p] && t < job.tokens_per_member; ++t) {
+        sum += tape.credit[t][p];
+        if (kind == CreditKind::tokens) rows[p][t] = tape.credit[t][p];
+      }
+      if (kind == CreditKind::scalar && rows[p]) *rows[p] = Tape::rounded(sum, job.credit_shift);
+    }
   }
 
   void run_stage(int first, int slab, size_t step) {
@@ -377,6 +532,41 @@ struct Block {
     store_state();
   }
 };
+
+inline void Draw::begin(const Block& block, int t) {
+  int64_t pairs = block.job.members / 2;
+  for (int p = 0; p < kPairs; ++p) {
+    int64_t i = block.first_member / 2 + p;
+    total[p] = 0;
+    seed[p] = block.job.draws[(i < pairs ? i : pairs - 1) * block.job.tokens_per_member + t];
+  }
+}
+
+// The target's row of the readout gains what the head saw, that of the token drawn loses it.
+inline void Draw::settle(const Block& block, const Op& op, const Plan& plan,
+                         const int32_t* target) const {
+  int cols = plan.leaves[op.leaf].cols;
+  const uint32_t* x = block.registers[op.in[0]];
+  for (int p = 0; p < kPairs && block.member(p) < block.job.members; ++p) {
+    uint32_t at = static_cast<uint32_t>((uint64_t{weight[p]} * mixed(~seed[p])) >> 32);
+    int o = 0;
+    for (;; ++o) {
+      uint32_t part =
+          static_cast<uint32_t>(plan.exp2[((chosen[o / 4][p] >> 8 * (o % 4)) & 255u) ^ 128u]);
+      if (at < part) break;
+      at -= part;
+    }
+    int drawn = static_cast<int>(index[p]) * kTile + o;
+    if (drawn == target[p]) continue;
+    int32_t* gains = block.job.readout + static_cast<int64_t>(target[p]) * cols;
+    int32_t* loses = block.job.readout + static_cast<int64_t>(drawn) * cols;
+    for (int k = 0; k < cols; ++k) {
+      int32_t v = byte_at(x[k / 4 * kLanes + p], k % 4);
+      gains[k] += v;
+      loses[k] -= v;
+    }
+  }
+}
 
 static size_t block_bytes(const Job& job) {
   Block sizing(job, 0, nullptr);

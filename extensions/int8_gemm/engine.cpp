@@ -88,15 +88,21 @@ Scratch scratch(size_t bytes) {
 // among the threads that use it.
 class ScratchPool {
  public:
-  ScratchPool(size_t bytes, int64_t items, int threads) {
+  ScratchPool(size_t bytes, int64_t items, int threads) : bytes_(bytes) {
     int64_t count = std::min<int64_t>(items, threads > 0 ? threads : default_threads());
     for (int64_t i = 0; i < count; ++i) areas_.push_back(scratch(bytes));
   }
   void* of(int thread) const { return areas_[static_cast<size_t>(thread)].get(); }
+  int size() const { return static_cast<int>(areas_.size()); }
+  void clear() const {
+    for (const Scratch& area : areas_) std::memset(area.get(), 0, bytes_);
+  }
 
  private:
+  size_t bytes_;
   std::vector<Scratch> areas_;
 };
+
 class CpuPrimitive : public mx::Primitive {
  public:
   CpuPrimitive(mx::Stream stream, std::shared_ptr<Program> program, int threads)
@@ -167,6 +173,57 @@ class EvaluatePopulation : public CpuPrimitive {
   bool noise_;
 };
 
+int64_t elements(const Leaf& l) { return static_cast<int64_t>(l.rows) * std::max(l.cols, 1); }
+
+// The votes of all leaves: what must be allocated beforehand, and the work.
+struct Count {
+  const Kernels& k;
+  std::vector<VoteJob> jobs;
+  std::vector<int32_t*> z;
+  int64_t pairs, parts;
+  int threads;
+  std::shared_ptr<ScratchPool> pool, sums;
+
+  Count(const Kernels& kernels, std::vector<VoteJob> votes, std::vector<int32_t*> out, int64_t n,
+        int count)
+      : k(kernels), jobs(std::move(votes)), z(std::move(out)), pairs(n), threads(count) {
+    size_t bytes = 0;
+    int64_t largest = 0;
+    for (const VoteJob& job : jobs) {
+      bytes = std::max(bytes, k.vote_bytes(job));
+      largest = std::max(largest, elements(job.leaf));
+    }
+    parts = std::clamp<int64_t>(pairs / 1024, 1, threads > 0 ? threads : default_threads());
+    int64_t items = static_cast<int64_t>(jobs.size()) * parts;
+    pool = std::make_shared<ScratchPool>(bytes, items, threads);
+    sums = std::make_shared<ScratchPool>(static_cast<size_t>(largest) * 4, items, threads);
+  }
+
+  // Items are (leaf, part of the pairs), big leaves first; each part adds up in its own memory.
+  // Integers make the order of the additions irrelevant.
+  void run() const {
+    std::vector<size_t> order(jobs.size());
+    for (size_t i = 0; i < jobs.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(),
+              [&](size_t a, size_t b) { return elements(jobs[a].leaf) > elements(jobs[b].leaf); });
+    std::vector<std::mutex> locks(jobs.size());
+    parallel_for(static_cast<int64_t>(jobs.size()) * parts, threads, [&](int64_t item, int thread) {
+      size_t leaf = order[static_cast<size_t>(item / parts)];
+      int64_t part = item % parts, n = elements(jobs[leaf].leaf);
+      int32_t* sum = static_cast<int32_t*>(sums->of(thread));
+      std::memset(sum, 0, static_cast<size_t>(n) * sizeof(int32_t));
+      k.vote(jobs[leaf], pairs * part / parts, pairs * (part + 1) / parts, sum, pool->of(thread));
+      std::lock_guard<std::mutex> guard(locks[leaf]);
+      add(z[leaf], sum, n);
+    });
+  }
+
+  static void add(int32_t* to, const int32_t* from, int64_t n) {
+    for (int64_t i = 0; i < n; ++i)
+      to[i] = static_cast<int32_t>(static_cast<uint32_t>(to[i]) + static_cast<uint32_t>(from[i]));
+  }
+};
+
 class CountVotes : public CpuPrimitive {
  public:
   CountVotes(mx::Stream stream, std::shared_ptr<Program> program, int threads, int rank, bool signs)
@@ -180,59 +237,149 @@ class CountVotes : public CpuPrimitive {
     std::vector<VoteJob> jobs;
     std::vector<int32_t*> z;
     for (size_t i = 0; i < out.size(); ++i) {
-      jobs.push_back({program_->plan().leaves[i], in[1].data<int8_t>(),
-                      in[2].data<int32_t>() + static_cast<int64_t>(i) * pairs, in[0].data<int8_t>(),
-                      rank_, signs_});
+      VoteJob job{};
+      job.leaf = program_->plan().leaves[i];
+      job.noise = in[1].data<int8_t>();
+      job.starts = in[2].data<int32_t>() + static_cast<int64_t>(i) * pairs;
+      job.fitness = in[0].data<int8_t>();
+      job.rank = rank_;
+      job.signs = signs_;
+      jobs.push_back(job);
       z.push_back(out[i].data<int32_t>());
       std::memset(z.back(), 0, out[i].nbytes());
     }
-    const Kernels& k = kernels();
-    size_t bytes = 0;
-    int64_t largest = 0;
-    for (const VoteJob& job : jobs) {
-      bytes = std::max(bytes, k.vote_bytes(job));
-      largest = std::max(largest, elements(job.leaf));
-    }
-    int64_t parts =
-        std::clamp<int64_t>(pairs / 1024, 1, threads_ > 0 ? threads_ : default_threads());
-    int64_t items = static_cast<int64_t>(jobs.size()) * parts;
-    auto pool = std::make_shared<ScratchPool>(bytes, items, threads_);
-    auto sums = std::make_shared<ScratchPool>(static_cast<size_t>(largest) * 4, items, threads_);
-    launch(in, out, [&k, jobs, z, pairs, parts, pool, sums, threads = threads_, keep = program_] {
-      count(k, jobs, z, pairs, parts, threads, *pool, *sums);
-    });
+    Count count(kernels(), jobs, z, pairs, threads_);
+    launch(in, out, [count, keep = program_] { count.run(); });
   }
 
  private:
-  static int64_t elements(const Leaf& l) {
-    return static_cast<int64_t>(l.rows) * std::max(l.cols, 1);
-  }
-
-  // Items are (leaf, part of the pairs), big leaves first; each part adds up in its own memory.
-  // Integers make the order of the additions irrelevant.
-  static void count(const Kernels& k, const std::vector<VoteJob>& jobs,
-                    const std::vector<int32_t*>& z, int64_t pairs, int64_t parts, int threads,
-                    const ScratchPool& pool, const ScratchPool& sums) {
-    std::vector<size_t> order(jobs.size());
-    for (size_t i = 0; i < jobs.size(); ++i) order[i] = i;
-    std::sort(order.begin(), order.end(),
-              [&](size_t a, size_t b) { return elements(jobs[a].leaf) > elements(jobs[b].leaf); });
-    std::vector<std::mutex> locks(jobs.size());
-    parallel_for(static_cast<int64_t>(jobs.size()) * parts, threads, [&](int64_t item, int thread) {
-      size_t leaf = order[static_cast<size_t>(item / parts)];
-      int64_t part = item % parts, n = elements(jobs[leaf].leaf);
-      int32_t* sum = static_cast<int32_t*>(sums.of(thread));
-      std::memset(sum, 0, static_cast<size_t>(n) * sizeof(int32_t));
-      k.vote(jobs[leaf], pairs * part / parts, pairs * (part + 1) / parts, sum, pool.of(thread));
-      std::lock_guard<std::mutex> guard(locks[leaf]);
-      for (int64_t i = 0; i < n; ++i)
-        z[leaf][i] =
-            static_cast<int32_t>(static_cast<uint32_t>(z[leaf][i]) + static_cast<uint32_t>(sum[i]));
-    });
-  }
-
   int rank_;
   bool signs_;
+};
+
+// Evaluation and votes in one: credit is a matter of the pair alone.
+class CreditPopulation : public CpuPrimitive {
+ public:
+  CreditPopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads, int slab,
+                   int shift, const Crediting& how)
+      : CpuPrimitive(stream, std::move(program), threads), slab_(slab), shift_(shift), how_(how) {}
+
+  const char* name() const override { return "CreditPopulation"; }
+
+  // Inputs: packed, table, tokens, targets, state, starts, signs, draws.
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    allocate(out);
+    const Plan& plan = program_->plan();
+    auto work = std::make_shared<Work>();
+    Job& job = work->job;
+    job.plan = plan;
+    job.weights = in[0].data<int8_t>();
+    job.noise = in[1].data<int8_t>();
+    job.tokens = in[2].data<int32_t>();
+    job.targets = in[3].data<int32_t>();
+    job.state_in = in[4].data<int8_t>();
+    job.starts = in[5].data<int32_t>();
+    job.signs = in[6].data<int32_t>();
+    job.draws = in[7].data<uint32_t>();
+    job.rank = 1;
+    job.shift = shift_;
+    job.scores = out[0].data<int16_t>();
+    job.state_out = out[1].data<int8_t>();
+    job.members = in[2].shape(0);
+    job.tokens_per_member = in[2].shape(1);
+    job.slab = slab_;
+    job.credit = static_cast<Credit>(how_.mode);
+    work->how = how_;  // the primitive may be gone when the work is done
+    job.shifts = work->how.shifts.data();
+    job.nodes = work->how.nodes.data();
+    job.discounts = work->how.discounts.data();
+    job.credit_shift = how_.credit_shift;
+    int64_t readout = 0;
+    for (int i = 0; i < plan.leaf_count; ++i) {
+      CreditKind kind = static_cast<CreditKind>(how_.kinds[static_cast<size_t>(i)]);
+      work->kinds.push_back(kind);
+      work->at.push_back(job.credit_size);
+      if (kind == CreditKind::inputs) job.credit_size += plan.leaves[i].cols;
+      if (kind == CreditKind::tokens) job.credit_size += job.tokens_per_member;
+      if (kind == CreditKind::scalar) job.credit_size += 1;
+      if (kind == CreditKind::readout) readout = elements(plan.leaves[i]);
+    }
+    job.credit_kind = work->kinds.data();
+    job.credit_at = work->at.data();
+    // Sixteen bytes more, as rows are read by that many.
+    work->credits.resize(static_cast<size_t>(job.members / 2 * job.credit_size + 16));
+    job.credits = work->credits.data();
+    const Kernels& k = kernels();
+    int64_t blocks = (job.members + kLanes - 1) / kLanes;
+    auto pool = std::make_shared<ScratchPool>(k.block_bytes(job), blocks, threads_);
+    auto heads = std::make_shared<ScratchPool>(static_cast<size_t>(readout) * 4, blocks, threads_);
+    std::vector<int32_t*> z;
+    for (size_t i = 2; i < out.size(); ++i) {
+      z.push_back(out[i].data<int32_t>());
+      std::memset(z.back(), 0, out[i].nbytes());
+    }
+    Count count(k, votes(*work), voted(*work, z), job.members / 2, threads_);
+    launch(in, out,
+           [&k, work, blocks, pool, heads, readout, z, count, threads = threads_, keep = program_] {
+             heads->clear();
+             parallel_for(blocks, threads, [&](int64_t i, int thread) {
+               Job own = work->job;
+               own.readout = readout ? static_cast<int32_t*>(heads->of(thread)) : nullptr;
+               k.block(own, i, pool->of(thread));
+             });
+             for (size_t i = 0; i < z.size(); ++i)
+               if (work->kinds[i] == CreditKind::readout)
+                 for (int t = 0; t < heads->size(); ++t)
+                   Count::add(z[i], static_cast<const int32_t*>(heads->of(t)), readout);
+             count.run();
+           });
+  }
+
+ private:
+  struct Work {
+    Job job{};
+    Crediting how;
+    std::vector<CreditKind> kinds;
+    std::vector<int64_t> at;
+    std::vector<int8_t> credits;
+  };
+
+  static bool by_votes(CreditKind kind) {
+    return kind != CreditKind::none && kind != CreditKind::readout;
+  }
+
+  std::vector<VoteJob> votes(const Work& work) const {
+    const Job& job = work.job;
+    std::vector<VoteJob> jobs;
+    for (int i = 0; i < job.plan.leaf_count; ++i) {
+      CreditKind kind = work.kinds[static_cast<size_t>(i)];
+      if (!by_votes(kind)) continue;
+      int node = job.nodes[i];
+      VoteJob vote{};
+      vote.leaf = job.plan.leaves[i];
+      vote.noise = job.noise;
+      vote.starts = job.starts + node * (job.members / 2);
+      vote.rank = 1;
+      vote.credits = job.credits + work.at[static_cast<size_t>(i)];
+      vote.credit_stride = job.credit_size;
+      vote.kind = kind;
+      vote.a_at = kind == CreditKind::scalar && node == i ? -1 : job.plan.leaves[node].cols;
+      vote.tokens = job.tokens;
+      vote.tokens_per_member = job.tokens_per_member;
+      jobs.push_back(vote);
+    }
+    return jobs;
+  }
+
+  static std::vector<int32_t*> voted(const Work& work, const std::vector<int32_t*>& z) {
+    std::vector<int32_t*> out;
+    for (size_t i = 0; i < z.size(); ++i)
+      if (by_votes(work.kinds[i])) out.push_back(z[i]);
+    return out;
+  }
+
+  int slab_, shift_;
+  Crediting how_;
 };
 
 const mx::Device kCpu(mx::Device::cpu);
@@ -270,6 +417,31 @@ void check_starts(const Plan& plan, const mx::array& starts, const mx::array& ta
     bool ok = true;
     for (int64_t p = 0; p < pairs; ++p, ++v) ok &= *v >= 0 && *v <= last;
     require(ok, "a noise slice reaches beyond the table");
+  }
+}
+
+// Numbers that address memory or shift; that they make sense together is the caller's business.
+void check_crediting(const Plan& plan, const Crediting& how) {
+  size_t n = static_cast<size_t>(plan.leaf_count);
+  require(how.mode == 1 || how.mode == 2, "crediting: mode must be 1 or 2");
+  require(how.shifts.size() == n && how.kinds.size() == n && how.nodes.size() == n &&
+              how.discounts.size() == n,
+          "crediting: one number per leaf is needed");
+  require(how.credit_shift >= 0 && how.credit_shift <= 16, "crediting: credit_shift is in 0..16");
+  for (int i = 0; i < plan.leaf_count; ++i) {
+    size_t l = static_cast<size_t>(i);
+    const Leaf& leaf = plan.leaves[i];
+    require(how.kinds[l] >= 0 && how.kinds[l] <= 4, "crediting: kinds are 0..4");
+    require((how.shifts[l] >= 0 && how.shifts[l] <= 24) || how.shifts[l] == kSilent,
+            "crediting: shifts are 0..24 or silent");
+    require(how.discounts[l] >= 0 && how.discounts[l] <= 15, "crediting: discounts are 0..15");
+    int node = how.nodes[l];
+    require(node >= 0 && node < plan.leaf_count, "crediting: a node is no leaf");
+    require(node == i || (plan.leaves[node].cols && plan.leaves[node].rows == leaf.rows),
+            "crediting: a leaf's node has other outputs");
+    CreditKind kind = static_cast<CreditKind>(how.kinds[l]);
+    require(kind == CreditKind::none || (kind == CreditKind::scalar) == (leaf.cols == 0),
+            "crediting: a leaf's kind does not fit its shape");
   }
 }
 
@@ -340,6 +512,42 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
   }
   auto primitive = std::make_shared<EvaluatePopulation>(
       mx::default_stream(kCpu), std::move(program), threads, slab, rank, shift, starts.has_value());
+  return mx::array::make_arrays(shapes, dtypes, primitive, in);
+}
+
+std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,
+                              const mx::array& table, const mx::array& starts, int shift,
+                              const mx::array& signs, const mx::array& draws, const Crediting& how,
+                              const mx::array& tokens, const mx::array& targets,
+                              const mx::array& state, int threads, int slab) {
+  const Plan& plan = program->plan();
+  require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
+  int members = tokens.shape(0), count = tokens.shape(1);
+  require(members % 2 == 0, "a population is made of pairs: P must be even");
+  require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
+  require(shift >= 0 && shift < 32 && slab >= 1, "shift must be in 0..31, slab 1 or more");
+  check_crediting(plan, how);
+  std::vector<mx::array> in{
+      ready(packed, mx::int8, "packed"),  ready(table, mx::int8, "table"),
+      ready(tokens, mx::int32, "tokens"), ready(targets, mx::int32, "targets"),
+      ready(state, mx::int8, "state"),    ready(starts, mx::int32, "starts"),
+      ready(signs, mx::int32, "signs"),   ready(draws, mx::uint32, "draws")};
+  check_range(in[2], 0, plan.vocabulary - 1, "tokens");
+  check_range(in[3], 0, plan.vocabulary - 1, "targets");
+  check_starts(plan, in[5], in[1], 1, members / 2);
+  require(in[6].shape() == mx::Shape{plan.leaf_count, members / 2, (count + 31) / 32},
+          "signs: [leaves, pairs, ceil(T / 32)] is needed");
+  require(in[7].shape() == mx::Shape{members / 2, count}, "draws: [pairs, T] is needed");
+  kernels();
+  std::vector<mx::Shape> shapes{{members, count}, {members, plan.state_size}};
+  std::vector<mx::Dtype> dtypes{mx::int16, mx::int8};
+  for (int i = 0; i < plan.leaf_count; ++i) {
+    const Leaf& leaf = plan.leaves[i];
+    shapes.push_back(leaf.cols ? mx::Shape{leaf.rows, leaf.cols} : mx::Shape{leaf.rows});
+    dtypes.push_back(mx::int32);
+  }
+  auto primitive = std::make_shared<CreditPopulation>(mx::default_stream(kCpu), std::move(program),
+                                                      threads, slab, shift, how);
   return mx::array::make_arrays(shapes, dtypes, primitive, in);
 }
 

@@ -22,6 +22,20 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
                                 const mx::array& targets, const mx::array& state, bool logits,
                                 int threads, int slab);
 
+// How token credit works on each leaf; see plan.h.
+struct Crediting {
+  int mode;  // of Credit
+  std::vector<int> shifts, kinds, nodes, discounts;
+  int credit_shift;
+};
+
+// Scores and state as `evaluate`, then Z of every leaf by token credit.
+std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,
+                              const mx::array& table, const mx::array& starts, int shift,
+                              const mx::array& signs, const mx::array& draws, const Crediting& how,
+                              const mx::array& tokens, const mx::array& targets,
+                              const mx::array& state, int threads, int slab);
+
 // Z of every leaf, int32 in the leaf's shape.
 std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& fitness,
                              const mx::array& table, const mx::array& starts, int rank, bool signs,

@@ -177,6 +177,7 @@ struct Isa : VnniIsa {
     __m512i a[kTile], b[kTile];
     multiply(w, x, words, a, b);
     if (noise.rank) perturb_once(noise, a, b);
+    if (noise.node) perturb_nodes(noise, a, b);
     by.power ? finish<true>(a, b, by, out) : finish<false>(a, b, by, out);
   }
 
@@ -199,6 +200,17 @@ struct Isa : VnniIsa {
       __m512i wide = widened(noise.a + o * kPairs);
       a[o] = _mm512_add_epi32(a[o], _mm512_sra_epi32(_mm512_mullo_epi32(plus, wide), shift));
       b[o] = _mm512_add_epi32(b[o], _mm512_sra_epi32(_mm512_mullo_epi32(minus, wide), shift));
+    }
+  }
+
+  static inline __attribute__((always_inline)) void perturb_nodes(const LowRank& noise, __m512i* a,
+                                                                  __m512i* b) {
+    const __m512i minus = _mm512_loadu_si512(noise.minus);
+    for (int o = 0; o < kTile; ++o) {
+      __m512i n = _mm512_load_si512(noise.node + o * kPairs);
+      n = _mm512_sub_epi32(_mm512_xor_si512(n, minus), minus);
+      a[o] = _mm512_add_epi32(a[o], n);
+      b[o] = _mm512_sub_epi32(b[o], n);
     }
   }
 

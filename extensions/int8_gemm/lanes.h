@@ -53,6 +53,9 @@ struct LowRank {
   const int32_t (*xb)[kLanes];  // signed x.B, [rank]
   const int8_t* a;              // [rank] rows of `stride`, each [8 outputs][16 pairs]
   size_t stride;
-  int rank;  // 0: no noise
+  int rank;  // 0: no such term
   int shift;
+  // Noise on the nodes: acc[o][m] += node[o][m], acc[o][m + 16] -= node[o][m], turned by `minus`.
+  const int32_t* node;    // [outputs][16 pairs], or null
+  const uint32_t* minus;  // [16]: all ones turns the sign
 };

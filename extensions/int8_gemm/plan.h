@@ -15,6 +15,7 @@ constexpr int kLanes = 32;
 constexpr int kTile = 8;        // outputs of one dot-product tile
 constexpr int kRegisters = 32;  // of one stage, at most
 constexpr int kOps = 64;        // of one stage, at most
+constexpr int kSilent = 63;     // the shift of a leaf without noise
 
 enum class OpKind : int { embed, linear, norm, add, add_bias, lookup, forget, mix, score };
 
@@ -57,6 +58,14 @@ struct Plan {
   const uint64_t* log2_breakpoints;  // [15]
 };
 
+// How pairs are credited: not here (by the sign of whole sequences), for the noise of weights token
+// by token, or for noise on the nodes that has another sign at every token.
+enum class Credit : int { none, weights, nodes };
+
+// What a leaf's credit is made of: nothing, its inputs [K], the tokens of an embedding [T], one
+// number for a vector, or the head's own errors (see Job::readout).
+enum class CreditKind : int { none, inputs, tokens, scalar, readout };
+
 // One evaluation of P members; shapes as in Engine.evaluate.
 struct Job {
   Plan plan;
@@ -73,7 +82,19 @@ struct Job {
   int8_t* logits;   // [P, T, V], or null
   int64_t members;
   int tokens_per_member;
-  int slab;  // tokens that a block runs through one stage before the next, at least 1
+  Credit credit;
+  const int32_t* shifts;          // [leaves]: right shift of a leaf's noise; kSilent: it has none
+  const CreditKind* credit_kind;  // [leaves]
+  const int32_t* nodes;           // [leaves]: whose noise a leaf is credited with
+  const int32_t* discounts;       // [leaves], in 1/16
+  const int64_t* credit_at;       // [leaves]: where a leaf's credit begins in a pair's row
+  const int32_t* signs;           // [leaves, N, ceil(T / 32)] words of T bits; 1: turned
+  const uint32_t* draws;          // [N, T] random words for the readout
+  int8_t* credits;                // [N, credit_size]
+  int64_t credit_size;
+  int credit_shift;
+  int32_t* readout;  // [V, K] of this thread: += what the head saw and missed
+  int slab;          // tokens that a block runs through one stage before the next, at least 1
 };
 
 // The votes of one leaf: Z [rows, cols] int32 += over pairs first .. last - 1.
@@ -84,6 +105,13 @@ struct VoteJob {
   const int8_t* fitness;  // [N] in {-1, 0, 1}
   int rank;
   bool signs;  // vote with the signs of the noise
+  // With token credit: rows of B (or factors of A) [N] `credit_stride` apart; A lies at `a_at`.
+  const int8_t* credits;
+  int64_t credit_stride;
+  CreditKind kind;
+  int64_t a_at;           // first byte of A in the slice; -1: a vector's own products
+  const int32_t* tokens;  // [2 N, T], of an embedding
+  int tokens_per_member;
 };
 
 // One instruction set's kernels. `peak` runs its dot product on registers, as a limit to measure

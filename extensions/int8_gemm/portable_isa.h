@@ -171,6 +171,13 @@ struct PortableIsa {
           acc[o][half + m] =
               wrapping_sum(acc[o][half + m], static_cast<int32_t>(sum[m]) >> noise.shift);
       }
+    for (int o = 0; noise.node && o < kTile; ++o)
+      for (int m = 0; m < kPairs; ++m) {
+        uint32_t n = static_cast<uint32_t>(noise.node[o * kPairs + m]);
+        int32_t turned = static_cast<int32_t>((n ^ noise.minus[m]) - noise.minus[m]);
+        acc[o][m] = wrapping_sum(acc[o][m], turned);
+        acc[o][m + kPairs] = wrapping_sum(acc[o][m + kPairs], -turned);
+      }
     for (int w = 0; w < kTile / 4; ++w) {
       for (int m = 0; m < kLanes; ++m) out[w][m] = 0;
       for (int j = 0; j < 4; ++j) {

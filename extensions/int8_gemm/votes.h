@@ -37,6 +37,11 @@ struct Votes {
     return own;
   }
 
+  void take_credit(int slot, int64_t p) {
+    rows_b[slot] = job.credits + p * job.credit_stride;
+    rows_a[slot] = job.noise + job.starts[p] + job.a_at;
+  }
+
   void take(int slot, const int8_t* slice, int j) {
     size_t rows = static_cast<size_t>(job.leaf.rows), cols = static_cast<size_t>(job.leaf.cols);
     const int8_t* from = slice + static_cast<size_t>(job.rank) * cols + j;
@@ -113,10 +118,10 @@ struct Votes {
     negative = 0;
     for (int64_t p = first; p < last; ++p) {
       if (p + kAhead < last) expect(p + kAhead, bytes);
-      if (job.fitness[p] == 0) continue;
+      if (job.fitness && job.fitness[p] == 0) continue;
       for (int j = 0; j < r; ++j) {
-        take(filled % 4, job.noise + job.starts[p], j);
-        if (job.fitness[p] < 0) negative |= 255u << 8 * (filled % 4);
+        job.credits ? take_credit(filled % 4, p) : take(filled % 4, job.noise + job.starts[p], j);
+        if (job.fitness && job.fitness[p] < 0) negative |= 255u << 8 * (filled % 4);
         if (++filled % 4 == 0) pack(filled / 4 - 1);
         if (filled == kVotePairs) multiply(kVoteWords, z), filled = 0;
       }
@@ -147,6 +152,36 @@ struct Votes {
   }
 };
 
+// Votes of token credit that are no product of matrices.
+struct CreditVotes {
+  const VoteJob& job;
+
+  const int8_t* slice(int64_t p) const { return job.noise + job.starts[p]; }
+
+  // Rows of an embedding: those of the tokens seen.
+  void tokens(int64_t first, int64_t last, int32_t* z) const {
+    int T = job.tokens_per_member, cols = job.leaf.cols;
+    for (int64_t p = first; p < last; ++p)
+      for (int t = 0; t < T; ++t) {
+        int32_t* __restrict row = z + static_cast<int64_t>(job.tokens[2 * p * T + t]) * cols;
+        const int8_t* __restrict b = slice(p);
+        int c = job.credits[p * job.credit_stride + t];
+        for (int k = 0; k < cols; ++k) row[k] = wrapping_sum(row[k], c * b[k]);
+      }
+  }
+
+  void scalar(int64_t first, int64_t last, int32_t* __restrict z) const {
+    for (int64_t p = first; p < last; ++p) {
+      const int8_t* __restrict n = slice(p) + (job.a_at < 0 ? 0 : job.a_at);
+      int c = job.credits[p * job.credit_stride];
+      for (int i = 0; i < job.leaf.rows; ++i) {
+        int32_t v = job.a_at < 0 ? n[2 * i] * n[2 * i + 1] : n[i];
+        z[i] = wrapping_sum(z[i], c * v);
+      }
+    }
+  }
+};
+
 static size_t vote_bytes(const VoteJob& job) {
   Arena arena{nullptr};
   Votes sizing(job, arena);
@@ -154,6 +189,8 @@ static size_t vote_bytes(const VoteJob& job) {
 }
 
 static void vote(const VoteJob& job, int64_t first, int64_t last, int32_t* z, void* scratch) {
+  if (job.kind == CreditKind::tokens) return CreditVotes{job}.tokens(first, last, z);
+  if (job.kind == CreditKind::scalar) return CreditVotes{job}.scalar(first, last, z);
   Arena arena{static_cast<char*>(scratch)};
   Votes votes(job, arena);
   if (job.leaf.cols)

@@ -1,0 +1,84 @@
+// What token credit needs of a block: the layers' inputs until the scores exist, and then each
+// pair's credit per leaf. Included like block.h, before it. Lanes here are the 16 pairs; inputs are
+// those of members 2i. See docs/estimators.md for the arithmetic.
+
+struct Tape {
+  const Job& job;
+  uint32_t** kept;           // [leaves]: inputs of a linear leaf, words [T][K/4][16]
+  int32_t** seen;            // [leaves]: x.B [T][16], where the weights carry the noise
+  int32_t (*gain)[kPairs];   // [T]: score of member 2i less that of member 2i + 1
+  int8_t (*credit)[kPairs];  // [T]: of one leaf
+  int32_t* sums;             // [4][16]
+
+  Tape(const Job& j, Arena& arena) : job(j) {
+    if (job.credit == Credit::none) return;
+    const Plan& plan = job.plan;
+    size_t leaves = static_cast<size_t>(plan.leaf_count);
+    size_t tokens = static_cast<size_t>(job.tokens_per_member);
+    kept = arena.take<uint32_t*>(leaves);
+    seen = arena.take<int32_t*>(leaves);
+    gain = arena.take<int32_t[kPairs]>(tokens);
+    credit = arena.take<int8_t[kPairs]>(tokens);
+    for (size_t i = 0; i < leaves; ++i) {
+      int words = words_of(plan.leaves[i].cols);
+      uint32_t* inputs = nullptr;
+      int32_t* products = nullptr;
+      if (is_linear(i)) inputs = arena.take<uint32_t>(tokens * words * kPairs);
+      if (is_linear(i) && job.credit == Credit::weights)
+        products = arena.take<int32_t>(tokens * kPairs);
+      if (arena.base) kept[i] = inputs, seen[i] = products;
+    }
+  }
+
+  bool is_linear(size_t leaf) const {
+    return job.plan.leaves[leaf].cols && job.credit_kind[leaf] == CreditKind::inputs;
+  }
+
+  void keep(int leaf, int t, const uint32_t* x, int words) const {
+    uint32_t* to = kept[leaf] + static_cast<size_t>(t) * words * kPairs;
+    for (int w = 0; w < words; ++w)
+      __builtin_memcpy(to + w * kPairs, x + w * kLanes, kPairs * sizeof(uint32_t));
+  }
+
+  // All ones for the pairs whose noise at token t is turned.
+  void turned(int leaf, int64_t first_pair, int t, uint32_t* minus) const {
+    int64_t pairs = job.members / 2, row = (job.tokens_per_member + 31) / 32;
+    for (int p = 0; p < kPairs; ++p) {
+      int64_t i = first_pair + p < pairs ? first_pair + p : pairs - 1;
+      uint32_t bits = static_cast<uint32_t>(job.signs[(leaf * pairs + i) * row + t / 32]);
+      minus[p] = 0u - (bits >> (t % 32) & 1u);
+    }
+  }
+
+  // Credit of one leaf: the discounted gains from each token on, times the noise's sign or size.
+  template <typename Coefficient>
+  void discounted(int leaf, const uint8_t (*marks)[kPairs], Coefficient coefficient) const {
+    int32_t r[kPairs] = {};
+    for (int t = job.tokens_per_member - 1; t >= 0; --t)
+      for (int p = 0; p < kPairs; ++p) {
+        r[p] = 16 * gain[t][p] + ((job.discounts[leaf] * r[p]) >> 4);
+        credit[t][p] = static_cast<int8_t>(clip(coefficient(t, p, (r[p] + 8) >> 4)));
+        if (marks[t][p]) r[p] = 0;  // a document's first token owes nothing to the one before
+      }
+  }
+
+  static int8_t rounded(int32_t v, int shift) {
+    return static_cast<int8_t>(clip((v + (shift ? 1 << (shift - 1) : 0)) >> shift));
+  }
+
+  // sum_t credit x_t, to the pairs' rows.
+  void inputs(int leaf, int8_t* const* rows) const {
+    int cols = job.plan.leaves[leaf].cols, words = words_of(cols);
+    for (int w = 0; w < words; ++w) {
+      alignas(64) int32_t sum[4][kPairs] = {};
+      for (int t = 0; t < job.tokens_per_member; ++t) {
+        const uint32_t* x = kept[leaf] + (static_cast<size_t>(t) * words + w) * kPairs;
+        for (int j = 0; j < 4; ++j)
+          for (int p = 0; p < kPairs; ++p) sum[j][p] += credit[t][p] * byte_at(x[p], j);
+      }
+      for (int j = 0; j < 4 && 4 * w + j < cols; ++j)
+        for (int p = 0; p < kPairs; ++p)
+          if (rows[p]) rows[p][4 * w + j] = rounded(sum[j][p], job.credit_shift + 4);
+    }
+  }
+};
