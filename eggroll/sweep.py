@@ -1,0 +1,406 @@
+"""Searches for good options, every trial a real run of equal wall-clock: `python -m eggroll.sweep`.
+
+A trial has --budget seconds of updates; set-up and validation are not counted. First its speed is
+probed in a run that is thrown away. Budget times speed is the number of its --steps, so a schedule
+over the run ends with the budget, and the same options train the same bits again. Then the real
+run is validated after equal slices of the budget, and stops with its last update, with the budget,
+or where the pruner finds it behind what other trials had reached after as many seconds.
+
+Every worker, also one on another machine, asks the study in --storage for its next trial.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args
+
+import optuna
+import tyro
+from optuna.trial import TrialState
+
+from eggroll import cli, config, engines, runlog, search, sweep_report
+from eggroll.cli import Range
+from eggroll.config import FREE, TYPES, Config, place
+from eggroll.data import load_corpus
+from eggroll.errors import InputError
+from eggroll.run import Run, open_run, validation_batches
+from eggroll.search import Axis
+from eggroll.study import FINISHED, finished, fresh_study, open_study
+from eggroll.train import measured, update
+
+USUAL = ("sigma_shift", "alpha", "alpha_decay", "learning_rate", "rate_decay")
+PROBE = 0.05  # of the budget, in a run of its own
+MOST = 10**9  # steps of a run whose length is not known yet
+Pruner = Literal["median", "hyperband", "none"]
+
+
+@dataclass(frozen=True)
+class Options(Config):
+    """Options of a sweep; those of a run are the same for all trials, but for the --search."""
+
+    trials: Annotated[int, Range(1, 10**6)] = 20
+    """Trials of the whole study, earlier ones included."""
+    budget: Annotated[float, Range(0, 10**7, above=True)] = 60.0
+    """Seconds of updates that a trial has; validation is not counted."""
+    search: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME[=LOW:HIGH[:log]|=A,B] ...")] = (
+        USUAL
+    )
+    """What to try: options with their usual or a given range (log: by ratio) or values."""
+    study: Annotated[str, place("NAME")] = ""
+    """Name of the study; that of the data if none is given."""
+    storage: Annotated[str, place("URL|FILE")] = ""
+    """sqlite:///FILE, postgresql://..., mysql://..., journal:///FILE, FILE.db or FILE.log;
+    study.db in the folder if none is given."""
+    workers: Annotated[int, Range(1, 1024)] = 1
+    """Processes that work on the study; each has its share of the threads."""
+    pruner: Pruner = "median"
+    """Stops trials: worse than the median of others at equal seconds, Hyperband's way, or never."""
+    slices: Annotated[int, Range(1, 1000)] = 10
+    """Validations of a trial, after equal parts of its budget; each may prune it."""
+    startup: Annotated[int, Range(0, 10**6)] = 5
+    """Trials at the start that are random and, with pruner median, not pruned."""
+    json: Annotated[str, place("FILE")] = ""
+    """Also write all trials as JSON."""
+
+    steps: Annotated[int, tyro.conf.Suppress] = 0
+    resume: Annotated[str, tyro.conf.Suppress] = ""
+
+    def base(self) -> Config:
+        """The options that trials share, with a worker's share of the threads."""
+        values = {f.name: getattr(self, f.name) for f in fields(Config)}
+        values |= {"steps": MOST, "out": "", "config": ""}
+        shared = Config(**values).at_home()
+        return replace(shared, threads=self.threads or max(shared.cores() // self.workers, 1))
+
+    def name(self) -> str:
+        return self.study or Path(self.data).stem
+
+    def folder(self) -> Path:
+        return Path(self.out or Path("sweeps", self.name()))
+
+
+class Stopped(Exception):
+    """Ends a trial in which a signal came."""
+
+
+class Surplus(Exception):
+    """Ends a trial that several workers began at once beyond the total."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a worker needs to know; the same for all."""
+
+    options: Options
+    base: Config
+    space: list[Axis]
+    folder: Path
+
+    def facts(self) -> dict[str, Any]:
+        """What must be equal in all trials of a study for them to compare."""
+        same = {
+            name: value
+            for name, value in self.base.to_dict().items()
+            if FREE not in get_args(TYPES[name])[1:] or name == "val_tokens"
+        }
+        mine = {"budget": self.options.budget, "slices": self.options.slices}
+        return same | mine | {"search": " ".join(sorted(map(str, self.space)))}
+
+    def study(self) -> optuna.Study:
+        """The study, which must be there."""
+        o = self.options
+        return open_study(self.storage(), o.name(), sampler(o), pruner(o))
+
+    def storage(self) -> str:
+        return self.options.storage or f"sqlite:///{self.folder / 'study.db'}"
+
+
+def sampler(options: Options) -> optuna.samplers.BaseSampler:
+    # No seed: workers that share one would all try the same.
+    return optuna.samplers.TPESampler(n_startup_trials=options.startup, constant_liar=True)
+
+
+def pruner(options: Options) -> optuna.pruners.BasePruner:
+    if options.pruner == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=options.startup)
+    if options.pruner == "hyperband":
+        return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=options.slices)
+    return optuna.pruners.NopPruner()
+
+
+def options_from(argv: Sequence[str]) -> Options:
+    """The command line over --config FILE.
+
+    Raises:
+        InputError: an option or the file is no good.
+    """
+    about = "Searches for good options of a training run, every trial at equal wall-clock."
+
+    def parse(base: Options | None) -> Options:
+        return cli.parse(Options, argv, command="sweep", about=about, base=base)
+
+    given = parse(None)
+    if given.config:
+        given = parse(Options(**asdict(config.read(given.config)) | {"steps": 0}))
+    if given.steps or given.resume:
+        which, why = ("--resume", "the same command goes on with its study")
+        if given.steps:
+            which, why = "--steps", "a trial makes as many updates as its --budget allows"
+        raise InputError(f"{which} is no option of eggroll.sweep, as {why}: leave it out.")
+    return given
+
+
+def planned(options: Options) -> Plan:
+    """Checks everything that can be checked; creates nothing.
+
+    Raises:
+        InputError: bad options, environment or data.
+    """
+    cli.check_ranges(options)
+    base = options.base()
+    base.check()
+    space = search.chosen(options.search, base, strict=options.search != USUAL)
+    engines.choose(base.engine, base.program(), base.threads)
+    corpus = load_corpus(base.data, vocabulary=base.vocabulary, steps=base.count_steps)
+    corpus.streams("train", base.streams, base.seq_len, base.seed)
+    next(validation_batches(corpus, base))
+    if options.json and (Path(options.json).is_dir() or not Path(options.json).parent.is_dir()):
+        raise InputError(
+            f"--json {options.json!r} is no place for a file: give a file in a folder that is there."
+        )
+    folder = options.folder().absolute()
+    runlog.check_free(folder)
+    return Plan(options, base, space, folder)
+
+
+def open_quietly(options: Config, stack: ExitStack) -> Run:
+    with contextlib.redirect_stdout(io.StringIO()):  # what a run tells once is told by the sweep
+        return open_run(options, stack)
+
+
+def updates_within(budget: float, options: Config, folder: Path, look: Callable[[], None]) -> int:
+    """Updates that the budget has time for, by the median of a few in a run that is thrown away."""
+    with tempfile.TemporaryDirectory(prefix=".probe-", dir=folder) as place, ExitStack() as stack:
+        run = open_quietly(replace(options, out=place, steps=MOST), stack)
+        update(run)  # not timed, as it wakes threads and fills the noise table
+        seconds: list[float] = []
+        while sum(seconds) < PROBE * budget:
+            look()
+            seconds.append(update(run)[-1])
+    return min(int(budget / statistics.median(seconds)), MOST)
+
+
+def train_trial(
+    trial: optuna.Trial, options: Config, budget: float, slices: int, look: Callable[[], None]
+) -> float:
+    """Trains in `options.out`; returns the last validation in bits per token.
+
+    Raises:
+        TrialPruned: others had reached more after as many seconds.
+        Stopped: `look` says so.
+    """
+    with ExitStack() as stack:
+        run = open_quietly(options, stack)
+        metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), 0))
+        value, spent, done = run.validate(), 0.0, 0
+        while done < slices:
+            look()
+            scores, rate, seconds = update(run)
+            spent += seconds
+            now = min(int(spent / budget * slices), slices)
+            now = slices if run.step == options.steps else now
+            run.val_loss = run.validate() if now > done else None
+            metrics.append(measured(run, scores, rate, seconds))
+            for part in range(done + 1, now + 1):  # an update across several counts in the last
+                value = run.val_loss if part == now and run.val_loss is not None else value
+                trial.report(value, part)
+            behind = done < now < slices and trial.should_prune()
+            done = slices if behind else now
+        metrics.sync()
+        run.save()
+        trial.set_user_attr("updates", run.step)
+        trial.set_user_attr("seconds", round(spent, 3))
+    if behind:
+        raise optuna.TrialPruned
+    return value
+
+
+def objective(trial: optuna.Trial, plan: Plan, look: Callable[[], None]) -> float:
+    """One trial: its options, its speed, its run."""
+    before = [t for t in trial.study.get_trials(deepcopy=False) if t.number < trial.number]
+    if sum(t.state != TrialState.FAIL for t in before) >= plan.options.trials:
+        raise Surplus
+    trial.set_user_attr("worker", f"{socket.gethostname()}:{os.getpid()}")
+    options = replace(plan.base, **search.suggest(trial, plan.space, plan.base))
+    try:
+        options.check()
+    except InputError as error:
+        trial.set_user_attr("refused", str(error))
+        raise optuna.TrialPruned from error
+    budget = plan.options.budget
+    steps = updates_within(budget, options, plan.folder, look)
+    if not steps:
+        trial.set_user_attr("refused", "one update takes longer than the budget")
+        raise optuna.TrialPruned
+    options = replace(options, steps=steps, out=str(plan.folder / f"trial-{trial.number:04d}"))
+    trial.set_user_attr("config", options.to_dict())
+    return train_trial(trial, options, budget, plan.options.slices, look)
+
+
+def work(plan: Plan, look: Callable[[], None], told: Callable[[], None]) -> None:
+    """Makes trials until the study has its total, those of other workers included.
+
+    look: raises Stopped once a signal came; told: called after trials and slices.
+    """
+    study = plan.study()
+
+    def watched() -> None:
+        look()
+        told()
+
+    with contextlib.suppress(Stopped):
+        while True:
+            look()
+            states = [t.state for t in study.get_trials(deepcopy=False)]
+            claimed = sum(state in (*FINISHED, TrialState.RUNNING) for state in states)
+            if claimed >= plan.options.trials:
+                break
+            study.optimize(lambda t: objective(t, plan, watched), n_trials=1, catch=(Surplus,))
+            told()
+
+
+def worker(plan: Plan, parent: int) -> None:
+    """A process of its own; it ends when told to, and when the one that started it is gone."""
+
+    def main() -> int:
+        quiet()
+        with cli.Stop("run the same command again.") as stop:
+
+            def look() -> None:
+                if stop.asked or os.getppid() != parent:
+                    raise Stopped
+
+            work(plan, look, lambda: None)
+        return cli.DONE
+
+    sys.exit(cli.run(main))
+
+
+def work_together(plan: Plan, stop: cli.Stop, told: Callable[[], None]) -> None:
+    """Lets --workers processes work, and waits for them.
+
+    Raises:
+        InputError: one of them failed; it has said why.
+    """
+    context = multiprocessing.get_context("spawn")
+    count = plan.options.workers
+    team = [context.Process(target=worker, args=(plan, os.getpid())) for _ in range(count)]
+    with ignored(signal.SIGINT, signal.SIGHUP):  # a terminal sends these to all; we pass one on
+        for process in team:
+            process.start()
+    passed_on = False
+    try:
+        while any(process.is_alive() for process in team):
+            if stop.asked and not passed_on:
+                passed_on = True
+                for process in team:
+                    process.terminate()
+            time.sleep(0.1)
+            told()
+    except BaseException:
+        for process in team:
+            process.kill()
+        raise
+    if not stop.asked and (failed := sum(process.exitcode != cli.DONE for process in team)):
+        raise InputError(
+            f"{failed} of {count} workers ended early: look at what was said above, correct it and "
+            "run the same command again; finished trials stay."
+        )
+
+
+@contextlib.contextmanager
+def ignored(*signals: signal.Signals) -> Iterator[None]:
+    """Processes started meanwhile never see these signals."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def quiet() -> None:
+    """Optuna's own words are for programmers."""
+    import warnings
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+
+
+AGAIN: Final = "run the same command again to go on."
+
+
+def sweep(options: Options) -> bool:
+    """Makes or goes on with a study, writes what was found; returns whether it has all its trials.
+
+    Raises:
+        InputError: bad input or environment; finished trials stay.
+    """
+    quiet()
+    plan = planned(options)
+    with contextlib.suppress(FileExistsError):
+        runlog.new_folder(str(plan.folder), "")
+    study = fresh_study(
+        plan.study, plan.facts(), search.baseline(plan.space, plan.base), plan.storage()
+    )
+    print(f"study: {options.name()} in {plan.folder}; search: {', '.join(map(str, plan.space))}")
+    print(
+        f"trials: {finished(study)} of {options.trials} done; {options.budget:g} s of updates each, "
+        f"{options.workers} workers x {plan.base.threads} threads"
+    )
+    sys.stdout.flush()
+    with cli.Stop(f"finished trials stay; {AGAIN}") as stop:
+        with sweep_report.Board(study, options.trials, options.slices) as board:
+
+            def look() -> None:
+                if stop.asked:
+                    raise Stopped
+
+            if options.workers == 1:
+                work(plan, look, board.update)
+            else:
+                work_together(plan, stop, board.update)
+            board.update(at_once=True)
+        interrupted = stop.asked
+    given = {name: getattr(options, name) for name in ("engine", "chunk", "threads")}
+    sweep_report.conclude(study, plan.folder, options.json, given, pictures=not interrupted)
+    return not interrupted
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of eggroll.sweep; returns its exit code."""
+
+    def run() -> int:
+        options = options_from(sys.argv[1:] if argv is None else argv)
+        if not sweep(options):
+            raise KeyboardInterrupt(f"Interrupted, and every finished trial is kept; {AGAIN}")
+        return cli.DONE
+
+    return cli.run(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
