@@ -56,7 +56,7 @@ class Axis:
         return value in self.choices if self.choices else self.low <= value <= self.high  # type: ignore[operator]
 
     def works(self, values: Mapping[str, Any], base: object) -> bool:
-        """Whether the option has an effect beside these values, and those of `base` for the rest."""
+        """Whether the option has an effect beside these values, else those of `base`."""
         if not self.when:
             return True
         parent, *allowed = self.when

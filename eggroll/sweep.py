@@ -135,7 +135,7 @@ def sampler(options: Options) -> optuna.samplers.BaseSampler:
 
 def pruner(options: Options) -> optuna.pruners.BasePruner:
     if options.pruner == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=options.startup)
+        return optuna.pruners.MedianPruner(options.startup, n_warmup_steps=options.slices // 5)
     if options.pruner == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=options.slices)
     return optuna.pruners.NopPruner()
@@ -179,7 +179,8 @@ def planned(options: Options) -> Plan:
     next(validation_batches(corpus, base))
     if options.json and (Path(options.json).is_dir() or not Path(options.json).parent.is_dir()):
         raise InputError(
-            f"--json {options.json!r} is no place for a file: give a file in a folder that is there."
+            f"--json {options.json!r} is no place for a file: give a file in a folder that is "
+            "there."
         )
     folder = options.folder().absolute()
     runlog.check_free(folder)
@@ -368,8 +369,8 @@ def sweep(options: Options) -> bool:
     )
     print(f"study: {options.name()} in {plan.folder}; search: {', '.join(map(str, plan.space))}")
     print(
-        f"trials: {finished(study)} of {options.trials} done; {options.budget:g} s of updates each, "
-        f"{options.workers} workers x {plan.base.threads} threads"
+        f"trials: {finished(study)} of {options.trials} done; {options.budget:g} s of updates "
+        f"each; workers: {options.workers}, with {plan.base.threads} threads each"
     )
     sys.stdout.flush()
     with cli.Stop(f"finished trials stay; {AGAIN}") as stop:

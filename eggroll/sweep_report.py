@@ -6,23 +6,17 @@ import contextlib
 import json
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from eggroll import plot
 from eggroll.runlog import write_whole
-from eggroll.study import FINISHED, best_first
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from eggroll.study import FACTS, FINISHED, best_first
 
 BEST, ROWS = "best.json", 10
-PICTURES = ("history", "importance", "parallel", "slice")
 LOOK_SECONDS = 1.0  # between looks at the study
 
 
@@ -31,7 +25,7 @@ def unit(study: optuna.Study) -> str:
 
 
 def facts(study: optuna.Study) -> dict[str, Any]:
-    return dict(study.user_attrs.get("eggroll", {}))
+    return dict(study.user_attrs.get(FACTS, {}))
 
 
 def described(params: Mapping[str, Any]) -> str:
@@ -130,8 +124,10 @@ def conclude(
     write_whole(folder / BEST, best_options(study, best[0], given))
     print(f"best: trial {best[0].number}, {best[0].value:.3f} {unit(study)}; train longer with: "
           f"python -m eggroll.train --config {folder / BEST}")  # fmt: skip
-    drawn = draw(study, folder) if pictures else []
-    if drawn:
+    if pictures and len(best) > 1:
+        from eggroll import sweep_plot  # here, as matplotlib is slow to import
+
+        drawn = sweep_plot.draw(study, folder, unit(study))
         print(f"pictures: {', '.join(map(str, drawn))}")
 
 
@@ -201,40 +197,3 @@ def everything(study: optuna.Study) -> dict[str, Any]:
         "best": best.number if best else None,
         "trials": trials,
     }
-
-
-def draw(study: optuna.Study, folder: Path) -> list[Path]:
-    """The pictures that the complete trials allow; returns their paths."""
-    drawn = []
-    if len(best_first(study)) < 2:
-        print("pictures: none yet, as they need two complete trials.")
-        return []
-    for name in PICTURES:
-        try:
-            with plot.style():
-                drawn.append(plot.save(_picture(study, name), folder / f"{name}.png"))
-        except (RuntimeError, ValueError) as error:  # such as equal values, of no importance
-            print(f"picture {name}: left out ({str(error).rstrip('.')}).")
-    return drawn
-
-
-def _picture(study: optuna.Study, name: str) -> Figure:
-    """One of Optuna's pictures, in the house's dress."""
-    import matplotlib
-    from optuna.visualization import matplotlib as pictures
-
-    matplotlib.use("Agg")
-    target = f"validation, {unit(study)}"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if name == "history":
-            axes: Any = pictures.plot_optimization_history(study, target_name=target)
-        elif name == "importance":
-            evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            axes = pictures.plot_param_importances(study, evaluator=evaluator, target_name=target)
-        elif name == "parallel":
-            axes = pictures.plot_parallel_coordinate(study, target_name=target)
-        else:
-            axes = pictures.plot_slice(study, target_name=target)
-    figure: Figure = axes.flat[0].figure if hasattr(axes, "flat") else axes.figure
-    return figure
