@@ -40,7 +40,7 @@ def place(metavar: str) -> Any:
 class Config:
     """Options of a training run; `check` tells whether they make sense together."""
 
-    pop: Annotated[int, Range(2, 1 << 24, 2), Sweep(choices=(256, 1024, 4096, 16384))] = 10240
+    pop: Annotated[int, Range(2, 1 << 24, 2), Sweep(choices=(640, 2560, 10240, 40960))] = 10240
     """Members of the population (even: two make a pair)."""
     data: Annotated[str, tyro.conf.arg(metavar="NAME|FILE|DIR")] = "stdlib"
     """stdlib, count, tinystories, minipile, or the path of a text file or a folder of them."""

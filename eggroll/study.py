@@ -15,7 +15,7 @@ import optuna
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from eggroll.errors import InputError
 
@@ -64,20 +64,27 @@ def _opened(url: str, connect: dict[str, Any]) -> BaseStorage:
     raise AssertionError
 
 
+STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.OptunaError)
+
+
 @contextlib.contextmanager
-def explained(place: str) -> Iterator[None]:
-    """Turns what goes wrong with a storage into a sentence."""
+def explained(place: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turns what goes wrong with a storage into a sentence; `errors` are these, all if none."""
     try:
         yield
+    except (NoSuchModuleError, ArgumentError) as error:
+        raise InputError(f"--storage {hidden(place)!r} names no database: give {KINDS}.") from error
     except ImportError as error:
         missing = getattr(error.__cause__ or error, "name", "") or str(error)
         raise InputError(
             f"--storage {hidden(place)!r} needs the driver {missing!r}, which is not installed: "
-            "install it with pip, or name another one as in postgresql+pg8000://... ."
+            "install it with pip, or name an installed one as in postgresql+DRIVER://USER@HOST/NAME."
         ) from error
-    except (SQLAlchemyError, optuna.exceptions.OptunaError, OSError, ValueError) as error:
+    except Exception as error:
+        if not isinstance(error, errors or (*STORAGE_ERRORS, OSError, ValueError)):
+            raise
         if isinstance(error, optuna.exceptions.StorageInternalError):
-            error = error.__cause__ or error  # type: ignore[assignment]
+            error = error.__cause__ if isinstance(error.__cause__, Exception) else error
         reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200].rstrip(".")
         raise InputError(
             f"--storage {hidden(place)!r} cannot be used ({reason}): correct it, or see that the "

@@ -1,28 +1,19 @@
 """Searches for good options, every trial a real run of equal wall-clock: `python -m eggroll.sweep`.
 
-A trial has --budget seconds of updates; set-up and validation are not counted. First its speed is
-probed in a run that is thrown away. Budget times speed is the number of its --steps, so a schedule
-over the run ends with the budget, and the same options train the same bits again. Then the real
-run is validated after equal slices of the budget, and stops with its last update, with the budget,
-or where the pruner finds it behind what other trials had reached after as many seconds.
-
-Every worker, also one on another machine, asks the study in --storage for its next trial.
+Every worker, also one on another machine, asks the study in --storage for its next trial, which
+trial.py makes. What was found is written by sweep_report.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import multiprocessing
 import os
 import signal
 import socket
-import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
@@ -36,14 +27,23 @@ from eggroll.cli import Range
 from eggroll.config import FREE, TYPES, Config, place
 from eggroll.data import load_corpus
 from eggroll.errors import InputError
-from eggroll.run import Run, open_run, validation_batches
+from eggroll.run import validation_batches
 from eggroll.search import Axis
-from eggroll.study import FINISHED, finished, fresh_study, open_study
-from eggroll.train import measured, update
+from eggroll.study import (
+    FINISHED,
+    STORAGE_ERRORS,
+    explained,
+    finished,
+    fresh_study,
+    open_study,
+)
+from eggroll.trial import MOST, train_trial, updates_within
 
 USUAL = ("sigma_shift", "alpha", "alpha_decay", "learning_rate", "rate_decay")
-PROBE = 0.05  # of the budget, in a run of its own
-MOST = 10**9  # steps of a run whose length is not known yet
+DERIVED = {
+    "--steps": "a trial makes as many updates as its --budget allows",
+    "--resume": "the same command goes on with its study",
+}
 Pruner = Literal["median", "hyperband", "none"]
 
 
@@ -62,8 +62,8 @@ class Options(Config):
     study: Annotated[str, place("NAME")] = ""
     """Name of the study; that of the data if none is given."""
     storage: Annotated[str, place("URL|FILE")] = ""
-    """sqlite:///FILE, postgresql://..., mysql://..., journal:///FILE, FILE.db or FILE.log;
-    study.db in the folder if none is given."""
+    """postgresql://..., mysql://..., sqlite:///FILE, journal:///FILE, FILE.db or FILE.log; study.db
+    in the folder if none is given."""
     workers: Annotated[int, Range(1, 1024)] = 1
     """Processes that work on the study; each has its share of the threads."""
     pruner: Pruner = "median"
@@ -75,13 +75,15 @@ class Options(Config):
     json: Annotated[str, place("FILE")] = ""
     """Also write all trials as JSON."""
 
-    steps: Annotated[int, tyro.conf.Suppress] = 0
+    out: Annotated[str, place("DIR")] = ""
+    """Folder for the sweep, its trials and what it finds; sweeps/<study> if none is given."""
+    steps: Annotated[int, tyro.conf.Suppress] = MOST
     resume: Annotated[str, tyro.conf.Suppress] = ""
 
     def base(self) -> Config:
         """The options that trials share, with a worker's share of the threads."""
         values = {f.name: getattr(self, f.name) for f in fields(Config)}
-        values |= {"steps": MOST, "out": "", "config": ""}
+        values |= {"steps": MOST, "out": "", "config": ""}  # of a file, they are another run's
         shared = Config(**values).at_home()
         return replace(shared, threads=self.threads or max(shared.cores() // self.workers, 1))
 
@@ -108,6 +110,7 @@ class Plan:
     base: Config
     space: list[Axis]
     folder: Path
+    engine: str
 
     def facts(self) -> dict[str, Any]:
         """What must be equal in all trials of a study for them to compare."""
@@ -152,15 +155,11 @@ def options_from(argv: Sequence[str]) -> Options:
     def parse(base: Options | None) -> Options:
         return cli.parse(Options, argv, command="sweep", about=about, base=base)
 
+    for name, why in DERIVED.items():
+        if any(word.partition("=")[0] == name for word in argv):
+            raise InputError(f"{name} is no option of eggroll.sweep, as {why}: leave it out.")
     given = parse(None)
-    if given.config:
-        given = parse(Options(**asdict(config.read(given.config)) | {"steps": 0}))
-    if given.steps or given.resume:
-        which, why = ("--resume", "the same command goes on with its study")
-        if given.steps:
-            which, why = "--steps", "a trial makes as many updates as its --budget allows"
-        raise InputError(f"{which} is no option of eggroll.sweep, as {why}: leave it out.")
-    return given
+    return parse(Options(**asdict(config.read(given.config)))) if given.config else given
 
 
 def planned(options: Options) -> Plan:
@@ -173,7 +172,7 @@ def planned(options: Options) -> Plan:
     base = options.base()
     base.check()
     space = search.chosen(options.search, base, strict=options.search != USUAL)
-    engines.choose(base.engine, base.program(), base.threads)
+    engine, reason = engines.choose(base.engine, base.program(), base.threads)
     corpus = load_corpus(base.data, vocabulary=base.vocabulary, steps=base.count_steps)
     corpus.streams("train", base.streams, base.seq_len, base.seed)
     next(validation_batches(corpus, base))
@@ -184,59 +183,7 @@ def planned(options: Options) -> Plan:
         )
     folder = options.folder().absolute()
     runlog.check_free(folder)
-    return Plan(options, base, space, folder)
-
-
-def open_quietly(options: Config, stack: ExitStack) -> Run:
-    with contextlib.redirect_stdout(io.StringIO()):  # what a run tells once is told by the sweep
-        return open_run(options, stack)
-
-
-def updates_within(budget: float, options: Config, folder: Path, look: Callable[[], None]) -> int:
-    """Updates that the budget has time for, by the median of a few in a run that is thrown away."""
-    with tempfile.TemporaryDirectory(prefix=".probe-", dir=folder) as place, ExitStack() as stack:
-        run = open_quietly(replace(options, out=place, steps=MOST), stack)
-        update(run)  # not timed, as it wakes threads and fills the noise table
-        seconds: list[float] = []
-        while sum(seconds) < PROBE * budget:
-            look()
-            seconds.append(update(run)[-1])
-    return min(int(budget / statistics.median(seconds)), MOST)
-
-
-def train_trial(
-    trial: optuna.Trial, options: Config, budget: float, slices: int, look: Callable[[], None]
-) -> float:
-    """Trains in `options.out`; returns the last validation in bits per token.
-
-    Raises:
-        TrialPruned: others had reached more after as many seconds.
-        Stopped: `look` says so.
-    """
-    with ExitStack() as stack:
-        run = open_quietly(options, stack)
-        metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), 0))
-        value, spent, done = run.validate(), 0.0, 0
-        while done < slices:
-            look()
-            scores, rate, seconds = update(run)
-            spent += seconds
-            now = min(int(spent / budget * slices), slices)
-            now = slices if run.step == options.steps else now
-            run.val_loss = run.validate() if now > done else None
-            metrics.append(measured(run, scores, rate, seconds))
-            for part in range(done + 1, now + 1):  # an update across several counts in the last
-                value = run.val_loss if part == now and run.val_loss is not None else value
-                trial.report(value, part)
-            behind = done < now < slices and trial.should_prune()
-            done = slices if behind else now
-        metrics.sync()
-        run.save()
-        trial.set_user_attr("updates", run.step)
-        trial.set_user_attr("seconds", round(spent, 3))
-    if behind:
-        raise optuna.TrialPruned
-    return value
+    return Plan(options, base, space, folder, f"{engine.path}, {reason}")
 
 
 def objective(trial: optuna.Trial, plan: Plan, look: Callable[[], None]) -> float:
@@ -261,18 +208,18 @@ def objective(trial: optuna.Trial, plan: Plan, look: Callable[[], None]) -> floa
     return train_trial(trial, options, budget, plan.options.slices, look)
 
 
-def work(plan: Plan, look: Callable[[], None], told: Callable[[], None]) -> None:
+def work(plan: Plan, look: Callable[[], None], told: Callable[[bool], None]) -> None:
     """Makes trials until the study has its total, those of other workers included.
 
-    look: raises Stopped once a signal came; told: called after trials and slices.
+    look: raises Stopped once a signal came; told: called after updates, and with True after trials.
     """
     study = plan.study()
 
     def watched() -> None:
         look()
-        told()
+        told(False)
 
-    with contextlib.suppress(Stopped):
+    with contextlib.suppress(Stopped), explained(plan.storage(), *STORAGE_ERRORS):
         while True:
             look()
             states = [t.state for t in study.get_trials(deepcopy=False)]
@@ -280,7 +227,7 @@ def work(plan: Plan, look: Callable[[], None], told: Callable[[], None]) -> None
             if claimed >= plan.options.trials:
                 break
             study.optimize(lambda t: objective(t, plan, watched), n_trials=1, catch=(Surplus,))
-            told()
+            told(True)
 
 
 def worker(plan: Plan, parent: int) -> None:
@@ -294,13 +241,13 @@ def worker(plan: Plan, parent: int) -> None:
                 if stop.asked or os.getppid() != parent:
                     raise Stopped
 
-            work(plan, look, lambda: None)
+            work(plan, look, lambda at_once: None)
         return cli.DONE
 
     sys.exit(cli.run(main))
 
 
-def work_together(plan: Plan, stop: cli.Stop, told: Callable[[], None]) -> None:
+def work_together(plan: Plan, stop: cli.Stop, told: Callable[[bool], None]) -> None:
     """Lets --workers processes work, and waits for them.
 
     Raises:
@@ -320,7 +267,7 @@ def work_together(plan: Plan, stop: cli.Stop, told: Callable[[], None]) -> None:
                 for process in team:
                     process.terminate()
             time.sleep(0.1)
-            told()
+            told(False)
     except BaseException:
         for process in team:
             process.kill()
@@ -352,6 +299,7 @@ def quiet() -> None:
 
 
 AGAIN: Final = "run the same command again to go on."
+KEPT: Final = f"Interrupted, and every finished trial is kept; {AGAIN}"
 
 
 def sweep(options: Options) -> bool:
@@ -362,11 +310,12 @@ def sweep(options: Options) -> bool:
     """
     quiet()
     plan = planned(options)
-    with contextlib.suppress(FileExistsError):
+    if not options.storage:
         runlog.new_folder(str(plan.folder), "")
-    study = fresh_study(
-        plan.study, plan.facts(), search.baseline(plan.space, plan.base), plan.storage()
-    )
+    first = search.baseline(plan.space, plan.base)
+    study = fresh_study(plan.study, plan.facts(), first, plan.storage())
+    runlog.new_folder(str(plan.folder), "")
+    print(f"engine: {plan.engine}")
     print(f"study: {options.name()} in {plan.folder}; search: {', '.join(map(str, plan.space))}")
     print(
         f"trials: {finished(study)} of {options.trials} done; {options.budget:g} s of updates "
@@ -384,7 +333,7 @@ def sweep(options: Options) -> bool:
                 work(plan, look, board.update)
             else:
                 work_together(plan, stop, board.update)
-            board.update(at_once=True)
+            board.update(True)
         interrupted = stop.asked
     given = {name: getattr(options, name) for name in ("engine", "chunk", "threads")}
     sweep_report.conclude(study, plan.folder, options.json, given, pictures=not interrupted)
@@ -396,8 +345,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         options = options_from(sys.argv[1:] if argv is None else argv)
-        if not sweep(options):
-            raise KeyboardInterrupt(f"Interrupted, and every finished trial is kept; {AGAIN}")
+        try:
+            done = sweep(options)
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(str(stop) or KEPT) from None
+        if not done:
+            raise KeyboardInterrupt(KEPT)
         return cli.DONE
 
     return cli.run(run)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from eggroll import plot
@@ -43,6 +43,7 @@ class Scale(NamedTuple):
     choices: tuple[Any, ...]
     low: float
     high: float
+    whole: bool = False
 
     def __call__(self, value: Any) -> float:
         x = self.choices.index(value) if self.choices else self._bent(value)
@@ -57,7 +58,9 @@ class Scale(NamedTuple):
             return [(self(choice), str(choice)) for choice in self.choices]
         ends = [self.low + (self.high - self.low) * part for part in (0, 0.5, 1)]
         values = [math.exp(end) if self.log else end for end in ends]
-        return [(part, f"{v:.3g}") for part, v in zip((0, 0.5, 1), values, strict=True)]
+        if self.whole:
+            return [(self(v), f"{v:,}") for v in sorted({round(v) for v in values})]
+        return [(self(v), f"{v:.3g}") for v in values]
 
 
 def draw(study: optuna.Study, folder: Path, unit: str) -> list[Path]:
@@ -98,7 +101,8 @@ def _scales(points: Sequence[Point]) -> list[Scale]:
         else:
             low, high, log = (getattr(distribution, what) for what in ("low", "high", "log"))
             ends = (math.log(low), math.log(high)) if log else (low, high)
-            scales.append(Scale(name, log, (), *ends))
+            whole = isinstance(distribution, IntDistribution)
+            scales.append(Scale(name, log, (), ends[0], ends[1], whole))
     return scales
 
 
@@ -118,10 +122,14 @@ def _best(points: Sequence[Point]) -> Point:
     return min((p for p in points if p.complete), key=lambda p: (p.value, p.trial.number))
 
 
-def _bend(axes: Axes, points: Sequence[Point]) -> None:
-    """A logarithmic axis where one hopeless trial would flatten all others."""
+def _bent(points: Sequence[Point]) -> bool:
+    """Whether one hopeless trial would flatten all others, so that logarithms show more."""
     values = [p.value for p in points]
-    if min(values) > 0 and max(values) > 10 * min(values):
+    return min(values) > 0 and max(values) > 10 * min(values)
+
+
+def _bend(axes: Axes, points: Sequence[Point]) -> None:
+    if _bent(points):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
 
@@ -146,8 +154,8 @@ def _history(
 def _slice(
     study: optuna.Study, points: Sequence[Point], scales: Sequence[Scale], unit: str
 ) -> Figure:
-    columns = min(len(scales), 4)
-    rows = -(-len(scales) // columns)
+    rows = -(-len(scales) // 4)
+    columns = -(-len(scales) // rows)
     figure = plot.new_figure(max(2.6 * columns, 5), 3.4 * rows + 0.6)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for axes in grid.flat[len(scales) :]:
@@ -178,19 +186,21 @@ def _parallel(
     # The worst is drawn first, so that the best lies on top.
     done = sorted((p for p in points if p.complete), key=lambda p: -p.value)
     low, high = done[-1].value, done[0].value
+    bits = Scale(unit, False, (), low, high)
+    if _bent(done):
+        bits = Scale(unit, True, (), math.log(low), math.log(high))
     for rank, point in enumerate(done, 1):
         share = rank / len(done)
-        heights = [(point.value - low) / (high - low) if high > low else 0.5]
+        heights = [bits(point.value)]
         for scale in scales:
             held = point.trial.params.get(scale.name)
             heights.append(ABSENT if held is None else scale(held))
         last = rank == len(done)
         colour = VALID if last else colormaps["Blues"](0.25 + 0.7 * share)
         axes.plot(heights, color=colour, lw=2 if last else 1.1, alpha=0.9)
-    ends = [(0.0, f"{low:.3f}"), (1.0, f"{high:.3f}")]
-    for x, marks in enumerate([ends, *(scale.marks() for scale in scales)]):
+    for x, scale in enumerate([bits, *scales]):
         axes.axvline(x, color=REFERENCE, lw=0.8, zorder=0)
-        for height, word in marks:
+        for height, word in scale.marks():
             axes.annotate(word, (x, height), xytext=(4, 1), textcoords="offset points", fontsize=8,
                           bbox={"fc": "white", "ec": "none", "alpha": 0.7, "pad": 0.5})  # fmt: skip
     axes.set_xticks(range(len(scales) + 1), [unit, *(scale.name for scale in scales)])

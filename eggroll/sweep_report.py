@@ -64,7 +64,7 @@ class Board:
             with contextlib.suppress(OSError):
                 self._bar.stop()
 
-    def update(self, at_once: bool = False) -> None:
+    def update(self, at_once: bool) -> None:
         """Shows what is new; a screen that is gone does not stop the sweep."""
         if not at_once and time.monotonic() - self._looked < LOOK_SECONDS:
             return
