@@ -15,6 +15,7 @@ import optuna
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from eggroll.errors import InputError
@@ -55,6 +56,8 @@ def _opened(url: str, connect: dict[str, Any]) -> BaseStorage:
             storage = RDBStorage(
                 url, engine_kwargs=connect, heartbeat_interval=HEARTBEAT, grace_period=GRACE
             )
+            if storage.engine.dialect.name == "sqlite":
+                _one_writer(storage)
             return optuna.storages.get_storage(storage)
         except SQLAlchemyError as error:
             clash = any(word in str(error).lower() for word in ("exist", "unique", "locked"))
@@ -62,6 +65,23 @@ def _opened(url: str, connect: dict[str, Any]) -> BaseStorage:
                 raise
         time.sleep(random.uniform(0.05, 0.2))
     raise AssertionError
+
+
+def _one_writer(storage: RDBStorage) -> None:
+    """Lets SQLite lock before it reads, not before it writes: else two could take one trial.
+
+    The recipe is that of SQLAlchemy's page on SQLite, on transactional isolation.
+    """
+
+    def connected(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # Python shall not begin transactions on its own
+
+    def began(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    event.listen(storage.engine, "connect", connected)
+    event.listen(storage.engine, "begin", began)
+    storage.engine.dispose()  # connections from before know nothing of this
 
 
 STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.OptunaError)

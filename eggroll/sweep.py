@@ -208,6 +208,21 @@ def objective(trial: optuna.Trial, plan: Plan, look: Callable[[], None]) -> floa
     return train_trial(trial, options, budget, plan.options.slices, look)
 
 
+def make_trial(study: optuna.Study, plan: Plan, look: Callable[[], None]) -> None:
+    """One trial; none if others took it for dead meanwhile, as after this machine slept."""
+    begun: list[int] = []
+
+    def tried(trial: optuna.Trial) -> float:
+        begun.append(trial.number)
+        return objective(trial, plan, look)
+
+    try:
+        study.optimize(tried, n_trials=1, catch=(Surplus,))
+    except ValueError:  # what Optuna says to one who ends a trial that has ended
+        if not begun or study.get_trials()[begun[0]].state != TrialState.FAIL:
+            raise
+
+
 def work(plan: Plan, look: Callable[[], None], told: Callable[[bool], None]) -> None:
     """Makes trials until the study has its total, those of other workers included.
 
@@ -226,7 +241,7 @@ def work(plan: Plan, look: Callable[[], None], told: Callable[[bool], None]) -> 
             claimed = sum(state in (*FINISHED, TrialState.RUNNING) for state in states)
             if claimed >= plan.options.trials:
                 break
-            study.optimize(lambda t: objective(t, plan, watched), n_trials=1, catch=(Surplus,))
+            make_trial(study, plan, watched)
             told(True)
 
 
