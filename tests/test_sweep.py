@@ -32,7 +32,14 @@ TINY = [
     *("--val-tokens", "512", "--sample-bytes", "8", "--threads", "1"),
 ]
 QUICK = [*TINY, "--budget", "0.1", "--slices", "3", "--pruner", "none"]
+draw = sweep_plot.draw
 KINDS = {"sqlite": "study.db", "journal": "study.log"}
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than a tiny sweep; `swept` has them, as it was made before this."""
+    monkeypatch.setattr(sweep_plot, "draw", lambda study, folder, unit: [])
 
 
 def study_at(place: Path, name: str = "count") -> optuna.Study:
@@ -390,29 +397,29 @@ def took_part(study: optuna.Study) -> set[str]:
 
 
 def test_two_workers_share_the_trials(tmp_path: Path):
-    words = [*TINY, "--budget", 0.7, "--slices", 3, "--pruner", "none", "--search", "alpha"]
-    with start(*words, "--workers", 2, "--trials", 7, "--out", tmp_path) as process:
+    words = [*TINY, "--budget", 0.6, "--slices", 2, "--pruner", "none", "--search", "alpha"]
+    with start(*words, "--workers", 2, "--trials", 5, "--out", tmp_path) as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     study = study_at(tmp_path)
-    assert finished(study) == 7
+    assert finished(study) == 5
     assert len(took_part(study)) == 2
-    assert sorted(re.findall(r"^(\d)/7 · trial", err, re.M)) == list("1234567")
+    assert sorted(re.findall(r"^(\d)/5 · trial", err, re.M)) == list("12345")
     assert "best: trial" in out
-    assert len(list(tmp_path.glob("trial-*/checkpoint.safetensors"))) == 7
+    assert len(list(tmp_path.glob("trial-*/checkpoint.safetensors"))) == 5
 
 
 def test_two_commands_share_a_study(tmp_path: Path):
     """As two machines would: each with a folder of its own, begun at the same time."""
-    words = [*TINY, "--budget", 0.7, "--slices", 3, "--pruner", "none", "--search", "alpha"]
-    words += ["--storage", f"journal:///{tmp_path / 'study.log'}", "--trials", "7"]
+    words = [*TINY, "--budget", 0.6, "--slices", 2, "--pruner", "none", "--search", "alpha"]
+    words += ["--storage", f"journal:///{tmp_path / 'study.log'}", "--trials", "5"]
     both = [start(*words, "--out", tmp_path / name) for name in ("one", "two")]
     for process in both:
         with process:
             _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
     study = study_at(tmp_path)
-    assert finished(study) == 7
+    assert finished(study) == 5
     assert len(took_part(study)) == 2
 
 
@@ -559,7 +566,7 @@ def test_pictures_of_equal_values(tmp_path: Path):
         ask.suggest_categorical("rule", ["sign"])
         ask.suggest_int("rank", 2, 2)
         study.tell(ask, 1.0)
-    drawn = sweep_plot.draw(study, tmp_path, "bits per byte")
+    drawn = draw(study, tmp_path, "bits per byte")
     assert {"history.png", "parallel.png", "slice.png"} <= {path.name for path in drawn}
 
 
