@@ -7,6 +7,8 @@ trial.py makes. What was found is written by sweep_report.py.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import multiprocessing
 import os
 import signal
@@ -27,7 +29,7 @@ from eggroll.cli import Range
 from eggroll.config import FREE, TYPES, Config, place
 from eggroll.data import load_corpus
 from eggroll.errors import InputError
-from eggroll.run import validation_batches
+from eggroll.run import fingerprint, validation_batches
 from eggroll.search import Axis
 from eggroll.study import (
     FINISHED,
@@ -44,6 +46,8 @@ DERIVED = {
     "--steps": "a trial makes as many updates as its --budget allows",
     "--resume": "the same command goes on with its study",
 }
+AGAIN: Final = "run the same command again to go on."
+KEPT: Final = f"Interrupted, and every finished trial is kept; {AGAIN}"
 Pruner = Literal["median", "hyperband", "none"]
 
 
@@ -88,7 +92,7 @@ class Options(Config):
         return replace(shared, threads=self.threads or max(shared.cores() // self.workers, 1))
 
     def name(self) -> str:
-        return self.study or Path(self.data).stem
+        return self.study or Path(self.at_home().data).stem or "sweep"
 
     def folder(self) -> Path:
         return Path(self.out or Path("sweeps", self.name()))
@@ -111,6 +115,7 @@ class Plan:
     space: list[Axis]
     folder: Path
     engine: str
+    corpus: str
 
     def facts(self) -> dict[str, Any]:
         """What must be equal in all trials of a study for them to compare."""
@@ -119,7 +124,7 @@ class Plan:
             for name, value in self.base.to_dict().items()
             if FREE not in get_args(TYPES[name])[1:] or name == "val_tokens"
         }
-        mine = {"budget": self.options.budget, "slices": self.options.slices}
+        mine = {"budget": self.options.budget, "slices": self.options.slices, "text": self.corpus}
         return same | mine | {"search": " ".join(sorted(map(str, self.space)))}
 
     def study(self) -> optuna.Study:
@@ -170,12 +175,8 @@ def planned(options: Options) -> Plan:
     """
     cli.check_ranges(options)
     base = options.base()
-    base.check()
     space = search.chosen(options.search, base, strict=options.search != USUAL)
-    engine, reason = engines.choose(base.engine, base.program(), base.threads)
-    corpus = load_corpus(base.data, vocabulary=base.vocabulary, steps=base.count_steps)
-    corpus.streams("train", base.streams, base.seq_len, base.seed)
-    next(validation_batches(corpus, base))
+    engine, corpus = possible(base)
     if options.json and (Path(options.json).is_dir() or not Path(options.json).parent.is_dir()):
         raise InputError(
             f"--json {options.json!r} is no place for a file: give a file in a folder that is "
@@ -183,7 +184,22 @@ def planned(options: Options) -> Plan:
         )
     folder = options.folder().absolute()
     runlog.check_free(folder)
-    return Plan(options, base, space, folder, f"{engine.path}, {reason}")
+    return Plan(options, base, space, folder, engine, corpus)
+
+
+def possible(options: Config) -> tuple[str, str]:
+    """The engine a run would have, in words, and a digest of its data.
+
+    Raises:
+        InputError: the options do not go together, or not with the data.
+    """
+    options.check()
+    engine, reason = engines.choose(options.engine, options.program(), options.threads)
+    corpus = load_corpus(options.data, vocabulary=options.vocabulary, steps=options.count_steps)
+    corpus.streams("train", options.streams, options.seq_len, options.seed)
+    next(validation_batches(corpus, options))
+    digest = hashlib.sha256(json.dumps(fingerprint(corpus), sort_keys=True).encode())
+    return f"{engine.path}, {reason}", digest.hexdigest()[:12]
 
 
 def objective(trial: optuna.Trial, plan: Plan, look: Callable[[], None]) -> float:
@@ -194,7 +210,7 @@ def objective(trial: optuna.Trial, plan: Plan, look: Callable[[], None]) -> floa
     trial.set_user_attr("worker", f"{socket.gethostname()}:{os.getpid()}")
     options = replace(plan.base, **search.suggest(trial, plan.space, plan.base))
     try:
-        options.check()
+        possible(options)
     except InputError as error:
         trial.set_user_attr("refused", str(error))
         raise optuna.TrialPruned from error
@@ -250,12 +266,13 @@ def worker(plan: Plan, parent: int) -> None:
 
     def main() -> int:
         quiet()
-        with cli.Stop("run the same command again.") as stop:
+        asked: list[int] = []
 
-            def look() -> None:
-                if stop.asked or os.getppid() != parent:
-                    raise Stopped
+        def look() -> None:
+            if asked or os.getppid() != parent:
+                raise Stopped
 
+        with cli.handling(lambda number, _: asked.append(number), signal.SIGTERM):
             work(plan, look, lambda at_once: None)
         return cli.DONE
 
@@ -311,10 +328,6 @@ def quiet() -> None:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-
-
-AGAIN: Final = "run the same command again to go on."
-KEPT: Final = f"Interrupted, and every finished trial is kept; {AGAIN}"
 
 
 def sweep(options: Options) -> bool:

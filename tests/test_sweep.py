@@ -58,8 +58,11 @@ def finished(study: optuna.Study) -> int:
     return sum(state in ("COMPLETE", "PRUNED") for state in states(study))
 
 
-def start(*words: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "eggroll.sweep", *map(str, words)]
+def start(*words: object, patch: str = "") -> subprocess.Popen[str]:
+    """A sweep in a process of its own, with something changed in it before it begins."""
+    code = f"import sys\nfrom eggroll import sweep\n{patch}\nsys.exit(sweep.main())"
+    begin = ["-c", code] if patch else ["-m", "eggroll.sweep"]
+    command = [sys.executable, *begin, *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -276,12 +279,18 @@ def test_a_hopeless_trial_is_pruned(call: Command, tmp_path: Path, made_up):
     assert checkpoint.load(tmp_path / "trial-0001" / "checkpoint.safetensors").step == 1
 
 
-def test_an_impossible_combination_is_pruned(call: Command, tmp_path: Path):
-    words = [*QUICK, "--trials", 2, "--out", tmp_path, "--search", "group_size=6"]
-    ended = call(*words, main=sweep.main)
+@pytest.mark.parametrize(
+    ("axis", "says"), [("group_size=6", "--group-size is 6"), ("seq_len=8192", "too small")]
+)
+def test_an_impossible_combination_is_pruned(
+    call: Command, tmp_path: Path, text: Path, axis: str, says: str
+):
+    words = [*QUICK, "--data", text, "--study", "count", "--trials", 2]
+    ended = call(*words, "--out", tmp_path, "--search", axis, main=sweep.main)
     assert ended.code == 0
     assert states(study_at(tmp_path)) == ["PRUNED", "PRUNED"]
-    assert "--group-size is 6" in ended.err
+    assert ended.err.count(": not possible (") == 2
+    assert says in ended.err
     assert "no trial has finished" in ended.out
     assert not (tmp_path / "best.json").exists()
 
@@ -386,6 +395,18 @@ def test_other_options_do_not_join(call: Command, swept: Path, words: list[objec
     assert finished(study_at(swept)) == 5
 
 
+def test_other_text_does_not_join(call: Command, tmp_path: Path, text: Path):
+    data = tmp_path / "words.txt"
+    data.write_bytes(text.read_bytes())
+    words = [*QUICK, "--data", data, "--out", tmp_path / "sweep", "--search", "group_size=6"]
+    assert call(*words, "--trials", 1, main=sweep.main).code == 0
+    with data.open("a") as file:
+        file.write("one more line\n" * 50)
+    ended = call(*words, "--trials", 2, main=sweep.main)
+    assert ended.code == 2
+    assert "study 'words' was begun with text" in ended.err
+
+
 def test_other_threads_may_join(call: Command, swept: Path):
     words = [*QUICK, "--out", swept, "--threads", 2, "--trials", 5]
     words += ["--search", "sigma_shift", "rule", "learning_rate", "alpha"]
@@ -410,10 +431,20 @@ def test_two_workers_share_the_trials(tmp_path: Path):
 
 
 def test_two_commands_share_a_study(tmp_path: Path):
-    """As two machines would: each with a folder of its own, begun at the same time."""
-    words = [*TINY, "--budget", 0.6, "--slices", 2, "--pruner", "none", "--search", "alpha"]
-    words += ["--storage", f"journal:///{tmp_path / 'study.log'}", "--trials", "5"]
-    both = [start(*words, "--out", tmp_path / name) for name in ("one", "two")]
+    """As two machines would: each with a folder of its own; each waits until both have a trial."""
+    (tmp_path / "begun").mkdir()
+    patch = f"""
+import os, pathlib, time
+real, place = sweep.updates_within, pathlib.Path({str(tmp_path / "begun")!r})
+def both(*words):
+    (place / str(os.getpid())).touch()
+    while len(list(place.iterdir())) < 2: time.sleep(0.01)
+    return real(*words)
+sweep.updates_within = both
+"""
+    words = [*QUICK, "--search", "alpha", "--trials", 5]
+    words += ["--storage", f"journal:///{tmp_path / 'study.log'}"]
+    both = [start(*words, "--out", tmp_path / name, patch=patch) for name in ("one", "two")]
     for process in both:
         with process:
             _, err = process.communicate(timeout=60)
