@@ -1,6 +1,7 @@
 """Every option of a run, declared once: default, range, unit and help.
 
-The declaration becomes the command line, config.json and the metadata of a checkpoint.
+The declaration becomes the command line, config.json, the metadata of a checkpoint and, where a
+Sweep says so, an axis of a sweep.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from eggroll.errors import InputError
 from eggroll.es import Rule
 from eggroll.model import Gates, Program, egg
 from eggroll.noise import slice_length
+from eggroll.search import Sweep
 
 GIB = 1 << 30
 BYTES = 256  # vocabulary of every corpus of text
@@ -38,39 +40,47 @@ def place(metavar: str) -> Any:
 class Config:
     """Options of a training run; `check` tells whether they make sense together."""
 
-    pop: Annotated[int, Range(2, 1 << 24, 2)] = 10240
+    pop: Annotated[int, Range(2, 1 << 24, 2), Sweep(choices=(640, 2560, 10240, 40960))] = 10240
     """Members of the population (even: two make a pair)."""
     data: Annotated[str, tyro.conf.arg(metavar="NAME|FILE|DIR")] = "stdlib"
     """stdlib, count, tinystories, minipile, or the path of a text file or a folder of them."""
     steps: Annotated[int, Range(1, 10**9), FREE] = 1500
     """Updates; with --resume the new total."""
-    seq_len: Annotated[int, Range(1, 1 << 16)] = 16
+    seq_len: Annotated[int, Range(1, 1 << 16), Sweep(4, 64, log=True)] = 16
     """Tokens every member reads per update."""
-    layers: Annotated[int, Range(0, 256)] = 1
+    layers: Annotated[int, Range(0, 256), Sweep(1, 4)] = 1
     """Blocks of GRU and MLP."""
-    width: Annotated[int, Range(1, 8191)] = 64
+    width: Annotated[int, Range(1, 8191), Sweep(choices=(32, 64, 128, 256))] = 64
     """Activations of a layer, int8 each."""
-    gates: Gates = "clip"
+    gates: Annotated[Gates, Sweep()] = "clip"
     """What squashes the GRU's gates: the clip itself, or tables of sigmoid and tanh."""
-    rank: Annotated[int, Range(1, 64)] = 1
+    rank: Annotated[int, Range(1, 64), Sweep(1, 4)] = 1
     """Rank of a matrix's perturbation."""
-    sigma_shift: Annotated[int, Range(0, 24)] = 4
+    sigma_shift: Annotated[int, Range(0, 24), Sweep(1, 8)] = 4
     """Perturbations are shifted right by 4 + this many bits: one more halves the noise."""
-    alpha: Annotated[float, Range(0, 64, above=True)] = 4.0
+    alpha: Annotated[
+        float, Range(0, 64, above=True), Sweep(0.5, 12, log=True, when=("rule", "sign"))
+    ] = 4.0
     """Rule sign: share of weights that pure noise moves; above 1 it falls from 1 to 2^-alpha."""
-    alpha_decay: Annotated[int, Range(1, 10**9)] = 1000
+    alpha_decay: Annotated[
+        int, Range(1, 10**9), Sweep(30, 10_000, log=True, when=("rule", "sign"))
+    ] = 1000
     """Updates t after which an alpha above 1 is 2^-alpha: 1 / ((2^alpha - 1) t / this + 1)."""
-    group_size: Annotated[int, Range(2, 1 << 24, 2)] = 2
+    group_size: Annotated[int, Range(2, 1 << 24, 2), Sweep(choices=(2, 4, 8, 16))] = 2
     """Members that read the same stream (even, divides pop)."""
-    rule: Rule = "sign"
+    rule: Annotated[Rule, Sweep()] = "sign"
     """How votes move weights: one bit past a z-test (the paper's), or through a finer copy."""
-    learning_rate: Annotated[float, Range(0.001, 64)] = 1.5
+    learning_rate: Annotated[
+        float, Range(0.001, 64), Sweep(0.1, 8, log=True, when=("rule", "master"))
+    ] = 1.5
     """Rule master: bits a weight moves per standard deviation of its votes, at the start."""
-    rate_decay: Annotated[float, Range(0, 10**6)] = 19.0
+    rate_decay: Annotated[
+        float, Range(0, 10**6), Sweep(1, 100, log=True, when=("rule", "master"))
+    ] = 19.0
     """Rule master: the learning rate falls as 1 / (1 + this * share of the steps done)."""
-    clt: bool = True
+    clt: Annotated[bool, Sweep()] = True
     """Votes are sums of the noise itself; without, of its signs."""
-    noise_reuse: Annotated[int, Range(0, 10**9)] = 1
+    noise_reuse: Annotated[int, Range(0, 10**9), Sweep(choices=(1, 2, 4, 8))] = 1
     """Updates that share one noise; 0 freezes it for the whole run."""
     table_bits: Annotated[int, Range(16, 28)] = 24
     """log2 of the bytes of the noise table."""

@@ -1,0 +1,211 @@
+"""The study of a sweep: where its trials are kept, who may join, and what is made up for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import event
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from eggroll.errors import InputError
+
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+FACTS, RETRY = "eggroll", "retry"  # attributes of a study, and of a trial made once more
+HEARTBEAT, GRACE = 10, 40  # seconds between signs of life, and until their absence means death
+KINDS = "sqlite:///FILE, postgresql://USER@HOST/NAME, mysql://USER@HOST/NAME, journal:///FILE"
+
+
+def storage_at(place: str) -> BaseStorage:
+    """The storage that a URL or the name of a file means.
+
+    Raises:
+        InputError: it is neither, its driver is missing, or it cannot be reached.
+    """
+    scheme, separator, rest = place.partition("://")
+    if not separator:
+        kind = {".log": "journal", ".journal": "journal", ".db": "sqlite", ".sqlite3": "sqlite"}
+        scheme, rest = kind.get(Path(place).suffix, ""), f"/{place}"
+    if not scheme or not rest.strip("/"):
+        raise InputError(
+            f"--storage {hidden(place)!r} names no storage: give {KINDS}, or a file that ends in "
+            ".db or .log."
+        )
+    with explained(place):
+        if scheme == "journal":
+            return JournalStorage(JournalFileBackend(rest.removeprefix("/")))
+        connect = {"connect_args": {"timeout": 60}} if scheme.startswith("sqlite") else {}
+        url = f"{scheme}://{rest}"
+        return _opened(url, connect)
+
+
+def _opened(url: str, connect: dict[str, Any]) -> BaseStorage:
+    """A database; where several create its tables at once, all but one have to try again."""
+    for attempt in range(20):
+        try:
+            storage = RDBStorage(
+                url, engine_kwargs=connect, heartbeat_interval=HEARTBEAT, grace_period=GRACE
+            )
+            if storage.engine.dialect.name == "sqlite":
+                _one_writer(storage)
+            return optuna.storages.get_storage(storage)
+        except SQLAlchemyError as error:
+            clash = any(word in str(error).lower() for word in ("exist", "unique", "locked"))
+            if not clash or attempt == 19:
+                raise
+        time.sleep(random.uniform(0.05, 0.2))
+    raise AssertionError
+
+
+def _one_writer(storage: RDBStorage) -> None:
+    """Lets SQLite lock before it reads, not before it writes: else two could take one trial.
+
+    The recipe is that of SQLAlchemy's page on SQLite, on transactional isolation.
+    """
+
+    def connected(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # Python shall not begin transactions on its own
+
+    def began(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    event.listen(storage.engine, "connect", connected)
+    event.listen(storage.engine, "begin", began)
+    storage.engine.dispose()  # connections from before know nothing of this
+
+
+STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.OptunaError)
+
+
+@contextlib.contextmanager
+def explained(place: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turns what goes wrong with a storage into a sentence; `errors` are these, all if none."""
+    try:
+        yield
+    except (NoSuchModuleError, ArgumentError) as error:
+        raise InputError(f"--storage {hidden(place)!r} names no database: give {KINDS}.") from error
+    except ImportError as error:
+        missing = getattr(error.__cause__ or error, "name", "") or str(error)
+        raise InputError(
+            f"--storage {hidden(place)!r} needs the driver {missing!r}, which is not installed: "
+            "install it with pip, or name an installed one as in postgresql+DRIVER://USER@HOST/NAME."
+        ) from error
+    except Exception as error:
+        if not isinstance(error, errors or (*STORAGE_ERRORS, OSError, ValueError)):
+            raise
+        if isinstance(error, optuna.exceptions.StorageInternalError):
+            error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200].rstrip(".")
+        raise InputError(
+            f"--storage {hidden(place)!r} cannot be used ({reason}): correct it, or see that the "
+            "database answers; finished trials stay."
+        ) from error
+
+
+def hidden(place: str) -> str:
+    """A URL without its password."""
+    scheme, separator, rest = place.partition("://")
+    user, at, host = rest.rpartition("@")
+    return f"{scheme}{separator}{user.partition(':')[0]}{at}{host}"
+
+
+def open_study(
+    place: str, name: str, sampler: optuna.samplers.BaseSampler, pruner: optuna.pruners.BasePruner
+) -> optuna.Study:
+    """The study of that name, made if it is not there.
+
+    Raises:
+        InputError: the storage is no good.
+    """
+    storage = storage_at(place)
+    with explained(place):
+        return optuna.create_study(
+            storage=storage, study_name=name, sampler=sampler, pruner=pruner, load_if_exists=True
+        )
+
+
+def fresh_study(
+    opened: Callable[[], optuna.Study],
+    facts: Mapping[str, Any],
+    first: Mapping[str, Any],
+    place: str,
+) -> optuna.Study:
+    """A study ready for more trials: new with `first` as its first one, or an old one that fits.
+
+    Trials that were broken off get their turn once more.
+
+    Raises:
+        InputError: its trials were made under other options, so new ones would not compare.
+    """
+    study = opened()
+    with explained(place):
+        known = study.user_attrs.get(FACTS)
+        if known is None and not study.get_trials(deepcopy=False):
+            study.set_user_attr(FACTS, dict(facts))
+            if first:
+                study.enqueue_trial(dict(first), skip_if_exists=True)
+        elif known != facts:
+            raise _other(study.study_name, known or {}, facts)
+        bury(study)
+        retry(study)
+    return study
+
+
+def _other(name: str, known: Mapping[str, Any], facts: Mapping[str, Any]) -> InputError:
+    which = next(key for key in facts if facts[key] != known.get(key))
+    was, now = known.get(which), facts[which]
+    return InputError(
+        f"study {name!r} was begun with {which} {was!r}, not {now!r}, and only equal trials "
+        "compare: give the same options, or another --study."
+    )
+
+
+def bury(study: optuna.Study) -> None:
+    """Fails the trials whose process on this machine is gone; heartbeats tell of others."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        host, _, pid = str(trial.user_attrs.get("worker", "")).rpartition(":")
+        if host == socket.gethostname() and not _alive(int(pid)):
+            # It may have ended at this very moment.
+            with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
+                study.tell(trial.number, state=TrialState.FAIL)
+    optuna.storages.fail_stale_trials(study)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def retry(study: optuna.Study) -> None:
+    """Enqueues what failed trials were trying, each once."""
+    trials = study.get_trials(deepcopy=False)
+    done = {trial.user_attrs.get(RETRY) for trial in trials}
+    for trial in trials:
+        if trial.state == TrialState.FAIL and trial.params and trial.number not in done:
+            study.enqueue_trial(trial.params, user_attrs={RETRY: trial.number})
+
+
+def finished(study: optuna.Study) -> int:
+    """Trials that count: complete or pruned."""
+    return len(study.get_trials(deepcopy=False, states=FINISHED))
+
+
+def best_first(study: optuna.Study) -> list[FrozenTrial]:
+    """Complete trials, the best one first."""
+    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return sorted(trials, key=lambda trial: (trial.value, trial.number))
