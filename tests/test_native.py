@@ -22,7 +22,11 @@ X86 = {
         *("-mavx512vbmi", "-mavx512vnni"),
     ],
 }
-ARM = {"neon_dotprod": ["-march=armv8.2-a+dotprod"]}
+ARM = {
+    "neon": [],
+    "neon_dotprod": ["-march=armv8.2-a+dotprod"],
+    "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
+}
 REQUIRED = os.environ.get("EGGROLL_REQUIRE", "").split(",")  # of what else may be skipped
 
 
@@ -87,10 +91,15 @@ def test_kernels_under_sanitizers(cases: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("cpu", "usable"), [("max", "neon_dotprod generic"), ("cortex-a57", "generic")]
+    ("cpu", "usable"),
+    [
+        ("max", "neon_i8mm neon_dotprod neon generic"),
+        ("neoverse-n1", "neon_dotprod neon generic"),
+        ("cortex-a57", "neon generic"),
+    ],
 )
 def test_arm64_kernels_under_emulation(cases: Path, arm64: Path, cpu: str, usable: str):
-    """-cpu max has the dot product; cortex-a57 has not, and dispatch must fall back."""
+    """-cpu max has all, neoverse-n1 no matrix products and cortex-a57 no dot product either."""
     said = replay("qemu-aarch64", "-cpu", cpu, arm64, cases)
     assert said.splitlines()[0] == f"usable: {usable}"
 
