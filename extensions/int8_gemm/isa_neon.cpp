@@ -42,16 +42,21 @@ struct Isa : NeonIsa {
     a[1] = vpadalq_s16(a[1], vmlal_high_s8(high, y, v));
   }
 
-  static int8x16_t pair(const int8_t* w) {
-    int16_t two;
-    __builtin_memcpy(&two, w, sizeof two);
-    return vreinterpretq_s8_s16(vdupq_n_s16(two));
-  }
-
   static void dot(const int8_t* tile, const Prepared* x, int words, int32_t (*acc)[kLanes]) {
     const int8_t* w = tile + kTile * sizeof(int32_t);
     for (int o = 0; o < kTile; o += 4)
       for (int m = 0; m < kLanes; m += 16) four(w + 4 * o, x + m, words, acc + o, m);
+  }
+
+  // One output's next four inputs on 16 lanes: the pairs 2o and 2o + 1 of v by x and y.
+  template <int o>
+  static void output(int32x4_t* s, int16x8_t v, int8x16_t* x, int8x16_t* y) {
+    int8x16_t w0 = vreinterpretq_s8_s16(vdupq_laneq_s16(v, 2 * o));
+    int8x16_t w1 = vreinterpretq_s8_s16(vdupq_laneq_s16(v, 2 * o + 1));
+    accumulate(s, x[0], w0, y[0], w1);
+    accumulate(s + 2, x[1], w0, y[1], w1);
+    // Keeps gcc from taking all outputs' products first, for which there are no registers.
+    asm volatile("" : "+w"(x[0]), "+w"(x[1]), "+w"(y[0]), "+w"(y[1]));
   }
 
   // Four outputs x 16 lanes in sixteen accumulators.
@@ -60,12 +65,13 @@ struct Isa : NeonIsa {
     for (auto& row : s)
       for (int32x4_t& v : row) v = vdupq_n_s32(0);
     for (int k = 0; k < words; ++k, w += 4 * kTile, x += 2 * kLanes) {
-      int8x16_t x0 = load(x), x1 = load(x + 8), y0 = load(x + kLanes), y1 = load(x + kLanes + 8);
-      for (int o = 0; o < 4; ++o) {
-        int8x16_t w0 = pair(w + 4 * o), w1 = pair(w + 4 * o + 2);
-        accumulate(s[o], x0, w0, y0, w1);
-        accumulate(s[o] + 2, x1, w0, y1, w1);
-      }
+      int16x8_t v = vreinterpretq_s16_s8(load(w));
+      int8x16_t first[2] = {load(x), load(x + 8)};
+      int8x16_t second[2] = {load(x + kLanes), load(x + kLanes + 8)};
+      output<0>(s[0], v, first, second);
+      output<1>(s[1], v, first, second);
+      output<2>(s[2], v, first, second);
+      output<3>(s[3], v, first, second);
     }
     for (int o = 0; o < 4; ++o)
       for (int i = 0; i < 4; ++i) vst1q_s32(acc[o] + m + 4 * i, s[o][i]);
