@@ -44,7 +44,7 @@ Command = Callable[..., Ended]
 # What must be covered, or the session fails: instruction sets by name, and `arm64` for all those
 # that run under emulation elsewhere.
 EMULATED = ["neon_i8mm", "neon_dotprod", "neon"]
-REQUIRED = [name.strip() for name in os.environ.get("EGGROLL_REQUIRE", "").split(",") if name]
+REQUIRED = [name for name in os.environ.get("EGGROLL_REQUIRE", "").split(",") if name]
 COVERED = pytest.StashKey[set[str]]()
 
 

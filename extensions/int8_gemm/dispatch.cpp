@@ -35,14 +35,14 @@ bool has_feature(const char* name) {
   size_t size = sizeof has;
   return sysctlbyname(name, &has, &size, nullptr, 0) == 0 && has;
 }
-bool has_dotprod() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
-bool has_i8mm() { return has_feature("hw.optional.arm.FEAT_I8MM"); }
+[[maybe_unused]] bool has_dotprod() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+[[maybe_unused]] bool has_i8mm() { return has_feature("hw.optional.arm.FEAT_I8MM"); }
 #else
 #ifndef HWCAP2_I8MM  // kernel headers before 5.7
 #define HWCAP2_I8MM (1 << 13)
 #endif
-bool has_dotprod() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
-bool has_i8mm() { return getauxval(AT_HWCAP2) & HWCAP2_I8MM; }
+[[maybe_unused]] bool has_dotprod() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+[[maybe_unused]] bool has_i8mm() { return getauxval(AT_HWCAP2) & HWCAP2_I8MM; }
 #endif
 #endif
 
