@@ -161,3 +161,13 @@ def test_arm64_under_emulation_and_sanitizers(
     every = 7  # prime to all that the cases cycle through
     said = run(*EMULATE, "max", tmp_path / "kernels", str(every))
     compared(said, CPUS["max"], covered, every)
+
+
+def test_a_session_that_misses_a_required_instruction_set_fails():
+    test = Path(__file__).with_name("test_es.py")
+    env = {**os.environ, "EGGROLL_REQUIRE": "avx1024"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "EGGROLL_REQUIRE=avx1024: not covered: avx1024" in done.stdout
+    assert "failed" not in done.stdout
