@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -39,10 +41,64 @@ class Ended(NamedTuple):
 Command = Callable[..., Ended]
 
 
-def pytest_report_header() -> str:
-    """Names what is covered, so that a reader need not guess which backend a green run means."""
+# What must be covered, or the session fails: instruction sets by name, and `arm64` for all those
+# that run under emulation elsewhere.
+EMULATED = ["neon_i8mm", "neon_dotprod", "neon"]
+REQUIRED = [name for name in os.environ.get("EGGROLL_REQUIRE", "").split(",") if name]
+COVERED = pytest.StashKey[set[str]]()
+
+
+def emulation_lacks() -> str | None:
+    """The first tool that is missing for running arm64 kernels on another machine."""
+    tools = "aarch64-linux-gnu-g++", "qemu-aarch64"
+    return next((tool for tool in tools if not shutil.which(tool)), None)
+
+
+def uncovered(config: pytest.Config) -> list[str]:
+    """The required instruction sets that no test has compared with the reference."""
+    if config.option.collectonly:
+        return []
+    units = [u for name in REQUIRED for u in (EMULATED if name == "arm64" else [name])]
+    return [unit for unit in units if unit not in config.stash[COVERED]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[COVERED] = set()
+
+
+@pytest.fixture(scope="session")
+def covered(pytestconfig: pytest.Config) -> set[str]:
+    """The instruction sets compared so far; a test that compares one adds its name."""
+    return pytestconfig.stash[COVERED]
+
+
+def pytest_report_header() -> list[str]:
+    """Names what can be covered, so that a reader need not guess what a green run means."""
     found = [f"{name} ({why})" if why else name for name, why in available().items()]
-    return f"engines: {', '.join(found)}; cpu kernels: {', '.join(_extension.load().usable_isas())}"
+    lacking = emulation_lacks()
+    emulated = f"none ({lacking} is not installed)" if lacking else ", ".join(EMULATED)
+    return [
+        f"engines: {', '.join(found)}; cpu kernels: {', '.join(_extension.load().usable_isas())}",
+        f"arm64 kernels under emulation: {emulated}",
+    ]
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.OK and uncovered(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Names what was covered, and what EGGROLL_REQUIRE asks for and was not."""
+    done, missing = sorted(config.stash[COVERED]), uncovered(config)
+    if done:
+        terminalreporter.write_line(f"kernels compared with the reference: {', '.join(done)}")
+    if missing:
+        terminalreporter.write_line(
+            f"EGGROLL_REQUIRE={','.join(REQUIRED)}: not covered: {', '.join(missing)}", red=True
+        )
 
 
 @pytest.fixture

@@ -1,29 +1,41 @@
-"""The kernels without MLX or Python: under sanitizers here, and for arm64 under emulation."""
+"""The kernels without MLX or Python: under sanitizers here, and for arm64 under emulation.
+
+Two programs do the work. `replay` repeats small training runs recorded by the oracle; `kernels`
+compares every operation with a plain reference at the sizes and values where kernels go wrong.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import EMULATED, REQUIRED, emulation_lacks
 
 NATIVE = Path(__file__).parent / "native"
 SOURCES = Path(__file__).parents[1] / "extensions" / "int8_gemm"
 X86 = {
     "avx2": ["-mavx2", "-mfma", "-mbmi2"],
-    # In AVX-512's encoding, which more machines of continuous integration have; see replay.cpp.
+    # In AVX-512's encoding, which more machines of continuous integration have; see units.h.
     "avxvnni": ["-mavx2", "-mfma", "-mbmi2", "-mavx512f", "-mavx512vl", "-mavx512vnni"],
     "avx512vnni": [
         *("-mavx2", "-mfma", "-mbmi2", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
         *("-mavx512vbmi", "-mavx512vnni"),
     ],
 }
-ARM = {"neon_dotprod": ["-march=armv8.2-a+dotprod"]}
-REQUIRED = os.environ.get("EGGROLL_REQUIRE", "").split(",")  # of what else may be skipped
+ARM = {
+    "neon": [],
+    "neon_dotprod": ["-march=armv8.2-a+dotprod"],
+    "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
+}
+SANITIZE = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
+CASES = 5632  # that `kernels` compares
+CROSS = "aarch64-linux-gnu-g++"
+# Where Debian and Ubuntu put the libraries that go with CROSS.
+EMULATE = "qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-cpu"
 
 
 @pytest.fixture(scope="session")
@@ -37,70 +49,125 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(folder: Path, compiler: str, isas: dict[str, list[str]], *flags: str) -> Path:
-    """Compiles the kernels and replay.cpp, side by side; returns the program."""
-    dispatched = [name for name in isas if name != "avxvnni"]  # that one is replayed directly
+    """Compiles the kernels; returns the folder of the programs `replay` and `kernels`."""
+    dispatched = [name for name in isas if name != "avxvnni"]  # that one is called directly
     have = [f"-DEGG_HAVE_{name.upper()}" for name in dispatched]
     common = [compiler, "-std=c++20", "-Wall", "-Wextra", *flags, *have, f"-I{SOURCES}"]
     units = {"generic": [], **isas}
     files = {SOURCES / f"isa_{name}.cpp": extra for name, extra in units.items()}
     files |= {path: [] for path in (SOURCES / "dispatch.cpp", SOURCES / "program.cpp")}
-    files[NATIVE / "replay.cpp"] = []
-    objects, running = [], []
-    for source, extra in files.items():
-        objects.append(str(folder / source.with_suffix(".o").name))
-        command = [*common, *extra, "-c", str(source), "-o", objects[-1]]
+    programs = [NATIVE / "replay.cpp", NATIVE / "kernels.cpp"]
+    objects, running = {}, []
+    for source, extra in (files | {path: [] for path in programs}).items():
+        objects[source] = str(folder / source.with_suffix(".o").name)
+        command = [*common, *extra, "-c", str(source), "-o", objects[source]]
         running.append(subprocess.Popen(command))
     assert [process.wait() for process in running] == [0] * len(running)
-    program = folder / "replay"
-    subprocess.run([*common, *objects, "-o", str(program)], check=True)
-    return program
+    for program in programs:
+        linked = [objects[program], *(objects[source] for source in files)]
+        subprocess.run([*common, *linked, "-o", str(folder / program.stem)], check=True)
+    return folder
 
 
-def replay(*command: str | Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(*command: str | Path) -> list[str]:
+    """The lines a program says, once it has found nothing that differs."""
+    # The sanitizer's search for leaks cannot run under emulation.
+    leaks = {"ASAN_OPTIONS": "detect_leaks=0"} if command[0] == EMULATE[0] else {}
+    env = {**os.environ, **leaks}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout.splitlines()
 
 
-def missing(what: str) -> None:
-    if "arm64" in REQUIRED:
-        pytest.fail(f"{what} is required here")
-    pytest.skip(f"{what} is not installed")
+def has_sanitizers(compiler: str, folder: Path) -> bool:
+    command = [compiler, *SANITIZE, "-x", "c++", "-", "-o", str(folder / "empty")]
+    return subprocess.run(command, input=b"int main() {}", check=False).returncode == 0
 
 
-def test_kernels_under_sanitizers(cases: Path, tmp_path: Path):
-    compiler = os.environ.get("CXX", "c++")
+def replayed(said: list[str], units: list[str]) -> None:
+    assert said[1:] == [f"{unit}: 5 cases replayed" for unit in units]
+
+
+def compared(said: list[str], units: list[str], covered: set[str], every: int = 1) -> None:
+    assert [line.partition(": ")[0] for line in said] == units
+    for line in said:
+        assert sum(int(word) for word in line.split() if word.isdigit()) == -(-CASES // every)
+    covered.update(units)
+
+
+@pytest.fixture(scope="session")
+def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], list[str]]:
+    """The programs for this machine; the units dispatch lists, and those the programs run."""
     from eggroll import _extension
 
+    compiler, folder = os.environ.get("CXX", "c++"), tmp_path_factory.mktemp("here")
+    if not has_sanitizers(compiler, folder):
+        pytest.skip(f"{compiler} has no sanitizers")
     usable = _extension.load().usable_isas()
     isas = X86 if platform.machine() in ("x86_64", "AMD64") else ARM
     extra = ["-DEGG_REPLAY_AVXVNNI"] if "avx512vnni" in usable else []
-    sanitize = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
-    empty = ["-x", "c++", "-", "-o", str(tmp_path / "empty")]
-    tried = subprocess.run([compiler, *sanitize, *empty], input=b"int main() {}", check=False)
-    if tried.returncode:
-        pytest.skip(f"{compiler} has no sanitizers")
-    said = replay(build(tmp_path, compiler, isas, "-O1", "-g0", *sanitize, *extra), cases)
-    assert said.splitlines()[0] == "usable: " + " ".join(usable)
-    for isa in {*usable, "avxvnni"} if extra else usable:
-        assert f"{isa}: 5 cases replayed" in said
+    build(folder, compiler, isas, "-O1", "-g0", *SANITIZE, *extra)
+    return folder, usable, [*usable, *(["avxvnni"] if extra else [])]
 
 
-@pytest.mark.parametrize(
-    ("cpu", "usable"), [("max", "neon_dotprod generic"), ("cortex-a57", "generic")]
-)
-def test_arm64_kernels_under_emulation(cases: Path, arm64: Path, cpu: str, usable: str):
-    """-cpu max has the dot product; cortex-a57 has not, and dispatch must fall back."""
-    said = replay("qemu-aarch64", "-cpu", cpu, arm64, cases)
-    assert said.splitlines()[0] == f"usable: {usable}"
+def test_recorded_cases_under_sanitizers(here: tuple[Path, list[str], list[str]], cases: Path):
+    folder, usable, units = here
+    said = run(folder / "replay", cases)
+    assert said[0] == "usable: " + " ".join(usable)
+    replayed(said, units)
+
+
+def test_kernels_under_sanitizers(here: tuple[Path, list[str], list[str]], covered: set[str]):
+    folder, _, units = here
+    compared(run(folder / "kernels"), units, covered)
+
+
+# neoverse-n1 has no matrix products, and cortex-a57 no dot product either.
+CPUS = {
+    "max": [*EMULATED, "generic"],
+    "neoverse-n1": ["neon_dotprod", "neon", "generic"],
+    "cortex-a57": ["neon", "generic"],
+}
 
 
 @pytest.fixture(scope="session")
 def arm64(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("aarch64-linux-gnu-g++")
-    if not compiler:
-        missing("aarch64-linux-gnu-g++")
-    if not shutil.which("qemu-aarch64"):
-        missing("qemu-aarch64")
-    assert compiler
-    return build(tmp_path_factory.mktemp("arm64"), compiler, ARM, "-O2", "-static")
+    """The programs for arm64, optimised as the extension is."""
+    if lacking := emulation_lacks():
+        (pytest.fail if "arm64" in REQUIRED else pytest.skip)(f"{lacking} is not installed")
+    return build(tmp_path_factory.mktemp("arm64"), CROSS, ARM, "-O3", "-static")
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+def test_arm64_recorded_cases_under_emulation(cases: Path, arm64: Path, cpu: str):
+    said = run(*EMULATE, cpu, arm64 / "replay", cases)
+    assert said[0] == "usable: " + " ".join(CPUS[cpu])
+    replayed(said, CPUS[cpu])
+
+
+def test_arm64_kernels_under_emulation(arm64: Path, covered: set[str]):
+    compared(run(*EMULATE, "max", arm64 / "kernels"), CPUS["max"], covered)
+
+
+def test_arm64_under_emulation_and_sanitizers(
+    arm64: Path, cases: Path, covered: set[str], tmp_path: Path
+):
+    if "arm64" not in REQUIRED:
+        pytest.skip("takes a minute: EGGROLL_REQUIRE=arm64 asks for it")
+    if not has_sanitizers(CROSS, tmp_path):
+        pytest.skip(f"{CROSS} has no sanitizers")
+    build(tmp_path, CROSS, ARM, "-O2", "-g0", *SANITIZE)
+    replayed(run(*EMULATE, "max", tmp_path / "replay", cases), CPUS["max"])
+    every = 7  # prime to all that the cases cycle through
+    said = run(*EMULATE, "max", tmp_path / "kernels", str(every))
+    compared(said, CPUS["max"], covered, every)
+
+
+def test_a_session_that_misses_a_required_instruction_set_fails():
+    test = Path(__file__).with_name("test_es.py")
+    env = {**os.environ, "EGGROLL_REQUIRE": "avx1024"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "EGGROLL_REQUIRE=avx1024: not covered: avx1024" in done.stdout
+    assert "failed" not in done.stdout

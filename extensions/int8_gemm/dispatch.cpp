@@ -22,20 +22,28 @@ EGG_DECLARE(generic)
 EGG_DECLARE(avx2)
 EGG_DECLARE(avxvnni)
 EGG_DECLARE(avx512vnni)
+EGG_DECLARE(neon)
 EGG_DECLARE(neon_dotprod)
+EGG_DECLARE(neon_i8mm)
 
 namespace {
 
-#ifdef EGG_HAVE_NEON_DOTPROD
-bool has_dotprod() {
+#ifdef __aarch64__
 #ifdef __APPLE__
+bool has_feature(const char* name) {
   int has = 0;
   size_t size = sizeof has;
-  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, nullptr, 0) == 0 && has;
-#else
-  return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
-#endif
+  return sysctlbyname(name, &has, &size, nullptr, 0) == 0 && has;
 }
+[[maybe_unused]] bool has_dotprod() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+[[maybe_unused]] bool has_i8mm() { return has_feature("hw.optional.arm.FEAT_I8MM"); }
+#else
+#ifndef HWCAP2_I8MM  // kernel headers before 5.7
+#define HWCAP2_I8MM (1 << 13)
+#endif
+[[maybe_unused]] bool has_dotprod() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+[[maybe_unused]] bool has_i8mm() { return getauxval(AT_HWCAP2) & HWCAP2_I8MM; }
+#endif
 #endif
 
 #ifdef EGG_HAVE_AVXVNNI
@@ -67,8 +75,14 @@ std::vector<const Kernels*> usable() {
       __builtin_cpu_supports("bmi2"))
     found.push_back(&avx2::kernels);
 #endif
+#ifdef EGG_HAVE_NEON_I8MM
+  if (has_i8mm() && has_dotprod()) found.push_back(&neon_i8mm::kernels);
+#endif
 #ifdef EGG_HAVE_NEON_DOTPROD
   if (has_dotprod()) found.push_back(&neon_dotprod::kernels);
+#endif
+#ifdef EGG_HAVE_NEON
+  found.push_back(&neon::kernels);  // part of the architecture
 #endif
   found.push_back(&generic::kernels);
   return found;

@@ -8,7 +8,9 @@ namespace eggroll::neon_dotprod {
 #include "lanes.h"
 #include "portable_isa.h"
 
-struct Isa : PortableIsa {
+#include "neon_common.h"  // after its base
+
+struct Isa : NeonIsa {
   using Prepared = uint32_t;  // [K/4][32], as the registers are
   using Noise = uint32_t;     // [K/4][16]
 
@@ -20,8 +22,6 @@ struct Isa : PortableIsa {
   static void prepare_noise(const uint32_t* raw, int words, Noise* out) {
     __builtin_memcpy(out, raw, noise_size(words) * sizeof(Noise));
   }
-
-  static int8x16_t load(const uint32_t* p) { return vreinterpretq_s8_u32(vld1q_u32(p)); }
 
   static void dot(const int8_t* tile, const Prepared* x, int words, int32_t (*acc)[kLanes]) {
     const int8_t* w = tile + kTile * sizeof(int32_t);

@@ -5,7 +5,6 @@
 // covers evaluation, votes, packing and a small training run, wherever the kernels compile.
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iostream>
@@ -13,15 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "dispatch.h"
 #include "program.h"
-
-#ifdef EGG_REPLAY_AVXVNNI
-// Compiled with AVX-512's encoding of its instructions, so dispatch does not list it here.
-namespace eggroll::avxvnni {
-extern const Kernels kernels;
-}
-#endif
+#include "units.h"
 
 using namespace eggroll;
 
@@ -104,14 +96,6 @@ Case read(Reader& in) {
   for (size_t i = 0; i < leaves.size(); ++i) c.last_weights.push_back(in.array<int8_t>());
   return c;
 }
-
-// Exactly the bytes asked for, so that AddressSanitizer sees a step beyond them.
-struct Scratch {
-  void* p;
-  explicit Scratch(size_t bytes) : p(std::aligned_alloc(64, (bytes + 63) / 64 * 64)) {}
-  ~Scratch() { std::free(p); }
-  Scratch(const Scratch&) = delete;
-};
 
 int failures = 0;
 
@@ -197,15 +181,7 @@ int main(int argc, char** argv) {
   std::cout << "usable:";
   for (const std::string& isa : usable_isas()) std::cout << " " << isa;
   std::cout << "\n";
-  std::vector<const Kernels*> all;
-  for (const std::string& isa : usable_isas()) {
-    setenv("EGGROLL_ISA", isa.c_str(), 1);
-    all.push_back(&kernels());
-  }
-#ifdef EGG_REPLAY_AVXVNNI
-  all.push_back(&avxvnni::kernels);
-#endif
-  for (const Kernels* k : all) {
+  for (const Kernels* k : runnable_units()) {
     std::string isa = k->name;
     for (size_t i = 0; i < cases.size(); ++i)
       replay(*k, cases[i], isa + " case " + std::to_string(i));
