@@ -21,6 +21,7 @@ import tyro
 from eggroll.cli import Range, check_ranges, flag
 from eggroll.corpora import HUB
 from eggroll.errors import InputError
+from eggroll.credit import Estimator
 from eggroll.es import Rule
 from eggroll.model import Gates, Program, egg
 from eggroll.noise import slice_length
@@ -28,12 +29,28 @@ from eggroll.search import Sweep
 
 GIB = 1 << 30
 BYTES = 256  # vocabulary of every corpus of text
+Recipe = Literal["", "paper", "language"]
 FREE = "free"  # marks the options that a resumed run may change, as they change no weight
 
 
 def place(metavar: str) -> Any:
     """How an option that may stay empty shows in the help."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+CREDITED = ("estimator", "token-votes", "token-credit")  # where token credit is given
+# Recommended combinations, chosen by --recipe; the first is the paper's, which is the default.
+RECIPES: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "language": {
+        "estimator": "token-credit",
+        "rule": "rows",
+        "learning_rate": 0.7,
+        "sigma_shift": 2,
+        "pop": 2048,
+        "steps": 2000,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -66,14 +83,19 @@ class Config:
         int, Range(1, 10**9), Sweep(30, 10_000, log=True, when=("rule", "sign"))
     ] = 1000
     """Updates t after which an alpha above 1 is 2^-alpha: 1 / ((2^alpha - 1) t / this + 1)."""
+    estimator: Annotated[Estimator, Sweep()] = "eggroll"
+    """What a pair is credited for: whole sequences (the paper's), or token by token."""
+    discount: Annotated[int, Range(0, 15), Sweep(0, 15, when=CREDITED)] = 12
+    """Token credit: what a score is worth to the token before it, in sixteenths."""
     group_size: Annotated[int, Range(2, 1 << 24, 2), Sweep(choices=(2, 4, 8, 16))] = 2
     """Members that read the same stream (even, divides pop)."""
     rule: Annotated[Rule, Sweep()] = "sign"
-    """How votes move weights: one bit past a z-test (the paper's), or through a finer copy."""
+    """How votes move weights: one bit past a z-test (the paper's), or through a finer copy of the
+    weights, all votes on one scale (master) or each row of them on its own (rows)."""
     learning_rate: Annotated[
-        float, Range(0.001, 64), Sweep(0.1, 8, log=True, when=("rule", "master"))
+        float, Range(0.001, 64), Sweep(0.1, 8, log=True, when=("rule", "master", "rows"))
     ] = 1.5
-    """Rule master: bits a weight moves per standard deviation of its votes, at the start."""
+    """Rules master and rows: bits that a vote of usual size moves a weight by, at the start."""
     rate_decay: Annotated[
         float, Range(0, 10**6), Sweep(1, 100, log=True, when=("rule", "master"))
     ] = 19.0
@@ -110,6 +132,8 @@ class Config:
     sample_bytes: Annotated[int, Range(0, 1 << 20), FREE] = 512
     """Tokens of each sample written at the end; 0 for none."""
 
+    recipe: Annotated[Recipe, tyro.conf.arg(help_behavior_hint="(default: paper)")] = ""
+    """Recommended settings in one word: the paper's, or those for language (token credit)."""
     out: Annotated[str, place("DIR")] = ""
     """Folder for the run; a free runs/<data>-<number> if none is given."""
     resume: Annotated[str, place("DIR")] = ""
@@ -145,6 +169,16 @@ class Config:
             )
         if not self.count_steps:
             raise InputError("--count-steps is empty: at least one is needed; try --count-steps 1.")
+        if self.estimator != "eggroll" and (self.rank != 1 or not self.clt):
+            raise InputError(
+                f"--estimator {self.estimator} has noise of rank 1 and no signs of it: leave "
+                f"{'--rank' if self.rank != 1 else '--no-clt'} out, or use --estimator eggroll."
+            )
+        if self.rule == "master" and self.estimator != "eggroll":
+            raise InputError(
+                f"--rule master knows the scale of --estimator eggroll's votes alone: use --rule "
+                f"rows or sign with --estimator {self.estimator}."
+            )
         program = self.program()
         longest = max(slice_length(leaf.shape, self.rank) for leaf in program.leaves)
         if longest > 1 << (self.table_bits - 1):
@@ -186,7 +220,7 @@ class Config:
     def memory(self, program: Program) -> int:
         """A low estimate of the bytes a run takes at its height."""
         parameters = sum(math.prod(leaf.shape) for leaf in program.leaves)
-        per_parameter = 24 if self.rule == "master" else 12  # votes and what the rule makes of them
+        per_parameter = 12 if self.rule == "sign" else 24  # votes and what the rule makes of them
         per_member = 2 * program.state_size + 12 * self.seq_len
         tokens = min(self.seq_len, self.slab or 256)
         lanes = 32 * (-(-self.width // 8) * 8) * tokens  # a thread's block of 32 members
@@ -214,7 +248,7 @@ class Config:
 
 
 TYPES: dict[str, Any] = get_type_hints(Config, include_extras=True)
-INVOCATION = ("out", "resume", "config")  # where a run lies is no part of what it is
+INVOCATION = ("out", "resume", "config", "recipe")  # where a run lies is no part of what it is
 
 
 def check_resumed(old: Config, new: Config) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from eggroll.fixed_point import LIMIT
 
-Rule = Literal["sign", "master"]
+Rule = Literal["sign", "master", "rows"]
 Leaves = dict[str, mx.array]
 
 MASTER_BITS = 16  # fraction bits of a master weight below the int8 weight's last bit
@@ -60,6 +60,11 @@ class Update(NamedTuple):
     rate: float
 
 
+def _rounded(master: mx.array) -> mx.array:
+    """The int8 weight of a master weight: its rounding."""
+    return ((master + (1 << (MASTER_BITS - 1))) >> MASTER_BITS).astype(mx.int8)
+
+
 def _moved(old: Mapping[str, mx.array], new: Leaves) -> float:
     changed = mx.stack([mx.sum(old[k] != new[k]) for k in new]).sum()
     return float(np.array(changed)) / sum(v.size for v in new.values())
@@ -73,11 +78,24 @@ class UpdateRule(Protocol):
     def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update: ...
 
 
-class SignRule:
-    """The paper's rule: a weight moves by sign(Z) where |Z| passes the z-test's threshold."""
+def mean_abs(z: mx.array, rows: bool = False) -> mx.array:
+    """max(1, floor of the mean of |Z|), int64: of the whole leaf, or [.., 1] of every row."""
+    total = mx.abs(z.astype(mx.int64)).sum(axis=-1 if rows else None, keepdims=True)
+    return mx.maximum(total // (z.shape[-1] if rows else z.size), 1)
 
-    def __init__(self, *, alpha: float, decay: int, pairs: int, rank: int, clt: bool) -> None:
+
+class SignRule:
+    """The paper's rule: a weight moves by sign(Z) where |Z| passes the z-test's threshold.
+
+    measured: the votes' deviation is not the noise's own but that of the leaf's votes, sqrt(pi / 2)
+    times their mean size; so it is with token credit. Either way it grows with sqrt(N).
+    """
+
+    def __init__(
+        self, *, alpha: float, decay: int, pairs: int, rank: int, clt: bool, measured: bool = False
+    ) -> None:
         self.alpha, self.decay, self.pairs, self.rank, self.clt = alpha, decay, pairs, rank, clt
+        self.measured = measured
 
     def start(self, weights: Leaves) -> Leaves:
         return {}
@@ -90,6 +108,8 @@ class SignRule:
         for name, w in weights.items():
             z, rank = votes[name], self.rank if w.ndim == 2 else 1
             threshold = vote_threshold(z_q4, self.pairs, rank, self.clt)
+            if self.measured:  # 321 / 256 = sqrt(pi / 2); 1/16 from z_q4
+                threshold = int((mean_abs(z).item() * z_q4 * 321) >> 12)
             # Not mx.abs(z): |-2^31| would wrap. Z = 0 at threshold 0 moves down, as the reference.
             up = (z >= max(threshold, 1)) & (w != LIMIT)
             down = (z <= -threshold) & (w != -LIMIT)
@@ -123,12 +143,45 @@ class MasterRule:
         return (round(rate * (1 << 40)) << MASTER_BITS) // deviation_q16
 
     def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
-        new, copy = {}, {}
-        bound = (LIMIT << MASTER_BITS) + (1 << (MASTER_BITS - 1)) - 1
+        copy = {}
         for name, m in master.items():
             gain = self.gain(step, self.rank if m.ndim == 2 else 1)
             delta = (votes[name].astype(mx.int64) * gain) >> 24
-            copy[name] = mx.clip(m.astype(mx.int64) + delta, -bound, bound).astype(mx.int32)
-            half = 1 << (MASTER_BITS - 1)
-            new[name] = ((copy[name] + half) >> MASTER_BITS).astype(mx.int8)
+            copy[name] = _added(m, delta)
+        new = {name: _rounded(m) for name, m in copy.items()}
+        return Update(new, copy, _moved(weights, new))
+
+
+def _added(master: mx.array, delta: mx.array) -> mx.array:
+    bound = (LIMIT << MASTER_BITS) + (1 << (MASTER_BITS - 1)) - 1
+    return mx.clip(master.astype(mx.int64) + delta, -bound, bound).astype(mx.int32)
+
+
+class RowsRule:
+    """As the master rule, but every row of votes is scaled by its own mean size.
+
+    A row is the weights of one output, or of one token in an embedding; a vector is one row. So a
+    rare token's row moves as far per vote as a frequent one's. The mean vote moves a weight by lr
+    of its last bit; lr rises over 20 updates and falls with progress, linearly, to a twentieth.
+    """
+
+    def __init__(self, *, rate: float, steps: int) -> None:
+        self.rate, self.steps = rate, steps
+
+    def start(self, weights: Leaves) -> Leaves:
+        return {k: w.astype(mx.int32) << MASTER_BITS for k, w in weights.items()}
+
+    def gain(self, step: int) -> int:
+        """lr in units of 2^-16 master steps."""
+        share = min(step / self.steps, 1)
+        falling = 1 - 0.95 * share
+        return round(self.rate * falling * min(1, (step + 1) / 20) * (1 << (MASTER_BITS + 16)))
+
+    def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
+        copy, gain = {}, self.gain(step)
+        for name, m in master.items():
+            z = votes[name].astype(mx.int64)
+            # |z| <= row length x its mean: the product stays below 2^62.
+            copy[name] = _added(m, (z * (gain // mean_abs(z, rows=True))) >> 16)
+        new = {name: _rounded(m) for name, m in copy.items()}
         return Update(new, copy, _moved(weights, new))

@@ -52,12 +52,16 @@ class Noise:
         self.table = mx.array(normal_bytes(key(seed, TABLE), 1 << table_bits))
         self._last: tuple[tuple[int, int, int], Slices] | None = None
 
+    def epoch(self, step: int) -> int:
+        """The epoch of update `step`: its noise is drawn anew with every epoch."""
+        return step // self.reuse if self.reuse else 0
+
     def slices(self, epoch: int, first_pair: int, pairs: int) -> Slices:
         """The slices of pairs first_pair .. first_pair + pairs - 1 in update `epoch`.
 
         Slices stay the same for `reuse` updates; reuse 0 freezes them for ever.
         """
-        epoch = epoch // self.reuse if self.reuse else 0
+        epoch = self.epoch(epoch)
         # Evaluation and votes of one update ask for the same.
         if self._last and self._last[0] == (epoch, first_pair, pairs):
             return self._last[1]

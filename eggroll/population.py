@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.credit import Crediting, chance
 from eggroll.engines import Engine
 from eggroll.es import Leaves
 from eggroll.model import Weights
@@ -21,13 +22,21 @@ from eggroll.noise import Noise, Slices
 class Population:
     """P members of one network: `evaluate` gives their token scores, `votes` credits their noise.
 
-    group: members that read the same stream (even); chunk: members evaluated at a time (even).
+    how: the credit of estimators that give it token by token; group: members that read the same stream (even); chunk: members evaluated at a time (even).
     """
 
     def __init__(
-        self, engine: Engine, noise: Noise, *, members: int, group: int, chunk: int, clt: bool
+        self,
+        engine: Engine,
+        noise: Noise,
+        *,
+        members: int,
+        group: int,
+        chunk: int,
+        clt: bool = True,
+        how: Crediting | None = None,
     ) -> None:
-        self.engine, self.noise, self.clt = engine, noise, clt
+        self.engine, self.noise, self.clt, self.how = engine, noise, clt, how
         self.members, self.group, self.chunk = members, group, chunk
 
     def initial_state(self) -> mx.array:
@@ -63,6 +72,34 @@ class Population:
             scores.append(score)
             states.append(after)
         return mx.concatenate(scores), mx.concatenate(states)
+
+    def credit(
+        self,
+        weights: Weights,
+        epoch: int,
+        tokens: NDArray[np.int32],
+        targets: NDArray[np.int32],
+        state: mx.array,
+    ) -> tuple[mx.array, mx.array, Leaves]:
+        """As `evaluate`, and with the token-credited votes Z per leaf, int32."""
+        assert self.how is not None
+        prepared = self.engine.prepare(weights)
+        scores, states, total = [], [], {}
+        for first, last, slices in self._chunks(epoch):
+            rows = np.arange(first, last) // self.group
+            luck = chance(
+                self.how, seed=self.noise.seed, epoch=self.noise.epoch(epoch),
+                first_pair=first // 2, pairs=(last - first) // 2, seq_len=tokens.shape[1],
+            )  # fmt: skip
+            score, after, part = self.engine.credit(
+                prepared, slices, luck, self.how, mx.array(tokens[rows]), mx.array(targets[rows]),
+                state[first:last],
+            )  # fmt: skip
+            total = {k: total[k] + z if total else z for k, z in part.items()}
+            mx.eval(score, after, total)
+            scores.append(score)
+            states.append(after)
+        return mx.concatenate(scores), mx.concatenate(states), total
 
     def votes(self, fitness: mx.array, epoch: int) -> Leaves:
         """Z per leaf, int32: the noise of every pair times its fitness [N] int8."""

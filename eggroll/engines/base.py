@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
+from eggroll.credit import Chance, Crediting
 from eggroll.model import Program, Weights
 from eggroll.noise import Slices
 
@@ -60,6 +61,23 @@ class Engine(ABC):
 
         Matrices: sum_i f_i A_i B_i^T; vectors: sum_i f_i n1 n2. `clt` False takes the signs of
         the noise (A and B, or the product) instead of its values.
+        """
+
+    @abstractmethod
+    def credit(
+        self,
+        prepared: Any,
+        noise: Slices,
+        chance: Chance,
+        how: Crediting,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+    ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
+        """Runs P members over T tokens, as `evaluate`, and counts token-credited votes.
+
+        noise: of rank 1. Returns scores int16 [P, T], the new state, and Z int32 (mod 2^32) per
+        leaf; the arithmetic is that of docs/estimators.md.
         """
 
     @abstractmethod

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from eggroll import _extension
 from eggroll import fixed_point as fx
+from eggroll.credit import Chance, Crediting
 from eggroll.engines.base import Engine
 from eggroll.errors import InputError
 from eggroll.model import OPERATIONS, Program, Weights
@@ -91,6 +92,31 @@ class CpuEngine(Engine):
     ) -> tuple[mx.array, mx.array]:
         scores, after = self._run(prepared, noise, tokens, targets, state, False)
         return scores, after
+
+    def credit(
+        self,
+        prepared: Any,
+        noise: Slices,
+        chance: Chance,
+        how: Crediting,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+    ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
+        native = self._native.Crediting(
+            mode=2 if how.nodes else 1,
+            shifts=how.shifts,
+            kinds=[int(kind) for kind in how.kinds],
+            owners=how.owners,
+            discounts=how.discounts,
+            credit_shift=how.credit_shift,
+        )
+        scores, after, *Z = self._native.credit(
+            self._plan, prepared, noise.table, noise.starts, noise.shift, chance.signs,
+            chance.draws, native, tokens, targets, state, self.threads, self.slab,
+        )  # fmt: skip
+        names = [leaf.name for leaf in self.program.leaves]
+        return scores, after, dict(zip(names, Z, strict=True))
 
     def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
         tokens = tokens[:, None]

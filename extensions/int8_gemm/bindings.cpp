@@ -59,10 +59,10 @@ NB_MODULE(_int8_gemm, m) {
       .def(
           "__init__",
           [](eggroll::Crediting* self, int mode, std::vector<int> shifts, std::vector<int> kinds,
-             std::vector<int> nodes, std::vector<int> discounts, int credit_shift) {
-            new (self) eggroll::Crediting{mode, shifts, kinds, nodes, discounts, credit_shift};
+             std::vector<int> owners, std::vector<int> discounts, int credit_shift) {
+            new (self) eggroll::Crediting{mode, shifts, kinds, owners, discounts, credit_shift};
           },
-          "mode"_a, "shifts"_a, "kinds"_a, "nodes"_a, "discounts"_a, "credit_shift"_a);
+          "mode"_a, "shifts"_a, "kinds"_a, "owners"_a, "discounts"_a, "credit_shift"_a);
   m.def("credit", &eggroll::credit, nb::call_guard<nb::gil_scoped_release>(), "plan"_a, "packed"_a,
         "table"_a, "starts"_a, "shift"_a, "signs"_a, "draws"_a, "how"_a, "tokens"_a, "targets"_a,
         "state"_a, "threads"_a, "slab"_a, "Scores, state and Z int32 of every leaf.");

@@ -20,35 +20,6 @@ struct LeafNoise {
   uint32_t* row;   // noise on an embedding's outputs, words [D/4][32]: n, and -n in the upper lanes
 };
 
-struct Block;
-
-// Draws, per pair, a token from member 2i's own prediction, while the tiles of logits pass by: a
-// tile takes the place of those before it with the odds of its weight.
-struct Draw {
-  alignas(64) uint64_t total[kPairs];
-  alignas(64) uint32_t chosen[2][kPairs], weight[kPairs], index[kPairs], seed[kPairs];
-
-  static uint32_t mixed(uint32_t v) {
-    v = (v ^ (v >> 16)) * 0x7FEB352Du;
-    v = (v ^ (v >> 15)) * 0x846CA68Bu;
-    return v ^ (v >> 16);
-  }
-  void begin(const Block& block, int t);
-  void offer(const uint32_t (*words)[kLanes], int tile, int count, const Plan& plan) {
-    for (int p = 0; p < kPairs; ++p) {
-      uint32_t part = 0;
-      for (int o = 0; o < count; ++o)
-        part += static_cast<uint32_t>(plan.exp2[((words[o / 4][p] >> 8 * (o % 4)) & 255u) ^ 128u]);
-      total[p] += part;
-      uint64_t at = (total[p] * mixed(seed[p] + static_cast<uint32_t>(tile))) >> 32;
-      if (at >= part) continue;
-      chosen[0][p] = words[0][p], chosen[1][p] = words[1][p];
-      weight[p] = part, index[p] = static_cast<uint32_t>(tile);
-    }
-  }
-  void settle(const Block& block, const Op& op, const Plan& plan, const int32_t* target) const;
-};
-
 struct Block {
   const Job& job;
   Arena arena;
@@ -74,9 +45,12 @@ struct Block {
     int64_t m = member(lane);
     return m < job.members ? m : job.members - 1;
   }
-  const int8_t* slice(int leaf, int pair) const {
-    int64_t pairs = job.members / 2, i = first_member / 2 + pair;
-    return job.noise + job.starts[leaf * pairs + (i < pairs ? i : pairs - 1)];
+  int64_t pair(int p) const {
+    int64_t i = first_member / 2 + p;
+    return i < job.members / 2 ? i : job.members / 2 - 1;
+  }
+  const int8_t* slice(int leaf, int p) const {
+    return job.noise + job.starts[leaf * (job.members / 2) + pair(p)];
   }
   bool nodes() const { return job.credit == Credit::nodes; }
   int rank() const { return job.starts && !nodes() ? job.rank : 0; }
@@ -359,15 +333,17 @@ struct Block {
     int rows = plan.leaves[op.leaf].rows, last = tiles_of(rows) - 1;
     auto& words = tile;
     Draw draw;
-    if (job.readout) draw.begin(*this, t);
+    if (job.readout)
+      for (int p = 0; p < kPairs; ++p)
+        draw.begin(p, job.draws[pair(p) * job.tokens_per_member + t]);
     product(
         op, t, [&](int) { return words; },
         [&](int i) {
           int count = i < last ? kTile : rows - last * kTile;
-          if (job.readout) {
-            draw.offer(words, i, count, plan);
-          }
-          Isa::exp2_sum(words, count, plan, sum);
+          if (job.readout)
+            draw.offer(words, i, count, plan, sum);
+          else
+            Isa::exp2_sum(words, count, plan, sum);
           for (int m = 0; m < kLanes; ++m) {
             uint32_t o = static_cast<uint32_t>(target[m] - i * kTile);
             uint32_t word = o & 4 ? words[1][m] : words[0][m];
@@ -385,7 +361,23 @@ struct Block {
         job.scores[member(m) * job.tokens_per_member + t] = static_cast<int16_t>(hit[m]);
     if (job.credit == Credit::none) return;
     for (int p = 0; p < kPairs; ++p) tape.gain[t][p] = hit[p] - hit[p + kPairs];
-    if (job.readout) draw.settle(*this, op, plan, target);
+    if (!job.readout) return;
+    for (int p = 0; p < kPairs && member(p) < job.members; ++p)
+      read(op, p, target[p], draw.token(p, plan));
+  }
+
+  // The target's row of the readout gains what the head saw, that of the token drawn loses it.
+  void read(const Op& op, int p, int target, int drawn) {
+    if (drawn == target) return;
+    int cols = job.plan.leaves[op.leaf].cols;
+    const uint32_t* x = registers[op.in[0]] + p;
+    int32_t* __restrict gains = job.readout + static_cast<int64_t>(target) * cols;
+    int32_t* __restrict loses = job.readout + static_cast<int64_t>(drawn) * cols;
+    for (int k = 0; k < cols; ++k) {
+      int32_t v = byte_at(x[k / 4 * kLanes], k % 4);
+      gains[k] += v;
+      loses[k] -= v;
+    }
   }
 
   int32_t log2_q4(uint64_t n) const {
@@ -496,13 +488,14 @@ struct Block {
     CreditKind kind = job.credit_kind[i];
     if (nodes())
       tape.discounted(i, marks, [&](int t, int p, int32_t v) {
-        if (p == 0) tape.turned(job.nodes[i], first_member / 2, t, minus);
+        if (p == 0) tape.turned(job.owners[i], first_member / 2, t, minus);
         return minus[p] ? -v : v;
       });
     else if (kind == CreditKind::inputs)
       tape.discounted(i, marks, [&](int t, int p, int32_t v) {
         int shift = 5 + 31 - __builtin_clz(static_cast<unsigned>(isqrt(leaf.cols)));
-        return static_cast<int32_t>((int64_t{v} * tape.seen[i][t * kPairs + p]) >> shift);
+        int64_t product = (int64_t{v} * tape.seen[i][t * kPairs + p]) >> shift;
+        return static_cast<int32_t>(product < -127 ? -127 : product > 127 ? 127 : product);
       });
     else if (kind == CreditKind::tokens)
       tape.discounted(i, marks, [&](int t, int p, int32_t v) {
@@ -532,41 +525,6 @@ struct Block {
     store_state();
   }
 };
-
-inline void Draw::begin(const Block& block, int t) {
-  int64_t pairs = block.job.members / 2;
-  for (int p = 0; p < kPairs; ++p) {
-    int64_t i = block.first_member / 2 + p;
-    total[p] = 0;
-    seed[p] = block.job.draws[(i < pairs ? i : pairs - 1) * block.job.tokens_per_member + t];
-  }
-}
-
-// The target's row of the readout gains what the head saw, that of the token drawn loses it.
-inline void Draw::settle(const Block& block, const Op& op, const Plan& plan,
-                         const int32_t* target) const {
-  int cols = plan.leaves[op.leaf].cols;
-  const uint32_t* x = block.registers[op.in[0]];
-  for (int p = 0; p < kPairs && block.member(p) < block.job.members; ++p) {
-    uint32_t at = static_cast<uint32_t>((uint64_t{weight[p]} * mixed(~seed[p])) >> 32);
-    int o = 0;
-    for (;; ++o) {
-      uint32_t part =
-          static_cast<uint32_t>(plan.exp2[((chosen[o / 4][p] >> 8 * (o % 4)) & 255u) ^ 128u]);
-      if (at < part) break;
-      at -= part;
-    }
-    int drawn = static_cast<int>(index[p]) * kTile + o;
-    if (drawn == target[p]) continue;
-    int32_t* gains = block.job.readout + static_cast<int64_t>(target[p]) * cols;
-    int32_t* loses = block.job.readout + static_cast<int64_t>(drawn) * cols;
-    for (int k = 0; k < cols; ++k) {
-      int32_t v = byte_at(x[k / 4 * kLanes + p], k % 4);
-      gains[k] += v;
-      loses[k] -= v;
-    }
-  }
-}
 
 static size_t block_bytes(const Job& job) {
   Block sizing(job, 0, nullptr);

@@ -8,7 +8,6 @@ struct Tape {
   int32_t** seen;            // [leaves]: x.B [T][16], where the weights carry the noise
   int32_t (*gain)[kPairs];   // [T]: score of member 2i less that of member 2i + 1
   int8_t (*credit)[kPairs];  // [T]: of one leaf
-  int32_t* sums;             // [4][16]
 
   Tape(const Job& j, Arena& arena) : job(j) {
     if (job.credit == Credit::none) return;
@@ -79,6 +78,47 @@ struct Tape {
       for (int j = 0; j < 4 && 4 * w + j < cols; ++j)
         for (int p = 0; p < kPairs; ++p)
           if (rows[p]) rows[p][4 * w + j] = rounded(sum[j][p], job.credit_shift + 4);
+    }
+  }
+};
+
+// Draws, per pair, a token from member 2i's own prediction while the tiles of logits pass by: a
+// tile takes the place of those before it with the odds of its weight.
+struct Draw {
+  alignas(64) uint64_t total[kPairs];
+  alignas(64) uint32_t chosen[2][kPairs], weight[kPairs], index[kPairs], seed[kPairs];
+
+  static uint32_t mixed(uint32_t v) {
+    v = (v ^ (v >> 16)) * 0x7FEB352Du;
+    v = (v ^ (v >> 15)) * 0x846CA68Bu;
+    return v ^ (v >> 16);
+  }
+  // A whole number below n, n < 2^44, from the first twenty bits of chance.
+  static uint64_t below(uint64_t n, uint32_t chance) { return (n * (chance >> 12)) >> 20; }
+
+  void begin(int p, uint32_t chance) { total[p] = 0, seed[p] = chance; }
+
+  // Adds a tile's EXP2 to sum[32], as Isa::exp2_sum.
+  void offer(uint32_t (*words)[kLanes], int tile, int count, const Plan& plan, uint32_t* sum) {
+    alignas(64) uint32_t part[kLanes] = {};
+    Isa::exp2_sum(words, count, plan, part);
+    for (int m = 0; m < kLanes; ++m) sum[m] += part[m];
+    for (int p = 0; p < kPairs; ++p) {
+      total[p] += part[p];
+      bool take = below(total[p], mixed(seed[p] + static_cast<uint32_t>(tile))) < part[p];
+      chosen[0][p] = take ? words[0][p] : chosen[0][p];
+      chosen[1][p] = take ? words[1][p] : chosen[1][p];
+      weight[p] = take ? part[p] : weight[p];
+      index[p] = take ? static_cast<uint32_t>(tile) : index[p];
+    }
+  }
+
+  int token(int p, const Plan& plan) const {
+    uint64_t at = below(weight[p], mixed(~seed[p]));
+    for (int o = 0;; ++o) {
+      uint32_t u = ((chosen[o / 4][p] >> 8 * (o % 4)) & 255u) ^ 128u;
+      if (at < static_cast<uint32_t>(plan.exp2[u])) return static_cast<int>(index[p]) * kTile + o;
+      at -= static_cast<uint32_t>(plan.exp2[u]);
     }
   }
 };

@@ -291,7 +291,7 @@ class CreditPopulation : public CpuPrimitive {
     job.credit = static_cast<Credit>(how_.mode);
     work->how = how_;  // the primitive may be gone when the work is done
     job.shifts = work->how.shifts.data();
-    job.nodes = work->how.nodes.data();
+    job.owners = work->how.owners.data();
     job.discounts = work->how.discounts.data();
     job.credit_shift = how_.credit_shift;
     int64_t readout = 0;
@@ -354,7 +354,7 @@ class CreditPopulation : public CpuPrimitive {
     for (int i = 0; i < job.plan.leaf_count; ++i) {
       CreditKind kind = work.kinds[static_cast<size_t>(i)];
       if (!by_votes(kind)) continue;
-      int node = job.nodes[i];
+      int node = job.owners[i];
       VoteJob vote{};
       vote.leaf = job.plan.leaves[i];
       vote.noise = job.noise;
@@ -424,7 +424,7 @@ void check_starts(const Plan& plan, const mx::array& starts, const mx::array& ta
 void check_crediting(const Plan& plan, const Crediting& how) {
   size_t n = static_cast<size_t>(plan.leaf_count);
   require(how.mode == 1 || how.mode == 2, "crediting: mode must be 1 or 2");
-  require(how.shifts.size() == n && how.kinds.size() == n && how.nodes.size() == n &&
+  require(how.shifts.size() == n && how.kinds.size() == n && how.owners.size() == n &&
               how.discounts.size() == n,
           "crediting: one number per leaf is needed");
   require(how.credit_shift >= 0 && how.credit_shift <= 16, "crediting: credit_shift is in 0..16");
@@ -435,7 +435,7 @@ void check_crediting(const Plan& plan, const Crediting& how) {
     require((how.shifts[l] >= 0 && how.shifts[l] <= 24) || how.shifts[l] == kSilent,
             "crediting: shifts are 0..24 or silent");
     require(how.discounts[l] >= 0 && how.discounts[l] <= 15, "crediting: discounts are 0..15");
-    int node = how.nodes[l];
+    int node = how.owners[l];
     require(node >= 0 && node < plan.leaf_count, "crediting: a node is no leaf");
     require(node == i || (plan.leaves[node].cols && plan.leaves[node].rows == leaf.rows),
             "crediting: a leaf's node has other outputs");

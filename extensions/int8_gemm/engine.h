@@ -25,7 +25,7 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
 // How token credit works on each leaf; see plan.h.
 struct Crediting {
   int mode;  // of Credit
-  std::vector<int> shifts, kinds, nodes, discounts;
+  std::vector<int> shifts, kinds, owners, discounts;
   int credit_shift;
 };
 

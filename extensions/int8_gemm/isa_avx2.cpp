@@ -99,8 +99,10 @@ struct Isa : PortableIsa {
     __m256i sum[8], x = _mm256_set1_epi16(3), w = _mm256_set1_epi16(-5);
     for (__m256i& s : sum) s = _mm256_setzero_si256();
     for (int64_t i = 0; i < rounds; ++i) {
-      for (__m256i& s : sum) s = _mm256_add_epi32(s, _mm256_madd_epi16(x, w));
-      asm volatile("" : "+x"(x), "+x"(w));  // or the compiler would multiply once
+      for (__m256i& s : sum) {
+        s = _mm256_add_epi32(s, _mm256_madd_epi16(x, w));
+        asm volatile("" : "+x"(x), "+x"(w));  // or the compiler would multiply once
+      }
     }
     for (__m256i& s : sum) asm volatile("" : : "x"(s));
     return rounds * 8 * 16;

@@ -85,7 +85,7 @@ struct Job {
   Credit credit;
   const int32_t* shifts;          // [leaves]: right shift of a leaf's noise; kSilent: it has none
   const CreditKind* credit_kind;  // [leaves]
-  const int32_t* nodes;           // [leaves]: whose noise a leaf is credited with
+  const int32_t* owners;          // [leaves]: whose noise a leaf is credited with
   const int32_t* discounts;       // [leaves], in 1/16
   const int64_t* credit_at;       // [leaves]: where a leaf's credit begins in a pair's row
   const int32_t* signs;           // [leaves, N, ceil(T / 32)] words of T bits; 1: turned

@@ -1,0 +1,132 @@
+"""Token credit: which noise a pair wears and what each leaf is credited with. See docs/estimators.md.
+
+Letters: N pairs, T tokens of an update, K inputs of a leaf. Every estimator works from forward
+passes alone; their names here are those of option --estimator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from eggroll.model import Program
+from eggroll.rng import DRAWS, SIGNS, counters, key
+
+Estimator = Literal["eggroll", "token-votes", "token-credit"]
+
+SILENT = 63  # the shift of a leaf without noise of its own
+# Right shifts beyond sigma_shift. A token's embedding moves every layer's input, and a norm's weight
+# what several layers read: with the noise of other nodes they would drown all other credit.
+EMBEDDING, VECTOR = 1, 3
+
+
+class Kind(IntEnum):
+    """What a leaf's credit is made of."""
+
+    NONE = 0
+    INPUTS = 1  # a matrix: sum over tokens of credit x input, int8 [K]
+    TOKENS = 2  # an embedding: the credit of every token, int8 [T]
+    SCALAR = 3  # a vector: the sum of the credit, int8
+    READOUT = 4  # the head, from its own errors
+
+
+class Crediting(NamedTuple):
+    """How each leaf is perturbed and credited, leaves in declared order.
+
+    nodes: whether the noise is on the outputs of layers, with another sign at every token
+    (token-credit), or on the weights (token-votes); shifts: right shift of a leaf's noise, with
+    nodes only; owners: the leaf whose noise it is credited with; discounts: what a score is worth
+    to the token before, in 1/16; credit_shift: right shift of a leaf's sums on their way to int8.
+    """
+
+    nodes: bool
+    shifts: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+    owners: tuple[int, ...]
+    discounts: tuple[int, ...]
+    credit_shift: int
+
+
+class Chance(NamedTuple):
+    """Random bits of some consecutive pairs.
+
+    signs: int32 [leaves, N, ceil(T / 32)], bit t % 32 of word t // 32 turns the noise at token t;
+    draws: uint32 [N, T], for the readout.
+    """
+
+    signs: mx.array
+    draws: mx.array
+
+
+def crediting(
+    program: Program, estimator: Estimator, *, sigma_shift: int, discount: int, seq_len: int
+) -> Crediting:
+    """The credit of every leaf of a program, derived from what the leaf does there."""
+    nodes = estimator == "token-credit"
+    count = len(program.leaves)
+    kinds, shifts = [Kind.NONE] * count, [sigma_shift] * count
+    owners, discounts = list(range(count)), [discount] * count
+    stateful = [i for i, stage in enumerate(program.stages) if stage.state >= 0]
+    for i, stage in enumerate(program.stages):
+        writes = [j for j, op in enumerate(stage.ops) if op.out == 1]  # of the recurrent state
+        made_by = {op.out: op.leaf for op in stage.ops if op.kind == "linear"}
+        for j, op in enumerate(stage.ops):
+            if op.leaf < 0:
+                continue
+            vector = op.kind in ("norm", "add_bias")
+            kinds[op.leaf] = (
+                Kind.TOKENS if op.kind == "embed"
+                else Kind.SCALAR if vector
+                else Kind.READOUT if op.kind == "score" and nodes
+                else Kind.INPUTS
+            )  # fmt: skip
+            if op.kind == "embed":
+                shifts[op.leaf] += EMBEDDING
+            if vector:
+                shifts[op.leaf] += VECTOR
+            if op.kind == "score" and nodes:
+                shifts[op.leaf] = SILENT
+            # Outputs that are only added up are one node: one noise serves all that feed it.
+            if nodes and op.kind == "add_bias" and all(r in made_by for r in op.inputs):
+                first, *rest = (made_by[r] for r in op.inputs)
+                for leaf in (*rest, op.leaf):
+                    owners[leaf], shifts[leaf] = first, SILENT
+            # What no later token sees has no part in later scores.
+            last = stateful[-1] if stateful else -1
+            if i > last or (i == last and j > max(writes, default=-1)):
+                discounts[op.leaf] = 0
+    # Sums over T tokens of random sign grow with sqrt(T); at T = 16 they fit as they are.
+    credit_shift = max(0, (max(seq_len, 1).bit_length() - 5 + 1) // 2)
+    return Crediting(
+        nodes, tuple(shifts), tuple(kinds), tuple(owners), tuple(discounts), credit_shift
+    )
+
+
+def chance(
+    how: Crediting, *, seed: int, epoch: int, first_pair: int, pairs: int, seq_len: int
+) -> Chance:
+    """The random bits of pairs first_pair .. first_pair + pairs - 1 in update `epoch`."""
+    words = -(-seq_len // 32)
+    signs = np.zeros((len(how.kinds), pairs, words), np.int32)
+    draws = np.zeros((pairs, seq_len), np.uint32)
+    for leaf in sorted(set(how.owners)) if how.nodes else ():
+        if how.shifts[leaf] != SILENT:
+            signs[leaf] = _high(key(seed, SIGNS, epoch, leaf), first_pair, pairs, words)
+    if Kind.READOUT in how.kinds:
+        draws[:] = _high(key(seed, DRAWS, epoch), first_pair, pairs, seq_len).view(np.uint32)
+    return Chance(mx.array(signs), mx.array(draws))
+
+
+def _high(stream: int, first: int, rows: int, columns: int) -> np.ndarray:
+    words = counters(stream, first * columns, rows * columns) >> np.uint64(32)
+    return words.astype(np.uint32).view(np.int32).reshape(rows, columns)
+
+
+def row_bytes(how: Crediting, inputs: Sequence[int], seq_len: int) -> int:
+    """Bytes of one pair's credit; inputs: K of every leaf."""
+    sizes = {Kind.NONE: 0, Kind.READOUT: 0, Kind.SCALAR: 1, Kind.TOKENS: seq_len}
+    return sum(sizes.get(kind, k) for kind, k in zip(how.kinds, inputs, strict=True))
