@@ -1,12 +1,11 @@
-"""A step of eggroll.adamw over one of the same network in PyTorch: `python benchmarks/adamw_vs_torch.py`.
+"""Steps of eggroll.adamw and of the same network in PyTorch: benchmarks/adamw_vs_torch.py.
 
 Both are verified against each other (loss and gradients), then timed in turns, whole steps with
 AdamW. Letters: S streams, T tokens, D width, L layers.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import time
@@ -17,8 +16,9 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import model
-from eggroll.adamw import Options, Trainer
-from eggroll.float_twin import LIMIT, ONE, Twin, gradient, order
+from eggroll.backprop import Options, Trainer
+from eggroll.float_numpy import cores, gradient, twin_for
+from eggroll.float_twin import IN, LIMIT, ONE, STATE, order
 
 REPEATS = 15
 NETWORKS = ((64, 1), (128, 2), (256, 6))
@@ -68,7 +68,7 @@ class TorchTwin:
         x, states = None, []
         for stage in self.program.stages:
             plan = order(stage)
-            values = {-2: x}
+            values = {IN: x}
 
             def compute(indices, known, ops=stage.ops, plan=plan):
                 for i in indices:
@@ -80,11 +80,11 @@ class TorchTwin:
                 s, seen = state[:, stage.state : stage.state + D], []
                 rows = {j: v.unbind(0) for j, v in values.items()}
                 for t, fresh in enumerate((tokens != 0).float()[..., None].unbind(0)):
-                    now = {j: row[t] for j, row in rows.items()} | {-1: s * fresh}
+                    now = {j: row[t] for j, row in rows.items()} | {STATE: s * fresh}
                     compute(plan.loop, now)
                     s = now[plan.state]
                     seen.append(now)
-                for j in (-1, *plan.loop):
+                for j in (STATE, *plan.loop):
                     values[j] = torch.stack([now[j] for now in seen])
                 states.append(s)
             compute(plan.after, values)
@@ -151,12 +151,12 @@ def compare(width: int, layers: int) -> None:
     verify(program, weights)
     tokens, targets = batch(0)
     options = Options(width=width, layers=layers, streams=STREAMS, seq_len=TOKENS)
-    trainer = Trainer.new(options, Twin(program))
+    trainer = Trainer(options, twin_for(program))
     rows = (torch.from_numpy(a.T.astype(np.int64)) for a in (tokens, targets))
     peer = torch_step(TorchTwin(program, weights), options, *rows)
 
     def ours() -> None:
-        trainer.step(tokens, targets)
+        trainer.update(tokens, targets)
 
     for _ in range(3):
         ours(), peer()
@@ -175,7 +175,7 @@ def main() -> int:
     if torch is None:
         print("torch is missing: install it (pip install torch) to compare with it.")
         return 0
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if sys.platform == "linux" else 0 or 1)
+    torch.set_num_threads(cores())
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; mlx {mx.__version__}")
     for width, layers in NETWORKS:
         compare(width, layers)

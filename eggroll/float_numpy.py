@@ -7,7 +7,10 @@ Letters: S streams, T tokens, V vocabulary, D width, K inputs of an operation, n
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -15,12 +18,15 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll import blas
 from eggroll import fixed_point as fx
 from eggroll.float_twin import IN, LIMIT, LN2, ONE, STATE, Leaves, Order, Twin, real
 from eggroll.model import Op, Program, Stage
 
 Array = NDArray[Any]
 Values = dict[int, Array]
+
+LEAST_STREAMS = 16  # that are worth a thread of their own
 
 
 class Operation(NamedTuple):
@@ -57,7 +63,8 @@ def linear_back(g: Array, y: Array, w: Array, x: Array) -> tuple[Array, tuple[Ar
 
 
 def linear_leaf(h: Array, x: Array) -> Array:
-    return rows(h).T @ rows(x) * np.float32(1 / isqrt(x.shape[-1]))
+    out: Array = rows(h).T @ rows(x) * np.float32(1 / isqrt(x.shape[-1]))
+    return out
 
 
 def mean_size(x: Array) -> tuple[Array, Array]:
@@ -74,7 +81,8 @@ def norm_back(g: Array, y: Array, w: Array, x: Array) -> tuple[Array, tuple[Arra
 
 
 def norm_leaf(h: Array, x: Array) -> Array:
-    return rows(h * (x / mean_size(x)[0])).sum(axis=0)
+    out: Array = rows(h * (x / mean_size(x)[0])).sum(axis=0)
+    return out
 
 
 def sum_back(g: Array, y: Array, w: Array, *inputs: Array) -> tuple[Array, tuple[Array, ...]]:
@@ -93,7 +101,8 @@ def forget_back(
 
 
 def mix(w: Array, f: Array, h: Array, s: Array) -> Array:
-    return s + share(f) * (h - s)
+    out: Array = s + share(f) * (h - s)
+    return out
 
 
 def mix_back(
@@ -272,65 +281,116 @@ def accumulate(grads: Values, where: tuple[int, ...], parts: tuple[Array, ...]) 
 
 
 class NumpyTwin(Twin):
-    """The twin with its work done by NumPy; takes and returns what `Twin` does."""
+    """The twin with its work done by NumPy; takes and returns what `Twin` does.
+
+    threads: each runs its own share of the streams, forwards and backwards; 0 is all cores.
+    """
+
+    def __init__(self, program: Program, threads: int = 0) -> None:
+        super().__init__(program)
+        self.threads = threads or cores()
+
+    @property
+    def path(self) -> str:
+        return f"float twin (NumPy on the cpu, {self.threads} threads)"
 
     def logits(
         self, weights: Leaves, tokens: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array]:
-        run = self._run(weights, tokens)
-        after = run.forward(np.array(state))
+        with blas.one_thread():
+            run = Pass(self, arrays(weights), np.array(tokens))
+            after = run.forward(np.array(state))
+        assert run.logits is not None
         return mx.array(run.logits), mx.array(after)
-
-    def _run(self, weights: Leaves, tokens: mx.array) -> Pass:
-        views = {name: np.array(w, copy=False) for name, w in weights.items()}
-        return Pass(self, views, np.array(tokens))
-
-    def _bits(self, run: Pass, targets: mx.array) -> tuple[Array, Array]:
-        """Bits [T, S] of the targets, and the softmax [T, S, V] of the logits."""
-        logits, c = run.logits, np.array(targets)[..., None]
-        assert logits is not None
-        top = logits.max(axis=-1, keepdims=True)
-        chances = np.exp((logits - top) * np.float32(LN2))
-        total = chances.sum(axis=-1, keepdims=True)
-        chances /= total
-        bits = np.log2(total) + top - np.take_along_axis(logits, c, axis=-1)
-        return bits[..., 0], chances
 
     def bits(
         self, weights: Leaves, tokens: mx.array, targets: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array]:
-        run = self._run(weights, tokens)
-        after = run.forward(np.array(state))
-        return mx.array(self._bits(run, targets)[0]), mx.array(after)
+        leaves = arrays(weights)
+
+        def work(tokens: Array, targets: Array, state: Array) -> tuple[Array, Array]:
+            run = Pass(self, leaves, tokens)
+            after = run.forward(state)
+            return token_bits(run, targets)[0], after
+
+        bits, after = zip(*self._share_out(work, tokens, targets, state), strict=True)
+        return mx.array(np.concatenate(bits, axis=1)), mx.array(np.concatenate(after))
 
     def gradient(
         self, weights: Leaves, tokens: mx.array, targets: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array, Leaves]:
-        run = self._run(weights, tokens)
-        after = run.forward(np.array(state))
-        bits, slope = self._bits(run, targets)
-        c = np.array(targets)[..., None]
-        np.put_along_axis(slope, c, np.take_along_axis(slope, c, axis=-1) - 1, axis=-1)
-        slope /= bits.size
-        leaves = zip(self.program.leaves, run.backward(slope), strict=True)
-        grads = {leaf.name: mx.array(g) for leaf, g in leaves}
-        return mx.array(bits.mean()), mx.array(after), grads
+        leaves = arrays(weights)
+
+        def work(tokens: Array, targets: Array, state: Array) -> tuple[Array, Array, list[Array]]:
+            run = Pass(self, leaves, tokens)
+            after = run.forward(state)
+            bits, slope = token_bits(run, targets)
+            c = targets[..., None]
+            np.put_along_axis(slope, c, np.take_along_axis(slope, c, axis=-1) - 1, axis=-1)
+            return bits, after, run.backward(slope)
+
+        bits, after, parts = zip(*self._share_out(work, tokens, targets, state), strict=True)
+        total, count = sum(float(b.sum(dtype=np.float64)) for b in bits), targets.size
+        grads = {
+            leaf.name: mx.array(sum(column[1:], column[0]) * np.float32(1 / count))
+            for leaf, column in zip(self.program.leaves, zip(*parts, strict=True), strict=True)
+        }
+        return mx.array(total / count), mx.array(np.concatenate(after)), grads
+
+    def _share_out(
+        self, work: Callable[..., Any], tokens: mx.array, targets: mx.array, state: mx.array
+    ) -> list[Any]:
+        """What `work` makes of each thread's share of the streams, in their order."""
+        shares = max(1, min(self.threads, tokens.shape[1] // LEAST_STREAMS))
+        columns = [np.array_split(np.array(a), shares, axis=1) for a in (tokens, targets)]
+        parts = (*columns, np.array_split(np.array(state), shares))
+        with blas.one_thread(), ThreadPoolExecutor(shares) as pool:
+            return list(pool.map(work, *parts))
 
 
-def twin_for(program: Program) -> Twin:
-    """The twin that is fastest on MLX's default device."""
-    return (NumpyTwin if mx.default_device().type == mx.DeviceType.cpu else Twin)(program)
+def token_bits(run: Pass, targets: Array) -> tuple[Array, Array]:
+    """Bits [T, S] of the targets, and the softmax [T, S, V] of the logits."""
+    logits = run.logits
+    assert logits is not None
+    top = logits.max(axis=-1, keepdims=True)
+    chances = (logits - top) * np.float32(LN2)
+    np.exp(chances, out=chances)
+    total = chances.sum(axis=-1, keepdims=True)
+    chances /= total
+    bits = np.log2(total) + top - np.take_along_axis(logits, targets[..., None], axis=-1)
+    return bits[..., 0], chances
+
+
+def arrays(weights: Leaves) -> dict[str, Array]:
+    """NumPy's view of leaves in MLX."""
+    return {name: np.array(w, copy=False) for name, w in weights.items()}
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def twin_for(program: Program, threads: int = 0) -> Twin:
+    """The twin that is fastest on MLX's default device; threads are of a CPU."""
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    return NumpyTwin(program, threads) if on_cpu else Twin(program)
 
 
 def gradient(
     program: Program, weights: Mapping[str, Any], tokens: Array, targets: Array, state: Any
-) -> dict[str, NDArray[np.float32]]:
-    """The true gradient of the twin's loss at given int8 weights.
+) -> dict[str, Array]:
+    """The true gradient of the twin's loss, bits per token, at given int8 weights.
 
     weights: int8 leaves by name, Q4; tokens, targets: int32 [S, T]; state: int8 [S, state_size],
-    Q4. Returns float32 leaves: bits per token, by a change of the weight by one last bit (1/16).
+    Q4. Returns float32 leaves: the slope of the loss for a weight's last bit (1/16).
     """
-    batch = (mx.array(np.ascontiguousarray(np.transpose(a))) for a in (tokens, targets))
     start = real({"state": state})["state"]
-    leaves = twin_for(program).gradient(real(weights), *batch, start)[2]
+    batch = by_token(tokens), by_token(targets)
+    leaves = twin_for(program).gradient(real(weights), batch[0], batch[1], start)[2]
     return {name: np.array(g) / np.float32(ONE) for name, g in leaves.items()}
+
+
+def by_token(batch: Array) -> mx.array:
+    """[S, T] -> [T, S], as the twins read."""
+    return mx.array(np.ascontiguousarray(batch.T))

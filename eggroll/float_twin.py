@@ -170,6 +170,11 @@ class Twin:
         self.program = program
         self.orders = [order(stage) for stage in program.stages]
 
+    @property
+    def path(self) -> str:
+        """What it runs on, for the run's first line."""
+        return f"float twin (MLX's automatic gradient on the {mx.default_device().type.name})"
+
     def logits(
         self, weights: Leaves, tokens: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array]:

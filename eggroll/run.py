@@ -21,7 +21,7 @@ import mlx.core as mx
 
 from eggroll import __version__, checkpoint, cli, config, engines, runlog
 from eggroll.checkpoint import Checkpoint
-from eggroll.config import Config
+from eggroll.config import Common, Config
 from eggroll.data import Batch, Corpus, Streams, load_corpus
 from eggroll.engines import Engine
 from eggroll.errors import InputError
@@ -81,12 +81,12 @@ def open_run(options: Config, stack: ExitStack) -> Run:
     if options.resume:
         folder = stack.enter_context(runlog.Folder(Path(options.resume)))
         before = checkpoint.load(folder.path / runlog.CHECKPOINT)
-        check_options(before, options)
+        check_options(before.config, before.step, options)
     elif options.out:
         runlog.check_free(Path(options.out))
     corpus = load_corpus(options.data, vocabulary=options.vocabulary, steps=options.count_steps)
     if before:
-        check_data(before, fingerprint(corpus), options)
+        check_data(before.corpus, fingerprint(corpus), options)
     streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
     next(validation_batches(corpus, options))  # complains now if the split is too small
     if not before:
@@ -103,28 +103,28 @@ def open_run(options: Config, stack: ExitStack) -> Run:
     return run
 
 
-def check_options(before: Checkpoint, options: Config) -> None:
-    """Raises InputError unless a run with these options can go on from the checkpoint."""
-    config.check_resumed(before.config, options)
+def check_options(before: Any, done: int, options: Common) -> None:
+    """Raises InputError unless a run with these options can go on after `done` updates."""
+    config.check_resumed(before, options)
     if options.out and Path(options.out).resolve() != Path(options.resume).resolve():
         raise InputError(
             f"--out {options.out!r} is not the folder of --resume {options.resume!r}, where the "
             "run goes on: leave --out out."
         )
-    if options.steps < before.step:
+    if options.steps < done:
         raise InputError(
-            f"--steps is {options.steps}, but the run in {options.resume!r} has made {before.step} "
-            f"updates already: give the new total, {before.step} or more."
+            f"--steps is {options.steps}, but the run in {options.resume!r} has made {done} "
+            f"updates already: give the new total, {done} or more."
         )
 
 
-def check_data(before: Checkpoint, found: Any, options: Config) -> None:
+def check_data(before: Any, found: Any, options: Common) -> None:
     """Raises InputError unless this is the data that the checkpoint was trained on."""
     then, now = (
         ", ".join(f"{name} {str(value)[:12]}" for name, value in facts.items())
-        for facts in (before.corpus, found)
+        for facts in (before, found)
     )
-    if found != before.corpus:
+    if found != before:
         raise InputError(
             f"--data {options.data!r} has changed since the run in {options.resume!r} began (then "
             f"{then}, now {now}): bring the old data back, or start a new run without --resume."
@@ -181,7 +181,7 @@ def beginning(options: Config, program: Program, corpus: Any) -> Checkpoint:
     return Checkpoint(options, 0, weights, rule(options).start(weights), state, corpus)
 
 
-def validation_batches(corpus: Corpus, options: Config) -> Iterator[Batch]:
+def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:
     """At most val_tokens of the validation split, spread over at most 256 streams.
 
     A small split gives fewer streams, so that each is long, as each begins without a memory.
@@ -210,7 +210,7 @@ def fingerprint(corpus: Corpus) -> Any:
     return json.loads(json.dumps(facts))
 
 
-def unit(options: Config) -> str:
+def unit(options: Common) -> str:
     return "bits per token" if options.data == "count" else "bits per byte"
 
 
