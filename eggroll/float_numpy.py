@@ -217,7 +217,7 @@ class Pass:
             if plan.score is not None:
                 grads[plan.score] = dlogits
             self._batched_back(stage, plan, plan.after, values, grads, leaves)
-            if stage.state >= 0 and plan.loop:
+            if stage.state >= 0:
                 self._recurrence_back(stage, plan, values, grads, leaves)
             self._batched_back(stage, plan, plan.before, values, grads, leaves)
             dx = grads.get(IN)
@@ -252,9 +252,10 @@ class Pass:
     ) -> None:
         """Back through the tokens; products for the leaves wait until all tokens are known."""
         loop = [(i, *self.operation(stage.ops[i]), plan.inputs[i]) for i in reversed(plan.loop)]
-        before = {j for i in plan.loop for j in plan.inputs[i]} - {STATE, *plan.loop}
-        for j in before:
-            grads.setdefault(j, np.zeros_like(values[j]))
+        before = {j for i in plan.loop for j in plan.inputs[i]} | {plan.state}
+        before -= {STATE, *plan.loop}
+        for j in before:  # a copy, as an operation may have given it to two values
+            grads[j] = grads[j].copy() if j in grads else np.zeros_like(values[j])
         held = {i: np.empty_like(values[i]) for i, kind, _, _ in loop if kind.leaf}
         arriving = [j for j in (STATE, *plan.loop) if j in grads]
         carried = np.zeros_like(values[STATE][0])
@@ -268,7 +269,7 @@ class Pass:
                 accumulate(now, inputs, parts)
             for j in before & now.keys():
                 grads[j][t] += now[j]
-            carried = now[STATE] * self.fresh[t]
+            carried = now[STATE] * self.fresh[t] if STATE in now else carried * 0
         for i, kind, _, inputs in loop:
             if kind.leaf:
                 leaves[stage.ops[i].leaf] = kind.leaf(held[i], *(values[j] for j in inputs))
