@@ -133,53 +133,66 @@ class Options:
 class Trainer:
     """Weights, AdamW's memory and the recurrent state, and one update of all three.
 
-    weights: float32 leaves in declared order; state: float32 [S, state_size]; step: updates done.
-    A run repeats bit for bit on one machine with equal threads, not across machines: these are
-    floats.
+    weights: float32 leaves in declared order, of any size, where int8 ends at +-127/16; state:
+    float32 [S, state_size]; step: updates done. A run repeats bit for bit on one machine with equal
+    threads, not across machines: these are floats.
     """
 
     def __init__(self, options: Options, twin: Twin) -> None:
         self.options, self.twin, self.step = options, twin, 0
         self.weights = real(initial_weights(twin.program, options.seed))
         self.state = mx.zeros((options.streams, twin.program.state_size))
+        kinds = {"matrices": 2, "vectors": 1}
+        names = {k: [n for n, w in self.weights.items() if w.ndim == d] for k, d in kinds.items()}
+        self.names = {kind: of_kind for kind, of_kind in names.items() if of_kind}
         self.optimizers = {
-            dimensions: optim.AdamW(
+            kind: optim.AdamW(
                 options.learning_rate,
                 betas=[options.beta1, options.beta2],
-                weight_decay=options.weight_decay if dimensions == 2 else 0.0,
+                weight_decay=options.weight_decay if kind == "matrices" else 0.0,
                 bias_correction=True,
             )
-            for dimensions in (1, 2)  # only matrices decay
+            for kind in self.names
         }
-        for dimensions, optimizer in self.optimizers.items():
-            optimizer.init(of(self.weights, dimensions))
+        for kind, optimizer in self.optimizers.items():
+            optimizer.init({kind: self._joined(self.weights, kind)})
+
+    def _joined(self, leaves: Leaves, kind: str) -> mx.array:
+        """All leaves of a kind in one array, as many small operations would cost more."""
+        return mx.concatenate([leaves[name].reshape(-1) for name in self.names[kind]])
+
+    def _parted(self, joined: mx.array, kind: str) -> Leaves:
+        old = [self.weights[name] for name in self.names[kind]]
+        ends = np.cumsum([w.size for w in old]).tolist()
+        parts = zip(self.names[kind], old, mx.split(joined, ends[:-1]), strict=True)
+        return {name: part.reshape(w.shape) for name, w, part in parts}
 
     def update(self, tokens: NDArray[np.int32], targets: NDArray[np.int32]) -> float:
         """Makes one update from tokens and targets, int32 [S, T]; returns bits per token before."""
         loss, self.state, gradient = self.twin.gradient(
             self.weights, by_token(tokens), by_token(targets), self.state
         )
+        slopes = {kind: self._joined(gradient, kind) for kind in self.names}
         if self.options.clip_norm:
             clip: Any = optim.clip_grad_norm  # ships no types
-            gradient, _ = clip(gradient, self.options.clip_norm)
+            slopes, _ = clip(slopes, self.options.clip_norm)
         moved: Leaves = {}
-        for dimensions, optimizer in self.optimizers.items():
+        for kind, optimizer in self.optimizers.items():
             optimizer.learning_rate = self.options.rate(self.step)
-            moved |= optimizer.apply_gradients(
-                of(gradient, dimensions), of(self.weights, dimensions)
-            )
+            before = {kind: self._joined(self.weights, kind)}
+            after = optimizer.apply_gradients({kind: slopes[kind]}, before)
+            moved |= self._parted(after[kind], kind)
         self.weights = {name: moved[name] for name in self.weights}
         self.step += 1
         mx.eval(loss, self.weights, self.state, [o.state for o in self.optimizers.values()])
         return float(np.array(loss))
 
     def arrays(self) -> Arrays:
-        """All that changes, float32: weights/, m/ and v/ (AdamW's memory) by leaf, and state."""
+        """All that changes, float32: weights/ by leaf, state, and AdamW's memory, m/ and v/."""
         out = {"state": np.array(self.state)}
-        for name, w in self.weights.items():
-            kept = self.optimizers[w.ndim].state[name]
-            out[f"weights/{name}"] = np.array(w)
-            out |= {f"{part}/{name}": np.array(kept[part]) for part in ("m", "v")}
+        out |= {f"weights/{name}": np.array(w) for name, w in self.weights.items()}
+        for kind, optimizer in self.optimizers.items():
+            out |= {f"{part}/{kind}": np.array(optimizer.state[kind][part]) for part in ("m", "v")}
         return out
 
     def restore(self, arrays: Mapping[str, Any], step: int, source: str) -> None:
@@ -198,12 +211,7 @@ class Trainer:
                     "network, so start a new run."
                 )
         self.step, self.state = step, mx.array(arrays["state"])
-        for name, w in self.weights.items():
-            memory = self.optimizers[w.ndim].state
-            memory[name] = {part: mx.array(arrays[f"{part}/{name}"]) for part in ("m", "v")}
-            memory["step"] = mx.array(step, mx.uint64)
         self.weights = {name: mx.array(arrays[f"weights/{name}"]) for name in self.weights}
-
-
-def of(leaves: Leaves, dimensions: int) -> Leaves:
-    return {name: leaf for name, leaf in leaves.items() if leaf.ndim == dimensions}
+        for kind, optimizer in self.optimizers.items():
+            optimizer.state[kind] = {p: mx.array(arrays[f"{p}/{kind}"]) for p in ("m", "v")}
+            optimizer.state["step"] = mx.array(step, mx.uint64)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from eggroll import blas
 from eggroll import fixed_point as fx
-from eggroll.float_twin import IN, LIMIT, LN2, ONE, STATE, Leaves, Order, Twin, real
+from eggroll.float_twin import IN, LIMIT, LN2, ONE, STATE, Leaves, Order, Twin, on_cpu, real
 from eggroll.model import Op, Program, Stage
 
 Array = NDArray[Any]
@@ -374,8 +374,7 @@ def cores() -> int:
 
 def twin_for(program: Program, threads: int = 0) -> Twin:
     """The twin that is fastest on MLX's default device; threads are of a CPU."""
-    on_cpu = mx.default_device().type == mx.DeviceType.cpu
-    return NumpyTwin(program, threads) if on_cpu else Twin(program)
+    return NumpyTwin(program, threads) if on_cpu() else Twin(program)
 
 
 def gradient(

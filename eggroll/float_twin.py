@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import isqrt, log
 from typing import Any, NamedTuple
 
@@ -30,6 +31,11 @@ IN, STATE = -2, -1  # values a stage begins with; the others are the indices of 
 def real(values: Mapping[str, Any]) -> Leaves:
     """Int8 leaves in Q4 -> float32 leaves of what they stand for."""
     return {name: mx.array(np.array(v, np.float32) / ONE) for name, v in values.items()}
+
+
+def on_cpu() -> bool:
+    """Whether MLX computes on the CPU unless told otherwise."""
+    return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
 def clip(v: mx.array) -> mx.array:
@@ -208,13 +214,18 @@ class Twin:
         self, weights: Leaves, tokens: mx.array, targets: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array, Leaves]:
         """Mean bits per token over all [T, S], the new state, and the mean's gradient by leaf."""
+        (mean, after), leaves = self._slope(weights, tokens, targets, state)
+        return mean, after, leaves
 
+    @cached_property
+    def _slope(self) -> Callable[..., Any]:
         def loss(*args: Any) -> tuple[mx.array, mx.array]:
             bits, after = self.bits(*args)
             return bits.mean(), after
 
-        (mean, after), leaves = mx.value_and_grad(loss)(weights, tokens, targets, state)
-        return mean, after, leaves
+        slope: Callable[..., Any] = mx.value_and_grad(loss)
+        # On a CPU compiling takes longer than a short run, and products are what costs time there.
+        return slope if on_cpu() else mx.compile(slope)
 
 
 def run_stage(
