@@ -46,7 +46,7 @@ class Options:
     """Activations of a layer."""
     gates: Gates = "clip"
     """What squashes the GRU's gates: the clip itself, or sigmoid and tanh."""
-    learning_rate: Annotated[float, Range(0, 64, above=True)] = 0.03
+    learning_rate: Annotated[float, Range(0, 64, above=True)] = 0.1
     """Step of a weight per update at its highest, where weights begin as N(0, 1)."""
     warmup: Annotated[float, Range(0, 1)] = 0.02
     """Share of the updates over which the learning rate rises."""
@@ -58,7 +58,7 @@ class Options:
     """Decay of matrices per update, times the learning rate."""
     beta1: Annotated[float, Range(0, 0.99999)] = 0.9
     """Memory of the gradient's mean."""
-    beta2: Annotated[float, Range(0, 0.99999)] = 0.99
+    beta2: Annotated[float, Range(0, 0.99999)] = 0.95
     """Memory of the gradient's square."""
     clip_norm: Annotated[float, Range(0, 10**6)] = 1.0
     """Longest gradient, all leaves together, in bits per token and 1.0 of a weight; 0: any."""

@@ -18,8 +18,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll import blas
 from eggroll import fixed_point as fx
+from eggroll import host
 from eggroll.float_twin import IN, LIMIT, LN2, ONE, STATE, Leaves, Order, Twin, on_cpu, real
 from eggroll.model import Op, Program, Stage
 
@@ -30,7 +30,7 @@ LEAST_STREAMS = 16  # that are worth a thread of their own
 
 
 class Operation(NamedTuple):
-    """An operation's value and gradient; w is its leaf, as `ready` leaves it.
+    """An operation's value and gradient; w is its leaf (divided already where it is linear).
 
     forward(w, *inputs) -> y;
     back(g, y, w, *inputs) -> h, the gradient before the clip, and that of every input;
@@ -49,7 +49,9 @@ def clip(v: Array) -> Array:
 
 def inside(g: Array, y: Array) -> Array:
     """The gradient before a clip whose result is y."""
-    out: Array = g * (np.abs(y) < LIMIT)
+    out: Array = np.abs(y)
+    np.less(out, LIMIT, out=out)
+    out *= g
     return out
 
 
@@ -149,7 +151,10 @@ def embed_leaf(h: Array, tokens: Array, vocabulary: int) -> Array:
 
 
 class Pass:
-    """One pass over T tokens of S streams: every value [T, S, n], kept for the way back."""
+    """One pass over T tokens of S streams: every value [T, S, n], kept for the way back.
+
+    weights: float32 leaves by name; tokens: int32 [T, S].
+    """
 
     def __init__(self, twin: Twin, weights: Mapping[str, Array], tokens: Array) -> None:
         self.program, self.orders, self.tokens = twin.program, twin.orders, tokens
@@ -290,6 +295,7 @@ class NumpyTwin(Twin):
     def __init__(self, program: Program, threads: int = 0) -> None:
         super().__init__(program)
         self.threads = threads or cores()
+        host.keep_memory()
 
     @property
     def path(self) -> str:
@@ -298,7 +304,7 @@ class NumpyTwin(Twin):
     def logits(
         self, weights: Leaves, tokens: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array]:
-        with blas.one_thread():
+        with host.one_thread():
             run = Pass(self, arrays(weights), np.array(tokens))
             after = run.forward(np.array(state))
         assert run.logits is not None
@@ -345,7 +351,7 @@ class NumpyTwin(Twin):
         shares = max(1, min(self.threads, tokens.shape[1] // LEAST_STREAMS))
         columns = [np.array_split(np.array(a), shares, axis=1) for a in (tokens, targets)]
         parts = (*columns, np.array_split(np.array(state), shares))
-        with blas.one_thread(), ThreadPoolExecutor(shares) as pool:
+        with host.one_thread(), ThreadPoolExecutor(shares) as pool:
             return list(pool.map(work, *parts))
 
 

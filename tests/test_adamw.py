@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import TINY, Command
 
-from eggroll import adamw, blas, checkpoint, float_numpy, float_twin, generate, model, plot, runlog
+from eggroll import adamw, checkpoint, float_numpy, float_twin, generate, host, model, plot, runlog
 from eggroll.backprop import Options, Trainer
 from eggroll.data import load_corpus
 from eggroll.engines import choose
@@ -337,6 +337,21 @@ def test_runs_of_the_two_commands_are_told_apart(call: Command, tmp_path: Path, 
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
+@pytest.mark.usefixtures("no_curves")
+def test_a_checkpoint_of_another_network_is_refused(call: Command, tmp_path: Path):
+    run = tmp_path / "run"
+    assert call(*SMALL, "--steps", 1, "--out", run, main=adamw.main).code == 0
+    path = run / runlog.CHECKPOINT
+    metadata, arrays = checkpoint.read(path, adamw.FORMAT)
+    facts = (json.loads(metadata[name]) for name in ("config", "corpus"))
+    arrays["weights/head"] = arrays["weights/head"][:, :3].copy()
+    checkpoint.write(path, adamw.FORMAT, 1, *facts, arrays)
+    ended = call("--resume", run, "--steps", 2, main=adamw.main)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "has (16, 3) as 'weights/head' where its options need (16, 16)" in ended.err
+
+
+@pytest.mark.usefixtures("no_curves")
 def test_a_loss_that_is_no_number_ends_the_run(
     call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -347,10 +362,10 @@ def test_a_loss_that_is_no_number_ends_the_run(
 
 
 def test_blas_has_its_threads_back():
-    functions = blas._openblas()
+    functions = host._openblas()
     if functions is None:
         pytest.skip("NumPy has another BLAS")
     before = functions[0]()
-    with blas.one_thread():
+    with host.one_thread():
         assert functions[0]() == 1
     assert functions[0]() == before
