@@ -15,9 +15,9 @@ from math import isqrt, log
 import mlx.core as mx
 import numpy as np
 
-from eggroll import model
+from eggroll import host, model
 from eggroll.backprop import Options, Trainer
-from eggroll.float_numpy import cores, gradient, twin_for
+from eggroll.float_numpy import gradient, twin_for
 from eggroll.float_twin import IN, LIMIT, ONE, STATE, order
 
 REPEATS = 15
@@ -175,7 +175,7 @@ def main() -> int:
     if torch is None:
         print("torch is missing: install it (pip install torch) to compare with it.")
         return 0
-    torch.set_num_threads(cores())
+    torch.set_num_threads(host.cores())
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; mlx {mx.__version__}")
     for width, layers in NETWORKS:
         compare(width, layers)

@@ -1,7 +1,9 @@
 """The baseline with gradients: `python -m eggroll.adamw` trains the network's float twin by AdamW.
 
 The same declared network, data, streams, validation and files as eggroll.train; what float_twin.py
-says is different is different. Letters: P samples, S streams, T tokens per update, V vocabulary.
+says is different is different. Gradients go back through the T tokens of an update. A seed gives
+the same bits again on one machine with equal threads, not on another.
+Letters: P samples, S streams, T tokens per update, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from eggroll import __version__, checkpoint, cli, config, runlog, train
 from eggroll.backprop import Options, Trainer
 from eggroll.data import Batch, Corpus, Streams, load_corpus
 from eggroll.errors import InputError
-from eggroll.float_numpy import by_token, twin_for
-from eggroll.float_twin import ONE, Leaves, Twin
+from eggroll.float_numpy import twin_for
+from eggroll.float_twin import ONE, Leaves, Twin, by_token
 from eggroll.run import check_data, check_options, fingerprint, unit, validation_batches
 
 FORMAT = "eggroll-adamw"  # of checkpoints

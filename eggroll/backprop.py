@@ -23,8 +23,7 @@ from eggroll.checkpoint import Arrays
 from eggroll.cli import Range
 from eggroll.config import BYTES, FREE, GIB, place
 from eggroll.errors import InputError
-from eggroll.float_numpy import by_token
-from eggroll.float_twin import Leaves, Twin, real
+from eggroll.float_twin import Leaves, Twin, by_token, real
 from eggroll.model import Gates, Program, egg, initial_weights
 
 

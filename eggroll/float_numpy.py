@@ -7,8 +7,6 @@ Letters: S streams, T tokens, V vocabulary, D width, K inputs of an operation, n
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from math import isqrt
@@ -20,7 +18,19 @@ from numpy.typing import NDArray
 
 from eggroll import fixed_point as fx
 from eggroll import host
-from eggroll.float_twin import IN, LIMIT, LN2, ONE, STATE, Leaves, Order, Twin, on_cpu, real
+from eggroll.float_twin import (
+    IN,
+    LIMIT,
+    LN2,
+    ONE,
+    STATE,
+    Leaves,
+    Order,
+    Twin,
+    by_token,
+    on_cpu,
+    real,
+)
 from eggroll.model import Op, Program, Stage
 
 Array = NDArray[Any]
@@ -294,7 +304,7 @@ class NumpyTwin(Twin):
 
     def __init__(self, program: Program, threads: int = 0) -> None:
         super().__init__(program)
-        self.threads = threads or cores()
+        self.threads = threads or host.cores()
         host.keep_memory()
 
     @property
@@ -373,11 +383,6 @@ def arrays(weights: Leaves) -> dict[str, Array]:
     return {name: np.array(w, copy=False) for name, w in weights.items()}
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
 def twin_for(program: Program, threads: int = 0) -> Twin:
     """The twin that is fastest on MLX's default device; threads are of a CPU."""
     return NumpyTwin(program, threads) if on_cpu() else Twin(program)
@@ -389,14 +394,10 @@ def gradient(
     """The true gradient of the twin's loss, bits per token, at given int8 weights.
 
     weights: int8 leaves by name, Q4; tokens, targets: int32 [S, T]; state: int8 [S, state_size],
-    Q4. Returns float32 leaves: the slope of the loss for a weight's last bit (1/16).
+    Q4. Returns float32 leaves: the slope of the loss for a weight's last bit (1/16). Evolution's
+    votes estimate its opposite, as they are for a higher likelihood.
     """
     start = real({"state": state})["state"]
     batch = by_token(tokens), by_token(targets)
     leaves = twin_for(program).gradient(real(weights), batch[0], batch[1], start)[2]
     return {name: np.array(g) / np.float32(ONE) for name, g in leaves.items()}
-
-
-def by_token(batch: Array) -> mx.array:
-    """[S, T] -> [T, S], as the twins read."""
-    return mx.array(np.ascontiguousarray(batch.T))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from eggroll import fixed_point as fx
 from eggroll.model import Op, Program, S, Stage, X
@@ -31,6 +32,11 @@ IN, STATE = -2, -1  # values a stage begins with; the others are the indices of 
 def real(values: Mapping[str, Any]) -> Leaves:
     """Int8 leaves in Q4 -> float32 leaves of what they stand for."""
     return {name: mx.array(np.array(v, np.float32) / ONE) for name, v in values.items()}
+
+
+def by_token(batch: NDArray[Any]) -> mx.array:
+    """[S, T] -> [T, S], as the twins read."""
+    return mx.array(np.ascontiguousarray(batch.T))
 
 
 def on_cpu() -> bool:

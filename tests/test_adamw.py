@@ -15,8 +15,8 @@ from eggroll import adamw, checkpoint, float_numpy, float_twin, generate, host, 
 from eggroll.backprop import Options, Trainer
 from eggroll.data import load_corpus
 from eggroll.engines import choose
-from eggroll.float_numpy import NumpyTwin, by_token
-from eggroll.float_twin import ONE, Twin, real
+from eggroll.float_numpy import NumpyTwin
+from eggroll.float_twin import ONE, Twin, by_token, real
 from eggroll.population import Population
 
 SMALL = [
@@ -153,6 +153,8 @@ def test_both_twins_are_one(name: str):
         for key, g in leaves.items():
             error = np.abs(np.array(mine_leaves[key]) - np.array(g)).max()
             assert error <= 1e-4 * np.abs(np.array(g)).max() + 1e-7, key
+        again = twin.gradient(*args)[2]
+        assert all(np.array_equal(again[key], mine_leaves[key]) for key in again)
 
 
 @pytest.mark.parametrize("name", ["egg", "tables", "unusual"])
