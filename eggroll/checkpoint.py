@@ -1,6 +1,7 @@
 """A run's state as one safetensors file: written whole or not at all, refused unless intact.
 
-Tensors: `weights/<leaf>` int8, `master/<leaf>` int32 (rule master), `state` int8 [P, state_size].
+Tensors: `weights/<leaf>` int8, `master/<leaf>` int32 (rules master and rows), `state` int8
+[P, state_size].
 Metadata: format, version, step, config and corpus (JSON), sha256 of all the rest.
 """
 
@@ -24,6 +25,7 @@ from eggroll.es import Leaves
 from eggroll.runlog import write_whole
 
 FORMAT, VERSION = "eggroll", 1
+COMMANDS = {FORMAT: "eggroll.train", "eggroll-adamw": "eggroll.adamw"}
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -60,12 +62,21 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     arrays: Arrays = {"state": np.array(checkpoint.state)}
     for group, leaves in (("weights", checkpoint.weights), ("master", checkpoint.master)):
         arrays |= {f"{group}/{name}": np.array(leaf) for name, leaf in leaves.items()}
+    write(path, FORMAT, checkpoint.step, checkpoint.config.to_dict(), checkpoint.corpus, arrays)
+
+
+def write(path: Path, kind: str, step: int, config: Any, corpus: Any, arrays: Arrays) -> None:
+    """Replaces the file of a run of that kind as a whole; config and corpus go in as JSON.
+
+    Raises:
+        InputError: it cannot be written; what was there before is intact.
+    """
     metadata = {
-        "format": FORMAT,
+        "format": kind,
         "version": str(VERSION),
-        "step": str(checkpoint.step),
-        "config": json.dumps(checkpoint.config.to_dict()),
-        "corpus": json.dumps(checkpoint.corpus),
+        "step": str(step),
+        "config": json.dumps(config),
+        "corpus": json.dumps(corpus),
     }
     metadata["sha256"] = _digest(metadata, arrays)
     write_whole(path, safetensors.numpy.save(arrays, metadata))
@@ -77,6 +88,19 @@ def load(path: Path) -> Checkpoint:
     Raises:
         InputError: missing, unreadable, damaged, foreign, of a newer version, or not fitting the
             network that its own options declare.
+    """
+    metadata, arrays = read(path, FORMAT)
+    config = from_dict(json.loads(metadata["config"]), f"checkpoint {str(path)!r}")
+    weights, master, state = _fitting(config, arrays, path)
+    corpus = json.loads(metadata["corpus"])
+    return Checkpoint(config, int(metadata["step"]), weights, master, state, corpus)
+
+
+def read(path: Path, kind: str) -> tuple[dict[str, str], Arrays]:
+    """Metadata and tensors of the file of a run of that kind, verified by their checksum.
+
+    Raises:
+        InputError: missing, unreadable, damaged, foreign, or of a newer version.
     """
     try:
         data = path.read_bytes()
@@ -90,20 +114,17 @@ def load(path: Path) -> Checkpoint:
             f"checkpoint {str(path)!r} cannot be read ({error.strerror}): make it readable or give "
             "the folder of another run."
         ) from error
-    metadata = _metadata(data, path)
+    metadata = _metadata(data, path, kind)
     try:
         arrays: Arrays = safetensors.numpy.load(data)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, "its tensors cannot be read") from error
     if metadata.pop("sha256", "") != _digest(metadata, arrays):
         raise _damaged(path, "its checksum is wrong")
-    config = from_dict(json.loads(metadata["config"]), f"checkpoint {str(path)!r}")
-    weights, master, state = _fitting(config, arrays, path)
-    corpus = json.loads(metadata["corpus"])
-    return Checkpoint(config, int(metadata["step"]), weights, master, state, corpus)
+    return metadata, arrays
 
 
-def _metadata(data: bytes, path: Path) -> dict[str, str]:
+def _metadata(data: bytes, path: Path, kind: str) -> dict[str, str]:
     """The metadata of a checkpoint that this version can read."""
     size = int.from_bytes(data[:8], "little")
     try:
@@ -113,7 +134,12 @@ def _metadata(data: bytes, path: Path) -> dict[str, str]:
         metadata = dict(header.get("__metadata__", {}))
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, "its header cannot be read") from error
-    if metadata.get("format") != FORMAT:
+    if (found := metadata.get("format")) != kind and found in COMMANDS:
+        raise InputError(
+            f"checkpoint {str(path)!r} is of a run of {COMMANDS[found]}, which {COMMANDS[kind]} "
+            "cannot go on with: give the folder of another run."
+        )
+    if found != kind:
         raise InputError(
             f"checkpoint {str(path)!r} is a safetensors file, but not one of eggroll's: give the "
             "folder of a run."
@@ -151,7 +177,7 @@ def _fitting(config: Config, arrays: Arrays, path: Path) -> tuple[Leaves, Leaves
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
         "state": ((config.pop, program.state_size), "int8")
     }
-    groups = {"weights": "int8"} | ({"master": "int32"} if config.rule == "master" else {})
+    groups = {"weights": "int8"} | ({"master": "int32"} if config.rule != "sign" else {})
     for group, kind in groups.items():
         shapes |= {f"{group}/{leaf.name}": (leaf.shape, kind) for leaf in program.leaves}
     found = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}

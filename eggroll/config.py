@@ -14,18 +14,31 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 
 from eggroll.cli import Range, check_ranges, flag
 from eggroll.corpora import HUB
-from eggroll.errors import InputError
 from eggroll.credit import Estimator
+from eggroll.errors import InputError
 from eggroll.es import Rule
 from eggroll.model import Gates, Program, egg
 from eggroll.noise import slice_length
 from eggroll.search import Sweep
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 GIB = 1 << 30
 BYTES = 256  # vocabulary of every corpus of text
@@ -51,6 +64,23 @@ RECIPES: dict[str, dict[str, Any]] = {
         "steps": 2000,
     },
 }
+
+
+class Common(Protocol):
+    """The options that every kind of training run has."""
+
+    @property
+    def data(self) -> str: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def val_tokens(self) -> int: ...
+    @property
+    def out(self) -> str: ...
+    @property
+    def resume(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -236,43 +266,67 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """The options that make a run what it is, ready for JSON."""
-        options = {name: value for name, value in asdict(self).items() if name not in INVOCATION}
-        return options | {"count_steps": list(self.count_steps)}
+        return to_dict(self)
 
     def at_home(self) -> Config:
         """Itself, with a path in `data` made absolute, so that a run can resume anywhere."""
-        path = os.path.expanduser(self.data)
-        if self.data in ("stdlib", "count", *HUB) or not os.path.exists(path):
-            return self
-        return replace(self, data=os.path.abspath(path))
+        return replace(self, data=absolute(self.data))
 
 
-TYPES: dict[str, Any] = get_type_hints(Config, include_extras=True)
 INVOCATION = ("out", "resume", "config", "recipe")  # where a run lies is no part of what it is
 
 
-def check_resumed(old: Config, new: Config) -> None:
+def absolute(data: str) -> str:
+    """The option `data`, made absolute where it is a path."""
+    path = os.path.expanduser(data)
+    known = data in ("stdlib", "count", *HUB)
+    return data if known or not os.path.exists(path) else os.path.abspath(path)
+
+
+def to_dict(options: DataclassInstance) -> dict[str, Any]:
+    """The options that make a run what it is, ready for JSON."""
+    kept = {name: value for name, value in asdict(options).items() if name not in INVOCATION}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in kept.items()}
+
+
+def types(kind: type) -> dict[str, Any]:
+    """An option's name -> its declared type and notes."""
+    return get_type_hints(kind, include_extras=True)
+
+
+TYPES = types(Config)
+Kind = TypeVar("Kind", bound="DataclassInstance")
+
+
+def check_resumed(old: Kind, new: Kind) -> None:
     """Looks whether a run with the options `old` can go on with `new`.
 
     Raises:
         InputError: an option differs that the weights depend on.
     """
-    for name, hint in TYPES.items():
+    where = getattr(new, "resume", "")
+    for name, hint in types(type(old)).items():
         before, now = getattr(old, name), getattr(new, name)
         if name not in INVOCATION and FREE not in get_args(hint)[1:] and before != now:
             raise InputError(
-                f"{flag(name)} is {now}, but the run in {new.resume!r} has {before}: leave "
+                f"{flag(name)} is {now}, but the run in {where!r} has {before}: leave "
                 f"{flag(name)} out to go on with it, or start a new run without --resume."
             )
 
 
 def from_dict(values: Mapping[str, Any], source: str) -> Config:
-    """A Config from JSON values; what is missing takes its default, `about` is no option.
+    """A Config from JSON values; see `options_of`."""
+    return options_of(Config, values, source)
+
+
+def options_of(kind_of_run: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
+    """Options from JSON values; what is missing takes its default, `about` is no option.
 
     Raises:
         InputError: an unknown option or a value of another type.
     """
-    known = [name for name in TYPES if name not in ("resume", "config")]
+    hints = types(kind_of_run)
+    known = [name for name in hints if name not in ("resume", "config")]
     options: dict[str, Any] = {}
     for name, value in values.items():
         if name == "about":
@@ -281,9 +335,9 @@ def from_dict(values: Mapping[str, Any], source: str) -> Config:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
             raise InputError(f"{source} has the unknown option {name!r}: {hint}")
-        kind = get_args(TYPES[name])[0] if get_origin(TYPES[name]) is Annotated else TYPES[name]
+        kind = get_args(hints[name])[0] if get_origin(hints[name]) is Annotated else hints[name]
         options[name] = _typed(kind, value, f"{source}: option {name!r}")
-    return Config(**options)
+    return kind_of_run(**options)
 
 
 def _typed(kind: Any, value: Any, what: str) -> Any:
@@ -305,6 +359,11 @@ def _typed(kind: Any, value: Any, what: str) -> Any:
 
 
 def read(path: str) -> Config:
+    """The options in a JSON file; see `options_in`."""
+    return options_in(Config, path)
+
+
+def options_in(kind_of_run: type[Kind], path: str) -> Kind:
     """The options in a JSON file.
 
     Raises:
@@ -324,6 +383,6 @@ def read(path: str) -> Config:
     if not isinstance(values, dict):
         raise InputError(
             f"--config {path!r} holds {json.dumps(values)[:60]}, but an object like "
-            '{"pop": 10240} is needed.'
+            '{"width": 64} is needed.'
         )
-    return from_dict(values, f"--config {path!r}")
+    return options_of(kind_of_run, values, f"--config {path!r}")

@@ -1,4 +1,4 @@
-"""Token credit: which noise a pair wears and what each leaf is credited with. See docs/estimators.md.
+"""Token credit: which noise a pair wears, what each leaf is credited with (docs/estimators.md).
 
 Letters: N pairs, T tokens of an update, K inputs of a leaf. Every estimator works from forward
 passes alone; their names here are those of option --estimator.
@@ -19,8 +19,8 @@ from eggroll.rng import DRAWS, SIGNS, counters, key
 Estimator = Literal["eggroll", "token-votes", "token-credit"]
 
 SILENT = 63  # the shift of a leaf without noise of its own
-# Right shifts beyond sigma_shift. A token's embedding moves every layer's input, and a norm's weight
-# what several layers read: with the noise of other nodes they would drown all other credit.
+# Right shifts beyond sigma_shift: with the noise of other leaves, an embedding's and above all the
+# norms' would drown all other credit.
 EMBEDDING, VECTOR = 1, 3
 
 
@@ -99,8 +99,8 @@ def crediting(
             last = stateful[-1] if stateful else -1
             if i > last or (i == last and j > max(writes, default=-1)):
                 discounts[op.leaf] = 0
-    # Sums over T tokens of random sign grow with sqrt(T); at T = 16 they fit as they are.
-    credit_shift = max(0, (max(seq_len, 1).bit_length() - 5 + 1) // 2)
+    # Sums over T tokens of random sign grow with sqrt(T); up to T = 31 they fit as they are.
+    credit_shift = max(0, (seq_len.bit_length() - 4) // 2)
     return Crediting(
         nodes, tuple(shifts), tuple(kinds), tuple(owners), tuple(discounts), credit_shift
     )

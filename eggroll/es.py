@@ -109,7 +109,7 @@ class SignRule:
             z, rank = votes[name], self.rank if w.ndim == 2 else 1
             threshold = vote_threshold(z_q4, self.pairs, rank, self.clt)
             if self.measured:  # 321 / 256 = sqrt(pi / 2); 1/16 from z_q4
-                threshold = int((mean_abs(z).item() * z_q4 * 321) >> 12)
+                threshold = int(np.array(mean_abs(z)).item()) * z_q4 * 321 >> 12
             # Not mx.abs(z): |-2^31| would wrap. Z = 0 at threshold 0 moves down, as the reference.
             up = (z >= max(threshold, 1)) & (w != LIMIT)
             down = (z <= -threshold) & (w != -LIMIT)

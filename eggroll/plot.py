@@ -1,6 +1,6 @@
 """Pictures of training: one run's curves, or several runs side by side.
 
-`python -m eggroll.plot DIR... [--out FILE]`; letters: P members, T tokens.
+`python -m eggroll.plot DIR... [--out FILE]`; letters: P members, S streams, T tokens.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ FORMATS = (".png", ".svg", ".pdf")
 class Run(NamedTuple):
     """What the pictures show of a run.
 
-    steps, loss, rate, speed: [updates]; valid_steps, valid: [validations].
+    steps, loss, rate, speed, seconds: [updates], seconds of one update each; valid_steps, valid:
+    [validations].
     """
 
     name: str
@@ -57,12 +58,31 @@ class Run(NamedTuple):
     loss: Values
     rate: Values
     speed: Values
+    seconds: Values
     valid_steps: Values
     valid: Values
 
     @property
     def unit(self) -> str:
         return "bits per token" if self.config.get("data") == "count" else "bits per byte"
+
+    @property
+    def has_members(self) -> bool:
+        """Whether a population was trained, not the baseline's single network."""
+        return "pop" in self.config
+
+    def tokens(self) -> Values:
+        """Tokens of the corpus read up to each validation: updates x S x T."""
+        c = self.config
+        streams = c["pop"] // c["group_size"] if self.has_members else c["streams"]
+        per_update: int = streams * c["seq_len"]
+        return self.valid_steps * per_update
+
+    def elapsed(self) -> Values:
+        """Seconds of all updates up to each validation, those of validating left out."""
+        done = np.searchsorted(self.steps, self.valid_steps, side="right")
+        sums: Values = np.concatenate([[0.0], self.seconds.cumsum()])
+        return sums[done]
 
 
 def read_run(folder: Path) -> Run:
@@ -77,7 +97,7 @@ def read_run(folder: Path) -> Run:
         rows = [row for _, row in read_lines(folder / METRICS_FILE)]
         columns = [
             np.array([row[name] for row in rows], np.float64)
-            for name in ("step", "loss", "update_rate", "tokens_per_second")
+            for name in ("step", "loss", "update_rate", "tokens_per_second", "seconds")
         ]
         valid = [(row["step"], row["val_bits_per_byte"]) for row in rows if "val_loss" in row]
     except OSError as error:
@@ -91,10 +111,10 @@ def read_run(folder: Path) -> Run:
         ) from error
     if not rows:
         raise InputError(f"the run in {str(folder)!r} has made no update yet: plot it later.")
-    steps, loss, rate, speed = columns
+    steps, loss, rate, speed, seconds = columns
     valid_steps, bits = np.array(valid, np.float64).reshape(-1, 2).T
     name = printable(folder.resolve().name)
-    return Run(name, config, about, steps, loss, rate, speed, valid_steps, bits)
+    return Run(name, config, about, steps, loss, rate, speed, seconds, valid_steps, bits)
 
 
 def printable(name: str) -> str:
@@ -125,7 +145,8 @@ def curves(folder: Path, out: Path | None = None) -> Path:
         top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
         _loss(top, run)
         _panel(middle, run.steps, 100 * run.rate, RATE, "weights that moved", "% per update")
-        _panel(bottom, run.steps, run.speed, SPEED, "throughput of all members", "tokens per s")
+        speed = "throughput" + " of all members" * run.has_members
+        _panel(bottom, run.steps, run.speed, SPEED, speed, "tokens per s")
         bottom.set_xlabel("update")
         bottom.yaxis.set_major_formatter(_prefixes())
         figure.suptitle(_title(run), x=0.01, ha="left", fontsize=11, fontweight="bold")
@@ -133,7 +154,7 @@ def curves(folder: Path, out: Path | None = None) -> Path:
 
 
 def compare(folders: Sequence[Path], out: Path) -> Path:
-    """Draws the validation curves of several runs in one picture; returns its path.
+    """Draws the validation of several runs over tokens and over seconds; returns the path.
 
     Raises:
         InputError: a folder holds no validated run, or the picture cannot be written.
@@ -145,18 +166,29 @@ def compare(folders: Sequence[Path], out: Path) -> Path:
                 f"the run in {str(folder)!r} has not been validated yet: leave it out."
             )
     with style():
-        figure = new_figure(8, 5)
-        axes = figure.subplots()
-        for run in runs:
-            label = f"{run.name}: {run.valid[-1]:.3f}"
-            axes.plot(run.valid_steps, run.valid, marker="o", markersize=3, lw=1.6, label=label)
-        # Reference lines stand for one corpus: none where the runs differ in it.
-        if all(run.about.get("entropies") == runs[0].about.get("entropies") for run in runs):
-            _references(axes, runs[0])
-        axes.set(xlabel="update", ylabel=" / ".join(sorted({run.unit for run in runs})))
-        axes.legend(title="run: last value")
+        figure = new_figure(11, 5)
+        left, right = figure.subplots(1, 2, sharey=True)
+        _validations(left, runs, [run.tokens() for run in runs], "tokens of the corpus read")
+        _validations(right, runs, [run.elapsed() for run in runs], "seconds of updates")
+        left.set(ylabel=" / ".join(sorted({run.unit for run in runs})))
+        left.legend(title="run: last value")
         figure.suptitle("validation", x=0.01, ha="left", fontsize=11, fontweight="bold")
         return save(figure, out)
+
+
+def _validations(axes: Axes, runs: Sequence[Run], x: Sequence[Values], unit: str) -> None:
+    for run, where in zip(runs, x, strict=True):
+        label = f"{run.name}: {run.valid[-1]:.3f}"
+        axes.plot(where, run.valid, marker="o", markersize=3, lw=1.6, label=label)
+    # Reference lines stand for one corpus: none where the runs differ in it.
+    if all(run.about.get("entropies") == runs[0].about.get("entropies") for run in runs):
+        _references(axes, runs[0])
+    ends = [where[-1] for where in x]
+    if max(ends) > 10 * min(ends):  # else the shorter run would be a line at the left
+        axes.set_xscale("log")
+    else:
+        axes.xaxis.set_major_formatter(_prefixes())
+    axes.set_xlabel(unit)
 
 
 def style() -> Any:
@@ -176,8 +208,9 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def _loss(axes: Axes, run: Run) -> None:
+    label = "train" + " (perturbed members)" * run.has_members
     axes.plot(run.steps, run.loss, color=TRAIN, lw=0.8, alpha=0.3)
-    axes.plot(run.steps, smooth(run.loss), color=TRAIN, lw=1.6, label="train (perturbed members)")
+    axes.plot(run.steps, smooth(run.loss), color=TRAIN, lw=1.6, label=label)
     if len(run.valid):
         axes.plot(
             run.valid_steps, run.valid, color=VALID, marker="o", markersize=3, lw=1.6,
@@ -217,10 +250,11 @@ def _prefixes() -> Any:
 def _title(run: Run) -> str:
     c = run.config
     data = printable(Path(str(c.get("data"))).name)
-    return (
-        f"{run.name}: {data}, population {c.get('pop')}, rank {c.get('rank')}, "
-        f"layers {c.get('layers')}, width {c.get('width')}, seed {c.get('seed')}"
-    )
+    how = f"population {c.get('pop')}, rank {c.get('rank')}"
+    if not run.has_members:
+        how = f"AdamW, streams {c.get('streams')}"
+    rest = ", ".join(f"{name} {c.get(name)}" for name in ("layers", "width", "seed"))
+    return f"{run.name}: {data}, {how}, {rest}"
 
 
 def save(figure: Figure, path: Path) -> Path:

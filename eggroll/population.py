@@ -22,7 +22,8 @@ from eggroll.noise import Noise, Slices
 class Population:
     """P members of one network: `evaluate` gives their token scores, `votes` credits their noise.
 
-    how: the credit of estimators that give it token by token; group: members that read the same stream (even); chunk: members evaluated at a time (even).
+    group: members that read the same stream (even); chunk: members evaluated at a time (even);
+    how: the credit of the estimators that give it token by token, for `credit`.
     """
 
     def __init__(
@@ -84,7 +85,8 @@ class Population:
         """As `evaluate`, and with the token-credited votes Z per leaf, int32."""
         assert self.how is not None
         prepared = self.engine.prepare(weights)
-        scores, states, total = [], [], {}
+        scores, states = [], []
+        total: Leaves = {}
         for first, last, slices in self._chunks(epoch):
             rows = np.arange(first, last) // self.group
             luck = chance(

@@ -21,11 +21,12 @@ import mlx.core as mx
 
 from eggroll import __version__, checkpoint, cli, config, engines, runlog
 from eggroll.checkpoint import Checkpoint
-from eggroll.config import Config
+from eggroll.config import Common, Config
+from eggroll.credit import crediting
 from eggroll.data import Batch, Corpus, Streams, load_corpus
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.es import Leaves, MasterRule, SignRule, UpdateRule
+from eggroll.es import Leaves, MasterRule, RowsRule, SignRule, UpdateRule
 from eggroll.fixed_point import Q
 from eggroll.model import Program, initial_weights
 from eggroll.noise import Noise, slice_length
@@ -81,12 +82,12 @@ def open_run(options: Config, stack: ExitStack) -> Run:
     if options.resume:
         folder = stack.enter_context(runlog.Folder(Path(options.resume)))
         before = checkpoint.load(folder.path / runlog.CHECKPOINT)
-        check_options(before, options)
+        check_options(before.config, before.step, options)
     elif options.out:
         runlog.check_free(Path(options.out))
     corpus = load_corpus(options.data, vocabulary=options.vocabulary, steps=options.count_steps)
     if before:
-        check_data(before, fingerprint(corpus), options)
+        check_data(before.corpus, fingerprint(corpus), options)
     streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
     next(validation_batches(corpus, options))  # complains now if the split is too small
     if not before:
@@ -103,28 +104,28 @@ def open_run(options: Config, stack: ExitStack) -> Run:
     return run
 
 
-def check_options(before: Checkpoint, options: Config) -> None:
-    """Raises InputError unless a run with these options can go on from the checkpoint."""
-    config.check_resumed(before.config, options)
+def check_options(before: Any, done: int, options: Common) -> None:
+    """Raises InputError unless a run with these options can go on after `done` updates."""
+    config.check_resumed(before, options)
     if options.out and Path(options.out).resolve() != Path(options.resume).resolve():
         raise InputError(
             f"--out {options.out!r} is not the folder of --resume {options.resume!r}, where the "
             "run goes on: leave --out out."
         )
-    if options.steps < before.step:
+    if options.steps < done:
         raise InputError(
-            f"--steps is {options.steps}, but the run in {options.resume!r} has made {before.step} "
-            f"updates already: give the new total, {before.step} or more."
+            f"--steps is {options.steps}, but the run in {options.resume!r} has made {done} "
+            f"updates already: give the new total, {done} or more."
         )
 
 
-def check_data(before: Checkpoint, found: Any, options: Config) -> None:
+def check_data(before: Any, found: Any, options: Common) -> None:
     """Raises InputError unless this is the data that the checkpoint was trained on."""
     then, now = (
         ", ".join(f"{name} {str(value)[:12]}" for name, value in facts.items())
-        for facts in (before.corpus, found)
+        for facts in (before, found)
     )
-    if found != before.corpus:
+    if found != before:
         raise InputError(
             f"--data {options.data!r} has changed since the run in {options.resume!r} began (then "
             f"{then}, now {now}): bring the old data back, or start a new run without --resume."
@@ -140,9 +141,16 @@ def new_population(options: Config, engine: Engine) -> Population:
         reuse=options.noise_reuse,
         table_bits=options.table_bits,
     )
+    how = None
+    if options.estimator != "eggroll":
+        how = crediting(
+            engine.program, options.estimator, sigma_shift=options.sigma_shift,
+            discount=options.discount, seq_len=options.seq_len,
+        )  # fmt: skip
     return Population(
         engine,
         noise,
+        how=how,
         members=options.pop,
         group=options.group_size,
         chunk=chunk_size(options, engine),
@@ -169,8 +177,13 @@ def rule(options: Config) -> UpdateRule:
     pairs, rank, clt = options.pop // 2, options.rank, options.clt
     if options.rule == "sign":
         alpha, decay_of_alpha = options.alpha, options.alpha_decay
-        return SignRule(alpha=alpha, decay=decay_of_alpha, pairs=pairs, rank=rank, clt=clt)
+        return SignRule(
+            alpha=alpha, decay=decay_of_alpha, pairs=pairs, rank=rank, clt=clt,
+            measured=options.estimator != "eggroll",
+        )  # fmt: skip
     rate, decay, steps = options.learning_rate, options.rate_decay, options.steps
+    if options.rule == "rows":
+        return RowsRule(rate=rate, steps=steps)
     return MasterRule(rate=rate, decay=decay, steps=steps, pairs=pairs, rank=rank, clt=clt)
 
 
@@ -181,7 +194,7 @@ def beginning(options: Config, program: Program, corpus: Any) -> Checkpoint:
     return Checkpoint(options, 0, weights, rule(options).start(weights), state, corpus)
 
 
-def validation_batches(corpus: Corpus, options: Config) -> Iterator[Batch]:
+def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:
     """At most val_tokens of the validation split, spread over at most 256 streams.
 
     A small split gives fewer streams, so that each is long, as each begins without a memory.
@@ -210,7 +223,7 @@ def fingerprint(corpus: Corpus) -> Any:
     return json.loads(json.dumps(facts))
 
 
-def unit(options: Config) -> str:
+def unit(options: Common) -> str:
     return "bits per token" if options.data == "count" else "bits per byte"
 
 
@@ -235,7 +248,7 @@ def introduce(run: Run, reason: str, steps_before: int) -> None:
     print(f"run: {run.folder.path}, updates {run.step} to {options.steps}")
     if options.resume and run.step == options.steps:
         print(f"All {run.step} updates are done; a larger --steps goes on.")
-    elif options.resume and options.rule == "master" and steps_before != options.steps:
+    elif options.resume and options.rule != "sign" and steps_before != options.steps:
         print(
             f"From here the learning rate falls over {options.steps} updates instead of "
             f"{steps_before}, which is not the run of {options.steps} updates from the start."
@@ -273,6 +286,14 @@ def options_from(argv: Sequence[str]) -> Config:
         return cli.parse(Config, argv, command="train", about=about, base=base)
 
     given = parse(None)
+    others = [
+        flag for flag, value in (("--config", given.config), ("--resume", given.resume)) if value
+    ]
+    if given.recipe and others:
+        raise InputError(
+            f"--recipe {given.recipe} and {others[0]} are both given, and each brings settings of "
+            "its own: leave one of them out."
+        )
     if given.config and given.resume:
         raise InputError(
             f"--config {given.config!r} and --resume {given.resume!r} are both given: a resumed "
@@ -280,6 +301,8 @@ def options_from(argv: Sequence[str]) -> Config:
         )
     if given.config:
         return parse(config.read(given.config))
+    if given.recipe:
+        return parse(Config(**config.RECIPES[given.recipe]))
     if given.resume:
         return parse(checkpoint.load(Path(given.resume) / runlog.CHECKPOINT).config)
     return given

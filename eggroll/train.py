@@ -71,8 +71,11 @@ def update(run: Run) -> tuple[mx.array, float, float]:
     """Makes one update; scores: int16 [P, T] in 1/16 bit, share of weights that moved, seconds."""
     began, step = time.perf_counter(), run.step
     batch = run.streams.batch(step)
-    scores, run.state = run.population.evaluate(run.weights, step, *batch, run.state)
-    votes = run.population.votes(pair_fitness(scores), step)
+    if run.config.estimator == "eggroll":
+        scores, run.state = run.population.evaluate(run.weights, step, *batch, run.state)
+        votes = run.population.votes(pair_fitness(scores), step)
+    else:
+        scores, run.state, votes = run.population.credit(run.weights, step, *batch, run.state)
     run.weights, run.master, rate = run.rule(run.weights, run.master, votes, step)
     mx.eval(run.weights, run.master)
     run.step = step + 1

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from eggroll.credit import Chance, Crediting
+from eggroll.errors import InputError
 from eggroll.model import Program, Weights
 from eggroll.noise import Slices
 
@@ -63,7 +64,6 @@ class Engine(ABC):
         the noise (A and B, or the product) instead of its values.
         """
 
-    @abstractmethod
     def credit(
         self,
         prepared: Any,
@@ -78,7 +78,14 @@ class Engine(ABC):
 
         noise: of rank 1. Returns scores int16 [P, T], the new state, and Z int32 (mod 2^32) per
         leaf; the arithmetic is that of docs/estimators.md.
+
+        Raises:
+            InputError: the engine cannot.
         """
+        raise InputError(
+            f"engine {self.name} has no token credit yet: use --engine cpu or portable, or "
+            "--estimator eggroll."
+        )
 
     @abstractmethod
     def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
