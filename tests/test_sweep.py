@@ -81,7 +81,7 @@ def test_every_declared_axis_lies_in_what_the_option_allows():
         if axis.when:
             parent, *needed = axis.when
             assert set(needed) <= set(found[str(parent)].choices)
-    assert found["rule"].choices == ("sign", "master")
+    assert found["rule"].choices == ("sign", "master", "rows")
     assert found["clt"].choices == (False, True)
     assert "seed" not in found
     assert "data" not in found
@@ -326,7 +326,7 @@ def test_a_sweep_leaves_what_it_promises(swept: Path):
     assert first == {"rule": "sign", "sigma_shift": 4, "alpha": 4.0}
     for t in study.trials:
         assert ("alpha" in t.params) == (t.params["rule"] == "sign")
-        assert ("learning_rate" in t.params) == (t.params["rule"] == "master")
+        assert ("learning_rate" in t.params) == (t.params["rule"] != "sign")
         assert list(t.intermediate_values) == [1, 2, 3]
         assert t.value == t.intermediate_values[3]
         run = plot.read_run(swept / f"trial-{t.number:04d}")
