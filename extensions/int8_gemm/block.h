@@ -369,15 +369,14 @@ struct Block {
   // The target's row of the readout gains what the head saw, that of the token drawn loses it.
   void read(const Op& op, int p, int target, int drawn) {
     if (drawn == target) return;
-    int cols = job.plan.leaves[op.leaf].cols;
-    const uint32_t* x = registers[op.in[0]] + p;
+    int cols = job.plan.leaves[op.leaf].cols, words = words_of(cols);
+    uint32_t* seen = tape.row;
+    for (int w = 0; w < words; ++w) seen[w] = registers[op.in[0]][w * kLanes + p];
+    const int8_t* __restrict x = reinterpret_cast<const int8_t*>(seen);
     int32_t* __restrict gains = job.readout + static_cast<int64_t>(target) * cols;
     int32_t* __restrict loses = job.readout + static_cast<int64_t>(drawn) * cols;
-    for (int k = 0; k < cols; ++k) {
-      int32_t v = byte_at(x[k / 4 * kLanes], k % 4);
-      gains[k] += v;
-      loses[k] -= v;
-    }
+    for (int k = 0; k < cols; ++k) gains[k] += x[k];
+    for (int k = 0; k < cols; ++k) loses[k] -= x[k];
   }
 
   int32_t log2_q4(uint64_t n) const {

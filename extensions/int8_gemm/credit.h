@@ -8,6 +8,7 @@ struct Tape {
   int32_t** seen;            // [leaves]: x.B [T][16], where the weights carry the noise
   int32_t (*gain)[kPairs];   // [T]: score of member 2i less that of member 2i + 1
   int8_t (*credit)[kPairs];  // [T]: of one leaf
+  uint32_t* row;             // inputs of one member
 
   Tape(const Job& j, Arena& arena) : job(j) {
     if (job.credit == Credit::none) return;
@@ -18,6 +19,10 @@ struct Tape {
     seen = arena.take<int32_t*>(leaves);
     gain = arena.take<int32_t[kPairs]>(tokens);
     credit = arena.take<int8_t[kPairs]>(tokens);
+    int widest = 0;
+    for (size_t i = 0; i < leaves; ++i)
+      if (plan.leaves[i].cols > widest) widest = plan.leaves[i].cols;
+    row = arena.take<uint32_t>(static_cast<size_t>(words_of(widest)));
     for (size_t i = 0; i < leaves; ++i) {
       int words = words_of(plan.leaves[i].cols);
       uint32_t* inputs = nullptr;
@@ -70,11 +75,8 @@ struct Tape {
     int cols = job.plan.leaves[leaf].cols, words = words_of(cols);
     for (int w = 0; w < words; ++w) {
       alignas(64) int32_t sum[4][kPairs] = {};
-      for (int t = 0; t < job.tokens_per_member; ++t) {
-        const uint32_t* x = kept[leaf] + (static_cast<size_t>(t) * words + w) * kPairs;
-        for (int j = 0; j < 4; ++j)
-          for (int p = 0; p < kPairs; ++p) sum[j][p] += credit[t][p] * byte_at(x[p], j);
-      }
+      Isa::credit(kept[leaf] + w * kPairs, static_cast<size_t>(words) * kPairs, credit,
+                  job.tokens_per_member, sum);
       for (int j = 0; j < 4 && 4 * w + j < cols; ++j)
         for (int p = 0; p < kPairs; ++p)
           if (rows[p]) rows[p][4 * w + j] = rounded(sum[j][p], job.credit_shift + 4);

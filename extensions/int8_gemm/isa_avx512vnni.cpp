@@ -340,6 +340,50 @@ struct Isa : VnniIsa {
     }
   }
 
+  // Four tokens at a time: their words are turned so that a dword holds one input's four tokens.
+  static void credit(const uint32_t* x, size_t stride, const int8_t (*c)[kPairs], int tokens,
+                     int32_t (*sum)[kPairs]) {
+    __m512i total[4], bias = _mm512_setzero_si512();
+    for (int j = 0; j < 4; ++j) total[j] = _mm512_load_si512(sum[j]);
+    const __m512i flip = _mm512_set1_epi8(-128);  // x + 128 as u8
+    int t = 0;
+    for (; t + 4 <= tokens; t += 4, x += 4 * stride) {
+      __m512i v[4], r[4];
+      for (int i = 0; i < 4; ++i) v[i] = _mm512_xor_si512(_mm512_load_si512(x + i * stride), flip);
+      turn_bytes(v, r);
+      __m512i w = credit_words(c + t);
+      for (int j = 0; j < 4; ++j) total[j] = _mm512_dpbusd_epi32(total[j], r[j], w);
+      bias = _mm512_dpbusd_epi32(bias, flip, w);
+    }
+    for (int j = 0; j < 4; ++j) _mm512_store_si512(sum[j], _mm512_sub_epi32(total[j], bias));
+    PortableIsa::credit(x, stride, c + t, tokens - t, sum);
+  }
+
+  // r[j] = the j-th bytes of v[0..3], dword by dword.
+  static inline void turn_bytes(const __m512i* v, __m512i* r) {
+    const __mmask64 odd = 0xAAAAAAAAAAAAAAAA;
+    const __mmask32 high = 0xAAAAAAAA;
+    __m512i a = _mm512_mask_blend_epi8(odd, v[0], _mm512_slli_epi32(v[1], 8));  // 0 1 of bytes 0, 2
+    __m512i b = _mm512_mask_blend_epi8(odd, _mm512_srli_epi32(v[0], 8), v[1]);  // of bytes 1, 3
+    __m512i d = _mm512_mask_blend_epi8(odd, v[2], _mm512_slli_epi32(v[3], 8));
+    __m512i e = _mm512_mask_blend_epi8(odd, _mm512_srli_epi32(v[2], 8), v[3]);
+    r[0] = _mm512_mask_blend_epi16(high, a, _mm512_slli_epi32(d, 16));
+    r[1] = _mm512_mask_blend_epi16(high, b, _mm512_slli_epi32(e, 16));
+    r[2] = _mm512_mask_blend_epi16(high, _mm512_srli_epi32(a, 16), d);
+    r[3] = _mm512_mask_blend_epi16(high, _mm512_srli_epi32(b, 16), e);
+  }
+
+  static __m512i credit_words(const int8_t (*c)[kPairs]) {
+    __m128i r[4];
+    for (int i = 0; i < 4; ++i) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(c[i]));
+    __m128i a = _mm_unpacklo_epi8(r[0], r[1]), b = _mm_unpacklo_epi8(r[2], r[3]);
+    __m128i d = _mm_unpackhi_epi8(r[0], r[1]), e = _mm_unpackhi_epi8(r[2], r[3]);
+    __m512i w = _mm512_castsi128_si512(_mm_unpacklo_epi16(a, b));
+    w = _mm512_inserti32x4(w, _mm_unpackhi_epi16(a, b), 1);
+    w = _mm512_inserti32x4(w, _mm_unpacklo_epi16(d, e), 2);
+    return _mm512_inserti32x4(w, _mm_unpackhi_epi16(d, e), 3);
+  }
+
   static __m512i load_bytes(const int8_t* p) { return _mm512_load_si512(p); }
 
   static void add(const int8_t* a, const int8_t* b, int count, int8_t* y) {

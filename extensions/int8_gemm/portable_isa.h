@@ -46,6 +46,15 @@ struct PortableIsa {
     }
   }
 
+  // sum[j][p] += the credit of pair p at every token x the j-th byte of its word there; words of
+  // one token lie `stride` after those of the one before.
+  static void credit(const uint32_t* x, size_t stride, const int8_t (*c)[kPairs], int tokens,
+                     int32_t (*sum)[kPairs]) {
+    for (int t = 0; t < tokens; ++t, x += stride)
+      for (int j = 0; j < 4; ++j)
+        for (int p = 0; p < kPairs; ++p) sum[j][p] += c[t][p] * byte_at(x[p], j);
+  }
+
   // Fills the biases of a tile of `words` words where `dot` begins with them.
   static void bias(int8_t*, int) {}
 
