@@ -266,7 +266,7 @@ def new_table(title: str, names: Sequence[str]) -> Any:
 
     drawn = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, name in enumerate(names):
-        drawn.add_column(name.replace("_", "\n"), justify="right" if i else "left")
+        drawn.add_column(name.replace("_", "\n"), justify="right" if i else "left", no_wrap=True)
     return drawn
 
 
@@ -281,7 +281,8 @@ def table(rows: Sequence[Row]) -> Any:
 def budget_table(isa: str, rank: int, shares: Sequence[Share]) -> Any:
     """One instruction set's networks side by side."""
     names = list(dict.fromkeys(s.network for s in shares))
-    columns = [x for n in names for x in (f"{n}:\ncount", "ns\nplain", f"ns\nrank {rank}", "share")]
+    heads = [name.replace(", ", "\n") for name in names]
+    columns = [x for n in heads for x in (f"{n}\ncount", "ns\nplain", f"ns\nrank {rank}", "share")]
     drawn = new_table(f"{isa}: a token of a member", ["part", *columns])
     for part in dict.fromkeys(s.part for s in shares):
         cells = [part]
