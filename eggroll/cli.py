@@ -89,11 +89,13 @@ def parse(
 ) -> T:
     """Options of a dataclass from the command line; those not given come from `base`.
 
+    command: a module of eggroll, or the path of a script.
     Prints help and leaves by SystemExit(0) where asked to.
 
     Raises:
         InputError: an unknown option, or a value that is missing or of another type.
     """
+    name = command if command.endswith(".py") else f"eggroll.{command}"
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_value)
     said = io.StringIO()
@@ -102,7 +104,7 @@ def parse(
         with contextlib.redirect_stderr(said):
             options, unknown = tyro.cli(
                 kind,
-                prog=f"python -m eggroll.{command}",
+                prog=f"python {name}" if name == command else f"python -m {name}",
                 description=about,
                 args=list(argv),
                 default=tyro.MISSING_NONPROP if base is None else base,
@@ -117,7 +119,7 @@ def parse(
         names = [flag(field.name) for field in fields(kind)]
         near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
         hint = f"did you mean {near[0]}?" if near else "see --help."
-        raise InputError(f"{unknown[0]!r} is no option of eggroll.{command}: {hint}")
+        raise InputError(f"{unknown[0]!r} is no option of {name}: {hint}")
     return options
 
 
