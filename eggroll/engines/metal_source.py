@@ -99,7 +99,7 @@ def row_norm(write: Writer, op: Op) -> None:
 
 def tile_linear(write: Writer, op: Op, out: str = "") -> None:
     O, K = write.plan.program.leaves[op.leaf].shape
-    sums = f"sums + {write.plan.rank * write.plan.members * sum_index(write.plan, op)}"
+    sums = sums_of(write.plan, op)
     write(
         f"egg::linear<{K}, {O}, {fx.divisor(K)}, TILES>({out or f'v{op.out}'}, {write.weights(op)}, "
         f"r{op.inputs[0]}, {sums}, noise, {write.leaf(op)}, tile, lane);"
@@ -157,10 +157,12 @@ ELEMENTS: dict[str, Callable[[Writer, Op], None]] = {
 OPERATIONS = {**ROWS, **PRODUCTS, **ELEMENTS}
 
 
-def sum_index(plan: StagePlan, op: Op) -> int:
-    """Which of its phase's products an operation is."""
-    phase = next(p for p in plan.phases if any(o.leaf == op.leaf for o in p.products))
-    return [o.leaf for o in phase.products].index(op.leaf)
+def sums_of(plan: StagePlan, op: Op) -> str:
+    """Where x B of a product lies among those of its phase."""
+    if not plan.perturbed:
+        return "sums"
+    phase = next(p for p in plan.phases if op in p.products)
+    return f"sums + {phase.products.index(op) * plan.rank * plan.members}"
 
 
 def row_part(write: Writer, phase: Phase) -> None:
@@ -174,8 +176,7 @@ def row_part(write: Writer, phase: Phase) -> None:
         write.barrier("simdgroup")
     for op in phase.products if plan.perturbed else []:
         K, x = plan.program.leaves[op.leaf].shape[1], op.inputs[0]
-        sums = f"sums + {plan.rank * plan.members * sum_index(plan, op)}"
-        write(f"egg::dots<{K}>({sums}, r{x}, noise, {write.leaf(op)}, member, lane);")
+        write(f"egg::dots<{K}>({sums_of(plan, op)}, r{x}, noise, {write.leaf(op)}, member, lane);")
     write("}")
     write.barrier()
 

@@ -26,6 +26,12 @@ namespace emu {
 constexpr size_t STACK = 256 << 10;
 constexpr int LANES = 32;
 
+struct Product {
+  float2 a, b;
+  const float2* c;
+  float2* d;
+};
+
 struct Fiber {
   ucontext_t context;
   char* stack;
@@ -33,6 +39,7 @@ struct Fiber {
   uint index;
   Exchange at;
   int64_t result;
+  std::vector<Product> products;
 };
 
 Position position;
@@ -60,6 +67,7 @@ void to_scheduler(bool for_good) {
 void body() {
   __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_size);
   entry(arrays);
+  now->products.clear();
   now->at.wait = FINISHED;
   to_scheduler(true);
 }
@@ -75,36 +83,40 @@ void run(Fiber* fiber) {
   __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr);
 }
 
-// An 8 x 8 matrix gathered from the lanes: element e of a lane is at (row, column + e).
-void matrix(Fiber* const* lanes, const float* Exchange::*operand, float (&m)[8][8]) {
-  for (int i = 0; i < LANES; ++i)
-    for (int e = 0; e < 2; ++e)
-      m[((i >> 2) & 4) + ((i >> 1) & 3)][((i >> 1) & 4) + (i & 1) * 2 + e] =
-          (lanes[i]->at.*operand)[e];
-}
+// Where element e of a lane stands in an 8 x 8 matrix.
+int row_of(int lane) { return ((lane >> 2) & 4) + ((lane >> 1) & 3); }
+int column_of(int lane, int e) { return ((lane >> 1) & 4) + (lane & 1) * 2 + e; }
 
+// The products that the lanes of a simdgroup have put off, in their order.
 void multiply(Fiber* const* lanes) {
-  float a[8][8], b[8][8], c[8][8], d[8][8];
-  matrix(lanes, &Exchange::a, a);
-  matrix(lanes, &Exchange::b, b);
-  matrix(lanes, &Exchange::c, c);
-  for (int r = 0; r < 8; ++r)
-    for (int k = 0; k < 8; ++k) {
-      double sum = c[r][k];
-      for (int i = 0; i < 8; ++i) sum += double(a[r][i]) * b[i][k];
-      d[r][k] = float(sum);
-      if (sum > 16777216 || sum < -16777216) fail("a float sum is beyond 2^24");
-    }
-  for (int i = 0; i < LANES; ++i)
-    for (int e = 0; e < 2; ++e)
-      lanes[i]->at.d[e] = d[((i >> 2) & 4) + ((i >> 1) & 3)][((i >> 1) & 4) + (i & 1) * 2 + e];
+  for (size_t n = 0; n < lanes[0]->products.size(); ++n) {
+    float a[8][8], b[8][8], c[8][8];
+    for (int i = 0; i < LANES; ++i)
+      for (int e = 0; e < 2; ++e) {
+        const Product& mine = lanes[i]->products[n];
+        a[row_of(i)][column_of(i, e)] = mine.a[e];
+        b[row_of(i)][column_of(i, e)] = mine.b[e];
+        c[row_of(i)][column_of(i, e)] = (*mine.c)[e];
+      }
+    for (int r = 0; r < 8; ++r)
+      for (int i = 0; i < 8; ++i)
+        for (int k = 0; k < 8; ++k) c[r][k] += a[r][i] * b[i][k];
+    for (int i = 0; i < LANES; ++i)
+      for (int e = 0; e < 2; ++e) {
+        const float sum = c[row_of(i)][column_of(i, e)];
+        if (sum >= 16777216 || sum <= -16777216) fail("a float sum reaches 2^24");
+        (*lanes[i]->products[n].d)[e] = sum;
+      }
+  }
+  for (int i = 0; i < LANES; ++i) lanes[i]->products.clear();
 }
 
 // All lanes of a simdgroup have come to the same operation: gives each its result.
 void resolve(Fiber* const* lanes) {
   const Exchange& first = lanes[0]->at;
   for (int i = 1; i < LANES; ++i)
-    if (lanes[i]->at.wait != first.wait || lanes[i]->at.mask != first.mask)
+    if (lanes[i]->at.wait != first.wait || lanes[i]->at.mask != first.mask ||
+        lanes[i]->products.size() != lanes[0]->products.size())
       fail("the lanes of a simdgroup came to different operations");
   int64_t sum = 0;
   for (int i = 0; i < LANES; ++i) sum += lanes[i]->at.value;
@@ -212,13 +224,20 @@ bool answer() {
 
 }  // namespace
 
-void wait(const Exchange& mine) { exchange(mine); }
-
-int64_t exchange(const Exchange& mine) {
+int64_t exchange(Exchange mine) {
+  if (mine.wait != MULTIPLY) multiply_now();
   now->at = mine;
   Fiber* me = now;
   to_scheduler(false);
   return me->result;
+}
+
+void multiply_later(float2* d, float2 a, float2 b, const float2* c) {
+  now->products.push_back({a, b, c, d});
+}
+
+void multiply_now() {
+  if (!now->products.empty()) exchange({MULTIPLY, 0, 0});
 }
 
 void* shared(const char* name, unsigned long bytes) {

@@ -3,7 +3,8 @@
 namespace egg {
 
 // clip(floor(v / mean)) for mean in 1..127, by a reciprocal in 22 bits: the numerator is below
-// 256 mean <= 32512 and the reciprocal too large by less than mean / 2^22, so the quotient is exact.
+// 256 mean <= 32512 and the reciprocal too large by less than mean / 2^22, so the quotient is
+// exact.
 inline int over_mean(int v, int mean, uint reciprocal) {
   const int numerator = clamp(v, -128 * mean, 128 * mean - 1) + 128 * mean;
   return clip(int((uint(numerator) * reciprocal) >> 22) - 128);

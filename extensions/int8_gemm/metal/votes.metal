@@ -56,8 +56,8 @@ inline void set(thread simdgroup_half8x8& matrix, int8_t first, int8_t second) {
 
 // Adds the products of DEPTH staged terms to this simdgroup's 32 x 32 votes.
 template <typename Shared>
-inline void accumulate(thread simdgroup_float8x8 (&sums)[4][4], Shared left, Shared right,
-                       uint row, uint column, uint simdgroup) {
+inline void accumulate(thread simdgroup_float8x8 (&sums)[4][4], Shared left, Shared right, uint row,
+                       uint column, uint simdgroup) {
   left += (simdgroup / 2 * 32 + row) * LEFT + column;
   right += row * RIGHT + simdgroup % 2 * 32 + column;
   for (uint step = 0; step < DEPTH; step += 8) {
