@@ -8,23 +8,40 @@ threadgroup.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
 
 from eggroll.engines.base import Engine
-from eggroll.engines.metal_plan import PRODUCTS, StagePlan, best_members, padded, shares, vote_tiles
+from eggroll.engines.metal_plan import (
+    MEMBERS,
+    PRODUCTS,
+    StagePlan,
+    best_members,
+    padded,
+    shares,
+    stage_plans,
+    vote_work,
+)
 from eggroll.engines.metal_source import VOTE_SIDE, Source, stage_source, vote_sources
-from eggroll.model import Program, Weights
-from eggroll.noise import Slices
+from eggroll.model import Program, Stage, Weights
+from eggroll.noise import Slices, slice_length
 
 Shape = tuple[int, ...]
 LEAST = 8  # smaller inputs become `constant` in MLX's kernels, another type than `device`
 LAUNCH_MACS = 1 << 38  # of one launch: a fraction of a second, as macOS ends longer ones
 VOTE_THREADS = 128  # THREADS of votes.metal
+
+
+class Kernel(NamedTuple):
+    """A stage's plan, and the source generated from it."""
+
+    plan: StagePlan
+    source: Source
 
 
 class Launcher(Protocol):
@@ -96,7 +113,7 @@ class MetalEngine(Engine):
 
     @classmethod
     def missing(cls) -> str:
-        return "" if mx.metal.is_available() else "MLX has no Metal back end here"
+        return "" if mx.metal.is_available() else "MLX finds no Metal GPU"
 
     def __init__(
         self,
@@ -108,32 +125,41 @@ class MetalEngine(Engine):
     ) -> None:
         super().__init__(program, threads)
         self.launcher, self.members = launcher, members
+        self._kernels: dict[tuple[int, int, int, bool], list[Kernel]] = {}
+        self._best: dict[tuple[int, int], int] = {}
 
     @property
     def path(self) -> str:
         return "metal (simdgroup matrices)"
 
-    @cache  # noqa: B019: an engine lives as long as its run
-    def plans(self, members: int, rank: int, perturbed: bool) -> list[StagePlan]:
-        """A plan per stage for threadgroups of `members`."""
-        stages = range(len(self.program.stages))
-        return [
-            StagePlan(self.program, i, members=members, rank=rank, perturbed=perturbed)
-            for i in stages
-        ]
-
     def prepare(self, weights: Weights) -> list[mx.array]:
         """One int8 array per stage: its leaves one after the other, matrices packed for lanes."""
-        out = []
-        for stage in self.program.stages:
-            parts = []
-            for op in stage.ops:
-                if op.leaf >= 0:
-                    w = weights[self.program.leaves[op.leaf].name]
-                    flat = packed(w) if op.kind in PRODUCTS else w.reshape(-1)
-                    parts.append(at_least(flat, padded(flat.size)))
-            out.append(at_least(mx.concatenate(parts)))
-        return out
+        return [self._packed(stage, weights) for stage in self.program.stages]
+
+    def _packed(self, stage: Stage, weights: Weights) -> mx.array:
+        parts = [mx.zeros(LEAST, mx.int8)] * all(op.leaf < 0 for op in stage.ops)
+        for op in stage.ops:
+            if op.leaf >= 0:
+                w = weights[self.program.leaves[op.leaf].name]
+                flat = packed(w) if op.kind in PRODUCTS else w.reshape(-1)
+                parts.append(at_least(flat, padded(flat.size)))
+        return mx.concatenate(parts)
+
+    def kernels(self, members: int, noise: Slices | None, logits: bool) -> list[Kernel]:
+        """Plan and source of every stage, for threadgroups of `members`."""
+        rank, shift = (noise.rank, noise.shift) if noise else (0, 0)
+        key = (members, rank, shift, logits)
+        if key not in self._kernels:
+            plans = stage_plans(self.program, members=members, rank=rank)
+            sources = [stage_source(plan, shift, logits=logits) for plan in plans]
+            self._kernels[key] = list(map(Kernel, plans, sources))
+        return self._kernels[key]
+
+    def _members(self, P: int, rank: int) -> int:
+        """M for a population of P."""
+        if (P, rank) not in self._best:
+            self._best[P, rank] = self.members or best_members(self.program, rank, P)
+        return self._best[P, rank]
 
     def evaluate(
         self,
@@ -143,32 +169,42 @@ class MetalEngine(Engine):
         targets: mx.array,
         state: mx.array,
     ) -> tuple[mx.array, mx.array]:
-        rows, states = [], []
-        P, T = tokens.shape
-        most_members, most_tokens = self.piece(P, T)
-        for m in range(0, P, most_members):
-            members = slice(m, m + most_members)
-            part = noise and noise._replace(starts=noise.starts[:, m // 2 : (m + most_members) // 2])
-            after, columns = state[members], []
-            for t in range(0, T, most_tokens):
-                at = (members, slice(t, t + most_tokens))
+        self._check(noise, tokens, targets, state)
+        scores, states = [], []
+        (P, T), rank = tokens.shape, noise.rank if noise else 0
+        members, columns = piece(self.program, P, T, rank)
+        for m in range(0, P, members):
+            rows = slice(m, m + members)
+            pairs = slice(m // 2, (m + members) // 2)
+            part = noise._replace(starts=noise.starts[:, pairs]) if noise else None
+            after, row = state[rows], []
+            for t in range(0, T, columns):
+                at = (rows, slice(t, t + columns))
                 score, after = self._run(prepared, part, tokens[at], targets[at], after, False)
-                columns.append(score)
-            rows.append(mx.concatenate(columns, axis=1))
+                row.append(score)
+            scores.append(mx.concatenate(row, axis=1))
             states.append(after)
-        return mx.concatenate(rows), mx.concatenate(states)
+        return mx.concatenate(scores), mx.concatenate(states)
 
     def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
         tokens = tokens[:, None]
+        self._check(None, tokens, tokens, state)
         return self._run(prepared, None, tokens, tokens, state, True)
 
-    def piece(self, P: int, T: int) -> tuple[int, int]:
-        """Members (even) and tokens of one launch: bounded in memory and in time."""
-        D = self.program.width
-        macs = max(sum(p.macs for p in [plan]) for plan in self.plans(8, 1, False)) or 1
-        tokens = max(1, min(T, memory() // (2 * D * min(P, 1024)), LAUNCH_MACS // (macs * min(P, 1024))))
-        members = min(memory() // (2 * D * tokens), LAUNCH_MACS // (macs * tokens))
-        return max(1024, members // 2 * 2), tokens
+    def _check(
+        self, noise: Slices | None, tokens: mx.array, targets: mx.array, state: mx.array
+    ) -> None:
+        """Raises ValueError for what a kernel would read beyond an array."""
+        P, V, size = tokens.shape[0], self.program.vocabulary, self.program.state_size
+        if targets.shape != tokens.shape or tokens.ndim != 2 or tokens.size == 0:
+            raise ValueError(f"tokens {tokens.shape} and targets {targets.shape} must be [P, T]")
+        if state.shape != (P, size):
+            raise ValueError(f"state is {state.shape}, not [P, state_size] = {(P, size)}")
+        for name, array in (("tokens", tokens), ("targets", targets)):
+            if extreme(mx.min, array) < 0 or extreme(mx.max, array) >= V:
+                raise ValueError(f"{name} must be in 0..{V - 1}")
+        if noise:
+            check_noise(self.program, noise, P)
 
     def _run(
         self,
@@ -179,93 +215,105 @@ class MetalEngine(Engine):
         state: mx.array,
         logits: bool,
     ) -> tuple[mx.array, mx.array]:
-        """Scores int16 [P, T] or logits int8 [P, V], and the new state."""
+        """One launch per stage. Scores int16 [P, T] or logits int8 [P, V], and the new state."""
         (P, T), D = tokens.shape, self.program.width
-        rank, shift = (noise.rank, noise.shift) if noise else (1, 0)
-        table = at_least(noise.table) if noise else mx.zeros(LEAST, mx.int8)
-        perturbed = noise is not None
-        M = self.members or best_members(
-            self.program, rank=rank, perturbed=perturbed, population=P
-        )
+        M = self._members(P, noise.rank if noise else 0)
         groups = -(-P // M)
-        sizes = mx.array([T, P, P // 2 if noise else 1], mx.int32)
         given = {
-            "table": table,
-            "sizes": sizes,
+            "table": at_least(noise.table) if noise else mx.zeros(LEAST, mx.int8),
+            "sizes": mx.array([T, P, P // 2], mx.int32),
             "tokens": at_least(tokens.astype(mx.int32)),
             "targets": at_least(targets.astype(mx.int32)),
         }
-        shapes = {
+        made: dict[str, tuple[Shape, mx.Dtype]] = {
             "passed_on": ((groups * T * D * M,), mx.int8),
             "state_after": ((P, D), mx.int8),
             "scores": ((P, T), mx.int16),
             "logits": ((P, self.program.vocabulary), mx.int8),
         }
-        states, result = [], None
-        for plan, weights in zip(self.plans(M, rank, perturbed), prepared, strict=True):
-            source = stage_source(plan, shift, logits=logits)
-            at = plan.stage.state
-            given["weights"] = weights
+        states, got = [mx.zeros((P, 0), mx.int8)], dict[str, mx.array]()
+        for (plan, source), weights in zip(self.kernels(M, noise, logits), prepared, strict=True):
+            at, threads = plan.stage.state, 32 * plan.simdgroups
             starts = noise.starts[mx.array(list(plan.layout))] if noise else mx.zeros(1, mx.int32)
-            given["starts"] = at_least(starts)
+            given |= {"weights": weights, "starts": at_least(starts)}
             given["state"] = at_least(state[:, at : at + D])
-            shapes["scratch"] = ((groups * plan.scratch_bytes,), mx.int8)
-            threads = 32 * plan.simdgroups
+            made["scratch"] = ((groups * plan.scratch_bytes,), mx.int8)
             outputs = self.launcher(
                 source,
                 [given[name] for name in source.inputs],
-                [shapes[name] for name in source.outputs],
+                [made[name] for name in source.outputs],
                 (groups * threads, 1, 1),
                 (threads, 1, 1),
             )
-            got = dict(zip(source.outputs, outputs, strict=True))
-            given["passed"] = got.get("passed_on", given["table"])
-            states += [got["state_after"]] if "state_after" in got else []
-            result = got.get("scores", got.get("logits", result))
-        assert result is not None
-        return result, mx.concatenate([mx.zeros((P, 0), mx.int8), *states], axis=1)
+            got |= dict(zip(source.outputs, outputs, strict=True))
+            if plan.passes_on:
+                given["passed"] = got["passed_on"]
+            if at >= 0:
+                states.append(got["state_after"])
+        return got["logits" if logits else "scores"], mx.concatenate(states, axis=1)
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
-        tiles, vectors, total = vote_tiles(self.program, VOTE_SIDE)
-        matrix_source, vector_source = vote_sources(noise.rank, clt)
-        pairs = fitness.size
-        table, starts, f = at_least(noise.table), at_least(noise.starts), at_least(fitness)
-        splits, share = shares(pairs * noise.rank, len(tiles), 32)
-        sizes = mx.array([pairs, share, 0, total], mx.int32)
-        work = at_least(mx.array(np.array(tiles, np.int32)))
-        (Z,) = self.launcher(
-            matrix_source,
-            [table, starts, f, work, sizes],
-            [((splits, total), mx.int32)],
-            (len(tiles) * VOTE_THREADS, splits, 1),
-            (VOTE_THREADS, 1, 1),
-        )
-        flat = Z.sum(axis=0)
-        out, at = {}, 0
-        for leaf in self.program.leaves:
-            if len(leaf.shape) == 2:
-                size = leaf.shape[0] * leaf.shape[1]
-                out[leaf.name] = flat[at : at + size].reshape(leaf.shape)
-                at += size
-        elements = [(i, k) for i, n in vectors for k in range(n)]
-        splits, share = shares(pairs, -(-len(elements) // 64), 32)
-        sizes = mx.array([pairs, share, len(elements)], mx.int32)
-        (Z,) = self.launcher(
-            vector_source,
-            [table, starts, f, at_least(mx.array(np.array(elements, np.int32))), sizes],
-            [((splits, len(elements)), mx.int32)],
-            (padded(len(elements)), splits, 1),
-            (32, 1, 1),
-        )
-        flat, at = Z.sum(axis=0), 0
-        for i, n in vectors:
-            out[self.program.leaves[i].name] = flat[at : at + n]
-            at += n
-        return {leaf.name: out[leaf.name] for leaf in self.program.leaves}
+        N, leaves = fitness.size, self.program.leaves
+        check_noise(self.program, noise, 2 * N)
+        given = [at_least(a) for a in (noise.table, noise.starts, fitness.astype(mx.int8))]
+        matrices, vectors = vote_sources(noise.rank, clt)
+        work = vote_work(self.program, VOTE_SIDE)
+        flat: dict[bool, mx.array] = {}
+        for of_matrix, source, rows, terms, size, threads in (
+            (True, matrices, work.tiles, N * noise.rank, work.votes, VOTE_THREADS),
+            (False, vectors, work.elements, N, len(work.elements), 1),
+        ):
+            if not rows:
+                continue
+            groups = -(-len(rows) * threads // VOTE_THREADS)
+            parts, share = shares(terms, groups)
+            sizes = mx.array([N, share, size], mx.int32)
+            (Z,) = self.launcher(
+                source,
+                [*given, at_least(mx.array(np.array(rows, np.int32))), sizes],
+                [((parts, size), mx.int32)],
+                (groups * VOTE_THREADS, parts, 1),
+                (VOTE_THREADS, 1, 1),
+            )
+            flat[of_matrix] = Z.sum(axis=0)
+        out, at = {}, {True: 0, False: 0}
+        for leaf in leaves:
+            kind, size = len(leaf.shape) == 2, math.prod(leaf.shape)
+            out[leaf.name] = flat[kind][at[kind] : at[kind] + size].reshape(leaf.shape)
+            at[kind] += size
+        return out
+
+
+def extreme(of: Callable[..., mx.array], a: mx.array) -> int:
+    """The least or the largest element, found on the CPU so as not to wait for the GPU."""
+    return int(np.array(of(a, stream=mx.cpu)))
+
+
+def check_noise(program: Program, noise: Slices, members: int) -> None:
+    """Raises ValueError unless every slice of members / 2 pairs lies in the table."""
+    if members % 2 or noise.starts.shape != (len(program.leaves), members // 2):
+        raise ValueError(f"starts are {noise.starts.shape} for {members} members")
+    longest = np.array([slice_length(leaf.shape, noise.rank) for leaf in program.leaves], np.int32)
+    ends = mx.add(noise.starts, mx.array(longest)[:, None], stream=mx.cpu)
+    if extreme(mx.min, noise.starts) < 0 or extreme(mx.max, ends) > noise.table.size:
+        raise ValueError("a slice of the noise lies beyond the table")
+
+
+def piece(program: Program, P: int, T: int, rank: int) -> tuple[int, int]:
+    """Members (even) and tokens of one launch, bounded in memory and in time.
+
+    Fewer tokens at a time cost a launch more, fewer members leave the GPU half empty: so tokens
+    are cut first.
+    """
+    plans = stage_plans(program, members=MEMBERS[-1], rank=rank)
+    room = memory() // (2 * program.width + max(plan.scratch_bytes for plan in plans))
+    room = min(room, LAUNCH_MACS // max(1, *(plan.macs for plan in plans)))
+    tokens = min(T, max(room // P, 1))
+    return min(P, max(room // tokens // 2 * 2, 2)), tokens
 
 
 def memory() -> int:
-    """Bytes that the arrays passed between two stages may take: an eighth of the working set."""
+    """Bytes that the arrays between two stages may take: an eighth of the working set."""
     if not mx.metal.is_available():
         return 1 << 30
     return min(int(mx.device_info()["max_recommended_working_set_size"]) // 8, (1 << 31) - 1)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
+from typing import NamedTuple
 
 from eggroll.model import Op, Program, S, X
 
@@ -69,7 +71,7 @@ def joins(op: Op, tiles: list[Op], sizes: list[int]) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a leaf lies in a stage's packed weights: byte offset, and its place among the leaves."""
+    """A leaf in a stage's packed weights: byte offset, and its place among the leaves."""
 
     offset: int
     index: int
@@ -85,15 +87,13 @@ class Place:
 
 
 class StagePlan:
-    """One stage for threadgroups of M members; `perturbed` adds the noise, of rank r."""
+    """One stage for threadgroups of M members with noise of rank r (0: without noise)."""
 
-    def __init__(
-        self, program: Program, index: int, *, members: int, rank: int, perturbed: bool
-    ) -> None:
+    def __init__(self, program: Program, index: int, *, members: int, rank: int) -> None:
         stage = program.stages[index]
         self.program, self.stage, self.members = program, stage, members
-        self.rank, self.perturbed = rank, perturbed
-        self.first, self.last = index == 0, index == len(program.stages) - 1
+        self.rank, self.perturbed = rank, rank > 0
+        self.first, self.passes_on = index == 0, index < len(program.stages) - 1
         self.sizes = stage.registers
         self.phases = phases(stage.ops, self.sizes)
         self.simdgroups = 8 if program.width >= 128 else 4
@@ -252,15 +252,17 @@ class StagePlan:
         return total
 
 
-def best_members(program: Program, *, rank: int, perturbed: bool, population: int) -> int:
+def stage_plans(program: Program, *, members: int, rank: int) -> list[StagePlan]:
+    """A plan per stage for threadgroups of `members`."""
+    of = range(len(program.stages))
+    return [StagePlan(program, i, members=members, rank=rank) for i in of]
+
+
+def best_members(program: Program, rank: int, population: int) -> int:
     """M for a network: the least traffic among those that give a GPU enough threadgroups."""
 
     def streamed(members: int) -> float:
-        of = range(len(program.stages))
-        plans = (
-            StagePlan(program, i, members=members, rank=rank, perturbed=perturbed) for i in of
-        )
-        return sum(plan.streamed for plan in plans)
+        return sum(plan.streamed for plan in stage_plans(program, members=members, rank=rank))
 
     full = [m for m in MEMBERS if -(-population // m) >= FULL] or MEMBERS[-1:]
     return min(full, key=streamed)
@@ -289,36 +291,44 @@ def cost(plan: StagePlan) -> Cost:
         weight_bytes=plan.weight_bytes / plan.members,
         noise_bytes=plan.noise_bytes / 2,
         register_bytes=spilled,
-        passed_bytes=D * (not plan.first) + D * (not plan.last),
+        passed_bytes=D * (not plan.first) + D * plan.passes_on,
         macs=plan.macs,
     )
 
 
-def vote_tiles(program: Program, side: int) -> tuple[list[list[int]], list[tuple[int, int]], int]:
-    """The work of one count of votes.
+class VoteWork(NamedTuple):
+    """What one count of votes computes, in the order of its flat results.
 
-    Returns tiles [leaf, row, column, O, K, offset] of the matrices, (leaf, length) of the vectors,
-    and the number of votes of all matrices, which lie one after the other.
+    tiles: [leaf, row, column, O, K, offset] of the matrices; elements: [leaf, element] of the
+    vectors; votes: of all matrices, which lie one after the other.
     """
-    tiles, vectors, offset = [], [], 0
+
+    tiles: list[tuple[int, ...]]
+    elements: list[tuple[int, int]]
+    votes: int
+
+
+def vote_work(program: Program, side: int) -> VoteWork:
+    """Tiles of side x side votes, and single votes of vectors."""
+    tiles: list[tuple[int, ...]] = []
+    elements: list[tuple[int, int]] = []
+    offset = 0
     for i, leaf in enumerate(program.leaves):
         if len(leaf.shape) == 1:
-            vectors.append((i, leaf.shape[0]))
+            elements += [(i, k) for k in range(leaf.shape[0])]
             continue
         O, K = leaf.shape
-        tiles += [
-            [i, row, column, O, K, offset]
-            for row in range(0, O, side)
-            for column in range(0, K, side)
-        ]
+        corners = product(range(0, O, side), range(0, K, side))
+        tiles += [(i, row, column, O, K, offset) for row, column in corners]
         offset += O * K
-    return tiles, vectors, offset
+    return VoteWork(tiles, elements, offset)
 
 
-def shares(units: int, groups: int, grain: int) -> tuple[int, int]:
-    """(parts, units of each) that bring `groups` threadgroups near 4 FULL; grain divides a part."""
-    parts = max(1, min(-(-4 * FULL // groups), -(-units // (8 * grain))))
-    size = -(-units // parts // grain) * grain
-    return -(-units // size), size
+def shares(terms: int, groups: int) -> tuple[int, int]:
+    """(parts, terms of each) that bring `groups` threadgroups near 4 FULL; a part has 256 or more.
 
-
+    A part's terms are a multiple of 32, as votes.metal takes that many at a time.
+    """
+    parts = max(1, min(-(-4 * FULL // groups), terms // 256))
+    share = -(-terms // parts // 32) * 32
+    return -(-terms // share), share

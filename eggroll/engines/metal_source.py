@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from eggroll import fixed_point as fx
 from eggroll.engines.metal_plan import Phase, StagePlan
@@ -82,7 +82,7 @@ class Writer:
 
 
 def row_embed(write: Writer, op: Op) -> None:
-    V, D = write.plan.program.leaves[op.leaf].shape
+    D = write.plan.sizes[op.out]
     write(
         f"egg::embed<{D}>(r{op.out}, {write.weights(op)}, noise, {write.leaf(op)}, "
         "tokens + first * T + t, T, members, member, lane);"
@@ -101,8 +101,8 @@ def tile_linear(write: Writer, op: Op, out: str = "") -> None:
     O, K = write.plan.program.leaves[op.leaf].shape
     sums = sums_of(write.plan, op)
     write(
-        f"egg::linear<{K}, {O}, {fx.divisor(K)}, TILES>({out or f'v{op.out}'}, {write.weights(op)}, "
-        f"r{op.inputs[0]}, {sums}, noise, {write.leaf(op)}, tile, lane);"
+        f"egg::linear<{K}, {O}, {fx.divisor(K)}, TILES>({out or f'v{op.out}'}, "
+        f"{write.weights(op)}, r{op.inputs[0]}, {sums}, noise, {write.leaf(op)}, tile, lane);"
     )
 
 
@@ -133,7 +133,7 @@ def elementwise(arguments: Callable[[Writer, Op], str]) -> Callable[[Writer, Op]
 def bias(write: Writer, op: Op) -> str:
     # Rows past the last output read the last bias; nobody reads what they come to.
     last = write.plan.sizes[op.out] - 1
-    w = f"w{op.leaf}"
+    w = f"w{write.leaf(op)}"
     write(
         f"const int2 {w} = egg::perturbed({write.weights(op)}, noise, {write.leaf(op)}, member, "
         f"min(o, {last}u));"
@@ -150,7 +150,7 @@ PRODUCTS: dict[str, Callable[[Writer, Op], None]] = {"linear": tile_linear, "sco
 ELEMENTS: dict[str, Callable[[Writer, Op], None]] = {
     "add": elementwise(nothing),
     "add_bias": elementwise(bias),
-    "lookup": elementwise(lambda write, op: op.table),
+    "lookup": elementwise(lambda write, op: f"table_{op.table}"),
     "forget": elementwise(nothing),
     "mix": elementwise(nothing),
 }
@@ -221,16 +221,16 @@ def element_loop(write: Writer, phase: Phase) -> None:
     for op in phase.tiles:
         if op.kind in PRODUCTS:
             if write.plan.kept(op):
-                write(f"egg::store(r{op.out}, o, member, v{op.out}[i][j]);")
+                write(f"egg::put(r{op.out}, o, member, v{op.out}[i][j]);")
             continue
         for r in op.inputs:
             if r not in write.local:
-                write(f"const char2 m{r} = egg::load(r{r}, o, member);")
+                write(f"const char2 m{r} = egg::get(r{r}, o, member);")
                 write.local[r] = f"m{r}"
         ELEMENTS[op.kind](write, op)
         write.local[op.out] = f"v{op.out}[i][j]"
         if write.plan.kept(op):
-            write(f"egg::store(r{op.out}, o, member, v{op.out}[i][j]);")
+            write(f"egg::put(r{op.out}, o, member, v{op.out}[i][j]);")
     write("}")
 
 
@@ -268,11 +268,18 @@ def declare(write: Writer) -> None:
     )
 
 
+def at_token(plan: StagePlan, t: str) -> str:
+    """Where a token's activations lie in [threadgroup][T][D][M]."""
+    return f"(first / M * T + {t}) * {plan.program.width * plan.members}"
+
+
 def move_in(write: Writer, t: str) -> None:
     """The token's activations come in, and a document mark zeroes the state."""
     plan, D = write.plan, write.plan.program.width
     if X in plan.lives and not plan.first:
-        write(f"egg::load_tile<{D}>(r{X}, passed + (first / M * T + {t}) * {D * plan.members}, lane);")
+        write(
+            f"egg::load_tile<{D}>(r{X}, passed + (first / M * T + {t}) * {D * plan.members}, lane);"
+        )
     elif X in plan.lives and reads_first(plan, X):
         write(f"egg::fill<{D}>(r{X}, lane);")
     if S in plan.lives:
@@ -305,8 +312,8 @@ def body(plan: StagePlan, logits: bool) -> str:
     for phase in plan.phases:
         row_part(write, phase)
         tile_part(write, phase)
-    if not plan.last:
-        write(f"egg::store_tile<{D}>(r{X}, passed_on + (first / M * T + t) * {D * plan.members}, lane);")
+    if plan.passes_on:
+        write(f"egg::store_tile<{D}>(r{X}, passed_on + {at_token(plan, 't')}, lane);")
     write("if (t + 1 < T) {")
     move_in(write, "t + 1")
     write("}")
@@ -323,7 +330,7 @@ def stage_source(plan: StagePlan, shift: int, *, logits: bool = False, nax: bool
     inputs = ["weights", "table", "starts", "sizes", "tokens"]
     inputs += ["targets"] * (plan.scores and not logits)
     inputs += ["passed"] * (not plan.first) + ["state"] * has_state
-    outputs = ["passed_on"] * (not plan.last) + ["state_after"] * has_state
+    outputs = ["passed_on"] * plan.passes_on + ["state_after"] * has_state
     outputs += [("logits" if logits else "scores")] * plan.scores
     outputs += ["scratch"] * bool(plan.scratch_bytes)
     kinds = list(dict.fromkeys(op.kind for op in plan.stage.ops))
@@ -340,7 +347,7 @@ def stage_source(plan: StagePlan, shift: int, *, logits: bool = False, nax: bool
 def tables(plan: StagePlan) -> str:
     """The integer tables that the stage's operations look up."""
     names = sorted({op.table for op in plan.stage.ops if op.table})
-    text = "".join(array("int8_t", n, fx.gate_tables()[n].tolist()) for n in names)
+    text = "".join(array("int8_t", f"table_{n}", fx.gate_tables()[n].tolist()) for n in names)
     if plan.scores:
         wide = plan.program.vocabulary > 4096  # EXP2 < 2^20
         text += f"typedef {'ulong' if wide else 'uint'} Total;\n"
@@ -359,7 +366,7 @@ def vote_sources(rank: int, clt: bool) -> tuple[Source, Source]:
 EGG_SHARED(int8_t, left, egg::SIDE * egg::LEFT);
 EGG_SHARED(int8_t, right, egg::DEPTH * egg::RIGHT);
 const uint begin = threadgroup_position_in_grid.y * sizes[1];
-egg::matrix_votes(Z + threadgroup_position_in_grid.y * sizes[3], left, right,
+egg::matrix_votes(Z + threadgroup_position_in_grid.y * sizes[2], left, right,
                   egg::tile_of(work, threadgroup_position_in_grid.x), fitness, table, starts,
                   sizes[0], begin, min(begin + uint(sizes[1]), uint(sizes[0] * RANK)),
                   thread_index_in_simdgroup, simdgroup_index_in_threadgroup);

@@ -30,7 +30,7 @@ inline char2 both(int even, int odd) {
 inline uint times(int a, int b) { return uint(a) * uint(b); }
 
 template <typename Register>
-inline char2 load(Register x, uint feature, uint member) {
+inline char2 get(Register x, uint feature, uint member) {
   char2 v;
   v.x = x[feature * LD + member];
   v.y = x[feature * LD + member + 1];
@@ -38,7 +38,7 @@ inline char2 load(Register x, uint feature, uint member) {
 }
 
 template <typename Register>
-inline void store(Register x, uint feature, uint member, char2 v) {
+inline void put(Register x, uint feature, uint member, char2 v) {
   x[feature * LD + member] = v.x;
   x[feature * LD + member + 1] = v.y;
 }
@@ -113,13 +113,13 @@ inline void fill(Register x, Lane lane) {
 template <int D, typename Register>
 inline void load_tile(Register x, const device int8_t* from, Lane lane) {
   for (uint i = 2 * lane.in_group; i < D * M; i += 2 * THREADS)
-    store(x, i / M, i % M, both(from[i], from[i + 1]));
+    put(x, i / M, i % M, both(from[i], from[i + 1]));
 }
 
 template <int D, typename Register>
 inline void store_tile(Register x, device int8_t* to, Lane lane) {
   for (uint i = 2 * lane.in_group; i < D * M; i += 2 * THREADS) {
-    const char2 v = load(x, i / M, i % M);
+    const char2 v = get(x, i / M, i % M);
     to[i] = v.x;
     to[i + 1] = v.y;
   }

@@ -23,7 +23,7 @@ inline void embed(Register x, const device int8_t* E, Noise noise, uint leaf,
       v.x += int(plus) >> SHIFT;
       v.y += int(minus) >> SHIFT;
     }
-    store(x, k, member, both(clip(v.x), clip(v.y)));
+    put(x, k, member, both(clip(v.x), clip(v.y)));
   }
 }
 

@@ -9,7 +9,7 @@ inline void dots(Sums sums, Register x, Noise noise, uint leaf, uint member, Lan
   for (uint q = 0; q < RANK; ++q) {
     int even = 0, odd = 0;
     for (uint k = lane.index; k < K; k += 32) {
-      const char2 v = load(x, k, member);
+      const char2 v = get(x, k, member);
       const int b = B[k * RANK + q];
       even += int(v.x) * b;
       odd += int(v.y) * b;

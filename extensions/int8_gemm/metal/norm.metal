@@ -17,18 +17,18 @@ inline void norm(Out y, In x, const device int8_t* w, Noise noise, uint leaf, ui
                  Lane lane) {
   int even = 0, odd = 0;
   for (uint k = lane.index; k < D; k += 32) {
-    const char2 v = load(x, k, member);
+    const char2 v = get(x, k, member);
     even += abs(int(v.x));
     odd += abs(int(v.y));
   }
   const int even_mean = max(simd_sum(even) / D, 1), odd_mean = max(simd_sum(odd) / D, 1);
   const uint even_reciprocal = reciprocal_of(even_mean), odd_reciprocal = reciprocal_of(odd_mean);
   for (uint k = lane.index; k < D; k += 32) {
-    const char2 v = load(x, k, member);
+    const char2 v = get(x, k, member);
     const int2 scale = perturbed(w, noise, leaf, member, k);
-    store(y, k, member,
-          both(over_mean(int(v.x) * scale.x, even_mean, even_reciprocal),
-               over_mean(int(v.y) * scale.y, odd_mean, odd_reciprocal)));
+    put(y, k, member,
+        both(over_mean(int(v.x) * scale.x, even_mean, even_reciprocal),
+             over_mean(int(v.y) * scale.y, odd_mean, odd_reciprocal)));
   }
 }
 

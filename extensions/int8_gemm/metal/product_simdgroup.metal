@@ -46,7 +46,7 @@ inline void product(thread int2 (&total)[TILES][M / 8], const device int8_t* W, 
           set(left[i], step & 1 ? four.z : four.x, step & 1 ? four.w : four.y);
         }
         for (uint j = 0; j < M / 8; ++j) {
-          const char2 v = load(x, block * 32 + step * 8 + lane.row, 8 * j + lane.column);
+          const char2 v = get(x, block * 32 + step * 8 + lane.row, 8 * j + lane.column);
           set(right, v.x, v.y);
           for (uint i = 0; i < TILES; ++i)
             simdgroup_multiply_accumulate(sums[i][j], left[i], right, sums[i][j]);

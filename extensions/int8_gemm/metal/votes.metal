@@ -81,8 +81,8 @@ inline void drain(thread int2 (&total)[4][4], thread simdgroup_float8x8 (&sums)[
     }
 }
 
-inline void write(device int32_t* Z, thread int2 (&total)[4][4], Tile tile, uint row, uint column,
-                  uint simdgroup) {
+inline void put_votes(device int32_t* Z, thread int2 (&total)[4][4], Tile tile, uint row,
+                      uint column, uint simdgroup) {
   for (uint i = 0; i < 4; ++i)
     for (uint j = 0; j < 4; ++j) {
       const uint o = tile.row + simdgroup / 2 * 32 + 8 * i + row;
@@ -120,7 +120,7 @@ inline void matrix_votes(device int32_t* Z, Shared left, Shared right, Tile tile
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
   drain(total, sums);
-  write(Z, total, tile, row, column, simdgroup);
+  put_votes(Z, total, tile, row, column, simdgroup);
 }
 
 // The vote of one element of a vector leaf from pairs begin .. end - 1.
