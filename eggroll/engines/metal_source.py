@@ -74,11 +74,11 @@ class Writer:
     def leaf(self, op: Op) -> int:
         return self.plan.layout[op.leaf].index
 
-    def barrier(self, scope: str = "threadgroup") -> None:
+    def barrier(self) -> None:
         memory = "mem_flags::mem_threadgroup"
         if self.plan.scratch_bytes:
             memory += " | mem_flags::mem_device"
-        self(f"{scope}_barrier({memory});")
+        self(f"threadgroup_barrier({memory});")
 
 
 def row_embed(write: Writer, op: Op) -> None:
@@ -171,9 +171,9 @@ def row_part(write: Writer, phase: Phase) -> None:
     if not plan.has_rows(phase):
         return
     write("for (uint member = 2 * lane.simdgroup; member < M; member += 2 * SIMDGROUPS) {")
+    # No barrier between them: a lane has the same features of a pair in all of them.
     for op in phase.rows:
         ROWS[op.kind](write, op)
-        write.barrier("simdgroup")
     for op in phase.products if plan.perturbed else []:
         K, x = plan.program.leaves[op.leaf].shape[1], op.inputs[0]
         write(f"egg::dots<{K}>({sums_of(plan, op)}, r{x}, noise, {write.leaf(op)}, member, lane);")

@@ -15,7 +15,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,19 +152,13 @@ class Emulator:
     folder: Path
     orders: tuple[int, ...] = (FORWARD, REVERSE)
     alternate: bool = False
-    edit: tuple[str, str] | None = None  # a fault put into the source, to see it found
+    edit: Callable[[Source], Source] = lambda source: source  # puts a fault in, to see it found
     kernels: dict[str, Kernel] = field(default_factory=dict)
     launches: list[str] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, source: Source, inputs, outputs, grid, threadgroup) -> list[mx.array]:
-        if self.edit:
-            old, new = self.edit
-            texts = source.header + source.body
-            assert old in texts, f"{old!r} is not in the source"
-            source = source._replace(
-                header=source.header.replace(old, new), body=source.body.replace(old, new)
-            )
+        source = self.edit(source)
         kernel = self.kernel(generated(source, inputs, outputs))
         self.launches.append(source.name)
         orders = self.orders
