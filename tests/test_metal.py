@@ -263,8 +263,9 @@ def run_with(folder: Path, edit: Callable[[Source], Source]) -> None:
     """Runs small cases with a fault in the kernels; returns only if nothing was noticed."""
     small = at_the_end(random_case(1, D=12, V=10, T=3, P=6))
     small.tokens[0] = 0
+    quick = Emulator(folder, edit=edit, optimize="-O0")
     for case in (small, beyond_float()):
-        engine = MetalEngine(case.program, launcher=Emulator(folder, edit=edit), members=8)
+        engine = MetalEngine(case.program, launcher=quick, members=8)
         check_votes(engine, case, oracle.pair_fitness(check_scores(engine, case)))
 
 

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 FORWARD, REVERSE, SHUFFLED = range(3)
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 FLAGS = (
-    *("-x", "c++", "-std=c++17", "-O1", "-fsigned-char", "-Wall", "-Wextra", "-Werror"),
+    *("-x", "c++", "-std=c++17", "-fsigned-char", "-Wall", "-Wextra", "-Werror"),
     *("-Wno-unknown-attributes", "-Wno-duplicate-decl-specifier", "-Wno-unused-parameter"),
     *("-Wno-sign-compare", "-Wno-unused-const-variable", "-Wno-unused-function"),
     *("-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-ignored-qualifiers"),
@@ -152,6 +152,7 @@ class Emulator:
     folder: Path
     orders: tuple[int, ...] = (FORWARD, REVERSE)
     alternate: bool = False
+    optimize: str = "-O1"  # -O0 where a kernel runs little and compiling it takes most of the time
     edit: Callable[[Source], Source] = lambda source: source  # puts a fault in, to see it found
     kernels: dict[str, Kernel] = field(default_factory=dict)
     launches: list[str] = field(default_factory=list)
@@ -173,7 +174,7 @@ class Emulator:
         return [mx.array(a) for a in results[0]]
 
     def kernel(self, msl: str) -> Kernel:
-        digest = hashlib.sha256(msl.encode("ascii")).hexdigest()[:24]
+        digest = hashlib.sha256((self.optimize + msl).encode("ascii")).hexdigest()[:24]
         if digest not in self.kernels:
             self.sources[digest] = msl
             self.kernels[digest] = Kernel(self.compile(msl, digest))
@@ -183,7 +184,7 @@ class Emulator:
         compiler = clang()
         assert compiler
         program, runtime = self.folder / digest, self.folder / "runtime.o"
-        common = [compiler, *FLAGS, *SANITIZE]
+        common = [compiler, *FLAGS, *SANITIZE, self.optimize]
         if not runtime.exists():
             build([*common, "-O2", "-c", str(HERE / "runtime.cpp"), "-o", str(runtime)])
         if not program.exists():
