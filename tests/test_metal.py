@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import oracle
 import pytest
-from conftest import Command
+from conftest import TINY, Command
 from networks import Case, random_case
 
 sys.path.insert(0, str(Path(__file__).parent / "metal"))
@@ -24,7 +24,7 @@ import emulator
 from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError, Emulator
 
 from eggroll import model
-from eggroll.engines import choice, metal, metal_plan, metal_source
+from eggroll.engines import available, choice, metal, metal_plan, metal_source
 from eggroll.engines.metal import MetalEngine
 from eggroll.engines.metal_source import Source
 
@@ -36,8 +36,7 @@ REQUIRED = "metal" in os.environ.get("EGGROLL_REQUIRE", "").split(",")
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where kernels are compiled; one that several tests need is compiled once."""
-    if not emulator.clang():
-        sentence = "no clang++ is installed, which the Metal kernels are emulated with"
+    if sentence := emulator.missing():
         pytest.fail(sentence) if REQUIRED else pytest.skip(sentence)
     return tmp_path_factory.mktemp("metal")
 
@@ -215,6 +214,39 @@ def test_whole_runs_have_one_signature(
     votes = launcher.launches.count("egg_votes"), launcher.launches.count("egg_vector_votes")
     assert votes == (2 * chunks, 2 * chunks)
     assert launcher.launches[: stages * chunks] == ["egg_stage"] * (stages * chunks)
+
+
+def test_missing_compiler_skips_or_fails_with_a_sentence(monkeypatch):
+    monkeypatch.setattr(emulator, "clang", lambda: None)
+    assert "is not installed" in emulator.missing()
+
+
+@pytest.mark.skipif(not available()["metal"], reason="this machine has a Metal GPU")
+def test_without_a_gpu_the_engine_is_refused(call: Command):
+    ended = call(*TINY, "--engine", "metal")
+    assert ended.code == 2
+    assert "'metal' cannot run here (MLX finds no Metal GPU)" in ended.err
+    assert "cpu, portable" in ended.err
+
+
+def test_what_a_kernel_would_misread_is_refused(launcher: Emulator):
+    case = random_case(7)
+    engine = MetalEngine(case.program, launcher=launcher)
+    prepared, (tokens, targets, state) = engine.prepare(case.leaves), case.arrays
+    beyond = case.slices._replace(starts=case.slices.starts + case.table.size)
+    with pytest.raises(ValueError, match="beyond the table"):
+        engine.evaluate(prepared, beyond, tokens, targets, state)
+    with pytest.raises(ValueError, match="beyond the table"):
+        engine.votes(mx.ones(2, mx.int8), beyond, True)
+    with pytest.raises(ValueError, match=r"tokens must be in 0\.\.15"):
+        engine.evaluate(prepared, case.slices, tokens + 16, targets, state)
+    with pytest.raises(ValueError, match=r"targets must be in 0\.\.15"):
+        engine.evaluate(prepared, case.slices, tokens, targets - 16, state)
+    with pytest.raises(ValueError, match="state_size"):
+        engine.evaluate(prepared, case.slices, tokens, targets, state[:, 1:])
+    with pytest.raises(ValueError, match="for 3 members"):
+        engine.evaluate(prepared, case.slices, tokens[:3], targets[:3], state[:3])
+    assert not launcher.launches
 
 
 def test_kernels_are_ascii_and_cover_the_operations():

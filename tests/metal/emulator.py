@@ -14,6 +14,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,19 @@ def clang() -> str | None:
     named = [os.environ.get("EGGROLL_CLANG", ""), "clang++"]
     named += [f"clang++-{version}" for version in range(22, 13, -1)]
     return next((path for name in named if name and (path := shutil.which(name))), None)
+
+
+def missing() -> str:
+    """Why kernels cannot be emulated here; empty if they can."""
+    if sys.platform != "linux":
+        return "the Metal kernels are emulated on Linux only"
+    compiler = clang()
+    if not compiler:
+        return "clang++, with which the Metal kernels are emulated, is not installed"
+    command = [compiler, *SANITIZE, "-x", "c++", "-", "-o", os.devnull]
+    if subprocess.run(command, input=b"int main() {}", capture_output=True, check=False).returncode:
+        return f"{compiler}, with which the Metal kernels are emulated, has no sanitizers"
+    return ""
 
 
 def generated(source: Source, inputs: Sequence[mx.array], outputs) -> str:
