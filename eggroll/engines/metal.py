@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import mlx.core as mx
 import numpy as np
 
+from eggroll.engines import metal_nax
 from eggroll.engines.base import Engine
 from eggroll.engines.metal_plan import (
     MEMBERS,
@@ -95,19 +96,28 @@ def at_least(a: mx.array, size: int = LEAST) -> mx.array:
     return a if a.size >= size else mx.concatenate([a, mx.zeros(size - a.size, a.dtype)])
 
 
+def framed(w: mx.array) -> mx.array:
+    """A matrix [O, K] as NAX reads it: rows after each other, with zeros up to multiples of PAD."""
+    O, K = w.shape
+    return mx.pad(w, [(0, padded(O) - O), (0, padded(K) - K)]).reshape(-1)
+
+
 def packed(w: mx.array) -> mx.array:
     """A matrix [O, K] as `product` reads it: [O/8][K/32][lane][4 steps][2], flat.
 
     Lane bits 4, 2, 1 are the row of an 8 x 8 matrix, bits 3, 0 and the element its column.
     """
     O, K = w.shape
-    w = mx.pad(w, [(0, padded(O) - O), (0, padded(K) - K)])
-    w = w.reshape(padded(O) // 8, 2, 2, 2, padded(K) // 32, 4, 2, 2, 2)
+    w = framed(w).reshape(padded(O) // 8, 2, 2, 2, padded(K) // 32, 4, 2, 2, 2)
     return w.transpose(0, 4, 1, 6, 2, 3, 7, 5, 8).reshape(-1)
 
 
 class MetalEngine(Engine):
-    """Custom Metal kernels; `launcher` runs them, `members` fixes M (0: chosen per population)."""
+    """Custom Metal kernels.
+
+    launcher runs them; members fixes M (0: chosen by the population); nax switches the path of the
+    newer matrix units on or off (None: on where a trial on this machine gives the right integers).
+    """
 
     name: ClassVar[str] = "metal"
 
@@ -122,15 +132,17 @@ class MetalEngine(Engine):
         *,
         launcher: Launcher = launch,
         members: int = 0,
+        nax: bool | None = None,
     ) -> None:
         super().__init__(program, threads)
         self.launcher, self.members = launcher, members
+        self.nax = metal_nax.usable() if nax is None else nax
         self._kernels: dict[tuple[int, int, int, bool], list[Kernel]] = {}
         self._best: dict[tuple[int, int], int] = {}
 
     @property
     def path(self) -> str:
-        return "metal (simdgroup matrices)"
+        return f"metal ({'NAX' if self.nax else 'simdgroup matrices'})"
 
     def prepare(self, weights: Weights) -> list[mx.array]:
         """One int8 array per stage: its leaves one after the other, matrices packed for lanes."""
@@ -141,7 +153,8 @@ class MetalEngine(Engine):
         for op in stage.ops:
             if op.leaf >= 0:
                 w = weights[self.program.leaves[op.leaf].name]
-                flat = packed(w) if op.kind in PRODUCTS else w.reshape(-1)
+                arrange = framed if self.nax else packed
+                flat = arrange(w) if op.kind in PRODUCTS else w.reshape(-1)
                 parts.append(at_least(flat, padded(flat.size)))
         return mx.concatenate(parts)
 
@@ -150,7 +163,7 @@ class MetalEngine(Engine):
         rank, shift = (noise.rank, noise.shift) if noise else (0, 0)
         key = (members, rank, shift, logits)
         if key not in self._kernels:
-            plans = stage_plans(self.program, members=members, rank=rank)
+            plans = stage_plans(self.program, members=members, rank=rank, nax=self.nax)
             sources = [stage_source(plan, shift, logits=logits) for plan in plans]
             self._kernels[key] = list(map(Kernel, plans, sources))
         return self._kernels[key]
@@ -158,7 +171,7 @@ class MetalEngine(Engine):
     def _members(self, P: int, rank: int) -> int:
         """M for a population of P."""
         if (P, rank) not in self._best:
-            self._best[P, rank] = self.members or best_members(self.program, rank, P)
+            self._best[P, rank] = self.members or best_members(self.program, rank, P, self.nax)
         return self._best[P, rank]
 
     def evaluate(

@@ -87,9 +87,14 @@ class Place:
 
 
 class StagePlan:
-    """One stage for threadgroups of M members with noise of rank r (0: without noise)."""
+    """One stage for threadgroups of M members with noise of rank r (0: without noise).
 
-    def __init__(self, program: Program, index: int, *, members: int, rank: int) -> None:
+    nax: products by matmul2d, whose tiles are 16 x 16 n and lie in rows without gaps.
+    """
+
+    def __init__(
+        self, program: Program, index: int, *, members: int, rank: int, nax: bool = False
+    ) -> None:
         stage = program.stages[index]
         self.program, self.stage, self.members = program, stage, members
         self.rank, self.perturbed = rank, rank > 0
@@ -97,7 +102,7 @@ class StagePlan:
         self.sizes = stage.registers
         self.phases = phases(stage.ops, self.sizes)
         self.simdgroups = 8 if program.width >= 128 else 4
-        self.stride = members + GAP
+        self.nax, self.stride = nax, members + (0 if nax else GAP)
         self.scores = any(op.kind == "score" for op in stage.ops)
         self.layout = self._layout()
 
@@ -117,6 +122,8 @@ class StagePlan:
 
     def tiles(self, outputs: int) -> int:
         """Rows of 8 outputs that a simdgroup computes at a time: 4, or fewer to use them all."""
+        if self.nax:
+            return 2
         return next((n for n in (4, 2) if outputs >= 8 * n * self.simdgroups), 1)
 
     def tile_count(self, outputs: int) -> int:
@@ -165,18 +172,24 @@ class StagePlan:
         return 4 * most * self.rank * self.members if self.perturbed else 0
 
     @property
+    def spare_bytes(self) -> int:
+        """A tile of products, int32 [16][M], of every simdgroup."""
+        products = any(phase.products for phase in self.phases)
+        return 4 * 16 * self.members * self.simdgroups if self.nax and products else 0
+
+    @property
     def sums_shared(self) -> bool:
         return self.sums_bytes <= SHARED_BYTES // 4
 
     @cached_property
     def places(self) -> dict[int, Place]:
         """Home of every register: those that are read most stay in threadgroup memory."""
-        fixed = self.sums_bytes if self.sums_shared else 0
+        fixed = self.spare_bytes + (self.sums_bytes if self.sums_shared else 0)
         fixed += (8 * self.simdgroups + 4) * self.members if self.scores else 0
-        shared = set(self.lives)
-        by_worth = sorted(shared, key=lambda r: (self.traffic[r] / self.sizes[r], r))
-        while self.rows(self._pack(shared)) * self.stride + fixed > SHARED_BYTES:
-            shared.remove(by_worth.pop(0))
+        shared: set[int] = set()
+        for r in sorted(self.lives, key=lambda r: (-self.traffic[r] / self.sizes[r], r)):
+            if self.rows(self._pack(shared | {r})) * self.stride + fixed <= SHARED_BYTES:
+                shared.add(r)
         out = {r: Place(True, row) for r, row in self._pack(shared).items()}
         rest = self._pack(set(self.lives) - shared)
         return out | {r: Place(False, row) for r, row in rest.items()}
@@ -252,48 +265,61 @@ class StagePlan:
         return total
 
 
-def stage_plans(program: Program, *, members: int, rank: int) -> list[StagePlan]:
+def stage_plans(program: Program, *, members: int, rank: int, nax: bool = False) -> list[StagePlan]:
     """A plan per stage for threadgroups of `members`."""
     of = range(len(program.stages))
-    return [StagePlan(program, i, members=members, rank=rank) for i in of]
+    return [StagePlan(program, i, members=members, rank=rank, nax=nax) for i in of]
 
 
-def best_members(program: Program, rank: int, population: int) -> int:
+def best_members(program: Program, rank: int, population: int, nax: bool = False) -> int:
     """M for a network: the least traffic among those that give a GPU enough threadgroups."""
 
     def streamed(members: int) -> float:
-        return sum(plan.streamed for plan in stage_plans(program, members=members, rank=rank))
+        plans = stage_plans(program, members=members, rank=rank, nax=nax)
+        return sum(plan.streamed for plan in plans)
 
-    full = [m for m in MEMBERS if -(-population // m) >= FULL] or MEMBERS[-1:]
+    choice = [m for m in MEMBERS if m % 16 == 0 or not nax]
+    full = [m for m in choice if -(-population // m) >= FULL] or choice[-1:]
     return min(full, key=streamed)
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What one stage takes: launches per update and chunk, the rest per member and token."""
+class Cost(NamedTuple):
+    """What a stage takes: launches per update and chunk, the rest per member and token."""
 
     launches: int
-    barriers: int
-    weight_bytes: float
-    noise_bytes: float
-    register_bytes: int
-    passed_bytes: int
-    macs: int
+    barriers: int  # of a threadgroup
+    macs: int  # int8 multiply-adds
+    weights: float  # bytes, M members share them
+    noise: float  # bytes, a pair shares them
+    registers: int  # bytes that do not stay in threadgroup memory
+    passed: int  # bytes from the stage before and to the next one
 
 
 def cost(plan: StagePlan) -> Cost:
-    """Counts of a stage, from the plan that the kernels are generated from."""
-    spilled = sum(plan.traffic[r] for r, place in plan.places.items() if not place.shared)
+    """Counts of a stage, from the plan that its kernel is generated from."""
     D = plan.program.width
     return Cost(
         launches=1,
         barriers=plan.barriers,
-        weight_bytes=plan.weight_bytes / plan.members,
-        noise_bytes=plan.noise_bytes / 2,
-        register_bytes=spilled,
-        passed_bytes=D * (not plan.first) + D * plan.passes_on,
         macs=plan.macs,
+        weights=plan.weight_bytes / plan.members,
+        noise=plan.noise_bytes / 2,
+        registers=sum(plan.traffic[r] for r, place in plan.places.items() if not place.shared),
+        passed=D * (not plan.first) + D * plan.passes_on,
     )
+
+
+def count_table(program: Program, rank: int, population: int) -> str:
+    """Markdown: the cost of every kind of stage of a network, as docs/metal.md has it."""
+    M = best_members(program, rank, population)
+    plans = stage_plans(program, members=M, rank=rank)
+    names = ["embedding", *["layer"] * (len(plans) - 2), "head"]
+    rows = ["| stage | " + " | ".join(Cost._fields) + " |", "|---|" + "---:|" * len(Cost._fields)]
+    for name, plan in zip(names, plans, strict=True):
+        counts = " | ".join(f"{count:,.0f}" for count in cost(plan))
+        row = f"| {name} | {counts} |"
+        rows += [row] * (row not in rows)
+    return f"M = {M} members\n\n" + "\n".join(rows) + "\n"
 
 
 class VoteWork(NamedTuple):

@@ -242,6 +242,11 @@ def declare(write: Writer) -> None:
         write(f"EGG_SHARED(int8_t, shared, {shared});")
     if plan.sums_bytes and plan.sums_shared:
         write(f"EGG_SHARED(int, sums, {plan.sums_bytes // 4});")
+    spare = "nullptr"
+    if plan.spare_bytes:
+        each = plan.spare_bytes // 4 // plan.simdgroups
+        write(f"EGG_SHARED(int, spare, {plan.spare_bytes // 4});")
+        spare = f"spare + simdgroup_index_in_threadgroup * {each}"
     if plan.scores and not write.logits:
         write(f"EGG_SHARED(Total, parts, {plan.simdgroups * members});")
         write(f"EGG_SHARED(int, hits, {members});")
@@ -259,7 +264,7 @@ def declare(write: Writer) -> None:
     write(
         f"const uint first = {group} * M, T = sizes[0], members = sizes[1] - first;",
         "const egg::Lane lane = "
-        "egg::lane_of(thread_index_in_simdgroup, simdgroup_index_in_threadgroup);",
+        f"egg::lane_of(thread_index_in_simdgroup, simdgroup_index_in_threadgroup, {spare});",
         "egg::Noise noise;",
         "noise.table = table;",
         "noise.starts = starts;",
@@ -324,7 +329,7 @@ def body(plan: StagePlan, logits: bool) -> str:
     return "\n".join(write.lines) + "\n"
 
 
-def stage_source(plan: StagePlan, shift: int, *, logits: bool = False, nax: bool = False) -> Source:
+def stage_source(plan: StagePlan, shift: int, *, logits: bool = False) -> Source:
     """The kernel of a stage. shift: of the perturbation, Q + sigma_shift."""
     has_state = plan.stage.state >= 0
     inputs = ["weights", "table", "starts", "sizes", "tokens"]
@@ -334,7 +339,7 @@ def stage_source(plan: StagePlan, shift: int, *, logits: bool = False, nax: bool
     outputs += [("logits" if logits else "scores")] * plan.scores
     outputs += ["scratch"] * bool(plan.scratch_bytes)
     kinds = list(dict.fromkeys(op.kind for op in plan.stage.ops))
-    names = ["common", "product_nax" if nax else "product_simdgroup"]
+    names = ["common", "product_nax" if plan.nax else "product_simdgroup"]
     names += ["linear"] * ("score" in kinds and "linear" not in kinds) + kinds
     header = INCLUDES + constants(
         M=plan.members, LD=plan.stride, SIMDGROUPS=plan.simdgroups, THREADS=32 * plan.simdgroups,

@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 FORWARD, REVERSE, SHUFFLED = range(3)
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 FLAGS = (
-    *("-x", "c++", "-std=c++17", "-fsigned-char", "-Wall", "-Wextra", "-Werror"),
+    *("-x", "c++", "-fsigned-char", "-Wall", "-Wextra", "-Werror"),
     *("-Wno-unknown-attributes", "-Wno-duplicate-decl-specifier", "-Wno-unused-parameter"),
     *("-Wno-sign-compare", "-Wno-unused-const-variable", "-Wno-unused-function"),
     *("-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-ignored-qualifiers"),
@@ -198,7 +198,9 @@ class Emulator:
         compiler = clang()
         assert compiler
         program, runtime = self.folder / digest, self.folder / "runtime.o"
-        common = [compiler, *FLAGS, *SANITIZE, self.optimize]
+        # Metal takes a descriptor as a template argument, C++ from 2020 on.
+        standard = "-std=c++20" if "MetalPerformancePrimitives" in msl else "-std=c++17"
+        common = [compiler, standard, *FLAGS, *SANITIZE, self.optimize]
         if not runtime.exists():
             build([*common, "-O2", "-c", str(HERE / "runtime.cpp"), "-o", str(runtime)])
         if not program.exists():
@@ -207,7 +209,7 @@ class Emulator:
             # Address spaces first: what Metal would refuse.
             spaces = self.folder / f"{digest}.spaces.cpp"
             spaces.write_text(msl, "ascii")
-            build([compiler, *FLAGS, "-DEMU_SPACES", "-fsyntax-only", str(spaces)])
+            build([compiler, standard, *FLAGS, "-DEMU_SPACES", "-fsyntax-only", str(spaces)])
             build([*common, str(text), "-x", "none", str(runtime), "-o", str(program)])
         return program
 

@@ -253,6 +253,8 @@ void* shared(const char* name, unsigned long bytes) {
   return block;
 }
 
+unsigned lane_index() { return position.lane; }
+
 void fail(const char* why) {
   fprintf(stderr, "emulator: %s\n", why);
   _exit(3);

@@ -46,10 +46,12 @@ inline void put(Register x, uint feature, uint member, char2 v) {
 // Where a lane stands in an 8 x 8 matrix: its two elements are (row, column) and (row, column + 1).
 struct Lane {
   uint index, simdgroup, in_group, row, column;
+  threadgroup int* spare;  // of this simdgroup, where a product needs it
 };
 
-inline Lane lane_of(uint index, uint simdgroup) {
+inline Lane lane_of(uint index, uint simdgroup, threadgroup int* spare) {
   Lane lane;
+  lane.spare = spare;
   lane.index = index;
   lane.simdgroup = simdgroup;
   lane.in_group = simdgroup * 32 + index;
