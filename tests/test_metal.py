@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ import emulator
 from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError, Emulator
 
 from eggroll import model
-from eggroll.engines import available, choice, metal, metal_plan, metal_source
+from eggroll.engines import available, choice, metal, metal_nax, metal_plan, metal_source
 from eggroll.engines.metal import MetalEngine
 from eggroll.engines.metal_source import Source
 
@@ -93,6 +94,55 @@ def test_equals_oracle(launcher: Emulator, members: int, shape: dict):
     fitness = oracle.pair_fitness(check_scores(engine, case))
     check_votes(engine, case, fitness)
     check_votes(engine, case, fitness, clt=False)
+
+
+@pytest.mark.parametrize(("members", "shape"), [CASES[i] for i in (2, 4, 6, 7)], ids=str)
+def test_nax_equals_oracle(launcher: Emulator, members: int, shape: dict):
+    """The path for matmul2d, in an emulation of what Apple documents of it."""
+    case = at_the_end(random_case(1, **shape))
+    members = members if members > 8 else 16
+    engine = MetalEngine(case.program, launcher=launcher, members=members, nax=True)
+    check_scores(engine, case)
+    assert any("matmul2d<" in msl for msl in launcher.sources.values())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "macos", "has"),
+    [
+        ("applegpu_g17s", "26.2", True),
+        ("applegpu_g17s", "26.1", False),
+        ("applegpu_g17s", "15.7.1", False),
+        ("applegpu_g16s", "26.2", False),
+        ("applegpu_g17p", "27.0", False),
+        ("applegpu_g18p", "26.2.1", True),
+        ("", "26.2", False),
+        ("applegpu_g17s", "", False),
+    ],
+)
+def test_what_machines_have_nax(architecture: str, macos: str, has: bool):
+    assert metal_nax.has_nax(architecture, macos) is has
+
+
+def test_nax_is_used_only_after_a_trial(monkeypatch):
+    """Switched off, without a GPU and after a failed trial the older path runs."""
+    usable = metal_nax.usable.__wrapped__
+    assert not usable()  # no GPU here
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda: {"architecture": "applegpu_g17s"})
+    monkeypatch.setattr(metal_nax.platform, "mac_ver", lambda: ("26.2", (), ""))
+    trials = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
+        trials.append(command)
+        return subprocess.CompletedProcess(command, len(trials) - 1)
+
+    monkeypatch.setattr(metal_nax.subprocess, "run", run)
+    assert usable()
+    assert not usable()
+    assert len(trials) == 2
+    monkeypatch.setenv(metal_nax.SWITCH, "0")
+    assert not usable()
+    assert len(trials) == 2
 
 
 def test_cases_reach_what_they_are_for():
@@ -183,6 +233,7 @@ RUNS = [
     {"layers": 1, "width": 16, "vocabulary": 1000, "rank": 4, "chunk": 26},
     {"layers": 6, "width": 24, "vocabulary": 256, "rank": 4, "chunk": 22, "gates": "table"},
     {"layers": 6, "width": 16, "vocabulary": 1000, "rank": 1, "chunk": 34, "noise-reuse": 0},
+    {"layers": 1, "width": 16, "vocabulary": 256, "rank": 4, "chunk": 14, "nax": True},
 ]
 
 
@@ -193,6 +244,8 @@ def test_whole_runs_have_one_signature(
 ):
     """Two updates, validation and samples: portable, cpu and the emulated kernels agree."""
     launcher = Emulator(folder, orders=(FORWARD, REVERSE, SHUFFLED), alternate=True)
+    options = dict(network)
+    nax = options.pop("nax", False)
 
     class Emulated(MetalEngine):
         @classmethod
@@ -200,10 +253,10 @@ def test_whole_runs_have_one_signature(
             return ""
 
         def __init__(self, program: model.Program, threads: int = 0) -> None:
-            super().__init__(program, threads, launcher=launcher)
+            super().__init__(program, threads, launcher=launcher, nax=nax)
 
     monkeypatch.setitem(choice.ENGINES, "metal", Emulated)
-    words = [word for name, value in network.items() for word in (f"--{name}", value)]
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
     signatures = {}
     for engine in ("portable", "cpu", "metal"):
         out = ("--engine", engine, "--out", tmp_path / engine)
@@ -257,14 +310,27 @@ def test_kernels_are_ascii_and_cover_the_operations():
     assert set(metal_source.OPERATIONS) == set(model.OPERATIONS)
 
 
+def test_counts_in_the_documentation_are_computed():
+    """docs/metal.md shows what the plans say, and the products are those of the formula."""
+    text = (Path(__file__).parents[1] / "docs" / "metal.md").read_text()
+    for V, D, L, rank in ((256, 64, 1, 1), (256, 256, 6, 1), (256, 256, 6, 4)):
+        program = model.egg(V, D, L)
+        assert metal_plan.count_table(program, rank, 10240) in text
+        plan = metal_plan.stage_plans(program, members=8, rank=rank)[1]
+        assert metal_plan.cost(plan).macs == 12 * D * D + 18 * D * rank
+        assert metal_plan.cost(plan).weights * 8 == 12 * D * D + 4 * D
+
+
 def sources():
     """Kernels of both presets at full size: name -> text as MLX takes it."""
     for name, (V, D, L) in {"seed": (256, 64, 1), "paper": (256, 256, 6)}.items():
         program = model.egg(V, D, L)
-        M = metal_plan.best_members(program, 1, 10240)
-        for i, plan in enumerate(metal_plan.stage_plans(program, members=M, rank=1)):
-            source = metal_source.stage_source(plan, 8)
-            yield f"{name} stage {min(i, 1) if i <= L else 'last'}", source.header + source.body
+        for nax in (False, True):
+            M = metal_plan.best_members(program, 1, 10240, nax)
+            for i, plan in enumerate(metal_plan.stage_plans(program, members=M, rank=1, nax=nax)):
+                stage = ("embedding", "layer", "head")[(i > 0) + (i > L)]
+                source = metal_source.stage_source(plan, 8)
+                yield f"{name} {stage}{' nax' * nax}", source.header + source.body
     for source in metal_source.vote_sources(1, True):
         yield source.name, source.header + source.body
 
