@@ -319,6 +319,9 @@ def test_counts_in_the_documentation_are_computed():
         plan = metal_plan.stage_plans(program, members=8, rank=rank)[1]
         assert metal_plan.cost(plan).macs == 12 * D * D + 18 * D * rank
         assert metal_plan.cost(plan).weights * 8 == 12 * D * D + 4 * D
+    for plan in metal_plan.stage_plans(program, members=8, rank=1):
+        token = metal_source.body(plan, logits=False).partition("++t)")[2]
+        assert token.count("threadgroup_barrier") == plan.barriers
 
 
 def sources():

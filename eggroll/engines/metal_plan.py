@@ -226,16 +226,22 @@ class StagePlan:
         return rows * self.stride + (0 if self.sums_shared else self.sums_bytes)
 
     @property
-    def streamed(self) -> float:
-        """Bytes of weights and spilled registers that one member's token moves."""
-        spilled = sum(self.traffic[r] for r, place in self.places.items() if not place.shared)
-        return self.weight_bytes / self.members + spilled
+    def weights_read(self) -> float:
+        """Bytes of weights per member and token; an embedding's rows are not shared."""
+        D = self.program.width
+        embeddings = [op for op in self.stage.ops if op.kind == "embed"]
+        sizes = (padded(self.program.vocabulary * D) for _ in embeddings)
+        return (self.weight_bytes - sum(sizes)) / self.members + D * len(embeddings)
+
+    @property
+    def spilled(self) -> int:
+        """Bytes of registers in device memory, read and written per member and token."""
+        return sum(self.traffic[r] for r, place in self.places.items() if not place.shared)
 
     @property
     def barriers(self) -> int:
-        """Threadgroup barriers per token."""
-        halves = sum(self.has_rows(p) + bool(p.tiles) for p in self.phases)
-        return halves + 1 + self.scores
+        """Threadgroup barriers per token: after each half of a phase, and after the token."""
+        return 1 + sum(self.has_rows(p) + bool(p.tiles) for p in self.phases)
 
     def has_rows(self, phase: Phase) -> bool:
         return bool(phase.rows or (self.perturbed and phase.products))
@@ -276,7 +282,7 @@ def best_members(program: Program, rank: int, population: int, nax: bool = False
 
     def streamed(members: int) -> float:
         plans = stage_plans(program, members=members, rank=rank, nax=nax)
-        return sum(plan.streamed for plan in plans)
+        return sum(plan.weights_read + plan.spilled for plan in plans)
 
     choice = [m for m in MEMBERS if m % 16 == 0 or not nax]
     full = [m for m in choice if -(-population // m) >= FULL] or choice[-1:]
@@ -302,9 +308,9 @@ def cost(plan: StagePlan) -> Cost:
         launches=1,
         barriers=plan.barriers,
         macs=plan.macs,
-        weights=plan.weight_bytes / plan.members,
+        weights=plan.weights_read,
         noise=plan.noise_bytes / 2,
-        registers=sum(plan.traffic[r] for r, place in plan.places.items() if not place.shared),
+        registers=plan.spilled,
         passed=D * (not plan.first) + D * plan.passes_on,
     )
 
