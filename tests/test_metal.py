@@ -25,7 +25,7 @@ import emulator
 from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError, Emulator
 
 from eggroll import model
-from eggroll.engines import available, choice, metal, metal_nax, metal_plan, metal_source
+from eggroll.engines import available, choice, metal, metal_plan, metal_source, metal_trial
 from eggroll.engines.metal import MetalEngine
 from eggroll.engines.metal_source import Source
 
@@ -120,29 +120,47 @@ def test_nax_equals_oracle(launcher: Emulator, members: int, shape: dict):
     ],
 )
 def test_what_machines_have_nax(architecture: str, macos: str, has: bool):
-    assert metal_nax.has_nax(architecture, macos) is has
+    assert metal_trial.has_nax(architecture, macos) is has
 
 
-def test_nax_is_used_only_after_a_trial(monkeypatch):
-    """Switched off, without a GPU and after a failed trial the older path runs."""
-    usable = metal_nax.usable.__wrapped__
-    assert not usable()  # no GPU here
+def test_kernels_and_nax_are_used_only_after_a_trial(monkeypatch):
+    """A wrong result or a dead process of the trial leaves the engine or NAX unused."""
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", lambda: {"architecture": "applegpu_g17s"})
-    monkeypatch.setattr(metal_nax.platform, "mac_ver", lambda: ("26.2", (), ""))
-    trials = []
+    monkeypatch.setattr(metal_trial.platform, "mac_ver", lambda: ("26.2", (), ""))
+    monkeypatch.setattr(metal_trial, "failure", metal_trial.failure.__wrapped__)
+    ends = {(): (0, ""), ("nax",): (0, "")}
+    tried = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
-        trials.append(command)
-        return subprocess.CompletedProcess(command, len(trials) - 1)
+        tried.append(tuple(command[3:]))
+        code, said = ends[tried[-1]]
+        return subprocess.CompletedProcess(command, code, "", said)
 
-    monkeypatch.setattr(metal_nax.subprocess, "run", run)
-    assert usable()
-    assert not usable()
-    assert len(trials) == 2
-    monkeypatch.setenv(metal_nax.SWITCH, "0")
-    assert not usable()
-    assert len(trials) == 2
+    monkeypatch.setattr(metal_trial.subprocess, "run", run)
+    assert MetalEngine.missing() == ""
+    assert metal_trial.nax_usable()
+    ends[("nax",)] = (-6, "")
+    assert MetalEngine.missing() == ""
+    assert not metal_trial.nax_usable()
+    ends[()] = (1, "Traceback\nother integers")
+    assert MetalEngine.missing() == "its trial on this GPU failed: other integers"
+    count = len(tried)
+    monkeypatch.setenv(metal_trial.SWITCH, "0")
+    assert not metal_trial.nax_usable()
+    assert len(tried) == count
+
+
+def test_the_trial_passes_where_kernels_are_right(launcher: Emulator, monkeypatch):
+    """And fails where they are not; without a GPU its process says so in its last line."""
+    monkeypatch.setitem(MetalEngine.__init__.__kwdefaults__, "launcher", launcher)
+    assert metal_trial.trial(nax=False)
+    assert metal_trial.trial(nax=True)
+    right = metal.packed
+    monkeypatch.setattr(metal, "packed", lambda w: right(-w))
+    assert not metal_trial.trial(nax=False)
+    if not mx.metal.is_available():
+        assert "No Metal back-end" in metal_trial.failure()
 
 
 def test_cases_reach_what_they_are_for():
@@ -364,7 +382,7 @@ def run_with(folder: Path, edit: Callable[[Source], Source]) -> None:
     """Runs small cases with a fault in the kernels; returns only if nothing was noticed."""
     small = at_the_end(random_case(1, D=12, V=10, T=3, P=6))
     small.tokens[0] = 0
-    quick = Emulator(folder, edit=edit, optimize="-O0")
+    quick = Emulator(folder, edit=edit)
     for case in (small, beyond_float()):
         engine = MetalEngine(case.program, launcher=quick, members=8)
         check_votes(engine, case, oracle.pair_fitness(check_scores(engine, case)))

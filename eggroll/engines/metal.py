@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import mlx.core as mx
 import numpy as np
 
-from eggroll.engines import metal_nax
+from eggroll.engines import metal_trial
 from eggroll.engines.base import Engine
 from eggroll.engines.metal_plan import (
     MEMBERS,
@@ -123,7 +123,11 @@ class MetalEngine(Engine):
 
     @classmethod
     def missing(cls) -> str:
-        return "" if mx.metal.is_available() else "MLX finds no Metal GPU"
+        """No GPU, or a small network does not come out as in plain MLX (tried once a process)."""
+        if not mx.metal.is_available():
+            return "MLX finds no Metal GPU"
+        why = metal_trial.failure()
+        return f"its trial on this GPU failed: {why}" if why else ""
 
     def __init__(
         self,
@@ -136,7 +140,7 @@ class MetalEngine(Engine):
     ) -> None:
         super().__init__(program, threads)
         self.launcher, self.members = launcher, members
-        self.nax = metal_nax.usable() if nax is None else nax
+        self.nax = metal_trial.nax_usable() if nax is None else nax
         self._kernels: dict[tuple[int, int, int, bool], list[Kernel]] = {}
         self._best: dict[tuple[int, int], int] = {}
 
@@ -238,12 +242,7 @@ class MetalEngine(Engine):
             "tokens": at_least(tokens.astype(mx.int32)),
             "targets": at_least(targets.astype(mx.int32)),
         }
-        made: dict[str, tuple[Shape, mx.Dtype]] = {
-            "passed_on": ((groups * T * D * M,), mx.int8),
-            "state_after": ((P, D), mx.int8),
-            "scores": ((P, T), mx.int16),
-            "logits": ((P, self.program.vocabulary), mx.int8),
-        }
+        made = outputs_of(self.program, P, T, groups * M)
         states, got = [mx.zeros((P, 0), mx.int8)], dict[str, mx.array]()
         for (plan, source), weights in zip(self.kernels(M, noise, logits), prepared, strict=True):
             at, threads = plan.stage.state, 32 * plan.simdgroups
@@ -295,6 +294,16 @@ class MetalEngine(Engine):
             out[leaf.name] = flat[kind][at[kind] : at[kind] + size].reshape(leaf.shape)
             at[kind] += size
         return out
+
+
+def outputs_of(program: Program, P: int, T: int, members: int) -> dict[str, tuple[Shape, mx.Dtype]]:
+    """Shapes and types of what a stage gives; `members` counts those of whole threadgroups."""
+    return {
+        "passed_on": ((members * T * program.width,), mx.int8),
+        "state_after": ((P, program.width), mx.int8),
+        "scores": ((P, T), mx.int16),
+        "logits": ((P, program.vocabulary), mx.int8),
+    }
 
 
 def extreme(of: Callable[..., mx.array], a: mx.array) -> int:

@@ -166,7 +166,7 @@ class Emulator:
     folder: Path
     orders: tuple[int, ...] = (FORWARD, REVERSE)
     alternate: bool = False
-    optimize: str = "-O1"  # -O0 where a kernel runs little and compiling it takes most of the time
+    optimize: str = "-O0"  # compiling takes most of the time
     edit: Callable[[Source], Source] = lambda source: source  # puts a fault in, to see it found
     kernels: dict[str, Kernel] = field(default_factory=dict)
     launches: list[str] = field(default_factory=list)
