@@ -126,7 +126,7 @@ class MetalEngine(Engine):
         """No GPU, or a small network does not come out as in plain MLX (tried once a process)."""
         if not mx.metal.is_available():
             return "MLX finds no Metal GPU"
-        why = metal_trial.failure()
+        why = metal_trial.failure(False)
         return f"its trial on this GPU failed: {why}" if why else ""
 
     def __init__(

@@ -1,7 +1,6 @@
 """Whether the Metal kernels give the right integers on this machine, with and without NAX.
 
-`python -m eggroll.engines.metal_trial [nax]` is the trial itself: exit code 0 if they do. NAX are
-the matrix units of M5 and later.
+NAX are the matrix units of M5 and later.
 """
 
 from __future__ import annotations
@@ -34,16 +33,17 @@ def nax_usable() -> bool:
     if os.environ.get(SWITCH) == "0" or not mx.metal.is_available():
         return False
     architecture = str(mx.device_info().get("architecture", ""))
-    return has_nax(architecture, platform.mac_ver()[0]) and not failure("nax")
+    return has_nax(architecture, platform.mac_ver()[0]) and not failure(True)
 
 
 @cache
-def failure(*words: str) -> str:
+def failure(nax: bool) -> str:
     """What the trial came to in a process of its own; empty if it passed.
 
     A process of its own, as a kernel that does not build can end the process.
     """
-    command = [sys.executable, "-m", "eggroll.engines.metal_trial", *words]
+    code = f"from eggroll.engines.metal_trial import main; main({nax})"
+    command = [sys.executable, "-c", code]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False
@@ -78,6 +78,7 @@ def trial(nax: bool) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
 
 
-if __name__ == "__main__":
-    if not trial("nax" in sys.argv[1:]):
+def main(nax: bool) -> None:
+    """Ends the process with a sentence unless the trial passes."""
+    if not trial(nax):
         sys.exit("the kernels give other integers than plain MLX")
