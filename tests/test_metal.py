@@ -390,7 +390,7 @@ def run_with(folder: Path, edit: Callable[[Source], Source]) -> None:
 
 FAULTS = {
     "a slice read past its end": ("PERTURBED && o < O", "PERTURBED"),
-    "a member that is not there": ("m < min(uint(M), members)", "m < M"),
+    "a member that is not there": ("min(uint(M), members); m += 2 * S", "uint(M); m += 2 * S"),
     "an input too many": ("k < K; k += 32", "k <= K; k += 32"),
     "float sums of all inputs": ("min(from + 32, blocks)", "blocks"),
     "division toward zero": (
@@ -400,7 +400,7 @@ FAULTS = {
     "shift toward zero": ("int(odd) >> SHIFT", "int(odd) / (1 << SHIFT)"),
     "the sign of the odd member": ("= -odd;", "= odd;"),
     "lanes that part": ("even = simd_sum(even);", "if (lane.index != 3) even = simd_sum(even);"),
-    "a state that is not restarted": ("] == 0)", "] == -1)"),
+    "a state that is not restarted": ("tokens[m * T] == 0", "tokens[m * T] == -1"),
     "an edge of the votes": ("tile.column + c < tile.K", "true"),
     "an address space forgotten": ("const device int8_t* two =", "const int8_t* two ="),
     "signed and unsigned mixed": ("min(uint(M), members)", "min(M, members)"),

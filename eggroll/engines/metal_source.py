@@ -99,10 +99,13 @@ def row_norm(write: Writer, op: Op) -> None:
 
 def tile_linear(write: Writer, op: Op, out: str = "") -> None:
     O, K = write.plan.program.leaves[op.leaf].shape
-    sums = sums_of(write.plan, op)
+    sums, x = sums_of(write.plan, op), f"r{op.inputs[0]}"
+    if write.plan.nax:
+        space = "threadgroup" if write.plan.places[op.inputs[0]].shared else "device"
+        x = f"reinterpret_cast<{space} int8_t*>({x})"
     write(
         f"egg::linear<{K}, {O}, {fx.divisor(K)}, TILES>({out or f'v{op.out}'}, "
-        f"{write.weights(op)}, r{op.inputs[0]}, {sums}, noise, {write.leaf(op)}, tile, lane);"
+        f"{write.weights(op)}, {x}, {sums}, noise, {write.leaf(op)}, tile, lane);"
     )
 
 
@@ -234,35 +237,43 @@ def element_loop(write: Writer, phase: Phase) -> None:
     write("}")
 
 
-def declare(write: Writer) -> None:
-    """Threadgroup memory, registers and the coordinates of this threadgroup."""
+def declare_memory(write: Writer) -> None:
+    """Threadgroup memory and this threadgroup's share of device memory."""
     plan, members = write.plan, write.plan.members
     shared = plan.shared_rows * plan.stride
     if shared:
-        write(f"EGG_SHARED(int8_t, shared, {shared});")
+        # Of 16 bytes each, as matrix units may want their operands aligned.
+        write(f"EGG_SHARED(uint4, aligned, {-(-shared // 16)});")
+        write("threadgroup char2* const shared = reinterpret_cast<threadgroup char2*>(aligned);")
     if plan.sums_bytes and plan.sums_shared:
         write(f"EGG_SHARED(int, sums, {plan.sums_bytes // 4});")
-    spare = "nullptr"
     if plan.spare_bytes:
-        each = plan.spare_bytes // 4 // plan.simdgroups
         write(f"EGG_SHARED(int, spare, {plan.spare_bytes // 4});")
-        spare = f"spare + simdgroup_index_in_threadgroup * {each}"
     if plan.scores and not write.logits:
         write(f"EGG_SHARED(Total, parts, {plan.simdgroups * members});")
         write(f"EGG_SHARED(int, hits, {members});")
-    group = "threadgroup_position_in_grid.x"
     if plan.scratch_bytes:
-        write(f"device int8_t* const spilled = scratch + {group} * {plan.scratch_bytes}u;")
+        mine = f"scratch + threadgroup_position_in_grid.x * {plan.scratch_bytes}u"
+        write(f"device char2* const spilled = reinterpret_cast<device char2*>({mine});")
     if plan.sums_bytes and not plan.sums_shared:
-        offset = plan.scratch_bytes - plan.sums_bytes
+        offset = (plan.scratch_bytes - plan.sums_bytes) // 2
         write(f"device int* const sums = reinterpret_cast<device int*>(spilled + {offset});")
     if not plan.sums_bytes:
         write("const int sums[1] = {0};")
+
+
+def declare(write: Writer) -> None:
+    """Registers and the coordinates of this threadgroup."""
+    plan, spare = write.plan, "nullptr"
     for r, place in sorted(plan.places.items()):
         space, base = ("threadgroup", "shared") if place.shared else ("device", "spilled")
-        write(f"{space} int8_t* const r{r} = {base} + {place.row * plan.stride};")
+        write(f"{space} char2* const r{r} = {base} + {place.row * plan.stride // 2};")
+    if plan.spare_bytes:
+        each = plan.spare_bytes // 4 // plan.simdgroups
+        spare = f"spare + simdgroup_index_in_threadgroup * {each}"
     write(
-        f"const uint first = {group} * M, T = sizes[0], members = sizes[1] - first;",
+        "const uint first = threadgroup_position_in_grid.x * M;",
+        "const uint T = sizes[0], members = sizes[1] - first;",
         "const egg::Lane lane = "
         f"egg::lane_of(thread_index_in_simdgroup, simdgroup_index_in_threadgroup, {spare});",
         "egg::Noise noise;",
@@ -304,6 +315,7 @@ def reads_first(plan: StagePlan, register: int) -> bool:
 def body(plan: StagePlan, logits: bool) -> str:
     """The kernel: all T tokens of the stage, phase after phase."""
     write, D = Writer(plan, logits), plan.program.width
+    declare_memory(write)
     declare(write)
     if S in plan.lives and plan.stage.state >= 0:
         write(f"egg::load_state<{D}>(r{S}, state + first * {D}, members, lane);")

@@ -1,8 +1,9 @@
 // What every kernel shares: fixed point, the layout of activations, the noise read in place.
 //
-// Activations are int8 [features][M members], rows LD bytes apart. Members 2i and 2i + 1 are a pair
-// and neighbours in a row, so one lane holds both and reads their noise once. The constants M, LD,
-// THREADS, SIMDGROUPS, RANK, SHIFT and PERTURBED come first in the generated source.
+// A register is int8 [features][M members], rows LD bytes apart, met as char2: members 2i and 2i +
+// 1 are a pair and neighbours in a row, so one lane holds both and reads their noise once. The
+// constants M, LD, THREADS, SIMDGROUPS, RANK, SHIFT and PERTURBED come first in the generated
+// source.
 
 #ifndef EGG_SHARED
 #define EGG_SHARED(type, name, count) threadgroup type name[count]
@@ -31,16 +32,12 @@ inline uint times(int a, int b) { return uint(a) * uint(b); }
 
 template <typename Register>
 inline char2 get(Register x, uint feature, uint member) {
-  char2 v;
-  v.x = x[feature * LD + member];
-  v.y = x[feature * LD + member + 1];
-  return v;
+  return x[feature * (LD / 2) + member / 2];
 }
 
 template <typename Register>
 inline void put(Register x, uint feature, uint member, char2 v) {
-  x[feature * LD + member] = v.x;
-  x[feature * LD + member + 1] = v.y;
+  x[feature * (LD / 2) + member / 2] = v;
 }
 
 // Where a lane stands in an 8 x 8 matrix: its two elements are (row, column) and (row, column + 1).
@@ -89,42 +86,50 @@ inline int2 perturbed(const device int8_t* w, Noise noise, uint leaf, uint membe
 // The state comes and goes as [members][D], the activations of a token as [D][M].
 template <int D, typename Register>
 inline void load_state(Register s, const device int8_t* state, uint members, Lane lane) {
-  for (uint m = lane.simdgroup; m < M; m += SIMDGROUPS)
-    for (uint k = lane.index; k < D; k += 32) s[k * LD + m] = m < members ? state[m * D + k] : 0;
+  for (uint m = 2 * lane.simdgroup; m < M; m += 2 * SIMDGROUPS)
+    for (uint k = lane.index; k < D; k += 32)
+      put(s, k, m,
+          both(m < members ? state[m * D + k] : 0, m + 1 < members ? state[(m + 1) * D + k] : 0));
 }
 
 template <int D, typename Register>
 inline void store_state(Register s, device int8_t* state, uint members, Lane lane) {
-  for (uint m = lane.simdgroup; m < min(uint(M), members); m += SIMDGROUPS)
-    for (uint k = lane.index; k < D; k += 32) state[m * D + k] = s[k * LD + m];
+  for (uint m = 2 * lane.simdgroup; m < min(uint(M), members); m += 2 * SIMDGROUPS)
+    for (uint k = lane.index; k < D; k += 32) {
+      const char2 v = get(s, k, m);
+      state[m * D + k] = v.x;
+      if (m + 1 < members) state[(m + 1) * D + k] = v.y;
+    }
 }
 
 // The document mark zeroes a member's state.
 template <int D, typename Register>
 inline void restart(Register s, const device int32_t* tokens, uint T, uint members, Lane lane) {
-  for (uint m = 0; m < min(uint(M), members); ++m)
-    if (tokens[m * T] == 0)
-      for (uint k = lane.in_group; k < D; k += THREADS) s[k * LD + m] = 0;
+  for (uint m = 0; m < min(uint(M), members); m += 2) {
+    const bool even = tokens[m * T] == 0, odd = m + 1 < members && tokens[(m + 1) * T] == 0;
+    if (!even && !odd) continue;
+    for (uint k = lane.in_group; k < D; k += THREADS) {
+      const char2 v = get(s, k, m);
+      put(s, k, m, both(even ? 0 : v.x, odd ? 0 : v.y));
+    }
+  }
 }
 
 template <int D, typename Register>
 inline void fill(Register x, Lane lane) {
-  for (uint i = lane.in_group; i < D * M; i += THREADS) x[i / M * LD + i % M] = 0;
+  for (uint i = 2 * lane.in_group; i < D * M; i += 2 * THREADS) put(x, i / M, i % M, both(0, 0));
 }
 
 template <int D, typename Register>
 inline void load_tile(Register x, const device int8_t* from, Lane lane) {
-  for (uint i = 2 * lane.in_group; i < D * M; i += 2 * THREADS)
-    put(x, i / M, i % M, both(from[i], from[i + 1]));
+  const device char2* pairs = reinterpret_cast<const device char2*>(from);
+  for (uint i = lane.in_group; i < D * M / 2; i += THREADS) put(x, 2 * i / M, 2 * i % M, pairs[i]);
 }
 
 template <int D, typename Register>
 inline void store_tile(Register x, device int8_t* to, Lane lane) {
-  for (uint i = 2 * lane.in_group; i < D * M; i += 2 * THREADS) {
-    const char2 v = get(x, i / M, i % M);
-    to[i] = v.x;
-    to[i + 1] = v.y;
-  }
+  device char2* pairs = reinterpret_cast<device char2*>(to);
+  for (uint i = lane.in_group; i < D * M / 2; i += THREADS) pairs[i] = get(x, 2 * i / M, 2 * i % M);
 }
 
 }  // namespace egg
