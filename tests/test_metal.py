@@ -241,6 +241,32 @@ def test_pieces_of_members_and_tokens(launcher: Emulator, monkeypatch):
     assert pieces == {(2, 1), (6, 2)}, pieces
 
 
+def test_divisions_are_exact_everywhere(launcher: Emulator):
+    """A norm's division for every mean and numerator; a product's near every multiple."""
+    norm = metal_source.stage_source(
+        metal_plan.stage_plans(model.egg(4, 4, 1), members=8, rank=1)[1], 8
+    )
+    body = """
+int wrong = 0;
+for (int mean = 1 + thread_position_in_grid.x; mean <= 127; mean += 128)
+  for (int v = -16129; v <= 16129; ++v) {
+    const int floor = v >= 0 ? v / mean : -((mean - 1 - v) / mean);
+    wrong += egg::over_mean(v, mean, egg::reciprocal_of(mean)) != egg::clip(floor);
+  }
+for (int v = -700000 + int(thread_position_in_grid.x); v <= 700000; v += 128) {
+  const int floor48 = v >= 0 ? v / 48 : -((47 - v) / 48);
+  const int floor2896 = v >= 0 ? v / 2896 : -((2895 - v) / 2896);
+  wrong += egg::divide<48>(v) != egg::clip(floor48);
+  wrong += egg::divide<2896>(v) != egg::clip(floor2896);
+}
+out[thread_position_in_grid.x] = wrong + given[0];
+"""
+    source = norm._replace(inputs=("given",), outputs=("out",), body=body)
+    zeros = mx.zeros(8, mx.int32)
+    (wrong,) = launcher(source, [zeros], [((128,), mx.int32)], (128, 1, 1), (128, 1, 1))
+    assert not np.array(wrong).any()
+
+
 RUN = (
     *("--data", "count", "--pop", "36", "--steps", "2", "--seq-len", "4", "--table-bits", "16"),
     *("--alpha", "0.5", "--validate-every", "0", "--val-tokens", "64", "--sample-bytes", "2"),
