@@ -184,9 +184,12 @@ def test_unknown_instruction_set_is_refused(monkeypatch):
 
 def test_choice_names_what_is_available():
     program = model.egg(4, 4, 1)
-    assert choose("auto", program)[0].name == "cpu"
-    with pytest.raises(InputError, match=r"'metal' is not part of this version.*cpu, portable"):
-        choose("metal", program)
+    assert choose("auto", program)[0].name == RUNS[0]
+    with pytest.raises(InputError, match=r"'cuda' is not part of this version.*cpu, portable"):
+        choose("cuda", program)
+    if available()["metal"]:
+        with pytest.raises(InputError, match=r"'metal' cannot run here.*cpu, portable"):
+            choose("metal", program)
     with pytest.raises(InputError, match=r"'quantum' is unknown.*cpu, portable"):
         choose("quantum", program)
 

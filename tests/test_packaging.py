@@ -55,6 +55,18 @@ def test_version_comes_from_the_package():
     assert importlib.metadata.version("eggroll-mlx") == eggroll.__version__
 
 
+def test_kernel_sources_travel_with_the_package():
+    """Compiled at run time, so they must be where the package is, as they are in the tree."""
+    tree = Path(__file__).parents[1] / "extensions" / "int8_gemm"
+    installed = {str(f): f for f in importlib.metadata.files("eggroll-mlx") or ()}
+    sources = [path for folder in ("metal", "cuda") for path in (tree / folder).glob("*.*")]
+    assert sources
+    for path in sources:
+        name = f"eggroll/kernels/{path.relative_to(tree)}"
+        assert name in installed, f"{name} is not installed"
+        assert installed[name].read_text() == path.read_text(), "run `make build`"
+
+
 def fake_import(monkeypatch: pytest.MonkeyPatch, extension: SimpleNamespace | ImportError) -> None:
     """Lets `_extension.load` find `extension` (or raise it) in place of the real module."""
     real = importlib.import_module

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from eggroll.engines.base import Engine
 from eggroll.engines.cpu import CpuEngine
+from eggroll.engines.metal import MetalEngine
 from eggroll.engines.portable import PortableEngine
 from eggroll.errors import InputError
 from eggroll.model import Program
 
 # Fastest first: `auto` takes the first that is available.
-ENGINES: dict[str, type[Engine]] = {"cpu": CpuEngine, "portable": PortableEngine}
-PLANNED = ("metal", "cuda")
+ENGINES: dict[str, type[Engine]] = {
+    "metal": MetalEngine,
+    "cpu": CpuEngine,
+    "portable": PortableEngine,
+}
+PLANNED = ("cuda",)
 
 
 def available() -> dict[str, str]:

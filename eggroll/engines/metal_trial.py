@@ -1,0 +1,84 @@
+"""Whether the Metal kernels give the right integers on this machine, with and without NAX.
+
+NAX are the matrix units of M5 and later.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+
+SWITCH = "EGGROLL_NAX"  # 0 leaves NAX unused, so that both paths can be compared
+TRIAL_SECONDS = 120
+
+
+def has_nax(architecture: str, macos: str) -> bool:
+    """What MLX's own test says of e.g. `applegpu_g17s` and macOS `26.2`."""
+    found = re.search(r"g(\d+)(\w?)$", architecture)
+    version = tuple(int(part) for part in re.findall(r"\d+", macos)[:2])
+    if not found or version < (26, 2):
+        return False
+    return int(found[1]) >= (18 if found[2] == "p" else 17)
+
+
+def nax_usable() -> bool:
+    """Whether the GPU has NAX, nobody switched it off, and a trial gave the right integers."""
+    if os.environ.get(SWITCH) == "0" or not mx.metal.is_available():
+        return False
+    architecture = str(mx.device_info().get("architecture", ""))
+    return has_nax(architecture, platform.mac_ver()[0]) and not failure(True)
+
+
+@cache
+def failure(nax: bool) -> str:
+    """What the trial came to in a process of its own; empty if it passed.
+
+    A process of its own, as a kernel that does not build can end the process.
+    """
+    code = f"from eggroll.engines.metal_trial import main; main({nax})"
+    command = [sys.executable, "-c", code]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {TRIAL_SECONDS} seconds"
+    except OSError as error:
+        return str(error)
+    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return said[-1] if done.returncode else ""
+
+
+def trial(nax: bool) -> bool:
+    """Whether a small network scores, and its noise votes, as in plain MLX."""
+    from eggroll.engines.metal import MetalEngine
+    from eggroll.engines.portable import PortableEngine
+    from eggroll.model import egg, initial_weights
+    from eggroll.noise import Noise
+
+    program = egg(40, 48, 1)
+    weights = initial_weights(program, 0)
+    shapes = [leaf.shape for leaf in program.leaves]
+    noise = Noise(shapes, seed=0, rank=1, shift=8, table_bits=16).slices(0, 0, 17)
+    tokens = (mx.arange(34 * 3) * 7 % 40).reshape(34, 3).astype(mx.int32)
+    state = mx.zeros((34, program.state_size), mx.int8)
+    fitness = (mx.arange(17) % 3 - 1).astype(mx.int8)
+    results = []
+    for engine in (MetalEngine(program, nax=nax), PortableEngine(program)):
+        scored = engine.evaluate(engine.prepare(weights), noise, tokens, tokens, state)
+        votes = engine.votes(fitness, noise, True)
+        results.append([np.array(a) for a in (*scored, *votes.values())])
+    return all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def main(nax: bool) -> None:
+    """Ends the process with a sentence unless the trial passes."""
+    if not trial(nax):
+        sys.exit("the kernels give other integers than plain MLX")

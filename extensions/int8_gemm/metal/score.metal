@@ -1,0 +1,95 @@
+// u = linear(x) + 128; log-likelihood = u_c - LOG2[sum EXP2[u]] in 1/16 bit. Logits are not stored.
+//
+// EXP2, LOG2 (its breakpoints) and the type Total (64 bits where the sum needs them) are generated.
+
+namespace egg {
+
+inline uint shuffled(uint v, ushort mask) { return simd_shuffle_xor(v, mask); }
+
+inline ulong shuffled(ulong v, ushort mask) {
+  const uint low = simd_shuffle_xor(uint(v), mask), high = simd_shuffle_xor(uint(v >> 32), mask);
+  return (ulong(high) << 32) | ulong(low);
+}
+
+// The sum over the eight lanes that hold one column.
+inline Total over_rows(Total v) {
+  v += shuffled(v, 2);
+  v += shuffled(v, 4);
+  return v + shuffled(v, 16);
+}
+
+// floor(16 log2(n / 16)) of n >= 1.
+inline int log2_q4(ulong n) {
+  const uint high = uint(n >> 32);
+  const int bit = high != 0 ? 63 - int(clz(high)) : 31 - int(clz(uint(n)));
+  const ulong scaled = n << uint(63 - bit);
+  int fraction = 0;
+  for (uint f = 0; f < 15; ++f) fraction += scaled >= LOG2[f];
+  return 16 * bit + fraction - 64;
+}
+
+// What a lane has summed for its members, and the symbols that came.
+struct Likelihood {
+  Total sums[M / 8][2];
+  int targets[M / 8][2];
+};
+
+inline void begin(thread Likelihood& mine, const device int32_t* targets, uint T, uint members,
+                  Lane lane) {
+  for (uint j = 0; j < M / 8; ++j)
+    for (uint s = 0; s < 2; ++s) {
+      const uint member = 8 * j + lane.column + s;
+      mine.sums[j][s] = 0;
+      mine.targets[j][s] = targets[min(member, members - 1) * T];
+    }
+}
+
+template <int V, int TILES, typename Hits>
+inline void score(thread Likelihood& mine, Hits hits, thread char2 (&y)[TILES][M / 8], uint tile,
+                  Lane lane) {
+  for (uint i = 0; i < TILES; ++i) {
+    const int o = 8 * (tile * TILES + i) + lane.row;
+    if (o >= V) continue;
+    for (uint j = 0; j < M / 8; ++j) {
+      const uint member = 8 * j + lane.column;
+      const int even = int(y[i][j].x) + 128, odd = int(y[i][j].y) + 128;
+      mine.sums[j][0] += EXP2[even];
+      mine.sums[j][1] += EXP2[odd];
+      if (mine.targets[j][0] == o) hits[member] = even;
+      if (mine.targets[j][1] == o) hits[member + 1] = odd;
+    }
+  }
+}
+
+template <typename Parts>
+inline void gather(Parts parts, thread Likelihood& mine, Lane lane) {
+  for (uint j = 0; j < M / 8; ++j)
+    for (uint s = 0; s < 2; ++s) {
+      const Total sum = over_rows(mine.sums[j][s]);
+      if (lane.row == 0) parts[lane.simdgroup * M + 8 * j + lane.column + s] = sum;
+    }
+}
+
+template <typename Parts, typename Hits>
+inline void finish(device int16_t* scores, Parts parts, Hits hits, uint T, uint members,
+                   Lane lane) {
+  for (uint m = lane.in_group; m < min(uint(M), members); m += THREADS) {
+    ulong total = 0;
+    for (uint part = 0; part < SIMDGROUPS; ++part) total += parts[part * M + m];
+    scores[m * T] = int16_t(hits[m] - log2_q4(total));
+  }
+}
+
+// The logits themselves, [members][V], for drawing text.
+template <int V, int TILES>
+inline void store_logits(device int8_t* logits, thread char2 (&y)[TILES][M / 8], uint tile,
+                         uint members, Lane lane) {
+  for (uint i = 0; i < TILES; ++i)
+    for (uint j = 0; j < M / 8; ++j) {
+      const uint o = 8 * (tile * TILES + i) + lane.row, member = 8 * j + lane.column;
+      if (o < V && member < members) logits[member * V + o] = y[i][j].x;
+      if (o < V && member + 1 < members) logits[(member + 1) * V + o] = y[i][j].y;
+    }
+}
+
+}  // namespace egg

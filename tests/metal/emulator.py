@@ -1,0 +1,220 @@
+"""Metal kernels on this CPU: the MSL that MLX generates, compiled by clang through include/.
+
+`Emulator` is a launcher for MetalEngine. A kernel becomes a process that runs its grids; every
+launch may run in several orders of the threads, and all must give the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from eggroll.engines.metal import compiled
+from eggroll.engines.metal_source import Source
+
+HERE = Path(__file__).parent
+FORWARD, REVERSE, SHUFFLED = range(3)
+SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+FLAGS = (
+    *("-x", "c++", "-fsigned-char", "-Wall", "-Wextra", "-Werror"),
+    *("-Wno-unknown-attributes", "-Wno-duplicate-decl-specifier", "-Wno-unused-parameter"),
+    *("-Wno-sign-compare", "-Wno-unused-const-variable", "-Wno-unused-function"),
+    *("-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-ignored-qualifiers"),
+    f"-I{HERE / 'include'}",
+)
+POSITIONS = {
+    "thread_index_in_simdgroup": "emu::position.lane",
+    "simdgroup_index_in_threadgroup": "emu::position.simdgroup",
+    "threadgroup_position_in_grid": "group",
+    "thread_position_in_grid": "group_thread",
+}
+
+
+def clang() -> str | None:
+    """The compiler's path; None where there is none."""
+    named = [os.environ.get("EGGROLL_CLANG", ""), "clang++"]
+    named += [f"clang++-{version}" for version in range(22, 13, -1)]
+    return next((path for name in named if name and (path := shutil.which(name))), None)
+
+
+def missing() -> str:
+    """Why kernels cannot be emulated here; empty if they can."""
+    if sys.platform != "linux":
+        return "the Metal kernels are emulated on Linux only"
+    compiler = clang()
+    if not compiler:
+        return "clang++, with which the Metal kernels are emulated, is not installed"
+    command = [compiler, *SANITIZE, "-x", "c++", "-", "-o", os.devnull]
+    if subprocess.run(command, input=b"int main() {}", capture_output=True, check=False).returncode:
+        return f"{compiler}, with which the Metal kernels are emulated, has no sanitizers"
+    return ""
+
+
+def generated(source: Source, inputs: Sequence[mx.array], outputs) -> str:
+    """The MSL that MLX generates for these arrays, as its verbose mode prints it."""
+    shapes, dtypes = zip(*outputs, strict=True)
+
+    def call(*arrays: mx.array):
+        return compiled(source)(
+            inputs=list(arrays),
+            output_shapes=list(shapes),
+            output_dtypes=list(dtypes),
+            grid=(1, 1, 1),
+            threadgroup=(1, 1, 1),
+            verbose=True,
+        )
+
+    with tempfile.TemporaryDirectory() as folder, standard_output() as text:
+        mx.export_function(str(Path(folder) / "call"), call, *inputs)
+    return text().partition("```\n")[2].rpartition("```")[0]
+
+
+@contextlib.contextmanager
+def standard_output():
+    """Catches what C++ prints; yields a function that gives it afterwards."""
+    with tempfile.TemporaryFile() as caught:
+        kept = os.dup(1)
+        os.dup2(caught.fileno(), 1)
+        try:
+            yield lambda: text
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+            caught.seek(0)
+            text = caught.read().decode("ascii")
+
+
+def entry(msl: str) -> str:
+    """A function that calls the kernel for the running thread, from its signature."""
+    name, parameters = re.search(r"\[\[kernel\]\] void (\w+)\((.*?)\) \{", msl, re.S).groups()  # type: ignore[union-attr]
+    arguments = []
+    for parameter in parameters.split(",\n"):
+        words = re.fullmatch(r"\s*(.*?)\s*(\w+) \[\[(\w+)(?:\((\d+)\))?\]\]\s*", parameter)
+        kind, _, attribute, number = words.groups()  # type: ignore[union-attr]
+        if attribute == "buffer":
+            arguments.append(f"({kind})arrays[{number}]")
+        else:
+            arguments.append(POSITIONS[attribute])
+    return f"""
+#include "{HERE / "runtime.h"}"
+void emu::entry(void** arrays) {{
+  uint3 group, group_thread;
+  group.x = emu::position.group[0];
+  group.y = emu::position.group[1];
+  group.z = emu::position.group[2];
+  group_thread = group;
+  group_thread.x = group.x * emu::position.size + emu::position.index;
+  {name}({", ".join(arguments)});
+}}
+"""
+
+
+@dataclass
+class Kernel:
+    """A compiled kernel as a process."""
+
+    program: Path
+    process: subprocess.Popen | None = None
+
+    def run(self, order: int, grid, threadgroup, inputs, outputs) -> list[np.ndarray]:
+        if self.process is None:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            self.process = subprocess.Popen([self.program], **pipes)  # type: ignore[call-overload]
+            atexit.register(self.process.kill)
+        request = [struct.pack("8I", order, *grid, *threadgroup, len(inputs) + len(outputs))]
+        for array in inputs:
+            request += [struct.pack("2Q", 0, array.nbytes), array.tobytes()]
+        sizes = [int(np.prod(shape)) * dtype.size for shape, dtype in outputs]
+        request += [struct.pack("2Q", 1, size) for size in sizes]
+        try:
+            self.process.stdin.write(b"".join(request))
+            self.process.stdin.flush()
+            answers = [self.process.stdout.read(size) for size in sizes]
+        except BrokenPipeError:
+            answers = []
+        if [len(answer) for answer in answers] != sizes:
+            _, said = self.process.communicate()
+            raise EmulationError(said.decode(errors="replace"))
+        return [
+            np.frombuffer(answer, np.dtype(str(dtype).rpartition(".")[2])).reshape(shape)
+            for answer, (shape, dtype) in zip(answers, outputs, strict=True)
+        ]
+
+
+class EmulationError(Exception):
+    """A kernel did what it must not: out of bounds, undefined, divergent, inexact."""
+
+
+@dataclass
+class Emulator:
+    """A launcher. orders: every launch runs once in each; alternate: in one of them, in turn."""
+
+    folder: Path
+    orders: tuple[int, ...] = (FORWARD, REVERSE)
+    alternate: bool = False
+    optimize: str = "-O0"  # compiling takes most of the time
+    edit: Callable[[Source], Source] = lambda source: source  # puts a fault in, to see it found
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+    launches: list[str] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, source: Source, inputs, outputs, grid, threadgroup) -> list[mx.array]:
+        source = self.edit(source)
+        kernel = self.kernel(generated(source, inputs, outputs))
+        self.launches.append(source.name)
+        orders = self.orders
+        if self.alternate:
+            orders = (orders[len(self.launches) % len(orders)],)
+        arrays = [np.array(a) for a in inputs]
+        results = [kernel.run(order, grid, threadgroup, arrays, outputs) for order in orders]
+        for other in results[1:]:
+            for name, a, b in zip(source.outputs, results[0], other, strict=True):
+                if name != "scratch" and not np.array_equal(a, b):
+                    raise EmulationError(f"{source.name}: {name} depends on the order of threads")
+        return [mx.array(a) for a in results[0]]
+
+    def kernel(self, msl: str) -> Kernel:
+        digest = hashlib.sha256((self.optimize + msl).encode("ascii")).hexdigest()[:24]
+        if digest not in self.kernels:
+            self.sources[digest] = msl
+            self.kernels[digest] = Kernel(self.compile(msl, digest))
+        return self.kernels[digest]
+
+    def compile(self, msl: str, digest: str) -> Path:
+        compiler = clang()
+        assert compiler
+        program, runtime = self.folder / digest, self.folder / "runtime.o"
+        # Metal takes a descriptor as a template argument, C++ from 2020 on.
+        standard = "-std=c++20" if "MetalPerformancePrimitives" in msl else "-std=c++17"
+        common = [compiler, standard, *FLAGS, *SANITIZE, self.optimize]
+        if not runtime.exists():
+            build([*common, "-O2", "-c", str(HERE / "runtime.cpp"), "-o", str(runtime)])
+        if not program.exists():
+            text = self.folder / f"{digest}.cpp"
+            text.write_text(msl + entry(msl), "ascii")
+            # Address spaces first: what Metal would refuse.
+            spaces = self.folder / f"{digest}.spaces.cpp"
+            spaces.write_text(msl, "ascii")
+            build([compiler, standard, *FLAGS, "-DEMU_SPACES", "-fsyntax-only", str(spaces)])
+            build([*common, str(text), "-x", "none", str(runtime), "-o", str(program)])
+        return program
+
+
+def build(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EmulationError(done.stderr)

@@ -1,0 +1,268 @@
+// Runs a kernel's grid on one core, threads as fibers, and answers requests on stdin.
+//
+// A simdgroup runs as far as it can before the next one starts, in the order asked for, so that a
+// missing barrier shows. Every array is a block of its own, so that AddressSanitizer sees its ends.
+
+#include <sanitizer/common_interface_defs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "include/metal_stdlib"
+#include "runtime.h"
+
+namespace emu {
+
+constexpr size_t STACK = 256 << 10;
+constexpr int LANES = 32;
+
+struct Product {
+  float2 a, b;
+  const float2* c;
+  float2* d;
+};
+
+struct Fiber {
+  ucontext_t context;
+  char* stack;
+  void* fake_stack;
+  uint index;
+  Exchange at;
+  int64_t result;
+  std::vector<Product> products;
+};
+
+Position position;
+
+namespace {
+
+ucontext_t scheduler;
+void* scheduler_fake_stack;
+const void* scheduler_stack;
+size_t scheduler_size;
+std::vector<Fiber*> fibers;
+Fiber* now;
+void** arrays;
+unsigned char garbage;
+std::map<std::string, std::pair<void*, size_t>> shared_arrays;
+
+void to_scheduler(bool for_good) {
+  Fiber* mine = now;
+  __sanitizer_start_switch_fiber(for_good ? nullptr : &mine->fake_stack, scheduler_stack,
+                                 scheduler_size);
+  swapcontext(&mine->context, &scheduler);
+  __sanitizer_finish_switch_fiber(mine->fake_stack, nullptr, nullptr);
+}
+
+void body() {
+  __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_size);
+  entry(arrays);
+  now->products.clear();
+  now->at.wait = FINISHED;
+  to_scheduler(true);
+}
+
+void run(Fiber* fiber) {
+  now = fiber;
+  fiber->at.wait = RUNNING;
+  position.lane = fiber->index % LANES;
+  position.simdgroup = fiber->index / LANES;
+  position.index = fiber->index;
+  __sanitizer_start_switch_fiber(&scheduler_fake_stack, fiber->stack, STACK);
+  swapcontext(&scheduler, &fiber->context);
+  __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr);
+}
+
+// Where element e of a lane stands in an 8 x 8 matrix.
+int row_of(int lane) { return ((lane >> 2) & 4) + ((lane >> 1) & 3); }
+int column_of(int lane, int e) { return ((lane >> 1) & 4) + (lane & 1) * 2 + e; }
+
+// The products that the lanes of a simdgroup have put off, in their order.
+void multiply(Fiber* const* lanes) {
+  for (size_t n = 0; n < lanes[0]->products.size(); ++n) {
+    float a[8][8], b[8][8], c[8][8];
+    for (int i = 0; i < LANES; ++i)
+      for (int e = 0; e < 2; ++e) {
+        const Product& mine = lanes[i]->products[n];
+        a[row_of(i)][column_of(i, e)] = mine.a[e];
+        b[row_of(i)][column_of(i, e)] = mine.b[e];
+        c[row_of(i)][column_of(i, e)] = (*mine.c)[e];
+      }
+    for (int r = 0; r < 8; ++r)
+      for (int i = 0; i < 8; ++i)
+        for (int k = 0; k < 8; ++k) c[r][k] += a[r][i] * b[i][k];
+    for (int i = 0; i < LANES; ++i)
+      for (int e = 0; e < 2; ++e) {
+        const float sum = c[row_of(i)][column_of(i, e)];
+        if (sum >= 16777216 || sum <= -16777216) fail("a float sum reaches 2^24");
+        (*lanes[i]->products[n].d)[e] = sum;
+      }
+  }
+  for (int i = 0; i < LANES; ++i) lanes[i]->products.clear();
+}
+
+// All lanes of a simdgroup have come to the same operation: gives each its result.
+void resolve(Fiber* const* lanes) {
+  const Exchange& first = lanes[0]->at;
+  for (int i = 1; i < LANES; ++i)
+    if (lanes[i]->at.wait != first.wait || lanes[i]->at.mask != first.mask ||
+        lanes[i]->products.size() != lanes[0]->products.size())
+      fail("the lanes of a simdgroup came to different operations");
+  int64_t sum = 0;
+  for (int i = 0; i < LANES; ++i) sum += lanes[i]->at.value;
+  for (int i = 0; i < LANES; ++i)
+    lanes[i]->result = first.wait == SUM ? sum : lanes[i ^ first.mask]->at.value;
+  if (first.wait == MULTIPLY) multiply(lanes);
+}
+
+// Runs one simdgroup up to its next barrier or its end.
+void advance(Fiber* const* lanes, const std::vector<int>& order) {
+  for (;;) {
+    for (int i : order) run(lanes[i]);
+    resolve(lanes);
+    if (lanes[0]->at.wait == THREADGROUP || lanes[0]->at.wait == FINISHED) return;
+  }
+}
+
+void make(Fiber* fiber, uint index) {
+  fiber->index = index;
+  getcontext(&fiber->context);
+  fiber->context.uc_stack.ss_sp = fiber->stack;
+  fiber->context.uc_stack.ss_size = STACK;
+  fiber->context.uc_link = nullptr;
+  makecontext(&fiber->context, body, 0);
+}
+
+void run_group(uint threads, Order order, std::mt19937& chance) {
+  while (fibers.size() < threads) {
+    Fiber* fiber = new Fiber();
+    fiber->stack = static_cast<char*>(
+        mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    fibers.push_back(fiber);
+  }
+  for (uint i = 0; i < threads; ++i) make(fibers[i], i);
+  std::vector<int> groups(threads / LANES), lanes(LANES);
+  std::iota(groups.begin(), groups.end(), 0);
+  std::iota(lanes.begin(), lanes.end(), 0);
+  for (;;) {
+    if (order == REVERSE) {
+      std::sort(groups.rbegin(), groups.rend());
+      std::sort(lanes.rbegin(), lanes.rend());
+    } else if (order == SHUFFLED) {
+      std::shuffle(groups.begin(), groups.end(), chance);
+      std::shuffle(lanes.begin(), lanes.end(), chance);
+    }
+    for (int g : groups) advance(&fibers[g * LANES], lanes);
+    for (int g : groups)
+      if (fibers[g * LANES]->at.wait != fibers[0]->at.wait)
+        fail("the simdgroups of a threadgroup came to different barriers");
+    if (fibers[0]->at.wait == FINISHED) break;
+  }
+  for (auto& [name, block] : shared_arrays) free(block.first);
+  shared_arrays.clear();
+}
+
+void run_grid(const uint (&grid)[3], const uint (&group)[3], Order order) {
+  std::mt19937 chance(grid[0]);
+  for (int i = 0; i < 3; ++i)
+    if (grid[i] % group[i]) fail("the grid is not made of whole threadgroups");
+  if (group[1] != 1 || group[2] != 1 || group[0] % LANES) fail("threadgroups must be rows of 32 n");
+  const uint count[3] = {grid[0] / group[0], grid[1], grid[2]};
+  for (uint i = 0; i < count[0] * count[1] * count[2]; ++i) {
+    const uint at = order == REVERSE ? count[0] * count[1] * count[2] - 1 - i : i;
+    position.group[0] = at % count[0];
+    position.group[1] = at / count[0] % count[1];
+    position.group[2] = at / count[0] / count[1];
+    position.size = group[0];
+    run_group(group[0], order, chance);
+  }
+}
+
+template <typename T>
+bool get(T* to, size_t count) {
+  return fread(to, sizeof(T), count, stdin) == count;
+}
+
+// Request: order, grid, threadgroup, number of arrays; then of each whether it comes or goes, its
+// bytes, and what comes. Answer: what goes.
+bool answer() {
+  uint head[8];
+  if (!get(head, 8)) return false;
+  const uint grid[3] = {head[1], head[2], head[3]}, group[3] = {head[4], head[5], head[6]};
+  std::vector<void*> blocks;
+  std::vector<std::pair<void*, uint64_t>> going;
+  garbage = head[0] == REVERSE ? 0x5a : 0xa5;
+  for (uint i = 0; i < head[7]; ++i) {
+    uint64_t about[2];
+    if (!get(about, 2)) fail("a request ends early");
+    void* block = malloc(about[1]);
+    blocks.push_back(block);
+    if (about[0]) {
+      memset(block, garbage, about[1]);
+      going.emplace_back(block, about[1]);
+    } else if (!get(static_cast<char*>(block), about[1])) {
+      fail("a request ends early");
+    }
+  }
+  arrays = blocks.data();
+  run_grid(grid, group, Order(head[0]));
+  for (auto [block, bytes] : going) fwrite(block, 1, bytes, stdout);
+  fflush(stdout);
+  for (void* block : blocks) free(block);
+  return true;
+}
+
+}  // namespace
+
+int64_t exchange(Exchange mine) {
+  if (mine.wait != MULTIPLY) multiply_now();
+  now->at = mine;
+  Fiber* me = now;
+  to_scheduler(false);
+  return me->result;
+}
+
+void multiply_later(float2* d, float2 a, float2 b, const float2* c) {
+  now->products.push_back({a, b, c, d});
+}
+
+void multiply_now() {
+  if (!now->products.empty()) exchange({MULTIPLY, 0, 0});
+}
+
+void* shared(const char* name, unsigned long bytes) {
+  auto& [block, size] = shared_arrays[name];
+  if (!block) {
+    size_t total = bytes;
+    for (auto& [other, it] : shared_arrays) total += it.second;
+    if (total > 32768) fail("more than 32 KiB of threadgroup memory");
+    block = malloc(bytes);
+    size = bytes;
+    memset(block, garbage, bytes);
+  }
+  return block;
+}
+
+unsigned lane_index() { return position.lane; }
+
+void fail(const char* why) {
+  fprintf(stderr, "emulator: %s\n", why);
+  _exit(3);
+}
+
+}  // namespace emu
+
+int main() {
+  while (emu::answer()) {
+  }
+}
