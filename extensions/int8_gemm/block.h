@@ -355,6 +355,8 @@ struct Block {
             for (int m = 0; m < kLanes; ++m) total[m] += sum[m], sum[m] = 0;
           if (job.logits) keep_logits(words, t, i * kTile, count);
         });
+    uint32_t clipped = 0;  // pairs whose target has the highest logit there is
+    for (int p = 0; p < kPairs; ++p) clipped |= static_cast<uint32_t>(hit[p] == 255) << p;
     for (int m = 0; m < kLanes; ++m) hit[m] -= log2_q4(total[m]);
     for (int m = 0; m < kLanes; ++m)
       if (member(m) < job.members)
@@ -363,11 +365,12 @@ struct Block {
     for (int p = 0; p < kPairs; ++p) tape.gain[t][p] = hit[p] - hit[p + kPairs];
     if (!job.readout) return;
     for (int p = 0; p < kPairs && member(p) < job.members; ++p)
-      read(op, p, target[p], draw.token(p, plan));
+      read(op, p, target[p], clipped >> p & 1, draw.token(p, plan));
   }
 
   // The target's row of the readout gains what the head saw, that of the token drawn loses it.
-  void read(const Op& op, int p, int target, int drawn) {
+  // At the limit of the clip the target's logit follows its row no more.
+  void read(const Op& op, int p, int target, bool clipped, int drawn) {
     if (drawn == target) return;
     int cols = job.plan.leaves[op.leaf].cols, words = words_of(cols);
     uint32_t* seen = tape.row;
@@ -375,7 +378,7 @@ struct Block {
     const int8_t* __restrict x = reinterpret_cast<const int8_t*>(seen);
     int32_t* __restrict gains = job.readout + static_cast<int64_t>(target) * cols;
     int32_t* __restrict loses = job.readout + static_cast<int64_t>(drawn) * cols;
-    for (int k = 0; k < cols; ++k) gains[k] += x[k];
+    for (int k = 0; !clipped && k < cols; ++k) gains[k] += x[k];
     for (int k = 0; k < cols; ++k) loses[k] -= x[k];
   }
 
