@@ -60,7 +60,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "rule": "rows",
         "learning_rate": 0.7,
         "sigma_shift": 2,
-        "pop": 2048,
+        "pop": 1024,
+        "seq_len": 64,
         "steps": 2000,
     },
 }

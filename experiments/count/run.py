@@ -31,7 +31,7 @@ POPULATIONS = (512, 1024, 4096, 10240, 32768)
 
 
 def seconds_to_goal(options: Config, goal: float, budget: float) -> tuple[float | None, int, float]:
-    """Seconds of updates until validation meets the goal (None: not in time), updates, last loss."""
+    """Seconds of updates until validation meets the goal (None: too late), updates, last loss."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         with contextlib.redirect_stdout(io.StringIO()):
             run = open_run(replace(options, out=folder), stack)
@@ -49,9 +49,15 @@ def seconds_to_goal(options: Config, goal: float, budget: float) -> tuple[float 
 def settings(recipe: str, task: dict, pop: int, seed: int) -> Config:
     return Config(
         **{
-            **RECIPES[recipe], **task, "data": "count", "pop": pop, "seed": seed,
-            "steps": 1500, "val_tokens": 1 << 13, "table_bits": 22,
-        }  # fmt: skip
+            **RECIPES[recipe],
+            **task,
+            "data": "count",
+            "pop": pop,
+            "seed": seed,
+            "steps": 1500,
+            "val_tokens": 1 << 13,
+            "table_bits": 22,
+        }
     )
 
 

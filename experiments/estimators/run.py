@@ -1,0 +1,121 @@
+"""How far does each estimator point along the gradient? `python experiments/estimators/run.py`
+
+The cosine of one update's votes with the gradient of the float twin (its opposite, which votes
+estimate) on the same streams, per leaf, over populations, widths and T; means are over matrices.
+See RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+from pathlib import Path
+from typing import get_args
+
+import mlx.core as mx
+import numpy as np
+
+from eggroll import engines
+from eggroll.config import RECIPES, Config
+from eggroll.credit import Estimator
+from eggroll.data import load_corpus
+from eggroll.es import pair_fitness
+from eggroll.float_numpy import gradient
+from eggroll.model import initial_weights
+from eggroll.run import new_population, rule
+
+LEARNT = 100  # updates of recipe language before the cosines of "trained"
+
+
+def trained(config: Config, corpus, updates: int) -> dict[str, mx.array]:
+    """Weights after some updates of recipe language."""
+    program = config.program()
+    options = Config(**{**RECIPES["language"], "width": config.width, "layers": config.layers})
+    engine, _ = engines.choose("auto", program, options.threads)
+    population, weights = new_population(options, engine), initial_weights(program, options.seed)
+    streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
+    moves, state = rule(options), population.initial_state()
+    master = moves.start(weights)
+    for step in range(updates):
+        _, state, Z = population.credit(weights, step, *streams.batch(step), state)
+        weights, master, _ = moves(weights, master, Z, step)
+    return weights
+
+
+def cosines(config: Config, corpus, weights: dict, repeats: int) -> dict[str, list[float]]:
+    """Per leaf, the cosine of votes and gradient in each of some updates."""
+    engine, _ = engines.choose("auto", config.program(), config.threads)
+    population = new_population(config, engine)
+    streams = corpus.streams("train", config.streams, config.seq_len, config.seed)
+    found: dict[str, list[float]] = {}
+    for step in range(repeats):
+        tokens, targets = streams.batch(step)
+        state = population.initial_state()
+        if config.estimator == "eggroll":
+            scores, _ = population.evaluate(weights, step, tokens, targets, state)
+            Z = population.votes(pair_fitness(scores), step)
+        else:
+            _, _, Z = population.credit(weights, step, tokens, targets, state)
+        zero = np.zeros((len(tokens), engine.program.state_size), np.int8)
+        true = gradient(engine.program, weights, tokens, targets, zero)
+        for name, g in true.items():
+            z = np.array(Z[name]).astype(np.float64)
+            norm = np.linalg.norm(z) * np.linalg.norm(g)
+            found.setdefault(name, []).append(-float((z * g).sum()) / norm if norm else 0.0)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--populations", type=int, nargs="+", default=[512, 2048, 8192])
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--seq-lens", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--leaves", action="store_true", help="print every leaf")
+    parser.add_argument("--csv", type=Path, help="one row per leaf")
+    args = parser.parse_args()
+    corpus, rows = load_corpus("stdlib"), []
+    for width in args.widths:
+        base = Config(width=width)
+        for when, updates in (("first weights", 0), ("trained", LEARNT)):
+            weights = trained(base, corpus, updates)
+            for pop in args.populations:
+                for seq_len in args.seq_lens:
+                    means = {}
+                    for estimator in get_args(Estimator):
+                        # Both have the noise that their defaults have.
+                        shift = (
+                            RECIPES["language"]["sigma_shift"] if estimator == "token-credit" else 4
+                        )
+                        config = Config(
+                            width=width, pop=pop, seq_len=seq_len, estimator=estimator,
+                            sigma_shift=shift,
+                        )  # fmt: skip
+                        found = cosines(config, corpus, weights, args.repeats)
+                        leaves = {k: statistics.mean(v) for k, v in found.items()}
+                        shapes = {leaf.name: leaf.shape for leaf in config.program().leaves}
+                        means[estimator] = statistics.mean(
+                            v for k, v in leaves.items() if len(shapes[k]) == 2
+                        )
+                        for leaf, value in leaves.items():
+                            rows.append((width, when, pop, seq_len, estimator, leaf, value))
+                            if args.leaves:
+                                print(f"    {estimator} {leaf}: {100 * value:.2f} %")
+                    told = ", ".join(
+                        f"{k} {100 * v:.2f} % (x{v / means['eggroll']:.1f})"
+                        for k, v in means.items()
+                    )
+                    print(f"D {width}, {when}, population {pop}, T {seq_len}: {told}", flush=True)
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(
+                ("width", "weights", "population", "seq_len", "estimator", "leaf", "cosine")
+            )
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

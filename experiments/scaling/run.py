@@ -1,0 +1,76 @@
+"""Bits per byte over the population at equal tokens: `python experiments/scaling/run.py`
+
+Every population reads as many member-tokens in all, so a larger one makes fewer updates. Runs the
+paper's settings and recipe language. See RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from eggroll import plot
+from eggroll.config import RECIPES, Config
+from eggroll.train import train
+
+
+def bits(recipe: str, pop: int, seed: int, tokens: int) -> tuple[int, float]:
+    """Updates made and validation in bits per byte."""
+    options = {**RECIPES[recipe], "pop": pop, "seed": seed, "validate_every": 0, "sample_bytes": 0}
+    steps = max(1, round(tokens / (pop * options.get("seq_len", Config.seq_len))))
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        result = train(Config(**{**options, "steps": steps, "out": f"{folder}/run"}))
+    assert result.val_loss is not None
+    return steps, result.val_loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--populations", type=int, nargs="+", default=[256, 1024, 4096, 16384])
+    parser.add_argument("--tokens", type=int, default=1 << 26, help="members x tokens of a run")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--csv", type=Path, help="one row per run")
+    parser.add_argument("--picture", type=Path, help="bits per byte over population")
+    args = parser.parse_args()
+    rows, means = [], {}
+    for recipe in RECIPES:
+        for pop in args.populations:
+            found = [bits(recipe, pop, seed, args.tokens) for seed in range(args.seeds)]
+            rows += [(recipe, pop, seed, *took) for seed, took in enumerate(found)]
+            values = [value for _, value in found]
+            means.setdefault(recipe, []).append(statistics.mean(values))
+            print(
+                f"recipe {recipe}, population {pop}, {found[0][0]} updates: "
+                f"{statistics.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})",
+                flush=True,
+            )
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("recipe", "population", "seed", "updates", "bits_per_byte"))
+            writer.writerows(rows)
+    if args.picture:
+        draw(args.populations, means, args.picture)
+
+
+def draw(populations: list[int], means: dict[str, list[float]], path: Path) -> None:
+    with plot.style():
+        figure = plot.new_figure(6, 4)
+        axes = figure.add_subplot()
+        for recipe, values in means.items():
+            axes.plot(populations, values, marker="o", label=f"recipe {recipe}")
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("population")
+        axes.set_ylabel("validation, bits per byte")
+        axes.legend()
+        plot.save(figure, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

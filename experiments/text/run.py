@@ -1,0 +1,93 @@
+"""Bits per byte at equal seconds: `python experiments/text/run.py --minutes 1 5`
+
+Trains the default settings, recipe language and the AdamW baseline on the same text, each for the
+same seconds of updates (validation and checkpoints apart), and compares validation. A probe tells
+how many updates that is, so that schedules end with the time. See RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from eggroll import adamw, plot, runlog, train
+from eggroll.backprop import Options
+from eggroll.config import RECIPES, Config
+from eggroll.trial import updates_within
+
+WHAT = (*RECIPES, "adamw")
+
+
+def rows_of(folder: Path) -> list[runlog.Row]:
+    return [row for _, row in runlog.read_lines(folder / runlog.METRICS)]
+
+
+def updates_of_adamw(seconds: float, options: Options) -> int:
+    """Updates of the baseline that the time has room for, from a short run thrown away."""
+    with tempfile.TemporaryDirectory() as folder:
+        few = replace(options, out=f"{folder}/probe", steps=40, validate_every=0, sample_bytes=0)
+        adamw.train_twin(few)
+        rows = rows_of(Path(few.out))
+    return int(seconds / statistics.median(row["seconds"] for row in rows[5:]))
+
+
+def run(what: str, seconds: float, seed: int, out: Path, extra: dict) -> tuple[int, float, float]:
+    """One run in the folder `out`; returns updates, seconds of updates and validation."""
+    if what == "adamw":
+        options = Options(seed=seed, out=str(out), **extra)
+        options = replace(options, steps=updates_of_adamw(seconds, options))
+        options = replace(options, validate_every=max(1, options.steps // 40), checkpoint_every=0)
+        adamw.train_twin(options)
+    else:
+        config = Config(**{**RECIPES[what], **extra}, seed=seed, out=str(out))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        config = replace(config, steps=updates_within(seconds, config, out.parent, lambda: None))
+        config = replace(config, validate_every=max(1, config.steps // 40), checkpoint_every=0)
+        train.train(config)
+    rows = rows_of(out)
+    return len(rows), sum(row["seconds"] for row in rows), rows[-1]["val_bits_per_byte"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, nargs="+", default=[1.0, 5.0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--what", nargs="+", default=list(WHAT), choices=WHAT)
+    parser.add_argument("--width", type=int)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--out", type=Path, default=Path(f"runs/text-{time.strftime('%H%M%S')}"))
+    parser.add_argument("--csv", type=Path, help="one row per run")
+    args = parser.parse_args()
+    extra = {k: v for k, v in (("width", args.width), ("layers", args.layers)) if v}
+    rows = []
+    for minutes in args.minutes:
+        for what in args.what:
+            bits = []
+            for seed in range(args.seeds):
+                folder = args.out / f"{what}-{minutes:g}min-seed{seed}"
+                took = run(what, 60 * minutes, seed, folder, extra)
+                bits.append(took[-1])
+                rows.append((what, minutes, seed, *took))
+            spread = f"{min(bits):.3f} to {max(bits):.3f}"
+            print(
+                f"RESULT {what}, {minutes:g} min: {statistics.mean(bits):.3f} bits per byte "
+                f"({spread}, {len(bits)} seeds)",
+                flush=True,
+            )
+        shown = [args.out / f"{what}-{minutes:g}min-seed0" for what in args.what]
+        plot.compare(shown, args.out / f"{minutes:g}min.png")
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("what", "minutes", "seed", "updates", "seconds", "bits_per_byte"))
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
