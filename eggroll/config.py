@@ -61,7 +61,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "learning_rate": 0.7,
         "sigma_shift": 2,
         "pop": 1024,
-        "seq_len": 64,
+        "seq_len": 32,
         "steps": 2000,
     },
 }
