@@ -146,9 +146,9 @@ def credited(leaf, w, R, plus, noise, tokens, luck) -> list[int]:
     return [int(clip((r * m) >> by)) for r, m in zip(R, met, strict=True)]
 
 
-def vote(z, leaf, weights, c, plus, noise, tokens) -> None:
-    """Adds one pair's vote to z, from its credit c [T]."""
-    w, own, T = weights[leaf], owner(leaf), len(c)
+def vote(z, leaf, own, weights, c, plus, noise, tokens) -> None:
+    """Adds one pair's vote to z, from its credit c [T]; own: whose noise it is."""
+    w, T = weights[leaf], len(c)
     h = max(0, (T.bit_length() - 4) // 2)
     if leaf == "embedding":
         _, B = noise.factors(leaf, plus.pair, w.shape)
@@ -203,5 +203,5 @@ def credit(estimator, weights, tokens, targets, state, noise, luck, discount, ta
                 continue
             R = gains(d, read, discount_of(leaf, len(state[0]), discount))
             c = credited(leaf, w, R, plus, noise, read, luck)
-            vote(Z[leaf], leaf, weights, c, plus, noise, read)
+            vote(Z[leaf], leaf, owner(leaf) if luck else leaf, weights, c, plus, noise, read)
     return scores, np.array(states), {leaf: wrap32(z) for leaf, z in Z.items()}

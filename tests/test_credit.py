@@ -134,7 +134,7 @@ random_shapes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None)
 @given(
     shape=random_shapes,
     estimator=st.sampled_from(CREDITED),
