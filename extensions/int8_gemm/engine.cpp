@@ -269,10 +269,50 @@ class CreditPopulation : public CpuPrimitive {
   // Inputs: packed, table, tokens, targets, state, starts, signs, draws.
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out);
-    const Plan& plan = program_->plan();
     auto work = std::make_shared<Work>();
-    Job& job = work->job;
-    job.plan = plan;
+    fill(*work, in, out);
+    lay_out(*work);
+    const Kernels& k = kernels();
+    int64_t blocks = (work->job.members + kLanes - 1) / kLanes;
+    auto pool = std::make_shared<ScratchPool>(k.block_bytes(work->job), blocks, threads_);
+    auto heads =
+        std::make_shared<ScratchPool>(static_cast<size_t>(work->readout) * 4, blocks, threads_);
+    std::vector<int32_t*> z;
+    for (size_t i = 2; i < out.size(); ++i) {
+      z.push_back(out[i].data<int32_t>());
+      std::memset(z.back(), 0, out[i].nbytes());
+    }
+    Count count(k, votes(*work), voted(*work, z), work->job.members / 2, threads_);
+    launch(in, out, [&k, work, blocks, pool, heads, z, count, threads = threads_, keep = program_] {
+      heads->clear();
+      parallel_for(blocks, threads, [&](int64_t i, int thread) {
+        Job own = work->job;
+        own.readout = work->readout ? static_cast<int32_t*>(heads->of(thread)) : nullptr;
+        k.block(own, i, pool->of(thread));
+      });
+      for (size_t i = 0; i < z.size(); ++i)
+        if (work->kinds[i] == CreditKind::readout)
+          for (int t = 0; t < heads->size(); ++t)
+            Count::add(z[i], static_cast<const int32_t*>(heads->of(t)), work->readout);
+      count.run();
+    });
+  }
+
+ private:
+  // What must outlive the call and the primitive, until the work is done.
+  struct Work {
+    Job job{};
+    Crediting how;
+    std::vector<CreditKind> kinds;
+    std::vector<int64_t> at;
+    std::vector<int8_t> credits;
+    int64_t readout = 0;  // weights of the leaf with that kind of credit
+  };
+
+  void fill(Work& work, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
+    work.how = how_;
+    Job& job = work.job;
+    job.plan = program_->plan();
     job.weights = in[0].data<int8_t>();
     job.noise = in[1].data<int8_t>();
     job.tokens = in[2].data<int32_t>();
@@ -289,60 +329,30 @@ class CreditPopulation : public CpuPrimitive {
     job.tokens_per_member = in[2].shape(1);
     job.slab = slab_;
     job.credit = static_cast<Credit>(how_.mode);
-    work->how = how_;  // the primitive may be gone when the work is done
-    job.shifts = work->how.shifts.data();
-    job.owners = work->how.owners.data();
-    job.discounts = work->how.discounts.data();
+    job.shifts = work.how.shifts.data();
+    job.owners = work.how.owners.data();
+    job.discounts = work.how.discounts.data();
     job.credit_shift = how_.credit_shift;
-    int64_t readout = 0;
-    for (int i = 0; i < plan.leaf_count; ++i) {
-      CreditKind kind = static_cast<CreditKind>(how_.kinds[static_cast<size_t>(i)]);
-      work->kinds.push_back(kind);
-      work->at.push_back(job.credit_size);
-      if (kind == CreditKind::inputs) job.credit_size += plan.leaves[i].cols;
-      if (kind == CreditKind::tokens) job.credit_size += job.tokens_per_member;
-      if (kind == CreditKind::scalar) job.credit_size += 1;
-      if (kind == CreditKind::readout) readout = elements(plan.leaves[i]);
-    }
-    job.credit_kind = work->kinds.data();
-    job.credit_at = work->at.data();
-    // Sixteen bytes more, as rows are read by that many.
-    work->credits.resize(static_cast<size_t>(job.members / 2 * job.credit_size + 16));
-    job.credits = work->credits.data();
-    const Kernels& k = kernels();
-    int64_t blocks = (job.members + kLanes - 1) / kLanes;
-    auto pool = std::make_shared<ScratchPool>(k.block_bytes(job), blocks, threads_);
-    auto heads = std::make_shared<ScratchPool>(static_cast<size_t>(readout) * 4, blocks, threads_);
-    std::vector<int32_t*> z;
-    for (size_t i = 2; i < out.size(); ++i) {
-      z.push_back(out[i].data<int32_t>());
-      std::memset(z.back(), 0, out[i].nbytes());
-    }
-    Count count(k, votes(*work), voted(*work, z), job.members / 2, threads_);
-    launch(in, out,
-           [&k, work, blocks, pool, heads, readout, z, count, threads = threads_, keep = program_] {
-             heads->clear();
-             parallel_for(blocks, threads, [&](int64_t i, int thread) {
-               Job own = work->job;
-               own.readout = readout ? static_cast<int32_t*>(heads->of(thread)) : nullptr;
-               k.block(own, i, pool->of(thread));
-             });
-             for (size_t i = 0; i < z.size(); ++i)
-               if (work->kinds[i] == CreditKind::readout)
-                 for (int t = 0; t < heads->size(); ++t)
-                   Count::add(z[i], static_cast<const int32_t*>(heads->of(t)), readout);
-             count.run();
-           });
   }
 
- private:
-  struct Work {
-    Job job{};
-    Crediting how;
-    std::vector<CreditKind> kinds;
-    std::vector<int64_t> at;
-    std::vector<int8_t> credits;
-  };
+  // Gives every leaf its place in a pair's row of credit.
+  static void lay_out(Work& work) {
+    Job& job = work.job;
+    for (int i = 0; i < job.plan.leaf_count; ++i) {
+      const Leaf& leaf = job.plan.leaves[i];
+      CreditKind kind = static_cast<CreditKind>(work.how.kinds[static_cast<size_t>(i)]);
+      work.kinds.push_back(kind);
+      work.at.push_back(job.credit_size);
+      if (kind == CreditKind::inputs) job.credit_size += leaf.cols;
+      if (kind == CreditKind::tokens) job.credit_size += job.tokens_per_member;
+      if (kind == CreditKind::scalar) job.credit_size += 1;
+      if (kind == CreditKind::readout) work.readout = elements(leaf);
+    }
+    job.credit_kind = work.kinds.data();
+    job.credit_at = work.at.data();
+    work.credits.resize(static_cast<size_t>(job.members / 2 * job.credit_size));
+    job.credits = work.credits.data();
+  }
 
   static bool by_votes(CreditKind kind) {
     return kind != CreditKind::none && kind != CreditKind::readout;
@@ -420,6 +430,14 @@ void check_starts(const Plan& plan, const mx::array& starts, const mx::array& ta
   }
 }
 
+bool fits(CreditKind kind, OpKind op) {
+  if (kind == CreditKind::none) return true;
+  if (op == OpKind::embed) return kind == CreditKind::tokens;
+  if (op == OpKind::score && kind == CreditKind::readout) return true;
+  bool matrix = op == OpKind::linear || op == OpKind::score;
+  return kind == (matrix ? CreditKind::inputs : CreditKind::scalar);
+}
+
 // Numbers that address memory or shift; that they make sense together is the caller's business.
 void check_crediting(const Plan& plan, const Crediting& how) {
   size_t n = static_cast<size_t>(plan.leaf_count);
@@ -439,10 +457,15 @@ void check_crediting(const Plan& plan, const Crediting& how) {
     require(node >= 0 && node < plan.leaf_count, "crediting: a node is no leaf");
     require(node == i || (plan.leaves[node].cols && plan.leaves[node].rows == leaf.rows),
             "crediting: a leaf's node has other outputs");
-    CreditKind kind = static_cast<CreditKind>(how.kinds[l]);
-    require(kind == CreditKind::none || (kind == CreditKind::scalar) == (leaf.cols == 0),
-            "crediting: a leaf's kind does not fit its shape");
+    require(how.kinds[l] != int(CreditKind::tokens) || node == i,
+            "crediting: an embedding has noise of its own");
   }
+  for (int s = 0; s < plan.stage_count; ++s)
+    for (int j = 0; j < plan.stages[s].op_count; ++j) {
+      const Op& op = plan.stages[s].ops[j];
+      require(op.leaf < 0 || fits(static_cast<CreditKind>(how.kinds[size_t(op.leaf)]), op.kind),
+              "crediting: a leaf's kind does not fit its operation");
+    }
 }
 
 }  // namespace
