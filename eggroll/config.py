@@ -251,10 +251,14 @@ class Config:
     def memory(self, program: Program) -> int:
         """A low estimate of the bytes a run takes at its height."""
         parameters = sum(math.prod(leaf.shape) for leaf in program.leaves)
-        per_parameter = 12 if self.rule == "sign" else 24  # votes and what the rule makes of them
+        credited = self.estimator != "eggroll"
+        # Votes and what the rule makes of them.
+        per_parameter = 12 if self.rule == "sign" and not credited else 24
         per_member = 2 * program.state_size + 12 * self.seq_len
         tokens = min(self.seq_len, self.slab or 256)
         lanes = 32 * (-(-self.width // 8) * 8) * tokens  # a thread's block of 32 members
+        if credited:  # what 16 pairs' matrices were given
+            lanes += 16 * self.seq_len * sum(math.prod(leaf.shape[1:]) for leaf in program.leaves)
         threads = min(self.cores(), -(-self.pop // 32))
         table = 2 << self.table_bits
         return parameters * per_parameter + self.pop * per_member + threads * lanes + table

@@ -6,7 +6,6 @@ passes alone; their names here are those of option --estimator.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
@@ -124,9 +123,3 @@ def chance(
 def _high(stream: int, first: int, rows: int, columns: int) -> np.ndarray:
     words = counters(stream, first * columns, rows * columns) >> np.uint64(32)
     return words.astype(np.uint32).view(np.int32).reshape(rows, columns)
-
-
-def row_bytes(how: Crediting, inputs: Sequence[int], seq_len: int) -> int:
-    """Bytes of one pair's credit; inputs: K of every leaf."""
-    sizes = {Kind.NONE: 0, Kind.READOUT: 0, Kind.SCALAR: 1, Kind.TOKENS: seq_len}
-    return sum(sizes.get(kind, k) for kind, k in zip(how.kinds, inputs, strict=True))

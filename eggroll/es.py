@@ -88,7 +88,8 @@ class SignRule:
     """The paper's rule: a weight moves by sign(Z) where |Z| passes the z-test's threshold.
 
     measured: the votes' deviation is not the noise's own but that of the leaf's votes, sqrt(pi / 2)
-    times their mean size; so it is with token credit. Either way it grows with sqrt(N).
+    times their mean size; so it is with token credit, where no vote means no move. Either way it
+    grows with sqrt(N).
     """
 
     def __init__(
@@ -108,8 +109,9 @@ class SignRule:
         for name, w in weights.items():
             z, rank = votes[name], self.rank if w.ndim == 2 else 1
             threshold = vote_threshold(z_q4, self.pairs, rank, self.clt)
-            if self.measured:  # 321 / 256 = sqrt(pi / 2); 1/16 from z_q4
-                threshold = int(np.array(mean_abs(z)).item()) * z_q4 * 321 >> 12
+            if self.measured:  # 321 / 256 = sqrt(pi / 2); 1/16 from z_q4. It may pass 2^31.
+                z = z.astype(mx.int64)
+                threshold = max(int(np.array(mean_abs(z)).item()) * z_q4 * 321 >> 12, 1)
             # Not mx.abs(z): |-2^31| would wrap. Z = 0 at threshold 0 moves down, as the reference.
             up = (z >= max(threshold, 1)) & (w != LIMIT)
             down = (z <= -threshold) & (w != -LIMIT)

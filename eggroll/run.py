@@ -163,13 +163,16 @@ def chunk_size(options: Config, engine: Engine) -> int:
     program = engine.program
     if options.chunk:
         return min(options.chunk, options.pop)
+    # Of a pair's credit: inputs of every token (portable), or their sum (cpu).
+    inputs = sum(leaf.shape[-1] for leaf in program.leaves) * (options.estimator != "eggroll")
     if engine.name == "portable":  # int32 registers and slices, int64 sums over the vocabulary
         registers = sum(sum(stage.registers) for stage in program.stages)
         longest = max(slice_length(leaf.shape, options.rank) for leaf in program.leaves)
         budget, member = PORTABLE_BUDGET, 4 * registers + 24 * (longest + program.vocabulary)
+        member += 4 * options.seq_len * inputs
     else:
         arrays = 10 * options.seq_len + 2 * program.state_size + 4 * len(program.leaves)
-        budget, member = BUDGET, arrays
+        budget, member = BUDGET, arrays + inputs
     return min(max(budget // member // 2 * 2, 2), options.pop)
 
 

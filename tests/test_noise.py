@@ -12,7 +12,7 @@ import pytest
 from eggroll import fixed_point as fx
 from eggroll import model, noise, rng
 from eggroll.engines import ENGINES, available
-from eggroll.engines.portable import log2_q4
+from eggroll.engines.portable_ops import log2_q4
 from eggroll.population import Population
 
 FROZEN = "f5dfaad07384df132cdd94116e838b48669b08742f9200be189bd7cf1fbf1016"

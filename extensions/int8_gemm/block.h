@@ -6,24 +6,15 @@
 // outputs makes two words per lane, and a word is what a dot-product instruction eats.
 // Sums wrap: they are formed in uint32_t. All loops over lanes are meant for the vectoriser.
 
+// Each uses those before it.
 #include "arena.h"
-// Uses it.
+#include "members.h"
+//
 #include "credit.h"
+#include "leaves.h"
 
-// What an operation's leaf looks like to one block.
-struct LeafNoise {
-  uint32_t* raw;   // B as words [r][K/4][16 pairs]
-  Isa::Noise* b;   // the same, prepared for lane_dot
-  int8_t* a;       // [r][O][16 pairs]
-  int8_t* vector;  // [n/4][32][4]: the perturbed vector w', or the plain one
-  int32_t* node;   // [O][16 pairs]: noise on the outputs
-  uint32_t* row;   // noise on an embedding's outputs, words [D/4][32]: n, and -n in the upper lanes
-};
-
-struct Block {
-  const Job& job;
+struct Block : Members {
   Arena arena;
-  int64_t first_member;
   uint32_t* x;  // [T][D/4][32]: what passes between stages
   uint32_t* registers[kRegisters];
   Isa::Prepared* prepared[kRegisters];
@@ -31,164 +22,28 @@ struct Block {
   const Stage* stage;
   LeafNoise noise[kOps];  // of the stage's operations
   Tape tape;
-  uint32_t* turned;          // a vector or a row of noise as one token has it
-  uint8_t (*marks)[kPairs];  // [T]: 1 where a member's document begins
+  uint32_t* swapped;  // a vector or a row of noise as one token has it
   alignas(64) uint32_t minus[kPairs];
   int32_t (*xb)[kLanes];  // [r]: signed x.B
   alignas(64) uint32_t tile[kTile / 4][kLanes];
 
   Block(const Job& j, int64_t block, void* scratch)
-      : job(j), arena{static_cast<char*>(scratch)}, first_member(block * kLanes), tape(j, arena) {}
+      : Members{j, block * kLanes}, arena{static_cast<char*>(scratch)}, tape(*this, arena) {}
 
-  int64_t member(int lane) const { return first_member + 2 * (lane % kPairs) + lane / kPairs; }
-  int64_t clamped(int lane) const {
-    int64_t m = member(lane);
-    return m < job.members ? m : job.members - 1;
-  }
-  int64_t pair(int p) const {
-    int64_t i = first_member / 2 + p;
-    return i < job.members / 2 ? i : job.members / 2 - 1;
-  }
-  const int8_t* slice(int leaf, int p) const {
-    return job.noise + job.starts[leaf * (job.members / 2) + pair(p)];
-  }
-  bool nodes() const { return job.credit == Credit::nodes; }
-  int rank() const { return job.starts && !nodes() ? job.rank : 0; }
-  bool silent(const Op& op) const { return nodes() && job.shifts[op.leaf] == kSilent; }
   LeafNoise& of(const Op& op) { return noise[&op - stage->ops]; }
 
-  // ---- noise and parameters of a stage -------------------------------------------------------
-
-  // Four neighbouring inputs of B to a word, zero beyond K; prepared for products unless `embed`.
-  void load_b(const Op& op, int k) {
-    int words = words_of(k), r = job.rank;
-    size_t one = Isa::noise_size(words), raw_one = static_cast<size_t>(words) * kPairs;
-    uint32_t* raw = of(op).raw = arena.take<uint32_t>(raw_one * r);
-    if (op.kind != OpKind::embed) of(op).b = arena.take<Isa::Noise>(one * r);
-    if (!arena.base) return;
-    for (int j = 0; j < r; ++j, raw += raw_one) {
-      const int8_t* src[kPairs];
-      for (int p = 0; p < kPairs; ++p) src[p] = slice(op.leaf, p) + j;
-      int whole = r == 1 ? k / 4 : 0;
-      Isa::transpose_words(src, whole, raw, kPairs);
-      for (int w = whole; w < words; ++w)
-        for (int p = 0; p < kPairs; ++p) raw[w * kPairs + p] = gather_word(src[p], 4 * w, k, r);
-      if (op.kind != OpKind::embed) Isa::prepare_noise(raw, words, of(op).b + one * j);
-    }
-  }
-
-  static uint32_t gather_word(const int8_t* src, int first, int n, int stride) {
-    uint32_t word = 0;
-    for (int i = 0; i < 4 && first + i < n; ++i)
-      word |= static_cast<uint32_t>(static_cast<uint8_t>(src[(first + i) * stride])) << 8 * i;
-    return word;
-  }
-
-  void load_a(const Op& op, int k, int outputs) {
-    int r = job.rank, padded = tiles_of(outputs) * kTile;
-    int8_t* dst = of(op).a = arena.take<int8_t>(static_cast<size_t>(r) * padded * kPairs);
-    if (!arena.base) return;
-    for (int j = 0; j < r; ++j, dst += static_cast<size_t>(padded) * kPairs) {
-      const int8_t* src[kPairs];
-      for (int p = 0; p < kPairs; ++p) src[p] = slice(op.leaf, p) + r * k + j;
-      int o = 0;
-      for (; r == 1 && o + 16 <= outputs; o += 16) {
-        Isa::transpose(src, dst + o * kPairs);
-        for (int p = 0; p < kPairs; ++p) src[p] += 16;
-      }
-      for (int i = 0; o < outputs; ++o, i += r)
-        for (int p = 0; p < kPairs; ++p) dst[o * kPairs + p] = src[p][i];
-      for (int i = outputs * kPairs; i < padded * kPairs; ++i) dst[i] = 0;
-    }
-  }
-
-  void load_vector(const Op& op) {
-    int n = job.plan.leaves[op.leaf].rows;
-    const int8_t* w = job.weights + job.plan.leaves[op.leaf].offset;
-    int words = words_of(n);
-    of(op).vector = arena.take<int8_t>(static_cast<size_t>(words) * 4 * kLanes);
-    int8_t* rows = arena.take<int8_t>(static_cast<size_t>(words) * 4 * kLanes);
-    if (!arena.base) return;
-    const int8_t* src[kLanes];
-    for (int p = 0; p < kPairs; ++p) {
-      int8_t *plus = rows + p * words * 4, *minus = plus + kPairs * words * 4;
-      src[p] = plus;
-      src[p + kPairs] = minus;
-      for (int i = n; i < words * 4; ++i) plus[i] = minus[i] = 0;
-      if (job.starts && !silent(op)) {
-        int shift = nodes() ? 4 + job.shifts[op.leaf] : job.shift;
-        perturbed(w, slice(op.leaf, p), n, shift, plus, minus);
-      } else {
-        __builtin_memcpy(plus, w, static_cast<size_t>(n));
-        __builtin_memcpy(minus, w, static_cast<size_t>(n));
-      }
-    }
-    uint32_t* dst = reinterpret_cast<uint32_t*>(of(op).vector);
-    Isa::transpose_words(src, words, dst, kLanes);
-    Isa::transpose_words(src + kPairs, words, dst + kPairs, kLanes);
-  }
-
-  // The vector as members 2i and 2i + 1 see it. Products of two bytes fit int16, and a shift by
-  // more than 15 gives what a shift by 15 does.
-  static void perturbed(const int8_t* __restrict w, const int8_t* __restrict two, int n, int shift,
-                        int8_t* __restrict plus, int8_t* __restrict minus) {
-    int by = shift < 15 ? shift : 15;
-    for (int i = 0; i < n; ++i) {
-      int16_t product = static_cast<int16_t>(two[2 * i] * two[2 * i + 1]);
-      int16_t negative = static_cast<int16_t>(-product);
-      plus[i] = static_cast<int8_t>(clip(w[i] + (product >> by)));
-      minus[i] = static_cast<int8_t>(clip(w[i] + (negative >> by)));
-    }
-  }
-
-  void load_leaf(const Op& op) {
-    const Leaf& leaf = job.plan.leaves[op.leaf];
-    if (leaf.cols == 0) return load_vector(op);
-    if (!job.starts || silent(op)) return;
-    if (nodes()) return op.kind == OpKind::embed ? load_row(op) : load_node(op);
-    load_b(op, leaf.cols);
-    if (op.kind != OpKind::embed) load_a(op, leaf.cols, leaf.rows);
-  }
-
-  // A on the outputs, in the scale of the sums: 2^-shift of the last bit for A = 1.
-  void load_node(const Op& op) {
-    const Leaf& leaf = job.plan.leaves[op.leaf];
-    int padded = tiles_of(leaf.rows) * kTile, root = isqrt(leaf.cols), by = job.shifts[op.leaf];
-    int32_t* dst = of(op).node = arena.take<int32_t>(static_cast<size_t>(padded) * kPairs);
-    if (!arena.base) return;
-    for (int p = 0; p < kPairs; ++p) {
-      const int8_t* a = slice(op.leaf, p) + leaf.cols;
-      for (int o = 0; o < leaf.rows; ++o)
-        dst[o * kPairs + p] = (16 * root * a[o] + (by ? 1 << (by - 1) : 0)) >> by;
-      for (int o = leaf.rows; o < padded; ++o) dst[o * kPairs + p] = 0;
-    }
-  }
-
-  void load_row(const Op& op) {
-    int d = job.plan.leaves[op.leaf].cols, words = words_of(d), by = job.shifts[op.leaf];
-    uint32_t* dst = of(op).row = arena.take<uint32_t>(static_cast<size_t>(words) * kLanes);
-    if (!arena.base) return;
-    int8_t* bytes = reinterpret_cast<int8_t*>(dst);
-    for (int p = 0; p < kPairs; ++p) {
-      const int8_t* b = slice(op.leaf, p);
-      for (int k = 0; k < 4 * words; ++k) {
-        int n = k < d ? (b[k] + (by ? 1 << (by - 1) : 0)) >> by : 0;
-        bytes[(k / 4 * kLanes + p) * 4 + k % 4] = static_cast<int8_t>(n);
-        bytes[(k / 4 * kLanes + p + kPairs) * 4 + k % 4] = static_cast<int8_t>(clip(-n));
-      }
-    }
-  }
+  // ---- a stage -------------------------------------------------------------------------------
 
   // The two halves of every word row, exchanged for the pairs whose noise is turned at token t.
   const uint32_t* turn(const Op& op, const uint32_t* from, int words, int t) {
-    tape.turned(op.leaf, first_member / 2, t, minus);
+    turned(op.leaf, t, minus);
     for (int w = 0; w < words; ++w, from += kLanes)
       for (int p = 0; p < kPairs; ++p) {
         uint32_t swap = (from[p] ^ from[p + kPairs]) & minus[p];
-        turned[w * kLanes + p] = from[p] ^ swap;
-        turned[w * kLanes + p + kPairs] = from[p + kPairs] ^ swap;
+        swapped[w * kLanes + p] = from[p] ^ swap;
+        swapped[w * kLanes + p + kPairs] = from[p + kPairs] ^ swap;
       }
-    return turned;
+    return swapped;
   }
 
   const int8_t* vector(const Op& op, int n, int t) {
@@ -204,7 +59,7 @@ struct Block {
       prepared[i] = arena.take<Isa::Prepared>(Isa::prepared_size(words));
     }
     for (int i = 0; i < stage->op_count; ++i)
-      if (stage->ops[i].leaf >= 0) load_leaf(stage->ops[i]);
+      if (stage->ops[i].leaf >= 0) noise[i] = Loader(*this, arena).load(stage->ops[i]);
   }
 
   // ---- recurrent state -----------------------------------------------------------------------
@@ -229,10 +84,6 @@ struct Block {
       int8_t* dst = job.state_out + member(lane) * job.plan.state_size + stage->state;
       for (int k = 0; k < job.plan.width; ++k) dst[k] = bytes[(k / 4 * kLanes + lane) * 4 + k % 4];
     }
-  }
-
-  int32_t token(const int32_t* of, int lane, int t) const {
-    return of[clamped(lane) * job.tokens_per_member + t];
   }
 
   // The document mark 0 zeroes a member's state.
@@ -304,7 +155,7 @@ struct Block {
     if (r) low_rank(op, x, words, t);
     if (nodes() && !silent(op)) {
       noise.node = of(op).node;
-      tape.turned(op.leaf, first_member / 2, t, minus);
+      turned(op.leaf, t, minus);
     }
     if (job.credit != Credit::none && job.credit_kind[op.leaf] == CreditKind::inputs)
       tape.keep(op.leaf, t, registers[op.in[0]], words);
@@ -378,8 +229,8 @@ struct Block {
     const int8_t* __restrict x = reinterpret_cast<const int8_t*>(seen);
     int32_t* __restrict gains = job.readout + static_cast<int64_t>(target) * cols;
     int32_t* __restrict loses = job.readout + static_cast<int64_t>(drawn) * cols;
-    for (int k = 0; !clipped && k < cols; ++k) gains[k] += x[k];
-    for (int k = 0; k < cols; ++k) loses[k] -= x[k];
+    for (int k = 0; !clipped && k < cols; ++k) gains[k] = wrapping_sum(gains[k], x[k]);
+    for (int k = 0; k < cols; ++k) loses[k] = wrapping_sum(loses[k], -x[k]);
   }
 
   int32_t log2_q4(uint64_t n) const {
@@ -442,7 +293,7 @@ struct Block {
   // Without memory (base null) nothing is computed: the arena only learns how much it needs.
   void run_all() {
     int slab = clamp(job.slab, 1, job.tokens_per_member);
-    if (job.credit != Credit::none) open_credit();
+    if (nodes()) take_swapped();
     size_t step = static_cast<size_t>(tiles_of(job.plan.width)) * (kTile / 4) * kLanes;
     x = arena.take<uint32_t>(step * slab);
     xb = arena.take<int32_t[kLanes]>(job.rank);
@@ -457,63 +308,17 @@ struct Block {
       }
     }
     arena.used = peak;
-    if (job.credit != Credit::none && arena.base) close_credit();
+    if (job.credit != Credit::none && arena.base) tape.close();
   }
 
-  // ---- credit --------------------------------------------------------------------------------
-
-  void open_credit() {
+  // Of the widest vector or embedding's row.
+  void take_swapped() {
     int widest = job.plan.width;
-    for (int i = 0; i < job.plan.leaf_count; ++i)
-      if (job.plan.leaves[i].cols == 0 && job.plan.leaves[i].rows > widest)
-        widest = job.plan.leaves[i].rows;
-    turned = arena.take<uint32_t>(static_cast<size_t>(words_of(widest)) * kLanes);
-    marks = arena.take<uint8_t[kPairs]>(static_cast<size_t>(job.tokens_per_member));
-  }
-
-  void close_credit() {
-    for (int t = 0; t < job.tokens_per_member; ++t)
-      for (int p = 0; p < kPairs; ++p) marks[t][p] = token(job.tokens, p, t) == 0;
     for (int i = 0; i < job.plan.leaf_count; ++i) {
-      int8_t* rows[kPairs];
-      for (int p = 0; p < kPairs; ++p)
-        rows[p] = member(p) < job.members
-                      ? job.credits + member(p) / 2 * job.credit_size + job.credit_at[i]
-                      : nullptr;
-      if (job.credit_kind[i] > CreditKind::none && job.credit_kind[i] < CreditKind::readout)
-        credit_leaf(i, rows);
+      const Leaf& leaf = job.plan.leaves[i];
+      if (leaf.cols == 0 && leaf.rows > widest) widest = leaf.rows;
     }
-  }
-
-  void credit_leaf(int i, int8_t* const* rows) {
-    const Leaf& leaf = job.plan.leaves[i];
-    CreditKind kind = job.credit_kind[i];
-    if (nodes())
-      tape.discounted(i, marks, [&](int t, int p, int32_t v) {
-        if (p == 0) tape.turned(job.owners[i], first_member / 2, t, minus);
-        return minus[p] ? -v : v;
-      });
-    else if (kind == CreditKind::inputs)
-      tape.discounted(i, marks, [&](int t, int p, int32_t v) {
-        int shift = 5 + 31 - __builtin_clz(static_cast<unsigned>(isqrt(leaf.cols)));
-        int64_t product = (int64_t{v} * tape.seen[i][t * kPairs + p]) >> shift;
-        return static_cast<int32_t>(product < -127 ? -127 : product > 127 ? 127 : product);
-      });
-    else if (kind == CreditKind::tokens)
-      tape.discounted(i, marks, [&](int t, int p, int32_t v) {
-        return (v * slice(i, p)[job.rank * leaf.cols + token(job.tokens, p, t)]) >> 4;
-      });
-    else
-      tape.discounted(i, marks, [](int, int, int32_t v) { return v; });
-    if (kind == CreditKind::inputs) return tape.inputs(i, rows);
-    for (int p = 0; p < kPairs; ++p) {
-      int32_t sum = 0;
-      for (int t = 0; rows[p] && t < job.tokens_per_member; ++t) {
-        sum += tape.credit[t][p];
-        if (kind == CreditKind::tokens) rows[p][t] = tape.credit[t][p];
-      }
-      if (kind == CreditKind::scalar && rows[p]) *rows[p] = Tape::rounded(sum, job.credit_shift);
-    }
+    swapped = arena.take<uint32_t>(static_cast<size_t>(words_of(widest)) * kLanes);
   }
 
   void run_stage(int first, int slab, size_t step) {

@@ -2,15 +2,16 @@
 // pair's credit per leaf. Included like block.h, before it. Lanes here are the 16 pairs; inputs are
 // those of members 2i. See docs/estimators.md for the arithmetic.
 
-struct Tape {
-  const Job& job;
+struct Tape : Members {
   uint32_t** kept;           // [leaves]: inputs of a linear leaf, words [T][K/4][16]
   int32_t** seen;            // [leaves]: x.B [T][16], where the weights carry the noise
   int32_t (*gain)[kPairs];   // [T]: score of member 2i less that of member 2i + 1
   int8_t (*credit)[kPairs];  // [T]: of one leaf
   uint32_t* row;             // inputs of one member
+  uint8_t (*marks)[kPairs];  // [T]: 1 where a document begins
+  alignas(64) uint32_t minus[kPairs];
 
-  Tape(const Job& j, Arena& arena) : job(j) {
+  Tape(const Members& who, Arena& arena) : Members(who) {
     if (job.credit == Credit::none) return;
     const Plan& plan = job.plan;
     size_t leaves = static_cast<size_t>(plan.leaf_count);
@@ -23,19 +24,14 @@ struct Tape {
     for (size_t i = 0; i < leaves; ++i)
       if (plan.leaves[i].cols > widest) widest = plan.leaves[i].cols;
     row = arena.take<uint32_t>(static_cast<size_t>(words_of(widest)));
+    marks = arena.take<uint8_t[kPairs]>(tokens);
     for (size_t i = 0; i < leaves; ++i) {
-      int words = words_of(plan.leaves[i].cols);
-      uint32_t* inputs = nullptr;
-      int32_t* products = nullptr;
-      if (is_linear(i)) inputs = arena.take<uint32_t>(tokens * words * kPairs);
-      if (is_linear(i) && job.credit == Credit::weights)
-        products = arena.take<int32_t>(tokens * kPairs);
+      if (job.credit_kind[i] != CreditKind::inputs) continue;
+      size_t words = static_cast<size_t>(words_of(plan.leaves[i].cols));
+      uint32_t* inputs = arena.take<uint32_t>(tokens * words * kPairs);
+      int32_t* products = nodes() ? nullptr : arena.take<int32_t>(tokens * kPairs);
       if (arena.base) kept[i] = inputs, seen[i] = products;
     }
-  }
-
-  bool is_linear(size_t leaf) const {
-    return job.plan.leaves[leaf].cols && job.credit_kind[leaf] == CreditKind::inputs;
   }
 
   void keep(int leaf, int t, const uint32_t* x, int words) const {
@@ -44,19 +40,9 @@ struct Tape {
       __builtin_memcpy(to + w * kPairs, x + w * kLanes, kPairs * sizeof(uint32_t));
   }
 
-  // All ones for the pairs whose noise at token t is turned.
-  void turned(int leaf, int64_t first_pair, int t, uint32_t* minus) const {
-    int64_t pairs = job.members / 2, row = (job.tokens_per_member + 31) / 32;
-    for (int p = 0; p < kPairs; ++p) {
-      int64_t i = first_pair + p < pairs ? first_pair + p : pairs - 1;
-      uint32_t bits = static_cast<uint32_t>(job.signs[(leaf * pairs + i) * row + t / 32]);
-      minus[p] = 0u - (bits >> (t % 32) & 1u);
-    }
-  }
-
   // Credit of one leaf: the discounted gains from each token on, times the noise's sign or size.
   template <typename Coefficient>
-  void discounted(int leaf, const uint8_t (*marks)[kPairs], Coefficient coefficient) const {
+  void discounted(int leaf, Coefficient coefficient) const {
     int32_t r[kPairs] = {};
     for (int t = job.tokens_per_member - 1; t >= 0; --t)
       for (int p = 0; p < kPairs; ++p) {
@@ -64,10 +50,6 @@ struct Tape {
         credit[t][p] = static_cast<int8_t>(clip(coefficient(t, p, (r[p] + 8) >> 4)));
         if (marks[t][p]) r[p] = 0;  // a document's first token owes nothing to the one before
       }
-  }
-
-  static int8_t rounded(int32_t v, int shift) {
-    return static_cast<int8_t>(clip((v + (shift ? 1 << (shift - 1) : 0)) >> shift));
   }
 
   // sum_t credit x_t, to the pairs' rows.
@@ -79,7 +61,64 @@ struct Tape {
                   job.tokens_per_member, sum);
       for (int j = 0; j < 4 && 4 * w + j < cols; ++j)
         for (int p = 0; p < kPairs; ++p)
-          if (rows[p]) rows[p][4 * w + j] = rounded(sum[j][p], job.credit_shift + 4);
+          if (rows[p]) rows[p][4 * w + j] = byte(sum[j][p], job.credit_shift + 4);
+    }
+  }
+
+  static int8_t byte(int32_t sum, int shift) {
+    return static_cast<int8_t>(clip(rounded(sum, shift)));
+  }
+
+  // The credit of a leaf at every token, to `credit`.
+  void weigh(int i) {
+    const Leaf& leaf = job.plan.leaves[i];
+    if (nodes())
+      return discounted(i, [&](int t, int p, int32_t v) {
+        if (p == 0) turned(job.owners[i], t, minus);
+        return minus[p] ? -v : v;
+      });
+    if (job.credit_kind[i] == CreditKind::inputs) {
+      int shift = 5 + 31 - __builtin_clz(static_cast<unsigned>(isqrt(leaf.cols)));
+      return discounted(i, [&](int t, int p, int32_t v) {
+        int64_t product = (int64_t{v} * seen[i][t * kPairs + p]) >> shift;
+        return static_cast<int32_t>(product < -127 ? -127 : product > 127 ? 127 : product);
+      });
+    }
+    if (job.credit_kind[i] == CreditKind::tokens)
+      return discounted(i, [&](int t, int p, int32_t v) {
+        return (v * slice(i, p)[leaf.cols + token(job.tokens, p, t)]) >> 4;
+      });
+    discounted(i, [](int, int, int32_t v) { return v; });
+  }
+
+  // What a leaf's credit comes to, to the pairs' rows.
+  void settle(int i, int8_t* const* rows) const {
+    CreditKind kind = job.credit_kind[i];
+    if (kind == CreditKind::inputs) return inputs(i, rows);
+    for (int p = 0; p < kPairs; ++p) {
+      int32_t sum = 0;
+      for (int t = 0; rows[p] && t < job.tokens_per_member; ++t) {
+        sum += credit[t][p];
+        if (kind == CreditKind::tokens) rows[p][t] = credit[t][p];
+      }
+      if (kind == CreditKind::scalar && rows[p]) *rows[p] = byte(sum, job.credit_shift);
+    }
+  }
+
+  // The credit of all leaves, once all tokens are scored.
+  void close() {
+    for (int t = 0; t < job.tokens_per_member; ++t)
+      for (int p = 0; p < kPairs; ++p) marks[t][p] = token(job.tokens, p, t) == 0;
+    for (int i = 0; i < job.plan.leaf_count; ++i) {
+      CreditKind kind = job.credit_kind[i];
+      if (kind == CreditKind::none || kind == CreditKind::readout) continue;
+      int8_t* rows[kPairs];
+      for (int p = 0; p < kPairs; ++p) {
+        int64_t at = (first_member / 2 + p) * job.credit_size + job.credit_at[i];
+        rows[p] = member(p) < job.members ? job.credits + at : nullptr;
+      }
+      weigh(i);
+      settle(i, rows);
     }
   }
 };

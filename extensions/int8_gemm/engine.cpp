@@ -266,13 +266,44 @@ class CreditPopulation : public CpuPrimitive {
 
   const char* name() const override { return "CreditPopulation"; }
 
-  // Inputs: packed, table, tokens, targets, state, starts, signs, draws.
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out);
-    const Plan& plan = program_->plan();
-    auto work = std::make_shared<Work>();
-    Job& job = work->job;
-    job.plan = plan;
+    auto work = std::make_shared<CreditWork>(job_of(in, out), how_);
+    const Kernels& k = kernels();
+    int64_t blocks = (work->job.members + kLanes - 1) / kLanes;
+    size_t head = static_cast<size_t>(work->readout) * sizeof(int32_t);
+    auto pool = std::make_shared<ScratchPool>(k.block_bytes(work->job), blocks, threads_);
+    auto heads = std::make_shared<ScratchPool>(head, blocks, threads_);
+    std::vector<VoteJob> votes;
+    std::vector<int32_t*> z;
+    int32_t* readout = nullptr;
+    for (int i = 0; i < work->job.plan.leaf_count; ++i) {
+      mx::array& leaf = out[static_cast<size_t>(i) + 2];
+      std::memset(leaf.data<int32_t>(), 0, leaf.nbytes());
+      if (work->counted(i)) votes.push_back(work->vote(i)), z.push_back(leaf.data<int32_t>());
+      if (work->kinds[static_cast<size_t>(i)] == CreditKind::readout)
+        readout = leaf.data<int32_t>();
+    }
+    Count count(k, votes, z, work->job.members / 2, threads_);
+    launch(in, out,
+           [&k, work, blocks, pool, heads, readout, count, threads = threads_, keep = program_] {
+             heads->clear();
+             parallel_for(blocks, threads, [&](int64_t i, int thread) {
+               Job own = work->job;
+               own.readout = readout ? static_cast<int32_t*>(heads->of(thread)) : nullptr;
+               k.block(own, i, pool->of(thread));
+             });
+             for (int t = 0; readout && t < heads->size(); ++t)
+               Count::add(readout, static_cast<const int32_t*>(heads->of(t)), work->readout);
+             count.run();
+           });
+  }
+
+ private:
+  // Inputs: packed, table, tokens, targets, state, starts, signs, draws.
+  Job job_of(const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
+    Job job{};
+    job.plan = program_->plan();
     job.weights = in[0].data<int8_t>();
     job.noise = in[1].data<int8_t>();
     job.tokens = in[2].data<int32_t>();
@@ -281,101 +312,13 @@ class CreditPopulation : public CpuPrimitive {
     job.starts = in[5].data<int32_t>();
     job.signs = in[6].data<int32_t>();
     job.draws = in[7].data<uint32_t>();
-    job.rank = 1;
     job.shift = shift_;
     job.scores = out[0].data<int16_t>();
     job.state_out = out[1].data<int8_t>();
     job.members = in[2].shape(0);
     job.tokens_per_member = in[2].shape(1);
     job.slab = slab_;
-    job.credit = static_cast<Credit>(how_.mode);
-    work->how = how_;  // the primitive may be gone when the work is done
-    job.shifts = work->how.shifts.data();
-    job.owners = work->how.owners.data();
-    job.discounts = work->how.discounts.data();
-    job.credit_shift = how_.credit_shift;
-    int64_t readout = 0;
-    for (int i = 0; i < plan.leaf_count; ++i) {
-      CreditKind kind = static_cast<CreditKind>(how_.kinds[static_cast<size_t>(i)]);
-      work->kinds.push_back(kind);
-      work->at.push_back(job.credit_size);
-      if (kind == CreditKind::inputs) job.credit_size += plan.leaves[i].cols;
-      if (kind == CreditKind::tokens) job.credit_size += job.tokens_per_member;
-      if (kind == CreditKind::scalar) job.credit_size += 1;
-      if (kind == CreditKind::readout) readout = elements(plan.leaves[i]);
-    }
-    job.credit_kind = work->kinds.data();
-    job.credit_at = work->at.data();
-    // Sixteen bytes more, as rows are read by that many.
-    work->credits.resize(static_cast<size_t>(job.members / 2 * job.credit_size + 16));
-    job.credits = work->credits.data();
-    const Kernels& k = kernels();
-    int64_t blocks = (job.members + kLanes - 1) / kLanes;
-    auto pool = std::make_shared<ScratchPool>(k.block_bytes(job), blocks, threads_);
-    auto heads = std::make_shared<ScratchPool>(static_cast<size_t>(readout) * 4, blocks, threads_);
-    std::vector<int32_t*> z;
-    for (size_t i = 2; i < out.size(); ++i) {
-      z.push_back(out[i].data<int32_t>());
-      std::memset(z.back(), 0, out[i].nbytes());
-    }
-    Count count(k, votes(*work), voted(*work, z), job.members / 2, threads_);
-    launch(in, out,
-           [&k, work, blocks, pool, heads, readout, z, count, threads = threads_, keep = program_] {
-             heads->clear();
-             parallel_for(blocks, threads, [&](int64_t i, int thread) {
-               Job own = work->job;
-               own.readout = readout ? static_cast<int32_t*>(heads->of(thread)) : nullptr;
-               k.block(own, i, pool->of(thread));
-             });
-             for (size_t i = 0; i < z.size(); ++i)
-               if (work->kinds[i] == CreditKind::readout)
-                 for (int t = 0; t < heads->size(); ++t)
-                   Count::add(z[i], static_cast<const int32_t*>(heads->of(t)), readout);
-             count.run();
-           });
-  }
-
- private:
-  struct Work {
-    Job job{};
-    Crediting how;
-    std::vector<CreditKind> kinds;
-    std::vector<int64_t> at;
-    std::vector<int8_t> credits;
-  };
-
-  static bool by_votes(CreditKind kind) {
-    return kind != CreditKind::none && kind != CreditKind::readout;
-  }
-
-  std::vector<VoteJob> votes(const Work& work) const {
-    const Job& job = work.job;
-    std::vector<VoteJob> jobs;
-    for (int i = 0; i < job.plan.leaf_count; ++i) {
-      CreditKind kind = work.kinds[static_cast<size_t>(i)];
-      if (!by_votes(kind)) continue;
-      int node = job.owners[i];
-      VoteJob vote{};
-      vote.leaf = job.plan.leaves[i];
-      vote.noise = job.noise;
-      vote.starts = job.starts + node * (job.members / 2);
-      vote.rank = 1;
-      vote.credits = job.credits + work.at[static_cast<size_t>(i)];
-      vote.credit_stride = job.credit_size;
-      vote.kind = kind;
-      vote.a_at = kind == CreditKind::scalar && node == i ? -1 : job.plan.leaves[node].cols;
-      vote.tokens = job.tokens;
-      vote.tokens_per_member = job.tokens_per_member;
-      jobs.push_back(vote);
-    }
-    return jobs;
-  }
-
-  static std::vector<int32_t*> voted(const Work& work, const std::vector<int32_t*>& z) {
-    std::vector<int32_t*> out;
-    for (size_t i = 0; i < z.size(); ++i)
-      if (by_votes(work.kinds[i])) out.push_back(z[i]);
-    return out;
+    return job;
   }
 
   int slab_, shift_;
@@ -417,31 +360,6 @@ void check_starts(const Plan& plan, const mx::array& starts, const mx::array& ta
     bool ok = true;
     for (int64_t p = 0; p < pairs; ++p, ++v) ok &= *v >= 0 && *v <= last;
     require(ok, "a noise slice reaches beyond the table");
-  }
-}
-
-// Numbers that address memory or shift; that they make sense together is the caller's business.
-void check_crediting(const Plan& plan, const Crediting& how) {
-  size_t n = static_cast<size_t>(plan.leaf_count);
-  require(how.mode == 1 || how.mode == 2, "crediting: mode must be 1 or 2");
-  require(how.shifts.size() == n && how.kinds.size() == n && how.owners.size() == n &&
-              how.discounts.size() == n,
-          "crediting: one number per leaf is needed");
-  require(how.credit_shift >= 0 && how.credit_shift <= 16, "crediting: credit_shift is in 0..16");
-  for (int i = 0; i < plan.leaf_count; ++i) {
-    size_t l = static_cast<size_t>(i);
-    const Leaf& leaf = plan.leaves[i];
-    require(how.kinds[l] >= 0 && how.kinds[l] <= 4, "crediting: kinds are 0..4");
-    require((how.shifts[l] >= 0 && how.shifts[l] <= 24) || how.shifts[l] == kSilent,
-            "crediting: shifts are 0..24 or silent");
-    require(how.discounts[l] >= 0 && how.discounts[l] <= 15, "crediting: discounts are 0..15");
-    int node = how.owners[l];
-    require(node >= 0 && node < plan.leaf_count, "crediting: a node is no leaf");
-    require(node == i || (plan.leaves[node].cols && plan.leaves[node].rows == leaf.rows),
-            "crediting: a leaf's node has other outputs");
-    CreditKind kind = static_cast<CreditKind>(how.kinds[l]);
-    require(kind == CreditKind::none || (kind == CreditKind::scalar) == (leaf.cols == 0),
-            "crediting: a leaf's kind does not fit its shape");
   }
 }
 
@@ -526,7 +444,7 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
   require(members % 2 == 0, "a population is made of pairs: P must be even");
   require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
   require(shift >= 0 && shift < 32 && slab >= 1, "shift must be in 0..31, slab 1 or more");
-  check_crediting(plan, how);
+  check(plan, how);
   std::vector<mx::array> in{
       ready(packed, mx::int8, "packed"),  ready(table, mx::int8, "table"),
       ready(tokens, mx::int32, "tokens"), ready(targets, mx::int32, "targets"),

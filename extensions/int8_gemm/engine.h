@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "crediting.h"
 #include "mlx/array.h"
 #include "program.h"
 
@@ -21,13 +22,6 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
                                 int rank, int shift, const mx::array& tokens,
                                 const mx::array& targets, const mx::array& state, bool logits,
                                 int threads, int slab);
-
-// How token credit works on each leaf; see plan.h.
-struct Crediting {
-  int mode;  // of Credit
-  std::vector<int> shifts, kinds, owners, discounts;
-  int credit_shift;
-};
 
 // Scores and state as `evaluate`, then Z of every leaf by token credit.
 std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,

@@ -13,6 +13,9 @@ static inline int32_t wrapping_sum(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
 }
 static inline int32_t clip(int32_t v) { return clamp(v, -127, 127); }
+static inline int32_t rounded(int32_t v, int shift) {
+  return (v + (shift ? 1 << (shift - 1) : 0)) >> shift;
+}
 static inline int isqrt(int n) {
   int r = 0;
   while ((r + 1) * (r + 1) <= n) ++r;

@@ -1,4 +1,4 @@
-"""Cases for replay.cpp: small training runs, computed by the oracle alone."""
+"""Cases for replay.cpp: training runs and token-credited updates, computed by the oracle alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import BinaryIO
 import numpy as np
 import oracle
 from networks import Case, random_case
+from networks_credit import credited_case
 
 from eggroll import fixed_point as fx
 from eggroll.engines.cpu import KINDS, lookup_tables
@@ -21,6 +22,14 @@ SHAPES = [
     {"V": 300, "D": 48, "L": 1, "T": 2, "P": 4, "sigma_shift": 2, "extreme": True},
     {"V": 7, "D": 130, "L": 1, "T": 1, "P": 4, "extreme": True},
     {"V": 5, "D": 1, "L": 0, "T": 1, "P": 2, "rank": 2},
+]
+
+CREDITED = [
+    ("token-credit", {"V": 21, "D": 10, "L": 2, "T": 5, "P": 34, "sigma_shift": 2}),
+    ("token-credit", {"V": 9, "D": 33, "L": 1, "T": 35, "P": 2, "gates": "table"}),
+    ("token-credit", {"V": 300, "D": 5, "L": 0, "T": 2, "P": 4, "sigma_shift": 0, "extreme": True}),
+    ("token-credit", {"V": 16, "D": 16, "L": 1, "T": 3, "P": 6, "sigma_shift": 0, "extreme": True}),
+    ("token-votes", {"V": 18, "D": 18, "L": 1, "T": 4, "P": 36, "discount": 15}),
 ]
 
 
@@ -82,8 +91,31 @@ def put_case(file: BinaryIO, shape: dict, seed: int) -> None:
         put(file, w, "i1")
 
 
+def put_credited(file: BinaryIO, estimator: str, shape: dict, seed: int) -> None:
+    credited = credited_case(seed, estimator, **shape)
+    case, how = credited.case, credited.how
+    put_program(file, case)
+    put(file, [oracle.Q + case.sigma_shift, *case.tokens.shape])
+    put(file, [2 if how.nodes else 1, how.credit_shift])
+    for numbers in (how.shifts, how.kinds, how.owners, how.discounts):
+        put(file, numbers)
+    for array in (case.table, case.state, *case.weights.values()):
+        put(file, array, "i1")
+    for array in (case.starts, credited.signs, case.tokens, case.targets):
+        put(file, array)
+    put(file, credited.draws, "<u4")
+    scores, state, Z = credited.oracle()
+    put(file, scores, "<i2")
+    put(file, state, "i1")
+    for z in Z.values():
+        put(file, z)
+
+
 def write(path: Path) -> None:
     with open(path, "wb") as file:
         put(file, len(SHAPES))
         for i, shape in enumerate(SHAPES):
             put_case(file, shape, 10 * i)
+        put(file, len(CREDITED))
+        for i, (estimator, shape) in enumerate(CREDITED):
+            put_credited(file, estimator, shape, 100 + i)

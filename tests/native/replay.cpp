@@ -2,7 +2,8 @@
 //
 // A case (written by cases.py) is a program, its first weights, noise, some updates' inputs, and
 // what must come out: scores, states and votes of the first update, and the last weights. So it
-// covers evaluation, votes, packing and a small training run, wherever the kernels compile.
+// covers evaluation, votes, packing and a small training run, wherever the kernels compile. After
+// these come single updates with token credit: scores, states and votes must come out.
 
 #include <cstdio>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "crediting.h"
 #include "program.h"
 #include "units.h"
 
@@ -61,8 +63,7 @@ StageSpec read_stage(Reader& in) {
   return {ops, registers, in.number()};
 }
 
-Case read(Reader& in) {
-  Case c;
+std::unique_ptr<Program> read_program(Reader& in) {
   std::vector<StageSpec> stages;
   for (int n = in.number(); n > 0; --n) stages.push_back(read_stage(in));
   std::vector<LeafSpec> leaves;
@@ -75,14 +76,20 @@ Case read(Reader& in) {
   for (int n = in.number(); n > 0; --n) tables.push_back(in.array<int32_t>());
   std::vector<int32_t> exp2 = in.array<int32_t>();
   std::vector<uint64_t> breakpoints = in.array<uint64_t>();
-  c.program = std::make_unique<Program>(stages, leaves, sizes[0], sizes[1], sizes[2], tables, exp2,
-                                        breakpoints);
+  return std::make_unique<Program>(stages, leaves, sizes[0], sizes[1], sizes[2], tables, exp2,
+                                   breakpoints);
+}
+
+Case read(Reader& in) {
+  Case c;
+  c.program = read_program(in);
+  int leaves = c.program->plan().leaf_count;
   std::vector<int32_t> v = in.array<int32_t>();
   c.rank = v[0], c.shift = v[1], c.members = v[2], c.tokens = v[3];
   c.threshold_matrix = v[4], c.threshold_vector = v[5];
   c.table = in.array<int8_t>();
   c.state = in.array<int8_t>();
-  for (size_t i = 0; i < leaves.size(); ++i) c.weights.push_back(in.array<int8_t>());
+  for (int i = 0; i < leaves; ++i) c.weights.push_back(in.array<int8_t>());
   for (int n = in.number(); n > 0; --n) {
     Update u;
     u.starts = in.array<int32_t>();
@@ -92,8 +99,42 @@ Case read(Reader& in) {
   }
   c.scores = in.array<int16_t>();
   c.state_after = in.array<int8_t>();
-  for (size_t i = 0; i < leaves.size(); ++i) c.votes.push_back(in.array<int32_t>());
-  for (size_t i = 0; i < leaves.size(); ++i) c.last_weights.push_back(in.array<int8_t>());
+  for (int i = 0; i < leaves; ++i) c.votes.push_back(in.array<int32_t>());
+  for (int i = 0; i < leaves; ++i) c.last_weights.push_back(in.array<int8_t>());
+  return c;
+}
+
+struct Credited {
+  std::unique_ptr<Program> program;
+  int shift, members, tokens_per_member;
+  Crediting how;
+  std::vector<int8_t> table, state, packed, state_after;
+  std::vector<int32_t> starts, signs, tokens, targets;
+  std::vector<uint32_t> draws;
+  std::vector<int16_t> scores;
+  std::vector<std::vector<int32_t>> votes;
+};
+
+Credited read_credited(Reader& in) {
+  Credited c;
+  c.program = read_program(in);
+  int leaves = c.program->plan().leaf_count;
+  std::vector<int32_t> v = in.array<int32_t>();
+  c.shift = v[0], c.members = v[1], c.tokens_per_member = v[2];
+  v = in.array<int32_t>();
+  c.how.mode = v[0], c.how.credit_shift = v[1];
+  for (auto* numbers : {&c.how.shifts, &c.how.kinds, &c.how.owners, &c.how.discounts})
+    *numbers = in.array<int32_t>();
+  check(c.program->plan(), c.how);
+  c.table = in.array<int8_t>();
+  c.state = in.array<int8_t>();
+  c.packed.resize(static_cast<size_t>(c.program->packed_bytes()));
+  for (int i = 0; i < leaves; ++i) c.program->pack(i, in.array<int8_t>().data(), c.packed.data());
+  for (auto* numbers : {&c.starts, &c.signs, &c.tokens, &c.targets}) *numbers = in.array<int32_t>();
+  c.draws = in.array<uint32_t>();
+  c.scores = in.array<int16_t>();
+  c.state_after = in.array<int8_t>();
+  for (int i = 0; i < leaves; ++i) c.votes.push_back(in.array<int32_t>());
   return c;
 }
 
@@ -171,6 +212,52 @@ void replay(const Kernels& k, Case& c, const std::string& name) {
     expect(weights[i], c.last_weights[i], name + " last weights of leaf " + std::to_string(i));
 }
 
+// Z of every leaf, the pairs in two parts as threads share them.
+void expect_votes(const Kernels& k, const Credited& c, const CreditWork& work,
+                  const std::vector<int32_t>& readout, const std::string& name) {
+  int64_t pairs = c.members / 2;
+  for (size_t i = 0; i < c.votes.size(); ++i) {
+    std::vector<int32_t> z(c.votes[i].size(), 0);
+    if (work.kinds[i] == CreditKind::readout) z = readout;
+    if (work.counted(static_cast<int>(i))) {
+      VoteJob vote = work.vote(static_cast<int>(i));
+      Scratch scratch(k.vote_bytes(vote));
+      k.vote(vote, 0, pairs / 3, z.data(), scratch.p);
+      k.vote(vote, pairs / 3, pairs, z.data(), scratch.p);
+    }
+    expect(z, c.votes[i], name + " votes of leaf " + std::to_string(i));
+  }
+}
+
+void replay(const Kernels& k, const Credited& c, int slab, const std::string& name) {
+  std::vector<int16_t> scores(c.scores.size());
+  std::vector<int8_t> after(c.state.size());
+  Job job{};
+  job.plan = c.program->plan();
+  job.weights = c.packed.data();
+  job.noise = c.table.data();
+  job.starts = c.starts.data();
+  job.shift = c.shift;
+  job.tokens = c.tokens.data();
+  job.targets = c.targets.data();
+  job.state_in = c.state.data();
+  job.state_out = after.data();
+  job.scores = scores.data();
+  job.members = c.members;
+  job.tokens_per_member = c.tokens_per_member;
+  job.signs = c.signs.data();
+  job.draws = c.draws.data();
+  job.slab = slab;
+  CreditWork work(job, c.how);
+  std::vector<int32_t> readout(static_cast<size_t>(work.readout), 0);
+  work.job.readout = readout.empty() ? nullptr : readout.data();
+  Scratch scratch(k.block_bytes(work.job));
+  for (int64_t b = 0; b < (c.members + kLanes - 1) / kLanes; ++b) k.block(work.job, b, scratch.p);
+  expect(scores, c.scores, name + " scores");
+  expect(after, c.state_after, name + " state");
+  expect_votes(k, c, work, readout, name);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -178,6 +265,8 @@ int main(int argc, char** argv) {
   Reader in(argv[1]);
   std::vector<Case> cases;
   for (int n = in.number(); n > 0; --n) cases.push_back(read(in));
+  std::vector<Credited> credited;
+  for (int n = in.number(); n > 0; --n) credited.push_back(read_credited(in));
   std::cout << "usable:";
   for (const std::string& isa : usable_isas()) std::cout << " " << isa;
   std::cout << "\n";
@@ -185,7 +274,10 @@ int main(int argc, char** argv) {
     std::string isa = k->name;
     for (size_t i = 0; i < cases.size(); ++i)
       replay(*k, cases[i], isa + " case " + std::to_string(i));
-    std::cout << isa << ": " << cases.size() << " cases replayed\n";
+    for (size_t i = 0; i < credited.size(); ++i)
+      for (int slab : {2, 64})
+        replay(*k, credited[i], slab, isa + " credited case " + std::to_string(i));
+    std::cout << isa << ": " << cases.size() + credited.size() << " cases replayed\n";
   }
   return failures ? 1 : 0;
 }

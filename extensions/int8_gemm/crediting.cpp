@@ -1,0 +1,102 @@
+#include "crediting.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace eggroll {
+
+namespace {
+
+// Of a vector's noise at the largest sigma_shift, 24.
+constexpr int kMostShift = 27;
+
+void require(bool ok, const std::string& what) {
+  if (!ok) throw std::invalid_argument("crediting: " + what);
+}
+
+bool fits(CreditKind kind, OpKind op) {
+  if (kind == CreditKind::none) return true;
+  if (op == OpKind::embed) return kind == CreditKind::tokens;
+  if (op == OpKind::score && kind == CreditKind::readout) return true;
+  bool matrix = op == OpKind::linear || op == OpKind::score;
+  return kind == (matrix ? CreditKind::inputs : CreditKind::scalar);
+}
+
+}  // namespace
+
+void check(const Plan& plan, const Crediting& how) {
+  size_t n = static_cast<size_t>(plan.leaf_count);
+  require(how.mode == 1 || how.mode == 2, "mode must be 1 or 2");
+  require(how.shifts.size() == n && how.kinds.size() == n && how.owners.size() == n &&
+              how.discounts.size() == n,
+          "one number per leaf is needed");
+  require(how.credit_shift >= 0 && how.credit_shift <= 16, "credit_shift is in 0..16");
+  for (int i = 0; i < plan.leaf_count; ++i) {
+    size_t l = static_cast<size_t>(i);
+    const Leaf& leaf = plan.leaves[i];
+    require(how.kinds[l] >= 0 && how.kinds[l] <= 4, "kinds are 0..4");
+    require((how.shifts[l] >= 0 && how.shifts[l] <= kMostShift) || how.shifts[l] == kSilent,
+            "shifts are 0.." + std::to_string(kMostShift) + " or silent");
+    require(how.discounts[l] >= 0 && how.discounts[l] <= 15, "discounts are 0..15");
+    int owner = how.owners[l];
+    require(owner >= 0 && owner < plan.leaf_count, "an owner is no leaf");
+    require(owner == i || (plan.leaves[owner].cols && plan.leaves[owner].rows == leaf.rows),
+            "a leaf's owner has other outputs");
+    require(owner == i || static_cast<CreditKind>(how.kinds[l]) != CreditKind::tokens,
+            "an embedding owns its noise");
+  }
+  for (int s = 0; s < plan.stage_count; ++s)
+    for (int j = 0; j < plan.stages[s].op_count; ++j) {
+      const Op& op = plan.stages[s].ops[j];
+      if (op.leaf < 0) continue;
+      CreditKind kind = static_cast<CreditKind>(how.kinds[static_cast<size_t>(op.leaf)]);
+      require(fits(kind, op.kind), "a leaf's kind does not fit its operation");
+    }
+}
+
+CreditWork::CreditWork(const Job& given, const Crediting& crediting) : job(given), how(crediting) {
+  for (int i = 0; i < job.plan.leaf_count; ++i) {
+    const Leaf& leaf = job.plan.leaves[i];
+    CreditKind kind = static_cast<CreditKind>(how.kinds[static_cast<size_t>(i)]);
+    kinds.push_back(kind);
+    at.push_back(job.credit_size);
+    if (kind == CreditKind::inputs) job.credit_size += leaf.cols;
+    if (kind == CreditKind::tokens) job.credit_size += job.tokens_per_member;
+    if (kind == CreditKind::scalar) job.credit_size += 1;
+    if (kind == CreditKind::readout) readout = static_cast<int64_t>(leaf.rows) * leaf.cols;
+  }
+  credits.resize(static_cast<size_t>(job.members / 2 * job.credit_size));
+  job.rank = 1;
+  job.credit = static_cast<Credit>(how.mode);
+  job.credit_shift = how.credit_shift;
+  job.shifts = how.shifts.data();
+  job.owners = how.owners.data();
+  job.discounts = how.discounts.data();
+  job.credit_kind = kinds.data();
+  job.credit_at = at.data();
+  job.credits = credits.data();
+}
+
+bool CreditWork::counted(int leaf) const {
+  CreditKind kind = kinds[static_cast<size_t>(leaf)];
+  return kind != CreditKind::none && kind != CreditKind::readout;
+}
+
+VoteJob CreditWork::vote(int leaf) const {
+  int owner = job.owners[leaf];
+  VoteJob vote{};
+  vote.leaf = job.plan.leaves[leaf];
+  vote.noise = job.noise;
+  vote.starts = job.starts + owner * (job.members / 2);
+  vote.rank = 1;
+  vote.kind = kinds[static_cast<size_t>(leaf)];
+  vote.credits = job.credits + at[static_cast<size_t>(leaf)];
+  vote.credit_stride = job.credit_size;
+  bool product = vote.kind == CreditKind::scalar && owner == leaf;
+  vote.a_at = product ? -1 : job.plan.leaves[owner].cols;
+  vote.tokens = job.tokens;
+  vote.tokens_per_member = job.tokens_per_member;
+  return vote;
+}
+
+}  // namespace eggroll

@@ -1,0 +1,37 @@
+// How token credit works on each leaf, and what that means for jobs. Knows nothing of MLX.
+#pragma once
+
+#include <vector>
+
+#include "plan.h"
+
+namespace eggroll {
+
+// One number per leaf, but for the first and the last; as in Job.
+struct Crediting {
+  int mode;  // of Credit
+  std::vector<int> shifts, kinds, owners, discounts;
+  int credit_shift;
+};
+
+// Throws std::invalid_argument for what would address memory it must not, or shift too far.
+void check(const Plan& plan, const Crediting& how);
+
+// An evaluation with token credit, with the memory its jobs point into.
+struct CreditWork {
+  Job job{};
+  Crediting how;
+  std::vector<CreditKind> kinds;
+  std::vector<int64_t> at;
+  std::vector<int8_t> credits;
+  int64_t readout = 0;  // weights of the leaf with that kind of credit
+
+  CreditWork(const Job& given, const Crediting& crediting);
+  CreditWork(const CreditWork&) = delete;
+
+  // Whether a leaf's votes are counted from its credit, by `vote`.
+  bool counted(int leaf) const;
+  VoteJob vote(int leaf) const;
+};
+
+}  // namespace eggroll

@@ -1,0 +1,143 @@
+// An operation's leaf and noise in the layouts of one block. Included like block.h, before it.
+
+// What an operation's leaf looks like to one block.
+struct LeafNoise {
+  uint32_t* raw;   // B as words [r][K/4][16 pairs]
+  Isa::Noise* b;   // the same, prepared for lane_dot
+  int8_t* a;       // [r][O][16 pairs]
+  int8_t* vector;  // [n/4][32][4]: the perturbed vector w', or the plain one
+  int32_t* node;   // [O][16 pairs]: noise on the outputs
+  uint32_t* row;   // noise on an embedding's outputs, words [D/4][32]: n, and -n in the upper lanes
+};
+
+// Lays a leaf out in the arena; without memory (base null) it only adds up the bytes.
+struct Loader : Members {
+  Arena& arena;
+  LeafNoise out{};
+
+  Loader(const Members& who, Arena& memory) : Members(who), arena(memory) {}
+
+  LeafNoise load(const Op& op) {
+    place(op);
+    return out;
+  }
+
+  // Four neighbouring inputs of B to a word, zero beyond K; prepared for products unless `embed`.
+  void load_b(const Op& op, int k) {
+    int words = words_of(k), r = job.rank;
+    size_t one = Isa::noise_size(words), raw_one = static_cast<size_t>(words) * kPairs;
+    uint32_t* raw = out.raw = arena.take<uint32_t>(raw_one * r);
+    if (op.kind != OpKind::embed) out.b = arena.take<Isa::Noise>(one * r);
+    if (!arena.base) return;
+    for (int j = 0; j < r; ++j, raw += raw_one) {
+      const int8_t* src[kPairs];
+      for (int p = 0; p < kPairs; ++p) src[p] = slice(op.leaf, p) + j;
+      int whole = r == 1 ? k / 4 : 0;
+      Isa::transpose_words(src, whole, raw, kPairs);
+      for (int w = whole; w < words; ++w)
+        for (int p = 0; p < kPairs; ++p) raw[w * kPairs + p] = gather_word(src[p], 4 * w, k, r);
+      if (op.kind != OpKind::embed) Isa::prepare_noise(raw, words, out.b + one * j);
+    }
+  }
+
+  static uint32_t gather_word(const int8_t* src, int first, int n, int stride) {
+    uint32_t word = 0;
+    for (int i = 0; i < 4 && first + i < n; ++i)
+      word |= static_cast<uint32_t>(static_cast<uint8_t>(src[(first + i) * stride])) << 8 * i;
+    return word;
+  }
+
+  void load_a(const Op& op, int k, int outputs) {
+    int r = job.rank, padded = tiles_of(outputs) * kTile;
+    int8_t* dst = out.a = arena.take<int8_t>(static_cast<size_t>(r) * padded * kPairs);
+    if (!arena.base) return;
+    for (int j = 0; j < r; ++j, dst += static_cast<size_t>(padded) * kPairs) {
+      const int8_t* src[kPairs];
+      for (int p = 0; p < kPairs; ++p) src[p] = slice(op.leaf, p) + r * k + j;
+      int o = 0;
+      for (; r == 1 && o + 16 <= outputs; o += 16) {
+        Isa::transpose(src, dst + o * kPairs);
+        for (int p = 0; p < kPairs; ++p) src[p] += 16;
+      }
+      for (int i = 0; o < outputs; ++o, i += r)
+        for (int p = 0; p < kPairs; ++p) dst[o * kPairs + p] = src[p][i];
+      for (int i = outputs * kPairs; i < padded * kPairs; ++i) dst[i] = 0;
+    }
+  }
+
+  void load_vector(const Op& op) {
+    int n = job.plan.leaves[op.leaf].rows;
+    const int8_t* w = job.weights + job.plan.leaves[op.leaf].offset;
+    int words = words_of(n);
+    out.vector = arena.take<int8_t>(static_cast<size_t>(words) * 4 * kLanes);
+    int8_t* rows = arena.take<int8_t>(static_cast<size_t>(words) * 4 * kLanes);
+    if (!arena.base) return;
+    const int8_t* src[kLanes];
+    for (int p = 0; p < kPairs; ++p) {
+      int8_t *plus = rows + p * words * 4, *minus = plus + kPairs * words * 4;
+      src[p] = plus;
+      src[p + kPairs] = minus;
+      for (int i = n; i < words * 4; ++i) plus[i] = minus[i] = 0;
+      if (job.starts && !silent(op)) {
+        int shift = nodes() ? 4 + job.shifts[op.leaf] : job.shift;
+        perturbed(w, slice(op.leaf, p), n, shift, plus, minus);
+      } else {
+        __builtin_memcpy(plus, w, static_cast<size_t>(n));
+        __builtin_memcpy(minus, w, static_cast<size_t>(n));
+      }
+    }
+    uint32_t* dst = reinterpret_cast<uint32_t*>(out.vector);
+    Isa::transpose_words(src, words, dst, kLanes);
+    Isa::transpose_words(src + kPairs, words, dst + kPairs, kLanes);
+  }
+
+  // The vector as members 2i and 2i + 1 see it. Products of two bytes fit int16, and a shift by
+  // more than 15 gives what a shift by 15 does.
+  static void perturbed(const int8_t* __restrict w, const int8_t* __restrict two, int n, int shift,
+                        int8_t* __restrict plus, int8_t* __restrict minus) {
+    int by = shift < 15 ? shift : 15;
+    for (int i = 0; i < n; ++i) {
+      int16_t product = static_cast<int16_t>(two[2 * i] * two[2 * i + 1]);
+      int16_t negative = static_cast<int16_t>(-product);
+      plus[i] = static_cast<int8_t>(clip(w[i] + (product >> by)));
+      minus[i] = static_cast<int8_t>(clip(w[i] + (negative >> by)));
+    }
+  }
+
+  void place(const Op& op) {
+    const Leaf& leaf = job.plan.leaves[op.leaf];
+    if (leaf.cols == 0) return load_vector(op);
+    if (!job.starts || silent(op)) return;
+    if (nodes()) return op.kind == OpKind::embed ? load_row(op) : load_node(op);
+    load_b(op, leaf.cols);
+    if (op.kind != OpKind::embed) load_a(op, leaf.cols, leaf.rows);
+  }
+
+  // A on the outputs, in the scale of the sums: 2^-shift of the last bit for A = 1.
+  void load_node(const Op& op) {
+    const Leaf& leaf = job.plan.leaves[op.leaf];
+    int padded = tiles_of(leaf.rows) * kTile, root = isqrt(leaf.cols), by = job.shifts[op.leaf];
+    int32_t* dst = out.node = arena.take<int32_t>(static_cast<size_t>(padded) * kPairs);
+    if (!arena.base) return;
+    for (int p = 0; p < kPairs; ++p) {
+      const int8_t* a = slice(op.leaf, p) + leaf.cols;
+      for (int o = 0; o < leaf.rows; ++o) dst[o * kPairs + p] = rounded(16 * root * a[o], by);
+      for (int o = leaf.rows; o < padded; ++o) dst[o * kPairs + p] = 0;
+    }
+  }
+
+  void load_row(const Op& op) {
+    int d = job.plan.leaves[op.leaf].cols, words = words_of(d), by = job.shifts[op.leaf];
+    uint32_t* dst = out.row = arena.take<uint32_t>(static_cast<size_t>(words) * kLanes);
+    if (!arena.base) return;
+    int8_t* bytes = reinterpret_cast<int8_t*>(dst);
+    for (int p = 0; p < kPairs; ++p) {
+      const int8_t* b = slice(op.leaf, p);
+      for (int k = 0; k < 4 * words; ++k) {
+        int n = k < d ? rounded(b[k], by) : 0;
+        bytes[(k / 4 * kLanes + p) * 4 + k % 4] = static_cast<int8_t>(n);
+        bytes[(k / 4 * kLanes + p + kPairs) * 4 + k % 4] = static_cast<int8_t>(clip(-n));
+      }
+    }
+  }
+};

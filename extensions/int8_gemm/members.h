@@ -1,0 +1,35 @@
+// Who is in a block, and what of the job is theirs. Included like block.h, before it.
+
+struct Members {
+  const Job& job;
+  int64_t first_member;
+
+  int64_t member(int lane) const { return first_member + 2 * (lane % kPairs) + lane / kPairs; }
+  int64_t clamped(int lane) const {
+    int64_t m = member(lane);
+    return m < job.members ? m : job.members - 1;
+  }
+  int64_t pair(int p) const {
+    int64_t i = first_member / 2 + p;
+    return i < job.members / 2 ? i : job.members / 2 - 1;
+  }
+  const int8_t* slice(int leaf, int p) const {
+    return job.noise + job.starts[leaf * (job.members / 2) + pair(p)];
+  }
+  bool nodes() const { return job.credit == Credit::nodes; }
+  int rank() const { return job.starts && !nodes() ? job.rank : 0; }
+  bool silent(const Op& op) const { return nodes() && job.shifts[op.leaf] == kSilent; }
+
+  int32_t token(const int32_t* of, int lane, int t) const {
+    return of[clamped(lane) * job.tokens_per_member + t];
+  }
+
+  // All ones for the pairs whose noise of a leaf is turned at token t.
+  void turned(int leaf, int t, uint32_t* minus) const {
+    int64_t row = (job.tokens_per_member + 31) / 32;
+    for (int p = 0; p < kPairs; ++p) {
+      int64_t at = (leaf * (job.members / 2) + pair(p)) * row + t / 32;
+      minus[p] = 0u - (static_cast<uint32_t>(job.signs[at]) >> (t % 32) & 1u);
+    }
+  }
+};

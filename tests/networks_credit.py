@@ -1,0 +1,62 @@
+"""Small random networks with what token credit needs besides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import oracle_credit
+from networks import Case, random_case
+
+from eggroll.credit import Chance, Crediting, crediting
+from eggroll.engines import Engine
+from eggroll.fixed_point import gate_tables
+
+
+@dataclass
+class Credited:
+    """A case of networks.py with what token credit needs besides."""
+
+    case: Case
+    estimator: str
+    discount: int
+    signs: np.ndarray  # [leaves, N, words] int32
+    draws: np.ndarray  # [N, T] uint32
+
+    @property
+    def how(self) -> Crediting:
+        return crediting(
+            self.case.program, self.estimator, sigma_shift=self.case.sigma_shift,
+            discount=self.discount, seq_len=self.case.tokens.shape[1],
+        )  # fmt: skip
+
+    def oracle(self):
+        case = self.case
+        P, D, names = len(case.tokens), case.program.width, list(case.weights)
+        luck = oracle_credit.Luck(dict(zip(names, self.signs, strict=True)), self.draws)
+        scores, state, Z = oracle_credit.credit(
+            self.estimator, case.weights, case.tokens, case.targets,
+            case.state.reshape(P, case.program.state_size // D, D), case.noise(), luck,
+            self.discount, None if case.gates == "clip" else gate_tables(),
+        )  # fmt: skip
+        return scores, state.reshape(P, -1), Z
+
+    def run(self, engine: Engine):
+        case, luck = self.case, Chance(mx.array(self.signs), mx.array(self.draws))
+        prepared = engine.prepare(case.leaves)
+        return engine.credit(prepared, case.slices, luck, self.how, *case.arrays)
+
+
+def credited_case(
+    seed: int, estimator: str, *, marks: float = 0.2, discount: int = 12, alike=True, **shape
+) -> Credited:
+    """marks: share of document marks; alike: members of a pair read the same."""
+    case, rng = random_case(seed, **shape), np.random.default_rng(seed + 1)
+    (P, T), V = case.tokens.shape, case.program.vocabulary
+    case.tokens[:] = rng.integers(1, V, (P, T)) * (rng.random((P, T)) >= marks)
+    if alike:
+        case.tokens[1::2], case.targets[1::2] = case.tokens[0::2], case.targets[0::2]
+    words = rng.integers(-(2**31), 2**31, (len(case.weights), P // 2, -(-T // 32)))
+    draws = rng.integers(0, 2**32, (P // 2, T), dtype=np.uint32)
+    return Credited(case, estimator, discount, words.astype(np.int32), draws)

@@ -1,0 +1,329 @@
+"""Token credit: one body for all engines, each equal to the oracle bit for bit."""
+
+from __future__ import annotations
+
+import os
+
+import mlx.core as mx
+import numpy as np
+import oracle_credit
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks_credit import Credited, credited_case
+from oracle import EXP2
+from test_engines import BACKENDS
+
+from eggroll import model
+from eggroll.credit import SILENT, Chance, Kind, chance, crediting
+from eggroll.engines import ENGINES
+from eggroll.noise import Noise
+from eggroll.population import Population
+
+CREDITED = ["token-votes", "token-credit"]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request, monkeypatch):
+    name, _, isa = request.param.partition(":")
+    monkeypatch.setenv("EGGROLL_ISA", isa) if isa else monkeypatch.delenv("EGGROLL_ISA", False)
+    return name
+
+
+def same(got, want, where: str = "") -> None:
+    scores, state, Z = want
+    np.testing.assert_array_equal(np.array(got[0]), scores, err_msg=where)
+    np.testing.assert_array_equal(np.array(got[1]), state, err_msg=where)
+    assert list(got[2]) == list(Z)
+    for name, z in got[2].items():
+        assert z.dtype == mx.int32
+        np.testing.assert_array_equal(np.array(z), Z[name], err_msg=f"{where} {name}")
+
+
+def check_backends(credited: Credited, threads: int = 2, slab: int = 0):
+    """Compares every engine and instruction set with the oracle, computed once."""
+    want, before = credited.oracle(), os.environ.get("EGGROLL_ISA")
+    try:
+        for backend in BACKENDS:
+            name, _, os.environ["EGGROLL_ISA"] = backend.partition(":")
+            engine = ENGINES[name](credited.case.program, threads, slab)
+            same(credited.run(engine), want, backend)
+    finally:
+        os.environ.pop("EGGROLL_ISA")
+        if before is not None:
+            os.environ["EGGROLL_ISA"] = before
+    return want
+
+
+SHAPES = [
+    {"V": 16, "D": 8, "L": 1, "T": 3, "P": 4},
+    {"V": 5, "D": 1, "L": 2, "T": 3, "P": 2, "discount": 15},
+    {"V": 300, "D": 20, "L": 1, "T": 3, "P": 6, "gates": "table"},
+    {"V": 33, "D": 13, "L": 2, "T": 2, "P": 36, "gates": "table", "discount": 8},
+    {"V": 9, "D": 7, "L": 1, "T": 33, "P": 4, "sigma_shift": 2},
+    {"V": 7, "D": 5, "L": 1, "T": 65, "P": 2, "sigma_shift": 1, "discount": 15},
+    {"V": 12, "D": 18, "L": 0, "T": 4, "P": 6},
+    {"V": 17, "D": 16, "L": 1, "T": 4, "P": 34, "sigma_shift": 0, "extreme": True},
+    {"V": 64, "D": 10, "L": 2, "T": 5, "P": 6, "sigma_shift": 8, "discount": 0},
+    {"V": 24, "D": 6, "L": 1, "T": 8, "P": 4, "marks": 0.0},
+    {"V": 8, "D": 130, "L": 1, "T": 2, "P": 2, "extreme": True, "sigma_shift": 1},
+    {"V": 11, "D": 9, "L": 1, "T": 4, "P": 6, "alike": False},
+]
+
+
+@pytest.mark.parametrize("estimator", CREDITED)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_oracle_on_chosen_networks(shape, estimator):
+    want = check_backends(credited_case(1, estimator, **shape), slab=2)
+    moved = [name for name, z in want[2].items() if np.any(z)]
+    assert "embedding" in moved
+    assert "head" in moved
+
+
+random_shapes = st.fixed_dictionaries(
+    {
+        "V": st.integers(5, 40),
+        "D": st.integers(1, 20),
+        "L": st.integers(0, 2),
+        "T": st.sampled_from([1, 2, 3, 5]),
+        "P": st.integers(1, 3).map(lambda n: 2 * n),
+        "sigma_shift": st.integers(0, 8),
+        "gates": st.sampled_from(["clip", "table"]),
+        "extreme": st.booleans(),
+        "discount": st.sampled_from([0, 8, 15]),
+    }
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    shape=random_shapes,
+    estimator=st.sampled_from(CREDITED),
+    seed=st.integers(0, 2**32 - 1),
+    threads=st.integers(1, 3),
+    slab=st.integers(1, 4),
+)
+def test_equals_oracle_on_random_networks(shape, estimator, seed, threads, slab):
+    check_backends(credited_case(seed, estimator, **shape), threads, slab)
+
+
+@pytest.mark.parametrize("estimator", CREDITED)
+@pytest.mark.parametrize("name", [*dict.fromkeys(b.partition(":")[0] for b in BACKENDS)])
+def test_chunks_slabs_and_threads_change_no_bit(name, estimator):
+    program, P, T = model.egg(19, 12, 2), 72, 9
+    noise = Noise([leaf.shape for leaf in program.leaves], seed=3, rank=1, shift=6, table_bits=12)
+    how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=T)
+    rng = np.random.default_rng(0)
+    tokens, targets = rng.integers(0, 19, (2, P // 2, T)).astype(np.int32)
+    state = mx.array(rng.integers(-127, 128, (P, program.state_size)).astype(np.int8))
+    weights, results = model.initial_weights(program, 1), []
+    cuts = [(72, 1, 0), (2, 1, 1), (10, 3, 4), (64, 2, 100)]
+    for chunk, threads, slab in cuts if name == "cpu" else cuts[0::2]:
+        engine = ENGINES[name](program, threads, slab)
+        population = Population(engine, noise, members=P, group=2, chunk=chunk, how=how)
+        results.append(population.credit(weights, 5, tokens, targets, state))
+    first = results[0]
+    want = np.array(first[0]), np.array(first[1]), {k: np.array(z) for k, z in first[2].items()}
+    for got in results[1:]:
+        same(got, want)
+
+
+@pytest.mark.parametrize("estimator", CREDITED)
+def test_engines_agree_on_another_network(estimator):
+    """Two scored layers without a state, a bias on one matrix, a state read late: not EGG."""
+    net = model.Program(21, 6)
+    net.stage()
+    net.embed("in")
+    x, s = net.stage("a.", state=True)
+    wide = net.linear(net.norm(x, "norm"), "wide", 10)
+    back = net.linear(wide, "back", 6)
+    net.mix(net.add_bias(back, s, "bias"), net.lookup(back, "tanh"), s, out=s)
+    net.add(x, net.linear(s, "late", 6), out=x)
+    x, _ = net.stage("b.")
+    left, right = net.linear(x, "left", 7), net.linear(x, "right", 7)
+    net.score(net.add_bias(left, right, "both"), "out")
+
+    how = crediting(net, estimator, sigma_shift=1, discount=9, seq_len=7)
+    names, nodes = [leaf.name for leaf in net.leaves], estimator == "token-credit"
+    assert how.owners[names.index("b.both")] == names.index("b.left" if nodes else "b.both")
+    assert how.owners[names.index("a.bias")] == names.index("a.bias")
+    behind = {"a.late", "b.left", "b.right", "b.both", "b.out"}
+    assert {n for n, g in zip(names, how.discounts, strict=True) if g == 0} == behind
+    rng = np.random.default_rng(0)
+    noise = Noise([leaf.shape for leaf in net.leaves], seed=0, rank=1, shift=5, table_bits=10)
+    arrays = [rng.integers(0, 21, (12, 7)).astype(np.int32) for _ in range(2)]
+    luck = chance(how, seed=0, epoch=0, first_pair=0, pairs=6, seq_len=7)
+    weights, results = model.initial_weights(net, 0), []
+    some = how._replace(kinds=(Kind.NONE, *how.kinds[1:]))  # and one leaf left out
+    for name in ("portable", "cpu"):
+        for way in (how, some):
+            engine = ENGINES[name](net)
+            given = engine.prepare(weights), noise.slices(0, 0, 6), luck, way
+            results.append(
+                engine.credit(*given, *map(mx.array, arrays), mx.zeros((12, 6), mx.int8))
+            )
+    for got, want in zip(results[2:], results[:2], strict=True):
+        same(got, (want[0], want[1], {k: np.array(z) for k, z in want[2].items()}))
+    assert all(np.any(np.array(z)) for z in results[0][2].values())
+    assert not np.any(np.array(results[1][2]["in"]))
+
+
+NOISY = ["embedding", "layer0.norm1", "layer0.Wf", "layer0.Wh", "layer0.norm2", "layer0.up",
+         "layer0.down", "norm"]  # fmt: skip
+
+
+@pytest.mark.parametrize("leaf", NOISY)
+def test_the_noise_of_the_forward_pass_is_the_noise_of_the_votes(backend, leaf):
+    """Of one noisy leaf, for one token: what turns both the noise and the credit changes no vote.
+
+    Another slice of any other leaf changes nothing either, and one of this leaf does.
+    """
+    made = credited_case(4, "token-credit", marks=0, V=16, D=8, T=1, P=32, sigma_shift=0)
+    at = list(made.case.weights).index(leaf)
+    shifts = tuple(s if i == at else SILENT for i, s in enumerate(made.how.shifts))
+    how = made.how._replace(shifts=shifts)
+    engine = ENGINES[backend](made.case.program)
+
+    def run(signs, starts):
+        luck = Chance(mx.array(signs), mx.array(made.draws))
+        slices = made.case.slices._replace(starts=mx.array(starts))
+        given = engine.prepare(made.case.leaves), slices, luck, how, *made.case.arrays
+        scores, _, Z = engine.credit(*given)
+        return np.array(scores), np.array(Z[leaf])
+
+    signs, starts = made.signs, made.case.starts
+    made.case.state[1::2] = made.case.state[0::2]  # so that the noise alone tells members apart
+    scores, Z = run(signs, starts)
+    assert np.any(scores[0::2] != scores[1::2])
+    assert np.any(Z)
+    flipped = signs.copy()
+    flipped[at] = ~flipped[at]
+    exchanged, turned = run(flipped, starts)
+    np.testing.assert_array_equal(exchanged, scores.reshape(-1, 2, 1)[:, ::-1].reshape(-1, 1))
+    np.testing.assert_array_equal(turned, Z)
+    elsewhere = np.roll(starts, 1, axis=1)
+    elsewhere[at] = starts[at]
+    again = run(signs, elsewhere)
+    np.testing.assert_array_equal(again[0], scores)
+    np.testing.assert_array_equal(again[1], Z)
+    own = starts.copy()
+    own[at] = np.roll(own[at], 1)
+    assert np.any(run(signs, own)[0] != scores)
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_crediting_is_derived_from_what_a_leaf_does(layers):
+    program = model.egg(9, 6, layers, "table")
+    names = [leaf.name for leaf in program.leaves]
+    for estimator in CREDITED:
+        how = crediting(program, estimator, sigma_shift=3, discount=7, seq_len=40)
+        nodes = estimator == "token-credit"
+        assert (how.nodes, how.credit_shift) == (nodes, 1)
+        for i, name in enumerate(names):
+            vector = len(program.leaves[i].shape) == 1
+            kind = Kind.TOKENS if i == 0 else Kind.SCALAR if vector else Kind.INPUTS
+            kind = Kind.READOUT if nodes and name == "head" else kind
+            owner = oracle_credit.owner(name) if nodes else name
+            shift = 3 + (1 if i == 0 else 3 if vector else 0)
+            if nodes and (owner != name or name == "head"):
+                shift = SILENT
+            assert (how.kinds[i], names[how.owners[i]]) == (kind, owner)
+            assert how.shifts[i] == shift
+            assert how.discounts[i] == oracle_credit.discount_of(name, layers, 7)
+    assert names.index("head") == len(names) - 1
+
+
+@pytest.mark.parametrize("T", [1, 15, 16, 31, 32, 63, 64, 127, 128, 511, 512, 65535])
+def test_credit_shift_grows_by_one_per_fourfold_tokens(T):
+    how = crediting(model.egg(4, 4, 1), "token-credit", sigma_shift=0, discount=0, seq_len=T)
+    fourfold = [i for i in range(9) if 32 * 4**i <= T]
+    assert how.credit_shift == len(fourfold)
+
+
+def test_chance_is_a_matter_of_the_pair_alone():
+    how = crediting(model.egg(9, 6, 1), "token-credit", sigma_shift=2, discount=0, seq_len=70)
+    whole = chance(how, seed=1, epoch=2, first_pair=0, pairs=900, seq_len=70)
+    part = chance(how, seed=1, epoch=2, first_pair=31, pairs=7, seq_len=70)
+    np.testing.assert_array_equal(np.array(part.signs), np.array(whole.signs)[:, 31:38])
+    np.testing.assert_array_equal(np.array(part.draws), np.array(whole.draws)[31:38])
+    signs = np.array(whole.signs).view(np.uint32)
+    owners = [i for i, s in enumerate(how.shifts) if s != SILENT]
+    assert signs.shape == (len(how.kinds), 900, 3)
+    for i, leaf in enumerate(signs):
+        bits = np.unpackbits(leaf.view(np.uint8)).mean()
+        assert (abs(bits - 0.5) < 0.01) if i in owners else (bits == 0)
+    assert len({signs[i].tobytes() for i in owners}) == len(owners)
+    other = [
+        chance(how, seed=s, epoch=e, first_pair=0, pairs=900, seq_len=70)
+        for s, e in ((1, 3), (2, 2))
+    ]
+    for luck in other:
+        assert np.mean(np.array(luck.draws) == np.array(whole.draws)) < 0.01
+        assert np.mean(np.array(luck.signs)[owners] == np.array(whole.signs)[owners]) < 0.01
+
+
+@pytest.mark.parametrize("name", ["cpu", "portable"])
+def test_the_readout_draws_as_the_softmax(name):
+    """One row of logits, many draws: chi-square, and the head's error times its input."""
+    N, T, V, target = 20_000, 3, 21, 5
+    program = model.egg(V, 12, 0)
+    weights = {k: np.array(w) for k, w in model.initial_weights(program, 2).items()}
+    how = crediting(program, "token-credit", sigma_shift=0, discount=0, seq_len=T)
+    how = how._replace(shifts=(SILENT,) * len(how.shifts))
+    member = oracle_credit.Worker(weights, None, 0, None)
+    logits, _ = member.token(7, np.zeros((0, 12), np.int64))
+    odds = EXP2[logits + 128] / EXP2[logits + 128].sum()
+    assert 0.1 < odds.max() < 0.9
+    x = member.seen["head", 0]
+    noise = Noise([leaf.shape for leaf in program.leaves], seed=0, rank=1, shift=4, table_bits=12)
+    engine = ENGINES[name](program)
+    _, _, Z = engine.credit(
+        engine.prepare({k: mx.array(w) for k, w in weights.items()}), noise.slices(0, 0, N),
+        chance(how, seed=0, epoch=0, first_pair=0, pairs=N, seq_len=T), how,
+        mx.full((2 * N, T), 7, mx.int32), mx.full((2 * N, T), target, mx.int32),
+        mx.zeros((2 * N, 0), mx.int8),
+    )  # fmt: skip
+    z, n, hit = np.array(Z["head"]), N * T, np.arange(V) == target
+    # Every draw took x from its row, every token gave x to the target's.
+    counts = n * hit - z[:, np.abs(x).argmax()] // x[np.abs(x).argmax()]
+    np.testing.assert_array_equal(z, np.outer(n * hit - counts, x))
+    assert counts.sum() == n
+    often = odds * n >= 5
+    seen = np.append(counts[often], counts[~often].sum())
+    expected = np.append(odds[often], odds[~often].sum()) * n
+    seen, expected = seen[expected > 0], expected[expected > 0]
+    freedom = len(seen) - 1
+    chi_square = ((seen - expected) ** 2 / expected).sum()
+    assert chi_square < freedom + 4 * np.sqrt(2 * freedom)
+    error = z / n - np.outer(hit - odds, x)
+    deviation = np.sqrt(odds * (1 - odds) / n)[:, None] * np.abs(x)
+    assert (np.abs(error) <= 5 * deviation + 1e-9).all()
+
+
+def test_cpu_engine_refuses_crediting_it_could_misread():
+    made = credited_case(7, "token-credit")
+    how, engine, last = made.how, ENGINES["cpu"](made.case.program), len(made.how.kinds) - 1
+
+    def refused(match: str, **changes) -> None:
+        made_of = {k: tuple(v.get(i, x) for i, x in enumerate(getattr(how, k)))
+                   for k, v in changes.items()}  # fmt: skip
+        luck = Chance(mx.array(made.signs), mx.array(made.draws))
+        with pytest.raises(ValueError, match=match):
+            engine.credit(
+                engine.prepare(made.case.leaves), made.case.slices, luck,
+                how._replace(**made_of), *made.case.arrays,
+            )  # fmt: skip
+
+    for leaf, kind in ((0, 1), (0, 4), (2, 2), (2, 4), (1, 1), (last, 2), (last, 3)):
+        refused("does not fit its operation", kinds={leaf: kind})
+    refused("an embedding owns its noise", owners={0: last})
+    refused("kinds are 0..4", kinds={0: 5})
+    refused("shifts are 0..27 or silent", shifts={0: 28})
+    refused("discounts are 0..15", discounts={0: 16})
+    refused("an owner is no leaf", owners={2: 99})
+    refused("other outputs", owners={2: last})
+    short = made.signs
+    made.signs = short[:, :, :0]
+    refused(r"signs: \[leaves, pairs, ceil\(T / 32\)\]")
+    made.signs, made.draws = short, made.draws[:, :1]
+    refused(r"draws: \[pairs, T\]")
