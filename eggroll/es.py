@@ -165,10 +165,12 @@ class RowsRule:
     A row is the weights of one output, or of one token in an embedding; a vector is one row. So a
     rare token's row moves as far per vote as a frequent one's. The mean vote moves a weight by lr
     of its last bit; lr rises over 20 updates and falls with progress, linearly, to a twentieth.
+    floors: the least mean size that is taken for a signal, per leaf, so that what is learnt is not
+    undone by the few pairs that still differ.
     """
 
-    def __init__(self, *, rate: float, steps: int) -> None:
-        self.rate, self.steps = rate, steps
+    def __init__(self, *, rate: float, steps: int, floors: Mapping[str, int]) -> None:
+        self.rate, self.steps, self.floors = rate, steps, floors
 
     def start(self, weights: Leaves) -> Leaves:
         return {k: w.astype(mx.int32) << MASTER_BITS for k, w in weights.items()}
@@ -184,6 +186,7 @@ class RowsRule:
         for name, m in master.items():
             z = votes[name].astype(mx.int64)
             # |z| <= row length x its mean: the product stays below 2^62.
-            copy[name] = _added(m, (z * (gain // mean_abs(z, rows=True))) >> 16)
+            scale = mx.maximum(mean_abs(z, rows=True), self.floors.get(name, 1))
+            copy[name] = _added(m, (z * (gain // scale)) >> 16)
         new = {name: _rounded(m) for name, m in copy.items()}
         return Update(new, copy, _moved(weights, new))

@@ -22,7 +22,7 @@ import mlx.core as mx
 from eggroll import __version__, checkpoint, cli, config, engines, runlog
 from eggroll.checkpoint import Checkpoint
 from eggroll.config import Common, Config
-from eggroll.credit import crediting
+from eggroll.credit import Crediting, Kind, crediting
 from eggroll.data import Batch, Corpus, Streams, load_corpus
 from eggroll.engines import Engine
 from eggroll.errors import InputError
@@ -141,16 +141,10 @@ def new_population(options: Config, engine: Engine) -> Population:
         reuse=options.noise_reuse,
         table_bits=options.table_bits,
     )
-    how = None
-    if options.estimator != "eggroll":
-        how = crediting(
-            engine.program, options.estimator, sigma_shift=options.sigma_shift,
-            discount=options.discount, seq_len=options.seq_len,
-        )  # fmt: skip
     return Population(
         engine,
         noise,
-        how=how,
+        how=crediting_of(options),
         members=options.pop,
         group=options.group_size,
         chunk=chunk_size(options, engine),
@@ -176,6 +170,27 @@ def chunk_size(options: Config, engine: Engine) -> int:
     return min(max(budget // member // 2 * 2, 2), options.pop)
 
 
+def crediting_of(options: Config) -> Crediting | None:
+    """How each leaf is credited; None for the default estimator."""
+    if options.estimator == "eggroll":
+        return None
+    return crediting(
+        options.program(), options.estimator, sigma_shift=options.sigma_shift,
+        discount=options.discount, seq_len=options.seq_len,
+    )  # fmt: skip
+
+
+def floors(options: Config) -> dict[str, int]:
+    """Rule rows: mean votes at about which pairs differ by 1/16 bit and token, per leaf."""
+    how, deviation = crediting_of(options), math.isqrt(options.pop // 2)
+    noise = {Kind.INPUTS: 16 * deviation, Kind.SCALAR: 256 * deviation}  # of one byte, of two
+    kinds = how.kinds if how else ()
+    return {
+        leaf.name: noise.get(kind, 16)
+        for leaf, kind in zip(options.program().leaves, kinds, strict=False)
+    }
+
+
 def rule(options: Config) -> UpdateRule:
     pairs, rank, clt = options.pop // 2, options.rank, options.clt
     if options.rule == "sign":
@@ -186,7 +201,7 @@ def rule(options: Config) -> UpdateRule:
         )  # fmt: skip
     rate, decay, steps = options.learning_rate, options.rate_decay, options.steps
     if options.rule == "rows":
-        return RowsRule(rate=rate, steps=steps)
+        return RowsRule(rate=rate, steps=steps, floors=floors(options))
     return MasterRule(rate=rate, decay=decay, steps=steps, pairs=pairs, rank=rank, clt=clt)
 
 

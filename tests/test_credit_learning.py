@@ -38,7 +38,7 @@ class Learner:
         assert recipe["sigma_shift"] == SIGMA_SHIFTS["token-credit"]
         assert (recipe["rule"], recipe["estimator"]) == ("rows", "token-credit")
         self.population = population(program, "token-credit", seed=seed, members=512, T=T)
-        self.rule = es.RowsRule(rate=recipe["learning_rate"], steps=steps)
+        self.rule = es.RowsRule(rate=recipe["learning_rate"], steps=steps, floors={})
         self.weights = model.initial_weights(program, seed)
         self.master, self.state = self.rule.start(self.weights), self.population.initial_state()
         self.batches = load_corpus("count", vocabulary=V).streams("train", 256, T, seed)

@@ -28,7 +28,7 @@ def rows_in_integers(master, z, gain: int):
 
 
 def test_the_mean_vote_of_every_row_moves_a_weight_by_the_rate():
-    rule = es.RowsRule(rate=1.0, steps=1000)
+    rule = es.RowsRule(rate=1.0, steps=1000, floors={})
     weights = arrays({"m": [[0, 0], [10, -10], [0, 0], [5, 5]], "v": [100, 126]}, np.int8)
     votes = arrays({"m": [[1, -1], [64, -64], [0, 0], [30, 10]], "v": [1 << 20, 1 << 20]}, np.int32)
     # At step 19 the rate has risen, and fallen by 0.95 * 19 / 1000.
@@ -45,7 +45,7 @@ def test_the_mean_vote_of_every_row_moves_a_weight_by_the_rate():
 
 
 def test_rows_rule_warms_up_and_falls():
-    rule = es.RowsRule(rate=0.5, steps=100)
+    rule = es.RowsRule(rate=0.5, steps=100, floors={})
     gains = [rule.gain(step) / 2**32 for step in (0, 9, 19, 50, 100, 1000)]
     want = [0.5 / 20, 0.25 * (1 - 0.0855), 0.5 * (1 - 0.1805), 0.5 * 0.525, 0.025, 0.025]
     np.testing.assert_allclose(gains, want, rtol=1e-7)
@@ -60,7 +60,7 @@ def test_rows_rule_in_exact_integers(rate: float):
         "any": rng.integers(BOTTOM, TOP, (6, 8)).tolist(),
         "vector": rng.integers(-(10**6), 10**6, 40).tolist(),
     }
-    rule = es.RowsRule(rate=rate, steps=30)
+    rule = es.RowsRule(rate=rate, steps=30, floors={})
     z = arrays(votes, np.int32)
     weights = {
         name: mx.array(rng.integers(-127, 128, v.shape).astype(np.int8)) for name, v in z.items()
@@ -83,7 +83,7 @@ def test_rows_rule_in_exact_integers(rate: float):
 def test_what_has_no_votes_does_not_move(rule_of: str, step: int):
     """Not even at the widest significance, where pure noise would move all weights."""
     rule = (
-        es.RowsRule(rate=64, steps=40)
+        es.RowsRule(rate=64, steps=40, floors={})
         if rule_of == "rows"
         else es.SignRule(alpha=4, decay=1000, pairs=8, rank=1, clt=True, measured=True)
     )
