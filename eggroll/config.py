@@ -58,7 +58,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "language": {
         "estimator": "token-credit",
         "rule": "rows",
-        "learning_rate": 0.7,
+        "learning_rate": 0.3,
         "sigma_shift": 2,
         "pop": 1024,
         "seq_len": 32,

@@ -90,7 +90,7 @@ class Population:
         for first, last, slices in self._chunks(epoch):
             rows = np.arange(first, last) // self.group
             luck = chance(
-                self.how, seed=self.noise.seed, epoch=self.noise.epoch(epoch),
+                self.how, seed=self.noise.seed, epoch=epoch,
                 first_pair=first // 2, pairs=(last - first) // 2, seq_len=tokens.shape[1],
             )  # fmt: skip
             score, after, part = self.engine.credit(

@@ -77,7 +77,9 @@ def open_run(options: Config, stack: ExitStack) -> Run:
     options = options.at_home()
     options.check()
     program = options.program()
-    engine, reason = engines.choose(options.engine, program, options.threads, options.slab)
+    engine, reason = engines.choose(
+        options.engine, program, options.threads, options.slab, options.estimator != "eggroll"
+    )
     before: Checkpoint | None = None
     if options.resume:
         folder = stack.enter_context(runlog.Folder(Path(options.resume)))

@@ -194,6 +194,16 @@ def test_choice_names_what_is_available():
         choose("quantum", program)
 
 
+def test_choice_looks_for_token_credit(monkeypatch):
+    monkeypatch.setattr(ENGINES["metal"], "missing", classmethod(lambda cls: ""))
+    program = model.egg(4, 4, 1)
+    assert available()["metal"] == ""
+    engine, reason = choose("auto", program, credit=True)
+    assert engine.name == "cpu" and "metal: it has no token credit" in reason
+    with pytest.raises(InputError, match=r"'metal' cannot run here.*no token credit.*cpu"):
+        choose("metal", program, credit=True)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     z_q4=st.integers(0, 70),

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from eggroll.credit import Chance, Crediting
-from eggroll.errors import InputError
 from eggroll.model import Program, Weights
 from eggroll.noise import Slices
 
@@ -20,6 +19,7 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
+    credits: ClassVar[bool] = True  # whether it has token credit
 
     def __init__(self, program: Program, threads: int = 0, slab: int = 0) -> None:
         self.program = program
@@ -79,13 +79,9 @@ class Engine(ABC):
         noise: of rank 1. Returns scores int16 [P, T], the new state, and Z int32 (mod 2^32) per
         leaf; the arithmetic is that of docs/estimators.md.
 
-        Raises:
-            InputError: the engine cannot.
+        Only where `credits` says so.
         """
-        raise InputError(
-            f"engine {self.name} has no token credit yet: use --engine cpu or portable, or "
-            "--estimator eggroll."
-        )
+        raise NotImplementedError
 
     @abstractmethod
     def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:

@@ -18,17 +18,24 @@ ENGINES: dict[str, type[Engine]] = {
 PLANNED = ("cuda",)
 
 
-def available() -> dict[str, str]:
-    """Engine name -> why it cannot run here ("" if it can)."""
-    return {name: engine.missing() for name, engine in ENGINES.items()}
+def available(credit: bool = False) -> dict[str, str]:
+    """Engine name -> why it cannot run here, with token credit if asked ("" if it can)."""
+    return {
+        name: engine.missing()
+        or ("it has no token credit" if credit and not engine.credits else "")
+        for name, engine in ENGINES.items()
+    }
 
 
-def choose(name: str, program: Program, threads: int = 0, slab: int = 0) -> tuple[Engine, str]:
+def choose(
+    name: str, program: Program, threads: int = 0, slab: int = 0, credit: bool = False
+) -> tuple[Engine, str]:
     """The engine called `name` ("auto": the fastest available) and a phrase saying why.
 
+    credit: whether the engine must have token credit.
     Raises InputError for a name that is unknown or an engine that cannot run here.
     """
-    missing = available()
+    missing = available(credit)
     usable = [n for n, why in missing.items() if not why]
     if name == "auto":
         passed_over = [f"{n}: {why}" for n, why in missing.items() if why]

@@ -120,6 +120,7 @@ class MetalEngine(Engine):
     """
 
     name: ClassVar[str] = "metal"
+    credits: ClassVar[bool] = False
 
     @classmethod
     def missing(cls) -> str:
