@@ -185,12 +185,14 @@ def crediting_of(options: Config) -> Crediting | None:
 def floors(options: Config) -> dict[str, int]:
     """Rule rows: mean votes at about which pairs differ by 1/16 bit and token, per leaf."""
     how, deviation = crediting_of(options), math.isqrt(options.pop // 2)
-    noise = {Kind.INPUTS: 16 * deviation, Kind.SCALAR: 256 * deviation}  # of one byte, of two
-    kinds = how.kinds if how else ()
-    return {
-        leaf.name: noise.get(kind, 16)
-        for leaf, kind in zip(options.program().leaves, kinds, strict=False)
-    }
+    if how is None:
+        return {}
+    least = {}
+    for i, leaf in enumerate(options.program().leaves):
+        one_byte = how.kinds[i] == Kind.INPUTS or how.owners[i] != i
+        noise = deviation * (16 if one_byte else 256)  # of one byte, or of the product of two
+        least[leaf.name] = noise if how.kinds[i] in (Kind.INPUTS, Kind.SCALAR) else 16
+    return least
 
 
 def rule(options: Config) -> UpdateRule:
