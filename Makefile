@@ -27,7 +27,7 @@ build: $(BUILT)
 
 train: WERROR := OFF
 train: $(BUILT)
-	$(PY) -m eggroll.train --pop 10240 $(ARGS)
+	$(PY) -m eggroll.train $(ARGS)
 
 test: $(BUILT)
 	$(PY) -m pytest $(ARGS)

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 BYTES = 256  # vocabulary of every corpus of text
-Recipe = Literal["", "paper", "language"]
-FREE = "free"  # marks the options that a resumed run may change, as they change no weight
+Recipe = Literal["paper", "language"]
+FREE = "free"  # marks the options that a resumed run may change: no past update depends on them
 
 
 def place(metavar: str) -> Any:
@@ -163,7 +163,7 @@ class Config:
     sample_bytes: Annotated[int, Range(0, 1 << 20), FREE] = 512
     """Tokens of each sample written at the end; 0 for none."""
 
-    recipe: Annotated[Recipe, tyro.conf.arg(help_behavior_hint="(default: paper)")] = ""
+    recipe: Recipe = "paper"
     """Recommended settings in one word: the paper's, or those for language (token credit)."""
     out: Annotated[str, place("DIR")] = ""
     """Folder for the run; a free runs/<data>-<number> if none is given."""
@@ -331,7 +331,7 @@ def options_of(kind_of_run: type[Kind], values: Mapping[str, Any], source: str) 
         InputError: an unknown option or a value of another type.
     """
     hints = types(kind_of_run)
-    known = [name for name in hints if name not in ("resume", "config")]
+    known = [name for name in hints if name not in ("resume", "config", "recipe")]
     options: dict[str, Any] = {}
     for name, value in values.items():
         if name == "about":

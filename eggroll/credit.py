@@ -6,13 +6,15 @@ passes alone; their names here are those of option --estimator.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from eggroll.model import Program
+from eggroll.model import Program, S, Stage
 from eggroll.rng import DRAWS, SIGNS, counters, key
 
 Estimator = Literal["eggroll", "token-votes", "token-credit"]
@@ -61,6 +63,26 @@ class Chance(NamedTuple):
     draws: mx.array
 
 
+# What the leaf of an operation is credited with, and how much quieter its noise is.
+OF = {
+    "embed": (Kind.TOKENS, EMBEDDING),
+    "linear": (Kind.INPUTS, 0),
+    "score": (Kind.INPUTS, 0),
+    "norm": (Kind.SCALAR, VECTOR),
+    "add_bias": (Kind.SCALAR, VECTOR),
+}
+
+
+def _shared(stage: Stage) -> Iterator[tuple[int, int]]:
+    """(owner, leaf): outputs that are only added up are one node, and one noise serves all."""
+    reads = Counter(register for op in stage.ops for register in op.inputs)
+    made_by = {op.out: op.leaf for op in stage.ops if op.kind == "linear" and reads[op.out] == 1}
+    for op in stage.ops:
+        if op.kind == "add_bias" and all(register in made_by for register in op.inputs):
+            first, *rest = (made_by[register] for register in op.inputs)
+            yield from ((first, leaf) for leaf in (*rest, op.leaf))
+
+
 def crediting(
     program: Program, estimator: Estimator, *, sigma_shift: int, discount: int, seq_len: int
 ) -> Crediting:
@@ -69,35 +91,21 @@ def crediting(
     count = len(program.leaves)
     kinds, shifts = [Kind.NONE] * count, [sigma_shift] * count
     owners, discounts = list(range(count)), [discount] * count
-    stateful = [i for i, stage in enumerate(program.stages) if stage.state >= 0]
+    last = max((i for i, stage in enumerate(program.stages) if stage.state >= 0), default=-1)
     for i, stage in enumerate(program.stages):
-        writes = [j for j, op in enumerate(stage.ops) if op.out == 1]  # of the recurrent state
-        made_by = {op.out: op.leaf for op in stage.ops if op.kind == "linear"}
+        written = max((j for j, op in enumerate(stage.ops) if op.out == S), default=-1)
         for j, op in enumerate(stage.ops):
             if op.leaf < 0:
                 continue
-            vector = op.kind in ("norm", "add_bias")
-            kinds[op.leaf] = (
-                Kind.TOKENS if op.kind == "embed"
-                else Kind.SCALAR if vector
-                else Kind.READOUT if op.kind == "score" and nodes
-                else Kind.INPUTS
-            )  # fmt: skip
-            if op.kind == "embed":
-                shifts[op.leaf] += EMBEDDING
-            if vector:
-                shifts[op.leaf] += VECTOR
+            kinds[op.leaf], quieter = OF[op.kind]
+            shifts[op.leaf] += quieter
             if op.kind == "score" and nodes:
-                shifts[op.leaf] = SILENT
-            # Outputs that are only added up are one node: one noise serves all that feed it.
-            if nodes and op.kind == "add_bias" and all(r in made_by for r in op.inputs):
-                first, *rest = (made_by[r] for r in op.inputs)
-                for leaf in (*rest, op.leaf):
-                    owners[leaf], shifts[leaf] = first, SILENT
+                kinds[op.leaf], shifts[op.leaf] = Kind.READOUT, SILENT
             # What no later token sees has no part in later scores.
-            last = stateful[-1] if stateful else -1
-            if i > last or (i == last and j > max(writes, default=-1)):
+            if i > last or (i == last and j > written):
                 discounts[op.leaf] = 0
+        for owner, leaf in _shared(stage) if nodes else ():
+            owners[leaf], shifts[leaf] = owner, SILENT
     # Sums over T tokens of random sign grow with sqrt(T); up to T = 31 they fit as they are.
     credit_shift = max(0, (seq_len.bit_length() - 4) // 2)
     return Crediting(

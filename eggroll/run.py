@@ -77,9 +77,7 @@ def open_run(options: Config, stack: ExitStack) -> Run:
     options = options.at_home()
     options.check()
     program = options.program()
-    engine, reason = engines.choose(
-        options.engine, program, options.threads, options.slab, options.estimator != "eggroll"
-    )
+    engine, reason = engine_for(options)
     before: Checkpoint | None = None
     if options.resume:
         folder = stack.enter_context(runlog.Folder(Path(options.resume)))
@@ -170,6 +168,18 @@ def chunk_size(options: Config, engine: Engine) -> int:
         arrays = 10 * options.seq_len + 2 * program.state_size + 4 * len(program.leaves)
         budget, member = BUDGET, arrays + inputs
     return min(max(budget // member // 2 * 2, 2), options.pop)
+
+
+def engine_for(options: Config) -> tuple[Engine, str]:
+    """The engine of a run, and why that one.
+
+    Raises:
+        InputError: it is unknown, cannot run here, or lacks what the estimator needs.
+    """
+    credit = options.estimator != "eggroll"
+    return engines.choose(
+        options.engine, options.program(), options.threads, options.slab, credit=credit
+    )
 
 
 def crediting_of(options: Config) -> Crediting | None:
@@ -311,7 +321,7 @@ def options_from(argv: Sequence[str]) -> Config:
     others = [
         flag for flag, value in (("--config", given.config), ("--resume", given.resume)) if value
     ]
-    if given.recipe and others:
+    if given.recipe != "paper" and others:
         raise InputError(
             f"--recipe {given.recipe} and {others[0]} are both given, and each brings settings of "
             "its own: leave one of them out."
@@ -323,7 +333,7 @@ def options_from(argv: Sequence[str]) -> Config:
         )
     if given.config:
         return parse(config.read(given.config))
-    if given.recipe:
+    if given.recipe != "paper":
         return parse(Config(**config.RECIPES[given.recipe]))
     if given.resume:
         return parse(checkpoint.load(Path(given.resume) / runlog.CHECKPOINT).config)

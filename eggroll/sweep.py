@@ -24,12 +24,12 @@ import optuna
 import tyro
 from optuna.trial import TrialState
 
-from eggroll import cli, config, engines, runlog, search, sweep_report
+from eggroll import cli, config, runlog, search, sweep_report
 from eggroll.cli import Range
 from eggroll.config import FREE, TYPES, Config, place
 from eggroll.data import load_corpus
 from eggroll.errors import InputError
-from eggroll.run import fingerprint, validation_batches
+from eggroll.run import engine_for, fingerprint, validation_batches
 from eggroll.search import Axis
 from eggroll.study import (
     FINISHED,
@@ -164,6 +164,13 @@ def options_from(argv: Sequence[str]) -> Options:
         if any(word.partition("=")[0] == name for word in argv):
             raise InputError(f"{name} is no option of eggroll.sweep, as {why}: leave it out.")
     given = parse(None)
+    if given.recipe != "paper" and given.config:
+        raise InputError(
+            f"--recipe {given.recipe} and --config {given.config!r} are both given, and each "
+            "brings settings of its own: leave one of them out."
+        )
+    if given.recipe != "paper":
+        return parse(Options(**config.RECIPES[given.recipe]))
     return parse(Options(**asdict(config.read(given.config)))) if given.config else given
 
 
@@ -194,7 +201,7 @@ def possible(options: Config) -> tuple[str, str]:
         InputError: the options do not go together, or not with the data.
     """
     options.check()
-    engine, reason = engines.choose(options.engine, options.program(), options.threads)
+    engine, reason = engine_for(options)
     corpus = load_corpus(options.data, vocabulary=options.vocabulary, steps=options.count_steps)
     corpus.streams("train", options.streams, options.seq_len, options.seed)
     next(validation_batches(corpus, options))

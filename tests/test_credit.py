@@ -128,6 +128,24 @@ def test_chunks_slabs_and_threads_change_no_bit(name, estimator):
         same(got, want)
 
 
+def test_outputs_that_go_elsewhere_keep_their_own_noise():
+    """One noise for two matrices is right only where their sum is all that is made of them."""
+    net = model.Program(9, 4)
+    net.stage()
+    net.embed("in")
+    x, s = net.stage("a.", state=True)
+    first, second, both = (net.linear(x, name, 4) for name in ("first", "second", "both"))
+    net.mix(net.add_bias(first, both, "p"), net.add_bias(second, both, "q"), s, out=s)
+    net.add(x, net.add_bias(second, s, "r"), out=x)
+    x, _ = net.stage()
+    net.score(x, "out")
+    how = crediting(net, "token-credit", sigma_shift=2, discount=8, seq_len=4)
+    assert how.owners == tuple(range(len(net.leaves)))
+    assert [
+        leaf.name for leaf, shift in zip(net.leaves, how.shifts, strict=True) if shift == 63
+    ] == ["out"]
+
+
 @pytest.mark.parametrize("estimator", CREDITED)
 def test_engines_agree_on_another_network(estimator):
     """Two scored layers without a state, a bias on one matrix, a state read late: not EGG."""

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from eggroll import es, model
-from eggroll.config import RECIPES
+from eggroll import es, model, run
+from eggroll.config import RECIPES, Config
 from eggroll.credit import crediting
 from eggroll.data import load_corpus
 from eggroll.engines import choose
@@ -38,7 +38,12 @@ class Learner:
         assert recipe["sigma_shift"] == SIGMA_SHIFTS["token-credit"]
         assert (recipe["rule"], recipe["estimator"]) == ("rows", "token-credit")
         self.population = population(program, "token-credit", seed=seed, members=512, T=T)
-        self.rule = es.RowsRule(rate=recipe["learning_rate"], steps=steps, floors={})
+        self.rule = run.rule(
+            Config(
+                **{**recipe, "pop": 512, "steps": steps, "seq_len": T}, data="count", vocabulary=V,
+                width=program.width,
+            )
+        )  # fmt: skip
         self.weights = model.initial_weights(program, seed)
         self.master, self.state = self.rule.start(self.weights), self.population.initial_state()
         self.batches = load_corpus("count", vocabulary=V).streams("train", 256, T, seed)

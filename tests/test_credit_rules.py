@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from eggroll import es
+from eggroll import es, run
+from eggroll.config import RECIPES, Config
 
 TOP, BOTTOM = 2**31 - 1, -(2**31)
 
@@ -42,6 +45,35 @@ def test_the_mean_vote_of_every_row_moves_a_weight_by_the_rate():
     assert update.weights["m"].tolist() == [[1, -1], [11, -11], [0, 0], [6, 5]]
     assert update.weights["v"].tolist() == [101, 127]
     assert update.rate == 7 / 10
+
+
+def test_a_floor_bounds_the_scale_of_small_votes():
+    """Below the floor a vote moves a weight by its share of the floor, above it nothing changes."""
+    weights = arrays({"m": [[0, 0], [0, 0]], "free": [[0, 0], [0, 0]]}, np.int8)
+    z = [[8, -8], [800, -800]]
+    rule = es.RowsRule(rate=1.0, steps=1000, floors={"m": 64})
+    got = rule(weights, rule.start(weights), arrays({"m": z, "free": z}, np.int32), 19).master
+    gain = rule.gain(19)
+    assert got["free"].tolist() == rows_in_integers([[0, 0], [0, 0]], z, gain)
+    small, large = 8 * (gain // 64) >> 16, 800 * (gain // 800) >> 16
+    assert got["m"].tolist() == [
+        [small, -8 * (gain // 64) >> 16],
+        [large, -800 * (gain // 800) >> 16],
+    ]
+
+
+def test_floors_are_those_of_one_byte_or_two():
+    options = Config(**RECIPES["language"], width=8)
+    least, deviation = run.floors(options), math.isqrt(options.pop // 2)
+    one, two = 16 * deviation, 256 * deviation
+    for name, floor in {
+        "embedding": 16, "head": 16, "layer0.Wf": one, "layer0.Uf": one, "layer0.bf": one,
+        "layer0.bh": one, "layer0.up": one, "layer0.norm1": two, "norm": two,
+    }.items():  # fmt: skip
+        assert least[name] == floor, name
+    votes = Config(estimator="token-votes", width=8)
+    assert run.floors(votes)["layer0.bf"] == 256 * math.isqrt(votes.pop // 2)
+    assert run.floors(Config(rule="rows")) == {}
 
 
 def test_rows_rule_warms_up_and_falls():

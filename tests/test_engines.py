@@ -199,7 +199,8 @@ def test_choice_looks_for_token_credit(monkeypatch):
     program = model.egg(4, 4, 1)
     assert available()["metal"] == ""
     engine, reason = choose("auto", program, credit=True)
-    assert engine.name == "cpu" and "metal: it has no token credit" in reason
+    assert engine.name == "cpu"
+    assert "metal: it has no token credit" in reason
     with pytest.raises(InputError, match=r"'metal' cannot run here.*no token credit.*cpu"):
         choose("metal", program, credit=True)
 

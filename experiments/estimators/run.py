@@ -1,8 +1,8 @@
 """How far does each estimator point along the gradient? `python experiments/estimators/run.py`
 
 The cosine of one update's votes with the gradient of the float twin (its opposite, which votes
-estimate) on the same streams, per leaf, over populations, widths and T; means are over matrices.
-See RESULTS.md.
+estimate) on the same streams, per leaf, over populations, widths and T; means are over matrices but
+the head, which token-credit teaches by its own error. See RESULTS.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def trained(config: Config, corpus, updates: int) -> dict[str, mx.array]:
     """Weights after some updates of recipe language."""
     program = config.program()
     options = Config(**{**RECIPES["language"], "width": config.width, "layers": config.layers})
-    engine, _ = engines.choose("auto", program, options.threads)
+    engine, _ = engines.choose("auto", program, options.threads, credit=True)
     population, weights = new_population(options, engine), initial_weights(program, options.seed)
     streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
     moves, state = rule(options), population.initial_state()
@@ -46,7 +46,7 @@ def trained(config: Config, corpus, updates: int) -> dict[str, mx.array]:
 
 def cosines(config: Config, corpus, weights: dict, repeats: int) -> dict[str, list[float]]:
     """Per leaf, the cosine of votes and gradient in each of some updates."""
-    engine, _ = engines.choose("auto", config.program(), config.threads)
+    engine, _ = engines.choose("auto", config.program(), config.threads, credit=True)
     population = new_population(config, engine)
     streams = corpus.streams("train", config.streams, config.seq_len, config.seed)
     found: dict[str, list[float]] = {}
@@ -97,7 +97,7 @@ def main() -> None:
                         leaves = {k: statistics.mean(v) for k, v in found.items()}
                         shapes = {leaf.name: leaf.shape for leaf in config.program().leaves}
                         means[estimator] = statistics.mean(
-                            v for k, v in leaves.items() if len(shapes[k]) == 2
+                            v for k, v in leaves.items() if len(shapes[k]) == 2 and k != "head"
                         )
                         for leaf, value in leaves.items():
                             rows.append((width, when, pop, seq_len, estimator, leaf, value))

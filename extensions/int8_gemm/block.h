@@ -162,7 +162,7 @@ struct Block : Members {
     for (int i = 0; i < tiles; ++i) {
       Isa::tile(w, x, words, noise, by, place(i));
       w += kTile * sizeof(int32_t) + static_cast<size_t>(words) * kTile * 4;
-      noise.a += kTile * kPairs;
+      if (noise.a) noise.a += kTile * kPairs;
       if (noise.node) noise.node += kTile * kPairs;
       done(i);
     }
