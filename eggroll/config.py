@@ -257,8 +257,9 @@ class Config:
         per_member = 2 * program.state_size + 12 * self.seq_len
         tokens = min(self.seq_len, self.slab or 256)
         lanes = 32 * (-(-self.width // 8) * 8) * tokens  # a thread's block of 32 members
-        if credited:  # what 16 pairs' matrices were given
+        if credited:  # what 16 pairs' matrices were given, and a thread's sums of the readout
             lanes += 16 * self.seq_len * sum(math.prod(leaf.shape[1:]) for leaf in program.leaves)
+            lanes += 4 * program.vocabulary * self.width
         threads = min(self.cores(), -(-self.pop // 32))
         table = 2 << self.table_bits
         return parameters * per_parameter + self.pop * per_member + threads * lanes + table

@@ -166,7 +166,8 @@ def chunk_size(options: Config, engine: Engine) -> int:
         member += 4 * options.seq_len * inputs
     else:
         arrays = 10 * options.seq_len + 2 * program.state_size + 4 * len(program.leaves)
-        budget, member = BUDGET, arrays + inputs
+        chances = 10 * options.seq_len * (inputs > 0)
+        budget, member = BUDGET, arrays + inputs + chances
     return min(max(budget // member // 2 * 2, 2), options.pop)
 
 
