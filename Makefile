@@ -1,6 +1,7 @@
 # make train    train with a population of 10240; more options in ARGS="..."
 # make test     run the tests; options for pytest in ARGS="..."
 # make test-arm64   replay the arm64 kernels under qemu
+# make verify-metal   on a Mac: check the metal engine on the GPU, write metal-report.txt
 # make bench    time whole steps over growing populations; more options in ARGS="..."
 # make check    lint, formatting and types
 # make build    create .venv, install the dependencies, build the extension
@@ -21,7 +22,7 @@ SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/
 CXX_SOURCES = $(shell find extensions tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: build train test test-arm64 bench check clean
+.PHONY: build train test test-arm64 verify-metal bench check clean
 
 build: $(BUILT)
 
@@ -35,6 +36,10 @@ test: $(BUILT)
 # Needs qemu-user and g++-aarch64-linux-gnu.
 test-arm64: $(BUILT)
 	EGGROLL_REQUIRE=arm64 $(PY) -m pytest tests/test_native.py $(ARGS)
+
+# For the owner of a Mac: engine tests, probe and benchmark on the GPU, into metal-report.txt.
+verify-metal: $(BUILT)
+	$(PY) tests/metal/report.py
 
 bench: $(BUILT)
 	$(PY) -m eggroll.bench $(ARGS)
