@@ -296,8 +296,8 @@ def test_whole_runs_have_one_signature(
         def missing(cls) -> str:
             return ""
 
-        def __init__(self, program: model.Program, threads: int = 0) -> None:
-            super().__init__(program, threads, launcher=launcher, nax=nax)
+        def __init__(self, program: model.Program, threads: int = 0, slab: int = 0) -> None:
+            super().__init__(program, threads, slab, launcher=launcher, nax=nax)
 
     monkeypatch.setitem(choice.ENGINES, "metal", Emulated)
     words = [word for name, value in options.items() for word in (f"--{name}", value)]

@@ -134,12 +134,13 @@ class MetalEngine(Engine):
         self,
         program: Program,
         threads: int = 0,
+        slab: int = 0,
         *,
         launcher: Launcher = launch,
         members: int = 0,
         nax: bool | None = None,
     ) -> None:
-        super().__init__(program, threads)
+        super().__init__(program, threads, slab)
         self.launcher, self.members = launcher, members
         self.nax = metal_trial.nax_usable() if nax is None else nax
         self._kernels: dict[tuple[int, int, int, bool], list[Kernel]] = {}
