@@ -205,8 +205,10 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(
 
 def start(*words: object, patch: str = "") -> subprocess.Popen[str]:
     """A training process of its own, with something changed in it before it begins."""
+    # Who starts the tests may have had hang-ups ignored, as nohup does.
     code = (
-        f"import os, signal, sys, time\nfrom eggroll import train\n{patch}\nsys.exit(train.main())"
+        "import os, signal, sys, time\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        f"from eggroll import train\n{patch}\nsys.exit(train.main())"
     )
     command = [sys.executable, "-c", code, *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
