@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -141,3 +142,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
     assert train.main([*TINY, "--out", str(folder)]) == 0
     return folder
+
+
+def heed_signals() -> None:
+    """For a child process: whoever started the tests may have had these ignored, as nohup does."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)

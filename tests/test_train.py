@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import TINY, Command
+from conftest import TINY, Command, heed_signals
 
 from eggroll import _extension, checkpoint, generate, plot, runlog, train
 from eggroll.population import Population
@@ -205,13 +205,12 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(
 
 def start(*words: object, patch: str = "") -> subprocess.Popen[str]:
     """A training process of its own, with something changed in it before it begins."""
-    # Who starts the tests may have had hang-ups ignored, as nohup does.
     code = (
-        "import os, signal, sys, time\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
-        f"from eggroll import train\n{patch}\nsys.exit(train.main())"
+        f"import os, signal, sys, time\nfrom eggroll import train\n{patch}\nsys.exit(train.main())"
     )
     command = [sys.executable, "-c", code, *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed_signals)
 
 
 LONG = [*TINY[: TINY.index("--checkpoint-every")], "--steps", "100000", "--checkpoint-every", "0"]
