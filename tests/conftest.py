@@ -64,6 +64,12 @@ def uncovered(config: pytest.Config) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Whoever started the tests may have had these ignored, as nohup and shells' & do.
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)
+    ):  # fmt: skip
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     config.stash[COVERED] = set()
 
 
@@ -142,9 +148,3 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
     assert train.main([*TINY, "--out", str(folder)]) == 0
     return folder
-
-
-def heed_signals() -> None:
-    """For a child process: whoever started the tests may have had these ignored, as nohup does."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)

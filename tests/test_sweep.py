@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import mlx.core as mx
 import optuna
 import pytest
-from conftest import Command, heed_signals
+from conftest import Command
 from optuna.trial import FixedTrial, TrialState
 
 from eggroll import checkpoint, cli, plot, search, sweep, sweep_plot, sweep_report, trial
@@ -63,8 +63,7 @@ def start(*words: object, patch: str = "") -> subprocess.Popen[str]:
     code = f"import sys\nfrom eggroll import sweep\n{patch}\nsys.exit(sweep.main())"
     begin = ["-c", code] if patch else ["-m", "eggroll.sweep"]
     command = [sys.executable, *begin, *map(str, words)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed_signals)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 # What may be swept.

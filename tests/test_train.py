@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import TINY, Command, heed_signals
+from conftest import TINY, Command
 
 from eggroll import _extension, checkpoint, generate, plot, runlog, train
 from eggroll.population import Population
@@ -209,8 +209,7 @@ def start(*words: object, patch: str = "") -> subprocess.Popen[str]:
         f"import os, signal, sys, time\nfrom eggroll import train\n{patch}\nsys.exit(train.main())"
     )
     command = [sys.executable, "-c", code, *map(str, words)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed_signals)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 LONG = [*TINY[: TINY.index("--checkpoint-every")], "--steps", "100000", "--checkpoint-every", "0"]
