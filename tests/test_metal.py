@@ -35,10 +35,11 @@ REQUIRED = "metal" in os.environ.get("EGGROLL_REQUIRE", "").split(",")
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, covered: set[str]) -> Path:
     """Where kernels are compiled; one that several tests need is compiled once."""
     if sentence := emulator.missing():
         pytest.fail(sentence) if REQUIRED else pytest.skip(sentence)
+    covered.add("metal")
     return tmp_path_factory.mktemp("metal")
 
 
