@@ -1,0 +1,218 @@
+"""Token credit on Metal, once the tokens are scored: credits, their sums with the inputs, votes.
+
+Letters: P members, N pairs, T tokens, V vocabulary, K inputs and O outputs of a leaf, Z votes; lanes
+are the pairs of whole threadgroups, N or a few more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from eggroll.credit import OF, SILENT, Chance, Crediting, Kind
+from eggroll.engines.metal_credit_plan import (
+    CreditPlan,
+    gains,
+    row_shares,
+    trace_work,
+    vector_work,
+)
+from eggroll.engines.metal_credit_source import (
+    credit_vote_sources,
+    gains_source,
+    row_sources,
+    traces_source,
+)
+from eggroll.engines.metal_launch import LEAST, Launcher, Outputs, at_least
+from eggroll.engines.metal_plan import shares
+from eggroll.engines.metal_source import VOTE_SIDE, Source
+from eggroll.model import Program
+from eggroll.noise import Slices
+
+THREADS = 128  # of a threadgroup in all of these kernels
+MOST_SHIFT = 27  # of a vector's noise at the largest sigma_shift
+
+
+def check_credit(program: Program, chance: Chance, how: Crediting, P: int, T: int) -> None:
+    """Raises ValueError for what a kernel would read beyond an array."""
+    leaves, N = program.leaves, P // 2
+    if chance.signs.shape != (len(leaves), N, -(-T // 32)):
+        raise ValueError(f"signs are {chance.signs.shape}, not [leaves, pairs, ceil(T / 32)]")
+    if chance.draws.shape != (N, T):
+        raise ValueError(f"draws are {chance.draws.shape}, not [pairs, T] = {(N, T)}")
+    if any(len(each) != len(leaves) for each in how[1:5]):
+        raise ValueError("crediting: one number per leaf is needed")
+    if any(not 0 <= s <= MOST_SHIFT and s != SILENT for s in how.shifts):
+        raise ValueError(f"crediting: shifts are 0..{MOST_SHIFT} or silent")
+    if any(not 0 <= g <= 15 for g in how.discounts) or not 0 <= how.credit_shift <= 16:
+        raise ValueError("crediting: discounts are 0..15, credit_shift 0..16")
+    for stage in program.stages:
+        for op in (op for op in stage.ops if op.leaf >= 0):
+            fitting = {Kind.NONE, OF[op.kind][0]} | ({Kind.READOUT} if op.kind == "score" else set())
+            if how.kinds[op.leaf] not in fitting:
+                raise ValueError("crediting: a leaf's kind does not fit its operation")
+    for i, owner in enumerate(how.owners):
+        if not 0 <= owner < len(leaves):
+            raise ValueError("crediting: an owner is no leaf")
+        shape = leaves[owner].shape
+        if owner != i and (len(shape) != 2 or shape[0] != leaves[i].shape[0]):
+            raise ValueError("crediting: a leaf's owner has other outputs")
+        if owner != i and how.kinds[i] == Kind.TOKENS:
+            raise ValueError("crediting: an embedding owns its noise")
+
+
+class Credited:
+    """What the stages left of some pairs, piece by piece of their tokens, and what it comes to.
+
+    tokens: int32 [P, T] of all pieces.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        plans: Sequence[CreditPlan],
+        noise: Slices,
+        chance: Chance,
+        tokens: mx.array,
+    ) -> None:
+        self.launcher, self.plans, self.noise, self.chance = launcher, plans, noise, chance
+        self.program, self.how, self.tokens = plans[0].program, plans[0].how, tokens
+        P, self.T = tokens.shape
+        self.N, M = P // 2, plans[0].members
+        self.lanes = -(-P // M) * M // 2
+        self.gains = gains(list(plans))
+        self.tapes: list[tuple[int, int, dict[int, mx.array]]] = []  # first token, tokens, stages
+        self.met: list[mx.array] = []  # int32 [products, T, lanes]
+        self.readout: mx.array | None = None
+
+    def add(self, first: int, T: int, got: Sequence[dict[str, mx.array]]) -> None:
+        """Takes what the stages left of tokens first .. first + T - 1; counts their readout."""
+        self.tapes.append((first, T, {i: g["tape"] for i, g in enumerate(got) if "tape" in g}))
+        met = [g["met"].reshape(-1, T, self.lanes) for g in got if "met" in g]
+        self.met += [mx.concatenate(met)] if met else []
+        for plan, left in zip(self.plans, got, strict=True):
+            if plan.readout:
+                part = self._read(self.program.leaves[plan.readout.leaf].shape, left)
+                self.readout = part if self.readout is None else self.readout + part
+
+    def votes(self, scores: mx.array) -> dict[str, mx.array]:
+        """Z int32 of every leaf. scores: int16 [P, T] of all tokens."""
+        credits, sums = self._weigh(scores)
+        found: dict[int, mx.array] = {}
+        for i, plan in enumerate(self.plans):
+            if plan.traced:
+                found |= self._matrices(i, plan, credits)
+        found |= self._vectors(sums)
+        out = {}
+        for i, leaf in enumerate(self.program.leaves):
+            kind = self.how.kinds[i]
+            if kind == Kind.READOUT:
+                assert self.readout is not None
+                found[i] = self.readout
+            elif kind == Kind.TOKENS:
+                found[i] = self._embedded(i, credits)
+            z = found[i] if i in found else mx.zeros(math.prod(leaf.shape), mx.int32)
+            out[leaf.name] = z.reshape(leaf.shape)
+        return out
+
+    def _weigh(self, scores: mx.array) -> tuple[mx.array, mx.array]:
+        """Credits int8 [credits, T, lanes] of tokens, and their clipped sums [credits, lanes]."""
+        C, words = len(self.gains.work), self.chance.signs.shape[2]
+        sizes = [C, self.T, self.N, words, self.lanes, self.how.credit_shift]
+        met = mx.concatenate(self.met, axis=1) if self.met else mx.zeros(LEAST, mx.int32)
+        credits, sums = self._launch(
+            gains_source(),
+            [scores, self.tokens, self.chance.signs, self.noise.starts, met, self.noise.table],
+            self.gains.work,
+            sizes,
+            [((C, self.T, self.lanes), mx.int8), ((C, self.lanes), mx.int8)],
+            C * self.lanes,
+        )
+        return credits, sums
+
+    def _matrices(self, stage: int, plan: CreditPlan, credits: mx.array) -> dict[int, mx.array]:
+        """Leaf -> flat Z of the matrices of a stage."""
+        work, quads = trace_work(plan, self.gains.of, VOTE_SIDE), plan.members // 8
+        total: mx.array | None = None
+        for first, T, tapes in self.tapes:
+            sizes = [len(work.traces), work.inputs, self.N, T, first, self.T, plan.tape_rows]
+            sizes += [quads, self.lanes // 4]
+            (sums,) = self._launch(
+                traces_source(), [tapes[stage], credits], work.traces, sizes,
+                [((self.N * work.inputs,), mx.int32)], work.inputs * self.lanes // 4,
+            )  # fmt: skip
+            total = sums if total is None else total + sums
+        assert total is not None
+        parts, share = shares(self.N, len(work.tiles))
+        (Z,) = self._launch(
+            credit_vote_sources()[0], [self.noise.table, self.noise.starts, total], work.tiles,
+            [self.N, share, work.votes, 4 + self.how.credit_shift],
+            [((parts, work.votes), mx.int32)], len(work.tiles) * THREADS, parts,
+        )  # fmt: skip
+        sizes = [math.prod(self.program.leaves[leaf].shape) for leaf in work.leaves]
+        ends = np.cumsum(sizes)[:-1].tolist()
+        return dict(zip(work.leaves, mx.split(Z.sum(axis=0), ends), strict=True))
+
+    def _vectors(self, sums: mx.array) -> dict[int, mx.array]:
+        """Leaf -> Z of the vectors; sums int8 [credits, lanes]."""
+        work = vector_work(self.program, self.how, self.gains.of)
+        if not work:
+            return {}
+        parts, share = shares(self.N, -(-len(work) // THREADS))
+        (Z,) = self._launch(
+            credit_vote_sources()[1], [self.noise.table, self.noise.starts, sums], work,
+            [self.N, share, len(work), self.lanes], [((parts, len(work)), mx.int32)], len(work),
+            parts,
+        )  # fmt: skip
+        leaves = [i for i, kind in enumerate(self.how.kinds) if kind == Kind.SCALAR]
+        ends = np.cumsum([self.program.leaves[i].shape[0] for i in leaves])[:-1].tolist()
+        return dict(zip(leaves, mx.split(Z.sum(axis=0), ends), strict=True))
+
+    def _embedded(self, leaf: int, credits: mx.array) -> mx.array:
+        """Z [V, D] of an embedding."""
+        begin = self.gains.of[leaf] * self.T * self.lanes
+        given = [self.noise.table, self.noise.starts[leaf], credits]
+        rest = [self.T, self.lanes, begin]
+        shape = self.program.leaves[leaf].shape
+        return self._rows(row_sources()[0], given, self.tokens[0::2], shape, rest)
+
+    def _read(self, shape: tuple[int, ...], left: dict[str, mx.array]) -> mx.array:
+        """Z [V, K] of the readout."""
+        return self._rows(row_sources()[1], [left["read"]], left["moved"], shape, [])
+
+    def _rows(
+        self,
+        source: Source,
+        given: Sequence[mx.array],
+        rows: mx.array,
+        shape: tuple[int, ...],
+        rest: Sequence[int],
+    ) -> mx.array:
+        """Sums of entries by the rows that they name; negative ones name none."""
+        (V, K), rows = shape, rows.reshape(-1)
+        order = mx.argsort(rows)
+        tasks = V * -(-K // 32)
+        parts, share = row_shares(rows.size, tasks)
+        (Z,) = self._launch(
+            source, [*given, rows[order], order.astype(mx.int32)], [],
+            [V, K, rows.size, share, *rest], [((parts, V, K), mx.int32)], 32 * tasks, parts,
+        )  # fmt: skip
+        return Z.sum(axis=0)
+
+    def _launch(
+        self,
+        source: Source,
+        given: Sequence[mx.array],
+        work: Sequence[tuple[int, ...]],
+        sizes: Sequence[int],
+        outputs: Outputs,
+        threads: int,
+        parts: int = 1,
+    ) -> list[mx.array]:
+        lists = [mx.array(np.array(work, np.int32))] if work else []
+        grid = -(-threads // THREADS) * THREADS, parts, 1
+        inputs = [at_least(a) for a in (*given, *lists)] + [mx.array(sizes, mx.int32)]
+        return self.launcher(source, inputs, outputs, grid, (THREADS, 1, 1))
