@@ -195,8 +195,11 @@ def test_choice_names_what_is_available():
 
 
 def test_choice_looks_for_token_credit(monkeypatch):
+    """All engines have it; one that had not would be passed over, with a reason."""
     monkeypatch.setattr(ENGINES["metal"], "missing", classmethod(lambda cls: ""))
     program = model.egg(4, 4, 1)
+    assert choose("auto", program, credit=True)[0].name == "metal"
+    monkeypatch.setattr(ENGINES["metal"], "credits", False)
     assert available()["metal"] == ""
     engine, reason = choose("auto", program, credit=True)
     assert engine.name == "cpu"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
@@ -23,9 +24,11 @@ from eggroll.engines.metal_credit_source import credit_source
 from eggroll.engines.metal_launch import (
     LEAST,
     Launcher,
+    Made,
     Shape,
     at_least,
     check_noise,
+    compiled,
     extreme,
     launch,
 )
@@ -39,14 +42,19 @@ from eggroll.engines.metal_plan import (
     stage_plans,
     vote_work,
 )
-from eggroll.engines.metal_source import VOTE_SIDE, Source, stage_source, vote_sources
+from eggroll.engines.metal_source import VOTE_SIDE, stage_source, vote_sources
+from eggroll.engines.metal_text import Source
 from eggroll.model import Program, Stage, Weights
 from eggroll.noise import Slices
+
+__all__ = [
+    "LEAST", "Launcher", "MetalEngine", "Shape", "at_least", "check_noise", "compiled", "extreme",
+    "launch",
+]  # fmt: skip
 
 LAUNCH_MACS = 1 << 38  # of one launch: a fraction of a second, as macOS ends longer ones
 VOTE_THREADS = 128  # THREADS of vote_product.metal
 WHOLE = 32  # members of the largest threadgroup: pieces of these leave none half empty
-Made = dict[str, tuple[Shape, mx.Dtype]]
 
 
 class Kernel(NamedTuple):
@@ -199,7 +207,7 @@ class MetalEngine(Engine):
         given = given_of(noise, tokens, targets, [T, P, P // 2])
         made = outputs_of(self.program, P, T, -(-P // M) * M)
         kernels = self.kernels(M, noise, logits)
-        got, after = self._stages(kernels, prepared, given, lambda _: made, noise, state)
+        got, after = self._stages(kernels, prepared, given, made, noise, state)
         return got[-1]["logits" if logits else "scores"], after
 
     def _stages(
@@ -207,14 +215,15 @@ class MetalEngine(Engine):
         kernels: Sequence[tuple[StagePlan, Source]],
         prepared: list[mx.array],
         given: dict[str, mx.array],
-        made: Callable[[StagePlan], Made],
+        made: Made,
         noise: Slices | None,
         state: mx.array,
         signs: mx.array | None = None,
+        left: Callable[[StagePlan], Made] = lambda _: {},
     ) -> tuple[list[dict[str, mx.array]], mx.array]:
         """One launch per stage: what each gives by name, and the new state.
 
-        given: inputs by name; made: shapes and types of a stage's outputs.
+        given: inputs by name; made, left: outputs of all stages, and of one for token credit.
         """
         P, D = state.shape[0], self.program.width
         states, got = [mx.zeros((P, 0), mx.int8)], list[dict[str, mx.array]]()
@@ -225,7 +234,7 @@ class MetalEngine(Engine):
             given |= {"weights": weights, "starts": at_least(starts)}
             given |= {"signs": at_least(signs[leaves])} if signs is not None else {}
             given["state"] = at_least(state[:, at : at + D])
-            shapes = made(plan) | {"scratch": ((groups * plan.scratch_bytes,), mx.int8)}
+            shapes = made | left(plan) | {"scratch": ((groups * plan.scratch_bytes,), mx.int8)}
             outputs = self.launcher(
                 source,
                 [given[name] for name in source.inputs],
@@ -291,8 +300,11 @@ class MetalEngine(Engine):
             sizes = [some.shape[1], P, P // 2, t, words, credited.lanes]
             given = given_of(noise, some, targets[at], sizes)
             given["draws"] = at_least(chance.draws[at])
-            made = credit_outputs_of(self.program, P, some.shape[1], credited.lanes)
-            got, state = self._stages(kernels, prepared, given, made, noise, state, chance.signs)
+            made = outputs_of(self.program, P, some.shape[1], 2 * credited.lanes)
+            left = partial(credited.outputs, some.shape[1])
+            got, state = self._stages(
+                kernels, prepared, given, made, noise, state, chance.signs, left
+            )
             credited.add(t, some.shape[1], got)
             scores.append(got[-1]["scores"])
         score = mx.concatenate(scores, axis=1)
@@ -301,7 +313,7 @@ class MetalEngine(Engine):
     def credit_kernels(
         self, members: int, shift: int, how: Crediting
     ) -> list[tuple[CreditPlan, Source]]:
-        """Plan and source of every stage, for threadgroups of `members` whose pairs are credited."""
+        """Plan and source of every stage where pairs are credited."""
         key = (members, shift, how)
         if key not in self._credited:
             plans = credit_plans(self.program, how, members=members, nax=self.nax)
@@ -346,7 +358,7 @@ def given_of(
     """What all stages are given, by name."""
     return {
         "table": at_least(noise.table) if noise else mx.zeros(LEAST, mx.int8),
-        "sizes": mx.array(sizes, mx.int32),
+        "sizes": mx.array(list(sizes), mx.int32),
         "tokens": at_least(tokens.astype(mx.int32)),
         "targets": at_least(targets.astype(mx.int32)),
     }
@@ -360,25 +372,6 @@ def outputs_of(program: Program, P: int, T: int, members: int) -> Made:
         "scores": ((P, T), mx.int16),
         "logits": ((P, program.vocabulary), mx.int8),
     }
-
-
-def credit_outputs_of(
-    program: Program, P: int, T: int, lanes: int
-) -> Callable[[StagePlan], Made]:
-    """Shapes and types of what a stage gives whose pairs are credited; lanes: pairs of whole
-    threadgroups."""
-
-    def of(plan: StagePlan) -> Made:
-        assert isinstance(plan, CreditPlan)
-        K = plan.sizes[plan.readout.inputs[0]] if plan.readout else 0
-        return outputs_of(program, P, T, 2 * lanes) | {
-            "tape": ((lanes * T * plan.tape_rows,), mx.int8),
-            "met": ((len(plan.traced), T, lanes), mx.int32),
-            "read": ((P // 2, T, K), mx.int8),
-            "moved": ((P // 2, T, 2), mx.int32),
-        }
-
-    return of
 
 
 def piece(program: Program, P: int, T: int, rank: int) -> tuple[int, int]:

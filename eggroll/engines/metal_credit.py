@@ -1,7 +1,7 @@
 """Token credit on Metal, once the tokens are scored: credits, their sums with the inputs, votes.
 
-Letters: P members, N pairs, T tokens, V vocabulary, K inputs and O outputs of a leaf, Z votes; lanes
-are the pairs of whole threadgroups, N or a few more.
+Letters: P members, N pairs, T tokens, V vocabulary, K inputs of a leaf, Z votes; lanes are the
+pairs of whole threadgroups, N or a few more.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from eggroll.engines.metal_credit_source import (
     row_sources,
     traces_source,
 )
-from eggroll.engines.metal_launch import LEAST, Launcher, Outputs, at_least
-from eggroll.engines.metal_plan import shares
-from eggroll.engines.metal_source import VOTE_SIDE, Source
+from eggroll.engines.metal_launch import LEAST, Launcher, Made, Shape, at_least
+from eggroll.engines.metal_plan import StagePlan, shares
+from eggroll.engines.metal_source import VOTE_SIDE
+from eggroll.engines.metal_text import Source
 from eggroll.model import Program
 from eggroll.noise import Slices
 
@@ -51,7 +52,7 @@ def check_credit(program: Program, chance: Chance, how: Crediting, P: int, T: in
         raise ValueError("crediting: discounts are 0..15, credit_shift 0..16")
     for stage in program.stages:
         for op in (op for op in stage.ops if op.leaf >= 0):
-            fitting = {Kind.NONE, OF[op.kind][0]} | ({Kind.READOUT} if op.kind == "score" else set())
+            fitting = Kind.NONE, OF[op.kind][0], *[Kind.READOUT] * (op.kind == "score")
             if how.kinds[op.leaf] not in fitting:
                 raise ValueError("crediting: a leaf's kind does not fit its operation")
     for i, owner in enumerate(how.owners):
@@ -87,6 +88,17 @@ class Credited:
         self.tapes: list[tuple[int, int, dict[int, mx.array]]] = []  # first token, tokens, stages
         self.met: list[mx.array] = []  # int32 [products, T, lanes]
         self.readout: mx.array | None = None
+
+    def outputs(self, T: int, plan: StagePlan) -> Made:
+        """Shapes and types of what a stage leaves of T tokens."""
+        assert isinstance(plan, CreditPlan)
+        K = plan.sizes[plan.readout.inputs[0]] if plan.readout else 0
+        return {
+            "tape": ((self.lanes * T * plan.tape_rows,), mx.int8),
+            "met": ((len(plan.traced), T, self.lanes), mx.int32),
+            "read": ((self.N, T, K), mx.int8),
+            "moved": ((self.N, T, 2), mx.int32),
+        }
 
     def add(self, first: int, T: int, got: Sequence[dict[str, mx.array]]) -> None:
         """Takes what the stages left of tokens first .. first + T - 1; counts their readout."""
@@ -208,11 +220,11 @@ class Credited:
         given: Sequence[mx.array],
         work: Sequence[tuple[int, ...]],
         sizes: Sequence[int],
-        outputs: Outputs,
+        outputs: Sequence[tuple[Shape, mx.Dtype]],
         threads: int,
         parts: int = 1,
     ) -> list[mx.array]:
         lists = [mx.array(np.array(work, np.int32))] if work else []
         grid = -(-threads // THREADS) * THREADS, parts, 1
-        inputs = [at_least(a) for a in (*given, *lists)] + [mx.array(sizes, mx.int32)]
+        inputs = [at_least(a) for a in (*given, *lists)] + [mx.array(list(sizes), mx.int32)]
         return self.launcher(source, inputs, outputs, grid, (THREADS, 1, 1))

@@ -14,16 +14,12 @@ from typing import NamedTuple
 
 from eggroll.credit import SILENT, Crediting, Kind
 from eggroll.engines.metal_plan import (
-    FULL,
-    MEMBERS,
     SHARED_BYTES,
-    Cost,
     Phase,
     StagePlan,
-    cost,
     shares,
 )
-from eggroll.model import Op, Program
+from eggroll.model import Program
 
 BY_SIGN, BY_ONE, BY_ROW, BY_SUM = range(4)  # of gains.metal
 SPARE = 8  # bytes after a pair's logits, so that pairs begin in different banks

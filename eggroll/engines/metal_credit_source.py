@@ -12,16 +12,8 @@ from eggroll import fixed_point as fx
 from eggroll.credit import SILENT
 from eggroll.engines.metal_credit_plan import CreditPlan
 from eggroll.engines.metal_plan import Phase
-from eggroll.engines.metal_source import (
-    INCLUDES,
-    Source,
-    Writer,
-    array,
-    constants,
-    kernel_file,
-    source_of,
-    sums_of,
-)
+from eggroll.engines.metal_source import Writer, source_of, sums_of
+from eggroll.engines.metal_text import INCLUDES, Source, array, constants, kernel_file
 from eggroll.model import Op
 
 

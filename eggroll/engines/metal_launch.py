@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
-from eggroll.engines.metal_source import Source
+from eggroll.engines.metal_text import Source
 from eggroll.model import Program
 from eggroll.noise import Slices, slice_length
 
 Shape = tuple[int, ...]
-Outputs = Sequence[tuple[Shape, mx.Dtype]]
+Made = dict[str, tuple[Shape, mx.Dtype]]  # outputs by name
 LEAST = 8  # smaller inputs become `constant` in MLX's kernels, another type than `device`
 
 
@@ -26,7 +26,7 @@ class Launcher(Protocol):
         self,
         source: Source,
         inputs: Sequence[mx.array],
-        outputs: Outputs,
+        outputs: Sequence[tuple[Shape, mx.Dtype]],
         grid: Shape,
         threadgroup: Shape,
     ) -> list[mx.array]: ...
@@ -49,7 +49,7 @@ def compiled(source: Source) -> Any:
 def launch(
     source: Source,
     inputs: Sequence[mx.array],
-    outputs: Outputs,
+    outputs: Sequence[tuple[Shape, mx.Dtype]],
     grid: Shape,
     threadgroup: Shape,
 ) -> list[mx.array]:

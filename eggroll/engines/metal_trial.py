@@ -15,8 +15,11 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
+from eggroll.credit import Estimator, chance, crediting
+
 SWITCH = "EGGROLL_NAX"  # 0 leaves NAX unused, so that both paths can be compared
 TRIAL_SECONDS = 120
+CREDITED: tuple[Estimator, ...] = ("token-votes", "token-credit")
 
 
 def has_nax(architecture: str, macos: str) -> bool:
@@ -57,7 +60,7 @@ def failure(nax: bool) -> str:
 
 
 def trial(nax: bool) -> bool:
-    """Whether a small network scores, and its noise votes, as in plain MLX."""
+    """Whether a small network scores, and its noise votes by every estimator, as in plain MLX."""
     from eggroll.engines.metal import MetalEngine
     from eggroll.engines.portable import PortableEngine
     from eggroll.model import egg, initial_weights
@@ -72,9 +75,15 @@ def trial(nax: bool) -> bool:
     fitness = (mx.arange(17) % 3 - 1).astype(mx.int8)
     results = []
     for engine in (MetalEngine(program, nax=nax), PortableEngine(program)):
-        scored = engine.evaluate(engine.prepare(weights), noise, tokens, tokens, state)
-        votes = engine.votes(fitness, noise, True)
-        results.append([np.array(a) for a in (*scored, *votes.values())])
+        prepared = engine.prepare(weights)
+        got = [*engine.evaluate(prepared, noise, tokens, tokens, state)]
+        got += engine.votes(fitness, noise, True).values()
+        for estimator in CREDITED:
+            how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=3)
+            luck = chance(how, seed=0, epoch=0, first_pair=0, pairs=17, seq_len=3)
+            *scored, votes = engine.credit(prepared, noise, luck, how, tokens, tokens, state)
+            got += [*scored, *votes.values()]
+        results.append([np.array(a) for a in got])
     return all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from eggroll.engines.metal_launch import compiled
+from eggroll.engines.metal import compiled
 from eggroll.engines.metal_source import Source
 
 HERE = Path(__file__).parent
@@ -80,7 +80,10 @@ def generated(source: Source, inputs: Sequence[mx.array], outputs) -> str:
 
     with tempfile.TemporaryDirectory() as folder, standard_output() as text:
         mx.export_function(str(Path(folder) / "call"), call, *inputs)
-    return text().partition("```\n")[2].rpartition("```")[0]
+    msl = text().partition("```\n")[2].rpartition("```")[0]
+    if "EGG_SHARED(" in msl and "#define EGG_SHARED(" not in msl:
+        raise EmulationError("EGG_SHARED, which the emulation has, is not defined for Metal")
+    return msl
 
 
 @contextlib.contextmanager
@@ -188,8 +191,6 @@ class Emulator:
         return [mx.array(a) for a in results[0]]
 
     def kernel(self, msl: str) -> Kernel:
-        if "EGG_SHARED(" in msl and "#define EGG_SHARED(" not in msl:
-            raise EmulationError("EGG_SHARED, which the emulation has, is not defined for Metal")
         digest = hashlib.sha256((self.optimize + msl).encode("ascii")).hexdigest()[:24]
         if digest not in self.kernels:
             self.sources[digest] = msl
