@@ -15,8 +15,11 @@ from typing import NamedTuple
 from eggroll.credit import SILENT, Crediting, Kind
 from eggroll.engines.metal_plan import (
     SHARED_BYTES,
+    Cost,
     Phase,
     StagePlan,
+    best_members,
+    cost,
     shares,
 )
 from eggroll.model import Program
@@ -205,3 +208,47 @@ def vector_work(program: Program, how: Crediting, of: dict[int, int]) -> list[tu
 def row_shares(entries: int, tasks: int) -> tuple[int, int]:
     """(parts, entries of each) for the sums of rows, of which `tasks` simdgroups make one each."""
     return shares(entries, -(-tasks // 4))
+
+
+class After(NamedTuple):
+    """What follows the stages: launches per update and chunk, multiply-adds of a member."""
+
+    launches: int
+    per_token: float
+    per_member: float
+
+
+def afterwards(plans: list[CreditPlan]) -> dict[str, After]:
+    """Counts of what follows the stages, from the work that the kernels are given."""
+    program, how = plans[0].program, plans[0].how
+    found, works = gains(plans), [p for p in plans if p.traced]
+    traced = [trace_work(plan, found.of, 1 << 20) for plan in works]
+    vectors = len(vector_work(program, how, found.of))
+    rows = {
+        kind: [leaf.shape[1] for i, leaf in enumerate(program.leaves) if how.kinds[i] == kind]
+        for kind in (Kind.TOKENS, Kind.READOUT)
+    }
+    # Pairs do all this, so a member counts half.
+    return {
+        "credits": After(1, len(found.work) / 2, 0),
+        "sums of inputs": After(len(traced), sum(work.inputs for work in traced) / 2, 0),
+        "votes of matrices": After(len(traced), 0, sum(work.votes for work in traced) / 2),
+        "votes of vectors": After(int(vectors > 0), 0, vectors / 2),
+        "embedding": After(len(rows[Kind.TOKENS]), sum(rows[Kind.TOKENS]) / 2, 0),
+        "readout": After(len(rows[Kind.READOUT]), sum(rows[Kind.READOUT]), 0),
+    }
+
+
+def credit_table(program: Program, how: Crediting, population: int) -> str:
+    """Markdown: the cost of token credit on a network, as docs/metal.md has it."""
+    M = best_members(program, 0 if how.nodes else 1, population)
+    plans = credit_plans(program, how, members=M)
+    names = ["embedding", *["layer"] * (len(plans) - 2), "head"]
+    rows = [f"| stage | {' | '.join(Cost._fields)} | tape |", "|---|" + "---:|" * 8]
+    for name, plan in zip(names, plans, strict=True):
+        counts = " | ".join(f"{count:,.0f}" for count in (*cost(plan), plan.tape_bytes / 2))
+        rows += [f"| {name} | {counts} |"] * (f"| {name} | {counts} |" not in rows)
+    rows += ["", "| afterwards | launches | per token | per member |", "|---|---:|---:|---:|"]
+    for name, after in afterwards(plans).items():
+        rows += [f"| {name} | {' | '.join(f'{count:,.0f}' for count in after)} |"]
+    return f"M = {M} members\n\n" + "\n".join(rows) + "\n"

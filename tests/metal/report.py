@@ -21,7 +21,7 @@ STEPS = {
     "probe": ["-m", "eggroll.probe"],
     "tests": [
         *("-m", "pytest", "-q", "tests/test_engines.py", "tests/test_golden.py"),
-        *("tests/test_population.py", "tests/test_nax_check.py"),
+        *("tests/test_population.py", "tests/test_nax_check.py", "tests/test_credit.py"),
     ],
     "training on metal": [*TRAIN, "--engine", "metal", "--out", "{folder}/metal"],
     "training on cpu": [*TRAIN, "--engine", "cpu", "--out", "{folder}/cpu"],
