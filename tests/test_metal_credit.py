@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,7 +17,14 @@ from test_metal import at_the_end
 
 from eggroll import model
 from eggroll.credit import Chance, Crediting, Kind, chance, crediting
-from eggroll.engines import choice, metal, metal_credit, metal_credit_plan, metal_credit_source
+from eggroll.engines import (
+    choice,
+    metal,
+    metal_credit,
+    metal_credit_plan,
+    metal_credit_source,
+    metal_plan,
+)
 from eggroll.engines.metal import MetalEngine
 from eggroll.engines.metal_credit_plan import credit_plans
 from eggroll.engines.metal_plan import shares
@@ -71,6 +79,25 @@ def test_cases_reach_what_they_are_for():
     assert not head(*LARGE).logits_shared
     assert head(*LARGE).scratch_bytes >= head(*LARGE).logit_bytes > 0
     assert head(*RAGGED).logits_shared
+
+
+BYTES = {"uint4": 16, "int": 4, "Total": 8, "char4": 4}
+
+
+@pytest.mark.parametrize("nax", [False, True])
+@pytest.mark.parametrize("members", metal_plan.MEMBERS)
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_kernels_keep_within_threadgroup_memory(D: int, members: int, nax: bool):
+    """By what they declare, whatever the vocabulary."""
+    for V in (256, 900, 1000, 2000, 5000):
+        program = model.egg(V, D, 1)
+        for estimator in CREDITED:
+            how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
+            for plan in credit_plans(program, how, members=members, nax=nax):
+                body = metal_credit_source.credit_source(plan, 6).body
+                declared = re.findall(r"EGG_SHARED\((\w+), \w+, (\d+)\)", body)
+                total = sum(BYTES[kind] * int(count) for kind, count in declared)
+                assert total <= metal_plan.SHARED_BYTES, (V, plan.stage)
 
 
 @pytest.mark.parametrize("estimator", CREDITED)

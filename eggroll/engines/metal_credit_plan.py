@@ -95,7 +95,9 @@ class CreditPlan(StagePlan):
 
     @property
     def logits_shared(self) -> bool:
-        return self.logit_bytes <= SHARED_BYTES // 2
+        """Whether they have half of the threadgroup memory, and others leave them that."""
+        others = self.spare_bytes + self.likelihood_bytes
+        return self.logit_bytes <= min(SHARED_BYTES // 2, SHARED_BYTES - others)
 
     @property
     def kept_bytes(self) -> int:
