@@ -106,7 +106,7 @@ def test_pieces_of_members_and_tokens(launcher: Emulator, monkeypatch, estimator
     made = credited_case(8, estimator, V=9, D=8, T=5, P=6)
     program, pieces = made.case.program, set()
     assert metal.credit_piece(program, made.how, 6, 5) == (6, 5)
-    for macs, memory in ((1, 1 << 30), (12_000, 1 << 30), (1 << 38, 1), (12_000, 2_800)):
+    for macs, memory in ((1, 1 << 30), (12_000, 1 << 30), (1 << 38, 1), (12_000, 3_000)):
         monkeypatch.setattr(metal, "LAUNCH_MACS", macs)
         monkeypatch.setattr(metal, "memory", lambda memory=memory: memory)
         pieces.add(metal.credit_piece(program, made.how, 6, 5))
@@ -168,8 +168,8 @@ def small(
     starts = mx.zeros((len(program.leaves), N), mx.int32)
     noise = Slices(mx.full(32, 127, mx.int8), starts, 1, 4)
     luck = Chance(mx.zeros((len(program.leaves), N, 1), mx.int32), mx.zeros((N, T), mx.uint32))
-    plans = credit_plans(program, how, members=8)
-    return metal_credit.Credited(launcher, plans, noise, luck, mx.zeros((2 * N, T), mx.int32))
+    work = metal_credit.Work(credit_plans(program, how, members=8))
+    return metal_credit.Credited(launcher, work, noise, luck, mx.zeros((2 * N, T), mx.int32))
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -185,7 +185,7 @@ def test_votes_of_many_pairs_leave_float_in_time(launcher: Emulator, whole: bool
     (Z,) = here._launch(
         metal_credit_source.credit_vote_sources()[0],
         [here.noise.table, here.noise.starts, mx.array(sums)],
-        [(0, 0, 0, O, K, 0, 3, 0)],
+        [metal_credit.listed([(0, 0, 0, O, K, 0, 3, 0)])],
         [N, share, O * K, shift],
         [((parts, O * K), mx.int32)],
         128,
@@ -254,10 +254,11 @@ RUNS = [
     ["--recipe", "language", "--vocabulary", 256, "--chunk", 6],
     ["--estimator", "token-credit", "--vocabulary", 1000, "--layers", 2, "--gates", "table",
      "--chunk", 12, "--noise-reuse", 0, "--sigma-shift", 2, "--slab", 3],
-    ["--estimator", "token-votes", "--rule", "rows", "--vocabulary", 1000, "--chunk", 18],
+    ["--estimator", "token-votes", "--rule", "rows", "--vocabulary", 1000, "--layers", 2,
+     "--gates", "table", "--chunk", 18],
     ["--estimator", "token-votes", "--vocabulary", 256, "--group-size", 4, "--chunk", 12],
 ]  # fmt: skip
-PIECES, NAX = 1, 3  # the runs in small pieces, and with NAX
+PIECES = 1  # the run whose launches take few tokens
 
 
 @pytest.mark.usefixtures("no_curves")
@@ -276,7 +277,7 @@ def test_whole_runs_have_one_signature(
             return ""
 
         def __init__(self, program: model.Program, threads: int = 0, slab: int = 0) -> None:
-            super().__init__(program, threads, slab, launcher=launcher, nax=number == NAX)
+            super().__init__(program, threads, slab, launcher=launcher)
 
     monkeypatch.setitem(choice.ENGINES, "metal", Emulated)
     signatures = {}
@@ -390,6 +391,11 @@ def test_what_a_kernel_would_misread_is_refused(launcher: Emulator):
     refused("signs are")
     made.signs, made.draws = signs, draws[:, :1]
     refused("draws are")
+    made.draws = draws
+    made.case.rank = 2
+    made.case.starts[:] = 0
+    made.case.table = np.tile(made.case.table, 2)
+    refused("token credit has rank 1")
     assert not launcher.launches
 
 

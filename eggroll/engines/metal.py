@@ -18,8 +18,8 @@ import numpy as np
 from eggroll.credit import Chance, Crediting
 from eggroll.engines import metal_trial
 from eggroll.engines.base import Engine
-from eggroll.engines.metal_credit import Credited, check_credit
-from eggroll.engines.metal_credit_plan import CreditPlan, credit_plans
+from eggroll.engines.metal_credit import Credited, Work, check_credit
+from eggroll.engines.metal_credit_plan import credit_plans
 from eggroll.engines.metal_credit_source import credit_source
 from eggroll.engines.metal_launch import (
     LEAST,
@@ -54,6 +54,7 @@ __all__ = [
 
 LAUNCH_MACS = 1 << 38  # of one launch: a fraction of a second, as macOS ends longer ones
 VOTE_THREADS = 128  # THREADS of vote_product.metal
+SORTED = 12  # bytes of a member's token, half a pair's, where rows are sorted
 WHOLE = 32  # members of the largest threadgroup: pieces of these leave none half empty
 
 
@@ -111,7 +112,7 @@ class MetalEngine(Engine):
         self.launcher, self.members = launcher, members
         self.nax = metal_trial.nax_usable() if nax is None else nax
         self._kernels: dict[tuple[int, int, int, bool], list[Kernel]] = {}
-        self._credited: dict[tuple[int, int, Crediting], list[tuple[CreditPlan, Source]]] = {}
+        self._credited: dict[tuple[int, int, Crediting], tuple[Work, list[Source]]] = {}
         self._best: dict[tuple[int, int], int] = {}
 
     @property
@@ -261,7 +262,7 @@ class MetalEngine(Engine):
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
         self._check(noise, tokens, targets, state)
         P, T = tokens.shape
-        check_credit(self.program, chance, how, P, T)
+        check_credit(self.program, noise.rank, chance, how, P, T)
         members, columns = credit_piece(self.program, how, P, T)
         scores, states, total = [], [], dict[str, mx.array]()
         for m in range(0, P, members):
@@ -291,8 +292,10 @@ class MetalEngine(Engine):
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
         """As `credit`, all members in a launch, `columns` tokens at a time."""
         P, T = tokens.shape
-        kernels = self.credit_kernels(self._members(P, 0 if how.nodes else 1), noise.shift, how)
-        credited = Credited(self.launcher, [p for p, _ in kernels], noise, chance, tokens)
+        M = self._members(P, 0 if how.nodes else 1)
+        work, sources = self.credit_kernels(M, noise.shift, how)
+        kernels = list(zip(work.plans, sources, strict=True))
+        credited = Credited(self.launcher, work, noise, chance, tokens)
         words, scores = chance.signs.shape[2], []
         for t in range(0, T, columns):
             at = (slice(None), slice(t, t + columns))
@@ -310,14 +313,12 @@ class MetalEngine(Engine):
         score = mx.concatenate(scores, axis=1)
         return score, state, credited.votes(score)
 
-    def credit_kernels(
-        self, members: int, shift: int, how: Crediting
-    ) -> list[tuple[CreditPlan, Source]]:
-        """Plan and source of every stage where pairs are credited."""
+    def credit_kernels(self, members: int, shift: int, how: Crediting) -> tuple[Work, list[Source]]:
+        """What pairs are credited by: the work that follows the stages, and a source for each."""
         key = (members, shift, how)
         if key not in self._credited:
             plans = credit_plans(self.program, how, members=members, nax=self.nax)
-            self._credited[key] = [(plan, credit_source(plan, shift)) for plan in plans]
+            self._credited[key] = Work(plans), [credit_source(plan, shift) for plan in plans]
         return self._credited[key]
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
@@ -394,7 +395,7 @@ def credit_piece(program: Program, how: Crediting, P: int, T: int) -> tuple[int,
     the tokens give way first, as in `piece`.
     """
     plans = credit_plans(program, how, members=MEMBERS[-1])
-    tape = sum(plan.tape_bytes for plan in plans) // 2 + len(program.leaves)
+    tape = sum(plan.tape_bytes for plan in plans) // 2 + len(program.leaves) + SORTED
     inputs = max(sum(plan.sizes[op.inputs[0]] for op in plan.traced) for plan in plans)
     room = memory() // (T * (2 * program.width + tape) + 4 * inputs)
     members = min(P, room // WHOLE * WHOLE or max(room // 2 * 2, 2))

@@ -37,9 +37,13 @@ THREADS = 128  # of a threadgroup in all of these kernels
 MOST_SHIFT = 27  # of a vector's noise at the largest sigma_shift
 
 
-def check_credit(program: Program, chance: Chance, how: Crediting, P: int, T: int) -> None:
+def check_credit(
+    program: Program, rank: int, chance: Chance, how: Crediting, P: int, T: int
+) -> None:
     """Raises ValueError for what a kernel would read beyond an array."""
     leaves, N = program.leaves, P // 2
+    if rank != 1:
+        raise ValueError(f"noise is of rank {rank}: token credit has rank 1")
     if chance.signs.shape != (len(leaves), N, -(-T // 32)):
         raise ValueError(f"signs are {chance.signs.shape}, not [leaves, pairs, ceil(T / 32)]")
     if chance.draws.shape != (N, T):
@@ -65,6 +69,25 @@ def check_credit(program: Program, chance: Chance, how: Crediting, P: int, T: in
             raise ValueError("crediting: an embedding owns its noise")
 
 
+class Work:
+    """What is computed after the stages of these plans, in lists that the kernels are given."""
+
+    def __init__(self, plans: Sequence[CreditPlan]) -> None:
+        self.plans, self.program, self.how = plans, plans[0].program, plans[0].how
+        self.gains = gains(list(plans))
+        traced = {i: plan for i, plan in enumerate(plans) if plan.traced}
+        self.traces = {i: trace_work(p, self.gains.of, VOTE_SIDE) for i, p in traced.items()}
+        vectors = vector_work(self.program, self.how, self.gains.of)
+        self.gain_list, self.vector_list = listed(self.gains.work), listed(vectors)
+        self.trace_lists = {i: listed(work.traces) for i, work in self.traces.items()}
+        self.tile_lists = {i: listed(work.tiles) for i, work in self.traces.items()}
+        self.vectors = len(vectors)
+
+
+def listed(rows: Sequence[tuple[int, ...]]) -> mx.array:
+    return mx.array(np.array(rows, np.int32))
+
+
 class Credited:
     """What the stages left of some pairs, piece by piece of their tokens, and what it comes to.
 
@@ -72,19 +95,14 @@ class Credited:
     """
 
     def __init__(
-        self,
-        launcher: Launcher,
-        plans: Sequence[CreditPlan],
-        noise: Slices,
-        chance: Chance,
-        tokens: mx.array,
+        self, launcher: Launcher, work: Work, noise: Slices, chance: Chance, tokens: mx.array
     ) -> None:
-        self.launcher, self.plans, self.noise, self.chance = launcher, plans, noise, chance
-        self.program, self.how, self.tokens = plans[0].program, plans[0].how, tokens
+        self.launcher, self.work, self.noise, self.chance = launcher, work, noise, chance
+        self.program, self.how, self.gains = work.program, work.how, work.gains
+        self.tokens = tokens.astype(mx.int32)
         P, self.T = tokens.shape
-        self.N, M = P // 2, plans[0].members
+        self.N, M = P // 2, work.plans[0].members
         self.lanes = -(-P // M) * M // 2
-        self.gains = gains(list(plans))
         self.tapes: list[tuple[int, int, dict[int, mx.array]]] = []  # first token, tokens, stages
         self.met: list[mx.array] = []  # int32 [products, T, lanes]
         self.readout: mx.array | None = None
@@ -105,7 +123,7 @@ class Credited:
         self.tapes.append((first, T, {i: g["tape"] for i, g in enumerate(got) if "tape" in g}))
         met = [g["met"].reshape(-1, T, self.lanes) for g in got if "met" in g]
         self.met += [mx.concatenate(met)] if met else []
-        for plan, left in zip(self.plans, got, strict=True):
+        for plan, left in zip(self.work.plans, got, strict=True):
             if plan.readout:
                 part = self._read(self.program.leaves[plan.readout.leaf].shape, left)
                 self.readout = part if self.readout is None else self.readout + part
@@ -114,10 +132,10 @@ class Credited:
         """Z int32 of every leaf. scores: int16 [P, T] of all tokens."""
         credits, sums = self._weigh(scores)
         found: dict[int, mx.array] = {}
-        for i, plan in enumerate(self.plans):
-            if plan.traced:
-                found |= self._matrices(i, plan, credits)
-        found |= self._vectors(sums)
+        for stage in self.work.traces:
+            found |= self._matrices(stage, credits)
+        if self.work.vectors:
+            found |= self._vectors(sums)
         out = {}
         for i, leaf in enumerate(self.program.leaves):
             kind = self.how.kinds[i]
@@ -138,29 +156,31 @@ class Credited:
         credits, sums = self._launch(
             gains_source(),
             [scores, self.tokens, self.chance.signs, self.noise.starts, met, self.noise.table],
-            self.gains.work,
+            [self.work.gain_list],
             sizes,
             [((C, self.T, self.lanes), mx.int8), ((C, self.lanes), mx.int8)],
             C * self.lanes,
         )
         return credits, sums
 
-    def _matrices(self, stage: int, plan: CreditPlan, credits: mx.array) -> dict[int, mx.array]:
+    def _matrices(self, stage: int, credits: mx.array) -> dict[int, mx.array]:
         """Leaf -> flat Z of the matrices of a stage."""
-        work, quads = trace_work(plan, self.gains.of, VOTE_SIDE), plan.members // 8
+        work, plan = self.work.traces[stage], self.work.plans[stage]
         total: mx.array | None = None
         for first, T, tapes in self.tapes:
             sizes = [len(work.traces), work.inputs, self.N, T, first, self.T, plan.tape_rows]
-            sizes += [quads, self.lanes // 4]
+            sizes += [plan.members // 8, self.lanes // 4]
             (sums,) = self._launch(
-                traces_source(), [tapes[stage], credits], work.traces, sizes,
+                traces_source(), [tapes[stage], credits], [self.work.trace_lists[stage]],
+                sizes,
                 [((self.N * work.inputs,), mx.int32)], work.inputs * self.lanes // 4,
             )  # fmt: skip
             total = sums if total is None else total + sums
         assert total is not None
         parts, share = shares(self.N, len(work.tiles))
         (Z,) = self._launch(
-            credit_vote_sources()[0], [self.noise.table, self.noise.starts, total], work.tiles,
+            credit_vote_sources()[0], [self.noise.table, self.noise.starts, total],
+            [self.work.tile_lists[stage]],
             [self.N, share, work.votes, 4 + self.how.credit_shift],
             [((parts, work.votes), mx.int32)], len(work.tiles) * THREADS, parts,
         )  # fmt: skip
@@ -170,14 +190,12 @@ class Credited:
 
     def _vectors(self, sums: mx.array) -> dict[int, mx.array]:
         """Leaf -> Z of the vectors; sums int8 [credits, lanes]."""
-        work = vector_work(self.program, self.how, self.gains.of)
-        if not work:
-            return {}
-        parts, share = shares(self.N, -(-len(work) // THREADS))
+        count = self.work.vectors
+        parts, share = shares(self.N, -(-count // THREADS))
         (Z,) = self._launch(
-            credit_vote_sources()[1], [self.noise.table, self.noise.starts, sums], work,
-            [self.N, share, len(work), self.lanes], [((parts, len(work)), mx.int32)], len(work),
-            parts,
+            credit_vote_sources()[1], [self.noise.table, self.noise.starts, sums],
+            [self.work.vector_list], [self.N, share, count, self.lanes],
+            [((parts, count), mx.int32)], count, parts,
         )  # fmt: skip
         leaves = [i for i, kind in enumerate(self.how.kinds) if kind == Kind.SCALAR]
         ends = np.cumsum([self.program.leaves[i].shape[0] for i in leaves])[:-1].tolist()
@@ -218,13 +236,12 @@ class Credited:
         self,
         source: Source,
         given: Sequence[mx.array],
-        work: Sequence[tuple[int, ...]],
+        lists: Sequence[mx.array],
         sizes: Sequence[int],
         outputs: Sequence[tuple[Shape, mx.Dtype]],
         threads: int,
         parts: int = 1,
     ) -> list[mx.array]:
-        lists = [mx.array(np.array(work, np.int32))] if work else []
         grid = -(-threads // THREADS) * THREADS, parts, 1
         inputs = [at_least(a) for a in (*given, *lists)] + [mx.array(list(sizes), mx.int32)]
         return self.launcher(source, inputs, outputs, grid, (THREADS, 1, 1))
