@@ -241,8 +241,10 @@ def test_rows_add_up_whoever_names_them(launcher: Emulator, V: int, K: int, entr
     want = np.zeros((V + 1, K), np.int64)
     np.add.at(want, rows, np.repeat(inputs, 2, axis=0) * np.resize([[1], [-1]], (2 * entries, 1)))
     np.testing.assert_array_equal(np.array(Z), want[:V])
-    tasks = V * -(-K // 32)
-    assert (metal_credit_plan.row_shares(2 * entries, tasks)[0] > 1) is (V == 5)
+    parts, share = metal_credit_plan.row_shares(2 * entries, V * K)
+    assert (parts > 1) is (V == 5)
+    assert (parts - 1) * share < 2 * entries <= parts * share
+    assert metal_credit_plan.row_shares(1 << 20, 1 << 21)[0] == 2
 
 
 RUN = (

@@ -225,7 +225,7 @@ class Credited:
         (V, K), rows = shape, rows.reshape(-1)
         order = mx.argsort(rows)
         tasks = V * -(-K // 32)
-        parts, share = row_shares(rows.size, tasks)
+        parts, share = row_shares(rows.size, V * K)
         (Z,) = self._launch(
             source, [*given, rows[order], order.astype(mx.int32)], [],
             [V, K, rows.size, share, *rest], [((parts, V, K), mx.int32)], 32 * tasks, parts,

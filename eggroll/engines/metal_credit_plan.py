@@ -20,11 +20,12 @@ from eggroll.engines.metal_plan import (
     StagePlan,
     best_members,
     cost,
-    shares,
 )
 from eggroll.model import Program
 
 BY_SIGN, BY_ONE, BY_ROW, BY_SUM = range(4)  # of gains.metal
+ROW_ENTRIES = 512  # of a part, at least
+PART_SUMS = 1 << 22  # of all parts, at most
 SPARE = 8  # bytes after a pair's logits, so that pairs begin in different banks
 
 
@@ -207,9 +208,15 @@ def vector_work(program: Program, how: Crediting, of: dict[int, int]) -> list[tu
     return out
 
 
-def row_shares(entries: int, tasks: int) -> tuple[int, int]:
-    """(parts, entries of each) for the sums of rows, of which `tasks` simdgroups make one each."""
-    return shares(entries, -(-tasks // 4))
+def row_shares(entries: int, votes: int) -> tuple[int, int]:
+    """(parts, entries of each) for the sums of rows, `votes` in all.
+
+    Some rows have a large part of the entries, and a simdgroup goes through them one by one: so a
+    part is short, as long as the sums of all parts are few.
+    """
+    parts = max(1, min(entries // ROW_ENTRIES, PART_SUMS // votes))
+    share = -(-entries // parts)
+    return -(-entries // share), share
 
 
 class After(NamedTuple):
