@@ -43,18 +43,16 @@ def check(launcher: Emulator, made: Credited, members: int = 0, *, nax: bool = F
 
 # M, then a network. 0 members: as many as the engine takes by itself.
 RAGGED = 32, {"V": 33, "D": 13, "L": 2, "T": 3, "P": 36, "discount": 8}
-LONG = {"V": 7, "D": 5, "T": 65, "P": 2, "sigma_shift": 1, "discount": 15, "gates": "table"}
 LARGE = 32, {"V": 1100, "D": 132, "T": 1, "P": 4}  # registers and logits in device memory
 CASES = [
     *((estimator, *RAGGED) for estimator in CREDITED),
-    ("token-credit", 0, {"V": 64, "D": 64, "T": 2, "P": 2}),  # power-of-two divisors
     ("token-credit", *LARGE),
     ("token-credit", 8, {"V": 5000, "D": 8, "L": 0, "T": 1, "P": 2}),  # EXP2 beyond 32 bits
     ("token-credit", 32, {"V": 2, "D": 1, "T": 1, "P": 2}),  # inputs of fewer than 8 elements
-    ("token-credit", 8, LONG),  # two words of signs and more
-    ("token-votes", 8, LONG),
+    # Two words of signs and more.
+    ("token-credit", 0, {"V": 7, "D": 5, "T": 65, "P": 2, "discount": 15, "gates": "table"}),
     ("token-credit", 16, {"V": 17, "D": 16, "T": 4, "P": 34, "sigma_shift": 0, "extreme": True}),
-    ("token-votes", 16, {"V": 11, "D": 9, "T": 4, "P": 6, "alike": False, "extreme": True}),
+    ("token-votes", 16, {"V": 11, "D": 16, "T": 5, "P": 6, "alike": False, "extreme": True}),
 ]
 
 
@@ -63,9 +61,9 @@ def test_equals_oracle(launcher: Emulator, estimator: str, members: int, shape: 
     check(launcher, credited_case(1, estimator, **shape), members)
 
 
-@pytest.mark.parametrize("estimator", CREDITED)
-def test_nax_equals_oracle(launcher: Emulator, estimator: str):
-    check(launcher, credited_case(1, estimator, **RAGGED[1]), 16, nax=True)
+def test_nax_equals_oracle(launcher: Emulator):
+    """Rows of registers have no gaps there, which the tape must not take amiss."""
+    check(launcher, credited_case(1, "token-credit", **RAGGED[1]), 16, nax=True)
     assert any("matmul2d<" in msl for msl in launcher.sources.values())
 
 
@@ -104,13 +102,13 @@ def test_kernels_keep_within_threadgroup_memory(D: int, members: int, nax: bool)
 def test_pieces_of_members_and_tokens(launcher: Emulator, monkeypatch, estimator: str):
     """However little a launch may do or tapes may take, the answer is the same."""
     made = credited_case(8, estimator, V=9, D=8, T=5, P=6)
-    program, pieces = made.case.program, set()
+    program, pieces, want = at_the_end(made.case).program, set(), made.oracle()
     assert metal.credit_piece(program, made.how, 6, 5) == (6, 5)
     for macs, memory in ((1, 1 << 30), (12_000, 1 << 30), (1 << 38, 1), (12_000, 3_000)):
         monkeypatch.setattr(metal, "LAUNCH_MACS", macs)
         monkeypatch.setattr(metal, "memory", lambda memory=memory: memory)
         pieces.add(metal.credit_piece(program, made.how, 6, 5))
-        check(launcher, made)
+        same(made.run(MetalEngine(program, launcher=launcher)), want)
     assert {(2, 1), (6, 2), (4, 3)} <= pieces, pieces
 
 
@@ -317,7 +315,7 @@ FAULTS = {
     "token-credit": {
         "the sign of the odd member": ("v.y = -v.x;", "v.y = v.x;"),
         "a sign of another token": ("noise.t / 32", "0"),
-        "noise rounded down": ("v : (v + (1 << (shift - 1))) >> shift", "v : v >> shift"),
+        "noise rounded down": ("rounded(mine.B[k], mine.shift)", "mine.B[k] >> mine.shift"),
         "another member's inputs": ("get(x, k, member + 2).x", "get(x, k, member + 2).y"),
         "a readout that is not clipped": ("hits[m] == 255", "false"),
         "a draw without its last logits": ("(V + 7) / 8", "V / 8"),
