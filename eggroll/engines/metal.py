@@ -397,7 +397,8 @@ def credit_piece(program: Program, how: Crediting, P: int, T: int) -> tuple[int,
     plans = credit_plans(program, how, members=MEMBERS[-1])
     tape = sum(plan.tape_bytes for plan in plans) // 2 + len(program.leaves) + SORTED
     inputs = max(sum(plan.sizes[op.inputs[0]] for op in plan.traced) for plan in plans)
-    room = memory() // (T * (2 * program.width + tape) + 4 * inputs)
+    scratch = max(plan.scratch_bytes for plan in plans)
+    room = memory() // (T * (2 * program.width + tape) + 4 * inputs + scratch)
     members = min(P, room // WHOLE * WHOLE or max(room // 2 * 2, 2))
     some, tokens = piece(program, members, T, 0 if how.nodes else 1)
     return some, tokens
