@@ -75,7 +75,11 @@ class UpdateRule(Protocol):
 
     def start(self, weights: Leaves) -> Leaves: ...
 
-    def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update: ...
+    def __call__(
+        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
+        """decided: pairs whose fitness is not 0; None where pairs have no fitness."""
+        ...
 
 
 def mean_abs(z: mx.array, rows: bool = False) -> mx.array:
@@ -89,7 +93,8 @@ class SignRule:
 
     measured: the votes' deviation is not the noise's own but that of the leaf's votes, sqrt(pi / 2)
     times their mean size; so it is with token credit, where no vote means no move. Either way it
-    grows with sqrt(N).
+    grows with sqrt(N). Pairs that tie add no noise, so once most do, N is the number of the others:
+    against all pairs the few that still differ could not pass, and learning would stop short.
     """
 
     def __init__(
@@ -104,11 +109,18 @@ class SignRule:
     def z_q4(self, step: int) -> int:
         return z_threshold_q4(alpha_at(self.alpha, step, self.decay))
 
-    def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
+    def voters(self, decided: int | None) -> int:
+        """N of the threshold: all pairs, or those that decided where these are the fewer half."""
+        few = decided is not None and 2 * decided < self.pairs
+        return max(decided or 0, 1) if few else self.pairs
+
+    def __call__(
+        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
         new, counts, z_q4 = {}, [], self.z_q4(step)
         for name, w in weights.items():
             z, rank = votes[name], self.rank if w.ndim == 2 else 1
-            threshold = vote_threshold(z_q4, self.pairs, rank, self.clt)
+            threshold = vote_threshold(z_q4, self.voters(decided), rank, self.clt)
             if self.measured:  # 321 / 256 = sqrt(pi / 2); 1/16 from z_q4. It may pass 2^31.
                 z = z.astype(mx.int64)
                 threshold = max(int(np.array(mean_abs(z)).item()) * z_q4 * 321 >> 12, 1)
@@ -144,7 +156,9 @@ class MasterRule:
         deviation_q16 = isqrt(self.pairs * rank << 32) * (256 if self.clt else 1)
         return (round(rate * (1 << 40)) << MASTER_BITS) // deviation_q16
 
-    def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
+    def __call__(
+        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
         copy = {}
         for name, m in master.items():
             gain = self.gain(step, self.rank if m.ndim == 2 else 1)
@@ -181,7 +195,9 @@ class RowsRule:
         falling = 1 - 0.95 * share
         return round(self.rate * falling * min(1, (step + 1) / 20) * (1 << (MASTER_BITS + 16)))
 
-    def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
+    def __call__(
+        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
         copy, gain = {}, self.gain(step)
         for name, m in master.items():
             z = votes[name].astype(mx.int64)
