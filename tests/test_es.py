@@ -13,6 +13,13 @@ import pytest
 from eggroll import es
 
 
+@pytest.fixture(autouse=True, params=["cpu", "gpu"])
+def arrays_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules compute with NumPy on a CPU and with MLX on a GPU: both must give the same."""
+    if request.param == "gpu":
+        monkeypatch.setattr(es, "_arrays", lambda: (mx, lambda array: array))
+
+
 def test_pair_fitness_is_the_sign_of_the_difference():
     scores = mx.array(
         [[5, -7], [1, -2], [3, 3], [3, 3], [-30000, -30000], [30000, 30000]], mx.int16
