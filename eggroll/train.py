@@ -87,7 +87,7 @@ def update(run: Run) -> tuple[mx.array, float, float]:
 
 def measured(run: Run, scores: mx.array, rate: float, seconds: float) -> runlog.Row:
     """One line of metrics.jsonl. scores: int16 [P, T] in 1/16 bit; seconds: of the whole step."""
-    bits = -scores.astype(mx.int64).sum().item() / (16 * scores.size)
+    bits = (0 - scores.astype(mx.int64).sum()).item() / (16 * scores.size)
     row: runlog.Row = {
         "step": run.step,
         "loss": bits,
