@@ -52,7 +52,7 @@ CUDA = Kind(operand=4, result=0, launch=20e-6, wait=20e-6, nax=False, spills=Fal
 
 
 class Chip(NamedTuple):
-    """A GPU. macs: int8 multiply-adds per second that its matrix units reach; bandwidth: bytes/s."""
+    """A GPU. macs: int8 multiply-adds per second that products reach; bandwidths: bytes/s."""
 
     name: str
     kind: Kind
@@ -66,6 +66,11 @@ class Chip(NamedTuple):
     def cycles(self) -> float:
         """Per second, of all schedulers."""
         return 4 * self.cores * self.clock
+
+    @property
+    def vote_macs(self) -> float:
+        """As `macs`, of the votes, which do not use NAX."""
+        return self.cycles * PRODUCT / MATRIX_CYCLES if self.kind.nax else self.macs
 
 
 MATRIX_CYCLES = 20.87  # of a product, measured on an M1; 16 is what the arithmetic takes
@@ -96,6 +101,8 @@ CHIPS = (
     apple("M5", 10, 1.62, 153, nax=True), apple("M5 Pro", 20, 1.62, 307, nax=True),
     apple("M5 Max", 40, 1.62, 614, nax=True), hopper("H100 SXM", 3350), hopper("H200", 4800),
 )  # fmt: skip
+
+SHOWN = ("M1", "M4 Pro", "M5 Max", "H100 SXM")  # in pictures
 
 
 class Work(NamedTuple):
@@ -183,7 +190,7 @@ def predict(
     M = best_members(program, rank, P, kind.nax)
     plans = stage_plans(program, members=M, rank=rank, nax=kind.nax)
     stages, votes = [stage_work(plan, kind) for plan in plans], votes_work(program, rank)
-    products = P * (T * sum(s.products for s in stages) + votes.products)
+    products = PRODUCT * P * T * sum(s.products for s in stages)
     cycles = P * (T * sum(s.cycles for s in stages) + votes.cycles)
     moved = P * (T * sum(s.cache for s in stages) + votes.cache)
     pieces = max(1, ceil(P * T * max(plan.macs for plan in plans) / LAUNCH_MACS))
@@ -191,7 +198,7 @@ def predict(
     return Prediction(
         chip,
         M,
-        matrix=products * PRODUCT / chip.macs,
+        matrix=products / chip.macs + PRODUCT * P * votes.products / chip.vote_macs,
         other=cycles / chip.cycles,
         uneven=ceil(per_core) / per_core,
         cache=moved / chip.cache,
@@ -233,3 +240,59 @@ def chip_table(networks: Networks) -> str:
 def rounded(value: float) -> str:
     """Two digits: no more are known."""
     return f"{float(f'{value:.2g}'):,.0f}"
+
+
+def counts_table(networks: Networks) -> str:
+    """Markdown: what the kernels do per member and token, as M1 to M4 and M5 run them."""
+    rows = ["| network, kernels | stage | products | other cycles | cache | passed |"]
+    rows += ["|---|---|---:|---:|---:|---:|"]
+    for name, sizes in networks.items():
+        for way, kind in (("simdgroup", SIMDGROUP), ("NAX", NAX), ("CUDA", CUDA)):
+            program = network(sizes)
+            M = best_members(program, 1, POPULATION, kind.nax)
+            plans = stage_plans(program, members=M, rank=1, nax=kind.nax)
+            chosen = {"embedding": plans[0], "a layer": plans[1], "head": plans[-1]}
+            for stage, plan in chosen.items():
+                counts = " | ".join(f"{count:,.0f}" for count in stage_work(plan, kind))
+                rows.append(f"| {name}, {way} | {stage} | {counts} |")
+            counts = " | ".join(f"{count:,.0f}" for count in votes_work(program, 1))
+            rows.append(f"| {name}, {way} | votes, per update | {counts} |")
+    return "\n".join(rows) + "\n"
+
+
+def worked(chip: Chip, sizes: Mapping[str, int]) -> str:
+    """The arithmetic of one prediction, line by line."""
+    program, T, P, kind = network(sizes), sizes["seq_len"], POPULATION, chip.kind
+    p = predict(chip, program, T)
+    plans = stage_plans(program, members=p.members, rank=1, nax=kind.nax)
+    stages, votes = [stage_work(plan, kind) for plan in plans], votes_work(program, 1)
+
+    def total(field: str) -> str:
+        parts = [getattr(stage, field) for stage in stages]
+        tokens = " + ".join(f"{part:,.0f}" for part in parts)
+        sum_of = f"{sum(parts) + getattr(votes, field) / T:,.0f}"
+        return f"{tokens} + {getattr(votes, field):,.0f} / {T} = {sum_of}"
+
+    def ms(seconds: float) -> str:
+        return f"{1e3 * seconds:,.2f} ms"
+
+    device = max(("compute", "cache", "memory"), key=lambda name: float(getattr(p, name)))
+    return f"""\
+P = {P:,} members, T = {T} tokens, M = {p.members}: {p.tokens:,} member-tokens a step
+per member-token, stages in order + votes / T:
+  products      {total("products")}
+  other cycles  {total("cycles")}
+  cache bytes   {total("cache")}
+matrix rate     {chip.macs / 1e12:.3f} TMAC/s
+schedulers      4 x {chip.cores} x {chip.clock / 1e9} GHz = {chip.cycles / 1e9:.2f} G cycles/s
+matrix          products x 512 x {p.tokens:,} / matrix rate = {ms(p.matrix)}
+other           cycles x {p.tokens:,} / schedulers = {ms(p.other)}
+compute         (matrix + other) / {BUSY} x {p.uneven:.3f} (last threadgroups) = {ms(p.compute)}
+cache           bytes x {p.tokens:,} / {chip.cache / 1e9:,.0f} GB/s = {ms(p.cache)}
+memory          {ms(p.memory)} at {chip.memory / 1e9:,.0f} GB/s
+device          the longest of the three, {device}: {ms(max(p.compute, p.cache, p.memory))}
+launches        {p.launches / kind.launch:.0f} x {1e6 * kind.launch:.0f} us = {ms(p.launches)}
+waits           3 x {ms(kind.wait)} = {ms(p.waits)}
+host            {P // 2:,} pairs x {len(program.leaves)} leaves x 60 ns = {ms(p.host)}
+step            {ms(p.seconds)}: {p.tokens_per_second:,.0f} tokens/s
+"""

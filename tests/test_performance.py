@@ -22,6 +22,7 @@ from eggroll.engines.metal_plan import PRODUCTS, StagePlan
 from eggroll.model import X
 
 __all__ = ["folder"]  # the fixture
+DOCS = Path(__file__).parents[1] / "docs" / "performance.md"
 M4_PRO = next(chip for chip in performance.CHIPS if chip.name == "M4 Pro")
 
 
@@ -85,3 +86,64 @@ def test_emulated_votes_do_what_is_counted(folder: Path):
     work = performance.votes_work(program, 1)
     assert matrices.products == 2 * pairs * work.products
     assert matrices.cycles + vectors.cycles == pytest.approx(2 * pairs * work.cycles, rel=0.2)
+
+
+def test_the_documentation_shows_what_is_computed():
+    text = DOCS.read_text()
+    for name, block in blocks().items():
+        assert f"<!-- {name} -->\n{block}<!-- /{name} -->" in text
+
+
+def blocks() -> dict[str, str]:
+    networks = {name: bench.PRESETS[name] for name in ("seed", "paper")}
+    return {
+        "worked": f"```\n{performance.worked(M4_PRO, networks['seed'])}```\n",
+        "chips": performance.chip_table(networks),
+        "counts": performance.counts_table(networks),
+    }
+
+
+def test_ten_times_the_published_rate_on_an_m4_pro():
+    published = bench.PUBLISHED["MLX port on an Apple GPU, preset seed: 97,000"]
+    program = performance.network(bench.PRESETS["seed"])
+    assert performance.predict(M4_PRO, program, 16).tokens_per_second >= 10 * published
+
+
+def test_each_part_of_a_prediction_counts():
+    """The parts are as large as their causes, the longest on the device and the rest add up."""
+    program = performance.network(bench.PRESETS["paper"])
+    base = performance.predict(M4_PRO, program, 16)
+    assert base.seconds == pytest.approx(
+        (base.matrix + base.other) / performance.BUSY + base.launches + base.waits + base.host
+    )
+    slow = performance.predict(M4_PRO._replace(memory=1e8), program, 16)
+    assert slow.bound == "memory"
+    assert slow.seconds > slow.memory > base.seconds
+    slow = performance.predict(M4_PRO._replace(cache=1e9), program, 16)
+    assert slow.bound == "cache"
+    assert slow.seconds > slow.cache > base.seconds
+    half = performance.predict(M4_PRO._replace(macs=M4_PRO.macs / 2), program, 16)
+    assert half.matrix == 2 * base.matrix
+    long = performance.predict(M4_PRO, program, 100)
+    assert long.host == base.host
+    assert long.launches > base.launches  # a launch must not last too long
+    assert performance.predict(M4_PRO._replace(cores=21), program, 16).uneven > 1
+
+
+def test_more_of_a_chip_predicts_more():
+    rates = {
+        p.chip.name: p.tokens_per_second for p in performance.predictions(bench.PRESETS["seed"])
+    }
+    for family in ("M1", "M2", "M3", "M4", "M5"):
+        sizes = [rates[name] for name in (family, f"{family} Pro", f"{family} Max")]
+        assert sizes == sorted(sizes)
+    assert rates["M5 Max"] < rates["H100 SXM"] <= rates["H200"]
+    assert set(performance.SHOWN) <= set(rates)
+
+
+if __name__ == "__main__":
+    page = DOCS.read_text()
+    for name, block in blocks().items():
+        between = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.S)
+        page = between.sub(lambda m, block=block: m[1] + block + m[2], page)
+    DOCS.write_text(page)

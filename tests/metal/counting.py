@@ -1,4 +1,4 @@
-"""Counts what the emulated kernels execute: instructions of clang's optimised IR and memory traffic.
+"""Counts what the emulated kernels execute: instructions of clang's optimised IR, and accesses.
 
 A `Counting` emulator compiles a kernel as Apple's compiler would begin to, to LLVM's IR at -O2, and
 puts a call into every basic block; ThreadSanitizer's hooks, which count.cpp defines, see each
@@ -23,12 +23,11 @@ COUNTED = ("-O2", "-fno-vectorize", "-fno-slp-vectorize", "-DEMU_COUNT")
 HOOKS = ("-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0")
 WAITS = {1: "barrier", 2: "simdgroup barrier", 3: "sum", 4: "shuffle"}  # of Wait in metal_stdlib
 
-# Cycles of a scheduler per instruction of a simdgroup: throughputs that philipturner/metal-benchmarks
-# measured on an M1. Simple ones take 1, but 1.6 at eight simdgroups per core and ILP 4. A byte is
-# extended by one bit-field instruction and converted by another. An access is one of four
-# schedulers' that share 64 bytes per cycle. Moves, phis and address extensions are free.
+# Cycles of a scheduler per instruction of a simdgroup, as philipturner/metal-benchmarks measured
+# them on an M1: simple ones take 1, but 1.6 with eight simdgroups per core and ILP 4. A byte costs
+# an extension and a conversion; an access a cycle that four schedulers share. Moves are free.
 SIMPLE = "add sub and or xor icmp select abs smax smin umin umax br getelementptr"
-CYCLES = {op: 1.6 for op in (*SIMPLE.split(), "zext i8")} | {
+CYCLES = dict.fromkeys((*SIMPLE.split(), "zext i8"), 1.6) | {
     **{"mul": 4, "shl": 4, "lshr": 4, "ashr": 4, "ctlz": 4, "sitofp": 4, "fptosi": 4, "sext i8": 4},
     **{"sitofp i8": 8, "udiv": 16, "sdiv": 16, "sum": 17, "shuffle": 2, "access": 4},
 }
