@@ -274,6 +274,8 @@ def picture(rows: Sequence[Row], predicted: Sequence[Prediction], path: Path, ti
             right.axhline(value, color="0.5", lw=0.9, ls="--")
             right.annotate(name, (0.02, value), xycoords=("axes fraction", "data"), fontsize=7,
                            xytext=(0, 2), textcoords="offset points")  # fmt: skip
+        ends = [*pops, performance.POPULATION]
+        right.set_xlim(min(ends) / 2, max(ends) * 2)
         mark(right, predicted)
         right.set(title="member-tokens per second", xlabel="population", ylabel="tokens/s")
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
@@ -283,13 +285,14 @@ def picture(rows: Sequence[Row], predicted: Sequence[Prediction], path: Path, ti
 def mark(axes: Axes, predicted: Sequence[Prediction]) -> None:
     """Hollow marks at the population of the predictions, each with its chip's name."""
     shown = [p for p in predicted if p.chip.name in performance.SHOWN]
-    rates = [p.tokens_per_second for p in shown]
-    pops = [performance.POPULATION] * len(shown)
-    axes.plot(pops, rates, ls="", marker="D", mfc="none", mec=plot.VALID, ms=7, zorder=3,
-              label="predicted, never run (docs/performance.md)")  # fmt: skip
-    for at, rate, p in zip(pops, rates, shown, strict=True):
-        axes.annotate(p.chip.name, (at, rate), fontsize=7, color=plot.VALID, ha="right",
-                      va="top", xytext=(-7, -2), textcoords="offset points")  # fmt: skip
+    at, rates = performance.POPULATION, [p.tokens_per_second for p in shown]
+    axes.plot([at] * len(rates), rates, ls="", marker="D", mfc="none", mec=plot.VALID, ms=7,
+              zorder=3, label="predicted, never run (docs/performance.md)")  # fmt: skip
+    low, high = axes.get_xlim()
+    x, side = (-7, "right") if at * at > low * high else (7, "left")
+    for p, rate in zip(shown, rates, strict=True):
+        axes.annotate(p.chip.name, (at, rate), fontsize=7, color=plot.VALID, ha=side, va="top",
+                      xytext=(x, -2), textcoords="offset points")  # fmt: skip
     axes.margins(y=0.12)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=7)
 

@@ -176,10 +176,10 @@ class Prediction(NamedTuple):
         return self.tokens / self.seconds
 
     @property
-    def bound(self) -> str:
-        """What takes most."""
-        parts = ("matrix", "other", "cache", "memory", "launches", "waits", "host")
-        return max(parts, key=lambda name: float(getattr(self, name)))
+    def shares(self) -> tuple[float, float, float]:
+        """Of a step: matrix units, other instructions, and what the device does not do."""
+        beside = self.launches + self.waits + self.host
+        return self.matrix / self.seconds, self.other / self.seconds, beside / self.seconds
 
 
 def predict(
@@ -224,17 +224,21 @@ def predictions(sizes: Mapping[str, int], *, rank: int = 1, seq_len: int = 0) ->
 
 
 def chip_table(networks: Networks) -> str:
-    """Markdown: tokens per second of every chip and network, and what takes most of the time."""
-    names = " | ".join(f"{name}: tokens/s | most time" for name in networks)
+    """Markdown: tokens per second of every chip and network, and what the time goes to."""
+    names = " | ".join(f"{name}: tokens/s | of the step" for name in networks)
     rows = [f"| chip | cores | GHz | TMAC/s | GB/s | {names} |"]
-    rows += ["|---|" + "---:|" * 4 + "---:|---|" * len(networks)]
+    rows += ["|---|" + "---:|" * (4 + 2 * len(networks))]
     columns = [predictions(sizes) for sizes in networks.values()]
     for found in zip(*columns, strict=True):
         chip = found[0].chip
         about = f"{chip.cores} | {chip.clock / 1e9:.3f} | {chip.macs / 1e12:,.2f}"
-        cells = " | ".join(f"{rounded(p.tokens_per_second)} | {p.bound}" for p in found)
+        cells = " | ".join(f"{rounded(p.tokens_per_second)} | {percent(p.shares)}" for p in found)
         rows.append(f"| {chip.name} | {about} | {chip.memory / 1e9:,.0f} | {cells} |")
     return "\n".join(rows) + "\n"
+
+
+def percent(shares: tuple[float, ...]) -> str:
+    return ", ".join(f"{100 * share:.0f}" for share in shares)
 
 
 def rounded(value: float) -> str:
@@ -243,20 +247,23 @@ def rounded(value: float) -> str:
 
 
 def counts_table(networks: Networks) -> str:
-    """Markdown: what the kernels do per member and token, as M1 to M4 and M5 run them."""
-    rows = ["| network, kernels | stage | products | other cycles | cache | passed |"]
-    rows += ["|---|---|---:|---:|---:|---:|"]
+    """Markdown: launches per update; multiply-adds and the rest per member and token."""
+    columns = ("launches", "multiply-adds", "products", "other cycles", "cache", "passed")
+    rows = ["| network, kernels | stage | " + " | ".join(columns) + " |"]
+    rows += ["|---|---|" + "---:|" * len(columns)]
     for name, sizes in networks.items():
+        program = network(sizes)
         for way, kind in (("simdgroup", SIMDGROUP), ("NAX", NAX), ("CUDA", CUDA)):
-            program = network(sizes)
             M = best_members(program, 1, POPULATION, kind.nax)
             plans = stage_plans(program, members=M, rank=1, nax=kind.nax)
             chosen = {"embedding": plans[0], "a layer": plans[1], "head": plans[-1]}
             for stage, plan in chosen.items():
-                counts = " | ".join(f"{count:,.0f}" for count in stage_work(plan, kind))
-                rows.append(f"| {name}, {way} | {stage} | {counts} |")
-            counts = " | ".join(f"{count:,.0f}" for count in votes_work(program, 1))
-            rows.append(f"| {name}, {way} | votes, per update | {counts} |")
+                counts = (1, plan.macs, *stage_work(plan, kind))
+                cells = " | ".join(f"{count:,.0f}" for count in counts)
+                rows.append(f"| {name}, {way} | {stage} | {cells} |")
+        votes = votes_work(program, 1)
+        cells = " | ".join(f"{n:,.0f}" for n in (2, PRODUCT * votes.products, *votes))
+        rows.append(f"| {name} | votes, per update | {cells} |")
     return "\n".join(rows) + "\n"
 
 
