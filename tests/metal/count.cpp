@@ -69,6 +69,7 @@ void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
 void __tsan_init() {}
 void __tsan_vptr_update(void**, void*) {}
 void* __tsan_memset(void* to, int value, uint64_t size) { return memset(to, value, size); }
+void* __tsan_memmove(void* to, const void* from, uint64_t size) { return memmove(to, from, size); }
 void* __tsan_memcpy(void* to, const void* from, uint64_t size) { return memcpy(to, from, size); }
 #define HOOK(SIZE)                                                        \
   void __tsan_read##SIZE(void* at) { access(false, at, SIZE); }           \
