@@ -416,6 +416,8 @@ def test_counts_in_the_documentation_are_computed():
         # Wf and Wh read the same; of int8, and with token-votes an int32 for each of six.
         assert plans[1].tape_bytes == 8 * D + (0 if nodes else 24)
         after = metal_credit_plan.afterwards(plans)
+        launches = len(plans) + sum(counts.launches for counts in after.values())
+        assert launches == 3 * L + (6 if nodes else 7)
         assert after["votes of matrices"].per_member == (12 * D * D * L + V * D * (not nodes)) / 2
         for plan in plans:
             body = metal_credit_source.credit_source(plan, 8).body.partition("++t)")[2]
