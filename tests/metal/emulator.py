@@ -174,7 +174,7 @@ class Emulator:
 
     def __call__(self, source: Source, inputs, outputs, grid, threadgroup) -> list[mx.array]:
         source = self.edit(source)
-        kernel = self.kernel(generated(source, inputs, outputs))
+        kernel = self.kernel(self.text(source, inputs, outputs))
         self.launches.append(source.name)
         orders = self.orders
         if self.alternate:
@@ -194,22 +194,36 @@ class Emulator:
             self.kernels[digest] = Kernel(self.compile(msl, digest))
         return self.kernels[digest]
 
+    def text(self, source: Source, inputs, outputs) -> str:
+        """What is compiled."""
+        return generated(source, inputs, outputs)
+
+    def program(self, text: str) -> str:
+        """What is compiled as C++, with the function that calls it."""
+        return text + entry(text)
+
+    def flags(self, text: str) -> list[str]:
+        # Metal takes a descriptor as a template argument, C++ from 2020 on.
+        standard = "-std=c++20" if "MetalPerformancePrimitives" in text else "-std=c++17"
+        return [standard, *FLAGS]
+
+    def check(self, compiler: str, text: str, digest: str) -> None:
+        """Address spaces: what Metal would refuse."""
+        spaces = self.folder / f"{digest}.spaces.cpp"
+        spaces.write_text(text, "ascii")
+        build([compiler, *self.flags(text), "-DEMU_SPACES", "-fsyntax-only", str(spaces)])
+
     def compile(self, msl: str, digest: str) -> Path:
         compiler = clang()
         assert compiler
         program, runtime = self.folder / digest, self.folder / "runtime.o"
-        # Metal takes a descriptor as a template argument, C++ from 2020 on.
-        standard = "-std=c++20" if "MetalPerformancePrimitives" in msl else "-std=c++17"
-        common = [compiler, standard, *FLAGS, *SANITIZE, self.optimize]
+        common = [compiler, *self.flags(msl), *SANITIZE, self.optimize]
         if not runtime.exists():
             build([*common, "-O2", "-c", str(HERE / "runtime.cpp"), "-o", str(runtime)])
         if not program.exists():
             text = self.folder / f"{digest}.cpp"
-            text.write_text(msl + entry(msl), "ascii")
-            # Address spaces first: what Metal would refuse.
-            spaces = self.folder / f"{digest}.spaces.cpp"
-            spaces.write_text(msl, "ascii")
-            build([compiler, standard, *FLAGS, "-DEMU_SPACES", "-fsyntax-only", str(spaces)])
+            text.write_text(self.program(msl), "ascii")
+            self.check(compiler, msl, digest)
             build([*common, str(text), "-x", "none", str(runtime), "-o", str(program)])
         return program
 

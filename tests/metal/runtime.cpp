@@ -25,6 +25,9 @@ namespace emu {
 
 constexpr size_t STACK = 256 << 10;
 constexpr int LANES = 32;
+#ifndef EMU_SHARED_BYTES
+#define EMU_SHARED_BYTES 32768  // of threadgroup memory on every Apple GPU
+#endif
 
 struct Product {
   float2 a, b;
@@ -245,7 +248,7 @@ void* shared(const char* name, unsigned long bytes) {
   if (!block) {
     size_t total = bytes;
     for (auto& [other, it] : shared_arrays) total += it.second;
-    if (total > 32768) fail("more than 32 KiB of threadgroup memory");
+    if (total > EMU_SHARED_BYTES) fail("more threadgroup memory than there is");
     block = malloc(bytes);
     size = bytes;
     memset(block, garbage, bytes);
