@@ -129,7 +129,7 @@ class CudaEngine(Engine):
         """No GPU, or a small network does not come out as in plain MLX (tried once a process)."""
         if not mx.cuda.is_available():
             return "MLX finds no CUDA GPU"
-        why = cuda_trial.failure(cuda_trial.switched())
+        why = cuda_trial.failure(chosen_product())
         return f"its trial on this GPU failed: {why}" if why else ""
 
     def __init__(

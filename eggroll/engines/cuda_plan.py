@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eggroll.engines.metal_plan import MEMBERS, StagePlan, count_rows
+from eggroll.engines.metal_plan import MEMBERS, StagePlan
 from eggroll.model import Program
 
 WARPS = 8  # of a block

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eggroll import fixed_point as fx
-from eggroll.engines.cuda_plan import EXP2_BYTES, TILE, WARPS, CudaPlan
+from eggroll.engines.cuda_plan import EXP2_BYTES, WARPS, CudaPlan
 from eggroll.engines.metal_plan import Phase
 from eggroll.errors import InputError
 from eggroll.model import Op, S, X
@@ -320,8 +320,6 @@ def body(write: Writer) -> str:
         write(f"egg::load_state<{D}>(r{S}, state + first * {D}, members, lane);")
     elif S in plan.lives:
         write(f"egg::fill<{D}>(r{S}, lane);")
-    if S in plan.lives:
-        write.barrier()
     move_in(write, "0")
     write.barrier()
     write("for (uint32_t t = 0; t < T; ++t) {")

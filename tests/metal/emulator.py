@@ -194,6 +194,18 @@ class Emulator:
             self.kernels[digest] = Kernel(self.compile(msl, digest))
         return self.kernels[digest]
 
+    @property
+    def units(self) -> list[tuple[Path, tuple[str, ...]]]:
+        """What is linked with every kernel, and flags of its own."""
+        return [(HERE / "runtime.cpp", ("-O2",))]
+
+    def once(self, common: list[str], path: Path, *flags: str) -> Path:
+        """The object file of a unit, compiled by whoever needs it first."""
+        made = self.folder / f"{path.stem}.o"
+        if not made.exists():
+            build([*common, *flags, "-c", str(path), "-o", str(made)])
+        return made
+
     def text(self, source: Source, inputs, outputs) -> str:
         """What is compiled."""
         return generated(source, inputs, outputs)
@@ -216,15 +228,14 @@ class Emulator:
     def compile(self, msl: str, digest: str) -> Path:
         compiler = clang()
         assert compiler
-        program, runtime = self.folder / digest, self.folder / "runtime.o"
+        program = self.folder / digest
         common = [compiler, *self.flags(msl), *SANITIZE, self.optimize]
-        if not runtime.exists():
-            build([*common, "-O2", "-c", str(HERE / "runtime.cpp"), "-o", str(runtime)])
+        runtime = [str(self.once(common, path, *flags)) for path, flags in self.units]
         if not program.exists():
             text = self.folder / f"{digest}.cpp"
             text.write_text(self.program(msl), "ascii")
             self.check(compiler, msl, digest)
-            build([*common, str(text), "-x", "none", str(runtime), "-o", str(program)])
+            build([*common, str(text), "-x", "none", *runtime, "-o", str(program)])
         return program
 
 

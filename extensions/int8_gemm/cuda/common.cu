@@ -184,7 +184,7 @@ template <int D>
 __device__ inline void restart(uint32_t* s, const int32_t* tokens, uint32_t T, uint32_t members,
                                Lane lane) {
   for (uint32_t i = lane.thread; i < (D + 3) / 4 * M; i += THREADS) {
-    const uint32_t member = i % M;
+    const uint32_t member = i % M;  // as load_state deals them out, and so without a barrier
     if (member < members && tokens[member * T] == 0) s[word(i / M, member)] = 0;
   }
 }

@@ -1,7 +1,5 @@
 // What our kernels use of CUDA, in C++ for clang: threads are fibers (metal/runtime.cpp), and a
 // warp's operations are exchanges between them, which fail unless all 32 lanes come to the same.
-//
-// Matrix products follow the tables of the PTX ISA for mma.sync: which lane holds which elements.
 #pragma once
 #include "../../../../../../metal/include/metal_stdlib"
 
@@ -27,45 +25,15 @@ namespace emu {
 uint3 thread_index();
 uint3 block_index();
 
-struct Operands {
-  uint a[4], b[2];
-};
-inline Operands operands[2][32];  // of one warp: the others wait, and twice as a lane may run ahead
+int product(uint a, uint b);  // of four bytes each, summed
+int wrapped(int a, int b);
 
-inline int product(uint a, uint b) {
-  int sum = 0;
-  for (int e = 0; e < 4; ++e) sum += int(int8_t(a >> 8 * e)) * int(int8_t(b >> 8 * e));
-  return sum;
-}
+// The operands as mma.sync names them, d both read and written.
+void m16n8k32(int& d0, int& d1, int& d2, int& d3, uint a0, uint a1, uint a2, uint a3, uint b0,
+              uint b1);
+void m8n8k16(int& d0, int& d1, uint a0, uint b0);
 
-inline int wrapped(int a, int b) { return int(uint(a) + uint(b)); }
-
-// d += a b: rows 8 h + lane / 4 and columns 2 (lane % 4) + p of d are its element 2 h + p. Word
-// h + H k of a holds inputs 16 k + 4 (lane % 4) + 0..3 of row 8 h + lane / 4, H = halves of rows;
-// word k of b those inputs of column lane / 4.
-template <int HALVES>
-inline void mma(int* const (&d)[2 * HALVES], const uint (&a)[HALVES * HALVES],
-                const uint (&b)[HALVES]) {
-  static uint turns[32];
-  const uint lane = lane_index();
-  Operands(&all)[32] = operands[turns[lane]++ % 2];
-  for (int i = 0; i < HALVES * HALVES; ++i) all[lane].a[i] = a[i];
-  for (int i = 0; i < HALVES; ++i) all[lane].b[i] = b[i];
-  exchange({SIMDGROUP, uint(HALVES), 0});
-  for (uint h = 0; h < HALVES; ++h)
-    for (uint p = 0; p < 2; ++p)
-      for (uint k = 0; k < HALVES; ++k)
-        for (uint quad = 0; quad < 4; ++quad)
-          *d[2 * h + p] = wrapped(*d[2 * h + p], product(all[lane / 4 * 4 + quad].a[h + HALVES * k],
-                                                         all[(lane % 4 * 2 + p) * 4 + quad].b[k]));
-}
-
-inline void m16n8k32(int& d0, int& d1, int& d2, int& d3, uint a0, uint a1, uint a2, uint a3,
-                     uint b0, uint b1) {
-  mma<2>({&d0, &d1, &d2, &d3}, {a0, a1, a2, a3}, {b0, b1});
-}
-
-inline void m8n8k16(int& d0, int& d1, uint a0, uint b0) { mma<1>({&d0, &d1}, {a0}, {b0}); }
+uint shuffle(uint v, uint lane);
 
 }  // namespace emu
 
@@ -111,10 +79,5 @@ inline int __shfl_xor_sync(uint mask, int v, int lanes) {
 }
 inline uint __shfl_sync(uint mask, uint v, uint lane) {
   all_lanes(mask);
-  static uint values[2][32], turns[32];
-  const uint mine = emu::lane_index();
-  uint(&all)[32] = values[turns[mine]++ % 2];
-  all[mine] = v;
-  emu::exchange({emu::SIMDGROUP, 3, 0});
-  return all[lane % 32];
+  return emu::shuffle(v, lane);
 }

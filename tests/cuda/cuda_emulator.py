@@ -13,15 +13,15 @@ from pathlib import Path
 
 import mlx.core as mx
 
-HERE = Path(__file__).parent
-METAL = HERE.parent / "metal"
-sys.path.insert(0, str(METAL))
+sys.path.insert(0, str(Path(__file__).parents[1] / "metal"))
 import emulator as metal
 from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError
 
 from eggroll.engines.cuda_plan import SHARED
 from eggroll.engines.cuda_source import Source
 
+HERE = Path(__file__).parent
+METAL = HERE.parent / "metal"
 __all__ = ["FORWARD", "REVERSE", "SHUFFLED", "CudaEmulator", "EmulationError", "written"]
 
 MLX_HEADER = """
@@ -107,6 +107,10 @@ void emu::entry(void** arrays) {{ mlx::core::cu::{name}({arguments}); }}
 
 class CudaEmulator(metal.Emulator):
     """A launcher for CudaEngine."""
+
+    @property
+    def units(self) -> list[tuple[Path, tuple[str, ...]]]:
+        return [*super().units, (HERE / "warp.cpp", ("-O2", "-fno-sanitize=all"))]
 
     def text(self, source: Source, inputs, outputs) -> str:  # type: ignore[override]
         return written(source, inputs, outputs)
