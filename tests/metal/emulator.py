@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import hashlib
 import os
+import platform
 import re
 import shutil
 import struct
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -49,6 +51,15 @@ def clang() -> str | None:
     named = [os.environ.get("EGGROLL_CLANG", ""), "clang++"]
     named += [f"clang++-{version}" for version in range(22, 13, -1)]
     return next((path for name in named if name and (path := shutil.which(name))), None)
+
+
+@cache
+def shared_sanitizers(compiler: str) -> tuple[str, ...]:
+    """Flags that link the sanitizers' library instead of copying it into every kernel."""
+    name = f"libclang_rt.asan-{platform.machine()}.so"
+    asked = [compiler, f"-print-file-name={name}"]
+    found = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    return ("-shared-libasan", f"-Wl,-rpath,{found.parent}") if found.is_absolute() else ()
 
 
 def missing() -> str:
@@ -235,7 +246,8 @@ class Emulator:
             text = self.folder / f"{digest}.cpp"
             text.write_text(self.program(msl), "ascii")
             self.check(compiler, msl, digest)
-            build([*common, str(text), "-x", "none", *runtime, "-o", str(program)])
+            linked = shared_sanitizers(compiler)
+            build([*common, *linked, str(text), "-x", "none", *runtime, "-o", str(program)])
         return program
 
 

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "fiber.h"
 #include "include/metal_stdlib"
 #include "runtime.h"
 
@@ -36,7 +36,7 @@ struct Product {
 };
 
 struct Fiber {
-  ucontext_t context;
+  Context context;
   char* stack;
   void* fake_stack;
   uint index;
@@ -49,7 +49,7 @@ Position position;
 
 namespace {
 
-ucontext_t scheduler;
+Context scheduler;
 void* scheduler_fake_stack;
 const void* scheduler_stack;
 size_t scheduler_size;
@@ -63,7 +63,7 @@ void to_scheduler(bool for_good) {
   Fiber* mine = now;
   __sanitizer_start_switch_fiber(for_good ? nullptr : &mine->fake_stack, scheduler_stack,
                                  scheduler_size);
-  swapcontext(&mine->context, &scheduler);
+  switch_context(&mine->context, &scheduler);
   __sanitizer_finish_switch_fiber(mine->fake_stack, nullptr, nullptr);
 }
 
@@ -82,7 +82,7 @@ void run(Fiber* fiber) {
   position.simdgroup = fiber->index / LANES;
   position.index = fiber->index;
   __sanitizer_start_switch_fiber(&scheduler_fake_stack, fiber->stack, STACK);
-  swapcontext(&scheduler, &fiber->context);
+  switch_context(&scheduler, &fiber->context);
   __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr);
 }
 
@@ -139,11 +139,7 @@ void advance(Fiber* const* lanes, const std::vector<int>& order) {
 
 void make(Fiber* fiber, uint index) {
   fiber->index = index;
-  getcontext(&fiber->context);
-  fiber->context.uc_stack.ss_sp = fiber->stack;
-  fiber->context.uc_stack.ss_size = STACK;
-  fiber->context.uc_link = nullptr;
-  makecontext(&fiber->context, body, 0);
+  make_context(&fiber->context, fiber->stack, STACK, body);
 }
 
 void run_group(uint threads, Order order, std::mt19937& chance) {
