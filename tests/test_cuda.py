@@ -82,7 +82,7 @@ def launcher(folder: Path):
 CASES = [
     (0, "m16n8k32", 0, {"D": 64, "V": 256, "T": 2, "P": 2}),  # power-of-two divisors
     (16, "m8n8k16", 0, {"D": 48, "V": 100, "T": 2, "P": 18, "extreme": True}),  # true divisions
-    (32, "m16n8k32", 0, {"D": 33, "V": 9, "L": 2, "T": 2, "P": 36, "rank": 8}),  # ragged
+    (64, "m16n8k32", 0, {"D": 33, "V": 9, "L": 2, "T": 2, "P": 66, "rank": 8}),  # ragged
     (32, "m16n8k32", NO_ROOM, {"D": 132, "V": 5, "T": 2, "P": 34}),  # registers in device memory
     (8, "m16n8k32", 0, {"D": 8, "V": 5000, "L": 0, "T": 1, "P": 2}),  # a sum beyond 32 bits
     (32, "m8n8k16", 0, {"D": 1, "V": 2, "T": 1, "P": 2}),  # next to nothing
@@ -106,7 +106,7 @@ def test_equals_oracle(
 
 
 def test_cases_reach_what_they_are_for():
-    """Device memory for registers and for x B, one warp for fewer members than a block has."""
+    """Device memory for registers and for x B, a warp for some of a block's members or for 32."""
     plans = {
         shape["D"]: cuda_plan.cuda_plans(
             model.egg(shape["V"], shape["D"], 1), on(product, shared),
@@ -117,7 +117,7 @@ def test_cases_reach_what_they_are_for():
     assert not all(place.shared for place in plans[132].places.values())
     assert all(place.shared for place in plans[48].places.values())
     assert not plans[9].sums_shared
-    assert {plans[33].columns(33), plans[132].columns(4 * 132)} == {1, 4}
+    assert {plans[33].columns(33), plans[132].columns(4 * 132)} == {2, 4}
 
 
 @pytest.mark.parametrize("members", [1, 33])
@@ -240,7 +240,7 @@ def test_whole_runs_have_one_signature(
 def test_emulation_reads_assembly_with_its_operands():
     """A matrix product reaches the emulation with the operands of its statement, or not at all."""
     code = "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
-    statement = f'asm("{code}" : "+r"(d[0]), "+r"(d[1]) : "r"(a), "r"(f(b, c)));'
+    statement = f'asm volatile("{code}" : "+r"(d[0]), "+r"(d[1]) : "r"(a), "r"(f(b, c)));'
     assert without_asm(statement) == "emu::m8n8k16(d[0], d[1], a, f(b, c));"
     for old, new in (
         ("{%2}, {%3}", "{%3}, {%2}"), ("s8.s8", "u8.s8"), ('"+r"(d[1])', '"=r"(d[1])'),
@@ -385,11 +385,11 @@ def resources(architecture: str) -> dict[str, nvrtc.Resources]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nvrtc_compiles_every_kernel(architecture: str, covered: set[str]):
-    """To machine code, without spills; two blocks of every kernel fit in a multiprocessor."""
+    """To machine code, without spills, with registers for the threads that a block has."""
     refuse(nvrtc.missing())
     for name, made in resources(architecture).items():
         assert made.spilled == 0, name
-        assert made.registers <= 128, name
+        assert made.registers * 32 * cuda_plan.WARPS <= 1 << 16, name
     COMPILED.add(architecture)
     if set(ARCHITECTURES) <= COMPILED:
         covered.add("cuda")
@@ -422,6 +422,30 @@ def test_nvrtc_refuses_what_is_wrong():
             nvrtc.compile(whole_text(edited), "sm_80", "--diag-error=177")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "shape", "population", "members"),
+    [
+        (80, (256, 256, 6), 10240, 64),  # weights come from afar: many members share them
+        (80, (256, 64, 1), 10240, 32),  # weights stay near: two blocks for each multiprocessor
+        (80, (256, 64, 1), 100_000, 64),
+        (80, (256, 256, 6), 2048, 8),  # else most multiprocessors would have nothing to do
+    ],
+)
+def test_members_of_a_block(architecture: int, shape: tuple, population: int, members: int):
+    program, gpu = model.egg(*shape), target(architecture)
+    assert cuda_plan.block_members(program, gpu, 1, population) == members
+
+
+def test_shared_memory_is_what_the_plan_says():
+    """And no more than a block may have: also where registers leave it."""
+    for architecture, D in ((75, 64), (75, 256), (80, 256), (90, 700), (0, 700)):
+        gpu = target(architecture)
+        for plan in cuda_plan.cuda_plans(model.egg(5000, D, 1), gpu, members=64, rank=4):
+            source = cuda_source.stage_source(plan, 8, gpu.product)
+            assert source.shared <= gpu.shared_bytes
+            assert source.shared >= plan.shared_rows * plan.stride
+
+
 def test_counts_in_the_documentation_are_computed():
     """docs/cuda.md shows what the plans and NVRTC say."""
     text = (Path(__file__).parents[1] / "docs" / "cuda.md").read_text()
@@ -451,7 +475,7 @@ FAULTS = {
     "a member that is not there": ("i < D * min(uint32_t(M), members)", "i < D * uint32_t(M)"),
     "an input too many": ("4 * quad + e < COUNT", "4 * quad + e <= COUNT"),
     "division toward zero": (
-        "return clip(int(uint32_t(max(least, min(v, -least - 1)) - least) / uint32_t(DIVISOR)) - 128);",  # noqa: E501
+        "return max(int(uint32_t(max(least, min(v, -least - 1)) - least) / uint32_t(DIVISOR)), 1) - 128;",  # noqa: E501
         "return clip(v / DIVISOR);",
     ),
     "shift toward zero": ("int(odd[e]) >> SHIFT", "int(odd[e]) / (1 << SHIFT)"),

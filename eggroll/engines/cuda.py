@@ -19,6 +19,7 @@ import numpy as np
 from eggroll.engines import cuda_trial
 from eggroll.engines.base import Engine
 from eggroll.engines.cuda_plan import (
+    MEMBERS,
     PRODUCTS,
     CudaPlan,
     Target,
@@ -35,8 +36,8 @@ from eggroll.engines.cuda_source import (
     vote_sources,
 )
 from eggroll.engines.metal import Shape, at_least, check_noise, extreme
-from eggroll.engines.metal_plan import MEMBERS, padded, shares, vote_work
 from eggroll.engines.metal_plan import PRODUCTS as MATRIX_KINDS
+from eggroll.engines.metal_plan import padded, shares, vote_work
 from eggroll.errors import InputError
 from eggroll.model import Program, Stage, Weights
 from eggroll.noise import Slices

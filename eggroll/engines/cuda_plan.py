@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eggroll.engines.metal_plan import MEMBERS, StagePlan
+from eggroll.engines.metal_plan import StagePlan
 from eggroll.model import Program
 
-WARPS = 8  # of a block
+WARPS = 8  # of a block; a thread may then have as many registers as there can be
+MEMBERS = (64, 32, 16, 8)  # that a block may hold
 TILE = 32  # outputs of a warp's tile, for 8 members or more
-FULL = 264  # blocks that keep 132 multiprocessors busy, two on each
+MULTIPROCESSORS = 132  # of a large GPU, as MLX does not tell
+CACHED = 64 << 10  # bytes of a stage's weights that may stay in a multiprocessor's own cache
 EXP2_BYTES = 64  # of shared memory, beside what the plan counts
 LEAST_SHARED = 48 << 10  # bytes of shared memory that every block may have
 # Of a block that asks for it, by architecture; from the CUDA programming guide's table.
@@ -55,9 +57,12 @@ class CudaPlan(StagePlan):
         return TILE // 8
 
     def columns(self, outputs: int) -> int:
-        """Groups of 8 members that a warp computes at a time: all, or fewer to use every warp."""
+        """Groups of 8 members that a warp computes at a time: 4, or fewer to use every warp.
+
+        More than 4 take all its registers, and the weights of a tile stay near for the next 4.
+        """
         groups = self.members // 8
-        choice = [n for n in (groups, groups // 2, 1) if n and groups % n == 0]
+        choice = [n for n in (4, 2, 1) if n <= groups]
         return next(
             (n for n in choice if self.tile_count(outputs) * (groups // n) >= self.simdgroups), 1
         )
@@ -70,11 +75,18 @@ def cuda_plans(program: Program, on: Target, *, members: int, rank: int) -> list
 
 
 def block_members(program: Program, on: Target, rank: int, population: int) -> int:
-    """M for a network: the least traffic among those that give a GPU enough blocks."""
+    """M for a network: the least traffic among those that give every multiprocessor a block.
+
+    Where traffic is alike, the largest that gives each two, so that one runs while one waits.
+    """
+
+    def blocks(members: int) -> int:
+        return -(-population // members)
 
     def streamed(members: int) -> float:
         plans = cuda_plans(program, on, members=members, rank=rank)
-        return sum(plan.weights_read + plan.spilled for plan in plans)
+        far = [plan.weights_read for plan in plans if plan.weight_bytes > CACHED]
+        return sum(far) + sum(plan.spilled for plan in plans)
 
-    full = [m for m in MEMBERS if -(-population // m) >= FULL] or list(MEMBERS[-1:])
-    return min(full, key=streamed)
+    full = [m for m in MEMBERS if blocks(m) >= MULTIPROCESSORS] or list(MEMBERS[-1:])
+    return min(full, key=lambda m: (streamed(m), blocks(m) < 2 * MULTIPROCESSORS, -m))

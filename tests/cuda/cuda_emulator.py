@@ -38,7 +38,7 @@ FLAGS = [
     f"-I{HERE / 'include'}",
     f"-DEMU_SHARED_BYTES={max(SHARED.values())}",
 ]
-ASM = re.compile(r"\basm\((.*?)\);", re.S)
+ASM = re.compile(r"\basm volatile\((.*?)\);", re.S)
 
 
 def written(source: Source, inputs: Sequence[mx.array], outputs) -> str:

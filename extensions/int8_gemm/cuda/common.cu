@@ -15,11 +15,12 @@ namespace egg {
 
 __device__ inline int clip(int v) { return max(-127, min(v, 127)); }
 
-// clip(floor(v / DIVISOR)): no negative numerator, so an unsigned division by a constant.
+// clip(floor(v / DIVISOR)): no negative numerator, so an unsigned division by a constant. Its
+// quotient is at most 255, so only the lower end is left to clip.
 template <int DIVISOR>
 __device__ inline int divide(int v) {
   const int least = -128 * DIVISOR;
-  return clip(int(uint32_t(max(least, min(v, -least - 1)) - least) / uint32_t(DIVISOR)) - 128);
+  return max(int(uint32_t(max(least, min(v, -least - 1)) - least) / uint32_t(DIVISOR)), 1) - 128;
 }
 
 // Products that wrap modulo 2^32.

@@ -3,9 +3,9 @@
 namespace egg {
 
 __device__ inline void mma_quarter(int& even, int& odd, uint32_t a, uint32_t b) {
-  asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
-      : "+r"(even), "+r"(odd)
-      : "r"(a), "r"(b));
+  asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+               : "+r"(even), "+r"(odd)
+               : "r"(a), "r"(b));
 }
 
 __device__ inline void mma(int (&c)[4], uint4 a, uint2 b) {

@@ -7,7 +7,7 @@ namespace egg {
 // exact.
 __device__ inline int over_mean(int v, int mean, uint32_t reciprocal) {
   const int numerator = max(-128 * mean, min(v, 128 * mean - 1)) + 128 * mean;
-  return clip(int((uint32_t(numerator) * reciprocal) >> 22) - 128);
+  return max(int((uint32_t(numerator) * reciprocal) >> 22), 1) - 128;
 }
 
 __device__ inline uint32_t reciprocal_of(int mean) {
