@@ -45,6 +45,8 @@ verify-metal: $(BUILT)
 # For the owner of an NVIDIA GPU: the same, into cuda-report.txt. CUDA=cuda12 for older drivers.
 CUDA ?= cuda
 verify-cuda: $(BUILT)
+	@command -v nvidia-smi >/dev/null || \
+	  { echo "verify-cuda needs an NVIDIA GPU, and nvidia-smi, which comes with its driver, is missing." >&2; exit 1; }
 	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["optional-dependencies"]["$(CUDA)"], sep="\n")' >$(VENV)/requirements-cuda.txt
 	$(PY) -m pip uninstall --quiet --yes mlx-cpu
 	$(PY) -m pip install --quiet -r $(VENV)/requirements-cuda.txt

@@ -128,7 +128,7 @@ class CudaEngine(Engine):
     @classmethod
     def missing(cls) -> str:
         """No GPU, or a small network does not come out as in plain MLX (tried once a process)."""
-        if not mx.cuda.is_available():
+        if not cuda_trial.has_gpu():
             return "MLX finds no CUDA GPU"
         why = cuda_trial.failure(chosen_product())
         return f"its trial on this GPU failed: {why}" if why else ""
@@ -330,8 +330,9 @@ def piece(program: Program, on: Target, P: int, T: int, rank: int) -> tuple[int,
     Fewer tokens at a time cost a launch more, fewer members leave the GPU half empty: so tokens
     are cut first.
     """
-    plans = cuda_plans(program, on, members=MEMBERS[-1], rank=rank)
-    room = memory() // (2 * (program.width + 7) + max(plan.scratch_bytes for plan in plans))
+    plans = [plan for m in MEMBERS for plan in cuda_plans(program, on, members=m, rank=rank)]
+    scratch = max(-(-plan.scratch_bytes // plan.members) for plan in plans)
+    room = memory() // (2 * (program.width + 7) + scratch)
     room = min(room, LAUNCH_MACS // max(1, *(plan.macs for plan in plans)))
     tokens = min(T, max(room // P, 1))
     return min(P, max(room // tokens // 2 * 2, 2)), tokens
@@ -339,6 +340,6 @@ def piece(program: Program, on: Target, P: int, T: int, rank: int) -> tuple[int,
 
 def memory() -> int:
     """Bytes that the arrays between two stages may take: an eighth of the GPU's memory."""
-    if not mx.cuda.is_available():
+    if not cuda_trial.has_gpu():
         return 1 << 30
     return min(cuda_trial.total_memory() // 8, (1 << 31) - 1)

@@ -20,9 +20,15 @@ def switched() -> str:
     return os.environ.get(SWITCH, "")
 
 
+def has_gpu() -> bool:
+    """Whether MLX is one for CUDA and finds a GPU."""
+    module: Any = getattr(mx, "cuda", None)
+    return module is not None and bool(module.is_available())
+
+
 def facts() -> dict[str, Any]:
     """What MLX says of the GPU; empty without one."""
-    if not mx.cuda.is_available():
+    if not has_gpu():
         return {}
     return dict(mx.device_info(mx.Device(mx.DeviceType.gpu, 0)))
 
