@@ -2,6 +2,7 @@
 # make test     run the tests; options for pytest in ARGS="..."
 # make test-arm64   replay the arm64 kernels under qemu
 # make verify-metal   on a Mac: check the metal engine on the GPU, write metal-report.txt
+# make verify-cuda   with an NVIDIA GPU: check the cuda engine on it, write cuda-report.txt
 # make bench    time whole steps over growing populations; more options in ARGS="..."
 # make check    lint, formatting and types
 # make build    create .venv, install the dependencies, build the extension
@@ -22,7 +23,7 @@ SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/
 CXX_SOURCES = $(shell find extensions tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: build train test test-arm64 verify-metal bench check clean
+.PHONY: build train test test-arm64 verify-metal verify-cuda bench check clean
 
 build: $(BUILT)
 
@@ -40,6 +41,16 @@ test-arm64: $(BUILT)
 # For the owner of a Mac: engine tests, probe and benchmark on the GPU, into metal-report.txt.
 verify-metal: $(BUILT)
 	$(PY) tests/metal/report.py
+
+# For the owner of an NVIDIA GPU: the same, into cuda-report.txt. CUDA=cuda12 for older drivers.
+CUDA ?= cuda
+verify-cuda: $(BUILT)
+	@command -v nvidia-smi >/dev/null || \
+	  { echo "verify-cuda needs an NVIDIA GPU, and nvidia-smi, which comes with its driver, is missing." >&2; exit 1; }
+	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["optional-dependencies"]["$(CUDA)"], sep="\n")' >$(VENV)/requirements-cuda.txt
+	$(PY) -m pip uninstall --quiet --yes mlx-cpu
+	$(PY) -m pip install --quiet -r $(VENV)/requirements-cuda.txt
+	$(PY) tests/metal/report.py cuda
 
 bench: $(BUILT)
 	$(PY) -m eggroll.bench $(ARGS)

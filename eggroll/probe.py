@@ -25,7 +25,7 @@ from nax_check.facts import sysctl
 
 from eggroll import _extension, cli
 from eggroll.cli import Range
-from eggroll.engines.choice import PLANNED, available
+from eggroll.engines.choice import available
 from eggroll.errors import InputError
 from eggroll.runlog import write_whole
 
@@ -204,9 +204,7 @@ def _size(text: str) -> int:
 
 def engines() -> dict[str, str]:
     """Engine -> why it cannot run here ("" if it can), fastest first."""
-    missing = available()
-    later = {name: "is not part of this version" for name in PLANNED if name not in missing}
-    return {**missing, **later}
+    return available()
 
 
 def _version(package: str) -> str:

@@ -185,27 +185,24 @@ def test_unknown_instruction_set_is_refused(monkeypatch):
 def test_choice_names_what_is_available():
     program = model.egg(4, 4, 1)
     assert choose("auto", program)[0].name == RUNS[0]
-    with pytest.raises(InputError, match=r"'cuda' is not part of this version.*cpu, portable"):
-        choose("cuda", program)
-    if available()["metal"]:
-        with pytest.raises(InputError, match=r"'metal' cannot run here.*cpu, portable"):
-            choose("metal", program)
+    for name in ("metal", "cuda"):
+        if available()[name]:
+            with pytest.raises(InputError, match=rf"'{name}' cannot run here.*cpu, portable"):
+                choose(name, program)
     with pytest.raises(InputError, match=r"'quantum' is unknown.*cpu, portable"):
         choose("quantum", program)
 
 
-def test_choice_looks_for_token_credit(monkeypatch):
-    """All engines have it; one that had not would be passed over, with a reason."""
-    monkeypatch.setattr(ENGINES["metal"], "missing", classmethod(lambda cls: ""))
+@pytest.mark.parametrize("name", [n for n, engine in ENGINES.items() if not engine.credits])
+def test_choice_looks_for_token_credit(monkeypatch, name: str):
+    monkeypatch.setattr(ENGINES[name], "missing", classmethod(lambda cls: ""))
     program = model.egg(4, 4, 1)
-    assert choose("auto", program, credit=True)[0].name == "metal"
-    monkeypatch.setattr(ENGINES["metal"], "credits", False)
-    assert available()["metal"] == ""
+    assert available()[name] == ""
     engine, reason = choose("auto", program, credit=True)
     assert engine.name == "cpu"
-    assert "metal: it has no token credit" in reason
-    with pytest.raises(InputError, match=r"'metal' cannot run here.*no token credit.*cpu"):
-        choose("metal", program, credit=True)
+    assert f"{name}: it has no token credit" in reason
+    with pytest.raises(InputError, match=rf"'{name}' cannot run here.*no token credit.*cpu"):
+        choose(name, program, credit=True)
 
 
 @settings(max_examples=30, deadline=None)

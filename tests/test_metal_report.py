@@ -1,4 +1,4 @@
-"""make verify-metal: one report, whatever its steps say."""
+"""make verify-metal and make verify-cuda: one report, whatever its steps say."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent / "metal"))
 import report
 
 
-def step(text: str, code: int = 0) -> list[str]:
-    return ["-c", f"print({text!r}); raise SystemExit({code})"]
+def step(text: str, code: int = 0) -> report.Step:
+    return report.Step(["-c", f"print({text!r}); raise SystemExit({code})"])
 
 
 @pytest.fixture
@@ -21,12 +21,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_metal_it_says_so(folder: Path, monkeypatch, capsys):
-    monkeypatch.setattr(report, "available", lambda: {"metal": "no GPU"})
-    monkeypatch.setattr(report, "STEPS", {"probe": step("probed"), "tests": step("never")})
-    assert report.main() == 2
+@pytest.mark.parametrize("engine", ["metal", "cuda"])
+def test_without_its_gpu_it_says_so(folder: Path, monkeypatch, capsys, engine: str):
+    monkeypatch.setattr(report, "available", lambda: {engine: "no GPU"})
+    steps = {"probe": step("probed"), "tests": step("never")}
+    monkeypatch.setattr(report, "steps", lambda engine: steps)
+    assert report.main(engine) == 2
     assert "cannot run here (no GPU)" in capsys.readouterr().err
-    said = (folder / "metal-report.txt").read_text()
+    said = (folder / f"{engine}-report.txt").read_text()
     assert "probed" in said
     assert "never" not in said
 
@@ -42,7 +44,24 @@ def test_it_compares_signatures_and_names_failures(
     steps = {
         "one": step("signature: a"), "two": step(f"signature: {other}"), "three": step("", code),
     }  # fmt: skip
-    monkeypatch.setattr(report, "STEPS", steps)
+    monkeypatch.setattr(report, "steps", lambda engine: steps)
     assert report.main() == exit_code
     assert f"signatures of both engines {words}" in (folder / "metal-report.txt").read_text()
     assert ("failed: three" in capsys.readouterr().out) == (code > 0)
+
+
+@pytest.mark.parametrize("engine", ["metal", "cuda"])
+def test_its_steps_name_what_is_there(engine: str):
+    root, todo = Path(__file__).parents[1], report.steps(engine)
+    tests = [word for step in todo.values() for word in step.words if word.startswith("tests/")]
+    assert len(tests) == 4
+    assert all((root / test).is_file() for test in tests)
+    assert sum(bool(step.env) for step in todo.values()) == len(report.VARIANTS[engine])
+
+
+def test_environments_of_steps_reach_them(folder: Path, monkeypatch):
+    told = report.Step(["-c", "import os; print('signature:', os.environ['SAID'])"], {"SAID": "x"})
+    monkeypatch.setattr(report, "available", lambda: {"cuda": ""})
+    monkeypatch.setattr(report, "steps", lambda engine: {"one": told})
+    assert report.main("cuda") == 0
+    assert "signature: x" in (folder / "cuda-report.txt").read_text()

@@ -32,6 +32,9 @@ def test_build_and_run_pin_the_same_mlx_on_both_platforms():
     assert mlx == [r for r in RUN if r.startswith("mlx")]
     assert sorted(r.partition("sys_platform == ")[2] for r in mlx) == ["'darwin'", "'linux'"]
     assert len(pins(BUILD, "mlx")) == 1
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    for name in ("cuda", "cuda12"):
+        assert pins(extras[name], "mlx") == pins(BUILD, "mlx")
 
 
 def test_extension_was_built_with_the_pinned_pair():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from eggroll.engines.base import Engine
 from eggroll.engines.cpu import CpuEngine
+from eggroll.engines.cuda import CudaEngine
 from eggroll.engines.metal import MetalEngine
 from eggroll.engines.portable import PortableEngine
 from eggroll.errors import InputError
@@ -12,10 +13,10 @@ from eggroll.model import Program
 # Fastest first: `auto` takes the first that is available.
 ENGINES: dict[str, type[Engine]] = {
     "metal": MetalEngine,
+    "cuda": CudaEngine,
     "cpu": CpuEngine,
     "portable": PortableEngine,
 }
-PLANNED = ("cuda",)
 
 
 def available(credit: bool = False) -> dict[str, str]:
@@ -42,8 +43,7 @@ def choose(
         reason = "the fastest available here" + "".join(f"; {p}" for p in passed_over)
         return ENGINES[usable[0]](program, threads, slab), reason
     if name not in missing:
-        why = "is not part of this version" if name in PLANNED else "is unknown"
-        raise InputError(f"engine {name!r} {why}; available here: auto, {', '.join(usable)}.")
+        raise InputError(f"engine {name!r} is unknown; available here: auto, {', '.join(usable)}.")
     if missing[name]:
         raise InputError(
             f"engine {name!r} cannot run here ({missing[name]}); available: {', '.join(usable)}."

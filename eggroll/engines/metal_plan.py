@@ -6,6 +6,7 @@ outputs of an operation, r rank. Nothing here needs MLX or a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -91,6 +92,8 @@ class StagePlan:
 
     nax: products by matmul2d, whose tiles are 16 x 16 n and lie in rows without gaps.
     """
+
+    shared_bytes = SHARED_BYTES
 
     def __init__(
         self, program: Program, index: int, *, members: int, rank: int, nax: bool = False
@@ -189,7 +192,7 @@ class StagePlan:
 
     @property
     def sums_shared(self) -> bool:
-        return self.sums_bytes <= SHARED_BYTES // 4
+        return self.sums_bytes <= self.shared_bytes // 4
 
     @cached_property
     def places(self) -> dict[int, Place]:
@@ -198,7 +201,7 @@ class StagePlan:
         fixed += self.likelihood_bytes + self.kept_bytes
         shared: set[int] = set()
         for r in sorted(self.lives, key=lambda r: (-self.traffic[r] / self.sizes[r], r)):
-            if self.rows(self._pack(shared | {r})) * self.stride + fixed <= SHARED_BYTES:
+            if self.rows(self._pack(shared | {r})) * self.stride + fixed <= self.shared_bytes:
                 shared.add(r)
         out = {r: Place(True, row) for r, row in self._pack(shared).items()}
         rest = self._pack(set(self.lives) - shared)
@@ -328,14 +331,18 @@ def cost(plan: StagePlan) -> Cost:
 def count_table(program: Program, rank: int, population: int) -> str:
     """Markdown: the cost of every kind of stage of a network, as docs/metal.md has it."""
     M = best_members(program, rank, population)
-    plans = stage_plans(program, members=M, rank=rank)
+    return count_rows(stage_plans(program, members=M, rank=rank))
+
+
+def count_rows(plans: Sequence[StagePlan]) -> str:
+    """The table of `count_table`, from the plans of embedding, layers and head."""
     names = ["embedding", *["layer"] * (len(plans) - 2), "head"]
     rows = ["| stage | " + " | ".join(Cost._fields) + " |", "|---|" + "---:|" * len(Cost._fields)]
     for name, plan in zip(names, plans, strict=True):
         counts = " | ".join(f"{count:,.0f}" for count in cost(plan))
         row = f"| {name} | {counts} |"
         rows += [row] * (row not in rows)
-    return f"M = {M} members\n\n" + "\n".join(rows) + "\n"
+    return f"M = {plans[0].members} members\n\n" + "\n".join(rows) + "\n"
 
 
 class VoteWork(NamedTuple):

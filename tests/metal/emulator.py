@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import hashlib
 import os
+import platform
 import re
 import shutil
 import struct
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -49,6 +51,15 @@ def clang() -> str | None:
     named = [os.environ.get("EGGROLL_CLANG", ""), "clang++"]
     named += [f"clang++-{version}" for version in range(22, 13, -1)]
     return next((path for name in named if name and (path := shutil.which(name))), None)
+
+
+@cache
+def shared_sanitizers(compiler: str) -> tuple[str, ...]:
+    """Flags that link the sanitizers' library instead of copying it into every kernel."""
+    name = f"libclang_rt.asan-{platform.machine()}.so"
+    asked = [compiler, f"-print-file-name={name}"]
+    found = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+    return ("-shared-libasan", f"-Wl,-rpath,{found.parent}") if found.is_absolute() else ()
 
 
 def missing() -> str:
@@ -177,7 +188,7 @@ class Emulator:
 
     def __call__(self, source: Source, inputs, outputs, grid, threadgroup) -> list[mx.array]:
         source = self.edit(source)
-        kernel = self.kernel(generated(source, inputs, outputs))
+        kernel = self.kernel(self.text(source, inputs, outputs))
         self.launches.append(source.name)
         orders = self.orders
         if self.alternate:
@@ -197,23 +208,49 @@ class Emulator:
             self.kernels[digest] = Kernel(self.compile(msl, digest))
         return self.kernels[digest]
 
+    @property
+    def units(self) -> list[tuple[Path, tuple[str, ...]]]:
+        """What is linked with every kernel, and flags of its own."""
+        return [(HERE / "runtime.cpp", ("-O2",))]
+
+    def once(self, common: list[str], path: Path, *flags: str) -> Path:
+        """The object file of a unit, compiled by whoever needs it first."""
+        made = self.folder / f"{path.stem}.o"
+        if not made.exists():
+            build([*common, *flags, "-c", str(path), "-o", str(made)])
+        return made
+
+    def text(self, source: Source, inputs, outputs) -> str:
+        """What is compiled."""
+        return generated(source, inputs, outputs)
+
+    def program(self, text: str) -> str:
+        """What is compiled as C++, with the function that calls it."""
+        return text + entry(text)
+
+    def flags(self, text: str) -> list[str]:
+        # Metal takes a descriptor as a template argument, C++ from 2020 on.
+        standard = "-std=c++20" if "MetalPerformancePrimitives" in text else "-std=c++17"
+        return [standard, *FLAGS]
+
+    def check(self, compiler: str, text: str, digest: str) -> None:
+        """Address spaces: what Metal would refuse."""
+        spaces = self.folder / f"{digest}.spaces.cpp"
+        spaces.write_text(text, "ascii")
+        build([compiler, *self.flags(text), "-DEMU_SPACES", "-fsyntax-only", str(spaces)])
+
     def compile(self, msl: str, digest: str) -> Path:
         compiler = clang()
         assert compiler
-        program, runtime = self.folder / digest, self.folder / "runtime.o"
-        # Metal takes a descriptor as a template argument, C++ from 2020 on.
-        standard = "-std=c++20" if "MetalPerformancePrimitives" in msl else "-std=c++17"
-        common = [compiler, standard, *FLAGS, *SANITIZE, self.optimize]
-        if not runtime.exists():
-            build([*common, "-O2", "-c", str(HERE / "runtime.cpp"), "-o", str(runtime)])
+        program = self.folder / digest
+        common = [compiler, *self.flags(msl), *SANITIZE, self.optimize]
+        runtime = [str(self.once(common, path, *flags)) for path, flags in self.units]
         if not program.exists():
             text = self.folder / f"{digest}.cpp"
-            text.write_text(msl + entry(msl), "ascii")
-            # Address spaces first: what Metal would refuse.
-            spaces = self.folder / f"{digest}.spaces.cpp"
-            spaces.write_text(msl, "ascii")
-            build([compiler, standard, *FLAGS, "-DEMU_SPACES", "-fsyntax-only", str(spaces)])
-            build([*common, str(text), "-x", "none", str(runtime), "-o", str(program)])
+            text.write_text(self.program(msl), "ascii")
+            self.check(compiler, msl, digest)
+            linked = shared_sanitizers(compiler)
+            build([*common, *linked, str(text), "-x", "none", *runtime, "-o", str(program)])
         return program
 
 

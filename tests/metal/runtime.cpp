@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "fiber.h"
 #include "include/metal_stdlib"
 #include "runtime.h"
 
@@ -25,6 +25,9 @@ namespace emu {
 
 constexpr size_t STACK = 256 << 10;
 constexpr int LANES = 32;
+#ifndef EMU_SHARED_BYTES
+#define EMU_SHARED_BYTES 32768  // of threadgroup memory on every Apple GPU
+#endif
 
 struct Product {
   float2 a, b;
@@ -33,7 +36,7 @@ struct Product {
 };
 
 struct Fiber {
-  ucontext_t context;
+  Context context;
   char* stack;
   void* fake_stack;
   uint index;
@@ -48,7 +51,7 @@ __attribute__((weak)) void lies_at(const char*, const void*, unsigned long) {}
 
 namespace {
 
-ucontext_t scheduler;
+Context scheduler;
 void* scheduler_fake_stack;
 const void* scheduler_stack;
 size_t scheduler_size;
@@ -62,7 +65,7 @@ void to_scheduler(bool for_good) {
   Fiber* mine = now;
   __sanitizer_start_switch_fiber(for_good ? nullptr : &mine->fake_stack, scheduler_stack,
                                  scheduler_size);
-  swapcontext(&mine->context, &scheduler);
+  switch_context(&mine->context, &scheduler);
   __sanitizer_finish_switch_fiber(mine->fake_stack, nullptr, nullptr);
 }
 
@@ -81,7 +84,7 @@ void run(Fiber* fiber) {
   position.simdgroup = fiber->index / LANES;
   position.index = fiber->index;
   __sanitizer_start_switch_fiber(&scheduler_fake_stack, fiber->stack, STACK);
-  swapcontext(&scheduler, &fiber->context);
+  switch_context(&scheduler, &fiber->context);
   __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr);
 }
 
@@ -138,11 +141,7 @@ void advance(Fiber* const* lanes, const std::vector<int>& order) {
 
 void make(Fiber* fiber, uint index) {
   fiber->index = index;
-  getcontext(&fiber->context);
-  fiber->context.uc_stack.ss_sp = fiber->stack;
-  fiber->context.uc_stack.ss_size = STACK;
-  fiber->context.uc_link = nullptr;
-  makecontext(&fiber->context, body, 0);
+  make_context(&fiber->context, fiber->stack, STACK, body);
 }
 
 void run_group(uint threads, Order order, std::mt19937& chance) {
@@ -248,7 +247,7 @@ void* shared(const char* name, unsigned long bytes) {
   if (!block) {
     size_t total = bytes;
     for (auto& [other, it] : shared_arrays) total += it.second;
-    if (total > 32768) fail("more than 32 KiB of threadgroup memory");
+    if (total > EMU_SHARED_BYTES) fail("more threadgroup memory than there is");
     block = malloc(bytes);
     size = bytes;
     memset(block, garbage, bytes);

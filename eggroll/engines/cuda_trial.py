@@ -1,0 +1,94 @@
+"""Whether the CUDA kernels give the right integers on this machine, and what its GPU is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+SWITCH = "EGGROLL_CUDA"  # m16n8k32, m8n8k16 or dp4a: another product than the fastest
+TRIAL_SECONDS = 180  # MLX compiles every kernel; each takes seconds the first time
+
+
+def switched() -> str:
+    """The product asked for by the environment, or nothing."""
+    return os.environ.get(SWITCH, "")
+
+
+def has_gpu() -> bool:
+    """Whether MLX is one for CUDA and finds a GPU."""
+    module: Any = getattr(mx, "cuda", None)
+    return module is not None and bool(module.is_available())
+
+
+def facts() -> dict[str, Any]:
+    """What MLX says of the GPU; empty without one."""
+    if not has_gpu():
+        return {}
+    return dict(mx.device_info(mx.Device(mx.DeviceType.gpu, 0)))
+
+
+@cache
+def architecture() -> int:
+    """Compute capability, 10 major + minor; 0 without a GPU."""
+    found = facts()
+    major, minor = (found.get(f"compute_capability_{name}", 0) for name in ("major", "minor"))
+    return 10 * int(major) + int(minor)
+
+
+def total_memory() -> int:
+    """Bytes of the GPU's memory."""
+    return int(facts().get("total_memory", 0))
+
+
+@cache
+def failure(product: str) -> str:
+    """What the trial came to in a process of its own; empty if it passed.
+
+    A process of its own, as a kernel that does not build or run can end the process.
+    """
+    command = [sys.executable, "-c", "from eggroll.engines.cuda_trial import main; main()"]
+    env = {**os.environ, SWITCH: product}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False, env=env
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {TRIAL_SECONDS} seconds"
+    except OSError as error:
+        return str(error)
+    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return said[-1] if done.returncode else ""
+
+
+def trial() -> bool:
+    """Whether a small network scores, and its noise votes, as in plain MLX."""
+    from eggroll.engines.cuda import CudaEngine
+    from eggroll.engines.portable import PortableEngine
+    from eggroll.model import egg, initial_weights
+    from eggroll.noise import Noise
+
+    program = egg(40, 48, 1)
+    weights = initial_weights(program, 0)
+    shapes = [leaf.shape for leaf in program.leaves]
+    noise = Noise(shapes, seed=0, rank=1, shift=8, table_bits=16).slices(0, 0, 17)
+    tokens = (mx.arange(34 * 3) * 7 % 40).reshape(34, 3).astype(mx.int32)
+    state = mx.zeros((34, program.state_size), mx.int8)
+    fitness = (mx.arange(17) % 3 - 1).astype(mx.int8)
+    results = []
+    for engine in (CudaEngine(program), PortableEngine(program)):
+        scored = engine.evaluate(engine.prepare(weights), noise, tokens, tokens, state)
+        votes = engine.votes(fitness, noise, True)
+        results.append([np.array(a) for a in (*scored, *votes.values())])
+    return all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def main() -> None:
+    """Ends the process with a sentence unless the trial passes."""
+    if not trial():
+        sys.exit("the kernels give other integers than plain MLX")

@@ -1,0 +1,215 @@
+// What every kernel shares: fixed point, the layout of activations, the noise read in place.
+//
+// A register is int8 [features / 8][LD members][8]: four neighbouring features of a member are one
+// word, the B operand of a matrix product reads two of these at once, and rows of LD = M + 4
+// members begin in different banks. Members 2i and 2i + 1 are a pair. The constants M, LD, WARPS,
+// THREADS, RANK, SHIFT and PERTURBED come first in the generated source.
+
+#ifndef EGG_SHARED
+#define EGG_SHARED(type, name, offset, count) \
+  type* const name = reinterpret_cast<type*>(egg_memory + (offset) / 16)
+#define EGG_SHARED_MEMORY extern __shared__ uint4 egg_memory[]
+#endif
+
+namespace egg {
+
+__device__ inline int clip(int v) { return max(-127, min(v, 127)); }
+
+// clip(floor(v / DIVISOR)): no negative numerator, so an unsigned division by a constant. Its
+// quotient is at most 255, so only the lower end is left to clip.
+template <int DIVISOR>
+__device__ inline int divide(int v) {
+  const int least = -128 * DIVISOR;
+  return max(int(uint32_t(max(least, min(v, -least - 1)) - least) / uint32_t(DIVISOR)), 1) - 128;
+}
+
+// Products that wrap modulo 2^32.
+__device__ inline uint32_t times(int a, int b) { return uint32_t(a) * uint32_t(b); }
+
+// Byte e of a word, and a value as byte e.
+__device__ inline int byte_of(uint32_t word, int e) { return int(word << (24 - 8 * e)) >> 24; }
+__device__ inline uint32_t as_byte(int v, int e) { return (uint32_t(v) & 255u) << (8 * e); }
+
+// Where the word of features 4 quad .. 4 quad + 3 of a member lies in a register.
+__device__ inline uint32_t word(uint32_t quad, uint32_t member) {
+  return ((quad >> 1) * LD + member) * 2 + (quad & 1);
+}
+
+// Four features of a pair: x of the even member, y of the odd one.
+__device__ inline uint2 get(const uint32_t* x, uint32_t quad, uint32_t member) {
+  const uint32_t at = word(quad, member);
+  return make_uint2(x[at], x[at + 2]);
+}
+
+__device__ inline void put(uint32_t* x, uint32_t quad, uint32_t member, uint2 v) {
+  const uint32_t at = word(quad, member);
+  x[at] = v.x;
+  x[at + 2] = v.y;
+}
+
+// A lane of a matrix product: `group` is a row of A and a column of B, `quad` of four columns of C.
+struct Lane {
+  uint32_t index, warp, thread, group, quad;
+};
+
+__device__ inline Lane lane_of(uint32_t thread) {
+  Lane lane;
+  lane.thread = thread;
+  lane.index = thread % 32;
+  lane.warp = thread / 32;
+  lane.group = lane.index / 4;
+  lane.quad = lane.index % 4;
+  return lane;
+}
+
+// A lane where a warp looks along the features of a pair: 16 lanes for each member.
+struct Row {
+  uint32_t member, lane;
+  bool odd;
+};
+
+__device__ inline Row row_of(uint32_t pair, Lane lane) {
+  Row row;
+  row.odd = lane.index >= 16;
+  row.member = 2 * pair + row.odd;
+  row.lane = lane.index % 16;
+  return row;
+}
+
+// The sum over the lanes of a member.
+__device__ inline int over_row(int v) {
+  for (int mask = 8; mask > 0; mask /= 2) v += __shfl_xor_sync(0xffffffffu, v, mask);
+  return v;
+}
+
+// The noise of this block's pairs: `first` is its first pair, `pairs` their number in all.
+struct Noise {
+  const int8_t* table;
+  const int32_t* starts;  // [leaves of the stage][pairs]
+  uint32_t first, pairs;
+};
+
+// The slice of a leaf that belongs to the pair of `member`; members past the end share the last.
+__device__ inline const int8_t* slice(Noise noise, uint32_t leaf, uint32_t member) {
+  const uint32_t pair = min(noise.first + member / 2, noise.pairs - 1);
+  return noise.table + noise.starts[leaf * noise.pairs + pair];
+}
+
+// Four bytes from anywhere, by the one or two words that hold them. The table is made of words.
+__device__ inline uint32_t four(const int8_t* from) {
+  const uint64_t at = reinterpret_cast<uint64_t>(from), end = at + 3;
+  const uint32_t low = __ldg(reinterpret_cast<const uint32_t*>(at - at % 4));
+  const uint32_t high = __ldg(reinterpret_cast<const uint32_t*>(end - end % 4));
+  return __funnelshift_r(low, high, uint32_t(at % 4) * 8);
+}
+
+// Column q of rows 4 quad .. 4 quad + 3 of a factor [COUNT][RANK]; zeros past its end.
+template <int COUNT>
+__device__ inline uint32_t factor(const int8_t* from, uint32_t quad, uint32_t q) {
+  if (RANK == 1 && 4 * quad + 3 < COUNT) return four(from + 4 * quad);
+  uint32_t v = 0;
+  for (uint32_t e = 0; e < 4; ++e)
+    if (4 * quad + e < COUNT) v |= as_byte(from[(4 * quad + e) * RANK + q], e);
+  return v;
+}
+
+// Bytes 4 quad .. 4 quad + 3 of a row [COUNT]; zeros past its end. Rows of whole words are aligned.
+template <int COUNT>
+__device__ inline uint32_t elements(const int8_t* from, uint32_t quad) {
+  if (4 * quad >= COUNT) return 0;
+  if (COUNT % 4 == 0) return __ldg(reinterpret_cast<const uint32_t*>(from) + quad);
+  uint32_t v = 0;
+  for (uint32_t e = 0; e < 4; ++e)
+    if (4 * quad + e < COUNT) v |= as_byte(from[4 * quad + e], e);
+  return v;
+}
+
+// The products n1 n2 of elements 4 quad .. 4 quad + 3 of a vector leaf [COUNT].
+struct Products {
+  int of[4];
+};
+
+template <int COUNT>
+__device__ inline Products products(const int8_t* two, uint32_t quad) {
+  Products out;
+  if (4 * quad + 3 < COUNT) {
+    const uint32_t low = four(two + 8 * quad), high = four(two + 8 * quad + 4);
+    out.of[0] = byte_of(low, 0) * byte_of(low, 1);
+    out.of[1] = byte_of(low, 2) * byte_of(low, 3);
+    out.of[2] = byte_of(high, 0) * byte_of(high, 1);
+    out.of[3] = byte_of(high, 2) * byte_of(high, 3);
+    return out;
+  }
+  for (uint32_t e = 0; e < 4; ++e) {
+    const uint32_t i = 4 * quad + e;
+    out.of[e] = i < COUNT ? int(two[2 * i]) * int(two[2 * i + 1]) : 0;
+  }
+  return out;
+}
+
+// Elements of a vector leaf as a member sees them: clip(w +- (n1 n2 >> SHIFT)).
+template <int COUNT>
+__device__ inline uint32_t perturbed(const int8_t* w, Noise noise, uint32_t leaf, uint32_t member,
+                                     uint32_t quad, bool odd) {
+  const uint32_t plain = elements<COUNT>(w, quad);
+  if (!PERTURBED) return plain;
+  const Products two = products<COUNT>(slice(noise, leaf, member), quad);
+  uint32_t v = 0;
+  for (int e = 0; e < 4; ++e) {
+    const int product = odd ? -two.of[e] : two.of[e];
+    v |= as_byte(clip(byte_of(plain, e) + (product >> SHIFT)), e);
+  }
+  return v;
+}
+
+// The state comes and goes as [members][D], the activations of a token as [D / 8][M][8]. What fills
+// the last eight up is zero.
+template <int D>
+__device__ inline void load_state(uint32_t* s, const int8_t* state, uint32_t members, Lane lane) {
+  for (uint32_t i = lane.thread; i < (D + 7) / 8 * 2 * M; i += THREADS) {
+    const uint32_t member = i % M, quad = i / M;
+    s[word(quad, member)] = member < members ? elements<D>(state + member * D, quad) : 0;
+  }
+}
+
+template <int D>
+__device__ inline void store_state(const uint32_t* s, int8_t* state, uint32_t members, Lane lane) {
+  for (uint32_t i = lane.thread; i < D * min(uint32_t(M), members); i += THREADS) {
+    const uint32_t member = i / D, k = i % D;
+    state[i] = int8_t(byte_of(s[word(k / 4, member)], k % 4));
+  }
+}
+
+// The document mark zeroes a member's state.
+template <int D>
+__device__ inline void restart(uint32_t* s, const int32_t* tokens, uint32_t T, uint32_t members,
+                               Lane lane) {
+  for (uint32_t i = lane.thread; i < (D + 3) / 4 * M; i += THREADS) {
+    const uint32_t member = i % M;  // as load_state deals them out, and so without a barrier
+    if (member < members && tokens[member * T] == 0) s[word(i / M, member)] = 0;
+  }
+}
+
+// As the next two deal out a tile alike, a thread may leave one and enter another without a
+// barrier.
+template <int D>
+__device__ inline void fill(uint32_t* x, Lane lane) {
+  for (uint32_t i = lane.thread; i < (D + 7) / 8 * M; i += THREADS)
+    reinterpret_cast<uint2*>(x)[i / M * LD + i % M] = make_uint2(0, 0);
+}
+
+template <int D>
+__device__ inline void load_tile(uint32_t* x, const int8_t* from, Lane lane) {
+  const uint2* octets = reinterpret_cast<const uint2*>(from);
+  for (uint32_t i = lane.thread; i < (D + 7) / 8 * M; i += THREADS)
+    reinterpret_cast<uint2*>(x)[i / M * LD + i % M] = octets[i];
+}
+
+template <int D>
+__device__ inline void store_tile(const uint32_t* x, int8_t* to, Lane lane) {
+  uint2* octets = reinterpret_cast<uint2*>(to);
+  for (uint32_t i = lane.thread; i < (D + 7) / 8 * M; i += THREADS)
+    octets[i] = reinterpret_cast<const uint2*>(x)[i / M * LD + i % M];
+}
+
+}  // namespace egg

@@ -1,0 +1,33 @@
+// Integer products on tensor cores: int8 x int8 to int32, which wraps.
+
+namespace egg {
+
+// total[i][j][2 h + p]: output 32 tile + 4 group + 2 i + h of W x, member column + 8 j + 2 quad +
+// p.
+//
+// W is packed for lanes: [outputs / 32][inputs / 32][2][lane][16 bytes], zeros beyond O and K; so
+// what x holds beyond K does not matter. Rows and inputs are dealt out so that a lane's sums are of
+// four neighbouring outputs, and its part of x is eight neighbouring inputs.
+template <int K, int J>
+__device__ inline void product(int (&total)[2][J][4], const int8_t* W, const uint32_t* x,
+                               uint32_t tile, uint32_t column, Lane lane) {
+  constexpr uint32_t STEPS = (K + 31) / 32;
+  const uint4* w = reinterpret_cast<const uint4*>(W) + tile * STEPS * 64 + lane.index;
+  const uint2* of_x = reinterpret_cast<const uint2*>(x) + lane.quad * LD + column + lane.group;
+#pragma unroll
+  for (int j = 0; j < J; ++j)
+#pragma unroll
+    for (int r = 0; r < 4; ++r) total[0][j][r] = total[1][j][r] = 0;
+#pragma unroll 4
+  for (uint32_t step = 0; step < STEPS; ++step) {
+    const uint4 first = __ldg(w + 64 * step), second = __ldg(w + 64 * step + 32);
+#pragma unroll
+    for (int j = 0; j < J; ++j) {
+      const uint2 v = of_x[4 * step * LD + 8 * j];
+      mma(total[0][j], first, v);
+      mma(total[1][j], second, v);
+    }
+  }
+}
+
+}  // namespace egg

@@ -1,0 +1,105 @@
+// u = linear(x) + 128; log-likelihood = u_c - LOG2[sum EXP2[u]] in 1/16 bit. Logits are not stored.
+//
+// LOG2 (its breakpoints), EXP2 (its last 16 entries) and the type Total (64 bits where the sum
+// needs them) are generated.
+
+namespace egg {
+
+// EXP2[u] = floor(16 2^(u / 16)) is its entry for 240 + u % 16, halved 15 - u / 16 times and
+// floored.
+__device__ inline uint32_t exp2_q4(const uint32_t* exp2, uint32_t u) {
+  return exp2[u % 16] >> (15 - u / 16);
+}
+
+__device__ inline void load_exp2(uint32_t* exp2, Lane lane) {
+  if (lane.thread < 16) exp2[lane.thread] = EXP2[lane.thread];
+}
+
+__device__ inline uint32_t shuffled(uint32_t v, int mask) {
+  return __shfl_xor_sync(0xffffffffu, v, mask);
+}
+
+__device__ inline uint64_t shuffled(uint64_t v, int mask) {
+  const uint32_t low = shuffled(uint32_t(v), mask), high = shuffled(uint32_t(v >> 32), mask);
+  return (uint64_t(high) << 32) | uint64_t(low);
+}
+
+// floor(16 log2(n / 16)) of n >= 1.
+__device__ inline int log2_q4(uint64_t n) {
+  const int bit = 63 - __clzll(static_cast<long long>(n));
+  const uint64_t scaled = n << uint32_t(63 - bit);
+  int fraction = 0;
+  for (int f = 0; f < 15; ++f) fraction += scaled >= LOG2[f];
+  return 16 * bit + fraction - 64;
+}
+
+// What a lane has summed for its members, and the symbols that came.
+struct Likelihood {
+  Total sums[M / 8][2];
+  int targets[M / 8][2];
+};
+
+__device__ inline void begin(Likelihood& mine, const int32_t* targets, uint32_t T, uint32_t members,
+                             Lane lane) {
+#pragma unroll
+  for (int j = 0; j < M / 8; ++j)
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      const uint32_t member = 8 * j + 2 * lane.quad + p;
+      mine.sums[j][p] = 0;
+      mine.targets[j][p] = targets[min(member, members - 1) * T];
+    }
+}
+
+template <int V>
+__device__ inline void score(Likelihood& mine, int* hits, const uint32_t* exp2,
+                             const uint2 (&y)[M / 8], uint32_t tile, Lane lane) {
+  const int o = 32 * tile + 4 * lane.group;
+#pragma unroll
+  for (int j = 0; j < M / 8; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (o + e >= V) continue;
+      const uint32_t member = 8 * j + 2 * lane.quad;
+      const int even = byte_of(y[j].x, e) + 128, odd = byte_of(y[j].y, e) + 128;
+      mine.sums[j][0] += exp2_q4(exp2, even);
+      mine.sums[j][1] += exp2_q4(exp2, odd);
+      if (mine.targets[j][0] == o + e) hits[member] = even;
+      if (mine.targets[j][1] == o + e) hits[member + 1] = odd;
+    }
+}
+
+// parts[warp][member]: over the eight lanes that hold a member's logits.
+__device__ inline void gather(Total* parts, const Likelihood& mine, Lane lane) {
+#pragma unroll
+  for (int j = 0; j < M / 8; ++j)
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      Total sum = mine.sums[j][p];
+      for (int mask = 4; mask < 32; mask *= 2) sum += shuffled(sum, mask);
+      if (lane.group == 0) parts[lane.warp * M + 8 * j + 2 * lane.quad + p] = sum;
+    }
+}
+
+__device__ inline void finish(int16_t* scores, const Total* parts, const int* hits, uint32_t T,
+                              uint32_t members, Lane lane) {
+  for (uint32_t m = lane.thread; m < min(uint32_t(M), members); m += THREADS) {
+    uint64_t total = 0;
+    for (uint32_t part = 0; part < WARPS; ++part) total += parts[part * M + m];
+    scores[m * T] = int16_t(hits[m] - log2_q4(total));
+  }
+}
+
+// The logits themselves, [members][V], for drawing text.
+template <int V>
+__device__ inline void store_logits(int8_t* logits, const uint2 (&y)[M / 8], uint32_t tile,
+                                    uint32_t members, Lane lane) {
+  for (int j = 0; j < M / 8; ++j)
+    for (uint32_t e = 0; e < 4; ++e) {
+      const uint32_t o = 32 * tile + 4 * lane.group + e, member = 8 * j + 2 * lane.quad;
+      if (o < V && member < members) logits[member * V + o] = int8_t(byte_of(y[j].x, e));
+      if (o < V && member + 1 < members) logits[(member + 1) * V + o] = int8_t(byte_of(y[j].y, e));
+    }
+}
+
+}  // namespace egg

@@ -1,0 +1,125 @@
+"""CUDA kernels on this CPU: the text that MLX would compile, in C++ by clang through include/.
+
+Metal's emulator runs it; here is what CUDA has in place of MSL. MLX without a CUDA back-end prints
+no text, so `written` puts it together as MLX's custom_kernel.cpp does.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "metal"))
+import emulator as metal
+from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError
+
+from eggroll.engines.cuda_plan import SHARED
+from eggroll.engines.cuda_source import Source
+
+HERE = Path(__file__).parent
+METAL = HERE.parent / "metal"
+__all__ = ["FORWARD", "REVERSE", "SHUFFLED", "CudaEmulator", "EmulationError", "written"]
+
+MLX_HEADER = """
+#include "mlx/backend/cuda/device/utils.cuh"
+
+#include <cooperative_groups.h>
+
+#define inf cuda::std::numeric_limits<float>::infinity()
+
+"""
+FLAGS = [
+    *("-std=c++17", "-Wno-unknown-pragmas", "-Wno-pass-failed", "-Wno-unused-but-set-parameter"),
+    *metal.FLAGS,
+    f"-I{HERE / 'include'}",
+    f"-DEMU_SHARED_BYTES={max(SHARED.values())}",
+]
+ASM = re.compile(r"\basm volatile\((.*?)\);", re.S)
+
+
+def written(source: Source, inputs: Sequence[mx.array], outputs) -> str:
+    """The text that MLX compiles for these arrays: its header, ours, a signature, the body."""
+    kinds = [str(a.dtype).rpartition(".")[2] for a in inputs]
+    kinds += [str(dtype).rpartition(".")[2] for _, dtype in outputs]
+    names = [*source.inputs, *source.outputs]
+    assert not any(f"{name}_{fact}" in source.body for name in names for fact in ("shape", "ndim"))
+    parameters = ",\n".join(
+        f"    {'const ' * (i < len(inputs))}{kind}_t* {name}"
+        for i, (kind, name) in enumerate(zip(kinds, names, strict=True))
+    )
+    return (
+        f"{MLX_HEADER}{source.header}namespace mlx::core::cu {{\n\n"
+        "namespace cg = cooperative_groups;\n\n"
+        f"__global__ void {source.name}(\n{parameters}) {{\n{source.body}\n}}\n\n"
+        "} // namespace mlx::core::cu\n"
+    )
+
+
+def without_asm(text: str) -> str:
+    """The text with every mma.sync as a call of its emulation, operands as the statement has them.
+
+    Raises EmulationError for a statement of another kind.
+    """
+
+    def call(found: re.Match[str]) -> str:
+        template, *operands = re.split(r"\s:\s", found[1])
+        code = "".join(re.findall(r'"(.*?)"', template))
+        shape = re.match(r"mma\.sync\.aligned\.(\w+)\.row\.col\.s32\.s8\.s8\.s32 ", code)
+        out, into = (re.findall(r'"(\+?r)"\((.*?)\)(?=,|\s*$)', part) for part in operands)
+        if not shape or {k for k, _ in out} != {"+r"} or {k for k, _ in into} != {"r"}:
+            raise EmulationError(f"cannot emulate {found[0]}")
+        groups = [re.findall(r"%(\d+)", group) for group in re.findall(r"\{(.*?)\}", code)]
+        numbers = [int(n) for group in groups[:3] for n in group]
+        if groups[3] != groups[0] or numbers != list(range(len(out) + len(into))):
+            raise EmulationError(f"operands out of order: {found[0]}")
+        return f"emu::{shape[1]}({', '.join(expression for _, expression in out + into)});"
+
+    return ASM.sub(call, text)
+
+
+def entry(text: str) -> str:
+    """Functions that call the kernel for the running thread, and tell it where it stands."""
+    name, parameters = re.search(r"__global__ void (\w+)\((.*?)\) \{", text, re.S).groups()  # type: ignore[union-attr]
+    kinds = [p.strip().rpartition(" ")[0] for p in parameters.split(",\n")]
+    arguments = ", ".join(f"({kind})arrays[{i}]" for i, kind in enumerate(kinds))
+    return f"""
+#include "{METAL / "runtime.h"}"
+uint3 emu::thread_index() {{
+  uint3 at;
+  at.x = position.index;
+  at.y = at.z = 0;
+  return at;
+}}
+uint3 emu::block_index() {{
+  uint3 at;
+  at.x = position.group[0];
+  at.y = position.group[1];
+  at.z = position.group[2];
+  return at;
+}}
+void emu::entry(void** arrays) {{ mlx::core::cu::{name}({arguments}); }}
+"""
+
+
+class CudaEmulator(metal.Emulator):
+    """A launcher for CudaEngine."""
+
+    @property
+    def units(self) -> list[tuple[Path, tuple[str, ...]]]:
+        return [*super().units, (HERE / "warp.cpp", ("-O2", "-fno-sanitize=all"))]
+
+    def text(self, source: Source, inputs, outputs) -> str:  # type: ignore[override]
+        return written(source, inputs, outputs)
+
+    def program(self, text: str) -> str:
+        return without_asm(text) + entry(text)
+
+    def flags(self, text: str) -> list[str]:
+        return FLAGS
+
+    def check(self, compiler: str, text: str, digest: str) -> None:
+        """CUDA has no second reading."""
