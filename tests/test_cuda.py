@@ -37,7 +37,17 @@ from cuda_emulator import (
 )
 
 from eggroll import model
-from eggroll.engines import available, choice, cuda, cuda_plan, cuda_source, cuda_trial, metal_plan
+from eggroll.credit import crediting
+from eggroll.engines import (
+    available,
+    choice,
+    cuda,
+    cuda_credit_source,
+    cuda_plan,
+    cuda_source,
+    cuda_trial,
+    metal_plan,
+)
 from eggroll.engines.cuda import CudaEngine
 from eggroll.engines.cuda_plan import PRODUCTS, Target, target
 from eggroll.engines.cuda_source import Source
@@ -345,6 +355,19 @@ def sources(architecture: int) -> Iterator[tuple[str, Source]]:
             yield f"{name} {stage}", cuda_source.stage_source(plan, 8, gpu.product)
     for source in cuda_source.vote_sources(1, True, gpu.product):
         yield source.name, source
+    yield from credit_sources(gpu)
+
+
+def credit_sources(gpu: Target) -> Iterator[tuple[str, Source]]:
+    """Kernels of token credit: of the language recipe's network, and those of all networks."""
+    program = model.egg(256, 64, 1)
+    for estimator in ("token-credit", "token-votes"):
+        how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        plans = cuda_plan.cuda_credit_plans(program, how, gpu, members=16)
+        for plan, stage in zip(plans, ("embedding", "layer", "head"), strict=True):
+            yield f"{estimator} {stage}", cuda_credit_source.credit_source(plan, 6, gpu.product)
+    for source in cuda_credit_source.credit_kernels(gpu.product):
+        yield source.name, source
 
 
 def test_generated_source_is_the_recorded_one():
@@ -362,16 +385,19 @@ def digests() -> dict[str, str]:
     return now
 
 
-KINDS = {
-    **dict.fromkeys(("tokens", "targets", "starts", "sizes", "work", "Z"), mx.int32),
-    "scores": mx.int16,
-}
+INT32 = (
+    *("tokens", "targets", "starts", "sizes", "work", "signs", "sorted", "order"),
+    *("met", "moved", "sums", "Z"),
+)
+KINDS = dict.fromkeys(INT32, mx.int32) | {"scores": mx.int16, "draws": mx.uint32}
+BYTES = ("egg_gains", "egg_credit_vector_votes")  # kernels whose sums are clipped
 
 
 def whole_text(source: Source) -> str:
     """What MLX would compile, for arrays of the engine's types."""
-    inputs = [mx.zeros(1, KINDS.get(name, mx.int8)) for name in source.inputs]
-    return written(source, inputs, [((1,), KINDS.get(name, mx.int8)) for name in source.outputs])
+    kinds = KINDS | ({"sums": mx.int8} if source.name in BYTES else {})
+    inputs = [mx.zeros(1, kinds.get(name, mx.int8)) for name in source.inputs]
+    return written(source, inputs, [((1,), kinds.get(name, mx.int8)) for name in source.outputs])
 
 
 def resources(architecture: str) -> dict[str, nvrtc.Resources]:
@@ -407,6 +433,10 @@ def test_nvrtc_compiles_what_presets_do_not_have():
                 nvrtc.compile(whole_text(source), "sm_80")
         for source in cuda_source.vote_sources(4, False, gpu.product):
             nvrtc.compile(whole_text(source), "sm_80")
+    how = crediting(program, "token-credit", sigma_shift=2, discount=12, seq_len=32)
+    for plan in cuda_plan.cuda_credit_plans(program, how, gpu, members=8):
+        assert not (plan.readout and plan.logits_shared)
+        nvrtc.compile(whole_text(cuda_credit_source.credit_source(plan, 6, "dp4a")), "sm_80")
 
 
 def test_nvrtc_refuses_what_is_wrong():

@@ -8,61 +8,36 @@ block.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar
 
 import mlx.core as mx
-import numpy as np
 
+from eggroll.credit import Crediting
 from eggroll.engines import cuda_trial
-from eggroll.engines.base import Engine
+from eggroll.engines.cuda_credit_source import credit_kernels, credit_source
 from eggroll.engines.cuda_plan import (
     MEMBERS,
     PRODUCTS,
-    CudaPlan,
     Target,
     block_members,
+    cuda_credit_plans,
     cuda_plans,
     target,
 )
-from eggroll.engines.cuda_source import (
-    VOTE_SIDE,
-    VOTE_THREADS,
-    Source,
-    stage_source,
-    tile_bytes,
-    vote_sources,
-)
-from eggroll.engines.metal import Shape, at_least, check_noise, extreme
+from eggroll.engines.cuda_source import stage_source, tile_bytes, vote_sources
+from eggroll.engines.gpu import Kernel, StagedEngine, tape_members
+from eggroll.engines.metal_credit import Work
+from eggroll.engines.metal_launch import Launcher, Shape, at_least
 from eggroll.engines.metal_plan import PRODUCTS as MATRIX_KINDS
-from eggroll.engines.metal_plan import padded, shares, vote_work
+from eggroll.engines.metal_plan import padded
+from eggroll.engines.metal_text import Source
 from eggroll.errors import InputError
 from eggroll.model import Program, Stage, Weights
 from eggroll.noise import Slices
 
 LAUNCH_MACS = 1 << 42  # of one launch: seconds at most, as a GPU that drives a display ends longer
-
-
-class Kernel(NamedTuple):
-    """A stage's plan, and the source generated from it."""
-
-    plan: CudaPlan
-    source: Source
-
-
-class Launcher(Protocol):
-    """Runs a kernel: inputs by position; grid counts threads. Returns one array per output."""
-
-    def __call__(
-        self,
-        source: Source,
-        inputs: Sequence[mx.array],
-        outputs: Sequence[tuple[Shape, mx.Dtype]],
-        grid: Shape,
-        threadgroup: Shape,
-    ) -> list[mx.array]: ...
 
 
 @cache
@@ -115,7 +90,7 @@ def words(a: mx.array) -> mx.array:
     return at_least(a, -(-a.size // 4) * 4)
 
 
-class CudaEngine(Engine):
+class CudaEngine(StagedEngine):
     """Custom CUDA kernels.
 
     launcher runs them; members fixes M (0: chosen by the population); on is what kernels are
@@ -123,7 +98,6 @@ class CudaEngine(Engine):
     """
 
     name: ClassVar[str] = "cuda"
-    credits: ClassVar[bool] = False
 
     @classmethod
     def missing(cls) -> str:
@@ -143,11 +117,10 @@ class CudaEngine(Engine):
         members: int = 0,
         on: Target | None = None,
     ) -> None:
-        super().__init__(program, threads, slab)
-        self.launcher, self.members = launcher, members
+        super().__init__(program, threads, slab, launcher, members)
         self.on = on or target(cuda_trial.architecture(), chosen_product())
         self._kernels: dict[tuple[int, int, int, bool], list[Kernel]] = {}
-        self._best: dict[tuple[int, int], int] = {}
+        self._credited: dict[tuple[int, int, Crediting], tuple[Work, list[Source]]] = {}
 
     @property
     def path(self) -> str:
@@ -167,7 +140,6 @@ class CudaEngine(Engine):
         return mx.concatenate(parts)
 
     def kernels(self, members: int, noise: Slices | None, logits: bool) -> list[Kernel]:
-        """Plan and source of every stage, for blocks of `members`."""
         rank, shift = (noise.rank, noise.shift) if noise else (0, 0)
         key = (members, rank, shift, logits)
         if key not in self._kernels:
@@ -177,137 +149,31 @@ class CudaEngine(Engine):
             self._kernels[key] = list(map(Kernel, plans, sources))
         return self._kernels[key]
 
-    def _members(self, P: int, rank: int) -> int:
-        """M for a population of P."""
-        if (P, rank) not in self._best:
-            best = self.members or block_members(self.program, self.on, rank, P)
-            self._best[P, rank] = best
-        return self._best[P, rank]
+    def choose_members(self, P: int, rank: int) -> int:
+        return block_members(self.program, self.on, rank, P)
 
-    def evaluate(
-        self,
-        prepared: Any,
-        noise: Slices | None,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-    ) -> tuple[mx.array, mx.array]:
-        self._check(noise, tokens, targets, state)
-        scores, states = [], []
-        (P, T), rank = tokens.shape, noise.rank if noise else 0
-        members, columns = piece(self.program, self.on, P, T, rank)
-        for m in range(0, P, members):
-            rows = slice(m, m + members)
-            pairs = slice(m // 2, (m + members) // 2)
-            part = noise._replace(starts=noise.starts[:, pairs]) if noise else None
-            after, row = state[rows], []
-            for t in range(0, T, columns):
-                at = (rows, slice(t, t + columns))
-                score, after = self._run(prepared, part, tokens[at], targets[at], after, False)
-                row.append(score)
-            scores.append(mx.concatenate(row, axis=1))
-            states.append(after)
-        return mx.concatenate(scores), mx.concatenate(states)
+    def credit_kernels(self, members: int, shift: int, how: Crediting) -> tuple[Work, list[Source]]:
+        key = (members, shift, how)
+        if key not in self._credited:
+            plans = cuda_credit_plans(self.program, how, self.on, members=members)
+            sources = [credit_source(plan, shift, self.on.product) for plan in plans]
+            self._credited[key] = Work(plans, credit_kernels(self.on.product)), sources
+        return self._credited[key]
 
-    def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
-        tokens = tokens[:, None]
-        self._check(None, tokens, tokens, state)
-        return self._run(prepared, None, tokens, tokens, state, True)
+    def vote_sources(self, rank: int, clt: bool) -> tuple[Source, Source]:
+        return vote_sources(rank, clt, self.on.product)
 
-    def _check(
-        self, noise: Slices | None, tokens: mx.array, targets: mx.array, state: mx.array
-    ) -> None:
-        """Raises ValueError for what a kernel would read beyond an array."""
-        P, V, size = tokens.shape[0], self.program.vocabulary, self.program.state_size
-        if targets.shape != tokens.shape or tokens.ndim != 2 or tokens.size == 0:
-            raise ValueError(f"tokens {tokens.shape} and targets {targets.shape} must be [P, T]")
-        if state.shape != (P, size):
-            raise ValueError(f"state is {state.shape}, not [P, state_size] = {(P, size)}")
-        for name, array in (("tokens", tokens), ("targets", targets)):
-            if extreme(mx.min, array) < 0 or extreme(mx.max, array) >= V:
-                raise ValueError(f"{name} must be in 0..{V - 1}")
-        if noise:
-            check_noise(self.program, noise, P)
+    def piece(self, P: int, T: int, rank: int) -> tuple[int, int]:
+        return piece(self.program, self.on, P, T, rank)
 
-    def _run(
-        self,
-        prepared: list[mx.array],
-        noise: Slices | None,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        logits: bool,
-    ) -> tuple[mx.array, mx.array]:
-        """One launch per stage. Scores int16 [P, T] or logits int8 [P, V], and the new state."""
-        (P, T), D = tokens.shape, self.program.width
-        M = self._members(P, noise.rank if noise else 0)
-        blocks = -(-P // M)
-        given = {
-            "table": words(noise.table) if noise else mx.zeros(4, mx.int8),
-            "sizes": mx.array([T, P, P // 2], mx.int32),
-            "tokens": tokens.astype(mx.int32),
-            "targets": targets.astype(mx.int32),
-        }
-        kernels = self.kernels(M, noise, logits)
-        made: dict[str, tuple[Shape, mx.Dtype]] = {
-            "passed_on": ((blocks * T * tile_bytes(kernels[0].plan),), mx.int8),
-            "state_after": ((P, D), mx.int8),
-            "scores": ((P, T), mx.int16),
-            "logits": ((P, self.program.vocabulary), mx.int8),
-        }
-        states, got = [mx.zeros((P, 0), mx.int8)], dict[str, mx.array]()
-        for (plan, source), weights in zip(kernels, prepared, strict=True):
-            at, threads = plan.stage.state, 32 * plan.simdgroups
-            starts = noise.starts[mx.array(list(plan.layout))] if noise else mx.zeros(1, mx.int32)
-            given |= {"weights": weights, "starts": starts, "state": state[:, at : at + D]}
-            made["scratch"] = ((blocks * plan.scratch_bytes,), mx.int8)
-            outputs = self.launcher(
-                source,
-                [given[name] for name in source.inputs],
-                [made[name] for name in source.outputs],
-                (blocks * threads, 1, 1),
-                (threads, 1, 1),
-            )
-            got |= dict(zip(source.outputs, outputs, strict=True))
-            if plan.passes_on:
-                given["passed"] = got["passed_on"]
-            if at >= 0:
-                states.append(got["state_after"])
-        return got["logits" if logits else "scores"], mx.concatenate(states, axis=1)
+    def credit_piece(self, how: Crediting, P: int, T: int) -> tuple[int, int]:
+        return credit_piece(self.program, self.on, how, P, T)
 
-    def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
-        N, leaves = fitness.size, self.program.leaves
-        check_noise(self.program, noise, 2 * N)
-        given = [words(noise.table), noise.starts, fitness.astype(mx.int8)]
-        matrices, vectors = vote_sources(noise.rank, clt, self.on.product)
-        work = vote_work(self.program, VOTE_SIDE)
-        flat: dict[bool, mx.array] = {}
-        for of_matrix, source, rows, terms, size, threads in (
-            (True, matrices, work.tiles, N * noise.rank, work.votes, VOTE_THREADS),
-            (False, vectors, work.elements, N, len(work.elements), 1),
-        ):
-            if not rows:
-                continue
-            blocks = -(-len(rows) * threads // VOTE_THREADS)
-            parts, share = shares(terms, blocks)
-            (Z,) = self.launcher(
-                source,
-                [
-                    *given,
-                    mx.array(np.array(rows, np.int32)).reshape(-1),
-                    mx.array([N, share, size], mx.int32),
-                ],
-                [((parts, size), mx.int32)],
-                (blocks * VOTE_THREADS, parts, 1),
-                (VOTE_THREADS, 1, 1),
-            )
-            flat[of_matrix] = Z.sum(axis=0)
-        out, at = {}, {True: 0, False: 0}
-        for leaf in leaves:
-            kind, size = len(leaf.shape) == 2, math.prod(leaf.shape)
-            out[leaf.name] = flat[kind][at[kind] : at[kind] + size].reshape(leaf.shape)
-            at[kind] += size
-        return out
+    def tile_bytes(self, members: int) -> int:
+        return tile_bytes(self.program.width, members)
+
+    def table_of(self, noise: Slices) -> mx.array:
+        return words(noise.table)
 
 
 def chosen_product() -> str:
@@ -336,6 +202,19 @@ def piece(program: Program, on: Target, P: int, T: int, rank: int) -> tuple[int,
     room = min(room, LAUNCH_MACS // max(1, *(plan.macs for plan in plans)))
     tokens = min(T, max(room // P, 1))
     return min(P, max(room // tokens // 2 * 2, 2)), tokens
+
+
+def credit_piece(program: Program, on: Target, how: Crediting, P: int, T: int) -> tuple[int, int]:
+    """Members (even) and tokens of one launch where pairs are credited.
+
+    All tokens of a member stay until its scores are known, so its tape bounds the members; in time
+    the tokens give way first, as in `piece`.
+    """
+    each = [cuda_credit_plans(program, how, on, members=m) for m in MEMBERS]
+    scratch = max(-(-plan.scratch_bytes // plan.members) for plans in each for plan in plans)
+    passed = 2 * (program.width + 7)
+    members = min(P, tape_members(each[0], memory(), passed, scratch, T, MEMBERS[0]))
+    return piece(program, on, members, T, 0 if how.nodes else 1)
 
 
 def memory() -> int:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eggroll.credit import Crediting
+from eggroll.engines.metal_credit_plan import CreditPlan
 from eggroll.engines.metal_plan import StagePlan
 from eggroll.model import Program
 
@@ -66,6 +68,29 @@ class CudaPlan(StagePlan):
         return next(
             (n for n in choice if self.tile_count(outputs) * (groups // n) >= self.simdgroups), 1
         )
+
+
+class CudaCreditPlan(CreditPlan, CudaPlan):
+    """A stage whose pairs are credited, for blocks of M members."""
+
+    together = 4  # inputs of a member that are a word, in registers and on the tape
+
+    def __init__(
+        self, program: Program, index: int, how: Crediting, *, members: int, shared_bytes: int
+    ) -> None:
+        rank = 0 if how.nodes else 1
+        CudaPlan.__init__(
+            self, program, index, members=members, rank=rank, shared_bytes=shared_bytes
+        )
+        self.trace(how)
+
+
+def cuda_credit_plans(
+    program: Program, how: Crediting, on: Target, *, members: int
+) -> list[CudaCreditPlan]:
+    """A plan per stage for blocks of `members`."""
+    of, room = range(len(program.stages)), on.shared_bytes
+    return [CudaCreditPlan(program, i, how, members=members, shared_bytes=room) for i in of]
 
 
 def cuda_plans(program: Program, on: Target, *, members: int, rank: int) -> list[CudaPlan]:

@@ -10,29 +10,23 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
 
 from eggroll import fixed_point as fx
 from eggroll.engines.cuda_plan import EXP2_BYTES, WARPS, CudaPlan
 from eggroll.engines.metal_plan import Phase
+from eggroll.engines.metal_text import Source
 from eggroll.errors import InputError
 from eggroll.model import Op, S, X
 
-VOTE_SIDE, VOTE_THREADS = 64, 128  # SIDE and THREADS of votes.cu
+VOTE_SIDE, VOTE_THREADS = 64, 128  # SIDE and THREADS of vote_product.cu
 VOTE_SHARED = 2 * 16 * (64 + 8) * 4  # bytes of left and right there
+VOTE_MEMORY = f"""\
+EGG_SHARED_MEMORY;
+EGG_SHARED(uint32_t, left, 0, {VOTE_SHARED // 8});
+EGG_SHARED(uint32_t, right, {VOTE_SHARED // 2}, {VOTE_SHARED // 8});
+"""
 INSTALLED = ("kernels", "cuda")  # below the package
 IN_TREE = Path(__file__).parents[2] / "extensions" / "int8_gemm" / "cuda"
-
-
-class Source(NamedTuple):
-    """A kernel as mx.fast.cuda_kernel takes it: names of its arrays, header, body, shared bytes."""
-
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    header: str
-    body: str
-    shared: int = 0
 
 
 @cache
@@ -58,10 +52,11 @@ def array(space: str, kind: str, name: str, values: Sequence[int], suffix: str =
 
 
 class Writer:
-    """Lines of a kernel body."""
+    """Lines of a kernel body; what a derived one adds to a stage it adds in `opening` and so on."""
 
-    def __init__(self, plan: CudaPlan, logits: bool) -> None:
-        self.plan, self.logits = plan, logits
+    def __init__(self, plan: CudaPlan, logits: bool, shift: int = 0, product: str = "") -> None:
+        self.plan, self.logits, self.shift, self.product = plan, logits, shift, product
+        self.rank, self.perturbed = plan.rank, plan.perturbed
         self.lines: list[str] = []
         self.local: dict[int, str] = {}  # register -> what holds it within a tile
         self.shared = 0  # bytes given out
@@ -82,6 +77,48 @@ class Writer:
         """An array of shared memory, aligned to 16 bytes."""
         self(f"EGG_SHARED({kind}, {name}, {self.shared}, {count});")
         self.shared += -(-count * size // 16) * 16
+
+    def inputs(self) -> list[str]:
+        plan = self.plan
+        names = ["weights", "table", "starts", "sizes", "tokens"]
+        names += ["targets"] * (plan.scores and not self.logits)
+        return names + ["passed"] * (not plan.first) + ["state"] * (plan.stage.state >= 0)
+
+    def outputs(self) -> list[str]:
+        plan = self.plan
+        names = ["passed_on"] * plan.passes_on + ["state_after"] * (plan.stage.state >= 0)
+        names += [("logits" if self.logits else "scores")] * plan.scores
+        return names + ["scratch"] * bool(plan.scratch_bytes)
+
+    def constants(self) -> str:
+        plan = self.plan
+        return constants(
+            M=plan.members, LD=plan.stride, WARPS=WARPS, THREADS=32 * WARPS,
+            RANK=self.rank, SHIFT=self.shift, PERTURBED=self.perturbed,
+        ) + tables(plan)  # fmt: skip
+
+    def files(self) -> list[str]:
+        """Kernel files, each after those it needs."""
+        kinds = list(dict.fromkeys(op.kind for op in self.plan.stage.ops))
+        names = [f"mma_{self.product}", "product_mma"]
+        return names + ["linear"] * ("score" in kinds and "linear" not in kinds) + kinds
+
+    noise = "weights"  # the file that says what noise does
+
+    def opening(self) -> None:
+        """Declarations."""
+
+    def token(self) -> None:
+        """What a token begins with."""
+
+    def products_begin(self, phase: Phase) -> None:
+        """What goes before the tiles of a phase, when all inputs of its products are there."""
+
+    def scored(self, op: Op) -> None:
+        """What is done with a tile of logits besides."""
+
+    def finished(self) -> None:
+        """What follows a token's scores."""
 
 
 def row_embed(write: Writer, op: Op) -> None:
@@ -116,6 +153,7 @@ def tile_score(write: Writer, op: Op) -> None:
         write(f"egg::store_logits<{V}>(logits, logit, tile, members, lane);")
     else:
         write(f"egg::score<{V}>(likelihood, hits, exp2, logit, tile, lane);")
+        write.scored(op)
 
 
 def elementwise(arguments: Callable[[Writer, Op], str]) -> Callable[[Writer, Op], None]:
@@ -190,6 +228,7 @@ def tile_part(write: Writer, phase: Phase) -> None:
     plan = write.plan
     if not phase.tiles:
         return
+    write.products_begin(phase)
     is_score = phase.tiles[0].kind == "score"
     outputs = plan.program.vocabulary if is_score else plan.sizes[phase.tiles[0].out]
     groups = plan.members // 8
@@ -219,6 +258,7 @@ def tile_part(write: Writer, phase: Phase) -> None:
     write.barrier()
     if scored:
         write("egg::finish(scores + first * T + t, parts, hits, T, members, lane);")
+        write.finished()
 
 
 def element_loop(write: Writer, phase: Phase, columns: int) -> None:
@@ -274,18 +314,22 @@ def declare(write: Writer) -> None:
         "const uint32_t first = blockIdx.x * M;",
         "const uint32_t T = sizes[0], members = sizes[1] - first;",
         "const egg::Lane lane = egg::lane_of(threadIdx.x);",
-        "const egg::Noise noise = {table, starts, first / 2, uint32_t(sizes[2])};",
+        "egg::Noise noise;",
+        "noise.table = table;",
+        "noise.starts = starts;",
+        "noise.first = first / 2;",
+        "noise.pairs = sizes[2];",
     )
 
 
-def tile_bytes(plan: CudaPlan) -> int:
+def tile_bytes(width: int, members: int) -> int:
     """A token's activations of a block as they are passed on: [D / 8][M][8]."""
-    return -(-plan.program.width // 8) * 8 * plan.members
+    return -(-width // 8) * 8 * members
 
 
 def at_token(plan: CudaPlan, t: str) -> str:
     """Where a token's activations lie in [block][T][D / 8][M][8]."""
-    return f"(blockIdx.x * T + {t}) * {tile_bytes(plan)}"
+    return f"(blockIdx.x * T + {t}) * {tile_bytes(plan.program.width, plan.members)}"
 
 
 def move_in(write: Writer, t: str) -> None:
@@ -314,6 +358,7 @@ def body(write: Writer) -> str:
     plan, D = write.plan, write.plan.program.width
     declare_memory(write)
     declare(write)
+    write.opening()
     if plan.scores and not write.logits:
         write("egg::load_exp2(exp2, lane);")
     if S in plan.lives and plan.stage.state >= 0:
@@ -323,6 +368,7 @@ def body(write: Writer) -> str:
     move_in(write, "0")
     write.barrier()
     write("for (uint32_t t = 0; t < T; ++t) {")
+    write.token()
     for phase in plan.phases:
         row_part(write, phase)
         tile_part(write, phase)
@@ -340,24 +386,15 @@ def body(write: Writer) -> str:
 
 def stage_source(plan: CudaPlan, shift: int, product: str, *, logits: bool = False) -> Source:
     """The kernel of a stage. shift: of the perturbation, Q + sigma_shift; product: of PRODUCTS."""
-    has_state = plan.stage.state >= 0
-    inputs = ["weights", "table", "starts", "sizes", "tokens"]
-    inputs += ["targets"] * (plan.scores and not logits)
-    inputs += ["passed"] * (not plan.first) + ["state"] * has_state
-    outputs = ["passed_on"] * plan.passes_on + ["state_after"] * has_state
-    outputs += [("logits" if logits else "scores")] * plan.scores
-    outputs += ["scratch"] * bool(plan.scratch_bytes)
-    kinds = list(dict.fromkeys(op.kind for op in plan.stage.ops))
-    names = ["common", f"mma_{product}", "product_mma"]
-    names += ["linear"] * ("score" in kinds and "linear" not in kinds) + kinds
-    header = constants(
-        M=plan.members, LD=plan.stride, WARPS=WARPS, THREADS=32 * WARPS,
-        RANK=plan.rank, SHIFT=shift, PERTURBED=plan.perturbed,
-    )  # fmt: skip
-    header += tables(plan) + "".join(kernel_file(name) for name in names)
-    write = Writer(plan, logits)
-    text = body(write)
-    return Source("egg_stage", tuple(inputs), tuple(outputs), header, text, write.shared)
+    return source_of(Writer(plan, logits, shift, product))
+
+
+def source_of(write: Writer) -> Source:
+    """The kernel that a writer writes."""
+    names = ["fixed", "common", write.noise, *write.files()]
+    header = write.constants() + "".join(kernel_file(name) for name in names)
+    inputs, outputs, text = tuple(write.inputs()), tuple(write.outputs()), body(write)
+    return Source("egg_stage", inputs, outputs, header, text, write.shared)
 
 
 def wide(plan: CudaPlan) -> bool:
@@ -383,20 +420,27 @@ def tables(plan: CudaPlan) -> str:
 VOTE_INPUTS = ("table", "starts", "fitness", "work", "sizes")
 
 
+def vote_header(product: str, *names: str, rank: int = 1, clt: bool = True) -> str:
+    """What a kernel that counts votes by matrix products begins with."""
+    # The constants of a stage that common.cu needs besides.
+    header = constants(M=8, LD=8, RANK=rank, SHIFT=0, PERTURBED=1, CLT=clt)
+    header += constants(WARPS=VOTE_THREADS // 32, THREADS=VOTE_THREADS)
+    files = "fixed", "common", f"mma_{product}", "vote_product", *names
+    return header + "".join(map(kernel_file, files))
+
+
 def vote_sources(rank: int, clt: bool, product: str) -> tuple[Source, Source]:
     """The kernels that count the votes of matrices and of vectors."""
-    # The constants of a stage that common.cu needs besides.
-    names = constants(M=8, LD=8, RANK=rank, SHIFT=0, PERTURBED=1, CLT=clt)
-    names += constants(WARPS=VOTE_THREADS // 32, THREADS=VOTE_THREADS)
-    header = names + "".join(map(kernel_file, ("common", f"mma_{product}", "votes")))
+    header = vote_header(product, "votes", rank=rank, clt=clt)
     matrices = f"""\
-EGG_SHARED_MEMORY;
-EGG_SHARED(uint32_t, left, 0, {VOTE_SHARED // 8});
-EGG_SHARED(uint32_t, right, {VOTE_SHARED // 2}, {VOTE_SHARED // 8});
-const uint32_t begin = blockIdx.y * sizes[1];
-egg::matrix_votes(Z + blockIdx.y * sizes[2], left, right, egg::tile_of(work, blockIdx.x), fitness,
-                  table, starts, sizes[0], begin,
-                  min(begin + uint32_t(sizes[1]), uint32_t(sizes[0] * RANK)),
+{VOTE_MEMORY}const uint32_t begin = blockIdx.y * sizes[1];
+egg::PairTerms terms;
+terms.fitness = fitness;
+terms.table = table;
+terms.starts = starts;
+terms.pairs = sizes[0];
+egg::matrix_votes(Z + blockIdx.y * sizes[2], left, right, egg::tile_of(work + 6 * blockIdx.x),
+                  terms, begin, min(begin + uint32_t(sizes[1]), uint32_t(sizes[0] * RANK)),
                   egg::lane_of(threadIdx.x));
 """
     vectors = """\

@@ -67,25 +67,15 @@ def failure(product: str) -> str:
 
 
 def trial() -> bool:
-    """Whether a small network scores, and its noise votes, as in plain MLX."""
+    """Whether a small network scores, and its noise votes by every estimator, as in plain MLX."""
     from eggroll.engines.cuda import CudaEngine
+    from eggroll.engines.metal_trial import outcome
     from eggroll.engines.portable import PortableEngine
-    from eggroll.model import egg, initial_weights
-    from eggroll.noise import Noise
+    from eggroll.model import egg
 
     program = egg(40, 48, 1)
-    weights = initial_weights(program, 0)
-    shapes = [leaf.shape for leaf in program.leaves]
-    noise = Noise(shapes, seed=0, rank=1, shift=8, table_bits=16).slices(0, 0, 17)
-    tokens = (mx.arange(34 * 3) * 7 % 40).reshape(34, 3).astype(mx.int32)
-    state = mx.zeros((34, program.state_size), mx.int8)
-    fitness = (mx.arange(17) % 3 - 1).astype(mx.int8)
-    results = []
-    for engine in (CudaEngine(program), PortableEngine(program)):
-        scored = engine.evaluate(engine.prepare(weights), noise, tokens, tokens, state)
-        votes = engine.votes(fitness, noise, True)
-        results.append([np.array(a) for a in (*scored, *votes.values())])
-    return all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
+    both = outcome(CudaEngine(program)), outcome(PortableEngine(program))
+    return all(np.array_equal(x, y) for x, y in zip(*both, strict=True))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Token credit on Metal, once the tokens are scored: credits, their sums with the inputs, votes.
+"""Token credit on a GPU, once the tokens are scored: credits, their sums with the inputs, votes.
 
 Letters: P members, N pairs, T tokens, V vocabulary, K inputs of a leaf, Z votes; lanes are the
 pairs of whole threadgroups, N or a few more.
@@ -20,16 +20,11 @@ from eggroll.engines.metal_credit_plan import (
     trace_work,
     vector_work,
 )
-from eggroll.engines.metal_credit_source import (
-    credit_vote_sources,
-    gains_source,
-    row_sources,
-    traces_source,
-)
+from eggroll.engines.metal_credit_source import credit_kernels
 from eggroll.engines.metal_launch import LEAST, Launcher, Made, Shape, at_least
 from eggroll.engines.metal_plan import StagePlan, shares
 from eggroll.engines.metal_source import VOTE_SIDE
-from eggroll.engines.metal_text import Source
+from eggroll.engines.metal_text import CreditKernels, Source
 from eggroll.model import Program
 from eggroll.noise import Slices
 
@@ -72,7 +67,8 @@ def check_credit(
 class Work:
     """What is computed after the stages of these plans, in lists that the kernels are given."""
 
-    def __init__(self, plans: Sequence[CreditPlan]) -> None:
+    def __init__(self, plans: Sequence[CreditPlan], kernels: CreditKernels | None = None) -> None:
+        self.kernels = kernels or credit_kernels()
         self.plans, self.program, self.how = plans, plans[0].program, plans[0].how
         self.gains = gains(list(plans))
         traced = {i: plan for i, plan in enumerate(plans) if plan.traced}
@@ -154,7 +150,7 @@ class Credited:
         sizes = [C, self.T, self.N, words, self.lanes, self.how.credit_shift]
         met = mx.concatenate(self.met, axis=1) if self.met else mx.zeros(LEAST, mx.int32)
         credits, sums = self._launch(
-            gains_source(),
+            self.work.kernels.gains,
             [scores, self.tokens, self.chance.signs, self.noise.starts, met, self.noise.table],
             [self.work.gain_list],
             sizes,
@@ -171,15 +167,15 @@ class Credited:
             sizes = [len(work.traces), work.inputs, self.N, T, first, self.T, plan.tape_rows]
             sizes += [plan.members // 8, self.lanes // 4]
             (sums,) = self._launch(
-                traces_source(), [tapes[stage], credits], [self.work.trace_lists[stage]],
+                self.work.kernels.traces, [tapes[stage], credits], [self.work.trace_lists[stage]],
                 sizes,
-                [((self.N * work.inputs,), mx.int32)], work.inputs * self.lanes // 4,
+                [((self.N * work.inputs,), mx.int32)], work.fours * self.lanes,
             )  # fmt: skip
             total = sums if total is None else total + sums
         assert total is not None
         parts, share = shares(self.N, len(work.tiles))
         (Z,) = self._launch(
-            credit_vote_sources()[0], [self.noise.table, self.noise.starts, total],
+            self.work.kernels.matrices, [self.noise.table, self.noise.starts, total],
             [self.work.tile_lists[stage]],
             [self.N, share, work.votes, 4 + self.how.credit_shift],
             [((parts, work.votes), mx.int32)], len(work.tiles) * THREADS, parts,
@@ -193,7 +189,7 @@ class Credited:
         count = self.work.vectors
         parts, share = shares(self.N, -(-count // THREADS))
         (Z,) = self._launch(
-            credit_vote_sources()[1], [self.noise.table, self.noise.starts, sums],
+            self.work.kernels.vectors, [self.noise.table, self.noise.starts, sums],
             [self.work.vector_list], [self.N, share, count, self.lanes],
             [((parts, count), mx.int32)], count, parts,
         )  # fmt: skip
@@ -207,11 +203,11 @@ class Credited:
         given = [self.noise.table, self.noise.starts[leaf], credits]
         rest = [self.T, self.lanes, begin]
         shape = self.program.leaves[leaf].shape
-        return self._rows(row_sources()[0], given, self.tokens[0::2], shape, rest)
+        return self._rows(self.work.kernels.embedded, given, self.tokens[0::2], shape, rest)
 
     def _read(self, shape: tuple[int, ...], left: dict[str, mx.array]) -> mx.array:
         """Z [V, K] of the readout."""
-        return self._rows(row_sources()[1], [left["read"]], left["moved"], shape, [])
+        return self._rows(self.work.kernels.read, [left["read"]], left["moved"], shape, [])
 
     def _rows(
         self,

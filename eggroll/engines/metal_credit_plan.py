@@ -7,14 +7,15 @@ and O outputs of a leaf. Nothing here needs MLX or a GPU; the arithmetic is docs
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import product
 from math import isqrt
 from typing import NamedTuple
 
+from eggroll import fixed_point as fx
 from eggroll.credit import SILENT, Crediting, Kind
 from eggroll.engines.metal_plan import (
-    SHARED_BYTES,
     Cost,
     Phase,
     StagePlan,
@@ -43,11 +44,17 @@ class CreditPlan(StagePlan):
     Noise on nodes needs no x B, so such a plan is one without noise of its own.
     """
 
+    together = 1  # rows of the tape that lie in one element of it
+
     def __init__(
         self, program: Program, index: int, how: Crediting, *, members: int, nax: bool = False
     ) -> None:
         rank = 0 if how.nodes else 1
-        super().__init__(program, index, members=members, rank=rank, nax=nax)
+        StagePlan.__init__(self, program, index, members=members, rank=rank, nax=nax)
+        self.trace(how)
+
+    def trace(self, how: Crediting) -> None:
+        """Finds out which inputs are kept."""
         self.how = how
         products = [op for phase in self.phases for op in phase.products]
         self.traced = [op for op in products if how.kinds[op.leaf] == Kind.INPUTS]
@@ -65,14 +72,15 @@ class CreditPlan(StagePlan):
                 value = op.inputs[0], written[op.inputs[0]]
                 if value not in at:
                     at[value] = Kept(op.inputs[0], row, self.sizes[op.inputs[0]])
-                    row += self.sizes[op.inputs[0]]
+                    row += -(-at[value].inputs // self.together) * self.together
                 out[op.leaf] = at[value]
             written[op.out] += 1
         return out
 
     @property
     def tape_rows(self) -> int:
-        return max((kept.row + kept.inputs for kept in self.tape.values()), default=0)
+        rows = max((kept.row + kept.inputs for kept in self.tape.values()), default=0)
+        return -(-rows // self.together) * self.together
 
     def kept_first(self, phase: Phase) -> list[Kept]:
         """What a phase puts on the tape: inputs that no phase before it has put there."""
@@ -98,7 +106,7 @@ class CreditPlan(StagePlan):
     def logits_shared(self) -> bool:
         """Whether they have half of the threadgroup memory, and others leave them that."""
         others = self.spare_bytes + self.likelihood_bytes
-        return self.logit_bytes <= min(SHARED_BYTES // 2, SHARED_BYTES - others)
+        return self.logit_bytes <= min(self.shared_bytes // 2, self.shared_bytes - others)
 
     @property
     def kept_bytes(self) -> int:
@@ -114,6 +122,12 @@ class CreditPlan(StagePlan):
         met = 0 if self.how.nodes else 4 * len(self.traced)
         read = self.sizes[self.readout.inputs[0]] + 8 if self.readout else 0
         return self.tape_rows + met + read
+
+    @property
+    def noise_shifts(self) -> list[int]:
+        """Of every leaf of the stage, with noise on nodes; a vector's product of two has Q more."""
+        shifts = ((self.how.shifts[leaf], at.shape) for leaf, at in self.layout.items())
+        return [s + fx.Q * (len(shape) == 1 and s != SILENT) for s, shape in shifts]
 
     @property
     def noise_bytes(self) -> int:
@@ -143,7 +157,7 @@ class Gains(NamedTuple):
     of: dict[int, int]  # leaf -> its credit
 
 
-def gains(plans: list[CreditPlan]) -> Gains:
+def gains(plans: Sequence[CreditPlan]) -> Gains:
     """The credits of a program: with nodes, what shares noise and discount shares its credit."""
     how, leaves = plans[0].how, plans[0].program.leaves
     place = {op.leaf: i for i, op in enumerate(op for plan in plans for op in plan.traced)}
@@ -168,14 +182,15 @@ def gains(plans: list[CreditPlan]) -> Gains:
 class TraceWork(NamedTuple):
     """What is summed and counted for the matrices of one stage.
 
-    traces: [first input, K, row of the tape, credit]; inputs: of all; tiles: as VoteWork has them,
-    but of the owner's noise, and besides where A begins in its slice and the first input; votes: of
-    all, in the order of `leaves`.
+    traces: [first input, K, row of the tape, credit]; inputs: of all; fours: of inputs, each matrix
+    begins a new one; tiles: as VoteWork has them, but of the owner's noise, and besides where A
+    begins in its slice and the first input; votes: of all, in the order of `leaves`.
     """
 
     leaves: list[int]
     traces: list[tuple[int, ...]]
     inputs: int
+    fours: int
     tiles: list[tuple[int, ...]]
     votes: int
 
@@ -194,7 +209,8 @@ def trace_work(plan: CreditPlan, of: dict[int, int], side: int) -> TraceWork:
         tiles += [(owner, row, column, O, K, offset, at, first) for row, column in corners]
         first += K
         offset += O * K
-    return TraceWork([op.leaf for op in plan.traced], traces, first, tiles, offset)
+    fours = sum(-(-trace[1] // 4) for trace in traces)
+    return TraceWork([op.leaf for op in plan.traced], traces, first, fours, tiles, offset)
 
 
 def vector_work(program: Program, how: Crediting, of: dict[int, int]) -> list[tuple[int, ...]]:
@@ -227,7 +243,7 @@ class After(NamedTuple):
     per_member: float
 
 
-def afterwards(plans: list[CreditPlan]) -> dict[str, After]:
+def afterwards(plans: Sequence[CreditPlan]) -> dict[str, After]:
     """Counts of what follows the stages, from the work that the kernels are given."""
     program, how = plans[0].program, plans[0].how
     found, works = gains(plans), [p for p in plans if p.traced]

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from functools import cache
 
-from eggroll import fixed_point as fx
 from eggroll.credit import SILENT
 from eggroll.engines.metal_credit_plan import CreditPlan
 from eggroll.engines.metal_plan import Phase
 from eggroll.engines.metal_source import Writer, source_of, sums_of
-from eggroll.engines.metal_text import INCLUDES, Source, array, constants, kernel_file
+from eggroll.engines.metal_text import (
+    INCLUDES,
+    CreditKernels,
+    Source,
+    array,
+    constants,
+    kernel_file,
+)
 from eggroll.model import Op
 
 
@@ -41,13 +47,7 @@ class CreditWriter(Writer):
     def constants(self) -> str:
         text = super().constants()
         if self.nodes:
-            shifts = [self.credit.how.shifts[leaf] for leaf in self.credit.layout]
-            vectors = [len(self.credit.layout[leaf].shape) == 1 for leaf in self.credit.layout]
-            added = [
-                s + fx.Q * (vector and s != SILENT)
-                for s, vector in zip(shifts, vectors, strict=True)
-            ]
-            text += array("int", "SHIFTS", added or [SILENT])
+            text += array("int", "SHIFTS", self.credit.noise_shifts or [SILENT])
         return text + constants(LOGITS=self.credit.logit_stride)
 
     def files(self) -> list[str]:
@@ -241,3 +241,8 @@ egg::Read from;
                body.replace("@", embedded)),
         kernel("egg_read", f"read {ordered}", "Z", "rows", body.replace("@", read)),
     )  # fmt: skip
+
+
+def credit_kernels() -> CreditKernels:
+    """All that runs after the stages."""
+    return CreditKernels(gains_source(), traces_source(), *credit_vote_sources(), *row_sources())

@@ -15,13 +15,28 @@ IN_TREE = Path(__file__).parents[2] / "extensions" / "int8_gemm" / "metal"
 
 
 class Source(NamedTuple):
-    """A kernel as mx.fast.metal_kernel takes it: names of its arrays, header and body."""
+    """A kernel as mx.fast takes it: names of its arrays, header and body.
+
+    shared: bytes of shared memory that a launch asks for, with CUDA.
+    """
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     header: str
     body: str
+    shared: int = 0
+
+
+class CreditKernels(NamedTuple):
+    """What runs after the stages: credits, their sums with inputs, votes, sums by row."""
+
+    gains: Source
+    traces: Source
+    matrices: Source
+    vectors: Source
+    embedded: Source
+    read: Source
 
 
 @cache

@@ -3,17 +3,10 @@
 // A register is int8 [features / 8][LD members][8]: four neighbouring features of a member are one
 // word, the B operand of a matrix product reads two of these at once, and rows of LD = M + 4
 // members begin in different banks. Members 2i and 2i + 1 are a pair. The constants M, LD, WARPS,
-// THREADS, RANK, SHIFT and PERTURBED come first in the generated source.
-
-#ifndef EGG_SHARED
-#define EGG_SHARED(type, name, offset, count) \
-  type* const name = reinterpret_cast<type*>(egg_memory + (offset) / 16)
-#define EGG_SHARED_MEMORY extern __shared__ uint4 egg_memory[]
-#endif
+// THREADS, RANK, SHIFT and PERTURBED come first in the generated source. What noise does stands in
+// weights.cu and nodes.cu, of which a kernel has one.
 
 namespace egg {
-
-__device__ inline int clip(int v) { return max(-127, min(v, 127)); }
 
 // clip(floor(v / DIVISOR)): no negative numerator, so an unsigned division by a constant. Its
 // quotient is at most 255, so only the lower end is left to clip.
@@ -25,10 +18,6 @@ __device__ inline int divide(int v) {
 
 // Products that wrap modulo 2^32.
 __device__ inline uint32_t times(int a, int b) { return uint32_t(a) * uint32_t(b); }
-
-// Byte e of a word, and a value as byte e.
-__device__ inline int byte_of(uint32_t word, int e) { return int(word << (24 - 8 * e)) >> 24; }
-__device__ inline uint32_t as_byte(int v, int e) { return (uint32_t(v) & 255u) << (8 * e); }
 
 // Where the word of features 4 quad .. 4 quad + 3 of a member lies in a register.
 __device__ inline uint32_t word(uint32_t quad, uint32_t member) {
@@ -87,6 +76,9 @@ struct Noise {
   const int8_t* table;
   const int32_t* starts;  // [leaves of the stage][pairs]
   uint32_t first, pairs;
+  // Of nodes alone: [leaves of the stage][pairs][words], bit t % 32 of word t / 32 is token t's.
+  const int32_t* signs;
+  uint32_t words, t;
 };
 
 // The slice of a leaf that belongs to the pair of `member`; members past the end share the last.
@@ -124,14 +116,19 @@ __device__ inline uint32_t elements(const int8_t* from, uint32_t quad) {
   return v;
 }
 
-// The products n1 n2 of elements 4 quad .. 4 quad + 3 of a vector leaf [COUNT].
-struct Products {
+// What noise adds to four features of a member, and of both members of a pair.
+struct Four {
   int of[4];
 };
 
+struct Two {
+  int even[4], odd[4];
+};
+
+// The products n1 n2 of elements 4 quad .. 4 quad + 3 of a vector leaf [COUNT].
 template <int COUNT>
-__device__ inline Products products(const int8_t* two, uint32_t quad) {
-  Products out;
+__device__ inline Four products(const int8_t* two, uint32_t quad) {
+  Four out;
   if (4 * quad + 3 < COUNT) {
     const uint32_t low = four(two + 8 * quad), high = four(two + 8 * quad + 4);
     out.of[0] = byte_of(low, 0) * byte_of(low, 1);
@@ -145,21 +142,6 @@ __device__ inline Products products(const int8_t* two, uint32_t quad) {
     out.of[e] = i < COUNT ? int(two[2 * i]) * int(two[2 * i + 1]) : 0;
   }
   return out;
-}
-
-// Elements of a vector leaf as a member sees them: clip(w +- (n1 n2 >> SHIFT)).
-template <int COUNT>
-__device__ inline uint32_t perturbed(const int8_t* w, Noise noise, uint32_t leaf, uint32_t member,
-                                     uint32_t quad, bool odd) {
-  const uint32_t plain = elements<COUNT>(w, quad);
-  if (!PERTURBED) return plain;
-  const Products two = products<COUNT>(slice(noise, leaf, member), quad);
-  uint32_t v = 0;
-  for (int e = 0; e < 4; ++e) {
-    const int product = odd ? -two.of[e] : two.of[e];
-    v |= as_byte(clip(byte_of(plain, e) + (product >> SHIFT)), e);
-  }
-  return v;
 }
 
 // The state comes and goes as [members][D], the activations of a token as [D / 8][M][8]. What fills

@@ -1,4 +1,4 @@
-// y = clip((W x + noise) // (16 floor(sqrt K))), noise = ((x B) A^T) >> SHIFT.
+// y = clip((W x + noise) // (16 floor(sqrt K))).
 
 namespace egg {
 
@@ -26,24 +26,15 @@ __device__ inline void linear(uint2 (&y)[J], const int8_t* W, const uint32_t* x,
 #pragma unroll
   for (int j = 0; j < J; ++j) {
     const uint32_t member = column + 8 * j + 2 * lane.quad;
-    uint32_t even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
-    if (PERTURBED && 4 * outputs < O) {
-      const int8_t* A = slice(noise, leaf, member) + RANK * K;
-      for (uint32_t q = 0; q < RANK; ++q) {
-        const uint32_t a = factor<O>(A, outputs, q);
-        const int plus = sums[q * M + member], minus = sums[q * M + member + 1];
-        for (int e = 0; e < 4; ++e) {
-          even[e] += times(plus, byte_of(a, e));
-          odd[e] += times(minus, byte_of(a, e));
-        }
-      }
-    }
+    Two n = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+    if (PERTURBED && 4 * outputs < O)
+      n = on_sums<K, O, DIVISOR>(noise, leaf, sums, member, outputs);
     uint2 v = make_uint2(0, 0);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int* of = total[e / 2][j] + 2 * (e % 2);
-      v.x |= as_byte(divide<DIVISOR>(int(uint32_t(of[0]) + uint32_t(int(even[e]) >> SHIFT))), e);
-      v.y |= as_byte(divide<DIVISOR>(int(uint32_t(of[1]) + uint32_t(int(odd[e]) >> SHIFT))), e);
+      v.x |= as_byte(divide<DIVISOR>(int(uint32_t(of[0]) + uint32_t(n.even[e]))), e);
+      v.y |= as_byte(divide<DIVISOR>(int(uint32_t(of[1]) + uint32_t(n.odd[e]))), e);
     }
     y[j] = v;
   }

@@ -41,6 +41,7 @@ uint shuffle(uint v, uint lane);
 inline int min(int a, int b) { return metal::min(a, b); }
 inline uint min(uint a, uint b) { return metal::min(a, b); }
 inline int max(int a, int b) { return metal::max(a, b); }
+inline uint max(uint a, uint b) { return metal::max(a, b); }
 inline int abs(int v) { return metal::abs(v); }
 inline uint2 make_uint2(uint x, uint y) {
   uint2 v;

@@ -1,0 +1,78 @@
+// Noise on the outputs of layers ("nodes"), with a new sign at every token; weights.cu has the same
+// functions for the other kind. SHIFTS of the stage's leaves come first in the source.
+
+namespace egg {
+
+constexpr int SILENT = 63;  // the shift of a leaf without noise of its own
+
+// Whether the noise of a pair is turned at this token.
+__device__ inline bool turned(Noise noise, uint32_t leaf, uint32_t member) {
+  const uint32_t pair = min(noise.first + member / 2, noise.pairs - 1);
+  const uint32_t word = noise.signs[(leaf * noise.pairs + pair) * noise.words + noise.t / 32];
+  return (word >> (noise.t % 32)) & 1;
+}
+
+// Elements of a vector leaf as a member sees them: clip(w +- (n1 n2 >> shift)).
+template <int COUNT>
+__device__ inline uint32_t perturbed(const int8_t* w, Noise noise, uint32_t leaf, uint32_t member,
+                                     uint32_t quad, bool odd) {
+  const uint32_t plain = elements<COUNT>(w, quad);
+  const int shift = SHIFTS[leaf];
+  if (shift == SILENT) return plain;
+  const Four two = products<COUNT>(slice(noise, leaf, member), quad);
+  const bool minus = odd != turned(noise, leaf, member);
+  uint32_t v = 0;
+  for (int e = 0; e < 4; ++e) {
+    const int n = minus ? -two.of[e] : two.of[e];
+    v |= as_byte(clip(byte_of(plain, e) + (n >> shift)), e);
+  }
+  return v;
+}
+
+// What noise adds to a member's row of an embedding, whatever the token: B.
+struct RowNoise {
+  const int8_t* B;
+  int shift;
+  bool turn;
+};
+
+template <int D>
+__device__ inline RowNoise row_noise(Noise noise, uint32_t leaf, uint32_t member, uint32_t) {
+  RowNoise mine;
+  mine.B = slice(noise, leaf, member);
+  mine.shift = SHIFTS[leaf];
+  mine.turn = turned(noise, leaf, member);
+  return mine;
+}
+
+template <int D>
+__device__ inline Four on_row(RowNoise mine, uint32_t quad, bool odd) {
+  Four n = {0, 0, 0, 0};
+  if (mine.shift == SILENT) return n;
+  const uint32_t b = factor<D>(mine.B, quad, 0);
+  for (int e = 0; e < 4; ++e) {
+    const int v = rounded(byte_of(b, e), mine.shift);
+    n.of[e] = odd != mine.turn ? -v : v;
+  }
+  return n;
+}
+
+// What noise adds to sums of a matrix, outputs 4 quad .. 4 quad + 3: A in units of an output's last
+// bit.
+template <int K, int O, int DIVISOR>
+__device__ inline Two on_sums(Noise noise, uint32_t leaf, const int*, uint32_t member,
+                              uint32_t quad) {
+  const int shift = SHIFTS[leaf];
+  if (shift == SILENT) return Two();
+  const bool turn = turned(noise, leaf, member);
+  const uint32_t a = factor<O>(slice(noise, leaf, member) + K, quad, 0);
+  Two n;
+  for (int e = 0; e < 4; ++e) {
+    const int v = rounded(DIVISOR * byte_of(a, e), shift);
+    n.even[e] = turn ? -v : v;
+    n.odd[e] = -n.even[e];
+  }
+  return n;
+}
+
+}  // namespace egg
