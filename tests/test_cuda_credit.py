@@ -18,7 +18,7 @@ from test_metal_credit import RUN, rewriting
 
 from eggroll import model
 from eggroll.credit import Chance, Kind, chance, crediting
-from eggroll.engines import choice, cuda, cuda_credit_source, cuda_plan, metal_credit
+from eggroll.engines import choice, cuda, cuda_credit_source, cuda_plan, cuda_trial, metal_credit
 from eggroll.engines.cuda import CudaEngine
 from eggroll.engines.cuda_plan import Target, cuda_credit_plans
 from eggroll.engines.metal_plan import shares
@@ -322,6 +322,20 @@ def test_every_barrier_of_a_head_is_needed(folder: Path, number: int):
     with pytest.raises((EmulationError, AssertionError)) as found:
         faulty(folder, body, without, made)
     assert "did not get in" not in str(found.value)
+
+
+@pytest.mark.parametrize("product", cuda_plan.PRODUCTS)
+@pytest.mark.parametrize("estimator", CREDITED)
+def test_on_this_gpu(product: str, estimator: str, monkeypatch):
+    """Both presets' shapes on a real GPU, against plain MLX, with every product it has."""
+    monkeypatch.setenv(cuda_trial.SWITCH, product)
+    if why := CudaEngine.missing():
+        pytest.skip(f"no trial on a GPU: {why}")
+    for shape in ({"V": 256, "D": 64, "P": 70}, {"V": 1000, "D": 256, "L": 6, "P": 66}):
+        made = credited_case(4, estimator, T=3, **shape)
+        scores, state, Z = made.run(PortableEngine(made.case.program))
+        want = scores, state, {name: np.array(z) for name, z in Z.items()}
+        same(made.run(CudaEngine(made.case.program)), want)
 
 
 def test_what_a_kernel_would_misread_is_refused(launcher: CudaEmulator):

@@ -29,6 +29,7 @@ from eggroll.credit import crediting
 from eggroll.engines import (
     available,
     choice,
+    gpu,
     metal,
     metal_credit_source,
     metal_plan,
@@ -225,7 +226,7 @@ def extreme_votes() -> tuple[Case, np.ndarray]:
 
 
 def test_votes_of_many_pairs_leave_float_in_time(launcher: Emulator, monkeypatch):
-    monkeypatch.setattr(metal, "shares", lambda terms, groups: (1, -(-terms // 32) * 32))
+    monkeypatch.setattr(gpu, "shares", lambda terms, groups: (1, -(-terms // 32) * 32))
     case, fitness = extreme_votes()
     check_votes(MetalEngine(case.program, launcher=launcher), case, fitness)
 

@@ -19,7 +19,10 @@ from eggroll.runlog import write_whole
 
 TRAIN = ["-m", "eggroll.train", "--data", "count", "--pop", "512", "--steps", "20"]
 TESTS = ["tests/test_engines.py", "tests/test_golden.py", "tests/test_population.py"]
-OWN_TESTS = {"metal": "tests/test_nax_check.py", "cuda": "tests/test_cuda.py"}
+OWN_TESTS = {
+    "metal": ["tests/test_nax_check.py"],
+    "cuda": ["tests/test_cuda.py", "tests/test_cuda_credit.py"],
+}
 # Benchmarks of what is not taken by itself: name -> environment.
 VARIANTS = {
     "metal": {"without NAX": {"EGGROLL_NAX": "0"}},
@@ -41,7 +44,7 @@ def steps(engine: str) -> dict[str, Step]:
     bench = ["-m", "eggroll.bench", "--quick", "--engine", engine]
     return {
         "probe": Step(["-m", "eggroll.probe"]),
-        "tests": Step(["-m", "pytest", "-q", *TESTS, OWN_TESTS[engine]]),
+        "tests": Step(["-m", "pytest", "-q", *TESTS, *OWN_TESTS[engine]]),
         f"training on {engine}": Step([*TRAIN, "--engine", engine, "--out", "{folder}/gpu"]),
         "training on cpu": Step([*TRAIN, "--engine", "cpu", "--out", "{folder}/cpu"]),
         "benchmark": Step(bench),
