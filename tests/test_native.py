@@ -104,7 +104,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], lis
     compiler, folder = os.environ.get("CXX", "c++"), tmp_path_factory.mktemp("here")
     if not has_sanitizers(compiler, folder):
         pytest.skip(f"{compiler} has no sanitizers")
-    usable = _extension.load().usable_isas()
+    # AVX-VNNI is called directly here, in AVX-512's encoding, whether or not dispatch knows it.
+    usable = [name for name in _extension.load().usable_isas() if name != "avxvnni"]
     isas = X86 if platform.machine() in ("x86_64", "AMD64") else ARM
     extra = ["-DEGG_REPLAY_AVXVNNI"] if "avx512vnni" in usable else []
     build(folder, compiler, isas, "-O1", "-g0", *SANITIZE, *extra)
