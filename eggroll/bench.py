@@ -19,23 +19,27 @@ from dataclasses import asdict, dataclass, fields, replace
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import mlx.core as mx
 import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from eggroll import _extension, cli, engines, plot, rng
+from eggroll import _extension, cli, engines, performance, plot, rng
 from eggroll.cli import Range
 from eggroll.config import Config
 from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.es import Leaves, pair_fitness
 from eggroll.model import Program, egg, initial_weights
+from eggroll.performance import Prediction
 from eggroll.population import Population
 from eggroll.run import new_population, rule
 from eggroll.runlog import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PRESETS = {
     "seed": {"width": 256, "layers": 1, "vocabulary": 1024, "seq_len": 16},
@@ -73,7 +77,7 @@ class Options:
     csv: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """Also write the table as CSV."""
     picture: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """Also draw steps and tokens per second over the population (.png, .svg or .pdf)."""
+    """Also draw rates over the population, and those predicted for GPUs (.png, .svg or .pdf)."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +261,7 @@ def table(rows: Sequence[Row]) -> Any:
     return drawn
 
 
-def picture(rows: Sequence[Row], path: Path, title: str) -> None:
+def picture(rows: Sequence[Row], predicted: Sequence[Prediction], path: Path, title: str) -> None:
     """Steps and tokens per second over the population, on logarithmic axes."""
     with plot.style():
         figure = plot.new_figure(8, 4)
@@ -270,9 +274,27 @@ def picture(rows: Sequence[Row], path: Path, title: str) -> None:
             right.axhline(value, color="0.5", lw=0.9, ls="--")
             right.annotate(name, (0.02, value), xycoords=("axes fraction", "data"), fontsize=7,
                            xytext=(0, 2), textcoords="offset points")  # fmt: skip
+        ends = [*pops, performance.POPULATION]
+        right.set_xlim(min(ends) / 2, max(ends) * 2)
+        mark(right, predicted)
         right.set(title="member-tokens per second", xlabel="population", ylabel="tokens/s")
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
         plot.save(figure, path)
+
+
+def mark(axes: Axes, predicted: Sequence[Prediction]) -> None:
+    """Hollow marks at the population of the predictions, each with its chip's name."""
+    shown = [p for p in predicted if p.chip.name in performance.SHOWN]
+    at, rates = performance.POPULATION, [p.tokens_per_second for p in shown]
+    axes.plot([at] * len(rates), rates, ls="", marker="D", mfc="none", mec=plot.VALID, ms=7,
+              zorder=3, label="predicted, never run (docs/performance.md)")  # fmt: skip
+    low, high = axes.get_xlim()
+    x, side = (-7, "right") if at * at > low * high else (7, "left")
+    for p, rate in zip(shown, rates, strict=True):
+        axes.annotate(p.chip.name, (at, rate), fontsize=7, color=plot.VALID, ha=side, va="top",
+                      xytext=(x, -2), textcoords="offset points")  # fmt: skip
+    axes.margins(y=0.12)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=7)
 
 
 # Whole steps as published or measured elsewhere, on other machines: marks, not rivals in this run.
@@ -355,9 +377,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def write(options: Options, rows: Sequence[Row]) -> None:
     """The files asked for."""
     title = f"preset {options.preset}, {platform.system()} {platform.machine()}"
+    predicted = performance.predictions(
+        PRESETS[options.preset], rank=options.rank, seq_len=options.seq_len
+    )
     if options.json:
+        marks = {p.chip.name: round(p.tokens_per_second) for p in predicted}
         found = {"options": asdict(options), "machine": platform.platform(),
-                 "rows": [asdict(row) for row in rows]}  # fmt: skip
+                 "rows": [asdict(row) for row in rows],
+                 "predicted": {"population": performance.POPULATION,
+                               "tokens_per_second": marks}}  # fmt: skip
         write_whole(Path(options.json), json.dumps(found, indent=1).encode() + b"\n")
     if options.csv:
         text = io.StringIO()
@@ -366,7 +394,7 @@ def write(options: Options, rows: Sequence[Row]) -> None:
         writer.writerows(asdict(row) for row in rows)
         write_whole(Path(options.csv), text.getvalue().encode())
     if options.picture:
-        picture(rows, Path(options.picture), title)
+        picture(rows, predicted, Path(options.picture), title)
 
 
 if __name__ == "__main__":

@@ -140,11 +140,14 @@ class TextStreams(Streams):
 
 
 class CountCorpus(Corpus):
-    """Counting: each symbol is the last one plus the stream's own step, cycling over 1 .. V-1.
+    """Counting: each symbol is the last one plus the document's own step, cycling over 1 .. V-1.
 
-    A stream is one endless document: the mark 0, a random start symbol, and so on for ever. With
-    several steps the next symbol depends on the last two, so the state must remember. The first
-    two predictions, of the start and of the step, are not scored.
+    A document is the mark 0, a random start symbol, and so on. With several steps the next symbol
+    depends on the last two, so the state must remember. A validation stream is one endless
+    document, of which the first two predictions, of the start and of the step, are not scored.
+    Training streams show documents of max(V, 32) symbols, as who saw one beginning alone never
+    learns to begin. What no prefix can foretell is not asked for: the target is the least way on,
+    1 after the mark and the smallest step after the start, so the training loss can reach 0.
 
     Raises:
         InputError: V outside 2..65536, steps empty, repeated or outside 1 .. max(1, V-2).
@@ -169,14 +172,11 @@ class CountCorpus(Corpus):
         self.about = {"vocabulary": vocabulary, "steps": list(self.steps)}
 
     def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
-        """Streams whose start and step are a hash of (seed, split, stream)."""
+        """Streams whose starts and steps are a hash of (seed, split, stream, document)."""
         _check_shape(streams, seq_len)
         key = rng.key(seed, rng.COUNT, {"train": 1, "valid": 2}[split])
-        words = rng.counters(key, 0, 2 * streams).reshape(streams, 2)
-        starts = (words[:, 0] % np.uint64(self.vocabulary - 1)).astype(np.int64)
-        chosen = (words[:, 1] % np.uint64(len(self.steps))).astype(np.int64)
-        steps = np.array(self.steps, np.int64)[chosen]
-        return CountStreams(self.vocabulary, starts, steps, seq_len)
+        symbols = max(self.vocabulary, 32) if split == "train" else None
+        return CountStreams(self.vocabulary, self.steps, key, streams, seq_len, symbols)
 
     def entropies(self, split: Split) -> dict[str, float]:
         """Of the rule, not of a sample: log2 of the symbols, and log2 of the steps."""
@@ -184,29 +184,70 @@ class CountCorpus(Corpus):
 
 
 class CountStreams(Streams):
-    """Position 0 is the mark; position p > 0 is 1 + (start + step * (p - 1)) % (V - 1).
+    """Symbol 0 of a document is the mark, symbol p > 0 is 1 + (start + step * (p - 1)) % (V - 1).
 
-    starts, steps: [S] int64. Length is the mark and one whole cycle, V.
+    symbols: of a training document, None for one without end. A stream's first document lacks up
+    to symbols - 1 of them, so that not all streams begin another in the same update. Length is the
+    mark and one whole cycle, V.
     """
 
     def __init__(
         self,
         vocabulary: int,
-        starts: NDArray[np.int64],
-        steps: NDArray[np.int64],
+        steps: Sequence[int],
+        key: int,
+        streams: int,
         seq_len: int,
+        symbols: int | None,
     ) -> None:
-        super().__init__(len(starts), seq_len, vocabulary)
-        self.starts, self.steps = starts[:, None], steps[:, None]
+        super().__init__(streams, seq_len, vocabulary)
+        self.key, self.endless, self.symbols = key, symbols is None, symbols or 1 << 62
+        self.cycle, self.steps = vocabulary - 1, np.array(steps, np.int64)
+        self.number = 2 * np.arange(streams, dtype=np.uint64)
+        cut = rng.words(key, self.number + np.uint64(1)) >> np.uint64(32)
+        self.cut = (cut % np.uint64(symbols or 1)).astype(np.int64)
+        ramps = self.steps[:, None] * np.arange(seq_len + 1) % self.cycle
+        self.ramps = ramps.astype(np.int32)
 
     def batch(self, step: int) -> Batch:
-        cycle, first = self.length - 1, step * self.seq_len
+        document, begin = np.divmod(step * self.seq_len + self.cut, self.symbols)
+        begin -= np.where(document == 0, self.cut, 0)
+        left = self.symbols - begin - np.where(document == 0, self.cut, 0)
+        rows = np.arange(self.streams)
+        tokens, targets = self._count(rows, document, begin)
+        while len(rows := rows[left[rows] < self.seq_len]):  # whose next document begins here
+            document, begin = document + 1, -left
+            news = self._count(rows, document[rows], begin[rows])
+            later = np.arange(self.seq_len) >= left[rows, None]
+            tokens[rows] = np.where(later, news[0], tokens[rows])
+            targets[rows] = np.where(later, news[1], targets[rows])
+            left = left + self.symbols
+        return tokens, targets
+
+    def _count(
+        self, rows: NDArray[np.int64], document: NDArray[np.int64], begin: NDArray[np.int64]
+    ) -> Batch:
+        """A document of each of these streams, whose symbol number `begin` is the first here.
+
+        begin: [rows]; below 0 the document begins later, and what stands before it is undefined.
+        """
+        index = (document.astype(np.uint64) << np.uint64(26)) + self.number[rows]
+        start = (rng.words(self.key, index) % np.uint64(self.cycle)).astype(np.int64)
+        chosen = rng.words(self.key, index + np.uint64(1)) % np.uint64(len(self.steps))
+        step = self.steps[chosen.astype(np.int64)]
         # Reduced before it is multiplied, so that no update number can overflow.
-        position = (first - 1) % cycle + np.arange(self.seq_len + 1)
-        block = (1 + (self.starts + self.steps * position) % cycle).astype(np.int32)
-        if first == 0:
-            block[:, 0] = 0
-        return np.ascontiguousarray(block[:, :-1]), np.ascontiguousarray(block[:, 1:])
+        base = (start + step * ((begin - 1) % self.cycle)) % self.cycle
+        symbols = self.ramps[chosen.astype(np.int64)] + (1 + base[:, None]).astype(np.int32)
+        symbols -= np.where(symbols > self.cycle, np.int32(self.cycle), np.int32(0))
+        tokens, targets = symbols[:, :-1].copy(), symbols[:, 1:].copy()
+        mark = np.flatnonzero((begin <= 0) & (begin > -self.seq_len))
+        tokens[mark, -begin[mark]] = 0
+        if not self.endless:
+            targets[mark, -begin[mark]] = 1
+            one = np.flatnonzero((begin <= 1) & (begin > 1 - self.seq_len))
+            place = one, 1 - begin[one]
+            targets[place] = 1 + (tokens[place] - 1 + self.steps[0]) % self.cycle
+        return tokens, targets
 
 
 def _check_shape(streams: int, seq_len: int) -> None:

@@ -7,9 +7,9 @@ scores into credit and votes into new weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import erfc, isqrt, sqrt
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -60,14 +60,12 @@ class Update(NamedTuple):
     rate: float
 
 
-def _rounded(master: mx.array) -> mx.array:
-    """The int8 weight of a master weight: its rounding."""
-    return ((master + (1 << (MASTER_BITS - 1))) >> MASTER_BITS).astype(mx.int8)
+def _arrays() -> tuple[Any, Callable[[Any], Any]]:
+    """The module to compute with, NumPy or MLX, and how it sees an MLX array.
 
-
-def _moved(old: Mapping[str, mx.array], new: Leaves) -> float:
-    changed = mx.stack([mx.sum(old[k] != new[k]) for k in new]).sum()
-    return float(np.array(changed)) / sum(v.size for v in new.values())
+    On a CPU an operation of MLX costs some 20 us however small it is; on a GPU arrays stay there.
+    """
+    return (np, np.asarray) if mx.default_device() == mx.cpu else (mx, lambda array: array)
 
 
 class UpdateRule(Protocol):
@@ -75,13 +73,18 @@ class UpdateRule(Protocol):
 
     def start(self, weights: Leaves) -> Leaves: ...
 
-    def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update: ...
+    def __call__(
+        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
+        """decided: pairs whose fitness is not 0; None where pairs have no fitness."""
+        ...
 
 
-def mean_abs(z: mx.array, rows: bool = False) -> mx.array:
-    """max(1, floor of the mean of |Z|), int64: of the whole leaf, or [.., 1] of every row."""
-    total = mx.abs(z.astype(mx.int64)).sum(axis=-1 if rows else None, keepdims=True)
-    return mx.maximum(total // (z.shape[-1] if rows else z.size), 1)
+def mean_abs(z: Any, rows: bool = False) -> Any:
+    """max(1, floor of the mean of |Z|) of int64 votes: of the whole leaf, or [.., 1] of a row."""
+    total = abs(z).sum(axis=-1 if rows else None, keepdims=rows)
+    mean = total // (z.shape[-1] if rows else z.size)
+    return mean + (mean == 0)
 
 
 class SignRule:
@@ -89,7 +92,8 @@ class SignRule:
 
     measured: the votes' deviation is not the noise's own but that of the leaf's votes, sqrt(pi / 2)
     times their mean size; so it is with token credit, where no vote means no move. Either way it
-    grows with sqrt(N).
+    grows with sqrt(N). Pairs that tie add no noise, so once most do, N is the number of the others:
+    against all pairs the few that still differ could not pass, and learning would stop short.
     """
 
     def __init__(
@@ -104,21 +108,28 @@ class SignRule:
     def z_q4(self, step: int) -> int:
         return z_threshold_q4(alpha_at(self.alpha, step, self.decay))
 
-    def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
+    def voters(self, decided: int | None) -> int:
+        """N of the threshold: all pairs, or those that decided where these are the fewer half."""
+        few = decided is not None and 2 * decided < self.pairs
+        return max(decided or 0, 1) if few else self.pairs
+
+    def __call__(
+        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
+        xp, view = _arrays()
         new, counts, z_q4 = {}, [], self.z_q4(step)
-        for name, w in weights.items():
-            z, rank = votes[name], self.rank if w.ndim == 2 else 1
-            threshold = vote_threshold(z_q4, self.pairs, rank, self.clt)
+        for name, leaf in weights.items():
+            w, z, rank = view(leaf), view(votes[name]), self.rank if leaf.ndim == 2 else 1
+            threshold = vote_threshold(z_q4, self.voters(decided), rank, self.clt)
             if self.measured:  # 321 / 256 = sqrt(pi / 2); 1/16 from z_q4. It may pass 2^31.
-                z = z.astype(mx.int64)
-                threshold = max(int(np.array(mean_abs(z)).item()) * z_q4 * 321 >> 12, 1)
-            # Not mx.abs(z): |-2^31| would wrap. Z = 0 at threshold 0 moves down, as the reference.
+                z = z.astype(xp.int64)
+                threshold = max(int(mean_abs(z)) * z_q4 * 321 >> 12, 1)
+            # Not abs(z): |-2^31| would wrap. Z = 0 at threshold 0 moves down, as the reference.
             up = (z >= max(threshold, 1)) & (w != LIMIT)
             down = (z <= -threshold) & (w != -LIMIT)
-            new[name] = w + up.astype(mx.int8) - down.astype(mx.int8)
+            new[name] = mx.array(w + up.astype(xp.int8) - down.astype(xp.int8))
             counts += [up.sum(), down.sum()]
-        size = sum(w.size for w in weights.values())
-        return Update(new, {}, int(np.array(mx.stack(counts).sum())) / size)
+        return Update(new, {}, int(sum(counts)) / sum(w.size for w in weights.values()))
 
 
 class MasterRule:
@@ -144,19 +155,30 @@ class MasterRule:
         deviation_q16 = isqrt(self.pairs * rank << 32) * (256 if self.clt else 1)
         return (round(rate * (1 << 40)) << MASTER_BITS) // deviation_q16
 
-    def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
-        copy = {}
-        for name, m in master.items():
-            gain = self.gain(step, self.rank if m.ndim == 2 else 1)
-            delta = (votes[name].astype(mx.int64) * gain) >> 24
-            copy[name] = _added(m, delta)
-        new = {name: _rounded(m) for name, m in copy.items()}
-        return Update(new, copy, _moved(weights, new))
+    def __call__(
+        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
+        def delta(name: str, z: Any) -> Any:
+            return (z * self.gain(step, self.rank if z.ndim == 2 else 1)) >> 24
+
+        return _finely(weights, master, votes, delta)
 
 
-def _added(master: mx.array, delta: mx.array) -> mx.array:
-    bound = (LIMIT << MASTER_BITS) + (1 << (MASTER_BITS - 1)) - 1
-    return mx.clip(master.astype(mx.int64) + delta, -bound, bound).astype(mx.int32)
+def _finely(
+    weights: Leaves, master: Leaves, votes: Leaves, delta: Callable[[str, Any], Any]
+) -> Update:
+    """Adds delta(leaf, its int64 votes) to the fine copy; a weight is its copy, rounded."""
+    xp, view = _arrays()
+    half = 1 << (MASTER_BITS - 1)
+    bound = (LIMIT << MASTER_BITS) + half - 1
+    new, copy, moved = {}, {}, []
+    for name, m in master.items():
+        fine = view(m).astype(xp.int64) + delta(name, view(votes[name]).astype(xp.int64))
+        fine = xp.clip(fine, -bound, bound).astype(xp.int32)
+        rounded = ((fine + half) >> MASTER_BITS).astype(xp.int8)
+        moved.append((rounded != view(weights[name])).sum())
+        new[name], copy[name] = mx.array(rounded), mx.array(fine)
+    return Update(new, copy, int(sum(moved)) / sum(w.size for w in new.values()))
 
 
 class RowsRule:
@@ -181,12 +203,14 @@ class RowsRule:
         falling = 1 - 0.95 * share
         return round(self.rate * falling * min(1, (step + 1) / 20) * (1 << (MASTER_BITS + 16)))
 
-    def __call__(self, weights: Leaves, master: Leaves, votes: Leaves, step: int) -> Update:
-        copy, gain = {}, self.gain(step)
-        for name, m in master.items():
-            z = votes[name].astype(mx.int64)
-            # |z| <= row length x its mean: the product stays below 2^62.
-            scale = mx.maximum(mean_abs(z, rows=True), self.floors.get(name, 1))
-            copy[name] = _added(m, (z * (gain // scale)) >> 16)
-        new = {name: _rounded(m) for name, m in copy.items()}
-        return Update(new, copy, _moved(weights, new))
+    def __call__(
+        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
+        gain = self.gain(step)
+
+        def delta(name: str, z: Any) -> Any:
+            mean, floor = mean_abs(z, rows=True), self.floors.get(name, 1)
+            scale = mean + (floor - mean) * (mean < floor)
+            return (z * (gain // scale)) >> 16  # |z| <= row length x its mean: below 2^62
+
+        return _finely(weights, master, votes, delta)

@@ -35,7 +35,11 @@ def key(*words: int) -> int:
 
 def counters(stream: int, first: int, count: int) -> NDArray[np.uint64]:
     """`count` pseudo-random 64-bit words of a stream, from position `first` on."""
-    index = np.arange(first, first + count, dtype=np.uint64)
+    return words(stream, np.arange(first, first + count, dtype=np.uint64))
+
+
+def words(stream: int, index: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The pseudo-random 64-bit words of a stream at these positions."""
     return mix(np.uint64(stream) + index * np.uint64(_GOLDEN))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from eggroll import cli, runlog
 from eggroll.checkpoint import signature
@@ -70,13 +71,15 @@ def train(options: Config) -> Result:
 def update(run: Run) -> tuple[mx.array, float, float]:
     """Makes one update; scores: int16 [P, T] in 1/16 bit, share of weights that moved, seconds."""
     began, step = time.perf_counter(), run.step
-    batch = run.streams.batch(step)
+    batch, decided = run.streams.batch(step), None
     if run.config.estimator == "eggroll":
         scores, run.state = run.population.evaluate(run.weights, step, *batch, run.state)
-        votes = run.population.votes(pair_fitness(scores), step)
+        fitness = pair_fitness(scores)
+        decided = int(np.abs(np.array(fitness)).sum())
+        votes = run.population.votes(fitness, step)
     else:
         scores, run.state, votes = run.population.credit(run.weights, step, *batch, run.state)
-    run.weights, run.master, rate = run.rule(run.weights, run.master, votes, step)
+    run.weights, run.master, rate = run.rule(run.weights, run.master, votes, step, decided)
     mx.eval(run.weights, run.master)
     run.step = step + 1
     return scores, rate, time.perf_counter() - began
@@ -84,7 +87,7 @@ def update(run: Run) -> tuple[mx.array, float, float]:
 
 def measured(run: Run, scores: mx.array, rate: float, seconds: float) -> runlog.Row:
     """One line of metrics.jsonl. scores: int16 [P, T] in 1/16 bit; seconds: of the whole step."""
-    bits = -scores.astype(mx.int64).sum().item() / (16 * scores.size)
+    bits = (0 - scores.astype(mx.int64).sum()).item() / (16 * scores.size)
     row: runlog.Row = {
         "step": run.step,
         "loss": bits,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-from eggroll import _extension, bench, model
+from eggroll import _extension, bench, model, performance, plot
 
 TINY = ("--preset", "small", "--seq-len", "2", "--repeats", "2", "--threads", "1")
 
@@ -27,6 +27,11 @@ def test_a_table_and_three_files(call: Command, tmp_path: Path):
     rows = found["rows"]
     assert [row["population"] for row in rows] == [32, 64]
     assert found["options"]["preset"] == "small"
+    predicted = performance.predictions(bench.PRESETS["small"], seq_len=2)
+    assert found["predicted"]["population"] == performance.POPULATION
+    assert found["predicted"]["tokens_per_second"] == {
+        p.chip.name: round(p.tokens_per_second) for p in predicted
+    }
     for row in rows:
         assert row["tokens_per_second"] == pytest.approx(2 * row["population"] / row["seconds"])
         assert row["gmacs"] == pytest.approx(row["tokens_per_second"] * 65536 / 1e9)
@@ -37,6 +42,20 @@ def test_a_table_and_three_files(call: Command, tmp_path: Path):
     assert rows[0]["speed_up"] == 1
     assert [row["population"] for row in csv.DictReader(files["csv"].open())] == ["32", "64"]
     assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_predictions_are_hollow_and_called_so():
+    axes = plot.new_figure(4, 4).subplots()
+    predicted = performance.predictions(bench.PRESETS["seed"])
+    bench.mark(axes, predicted)
+    (line,) = axes.get_lines()
+    assert line.get_markerfacecolor() == "none"
+    assert line.get_linestyle() == "None"
+    rates = [p.tokens_per_second for p in predicted if p.chip.name in performance.SHOWN]
+    assert list(line.get_ydata()) == rates
+    assert {text.get_text() for text in axes.texts} == set(performance.SHOWN)
+    (label,) = axes.get_legend().get_texts()
+    assert label.get_text().startswith("predicted, never run")
 
 
 def test_multiply_adds_of_the_presets():

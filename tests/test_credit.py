@@ -280,7 +280,7 @@ def test_chance_is_a_matter_of_the_pair_alone():
         assert np.mean(np.array(luck.signs)[owners] == np.array(whole.signs)[owners]) < 0.01
 
 
-@pytest.mark.parametrize("name", ["cpu", "portable"])
+@pytest.mark.parametrize("name", [*dict.fromkeys(b.partition(":")[0] for b in BACKENDS)])
 def test_the_readout_draws_as_the_softmax(name):
     """One row of logits, many draws: chi-square, and the head's error times its input."""
     N, T, V, target = 20_000, 3, 21, 5

@@ -14,6 +14,13 @@ from eggroll.config import RECIPES, Config
 TOP, BOTTOM = 2**31 - 1, -(2**31)
 
 
+@pytest.fixture(autouse=True, params=["cpu", "gpu"])
+def arrays_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules compute with NumPy on a CPU and with MLX on a GPU: both must give the same."""
+    if request.param == "gpu":
+        monkeypatch.setattr(es, "_arrays", lambda: (mx, lambda array: array))
+
+
 def arrays(values: dict[str, list], dtype) -> dict[str, mx.array]:
     return {name: mx.array(np.array(v, np.int64).astype(dtype)) for name, v in values.items()}
 

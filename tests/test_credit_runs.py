@@ -19,8 +19,8 @@ WAYS = {
 }
 # Of the runs TINY and WAYS describe, on every machine and engine. Change only with the algorithm.
 SIGNATURES = {
-    "token-votes": "fa6c2f4770daa56b6ab06378750897da1fe47c4a805f6851ad7fc997350cb901",
-    "token-credit": "b63501aeb8a2e6f83c1f73617b9133eec83ec8414a528ced05252557960212ec",
+    "token-votes": "91c3b58fb422491641070ea9779c1e6b686a90b5b135847b034d1996f169a3c3",
+    "token-credit": "9448d1543dd4aa1237c378a77edf3bd459770cca215a57f561f451f44b44942b",
 }
 
 

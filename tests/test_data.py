@@ -407,7 +407,7 @@ def test_stdlib_without_sources_says_so(tmp_path, monkeypatch):
 def test_count_is_a_mark_then_steps_round_the_symbols(vocabulary, steps):
     corpus = load_corpus("count", vocabulary=vocabulary, steps=tuple(steps))
     assert (corpus.name, corpus.vocabulary, corpus.warmup) == ("count", vocabulary, 2)
-    streams = corpus.streams("train", 256, 10, seed=5)
+    streams = corpus.streams("valid", 256, 10, seed=5)
     batches = [streams.batch(step) for step in range(8)]
     symbols = np.concatenate([tokens for tokens, _ in batches], axis=1)
     targets = np.concatenate([targets for _, targets in batches], axis=1)
@@ -426,12 +426,44 @@ def test_count_is_a_mark_then_steps_round_the_symbols(vocabulary, steps):
     assert json.loads(json.dumps(corpus.about)) == {"vocabulary": vocabulary, "steps": list(steps)}
 
 
+@pytest.mark.parametrize("seq_len", [1, 7, 16, 80])
+@pytest.mark.parametrize(("vocabulary", "steps"), [(2, (1,)), (16, (1,)), (40, (2, 1, 3))])
+def test_count_trains_on_documents_whose_targets_can_be_foreseen(vocabulary, steps, seq_len):
+    """Read symbol by symbol: a mark, any start, then one step; targets the least way on."""
+    least, cycle, length = min(steps), vocabulary - 1, max(vocabulary, 32)
+    streams = CountCorpus(vocabulary, steps).streams("train", 60, seq_len, seed=1)
+    batches = [streams.batch(step) for step in range(-(-300 // seq_len))]
+    tokens, targets = (np.concatenate(part, axis=1) for part in zip(*batches, strict=True))
+    first_marks, starts, paces = [], set(), set()
+    for row, asked in zip(tokens.tolist(), targets.tolist(), strict=True):
+        marks = [i for i, symbol in enumerate(row) if symbol == 0]
+        assert marks[0] == 0
+        assert {b - a for a, b in pairwise(marks[1:])} == {length}
+        assert 0 < marks[1] <= length
+        first_marks.append(marks[1])
+        for begin, end in pairwise([*marks, len(row)]):
+            document, wanted = row[begin:end], asked[begin:end]
+            assert wanted[:1] == [1]
+            second = [1 + (symbol - 1 + least) % cycle for symbol in document[1:2]]
+            assert wanted[1:2] == second
+            if len(document) > 2:
+                pace = (document[2] - document[1]) % cycle
+                assert pace in {step % cycle for step in steps}
+                for place in range(2, len(document)):
+                    assert document[place] == 1 + (document[place - 1] - 1 + pace) % cycle
+                    assert wanted[place] == 1 + (document[place] - 1 + pace) % cycle
+                starts.add(document[1])
+                paces.add(pace)
+    assert len(set(first_marks)) > 15  # not all begin another in the same update
+    assert starts == set(range(1, vocabulary))
+    assert paces == {step % cycle for step in steps}
+
+
 def test_count_does_not_overflow_and_shows_the_whole_cycle():
-    streams = CountCorpus(65536, (65534,)).streams("train", 2, 3, seed=0)
-    far = 10**17
+    streams = CountCorpus(65536, (65534,)).streams("valid", 2, 3, seed=0)
+    start, far = streams.batch(0)[0][:, 1:2].astype(object) - 1, 10**17
     tokens, targets = streams.batch(far)
-    expected = 1 + (streams.starts + 65534 * ((3 * far - 1) % 65535)) % 65535
-    np.testing.assert_array_equal(tokens[:, :1], expected)
+    np.testing.assert_array_equal(tokens[:, :1], 1 + (start + 65534 * (3 * far - 1)) % 65535)
     np.testing.assert_array_equal(tokens[:, 1:], targets[:, :-1])
     small = CountCorpus(16, (1,)).streams("valid", 1, 4, seed=0)
     cycle = np.concatenate([small.batch(step)[0] for step in range(small.length // 4)], axis=1)
@@ -451,6 +483,9 @@ def test_count_starts_by_seed_split_and_stream():
         assert sum(a == b for a, b in zip(base, other, strict=True)) < 5
     # Pinned: these may never change, or runs could not be repeated.
     assert base[:4] == [3849, 3479, 3431, 2307]
+    batches = [corpus.streams("train", 2, 3000, 0).batch(step) for step in range(3)]
+    digest = hashlib.sha256(b"".join(part.tobytes() for batch in batches for part in batch))
+    assert digest.hexdigest()[:16] == "e9005bc71d586e81"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,13 @@ import pytest
 from eggroll import es
 
 
+@pytest.fixture(autouse=True, params=["cpu", "gpu"])
+def arrays_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules compute with NumPy on a CPU and with MLX on a GPU: both must give the same."""
+    if request.param == "gpu":
+        monkeypatch.setattr(es, "_arrays", lambda: (mx, lambda array: array))
+
+
 def test_pair_fitness_is_the_sign_of_the_difference():
     scores = mx.array(
         [[5, -7], [1, -2], [3, 3], [3, 3], [-30000, -30000], [30000, 30000]], mx.int16
@@ -59,6 +66,22 @@ def test_one_alpha_serves_every_population():
         weights = {"w": mx.zeros(Z.shape, mx.int8)}
         # The threshold is a whole number of sixteenths, and floor(sqrt N) is below sqrt N.
         assert 0.095 < rule(weights, {}, {"w": mx.array(Z)}, 0).rate < 0.13
+
+
+@pytest.mark.parametrize(
+    ("decided", "voters"), [(None, 900), (900, 900), (450, 900), (449, 449), (1, 1), (0, 1)]
+)
+def test_where_most_pairs_tie_the_threshold_counts_the_others(decided, voters):
+    rng, alpha = np.random.default_rng(2), 0.2
+    rule = es.SignRule(alpha=alpha, decay=1, pairs=900, rank=2, clt=True)
+    weights = {"w": rng.integers(-127, 128, (40, 50))}
+    votes = {"w": np.rint(rng.normal(0, 256 * np.sqrt(2 * voters), (40, 50))).astype(np.int64)}
+    want = oracle.update(weights, votes, es.z_threshold_q4(alpha), voters, 2, True)["w"]
+    arrays = {"w": mx.array(weights["w"].astype(np.int8))}, {"w": mx.array(votes["w"])}
+    got = rule(arrays[0], {}, arrays[1], 0, decided).weights["w"]
+    np.testing.assert_array_equal(np.array(got), want)
+    still = {"w": mx.zeros((40, 50), mx.int32)}
+    assert rule(arrays[0], {}, still, 0, 0).rate == 0  # no pair decided: nothing moves
 
 
 def exact_gain(rate: float, pairs: int, rank: int, clt: bool) -> float:

@@ -25,8 +25,18 @@ import emulator
 from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError, Emulator
 
 from eggroll import model
-from eggroll.engines import available, choice, metal, metal_plan, metal_source, metal_trial
+from eggroll.credit import crediting
+from eggroll.engines import (
+    available,
+    choice,
+    metal,
+    metal_credit_source,
+    metal_plan,
+    metal_source,
+    metal_trial,
+)
 from eggroll.engines.metal import MetalEngine
+from eggroll.engines.metal_credit_plan import credit_plans
 from eggroll.engines.metal_source import Source
 
 KERNELS = Path(__file__).parents[1] / "extensions" / "int8_gemm" / "metal"
@@ -380,6 +390,24 @@ def sources():
                 source = metal_source.stage_source(plan, 8)
                 yield f"{name} {stage}{' nax' * nax}", source.header + source.body
     for source in metal_source.vote_sources(1, True):
+        yield source.name, source.header + source.body
+    yield from credit_sources()
+
+
+def credit_sources():
+    """Kernels of token credit: of the language recipe's network, and those of all networks."""
+    program = model.egg(256, 64, 1)
+    for estimator in ("token-credit", "token-votes"):
+        how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        for plan, stage in zip(
+            credit_plans(program, how, members=16), ("embedding", "layer", "head"), strict=True
+        ):
+            source = metal_credit_source.credit_source(plan, 6)
+            yield f"{estimator} {stage}", source.header + source.body
+    for source in (
+        metal_credit_source.gains_source(), metal_credit_source.traces_source(),
+        *metal_credit_source.credit_vote_sources(), *metal_credit_source.row_sources(),
+    ):  # fmt: skip
         yield source.name, source.header + source.body
 
 

@@ -13,7 +13,7 @@ from networks import Case
 from eggroll import es, model
 from eggroll.engines import ENGINES, available
 from eggroll.noise import Noise
-from eggroll.population import Population, model_loss
+from eggroll.population import Population, exact_loss, model_loss
 
 
 @pytest.mark.parametrize("name", [name for name, why in available().items() if not why])
@@ -58,9 +58,13 @@ def test_model_loss_carries_the_state_and_leaves_the_warmup_out(warmup):
     weights = {k: np.array(w) for k, w in model.initial_weights(program, 0).items()}
     random = np.random.default_rng(0)
     tokens, targets = random.integers(0, 9, (2, 3, 8)).astype(np.int32)
-    scores, _, _ = oracle.evaluate(weights, tokens, targets, np.zeros((3, 1, 6), np.int64))
+    scores, _, logits = oracle.evaluate(weights, tokens, targets, np.zeros((3, 1, 6), np.int64))
     batches = [(tokens[:, :5], targets[:, :5]), (tokens[:, 5:], targets[:, 5:])]
-    loss = model_loss(
-        ENGINES["cpu"](program), {k: mx.array(w) for k, w in weights.items()}, batches, warmup
-    )
+    engine, leaves = ENGINES["cpu"](program), {k: mx.array(w) for k, w in weights.items()}
+    loss = model_loss(engine, leaves, batches, warmup)
     assert loss == -scores[:, warmup:].mean() / 16
+    chances = np.exp2(logits / 16) / np.exp2(logits / 16).sum(axis=-1, keepdims=True)
+    asked = np.take_along_axis(chances, targets[..., None], axis=-1)[:, warmup:]
+    exact = exact_loss(engine, leaves, batches, warmup)
+    assert exact == pytest.approx(-np.log2(asked).mean(), rel=1e-12)
+    assert loss < exact < loss + 0.1  # what the integer score's floors leave out

@@ -7,17 +7,31 @@ threadgroup.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, ClassVar, NamedTuple, Protocol
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
+from eggroll.credit import Chance, Crediting
 from eggroll.engines import metal_trial
 from eggroll.engines.base import Engine
+from eggroll.engines.metal_credit import Credited, Work, check_credit
+from eggroll.engines.metal_credit_plan import credit_plans
+from eggroll.engines.metal_credit_source import credit_source
+from eggroll.engines.metal_launch import (
+    LEAST,
+    Launcher,
+    Made,
+    Shape,
+    at_least,
+    check_noise,
+    compiled,
+    extreme,
+    launch,
+)
 from eggroll.engines.metal_plan import (
     MEMBERS,
     PRODUCTS,
@@ -28,14 +42,20 @@ from eggroll.engines.metal_plan import (
     stage_plans,
     vote_work,
 )
-from eggroll.engines.metal_source import VOTE_SIDE, Source, stage_source, vote_sources
+from eggroll.engines.metal_source import VOTE_SIDE, stage_source, vote_sources
+from eggroll.engines.metal_text import Source
 from eggroll.model import Program, Stage, Weights
-from eggroll.noise import Slices, slice_length
+from eggroll.noise import Slices
 
-Shape = tuple[int, ...]
-LEAST = 8  # smaller inputs become `constant` in MLX's kernels, another type than `device`
+__all__ = [
+    "LEAST", "Launcher", "MetalEngine", "Shape", "at_least", "check_noise", "compiled", "extreme",
+    "launch",
+]  # fmt: skip
+
 LAUNCH_MACS = 1 << 38  # of one launch: a fraction of a second, as macOS ends longer ones
-VOTE_THREADS = 128  # THREADS of votes.metal
+VOTE_THREADS = 128  # THREADS of vote_product.metal
+SORTED = 12  # bytes of a member's token, half a pair's, where rows are sorted
+WHOLE = 32  # members of the largest threadgroup: pieces of these leave none half empty
 
 
 class Kernel(NamedTuple):
@@ -43,57 +63,6 @@ class Kernel(NamedTuple):
 
     plan: StagePlan
     source: Source
-
-
-class Launcher(Protocol):
-    """Runs a kernel: inputs by position; grid counts threads. Returns one array per output."""
-
-    def __call__(
-        self,
-        source: Source,
-        inputs: Sequence[mx.array],
-        outputs: Sequence[tuple[Shape, mx.Dtype]],
-        grid: Shape,
-        threadgroup: Shape,
-    ) -> list[mx.array]: ...
-
-
-@cache
-def compiled(source: Source) -> Any:
-    """The kernel as MLX compiles it; its name tells its text, as MLX's cache goes by names."""
-    text = "\0".join((*source.inputs, *source.outputs, source.header, source.body))
-    digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
-    return mx.fast.metal_kernel(
-        name=f"{source.name}_{digest}",
-        input_names=list(source.inputs),
-        output_names=list(source.outputs),
-        header=source.header,
-        source=source.body,
-    )
-
-
-def launch(
-    source: Source,
-    inputs: Sequence[mx.array],
-    outputs: Sequence[tuple[Shape, mx.Dtype]],
-    grid: Shape,
-    threadgroup: Shape,
-) -> list[mx.array]:
-    """Runs a kernel on the GPU through mx.fast.metal_kernel."""
-    shapes, dtypes = zip(*outputs, strict=True)
-    return compiled(source)(  # type: ignore[no-any-return]
-        inputs=list(inputs),
-        output_shapes=list(shapes),
-        output_dtypes=list(dtypes),
-        grid=grid,
-        threadgroup=threadgroup,
-    )
-
-
-def at_least(a: mx.array, size: int = LEAST) -> mx.array:
-    """The array, flat, with zeros up to `size` elements."""
-    a = a.reshape(-1)
-    return a if a.size >= size else mx.concatenate([a, mx.zeros(size - a.size, a.dtype)])
 
 
 def framed(w: mx.array) -> mx.array:
@@ -120,7 +89,6 @@ class MetalEngine(Engine):
     """
 
     name: ClassVar[str] = "metal"
-    credits: ClassVar[bool] = False
 
     @classmethod
     def missing(cls) -> str:
@@ -144,6 +112,7 @@ class MetalEngine(Engine):
         self.launcher, self.members = launcher, members
         self.nax = metal_trial.nax_usable() if nax is None else nax
         self._kernels: dict[tuple[int, int, int, bool], list[Kernel]] = {}
+        self._credited: dict[tuple[int, int, Crediting], tuple[Work, list[Source]]] = {}
         self._best: dict[tuple[int, int], int] = {}
 
     @property
@@ -235,36 +204,122 @@ class MetalEngine(Engine):
         logits: bool,
     ) -> tuple[mx.array, mx.array]:
         """One launch per stage. Scores int16 [P, T] or logits int8 [P, V], and the new state."""
-        (P, T), D = tokens.shape, self.program.width
-        M = self._members(P, noise.rank if noise else 0)
-        groups = -(-P // M)
-        given = {
-            "table": at_least(noise.table) if noise else mx.zeros(LEAST, mx.int8),
-            "sizes": mx.array([T, P, P // 2], mx.int32),
-            "tokens": at_least(tokens.astype(mx.int32)),
-            "targets": at_least(targets.astype(mx.int32)),
-        }
-        made = outputs_of(self.program, P, T, groups * M)
-        states, got = [mx.zeros((P, 0), mx.int8)], dict[str, mx.array]()
-        for (plan, source), weights in zip(self.kernels(M, noise, logits), prepared, strict=True):
+        (P, T), M = tokens.shape, self._members(tokens.shape[0], noise.rank if noise else 0)
+        given = given_of(noise, tokens, targets, [T, P, P // 2])
+        made = outputs_of(self.program, P, T, -(-P // M) * M)
+        kernels = self.kernels(M, noise, logits)
+        got, after = self._stages(kernels, prepared, given, made, noise, state)
+        return got[-1]["logits" if logits else "scores"], after
+
+    def _stages(
+        self,
+        kernels: Sequence[tuple[StagePlan, Source]],
+        prepared: list[mx.array],
+        given: dict[str, mx.array],
+        made: Made,
+        noise: Slices | None,
+        state: mx.array,
+        signs: mx.array | None = None,
+        left: Callable[[StagePlan], Made] = lambda _: {},
+    ) -> tuple[list[dict[str, mx.array]], mx.array]:
+        """One launch per stage: what each gives by name, and the new state.
+
+        given: inputs by name; made, left: outputs of all stages, and of one for token credit.
+        """
+        P, D = state.shape[0], self.program.width
+        states, got = [mx.zeros((P, 0), mx.int8)], list[dict[str, mx.array]]()
+        for (plan, source), weights in zip(kernels, prepared, strict=True):
             at, threads = plan.stage.state, 32 * plan.simdgroups
-            starts = noise.starts[mx.array(list(plan.layout))] if noise else mx.zeros(1, mx.int32)
+            leaves, groups = mx.array(list(plan.layout) or [0]), -(-P // plan.members)
+            starts = noise.starts[leaves] if noise else mx.zeros(1, mx.int32)
             given |= {"weights": weights, "starts": at_least(starts)}
+            given |= {"signs": at_least(signs[leaves])} if signs is not None else {}
             given["state"] = at_least(state[:, at : at + D])
-            made["scratch"] = ((groups * plan.scratch_bytes,), mx.int8)
+            shapes = made | left(plan) | {"scratch": ((groups * plan.scratch_bytes,), mx.int8)}
             outputs = self.launcher(
                 source,
                 [given[name] for name in source.inputs],
-                [made[name] for name in source.outputs],
+                [shapes[name] for name in source.outputs],
                 (groups * threads, 1, 1),
                 (threads, 1, 1),
             )
-            got |= dict(zip(source.outputs, outputs, strict=True))
+            got.append(dict(zip(source.outputs, outputs, strict=True)))
             if plan.passes_on:
-                given["passed"] = got["passed_on"]
+                given["passed"] = got[-1]["passed_on"]
             if at >= 0:
-                states.append(got["state_after"])
-        return got["logits" if logits else "scores"], mx.concatenate(states, axis=1)
+                states.append(got[-1]["state_after"])
+        return got, mx.concatenate(states, axis=1)
+
+    def credit(
+        self,
+        prepared: Any,
+        noise: Slices,
+        chance: Chance,
+        how: Crediting,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+    ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
+        self._check(noise, tokens, targets, state)
+        P, T = tokens.shape
+        check_credit(self.program, noise.rank, chance, how, P, T)
+        members, columns = credit_piece(self.program, how, P, T)
+        scores, states, total = [], [], dict[str, mx.array]()
+        for m in range(0, P, members):
+            rows, pairs = slice(m, m + members), slice(m // 2, (m + members) // 2)
+            some = noise._replace(starts=noise.starts[:, pairs])
+            luck = Chance(chance.signs[:, pairs], chance.draws[pairs])
+            score, after, Z = self._credit_members(
+                prepared, some, luck, how, tokens[rows], targets[rows], state[rows], columns
+            )
+            scores.append(score)
+            states.append(after)
+            total = {name: total[name] + z if total else z for name, z in Z.items()}
+            if members < P:  # so that the tapes of one piece are gone before the next one's come
+                mx.eval(score, after, total)
+        return mx.concatenate(scores), mx.concatenate(states), total
+
+    def _credit_members(
+        self,
+        prepared: list[mx.array],
+        noise: Slices,
+        chance: Chance,
+        how: Crediting,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+        columns: int,
+    ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
+        """As `credit`, all members in a launch, `columns` tokens at a time."""
+        P, T = tokens.shape
+        M = self._members(P, 0 if how.nodes else 1)
+        work, sources = self.credit_kernels(M, noise.shift, how)
+        kernels = list(zip(work.plans, sources, strict=True))
+        credited = Credited(self.launcher, work, noise, chance, tokens)
+        words, scores = chance.signs.shape[2], []
+        for t in range(0, T, columns):
+            at = (slice(None), slice(t, t + columns))
+            some = tokens[at]
+            sizes = [some.shape[1], P, P // 2, t, words, credited.lanes]
+            given = given_of(noise, some, targets[at], sizes)
+            given["draws"] = at_least(chance.draws[at])
+            made = outputs_of(self.program, P, some.shape[1], 2 * credited.lanes)
+            left = partial(credited.outputs, some.shape[1])
+            got, state = self._stages(
+                kernels, prepared, given, made, noise, state, chance.signs, left
+            )
+            credited.add(t, some.shape[1], got)
+            scores.append(got[-1]["scores"])
+        score = mx.concatenate(scores, axis=1)
+        return score, state, credited.votes(score)
+
+    def credit_kernels(self, members: int, shift: int, how: Crediting) -> tuple[Work, list[Source]]:
+        """What pairs are credited by: the work that follows the stages, and a source for each."""
+        key = (members, shift, how)
+        if key not in self._credited:
+            plans = credit_plans(self.program, how, members=members, nax=self.nax)
+            self._credited[key] = Work(plans), [credit_source(plan, shift) for plan in plans]
+        return self._credited[key]
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
         N, leaves = fitness.size, self.program.leaves
@@ -298,7 +353,19 @@ class MetalEngine(Engine):
         return out
 
 
-def outputs_of(program: Program, P: int, T: int, members: int) -> dict[str, tuple[Shape, mx.Dtype]]:
+def given_of(
+    noise: Slices | None, tokens: mx.array, targets: mx.array, sizes: Sequence[int]
+) -> dict[str, mx.array]:
+    """What all stages are given, by name."""
+    return {
+        "table": at_least(noise.table) if noise else mx.zeros(LEAST, mx.int8),
+        "sizes": mx.array(list(sizes), mx.int32),
+        "tokens": at_least(tokens.astype(mx.int32)),
+        "targets": at_least(targets.astype(mx.int32)),
+    }
+
+
+def outputs_of(program: Program, P: int, T: int, members: int) -> Made:
     """Shapes and types of what a stage gives; `members` counts those of whole threadgroups."""
     return {
         "passed_on": ((members * T * program.width,), mx.int8),
@@ -306,21 +373,6 @@ def outputs_of(program: Program, P: int, T: int, members: int) -> dict[str, tupl
         "scores": ((P, T), mx.int16),
         "logits": ((P, program.vocabulary), mx.int8),
     }
-
-
-def extreme(of: Callable[..., mx.array], a: mx.array) -> int:
-    """The least or the largest element, found on the CPU so as not to wait for the GPU."""
-    return int(np.array(of(a, stream=mx.cpu)))
-
-
-def check_noise(program: Program, noise: Slices, members: int) -> None:
-    """Raises ValueError unless every slice of members / 2 pairs lies in the table."""
-    if members % 2 or noise.starts.shape != (len(program.leaves), members // 2):
-        raise ValueError(f"starts are {noise.starts.shape} for {members} members")
-    longest = np.array([slice_length(leaf.shape, noise.rank) for leaf in program.leaves], np.int32)
-    ends = mx.add(noise.starts, mx.array(longest)[:, None], stream=mx.cpu)
-    if extreme(mx.min, noise.starts) < 0 or extreme(mx.max, ends) > noise.table.size:
-        raise ValueError("a slice of the noise lies beyond the table")
 
 
 def piece(program: Program, P: int, T: int, rank: int) -> tuple[int, int]:
@@ -334,6 +386,22 @@ def piece(program: Program, P: int, T: int, rank: int) -> tuple[int, int]:
     room = min(room, LAUNCH_MACS // max(1, *(plan.macs for plan in plans)))
     tokens = min(T, max(room // P, 1))
     return min(P, max(room // tokens // 2 * 2, 2)), tokens
+
+
+def credit_piece(program: Program, how: Crediting, P: int, T: int) -> tuple[int, int]:
+    """Members (even) and tokens of one launch where pairs are credited.
+
+    All tokens of a member stay until its scores are known, so its tape bounds the members; in time
+    the tokens give way first, as in `piece`.
+    """
+    plans = credit_plans(program, how, members=MEMBERS[-1])
+    tape = sum(plan.tape_bytes for plan in plans) // 2 + len(program.leaves) + SORTED
+    inputs = max(sum(plan.sizes[op.inputs[0]] for op in plan.traced) for plan in plans)
+    scratch = max(plan.scratch_bytes for plan in plans)
+    room = memory() // (T * (2 * program.width + tape) + 4 * inputs + scratch)
+    members = min(P, room // WHOLE * WHOLE or max(room // 2 * 2, 2))
+    some, tokens = piece(program, members, T, 0 if how.nodes else 1)
+    return some, tokens
 
 
 def memory() -> int:

@@ -181,6 +181,16 @@ class StagePlan:
         return 4 * 16 * self.members * self.simdgroups if self.nax and products else 0
 
     @property
+    def likelihood_bytes(self) -> int:
+        """Of sums of EXP2 per simdgroup and of what met its target, where there are scores."""
+        return (8 * self.simdgroups + 4) * self.members if self.scores else 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of threadgroup memory, for what a derived plan keeps besides."""
+        return 0
+
+    @property
     def sums_shared(self) -> bool:
         return self.sums_bytes <= self.shared_bytes // 4
 
@@ -188,7 +198,7 @@ class StagePlan:
     def places(self) -> dict[int, Place]:
         """Home of every register: those that are read most stay in threadgroup memory."""
         fixed = self.spare_bytes + (self.sums_bytes if self.sums_shared else 0)
-        fixed += (8 * self.simdgroups + 4) * self.members if self.scores else 0
+        fixed += self.likelihood_bytes + self.kept_bytes
         shared: set[int] = set()
         for r in sorted(self.lives, key=lambda r: (-self.traffic[r] / self.sizes[r], r)):
             if self.rows(self._pack(shared | {r})) * self.stride + fixed <= self.shared_bytes:

@@ -6,62 +6,24 @@ Letters: M members of a threadgroup, T tokens, V vocabulary, K inputs and O outp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.resources import files
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable
 
 from eggroll import fixed_point as fx
 from eggroll.engines.metal_plan import Phase, StagePlan
-from eggroll.errors import InputError
+from eggroll.engines.metal_text import INCLUDES, Source, array, constants, kernel_file
 from eggroll.model import Op, S, X
 
-VOTE_SIDE = 64  # SIDE of votes.metal
-INSTALLED = ("kernels", "metal")  # below the package
-IN_TREE = Path(__file__).parents[2] / "extensions" / "int8_gemm" / "metal"
+__all__ = ["INCLUDES", "OPERATIONS", "Source", "array", "constants", "kernel_file", "vote_sources"]
 
-
-class Source(NamedTuple):
-    """A kernel as mx.fast.metal_kernel takes it: names of its arrays, header and body."""
-
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    header: str
-    body: str
-
-
-@cache
-def kernel_file(name: str) -> str:
-    """Text of `name`.metal, installed with the package or in the source tree.
-
-    Raises InputError if it is in neither.
-    """
-    found = files("eggroll").joinpath(*INSTALLED, f"{name}.metal")
-    for place in (found, IN_TREE / f"{name}.metal"):
-        if place.is_file():
-            return place.read_text("ascii")
-    raise InputError(f"the Metal kernel {name}.metal is missing: run `make build`, then try again.")
-
-
-def constants(**values: int) -> str:
-    return "".join(f"constant constexpr int {k} = {int(v)};\n" for k, v in values.items())
-
-
-def array(kind: str, name: str, values: Sequence[int], suffix: str = "") -> str:
-    text = ", ".join(f"{v}{suffix}" for v in values)
-    return f"constant {kind} {name}[{len(values)}] = {{{text}}};\n"
-
-
-INCLUDES = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n"
+VOTE_SIDE = 64  # SIDE of vote_product.metal
 
 
 class Writer:
-    """Lines of a kernel body."""
+    """Lines of a kernel body; what a derived one adds to a stage it adds in `opening` and so on."""
 
-    def __init__(self, plan: StagePlan, logits: bool) -> None:
-        self.plan, self.logits = plan, logits
+    def __init__(self, plan: StagePlan, logits: bool, shift: int = 0) -> None:
+        self.plan, self.logits, self.shift = plan, logits, shift
+        self.rank, self.perturbed = plan.rank, plan.perturbed
         self.lines: list[str] = []
         self.local: dict[int, str] = {}  # register -> what holds it within a tile group
 
@@ -79,6 +41,49 @@ class Writer:
         if self.plan.scratch_bytes:
             memory += " | mem_flags::mem_device"
         self(f"threadgroup_barrier({memory});")
+
+    def inputs(self) -> list[str]:
+        plan = self.plan
+        names = ["weights", "table", "starts", "sizes", "tokens"]
+        names += ["targets"] * (plan.scores and not self.logits)
+        return names + ["passed"] * (not plan.first) + ["state"] * (plan.stage.state >= 0)
+
+    def outputs(self) -> list[str]:
+        plan = self.plan
+        names = ["passed_on"] * plan.passes_on + ["state_after"] * (plan.stage.state >= 0)
+        names += [("logits" if self.logits else "scores")] * plan.scores
+        return names + ["scratch"] * bool(plan.scratch_bytes)
+
+    def constants(self) -> str:
+        plan = self.plan
+        return constants(
+            M=plan.members, LD=plan.stride, SIMDGROUPS=plan.simdgroups,
+            THREADS=32 * plan.simdgroups, RANK=self.rank, SHIFT=self.shift,
+            PERTURBED=self.perturbed,
+        ) + tables(plan)  # fmt: skip
+
+    def files(self) -> list[str]:
+        """Kernel files, each after those it needs."""
+        kinds = list(dict.fromkeys(op.kind for op in self.plan.stage.ops))
+        names = ["product_nax" if self.plan.nax else "product_simdgroup"]
+        return names + ["linear"] * ("score" in kinds and "linear" not in kinds) + kinds
+
+    noise = "weights"  # the file that says what noise does
+
+    def opening(self) -> None:
+        """Declarations."""
+
+    def token(self) -> None:
+        """What a token begins with."""
+
+    def products(self, phase: Phase) -> None:
+        """What goes before the tiles of a phase, when all inputs of its products are there."""
+
+    def scored(self, op: Op) -> None:
+        """What is done with a tile of logits besides."""
+
+    def finished(self) -> None:
+        """What follows a token's scores."""
 
 
 def row_embed(write: Writer, op: Op) -> None:
@@ -116,6 +121,7 @@ def tile_score(write: Writer, op: Op) -> None:
         write(f"egg::store_logits<{V}>(logits, logit, tile, members, lane);")
     else:
         write(f"egg::score<{V}>(likelihood, hits, logit, tile, lane);")
+        write.scored(op)
 
 
 def elementwise(arguments: Callable[[Writer, Op], str]) -> Callable[[Writer, Op], None]:
@@ -189,6 +195,7 @@ def tile_part(write: Writer, phase: Phase) -> None:
     plan = write.plan
     if not phase.tiles:
         return
+    write.products(phase)
     outputs = plan.sizes[phase.tiles[0].out]
     if phase.tiles[0].kind == "score":
         outputs = plan.program.vocabulary
@@ -214,6 +221,7 @@ def tile_part(write: Writer, phase: Phase) -> None:
     write.barrier()
     if scored:
         write("egg::finish(scores + first * T + t, parts, hits, T, members, lane);")
+        write.finished()
 
 
 def element_loop(write: Writer, phase: Phase) -> None:
@@ -313,10 +321,16 @@ def reads_first(plan: StagePlan, register: int) -> bool:
 
 
 def body(plan: StagePlan, logits: bool) -> str:
+    """The kernel of a stage without credit."""
+    return written(Writer(plan, logits))
+
+
+def written(write: Writer) -> str:
     """The kernel: all T tokens of the stage, phase after phase."""
-    write, D = Writer(plan, logits), plan.program.width
+    plan, D = write.plan, write.plan.program.width
     declare_memory(write)
     declare(write)
+    write.opening()
     if S in plan.lives and plan.stage.state >= 0:
         write(f"egg::load_state<{D}>(r{S}, state + first * {D}, members, lane);")
     elif S in plan.lives:
@@ -326,6 +340,7 @@ def body(plan: StagePlan, logits: bool) -> str:
     move_in(write, "0")
     write.barrier()
     write("for (uint t = 0; t < T; ++t) {")
+    write.token()
     for phase in plan.phases:
         row_part(write, phase)
         tile_part(write, phase)
@@ -343,22 +358,16 @@ def body(plan: StagePlan, logits: bool) -> str:
 
 def stage_source(plan: StagePlan, shift: int, *, logits: bool = False) -> Source:
     """The kernel of a stage. shift: of the perturbation, Q + sigma_shift."""
-    has_state = plan.stage.state >= 0
-    inputs = ["weights", "table", "starts", "sizes", "tokens"]
-    inputs += ["targets"] * (plan.scores and not logits)
-    inputs += ["passed"] * (not plan.first) + ["state"] * has_state
-    outputs = ["passed_on"] * plan.passes_on + ["state_after"] * has_state
-    outputs += [("logits" if logits else "scores")] * plan.scores
-    outputs += ["scratch"] * bool(plan.scratch_bytes)
-    kinds = list(dict.fromkeys(op.kind for op in plan.stage.ops))
-    names = ["common", "product_nax" if plan.nax else "product_simdgroup"]
-    names += ["linear"] * ("score" in kinds and "linear" not in kinds) + kinds
-    header = INCLUDES + constants(
-        M=plan.members, LD=plan.stride, SIMDGROUPS=plan.simdgroups, THREADS=32 * plan.simdgroups,
-        RANK=plan.rank, SHIFT=shift, PERTURBED=plan.perturbed,
-    )  # fmt: skip
-    header += tables(plan) + "".join(kernel_file(name) for name in names)
-    return Source("egg_stage", tuple(inputs), tuple(outputs), header, body(plan, logits))
+    return source_of(Writer(plan, logits, shift))
+
+
+def source_of(write: Writer) -> Source:
+    """The kernel that a writer writes."""
+    header = INCLUDES + write.constants()
+    names = ["fixed", "common", write.noise, *write.files()]
+    header += "".join(kernel_file(name) for name in names)
+    inputs, outputs = tuple(write.inputs()), tuple(write.outputs())
+    return Source("egg_stage", inputs, outputs, header, written(write))
 
 
 def tables(plan: StagePlan) -> str:
@@ -378,15 +387,21 @@ VOTE_INPUTS = ("table", "starts", "fitness", "work", "sizes")
 
 def vote_sources(rank: int, clt: bool) -> tuple[Source, Source]:
     """The kernels that count the votes of matrices and of vectors."""
-    header = INCLUDES + constants(RANK=rank, CLT=clt) + kernel_file("votes")
+    header = INCLUDES + constants(RANK=rank, CLT=clt)
+    header += "".join(kernel_file(name) for name in ("fixed", "vote_product", "votes"))
     matrices = """\
 EGG_SHARED(int8_t, left, egg::SIDE * egg::LEFT);
 EGG_SHARED(int8_t, right, egg::DEPTH * egg::RIGHT);
 const uint begin = threadgroup_position_in_grid.y * sizes[1];
+egg::PairTerms terms;
+terms.fitness = fitness;
+terms.table = table;
+terms.starts = starts;
+terms.pairs = sizes[0];
 egg::matrix_votes(Z + threadgroup_position_in_grid.y * sizes[2], left, right,
-                  egg::tile_of(work, threadgroup_position_in_grid.x), fitness, table, starts,
-                  sizes[0], begin, min(begin + uint(sizes[1]), uint(sizes[0] * RANK)),
-                  thread_index_in_simdgroup, simdgroup_index_in_threadgroup);
+                  egg::tile_of(work + 6 * threadgroup_position_in_grid.x), terms, begin,
+                  min(begin + uint(sizes[1]), uint(sizes[0] * RANK)), thread_index_in_simdgroup,
+                  simdgroup_index_in_threadgroup);
 """
     vectors = """\
 const uint at = thread_position_in_grid.x;

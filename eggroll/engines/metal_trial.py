@@ -10,13 +10,22 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
+
+from eggroll.credit import Estimator, chance, crediting
+from eggroll.engines.base import Engine
+from eggroll.model import egg, initial_weights
+from eggroll.noise import Noise
 
 SWITCH = "EGGROLL_NAX"  # 0 leaves NAX unused, so that both paths can be compared
 TRIAL_SECONDS = 120
+CREDITED: tuple[Estimator, ...] = ("token-votes", "token-credit")
 
 
 def has_nax(architecture: str, macos: str) -> bool:
@@ -57,25 +66,31 @@ def failure(nax: bool) -> str:
 
 
 def trial(nax: bool) -> bool:
-    """Whether a small network scores, and its noise votes, as in plain MLX."""
+    """Whether a small network scores, and its noise votes by every estimator, as in plain MLX."""
     from eggroll.engines.metal import MetalEngine
     from eggroll.engines.portable import PortableEngine
-    from eggroll.model import egg, initial_weights
-    from eggroll.noise import Noise
 
     program = egg(40, 48, 1)
-    weights = initial_weights(program, 0)
+    both = outcome(MetalEngine(program, nax=nax)), outcome(PortableEngine(program))
+    return all(np.array_equal(a, b) for a, b in zip(*both, strict=True))
+
+
+def outcome(engine: Engine) -> Iterator[NDArray[Any]]:
+    """Scores, states and votes of a small network, one after the other."""
+    program, P, T = engine.program, 34, 3
     shapes = [leaf.shape for leaf in program.leaves]
-    noise = Noise(shapes, seed=0, rank=1, shift=8, table_bits=16).slices(0, 0, 17)
-    tokens = (mx.arange(34 * 3) * 7 % 40).reshape(34, 3).astype(mx.int32)
-    state = mx.zeros((34, program.state_size), mx.int8)
-    fitness = (mx.arange(17) % 3 - 1).astype(mx.int8)
-    results = []
-    for engine in (MetalEngine(program, nax=nax), PortableEngine(program)):
-        scored = engine.evaluate(engine.prepare(weights), noise, tokens, tokens, state)
-        votes = engine.votes(fitness, noise, True)
-        results.append([np.array(a) for a in (*scored, *votes.values())])
-    return all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
+    noise = Noise(shapes, seed=0, rank=1, shift=8, table_bits=16).slices(0, 0, P // 2)
+    tokens = (mx.arange(P * T) * 7 % program.vocabulary).reshape(P, T).astype(mx.int32)
+    state = mx.zeros((P, program.state_size), mx.int8)
+    prepared = engine.prepare(initial_weights(program, 0))
+    yield from map(np.array, engine.evaluate(prepared, noise, tokens, tokens, state))
+    fitness = (mx.arange(P // 2) % 3 - 1).astype(mx.int8)
+    yield from map(np.array, engine.votes(fitness, noise, True).values())
+    for estimator in CREDITED:
+        how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=T)
+        luck = chance(how, seed=0, epoch=0, first_pair=0, pairs=P // 2, seq_len=T)
+        *scored, votes = engine.credit(prepared, noise, luck, how, tokens, tokens, state)
+        yield from map(np.array, (*scored, *votes.values()))
 
 
 def main(nax: bool) -> None:

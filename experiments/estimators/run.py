@@ -2,7 +2,8 @@
 
 The cosine of one update's votes with the gradient of the float twin (its opposite, which votes
 estimate) on the same streams, per leaf, over populations, widths and T; means are over matrices but
-the head, which token-credit teaches by its own error. See RESULTS.md.
+the head, which token-credit teaches by its own error. With --ranks, of the default estimator with
+noise of these ranks instead. See RESULTS.md.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from eggroll.float_numpy import gradient
 from eggroll.model import initial_weights
 from eggroll.run import new_population, rule
 
+SHIFTS = (3, 4, 5)  # compared at each of --ranks
 LEARNT = 100  # updates of recipe language before the cosines of "trained"
 
 
@@ -67,11 +69,25 @@ def cosines(config: Config, corpus, weights: dict, repeats: int) -> dict[str, li
     return found
 
 
+def compared(ranks: list[int]) -> dict[str, dict]:
+    """Name -> options of what is compared; every estimator with its default's noise."""
+    if ranks:
+        # Rank 4 makes noise twice as large as rank 1 does, and so does one bit less of shift.
+        return {
+            f"rank {rank}, sigma_shift {shift}": {"rank": rank, "sigma_shift": shift}
+            for rank in ranks
+            for shift in SHIFTS
+        }
+    quiet = {"token-credit": {"sigma_shift": RECIPES["language"]["sigma_shift"]}}
+    return {name: {"estimator": name} | quiet.get(name, {}) for name in get_args(Estimator)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--populations", type=int, nargs="+", default=[512, 2048, 8192])
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--seq-lens", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[])
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--leaves", action="store_true", help="print every leaf")
     parser.add_argument("--csv", type=Path, help="one row per leaf")
@@ -84,27 +100,20 @@ def main() -> None:
             for pop in args.populations:
                 for seq_len in args.seq_lens:
                     means = {}
-                    for estimator in get_args(Estimator):
-                        # Both have the noise that their defaults have.
-                        shift = (
-                            RECIPES["language"]["sigma_shift"] if estimator == "token-credit" else 4
-                        )
-                        config = Config(
-                            width=width, pop=pop, seq_len=seq_len, estimator=estimator,
-                            sigma_shift=shift,
-                        )  # fmt: skip
+                    for name, options in compared(args.ranks).items():
+                        config = Config(width=width, pop=pop, seq_len=seq_len, **options)
                         found = cosines(config, corpus, weights, args.repeats)
                         leaves = {k: statistics.mean(v) for k, v in found.items()}
                         shapes = {leaf.name: leaf.shape for leaf in config.program().leaves}
-                        means[estimator] = statistics.mean(
+                        means[name] = statistics.mean(
                             v for k, v in leaves.items() if len(shapes[k]) == 2 and k != "head"
                         )
                         for leaf, value in leaves.items():
-                            rows.append((width, when, pop, seq_len, estimator, leaf, value))
+                            rows.append((width, when, pop, seq_len, name, leaf, value))
                             if args.leaves:
-                                print(f"    {estimator} {leaf}: {100 * value:.2f} %")
+                                print(f"    {name} {leaf}: {100 * value:.2f} %")
                     told = ", ".join(
-                        f"{k} {100 * v:.2f} % (x{v / means['eggroll']:.1f})"
+                        f"{k} {100 * v:.2f} % (x{v / next(iter(means.values())):.1f})"
                         for k, v in means.items()
                     )
                     print(f"D {width}, {when}, population {pop}, T {seq_len}: {told}", flush=True)

@@ -2,7 +2,8 @@
 
 Trains the default settings, recipe language and the AdamW baseline on the same text, each for the
 same seconds of updates (validation and checkpoints apart), and compares validation. A probe tells
-how many updates that is, so that schedules end with the time. See RESULTS.md.
+how many updates that is, so that schedules end with the time. What is trained can be named with
+other options, as in `--what paper paper:rank=4 language:width=128,layers=2`. See RESULTS.md.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def run(what: str, seconds: float, seed: int, out: Path, extra: dict) -> tuple[i
         options = replace(options, validate_every=max(1, options.steps // 40), checkpoint_every=0)
         adamw.train_twin(options)
     else:
-        config = Config(**{**RECIPES[what], **extra}, seed=seed, out=str(out))
+        name, _, words = what.partition(":")
+        extra = extra | {
+            k: int(v) for k, v in (word.split("=") for word in words.split(",") if word)
+        }
+        config = Config(**{**RECIPES[name], **extra}, seed=seed, out=str(out))
         out.parent.mkdir(parents=True, exist_ok=True)
         config = replace(config, steps=updates_within(seconds, config, out.parent, lambda: None))
         config = replace(config, validate_every=max(1, config.steps // 40), checkpoint_every=0)
@@ -58,7 +63,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, nargs="+", default=[1.0, 5.0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--what", nargs="+", default=list(WHAT), choices=WHAT)
+    parser.add_argument(
+        "--what", nargs="+", default=list(WHAT), help="of these: " + ", ".join(WHAT)
+    )
     parser.add_argument("--width", type=int)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--out", type=Path, default=Path(f"runs/text-{time.strftime('%H%M%S')}"))
@@ -70,7 +77,7 @@ def main() -> None:
         for what in args.what:
             bits = []
             for seed in range(args.seeds):
-                folder = args.out / f"{what}-{minutes:g}min-seed{seed}"
+                folder = args.out / f"{what.replace(':', '-')}-{minutes:g}min-seed{seed}"
                 took = run(what, 60 * minutes, seed, folder, extra)
                 bits.append(took[-1])
                 rows.append((what, minutes, seed, *took))
@@ -80,7 +87,7 @@ def main() -> None:
                 f"({spread}, {len(bits)} seeds)",
                 flush=True,
             )
-        shown = [args.out / f"{what}-{minutes:g}min-seed0" for what in args.what]
+        shown = [args.out / f"{w.replace(':', '-')}-{minutes:g}min-seed0" for w in args.what]
         plot.compare(shown, args.out / f"{minutes:g}min.png")
     if args.csv:
         with args.csv.open("w", newline="") as file:

@@ -10,6 +10,7 @@
 
 #include "dispatch.h"
 #include "engine.h"
+#include "machine.h"
 #include "mlx/version.h"
 
 namespace nb = nanobind;

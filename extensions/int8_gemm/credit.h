@@ -9,7 +9,6 @@ struct Tape : Members {
   int8_t (*credit)[kPairs];  // [T]: of one leaf
   uint32_t* row;             // inputs of one member
   uint8_t (*marks)[kPairs];  // [T]: 1 where a document begins
-  alignas(64) uint32_t minus[kPairs];
 
   Tape(const Members& who, Arena& arena) : Members(who) {
     if (job.credit == Credit::none) return;
@@ -41,15 +40,24 @@ struct Tape : Members {
   }
 
   // Credit of one leaf: the discounted gains from each token on, times the noise's sign or size.
+  // Loops over pairs are kept apart and on arrays of their own, so that they vectorise.
   template <typename Coefficient>
   void discounted(int leaf, Coefficient coefficient) const {
-    int32_t r[kPairs] = {};
-    for (int t = job.tokens_per_member - 1; t >= 0; --t)
+    alignas(64) int32_t r[kPairs] = {};
+    const int32_t discount = job.discounts[leaf];
+    for (int t = job.tokens_per_member - 1; t >= 0; --t) {
+      alignas(64) int32_t v[kPairs];
+      alignas(16) int8_t c[kPairs];
       for (int p = 0; p < kPairs; ++p) {
-        r[p] = 16 * gain[t][p] + ((job.discounts[leaf] * r[p]) >> 4);
-        credit[t][p] = static_cast<int8_t>(clip(coefficient(t, p, (r[p] + 8) >> 4)));
-        if (marks[t][p]) r[p] = 0;  // a document's first token owes nothing to the one before
+        r[p] = 16 * gain[t][p] + ((discount * r[p]) >> 4);
+        v[p] = (r[p] + 8) >> 4;
       }
+      coefficient(t, v);
+      for (int p = 0; p < kPairs; ++p) c[p] = static_cast<int8_t>(clip(v[p]));
+      __builtin_memcpy(credit[t], c, sizeof c);
+      // A document's first token owes nothing to the one before.
+      for (int p = 0; p < kPairs; ++p) r[p] = marks[t][p] ? 0 : r[p];
+    }
   }
 
   // sum_t credit x_t, to the pairs' rows.
@@ -73,22 +81,27 @@ struct Tape : Members {
   void weigh(int i) {
     const Leaf& leaf = job.plan.leaves[i];
     if (nodes())
-      return discounted(i, [&](int t, int p, int32_t v) {
-        if (p == 0) turned(job.owners[i], t, minus);
-        return minus[p] ? -v : v;
+      return discounted(i, [&](int t, int32_t* v) {
+        alignas(64) uint32_t minus[kPairs];
+        turned(job.owners[i], t, minus);
+        for (int p = 0; p < kPairs; ++p) v[p] = minus[p] ? -v[p] : v[p];
       });
     if (job.credit_kind[i] == CreditKind::inputs) {
       int shift = 5 + 31 - __builtin_clz(static_cast<unsigned>(isqrt(leaf.cols)));
-      return discounted(i, [&](int t, int p, int32_t v) {
-        int64_t product = (int64_t{v} * seen[i][t * kPairs + p]) >> shift;
-        return static_cast<int32_t>(product < -127 ? -127 : product > 127 ? 127 : product);
+      return discounted(i, [&](int t, int32_t* v) {
+        const int32_t* x = seen[i] + t * kPairs;
+        for (int p = 0; p < kPairs; ++p) {
+          int64_t product = (int64_t{v[p]} * x[p]) >> shift;
+          v[p] = static_cast<int32_t>(product < -127 ? -127 : product > 127 ? 127 : product);
+        }
       });
     }
     if (job.credit_kind[i] == CreditKind::tokens)
-      return discounted(i, [&](int t, int p, int32_t v) {
-        return (v * slice(i, p)[leaf.cols + token(job.tokens, p, t)]) >> 4;
+      return discounted(i, [&](int t, int32_t* v) {
+        for (int p = 0; p < kPairs; ++p)
+          v[p] = (v[p] * slice(i, p)[leaf.cols + token(job.tokens, p, t)]) >> 4;
       });
-    discounted(i, [](int, int, int32_t v) { return v; });
+    discounted(i, [](int, int32_t*) {});
   }
 
   // What a leaf's credit comes to, to the pairs' rows.

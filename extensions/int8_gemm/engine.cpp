@@ -3,24 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <mutex>
-#include <new>
 #include <stdexcept>
 #include <string>
-#include <thread>
-
-#ifdef __APPLE__
-#include <sys/sysctl.h>
-#elif defined(__linux__)
-#include <sched.h>
-#include <unistd.h>
-#endif
 
 #include "dispatch.h"
+#include "machine.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
@@ -29,79 +19,11 @@
 
 namespace eggroll {
 
-int64_t cache_bytes() {
-  int64_t bytes = 0;
-#ifdef __APPLE__
-  // Shared by a cluster of cores: the smallest share there has been.
-  size_t size = sizeof bytes;
-  if (sysctlbyname("hw.perflevel0.l2cachesize", &bytes, &size, nullptr, 0)) bytes = 0;
-  bytes /= 6;
-#elif defined(_SC_LEVEL2_CACHE_SIZE)
-  bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#endif
-  return bytes > 0 ? bytes : int64_t{1} << 19;
-}
-
-int default_threads() {
-#ifdef __linux__
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-#endif
-  return std::max(1u, std::thread::hardware_concurrency());
-}
-
 namespace {
 
 void require(bool ok, const std::string& what) {
   if (!ok) throw std::invalid_argument(what);
 }
-
-// Work shared by threads that take the next item when done: no spinning, nothing kept alive.
-void parallel_for(int64_t items, int threads, const std::function<void(int64_t, int)>& run) {
-  std::atomic<int64_t> next{0};
-  auto work = [&](int thread) {
-    for (int64_t i = next++; i < items; i = next++) run(i, thread);
-  };
-  int extra = static_cast<int>(std::min<int64_t>(items, threads > 0 ? threads : default_threads()));
-  std::vector<std::thread> pool;
-  try {
-    for (int i = 1; i < extra; ++i) pool.emplace_back(work, i);
-  } catch (const std::system_error&) {
-    // No more threads are to be had: those that started, and this one, share the items.
-  }
-  work(0);
-  for (std::thread& thread : pool) thread.join();
-}
-
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-using Scratch = std::unique_ptr<void, Free>;
-
-Scratch scratch(size_t bytes) {
-  void* p = std::aligned_alloc(64, (bytes + 127) / 64 * 64);
-  if (!p) throw std::bad_alloc();
-  return Scratch(p);
-}
-
-// One scratch area per thread. Made where the caller can still be told that memory ran out, not
-// among the threads that use it.
-class ScratchPool {
- public:
-  ScratchPool(size_t bytes, int64_t items, int threads) : bytes_(bytes) {
-    int64_t count = std::min<int64_t>(items, threads > 0 ? threads : default_threads());
-    for (int64_t i = 0; i < count; ++i) areas_.push_back(scratch(bytes));
-  }
-  void* of(int thread) const { return areas_[static_cast<size_t>(thread)].get(); }
-  int size() const { return static_cast<int>(areas_.size()); }
-  void clear() const {
-    for (const Scratch& area : areas_) std::memset(area.get(), 0, bytes_);
-  }
-
- private:
-  size_t bytes_;
-  std::vector<Scratch> areas_;
-};
 
 class CpuPrimitive : public mx::Primitive {
  public:
@@ -172,6 +94,8 @@ class EvaluatePopulation : public CpuPrimitive {
   int slab_, rank_, shift_;
   bool noise_;
 };
+
+mx::Shape shape_of(const Leaf& l) { return l.cols ? mx::Shape{l.rows, l.cols} : mx::Shape{l.rows}; }
 
 int64_t elements(const Leaf& l) { return static_cast<int64_t>(l.rows) * std::max(l.cols, 1); }
 
@@ -392,9 +316,8 @@ mx::array pack(const Program& program, const std::vector<mx::array>& leaves) {
   std::memset(out.data<int8_t>(), 0, out.nbytes());
   for (int i = 0; i < plan.leaf_count; ++i) {
     const Leaf& leaf = plan.leaves[i];
-    mx::Shape shape = leaf.cols ? mx::Shape{leaf.rows, leaf.cols} : mx::Shape{leaf.rows};
     const mx::array& given = leaves[static_cast<size_t>(i)];
-    require(given.shape() == shape, "pack: a leaf has the wrong shape");
+    require(given.shape() == shape_of(leaf), "pack: a leaf has the wrong shape");
     program.pack(i, ready(given, mx::int8, "a leaf").data<int8_t>(), out.data<int8_t>());
   }
   return out;
@@ -460,8 +383,7 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
   std::vector<mx::Shape> shapes{{members, count}, {members, plan.state_size}};
   std::vector<mx::Dtype> dtypes{mx::int16, mx::int8};
   for (int i = 0; i < plan.leaf_count; ++i) {
-    const Leaf& leaf = plan.leaves[i];
-    shapes.push_back(leaf.cols ? mx::Shape{leaf.rows, leaf.cols} : mx::Shape{leaf.rows});
+    shapes.push_back(shape_of(plan.leaves[i]));
     dtypes.push_back(mx::int32);
   }
   auto primitive = std::make_shared<CreditPopulation>(mx::default_stream(kCpu), std::move(program),
@@ -482,10 +404,7 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
   require(ok, "fitness must be -1, 0 or 1");
   kernels();
   std::vector<mx::Shape> shapes;
-  for (int i = 0; i < plan.leaf_count; ++i) {
-    const Leaf& leaf = plan.leaves[i];
-    shapes.push_back(leaf.cols ? mx::Shape{leaf.rows, leaf.cols} : mx::Shape{leaf.rows});
-  }
+  for (int i = 0; i < plan.leaf_count; ++i) shapes.push_back(shape_of(plan.leaves[i]));
   std::vector<mx::Dtype> dtypes(shapes.size(), mx::int32);
   auto primitive = std::make_shared<CountVotes>(mx::default_stream(kCpu), std::move(program),
                                                 threads, rank, signs);

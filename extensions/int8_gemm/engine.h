@@ -38,10 +38,4 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
 // Multiply-adds per second of the instruction set's dot product on registers, all threads together.
 double peak(int threads);
 
-// Bytes of a core's second-level cache; half a MiB where the system does not tell.
-int64_t cache_bytes();
-
-// Cores this process may run on.
-int default_threads();
-
 }  // namespace eggroll

@@ -91,7 +91,10 @@ def generated(source: Source, inputs: Sequence[mx.array], outputs) -> str:
 
     with tempfile.TemporaryDirectory() as folder, standard_output() as text:
         mx.export_function(str(Path(folder) / "call"), call, *inputs)
-    return text().partition("```\n")[2].rpartition("```")[0]
+    msl = text().partition("```\n")[2].rpartition("```")[0]
+    if "EGG_SHARED(" in msl and "#define EGG_SHARED(" not in msl:
+        raise EmulationError("EGG_SHARED, which the emulation has, is not defined for Metal")
+    return msl
 
 
 @contextlib.contextmanager

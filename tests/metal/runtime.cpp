@@ -47,6 +47,8 @@ struct Fiber {
 
 Position position;
 
+__attribute__((weak)) void lies_at(const char*, const void*, unsigned long) {}
+
 namespace {
 
 Context scheduler;
@@ -206,6 +208,7 @@ bool answer() {
     if (!get(about, 2)) fail("a request ends early");
     void* block = malloc(about[1]);
     blocks.push_back(block);
+    lies_at(std::to_string(i).c_str(), block, about[1]);
     if (about[0]) {
       memset(block, garbage, about[1]);
       going.emplace_back(block, about[1]);
@@ -248,6 +251,7 @@ void* shared(const char* name, unsigned long bytes) {
     block = malloc(bytes);
     size = bytes;
     memset(block, garbage, bytes);
+    lies_at(name, block, bytes);
   }
   return block;
 }

@@ -11,6 +11,9 @@ struct Position {
 };
 extern Position position;
 
+// Tells count.cpp where an array lies: an input or output by its number, or one that is shared.
+void lies_at(const char* name, const void* block, unsigned long bytes);
+
 void entry(void** arrays);  // generated: calls the kernel for the running thread
 
 }  // namespace emu

@@ -3,15 +3,9 @@
 // A register is int8 [features][M members], rows LD bytes apart, met as char2: members 2i and 2i +
 // 1 are a pair and neighbours in a row, so one lane holds both and reads their noise once. The
 // constants M, LD, THREADS, SIMDGROUPS, RANK, SHIFT and PERTURBED come first in the generated
-// source.
-
-#ifndef EGG_SHARED
-#define EGG_SHARED(type, name, count) threadgroup type name[count]
-#endif
+// source. What noise does stands in weights.metal and nodes.metal, of which a kernel has one.
 
 namespace egg {
-
-inline int clip(int v) { return clamp(v, -127, 127); }
 
 // clip(floor(v / DIVISOR)): no negative numerator, so an unsigned division by a constant.
 template <int DIVISOR>
@@ -62,25 +56,15 @@ struct Noise {
   const device int8_t* table;
   const device int32_t* starts;  // [leaves of the stage][pairs]
   uint first, pairs;
+  // Of nodes alone: [leaves of the stage][pairs][words], bit t % 32 of word t / 32 is token t's.
+  const device int32_t* signs;
+  uint words, t;
 };
 
 // The slice of a leaf that belongs to the pair of `member`; members past the end share the last.
 inline const device int8_t* slice(Noise noise, uint leaf, uint member) {
   const uint pair = min(noise.first + member / 2, noise.pairs - 1);
   return noise.table + noise.starts[leaf * noise.pairs + pair];
-}
-
-// Element i of a vector leaf as both members of a pair see it: clip(w +- (n1 n2 >> SHIFT)).
-inline int2 perturbed(const device int8_t* w, Noise noise, uint leaf, uint member, uint i) {
-  int2 v;
-  v.x = v.y = w[i];
-  if (PERTURBED) {
-    const device int8_t* two = slice(noise, leaf, member) + 2 * i;
-    const int product = int(two[0]) * int(two[1]);
-    v.x = clip(v.x + (product >> SHIFT));
-    v.y = clip(v.y + (-product >> SHIFT));
-  }
-  return v;
 }
 
 // The state comes and goes as [members][D], the activations of a token as [D][M].

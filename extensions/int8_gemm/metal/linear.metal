@@ -1,4 +1,4 @@
-// y = clip((W x + noise) // (16 floor(sqrt K))), noise = ((x B) A^T) >> SHIFT.
+// y = clip((W x + noise) // (16 floor(sqrt K))).
 
 namespace egg {
 
@@ -31,20 +31,15 @@ inline void linear(thread char2 (&y)[TILES][M / 8], const device int8_t* W, Regi
   product<K, TILES>(total, W, x, tile, lane);
   for (uint j = 0; j < M / 8; ++j) {
     const uint member = 8 * j + lane.column;
-    const device int8_t* A = noise.table;
-    if (PERTURBED) A = slice(noise, leaf, member) + RANK * K;
+    SumNoise mine;
+    if (PERTURBED) mine = sum_noise<K>(noise, leaf, member);
     for (uint i = 0; i < TILES; ++i) {
       const uint o = 8 * (tile * TILES + i) + lane.row;
       int2 v = total[i][j];
       if (PERTURBED && o < O) {
-        uint even = 0, odd = 0;
-        for (uint q = 0; q < RANK; ++q) {
-          const int a = A[o * RANK + q];
-          even += times(sums[q * M + member], a);
-          odd += times(sums[q * M + member + 1], a);
-        }
-        v.x = int(uint(v.x) + uint(int(even) >> SHIFT));
-        v.y = int(uint(v.y) + uint(int(odd) >> SHIFT));
+        const int2 n = on_sum<DIVISOR>(mine, sums, member, o);
+        v.x = int(uint(v.x) + uint(n.x));
+        v.y = int(uint(v.y) + uint(n.y));
       }
       y[i][j] = both(divide<DIVISOR>(v.x), divide<DIVISOR>(v.y));
     }

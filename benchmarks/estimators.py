@@ -1,0 +1,111 @@
+"""What token credit costs: `python benchmarks/estimators.py`
+
+Times whole training steps (evaluation, votes, update) of each estimator on the same network,
+population and text, step by step in turn, after comparing a small run of each with the portable
+engine. Prints tokens per second as a ratio to the default estimator's in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from eggroll.checkpoint import signature
+from eggroll.config import Config
+from eggroll.run import Run, open_run
+from eggroll.train import update
+
+ESTIMATORS: dict[str, dict[str, Any]] = {
+    "eggroll": {},
+    "token-votes": {"estimator": "token-votes"},
+    "token-credit": {
+        "estimator": "token-credit",
+        "rule": "rows",
+        "sigma_shift": 2,
+        "learning_rate": 0.3,
+    },
+}
+NETWORKS = {"D 64, L 1": (64, 1), "D 128, L 2": (128, 2), "D 256, L 6": (256, 6)}
+
+
+@contextlib.contextmanager
+def opened(options: Config) -> Iterator[Run]:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        with contextlib.redirect_stdout(io.StringIO()):
+            run = open_run(replace(options, out=f"{folder}/run"), stack)
+        yield run
+
+
+def verify() -> None:
+    """Two updates of a small run of each estimator, as the portable engine makes them."""
+    for name, options in ESTIMATORS.items():
+        small = Config(**options, data="count", pop=36, width=24, seq_len=5, table_bits=18)
+        found = []
+        for engine in ("auto", "portable"):
+            with opened(replace(small, engine=engine)) as run:
+                update(run), update(run)
+                found.append(signature(run.weights))
+        if found[0] != found[1]:
+            sys.exit(f"{name}: the engines disagree.")
+
+
+def times(options: Config, repeats: int) -> dict[str, list[float]]:
+    """Seconds of whole steps per estimator, in turn, after two that are not counted."""
+    with ExitStack() as stack:
+        runs = {
+            name: stack.enter_context(opened(replace(options, **own)))
+            for name, own in ESTIMATORS.items()
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in runs}
+        for i in range(repeats + 2):
+            for name, run in runs.items():
+                took = update(run)[-1]
+                if i >= 2:
+                    seconds[name].append(took)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pop", type=int, default=4096)
+    parser.add_argument("--seq-len", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    verify()
+    rows = []
+    for network in args.networks:
+        width, layers = NETWORKS[network]
+        options = Config(width=width, layers=layers, pop=args.pop, seq_len=args.seq_len)
+        found = times(options, args.repeats)
+        base = statistics.median(found["eggroll"])
+        for name, seconds in found.items():
+            middle = statistics.median(seconds)
+            row = {
+                "network": network,
+                "estimator": name,
+                "tokens_per_second": round(args.pop * args.seq_len / middle),
+                "spread": round((max(seconds) - min(seconds)) / middle, 3),
+                "of_eggroll": round(base / middle, 3),
+            }
+            rows.append(row)
+            print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    if args.json:
+        facts = {"machine": platform.machine(), "pop": args.pop, "seq_len": args.seq_len}
+        args.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+// Noise on the outputs of layers ("nodes"), with a new sign at every token; weights.metal has the
+// same functions for the other kind. SHIFTS of the stage's leaves come first in the source.
+
+namespace egg {
+
+constant constexpr int SILENT = 63;  // the shift of a leaf without noise of its own
+
+// Whether the noise of a pair is turned at this token.
+inline bool turned(Noise noise, uint leaf, uint member) {
+  const uint pair = min(noise.first + member / 2, noise.pairs - 1);
+  const uint word = noise.signs[(leaf * noise.pairs + pair) * noise.words + noise.t / 32];
+  return (word >> (noise.t % 32)) & 1;
+}
+
+// n for the even member and -n for the odd one, or the other way round.
+inline int2 opposite(int n, bool turn) {
+  int2 v;
+  v.x = turn ? -n : n;
+  v.y = -v.x;
+  return v;
+}
+
+// Element i of a vector leaf as both members of a pair see it: clip(w +- (n1 n2 >> shift)).
+inline int2 perturbed(const device int8_t* w, Noise noise, uint leaf, uint member, uint i) {
+  int2 v;
+  v.x = v.y = w[i];
+  const int shift = SHIFTS[leaf];
+  if (shift == SILENT) return v;
+  const device int8_t* two = slice(noise, leaf, member) + 2 * i;
+  const int2 n = opposite(int(two[0]) * int(two[1]), turned(noise, leaf, member));
+  v.x = clip(v.x + (n.x >> shift));
+  v.y = clip(v.y + (n.y >> shift));
+  return v;
+}
+
+// What noise adds to rows of an embedding, whatever the token: B.
+struct RowNoise {
+  const device int8_t* B;
+  int shift;
+  bool turn;
+};
+
+template <int D>
+inline RowNoise row_noise(Noise noise, uint leaf, uint member, uint, uint) {
+  RowNoise mine;
+  mine.B = slice(noise, leaf, member);
+  mine.shift = SHIFTS[leaf];
+  mine.turn = turned(noise, leaf, member);
+  return mine;
+}
+
+inline int2 on_row(RowNoise mine, uint k) {
+  return opposite(mine.shift == SILENT ? 0 : rounded(mine.B[k], mine.shift), mine.turn);
+}
+
+// What noise adds to the sums of a matrix: A in units of an output's last bit.
+struct SumNoise {
+  const device int8_t* A;
+  int shift;
+  bool turn;
+};
+
+template <int K>
+inline SumNoise sum_noise(Noise noise, uint leaf, uint member) {
+  SumNoise mine;
+  mine.A = slice(noise, leaf, member) + K;
+  mine.shift = SHIFTS[leaf];
+  mine.turn = turned(noise, leaf, member);
+  return mine;
+}
+
+template <int DIVISOR, typename Sums>
+inline int2 on_sum(SumNoise mine, Sums, uint, uint o) {
+  const int n = mine.shift == SILENT ? 0 : rounded(DIVISOR * int(mine.A[o]), mine.shift);
+  return opposite(n, mine.turn);
+}
+
+}  // namespace egg
