@@ -107,6 +107,14 @@ def test_nvrtc_compiles_what_presets_do_not_have():
             nvrtc.compile(whole_text(source), "sm_80")
 
 
+def test_higher_ranks_do_not_spill():
+    refuse(nvrtc.missing())
+    program, gpu = model.egg(256, 128, 1, "table"), target(80)
+    plan = cuda_plan.cuda_plans(program, gpu, members=64, rank=8)[1]
+    source = cuda_source.stage_source(plan, 8, gpu.product)
+    assert nvrtc.compile(whole_text(source), "sm_80").spilled == 0
+
+
 def test_nvrtc_refuses_what_is_wrong():
     """The compile check is worth what it notices."""
     refuse(nvrtc.missing())
