@@ -106,8 +106,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], lis
     compiler, folder = os.environ.get("CXX", "c++"), tmp_path_factory.mktemp("here")
     if not has_sanitizers(compiler, folder):
         pytest.skip(f"{compiler} has no sanitizers")
-    # AVX-VNNI is called directly here, in AVX-512's encoding, whether or not dispatch knows it.
-    usable = [name for name in _extension.load().usable_isas() if name != "avxvnni"]
+    usable = _extension.load().usable_isas()
     isas = X86 if platform.machine() in ("x86_64", "AMD64") else ARM
     extra = []
     if isas is X86 and "avxvnni" not in usable:
