@@ -29,6 +29,7 @@ __device__ inline void linear(uint2 (&y)[J], const int8_t* W, const uint32_t* x,
     uint32_t even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
     if (PERTURBED && 4 * outputs < O) {
       const int8_t* A = slice(noise, leaf, member) + RANK * K;
+#pragma unroll 4
       for (uint32_t q = 0; q < RANK; ++q) {
         const uint32_t a = factor<O>(A, outputs, q);
         const int plus = sums[q * M + member], minus = sums[q * M + member + 1];
