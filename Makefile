@@ -15,7 +15,7 @@ ARGS ?=
 # Warnings in our C++ are errors, except for those who only want to train.
 WERROR ?= ON
 
-VENV := .venv
+VENV ?= .venv
 PY := $(VENV)/bin/python
 DEPS := $(VENV)/.deps-installed
 BUILT := $(VENV)/.extension-built
@@ -43,14 +43,16 @@ verify-metal: $(BUILT)
 	$(PY) tests/metal/report.py
 
 # For the owner of an NVIDIA GPU: the same, into cuda-report.txt. CUDA=cuda12 for older drivers.
+# In an environment of its own, as MLX for CUDA takes the place of MLX for the CPU.
 CUDA ?= cuda
-verify-cuda: $(BUILT)
+verify-cuda:
 	@command -v nvidia-smi >/dev/null || \
 	  { echo "verify-cuda needs an NVIDIA GPU, and nvidia-smi, which comes with its driver, is missing." >&2; exit 1; }
-	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["optional-dependencies"]["$(CUDA)"], sep="\n")' >$(VENV)/requirements-cuda.txt
-	$(PY) -m pip uninstall --quiet --yes mlx-cpu
-	$(PY) -m pip install --quiet -r $(VENV)/requirements-cuda.txt
-	$(PY) tests/metal/report.py cuda
+	$(MAKE) VENV=.venv-cuda build
+	@.venv-cuda/bin/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["optional-dependencies"]["$(CUDA)"], sep="\n")' >.venv-cuda/requirements-cuda.txt
+	.venv-cuda/bin/python -m pip uninstall --quiet --yes mlx-cpu mlx-cuda-12 mlx-cuda-13
+	.venv-cuda/bin/python -m pip install --quiet -r .venv-cuda/requirements-cuda.txt
+	.venv-cuda/bin/python tests/metal/report.py cuda
 
 bench: $(BUILT)
 	$(PY) -m eggroll.bench $(ARGS)

@@ -22,19 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from eggroll.checkpoint import signature
-from eggroll.config import Config
+from eggroll.config import RECIPES, Config
 from eggroll.run import Run, open_run
 from eggroll.train import update
 
+CREDIT = ("estimator", "rule", "sigma_shift", "learning_rate")
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "eggroll": {},
     "token-votes": {"estimator": "token-votes"},
-    "token-credit": {
-        "estimator": "token-credit",
-        "rule": "rows",
-        "sigma_shift": 2,
-        "learning_rate": 0.3,
-    },
+    "token-credit": {k: RECIPES["language"][k] for k in CREDIT},
 }
 NETWORKS = {"D 64, L 1": (64, 1), "D 128, L 2": (128, 2), "D 256, L 6": (256, 6)}
 
@@ -103,7 +99,7 @@ def main() -> None:
             rows.append(row)
             print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     if args.json:
-        facts = {"machine": platform.machine(), "pop": args.pop, "seq_len": args.seq_len}
+        facts = {"machine": platform.platform(), "pop": args.pop, "seq_len": args.seq_len}
         args.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
 
 

@@ -31,7 +31,7 @@ from eggroll.cli import Range
 from eggroll.config import Config
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.es import Leaves, pair_fitness
+from eggroll.es import Leaves, decided, pair_fitness
 from eggroll.model import Program, egg, initial_weights
 from eggroll.performance import Prediction
 from eggroll.population import Population
@@ -135,9 +135,10 @@ class Step:
             self.weights, self.count, tokens, targets, self.state
         )
         times.append(time.perf_counter())
-        votes = self.population.votes(pair_fitness(scores), self.count)
+        fitness = pair_fitness(scores)
+        votes = self.population.votes(fitness, self.count)
         times.append(time.perf_counter())
-        self.weights, _, _ = self.rule(self.weights, {}, votes, self.count)
+        self.weights, _, _ = self.rule(self.weights, {}, votes, self.count, decided(fitness))
         mx.eval(self.weights)
         times.append(time.perf_counter())
         self.count += 1

@@ -37,8 +37,9 @@ class Streams(ABC):
     def batch(self, step: int) -> Batch:
         """Tokens and targets of update `step` (0, 1, ...), each [S, T] int32, C-contiguous.
 
-        Update t reads positions t*T .. t*T + T - 1 of each stream; targets lie one further. It
-        is a function of step alone, so resuming needs no state.
+        Update t reads positions t*T .. t*T + T - 1 of each stream; targets lie one further, but
+        for those of count's training documents. It is a function of step alone, so resuming needs
+        no state.
         """
 
 
@@ -169,13 +170,18 @@ class CountCorpus(Corpus):
             )
         self.name, self.vocabulary, self.warmup = "count", vocabulary, 2
         self.steps = tuple(sorted(steps))
-        self.about = {"vocabulary": vocabulary, "steps": list(self.steps)}
+        self.document = max(vocabulary, 32)
+        self.about = {
+            "vocabulary": vocabulary,
+            "steps": list(self.steps),
+            "document": self.document,
+        }
 
     def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
         """Streams whose starts and steps are a hash of (seed, split, stream, document)."""
         _check_shape(streams, seq_len)
         key = rng.key(seed, rng.COUNT, {"train": 1, "valid": 2}[split])
-        symbols = max(self.vocabulary, 32) if split == "train" else None
+        symbols = self.document if split == "train" else None
         return CountStreams(self.vocabulary, self.steps, key, streams, seq_len, symbols)
 
     def entropies(self, split: Split) -> dict[str, float]:

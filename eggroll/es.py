@@ -28,6 +28,11 @@ def pair_fitness(scores: mx.array) -> mx.array:
     return mx.sign(total[0::2] - total[1::2]).astype(mx.int8)
 
 
+def decided(fitness: mx.array) -> int:
+    """Pairs that did not tie, of fitness int8 [N]."""
+    return int(np.count_nonzero(np.asarray(fitness)))
+
+
 def alpha_at(alpha: float, step: int, decay: int) -> float:
     """Share of weights a pure-noise vote would move: alpha, or for alpha > 1 a falling schedule."""
     return alpha if alpha <= 1 else 1 / ((2**alpha - 1) * step / decay + 1)

@@ -7,14 +7,17 @@ of 8 x 8 x 8 multiply-adds; a cycle is one of a scheduler, which serves one simd
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil, prod
 from typing import NamedTuple
 
+from eggroll.engines import cuda_plan
+from eggroll.engines.cuda import LAUNCH_MACS as CUDA_LAUNCH_MACS
 from eggroll.engines.metal import LAUNCH_MACS
 from eggroll.engines.metal_plan import PRODUCTS, StagePlan, best_members, stage_plans
 from eggroll.model import Program, egg
 
+HOPPER = 90  # compute capability of H100 and H200
 POPULATION = 10240  # of the predictions in docs and pictures
 PRODUCT = 512  # multiply-adds
 
@@ -31,7 +34,8 @@ VOTE = 39.0  # per product of the votes: staging both matrices
 VECTOR = 1.6  # per vote of a vector's element and pair
 
 BUSY = 0.85  # assumed: the rest is latency and waiting at barriers
-HOST = 60e-9  # seconds per pair and leaf: slices drawn, streams copied; records/2026-11-21-bench
+# Seconds of the host: per update, and per pair and leaf (slices drawn, streams copied). Measured.
+HOST, HOST_SLICE = 1.5e-3, 8e-9
 TABLE = 1 << 24  # bytes of noise, read from memory once an update
 
 
@@ -43,12 +47,12 @@ class Kind(NamedTuple):
     launch: float  # seconds of a launch
     wait: float  # seconds until the host sees that the GPU is done
     nax: bool  # kernels for NAX
-    spills: bool  # registers that do not fit into 32 KiB go to device memory
+    spills: bool  # registers that do not fit into the plan's memory go to device memory
 
 
 SIMDGROUP = Kind(operand=31, result=0, launch=20e-6, wait=2.5e-3, nax=False, spills=True)
 NAX = Kind(operand=4, result=40, launch=20e-6, wait=2.5e-3, nax=True, spills=True)
-CUDA = Kind(operand=4, result=0, launch=20e-6, wait=20e-6, nax=False, spills=False)
+CUDA = Kind(operand=4, result=0, launch=20e-6, wait=20e-6, nax=False, spills=True)
 
 
 class Chip(NamedTuple):
@@ -182,18 +186,29 @@ class Prediction(NamedTuple):
         return self.matrix / self.seconds, self.other / self.seconds, beside / self.seconds
 
 
+def plans_of(
+    kind: Kind, program: Program, rank: int, population: int
+) -> tuple[int, Sequence[StagePlan], int]:
+    """M, a plan per stage, and the multiply-adds of a launch at most, as the engine has them."""
+    if kind is CUDA:
+        on = cuda_plan.target(HOPPER)
+        M = cuda_plan.block_members(program, on, rank, population)
+        return M, cuda_plan.cuda_plans(program, on, members=M, rank=rank), CUDA_LAUNCH_MACS
+    M = best_members(program, rank, population, kind.nax)
+    return M, stage_plans(program, members=M, rank=rank, nax=kind.nax), LAUNCH_MACS
+
+
 def predict(
     chip: Chip, program: Program, seq_len: int, *, population: int = POPULATION, rank: int = 1
 ) -> Prediction:
     """A whole training step of `population` members and `seq_len` tokens each."""
     P, T, kind = population, seq_len, chip.kind
-    M = best_members(program, rank, P, kind.nax)
-    plans = stage_plans(program, members=M, rank=rank, nax=kind.nax)
+    M, plans, most = plans_of(kind, program, rank, P)
     stages, votes = [stage_work(plan, kind) for plan in plans], votes_work(program, rank)
     products = PRODUCT * P * T * sum(s.products for s in stages)
     cycles = P * (T * sum(s.cycles for s in stages) + votes.cycles)
     moved = P * (T * sum(s.cache for s in stages) + votes.cache)
-    pieces = max(1, ceil(P * T * max(plan.macs for plan in plans) / LAUNCH_MACS))
+    pieces = max(1, ceil(P * T * max(plan.macs for plan in plans) / most))
     per_core = ceil(P / M) / chip.cores
     return Prediction(
         chip,
@@ -205,7 +220,7 @@ def predict(
         memory=(P * T * sum(s.passed for s in stages) + TABLE) / chip.memory,
         launches=(len(plans) * pieces + 2) * kind.launch,
         waits=3 * kind.wait,  # for scores, votes and update
-        host=HOST * P / 2 * len(program.leaves),
+        host=HOST + HOST_SLICE * P / 2 * len(program.leaves),
         tokens=P * T,
     )
 
@@ -237,6 +252,21 @@ def chip_table(networks: Networks) -> str:
     return "\n".join(rows) + "\n"
 
 
+def population_table(networks: Networks, populations: Sequence[int]) -> str:
+    """Markdown: tokens per second of an H100 over populations."""
+    chip = next(chip for chip in CHIPS if chip.kind is CUDA)
+    rows = [f"| {chip.name}, population | " + " | ".join(networks) + " |"]
+    rows += ["|---:|" + "---:|" * len(networks)]
+    for population in populations:
+        found = [
+            predict(chip, network(sizes), sizes["seq_len"], population=population)
+            for sizes in networks.values()
+        ]
+        cells = " | ".join(f"{rounded(p.tokens_per_second)} ({percent(p.shares)})" for p in found)
+        rows.append(f"| {population:,} | {cells} |")
+    return "\n".join(rows) + "\n"
+
+
 def percent(shares: tuple[float, ...]) -> str:
     return ", ".join(f"{100 * share:.0f}" for share in shares)
 
@@ -254,8 +284,7 @@ def counts_table(networks: Networks) -> str:
     for name, sizes in networks.items():
         program = network(sizes)
         for way, kind in (("simdgroup", SIMDGROUP), ("NAX", NAX), ("CUDA", CUDA)):
-            M = best_members(program, 1, POPULATION, kind.nax)
-            plans = stage_plans(program, members=M, rank=1, nax=kind.nax)
+            _, plans, _ = plans_of(kind, program, 1, POPULATION)
             chosen = {"embedding": plans[0], "a layer": plans[1], "head": plans[-1]}
             for stage, plan in chosen.items():
                 counts = (1, plan.macs, *stage_work(plan, kind))
@@ -271,7 +300,7 @@ def worked(chip: Chip, sizes: Mapping[str, int]) -> str:
     """The arithmetic of one prediction, line by line."""
     program, T, P, kind = network(sizes), sizes["seq_len"], POPULATION, chip.kind
     p = predict(chip, program, T)
-    plans = stage_plans(program, members=p.members, rank=1, nax=kind.nax)
+    _, plans, _ = plans_of(kind, program, 1, P)
     stages, votes = [stage_work(plan, kind) for plan in plans], votes_work(program, 1)
 
     def total(field: str) -> str:
@@ -300,6 +329,6 @@ memory          {ms(p.memory)} at {chip.memory / 1e9:,.0f} GB/s
 device          the longest of the three, {device}: {ms(max(p.compute, p.cache, p.memory))}
 launches        {p.launches / kind.launch:.0f} x {1e6 * kind.launch:.0f} us = {ms(p.launches)}
 waits           3 x {ms(kind.wait)} = {ms(p.waits)}
-host            {P // 2:,} pairs x {len(program.leaves)} leaves x 60 ns = {ms(p.host)}
+host            {ms(HOST)} + {P // 2:,} pairs x {len(program.leaves)} leaves x 8 ns = {ms(p.host)}
 step            {ms(p.seconds)}: {p.tokens_per_second:,.0f} tokens/s
 """

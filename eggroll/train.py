@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from eggroll import cli, runlog
 from eggroll.checkpoint import signature
 from eggroll.config import Config
-from eggroll.es import pair_fitness
+from eggroll.es import decided, pair_fitness
 from eggroll.generate import Decoder, sample
 from eggroll.run import Run, open_run, options_from, unit, way_on
 
@@ -71,15 +70,14 @@ def train(options: Config) -> Result:
 def update(run: Run) -> tuple[mx.array, float, float]:
     """Makes one update; scores: int16 [P, T] in 1/16 bit, share of weights that moved, seconds."""
     began, step = time.perf_counter(), run.step
-    batch, decided = run.streams.batch(step), None
+    batch, deciding = run.streams.batch(step), None
     if run.config.estimator == "eggroll":
         scores, run.state = run.population.evaluate(run.weights, step, *batch, run.state)
         fitness = pair_fitness(scores)
-        decided = int(np.abs(np.array(fitness)).sum())
-        votes = run.population.votes(fitness, step)
+        votes, deciding = run.population.votes(fitness, step), decided(fitness)
     else:
         scores, run.state, votes = run.population.credit(run.weights, step, *batch, run.state)
-    run.weights, run.master, rate = run.rule(run.weights, run.master, votes, step, decided)
+    run.weights, run.master, rate = run.rule(run.weights, run.master, votes, step, deciding)
     mx.eval(run.weights, run.master)
     run.step = step + 1
     return scores, rate, time.perf_counter() - began

@@ -423,7 +423,11 @@ def test_count_is_a_mark_then_steps_round_the_symbols(vocabulary, steps):
         "unigram": log2(vocabulary - 1),
         "bigram": log2(len(steps)),
     }
-    assert json.loads(json.dumps(corpus.about)) == {"vocabulary": vocabulary, "steps": list(steps)}
+    assert json.loads(json.dumps(corpus.about)) == {
+        "vocabulary": vocabulary,
+        "steps": list(steps),
+        "document": max(vocabulary, 32),
+    }
 
 
 @pytest.mark.parametrize("seq_len", [1, 7, 16, 80])

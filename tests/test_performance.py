@@ -104,6 +104,7 @@ def blocks() -> dict[str, str]:
         "worked": f"```\n{performance.worked(M4_PRO, networks['seed'])}```\n",
         "chips": performance.chip_table(networks),
         "counts": performance.counts_table(networks),
+        "populations": performance.population_table(networks, (10240, 65536, 262144)),
     }
 
 

@@ -19,13 +19,15 @@ ENGINES: dict[str, type[Engine]] = {
 }
 
 
+def lacks(name: str, credit: bool = False) -> str:
+    """Why an engine cannot run here, with token credit if asked; empty if it can."""
+    engine = ENGINES[name]
+    return engine.missing() or ("it has no token credit" if credit and not engine.credits else "")
+
+
 def available(credit: bool = False) -> dict[str, str]:
     """Engine name -> why it cannot run here, with token credit if asked ("" if it can)."""
-    return {
-        name: engine.missing()
-        or ("it has no token credit" if credit and not engine.credits else "")
-        for name, engine in ENGINES.items()
-    }
+    return {name: lacks(name, credit) for name in ENGINES}
 
 
 def choose(
@@ -36,6 +38,9 @@ def choose(
     credit: whether the engine must have token credit.
     Raises InputError for a name that is unknown or an engine that cannot run here.
     """
+    # An engine asked for waits for no other's trial.
+    if name in ENGINES and not lacks(name, credit):
+        return ENGINES[name](program, threads, slab), "as asked"
     missing = available(credit)
     usable = [n for n, why in missing.items() if not why]
     if name == "auto":
@@ -44,8 +49,6 @@ def choose(
         return ENGINES[usable[0]](program, threads, slab), reason
     if name not in missing:
         raise InputError(f"engine {name!r} is unknown; available here: auto, {', '.join(usable)}.")
-    if missing[name]:
-        raise InputError(
-            f"engine {name!r} cannot run here ({missing[name]}); available: {', '.join(usable)}."
-        )
-    return ENGINES[name](program, threads, slab), "as asked"
+    raise InputError(
+        f"engine {name!r} cannot run here ({missing[name]}); available: {', '.join(usable)}."
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import statistics
 import sys
 import tempfile
@@ -19,7 +20,8 @@ from pathlib import Path
 
 from eggroll import adamw, plot, runlog, train
 from eggroll.backprop import Options
-from eggroll.config import RECIPES, Config
+from eggroll.config import RECIPES, from_dict
+from eggroll.errors import InputError
 from eggroll.trial import updates_within
 
 WHAT = (*RECIPES, "adamw")
@@ -47,10 +49,10 @@ def run(what: str, seconds: float, seed: int, out: Path, extra: dict) -> tuple[i
         adamw.train_twin(options)
     else:
         name, _, words = what.partition(":")
-        extra = extra | {
-            k: int(v) for k, v in (word.split("=") for word in words.split(",") if word)
-        }
-        config = Config(**{**RECIPES[name], **extra}, seed=seed, out=str(out))
+        given = dict(word.split("=") for word in words.split(",") if word)
+        given = {k: json.loads(v) if v[0] in "0123456789" else v for k, v in given.items()}
+        named = from_dict({**RECIPES[name], **extra, **given}, f"--what {what}")
+        config = replace(named, seed=seed, out=str(out))
         out.parent.mkdir(parents=True, exist_ok=True)
         config = replace(config, steps=updates_within(seconds, config, out.parent, lambda: None))
         config = replace(config, validate_every=max(1, config.steps // 40), checkpoint_every=0)
@@ -59,13 +61,22 @@ def run(what: str, seconds: float, seed: int, out: Path, extra: dict) -> tuple[i
     return len(rows), sum(row["seconds"] for row in rows), rows[-1]["val_bits_per_byte"]
 
 
+def known(what: str) -> str:
+    """A word of --what, if it names something that can be trained."""
+    name, _, words = what.partition(":")
+    pairs = [word.partition("=") for word in words.split(",") if word]
+    if name not in WHAT or (name == "adamw" and pairs) or not all(v for _, _, v in pairs):
+        raise argparse.ArgumentTypeError(
+            f"{what!r} is none of {', '.join(WHAT)}, nor a recipe with options as in paper:rank=4"
+        )
+    return what
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, nargs="+", default=[1.0, 5.0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument(
-        "--what", nargs="+", default=list(WHAT), help="of these: " + ", ".join(WHAT)
-    )
+    parser.add_argument("--what", nargs="+", default=list(WHAT), type=known)
     parser.add_argument("--width", type=int)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--out", type=Path, default=Path(f"runs/text-{time.strftime('%H%M%S')}"))
@@ -97,4 +108,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        main()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -49,6 +49,7 @@ __device__ inline Two on_sums(Noise noise, uint32_t leaf, const int* sums, uint3
                               uint32_t quad) {
   uint32_t even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
   const int8_t* A = slice(noise, leaf, member) + RANK * K;
+#pragma unroll 4
   for (uint32_t q = 0; q < RANK; ++q) {
     const uint32_t a = factor<O>(A, quad, q);
     const int plus = sums[q * M + member], minus = sums[q * M + member + 1];
