@@ -38,7 +38,7 @@ from eggroll.engines import (
 )
 from eggroll.engines.metal import MetalEngine
 from eggroll.engines.metal_credit_plan import credit_plans
-from eggroll.engines.metal_source import Source
+from eggroll.engines.metal_text import Source
 
 KERNELS = Path(__file__).parents[1] / "extensions" / "int8_gemm" / "metal"
 GOLDEN = Path(__file__).parent / "metal" / "golden.json"

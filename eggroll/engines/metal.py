@@ -17,16 +17,7 @@ from eggroll.engines.gpu import Kernel, StagedEngine, tape_members
 from eggroll.engines.metal_credit import Work
 from eggroll.engines.metal_credit_plan import credit_plans
 from eggroll.engines.metal_credit_source import credit_source
-from eggroll.engines.metal_launch import (
-    LEAST,
-    Launcher,
-    Shape,
-    at_least,
-    check_noise,
-    compiled,
-    extreme,
-    launch,
-)
+from eggroll.engines.metal_launch import LEAST, Launcher, at_least, launch
 from eggroll.engines.metal_plan import (
     MEMBERS,
     PRODUCTS,
@@ -38,11 +29,6 @@ from eggroll.engines.metal_source import stage_source, vote_sources
 from eggroll.engines.metal_text import Source
 from eggroll.model import Program, Stage, Weights
 from eggroll.noise import Slices
-
-__all__ = [
-    "LEAST", "Launcher", "MetalEngine", "Shape", "at_least", "check_noise", "compiled", "extreme",
-    "launch",
-]  # fmt: skip
 
 LAUNCH_MACS = 1 << 38  # of one launch: a fraction of a second, as macOS ends longer ones
 WHOLE = 32  # members of the largest threadgroup: pieces of these leave none half empty

@@ -376,7 +376,7 @@ def vote_work(program: Program, side: int) -> VoteWork:
 def shares(terms: int, groups: int) -> tuple[int, int]:
     """(parts, terms of each) that bring `groups` threadgroups near 4 FULL; a part has 256 or more.
 
-    A part's terms are a multiple of 32, as votes.metal takes that many at a time.
+    A part's terms are a multiple of 32, as vote_product.metal takes that many at a time.
     """
     parts = max(1, min(-(-4 * FULL // groups), terms // 256))
     share = -(-terms // parts // 32) * 32

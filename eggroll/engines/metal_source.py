@@ -13,8 +13,6 @@ from eggroll.engines.metal_plan import Phase, StagePlan
 from eggroll.engines.metal_text import INCLUDES, Source, array, constants, kernel_file
 from eggroll.model import Op, S, X
 
-__all__ = ["INCLUDES", "OPERATIONS", "Source", "array", "constants", "kernel_file", "vote_sources"]
-
 VOTE_SIDE = 64  # SIDE of vote_product.metal
 
 

@@ -25,8 +25,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from eggroll.engines.metal import compiled
-from eggroll.engines.metal_source import Source
+from eggroll.engines.metal_launch import compiled
+from eggroll.engines.metal_text import Source
 
 HERE = Path(__file__).parent
 FORWARD, REVERSE, SHUFFLED = range(3)
