@@ -260,7 +260,7 @@ def test_it_is_used_only_after_a_trial(monkeypatch):
         code, said = ends.pop(0)
         return subprocess.CompletedProcess(command, code, "", said)
 
-    monkeypatch.setattr(cuda_trial.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv(cuda_trial.SWITCH, "dp4a")
     assert CudaEngine.missing() == ""
     assert CudaEngine.missing() == "its trial on this GPU failed: exit code -6"

@@ -7,15 +7,11 @@ Letters: M members of a block, T tokens, V vocabulary, K inputs and O outputs, r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.resources import files
-from pathlib import Path
 
 from eggroll import fixed_point as fx
 from eggroll.engines.cuda_plan import EXP2_BYTES, WARPS, CudaPlan
 from eggroll.engines.metal_plan import Phase
-from eggroll.engines.metal_text import Source
-from eggroll.errors import InputError
+from eggroll.engines.metal_text import Source, text_of
 from eggroll.model import Op, S, X
 
 VOTE_SIDE, VOTE_THREADS = 64, 128  # SIDE and THREADS of vote_product.cu
@@ -25,21 +21,11 @@ EGG_SHARED_MEMORY;
 EGG_SHARED(uint32_t, left, 0, {VOTE_SHARED // 8});
 EGG_SHARED(uint32_t, right, {VOTE_SHARED // 2}, {VOTE_SHARED // 8});
 """
-INSTALLED = ("kernels", "cuda")  # below the package
-IN_TREE = Path(__file__).parents[2] / "extensions" / "int8_gemm" / "cuda"
 
 
-@cache
 def kernel_file(name: str) -> str:
-    """Text of `name`.cu, installed with the package or in the source tree.
-
-    Raises InputError if it is in neither.
-    """
-    found = files("eggroll").joinpath(*INSTALLED, f"{name}.cu")
-    for place in (found, IN_TREE / f"{name}.cu"):
-        if place.is_file():
-            return place.read_text("ascii")
-    raise InputError(f"the CUDA kernel {name}.cu is missing: run `make build`, then try again.")
+    """Text of `name`.cu; see `text_of`."""
+    return text_of("cuda", f"{name}.cu")
 
 
 def constants(**values: int) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+
+from eggroll.engines.metal_trial import complaint, outcome
 
 SWITCH = "EGGROLL_CUDA"  # m16n8k32, m8n8k16 or dp4a: another product than the fastest
 TRIAL_SECONDS = 180  # MLX compiles every kernel; each takes seconds the first time
@@ -48,28 +49,14 @@ def total_memory() -> int:
 
 @cache
 def failure(product: str) -> str:
-    """What the trial came to in a process of its own; empty if it passed.
-
-    A process of its own, as a kernel that does not build or run can end the process.
-    """
-    command = [sys.executable, "-c", "from eggroll.engines.cuda_trial import main; main()"]
-    env = {**os.environ, SWITCH: product}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False, env=env
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer in {TRIAL_SECONDS} seconds"
-    except OSError as error:
-        return str(error)
-    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return said[-1] if done.returncode else ""
+    """What the trial came to in a process of its own; empty if it passed."""
+    code = "from eggroll.engines.cuda_trial import main; main()"
+    return complaint(code, TRIAL_SECONDS, **{SWITCH: product})
 
 
 def trial() -> bool:
     """Whether a small network scores, and its noise votes by every estimator, as in plain MLX."""
     from eggroll.engines.cuda import CudaEngine
-    from eggroll.engines.metal_trial import outcome
     from eggroll.engines.portable import PortableEngine
     from eggroll.model import egg
 

@@ -299,9 +299,7 @@ def move_in(write: Writer, t: str) -> None:
     """The token's activations come in, and a document mark zeroes the state."""
     plan, D = write.plan, write.plan.program.width
     if X in plan.lives and not plan.first:
-        write(
-            f"egg::load_tile<{D}>(r{X}, passed + (first / M * T + {t}) * {D * plan.members}, lane);"
-        )
+        write(f"egg::load_tile<{D}>(r{X}, passed + {at_token(plan, t)}, lane);")
     elif X in plan.lives and reads_first(plan, X):
         write(f"egg::fill<{D}>(r{X}, lane);")
     if S in plan.lives:

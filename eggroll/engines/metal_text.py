@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from eggroll.errors import InputError
 
-INSTALLED = ("kernels", "metal")  # below the package
-IN_TREE = Path(__file__).parents[2] / "extensions" / "int8_gemm" / "metal"
+IN_TREE = Path(__file__).parents[2] / "extensions" / "int8_gemm"
 
 
 class Source(NamedTuple):
@@ -40,16 +39,20 @@ class CreditKernels(NamedTuple):
 
 
 @cache
-def kernel_file(name: str) -> str:
-    """Text of `name`.metal, installed with the package or in the source tree.
+def text_of(gpu: str, file: str) -> str:
+    """Text of a kernel file of "metal" or "cuda", installed or in the source tree.
 
     Raises InputError if it is in neither.
     """
-    found = files("eggroll").joinpath(*INSTALLED, f"{name}.metal")
-    for place in (found, IN_TREE / f"{name}.metal"):
+    for place in (files("eggroll").joinpath("kernels", gpu, file), IN_TREE / gpu / file):
         if place.is_file():
             return place.read_text("ascii")
-    raise InputError(f"the Metal kernel {name}.metal is missing: run `make build`, then try again.")
+    raise InputError(f"the {gpu} kernel {file} is missing: run `make build`, then try again.")
+
+
+def kernel_file(name: str) -> str:
+    """Text of `name`.metal; see `text_of`."""
+    return text_of("metal", f"{name}.metal")
 
 
 def constants(**values: int) -> str:

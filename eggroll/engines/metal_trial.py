@@ -47,18 +47,23 @@ def nax_usable() -> bool:
 
 @cache
 def failure(nax: bool) -> str:
-    """What the trial came to in a process of its own; empty if it passed.
-
-    A process of its own, as a kernel that does not build can end the process.
-    """
+    """What the trial came to in a process of its own; empty if it passed."""
     code = f"from eggroll.engines.metal_trial import main; main({nax})"
-    command = [sys.executable, "-c", code]
+    return complaint(code, TRIAL_SECONDS)
+
+
+def complaint(code: str, seconds: int, **environment: str) -> str:
+    """The last words of Python code in a process of its own; empty if it ended well.
+
+    A process of its own, as a kernel that does not build or run can end the process.
+    """
+    command, env = [sys.executable, "-c", code], {**os.environ, **environment}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False
+            command, capture_output=True, text=True, timeout=seconds, check=False, env=env
         )
     except subprocess.TimeoutExpired:
-        return f"no answer in {TRIAL_SECONDS} seconds"
+        return f"no answer in {seconds} seconds"
     except OSError as error:
         return str(error)
     said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
