@@ -26,7 +26,7 @@ from eggroll.config import RECIPES, Config
 from eggroll.run import Run, open_run
 from eggroll.train import update
 
-CREDIT = ("estimator", "rule", "sigma_shift", "learning_rate")
+CREDIT = ("estimator", "rule", "sigma_shift")
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "eggroll": {},
     "token-votes": {"estimator": "token-votes"},

@@ -1,7 +1,7 @@
 """A run's state as one safetensors file: written whole or not at all, refused unless intact.
 
-Tensors: `weights/<leaf>` int8, `master/<leaf>` int32 (rules master and rows), `state` int8
-[P, state_size].
+Tensors: `weights/<leaf>` int8, `master/<leaf>` int32 (rules master and whitened) and
+`master/<leaf>/whitening` int32 (whitened), `state` int8 [P, state_size].
 Metadata: format, version, step, config and corpus (JSON), sha256 of all the rest.
 """
 
@@ -19,6 +19,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from eggroll import whitening
 from eggroll.config import Config, from_dict
 from eggroll.errors import InputError
 from eggroll.es import Leaves
@@ -177,9 +178,10 @@ def _fitting(config: Config, arrays: Arrays, path: Path) -> tuple[Leaves, Leaves
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
         "state": ((config.pop, program.state_size), "int8")
     }
-    groups = {"weights": "int8"} | ({"master": "int32"} if config.rule != "sign" else {})
-    for group, kind in groups.items():
-        shapes |= {f"{group}/{leaf.name}": (leaf.shape, kind) for leaf in program.leaves}
+    shapes |= {f"weights/{leaf.name}": (leaf.shape, "int8") for leaf in program.leaves}
+    kept = {leaf.name: leaf.shape for leaf in program.leaves} if config.rule == "master" else {}
+    kept |= whitening.memory(program) if config.rule == "whitened" else {}
+    shapes |= {f"master/{name}": (shape, "int32") for name, shape in kept.items()}
     found = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
     for name in sorted(shapes.keys() | found.keys()):
         if shapes.get(name) != found.get(name):
@@ -193,11 +195,9 @@ def _fitting(config: Config, arrays: Arrays, path: Path) -> tuple[Leaves, Leaves
                 f"checkpoint {str(path)!r} has -128 in {name!r} where -127 to 127 are allowed: "
                 "restore it from a copy, or start a new run."
             )
-    leaves = {
-        group: {leaf.name: mx.array(arrays[f"{group}/{leaf.name}"]) for leaf in program.leaves}
-        for group in groups
-    }
-    return leaves["weights"], leaves.get("master", {}), mx.array(arrays["state"])
+    weights = {leaf.name: mx.array(arrays[f"weights/{leaf.name}"]) for leaf in program.leaves}
+    master = {name: mx.array(arrays[f"master/{name}"]) for name in kept}
+    return weights, master, mx.array(arrays["state"])
 
 
 def _described(found: tuple[tuple[int, ...], str] | None) -> str:

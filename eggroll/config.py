@@ -57,8 +57,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "paper": {},
     "language": {
         "estimator": "token-credit",
-        "rule": "rows",
-        "learning_rate": 0.3,
+        "rule": "whitened",
         "sigma_shift": 2,
         "pop": 1024,
         "seq_len": 32,
@@ -111,9 +110,10 @@ class Config:
     ] = 4.0
     """Rule sign: share of weights that pure noise moves; above 1 it falls from 1 to 2^-alpha."""
     alpha_decay: Annotated[
-        int, Range(1, 10**9), Sweep(30, 10_000, log=True, when=("rule", "sign"))
+        int, Range(0, 10**9), Sweep(30, 10_000, log=True, when=("rule", "sign"))
     ] = 1000
-    """Updates t after which an alpha above 1 is 2^-alpha: 1 / ((2^alpha - 1) t / this + 1)."""
+    """Updates t after which an alpha above 1 is 2^-alpha: 1 / ((2^alpha - 1) t / this + 1); 0 takes
+    two thirds of the steps."""
     estimator: Annotated[Estimator, Sweep()] = "eggroll"
     """What a pair is credited for: whole sequences (the paper's), or token by token."""
     discount: Annotated[int, Range(0, 15), Sweep(0, 15, when=CREDITED)] = 12
@@ -122,11 +122,13 @@ class Config:
     """Members that read the same stream (even, divides pop)."""
     rule: Annotated[Rule, Sweep()] = "sign"
     """How votes move weights: one bit past a z-test (the paper's), or through a finer copy of the
-    weights, all votes on one scale (master) or each row of them on its own (rows)."""
+    weights, all votes on one scale (master), or turned until no direction of a layer's inputs is
+    louder than others and each row on its own scale (whitened)."""
     learning_rate: Annotated[
-        float, Range(0.001, 64), Sweep(0.1, 8, log=True, when=("rule", "master", "rows"))
+        float, Range(0.001, 64), Sweep(0.1, 8, log=True, when=("rule", "master", "whitened"))
     ] = 1.5
-    """Rules master and rows: bits that a vote of usual size moves a weight by, at the start."""
+    """Bits that a vote of usual size moves a weight by at the start; with rule whitened of a run of
+    200 updates, and less by the root in a longer one."""
     rate_decay: Annotated[
         float, Range(0, 10**6), Sweep(1, 100, log=True, when=("rule", "master"))
     ] = 19.0
@@ -175,6 +177,11 @@ class Config:
     @property
     def streams(self) -> int:
         return self.pop // self.group_size
+
+    @property
+    def by_progress(self) -> bool:
+        """Whether the size of a step depends on the share of the steps done."""
+        return self.rule != "sign" or (self.alpha > 1 and self.alpha_decay == 0)
 
     def program(self) -> Program:
         """The network that these options declare."""

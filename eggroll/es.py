@@ -7,7 +7,7 @@ scores into credit and votes into new weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import erfc, isqrt, sqrt
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from eggroll.fixed_point import LIMIT
 
-Rule = Literal["sign", "master", "rows"]
+Rule = Literal["sign", "master", "whitened"]
 Leaves = dict[str, mx.array]
 
 MASTER_BITS = 16  # fraction bits of a master weight below the int8 weight's last bit
@@ -85,11 +85,9 @@ class UpdateRule(Protocol):
         ...
 
 
-def mean_abs(z: Any, rows: bool = False) -> Any:
-    """max(1, floor of the mean of |Z|) of int64 votes: of the whole leaf, or [.., 1] of a row."""
-    total = abs(z).sum(axis=-1 if rows else None, keepdims=rows)
-    mean = total // (z.shape[-1] if rows else z.size)
-    return mean + (mean == 0)
+def mean_abs(z: Any) -> int:
+    """max(1, floor of the mean of |Z|) of a leaf's int64 votes."""
+    return max(int(abs(z).sum()) // int(z.size), 1)
 
 
 class SignRule:
@@ -128,7 +126,7 @@ class SignRule:
             threshold = vote_threshold(z_q4, self.voters(decided), rank, self.clt)
             if self.measured:  # 321 / 256 = sqrt(pi / 2); 1/16 from z_q4. It may pass 2^31.
                 z = z.astype(xp.int64)
-                threshold = max(int(mean_abs(z)) * z_q4 * 321 >> 12, 1)
+                threshold = max(mean_abs(z) * z_q4 * 321 >> 12, 1)
             # Not abs(z): |-2^31| would wrap. Z = 0 at threshold 0 moves down, as the reference.
             up = (z >= max(threshold, 1)) & (w != LIMIT)
             down = (z <= -threshold) & (w != -LIMIT)
@@ -163,59 +161,16 @@ class MasterRule:
     def __call__(
         self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> Update:
-        def delta(name: str, z: Any) -> Any:
-            return (z * self.gain(step, self.rank if z.ndim == 2 else 1)) >> 24
-
-        return _finely(weights, master, votes, delta)
-
-
-def _finely(
-    weights: Leaves, master: Leaves, votes: Leaves, delta: Callable[[str, Any], Any]
-) -> Update:
-    """Adds delta(leaf, its int64 votes) to the fine copy; a weight is its copy, rounded."""
-    xp, view = _arrays()
-    half = 1 << (MASTER_BITS - 1)
-    bound = (LIMIT << MASTER_BITS) + half - 1
-    new, copy, moved = {}, {}, []
-    for name, m in master.items():
-        fine = view(m).astype(xp.int64) + delta(name, view(votes[name]).astype(xp.int64))
-        fine = xp.clip(fine, -bound, bound).astype(xp.int32)
-        rounded = ((fine + half) >> MASTER_BITS).astype(xp.int8)
-        moved.append((rounded != view(weights[name])).sum())
-        new[name], copy[name] = mx.array(rounded), mx.array(fine)
-    return Update(new, copy, int(sum(moved)) / sum(w.size for w in new.values()))
-
-
-class RowsRule:
-    """As the master rule, but every row of votes is scaled by its own mean size.
-
-    A row is the weights of one output, or of one token in an embedding; a vector is one row. So a
-    rare token's row moves as far per vote as a frequent one's. The mean vote moves a weight by lr
-    of its last bit; lr rises over 20 updates and falls with progress, linearly, to a twentieth.
-    floors: the least mean size that is taken for a signal, per leaf, so that what is learnt is not
-    undone by the few pairs that still differ.
-    """
-
-    def __init__(self, *, rate: float, steps: int, floors: Mapping[str, int]) -> None:
-        self.rate, self.steps, self.floors = rate, steps, floors
-
-    def start(self, weights: Leaves) -> Leaves:
-        return {k: w.astype(mx.int32) << MASTER_BITS for k, w in weights.items()}
-
-    def gain(self, step: int) -> int:
-        """lr in units of 2^-16 master steps."""
-        share = min(step / self.steps, 1)
-        falling = 1 - 0.95 * share
-        return round(self.rate * falling * min(1, (step + 1) / 20) * (1 << (MASTER_BITS + 16)))
-
-    def __call__(
-        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
-    ) -> Update:
-        gain = self.gain(step)
-
-        def delta(name: str, z: Any) -> Any:
-            mean, floor = mean_abs(z, rows=True), self.floors.get(name, 1)
-            scale = mean + (floor - mean) * (mean < floor)
-            return (z * (gain // scale)) >> 16  # |z| <= row length x its mean: below 2^62
-
-        return _finely(weights, master, votes, delta)
+        xp, view = _arrays()
+        half = 1 << (MASTER_BITS - 1)
+        bound = (LIMIT << MASTER_BITS) + half - 1
+        new, copy, moved = {}, {}, []
+        for name, m in master.items():
+            z, w = view(votes[name]).astype(xp.int64), view(weights[name])
+            fine = view(m).astype(xp.int64)
+            fine = fine + ((z * self.gain(step, self.rank if z.ndim == 2 else 1)) >> 24)
+            fine = xp.clip(fine, -bound, bound).astype(xp.int32)
+            rounded = ((fine + half) >> MASTER_BITS).astype(xp.int8)
+            moved.append((rounded != w).sum())
+            new[name], copy[name] = mx.array(rounded), mx.array(fine)
+        return Update(new, copy, int(sum(moved)) / sum(w.size for w in new.values()))

@@ -26,11 +26,12 @@ from eggroll.credit import Crediting, Kind, crediting
 from eggroll.data import Batch, Corpus, Streams, load_corpus
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.es import Leaves, MasterRule, RowsRule, SignRule, UpdateRule
+from eggroll.es import Leaves, MasterRule, SignRule, UpdateRule
 from eggroll.fixed_point import Q
 from eggroll.model import Program, initial_weights
 from eggroll.noise import Noise, slice_length
 from eggroll.population import Population, model_loss
+from eggroll.whitening import WhitenedRule, turnable
 
 VALID_STREAMS, VALID_TOKENS = 256, 64  # of validation: most streams, most tokens of a batch
 BUDGET, PORTABLE_BUDGET = 1 << 28, 1 << 26  # bytes that the arrays of a chunk may take
@@ -209,14 +210,15 @@ def floors(options: Config) -> dict[str, int]:
 def rule(options: Config) -> UpdateRule:
     pairs, rank, clt = options.pop // 2, options.rank, options.clt
     if options.rule == "sign":
-        alpha, decay_of_alpha = options.alpha, options.alpha_decay
+        alpha, decay_of_alpha = options.alpha, options.alpha_decay or -(-2 * options.steps // 3)
         return SignRule(
             alpha=alpha, decay=decay_of_alpha, pairs=pairs, rank=rank, clt=clt,
             measured=options.estimator != "eggroll",
         )  # fmt: skip
     rate, decay, steps = options.learning_rate, options.rate_decay, options.steps
-    if options.rule == "rows":
-        return RowsRule(rate=rate, steps=steps, floors=floors(options))
+    if options.rule == "whitened":
+        matrices = turnable(options.program())
+        return WhitenedRule(rate=rate, steps=steps, floors=floors(options), turned=matrices)
     return MasterRule(rate=rate, decay=decay, steps=steps, pairs=pairs, rank=rank, clt=clt)
 
 
@@ -281,9 +283,10 @@ def introduce(run: Run, reason: str, steps_before: int) -> None:
     print(f"run: {run.folder.path}, updates {run.step} to {options.steps}")
     if options.resume and run.step == options.steps:
         print(f"All {run.step} updates are done; a larger --steps goes on.")
-    elif options.resume and options.rule != "sign" and steps_before != options.steps:
+    elif options.resume and options.by_progress and steps_before != options.steps:
+        falling = "significance" if options.rule == "sign" else "learning rate"
         print(
-            f"From here the learning rate falls over {options.steps} updates instead of "
+            f"From here the {falling} falls over {options.steps} updates instead of "
             f"{steps_before}, which is not the run of {options.steps} updates from the start."
         )
     sys.stdout.flush()

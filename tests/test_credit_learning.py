@@ -36,7 +36,7 @@ class Learner:
     def __init__(self, program: model.Program, *, seed: int, steps: int, T: int = 16) -> None:
         recipe = RECIPES["language"]
         assert recipe["sigma_shift"] == SIGMA_SHIFTS["token-credit"]
-        assert (recipe["rule"], recipe["estimator"]) == ("rows", "token-credit")
+        assert (recipe["rule"], recipe["estimator"]) == ("whitened", "token-credit")
         self.population = population(program, "token-credit", seed=seed, members=512, T=T)
         self.rule = run.rule(
             Config(
@@ -87,7 +87,7 @@ def cosines() -> dict[str, dict[str, np.ndarray]]:
     slope = gradient(program, weights, *batch, mx.zeros((N, program.state_size), mx.int8))
     out: dict[str, dict[str, list[float]]] = {}
     for estimator in SIGMA_SHIFTS:
-        for seed in range(6):
+        for seed in range(12):
             people = population(program, estimator, seed=seed, members=members, T=T)
             state = people.initial_state()
             if estimator == "eggroll":

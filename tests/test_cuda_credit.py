@@ -212,7 +212,8 @@ RUNS = [
     ("m16n8k32", ["--recipe", "language", "--vocabulary", 256, "--chunk", 6]),
     ("m8n8k16", ["--estimator", "token-credit", "--vocabulary", 1000, "--layers", 2, "--gates",
                  "table", "--chunk", 12, "--noise-reuse", 0, "--sigma-shift", 2]),
-    ("dp4a", ["--estimator", "token-votes", "--rule", "rows", "--vocabulary", 256, "--chunk", 12]),
+    ("dp4a", ["--estimator", "token-votes", "--rule", "whitened", "--vocabulary", 256,
+              "--chunk", 12]),
 ]  # fmt: skip
 PIECES = 1  # the run whose launches take few tokens
 

@@ -254,7 +254,7 @@ RUNS = [
     ["--recipe", "language", "--vocabulary", 256, "--chunk", 6],
     ["--estimator", "token-credit", "--vocabulary", 1000, "--layers", 2, "--gates", "table",
      "--chunk", 12, "--noise-reuse", 0, "--sigma-shift", 2, "--slab", 3],
-    ["--estimator", "token-votes", "--rule", "rows", "--vocabulary", 1000, "--layers", 2,
+    ["--estimator", "token-votes", "--rule", "whitened", "--vocabulary", 1000, "--layers", 2,
      "--gates", "table", "--chunk", 18],
     ["--estimator", "token-votes", "--vocabulary", 256, "--group-size", 4, "--chunk", 12],
 ]  # fmt: skip

@@ -81,7 +81,7 @@ def test_every_declared_axis_lies_in_what_the_option_allows():
         if axis.when:
             parent, *needed = axis.when
             assert set(needed) <= set(found[str(parent)].choices)
-    assert found["rule"].choices == ("sign", "master", "rows")
+    assert found["rule"].choices == ("sign", "master", "whitened")
     assert found["clt"].choices == (False, True)
     assert "seed" not in found
     assert "data" not in found
