@@ -16,20 +16,28 @@ TABLE, SLICES, WEIGHTS, SAMPLES, COUNT, SIGNS, DRAWS = range(1, 8)
 BLOCK = 1 << 18  # bytes drawn at a time, a multiple of the four of a word
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+_FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's finalizer, elementwise: a bijection of 64-bit words."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_FACTORS[0])
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_FACTORS[1])
     return z ^ (z >> np.uint64(31))
+
+
+def _mix_one(z: int) -> int:
+    """`mix` of one word; an update makes dozens of keys, and arrays of one are slow."""
+    z = (z ^ (z >> 30)) * _FACTORS[0] & _MASK
+    z = (z ^ (z >> 27)) * _FACTORS[1] & _MASK
+    return z ^ (z >> 31)
 
 
 def key(*words: int) -> int:
     """Hashes integers of any size and sign (seed, purpose, index ...) to a 64-bit stream key."""
     h = 0
     for word in words:
-        h = int(mix(np.array([(h ^ (word & _MASK)) + _GOLDEN & _MASK], np.uint64))[0])
+        h = _mix_one((h ^ (word & _MASK)) + _GOLDEN & _MASK)
     return h
 
 
