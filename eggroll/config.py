@@ -59,7 +59,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "estimator": "token-credit",
         "rule": "whitened",
         "sigma_shift": 2,
-        "pop": 1024,
+        "pop": 4096,
         "seq_len": 32,
         "steps": 2000,
     },
