@@ -110,10 +110,9 @@ class Config:
     ] = 4.0
     """Rule sign: share of weights that pure noise moves; above 1 it falls from 1 to 2^-alpha."""
     alpha_decay: Annotated[
-        int, Range(0, 10**9), Sweep(30, 10_000, log=True, when=("rule", "sign"))
+        int, Range(1, 10**9), Sweep(30, 10_000, log=True, when=("rule", "sign"))
     ] = 1000
-    """Updates t after which an alpha above 1 is 2^-alpha: 1 / ((2^alpha - 1) t / this + 1); 0 takes
-    two thirds of the steps."""
+    """Updates t after which an alpha above 1 is 2^-alpha: 1 / ((2^alpha - 1) t / this + 1)."""
     estimator: Annotated[Estimator, Sweep()] = "eggroll"
     """What a pair is credited for: whole sequences (the paper's), or token by token."""
     discount: Annotated[int, Range(0, 15), Sweep(0, 15, when=CREDITED)] = 12
@@ -177,11 +176,6 @@ class Config:
     @property
     def streams(self) -> int:
         return self.pop // self.group_size
-
-    @property
-    def by_progress(self) -> bool:
-        """Whether the size of a step depends on the share of the steps done."""
-        return self.rule != "sign" or (self.alpha > 1 and self.alpha_decay == 0)
 
     def program(self) -> Program:
         """The network that these options declare."""

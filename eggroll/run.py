@@ -210,7 +210,7 @@ def floors(options: Config) -> dict[str, int]:
 def rule(options: Config) -> UpdateRule:
     pairs, rank, clt = options.pop // 2, options.rank, options.clt
     if options.rule == "sign":
-        alpha, decay_of_alpha = options.alpha, options.alpha_decay or -(-2 * options.steps // 3)
+        alpha, decay_of_alpha = options.alpha, options.alpha_decay
         return SignRule(
             alpha=alpha, decay=decay_of_alpha, pairs=pairs, rank=rank, clt=clt,
             measured=options.estimator != "eggroll",
@@ -283,10 +283,9 @@ def introduce(run: Run, reason: str, steps_before: int) -> None:
     print(f"run: {run.folder.path}, updates {run.step} to {options.steps}")
     if options.resume and run.step == options.steps:
         print(f"All {run.step} updates are done; a larger --steps goes on.")
-    elif options.resume and options.by_progress and steps_before != options.steps:
-        falling = "significance" if options.rule == "sign" else "learning rate"
+    elif options.resume and options.rule != "sign" and steps_before != options.steps:
         print(
-            f"From here the {falling} falls over {options.steps} updates instead of "
+            f"From here the learning rate falls over {options.steps} updates instead of "
             f"{steps_before}, which is not the run of {options.steps} updates from the start."
         )
     sys.stdout.flush()

@@ -94,7 +94,7 @@ NEW = [
     ("--alpha 0", "--alpha is 0.0|above 0|try --alpha 4.0"),
     ("--alpha nan", "--alpha is nan"),
     ("--alpha inf", "--alpha is inf"),
-    ("--alpha-decay -1", "--alpha-decay is -1"),
+    ("--alpha-decay 0", "--alpha-decay is 0"),
     ("--rule adam", "--rule|'adam'|sign, master"),
     ("--gates soft", "--gates|'soft'|clip, table"),
     ("--rule master --learning-rate 65", "--learning-rate is 65.0|to 64"),

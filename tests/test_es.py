@@ -10,8 +10,7 @@ import numpy as np
 import oracle
 import pytest
 
-from eggroll import es, run
-from eggroll.config import Config
+from eggroll import es
 
 
 @pytest.fixture(autouse=True, params=["cpu", "gpu"])
@@ -124,17 +123,3 @@ def test_master_gain_is_an_integer_of_known_precision():
         assert abs(rule.gain(0, 1) / want - 1) < 1e-5
         # The largest vote there can be fits 64 bits, at rates up to 64.
         assert 64 * rule.gain(0, 1) * pairs * 127 * 127 < 2**63
-
-
-def test_a_rule_knows_how_long_its_run_is():
-    """alpha_decay 0 is two thirds of the steps, which are the 1000 of the default run."""
-    for steps, decay in ((1, 1), (9, 6), (1500, 1000), (1501, 1001)):
-        rule = run.rule(Config(steps=steps, alpha_decay=0))
-        assert isinstance(rule, es.SignRule)
-        assert rule.decay == decay
-    rule = run.rule(Config(steps=9))
-    assert isinstance(rule, es.SignRule)
-    assert rule.decay == 1000
-    by_progress = [Config(), Config(alpha_decay=0, alpha=0.5), Config(alpha_decay=0),
-                   Config(rule="master"), Config(rule="whitened")]  # fmt: skip
-    assert [options.by_progress for options in by_progress] == [False, False, True, True, True]
