@@ -209,7 +209,7 @@ class Config:
         if self.rule == "master" and self.estimator != "eggroll":
             raise InputError(
                 f"--rule master knows the scale of --estimator eggroll's votes alone: use --rule "
-                f"rows or sign with --estimator {self.estimator}."
+                f"whitened or sign with --estimator {self.estimator}."
             )
         program = self.program()
         longest = max(slice_length(leaf.shape, self.rank) for leaf in program.leaves)

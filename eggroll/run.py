@@ -195,7 +195,7 @@ def crediting_of(options: Config) -> Crediting | None:
 
 
 def floors(options: Config) -> dict[str, int]:
-    """Rule rows: mean votes at about which pairs differ by 1/16 bit and token, per leaf."""
+    """Rule whitened: mean votes at about which pairs differ by 1/16 bit and token, per leaf."""
     how, deviation = crediting_of(options), math.isqrt(options.pop // 2)
     if how is None:
         return {}

@@ -7,8 +7,8 @@ in one-sided Shampoo (arXiv 1802.09568). P is learnt without a root: while y is 
 becomes M P M with M = 1 - (y'y + P P / 10 - 1) / 128; that is never negative, whatever y.
 
 Inputs are taken in blocks of at most 64, so the cost grows as the width times 64. All numbers are
-integers; they are held in float64, where sums and products below 2^53 are exact, and so is the
-floor of a quotient of two such, as NumPy is fast with floats only.
+integers; they are held in float64, where sums and products below 2^53 are exact, and so is a
+quotient of two such once rounded to an integer, as NumPy is fast with floats only.
 
 Letters: O outputs and K inputs of a matrix; a vector is one row, an embedding has one per token.
 """
@@ -86,7 +86,7 @@ def learnt(p: NDArray[np.int32], seen: Whole, mean: float) -> NDArray[np.int32]:
     if mean < 1:
         return p
     before = p.astype(np.float64)
-    excess = np.floor(seen * 256 / mean) + np.floor(np.rint(before @ before / ONE) / 10)
+    excess = np.floor(seen / (mean / 256)) + np.floor(np.rint(before @ before / ONE) / 10)
     identity = ONE * np.eye(p.shape[1])
     m = identity - np.floor((np.clip(excess, -LIMIT_X, LIMIT_X) - identity) / 128)
     new = np.rint(np.rint(m @ before / ONE) @ m / ONE)
@@ -156,7 +156,7 @@ class WhitenedRule:
                     if look:
                         seen, mean = seen + power(y, p.shape[1]), mean + (u * u).sum()
                     change = y * _share(y, size, gain)
-                moved += _move(w_rows, fine_rows, np.floor(change, out=change))
+                moved += _move(w_rows, fine_rows, np.rint(change, out=change))
             new[name], kept[name] = mx.array(w), mx.array(fine)
             if p is not None:
                 p = learnt(p, seen, mean // (256 * inputs)) if look else p
@@ -172,7 +172,7 @@ def _scaled(z: Any, floor: int) -> tuple[Whole, Whole]:
     u = z.astype(np.float64)
     mean = np.ceil(abs(u).sum(axis=1, keepdims=True) / z.shape[1])
     scale = np.maximum(mean, floor)
-    np.floor(np.divide(u, scale / 256, out=u), out=u)
+    np.rint(np.divide(u, scale / 256, out=u), out=u)  # floors would add up to a drift
     return np.clip(u, -TOP, TOP, out=u), np.floor(256 * mean / scale)
 
 

@@ -96,6 +96,7 @@ NEW = [
     ("--alpha inf", "--alpha is inf"),
     ("--alpha-decay 0", "--alpha-decay is 0"),
     ("--rule adam", "--rule|'adam'|sign, master"),
+    ("--rule master --estimator token-credit", "--rule master|--rule whitened or sign"),
     ("--gates soft", "--gates|'soft'|clip, table"),
     ("--rule master --learning-rate 65", "--learning-rate is 65.0|to 64"),
     ("--seq-len 0", "--seq-len is 0"),

@@ -208,7 +208,7 @@ def test_rows_add_up_whoever_names_them(launcher: CudaEmulator, V: int, K: int, 
 
 
 RUNS = [
-    # The recipe scaled down (token-credit with rows), then each estimator with the other rule.
+    # The recipe scaled down (token-credit with whitened), then each estimator with the other rule.
     ("m16n8k32", ["--recipe", "language", "--vocabulary", 256, "--chunk", 6]),
     ("m8n8k16", ["--estimator", "token-credit", "--vocabulary", 1000, "--layers", 2, "--gates",
                  "table", "--chunk", 12, "--noise-reuse", 0, "--sigma-shift", 2]),

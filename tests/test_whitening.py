@@ -23,10 +23,10 @@ def clip(x: int, bound: int) -> int:
     return max(-bound, min(bound, x))
 
 
-def nearest(x: int) -> int:
-    """x / 2^16, halves to even."""
-    q, r = divmod(x, ONE)
-    return q + (r > ONE // 2 or (r == ONE // 2 and q % 2))
+def nearest(x: int, by: int = ONE) -> int:
+    """x / by, halves to even."""
+    q, r = divmod(x, by)
+    return q + (2 * r > by or (2 * r == by and q % 2))
 
 
 def each(f, *arrays):
@@ -67,7 +67,10 @@ def leaf_in_integers(fine, z, gain, floor, p, look):
     mean = [-(-sum(map(abs, row)) // K) for row in z.tolist()]
     scale = [max(m, floor) for m in mean]
     u = np.array(
-        [[clip(256 * v // s, TOP) for v in row] for row, s in zip(z.tolist(), scale, strict=True)],
+        [
+            [clip(nearest(256 * v, s), TOP) for v in row]
+            for row, s in zip(z.tolist(), scale, strict=True)
+        ],
         object,
     )
     y, after, share = u, p, [gain] * len(mean)
@@ -77,7 +80,7 @@ def leaf_in_integers(fine, z, gain, floor, p, look):
         total = [max(sum(map(abs, row)), 1) for row in y.tolist()]
         size = [256 * m // s for m, s in zip(mean, scale, strict=True)]
         share = [gain * K * n // t for n, t in zip(size, total, strict=True)]
-    step = each(lambda a, b: a * b // ONE, y, np.array(share, object)[:, None])
+    step = each(lambda a, b: nearest(a * b), y, np.array(share, object)[:, None])
     return each(lambda f, s: clip(f + s, BOUND), fine, step), after
 
 
@@ -173,6 +176,20 @@ def test_turning_leaves_the_mean_size_of_a_row():
     np.testing.assert_allclose(abs(after).mean(axis=1), 1 - 0.95 * 19 / 200, rtol=0.005)
     straight = np.corrcoef(after.ravel(), np.array(votes["m"]).ravel())[0, 1]
     assert 0.5 < straight < 0.99
+
+
+def test_noise_does_not_drift():
+    """Votes of both signs alike, above and far below the floor, leave no mean behind."""
+    rng = np.random.default_rng(4)
+    for floor in (1, 2000):
+        rule = WhitenedRule(rate=1, steps=200, floors={"m": floor}, turned=[])
+        weights = {"m": mx.zeros((64, 64), mx.int8)}
+        z = rng.normal(0, 300, (64, 64)).astype(np.int32)
+        up, down = mx.array(z), mx.array(-z)
+        master = rule.start(weights)
+        for votes in (up, down):
+            _, master, _ = rule(weights, master, {"m": votes}, 100)
+        assert not np.array(master["m"]).any()
 
 
 def test_votes_become_round():
