@@ -20,6 +20,8 @@ Rule = Literal["sign", "master", "whitened"]
 Leaves = dict[str, mx.array]
 
 MASTER_BITS = 16  # fraction bits of a master weight below the int8 weight's last bit
+HALF = 1 << (MASTER_BITS - 1)
+MASTER_LIMIT = (LIMIT << MASTER_BITS) + HALF - 1  # the largest that rounds to LIMIT
 
 
 def pair_fitness(scores: mx.array) -> mx.array:
@@ -135,6 +137,11 @@ class SignRule:
         return Update(new, {}, int(sum(counts)) / sum(w.size for w in weights.values()))
 
 
+def master_of(weights: Leaves) -> Leaves:
+    """Master weights that are the int8 weights exactly, int32."""
+    return {k: w.astype(mx.int32) << MASTER_BITS for k, w in weights.items()}
+
+
 class MasterRule:
     """Votes add up in a fixed-point master copy; the int8 weight is its rounding.
 
@@ -150,7 +157,7 @@ class MasterRule:
         self.pairs, self.rank, self.clt = pairs, rank, clt
 
     def start(self, weights: Leaves) -> Leaves:
-        return {k: w.astype(mx.int32) << MASTER_BITS for k, w in weights.items()}
+        return master_of(weights)
 
     def gain(self, step: int, rank: int) -> int:
         """lr / sigma_Z in units of 2^-24 master steps."""
@@ -162,15 +169,13 @@ class MasterRule:
         self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> Update:
         xp, view = _arrays()
-        half = 1 << (MASTER_BITS - 1)
-        bound = (LIMIT << MASTER_BITS) + half - 1
         new, copy, moved = {}, {}, []
         for name, m in master.items():
             z, w = view(votes[name]).astype(xp.int64), view(weights[name])
             fine = view(m).astype(xp.int64)
             fine = fine + ((z * self.gain(step, self.rank if z.ndim == 2 else 1)) >> 24)
-            fine = xp.clip(fine, -bound, bound).astype(xp.int32)
-            rounded = ((fine + half) >> MASTER_BITS).astype(xp.int8)
+            fine = xp.clip(fine, -MASTER_LIMIT, MASTER_LIMIT).astype(xp.int32)
+            rounded = ((fine + HALF) >> MASTER_BITS).astype(xp.int8)
             moved.append((rounded != w).sum())
             new[name], copy[name] = mx.array(rounded), mx.array(fine)
         return Update(new, copy, int(sum(moved)) / sum(w.size for w in new.values()))

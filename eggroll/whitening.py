@@ -15,7 +15,7 @@ Letters: O outputs and K inputs of a matrix; a vector is one row, an embedding h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import sqrt
 from typing import Any
 
@@ -23,8 +23,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.es import MASTER_BITS, Leaves, Update
-from eggroll.fixed_point import LIMIT
+from eggroll.es import HALF, MASTER_BITS, MASTER_LIMIT, Leaves, Update, master_of
 from eggroll.model import Program
 
 Whole = NDArray[np.float64]  # integers below 2^53
@@ -50,31 +49,32 @@ def start(inputs: int) -> NDArray[np.int32]:
     return np.tile(ONE * np.eye(size, dtype=np.int32), (blocks, 1, 1))
 
 
-# Products are of at most 64 x 64 x 64: these a BLAS library computes on the calling thread, where
-# larger ones wake threads of its own, which then spin beside those of the engine.
+def _tiles(votes: Whole, size: int) -> Iterator[tuple[int, int, tuple[slice, slice]]]:
+    """(block of inputs, inputs in it, where) of the tiles of votes [O, K], at most 64 x 64 each.
+
+    Products of these a BLAS library computes on the calling thread; for larger ones it wakes
+    threads of its own, which then spin beside those of the engine.
+    """
+    outputs, inputs = votes.shape
+    for block, first in enumerate(range(0, inputs, size)):
+        columns = slice(first, min(first + size, inputs))
+        for row in range(0, outputs, BLOCK):
+            yield block, columns.stop - first, (slice(row, row + BLOCK), columns)
 
 
 def turned(u: Whole, p: NDArray[np.int32]) -> Whole:
     """y = u P, [O, K] in Q8, within TOP as u is."""
-    y, size = np.empty_like(u), p.shape[1]
-    for block, square in enumerate(p / ONE):
-        columns = slice(block * size, min((block + 1) * size, u.shape[1]))
-        count = columns.stop - columns.start
-        for row in range(0, len(u), BLOCK):
-            part = u[row : row + BLOCK, columns]
-            np.matmul(part, square[:count, :count], out=y[row : row + BLOCK, columns])
+    y, squares = np.empty_like(u), p / ONE
+    for block, count, tile in _tiles(u, p.shape[1]):
+        np.matmul(u[tile], squares[block, :count, :count], out=y[tile])
     return np.clip(np.rint(y, out=y), -TOP, TOP, out=y)
 
 
 def power(y: Whole, size: int) -> Whole:
     """y'y of every block of `size` inputs, [blocks, size, size] in Q16, of votes y [O, K] in Q8."""
     total = np.zeros((-(-y.shape[1] // size), size, size))
-    for block, square in enumerate(total):
-        columns = slice(block * size, min((block + 1) * size, y.shape[1]))
-        count = columns.stop - columns.start
-        for row in range(0, len(y), BLOCK):
-            part = y[row : row + BLOCK, columns]
-            square[:count, :count] += part.T @ part
+    for block, count, tile in _tiles(y, size):
+        total[block, :count, :count] += y[tile].T @ y[tile]
     return total
 
 
@@ -113,8 +113,8 @@ class WhitenedRule:
 
     A row is the weights of one output, or of one token in an embedding; a vector is one row. So a
     rare token's row moves as far per vote as a frequent one's: the mean vote moves a weight by lr
-    of its last bit, an eighth of that in a vector. Whitening turns a row (whitening.py) and leaves
-    its mean size. lr rises over 20 updates and falls linearly with progress, to a twentieth; its
+    of its last bit, an eighth of that in a vector. Whitening turns a row and leaves its mean
+    size. lr rises over 20 updates and falls linearly with progress, to a twentieth; its
     size is rate * sqrt(200 / steps), as noise adds up with the root of the number of updates.
     floors: the least mean size that is taken for a signal, per leaf, so that what is learnt is not
     undone by the few pairs that still differ; turned: the matrices whose votes are whitened.
@@ -127,7 +127,7 @@ class WhitenedRule:
 
     def start(self, weights: Leaves) -> Leaves:
         turns = {_turn(k): mx.array(start(weights[k].shape[1])) for k in self.turned}
-        return {k: w.astype(mx.int32) << MASTER_BITS for k, w in weights.items()} | turns
+        return master_of(weights) | turns
 
     def gain(self, step: int) -> int:
         """lr in units of 2^-8 master steps; at most 64 bits of a weight."""
@@ -139,10 +139,11 @@ class WhitenedRule:
         self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> Update:
         new, kept, moved, look = {}, {}, 0, step % EVERY == 0
+        full = self.gain(step)
         for name, leaf in weights.items():
             w, fine = np.array(leaf), np.array(master[name])
             p = np.asarray(master[_turn(name)]) if name in self.turned else None
-            gain, floor = self.gain(step) >> (3 if w.ndim == 1 else 0), self.floors.get(name, 1)
+            gain, floor = full >> (3 if w.ndim == 1 else 0), self.floors.get(name, 1)
             inputs, seen, mean = w.shape[-1], np.zeros(1), 0.0
             whole = [array.reshape(-1, inputs) for array in (w, fine, np.asarray(votes[name]))]
             count = max(1, PART // inputs)
@@ -185,11 +186,9 @@ def _share(y: Whole, size: Whole, gain: int) -> Whole:
 
 def _move(w: Any, fine: Any, step: Whole) -> int:
     """Moves fine int32 by a step and w int8 to its rounding, in place; how many of w moved."""
-    half = 1 << (MASTER_BITS - 1)
-    bound = (LIMIT << MASTER_BITS) + half - 1
     step += fine
-    fine[:] = np.clip(step, -bound, bound, out=step)
-    rounded = (fine + half) >> MASTER_BITS
+    fine[:] = np.clip(step, -MASTER_LIMIT, MASTER_LIMIT, out=step)
+    rounded = (fine + HALF) >> MASTER_BITS
     moved = int(np.count_nonzero(rounded != w))
     w[:] = rounded
     return moved
