@@ -19,7 +19,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 DEPS := $(VENV)/.deps-installed
 BUILT := $(VENV)/.extension-built
-SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/*) eggroll/__init__.py
+SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/* extensions/*/*/*/*) eggroll/__init__.py
 CXX_SOURCES = $(shell find extensions tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

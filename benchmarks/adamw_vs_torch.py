@@ -15,10 +15,12 @@ from math import isqrt, log
 import mlx.core as mx
 import numpy as np
 
-from eggroll import host, model
-from eggroll.backprop import Options, Trainer
-from eggroll.float_numpy import gradient, twin_for
-from eggroll.float_twin import IN, LIMIT, ONE, STATE, order
+from eggroll import networks
+from eggroll import program as language
+from eggroll.baseline import host
+from eggroll.baseline.backprop import Options, Trainer
+from eggroll.baseline.float_numpy import gradient, twin_for
+from eggroll.baseline.float_twin import IN, LIMIT, ONE, STATE, order
 
 REPEATS = 15
 NETWORKS = ((64, 1), (128, 2), (256, 6))
@@ -33,14 +35,14 @@ except ImportError:
 class TorchTwin:
     """The twin in PyTorch, eager: products over all tokens wherever the recurrence allows it."""
 
-    def __init__(self, program: model.Program, weights: dict[str, mx.array]) -> None:
+    def __init__(self, program: language.Program, weights: dict[str, mx.array]) -> None:
         self.program = program
         self.weights = {
             name: torch.from_numpy(np.array(w)).float().div_(ONE).requires_grad_()
             for name, w in weights.items()
         }
 
-    def operation(self, op: model.Op, tokens, *inputs):
+    def operation(self, op: language.Op, tokens, *inputs):
         def clip(v):
             return v.clamp(-LIMIT, LIMIT)
 
@@ -124,7 +126,7 @@ def batch(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
 
-def verify(program: model.Program, weights: dict[str, mx.array]) -> None:
+def verify(program: language.Program, weights: dict[str, mx.array]) -> None:
     """Raises unless both give the same gradients, but for float32's rounding."""
     tokens, targets = batch(1)
     state = np.zeros((STREAMS, program.state_size), np.int8)
@@ -146,8 +148,8 @@ def seconds(work: Callable[[], object]) -> float:
 
 def compare(width: int, layers: int) -> None:
     """Prints medians, the ratio's median and its spread, taken in turns."""
-    program = model.egg(256, width, layers)
-    weights = model.initial_weights(program, 0)
+    program = networks.egg(256, width, layers)
+    weights = networks.initial_weights(program, 0)
     verify(program, weights)
     tokens, targets = batch(0)
     options = Options(width=width, layers=layers, streams=STREAMS, seq_len=TOKENS)

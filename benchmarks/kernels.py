@@ -40,7 +40,8 @@ from eggroll import _extension, bench, cli, rng
 from eggroll.cli import Range
 from eggroll.engines.cpu import LANES, CpuEngine
 from eggroll.errors import InputError
-from eggroll.model import Program, egg
+from eggroll.networks import egg
+from eggroll.program import Program
 from eggroll.runlog import write_whole
 
 TARGET, LONGEST = 0.01, 0.5  # seconds that a timed call should and, for votes, may take

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import bench, engines
-from eggroll.model import egg
+from eggroll.networks import egg
 
 REPEATS = 5
 

@@ -19,9 +19,9 @@ import numpy as np
 from eggroll import rng
 from eggroll.engines.base import Engine
 from eggroll.engines.cpu import LANES, CpuEngine
-from eggroll.engines.portable import PortableEngine
-from eggroll.model import Program, S, X
+from eggroll.engines.portable.engine import PortableEngine
 from eggroll.noise import Slices, slice_length
+from eggroll.program import Program, S, X
 
 # operation -> copies in the two programs; those of a matrix weigh together what a layer does.
 COPIES = {

@@ -25,11 +25,11 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import __version__, checkpoint, cli, config, runlog, train
-from eggroll.backprop import Options, Trainer
-from eggroll.data import Batch, Corpus, Streams, load_corpus
+from eggroll.baseline.backprop import Options, Trainer
+from eggroll.baseline.float_numpy import twin_for
+from eggroll.baseline.float_twin import ONE, Leaves, Twin, by_token
+from eggroll.data.streams import Batch, Corpus, Streams, load_corpus
 from eggroll.errors import InputError
-from eggroll.float_numpy import twin_for
-from eggroll.float_twin import ONE, Leaves, Twin, by_token
 from eggroll.run import check_data, check_options, fingerprint, unit, validation_batches
 
 FORMAT = "eggroll-adamw"  # of checkpoints
@@ -159,7 +159,7 @@ def introduce(run: Run, steps_before: int) -> None:
     """Tells on stdout what runs where."""
     options, twin = run.config, run.trainer.twin
     parameters = sum(w.size for w in run.weights.values())
-    print(f"engine: {twin.path}")
+    print(f"engine: {twin.description}")
     print(
         f"network: {options.layers} x {options.width}, {parameters:,} parameters; data: "
         f"{options.streams:,} streams x {options.seq_len} tokens of {options.data}, "
@@ -184,7 +184,7 @@ def facts(run: Run) -> bytes:
         "mlx": version("mlx"),
         "numpy": version("numpy"),
         "machine": f"{platform.system()} {platform.machine()}",
-        "engine": run.trainer.twin.path,
+        "engine": run.trainer.twin.description,
         "parameters": sum(w.size for w in run.weights.values()),
         "corpus": run.corpus.about,
         "entropies": {"valid": run.corpus.entropies("valid")},

@@ -31,10 +31,11 @@ from eggroll.cli import Range
 from eggroll.config import Config
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.es import Leaves, decided, pair_fitness
-from eggroll.model import Program, egg, initial_weights
+from eggroll.fitness import decided, pair_fitness
+from eggroll.networks import egg, initial_weights
 from eggroll.performance import Prediction
 from eggroll.population import Population
+from eggroll.program import Leaves, Program
 from eggroll.run import new_population, rule
 from eggroll.runlog import write_whole
 
@@ -337,7 +338,7 @@ def bench(options: Options) -> list[Row]:
     network = PRESETS[options.preset]
     program = egg(network["vocabulary"], network["width"], network["layers"])
     engine, reason = engines.choose(options.engine, program, options.threads)
-    print(f"engine: {engine.path}, {reason}")
+    print(f"engine: {engine.description}, {reason}")
     threads = options.threads or _extension.load().default_threads()
     limits = Limits(register_loop(threads), torch_loop(threads))
     base, rows = resident_peak(), list[Row]()

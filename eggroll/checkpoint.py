@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from eggroll import whitening
 from eggroll.config import Config, from_dict
 from eggroll.errors import InputError
-from eggroll.es import Leaves
+from eggroll.program import Leaves
 from eggroll.runlog import write_whole
 
 FORMAT, VERSION = "eggroll", 1

@@ -29,13 +29,14 @@ from typing import (
 import tyro
 
 from eggroll.cli import Range, check_ranges, flag
-from eggroll.corpora import HUB
 from eggroll.credit import Estimator
+from eggroll.data.corpora import HUB
 from eggroll.errors import InputError
-from eggroll.es import Rule
-from eggroll.model import Gates, Program, egg
+from eggroll.networks import Gates, egg
 from eggroll.noise import slice_length
-from eggroll.search import Sweep
+from eggroll.program import Program
+from eggroll.rules import Rule
+from eggroll.sweep.space import Sweep
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

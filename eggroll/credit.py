@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from eggroll.model import Program, S, Stage
+from eggroll.program import Program, S, Stage
 from eggroll.rng import DRAWS, SIGNS, counters, key
 
 Estimator = Literal["eggroll", "token-votes", "token-credit"]
@@ -25,7 +25,7 @@ SILENT = 63  # the shift of a leaf without noise of its own
 EMBEDDING, VECTOR = 1, 3
 
 
-class Kind(IntEnum):
+class CreditKind(IntEnum):
     """What a leaf's credit is made of."""
 
     NONE = 0
@@ -46,13 +46,13 @@ class Crediting(NamedTuple):
 
     nodes: bool
     shifts: tuple[int, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[CreditKind, ...]
     owners: tuple[int, ...]
     discounts: tuple[int, ...]
     credit_shift: int
 
 
-class Chance(NamedTuple):
+class CreditNoise(NamedTuple):
     """Random bits of some consecutive pairs.
 
     signs: int32 [leaves, N, ceil(T / 32)], bit t % 32 of word t // 32 turns the noise at token t;
@@ -65,11 +65,11 @@ class Chance(NamedTuple):
 
 # What the leaf of an operation is credited with, and how much quieter its noise is.
 OF = {
-    "embed": (Kind.TOKENS, EMBEDDING),
-    "linear": (Kind.INPUTS, 0),
-    "score": (Kind.INPUTS, 0),
-    "norm": (Kind.SCALAR, VECTOR),
-    "add_bias": (Kind.SCALAR, VECTOR),
+    "embed": (CreditKind.TOKENS, EMBEDDING),
+    "linear": (CreditKind.INPUTS, 0),
+    "score": (CreditKind.INPUTS, 0),
+    "norm": (CreditKind.SCALAR, VECTOR),
+    "add_bias": (CreditKind.SCALAR, VECTOR),
 }
 
 
@@ -89,7 +89,7 @@ def crediting(
     """The credit of every leaf of a program, derived from what the leaf does there."""
     nodes = estimator == "token-credit"
     count = len(program.leaves)
-    kinds, shifts = [Kind.NONE] * count, [sigma_shift] * count
+    kinds, shifts = [CreditKind.NONE] * count, [sigma_shift] * count
     owners, discounts = list(range(count)), [discount] * count
     last = max((i for i, stage in enumerate(program.stages) if stage.state >= 0), default=-1)
     for i, stage in enumerate(program.stages):
@@ -100,7 +100,7 @@ def crediting(
             kinds[op.leaf], quieter = OF[op.kind]
             shifts[op.leaf] += quieter
             if op.kind == "score" and nodes:
-                kinds[op.leaf], shifts[op.leaf] = Kind.READOUT, SILENT
+                kinds[op.leaf], shifts[op.leaf] = CreditKind.READOUT, SILENT
             # What no later token sees has no part in later scores.
             if i > last or (i == last and j > written):
                 discounts[op.leaf] = 0
@@ -113,9 +113,9 @@ def crediting(
     )
 
 
-def chance(
+def draw_signs(
     how: Crediting, *, seed: int, epoch: int, first_pair: int, pairs: int, seq_len: int
-) -> Chance:
+) -> CreditNoise:
     """The random bits of pairs first_pair .. first_pair + pairs - 1 in update `epoch`."""
     words = -(-seq_len // 32)
     signs = np.zeros((len(how.kinds), pairs, words), np.int32)
@@ -123,9 +123,9 @@ def chance(
     for leaf in sorted(set(how.owners)) if how.nodes else ():
         if how.shifts[leaf] != SILENT:
             signs[leaf] = _high(key(seed, SIGNS, epoch, leaf), first_pair, pairs, words)
-    if Kind.READOUT in how.kinds:
+    if CreditKind.READOUT in how.kinds:
         draws[:] = _high(key(seed, DRAWS, epoch), first_pair, pairs, seq_len).view(np.uint32)
-    return Chance(mx.array(signs), mx.array(draws))
+    return CreditNoise(mx.array(signs), mx.array(draws))
 
 
 def _high(stream: int, first: int, rows: int, columns: int) -> np.ndarray:

@@ -23,7 +23,7 @@ from eggroll import checkpoint, cli, engines, rng
 from eggroll import fixed_point as fx
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.model import Weights
+from eggroll.program import Weights
 from eggroll.runlog import CHECKPOINT
 
 MARK = 0  # the token that begins a document

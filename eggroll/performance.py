@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from math import ceil, prod
 from typing import NamedTuple
 
-from eggroll.engines import cuda_plan
-from eggroll.engines.cuda import LAUNCH_MACS as CUDA_LAUNCH_MACS
-from eggroll.engines.metal import LAUNCH_MACS
-from eggroll.engines.metal_plan import PRODUCTS, StagePlan, best_members, stage_plans
-from eggroll.model import Program, egg
+from eggroll.engines.cuda import plan as cuda_plan
+from eggroll.engines.cuda.engine import LAUNCH_MACS as CUDA_LAUNCH_MACS
+from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, best_members, stage_plans
+from eggroll.engines.metal.engine import LAUNCH_MACS
+from eggroll.networks import egg
+from eggroll.program import Program
 
 HOPPER = 90  # compute capability of H100 and H200
 POPULATION = 10240  # of the predictions in docs and pictures

@@ -12,11 +12,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.credit import Crediting, chance
+from eggroll.credit import Crediting, draw_signs
 from eggroll.engines import Engine
-from eggroll.es import Leaves
-from eggroll.model import Weights
 from eggroll.noise import Noise, Slices
+from eggroll.program import Leaves, Weights
 
 
 class Population:
@@ -89,13 +88,13 @@ class Population:
         total: Leaves = {}
         for first, last, slices in self._chunks(epoch):
             rows = np.arange(first, last) // self.group
-            luck = chance(
+            credit_noise = draw_signs(
                 self.how, seed=self.noise.seed, epoch=epoch,
                 first_pair=first // 2, pairs=(last - first) // 2, seq_len=tokens.shape[1],
             )  # fmt: skip
             score, after, part = self.engine.credit(
-                prepared, slices, luck, self.how, mx.array(tokens[rows]), mx.array(targets[rows]),
-                state[first:last],
+                prepared, slices, credit_noise, self.how, mx.array(tokens[rows]),
+                mx.array(targets[rows]), state[first:last],
             )  # fmt: skip
             total = {k: total[k] + z if total else z for k, z in part.items()}
             mx.eval(score, after, total)

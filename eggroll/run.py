@@ -22,15 +22,16 @@ import mlx.core as mx
 from eggroll import __version__, checkpoint, cli, config, engines, runlog
 from eggroll.checkpoint import Checkpoint
 from eggroll.config import Common, Config
-from eggroll.credit import Crediting, Kind, crediting
-from eggroll.data import Batch, Corpus, Streams, load_corpus
+from eggroll.credit import Crediting, CreditKind, crediting
+from eggroll.data.streams import Batch, Corpus, Streams, load_corpus
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.es import Leaves, MasterRule, SignRule, UpdateRule
 from eggroll.fixed_point import Q
-from eggroll.model import Program, initial_weights
+from eggroll.networks import initial_weights
 from eggroll.noise import Noise, slice_length
 from eggroll.population import Population, model_loss
+from eggroll.program import Leaves, Program
+from eggroll.rules import MasterRule, SignRule, UpdateRule
 from eggroll.whitening import WhitenedRule, turnable
 
 VALID_STREAMS, VALID_TOKENS = 256, 64  # of validation: most streams, most tokens of a batch
@@ -201,9 +202,9 @@ def floors(options: Config) -> dict[str, int]:
         return {}
     least = {}
     for i, leaf in enumerate(options.program().leaves):
-        one_byte = how.kinds[i] == Kind.INPUTS or how.owners[i] != i
+        one_byte = how.kinds[i] == CreditKind.INPUTS or how.owners[i] != i
         noise = deviation * (16 if one_byte else 256)  # of one byte, or of the product of two
-        least[leaf.name] = noise if how.kinds[i] in (Kind.INPUTS, Kind.SCALAR) else 16
+        least[leaf.name] = noise if how.kinds[i] in (CreditKind.INPUTS, CreditKind.SCALAR) else 16
     return least
 
 
@@ -273,7 +274,7 @@ def parameters(program: Program) -> int:
 def introduce(run: Run, reason: str, steps_before: int) -> None:
     """Tells on stdout what runs where, and why there."""
     options, engine = run.config, run.engine
-    print(f"engine: {engine.path}, {reason}")
+    print(f"engine: {engine.description}, {reason}")
     print(
         f"network: {options.layers} x {options.width}, {parameters(engine.program):,} parameters; "
         f"population: {options.pop:,} members, {run.population.chunk:,} at a time, rank "
@@ -300,7 +301,7 @@ def facts(run: Run) -> bytes:
         "mlx": version("mlx"),
         "numpy": version("numpy"),
         "machine": f"{platform.system()} {platform.machine()}",
-        "engine": run.engine.path,
+        "engine": run.engine.description,
         "chunk": run.population.chunk,
         "parameters": parameters(run.engine.program),
         "corpus": corpus.about,

@@ -18,7 +18,7 @@ import mlx.core as mx
 from eggroll import cli, runlog
 from eggroll.checkpoint import signature
 from eggroll.config import Config
-from eggroll.es import decided, pair_fitness
+from eggroll.fitness import decided, pair_fitness
 from eggroll.generate import Decoder, sample
 from eggroll.run import Run, open_run, options_from, unit, way_on
 

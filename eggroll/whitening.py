@@ -23,8 +23,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.es import HALF, MASTER_BITS, MASTER_LIMIT, Leaves, Update, master_of
-from eggroll.model import Program
+from eggroll.program import Leaves, Program
+from eggroll.rules import HALF, MASTER_BITS, MASTER_LIMIT, Update, master_of
 
 Whole = NDArray[np.float64]  # integers below 2^53
 

@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 import oracle
 
-from eggroll import model
+from eggroll import networks
+from eggroll import program as language
 from eggroll.fixed_point import gate_tables
 from eggroll.noise import Slices
 
@@ -21,7 +22,7 @@ GOLDEN = Path(__file__).parent / "golden"
 class Case:
     """One evaluation, as engines and oracle take it; arrays are NumPy."""
 
-    program: model.Program
+    program: language.Program
     weights: dict[str, np.ndarray]
     table: np.ndarray
     starts: np.ndarray  # [leaves, N]
@@ -86,7 +87,7 @@ def random_case(
     extreme: bool = False,
 ) -> Case:
     rng = np.random.default_rng(seed)
-    program = model.egg(V, D, L, gates)  # type: ignore[arg-type]
+    program = networks.egg(V, D, L, gates)  # type: ignore[arg-type]
     lengths = [
         rank * sum(s) if len(s) == 2 else 2 * s[0] for s in (p.shape for p in program.leaves)
     ]
@@ -141,7 +142,7 @@ class Recorded:
 
     def case(self, update: int, weights: dict[str, np.ndarray]) -> Case:
         f, e = self.facts, f"e{update}/"
-        program = model.egg(f["vocabulary"], f["width"], f["layers"])
+        program = networks.egg(f["vocabulary"], f["width"], f["layers"])
         starts, state = self.leaves(e + "start/"), self.arrays[e + "state_in"]
         return Case(
             program,

@@ -9,7 +9,7 @@ import numpy as np
 import oracle_credit
 from networks import Case, random_case
 
-from eggroll.credit import Chance, Crediting, crediting
+from eggroll.credit import Crediting, CreditNoise, crediting
 from eggroll.engines import Engine
 from eggroll.fixed_point import gate_tables
 
@@ -34,18 +34,18 @@ class Credited:
     def oracle(self):
         case = self.case
         P, D, names = len(case.tokens), case.program.width, list(case.weights)
-        luck = oracle_credit.Luck(dict(zip(names, self.signs, strict=True)), self.draws)
+        credit_noise = oracle_credit.Luck(dict(zip(names, self.signs, strict=True)), self.draws)
         scores, state, Z = oracle_credit.credit(
             self.estimator, case.weights, case.tokens, case.targets,
-            case.state.reshape(P, case.program.state_size // D, D), case.noise(), luck,
+            case.state.reshape(P, case.program.state_size // D, D), case.noise(), credit_noise,
             self.discount, None if case.gates == "clip" else gate_tables(),
         )  # fmt: skip
         return scores, state.reshape(P, -1), Z
 
     def run(self, engine: Engine):
-        case, luck = self.case, Chance(mx.array(self.signs), mx.array(self.draws))
+        case, credit_noise = self.case, CreditNoise(mx.array(self.signs), mx.array(self.draws))
         prepared = engine.prepare(case.leaves)
-        return engine.credit(prepared, case.slices, luck, self.how, *case.arrays)
+        return engine.credit(prepared, case.slices, credit_noise, self.how, *case.arrays)
 
 
 def credited_case(

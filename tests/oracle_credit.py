@@ -61,12 +61,12 @@ class Worker(oracle.Member):
 class NodeWorker(Worker):
     """A member with noise on the outputs of its layers, with another sign at every token."""
 
-    def __init__(self, weights, noise, index, tables, luck):
+    def __init__(self, weights, noise, index, tables, credit_noise):
         super().__init__(weights, noise, index, tables)
-        self.luck = luck
+        self.credit_noise = credit_noise
 
     def turn(self, leaf) -> int:
-        return self.luck.sign(leaf, self.pair, self.t)
+        return self.credit_noise.sign(leaf, self.pair, self.t)
 
     def vector(self, leaf):
         w = np.asarray(self.w[leaf], np.int64)
@@ -131,10 +131,10 @@ def gains(d, tokens, g: int) -> list[int]:
     return out
 
 
-def credited(leaf, w, R, plus, noise, tokens, luck) -> list[int]:
+def credited(leaf, w, R, plus, noise, tokens, credit_noise) -> list[int]:
     """c_t of one pair: R_t times the noise's sign, or what the noise of the weights met there."""
-    if luck is not None:
-        signs = [luck.sign(owner(leaf), plus.pair, t) for t in range(len(R))]
+    if credit_noise is not None:
+        signs = [credit_noise.sign(owner(leaf), plus.pair, t) for t in range(len(R))]
         return [int(clip(s * r)) for s, r in zip(signs, R, strict=True)]
     if w.ndim == 1:
         return [int(clip(r)) for r in R]
@@ -178,18 +178,18 @@ def read_out(z, plus, logits, targets, draws) -> None:
             z[targets[t]] += x
 
 
-def credit(estimator, weights, tokens, targets, state, noise, luck, discount, tables=None):
+def credit(estimator, weights, tokens, targets, state, noise, credit_noise, discount, tables=None):
     """Scores [P, T], states [P, L, D] and Z per leaf.
 
-    noise: oracle.Noise of rank 1, its shift being sigma_shift; luck: for token-credit, else unused.
+    noise: oracle.Noise of rank 1, its shift being sigma_shift; credit_noise: token-credit's.
     """
-    luck = luck if estimator == "token-credit" else None
+    credit_noise = credit_noise if estimator == "token-credit" else None
     Z = {leaf: np.zeros(w.shape, np.int64) for leaf, w in weights.items()}
     scores, states = np.zeros(tokens.shape, np.int64), []
     for pair in range(len(tokens) // 2):
         for m in (2 * pair, 2 * pair + 1):
             given = (weights, noise, m, tables)
-            member = NodeWorker(*given, luck) if luck else Worker(*given)
+            member = NodeWorker(*given, credit_noise) if credit_noise else Worker(*given)
             s, rows = np.array(state[m], np.int64), []
             for member.t in range(tokens.shape[1]):
                 row, s = member.token(int(tokens[m, member.t]), s)
@@ -200,10 +200,12 @@ def credit(estimator, weights, tokens, targets, state, noise, luck, discount, ta
                 plus, logits = member, rows
         read, d = tokens[2 * pair], scores[2 * pair] - scores[2 * pair + 1]
         for leaf, w in weights.items():
-            if leaf == "head" and luck is not None:
-                read_out(Z[leaf], plus, logits, targets[2 * pair], luck.draws[pair])
+            if leaf == "head" and credit_noise is not None:
+                read_out(Z[leaf], plus, logits, targets[2 * pair], credit_noise.draws[pair])
                 continue
             R = gains(d, read, discount_of(leaf, len(state[0]), discount))
-            c = credited(leaf, w, R, plus, noise, read, luck)
-            vote(Z[leaf], leaf, owner(leaf) if luck else leaf, weights, c, plus, noise, read)
+            c = credited(leaf, w, R, plus, noise, read, credit_noise)
+            vote(
+                Z[leaf], leaf, owner(leaf) if credit_noise else leaf, weights, c, plus, noise, read
+            )
     return scores, np.array(states), {leaf: wrap32(z) for leaf, z in Z.items()}

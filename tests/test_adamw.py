@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from conftest import TINY, Command
 
-from eggroll import adamw, checkpoint, float_numpy, float_twin, generate, host, model, plot, runlog
-from eggroll.backprop import Options, Trainer
-from eggroll.data import load_corpus
+from eggroll import adamw, checkpoint, generate, networks, plot, runlog
+from eggroll import program as language
+from eggroll.baseline import float_numpy, float_twin, host
+from eggroll.baseline.backprop import Options, Trainer
+from eggroll.baseline.float_numpy import NumpyTwin
+from eggroll.baseline.float_twin import ONE, Twin, by_token, real
+from eggroll.data.streams import load_corpus
 from eggroll.engines import choose
-from eggroll.float_numpy import NumpyTwin
-from eggroll.float_twin import ONE, Twin, by_token, real
 from eggroll.population import Population
 
 SMALL = [
@@ -28,9 +30,9 @@ TIMES = ("seconds", "tokens_per_second")
 TWINS = {"mlx": Twin, "numpy": NumpyTwin}
 
 
-def unusual() -> model.Program:
+def unusual() -> language.Program:
     """Every operation where `egg` has none: in the recurrence, after it, beside it, twice."""
-    net = model.Program(12, 6)
+    net = language.Program(12, 6)
     net.stage()
     net.embed("embedding")
     x, s = net.stage("a.", state=True)
@@ -52,14 +54,14 @@ def unusual() -> model.Program:
 
 
 NETWORKS = {
-    "egg": model.egg(12, 6, 2),
-    "tables": model.egg(12, 6, 1, "table"),
-    "no layers": model.egg(12, 6, 0),
+    "egg": networks.egg(12, 6, 2),
+    "tables": networks.egg(12, 6, 1, "table"),
+    "no layers": networks.egg(12, 6, 0),
     "unusual": unusual(),
 }
 
 
-def case(program: model.Program, S: int, T: int, seed: int = 0):
+def case(program: language.Program, S: int, T: int, seed: int = 0):
     """Int8 weights, tokens and targets [S, T] with marks among them, int8 state."""
     rng = np.random.default_rng(seed)
     weights = {
@@ -71,7 +73,7 @@ def case(program: model.Program, S: int, T: int, seed: int = 0):
     return {k: w.astype(np.int8) for k, w in weights.items()}, tokens, targets, state
 
 
-def integer_logits(program: model.Program, weights, tokens, state) -> np.ndarray:
+def integer_logits(program: language.Program, weights, tokens, state) -> np.ndarray:
     """Logits [T, S, V] of the int8 network, in bits."""
     engine, _ = choose("portable", program, 1)
     leaves, state, rows = {k: mx.array(w) for k, w in weights.items()}, mx.array(state), []
@@ -82,17 +84,17 @@ def integer_logits(program: model.Program, weights, tokens, state) -> np.ndarray
 
 
 def test_both_twins_know_every_operation():
-    assert set(float_twin.OPERATIONS) == set(model.OPERATIONS)
-    assert set(float_numpy.OPERATIONS) | {"embed", "lookup"} == set(model.OPERATIONS)
+    assert set(float_twin.OPERATIONS) == set(language.OPERATIONS)
+    assert set(float_numpy.OPERATIONS) | {"embed", "lookup"} == set(language.OPERATIONS)
     assert set(float_numpy.LOOKUPS) == set(float_twin.TABLES)
 
 
 @pytest.mark.parametrize("gates", ["clip", "table"])
 @pytest.mark.parametrize("twin", TWINS)
-def test_twin_is_near_the_integer_network(gates: model.Gates, twin: str):
+def test_twin_is_near_the_integer_network(gates: networks.Gates, twin: str):
     """First weights, D 64, L 1: logits within 3 last bits on average, loss within 0.06 bits."""
-    program = model.egg(256, 64, 1, gates)
-    weights = model.initial_weights(program, 0)
+    program = networks.egg(256, 64, 1, gates)
+    weights = networks.initial_weights(program, 0)
     _, tokens, targets, _ = case(program, 32, 16)
     state = np.zeros((32, 64), np.int8)
     whole = integer_logits(program, weights, tokens, state)
@@ -110,7 +112,7 @@ def test_twin_is_near_the_integer_network(gates: model.Gates, twin: str):
 
 @pytest.mark.parametrize("gates", ["clip", "table"])
 def test_with_every_floor_the_twin_is_the_integer_network(
-    gates: model.Gates, monkeypatch: pytest.MonkeyPatch
+    gates: networks.Gates, monkeypatch: pytest.MonkeyPatch
 ):
     """Nothing but rounding lies between them: put it back, and every logit is equal."""
 
@@ -126,7 +128,7 @@ def test_with_every_floor_the_twin_is_the_integer_network(
 
     new = {kind: floored(f) for kind, f in float_twin.OPERATIONS.items()}
     monkeypatch.setattr(float_twin, "OPERATIONS", new | {"norm": norm, "lookup": lookup})
-    program = model.egg(32, 16, 3, gates)  # 16 and 64 inputs: powers of two divide exactly
+    program = networks.egg(32, 16, 3, gates)  # 16 and 64 inputs: powers of two divide exactly
     weights, tokens, _, state = case(program, 40, 9)
     start = real({"state": state})["state"]
     logits, _ = Twin(program).logits(real(weights), by_token(tokens), start)

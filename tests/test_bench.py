@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-from eggroll import _extension, bench, model, performance, plot
+from eggroll import _extension, bench, networks, performance, plot
 
 TINY = ("--preset", "small", "--seq-len", "2", "--repeats", "2", "--threads", "1")
 
@@ -62,7 +62,7 @@ def test_multiply_adds_of_the_presets():
     """L 12 D^2 + V D: the embedding is a look-up, noise and votes are not counted."""
     for preset in bench.PRESETS.values():
         D, L, V = preset["width"], preset["layers"], preset["vocabulary"]
-        assert bench.macs_per_token(model.egg(V, D, L)) == 12 * L * D * D + V * D
+        assert bench.macs_per_token(networks.egg(V, D, L)) == 12 * L * D * D + V * D
 
 
 @pytest.mark.parametrize("isa", _extension.load().usable_isas())

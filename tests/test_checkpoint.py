@@ -18,7 +18,7 @@ from eggroll import checkpoint, runlog
 from eggroll.checkpoint import Checkpoint
 from eggroll.config import Config
 from eggroll.errors import InputError
-from eggroll.model import initial_weights
+from eggroll.networks import initial_weights
 
 CONFIG = Config(data="count", pop=6, width=4, layers=2, rule="master", table_bits=16)
 

@@ -228,7 +228,9 @@ def test_a_folder_that_denies_writing_is_refused(
 def test_the_engine_that_cannot_run_here_is_refused(
     call: Command, place: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("eggroll.engines.cpu.CpuEngine.missing", lambda: "it was not built")
+    monkeypatch.setattr(
+        "eggroll.engines.cpu.CpuEngine.unavailable_because", lambda: "it was not built"
+    )
     assert_refused(
         call(*TINY, "--engine", "cpu"), "'cpu' cannot run here|it was not built|portable"
     )

@@ -14,8 +14,9 @@ from networks_credit import Credited, credited_case
 from oracle import EXP2
 from test_engines import BACKENDS
 
-from eggroll import model
-from eggroll.credit import SILENT, Chance, Kind, chance, crediting
+from eggroll import networks
+from eggroll import program as language
+from eggroll.credit import SILENT, CreditKind, CreditNoise, crediting, draw_signs
 from eggroll.engines import ENGINES
 from eggroll.noise import Noise
 from eggroll.population import Population
@@ -110,13 +111,13 @@ def test_equals_oracle_on_random_networks(shape, estimator, seed, threads, slab)
 @pytest.mark.parametrize("estimator", CREDITED)
 @pytest.mark.parametrize("name", [*dict.fromkeys(b.partition(":")[0] for b in BACKENDS)])
 def test_chunks_slabs_and_threads_change_no_bit(name, estimator):
-    program, P, T = model.egg(19, 12, 2), 72, 9
+    program, P, T = networks.egg(19, 12, 2), 72, 9
     noise = Noise([leaf.shape for leaf in program.leaves], seed=3, rank=1, shift=6, table_bits=12)
     how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=T)
     rng = np.random.default_rng(0)
     tokens, targets = rng.integers(0, 19, (2, P // 2, T)).astype(np.int32)
     state = mx.array(rng.integers(-127, 128, (P, program.state_size)).astype(np.int8))
-    weights, results = model.initial_weights(program, 1), []
+    weights, results = networks.initial_weights(program, 1), []
     cuts = [(72, 1, 0), (2, 1, 1), (10, 3, 4), (64, 2, 100)]
     for chunk, threads, slab in cuts if name == "cpu" else cuts[0::2]:
         engine = ENGINES[name](program, threads, slab)
@@ -130,7 +131,7 @@ def test_chunks_slabs_and_threads_change_no_bit(name, estimator):
 
 def test_outputs_that_go_elsewhere_keep_their_own_noise():
     """One noise for two matrices is right only where their sum is all that is made of them."""
-    net = model.Program(9, 4)
+    net = language.Program(9, 4)
     net.stage()
     net.embed("in")
     x, s = net.stage("a.", state=True)
@@ -149,7 +150,7 @@ def test_outputs_that_go_elsewhere_keep_their_own_noise():
 @pytest.mark.parametrize("estimator", CREDITED)
 def test_engines_agree_on_another_network(estimator):
     """Two scored layers without a state, a bias on one matrix, a state read late: not EGG."""
-    net = model.Program(21, 6)
+    net = language.Program(21, 6)
     net.stage()
     net.embed("in")
     x, s = net.stage("a.", state=True)
@@ -170,13 +171,13 @@ def test_engines_agree_on_another_network(estimator):
     rng = np.random.default_rng(0)
     noise = Noise([leaf.shape for leaf in net.leaves], seed=0, rank=1, shift=5, table_bits=10)
     arrays = [rng.integers(0, 21, (12, 7)).astype(np.int32) for _ in range(2)]
-    luck = chance(how, seed=0, epoch=0, first_pair=0, pairs=6, seq_len=7)
-    weights, results = model.initial_weights(net, 0), []
-    some = how._replace(kinds=(Kind.NONE, *how.kinds[1:]))  # and one leaf left out
+    credit_noise = draw_signs(how, seed=0, epoch=0, first_pair=0, pairs=6, seq_len=7)
+    weights, results = networks.initial_weights(net, 0), []
+    some = how._replace(kinds=(CreditKind.NONE, *how.kinds[1:]))  # and one leaf left out
     for name in ("portable", "cpu"):
         for way in (how, some):
             engine = ENGINES[name](net)
-            given = engine.prepare(weights), noise.slices(0, 0, 6), luck, way
+            given = engine.prepare(weights), noise.slices(0, 0, 6), credit_noise, way
             results.append(
                 engine.credit(*given, *map(mx.array, arrays), mx.zeros((12, 6), mx.int8))
             )
@@ -203,9 +204,9 @@ def test_the_noise_of_the_forward_pass_is_the_noise_of_the_votes(backend, leaf):
     engine = ENGINES[backend](made.case.program)
 
     def run(signs, starts):
-        luck = Chance(mx.array(signs), mx.array(made.draws))
+        credit_noise = CreditNoise(mx.array(signs), mx.array(made.draws))
         slices = made.case.slices._replace(starts=mx.array(starts))
-        given = engine.prepare(made.case.leaves), slices, luck, how, *made.case.arrays
+        given = engine.prepare(made.case.leaves), slices, credit_noise, how, *made.case.arrays
         scores, _, Z = engine.credit(*given)
         return np.array(scores), np.array(Z[leaf])
 
@@ -231,7 +232,7 @@ def test_the_noise_of_the_forward_pass_is_the_noise_of_the_votes(backend, leaf):
 
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_crediting_is_derived_from_what_a_leaf_does(layers):
-    program = model.egg(9, 6, layers, "table")
+    program = networks.egg(9, 6, layers, "table")
     names = [leaf.name for leaf in program.leaves]
     for estimator in CREDITED:
         how = crediting(program, estimator, sigma_shift=3, discount=7, seq_len=40)
@@ -239,8 +240,10 @@ def test_crediting_is_derived_from_what_a_leaf_does(layers):
         assert (how.nodes, how.credit_shift) == (nodes, 1)
         for i, name in enumerate(names):
             vector = len(program.leaves[i].shape) == 1
-            kind = Kind.TOKENS if i == 0 else Kind.SCALAR if vector else Kind.INPUTS
-            kind = Kind.READOUT if nodes and name == "head" else kind
+            kind = (
+                CreditKind.TOKENS if i == 0 else CreditKind.SCALAR if vector else CreditKind.INPUTS
+            )
+            kind = CreditKind.READOUT if nodes and name == "head" else kind
             owner = oracle_credit.owner(name) if nodes else name
             shift = 3 + (1 if i == 0 else 3 if vector else 0)
             if nodes and (owner != name or name == "head"):
@@ -253,15 +256,15 @@ def test_crediting_is_derived_from_what_a_leaf_does(layers):
 
 @pytest.mark.parametrize("T", [1, 15, 16, 31, 32, 63, 64, 127, 128, 511, 512, 65535])
 def test_credit_shift_grows_by_one_per_fourfold_tokens(T):
-    how = crediting(model.egg(4, 4, 1), "token-credit", sigma_shift=0, discount=0, seq_len=T)
+    how = crediting(networks.egg(4, 4, 1), "token-credit", sigma_shift=0, discount=0, seq_len=T)
     fourfold = [i for i in range(9) if 32 * 4**i <= T]
     assert how.credit_shift == len(fourfold)
 
 
 def test_chance_is_a_matter_of_the_pair_alone():
-    how = crediting(model.egg(9, 6, 1), "token-credit", sigma_shift=2, discount=0, seq_len=70)
-    whole = chance(how, seed=1, epoch=2, first_pair=0, pairs=900, seq_len=70)
-    part = chance(how, seed=1, epoch=2, first_pair=31, pairs=7, seq_len=70)
+    how = crediting(networks.egg(9, 6, 1), "token-credit", sigma_shift=2, discount=0, seq_len=70)
+    whole = draw_signs(how, seed=1, epoch=2, first_pair=0, pairs=900, seq_len=70)
+    part = draw_signs(how, seed=1, epoch=2, first_pair=31, pairs=7, seq_len=70)
     np.testing.assert_array_equal(np.array(part.signs), np.array(whole.signs)[:, 31:38])
     np.testing.assert_array_equal(np.array(part.draws), np.array(whole.draws)[31:38])
     signs = np.array(whole.signs).view(np.uint32)
@@ -272,20 +275,20 @@ def test_chance_is_a_matter_of_the_pair_alone():
         assert (abs(bits - 0.5) < 0.01) if i in owners else (bits == 0)
     assert len({signs[i].tobytes() for i in owners}) == len(owners)
     other = [
-        chance(how, seed=s, epoch=e, first_pair=0, pairs=900, seq_len=70)
+        draw_signs(how, seed=s, epoch=e, first_pair=0, pairs=900, seq_len=70)
         for s, e in ((1, 3), (2, 2))
     ]
-    for luck in other:
-        assert np.mean(np.array(luck.draws) == np.array(whole.draws)) < 0.01
-        assert np.mean(np.array(luck.signs)[owners] == np.array(whole.signs)[owners]) < 0.01
+    for credit_noise in other:
+        assert np.mean(np.array(credit_noise.draws) == np.array(whole.draws)) < 0.01
+        assert np.mean(np.array(credit_noise.signs)[owners] == np.array(whole.signs)[owners]) < 0.01
 
 
 @pytest.mark.parametrize("name", [*dict.fromkeys(b.partition(":")[0] for b in BACKENDS)])
 def test_the_readout_draws_as_the_softmax(name):
     """One row of logits, many draws: chi-square, and the head's error times its input."""
     N, T, V, target = 20_000, 3, 21, 5
-    program = model.egg(V, 12, 0)
-    weights = {k: np.array(w) for k, w in model.initial_weights(program, 2).items()}
+    program = networks.egg(V, 12, 0)
+    weights = {k: np.array(w) for k, w in networks.initial_weights(program, 2).items()}
     how = crediting(program, "token-credit", sigma_shift=0, discount=0, seq_len=T)
     how = how._replace(shifts=(SILENT,) * len(how.shifts))
     member = oracle_credit.Worker(weights, None, 0, None)
@@ -297,7 +300,7 @@ def test_the_readout_draws_as_the_softmax(name):
     engine = ENGINES[name](program)
     _, _, Z = engine.credit(
         engine.prepare({k: mx.array(w) for k, w in weights.items()}), noise.slices(0, 0, N),
-        chance(how, seed=0, epoch=0, first_pair=0, pairs=N, seq_len=T), how,
+        draw_signs(how, seed=0, epoch=0, first_pair=0, pairs=N, seq_len=T), how,
         mx.full((2 * N, T), 7, mx.int32), mx.full((2 * N, T), target, mx.int32),
         mx.zeros((2 * N, 0), mx.int8),
     )  # fmt: skip
@@ -325,10 +328,10 @@ def test_cpu_engine_refuses_crediting_it_could_misread():
     def refused(match: str, **changes) -> None:
         made_of = {k: tuple(v.get(i, x) for i, x in enumerate(getattr(how, k)))
                    for k, v in changes.items()}  # fmt: skip
-        luck = Chance(mx.array(made.signs), mx.array(made.draws))
+        credit_noise = CreditNoise(mx.array(made.signs), mx.array(made.draws))
         with pytest.raises(ValueError, match=match):
             engine.credit(
-                engine.prepare(made.case.leaves), made.case.slices, luck,
+                engine.prepare(made.case.leaves), made.case.slices, credit_noise,
                 how._replace(**made_of), *made.case.arrays,
             )  # fmt: skip
 

@@ -6,12 +6,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from eggroll import es, model, run
+from eggroll import fitness, networks, run
+from eggroll import program as language
+from eggroll.baseline.float_numpy import gradient
 from eggroll.config import RECIPES, Config
 from eggroll.credit import crediting
-from eggroll.data import load_corpus
+from eggroll.data.streams import load_corpus
 from eggroll.engines import choose
-from eggroll.float_numpy import gradient
 from eggroll.noise import Noise
 from eggroll.population import Population, model_loss
 
@@ -19,7 +20,9 @@ V, DISCOUNT = 16, 12
 SIGMA_SHIFTS = {"eggroll": 4, "token-votes": 4, "token-credit": 2}
 
 
-def population(program: model.Program, estimator, *, seed: int, members: int, T: int) -> Population:
+def population(
+    program: language.Program, estimator, *, seed: int, members: int, T: int
+) -> Population:
     sigma_shift = SIGMA_SHIFTS[estimator]
     shapes = [leaf.shape for leaf in program.leaves]
     noise = Noise(shapes, seed=seed, rank=1, shift=4 + sigma_shift, table_bits=22)
@@ -33,7 +36,7 @@ def population(program: model.Program, estimator, *, seed: int, members: int, T:
 class Learner:
     """The recipe for language on the count task."""
 
-    def __init__(self, program: model.Program, *, seed: int, steps: int, T: int = 16) -> None:
+    def __init__(self, program: language.Program, *, seed: int, steps: int, T: int = 16) -> None:
         recipe = RECIPES["language"]
         assert recipe["sigma_shift"] == SIGMA_SHIFTS["token-credit"]
         assert (recipe["rule"], recipe["estimator"]) == ("whitened", "token-credit")
@@ -44,7 +47,7 @@ class Learner:
                 width=program.width,
             )
         )  # fmt: skip
-        self.weights = model.initial_weights(program, seed)
+        self.weights = networks.initial_weights(program, seed)
         self.master, self.state = self.rule.start(self.weights), self.population.initial_state()
         self.batches = load_corpus("count", vocabulary=V).streams("train", 256, T, seed)
 
@@ -57,7 +60,7 @@ class Learner:
 @pytest.mark.parametrize("seed", range(3))
 def test_count_is_learnt_in_60_updates(seed):
     """V = 16, D = 64, one layer, T = 16, population 512: to 0.00144 bits, a chance of 0.999."""
-    program = model.egg(V, 64, 1)
+    program = networks.egg(V, 64, 1)
     learner, corpus = Learner(program, seed=seed, steps=60), load_corpus("count", vocabulary=V)
     valid, losses = corpus.streams("valid", 64, 32, seed), []
     for step in range(60):
@@ -78,7 +81,7 @@ def cosines() -> dict[str, dict[str, np.ndarray]]:
 
     On a network that has learnt a little: at the start some gradients are too small to be seen.
     """
-    program, T, members = model.egg(V, 16, 1), 8, 1 << 16
+    program, T, members = networks.egg(V, 16, 1), 8, 1 << 16
     learner = Learner(program, seed=0, steps=100, T=T)
     for step in range(10):
         learner.update(step)
@@ -92,7 +95,7 @@ def cosines() -> dict[str, dict[str, np.ndarray]]:
             state = people.initial_state()
             if estimator == "eggroll":
                 scores, _ = people.evaluate(weights, 0, *batch, state)
-                Z = people.votes(es.pair_fitness(scores), 0)
+                Z = people.votes(fitness.pair_fitness(scores), 0)
             else:
                 _, _, Z = people.credit(weights, 0, *batch, state)
             for name, g in slope.items():

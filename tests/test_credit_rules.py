@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from eggroll import es
+from eggroll import rules
 from eggroll.whitening import WhitenedRule
 
 TOP, BOTTOM = 2**31 - 1, -(2**31)
@@ -16,7 +16,7 @@ TOP, BOTTOM = 2**31 - 1, -(2**31)
 def arrays_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules compute with NumPy on a CPU and with MLX on a GPU: both must give the same."""
     if request.param == "gpu":
-        monkeypatch.setattr(es, "_arrays", lambda: (mx, lambda array: array))
+        monkeypatch.setattr(rules, "_arrays", lambda: (mx, lambda array: array))
 
 
 def arrays(values: dict[str, list], dtype) -> dict[str, mx.array]:
@@ -30,7 +30,7 @@ def test_what_has_no_votes_does_not_move(rule_of: str, step: int):
     rule = (
         WhitenedRule(rate=64, steps=40, floors={}, turned=["none"])
         if rule_of == "whitened"
-        else es.SignRule(alpha=4, decay=1000, pairs=8, rank=1, clt=True, measured=True)
+        else rules.SignRule(alpha=4, decay=1000, pairs=8, rank=1, clt=True, measured=True)
     )
     weights = arrays({"m": [[3, -3], [7, 7]], "none": [[1, 2], [-3, 127]], "v": [5, 6]}, np.int8)
     votes = arrays({"m": [[0, 0], [90, -90]], "none": [[0, 0], [0, 0]], "v": [0, 0]}, np.int32)
@@ -58,7 +58,7 @@ def test_measured_sign_rule_in_exact_integers(alpha: float):
         "tiny": [0, 1, -1, 2, -2, 0, 0, 3],
         "normal": np.rint(rng.normal(0, 1000, 64)).astype(int).tolist(),
     }
-    rule = es.SignRule(alpha=alpha, decay=1, pairs=99, rank=1, clt=True, measured=True)
+    rule = rules.SignRule(alpha=alpha, decay=1, pairs=99, rank=1, clt=True, measured=True)
     weights = {name: mx.zeros(len(z), mx.int8) for name, z in votes.items()}
     got = rule(weights, {}, arrays(votes, np.int32), 0).weights
     for name, z in votes.items():
@@ -68,7 +68,7 @@ def test_measured_sign_rule_in_exact_integers(alpha: float):
 def test_measured_threshold_moves_the_share_that_noise_would():
     """On pure noise of any deviation the share that moves is alpha."""
     rng = np.random.default_rng(2)
-    rule = es.SignRule(alpha=0.1, decay=1, pairs=2, rank=1, clt=True, measured=True)
+    rule = rules.SignRule(alpha=0.1, decay=1, pairs=2, rank=1, clt=True, measured=True)
     for deviation in (100, 10**5, 10**8):
         z = rng.normal(0, deviation, (200, 200)).astype(np.int32)
         assert (

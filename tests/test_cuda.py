@@ -31,12 +31,17 @@ from cuda_emulator import (
     without_asm,
 )
 
-from eggroll import model
-from eggroll.engines import available, choice, cuda, cuda_plan, cuda_source, cuda_trial
-from eggroll.engines.cuda import CudaEngine
-from eggroll.engines.cuda_plan import PRODUCTS, Target, target
-from eggroll.engines.cuda_source import Source
-from eggroll.engines.portable import PortableEngine
+from eggroll import networks
+from eggroll import program as language
+from eggroll.engines import available, choice
+from eggroll.engines.cuda import device as cuda_trial
+from eggroll.engines.cuda import engine as cuda
+from eggroll.engines.cuda import plan as cuda_plan
+from eggroll.engines.cuda import source as cuda_source
+from eggroll.engines.cuda.engine import CudaEngine
+from eggroll.engines.cuda.plan import PRODUCTS, Target, target
+from eggroll.engines.cuda.source import Source
+from eggroll.engines.portable.engine import PortableEngine
 from eggroll.errors import InputError
 
 KERNELS = Path(__file__).parents[1] / "extensions" / "int8_gemm" / "cuda"
@@ -59,7 +64,7 @@ def refuse(sentence: str) -> None:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where kernels are compiled; one that several tests need is compiled once."""
-    refuse(metal.missing())
+    refuse(metal.unavailable_because())
     return tmp_path_factory.mktemp("cuda")
 
 
@@ -100,7 +105,7 @@ def test_cases_reach_what_they_are_for():
     """Device memory for registers and for x B, a warp for some of a block's members or for 32."""
     plans = {
         shape["D"]: cuda_plan.cuda_plans(
-            model.egg(shape["V"], shape["D"], 1), on(product, shared),
+            networks.egg(shape["V"], shape["D"], 1), on(product, shared),
             members=members or 8, rank=shape.get("rank", 1),
         )[1]
         for members, product, shared, shape in CASES
@@ -157,7 +162,7 @@ def test_pieces_of_members_and_tokens(launcher: CudaEmulator, monkeypatch):
 
 def test_small_functions_are_exact_everywhere(launcher: CudaEmulator):
     """A norm's division for every mean and numerator, a product's near every multiple, EXP2."""
-    program = model.egg(4, 4, 1)
+    program = networks.egg(4, 4, 1)
     plans = cuda_plan.cuda_plans(program, on("m16n8k32"), members=8, rank=1)
     layer, head = (cuda_source.stage_source(plan, 8, "m16n8k32") for plan in plans[1:])
     norm = layer._replace(header=head.header)
@@ -207,10 +212,10 @@ def test_whole_runs_have_one_signature(
 
     class Emulated(CudaEngine):
         @classmethod
-        def missing(cls) -> str:
+        def unavailable_because(cls) -> str:
             return ""
 
-        def __init__(self, program: model.Program, threads: int = 0, slab: int = 0) -> None:
+        def __init__(self, program: language.Program, threads: int = 0, slab: int = 0) -> None:
             super().__init__(program, threads, slab, launcher=launcher, on=on(product))
 
     monkeypatch.setitem(choice.ENGINES, "cuda", Emulated)
@@ -262,13 +267,13 @@ def test_it_is_used_only_after_a_trial(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv(cuda_trial.SWITCH, "dp4a")
-    assert CudaEngine.missing() == ""
-    assert CudaEngine.missing() == "its trial on this GPU failed: exit code -6"
-    assert CudaEngine.missing() == "its trial on this GPU failed: other integers"
+    assert CudaEngine.unavailable_because() == ""
+    assert CudaEngine.unavailable_because() == "its trial on this GPU failed: exit code -6"
+    assert CudaEngine.unavailable_because() == "its trial on this GPU failed: other integers"
     assert asked == ["dp4a"] * 3
     monkeypatch.setenv(cuda_trial.SWITCH, "fast")
     with pytest.raises(InputError, match=r"EGGROLL_CUDA='fast'.*m16n8k32, m8n8k16, dp4a"):
-        CudaEngine.missing()
+        CudaEngine.unavailable_because()
 
 
 def test_the_trial_passes_where_kernels_are_right(launcher: CudaEmulator, monkeypatch):
@@ -291,7 +296,7 @@ def test_on_this_gpu(product: str, monkeypatch):
         pytest.skip("MLX finds no CUDA GPU")
     if cuda_trial.architecture() < {"m16n8k32": 80, "m8n8k16": 75, "dp4a": 61}[product]:
         pytest.skip(f"this GPU has no {product}")
-    assert not CudaEngine.missing()
+    assert not CudaEngine.unavailable_because()
     for shape in ({"V": 256, "D": 64, "P": 70}, {"V": 1000, "D": 256, "L": 6, "P": 66, "rank": 4}):
         case = random_case(4, T=3, **shape)
         fitness = mx.array(np.random.default_rng(0).integers(-1, 2, case.starts.shape[1], np.int8))
@@ -323,8 +328,8 @@ def test_what_a_kernel_would_misread_is_refused(launcher: CudaEmulator):
 def test_kernels_are_ascii_and_cover_the_operations():
     texts = {path.stem: path.read_bytes() for path in KERNELS.glob("*.cu")}
     assert all(text.isascii() for text in texts.values())
-    assert set(model.OPERATIONS) | {f"mma_{product}" for product in PRODUCTS} <= set(texts)
-    assert set(cuda_source.OPERATIONS) == set(model.OPERATIONS)
+    assert set(language.OPERATIONS) | {f"mma_{product}" for product in PRODUCTS} <= set(texts)
+    assert set(cuda_source.OPERATIONS) == set(language.OPERATIONS)
 
 
 def run_with(folder: Path, edit: Callable[[Source], Source]) -> None:
@@ -373,7 +378,7 @@ def test_faults_are_found(folder: Path, fault: str):
 
 
 BARRIER = "__syncthreads();\n"
-LAYER = cuda_plan.cuda_plans(model.egg(10, 12, 1), on("m16n8k32"), members=8, rank=1)[1]
+LAYER = cuda_plan.cuda_plans(networks.egg(10, 12, 1), on("m16n8k32"), members=8, rank=1)[1]
 BARRIERS = cuda_source.body(cuda_source.Writer(LAYER, False)).count(BARRIER)
 
 

@@ -20,11 +20,14 @@ sys.path.insert(0, str(Path(__file__).parent / "cuda"))
 import nvrtc
 from cuda_emulator import written
 
-from eggroll import model
+from eggroll import networks
 from eggroll.credit import crediting
-from eggroll.engines import cuda_credit_source, cuda_plan, cuda_source, metal_plan
-from eggroll.engines.cuda_plan import Target, target
-from eggroll.engines.cuda_source import Source
+from eggroll.engines.cuda import credit_source as cuda_credit_source
+from eggroll.engines.cuda import plan as cuda_plan
+from eggroll.engines.cuda import source as cuda_source
+from eggroll.engines.cuda.plan import Target, target
+from eggroll.engines.cuda.source import Source
+from eggroll.engines.gpu import plan as metal_plan
 
 GOLDEN = Path(__file__).parent / "cuda" / "golden.json"
 # Architectures that NVRTC compiles for: each product that has one, and the newest.
@@ -36,7 +39,7 @@ def sources(architecture: int) -> Iterator[tuple[str, Source]]:
     """Kernels of both presets at full size, for a compute capability."""
     gpu = target(architecture)
     for name, (V, D, L) in {"seed": (256, 64, 1), "paper": (256, 256, 6)}.items():
-        program = model.egg(V, D, L)
+        program = networks.egg(V, D, L)
         M = cuda_plan.block_members(program, gpu, 1, 10240)
         plans = cuda_plan.cuda_plans(program, gpu, members=M, rank=1)
         for i, plan in enumerate(plans):
@@ -49,7 +52,7 @@ def sources(architecture: int) -> Iterator[tuple[str, Source]]:
 
 def credit_sources(gpu: Target) -> Iterator[tuple[str, Source]]:
     """Kernels of token credit: of the language recipe's network, and those of all networks."""
-    program = model.egg(256, 64, 1)
+    program = networks.egg(256, 64, 1)
     for estimator in ("token-credit", "token-votes"):
         how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
         plans = cuda_plan.cuda_credit_plans(program, how, gpu, members=16)
@@ -101,7 +104,7 @@ def resources(architecture: str) -> dict[str, nvrtc.Resources]:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nvrtc_compiles_every_kernel(architecture: str, covered: set[str]):
     """To machine code, without spills, with registers for the threads that a block has."""
-    refuse(nvrtc.missing())
+    refuse(nvrtc.unavailable_because())
     for name, made in resources(architecture).items():
         assert made.spilled == 0, name
         assert made.registers * 32 * cuda_plan.WARPS <= 1 << 16, name
@@ -112,8 +115,8 @@ def test_nvrtc_compiles_every_kernel(architecture: str, covered: set[str]):
 
 def test_nvrtc_compiles_what_presets_do_not_have():
     """dp4a, tables of gates, rank 4, device memory, logits, sums of 64 bits."""
-    refuse(nvrtc.missing())
-    program = model.egg(5000, 36, 1, "table")
+    refuse(nvrtc.unavailable_because())
+    program = networks.egg(5000, 36, 1, "table")
     for gpu in (on("dp4a", 2 << 10), on("m16n8k32", 2 << 10)):
         for plan in cuda_plan.cuda_plans(program, gpu, members=8, rank=4):
             assert plan.scratch_bytes or plan.first or plan.scores
@@ -129,8 +132,8 @@ def test_nvrtc_compiles_what_presets_do_not_have():
 
 
 def test_higher_ranks_do_not_spill():
-    refuse(nvrtc.missing())
-    program, gpu = model.egg(256, 128, 1, "table"), target(80)
+    refuse(nvrtc.unavailable_because())
+    program, gpu = networks.egg(256, 128, 1, "table"), target(80)
     plan = cuda_plan.cuda_plans(program, gpu, members=64, rank=8)[1]
     source = cuda_source.stage_source(plan, 8, gpu.product)
     assert nvrtc.compile(whole_text(source), "sm_80").spilled == 0
@@ -138,7 +141,7 @@ def test_higher_ranks_do_not_spill():
 
 def test_nvrtc_refuses_what_is_wrong():
     """The compile check is worth what it notices."""
-    refuse(nvrtc.missing())
+    refuse(nvrtc.unavailable_because())
     source = dict(sources(80))["seed head"]
     for old, new in (
         ("__dp4a(", "__dp5a("), ("s32.s8.s8.s32", "s32.s8.s8.s16"), ("uint2 v", "uint2 unused, v")
@@ -159,7 +162,7 @@ def test_nvrtc_refuses_what_is_wrong():
     ],
 )
 def test_members_of_a_block(architecture: int, shape: tuple, population: int, members: int):
-    program, gpu = model.egg(*shape), target(architecture)
+    program, gpu = networks.egg(*shape), target(architecture)
     assert cuda_plan.block_members(program, gpu, 1, population) == members
 
 
@@ -167,7 +170,7 @@ def test_shared_memory_is_what_the_plan_says():
     """And no more than a block may have: also where registers leave it."""
     for architecture, D in ((75, 64), (75, 256), (80, 256), (90, 700), (0, 700)):
         gpu = target(architecture)
-        for plan in cuda_plan.cuda_plans(model.egg(5000, D, 1), gpu, members=64, rank=4):
+        for plan in cuda_plan.cuda_plans(networks.egg(5000, D, 1), gpu, members=64, rank=4):
             source = cuda_source.stage_source(plan, 8, gpu.product)
             assert source.shared <= gpu.shared_bytes
             assert source.shared >= plan.shared_rows * plan.stride
@@ -178,7 +181,7 @@ def test_counts_in_the_documentation_are_computed():
     text = (Path(__file__).parents[1] / "docs" / "cuda.md").read_text()
     gpu = target(80)
     for V, D, L, rank in ((256, 64, 1, 1), (256, 256, 6, 1), (256, 256, 6, 4)):
-        program = model.egg(V, D, L)
+        program = networks.egg(V, D, L)
         M = cuda_plan.block_members(program, gpu, rank, 10240)
         plans = cuda_plan.cuda_plans(program, gpu, members=M, rank=rank)
         assert metal_plan.count_rows(plans) in text
@@ -190,5 +193,5 @@ def test_counts_in_the_documentation_are_computed():
 
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(digests(), indent=1) + "\n")
-    for architecture in ARCHITECTURES if not nvrtc.missing() else []:
+    for architecture in ARCHITECTURES if not nvrtc.unavailable_because() else []:
         print(architecture, {k: made.registers for k, made in resources(architecture).items()})

@@ -16,14 +16,20 @@ from test_cuda import NO_ROOM, on
 from test_metal import at_the_end
 from test_metal_credit import RUN, rewriting
 
-from eggroll import model
-from eggroll.credit import Chance, Kind, chance, crediting
-from eggroll.engines import choice, cuda, cuda_credit_source, cuda_plan, cuda_trial, metal_credit
-from eggroll.engines.cuda import CudaEngine
-from eggroll.engines.cuda_plan import Target, cuda_credit_plans
-from eggroll.engines.metal_plan import shares
-from eggroll.engines.metal_text import Source
-from eggroll.engines.portable import PortableEngine
+from eggroll import networks
+from eggroll import program as language
+from eggroll.credit import CreditKind, CreditNoise, crediting, draw_signs
+from eggroll.engines import choice
+from eggroll.engines.cuda import credit_source as cuda_credit_source
+from eggroll.engines.cuda import device as cuda_trial
+from eggroll.engines.cuda import engine as cuda
+from eggroll.engines.cuda import plan as cuda_plan
+from eggroll.engines.cuda.engine import CudaEngine
+from eggroll.engines.cuda.plan import Target, cuda_credit_plans
+from eggroll.engines.gpu import credit as metal_credit
+from eggroll.engines.gpu.plan import shares
+from eggroll.engines.gpu.text import Source
+from eggroll.engines.portable.engine import PortableEngine
 from eggroll.noise import Noise, Slices
 
 folder, launcher = test_cuda.folder, test_cuda.launcher
@@ -81,7 +87,7 @@ def test_kernels_keep_within_shared_memory(architecture: int, members: int):
     """By what they ask for, whatever the vocabulary."""
     gpu = cuda_plan.target(architecture)
     for V, D in ((256, 64), (1000, 128), (2000, 256), (5000, 512)):
-        program = model.egg(V, D, 1)
+        program = networks.egg(V, D, 1)
         for estimator in CREDITED:
             how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
             for plan in cuda_credit_plans(program, how, gpu, members=members):
@@ -112,13 +118,18 @@ def test_engines_agree_on_another_network(launcher: CudaEmulator, estimator: str
     rng = np.random.default_rng(0)
     noise = Noise([leaf.shape for leaf in net.leaves], seed=0, rank=1, shift=5, table_bits=10)
     arrays = [mx.array(rng.integers(0, 21, (P, T)).astype(np.int32)) for _ in range(2)]
-    luck = chance(how, seed=0, epoch=0, first_pair=0, pairs=P // 2, seq_len=T)
-    weights, state = model.initial_weights(net, 0), mx.zeros((P, 6), mx.int8)
+    credit_noise = draw_signs(how, seed=0, epoch=0, first_pair=0, pairs=P // 2, seq_len=T)
+    weights, state = networks.initial_weights(net, 0), mx.zeros((P, 6), mx.int8)
     engines = CudaEngine(net, launcher=launcher, on=on("m16n8k32")), PortableEngine(net)
-    for way in (how, how._replace(kinds=(Kind.NONE, *how.kinds[1:]))):
+    for way in (how, how._replace(kinds=(CreditKind.NONE, *how.kinds[1:]))):
         got, want = (
             engine.credit(
-                engine.prepare(weights), noise.slices(0, 0, P // 2), luck, way, *arrays, state
+                engine.prepare(weights),
+                noise.slices(0, 0, P // 2),
+                credit_noise,
+                way,
+                *arrays,
+                state,
             )
             for engine in engines
         )
@@ -132,15 +143,19 @@ def small(
     launcher: CudaEmulator, N: int, T: int = 1, estimator: str = "token-credit"
 ) -> metal_credit.Credited:
     """Of a tiny network with N pairs, whose noise is all 127."""
-    program = model.egg(5, 3, 0)
+    program = networks.egg(5, 3, 0)
     how = crediting(program, estimator, sigma_shift=0, discount=15, seq_len=T)
     how = how._replace(discounts=(15,) * len(how.discounts))
     starts = mx.zeros((len(program.leaves), N), mx.int32)
     noise = Slices(mx.full(32, 127, mx.int8), starts, 1, 4)
-    luck = Chance(mx.zeros((len(program.leaves), N, 1), mx.int32), mx.zeros((N, T), mx.uint32))
+    credit_noise = CreditNoise(
+        mx.zeros((len(program.leaves), N, 1), mx.int32), mx.zeros((N, T), mx.uint32)
+    )
     plans = cuda_credit_plans(program, how, on("m16n8k32"), members=8)
     work = metal_credit.Work(plans, cuda_credit_source.credit_kernels("m16n8k32"))
-    return metal_credit.Credited(launcher, work, noise, luck, mx.zeros((2 * N, T), mx.int32))
+    return metal_credit.Credited(
+        launcher, work, noise, credit_noise, mx.zeros((2 * N, T), mx.int32)
+    )
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -231,10 +246,10 @@ def test_whole_runs_have_one_signature(
 
     class Emulated(CudaEngine):
         @classmethod
-        def missing(cls) -> str:
+        def unavailable_because(cls) -> str:
             return ""
 
-        def __init__(self, program: model.Program, threads: int = 0, slab: int = 0) -> None:
+        def __init__(self, program: language.Program, threads: int = 0, slab: int = 0) -> None:
             super().__init__(program, threads, slab, launcher=launcher, on=on(product))
 
     monkeypatch.setitem(choice.ENGINES, "cuda", Emulated)
@@ -330,7 +345,7 @@ def test_every_barrier_of_a_head_is_needed(folder: Path, number: int):
 def test_on_this_gpu(product: str, estimator: str, monkeypatch):
     """Both presets' shapes on a real GPU, against plain MLX, with every product it has."""
     monkeypatch.setenv(cuda_trial.SWITCH, product)
-    if why := CudaEngine.missing():
+    if why := CudaEngine.unavailable_because():
         pytest.skip(f"no trial on a GPU: {why}")
     for shape in ({"V": 256, "D": 64, "P": 70}, {"V": 1000, "D": 256, "L": 6, "P": 66}):
         made = credited_case(4, estimator, T=3, **shape)

@@ -22,9 +22,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eggroll import corpora
-from eggroll.corpora import Text
-from eggroll.data import CountCorpus, TextCorpus, load_corpus
+from eggroll.data import corpora
+from eggroll.data.corpora import Text
+from eggroll.data.streams import CountCorpus, TextCorpus, load_corpus
 from eggroll.errors import InputError
 
 PROSE = b"The hen laid an egg.\nThe egg rolled.\n\n"
@@ -631,7 +631,7 @@ def test_interrupted_stream_leaves_nothing(fake_hub, cache, monkeypatch):
 def test_killed_writer_leaves_nothing_that_counts(fake_hub, cache):
     program = """
 import os, signal
-from eggroll import corpora
+from eggroll.data import corpora
 def killed(name, split):
     yield ["a story"] * 100_000
     os.kill(os.getpid(), signal.SIGKILL)
@@ -688,7 +688,7 @@ def test_cache_folder_follows_the_environment(tmp_path, monkeypatch):
 
 def test_no_network_names_the_data_that_need_none(cache):
     program = """
-from eggroll.data import load_corpus
+from eggroll.data.streams import load_corpus
 from eggroll.errors import InputError
 try:
     load_corpus("tinystories")
@@ -717,7 +717,7 @@ def test_missing_package_says_how_to_get_it(monkeypatch):
 def test_importing_and_offline_corpora_load_no_hub_package():
     program = """
 import sys
-from eggroll.data import load_corpus
+from eggroll.data.streams import load_corpus
 load_corpus("stdlib"), load_corpus("count")
 print(sorted({"datasets", "huggingface_hub", "mlx", "rich"} & set(sys.modules)))
 """

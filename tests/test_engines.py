@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import Case, random_case
 
-from eggroll import _extension, es, model
+from eggroll import _extension, networks, rules
+from eggroll import program as language
 from eggroll.engines import ENGINES, Engine, available, choose
 from eggroll.errors import InputError
 
@@ -151,13 +152,14 @@ def test_lazy_calls_chain(backend):
 
 def test_every_operation_is_in_every_engine():
     """A new entry in the operation table needs a function per engine and a place in a program."""
-    from eggroll.engines import cpu, portable
+    from eggroll.engines import cpu
+    from eggroll.engines.portable import engine as portable
 
-    assert set(portable.OPERATIONS) == set(model.OPERATIONS)
-    assert list(model.OPERATIONS) == cpu.KINDS
-    program = model.egg(4, 4, 1, "table")
+    assert set(portable.OPERATIONS) == set(language.OPERATIONS)
+    assert list(language.OPERATIONS) == cpu.KINDS
+    program = networks.egg(4, 4, 1, "table")
     used = {op.kind for stage in program.stages for op in stage.ops}
-    assert used == set(model.OPERATIONS), "the test networks must use every operation"
+    assert used == set(language.OPERATIONS), "the test networks must use every operation"
 
 
 def test_cpu_engine_refuses_what_it_could_misread():
@@ -179,11 +181,11 @@ def test_cpu_engine_refuses_what_it_could_misread():
 def test_unknown_instruction_set_is_refused(monkeypatch):
     monkeypatch.setenv("EGGROLL_ISA", "mmx")
     with pytest.raises(InputError, match=r"'mmx'.*generic"):
-        choose("cpu", model.egg(4, 4, 1))
+        choose("cpu", networks.egg(4, 4, 1))
 
 
 def test_choice_names_what_is_available():
-    program = model.egg(4, 4, 1)
+    program = networks.egg(4, 4, 1)
     assert choose("auto", program)[0].name == RUNS[0]
     for name in ("metal", "cuda"):
         if available()[name]:
@@ -198,8 +200,8 @@ def test_choice_looks_for_token_credit(monkeypatch):
     name = "metal"
     assert all(engine.credits for engine in ENGINES.values())
     monkeypatch.setattr(ENGINES[name], "credits", False)
-    monkeypatch.setattr(ENGINES[name], "missing", classmethod(lambda cls: ""))
-    program = model.egg(4, 4, 1)
+    monkeypatch.setattr(ENGINES[name], "unavailable_because", classmethod(lambda cls: ""))
+    program = networks.egg(4, 4, 1)
     assert available()[name] == ""
     engine, reason = choose("auto", program, credit=True)
     assert engine.name == "cpu"
@@ -217,7 +219,7 @@ def test_choice_looks_for_token_credit(monkeypatch):
     data=st.data(),
 )
 def test_sign_update_equals_oracle(z_q4, pairs, rank, clt, data):
-    threshold = es.vote_threshold(z_q4, pairs, rank, clt)
+    threshold = rules.vote_threshold(z_q4, pairs, rank, clt)
     near = st.integers(-2, 2).map(lambda d: threshold + d) | st.integers(-(2**31), 2**31 - 1)
     votes = np.array(data.draw(st.lists(near, min_size=6, max_size=6)), np.int64)
     Z = np.concatenate([votes, -votes]).clip(-(2**31), 2**31 - 1).reshape(3, 4)

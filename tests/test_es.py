@@ -10,27 +10,27 @@ import numpy as np
 import oracle
 import pytest
 
-from eggroll import es
+from eggroll import fitness, rules
 
 
 @pytest.fixture(autouse=True, params=["cpu", "gpu"])
 def arrays_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules compute with NumPy on a CPU and with MLX on a GPU: both must give the same."""
     if request.param == "gpu":
-        monkeypatch.setattr(es, "_arrays", lambda: (mx, lambda array: array))
+        monkeypatch.setattr(rules, "_arrays", lambda: (mx, lambda array: array))
 
 
 def test_pair_fitness_is_the_sign_of_the_difference():
     scores = mx.array(
         [[5, -7], [1, -2], [3, 3], [3, 3], [-30000, -30000], [30000, 30000]], mx.int16
     )
-    assert es.pair_fitness(scores).tolist() == [-1, 0, -1]
+    assert fitness.pair_fitness(scores).tolist() == [-1, 0, -1]
 
 
 def test_alpha_schedule():
-    assert [es.alpha_at(0.3, t, 10) for t in (0, 5, 500)] == [0.3, 0.3, 0.3]
-    assert [es.alpha_at(4, t, 1000) for t in (0, 1000)] == [1.0, 1 / 16]
-    assert es.alpha_at(2, 50, 100) == 1 / 2.5
+    assert [rules.alpha_at(0.3, t, 10) for t in (0, 5, 500)] == [0.3, 0.3, 0.3]
+    assert [rules.alpha_at(4, t, 1000) for t in (0, 1000)] == [1.0, 1 / 16]
+    assert rules.alpha_at(2, 50, 100) == 1 / 2.5
 
 
 @pytest.mark.parametrize("clt", [True, False])
@@ -38,13 +38,13 @@ def test_alpha_schedule():
 @pytest.mark.parametrize("alpha", [1.0, 0.4, 0.01])
 def test_sign_rule_equals_the_oracle(clt, rank, alpha):
     rng, pairs = np.random.default_rng(0), 50
-    rule = es.SignRule(alpha=alpha, decay=1, pairs=pairs, rank=rank, clt=clt)
+    rule = rules.SignRule(alpha=alpha, decay=1, pairs=pairs, rank=rank, clt=clt)
     scale = (256 if clt else 1) * np.sqrt(pairs * rank)
     weights = {"m": rng.integers(-127, 128, (9, 7)), "v": rng.integers(-127, 128, 300)}
     weights["m"][0] = [127, -127, 127, -127, 0, 0, 0]
     votes = {k: np.rint(rng.normal(0, scale, w.shape)).astype(np.int64) for k, w in weights.items()}
     votes["m"][0] = [2**31 - 1, -(2**31), -(2**31), 2**31 - 1, 0, 1, -1]
-    want = oracle.update(weights, votes, es.z_threshold_q4(alpha), pairs, rank, clt)
+    want = oracle.update(weights, votes, rules.z_threshold_q4(alpha), pairs, rank, clt)
     got = rule(
         {k: mx.array(w.astype(np.int8)) for k, w in weights.items()},
         {},
@@ -61,7 +61,7 @@ def test_one_alpha_serves_every_population():
     """On pure noise the share that moves is alpha, whatever the number of pairs or the rank."""
     rng = np.random.default_rng(1)
     for pairs, rank in ((64, 1), (400, 4), (5000, 1)):
-        rule = es.SignRule(alpha=0.1, decay=1, pairs=pairs, rank=rank, clt=True)
+        rule = rules.SignRule(alpha=0.1, decay=1, pairs=pairs, rank=rank, clt=True)
         Z = rng.normal(0, 256 * np.sqrt(pairs * rank), (200, 200)).astype(np.int32)
         weights = {"w": mx.zeros(Z.shape, mx.int8)}
         # The threshold is a whole number of sixteenths, and floor(sqrt N) is below sqrt N.
@@ -73,10 +73,10 @@ def test_one_alpha_serves_every_population():
 )
 def test_where_most_pairs_tie_the_threshold_counts_the_others(decided, voters):
     rng, alpha = np.random.default_rng(2), 0.2
-    rule = es.SignRule(alpha=alpha, decay=1, pairs=900, rank=2, clt=True)
+    rule = rules.SignRule(alpha=alpha, decay=1, pairs=900, rank=2, clt=True)
     weights = {"w": rng.integers(-127, 128, (40, 50))}
     votes = {"w": np.rint(rng.normal(0, 256 * np.sqrt(2 * voters), (40, 50))).astype(np.int64)}
-    want = oracle.update(weights, votes, es.z_threshold_q4(alpha), voters, 2, True)["w"]
+    want = oracle.update(weights, votes, rules.z_threshold_q4(alpha), voters, 2, True)["w"]
     arrays = {"w": mx.array(weights["w"].astype(np.int8))}, {"w": mx.array(votes["w"])}
     got = rule(arrays[0], {}, arrays[1], 0, decided).weights["w"]
     np.testing.assert_array_equal(np.array(got), want)
@@ -91,7 +91,7 @@ def exact_gain(rate: float, pairs: int, rank: int, clt: bool) -> float:
 @pytest.mark.parametrize("clt", [True, False])
 def test_master_rule_adds_up_normalised_votes(clt):
     pairs, rank, steps = 300, 2, 4
-    rule = es.MasterRule(rate=0.5, decay=19, steps=steps, pairs=pairs, rank=rank, clt=clt)
+    rule = rules.MasterRule(rate=0.5, decay=19, steps=steps, pairs=pairs, rank=rank, clt=clt)
     rng = np.random.default_rng(2)
     weights = {
         "m": mx.array(rng.integers(-127, 128, (5, 6)).astype(np.int8)),
@@ -118,7 +118,7 @@ def test_master_rule_adds_up_normalised_votes(clt):
 
 def test_master_gain_is_an_integer_of_known_precision():
     for pairs in (1, 512, 131072):
-        rule = es.MasterRule(rate=1.0, decay=0, steps=1, pairs=pairs, rank=1, clt=True)
+        rule = rules.MasterRule(rate=1.0, decay=0, steps=1, pairs=pairs, rank=1, clt=True)
         want = Fraction(2**40, 256) / isqrt(pairs * 10**12) * 10**6
         assert abs(rule.gain(0, 1) / want - 1) < 1e-5
         # The largest vote there can be fits 64 bits, at rates up to 64.

@@ -10,7 +10,7 @@ import oracle
 import pytest
 from networks import GOLDEN, recorded
 
-from eggroll import es
+from eggroll import fitness, rules
 from eggroll.engines import ENGINES, available
 
 FOLDERS = [
@@ -67,11 +67,11 @@ def test_engine(run, name):
         scores, state = engine.evaluate(engine.prepare(case.leaves), case.slices, *case.arrays)
         same(scores, run.arrays[f"e{i}/token_scores"])
         same(state, run.arrays[f"e{i}/state_out"])
-        fitness = es.pair_fitness(scores)
-        same(fitness, run.arrays[f"e{i}/fitness"])
-        votes = engine.votes(fitness, case.slices, f["use_clt"])
+        signs = fitness.pair_fitness(scores)
+        same(signs, run.arrays[f"e{i}/fitness"])
+        votes = engine.votes(signs, case.slices, f["use_clt"])
         same_leaves(votes, run.leaves(f"e{i}/votes/"))
-        rule = es.SignRule(alpha=1.0, decay=1, pairs=f["pairs"], rank=1, clt=f["use_clt"])
+        rule = rules.SignRule(alpha=1.0, decay=1, pairs=f["pairs"], rank=1, clt=f["use_clt"])
         rule.z_q4 = lambda step, q=int(run.arrays[f"e{i}/z_threshold_q4"]): q
         same_leaves(rule(case.leaves, {}, votes, i).weights, run.leaves(f"e{i}/updated/"))
         weights = run.leaves(f"e{i}/updated/")
@@ -79,9 +79,9 @@ def test_engine(run, name):
 
 def test_thresholds_follow_the_schedule():
     """T_q = floor(16 PHI^-1(1 - alpha/2)), against another implementation of the quantile."""
-    assert [es.z_threshold_q4(alpha) for alpha in (1.0, 0.05, 0.3173)] == [0, 31, 16]
+    assert [rules.z_threshold_q4(alpha) for alpha in (1.0, 0.05, 0.3173)] == [0, 31, 16]
     from statistics import NormalDist
 
     for alpha in (0.9, 0.5, 0.25, 0.1, 0.01, 1e-4):
         exact = NormalDist().inv_cdf(1 - alpha / 2)
-        assert es.z_threshold_q4(alpha) == int(16 * exact)
+        assert rules.z_threshold_q4(alpha) == int(16 * exact)

@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 from conftest import Command
 
-from eggroll import _extension, model, rng
+from eggroll import _extension, program, rng
 from eggroll.engines.cpu import CpuEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -50,7 +50,7 @@ def test_every_operation_is_looked_at(
 
 def test_every_operation_is_measured():
     kinds = {"linear" if "D" in name else name.replace("head", "score") for name in COPIES}
-    assert kinds == set(model.OPERATIONS)
+    assert kinds == set(program.OPERATIONS)
 
 
 @pytest.mark.parametrize("what", ["votes", "state", "scores"])

@@ -24,21 +24,19 @@ sys.path.insert(0, str(Path(__file__).parent / "metal"))
 import emulator
 from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError, Emulator
 
-from eggroll import model
+from eggroll import networks
+from eggroll import program as language
 from eggroll.credit import crediting
-from eggroll.engines import (
-    available,
-    choice,
-    gpu,
-    metal,
-    metal_credit_source,
-    metal_plan,
-    metal_source,
-    metal_trial,
-)
-from eggroll.engines.metal import MetalEngine
-from eggroll.engines.metal_credit_plan import credit_plans
-from eggroll.engines.metal_text import Source
+from eggroll.engines import available, choice
+from eggroll.engines import trial as metal_trial
+from eggroll.engines.gpu import engine as gpu
+from eggroll.engines.gpu import plan as metal_plan
+from eggroll.engines.gpu.credit_plan import credit_plans
+from eggroll.engines.gpu.text import Source
+from eggroll.engines.metal import credit_source as metal_credit_source
+from eggroll.engines.metal import engine as metal
+from eggroll.engines.metal import source as metal_source
+from eggroll.engines.metal.engine import MetalEngine
 
 KERNELS = Path(__file__).parents[1] / "extensions" / "int8_gemm" / "metal"
 GOLDEN = Path(__file__).parent / "metal" / "golden.json"
@@ -48,7 +46,7 @@ REQUIRED = "metal" in os.environ.get("EGGROLL_REQUIRE", "").split(",")
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory, covered: set[str]) -> Path:
     """Where kernels are compiled; one that several tests need is compiled once."""
-    if sentence := emulator.missing():
+    if sentence := emulator.unavailable_because():
         pytest.fail(sentence) if REQUIRED else pytest.skip(sentence)
     covered.add("metal")
     return tmp_path_factory.mktemp("metal")
@@ -150,13 +148,13 @@ def test_kernels_and_nax_are_used_only_after_a_trial(monkeypatch):
         return subprocess.CompletedProcess(command, code, "", said)
 
     monkeypatch.setattr(metal_trial.subprocess, "run", run)
-    assert MetalEngine.missing() == ""
+    assert MetalEngine.unavailable_because() == ""
     assert metal_trial.nax_usable()
     ends[True] = (-6, "")
-    assert MetalEngine.missing() == ""
+    assert MetalEngine.unavailable_because() == ""
     assert not metal_trial.nax_usable()
     ends[False] = (1, "Traceback\nother integers")
-    assert MetalEngine.missing() == "its trial on this GPU failed: other integers"
+    assert MetalEngine.unavailable_because() == "its trial on this GPU failed: other integers"
     count = len(tried)
     monkeypatch.setenv(metal_trial.SWITCH, "0")
     assert not metal_trial.nax_usable()
@@ -179,7 +177,7 @@ def test_cases_reach_what_they_are_for():
     """Device memory for registers and for x B, and all in threadgroup memory."""
     plans = {
         (members, shape["D"]): metal_plan.stage_plans(
-            model.egg(shape["V"], shape["D"], 1), members=members, rank=shape.get("rank", 1)
+            networks.egg(shape["V"], shape["D"], 1), members=members, rank=shape.get("rank", 1)
         )[1]
         for members, shape in CASES
         if members
@@ -256,7 +254,7 @@ def test_pieces_of_members_and_tokens(launcher: Emulator, monkeypatch):
 def test_divisions_are_exact_everywhere(launcher: Emulator):
     """A norm's division for every mean and numerator; a product's near every multiple."""
     norm = metal_source.stage_source(
-        metal_plan.stage_plans(model.egg(4, 4, 1), members=8, rank=1)[1], 8
+        metal_plan.stage_plans(networks.egg(4, 4, 1), members=8, rank=1)[1], 8
     )
     body = """
 int wrong = 0;
@@ -305,10 +303,10 @@ def test_whole_runs_have_one_signature(
 
     class Emulated(MetalEngine):
         @classmethod
-        def missing(cls) -> str:
+        def unavailable_because(cls) -> str:
             return ""
 
-        def __init__(self, program: model.Program, threads: int = 0, slab: int = 0) -> None:
+        def __init__(self, program: language.Program, threads: int = 0, slab: int = 0) -> None:
             super().__init__(program, threads, slab, launcher=launcher, nax=nax)
 
     monkeypatch.setitem(choice.ENGINES, "metal", Emulated)
@@ -327,7 +325,7 @@ def test_whole_runs_have_one_signature(
 
 def test_missing_compiler_skips_or_fails_with_a_sentence(monkeypatch):
     monkeypatch.setattr(emulator, "clang", lambda: None)
-    assert "is not installed" in emulator.missing()
+    assert "is not installed" in emulator.unavailable_because()
 
 
 @pytest.mark.skipif(not available()["metal"], reason="this machine has a Metal GPU")
@@ -362,15 +360,15 @@ def test_kernels_are_ascii_and_cover_the_operations():
     texts = {path.stem: path.read_bytes() for path in KERNELS.glob("*.metal")}
     assert all(text.isascii() for text in texts.values())
     # score is a linear operation with the likelihood in its epilogue.
-    assert set(model.OPERATIONS) <= set(texts)
-    assert set(metal_source.OPERATIONS) == set(model.OPERATIONS)
+    assert set(language.OPERATIONS) <= set(texts)
+    assert set(metal_source.OPERATIONS) == set(language.OPERATIONS)
 
 
 def test_counts_in_the_documentation_are_computed():
     """docs/metal.md shows what the plans say, and the products are those of the formula."""
     text = (Path(__file__).parents[1] / "docs" / "metal.md").read_text()
     for V, D, L, rank in ((256, 64, 1, 1), (256, 256, 6, 1), (256, 256, 6, 4)):
-        program = model.egg(V, D, L)
+        program = networks.egg(V, D, L)
         assert metal_plan.count_table(program, rank, 10240) in text
         plan = metal_plan.stage_plans(program, members=8, rank=rank)[1]
         assert metal_plan.cost(plan).macs == 12 * D * D + 18 * D * rank
@@ -383,7 +381,7 @@ def test_counts_in_the_documentation_are_computed():
 def sources():
     """Kernels of both presets at full size: name -> text as MLX takes it."""
     for name, (V, D, L) in {"seed": (256, 64, 1), "paper": (256, 256, 6)}.items():
-        program = model.egg(V, D, L)
+        program = networks.egg(V, D, L)
         for nax in (False, True):
             M = metal_plan.best_members(program, 1, 10240, nax)
             for i, plan in enumerate(metal_plan.stage_plans(program, members=M, rank=1, nax=nax)):
@@ -397,7 +395,7 @@ def sources():
 
 def credit_sources():
     """Kernels of token credit: of the language recipe's network, and those of all networks."""
-    program = model.egg(256, 64, 1)
+    program = networks.egg(256, 64, 1)
     for estimator in ("token-credit", "token-votes"):
         how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
         for plan, stage in zip(
@@ -480,7 +478,7 @@ def test_faults_are_found(folder: Path, fault: str):
 
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
-LAYER = metal_plan.stage_plans(model.egg(10, 12, 1), members=8, rank=1)[1]
+LAYER = metal_plan.stage_plans(networks.egg(10, 12, 1), members=8, rank=1)[1]
 BARRIERS = metal_source.body(LAYER, logits=False).count(BARRIER)
 
 

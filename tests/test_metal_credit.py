@@ -15,21 +15,20 @@ from networks_credit import Credited, credited_case
 from test_credit import CREDITED, same
 from test_metal import at_the_end
 
-from eggroll import model
-from eggroll.credit import Chance, Crediting, Kind, chance, crediting
-from eggroll.engines import (
-    choice,
-    metal,
-    metal_credit,
-    metal_credit_plan,
-    metal_credit_source,
-    metal_plan,
-)
-from eggroll.engines.metal import MetalEngine
-from eggroll.engines.metal_credit_plan import credit_plans
-from eggroll.engines.metal_plan import shares
-from eggroll.engines.metal_text import Source
-from eggroll.engines.portable import PortableEngine
+from eggroll import networks
+from eggroll import program as language
+from eggroll.credit import Crediting, CreditKind, CreditNoise, crediting, draw_signs
+from eggroll.engines import choice
+from eggroll.engines.gpu import credit as metal_credit
+from eggroll.engines.gpu import credit_plan as metal_credit_plan
+from eggroll.engines.gpu import plan as metal_plan
+from eggroll.engines.gpu.credit_plan import credit_plans
+from eggroll.engines.gpu.plan import shares
+from eggroll.engines.gpu.text import Source
+from eggroll.engines.metal import credit_source as metal_credit_source
+from eggroll.engines.metal import engine as metal
+from eggroll.engines.metal.engine import MetalEngine
+from eggroll.engines.portable.engine import PortableEngine
 from eggroll.noise import Noise, Slices
 
 folder, launcher = test_metal.folder, test_metal.launcher
@@ -88,7 +87,7 @@ BYTES = {"uint4": 16, "int": 4, "Total": 8, "char4": 4}
 def test_kernels_keep_within_threadgroup_memory(D: int, members: int, nax: bool):
     """By what they declare, whatever the vocabulary."""
     for V in (256, 900, 1000, 2000, 5000):
-        program = model.egg(V, D, 1)
+        program = networks.egg(V, D, 1)
         for estimator in CREDITED:
             how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
             for plan in credit_plans(program, how, members=members, nax=nax):
@@ -112,9 +111,9 @@ def test_pieces_of_members_and_tokens(launcher: Emulator, monkeypatch, estimator
     assert {(2, 1), (6, 2), (4, 3)} <= pieces, pieces
 
 
-def rewriting() -> model.Program:
+def rewriting() -> language.Program:
     """A state and an activation that matrices read before and after they are written."""
-    net = model.Program(21, 6)
+    net = language.Program(21, 6)
     net.stage()
     net.embed("in")
     x, s = net.stage("a.", state=True)
@@ -137,13 +136,18 @@ def test_engines_agree_on_another_network(launcher: Emulator, estimator: str):
     rng = np.random.default_rng(0)
     noise = Noise([leaf.shape for leaf in net.leaves], seed=0, rank=1, shift=5, table_bits=10)
     arrays = [mx.array(rng.integers(0, 21, (P, T)).astype(np.int32)) for _ in range(2)]
-    luck = chance(how, seed=0, epoch=0, first_pair=0, pairs=P // 2, seq_len=T)
-    weights, state = model.initial_weights(net, 0), mx.zeros((P, 6), mx.int8)
+    credit_noise = draw_signs(how, seed=0, epoch=0, first_pair=0, pairs=P // 2, seq_len=T)
+    weights, state = networks.initial_weights(net, 0), mx.zeros((P, 6), mx.int8)
     engines = MetalEngine(net, launcher=launcher), PortableEngine(net)
-    for way in (how, how._replace(kinds=(Kind.NONE, *how.kinds[1:]))):
+    for way in (how, how._replace(kinds=(CreditKind.NONE, *how.kinds[1:]))):
         got, want = (
             engine.credit(
-                engine.prepare(weights), noise.slices(0, 0, P // 2), luck, way, *arrays, state
+                engine.prepare(weights),
+                noise.slices(0, 0, P // 2),
+                credit_noise,
+                way,
+                *arrays,
+                state,
             )
             for engine in engines
         )
@@ -160,14 +164,18 @@ def small(
     launcher: Emulator, N: int, T: int = 1, estimator: str = "token-credit"
 ) -> metal_credit.Credited:
     """Of a tiny network with N pairs, whose noise is all 127."""
-    program = model.egg(5, 3, 0)
+    program = networks.egg(5, 3, 0)
     how = crediting(program, estimator, sigma_shift=0, discount=15, seq_len=T)
     how = how._replace(discounts=(15,) * len(how.discounts))
     starts = mx.zeros((len(program.leaves), N), mx.int32)
     noise = Slices(mx.full(32, 127, mx.int8), starts, 1, 4)
-    luck = Chance(mx.zeros((len(program.leaves), N, 1), mx.int32), mx.zeros((N, T), mx.uint32))
+    credit_noise = CreditNoise(
+        mx.zeros((len(program.leaves), N, 1), mx.int32), mx.zeros((N, T), mx.uint32)
+    )
     work = metal_credit.Work(credit_plans(program, how, members=8))
-    return metal_credit.Credited(launcher, work, noise, luck, mx.zeros((2 * N, T), mx.int32))
+    return metal_credit.Credited(
+        launcher, work, noise, credit_noise, mx.zeros((2 * N, T), mx.int32)
+    )
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -273,10 +281,10 @@ def test_whole_runs_have_one_signature(
 
     class Emulated(MetalEngine):
         @classmethod
-        def missing(cls) -> str:
+        def unavailable_because(cls) -> str:
             return ""
 
-        def __init__(self, program: model.Program, threads: int = 0, slab: int = 0) -> None:
+        def __init__(self, program: language.Program, threads: int = 0, slab: int = 0) -> None:
             super().__init__(program, threads, slab, launcher=launcher)
 
     monkeypatch.setitem(choice.ENGINES, "metal", Emulated)
@@ -369,8 +377,8 @@ def test_what_a_kernel_would_misread_is_refused(launcher: Emulator):
     engine = MetalEngine(made.case.program, launcher=launcher)
 
     def refused(match: str, how: Crediting = how) -> None:
-        luck = Chance(mx.array(made.signs), mx.array(made.draws))
-        given = engine.prepare(made.case.leaves), made.case.slices, luck, how
+        credit_noise = CreditNoise(mx.array(made.signs), mx.array(made.draws))
+        given = engine.prepare(made.case.leaves), made.case.slices, credit_noise, how
         with pytest.raises(ValueError, match=match):
             engine.credit(*given, *made.case.arrays)
 
@@ -407,7 +415,7 @@ def test_counts_in_the_documentation_are_computed():
         ("token-credit", (256, 256, 6, 10240)),
         ("token-votes", (256, 64, 1, 1024)),
     ):
-        program = model.egg(V, D, L)
+        program = networks.egg(V, D, L)
         how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
         assert metal_credit_plan.credit_table(program, how, P) in text
         plans = credit_plans(program, how, members=8)

@@ -16,7 +16,7 @@ import pytest
 from conftest import EMULATED, REQUIRED, emulation_lacks
 
 NATIVE = Path(__file__).parent / "native"
-SOURCES = Path(__file__).parents[1] / "extensions" / "int8_gemm"
+SOURCES = Path(__file__).parents[1] / "extensions" / "int8_gemm" / "cpu"
 X86 = {
     "avx2": ["-mavx2", "-mfma", "-mbmi2"],
     "avxvnni": ["-mavx2", "-mfma", "-mbmi2", "-mavxvnni"],

@@ -10,9 +10,10 @@ import oracle
 import pytest
 
 from eggroll import fixed_point as fx
-from eggroll import model, noise, rng
+from eggroll import networks, noise, rng
+from eggroll import program as language
 from eggroll.engines import ENGINES, available
-from eggroll.engines.portable_ops import log2_q4
+from eggroll.engines.portable.operations import log2_q4
 from eggroll.population import Population
 
 FROZEN = "f5dfaad07384df132cdd94116e838b48669b08742f9200be189bd7cf1fbf1016"
@@ -60,9 +61,9 @@ def test_fixed_point_tables_equal_the_oracle():
     assert got == [oracle.log2_q4(n) for n in numbers]
 
 
-def small_noise(rank: int, reuse: int = 1, shift: int = 0) -> tuple[model.Program, noise.Noise]:
+def small_noise(rank: int, reuse: int = 1, shift: int = 0) -> tuple[language.Program, noise.Noise]:
     """Noise of at most +-1, so that an unshifted perturbation leaves the network alive."""
-    program = model.egg(12, 8, 2)
+    program = networks.egg(12, 8, 2)
     shared = noise.Noise(
         [leaf.shape for leaf in program.leaves],
         seed=3, rank=rank, shift=shift, reuse=reuse, table_bits=12,
@@ -82,7 +83,7 @@ def test_forward_noise_is_voted_noise(name, rank, epoch):
     program, shared = small_noise(rank)
     P, T = 12, 4
     random = np.random.default_rng(epoch)
-    weights = model.initial_weights(program, 1)
+    weights = networks.initial_weights(program, 1)
     population = Population(ENGINES[name](program), shared, members=P, group=2, chunk=8, clt=True)
     tokens = random.integers(0, 12, (P // 2, T)).astype(np.int32)
     targets = random.integers(0, 12, (P // 2, T)).astype(np.int32)

@@ -62,7 +62,7 @@ def test_kernel_sources_travel_with_the_package():
     """Compiled at run time, so they must be where the package is, as they are in the tree."""
     tree = Path(__file__).parents[1] / "extensions" / "int8_gemm"
     installed = {str(f): f for f in importlib.metadata.files("eggroll-mlx") or ()}
-    sources = [path for folder in ("metal", "cuda") for path in (tree / folder).glob("*.*")]
+    sources = [path for folder in ("gpu", "metal", "cuda") for path in (tree / folder).glob("*.*")]
     assert sources
     for path in sources:
         name = f"eggroll/kernels/{path.relative_to(tree)}"

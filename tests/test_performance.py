@@ -16,10 +16,10 @@ from test_metal import folder
 sys.path.insert(0, str(Path(__file__).parent / "metal"))
 from counting import token_counts, vote_counts
 
-from eggroll import bench, model, performance
-from eggroll.engines import metal_plan
-from eggroll.engines.metal_plan import PRODUCTS, StagePlan
-from eggroll.model import X
+from eggroll import bench, networks, performance
+from eggroll.engines.gpu import plan as metal_plan
+from eggroll.engines.gpu.plan import PRODUCTS, StagePlan
+from eggroll.program import X
 
 __all__ = ["folder"]  # the fixture
 DOCS = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -49,7 +49,7 @@ def beside(plan: StagePlan) -> int:
 @pytest.mark.parametrize(("D", "V", "rank"), [(256, 1024, 1), (64, 96, 4)])
 def test_emulated_kernels_do_what_is_counted(folder: Path, D: int, V: int, rank: int):
     """A token of a threadgroup: products, noise, weights, barriers and activations are exact."""
-    program, M = model.egg(V, D, 1), 32
+    program, M = networks.egg(V, D, 1), 32
     plans = metal_plan.stage_plans(program, members=M, rank=rank)
     for plan, got in zip(plans, token_counts(folder, D=D, V=V, members=M, rank=rank), strict=True):
         cost = metal_plan.cost(plan)
@@ -81,7 +81,7 @@ def test_emulated_kernels_do_what_is_counted(folder: Path, D: int, V: int, rank:
 
 
 def test_emulated_votes_do_what_is_counted(folder: Path):
-    program, pairs = model.egg(128, 64, 1), 64
+    program, pairs = networks.egg(128, 64, 1), 64
     matrices, vectors = vote_counts(folder, D=64, V=128, rank=1)
     work = performance.votes_work(program, 1)
     assert matrices.products == 2 * pairs * work.products

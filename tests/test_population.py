@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import Case
 
-from eggroll import es, model
+from eggroll import networks
 from eggroll.engines import ENGINES, available
 from eggroll.noise import Noise
 from eggroll.population import Population, exact_loss, model_loss
@@ -27,12 +27,12 @@ from eggroll.population import Population, exact_loss, model_loss
     seed=st.integers(0, 99),
 )
 def test_population_equals_the_oracle(name, groups, group, chunk, threads, rank, seed):
-    program, P, T = model.egg(9, 6, 1), groups * group, 2
+    program, P, T = networks.egg(9, 6, 1), groups * group, 2
     shapes = [leaf.shape for leaf in program.leaves]
     noise = Noise(shapes, seed=seed, rank=rank, shift=8, table_bits=10)
     random = np.random.default_rng(seed)
     tokens, targets = random.integers(0, 9, (2, groups, T)).astype(np.int32)
-    weights = {k: np.array(w) for k, w in model.initial_weights(program, seed).items()}
+    weights = {k: np.array(w) for k, w in networks.initial_weights(program, seed).items()}
     state = random.integers(-127, 128, (P, 6)).astype(np.int8)
     repeated = (np.repeat(a, group, axis=0) for a in (tokens, targets))  # members of a group agree
     starts = np.array(noise.slices(3, 0, P // 2).starts)
@@ -46,7 +46,7 @@ def test_population_equals_the_oracle(name, groups, group, chunk, threads, rank,
     got = population.evaluate(case.leaves, 3, tokens, targets, mx.array(state))
     np.testing.assert_array_equal(np.array(got[0]), scores)
     np.testing.assert_array_equal(np.array(got[1]), after)
-    np.testing.assert_array_equal(np.array(es.pair_fitness(got[0])), fitness)
+    np.testing.assert_array_equal(np.array(fitness.pair_fitness(got[0])), fitness)
     votes = population.votes(mx.array(fitness.astype(np.int8)), 3)
     for leaf, want in oracle.votes(weights, case.noise(), fitness).items():
         np.testing.assert_array_equal(np.array(votes[leaf]), want)
@@ -54,8 +54,8 @@ def test_population_equals_the_oracle(name, groups, group, chunk, threads, rank,
 
 @pytest.mark.parametrize("warmup", [0, 2])
 def test_model_loss_carries_the_state_and_leaves_the_warmup_out(warmup):
-    program = model.egg(9, 6, 1)
-    weights = {k: np.array(w) for k, w in model.initial_weights(program, 0).items()}
+    program = networks.egg(9, 6, 1)
+    weights = {k: np.array(w) for k, w in networks.initial_weights(program, 0).items()}
     random = np.random.default_rng(0)
     tokens, targets = random.integers(0, 9, (2, 3, 8)).astype(np.int32)
     scores, _, logits = oracle.evaluate(weights, tokens, targets, np.zeros((3, 1, 6), np.int64))

@@ -19,27 +19,28 @@ import pytest
 from conftest import Command
 from optuna.trial import FixedTrial, TrialState
 
-from eggroll import checkpoint, cli, plot, search, sweep, sweep_plot, sweep_report, trial
+from eggroll import checkpoint, cli, plot
 from eggroll.cli import Range
 from eggroll.config import Config
 from eggroll.errors import InputError
 from eggroll.run import Run
-from eggroll.search import Sweep
-from eggroll.study import hidden, open_study
+from eggroll.sweep import command, pictures, report, space, trial
+from eggroll.sweep.space import Sweep
+from eggroll.sweep.study import hidden, open_study
 
 TINY = [
     *("--data", "count", "--pop", "32", "--width", "16", "--seq-len", "8", "--table-bits", "16"),
     *("--val-tokens", "512", "--sample-bytes", "8", "--threads", "1"),
 ]
 QUICK = [*TINY, "--budget", "0.1", "--slices", "3", "--pruner", "none"]
-draw = sweep_plot.draw
+draw = pictures.draw
 KINDS = {"sqlite": "study.db", "journal": "study.log"}
 
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take longer than a tiny sweep; `swept` has them, as it was made before this."""
-    monkeypatch.setattr(sweep_plot, "draw", lambda study, folder, unit: [])
+    monkeypatch.setattr(pictures, "draw", lambda study, folder, unit: [])
 
 
 def study_at(place: Path, name: str = "count") -> optuna.Study:
@@ -60,7 +61,9 @@ def finished(study: optuna.Study) -> int:
 
 def start(*words: object, patch: str = "") -> subprocess.Popen[str]:
     """A sweep in a process of its own, with something changed in it before it begins."""
-    code = f"import sys\nfrom eggroll import sweep\n{patch}\nsys.exit(sweep.main())"
+    code = (
+        f"import sys\nfrom eggroll.sweep import command as sweep\n{patch}\nsys.exit(sweep.main())"
+    )
     begin = ["-c", code] if patch else ["-m", "eggroll.sweep"]
     command = [sys.executable, *begin, *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -70,7 +73,7 @@ def start(*words: object, patch: str = "") -> subprocess.Popen[str]:
 
 
 def test_every_declared_axis_lies_in_what_the_option_allows():
-    found = search.axes(Config)
+    found = space.axes(Config)
     assert {"sigma_shift", "alpha", "learning_rate", "rule", "width", "clt"} <= found.keys()
     for axis in found.values():
         assert axis.choices or axis.low < axis.high
@@ -97,19 +100,19 @@ class Mixture:
 
 
 def test_a_marker_is_all_an_option_needs():
-    assert list(search.axes(Mixture)) == ["depth", "kind", "on", "even"]
-    space = search.chosen(["depth", "kind", "even", "on"], Mixture())
-    assert [axis.name for axis in space] == ["even", "on", "kind", "depth"]
+    assert list(space.axes(Mixture)) == ["depth", "kind", "on", "even"]
+    found = space.chosen(["depth", "kind", "even", "on"], Mixture())
+    assert [axis.name for axis in found] == ["even", "on", "kind", "depth"]
     for given, expected in [
         ({"on": False, "even": 4}, {"on": False, "even": 4}),
         ({"on": True, "even": 4, "kind": "c"}, {"on": True, "even": 4, "kind": "c"}),
         ({"on": True, "even": 2, "kind": "b", "depth": 3},) * 2,
     ]:
         assert (
-            search.suggest(FixedTrial(given | {"kind": "b"} | given), space, Mixture()) == expected
+            space.suggest(FixedTrial(given | {"kind": "b"} | given), found, Mixture()) == expected
         )
     drawn = optuna.create_study(sampler=optuna.samplers.RandomSampler(0))
-    values = {search.suggest(drawn.ask(), space, Mixture())["even"] for _ in range(50)}
+    values = {space.suggest(drawn.ask(), found, Mixture())["even"] for _ in range(50)}
     assert values == {2, 4, 6}
 
 
@@ -127,7 +130,7 @@ def test_a_marker_is_all_an_option_needs():
     ],
 )
 def test_words_narrow_an_axis(word: str, axis: str):
-    assert [str(found) for found in search.chosen([word], Config())] == [axis]
+    assert [str(found) for found in space.chosen([word], Config())] == [axis]
 
 
 BAD = [
@@ -175,7 +178,7 @@ def test_bad_input(
     call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, says: str
 ):
     monkeypatch.chdir(tmp_path)
-    ended = call(*QUICK, *words.split(), main=sweep.main)
+    ended = call(*QUICK, *words.split(), main=command.main)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("error: ")
     assert ended.err.count("\n") == 1
@@ -188,7 +191,7 @@ def test_bad_input(
 def test_a_missing_driver_is_named(call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "psycopg2", None)
     url = "postgresql+psycopg2://me:secret@host/x"
-    ended = call(*QUICK, "--out", tmp_path, "--storage", url, main=sweep.main)
+    ended = call(*QUICK, "--out", tmp_path, "--storage", url, main=command.main)
     assert ended.code == 2
     assert "needs the driver 'psycopg2', which is not installed" in ended.err
     assert "secret" not in ended.err
@@ -202,9 +205,9 @@ def test_passwords_are_hidden():
 
 def test_help_names_every_option(call: Command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "100")
-    ended = call("--help", main=sweep.main)
+    ended = call("--help", main=command.main)
     assert ended.code == 0
-    for name in sweep.Options.__dataclass_fields__:
+    for name in command.Options.__dataclass_fields__:
         shown = re.search(rf"^. {cli.flag(name)}[ ,]", ended.out, re.M) is not None
         assert shown == (name not in ("steps", "resume"))
     assert "a free runs/" not in ended.out
@@ -266,10 +269,10 @@ def test_a_hopeless_trial_is_pruned(call: Command, tmp_path: Path, made_up):
     made_up(0.125, lambda config, step: 1.0 if config.alpha < 6 else 9.0)
     words = [*TINY, "--budget", 1, "--slices", 8, "--startup", 1, "--out", tmp_path]
     words += ["--search", "alpha=0.5:12"]
-    assert call(*words, "--trials", 1, main=sweep.main).code == 0
+    assert call(*words, "--trials", 1, main=command.main).code == 0
     study_at(tmp_path).enqueue_trial({"alpha": 9.0})
     study_at(tmp_path).enqueue_trial({"alpha": 5.0})
-    ended = call(*words, "--trials", 3, main=sweep.main)
+    ended = call(*words, "--trials", 3, main=command.main)
     assert ended.code == 0, ended.err
     good, bad, fair = study_at(tmp_path).trials
     assert [t.params["alpha"] for t in (good, bad, fair)] == [4, 9, 5]
@@ -286,7 +289,7 @@ def test_an_impossible_combination_is_pruned(
     call: Command, tmp_path: Path, text: Path, axis: str, says: str
 ):
     words = [*QUICK, "--data", text, "--study", "count", "--trials", 2]
-    ended = call(*words, "--out", tmp_path, "--search", axis, main=sweep.main)
+    ended = call(*words, "--out", tmp_path, "--search", axis, main=command.main)
     assert ended.code == 0
     assert states(study_at(tmp_path)) == ["PRUNED", "PRUNED"]
     assert ended.err.count(": not possible (") == 2
@@ -298,7 +301,7 @@ def test_an_impossible_combination_is_pruned(
 def test_an_update_longer_than_the_budget_is_not_possible(call: Command, tmp_path: Path, made_up):
     made_up(2.0, lambda config, step: 1.0)
     words = [*QUICK, "--trials", 1, "--out", tmp_path, "--search", "alpha"]
-    assert "one update takes longer than the budget" in call(*words, main=sweep.main).err
+    assert "one update takes longer than the budget" in call(*words, main=command.main).err
     assert states(study_at(tmp_path)) == ["PRUNED"]
 
 
@@ -311,7 +314,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swept")
     words = ["--trials", "5", "--out", str(folder), "--json", str(folder / "all.json")]
     words += ["--search", "alpha", "learning_rate", "rule", "sigma_shift"]
-    assert sweep.main([*QUICK, *words]) == 0
+    assert command.main([*QUICK, *words]) == 0
     return folder
 
 
@@ -320,7 +323,7 @@ def test_a_sweep_leaves_what_it_promises(swept: Path):
     assert states(study) == ["COMPLETE"] * 5
     assert {path.name for path in swept.iterdir() if path.is_file()} == {
         *("study.db", "best.json", "all.json"),
-        *(f"{name}.png" for name in sweep_plot.PICTURES),
+        *(f"{name}.png" for name in pictures.PICTURES),
     }
     first = study.trials[0].params  # the options as given
     assert first == {"rule": "sign", "sigma_shift": 4, "alpha": 4.0}
@@ -357,7 +360,7 @@ def test_options_of_a_trial_train_the_same_bits(
     first = study.trials[0]
     assert first.params["rule"] == "sign"  # whose bits do not depend on --steps
     kept = checkpoint.load(swept / "trial-0000" / "checkpoint.safetensors")
-    (tmp_path / "first.json").write_bytes(sweep_report.best_options(study, first, {}))
+    (tmp_path / "first.json").write_bytes(report.best_options(study, first, {}))
     ended = call("--config", tmp_path / "first.json", "--steps", kept.step, "--out", tmp_path / "a")
     assert ended.signature == checkpoint.signature(kept.weights)
     assert kept.step == first.user_attrs["updates"]
@@ -365,16 +368,16 @@ def test_options_of_a_trial_train_the_same_bits(
 
 def test_a_rerun_goes_on_to_the_total(call: Command, tmp_path: Path):
     words = [*QUICK, "--out", tmp_path, "--search", "alpha", "--study", "mine"]
-    assert call(*words, "--trials", 2, main=sweep.main).code == 0
+    assert call(*words, "--trials", 2, main=command.main).code == 0
     before = [t.value for t in study_at(tmp_path, "mine").trials]
-    ended = call(*words, "--trials", 3, main=sweep.main)
+    ended = call(*words, "--trials", 3, main=command.main)
     assert ended.code == 0
     assert "trials: 2 of 3 done" in ended.out
     assert ended.err.count("\n") == 1
     assert ended.err.startswith("3/3 · trial 2: ")
     after = [t.value for t in study_at(tmp_path, "mine").trials]
     assert (len(after), after[:2]) == (3, before)
-    again = call(*words, "--trials", 3, main=sweep.main)
+    again = call(*words, "--trials", 3, main=command.main)
     assert (again.code, again.err) == (0, "")
 
 
@@ -389,7 +392,7 @@ def test_a_rerun_goes_on_to_the_total(call: Command, tmp_path: Path):
 )
 def test_other_options_do_not_join(call: Command, swept: Path, words: list[object], says: str):
     same = ["--search", "alpha", "learning_rate", "rule", "sigma_shift"]
-    ended = call(*QUICK, "--out", swept, *same, *words, "--trials", 9, main=sweep.main)
+    ended = call(*QUICK, "--out", swept, *same, *words, "--trials", 9, main=command.main)
     assert (ended.code, ended.out) == (2, "")
     assert says in ended.err
     assert finished(study_at(swept)) == 5
@@ -399,10 +402,10 @@ def test_other_text_does_not_join(call: Command, tmp_path: Path, text: Path):
     data = tmp_path / "words.txt"
     data.write_bytes(text.read_bytes())
     words = [*QUICK, "--data", data, "--out", tmp_path / "sweep", "--search", "group_size=6"]
-    assert call(*words, "--trials", 1, main=sweep.main).code == 0
+    assert call(*words, "--trials", 1, main=command.main).code == 0
     with data.open("a") as file:
         file.write("one more line\n" * 50)
-    ended = call(*words, "--trials", 2, main=sweep.main)
+    ended = call(*words, "--trials", 2, main=command.main)
     assert ended.code == 2
     assert "study 'words' was begun with text" in ended.err
 
@@ -410,7 +413,7 @@ def test_other_text_does_not_join(call: Command, tmp_path: Path, text: Path):
 def test_other_threads_may_join(call: Command, swept: Path):
     words = [*QUICK, "--out", swept, "--threads", 2, "--trials", 5]
     words += ["--search", "sigma_shift", "rule", "learning_rate", "alpha"]
-    assert call(*words, main=sweep.main).code == 0
+    assert call(*words, main=command.main).code == 0
 
 
 def took_part(study: optuna.Study) -> set[str]:
@@ -483,19 +486,19 @@ def test_a_trial_that_was_taken_for_dead_is_left_alone(call: Command, tmp_path: 
 
     made_up(0.125, value)
     words = [*TINY, "--budget", 1, "--slices", 8, "--trials", 2, "--out", tmp_path]
-    ended = call(*words, "--search", "alpha", main=sweep.main)
+    ended = call(*words, "--search", "alpha", main=command.main)
     assert ended.code == 0, ended.err
     assert states(study_at(tmp_path)) == ["FAIL", "COMPLETE", "COMPLETE"]
 
 
 def test_a_trial_beyond_the_total_is_given_back(tmp_path: Path):
     """Of workers that ask at the same time, those with the lowest numbers may go on."""
-    given = sweep.options_from([*QUICK, "--trials", "1", "--out", str(tmp_path)])
-    plan = sweep.planned(given)
+    given = command.options_from([*QUICK, "--trials", "1", "--out", str(tmp_path)])
+    plan = command.planned(given)
     study = optuna.create_study()
     study.ask()
-    with pytest.raises(sweep.Surplus):
-        sweep.objective(study.ask(), plan, lambda: None)
+    with pytest.raises(command.Surplus):
+        command.objective(study.ask(), plan, lambda: None)
 
 
 def wait_for(process: subprocess.Popen[str], line: str) -> str:
@@ -534,7 +537,7 @@ def test_a_signal_keeps_finished_trials(
     assert best["validation"] == study.best_value
     broken = {t.number for t in study.trials if t.state == TrialState.FAIL and t.params}
     assert not list(tmp_path.glob(".probe-*"))
-    assert call(*words[:-2], "--trials", done + 2, main=sweep.main).code == 0
+    assert call(*words[:-2], "--trials", done + 2, main=command.main).code == 0
     study = study_at(tmp_path)
     assert finished(study) == done + 2
     again = {t.user_attrs["retry"]: t.params for t in study.trials if "retry" in t.user_attrs}
@@ -556,7 +559,7 @@ def test_killed_and_run_again(call: Command, tmp_path: Path, kind: str):
         process.communicate(timeout=30)
     left = [t for t in study_at(tmp_path).trials if t.state == TrialState.RUNNING]
     done = finished(study_at(tmp_path))
-    assert call(*words, "--trials", done + 1, main=sweep.main).code == 0
+    assert call(*words, "--trials", done + 1, main=command.main).code == 0
     study = study_at(tmp_path)
     assert finished(study) == done + 1
     assert "RUNNING" not in states(study)
@@ -583,7 +586,7 @@ def test_a_foreign_study_is_left_alone(call: Command, tmp_path: Path):
     storage = f"sqlite:///{tmp_path / 'study.db'}"
     foreign = optuna.create_study(storage=storage, study_name="count")
     foreign.tell(foreign.ask(), 1.0)
-    ended = call(*QUICK, "--out", tmp_path, main=sweep.main)
+    ended = call(*QUICK, "--out", tmp_path, main=command.main)
     assert ended.code == 2
     assert "study 'count' was begun with" in ended.err
     assert states(foreign) == ["COMPLETE"]
@@ -603,4 +606,4 @@ def test_pictures_of_equal_values(tmp_path: Path):
 
 def test_an_unknown_axis_raises_in_code_too():
     with pytest.raises(InputError, match="did you mean rank"):
-        search.chosen(["rnk"], Config())
+        space.chosen(["rnk"], Config())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eggroll import run, whitening
 from eggroll.config import RECIPES, Config
-from eggroll.model import egg
+from eggroll.networks import egg
 from eggroll.whitening import ONE, TOP, WhitenedRule
 
 MOST, LEAST = 2**31 - 1, -(2**31)

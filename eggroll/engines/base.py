@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from eggroll.credit import Chance, Crediting
-from eggroll.model import Program, Weights
+from eggroll.credit import Crediting, CreditNoise
 from eggroll.noise import Slices
+from eggroll.program import Program, Weights
 
 
 class Engine(ABC):
@@ -27,12 +27,12 @@ class Engine(ABC):
         self.slab = slab
 
     @classmethod
-    def missing(cls) -> str:
+    def unavailable_because(cls) -> str:
         """Why the engine cannot run on this machine; empty if it can."""
         return ""
 
     @property
-    def path(self) -> str:
+    def description(self) -> str:
         """What the engine runs on, for the run's first line."""
         return self.name
 
@@ -68,7 +68,7 @@ class Engine(ABC):
         self,
         prepared: Any,
         noise: Slices,
-        chance: Chance,
+        credit_noise: CreditNoise,
         how: Crediting,
         tokens: mx.array,
         targets: mx.array,

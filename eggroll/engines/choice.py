@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from eggroll.engines.base import Engine
 from eggroll.engines.cpu import CpuEngine
-from eggroll.engines.cuda import CudaEngine
-from eggroll.engines.metal import MetalEngine
-from eggroll.engines.portable import PortableEngine
+from eggroll.engines.cuda.engine import CudaEngine
+from eggroll.engines.metal.engine import MetalEngine
+from eggroll.engines.portable.engine import PortableEngine
 from eggroll.errors import InputError
-from eggroll.model import Program
+from eggroll.program import Program
 
 # Fastest first: `auto` takes the first that is available.
 ENGINES: dict[str, type[Engine]] = {
@@ -22,7 +22,9 @@ ENGINES: dict[str, type[Engine]] = {
 def lacks(name: str, credit: bool = False) -> str:
     """Why an engine cannot run here, with token credit if asked; empty if it can."""
     engine = ENGINES[name]
-    return engine.missing() or ("it has no token credit" if credit and not engine.credits else "")
+    return engine.unavailable_because() or (
+        "it has no token credit" if credit and not engine.credits else ""
+    )
 
 
 def available(credit: bool = False) -> dict[str, str]:

@@ -11,11 +11,11 @@ import mlx.core as mx
 
 from eggroll import _extension
 from eggroll import fixed_point as fx
-from eggroll.credit import Chance, Crediting
+from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines.base import Engine
 from eggroll.errors import InputError
-from eggroll.model import OPERATIONS, Program, Weights
 from eggroll.noise import Slices
+from eggroll.program import OPERATIONS, Program, Weights
 
 LANES = 32  # members of a block
 KINDS = list(OPERATIONS)  # an operation's code in C++ is its place in the table
@@ -27,7 +27,7 @@ class CpuEngine(Engine):
     name: ClassVar[str] = "cpu"
 
     @classmethod
-    def missing(cls) -> str:
+    def unavailable_because(cls) -> str:
         try:
             _extension.load()
         except InputError as error:
@@ -72,7 +72,7 @@ class CpuEngine(Engine):
         )
 
     @property
-    def path(self) -> str:
+    def description(self) -> str:
         threads = self.threads or self._native.default_threads()
         return (
             f"cpu ({self._native.isa()}, {threads} thread{'s' * (threads > 1)}, "
@@ -97,7 +97,7 @@ class CpuEngine(Engine):
         self,
         prepared: Any,
         noise: Slices,
-        chance: Chance,
+        credit_noise: CreditNoise,
         how: Crediting,
         tokens: mx.array,
         targets: mx.array,
@@ -112,8 +112,8 @@ class CpuEngine(Engine):
             credit_shift=how.credit_shift,
         )
         scores, after, *Z = self._native.credit(
-            self._plan, prepared, noise.table, noise.starts, noise.shift, chance.signs,
-            chance.draws, native, tokens, targets, state, self.threads, self.slab,
+            self._plan, prepared, noise.table, noise.starts, noise.shift, credit_noise.signs,
+            credit_noise.draws, native, tokens, targets, state, self.threads, self.slab,
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
         return scores, after, dict(zip(names, Z, strict=True))

@@ -19,12 +19,12 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import engines
+from eggroll.baseline.float_numpy import gradient
 from eggroll.config import RECIPES, Config
 from eggroll.credit import Estimator
-from eggroll.data import load_corpus
-from eggroll.es import pair_fitness
-from eggroll.float_numpy import gradient
-from eggroll.model import initial_weights
+from eggroll.data.streams import load_corpus
+from eggroll.fitness import pair_fitness
+from eggroll.networks import initial_weights
 from eggroll.run import new_population, rule
 
 SHIFTS = (3, 4, 5)  # compared at each of --ranks

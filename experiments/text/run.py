@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from eggroll import adamw, plot, runlog, train
-from eggroll.backprop import Options
+from eggroll.baseline.backprop import Options
 from eggroll.config import RECIPES, from_dict
 from eggroll.errors import InputError
-from eggroll.trial import updates_within
+from eggroll.sweep.trial import updates_within
 
 WHAT = (*RECIPES, "adamw")
 

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "metal"))
 import emulator as metal
 from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError
 
-from eggroll.engines.cuda_plan import SHARED
-from eggroll.engines.cuda_source import Source
+from eggroll.engines.cuda.plan import SHARED
+from eggroll.engines.cuda.source import Source
 
 HERE = Path(__file__).parent
 METAL = HERE.parent / "metal"

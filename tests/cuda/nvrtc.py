@@ -50,7 +50,7 @@ def library_path() -> Path | None:
     return min(found, default=None)
 
 
-def missing() -> str:
+def unavailable_because() -> str:
     """Why nothing can be compiled here; empty if it can."""
     path = library_path()
     if path is None:

@@ -17,7 +17,7 @@ import mlx.core as mx
 from emulator import FLAGS, FORWARD, HERE, Emulator, build, clang, entry
 from networks import random_case
 
-from eggroll.engines.metal import MetalEngine
+from eggroll.engines.metal.engine import MetalEngine
 
 COUNTED = ("-O2", "-fno-vectorize", "-fno-slp-vectorize", "-DEMU_COUNT")
 HOOKS = ("-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0")

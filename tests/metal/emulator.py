@@ -25,8 +25,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from eggroll.engines.metal_launch import compiled
-from eggroll.engines.metal_text import Source
+from eggroll.engines.gpu.launch import compiled
+from eggroll.engines.gpu.text import Source
 
 HERE = Path(__file__).parent
 FORWARD, REVERSE, SHUFFLED = range(3)
@@ -62,7 +62,7 @@ def shared_sanitizers(compiler: str) -> tuple[str, ...]:
     return ("-shared-libasan", f"-Wl,-rpath,{found.parent}") if found.is_absolute() else ()
 
 
-def missing() -> str:
+def unavailable_because() -> str:
     """Why kernels cannot be emulated here; empty if they can."""
     if sys.platform != "linux":
         return "the Metal kernels are emulated on Linux only"

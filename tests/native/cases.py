@@ -12,7 +12,7 @@ from networks_credit import credited_case
 
 from eggroll import fixed_point as fx
 from eggroll.engines.cpu import KINDS, lookup_tables
-from eggroll.es import vote_threshold
+from eggroll.rules import vote_threshold
 
 UPDATES, Z_Q4 = 3, 8
 

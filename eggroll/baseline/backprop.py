@@ -1,0 +1,217 @@
+"""Back-propagation: the options of eggroll.adamw and one update of its weights.
+
+Gradients go back through the T tokens of an update; the state is carried on to the next one, as in
+eggroll.train. Letters: S streams, T tokens per update.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import mlx.core as mx
+import mlx.optimizers as optim
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+from eggroll import cli
+from eggroll.baseline.float_twin import Leaves, Twin, by_token, real
+from eggroll.checkpoint import Arrays
+from eggroll.cli import Range
+from eggroll.config import BYTES, FREE, GIB, place
+from eggroll.errors import InputError
+from eggroll.networks import Gates, egg, initial_weights
+from eggroll.program import Program
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a run of the baseline; those that eggroll.train has mean the same here."""
+
+    data: Annotated[str, tyro.conf.arg(metavar="NAME|FILE|DIR")] = "stdlib"
+    """stdlib, count, tinystories, minipile, or the path of a text file or a folder of them."""
+    steps: Annotated[int, Range(1, 10**9), FREE] = 1500
+    """Updates; with --resume the new total."""
+    streams: Annotated[int, Range(1, 1 << 20)] = 128
+    """Streams read side by side: the batch."""
+    seq_len: Annotated[int, Range(1, 1 << 16)] = 16
+    """Tokens every stream gives per update, and how far gradients go back."""
+    layers: Annotated[int, Range(0, 256)] = 1
+    """Blocks of GRU and MLP."""
+    width: Annotated[int, Range(1, 8191)] = 64
+    """Activations of a layer."""
+    gates: Gates = "clip"
+    """What squashes the GRU's gates: the clip itself, or sigmoid and tanh."""
+    learning_rate: Annotated[float, Range(0, 64, above=True)] = 0.1
+    """Step of a weight per update at its highest, where weights begin as N(0, 1)."""
+    warmup: Annotated[float, Range(0, 1)] = 0.02
+    """Share of the updates over which the learning rate rises."""
+    decay: Literal["cosine", "linear", "none"] = "cosine"
+    """How it falls over all updates."""
+    floor: Annotated[float, Range(0, 1)] = 0.01
+    """Share of the learning rate that is left at the end."""
+    weight_decay: Annotated[float, Range(0, 64)] = 0.01
+    """Decay of matrices per update, times the learning rate."""
+    beta1: Annotated[float, Range(0, 0.99999)] = 0.9
+    """Memory of the gradient's mean."""
+    beta2: Annotated[float, Range(0, 0.99999)] = 0.95
+    """Memory of the gradient's square."""
+    clip_norm: Annotated[float, Range(0, 10**6)] = 1.0
+    """Longest gradient, all leaves together, in bits per token and 1.0 of a weight; 0: any."""
+    vocabulary: Annotated[int, Range(2, 1 << 16)] = 16
+    """Data count: symbols, the mark included."""
+    count_steps: tuple[int, ...] = (1,)
+    """Data count: the steps it counts in; every stream keeps to one."""
+    seed: Annotated[int, Range(0, (1 << 63) - 1)] = 0
+    """Of everything random: first weights, count streams, samples."""
+
+    threads: Annotated[int, Range(0, 1024), FREE] = 0
+    """Threads where a CPU computes; 0 is all cores. They change roundings of the sums."""
+    validate_every: Annotated[int, Range(0, 10**9), FREE] = 25
+    """Updates between validations; 0 only at the end."""
+    val_tokens: Annotated[int, Range(1, 1 << 40), FREE] = 1 << 17
+    """Tokens of the validation split that a validation reads at most."""
+    checkpoint_every: Annotated[int, Range(0, 10**9), FREE] = 50
+    """Updates between checkpoints; 0 only at the start and the end."""
+    sample_bytes: Annotated[int, Range(0, 1 << 20), FREE] = 512
+    """Tokens of each sample written at the end; 0 for none."""
+
+    out: Annotated[str, place("DIR")] = ""
+    """Folder for the run; a free runs/adamw-<data>-<number> if none is given."""
+    resume: Annotated[str, place("DIR")] = ""
+    """Folder of a run to go on with, under its own options."""
+    config: Annotated[str, place("FILE.json")] = ""
+    """File with options, such as a run's config.json; those given here win over it."""
+
+    def program(self) -> Program:
+        """The network that these options declare, as eggroll.train declares it."""
+        symbols = self.vocabulary if self.data == "count" else BYTES
+        return egg(symbols, self.width, self.layers, self.gates)
+
+    def check(self) -> None:
+        """Looks at every option, before any work is done.
+
+        Raises:
+            InputError: an option is out of its range, or two do not go together.
+        """
+        cli.check_ranges(self)
+        if not self.count_steps:
+            raise InputError("--count-steps is empty: at least one is needed; try --count-steps 1.")
+        needed = self.memory(self.program())
+        present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > present:
+            raise InputError(
+                f"--width {self.width}, --layers {self.layers}, --streams {self.streams} and "
+                f"--seq-len {self.seq_len} need some {needed / GIB:.1f} GiB and this machine has "
+                f"{present / GIB:.1f}: make one of them smaller."
+            )
+
+    def memory(self, program: Program) -> int:
+        """A low estimate of the bytes a run takes at its height."""
+        weights = sum(math.prod(leaf.shape) for leaf in program.leaves)
+        values = sum(sum(stage.registers) for stage in program.stages) + program.vocabulary
+        return 4 * (4 * weights + self.streams * self.seq_len * values)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of update `step` (0, 1, ...): rises, then falls to its floor."""
+        warm = self.warmup * self.steps
+        if step + 1 < warm:
+            return self.learning_rate * (step + 1) / warm
+        progress = min((step + 1 - warm) / max(self.steps - warm, 1), 1)
+        left = {
+            "cosine": (1 + math.cos(math.pi * progress)) / 2,
+            "linear": 1 - progress,
+            "none": 1.0,
+        }[self.decay]
+        return self.learning_rate * (self.floor + (1 - self.floor) * left)
+
+
+class Trainer:
+    """Weights, AdamW's memory and the recurrent state, and one update of all three.
+
+    weights: float32 leaves in declared order, of any size, where int8 ends at +-127/16; state:
+    float32 [S, state_size]; step: updates done. A run repeats bit for bit on one machine with equal
+    threads, not across machines: these are floats.
+    """
+
+    def __init__(self, options: Options, twin: Twin) -> None:
+        self.options, self.twin, self.step = options, twin, 0
+        self.weights = real(initial_weights(twin.program, options.seed))
+        self.state = mx.zeros((options.streams, twin.program.state_size))
+        kinds = {"matrices": 2, "vectors": 1}
+        names = {k: [n for n, w in self.weights.items() if w.ndim == d] for k, d in kinds.items()}
+        self.names = {kind: of_kind for kind, of_kind in names.items() if of_kind}
+        self.optimizers = {
+            kind: optim.AdamW(
+                options.learning_rate,
+                betas=[options.beta1, options.beta2],
+                weight_decay=options.weight_decay if kind == "matrices" else 0.0,
+                bias_correction=True,
+            )
+            for kind in self.names
+        }
+        for kind, optimizer in self.optimizers.items():
+            optimizer.init({kind: self._joined(self.weights, kind)})
+
+    def _joined(self, leaves: Leaves, kind: str) -> mx.array:
+        """All leaves of a kind in one array, as many small operations would cost more."""
+        return mx.concatenate([leaves[name].reshape(-1) for name in self.names[kind]])
+
+    def _parted(self, joined: mx.array, kind: str) -> Leaves:
+        old = [self.weights[name] for name in self.names[kind]]
+        ends = np.cumsum([w.size for w in old]).tolist()
+        parts = zip(self.names[kind], old, mx.split(joined, ends[:-1]), strict=True)
+        return {name: part.reshape(w.shape) for name, w, part in parts}
+
+    def update(self, tokens: NDArray[np.int32], targets: NDArray[np.int32]) -> float:
+        """Makes one update from tokens and targets, int32 [S, T]; returns bits per token before."""
+        loss, self.state, gradient = self.twin.gradient(
+            self.weights, by_token(tokens), by_token(targets), self.state
+        )
+        slopes = {kind: self._joined(gradient, kind) for kind in self.names}
+        if self.options.clip_norm:
+            clip: Any = optim.clip_grad_norm  # ships no types
+            slopes, _ = clip(slopes, self.options.clip_norm)
+        moved: Leaves = {}
+        for kind, optimizer in self.optimizers.items():
+            optimizer.learning_rate = self.options.rate(self.step)
+            before = {kind: self._joined(self.weights, kind)}
+            after = optimizer.apply_gradients({kind: slopes[kind]}, before)
+            moved |= self._parted(after[kind], kind)
+        self.weights = {name: moved[name] for name in self.weights}
+        self.step += 1
+        mx.eval(loss, self.weights, self.state, [o.state for o in self.optimizers.values()])
+        return float(np.array(loss))
+
+    def arrays(self) -> Arrays:
+        """All that changes, float32: weights/ by leaf, state, and AdamW's memory, m/ and v/."""
+        out = {"state": np.array(self.state)}
+        out |= {f"weights/{name}": np.array(w) for name, w in self.weights.items()}
+        for kind, optimizer in self.optimizers.items():
+            out |= {f"{part}/{kind}": np.array(optimizer.state[kind][part]) for part in ("m", "v")}
+        return out
+
+    def restore(self, arrays: Mapping[str, Any], step: int, source: str) -> None:
+        """Goes back to what `arrays` gave after `step` updates.
+
+        Raises:
+            InputError: the arrays do not fit the network.
+        """
+        needed = {name: a.shape for name, a in self.arrays().items()}
+        found = {name: a.shape for name, a in arrays.items() if a.dtype == np.float32}
+        for name in sorted(needed.keys() | arrays.keys()):
+            if needed.get(name) != found.get(name):
+                raise InputError(
+                    f"{source} has {found.get(name, 'no float32 array')} as {name!r} where its "
+                    f"options need {needed.get(name, 'none')}: it is not from this version of the "
+                    "network, so start a new run."
+                )
+        self.step, self.state = step, mx.array(arrays["state"])
+        self.weights = {name: mx.array(arrays[f"weights/{name}"]) for name in self.weights}
+        for kind, optimizer in self.optimizers.items():
+            optimizer.state[kind] = {p: mx.array(arrays[f"{p}/{kind}"]) for p in ("m", "v")}
+            optimizer.state["step"] = mx.array(step, mx.uint64)

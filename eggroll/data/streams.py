@@ -1,0 +1,287 @@
+"""Corpora and the streams that training and validation read.
+
+Letters: S streams, T tokens per update, n positions of a stream, V vocabulary. Token 0 is the
+mark that begins a document; the network's recurrent state is zeroed on reading it.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import log2
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eggroll import rng
+from eggroll.data.corpora import HUB, Split, Text, read_hub, read_path, read_stdlib
+from eggroll.errors import InputError
+
+Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
+
+
+class Streams(ABC):
+    """S parallel streams, cut into updates of T tokens.
+
+    length: n, positions of a stream before it repeats or has shown all it has;
+    tokens_per_epoch: S * n.
+    """
+
+    def __init__(self, streams: int, seq_len: int, length: int) -> None:
+        self.streams, self.seq_len, self.length = streams, seq_len, length
+        self.tokens_per_epoch = streams * length
+
+    @abstractmethod
+    def batch(self, step: int) -> Batch:
+        """Tokens and targets of update `step` (0, 1, ...), each [S, T] int32, C-contiguous.
+
+        Update t reads positions t*T .. t*T + T - 1 of each stream; targets lie one further, but
+        for those of count's training documents. It is a function of step alone, so resuming needs
+        no state.
+        """
+
+
+class Corpus(ABC):
+    """A source of token streams.
+
+    name: as given to `load_corpus`; vocabulary: V; warmup: predictions at the start of each
+    validation stream that nothing could foresee and that are not scored; about: JSON-able facts
+    that tell one version of the data from another.
+    """
+
+    name: str
+    vocabulary: int
+    warmup: int
+    about: dict[str, Any]
+
+    @abstractmethod
+    def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
+        """Cuts a split into S = `streams` streams read `seq_len` = T tokens at a time.
+
+        Raises:
+            InputError: S or T is below 1, or the split is too small for them.
+        """
+
+    @abstractmethod
+    def entropies(self, split: Split) -> dict[str, float]:
+        """'unigram' and 'bigram', bits per token, of the split's own distribution.
+
+        Bigram is the entropy of a token given the one before it. A predictor that knows these
+        frequencies, and nothing else, scores them.
+        """
+
+
+def load_corpus(name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,)) -> Corpus:
+    """The corpus of that name: stdlib, count, tinystories, minipile, or a path of a file or folder.
+
+    A known name wins over a path: write ./count for a file of that name. `vocabulary` and `steps`
+    are those of count (see `CountCorpus`).
+
+    Raises:
+        InputError: unknown name, missing or unusable data, count options out of range.
+    """
+    if name == "count":
+        return CountCorpus(vocabulary, steps)
+    if name == "stdlib":
+        return TextCorpus(name, read_stdlib())
+    if name in HUB:
+        return TextCorpus(name, read_hub(name))
+    path = os.path.expanduser(name)
+    if not name or not os.path.exists(path):
+        raise InputError(
+            f"data {name!r} is unknown: give --data one of stdlib, count, {', '.join(HUB)}, or "
+            "the path of an existing file or folder."
+        )
+    return TextCorpus(name, read_path(path))
+
+
+class TextCorpus(Corpus):
+    """Bytes of text, V = 256: every document is the mark 0 followed by its bytes."""
+
+    def __init__(self, name: str, text: Text) -> None:
+        self.name, self.vocabulary, self.warmup, self.about = name, 256, 0, text.about
+        self._bytes: dict[Split, NDArray[np.uint8]] = {"train": text.train, "valid": text.valid}
+        self._entropies: dict[Split, dict[str, float]] = {}
+
+    def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
+        """Contiguous streams of equal length; `seed` has no part, as the cut knows no chance."""
+        _check_shape(streams, seq_len)
+        data = self._bytes[split]
+        if len(data) // streams < seq_len + 1:
+            raise InputError(
+                f"the {split} split of {self.name!r} ({len(data):,} bytes) is too small for "
+                f"{streams} streams of seq_len {seq_len}: at most {len(data) // (seq_len + 1)} "
+                "fit, so use a smaller --pop, a larger --group-size or a shorter --seq-len."
+            )
+        return TextStreams(data, streams, seq_len)
+
+    def entropies(self, split: Split) -> dict[str, float]:
+        """Plug-in entropies over all bytes of the split, marks included; computed once."""
+        if split not in self._entropies:
+            self._entropies[split] = _byte_entropies(self._bytes[split])
+        return dict(self._entropies[split])
+
+
+class TextStreams(Streams):
+    """Stream i reads data[i*n + p % n] at position p, with n = len(data) // S."""
+
+    def __init__(self, data: NDArray[np.uint8], streams: int, seq_len: int) -> None:
+        super().__init__(streams, seq_len, len(data) // streams)
+        self._rows = data[: self.tokens_per_epoch].reshape(streams, self.length)
+
+    def batch(self, step: int) -> Batch:
+        start = step * self.seq_len % self.length
+        end = start + self.seq_len + 1
+        block = self._rows[:, start:end]
+        if end > self.length:
+            block = np.concatenate([block, self._rows[:, : end - self.length]], axis=1)
+        return block[:, :-1].astype(np.int32, order="C"), block[:, 1:].astype(np.int32, order="C")
+
+
+class CountCorpus(Corpus):
+    """Counting: each symbol is the last one plus the document's own step, cycling over 1 .. V-1.
+
+    A document is the mark 0, a random start symbol, and so on. With several steps the next symbol
+    depends on the last two, so the state must remember. A validation stream is one endless
+    document, of which the first two predictions, of the start and of the step, are not scored.
+    Training streams show documents of max(V, 32) symbols, as who saw one beginning alone never
+    learns to begin. What no prefix can foretell is not asked for: the target is the least way on,
+    1 after the mark and the smallest step after the start, so the training loss can reach 0.
+
+    Raises:
+        InputError: V outside 2..65536, steps empty, repeated or outside 1 .. max(1, V-2).
+    """
+
+    def __init__(self, vocabulary: int, steps: Sequence[int]) -> None:
+        if not 2 <= vocabulary <= 65536:
+            raise InputError(f"count vocabulary {vocabulary} is out of range: use 2 to 65536.")
+        largest = max(1, vocabulary - 2)
+        if not steps or len(set(steps)) < len(steps):
+            raise InputError(
+                f"count steps {list(steps)} must be different and at least one: use distinct "
+                f"numbers from 1 to {largest}."
+            )
+        if wrong := [step for step in steps if not 1 <= step <= largest]:
+            raise InputError(
+                f"count steps {wrong} are out of range: with vocabulary {vocabulary} use 1 to "
+                f"{largest}, or a larger vocabulary."
+            )
+        self.name, self.vocabulary, self.warmup = "count", vocabulary, 2
+        self.steps = tuple(sorted(steps))
+        self.document = max(vocabulary, 32)
+        self.about = {
+            "vocabulary": vocabulary,
+            "steps": list(self.steps),
+            "document": self.document,
+        }
+
+    def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
+        """Streams whose starts and steps are a hash of (seed, split, stream, document)."""
+        _check_shape(streams, seq_len)
+        key = rng.key(seed, rng.COUNT, {"train": 1, "valid": 2}[split])
+        symbols = self.document if split == "train" else None
+        return CountStreams(self.vocabulary, self.steps, key, streams, seq_len, symbols)
+
+    def entropies(self, split: Split) -> dict[str, float]:
+        """Of the rule, not of a sample: log2 of the symbols, and log2 of the steps."""
+        return {"unigram": log2(self.vocabulary - 1), "bigram": log2(len(self.steps))}
+
+
+class CountStreams(Streams):
+    """Symbol 0 of a document is the mark, symbol p > 0 is 1 + (start + step * (p - 1)) % (V - 1).
+
+    symbols: of a training document, None for one without end. A stream's first document lacks up
+    to symbols - 1 of them, so that not all streams begin another in the same update. Length is the
+    mark and one whole cycle, V.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        steps: Sequence[int],
+        key: int,
+        streams: int,
+        seq_len: int,
+        symbols: int | None,
+    ) -> None:
+        super().__init__(streams, seq_len, vocabulary)
+        self.key, self.endless, self.symbols = key, symbols is None, symbols or 1 << 62
+        self.cycle, self.steps = vocabulary - 1, np.array(steps, np.int64)
+        self.number = 2 * np.arange(streams, dtype=np.uint64)
+        cut = rng.words(key, self.number + np.uint64(1)) >> np.uint64(32)
+        self.cut = (cut % np.uint64(symbols or 1)).astype(np.int64)
+        ramps = self.steps[:, None] * np.arange(seq_len + 1) % self.cycle
+        self.ramps = ramps.astype(np.int32)
+
+    def batch(self, step: int) -> Batch:
+        document, begin = np.divmod(step * self.seq_len + self.cut, self.symbols)
+        begin -= np.where(document == 0, self.cut, 0)
+        left = self.symbols - begin - np.where(document == 0, self.cut, 0)
+        rows = np.arange(self.streams)
+        tokens, targets = self._count(rows, document, begin)
+        while len(rows := rows[left[rows] < self.seq_len]):  # whose next document begins here
+            document, begin = document + 1, -left
+            news = self._count(rows, document[rows], begin[rows])
+            later = np.arange(self.seq_len) >= left[rows, None]
+            tokens[rows] = np.where(later, news[0], tokens[rows])
+            targets[rows] = np.where(later, news[1], targets[rows])
+            left = left + self.symbols
+        return tokens, targets
+
+    def _count(
+        self, rows: NDArray[np.int64], document: NDArray[np.int64], begin: NDArray[np.int64]
+    ) -> Batch:
+        """A document of each of these streams, whose symbol number `begin` is the first here.
+
+        begin: [rows]; below 0 the document begins later, and what stands before it is undefined.
+        """
+        index = (document.astype(np.uint64) << np.uint64(26)) + self.number[rows]
+        start = (rng.words(self.key, index) % np.uint64(self.cycle)).astype(np.int64)
+        chosen = rng.words(self.key, index + np.uint64(1)) % np.uint64(len(self.steps))
+        step = self.steps[chosen.astype(np.int64)]
+        # Reduced before it is multiplied, so that no update number can overflow.
+        base = (start + step * ((begin - 1) % self.cycle)) % self.cycle
+        symbols = self.ramps[chosen.astype(np.int64)] + (1 + base[:, None]).astype(np.int32)
+        symbols -= np.where(symbols > self.cycle, np.int32(self.cycle), np.int32(0))
+        tokens, targets = symbols[:, :-1].copy(), symbols[:, 1:].copy()
+        mark = np.flatnonzero((begin <= 0) & (begin > -self.seq_len))
+        tokens[mark, -begin[mark]] = 0
+        if not self.endless:
+            targets[mark, -begin[mark]] = 1
+            one = np.flatnonzero((begin <= 1) & (begin > 1 - self.seq_len))
+            place = one, 1 - begin[one]
+            targets[place] = 1 + (tokens[place] - 1 + self.steps[0]) % self.cycle
+        return tokens, targets
+
+
+def _check_shape(streams: int, seq_len: int) -> None:
+    if streams < 1:
+        raise InputError(
+            f"{streams} streams are too few: use a --pop of at least one --group-size."
+        )
+    if seq_len < 1:
+        raise InputError(f"--seq-len {seq_len} is out of range: use 1 or more.")
+
+
+def _byte_entropies(data: NDArray[np.uint8]) -> dict[str, float]:
+    pairs = np.zeros(65536, np.int64)
+    block = 1 << 16  # small enough to stay in cache, and a memory-mapped file out of memory
+    for start in range(0, len(data) - 1, block):
+        values = data[start : start + block + 1].astype(np.intp)
+        pairs += np.bincount(values[:-1] << 8 | values[1:], minlength=65536)
+    singles = np.zeros(256, np.int64)
+    for start in range(0, len(data), block):
+        singles += np.bincount(data[start : start + block], minlength=256)
+    before = pairs.reshape(256, 256).sum(axis=1)
+    return {"unigram": _entropy(singles), "bigram": _entropy(pairs) - _entropy(before)}
+
+
+def _entropy(counts: NDArray[np.int64]) -> float:
+    """Bits of the distribution with these counts; 0 of none."""
+    seen = counts[counts > 0]
+    if not len(seen):
+        return 0.0
+    share = seen / seen.sum()
+    return float(-(share * np.log2(share)).sum())

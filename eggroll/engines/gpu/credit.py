@@ -1,0 +1,254 @@
+"""Token credit on a GPU, once the tokens are scored: credits, their sums with the inputs, votes.
+
+Letters: P members, N pairs, T tokens, V vocabulary, K inputs of a leaf, Z votes; lanes are the
+pairs of whole threadgroups, N or a few more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from eggroll.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
+from eggroll.engines.gpu.credit_plan import CreditPlan, gains, row_shares, trace_work, vector_work
+from eggroll.engines.gpu.launch import LEAST, Launcher, Made, Shape, at_least
+from eggroll.engines.gpu.plan import StagePlan, shares
+from eggroll.engines.gpu.text import CreditKernels, Source
+from eggroll.engines.metal.credit_source import credit_kernels
+from eggroll.engines.metal.source import VOTE_SIDE
+from eggroll.noise import Slices
+from eggroll.program import Program
+
+THREADS = 128  # of a threadgroup in all of these kernels
+MOST_SHIFT = 27  # of a vector's noise at the largest sigma_shift
+
+
+def check_credit(
+    program: Program, rank: int, credit_noise: CreditNoise, how: Crediting, P: int, T: int
+) -> None:
+    """Raises ValueError for what a kernel would read beyond an array."""
+    leaves, N = program.leaves, P // 2
+    if rank != 1:
+        raise ValueError(f"noise is of rank {rank}: token credit has rank 1")
+    if credit_noise.signs.shape != (len(leaves), N, -(-T // 32)):
+        raise ValueError(f"signs are {credit_noise.signs.shape}, not [leaves, pairs, ceil(T / 32)]")
+    if credit_noise.draws.shape != (N, T):
+        raise ValueError(f"draws are {credit_noise.draws.shape}, not [pairs, T] = {(N, T)}")
+    if any(len(each) != len(leaves) for each in how[1:5]):
+        raise ValueError("crediting: one number per leaf is needed")
+    if any(not 0 <= s <= MOST_SHIFT and s != SILENT for s in how.shifts):
+        raise ValueError(f"crediting: shifts are 0..{MOST_SHIFT} or silent")
+    if any(not 0 <= g <= 15 for g in how.discounts) or not 0 <= how.credit_shift <= 16:
+        raise ValueError("crediting: discounts are 0..15, credit_shift 0..16")
+    for stage in program.stages:
+        for op in (op for op in stage.ops if op.leaf >= 0):
+            fitting = CreditKind.NONE, OF[op.kind][0], *[CreditKind.READOUT] * (op.kind == "score")
+            if how.kinds[op.leaf] not in fitting:
+                raise ValueError("crediting: a leaf's kind does not fit its operation")
+    for i, owner in enumerate(how.owners):
+        if not 0 <= owner < len(leaves):
+            raise ValueError("crediting: an owner is no leaf")
+        shape = leaves[owner].shape
+        if owner != i and (len(shape) != 2 or shape[0] != leaves[i].shape[0]):
+            raise ValueError("crediting: a leaf's owner has other outputs")
+        if owner != i and how.kinds[i] == CreditKind.TOKENS:
+            raise ValueError("crediting: an embedding owns its noise")
+
+
+class Work:
+    """What is computed after the stages of these plans, in lists that the kernels are given."""
+
+    def __init__(self, plans: Sequence[CreditPlan], kernels: CreditKernels | None = None) -> None:
+        self.kernels = kernels or credit_kernels()
+        self.plans, self.program, self.how = plans, plans[0].program, plans[0].how
+        self.gains = gains(list(plans))
+        traced = {i: plan for i, plan in enumerate(plans) if plan.traced}
+        self.traces = {i: trace_work(p, self.gains.of, VOTE_SIDE) for i, p in traced.items()}
+        vectors = vector_work(self.program, self.how, self.gains.of)
+        self.gain_list, self.vector_list = listed(self.gains.work), listed(vectors)
+        self.trace_lists = {i: listed(work.traces) for i, work in self.traces.items()}
+        self.tile_lists = {i: listed(work.tiles) for i, work in self.traces.items()}
+        self.vectors = len(vectors)
+
+
+def listed(rows: Sequence[tuple[int, ...]]) -> mx.array:
+    return mx.array(np.array(rows, np.int32))
+
+
+class Credited:
+    """What the stages left of some pairs, piece by piece of their tokens, and what it comes to.
+
+    tokens: int32 [P, T] of all pieces.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        work: Work,
+        noise: Slices,
+        credit_noise: CreditNoise,
+        tokens: mx.array,
+    ) -> None:
+        self.launcher, self.work, self.noise, self.credit_noise = (
+            launcher,
+            work,
+            noise,
+            credit_noise,
+        )
+        self.program, self.how, self.gains = work.program, work.how, work.gains
+        self.tokens = tokens.astype(mx.int32)
+        P, self.T = tokens.shape
+        self.N, M = P // 2, work.plans[0].members
+        self.lanes = -(-P // M) * M // 2
+        self.tapes: list[tuple[int, int, dict[int, mx.array]]] = []  # first token, tokens, stages
+        self.met: list[mx.array] = []  # int32 [products, T, lanes]
+        self.readout: mx.array | None = None
+
+    def outputs(self, T: int, plan: StagePlan) -> Made:
+        """Shapes and types of what a stage leaves of T tokens."""
+        assert isinstance(plan, CreditPlan)
+        K = plan.sizes[plan.readout.inputs[0]] if plan.readout else 0
+        return {
+            "tape": ((self.lanes * T * plan.tape_rows,), mx.int8),
+            "met": ((len(plan.traced), T, self.lanes), mx.int32),
+            "read": ((self.N, T, K), mx.int8),
+            "moved": ((self.N, T, 2), mx.int32),
+        }
+
+    def add(self, first: int, T: int, got: Sequence[dict[str, mx.array]]) -> None:
+        """Takes what the stages left of tokens first .. first + T - 1; counts their readout."""
+        self.tapes.append((first, T, {i: g["tape"] for i, g in enumerate(got) if "tape" in g}))
+        met = [g["met"].reshape(-1, T, self.lanes) for g in got if "met" in g]
+        self.met += [mx.concatenate(met)] if met else []
+        for plan, left in zip(self.work.plans, got, strict=True):
+            if plan.readout:
+                part = self._read(self.program.leaves[plan.readout.leaf].shape, left)
+                self.readout = part if self.readout is None else self.readout + part
+
+    def votes(self, scores: mx.array) -> dict[str, mx.array]:
+        """Z int32 of every leaf. scores: int16 [P, T] of all tokens."""
+        credits, sums = self._weigh(scores)
+        found: dict[int, mx.array] = {}
+        for stage in self.work.traces:
+            found |= self._matrices(stage, credits)
+        if self.work.vectors:
+            found |= self._vectors(sums)
+        out = {}
+        for i, leaf in enumerate(self.program.leaves):
+            kind = self.how.kinds[i]
+            if kind == CreditKind.READOUT:
+                assert self.readout is not None
+                found[i] = self.readout
+            elif kind == CreditKind.TOKENS:
+                found[i] = self._embedded(i, credits)
+            z = found[i] if i in found else mx.zeros(math.prod(leaf.shape), mx.int32)
+            out[leaf.name] = z.reshape(leaf.shape)
+        return out
+
+    def _weigh(self, scores: mx.array) -> tuple[mx.array, mx.array]:
+        """Credits int8 [credits, T, lanes] of tokens, and their clipped sums [credits, lanes]."""
+        C, words = len(self.gains.work), self.credit_noise.signs.shape[2]
+        sizes = [C, self.T, self.N, words, self.lanes, self.how.credit_shift]
+        met = mx.concatenate(self.met, axis=1) if self.met else mx.zeros(LEAST, mx.int32)
+        credits, sums = self._launch(
+            self.work.kernels.gains,
+            [
+                scores,
+                self.tokens,
+                self.credit_noise.signs,
+                self.noise.starts,
+                met,
+                self.noise.table,
+            ],
+            [self.work.gain_list],
+            sizes,
+            [((C, self.T, self.lanes), mx.int8), ((C, self.lanes), mx.int8)],
+            C * self.lanes,
+        )
+        return credits, sums
+
+    def _matrices(self, stage: int, credits: mx.array) -> dict[int, mx.array]:
+        """Leaf -> flat Z of the matrices of a stage."""
+        work, plan = self.work.traces[stage], self.work.plans[stage]
+        total: mx.array | None = None
+        for first, T, tapes in self.tapes:
+            sizes = [len(work.traces), work.inputs, self.N, T, first, self.T, plan.tape_rows]
+            sizes += [plan.members // 8, self.lanes // 4]
+            (sums,) = self._launch(
+                self.work.kernels.traces, [tapes[stage], credits], [self.work.trace_lists[stage]],
+                sizes,
+                [((self.N * work.inputs,), mx.int32)], work.fours * self.lanes,
+            )  # fmt: skip
+            total = sums if total is None else total + sums
+        assert total is not None
+        parts, share = shares(self.N, len(work.tiles))
+        (Z,) = self._launch(
+            self.work.kernels.matrices, [self.noise.table, self.noise.starts, total],
+            [self.work.tile_lists[stage]],
+            [self.N, share, work.votes, 4 + self.how.credit_shift],
+            [((parts, work.votes), mx.int32)], len(work.tiles) * THREADS, parts,
+        )  # fmt: skip
+        sizes = [math.prod(self.program.leaves[leaf].shape) for leaf in work.leaves]
+        ends = np.cumsum(sizes)[:-1].tolist()
+        return dict(zip(work.leaves, mx.split(Z.sum(axis=0), ends), strict=True))
+
+    def _vectors(self, sums: mx.array) -> dict[int, mx.array]:
+        """Leaf -> Z of the vectors; sums int8 [credits, lanes]."""
+        count = self.work.vectors
+        parts, share = shares(self.N, -(-count // THREADS))
+        (Z,) = self._launch(
+            self.work.kernels.vectors, [self.noise.table, self.noise.starts, sums],
+            [self.work.vector_list], [self.N, share, count, self.lanes],
+            [((parts, count), mx.int32)], count, parts,
+        )  # fmt: skip
+        leaves = [i for i, kind in enumerate(self.how.kinds) if kind == CreditKind.SCALAR]
+        ends = np.cumsum([self.program.leaves[i].shape[0] for i in leaves])[:-1].tolist()
+        return dict(zip(leaves, mx.split(Z.sum(axis=0), ends), strict=True))
+
+    def _embedded(self, leaf: int, credits: mx.array) -> mx.array:
+        """Z [V, D] of an embedding."""
+        begin = self.gains.of[leaf] * self.T * self.lanes
+        given = [self.noise.table, self.noise.starts[leaf], credits]
+        rest = [self.T, self.lanes, begin]
+        shape = self.program.leaves[leaf].shape
+        return self._rows(self.work.kernels.embedded, given, self.tokens[0::2], shape, rest)
+
+    def _read(self, shape: tuple[int, ...], left: dict[str, mx.array]) -> mx.array:
+        """Z [V, K] of the readout."""
+        return self._rows(self.work.kernels.read, [left["read"]], left["moved"], shape, [])
+
+    def _rows(
+        self,
+        source: Source,
+        given: Sequence[mx.array],
+        rows: mx.array,
+        shape: tuple[int, ...],
+        rest: Sequence[int],
+    ) -> mx.array:
+        """Sums of entries by the rows that they name; negative ones name none."""
+        (V, K), rows = shape, rows.reshape(-1)
+        order = mx.argsort(rows)
+        tasks = V * -(-K // 32)
+        parts, share = row_shares(rows.size, V * K)
+        (Z,) = self._launch(
+            source, [*given, rows[order], order.astype(mx.int32)], [],
+            [V, K, rows.size, share, *rest], [((parts, V, K), mx.int32)], 32 * tasks, parts,
+        )  # fmt: skip
+        return Z.sum(axis=0)
+
+    def _launch(
+        self,
+        source: Source,
+        given: Sequence[mx.array],
+        lists: Sequence[mx.array],
+        sizes: Sequence[int],
+        outputs: Sequence[tuple[Shape, mx.Dtype]],
+        threads: int,
+        parts: int = 1,
+    ) -> list[mx.array]:
+        grid = -(-threads // THREADS) * THREADS, parts, 1
+        inputs = [at_least(a) for a in (*given, *lists)] + [mx.array(list(sizes), mx.int32)]
+        return self.launcher(source, inputs, outputs, grid, (THREADS, 1, 1))

@@ -1,0 +1,383 @@
+"""How a stage runs on an Apple GPU: phases between barriers, where registers lie, what it costs.
+
+Letters: M members of a threadgroup, P members, T tokens, D width, V vocabulary, K inputs and O
+outputs of an operation, r rank. Nothing here needs MLX or a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+from eggroll.program import Op, Program, S, X
+
+ROW_KINDS = ("embed", "norm")  # one simdgroup per pair, as they look across a member's features
+PRODUCTS = ("linear", "score")
+MEMBERS = (32, 16, 8)  # that a threadgroup may hold
+SHARED_BYTES = 32768  # of threadgroup memory on every Apple GPU
+PAD = 32  # outputs and inputs of a packed matrix are multiples of it
+GAP = 4  # bytes after a row of M, so that rows begin in different banks
+FULL = 64  # threadgroups that keep a GPU of 40 cores busy, at least
+
+
+def padded(n: int) -> int:
+    """n rounded up to a multiple of PAD."""
+    return -(-n // PAD) * PAD
+
+
+@dataclass
+class Phase:
+    """Row operations, then a barrier, then operations that share output tiles, then a barrier."""
+
+    rows: list[Op] = field(default_factory=list)
+    tiles: list[Op] = field(default_factory=list)
+
+    @property
+    def products(self) -> list[Op]:
+        return [op for op in self.tiles if op.kind in PRODUCTS]
+
+
+def crossed(op: Op) -> tuple[int, ...]:
+    """Registers whose other elements the operation reads, not only the one it writes."""
+    return op.inputs if op.kind in (*PRODUCTS, *ROW_KINDS) else ()
+
+
+def phases(ops: list[Op], sizes: list[int]) -> list[Phase]:
+    """Operations in program order, cut where one needs what other lanes have just written."""
+    out = [Phase()]
+    for op in ops:
+        now = out[-1]
+        if op.kind in ROW_KINDS:
+            if now.tiles:
+                out.append(Phase())
+            out[-1].rows.append(op)
+        else:
+            if now.tiles and not joins(op, now.tiles, sizes):
+                out.append(Phase())
+            out[-1].tiles.append(op)
+    return out
+
+
+def joins(op: Op, tiles: list[Op], sizes: list[int]) -> bool:
+    """Whether `op` may share output tiles with `tiles`."""
+    written = {other.out for other in tiles}
+    read_across = {r for other in [*tiles, op] for r in crossed(other)}
+    alike = sizes[op.out] == sizes[tiles[0].out]
+    alone = "score" in (op.kind, tiles[-1].kind)
+    return alike and not alone and not read_across & (written | {op.out})
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A leaf in a stage's packed weights: byte offset, and its place among the leaves."""
+
+    offset: int
+    index: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A register's home: in threadgroup memory or in device memory, from row `row`."""
+
+    shared: bool
+    row: int
+
+
+class StagePlan:
+    """One stage for threadgroups of M members with noise of rank r (0: without noise).
+
+    nax: products by matmul2d, whose tiles are 16 x 16 n and lie in rows without gaps.
+    """
+
+    shared_bytes = SHARED_BYTES
+
+    def __init__(
+        self, program: Program, index: int, *, members: int, rank: int, nax: bool = False
+    ) -> None:
+        stage = program.stages[index]
+        self.program, self.stage, self.members = program, stage, members
+        self.rank, self.perturbed = rank, rank > 0
+        self.first, self.passes_on = index == 0, index < len(program.stages) - 1
+        self.sizes = stage.registers
+        self.phases = phases(stage.ops, self.sizes)
+        self.simdgroups = 8 if program.width >= 128 else 4
+        self.nax, self.stride = nax, members + (0 if nax else GAP)
+        self.scores = any(op.kind == "score" for op in stage.ops)
+        self.layout = self._layout()
+
+    def _layout(self) -> dict[int, Layout]:
+        """Program leaf -> its place; matrices of products are padded, the rest is as it is."""
+        out: dict[int, Layout] = {}
+        offset = 0
+        for op in self.stage.ops:
+            if op.leaf < 0 or op.leaf in out:
+                continue
+            shape = self.program.leaves[op.leaf].shape
+            out[op.leaf] = Layout(offset, len(out), shape)
+            size = shape[0] * (shape[1] if len(shape) == 2 else 1)
+            offset += padded(shape[0]) * padded(shape[1]) if op.kind in PRODUCTS else padded(size)
+        self.weight_bytes = offset
+        return out
+
+    def tiles(self, outputs: int) -> int:
+        """Rows of 8 outputs that a simdgroup computes at a time: 4, or fewer to use them all."""
+        if self.nax:
+            return 2
+        return next((n for n in (4, 2) if outputs >= 8 * n * self.simdgroups), 1)
+
+    def tile_count(self, outputs: int) -> int:
+        return -(-outputs // (8 * self.tiles(outputs)))
+
+    @cached_property
+    def lives(self) -> dict[int, tuple[int, int]]:
+        """Register in memory -> first and last half-phase (rows, tiles) in which it is needed."""
+        wrote: dict[int, int] = {}
+        read: dict[int, int] = {}
+        for i, phase in enumerate(self.phases):
+            for half, ops in ((2 * i, phase.rows), (2 * i + 1, phase.tiles)):
+                inside: set[int] = set()
+                for op in ops:
+                    for r in op.inputs:
+                        if half % 2 == 0 or r not in inside or r in crossed(op):
+                            read[r] = half
+                    inside.add(op.out)
+                    wrote.setdefault(op.out, half)
+        end = 2 * len(self.phases)
+        lives = {r: (wrote[r], read[r]) for r in read if r in wrote and r not in (X, S)}
+        return {r: (-1, end) for r in (X, S) if r in read or r in wrote} | lives
+
+    def kept(self, op: Op) -> bool:
+        """Whether an operation's result goes to memory, not only on to its own tile."""
+        return op.kind != "score" and op.out in self.lives
+
+    @cached_property
+    def traffic(self) -> dict[int, int]:
+        """Register -> bytes a member reads and writes of it per token."""
+        total = dict.fromkeys(self.lives, 0)
+        for phase in self.phases:
+            for op in (*phase.rows, *phase.tiles):
+                if op.out in total:
+                    total[op.out] += self.sizes[op.out]
+                for r in op.inputs:
+                    again = self.tile_count(self.sizes[op.out]) if op.kind in PRODUCTS else 1
+                    if r in total:
+                        total[r] += again * self.sizes[r]
+        return total
+
+    @property
+    def sums_bytes(self) -> int:
+        """Of x B, int32 [products of a phase][r][M]."""
+        most = max((len(phase.products) for phase in self.phases), default=0)
+        return 4 * most * self.rank * self.members if self.perturbed else 0
+
+    @property
+    def spare_bytes(self) -> int:
+        """A tile of products, int32 [16][M], of every simdgroup."""
+        products = any(phase.products for phase in self.phases)
+        return 4 * 16 * self.members * self.simdgroups if self.nax and products else 0
+
+    @property
+    def likelihood_bytes(self) -> int:
+        """Of sums of EXP2 per simdgroup and of what met its target, where there are scores."""
+        return (8 * self.simdgroups + 4) * self.members if self.scores else 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of threadgroup memory, for what a derived plan keeps besides."""
+        return 0
+
+    @property
+    def sums_shared(self) -> bool:
+        return self.sums_bytes <= self.shared_bytes // 4
+
+    @cached_property
+    def places(self) -> dict[int, Place]:
+        """Home of every register: those that are read most stay in threadgroup memory."""
+        fixed = self.spare_bytes + (self.sums_bytes if self.sums_shared else 0)
+        fixed += self.likelihood_bytes + self.kept_bytes
+        shared: set[int] = set()
+        for r in sorted(self.lives, key=lambda r: (-self.traffic[r] / self.sizes[r], r)):
+            if self.rows(self._pack(shared | {r})) * self.stride + fixed <= self.shared_bytes:
+                shared.add(r)
+        out = {r: Place(True, row) for r, row in self._pack(shared).items()}
+        rest = self._pack(set(self.lives) - shared)
+        return out | {r: Place(False, row) for r, row in rest.items()}
+
+    def _pack(self, registers: set[int]) -> dict[int, int]:
+        """First row of each register; registers that live at different times may share rows."""
+        rows: dict[int, int] = {}
+        for r in sorted(registers, key=lambda r: (self.lives[r], r)):
+            (begin, end), size = self.lives[r], padded(self.sizes[r])
+            taken = sorted(
+                (rows[o], rows[o] + padded(self.sizes[o]))
+                for o in rows
+                if self.lives[o][0] <= end and begin <= self.lives[o][1]
+            )
+            at = 0
+            for low, high in taken:
+                if at + size <= low:
+                    break
+                at = max(at, high)
+            rows[r] = at
+        return rows
+
+    def rows(self, packed: dict[int, int]) -> int:
+        return max((row + padded(self.sizes[r]) for r, row in packed.items()), default=0)
+
+    @property
+    def shared_rows(self) -> int:
+        return self.rows({r: p.row for r, p in self.places.items() if p.shared})
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Device memory of one threadgroup, for what threadgroup memory does not hold."""
+        rows = self.rows({r: p.row for r, p in self.places.items() if not p.shared})
+        return rows * self.stride + (0 if self.sums_shared else self.sums_bytes)
+
+    @property
+    def weights_read(self) -> float:
+        """Bytes of weights per member and token; an embedding's rows are not shared."""
+        D = self.program.width
+        embeddings = [op for op in self.stage.ops if op.kind == "embed"]
+        sizes = (padded(self.program.vocabulary * D) for _ in embeddings)
+        return (self.weight_bytes - sum(sizes)) / self.members + D * len(embeddings)
+
+    @property
+    def spilled(self) -> int:
+        """Bytes of registers in device memory, read and written per member and token."""
+        return sum(self.traffic[r] for r, place in self.places.items() if not place.shared)
+
+    @property
+    def barriers(self) -> int:
+        """Threadgroup barriers per token: after each half of a phase, and after the token."""
+        return 1 + sum(self.has_rows(p) + bool(p.tiles) for p in self.phases)
+
+    def has_rows(self, phase: Phase) -> bool:
+        return bool(phase.rows or (self.perturbed and phase.products))
+
+    @property
+    def noise_bytes(self) -> int:
+        """Bytes of the noise table that a pair reads per token."""
+        total = 0
+        for op in self.stage.ops:
+            if op.leaf < 0 or not self.perturbed:
+                continue
+            shape = self.program.leaves[op.leaf].shape
+            if op.kind == "embed":
+                total += self.rank * (shape[1] + 2)
+            else:
+                total += self.rank * sum(shape) if len(shape) == 2 else 2 * shape[0]
+        return total
+
+    @property
+    def macs(self) -> int:
+        """Int8 multiply-adds per member and token: W x, and the low-rank x B and A (x B)."""
+        total = 0
+        for op in self.stage.ops:
+            if op.kind in PRODUCTS:
+                O, K = self.program.leaves[op.leaf].shape
+                total += O * K + (self.rank * (O + K) if self.perturbed else 0)
+        return total
+
+
+def stage_plans(program: Program, *, members: int, rank: int, nax: bool = False) -> list[StagePlan]:
+    """A plan per stage for threadgroups of `members`."""
+    of = range(len(program.stages))
+    return [StagePlan(program, i, members=members, rank=rank, nax=nax) for i in of]
+
+
+def best_members(program: Program, rank: int, population: int, nax: bool = False) -> int:
+    """M for a network: the least traffic among those that give a GPU enough threadgroups."""
+
+    def streamed(members: int) -> float:
+        plans = stage_plans(program, members=members, rank=rank, nax=nax)
+        return sum(plan.weights_read + plan.spilled for plan in plans)
+
+    choice = [m for m in MEMBERS if m % 16 == 0 or not nax]
+    full = [m for m in choice if -(-population // m) >= FULL] or choice[-1:]
+    return min(full, key=streamed)
+
+
+class Cost(NamedTuple):
+    """What a stage takes: launches per update and chunk, the rest per member and token."""
+
+    launches: int
+    barriers: int  # of a threadgroup
+    macs: int  # int8 multiply-adds
+    weights: float  # bytes, M members share them
+    noise: float  # bytes, a pair shares them
+    registers: int  # bytes that do not stay in threadgroup memory
+    passed: int  # bytes from the stage before and to the next one
+
+
+def cost(plan: StagePlan) -> Cost:
+    """Counts of a stage, from the plan that its kernel is generated from."""
+    D = plan.program.width
+    return Cost(
+        launches=1,
+        barriers=plan.barriers,
+        macs=plan.macs,
+        weights=plan.weights_read,
+        noise=plan.noise_bytes / 2,
+        registers=plan.spilled,
+        passed=D * (not plan.first) + D * plan.passes_on,
+    )
+
+
+def count_table(program: Program, rank: int, population: int) -> str:
+    """Markdown: the cost of every kind of stage of a network, as docs/metal.md has it."""
+    M = best_members(program, rank, population)
+    return count_rows(stage_plans(program, members=M, rank=rank))
+
+
+def count_rows(plans: Sequence[StagePlan]) -> str:
+    """The table of `count_table`, from the plans of embedding, layers and head."""
+    names = ["embedding", *["layer"] * (len(plans) - 2), "head"]
+    rows = ["| stage | " + " | ".join(Cost._fields) + " |", "|---|" + "---:|" * len(Cost._fields)]
+    for name, plan in zip(names, plans, strict=True):
+        counts = " | ".join(f"{count:,.0f}" for count in cost(plan))
+        row = f"| {name} | {counts} |"
+        rows += [row] * (row not in rows)
+    return f"M = {plans[0].members} members\n\n" + "\n".join(rows) + "\n"
+
+
+class VoteWork(NamedTuple):
+    """What one count of votes computes, in the order of its flat results.
+
+    tiles: [leaf, row, column, O, K, offset] of the matrices; elements: [leaf, element] of the
+    vectors; votes: of all matrices, which lie one after the other.
+    """
+
+    tiles: list[tuple[int, ...]]
+    elements: list[tuple[int, int]]
+    votes: int
+
+
+def vote_work(program: Program, side: int) -> VoteWork:
+    """Tiles of side x side votes, and single votes of vectors."""
+    tiles: list[tuple[int, ...]] = []
+    elements: list[tuple[int, int]] = []
+    offset = 0
+    for i, leaf in enumerate(program.leaves):
+        if len(leaf.shape) == 1:
+            elements += [(i, k) for k in range(leaf.shape[0])]
+            continue
+        O, K = leaf.shape
+        corners = product(range(0, O, side), range(0, K, side))
+        tiles += [(i, row, column, O, K, offset) for row, column in corners]
+        offset += O * K
+    return VoteWork(tiles, elements, offset)
+
+
+def shares(terms: int, groups: int) -> tuple[int, int]:
+    """(parts, terms of each) that bring `groups` threadgroups near 4 FULL; a part has 256 or more.
+
+    A part's terms are a multiple of 32, as vote_product.metal takes that many at a time.
+    """
+    parts = max(1, min(-(-4 * FULL // groups), terms // 256))
+    share = -(-terms // parts // 32) * 32
+    return -(-terms // share), share

@@ -1,0 +1,204 @@
+"""Token credit for the portable engine, in plain MLX; the arithmetic is docs/estimators.md's.
+
+Letters: P members, N = P/2 pairs, T tokens, V vocabulary, K inputs, O outputs, Z votes. What is
+kept per pair is that of member 2p.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import isqrt
+
+import mlx.core as mx
+
+from eggroll import fixed_point as fx
+from eggroll.credit import SILENT, Crediting, CreditKind, CreditNoise
+from eggroll.engines.portable.operations import Run, both, clip, exact_matmul, table_slice
+from eggroll.noise import Slices
+from eggroll.program import Op, Program
+
+TILE = 8  # logits that are drawn from together
+
+
+def rounded(v: mx.array, shift: int) -> mx.array:
+    return v if shift == 0 else (v + (1 << (shift - 1))) >> shift
+
+
+def mixed(v: mx.array) -> mx.array:
+    """Scrambles uint32 words, a bijection."""
+    v = (v ^ (v >> 16)) * mx.array(0x7FEB352D, mx.uint32)
+    v = (v ^ (v >> 15)) * mx.array(0x846CA68B, mx.uint32)
+    return v ^ (v >> 16)
+
+
+def below(n: mx.array, chance: mx.array) -> mx.array:
+    """Whole numbers below n, int64, from uint32 words."""
+    return (n * (chance >> 12).astype(mx.int64)) >> 20
+
+
+def drawn(logits: mx.array, chance: mx.array) -> mx.array:
+    """A token per row of logits int32 [N, V], with the odds of EXP2, from uint32 words [N]."""
+    N, V = logits.shape
+    weights = mx.array(fx.exp2_table())[logits + 128].astype(mx.int64)
+    tiles = mx.pad(weights, [(0, 0), (0, -V % TILE)]).reshape(N, -1, TILE)
+    w = tiles.sum(axis=2)
+    index = mx.arange(w.shape[1])
+    taken = below(mx.cumsum(w, axis=1), mixed(chance[:, None] + index.astype(mx.uint32))) < w
+    kept = mx.where(taken, index, 0).max(axis=1)[:, None]
+    tile = mx.take_along_axis(tiles, kept[..., None], axis=1)[:, 0]
+    at = below(tile.sum(axis=1), mixed(~chance))[:, None]
+    return kept[:, 0] * TILE + (mx.cumsum(tile, axis=1) <= at).sum(axis=1)
+
+
+@dataclass
+class Tape:
+    """What a population leaves behind for its votes: inputs, and x.B where weights have noise.
+
+    tokens: int32 [N, T] of members 2p; inputs: leaf -> int32 [N, K] per token; met: leaf ->
+    int32 [N] per token; readout: int32 Z [V, K] of the tokens
+    so far.
+    """
+
+    program: Program
+    noise: Slices
+    credit_noise: CreditNoise
+    how: Crediting
+    tokens: mx.array
+    inputs: dict[int, list[mx.array]] = field(default_factory=dict)
+    met: dict[int, list[mx.array]] = field(default_factory=dict)
+    readout: mx.array | None = None
+
+    def sign(self, leaf: int, t: int) -> mx.array:
+        """int32 [N]: 1, or -1 where the pair's noise is turned at token t."""
+        return 1 - 2 * ((self.credit_noise.signs[leaf, :, t // 32] >> (t % 32)) & 1)
+
+    def slice(self, leaf: int, offset: int, shape: tuple[int, ...]) -> mx.array:
+        return table_slice(self.noise, leaf, offset, shape)
+
+    def outputs(self, leaf: int) -> mx.array:
+        """A of a matrix, int32 [N, O]."""
+        O, K = self.program.leaves[leaf].shape
+        return self.slice(leaf, K, (O,))
+
+    def read(self, logits: mx.array, targets: mx.array, t: int) -> None:
+        """Adds to the readout what its input was: to the target's row, less to that of a draw.
+
+        logits: int32 [N, V], targets: int32 [N], of members 2p at token t.
+        """
+        if CreditKind.READOUT not in self.how.kinds:
+            return
+        leaf = self.how.kinds.index(CreditKind.READOUT)
+        x, Z = self.inputs[leaf][t], self.readout
+        if Z is None:
+            Z = mx.zeros(self.program.leaves[leaf].shape, mx.int32)
+        token = drawn(logits, self.credit_noise.draws[:, t])
+        hit = mx.take_along_axis(logits, targets[:, None], axis=1)  # [N, 1]
+        # What is drawn itself cancels; a clipped logit follows its row no more.
+        gains = (hit < fx.LIMIT) | (token == targets)[:, None]
+        self.readout = Z.at[targets].add(x * gains).at[token].add(-x)
+        mx.eval(self.readout)
+
+    def _gains(self, d: mx.array, discount: int) -> list[mx.array]:
+        """R [N] of every token from the differences of the pairs' scores d [N, T]."""
+        after, out = mx.zeros(d.shape[0], mx.int32), []
+        for t in reversed(range(d.shape[1])):
+            r = 16 * d[:, t] + ((discount * after) >> 4)
+            out.append(rounded(r, 4))
+            after = r * (self.tokens[:, t] != 0)
+        return out[::-1]
+
+    def _credit(self, leaf: int, d: mx.array) -> list[mx.array]:
+        """Credit [N] of every token."""
+        R, kind = self._gains(d, self.how.discounts[leaf]), self.how.kinds[leaf]
+        if self.how.nodes:
+            return [clip(self.sign(self.how.owners[leaf], t) * r) for t, r in enumerate(R)]
+        if kind == CreditKind.SCALAR:
+            return [clip(r) for r in R]
+        if kind == CreditKind.TOKENS:
+            V, D = self.program.leaves[leaf].shape
+            A = mx.take_along_axis(self.slice(leaf, D, (V,)), self.tokens, axis=1)
+            return [clip((r * A[:, t]) >> 4) for t, r in enumerate(R)]
+        shift = 4 + isqrt(self.program.leaves[leaf].shape[1]).bit_length()
+        products = [r.astype(mx.int64) * m for r, m in zip(R, self.met[leaf], strict=True)]
+        return [clip(p >> shift).astype(mx.int32) for p in products]
+
+    def votes(self, d: mx.array) -> dict[str, mx.array]:
+        """Z int32 of every leaf. d: int32 [N, T], scores of members 2p less those of 2p + 1."""
+        Z = {}
+        for i, leaf in enumerate(self.program.leaves):
+            kind = self.how.kinds[i]
+            if kind == CreditKind.NONE:
+                Z[leaf.name] = mx.zeros(leaf.shape, mx.int32)
+            elif kind == CreditKind.READOUT:
+                assert self.readout is not None
+                Z[leaf.name] = self.readout
+            else:
+                Z[leaf.name] = self._vote(i, kind, self._credit(i, d))
+        mx.eval(Z)
+        return Z
+
+    def _vote(self, leaf: int, kind: CreditKind, credit: list[mx.array]) -> mx.array:
+        shape, owner = self.program.leaves[leaf].shape, self.how.owners[leaf]
+        h = self.how.credit_shift
+        if kind == CreditKind.TOKENS:
+            B, Z = self.slice(owner, 0, (shape[1],)), mx.zeros(shape, mx.int32)
+            for t, c in enumerate(credit):
+                Z = Z.at[self.tokens[:, t]].add(c[:, None] * B)
+            return Z
+        if kind == CreditKind.SCALAR:
+            two = self.slice(leaf, 0, (*shape, 2))
+            noise = two[..., 0] * two[..., 1] if owner == leaf else self.outputs(owner)
+            return (clip(rounded(sum(credit[1:], credit[0]), h))[:, None] * noise).sum(axis=0)
+        traces = [c[:, None] * x for c, x in zip(credit, self.inputs[leaf], strict=True)]
+        u = clip(rounded(sum(traces[1:], traces[0]), 4 + h))
+        return exact_matmul(self.outputs(owner).T, u)
+
+
+@dataclass
+class CreditRun(Run):
+    """One token of a population whose pairs are credited."""
+
+    tape: Tape = field(kw_only=True)
+    t: int = field(kw_only=True)
+
+    @property
+    def how(self) -> Crediting:
+        return self.tape.how
+
+    def silent(self, op: Op) -> bool:
+        return self.how.nodes and self.how.shifts[op.leaf] == SILENT
+
+    def turned(self, leaf: int, noise: mx.array) -> mx.array:
+        """Noise per pair [N, n] as its members have it at this token, [P, n]."""
+        return both(noise * self.tape.sign(leaf, self.t)[:, None])
+
+    def vector(self, op: Op) -> mx.array:
+        if not self.how.nodes:
+            return super().vector(op)
+        w = self.leaf(op)
+        if self.silent(op):
+            return w
+        two = self.slice(op.leaf, 0, (w.size, 2))
+        noise = self.turned(op.leaf, two[..., 0] * two[..., 1])
+        return clip(w + (noise >> (fx.Q + self.how.shifts[op.leaf])))
+
+    def on_embedding(self, op: Op) -> mx.array | None:
+        if not self.how.nodes:
+            return super().on_embedding(op)
+        if self.silent(op):
+            return None
+        B = self.slice(op.leaf, 0, (self.program.width,))
+        return clip(self.turned(op.leaf, rounded(B, self.how.shifts[op.leaf])))
+
+    def on_sums(self, op: Op, x: mx.array) -> mx.array | None:
+        tape, K, kind = self.tape, x.shape[1], self.how.kinds[op.leaf]
+        if kind in (CreditKind.INPUTS, CreditKind.READOUT):
+            tape.inputs.setdefault(op.leaf, []).append(x[0::2])
+        if not self.how.nodes:
+            met = (x[0::2] * self.slice(op.leaf, 0, (K,))).sum(axis=1)
+            tape.met.setdefault(op.leaf, []).append(met)
+            return super().on_sums(op, x)
+        if self.silent(op):
+            return None
+        noise = rounded(fx.divisor(K) * tape.outputs(op.leaf), self.how.shifts[op.leaf])
+        return self.turned(op.leaf, noise)

@@ -1,0 +1,178 @@
+"""The program's operations in plain MLX, and what each may read, for the portable engine.
+
+Letters: P members, N pairs, K inputs, O outputs, r rank. All members at once; sums are int32 in
+two's complement (they wrap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from eggroll import fixed_point as fx
+from eggroll.noise import Slices
+from eggroll.program import Op, Program, Weights
+
+
+def exact_matmul(a: mx.array, b: mx.array) -> mx.array:
+    """int32 a [.., n, K] @ b [.., K, m] of int8-valued arrays.
+
+    Exact in float32 because partial products over EXACT_K terms stay below 2^24. On the CPU NumPy's
+    BLAS does it: MLX's own there is two orders of magnitude slower.
+    """
+    total = None
+    for k in range(0, a.shape[-1], fx.EXACT_K):
+        left, right = a[..., k : k + fx.EXACT_K], b[..., k : k + fx.EXACT_K, :]
+        left, right = left.astype(mx.float32), right.astype(mx.float32)
+        if mx.default_device().type == mx.DeviceType.cpu:
+            part = mx.array(np.matmul(np.array(left), np.array(right)))
+        else:
+            part = left @ right
+        part = part.astype(mx.int32)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def clip(v: mx.array) -> mx.array:
+    return mx.clip(v, -fx.LIMIT, fx.LIMIT)
+
+
+def both(v: mx.array) -> mx.array:
+    """A value per pair [N, ...] -> per member [2N, ...], the odd one negated."""
+    return mx.stack([v, -v], axis=1).reshape(2 * v.shape[0], *v.shape[1:])
+
+
+@dataclass
+class Run:
+    """One evaluation: everything an operation may read. All values int32."""
+
+    program: Program
+    weights: Weights
+    noise: Slices | None
+    registers: list[mx.array]
+    tokens: mx.array  # [P]
+    targets: mx.array  # [P]
+    scores: mx.array = field(init=False)  # [P], once there is a score
+    logits: mx.array = field(init=False)  # [P, V], likewise
+
+    def leaf(self, op: Op) -> mx.array:
+        return self.weights[self.program.leaves[op.leaf].name].astype(mx.int32)
+
+    def slice(self, leaf: int, offset: int, shape: tuple[int, ...]) -> mx.array:
+        """int32 [N, *shape]: table bytes from `offset` into each pair's slice of the leaf."""
+        return table_slice(self.noise, leaf, offset, shape)  # type: ignore[arg-type]
+
+    def vector(self, op: Op) -> mx.array:
+        """A vector leaf as the members see it: [n], or [P, n] with noise."""
+        w = self.leaf(op)
+        if self.noise is None:
+            return w
+        two = self.slice(op.leaf, 0, (w.size, 2))
+        return clip(w + (both(two[..., 0] * two[..., 1]) >> self.noise.shift))
+
+    def on_embedding(self, op: Op) -> mx.array | None:
+        """What noise adds to the row of each member's token, int32 [P, D]."""
+        if self.noise is None:
+            return None
+        (V, D), r = self.leaf(op).shape, self.noise.rank
+        B, A = self.slice(op.leaf, 0, (D, r)), self.slice(op.leaf, r * D, (V, r))
+        A = mx.take_along_axis(both(A), self.tokens[:, None, None], axis=1)  # [P, 1, r]
+        return (mx.repeat(B, 2, axis=0) * A).sum(axis=-1) >> self.noise.shift
+
+    def on_sums(self, op: Op, x: mx.array) -> mx.array | None:
+        """What noise adds to the sums of a linear leaf with inputs x [P, K], int32 [P, O]."""
+        if self.noise is None:
+            return None
+        (O, K), r = self.leaf(op).shape, self.noise.rank
+        B = mx.repeat(self.slice(op.leaf, 0, (K, r)), 2, axis=0)
+        A = both(self.slice(op.leaf, r * K, (O, r)))
+        xB = (x[..., None] * B).sum(axis=1, keepdims=True)  # [P, 1, r]
+        return (xB * A).sum(axis=-1) >> self.noise.shift
+
+
+def table_slice(noise: Slices, leaf: int, offset: int, shape: tuple[int, ...]) -> mx.array:
+    index = noise.starts[leaf][:, None] + offset + mx.arange(int(np.prod(shape)))[None]
+    return noise.table[index].astype(mx.int32).reshape(-1, *shape)
+
+
+def plus(v: mx.array, noise: mx.array | None) -> mx.array:
+    return v if noise is None else v + noise
+
+
+def embed(run: Run, op: Op) -> mx.array:
+    return clip(plus(run.leaf(op)[run.tokens], run.on_embedding(op)))
+
+
+def linear(run: Run, op: Op) -> mx.array:
+    W, x = run.leaf(op), run.registers[op.inputs[0]]
+    y = plus(exact_matmul(x, W.T), run.on_sums(op, x))
+    return clip(y // fx.divisor(W.shape[1]))
+
+
+def norm(run: Run, op: Op) -> mx.array:
+    x = run.registers[op.inputs[0]]
+    mean = mx.maximum(mx.abs(x).sum(axis=1, keepdims=True) // x.shape[1], 1)
+    return clip((x * run.vector(op)) // mean)
+
+
+def add(run: Run, op: Op) -> mx.array:
+    a, b = (run.registers[i] for i in op.inputs)
+    return clip(a + b)
+
+
+def add_bias(run: Run, op: Op) -> mx.array:
+    a, b = (run.registers[i] for i in op.inputs)
+    return clip(a + b + run.vector(op))
+
+
+def lookup(run: Run, op: Op) -> mx.array:
+    table = mx.array(fx.gate_tables()[op.table]).astype(mx.int32)
+    return table[run.registers[op.inputs[0]] + fx.LIMIT]
+
+
+def forget(run: Run, op: Op) -> mx.array:
+    f, s = (run.registers[i] for i in op.inputs)
+    return ((f + fx.LIMIT) * s) >> 8
+
+
+def mix(run: Run, op: Op) -> mx.array:
+    f, h, s = (run.registers[i] for i in op.inputs)
+    return s + (((f + fx.LIMIT) * (h - s)) >> 8)
+
+
+def score(run: Run, op: Op) -> mx.array:
+    run.logits = linear(run, op)
+    u = run.logits + 128
+    total = mx.array(fx.exp2_table())[u].astype(mx.int64).sum(axis=1)
+    hit = mx.take_along_axis(u, run.targets[:, None], axis=1)[:, 0]
+    run.scores = hit - log2_q4(total)
+    return run.registers[op.out]
+
+
+def log2_q4(n: mx.array) -> mx.array:
+    """int32 floor(16 log2(n / 16)) of int64 n >= 1: leading one by bisection, then breakpoints."""
+    bit, rest = mx.zeros(n.shape, mx.int32), n
+    for width in (32, 16, 8, 4, 2, 1):
+        big = rest >= (1 << width)
+        bit, rest = bit + big * width, mx.where(big, rest >> width, rest)
+    scaled = n.astype(mx.uint64) << (63 - bit).astype(mx.uint64)
+    breakpoints = mx.array(fx.log2_breakpoints())
+    fraction = (scaled[:, None] >= breakpoints[None]).sum(axis=1)
+    return (16 * bit + fraction - 64).astype(mx.int32)
+
+
+OPERATIONS: dict[str, Callable[[Run, Op], mx.array]] = {
+    "embed": embed,
+    "linear": linear,
+    "norm": norm,
+    "add": add,
+    "add_bias": add_bias,
+    "lookup": lookup,
+    "forget": forget,
+    "mix": mix,
+    "score": score,
+}

@@ -1,0 +1,56 @@
+"""Networks by name, each declared once in the language of program.py, and first weights.
+
+Letters: V vocabulary, D width, L layers.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import mlx.core as mx
+import numpy as np
+
+from eggroll import rng
+from eggroll.program import Program
+
+Gates = Literal["clip", "table"]
+
+
+def egg(vocabulary: int, width: int, layers: int, gates: Gates = "clip") -> Program:
+    """The EGG language model: embedding, L blocks of GRU and MLP with residuals, head.
+
+    Gates are the clip itself (as in arXiv 2511.16652) or integer tables of sigmoid and tanh.
+    513 D + L (4 D + 12 D^2) parameters at V = 256.
+    """
+    net = Program(vocabulary, width)
+
+    def gate(value: int, table: str) -> int:
+        return value if gates == "clip" else net.lookup(value, table)
+
+    net.stage()
+    net.embed("embedding")
+    for layer in range(layers):
+        x, s = net.stage(f"layer{layer}.", state=True)
+        n = net.norm(x, "norm1")
+        wf, uf = net.linear(n, "Wf", width), net.linear(s, "Uf", width)
+        f = gate(net.add_bias(wf, uf, "bf"), "sigmoid")
+        wh, uh = net.linear(n, "Wh", width), net.linear(net.forget(f, s), "Uh", width)
+        h = gate(net.add_bias(wh, uh, "bh"), "tanh")
+        net.add(x, net.mix(f, h, s, out=s), out=x)
+        up = net.linear(net.norm(x, "norm2"), "up", 4 * width)
+        net.add(x, net.linear(up, "down", width), out=x)
+    x, _ = net.stage()
+    net.score(net.norm(x, "norm"), "head")
+    return net
+
+
+def initial_weights(program: Program, seed: int) -> dict[str, mx.array]:
+    """Int8 leaves in declared order: matrices round(16 N(0, 1)), norms 16 (1.0), biases 0."""
+    weights = {}
+    for i, leaf in enumerate(program.leaves):
+        if leaf.init is None:
+            flat = rng.normal_bytes(rng.key(seed, rng.WEIGHTS, i), int(np.prod(leaf.shape)))
+            weights[leaf.name] = mx.array(flat.reshape(leaf.shape))
+        else:
+            weights[leaf.name] = mx.full(leaf.shape, leaf.init, mx.int8)
+    return weights
