@@ -116,6 +116,8 @@ class Config:
     """Updates t after which an alpha above 1 is 2^-alpha: 1 / ((2^alpha - 1) t / this + 1)."""
     estimator: Annotated[Estimator, Sweep()] = "eggroll"
     """What a pair is credited for: whole sequences (the paper's), or token by token."""
+    score_bits: Annotated[int, Range(4, 8, 4), Sweep(choices=(4, 8))] = 4
+    """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256 near the optimum."""
     discount: Annotated[int, Range(0, 15), Sweep(0, 15, when=CREDITED)] = 12
     """Token credit: what a score is worth to the token before it, in sixteenths."""
     group_size: Annotated[int, Range(2, 1 << 24, 2), Sweep(choices=(2, 4, 8, 16))] = 2
@@ -181,7 +183,9 @@ class Config:
     def program(self) -> Program:
         """The network that these options declare."""
         symbols = self.vocabulary if self.data == "count" else BYTES
-        return egg(symbols, self.width, self.layers, self.gates)
+        program = egg(symbols, self.width, self.layers, self.gates)
+        program.score_bits = self.score_bits
+        return program
 
     def check(self) -> None:
         """Looks at every option, before any work is done.

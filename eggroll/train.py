@@ -68,7 +68,7 @@ def train(options: Config) -> Result:
 
 
 def update(run: Run) -> tuple[mx.array, float, float]:
-    """Makes one update; scores: int16 [P, T] in 1/16 bit, share of weights that moved, seconds."""
+    """Makes one update; scores: int16 [P, T], share of weights that moved, seconds."""
     began, step = time.perf_counter(), run.step
     batch, deciding = run.streams.batch(step), None
     if run.config.estimator == "eggroll":
@@ -84,8 +84,12 @@ def update(run: Run) -> tuple[mx.array, float, float]:
 
 
 def measured(run: Run, scores: mx.array, rate: float, seconds: float) -> runlog.Row:
-    """One line of metrics.jsonl. scores: int16 [P, T] in 1/16 bit; seconds: of the whole step."""
-    bits = (0 - scores.astype(mx.int64).sum()).item() / (16 * scores.size)
+    """One line of metrics.jsonl. scores: int16 [P, T]; seconds: of the whole step.
+
+    loss is the members' mean score in bits per token, each floored to the score's unit.
+    """
+    unit = run.engine.program.score_unit
+    bits = (0 - scores.astype(mx.int64).sum()).item() * unit / scores.size
     row: runlog.Row = {
         "step": run.step,
         "loss": bits,
