@@ -1,4 +1,4 @@
-"""The house: imports run one way, files stay small, estimators and rules are chosen in one place."""
+"""The house: imports run one way, files stay small, registries are asked in one place."""
 
 from __future__ import annotations
 
