@@ -187,7 +187,7 @@ def facts(run: Run) -> bytes:
         "engine": run.trainer.twin.description,
         "parameters": sum(w.size for w in run.weights.values()),
         "corpus": run.corpus.about,
-        "entropies": {"valid": run.corpus.entropies("valid")},
+        "baselines": run.corpus.baselines(),
     }
     values = config.to_dict(run.config) | {"about": about}
     return json.dumps(values, indent=1).encode() + b"\n"

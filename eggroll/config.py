@@ -30,7 +30,7 @@ import tyro
 
 from eggroll.cli import Range, check_ranges, flag
 from eggroll.credit import Estimator
-from eggroll.data.corpora import HUB
+from eggroll.data.hub import HUB
 from eggroll.errors import InputError
 from eggroll.networks import Gates, egg
 from eggroll.noise import slice_length

@@ -181,7 +181,7 @@ def _validations(axes: Axes, runs: Sequence[Run], x: Sequence[Values], unit: str
         label = f"{run.name}: {run.valid[-1]:.3f}"
         axes.plot(where, run.valid, marker="o", markersize=3, lw=1.6, label=label)
     # Reference lines stand for one corpus: none where the runs differ in it.
-    if all(run.about.get("entropies") == runs[0].about.get("entropies") for run in runs):
+    if all(run.about.get("baselines") == runs[0].about.get("baselines") for run in runs):
         _references(axes, runs[0])
     ends = [where[-1] for where in x]
     if max(ends) > 10 * min(ends):  # else the shorter run would be a line at the left
@@ -222,8 +222,8 @@ def _loss(axes: Axes, run: Run) -> None:
 
 
 def _references(axes: Axes, run: Run) -> None:
-    """Dashed lines at the entropies of the corpus, labelled away from the curves' end."""
-    for name, value in run.about.get("entropies", {}).get("valid", {}).items():
+    """Dashed lines at the unigram and bigram models' losses, labelled away from the curves' end."""
+    for name, value in run.about.get("baselines", {}).items():
         above = value > run.loss[-1]
         axes.axhline(value, color=REFERENCE, lw=0.9, ls="--", alpha=0.7, zorder=1)
         axes.annotate(

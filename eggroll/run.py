@@ -305,7 +305,7 @@ def facts(run: Run) -> bytes:
         "chunk": run.population.chunk,
         "parameters": parameters(run.engine.program),
         "corpus": corpus.about,
-        "entropies": {"valid": corpus.entropies("valid")},
+        "baselines": corpus.baselines(),
     }
     return json.dumps(run.config.to_dict() | {"about": about}, indent=1).encode() + b"\n"
 

@@ -109,7 +109,7 @@ def finish(run: Run) -> None:
         from eggroll import plot  # here, as matplotlib is slow to import
 
         plot.curves(run.folder.path)
-    known = ", ".join(f"{k} {v:.3f}" for k, v in run.corpus.entropies("valid").items())
+    known = ", ".join(f"{k} {v:.3f}" for k, v in run.corpus.baselines().items())
     print(f"validation: {run.val_loss:.3f} {unit(run.config)} ({known})")
     written = ", ".join(name for name in runlog.FILES if run.path(name).exists())
     print(f"written to {run.folder.path}: {written}")
