@@ -27,29 +27,13 @@ import numpy as np
 from eggroll import __version__, checkpoint, cli, config, runlog, train
 from eggroll.baseline.backprop import Options, Trainer
 from eggroll.baseline.float_numpy import twin_for
-from eggroll.baseline.float_twin import ONE, Leaves, Twin, by_token
+from eggroll.baseline.float_twin import ONE, Leaves, by_token
+from eggroll.baseline.reader import FORMAT, Reader
 from eggroll.data.streams import Batch, Corpus, Streams, load_corpus
 from eggroll.errors import InputError
 from eggroll.run import check_data, check_options, fingerprint, unit, validation_batches
 
-FORMAT = "eggroll-adamw"  # of checkpoints
 COMMAND = "python -m eggroll.adamw"
-
-
-class Reader:
-    """The twin as `generate.sample` takes an engine: logits rounded to Q4, int8 [P, V]."""
-
-    def __init__(self, twin: Twin) -> None:
-        self.twin, self.program = twin, twin.program
-
-    def prepare(self, weights: Leaves) -> Leaves:
-        return weights
-
-    def logits(
-        self, weights: Leaves, tokens: mx.array, state: mx.array
-    ) -> tuple[mx.array, mx.array]:
-        logits, after = self.twin.logits(weights, tokens[None], state.astype(mx.float32))
-        return mx.round(logits[0] * ONE).astype(mx.int8), after
 
 
 @dataclass
@@ -244,7 +228,7 @@ def measured(run: Run, loss: float, batch: Batch, seconds: float) -> runlog.Row:
     }
     run.val_loss = run.validate() if run.due(run.config.validate_every) else None
     if run.val_loss is not None:
-        row |= {"val_loss": run.val_loss, "val_bits_per_byte": run.val_loss}
+        row |= runlog.validated(run.val_loss, run.config.data)
     return row
 
 

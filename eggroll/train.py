@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from eggroll import cli, runlog
+from eggroll import cli, closing, runlog
 from eggroll.checkpoint import signature
 from eggroll.config import Config
 from eggroll.fitness import decided, pair_fitness
-from eggroll.generate import Decoder, sample
+from eggroll.generate import Decoder, sample, usual_temperature
 from eggroll.run import Run, open_run, options_from, unit, way_on
 
 SAMPLES = 4
@@ -44,7 +44,8 @@ def train(options: Config) -> Result:
     with ExitStack() as stack:
         run = open_run(options, stack)
         metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), run.step))
-        display = stack.enter_context(runlog.Display(run.step, run.config.steps, unit(run.config)))
+        display = runlog.Display(run.step, run.config.steps, unit(run.config), runlog.MEMBERS)
+        stack.enter_context(display)
         stop = stack.enter_context(cli.Stop(way_on(run)))
         while run.step < run.config.steps:
             scores, rate, seconds = update(run)
@@ -94,8 +95,7 @@ def measured(run: Run, scores: mx.array, rate: float, seconds: float) -> runlog.
         "seconds": round(seconds, 6),
     }
     if run.val_loss is not None:
-        # A token is a byte in every corpus of text; corpus count has no bytes.
-        row |= {"val_loss": run.val_loss, "val_bits_per_byte": run.val_loss}
+        row |= runlog.validated(run.val_loss, run.config.data)
     return row
 
 
@@ -109,22 +109,25 @@ def finish(run: Run) -> None:
         from eggroll import plot  # here, as matplotlib is slow to import
 
         plot.curves(run.folder.path)
-    known = ", ".join(f"{k} {v:.3f}" for k, v in run.corpus.baselines().items())
-    print(f"validation: {run.val_loss:.3f} {unit(run.config)} ({known})")
-    written = ", ".join(name for name in runlog.FILES if run.path(name).exists())
-    print(f"written to {run.folder.path}: {written}")
+    print(closing.last_words(run.folder.path, run.config, run.val_loss, run.corpus))
 
 
 def samples(run: Run) -> str:
     """Continuations of the document mark, side by side from one seed."""
     config, numbers = run.config, run.config.data == "count"
-    drawn = sample(run.engine, run.weights, samples=SAMPLES, seed=config.seed)
+    temperature = usual_temperature(config.data)
+    drawn = sample(
+        run.engine, run.weights, samples=SAMPLES, seed=config.seed, temperature=temperature
+    )
     tokens = list(itertools.islice(drawn, config.sample_bytes))
     parts = []
     for i in range(SAMPLES):
         decode = Decoder(numbers)
         text = "".join(decode(int(token[i])) for token in tokens) + decode.end()
-        parts.append(f"=== update {run.step}, seed {config.seed}, sample {i + 1} ===\n{text}")
+        heading = (
+            f"update {run.step}, temperature {temperature}, seed {config.seed}, sample {i + 1}"
+        )
+        parts.append(f"=== {heading} ===\n{text}")
     return "\n".join(parts)
 
 
