@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from eggroll import runlog
-from eggroll.config import Common
+from eggroll.config import Common, Config
 from eggroll.data.streams import Corpus
 from eggroll.generate import TEXT_TEMPERATURE
 from eggroll.help import invocation
@@ -18,12 +18,15 @@ from eggroll.help import invocation
 MEASURED: Final = {"stdlib": ", about 2.45 bits per byte in the same minute"}
 
 
-def last_words(folder: Path, config: Common, loss: float, corpus: Corpus) -> str:
-    """The report of a finished run. loss: exact cross-entropy on validation, bits per token."""
+def last_words(folder: Path, config: Common, loss: float, corpus: Corpus, command: str) -> str:
+    """The report of a finished run.
+
+    loss: exact cross-entropy on validation, bits per token; command: the one that made the run.
+    """
     written = ", ".join(name for name in runlog.FILES if (folder / name).exists())
     lines = [*meaning(config, loss, corpus), f"written to {folder}: {written}", "next:"]
-    for command, does in suggestions(folder, config, loss, corpus):
-        lines += [f"  {command}", f"      {does}"]
+    for line, does in suggestions(folder, config, loss, corpus, command):
+        lines += [f"  {line}", f"      {does}"]
     return "\n".join(lines)
 
 
@@ -44,19 +47,19 @@ def meaning(config: Common, loss: float, corpus: Corpus) -> Iterator[str]:
 
 
 def suggestions(
-    folder: Path, config: Common, loss: float, corpus: Corpus
+    folder: Path, config: Common, loss: float, corpus: Corpus, command: str
 ) -> Iterator[tuple[str, str]]:
     """Command lines that make sense after this run, and what each does."""
     run, data = shlex.quote(str(folder)), config.data
-    estimator = getattr(config, "estimator", "")  # the baseline has none
-    if data != "count" and estimator == "eggroll" and loss > corpus.baselines()["bigram"]:
+    by_token = not isinstance(config, Config) or config.estimator_class.by_token
+    if data != "count" and not by_token and loss > corpus.baselines()["bigram"]:
         other = "" if data == "stdlib" else f" --data {shlex.quote(data)}"
         yield (
             f"{invocation('train')} --recipe language{other}",
             f"token credit learns text far better{MEASURED.get(data, '')}",
         )
     again = f"--resume {run} --steps {2 * config.steps}"
-    yield f"{invocation('train' if estimator else 'adamw')} {again}", "trains as long again"
+    yield f"{invocation(command)} {again}", "trains as long again"
     prompts = {"count": "'3 4 5'", "stdlib": "'def '"}
     drawn = f"--prompt {prompts.get(data, repr('The '))}"
     drawn += "" if data == "count" else f" --temperature {TEXT_TEMPERATURE}"

@@ -23,8 +23,6 @@ CURVES, SAMPLES = "curves.png", "samples.txt"
 FILES = (CHECKPOINT, CONFIG, METRICS, CURVES, SAMPLES)
 PLAIN_SECONDS = 10.0  # between lines where there is no terminal to draw a bar on
 
-MEMBERS = "loss: the members' mean integer score, which floors; validation: the network's, exact"
-
 Row = dict[str, Any]
 
 
@@ -192,12 +190,6 @@ class Metrics:
         os.close(self._handle)
 
 
-def validated(loss: float, data: str) -> Row:
-    """The entries of a validation in metrics.jsonl. loss: bits per token."""
-    # A token is a byte in every corpus of text; corpus count has no bytes.
-    return {"val_loss": loss} | ({} if data == "count" else {"val_bits_per_byte": loss})
-
-
 def read_lines(path: Path) -> list[tuple[bytes, Row]]:
     """Every whole line of metrics.jsonl with its row, in order; none if there is no file."""
     try:
@@ -220,7 +212,7 @@ def read_lines(path: Path) -> list[tuple[bytes, Row]]:
 class Display:
     """Live progress on stderr: on a terminal a bar below the validations so far, else plain lines.
 
-    unit: of the loss and of validation; legend: printed first, says what the two are.
+    unit: of loss and validation; legend: printed first, says what the two are.
     """
 
     def __init__(self, step: int, steps: int, unit: str, legend: str = "") -> None:

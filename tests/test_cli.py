@@ -20,7 +20,8 @@ import tyro
 from conftest import TINY, Command, Ended
 
 from eggroll import __main__, __version__, cli, generate, help, plot, runlog
-from eggroll.config import TYPES, Config, from_dict
+from eggroll.config import Config
+from eggroll.options import TYPES, from_dict
 
 PROGRAM = Config().program()
 

@@ -20,7 +20,7 @@ LINE = CORPUS.baselines()["bigram"]
 
 SMALL = [
     *("--streams", "8", "--width", "16", "--seq-len", "8", "--steps", "4", "--threads", "1"),
-    *("--val-tokens", "512", "--validate-every", "2", "--sample-bytes", "8"),
+    *("--val-tokens", "512", "--validate-every", "2", "--sample-tokens", "8"),
 ]
 
 
@@ -47,7 +47,7 @@ def module(monkeypatch: pytest.MonkeyPatch):
 def test_a_run_above_the_bigram_line_is_shown_the_recipe(
     tmp_path: Path, options: dict, loss: float, recipe: bool
 ):
-    text = closing.last_words(tmp_path, Config(**options), loss, CORPUS)
+    text = closing.last_words(tmp_path, Config(**options), loss, CORPUS, "train")
     assert ("--recipe language" in text) == recipe
     assert ("Above the bigram model" in text) == (loss > LINE)
     assert f"bigram model {LINE:.3f}, both counted on the training split" in text
@@ -60,7 +60,7 @@ def test_a_run_above_the_bigram_line_is_shown_the_recipe(
 
 def test_counting_has_a_scale_of_its_own(tmp_path: Path):
     corpus = CountCorpus(16, (1,))
-    text = closing.last_words(tmp_path, Config(data="count"), 0.25, corpus)
+    text = closing.last_words(tmp_path, Config(data="count"), 0.25, corpus, "train")
     assert "validation: 0.250 bits per token; 0 is counting without a doubt" in text
     assert "unigram model 3.907, bigram model 0.000" in text
     assert "recipe" not in text
@@ -69,7 +69,7 @@ def test_counting_has_a_scale_of_its_own(tmp_path: Path):
 
 def test_folders_are_quoted(tmp_path: Path):
     folder = tmp_path / "my run"
-    text = closing.last_words(folder, Config(), 1.0, CORPUS)
+    text = closing.last_words(folder, Config(), 1.0, CORPUS, "train")
     assert f"--resume '{folder}'" in text
     assert f"eggroll.plot '{folder}' OTHER_RUN" in text
 
