@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import mlx.core as mx
 import optuna
 import pytest
 from conftest import Command, Ended
@@ -24,7 +23,7 @@ from eggroll import checkpoint, cli, plot
 from eggroll.cli import Range
 from eggroll.config import Config
 from eggroll.errors import InputError
-from eggroll.run import Run
+from eggroll.run import TrainingRun
 from eggroll.sweep import command, options, pictures, plan, report, space, trial
 from eggroll.sweep.space import Sweep
 from eggroll.sweep.study import Ranked, Results, open_study, redacted
@@ -32,7 +31,7 @@ from eggroll.sweep.trial import Budget
 
 TINY = [
     *("--data", "count", "--pop", "32", "--width", "16", "--seq-len", "8", "--table-bits", "16"),
-    *("--val-tokens", "512", "--sample-bytes", "8", "--threads", "1"),
+    *("--val-tokens", "512", "--sample-tokens", "8", "--threads", "1"),
 ]
 SEARCH = [*TINY, "--slices", "3", "--pruner", "none", "--confirm", "0"]
 QUICK = [*SEARCH, "--budget", "0.1"]
@@ -227,12 +226,12 @@ def made_up(monkeypatch: pytest.MonkeyPatch):
     """Updates take `seconds`; validations give `value(config, update)`."""
 
     def use(seconds: float, value) -> None:
-        def update(run: Run):
-            run.step += 1
-            return mx.zeros((2, 1), mx.int16), 0.0, seconds
+        def update(run: TrainingRun):
+            run.learner.step += 1
+            return {"step": run.step, "loss": 0.0, "seconds": seconds}
 
-        monkeypatch.setattr(trial, "update", update)
-        monkeypatch.setattr(Run, "validate", lambda run: value(run.config, run.step))
+        monkeypatch.setattr(TrainingRun, "update", update)
+        monkeypatch.setattr(TrainingRun, "validate", lambda run: value(run.config, run.step))
 
     return use
 
@@ -806,8 +805,8 @@ def test_all_pictures_and_the_table_have_one_best_trial(
     shown = []
     monkeypatch.setattr(plot, "save", lambda figure, path: shown.append(figure))
     draw(results, tmp_path, "bits per byte")
-    words = "best: trial 3, 2.000 (2.250 as the mean of 1 other seeds)"
-    words = words if confirmed else "best: trial 0, 2.000"
+    words = "best: trial 3, 2.0000 (2.2500 as the mean over 1 other seeds)"
+    words = words if confirmed else "best: trial 0, 2.0000"
     history, _, parallel, slices = shown
     for figure in (history, parallel, slices):
         (legend,) = figure.legends

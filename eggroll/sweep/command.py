@@ -67,7 +67,7 @@ def print_header(plan: Plan, done: int) -> None:
     print(f"study: {options.name()} in {plan.folder}; search: {', '.join(map(str, plan.axes))}")
     print(
         f"trials: {done} of {options.trials} done; {options.trial_budget()} each; "
-        f"workers: {options.workers}, with {plan.base.threads} threads each"
+        f"workers: {options.workers}, threads each: {plan.base.threads}"
     )
     sys.stdout.flush()
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from eggroll import cli, config
 from eggroll.cli import Range
-from eggroll.config import Config, place
+from eggroll.config import Config, hidden_default
 from eggroll.errors import InputError
+from eggroll.options import from_command_line
 from eggroll.sweep.trial import MOST_STEPS, Budget
 
 DEFAULT_SEARCH = ("sigma_shift", "alpha", "alpha_decay", "learning_rate", "rate_decay")
@@ -43,9 +43,9 @@ class Options(Config):
     """Best trials that are trained again on other seeds before one is named best; 0 for none."""
     confirm_seeds: Annotated[int, Range(1, 1000)] = 2
     """Other seeds for each of them, the whole budget each; the best mean over these seeds wins."""
-    study: Annotated[str, place("NAME")] = ""
+    study: Annotated[str, hidden_default("NAME")] = ""
     """Name of the study; that of the data if none is given."""
-    storage: Annotated[str, place("URL|FILE")] = ""
+    storage: Annotated[str, hidden_default("URL|FILE")] = ""
     """postgresql://..., mysql://..., sqlite:///FILE, journal:///FILE, FILE.db or FILE.log; study.db
     in the folder if none is given."""
     workers: Annotated[int, Range(1, 1024)] = 1
@@ -57,10 +57,10 @@ class Options(Config):
     """Validations per trial, after equal parts of its budget; the pruner looks at each."""
     startup: Annotated[int, Range(0, 10**6)] = 5
     """First trials, which draw their options at random and, with pruner median, are not pruned."""
-    json: Annotated[str, place("FILE")] = ""
+    json: Annotated[str, hidden_default("FILE")] = ""
     """Also write all trials as JSON."""
 
-    out: Annotated[str, place("DIR")] = ""
+    out: Annotated[str, hidden_default("DIR")] = ""
     """Folder for the sweep, its trials and its results; sweeps/<study> if none is given."""
     steps: Annotated[int, tyro.conf.Suppress] = MOST_STEPS
     resume: Annotated[str, tyro.conf.Suppress] = ""
@@ -84,31 +84,20 @@ class Options(Config):
 
 
 def options_from(argv: Sequence[str]) -> Options:
-    """The command line over --config FILE.
+    """The command line over --config FILE or --recipe NAME.
 
     Raises:
         InputError: an option or the file is no good.
     """
     about = "Searches for good options of a training run, every trial on the same budget."
-
-    def parse(base: Options | None) -> Options:
-        return cli.parse(Options, argv, command="sweep", about=about, base=base)
-
     names = {word.partition("=")[0] for word in argv}
     for name in sorted(names & NOT_OFFERED.keys()):
-        raise InputError(f"{name} is no option of eggroll.sweep, as {NOT_OFFERED[name]}: "
-                         "leave it out.")  # fmt: skip
-    given = parse(None)
+        why = NOT_OFFERED[name]
+        raise InputError(f"{name} is no option of eggroll.sweep, as {why}: leave it out.")
+    given = from_command_line(Options, argv, command="sweep", about=about)
     if "--budget" in names and given.budget_tokens > 0:
         raise InputError(
             f"--budget {given.budget:g} and --budget-tokens {given.budget_tokens} are both given, "
             "and a trial ends with one of them: leave the other out."
         )
-    if given.recipe != "paper" and given.config:
-        raise InputError(
-            f"--recipe {given.recipe} and --config {given.config!r} are both given, and each "
-            "brings settings of its own: leave one of them out."
-        )
-    if given.recipe != "paper":
-        return parse(Options(**config.RECIPES[given.recipe]))
-    return parse(Options(**asdict(config.read(given.config)))) if given.config else given
+    return given

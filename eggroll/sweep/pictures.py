@@ -99,9 +99,9 @@ def draw(results: Results, folder: Path, unit: str) -> list[Path]:
 
 def _drawing(results: Results, unit: str) -> Drawing:
     points, best = _points(results.study), results.ranking()[0]
-    label = f"best: trial {best.trial.number}, {best.trial.value:.3f}"
+    label = f"best: trial {best.trial.number}, {best.trial.value:.4f}"
     if results.confirmed():
-        label += f" ({best.mean:.3f} as the mean of {results.seeds} other seeds)"
+        label += f" ({best.mean:.4f} as the mean over {results.seeds} other seeds)"
     star = next(p for p in points if p.trial.number == best.trial.number)
     return Drawing(results.study, points, _scales(points), unit, star, label)
 
@@ -171,7 +171,7 @@ def _history(drawing: Drawing) -> Figure:
     _scale_axis(axes, drawing.points)
     axes.set(xlabel="trial", ylabel=f"validation, {drawing.unit}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return _finished(figure, axes, drawing, "validation by trial", outside=True)
+    return _finished(figure, axes, drawing, "validation by trial")
 
 
 def _slice(drawing: Drawing) -> Figure:
@@ -190,7 +190,7 @@ def _slice(drawing: Drawing) -> Figure:
     for axes in grid[:, 0]:
         axes.set_ylabel(f"validation, {drawing.unit}")
     _scale_axis(grid[0, 0], drawing.points)
-    return _finished(figure, grid[0, 0], drawing, "validation by option", outside=True)
+    return _finished(figure, grid[0, 0], drawing, "validation by option")
 
 
 def _across(scale: Scale, point: Point) -> float:
@@ -231,7 +231,7 @@ def _parallel(drawing: Drawing) -> Figure:
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
     axes.plot([], [], color=VALID, lw=2, label=drawing.label)
-    return _finished(figure, axes, drawing, "complete trials, darker is lower", outside=True)
+    return _finished(figure, axes, drawing, "complete trials, darker is lower")
 
 
 def _importance(drawing: Drawing) -> Figure | None:
@@ -247,20 +247,21 @@ def _importance(drawing: Drawing) -> Figure | None:
     names = list(shares)[::-1]
     bars = axes.barh(names, [shares[name] for name in names], color=TRAIN, height=0.6)
     axes.bar_label(bars, fmt="%.2f", padding=3)
-    axes.set(xlim=(0, 1.1 * max(*shares.values(), 0.01)), xlabel="share (PED-ANOVA)")
+    axes.set(
+        xlim=(0, 1.1 * max(*shares.values(), 0.01)), xlabel="share of the importance (PED-ANOVA)"
+    )
     axes.grid(visible=False, axis="y")
-    return _finished(figure, None, drawing, "importance among complete trials")
+    return _finished(
+        figure, None, drawing, "options that tell the best complete trials from the others"
+    )
 
 
-def _finished(
-    figure: Figure, axes: Axes | None, drawing: Drawing, what: str, outside: bool = False
-) -> Figure:
+def _finished(figure: Figure, axes: Axes | None, drawing: Drawing, what: str) -> Figure:
+    """Adds the title and, below the picture, a legend with the labels of `axes`."""
     name = plot.printable(drawing.study.study_name)
     figure.suptitle(f"{name}: {what}", x=0.01, ha="left", fontsize=11, fontweight="bold")
-    if axes and outside:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    elif axes:
-        axes.legend(loc="best")
+    if axes:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 

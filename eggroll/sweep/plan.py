@@ -20,9 +20,10 @@ import optuna
 from optuna.trial import TrialState
 
 from eggroll import cli, runlog
-from eggroll.config import FREE, TYPES, Config
+from eggroll.config import CHANGEABLE, Config
 from eggroll.data.streams import load_corpus
 from eggroll.errors import InputError
+from eggroll.options import TYPES
 from eggroll.run import engine_for, fingerprint, validation_batches
 from eggroll.sweep import space
 from eggroll.sweep.options import DEFAULT_SEARCH, Options
@@ -62,7 +63,7 @@ class Plan:
         same = {
             name: value
             for name, value in self.base.to_dict().items()
-            if FREE not in get_args(TYPES[name])[1:] or name == "val_tokens"
+            if CHANGEABLE not in get_args(TYPES[name])[1:] or name == "val_tokens"
         }
         budget, slices = str(self.options.trial_budget()), self.options.slices
         mine = {"budget": budget, "slices": slices, "text": self.corpus}

@@ -14,6 +14,7 @@ from typing import Any, Self
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from eggroll.rules import RULES
 from eggroll.runlog import write_whole
 from eggroll.sweep.study import (
     FINISHED,
@@ -25,6 +26,7 @@ from eggroll.sweep.study import (
     Results,
     by_validation,
 )
+from eggroll.sweep.trial import MOST_STEPS
 
 BEST, ROWS = "best.json", 10
 REFRESH_SECONDS = 1.0  # between two readings of the study
@@ -163,12 +165,13 @@ def best_words(results: Results) -> str:
 
 
 def print_commands(trial: FrozenTrial, path: Path) -> None:
-    """The commands that make sense with the best options."""
+    """Prints the commands that make sense with the best options."""
     options = trial.user_attrs["config"]
+    longer = min(10 * options["steps"], MOST_STEPS)
     command = f"python -m eggroll.train --config {shlex.quote(str(path))}"
     print(f"train it once more:     {command}")
-    print(f"ten times the updates:  {command} --steps {10 * options['steps']}")
-    if options.get("rule") != "sign":
+    print(f"ten times the updates:  {command} --steps {longer}")
+    if RULES[options["rule"]].by_steps:
         print(
             f"(The learning rate of rule {options['rule']} falls over --steps: a longer run is not "
             "this one continued, and another rate may be best.)"

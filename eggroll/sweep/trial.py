@@ -23,8 +23,7 @@ import optuna
 
 from eggroll import runlog
 from eggroll.config import Config
-from eggroll.run import Run, open_run
-from eggroll.train import measured, update
+from eggroll.run import TrainingRun, open_run
 
 PROBE: Final = 0.05  # of the seconds, in a run of its own
 MOST_STEPS: Final = 10**9  # steps of a run whose length is not known yet
@@ -55,7 +54,7 @@ class Budget(NamedTuple):
         return min(done, slices)
 
 
-def open_quietly(options: Config, stack: ExitStack) -> Run:
+def open_quietly(options: Config, stack: ExitStack) -> TrainingRun:
     with contextlib.redirect_stdout(io.StringIO()):  # the sweep has said it once for all runs
         return open_run(options, stack)
 
@@ -66,11 +65,11 @@ def updates_within(
     """Updates that fit into `seconds`, by the median of a few in a run that is thrown away."""
     with tempfile.TemporaryDirectory(prefix=".probe-", dir=folder) as place, ExitStack() as stack:
         run = open_quietly(replace(options, out=place, steps=MOST_STEPS), stack)
-        update(run)  # not timed, as it wakes threads and fills the noise table
+        run.update()  # not timed, as it wakes threads and fills the noise table
         times: list[float] = []
         while sum(times) < PROBE * seconds:
             check_stop()
-            times.append(update(run)[-1])
+            times.append(run.update()["seconds"])
     return min(int(seconds / statistics.median(times)), MOST_STEPS)
 
 
@@ -94,11 +93,11 @@ def train_trial(
         value, spent, done = run.validate(), 0.0, 0
         while done < slices:
             check_stop()
-            scores, rate, seconds = update(run)
-            spent += seconds
+            row = run.update()
+            spent += row["seconds"]
             now = budget.slices_done(slices, run.step, options.steps, spent)
-            run.val_loss = run.validate() if now > done else None
-            metrics.append(measured(run, scores, rate, seconds))
+            row |= run.validation() if now > done else {}
+            metrics.append(row)
             for part in range(done + 1, now + 1):  # an update across several counts in the last
                 value = run.val_loss if part == now and run.val_loss is not None else value
                 trial.report(value, part)
