@@ -12,9 +12,9 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from eggroll.engines.cuda import plan as cuda_plan
-from eggroll.engines.cuda.engine import LAUNCH_MACS as CUDA_LAUNCH_MACS
+from eggroll.engines.cuda.engine import CudaEngine
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, best_members, stage_plans
-from eggroll.engines.metal.engine import LAUNCH_MACS
+from eggroll.engines.metal.engine import MetalEngine
 from eggroll.networks import egg
 from eggroll.program import Program
 
@@ -40,7 +40,7 @@ HOST, HOST_SLICE = 1.5e-3, 8e-9
 TABLE = 1 << 24  # bytes of noise, read from memory once an update
 
 
-class Kind(NamedTuple):
+class GpuKind(NamedTuple):
     """What GPUs of a kind have in common. Seconds, bytes; cycles are per simdgroup."""
 
     operand: float  # cycles to bring 8 x 8 values of an operand into the matrix units
@@ -51,16 +51,16 @@ class Kind(NamedTuple):
     spills: bool  # registers that do not fit into the plan's memory go to device memory
 
 
-SIMDGROUP = Kind(operand=31, result=0, launch=20e-6, wait=2.5e-3, nax=False, spills=True)
-NAX = Kind(operand=4, result=40, launch=20e-6, wait=2.5e-3, nax=True, spills=True)
-CUDA = Kind(operand=4, result=0, launch=20e-6, wait=20e-6, nax=False, spills=True)
+SIMDGROUP = GpuKind(operand=31, result=0, launch=20e-6, wait=2.5e-3, nax=False, spills=True)
+NAX = GpuKind(operand=4, result=40, launch=20e-6, wait=2.5e-3, nax=True, spills=True)
+CUDA = GpuKind(operand=4, result=0, launch=20e-6, wait=20e-6, nax=False, spills=True)
 
 
 class Chip(NamedTuple):
     """A GPU. macs: int8 multiply-adds per second that products reach; bandwidths: bytes/s."""
 
     name: str
-    kind: Kind
+    kind: GpuKind
     cores: int  # of four schedulers each
     clock: float  # Hz
     macs: float
@@ -119,7 +119,7 @@ class Work(NamedTuple):
     passed: float  # bytes from the stage before and to the next one
 
 
-def stage_work(plan: StagePlan, kind: Kind) -> Work:
+def stage_work(plan: StagePlan, kind: GpuKind) -> Work:
     """Counts of a stage, from the plan that its kernel is generated from."""
     products, cycles = 0.0, PHASE / 2 * len(plan.phases)
     for phase in plan.phases:
@@ -188,15 +188,15 @@ class Prediction(NamedTuple):
 
 
 def plans_of(
-    kind: Kind, program: Program, rank: int, population: int
+    kind: GpuKind, program: Program, rank: int, population: int
 ) -> tuple[int, Sequence[StagePlan], int]:
     """M, a plan per stage, and the multiply-adds of a launch at most, as the engine has them."""
     if kind is CUDA:
         on = cuda_plan.target(HOPPER)
         M = cuda_plan.block_members(program, on, rank, population)
-        return M, cuda_plan.cuda_plans(program, on, members=M, rank=rank), CUDA_LAUNCH_MACS
+        return M, cuda_plan.cuda_plans(program, on, members=M, rank=rank), CudaEngine.launch_macs
     M = best_members(program, rank, population, kind.nax)
-    return M, stage_plans(program, members=M, rank=rank, nax=kind.nax), LAUNCH_MACS
+    return M, stage_plans(program, members=M, rank=rank, nax=kind.nax), MetalEngine.launch_macs
 
 
 def predict(

@@ -21,7 +21,7 @@ TRAIN = ["-m", "eggroll.train", "--data", "count", "--pop", "512", "--steps", "2
 TESTS = ["tests/test_engines.py", "tests/test_golden.py", "tests/test_population.py"]
 OWN_TESTS = {
     "metal": ["tests/test_nax_check.py"],
-    "cuda": ["tests/test_cuda.py", "tests/test_cuda_credit.py"],
+    "cuda": ["tests/gpu/test_cuda.py"],
 }
 # Benchmarks of what is not taken by itself: name -> environment.
 VARIANTS = {
