@@ -43,6 +43,15 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def word_of(argv: Sequence[str], name: str) -> str:
+    """The word given to an option, the last if there are several; empty if it is not there."""
+    found = ""
+    for word, after in zip(argv, [*argv[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        found = (value if equals else after) if option == name else found
+    return found
+
+
 class Range(NamedTuple):
     """Numbers from `low` (itself left out if `above`) to `high`, in multiples of `step`."""
 

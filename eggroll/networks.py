@@ -5,6 +5,7 @@ Letters: V vocabulary, D width, L layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from eggroll import rng
 from eggroll.program import Program
 
 Gates = Literal["clip", "table"]
+NetworkName = Literal["egg"]
 
 
 def egg(vocabulary: int, width: int, layers: int, gates: Gates = "clip") -> Program:
@@ -42,6 +44,9 @@ def egg(vocabulary: int, width: int, layers: int, gates: Gates = "clip") -> Prog
     x, _ = net.stage()
     net.score(net.norm(x, "norm"), "head")
     return net
+
+
+NETWORKS: dict[str, Callable[[int, int, int, Gates], Program]] = {"egg": egg}
 
 
 def initial_weights(program: Program, seed: int) -> dict[str, mx.array]:

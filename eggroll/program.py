@@ -7,11 +7,15 @@ OPERATIONS and one function to every engine (a test fails until each has it).
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import mlx.core as mx
+
+from eggroll.fixed_point import gate_tables
 
 # name -> meaning. All values int8, clip(v) = clamp to +-127, w' = the member's perturbed leaf.
 OPERATIONS: dict[str, str] = {
@@ -84,6 +88,21 @@ class Program:
         self.stages.append(Stage([], [self.width, self.width], offset))
         self.state_size += self.width if state else 0
         return X, S
+
+    def digest(self) -> str:
+        """Sha256, hex, of the whole declaration, the same on every machine."""
+        tables = gate_tables()
+        used = {op.table for stage in self.stages for op in stage.ops if op.table}
+        declared = {
+            "vocabulary": self.vocabulary,
+            "width": self.width,
+            "state": self.state_size,
+            "leaves": [(leaf.name, leaf.shape, leaf.init) for leaf in self.leaves],
+            "stages": [(stage.ops, stage.registers, stage.state) for stage in self.stages],
+            "tables": {name: tables[name].tolist() for name in used},
+        }
+        text = json.dumps(declared, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def _leaf(self, name: str, shape: tuple[int, ...], init: int | None = None) -> int:
         name = self.prefix + name

@@ -24,7 +24,7 @@ from eggroll.population import Population
 SMALL = [
     *("--data", "count", "--streams", "8", "--width", "16", "--seq-len", "8", "--steps", "6"),
     *("--val-tokens", "512", "--validate-every", "2", "--checkpoint-every", "1"),
-    *("--sample-bytes", "8"),
+    *("--sample-tokens", "8"),
 ]
 TIMES = ("seconds", "tokens_per_second")
 TWINS = {"mlx": Twin, "numpy": NumpyTwin}
@@ -347,7 +347,7 @@ def test_a_checkpoint_of_another_network_is_refused(call: Command, tmp_path: Pat
     assert call(*SMALL, "--steps", 1, "--out", run, main=adamw.main).code == 0
     path = run / runlog.CHECKPOINT
     metadata, arrays = checkpoint.read(path, adamw.FORMAT)
-    facts = (json.loads(metadata[name]) for name in ("config", "corpus"))
+    facts = (adamw.loaded(path)[0], json.loads(metadata["corpus"]))
     arrays["weights/head"] = arrays["weights/head"][:, :3].copy()
     checkpoint.write(path, adamw.FORMAT, 1, *facts, arrays)
     ended = call("--resume", run, "--steps", 2, main=adamw.main)

@@ -16,7 +16,8 @@ import pytest
 from conftest import TINY, Command, Ended
 
 from eggroll import cli, generate, plot, runlog, train
-from eggroll.config import TYPES, Config, from_dict
+from eggroll.config import Config
+from eggroll.options import TYPES, from_dict
 
 PROGRAM = Config().program()
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from eggroll import fitness, networks, run
+from eggroll import fitness, networks
 from eggroll import program as language
 from eggroll.baseline.float_numpy import gradient
 from eggroll.config import RECIPES, Config
@@ -41,20 +41,20 @@ class Learner:
         assert recipe["sigma_shift"] == SIGMA_SHIFTS["token-credit"]
         assert (recipe["rule"], recipe["estimator"]) == ("whitened", "token-credit")
         self.population = population(program, "token-credit", seed=seed, members=512, T=T)
-        self.rule = run.rule(
-            Config(
-                **{**recipe, "pop": 512, "steps": steps, "seq_len": T}, data="count", vocabulary=V,
-                width=program.width,
-            )
+        options = Config(
+            recipe="language", pop=512, steps=steps, seq_len=T, data="count", vocabulary=V,
+            width=program.width,
         )  # fmt: skip
+        estimator = options.estimator_class(options, program)
+        self.rule = options.rule_class.make(options, program, estimator)
         self.weights = networks.initial_weights(program, seed)
-        self.master, self.state = self.rule.start(self.weights), self.population.initial_state()
+        self.memory, self.state = self.rule.start(self.weights), self.population.initial_state()
         self.batches = load_corpus("count", vocabulary=V).streams("train", 256, T, seed)
 
     def update(self, step: int) -> None:
         batch = self.batches.batch(step)
         _, self.state, Z = self.population.credit(self.weights, step, *batch, self.state)
-        self.weights, self.master, _ = self.rule(self.weights, self.master, Z, step)
+        self.weights, self.memory, _ = self.rule(self.weights, self.memory, Z, step)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -8,7 +8,6 @@ import pytest
 
 from eggroll.config import Config
 from eggroll.run import open_run
-from eggroll.train import update
 
 GOAL = 0.00144  # bits per token: 0.001 nats
 
@@ -27,7 +26,7 @@ def test_default_settings_learn_to_count(tmp_path, pop, seed, updates):
     with ExitStack() as stack:
         run = open_run(options, stack)
         while run.step < updates:
-            update(run)
+            run.update()
             if run.step % 10 == 0:
                 losses.append(run.validate())
     assert min(losses) <= GOAL, losses

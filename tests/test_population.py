@@ -12,6 +12,7 @@ from networks import Case
 
 from eggroll import networks
 from eggroll.engines import ENGINES, available
+from eggroll.fitness import pair_fitness
 from eggroll.noise import Noise
 from eggroll.population import Population, exact_loss, model_loss
 
@@ -46,7 +47,7 @@ def test_population_equals_the_oracle(name, groups, group, chunk, threads, rank,
     got = population.evaluate(case.leaves, 3, tokens, targets, mx.array(state))
     np.testing.assert_array_equal(np.array(got[0]), scores)
     np.testing.assert_array_equal(np.array(got[1]), after)
-    np.testing.assert_array_equal(np.array(fitness.pair_fitness(got[0])), fitness)
+    np.testing.assert_array_equal(np.array(pair_fitness(got[0])), fitness)
     votes = population.votes(mx.array(fitness.astype(np.int8)), 3)
     for leaf, want in oracle.votes(weights, case.noise(), fitness).items():
         np.testing.assert_array_equal(np.array(votes[leaf]), want)

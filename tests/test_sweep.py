@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import mlx.core as mx
 import optuna
 import pytest
 from conftest import Command
@@ -23,14 +22,14 @@ from eggroll import checkpoint, cli, plot
 from eggroll.cli import Range
 from eggroll.config import Config
 from eggroll.errors import InputError
-from eggroll.run import Run
+from eggroll.run import TrainingRun
 from eggroll.sweep import command, pictures, report, space, trial
 from eggroll.sweep.space import Sweep
 from eggroll.sweep.study import hidden, open_study
 
 TINY = [
     *("--data", "count", "--pop", "32", "--width", "16", "--seq-len", "8", "--table-bits", "16"),
-    *("--val-tokens", "512", "--sample-bytes", "8", "--threads", "1"),
+    *("--val-tokens", "512", "--sample-tokens", "8", "--threads", "1"),
 ]
 QUICK = [*TINY, "--budget", "0.1", "--slices", "3", "--pruner", "none"]
 draw = pictures.draw
@@ -221,12 +220,12 @@ def made_up(monkeypatch: pytest.MonkeyPatch):
     """Updates take `seconds`; validations give `value(config, update)`."""
 
     def use(seconds: float, value) -> None:
-        def update(run: Run):
-            run.step += 1
-            return mx.zeros((2, 1), mx.int16), 0.0, seconds
+        def update(run: TrainingRun):
+            run.learner.step += 1
+            return {"step": run.step, "loss": 0.0, "seconds": seconds}
 
-        monkeypatch.setattr(trial, "update", update)
-        monkeypatch.setattr(Run, "validate", lambda run: value(run.config, run.step))
+        monkeypatch.setattr(TrainingRun, "update", update)
+        monkeypatch.setattr(TrainingRun, "validate", lambda run: value(run.config, run.step))
 
     return use
 

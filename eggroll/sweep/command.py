@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -24,11 +24,12 @@ import optuna
 import tyro
 from optuna.trial import TrialState
 
-from eggroll import cli, config, runlog
+from eggroll import cli, runlog
 from eggroll.cli import Range
-from eggroll.config import FREE, TYPES, Config, place
+from eggroll.config import CHANGEABLE, Config, hidden_default
 from eggroll.data.streams import load_corpus
 from eggroll.errors import InputError
+from eggroll.options import TYPES, from_command_line
 from eggroll.run import engine_for, fingerprint, validation_batches
 from eggroll.sweep import report, space
 from eggroll.sweep.space import Axis
@@ -64,9 +65,9 @@ class Options(Config):
         USUAL
     )
     """What to try: options with their usual or a given range (log: by ratio) or values."""
-    study: Annotated[str, place("NAME")] = ""
+    study: Annotated[str, hidden_default("NAME")] = ""
     """Name of the study; that of the data if none is given."""
-    storage: Annotated[str, place("URL|FILE")] = ""
+    storage: Annotated[str, hidden_default("URL|FILE")] = ""
     """postgresql://..., mysql://..., sqlite:///FILE, journal:///FILE, FILE.db or FILE.log; study.db
     in the folder if none is given."""
     workers: Annotated[int, Range(1, 1024)] = 1
@@ -77,10 +78,10 @@ class Options(Config):
     """Validations of a trial, after equal parts of its budget; each may prune it."""
     startup: Annotated[int, Range(0, 10**6)] = 5
     """Trials at the start that are random and, with pruner median, not pruned."""
-    json: Annotated[str, place("FILE")] = ""
+    json: Annotated[str, hidden_default("FILE")] = ""
     """Also write all trials as JSON."""
 
-    out: Annotated[str, place("DIR")] = ""
+    out: Annotated[str, hidden_default("DIR")] = ""
     """Folder for the sweep, its trials and what it finds; sweeps/<study> if none is given."""
     steps: Annotated[int, tyro.conf.Suppress] = MOST
     resume: Annotated[str, tyro.conf.Suppress] = ""
@@ -123,7 +124,7 @@ class Plan:
         same = {
             name: value
             for name, value in self.base.to_dict().items()
-            if FREE not in get_args(TYPES[name])[1:] or name == "val_tokens"
+            if CHANGEABLE not in get_args(TYPES[name])[1:] or name == "val_tokens"
         }
         mine = {"budget": self.options.budget, "slices": self.options.slices, "text": self.corpus}
         return same | mine | {"search": " ".join(sorted(map(str, self.space)))}
@@ -158,21 +159,10 @@ def options_from(argv: Sequence[str]) -> Options:
     """
     about = "Searches for good options of a training run, every trial at equal wall-clock."
 
-    def parse(base: Options | None) -> Options:
-        return cli.parse(Options, argv, command="sweep", about=about, base=base)
-
     for name, why in DERIVED.items():
         if any(word.partition("=")[0] == name for word in argv):
             raise InputError(f"{name} is no option of eggroll.sweep, as {why}: leave it out.")
-    given = parse(None)
-    if given.recipe != "paper" and given.config:
-        raise InputError(
-            f"--recipe {given.recipe} and --config {given.config!r} are both given, and each "
-            "brings settings of its own: leave one of them out."
-        )
-    if given.recipe != "paper":
-        return parse(Options(**config.RECIPES[given.recipe]))
-    return parse(Options(**asdict(config.read(given.config)))) if given.config else given
+    return from_command_line(Options, argv, command="sweep", about=about)
 
 
 def planned(options: Options) -> Plan:

@@ -23,14 +23,13 @@ import optuna
 
 from eggroll import runlog
 from eggroll.config import Config
-from eggroll.run import Run, open_run
-from eggroll.train import measured, update
+from eggroll.run import TrainingRun, open_run
 
 PROBE: Final = 0.05  # of the budget, in a run of its own
 MOST: Final = 10**9  # steps of a run whose length is not known yet
 
 
-def open_quietly(options: Config, stack: ExitStack) -> Run:
+def open_quietly(options: Config, stack: ExitStack) -> TrainingRun:
     with contextlib.redirect_stdout(io.StringIO()):  # what a run tells once is told by the sweep
         return open_run(options, stack)
 
@@ -39,11 +38,11 @@ def updates_within(budget: float, options: Config, folder: Path, look: Callable[
     """Updates that the budget has time for, by the median of a few in a run that is thrown away."""
     with tempfile.TemporaryDirectory(prefix=".probe-", dir=folder) as place, ExitStack() as stack:
         run = open_quietly(replace(options, out=place, steps=MOST), stack)
-        update(run)  # not timed, as it wakes threads and fills the noise table
+        run.update()  # not timed, as it wakes threads and fills the noise table
         seconds: list[float] = []
         while sum(seconds) < PROBE * budget:
             look()
-            seconds.append(update(run)[-1])
+            seconds.append(run.update()["seconds"])
     return min(int(budget / statistics.median(seconds)), MOST)
 
 
@@ -62,12 +61,12 @@ def train_trial(
         value, spent, done = run.validate(), 0.0, 0
         while done < slices:
             look()
-            scores, rate, seconds = update(run)
-            spent += seconds
+            row = run.update()
+            spent += row["seconds"]
             now = min(int(spent / budget * slices), slices)
             now = slices if run.step == options.steps else now
-            run.val_loss = run.validate() if now > done else None
-            metrics.append(measured(run, scores, rate, seconds))
+            row |= run.validation() if now > done else {}
+            metrics.append(row)
             for part in range(done + 1, now + 1):  # an update across several counts in the last
                 value = run.val_loss if part == now and run.val_loss is not None else value
                 trial.report(value, part)

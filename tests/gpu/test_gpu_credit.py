@@ -219,7 +219,7 @@ def test_rows_add_up_whoever_names_them(gpu: Gpu, launcher: Emulator, V: int, K:
 
 RUN = (
     *("--data", "count", "--pop", "20", "--steps", "2", "--seq-len", "4", "--table-bits", "16"),
-    *("--validate-every", "0", "--val-tokens", "64", "--sample-bytes", "0", "--width", "12"),
+    *("--validate-every", "0", "--val-tokens", "64", "--sample-tokens", "0", "--width", "12"),
 )
 RUNS: dict[str, tuple[str, Sequence[object]]] = {
     # CUDA's product. The recipe scaled down, then each estimator with each rule; chunks leave a
