@@ -28,7 +28,7 @@ from gpu.backend import install as install_gpu
 ALL = -1  # members of the largest threadgroup
 # Estimator, M, CUDA's product, then a network. 0 members: as many as the engine takes by itself.
 RAGGED = 32, "m16n8k32", {"V": 33, "D": 13, "L": 2, "T": 3, "P": 36, "discount": 8}
-LARGE = 16, "m16n8k32", {"V": 1100, "D": 132, "T": 1, "P": 4}  # much in device memory
+LARGE = 32, "m16n8k32", {"V": 1100, "D": 132, "T": 1, "P": 4}  # much in device memory
 CASES = [
     *((estimator, *RAGGED) for estimator in CREDITED),
     ("token-credit", ALL, "m8n8k16", {"V": 20, "D": 9, "T": 2}),

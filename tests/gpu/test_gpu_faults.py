@@ -41,7 +41,7 @@ FAULTS = {
         ),
         "a state that is not restarted": ("tokens[m * T] == 0", "tokens[m * T] == -1"),
         "an edge of the votes": ("tile.column + c < tile.K", "true"),
-        "an address space forgotten": ("const device int8_t* two =", "const int8_t* two ="),
+        "an address space forgotten": ("const EGG_DEVICE int8_t* two =", "const int8_t* two ="),
         "signed and unsigned mixed": ("min(uint(M), members)", "min(M, members)"),
     },
     "cuda": {
@@ -122,7 +122,7 @@ COMMON = {
     "credit across documents": ("tokens[t] != 0 ? r : 0", "r"),
     "a token more": ("back < of.T", "back <= of.T"),
     "the first of equal rows left out": ("sorted[middle] < row", "sorted[middle] <= row"),
-    "the noise of another leaf": ("uint(at) + element", "element"),
+    "the noise of another leaf": ("uint32_t(at) + element", "element"),
     "x B of the odd member": ("sums[2 * i]", "sums[2 * i + 1]"),
 }
 CREDIT_FAULTS = {
@@ -140,7 +140,6 @@ CREDIT_FAULTS = {
         "another member's inputs": ("i % (M / 2) * 2)", "i % (M / 2) * 2 + 1)"),
         "a pair that is not there": ("if (lane >= of.pairs) return;", ""),
         "an input that is not there": ("if (trace.k + e < trace.K)", ""),
-        "the noise of another leaf": ("uint32_t(at) + element", "element"),
     },
 }  # fmt: skip
 

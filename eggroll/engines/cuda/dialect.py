@@ -83,7 +83,7 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
 
     @property
     def vote_files(self) -> list[str]:
-        return ["common", f"mma_{self.product}", "vote_product"]
+        return ["noise", "common", f"mma_{self.product}", "vote_product"]
 
     def product_input(self, plan: StagePlan, register: int) -> str:
         return f"r{register}"

@@ -16,6 +16,11 @@ from eggroll.program import Op
 
 VOTE_SIDE = 64  # SIDE of vote_product: a threadgroup counts VOTE_SIDE x VOTE_SIDE votes
 VOTE_THREADS = 128  # of a threadgroup, in all kernels but those of stages
+# Kernel files that both languages share, as their text is the same.
+COMMON = {
+    *("fixed", "noise", "add", "add_bias", "forget", "lookup", "mix"),
+    *("vote_tile", "votes", "credits", "credit_votes", "rows"),
+}
 
 
 class Dialect(ABC):
@@ -52,8 +57,14 @@ class Dialect(ABC):
     traces: ClassVar[str]  # body of the kernel that sums credit x input, as its tape is laid out
 
     def kernel_file(self, name: str) -> str:
-        """Text of a kernel file."""
-        return kernel_text(self.folder, name + self.suffix)
+        """Text of a kernel file: gpu/NAME.h, or of this language where it is not common."""
+        folder, file = ("gpu", f"{name}.h") if name in COMMON else (self.folder, name + self.suffix)
+        return kernel_text(folder, file)
+
+    def header(self, constants: str, files: Sequence[str]) -> str:
+        """What a kernel begins with: constants, the language's words, then its files."""
+        names = ("language", "fixed", *files)
+        return self.includes + constants + "".join(map(self.kernel_file, names))
 
     def constants(self, **values: int) -> str:
         """Declares compile-time integers."""

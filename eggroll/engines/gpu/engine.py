@@ -288,17 +288,9 @@ class StagedEngine(Engine):
         for m in range(0, P, members):
             rows, pairs = slice(m, m + members), slice(m // 2, (m + members) // 2)
             some = noise._replace(starts=noise.starts[:, pairs])
-            credit_noise = CreditNoise(credit_noise.signs[:, pairs], credit_noise.draws[pairs])
-            score, after, Z = self._credit_members(
-                prepared,
-                some,
-                credit_noise,
-                crediting,
-                tokens[rows],
-                targets[rows],
-                state[rows],
-                columns,
-            )
+            bits = CreditNoise(credit_noise.signs[:, pairs], credit_noise.draws[pairs])
+            given = tokens[rows], targets[rows], state[rows]
+            score, after, Z = self._credit_members(prepared, some, bits, crediting, *given, columns)
             scores.append(score)
             states.append(after)
             total = {name: total[name] + z if total else z for name, z in Z.items()}

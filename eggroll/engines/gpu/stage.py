@@ -40,9 +40,8 @@ class StageWriter:
 
     def source(self) -> Source:
         """The kernel."""
-        names = ["fixed", "common", self.noise_file, *self.files()]
-        header = self.dialect.includes + self.constants()
-        header += "".join(map(self.dialect.kernel_file, names))
+        names = ["noise", "common", self.noise_file, *self.files()]
+        header = self.dialect.header(self.constants(), names)
         inputs, outputs, body = tuple(self.inputs()), tuple(self.outputs()), self.body()
         return Source("egg_stage", inputs, outputs, header, body, self.shared)
 

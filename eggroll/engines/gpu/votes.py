@@ -38,7 +38,7 @@ if (at < $uint(sizes[0]) * lanes) {
   of.tokens = tokens;
   of.signs = signs;
   of.starts = starts;
-  of.met = projection;
+  of.projections = projection;
   of.table = table;
   of.pairs = sizes[2];
   of.lanes = lanes;
@@ -121,8 +121,7 @@ class CreditKernels(NamedTuple):
 
 
 def _kernel(dialect: Dialect, name: str, inputs: str, outputs: str, file: str, body: str) -> Source:
-    header = dialect.includes + dialect.kernel_file("fixed") + dialect.kernel_file(file)
-    text = dialect.spelled(body)
+    header, text = dialect.header("", [file]), dialect.spelled(body)
     return Source(name, tuple(inputs.split()), tuple(outputs.split()), header, text)
 
 
@@ -131,9 +130,8 @@ def _vote_kernels(
     rank: int = 1, clt: bool = True,
 ) -> tuple[Source, Source]:  # fmt: skip
     """The kernels for matrices and for vectors, by the file that says what their terms are."""
-    header = dialect.includes + dialect.constants(**dialect.vote_constants, RANK=rank, CLT=clt)
-    files = ("fixed", *dialect.vote_files, terms)
-    header += "".join(map(dialect.kernel_file, files))
+    constants = dialect.constants(**dialect.vote_constants, RANK=rank, CLT=clt)
+    header = dialect.header(constants, ["vote_tile", *dialect.vote_files, terms])
     names = tuple(inputs.split())
     tiles = dialect.vote_memory + dialect.spelled(matrices).replace("@", dialect.vote_lane)
     return (
@@ -156,7 +154,7 @@ def vote_sources(dialect: Dialect, rank: int, clt: bool) -> tuple[Source, Source
 def credit_kernels(dialect: Dialect) -> CreditKernels:
     """All that runs after the stages."""
     inputs = "scores tokens signs starts projection table work sizes"
-    credits = _kernel(dialect, "egg_credits", inputs, "credits sums", "gains", CREDITS)
+    credits = _kernel(dialect, "egg_credits", inputs, "credits sums", "credits", CREDITS)
     inputs = "tape credits work sizes"
     traces = _kernel(dialect, "egg_traces", inputs, "sums", "traces", dialect.traces)
     votes = _vote_kernels(

@@ -2,6 +2,6 @@
 
 namespace egg {
 
-inline int add_bias(int a, int b, int w) { return clip(a + b + w); }
+EGG_FUNCTION int add_bias(int a, int b, int w) { return clip(a + b + w); }
 
 }  // namespace egg

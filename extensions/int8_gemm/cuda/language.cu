@@ -1,5 +1,8 @@
-// What all kernels share.
+// CUDA's words for what kernels in ../gpu say: a function, and what Metal has address spaces for.
 
+#define EGG_FUNCTION __device__ inline
+#define EGG_DEVICE
+#define EGG_CONSTANT const
 #ifndef EGG_SHARED
 #define EGG_SHARED(type, name, offset, count) \
   type* const name = reinterpret_cast<type*>(egg_memory + (offset) / 16)
@@ -7,13 +10,6 @@
 #endif
 
 namespace egg {
-
-__device__ inline int clip(int v) { return max(-127, min(v, 127)); }
-
-// v / 2^shift, to the nearest.
-__device__ inline int rounded(int v, int shift) {
-  return shift == 0 ? v : (v + (1 << (shift - 1))) >> shift;
-}
 
 // Byte e of a word, and a value as byte e.
 __device__ inline int byte_of(uint32_t word, int e) { return int(word << (24 - 8 * e)) >> 24; }

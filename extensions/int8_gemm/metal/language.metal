@@ -1,0 +1,8 @@
+// Metal's words for what kernels in ../gpu say: a function, the address spaces of pointers.
+
+#define EGG_FUNCTION inline
+#define EGG_DEVICE device
+#define EGG_CONSTANT constant
+#ifndef EGG_SHARED
+#define EGG_SHARED(type, name, count) threadgroup type name[count]
+#endif
