@@ -8,7 +8,7 @@ import pytest
 
 from eggroll import fitness, networks
 from eggroll import program as language
-from eggroll.baseline.float_numpy import gradient
+from eggroll.baseline.backprop import gradient
 from eggroll.config import RECIPES, Config
 from eggroll.credit import crediting
 from eggroll.data.streams import load_corpus
