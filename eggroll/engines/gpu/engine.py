@@ -26,6 +26,7 @@ from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, padded
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.stage import StageWriter
 from eggroll.engines.gpu.votes import credit_kernels, vote_sources
+from eggroll.errors import InputError
 from eggroll.noise import Slices
 from eggroll.program import Program, Stage, Weights
 
@@ -62,6 +63,11 @@ class StagedEngine(Engine):
         self._members: dict[tuple[int, int], int] = {}
         self._kernels: dict[tuple[int, int, int, bool], list[Kernel]] = {}
         self._credit: dict[tuple[int, int, Crediting], tuple[CreditWork, list[Source]]] = {}
+        if program.score_bits != 4:
+            raise InputError(
+                f"engine {self.name!r} has no --score-bits {program.score_bits}: use 4, or "
+                "--engine cpu."
+            )
 
     @abstractmethod
     def plans(self, members: int, rank: int) -> Sequence[StagePlan]:
