@@ -70,7 +70,7 @@ def passes(engine: Engine) -> bool:
 
 
 def trial_results(engine: Engine) -> Iterator[NDArray[Any]]:
-    """Scores, states and votes of a small network, one after the other."""
+    """Scores, exact likelihoods, states and votes of a small network, one after the other."""
     program, P, T = engine.program, 34, 3
     shapes = [leaf.shape for leaf in program.leaves]
     noise = Noise(shapes, seed=0, rank=1, shift=8, table_bits=16).slices(0, 0, P // 2)
@@ -78,6 +78,7 @@ def trial_results(engine: Engine) -> Iterator[NDArray[Any]]:
     state = mx.zeros((P, program.state_size), mx.int8)
     prepared = engine.prepare(initial_weights(program, 0))
     yield from map(np.array, engine.evaluate(prepared, noise, tokens, tokens, state))
+    yield from map(np.array, engine.likelihoods(prepared, tokens, tokens, state))
     fitness = (mx.arange(P // 2) % 3 - 1).astype(mx.int8)
     yield from map(np.array, engine.votes(fitness, noise, True).values())
     for estimator in CREDITED:

@@ -133,8 +133,8 @@ def install(gpu: Gpu, monkeypatch, launcher: emulator.Emulator, variant: str = "
     monkeypatch.setitem(choice.ENGINES, gpu.name, Emulated)
 
 
-def stage_source(gpu: Gpu, plan: StagePlan, shift: int = 8, *, logits: bool = False) -> Source:
-    return StageWriter(plan, gpu.dialect, logits=logits, shift=shift).source()
+def stage_source(gpu: Gpu, plan: StagePlan, shift: int = 8) -> Source:
+    return StageWriter(plan, gpu.dialect, shift=shift).source()
 
 
 def credit_source(gpu: Gpu, plan: CreditPlan, shift: int = 6) -> Source:

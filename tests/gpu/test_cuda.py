@@ -27,17 +27,20 @@ from gpu.backend import CudaGpu, stage_source
 
 
 @pytest.mark.parametrize("gpu", ["cuda"], indirect=True)
-def test_exp2_by_shifts_is_the_table(gpu: CudaGpu, launcher: Emulator):
+@pytest.mark.parametrize("score_bits", [4, 8])
+def test_exp2_by_shifts_is_the_table(gpu: CudaGpu, launcher: Emulator, score_bits: int):
     """Every entry from 16 of them."""
-    head = stage_source(gpu, gpu.plans(networks.egg(4, 4, 1), 8, 1)[-1])
+    program = networks.egg(4, 4, 1)
+    program.score_bits = score_bits
+    head = stage_source(gpu, gpu.plans(program, 8, 1)[-1])
     body = """
 int wrong = 0;
 for (uint32_t u = threadIdx.x; u < 256; u += 128)
-  wrong += egg::exp2_q4(EXP2, u) != uint32_t(given[u]);
+  wrong += egg::power(EXP2, u) != uint32_t(given[u]);
 out[threadIdx.x] = wrong;
 """
     source = head._replace(inputs=("given",), outputs=("out",), body=body, shared=0)
-    table = mx.array(oracle.EXP2[16].astype(np.int32))
+    table = mx.array(oracle.EXP2[1 << score_bits].astype(np.int32))
     (wrong,) = launcher(source, [table], [((128,), mx.int32)], (128, 1, 1), (128, 1, 1))
     assert not np.array(wrong).any()
 

@@ -20,7 +20,7 @@ from eggroll.engines.cuda.dialect import Cuda
 from eggroll.engines.cuda.plan import target
 from eggroll.engines.gpu.credit_stage import CreditStageWriter
 from eggroll.engines.gpu.source import Source
-from eggroll.engines.gpu.stage import StageWriter
+from eggroll.engines.gpu.stage import RESULTS, StageWriter
 from eggroll.engines.gpu.votes import vote_sources
 from gpu.backend import on
 from gpu.test_gpu_sources import cuda_sources
@@ -40,7 +40,11 @@ INT32 = (
     *("tokens", "targets", "starts", "sizes", "work", "signs", "sorted", "order"),
     *("projection", "moved", "sums", "Z"),
 )
-KINDS = dict.fromkeys(INT32, mx.int32) | {"scores": mx.int16, "draws": mx.uint32}
+KINDS = dict.fromkeys(INT32, mx.int32) | {
+    "scores": mx.int16,
+    "totals": mx.uint64,
+    "draws": mx.uint32,
+}
 BYTES = ("egg_credits", "egg_credit_vector_votes")  # kernels whose sums are clipped
 
 
@@ -79,8 +83,8 @@ def test_nvrtc_compiles_what_presets_do_not_have():
     for gpu in (on("dp4a", 2 << 10), on("m16n8k32", 2 << 10)):
         for plan in cuda_plan.cuda_plans(program, gpu, members=8, rank=4):
             assert plan.scratch_bytes or plan.first or plan.scores
-            for logits in {False, plan.scores}:
-                source = StageWriter(plan, Cuda(gpu.product), logits=logits, shift=8).source()
+            for result in RESULTS if plan.scores else ("scores",):
+                source = StageWriter(plan, Cuda(gpu.product), result, shift=8).source()
                 nvrtc.compile(whole_text(source), "sm_80")
         for source in vote_sources(Cuda(gpu.product), 4, False):
             nvrtc.compile(whole_text(source), "sm_80")

@@ -14,6 +14,7 @@ import pytest
 from conftest import TINY, Command
 from emulator import FORWARD, REVERSE, SHUFFLED, Emulator
 from networks import Case, random_case
+from test_engines import check_likelihoods
 
 from eggroll import networks
 from eggroll.engines import available, trial
@@ -43,12 +44,18 @@ def members_of(gpu: Gpu, members: int) -> int:
     return gpu.largest if members == ALL else members
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_equals_oracle(gpu: Gpu, launcher: Emulator, name: str):
+SCORE_BITS = [
+    *((name, 4) for name in CASES),
+    *((name, 8) for name in ("power-of-two divisors", "true divisions", "sums beyond 32 bits")),
+]
+
+
+@pytest.mark.parametrize(("name", "score_bits"), SCORE_BITS)
+def test_equals_oracle(gpu: Gpu, launcher: Emulator, name: str, score_bits: int):
     members, product, shape = CASES[name]
     members = members_of(gpu, members)
     # Some members beyond the first threadgroup, where a case does not say how many.
-    case = at_the_end(random_case(1, **{"P": members + 2} | shape))
+    case = at_the_end(random_case(1, score_bits=score_bits, **{"P": members + 2} | shape))
     variant = product if gpu.name == "cuda" else ""
     made = engine(gpu, case.program, launcher, members, variant, name in CRAMPED)
     fitness = oracle.pair_fitness(check_scores(made, case))
@@ -82,7 +89,22 @@ def test_unperturbed_model_takes_any_number_of_members(gpu: Gpu, launcher: Emula
     case = random_case(5, P=34)
     case.tokens, case.targets = case.tokens[:members], case.targets[:members]
     case.state = case.state[:members]
-    check_scores(engine(gpu, case.program, launcher), case, noise=False)
+    made = engine(gpu, case.program, launcher)
+    check_scores(made, case, noise=False)
+    check_likelihoods(made, case)
+
+
+@pytest.mark.parametrize("score_bits", [4, 8])
+@pytest.mark.parametrize(("V", "P"), [(9000, 2), (257, 8)])
+def test_the_highest_sums_do_not_wrap(
+    gpu: Gpu, launcher: Emulator, V: int, P: int, score_bits: int
+):
+    """All logits are at the top: the fewest that need 64 bits in 1/256 bit, and many more."""
+    case = random_case(1, V=V, D=4, L=0, T=1, P=P, score_bits=score_bits)
+    case.weights["head"][:] = case.weights["norm"][:] = case.weights["embedding"][:] = 127
+    made = engine(gpu, case.program, launcher)
+    check_scores(made, case, noise=False)
+    check_likelihoods(made, case)
 
 
 def test_logits_are_those_the_scores_come_from(gpu: Gpu, launcher: Emulator):
@@ -137,6 +159,7 @@ def test_launches_of_some_members_and_tokens(gpu: Gpu, launcher: Emulator, monke
         monkeypatch.setattr(gpu.kind, "launch_macs", macs)
         sizes.append(made.launch_size(6, 5, 1))
         check_scores(made, case)
+        check_likelihoods(made, case)
     assert sizes == [(6, 5), (2, 1), (6, 2)]
 
 
@@ -179,7 +202,8 @@ RUNS = [
                       "gates": "table"}),
     ("", "m16n8k32", {"layers": 6, "width": 16, "vocabulary": 1000, "rank": 1, "chunk": 34,
                       "noise-reuse": 0}),
-    ("nax", "", {"layers": 1, "width": 16, "vocabulary": 256, "rank": 4, "chunk": 14}),
+    ("nax", "", {"layers": 1, "width": 16, "vocabulary": 256, "rank": 4, "chunk": 14,
+                 "score-bits": 8}),
 ]  # fmt: skip
 
 

@@ -33,6 +33,9 @@ CASES = [
     *((estimator, *RAGGED) for estimator in CREDITED),
     ("token-credit", ALL, "m8n8k16", {"V": 20, "D": 9, "T": 2}),
     ("token-credit", *LARGE),
+    # Scores in 1/256 bit, whose sums need 64 bits from 257 tokens on.
+    ("token-credit", 16, "m16n8k32", {"V": 257, "D": 9, "T": 3, "P": 18, "score_bits": 8}),
+    ("token-votes", 8, "m16n8k32", {"V": 20, "D": 8, "T": 5, "P": 6, "score_bits": 8}),
     ("token-credit", 8, "dp4a", {"V": 5000, "D": 8, "L": 0, "T": 1, "P": 2}),  # EXP2: 64 bits
     ("token-credit", 32, "m16n8k32", {"V": 2, "D": 1, "T": 1, "P": 2}),  # next to nothing
     # Two words of signs and more.
@@ -235,7 +238,8 @@ RUNS: dict[str, tuple[str, Sequence[object]]] = {
          "--gates", "table", "--chunk", 18]),
     "token-votes": (
         "m16n8k32",
-        ["--estimator", "token-votes", "--vocabulary", 256, "--group-size", 4, "--chunk", 12]),
+        ["--estimator", "token-votes", "--vocabulary", 256, "--group-size", 4, "--chunk", 12,
+         "--score-bits", 8]),
 }  # fmt: skip
 
 

@@ -154,6 +154,7 @@ class CreditRun:
         """Credits int8 [credits, T, lanes] of tokens, and their clipped sums [credits, lanes]."""
         C, words = len(self.credits.work), self.credit_noise.signs.shape[2]
         sizes = [C, self.T, self.N, words, self.lanes, self.crediting.credit_shift]
+        sizes += [1 << (8 - self.program.score_bits), self.crediting.unit_shift]
         empty = mx.zeros(LEAST, mx.int32)
         projections = mx.concatenate(self.projections, axis=1) if self.projections else empty
         credits, sums = self._launch(

@@ -19,7 +19,7 @@ VOTE_THREADS = 128  # of a threadgroup, in all kernels but those of stages
 # Kernel files that both languages share, as their text is the same.
 COMMON = {
     *("fixed", "noise", "add", "add_bias", "forget", "lookup", "mix"),
-    *("vote_tile", "votes", "credits", "credit_votes", "rows"),
+    *("log2", "vote_tile", "votes", "credits", "credit_votes", "rows"),
 }
 
 

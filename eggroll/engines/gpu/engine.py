@@ -24,9 +24,8 @@ from eggroll.engines.gpu.dialect import VOTE_SIDE, VOTE_THREADS, Dialect
 from eggroll.engines.gpu.launch import Launcher, Outputs, check_noise, host_extreme, pad_flat
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, padded
 from eggroll.engines.gpu.source import Source
-from eggroll.engines.gpu.stage import StageWriter
+from eggroll.engines.gpu.stage import RESULTS, Result, StageWriter
 from eggroll.engines.gpu.votes import credit_kernels, vote_sources
-from eggroll.errors import InputError
 from eggroll.noise import Slices
 from eggroll.program import Program, Stage, Weights
 
@@ -61,13 +60,8 @@ class StagedEngine(Engine):
         super().__init__(program, threads, slab)
         self.dialect, self.launcher, self.members = dialect, launcher, members
         self._members: dict[tuple[int, int], int] = {}
-        self._kernels: dict[tuple[int, int, int, bool], list[Kernel]] = {}
+        self._kernels: dict[tuple[int, int, int, Result], list[Kernel]] = {}
         self._credit: dict[tuple[int, int, Crediting], tuple[CreditWork, list[Source]]] = {}
-        if program.score_bits != 4:
-            raise InputError(
-                f"engine {self.name!r} has no --score-bits {program.score_bits}: use 4, or "
-                "--engine cpu."
-            )
 
     @abstractmethod
     def plans(self, members: int, rank: int) -> Sequence[StagePlan]:
@@ -112,13 +106,13 @@ class StagedEngine(Engine):
             self._members[P, rank] = self.members or self.choose_members(P, rank)
         return self._members[P, rank]
 
-    def kernels(self, members: int, noise: Slices | None, logits: bool) -> list[Kernel]:
+    def kernels(self, members: int, noise: Slices | None, result: Result) -> list[Kernel]:
         """Plan and source of every stage, for threadgroups of `members`."""
         rank, shift = (noise.rank, noise.shift) if noise else (0, 0)
-        key = (members, rank, shift, logits)
+        key = (members, rank, shift, result)
         if key not in self._kernels:
             self._kernels[key] = [
-                Kernel(plan, StageWriter(plan, self.dialect, logits=logits, shift=shift).source())
+                Kernel(plan, StageWriter(plan, self.dialect, result, shift=shift).source())
                 for plan in self.plans(members, rank)
             ]
         return self._kernels[key]
@@ -183,10 +177,37 @@ class StagedEngine(Engine):
         targets: mx.array,
         state: mx.array,
     ) -> tuple[mx.array, mx.array]:
+        (scores,), after = self._launches("scores", prepared, noise, tokens, targets, state)
+        return scores, after
+
+    def likelihoods(
+        self, prepared: Any, tokens: mx.array, targets: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        (totals, hits), after = self._launches(
+            "likelihoods", prepared, None, tokens, targets, state
+        )
+        return totals, hits, after
+
+    def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+        tokens = tokens[:, None]
+        self._check(None, tokens, tokens, state)
+        (logits,), after = self._run("logits", prepared, None, tokens, tokens, state)
+        return logits, after
+
+    def _launches(
+        self,
+        result: Result,
+        prepared: Any,
+        noise: Slices | None,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+    ) -> tuple[list[mx.array], mx.array]:
+        """What the head leaves of P members and T tokens, each [P, T], and the new state."""
         self._check(noise, tokens, targets, state)
-        scores, states = [], []
         (P, T), rank = tokens.shape, noise.rank if noise else 0
         members, columns = self.launch_size(P, T, rank)
+        found, states = [], []
         for m in range(0, P, members):
             rows = slice(m, m + members)
             pairs = slice(m // 2, (m + members) // 2)
@@ -194,16 +215,12 @@ class StagedEngine(Engine):
             after, row = state[rows], []
             for t in range(0, T, columns):
                 at = (rows, slice(t, t + columns))
-                score, after = self._run(prepared, part, tokens[at], targets[at], after, False)
-                row.append(score)
-            scores.append(mx.concatenate(row, axis=1))
+                left, after = self._run(result, prepared, part, tokens[at], targets[at], after)
+                row.append(left)
+            found.append([mx.concatenate(list(a), axis=1) for a in zip(*row, strict=True)])
             states.append(after)
-        return mx.concatenate(scores), mx.concatenate(states)
-
-    def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
-        tokens = tokens[:, None]
-        self._check(None, tokens, tokens, state)
-        return self._run(prepared, None, tokens, tokens, state, True)
+        whole = [mx.concatenate(list(a)) for a in zip(*found, strict=True)]
+        return whole, mx.concatenate(states)
 
     def _check(
         self, noise: Slices | None, tokens: mx.array, targets: mx.array, state: mx.array
@@ -222,20 +239,20 @@ class StagedEngine(Engine):
 
     def _run(
         self,
+        result: Result,
         prepared: list[mx.array],
         noise: Slices | None,
         tokens: mx.array,
         targets: mx.array,
         state: mx.array,
-        logits: bool,
-    ) -> tuple[mx.array, mx.array]:
-        """One launch per stage. Scores int16 [P, T] or logits int8 [P, V], and the new state."""
+    ) -> tuple[list[mx.array], mx.array]:
+        """One launch per stage. What the head leaves, and the new state."""
         (P, T), M = tokens.shape, self.group_members(tokens.shape[0], noise.rank if noise else 0)
         given = self.given_of(noise, tokens, targets, [T, P, P // 2])
         made = self.outputs_of(P, T, -(-P // M) * M)
-        kernels = self.kernels(M, noise, logits)
+        kernels = self.kernels(M, noise, result)
         got, after = self._stages(kernels, prepared, given, made, noise, state)
-        return got[-1]["logits" if logits else "scores"], after
+        return [got[-1][name] for name in RESULTS[result]], after
 
     def _stages(
         self,
@@ -387,4 +404,6 @@ class StagedEngine(Engine):
             "state_after": ((P, self.program.width), mx.int8),
             "scores": ((P, T), mx.int16),
             "logits": ((P, self.program.vocabulary), mx.int8),
+            "totals": ((P, T), mx.uint64),
+            "target_logits": ((P, T), mx.int8),
         }

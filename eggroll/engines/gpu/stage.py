@@ -7,6 +7,7 @@ Letters: M members of a threadgroup, T tokens, V vocabulary, K inputs and O outp
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from eggroll import fixed_point as fx
 from eggroll.engines.gpu.dialect import Dialect
@@ -14,23 +15,31 @@ from eggroll.engines.gpu.plan import PRODUCTS, Phase, StagePlan
 from eggroll.engines.gpu.source import Source
 from eggroll.program import Op, S, X
 
+Result = Literal["scores", "logits", "likelihoods"]
+# What a head leaves: of every token, or the last one's logits. Names of its outputs.
+RESULTS: dict[Result, tuple[str, ...]] = {
+    "scores": ("scores",),
+    "logits": ("logits",),
+    "likelihoods": ("totals", "target_logits"),
+}
 SIZES = {"int": 4, "uint": 4, "uint32_t": 4, "char2": 2, "int8_t": 1}  # bytes of what is shared
 
 
 class StageWriter:
     """Writes the kernel of a stage; a derived writer adds to it by the methods that do nothing.
 
-    logits: leave the last token's logits instead of scores; shift: of the noise, Q + sigma_shift.
+    result: what the head leaves; shift: of the noise, Q + sigma_shift.
     """
 
     noise_file = "weights"  # the kernel file that says what noise does
 
     def __init__(
-        self, plan: StagePlan, dialect: Dialect, *, logits: bool = False, shift: int = 0
+        self, plan: StagePlan, dialect: Dialect, result: Result = "scores", *, shift: int = 0
     ) -> None:
-        self.plan, self.dialect, self.logits, self.shift = plan, dialect, logits, shift
+        self.plan, self.dialect, self.result, self.shift = plan, dialect, result, shift
         self.rank, self.perturbed = plan.rank, plan.perturbed
-        self.scored = plan.scores and not logits
+        self.scored = plan.scores and result != "logits"
+        self.exact = result == "likelihoods"
         self.lines: list[str] = []
         self.local: dict[int, str] = {}  # register -> the value that a lane holds of it
         self.shared = 0  # bytes of threadgroup memory given out
@@ -54,14 +63,15 @@ class StageWriter:
     def outputs(self) -> list[str]:
         plan = self.plan
         names = ["passed_on"] * plan.passes_on + ["state_after"] * (plan.stage.state >= 0)
-        names += [("logits" if self.logits else "scores")] * plan.scores
+        names += RESULTS[self.result] * plan.scores
         return names + ["scratch"] * bool(plan.scratch_bytes)
 
     def files(self) -> list[str]:
         """Kernel files of the stage's operations, each after those it needs."""
         kinds = list(dict.fromkeys(op.kind for op in self.plan.stage.ops))
         linear = ["linear"] * ("score" in kinds and "linear" not in kinds)
-        return [*self.dialect.product_files(self.plan), *linear, *kinds]
+        log2 = ["log2"] * ("score" in kinds)
+        return [*self.dialect.product_files(self.plan), *linear, *log2, *kinds]
 
     def constants(self) -> str:
         plan, dialect = self.plan, self.dialect
@@ -74,8 +84,9 @@ class StageWriter:
 
     @property
     def wide(self) -> bool:
-        """Whether a sum of EXP2, which is below 2^20, needs 64 bits."""
-        return self.plan.program.vocabulary > 4096
+        """Whether a sum of EXP2, which is below 2^(16 + score bits), needs 64 bits."""
+        program = self.plan.program
+        return self.exact or program.vocabulary > 1 << (16 - program.score_bits)
 
     def tables(self) -> str:
         """The integer tables that the stage's operations look up."""
@@ -86,10 +97,22 @@ class StageWriter:
             for name in names
         )
         if self.plan.scores:
-            text += f"typedef {dialect.ulong if self.wide else dialect.uint} Total;\n"
-            text += dialect.array("uint", "EXP2", fx.exp2_table().tolist()[-dialect.exp2_words :])
-            text += dialect.array("ulong", "LOG2", fx.log2_breakpoints().tolist())
+            text += self.score_tables()
         return text
+
+    def score_tables(self) -> str:
+        """EXP2 and LOG2 of the score's unit, 2^-SCORE_BITS; if exact, EXP2 of the exact loss."""
+        dialect, bits = self.dialect, self.plan.program.score_bits
+        text = dialect.constants(SCORE_BITS=bits, EXACT=self.exact)
+        text += f"typedef {dialect.ulong if self.wide else dialect.uint} Total;\n"
+        if not self.exact:
+            powers = fx.exp2_table(bits).tolist()[-dialect.exp2_words :]
+        else:
+            powers = (fx.exp2_mantissas() if dialect.exp2_words else fx.exact_exp2()).tolist()
+        wide = self.exact and not dialect.exp2_words
+        text += dialect.array("ulong" if wide else "uint", "EXP2", powers)
+        breakpoints = fx.log2_breakpoints(bits).tolist()
+        return text + dialect.array("ulong", "LOG2", breakpoints, gathered=True)
 
     def opening(self) -> None:
         """What a derived writer declares."""
@@ -277,7 +300,8 @@ class StageWriter:
         self("}")
         self.barrier()
         if scored:
-            self("egg::finish(scores + first * T + t, parts, hits, T, members, lane);")
+            results = ", ".join(f"{name} + first * T + t" for name in RESULTS[self.result])
+            self(f"egg::finish({results}, parts, hits, T, members, lane);")
             self.scored_token()
 
     def element_loop(self, phase: Phase, outputs: int) -> None:
@@ -336,7 +360,7 @@ def tile_linear(write: StageWriter, op: Op) -> None:
 def tile_score(write: StageWriter, op: Op) -> None:
     tile_linear(write, op)
     V = write.plan.program.leaves[op.leaf].shape[0]
-    if write.logits:
+    if not write.scored:
         write(f"egg::store_logits<{V}>(logits, logit, tile, members, lane);")
     else:
         write(f"egg::score<{V}>(likelihood, hits, {write.exp2}logit, tile, lane);")

@@ -44,6 +44,8 @@ if (at < $uint(sizes[0]) * lanes) {
   of.lanes = lanes;
   of.T = sizes[1];
   of.words = sizes[3];
+  of.unit = sizes[6];
+  of.unit_shift = sizes[7];
   const $uint credit = at / lanes, lane = at % lanes;
   const int sum = egg::weigh(credits + credit * of.T * lanes + lane,
                              egg::credit_of(work + 5 * credit), of, lane);
@@ -102,7 +104,8 @@ class CreditKernels(NamedTuple):
     """What runs after the stages.
 
     credits: int8 [credits][T][lanes], and their clipped sums [credits][lanes]. sizes: credits, T,
-    pairs, words, lanes, the shift of the sums.
+    pairs, words, lanes, the shift of the sums, a score's unit in 1/256 bit, and the shift from
+    1/256 bit to the unit of credit.
     traces: sums of credit x input, int32 [pairs][K] of every matrix of a stage. sizes: matrices,
     inputs of all, pairs, T, first token, all tokens, rows of the tape, fours of pairs in a
     threadgroup, and in all.

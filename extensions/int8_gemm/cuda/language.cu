@@ -15,4 +15,6 @@ namespace egg {
 __device__ inline int byte_of(uint32_t word, int e) { return int(word << (24 - 8 * e)) >> 24; }
 __device__ inline uint32_t as_byte(int v, int e) { return (uint32_t(v) & 255u) << (8 * e); }
 
+__device__ inline int leading_zeros(uint64_t n) { return __clzll(static_cast<long long>(n)); }
+
 }  // namespace egg

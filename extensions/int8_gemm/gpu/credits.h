@@ -33,6 +33,7 @@ struct Pairs {
   const EGG_DEVICE int32_t *tokens, *signs, *starts, *projections;
   const EGG_DEVICE int8_t* table;
   uint32_t pairs, lanes, T, words;
+  int unit, unit_shift;  // of a score in 1/256 bit; from that to the unit of credit
 };
 
 EGG_FUNCTION int factor(Credit credit, Pairs of, uint32_t pair, uint32_t lane, uint32_t t) {
@@ -62,8 +63,8 @@ EGG_FUNCTION int weigh(EGG_DEVICE int8_t* given, Credit credit, Pairs of, uint32
   for (uint32_t back = 0; back < of.T; ++back) {
     const uint32_t t = of.T - 1 - back;
     const int d = int(score[t]) - int(score[of.T + t]);
-    const int r = 16 * d + ((credit.discount * after) >> 4);
-    const int64_t product = int64_t(rounded(r, 4)) * factor(credit, of, pair, lane, t);
+    const int r = of.unit * d + ((credit.discount * after) >> 4);
+    const int64_t product = int64_t(rounded(r, of.unit_shift)) * factor(credit, of, pair, lane, t);
     const int c = clipped(product, credit.shift);
     given[t * of.lanes] = int8_t(c);
     sum += c;

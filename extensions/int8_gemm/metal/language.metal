@@ -6,3 +6,12 @@
 #ifndef EGG_SHARED
 #define EGG_SHARED(type, name, count) threadgroup type name[count]
 #endif
+
+namespace egg {
+
+inline int leading_zeros(uint64_t n) {
+  const uint high = uint(n >> 32);
+  return high != 0 ? int(clz(high)) : 32 + int(clz(uint(n)));
+}
+
+}  // namespace egg
