@@ -1,4 +1,4 @@
-"""How fast a whole training step should be on GPUs that nobody ran it on: predictions from counts.
+"""Predicts from counts how fast a training step is on GPUs that nobody ran it on.
 
 docs/performance.md shows the arithmetic and where each figure is from. Letters: P members, T
 tokens, M members of a threadgroup, K inputs and O outputs of an operation, r rank. A product is one
@@ -110,7 +110,7 @@ CHIPS = (
 SHOWN = ("M1", "M4 Pro", "M5 Max", "H100 SXM")  # in pictures
 
 
-class Work(NamedTuple):
+class StageWork(NamedTuple):
     """What a stage does per member and token; votes: per member and update."""
 
     products: float  # of the matrix units
@@ -119,7 +119,7 @@ class Work(NamedTuple):
     passed: float  # bytes from the stage before and to the next one
 
 
-def stage_work(plan: StagePlan, kind: GpuKind) -> Work:
+def stage_work(plan: StagePlan, kind: GpuKind) -> StageWork:
     """Counts of a stage, from the plan that its kernel is generated from."""
     products, cycles = 0.0, PHASE / 2 * len(plan.phases)
     for phase in plan.phases:
@@ -138,17 +138,17 @@ def stage_work(plan: StagePlan, kind: GpuKind) -> Work:
             cycles += SUMS * plan.rank * K / 64
     noise, D = plan.noise_bytes / 2, plan.program.width
     moved = plan.weights_read + noise + (plan.spilled if kind.spills else 0)
-    return Work(products, cycles, moved, D * (not plan.first) + D * plan.passes_on)
+    return StageWork(products, cycles, moved, D * (not plan.first) + D * plan.passes_on)
 
 
-def votes_work(program: Program, rank: int) -> Work:
+def votes_work(program: Program, rank: int) -> StageWork:
     """Counts of the votes per member and update: half of a pair's."""
     cells = sum(prod(leaf.shape) for leaf in program.leaves if len(leaf.shape) == 2)
     elements = sum(prod(leaf.shape) for leaf in program.leaves if len(leaf.shape) == 1)
     products = cells * rank / PRODUCT / 2
     # A tile of 64 x 64 votes reads 64 + 64 bytes of noise and two starts per pair.
     moved = cells / 4096 * (128 * rank + 8) / 2
-    return Work(products, VOTE * products + VECTOR / 2 * elements, moved, 0)
+    return StageWork(products, VOTE * products + VECTOR / 2 * elements, moved, 0)
 
 
 class Prediction(NamedTuple):
@@ -181,8 +181,8 @@ class Prediction(NamedTuple):
         return self.tokens / self.seconds
 
     @property
-    def shares(self) -> tuple[float, float, float]:
-        """Of a step: matrix units, other instructions, and what the device does not do."""
+    def portions(self) -> tuple[float, float, float]:
+        """Portions of a step: matrix units, other instructions, and the rest beside the device."""
         beside = self.launches + self.waits + self.host
         return self.matrix / self.seconds, self.other / self.seconds, beside / self.seconds
 
@@ -248,7 +248,7 @@ def chip_table(networks: Networks) -> str:
     for found in zip(*columns, strict=True):
         chip = found[0].chip
         about = f"{chip.cores} | {chip.clock / 1e9:.3f} | {chip.macs / 1e12:,.2f}"
-        cells = " | ".join(f"{rounded(p.tokens_per_second)} | {percent(p.shares)}" for p in found)
+        cells = " | ".join(f"{rounded(p.tokens_per_second)} | {percent(p.portions)}" for p in found)
         rows.append(f"| {chip.name} | {about} | {chip.memory / 1e9:,.0f} | {cells} |")
     return "\n".join(rows) + "\n"
 
@@ -263,13 +263,13 @@ def population_table(networks: Networks, populations: Sequence[int]) -> str:
             predict(chip, network(sizes), sizes["seq_len"], population=population)
             for sizes in networks.values()
         ]
-        cells = " | ".join(f"{rounded(p.tokens_per_second)} ({percent(p.shares)})" for p in found)
+        cells = " | ".join(f"{rounded(p.tokens_per_second)} ({percent(p.portions)})" for p in found)
         rows.append(f"| {population:,} | {cells} |")
     return "\n".join(rows) + "\n"
 
 
-def percent(shares: tuple[float, ...]) -> str:
-    return ", ".join(f"{100 * share:.0f}" for share in shares)
+def percent(parts: tuple[float, ...]) -> str:
+    return ", ".join(f"{100 * part:.0f}" for part in parts)
 
 
 def rounded(value: float) -> str:

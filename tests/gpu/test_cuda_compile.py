@@ -13,8 +13,7 @@ import pytest
 from conftest import REQUIRED
 from cuda_emulator import written
 
-from eggroll import networks
-from eggroll.credit import crediting
+from eggroll import credit, networks
 from eggroll.engines.cuda import plan as cuda_plan
 from eggroll.engines.cuda.dialect import Cuda
 from eggroll.engines.cuda.plan import target
@@ -88,8 +87,8 @@ def test_nvrtc_compiles_what_presets_do_not_have():
                 nvrtc.compile(whole_text(source), "sm_80")
         for source in vote_sources(Cuda(gpu.product), 4, False):
             nvrtc.compile(whole_text(source), "sm_80")
-    how = crediting(program, "token-credit", sigma_shift=2, discount=12, seq_len=32)
-    for plan in cuda_plan.cuda_credit_plans(program, how, gpu, members=8):
+    crediting = credit.crediting(program, "token-credit", sigma_shift=2, discount=12, seq_len=32)
+    for plan in cuda_plan.cuda_credit_plans(program, crediting, gpu, members=8):
         assert not (plan.readout and plan.logits_shared)
         source = CreditStageWriter(plan, Cuda("dp4a"), shift=6).source()
         nvrtc.compile(whole_text(source), "sm_80")

@@ -13,9 +13,9 @@ from emulator import FORWARD, REVERSE, SHUFFLED, Emulator
 from networks_credit import credited_case
 from test_credit import CREDITED, same
 
-from eggroll import networks
+from eggroll import credit, networks
 from eggroll import program as language
-from eggroll.credit import Crediting, CreditKind, CreditNoise, crediting, draw_signs
+from eggroll.credit import Crediting, CreditKind, CreditNoise, draw_signs
 from eggroll.engines.gpu.counts import split_terms
 from eggroll.engines.gpu.credit import CreditRun, CreditWork, as_int32
 from eggroll.engines.gpu.credit_plan import CreditPlan, row_shares
@@ -112,14 +112,14 @@ def rewriting() -> language.Program:
 def test_engines_agree_on_another_network(gpu: Gpu, launcher: Emulator, estimator: str):
     """Not EGG, and once with a leaf left out."""
     net, P, T = rewriting(), 12, 7
-    how = crediting(net, estimator, sigma_shift=1, discount=9, seq_len=T)
+    crediting = credit.crediting(net, estimator, sigma_shift=1, discount=9, seq_len=T)
     rng = np.random.default_rng(0)
     noise = Noise([leaf.shape for leaf in net.leaves], seed=0, rank=1, shift=5, table_bits=10)
     arrays = [mx.array(rng.integers(0, 21, (P, T)).astype(np.int32)) for _ in range(2)]
-    signs = draw_signs(how, seed=0, epoch=0, first_pair=0, pairs=P // 2, seq_len=T)
+    signs = draw_signs(crediting, seed=0, epoch=0, first_pair=0, pairs=P // 2, seq_len=T)
     weights, state = networks.initial_weights(net, 0), mx.zeros((P, 6), mx.int8)
     slices = noise.slices(0, 0, P // 2)
-    for way in (how, how._replace(kinds=(CreditKind.NONE, *how.kinds[1:]))):
+    for way in (crediting, crediting._replace(kinds=(CreditKind.NONE, *crediting.kinds[1:]))):
         got, want = (
             each.credit(each.prepare(weights), slices, signs, way, *arrays, state)
             for each in (engine(gpu, net, launcher), PortableEngine(net))
@@ -127,7 +127,7 @@ def test_engines_agree_on_another_network(gpu: Gpu, launcher: Emulator, estimato
         same(got, (want[0], want[1], {name: np.array(z) for name, z in want[2].items()}))
     # x and s are read as they were before and after: four values, and what is made of them; on
     # CUDA each in whole words.
-    plans = gpu.credit_plans(net, how, 8)
+    plans = gpu.credit_plans(net, crediting, 8)
     assert plans[1].tape_rows == (4 * 6 + 6 + 10 if gpu.name == "metal" else 4 * 8 + 8 + 12)
     left, right = (plan.tape for plan in plans[1:])
     assert len(set(left.values())) == 6
@@ -139,13 +139,13 @@ def small(
 ) -> CreditRun:
     """Of a tiny network with N pairs, whose noise is all 127."""
     program = networks.egg(5, 3, 0)
-    how = crediting(program, estimator, sigma_shift=0, discount=15, seq_len=T)
-    how = how._replace(discounts=(15,) * len(how.discounts))
+    crediting = credit.crediting(program, estimator, sigma_shift=0, discount=15, seq_len=T)
+    crediting = crediting._replace(discounts=(15,) * len(crediting.discounts))
     starts = mx.zeros((len(program.leaves), N), mx.int32)
     noise = Slices(mx.full(32, 127, mx.int8), starts, 1, 4)
     signs = mx.zeros((len(program.leaves), N, 1), mx.int32)
     credit_noise = CreditNoise(signs, mx.zeros((N, T), mx.uint32))
-    work = CreditWork(gpu.credit_plans(program, how, 8), credit_kernels(gpu.dialect))
+    work = CreditWork(gpu.credit_plans(program, crediting, 8), credit_kernels(gpu.dialect))
     return CreditRun(launcher, work, noise, credit_noise, mx.zeros((2 * N, T), mx.int32))
 
 
@@ -274,19 +274,19 @@ def test_whole_runs_have_one_signature(
 
 def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
     made = credited_case(7, "token-credit")
-    how, last, signs, draws = made.how, len(made.how.kinds) - 1, made.signs, made.draws
+    crediting, last, signs, draws = made.how, len(made.how.kinds) - 1, made.signs, made.draws
     here = engine(gpu, made.case.program, launcher)
 
-    def refused(match: str, how: Crediting = how) -> None:
+    def refused(match: str, crediting: Crediting = crediting) -> None:
         credit_noise = CreditNoise(mx.array(made.signs), mx.array(made.draws))
-        given = here.prepare(made.case.leaves), made.case.slices, credit_noise, how
+        given = here.prepare(made.case.leaves), made.case.slices, credit_noise, crediting
         with pytest.raises(ValueError, match=match):
             here.credit(*given, *made.case.arrays)
 
     def changed(name: str, leaf: int, value: int) -> Crediting:
-        values = list(getattr(how, name))
+        values = list(getattr(crediting, name))
         values[leaf] = value
-        return how._replace(**{name: tuple(values)})
+        return crediting._replace(**{name: tuple(values)})
 
     for leaf, kind in ((0, 1), (0, 4), (2, 2), (2, 4), (1, 1), (last, 2), (last, 3), (1, 9)):
         refused("does not fit its operation", changed("kinds", leaf, kind))
@@ -295,7 +295,7 @@ def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
     refused(r"discounts are 0\.\.15", changed("discounts", 0, 16))
     refused("an owner is no leaf", changed("owners", 2, 99))
     refused("other outputs", changed("owners", 2, last))
-    refused("one number per leaf", how._replace(shifts=how.shifts[1:]))
+    refused("one number per leaf", crediting._replace(shifts=crediting.shifts[1:]))
     made.signs = signs[:, :, :0]
     refused("signs are")
     made.signs, made.draws = signs, draws[:, :1]

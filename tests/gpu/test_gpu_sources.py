@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from test_credit import CREDITED
 
-from eggroll import networks
+from eggroll import credit, networks
 from eggroll import program as language
-from eggroll.credit import crediting
 from eggroll.engines.cuda import plan as cuda_plan
 from eggroll.engines.cuda.dialect import Cuda
 from eggroll.engines.gpu import credit_plan, plan
@@ -54,8 +53,8 @@ def metal_sources() -> Iterator[tuple[str, Source]]:
         yield source.name, source
     program = networks.egg(256, 64, 1)
     for estimator in CREDITED:
-        how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
-        plans = credit_plan.credit_plans(program, how, members=16)
+        crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        plans = credit_plan.credit_plans(program, crediting, members=16)
         for each, stage in zip(plans, STAGES, strict=True):
             yield f"{estimator} {stage}", CreditStageWriter(each, Metal(), shift=6).source()
     for source in credit_kernels(Metal()):
@@ -76,8 +75,8 @@ def cuda_sources(architecture: int) -> Iterator[tuple[str, Source]]:
         yield source.name, source
     program = networks.egg(256, 64, 1)
     for estimator in CREDITED:
-        how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
-        plans = cuda_plan.cuda_credit_plans(program, how, gpu, members=16)
+        crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        plans = cuda_plan.cuda_credit_plans(program, crediting, gpu, members=16)
         for each, stage in zip(plans, STAGES, strict=True):
             yield f"{estimator} {stage}", CreditStageWriter(each, dialect, shift=6).source()
     for source in credit_kernels(dialect):
@@ -132,8 +131,8 @@ def test_metal_keeps_within_threadgroup_memory(D: int, members: int, nax: bool):
     for V in (256, 900, 1000, 2000, 5000):
         program = networks.egg(V, D, 1)
         for estimator in CREDITED:
-            how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
-            for each in credit_plan.credit_plans(program, how, members=members, nax=nax):
+            crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
+            for each in credit_plan.credit_plans(program, crediting, members=members, nax=nax):
                 source = CreditStageWriter(each, Metal(), shift=6).source()
                 declared = re.findall(r"EGG_SHARED\((\w+), \w+, (\d+)\)", source.body)
                 wide = BYTES | {"Total": 8 if V > 4096 else 4}
@@ -149,8 +148,8 @@ def test_cuda_keeps_within_shared_memory(architecture: int, members: int):
     for V, D in ((256, 64), (1000, 128), (2000, 256), (5000, 512)):
         program = networks.egg(V, D, 1)
         for estimator in CREDITED:
-            how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
-            for each in cuda_plan.cuda_credit_plans(program, how, gpu, members=members):
+            crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
+            for each in cuda_plan.cuda_credit_plans(program, crediting, gpu, members=members):
                 source = CreditStageWriter(each, Cuda(gpu.product), shift=6).source()
                 assert each.shared_rows * each.stride <= source.shared <= gpu.shared_bytes
 
@@ -210,9 +209,9 @@ def test_counts_of_credit_in_the_documentation_are_computed():
         ("token-votes", (256, 64, 1, 1024)),
     ):
         program = networks.egg(V, D, L)
-        how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
-        assert credit_plan.credit_table(program, how, P) in text
-        plans = credit_plan.credit_plans(program, how, members=8)
+        crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        assert credit_plan.credit_table(program, crediting, P) in text
+        plans = credit_plan.credit_plans(program, crediting, members=8)
         nodes = estimator == "token-credit"
         assert plans[1].macs == 12 * D * D + (0 if nodes else 18 * D)
         # Wf and Wh read the same; of int8, and with token-votes an int32 for each of six.
@@ -222,7 +221,7 @@ def test_counts_of_credit_in_the_documentation_are_computed():
         assert launches == 3 * L + (6 if nodes else 7)
         assert after["votes of matrices"].per_member == (12 * D * D * L + V * D * (not nodes)) / 2
         for gpu in gpus:
-            for each in gpu.credit_plans(program, how, 8):
+            for each in gpu.credit_plans(program, crediting, 8):
                 token = per_token(credit_source(gpu, each, 8))
                 assert token.count(gpu.barrier.partition("(")[0]) == each.barriers
 

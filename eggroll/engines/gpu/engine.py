@@ -22,14 +22,13 @@ from eggroll.engines.gpu.credit_plan import CreditPlan
 from eggroll.engines.gpu.credit_stage import CreditStageWriter
 from eggroll.engines.gpu.dialect import VOTE_SIDE, VOTE_THREADS, Dialect
 from eggroll.engines.gpu.launch import Launcher, Outputs, check_noise, host_extreme, pad_flat
+from eggroll.engines.gpu.launch_size import Limits, launch_size, tape_members
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, padded
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.stage import RESULTS, Result, StageWriter
 from eggroll.engines.gpu.votes import credit_kernels, vote_sources
 from eggroll.noise import Slices
 from eggroll.program import Program, Stage, Weights
-
-SORTED = 12  # bytes of a member's token, half a pair's, where rows are sorted
 
 
 class Kernel(NamedTuple):
@@ -130,17 +129,9 @@ class StagedEngine(Engine):
         return self._credit[key]
 
     def launch_size(self, P: int, T: int, rank: int) -> tuple[int, int]:
-        """Members (even) and tokens of one launch, bounded in memory and in time.
-
-        Fewer tokens at a time cost a launch more, fewer members leave the GPU half empty: so
-        tokens are cut first.
-        """
+        """Members (even) and tokens of one launch."""
         plans = [plan for m in self.group_sizes for plan in self.plans(m, rank)]
-        scratch = max(-(-plan.scratch_bytes // plan.members) for plan in plans)
-        room = self.memory() // (self._passed_bytes + scratch)
-        room = min(room, self.launch_macs // max(1, *(plan.macs for plan in plans)))
-        tokens = min(T, max(room // P, 1))
-        return min(P, max(room // tokens // 2 * 2, 2)), tokens
+        return launch_size(plans, self._limits, P, T)
 
     def credit_launch_size(self, crediting: Crediting, P: int, T: int) -> tuple[int, int]:
         """The same where pairs are credited.
@@ -149,25 +140,13 @@ class StagedEngine(Engine):
         time the tokens give way first, as in `launch_size`.
         """
         each = [self.credit_plans(crediting, m) for m in self.group_sizes]
-        scratch = max(-(-plan.scratch_bytes // plan.members) for plans in each for plan in plans)
-        most = self._tape_members(each[0], scratch, T)
+        most = tape_members(each, self._limits, T)
         return self.launch_size(min(P, most), T, 0 if crediting.nodes else 1)
 
-    def _tape_members(self, plans: Sequence[CreditPlan], scratch: int, T: int) -> int:
-        """Members (even) whose tapes of T tokens fit into memory; if many, of whole threadgroups.
-
-        scratch: bytes of device memory for a member.
-        """
-        tape = sum(plan.tape_bytes for plan in plans) // 2 + len(self.program.leaves) + SORTED
-        inputs = max(sum(plan.sizes[op.inputs[0]] for op in plan.traced) for plan in plans)
-        room = self.memory() // (T * (self._passed_bytes + tape) + 4 * inputs + scratch)
-        whole = self.group_sizes[0]
-        return room // whole * whole or max(room // 2 * 2, 2)
-
     @property
-    def _passed_bytes(self) -> int:
-        """Bytes of a member's token between stages: what comes and what goes."""
-        return 2 * self.dialect.tile_bytes(self.program.width, 1)
+    def _limits(self) -> Limits:
+        passed = 2 * self.dialect.tile_bytes(self.program.width, 1)
+        return Limits(self.memory(), self.launch_macs, passed)
 
     def evaluate(
         self,

@@ -34,7 +34,7 @@ inline void put(Register x, uint feature, uint member, char2 v) {
   x[feature * (LD / 2) + member / 2] = v;
 }
 
-// Where a lane stands in an 8 x 8 matrix: its two elements are (row, column) and (row, column + 1).
+// A lane's place in an 8 x 8 matrix: its two elements are (row, column) and (row, column + 1).
 struct Lane {
   uint index, simdgroup, in_group, row, column;
   threadgroup int* spare;  // of this simdgroup, where a product needs it
