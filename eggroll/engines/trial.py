@@ -64,7 +64,7 @@ def telling_line(stderr: str, code: int) -> str:
 
 
 def passes(engine: Engine) -> bool:
-    """Whether a small network scores, and its noise votes by every estimator, as in plain MLX."""
+    """True if a small network's scores, losses and votes are those of plain MLX."""
     both = trial_results(engine), trial_results(PortableEngine(engine.program))
     return all(np.array_equal(a, b) for a, b in zip(*both, strict=True))
 

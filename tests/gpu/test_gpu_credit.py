@@ -137,7 +137,7 @@ def test_engines_agree_on_another_network(gpu: Gpu, launcher: Emulator, estimato
 def small(
     gpu: Gpu, launcher: Emulator, N: int, T: int = 1, estimator: str = "token-credit"
 ) -> CreditRun:
-    """Of a tiny network with N pairs, whose noise is all 127."""
+    """A run of a tiny network with N pairs, whose noise is all 127."""
     program = networks.egg(5, 3, 0)
     crediting = credit.crediting(program, estimator, sigma_shift=0, discount=15, seq_len=T)
     crediting = crediting._replace(discounts=(15,) * len(crediting.discounts))

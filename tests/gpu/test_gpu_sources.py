@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from eggroll.engines.cuda.dialect import Cuda
 from eggroll.engines.gpu import credit_plan, plan
 from eggroll.engines.gpu.counts import cost, count_rows, count_table
 from eggroll.engines.gpu.credit_stage import CreditStageWriter
-from eggroll.engines.gpu.dialect import COMMON
+from eggroll.engines.gpu.dialect import COMMON, Dialect
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.stage import OPERATIONS, StageWriter
 from eggroll.engines.gpu.votes import credit_kernels, vote_sources
@@ -40,6 +40,14 @@ PRESETS = {"seed": (256, 64, 1), "paper": (256, 256, 6)}
 STAGES = ("embedding", "layer", "head")
 
 
+def head_sources(plans: Sequence[plan.StagePlan], dialect: Dialect) -> Iterator[tuple[str, Source]]:
+    """A head's other results: exact losses, and scores in 1/256 bit."""
+    head = plans[-1]
+    yield "seed head, exact", StageWriter(head, dialect, "likelihoods").source()
+    head.program.score_bits = 8
+    yield "seed head, 1/256 bit", StageWriter(head, dialect, shift=8).source()
+
+
 def metal_sources() -> Iterator[tuple[str, Source]]:
     """Kernels of both presets at full size, and of token credit."""
     for name, (V, D, L) in PRESETS.items():
@@ -51,6 +59,8 @@ def metal_sources() -> Iterator[tuple[str, Source]]:
                 yield f"{name} {stage}", StageWriter(each, Metal(), shift=8).source()
     for source in vote_sources(Metal(), 1, True):
         yield source.name, source
+    program = networks.egg(256, 64, 1)
+    yield from head_sources(plan.stage_plans(program, members=32, rank=1), Metal())
     program = networks.egg(256, 64, 1)
     for estimator in CREDITED:
         crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
@@ -73,6 +83,8 @@ def cuda_sources(architecture: int) -> Iterator[tuple[str, Source]]:
             yield f"{name} {stage}", StageWriter(each, dialect, shift=8).source()
     for source in vote_sources(dialect, 1, True):
         yield source.name, source
+    program = networks.egg(256, 64, 1)
+    yield from head_sources(cuda_plan.cuda_plans(program, gpu, members=32, rank=1), dialect)
     program = networks.egg(256, 64, 1)
     for estimator in CREDITED:
         crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
