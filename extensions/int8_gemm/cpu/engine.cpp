@@ -192,14 +192,17 @@ class CountVotes : public CpuPrimitive {
 class CreditPopulation : public CpuPrimitive {
  public:
   CreditPopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads, int slab,
-                   int shift, const Crediting& how)
-      : CpuPrimitive(stream, std::move(program), threads), slab_(slab), shift_(shift), how_(how) {}
+                   int shift, const Crediting& crediting)
+      : CpuPrimitive(stream, std::move(program), threads),
+        slab_(slab),
+        shift_(shift),
+        crediting_(crediting) {}
 
   const char* name() const override { return "CreditPopulation"; }
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out);
-    auto work = std::make_shared<CreditWork>(job_of(in, out), how_);
+    auto work = std::make_shared<CreditWork>(job_of(in, out), crediting_);
     const Kernels& k = kernels();
     int64_t blocks = (work->job.members + kLanes - 1) / kLanes;
     size_t head = static_cast<size_t>(work->readout) * sizeof(int32_t);
@@ -253,7 +256,7 @@ class CreditPopulation : public CpuPrimitive {
   }
 
   int slab_, shift_;
-  Crediting how_;
+  Crediting crediting_;
 };
 
 const mx::Device kCpu(mx::Device::cpu);
@@ -402,16 +405,17 @@ std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::a
 
 std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,
                               const mx::array& table, const mx::array& starts, int shift,
-                              const mx::array& signs, const mx::array& draws, const Crediting& how,
-                              const mx::array& tokens, const mx::array& targets,
-                              const mx::array& state, int threads, int slab) {
+                              const mx::array& signs, const mx::array& draws,
+                              const Crediting& crediting, const mx::array& tokens,
+                              const mx::array& targets, const mx::array& state, int threads,
+                              int slab) {
   const Plan& plan = program->plan();
   require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
   int members = tokens.shape(0), count = tokens.shape(1);
   require(members % 2 == 0, "a population is made of pairs: P must be even");
   require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
   require(shift >= 0 && shift < 32 && slab >= 1, "shift must be in 0..31, slab 1 or more");
-  check(plan, how);
+  check(plan, crediting);
   std::vector<mx::array> in{
       ready(packed, mx::int8, "packed"),  ready(table, mx::int8, "table"),
       ready(tokens, mx::int32, "tokens"), ready(targets, mx::int32, "targets"),
@@ -431,7 +435,7 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
     dtypes.push_back(mx::int32);
   }
   auto primitive = std::make_shared<CreditPopulation>(mx::default_stream(kCpu), std::move(program),
-                                                      threads, slab, shift, how);
+                                                      threads, slab, shift, crediting);
   return mx::array::make_arrays(shapes, dtypes, primitive, in);
 }
 
