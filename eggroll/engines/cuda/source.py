@@ -146,14 +146,17 @@ def elementwise(arguments: Callable[[Writer, Op], str]) -> Callable[[Writer, Op]
     """An operation on four features of two members: words x and y of what the registers hold."""
 
     def emit(write: Writer, op: Op) -> None:
-        extra = arguments(write, op)
-        write(f"v{op.out}[j] = make_uint2(0, 0);", "for (int e = 0; e < 4; ++e) {")
+        extra, out = arguments(write, op), f"v{op.out}[j]"
+        held = [write.local[r] for r in op.inputs]
+        if out in held:  # in place: what it held is read after the result has begun
+            write("{", f"const uint2 before = {out};")
+        write(f"{out} = make_uint2(0, 0);", "for (int e = 0; e < 4; ++e) {")
         for part in "xy":
-            values = [f"egg::byte_of({write.local[r]}.{part}, e)" for r in op.inputs]
+            values = [f"egg::byte_of({v.replace(out, 'before')}.{part}, e)" for v in held]
             values += [extra.replace("@", part)] if extra else []
             call = f"egg::{op.kind}({', '.join(values)})"
-            write(f"v{op.out}[j].{part} |= egg::as_byte({call}, e);")
-        write("}")
+            write(f"{out}.{part} |= egg::as_byte({call}, e);")
+        write("}", *["}"] * (out in held))
 
     return emit
 

@@ -2,6 +2,7 @@
 
 namespace egg {
 
-inline int lookup(int x, constant int8_t* table) { return table[x + 127]; }
+// The rows that pad a register may hold anything, -128 too.
+inline int lookup(int x, constant int8_t (&table)[255]) { return table[max(x, -127) + 127]; }
 
 }  // namespace egg
