@@ -5,13 +5,14 @@ Letters: V vocabulary, D width, L layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import mlx.core as mx
 import numpy as np
 
 from eggroll import rng
-from eggroll.program import Program
+from eggroll.program import Program, Register
 
 Gates = Literal["clip", "table"]
 
@@ -24,7 +25,7 @@ def egg(vocabulary: int, width: int, layers: int, gates: Gates = "clip") -> Prog
     """
     net = Program(vocabulary, width)
 
-    def gate(value: int, table: str) -> int:
+    def gate(value: Register, table: str) -> Register:
         return value if gates == "clip" else net.lookup(value, table)
 
     net.stage()
@@ -42,6 +43,10 @@ def egg(vocabulary: int, width: int, layers: int, gates: Gates = "clip") -> Prog
     x, _ = net.stage()
     net.score(net.norm(x, "norm"), "head")
     return net
+
+
+# name -> the network's builder(vocabulary, width, layers, gates)
+NETWORKS: dict[str, Callable[[int, int, int, Gates], Program]] = {"egg": egg}
 
 
 def initial_weights(program: Program, seed: int) -> dict[str, mx.array]:
