@@ -23,8 +23,7 @@ from typing import Any
 
 from eggroll.checkpoint import signature
 from eggroll.config import RECIPES, Config
-from eggroll.run import Run, open_run
-from eggroll.train import update
+from eggroll.run import TrainingRun, open_run
 
 CREDIT = ("estimator", "rule", "sigma_shift")
 ESTIMATORS: dict[str, dict[str, Any]] = {
@@ -36,7 +35,7 @@ NETWORKS = {"D 64, L 1": (64, 1), "D 128, L 2": (128, 2), "D 256, L 6": (256, 6)
 
 
 @contextlib.contextmanager
-def opened(options: Config) -> Iterator[Run]:
+def opened(options: Config) -> Iterator[TrainingRun]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         with contextlib.redirect_stdout(io.StringIO()):
             run = open_run(replace(options, out=f"{folder}/run"), stack)
@@ -50,7 +49,7 @@ def verify() -> None:
         found = []
         for engine in ("auto", "portable"):
             with opened(replace(small, engine=engine)) as run:
-                update(run), update(run)
+                run.update(), run.update()
                 found.append(signature(run.weights))
         if found[0] != found[1]:
             sys.exit(f"{name}: the engines disagree.")
@@ -66,7 +65,7 @@ def times(options: Config, repeats: int) -> dict[str, list[float]]:
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         for i in range(repeats + 2):
             for name, run in runs.items():
-                took = update(run)[-1]
+                took = run.update()["seconds"]
                 if i >= 2:
                     seconds[name].append(took)
     return seconds

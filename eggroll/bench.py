@@ -21,22 +21,18 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import mlx.core as mx
 import numpy as np
 import tyro
-from numpy.typing import NDArray
 
 from eggroll import _extension, cli, engines, performance, plot, rng
 from eggroll.cli import Range
 from eggroll.config import Config
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.fitness import decided, pair_fitness
-from eggroll.networks import egg, initial_weights
+from eggroll.networks import egg
 from eggroll.performance import Prediction
-from eggroll.population import Population
-from eggroll.program import Leaves, Program
-from eggroll.run import new_population, rule
+from eggroll.program import Program
+from eggroll.run import new_learner
 from eggroll.runlog import write_whole
 
 if TYPE_CHECKING:
@@ -111,7 +107,7 @@ def macs_per_token(program: Program) -> int:
 
 
 class Step:
-    """One training step that can be repeated, on random tokens."""
+    """A training step that can be repeated, on random tokens."""
 
     def __init__(self, options: Options, pop: int, engine: Engine, chunk: int) -> None:
         network = PRESETS[options.preset]
@@ -120,29 +116,15 @@ class Step:
             pop=pop, chunk=chunk, rank=options.rank, seq_len=T,
             width=network["width"], layers=network["layers"],
         )  # fmt: skip
-        self.population: Population = new_population(config, engine)
-        self.rule, self.tokens_read = rule(config), pop * T
+        self.learner, self.tokens_read = new_learner(config, engine), pop * T
         words = rng.counters(rng.key(0, rng.COUNT), 0, pop // 2 * (T + 1))
         tokens = (words % np.uint64(network["vocabulary"])).astype(np.int32).reshape(-1, T + 1)
-        self.batch: tuple[NDArray[np.int32], ...] = (tokens[:, :-1].copy(), tokens[:, 1:].copy())
-        self.weights: Leaves = initial_weights(engine.program, 0)
-        self.state, self.count = self.population.initial_state(), 0
+        self.batch = (tokens[:, :-1].copy(), tokens[:, 1:].copy())
 
     def run(self) -> tuple[float, float, float]:
         """Seconds of evaluation, votes and update."""
-        tokens, targets = self.batch
         times = [time.perf_counter()]
-        scores, self.state = self.population.evaluate(
-            self.weights, self.count, tokens, targets, self.state
-        )
-        times.append(time.perf_counter())
-        fitness = pair_fitness(scores)
-        votes = self.population.votes(fitness, self.count)
-        times.append(time.perf_counter())
-        self.weights, _, _ = self.rule(self.weights, {}, votes, self.count, decided(fitness))
-        mx.eval(self.weights)
-        times.append(time.perf_counter())
-        self.count += 1
+        self.learner.update(self.batch, lambda part: times.append(time.perf_counter()))
         return times[1] - times[0], times[2] - times[1], times[3] - times[2]
 
 
@@ -204,7 +186,7 @@ def measure(options: Options, pop: int, engine: Engine, limits: Limits, base: in
     torch = [rate for _, rate in rates if rate is not None]
     return Row(
         population=pop,
-        chunk=step.population.chunk,
+        chunk=step.learner.population.chunk,
         seconds=seconds,
         spread=(max(totals) - min(totals)) / seconds,
         steps_per_second=1 / seconds,

@@ -1,14 +1,16 @@
 """A run's state as one safetensors file: written whole or not at all, refused unless intact.
 
-Tensors: `weights/<leaf>` int8, `master/<leaf>` int32 (rules master and whitened) and
-`master/<leaf>/whitening` int32 (whitened), `state` int8 [P, state_size].
-Metadata: format, version, step, config and corpus (JSON), sha256 of all the rest.
+Tensors: `weights/<leaf>` int8, `memory/<name>` int32 (the rule's, see RULES) and `state` int8
+[P, state_size]. Version 1 called the memory `master`, and knew the network by its shapes alone.
+Metadata: format, version, step, config and corpus (JSON), network (digest of its declaration),
+sha256 of all the rest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +21,13 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from eggroll import whitening
-from eggroll.config import Config, from_dict
+from eggroll.config import Common, Config
 from eggroll.errors import InputError
+from eggroll.options import from_dict
 from eggroll.program import Leaves
 from eggroll.runlog import write_whole
 
-FORMAT, VERSION = "eggroll", 1
+FORMAT, VERSION = "eggroll", 2
 COMMANDS = {FORMAT: "eggroll.train", "eggroll-adamw": "eggroll.adamw"}
 
 Arrays = dict[str, NDArray[Any]]
@@ -34,14 +36,14 @@ Arrays = dict[str, NDArray[Any]]
 class Checkpoint(NamedTuple):
     """Everything an exact resume needs; data positions and schedules follow from step and config.
 
-    step: updates done; weights: int8 leaves in declared order; master: the rule's memory;
+    step: updates done; weights: int8 leaves in declared order; memory: the rule's;
     state: int8 [P, state_size]; corpus: the facts that tell this data from other data.
     """
 
     config: Config
     step: int
     weights: Leaves
-    master: Leaves
+    memory: Leaves
     state: mx.array
     corpus: Any
 
@@ -61,12 +63,12 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         InputError: it cannot be written; what was there before is intact.
     """
     arrays: Arrays = {"state": np.array(checkpoint.state)}
-    for group, leaves in (("weights", checkpoint.weights), ("master", checkpoint.master)):
+    for group, leaves in (("weights", checkpoint.weights), ("memory", checkpoint.memory)):
         arrays |= {f"{group}/{name}": np.array(leaf) for name, leaf in leaves.items()}
-    write(path, FORMAT, checkpoint.step, checkpoint.config.to_dict(), checkpoint.corpus, arrays)
+    write(path, FORMAT, checkpoint.step, checkpoint.config, checkpoint.corpus, arrays)
 
 
-def write(path: Path, kind: str, step: int, config: Any, corpus: Any, arrays: Arrays) -> None:
+def write(path: Path, kind: str, step: int, config: Common, corpus: Any, arrays: Arrays) -> None:
     """Replaces the file of a run of that kind as a whole; config and corpus go in as JSON.
 
     Raises:
@@ -76,8 +78,9 @@ def write(path: Path, kind: str, step: int, config: Any, corpus: Any, arrays: Ar
         "format": kind,
         "version": str(VERSION),
         "step": str(step),
-        "config": json.dumps(config),
+        "config": json.dumps(config.to_dict()),
         "corpus": json.dumps(corpus),
+        "network": config.program().digest(),
     }
     metadata["sha256"] = _digest(metadata, arrays)
     write_whole(path, safetensors.numpy.save(arrays, metadata))
@@ -92,9 +95,24 @@ def load(path: Path) -> Checkpoint:
     """
     metadata, arrays = read(path, FORMAT)
     config = from_dict(json.loads(metadata["config"]), f"checkpoint {str(path)!r}")
-    weights, master, state = _fitting(config, arrays, path)
+    config.check()
+    check_network(metadata, config, path)
+    arrays = {re.sub("^master/", "memory/", name): array for name, array in arrays.items()}
+    weights, memory, state = _fitting(config, arrays, path)
     corpus = json.loads(metadata["corpus"])
-    return Checkpoint(config, int(metadata["step"]), weights, master, state, corpus)
+    return Checkpoint(config, int(metadata["step"]), weights, memory, state, corpus)
+
+
+def check_network(metadata: Mapping[str, str], config: Common, path: Path) -> None:
+    """Raises InputError if the weights are of another network than its options declare here."""
+    now = config.program().digest()
+    then = metadata.get("network", now)
+    if then != now:
+        raise InputError(
+            f"checkpoint {str(path)!r} is of another network {config.network!r} (declaration "
+            f"{then[:12]}) than is declared here ({now[:12]}): use the declaration that its run "
+            "began with, or start a new run."
+        )
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, str], Arrays]:
@@ -172,16 +190,14 @@ def _damaged(path: Path, how: str) -> InputError:
 
 
 def _fitting(config: Config, arrays: Arrays, path: Path) -> tuple[Leaves, Leaves, mx.array]:
-    """Weights and master weights in declared order, and the state."""
-    config.check()
+    """Weights and the rule's memory in declared order, and the state."""
     program = config.program()
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
         "state": ((config.pop, program.state_size), "int8")
     }
     shapes |= {f"weights/{leaf.name}": (leaf.shape, "int8") for leaf in program.leaves}
-    kept = {leaf.name: leaf.shape for leaf in program.leaves} if config.rule == "master" else {}
-    kept |= whitening.memory(program) if config.rule == "whitened" else {}
-    shapes |= {f"master/{name}": (shape, "int32") for name, shape in kept.items()}
+    kept = config.rule_class.memory(program)
+    shapes |= {f"memory/{name}": (shape, "int32") for name, shape in kept.items()}
     found = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
     for name in sorted(shapes.keys() | found.keys()):
         if shapes.get(name) != found.get(name):
@@ -196,8 +212,8 @@ def _fitting(config: Config, arrays: Arrays, path: Path) -> tuple[Leaves, Leaves
                 "restore it from a copy, or start a new run."
             )
     weights = {leaf.name: mx.array(arrays[f"weights/{leaf.name}"]) for leaf in program.leaves}
-    master = {name: mx.array(arrays[f"master/{name}"]) for name in kept}
-    return weights, master, mx.array(arrays["state"])
+    memory = {name: mx.array(arrays[f"memory/{name}"]) for name in kept}
+    return weights, memory, mx.array(arrays["state"])
 
 
 def _described(found: tuple[tuple[int, ...], str] | None) -> str:

@@ -15,6 +15,7 @@ from eggroll import rng
 from eggroll.program import Program, Register
 
 Gates = Literal["clip", "table"]
+NetworkName = Literal["egg"]
 
 
 def egg(vocabulary: int, width: int, layers: int, gates: Gates = "clip") -> Program:

@@ -29,7 +29,7 @@ OPERATIONS: dict[str, str] = {
     "lookup": "y = table[x]",
     "forget": "y = ((f + 127) s) >> 8",
     "mix": "y = s + (((f + 127) (h - s)) >> 8)",
-    "score": "u = linear(x) + 128; log-likelihood = u_c - LOG2[sum EXP2[u]], in 1/16 bit",
+    "score": "u = linear(x) + 128; log-likelihood = S/16 u_c - LOG2[sum EXP2[u]], in 1/S bit",
 }
 
 MAX_REGISTERS = 32  # of a stage, x and s included; kRegisters of plan.h
@@ -90,12 +90,14 @@ X, S = 0, 1  # indices of registers x and s
 class Program:
     """A network under construction: each method adds one operation and returns its register.
 
-    vocabulary: V, 2..65,536; width: D, 1..32,767. Every method raises ProgramError for an operation
-    that an engine could not run, and `check` for a program that is not finished.
+    vocabulary: V, 2..65,536; width: D, 1..32,767; score_bits: 4 or 8, for scores in units of 1/S
+    bit with S = 2^score_bits. Every method raises ProgramError for an operation that an engine
+    could not run, and `check` for a program that is not finished.
     """
 
     vocabulary: int
     width: int
+    score_bits: int = 4
     leaves: list[Leaf] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     state_size: int = 0
@@ -104,6 +106,11 @@ class Program:
     def __post_init__(self) -> None:
         _check_range("The vocabulary", self.vocabulary, 2, MAX_VOCABULARY)
         _check_range("The width", self.width, 1, MAX_SIZE)
+
+    @property
+    def score_unit(self) -> float:
+        """What a score of 1 is worth, in bits."""
+        return 2.0**-self.score_bits
 
     def stage(self, prefix: str = "", *, state: bool = False) -> tuple[Register, Register]:
         """Begins a stage whose leaf names start with `prefix`; returns its registers (x, s).
@@ -180,6 +187,8 @@ class Program:
         self._check_stage()
         if not self._has_score:
             raise ProgramError("The program has no score: its last stage must end in one.")
+        if self.score_bits not in (4, 8):
+            raise ProgramError(f"score_bits is {self.score_bits}: 4 or 8 is needed.")
 
     def digest(self) -> str:
         """Sha256, hex, of the whole declaration, the same on every machine."""

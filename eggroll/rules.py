@@ -1,27 +1,110 @@
-"""The evolution strategy: credit, thresholds and updates as pure functions.
+"""Update rules: votes -> new int8 weights. RULES has them by name; adding one needs no other file.
 
-Letters: P members, N = P/2 pairs, T tokens, r rank, Z votes (int32, one array per leaf).
-Noise is in noise.py, the votes Z themselves are formed by the engines; this page only turns
-scores into credit and votes into new weights.
+Letters: P members, N = P/2 pairs, r rank, Z votes (int32, one array per leaf), O outputs and K
+inputs of a matrix; a vector is one row, an embedding has one row per token. Engines form the votes;
+the arithmetic is docs/estimators.md's. A rule's memory is what it keeps between updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import erfc, isqrt, sqrt
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
+from eggroll import whitening
+from eggroll.errors import InputError
 from eggroll.fixed_point import LIMIT
-from eggroll.program import Leaves
+from eggroll.program import Leaves, Program
+from eggroll.whitening import ONE, TOP, Whole
 
-Rule = Literal["sign", "master", "whitened"]
+RuleName = Literal["sign", "master", "whitened"]
 
-MASTER_BITS = 16  # fraction bits of a master weight below the int8 weight's last bit
-HALF = 1 << (MASTER_BITS - 1)
-MASTER_LIMIT = (LIMIT << MASTER_BITS) + HALF - 1  # the largest that rounds to LIMIT
+FINE_BITS = 16  # fraction bits of a fine copy below the int8 weight's last bit
+HALF = 1 << (FINE_BITS - 1)
+FINE_LIMIT = (LIMIT << FINE_BITS) + HALF - 1  # the largest that rounds to LIMIT
+PART = 1 << 16  # votes handled at a time, so that they stay in the cache
+
+
+class RuleOptions(Protocol):
+    """The options of a run that rules read; config.py declares them."""
+
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def alpha_decay(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def rate_decay(self) -> float: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def pop(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def clt(self) -> bool: ...
+    @property
+    def estimator(self) -> str: ...
+
+
+class VoteScale(Protocol):
+    """The size that an estimator's votes have; known: whether it follows from N and r alone."""
+
+    known_scale: ClassVar[bool]
+
+    def floors(self) -> Mapping[str, int]: ...
+
+
+class Update(NamedTuple):
+    """New int8 weights, the rule's new memory, and the share of the weights that moved."""
+
+    weights: Leaves
+    memory: Leaves
+    rate: float
+
+
+class UpdateRule(ABC):
+    """Turns votes into weights.
+
+    summary: the rule in a line of --help; reads: the options of a run that belong to it alone;
+    bytes_per_parameter: votes and what the rule makes of them, for estimates of memory.
+    """
+
+    summary: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]]
+    bytes_per_parameter: ClassVar[int] = 24
+    by_steps: ClassVar[bool] = True  # whether its steps depend on how many updates a run has
+
+    @classmethod
+    def check(cls, options: RuleOptions, scale: type[VoteScale]) -> None:
+        """Raises InputError where the rule cannot use such votes."""
+        return
+
+    @classmethod
+    @abstractmethod
+    def make(cls, options: RuleOptions, program: Program, scale: VoteScale) -> Self:
+        """The rule of a run."""
+
+    @classmethod
+    def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
+        """Shapes of what it keeps between updates, int32, by name."""
+        return {}
+
+    def start(self, weights: Leaves) -> Leaves:
+        """Its memory before the first update."""
+        return {}
+
+    @abstractmethod
+    def __call__(
+        self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
+        """Makes update `step`. decided: pairs that did not tie, if pairs have a fitness."""
 
 
 def alpha_at(alpha: float, step: int, decay: int) -> float:
@@ -48,32 +131,12 @@ def vote_threshold(z_q4: int, pairs: int, rank: int, clt: bool) -> int:
     return -(-(root + (root * root < bound)) // 16)
 
 
-class Update(NamedTuple):
-    """New int8 weights, new master weights (empty for the sign rule), and the share that moved."""
-
-    weights: Leaves
-    master: Leaves
-    rate: float
-
-
 def _arrays() -> tuple[Any, Callable[[Any], Any]]:
-    """The module to compute with, NumPy or MLX, and how it sees an MLX array.
+    """(array module, converter): NumPy on a CPU, MLX on a GPU.
 
     On a CPU an operation of MLX costs some 20 us however small it is; on a GPU arrays stay there.
     """
     return (np, np.asarray) if mx.default_device() == mx.cpu else (mx, lambda array: array)
-
-
-class UpdateRule(Protocol):
-    """Turns votes into weights; `master` is whatever the rule must remember between updates."""
-
-    def start(self, weights: Leaves) -> Leaves: ...
-
-    def __call__(
-        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
-    ) -> Update:
-        """decided: pairs whose fitness is not 0; None where pairs have no fitness."""
-        ...
 
 
 def mean_abs(z: Any) -> int:
@@ -81,7 +144,7 @@ def mean_abs(z: Any) -> int:
     return max(int(abs(z).sum()) // int(z.size), 1)
 
 
-class SignRule:
+class SignRule(UpdateRule):
     """The paper's rule: a weight moves by sign(Z) where |Z| passes the z-test's threshold.
 
     measured: the votes' deviation is not the noise's own but that of the leaf's votes, sqrt(pi / 2)
@@ -90,14 +153,23 @@ class SignRule:
     against all pairs the few that still differ could not pass, and learning would stop short.
     """
 
+    summary = "a weight moves by one bit where its votes pass a z-test (the paper's)"
+    reads = ("alpha", "alpha_decay")
+    bytes_per_parameter = 12
+    by_steps = False
+
     def __init__(
         self, *, alpha: float, decay: int, pairs: int, rank: int, clt: bool, measured: bool = False
     ) -> None:
         self.alpha, self.decay, self.pairs, self.rank, self.clt = alpha, decay, pairs, rank, clt
         self.measured = measured
 
-    def start(self, weights: Leaves) -> Leaves:
-        return {}
+    @classmethod
+    def make(cls, options: RuleOptions, program: Program, scale: VoteScale) -> Self:
+        return cls(
+            alpha=options.alpha, decay=options.alpha_decay, pairs=options.pop // 2,
+            rank=options.rank, clt=options.clt, measured=not scale.known_scale,
+        )  # fmt: skip
 
     def z_q4(self, step: int) -> int:
         return z_threshold_q4(alpha_at(self.alpha, step, self.decay))
@@ -108,7 +180,7 @@ class SignRule:
         return max(decided or 0, 1) if few else self.pairs
 
     def __call__(
-        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
+        self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> Update:
         xp, view = _arrays()
         new, counts, z_q4 = {}, [], self.z_q4(step)
@@ -126,18 +198,63 @@ class SignRule:
         return Update(new, {}, int(sum(counts)) / sum(w.size for w in weights.values()))
 
 
-def master_of(weights: Leaves) -> Leaves:
-    """Master weights that are the int8 weights exactly, int32."""
-    return {k: w.astype(mx.int32) << MASTER_BITS for k, w in weights.items()}
+class FineCopyRule(UpdateRule):
+    """Votes add up in a finer copy of each weight, int32 with 16 bits more; weights round it."""
+
+    @classmethod
+    def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
+        return {leaf.name: leaf.shape for leaf in program.leaves}
+
+    def start(self, weights: Leaves) -> Leaves:
+        return {name: w.astype(mx.int32) << FINE_BITS for name, w in weights.items()}
+
+    @abstractmethod
+    def changes(
+        self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
+    ) -> Iterator[tuple[slice, Any]]:
+        """Rows of a leaf's votes [O, K], and what its fine copy there changes by, in last bits.
+
+        May replace what else the memory has of that leaf, once all rows are through.
+        """
+
+    def __call__(
+        self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
+        new, kept, moved = Leaves(), dict(memory), 0
+        for name, leaf in weights.items():
+            w, fine = np.array(leaf), np.array(memory[name])
+            rows = [a.reshape(-1, w.shape[-1]) for a in (w, fine, np.asarray(votes[name]))]
+            for at, change in self.changes(name, rows[2], w.ndim == 2, kept, step):
+                moved += _move(rows[0][at], rows[1][at], change)
+            new[name], kept[name] = mx.array(w), mx.array(fine)
+        return Update(new, kept, moved / sum(w.size for w in weights.values()))
 
 
-class MasterRule:
-    """Votes add up in a fixed-point master copy; the int8 weight is its rounding.
+def _parts(votes: NDArray[np.int32]) -> Iterator[slice]:
+    """Rows of votes [O, K], some PART elements at a time."""
+    count = max(1, PART // votes.shape[1])
+    return (slice(first, first + count) for first in range(0, len(votes), count))
 
-    master (int32, Q20) += lr * Z / (sigma_Z), sigma_Z = (256 | 1) * sqrt(N r), so a vote of one
-    standard deviation moves a weight by lr of its last bit. lr falls as 1 / (1 + decay * progress)
-    over the run. Integers throughout: every machine takes the same steps.
+
+def _move(w: Any, fine: Any, change: Any) -> int:
+    """Moves fine int32 by a change and w int8 to its rounding, in place; how many of w moved."""
+    change += fine
+    fine[:] = np.clip(change, -FINE_LIMIT, FINE_LIMIT, out=change)
+    rounded = (fine + HALF) >> FINE_BITS
+    moved = int(np.count_nonzero(rounded != w))
+    w[:] = rounded
+    return moved
+
+
+class MasterRule(FineCopyRule):
+    """All votes on one scale: the fine copy moves by lr * Z / sigma_Z.
+
+    sigma_Z = (256 | 1) * sqrt(N r), so a vote of one standard deviation moves a weight by lr of its
+    last bit. lr falls as 1 / (1 + decay * progress) over the run. Integers throughout.
     """
+
+    summary = "votes add up in a finer copy of the weights, all on one scale"
+    reads = ("learning_rate", "rate_decay")
 
     def __init__(
         self, *, rate: float, decay: float, steps: int, pairs: int, rank: int, clt: bool
@@ -145,26 +262,134 @@ class MasterRule:
         self.rate, self.decay, self.steps = rate, decay, steps
         self.pairs, self.rank, self.clt = pairs, rank, clt
 
-    def start(self, weights: Leaves) -> Leaves:
-        return master_of(weights)
+    @classmethod
+    def check(cls, options: RuleOptions, scale: type[VoteScale]) -> None:
+        if not scale.known_scale:
+            raise InputError(
+                f"--rule master knows the scale of --estimator eggroll's votes alone: use --rule "
+                f"whitened or sign with --estimator {options.estimator}."
+            )
 
-    def gain(self, step: int, rank: int) -> int:
-        """lr / sigma_Z in units of 2^-24 master steps."""
+    @classmethod
+    def make(cls, options: RuleOptions, program: Program, scale: VoteScale) -> Self:
+        return cls(
+            rate=options.learning_rate, decay=options.rate_decay, steps=options.steps,
+            pairs=options.pop // 2, rank=options.rank, clt=options.clt,
+        )  # fmt: skip
+
+    def factor(self, step: int, rank: int) -> int:
+        """lr / sigma_Z in units of 2^-24 of a fine copy's last bit."""
         rate = self.rate / (1 + self.decay * step / self.steps)
         deviation_q16 = isqrt(self.pairs * rank << 32) * (256 if self.clt else 1)
-        return (round(rate * (1 << 40)) << MASTER_BITS) // deviation_q16
+        return (round(rate * (1 << 40)) << FINE_BITS) // deviation_q16
 
-    def __call__(
-        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
-    ) -> Update:
-        xp, view = _arrays()
-        new, copy, moved = {}, {}, []
-        for name, m in master.items():
-            z, w = view(votes[name]).astype(xp.int64), view(weights[name])
-            fine = view(m).astype(xp.int64)
-            fine = fine + ((z * self.gain(step, self.rank if z.ndim == 2 else 1)) >> 24)
-            fine = xp.clip(fine, -MASTER_LIMIT, MASTER_LIMIT).astype(xp.int32)
-            rounded = ((fine + HALF) >> MASTER_BITS).astype(xp.int8)
-            moved.append((rounded != w).sum())
-            new[name], copy[name] = mx.array(rounded), mx.array(fine)
-        return Update(new, copy, int(sum(moved)) / sum(w.size for w in new.values()))
+    def changes(
+        self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
+    ) -> Iterator[tuple[slice, Any]]:
+        factor = self.factor(step, self.rank if of_matrix else 1)
+        for rows in _parts(votes):
+            yield rows, (votes[rows].astype(np.int64) * factor) >> 24
+
+
+class WhitenedRule(FineCopyRule):
+    """Matrices' votes are whitened over a layer's inputs, and every row has a scale of its own.
+
+    A row is the weights of one output, or of one token in an embedding; a vector is one row. So a
+    rare token's row moves as far per vote as a frequent one's: the mean vote moves a weight by lr
+    of its last bit, an eighth of that in a vector. Whitening turns a row and leaves its mean
+    size. lr rises over 20 updates and falls linearly with progress, to a twentieth; its
+    size is rate * sqrt(200 / steps), as noise adds up with the root of the number of updates.
+    floors: the least mean size that is taken for a signal, per leaf, so that what is learnt is not
+    undone by the few pairs that still differ; whitened: the matrices whose votes are whitened.
+    """
+
+    summary = "votes whitened over a layer's inputs (one-sided Shampoo), each row normalised"
+    reads = ("learning_rate",)
+
+    def __init__(
+        self, *, rate: float, steps: int, floors: Mapping[str, int], whitened: Collection[str]
+    ) -> None:
+        self.rate, self.steps, self.floors, self.whitened = rate, steps, floors, whitened
+
+    @classmethod
+    def make(cls, options: RuleOptions, program: Program, scale: VoteScale) -> Self:
+        return cls(
+            rate=options.learning_rate, steps=options.steps, floors=scale.floors(),
+            whitened=whitening.whitenable(program),
+        )  # fmt: skip
+
+    @classmethod
+    def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
+        shapes = super().memory(program)
+        names = whitening.whitenable(program)
+        return shapes | {_turn(name): whitening.shape(shapes[name][1]) for name in names}
+
+    def start(self, weights: Leaves) -> Leaves:
+        names = self.whitened
+        turns = {_turn(k): mx.array(whitening.start(weights[k].shape[1])) for k in names}
+        return super().start(weights) | turns
+
+    def factor(self, step: int) -> int:
+        """lr in units of 2^-8 of a fine copy's last bit; at most 64 bits of a weight."""
+        falling = 1 - 0.95 * min(step / self.steps, 1)
+        rate = self.rate * sqrt(200 / self.steps) * falling * min(1, (step + 1) / 20)
+        return round(min(rate, 64) * (1 << (FINE_BITS + 8)))
+
+    def changes(
+        self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
+    ) -> Iterator[tuple[slice, Any]]:
+        factor, floor = self.factor(step) >> (0 if of_matrix else 3), self.floors.get(name, 1)
+        if name not in self.whitened:
+            for rows in _parts(votes):
+                u, _ = _normalised(votes[rows], floor)
+                u *= factor / ONE
+                yield rows, np.rint(u, out=u)
+            return
+        p, learns = np.asarray(memory[_turn(name)]), step % whitening.EVERY == 0
+        power, mean = np.zeros(1), 0.0
+        for rows in _parts(votes):
+            u, size = _normalised(votes[rows], floor)
+            y = whitening.turned(u, p)
+            if learns:
+                power, mean = power + whitening.power(y, p.shape[1]), mean + (u * u).sum()
+            y = y * _share(y, size, factor)
+            yield rows, np.rint(y, out=y)
+        if learns:
+            mean //= 256 * votes.shape[1]
+            memory[_turn(name)] = mx.array(whitening.learnt(p, power, mean))
+
+
+def _normalised(z: Any, floor: int) -> tuple[Whole, Whole]:
+    """Votes int32 [O, K] over the mean size of their row, if that is not below the floor, in Q8.
+
+    And the size that they then have in the mean, [O, 1].
+    """
+    u = z.astype(np.float64)
+    mean = np.ceil(abs(u).sum(axis=1, keepdims=True) / z.shape[1])
+    scale = np.maximum(mean, floor)
+    np.rint(np.divide(u, scale / 256, out=u), out=u)  # floors would add up to a drift
+    return np.clip(u, -TOP, TOP, out=u), np.floor(256 * mean / scale)
+
+
+def _share(y: Whole, size: Whole, factor: int) -> Whole:
+    """What y is multiplied by to be of that mean size and then by the factor, [O, 1] in Q16."""
+    total = np.maximum(abs(y).sum(axis=1, keepdims=True), 1)
+    share: Whole = np.floor(factor * y.shape[1] * size / total) / ONE  # the product is below 2^53
+    return share
+
+
+def _turn(leaf: str) -> str:
+    """The name of a leaf's whitening matrix in the rule's memory."""
+    return f"{leaf}/whitening"
+
+
+RULES: dict[str, type[UpdateRule]] = {
+    "sign": SignRule,
+    "master": MasterRule,
+    "whitened": WhitenedRule,
+}
+
+
+def rules_with(option: str) -> tuple[str, ...]:
+    """Names of the rules that read an option of theirs, for sweeps."""
+    return tuple(name for name, rule in RULES.items() if option in rule.reads)

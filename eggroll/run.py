@@ -1,4 +1,4 @@
-"""A run: from options to network, data, engine and population, new or from a checkpoint.
+"""A run: from options to network, data, engine and learner, new or from a checkpoint.
 
 Letters: P members, N = P/2 pairs, S streams, T tokens of a stream per update.
 """
@@ -10,75 +10,176 @@ import math
 import platform
 import shlex
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from eggroll import __version__, checkpoint, cli, config, engines, runlog
+from eggroll import __version__, checkpoint, engines, runlog
 from eggroll.checkpoint import Checkpoint
 from eggroll.config import Common, Config
-from eggroll.credit import Crediting, CreditKind, crediting
 from eggroll.data.streams import Batch, Corpus, Streams, load_corpus
 from eggroll.engines import Engine
 from eggroll.errors import InputError
+from eggroll.estimators import Estimator
 from eggroll.fixed_point import Q
+from eggroll.help import invocation
 from eggroll.networks import initial_weights
 from eggroll.noise import Noise, slice_length
+from eggroll.options import check_resumed
 from eggroll.population import Population, model_loss
 from eggroll.program import Leaves, Program
-from eggroll.rules import MasterRule, SignRule, UpdateRule
-from eggroll.whitening import WhitenedRule, turnable
+from eggroll.step import Learner
 
 VALID_STREAMS, VALID_TOKENS = 256, 64  # of validation: most streams, most tokens of a batch
 BUDGET, PORTABLE_BUDGET = 1 << 28, 1 << 26  # bytes that the arrays of a chunk may take
 
 
 @dataclass
-class Run:
-    """A run under way: what stays, and below it what every update changes."""
+class Run(ABC):
+    """A run under way, of whatever is trained: its options, its folder and its data.
 
-    config: Config
+    val_loss: the validation after the last update, in bits per token; None if there was none.
+    """
+
+    config: Common
     folder: runlog.Folder
     corpus: Corpus
     streams: Streams
-    engine: Engine
-    population: Population
-    rule: UpdateRule
-    step: int
-    weights: Leaves
-    master: Leaves
-    state: mx.array
-    val_loss: float | None = None
+    val_loss: float | None = field(default=None, init=False)
+
+    command: ClassVar[str]
+    legend: ClassVar[str]  # what the loss in metrics.jsonl and on the screen is
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Updates made."""
+
+    @property
+    @abstractmethod
+    def weights(self) -> Leaves: ...
+
+    @property
+    @abstractmethod
+    def engine(self) -> Any:
+        """What draws samples from the weights: an Engine, or something with its `logits`."""
+
+    @abstractmethod
+    def update(self) -> runlog.Row:
+        """Makes one update; returns its line of metrics.jsonl, but for the validation."""
+
+    @abstractmethod
+    def validate(self) -> float:
+        """Exact bits per token of the model on the validation split."""
+
+    @abstractmethod
+    def save(self) -> None:
+        """Replaces the checkpoint by one of the present step."""
+
+    def validation(self) -> runlog.Row:
+        """Validates, and returns what the line of metrics.jsonl gets by it."""
+        self.val_loss = self.validate()
+        row: runlog.Row = {"val_loss": self.val_loss}
+        # A token is a byte in every corpus of text; corpus count has no bytes.
+        return row if self.config.data == "count" else row | {"val_bits_per_byte": self.val_loss}
 
     def path(self, name: str) -> Path:
         return self.folder.path / name
-
-    def save(self) -> None:
-        """Replaces the checkpoint by one of the present step."""
-        arrays = (self.weights, self.master, self.state)
-        kept = Checkpoint(self.config, self.step, *arrays, fingerprint(self.corpus))
-        checkpoint.save(self.path(runlog.CHECKPOINT), kept)
 
     def due(self, every: int) -> bool:
         """Whether something done `every` so many updates is due; it always is at the end."""
         return self.step == self.config.steps or (every > 0 and self.step % every == 0)
 
+    def resume_hint(self) -> str:
+        folder = shlex.quote(str(self.folder.path))
+        return f"go on with: {invocation(self.command)} --resume {folder}"
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether what an update does depends on how many there will be."""
+        return True
+
+    def details(self) -> Sequence[str]:
+        """Words of the first lines that belong to this kind of run."""
+        return ()
+
+    def facts(self) -> dict[str, Any]:
+        """Facts in config.json that belong to this kind of run."""
+        return {}
+
+
+@dataclass
+class TrainingRun(Run):
+    """A run of eggroll.train."""
+
+    config: Config
+    learner: Learner
+
+    command: ClassVar[str] = "train"
+    legend: ClassVar[str] = (
+        "loss: the members' mean integer score, which floors; validation: the network's, exact"
+    )
+
+    @property
+    def step(self) -> int:
+        return self.learner.step
+
+    @property
+    def weights(self) -> Leaves:
+        return self.learner.weights
+
+    @property
+    def engine(self) -> Engine:
+        return self.learner.population.engine
+
+    def update(self) -> runlog.Row:
+        made, self.val_loss = self.learner.update(self.streams.batch(self.step)), None
+        unit = self.engine.program.score_unit
+        bits = (0 - made.scores.astype(mx.int64).sum()).item() * unit / made.scores.size
+        return {
+            "step": self.step,
+            "loss": bits,
+            "update_rate": made.rate,
+            "tokens_per_second": round(made.scores.size / made.seconds, 1),
+            "seconds": round(made.seconds, 6),
+        }
+
     def validate(self) -> float:
-        """Bits per token of the unperturbed model on the validation split."""
         batches = validation_batches(self.corpus, self.config)
         return model_loss(self.engine, self.weights, batches, self.corpus.warmup)
 
+    def save(self) -> None:
+        made = self.learner
+        arrays = (made.weights, made.memory, made.state)
+        kept = Checkpoint(self.config, made.step, *arrays, fingerprint(self.corpus))
+        checkpoint.save(self.path(runlog.CHECKPOINT), kept)
 
-def open_run(options: Config, stack: ExitStack) -> Run:
+    @property
+    def by_steps(self) -> bool:
+        return self.learner.rule.by_steps
+
+    def details(self) -> Sequence[str]:
+        options, chunk = self.config, self.learner.population.chunk
+        changed = ", ".join(f"{name} {value}" for name, value in options.changed().items())
+        return (
+            f"recipe: {options.recipe}{' but for ' * bool(changed)}{changed}",
+            f"population: {options.pop:,} members, {chunk:,} at a time, rank {options.rank}",
+        )
+
+    def facts(self) -> dict[str, Any]:
+        return {"chunk": self.learner.population.chunk}
+
+
+def open_run(options: Config, stack: ExitStack) -> TrainingRun:
     """Checks everything that can be checked, then creates or reopens the run's folder."""
     options = options.at_home()
     options.check()
-    program = options.program()
     engine, reason = engine_for(options)
     before: Checkpoint | None = None
     if options.resume:
@@ -93,22 +194,25 @@ def open_run(options: Config, stack: ExitStack) -> Run:
     streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
     next(validation_batches(corpus, options))  # complains now if the split is too small
     if not before:
-        folder = stack.enter_context(runlog.Folder(runlog.new_folder(options.out, options.data)))
+        name = "" if options.recipe == "paper" else f"-{options.recipe}"
+        folder = stack.enter_context(
+            runlog.Folder(runlog.new_folder(options.out, f"{Path(options.data).stem}{name}"))
+        )
         runlog.check_free(folder.path)  # another run may have come first
-    start = before or beginning(options, program, fingerprint(corpus))
-    run = Run(
-        options, folder, corpus, streams, engine, new_population(options, engine), rule(options),
-        start.step, start.weights, start.master, start.state,
-    )  # fmt: skip
-    introduce(run, reason, start.config.steps)
+    learner = new_learner(options, engine)
+    if before:
+        learner.step, learner.weights = before.step, before.weights
+        learner.memory, learner.state = before.memory, before.state
+    run = TrainingRun(options, folder, corpus, streams, learner)
+    print_header(run, reason, before.config.steps if before else options.steps)
     run.save()
-    runlog.write_whole(run.path(runlog.CONFIG), facts(run))
+    runlog.write_whole(run.path(runlog.CONFIG), config_json(run))
     return run
 
 
 def check_options(before: Any, done: int, options: Common) -> None:
     """Raises InputError unless a run with these options can go on after `done` updates."""
-    config.check_resumed(before, options)
+    check_resumed(before, options)
     if options.out and Path(options.out).resolve() != Path(options.resume).resolve():
         raise InputError(
             f"--out {options.out!r} is not the folder of --resume {options.resume!r}, where the "
@@ -134,100 +238,60 @@ def check_data(before: Any, found: Any, options: Common) -> None:
         )
 
 
-def new_population(options: Config, engine: Engine) -> Population:
-    noise = Noise(
-        [leaf.shape for leaf in engine.program.leaves],
-        seed=options.seed,
-        rank=options.rank,
-        shift=Q + options.sigma_shift,
-        reuse=options.noise_reuse,
-        table_bits=options.table_bits,
-    )
-    return Population(
-        engine,
-        noise,
-        how=crediting_of(options),
-        members=options.pop,
-        group=options.group_size,
-        chunk=chunk_size(options, engine),
-        clt=options.clt,
-    )
-
-
-def chunk_size(options: Config, engine: Engine) -> int:
-    """Members evaluated at a time: as asked, else as many as a memory budget holds."""
-    program = engine.program
-    if options.chunk:
-        return min(options.chunk, options.pop)
-    # Of a pair's credit: inputs of every token (portable), or their sum (cpu).
-    inputs = sum(leaf.shape[-1] for leaf in program.leaves) * (options.estimator != "eggroll")
-    if engine.name == "portable":  # int32 registers and slices, int64 sums over the vocabulary
-        registers = sum(sum(stage.registers) for stage in program.stages)
-        longest = max(slice_length(leaf.shape, options.rank) for leaf in program.leaves)
-        budget, member = PORTABLE_BUDGET, 4 * registers + 24 * (longest + program.vocabulary)
-        member += 4 * options.seq_len * inputs
-    else:
-        arrays = 10 * options.seq_len + 2 * program.state_size + 4 * len(program.leaves)
-        chances = 10 * options.seq_len * (inputs > 0)
-        budget, member = BUDGET, arrays + inputs + chances
-    return min(max(budget // member // 2 * 2, 2), options.pop)
-
-
 def engine_for(options: Config) -> tuple[Engine, str]:
     """The engine of a run, and why that one.
 
     Raises:
         InputError: it is unknown, cannot run here, or lacks what the estimator needs.
     """
-    credit = options.estimator != "eggroll"
+    credit = options.estimator_class.by_token
     return engines.choose(
         options.engine, options.program(), options.threads, options.slab, credit=credit
     )
 
 
-def crediting_of(options: Config) -> Crediting | None:
-    """How each leaf is credited; None for the default estimator."""
-    if options.estimator == "eggroll":
-        return None
-    return crediting(
-        options.program(), options.estimator, sigma_shift=options.sigma_shift,
-        discount=options.discount, seq_len=options.seq_len,
-    )  # fmt: skip
-
-
-def floors(options: Config) -> dict[str, int]:
-    """Rule whitened: mean votes at about which pairs differ by 1/16 bit and token, per leaf."""
-    how, deviation = crediting_of(options), math.isqrt(options.pop // 2)
-    if how is None:
-        return {}
-    least = {}
-    for i, leaf in enumerate(options.program().leaves):
-        one_byte = how.kinds[i] == CreditKind.INPUTS or how.owners[i] != i
-        noise = deviation * (16 if one_byte else 256)  # of one byte, or of the product of two
-        least[leaf.name] = noise if how.kinds[i] in (CreditKind.INPUTS, CreditKind.SCALAR) else 16
-    return least
-
-
-def rule(options: Config) -> UpdateRule:
-    pairs, rank, clt = options.pop // 2, options.rank, options.clt
-    if options.rule == "sign":
-        alpha, decay_of_alpha = options.alpha, options.alpha_decay
-        return SignRule(
-            alpha=alpha, decay=decay_of_alpha, pairs=pairs, rank=rank, clt=clt,
-            measured=options.estimator != "eggroll",
-        )  # fmt: skip
-    rate, decay, steps = options.learning_rate, options.rate_decay, options.steps
-    if options.rule == "whitened":
-        matrices = turnable(options.program())
-        return WhitenedRule(rate=rate, steps=steps, floors=floors(options), turned=matrices)
-    return MasterRule(rate=rate, decay=decay, steps=steps, pairs=pairs, rank=rank, clt=clt)
-
-
-def beginning(options: Config, program: Program, corpus: Any) -> Checkpoint:
-    """What a run starts from."""
+def new_learner(options: Config, engine: Engine) -> Learner:
+    """The learner of a run before its first update."""
+    program = engine.program
+    noise = Noise(
+        [leaf.shape for leaf in program.leaves],
+        seed=options.seed,
+        rank=options.rank,
+        shift=Q + options.sigma_shift,
+        reuse=options.noise_reuse,
+        table_bits=options.table_bits,
+    )
+    estimator = options.estimator_class(options, program)
+    population = Population(
+        engine,
+        noise,
+        how=estimator.crediting,
+        members=options.pop,
+        group=options.group_size,
+        chunk=chunk_size(options, engine, estimator),
+        clt=options.clt,
+    )
+    rule = options.rule_class.make(options, program, estimator)
     weights = initial_weights(program, options.seed)
-    state = mx.zeros((options.pop, program.state_size), mx.int8)
-    return Checkpoint(options, 0, weights, rule(options).start(weights), state, corpus)
+    state = population.initial_state()
+    return Learner(population, estimator, rule, 0, weights, rule.start(weights), state)
+
+
+def chunk_size(options: Config, engine: Engine, estimator: Estimator) -> int:
+    """Members evaluated at a time: as asked, else as many as a memory budget holds."""
+    program, kept = engine.program, estimator.inputs_kept(engine.program)
+    if options.chunk:
+        return min(options.chunk, options.pop)
+    if engine.name == "portable":  # int32 registers and slices, int64 sums over the vocabulary
+        registers = sum(sum(stage.registers) for stage in program.stages)
+        longest = max(slice_length(leaf.shape, options.rank) for leaf in program.leaves)
+        budget, member = PORTABLE_BUDGET, 4 * registers + 24 * (longest + program.vocabulary)
+        member += 4 * options.seq_len * kept
+    else:
+        arrays = 10 * options.seq_len + 2 * program.state_size + 4 * len(program.leaves)
+        credit_noise = 10 * options.seq_len * (kept > 0)
+        budget, member = BUDGET, arrays + kept + credit_noise
+    return min(max(budget // member // 2 * 2, 2), options.pop)
 
 
 def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:
@@ -263,28 +327,26 @@ def unit(options: Common) -> str:
     return "bits per token" if options.data == "count" else "bits per byte"
 
 
-def way_on(run: Run) -> str:
-    return f"go on with: python -m eggroll.train --resume {shlex.quote(str(run.folder.path))}"
-
-
 def parameters(program: Program) -> int:
     return sum(math.prod(leaf.shape) for leaf in program.leaves)
 
 
-def introduce(run: Run, reason: str, steps_before: int) -> None:
+def print_header(run: Run, reason: str, steps_before: int) -> None:
     """Tells on stdout what runs where, and why there."""
-    options, engine = run.config, run.engine
-    print(f"engine: {engine.description}, {reason}")
-    print(
-        f"network: {options.layers} x {options.width}, {parameters(engine.program):,} parameters; "
-        f"population: {options.pop:,} members, {run.population.chunk:,} at a time, rank "
-        f"{options.rank}; data: {options.streams:,} streams x {options.seq_len} tokens of "
-        f"{options.data}, {run.streams.tokens_per_epoch:,} in all"
+    options, engine, streams = run.config, run.engine, run.streams
+    print(f"engine: {engine.description}{', ' * bool(reason)}{reason}")
+    parts = (
+        f"network: {options.network}, {options.layers} x {options.width}, "
+        f"{parameters(engine.program):,} parameters",
+        *run.details(),
+        f"data: {streams.streams:,} streams x {options.seq_len} tokens of {options.data}, "
+        f"{streams.tokens_per_epoch:,} in all",
     )
+    print("; ".join(parts))
     print(f"run: {run.folder.path}, updates {run.step} to {options.steps}")
     if options.resume and run.step == options.steps:
         print(f"All {run.step} updates are done; a larger --steps goes on.")
-    elif options.resume and options.rule != "sign" and steps_before != options.steps:
+    elif run.by_steps and steps_before != options.steps:
         print(
             f"From here the learning rate falls over {options.steps} updates instead of "
             f"{steps_before}, which is not the run of {options.steps} updates from the start."
@@ -292,8 +354,8 @@ def introduce(run: Run, reason: str, steps_before: int) -> None:
     sys.stdout.flush()
 
 
-def facts(run: Run) -> bytes:
-    """config.json: the options, and under `about` what else explains the results."""
+def config_json(run: Run) -> bytes:
+    """The options, and under `about` what else explains the results."""
     corpus = run.corpus
     about = {
         "eggroll": __version__,
@@ -302,43 +364,9 @@ def facts(run: Run) -> bytes:
         "numpy": version("numpy"),
         "machine": f"{platform.system()} {platform.machine()}",
         "engine": run.engine.description,
-        "chunk": run.population.chunk,
+        **run.facts(),
         "parameters": parameters(run.engine.program),
         "corpus": corpus.about,
-        "entropies": {"valid": corpus.entropies("valid")},
+        "baselines": corpus.baselines(),
     }
     return json.dumps(run.config.to_dict() | {"about": about}, indent=1).encode() + b"\n"
-
-
-def options_from(argv: Sequence[str]) -> Config:
-    """The command line over --config FILE, or over the options of the run in --resume DIR.
-
-    Raises:
-        InputError: an option, the file or the checkpoint is no good.
-    """
-    about = "Trains an int8 recurrent language model by evolution strategies, without gradients."
-
-    def parse(base: Config | None) -> Config:
-        return cli.parse(Config, argv, command="train", about=about, base=base)
-
-    given = parse(None)
-    others = [
-        flag for flag, value in (("--config", given.config), ("--resume", given.resume)) if value
-    ]
-    if given.recipe != "paper" and others:
-        raise InputError(
-            f"--recipe {given.recipe} and {others[0]} are both given, and each brings settings of "
-            "its own: leave one of them out."
-        )
-    if given.config and given.resume:
-        raise InputError(
-            f"--config {given.config!r} and --resume {given.resume!r} are both given: a resumed "
-            "run keeps its own options, so leave one of them out."
-        )
-    if given.config:
-        return parse(config.read(given.config))
-    if given.recipe != "paper":
-        return parse(Config(**config.RECIPES[given.recipe]))
-    if given.resume:
-        return parse(checkpoint.load(Path(given.resume) / runlog.CHECKPOINT).config)
-    return given

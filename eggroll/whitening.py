@@ -1,10 +1,10 @@
-"""Rule whitened: matrices' votes turned until they are equally loud in every direction.
+"""Whitening: turns a matrix's votes until they are equally large in every direction of its inputs.
 
-A vote's noise lies along the inputs that were seen, and these are far from round: of 64 directions
-one has 60 times the mean power, a dozen next to none. A step that the loud ones just bear is far
-too short for the others. So votes u [O, K] become y = u P with P = R^-1/2, R the mean of u'u, as
-in one-sided Shampoo (arXiv 1802.09568). P is learnt without a root: while y is not yet round, P
-becomes M P M with M = 1 - (y'y + P P / 10 - 1) / 128; that is never negative, whatever y.
+The noise of votes lies along the inputs that were seen, and these are far from isotropic: of 64
+directions one has 60 times the mean power, a dozen next to none. A step that the large ones just
+bear is far too short for the others. So votes u [O, K] become y = u P with P = R^-1/2, R the mean
+of u'u, as in one-sided Shampoo (arXiv 1802.09568). P is learnt without a root: while y is not yet
+white, P becomes M P M with M = 1 - (y'y + P P / 10 - 1) / 128; that is never negative, whatever y.
 
 Inputs are taken in blocks of at most 64, so the cost grows as the width times 64. All numbers are
 integers; they are held in float64, where sums and products below 2^53 are exact, and so is a
@@ -15,24 +15,19 @@ Letters: O outputs and K inputs of a matrix; a vector is one row, an embedding h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from math import sqrt
-from typing import Any
+from collections.abc import Iterator
 
-import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.program import Leaves, Program
-from eggroll.rules import HALF, MASTER_BITS, MASTER_LIMIT, Update, master_of
+from eggroll.program import Program
 
 Whole = NDArray[np.float64]  # integers below 2^53
 
-BLOCK = 64  # inputs that are made round together
+BLOCK = 64  # inputs that are whitened together
 ONE = 1 << 16  # P is Q16
-EVERY = 4  # updates between two looks at how round the votes are
+EVERY = 4  # updates between two steps of learning P
 TOP = (1 << 15) - 1  # of a vote in Q8: 128 times the mean
-PART = 1 << 16  # votes handled at a time, so that they stay in the cache
 LIMIT_P, LIMIT_X = (1 << 19) - 1, 1 << 22  # 8 and 64 in Q16; P ends below sqrt(10)
 
 
@@ -95,105 +90,8 @@ def learnt(p: NDArray[np.int32], seen: Whole, mean: float) -> NDArray[np.int32]:
     return after
 
 
-def turnable(program: Program) -> list[str]:
+def whitenable(program: Program) -> list[str]:
     """Leaves whose rows have inputs in common: all matrices but embeddings."""
     lookups = {op.leaf for stage in program.stages for op in stage.ops if op.kind == "embed"}
     leaves = enumerate(program.leaves)
     return [leaf.name for i, leaf in leaves if len(leaf.shape) == 2 and i not in lookups]
-
-
-def memory(program: Program) -> dict[str, tuple[int, ...]]:
-    """What the rule keeps between updates, int32: fine copies of all leaves, and every P."""
-    shapes: dict[str, tuple[int, ...]] = {leaf.name: leaf.shape for leaf in program.leaves}
-    return shapes | {_turn(name): shape(shapes[name][1]) for name in turnable(program)}
-
-
-class WhitenedRule:
-    """As the master rule, but matrices' votes are whitened and every row has a scale of its own.
-
-    A row is the weights of one output, or of one token in an embedding; a vector is one row. So a
-    rare token's row moves as far per vote as a frequent one's: the mean vote moves a weight by lr
-    of its last bit, an eighth of that in a vector. Whitening turns a row and leaves its mean
-    size. lr rises over 20 updates and falls linearly with progress, to a twentieth; its
-    size is rate * sqrt(200 / steps), as noise adds up with the root of the number of updates.
-    floors: the least mean size that is taken for a signal, per leaf, so that what is learnt is not
-    undone by the few pairs that still differ; turned: the matrices whose votes are whitened.
-    """
-
-    def __init__(
-        self, *, rate: float, steps: int, floors: Mapping[str, int], turned: Collection[str]
-    ) -> None:
-        self.rate, self.steps, self.floors, self.turned = rate, steps, floors, turned
-
-    def start(self, weights: Leaves) -> Leaves:
-        turns = {_turn(k): mx.array(start(weights[k].shape[1])) for k in self.turned}
-        return master_of(weights) | turns
-
-    def gain(self, step: int) -> int:
-        """lr in units of 2^-8 master steps; at most 64 bits of a weight."""
-        falling = 1 - 0.95 * min(step / self.steps, 1)
-        rate = self.rate * sqrt(200 / self.steps) * falling * min(1, (step + 1) / 20)
-        return round(min(rate, 64) * (1 << (MASTER_BITS + 8)))
-
-    def __call__(
-        self, weights: Leaves, master: Leaves, votes: Leaves, step: int, decided: int | None = None
-    ) -> Update:
-        new, kept, moved, look = {}, {}, 0, step % EVERY == 0
-        full = self.gain(step)
-        for name, leaf in weights.items():
-            w, fine = np.array(leaf), np.array(master[name])
-            p = np.asarray(master[_turn(name)]) if name in self.turned else None
-            gain, floor = full >> (3 if w.ndim == 1 else 0), self.floors.get(name, 1)
-            inputs, seen, mean = w.shape[-1], np.zeros(1), 0.0
-            whole = [array.reshape(-1, inputs) for array in (w, fine, np.asarray(votes[name]))]
-            count = max(1, PART // inputs)
-            for first in range(0, len(whole[0]), count):
-                w_rows, fine_rows, z = (array[first : first + count] for array in whole)
-                u, size = _scaled(z, floor)
-                if p is None:
-                    change = u * (gain / ONE)
-                else:
-                    y = turned(u, p)
-                    if look:
-                        seen, mean = seen + power(y, p.shape[1]), mean + (u * u).sum()
-                    change = y * _share(y, size, gain)
-                moved += _move(w_rows, fine_rows, np.rint(change, out=change))
-            new[name], kept[name] = mx.array(w), mx.array(fine)
-            if p is not None:
-                p = learnt(p, seen, mean // (256 * inputs)) if look else p
-                kept[_turn(name)] = mx.array(p)
-        return Update(new, kept, moved / sum(w.size for w in weights.values()))
-
-
-def _scaled(z: Any, floor: int) -> tuple[Whole, Whole]:
-    """Votes int32 [O, K] over the mean size of their row, if that is not below the floor, in Q8.
-
-    And the size that they then have in the mean, [O, 1].
-    """
-    u = z.astype(np.float64)
-    mean = np.ceil(abs(u).sum(axis=1, keepdims=True) / z.shape[1])
-    scale = np.maximum(mean, floor)
-    np.rint(np.divide(u, scale / 256, out=u), out=u)  # floors would add up to a drift
-    return np.clip(u, -TOP, TOP, out=u), np.floor(256 * mean / scale)
-
-
-def _share(y: Whole, size: Whole, gain: int) -> Whole:
-    """What y is multiplied by to be of that mean size and then by the gain, [O, 1] in Q16."""
-    total = np.maximum(abs(y).sum(axis=1, keepdims=True), 1)
-    share: Whole = np.floor(gain * y.shape[1] * size / total) / ONE  # gain * K * size < 2^53
-    return share
-
-
-def _move(w: Any, fine: Any, step: Whole) -> int:
-    """Moves fine int32 by a step and w int8 to its rounding, in place; how many of w moved."""
-    step += fine
-    fine[:] = np.clip(step, -MASTER_LIMIT, MASTER_LIMIT, out=step)
-    rounded = (fine + HALF) >> MASTER_BITS
-    moved = int(np.count_nonzero(rounded != w))
-    w[:] = rounded
-    return moved
-
-
-def _turn(leaf: str) -> str:
-    """What the whitening of a leaf is called among a rule's memory."""
-    return f"{leaf}/whitening"

@@ -19,7 +19,7 @@ from eggroll.engines import available
 TINY = [
     *("--data", "count", "--pop", "32", "--width", "16", "--seq-len", "8", "--steps", "6"),
     *("--table-bits", "16", "--val-tokens", "512", "--validate-every", "2"),
-    *("--checkpoint-every", "1", "--sample-bytes", "8"),
+    *("--checkpoint-every", "1", "--sample-tokens", "8"),
 ]
 
 

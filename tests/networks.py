@@ -63,6 +63,7 @@ class Case:
             self.state.reshape(P, layers, self.program.width),
             self.noise() if noise else None,
             tables,
+            1 << self.program.score_bits,
         )
         return scores, state.reshape(P, layers * self.program.width), logits
 
@@ -83,8 +84,10 @@ def case_of(
     rank: int = 1,
     sigma_shift: int = 4,
     extreme: bool = False,
+    score_bits: int = 4,
 ) -> Case:
     """Random weights, noise and inputs for any program."""
+    program.score_bits = score_bits
     V, lengths = program.vocabulary, [slice_length(p.shape, rank) for p in program.leaves]
     table = int8(rng, 4 * max(lengths), extreme)
     starts = np.stack([rng.integers(0, table.size - n + 1, P // 2) for n in lengths])

@@ -135,5 +135,5 @@ def evaluate(program, weights, tokens, targets, state, noise=None):
         member = Member(program, weights, noise, m)
         logits.append([run_token(member, int(token), state[m]) for token in row])
         for t, u in enumerate(logits[m]):
-            scores[m, t] = log_likelihood(u, int(targets[m, t]))
+            scores[m, t] = log_likelihood(u, int(targets[m, t]), 1 << program.score_bits)
     return scores, state, np.array(logits)

@@ -18,7 +18,8 @@ from eggroll import checkpoint, runlog
 from eggroll.checkpoint import Checkpoint
 from eggroll.config import Config
 from eggroll.errors import InputError
-from eggroll.networks import initial_weights
+from eggroll.networks import NETWORKS, Gates, egg, initial_weights
+from eggroll.program import Program
 
 CONFIG = Config(data="count", pop=6, width=4, layers=2, rule="master", table_bits=16)
 
@@ -40,7 +41,7 @@ def path(tmp_path: Path, sound: Checkpoint) -> Path:
 
 def equal(a: Checkpoint, b: Checkpoint) -> bool:
     def plain(c: Checkpoint) -> list[object]:
-        leaves = [*c.weights.items(), *c.master.items(), ("state", c.state)]
+        leaves = [*c.weights.items(), *c.memory.items(), ("state", c.state)]
         return [(name, str(leaf.dtype), leaf.tolist()) for name, leaf in leaves]
 
     facts = [(c.config.to_dict(), c.step, c.corpus) for c in (a, b)]
@@ -114,11 +115,35 @@ def test_foreign_safetensors_are_refused(path: Path):
         assert "not one of eggroll's" in refused(path)
 
 
+def test_version_1_is_read(path: Path, sound: Checkpoint):
+    """It had another name for the rule's memory, and no digest of the network."""
+    metadata, arrays = checkpoint.read(path, checkpoint.FORMAT)
+    arrays = {name.replace("memory/", "master/"): array for name, array in arrays.items()}
+    metadata = {k: v for k, v in metadata.items() if k != "network"} | {"version": "1"}
+    metadata["sha256"] = checkpoint._digest(metadata, arrays)
+    path.write_bytes(safetensors.numpy.save(arrays, metadata))
+    again = checkpoint.load(path)
+    assert (again.config, again.step) == (sound.config, sound.step)
+    assert again.memory.keys() == sound.memory.keys()
+    for name, array in sound.memory.items():
+        assert (np.array(again.memory[name]) == np.array(array)).all()
+
+
+def test_another_network_of_the_same_shapes_is_refused(path: Path, monkeypatch):
+    """Table gates have the same leaves as clipped ones; so may any edit of the declaration."""
+
+    def edited(vocabulary: int, width: int, layers: int, gates: Gates) -> Program:
+        return egg(vocabulary, width, layers, "table")
+
+    monkeypatch.setitem(NETWORKS, "egg", edited)
+    assert "is of another network 'egg'" in refused(path)
+
+
 def test_a_newer_version_is_refused(path: Path, sound: Checkpoint, monkeypatch):
-    monkeypatch.setattr(checkpoint, "VERSION", 2)
+    monkeypatch.setattr(checkpoint, "VERSION", 3)
     checkpoint.save(path, sound)
     monkeypatch.undo()
-    assert "has version 2 and this eggroll reads up to 1" in refused(path)
+    assert "has version 3 and this eggroll reads up to 2" in refused(path)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +162,9 @@ def test_weights_that_do_not_fit_are_refused(path: Path, sound: Checkpoint, chan
     assert says in refused(path)
 
 
-def test_state_and_master_that_do_not_fit_are_refused(path: Path, sound: Checkpoint):
-    checkpoint.save(path, sound._replace(master={}))
-    assert "has nothing as 'master/" in refused(path)
+def test_state_and_memory_that_do_not_fit_are_refused(path: Path, sound: Checkpoint):
+    checkpoint.save(path, sound._replace(memory={}))
+    assert "has nothing as 'memory/" in refused(path)
     checkpoint.save(path, sound._replace(state=mx.zeros((4, 8), mx.int8)))
     assert "int8 [4, 8] as 'state' where its options need int8 [6, 8]" in refused(path)
     checkpoint.save(path, sound._replace(state=mx.full((6, 8), -128, mx.int8)))

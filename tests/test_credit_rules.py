@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eggroll import rules
-from eggroll.whitening import WhitenedRule
+from eggroll.rules import WhitenedRule
 
 TOP, BOTTOM = 2**31 - 1, -(2**31)
 
@@ -28,7 +28,7 @@ def arrays(values: dict[str, list], dtype) -> dict[str, mx.array]:
 def test_what_has_no_votes_does_not_move(rule_of: str, step: int):
     """Not even at the widest significance, where pure noise would move all weights."""
     rule = (
-        WhitenedRule(rate=64, steps=40, floors={}, turned=["none"])
+        WhitenedRule(rate=64, steps=40, floors={}, whitened=["none"])
         if rule_of == "whitened"
         else rules.SignRule(alpha=4, decay=1000, pairs=8, rank=1, clt=True, measured=True)
     )

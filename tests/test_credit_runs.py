@@ -146,7 +146,8 @@ def test_a_recipe_is_its_settings(call: Command, tmp_path: Path):
     for name, value in recipe.items():
         given = {"pop": 32, "steps": 6, "seq_len": 8}.get(name, value)
         assert kept[name] == given, name
-    assert "recipe" not in kept
+    assert kept["recipe"] == "language"
+    assert "recipe: language but for " in first.out
     words = [w for n in ("estimator", "rule", "sigma_shift")
              for w in (f"--{n.replace('_', '-')}", recipe[n])]  # fmt: skip
     assert call(*TINY, *words, "--out", spelled).signature == first.signature

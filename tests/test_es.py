@@ -109,17 +109,17 @@ def test_master_rule_adds_up_normalised_votes(clt):
             exact[k] = exact[k].clip(-127.5 * 2**16, 127.5 * 2**16)
             # An update rounds the rate to 2^-17 of itself or so, and the product down by under one.
             bound = (step + 1) * (1 + 2**-15 * np.abs(votes[k] * exact_gain(0.5, pairs, 1, clt)))
-            assert (np.abs(np.array(update.master[k]) - exact[k]) <= bound + 2).all()
-            rounded = (np.array(update.master[k]).astype(np.int64) + 2**15) >> 16
+            assert (np.abs(np.array(update.memory[k]) - exact[k]) <= bound + 2).all()
+            rounded = (np.array(update.memory[k]).astype(np.int64) + 2**15) >> 16
             np.testing.assert_array_equal(np.array(update.weights[k]), rounded)
             assert np.abs(rounded).max() <= 127
-        weights, master = update.weights, update.master
+        weights, master = update.weights, update.memory
 
 
 def test_master_gain_is_an_integer_of_known_precision():
     for pairs in (1, 512, 131072):
         rule = rules.MasterRule(rate=1.0, decay=0, steps=1, pairs=pairs, rank=1, clt=True)
         want = Fraction(2**40, 256) / isqrt(pairs * 10**12) * 10**6
-        assert abs(rule.gain(0, 1) / want - 1) < 1e-5
+        assert abs(rule.factor(0, 1) / want - 1) < 1e-5
         # The largest vote there can be fits 64 bits, at rates up to 64.
-        assert 64 * rule.gain(0, 1) * pairs * 127 * 127 < 2**63
+        assert 64 * rule.factor(0, 1) * pairs * 127 * 127 < 2**63

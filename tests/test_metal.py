@@ -279,7 +279,7 @@ out[thread_position_in_grid.x] = wrong + given[0];
 
 RUN = (
     *("--data", "count", "--pop", "36", "--steps", "2", "--seq-len", "4", "--table-bits", "16"),
-    *("--alpha", "0.5", "--validate-every", "0", "--val-tokens", "64", "--sample-bytes", "2"),
+    *("--alpha", "0.5", "--validate-every", "0", "--val-tokens", "64", "--sample-tokens", "2"),
 )
 RUNS = [
     # The seed's network and the paper's, scaled down. Chunks leave a last one that is smaller.

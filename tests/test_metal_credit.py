@@ -255,7 +255,7 @@ def test_rows_add_up_whoever_names_them(launcher: Emulator, V: int, K: int, entr
 
 RUN = (
     *("--data", "count", "--pop", "20", "--steps", "2", "--seq-len", "4", "--table-bits", "16"),
-    *("--validate-every", "0", "--val-tokens", "64", "--sample-bytes", "0", "--width", "12"),
+    *("--validate-every", "0", "--val-tokens", "64", "--sample-tokens", "0", "--width", "12"),
 )
 RUNS = [
     # The recipe scaled down, then each estimator with each rule; chunks leave a smaller last one.

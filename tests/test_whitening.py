@@ -10,13 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eggroll import run, whitening
+from eggroll import rules, whitening
 from eggroll.config import RECIPES, Config
+from eggroll.estimators import ESTIMATORS
 from eggroll.networks import egg
-from eggroll.whitening import ONE, TOP, WhitenedRule
+from eggroll.rules import RULES, WhitenedRule
+from eggroll.whitening import ONE, TOP
 
 MOST, LEAST = 2**31 - 1, -(2**31)
 BOUND = 127 * 2**16 + 2**15 - 1
+
+
+def estimator(options: Config):
+    return ESTIMATORS[options.estimator](options, options.program())
+
+
+def floors(options: Config) -> dict[str, int]:
+    return estimator(options).floors()
 
 
 def clip(x: int, bound: int) -> int:
@@ -104,32 +114,32 @@ def test_the_rule_in_exact_integers(rate: float, floor: int):
         "vector": rng.integers(-(10**6), 10**6, 40),
     }
     turned = ["extreme", "small", "any", "blocks", "one"]
-    rule = WhitenedRule(rate=rate, steps=30, floors=dict.fromkeys(votes, floor), turned=turned)
+    rule = WhitenedRule(rate=rate, steps=30, floors=dict.fromkeys(votes, floor), whitened=turned)
     weights = {
         name: mx.array(rng.integers(-127, 128, z.shape).astype(np.int8))
         for name, z in votes.items()
     }
-    master = rule.start(weights)
+    memory = rule.start(weights)
     for step in (0, 4, 5, 8, 30):
         z = {name: mx.array(v.astype(np.int64).astype(np.int32)) for name, v in votes.items()}
-        update = rule(weights, master, z, step)
+        update = rule(weights, memory, z, step)
         moved = 0
         for name in votes:
-            p = master.get(f"{name}/whitening")
-            gain = rule.gain(step) >> (3 if votes[name].ndim == 1 else 0)
+            p = memory.get(f"{name}/whitening")
+            gain = rule.factor(step) >> (3 if votes[name].ndim == 1 else 0)
             want, after = leaf_in_integers(
-                whole(master[name]), whole(z[name]), gain, floor,
+                whole(memory[name]), whole(z[name]), gain, floor,
                 None if p is None else np.array(p).astype(object), step % 4 == 0,
             )  # fmt: skip
-            np.testing.assert_array_equal(whole(update.master[name]), want, err_msg=name)
+            np.testing.assert_array_equal(whole(update.memory[name]), want, err_msg=name)
             rounded = (want.astype(np.int64) + 2**15) >> 16
             np.testing.assert_array_equal(whole(update.weights[name]), rounded)
             moved += int((rounded != whole(weights[name])).sum())
             if p is not None:
-                got = np.array(update.master[f"{name}/whitening"])
+                got = np.array(update.memory[f"{name}/whitening"])
                 np.testing.assert_array_equal(got, after.astype(np.int64), err_msg=name)
         assert update.rate == moved / sum(w.size for w in weights.values())
-        weights, master = update.weights, update.master
+        weights, memory = update.weights, update.memory
 
 
 @pytest.mark.parametrize("part", [1, 7, 200])
@@ -139,16 +149,16 @@ def test_how_many_rows_at_a_time_changes_nothing(part: int, monkeypatch: pytest.
     votes = {
         name: mx.array(rng.normal(0, 99, w.shape).astype(np.int32)) for name, w in weights.items()
     }
-    rule = WhitenedRule(rate=1, steps=30, floors={}, turned=["m"])
+    rule = WhitenedRule(rate=1, steps=30, floors={}, whitened=["m"])
     want = rule(weights, rule.start(weights), votes, 0)
-    monkeypatch.setattr(whitening, "PART", part)
+    monkeypatch.setattr(rules, "PART", part)
     got = rule(weights, rule.start(weights), votes, 0)
-    for name, array in want.master.items():
-        np.testing.assert_array_equal(np.array(got.master[name]), np.array(array))
+    for name, array in want.memory.items():
+        np.testing.assert_array_equal(np.array(got.memory[name]), np.array(array))
 
 
 def test_the_mean_vote_of_every_row_moves_a_weight_by_the_rate():
-    rule = WhitenedRule(rate=1.0, steps=200, floors={}, turned=[])
+    rule = WhitenedRule(rate=1.0, steps=200, floors={}, whitened=[])
     matrix = mx.array(np.array([[0, 0], [10, -10], [0, 0], [5, 5]], np.int8))
     weights = {"m": matrix, "v": mx.array(np.array([100, 126], np.int8))}
     z = {"m": [[1, -1], [64, -64], [0, 0], [30, 10]], "v": [1 << 20, 1 << 20]}
@@ -158,7 +168,7 @@ def test_the_mean_vote_of_every_row_moves_a_weight_by_the_rate():
     update = rule(weights, rule.start(weights), votes, 19)
     steps = {"m": [[1, -1], [1, -1], [0, 0], [1.5, 0.5]], "v": [1 / 8, 1 / 8]}
     for name, w in weights.items():
-        got = np.array(update.master[name]) - np.array(w).astype(np.int64) * 2**16
+        got = np.array(update.memory[name]) - np.array(w).astype(np.int64) * 2**16
         np.testing.assert_allclose(got, np.array(steps[name]) * rate * 2**16, atol=2)
     assert update.weights["m"].tolist() == [[1, -1], [11, -11], [0, 0], [6, 5]]
     assert update.rate == 5 / 10
@@ -166,13 +176,13 @@ def test_the_mean_vote_of_every_row_moves_a_weight_by_the_rate():
 
 def test_turning_leaves_the_mean_size_of_a_row():
     rng = np.random.default_rng(2)
-    rule = WhitenedRule(rate=1, steps=200, floors={"m": 1}, turned=["m"])
+    rule = WhitenedRule(rate=1, steps=200, floors={"m": 1}, whitened=["m"])
     weights = {"m": mx.zeros((8, 64), mx.int8)}
-    master = rule.start(weights)
+    memory = rule.start(weights)
     square = rng.normal(0, ONE / 8, (1, 64, 64)) + ONE * np.eye(64)
-    master["m/whitening"] = mx.array(((square + square.swapaxes(1, 2)) / 2).astype(np.int32))
+    memory["m/whitening"] = mx.array(((square + square.swapaxes(1, 2)) / 2).astype(np.int32))
     votes = {"m": mx.array(rng.normal(0, 10**5, (8, 64)).astype(np.int32))}
-    after = np.array(rule(weights, master, votes, 19).master["m"]) / 2**16
+    after = np.array(rule(weights, memory, votes, 19).memory["m"]) / 2**16
     np.testing.assert_allclose(abs(after).mean(axis=1), 1 - 0.95 * 19 / 200, rtol=0.005)
     straight = np.corrcoef(after.ravel(), np.array(votes["m"]).ravel())[0, 1]
     assert 0.5 < straight < 0.99
@@ -182,14 +192,14 @@ def test_noise_does_not_drift():
     """Votes of both signs alike, above and far below the floor, leave no mean behind."""
     rng = np.random.default_rng(4)
     for floor in (1, 2000):
-        rule = WhitenedRule(rate=1, steps=200, floors={"m": floor}, turned=[])
+        rule = WhitenedRule(rate=1, steps=200, floors={"m": floor}, whitened=[])
         weights = {"m": mx.zeros((64, 64), mx.int8)}
         z = rng.normal(0, 300, (64, 64)).astype(np.int32)
         up, down = mx.array(z), mx.array(-z)
-        master = rule.start(weights)
+        memory = rule.start(weights)
         for votes in (up, down):
-            _, master, _ = rule(weights, master, {"m": votes}, 100)
-        assert not np.array(master["m"]).any()
+            _, memory, _ = rule(weights, memory, {"m": votes}, 100)
+        assert not np.array(memory["m"]).any()
 
 
 def test_votes_become_round():
@@ -231,19 +241,19 @@ def test_no_votes_turn_a_step_round(seed: int, rows: int, inputs: int, steep: in
 
 def test_rate_rises_falls_and_follows_the_number_of_updates():
     def gains(steps: int, at: list[int]) -> list[float]:
-        rule = WhitenedRule(rate=0.5, steps=steps, floors={}, turned=[])
-        return [rule.gain(step) / 2**24 for step in at]
+        rule = WhitenedRule(rate=0.5, steps=steps, floors={}, whitened=[])
+        return [rule.factor(step) / 2**24 for step in at]
 
     want = [0.5 / 20, 0.25 * (1 - 0.04275), 0.5 * (1 - 0.09025), 0.5 * 0.525, 0.025, 0.025]
     np.testing.assert_allclose(gains(200, [0, 9, 19, 100, 200, 9999]), want, rtol=1e-6)
     assert gains(800, [400]) == [pytest.approx(0.25 * 0.525)]
     assert gains(50, [25]) == [pytest.approx(1.0 * 0.525)]
-    assert WhitenedRule(rate=64, steps=1, floors={}, turned=[]).gain(20) <= 2**30
+    assert WhitenedRule(rate=64, steps=1, floors={}, whitened=[]).factor(20) <= 2**30
 
 
 def test_floors_are_those_of_one_byte_or_two():
     options = Config(**RECIPES["language"], width=8)
-    least, deviation = run.floors(options), math.isqrt(options.pop // 2)
+    least, deviation = floors(options), math.isqrt(options.pop // 2)
     one, two = 16 * deviation, 256 * deviation
     for name, floor in {
         "embedding": 16, "head": 16, "layer0.Wf": one, "layer0.Uf": one, "layer0.bf": one,
@@ -251,17 +261,18 @@ def test_floors_are_those_of_one_byte_or_two():
     }.items():  # fmt: skip
         assert least[name] == floor, name
     votes = Config(estimator="token-votes", width=8)
-    assert run.floors(votes)["layer0.bf"] == 256 * math.isqrt(votes.pop // 2)
-    assert run.floors(Config(rule="whitened")) == {}
+    assert floors(votes)["layer0.bf"] == 256 * math.isqrt(votes.pop // 2)
+    assert floors(Config(rule="whitened")) == {}
 
 
 def test_all_matrices_but_the_embedding_are_turned():
     program = egg(16, 100, 1)
     names = {leaf.name for leaf in program.leaves if len(leaf.shape) == 2} - {"embedding"}
-    assert set(whitening.turnable(program)) == names
-    memory = whitening.memory(program)
+    assert set(whitening.whitenable(program)) == names
+    memory = WhitenedRule.memory(program)
     assert memory["layer0.up/whitening"] == (2, 50, 50)
     assert memory["layer0.down/whitening"] == (7, 58, 58)  # 400 inputs; the last block has 52
-    rule = run.rule(Config(rule="whitened", data="count", width=100))
+    options = Config(rule="whitened", data="count", width=100)
+    rule = RULES["whitened"].make(options, program, estimator(options))
     start = rule.start({leaf.name: mx.zeros(leaf.shape, mx.int8) for leaf in program.leaves})
     assert {name: array.shape for name, array in start.items()} == memory

@@ -7,7 +7,6 @@ eggroll.train. Letters: S streams, T tokens per update.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -15,43 +14,30 @@ from typing import Annotated, Any, Literal
 import mlx.core as mx
 import mlx.optimizers as optim
 import numpy as np
-import tyro
 from numpy.typing import NDArray
 
-from eggroll import cli
-from eggroll.baseline.float_twin import Leaves, Twin, by_token, real
+from eggroll.baseline.float_numpy import twin_for
+from eggroll.baseline.float_twin import ONE, Leaves, Twin, by_token, real
 from eggroll.checkpoint import Arrays
 from eggroll.cli import Range
-from eggroll.config import BYTES, FREE, GIB, place
+from eggroll.config import Common
 from eggroll.errors import InputError
-from eggroll.networks import Gates, egg, initial_weights
+from eggroll.networks import initial_weights
 from eggroll.program import Program
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Common):
     """Options of a run of the baseline; those that eggroll.train has mean the same here."""
 
-    data: Annotated[str, tyro.conf.arg(metavar="NAME|FILE|DIR")] = "stdlib"
-    """stdlib, count, tinystories, minipile, or the path of a text file or a folder of them."""
-    steps: Annotated[int, Range(1, 10**9), FREE] = 1500
-    """Updates; with --resume the new total."""
     streams: Annotated[int, Range(1, 1 << 20)] = 128
     """Streams read side by side: the batch."""
-    seq_len: Annotated[int, Range(1, 1 << 16)] = 16
-    """Tokens every stream gives per update, and how far gradients go back."""
-    layers: Annotated[int, Range(0, 256)] = 1
-    """Blocks of GRU and MLP."""
-    width: Annotated[int, Range(1, 8191)] = 64
-    """Activations of a layer."""
-    gates: Gates = "clip"
-    """What squashes the GRU's gates: the clip itself, or sigmoid and tanh."""
     learning_rate: Annotated[float, Range(0, 64, above=True)] = 0.1
     """Step of a weight per update at its highest, where weights begin as N(0, 1)."""
     warmup: Annotated[float, Range(0, 1)] = 0.02
     """Share of the updates over which the learning rate rises."""
     decay: Literal["cosine", "linear", "none"] = "cosine"
-    """How it falls over all updates."""
+    """Shape of its fall over all updates."""
     floor: Annotated[float, Range(0, 1)] = 0.01
     """Share of the learning rate that is left at the end."""
     weight_decay: Annotated[float, Range(0, 64)] = 0.01
@@ -62,53 +48,10 @@ class Options:
     """Memory of the gradient's square."""
     clip_norm: Annotated[float, Range(0, 10**6)] = 1.0
     """Longest gradient, all leaves together, in bits per token and 1.0 of a weight; 0: any."""
-    vocabulary: Annotated[int, Range(2, 1 << 16)] = 16
-    """Data count: symbols, the mark included."""
-    count_steps: tuple[int, ...] = (1,)
-    """Data count: the steps it counts in; every stream keeps to one."""
-    seed: Annotated[int, Range(0, (1 << 63) - 1)] = 0
-    """Of everything random: first weights, count streams, samples."""
-
-    threads: Annotated[int, Range(0, 1024), FREE] = 0
-    """Threads where a CPU computes; 0 is all cores. They change roundings of the sums."""
-    validate_every: Annotated[int, Range(0, 10**9), FREE] = 25
-    """Updates between validations; 0 only at the end."""
-    val_tokens: Annotated[int, Range(1, 1 << 40), FREE] = 1 << 17
-    """Tokens of the validation split that a validation reads at most."""
-    checkpoint_every: Annotated[int, Range(0, 10**9), FREE] = 50
-    """Updates between checkpoints; 0 only at the start and the end."""
-    sample_bytes: Annotated[int, Range(0, 1 << 20), FREE] = 512
-    """Tokens of each sample written at the end; 0 for none."""
-
-    out: Annotated[str, place("DIR")] = ""
-    """Folder for the run; a free runs/adamw-<data>-<number> if none is given."""
-    resume: Annotated[str, place("DIR")] = ""
-    """Folder of a run to go on with, under its own options."""
-    config: Annotated[str, place("FILE.json")] = ""
-    """File with options, such as a run's config.json; those given here win over it."""
-
-    def program(self) -> Program:
-        """The network that these options declare, as eggroll.train declares it."""
-        symbols = self.vocabulary if self.data == "count" else BYTES
-        return egg(symbols, self.width, self.layers, self.gates)
 
     def check(self) -> None:
-        """Looks at every option, before any work is done.
-
-        Raises:
-            InputError: an option is out of its range, or two do not go together.
-        """
-        cli.check_ranges(self)
-        if not self.count_steps:
-            raise InputError("--count-steps is empty: at least one is needed; try --count-steps 1.")
-        needed = self.memory(self.program())
-        present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if needed > present:
-            raise InputError(
-                f"--width {self.width}, --layers {self.layers}, --streams {self.streams} and "
-                f"--seq-len {self.seq_len} need some {needed / GIB:.1f} GiB and this machine has "
-                f"{present / GIB:.1f}: make one of them smaller."
-            )
+        super().check()
+        self.check_memory(self.memory(self.program()), ("width", "layers", "streams", "seq_len"))
 
     def memory(self, program: Program) -> int:
         """A low estimate of the bytes a run takes at its height."""
@@ -215,3 +158,22 @@ class Trainer:
         for kind, optimizer in self.optimizers.items():
             optimizer.state[kind] = {p: mx.array(arrays[f"{p}/{kind}"]) for p in ("m", "v")}
             optimizer.state["step"] = mx.array(step, mx.uint64)
+
+
+def gradient(
+    program: Program,
+    weights: Mapping[str, Any],
+    tokens: NDArray[Any],
+    targets: NDArray[Any],
+    state: Any,
+) -> dict[str, NDArray[Any]]:
+    """The true gradient of the twin's loss, bits per token, at given int8 weights.
+
+    weights: int8 leaves by name, Q4; tokens, targets: int32 [S, T]; state: int8 [S, state_size],
+    Q4. Returns float32 leaves: the slope of the loss for a weight's last bit (1/16). Evolution's
+    votes estimate its opposite, as they are for a higher likelihood.
+    """
+    start = real({"state": state})["state"]
+    batch = by_token(tokens), by_token(targets)
+    leaves = twin_for(program).gradient(real(weights), batch[0], batch[1], start)[2]
+    return {name: np.array(g) / np.float32(ONE) for name, g in leaves.items()}

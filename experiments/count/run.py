@@ -19,8 +19,7 @@ from pathlib import Path
 
 from eggroll.config import RECIPES, Config
 from eggroll.population import exact_loss
-from eggroll.run import Run, open_run, validation_batches
-from eggroll.train import update
+from eggroll.run import TrainingRun, open_run, validation_batches
 
 # name -> (options, goal in bits per token, seconds at most)
 TASKS = {
@@ -43,7 +42,7 @@ def seconds_to_goal(
             run = open_run(replace(options, out=folder), stack)
         spent, looked, loss = 0.0, 0.0, run.validate()
         while spent < budget:
-            spent += update(run)[-1]
+            spent += run.update()["seconds"]
             # A fiftieth of the time so far between two looks, so that the answer is that exact.
             if spent - looked > spent / 50 or run.step < 20:
                 loss, looked = run.validate(), spent
@@ -52,7 +51,7 @@ def seconds_to_goal(
         return None, run.step, loss, exact(run)
 
 
-def exact(run: Run) -> float:
+def exact(run: TrainingRun) -> float:
     batches = validation_batches(run.corpus, run.config)
     return exact_loss(run.engine, run.weights, batches, run.corpus.warmup)
 
@@ -60,7 +59,7 @@ def exact(run: Run) -> float:
 def settings(recipe: str, task: dict, pop: int, seed: int) -> Config:
     return Config(
         **{
-            **RECIPES[recipe],
+            "recipe": recipe,
             **task,
             "data": "count",
             "pop": pop,

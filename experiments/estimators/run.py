@@ -13,19 +13,16 @@ import csv
 import statistics
 import sys
 from pathlib import Path
-from typing import get_args
 
 import mlx.core as mx
 import numpy as np
 
 from eggroll import engines
-from eggroll.baseline.float_numpy import gradient
+from eggroll.baseline.backprop import gradient
 from eggroll.config import RECIPES, Config
-from eggroll.credit import Estimator
 from eggroll.data.streams import load_corpus
-from eggroll.fitness import pair_fitness
-from eggroll.networks import initial_weights
-from eggroll.run import new_population, rule
+from eggroll.estimators import ESTIMATORS
+from eggroll.run import new_learner
 
 SHIFTS = (3, 4, 5)  # compared at each of --ranks
 LEARNT = 100  # updates of recipe language before the cosines of "trained"
@@ -33,33 +30,25 @@ LEARNT = 100  # updates of recipe language before the cosines of "trained"
 
 def trained(config: Config, corpus, updates: int) -> dict[str, mx.array]:
     """Weights after some updates of recipe language."""
-    program = config.program()
-    options = Config(**{**RECIPES["language"], "width": config.width, "layers": config.layers})
-    engine, _ = engines.choose("auto", program, options.threads, credit=True)
-    population, weights = new_population(options, engine), initial_weights(program, options.seed)
+    options = Config(recipe="language", width=config.width, layers=config.layers)
+    engine, _ = engines.choose("auto", config.program(), options.threads, credit=True)
+    learner = new_learner(options, engine)
     streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
-    moves, state = rule(options), population.initial_state()
-    master = moves.start(weights)
     for step in range(updates):
-        _, state, Z = population.credit(weights, step, *streams.batch(step), state)
-        weights, master, _ = moves(weights, master, Z, step)
-    return weights
+        learner.update(streams.batch(step))
+    return learner.weights
 
 
 def cosines(config: Config, corpus, weights: dict, repeats: int) -> dict[str, list[float]]:
     """Per leaf, the cosine of votes and gradient in each of some updates."""
     engine, _ = engines.choose("auto", config.program(), config.threads, credit=True)
-    population = new_population(config, engine)
+    learner = new_learner(config, engine)
     streams = corpus.streams("train", config.streams, config.seq_len, config.seed)
     found: dict[str, list[float]] = {}
     for step in range(repeats):
-        tokens, targets = streams.batch(step)
-        state = population.initial_state()
-        if config.estimator == "eggroll":
-            scores, _ = population.evaluate(weights, step, tokens, targets, state)
-            Z = population.votes(pair_fitness(scores), step)
-        else:
-            _, _, Z = population.credit(weights, step, tokens, targets, state)
+        tokens, targets = batch = streams.batch(step)
+        state = learner.population.initial_state()
+        Z = learner.estimator(learner.population, weights, step, batch, state).votes
         zero = np.zeros((len(tokens), engine.program.state_size), np.int8)
         true = gradient(engine.program, weights, tokens, targets, zero)
         for name, g in true.items():
@@ -79,7 +68,7 @@ def compared(ranks: list[int]) -> dict[str, dict]:
             for shift in SHIFTS
         }
     quiet = {"token-credit": {"sigma_shift": RECIPES["language"]["sigma_shift"]}}
-    return {name: {"estimator": name} | quiet.get(name, {}) for name in get_args(Estimator)}
+    return {name: {"estimator": name} | quiet.get(name, {}) for name in ESTIMATORS}
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from eggroll.train import train
 
 def bits(recipe: str, pop: int, seed: int, tokens: int) -> tuple[int, float]:
     """Updates made and validation in bits per byte."""
-    options = {**RECIPES[recipe], "pop": pop, "seed": seed, "validate_every": 0, "sample_bytes": 0}
-    steps = max(1, round(tokens / (pop * options.get("seq_len", Config.seq_len))))
+    options = {"recipe": recipe, "pop": pop, "seed": seed, "validate_every": 0, "sample_tokens": 0}
+    steps = max(1, round(tokens / (pop * Config(recipe=recipe).seq_len)))
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         result = train(Config(**{**options, "steps": steps, "out": f"{folder}/run"}))
     assert result.val_loss is not None

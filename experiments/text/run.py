@@ -20,8 +20,9 @@ from pathlib import Path
 
 from eggroll import adamw, plot, runlog, train
 from eggroll.baseline.backprop import Options
-from eggroll.config import RECIPES, from_dict
+from eggroll.config import RECIPES
 from eggroll.errors import InputError
+from eggroll.options import from_dict
 from eggroll.sweep.trial import updates_within
 
 WHAT = (*RECIPES, "adamw")
@@ -34,7 +35,7 @@ def rows_of(folder: Path) -> list[runlog.Row]:
 def updates_of_adamw(seconds: float, options: Options) -> int:
     """Updates of the baseline that the time has room for, from a short run thrown away."""
     with tempfile.TemporaryDirectory() as folder:
-        few = replace(options, out=f"{folder}/probe", steps=40, validate_every=0, sample_bytes=0)
+        few = replace(options, out=f"{folder}/probe", steps=40, validate_every=0, sample_tokens=0)
         adamw.train_twin(few)
         rows = rows_of(Path(few.out))
     return int(seconds / statistics.median(row["seconds"] for row in rows[5:]))
@@ -51,7 +52,7 @@ def run(what: str, seconds: float, seed: int, out: Path, extra: dict) -> tuple[i
         name, _, words = what.partition(":")
         given = dict(word.split("=") for word in words.split(",") if word)
         given = {k: json.loads(v) if v[0] in "0123456789" else v for k, v in given.items()}
-        named = from_dict({**RECIPES[name], **extra, **given}, f"--what {what}")
+        named = from_dict({"recipe": name, **extra, **given}, f"--what {what}")
         config = replace(named, seed=seed, out=str(out))
         out.parent.mkdir(parents=True, exist_ok=True)
         config = replace(config, steps=updates_within(seconds, config, out.parent, lambda: None))

@@ -1,0 +1,153 @@
+"""Options from JSON and from the command line, and which of them a resumed run may change."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from eggroll import cli
+from eggroll.cli import flag
+from eggroll.config import CHANGEABLE, INVOCATION, RECIPES, Common, Config
+from eggroll.errors import InputError
+
+
+def types(kind: type) -> dict[str, Any]:
+    """An option's name -> its declared type and notes."""
+    return get_type_hints(kind, include_extras=True)
+
+
+TYPES = types(Config)
+Kind = TypeVar("Kind", bound=Common)
+RENAMED = {"sample_bytes": "sample_tokens"}  # options of runs that began under older versions
+
+
+def check_resumed(old: Kind, new: Kind) -> None:
+    """Looks whether a run with the options `old` can go on with `new`.
+
+    Raises:
+        InputError: an option differs that the weights depend on.
+    """
+    where = getattr(new, "resume", "")
+    for name, hint in types(type(old)).items():
+        before, now = getattr(old, name), getattr(new, name)
+        if name not in INVOCATION and CHANGEABLE not in get_args(hint)[1:] and before != now:
+            raise InputError(
+                f"{flag(name)} is {now}, but the run in {where!r} has {before}: leave "
+                f"{flag(name)} out to go on with it, or start a new run without --resume."
+            )
+
+
+def from_dict(values: Mapping[str, Any], source: str) -> Config:
+    """A Config from JSON values; see `options_of`."""
+    return options_of(Config, values, source)
+
+
+def options_of(kind_of_run: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
+    """Options from JSON values; what is missing takes its default, `about` is no option.
+
+    Raises:
+        InputError: an unknown option or a value of another type.
+    """
+    hints = types(kind_of_run)
+    known = [name for name in hints if name not in ("resume", "config")]
+    options: dict[str, Any] = {}
+    for given, value in values.items():
+        name = RENAMED.get(given, given)
+        if name == "about":
+            continue
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+            raise InputError(f"{source} has the unknown option {name!r}: {hint}")
+        kind = get_args(hints[name])[0] if get_origin(hints[name]) is Annotated else hints[name]
+        options[name] = _typed(kind, value, f"{source}: option {name!r}")
+    return kind_of_run(**options)
+
+
+def _typed(kind: Any, value: Any, what: str) -> Any:
+    """The value if it is of that type; int passes for float and a list for a tuple of int."""
+    if get_origin(kind) is Literal:
+        right, needed = value in get_args(kind), f"one of {', '.join(get_args(kind))}"
+    elif get_origin(kind) is tuple:
+        right = isinstance(value, list) and all(type(v) is int for v in value)
+        needed, value = "a list of whole numbers", tuple(value) if right else value
+    elif kind is float:
+        right, needed = type(value) in (int, float), "a number"
+        value = float(value) if right and abs(value) < 2**1023 else value
+    else:
+        right = type(value) is kind
+        needed = {int: "a whole number", bool: "true or false", str: "a text"}[kind]
+    if not right:
+        raise InputError(f"{what} is {json.dumps(value)[:60]}, but {needed} is needed.")
+    return value
+
+
+def read(path: str) -> Config:
+    """The options in a JSON file; see `options_in`."""
+    return options_in(Config, path)
+
+
+def options_in(kind_of_run: type[Kind], path: str) -> Kind:
+    """The options in a JSON file.
+
+    Raises:
+        InputError: the file is missing, unreadable, no JSON object, or holds what is no option.
+    """
+    try:
+        values = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise InputError(
+            f"--config {path!r} cannot be read ({error.strerror}): give the path of a JSON file."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"--config {path!r} is not valid JSON ({error}): correct it, or take the config.json "
+            "of a run."
+        ) from error
+    if not isinstance(values, dict):
+        raise InputError(
+            f"--config {path!r} holds {json.dumps(values)[:60]}, but an object like "
+            '{"width": 64} is needed.'
+        )
+    return options_of(kind_of_run, values, f"--config {path!r}")
+
+
+def from_command_line(
+    kind: type[Kind],
+    argv: Sequence[str],
+    *,
+    command: str,
+    about: str,
+    resumed: Callable[[str], Kind] | None = None,
+) -> Kind:
+    """The command line over one of --config FILE, --recipe NAME and the run in --resume DIR.
+
+    resumed: DIR -> the options of the run there.
+
+    Raises:
+        InputError: an option, the file or the checkpoint is no good.
+    """
+    recipe, file, folder = (cli.word_of(argv, f"--{n}") for n in ("recipe", "config", "resume"))
+    recipe = recipe if recipe in RECIPES and issubclass(kind, Config) else ""
+    named = [f"--{n} {v!r}" for n, v in (("config", file), ("resume", folder)) if v]
+    if recipe and named:
+        raise InputError(
+            f"--recipe {recipe} and {named[0]} are both given, and each brings settings of its "
+            "own: leave one of them out."
+        )
+    if len(named) > 1:
+        raise InputError(
+            f"{named[0]} and {named[1]} are both given: a resumed run keeps its own options, so "
+            "leave one of them out."
+        )
+    base: Kind | None = None
+    if recipe:
+        base = kind(recipe=recipe)  # type: ignore[call-arg]
+    elif file:
+        base = options_in(kind, file)
+    elif folder and resumed:
+        base = resumed(folder)
+    return cli.parse(kind, argv, command=command, about=about, base=base)

@@ -1,0 +1,57 @@
+"""One update: evaluate -> credit -> votes -> rule, for train, bench, sweep and experiments.
+
+Letters: P members, T tokens, S streams.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from eggroll.data.streams import Batch
+from eggroll.estimators import Estimator, Lap, no_lap
+from eggroll.population import Population
+from eggroll.program import Leaves
+from eggroll.rules import UpdateRule
+
+
+class Step(NamedTuple):
+    """Scores of the members int16 [P, T], the share of weights that moved, and wall seconds."""
+
+    scores: mx.array
+    rate: float
+    seconds: float
+
+
+@dataclass
+class Learner:
+    """A population, an estimator and a rule, and below them what every update changes.
+
+    step: updates made; weights: int8 leaves in declared order; memory: the rule's; state: int8
+    [P, state_size].
+    """
+
+    population: Population
+    estimator: Estimator
+    rule: UpdateRule
+    step: int
+    weights: Leaves
+    memory: Leaves
+    state: mx.array
+
+    def update(self, batch: Batch, lap: Lap = no_lap) -> Step:
+        """Makes one update from tokens and targets, int32 [S, T] each.
+
+        lap is told when a part of it has ended: evaluation, votes (where apart), update.
+        """
+        began, step = time.perf_counter(), self.step
+        found = self.estimator(self.population, self.weights, step, batch, self.state, lap)
+        made = self.rule(self.weights, self.memory, found.votes, step, found.decided)
+        mx.eval(made.weights, made.memory)
+        lap("update")
+        self.weights, self.memory, self.state = made.weights, made.memory, found.state
+        self.step = step + 1
+        return Step(found.scores, made.rate, time.perf_counter() - began)
