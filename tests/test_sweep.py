@@ -603,8 +603,9 @@ def took_part(study: optuna.Study) -> set[str]:
 
 def test_two_workers_share_the_trials(tmp_path: Path):
     words = [*TINY, "--budget", 1, "--slices", 2, "--pruner", "none", "--search", "alpha"]
+    words += ["--confirm", 2]
     with start(*words, "--workers", 2, "--trials", 5, "--out", tmp_path) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     study = study_at(tmp_path)
     assert finished(study) == 5
@@ -612,6 +613,8 @@ def test_two_workers_share_the_trials(tmp_path: Path):
     assert sorted(re.findall(r"^(\d)/5 · trial", err, re.M)) == list("12345")
     assert "best: trial" in out
     assert len(list(tmp_path.glob("trial-*/checkpoint.safetensors"))) == 5
+    assert len(list(tmp_path.glob("confirm-*/checkpoint.safetensors"))) == 4
+    assert states(study_at(tmp_path, "count-confirm")) == ["COMPLETE"] * 4
 
 
 def test_two_commands_share_a_study(tmp_path: Path):
@@ -700,8 +703,9 @@ def wait_for(process: subprocess.Popen[str], line: str) -> str:
 def test_a_signal_keeps_finished_trials(
     call: Command, tmp_path: Path, number: signal.Signals, workers: int, kind: str
 ):
-    words = [*TINY, "--budget", 0.3, "--slices", 2, "--pruner", "none", "--search", "alpha"]
-    words += ["--out", tmp_path, "--storage", tmp_path / KINDS[kind], "--workers", workers]
+    words = [*TINY, "--confirm", 0, "--slices", 2, "--pruner", "none", "--search", "alpha"]
+    words += ["--budget", 0.3, "--out", tmp_path, "--storage", tmp_path / KINDS[kind]]
+    words += ["--workers", workers]
     with start(*words, "--trials", 1000) as process:
         wait_for(process, "2/1000 · ")
         process.send_signal(number)
@@ -727,7 +731,7 @@ def test_a_signal_keeps_finished_trials(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_and_run_again(call: Command, tmp_path: Path, kind: str):
-    words = [*TINY, "--slices", 2, "--pruner", "none", "--search", "alpha"]
+    words = [*TINY, "--confirm", 0, "--slices", 2, "--pruner", "none", "--search", "alpha"]
     words += ["--out", tmp_path, "--storage", tmp_path / KINDS[kind], "--budget", 0.4]
     with start(*words, "--trials", 1000) as process:
         wait_for(process, "1/1000 · ")

@@ -216,7 +216,7 @@ def table(results: Results, ranking: Sequence[Ranked]) -> Any:
     names = list(dict.fromkeys(name for row in ranking for name in row.trial.params))
     heads = ["trial", f"validation,\n{what}"]
     if seeds:
-        heads += [f"mean of {results.seeds}\nother seeds", "largest -\nsmallest"]
+        heads += [f"mean over {results.seeds}\nother seeds", "largest -\nsmallest"]
     for name in (*heads, "updates", "seconds", *names):
         drawn.add_column(name, justify="right")
     for row in ranking:
