@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from eggroll import _extension, cli, engines, performance, plot
 from eggroll.bench import PRESETS, limits
@@ -23,6 +23,11 @@ from eggroll.bench.measure import Row, macs_per_token, measure, resident_peak
 from eggroll.bench.options import Options, check
 from eggroll.networks import egg
 from eggroll.runlog import write_whole
+
+EXAMPLES: Final = (
+    ("--quick", "a first look, in a minute"),
+    ("--preset paper --json paper.json --picture paper.png", "the paper's network, kept"),
+)
 
 
 @dataclass(frozen=True)
@@ -109,9 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line of eggroll.bench; returns its exit code."""
 
     def work() -> int:
-        about = "Times whole training steps over growing populations."
+        about = (
+            "Times whole training steps over growing populations, and compares them with the int8 "
+            "limit of the processor, measured in between."
+        )
         words = sys.argv[1:] if argv is None else argv
-        options = check(cli.parse(Options, words, command="bench", about=about))
+        options = check(cli.parse(Options, words, command="bench", about=about, examples=EXAMPLES))
         found = bench(options)
         from rich.console import Console
 

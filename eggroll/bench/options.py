@@ -12,35 +12,36 @@ from eggroll import cli, plot
 from eggroll.bench import PRESETS, Preset
 from eggroll.cli import Range
 from eggroll.errors import InputError
+from eggroll.help import Group
 
 
 @dataclass(frozen=True)
 class Options:
     """What to measure."""
 
-    preset: Preset = "seed"
+    preset: Annotated[Preset, Group.RUN] = "seed"
     """Network: seed D 256 L 1 V 1024; paper D 256 L 6 V 256; medium D 128 L 2; small D 64 L 1."""
-    pops: tuple[int, ...] = (1024, 10240, 32768, 262144)
+    pops: Annotated[tuple[int, ...], Group.RUN] = (1024, 10240, 32768, 262144)
     """Populations, timed one after another; each even."""
-    seq_len: Annotated[int, Range(0, 1 << 16)] = 0
+    seq_len: Annotated[int, Range(0, 1 << 16), Group.NETWORK] = 0
     """Tokens a member reads per update; 0 is the preset's 16."""
-    rank: Annotated[int, Range(1, 64)] = 1
+    rank: Annotated[int, Range(1, 64), Group.NETWORK] = 1
     """Rank of a matrix's perturbation: more costs time."""
-    repeats: Annotated[int, Range(1, 1000)] = 5
+    repeats: Annotated[int, Range(1, 1000), Group.RUN] = 5
     """Steps timed per population, after one that is not; the table has their median."""
-    quick: bool = False
+    quick: Annotated[bool, Group.RUN] = False
     """Takes a minute: populations 1024 and 10240 only, three repeats."""
-    engine: Literal["auto", "portable", "cpu", "metal", "cuda"] = "auto"
+    engine: Annotated[Literal["auto", "portable", "cpu", "metal", "cuda"], Group.ENGINE] = "auto"
     """What computes; auto takes the fastest that works here."""
-    chunk: Annotated[int, Range(0, 1 << 24, 2)] = 0
+    chunk: Annotated[int, Range(0, 1 << 24, 2), Group.ENGINE] = 0
     """Members evaluated at a time (even); 0 lets a memory budget decide."""
-    threads: Annotated[int, Range(0, 1024)] = 0
+    threads: Annotated[int, Range(0, 1024), Group.ENGINE] = 0
     """Threads of the cpu engine; 0 is all cores."""
-    json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    json: Annotated[str, tyro.conf.arg(metavar="FILE"), Group.OUTPUT] = ""
     """Also write everything measured as JSON."""
-    csv: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    csv: Annotated[str, tyro.conf.arg(metavar="FILE"), Group.OUTPUT] = ""
     """Also write the table as CSV."""
-    picture: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    picture: Annotated[str, tyro.conf.arg(metavar="FILE"), Group.OUTPUT] = ""
     """Also draw rates over the population, beside those predicted for GPUs (.png, .svg or .pdf)."""
 
     @property
