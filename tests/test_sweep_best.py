@@ -13,6 +13,7 @@ from pathlib import Path
 import optuna
 import pytest
 from conftest import Command, Ended
+from optuna.trial import TrialState
 from sweeps import TINY, MadeUp, made_up_runs, study_at
 
 from eggroll import plot
@@ -181,6 +182,30 @@ def test_pictures_of_equal_values(tmp_path: Path):
     assert {"history.png", "parallel.png", "slice.png"} <= {path.name for path in drawn}
 
 
+def test_means_count_once_all_of_the_best_have_them():
+    """A trial that came later, into the best two, is not passed over for having none yet."""
+    study, other = optuna.create_study(), optuna.create_study()
+    for value in (2.0, 2.25, 1.75):
+        study.add_trial(optuna.trial.create_trial(value=value))
+
+    def confirm(number: int, value: float | None, offset: int = 1) -> None:
+        state = TrialState.PRUNED if value is None else TrialState.COMPLETE
+        attrs = {"trial": number, "seed_offset": offset}
+        other.add_trial(optuna.trial.create_trial(state=state, value=value, user_attrs=attrs))
+
+    def order(seeds: int = 1) -> list[int]:
+        return [ranked.trial.number for ranked in Results(study, 2, seeds, other).ranking()]
+
+    confirm(0, 2.5)
+    confirm(1, 2.375)
+    assert order() == [2, 0, 1]
+    confirm(2, None)  # it could not be trained with that seed
+    assert order() == [1, 0, 2]
+    for number, value in ((0, 2.5), (1, None), (2, None)):
+        confirm(number, value, 2)
+    assert order(2) == [0, 2, 1]  # one seed of two is no mean
+
+
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_all_pictures_and_the_table_have_one_best_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, confirmed: bool
@@ -209,9 +234,10 @@ def test_all_pictures_and_the_table_have_one_best_trial(
         assert words in [text.get_text() for text in legend.get_texts()]
     (star,) = [c for c in history.axes[0].collections if c.get_label() == words]
     assert star.get_offsets().tolist() == [[3 if confirmed else 0, 2.0]]
-    lines = parallel.axes[0].get_lines()
-    thick = [line for line in lines if line.get_linewidth() == 2 and len(line.get_xdata())]
-    assert [list(line.get_ydata()) for line in thick] == [[0, 0.5 if confirmed else 0.25]]
+    lines = [line for line in parallel.axes[0].get_lines() if list(line.get_xdata()) == [0, 1]]
+    assert len(lines) == 4
+    assert [line.get_linewidth() == 2 for line in lines] == [False] * 3 + [True]  # on top
+    assert list(lines[-1].get_ydata()) == [0, 0.5 if confirmed else 0.25]
     table = report.table(results, results.ranking())
     assert next(iter(table.columns[0].cells)) == ("3" if confirmed else "0")
     best = json.loads(report.best_options(results, results.ranking()[0], {}))
