@@ -29,15 +29,14 @@ SAME_FOR_ALL = {"--help": "Show this page.", "--version": "Show the version."}
 class Group(Enum):
     """A heading under which `--help` lists the options that are declared with it, in this order."""
 
+    OPTIONS = "options"  # declared without a group
     RUN = "run"
-    SWEEP = "sweep"
     DATA = "data"
     NETWORK = "network"
     EVOLUTION = "evolution strategy"
     GRADIENTS = "gradients"
-    ENGINE = "engine, of which no result depends"
-    OUTPUT = "validation and files"
-    OPTIONS = "options"  # declared without a group
+    ENGINE = "engine"
+    OUTPUT = "validation and samples"
 
 
 def invocation(command: str) -> str:
@@ -160,11 +159,17 @@ def _default(field: Field[Any], value: Any) -> str:
 def _entry(name: str, text: str, width: int) -> str:
     """An option's lines: its help begins beside the name, or below a long one."""
     indent = " " * COLUMN
-    body = textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent) or [indent]
+    body = wrapped(text, width, indent) or [indent]
     if len(name) + 4 > COLUMN:
-        heads = textwrap.wrap(name, width, initial_indent="  ", subsequent_indent=indent)
-        return "\n".join([*heads, *body])
+        return "\n".join([*wrapped(name, width, "  "), *body])
     return "\n".join([f"  {name}".ljust(COLUMN) + body[0][COLUMN:], *body[1:]])
+
+
+def wrapped(text: str, width: int, indent: str) -> list[str]:
+    """Lines of at most that width, cut at spaces alone so that no name is torn."""
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
 
 
 def _bold(text: str) -> str:
