@@ -175,6 +175,8 @@ class Config(Common, metaclass=OverRecipe):
     estimator: Annotated[
         EstimatorName, Group.EVOLUTION, Sweep(), one_of("How scores become votes", ESTIMATORS)
     ] = "eggroll"
+    score_bits: Annotated[int, Range(4, 8, 4), Sweep(choices=(4, 8))] = 4
+    """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256 near the optimum."""
     discount: Annotated[
         int,
         Group.EVOLUTION,
@@ -248,6 +250,11 @@ class Config(Common, metaclass=OverRecipe):
     @property
     def rule_class(self) -> type[UpdateRule]:
         return RULES[self.rule]
+
+    def program(self) -> Program:
+        program = super().program()
+        program.score_bits = self.score_bits
+        return program
 
     def check(self) -> None:
         super().check()
