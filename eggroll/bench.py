@@ -45,6 +45,10 @@ PRESETS = {
     "medium": {"width": 128, "layers": 2, "vocabulary": 256, "seq_len": 16},
 }
 Preset = Literal["seed", "paper", "small", "medium"]
+EXAMPLES = (
+    ("--quick", "two populations, in a minute"),
+    ("--preset small --csv small.csv --picture small.png", "one network, as a table and a picture"),
+)
 
 
 @dataclass(frozen=True)
@@ -347,7 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> int:
         about = "Times whole training steps over growing populations."
         words = sys.argv[1:] if argv is None else argv
-        options = check(cli.parse(Options, words, command="bench", about=about))
+        options = check(cli.parse(Options, words, command="bench", about=about, examples=EXAMPLES))
         rows = bench(options)
         from rich.console import Console
 

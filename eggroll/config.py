@@ -162,8 +162,8 @@ class Config(Common, metaclass=OverRecipe):
     """
 
     recipe: Annotated[RecipeName, Group.RUN] = "paper"
-    """Settings that go well together: those of the paper, or token credit, which learns text far
-    better."""
+    """Settings that go well together. paper: those of the paper; language: token credit, which
+    learns text far better."""
     pop: Annotated[
         int, Group.EVOLUTION, Range(2, 1 << 24, 2), Sweep(choices=(640, 2560, 10240, 40960))
     ] = 10240
@@ -175,7 +175,7 @@ class Config(Common, metaclass=OverRecipe):
     estimator: Annotated[
         EstimatorName, Group.EVOLUTION, Sweep(), one_of("How scores become votes", ESTIMATORS)
     ] = "eggroll"
-    score_bits: Annotated[int, Range(4, 8, 4), Sweep(choices=(4, 8))] = 4
+    score_bits: Annotated[int, Group.EVOLUTION, Range(4, 8, 4), Sweep(choices=(4, 8))] = 4
     """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256 near the optimum."""
     discount: Annotated[
         int,

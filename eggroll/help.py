@@ -93,7 +93,11 @@ def page(
         )
     lines = [f"usage: {start}{places} [OPTIONS]", "", *textwrap.wrap(about, width)]
     if examples:
-        lines += ["", *(f"  {start} {words}\n      {told}" for words, told in examples)]
+        lines += [
+            "",
+            _bold("examples"),
+            *(f"  {start} {words}\n      {told}" for words, told in examples),
+        ]
     for group in (group for group in Group if group in groups):
         lines += ["", _bold(group.value), *groups[group]]
     lines += ["", _bold("help"), *(_entry(*pair, width) for pair in SAME_FOR_ALL.items())]
@@ -142,8 +146,9 @@ def metavar_of(kind: Any) -> str:
     if get_origin(kind) is tuple:
         one = metavar_of(get_args(kind)[0])
         return f"{one} {one} ..."
-    known = {int: "N", float: "X", str: "TEXT"}
-    return next((known[k] for k in (kind, *get_args(kind)) if k in known), "VALUE")
+    if type(None) in get_args(kind):
+        return metavar_of(get_args(kind)[0])
+    return {int: "N", float: "X", str: "TEXT"}[kind]
 
 
 def _default(field: Field[Any], value: Any) -> str:

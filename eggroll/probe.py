@@ -1,4 +1,4 @@
-"""What this machine offers: `python -m eggroll.probe`.
+"""A report on this machine's int8 hardware: `python -m eggroll.probe`.
 
 Matrix units of an Apple GPU as MLX decides on them (see nax_check; the GPU's family does not tell:
 M3 and M4 pass for new enough) and as an int8 product shows them, the CPU's int8 instructions, and
@@ -49,6 +49,11 @@ PRODUCTS = {
 GATED = (
     *(("int8", 256, False), ("float16", 256, False), ("float32", 256, False)),
     *(("float16", 256, True), ("float16", 96, True)),
+)
+
+EXAMPLES = (
+    ("--json machine.json", "the table, and everything in it as a file"),
+    ("--json - | less", "everything as JSON on the screen"),
 )
 
 Found = dict[str, Any]
@@ -300,7 +305,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> int:
         about = "Says what this machine offers: matrix units, int8 instructions, engines."
         words = sys.argv[1:] if argv is None else argv
-        options = check(cli.parse(Options, words, command="probe", about=about))
+        given = cli.parse(Options, words, command="probe", about=about, examples=EXAMPLES)
+        options = check(given)
         found = survey(options.seconds)
         text = json.dumps(found, indent=1)
         if options.json == "-":

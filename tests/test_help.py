@@ -33,6 +33,8 @@ def test_help_names_every_option_of_a_command(
     assert lines[0].startswith("usage: ")
     assert lines[0].split(" -m ")[1].startswith(f"eggroll.{name} ")
     assert max(map(len, lines)) <= 100
+    assert lines.count("examples:") == 1
+    assert sum(line.startswith(f"  {lines[0].split()[1]} -m") for line in lines) == 2
     for option in TYPES if name == "train" else ():
         assert re.search(rf"^  {cli.flag(option)}[ ,]", pages[0].out, re.MULTILINE)
 
@@ -73,6 +75,8 @@ class Sample(Base):
     over two lines."""
     share: Annotated[float | None, help.Group.DATA] = None
     """None by itself."""
+    maybe: Annotated[Literal["x", "y"] | None, help.Group.DATA] = None
+    """One of two or none."""
     many: Annotated[tuple[int, ...], tyro.conf.arg(help="From the note.")] = (1, 2)
     """Not from here."""
 
@@ -110,6 +114,7 @@ def test_a_page_of_help_shows_what_is_declared(monkeypatch: pytest.MonkeyPatch):
         "",
         "Shows.",
         "",
+        "examples:",
         "  /somewhere/eggroll sample here",
         "      looks",
         "",
@@ -122,6 +127,7 @@ def test_a_page_of_help_shows_what_is_declared(monkeypatch: pytest.MonkeyPatch):
         "  --kind a|b              One of two, and so on over two",
         "                          lines. [a]",
         "  --share X               None by itself.",
+        "  --maybe x|y             One of two or none.",
         "",
         "engine:",
         "  --near N                How near. [4]",
