@@ -70,7 +70,7 @@ def page(
     examples: Sequence[tuple[str, str]] = (),
     base: DataclassInstance | None = None,
 ) -> str:
-    """What `--help` prints; `base` holds defaults that differ from the declared ones.
+    """The text that `--help` prints; `base` holds defaults that differ from the declared ones.
 
     examples: (words after the command, what they do).
     """
@@ -92,12 +92,8 @@ def page(
             _entry(name, (_note(notes, "help") or texts.get(field.name, "")) + default, width)
         )
     lines = [f"usage: {start}{places} [OPTIONS]", "", *textwrap.wrap(about, width)]
-    if examples:
-        lines += [
-            "",
-            _bold("examples"),
-            *(f"  {start} {words}\n      {told}" for words, told in examples),
-        ]
+    lines += ["", _bold("examples")] * bool(examples)
+    lines += [f"  {start} {words}\n      {does}" for words, does in examples]
     for group in (group for group in Group if group in groups):
         lines += ["", _bold(group.value), *groups[group]]
     lines += ["", _bold("help"), *(_entry(*pair, width) for pair in SAME_FOR_ALL.items())]
@@ -152,7 +148,7 @@ def metavar_of(kind: Any) -> str:
 
 
 def _default(field: Field[Any], value: Any) -> str:
-    """What the option is where it is not given, in brackets; nothing for an empty one."""
+    """The default in brackets; nothing for an empty one."""
     if value is MISSING or value is None or value in ("", ()):
         return ""
     if isinstance(value, bool):

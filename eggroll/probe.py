@@ -70,7 +70,7 @@ class Options:
 
 
 def survey(seconds: float = 60) -> Found:
-    """Everything the report says, ready for JSON. Raises nothing for what a machine lacks."""
+    """The whole report, ready for JSON. Nothing is raised for hardware that is missing."""
     facts = nax_check.read_facts()
     return {
         "system": {
@@ -121,7 +121,7 @@ def nax(facts: nax_check.Facts, seconds: float) -> Found:
 
 
 def cuda() -> Found:
-    """Whether MLX has a CUDA backend here, and its device."""
+    """MLX's CUDA backend and its device, or the reason why there is none."""
     found: Found = {"available": False, "device": "", "reason": "this MLX has no CUDA backend"}
     module: Any = getattr(mx, "cuda", None)
     if module is None or not module.is_available():
