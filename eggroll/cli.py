@@ -92,7 +92,10 @@ def check_ranges(options: DataclassInstance) -> None:
         value = getattr(options, name)
         for limits in (note for note in notes if isinstance(note, Range)):
             if value is not None and value not in limits:
-                better = limits.nearest(value) if kind is int else defaults[name]
+                default = defaults[name]
+                if default is None:  # it depends on other things
+                    default = limits.high if value > limits.high else limits.low
+                better = limits.nearest(value) if kind is int else default
                 raise InputError(
                     f"{flag(name)} is {value}: {limits.phrase(kind)} is needed; "
                     f"try {flag(name)} {better}."
