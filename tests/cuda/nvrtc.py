@@ -20,6 +20,7 @@ typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
 typedef unsigned int uint32_t;
+typedef long int64_t;
 typedef unsigned long uint64_t;
 """,
     "cooperative_groups.h": "namespace cooperative_groups {}\n",
@@ -29,7 +30,7 @@ OPTIONS = ("--ptxas-options=-v", "--std=c++17", "--diag-suppress=186,128,177,550
 
 
 class Resources(NamedTuple):
-    """What the assembler says of a kernel: registers of a thread, bytes that it spills."""
+    """Resources that the assembler reports: registers of a thread, bytes that it spills."""
 
     registers: int
     spilled: int

@@ -1,9 +1,9 @@
-// What every kernel shares: fixed point, the layout of activations, the noise read in place.
+// Shared by the kernels of stages: division, and the layout of activations.
 //
 // A register is int8 [features / 8][LD members][8]: four neighbouring features of a member are one
 // word, the B operand of a matrix product reads two of these at once, and rows of LD = M + 4
 // members begin in different banks. Members 2i and 2i + 1 are a pair. The constants M, LD, WARPS,
-// THREADS, RANK, SHIFT and PERTURBED come first in the generated source. What noise does stands in
+// THREADS, RANK, SHIFT and PERTURBED come first in the generated source. What noise does is in
 // weights.cu and nodes.cu, of which a kernel has one.
 
 namespace egg {
@@ -19,7 +19,7 @@ __device__ inline int divide(int v) {
 // Products that wrap modulo 2^32.
 __device__ inline uint32_t times(int a, int b) { return uint32_t(a) * uint32_t(b); }
 
-// Where the word of features 4 quad .. 4 quad + 3 of a member lies in a register.
+// Offset in a register of the word of features 4 quad .. 4 quad + 3 of a member.
 __device__ inline uint32_t word(uint32_t quad, uint32_t member) {
   return ((quad >> 1) * LD + member) * 2 + (quad & 1);
 }
@@ -71,22 +71,6 @@ __device__ inline int over_row(int v) {
   return v;
 }
 
-// The noise of this block's pairs: `first` is its first pair, `pairs` their number in all.
-struct Noise {
-  const int8_t* table;
-  const int32_t* starts;  // [leaves of the stage][pairs]
-  uint32_t first, pairs;
-  // Of nodes alone: [leaves of the stage][pairs][words], bit t % 32 of word t / 32 is token t's.
-  const int32_t* signs;
-  uint32_t words, t;
-};
-
-// The slice of a leaf that belongs to the pair of `member`; members past the end share the last.
-__device__ inline const int8_t* slice(Noise noise, uint32_t leaf, uint32_t member) {
-  const uint32_t pair = min(noise.first + member / 2, noise.pairs - 1);
-  return noise.table + noise.starts[leaf * noise.pairs + pair];
-}
-
 // Four bytes from anywhere, by the one or two words that hold them. The table is made of words.
 __device__ inline uint32_t four(const int8_t* from) {
   const uint64_t at = reinterpret_cast<uint64_t>(from), end = at + 3;
@@ -116,7 +100,7 @@ __device__ inline uint32_t elements(const int8_t* from, uint32_t quad) {
   return v;
 }
 
-// What noise adds to four features of a member, and of both members of a pair.
+// The noise added to four features of a member, and of both members of a pair.
 struct Four {
   int of[4];
 };

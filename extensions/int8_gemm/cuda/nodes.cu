@@ -5,13 +5,6 @@ namespace egg {
 
 constexpr int SILENT = 63;  // the shift of a leaf without noise of its own
 
-// Whether the noise of a pair is turned at this token.
-__device__ inline bool turned(Noise noise, uint32_t leaf, uint32_t member) {
-  const uint32_t pair = min(noise.first + member / 2, noise.pairs - 1);
-  const uint32_t word = noise.signs[(leaf * noise.pairs + pair) * noise.words + noise.t / 32];
-  return (word >> (noise.t % 32)) & 1;
-}
-
 // Elements of a vector leaf as a member sees them: clip(w +- (n1 n2 >> shift)).
 template <int COUNT>
 __device__ inline uint32_t perturbed(const int8_t* w, Noise noise, uint32_t leaf, uint32_t member,
@@ -29,7 +22,7 @@ __device__ inline uint32_t perturbed(const int8_t* w, Noise noise, uint32_t leaf
   return v;
 }
 
-// What noise adds to a member's row of an embedding, whatever the token: B.
+// The noise added to a member's row of an embedding, whatever the token: B.
 struct RowNoise {
   const int8_t* B;
   int shift;
@@ -57,7 +50,7 @@ __device__ inline Four on_row(RowNoise mine, uint32_t quad, bool odd) {
   return n;
 }
 
-// What noise adds to sums of a matrix, outputs 4 quad .. 4 quad + 3: A in units of an output's last
+// The noise added to sums of a matrix, outputs 4 quad .. 4 quad + 3: A in units of an output's last
 // bit.
 template <int K, int O, int DIVISOR>
 __device__ inline Two on_sums(Noise noise, uint32_t leaf, const int*, uint32_t member,

@@ -5,13 +5,6 @@ namespace egg {
 
 constant constexpr int SILENT = 63;  // the shift of a leaf without noise of its own
 
-// Whether the noise of a pair is turned at this token.
-inline bool turned(Noise noise, uint leaf, uint member) {
-  const uint pair = min(noise.first + member / 2, noise.pairs - 1);
-  const uint word = noise.signs[(leaf * noise.pairs + pair) * noise.words + noise.t / 32];
-  return (word >> (noise.t % 32)) & 1;
-}
-
 // n for the even member and -n for the odd one, or the other way round.
 inline int2 opposite(int n, bool turn) {
   int2 v;
@@ -33,7 +26,7 @@ inline int2 perturbed(const device int8_t* w, Noise noise, uint leaf, uint membe
   return v;
 }
 
-// What noise adds to rows of an embedding, whatever the token: B.
+// The noise added to rows of an embedding, whatever the token: B.
 struct RowNoise {
   const device int8_t* B;
   int shift;
@@ -53,7 +46,7 @@ inline int2 on_row(RowNoise mine, uint k) {
   return opposite(mine.shift == SILENT ? 0 : rounded(mine.B[k], mine.shift), mine.turn);
 }
 
-// What noise adds to the sums of a matrix: A in units of an output's last bit.
+// The noise added to the sums of a matrix: A in units of an output's last bit.
 struct SumNoise {
   const device int8_t* A;
   int shift;

@@ -1,5 +1,5 @@
-// What a stage leaves for token credit: the inputs of its matrices, and x B where weights have
-// noise. Of member 2p of every pair.
+// The tape that a stage leaves for token credit: the inputs of its matrices, and x B where weights
+// have noise. Of member 2p of every pair.
 
 namespace egg {
 
@@ -27,8 +27,8 @@ inline void keep_rows(device int8_t* rows, Register x, uint T, uint members, Lan
 
 // x B of a product, [M / 2 pairs].
 template <typename Sums>
-inline void keep_sums(device int32_t* met, Sums sums, Lane lane) {
-  for (uint i = lane.in_group; i < M / 2; i += THREADS) met[i] = sums[2 * i];
+inline void keep_sums(device int32_t* projections, Sums sums, Lane lane) {
+  for (uint i = lane.in_group; i < M / 2; i += THREADS) projections[i] = sums[2 * i];
 }
 
 }  // namespace egg
