@@ -18,9 +18,9 @@ import numpy as np
 from eggroll import networks
 from eggroll import program as language
 from eggroll.baseline import host
-from eggroll.baseline.backprop import Options, Trainer
-from eggroll.baseline.float_numpy import gradient, twin_for
-from eggroll.baseline.float_twin import IN, LIMIT, ONE, STATE, order
+from eggroll.baseline.backprop import Options, Trainer, gradient
+from eggroll.baseline.float_numpy import twin_for
+from eggroll.baseline.float_twin import IN, LIMIT, ONE, STATE, schedule_of
 
 REPEATS = 15
 NETWORKS = ((64, 1), (128, 2), (256, 6))
@@ -69,7 +69,7 @@ class TorchTwin:
         D = self.program.width
         x, states = None, []
         for stage in self.program.stages:
-            plan = order(stage)
+            plan = schedule_of(stage)
             values = {IN: x}
 
             def compute(indices, known, ops=stage.ops, plan=plan):

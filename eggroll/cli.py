@@ -66,7 +66,11 @@ class Range(NamedTuple):
         return self.low <= value <= self.high and whole and not (self.above and value == self.low)
 
     def phrase(self, kind: type) -> str:
-        noun = {1: "a whole number", 2: "an even number"}[self.step] if kind is int else "a number"
+        noun = (
+            {1: "a whole number", 2: "an even number"}.get(self.step, f"a multiple of {self.step}")
+            if kind is int
+            else "a number"
+        )
         low = f"above {self.low} and up to" if self.above else f"from {self.low} to"
         return f"{noun} {low} {self.high}"
 

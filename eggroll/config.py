@@ -167,6 +167,8 @@ class Config(Common, metaclass=OverRecipe):
     estimator: Annotated[
         EstimatorName, Sweep(), one_of("What a pair is credited for", ESTIMATORS)
     ] = "eggroll"
+    score_bits: Annotated[int, Range(4, 8, 4), Sweep(choices=(4, 8))] = 4
+    """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256 near the optimum."""
     discount: Annotated[
         int, Range(0, 15), Sweep(0, 15, when=("estimator", *estimators_with("discount")))
     ] = 12
@@ -228,6 +230,11 @@ class Config(Common, metaclass=OverRecipe):
     @property
     def rule_class(self) -> type[UpdateRule]:
         return RULES[self.rule]
+
+    def program(self) -> Program:
+        program = super().program()
+        program.score_bits = self.score_bits
+        return program
 
     def check(self) -> None:
         super().check()

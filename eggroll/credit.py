@@ -19,6 +19,8 @@ from eggroll.rng import DRAWS, SIGNS, counters, key
 
 Estimator = Literal["eggroll", "token-votes", "token-credit"]
 
+# Score bits -> right shift from 1/256 bit to the unit of credit, 1/16 bit.
+UNIT_SHIFTS = {4: 4, 8: 4}
 SILENT = 63  # the shift of a leaf without noise of its own
 # Right shifts beyond sigma_shift: with the noise of other leaves, an embedding's and above all the
 # norms' would drown all other credit.
@@ -41,7 +43,8 @@ class Crediting(NamedTuple):
     nodes: whether the noise is on the outputs of layers, with another sign at every token
     (token-credit), or on the weights (token-votes); shifts: right shift of a leaf's noise, with
     nodes only; owners: the leaf whose noise it is credited with; discounts: what a score is worth
-    to the token before, in 1/16; credit_shift: right shift of a leaf's sums on their way to int8.
+    to the token before, in 1/16; credit_shift: right shift of a leaf's sums on their way to int8;
+    unit_shift: from score differences in 1/256 bit to the unit of credit.
     """
 
     nodes: bool
@@ -50,6 +53,7 @@ class Crediting(NamedTuple):
     owners: tuple[int, ...]
     discounts: tuple[int, ...]
     credit_shift: int
+    unit_shift: int
 
 
 class CreditNoise(NamedTuple):
@@ -109,8 +113,9 @@ def crediting(
     # Sums over T tokens of random sign grow with sqrt(T); up to T = 31 they fit as they are.
     credit_shift = max(0, (seq_len.bit_length() - 4) // 2)
     return Crediting(
-        nodes, tuple(shifts), tuple(kinds), tuple(owners), tuple(discounts), credit_shift
-    )
+        nodes, tuple(shifts), tuple(kinds), tuple(owners), tuple(discounts), credit_shift,
+        UNIT_SHIFTS[program.score_bits],
+    )  # fmt: skip
 
 
 def draw_signs(

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def pair_fitness(scores: mx.array) -> mx.array:
-    """Token scores [P, T] (1/16 bit) -> int8 [N]: sign of member 2i's total minus member 2i+1's."""
+    """Token scores [P, T] -> int8 [N]: sign of member 2i's total minus member 2i+1's."""
     total = scores.astype(mx.int32).sum(axis=1)
     return mx.sign(total[0::2] - total[1::2]).astype(mx.int8)
 

@@ -6,7 +6,8 @@ int32 in two's complement, `>>` and `//` round toward minus infinity.
 
 from __future__ import annotations
 
-from math import erfc, exp, isqrt, sqrt, tanh
+from functools import cache
+from math import erfc, exp, fsum, isqrt, sqrt, tanh
 from typing import Final
 
 import numpy as np
@@ -18,23 +19,58 @@ LIMIT: Final = 127
 EXACT_K: Final = 1040
 
 
+def root(n: int, bits: int) -> int:
+    """floor(n ** (1 / 2**bits)) of an integer of any size, exactly."""
+    for _ in range(bits):
+        n = isqrt(n)
+    return n
+
+
 def root16(n: int) -> int:
     """floor(n ** (1/16)) of an integer of any size, exactly."""
-    return isqrt(isqrt(isqrt(isqrt(n))))
+    return root(n, 4)
 
 
-def exp2_table() -> NDArray[np.int32]:
-    """EXP2[i] = floor(16 * 2**(i/16)) for i in 0..255, shape [256] int32."""
-    return np.array([root16(1 << (64 + i)) for i in range(256)], np.int32)
+@cache
+def exp2_mantissas() -> NDArray[np.uint32]:
+    """floor(2**(31 + f/16)) for f = 0..15, shape [16] uint32, of which all powers are shifts."""
+    return np.array([root16(1 << (16 * 31 + f)) for f in range(16)], np.uint32)
 
 
-def log2_breakpoints() -> NDArray[np.uint64]:
-    """ceil(2**(63 + f/16)) for f = 1..15, shape [15] uint64.
+def exact_exp2() -> NDArray[np.uint64]:
+    """2**(31 + i/16) for i in 0..255, each by less than 2**-31 of itself too small: uint64 [256].
+
+    Sums of up to 2**16 of them stay below 2**63.
+    """
+    i = np.arange(256, dtype=np.uint64)
+    return exp2_mantissas().astype(np.uint64)[i % 16] << (i // 16)
+
+
+def total_bits(totals: NDArray[np.uint64], hits: NDArray[np.int8]) -> float:
+    """Cross-entropy in bits, summed over tokens, from what `Engine.likelihoods` gives.
+
+    A token costs log2(total) - 31 - (hit + 128) / 16. The sum does not depend on the tokens' order.
+    """
+    steps = hits.sum(dtype=np.int64) + (128 + 16 * 31) * hits.size
+    return fsum([*np.log2(totals.astype(np.float64)).reshape(-1), -float(steps) / 16])
+
+
+def exp2_table(bits: int = 4) -> NDArray[np.int32]:
+    """EXP2[i] = floor(2**(bits + i/16)) for i in 0..255, shape [256] int32."""
+    i = np.arange(256)
+    return (exp2_mantissas()[i % 16] >> (31 - bits - i // 16)).astype(np.int32)
+
+
+@cache
+def log2_breakpoints(bits: int = 4) -> NDArray[np.uint64]:
+    """ceil(2**(63 + f / 2**bits)) for f = 1 .. 2**bits - 1, uint64.
 
     For n scaled to have its leading one at bit 63, the number of breakpoints <= n is the fraction
-    of log2(n) in sixteenths. LOG2[n] = floor(16 log2(n / 16)) = 16 * leading_bit + fraction - 64.
+    of log2(n) in units of 2**-bits, so LOG2[n] = floor(2**bits log2(n / 2**bits)) =
+    2**bits (leading_bit - bits) + fraction.
     """
-    return np.array([root16(1 << (16 * 63 + f)) + 1 for f in range(1, 16)], np.uint64)
+    powers = (1 << ((63 << bits) + f) for f in range(1, 1 << bits))
+    return np.array([root(power, bits) + 1 for power in powers], np.uint64)
 
 
 def divisor(inputs: int) -> int:

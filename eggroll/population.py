@@ -7,6 +7,7 @@ are integers, no chunk size changes a bit of the result.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import fsum
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from eggroll.credit import Crediting, draw_signs
 from eggroll.engines import Engine
+from eggroll.fixed_point import total_bits
 from eggroll.noise import Noise, Slices
 from eggroll.program import Leaves, Weights
 
@@ -60,7 +62,7 @@ class Population:
         """Runs every member over its group's stream.
 
         tokens, targets: [P / group, T]; state: int8 [P, state_size].
-        Returns token scores int16 [P, T] in 1/16 bit, and the new state.
+        Returns token scores int16 [P, T] in 2^-program.score_bits bit, and the new state.
         """
         prepared = self.engine.prepare(weights)
         scores, states = [], []
@@ -118,42 +120,20 @@ def model_loss(
     batches: Iterable[tuple[NDArray[np.int32], NDArray[np.int32]]],
     warmup: int = 0,
 ) -> float:
-    """Bits per token of the unperturbed model over batches (tokens, targets), each int32 [S, T].
+    """Exact cross-entropy of the unperturbed model, in bits per token, from its int8 logits.
 
-    The state begins at zero and is carried from batch to batch; the first `warmup` predictions of
-    every stream are not scored.
+    batches: (tokens, targets), each int32 [S, T]. The state begins at zero and is carried from
+    batch to batch; the first `warmup` predictions of every stream are not scored.
     """
-    prepared, state, total, count = engine.prepare(weights), None, 0, 0
+    prepared, state, count = engine.prepare(weights), None, 0
+    bits: list[float] = []
     for i, (tokens, targets) in enumerate(batches):
         if state is None:
             state = mx.zeros((len(tokens), engine.program.state_size), mx.int8)
-        score, state = engine.evaluate(prepared, None, mx.array(tokens), mx.array(targets), state)
-        mx.eval(score, state)
-        scored = score[:, warmup:] if i == 0 else score
-        total, count = total + np.array(scored).sum(dtype=np.int64), count + scored.size
-    return float(0 - total) / (16 * count)
-
-
-def exact_loss(
-    engine: Engine,
-    weights: Weights,
-    batches: Iterable[tuple[NDArray[np.int32], NDArray[np.int32]]],
-    warmup: int = 0,
-) -> float:
-    """As `model_loss`, but in float from the int8 logits, for reports.
-
-    The integer score floors each token's loss to 1/16 bit: it cannot tell a chance of 0.96 from 1,
-    and is some 0.03 bits too low where chances are smaller.
-    """
-    prepared, state, total, count = engine.prepare(weights), None, 0.0, 0
-    for i, (tokens, targets) in enumerate(batches):
-        if state is None:
-            state = mx.zeros((len(tokens), engine.program.state_size), mx.int8)
-        for t in range(tokens.shape[1]):
-            logits, state = engine.logits(prepared, mx.array(tokens[:, t]), state)
-            if i > 0 or t >= warmup:
-                bits = np.array(logits).astype(np.float64) / 16
-                scored = np.take_along_axis(bits, targets[:, t, None], axis=1)[:, 0]
-                total += float((np.log2(np.exp2(bits).sum(axis=1)) - scored).sum())
-                count += len(tokens)
-    return total / count
+        given = mx.array(tokens), mx.array(targets)
+        totals, hits, state = engine.likelihoods(prepared, *given, state)
+        mx.eval(totals, hits, state)
+        first = warmup if i == 0 else 0
+        bits.append(total_bits(np.array(totals)[:, first:], np.array(hits)[:, first:]))
+        count += len(tokens) * (tokens.shape[1] - first)
+    return fsum(bits) / count

@@ -27,7 +27,7 @@ OPERATIONS: dict[str, str] = {
     "lookup": "y = table[x]",
     "forget": "y = ((f + 127) s) >> 8",
     "mix": "y = s + (((f + 127) (h - s)) >> 8)",
-    "score": "u = linear(x) + 128; log-likelihood = u_c - LOG2[sum EXP2[u]], in 1/16 bit",
+    "score": "u = linear(x) + 128; log-likelihood = S/16 u_c - LOG2[sum EXP2[u]], in 1/S bit",
 }
 
 
@@ -68,14 +68,23 @@ X, S = 0, 1  # registers of the passing activation and of the recurrent state
 
 @dataclass
 class Program:
-    """A network under construction: each method emits one operation and returns its register."""
+    """A network under construction: each method emits one operation and returns its register.
+
+    A score's unit is 1/S bit, S = 2^score_bits: 1/16 or 1/256.
+    """
 
     vocabulary: int
     width: int
+    score_bits: int = 4
     leaves: list[Leaf] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     state_size: int = 0
     prefix: str = ""
+
+    @property
+    def score_unit(self) -> float:
+        """What a score of 1 is worth, in bits."""
+        return 2.0**-self.score_bits
 
     @property
     def registers(self) -> list[int]:

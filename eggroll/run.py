@@ -131,7 +131,8 @@ class TrainingRun(Run):
 
     def update(self) -> runlog.Row:
         made, self.val_loss = self.learner.update(self.streams.batch(self.step)), None
-        bits = (0 - made.scores.astype(mx.int64).sum()).item() / (16 * made.scores.size)
+        unit = self.engine.program.score_unit
+        bits = (0 - made.scores.astype(mx.int64).sum()).item() * unit / made.scores.size
         return {
             "step": self.step,
             "loss": bits,

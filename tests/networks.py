@@ -62,6 +62,7 @@ class Case:
             self.state.reshape(P, layers, self.program.width),
             self.noise() if noise else None,
             tables,
+            1 << self.program.score_bits,
         )
         return scores, state.reshape(P, layers * self.program.width), logits
 
@@ -85,9 +86,11 @@ def random_case(
     sigma_shift: int = 4,
     gates: str = "clip",
     extreme: bool = False,
+    score_bits: int = 4,
 ) -> Case:
     rng = np.random.default_rng(seed)
     program = networks.egg(V, D, L, gates)  # type: ignore[arg-type]
+    program.score_bits = score_bits
     lengths = [
         rank * sum(s) if len(s) == 2 else 2 * s[0] for s in (p.shape for p in program.leaves)
     ]

@@ -34,11 +34,13 @@ class Credited:
     def oracle(self):
         case = self.case
         P, D, names = len(case.tokens), case.program.width, list(case.weights)
-        credit_noise = oracle_credit.Luck(dict(zip(names, self.signs, strict=True)), self.draws)
+        signs = dict(zip(names, self.signs, strict=True))
+        credit_noise = oracle_credit.CreditNoise(signs, self.draws)
         scores, state, Z = oracle_credit.credit(
             self.estimator, case.weights, case.tokens, case.targets,
             case.state.reshape(P, case.program.state_size // D, D), case.noise(), credit_noise,
             self.discount, None if case.gates == "clip" else gate_tables(),
+            1 << case.program.score_bits,
         )  # fmt: skip
         return scores, state.reshape(P, -1), Z
 

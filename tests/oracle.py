@@ -9,7 +9,6 @@ noise, member 2i+1 subtracts it. Values are int8 in Q4 (16 stands for 1.0), neve
 
 from __future__ import annotations
 
-from fractions import Fraction
 from math import isqrt
 
 import numpy as np
@@ -31,17 +30,17 @@ def root16(n: int) -> int:
     return isqrt(isqrt(isqrt(isqrt(n))))
 
 
-# EXP2[i] = floor(16 * 2^(i/16)) = floor of the 16th root of 16^16 * 2^i.
-EXP2 = np.array([root16(16**16 * 2**i) for i in range(256)], np.int64)
+# A score's unit is 1/S bit. EXP2[S][i] = floor(S * 2^(i/16)) = floor(root16(S^16 * 2^i)).
+EXP2 = {S: np.array([root16(S**16 * 2**i) for i in range(256)], np.int64) for S in (16, 256)}
 
 
-def log2_q4(n: int) -> int:
-    """floor(16 * log2(n / 16)): the largest j with 2^j <= (n / 16)^16."""
-    ratio = Fraction(int(n), 16) ** 16
-    j = ratio.numerator.bit_length() - ratio.denominator.bit_length() - 1
-    while Fraction(2) ** (j + 1) <= ratio:
-        j += 1
-    return j
+def log2_floor(n: int, S: int) -> int:
+    """floor(S * log2(n / S)): the largest j with 2^j <= (n / S)^S, S being a power of two."""
+    return (int(n) ** S).bit_length() - (S**S).bit_length()
+
+
+# The exact loss adds up 2^(31 + i/16), held as floor(2^(31 + f/16)) * 2^(i // 16), f = i % 16.
+EXACT = [root16(2 ** (16 * 31 + i % 16)) * 2 ** (i // 16) for i in range(256)]
 
 
 class Noise:
@@ -131,13 +130,20 @@ class Member:
         return self.linear("head", self.norm("norm", x)), state
 
 
-def log_likelihood(logits, target):
-    """In 1/16 bit."""
+def log_likelihood(logits, target, S=16):
+    """In 1/S bit."""
     u = logits + 128
-    return int(u[target]) - log2_q4(int(EXP2[u].sum()))
+    return S // 16 * int(u[target]) - log2_floor(EXP2[S][u].sum(), S)
 
 
-def evaluate(weights, tokens, targets, state, noise=None, tables=None):
+def likelihoods(logits, targets):
+    """Sums over the vocabulary of 2^(31 + (logit + 128) / 16) and the targets' logits, [P, T]."""
+    totals = [[sum(EXACT[v + 128] for v in row) for row in rows] for rows in logits.tolist()]
+    hits = np.take_along_axis(logits, np.asarray(targets)[..., None], axis=-1)[..., 0]
+    return np.array(totals, np.uint64), hits
+
+
+def evaluate(weights, tokens, targets, state, noise=None, tables=None, S=16):
     """Token scores [P, T], states [P, L, D] and logits [P, T, V]; tokens and targets are [P, T]."""
     P, T = tokens.shape
     scores, logits, out = np.zeros((P, T), np.int64), [], []
@@ -145,7 +151,7 @@ def evaluate(weights, tokens, targets, state, noise=None, tables=None):
         member, s, rows = Member(weights, noise, m, tables), np.array(state[m], np.int64), []
         for t in range(T):
             row, s = member.token(int(tokens[m, t]), s)
-            scores[m, t] = log_likelihood(row, int(targets[m, t]))
+            scores[m, t] = log_likelihood(row, int(targets[m, t]), S)
             rows.append(row)
         logits.append(rows)
         out.append(s)

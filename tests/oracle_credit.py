@@ -15,10 +15,11 @@ import oracle
 from oracle import EXP2, Q, clip, log_likelihood, wrap32
 
 M32 = (1 << 32) - 1
+UNIT = {16: 4, 256: 4}  # S of the score -> right shift from 1/256 bit to the unit of R
 
 
 @dataclass
-class Luck:
+class CreditNoise:
     """signs: leaf -> int [N, ceil(T/32)] words of 32 bits; draws: int [N, T], 32 bits each."""
 
     signs: dict[str, np.ndarray]
@@ -51,10 +52,10 @@ class Worker(oracle.Member):
 
     def __init__(self, weights, noise, index, tables):
         super().__init__(weights, noise, index, tables)
-        self.t, self.seen = 0, {}
+        self.t, self.inputs = 0, {}
 
     def linear(self, leaf, x):
-        self.seen[leaf, self.t] = np.array(x, np.int64)
+        self.inputs[leaf, self.t] = np.array(x, np.int64)
         return super().linear(leaf, x)
 
 
@@ -83,7 +84,7 @@ class NodeWorker(Worker):
         return clip(E[t] + clip(self.sign * self.turn(leaf) * n))
 
     def linear(self, leaf, x):
-        self.seen[leaf, self.t] = np.array(x, np.int64)
+        self.inputs[leaf, self.t] = np.array(x, np.int64)
         W = self.matrix(leaf)
         root, total = isqrt(W.shape[1]), W @ x
         if leaf != "head" and owner(leaf) == leaf:
@@ -104,9 +105,9 @@ def below(n: int, v: int) -> int:
     return (n * (v >> 12)) >> 20
 
 
-def drawn(logits, q: int) -> int:
+def drawn(logits, q: int, S=16) -> int:
     """A token with the odds EXP2 of its logit, from the random word q."""
-    weights = [int(w) for w in EXP2[np.asarray(logits) + 128]]
+    weights = [int(w) for w in EXP2[S][np.asarray(logits) + 128]]
     tiles = [weights[i : i + 8] for i in range(0, len(weights), 8)]
     total = kept = 0
     for i, tile in enumerate(tiles):
@@ -121,18 +122,18 @@ def drawn(logits, q: int) -> int:
     raise AssertionError("a draw beyond its tile")
 
 
-def gains(d, tokens, g: int) -> list[int]:
-    """R_t of one pair and leaf from its score differences d [T]."""
+def discounted(d, tokens, g: int, S: int) -> list[int]:
+    """R_t of one pair and leaf from its score differences d [T], in 1/S bit."""
     out, after = [0] * len(d), 0
     for t in reversed(range(len(d))):
-        r = 16 * int(d[t]) + ((g * after) >> 4)
-        out[t] = (r + 8) >> 4
+        r = 256 // S * int(d[t]) + ((g * after) >> 4)
+        out[t] = rounded(r, UNIT[S])
         after = 0 if tokens[t] == 0 else r
     return out
 
 
 def credited(leaf, w, R, plus, noise, tokens, credit_noise) -> list[int]:
-    """c_t of one pair: R_t times the noise's sign, or what the noise of the weights met there."""
+    """c_t of one pair: R_t times the noise's sign, or times x.B where the weights have noise."""
     if credit_noise is not None:
         signs = [credit_noise.sign(owner(leaf), plus.pair, t) for t in range(len(R))]
         return [int(clip(s * r)) for s, r in zip(signs, R, strict=True)]
@@ -142,8 +143,8 @@ def credited(leaf, w, R, plus, noise, tokens, credit_noise) -> list[int]:
     if leaf == "embedding":
         return [int(clip((r * int(A[c, 0])) >> 4)) for r, c in zip(R, tokens, strict=True)]
     by = 5 + isqrt(w.shape[1]).bit_length() - 1
-    met = [int(plus.seen[leaf, t] @ B[:, 0]) for t in range(len(R))]
-    return [int(clip((r * m) >> by)) for r, m in zip(R, met, strict=True)]
+    projection = [int(plus.inputs[leaf, t] @ B[:, 0]) for t in range(len(R))]
+    return [int(clip((r * m) >> by)) for r, m in zip(R, projection, strict=True)]
 
 
 def vote(z, leaf, own, weights, c, plus, noise, tokens) -> None:
@@ -163,14 +164,14 @@ def vote(z, leaf, own, weights, c, plus, noise, tokens) -> None:
         z += clip(rounded(sum(c), h)) * n
     else:
         A, _ = noise.factors(own, plus.pair, weights[own].shape)
-        u = clip(rounded(sum(c[t] * plus.seen[leaf, t] for t in range(T)), 4 + h))
+        u = clip(rounded(sum(c[t] * plus.inputs[leaf, t] for t in range(T)), 4 + h))
         z += np.outer(A[:, 0], u)
 
 
-def read_out(z, plus, logits, targets, draws) -> None:
+def read_out(z, plus, logits, targets, draws, S) -> None:
     """One pair's vote for the head: what it should have said less what it would say."""
     for t, row in enumerate(logits):
-        token, x = drawn(row, int(draws[t])), plus.seen["head", t]
+        token, x = drawn(row, int(draws[t]), S), plus.inputs["head", t]
         if token == targets[t]:
             continue
         z[token] -= x
@@ -178,8 +179,10 @@ def read_out(z, plus, logits, targets, draws) -> None:
             z[targets[t]] += x
 
 
-def credit(estimator, weights, tokens, targets, state, noise, credit_noise, discount, tables=None):
-    """Scores [P, T], states [P, L, D] and Z per leaf.
+def credit(
+    estimator, weights, tokens, targets, state, noise, credit_noise, discount, tables=None, S=16
+):
+    """Scores [P, T] in 1/S bit, states [P, L, D] and Z per leaf.
 
     noise: oracle.Noise of rank 1, its shift being sigma_shift; credit_noise: token-credit's.
     """
@@ -193,7 +196,7 @@ def credit(estimator, weights, tokens, targets, state, noise, credit_noise, disc
             s, rows = np.array(state[m], np.int64), []
             for member.t in range(tokens.shape[1]):
                 row, s = member.token(int(tokens[m, member.t]), s)
-                scores[m, member.t] = log_likelihood(row, int(targets[m, member.t]))
+                scores[m, member.t] = log_likelihood(row, int(targets[m, member.t]), S)
                 rows.append(row)
             states.append(s)
             if m % 2 == 0:
@@ -201,9 +204,9 @@ def credit(estimator, weights, tokens, targets, state, noise, credit_noise, disc
         read, d = tokens[2 * pair], scores[2 * pair] - scores[2 * pair + 1]
         for leaf, w in weights.items():
             if leaf == "head" and credit_noise is not None:
-                read_out(Z[leaf], plus, logits, targets[2 * pair], credit_noise.draws[pair])
+                read_out(Z[leaf], plus, logits, targets[2 * pair], credit_noise.draws[pair], S)
                 continue
-            R = gains(d, read, discount_of(leaf, len(state[0]), discount))
+            R = discounted(d, read, discount_of(leaf, len(state[0]), discount), S)
             c = credited(leaf, w, R, plus, noise, read, credit_noise)
             vote(
                 Z[leaf], leaf, owner(leaf) if credit_noise else leaf, weights, c, plus, noise, read

@@ -13,7 +13,7 @@ from conftest import TINY, Command
 
 from eggroll import adamw, checkpoint, generate, networks, plot, runlog
 from eggroll import program as language
-from eggroll.baseline import float_numpy, float_twin, host
+from eggroll.baseline import backprop, float_numpy, float_twin, host
 from eggroll.baseline.backprop import Options, Trainer
 from eggroll.baseline.float_numpy import NumpyTwin
 from eggroll.baseline.float_twin import ONE, Twin, by_token, real
@@ -164,7 +164,7 @@ def test_gradient_is_the_slope_of_the_loss(name: str):
     """Central differences of the MLX twin's loss along a random direction of every leaf."""
     program = NETWORKS[name]
     weights, tokens, targets, state = case(program, 6, 4, seed=2)
-    gradient = float_numpy.gradient(program, weights, tokens, targets, state)
+    gradient = backprop.gradient(program, weights, tokens, targets, state)
     rng, twin = np.random.default_rng(1), Twin(program)
     rest = (by_token(tokens), by_token(targets), real({"state": state})["state"])
 

@@ -69,6 +69,8 @@ SHAPES = [
     {"V": 24, "D": 6, "L": 1, "T": 8, "P": 4, "marks": 0.0},
     {"V": 8, "D": 130, "L": 1, "T": 2, "P": 2, "extreme": True, "sigma_shift": 1},
     {"V": 11, "D": 9, "L": 1, "T": 4, "P": 6, "alike": False},
+    {"V": 300, "D": 11, "L": 1, "T": 6, "P": 34, "sigma_shift": 2, "score_bits": 8},
+    {"V": 20, "D": 8, "L": 1, "T": 5, "P": 4, "extreme": True, "score_bits": 8},
 ]
 
 
@@ -91,6 +93,7 @@ random_shapes = st.fixed_dictionaries(
         "sigma_shift": st.integers(0, 8),
         "gates": st.sampled_from(["clip", "table"]),
         "extreme": st.booleans(),
+        "score_bits": st.sampled_from([4, 8]),
         "discount": st.sampled_from([0, 8, 15]),
     }
 )
@@ -293,9 +296,9 @@ def test_the_readout_draws_as_the_softmax(name):
     how = how._replace(shifts=(SILENT,) * len(how.shifts))
     member = oracle_credit.Worker(weights, None, 0, None)
     logits, _ = member.token(7, np.zeros((0, 12), np.int64))
-    odds = EXP2[logits + 128] / EXP2[logits + 128].sum()
+    odds = EXP2[16][logits + 128] / EXP2[16][logits + 128].sum()
     assert 0.1 < odds.max() < 0.9
-    x = member.seen["head", 0]
+    x = member.inputs["head", 0]
     noise = Noise([leaf.shape for leaf in program.leaves], seed=0, rank=1, shift=4, table_bits=12)
     engine = ENGINES[name](program)
     _, _, Z = engine.credit(

@@ -184,7 +184,7 @@ for (uint32_t u = threadIdx.x; u < 256; u += 128)
 out[threadIdx.x] = wrong;
 """
     source = norm._replace(inputs=("given",), outputs=("out",), body=body, shared=0)
-    table = mx.array(oracle.EXP2.astype(np.int32))
+    table = mx.array(oracle.EXP2[16].astype(np.int32))
     (wrong,) = launcher(source, [table], [((128,), mx.int32)], (128, 1, 1), (128, 1, 1))
     assert not np.array(wrong).any()
 

@@ -45,6 +45,16 @@ def check_evaluation(engine: Engine, case: Case, *, noise: bool = True):
     return scores
 
 
+def check_likelihoods(engine: Engine, case: Case):
+    _, state, logits = case.oracle(noise=False)
+    totals, hits = oracle.likelihoods(logits, case.targets)
+    got = engine.likelihoods(engine.prepare(case.leaves), *case.arrays)
+    assert [a.dtype for a in got] == [mx.uint64, mx.int8, mx.int8]
+    np.testing.assert_array_equal(np.array(got[0]), totals)
+    np.testing.assert_array_equal(np.array(got[1]), hits)
+    np.testing.assert_array_equal(np.array(got[2]), state)
+
+
 def check_votes(engine: Engine, case: Case, fitness, *, clt: bool):
     Z = engine.votes(mx.array(fitness.astype(np.int8)), case.slices, clt)
     want = oracle.votes(case.weights, case.noise(), fitness, clt)
@@ -64,6 +74,7 @@ shapes = st.fixed_dictionaries(
         "sigma_shift": st.integers(0, 8),
         "gates": st.sampled_from(["clip", "table"]),
         "extreme": st.booleans(),
+        "score_bits": st.sampled_from([4, 8]),
     }
 )
 
@@ -86,6 +97,7 @@ def test_equals_oracle_on_random_networks(backend_name, shape, seed, threads, sl
         scores = check_evaluation(engine, case)
         check_votes(engine, case, oracle.pair_fitness(scores), clt=clt)
         check_evaluation(engine, case, noise=False)
+        check_likelihoods(engine, case)
     finally:
         del os.environ["EGGROLL_ISA"]
 
@@ -98,6 +110,8 @@ def test_equals_oracle_on_random_networks(backend_name, shape, seed, threads, sl
         {"D": 33, "V": 9, "L": 2, "T": 3, "P": 36, "rank": 8},  # ragged everywhere
         {"D": 300, "V": 5, "L": 1, "T": 1, "P": 2, "sigma_shift": 0},  # K 1200: beyond 2^24
         {"D": 8, "V": 5000, "L": 0, "T": 1, "P": 2},  # log-sum beyond 32 bits
+        {"D": 8, "V": 5000, "L": 0, "T": 1, "P": 2, "score_bits": 8},
+        {"D": 24, "V": 271, "L": 1, "T": 2, "P": 34, "score_bits": 8},  # flushed once, then a rest
     ],
 )
 @pytest.mark.parametrize("extreme", [False, True])
@@ -105,6 +119,17 @@ def test_equals_oracle_on_chosen_networks(backend, shape, extreme):
     case = random_case(1, **shape, extreme=extreme)
     engine = ENGINES[backend](case.program, 2)
     check_votes(engine, case, oracle.pair_fitness(check_evaluation(engine, case)), clt=True)
+    check_likelihoods(engine, case)
+
+
+@pytest.mark.parametrize("score_bits", [4, 8])
+def test_the_highest_sums_do_not_wrap(backend, score_bits):
+    """All logits at the top: 2^32 is passed where a block adds up in 32 bits for too long."""
+    case = random_case(1, V=9000, D=4, L=0, T=1, P=2, score_bits=score_bits)
+    case.weights["head"][:] = case.weights["norm"][:] = case.weights["embedding"][:] = 127
+    engine = ENGINES[backend](case.program)
+    check_evaluation(engine, case, noise=False)
+    check_likelihoods(engine, case)
 
 
 def test_low_rank_sum_wraps_alike(backend):
@@ -123,7 +148,9 @@ def test_unperturbed_model_takes_any_number_of_members(backend):
         case = random_case(5, P=34)
         case.tokens, case.targets = case.tokens[:members], case.targets[:members]
         case.state = case.state[:members]
-        check_evaluation(ENGINES[backend](case.program), case, noise=False)
+        engine = ENGINES[backend](case.program)
+        check_evaluation(engine, case, noise=False)
+        check_likelihoods(engine, case)
 
 
 def test_logits_are_those_the_scores_come_from(backend):

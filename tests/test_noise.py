@@ -13,7 +13,7 @@ from eggroll import fixed_point as fx
 from eggroll import networks, noise, rng
 from eggroll import program as language
 from eggroll.engines import ENGINES, available
-from eggroll.engines.portable.operations import log2_q4
+from eggroll.engines.portable.operations import log2_score
 from eggroll.population import Population
 
 FROZEN = "f5dfaad07384df132cdd94116e838b48669b08742f9200be189bd7cf1fbf1016"
@@ -52,13 +52,17 @@ def test_float_built_tables_are_far_from_ties():
     np.testing.assert_array_equal(fx.gate_tables()["tanh"], -fx.gate_tables()["tanh"][::-1])
 
 
-def test_fixed_point_tables_equal_the_oracle():
-    np.testing.assert_array_equal(fx.exp2_table(), oracle.EXP2)
-    edges = [int(b) >> s for b in fx.log2_breakpoints() for s in (30, 45)]
+@pytest.mark.parametrize("bits", [4, 8])
+def test_fixed_point_tables_equal_the_oracle(bits):
+    assert fx.exact_exp2().tolist() == oracle.EXACT
+    for i, exact in enumerate(oracle.EXACT):  # 2^(31 + i/16), to the 31st digit
+        assert exact**16 <= 2 ** (16 * 31 + i) < (exact + 2 ** (i // 16)) ** 16
+    np.testing.assert_array_equal(fx.exp2_table(bits), oracle.EXP2[1 << bits])
+    edges = [int(b) >> s for b in fx.log2_breakpoints(bits) for s in (30, 45)]
     edges += [1 << k for k in range(35)]
     numbers = [n + d for n in edges for d in (-1, 0, 1) if n + d > 0]
-    got = log2_q4(mx.array(numbers, mx.int64)).tolist()
-    assert got == [oracle.log2_q4(n) for n in numbers]
+    got = log2_score(mx.array(numbers, mx.int64), bits).tolist()
+    assert got == [oracle.log2_floor(n, 1 << bits) for n in numbers]
 
 
 def small_noise(rank: int, reuse: int = 1, shift: int = 0) -> tuple[language.Program, noise.Noise]:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from networks import Case
 
 from eggroll import networks
-from eggroll.engines import ENGINES, available
+from eggroll.engines import ENGINES, Engine, available
 from eggroll.fitness import pair_fitness
+from eggroll.fixed_point import exact_exp2, total_bits
 from eggroll.noise import Noise
-from eggroll.population import Population, exact_loss, model_loss
+from eggroll.population import Population, model_loss
 
 
 @pytest.mark.parametrize("name", [name for name, why in available().items() if not why])
@@ -53,19 +54,42 @@ def test_population_equals_the_oracle(name, groups, group, chunk, threads, rank,
         np.testing.assert_array_equal(np.array(votes[leaf]), want)
 
 
+class ByLogits(ENGINES["cpu"]):
+    """An engine without likelihoods of its own."""
+
+    likelihoods = Engine.likelihoods
+
+
 @pytest.mark.parametrize("warmup", [0, 2])
 def test_model_loss_carries_the_state_and_leaves_the_warmup_out(warmup):
     program = networks.egg(9, 6, 1)
     weights = {k: np.array(w) for k, w in networks.initial_weights(program, 0).items()}
     random = np.random.default_rng(0)
     tokens, targets = random.integers(0, 9, (2, 3, 8)).astype(np.int32)
-    scores, _, logits = oracle.evaluate(weights, tokens, targets, np.zeros((3, 1, 6), np.int64))
+    _, _, logits = oracle.evaluate(weights, tokens, targets, np.zeros((3, 1, 6), np.int64))
     batches = [(tokens[:, :5], targets[:, :5]), (tokens[:, 5:], targets[:, 5:])]
-    engine, leaves = ENGINES["cpu"](program), {k: mx.array(w) for k, w in weights.items()}
-    loss = model_loss(engine, leaves, batches, warmup)
-    assert loss == -scores[:, warmup:].mean() / 16
+    leaves = {k: mx.array(w) for k, w in weights.items()}
+    names = [name for name, why in available().items() if not why]
+    engines = [ENGINES[name](program) for name in names] + [ByLogits(program)]
+    losses = {model_loss(engine, leaves, batches, warmup) for engine in engines}
     chances = np.exp2(logits / 16) / np.exp2(logits / 16).sum(axis=-1, keepdims=True)
     asked = np.take_along_axis(chances, targets[..., None], axis=-1)[:, warmup:]
-    exact = exact_loss(engine, leaves, batches, warmup)
-    assert exact == pytest.approx(-np.log2(asked).mean(), rel=1e-12)
-    assert loss < exact < loss + 0.1  # what the integer score's floors leave out
+    assert len(losses) == 1, "the same on all engines, to the last bit"
+    assert losses.pop() == pytest.approx(-np.log2(asked).mean(), abs=2**-30)
+
+
+def test_exact_bits_do_not_depend_on_the_order_of_tokens():
+    """Sums of many floats do; nor may a nearly sure model lose its last digits."""
+    rng = np.random.default_rng(0)
+    totals = rng.integers(2**31, 2**62, 5000, dtype=np.uint64)
+    hits = rng.integers(-127, 128, 5000).astype(np.int8)
+    bits = total_bits(totals, hits)
+    for _ in range(5):
+        order = rng.permutation(5000)
+        assert total_bits(totals[order], hits[order]) == bits
+    tokens = np.log2(totals.astype(np.float64)) - 31 - (hits + 128.0) / 16
+    assert bits == pytest.approx(tokens.sum(), rel=1e-12)
+    exp2 = exact_exp2()
+    sure = np.full(1000, exp2[255] + exp2[1], np.uint64)  # V = 2, both logits at their limits
+    loss = total_bits(sure, np.full(1000, 127, np.int8)) / 1000
+    assert loss == pytest.approx(np.log2(1 + 2 ** (-254 / 16)), abs=2**-31)

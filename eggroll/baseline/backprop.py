@@ -16,7 +16,8 @@ import mlx.optimizers as optim
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.baseline.float_twin import Leaves, Twin, by_token, real
+from eggroll.baseline.float_numpy import twin_for
+from eggroll.baseline.float_twin import ONE, Leaves, Twin, by_token, real
 from eggroll.checkpoint import Arrays
 from eggroll.cli import Range
 from eggroll.config import Common
@@ -157,3 +158,22 @@ class Trainer:
         for kind, optimizer in self.optimizers.items():
             optimizer.state[kind] = {p: mx.array(arrays[f"{p}/{kind}"]) for p in ("m", "v")}
             optimizer.state["step"] = mx.array(step, mx.uint64)
+
+
+def gradient(
+    program: Program,
+    weights: Mapping[str, Any],
+    tokens: NDArray[Any],
+    targets: NDArray[Any],
+    state: Any,
+) -> dict[str, NDArray[Any]]:
+    """The true gradient of the twin's loss, bits per token, at given int8 weights.
+
+    weights: int8 leaves by name, Q4; tokens, targets: int32 [S, T]; state: int8 [S, state_size],
+    Q4. Returns float32 leaves: the slope of the loss for a weight's last bit (1/16). Evolution's
+    votes estimate its opposite, as they are for a higher likelihood.
+    """
+    start = real({"state": state})["state"]
+    batch = by_token(tokens), by_token(targets)
+    leaves = twin_for(program).gradient(real(weights), batch[0], batch[1], start)[2]
+    return {name: np.array(g) / np.float32(ONE) for name, g in leaves.items()}

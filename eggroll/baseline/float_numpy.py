@@ -25,11 +25,9 @@ from eggroll.baseline.float_twin import (
     ONE,
     STATE,
     Leaves,
-    Order,
+    Schedule,
     Twin,
-    by_token,
     on_cpu,
-    real,
 )
 from eggroll.program import Op, Program, Stage
 
@@ -167,7 +165,7 @@ class Pass:
     """
 
     def __init__(self, twin: Twin, weights: Mapping[str, Array], tokens: Array) -> None:
-        self.program, self.orders, self.tokens = twin.program, twin.orders, tokens
+        self.program, self.schedules, self.tokens = twin.program, twin.schedules, tokens
         self.fresh = (tokens != 0).astype(np.float32)[..., None]
         self.leaves = [weights[leaf.name] for leaf in self.program.leaves]
         for stage in self.program.stages:
@@ -186,7 +184,7 @@ class Pass:
         """state: float32 [S, state_size]; returns the new one and leaves logits [T, S, V]."""
         D, states = self.program.width, [state[:, :0]]
         x = np.zeros((*self.tokens.shape, D), np.float32)
-        for stage, plan in zip(self.program.stages, self.orders, strict=True):
+        for stage, plan in zip(self.program.stages, self.schedules, strict=True):
             values: Values = {IN: x}
             self._batched(stage, plan, plan.before, values)
             if stage.state >= 0:
@@ -198,7 +196,7 @@ class Pass:
             self.logits = self.logits if plan.score is None else values[plan.score]
         return np.concatenate(states, axis=1)
 
-    def _batched(self, stage: Stage, plan: Order, indices: list[int], values: Values) -> None:
+    def _batched(self, stage: Stage, plan: Schedule, indices: list[int], values: Values) -> None:
         for i in indices:
             op = stage.ops[i]
             if op.kind == "embed":
@@ -207,7 +205,7 @@ class Pass:
             kind, w = self.operation(op)
             values[i] = kind.forward(w, *(values[j] for j in plan.inputs[i]))
 
-    def _recurrence(self, stage: Stage, plan: Order, values: Values, state: Array) -> Array:
+    def _recurrence(self, stage: Stage, plan: Schedule, values: Values, state: Array) -> Array:
         """Runs the loop; the state [S, D] that every token begins with is a value, too."""
         loop = [(i, *self.operation(stage.ops[i]), plan.inputs[i]) for i in plan.loop]
         T = len(self.tokens)
@@ -226,7 +224,7 @@ class Pass:
         """Gradients of all leaves from that of the logits, [T, S, V]."""
         leaves = [np.zeros(leaf.shape, np.float32) for leaf in self.program.leaves]
         dx: Array | None = None
-        stages = zip(self.program.stages, self.orders, self.values, strict=True)
+        stages = zip(self.program.stages, self.schedules, self.values, strict=True)
         for stage, plan, values in reversed(list(stages)):
             grads: Values = {} if dx is None else {plan.out: dx}
             if plan.score is not None:
@@ -241,7 +239,7 @@ class Pass:
     def _batched_back(
         self,
         stage: Stage,
-        plan: Order,
+        plan: Schedule,
         indices: list[int],
         values: Values,
         grads: Values,
@@ -263,7 +261,7 @@ class Pass:
             accumulate(grads, plan.inputs[i], parts)
 
     def _recurrence_back(
-        self, stage: Stage, plan: Order, values: Values, grads: Values, leaves: list[Array]
+        self, stage: Stage, plan: Schedule, values: Values, grads: Values, leaves: list[Array]
     ) -> None:
         """Back through the tokens; products for the leaves wait until all tokens are known."""
         loop = [(i, *self.operation(stage.ops[i]), plan.inputs[i]) for i in reversed(plan.loop)]
@@ -386,18 +384,3 @@ def arrays(weights: Leaves) -> dict[str, Array]:
 def twin_for(program: Program, threads: int = 0) -> Twin:
     """The twin that is fastest on MLX's default device; threads are of a CPU."""
     return NumpyTwin(program, threads) if on_cpu() else Twin(program)
-
-
-def gradient(
-    program: Program, weights: Mapping[str, Any], tokens: Array, targets: Array, state: Any
-) -> dict[str, Array]:
-    """The true gradient of the twin's loss, bits per token, at given int8 weights.
-
-    weights: int8 leaves by name, Q4; tokens, targets: int32 [S, T]; state: int8 [S, state_size],
-    Q4. Returns float32 leaves: the slope of the loss for a weight's last bit (1/16). Evolution's
-    votes estimate its opposite, as they are for a higher likelihood.
-    """
-    start = real({"state": state})["state"]
-    batch = by_token(tokens), by_token(targets)
-    leaves = twin_for(program).gradient(real(weights), batch[0], batch[1], start)[2]
-    return {name: np.array(g) / np.float32(ONE) for name, g in leaves.items()}

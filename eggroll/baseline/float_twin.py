@@ -124,7 +124,7 @@ OPERATIONS: dict[str, Callable[..., mx.array]] = {
 
 
 @dataclass(frozen=True)
-class Order:
+class Schedule:
     """A stage's operations, by index: those for all tokens at once, and those of the recurrence.
 
     before: need no state; loop: lead from a state to the next; after: need states, but lead to
@@ -141,7 +141,7 @@ class Order:
     score: int | None
 
 
-def order(stage: Stage) -> Order:
+def schedule_of(stage: Stage) -> Schedule:
     """Finds which of a stage's operations must run token by token."""
     holds, inputs, score = {X: IN, S: STATE}, [], None
     for i, op in enumerate(stage.ops):
@@ -159,7 +159,7 @@ def order(stage: Stage) -> Order:
         if i in leading:
             leading |= set(inputs[i])
     every = range(len(inputs))
-    return Order(
+    return Schedule(
         before=[i for i in every if i not in recurrent],
         loop=[i for i in every if i in recurrent & leading],
         after=[i for i in every if i in recurrent - leading],
@@ -180,7 +180,7 @@ class Twin:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.orders = [order(stage) for stage in program.stages]
+        self.schedules = [schedule_of(stage) for stage in program.stages]
 
     @property
     def description(self) -> str:
@@ -199,7 +199,7 @@ class Twin:
         read = Reading(self.program, weights, tokens, None)
         x, logits = mx.zeros((*tokens.shape, D)), None
         states = []
-        for stage, plan in zip(self.program.stages, self.orders, strict=True):
+        for stage, plan in zip(self.program.stages, self.schedules, strict=True):
             known = state[:, stage.state : stage.state + D] if stage.state >= 0 else None
             values, last = run_stage(read, stage, plan, x, known)
             x = values[plan.out]
@@ -235,7 +235,7 @@ class Twin:
 
 
 def run_stage(
-    read: Reading, stage: Stage, plan: Order, x: mx.array, state: mx.array | None
+    read: Reading, stage: Stage, plan: Schedule, x: mx.array, state: mx.array | None
 ) -> tuple[dict[int, mx.array], mx.array | None]:
     """Values [T, S, n] of a stage's operations and the state [S, D] after the last token."""
 

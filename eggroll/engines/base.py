@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import mlx.core as mx
+import numpy as np
 
+from eggroll import fixed_point as fx
 from eggroll.credit import Crediting, CreditNoise
 from eggroll.noise import Slices
 from eggroll.program import Program, Weights
@@ -53,7 +55,7 @@ class Engine(ABC):
 
         tokens, targets: int32 [P, T]; state: int8 [P, program.state_size].
         noise: the slices of P/2 pairs, or None for P copies of the unperturbed model.
-        Returns token scores int16 [P, T] in 1/16 bit, and the new state.
+        Returns token scores int16 [P, T] in 2^-program.score_bits bit, and the new state.
         """
 
     @abstractmethod
@@ -82,6 +84,24 @@ class Engine(ABC):
         Only where `credits` says so.
         """
         raise NotImplementedError
+
+    def likelihoods(
+        self, prepared: Any, tokens: mx.array, targets: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """What the exact losses of the unperturbed model are made of; see `fixed_point.bits`.
+
+        tokens, targets: int32 [P, T]; state: int8 [P, program.state_size].
+        Returns totals uint64 [P, T], the sums over the vocabulary of 2^(31 + (logit + 128) / 16) in
+        the integers of `fixed_point.exact_exp2`, hits int8 [P, T], the targets' logits, and the new
+        state. Here token by token from `logits`: engines may do better, with the same integers.
+        """
+        table, totals, hits = fx.exact_exp2(), [], []
+        for t in range(tokens.shape[1]):
+            logits, state = self.logits(prepared, tokens[:, t], state)
+            mx.eval(logits, state)
+            totals.append(table[np.array(logits).astype(np.int32) + 128].sum(axis=1))
+            hits.append(mx.take_along_axis(logits, targets[:, t, None], axis=1)[:, 0])
+        return mx.array(np.stack(totals, axis=1)), mx.stack(hits, axis=1), state
 
     @abstractmethod
     def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:

@@ -67,8 +67,8 @@ class CpuEngine(Engine):
             vocabulary=program.vocabulary,
             state_size=program.state_size,
             tables=by_byte,
-            exp2=fx.exp2_table().tolist(),
-            log2_breakpoints=fx.log2_breakpoints().tolist(),
+            exp2_mantissas=fx.exp2_mantissas().tolist(),
+            log2_breakpoints=fx.log2_breakpoints(program.score_bits).tolist(),
         )
 
     @property
@@ -90,7 +90,11 @@ class CpuEngine(Engine):
         targets: mx.array,
         state: mx.array,
     ) -> tuple[mx.array, mx.array]:
-        scores, after = self._run(prepared, noise, tokens, targets, state, False)
+        table, starts, rank, shift = noise if noise else (mx.zeros(1, mx.int8), None, 1, 0)
+        scores, after = self._native.evaluate(
+            self._plan, prepared, table, starts, rank, shift, tokens, targets, state,
+            self.threads, self.slab,
+        )  # fmt: skip
         return scores, after
 
     def credit(
@@ -110,6 +114,7 @@ class CpuEngine(Engine):
             owners=how.owners,
             discounts=how.discounts,
             credit_shift=how.credit_shift,
+            unit_shift=how.unit_shift,
         )
         scores, after, *Z = self._native.credit(
             self._plan, prepared, noise.table, noise.starts, noise.shift, credit_noise.signs,
@@ -119,24 +124,18 @@ class CpuEngine(Engine):
         return scores, after, dict(zip(names, Z, strict=True))
 
     def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
-        tokens = tokens[:, None]
-        _, after, logits = self._run(prepared, None, tokens, tokens, state, True)
+        logits, after = self._native.logits(
+            self._plan, prepared, tokens[:, None], state, self.threads, self.slab
+        )
         return logits[:, 0], after
 
-    def _run(
-        self,
-        prepared: Any,
-        noise: Slices | None,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        logits: bool,
-    ) -> list[mx.array]:
-        table, starts, rank, shift = noise if noise else (mx.zeros(1, mx.int8), None, 1, 0)
-        return self._native.evaluate(  # type: ignore[no-any-return]
-            self._plan, prepared, table, starts, rank, shift, tokens, targets, state,
-            logits, self.threads, self.slab,
-        )  # fmt: skip
+    def likelihoods(
+        self, prepared: Any, tokens: mx.array, targets: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        totals, after, hits = self._native.likelihoods(
+            self._plan, prepared, tokens, targets, state, self.threads, self.slab
+        )
+        return totals, hits, after
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
         names = [leaf.name for leaf in self.program.leaves]

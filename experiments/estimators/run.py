@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import engines
-from eggroll.baseline.float_numpy import gradient
+from eggroll.baseline.backprop import gradient
 from eggroll.config import RECIPES, Config
 from eggroll.data.streams import load_corpus
 from eggroll.estimators import ESTIMATORS

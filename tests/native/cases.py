@@ -22,6 +22,7 @@ SHAPES = [
     {"V": 300, "D": 48, "L": 1, "T": 2, "P": 4, "sigma_shift": 2, "extreme": True},
     {"V": 7, "D": 130, "L": 1, "T": 1, "P": 4, "extreme": True},
     {"V": 5, "D": 1, "L": 0, "T": 1, "P": 2, "rank": 2},
+    {"V": 300, "D": 12, "L": 1, "T": 2, "P": 6, "sigma_shift": 2, "score_bits": 8},
 ]
 
 CREDITED = [
@@ -30,6 +31,8 @@ CREDITED = [
     ("token-credit", {"V": 300, "D": 5, "L": 0, "T": 2, "P": 4, "sigma_shift": 0, "extreme": True}),
     ("token-credit", {"V": 16, "D": 16, "L": 1, "T": 3, "P": 6, "sigma_shift": 0, "extreme": True}),
     ("token-votes", {"V": 18, "D": 18, "L": 1, "T": 4, "P": 36, "discount": 15}),
+    ("token-credit", {"V": 290, "D": 9, "L": 1, "T": 4, "P": 6, "score_bits": 8}),
+    ("token-votes", {"V": 13, "D": 6, "L": 1, "T": 5, "P": 4, "score_bits": 8}),
 ]
 
 
@@ -56,8 +59,8 @@ def put_program(file: BinaryIO, case: Case) -> None:
     put(file, len(tables))
     for table in tables:
         put(file, table)
-    put(file, fx.exp2_table())
-    put(file, fx.log2_breakpoints(), "<u8")
+    put(file, fx.exp2_mantissas(), "<u4")
+    put(file, fx.log2_breakpoints(program.score_bits), "<u8")
 
 
 def put_case(file: BinaryIO, shape: dict, seed: int) -> None:
@@ -96,7 +99,7 @@ def put_credited(file: BinaryIO, estimator: str, shape: dict, seed: int) -> None
     case, how = credited.case, credited.how
     put_program(file, case)
     put(file, [oracle.Q + case.sigma_shift, *case.tokens.shape])
-    put(file, [2 if how.nodes else 1, how.credit_shift])
+    put(file, [2 if how.nodes else 1, how.credit_shift, how.unit_shift])
     for numbers in (how.shifts, how.kinds, how.owners, how.discounts):
         put(file, numbers)
     for array in (case.table, case.state, *case.weights.values()):

@@ -1,8 +1,9 @@
 // Every unit this machine can run against reference.h, over the shapes and values kernels go wrong
 // at: sizes 2^n and 2^n +- 1, values at the ends of the range, sums that cancel at the ends.
 //
-// linear: products, low-rank noise, division, clip and the loss, seen through logits and scores.
-// elementwise: the other operations, seen through the state. votes: whole int32 sums.
+// linear: products, low-rank noise, division, clip and the loss, seen through logits and scores,
+// and what exact losses are made of. elementwise: the other operations, seen through the state.
+// votes: whole int32 sums.
 //
 // kernels [n]: every n-th case only, where time is short.
 
@@ -48,7 +49,8 @@ struct Trial {
 
 struct Result {
   std::vector<int16_t> scores;
-  Bytes state, logits;
+  Bytes state, logits, hits;
+  std::vector<uint64_t> totals;
   bool operator==(const Result&) const = default;
 };
 
@@ -70,7 +72,7 @@ Result evaluate(const Kernels& k, const Trial& t, const Bytes& packed, bool scor
   const Plan& plan = t.program->plan();
   size_t members = static_cast<size_t>(t.members);
   size_t logits = scored ? members * static_cast<size_t>(plan.vocabulary) : 0;
-  Result out{std::vector<int16_t>(members), Bytes(t.state.size()), Bytes(logits)};
+  Result out{std::vector<int16_t>(members), Bytes(t.state.size()), Bytes(logits), {}, {}};
   Job job{plan,
           packed.data(),
           t.table.data(),
@@ -87,6 +89,11 @@ Result evaluate(const Kernels& k, const Trial& t, const Bytes& packed, bool scor
           1};
   Scratch scratch(k.block_bytes(job));
   for (int64_t b = 0; b < (t.members + kLanes - 1) / kLanes; ++b) k.block(job, b, scratch.p);
+  if (!scored) return out;
+  out.hits.resize(members), out.totals.resize(members);
+  job.scores = nullptr, job.logits = nullptr;
+  job.hits = out.hits.data(), job.totals = out.totals.data();
+  for (int64_t b = 0; b < (t.members + kLanes - 1) / kLanes; ++b) k.block(job, b, scratch.p);
   return out;
 }
 
@@ -101,12 +108,12 @@ void compare(const Trial& t, const Result& want) {
 std::unique_ptr<Program> program(const std::vector<StageSpec>& stages,
                                  const std::vector<LeafSpec>& leaves, int width, int vocabulary,
                                  int state, const std::vector<std::vector<int>>& tables = {}) {
-  Ints exp2;
-  for (int i = 0; i < 256; ++i) exp2.push_back(static_cast<int32_t>(16 * std::exp2(i / 16.0)));
+  std::vector<uint32_t> mantissas;
+  for (int f = 0; f < 16; ++f) mantissas.push_back(reference::mantissa(f));
   std::vector<uint64_t> breakpoints;  // as exact as sums below 2^53 can tell
   for (int f = 1; f < 16; ++f)
     breakpoints.push_back(static_cast<uint64_t>(std::ceil(std::exp2(63 + f / 16.0))));
-  return std::make_unique<Program>(stages, leaves, width, vocabulary, state, tables, exp2,
+  return std::make_unique<Program>(stages, leaves, width, vocabulary, state, tables, mantissas,
                                    breakpoints);
 }
 
@@ -161,13 +168,15 @@ void linear_case(int inputs, int outputs, int vocabulary, const Values& values, 
           {},
           fill(values.inputs, static_cast<size_t>(members) * inputs, static_cast<size_t>(inputs))};
   if (rank) t.starts = random_starts(leaves, members / 2, rank, t.table.size());
-  Result want{{}, t.state, {}};
+  Result want{{}, t.state, {}, {}, {}};
   for (int m = 0; m < members; ++m) {
     t.targets.push_back(draw(0, vocabulary - 1));
     Bytes x = t.state_of(m, 0, inputs);
     Bytes y = reference::linear(t.weights[0], outputs, x, t.noise(0, m));
     Bytes logits = reference::linear(t.weights[1], vocabulary, y, t.noise(1, m));
     want.scores.push_back(static_cast<int16_t>(reference::score(logits, t.targets.back())));
+    want.totals.push_back(reference::total(logits));
+    want.hits.push_back(logits[static_cast<size_t>(t.targets.back())]);
     want.logits.insert(want.logits.end(), logits.begin(), logits.end());
   }
   compare(t, want);
@@ -287,7 +296,7 @@ void elementwise_case(const Operation& what, int width, int members, Fill weight
   for (auto [rows, cols] : what.leaves)
     t.weights.push_back(fill(weights, static_cast<size_t>(rows) * std::max(cols, 1)));
   if (noise) t.starts = random_starts(what.leaves, members / 2, rank, t.table.size());
-  Result want{std::vector<int16_t>(members), {}, {}};
+  Result want{std::vector<int16_t>(members), {}, {}, {}, {}};
   for (int m = 0; m < members; ++m) {
     Bytes a = t.state_of(m, 0, width), b = t.state_of(m, width, width);
     Bytes y = what.expected(t, m, a, b);

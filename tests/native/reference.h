@@ -81,6 +81,16 @@ inline int score(const Bytes& logits, int target) {
   return logits[target] + 128 - static_cast<int>(std::floor(16 * std::log2(total / 16)));
 }
 
+// floor(2^(31 + f/16)).
+inline uint32_t mantissa(int f) { return static_cast<uint32_t>(std::exp2(31 + f / 16.0)); }
+
+// Sum over the vocabulary of 2^(31 + (logit + 128) / 16).
+inline uint64_t total(const Bytes& logits) {
+  uint64_t sum = 0;
+  for (int8_t v : logits) sum += uint64_t{mantissa((v + 128) % 16)} << (v + 128) / 16;
+  return sum;
+}
+
 // Z [O, K] over all pairs of a matrix, or [n] of a vector (cols 0), added up in 64 bits.
 inline std::vector<int32_t> votes(int rows, int cols, const Bytes& table,
                                   const std::vector<int32_t>& starts, const Bytes& fitness, int r,

@@ -74,9 +74,9 @@ std::unique_ptr<Program> read_program(Reader& in) {
   std::vector<int32_t> sizes = in.array<int32_t>();  // width, vocabulary, state_size
   std::vector<std::vector<int>> tables;
   for (int n = in.number(); n > 0; --n) tables.push_back(in.array<int32_t>());
-  std::vector<int32_t> exp2 = in.array<int32_t>();
+  std::vector<uint32_t> mantissas = in.array<uint32_t>();
   std::vector<uint64_t> breakpoints = in.array<uint64_t>();
-  return std::make_unique<Program>(stages, leaves, sizes[0], sizes[1], sizes[2], tables, exp2,
+  return std::make_unique<Program>(stages, leaves, sizes[0], sizes[1], sizes[2], tables, mantissas,
                                    breakpoints);
 }
 
@@ -122,7 +122,7 @@ Credited read_credited(Reader& in) {
   std::vector<int32_t> v = in.array<int32_t>();
   c.shift = v[0], c.members = v[1], c.tokens_per_member = v[2];
   v = in.array<int32_t>();
-  c.how.mode = v[0], c.how.credit_shift = v[1];
+  c.how.mode = v[0], c.how.credit_shift = v[1], c.how.unit_shift = v[2];
   for (auto* numbers : {&c.how.shifts, &c.how.kinds, &c.how.owners, &c.how.discounts})
     *numbers = in.array<int32_t>();
   check(c.program->plan(), c.how);

@@ -23,6 +23,7 @@ from eggroll.engines.gpu.launch import Launcher, Made, at_least, check_noise, ex
 from eggroll.engines.gpu.plan import StagePlan, shares, vote_work
 from eggroll.engines.gpu.text import Source
 from eggroll.engines.metal.source import VOTE_SIDE
+from eggroll.errors import InputError
 from eggroll.noise import Slices
 from eggroll.program import Program
 
@@ -44,6 +45,11 @@ class StagedEngine(Engine):
         self, program: Program, threads: int, slab: int, launcher: Launcher, members: int
     ) -> None:
         super().__init__(program, threads, slab)
+        if program.score_bits != 4:
+            raise InputError(
+                f"engine {self.name!r} has no --score-bits {program.score_bits}: use 4, or "
+                "--engine cpu."
+            )
         self.launcher, self.members = launcher, members
         self._best: dict[tuple[int, int], int] = {}
 

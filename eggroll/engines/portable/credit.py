@@ -36,10 +36,10 @@ def below(n: mx.array, chance: mx.array) -> mx.array:
     return (n * (chance >> 12).astype(mx.int64)) >> 20
 
 
-def drawn(logits: mx.array, chance: mx.array) -> mx.array:
+def drawn(logits: mx.array, chance: mx.array, score_bits: int = 4) -> mx.array:
     """A token per row of logits int32 [N, V], with the odds of EXP2, from uint32 words [N]."""
     N, V = logits.shape
-    weights = mx.array(fx.exp2_table())[logits + 128].astype(mx.int64)
+    weights = mx.array(fx.exp2_table(score_bits))[logits + 128].astype(mx.int64)
     tiles = mx.pad(weights, [(0, 0), (0, -V % TILE)]).reshape(N, -1, TILE)
     w = tiles.sum(axis=2)
     index = mx.arange(w.shape[1])
@@ -91,7 +91,7 @@ class Tape:
         x, Z = self.inputs[leaf][t], self.readout
         if Z is None:
             Z = mx.zeros(self.program.leaves[leaf].shape, mx.int32)
-        token = drawn(logits, self.credit_noise.draws[:, t])
+        token = drawn(logits, self.credit_noise.draws[:, t], self.program.score_bits)
         hit = mx.take_along_axis(logits, targets[:, None], axis=1)  # [N, 1]
         # What is drawn itself cancels; a clipped logit follows its row no more.
         gains = (hit < fx.LIMIT) | (token == targets)[:, None]
@@ -102,8 +102,8 @@ class Tape:
         """R [N] of every token from the differences of the pairs' scores d [N, T]."""
         after, out = mx.zeros(d.shape[0], mx.int32), []
         for t in reversed(range(d.shape[1])):
-            r = 16 * d[:, t] + ((discount * after) >> 4)
-            out.append(rounded(r, 4))
+            r = (d[:, t] << (8 - self.program.score_bits)) + ((discount * after) >> 4)
+            out.append(rounded(r, self.how.unit_shift))
             after = r * (self.tokens[:, t] != 0)
         return out[::-1]
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
+from eggroll import fixed_point as fx
 from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines.base import Engine
 from eggroll.engines.portable.credit import CreditRun, Tape
@@ -85,6 +86,19 @@ class PortableEngine(Engine):
         states = [self._restart(s, tokens) for s in self._split(state)]
         run = self._token(partial(Run, self.program, prepared, None), tokens, tokens, states)
         return run.logits.astype(mx.int8), self._join(states)
+
+    def likelihoods(
+        self, prepared: Any, tokens: mx.array, targets: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        begin = partial(Run, self.program, prepared, None)
+        states, totals, hits = self._split(state), [], []
+        table = mx.array(fx.exact_exp2())
+        for t in range(tokens.shape[1]):
+            logits = self._step(begin, tokens[:, t], targets[:, t], states).logits
+            totals.append(table[logits + 128].sum(axis=1))
+            hits.append(mx.take_along_axis(logits, targets[:, t, None], axis=1)[:, 0])
+            mx.eval(totals[-1], hits[-1])
+        return mx.stack(totals, axis=1), mx.stack(hits, axis=1).astype(mx.int8), self._join(states)
 
     def _step(
         self, begin: Begin, tokens: mx.array, targets: mx.array, states: list[mx.array]

@@ -147,22 +147,25 @@ def mix(run: Run, op: Op) -> mx.array:
 def score(run: Run, op: Op) -> mx.array:
     run.logits = linear(run, op)
     u = run.logits + 128
-    total = mx.array(fx.exp2_table())[u].astype(mx.int64).sum(axis=1)
+    bits = run.program.score_bits
+    total = mx.array(fx.exp2_table(bits))[u].astype(mx.int64).sum(axis=1)
     hit = mx.take_along_axis(u, run.targets[:, None], axis=1)[:, 0]
-    run.scores = hit - log2_q4(total)
+    run.scores = (hit << (bits - 4)) - log2_score(total, bits)
     return run.registers[op.out]
 
 
-def log2_q4(n: mx.array) -> mx.array:
-    """int32 floor(16 log2(n / 16)) of int64 n >= 1: leading one by bisection, then breakpoints."""
+def log2_score(n: mx.array, bits: int = 4) -> mx.array:
+    """int32 floor(S log2(n / S)) of int64 n >= 1, S = 2^bits: leading one by bisection, then
+    breakpoints.
+    """
     bit, rest = mx.zeros(n.shape, mx.int32), n
     for width in (32, 16, 8, 4, 2, 1):
         big = rest >= (1 << width)
         bit, rest = bit + big * width, mx.where(big, rest >> width, rest)
     scaled = n.astype(mx.uint64) << (63 - bit).astype(mx.uint64)
-    breakpoints = mx.array(fx.log2_breakpoints())
+    breakpoints = mx.array(fx.log2_breakpoints(bits))
     fraction = (scaled[:, None] >= breakpoints[None]).sum(axis=1)
-    return (16 * bit + fraction - 64).astype(mx.int32)
+    return (((bit - bits) << bits) + fraction).astype(mx.int32)
 
 
 OPERATIONS: dict[str, Callable[[Run, Op], mx.array]] = {

@@ -46,24 +46,32 @@ NB_MODULE(_int8_gemm, m) {
   nb::class_<eggroll::Program>(m, "Plan", "A declared program, checked, with its packing layout.")
       .def(nb::init<const std::vector<eggroll::StageSpec>&, const std::vector<eggroll::LeafSpec>&,
                     int, int, int, const std::vector<std::vector<int>>&,
-                    const std::vector<int32_t>&, const std::vector<uint64_t>&>(),
-           "stages"_a, "leaves"_a, "width"_a, "vocabulary"_a, "state_size"_a, "tables"_a, "exp2"_a,
-           "log2_breakpoints"_a)
+                    const std::vector<uint32_t>&, const std::vector<uint64_t>&>(),
+           "stages"_a, "leaves"_a, "width"_a, "vocabulary"_a, "state_size"_a, "tables"_a,
+           "exp2_mantissas"_a, "log2_breakpoints"_a)
       .def("pack", &eggroll::pack, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a,
            "int8 leaves in declared order -> one int8 array in the kernels' layout.");
   // Without the GIL: work waiting on MLX's threads may end by giving up a Python-owned plan.
   m.def("evaluate", &eggroll::evaluate, nb::call_guard<nb::gil_scoped_release>(), "plan"_a,
         "packed"_a, "table"_a, "starts"_a.none(), "rank"_a, "shift"_a, "tokens"_a, "targets"_a,
-        "state"_a, "logits"_a, "threads"_a, "slab"_a,
-        "Scores int16 [P, T], state int8 [P, state_size] and, if asked, logits int8 [P, T, V].");
+        "state"_a, "threads"_a, "slab"_a, "Scores int16 [P, T] and state int8 [P, state_size].");
+  m.def("logits", &eggroll::logits, nb::call_guard<nb::gil_scoped_release>(), "plan"_a, "packed"_a,
+        "tokens"_a, "state"_a, "threads"_a, "slab"_a,
+        "Logits int8 [P, T, V] and state of the unperturbed model.");
+  m.def("likelihoods", &eggroll::likelihoods, nb::call_guard<nb::gil_scoped_release>(), "plan"_a,
+        "packed"_a, "tokens"_a, "targets"_a, "state"_a, "threads"_a, "slab"_a,
+        "Totals uint64 [P, T], state and hits int8 [P, T] of the unperturbed model.");
   nb::class_<eggroll::Crediting>(m, "Crediting", "How token credit works on each leaf.")
       .def(
           "__init__",
           [](eggroll::Crediting* self, int mode, std::vector<int> shifts, std::vector<int> kinds,
-             std::vector<int> owners, std::vector<int> discounts, int credit_shift) {
-            new (self) eggroll::Crediting{mode, shifts, kinds, owners, discounts, credit_shift};
+             std::vector<int> owners, std::vector<int> discounts, int credit_shift,
+             int unit_shift) {
+            new (self) eggroll::Crediting{mode,      shifts,       kinds,     owners,
+                                          discounts, credit_shift, unit_shift};
           },
-          "mode"_a, "shifts"_a, "kinds"_a, "owners"_a, "discounts"_a, "credit_shift"_a);
+          "mode"_a, "shifts"_a, "kinds"_a, "owners"_a, "discounts"_a, "credit_shift"_a,
+          "unit_shift"_a);
   m.def("credit", &eggroll::credit, nb::call_guard<nb::gil_scoped_release>(), "plan"_a, "packed"_a,
         "table"_a, "starts"_a, "shift"_a, "signs"_a, "draws"_a, "how"_a, "tokens"_a, "targets"_a,
         "state"_a, "threads"_a, "slab"_a, "Scores, state and Z int32 of every leaf.");

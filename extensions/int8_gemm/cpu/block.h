@@ -136,7 +136,7 @@ struct Block : Members {
     for (int j = 0; j < job.rank; ++j) {
       Isa::lane_dot(x, of(op).b + one * j, words, xb[j]);
       if (job.credit == Credit::weights && job.credit_kind[op.leaf] == CreditKind::inputs)
-        __builtin_memcpy(tape.seen[op.leaf] + t * kPairs, xb[j], kPairs * sizeof(int32_t));
+        __builtin_memcpy(tape.projection[op.leaf] + t * kPairs, xb[j], kPairs * sizeof(int32_t));
       for (int m = kPairs; m < kLanes; ++m)
         xb[j][m] = static_cast<int32_t>(0u - static_cast<uint32_t>(xb[j][m]));
     }
@@ -182,6 +182,7 @@ struct Block : Members {
     const Plan& plan = job.plan;
     for (int m = 0; m < kLanes; ++m) target[m] = token(job.targets, m, t);
     int rows = plan.leaves[op.leaf].rows, last = tiles_of(rows) - 1;
+    const int fitting = (1 << (16 - plan.score_bits)) / kTile - 1;
     auto& words = tile;
     Draw draw;
     if (job.readout)
@@ -191,7 +192,9 @@ struct Block : Members {
         op, t, [&](int) { return words; },
         [&](int i) {
           int count = i < last ? kTile : rows - last * kTile;
-          if (job.readout)
+          if (job.totals)
+            Isa::exact_sum(words, count, plan, total);
+          else if (job.readout)
             draw.offer(words, i, count, plan, sum);
           else
             Isa::exp2_sum(words, count, plan, sum);
@@ -201,19 +204,21 @@ struct Block : Members {
             int32_t u = static_cast<int32_t>(((word >> 8 * (o & 3)) & 255) ^ 128);
             hit[m] = o < kTile ? u : hit[m];
           }
-          // 4096 terms below 2^20 fit 32 bits.
-          if (i % 512 == 511 || i == last)
+          // 4096 terms below 2^20 fit 32 bits, or 256 below 2^24.
+          if ((i & fitting) == fitting || i == last)
             for (int m = 0; m < kLanes; ++m) total[m] += sum[m], sum[m] = 0;
           if (job.logits) keep_logits(words, t, i * kTile, count);
         });
+    if (job.totals) return keep_likelihoods(total, hit, t);
     uint32_t clipped = 0;  // pairs whose target has the highest logit there is
     for (int p = 0; p < kPairs; ++p) clipped |= static_cast<uint32_t>(hit[p] == 255) << p;
-    for (int m = 0; m < kLanes; ++m) hit[m] -= log2_q4(total[m]);
     for (int m = 0; m < kLanes; ++m)
+      hit[m] = (hit[m] << (plan.score_bits - 4)) - log2_score(total[m]);
+    for (int m = 0; job.scores && m < kLanes; ++m)
       if (member(m) < job.members)
         job.scores[member(m) * job.tokens_per_member + t] = static_cast<int16_t>(hit[m]);
     if (job.credit == Credit::none) return;
-    for (int p = 0; p < kPairs; ++p) tape.gain[t][p] = hit[p] - hit[p + kPairs];
+    for (int p = 0; p < kPairs; ++p) tape.score_difference[t][p] = hit[p] - hit[p + kPairs];
     if (!job.readout) return;
     for (int p = 0; p < kPairs && member(p) < job.members; ++p)
       read(op, p, target[p], clipped >> p & 1, draw.token(p, plan));
@@ -233,10 +238,20 @@ struct Block : Members {
     for (int k = 0; k < cols; ++k) loses[k] = wrapping_sum(loses[k], -x[k]);
   }
 
-  int32_t log2_q4(uint64_t n) const {
-    int zeros = __builtin_clzll(n), fraction = 0;
-    for (int f = 0; f < 15; ++f) fraction += (n << zeros) >= job.plan.log2_breakpoints[f];
-    return 16 * (63 - zeros) + fraction - 64;
+  // floor(S log2(n / S)), S = 2^score_bits: the fraction is the number of breakpoints passed.
+  int32_t log2_score(uint64_t n) const {
+    int zeros = __builtin_clzll(n), fraction = 0, bits = job.plan.score_bits;
+    for (int step = 1 << bits >> 1; step; step >>= 1)
+      if ((n << zeros) >= job.plan.log2_breakpoints[fraction + step - 1]) fraction += step;
+    return ((63 - zeros - bits) << bits) + fraction;
+  }
+
+  void keep_likelihoods(const uint64_t* total, const int32_t* hit, int t) const {
+    for (int m = 0; m < kLanes; ++m) {
+      if (member(m) >= job.members) continue;
+      int64_t at = member(m) * job.tokens_per_member + t;
+      job.totals[at] = total[m], job.hits[at] = static_cast<int8_t>(hit[m] - 128);
+    }
   }
 
   void keep_logits(uint32_t (*words)[kLanes], int t, int first, int count) {

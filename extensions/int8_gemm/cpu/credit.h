@@ -3,21 +3,21 @@
 // those of members 2i. See docs/estimators.md for the arithmetic.
 
 struct Tape : Members {
-  uint32_t** kept;           // [leaves]: inputs of a linear leaf, words [T][K/4][16]
-  int32_t** seen;            // [leaves]: x.B [T][16], where the weights carry the noise
-  int32_t (*gain)[kPairs];   // [T]: score of member 2i less that of member 2i + 1
-  int8_t (*credit)[kPairs];  // [T]: of one leaf
-  uint32_t* row;             // inputs of one member
-  uint8_t (*marks)[kPairs];  // [T]: 1 where a document begins
+  uint32_t** inputs_of;                 // [leaves]: inputs of a linear leaf, words [T][K/4][16]
+  int32_t** projection;                 // [leaves]: x.B [T][16], where the weights carry the noise
+  int32_t (*score_difference)[kPairs];  // [T]: score of member 2i less that of member 2i + 1
+  int8_t (*credit)[kPairs];             // [T]: of one leaf
+  uint32_t* row;                        // inputs of one member
+  uint8_t (*marks)[kPairs];             // [T]: 1 where a document begins
 
   Tape(const Members& who, Arena& arena) : Members(who) {
     if (job.credit == Credit::none) return;
     const Plan& plan = job.plan;
     size_t leaves = static_cast<size_t>(plan.leaf_count);
     size_t tokens = static_cast<size_t>(job.tokens_per_member);
-    kept = arena.take<uint32_t*>(leaves);
-    seen = arena.take<int32_t*>(leaves);
-    gain = arena.take<int32_t[kPairs]>(tokens);
+    inputs_of = arena.take<uint32_t*>(leaves);
+    projection = arena.take<int32_t*>(leaves);
+    score_difference = arena.take<int32_t[kPairs]>(tokens);
     credit = arena.take<int8_t[kPairs]>(tokens);
     int widest = 0;
     for (size_t i = 0; i < leaves; ++i)
@@ -29,28 +29,30 @@ struct Tape : Members {
       size_t words = static_cast<size_t>(words_of(plan.leaves[i].cols));
       uint32_t* inputs = arena.take<uint32_t>(tokens * words * kPairs);
       int32_t* products = nodes() ? nullptr : arena.take<int32_t>(tokens * kPairs);
-      if (arena.base) kept[i] = inputs, seen[i] = products;
+      if (arena.base) inputs_of[i] = inputs, projection[i] = products;
     }
   }
 
   void keep(int leaf, int t, const uint32_t* x, int words) const {
-    uint32_t* to = kept[leaf] + static_cast<size_t>(t) * words * kPairs;
+    uint32_t* to = inputs_of[leaf] + static_cast<size_t>(t) * words * kPairs;
     for (int w = 0; w < words; ++w)
       __builtin_memcpy(to + w * kPairs, x + w * kLanes, kPairs * sizeof(uint32_t));
   }
 
-  // Credit of one leaf: the discounted gains from each token on, times the noise's sign or size.
+  // Credit of one leaf: the discounted score differences from each token on, first in 1/256 bit,
+  // times the noise's sign or size.
   // Loops over pairs are kept apart and on arrays of their own, so that they vectorise.
   template <typename Coefficient>
   void discounted(int leaf, Coefficient coefficient) const {
     alignas(64) int32_t r[kPairs] = {};
-    const int32_t discount = job.discounts[leaf];
+    const int32_t discount = job.discounts[leaf], finer = 8 - job.plan.score_bits;
+    const int32_t unit = job.unit_shift, half = (1 << unit) >> 1;
     for (int t = job.tokens_per_member - 1; t >= 0; --t) {
       alignas(64) int32_t v[kPairs];
       alignas(16) int8_t c[kPairs];
       for (int p = 0; p < kPairs; ++p) {
-        r[p] = 16 * gain[t][p] + ((discount * r[p]) >> 4);
-        v[p] = (r[p] + 8) >> 4;
+        r[p] = (score_difference[t][p] << finer) + ((discount * r[p]) >> 4);
+        v[p] = (r[p] + half) >> unit;
       }
       coefficient(t, v);
       for (int p = 0; p < kPairs; ++p) c[p] = static_cast<int8_t>(clip(v[p]));
@@ -65,7 +67,7 @@ struct Tape : Members {
     int cols = job.plan.leaves[leaf].cols, words = words_of(cols);
     for (int w = 0; w < words; ++w) {
       alignas(64) int32_t sum[4][kPairs] = {};
-      Isa::credit(kept[leaf] + w * kPairs, static_cast<size_t>(words) * kPairs, credit,
+      Isa::credit(inputs_of[leaf] + w * kPairs, static_cast<size_t>(words) * kPairs, credit,
                   job.tokens_per_member, sum);
       for (int j = 0; j < 4 && 4 * w + j < cols; ++j)
         for (int p = 0; p < kPairs; ++p)
@@ -89,7 +91,7 @@ struct Tape : Members {
     if (job.credit_kind[i] == CreditKind::inputs) {
       int shift = 5 + 31 - __builtin_clz(static_cast<unsigned>(isqrt(leaf.cols)));
       return discounted(i, [&](int t, int32_t* v) {
-        const int32_t* x = seen[i] + t * kPairs;
+        const int32_t* x = projection[i] + t * kPairs;
         for (int p = 0; p < kPairs; ++p) {
           int64_t product = (int64_t{v[p]} * x[p]) >> shift;
           v[p] = static_cast<int32_t>(product < -127 ? -127 : product > 127 ? 127 : product);

@@ -31,6 +31,7 @@ void check(const Plan& plan, const Crediting& how) {
               how.discounts.size() == n,
           "one number per leaf is needed");
   require(how.credit_shift >= 0 && how.credit_shift <= 16, "credit_shift is in 0..16");
+  require(how.unit_shift >= 0 && how.unit_shift <= 8, "unit_shift is in 0..8");
   for (int i = 0; i < plan.leaf_count; ++i) {
     size_t l = static_cast<size_t>(i);
     const Leaf& leaf = plan.leaves[i];
@@ -69,6 +70,7 @@ CreditWork::CreditWork(const Job& given, const Crediting& crediting) : job(given
   job.rank = 1;
   job.credit = static_cast<Credit>(how.mode);
   job.credit_shift = how.credit_shift;
+  job.unit_shift = how.unit_shift;
   job.shifts = how.shifts.data();
   job.owners = how.owners.data();
   job.discounts = how.discounts.data();

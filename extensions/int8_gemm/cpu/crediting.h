@@ -11,7 +11,7 @@ namespace eggroll {
 struct Crediting {
   int mode;  // of Credit
   std::vector<int> shifts, kinds, owners, discounts;
-  int credit_shift;
+  int credit_shift, unit_shift;
 };
 
 // Throws std::invalid_argument for what would address memory it must not, or shift too far.

@@ -51,15 +51,19 @@ void allocate(std::vector<mx::array>& outputs) {
   for (mx::array& out : outputs) out.set_data(mx::allocator::malloc(out.nbytes()));
 }
 
+// What an evaluation gives beside the new state.
+enum class Output { scores, logits, likelihoods };
+
 class EvaluatePopulation : public CpuPrimitive {
  public:
   EvaluatePopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads, int slab,
-                     int rank, int shift, bool noise)
+                     int rank, int shift, bool noise, Output output)
       : CpuPrimitive(stream, std::move(program), threads),
         slab_(slab),
         rank_(rank),
         shift_(shift),
-        noise_(noise) {}
+        noise_(noise),
+        output_(output) {}
 
   const char* name() const override { return "EvaluatePopulation"; }
 
@@ -75,9 +79,11 @@ class EvaluatePopulation : public CpuPrimitive {
     job.starts = noise_ ? in[5].data<int32_t>() : nullptr;
     job.rank = rank_;
     job.shift = shift_;
-    job.scores = out[0].data<int16_t>();
+    if (output_ == Output::scores) job.scores = out[0].data<int16_t>();
+    if (output_ == Output::logits) job.logits = out[0].data<int8_t>();
+    if (output_ == Output::likelihoods)
+      job.totals = out[0].data<uint64_t>(), job.hits = out[2].data<int8_t>();
     job.state_out = out[1].data<int8_t>();
-    job.logits = out.size() > 2 ? out[2].data<int8_t>() : nullptr;
     job.members = in[2].shape(0);
     job.tokens_per_member = in[2].shape(1);
     job.slab = slab_;
@@ -93,6 +99,7 @@ class EvaluatePopulation : public CpuPrimitive {
  private:
   int slab_, rank_, shift_;
   bool noise_;
+  Output output_;
 };
 
 mx::Shape shape_of(const Leaf& l) { return l.cols ? mx::Shape{l.rows, l.cols} : mx::Shape{l.rows}; }
@@ -323,11 +330,12 @@ mx::array pack(const Program& program, const std::vector<mx::array>& leaves) {
   return out;
 }
 
-std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::array& packed,
-                                const mx::array& table, const std::optional<mx::array>& starts,
-                                int rank, int shift, const mx::array& tokens,
-                                const mx::array& targets, const mx::array& state, bool logits,
-                                int threads, int slab) {
+namespace {
+
+std::vector<mx::array> run(std::shared_ptr<Program> program, const mx::array& packed,
+                           const mx::array& table, const std::optional<mx::array>& starts, int rank,
+                           int shift, const mx::array& tokens, const mx::array& targets,
+                           const mx::array& state, int threads, int slab, Output output) {
   const Plan& plan = program->plan();
   require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
   int members = tokens.shape(0), count = tokens.shape(1);
@@ -347,13 +355,49 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
   kernels();
   std::vector<mx::Shape> shapes{{members, count}, {members, plan.state_size}};
   std::vector<mx::Dtype> dtypes{mx::int16, mx::int8};
-  if (logits) {
-    shapes.push_back({members, count, plan.vocabulary});
-    dtypes.push_back(mx::int8);
+  if (output == Output::logits) shapes[0].push_back(plan.vocabulary), dtypes[0] = mx::int8;
+  if (output == Output::likelihoods) {
+    shapes.push_back({members, count});
+    dtypes = {mx::uint64, mx::int8, mx::int8};
   }
-  auto primitive = std::make_shared<EvaluatePopulation>(
-      mx::default_stream(kCpu), std::move(program), threads, slab, rank, shift, starts.has_value());
+  auto primitive =
+      std::make_shared<EvaluatePopulation>(mx::default_stream(kCpu), std::move(program), threads,
+                                           slab, rank, shift, starts.has_value(), output);
   return mx::array::make_arrays(shapes, dtypes, primitive, in);
+}
+
+std::vector<mx::array> run_unperturbed(std::shared_ptr<Program> program, const mx::array& packed,
+                                       const mx::array& tokens, const mx::array& targets,
+                                       const mx::array& state, int threads, int slab,
+                                       Output output) {
+  const mx::array no_table = mx::zeros({1}, mx::int8, kCpu);
+  return run(std::move(program), packed, no_table, std::nullopt, 1, 0, tokens, targets, state,
+             threads, slab, output);
+}
+
+}  // namespace
+
+std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::array& packed,
+                                const mx::array& table, const std::optional<mx::array>& starts,
+                                int rank, int shift, const mx::array& tokens,
+                                const mx::array& targets, const mx::array& state, int threads,
+                                int slab) {
+  return run(std::move(program), packed, table, starts, rank, shift, tokens, targets, state,
+             threads, slab, Output::scores);
+}
+
+std::vector<mx::array> logits(std::shared_ptr<Program> program, const mx::array& packed,
+                              const mx::array& tokens, const mx::array& state, int threads,
+                              int slab) {
+  return run_unperturbed(std::move(program), packed, tokens, tokens, state, threads, slab,
+                         Output::logits);
+}
+
+std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::array& packed,
+                                   const mx::array& tokens, const mx::array& targets,
+                                   const mx::array& state, int threads, int slab) {
+  return run_unperturbed(std::move(program), packed, tokens, targets, state, threads, slab,
+                         Output::likelihoods);
 }
 
 std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,

@@ -16,12 +16,22 @@ namespace mx = mlx::core;
 // int8 leaves in declared order -> int8 [bytes] in the layout of plan.h's Leaf.
 mx::array pack(const Program& program, const std::vector<mx::array>& leaves);
 
-// Scores [P, T] int16, new state [P, state_size] int8 and, if asked, logits [P, T, V] int8.
+// Scores [P, T] int16 and new state [P, state_size] int8.
 std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::array& packed,
                                 const mx::array& table, const std::optional<mx::array>& starts,
                                 int rank, int shift, const mx::array& tokens,
-                                const mx::array& targets, const mx::array& state, bool logits,
-                                int threads, int slab);
+                                const mx::array& targets, const mx::array& state, int threads,
+                                int slab);
+
+// Of the unperturbed model: logits [P, T, V] int8 and new state.
+std::vector<mx::array> logits(std::shared_ptr<Program> program, const mx::array& packed,
+                              const mx::array& tokens, const mx::array& state, int threads,
+                              int slab);
+
+// Of the unperturbed model: totals [P, T] uint64, new state and hits [P, T] int8 (see plan.h).
+std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::array& packed,
+                                   const mx::array& tokens, const mx::array& targets,
+                                   const mx::array& state, int threads, int slab);
 
 // Scores and state as `evaluate`, then Z of every leaf by token credit.
 std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,

@@ -53,9 +53,11 @@ struct Plan {
   int vocabulary;
   int state_size;
   const int8_t (*tables)[256];
-  const int32_t* exp2;               // [256]
-  const uint32_t* exp2_mantissa;     // [16]: floor(2^15 * 16 * 2^(f/16))
-  const uint64_t* log2_breakpoints;  // [15]
+  int score_bits;                    // a score's unit is 2^-score_bits of a bit: 4 or 8
+  const int32_t* exp2;               // [256]: floor(2^(score_bits + i/16))
+  const uint32_t* exp2_mantissa;     // [16]: floor(2^(15 + score_bits + f/16))
+  const uint32_t* exact_mantissa;    // [16]: floor(2^(31 + f/16))
+  const uint64_t* log2_breakpoints;  // [2^score_bits - 1]
 };
 
 // How pairs are credited: not here (by the sign of whole sequences), for the noise of weights token
@@ -78,7 +80,7 @@ struct Job {
   const int32_t* targets;  // [P, T]
   const int8_t* state_in;  // [P, state_size]
   int8_t* state_out;
-  int16_t* scores;  // [P, T]
+  int16_t* scores;  // [P, T], or null
   int8_t* logits;   // [P, T, V], or null
   int64_t members;
   int tokens_per_member;
@@ -93,8 +95,11 @@ struct Job {
   int8_t* credits;                // [N, credit_size]
   int64_t credit_size;
   int credit_shift;
+  int unit_shift;    // from score differences in 1/256 bit to the unit of credit
   int32_t* readout;  // [V, K] of this thread: += what the head saw and missed
   int slab;          // tokens that a block runs through one stage before the next, at least 1
+  uint64_t* totals;  // [P, T], or null: sums over the vocabulary of 2^(31 + (logit + 128) / 16)
+  int8_t* hits;      // [P, T], with totals: the targets' logits
 };
 
 // The votes of one leaf: Z [rows, cols] int32 += over pairs first .. last - 1.

@@ -224,4 +224,13 @@ struct PortableIsa {
         sum[m] += static_cast<uint32_t>(plan.exp2[u]);
       }
   }
+
+  // sum[m] += 2^(31 + (u + 128) / 16), rounded as fixed_point.py says, of them.
+  static void exact_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint64_t* sum) {
+    for (int o = 0; o < count; ++o)
+      for (int m = 0; m < kLanes; ++m) {
+        uint32_t u = (words[o / 4][m] >> 8 * (o % 4) & 255u) ^ 128u;
+        sum[m] += uint64_t{plan.exact_mantissa[u & 15]} << (u >> 4);
+      }
+  }
 };

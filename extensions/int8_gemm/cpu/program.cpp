@@ -21,12 +21,16 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpec>& leaves,
                  int width, int vocabulary, int state_size,
-                 const std::vector<std::vector<int>>& tables, const std::vector<int32_t>& exp2,
+                 const std::vector<std::vector<int>>& tables,
+                 const std::vector<uint32_t>& mantissas,
                  const std::vector<uint64_t>& log2_breakpoints)
-    : embedding_(leaves.size(), false), exp2_(exp2), breakpoints_(log2_breakpoints) {
-  require(exp2.size() == 256 && log2_breakpoints.size() == 15, "exp2 or log2 table: wrong size");
-  // The last sixteen entries are floor(2^15 * 16 * 2^(f/16)), of which all others are shifts.
-  mantissa_.assign(exp2.end() - 16, exp2.end());
+    : embedding_(leaves.size(), false), exact_mantissa_(mantissas), breakpoints_(log2_breakpoints) {
+  int score_bits = log2_breakpoints.size() == 255 ? 8 : 4;
+  require(mantissas.size() == 16 && log2_breakpoints.size() + 1 == size_t{1} << score_bits,
+          "exp2 mantissas or log2 breakpoints: wrong size");
+  for (uint32_t m : mantissas) mantissa_.push_back(m >> (16 - score_bits));
+  for (size_t i = 0; i < 256; ++i)
+    exp2_.push_back(static_cast<int32_t>(mantissa_[i % 16] >> (15 - i / 16)));
   for (const auto& table : tables) {
     require(table.size() == 256, "lookup table: 256 entries are needed");
     for (int v : table) tables_.push_back(static_cast<int8_t>(v));
@@ -64,8 +68,10 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
            vocabulary,
            state_size,
            reinterpret_cast<const int8_t (*)[256]>(tables_.data()),
+           score_bits,
            exp2_.data(),
            mantissa_.data(),
+           exact_mantissa_.data(),
            breakpoints_.data()};
   for (const Stage& stage : stages_) {
     require(stage.op_count <= kOps && stage.register_count <= kRegisters,

@@ -21,7 +21,7 @@ class Program {
  public:
   Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpec>& leaves, int width,
           int vocabulary, int state_size, const std::vector<std::vector<int>>& tables,
-          const std::vector<int32_t>& exp2, const std::vector<uint64_t>& log2_breakpoints);
+          const std::vector<uint32_t>& mantissas, const std::vector<uint64_t>& log2_breakpoints);
 
   const Plan& plan() const { return plan_; }
 
@@ -40,8 +40,8 @@ class Program {
   std::vector<Leaf> leaves_;
   std::vector<bool> embedding_;
   std::vector<int8_t> tables_;
+  std::vector<uint32_t> exact_mantissa_, mantissa_;
   std::vector<int32_t> exp2_;
-  std::vector<uint32_t> mantissa_;
   std::vector<uint64_t> breakpoints_;
   int64_t packed_bytes_ = 0;
   Plan plan_{};

@@ -1,0 +1,81 @@
+"""Recipes are applied in one place, for the command line and for Python, and seen by everybody."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import TINY, Command
+
+from eggroll import options, train
+from eggroll.baseline.backprop import Options
+from eggroll.config import RECIPES, Common, Config
+from eggroll.errors import InputError
+from eggroll.sweep.command import Options as SweepOptions
+
+LANGUAGE = RECIPES["language"]
+
+
+@pytest.mark.parametrize("kind", [Config, SweepOptions])
+def test_a_recipe_lies_under_what_is_given(kind: type[Config]):
+    plain = kind(recipe="language")
+    assert {name: getattr(plain, name) for name in LANGUAGE} == LANGUAGE
+    given = kind(recipe="language", pop=Config.pop)  # also where that is the paper's value
+    assert (given.pop, given.rule) == (Config.pop, LANGUAGE["rule"])
+    assert given.changed() == {"pop": Config.pop}
+
+
+def test_a_recipe_in_json_lies_under_the_rest():
+    found = options.from_dict({"recipe": "language", "pop": 64}, "here")
+    assert found == Config(recipe="language", pop=64)
+
+
+def test_a_name_put_on_other_settings_does_not_lie():
+    """replace() gives every option, so the recipe's are not taken: what a run says tells so."""
+    renamed = replace(Config(), recipe="language")
+    assert renamed.changed().keys() == LANGUAGE.keys()
+
+
+def test_python_trains_the_recipe_that_it_names(tmp_path: Path, call: Command):
+    small = {"data": "count", "pop": 32, "steps": 2, "seq_len": 8, "width": 8, "table_bits": 16,
+             "sample_tokens": 0}  # fmt: skip
+    words = [w for k, v in small.items() for w in (f"--{k.replace('_', '-')}", v)]
+    spoken = call("--recipe", "language", *words, "--out", tmp_path / "a")
+    written = train.train(Config(recipe="language", **small, out=str(tmp_path / "b")))
+    paper = train.train(Config(**small, out=str(tmp_path / "c")))
+    assert spoken.signature == written.signature != paper.signature
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_a_run_says_its_recipe(tmp_path: Path, call: Command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    said = call(*TINY, "--recipe", "language")
+    assert "recipe: language but for" in said.out
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.endswith("-language-000")
+    assert json.loads((folder / "config.json").read_text())["recipe"] == "language"
+
+
+def test_help_shows_the_defaults_of_the_recipe_named(call: Command):
+    plain, named = (
+        re.sub(r"[│\s]+", " ", call(*words, "--help").out)
+        for words in ((), ("--recipe", "language"))
+    )
+    assert f"(default: {Config.pop})" in plain
+    assert f"(default: {LANGUAGE['pop']})" in named
+
+
+@pytest.mark.parametrize("name", ["recipe", "rule", "estimator", "network", "gates"])
+def test_unknown_names_are_refused_in_python_too(name: str):
+    with pytest.raises(InputError, match=f"--{name} is 'adam': one of .* is needed"):
+        Config(**{name: "adam"}).check()
+
+
+def test_options_of_all_runs_are_declared_once():
+    common = Common.__annotations__.keys()
+    assert len(common) > 15
+    for kind in (Config, Options):
+        assert not common & kind.__annotations__.keys()
