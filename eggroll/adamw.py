@@ -8,7 +8,6 @@ Letters: P samples, S streams, T tokens per update, V vocabulary.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -16,20 +15,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import mlx.core as mx
 import numpy as np
 
 from eggroll import checkpoint, runlog, train
+from eggroll.baseline import reader
 from eggroll.baseline.backprop import Options, Trainer
 from eggroll.baseline.float_numpy import twin_for
 from eggroll.baseline.float_twin import ONE, Leaves, by_token
-from eggroll.baseline.reader import Reader
-from eggroll.checkpoint import Arrays
+from eggroll.baseline.reader import FORMAT, Reader
 from eggroll.data.streams import Corpus, Streams, load_corpus
 from eggroll.errors import InputError
-from eggroll.options import from_command_line, options_of
+from eggroll.options import from_command_line
 from eggroll.run import (
     Run,
     check_data,
@@ -40,8 +39,6 @@ from eggroll.run import (
     validation_batches,
 )
 
-FORMAT = "eggroll-adamw"  # of checkpoints
-
 
 @dataclass
 class BaselineRun(Run):
@@ -51,7 +48,8 @@ class BaselineRun(Run):
     trainer: Trainer
     rounded: Leaves = field(default_factory=dict)
 
-    command: ClassVar[str] = "python -m eggroll.adamw"
+    command: ClassVar[str] = "adamw"
+    legend: ClassVar[str] = "loss: on the training tokens before each update; both are exact"
 
     @property
     def step(self) -> int:
@@ -116,7 +114,7 @@ def open_run(options: Options, stack: ExitStack) -> BaselineRun:
     if options.resume:
         folder = stack.enter_context(runlog.Folder(Path(options.resume)))
         path = folder.path / runlog.CHECKPOINT
-        before, done, facts, arrays = loaded(path)
+        before, done, facts, arrays = reader.read(path)
         check_options(before, done, options)
         trainer.restore(arrays, done, f"checkpoint {str(path)!r}")
     elif options.out:
@@ -149,18 +147,6 @@ def training_streams(corpus: Corpus, options: Options) -> Streams:
         ) from error
 
 
-def loaded(path: Path) -> tuple[Options, int, Any, Arrays]:
-    """Options, updates made, facts of the data and tensors of a run's checkpoint.
-
-    Raises:
-        InputError: it cannot be read, or is of another network.
-    """
-    metadata, arrays = checkpoint.read(path, FORMAT)
-    config = options_of(Options, json.loads(metadata["config"]), f"checkpoint {str(path)!r}")
-    checkpoint.check_network(metadata, config, path)
-    return config, int(metadata["step"]), json.loads(metadata["corpus"]), arrays
-
-
 def train_twin(options: Options) -> train.Result:
     """Trains from the start, or from the checkpoint in `options.resume`, up to `options.steps`.
 
@@ -176,7 +162,7 @@ def options_from(argv: Sequence[str]) -> Options:
     about = "Trains the float twin of the int8 network by back-propagation and AdamW: the baseline."
     return from_command_line(
         Options, argv, command="adamw", about=about,
-        resumed=lambda folder: loaded(Path(folder) / runlog.CHECKPOINT)[0],
+        resumed=lambda folder: reader.read(Path(folder) / runlog.CHECKPOINT)[0],
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the commands share: how options are read and checked, and one way to end."""
+"""Shared by the commands: reading and checking options, help, and one way to end."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from typing import (
 
 import tyro
 
+from eggroll import __version__, help
 from eggroll.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 DONE: Final = 0
 REFUSED: Final = 2
 INTERRUPTED: Final = 130
+READER_GONE: Final = 128 + 13  # as of a program that SIGPIPE ended
 
 T = TypeVar("T", bound="DataclassInstance")
 
@@ -89,7 +91,7 @@ def check_ranges(options: DataclassInstance) -> None:
         kind, *notes = get_args(hint) or (hint,)
         value = getattr(options, name)
         for limits in (note for note in notes if isinstance(note, Range)):
-            if value not in limits:
+            if value is not None and value not in limits:
                 better = limits.nearest(value) if kind is int else defaults[name]
                 raise InputError(
                     f"{flag(name)} is {value}: {limits.phrase(kind)} is needed; "
@@ -98,16 +100,28 @@ def check_ranges(options: DataclassInstance) -> None:
 
 
 def parse(
-    kind: type[T], argv: Sequence[str], *, command: str, about: str, base: T | None = None
+    kind: type[T],
+    argv: Sequence[str],
+    *,
+    command: str,
+    about: str,
+    examples: Sequence[tuple[str, str]] = (),
+    base: T | None = None,
 ) -> T:
     """Options of a dataclass from the command line; those not given come from `base`.
 
-    command: a module of eggroll, or the path of a script.
-    Prints help and leaves by SystemExit(0) where asked to.
+    command: a module of eggroll, or the path of a script; examples: (words after the command, what
+    they do). Prints help or the version and leaves by SystemExit(0) where asked to.
 
     Raises:
         InputError: an unknown option, or a value that is missing or of another type.
     """
+    if asks_for_help(argv):
+        print(help.page(kind, command=command, about=about, examples=examples, base=base))
+        raise SystemExit(DONE)
+    if "--version" in argv:
+        print(f"eggroll {__version__}")
+        raise SystemExit(DONE)
     name = command if command.endswith(".py") else f"eggroll.{command}"
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_value)
@@ -117,17 +131,15 @@ def parse(
         with contextlib.redirect_stderr(said):
             options, unknown = tyro.cli(
                 kind,
-                prog=f"python {name}" if name == command else f"python -m {name}",
-                description=about,
+                prog=name,
                 args=list(argv),
                 default=tyro.MISSING_NONPROP if base is None else base,
                 return_unknown_args=True,
+                add_help=False,
                 registry=registry,
             )
-    except SystemExit as end:
-        if end.code:
-            raise InputError(f"{_sentence(said.getvalue())}; see --help.") from None
-        raise
+    except SystemExit:
+        raise InputError(f"{_sentence(said.getvalue())}; see --help.") from None
     if unknown:
         names = [flag(field.name) for field in fields(kind)]
         near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
@@ -136,10 +148,17 @@ def parse(
     return options
 
 
+def asks_for_help(argv: Sequence[str]) -> bool:
+    """Whether the command line asks for the page of help, whatever else it says."""
+    return bool({"-h", "--help"} & set(argv))
+
+
 def _value(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """Reads numbers and choices with complaints that people understand."""
+    """Reads numbers and choices; what is neither is refused in words that people understand."""
     many = info.type == tuple[int, ...]
-    kind = int if many else info.type
+    inner = [part for part in get_args(info.type) if part is not type(None)]
+    optional = type(None) in get_args(info.type) and len(inner) == 1
+    kind = int if many else inner[0] if optional else info.type
     if kind in (int, float):
         needed, metavar = ("a whole number", "N") if kind is int else ("a number", "X")
         convert: Callable[[str], Any] = kind
@@ -179,7 +198,8 @@ def _sentence(box: str) -> str:
 def run(main: Callable[[], int]) -> int:
     """Runs a command; whatever stops it becomes a sentence on stderr and an exit code.
 
-    0 done, 2 bad input or environment, 130 interrupted. SIGTERM stops it as Ctrl-C does.
+    0 done, 2 bad input or environment, 130 interrupted, 141 without a word if the reader of its
+    output went away. SIGTERM stops it as Ctrl-C does.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this process
@@ -198,7 +218,7 @@ def run(main: Callable[[], int]) -> int:
     except BrokenPipeError:
         # Python flushes stdout once more when it exits: let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _end(REFUSED, "error: the reader of the output went away before its end.")
+        return READER_GONE  # in silence, as `| head` wants no more
     except MemoryError:
         return _end(REFUSED, "error: memory ran out; try a smaller --pop, --width or --chunk.")
     except OSError as error:

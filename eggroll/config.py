@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type
 import tyro
 
 from eggroll.cli import Range, check_ranges, flag
-from eggroll.data.corpora import HUB
+from eggroll.data.hub import HUB
 from eggroll.errors import InputError
 from eggroll.estimators import ESTIMATORS, Estimator, EstimatorName, estimators_with
 from eggroll.networks import NETWORKS, Gates, NetworkName

@@ -1,4 +1,4 @@
-"""Text from a trained model: `python -m eggroll.generate DIR --prompt TEXT`.
+"""Text from a trained network: `python -m eggroll.generate DIR --prompt TEXT`.
 
 Letters: P samples drawn side by side, V vocabulary.
 """
@@ -12,22 +12,40 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
+import safetensors
 import tyro
 from numpy.typing import NDArray
 
 from eggroll import checkpoint, cli, engines, rng
 from eggroll import fixed_point as fx
-from eggroll.engines import Engine
+from eggroll.baseline import reader
 from eggroll.errors import InputError
-from eggroll.program import Weights
+from eggroll.program import Program
 from eggroll.runlog import CHECKPOINT
 
 MARK = 0  # the token that begins a document
+TEXT_TEMPERATURE: Final = 0.6
+COUNT_TEMPERATURE: Final = 0.1
+EXAMPLES: Final = (
+    ('runs/stdlib-000 --prompt "def main("', "continue a line of Python"),
+    ("runs/stdlib-000 --seed 1 --temperature 1", "draw from the network's own probabilities"),
+)
 HIDDEN = re.compile("[\x01-\x08\x0b-\x1f\x7f-\x9f]")  # would steer a terminal
+
+
+class Sampled(Protocol):
+    """What `sample` asks of an engine: logits, int8 [P, V], of the next token."""
+
+    @property
+    def program(self) -> Program: ...
+    def prepare(self, weights: Any) -> Any: ...
+    def logits(
+        self, weights: Any, tokens: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array]: ...
 
 
 def choice_weights(temperature: float) -> NDArray[np.int64]:
@@ -43,8 +61,8 @@ def choice_weights(temperature: float) -> NDArray[np.int64]:
 
 
 def sample(
-    engine: Engine,
-    weights: Weights,
+    engine: Sampled,
+    weights: Any,
     prompt: Sequence[int] = (),
     *,
     samples: int = 1,
@@ -117,26 +135,62 @@ def prompt_tokens(prompt: str, vocabulary: int, numbers: bool) -> list[int]:
     return [int(word) for word in prompt.split()]
 
 
+class Model(NamedTuple):
+    """A trained network, ready to be sampled; data: the corpus it was trained on."""
+
+    engine: Sampled
+    weights: Any
+    data: str
+
+
+def load(folder: Path, engine: str, threads: int) -> Model:
+    """The network in the folder of a run of eggroll.train or eggroll.adamw.
+
+    Raises:
+        InputError: the folder holds no sound checkpoint, or the engine cannot run here.
+    """
+    path = folder / CHECKPOINT
+    if _format(path) == reader.FORMAT:
+        options, twin, weights = reader.load(path, threads)
+        return Model(twin, weights, options.data)
+    kept = checkpoint.load(path)
+    chosen, _ = engines.choose(engine, kept.config.program(), threads)
+    return Model(chosen, kept.weights, kept.config.data)
+
+
+def _format(path: Path) -> str:
+    """The kind of run that a checkpoint is of; empty where it cannot be read."""
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            return str((file.metadata() or {}).get("format", ""))
+    except (OSError, safetensors.SafetensorError):
+        return ""
+
+
+def usual_temperature(data: str) -> float:
+    """At which what a trained network writes is readable: for count, nearly the likeliest token."""
+    return COUNT_TEMPERATURE if data == "count" else TEXT_TEMPERATURE
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of eggroll.generate."""
 
-    folder: Annotated[
-        str, tyro.conf.arg(metavar="DIR", help_behavior_hint=""), tyro.conf.Positional
-    ] = ""
-    """Folder of a training run."""
+    folder: Annotated[str, tyro.conf.arg(metavar="DIR"), tyro.conf.Positional] = ""
+    """Folder of a run of eggroll.train or eggroll.adamw."""
     prompt: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
-    """Text to go on from (for data count: numbers)."""
-    bytes: Annotated[int, cli.Range(1, 1 << 20)] = 512
-    """Tokens to generate."""
-    temperature: Annotated[float, cli.Range(0, 100)] = 1.0
-    """0 takes the likeliest token, 1 the model's own chances, more is wilder."""
+    """The text to continue; for a network that counts, numbers such as "1 2 3"."""
+    tokens: Annotated[int, cli.Range(1, 1 << 20)] = 512
+    """Tokens to write after the prompt; in text, a token is a byte."""
+    temperature: Annotated[float | None, cli.Range(0, 100)] = None
+    """Below 1 likely tokens get likelier, above 1 rarer; 0 always takes the likeliest, 1 draws
+    from the network's own probabilities. 0.6 for text and 0.1 for count if not given."""
     seed: Annotated[int, cli.Range(0, (1 << 63) - 1)] = 0
     """Another seed gives another text."""
     engine: Annotated[str, tyro.conf.arg(metavar="auto|portable|cpu|metal|cuda")] = "auto"
-    """What computes; all give the same text."""
+    """The engine that runs the network; all write the same text."""
     threads: Annotated[int, cli.Range(0, 1024)] = 1
-    """Threads of the cpu engine; 0 is all cores."""
+    """Threads on a CPU; 0 is all cores."""
 
 
 def generate(options: Options) -> Iterator[str]:
@@ -148,16 +202,16 @@ def generate(options: Options) -> Iterator[str]:
     cli.check_ranges(options)
     if not options.folder:
         raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
-    model = checkpoint.load(Path(options.folder) / CHECKPOINT)
-    program, numbers = model.config.program(), model.config.data == "count"
-    prompt = prompt_tokens(options.prompt, program.vocabulary, numbers)
-    engine, _ = engines.choose(options.engine, program, options.threads)
-    tokens = sample(
-        engine, model.weights, prompt, seed=options.seed, temperature=options.temperature
-    )
+    model = load(Path(options.folder), options.engine, options.threads)
+    numbers, temperature = model.data == "count", options.temperature
+    prompt = prompt_tokens(options.prompt, model.engine.program.vocabulary, numbers)
+    drawn = sample(
+        model.engine, model.weights, prompt, seed=options.seed,
+        temperature=usual_temperature(model.data) if temperature is None else temperature,
+    )  # fmt: skip
     decode = Decoder(numbers)
     yield from (decode(token) for token in prompt)
-    yield from (decode(int(token[0])) for token in itertools.islice(tokens, options.bytes))
+    yield from (decode(int(token[0])) for token in itertools.islice(drawn, options.tokens))
     yield decode.end()
 
 
@@ -169,7 +223,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             Options,
             sys.argv[1:] if argv is None else argv,
             command="generate",
-            about="Writes text with a trained model.",
+            about="Writes text with a network that eggroll.train or eggroll.adamw trained.",
+            examples=EXAMPLES,
         )
         for piece in generate(options):
             print(piece, end="", flush=True)

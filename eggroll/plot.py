@@ -1,4 +1,4 @@
-"""Pictures of training: one run's curves, or several runs side by side.
+"""Pictures of training: one run's curves, or one figure of several runs on one picture.
 
 `python -m eggroll.plot DIR... [--out FILE]`; letters: P members, S streams, T tokens.
 """
@@ -6,27 +6,22 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import numpy as np
 import tyro
-from numpy.typing import NDArray
 
 from eggroll import cli
+from eggroll.curves import Metric, RunCurves, Series, Values, grouped, read_run, smooth
 from eggroll.errors import InputError
-from eggroll.runlog import CONFIG, CURVES, read_lines, write_whole
-from eggroll.runlog import METRICS as METRICS_FILE
+from eggroll.runlog import CURVES, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-Values = NDArray[np.float64]
 
 STYLE: Any = {
     "figure.dpi": 150,
@@ -42,79 +37,17 @@ STYLE: Any = {
 }
 TRAIN, VALID, RATE, SPEED, REFERENCE = "#4c78a8", "#d1495b", "#6a994e", "#7b6d8d", "#444444"
 FORMATS = (".png", ".svg", ".pdf")
-
-
-class Run(NamedTuple):
-    """What the pictures show of a run.
-
-    steps, loss, rate, speed, seconds: [updates], seconds of one update each; valid_steps, valid:
-    [validations].
-    """
-
-    name: str
-    config: dict[str, Any]
-    about: dict[str, Any]
-    steps: Values
-    loss: Values
-    rate: Values
-    speed: Values
-    seconds: Values
-    valid_steps: Values
-    valid: Values
-
-    @property
-    def unit(self) -> str:
-        return "bits per token" if self.config.get("data") == "count" else "bits per byte"
-
-    @property
-    def has_members(self) -> bool:
-        """Whether a population was trained, not the baseline's single network."""
-        return "pop" in self.config
-
-    def tokens(self) -> Values:
-        """Tokens of the corpus read up to each validation: updates x S x T."""
-        c = self.config
-        streams = c["pop"] // c["group_size"] if self.has_members else c["streams"]
-        per_update: int = streams * c["seq_len"]
-        return self.valid_steps * per_update
-
-    def elapsed(self) -> Values:
-        """Seconds of all updates up to each validation, those of validating left out."""
-        done = np.searchsorted(self.steps, self.valid_steps, side="right")
-        sums: Values = np.concatenate([[0.0], self.seconds.cumsum()])
-        return sums[done]
-
-
-def read_run(folder: Path) -> Run:
-    """A run's config and metrics.
-
-    Raises:
-        InputError: the folder holds no run, or none that has made an update.
-    """
-    try:
-        config = json.loads((folder / CONFIG).read_bytes())
-        about = config.get("about", {})
-        rows = [row for _, row in read_lines(folder / METRICS_FILE)]
-        columns = [
-            np.array([row[name] for row in rows], np.float64)
-            for name in ("step", "loss", "update_rate", "tokens_per_second", "seconds")
-        ]
-        valid = [(row["step"], row["val_bits_per_byte"]) for row in rows if "val_loss" in row]
-    except OSError as error:
-        raise InputError(
-            f"{str(folder)!r} holds no run ({error.strerror}): give the folder of a training run."
-        ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"the files of {str(folder)!r} are damaged ({type(error).__name__}: {error}): give the "
-            "folder of another run."
-        ) from error
-    if not rows:
-        raise InputError(f"the run in {str(folder)!r} has made no update yet: plot it later.")
-    steps, loss, rate, speed, seconds = columns
-    valid_steps, bits = np.array(valid, np.float64).reshape(-1, 2).T
-    name = printable(folder.resolve().name)
-    return Run(name, config, about, steps, loss, rate, speed, seconds, valid_steps, bits)
+TITLES: Final[dict[Metric, str]] = {
+    "val_loss": "validation",
+    "loss": "training loss",
+    "update_rate": "weights that moved",
+    "tokens_per_second": "throughput",
+}
+PALETTE = 10  # runs that matplotlib's own colours tell apart; more take theirs from a colour map
+EXAMPLES: Final = (
+    ("runs/stdlib-000", "the curves of one run, into its folder"),
+    ("runs/a runs/b --label paper recipe --out both.svg", "two runs, by validation"),
+)
 
 
 def printable(name: str) -> str:
@@ -123,17 +56,7 @@ def printable(name: str) -> str:
     return text.replace("$", r"\$")
 
 
-def smooth(values: Values) -> Values:
-    """Centred moving average over a hundredth of the run, narrower towards the ends."""
-    half = min(max(len(values) // 200, 2), 50)
-    sums = np.concatenate([[0.0], values.cumsum()])
-    index = np.arange(len(values))
-    reach = np.minimum(half, np.minimum(index, len(values) - 1 - index))
-    means: Values = (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)
-    return means
-
-
-def curves(folder: Path, out: Path | None = None) -> Path:
+def curves(folder: Path, out: Path | None = None, *, title: str = "") -> Path:
     """Draws the curves of the run in a folder, into its curves.png or `out`; returns the path.
 
     Raises:
@@ -149,46 +72,94 @@ def curves(folder: Path, out: Path | None = None) -> Path:
         _panel(bottom, run.steps, run.speed, SPEED, speed, "tokens per s")
         bottom.set_xlabel("update")
         bottom.yaxis.set_major_formatter(_prefixes())
-        figure.suptitle(_title(run), x=0.01, ha="left", fontsize=11, fontweight="bold")
+        heading = printable(title) if title else _title(run)
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold")
         return save(figure, out or folder / CURVES)
 
 
-def compare(folders: Sequence[Path], out: Path) -> Path:
-    """Draws the validation of several runs over tokens and over seconds; returns the path.
+def compare(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    metric: Metric = "val_loss",
+    title: str = "",
+    labels: Sequence[str] = (),
+    group_seeds: bool = True,
+) -> Path:
+    """Draws a figure of several runs over tokens and over seconds; returns the path.
+
+    labels: one for each run, in the place of its folder's name.
 
     Raises:
-        InputError: a folder holds no validated run, or the picture cannot be written.
+        InputError: a folder holds no run with that figure, or the picture cannot be written.
     """
     runs = [read_run(folder) for folder in folders]
     for folder, run in zip(folders, runs, strict=True):
-        if not len(run.valid):
+        if not len(run.curve(metric)[0]):
             raise InputError(
                 f"the run in {str(folder)!r} has not been validated yet: leave it out."
             )
+    names = [printable(label) for label in labels] or [printable(run.name) for run in runs]
+    named = list(zip(names, runs, strict=True))
+    series = grouped(named, metric) if group_seeds else [Series(n, [run]) for n, run in named]
     with style():
-        figure = new_figure(11, 5)
+        figure = new_figure(11, 5 if len(series) <= PALETTE else 5.5)
         left, right = figure.subplots(1, 2, sharey=True)
-        _validations(left, runs, [run.tokens() for run in runs], "tokens of the corpus read")
-        _validations(right, runs, [run.elapsed() for run in runs], "seconds of updates")
-        left.set(ylabel=" / ".join(sorted({run.unit for run in runs})))
-        left.legend(title="run: last value")
-        figure.suptitle("validation", x=0.01, ha="left", fontsize=11, fontweight="bold")
+        _lines(left, series, metric, "tokens", "tokens of the corpus read")
+        _lines(right, series, metric, "elapsed", "seconds of updates")
+        left.set(ylabel=" / ".join(sorted({run.unit_of(metric) for run in runs})))
+        _legend(figure, left, len(series))
+        heading = printable(title) if title else TITLES[metric]
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold")
         return save(figure, out)
 
 
-def _validations(axes: Axes, runs: Sequence[Run], x: Sequence[Values], unit: str) -> None:
-    for run, where in zip(runs, x, strict=True):
-        label = f"{run.name}: {run.valid[-1]:.3f}"
-        axes.plot(where, run.valid, marker="o", markersize=3, lw=1.6, label=label)
+def _lines(axes: Axes, series: Sequence[Series], metric: Metric, over: str, unit: str) -> None:
+    ends = []
+    for i, one in enumerate(series):
+        x, mean, low, high = one.points(metric, over)
+        seeds = f", mean of {len(one.runs)} seeds" if len(one.runs) > 1 else ""
+        label, colour = f"{one.label}: {_brief(mean[-1])}{seeds}", _colour(i, len(series))
+        marker = "o" if len(x) <= 80 else ""
+        axes.plot(x, mean, color=colour, lw=1.6, marker=marker, markersize=3, label=label)
+        if seeds:
+            axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
+        ends.append(x[-1])
+    runs = [run for one in series for run in one.runs]
     # Reference lines stand for one corpus: none where the runs differ in it.
-    if all(run.about.get("entropies") == runs[0].about.get("entropies") for run in runs):
-        _references(axes, runs[0])
-    ends = [where[-1] for where in x]
+    alike = all(run.about.get("baselines") == runs[0].about.get("baselines") for run in runs)
+    if alike and "loss" in metric:
+        _references(axes, runs[0], max(one.points(metric, over)[1][-1] for one in series))
     if max(ends) > 10 * min(ends):  # else the shorter run would be a line at the left
         axes.set_xscale("log")
-    else:
+    elif over == "tokens":
         axes.xaxis.set_major_formatter(_prefixes())
+    if metric == "tokens_per_second":
+        axes.yaxis.set_major_formatter(_prefixes())
     axes.set_xlabel(unit)
+
+
+def _colour(i: int, count: int) -> Any:
+    from matplotlib import colormaps
+
+    return f"C{i}" if count <= PALETTE else colormaps["turbo"](0.05 + 0.9 * i / (count - 1))
+
+
+def _brief(value: float) -> str:
+    """Three decimals, or a prefix for large values."""
+    return f"{value:.3f}" if abs(value) < 1000 else str(_prefixes().format_data(value))
+
+
+def _legend(figure: Figure, axes: Axes, count: int) -> None:
+    """Beside the lines, or below the picture if there are many."""
+    if count <= PALETTE:
+        axes.legend(title="run: last value")
+        return
+    columns = 3 if count <= 30 else 4
+    figure.legend(
+        *axes.get_legend_handles_labels(), title="run: last value", loc="outside lower center",
+        ncols=columns, fontsize=7,
+    )  # fmt: skip
 
 
 def style() -> Any:
@@ -207,7 +178,7 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def _loss(axes: Axes, run: Run) -> None:
+def _loss(axes: Axes, run: RunCurves) -> None:
     label = "train" + " (perturbed members)" * run.has_members
     axes.plot(run.steps, run.loss, color=TRAIN, lw=0.8, alpha=0.3)
     axes.plot(run.steps, smooth(run.loss), color=TRAIN, lw=1.6, label=label)
@@ -216,21 +187,22 @@ def _loss(axes: Axes, run: Run) -> None:
             run.valid_steps, run.valid, color=VALID, marker="o", markersize=3, lw=1.6,
             label=f"validation: {run.valid[-1]:.3f} at the end",
         )  # fmt: skip
-    _references(axes, run)
+    _references(axes, run, run.loss[-1])
     axes.set(ylabel=run.unit, title="loss")
     axes.legend(loc="best")
 
 
-def _references(axes: Axes, run: Run) -> None:
-    """Dashed lines at the entropies of the corpus, labelled away from the curves' end."""
-    for name, value in run.about.get("entropies", {}).get("valid", {}).items():
-        above = value > run.loss[-1]
+def _references(axes: Axes, run: RunCurves, end: float) -> None:
+    """Dashed lines at the unigram and the bigram model's losses, labelled away from the end."""
+    counted = "" if run.config.get("data") == "count" else " model counted on the training split"
+    for name, value in run.about.get("baselines", {}).items():
+        above = value > end
         axes.axhline(value, color=REFERENCE, lw=0.9, ls="--", alpha=0.7, zorder=1)
         axes.annotate(
-            f"{name} {value:.2f}", (1, value), xycoords=("axes fraction", "data"),
+            f"{name}{counted}: {value:.2f}", (1, value), xycoords=("axes fraction", "data"),
             xytext=(-4, 2 if above else -2), textcoords="offset points",
             ha="right", va="bottom" if above else "top",
-            color=REFERENCE, fontsize=8,
+            color=REFERENCE, fontsize=8, bbox={"fc": "white", "alpha": 0.7, "pad": 0.5, "lw": 0},
         )  # fmt: skip
 
 
@@ -247,14 +219,15 @@ def _prefixes() -> Any:
     return EngFormatter(sep="")
 
 
-def _title(run: Run) -> str:
+def _title(run: RunCurves) -> str:
     c = run.config
     data = printable(Path(str(c.get("data"))).name)
-    how = f"population {c.get('pop')}, rank {c.get('rank')}"
+    recipe = f"recipe {c['recipe']}, " if c.get("recipe", "paper") != "paper" else ""
+    trained = f"{recipe}population {c.get('pop')}, rank {c.get('rank')}"
     if not run.has_members:
-        how = f"AdamW, streams {c.get('streams')}"
+        trained = f"AdamW, streams {c.get('streams')}"
     rest = ", ".join(f"{name} {c.get(name)}" for name in ("layers", "width", "seed"))
-    return f"{run.name}: {data}, {how}, {rest}"
+    return f"{printable(run.name)}: {data}, {trained}, {rest}"
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -268,14 +241,21 @@ def save(figure: Figure, path: Path) -> Path:
 class Options:
     """Options of eggroll.plot."""
 
-    folders: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(metavar="DIR ...", help_behavior_hint=""),
-        tyro.conf.Positional,
-    ] = ()
-    """Folders of training runs."""
-    out: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = ""
-    """Picture (.png, .svg or .pdf); else DIR/curves.png for one run, compare.png for several."""
+    folders: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR ..."), tyro.conf.Positional] = ()
+    """Folders of runs of eggroll.train or eggroll.adamw."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """The picture, in the format of its ending: .png, .svg or .pdf; DIR/curves.png for one run and
+    compare.png for several if not given."""
+    metric: Metric | None = None
+    """Draws this figure alone, over tokens and seconds; if not given, all of one run, val_loss of
+    several. Figures of single updates are smoothed."""
+    title: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    """Title of the picture."""
+    label: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT ...")] = ()
+    """Names of the runs in the legend, one for each folder."""
+    group_seeds: bool = True
+    """Draws runs that differ in the seed alone as one line, their mean, with a band from the least
+    to the greatest; otherwise each has a line of its own."""
 
 
 def draw(options: Options) -> Path:
@@ -287,12 +267,23 @@ def draw(options: Options) -> Path:
     folders = [Path(folder) for folder in options.folders]
     if not folders:
         raise InputError("no folder is given: name those of one or more runs.")
-    out = Path(options.out or (folders[0] / CURVES if len(folders) == 1 else "compare.png"))
+    if options.label and len(options.label) != len(folders):
+        raise InputError(
+            f"--label has {len(options.label)} names for {len(folders)} folders: give one for each."
+        )
+    alone = len(folders) == 1 and options.metric is None
+    out = Path(options.out or (folders[0] / CURVES if alone else "compare.png"))
     if out.suffix not in FORMATS:
         raise InputError(
             f"--out {options.out!r} does not end in {', '.join(FORMATS)}: give it one of these."
         )
-    return curves(folders[0], out) if len(folders) == 1 else compare(folders, out)
+    if alone:
+        title = options.title or (options.label[0] if options.label else "")
+        return curves(folders[0], out, title=title)
+    return compare(
+        folders, out, metric=options.metric or "val_loss", title=options.title,
+        labels=options.label, group_seeds=options.group_seeds,
+    )  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -300,8 +291,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         words = sys.argv[1:] if argv is None else argv
-        about = "Draws the curves of one run, or the validation curves of several."
-        print(draw(cli.parse(Options, words, command="plot", about=about)))
+        about = "Draws the curves of one run, or one figure of several runs for comparison."
+        options = cli.parse(Options, words, command="plot", about=about, examples=EXAMPLES)
+        print(f"written: {draw(options)}")
         return cli.DONE
 
     return cli.run(work)

@@ -28,6 +28,7 @@ from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.estimators import Estimator
 from eggroll.fixed_point import Q
+from eggroll.help import invocation
 from eggroll.networks import initial_weights
 from eggroll.noise import Noise, slice_length
 from eggroll.options import check_resumed
@@ -52,7 +53,8 @@ class Run(ABC):
     streams: Streams
     val_loss: float | None = field(default=None, init=False)
 
-    command: ClassVar[str] = "python -m eggroll.train"
+    command: ClassVar[str]
+    legend: ClassVar[str]  # what the loss in metrics.jsonl and on the screen is
 
     @property
     @abstractmethod
@@ -83,8 +85,9 @@ class Run(ABC):
     def validation(self) -> runlog.Row:
         """Validates, and returns what the line of metrics.jsonl gets by it."""
         self.val_loss = self.validate()
+        row: runlog.Row = {"val_loss": self.val_loss}
         # A token is a byte in every corpus of text; corpus count has no bytes.
-        return {"val_loss": self.val_loss, "val_bits_per_byte": self.val_loss}
+        return row if self.config.data == "count" else row | {"val_bits_per_byte": self.val_loss}
 
     def path(self, name: str) -> Path:
         return self.folder.path / name
@@ -94,7 +97,8 @@ class Run(ABC):
         return self.step == self.config.steps or (every > 0 and self.step % every == 0)
 
     def resume_hint(self) -> str:
-        return f"go on with: {self.command} --resume {shlex.quote(str(self.folder.path))}"
+        folder = shlex.quote(str(self.folder.path))
+        return f"go on with: {invocation(self.command)} --resume {folder}"
 
     @property
     def by_steps(self) -> bool:
@@ -116,6 +120,11 @@ class TrainingRun(Run):
 
     config: Config
     learner: Learner
+
+    command: ClassVar[str] = "train"
+    legend: ClassVar[str] = (
+        "loss: the members' mean integer score, which floors; validation: the network's, exact"
+    )
 
     @property
     def step(self) -> int:
@@ -358,6 +367,6 @@ def config_json(run: Run) -> bytes:
         **run.facts(),
         "parameters": parameters(run.engine.program),
         "corpus": corpus.about,
-        "entropies": {"valid": corpus.entropies("valid")},
+        "baselines": corpus.baselines(),
     }
     return json.dumps(run.config.to_dict() | {"about": about}, indent=1).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""What a run leaves on the disk and on the screen.
+"""The files of a run, and its live progress on the screen.
 
 A folder holds config.json, checkpoint.safetensors, metrics.jsonl, curves.png and samples.txt.
 Letters: P members, T tokens.
@@ -210,36 +210,43 @@ def read_lines(path: Path) -> list[tuple[bytes, Row]]:
 
 
 class Display:
-    """Live progress on stderr: a bar on a terminal, else a plain line now and then."""
+    """Live progress on stderr: on a terminal a bar below the validations so far, else plain lines.
 
-    def __init__(self, step: int, steps: int, unit: str) -> None:
+    unit: of loss and validation; legend: printed first, says what the two are.
+    """
+
+    def __init__(self, step: int, steps: int, unit: str, legend: str = "") -> None:
         self.steps, self.unit = steps, unit
         self._text = self._validation = ""
         self._said = float("-inf")
-        self._live = self._start(step) if sys.stderr.isatty() else None
+        self._live: Any = None
+        with contextlib.suppress(OSError):
+            if legend and step < steps:
+                print(legend, file=sys.stderr, flush=True)
+            if sys.stderr.isatty():
+                self._start(step)
 
-    def _start(self, step: int) -> Any:
+    def _start(self, step: int) -> None:
         from rich import progress as rp
         from rich.console import Console, Group
         from rich.live import Live
 
         count = rp.TextColumn("update {task.completed}/{task.total}")
         left = (rp.TextColumn("ETA"), rp.TimeRemainingColumn())
-        console = Console(stderr=True)
+        console = Console(stderr=True, highlight=False)
         self._bar = rp.Progress(count, rp.BarColumn(None), *left, console=console, expand=True)
         self._task = self._bar.add_task("", total=self.steps, completed=step)
-        live = Live(
+        self._live = Live(
             get_renderable=lambda: Group(self._bar.get_renderable(), self._text),
             console=console,
             redirect_stdout=False,
         )
-        live.start()
-        return live
+        self._live.start()
 
     def update(self, row: Row) -> None:
         """Shows one update; a screen that is gone does not stop the run."""
-        if "val_bits_per_byte" in row:
-            self._validation = f" · valid {row['val_bits_per_byte']:.3f} {self.unit}"
+        if "val_loss" in row:
+            self._validation = f" · validation {row['val_loss']:.3f} {self.unit}"
         text = (
             f"loss {row['loss']:.3f}{self._validation} · {row['update_rate']:.1%} moved · "
             f"{_short(row['tokens_per_second'])} tokens/s"
@@ -248,6 +255,10 @@ class Display:
             if self._live:
                 self._text = text
                 self._bar.update(self._task, completed=row["step"])
+                if "val_loss" in row:  # stays above the bar, where the next ones follow
+                    self._live.console.print(
+                        f"update {row['step']} · loss {row['loss']:.3f}{self._validation}"
+                    )
             else:
                 self._line(row, text)
 

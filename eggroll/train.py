@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from eggroll import checkpoint, cli, options, runlog
+from eggroll import checkpoint, cli, closing, options, runlog
 from eggroll.checkpoint import signature
 from eggroll.config import Config
-from eggroll.generate import Decoder, sample
+from eggroll.generate import Decoder, sample, usual_temperature
 from eggroll.run import Run, open_run, unit
 
 SAMPLES = 4
@@ -44,7 +44,8 @@ def train(config: Config) -> Result:
 def complete(run: Run, stack: ExitStack) -> Result:
     """Makes the updates that a run has left: the training loop, of eggroll.adamw as well."""
     metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), run.step))
-    display = stack.enter_context(runlog.Display(run.step, run.config.steps, unit(run.config)))
+    display = runlog.Display(run.step, run.config.steps, unit(run.config), run.legend)
+    stack.enter_context(display)
     stop = stack.enter_context(cli.Stop(run.resume_hint()))
     while run.step < run.config.steps:
         row = run.update()
@@ -69,30 +70,30 @@ def complete(run: Run, stack: ExitStack) -> Result:
 
 def finish(run: Run) -> None:
     """Samples, curves and the last words of a run that has made all its updates."""
-    if run.val_loss is None:
-        run.validation()
+    loss = run.validation()["val_loss"] if run.val_loss is None else run.val_loss
     if run.config.sample_tokens:
         runlog.write_whole(run.path(runlog.SAMPLES), samples(run).encode())
     if runlog.read_lines(run.path(runlog.METRICS)):
         from eggroll import plot  # here, as matplotlib is slow to import
 
         plot.curves(run.folder.path)
-    known = ", ".join(f"{k} {v:.3f}" for k, v in run.corpus.entropies("valid").items())
-    print(f"validation: {run.val_loss:.3f} {unit(run.config)} ({known})")
-    written = ", ".join(name for name in runlog.FILES if run.path(name).exists())
-    print(f"written to {run.folder.path}: {written}")
+    print(closing.last_words(run.folder.path, run.config, loss, run.corpus, run.command))
 
 
 def samples(run: Run) -> str:
     """Continuations of the document mark, side by side from one seed."""
     config, numbers = run.config, run.config.data == "count"
-    drawn = sample(run.engine, run.weights, samples=SAMPLES, seed=config.seed)
+    temperature = usual_temperature(config.data)
+    drawn = sample(
+        run.engine, run.weights, samples=SAMPLES, seed=config.seed, temperature=temperature
+    )
     tokens = list(itertools.islice(drawn, config.sample_tokens))
     parts = []
     for i in range(SAMPLES):
         decode = Decoder(numbers)
         text = "".join(decode(int(token[i])) for token in tokens) + decode.end()
-        parts.append(f"=== update {run.step}, seed {config.seed}, sample {i + 1} ===\n{text}")
+        heading = f"temperature {temperature}, seed {config.seed}, sample {i + 1}"
+        parts.append(f"=== update {run.step}, {heading} ===\n{text}")
     return "\n".join(parts)
 
 

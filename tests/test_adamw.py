@@ -261,10 +261,10 @@ def test_a_run_leaves_what_it_promises(call: Command, tmp_path: Path, finished: 
     both = call(finished, run, "--out", tmp_path / "both.png", main=plot.main)
     assert (both.code, both.err) == (0, "")
     es, base = (plot.read_run(folder) for folder in (finished, run))
-    assert es.tokens().tolist() == [2 * 16 * 8, 4 * 16 * 8, 6 * 16 * 8]
-    assert base.tokens().tolist() == [2 * 8 * 8, 4 * 8 * 8, 6 * 8 * 8]
+    assert es.tokens(es.valid_steps).tolist() == [2 * 16 * 8, 4 * 16 * 8, 6 * 16 * 8]
+    assert base.tokens(base.valid_steps).tolist() == [2 * 8 * 8, 4 * 8 * 8, 6 * 8 * 8]
     seconds = np.cumsum([row["seconds"] for row in ours])
-    assert base.elapsed() == pytest.approx(seconds[1::2])
+    assert base.elapsed(base.valid_steps) == pytest.approx(seconds[1::2])
     again = call("--config", run / "config.json", "--out", tmp_path / "again", main=adamw.main)
     assert again.signature == ended.signature
 
@@ -286,7 +286,8 @@ def test_stopped_and_resumed_is_the_same_run(
     monkeypatch.setattr(Trainer, "update", stopping)
     ended = call(*words, "--out", tmp_path / "run", main=adamw.main)
     assert ended.code == 130
-    assert f"after update {step + 1} of 6; go on with: python -m eggroll.adamw" in ended.err
+    assert f"after update {step + 1} of 6; go on with: " in ended.err
+    assert " -m eggroll.adamw --resume " in ended.err
     monkeypatch.setattr(Trainer, "update", update)
     resumed = call("--resume", tmp_path / "run", main=adamw.main)
     assert resumed.signature == whole.signature
@@ -331,9 +332,9 @@ def test_runs_of_the_two_commands_are_told_apart(call: Command, tmp_path: Path, 
     run = tmp_path / "run"
     assert call(*SMALL, "--out", run, main=adamw.main).code == 0
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    for ended in (call("--resume", run), call(run, main=generate.main)):
-        assert (ended.code, ended.err.count("\n")) == (2, 1)
-        assert "is of a run of eggroll.adamw" in ended.err
+    ended = call("--resume", run)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "is of a run of eggroll.adamw" in ended.err
     ended = call("--resume", finished, main=adamw.main)
     assert "is of a run of eggroll.train" in ended.err
     ended = call("--resume", run, "--width", 32, main=adamw.main)
@@ -342,12 +343,33 @@ def test_runs_of_the_two_commands_are_told_apart(call: Command, tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("no_curves")
+def test_text_is_generated_from_the_twin(call: Command, tmp_path: Path):
+    run = tmp_path / "run"
+    assert call(*SMALL, "--out", run, main=adamw.main).code == 0
+
+    def text(*words: object) -> str:
+        ended = call(run, "--tokens", 20, *words, main=generate.main)
+        assert (ended.code, ended.err) == (0, "")
+        return ended.out
+
+    plain = text("--prompt", "3 4 5")
+    assert plain.split()[:3] == ["3", "4", "5"]
+    assert len(plain.split()) == 23
+    assert all(0 <= int(word) < 16 for word in plain.split())
+    assert text("--prompt", "3 4 5") == plain
+    assert text("--temperature", 2) != text("--temperature", 2, "--seed", 1)
+    # The first sample of the run is what its checkpoint gives from the same seed.
+    sample = (run / "samples.txt").read_text().splitlines()[1]
+    assert text().startswith(sample)
+
+
+@pytest.mark.usefixtures("no_curves")
 def test_a_checkpoint_of_another_network_is_refused(call: Command, tmp_path: Path):
     run = tmp_path / "run"
     assert call(*SMALL, "--steps", 1, "--out", run, main=adamw.main).code == 0
     path = run / runlog.CHECKPOINT
     metadata, arrays = checkpoint.read(path, adamw.FORMAT)
-    facts = (adamw.loaded(path)[0], json.loads(metadata["corpus"]))
+    facts = (adamw.reader.read(path)[0], json.loads(metadata["corpus"]))
     arrays["weights/head"] = arrays["weights/head"][:, :3].copy()
     checkpoint.write(path, adamw.FORMAT, 1, *facts, arrays)
     ended = call("--resume", run, "--steps", 2, main=adamw.main)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY, Command
 
-from eggroll import _extension, checkpoint, generate, plot, runlog, train
+from eggroll import _extension, checkpoint, generate, runlog, train
 from eggroll.population import Population
 
 # Of the run TINY describes, on every machine and engine. Changes only with the algorithm.
@@ -57,7 +57,7 @@ def test_a_run_leaves_what_it_promises(call: Command, tmp_path: Path):
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     for row in rows:
         needed = {"step", "loss", "update_rate", "tokens_per_second", "seconds"}
-        validated = {"val_loss", "val_bits_per_byte"} if row["step"] % 2 == 0 else set()
+        validated = {"val_loss"} if row["step"] % 2 == 0 else set()
         assert row.keys() == needed | validated
         assert row["tokens_per_second"] == pytest.approx(32 * 8 / row["seconds"], rel=0.01)
         assert 0 < row["loss"] < 16
@@ -271,7 +271,7 @@ os.replace = replace
 
 def test_text_is_generated_the_same_everywhere(call: Command, finished: Path):
     def text(*words: object) -> str:
-        ended = call(finished, "--bytes", 30, *words, main=generate.main)
+        ended = call(finished, "--tokens", 30, *words, main=generate.main)
         assert ended.code == 0, ended.err
         return ended.out
 
@@ -297,10 +297,3 @@ def test_text_shows_no_bytes_that_steer_a_terminal():
     decode = generate.Decoder(numbers=False)
     text = "".join(map(decode, b"a\0b\x1b[2J\r\xc3\xa9\xff\tc\n\xe2\x82")) + decode.end()
     assert text == "a\n\nb\ufffd[2J\ufffd\u00e9\ufffd\tc\n\ufffd\n"
-
-
-def test_curves_of_several_runs_in_one_picture(call: Command, tmp_path: Path, finished: Path):
-    out = tmp_path / "both.svg"
-    ended = call(finished, finished, "--out", out, main=plot.main)
-    assert (ended.code, ended.out) == (0, f"{out}\n")
-    assert "<svg" in out.read_text()

@@ -1,10 +1,21 @@
-"""The float twin in the place of an engine, where samples are drawn."""
+"""Runs of eggroll.adamw, read from their checkpoints: options, tensors, and the twin to sample."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import mlx.core as mx
 
+from eggroll import checkpoint
+from eggroll.baseline.backprop import Options, Trainer
+from eggroll.baseline.float_numpy import twin_for
 from eggroll.baseline.float_twin import ONE, Leaves, Twin
+from eggroll.checkpoint import Arrays
+from eggroll.options import options_of
+
+FORMAT = "eggroll-adamw"  # of checkpoints
 
 
 class Reader:
@@ -22,3 +33,27 @@ class Reader:
     ) -> tuple[mx.array, mx.array]:
         logits, after = self.twin.logits(weights, tokens[None], state.astype(mx.float32))
         return mx.round(logits[0] * ONE).astype(mx.int8), after
+
+
+def read(path: Path) -> tuple[Options, int, Any, Arrays]:
+    """Options, updates made, facts of the data and tensors of a run's checkpoint.
+
+    Raises:
+        InputError: it cannot be read, or is of another network.
+    """
+    metadata, arrays = checkpoint.read(path, FORMAT)
+    config = options_of(Options, json.loads(metadata["config"]), f"checkpoint {str(path)!r}")
+    checkpoint.check_network(metadata, config, path)
+    return config, int(metadata["step"]), json.loads(metadata["corpus"]), arrays
+
+
+def load(path: Path, threads: int) -> tuple[Options, Reader, Leaves]:
+    """The options, the twin and the weights of a checkpoint; threads: 0 is all cores.
+
+    Raises:
+        InputError: it cannot be read, or is of another network.
+    """
+    options, step, _, arrays = read(path)
+    trainer = Trainer(options, twin_for(options.program(), threads))
+    trainer.restore(arrays, step, f"checkpoint {str(path)!r}")
+    return options, Reader(trainer.twin), trainer.weights

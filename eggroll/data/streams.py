@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll import rng
-from eggroll.data.corpora import HUB, Split, Text, read_hub, read_path, read_stdlib
+from eggroll.data.baselines import cross_entropies
+from eggroll.data.corpora import Split, Text, read_path, read_stdlib
+from eggroll.data.hub import HUB, read_hub
 from eggroll.errors import InputError
 
 Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
@@ -65,11 +67,11 @@ class Corpus(ABC):
         """
 
     @abstractmethod
-    def entropies(self, split: Split) -> dict[str, float]:
-        """'unigram' and 'bigram', bits per token, of the split's own distribution.
+    def baselines(self) -> dict[str, float]:
+        """'unigram' and 'bigram': bits per token that these models need for the validation split.
 
-        Bigram is the entropy of a token given the one before it. A predictor that knows these
-        frequencies, and nothing else, scores them.
+        The unigram model knows how often each token occurs, the bigram model what follows each
+        token; for text both are counted on the training split.
         """
 
 
@@ -103,7 +105,7 @@ class TextCorpus(Corpus):
     def __init__(self, name: str, text: Text) -> None:
         self.name, self.vocabulary, self.warmup, self.about = name, 256, 0, text.about
         self._bytes: dict[Split, NDArray[np.uint8]] = {"train": text.train, "valid": text.valid}
-        self._entropies: dict[Split, dict[str, float]] = {}
+        self._baselines: dict[str, float] = {}
 
     def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
         """Contiguous streams of equal length; `seed` has no part, as the cut knows no chance."""
@@ -117,11 +119,11 @@ class TextCorpus(Corpus):
             )
         return TextStreams(data, streams, seq_len)
 
-    def entropies(self, split: Split) -> dict[str, float]:
-        """Plug-in entropies over all bytes of the split, marks included; computed once."""
-        if split not in self._entropies:
-            self._entropies[split] = _byte_entropies(self._bytes[split])
-        return dict(self._entropies[split])
+    def baselines(self) -> dict[str, float]:
+        """Cross-entropies over the whole validation split, marks included; computed once."""
+        if not self._baselines:
+            self._baselines = cross_entropies(self._bytes["train"], self._bytes["valid"])
+        return dict(self._baselines)
 
 
 class TextStreams(Streams):
@@ -184,8 +186,8 @@ class CountCorpus(Corpus):
         symbols = self.document if split == "train" else None
         return CountStreams(self.vocabulary, self.steps, key, streams, seq_len, symbols)
 
-    def entropies(self, split: Split) -> dict[str, float]:
-        """Of the rule, not of a sample: log2 of the symbols, and log2 of the steps."""
+    def baselines(self) -> dict[str, float]:
+        """By the rule, not by counting: log2 of the symbols, and log2 of the steps."""
         return {"unigram": log2(self.vocabulary - 1), "bigram": log2(len(self.steps))}
 
 
@@ -263,25 +265,3 @@ def _check_shape(streams: int, seq_len: int) -> None:
         )
     if seq_len < 1:
         raise InputError(f"--seq-len {seq_len} is out of range: use 1 or more.")
-
-
-def _byte_entropies(data: NDArray[np.uint8]) -> dict[str, float]:
-    pairs = np.zeros(65536, np.int64)
-    block = 1 << 16  # small enough to stay in cache, and a memory-mapped file out of memory
-    for start in range(0, len(data) - 1, block):
-        values = data[start : start + block + 1].astype(np.intp)
-        pairs += np.bincount(values[:-1] << 8 | values[1:], minlength=65536)
-    singles = np.zeros(256, np.int64)
-    for start in range(0, len(data), block):
-        singles += np.bincount(data[start : start + block], minlength=256)
-    before = pairs.reshape(256, 256).sum(axis=1)
-    return {"unigram": _entropy(singles), "bigram": _entropy(pairs) - _entropy(before)}
-
-
-def _entropy(counts: NDArray[np.int64]) -> float:
-    """Bits of the distribution with these counts; 0 of none."""
-    seen = counts[counts > 0]
-    if not len(seen):
-        return 0.0
-    share = seen / seen.sum()
-    return float(-(share * np.log2(share)).sum())

@@ -1,0 +1,63 @@
+"""All commands in one: `python -m eggroll COMMAND ...`, or `eggroll COMMAND ...` once installed."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from eggroll import __version__, cli, help
+from eggroll.errors import InputError
+
+# Command -> its module and what it does.
+COMMANDS: Final = {
+    "train": ("eggroll.train", "Train an int8 network by evolution strategies, without gradients."),
+    "generate": ("eggroll.generate", "Write text with a trained network."),
+    "plot": ("eggroll.plot", "Draw the curves of a run, or compare several runs."),
+    "adamw": ("eggroll.adamw", "Train the same network in float by AdamW, for comparison."),
+    "sweep": ("eggroll.sweep.command", "Search for good options, all trials at equal cost."),
+    "bench": ("eggroll.bench", "Time training steps over growing populations."),
+    "probe": ("eggroll.probe", "Report this machine's int8 hardware and the engines that run."),
+}
+
+
+def overview() -> str:
+    """The commands, one line each."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {does}" for name, (_, does) in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"eggroll {__version__}: train int8 networks by evolution strategies.",
+            "",
+            *lines,
+            "",
+            f"{help.invocation('COMMAND')} --help lists a command's options.",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of eggroll; returns the exit code of the command it names."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMMANDS:
+        module = importlib.import_module(COMMANDS[words[0]][0])
+        return int(module.main(words[1:]))
+
+    def work() -> int:
+        if words and words[0] == "--version":
+            print(f"eggroll {__version__}")
+        elif not words or cli.asks_for_help(words):
+            print(overview())
+        else:
+            near = difflib.get_close_matches(words[0], COMMANDS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(COMMANDS)}."
+            raise InputError(f"{words[0]!r} is no command of eggroll: {hint}")
+        return cli.DONE
+
+    return cli.run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The last lines of a run: what its figures mean, and the commands that make sense now."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from math import log2
+from pathlib import Path
+from typing import Final
+
+from eggroll import runlog
+from eggroll.config import Common, Config
+from eggroll.data.streams import Corpus
+from eggroll.generate import TEXT_TEMPERATURE
+from eggroll.help import invocation
+
+# What token credit reaches in the minute or so that a default run takes: records/.
+MEASURED: Final = {"stdlib": ", about 2.45 bits per byte in the same minute"}
+
+
+def last_words(folder: Path, config: Common, loss: float, corpus: Corpus, command: str) -> str:
+    """The report of a finished run.
+
+    loss: exact cross-entropy on validation, bits per token; command: the one that made the run.
+    """
+    written = ", ".join(name for name in runlog.FILES if (folder / name).exists())
+    lines = [*meaning(config, loss, corpus), f"written to {folder}: {written}", "next:"]
+    for line, does in suggestions(folder, config, loss, corpus, command):
+        lines += [f"  {line}", f"      {does}"]
+    return "\n".join(lines)
+
+
+def meaning(config: Common, loss: float, corpus: Corpus) -> Iterator[str]:
+    """The loss beside those of models that know little, and what follows from that."""
+    known = ", ".join(f"{name} model {bits:.3f}" for name, bits in corpus.baselines().items())
+    uniform = f"uniform guess {log2(corpus.vocabulary):.3f}"
+    if config.data == "count":
+        yield f"validation: {loss:.3f} bits per token; 0 is counting without a doubt"
+        yield f"for comparison: {uniform}, {known}"
+        return
+    yield f"validation: {loss:.3f} bits per byte of text that training does not read"
+    yield f"for comparison: {uniform}, {known}, both counted on the training split"
+    if loss > corpus.baselines()["bigram"]:
+        yield "Above the bigram model, samples are hardly readable: it needs more training."
+    else:
+        yield "Below the bigram model: the network makes use of more than the last byte."
+
+
+def suggestions(
+    folder: Path, config: Common, loss: float, corpus: Corpus, command: str
+) -> Iterator[tuple[str, str]]:
+    """Command lines that make sense after this run, and what each does."""
+    run, data = shlex.quote(str(folder)), config.data
+    by_token = not isinstance(config, Config) or config.estimator_class.by_token
+    if data != "count" and not by_token and loss > corpus.baselines()["bigram"]:
+        other = "" if data == "stdlib" else f" --data {shlex.quote(data)}"
+        yield (
+            f"{invocation('train')} --recipe language{other}",
+            f"token credit learns text far better{MEASURED.get(data, '')}",
+        )
+    again = f"--resume {run} --steps {2 * config.steps}"
+    yield f"{invocation(command)} {again}", "trains as long again"
+    prompts = {"count": "'3 4 5'", "stdlib": "'def '"}
+    drawn = f"--prompt {prompts.get(data, repr('The '))}"
+    drawn += "" if data == "count" else f" --temperature {TEXT_TEMPERATURE}"
+    yield f"{invocation('generate')} {run} {drawn}", "continues a prompt"
+    yield f"{invocation('plot')} {run} OTHER_RUN", "draws it beside another run"

@@ -1,0 +1,160 @@
+"""The figures of runs as plot.py draws them: read from their folders, several seeds joined.
+
+Letters: P members, S streams, T tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eggroll.errors import InputError
+from eggroll.runlog import CONFIG, METRICS, read_lines
+
+Values = NDArray[np.float64]
+Metric = Literal["val_loss", "loss", "update_rate", "tokens_per_second"]
+
+
+class RunCurves(NamedTuple):
+    """A run's options and the figures of its updates, as the pictures show them.
+
+    steps, loss, rate, speed, seconds: [updates], seconds of one update each; valid_steps, valid:
+    [validations].
+    """
+
+    name: str
+    config: dict[str, Any]
+    about: dict[str, Any]
+    steps: Values
+    loss: Values
+    rate: Values
+    speed: Values
+    seconds: Values
+    valid_steps: Values
+    valid: Values
+
+    @property
+    def unit(self) -> str:
+        return "bits per token" if self.config.get("data") == "count" else "bits per byte"
+
+    @property
+    def has_members(self) -> bool:
+        """Whether a population was trained, not the baseline's single network."""
+        return "pop" in self.config
+
+    def tokens(self, steps: Values) -> Values:
+        """Tokens of the corpus read up to each of these updates: updates x S x T."""
+        c = self.config
+        streams = c["pop"] // c["group_size"] if self.has_members else c["streams"]
+        per_update: int = streams * c["seq_len"]
+        return steps * per_update
+
+    def elapsed(self, steps: Values) -> Values:
+        """Seconds of all updates up to each of these, those of validating left out."""
+        done = np.searchsorted(self.steps, steps, side="right")
+        sums: Values = np.concatenate([[0.0], self.seconds.cumsum()])
+        return sums[done]
+
+    def curve(self, metric: Metric) -> tuple[Values, Values]:
+        """Updates, and the figure of each; all but validation smoothed."""
+        if metric == "val_loss":
+            return self.valid_steps, self.valid
+        values = {"loss": self.loss, "update_rate": 100 * self.rate}
+        return self.steps, smooth(values.get(metric, self.speed))
+
+    def unit_of(self, metric: Metric) -> str:
+        """The unit of a metric."""
+        known = {"update_rate": "% of weights per update", "tokens_per_second": "tokens per s"}
+        return known.get(metric, self.unit)
+
+    def without_seed(self) -> str:
+        """All that may make two runs differ but the seed, in one text."""
+        changes = {"seed", "out", "resume", "config"}
+        kept = {name: value for name, value in self.config.items() if name not in changes}
+        return json.dumps(kept | {"about": self.about.get("corpus")}, sort_keys=True)
+
+
+def read_run(folder: Path) -> RunCurves:
+    """A run's config and metrics.
+
+    Raises:
+        InputError: the folder holds no run, or none that has made an update.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+        about = config.pop("about", {})
+        rows = [row for _, row in read_lines(folder / METRICS)]
+        columns = [
+            np.array([row[name] for row in rows], np.float64)
+            for name in ("step", "loss", "update_rate", "tokens_per_second", "seconds")
+        ]
+        valid = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
+    except OSError as error:
+        raise InputError(
+            f"{str(folder)!r} holds no run ({error.strerror}): give the folder of a training run."
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"the files of {str(folder)!r} are damaged ({type(error).__name__}: {error}): give the "
+            "folder of another run."
+        ) from error
+    if not rows:
+        raise InputError(f"the run in {str(folder)!r} has made no update yet: plot it later.")
+    steps, loss, rate, speed, seconds = columns
+    valid_steps, bits = np.array(valid, np.float64).reshape(-1, 2).T
+    name = folder.resolve().name
+    return RunCurves(name, config, about, steps, loss, rate, speed, seconds, valid_steps, bits)
+
+
+def smooth(values: Values) -> Values:
+    """Centred moving average over a hundredth of the run, narrower towards the ends."""
+    half = min(max(len(values) // 200, 2), 50)
+    sums = np.concatenate([[0.0], values.cumsum()])
+    index = np.arange(len(values))
+    reach = np.minimum(half, np.minimum(index, len(values) - 1 - index))
+    means: Values = (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)
+    return means
+
+
+class Series(NamedTuple):
+    """Runs that differ in their seeds alone, drawn as one line: their mean, in a band to both ends.
+
+    Without other seeds it is one run.
+    """
+
+    label: str
+    runs: list[RunCurves]
+
+    def points(self, metric: Metric, over: str) -> tuple[Values, Values, Values, Values]:
+        """x, and the mean, the least and the greatest y of the runs at the updates all have made.
+
+        over: 'tokens' or 'elapsed', what x counts.
+        """
+        curves = [run.curve(metric) for run in self.runs]
+        common = functools.reduce(np.intersect1d, [steps for steps, _ in curves])
+        y = np.stack([values[np.isin(steps, common)] for steps, values in curves])
+        x = np.mean([getattr(run, over)(common) for run in self.runs], axis=0)
+        return x, y.mean(axis=0), y.min(axis=0), y.max(axis=0)
+
+
+def grouped(named: Sequence[tuple[str, RunCurves]], metric: Metric) -> list[Series]:
+    """Runs that differ in the seed alone and share updates, in one series each, as they came."""
+    found: dict[str, Series] = {}
+    for name, run in named:
+        series = found.setdefault(run.without_seed(), Series(name, []))
+        series.runs.append(run)
+    parts: list[Series] = []
+    for series in found.values():
+        steps = [run.curve(metric)[0] for run in series.runs]
+        if len(functools.reduce(np.intersect1d, steps)):
+            parts.append(series)
+        else:
+            names = [name for name, run in named if run in series.runs]
+            parts += [Series(n, [run]) for n, run in zip(names, series.runs, strict=True)]
+    return parts

@@ -1,0 +1,91 @@
+"""The last lines of a run say what it came to and what to do now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import TINY, Command
+
+from eggroll import adamw, closing, generate, plot, train
+from eggroll.config import Config
+from eggroll.data.corpora import Text
+from eggroll.data.streams import CountCorpus, TextCorpus
+
+MAINS = {"train": train.main, "adamw": adamw.main, "generate": generate.main, "plot": plot.main}
+WORDS = np.frombuffer(b"\0abracadabra" * 100, np.uint8)
+CORPUS = TextCorpus("stdlib", Text(WORDS, WORDS, {}))
+LINE = CORPUS.baselines()["bigram"]
+
+SMALL = [
+    *("--streams", "8", "--width", "16", "--seq-len", "8", "--steps", "4", "--threads", "1"),
+    *("--val-tokens", "512", "--validate-every", "2", "--sample-tokens", "8"),
+]
+
+
+def commands(out: str) -> list[list[str]]:
+    """The command lines below `next:`, without the interpreter."""
+    lines = out.partition("next:\n")[2].splitlines()
+    return [line.partition(" -m eggroll.")[2].split() for line in lines if " -m eggroll." in line]
+
+
+@pytest.fixture(autouse=True)
+def module(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.argv", ["train.py"])
+
+
+@pytest.mark.parametrize(
+    ("options", "loss", "recipe"),
+    [
+        ({}, LINE + 0.1, True),
+        ({}, LINE - 0.1, False),
+        ({"estimator": "token-credit", "rule": "whitened"}, LINE + 0.1, False),
+        ({"data": "some file.txt"}, LINE + 0.1, True),
+    ],
+)
+def test_a_run_above_the_bigram_line_is_shown_the_recipe(
+    tmp_path: Path, options: dict, loss: float, recipe: bool
+):
+    text = closing.last_words(tmp_path, Config(**options), loss, CORPUS, "train")
+    assert ("--recipe language" in text) == recipe
+    assert ("Above the bigram model" in text) == (loss > LINE)
+    assert f"bigram model {LINE:.3f}, both counted on the training split" in text
+    assert "uniform guess 8.000" in text
+    assert f"--resume {tmp_path} --steps 3000" in text
+    assert "--temperature 0.6" in text
+    assert ("--data 'some file.txt'" in text) == ("data" in options)
+    assert ("about 2.45 bits" in text) == (recipe and not options)
+
+
+def test_counting_has_a_scale_of_its_own(tmp_path: Path):
+    corpus = CountCorpus(16, (1,))
+    text = closing.last_words(tmp_path, Config(data="count"), 0.25, corpus, "train")
+    assert "validation: 0.250 bits per token; 0 is counting without a doubt" in text
+    assert "unigram model 3.907, bigram model 0.000" in text
+    assert "recipe" not in text
+    assert "byte" not in text
+
+
+def test_folders_are_quoted(tmp_path: Path):
+    folder = tmp_path / "my run"
+    text = closing.last_words(folder, Config(), 1.0, CORPUS, "train")
+    assert f"--resume '{folder}'" in text
+    assert f"eggroll.plot '{folder}' OTHER_RUN" in text
+
+
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize("name", ["train", "adamw"])
+def test_the_commands_that_are_shown_work(
+    call: Command, tmp_path: Path, name: str, text: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    words = TINY if name == "train" else SMALL
+    ended = call(*words, "--data", text, "--out", "run", main=MAINS[name])
+    assert ended.signature
+    again, drawn, picture = commands(ended.out)[-3:]
+    assert again[0] == name
+    assert drawn[0] == "generate"
+    assert picture[0] == "plot"
+    assert call(*again[1:], main=MAINS[name]).code == 0
+    assert call("run", "--prompt", "The ", "--temperature", "0.6", main=generate.main).code == 0

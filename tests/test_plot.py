@@ -1,0 +1,176 @@
+"""Pictures hold what they should, for one run and for many."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Command
+
+from eggroll import curves, plot
+
+
+def made_up(
+    folder: Path, *, seed: int = 0, updates: int = 40, shift: float = 0.0, **options
+) -> Path:
+    """A run's folder with losses that follow a rule: 5 / (1 + step / 10) + shift."""
+    folder.mkdir(parents=True)
+    config = {"data": "stdlib", "pop": 64, "group_size": 2, "seq_len": 8, "seed": seed}
+    about = {"baselines": {"unigram": 4.7, "bigram": 3.5}, "corpus": {"splits": 1}, "chunk": seed}
+    (folder / "config.json").write_text(json.dumps(config | options | {"about": about}))
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, updates + 1):
+            loss = 5 / (1 + step / 10) + shift
+            row = {"step": step, "loss": loss, "update_rate": 0.5 / step, "seconds": 0.25}
+            row["tokens_per_second"] = 1e6 + 1000 * seed
+            if step % 10 == 0:
+                row["val_loss"] = loss + 0.1
+            file.write(json.dumps(row) + "\n")
+    return folder
+
+
+def text_of(picture: Path) -> str:
+    """The words of an SVG, which matplotlib draws as paths and keeps in comments."""
+    return " ".join(re.findall(r"<!-- (.*?) -->", picture.read_text()))
+
+
+def test_what_was_written_is_said(call: Command, tmp_path: Path):
+    run = made_up(tmp_path / "a")
+    ended = call(run, main=plot.main)
+    assert (ended.code, ended.out, ended.err) == (0, f"written: {run / 'curves.png'}\n", "")
+    out = tmp_path / "both.svg"
+    other = made_up(tmp_path / "b", width=32)
+    assert call(run, other, "--out", out, main=plot.main).out == f"written: {out}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")]
+)
+@pytest.mark.parametrize("runs", [1, 2])
+def test_the_ending_decides_the_format(
+    call: Command, tmp_path: Path, name: str, begins: bytes, runs: int
+):
+    folders = [made_up(tmp_path / f"run{i}", width=i) for i in range(runs)]
+    assert call(*folders, "--out", tmp_path / name, main=plot.main).code == 0
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_titles_and_labels_are_taken_literally(call: Command, tmp_path: Path):
+    runs = [made_up(tmp_path / "a"), made_up(tmp_path / "b", width=32)]
+    out = tmp_path / "picture.svg"
+    words = ["--title", "costs $5 and $6", "--label", "the paper's", "a $x$", "--out", out]
+    assert call(*runs, *words, main=plot.main).code == 0
+    text = text_of(out)
+    for part in ("costs $5 and $6", "the paper's: 1.100", "a $x$: 1.100"):
+        assert part in text
+    assert call(runs[0], "--title", "one run", "--out", out, main=plot.main).code == 0
+    assert "one run" in text_of(out)
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "last"),
+    [
+        ("val_loss", "bits per byte", "1.100"),
+        ("loss", "bits per byte", "1.000"),
+        ("update_rate", "% of weights per update", "1.250"),
+        ("tokens_per_second", "tokens per s", "1M"),
+    ],
+)
+def test_one_metric_of_one_run(call: Command, tmp_path: Path, metric: str, unit: str, last: str):
+    out = tmp_path / "picture.svg"
+    run = made_up(tmp_path / "a")
+    assert call(run, "--metric", metric, "--out", out, main=plot.main).code == 0
+    text = text_of(out)
+    assert unit in text
+    assert f"a: {last}" in text
+    assert "tokens of the corpus read" in text
+    assert "seconds of updates" in text
+    assert ("bigram model counted on the training split: 3.50" in text) == ("loss" in metric)
+
+
+def test_seeds_are_one_line_and_a_band(call: Command, tmp_path: Path):
+    seeds = [
+        made_up(tmp_path / f"s{i}", seed=i, shift=i / 2, updates=40 + 10 * i) for i in range(3)
+    ]
+    other = made_up(tmp_path / "other", width=32)
+    out = tmp_path / "picture.svg"
+    assert call(*seeds, other, "--out", out, main=plot.main).code == 0
+    assert "s0: 1.600, mean of 3 seeds" in text_of(out)  # at update 40, which all have made
+    assert "other: 1.100" in text_of(out)
+    assert "s1" not in text_of(out)
+    assert call(*seeds, other, "--no-group-seeds", "--out", out, main=plot.main).code == 0
+    for part in ("s0: 1.100", "s1: 1.433", "s2: 1.814", "other: 1.100"):
+        assert part in text_of(out)
+    assert "seeds" not in text_of(out)
+
+
+def test_a_series_is_the_mean_of_what_its_runs_share(tmp_path: Path):
+    runs = [
+        curves.read_run(made_up(tmp_path / f"s{i}", seed=i, shift=i, updates=20 + 10 * i))
+        for i in range(3)
+    ]
+    (series,) = curves.grouped([(run.name, run) for run in runs], "val_loss")
+    x, mean, low, high = series.points("val_loss", "tokens")
+    assert x.tolist() == [10 * 32 * 8, 20 * 32 * 8]
+    alone = np.array([5 / 2 + 0.1, 5 / 3 + 0.1])
+    for found, shift in ((mean, 1), (low, 0), (high, 2)):
+        assert found == pytest.approx(alone + shift)
+    assert series.points("val_loss", "elapsed")[0].tolist() == [2.5, 5.0]
+
+
+def test_runs_that_share_no_update_stay_apart(tmp_path: Path):
+    one, two = (curves.read_run(made_up(tmp_path / f"s{i}", seed=i)) for i in range(2))
+    two = two._replace(valid_steps=two.valid_steps + 1)
+    series = curves.grouped([("one", one), ("two", two)], "val_loss")
+    assert [(s.label, len(s.runs)) for s in series] == [("one", 1), ("two", 1)]
+
+
+def test_other_options_or_data_are_other_runs(tmp_path: Path):
+    folders = [
+        made_up(tmp_path / "a"), made_up(tmp_path / "b", seed=1), made_up(tmp_path / "c", width=1)
+    ]  # fmt: skip
+    runs = [curves.read_run(folder) for folder in folders]
+    changed = runs[1]._replace(about={"corpus": {"splits": 2}})
+    named = [(run.name, run) for run in (*runs, changed)]
+    assert [len(s.runs) for s in curves.grouped(named, "loss")] == [2, 1, 1]
+
+
+def test_many_runs_have_colours_of_their_own(call: Command, tmp_path: Path):
+    runs = [made_up(tmp_path / f"run{i:02d}", width=i, shift=i / 10) for i in range(24)]
+    out = tmp_path / "picture.svg"
+    assert call(*runs, "--out", out, main=plot.main).code == 0
+    for run in runs:
+        assert run.name in text_of(out)
+    assert len({plot._colour(i, 24) for i in range(24)}) == 24
+    assert len({plot._colour(i, 10) for i in range(10)}) == 10
+
+
+def test_reference_lines_stand_for_one_corpus(call: Command, tmp_path: Path):
+    runs = [made_up(tmp_path / "a"), made_up(tmp_path / "b", width=32)]
+    out, config = tmp_path / "picture.svg", json.loads((runs[1] / "config.json").read_text())
+    assert call(*runs, "--out", out, main=plot.main).code == 0
+    assert "bigram" in text_of(out)
+    config["about"]["baselines"]["bigram"] = 2.0
+    (runs[1] / "config.json").write_text(json.dumps(config))
+    assert call(*runs, "--out", out, main=plot.main).code == 0
+    assert "bigram" not in text_of(out)
+
+
+def test_a_run_without_validation_is_left_out_by_a_sentence(call: Command, tmp_path: Path):
+    runs = [made_up(tmp_path / "a"), made_up(tmp_path / "b", updates=5)]
+    ended = call(*runs, "--out", tmp_path / "picture.png", main=plot.main)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "b' has not been validated yet: leave it out" in ended.err
+    assert call(*runs, "--metric", "loss", "--out", tmp_path / "a.png", main=plot.main).code == 0
+
+
+def test_a_finished_run_is_drawn_again(call: Command, tmp_path: Path, finished: Path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "curves.png").unlink()
+    assert call(run, main=plot.main).code == 0
+    assert (run / "curves.png").exists()
