@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,19 +14,31 @@ from typing import Any, Self
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from eggroll.rules import RULES
 from eggroll.runlog import write_whole
-from eggroll.sweep.study import FACTS, FINISHED, best_first
+from eggroll.sweep.study import (
+    FINISHED,
+    REFUSED,
+    SEED_OFFSET,
+    SETTINGS,
+    TRIAL,
+    Ranked,
+    Results,
+    by_validation,
+)
+from eggroll.sweep.trial import MOST_STEPS
 
 BEST, ROWS = "best.json", 10
-LOOK_SECONDS = 1.0  # between looks at the study
+REFRESH_SECONDS = 1.0  # between two readings of the study
+UNEVEN = 1.1  # longest over shortest trial, from which on they do not count as equally long
 
 
 def unit(study: optuna.Study) -> str:
-    return f"bits per {'token' if facts(study).get('data') == 'count' else 'byte'}"
+    return f"bits per {'token' if settings(study).get('data') == 'count' else 'byte'}"
 
 
-def facts(study: optuna.Study) -> dict[str, Any]:
-    return dict(study.user_attrs.get(FACTS, {}))
+def settings(study: optuna.Study) -> dict[str, Any]:
+    return dict(study.user_attrs.get(SETTINGS, {}))
 
 
 def described(params: Mapping[str, Any]) -> str:
@@ -37,11 +50,11 @@ def short(value: object) -> str:
 
 
 class Board:
-    """Progress of the whole study on stderr: a line per trial, and on a terminal a bar."""
+    """Progress of a whole study on stderr: a line per trial, and on a terminal a bar."""
 
     def __init__(self, study: optuna.Study, total: int, slices: int) -> None:
         self.study, self.total, self.slices = study, total, slices
-        self.unit, self._looked = unit(study), 0.0
+        self.unit, self._refreshed = unit(study), 0.0
         self._known = {t.number for t in study.get_trials(deepcopy=False, states=FINISHED)}
         self._bar: Any = None
 
@@ -66,73 +79,107 @@ class Board:
 
     def update(self, at_once: bool) -> None:
         """Shows what is new; a screen that is gone does not stop the sweep."""
-        if not at_once and time.monotonic() - self._looked < LOOK_SECONDS:
+        if not at_once and time.monotonic() - self._refreshed < REFRESH_SECONDS:
             return
-        self._looked = time.monotonic()
+        self._refreshed = time.monotonic()
         trials = self.study.get_trials(deepcopy=False)
         done = [t for t in trials if t.state in FINISHED]
         with contextlib.suppress(OSError):
             for trial in (t for t in done if t.number not in self._known):
                 self._known.add(trial.number)
-                self._say(self._line(trial, len(self._known)))
+                self._print(self._line(trial, len(self._known)))
             if self._bar:
                 begun = [t.last_step or 0 for t in trials if t.state == TrialState.RUNNING]
                 completed = len(done) + sum(begun) / self.slices
                 self._bar.update(self._task, completed=completed, done=len(done))
 
     def _line(self, trial: FrozenTrial, count: int) -> str:
-        if refused := trial.user_attrs.get("refused"):
-            what = f"not possible ({refused.rstrip('.')})"
-        elif trial.state == TrialState.PRUNED:
+        """What a trial came to, and the best of the search so far."""
+        attrs, place = trial.user_attrs, f"{count}/{self.total}"
+        result = self._result(trial)
+        if TRIAL in attrs:
+            return f"{place} · trial {attrs[TRIAL]} with seed +{attrs[SEED_OFFSET]}: {result}"
+        tried = f" · {described(trial.params)}" if trial.params else ""
+        best = next(iter(by_validation(self.study)), None)
+        known = f" · lowest {best.value:.3f} (trial {best.number})" if best else ""
+        return f"{place} · trial {trial.number}: {result}{tried}{known}"
+
+    def _result(self, trial: FrozenTrial) -> str:
+        if refused := trial.user_attrs.get(REFUSED):
+            return f"not possible ({refused.rstrip('.')})"
+        if trial.state == TrialState.PRUNED:
             last = trial.last_step or 0
             value = trial.intermediate_values.get(last, float("nan"))
-            what = f"pruned at {value:.3f} after {last} of {self.slices} slices"
-        else:
-            what = f"{trial.value:.3f} {self.unit}, {trial.user_attrs.get('updates')} updates"
-        best = next(iter(best_first(self.study)), None)
-        known = f" · best {best.value:.3f} (trial {best.number})" if best else ""
-        tried = f" · {described(trial.params)}" if trial.params else ""
-        return f"{count}/{self.total} · trial {trial.number}: {what}{tried}{known}"
+            return f"pruned at {value:.3f} after {last} of {self.slices} slices"
+        updates, seconds = (trial.user_attrs.get(name, 0) for name in ("updates", "seconds"))
+        return f"{trial.value:.3f} {self.unit}, {updates:,} updates in {seconds:.1f} s"
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._bar:
             self._bar.console.print(line, markup=False, highlight=False)
         else:
             print(line, file=sys.stderr, flush=True)
 
 
-def conclude(
-    study: optuna.Study, folder: Path, path: str, given: Mapping[str, Any], *, pictures: bool
+def write_results(
+    results: Results, folder: Path, path: str, given: Mapping[str, Any], *, pictures: bool
 ) -> None:
-    """Writes and prints what the finished trials tell.
+    """Writes and prints what the finished trials came to.
 
     path: of the JSON with all trials, or empty; given: options of this machine for best.json.
 
     Raises:
         InputError: a file cannot be written.
     """
-    best = best_first(study)
+    ranking, study = results.ranking(), results.study
     if path:
-        write_whole(Path(path), json.dumps(everything(study), indent=1).encode() + b"\n")
-    _tell_states(study)
-    if not best:
+        write_whole(Path(path), json.dumps(as_json(results), indent=1).encode() + b"\n")
+    print_states(results)
+    if not ranking:
         print("no trial has finished its budget yet: none is best; give more --trials or --budget.")
         return
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 140).print(table(best[:ROWS], unit(study)))
-    write_whole(folder / BEST, best_options(study, best[0], given))
-    print(f"best: trial {best[0].number}, {best[0].value:.3f} {unit(study)}; train longer with: "
-          f"python -m eggroll.train --config {folder / BEST}")  # fmt: skip
-    if pictures and len(best) > 1:
+    Console(width=None if sys.stdout.isatty() else 140).print(table(results, ranking[:ROWS]))
+    if warning := uneven_seconds(results):
+        print(f"warning: {warning}")
+    write_whole(folder / BEST, best_options(results, ranking[0], given))
+    print(f"best: trial {ranking[0].trial.number}, {best_words(results)}")
+    print_commands(ranking[0].trial, folder / BEST)
+    if pictures and len(ranking) > 1:
         from eggroll.sweep.pictures import draw  # here, as matplotlib is slow to import
 
-        drawn = draw(study, folder, unit(study))
-        print(f"pictures: {', '.join(map(str, drawn))}")
+        print(f"pictures: {', '.join(map(str, draw(results, folder, unit(study))))}")
 
 
-def _tell_states(study: optuna.Study) -> None:
-    trials = study.get_trials(deepcopy=False)
+def best_words(results: Results) -> str:
+    """The best trial's validation, and how sure it is."""
+    best, what = results.ranking()[0], unit(results.study)
+    if results.confirmed():
+        low, high = min(best.others), max(best.others)
+        return (
+            f"{best.mean:.3f} {what} as the mean over {results.seeds} other seeds ({low:.3f} to "
+            f"{high:.3f}; {best.trial.value:.3f} in the search)"
+        )
+    return f"{best.trial.value:.3f} {what} with one seed; other seeds have not confirmed it"
+
+
+def print_commands(trial: FrozenTrial, path: Path) -> None:
+    """Prints the commands that make sense with the best options."""
+    options = trial.user_attrs["config"]
+    longer = min(10 * options["steps"], MOST_STEPS)
+    command = f"python -m eggroll.train --config {shlex.quote(str(path))}"
+    print(f"train it once more:     {command}")
+    print(f"ten times the updates:  {command} --steps {longer}")
+    if RULES[options["rule"]].by_steps:
+        print(
+            f"(The learning rate of rule {options['rule']} falls over --steps: a longer run is not "
+            "this one continued, and another rate may be best.)"
+        )
+
+
+def print_states(results: Results) -> None:
+    trials = results.study.get_trials(deepcopy=False)
     counts = {
         name: sum(t.state == state for t in trials)
         for name, state in (
@@ -142,32 +189,56 @@ def _tell_states(study: optuna.Study) -> None:
         )
     }
     counts["broken off"] = sum(t.state == TrialState.FAIL and bool(t.params) for t in trials)
+    counts["confirmation runs"] = len(results.confirmations())
     print("trials: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
 
 
-def table(trials: Sequence[FrozenTrial], unit: str) -> Any:
+def uneven_seconds(results: Results) -> str:
+    """A sentence if trials on a budget of seconds used clearly different ones, else empty."""
+    budget = str(settings(results.study).get("budget"))
+    runs = [*by_validation(results.study), *results.confirmations().values()]
+    seconds = [run.user_attrs["seconds"] for run in runs if run.state == TrialState.COMPLETE]
+    if "tokens" in budget or max(seconds) <= UNEVEN * min(seconds):
+        return ""
+    return (
+        f"trials took {min(seconds):.1f} to {max(seconds):.1f} s of {budget}, so they are not on "
+        "equal terms (a busy machine, or updates that are long beside the budget): repeat the "
+        "sweep on an idle machine, or give --budget-tokens."
+    )
+
+
+def table(results: Results, ranking: Sequence[Ranked]) -> Any:
     """Trials for people, in the given order."""
     from rich.table import Table
 
+    what, seeds = unit(results.study), any(row.others for row in ranking)
     drawn = Table(box=None, pad_edge=False, header_style="bold")
-    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    for name in ("trial", unit, "updates", *names):
+    names = list(dict.fromkeys(name for row in ranking for name in row.trial.params))
+    heads = ["trial", f"validation,\n{what}"]
+    if seeds:
+        heads += [f"mean of {results.seeds}\nother seeds", "largest -\nsmallest"]
+    for name in (*heads, "updates", "seconds", *names):
         drawn.add_column(name, justify="right")
-    for t in trials:
+    for row in ranking:
+        t = row.trial
+        cells = [str(t.number), f"{t.value:.4f}"]
+        if seeds:
+            cells += [f"{row.mean:.4f}", f"{row.spread:.4f}"] if row.others else ["-", "-"]
+        cells += [f"{t.user_attrs.get('updates', 0):,}", f"{t.user_attrs.get('seconds', 0):.1f}"]
         tried = (short(t.params[name]) if name in t.params else "-" for name in names)
-        drawn.add_row(
-            str(t.number), f"{t.value:.4f}", f"{t.user_attrs.get('updates', 0):,}", *tried
-        )
+        drawn.add_row(*cells, *tried)
     return drawn
 
 
-def best_options(study: optuna.Study, trial: FrozenTrial, given: Mapping[str, Any]) -> bytes:
+def best_options(results: Results, best: Ranked, given: Mapping[str, Any]) -> bytes:
     """The options of a trial as eggroll.train's --config takes them, with facts under `about`."""
+    trial = best.trial
     about = {
-        "study": study.study_name,
+        "study": results.study.study_name,
         "trial": trial.number,
         "validation": trial.value,
-        "unit": unit(study),
+        "other_seeds": list(best.others),
+        "unit": unit(results.study),
         "updates": trial.user_attrs.get("updates"),
         "seconds": trial.user_attrs.get("seconds"),
         "searched": trial.params,
@@ -176,24 +247,33 @@ def best_options(study: optuna.Study, trial: FrozenTrial, given: Mapping[str, An
     return json.dumps(options, indent=1).encode() + b"\n"
 
 
-def everything(study: optuna.Study) -> dict[str, Any]:
-    """The study for programs."""
-    trials = [
-        {
-            "trial": t.number,
-            "state": t.state.name.lower(),
-            "validation": t.value if t.state == TrialState.COMPLETE else None,
-            "params": t.params,
-            "slices": [value for _, value in sorted(t.intermediate_values.items())],
-            **{name: t.user_attrs.get(name) for name in ("updates", "seconds", "refused")},
-        }
-        for t in study.get_trials(deepcopy=False)
+def as_json(results: Results) -> dict[str, Any]:
+    """Both studies for programs."""
+    ranking = results.ranking()
+    confirmations = [
+        {"trial": number, "seed_offset": offset, **_run(run)}
+        for (number, offset), run in sorted(results.confirmations().items())
     ]
-    best = next(iter(best_first(study)), None)
     return {
-        "study": study.study_name,
-        "unit": unit(study),
-        "options": facts(study),
-        "best": best.number if best else None,
-        "trials": trials,
+        "study": results.study.study_name,
+        "unit": unit(results.study),
+        "options": settings(results.study),
+        "best": ranking[0].trial.number if ranking else None,
+        "confirmed": results.confirmed(),
+        "warning": uneven_seconds(results) if ranking else "",
+        "trials": [
+            {"trial": t.number, "params": t.params, **_run(t)}
+            for t in results.study.get_trials(deepcopy=False)
+        ],
+        "confirmation": confirmations,
+    }
+
+
+def _run(trial: FrozenTrial) -> dict[str, Any]:
+    """What a trial of either study came to."""
+    return {
+        "state": trial.state.name.lower(),
+        "validation": trial.value if trial.state == TrialState.COMPLETE else None,
+        "slices": [value for _, value in sorted(trial.intermediate_values.items())],
+        **{name: trial.user_attrs.get(name) for name in ("updates", "seconds", REFUSED)},
     }

@@ -1,4 +1,4 @@
-"""What a sweep may change: axes declared beside the options, chosen and narrowed by words.
+"""The search space: axes declared beside the options, chosen and narrowed by words.
 
 An option of a dataclass is swept where its annotation holds a Sweep; Range gives what is allowed.
 """
@@ -48,15 +48,15 @@ class Axis:
 
     def __str__(self) -> str:
         if self.choices:
-            return f"{self.name}={','.join(map(_word, self.choices))}"
+            return f"{self.name}={','.join(map(_as_word, self.choices))}"
         return f"{self.name}={self.low:g}:{self.high:g}{':log' if self.log else ''}"
 
-    def holds(self, value: Choice) -> bool:
-        """Whether the axis reaches this value."""
+    def contains(self, value: Choice) -> bool:
+        """True for a value that the axis can take."""
         return value in self.choices if self.choices else self.low <= value <= self.high  # type: ignore[operator]
 
-    def works(self, values: Mapping[str, Any], base: object) -> bool:
-        """Whether the option has an effect beside these values, else those of `base`."""
+    def has_effect(self, values: Mapping[str, Any], base: object) -> bool:
+        """True if the option has an effect with these values, and those of `base` for the rest."""
         if not self.when:
             return True
         parent, *allowed = self.when
@@ -102,14 +102,14 @@ class Axis:
     def example(self) -> str:
         if self.kind in (int, float):
             return f"{self.name}=LOW:HIGH, {self.name}=LOW:HIGH:log or {self.name}=VALUE,VALUE"
-        return f"{self.name}={','.join(map(_word, _members(self.kind)))}"
+        return f"{self.name}={','.join(map(_as_word, _members(self.kind)))}"
 
     def _value(self, word: str, text: str) -> Any:
         try:
             if self.kind in (int, float):
                 value: Any = self.kind(word)
             else:
-                value = {_word(member): member for member in _members(self.kind)}[word]
+                value = {_as_word(member): member for member in _members(self.kind)}[word]
         except (KeyError, ValueError):
             raise self._bad(
                 text, f"{word[:60]!r} is no value of it", f"write {self.example()}"
@@ -135,7 +135,7 @@ def axes(kind: type) -> dict[str, Axis]:
     return found
 
 
-def chosen(words: Sequence[str], base: object, *, strict: bool = True) -> list[Axis]:
+def choose_axes(words: Sequence[str], base: object, *, strict: bool = True) -> list[Axis]:
     """The axes that words such as `alpha` or `alpha=1:8:log` name; one that decides comes first.
 
     base: the options as given. strict: complain of an axis without effect, else leave it out.
@@ -154,39 +154,39 @@ def chosen(words: Sequence[str], base: object, *, strict: bool = True) -> list[A
         if name in found:
             raise InputError(f"--search names {name} twice: name it once.")
         found[name] = known[name].narrowed(text) if equals else known[name]
-    idle = [axis for axis in found.values() if not _possible(axis, found, base)]
-    if idle and strict:
-        parent, *allowed = idle[0].when
-        now = found.get(str(parent)) or f"{parent}={_word(getattr(base, str(parent)))}"
+    unused = [axis for axis in found.values() if not _possible(axis, found, base)]
+    if unused and strict:
+        parent, *allowed = unused[0].when
+        now = found.get(str(parent)) or f"{parent}={_as_word(getattr(base, str(parent)))}"
         raise InputError(
-            f"--search {idle[0].name} has no effect with {now}: it needs {flag(str(parent))} "
-            f"{' or '.join(map(_word, allowed))}."
+            f"--search {unused[0].name} has no effect with {now}: it needs {flag(str(parent))} "
+            f"{' or '.join(map(_as_word, allowed))}."
         )
     if not found:
         raise InputError(f"--search is empty: name options to try, of {', '.join(known)}.")
-    return sorted((a for a in found.values() if a not in idle), key=lambda a: _depth(a, found))
+    return sorted((a for a in found.values() if a not in unused), key=lambda a: _depth(a, found))
 
 
 def suggest(trial: optuna.Trial, space: Sequence[Axis], base: object) -> dict[str, Any]:
-    """Values for the axes that have an effect beside each other."""
+    """Values for the axes, without those that have no effect with the others' values."""
     values: dict[str, Any] = {}
     for axis in space:
-        if axis.works(values, base):
+        if axis.has_effect(values, base):
             values[axis.name] = axis.suggest(trial)
     return values
 
 
 def baseline(space: Sequence[Axis], base: object) -> dict[str, Any]:
-    """The options as given, as a first trial; nothing where an axis does not reach them."""
+    """The options as given, as a first trial; empty if one lies outside its axis."""
     values = {axis.name: getattr(base, axis.name) for axis in space}
-    return values if all(axis.holds(values[axis.name]) for axis in space) else {}
+    return values if all(axis.contains(values[axis.name]) for axis in space) else {}
 
 
 def _possible(axis: Axis, found: Mapping[str, Axis], base: object) -> bool:
-    """Whether some value of what decides gives the axis an effect."""
+    """True if the axis has an effect for some value of the option that it depends on."""
     if not axis.when or not (parent := found.get(str(axis.when[0]))):
-        return axis.works({}, base)
-    return any(parent.holds(value) for value in axis.when[1:]) and _possible(parent, found, base)
+        return axis.has_effect({}, base)
+    return any(parent.contains(value) for value in axis.when[1:]) and _possible(parent, found, base)
 
 
 def _depth(axis: Axis, found: Mapping[str, Axis]) -> int:
@@ -200,5 +200,5 @@ def _members(kind: Any) -> tuple[Choice, ...]:
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
-def _word(value: object) -> str:
+def _as_word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

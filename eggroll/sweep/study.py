@@ -1,4 +1,8 @@
-"""The study of a sweep: where its trials are kept, who may join, and what is made up for."""
+"""The studies of a sweep: where trials are kept, who may join, which are made again, which is best.
+
+Search and confirmation are a study each. A trial of the confirmation is a trial of the search once
+more, with another seed; its attributes say of which, and with which seed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
@@ -21,7 +26,10 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from eggroll.errors import InputError
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
-FACTS, RETRY = "eggroll", "retry"  # attributes of a study, and of a trial made once more
+SETTINGS = "eggroll"  # attribute of a study: what all its trials share
+# Attributes of trials: whose turn it takes once more; host and process; why it could not be made.
+RETRY, WORKER, REFUSED = "retry", "worker", "refused"
+TRIAL, SEED_OFFSET = "trial", "seed_offset"  # of a confirmation: which trial, seeds after its seed
 HEARTBEAT, GRACE = 10, 40  # seconds between signs of life, and until their absence means death
 KINDS = "sqlite:///FILE, postgresql://USER@HOST/NAME, mysql://USER@HOST/NAME, journal:///FILE"
 
@@ -38,18 +46,18 @@ def storage_at(place: str) -> BaseStorage:
         scheme, rest = kind.get(Path(place).suffix, ""), f"/{place}"
     if not scheme or not rest.strip("/"):
         raise InputError(
-            f"--storage {hidden(place)!r} names no storage: give {KINDS}, or a file that ends in "
+            f"--storage {redacted(place)!r} names no storage: give {KINDS}, or a file that ends in "
             ".db or .log."
         )
-    with explained(place):
+    with as_input_errors(place):
         if scheme == "journal":
             return JournalStorage(JournalFileBackend(rest.removeprefix("/")))
         connect = {"connect_args": {"timeout": 60}} if scheme.startswith("sqlite") else {}
         url = f"{scheme}://{rest}"
-        return _opened(url, connect)
+        return _open_database(url, connect)
 
 
-def _opened(url: str, connect: dict[str, Any]) -> BaseStorage:
+def _open_database(url: str, connect: dict[str, Any]) -> BaseStorage:
     """A database; where several create its tables at once, all but one have to try again."""
     for attempt in range(20):
         try:
@@ -57,7 +65,7 @@ def _opened(url: str, connect: dict[str, Any]) -> BaseStorage:
                 url, engine_kwargs=connect, heartbeat_interval=HEARTBEAT, grace_period=GRACE
             )
             if storage.engine.dialect.name == "sqlite":
-                _one_writer(storage)
+                _lock_before_reading(storage)
             return optuna.storages.get_storage(storage)
         except SQLAlchemyError as error:
             clash = any(word in str(error).lower() for word in ("exist", "unique", "locked"))
@@ -67,7 +75,7 @@ def _opened(url: str, connect: dict[str, Any]) -> BaseStorage:
     raise AssertionError
 
 
-def _one_writer(storage: RDBStorage) -> None:
+def _lock_before_reading(storage: RDBStorage) -> None:
     """Lets SQLite lock before it reads, not before it writes: else two could take one trial.
 
     The recipe is that of SQLAlchemy's page on SQLite, on transactional isolation.
@@ -88,16 +96,18 @@ STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.OptunaError)
 
 
 @contextlib.contextmanager
-def explained(place: str, *errors: type[Exception]) -> Iterator[None]:
+def as_input_errors(place: str, *errors: type[Exception]) -> Iterator[None]:
     """Turns what goes wrong with a storage into a sentence; `errors` are these, all if none."""
     try:
         yield
     except (NoSuchModuleError, ArgumentError) as error:
-        raise InputError(f"--storage {hidden(place)!r} names no database: give {KINDS}.") from error
+        raise InputError(
+            f"--storage {redacted(place)!r} names no database: give {KINDS}."
+        ) from error
     except ImportError as error:
         missing = getattr(error.__cause__ or error, "name", "") or str(error)
         raise InputError(
-            f"--storage {hidden(place)!r} needs the driver {missing!r}, which is not installed: "
+            f"--storage {redacted(place)!r} needs the driver {missing!r}, which is not installed: "
             "install it with pip, or name an installed one as in postgresql+DRIVER://USER@HOST/NAME."
         ) from error
     except Exception as error:
@@ -107,12 +117,12 @@ def explained(place: str, *errors: type[Exception]) -> Iterator[None]:
             error = error.__cause__ if isinstance(error.__cause__, Exception) else error
         reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200].rstrip(".")
         raise InputError(
-            f"--storage {hidden(place)!r} cannot be used ({reason}): correct it, or see that the "
+            f"--storage {redacted(place)!r} cannot be used ({reason}): correct it, or see that the "
             "database answers; finished trials stay."
         ) from error
 
 
-def hidden(place: str) -> str:
+def redacted(place: str) -> str:
     """A URL without its password."""
     scheme, separator, rest = place.partition("://")
     user, at, host = rest.rpartition("@")
@@ -128,15 +138,15 @@ def open_study(
         InputError: the storage is no good.
     """
     storage = storage_at(place)
-    with explained(place):
+    with as_input_errors(place):
         return optuna.create_study(
             storage=storage, study_name=name, sampler=sampler, pruner=pruner, load_if_exists=True
         )
 
 
-def fresh_study(
+def prepare_study(
     opened: Callable[[], optuna.Study],
-    facts: Mapping[str, Any],
+    settings: Mapping[str, Any],
     first: Mapping[str, Any],
     place: str,
 ) -> optuna.Study:
@@ -148,32 +158,32 @@ def fresh_study(
         InputError: its trials were made under other options, so new ones would not compare.
     """
     study = opened()
-    with explained(place):
-        known = study.user_attrs.get(FACTS)
+    with as_input_errors(place):
+        known = study.user_attrs.get(SETTINGS)
         if known is None and not study.get_trials(deepcopy=False):
-            study.set_user_attr(FACTS, dict(facts))
+            study.set_user_attr(SETTINGS, dict(settings))
             if first:
                 study.enqueue_trial(dict(first), skip_if_exists=True)
-        elif known != facts:
-            raise _other(study.study_name, known or {}, facts)
-        bury(study)
-        retry(study)
+        elif known != settings:
+            raise _other(study.study_name, known or {}, settings)
+        fail_lost_trials(study)
+        retry_failed(study)
     return study
 
 
-def _other(name: str, known: Mapping[str, Any], facts: Mapping[str, Any]) -> InputError:
-    which = next(key for key in facts if facts[key] != known.get(key))
-    was, now = known.get(which), facts[which]
+def _other(name: str, known: Mapping[str, Any], settings: Mapping[str, Any]) -> InputError:
+    which = next(key for key in settings if settings[key] != known.get(key))
+    was, now = known.get(which), settings[which]
     return InputError(
         f"study {name!r} was begun with {which} {was!r}, not {now!r}, and only equal trials "
         "compare: give the same options, or another --study."
     )
 
 
-def bury(study: optuna.Study) -> None:
+def fail_lost_trials(study: optuna.Study) -> None:
     """Fails the trials whose process on this machine is gone; heartbeats tell of others."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        host, _, pid = str(trial.user_attrs.get("worker", "")).rpartition(":")
+        host, _, pid = str(trial.user_attrs.get(WORKER, "")).rpartition(":")
         if host == socket.gethostname() and not _alive(int(pid)):
             # It may have ended at this very moment.
             with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
@@ -191,7 +201,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def retry(study: optuna.Study) -> None:
+def retry_failed(study: optuna.Study) -> None:
     """Enqueues what failed trials were trying, each once."""
     trials = study.get_trials(deepcopy=False)
     done = {trial.user_attrs.get(RETRY) for trial in trials}
@@ -205,7 +215,63 @@ def finished(study: optuna.Study) -> int:
     return len(study.get_trials(deepcopy=False, states=FINISHED))
 
 
-def best_first(study: optuna.Study) -> list[FrozenTrial]:
-    """Complete trials, the best one first."""
+def by_validation(study: optuna.Study) -> list[FrozenTrial]:
+    """Complete trials, that of the lowest validation first and of equal ones the earlier."""
     trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     return sorted(trials, key=lambda trial: (trial.value, trial.number))
+
+
+class Ranked(NamedTuple):
+    """A complete trial of the search and its validations with other seeds, in bits per token."""
+
+    trial: FrozenTrial
+    others: tuple[float, ...] = ()
+
+    @property
+    def mean(self) -> float:
+        """Over the other seeds: that of the search was chosen for its luck too."""
+        return fmean(self.others)
+
+    @property
+    def spread(self) -> float:
+        return max(self.others) - min(self.others)
+
+
+class Results(NamedTuple):
+    """A search and, where there is one, its confirmation of `best` trials on `seeds` seeds."""
+
+    study: optuna.Study
+    best: int
+    seeds: int
+    confirmation: optuna.Study | None = None
+
+    def confirmations(self) -> dict[tuple[int, int], FrozenTrial]:
+        """(Trial, seed offset) -> its finished run in the confirmation."""
+        if self.confirmation is None:
+            return {}
+        runs = self.confirmation.get_trials(deepcopy=False, states=FINISHED)
+        asked = [run for run in runs if TRIAL in run.user_attrs]
+        return {(r.user_attrs[TRIAL], r.user_attrs[SEED_OFFSET]): r for r in reversed(asked)}
+
+    def confirmed(self) -> bool:
+        """Whether each of the best trials has its runs with other seeds."""
+        trials, known = by_validation(self.study)[: self.best], self.confirmations()
+        return bool(known) and all((t.number, i) in known for t in trials for i in self._offsets())
+
+    def ranking(self) -> list[Ranked]:
+        """Complete trials, the best one first; nothing else decides which is best.
+
+        Once confirmed, trials with all their other seeds come first, by the mean over these.
+        """
+        known = self.confirmations()
+        found = []
+        for trial in by_validation(self.study):
+            runs = [known.get((trial.number, offset)) for offset in self._offsets()]
+            values = tuple(run.value for run in runs if run and run.value is not None)
+            found.append(Ranked(trial, values if len(values) == self.seeds else ()))
+        if not self.confirmed():
+            return found
+        return sorted(found, key=lambda r: (not r.others, r.mean if r.others else 0.0))
+
+    def _offsets(self) -> range:
+        return range(1, self.seeds + 1)

@@ -1,10 +1,10 @@
-"""One trial of a sweep: a run that has a budget of seconds.
+"""One trial of a sweep: a training run that ends with its budget.
 
-A trial has `budget` seconds of updates; set-up and validation are not counted. First its speed is
-probed in a run that is thrown away. Budget times speed is the number of its --steps, so a schedule
-over the run ends with the budget, and the same options train the same bits again. Then the real
-run is validated after equal slices of the budget, and stops with its last update, with the budget,
-or where the pruner finds it behind what other trials had reached after as many seconds.
+A budget is in tokens, which fixes the number of updates (--steps), or in seconds of updates; set-up
+and validation are not counted. For seconds, a short run that is thrown away measures the speed, and
+speed times seconds gives --steps, so that schedules over the run end with the budget. The run is
+validated after equal slices of the budget. It stops with its last update, with its seconds, or
+where the pruner finds it behind what other trials had reached at the same slice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import optuna
 
@@ -25,46 +25,77 @@ from eggroll import runlog
 from eggroll.config import Config
 from eggroll.run import TrainingRun, open_run
 
-PROBE: Final = 0.05  # of the budget, in a run of its own
-MOST: Final = 10**9  # steps of a run whose length is not known yet
+PROBE: Final = 0.05  # of the seconds, in a run of its own
+MOST_STEPS: Final = 10**9  # steps of a run whose length is not known yet
+
+
+class Budget(NamedTuple):
+    """What every trial may spend: seconds of updates or, if not 0, tokens over all members."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+
+    def __str__(self) -> str:
+        if self.tokens:
+            return f"{self.tokens:,} member-tokens"
+        return f"{self.seconds:g} s of updates"
+
+    def steps(self, options: Config, folder: Path, check_stop: Callable[[], None]) -> int:
+        """Updates that the budget allows, 0 if not even one; `folder` takes the short run."""
+        if self.tokens:
+            return min(self.tokens // (options.pop * options.seq_len), MOST_STEPS)
+        return updates_within(self.seconds, options, folder, check_stop)
+
+    def slices_done(self, slices: int, step: int, steps: int, seconds: float) -> int:
+        """Whole slices of the budget that `step` of `steps` updates have used, in `seconds`."""
+        if step == steps:
+            return slices
+        done = step * slices // steps if self.tokens else int(seconds / self.seconds * slices)
+        return min(done, slices)
 
 
 def open_quietly(options: Config, stack: ExitStack) -> TrainingRun:
-    with contextlib.redirect_stdout(io.StringIO()):  # what a run tells once is told by the sweep
+    with contextlib.redirect_stdout(io.StringIO()):  # the sweep has said it once for all runs
         return open_run(options, stack)
 
 
-def updates_within(budget: float, options: Config, folder: Path, look: Callable[[], None]) -> int:
-    """Updates that the budget has time for, by the median of a few in a run that is thrown away."""
+def updates_within(
+    seconds: float, options: Config, folder: Path, check_stop: Callable[[], None]
+) -> int:
+    """Updates that fit into `seconds`, by the median of a few in a run that is thrown away."""
     with tempfile.TemporaryDirectory(prefix=".probe-", dir=folder) as place, ExitStack() as stack:
-        run = open_quietly(replace(options, out=place, steps=MOST), stack)
+        run = open_quietly(replace(options, out=place, steps=MOST_STEPS), stack)
         run.update()  # not timed, as it wakes threads and fills the noise table
-        seconds: list[float] = []
-        while sum(seconds) < PROBE * budget:
-            look()
-            seconds.append(run.update()["seconds"])
-    return min(int(budget / statistics.median(seconds)), MOST)
+        times: list[float] = []
+        while sum(times) < PROBE * seconds:
+            check_stop()
+            times.append(run.update()["seconds"])
+    return min(int(seconds / statistics.median(times)), MOST_STEPS)
 
 
 def train_trial(
-    trial: optuna.Trial, options: Config, budget: float, slices: int, look: Callable[[], None]
+    trial: optuna.Trial,
+    options: Config,
+    budget: Budget,
+    slices: int,
+    check_stop: Callable[[], None],
 ) -> float:
     """Trains in `options.out`; returns the last validation in bits per token.
 
+    check_stop: called before every update; what it raises ends the trial.
+
     Raises:
-        TrialPruned: others had reached more after as many seconds.
-        Stopped: `look` says so.
+        TrialPruned: others had reached more at the same slice of the budget.
     """
     with ExitStack() as stack:
         run = open_quietly(options, stack)
         metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), 0))
         value, spent, done = run.validate(), 0.0, 0
         while done < slices:
-            look()
+            check_stop()
             row = run.update()
             spent += row["seconds"]
-            now = min(int(spent / budget * slices), slices)
-            now = slices if run.step == options.steps else now
+            now = budget.slices_done(slices, run.step, options.steps, spent)
             row |= run.validation() if now > done else {}
             metrics.append(row)
             for part in range(done + 1, now + 1):  # an update across several counts in the last
