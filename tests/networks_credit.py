@@ -27,8 +27,8 @@ class Credited:
     @property
     def how(self) -> Crediting:
         return crediting(
-            self.case.program, self.estimator, sigma_shift=self.case.sigma_shift,
-            discount=self.discount, seq_len=self.case.tokens.shape[1],
+            self.case.program, nodes=self.estimator == "token-credit",
+            sigma_shift=self.case.sigma_shift, discount=self.discount, seq_len=self.case.tokens.shape[1],
         )  # fmt: skip
 
     def oracle(self):

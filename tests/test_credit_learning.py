@@ -28,7 +28,13 @@ def population(
     noise = Noise(shapes, seed=seed, rank=1, shift=4 + sigma_shift, table_bits=22)
     how = None
     if estimator != "eggroll":
-        how = crediting(program, estimator, sigma_shift=sigma_shift, discount=DISCOUNT, seq_len=T)
+        how = crediting(
+            program,
+            nodes=estimator == "token-credit",
+            sigma_shift=sigma_shift,
+            discount=DISCOUNT,
+            seq_len=T,
+        )
     engine, _ = choose("cpu", program)
     return Population(engine, noise, members=members, group=2, chunk=members, how=how)
 
