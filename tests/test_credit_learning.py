@@ -29,7 +29,11 @@ def population(
     by_leaf = None
     if estimator != "eggroll":
         by_leaf = crediting(
-            program, estimator, sigma_shift=sigma_shift, discount=DISCOUNT, seq_len=T
+            program,
+            nodes=estimator == "token-credit",
+            sigma_shift=sigma_shift,
+            discount=DISCOUNT,
+            seq_len=T,
         )
     engine, _ = choose("cpu", program)
     return Population(engine, noise, members=members, group=2, chunk=members, crediting=by_leaf)
