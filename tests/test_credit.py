@@ -249,6 +249,15 @@ def test_the_noise_of_the_forward_pass_is_the_noise_of_the_votes(backend, leaf):
     assert np.any(run(signs, own)[0] != scores)
 
 
+@pytest.mark.parametrize(("score_bits", "unit"), [(4, 4), (8, 2)])
+def test_a_finer_unit_of_credit_is_for_the_tokens_alone(score_bits, unit):
+    """Sums over tokens are as large as with the coarse one."""
+    program = networks.egg(9, 6, 1)
+    program.score_bits = score_bits
+    by_leaf = crediting(program, nodes=True, sigma_shift=3, discount=7, seq_len=40)
+    assert (by_leaf.unit_shift, by_leaf.credit_shift) == (unit, 1 + 4 - unit)
+
+
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_crediting_is_derived_from_what_a_leaf_does(layers):
     program = networks.egg(9, 6, layers, "table")
