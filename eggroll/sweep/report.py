@@ -161,7 +161,10 @@ def best_words(results: Results) -> str:
             f"{best.mean:.3f} {what} as the mean over {results.seeds} other seeds ({low:.3f} to "
             f"{high:.3f}; {best.trial.value:.3f} in the search)"
         )
-    return f"{best.trial.value:.3f} {what} with one seed; other seeds have not confirmed it"
+    found = f"{best.trial.value:.3f} {what} with one seed"
+    if results.best and len(by_validation(results.study)) > 1:
+        return f"{found}; other seeds have yet to confirm it: run the same command again"
+    return found
 
 
 def print_commands(trial: FrozenTrial, path: Path) -> None:

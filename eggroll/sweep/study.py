@@ -1,4 +1,4 @@
-"""The studies of a sweep: where trials are kept, who may join, which are made again, which is best.
+"""The studies of a sweep: where trials are kept, who may join, what is retried, which is best.
 
 Search and confirmation are a study each. A trial of the confirmation is a trial of the search once
 more, with another seed; its attributes say of which, and with which seed.
@@ -27,7 +27,7 @@ from eggroll.errors import InputError
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 SETTINGS = "eggroll"  # attribute of a study: what all its trials share
-# Attributes of trials: whose turn it takes once more; host and process; why it could not be made.
+# Attributes of trials: the failed one that it repeats; host and process; why it was not trained.
 RETRY, WORKER, REFUSED = "retry", "worker", "refused"
 TRIAL, SEED_OFFSET = "trial", "seed_offset"  # of a confirmation: which trial, seeds after its seed
 HEARTBEAT, GRACE = 10, 40  # seconds between signs of life, and until their absence means death
@@ -97,7 +97,7 @@ STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.OptunaError)
 
 @contextlib.contextmanager
 def as_input_errors(place: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turns what goes wrong with a storage into a sentence; `errors` are these, all if none."""
+    """Turns errors of a storage into an InputError; `errors`: of these types, or all known."""
     try:
         yield
     except (NoSuchModuleError, ArgumentError) as error:
@@ -152,10 +152,10 @@ def prepare_study(
 ) -> optuna.Study:
     """A study ready for more trials: new with `first` as its first one, or an old one that fits.
 
-    Trials that were broken off get their turn once more.
+    Trials whose process is gone fail, and failed trials are queued again.
 
     Raises:
-        InputError: its trials were made under other options, so new ones would not compare.
+        InputError: its trials had other settings, so new ones would not compare with them.
     """
     study = opened()
     with as_input_errors(place):
@@ -229,7 +229,7 @@ class Ranked(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Over the other seeds: that of the search was chosen for its luck too."""
+        """Over the other seeds alone: the search's own validation was chosen for being low."""
         return fmean(self.others)
 
     @property
