@@ -80,7 +80,12 @@ OF = {
 def _shared(stage: Stage) -> Iterator[tuple[int, int]]:
     """(owner, leaf): outputs that are only added up are one node, and one noise serves all."""
     reads = Counter(register for op in stage.ops for register in op.inputs)
-    made_by = {op.out: op.leaf for op in stage.ops if op.kind == "linear" and reads[op.out] == 1}
+    writes = Counter(op.out for op in stage.ops)
+    made_by = {
+        op.out: op.leaf
+        for op in stage.ops
+        if op.kind == "linear" and reads[op.out] == writes[op.out] == 1
+    }
     for op in stage.ops:
         if op.kind == "add_bias" and all(register in made_by for register in op.inputs):
             first, *rest = (made_by[register] for register in op.inputs)

@@ -24,7 +24,7 @@ TINY = [
 
 
 class Ended(NamedTuple):
-    """What a command left: exit code, stdout, stderr."""
+    """The end of a command: exit code, stdout, stderr."""
 
     code: int
     out: str

@@ -150,6 +150,18 @@ def test_outputs_that_go_elsewhere_keep_their_own_noise():
     ] == ["out"]
 
 
+def test_a_register_written_again_is_no_node():
+    """What add_bias adds is no longer the product that the register held first."""
+    net = language.Program(9, 4)
+    x, _ = net.stage()
+    net.embed("in")
+    first, second = net.linear(x, "first", 4), net.linear(x, "second", 4)
+    net.add(x, x, out=second)
+    net.score(net.add_bias(first, second, "bias"), "out")
+    how = crediting(net, "token-credit", sigma_shift=2, discount=8, seq_len=4)
+    assert how.owners == tuple(range(len(net.leaves)))
+
+
 @pytest.mark.parametrize("estimator", CREDITED)
 def test_engines_agree_on_another_network(estimator):
     """Two scored layers without a state, a bias on one matrix, a state read late: not EGG."""

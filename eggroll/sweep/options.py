@@ -17,6 +17,10 @@ from eggroll.options import from_command_line
 from eggroll.sweep.trial import MOST_STEPS, Budget
 
 DEFAULT_SEARCH = ("sigma_shift", "alpha", "alpha_decay", "learning_rate", "rate_decay")
+EXAMPLES = (
+    ("--data count --pop 1024 --trials 20 --budget 10", "find settings for counting"),
+    ("--config runs/a/config.json --search alpha width=64,128", "vary two options of a run"),
+)
 NOT_OFFERED = {
     "--steps": "a trial makes as many updates as its budget allows",
     "--resume": "the same command goes on with its study",
@@ -95,7 +99,7 @@ def options_from(argv: Sequence[str]) -> Options:
     for name in sorted(names & NOT_OFFERED.keys()):
         why = NOT_OFFERED[name]
         raise InputError(f"{name} is no option of eggroll.sweep, as {why}: leave it out.")
-    given = from_command_line(Options, argv, command="sweep", about=about)
+    given = from_command_line(Options, argv, command="sweep", about=about, examples=EXAMPLES)
     if "--budget" in names and given.budget_tokens > 0:
         raise InputError(
             f"--budget {given.budget:g} and --budget-tokens {given.budget_tokens} are both given, "
