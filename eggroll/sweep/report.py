@@ -14,6 +14,7 @@ from typing import Any, Self
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from eggroll.help import invocation
 from eggroll.options import from_dict
 from eggroll.runlog import write_whole
 from eggroll.sweep.study import (
@@ -171,7 +172,7 @@ def print_commands(trial: FrozenTrial, path: Path) -> None:
     """Prints the commands that make sense with the best options."""
     options = from_dict(trial.user_attrs["config"], "the best trial")
     longer = min(10 * options.steps, MOST_STEPS)
-    command = f"python -m eggroll.train --config {shlex.quote(str(path))}"
+    command = f"{invocation('train')} --config {shlex.quote(str(path))}"
     print(f"train it once more:     {command}")
     print(f"ten times the updates:  {command} --steps {longer}")
     if options.rule_class.by_steps:
