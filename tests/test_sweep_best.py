@@ -113,7 +113,7 @@ def test_an_interrupted_confirmation_goes_on(call: Command, tmp_path: Path, made
     assert ended.code == 130
     assert ended.err.rstrip().endswith("run the same command again to go on.")
     assert "2 confirmation runs" in ended.out
-    assert "best: trial 1, 2.000 bits per token with one seed; other seeds have yet to" in ended.out
+    assert "best: trial 1, 2.000 bits per token with one seed; other seeds have not" in ended.out
     assert json.loads((tmp_path / "best.json").read_text())["alpha"] == 5.0
     ended = search_four(call, tmp_path, *words)
     assert ended.code == 0, ended.err
@@ -202,6 +202,17 @@ def test_means_count_once_all_of_the_best_have_them():
     for number, value in ((0, 2.5), (1, None), (2, None)):
         confirm(number, value, 2)
     assert order(2) == [0, 2, 1]  # one seed of two is no mean
+
+
+def test_runs_that_were_all_refused_confirm_nothing():
+    study, other = optuna.create_study(), optuna.create_study()
+    for number, value in enumerate((2.0, 2.25)):
+        study.add_trial(optuna.trial.create_trial(value=value))
+        attrs = {"trial": number, "seed_offset": 1}
+        other.add_trial(optuna.trial.create_trial(state=TrialState.PRUNED, user_attrs=attrs))
+    results = Results(study, 2, 1, other)
+    assert results.ranking()[0].trial.number == 0
+    assert report.best_words(results).startswith("2.000 bits per byte with one seed; other seeds")
 
 
 @pytest.mark.parametrize("confirmed", [False, True])

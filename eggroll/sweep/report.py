@@ -164,7 +164,7 @@ def best_words(results: Results) -> str:
         )
     found = f"{best.trial.value:.3f} {what} with one seed"
     if results.best and len(by_validation(results.study)) > 1:
-        return f"{found}; other seeds have yet to confirm it: run the same command again"
+        return f"{found}; other seeds have not confirmed it, the same command goes on"
     return found
 
 

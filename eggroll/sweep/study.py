@@ -253,22 +253,25 @@ class Results(NamedTuple):
         asked = [run for run in runs if TRIAL in run.user_attrs]
         return {(r.user_attrs[TRIAL], r.user_attrs[SEED_OFFSET]): r for r in reversed(asked)}
 
+    def others(self, trial: FrozenTrial) -> tuple[float, ...]:
+        """A trial's validations with other seeds, once it has them all; else none."""
+        known = self.confirmations()
+        runs = [known.get((trial.number, offset)) for offset in self._offsets()]
+        values = tuple(run.value for run in runs if run and run.value is not None)
+        return values if len(values) == self.seeds else ()
+
     def confirmed(self) -> bool:
-        """Whether each of the best trials has its runs with other seeds."""
+        """True once the best trials have made their runs with other seeds, one of them all."""
         trials, known = by_validation(self.study)[: self.best], self.confirmations()
-        return bool(known) and all((t.number, i) in known for t in trials for i in self._offsets())
+        made = all((t.number, offset) in known for t in trials for offset in self._offsets())
+        return made and any(self.others(trial) for trial in trials)
 
     def ranking(self) -> list[Ranked]:
         """Complete trials, the best one first; nothing else decides which is best.
 
         Once confirmed, trials with all their other seeds come first, by the mean over these.
         """
-        known = self.confirmations()
-        found = []
-        for trial in by_validation(self.study):
-            runs = [known.get((trial.number, offset)) for offset in self._offsets()]
-            values = tuple(run.value for run in runs if run and run.value is not None)
-            found.append(Ranked(trial, values if len(values) == self.seeds else ()))
+        found = [Ranked(trial, self.others(trial)) for trial in by_validation(self.study)]
         if not self.confirmed():
             return found
         return sorted(found, key=lambda r: (not r.others, r.mean if r.others else 0.0))
