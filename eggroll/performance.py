@@ -1,4 +1,4 @@
-"""How fast a whole training step should be on GPUs that nobody ran it on: predictions from counts.
+"""Predicts from counts how fast a training step is on GPUs that nobody ran it on.
 
 docs/performance.md shows the arithmetic and where each figure is from. Letters: P members, T
 tokens, M members of a threadgroup, K inputs and O outputs of an operation, r rank. A product is one
@@ -12,9 +12,9 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from eggroll.engines.cuda import plan as cuda_plan
-from eggroll.engines.cuda.engine import LAUNCH_MACS as CUDA_LAUNCH_MACS
+from eggroll.engines.cuda.engine import CudaEngine
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, best_members, stage_plans
-from eggroll.engines.metal.engine import LAUNCH_MACS
+from eggroll.engines.metal.engine import MetalEngine
 from eggroll.networks import egg
 from eggroll.program import Program
 
@@ -40,7 +40,7 @@ HOST, HOST_SLICE = 1.5e-3, 8e-9
 TABLE = 1 << 24  # bytes of noise, read from memory once an update
 
 
-class Kind(NamedTuple):
+class GpuKind(NamedTuple):
     """What GPUs of a kind have in common. Seconds, bytes; cycles are per simdgroup."""
 
     operand: float  # cycles to bring 8 x 8 values of an operand into the matrix units
@@ -51,16 +51,16 @@ class Kind(NamedTuple):
     spills: bool  # registers that do not fit into the plan's memory go to device memory
 
 
-SIMDGROUP = Kind(operand=31, result=0, launch=20e-6, wait=2.5e-3, nax=False, spills=True)
-NAX = Kind(operand=4, result=40, launch=20e-6, wait=2.5e-3, nax=True, spills=True)
-CUDA = Kind(operand=4, result=0, launch=20e-6, wait=20e-6, nax=False, spills=True)
+SIMDGROUP = GpuKind(operand=31, result=0, launch=20e-6, wait=2.5e-3, nax=False, spills=True)
+NAX = GpuKind(operand=4, result=40, launch=20e-6, wait=2.5e-3, nax=True, spills=True)
+CUDA = GpuKind(operand=4, result=0, launch=20e-6, wait=20e-6, nax=False, spills=True)
 
 
 class Chip(NamedTuple):
     """A GPU. macs: int8 multiply-adds per second that products reach; bandwidths: bytes/s."""
 
     name: str
-    kind: Kind
+    kind: GpuKind
     cores: int  # of four schedulers each
     clock: float  # Hz
     macs: float
@@ -110,7 +110,7 @@ CHIPS = (
 SHOWN = ("M1", "M4 Pro", "M5 Max", "H100 SXM")  # in pictures
 
 
-class Work(NamedTuple):
+class StageWork(NamedTuple):
     """What a stage does per member and token; votes: per member and update."""
 
     products: float  # of the matrix units
@@ -119,7 +119,7 @@ class Work(NamedTuple):
     passed: float  # bytes from the stage before and to the next one
 
 
-def stage_work(plan: StagePlan, kind: Kind) -> Work:
+def stage_work(plan: StagePlan, kind: GpuKind) -> StageWork:
     """Counts of a stage, from the plan that its kernel is generated from."""
     products, cycles = 0.0, PHASE / 2 * len(plan.phases)
     for phase in plan.phases:
@@ -138,17 +138,17 @@ def stage_work(plan: StagePlan, kind: Kind) -> Work:
             cycles += SUMS * plan.rank * K / 64
     noise, D = plan.noise_bytes / 2, plan.program.width
     moved = plan.weights_read + noise + (plan.spilled if kind.spills else 0)
-    return Work(products, cycles, moved, D * (not plan.first) + D * plan.passes_on)
+    return StageWork(products, cycles, moved, D * (not plan.first) + D * plan.passes_on)
 
 
-def votes_work(program: Program, rank: int) -> Work:
+def votes_work(program: Program, rank: int) -> StageWork:
     """Counts of the votes per member and update: half of a pair's."""
     cells = sum(prod(leaf.shape) for leaf in program.leaves if len(leaf.shape) == 2)
     elements = sum(prod(leaf.shape) for leaf in program.leaves if len(leaf.shape) == 1)
     products = cells * rank / PRODUCT / 2
     # A tile of 64 x 64 votes reads 64 + 64 bytes of noise and two starts per pair.
     moved = cells / 4096 * (128 * rank + 8) / 2
-    return Work(products, VOTE * products + VECTOR / 2 * elements, moved, 0)
+    return StageWork(products, VOTE * products + VECTOR / 2 * elements, moved, 0)
 
 
 class Prediction(NamedTuple):
@@ -181,22 +181,22 @@ class Prediction(NamedTuple):
         return self.tokens / self.seconds
 
     @property
-    def shares(self) -> tuple[float, float, float]:
-        """Of a step: matrix units, other instructions, and what the device does not do."""
+    def portions(self) -> tuple[float, float, float]:
+        """Portions of a step: matrix units, other instructions, and the rest beside the device."""
         beside = self.launches + self.waits + self.host
         return self.matrix / self.seconds, self.other / self.seconds, beside / self.seconds
 
 
 def plans_of(
-    kind: Kind, program: Program, rank: int, population: int
+    kind: GpuKind, program: Program, rank: int, population: int
 ) -> tuple[int, Sequence[StagePlan], int]:
     """M, a plan per stage, and the multiply-adds of a launch at most, as the engine has them."""
     if kind is CUDA:
         on = cuda_plan.target(HOPPER)
         M = cuda_plan.block_members(program, on, rank, population)
-        return M, cuda_plan.cuda_plans(program, on, members=M, rank=rank), CUDA_LAUNCH_MACS
+        return M, cuda_plan.cuda_plans(program, on, members=M, rank=rank), CudaEngine.launch_macs
     M = best_members(program, rank, population, kind.nax)
-    return M, stage_plans(program, members=M, rank=rank, nax=kind.nax), LAUNCH_MACS
+    return M, stage_plans(program, members=M, rank=rank, nax=kind.nax), MetalEngine.launch_macs
 
 
 def predict(
@@ -248,7 +248,7 @@ def chip_table(networks: Networks) -> str:
     for found in zip(*columns, strict=True):
         chip = found[0].chip
         about = f"{chip.cores} | {chip.clock / 1e9:.3f} | {chip.macs / 1e12:,.2f}"
-        cells = " | ".join(f"{rounded(p.tokens_per_second)} | {percent(p.shares)}" for p in found)
+        cells = " | ".join(f"{rounded(p.tokens_per_second)} | {percent(p.portions)}" for p in found)
         rows.append(f"| {chip.name} | {about} | {chip.memory / 1e9:,.0f} | {cells} |")
     return "\n".join(rows) + "\n"
 
@@ -263,13 +263,13 @@ def population_table(networks: Networks, populations: Sequence[int]) -> str:
             predict(chip, network(sizes), sizes["seq_len"], population=population)
             for sizes in networks.values()
         ]
-        cells = " | ".join(f"{rounded(p.tokens_per_second)} ({percent(p.shares)})" for p in found)
+        cells = " | ".join(f"{rounded(p.tokens_per_second)} ({percent(p.portions)})" for p in found)
         rows.append(f"| {population:,} | {cells} |")
     return "\n".join(rows) + "\n"
 
 
-def percent(shares: tuple[float, ...]) -> str:
-    return ", ".join(f"{100 * share:.0f}" for share in shares)
+def percent(parts: tuple[float, ...]) -> str:
+    return ", ".join(f"{100 * part:.0f}" for part in parts)
 
 
 def rounded(value: float) -> str:

@@ -64,8 +64,8 @@ def test_help_shows_the_defaults_of_the_recipe_named(call: Command):
         re.sub(r"[│\s]+", " ", call(*words, "--help").out)
         for words in ((), ("--recipe", "language"))
     )
-    assert f"(default: {Config.pop})" in plain
-    assert f"(default: {LANGUAGE['pop']})" in named
+    assert f"[{Config.pop}]" in plain
+    assert f"[{LANGUAGE['pop']}]" in named
 
 
 @pytest.mark.parametrize("name", ["recipe", "rule", "estimator", "network", "gates"])

@@ -11,19 +11,26 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_metal import folder
 
 sys.path.insert(0, str(Path(__file__).parent / "metal"))
+import emulator
 from counting import token_counts, vote_counts
 
 from eggroll import bench, networks, performance
-from eggroll.engines.gpu import plan as metal_plan
-from eggroll.engines.gpu.plan import PRODUCTS, StagePlan
+from eggroll.engines.gpu.counts import cost
+from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, stage_plans
 from eggroll.program import X
 
-__all__ = ["folder"]  # the fixture
 DOCS = Path(__file__).parents[1] / "docs" / "performance.md"
 M4_PRO = next(chip for chip in performance.CHIPS if chip.name == "M4 Pro")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where kernels are compiled."""
+    if sentence := emulator.unavailable_because():
+        pytest.skip(sentence)
+    return tmp_path_factory.mktemp("counted")
 
 
 def beside(plan: StagePlan) -> int:
@@ -50,30 +57,30 @@ def beside(plan: StagePlan) -> int:
 def test_emulated_kernels_do_what_is_counted(folder: Path, D: int, V: int, rank: int):
     """A token of a threadgroup: products, noise, weights, barriers and activations are exact."""
     program, M = networks.egg(V, D, 1), 32
-    plans = metal_plan.stage_plans(program, members=M, rank=rank)
+    plans = stage_plans(program, members=M, rank=rank)
     for plan, got in zip(plans, token_counts(folder, D=D, V=V, members=M, rank=rank), strict=True):
-        cost = metal_plan.cost(plan)
+        counted = cost(plan)
         matrices = [op for op in plan.stage.ops if op.kind in PRODUCTS]
         shapes = [program.leaves[op.leaf].shape for op in matrices]
         low_rank = sum(rank * (O + K) for O, K in shapes)
-        assert got.products * performance.PRODUCT == M * (cost.macs - low_rank)
+        assert got.products * performance.PRODUCT == M * (counted.macs - low_rank)
         if plan.first:  # the noise's A of a token is met at every feature, if the compiler likes
-            assert M * cost.noise <= got.read["1"] <= M // 2 * rank * 3 * D
+            assert M * counted.noise <= got.read["1"] <= M // 2 * rank * 3 * D
         else:
-            assert got.read["1"] == M * cost.noise
+            assert got.read["1"] == M * counted.noise
         vectors = sum(program.leaves[leaf].shape[0] for leaf in plan.layout
                       if len(program.leaves[leaf].shape) == 1)  # fmt: skip
         # Of the weights, vectors are read by every pair, matrices once for all.
-        assert got.read["0"] == M * cost.weights + (M // 2 - 1) * vectors
+        assert got.read["0"] == M * counted.weights + (M // 2 - 1) * vectors
         threads = 32 * plan.simdgroups
-        assert got.instructions["barrier"] == threads * cost.barriers
+        assert got.instructions["barrier"] == threads * counted.barriers
         inputs, outputs = 5 + plan.scores, 5 + plan.scores + (not plan.first)
         assert got.read[str(inputs)] == M * D * (not plan.first)
         outputs += plan.stage.state >= 0
         assert got.written[str(outputs)] == (M * D if plan.passes_on else 2 * M)
         scratch = str(outputs + 1 + (plan.stage.state >= 0))
         spilled = got.read[scratch] + got.written[scratch]
-        assert spilled == M * (cost.registers + beside(plan))
+        assert spilled == M * (counted.registers + beside(plan))
         work = performance.stage_work(plan, performance.SIMDGROUP)
         assert got.products == M * work.products
         # Other compilers optimise otherwise, so not every cycle is the same.

@@ -1,4 +1,4 @@
-"""Which engine runs: the one asked for, or the fastest that works here, and why."""
+"""Chooses the engine that runs: the one asked for, or the fastest that works here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENGINES: dict[str, type[Engine]] = {
 }
 
 
-def lacks(name: str, credit: bool = False) -> str:
+def unavailable_because(name: str, credit: bool = False) -> str:
     """Why an engine cannot run here, with token credit if asked; empty if it can."""
     engine = ENGINES[name]
     return engine.unavailable_because() or (
@@ -29,7 +29,7 @@ def lacks(name: str, credit: bool = False) -> str:
 
 def available(credit: bool = False) -> dict[str, str]:
     """Engine name -> why it cannot run here, with token credit if asked ("" if it can)."""
-    return {name: lacks(name, credit) for name in ENGINES}
+    return {name: unavailable_because(name, credit) for name in ENGINES}
 
 
 def choose(
@@ -41,16 +41,16 @@ def choose(
     Raises InputError for a name that is unknown or an engine that cannot run here.
     """
     # An engine asked for waits for no other's trial.
-    if name in ENGINES and not lacks(name, credit):
+    if name in ENGINES and not unavailable_because(name, credit):
         return ENGINES[name](program, threads, slab), "as asked"
-    missing = available(credit)
-    usable = [n for n, why in missing.items() if not why]
+    unavailable = available(credit)
+    usable = [n for n, why in unavailable.items() if not why]
     if name == "auto":
-        passed_over = [f"{n}: {why}" for n, why in missing.items() if why]
+        passed_over = [f"{n}: {why}" for n, why in unavailable.items() if why]
         reason = "the fastest available here" + "".join(f"; {p}" for p in passed_over)
         return ENGINES[usable[0]](program, threads, slab), reason
-    if name not in missing:
+    if name not in unavailable:
         raise InputError(f"engine {name!r} is unknown; available here: auto, {', '.join(usable)}.")
     raise InputError(
-        f"engine {name!r} cannot run here ({missing[name]}); available: {', '.join(usable)}."
+        f"engine {name!r} cannot run here ({unavailable[name]}); available: {', '.join(usable)}."
     )

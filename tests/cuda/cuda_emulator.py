@@ -18,7 +18,7 @@ import emulator as metal
 from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError
 
 from eggroll.engines.cuda.plan import SHARED
-from eggroll.engines.cuda.source import Source
+from eggroll.engines.gpu.source import Source
 
 HERE = Path(__file__).parent
 METAL = HERE.parent / "metal"

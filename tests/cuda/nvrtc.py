@@ -20,6 +20,7 @@ typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
 typedef unsigned int uint32_t;
+typedef long int64_t;
 typedef unsigned long uint64_t;
 """,
     "cooperative_groups.h": "namespace cooperative_groups {}\n",

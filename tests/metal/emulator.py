@@ -25,8 +25,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from eggroll.engines.gpu.launch import compiled
-from eggroll.engines.gpu.text import Source
+from eggroll.engines.gpu.source import Source
+from eggroll.engines.metal.device import compiled
 
 HERE = Path(__file__).parent
 FORWARD, REVERSE, SHUFFLED = range(3)

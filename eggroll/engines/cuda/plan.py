@@ -1,4 +1,4 @@
-"""How a stage runs on an NVIDIA GPU: Metal's plan with other tiles and more shared memory.
+"""How a stage runs on an NVIDIA GPU: the plan of gpu/plan.py with other tiles and more memory.
 
 Letters: M members of a block, P members, r rank. Nothing here needs MLX or a GPU.
 """
@@ -17,7 +17,7 @@ MEMBERS = (64, 32, 16, 8)  # that a block may hold
 TILE = 32  # outputs of a warp's tile, for 8 members or more
 MULTIPROCESSORS = 132  # of a large GPU, as MLX does not tell
 CACHED = 64 << 10  # bytes of a stage's weights that may stay in a multiprocessor's own cache
-EXP2_BYTES = 64  # of shared memory, beside what the plan counts
+EXP2_WORDS = 16  # of shared memory, beside what the plan counts
 LEAST_SHARED = 48 << 10  # bytes of shared memory that every block may have
 # Of a block that asks for it, by architecture; from the CUDA programming guide's table.
 SHARED = {
@@ -52,7 +52,7 @@ class CudaPlan(StagePlan):
     ) -> None:
         super().__init__(program, index, members=members, rank=rank)
         self.simdgroups = WARPS
-        self.shared_bytes = shared_bytes - (EXP2_BYTES if self.scores else 0)
+        self.shared_bytes = shared_bytes - (4 * EXP2_WORDS if self.scores else 0)
 
     def tiles(self, outputs: int) -> int:
         """Rows of 8 outputs that a warp computes at a time."""
@@ -76,21 +76,21 @@ class CudaCreditPlan(CreditPlan, CudaPlan):
     together = 4  # inputs of a member that are a word, in registers and on the tape
 
     def __init__(
-        self, program: Program, index: int, how: Crediting, *, members: int, shared_bytes: int
+        self, program: Program, index: int, crediting: Crediting, *, members: int, shared_bytes: int
     ) -> None:
-        rank = 0 if how.nodes else 1
+        rank = 0 if crediting.nodes else 1
         CudaPlan.__init__(
             self, program, index, members=members, rank=rank, shared_bytes=shared_bytes
         )
-        self.trace(how)
+        self.trace(crediting)
 
 
 def cuda_credit_plans(
-    program: Program, how: Crediting, on: Target, *, members: int
+    program: Program, crediting: Crediting, on: Target, *, members: int
 ) -> list[CudaCreditPlan]:
     """A plan per stage for blocks of `members`."""
     of, room = range(len(program.stages)), on.shared_bytes
-    return [CudaCreditPlan(program, i, how, members=members, shared_bytes=room) for i in of]
+    return [CudaCreditPlan(program, i, crediting, members=members, shared_bytes=room) for i in of]
 
 
 def cuda_plans(program: Program, on: Target, *, members: int, rank: int) -> list[CudaPlan]:

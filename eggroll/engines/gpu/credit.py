@@ -13,21 +13,27 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
-from eggroll.engines.gpu.credit_plan import CreditPlan, gains, row_shares, trace_work, vector_work
-from eggroll.engines.gpu.launch import LEAST, Launcher, Made, Shape, at_least
-from eggroll.engines.gpu.plan import StagePlan, shares
-from eggroll.engines.gpu.text import CreditKernels, Source
-from eggroll.engines.metal.credit_source import credit_kernels
-from eggroll.engines.metal.source import VOTE_SIDE
+from eggroll.engines.gpu.counts import split_terms
+from eggroll.engines.gpu.credit_plan import (
+    CreditPlan,
+    credit_list,
+    row_shares,
+    trace_work,
+    vector_work,
+)
+from eggroll.engines.gpu.dialect import VOTE_SIDE, VOTE_THREADS
+from eggroll.engines.gpu.launch import LEAST, Launcher, Outputs, Shape, pad_flat
+from eggroll.engines.gpu.plan import StagePlan
+from eggroll.engines.gpu.source import Source
+from eggroll.engines.gpu.votes import CreditKernels
 from eggroll.noise import Slices
 from eggroll.program import Program
 
-THREADS = 128  # of a threadgroup in all of these kernels
 MOST_SHIFT = 27  # of a vector's noise at the largest sigma_shift
 
 
 def check_credit(
-    program: Program, rank: int, credit_noise: CreditNoise, how: Crediting, P: int, T: int
+    program: Program, rank: int, credit_noise: CreditNoise, crediting: Crediting, P: int, T: int
 ) -> None:
     """Raises ValueError for what a kernel would read beyond an array."""
     leaves, N = program.leaves, P // 2
@@ -37,83 +43,79 @@ def check_credit(
         raise ValueError(f"signs are {credit_noise.signs.shape}, not [leaves, pairs, ceil(T / 32)]")
     if credit_noise.draws.shape != (N, T):
         raise ValueError(f"draws are {credit_noise.draws.shape}, not [pairs, T] = {(N, T)}")
-    if any(len(each) != len(leaves) for each in how[1:5]):
+    if any(len(each) != len(leaves) for each in crediting[1:5]):
         raise ValueError("crediting: one number per leaf is needed")
-    if any(not 0 <= s <= MOST_SHIFT and s != SILENT for s in how.shifts):
+    if any(not 0 <= s <= MOST_SHIFT and s != SILENT for s in crediting.shifts):
         raise ValueError(f"crediting: shifts are 0..{MOST_SHIFT} or silent")
-    if any(not 0 <= g <= 15 for g in how.discounts) or not 0 <= how.credit_shift <= 16:
+    if any(not 0 <= g <= 15 for g in crediting.discounts) or not 0 <= crediting.credit_shift <= 16:
         raise ValueError("crediting: discounts are 0..15, credit_shift 0..16")
     for stage in program.stages:
         for op in (op for op in stage.ops if op.leaf >= 0):
             fitting = CreditKind.NONE, OF[op.kind][0], *[CreditKind.READOUT] * (op.kind == "score")
-            if how.kinds[op.leaf] not in fitting:
+            if crediting.kinds[op.leaf] not in fitting:
                 raise ValueError("crediting: a leaf's kind does not fit its operation")
-    for i, owner in enumerate(how.owners):
+    for i, owner in enumerate(crediting.owners):
         if not 0 <= owner < len(leaves):
             raise ValueError("crediting: an owner is no leaf")
         shape = leaves[owner].shape
         if owner != i and (len(shape) != 2 or shape[0] != leaves[i].shape[0]):
             raise ValueError("crediting: a leaf's owner has other outputs")
-        if owner != i and how.kinds[i] == CreditKind.TOKENS:
+        if owner != i and crediting.kinds[i] == CreditKind.TOKENS:
             raise ValueError("crediting: an embedding owns its noise")
 
 
-class Work:
+class CreditWork:
     """What is computed after the stages of these plans, in lists that the kernels are given."""
 
-    def __init__(self, plans: Sequence[CreditPlan], kernels: CreditKernels | None = None) -> None:
-        self.kernels = kernels or credit_kernels()
-        self.plans, self.program, self.how = plans, plans[0].program, plans[0].how
-        self.gains = gains(list(plans))
+    def __init__(self, plans: Sequence[CreditPlan], kernels: CreditKernels) -> None:
+        self.kernels = kernels
+        self.plans, self.program, self.crediting = plans, plans[0].program, plans[0].crediting
+        self.credits = credit_list(plans)
         traced = {i: plan for i, plan in enumerate(plans) if plan.traced}
-        self.traces = {i: trace_work(p, self.gains.of, VOTE_SIDE) for i, p in traced.items()}
-        vectors = vector_work(self.program, self.how, self.gains.of)
-        self.gain_list, self.vector_list = listed(self.gains.work), listed(vectors)
-        self.trace_lists = {i: listed(work.traces) for i, work in self.traces.items()}
-        self.tile_lists = {i: listed(work.tiles) for i, work in self.traces.items()}
+        self.traces = {i: trace_work(p, self.credits.of, VOTE_SIDE) for i, p in traced.items()}
+        vectors = vector_work(self.program, self.crediting, self.credits.of)
+        self.credit_rows, self.vector_list = as_int32(self.credits.work), as_int32(vectors)
+        self.trace_lists = {i: as_int32(work.traces) for i, work in self.traces.items()}
+        self.tile_lists = {i: as_int32(work.tiles) for i, work in self.traces.items()}
         self.vectors = len(vectors)
 
 
-def listed(rows: Sequence[tuple[int, ...]]) -> mx.array:
+def as_int32(rows: Sequence[tuple[int, ...]]) -> mx.array:
     return mx.array(np.array(rows, np.int32))
 
 
-class Credited:
-    """What the stages left of some pairs, piece by piece of their tokens, and what it comes to.
+class CreditRun:
+    """Collects the stages' outputs for some pairs, tokens chunk by chunk, and counts their votes.
 
-    tokens: int32 [P, T] of all pieces.
+    tokens: int32 [P, T] of all chunks.
     """
 
     def __init__(
         self,
         launcher: Launcher,
-        work: Work,
+        work: CreditWork,
         noise: Slices,
         credit_noise: CreditNoise,
         tokens: mx.array,
     ) -> None:
-        self.launcher, self.work, self.noise, self.credit_noise = (
-            launcher,
-            work,
-            noise,
-            credit_noise,
-        )
-        self.program, self.how, self.gains = work.program, work.how, work.gains
+        self.launcher, self.work = launcher, work
+        self.noise, self.credit_noise = noise, credit_noise
+        self.program, self.crediting, self.credits = work.program, work.crediting, work.credits
         self.tokens = tokens.astype(mx.int32)
         P, self.T = tokens.shape
         self.N, M = P // 2, work.plans[0].members
         self.lanes = -(-P // M) * M // 2
         self.tapes: list[tuple[int, int, dict[int, mx.array]]] = []  # first token, tokens, stages
-        self.met: list[mx.array] = []  # int32 [products, T, lanes]
+        self.projections: list[mx.array] = []  # x B, int32 [products, T, lanes]
         self.readout: mx.array | None = None
 
-    def outputs(self, T: int, plan: StagePlan) -> Made:
+    def outputs(self, T: int, plan: StagePlan) -> Outputs:
         """Shapes and types of what a stage leaves of T tokens."""
         assert isinstance(plan, CreditPlan)
         K = plan.sizes[plan.readout.inputs[0]] if plan.readout else 0
         return {
             "tape": ((self.lanes * T * plan.tape_rows,), mx.int8),
-            "met": ((len(plan.traced), T, self.lanes), mx.int32),
+            "projection": ((len(plan.traced), T, self.lanes), mx.int32),
             "read": ((self.N, T, K), mx.int8),
             "moved": ((self.N, T, 2), mx.int32),
         }
@@ -121,8 +123,8 @@ class Credited:
     def add(self, first: int, T: int, got: Sequence[dict[str, mx.array]]) -> None:
         """Takes what the stages left of tokens first .. first + T - 1; counts their readout."""
         self.tapes.append((first, T, {i: g["tape"] for i, g in enumerate(got) if "tape" in g}))
-        met = [g["met"].reshape(-1, T, self.lanes) for g in got if "met" in g]
-        self.met += [mx.concatenate(met)] if met else []
+        new = [g["projection"].reshape(-1, T, self.lanes) for g in got if "projection" in g]
+        self.projections += [mx.concatenate(new)] if new else []
         for plan, left in zip(self.work.plans, got, strict=True):
             if plan.readout:
                 part = self._read(self.program.leaves[plan.readout.leaf].shape, left)
@@ -138,7 +140,7 @@ class Credited:
             found |= self._vectors(sums)
         out = {}
         for i, leaf in enumerate(self.program.leaves):
-            kind = self.how.kinds[i]
+            kind = self.crediting.kinds[i]
             if kind == CreditKind.READOUT:
                 assert self.readout is not None
                 found[i] = self.readout
@@ -150,20 +152,22 @@ class Credited:
 
     def _weigh(self, scores: mx.array) -> tuple[mx.array, mx.array]:
         """Credits int8 [credits, T, lanes] of tokens, and their clipped sums [credits, lanes]."""
-        C, words = len(self.gains.work), self.credit_noise.signs.shape[2]
-        sizes = [C, self.T, self.N, words, self.lanes, self.how.credit_shift]
-        met = mx.concatenate(self.met, axis=1) if self.met else mx.zeros(LEAST, mx.int32)
+        C, words = len(self.credits.work), self.credit_noise.signs.shape[2]
+        sizes = [C, self.T, self.N, words, self.lanes, self.crediting.credit_shift]
+        sizes += [1 << (8 - self.program.score_bits), self.crediting.unit_shift]
+        empty = mx.zeros(LEAST, mx.int32)
+        projections = mx.concatenate(self.projections, axis=1) if self.projections else empty
         credits, sums = self._launch(
-            self.work.kernels.gains,
+            self.work.kernels.credits,
             [
                 scores,
                 self.tokens,
                 self.credit_noise.signs,
                 self.noise.starts,
-                met,
+                projections,
                 self.noise.table,
             ],
-            [self.work.gain_list],
+            [self.work.credit_rows],
             sizes,
             [((C, self.T, self.lanes), mx.int8), ((C, self.lanes), mx.int8)],
             C * self.lanes,
@@ -184,12 +188,12 @@ class Credited:
             )  # fmt: skip
             total = sums if total is None else total + sums
         assert total is not None
-        parts, share = shares(self.N, len(work.tiles))
+        parts, share = split_terms(self.N, len(work.tiles))
         (Z,) = self._launch(
             self.work.kernels.matrices, [self.noise.table, self.noise.starts, total],
             [self.work.tile_lists[stage]],
-            [self.N, share, work.votes, 4 + self.how.credit_shift],
-            [((parts, work.votes), mx.int32)], len(work.tiles) * THREADS, parts,
+            [self.N, share, work.votes, 4 + self.crediting.credit_shift],
+            [((parts, work.votes), mx.int32)], len(work.tiles) * VOTE_THREADS, parts,
         )  # fmt: skip
         sizes = [math.prod(self.program.leaves[leaf].shape) for leaf in work.leaves]
         ends = np.cumsum(sizes)[:-1].tolist()
@@ -198,19 +202,19 @@ class Credited:
     def _vectors(self, sums: mx.array) -> dict[int, mx.array]:
         """Leaf -> Z of the vectors; sums int8 [credits, lanes]."""
         count = self.work.vectors
-        parts, share = shares(self.N, -(-count // THREADS))
+        parts, share = split_terms(self.N, -(-count // VOTE_THREADS))
         (Z,) = self._launch(
             self.work.kernels.vectors, [self.noise.table, self.noise.starts, sums],
             [self.work.vector_list], [self.N, share, count, self.lanes],
             [((parts, count), mx.int32)], count, parts,
         )  # fmt: skip
-        leaves = [i for i, kind in enumerate(self.how.kinds) if kind == CreditKind.SCALAR]
+        leaves = [i for i, kind in enumerate(self.crediting.kinds) if kind == CreditKind.SCALAR]
         ends = np.cumsum([self.program.leaves[i].shape[0] for i in leaves])[:-1].tolist()
         return dict(zip(leaves, mx.split(Z.sum(axis=0), ends), strict=True))
 
     def _embedded(self, leaf: int, credits: mx.array) -> mx.array:
         """Z [V, D] of an embedding."""
-        begin = self.gains.of[leaf] * self.T * self.lanes
+        begin = self.credits.of[leaf] * self.T * self.lanes
         given = [self.noise.table, self.noise.starts[leaf], credits]
         rest = [self.T, self.lanes, begin]
         shape = self.program.leaves[leaf].shape
@@ -249,6 +253,6 @@ class Credited:
         threads: int,
         parts: int = 1,
     ) -> list[mx.array]:
-        grid = -(-threads // THREADS) * THREADS, parts, 1
-        inputs = [at_least(a) for a in (*given, *lists)] + [mx.array(list(sizes), mx.int32)]
-        return self.launcher(source, inputs, outputs, grid, (THREADS, 1, 1))
+        grid = -(-threads // VOTE_THREADS) * VOTE_THREADS, parts, 1
+        inputs = [pad_flat(a) for a in (*given, *lists)] + [mx.array(list(sizes), mx.int32)]
+        return self.launcher(source, inputs, outputs, grid, (VOTE_THREADS, 1, 1))

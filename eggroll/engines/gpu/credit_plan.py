@@ -1,4 +1,4 @@
-"""What token credit takes on an Apple GPU: what a stage leaves behind, and the work that follows.
+"""What token credit takes on a GPU: what a stage leaves behind, and the work that follows.
 
 Letters: P members, N pairs, T tokens, M members of a threadgroup, D width, V vocabulary, K inputs
 and O outputs of a leaf. Nothing here needs MLX or a GPU; the arithmetic is docs/estimators.md's.
@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from eggroll import fixed_point as fx
 from eggroll.credit import SILENT, Crediting, CreditKind
-from eggroll.engines.gpu.plan import Cost, Phase, StagePlan, best_members, cost
+from eggroll.engines.gpu.counts import Cost, cost
+from eggroll.engines.gpu.plan import Phase, StagePlan, best_members
 from eggroll.program import Program
 
-BY_SIGN, BY_ONE, BY_ROW, BY_SUM = range(4)  # of gains.metal
+BY_SIGN, BY_ONE, BY_ROW, BY_SUM = range(4)  # ways of credits.h
 ROW_ENTRIES = 512  # of a part, at least
 PART_SUMS = 1 << 22  # of all parts, at most
 SPARE = 8  # bytes after a pair's logits, so that pairs begin in different banks
@@ -41,19 +42,19 @@ class CreditPlan(StagePlan):
     together = 1  # rows of the tape that lie in one element of it
 
     def __init__(
-        self, program: Program, index: int, how: Crediting, *, members: int, nax: bool = False
+        self, program: Program, index: int, crediting: Crediting, *, members: int, nax: bool = False
     ) -> None:
-        rank = 0 if how.nodes else 1
+        rank = 0 if crediting.nodes else 1
         StagePlan.__init__(self, program, index, members=members, rank=rank, nax=nax)
-        self.trace(how)
+        self.trace(crediting)
 
-    def trace(self, how: Crediting) -> None:
+    def trace(self, crediting: Crediting) -> None:
         """Finds out which inputs are kept."""
-        self.how = how
+        self.crediting = crediting
         products = [op for phase in self.phases for op in phase.products]
-        self.traced = [op for op in products if how.kinds[op.leaf] == CreditKind.INPUTS]
+        self.traced = [op for op in products if crediting.kinds[op.leaf] == CreditKind.INPUTS]
         self.readout = next(
-            (op for op in products if how.kinds[op.leaf] == CreditKind.READOUT), None
+            (op for op in products if crediting.kinds[op.leaf] == CreditKind.READOUT), None
         )
 
     @cached_property
@@ -115,23 +116,23 @@ class CreditPlan(StagePlan):
     @property
     def tape_bytes(self) -> int:
         """What a pair leaves per token: inputs, x B, the readout's inputs and its two rows."""
-        met = 0 if self.how.nodes else 4 * len(self.traced)
+        projections = 0 if self.crediting.nodes else 4 * len(self.traced)
         read = self.sizes[self.readout.inputs[0]] + 8 if self.readout else 0
-        return self.tape_rows + met + read
+        return self.tape_rows + projections + read
 
     @property
     def noise_shifts(self) -> list[int]:
         """Of every leaf of the stage, with noise on nodes; a vector's product of two has Q more."""
-        shifts = ((self.how.shifts[leaf], at.shape) for leaf, at in self.layout.items())
+        shifts = ((self.crediting.shifts[leaf], at.shape) for leaf, at in self.layout.items())
         return [s + fx.Q * (len(shape) == 1 and s != SILENT) for s, shape in shifts]
 
     @property
     def noise_bytes(self) -> int:
-        if not self.how.nodes:
+        if not self.crediting.nodes:
             return super().noise_bytes
         total = 0
         for op in self.stage.ops:
-            if op.leaf >= 0 and self.how.shifts[op.leaf] != SILENT:
+            if op.leaf >= 0 and self.crediting.shifts[op.leaf] != SILENT:
                 shape = self.program.leaves[op.leaf].shape
                 embedded = shape[1:] if op.kind == "embed" else shape[:1]
                 total += embedded[0] if len(shape) == 2 else 2 * shape[0]
@@ -139,32 +140,32 @@ class CreditPlan(StagePlan):
 
 
 def credit_plans(
-    program: Program, how: Crediting, *, members: int, nax: bool = False
+    program: Program, crediting: Crediting, *, members: int, nax: bool = False
 ) -> list[CreditPlan]:
     """A plan per stage for threadgroups of `members`."""
     of = range(len(program.stages))
-    return [CreditPlan(program, i, how, members=members, nax=nax) for i in of]
+    return [CreditPlan(program, i, crediting, members=members, nax=nax) for i in of]
 
 
-class Gains(NamedTuple):
-    """Credits that are not the same: work for gains.metal, and which is a leaf's."""
+class CreditList(NamedTuple):
+    """The different credits of a program: work for credits.h, and which of them is a leaf's."""
 
     work: list[tuple[int, ...]]  # way, discount, leaf of signs or slice, place, shift
     of: dict[int, int]  # leaf -> its credit
 
 
-def gains(plans: Sequence[CreditPlan]) -> Gains:
+def credit_list(plans: Sequence[CreditPlan]) -> CreditList:
     """The credits of a program: with nodes, what shares noise and discount shares its credit."""
-    how, leaves = plans[0].how, plans[0].program.leaves
+    crediting, leaves = plans[0].crediting, plans[0].program.leaves
     place = {op.leaf: i for i, op in enumerate(op for plan in plans for op in plan.traced)}
     found: dict[tuple[int, ...], int] = {}
     of: dict[int, int] = {}
     for i, leaf in enumerate(leaves):
-        kind, discount = how.kinds[i], how.discounts[i]
+        kind, discount = crediting.kinds[i], crediting.discounts[i]
         if kind in (CreditKind.NONE, CreditKind.READOUT):
             continue
-        if how.nodes:
-            row = (BY_SIGN, discount, how.owners[i], 0, 0)
+        if crediting.nodes:
+            row = (BY_SIGN, discount, crediting.owners[i], 0, 0)
         elif kind == CreditKind.TOKENS:
             row = (BY_ROW, discount, i, leaf.shape[1], 4)
         elif kind == CreditKind.INPUTS:
@@ -172,7 +173,7 @@ def gains(plans: Sequence[CreditPlan]) -> Gains:
         else:
             row = (BY_ONE, discount, i, 0, 0)
         of[i] = found.setdefault(row, len(found))
-    return Gains(list(found), of)
+    return CreditList(list(found), of)
 
 
 class TraceWork(NamedTuple):
@@ -198,7 +199,7 @@ def trace_work(plan: CreditPlan, of: dict[int, int], side: int) -> TraceWork:
     first = offset = 0
     for op in plan.traced:
         O, K = plan.program.leaves[op.leaf].shape
-        owner = plan.how.owners[op.leaf]
+        owner = plan.crediting.owners[op.leaf]
         traces.append((first, K, plan.tape[op.leaf].row, of[op.leaf]))
         at = plan.program.leaves[owner].shape[1]
         corners = product(range(0, O, side), range(0, K, side))
@@ -209,12 +210,14 @@ def trace_work(plan: CreditPlan, of: dict[int, int], side: int) -> TraceWork:
     return TraceWork([op.leaf for op in plan.traced], traces, first, fours, tiles, offset)
 
 
-def vector_work(program: Program, how: Crediting, of: dict[int, int]) -> list[tuple[int, ...]]:
+def vector_work(
+    program: Program, crediting: Crediting, of: dict[int, int]
+) -> list[tuple[int, ...]]:
     """[owner, element, credit, where A begins in the owner's slice or -1] of single votes."""
     out: list[tuple[int, ...]] = []
     for i, leaf in enumerate(program.leaves):
-        if how.kinds[i] == CreditKind.SCALAR:
-            owner = how.owners[i]
+        if crediting.kinds[i] == CreditKind.SCALAR:
+            owner = crediting.owners[i]
             at = -1 if owner == i else program.leaves[owner].shape[1]
             out += [(owner, k, of[i], at) for k in range(leaf.shape[0])]
     return out
@@ -241,12 +244,12 @@ class After(NamedTuple):
 
 def afterwards(plans: Sequence[CreditPlan]) -> dict[str, After]:
     """Counts of what follows the stages, from the work that the kernels are given."""
-    program, how = plans[0].program, plans[0].how
-    found, works = gains(plans), [p for p in plans if p.traced]
+    program, crediting = plans[0].program, plans[0].crediting
+    found, works = credit_list(plans), [p for p in plans if p.traced]
     traced = [trace_work(plan, found.of, 1 << 20) for plan in works]
-    vectors = len(vector_work(program, how, found.of))
+    vectors = len(vector_work(program, crediting, found.of))
     rows = {
-        kind: [leaf.shape[1] for i, leaf in enumerate(program.leaves) if how.kinds[i] == kind]
+        kind: [leaf.shape[1] for i, leaf in enumerate(program.leaves) if crediting.kinds[i] == kind]
         for kind in (CreditKind.TOKENS, CreditKind.READOUT)
     }
     # Pairs do all this, so a member counts half.
@@ -260,10 +263,10 @@ def afterwards(plans: Sequence[CreditPlan]) -> dict[str, After]:
     }
 
 
-def credit_table(program: Program, how: Crediting, population: int) -> str:
+def credit_table(program: Program, crediting: Crediting, population: int) -> str:
     """Markdown: the cost of token credit on a network, as docs/metal.md has it."""
-    M = best_members(program, 0 if how.nodes else 1, population)
-    plans = credit_plans(program, how, members=M)
+    M = best_members(program, 0 if crediting.nodes else 1, population)
+    plans = credit_plans(program, crediting, members=M)
     names = ["embedding", *["layer"] * (len(plans) - 2), "head"]
     rows = [f"| stage | {' | '.join(Cost._fields)} | tape |", "|---|" + "---:|" * 8]
     for name, plan in zip(names, plans, strict=True):

@@ -1,21 +1,20 @@
-"""How a kernel is compiled and launched, and what is looked at before it reads an array."""
+"""Launches kernels, and checks what they are given."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
 
-from eggroll.engines.gpu.text import Source
+from eggroll.engines.gpu.source import Source
 from eggroll.noise import Slices, slice_length
 from eggroll.program import Program
 
 Shape = tuple[int, ...]
-Made = dict[str, tuple[Shape, mx.Dtype]]  # outputs by name
+Outputs = dict[str, tuple[Shape, mx.Dtype]]  # by name
 LEAST = 8  # smaller inputs become `constant` in MLX's kernels, another type than `device`
 
 
@@ -32,45 +31,41 @@ class Launcher(Protocol):
     ) -> list[mx.array]: ...
 
 
-@cache
-def compiled(source: Source) -> Any:
-    """The kernel as MLX compiles it; its name tells its text, as MLX's cache goes by names."""
-    text = "\0".join((*source.inputs, *source.outputs, source.header, source.body))
-    digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
-    return mx.fast.metal_kernel(
-        name=f"{source.name}_{digest}",
-        input_names=list(source.inputs),
-        output_names=list(source.outputs),
-        header=source.header,
-        source=source.body,
-    )
+def kernel_name(source: Source, *facts: str) -> str:
+    """A name that tells all that a kernel is made of, as MLX's cache goes by names."""
+    text = "\0".join((*facts, *source.inputs, *source.outputs, source.header, source.body))
+    return f"{source.name}_{hashlib.sha256(text.encode('ascii')).hexdigest()[:16]}"
 
 
-def launch(
-    source: Source,
-    inputs: Sequence[mx.array],
-    outputs: Sequence[tuple[Shape, mx.Dtype]],
-    grid: Shape,
-    threadgroup: Shape,
-) -> list[mx.array]:
-    """Runs a kernel on the GPU through mx.fast.metal_kernel."""
-    shapes, dtypes = zip(*outputs, strict=True)
-    return compiled(source)(  # type: ignore[no-any-return]
-        inputs=list(inputs),
-        output_shapes=list(shapes),
-        output_dtypes=list(dtypes),
-        grid=grid,
-        threadgroup=threadgroup,
-    )
+def launcher(compiled: Callable[[Source], Any]) -> Launcher:
+    """Runs kernels on the GPU, as `compiled` makes them by mx.fast."""
+
+    def launch(
+        source: Source,
+        inputs: Sequence[mx.array],
+        outputs: Sequence[tuple[Shape, mx.Dtype]],
+        grid: Shape,
+        threadgroup: Shape,
+    ) -> list[mx.array]:
+        shapes, dtypes = zip(*outputs, strict=True)
+        return compiled(source)(  # type: ignore[no-any-return]
+            inputs=list(inputs),
+            output_shapes=list(shapes),
+            output_dtypes=list(dtypes),
+            grid=grid,
+            threadgroup=threadgroup,
+        )
+
+    return launch
 
 
-def at_least(a: mx.array, size: int = LEAST) -> mx.array:
+def pad_flat(a: mx.array, size: int = LEAST) -> mx.array:
     """The array, flat, with zeros up to `size` elements."""
     a = a.reshape(-1)
     return a if a.size >= size else mx.concatenate([a, mx.zeros(size - a.size, a.dtype)])
 
 
-def extreme(of: Callable[..., mx.array], a: mx.array) -> int:
+def host_extreme(of: Callable[..., mx.array], a: mx.array) -> int:
     """The least or the largest element, found on the CPU so as not to wait for the GPU."""
     return int(np.array(of(a, stream=mx.cpu)))
 
@@ -81,5 +76,5 @@ def check_noise(program: Program, noise: Slices, members: int) -> None:
         raise ValueError(f"starts are {noise.starts.shape} for {members} members")
     longest = np.array([slice_length(leaf.shape, noise.rank) for leaf in program.leaves], np.int32)
     ends = mx.add(noise.starts, mx.array(longest)[:, None], stream=mx.cpu)
-    if extreme(mx.min, noise.starts) < 0 or extreme(mx.max, ends) > noise.table.size:
+    if host_extreme(mx.min, noise.starts) < 0 or host_extreme(mx.max, ends) > noise.table.size:
         raise ValueError("a slice of the noise lies beyond the table")

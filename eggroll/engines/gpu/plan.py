@@ -1,16 +1,14 @@
-"""How a stage runs on an Apple GPU: phases between barriers, where registers lie, what it costs.
+"""How a stage runs on a GPU: phases between barriers, where registers lie, what moves.
 
-Letters: M members of a threadgroup, P members, T tokens, D width, V vocabulary, K inputs and O
-outputs of an operation, r rank. Nothing here needs MLX or a GPU.
+The figures are those of Apple GPUs; cuda/plan.py has what differs. Letters: M members of a
+threadgroup, P members, T tokens, D width, V vocabulary, K inputs and O outputs of an operation, r
+rank. Nothing here needs MLX or a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
-from typing import NamedTuple
 
 from eggroll.program import Op, Program, S, X
 
@@ -302,84 +300,3 @@ def best_members(program: Program, rank: int, population: int, nax: bool = False
     choice = [m for m in MEMBERS if m % 16 == 0 or not nax]
     full = [m for m in choice if -(-population // m) >= FULL] or choice[-1:]
     return min(full, key=streamed)
-
-
-class Cost(NamedTuple):
-    """What a stage takes: launches per update and chunk, the rest per member and token."""
-
-    launches: int
-    barriers: int  # of a threadgroup
-    macs: int  # int8 multiply-adds
-    weights: float  # bytes, M members share them
-    noise: float  # bytes, a pair shares them
-    registers: int  # bytes that do not stay in threadgroup memory
-    passed: int  # bytes from the stage before and to the next one
-
-
-def cost(plan: StagePlan) -> Cost:
-    """Counts of a stage, from the plan that its kernel is generated from."""
-    D = plan.program.width
-    return Cost(
-        launches=1,
-        barriers=plan.barriers,
-        macs=plan.macs,
-        weights=plan.weights_read,
-        noise=plan.noise_bytes / 2,
-        registers=plan.spilled,
-        passed=D * (not plan.first) + D * plan.passes_on,
-    )
-
-
-def count_table(program: Program, rank: int, population: int) -> str:
-    """Markdown: the cost of every kind of stage of a network, as docs/metal.md has it."""
-    M = best_members(program, rank, population)
-    return count_rows(stage_plans(program, members=M, rank=rank))
-
-
-def count_rows(plans: Sequence[StagePlan]) -> str:
-    """The table of `count_table`, from the plans of embedding, layers and head."""
-    names = ["embedding", *["layer"] * (len(plans) - 2), "head"]
-    rows = ["| stage | " + " | ".join(Cost._fields) + " |", "|---|" + "---:|" * len(Cost._fields)]
-    for name, plan in zip(names, plans, strict=True):
-        counts = " | ".join(f"{count:,.0f}" for count in cost(plan))
-        row = f"| {name} | {counts} |"
-        rows += [row] * (row not in rows)
-    return f"M = {plans[0].members} members\n\n" + "\n".join(rows) + "\n"
-
-
-class VoteWork(NamedTuple):
-    """What one count of votes computes, in the order of its flat results.
-
-    tiles: [leaf, row, column, O, K, offset] of the matrices; elements: [leaf, element] of the
-    vectors; votes: of all matrices, which lie one after the other.
-    """
-
-    tiles: list[tuple[int, ...]]
-    elements: list[tuple[int, int]]
-    votes: int
-
-
-def vote_work(program: Program, side: int) -> VoteWork:
-    """Tiles of side x side votes, and single votes of vectors."""
-    tiles: list[tuple[int, ...]] = []
-    elements: list[tuple[int, int]] = []
-    offset = 0
-    for i, leaf in enumerate(program.leaves):
-        if len(leaf.shape) == 1:
-            elements += [(i, k) for k in range(leaf.shape[0])]
-            continue
-        O, K = leaf.shape
-        corners = product(range(0, O, side), range(0, K, side))
-        tiles += [(i, row, column, O, K, offset) for row, column in corners]
-        offset += O * K
-    return VoteWork(tiles, elements, offset)
-
-
-def shares(terms: int, groups: int) -> tuple[int, int]:
-    """(parts, terms of each) that bring `groups` threadgroups near 4 FULL; a part has 256 or more.
-
-    A part's terms are a multiple of 32, as vote_product.metal takes that many at a time.
-    """
-    parts = max(1, min(-(-4 * FULL // groups), terms // 256))
-    share = -(-terms // parts // 32) * 32
-    return -(-terms // share), share

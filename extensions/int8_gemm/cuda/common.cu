@@ -1,9 +1,9 @@
-// What every kernel shares: fixed point, the layout of activations, the noise read in place.
+// What the kernels of stages share: division, and the layout of activations.
 //
 // A register is int8 [features / 8][LD members][8]: four neighbouring features of a member are one
 // word, the B operand of a matrix product reads two of these at once, and rows of LD = M + 4
 // members begin in different banks. Members 2i and 2i + 1 are a pair. The constants M, LD, WARPS,
-// THREADS, RANK, SHIFT and PERTURBED come first in the generated source. What noise does stands in
+// THREADS, RANK, SHIFT and PERTURBED come first in the generated source. What noise does is in
 // weights.cu and nodes.cu, of which a kernel has one.
 
 namespace egg {
@@ -69,22 +69,6 @@ __device__ inline Row row_of(uint32_t pair, Lane lane) {
 __device__ inline int over_row(int v) {
   for (int mask = 8; mask > 0; mask /= 2) v += __shfl_xor_sync(0xffffffffu, v, mask);
   return v;
-}
-
-// The noise of this block's pairs: `first` is its first pair, `pairs` their number in all.
-struct Noise {
-  const int8_t* table;
-  const int32_t* starts;  // [leaves of the stage][pairs]
-  uint32_t first, pairs;
-  // Of nodes alone: [leaves of the stage][pairs][words], bit t % 32 of word t / 32 is token t's.
-  const int32_t* signs;
-  uint32_t words, t;
-};
-
-// The slice of a leaf that belongs to the pair of `member`; members past the end share the last.
-__device__ inline const int8_t* slice(Noise noise, uint32_t leaf, uint32_t member) {
-  const uint32_t pair = min(noise.first + member / 2, noise.pairs - 1);
-  return noise.table + noise.starts[leaf * noise.pairs + pair];
 }
 
 // Four bytes from anywhere, by the one or two words that hold them. The table is made of words.

@@ -27,7 +27,7 @@ __device__ inline void keep_logits(uint32_t* logits, const uint2 (&y)[M / 8], ui
 
 // EXP2 of one logit of a pair.
 __device__ inline uint32_t weight_of(const uint32_t* exp2, const uint32_t* logits, uint32_t o) {
-  return exp2_q4(exp2, uint32_t(byte_of(logits[o / 4], o % 4) + 128));
+  return power(exp2, uint32_t(byte_of(logits[o / 4], o % 4) + 128));
 }
 
 // EXP2 of the logits of a tile.

@@ -5,13 +5,6 @@ namespace egg {
 
 constexpr int SILENT = 63;  // the shift of a leaf without noise of its own
 
-// Whether the noise of a pair is turned at this token.
-__device__ inline bool turned(Noise noise, uint32_t leaf, uint32_t member) {
-  const uint32_t pair = min(noise.first + member / 2, noise.pairs - 1);
-  const uint32_t word = noise.signs[(leaf * noise.pairs + pair) * noise.words + noise.t / 32];
-  return (word >> (noise.t % 32)) & 1;
-}
-
 // Elements of a vector leaf as a member sees them: clip(w +- (n1 n2 >> shift)).
 template <int COUNT>
 __device__ inline uint32_t perturbed(const int8_t* w, Noise noise, uint32_t leaf, uint32_t member,

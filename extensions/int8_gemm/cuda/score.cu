@@ -1,14 +1,20 @@
-// u = linear(x) + 128; log-likelihood = u_c - LOG2[sum EXP2[u]] in 1/16 bit. Logits are not stored.
+// u = linear(x) + 128; log-likelihood = S/16 u_c - LOG2[sum EXP2[u]] in 1/S bit. Logits are not
+// stored.
 //
-// LOG2 (its breakpoints), EXP2 (its last 16 entries) and the type Total (64 bits where the sum
-// needs them) are generated.
+// SCORE_BITS, EXACT, EXP2 (its last 16 entries, or its first 16 if exact) and the type Total (64
+// bits where the sum needs them) are generated.
 
 namespace egg {
 
-// EXP2[u] = floor(16 2^(u / 16)) is its entry for 240 + u % 16, halved 15 - u / 16 times and
-// floored.
-__device__ inline uint32_t exp2_q4(const uint32_t* exp2, uint32_t u) {
+// EXP2[u] = floor(2^(SCORE_BITS + u / 16)) is its entry for 240 + u % 16, halved 15 - u / 16 times
+// and floored.
+__device__ inline uint32_t power(const uint32_t* exp2, uint32_t u) {
   return exp2[u % 16] >> (15 - u / 16);
+}
+
+// What is summed: that, or of exact losses the entry for u % 16, doubled u / 16 times.
+__device__ inline Total summand(const uint32_t* exp2, uint32_t u) {
+  return EXACT ? Total(exp2[u % 16]) << (u / 16) : Total(power(exp2, u));
 }
 
 __device__ inline void load_exp2(uint32_t* exp2, Lane lane) {
@@ -22,15 +28,6 @@ __device__ inline uint32_t shuffled(uint32_t v, int mask) {
 __device__ inline uint64_t shuffled(uint64_t v, int mask) {
   const uint32_t low = shuffled(uint32_t(v), mask), high = shuffled(uint32_t(v >> 32), mask);
   return (uint64_t(high) << 32) | uint64_t(low);
-}
-
-// floor(16 log2(n / 16)) of n >= 1.
-__device__ inline int log2_q4(uint64_t n) {
-  const int bit = 63 - __clzll(static_cast<long long>(n));
-  const uint64_t scaled = n << uint32_t(63 - bit);
-  int fraction = 0;
-  for (int f = 0; f < 15; ++f) fraction += scaled >= LOG2[f];
-  return 16 * bit + fraction - 64;
 }
 
 // What a lane has summed for its members, and the symbols that came.
@@ -62,8 +59,8 @@ __device__ inline void score(Likelihood& mine, int* hits, const uint32_t* exp2,
       if (o + e >= V) continue;
       const uint32_t member = 8 * j + 2 * lane.quad;
       const int even = byte_of(y[j].x, e) + 128, odd = byte_of(y[j].y, e) + 128;
-      mine.sums[j][0] += exp2_q4(exp2, even);
-      mine.sums[j][1] += exp2_q4(exp2, odd);
+      mine.sums[j][0] += summand(exp2, even);
+      mine.sums[j][1] += summand(exp2, odd);
       if (mine.targets[j][0] == o + e) hits[member] = even;
       if (mine.targets[j][1] == o + e) hits[member + 1] = odd;
     }
@@ -86,7 +83,18 @@ __device__ inline void finish(int16_t* scores, const Total* parts, const int* hi
   for (uint32_t m = lane.thread; m < min(uint32_t(M), members); m += THREADS) {
     uint64_t total = 0;
     for (uint32_t part = 0; part < WARPS; ++part) total += parts[part * M + m];
-    scores[m * T] = int16_t(hits[m] - log2_q4(total));
+    scores[m * T] = int16_t(hits[m] * (1 << (SCORE_BITS - 4)) - log2_score(total));
+  }
+}
+
+// What exact losses are made of: sums over the vocabulary, and the targets' logits.
+__device__ inline void finish(uint64_t* totals, int8_t* logits, const Total* parts, const int* hits,
+                              uint32_t T, uint32_t members, Lane lane) {
+  for (uint32_t m = lane.thread; m < min(uint32_t(M), members); m += THREADS) {
+    uint64_t total = 0;
+    for (uint32_t part = 0; part < WARPS; ++part) total += parts[part * M + m];
+    totals[m * T] = total;
+    logits[m * T] = int8_t(hits[m] - 128);
   }
 }
 

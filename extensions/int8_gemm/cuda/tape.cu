@@ -21,8 +21,8 @@ __device__ inline void keep_rows(int8_t* rows, const uint32_t* x, uint32_t T, ui
 }
 
 // x B of a product, [M / 2 pairs].
-__device__ inline void keep_sums(int32_t* met, const int* sums, Lane lane) {
-  for (uint32_t i = lane.thread; i < M / 2; i += THREADS) met[i] = sums[2 * i];
+__device__ inline void keep_sums(int32_t* projections, const int* sums, Lane lane) {
+  for (uint32_t i = lane.thread; i < M / 2; i += THREADS) projections[i] = sums[2 * i];
 }
 
 }  // namespace egg

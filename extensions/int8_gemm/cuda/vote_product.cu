@@ -9,22 +9,6 @@ namespace egg {
 constexpr uint32_t SIDE = 64, DEPTH = 64;
 constexpr uint32_t LINE = SIDE + 8;  // words between quads of terms, so that these differ in banks
 
-// Where a tile lies: of which leaf, from which row and column, and where its leaf's votes begin.
-struct Tile {
-  uint32_t leaf, row, column, O, K, offset;
-};
-
-__device__ inline Tile tile_of(const int32_t* t) {
-  Tile tile;
-  tile.leaf = t[0];
-  tile.row = t[1];
-  tile.column = t[2];
-  tile.O = t[3];
-  tile.K = t[4];
-  tile.offset = t[5];
-  return tile;
-}
-
 // left[quad][o], right[quad][k] of terms from .. from + DEPTH - 1, four terms a word; zeros past an
 // edge.
 template <typename Terms>

@@ -1,9 +1,9 @@
-// What every kernel shares: fixed point, the layout of activations, the noise read in place.
+// What the kernels of stages share: division, and the layout of activations.
 //
-// A register is int8 [features][M members], rows LD bytes apart, met as char2: members 2i and 2i +
+// A register is int8 [features][M members], rows LD bytes apart, read as char2: members 2i and 2i +
 // 1 are a pair and neighbours in a row, so one lane holds both and reads their noise once. The
 // constants M, LD, THREADS, SIMDGROUPS, RANK, SHIFT and PERTURBED come first in the generated
-// source. What noise does stands in weights.metal and nodes.metal, of which a kernel has one.
+// source. What noise does is in weights.metal and nodes.metal, of which a kernel has one.
 
 namespace egg {
 
@@ -34,7 +34,7 @@ inline void put(Register x, uint feature, uint member, char2 v) {
   x[feature * (LD / 2) + member / 2] = v;
 }
 
-// Where a lane stands in an 8 x 8 matrix: its two elements are (row, column) and (row, column + 1).
+// A lane's place in an 8 x 8 matrix: its two elements are (row, column) and (row, column + 1).
 struct Lane {
   uint index, simdgroup, in_group, row, column;
   threadgroup int* spare;  // of this simdgroup, where a product needs it
@@ -49,22 +49,6 @@ inline Lane lane_of(uint index, uint simdgroup, threadgroup int* spare) {
   lane.row = ((index >> 2) & 4) + ((index >> 1) & 3);
   lane.column = ((index >> 1) & 4) + (index & 1) * 2;
   return lane;
-}
-
-// The noise of this threadgroup's pairs: `first` is its first pair, `pairs` their number in all.
-struct Noise {
-  const device int8_t* table;
-  const device int32_t* starts;  // [leaves of the stage][pairs]
-  uint first, pairs;
-  // Of nodes alone: [leaves of the stage][pairs][words], bit t % 32 of word t / 32 is token t's.
-  const device int32_t* signs;
-  uint words, t;
-};
-
-// The slice of a leaf that belongs to the pair of `member`; members past the end share the last.
-inline const device int8_t* slice(Noise noise, uint leaf, uint member) {
-  const uint pair = min(noise.first + member / 2, noise.pairs - 1);
-  return noise.table + noise.starts[leaf * noise.pairs + pair];
 }
 
 // The state comes and goes as [members][D], the activations of a token as [D][M].

@@ -5,13 +5,6 @@ namespace egg {
 
 constant constexpr int SILENT = 63;  // the shift of a leaf without noise of its own
 
-// Whether the noise of a pair is turned at this token.
-inline bool turned(Noise noise, uint leaf, uint member) {
-  const uint pair = min(noise.first + member / 2, noise.pairs - 1);
-  const uint word = noise.signs[(leaf * noise.pairs + pair) * noise.words + noise.t / 32];
-  return (word >> (noise.t % 32)) & 1;
-}
-
 // n for the even member and -n for the odd one, or the other way round.
 inline int2 opposite(int n, bool turn) {
   int2 v;

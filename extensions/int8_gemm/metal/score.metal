@@ -1,6 +1,7 @@
-// u = linear(x) + 128; log-likelihood = u_c - LOG2[sum EXP2[u]] in 1/16 bit. Logits are not stored.
+// u = linear(x) + 128; log-likelihood = S/16 u_c - LOG2[sum EXP2[u]] in 1/S bit. Logits are not
+// stored.
 //
-// EXP2, LOG2 (its breakpoints) and the type Total (64 bits where the sum needs them) are generated.
+// SCORE_BITS, EXP2 and the type Total (64 bits where the sum needs them) are generated.
 
 namespace egg {
 
@@ -16,16 +17,6 @@ inline Total over_rows(Total v) {
   v += shuffled(v, 2);
   v += shuffled(v, 4);
   return v + shuffled(v, 16);
-}
-
-// floor(16 log2(n / 16)) of n >= 1.
-inline int log2_q4(ulong n) {
-  const uint high = uint(n >> 32);
-  const int bit = high != 0 ? 63 - int(clz(high)) : 31 - int(clz(uint(n)));
-  const ulong scaled = n << uint(63 - bit);
-  int fraction = 0;
-  for (uint f = 0; f < 15; ++f) fraction += scaled >= LOG2[f];
-  return 16 * bit + fraction - 64;
 }
 
 // What a lane has summed for its members, and the symbols that came.
@@ -76,7 +67,19 @@ inline void finish(device int16_t* scores, Parts parts, Hits hits, uint T, uint 
   for (uint m = lane.in_group; m < min(uint(M), members); m += THREADS) {
     ulong total = 0;
     for (uint part = 0; part < SIMDGROUPS; ++part) total += parts[part * M + m];
-    scores[m * T] = int16_t(hits[m] - log2_q4(total));
+    scores[m * T] = int16_t(hits[m] * (1 << (SCORE_BITS - 4)) - log2_score(total));
+  }
+}
+
+// What exact losses are made of: sums over the vocabulary, and the targets' logits.
+template <typename Parts, typename Hits>
+inline void finish(device uint64_t* totals, device int8_t* logits, Parts parts, Hits hits, uint T,
+                   uint members, Lane lane) {
+  for (uint m = lane.in_group; m < min(uint(M), members); m += THREADS) {
+    ulong total = 0;
+    for (uint part = 0; part < SIMDGROUPS; ++part) total += parts[part * M + m];
+    totals[m * T] = total;
+    logits[m * T] = int8_t(hits[m] - 128);
   }
 }
 

@@ -27,8 +27,8 @@ inline void keep_rows(device int8_t* rows, Register x, uint T, uint members, Lan
 
 // x B of a product, [M / 2 pairs].
 template <typename Sums>
-inline void keep_sums(device int32_t* met, Sums sums, Lane lane) {
-  for (uint i = lane.in_group; i < M / 2; i += THREADS) met[i] = sums[2 * i];
+inline void keep_sums(device int32_t* projections, Sums sums, Lane lane) {
+  for (uint i = lane.in_group; i < M / 2; i += THREADS) projections[i] = sums[2 * i];
 }
 
 }  // namespace egg

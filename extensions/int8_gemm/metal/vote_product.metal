@@ -9,22 +9,6 @@ constant constexpr uint SIDE = 64, DEPTH = 32, THREADS = 128;
 constant constexpr uint LEFT = DEPTH + 4, RIGHT = SIDE + 4;  // bytes between rows
 constant constexpr uint EXACT_TERMS = 1024;                  // 127 * 127 * 1024 < 2^24
 
-// Where a tile lies: of which leaf, from which row and column, and where its leaf's votes begin.
-struct Tile {
-  uint leaf, row, column, O, K, offset;
-};
-
-inline Tile tile_of(const device int32_t* t) {
-  Tile tile;
-  tile.leaf = t[0];
-  tile.row = t[1];
-  tile.column = t[2];
-  tile.O = t[3];
-  tile.K = t[4];
-  tile.offset = t[5];
-  return tile;
-}
-
 // left[o][term], right[term][k] of terms from .. from + DEPTH - 1; zeros past an edge.
 template <typename Shared, typename Terms>
 inline void stage(Shared left, Shared right, Tile tile, Terms terms, uint from, uint end,

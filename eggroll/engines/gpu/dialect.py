@@ -1,0 +1,133 @@
+"""What a GPU language must tell the writers of kernels; metal/dialect.py and cuda/dialect.py do.
+
+Letters: M members of a threadgroup, D width. CUDA calls a threadgroup a block, a simdgroup a warp.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from string import Template
+from typing import ClassVar
+
+from eggroll.engines.gpu.plan import StagePlan
+from eggroll.engines.gpu.source import kernel_text
+from eggroll.program import Op
+
+VOTE_SIDE = 64  # SIDE of vote_product: a threadgroup counts VOTE_SIDE x VOTE_SIDE votes
+VOTE_THREADS = 128  # of a threadgroup, in all kernels but those of stages
+# Kernel files that both languages share, as their text is the same.
+COMMON = {
+    *("fixed", "noise", "add", "add_bias", "forget", "lookup", "mix"),
+    *("log2", "vote_tile", "votes", "credits", "credit_votes", "rows"),
+}
+
+
+class Dialect(ABC):
+    """A language for kernels: its words, and the few constructs that differ by more than words."""
+
+    folder: ClassVar[str]  # of its kernel files
+    suffix: ClassVar[str]  # of their names
+    includes: ClassVar[str] = ""
+    constant: ClassVar[str]  # begins the declaration of a compile-time integer
+    simdgroups: ClassVar[str]  # name of the constant that counts a threadgroup's simdgroups
+    uint: ClassVar[str]
+    ulong: ClassVar[str]
+    device: ClassVar[str] = ""  # address spaces
+    threadgroup: ClassVar[str] = ""
+    group: ClassVar[str]  # a threadgroup's number, in any kernel and in a stage
+    stage_group: ClassVar[str]
+    part: ClassVar[str]  # its number along y
+    thread: ClassVar[str]  # a thread's number, in kernels of VOTE_THREADS
+    unit: ClassVar[tuple[str, int]]  # element of registers in memory: type, bytes
+    logit: ClassVar[tuple[str, int]]  # the same of logits kept for a draw
+    value: ClassVar[str]  # type of what a lane reads of a register
+    element: ClassVar[str]  # index of a value in its tile
+    feature: ClassVar[str]  # the row of a value
+    row: ClassVar[str]  # arguments that tell a row operation where a lane stands
+    tile: ClassVar[str]  # arguments that tell a product which tile it computes
+    tile_template: ClassVar[str] = ""  # template argument for the size of a tile
+    no_sums: ClassVar[tuple[str, str]]  # without x B: what is declared, and what products are given
+    state_barrier: ClassVar[bool]  # whether a state is restarted by other threads than loaded it
+    exp2_words: ClassVar[int] = 0  # last entries of EXP2, which threadgroup memory gets a copy of
+    vote_constants: ClassVar[Mapping[str, int]] = {}  # that vote_product needs besides RANK and CLT
+    vote_memory: ClassVar[str]  # declares what vote_product stages terms in
+    vote_bytes: ClassVar[int]  # of that
+    vote_lane: ClassVar[str]  # arguments that tell vote_product where a lane stands
+    traces: ClassVar[str]  # body of the kernel that sums credit x input, as its tape is laid out
+
+    def kernel_file(self, name: str) -> str:
+        """Text of a kernel file: gpu/NAME.h, or of this language where it is not common."""
+        folder, file = ("gpu", f"{name}.h") if name in COMMON else (self.folder, name + self.suffix)
+        return kernel_text(folder, file)
+
+    def header(self, constants: str, files: Sequence[str]) -> str:
+        """What a kernel begins with: constants, the language's words, then its files."""
+        names = ("language", "fixed", *files)
+        return self.includes + constants + "".join(map(self.kernel_file, names))
+
+    def constants(self, **values: int) -> str:
+        """Declares compile-time integers."""
+        return "".join(f"{self.constant} {name} = {int(v)};\n" for name, v in values.items())
+
+    def spelled(self, body: str) -> str:
+        """A kernel body with $group, $part, $thread, $uint and $device in this language's words."""
+        words = ("group", "part", "thread", "uint", "device")
+        return Template(body).substitute({word: getattr(self, word) for word in words})
+
+    @abstractmethod
+    def array(self, kind: str, name: str, values: Sequence[int], *, gathered: bool = False) -> str:
+        """Declares a constant array. gathered: the lanes of a simdgroup read different elements."""
+
+    @abstractmethod
+    def share(self, kind: str, name: str, count: int, offset: int) -> list[str]:
+        """Declares an array in threadgroup memory, `offset` bytes from its start."""
+
+    @abstractmethod
+    def barrier(self, device: bool) -> str:
+        """A barrier of the threadgroup. device: for what is in device memory as well."""
+
+    @abstractmethod
+    def lane(self, plan: StagePlan) -> str:
+        """An expression for where a thread stands."""
+
+    @abstractmethod
+    def product_files(self, plan: StagePlan) -> list[str]:
+        """Kernel files of a stage's integer products."""
+
+    @property
+    @abstractmethod
+    def vote_files(self) -> list[str]:
+        """Kernel files of the integer product of votes."""
+
+    @abstractmethod
+    def product_input(self, plan: StagePlan, register: int) -> str:
+        """A register as a product reads it."""
+
+    @abstractmethod
+    def row_loop(self) -> list[str]:
+        """Opens the loop over a simdgroup's pairs."""
+
+    @abstractmethod
+    def tile_loop(self, plan: StagePlan, outputs: int, head: bool) -> list[str]:
+        """Opens the loop over a simdgroup's tiles. head: the outputs are logits."""
+
+    @abstractmethod
+    def tile_values(self, plan: StagePlan, name: str, outputs: int, head: bool) -> str:
+        """Declares what a lane computes of a tile."""
+
+    @abstractmethod
+    def element_loop(self, plan: StagePlan, outputs: int) -> list[str]:
+        """Opens the loop over what a lane has of a tile."""
+
+    @abstractmethod
+    def elementwise(self, op: Op, operands: Sequence[str], argument: str) -> list[str]:
+        """An operation on operands that a lane holds. argument: one more; @ is x or y of a pair."""
+
+    @abstractmethod
+    def bias(self, name: str, size: int, arguments: str) -> tuple[str, str]:
+        """Declares a bias with its noise, and gives it as an argument of `elementwise`."""
+
+    @abstractmethod
+    def tile_bytes(self, width: int, members: int) -> int:
+        """Bytes of a token's activations of `members`, as a stage passes them on."""

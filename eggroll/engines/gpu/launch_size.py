@@ -1,0 +1,53 @@
+"""How many members and tokens go into one launch, bounded in memory and in time.
+
+Letters: P members, T tokens, M members of a threadgroup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from eggroll.engines.gpu.credit_plan import CreditPlan
+from eggroll.engines.gpu.plan import StagePlan
+
+SORTED = 12  # bytes of a member's token, half a pair's, where rows are sorted
+
+
+class Limits(NamedTuple):
+    """Bytes that arrays may take, multiply-adds of one launch, bytes a token passes to and fro."""
+
+    memory: int
+    macs: int
+    passed: int
+
+
+def scratch_of(plans: Sequence[StagePlan]) -> int:
+    """Bytes of device memory for a member, at most."""
+    return max(-(-plan.scratch_bytes // plan.members) for plan in plans)
+
+
+def launch_size(plans: Sequence[StagePlan], limits: Limits, P: int, T: int) -> tuple[int, int]:
+    """Members (even) and tokens of one launch. plans: of every stage, for every M there may be.
+
+    Fewer tokens at a time cost a launch more, fewer members leave the GPU half empty: so tokens are
+    cut first.
+    """
+    room = limits.memory // (limits.passed + scratch_of(plans))
+    room = min(room, limits.macs // max(1, *(plan.macs for plan in plans)))
+    tokens = min(T, max(room // P, 1))
+    return min(P, max(room // tokens // 2 * 2, 2)), tokens
+
+
+def tape_members(plans: Sequence[Sequence[CreditPlan]], limits: Limits, T: int) -> int:
+    """Members (even) whose tapes of T tokens fit into memory; if many, of whole threadgroups.
+
+    plans: of every stage, for every M there may be, the largest first.
+    """
+    stages = plans[0]
+    scratch = scratch_of([plan for each in plans for plan in each])
+    tape = sum(plan.tape_bytes for plan in stages) // 2 + len(stages[0].program.leaves) + SORTED
+    inputs = max(sum(plan.sizes[op.inputs[0]] for op in plan.traced) for plan in stages)
+    room = limits.memory // (T * (limits.passed + tape) + 4 * inputs + scratch)
+    whole = stages[0].members
+    return room // whole * whole or max(room // 2 * 2, 2)

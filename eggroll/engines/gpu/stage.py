@@ -1,0 +1,393 @@
+"""The kernel of a stage, written from its plan: constants, kernel files, then the body.
+
+The operations themselves are in extensions/int8_gemm/{gpu,metal,cuda}, one file each, ASCII.
+Letters: M members of a threadgroup, T tokens, V vocabulary, K inputs and O outputs, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from eggroll import fixed_point as fx
+from eggroll.engines.gpu.dialect import Dialect
+from eggroll.engines.gpu.plan import PRODUCTS, Phase, StagePlan
+from eggroll.engines.gpu.source import Source
+from eggroll.program import Op, S, X
+
+Result = Literal["scores", "logits", "likelihoods"]
+# What a head leaves: of every token, or the last one's logits. Names of its outputs.
+RESULTS: dict[Result, tuple[str, ...]] = {
+    "scores": ("scores",),
+    "logits": ("logits",),
+    "likelihoods": ("totals", "target_logits"),
+}
+SIZES = {"int": 4, "uint": 4, "uint32_t": 4, "char2": 2, "int8_t": 1}  # bytes of what is shared
+
+
+class StageWriter:
+    """Writes the kernel of a stage; a derived writer adds to it by the methods that do nothing.
+
+    result: what the head leaves; shift: of the noise, Q + sigma_shift.
+    """
+
+    noise_file = "weights"  # the kernel file that says what noise does
+
+    def __init__(
+        self, plan: StagePlan, dialect: Dialect, result: Result = "scores", *, shift: int = 0
+    ) -> None:
+        self.plan, self.dialect, self.result, self.shift = plan, dialect, result, shift
+        self.rank, self.perturbed = plan.rank, plan.perturbed
+        self.scored = plan.scores and result != "logits"
+        self.exact = result == "likelihoods"
+        self.lines: list[str] = []
+        self.local: dict[int, str] = {}  # register -> the value that a lane holds of it
+        self.shared = 0  # bytes of threadgroup memory given out
+
+    def __call__(self, *lines: str) -> None:
+        self.lines += lines
+
+    def source(self) -> Source:
+        """The kernel."""
+        names = ["noise", "common", self.noise_file, *self.files()]
+        header = self.dialect.header(self.constants(), names)
+        inputs, outputs, body = tuple(self.inputs()), tuple(self.outputs()), self.body()
+        return Source("egg_stage", inputs, outputs, header, body, self.shared)
+
+    def inputs(self) -> list[str]:
+        plan = self.plan
+        names = ["weights", "table", "starts", "sizes", "tokens"]
+        names += ["targets"] * self.scored
+        return names + ["passed"] * (not plan.first) + ["state"] * (plan.stage.state >= 0)
+
+    def outputs(self) -> list[str]:
+        plan = self.plan
+        names = ["passed_on"] * plan.passes_on + ["state_after"] * (plan.stage.state >= 0)
+        names += RESULTS[self.result] * plan.scores
+        return names + ["scratch"] * bool(plan.scratch_bytes)
+
+    def files(self) -> list[str]:
+        """Kernel files of the stage's operations, each after those it needs."""
+        kinds = list(dict.fromkeys(op.kind for op in self.plan.stage.ops))
+        linear = ["linear"] * ("score" in kinds and "linear" not in kinds)
+        log2 = ["log2"] * ("score" in kinds)
+        return [*self.dialect.product_files(self.plan), *linear, *log2, *kinds]
+
+    def constants(self) -> str:
+        plan, dialect = self.plan, self.dialect
+        text = dialect.constants(M=plan.members, LD=plan.stride)
+        text += dialect.constants(**{dialect.simdgroups: plan.simdgroups})
+        return text + dialect.constants(
+            THREADS=32 * plan.simdgroups, RANK=self.rank, SHIFT=self.shift,
+            PERTURBED=self.perturbed,
+        ) + self.tables()  # fmt: skip
+
+    @property
+    def wide(self) -> bool:
+        """Whether a sum of EXP2, which is below 2^(16 + score bits), needs 64 bits."""
+        program = self.plan.program
+        return self.exact or program.vocabulary > 1 << (16 - program.score_bits)
+
+    def tables(self) -> str:
+        """The integer tables that the stage's operations look up."""
+        names, dialect = sorted({op.table for op in self.plan.stage.ops if op.table}), self.dialect
+        gates = fx.gate_tables()
+        text = "".join(
+            dialect.array("int8_t", f"table_{name}", gates[name].tolist(), gathered=True)
+            for name in names
+        )
+        if self.plan.scores:
+            text += self.score_tables()
+        return text
+
+    def score_tables(self) -> str:
+        """EXP2 and LOG2 of the score's unit, 2^-SCORE_BITS; if exact, EXP2 of the exact loss."""
+        dialect, bits = self.dialect, self.plan.program.score_bits
+        text = dialect.constants(SCORE_BITS=bits, EXACT=self.exact)
+        text += f"typedef {dialect.ulong if self.wide else dialect.uint} Total;\n"
+        if not self.exact:
+            powers = fx.exp2_table(bits).tolist()[-dialect.exp2_words :]
+        else:
+            powers = (fx.exp2_mantissas() if dialect.exp2_words else fx.exact_exp2()).tolist()
+        wide = self.exact and not dialect.exp2_words
+        text += dialect.array("ulong" if wide else "uint", "EXP2", powers)
+        breakpoints = fx.log2_breakpoints(bits).tolist()
+        return text + dialect.array("ulong", "LOG2", breakpoints, gathered=True)
+
+    def opening(self) -> None:
+        """What a derived writer declares."""
+
+    def token(self) -> None:
+        """What a token begins with."""
+
+    def products(self, phase: Phase) -> None:
+        """What goes before the tiles of a phase, when all inputs of its products are there."""
+
+    def scored_tile(self, op: Op) -> None:
+        """What is done with a tile of logits besides."""
+
+    def scored_token(self) -> None:
+        """What follows a token's scores."""
+
+    def body(self) -> str:
+        """All T tokens of the stage, phase after phase."""
+        plan, D = self.plan, self.plan.program.width
+        self.declare_memory()
+        self.declare()
+        self.opening()
+        if self.scored and self.dialect.exp2_words:
+            self("egg::load_exp2(exp2, lane);")
+        self.load_state()
+        self.move_in("0")
+        self.barrier()
+        self(f"for ({self.dialect.uint} t = 0; t < T; ++t) {{")
+        self.token()
+        for phase in plan.phases:
+            self.row_part(phase)
+            self.tile_part(phase)
+        if plan.passes_on:
+            self(f"egg::store_tile<{D}>(r{X}, passed_on + {self.at_token('t')}, lane);")
+        self("if (t + 1 < T) {")
+        self.move_in("t + 1")
+        self("}")
+        self.barrier()
+        self("}")
+        if plan.stage.state >= 0:
+            self(f"egg::store_state<{D}>(r{S}, state_after + first * {D}, members, lane);")
+        return "\n".join(self.lines) + "\n"
+
+    @property
+    def exp2(self) -> str:
+        """The argument for EXP2, where threadgroup memory has a copy."""
+        return "exp2, " if self.dialect.exp2_words else ""
+
+    def barrier(self) -> None:
+        self(self.dialect.barrier(bool(self.plan.scratch_bytes)))
+
+    def share(self, kind: str, name: str, size: int) -> None:
+        """Declares an array of `size` bytes in threadgroup memory, aligned to 16."""
+        each = (8 if self.wide else 4) if kind == "Total" else SIZES[kind]
+        self(*self.dialect.share(kind, name, size // each, self.shared))
+        self.shared += -(-size // 16) * 16
+
+    def spilled(self, kind: str, name: str, memory: str, at: int = 0) -> None:
+        """Declares a pointer into this threadgroup's device memory."""
+        pointer, offset = f"{self.dialect.device}{kind}*", f" + {at}" if at else ""
+        self(f"{pointer} const {name} = reinterpret_cast<{pointer}>({memory}){offset};")
+
+    def declare_memory(self) -> None:
+        """Threadgroup memory and this threadgroup's share of device memory."""
+        plan, dialect = self.plan, self.dialect
+        unit, unit_bytes = dialect.unit
+        shared = plan.shared_rows * plan.stride
+        if shared:
+            self.share(unit, "shared", shared)
+        if plan.sums_bytes and plan.sums_shared:
+            self.share("int", "sums", plan.sums_bytes)
+        if plan.spare_bytes:
+            self.share("int", "spare", plan.spare_bytes)
+        if self.scored:
+            self.share("Total", "parts", plan.simdgroups * plan.members * (8 if self.wide else 4))
+            self.share("int", "hits", 4 * plan.members)
+            if dialect.exp2_words:
+                self.share("uint32_t", "exp2", 4 * dialect.exp2_words)
+        if plan.scratch_bytes:
+            self.spilled(unit, "spilled", f"scratch + {dialect.group} * {plan.scratch_bytes}u")
+        if plan.sums_bytes and not plan.sums_shared:
+            at = (plan.scratch_bytes - plan.sums_bytes) // unit_bytes
+            self.spilled("int", "sums", f"spilled + {at}")
+        if not plan.sums_bytes and dialect.no_sums[0]:
+            self(dialect.no_sums[0])
+
+    def declare(self) -> None:
+        """Registers and the coordinates of this threadgroup."""
+        plan, dialect = self.plan, self.dialect
+        unit, unit_bytes = dialect.unit
+        for r, place in sorted(plan.places.items()):
+            space = dialect.threadgroup if place.shared else dialect.device
+            base, at = "shared" if place.shared else "spilled", place.row * plan.stride
+            self(f"{space}{unit}* const r{r} = {base} + {at // unit_bytes};")
+        self(
+            f"const {dialect.uint} first = {dialect.group} * M;",
+            f"const {dialect.uint} T = sizes[0], members = sizes[1] - first;",
+            f"const egg::Lane lane = {dialect.lane(plan)};",
+            "egg::Noise noise;",
+            "noise.table = table;",
+            "noise.starts = starts;",
+            "noise.first = first / 2;",
+            "noise.pairs = sizes[2];",
+        )
+
+    def load_state(self) -> None:
+        """The state comes in, or is zero where it is not kept."""
+        D = self.plan.program.width
+        if S not in self.plan.lives:
+            return
+        if self.plan.stage.state >= 0:
+            self(f"egg::load_state<{D}>(r{S}, state + first * {D}, members, lane);")
+        else:
+            self(f"egg::fill<{D}>(r{S}, lane);")
+        if self.dialect.state_barrier:
+            self.barrier()
+
+    def at_token(self, t: str) -> str:
+        """Where a token's activations lie in [threadgroup][T][tile_bytes]."""
+        size = self.dialect.tile_bytes(self.plan.program.width, self.plan.members)
+        return f"({self.dialect.stage_group} * T + {t}) * {size}"
+
+    def move_in(self, t: str) -> None:
+        """The token's activations come in, and a document mark zeroes the state."""
+        plan, D = self.plan, self.plan.program.width
+        if X in plan.lives and not plan.first:
+            self(f"egg::load_tile<{D}>(r{X}, passed + {self.at_token(t)}, lane);")
+        elif X in plan.lives and reads_first(plan, X):
+            self(f"egg::fill<{D}>(r{X}, lane);")
+        if S in plan.lives:
+            self(f"egg::restart<{D}>(r{S}, tokens + first * T + {t}, T, members, lane);")
+
+    def weights(self, op: Op) -> str:
+        return f"weights + {self.plan.layout[op.leaf].offset}"
+
+    def leaf(self, op: Op) -> int:
+        return self.plan.layout[op.leaf].index
+
+    def sums_of(self, op: Op) -> str:
+        """Where x B of a product lies among those of its phase."""
+        plan = self.plan
+        if not plan.perturbed:
+            return self.dialect.no_sums[1]
+        phase = next(p for p in plan.phases if op in p.products)
+        return f"sums + {phase.products.index(op) * plan.rank * plan.members}"
+
+    def row_part(self, phase: Phase) -> None:
+        """Row operations and the low-rank sums of the coming products, a simdgroup per pair."""
+        plan, row = self.plan, self.dialect.row
+        if not plan.has_rows(phase):
+            return
+        self(*self.dialect.row_loop())
+        # No barrier between them: a lane has the same features of a member in all of them.
+        for op in phase.rows:
+            ROWS[op.kind](self, op)
+        for op in phase.products if plan.perturbed else []:
+            K, x = plan.program.leaves[op.leaf].shape[1], op.inputs[0]
+            self(f"egg::dots<{K}>({self.sums_of(op)}, r{x}, noise, {self.leaf(op)}, {row});")
+        self("}")
+        self.barrier()
+
+    def tile_part(self, phase: Phase) -> None:
+        """Products and what follows them element by element, in tiles of outputs x members."""
+        plan, dialect = self.plan, self.dialect
+        if not phase.tiles:
+            return
+        self.products(phase)
+        head = phase.tiles[0].kind == "score"
+        outputs = plan.program.vocabulary if head else plan.sizes[phase.tiles[0].out]
+        scored = head and self.scored
+        self("{")
+        if scored:
+            self("egg::Likelihood likelihood;")
+            self("egg::begin(likelihood, targets + first * T + t, T, members, lane);")
+        self(*dialect.tile_loop(plan, outputs, head))
+        names = ["logit"] if head else [f"v{r}" for r in sorted({op.out for op in phase.tiles})]
+        self(*(dialect.tile_values(plan, name, outputs, head) for name in names))
+        for op in phase.products:
+            TILES[op.kind](self, op)
+        if not head:
+            self.element_loop(phase, outputs)
+        self("}")
+        if scored:
+            self("egg::gather(parts, likelihood, lane);")
+        self("}")
+        self.barrier()
+        if scored:
+            results = ", ".join(f"{name} + first * T + t" for name in RESULTS[self.result])
+            self(f"egg::finish({results}, parts, hits, T, members, lane);")
+            self.scored_token()
+
+    def element_loop(self, phase: Phase, outputs: int) -> None:
+        """What follows the products: registers are read and written where a lane stands."""
+        dialect, value = self.dialect, self.dialect.value
+        self(*dialect.element_loop(self.plan, outputs))
+        self.local = {op.out: f"v{op.out}{dialect.element}" for op in phase.products}
+        for op in phase.tiles:
+            if op.kind not in PRODUCTS:
+                for r in op.inputs:
+                    if r not in self.local:
+                        self(f"const {value} m{r} = egg::get(r{r}, {dialect.feature}, member);")
+                        self.local[r] = f"m{r}"
+                argument = ELEMENTS[op.kind](self, op)
+                self(*dialect.elementwise(op, [self.local[r] for r in op.inputs], argument))
+                self.local[op.out] = f"v{op.out}{dialect.element}"
+            if self.plan.kept(op):
+                self(f"egg::put(r{op.out}, {dialect.feature}, member, {self.local[op.out]});")
+        self("}")
+
+
+def reads_first(plan: StagePlan, register: int) -> bool:
+    """Whether the stage reads a register before it writes it."""
+    for op in plan.stage.ops:
+        if register in op.inputs:
+            return True
+        if op.out == register:
+            return False
+    return False
+
+
+def row_embed(write: StageWriter, op: Op) -> None:
+    write(
+        f"egg::embed<{write.plan.sizes[op.out]}>(r{op.out}, {write.weights(op)}, noise, "
+        f"{write.leaf(op)}, tokens + first * T + t, T, members, {write.dialect.row});"
+    )
+
+
+def row_norm(write: StageWriter, op: Op) -> None:
+    write(
+        f"egg::norm<{write.plan.sizes[op.out]}>(r{op.out}, r{op.inputs[0]}, {write.weights(op)}, "
+        f"noise, {write.leaf(op)}, {write.dialect.row});"
+    )
+
+
+def tile_linear(write: StageWriter, op: Op) -> None:
+    (O, K), dialect = write.plan.program.leaves[op.leaf].shape, write.dialect
+    out = "logit" if op.kind == "score" else f"v{op.out}"
+    x = dialect.product_input(write.plan, op.inputs[0])
+    write(
+        f"egg::linear<{K}, {O}, {fx.divisor(K)}{dialect.tile_template}>({out}, "
+        f"{write.weights(op)}, {x}, {write.sums_of(op)}, noise, {write.leaf(op)}, {dialect.tile});"
+    )
+
+
+def tile_score(write: StageWriter, op: Op) -> None:
+    tile_linear(write, op)
+    V = write.plan.program.leaves[op.leaf].shape[0]
+    if not write.scored:
+        write(f"egg::store_logits<{V}>(logits, logit, tile, members, lane);")
+    else:
+        write(f"egg::score<{V}>(likelihood, hits, {write.exp2}logit, tile, lane);")
+        write.scored_tile(op)
+
+
+def bias(write: StageWriter, op: Op) -> str:
+    """Declares the bias; gives it as an argument."""
+    arguments = f"{write.weights(op)}, noise, {write.leaf(op)}"
+    name = f"w{write.leaf(op)}"
+    declaration, argument = write.dialect.bias(name, write.plan.sizes[op.out], arguments)
+    write(declaration)
+    return argument
+
+
+def nothing(write: StageWriter, op: Op) -> str:
+    return ""
+
+
+ROWS: dict[str, Callable[[StageWriter, Op], None]] = {"embed": row_embed, "norm": row_norm}
+TILES: dict[str, Callable[[StageWriter, Op], None]] = {"linear": tile_linear, "score": tile_score}
+# Operations element by element: one more argument than the registers that they read, or none.
+ELEMENTS: dict[str, Callable[[StageWriter, Op], str]] = {
+    "add": nothing,
+    "add_bias": bias,
+    "lookup": lambda write, op: f"table_{op.table}",
+    "forget": nothing,
+    "mix": nothing,
+}
+OPERATIONS = {**ROWS, **TILES, **ELEMENTS}

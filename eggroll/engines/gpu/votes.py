@@ -1,0 +1,173 @@
+"""The kernels that count votes, with token credit and without: the same for all networks.
+
+Letters: T tokens, K inputs, Z votes. Lanes are the pairs of whole threadgroups.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from eggroll.engines.gpu.dialect import Dialect
+from eggroll.engines.gpu.source import Source
+
+VOTES = """\
+const $uint begin = $part * sizes[1];
+egg::PairTerms terms;
+terms.fitness = fitness;
+terms.table = table;
+terms.starts = starts;
+terms.pairs = sizes[0];
+egg::matrix_votes(Z + $part * sizes[2], left, right, egg::tile_of(work + 6 * $group), terms, begin,
+                  min(begin + $uint(sizes[1]), $uint(sizes[0] * RANK)), @);
+"""
+VECTOR_VOTES = """\
+const $uint at = $thread;
+if (at < $uint(sizes[2])) {
+  const $uint begin = $part * sizes[1];
+  Z[$part * sizes[2] + at] =
+      egg::vector_vote(work[2 * at], work[2 * at + 1], fitness, table, starts, sizes[0], begin,
+                       min(begin + $uint(sizes[1]), $uint(sizes[0])));
+}
+"""
+CREDITS = """\
+const $uint lanes = sizes[4], at = $thread;
+if (at < $uint(sizes[0]) * lanes) {
+  egg::Pairs of;
+  of.scores = scores;
+  of.tokens = tokens;
+  of.signs = signs;
+  of.starts = starts;
+  of.projections = projection;
+  of.table = table;
+  of.pairs = sizes[2];
+  of.lanes = lanes;
+  of.T = sizes[1];
+  of.words = sizes[3];
+  of.unit = sizes[6];
+  of.unit_shift = sizes[7];
+  const $uint credit = at / lanes, lane = at % lanes;
+  const int sum = egg::weigh(credits + credit * of.T * lanes + lane,
+                             egg::credit_of(work + 5 * credit), of, lane);
+  sums[at] = int8_t(egg::clip(egg::rounded(sum, sizes[5])));
+}
+"""
+CREDIT_VOTES = """\
+const ${device}int32_t* const mine = work + 8 * $group;
+const $uint begin = $part * sizes[1];
+egg::CreditTerms terms;
+terms.table = table;
+terms.starts = starts;
+terms.sums = sums;
+terms.pairs = sizes[0];
+terms.at = mine[6];
+terms.first = mine[7] * sizes[0];
+terms.shift = sizes[3];
+egg::matrix_votes(Z + $part * sizes[2], left, right, egg::tile_of(mine), terms, begin,
+                  min(begin + $uint(sizes[1]), $uint(sizes[0])), @);
+"""
+CREDIT_VECTOR_VOTES = """\
+const $uint at = $thread;
+if (at < $uint(sizes[2])) {
+  const ${device}int32_t* const mine = work + 4 * at;
+  const $uint begin = $part * sizes[1];
+  Z[$part * sizes[2] + at] = egg::vector_vote(
+      mine[0], mine[1], mine[3], sums + mine[2] * sizes[3], table, starts, sizes[0], begin,
+      min(begin + $uint(sizes[1]), $uint(sizes[0])));
+}
+"""
+ROW_VOTES = """\
+const $uint columns = sizes[1], blocks = (columns + 31) / 32, at = $thread, task = at / 32;
+const $uint row = task / blocks, column = task % blocks * 32 + at % 32;
+if (row < $uint(sizes[0]) && column < columns) {
+  const $uint count = sizes[2], begin = $part * sizes[3];
+  @
+  Z[($part * sizes[0] + row) * columns + column] =
+      egg::row_vote(from, sorted, order, count, begin, min(begin + $uint(sizes[3]), count), row,
+                    column);
+}
+"""
+EMBEDDED = """\
+egg::Embedded from;
+  from.table = table;
+  from.credits = credits + sizes[6];
+  from.starts = starts;
+  from.T = sizes[4];
+  from.lanes = sizes[5];"""
+READ = """\
+egg::Read from;
+  from.inputs = read;
+  from.K = columns;"""
+
+
+class CreditKernels(NamedTuple):
+    """What runs after the stages.
+
+    credits: int8 [credits][T][lanes], and their clipped sums [credits][lanes]. sizes: credits, T,
+    pairs, words, lanes, the shift of the sums, a score's unit in 1/256 bit, and the shift from
+    1/256 bit to the unit of credit.
+    traces: sums of credit x input, int32 [pairs][K] of every matrix of a stage. sizes: matrices,
+    inputs of all, pairs, T, first token, all tokens, rows of the tape, fours of pairs in a
+    threadgroup, and in all.
+    matrices, vectors: credited votes of a stage's matrices, and of all vectors. sizes: pairs, pairs
+    of a part, votes, then the shift of the sums or the lanes of the credits.
+    embedded, read: sums of entries by row, of an embedding and of the readout. sizes: rows,
+    columns, entries, entries of a part, then T, lanes and where the credits begin.
+    """
+
+    credits: Source
+    traces: Source
+    matrices: Source
+    vectors: Source
+    embedded: Source
+    read: Source
+
+
+def _kernel(dialect: Dialect, name: str, inputs: str, outputs: str, file: str, body: str) -> Source:
+    header, text = dialect.header("", [file]), dialect.spelled(body)
+    return Source(name, tuple(inputs.split()), tuple(outputs.split()), header, text)
+
+
+def _vote_kernels(
+    dialect: Dialect, name: str, inputs: str, terms: str, matrices: str, vectors: str,
+    rank: int = 1, clt: bool = True,
+) -> tuple[Source, Source]:  # fmt: skip
+    """The kernels for matrices and for vectors, by the file that says what their terms are."""
+    constants = dialect.constants(**dialect.vote_constants, RANK=rank, CLT=clt)
+    header = dialect.header(constants, ["vote_tile", *dialect.vote_files, terms])
+    names = tuple(inputs.split())
+    tiles = dialect.vote_memory + dialect.spelled(matrices).replace("@", dialect.vote_lane)
+    return (
+        Source(f"egg_{name}votes", names, ("Z",), header, tiles, dialect.vote_bytes),
+        Source(f"egg_{name}vector_votes", names, ("Z",), header, dialect.spelled(vectors)),
+    )
+
+
+@cache
+def vote_sources(dialect: Dialect, rank: int, clt: bool) -> tuple[Source, Source]:
+    """The kernels that count the votes of matrices and of vectors.
+
+    sizes: pairs, terms of a part, votes.
+    """
+    inputs = "table starts fitness work sizes"
+    return _vote_kernels(dialect, "", inputs, "votes", VOTES, VECTOR_VOTES, rank, clt)
+
+
+@cache
+def credit_kernels(dialect: Dialect) -> CreditKernels:
+    """All that runs after the stages."""
+    inputs = "scores tokens signs starts projection table work sizes"
+    credits = _kernel(dialect, "egg_credits", inputs, "credits sums", "credits", CREDITS)
+    inputs = "tape credits work sizes"
+    traces = _kernel(dialect, "egg_traces", inputs, "sums", "traces", dialect.traces)
+    votes = _vote_kernels(
+        dialect, "credit_", "table starts sums work sizes", "credit_votes",
+        CREDIT_VOTES, CREDIT_VECTOR_VOTES,
+    )  # fmt: skip
+    ordered = "sorted order sizes"
+    embedded, read = (ROW_VOTES.replace("@", entries) for entries in (EMBEDDED, READ))
+    return CreditKernels(
+        credits, traces, *votes,
+        _kernel(dialect, "egg_embedded", f"table starts credits {ordered}", "Z", "rows", embedded),
+        _kernel(dialect, "egg_read", f"read {ordered}", "Z", "rows", read),
+    )  # fmt: skip

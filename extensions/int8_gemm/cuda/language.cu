@@ -1,0 +1,20 @@
+// CUDA's words for what kernels in ../gpu say: a function, and what Metal has address spaces for.
+
+#define EGG_FUNCTION __device__ inline
+#define EGG_DEVICE
+#define EGG_CONSTANT const
+#ifndef EGG_SHARED
+#define EGG_SHARED(type, name, offset, count) \
+  type* const name = reinterpret_cast<type*>(egg_memory + (offset) / 16)
+#define EGG_SHARED_MEMORY extern __shared__ uint4 egg_memory[]
+#endif
+
+namespace egg {
+
+// Byte e of a word, and a value as byte e.
+__device__ inline int byte_of(uint32_t word, int e) { return int(word << (24 - 8 * e)) >> 24; }
+__device__ inline uint32_t as_byte(int v, int e) { return (uint32_t(v) & 255u) << (8 * e); }
+
+__device__ inline int leading_zeros(uint64_t n) { return __clzll(static_cast<long long>(n)); }
+
+}  // namespace egg

@@ -1,7 +1,0 @@
-// y = clip(a + b + w'), w' the member's bias
-
-namespace egg {
-
-inline int add_bias(int a, int b, int w) { return clip(a + b + w); }
-
-}  // namespace egg

@@ -1,7 +1,0 @@
-// y = ((f + 127) s) >> 8
-
-namespace egg {
-
-inline int forget(int f, int s) { return ((f + 127) * s) >> 8; }
-
-}  // namespace egg

@@ -1,0 +1,35 @@
+"""Fixtures of the GPU tests: every test that takes `gpu` runs for Metal and for CUDA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import emulator
+import pytest
+from conftest import REQUIRED
+
+from gpu.backend import GPUS, Gpu
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where kernels are compiled; one that several tests need is compiled once."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="session", params=list(GPUS))
+def gpu(request: pytest.FixtureRequest, folder: Path, covered: set[str]) -> Gpu:
+    """A GPU under emulation. Metal is covered by that; CUDA when NVRTC has seen the kernels too."""
+    name: str = request.param
+    if sentence := emulator.unavailable_because():
+        pytest.fail(sentence) if name in REQUIRED else pytest.skip(sentence)
+    if name == "metal":
+        covered.add("metal")
+    (folder / name).mkdir(exist_ok=True)
+    return GPUS[name](folder / name)
+
+
+@pytest.fixture
+def launcher(gpu: Gpu) -> emulator.Emulator:
+    """Runs every launch in two orders of the threads."""
+    return gpu.launcher()

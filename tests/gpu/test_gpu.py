@@ -1,0 +1,268 @@
+"""The kernels of both GPUs on this CPU: the text that MLX would compile, by clang, is the oracle's.
+
+metal/emulator.py and cuda/cuda_emulator.py say how. Nothing here has run on a GPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import oracle
+import pytest
+from conftest import TINY, Command
+from emulator import FORWARD, REVERSE, SHUFFLED, Emulator
+from networks import Case, random_case
+from test_engines import check_likelihoods
+
+from eggroll import networks
+from eggroll.engines import available, trial
+from eggroll.engines.gpu.counts import split_terms
+from gpu.backend import Gpu, at_the_end, check_scores, check_votes, engine, stage_source
+from gpu.backend import install as install_gpu
+
+ALL = -1  # members of the largest threadgroup
+# M, CUDA's product, then a network. 0 members: as many as the engine takes by itself.
+CASES = {
+    "power-of-two divisors": (0, "m16n8k32", {"D": 64, "V": 256, "T": 2, "P": 2}),
+    "true divisions": (16, "m8n8k16", {"D": 48, "V": 100, "T": 2, "P": 34, "extreme": True}),
+    "ragged everywhere": (ALL, "m16n8k32", {"D": 33, "V": 9, "L": 2, "T": 3, "rank": 8}),
+    "1200 inputs": (8, "m16n8k32",
+                    {"D": 300, "V": 5, "T": 1, "P": 2, "sigma_shift": 0, "extreme": True}),
+    "registers in device memory": (32, "m16n8k32", {"D": 132, "V": 5, "T": 2, "P": 34}),
+    "sums beyond 32 bits": (8, "m16n8k32", {"D": 8, "V": 5000, "L": 0, "T": 1, "P": 2}),
+    "next to nothing": (32, "m8n8k16", {"D": 1, "V": 2, "T": 1, "P": 2}),
+    "gates by tables": (8, "dp4a", {"D": 40, "V": 17, "T": 4, "P": 6, "rank": 3, "gates": "table"}),
+    "x B in device memory": (32, "m16n8k32",
+                             {"D": 9, "V": 4, "T": 1, "P": 2, "rank": 40, "sigma_shift": 0}),
+}  # fmt: skip
+CRAMPED = ("registers in device memory", "x B in device memory")  # with little shared memory
+
+
+def members_of(gpu: Gpu, members: int) -> int:
+    return gpu.largest if members == ALL else members
+
+
+SCORE_BITS = [
+    *((name, 4) for name in CASES),
+    *((name, 8) for name in ("power-of-two divisors", "true divisions", "sums beyond 32 bits")),
+]
+
+
+@pytest.mark.parametrize(("name", "score_bits"), SCORE_BITS)
+def test_equals_oracle(gpu: Gpu, launcher: Emulator, name: str, score_bits: int):
+    members, product, shape = CASES[name]
+    members = members_of(gpu, members)
+    # Some members beyond the first threadgroup, where a case does not say how many.
+    case = at_the_end(random_case(1, score_bits=score_bits, **{"P": members + 2} | shape))
+    variant = product if gpu.name == "cuda" else ""
+    made = engine(gpu, case.program, launcher, members, variant, name in CRAMPED)
+    fitness = oracle.pair_fitness(check_scores(made, case))
+    check_votes(made, case, fitness)
+    check_votes(made, case, fitness, clt=False)
+    if gpu.name == "cuda":
+        tensor = any(f"mma.sync.aligned.{product}" in text for text in launcher.sources.values())
+        assert tensor == (product != "dp4a")
+
+
+def test_cases_reach_what_they_are_for(gpu: Gpu):
+    """Device memory for registers and for x B, and all in threadgroup memory."""
+
+    def layer(name: str):
+        members, _, shape = CASES[name]
+        program = networks.egg(shape["V"], shape["D"], 1)
+        members, rank = members_of(gpu, members), shape.get("rank", 1)
+        return gpu.plans(program, members, rank, name in CRAMPED)[1]
+
+    assert not all(place.shared for place in layer("registers in device memory").places.values())
+    assert all(place.shared for place in layer("true divisions").places.values())
+    assert not layer("x B in device memory").sums_shared
+    assert layer("registers in device memory").simdgroups == 8
+    if gpu.name == "cuda":  # a warp for some of a block's members, and for 32 of them
+        wide = layer("registers in device memory").columns(4 * 132)
+        assert {layer("ragged everywhere").columns(33), wide} == {2, 4}
+
+
+@pytest.mark.parametrize("members", [1, 3, 33])
+def test_unperturbed_model_takes_any_number_of_members(gpu: Gpu, launcher: Emulator, members: int):
+    case = random_case(5, P=34)
+    case.tokens, case.targets = case.tokens[:members], case.targets[:members]
+    case.state = case.state[:members]
+    made = engine(gpu, case.program, launcher)
+    check_scores(made, case, noise=False)
+    check_likelihoods(made, case)
+
+
+@pytest.mark.parametrize("score_bits", [4, 8])
+@pytest.mark.parametrize(("V", "P"), [(9000, 2), (257, 8)])
+def test_the_highest_sums_do_not_wrap(
+    gpu: Gpu, launcher: Emulator, V: int, P: int, score_bits: int
+):
+    """All logits are at the top: the fewest that need 64 bits in 1/256 bit, and many more."""
+    case = random_case(1, V=V, D=4, L=0, T=1, P=P, score_bits=score_bits)
+    case.weights["head"][:] = case.weights["norm"][:] = case.weights["embedding"][:] = 127
+    made = engine(gpu, case.program, launcher)
+    check_scores(made, case, noise=False)
+    check_likelihoods(made, case)
+
+
+def test_logits_are_those_the_scores_come_from(gpu: Gpu, launcher: Emulator):
+    case = random_case(6, V=11, D=12, L=2, T=1, P=4)
+    _, state, logits = case.oracle(noise=False)
+    made = engine(gpu, case.program, launcher)
+    prepared = made.prepare(case.leaves)
+    got, after = made.logits(prepared, mx.array(case.tokens[:, 0]), mx.array(case.state))
+    np.testing.assert_array_equal(np.array(got), logits[:, 0])
+    np.testing.assert_array_equal(np.array(after), state)
+
+
+def test_low_rank_sum_wraps_alike(gpu: Gpu, launcher: Emulator):
+    """(x B) A over rank and inputs exceeds int32 here."""
+    case = random_case(3, D=64, V=4, L=1, T=1, P=2, rank=40, sigma_shift=0)
+    case.weights["embedding"][:] = 127
+    case.table[:] = 127
+    case.weights["layer0.norm1"][:] = 127
+    check_scores(engine(gpu, case.program, launcher), case)
+
+
+def extreme_votes() -> tuple[Case, np.ndarray]:
+    """1100 pairs whose noise is all 127 and whose fitness is all one: no float holds the sum."""
+    case = random_case(2, V=2, D=3, L=0, P=2)
+    case.table[:] = 127
+    case.starts = np.zeros((len(case.starts), 1100), np.int32)
+    return case, np.ones(1100, np.int64)
+
+
+def test_votes_of_many_pairs_leave_float_in_time(gpu: Gpu, launcher: Emulator, monkeypatch):
+    whole = "eggroll.engines.gpu.engine.split_terms"
+    monkeypatch.setattr(whole, lambda terms, groups: (1, -(-terms // 32) * 32))
+    case, fitness = extreme_votes()
+    check_votes(engine(gpu, case.program, launcher), case, fitness)
+
+
+def test_votes_of_parts_add_up(gpu: Gpu, launcher: Emulator):
+    case, fitness = extreme_votes()
+    fitness[::3] = -1
+    check_votes(engine(gpu, case.program, launcher), case, fitness)
+    parts, terms = split_terms(1100, 1)
+    assert parts > 1
+    assert (parts - 1) * terms < 1100 <= parts * terms
+
+
+def test_launches_of_some_members_and_tokens(gpu: Gpu, launcher: Emulator, monkeypatch):
+    """However little a launch may do, the answer is the same."""
+    case = random_case(8, V=9, D=8, T=5, P=6)
+    made = engine(gpu, case.program, launcher)
+    sizes = [made.launch_size(6, 5, 1)]
+    for macs in (1, 12_000):
+        monkeypatch.setattr(gpu.kind, "launch_macs", macs)
+        sizes.append(made.launch_size(6, 5, 1))
+        check_scores(made, case)
+        check_likelihoods(made, case)
+    assert sizes == [(6, 5), (2, 1), (6, 2)]
+
+
+def test_divisions_are_exact_everywhere(gpu: Gpu, launcher: Emulator):
+    """A norm's division for every mean and numerator; a product's near every multiple."""
+    norm = stage_source(gpu, gpu.plans(networks.egg(4, 4, 1), 8, 1)[1])
+    body = """
+int wrong = 0;
+const $uint at = $thread;
+for (int mean = 1 + int(at); mean <= 127; mean += 128)
+  for (int v = -16129; v <= 16129; ++v) {
+    const int floor = v >= 0 ? v / mean : -((mean - 1 - v) / mean);
+    wrong += egg::over_mean(v, mean, egg::reciprocal_of(mean)) != egg::clip(floor);
+  }
+for (int v = -700000 + int(at); v <= 700000; v += 128) {
+  const int floor48 = v >= 0 ? v / 48 : -((47 - v) / 48);
+  const int floor2896 = v >= 0 ? v / 2896 : -((2895 - v) / 2896);
+  wrong += egg::divide<48>(v) != egg::clip(floor48);
+  wrong += egg::divide<2896>(v) != egg::clip(floor2896);
+}
+out[at] = wrong + given[0];
+"""
+    body = gpu.dialect.spelled(body)
+    source = norm._replace(inputs=("given",), outputs=("out",), body=body, shared=0)
+    zeros = mx.zeros(8, mx.int32)
+    (wrong,) = launcher(source, [zeros], [((128,), mx.int32)], (128, 1, 1), (128, 1, 1))
+    assert not np.array(wrong).any()
+
+
+RUN = (
+    *("--data", "count", "--pop", "36", "--steps", "2", "--seq-len", "3", "--table-bits", "16"),
+    *("--alpha", "0.5", "--validate-every", "0", "--val-tokens", "32", "--sample-tokens", "2"),
+)
+RUNS = [
+    # The seed's network and the paper's, scaled down. Chunks leave a last one that is smaller.
+    # Variants: Metal's and CUDA's.
+    ("", "dp4a", {"layers": 1, "width": 16, "vocabulary": 256, "rank": 1, "chunk": 10}),
+    ("", "m8n8k16", {"layers": 1, "width": 16, "vocabulary": 1000, "rank": 4, "chunk": 26}),
+    ("", "m16n8k32", {"layers": 6, "width": 24, "vocabulary": 256, "rank": 4, "chunk": 22,
+                      "gates": "table"}),
+    ("", "m16n8k32", {"layers": 6, "width": 16, "vocabulary": 1000, "rank": 1, "chunk": 34,
+                      "noise-reuse": 0}),
+    ("nax", "", {"layers": 1, "width": 16, "vocabulary": 256, "rank": 4, "chunk": 14,
+                 "score-bits": 8}),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize(("metal", "cuda", "network"), RUNS, ids=str)
+def test_whole_runs_have_one_signature(
+    call: Command, gpu: Gpu, tmp_path: Path, monkeypatch, metal: str, cuda: str, network: dict
+):
+    """Two updates, validation and samples: portable, cpu and the emulated kernels agree."""
+    launcher = gpu.launcher(orders=(FORWARD, REVERSE, SHUFFLED), alternate=True)
+    install_gpu(gpu, monkeypatch, launcher, metal if gpu.name == "metal" else cuda)
+    words = [word for name, value in network.items() for word in (f"--{name}", value)]
+    signatures = {}
+    for name in ("portable", "cpu", gpu.name):
+        out = ("--engine", name, "--out", tmp_path / name)
+        signatures[name] = call(*RUN, *words, *out).signature
+    assert len(set(signatures.values())) == 1, signatures
+    # A launch per stage and chunk; in training besides two for the votes of a chunk.
+    stages, chunks = network["layers"] + 2, -(-36 // network["chunk"])
+    votes = launcher.launches.count("egg_votes"), launcher.launches.count("egg_vector_votes")
+    assert votes == (2 * chunks, 2 * chunks)
+    assert launcher.launches[: stages * chunks] == ["egg_stage"] * (stages * chunks)
+
+
+def test_without_a_gpu_the_engine_is_refused(call: Command, gpu: Gpu):
+    if not available()[gpu.name]:
+        pytest.skip("this machine has such a GPU")
+    ended = call(*TINY, "--engine", gpu.name)
+    assert ended.code == 2
+    words = {"metal": "Metal", "cuda": "CUDA"}[gpu.name]
+    assert f"'{gpu.name}' cannot run here (MLX finds no {words} GPU)" in ended.err
+    assert "cpu, portable" in ended.err
+
+
+def test_the_trial_passes_where_kernels_are_right(gpu: Gpu, launcher: Emulator, monkeypatch):
+    """And fails where they are not."""
+    program = networks.egg(40, 48, 1)
+    for variant in ("", "nax") if gpu.name == "metal" else ("",):
+        assert trial.passes(engine(gpu, program, launcher, variant=variant))
+    right = gpu.kind.packed
+    monkeypatch.setattr(gpu.kind, "packed", lambda self, w: right(self, -w))
+    assert not trial.passes(engine(gpu, program, launcher))
+
+
+def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
+    case = random_case(7)
+    made = engine(gpu, case.program, launcher)
+    prepared, (tokens, targets, state) = made.prepare(case.leaves), case.arrays
+    beyond = case.slices._replace(starts=case.slices.starts + case.table.size)
+    with pytest.raises(ValueError, match="beyond the table"):
+        made.evaluate(prepared, beyond, tokens, targets, state)
+    with pytest.raises(ValueError, match="beyond the table"):
+        made.votes(mx.ones(2, mx.int8), beyond, True)
+    with pytest.raises(ValueError, match=r"tokens must be in 0\.\.15"):
+        made.evaluate(prepared, case.slices, tokens + 16, targets, state)
+    with pytest.raises(ValueError, match=r"targets must be in 0\.\.15"):
+        made.evaluate(prepared, case.slices, tokens, targets - 16, state)
+    with pytest.raises(ValueError, match="state_size"):
+        made.evaluate(prepared, case.slices, tokens, targets, state[:, 1:])
+    with pytest.raises(ValueError, match="for 3 members"):
+        made.evaluate(prepared, case.slices, tokens[:3], targets[:3], state[:3])
+    assert not launcher.launches

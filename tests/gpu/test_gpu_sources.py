@@ -1,0 +1,232 @@
+"""The text of both GPUs' kernels: recorded, counted, within threadgroup memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_credit import CREDITED
+
+from eggroll import credit, networks
+from eggroll import program as language
+from eggroll.engines.cuda import plan as cuda_plan
+from eggroll.engines.cuda.dialect import Cuda
+from eggroll.engines.gpu import credit_plan, plan
+from eggroll.engines.gpu.counts import cost, count_rows, count_table
+from eggroll.engines.gpu.credit_stage import CreditStageWriter
+from eggroll.engines.gpu.dialect import COMMON
+from eggroll.engines.gpu.source import Source
+from eggroll.engines.gpu.stage import OPERATIONS, StageWriter
+from eggroll.engines.gpu.votes import credit_kernels, vote_sources
+from eggroll.engines.metal.dialect import Metal
+from gpu.backend import (
+    GPUS,
+    CudaGpu,
+    Gpu,
+    MetalGpu,
+    credit_source,
+    on,
+    per_token,
+    stage_source,
+)
+
+TESTS = Path(__file__).parents[1]
+KERNELS = TESTS.parent / "extensions" / "int8_gemm"
+PRESETS = {"seed": (256, 64, 1), "paper": (256, 256, 6)}
+STAGES = ("embedding", "layer", "head")
+
+
+def metal_sources() -> Iterator[tuple[str, Source]]:
+    """Kernels of both presets at full size, and of token credit."""
+    for name, (V, D, L) in PRESETS.items():
+        program = networks.egg(V, D, L)
+        for nax in (False, True):
+            M = plan.best_members(program, 1, 10240, nax)
+            for i, each in enumerate(plan.stage_plans(program, members=M, rank=1, nax=nax)):
+                stage = STAGES[(i > 0) + (i > L)] + " nax" * nax
+                yield f"{name} {stage}", StageWriter(each, Metal(), shift=8).source()
+    for source in vote_sources(Metal(), 1, True):
+        yield source.name, source
+    program = networks.egg(256, 64, 1)
+    for estimator in CREDITED:
+        crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        plans = credit_plan.credit_plans(program, crediting, members=16)
+        for each, stage in zip(plans, STAGES, strict=True):
+            yield f"{estimator} {stage}", CreditStageWriter(each, Metal(), shift=6).source()
+    for source in credit_kernels(Metal()):
+        yield source.name, source
+
+
+def cuda_sources(architecture: int) -> Iterator[tuple[str, Source]]:
+    """The same for a compute capability."""
+    gpu = cuda_plan.target(architecture)
+    dialect = Cuda(gpu.product)
+    for name, (V, D, L) in PRESETS.items():
+        program = networks.egg(V, D, L)
+        M = cuda_plan.block_members(program, gpu, 1, 10240)
+        for i, each in enumerate(cuda_plan.cuda_plans(program, gpu, members=M, rank=1)):
+            stage = STAGES[(i > 0) + (i > L)]
+            yield f"{name} {stage}", StageWriter(each, dialect, shift=8).source()
+    for source in vote_sources(dialect, 1, True):
+        yield source.name, source
+    program = networks.egg(256, 64, 1)
+    for estimator in CREDITED:
+        crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        plans = cuda_plan.cuda_credit_plans(program, crediting, gpu, members=16)
+        for each, stage in zip(plans, STAGES, strict=True):
+            yield f"{estimator} {stage}", CreditStageWriter(each, dialect, shift=6).source()
+    for source in credit_kernels(dialect):
+        yield source.name, source
+
+
+def digests(gpu: str) -> dict[str, str]:
+    """Name of a kernel -> hash of its text."""
+    if gpu == "metal":
+        named = list(metal_sources())
+    else:
+        named = [(f"{name} sm_{a}", source) for a in (75, 80) for name, source in cuda_sources(a)]
+    now: dict[str, str] = {}
+    for name, source in named:
+        digest = hashlib.sha256((source.header + source.body).encode("ascii")).hexdigest()
+        assert now.setdefault(name, digest) == digest, f"{name} differs between layers"
+    return now
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_generated_source_is_the_recorded_one(gpu: str):
+    """Sees every change of a kernel.
+
+    Meant? `PYTHONPATH=tests python -m gpu.test_gpu_sources` records it anew.
+    """
+    assert digests(gpu) == json.loads((TESTS / gpu / "golden.json").read_text())
+
+
+def test_kernels_are_ascii_and_cover_the_operations():
+    """Every operation has a file of its own, common or in both languages."""
+    assert set(OPERATIONS) == set(language.OPERATIONS)
+    common = {path.stem for path in (KERNELS / "gpu").glob("*.h")}
+    assert common == COMMON
+    for folder, suffix in (("metal", "metal"), ("cuda", "cu")):
+        own = {path.stem for path in (KERNELS / folder).glob(f"*.{suffix}")}
+        assert set(language.OPERATIONS) <= own | common
+        assert not own & common
+    files = [path for name in ("gpu", "metal", "cuda") for path in (KERNELS / name).iterdir()]
+    assert all(path.read_bytes().isascii() for path in files)
+    products = {f"mma_{product}.cu" for product in cuda_plan.PRODUCTS}
+    assert products <= {path.name for path in files}
+
+
+BYTES = {"uint4": 16, "int": 4, "char4": 4, "uint32_t": 4}
+
+
+@pytest.mark.parametrize("nax", [False, True])
+@pytest.mark.parametrize("members", plan.MEMBERS)
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_metal_keeps_within_threadgroup_memory(D: int, members: int, nax: bool):
+    """By what kernels declare, whatever the vocabulary; and a source says how much that is."""
+    for V in (256, 900, 1000, 2000, 5000):
+        program = networks.egg(V, D, 1)
+        for estimator in CREDITED:
+            crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
+            for each in credit_plan.credit_plans(program, crediting, members=members, nax=nax):
+                source = CreditStageWriter(each, Metal(), shift=6).source()
+                declared = re.findall(r"EGG_SHARED\((\w+), \w+, (\d+)\)", source.body)
+                wide = BYTES | {"Total": 8 if V > 4096 else 4}
+                total = sum(wide[kind] * int(count) for kind, count in declared)
+                assert total == source.shared <= plan.SHARED_BYTES, (V, each.stage)
+
+
+@pytest.mark.parametrize("architecture", [75, 80, 86, 90, 0])
+@pytest.mark.parametrize("members", cuda_plan.MEMBERS)
+def test_cuda_keeps_within_shared_memory(architecture: int, members: int):
+    """By what kernels ask for, whatever the vocabulary."""
+    gpu = cuda_plan.target(architecture)
+    for V, D in ((256, 64), (1000, 128), (2000, 256), (5000, 512)):
+        program = networks.egg(V, D, 1)
+        for estimator in CREDITED:
+            crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
+            for each in cuda_plan.cuda_credit_plans(program, crediting, gpu, members=members):
+                source = CreditStageWriter(each, Cuda(gpu.product), shift=6).source()
+                assert each.shared_rows * each.stride <= source.shared <= gpu.shared_bytes
+
+
+def test_shared_memory_is_what_the_plan_says():
+    """And no more than a block may have: also where registers leave it."""
+    for architecture, D in ((75, 64), (75, 256), (80, 256), (90, 700), (0, 700)):
+        gpu = cuda_plan.target(architecture)
+        for each in cuda_plan.cuda_plans(networks.egg(5000, D, 1), gpu, members=64, rank=4):
+            source = StageWriter(each, Cuda(gpu.product), shift=8).source()
+            assert each.shared_rows * each.stride <= source.shared <= gpu.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("architecture", "shape", "population", "members"),
+    [
+        (80, (256, 256, 6), 10240, 64),  # weights come from afar: many members share them
+        (80, (256, 64, 1), 10240, 32),  # weights stay near: two blocks for each multiprocessor
+        (80, (256, 64, 1), 100_000, 64),
+        (80, (256, 256, 6), 2048, 8),  # else most multiprocessors would have nothing to do
+    ],
+)
+def test_members_of_a_block(architecture: int, shape: tuple, population: int, members: int):
+    program, gpu = networks.egg(*shape), cuda_plan.target(architecture)
+    assert cuda_plan.block_members(program, gpu, 1, population) == members
+
+
+@pytest.mark.parametrize("kind", GPUS)
+def test_counts_in_the_documentation_are_computed(kind: str):
+    """The pages show what the plans say, and the products are those of the formula."""
+    gpu: Gpu = GPUS[kind](Path())
+    text = (TESTS.parent / "docs" / f"{kind}.md").read_text()
+    for V, D, L, rank in ((256, 64, 1, 1), (256, 256, 6, 1), (256, 256, 6, 4)):
+        program = networks.egg(V, D, L)
+        if isinstance(gpu, MetalGpu):
+            assert count_table(program, rank, 10240) in text
+        else:
+            M = cuda_plan.block_members(program, on(), rank, 10240)
+            assert count_rows(gpu.plans(program, M, rank)) in text
+        layer = gpu.plans(program, 8, rank)[1]
+        assert cost(layer).macs == 12 * D * D + 18 * D * rank
+        assert cost(layer).weights * 8 == 12 * D * D + 4 * D
+        for each in gpu.plans(program, 8, rank):
+            token = per_token(stage_source(gpu, each))
+            assert token.count(gpu.barrier.partition("(")[0]) == each.barriers
+
+
+def test_counts_of_credit_in_the_documentation_are_computed():
+    """docs/metal.md shows what the plans say, and the products are those of the formula."""
+    text, gpus = (
+        (TESTS.parent / "docs" / "metal.md").read_text(),
+        (MetalGpu(Path()), CudaGpu(Path())),
+    )
+    for estimator, (V, D, L, P) in (
+        ("token-credit", (256, 64, 1, 1024)),
+        ("token-credit", (256, 256, 6, 10240)),
+        ("token-votes", (256, 64, 1, 1024)),
+    ):
+        program = networks.egg(V, D, L)
+        crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        assert credit_plan.credit_table(program, crediting, P) in text
+        plans = credit_plan.credit_plans(program, crediting, members=8)
+        nodes = estimator == "token-credit"
+        assert plans[1].macs == 12 * D * D + (0 if nodes else 18 * D)
+        # Wf and Wh read the same; of int8, and with token-votes an int32 for each of six.
+        assert plans[1].tape_bytes == 8 * D + (0 if nodes else 24)
+        after = credit_plan.afterwards(plans)
+        launches = len(plans) + sum(counts.launches for counts in after.values())
+        assert launches == 3 * L + (6 if nodes else 7)
+        assert after["votes of matrices"].per_member == (12 * D * D * L + V * D * (not nodes)) / 2
+        for gpu in gpus:
+            for each in gpu.credit_plans(program, crediting, 8):
+                token = per_token(credit_source(gpu, each, 8))
+                assert token.count(gpu.barrier.partition("(")[0]) == each.barriers
+
+
+if __name__ == "__main__":
+    for kind in GPUS:
+        text = json.dumps(digests(kind), indent=1) + "\n"
+        (TESTS / kind / "golden.json").write_text(text)
