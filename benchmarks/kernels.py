@@ -37,7 +37,8 @@ from tiny_programs import (
     verify,
 )
 
-from eggroll import _extension, bench, cli, rng
+from eggroll import _extension, cli, rng
+from eggroll.bench.measure import macs_per_token
 from eggroll.cli import Range
 from eggroll.engines.cpu import LANES, CpuEngine
 from eggroll.errors import InputError
@@ -251,7 +252,7 @@ def budget(
     rows.append(("all kernels", 1, sum(r[2] for r in rows), sum(r[3] for r in rows)))
     whole = ns["whole", shape, rank]
     rows.append(("measured", 1, ns["whole", shape, 0], whole))
-    bound = bench.macs_per_token(program) / limit
+    bound = macs_per_token(program) / limit
     rows.append(("dot products alone", 1, bound, bound))
     name = f"D {D}, L {L}, V {V}"
     return [Share(isa, name, *row, row[3] / whole) for row in rows]

@@ -39,6 +39,11 @@ from eggroll.run import (
     validation_batches,
 )
 
+EXAMPLES = (
+    ("--steps 2000", "train on the source text of Python's standard library"),
+    ("--data book.txt --out runs/book-adamw", "train on a text of your own"),
+)
+
 
 @dataclass
 class BaselineRun(Run):
@@ -161,7 +166,7 @@ def options_from(argv: Sequence[str]) -> Options:
     """The options of the command line; see options.from_command_line."""
     about = "Trains the float twin of the int8 network by back-propagation and AdamW: the baseline."
     return from_command_line(
-        Options, argv, command="adamw", about=about,
+        Options, argv, command="adamw", about=about, examples=EXAMPLES,
         resumed=lambda folder: reader.read(Path(folder) / runlog.CHECKPOINT)[0],
     )  # fmt: skip
 

@@ -92,7 +92,10 @@ def check_ranges(options: DataclassInstance) -> None:
         value = getattr(options, name)
         for limits in (note for note in notes if isinstance(note, Range)):
             if value is not None and value not in limits:
-                better = limits.nearest(value) if kind is int else defaults[name]
+                default = defaults[name]
+                if default is None:  # it depends on other things
+                    default = limits.high if value > limits.high else limits.low
+                better = limits.nearest(value) if kind is int else default
                 raise InputError(
                     f"{flag(name)} is {value}: {limits.phrase(kind)} is needed; "
                     f"try {flag(name)} {better}."
@@ -149,7 +152,7 @@ def parse(
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
-    """Whether the command line asks for the page of help, whatever else it says."""
+    """True if the command line asks for help, whatever else it says."""
     return bool({"-h", "--help"} & set(argv))
 
 
@@ -239,7 +242,7 @@ def _end(code: int, sentence: str) -> int:
 
 @contextlib.contextmanager
 def handling(handler: Callable[[int, Any], None], *signals: signal.Signals) -> Iterator[None]:
-    """Handles signals for a while, except those this process was told to ignore.
+    """Handles signals inside a `with` block, except those this process was told to ignore.
 
     Only the main thread can; elsewhere nothing changes.
     """
@@ -258,11 +261,12 @@ def handling(handler: Callable[[int, Any], None], *signals: signal.Signals) -> I
 class Stop:
     """Turns the first Ctrl-C, SIGTERM or lost terminal into a request; the second stops at once.
 
-    asked: whether to stop at the next good moment; way_on: what to tell who asks twice.
+    asked: true once a signal asked to stop at the next good moment; resume_hint: printed if a
+    second one stops at once.
     """
 
-    def __init__(self, way_on: str) -> None:
-        self.asked, self._way_on = False, way_on
+    def __init__(self, resume_hint: str) -> None:
+        self.asked, self._resume_hint = False, resume_hint
         self._handlers = handling(self._signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __enter__(self) -> Self:
@@ -274,7 +278,9 @@ class Stop:
 
     def _signal(self, number: int, frame: Any) -> None:
         if self.asked:
-            raise KeyboardInterrupt(f"Stopped at once; the last checkpoint stays: {self._way_on}")
+            raise KeyboardInterrupt(
+                f"Stopped at once; the last checkpoint stays: {self._resume_hint}"
+            )
         self.asked = True
         said = b"\nStopping soon; once more stops at once.\n"
         with contextlib.suppress(OSError):  # not print, which the signal may have interrupted

@@ -15,7 +15,7 @@ from eggroll.generate import TEXT_TEMPERATURE
 from eggroll.help import invocation
 
 # What token credit reaches in the minute or so that a default run takes: records/.
-MEASURED: Final = {"stdlib": ", about 2.45 bits per byte in the same minute"}
+MEASURED: Final = {"stdlib": "about 2.45 bits per byte in the same minute"}
 
 
 def last_words(folder: Path, config: Common, loss: float, corpus: Corpus, command: str) -> str:
@@ -31,18 +31,20 @@ def last_words(folder: Path, config: Common, loss: float, corpus: Corpus, comman
 
 
 def meaning(config: Common, loss: float, corpus: Corpus) -> Iterator[str]:
-    """The loss beside those of models that know little, and what follows from that."""
-    known = ", ".join(f"{name} model {bits:.3f}" for name, bits in corpus.baselines().items())
-    uniform = f"uniform guess {log2(corpus.vocabulary):.3f}"
-    if config.data == "count":
-        yield f"validation: {loss:.3f} bits per token; 0 is counting without a doubt"
-        yield f"for comparison: {uniform}, {known}"
-        return
-    yield f"validation: {loss:.3f} bits per byte of text that training does not read"
-    yield f"for comparison: {uniform}, {known}, both counted on the training split"
-    if loss > corpus.baselines()["bigram"]:
+    """The loss above those of models that know little, and what follows from that."""
+    count, known = config.data == "count", corpus.baselines()
+    counted = "" if count else " counted on the training split"
+    of = (
+        "token; 0 is counting without a doubt"
+        if count
+        else "byte of text that training never reads"
+    )
+    yield f"validation: {loss:.3f} bits per {of}"
+    yield f"{log2(corpus.vocabulary):17.3f} a uniform guess"
+    yield from (f"{bits:17.3f} a {name} model{counted}" for name, bits in known.items())
+    if not count and loss > known["bigram"]:
         yield "Above the bigram model, samples are hardly readable: it needs more training."
-    else:
+    elif not count:
         yield "Below the bigram model: the network makes use of more than the last byte."
 
 
@@ -56,7 +58,7 @@ def suggestions(
         other = "" if data == "stdlib" else f" --data {shlex.quote(data)}"
         yield (
             f"{invocation('train')} --recipe language{other}",
-            f"token credit learns text far better{MEASURED.get(data, '')}",
+            f"token credit: {MEASURED.get(data, 'learns text far better')}",
         )
     again = f"--resume {run} --steps {2 * config.steps}"
     yield f"{invocation(command)} {again}", "trains as long again"

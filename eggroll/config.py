@@ -19,6 +19,7 @@ from eggroll.cli import Range, check_ranges, flag
 from eggroll.data.hub import HUB
 from eggroll.errors import InputError
 from eggroll.estimators import ESTIMATORS, Estimator, EstimatorName, estimators_with
+from eggroll.help import Group
 from eggroll.networks import NETWORKS, Gates, NetworkName
 from eggroll.noise import slice_length
 from eggroll.program import Program
@@ -61,42 +62,44 @@ def one_of(about: str, entries: Mapping[str, Any]) -> Any:
 class Common:
     """The options that every kind of training run has."""
 
-    data: Annotated[str, tyro.conf.arg(metavar="NAME|FILE|DIR")] = "stdlib"
-    """stdlib, count, tinystories, minipile, or the path of a text file or a folder of them."""
-    steps: Annotated[int, Range(1, 10**9), CHANGEABLE] = 1500
-    """Updates; with --resume the new total."""
-    seq_len: Annotated[int, Range(1, 1 << 16), Sweep(4, 64, log=True)] = 16
-    """Tokens read from every stream per update."""
-    network: NetworkName = "egg"
-    """The network, by its name in networks.py."""
-    layers: Annotated[int, Range(0, 256), Sweep(1, 4)] = 1
-    """Blocks of GRU and MLP."""
-    width: Annotated[int, Range(1, 8191), Sweep(choices=(32, 64, 128, 256))] = 64
+    data: Annotated[str, Group.DATA, tyro.conf.arg(metavar="NAME|FILE|DIR")] = "stdlib"
+    """The corpus: stdlib (source text of Python's standard library), count (numbers that count up),
+    tinystories or minipile (streamed once from the Hugging Face hub), or the path of a text file or
+    of a folder of them."""
+    steps: Annotated[int, Group.RUN, Range(1, 10**9), CHANGEABLE] = 1500
+    """Updates to make; with --resume the total, earlier ones included."""
+    seq_len: Annotated[int, Group.DATA, Range(1, 1 << 16), Sweep(4, 64, log=True)] = 16
+    """Tokens read from every stream in one update."""
+    network: Annotated[NetworkName, Group.NETWORK] = "egg"
+    """The network, by name; egg is the paper's recurrent language model."""
+    layers: Annotated[int, Group.NETWORK, Range(0, 256), Sweep(1, 4)] = 1
+    """Layers, each a GRU and an MLP."""
+    width: Annotated[int, Group.NETWORK, Range(1, 8191), Sweep(choices=(32, 64, 128, 256))] = 64
     """Activations of a layer."""
-    gates: Annotated[Gates, Sweep()] = "clip"
-    """The nonlinearity of the GRU's gates: the clip itself, or tables of sigmoid and tanh."""
-    vocabulary: Annotated[int, Range(2, 1 << 16)] = 16
-    """Data count: symbols, the mark included."""
-    count_steps: tuple[int, ...] = (1,)
-    """Data count: the steps it counts in; every stream keeps to one."""
-    seed: Annotated[int, Range(0, (1 << 63) - 1)] = 0
-    """Of everything random: first weights, noise, count streams, samples."""
-    threads: Annotated[int, Range(0, 1024), CHANGEABLE] = 0
-    """Threads where a CPU computes; 0 is all cores."""
-    validate_every: Annotated[int, Range(0, 10**9), CHANGEABLE] = 25
-    """Updates between validations; 0 only at the end."""
-    val_tokens: Annotated[int, Range(1, 1 << 40), CHANGEABLE] = 1 << 17
-    """Tokens of the validation split that a validation reads at most."""
-    checkpoint_every: Annotated[int, Range(0, 10**9), CHANGEABLE] = 50
-    """Updates between checkpoints; 0 only at the start and the end."""
-    sample_tokens: Annotated[int, Range(0, 1 << 20), CHANGEABLE] = 512
-    """Tokens of each sample written at the end; 0 for none."""
-    out: Annotated[str, hidden_default("DIR")] = ""
-    """Folder for the run; a free runs/<data>-<number> if none is given."""
-    resume: Annotated[str, hidden_default("DIR")] = ""
-    """Folder of a run to go on with, under its own options."""
-    config: Annotated[str, hidden_default("FILE.json")] = ""
-    """File with options, such as a run's config.json; those given here win over it."""
+    gates: Annotated[Gates, Group.NETWORK, Sweep()] = "clip"
+    """Nonlinearity of the GRU's gates: clipping itself, or tables of sigmoid and tanh."""
+    vocabulary: Annotated[int, Group.DATA, Range(2, 1 << 16)] = 16
+    """Data count: number of symbols, the mark that begins a document included."""
+    count_steps: Annotated[tuple[int, ...], Group.DATA] = (1,)
+    """Data count: the steps it counts in; every document keeps to one."""
+    seed: Annotated[int, Group.RUN, Range(0, (1 << 63) - 1)] = 0
+    """Seed of the initial weights, the noise, data count and the samples."""
+    threads: Annotated[int, Group.ENGINE, Range(0, 1024), CHANGEABLE] = 0
+    """Threads on a CPU; 0 takes all cores."""
+    validate_every: Annotated[int, Group.OUTPUT, Range(0, 10**9), CHANGEABLE] = 25
+    """Updates from one validation to the next; 0 validates at the end only."""
+    val_tokens: Annotated[int, Group.OUTPUT, Range(1, 1 << 40), CHANGEABLE] = 1 << 17
+    """Most tokens of the validation split that one validation reads."""
+    checkpoint_every: Annotated[int, Group.OUTPUT, Range(0, 10**9), CHANGEABLE] = 50
+    """Updates from one checkpoint to the next; 0 saves at the start and the end only."""
+    sample_tokens: Annotated[int, Group.OUTPUT, Range(0, 1 << 20), CHANGEABLE] = 512
+    """Tokens of each sample that is written at the end; 0 writes none."""
+    out: Annotated[str, Group.RUN, hidden_default("DIR")] = ""
+    """New folder for the run; if not given, a numbered one in runs."""
+    resume: Annotated[str, Group.RUN, hidden_default("DIR")] = ""
+    """Folder of an earlier run to continue, under that run's options."""
+    config: Annotated[str, Group.RUN, hidden_default("FILE.json")] = ""
+    """JSON file with options, such as the config.json of a run; the command line wins over it."""
 
     def program(self) -> Program:
         """The network that these options declare."""
@@ -158,66 +161,84 @@ class Config(Common, metaclass=OverRecipe):
     Config(recipe="language", width=128) has the recipe's settings but for the width.
     """
 
-    recipe: RecipeName = "paper"
-    """Recommended settings in one word: the paper's, or those for language (token credit)."""
-    pop: Annotated[int, Range(2, 1 << 24, 2), Sweep(choices=(640, 2560, 10240, 40960))] = 10240
-    """Members of the population (even: two make a pair)."""
-    group_size: Annotated[int, Range(2, 1 << 24, 2), Sweep(choices=(2, 4, 8, 16))] = 2
-    """Members that read the same stream (even, divides pop)."""
+    recipe: Annotated[RecipeName, Group.RUN] = "paper"
+    """Settings that go well together. paper: those of the paper; language: token credit, which
+    learns text far better."""
+    pop: Annotated[
+        int, Group.EVOLUTION, Range(2, 1 << 24, 2), Sweep(choices=(640, 2560, 10240, 40960))
+    ] = 10240
+    """Members of the population (even, as two with opposite noise make a pair)."""
+    group_size: Annotated[
+        int, Group.EVOLUTION, Range(2, 1 << 24, 2), Sweep(choices=(2, 4, 8, 16))
+    ] = 2
+    """Members that read the same stream (even, divides --pop)."""
     estimator: Annotated[
-        EstimatorName, Sweep(), one_of("What a pair is credited for", ESTIMATORS)
+        EstimatorName, Group.EVOLUTION, Sweep(), one_of("How scores become votes", ESTIMATORS)
     ] = "eggroll"
-    score_bits: Annotated[int, Range(4, 8, 4), Sweep(choices=(4, 8))] = 4
-    """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256 near the optimum."""
+    score_bits: Annotated[int, Group.EVOLUTION, Range(4, 8, 4), Sweep(choices=(4, 8))] = 4
+    """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256, which still tells
+    members apart where a model is nearly right."""
     discount: Annotated[
-        int, Range(0, 15), Sweep(0, 15, when=("estimator", *estimators_with("discount")))
+        int,
+        Group.EVOLUTION,
+        Range(0, 15),
+        Sweep(0, 15, when=("estimator", *estimators_with("discount"))),
     ] = 12
-    """Token credit: what a score is worth to the token before it, in sixteenths."""
-    rank: Annotated[int, Range(1, 64), Sweep(1, 4)] = 1
-    """Rank of a matrix's perturbation."""
-    sigma_shift: Annotated[int, Range(0, 24), Sweep(1, 8)] = 4
-    """Perturbations are shifted right by 4 + this many bits: one more halves the noise."""
-    clt: Annotated[bool, Sweep()] = True
+    """Token credit: a token is credited with its own score and this many sixteenths of the next
+    token's credit."""
+    rank: Annotated[int, Group.EVOLUTION, Range(1, 64), Sweep(1, 4)] = 1
+    """Rank of the noise on a matrix."""
+    sigma_shift: Annotated[int, Group.EVOLUTION, Range(0, 24), Sweep(1, 8)] = 4
+    """The noise is divided by 2^(4 + this): one more halves it."""
+    clt: Annotated[bool, Group.EVOLUTION, Sweep()] = True
     """Votes are sums of noise values, near normal by the central limit theorem (hence CLT);
     without, of their signs."""
-    noise_reuse: Annotated[int, Range(0, 10**9), Sweep(choices=(1, 2, 4, 8))] = 1
-    """Updates that share one noise; 0 freezes it for the whole run."""
-    table_bits: Annotated[int, Range(16, 28)] = 24
-    """log2 of the bytes of the noise table."""
-    rule: Annotated[RuleName, Sweep(), one_of("How votes move weights", RULES)] = "sign"
+    noise_reuse: Annotated[int, Group.EVOLUTION, Range(0, 10**9), Sweep(choices=(1, 2, 4, 8))] = 1
+    """Updates in a row that share one noise; 0 keeps one for the whole run."""
+    table_bits: Annotated[int, Group.EVOLUTION, Range(16, 28)] = 24
+    """The table that all noise is cut from has 2^this bytes."""
+    rule: Annotated[RuleName, Group.EVOLUTION, Sweep(), one_of("How votes move weights", RULES)] = (
+        "sign"
+    )
     alpha: Annotated[
         float,
+        Group.EVOLUTION,
         Range(0, 64, above=True),
         Sweep(0.5, 12, log=True, when=("rule", *rules_with("alpha"))),
     ] = 4.0
-    """Rule sign: share of weights that pure noise moves; above 1 it falls from 1 to 2^-alpha."""
+    """Rule sign: share of the weights that votes of pure noise would move; above 1 it is a schedule
+    that falls from 1 to 2^-alpha."""
     alpha_decay: Annotated[
         int,
+        Group.EVOLUTION,
         Range(1, 10**9),
         Sweep(30, 10_000, log=True, when=("rule", *rules_with("alpha_decay"))),
     ] = 1000
     """Rule sign: update t at which 1 / (1 + (2^alpha - 1) t / alpha_decay) reaches 2^-alpha."""
     learning_rate: Annotated[
         float,
+        Group.EVOLUTION,
         Range(0.001, 64),
         Sweep(0.1, 8, log=True, when=("rule", *rules_with("learning_rate"))),
     ] = 1.5
-    """Bits an average vote moves a weight at the start; rule whitened scales it by sqrt(200 /
-    steps)."""
+    """Rules master and whitened: bits an average vote moves a weight at the start; rule whitened
+    scales it by sqrt(200 / steps)."""
     rate_decay: Annotated[
         float,
+        Group.EVOLUTION,
         Range(0, 10**6),
         Sweep(1, 100, log=True, when=("rule", *rules_with("rate_decay"))),
     ] = 19.0
     """Rule master: the learning rate falls as 1 / (1 + this * share of the steps done)."""
-    engine: Annotated[str, tyro.conf.arg(metavar="auto|portable|cpu|metal|cuda"), CHANGEABLE] = (
-        "auto"
-    )
-    """What computes; all give the same bits, auto takes the fastest that works here."""
-    chunk: Annotated[int, Range(0, 1 << 24, 2), CHANGEABLE] = 0
-    """Members evaluated at a time (even); 0 lets a memory budget decide."""
-    slab: Annotated[int, Range(0, 1 << 16), CHANGEABLE] = 0
-    """Tokens a block of the cpu engine runs through a layer at a time; 0 fits them to the cache."""
+    engine: Annotated[
+        str, Group.ENGINE, tyro.conf.arg(metavar="auto|portable|cpu|metal|cuda"), CHANGEABLE
+    ] = "auto"
+    """The engine that computes; all give the same bits. auto takes the fastest that works here."""
+    chunk: Annotated[int, Group.ENGINE, Range(0, 1 << 24, 2), CHANGEABLE] = 0
+    """Members evaluated at a time (even); 0 fits them into a memory budget."""
+    slab: Annotated[int, Group.ENGINE, Range(0, 1 << 16), CHANGEABLE] = 0
+    """Engine cpu: tokens that a block of members runs through a layer at a time; 0 fits them into
+    the cache."""
 
     @property
     def streams(self) -> int:

@@ -45,7 +45,7 @@ class RunCurves(NamedTuple):
 
     @property
     def has_members(self) -> bool:
-        """Whether a population was trained, not the baseline's single network."""
+        """True if a population was trained, not the baseline's single network."""
         return "pop" in self.config
 
     def tokens(self, steps: Values) -> Values:
@@ -125,36 +125,44 @@ def smooth(values: Values) -> Values:
 class Series(NamedTuple):
     """Runs that differ in their seeds alone, drawn as one line: their mean, in a band to both ends.
 
-    Without other seeds it is one run.
+    label: that of the first; runs: one or more, which share updates.
     """
 
     label: str
     runs: list[RunCurves]
 
+    def takes(self, run: RunCurves, metric: Metric) -> bool:
+        """True if the run differs from these in its seed alone and shares updates with them."""
+        seeds = [other.config.get("seed") for other in self.runs]
+        alike = run.without_seed() == self.runs[0].without_seed()
+        return (
+            alike
+            and run.config.get("seed") not in seeds
+            and len(common_steps([*self.runs, run], metric)) > 0
+        )
+
     def points(self, metric: Metric, over: str) -> tuple[Values, Values, Values, Values]:
-        """x, and the mean, the least and the greatest y of the runs at the updates all have made.
+        """x, and the mean, the least and the greatest y of the runs at the updates they share.
 
         over: 'tokens' or 'elapsed', what x counts.
         """
-        curves = [run.curve(metric) for run in self.runs]
-        common = functools.reduce(np.intersect1d, [steps for steps, _ in curves])
+        common, curves = common_steps(self.runs, metric), [run.curve(metric) for run in self.runs]
         y = np.stack([values[np.isin(steps, common)] for steps, values in curves])
         x = np.mean([getattr(run, over)(common) for run in self.runs], axis=0)
         return x, y.mean(axis=0), y.min(axis=0), y.max(axis=0)
 
 
+def common_steps(runs: Sequence[RunCurves], metric: Metric) -> Values:
+    """The updates at which every one of the runs has that figure."""
+    return functools.reduce(np.intersect1d, [run.curve(metric)[0] for run in runs])
+
+
 def grouped(named: Sequence[tuple[str, RunCurves]], metric: Metric) -> list[Series]:
-    """Runs that differ in the seed alone and share updates, in one series each, as they came."""
-    found: dict[str, Series] = {}
-    for name, run in named:
-        series = found.setdefault(run.without_seed(), Series(name, []))
-        series.runs.append(run)
+    """The runs in series, each run in the first that takes it."""
     parts: list[Series] = []
-    for series in found.values():
-        steps = [run.curve(metric)[0] for run in series.runs]
-        if len(functools.reduce(np.intersect1d, steps)):
-            parts.append(series)
+    for name, run in named:
+        if found := next((series for series in parts if series.takes(run, metric)), None):
+            found.runs.append(run)
         else:
-            names = [name for name, run in named if run in series.runs]
-            parts += [Series(n, [run]) for n, run in zip(names, series.runs, strict=True)]
+            parts.append(Series(name, [run]))
     return parts

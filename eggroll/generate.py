@@ -38,7 +38,7 @@ HIDDEN = re.compile("[\x01-\x08\x0b-\x1f\x7f-\x9f]")  # would steer a terminal
 
 
 class Sampled(Protocol):
-    """What `sample` asks of an engine: logits, int8 [P, V], of the next token."""
+    """The part of an engine that `sample` needs: logits, int8 [P, V], of the next token."""
 
     @property
     def program(self) -> Program: ...
@@ -114,7 +114,7 @@ class Decoder:
         return HIDDEN.sub("\ufffd", text).replace("\0", "\n\n")
 
     def end(self) -> str:
-        """What an unfinished character leaves, and the last line's end."""
+        """The replacement of an unfinished character, and the last line's end."""
         return self._utf8.decode(b"", True) + "\n"
 
 

@@ -29,15 +29,14 @@ SAME_FOR_ALL = {"--help": "Show this page.", "--version": "Show the version."}
 class Group(Enum):
     """A heading under which `--help` lists the options that are declared with it, in this order."""
 
+    OPTIONS = "options"  # declared without a group
     RUN = "run"
-    SWEEP = "sweep"
     DATA = "data"
     NETWORK = "network"
     EVOLUTION = "evolution strategy"
     GRADIENTS = "gradients"
-    ENGINE = "engine, of which no result depends"
-    OUTPUT = "validation and files"
-    OPTIONS = "options"  # declared without a group
+    ENGINE = "engine"
+    OUTPUT = "validation and samples"
 
 
 def invocation(command: str) -> str:
@@ -71,7 +70,7 @@ def page(
     examples: Sequence[tuple[str, str]] = (),
     base: DataclassInstance | None = None,
 ) -> str:
-    """What `--help` prints; `base` holds defaults that differ from the declared ones.
+    """The text that `--help` prints; `base` holds defaults that differ from the declared ones.
 
     examples: (words after the command, what they do).
     """
@@ -93,8 +92,8 @@ def page(
             _entry(name, (_note(notes, "help") or texts.get(field.name, "")) + default, width)
         )
     lines = [f"usage: {start}{places} [OPTIONS]", "", *textwrap.wrap(about, width)]
-    if examples:
-        lines += ["", *(f"  {start} {words}\n      {told}" for words, told in examples)]
+    lines += ["", _bold("examples")] * bool(examples)
+    lines += [f"  {start} {words}\n      {does}" for words, does in examples]
     for group in (group for group in Group if group in groups):
         lines += ["", _bold(group.value), *groups[group]]
     lines += ["", _bold("help"), *(_entry(*pair, width) for pair in SAME_FOR_ALL.items())]
@@ -143,12 +142,13 @@ def metavar_of(kind: Any) -> str:
     if get_origin(kind) is tuple:
         one = metavar_of(get_args(kind)[0])
         return f"{one} {one} ..."
-    known = {int: "N", float: "X", str: "TEXT"}
-    return next((known[k] for k in (kind, *get_args(kind)) if k in known), "VALUE")
+    if type(None) in get_args(kind):
+        return metavar_of(get_args(kind)[0])
+    return {int: "N", float: "X", str: "TEXT"}[kind]
 
 
 def _default(field: Field[Any], value: Any) -> str:
-    """What the option is where it is not given, in brackets; nothing for an empty one."""
+    """The default in brackets; nothing for an empty one."""
     if value is MISSING or value is None or value in ("", ()):
         return ""
     if isinstance(value, bool):
@@ -160,11 +160,17 @@ def _default(field: Field[Any], value: Any) -> str:
 def _entry(name: str, text: str, width: int) -> str:
     """An option's lines: its help begins beside the name, or below a long one."""
     indent = " " * COLUMN
-    body = textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent) or [indent]
+    body = wrapped(text, width, indent) or [indent]
     if len(name) + 4 > COLUMN:
-        heads = textwrap.wrap(name, width, initial_indent="  ", subsequent_indent=indent)
-        return "\n".join([*heads, *body])
+        return "\n".join([*wrapped(name, width, "  "), *body])
     return "\n".join([f"  {name}".ljust(COLUMN) + body[0][COLUMN:], *body[1:]])
+
+
+def wrapped(text: str, width: int, indent: str) -> list[str]:
+    """Lines of at most that width, cut at spaces alone so that no name is torn."""
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
 
 
 def _bold(text: str) -> str:

@@ -121,6 +121,7 @@ def from_command_line(
     *,
     command: str,
     about: str,
+    examples: Sequence[tuple[str, str]] = (),
     resumed: Callable[[str], Kind] | None = None,
 ) -> Kind:
     """The command line over one of --config FILE, --recipe NAME and the run in --resume DIR.
@@ -150,4 +151,4 @@ def from_command_line(
         base = options_in(kind, file)
     elif folder and resumed:
         base = resumed(folder)
-    return cli.parse(kind, argv, command=command, about=about, base=base)
+    return cli.parse(kind, argv, command=command, about=about, examples=examples, base=base)

@@ -41,7 +41,7 @@ TABLE = 1 << 24  # bytes of noise, read from memory once an update
 
 
 class GpuKind(NamedTuple):
-    """What GPUs of a kind have in common. Seconds, bytes; cycles are per simdgroup."""
+    """Constants of a kind of GPUs. Seconds, bytes; cycles are per simdgroup."""
 
     operand: float  # cycles to bring 8 x 8 values of an operand into the matrix units
     result: float  # cycles that an output takes to leave them, per 64
@@ -111,7 +111,7 @@ SHOWN = ("M1", "M4 Pro", "M5 Max", "H100 SXM")  # in pictures
 
 
 class StageWork(NamedTuple):
-    """What a stage does per member and token; votes: per member and update."""
+    """Work of a stage per member and token; votes: per member and update."""
 
     products: float  # of the matrix units
     cycles: float  # of everything else
@@ -234,7 +234,7 @@ def network(sizes: Mapping[str, int]) -> Program:
 
 
 def predictions(sizes: Mapping[str, int], *, rank: int = 1, seq_len: int = 0) -> list[Prediction]:
-    """Of all chips, at the population of the predictions; seq_len 0 is the network's."""
+    """Predictions for all chips at POPULATION; seq_len 0 is the network's."""
     program, T = network(sizes), seq_len or sizes["seq_len"]
     return [predict(chip, program, T, rank=rank) for chip in CHIPS]
 

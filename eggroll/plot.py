@@ -124,13 +124,13 @@ def _lines(axes: Axes, series: Sequence[Series], metric: Metric, over: str, unit
         axes.plot(x, mean, color=colour, lw=1.6, marker=marker, markersize=3, label=label)
         if seeds:
             axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
-        ends.append(x[-1])
+        ends.append((x[-1], mean[-1]))
     runs = [run for one in series for run in one.runs]
     # Reference lines stand for one corpus: none where the runs differ in it.
     alike = all(run.about.get("baselines") == runs[0].about.get("baselines") for run in runs)
     if alike and "loss" in metric:
-        _references(axes, runs[0], max(one.points(metric, over)[1][-1] for one in series))
-    if max(ends) > 10 * min(ends):  # else the shorter run would be a line at the left
+        _references(axes, runs[0], max(ends)[1])
+    if max(ends)[0] > 10 * min(ends)[0]:  # else the shorter run would be a line at the left
         axes.set_xscale("log")
     elif over == "tokens":
         axes.xaxis.set_major_formatter(_prefixes())
@@ -179,7 +179,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def _loss(axes: Axes, run: RunCurves) -> None:
-    label = "train" + " (perturbed members)" * run.has_members
+    label = "training" + ": members' integer score" * run.has_members
     axes.plot(run.steps, run.loss, color=TRAIN, lw=0.8, alpha=0.3)
     axes.plot(run.steps, smooth(run.loss), color=TRAIN, lw=1.6, label=label)
     if len(run.valid):
@@ -198,6 +198,11 @@ def _references(axes: Axes, run: RunCurves, end: float) -> None:
     for name, value in run.about.get("baselines", {}).items():
         above = value > end
         axes.axhline(value, color=REFERENCE, lw=0.9, ls="--", alpha=0.7, zorder=1)
+        low, high = axes.get_ylim()
+        room = 0.07 * (high - low)  # of the label
+        axes.set_ylim(
+            *((low, max(high, value + room)) if above else (min(low, value - room), high))
+        )
         axes.annotate(
             f"{name}{counted}: {value:.2f}", (1, value), xycoords=("axes fraction", "data"),
             xytext=(-4, 2 if above else -2), textcoords="offset points",

@@ -1,4 +1,4 @@
-"""What this machine offers: `python -m eggroll.probe`.
+"""A report on this machine's int8 hardware: `python -m eggroll.probe`.
 
 Matrix units of an Apple GPU as MLX decides on them (see nax_check; the GPU's family does not tell:
 M3 and M4 pass for new enough) and as an int8 product shows them, the CPU's int8 instructions, and
@@ -51,6 +51,11 @@ GATED = (
     *(("float16", 256, True), ("float16", 96, True)),
 )
 
+EXAMPLES = (
+    ("--json machine.json", "the table, and everything in it as a file"),
+    ("--json - | less", "everything as JSON on the screen"),
+)
+
 Found = dict[str, Any]
 
 
@@ -65,7 +70,7 @@ class Options:
 
 
 def survey(seconds: float = 60) -> Found:
-    """Everything the report says, ready for JSON. Raises nothing for what a machine lacks."""
+    """The whole report, ready for JSON. Nothing is raised for hardware that is missing."""
     facts = nax_check.read_facts()
     return {
         "system": {
@@ -116,7 +121,7 @@ def nax(facts: nax_check.Facts, seconds: float) -> Found:
 
 
 def cuda() -> Found:
-    """Whether MLX has a CUDA backend here, and its device."""
+    """MLX's CUDA backend and its device, or the reason why there is none."""
     found: Found = {"available": False, "device": "", "reason": "this MLX has no CUDA backend"}
     module: Any = getattr(mx, "cuda", None)
     if module is None or not module.is_available():
@@ -300,7 +305,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> int:
         about = "Says what this machine offers: matrix units, int8 instructions, engines."
         words = sys.argv[1:] if argv is None else argv
-        options = check(cli.parse(Options, words, command="probe", about=about))
+        given = cli.parse(Options, words, command="probe", about=about, examples=EXAMPLES)
+        options = check(given)
         found = survey(options.seconds)
         text = json.dumps(found, indent=1)
         if options.json == "-":

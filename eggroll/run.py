@@ -122,9 +122,7 @@ class TrainingRun(Run):
     learner: Learner
 
     command: ClassVar[str] = "train"
-    legend: ClassVar[str] = (
-        "loss: the members' mean integer score, which floors; validation: the network's, exact"
-    )
+    legend: ClassVar[str] = "loss: the members' mean integer score, which floors; validation: exact"
 
     @property
     def step(self) -> int:
@@ -342,7 +340,7 @@ def print_header(run: Run, reason: str, steps_before: int) -> None:
         f"data: {streams.streams:,} streams x {options.seq_len} tokens of {options.data}, "
         f"{streams.tokens_per_epoch:,} in all",
     )
-    print("; ".join(parts))
+    print("\n".join(parts))
     print(f"run: {run.folder.path}, updates {run.step} to {options.steps}")
     if options.resume and run.step == options.steps:
         print(f"All {run.step} updates are done; a larger --steps goes on.")

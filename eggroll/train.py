@@ -19,6 +19,10 @@ from eggroll.generate import Decoder, sample, usual_temperature
 from eggroll.run import Run, open_run, unit
 
 SAMPLES = 4
+EXAMPLES = (
+    ("--recipe language", "learn Python's source text by token credit, in a minute or two"),
+    ("--data book.txt --steps 5000 --out runs/book", "learn a text of your own"),
+)
 
 
 class Result(NamedTuple):
@@ -101,7 +105,7 @@ def options_from(argv: Sequence[str]) -> Config:
     """The options of the command line; see options.from_command_line."""
     about = "Trains an int8 recurrent language model by evolution strategies, without gradients."
     return options.from_command_line(
-        Config, argv, command="train", about=about,
+        Config, argv, command="train", about=about, examples=EXAMPLES,
         resumed=lambda folder: checkpoint.load(Path(folder) / runlog.CHECKPOINT).config,
     )  # fmt: skip
 

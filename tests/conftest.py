@@ -24,7 +24,7 @@ TINY = [
 
 
 class Ended(NamedTuple):
-    """What a command left: exit code, stdout, stderr."""
+    """The end of a command: exit code, stdout, stderr."""
 
     code: int
     out: str
@@ -121,6 +121,12 @@ def call(capsys: pytest.CaptureFixture[str]) -> Command:
         return Ended(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sweep: they take longer than a tiny one."""
+    monkeypatch.setattr("eggroll.sweep.pictures.draw", lambda results, folder, unit: [])
 
 
 @pytest.fixture

@@ -27,9 +27,12 @@ class Credited:
     @property
     def how(self) -> Crediting:
         return crediting(
-            self.case.program, self.estimator, sigma_shift=self.case.sigma_shift,
-            discount=self.discount, seq_len=self.case.tokens.shape[1],
-        )  # fmt: skip
+            self.case.program,
+            nodes=self.estimator == "token-credit",
+            sigma_shift=self.case.sigma_shift,
+            discount=self.discount,
+            seq_len=self.case.tokens.shape[1],
+        )
 
     def oracle(self):
         case = self.case

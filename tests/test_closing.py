@@ -50,8 +50,8 @@ def test_a_run_above_the_bigram_line_is_shown_the_recipe(
     text = closing.last_words(tmp_path, Config(**options), loss, CORPUS, "train")
     assert ("--recipe language" in text) == recipe
     assert ("Above the bigram model" in text) == (loss > LINE)
-    assert f"bigram model {LINE:.3f}, both counted on the training split" in text
-    assert "uniform guess 8.000" in text
+    assert f"{LINE:.3f} a bigram model counted on the training split\n" in text
+    assert "8.000 a uniform guess\n" in text
     assert f"--resume {tmp_path} --steps 3000" in text
     assert "--temperature 0.6" in text
     assert ("--data 'some file.txt'" in text) == ("data" in options)
@@ -62,7 +62,8 @@ def test_counting_has_a_scale_of_its_own(tmp_path: Path):
     corpus = CountCorpus(16, (1,))
     text = closing.last_words(tmp_path, Config(data="count"), 0.25, corpus, "train")
     assert "validation: 0.250 bits per token; 0 is counting without a doubt" in text
-    assert "unigram model 3.907, bigram model 0.000" in text
+    assert "3.907 a unigram model\n" in text
+    assert "0.000 a bigram model\n" in text
     assert "recipe" not in text
     assert "byte" not in text
 

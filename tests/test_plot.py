@@ -129,6 +129,15 @@ def test_runs_that_share_no_update_stay_apart(tmp_path: Path):
     assert [(s.label, len(s.runs)) for s in series] == [("one", 1), ("two", 1)]
 
 
+def test_a_seed_counts_once(call: Command, tmp_path: Path):
+    """The same run twice, or the same seed on two machines, are no two seeds."""
+    run, again = made_up(tmp_path / "a"), made_up(tmp_path / "b")
+    out = tmp_path / "picture.svg"
+    assert call(run, run, again, "--out", out, main=plot.main).code == 0
+    assert "seeds" not in text_of(out)
+    assert "b: 1.100" in text_of(out)
+
+
 def test_other_options_or_data_are_other_runs(tmp_path: Path):
     folders = [
         made_up(tmp_path / "a"), made_up(tmp_path / "b", seed=1), made_up(tmp_path / "c", width=1)

@@ -22,6 +22,7 @@ from eggroll.checkpoint import Arrays
 from eggroll.cli import Range
 from eggroll.config import Common
 from eggroll.errors import InputError
+from eggroll.help import Group
 from eggroll.networks import initial_weights
 from eggroll.program import Program
 
@@ -30,24 +31,24 @@ from eggroll.program import Program
 class Options(Common):
     """Options of a run of the baseline; those that eggroll.train has mean the same here."""
 
-    streams: Annotated[int, Range(1, 1 << 20)] = 128
+    streams: Annotated[int, Group.GRADIENTS, Range(1, 1 << 20)] = 128
     """Streams read side by side: the batch."""
-    learning_rate: Annotated[float, Range(0, 64, above=True)] = 0.1
-    """Step of a weight per update at its highest, where weights begin as N(0, 1)."""
-    warmup: Annotated[float, Range(0, 1)] = 0.02
-    """Share of the updates over which the learning rate rises."""
-    decay: Literal["cosine", "linear", "none"] = "cosine"
-    """Shape of its fall over all updates."""
-    floor: Annotated[float, Range(0, 1)] = 0.01
-    """Share of the learning rate that is left at the end."""
-    weight_decay: Annotated[float, Range(0, 64)] = 0.01
+    learning_rate: Annotated[float, Group.GRADIENTS, Range(0, 64, above=True)] = 0.1
+    """Highest learning rate; initial weights are N(0, 1)."""
+    warmup: Annotated[float, Group.GRADIENTS, Range(0, 1)] = 0.02
+    """Share of the updates in which the learning rate rises to it."""
+    decay: Annotated[Literal["cosine", "linear", "none"], Group.GRADIENTS] = "cosine"
+    """Shape of the learning rate's fall over the other updates."""
+    floor: Annotated[float, Group.GRADIENTS, Range(0, 1)] = 0.01
+    """Share of the highest learning rate that is left at the end."""
+    weight_decay: Annotated[float, Group.GRADIENTS, Range(0, 64)] = 0.01
     """Decay of matrices per update, times the learning rate."""
-    beta1: Annotated[float, Range(0, 0.99999)] = 0.9
-    """Memory of the gradient's mean."""
-    beta2: Annotated[float, Range(0, 0.99999)] = 0.95
-    """Memory of the gradient's square."""
-    clip_norm: Annotated[float, Range(0, 10**6)] = 1.0
-    """Longest gradient, all leaves together, in bits per token and 1.0 of a weight; 0: any."""
+    beta1: Annotated[float, Group.GRADIENTS, Range(0, 0.99999)] = 0.9
+    """AdamW's beta1: how much of the gradient's mean an update keeps."""
+    beta2: Annotated[float, Group.GRADIENTS, Range(0, 0.99999)] = 0.95
+    """AdamW's beta2: how much of the mean of the gradient's square an update keeps."""
+    clip_norm: Annotated[float, Group.GRADIENTS, Range(0, 10**6)] = 1.0
+    """Largest norm of the gradient of all leaves together; 0 never shortens it."""
 
     def check(self) -> None:
         super().check()

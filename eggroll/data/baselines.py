@@ -32,7 +32,7 @@ def cross_entropies(train: NDArray[np.uint8], valid: NDArray[np.uint8]) -> dict[
 
 
 def pair_counts(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """How often byte b follows byte a, [a, b]; of a long split, in a sample of COUNTED bytes."""
+    """Counts of byte b after byte a, [a, b]; of a long split, in a sample of COUNTED bytes."""
     counts = np.zeros(VALUES * VALUES, np.int64)
     stride = max(BLOCK, -(-len(data) * BLOCK // COUNTED))
     for start in range(0, len(data) - 1, stride):

@@ -108,7 +108,7 @@ class TextCorpus(Corpus):
         self._baselines: dict[str, float] = {}
 
     def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
-        """Contiguous streams of equal length; `seed` has no part, as the cut knows no chance."""
+        """Contiguous streams of equal length, which do not depend on `seed`."""
         _check_shape(streams, seq_len)
         data = self._bytes[split]
         if len(data) // streams < seq_len + 1:
@@ -148,9 +148,9 @@ class CountCorpus(Corpus):
     A document is the mark 0, a random start symbol, and so on. With several steps the next symbol
     depends on the last two, so the state must remember. A validation stream is one endless
     document, of which the first two predictions, of the start and of the step, are not scored.
-    Training streams show documents of max(V, 32) symbols, as who saw one beginning alone never
-    learns to begin. What no prefix can foretell is not asked for: the target is the least way on,
-    1 after the mark and the smallest step after the start, so the training loss can reach 0.
+    Training streams show documents of max(V, 32) symbols, as a network that sees one beginning only
+    never learns to begin. Nothing is asked for that no prefix foretells: the target is 1 after the
+    mark and the smallest step after the start, so the training loss can reach 0.
 
     Raises:
         InputError: V outside 2..65536, steps empty, repeated or outside 1 .. max(1, V-2).

@@ -30,7 +30,7 @@ OPTIONS = ("--ptxas-options=-v", "--std=c++17", "--diag-suppress=186,128,177,550
 
 
 class Resources(NamedTuple):
-    """What the assembler says of a kernel: registers of a thread, bytes that it spills."""
+    """Resources that the assembler reports: registers of a thread, bytes that it spills."""
 
     registers: int
     spilled: int

@@ -58,7 +58,7 @@ class MetalGpu:
         return emulator.Emulator(self.folder, **options)
 
     def options(self, variant: str = "", cramped: bool = False) -> dict[str, Any]:
-        """Of the engine's class. variant: of the matrix product; cramped: little shared memory."""
+        """Options of the engine. variant: of the matrix product; cramped: little shared memory."""
         return {"nax": variant == "nax"}
 
     def plans(

@@ -13,13 +13,13 @@ from gpu.backend import GPUS, Gpu
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where kernels are compiled; one that several tests need is compiled once."""
+    """The folder for compiled kernels; one that several tests need is compiled once."""
     return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture(scope="session", params=list(GPUS))
 def gpu(request: pytest.FixtureRequest, folder: Path, covered: set[str]) -> Gpu:
-    """A GPU under emulation. Metal is covered by that; CUDA when NVRTC has seen the kernels too."""
+    """A GPU under emulation. Metal is covered by that; CUDA needs NVRTC besides."""
     name: str = request.param
     if sentence := emulator.unavailable_because():
         pytest.fail(sentence) if name in REQUIRED else pytest.skip(sentence)

@@ -1,4 +1,4 @@
-"""What is CUDA's alone: its products, EXP2 by shifts, a real GPU; test_gpu.py has the rest.
+"""Only for CUDA: its products, EXP2 by shifts, a real GPU; test_gpu.py has the rest.
 
 Nothing here has run on an NVIDIA GPU, but for the tests that look for one.
 """

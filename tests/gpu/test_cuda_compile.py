@@ -48,14 +48,14 @@ BYTES = ("egg_credits", "egg_credit_vector_votes")  # kernels whose sums are cli
 
 
 def whole_text(source: Source) -> str:
-    """What MLX would compile, for arrays of the engine's types."""
+    """The text that MLX would compile, for arrays of the engine's types."""
     kinds = KINDS | ({"sums": mx.int8} if source.name in BYTES else {})
     inputs = [mx.zeros(1, kinds.get(name, mx.int8)) for name in source.inputs]
     return written(source, inputs, [((1,), kinds.get(name, mx.int8)) for name in source.outputs])
 
 
 def resources(architecture: str) -> dict[str, nvrtc.Resources]:
-    """What NVRTC makes of every kernel of both presets."""
+    """Resources of every kernel of both presets, compiled by NVRTC."""
     kernels = dict(cuda_sources(ARCHITECTURES[architecture]))
     with ThreadPoolExecutor(2) as two:
         made = two.map(lambda source: nvrtc.compile(whole_text(source), architecture),
@@ -87,7 +87,7 @@ def test_nvrtc_compiles_what_presets_do_not_have():
                 nvrtc.compile(whole_text(source), "sm_80")
         for source in vote_sources(Cuda(gpu.product), 4, False):
             nvrtc.compile(whole_text(source), "sm_80")
-    crediting = credit.crediting(program, "token-credit", sigma_shift=2, discount=12, seq_len=32)
+    crediting = credit.crediting(program, nodes=True, sigma_shift=2, discount=12, seq_len=32)
     for plan in cuda_plan.cuda_credit_plans(program, crediting, gpu, members=8):
         assert not (plan.readout and plan.logits_shared)
         source = CreditStageWriter(plan, Cuda("dp4a"), shift=6).source()

@@ -1,4 +1,4 @@
-"""The kernels of both GPUs on this CPU: the text that MLX would compile, by clang, is the oracle's.
+"""Both GPUs' kernels on this CPU: the text that MLX would compile, built by clang, is exact.
 
 metal/emulator.py and cuda/cuda_emulator.py say how. Nothing here has run on a GPU.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from eggroll.engines.cuda.dialect import Cuda
 from eggroll.engines.gpu import credit_plan, plan
 from eggroll.engines.gpu.counts import cost, count_rows, count_table
 from eggroll.engines.gpu.credit_stage import CreditStageWriter
-from eggroll.engines.gpu.dialect import COMMON
+from eggroll.engines.gpu.dialect import COMMON, Dialect
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.stage import OPERATIONS, StageWriter
 from eggroll.engines.gpu.votes import credit_kernels, vote_sources
@@ -40,6 +40,14 @@ PRESETS = {"seed": (256, 64, 1), "paper": (256, 256, 6)}
 STAGES = ("embedding", "layer", "head")
 
 
+def head_sources(plans: Sequence[plan.StagePlan], dialect: Dialect) -> Iterator[tuple[str, Source]]:
+    """A head's other results: exact losses, and scores in 1/256 bit."""
+    head = plans[-1]
+    yield "seed head, exact", StageWriter(head, dialect, "likelihoods").source()
+    head.program.score_bits = 8
+    yield "seed head, 1/256 bit", StageWriter(head, dialect, shift=8).source()
+
+
 def metal_sources() -> Iterator[tuple[str, Source]]:
     """Kernels of both presets at full size, and of token credit."""
     for name, (V, D, L) in PRESETS.items():
@@ -52,8 +60,12 @@ def metal_sources() -> Iterator[tuple[str, Source]]:
     for source in vote_sources(Metal(), 1, True):
         yield source.name, source
     program = networks.egg(256, 64, 1)
+    yield from head_sources(plan.stage_plans(program, members=32, rank=1), Metal())
+    program = networks.egg(256, 64, 1)
     for estimator in CREDITED:
-        crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        crediting = credit.crediting(
+            program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=32
+        )
         plans = credit_plan.credit_plans(program, crediting, members=16)
         for each, stage in zip(plans, STAGES, strict=True):
             yield f"{estimator} {stage}", CreditStageWriter(each, Metal(), shift=6).source()
@@ -74,8 +86,12 @@ def cuda_sources(architecture: int) -> Iterator[tuple[str, Source]]:
     for source in vote_sources(dialect, 1, True):
         yield source.name, source
     program = networks.egg(256, 64, 1)
+    yield from head_sources(cuda_plan.cuda_plans(program, gpu, members=32, rank=1), dialect)
+    program = networks.egg(256, 64, 1)
     for estimator in CREDITED:
-        crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        crediting = credit.crediting(
+            program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=32
+        )
         plans = cuda_plan.cuda_credit_plans(program, crediting, gpu, members=16)
         for each, stage in zip(plans, STAGES, strict=True):
             yield f"{estimator} {stage}", CreditStageWriter(each, dialect, shift=6).source()
@@ -131,7 +147,9 @@ def test_metal_keeps_within_threadgroup_memory(D: int, members: int, nax: bool):
     for V in (256, 900, 1000, 2000, 5000):
         program = networks.egg(V, D, 1)
         for estimator in CREDITED:
-            crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
+            crediting = credit.crediting(
+                program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=8
+            )
             for each in credit_plan.credit_plans(program, crediting, members=members, nax=nax):
                 source = CreditStageWriter(each, Metal(), shift=6).source()
                 declared = re.findall(r"EGG_SHARED\((\w+), \w+, (\d+)\)", source.body)
@@ -148,7 +166,9 @@ def test_cuda_keeps_within_shared_memory(architecture: int, members: int):
     for V, D in ((256, 64), (1000, 128), (2000, 256), (5000, 512)):
         program = networks.egg(V, D, 1)
         for estimator in CREDITED:
-            crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
+            crediting = credit.crediting(
+                program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=8
+            )
             for each in cuda_plan.cuda_credit_plans(program, crediting, gpu, members=members):
                 source = CreditStageWriter(each, Cuda(gpu.product), shift=6).source()
                 assert each.shared_rows * each.stride <= source.shared <= gpu.shared_bytes
@@ -209,7 +229,9 @@ def test_counts_of_credit_in_the_documentation_are_computed():
         ("token-votes", (256, 64, 1, 1024)),
     ):
         program = networks.egg(V, D, L)
-        crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        crediting = credit.crediting(
+            program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=32
+        )
         assert credit_plan.credit_table(program, crediting, P) in text
         plans = credit_plan.credit_plans(program, crediting, members=8)
         nodes = estimator == "token-credit"

@@ -1,4 +1,4 @@
-"""What is Metal's alone: NAX, sums in float, the trial of both paths; test_gpu.py has the rest."""
+"""Only for Metal: NAX, sums in float, the trial of both paths; test_gpu.py has the rest."""
 
 from __future__ import annotations
 

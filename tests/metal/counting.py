@@ -34,7 +34,7 @@ CYCLES = dict.fromkeys((*SIMPLE.split(), "zext i8"), 1.6) | {
 
 
 class Counts(NamedTuple):
-    """What all lanes of a kernel's threadgroups did, in all its launches.
+    """Counts over all lanes of a kernel's threadgroups and all its launches.
 
     instructions: by IR opcode, or what is called; read, written: bytes by the array's name.
     """
@@ -55,12 +55,12 @@ class Counts(NamedTuple):
 
     @property
     def cycles(self) -> float:
-        """Of everything but the products."""
+        """Cycles of everything but the products."""
         return sum(CYCLES.get(op, 0) * n / 32 for op, n in self.instructions.items())
 
 
 def opcode(line: str) -> str:
-    """What an IR instruction is counted as; empty if it is none of the kernel's."""
+    """The name an IR instruction is counted by; empty if it is none of the kernel's."""
     words = line.split(" = ", 1)[-1].split()
     if words[0] in ("tail", "notail", "musttail"):
         words = words[1:]
@@ -132,7 +132,7 @@ class Counting(Emulator):
         return program
 
     def counts(self) -> list[Counts]:
-        """What each kernel did since the last call; inputs and outputs are named by position."""
+        """Counts of each kernel since the last call; inputs and outputs are named by position."""
         out = []
         for kernel in self.kernels.values():
             if kernel.process is not None:
@@ -157,7 +157,7 @@ class Counting(Emulator):
 
 
 def token_counts(folder: Path, *, D: int, V: int, members: int, rank: int) -> list[Counts]:
-    """What a second token costs a threadgroup of `members`: embedding, layer, head."""
+    """Counts of a threadgroup's second token: embedding, layer, head."""
     found = []
     for T in (1, 2):
         case = random_case(1, D=D, V=V, T=T, P=members, rank=rank)
@@ -169,7 +169,7 @@ def token_counts(folder: Path, *, D: int, V: int, members: int, rank: int) -> li
 
 
 def vote_counts(folder: Path, *, D: int, V: int, rank: int) -> list[Counts]:
-    """What 64 more pairs cost the kernels of the votes: matrices, vectors."""
+    """Counts of 64 more pairs in the kernels of votes: matrices, vectors."""
     found = []
     for pairs in (64, 128):
         case = random_case(1, D=D, V=V, T=1, P=2 * pairs, rank=rank)

@@ -210,7 +210,7 @@ class Emulator:
 
     @property
     def units(self) -> list[tuple[Path, tuple[str, ...]]]:
-        """What is linked with every kernel, and flags of its own."""
+        """Units linked with every kernel, with flags of their own."""
         return [(HERE / "runtime.cpp", ("-O2",))]
 
     def once(self, common: list[str], path: Path, *flags: str) -> Path:
@@ -221,11 +221,11 @@ class Emulator:
         return made
 
     def text(self, source: Source, inputs, outputs) -> str:
-        """What is compiled."""
+        """The text to compile."""
         return generated(source, inputs, outputs)
 
     def program(self, text: str) -> str:
-        """What is compiled as C++, with the function that calls it."""
+        """The text as C++, with the function that calls it."""
         return text + entry(text)
 
     def flags(self, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whether the CUDA kernels give the right integers on this machine, and what its GPU is."""
+"""The NVIDIA GPU of this machine: its facts; compiles, launches and tries kernels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ launch = launcher(compiled)
 
 
 def has_gpu() -> bool:
-    """Whether MLX is one for CUDA and finds a GPU."""
+    """True if MLX is built for CUDA and finds a GPU."""
     module: Any = getattr(mx, "cuda", None)
     return module is not None and bool(module.is_available())
 

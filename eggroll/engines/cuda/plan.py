@@ -1,4 +1,4 @@
-"""How a stage runs on an NVIDIA GPU: the plan of gpu/plan.py with other tiles and more memory.
+"""The plan of a stage on an NVIDIA GPU: that of gpu/plan.py with other tiles and more memory.
 
 Letters: M members of a block, P members, r rank. Nothing here needs MLX or a GPU.
 """
@@ -31,7 +31,7 @@ PRODUCTS = ("m16n8k32", "m8n8k16", "dp4a")  # fastest first; kernels are mma_<na
 
 @dataclass(frozen=True)
 class Target:
-    """What kernels are generated for: compute capability 10 major + minor, product, memory."""
+    """The GPU that kernels are written for: 10 major + minor capability, product, memory."""
 
     architecture: int
     product: str

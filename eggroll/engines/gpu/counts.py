@@ -1,4 +1,4 @@
-"""What stages and votes cost on a GPU, counted from the plans that kernels are generated from.
+"""Costs of stages and votes on a GPU, counted from the plans that kernels are written from.
 
 Letters: M members of a threadgroup, D width, K inputs and O outputs of a leaf.
 """
@@ -14,7 +14,7 @@ from eggroll.program import Program
 
 
 class Cost(NamedTuple):
-    """What a stage takes: launches per update and chunk, the rest per member and token."""
+    """Costs of a stage: launches per update and chunk, the rest per member and token."""
 
     launches: int
     barriers: int  # of a threadgroup
@@ -57,7 +57,7 @@ def count_rows(plans: Sequence[StagePlan]) -> str:
 
 
 class VoteWork(NamedTuple):
-    """What one count of votes computes, in the order of its flat results.
+    """The tiles and elements of one count of votes, in the order of its flat results.
 
     tiles: [leaf, row, column, O, K, offset] of the matrices; elements: [leaf, element] of the
     vectors; votes: of all matrices, which lie one after the other.

@@ -65,7 +65,7 @@ def check_credit(
 
 
 class CreditWork:
-    """What is computed after the stages of these plans, in lists that the kernels are given."""
+    """The work that follows the stages of these plans, as lists that kernels take."""
 
     def __init__(self, plans: Sequence[CreditPlan], kernels: CreditKernels) -> None:
         self.kernels = kernels

@@ -1,4 +1,4 @@
-"""What token credit takes on a GPU: what a stage leaves behind, and the work that follows.
+"""Token credit on a GPU: the tape that a stage leaves, and the work that follows the stages.
 
 Letters: P members, N pairs, T tokens, M members of a threadgroup, D width, V vocabulary, K inputs
 and O outputs of a leaf. Nothing here needs MLX or a GPU; the arithmetic is docs/estimators.md's.
@@ -49,7 +49,7 @@ class CreditPlan(StagePlan):
         self.trace(crediting)
 
     def trace(self, crediting: Crediting) -> None:
-        """Finds out which inputs are kept."""
+        """Finds the products whose inputs are kept, and the readout."""
         self.crediting = crediting
         products = [op for phase in self.phases for op in phase.products]
         self.traced = [op for op in products if crediting.kinds[op.leaf] == CreditKind.INPUTS]
@@ -80,7 +80,7 @@ class CreditPlan(StagePlan):
         return -(-rows // self.together) * self.together
 
     def kept_first(self, phase: Phase) -> list[Kept]:
-        """What a phase puts on the tape: inputs that no phase before it has put there."""
+        """The inputs that a phase puts on the tape, as no phase before it has."""
         now = [self.tape[op.leaf] for op in phase.products if op.leaf in self.tape]
         done = [
             self.tape[op.leaf]
@@ -101,7 +101,7 @@ class CreditPlan(StagePlan):
 
     @property
     def logits_shared(self) -> bool:
-        """Whether they have half of the threadgroup memory, and others leave them that."""
+        """True if logits fit into half of the threadgroup memory, and others leave it."""
         others = self.spare_bytes + self.likelihood_bytes
         return self.logit_bytes <= min(self.shared_bytes // 2, self.shared_bytes - others)
 
@@ -115,14 +115,14 @@ class CreditPlan(StagePlan):
 
     @property
     def tape_bytes(self) -> int:
-        """What a pair leaves per token: inputs, x B, the readout's inputs and its two rows."""
+        """Bytes a pair leaves per token: inputs, x B, the readout's inputs and its two rows."""
         projections = 0 if self.crediting.nodes else 4 * len(self.traced)
         read = self.sizes[self.readout.inputs[0]] + 8 if self.readout else 0
         return self.tape_rows + projections + read
 
     @property
     def noise_shifts(self) -> list[int]:
-        """Of every leaf of the stage, with noise on nodes; a vector's product of two has Q more."""
+        """Shift of every leaf's noise on nodes; a vector's product of two bytes has Q more."""
         shifts = ((self.crediting.shifts[leaf], at.shape) for leaf, at in self.layout.items())
         return [s + fx.Q * (len(shape) == 1 and s != SILENT) for s, shape in shifts]
 
@@ -177,7 +177,7 @@ def credit_list(plans: Sequence[CreditPlan]) -> CreditList:
 
 
 class TraceWork(NamedTuple):
-    """What is summed and counted for the matrices of one stage.
+    """Sums and votes of the matrices of one stage.
 
     traces: [first input, K, row of the tape, credit]; inputs: of all; fours: of inputs, each matrix
     begins a new one; tiles: as VoteWork has them, but of the owner's noise, and besides where A
@@ -235,7 +235,7 @@ def row_shares(entries: int, votes: int) -> tuple[int, int]:
 
 
 class After(NamedTuple):
-    """What follows the stages: launches per update and chunk, multiply-adds of a member."""
+    """Costs after the stages: launches per update and chunk, multiply-adds of a member."""
 
     launches: int
     per_token: float

@@ -1,4 +1,4 @@
-"""What a GPU language must tell the writers of kernels; metal/dialect.py and cuda/dialect.py do.
+"""Base of the GPU languages, metal/dialect.py and cuda/dialect.py, for the writers of kernels.
 
 Letters: M members of a threadgroup, D width. CUDA calls a threadgroup a block, a simdgroup a warp.
 """
@@ -44,8 +44,8 @@ class Dialect(ABC):
     value: ClassVar[str]  # type of what a lane reads of a register
     element: ClassVar[str]  # index of a value in its tile
     feature: ClassVar[str]  # the row of a value
-    row: ClassVar[str]  # arguments that tell a row operation where a lane stands
-    tile: ClassVar[str]  # arguments that tell a product which tile it computes
+    row: ClassVar[str]  # arguments that give a row operation the lane's place
+    tile: ClassVar[str]  # arguments that give a product its tile
     tile_template: ClassVar[str] = ""  # template argument for the size of a tile
     no_sums: ClassVar[tuple[str, str]]  # without x B: what is declared, and what products are given
     state_barrier: ClassVar[bool]  # whether a state is restarted by other threads than loaded it
@@ -53,7 +53,7 @@ class Dialect(ABC):
     vote_constants: ClassVar[Mapping[str, int]] = {}  # that vote_product needs besides RANK and CLT
     vote_memory: ClassVar[str]  # declares what vote_product stages terms in
     vote_bytes: ClassVar[int]  # of that
-    vote_lane: ClassVar[str]  # arguments that tell vote_product where a lane stands
+    vote_lane: ClassVar[str]  # arguments that give vote_product the lane's place
     traces: ClassVar[str]  # body of the kernel that sums credit x input, as its tape is laid out
 
     def kernel_file(self, name: str) -> str:
@@ -62,7 +62,7 @@ class Dialect(ABC):
         return kernel_text(folder, file)
 
     def header(self, constants: str, files: Sequence[str]) -> str:
-        """What a kernel begins with: constants, the language's words, then its files."""
+        """The head of a kernel: constants, the language's macros, then its files."""
         names = ("language", "fixed", *files)
         return self.includes + constants + "".join(map(self.kernel_file, names))
 
@@ -89,7 +89,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def lane(self, plan: StagePlan) -> str:
-        """An expression for where a thread stands."""
+        """An expression for the place of a thread."""
 
     @abstractmethod
     def product_files(self, plan: StagePlan) -> list[str]:
@@ -114,11 +114,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def tile_values(self, plan: StagePlan, name: str, outputs: int, head: bool) -> str:
-        """Declares what a lane computes of a tile."""
+        """Declares the values of a tile that a lane computes."""
 
     @abstractmethod
     def element_loop(self, plan: StagePlan, outputs: int) -> list[str]:
-        """Opens the loop over what a lane has of a tile."""
+        """Opens the loop over a lane's values of a tile."""
 
     @abstractmethod
     def elementwise(self, op: Op, operands: Sequence[str], argument: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the engines on GPUs share: a group of members runs all T tokens of a stage in one launch.
+"""Base of the engines on GPUs: a group of members runs all T tokens of a stage in one launch.
 
 Letters: P members, N pairs, T tokens, D width, V vocabulary, M members of a threadgroup, which CUDA
 calls a block.
@@ -119,7 +119,7 @@ class StagedEngine(Engine):
     def credit_kernels(
         self, members: int, shift: int, crediting: Crediting
     ) -> tuple[CreditWork, list[Source]]:
-        """What pairs are credited by: the work that follows the stages, and a source for each."""
+        """The work that follows the stages, and a source for each stage."""
         key = (members, shift, crediting)
         if key not in self._credit:
             plans = self.credit_plans(crediting, members)
@@ -182,7 +182,7 @@ class StagedEngine(Engine):
         targets: mx.array,
         state: mx.array,
     ) -> tuple[list[mx.array], mx.array]:
-        """What the head leaves of P members and T tokens, each [P, T], and the new state."""
+        """The head's results for P members and T tokens, each [P, T], and the new state."""
         self._check(noise, tokens, targets, state)
         (P, T), rank = tokens.shape, noise.rank if noise else 0
         members, columns = self.launch_size(P, T, rank)
@@ -225,7 +225,7 @@ class StagedEngine(Engine):
         targets: mx.array,
         state: mx.array,
     ) -> tuple[list[mx.array], mx.array]:
-        """One launch per stage. What the head leaves, and the new state."""
+        """One launch per stage. The head's results, and the new state."""
         (P, T), M = tokens.shape, self.group_members(tokens.shape[0], noise.rank if noise else 0)
         given = self.given_of(noise, tokens, targets, [T, P, P // 2])
         made = self.outputs_of(P, T, -(-P // M) * M)
@@ -244,7 +244,7 @@ class StagedEngine(Engine):
         signs: mx.array | None = None,
         left: Callable[[StagePlan], Outputs] = lambda _: {},
     ) -> tuple[list[dict[str, mx.array]], mx.array]:
-        """One launch per stage: what each gives by name, and the new state.
+        """One launch per stage. Outputs of each stage by name, and the new state.
 
         given: inputs by name; made, left: outputs of all stages, and of one for token credit.
         """
@@ -368,7 +368,7 @@ class StagedEngine(Engine):
     def given_of(
         self, noise: Slices | None, tokens: mx.array, targets: mx.array, sizes: Sequence[int]
     ) -> dict[str, mx.array]:
-        """What all stages are given, by name."""
+        """Inputs of all stages, by name."""
         return {
             "table": self.table_of(noise) if noise else pad_flat(mx.zeros(0, mx.int8)),
             "sizes": mx.array(list(sizes), mx.int32),
@@ -377,7 +377,7 @@ class StagedEngine(Engine):
         }
 
     def outputs_of(self, P: int, T: int, members: int) -> Outputs:
-        """Shapes and types of what a stage gives; `members` counts those of whole threadgroups."""
+        """Shapes and types of a stage's outputs; `members` counts those of whole threadgroups."""
         return {
             "passed_on": ((T * self.dialect.tile_bytes(self.program.width, members),), mx.int8),
             "state_after": ((P, self.program.width), mx.int8),

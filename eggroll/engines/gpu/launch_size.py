@@ -1,4 +1,4 @@
-"""How many members and tokens go into one launch, bounded in memory and in time.
+"""Members and tokens of one launch, bounded in memory and in time.
 
 Letters: P members, T tokens, M members of a threadgroup.
 """

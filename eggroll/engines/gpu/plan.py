@@ -1,4 +1,4 @@
-"""How a stage runs on a GPU: phases between barriers, where registers lie, what moves.
+"""The plan of a stage on a GPU: phases between barriers, places of registers, traffic.
 
 The figures are those of Apple GPUs; cuda/plan.py has what differs. Letters: M members of a
 threadgroup, P members, T tokens, D width, V vocabulary, K inputs and O outputs of an operation, r
@@ -60,7 +60,7 @@ def phases(ops: list[Op], sizes: list[int]) -> list[Phase]:
 
 
 def joins(op: Op, tiles: list[Op], sizes: list[int]) -> bool:
-    """Whether `op` may share output tiles with `tiles`."""
+    """True if `op` may share output tiles with `tiles`."""
     written = {other.out for other in tiles}
     read_across = {r for other in [*tiles, op] for r in crossed(other)}
     alike = sizes[op.out] == sizes[tiles[0].out]
@@ -151,7 +151,7 @@ class StagePlan:
         return lives | {r: (-1, end) for r in (X, S) if r in read or r in wrote}
 
     def kept(self, op: Op) -> bool:
-        """Whether an operation's result goes to memory, not only on to its own tile."""
+        """True if an operation's result goes to memory, not only on to its own tile."""
         return op.kind != "score" and op.out in self.lives
 
     @cached_property
@@ -170,7 +170,7 @@ class StagePlan:
 
     @property
     def sums_bytes(self) -> int:
-        """Of x B, int32 [products of a phase][r][M]."""
+        """Bytes of x B, int32 [products of a phase][r][M]."""
         most = max((len(phase.products) for phase in self.phases), default=0)
         return 4 * most * self.rank * self.members if self.perturbed else 0
 
@@ -182,12 +182,12 @@ class StagePlan:
 
     @property
     def likelihood_bytes(self) -> int:
-        """Of sums of EXP2 per simdgroup and of what met its target, where there are scores."""
+        """Bytes of a head's sums of EXP2 per simdgroup, and of the targets' logits."""
         return (8 * self.simdgroups + 4) * self.members if self.scores else 0
 
     @property
     def kept_bytes(self) -> int:
-        """Of threadgroup memory, for what a derived plan keeps besides."""
+        """Bytes of threadgroup memory that a derived plan needs besides."""
         return 0
 
     @property

@@ -26,12 +26,12 @@ SIZES = {"int": 4, "uint": 4, "uint32_t": 4, "char2": 2, "int8_t": 1}  # bytes o
 
 
 class StageWriter:
-    """Writes the kernel of a stage; a derived writer adds to it by the methods that do nothing.
+    """Writes the kernel of a stage; a derived writer adds to it by the hooks.
 
     result: what the head leaves; shift: of the noise, Q + sigma_shift.
     """
 
-    noise_file = "weights"  # the kernel file that says what noise does
+    noise_file = "weights"  # the kernel file with the noise's functions
 
     def __init__(
         self, plan: StagePlan, dialect: Dialect, result: Result = "scores", *, shift: int = 0
@@ -84,7 +84,7 @@ class StageWriter:
 
     @property
     def wide(self) -> bool:
-        """Whether a sum of EXP2, which is below 2^(16 + score bits), needs 64 bits."""
+        """True if a sum of EXP2, each below 2^(16 + score bits), needs 64 bits."""
         program = self.plan.program
         return self.exact or program.vocabulary > 1 << (16 - program.score_bits)
 
@@ -115,19 +115,19 @@ class StageWriter:
         return text + dialect.array("ulong", "LOG2", breakpoints, gathered=True)
 
     def opening(self) -> None:
-        """What a derived writer declares."""
+        """Hook: declarations."""
 
     def token(self) -> None:
-        """What a token begins with."""
+        """Hook: the start of a token."""
 
     def products(self, phase: Phase) -> None:
-        """What goes before the tiles of a phase, when all inputs of its products are there."""
+        """Hook: before the tiles of a phase, when all inputs of its products are there."""
 
     def scored_tile(self, op: Op) -> None:
-        """What is done with a tile of logits besides."""
+        """Hook: after a tile of logits."""
 
     def scored_token(self) -> None:
-        """What follows a token's scores."""
+        """Hook: after a token's scores."""
 
     def body(self) -> str:
         """All T tokens of the stage, phase after phase."""
@@ -231,7 +231,7 @@ class StageWriter:
             self.barrier()
 
     def at_token(self, t: str) -> str:
-        """Where a token's activations lie in [threadgroup][T][tile_bytes]."""
+        """Offset of a token's activations in [threadgroup][T][tile_bytes]."""
         size = self.dialect.tile_bytes(self.plan.program.width, self.plan.members)
         return f"({self.dialect.stage_group} * T + {t}) * {size}"
 
@@ -252,7 +252,7 @@ class StageWriter:
         return self.plan.layout[op.leaf].index
 
     def sums_of(self, op: Op) -> str:
-        """Where x B of a product lies among those of its phase."""
+        """A pointer to x B of a product, among those of its phase."""
         plan = self.plan
         if not plan.perturbed:
             return self.dialect.no_sums[1]
@@ -305,7 +305,7 @@ class StageWriter:
             self.scored_token()
 
     def element_loop(self, phase: Phase, outputs: int) -> None:
-        """What follows the products: registers are read and written where a lane stands."""
+        """The operations that follow the products, on a lane's own values of the registers."""
         dialect, value = self.dialect, self.dialect.value
         self(*dialect.element_loop(self.plan, outputs))
         self.local = {op.out: f"v{op.out}{dialect.element}" for op in phase.products}
@@ -324,7 +324,7 @@ class StageWriter:
 
 
 def reads_first(plan: StagePlan, register: int) -> bool:
-    """Whether the stage reads a register before it writes it."""
+    """True if the stage reads a register before it writes it."""
     for op in plan.stage.ops:
         if register in op.inputs:
             return True

@@ -101,7 +101,7 @@ egg::Read from;
 
 
 class CreditKernels(NamedTuple):
-    """What runs after the stages.
+    """Kernels that run after the stages.
 
     credits: int8 [credits][T][lanes], and their clipped sums [credits][lanes]. sizes: credits, T,
     pairs, words, lanes, the shift of the sums, a score's unit in 1/256 bit, and the shift from

@@ -1,4 +1,4 @@
-"""Whether the Metal kernels give the right integers on this machine, with and without NAX.
+"""The GPU of a Mac: compiles and launches kernels, tries them with and without NAX.
 
 NAX are the matrix units of M5 and later.
 """
@@ -47,7 +47,7 @@ def has_nax(architecture: str, macos: str) -> bool:
 
 
 def nax_usable() -> bool:
-    """Whether the GPU has NAX, nobody switched it off, and a trial gave the right integers."""
+    """True if the GPU has NAX, nobody switched it off, and a trial gave the right integers."""
     if os.environ.get(SWITCH) == "0" or not mx.metal.is_available():
         return False
     architecture = str(mx.device_info().get("architecture", ""))

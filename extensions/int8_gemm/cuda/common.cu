@@ -1,4 +1,4 @@
-// What the kernels of stages share: division, and the layout of activations.
+// Shared by the kernels of stages: division, and the layout of activations.
 //
 // A register is int8 [features / 8][LD members][8]: four neighbouring features of a member are one
 // word, the B operand of a matrix product reads two of these at once, and rows of LD = M + 4
@@ -19,7 +19,7 @@ __device__ inline int divide(int v) {
 // Products that wrap modulo 2^32.
 __device__ inline uint32_t times(int a, int b) { return uint32_t(a) * uint32_t(b); }
 
-// Where the word of features 4 quad .. 4 quad + 3 of a member lies in a register.
+// Offset in a register of the word of features 4 quad .. 4 quad + 3 of a member.
 __device__ inline uint32_t word(uint32_t quad, uint32_t member) {
   return ((quad >> 1) * LD + member) * 2 + (quad & 1);
 }
@@ -100,7 +100,7 @@ __device__ inline uint32_t elements(const int8_t* from, uint32_t quad) {
   return v;
 }
 
-// What noise adds to four features of a member, and of both members of a pair.
+// The noise added to four features of a member, and of both members of a pair.
 struct Four {
   int of[4];
 };

@@ -22,7 +22,7 @@ __device__ inline uint32_t perturbed(const int8_t* w, Noise noise, uint32_t leaf
   return v;
 }
 
-// What noise adds to a member's row of an embedding, whatever the token: B.
+// The noise added to a member's row of an embedding, whatever the token: B.
 struct RowNoise {
   const int8_t* B;
   int shift;
@@ -50,7 +50,7 @@ __device__ inline Four on_row(RowNoise mine, uint32_t quad, bool odd) {
   return n;
 }
 
-// What noise adds to sums of a matrix, outputs 4 quad .. 4 quad + 3: A in units of an output's last
+// The noise added to sums of a matrix, outputs 4 quad .. 4 quad + 3: A in units of an output's last
 // bit.
 template <int K, int O, int DIVISOR>
 __device__ inline Two on_sums(Noise noise, uint32_t leaf, const int*, uint32_t member,

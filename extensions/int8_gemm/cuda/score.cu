@@ -12,7 +12,7 @@ __device__ inline uint32_t power(const uint32_t* exp2, uint32_t u) {
   return exp2[u % 16] >> (15 - u / 16);
 }
 
-// What is summed: that, or of exact losses the entry for u % 16, doubled u / 16 times.
+// The summand: that, or for exact losses the entry for u % 16, doubled u / 16 times.
 __device__ inline Total summand(const uint32_t* exp2, uint32_t u) {
   return EXACT ? Total(exp2[u % 16]) << (u / 16) : Total(power(exp2, u));
 }
@@ -30,7 +30,7 @@ __device__ inline uint64_t shuffled(uint64_t v, int mask) {
   return (uint64_t(high) << 32) | uint64_t(low);
 }
 
-// What a lane has summed for its members, and the symbols that came.
+// A lane's sums for its members, and the targets.
 struct Likelihood {
   Total sums[M / 8][2];
   int targets[M / 8][2];
@@ -87,7 +87,7 @@ __device__ inline void finish(int16_t* scores, const Total* parts, const int* hi
   }
 }
 
-// What exact losses are made of: sums over the vocabulary, and the targets' logits.
+// For exact losses: sums over the vocabulary, and the targets' logits.
 __device__ inline void finish(uint64_t* totals, int8_t* logits, const Total* parts, const int* hits,
                               uint32_t T, uint32_t members, Lane lane) {
   for (uint32_t m = lane.thread; m < min(uint32_t(M), members); m += THREADS) {

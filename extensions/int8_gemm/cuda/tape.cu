@@ -1,5 +1,5 @@
-// What a stage leaves for token credit: the inputs of its matrices, and x B where weights have
-// noise. Of member 2p of every pair.
+// The tape that a stage leaves for token credit: the inputs of its matrices, and x B where weights
+// have noise. Of member 2p of every pair.
 
 namespace egg {
 

@@ -3,8 +3,8 @@
 
 namespace egg {
 
-// Where four inputs of a matrix are: first of all inputs, K, row of the tape, credit, and which of
-// the matrix's inputs is the first of these.
+// The place of four inputs of a matrix: first of all inputs, K, row of the tape, credit, and which
+// of the matrix's inputs is the first of these.
 struct Trace {
   uint32_t first, K, row, credit, k;
 };
@@ -28,7 +28,7 @@ __device__ inline Trace trace_at(const int32_t* work, uint32_t count, uint32_t q
   return trace;
 }
 
-// What a launch is given: T tokens of `total`, from `begin` on; pairs of a block of the stage, and
+// The arrays of a launch: T tokens of `total`, from `begin` on; pairs of a block of the stage, and
 // lanes, those of all blocks.
 struct Tape {
   const int8_t *tape, *credits;

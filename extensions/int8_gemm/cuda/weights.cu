@@ -18,7 +18,7 @@ __device__ inline uint32_t perturbed(const int8_t* w, Noise noise, uint32_t leaf
   return v;
 }
 
-// What noise adds to a member's row of an embedding: A[token] B^T >> SHIFT.
+// The noise added to a member's row of an embedding: A[token] B^T >> SHIFT.
 struct RowNoise {
   const int8_t *B, *A;
 };
@@ -43,7 +43,7 @@ __device__ inline Four on_row(RowNoise mine, uint32_t quad, bool odd) {
   return n;
 }
 
-// What noise adds to sums of a matrix, outputs 4 quad .. 4 quad + 3: (x B) A^T >> SHIFT.
+// The noise added to sums of a matrix, outputs 4 quad .. 4 quad + 3: (x B) A^T >> SHIFT.
 template <int K, int O, int DIVISOR>
 __device__ inline Two on_sums(Noise noise, uint32_t leaf, const int* sums, uint32_t member,
                               uint32_t quad) {

@@ -3,7 +3,7 @@
 
 namespace egg {
 
-// What vote_product multiplies: A lies `at` bytes into the slice, sums [pairs][K] from
+// The terms that vote_product multiplies: A lies `at` bytes into the slice, sums [pairs][K] from
 // `first` on.
 struct CreditTerms {
   const EGG_DEVICE int8_t* table;

@@ -1,4 +1,4 @@
-// What every token of a pair is worth to its leaves: discounted differences of the members' scores,
+// The credit of every token of a pair to its leaves: discounted differences of the members' scores,
 // times the sign of the noise, or its projection x B where weights have noise.
 //
 // A thread goes through the tokens of one pair from the last one back, for one credit: what leaves
@@ -6,7 +6,7 @@
 
 namespace egg {
 
-// What a discounted score difference is multiplied with.
+// The factor of a discounted score difference.
 enum { BY_SIGN, BY_ONE, BY_ROW, BY_SUM };
 
 struct Credit {

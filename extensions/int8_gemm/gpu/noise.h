@@ -7,7 +7,8 @@ struct Noise {
   const EGG_DEVICE int8_t* table;
   const EGG_DEVICE int32_t* starts;  // [leaves of the stage][pairs]
   uint32_t first, pairs;
-  // Of nodes alone: [leaves of the stage][pairs][words], bit t % 32 of word t / 32 is token t's.
+  // Only for noise on nodes: [leaves of the stage][pairs][words], bit t % 32 of word t / 32 is
+  // token t's.
   const EGG_DEVICE int32_t* signs;
   uint32_t words, t;
 };
@@ -18,7 +19,7 @@ EGG_FUNCTION const EGG_DEVICE int8_t* slice(Noise noise, uint32_t leaf, uint32_t
   return noise.table + noise.starts[leaf * noise.pairs + pair];
 }
 
-// Whether the noise of a pair is turned at this token; of nodes alone.
+// True if the noise of a pair has the other sign at this token; only for noise on nodes.
 EGG_FUNCTION bool turned(Noise noise, uint32_t leaf, uint32_t member) {
   const uint32_t pair = min(noise.first + member / 2, noise.pairs - 1);
   const uint32_t word = noise.signs[(leaf * noise.pairs + pair) * noise.words + noise.t / 32];

@@ -2,7 +2,7 @@
 
 namespace egg {
 
-// Where a tile lies: of which leaf, from which row and column, and where its leaf's votes begin.
+// A tile's leaf, first row and column, the leaf's shape, and the offset of the leaf's votes.
 struct Tile {
   uint32_t leaf, row, column, O, K, offset;
 };

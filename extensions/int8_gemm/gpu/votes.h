@@ -6,7 +6,7 @@ namespace egg {
 
 EGG_FUNCTION int value(int v) { return CLT ? v : (v > 0) - (v < 0); }
 
-// What vote_product multiplies: term i of row o, and of column k.
+// The terms that vote_product multiplies: term i of row o, and of column k.
 struct PairTerms {
   const EGG_DEVICE int8_t *fitness, *table;
   const EGG_DEVICE int32_t* starts;

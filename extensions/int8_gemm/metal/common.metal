@@ -1,4 +1,4 @@
-// What the kernels of stages share: division, and the layout of activations.
+// Shared by the kernels of stages: division, and the layout of activations.
 //
 // A register is int8 [features][M members], rows LD bytes apart, read as char2: members 2i and 2i +
 // 1 are a pair and neighbours in a row, so one lane holds both and reads their noise once. The

@@ -26,7 +26,7 @@ inline int2 perturbed(const device int8_t* w, Noise noise, uint leaf, uint membe
   return v;
 }
 
-// What noise adds to rows of an embedding, whatever the token: B.
+// The noise added to rows of an embedding, whatever the token: B.
 struct RowNoise {
   const device int8_t* B;
   int shift;
@@ -46,7 +46,7 @@ inline int2 on_row(RowNoise mine, uint k) {
   return opposite(mine.shift == SILENT ? 0 : rounded(mine.B[k], mine.shift), mine.turn);
 }
 
-// What noise adds to the sums of a matrix: A in units of an output's last bit.
+// The noise added to the sums of a matrix: A in units of an output's last bit.
 struct SumNoise {
   const device int8_t* A;
   int shift;

@@ -19,7 +19,7 @@ inline Total over_rows(Total v) {
   return v + shuffled(v, 16);
 }
 
-// What a lane has summed for its members, and the symbols that came.
+// A lane's sums for its members, and the targets.
 struct Likelihood {
   Total sums[M / 8][2];
   int targets[M / 8][2];
@@ -71,7 +71,7 @@ inline void finish(device int16_t* scores, Parts parts, Hits hits, uint T, uint 
   }
 }
 
-// What exact losses are made of: sums over the vocabulary, and the targets' logits.
+// For exact losses: sums over the vocabulary, and the targets' logits.
 template <typename Parts, typename Hits>
 inline void finish(device uint64_t* totals, device int8_t* logits, Parts parts, Hits hits, uint T,
                    uint members, Lane lane) {

@@ -3,7 +3,7 @@
 
 namespace egg {
 
-// Where the inputs of a matrix lie: first of all inputs, K, row of the tape, credit.
+// The place of a matrix's inputs: first of all inputs, K, row of the tape, credit.
 struct Trace {
   uint first, K, row, credit;
 };
@@ -25,7 +25,7 @@ inline Trace trace_at(const device int32_t* work, uint count, uint at) {
   return trace;
 }
 
-// What a launch is given: T tokens of `total`, from `begin` on; quads: fours of pairs in a
+// The arrays of a launch: T tokens of `total`, from `begin` on; quads: fours of pairs in a
 // threadgroup of the stage, and in all of them.
 struct Tape {
   const device int8_t *tape, *credits;

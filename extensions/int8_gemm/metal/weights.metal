@@ -16,7 +16,7 @@ inline int2 perturbed(const device int8_t* w, Noise noise, uint leaf, uint membe
   return v;
 }
 
-// What noise adds to rows of an embedding, a pair's: A[t] B^T >> SHIFT.
+// The noise added to rows of an embedding, a pair's: A[t] B^T >> SHIFT.
 struct RowNoise {
   const device int8_t *B, *even, *odd;
 };
@@ -42,7 +42,7 @@ inline int2 on_row(RowNoise mine, uint k) {
   return v;
 }
 
-// What noise adds to the sums of a matrix, a pair's: (x B) A^T >> SHIFT.
+// The noise added to the sums of a matrix, a pair's: (x B) A^T >> SHIFT.
 struct SumNoise {
   const device int8_t* A;
 };
