@@ -1,7 +1,8 @@
 """Rates of the cpu engine's kernels, one by one: `python benchmarks/kernels.py`.
 
 A kernel's time is a slope: a tiny program with many copies of one operation against the same with
-few, so that all they share falls out. Every program first has to agree with the portable engine.
+few, so that all they share falls out; a head is held against that of the smallest vocabulary. Every
+program first has to agree with the portable engine.
 Letters: P members, T tokens, V vocabulary, D width, L layers, O outputs, K inputs.
 """
 
@@ -26,9 +27,9 @@ import tyro
 from tiny_programs import (
     BY_VOCABULARY,
     COPIES,
-    PRODUCTS,
     SMALL,
     VECTORS,
+    VOTED,
     Disagreement,
     Kernel,
     Subject,
@@ -36,7 +37,8 @@ from tiny_programs import (
     verify,
 )
 
-from eggroll import _extension, bench, cli, rng
+from eggroll import _extension, cli, rng
+from eggroll.bench.measure import macs_per_token
 from eggroll.cli import Range
 from eggroll.engines.cpu import LANES, CpuEngine
 from eggroll.errors import InputError
@@ -96,7 +98,7 @@ class Timed:
     name: tuple[Any, ...]  # (operation or "votes", shape or (V, D, L))
     few: Subject | None
     many: Subject
-    copies: int
+    copies: float
     isa: str
     rank: int
     seq_len: int  # 0: the votes
@@ -177,13 +179,13 @@ def subjects(options: Options, isas: Sequence[str], table: mx.array) -> list[Tim
     for kernel in kernels(options):
         low, high = COPIES[kernel.operation]
         few, many = on_cpu(kernel.program(low)), on_cpu(kernel.program(high))
-        votes_apart = kernel.operation in (*PRODUCTS, "norm") and kernel.shape not in seen
+        votes_apart = kernel.operation in VOTED and kernel.shape not in seen
         seen |= {kernel.shape} if votes_apart else set()
         for rank in kernel.ranks(options.ranks):
             # T 0 stands for the votes, which depend on the leaf's shape alone.
             lengths = [options.seq_len] + [0] * (votes_apart and rank > 0)
             work += [
-                Timed((kernel.operation if T else "votes", kernel.shape), few, many, high - low,
+                Timed((kernel.operation if T else "votes", kernel.shape), few, many, kernel.copies,
                       isa, rank, T)
                 for T in lengths for isa in isas
             ]  # fmt: skip
@@ -250,7 +252,7 @@ def budget(
     rows.append(("all kernels", 1, sum(r[2] for r in rows), sum(r[3] for r in rows)))
     whole = ns["whole", shape, rank]
     rows.append(("measured", 1, ns["whole", shape, 0], whole))
-    bound = bench.macs_per_token(program) / limit
+    bound = macs_per_token(program) / limit
     rows.append(("dot products alone", 1, bound, bound))
     name = f"D {D}, L {L}, V {V}"
     return [Share(isa, name, *row, row[3] / whole) for row in rows]
@@ -302,7 +304,7 @@ def check(options: Options) -> tuple[Options, list[str]]:
     cli.check_ranges(options)
     if options.quick:
         options = replace(options, widths=(64, 256), vocabularies=(256,), ranks=(0, 1))
-    for name, low, high in (("widths", 1, 260), ("vocabularies", 2, 65536), ("ranks", 0, 64)):
+    for name, low, high in (("widths", 1, 260), ("vocabularies", 16, 65536), ("ranks", 0, 64)):
         values = getattr(options, name)
         for wrong in (v for v in values if not low <= v <= high):
             raise InputError(f"--{name} has {wrong}: numbers from {low} to {high} are needed.")

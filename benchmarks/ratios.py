@@ -16,17 +16,20 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
-from eggroll import bench, engines
+from eggroll import engines
+from eggroll.bench import PRESETS
+from eggroll.bench.measure import Step
+from eggroll.bench.options import Options
 from eggroll.networks import egg
 
 REPEATS = 5
 
 
-def make(preset: str, pop: int, threads: int, seq_len: int = 0) -> bench.Step:
-    options = bench.Options(preset=preset, pops=(pop,), seq_len=seq_len, threads=threads)  # type: ignore[arg-type]
-    network = bench.PRESETS[preset]
+def make(preset: str, pop: int, threads: int, seq_len: int = 0) -> Step:
+    options = Options(preset=preset, pops=(pop,), seq_len=seq_len, threads=threads)  # type: ignore[arg-type]
+    network = PRESETS[preset]
     program = egg(network["vocabulary"], network["width"], network["layers"])
-    return bench.Step(options, pop, engines.choose("cpu", program, threads)[0], 0)
+    return Step(options, pop, engines.choose("cpu", program, threads)[0])
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -43,11 +46,12 @@ def compare(name: str, first: Callable[[], object], second: Callable[[], object]
     print(f"{name}: {statistics.median(ratios):.3f} (from {low:.3f} to {high:.3f})", flush=True)
 
 
-def inference(step: bench.Step) -> Callable[[], object]:
+def inference(step: Step) -> Callable[[], object]:
     """The unperturbed model over the same tokens and members."""
-    engine = step.population.engine
+    learner = step.learner
+    engine = learner.population.engine
     tokens, targets = (mx.array(np.repeat(a, 2, axis=0)) for a in step.batch)
-    prepared, state = engine.prepare(step.weights), step.population.initial_state()
+    prepared, state = engine.prepare(learner.weights), learner.population.initial_state()
     return lambda: mx.eval(engine.evaluate(prepared, None, tokens, targets, state))
 
 
@@ -58,7 +62,8 @@ def verify(preset: str) -> None:
     for isa in (wanted, "generic"):
         os.environ["EGGROLL_ISA"] = isa
         step = make(preset, 66, 1, seq_len=2)
-        score, _ = step.population.evaluate(step.weights, 0, *step.batch, step.state)
+        learner = step.learner
+        score, _ = learner.population.evaluate(learner.weights, 0, *step.batch, learner.state)
         scores.append(np.array(score))
     os.environ["EGGROLL_ISA"] = wanted
     assert np.array_equal(*scores), "the kernels disagree"
@@ -67,17 +72,17 @@ def verify(preset: str) -> None:
 def peak_mb(vocabulary: int) -> float:
     """Peak resident memory of a step with 64 streams and 1,024 members in a fresh process."""
     code = (
-        "from eggroll import bench\n"
-        f"bench.PRESETS['small'] = dict(width=64, layers=1, vocabulary={vocabulary}, seq_len=16)\n"
+        "from eggroll.bench import PRESETS, measure\n"
+        f"PRESETS['small'] = dict(width=64, layers=1, vocabulary={vocabulary}, seq_len=16)\n"
         "import runpy, sys; sys.path.insert(0, 'benchmarks'); import ratios\n"
-        "ratios.make('small', 1024, 2).run(); print(bench.resident_peak())"
+        "ratios.make('small', 1024, 2).run(); print(measure.resident_peak())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     return int(done.stdout) / 1e6
 
 
 def main() -> None:
-    for preset in bench.PRESETS:
+    for preset in PRESETS:
         verify(preset)
     print("verified: scores equal the portable kernels' for every preset")
     for T, pop in ((16, 10240), (100, 1024)):

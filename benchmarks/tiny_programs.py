@@ -21,20 +21,23 @@ from eggroll.engines.base import Engine
 from eggroll.engines.cpu import LANES, CpuEngine
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.noise import Slices, slice_length
-from eggroll.program import Program, S, X
+from eggroll.program import Program, Register
 
-# operation -> copies in the two programs; those of a matrix weigh together what a layer does.
+# operation -> copies in the two programs; those of a matrix weigh together what a layer does. A
+# program has one head: instead of none there is that of the smallest vocabulary.
 COPIES = {
-    "DxD": (1, 9), "4DxD": (1, 3), "Dx4D": (1, 3), "head": (1, 3), "embed": (1, 9),
+    "DxD": (1, 9), "4DxD": (1, 3), "Dx4D": (1, 3), "head": (0, 1), "embed": (1, 9),
     "norm": (4, 24), "add": (4, 24), "add_bias": (4, 24), "lookup": (4, 24), "forget": (4, 24),
     "mix": (4, 24),
 }  # fmt: skip
 PRODUCTS = ("DxD", "4DxD", "Dx4D", "head")
 VECTORS = ("norm", "add_bias")
+VOTED = ("DxD", "4DxD", "Dx4D", "embed", "norm")  # whose votes are timed; a head's are embed's
 BY_VOCABULARY = ("embed", "head")
 OBSERVED = 2  # copies to verify: after many, the state saturates and hides a wrong one
 SHIFT = 8  # of every perturbation: Q 4 + sigma_shift 4
 SMALL = 8  # vocabulary of programs that measure neither embedding nor head
+LEAST = 2  # the smallest vocabulary
 
 
 class Disagreement(Exception):
@@ -62,46 +65,50 @@ class Kernel:
 
         What makes the inputs does not depend on `copies`.
         """
-        net, most = Program(self.vocabulary, self.width), COPIES[self.operation][1]
-        net.stage(state=True)
+        head = self.operation == "head"
+        net = Program(self.vocabulary if copies or not head else LEAST, self.width)
+        x, s = net.stage(state=True)
         net.embed("embedding")
-        inputs = [self._input(net, i) for i in range(most)]
-        for i in range(copies):
-            y = self._emit(net, i, inputs[i])
+        inputs = [self._input(net, i, x, s) for i in range(COPIES[self.operation][1])]
+        net.add(s, x, out=s)
+        for i in range(copies * (not head)):
+            y = self._emit(net, i, inputs[i], s)
             if observed and self.operation == "4DxD":
                 y = net.linear(y, f"fold{i}", self.width)
-            if observed and y != S:
-                net.add(S, y, out=S)
-        if observed and self.operation != "head":
-            net.score(X, "end")
+            if observed and y != s:
+                net.add(s, y, out=s)
+        net.score(inputs[0] if head and copies else x, "end")
         return net
 
-    def _input(self, net: Program, i: int) -> int:
-        if self.operation == "Dx4D":
-            return net.linear(X, f"input{i}", 4 * self.width)
-        return net.add(X, S) if self.operation in PRODUCTS else X
+    @property
+    def copies(self) -> float:
+        """By how many copies the two programs differ; of heads, by their outputs' share of one."""
+        low, high = COPIES[self.operation]
+        return 1 - LEAST / self.vocabulary if self.operation == "head" else high - low
 
-    def _emit(self, net: Program, i: int, x: int) -> int:
-        """The i-th copy; returns the register of its result, S if there is none to look at."""
+    def _input(self, net: Program, i: int, x: Register, s: Register) -> Register:
+        if self.operation == "Dx4D":
+            return net.linear(x, f"input{i}", 4 * self.width)
+        return net.add(x, s) if self.operation in PRODUCTS else x
+
+    def _emit(self, net: Program, i: int, x: Register, s: Register) -> Register:
+        """The i-th copy; returns the register of its result."""
         name = f"copy{i}"
         match self.operation:
-            case "head":
-                net.score(x, name)
-                return S
             case "embed":
                 return net.embed(name)
             case "norm":
                 return net.norm(x, name)
             case "add":
-                return net.add(x, S, out=x)
+                return net.add(x, s, out=x)
             case "add_bias":
-                return net.add_bias(x, S, name)
+                return net.add_bias(x, s, name)
             case "lookup":
                 return net.lookup(x, "sigmoid")
             case "forget":
-                return net.forget(x, S)
+                return net.forget(x, s)
             case "mix":
-                return net.mix(x, x, S, out=S)
+                return net.mix(x, x, s, out=s)
         return net.linear(x, name, self.shape[0])
 
     def ranks(self, wanted: Sequence[int]) -> list[int]:

@@ -18,7 +18,7 @@ COMMANDS: Final = {
     "plot": ("eggroll.plot", "Draw the curves of a run, or compare several runs."),
     "adamw": ("eggroll.adamw", "Train the same network in float by AdamW, for comparison."),
     "sweep": ("eggroll.sweep.command", "Search for good options, all trials at equal cost."),
-    "bench": ("eggroll.bench", "Time training steps over growing populations."),
+    "bench": ("eggroll.bench.command", "Time training steps over growing populations."),
     "probe": ("eggroll.probe", "Report this machine's int8 hardware and the engines that run."),
 }
 

@@ -176,7 +176,8 @@ class Config(Common, metaclass=OverRecipe):
         EstimatorName, Group.EVOLUTION, Sweep(), one_of("How scores become votes", ESTIMATORS)
     ] = "eggroll"
     score_bits: Annotated[int, Group.EVOLUTION, Range(4, 8, 4), Sweep(choices=(4, 8))] = 4
-    """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256 near the optimum."""
+    """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256, which still tells
+    members apart where a model is nearly right."""
     discount: Annotated[
         int,
         Group.EVOLUTION,

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from eggroll.program import Program, S, Stage
 from eggroll.rng import DRAWS, SIGNS, counters, key
-
-Estimator = Literal["eggroll", "token-votes", "token-credit"]
 
 # Score bits -> right shift from 1/256 bit to the unit of credit, 1/16 bit.
 UNIT_SHIFTS = {4: 4, 8: 4}
@@ -80,7 +78,12 @@ OF = {
 def _shared(stage: Stage) -> Iterator[tuple[int, int]]:
     """(owner, leaf): outputs that are only added up are one node, and one noise serves all."""
     reads = Counter(register for op in stage.ops for register in op.inputs)
-    made_by = {op.out: op.leaf for op in stage.ops if op.kind == "linear" and reads[op.out] == 1}
+    writes = Counter(op.out for op in stage.ops)
+    made_by = {
+        op.out: op.leaf
+        for op in stage.ops
+        if op.kind == "linear" and reads[op.out] == writes[op.out] == 1
+    }
     for op in stage.ops:
         if op.kind == "add_bias" and all(register in made_by for register in op.inputs):
             first, *rest = (made_by[register] for register in op.inputs)
@@ -88,10 +91,12 @@ def _shared(stage: Stage) -> Iterator[tuple[int, int]]:
 
 
 def crediting(
-    program: Program, estimator: Estimator, *, sigma_shift: int, discount: int, seq_len: int
+    program: Program, *, nodes: bool, sigma_shift: int, discount: int, seq_len: int
 ) -> Crediting:
-    """The credit of every leaf of a program, derived from what the leaf does there."""
-    nodes = estimator == "token-credit"
+    """The credit of every leaf of a program, derived from what the leaf does there.
+
+    nodes: noise on the outputs of layers (token-credit), else on the weights (token-votes).
+    """
     count = len(program.leaves)
     kinds, shifts = [CreditKind.NONE] * count, [sigma_shift] * count
     owners, discounts = list(range(count)), [discount] * count

@@ -15,7 +15,6 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import mlx.core as mx
 
 from eggroll.credit import Crediting, CreditKind, crediting
-from eggroll.credit import Estimator as Credited
 from eggroll.data.streams import Batch
 from eggroll.errors import InputError
 from eggroll.fitness import decided, pair_fitness
@@ -135,12 +134,12 @@ class TokenVotes(Estimator):
     reads = ("discount",)
     known_scale = False
     by_token = True
-    name: ClassVar[Credited] = "token-votes"
+    nodes: ClassVar[bool] = False  # noise on the outputs of layers, else on the weights
 
     def __init__(self, options: EstimatorOptions, program: Program) -> None:
         super().__init__(options, program)
         self.crediting: Crediting = crediting(
-            program, self.name, sigma_shift=options.sigma_shift, discount=options.discount,
+            program, nodes=self.nodes, sigma_shift=options.sigma_shift, discount=options.discount,
             seq_len=options.seq_len,
         )  # fmt: skip
 
@@ -186,7 +185,7 @@ class TokenCredit(TokenVotes):
     """Noise on the outputs of layers with a new sign at every token: node perturbation."""
 
     summary = "noise on layers' outputs with a new sign at every token, credited token by token"
-    name = "token-credit"
+    nodes = True
 
 
 ESTIMATORS: dict[str, type[Estimator]] = {

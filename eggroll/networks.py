@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import rng
-from eggroll.program import Program
+from eggroll.program import Program, Register
 
 Gates = Literal["clip", "table"]
 NetworkName = Literal["egg"]
@@ -26,7 +26,7 @@ def egg(vocabulary: int, width: int, layers: int, gates: Gates = "clip") -> Prog
     """
     net = Program(vocabulary, width)
 
-    def gate(value: int, table: str) -> int:
+    def gate(value: Register, table: str) -> Register:
         return value if gates == "clip" else net.lookup(value, table)
 
     net.stage()
@@ -46,6 +46,7 @@ def egg(vocabulary: int, width: int, layers: int, gates: Gates = "clip") -> Prog
     return net
 
 
+# name -> the network's builder(vocabulary, width, layers, gates)
 NETWORKS: dict[str, Callable[[int, int, int, Gates], Program]] = {"egg": egg}
 
 

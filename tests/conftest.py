@@ -124,6 +124,12 @@ def call(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 @pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sweep: they take longer than a tiny one."""
+    monkeypatch.setattr("eggroll.sweep.pictures.draw", lambda results, folder, unit: [])
+
+
+@pytest.fixture
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out curves.png, which takes longer than a tiny run."""
     monkeypatch.setattr("eggroll.plot.curves", lambda folder: folder)

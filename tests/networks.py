@@ -13,7 +13,8 @@ import oracle
 from eggroll import networks
 from eggroll import program as language
 from eggroll.fixed_point import gate_tables
-from eggroll.noise import Slices
+from eggroll.networks import Gates
+from eggroll.noise import Slices, slice_length
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -74,26 +75,20 @@ def int8(rng: np.random.Generator, shape, extreme: bool = False) -> np.ndarray:
     return np.clip(np.rint(rng.normal(0, 16, shape)), -127, 127).astype(np.int8)
 
 
-def random_case(
-    seed: int,
+def case_of(
+    program: language.Program,
+    rng: np.random.Generator,
     *,
-    V: int = 16,
-    D: int = 8,
-    L: int = 1,
     T: int = 3,
     P: int = 4,
     rank: int = 1,
     sigma_shift: int = 4,
-    gates: str = "clip",
     extreme: bool = False,
     score_bits: int = 4,
 ) -> Case:
-    rng = np.random.default_rng(seed)
-    program = networks.egg(V, D, L, gates)  # type: ignore[arg-type]
+    """Random weights, noise and inputs for any program."""
     program.score_bits = score_bits
-    lengths = [
-        rank * sum(s) if len(s) == 2 else 2 * s[0] for s in (p.shape for p in program.leaves)
-    ]
+    V, lengths = program.vocabulary, [slice_length(p.shape, rank) for p in program.leaves]
     table = int8(rng, 4 * max(lengths), extreme)
     starts = np.stack([rng.integers(0, table.size - n + 1, P // 2) for n in lengths])
     return Case(
@@ -106,8 +101,16 @@ def random_case(
         rng.integers(0, V, (P, T)).astype(np.int32),
         rng.integers(0, V, (P, T)).astype(np.int32),
         int8(rng, (P, program.state_size), extreme),
-        gates,
     )
+
+
+def random_case(
+    seed: int, *, V: int = 16, D: int = 8, L: int = 1, gates: Gates = "clip", **options
+) -> Case:
+    """A case of EGG; options as in `case_of`."""
+    case = case_of(networks.egg(V, D, L, gates), np.random.default_rng(seed), **options)
+    case.gates = gates
+    return case
 
 
 _GLOBAL = {"emb": "embedding", "ln_out/weight": "norm", "head": "head"}

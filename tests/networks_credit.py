@@ -27,9 +27,12 @@ class Credited:
     @property
     def how(self) -> Crediting:
         return crediting(
-            self.case.program, self.estimator, sigma_shift=self.case.sigma_shift,
-            discount=self.discount, seq_len=self.case.tokens.shape[1],
-        )  # fmt: skip
+            self.case.program,
+            nodes=self.estimator == "token-credit",
+            sigma_shift=self.case.sigma_shift,
+            discount=self.discount,
+            seq_len=self.case.tokens.shape[1],
+        )
 
     def oracle(self):
         case = self.case
@@ -53,8 +56,20 @@ class Credited:
 def credited_case(
     seed: int, estimator: str, *, marks: float = 0.2, discount: int = 12, alike=True, **shape
 ) -> Credited:
+    """A case of EGG: shape as in `random_case`, the rest as in `credited_of`."""
+    rng = np.random.default_rng(seed + 1)
+    return credited_of(random_case(seed, **shape), rng, estimator, marks, discount, alike)
+
+
+def credited_of(
+    case: Case,
+    rng: np.random.Generator,
+    estimator: str,
+    marks: float = 0.2,
+    discount: int = 12,
+    alike: bool = True,
+) -> Credited:
     """marks: share of document marks; alike: members of a pair read the same."""
-    case, rng = random_case(seed, **shape), np.random.default_rng(seed + 1)
     (P, T), V = case.tokens.shape, case.program.vocabulary
     case.tokens[:] = rng.integers(1, V, (P, T)) * (rng.random((P, T)) >= marks)
     if alike:

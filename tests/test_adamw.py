@@ -46,7 +46,8 @@ def unusual() -> language.Program:
     old = net.add(s, x)
     net.add(net.linear(x, "keep", 6), net.linear(x, "keep2", 6), out=s)
     net.add(x, net.linear(old, "use", 6), out=x)
-    x, s = net.stage("c.", state=True)  # a state that nothing writes
+    x, s = net.stage("c.", state=True)  # a state that never changes
+    net.mix(x, s, s, out=s)
     net.add(x, net.linear(s, "dead", 6), out=x)
     x, _ = net.stage()
     net.score(net.norm(x, "norm"), "head")

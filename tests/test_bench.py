@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from pathlib import Path
 
 import pytest
 from conftest import Command
 
-from eggroll import _extension, bench, networks, performance, plot
+from eggroll import _extension, networks, performance, plot
+from eggroll.bench import PRESETS, PUBLISHED, command, picture
+from eggroll.bench.limits import Limits, Sample, register_loop
+from eggroll.bench.measure import Row, macs_per_token
+from eggroll.bench.options import Options
 
 TINY = ("--preset", "small", "--seq-len", "2", "--repeats", "2", "--threads", "1")
 
@@ -19,7 +24,7 @@ def test_a_table_and_three_files(call: Command, tmp_path: Path):
     ended = call(
         *(*TINY, "--pops", "64", "32", "--json", files["json"], "--csv", files["csv"]),
         *("--picture", files["png"]),
-        main=bench.main,
+        main=command.main,
     )
     assert ended.code == 0, ended.err
     assert ended.out.startswith("engine: ")
@@ -27,7 +32,7 @@ def test_a_table_and_three_files(call: Command, tmp_path: Path):
     rows = found["rows"]
     assert [row["population"] for row in rows] == [32, 64]
     assert found["options"]["preset"] == "small"
-    predicted = performance.predictions(bench.PRESETS["small"], seq_len=2)
+    predicted = performance.predictions(PRESETS["small"], seq_len=2)
     assert found["predicted"]["population"] == performance.POPULATION
     assert found["predicted"]["tokens_per_second"] == {
         p.chip.name: round(p.tokens_per_second) for p in predicted
@@ -40,35 +45,125 @@ def test_a_table_and_three_files(call: Command, tmp_path: Path):
         assert row["update"] > 0
         assert row["of_limit"] > 0
     assert rows[0]["speed_up"] == 1
+    assert f"\nprocessor: {found['processor']}\n" in ended.out
+    assert found["processor"]
+    limit = found["limits"]["registers"]
+    assert 0 < limit["low"] <= limit["median"] <= limit["high"]
+    assert (f"warning: {found['warning']}\n" in ended.out) == bool(found["warning"])
     assert [row["population"] for row in csv.DictReader(files["csv"].open())] == ["32", "64"]
     assert files["png"].read_bytes().startswith(b"\x89PNG")
 
 
 def test_predictions_are_hollow_and_called_so():
     axes = plot.new_figure(4, 4).subplots()
-    predicted = performance.predictions(bench.PRESETS["seed"])
-    bench.mark(axes, predicted)
+    predicted = performance.predictions(PRESETS["seed"])
+    picture.mark_predictions(axes, predicted)
     (line,) = axes.get_lines()
     assert line.get_markerfacecolor() == "none"
     assert line.get_linestyle() == "None"
     rates = [p.tokens_per_second for p in predicted if p.chip.name in performance.SHOWN]
     assert list(line.get_ydata()) == rates
     assert {text.get_text() for text in axes.texts} == set(performance.SHOWN)
-    (label,) = axes.get_legend().get_texts()
-    assert label.get_text().startswith("predicted, never run")
+    assert line.get_label().startswith("predicted, never run")
+
+
+def limits_with(*samples: Sample) -> Limits:
+    limits = Limits(1, on_cpu=True)
+    limits.samples = list(samples)
+    return limits
+
+
+IDLE = Sample(400.0, 0.99, 380.0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "of_limit", "of_torch", "says"),
+    [
+        ((IDLE, IDLE._replace(registers=420.0, torch=360.0)), 0.8, 0.9, ""),
+        ((IDLE, IDLE._replace(granted=0.5), IDLE._replace(granted=0.6)), 0.8, 0.9, "given 60%"),
+        ((IDLE, IDLE._replace(registers=300.0)), 0.8, 0.9, "the register loop did 300 to 400"),
+        ((IDLE, IDLE._replace(torch=200.0)), 0.8, 0.9, "torch._int_mm did 200 to 380 GMAC/s"),
+        ((IDLE,), 1.25, 0.9, "steps reached 125% of the limit"),
+        ((IDLE,), 0.8, 1.5, "steps reached 150% of torch._int_mm"),
+        ((IDLE._replace(torch=None),), 0.8, None, ""),
+        ((), None, None, ""),
+    ],
+)
+def test_a_busy_machine_is_told(
+    samples: tuple[Sample, ...], of_limit: float | None, of_torch: float | None, says: str
+):
+    shares = [[share] if share else [] for share in (of_limit, of_torch)]
+    told = limits_with(*samples).warning(*shares)
+    assert bool(told) == bool(says)
+    assert says in told
+    assert told.count("; ") == 0  # one reason each
+
+
+def test_the_loop_tells_how_much_of_the_processor_it_had(monkeypatch: pytest.MonkeyPatch):
+    """A loop that computes has its thread's time, one that waits has none of it."""
+    limits = Limits(1, on_cpu=True)
+    limits.torch = None
+
+    def compute() -> float:
+        before = time.process_time()
+        while time.process_time() - before < 0.05:
+            pass
+        return 1.0
+
+    def wait() -> float:
+        time.sleep(0.05)
+        return 1.0
+
+    for loop in (compute, wait):
+        limits.registers = loop
+        limits.sample()
+    computed, waited = (sample.granted for sample in limits.samples)
+    assert waited < 0.5
+    assert waited < computed <= 1.1
+    assert Limits(1, on_cpu=False).sample() is None
+
+
+ROW = Row(1024, 1024, 0.1, 0.0, 10.0, 163840.0, 1.0, 3000, 10.0, 0.9, 0.05, 0.05, 9.0, 0.8, None)
+
+
+@pytest.mark.parametrize("warning", ["", "these figures are in doubt."])
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (Options(preset="seed"), "seed"),
+        (Options(preset="paper", seq_len=16), "paper"),
+        (Options(preset="small"), ""),
+        (Options(preset="seed", seq_len=100), ""),
+        (Options(preset="seed", rank=4), ""),
+    ],
+)
+def test_published_rates_are_of_the_same_work(options: Options, name: str, warning: str):
+    predicted = performance.predictions(PRESETS[options.preset], seq_len=options.seq_len)
+    figure = picture.draw(options, [ROW], predicted, "Some CPU, cpu (2 threads)", warning)
+    _, right = figure.axes
+    words = {text.get_text() for text in right.texts} - set(performance.SHOWN)
+    known = PUBLISHED.get(name)
+    assert words == ({f"{known.name}: {known.tokens_per_second:,}"} if known else set())
+    dashed = [line.get_ydata()[0] for line in right.get_lines() if line.get_linestyle() == "--"]
+    assert dashed == ([known.tokens_per_second] if known else [])
+    title = figure.get_suptitle()
+    assert f"preset {options.preset} (" in title
+    assert f"T {options.tokens}, rank {options.rank})\nSome CPU, cpu (2 threads)" in title
+    (legend,) = figure.legends
+    assert legend.get_title().get_text() == (f"Warning: {warning}" if warning else "")
 
 
 def test_multiply_adds_of_the_presets():
     """L 12 D^2 + V D: the embedding is a look-up, noise and votes are not counted."""
-    for preset in bench.PRESETS.values():
+    for preset in PRESETS.values():
         D, L, V = preset["width"], preset["layers"], preset["vocabulary"]
-        assert bench.macs_per_token(networks.egg(V, D, L)) == 12 * L * D * D + V * D
+        assert macs_per_token(networks.egg(V, D, L)) == 12 * L * D * D + V * D
 
 
 @pytest.mark.parametrize("isa", _extension.load().usable_isas())
 def test_every_instruction_set_has_a_limit(isa: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("EGGROLL_ISA", isa)
-    assert bench.register_loop(1)() > 0
+    assert register_loop(1)() > 0
 
 
 @pytest.mark.parametrize(
@@ -90,7 +185,7 @@ def test_bad_input(
     call: Command, words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    ended = call(*words.split(), main=bench.main)
+    ended = call(*words.split(), main=command.main)
     assert (ended.code, ended.out) == (2, "")
     assert says in ended.err
     assert ended.err.count("\n") == 1

@@ -116,7 +116,9 @@ def test_equals_oracle_on_random_networks(shape, estimator, seed, threads, slab)
 def test_chunks_slabs_and_threads_change_no_bit(name, estimator):
     program, P, T = networks.egg(19, 12, 2), 72, 9
     noise = Noise([leaf.shape for leaf in program.leaves], seed=3, rank=1, shift=6, table_bits=12)
-    how = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=T)
+    how = crediting(
+        program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=T
+    )
     rng = np.random.default_rng(0)
     tokens, targets = rng.integers(0, 19, (2, P // 2, T)).astype(np.int32)
     state = mx.array(rng.integers(-127, 128, (P, program.state_size)).astype(np.int8))
@@ -143,11 +145,23 @@ def test_outputs_that_go_elsewhere_keep_their_own_noise():
     net.add(x, net.add_bias(second, s, "r"), out=x)
     x, _ = net.stage()
     net.score(x, "out")
-    how = crediting(net, "token-credit", sigma_shift=2, discount=8, seq_len=4)
+    how = crediting(net, nodes=True, sigma_shift=2, discount=8, seq_len=4)
     assert how.owners == tuple(range(len(net.leaves)))
     assert [
         leaf.name for leaf, shift in zip(net.leaves, how.shifts, strict=True) if shift == 63
     ] == ["out"]
+
+
+def test_a_register_written_again_is_no_node():
+    """What add_bias adds is no longer the product that the register held first."""
+    net = language.Program(9, 4)
+    x, _ = net.stage()
+    net.embed("in")
+    first, second = net.linear(x, "first", 4), net.linear(x, "second", 4)
+    net.add(x, x, out=second)
+    net.score(net.add_bias(first, second, "bias"), "out")
+    how = crediting(net, nodes=True, sigma_shift=2, discount=8, seq_len=4)
+    assert how.owners == tuple(range(len(net.leaves)))
 
 
 @pytest.mark.parametrize("estimator", CREDITED)
@@ -165,7 +179,7 @@ def test_engines_agree_on_another_network(estimator):
     left, right = net.linear(x, "left", 7), net.linear(x, "right", 7)
     net.score(net.add_bias(left, right, "both"), "out")
 
-    how = crediting(net, estimator, sigma_shift=1, discount=9, seq_len=7)
+    how = crediting(net, nodes=estimator == "token-credit", sigma_shift=1, discount=9, seq_len=7)
     names, nodes = [leaf.name for leaf in net.leaves], estimator == "token-credit"
     assert how.owners[names.index("b.both")] == names.index("b.left" if nodes else "b.both")
     assert how.owners[names.index("a.bias")] == names.index("a.bias")
@@ -238,7 +252,9 @@ def test_crediting_is_derived_from_what_a_leaf_does(layers):
     program = networks.egg(9, 6, layers, "table")
     names = [leaf.name for leaf in program.leaves]
     for estimator in CREDITED:
-        how = crediting(program, estimator, sigma_shift=3, discount=7, seq_len=40)
+        how = crediting(
+            program, nodes=estimator == "token-credit", sigma_shift=3, discount=7, seq_len=40
+        )
         nodes = estimator == "token-credit"
         assert (how.nodes, how.credit_shift) == (nodes, 1)
         for i, name in enumerate(names):
@@ -259,13 +275,13 @@ def test_crediting_is_derived_from_what_a_leaf_does(layers):
 
 @pytest.mark.parametrize("T", [1, 15, 16, 31, 32, 63, 64, 127, 128, 511, 512, 65535])
 def test_credit_shift_grows_by_one_per_fourfold_tokens(T):
-    how = crediting(networks.egg(4, 4, 1), "token-credit", sigma_shift=0, discount=0, seq_len=T)
+    how = crediting(networks.egg(4, 4, 1), nodes=True, sigma_shift=0, discount=0, seq_len=T)
     fourfold = [i for i in range(9) if 32 * 4**i <= T]
     assert how.credit_shift == len(fourfold)
 
 
 def test_chance_is_a_matter_of_the_pair_alone():
-    how = crediting(networks.egg(9, 6, 1), "token-credit", sigma_shift=2, discount=0, seq_len=70)
+    how = crediting(networks.egg(9, 6, 1), nodes=True, sigma_shift=2, discount=0, seq_len=70)
     whole = draw_signs(how, seed=1, epoch=2, first_pair=0, pairs=900, seq_len=70)
     part = draw_signs(how, seed=1, epoch=2, first_pair=31, pairs=7, seq_len=70)
     np.testing.assert_array_equal(np.array(part.signs), np.array(whole.signs)[:, 31:38])
@@ -292,7 +308,7 @@ def test_the_readout_draws_as_the_softmax(name):
     N, T, V, target = 20_000, 3, 21, 5
     program = networks.egg(V, 12, 0)
     weights = {k: np.array(w) for k, w in networks.initial_weights(program, 2).items()}
-    how = crediting(program, "token-credit", sigma_shift=0, discount=0, seq_len=T)
+    how = crediting(program, nodes=True, sigma_shift=0, discount=0, seq_len=T)
     how = how._replace(shifts=(SILENT,) * len(how.shifts))
     member = oracle_credit.Worker(weights, None, 0, None)
     logits, _ = member.token(7, np.zeros((0, 12), np.int64))

@@ -24,6 +24,7 @@ class Engine(ABC):
     credits: ClassVar[bool] = True  # whether it has token credit
 
     def __init__(self, program: Program, threads: int = 0, slab: int = 0) -> None:
+        program.check()
         self.program = program
         self.threads = threads
         self.slab = slab

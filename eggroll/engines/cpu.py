@@ -15,10 +15,9 @@ from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines.base import Engine
 from eggroll.errors import InputError
 from eggroll.noise import Slices
-from eggroll.program import OPERATIONS, Program, Weights
+from eggroll.program import Program, Weights
 
 LANES = 32  # members of a block
-KINDS = list(OPERATIONS)  # an operation's code in C++ is its place in the table
 
 
 class CpuEngine(Engine):
@@ -44,12 +43,12 @@ class CpuEngine(Engine):
         except ValueError as error:
             raise InputError(str(error)) from None
         names, by_byte = lookup_tables(program)
-        self._plan = self._native.Plan(
+        self._program = self._native.Program(
             stages=[
                 (
                     [
                         (
-                            KINDS.index(op.kind),
+                            op.kind,
                             op.out,
                             list(op.inputs),
                             op.leaf,
@@ -80,7 +79,7 @@ class CpuEngine(Engine):
         )
 
     def prepare(self, weights: Weights) -> Any:
-        return self._plan.pack([weights[leaf.name] for leaf in self.program.leaves])
+        return self._program.pack([weights[leaf.name] for leaf in self.program.leaves])
 
     def evaluate(
         self,
@@ -92,7 +91,7 @@ class CpuEngine(Engine):
     ) -> tuple[mx.array, mx.array]:
         table, starts, rank, shift = noise if noise else (mx.zeros(1, mx.int8), None, 1, 0)
         scores, after = self._native.evaluate(
-            self._plan, prepared, table, starts, rank, shift, tokens, targets, state,
+            self._program, prepared, table, starts, rank, shift, tokens, targets, state,
             self.threads, self.slab,
         )  # fmt: skip
         return scores, after
@@ -117,7 +116,7 @@ class CpuEngine(Engine):
             unit_shift=how.unit_shift,
         )
         scores, after, *Z = self._native.credit(
-            self._plan, prepared, noise.table, noise.starts, noise.shift, credit_noise.signs,
+            self._program, prepared, noise.table, noise.starts, noise.shift, credit_noise.signs,
             credit_noise.draws, native, tokens, targets, state, self.threads, self.slab,
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
@@ -125,7 +124,7 @@ class CpuEngine(Engine):
 
     def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
         logits, after = self._native.logits(
-            self._plan, prepared, tokens[:, None], state, self.threads, self.slab
+            self._program, prepared, tokens[:, None], state, self.threads, self.slab
         )
         return logits[:, 0], after
 
@@ -133,14 +132,14 @@ class CpuEngine(Engine):
         self, prepared: Any, tokens: mx.array, targets: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array, mx.array]:
         totals, after, hits = self._native.likelihoods(
-            self._plan, prepared, tokens, targets, state, self.threads, self.slab
+            self._program, prepared, tokens, targets, state, self.threads, self.slab
         )
         return totals, hits, after
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
         names = [leaf.name for leaf in self.program.leaves]
         Z = self._native.votes(
-            self._plan, fitness, noise.table, noise.starts, noise.rank, not clt, self.threads
+            self._program, fitness, noise.table, noise.starts, noise.rank, not clt, self.threads
         )
         return dict(zip(names, Z, strict=True))
 

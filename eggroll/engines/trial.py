@@ -16,13 +16,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.credit import Estimator, crediting, draw_signs
+from eggroll.credit import crediting, draw_signs
 from eggroll.engines.base import Engine
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.networks import egg, initial_weights
 from eggroll.noise import Noise
-
-CREDITED: tuple[Estimator, ...] = ("token-votes", "token-credit")
 
 
 def trial_error(
@@ -81,8 +79,8 @@ def trial_results(engine: Engine) -> Iterator[NDArray[Any]]:
     yield from map(np.array, engine.likelihoods(prepared, tokens, tokens, state))
     fitness = (mx.arange(P // 2) % 3 - 1).astype(mx.int8)
     yield from map(np.array, engine.votes(fitness, noise, True).values())
-    for estimator in CREDITED:
-        credits = crediting(program, estimator, sigma_shift=2, discount=12, seq_len=T)
+    for nodes in (False, True):  # token-votes, token-credit
+        credits = crediting(program, nodes=nodes, sigma_shift=2, discount=12, seq_len=T)
         signs = draw_signs(credits, seed=0, epoch=0, first_pair=0, pairs=P // 2, seq_len=T)
         *scored, votes = engine.credit(prepared, noise, signs, credits, tokens, tokens, state)
         yield from map(np.array, (*scored, *votes.values()))

@@ -14,7 +14,7 @@ from typing import Any, Self
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from eggroll.rules import RULES
+from eggroll.options import from_dict
 from eggroll.runlog import write_whole
 from eggroll.sweep.study import (
     FINISHED,
@@ -166,14 +166,14 @@ def best_words(results: Results) -> str:
 
 def print_commands(trial: FrozenTrial, path: Path) -> None:
     """Prints the commands that make sense with the best options."""
-    options = trial.user_attrs["config"]
-    longer = min(10 * options["steps"], MOST_STEPS)
+    options = from_dict(trial.user_attrs["config"], "the best trial")
+    longer = min(10 * options.steps, MOST_STEPS)
     command = f"python -m eggroll.train --config {shlex.quote(str(path))}"
     print(f"train it once more:     {command}")
     print(f"ten times the updates:  {command} --steps {longer}")
-    if RULES[options["rule"]].by_steps:
+    if options.rule_class.by_steps:
         print(
-            f"(The learning rate of rule {options['rule']} falls over --steps: a longer run is not "
+            f"(The learning rate of rule {options.rule} falls over --steps: a longer run is not "
             "this one continued, and another rate may be best.)"
         )
 
@@ -216,7 +216,7 @@ def table(results: Results, ranking: Sequence[Ranked]) -> Any:
     names = list(dict.fromkeys(name for row in ranking for name in row.trial.params))
     heads = ["trial", f"validation,\n{what}"]
     if seeds:
-        heads += [f"mean of {results.seeds}\nother seeds", "largest -\nsmallest"]
+        heads += [f"mean over {results.seeds}\nother seeds", "largest -\nsmallest"]
     for name in (*heads, "updates", "seconds", *names):
         drawn.add_column(name, justify="right")
     for row in ranking:

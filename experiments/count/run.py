@@ -1,7 +1,9 @@
 """Does it learn to count, at every population and seed? `python experiments/count/run.py`
 
-Trains the default settings and recipe language on the count tasks until validation reaches the
-task's goal, and reports the seconds of updates that took (validation apart). See RESULTS.md.
+Trains the default settings and recipe language on the count tasks, with scores in 1/16 or 1/256
+bit, until the exact validation loss reaches the task's goal, and reports how long that took: the
+seconds of updates, validation apart. With --updates a run ends after so many, however slow the
+machine is at the time. See RESULTS.md.
 """
 
 from __future__ import annotations
@@ -10,56 +12,56 @@ import argparse
 import contextlib
 import csv
 import io
+import math
 import statistics
 import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from eggroll.config import RECIPES, Config
-from eggroll.population import exact_loss
-from eggroll.run import TrainingRun, open_run, validation_batches
+from eggroll.run import open_run
 
 # name -> (options, goal in bits per token, seconds at most)
 TASKS = {
-    "V 16": ({"vocabulary": 16}, 0.001 / 0.6931, 10),
+    "V 16": ({"vocabulary": 16}, 0.001 / math.log(2), 10),  # 0.001 nats
     "V 256": ({"vocabulary": 256}, 0.01, 60),
     "V 64, steps 1 2 3": ({"vocabulary": 64, "count_steps": (1, 2, 3)}, 0.02, 60),
 }
 POPULATIONS = (512, 1024, 4096, 10240, 32768)
+COLUMNS = ("task", "recipe", "score_bits", "population", "seed")
 
 
-def seconds_to_goal(
-    options: Config, goal: float, budget: float
-) -> tuple[float | None, int, float, float]:
-    """Seconds of updates until validation meets the goal (None: too late), updates, last loss.
+class Found(NamedTuple):
+    """Where a run stood when it met its goal or had to stop."""
 
-    The loss is the integer score's; what it is in float comes last.
-    """
+    reached: bool
+    seconds: float
+    updates: int
+    bits: float  # exact, per token
+
+
+def train(options: Config, goal: float, seconds: float, updates: float) -> Found:
+    """Trains until validation meets the goal, or the seconds or updates have passed."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         with contextlib.redirect_stdout(io.StringIO()):
-            run = open_run(replace(options, out=folder), stack)
-        spent, looked, loss = 0.0, 0.0, run.validate()
-        while spent < budget:
+            run = open_run(replace(options, out=f"{folder}/run"), stack)
+        spent, looked, loss = 0.0, 0, run.validate()
+        while spent < seconds and run.step < updates and loss > goal:
             spent += run.update()["seconds"]
-            # A fiftieth of the time so far between two looks, so that the answer is that exact.
-            if spent - looked > spent / 50 or run.step < 20:
-                loss, looked = run.validate(), spent
-                if loss <= goal:
-                    return spent, run.step, loss, exact(run)
-        return None, run.step, loss, exact(run)
+            # A fiftieth of the updates so far between two looks, so that the answer is that exact.
+            if run.step - looked > run.step / 50:
+                loss, looked = run.validate(), run.step
+        return Found(loss <= goal, spent, run.step, loss)
 
 
-def exact(run: TrainingRun) -> float:
-    batches = validation_batches(run.corpus, run.config)
-    return exact_loss(run.engine, run.weights, batches, run.corpus.warmup)
-
-
-def settings(recipe: str, task: dict, pop: int, seed: int) -> Config:
+def settings(recipe: str, score_bits: int, task: dict, pop: int, seed: int) -> Config:
     return Config(
         **{
             "recipe": recipe,
+            "score_bits": score_bits,
             **task,
             "data": "count",
             "pop": pop,
@@ -71,43 +73,49 @@ def settings(recipe: str, task: dict, pop: int, seed: int) -> Config:
     )
 
 
+def summary(found: list[Found], goal: float, limit: str) -> str:
+    met = [run for run in found if run.reached]
+    bits = f"last {statistics.median(run.bits for run in found):.5f} bits"
+    said = f"{len(met)}/{len(found)} reached {goal:.5f} bits in {limit}"
+    if not met:
+        return f"{said}; {bits}"
+    seconds, updates = [run.seconds for run in met], [run.updates for run in met]
+    return (
+        f"{said}; {statistics.median(seconds):.2f} s ({min(seconds):.2f}-{max(seconds):.2f}), "
+        f"{statistics.median(updates):.0f} updates ({min(updates)}-{max(updates)}), {bits}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--populations", type=int, nargs="+", default=POPULATIONS)
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES))
+    parser.add_argument("--score-bits", type=int, nargs="+", default=[4, 8], choices=[4, 8])
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--updates", type=int, help="end a run after so many, not by seconds")
     parser.add_argument("--csv", type=Path, help="one row per run")
     args = parser.parse_args()
     rows = []
     for name in args.tasks:
-        task, goal, budget = TASKS[name]
-        populations = args.populations if name == "V 16" else [1024]
+        task, goal, seconds = TASKS[name]
+        limits = (math.inf, args.updates) if args.updates else (seconds, math.inf)
+        limit = f"{args.updates} updates" if args.updates else f"{seconds} s"
         for recipe in args.recipes:
-            for pop in populations:
-                found = []
-                for seed in range(args.seeds):
-                    took = seconds_to_goal(settings(recipe, task, pop, seed), goal, budget)
-                    found.append(took)
-                    rows.append((name, recipe, pop, seed, *took))
-                times = [t for t, *_ in found if t is not None]
-                said = f"{len(times)}/{len(found)} reached {goal:.4f} bits in {budget} s"
-                if times:
-                    updates = [n for t, n, *_ in found if t is not None]
-                    said += (
-                        f"; {statistics.median(times):.2f} s ({min(times):.2f}-{max(times):.2f}), "
-                        f"{statistics.median(updates):.0f} updates"
-                    )
-                else:
-                    said += f"; last {statistics.median(loss for _, _, loss, _ in found):.4f} bits"
-                said += f"; in float {statistics.median(f for *_, f in found):.4f} bits"
-                print(f"{name}, recipe {recipe}, population {pop}: {said}", flush=True)
+            for bits in args.score_bits:
+                for pop in args.populations if name == "V 16" else [1024]:
+                    found = []
+                    for seed in range(args.seeds):
+                        options = settings(recipe, bits, task, pop, seed)
+                        found.append(train(options, goal, *limits))
+                        rows.append((name, recipe, bits, pop, seed, *found[-1]))
+                    said = summary(found, goal, limit)
+                    print(f"{name}, recipe {recipe}, score bits {bits}, population {pop}: {said}",
+                          flush=True)  # fmt: skip
     if args.csv:
         with args.csv.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(
-                ("task", "recipe", "population", "seed", "seconds", "updates", "bits", "float_bits")
-            )
+            writer.writerow((*COLUMNS, *Found._fields))
             writer.writerows(rows)
 
 

@@ -87,7 +87,7 @@ def test_nvrtc_compiles_what_presets_do_not_have():
                 nvrtc.compile(whole_text(source), "sm_80")
         for source in vote_sources(Cuda(gpu.product), 4, False):
             nvrtc.compile(whole_text(source), "sm_80")
-    crediting = credit.crediting(program, "token-credit", sigma_shift=2, discount=12, seq_len=32)
+    crediting = credit.crediting(program, nodes=True, sigma_shift=2, discount=12, seq_len=32)
     for plan in cuda_plan.cuda_credit_plans(program, crediting, gpu, members=8):
         assert not (plan.readout and plan.logits_shared)
         source = CreditStageWriter(plan, Cuda("dp4a"), shift=6).source()

@@ -112,7 +112,9 @@ def rewriting() -> language.Program:
 def test_engines_agree_on_another_network(gpu: Gpu, launcher: Emulator, estimator: str):
     """Not EGG, and once with a leaf left out."""
     net, P, T = rewriting(), 12, 7
-    crediting = credit.crediting(net, estimator, sigma_shift=1, discount=9, seq_len=T)
+    crediting = credit.crediting(
+        net, nodes=estimator == "token-credit", sigma_shift=1, discount=9, seq_len=T
+    )
     rng = np.random.default_rng(0)
     noise = Noise([leaf.shape for leaf in net.leaves], seed=0, rank=1, shift=5, table_bits=10)
     arrays = [mx.array(rng.integers(0, 21, (P, T)).astype(np.int32)) for _ in range(2)]
@@ -139,7 +141,9 @@ def small(
 ) -> CreditRun:
     """A run of a tiny network with N pairs, whose noise is all 127."""
     program = networks.egg(5, 3, 0)
-    crediting = credit.crediting(program, estimator, sigma_shift=0, discount=15, seq_len=T)
+    crediting = credit.crediting(
+        program, nodes=estimator == "token-credit", sigma_shift=0, discount=15, seq_len=T
+    )
     crediting = crediting._replace(discounts=(15,) * len(crediting.discounts))
     starts = mx.zeros((len(program.leaves), N), mx.int32)
     noise = Slices(mx.full(32, 127, mx.int8), starts, 1, 4)

@@ -63,7 +63,9 @@ def metal_sources() -> Iterator[tuple[str, Source]]:
     yield from head_sources(plan.stage_plans(program, members=32, rank=1), Metal())
     program = networks.egg(256, 64, 1)
     for estimator in CREDITED:
-        crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        crediting = credit.crediting(
+            program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=32
+        )
         plans = credit_plan.credit_plans(program, crediting, members=16)
         for each, stage in zip(plans, STAGES, strict=True):
             yield f"{estimator} {stage}", CreditStageWriter(each, Metal(), shift=6).source()
@@ -87,7 +89,9 @@ def cuda_sources(architecture: int) -> Iterator[tuple[str, Source]]:
     yield from head_sources(cuda_plan.cuda_plans(program, gpu, members=32, rank=1), dialect)
     program = networks.egg(256, 64, 1)
     for estimator in CREDITED:
-        crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        crediting = credit.crediting(
+            program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=32
+        )
         plans = cuda_plan.cuda_credit_plans(program, crediting, gpu, members=16)
         for each, stage in zip(plans, STAGES, strict=True):
             yield f"{estimator} {stage}", CreditStageWriter(each, dialect, shift=6).source()
@@ -143,7 +147,9 @@ def test_metal_keeps_within_threadgroup_memory(D: int, members: int, nax: bool):
     for V in (256, 900, 1000, 2000, 5000):
         program = networks.egg(V, D, 1)
         for estimator in CREDITED:
-            crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
+            crediting = credit.crediting(
+                program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=8
+            )
             for each in credit_plan.credit_plans(program, crediting, members=members, nax=nax):
                 source = CreditStageWriter(each, Metal(), shift=6).source()
                 declared = re.findall(r"EGG_SHARED\((\w+), \w+, (\d+)\)", source.body)
@@ -160,7 +166,9 @@ def test_cuda_keeps_within_shared_memory(architecture: int, members: int):
     for V, D in ((256, 64), (1000, 128), (2000, 256), (5000, 512)):
         program = networks.egg(V, D, 1)
         for estimator in CREDITED:
-            crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=8)
+            crediting = credit.crediting(
+                program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=8
+            )
             for each in cuda_plan.cuda_credit_plans(program, crediting, gpu, members=members):
                 source = CreditStageWriter(each, Cuda(gpu.product), shift=6).source()
                 assert each.shared_rows * each.stride <= source.shared <= gpu.shared_bytes
@@ -221,7 +229,9 @@ def test_counts_of_credit_in_the_documentation_are_computed():
         ("token-votes", (256, 64, 1, 1024)),
     ):
         program = networks.egg(V, D, L)
-        crediting = credit.crediting(program, estimator, sigma_shift=2, discount=12, seq_len=32)
+        crediting = credit.crediting(
+            program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=32
+        )
         assert credit_plan.credit_table(program, crediting, P) in text
         plans = credit_plan.credit_plans(program, crediting, members=8)
         nodes = estimator == "token-credit"

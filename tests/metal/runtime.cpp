@@ -202,7 +202,7 @@ bool answer() {
   const uint grid[3] = {head[1], head[2], head[3]}, group[3] = {head[4], head[5], head[6]};
   std::vector<void*> blocks;
   std::vector<std::pair<void*, uint64_t>> going;
-  garbage = head[0] == REVERSE ? 0x5a : 0xa5;
+  garbage = head[0] == REVERSE ? 0x5a : 0x80;
   for (uint i = 0; i < head[7]; ++i) {
     uint64_t about[2];
     if (!get(about, 2)) fail("a request ends early");

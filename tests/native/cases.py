@@ -11,7 +11,7 @@ from networks import Case, random_case
 from networks_credit import credited_case
 
 from eggroll import fixed_point as fx
-from eggroll.engines.cpu import KINDS, lookup_tables
+from eggroll.engines.cpu import lookup_tables
 from eggroll.rules import vote_threshold
 
 UPDATES, Z_Q4 = 3, 8
@@ -49,7 +49,8 @@ def put_program(file: BinaryIO, case: Case) -> None:
         put(file, len(stage.ops))
         for op in stage.ops:
             table = names.index(op.table) if op.table else 0
-            put(file, [KINDS.index(op.kind), op.out, op.leaf, table, *op.inputs])
+            put(file, np.frombuffer(op.kind.encode("ascii"), np.uint8), "u1")
+            put(file, [op.out, op.leaf, table, *op.inputs])
         put(file, stage.registers)
         put(file, stage.state)
     put(file, len(program.leaves))

@@ -117,8 +117,8 @@ std::unique_ptr<Program> program(const std::vector<StageSpec>& stages,
                                    breakpoints);
 }
 
-OpSpec op(OpKind kind, int out, std::vector<int> in, int leaf = -1) {
-  return {static_cast<int>(kind), out, std::move(in), leaf, 0};
+OpSpec op(const char* name, int out, std::vector<int> in, int leaf = -1) {
+  return {name, out, std::move(in), leaf, 0};
 }
 
 Ints random_starts(const std::vector<LeafSpec>& leaves, int pairs, int rank, size_t table) {
@@ -150,8 +150,7 @@ const std::vector<Values> kValues = {
 // K inputs (the state) -> O outputs -> V logits, so padding of O is the second product's input.
 void linear_case(int inputs, int outputs, int vocabulary, const Values& values, int rank, int shift,
                  int members) {
-  StageSpec stage{
-      {op(OpKind::linear, 2, {1}, 0), op(OpKind::score, 0, {2}, 1)}, {inputs, inputs, outputs}, 0};
+  StageSpec stage{{op("linear", 2, {1}, 0), op("score", 0, {2}, 1)}, {inputs, inputs, outputs}, 0};
   std::vector<LeafSpec> leaves = {{outputs, inputs}, {vocabulary, outputs}};
   Trial t{"linear " + std::to_string(inputs) + " x " + std::to_string(outputs) + " x " +
               std::to_string(vocabulary) + ", " + values.name + ", rank " + std::to_string(rank) +
@@ -228,25 +227,25 @@ std::vector<Operation> operations(int width) {
   LeafSpec table{3, width}, vector{width, 0};
   return {
       {"add",
-       {op(OpKind::add, 1, {0, 1})},
+       {op("add", 1, {0, 1})},
        {},
        [](const Trial&, int, const Bytes& a, const Bytes& b) {
          return each(a, b, [](int x, int y) { return x + y; });
        }},
       {"forget",
-       {op(OpKind::forget, 1, {0, 1})},
+       {op("forget", 1, {0, 1})},
        {},
        [](const Trial&, int, const Bytes& a, const Bytes& b) {
          return each(a, b, [](int x, int y) { return ((x + 127) * y) >> 8; });
        }},
       {"lookup",
-       {op(OpKind::lookup, 1, {0})},
+       {op("lookup", 1, {0})},
        {},
        [](const Trial&, int, const Bytes& a, const Bytes& b) {
          return each(a, b, [](int x, int) { return looked_up(static_cast<int8_t>(x)); });
        }},
       {"mix",
-       {op(OpKind::embed, 2, {}, 0), op(OpKind::mix, 1, {0, 2, 1})},
+       {op("embed", 2, {}, 0), op("mix", 1, {0, 2, 1})},
        {table},
        [](const Trial& t, int m, const Bytes& a, const Bytes& b) {
          Bytes h = reference::embed(t.weights[0], static_cast<int>(a.size()), 2, t.noise(0, m)), y;
@@ -255,7 +254,7 @@ std::vector<Operation> operations(int width) {
          return y;
        }},
       {"add_bias",
-       {op(OpKind::add_bias, 1, {0, 1}, 0)},
+       {op("add_bias", 1, {0, 1}, 0)},
        {vector},
        [](const Trial& t, int m, const Bytes& a, const Bytes& b) {
          Bytes w = reference::vector(t.weights[0], t.noise(0, m)), y;
@@ -263,7 +262,7 @@ std::vector<Operation> operations(int width) {
          return y;
        }},
       {"norm",
-       {op(OpKind::norm, 1, {0}, 0)},
+       {op("norm", 1, {0}, 0)},
        {vector},
        [](const Trial& t, int m, const Bytes& a, const Bytes&) {
          return reference::norm(a, reference::vector(t.weights[0], t.noise(0, m)));
@@ -279,11 +278,15 @@ void elementwise_case(const Operation& what, int width, int members, Fill weight
     identity.push_back(static_cast<int8_t>(i));
     other.push_back(looked_up(static_cast<int8_t>(i)));
   }
-  StageSpec first{{{static_cast<int>(OpKind::lookup), 0, {1}, -1, 1}}, {width, width}, 0};
+  StageSpec first{{{"lookup", 0, {1}, -1, 1}}, {width, width}, 0};
   StageSpec second{what.ops, {width, width, width}, width};
+  std::vector<LeafSpec> leaves = what.leaves;
+  int head = static_cast<int>(leaves.size());
+  leaves.emplace_back(3, width);
+  std::get<0>(second).push_back(op("score", 0, {0}, head));
   Trial t{std::string(what.name) + " of " + std::to_string(width) + ", members " +
               std::to_string(members) + ", rank " + std::to_string(noise ? rank : 0),
-          program({first, second}, what.leaves, width, 3, 2 * width, {other, identity}),
+          program({first, second}, leaves, width, 3, 2 * width, {other, identity}),
           {},
           fill(rank % 2 ? Fill::any : Fill::ends, static_cast<size_t>(rank) * (width + 3) * 2 + 99),
           {},
@@ -293,13 +296,15 @@ void elementwise_case(const Operation& what, int width, int members, Fill weight
           Ints(members, 2),
           Ints(members, 0),
           std::move(state)};
-  for (auto [rows, cols] : what.leaves)
+  for (auto [rows, cols] : leaves)
     t.weights.push_back(fill(weights, static_cast<size_t>(rows) * std::max(cols, 1)));
-  if (noise) t.starts = random_starts(what.leaves, members / 2, rank, t.table.size());
-  Result want{std::vector<int16_t>(members), {}, {}, {}, {}};
+  if (noise) t.starts = random_starts(leaves, members / 2, rank, t.table.size());
+  Result want;
   for (int m = 0; m < members; ++m) {
     Bytes a = t.state_of(m, 0, width), b = t.state_of(m, width, width);
     Bytes y = what.expected(t, m, a, b);
+    Bytes logits = reference::linear(t.weights.back(), 3, a, t.noise(head, m));
+    want.scores.push_back(static_cast<int16_t>(reference::score(logits, 0)));
     want.state.insert(want.state.end(), a.begin(), a.end());
     want.state.insert(want.state.end(), y.begin(), y.end());
   }

@@ -56,8 +56,10 @@ struct Case {
 StageSpec read_stage(Reader& in) {
   std::vector<OpSpec> ops;
   for (int n = in.number(); n > 0; --n) {
-    std::vector<int32_t> v = in.array<int32_t>();  // kind, out, leaf, table, inputs...
-    ops.emplace_back(v[0], v[1], std::vector<int>(v.begin() + 4, v.end()), v[2], v[3]);
+    std::vector<char> name = in.array<char>();
+    std::vector<int32_t> v = in.array<int32_t>();  // out, leaf, table, inputs...
+    ops.emplace_back(std::string(name.begin(), name.end()), v[0],
+                     std::vector<int>(v.begin() + 3, v.end()), v[1], v[2]);
   }
   std::vector<int32_t> registers = in.array<int32_t>();
   return {ops, registers, in.number()};

@@ -118,13 +118,17 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
         ]
 
     def elementwise(self, op: Op, operands: Sequence[str], argument: str) -> list[str]:
-        lines = [f"v{op.out}[j] = make_uint2(0, 0);", "for (int e = 0; e < 4; ++e) {"]
+        out = f"v{op.out}[j]"
+        in_place = out in operands  # what it held is read after the result has begun
+        lines = ["{", f"const uint2 before = {out};"] if in_place else []
+        lines += [f"{out} = make_uint2(0, 0);", "for (int e = 0; e < 4; ++e) {"]
         for part in "xy":
-            values = [f"egg::byte_of({name}.{part}, e)" for name in operands]
+            names = ["before" if name == out else name for name in operands]
+            values = [f"egg::byte_of({name}.{part}, e)" for name in names]
             values += [argument.replace("@", part)] if argument else []
             call = f"egg::{op.kind}({', '.join(values)})"
-            lines.append(f"v{op.out}[j].{part} |= egg::as_byte({call}, e);")
-        return [*lines, "}"]
+            lines.append(f"{out}.{part} |= egg::as_byte({call}, e);")
+        return [*lines, "}", *["}"] * in_place]
 
     def bias(self, name: str, size: int, arguments: str) -> tuple[str, str]:
         halves = (

@@ -133,7 +133,7 @@ class StagePlan:
     @cached_property
     def lives(self) -> dict[int, tuple[int, int]]:
         """Register in memory -> first and last half-phase (rows, tiles) in which it is needed."""
-        wrote: dict[int, int] = {}
+        wrote: dict[int, list[int]] = {}
         read: dict[int, int] = {}
         for i, phase in enumerate(self.phases):
             for half, ops in ((2 * i, phase.rows), (2 * i + 1, phase.tiles)):
@@ -143,10 +143,12 @@ class StagePlan:
                         if half % 2 == 0 or r not in inside or r in crossed(op):
                             read[r] = half
                     inside.add(op.out)
-                    wrote.setdefault(op.out, half)
+                    wrote.setdefault(op.out, []).append(half)
+                    if op.kind in ROW_KINDS:  # writes to memory, read or not
+                        read.setdefault(op.out, half)
         end = 2 * len(self.phases)
-        lives = {r: (wrote[r], read[r]) for r in read if r in wrote and r not in (X, S)}
-        return {r: (-1, end) for r in (X, S) if r in read or r in wrote} | lives
+        lives = {r: (wrote[r][0], max(read[r], *wrote[r])) for r in read.keys() & wrote.keys()}
+        return lives | {r: (-1, end) for r in (X, S) if r in read or r in wrote}
 
     def kept(self, op: Op) -> bool:
         """True if an operation's result goes to memory, not only on to its own tile."""

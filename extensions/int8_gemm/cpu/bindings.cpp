@@ -43,7 +43,12 @@ NB_MODULE(_int8_gemm, m) {
         "Multiply-adds per second of the instruction set's dot product on registers alone.");
   m.def("cache_bytes", &eggroll::cache_bytes, "A core's second-level cache, bytes.");
   m.def("default_threads", &eggroll::default_threads, "Cores this process may run on.");
-  nb::class_<eggroll::Program>(m, "Plan", "A declared program, checked, with its packing layout.")
+  m.def("operations", &eggroll::operations, "Names of the operations that the kernels have.");
+  m.attr("max_registers") = eggroll::kRegisters;
+  m.attr("max_operations") = eggroll::kOps;
+  m.attr("max_size") = eggroll::kSize;
+  nb::class_<eggroll::Program>(m, "Program",
+                               "A declared program, checked, with its packing layout.")
       .def(nb::init<const std::vector<eggroll::StageSpec>&, const std::vector<eggroll::LeafSpec>&,
                     int, int, int, const std::vector<std::vector<int>>&,
                     const std::vector<uint32_t>&, const std::vector<uint64_t>&>(),
@@ -51,14 +56,14 @@ NB_MODULE(_int8_gemm, m) {
            "exp2_mantissas"_a, "log2_breakpoints"_a)
       .def("pack", &eggroll::pack, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a,
            "int8 leaves in declared order -> one int8 array in the kernels' layout.");
-  // Without the GIL: work waiting on MLX's threads may end by giving up a Python-owned plan.
-  m.def("evaluate", &eggroll::evaluate, nb::call_guard<nb::gil_scoped_release>(), "plan"_a,
+  // Without the GIL: work waiting on MLX's threads may end by giving up a Python-owned program.
+  m.def("evaluate", &eggroll::evaluate, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "packed"_a, "table"_a, "starts"_a.none(), "rank"_a, "shift"_a, "tokens"_a, "targets"_a,
         "state"_a, "threads"_a, "slab"_a, "Scores int16 [P, T] and state int8 [P, state_size].");
-  m.def("logits", &eggroll::logits, nb::call_guard<nb::gil_scoped_release>(), "plan"_a, "packed"_a,
-        "tokens"_a, "state"_a, "threads"_a, "slab"_a,
+  m.def("logits", &eggroll::logits, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
+        "packed"_a, "tokens"_a, "state"_a, "threads"_a, "slab"_a,
         "Logits int8 [P, T, V] and state of the unperturbed model.");
-  m.def("likelihoods", &eggroll::likelihoods, nb::call_guard<nb::gil_scoped_release>(), "plan"_a,
+  m.def("likelihoods", &eggroll::likelihoods, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "packed"_a, "tokens"_a, "targets"_a, "state"_a, "threads"_a, "slab"_a,
         "Totals uint64 [P, T], state and hits int8 [P, T] of the unperturbed model.");
   nb::class_<eggroll::Crediting>(m, "Crediting", "How token credit works on each leaf.")
@@ -72,9 +77,10 @@ NB_MODULE(_int8_gemm, m) {
           },
           "mode"_a, "shifts"_a, "kinds"_a, "owners"_a, "discounts"_a, "credit_shift"_a,
           "unit_shift"_a);
-  m.def("credit", &eggroll::credit, nb::call_guard<nb::gil_scoped_release>(), "plan"_a, "packed"_a,
-        "table"_a, "starts"_a, "shift"_a, "signs"_a, "draws"_a, "how"_a, "tokens"_a, "targets"_a,
-        "state"_a, "threads"_a, "slab"_a, "Scores, state and Z int32 of every leaf.");
-  m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "plan"_a, "fitness"_a,
-        "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a, "Z int32 of every leaf.");
+  m.def("credit", &eggroll::credit, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
+        "packed"_a, "table"_a, "starts"_a, "shift"_a, "signs"_a, "draws"_a, "how"_a, "tokens"_a,
+        "targets"_a, "state"_a, "threads"_a, "slab"_a, "Scores, state and Z int32 of every leaf.");
+  m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
+        "fitness"_a, "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a,
+        "Z int32 of every leaf.");
 }

@@ -267,24 +267,12 @@ struct Block : Members {
     Isa::norm(registers[op.in[0]], vector(op, n, t), n, bytes(op.out));
   }
 
-  void elementwise(const Op& op, int n, int t) {
-    int8_t* y = bytes(op.out);  // may be an input
-    const int8_t* a = bytes(op.in[0]);
-    const int8_t* b = op.in[1] >= 0 ? bytes(op.in[1]) : nullptr;
-    const int8_t* c = op.in[2] >= 0 ? bytes(op.in[2]) : nullptr;
-    int count = words_of(n) * 4 * kLanes;
-    if (op.kind == OpKind::add) Isa::add(a, b, count, y);
-    if (op.kind == OpKind::add_bias) Isa::add_bias(a, b, vector(op, n, t), count, y);
-    if (op.kind == OpKind::forget) Isa::forget(a, b, count, y);
-    if (op.kind == OpKind::mix) Isa::mix(a, b, c, count, y);
-    if (op.kind == OpKind::lookup) {
-      const int8_t* table = job.plan.tables[op.table];
-      for (int i = 0; i < count; ++i) y[i] = table[static_cast<uint8_t>(a[i])];
-    }
-  }
-
+  // A kind without a case is a compiler's error (-Werror=switch), so there is no default.
   void run(const Op& op, int t) {
-    int size = stage->registers[op.out];
+    int n = stage->registers[op.out], count = words_of(n) * 4 * kLanes;
+    int8_t* y = bytes(op.out);  // may be an input
+    const int8_t* in[3];
+    for (int i = 0; i < 3; ++i) in[i] = op.in[i] >= 0 ? bytes(op.in[i]) : nullptr;
     switch (op.kind) {
       case OpKind::embed:
         embed(op, t);
@@ -293,14 +281,31 @@ struct Block : Members {
         linear(op, t);
         break;
       case OpKind::norm:
-        norm(op, size, t);
+        norm(op, n, t);
+        break;
+      case OpKind::add:
+        Isa::add(in[0], in[1], count, y);
+        break;
+      case OpKind::add_bias:
+        Isa::add_bias(in[0], in[1], vector(op, n, t), count, y);
+        break;
+      case OpKind::lookup:
+        lookup(in[0], job.plan.tables[op.table], count, y);
+        break;
+      case OpKind::forget:
+        Isa::forget(in[0], in[1], count, y);
+        break;
+      case OpKind::mix:
+        Isa::mix(in[0], in[1], in[2], count, y);
         break;
       case OpKind::score:
-        return score(op, t);
-      default:
-        elementwise(op, size, t);
+        return score(op, t);  // writes no register
     }
     ready[op.out] = false;
+  }
+
+  static void lookup(const int8_t* x, const int8_t* table, int count, int8_t* y) {
+    for (int i = 0; i < count; ++i) y[i] = table[static_cast<uint8_t>(x[i])];
   }
 
   // Slab by slab of tokens, in it stage by stage, and there token by token: a stage's weights and

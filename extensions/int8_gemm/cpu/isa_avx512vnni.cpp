@@ -340,6 +340,38 @@ struct Isa : VnniIsa {
     }
   }
 
+  // 2^(31 + u / 16) = mantissa[u % 16] << (u / 16), of 64 bits; u / 16 is the high nibble ^ 8.
+  static void exact_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint64_t* sum) {
+    const __m512i mantissa = _mm512_loadu_si512(plan.exact_mantissa);
+    const __m512i nibble = _mm512_set1_epi32(0x0F0F0F0F), eight = _mm512_set1_epi32(0x08080808);
+    const __m512i byte = _mm512_set1_epi32(255);
+    for (int half = 0; half < kLanes; half += 16) {
+      __m512i first = _mm512_load_si512(sum + half), last = _mm512_load_si512(sum + half + 8);
+      for (int o = 0; o < count; o += 4) {
+        __m512i low = _mm512_load_si512(words[o / 4] + half);
+        __m512i high = _mm512_and_si512(_mm512_srli_epi32(low, 4), nibble);
+        high = _mm512_xor_si512(high, eight);
+        for (int j = 0; j < 4 && o + j < count; ++j) {
+          __m512i value = _mm512_permutexvar_epi32(low, mantissa);
+          __m512i by = _mm512_and_si512(high, byte);
+          first = _mm512_add_epi64(
+              first, shifted(_mm512_castsi512_si256(value), _mm512_castsi512_si256(by)));
+          last = _mm512_add_epi64(
+              last, shifted(_mm512_extracti64x4_epi64(value, 1), _mm512_extracti64x4_epi64(by, 1)));
+          low = _mm512_srli_epi32(low, 8);
+          high = _mm512_srli_epi32(high, 8);
+        }
+      }
+      _mm512_store_si512(sum + half, first);
+      _mm512_store_si512(sum + half + 8, last);
+    }
+  }
+
+  // Eight dwords, shifted left as qwords.
+  static __m512i shifted(__m256i value, __m256i by) {
+    return _mm512_sllv_epi64(_mm512_cvtepu32_epi64(value), _mm512_cvtepu32_epi64(by));
+  }
+
   // Four tokens at a time: their words are turned so that a dword holds one input's four tokens.
   static void credit(const uint32_t* x, size_t stride, const int8_t (*c)[kPairs], int tokens,
                      int32_t (*sum)[kPairs]) {

@@ -15,6 +15,7 @@ constexpr int kLanes = 32;
 constexpr int kTile = 8;        // outputs of one dot-product tile
 constexpr int kRegisters = 32;  // of one stage, at most
 constexpr int kOps = 64;        // of one stage, at most
+constexpr int kSize = 32767;    // of a register, at most
 constexpr int kSilent = 63;     // the shift of a leaf without noise
 
 enum class OpKind : int { embed, linear, norm, add, add_bias, lookup, forget, mix, score };

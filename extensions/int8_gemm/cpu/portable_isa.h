@@ -221,7 +221,7 @@ struct PortableIsa {
     for (int o = 0; o < count; ++o)
       for (int m = 0; m < kLanes; ++m) {
         uint32_t u = (words[o / 4][m] >> 8 * (o % 4) & 255u) ^ 128u;
-        sum[m] += static_cast<uint32_t>(plan.exp2[u]);
+        sum[m] += plan.exp2_mantissa[u & 15] >> (15 - (u >> 4));
       }
   }
 

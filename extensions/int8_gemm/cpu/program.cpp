@@ -1,23 +1,63 @@
 // Checks a declared program and packs its weights.
 
+#include "program.h"
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
-#include "program.h"
-
 namespace eggroll {
 
 namespace {
+
+enum class LeafForm { none, embedding, matrix, vector };
+
+// What an operation takes; its arithmetic is in Block::run.
+struct Form {
+  const char* name;
+  OpKind kind;
+  size_t inputs;
+  LeafForm leaf;
+};
+
+constexpr Form kForms[] = {
+    {"embed", OpKind::embed, 0, LeafForm::embedding},
+    {"linear", OpKind::linear, 1, LeafForm::matrix},
+    {"norm", OpKind::norm, 1, LeafForm::vector},
+    {"add", OpKind::add, 2, LeafForm::none},
+    {"add_bias", OpKind::add_bias, 2, LeafForm::vector},
+    {"lookup", OpKind::lookup, 1, LeafForm::none},
+    {"forget", OpKind::forget, 2, LeafForm::none},
+    {"mix", OpKind::mix, 3, LeafForm::none},
+    {"score", OpKind::score, 1, LeafForm::matrix},
+};
 
 void require(bool ok, const std::string& what) {
   if (!ok) throw std::invalid_argument(what);
 }
 
+const Form& form_of(const std::string& name) {
+  for (const Form& form : kForms)
+    if (name == form.name) return form;
+  throw std::invalid_argument("operation '" + name + "' is not known to the cpu engine");
+}
+
+const Form& form_of(OpKind kind) {
+  for (const Form& form : kForms)
+    if (kind == form.kind) return form;
+  throw std::invalid_argument("an operation without a form");
+}
+
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 }  // namespace
+
+std::vector<std::string> operations() {
+  std::vector<std::string> names;
+  for (const Form& form : kForms) names.push_back(form.name);
+  return names;
+}
 
 Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpec>& leaves,
                  int width, int vocabulary, int state_size,
@@ -35,31 +75,11 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
     require(table.size() == 256, "lookup table: 256 entries are needed");
     for (int v : table) tables_.push_back(static_cast<int8_t>(v));
   }
-  for (const auto& [specs, registers, state] : stages) {
-    std::vector<Op> ops;
-    for (const auto& [kind, out, in, leaf, table] : specs) {
-      Op op{static_cast<OpKind>(kind), out, {-1, -1, -1}, leaf, table};
-      require(in.size() <= 3, "an operation takes at most three inputs");
-      std::copy(in.begin(), in.end(), op.in);
-      if (op.kind == OpKind::embed) embedding_.at(static_cast<size_t>(leaf)) = true;
-      ops.push_back(op);
-    }
-    ops_.push_back(std::move(ops));
-    registers_.push_back(registers);
-  }
+  for (const StageSpec& stage : stages) add_stage(stage);
   for (size_t i = 0; i < stages.size(); ++i)
     stages_.push_back({ops_[i].data(), static_cast<int>(ops_[i].size()), registers_[i].data(),
                        static_cast<int>(registers_[i].size()), std::get<2>(stages[i])});
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    auto [rows, cols] = leaves[i];
-    require(rows >= 1 && cols >= 0 && cols < 32768, "a leaf's shape is out of range");
-    leaves_.push_back({rows, cols, packed_bytes_});
-    int64_t inputs = round_up(cols, 4);
-    int64_t bytes = cols == 0       ? rows
-                    : embedding_[i] ? rows * inputs
-                                    : round_up(rows, kTile) * (inputs + 4);
-    packed_bytes_ += round_up(bytes, 64);
-  }
+  for (size_t i = 0; i < leaves.size(); ++i) add_leaf(leaves[i], embedding_[i]);
   plan_ = {stages_.data(),
            static_cast<int>(stages_.size()),
            leaves_.data(),
@@ -73,30 +93,61 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
            mantissa_.data(),
            exact_mantissa_.data(),
            breakpoints_.data()};
-  for (const Stage& stage : stages_) {
-    require(stage.op_count <= kOps && stage.register_count <= kRegisters,
-            "a stage has too many operations or registers");
-    require(stage.state >= -1 && stage.state + width <= std::max(state_size, width - 1),
-            "a stage's state is out of range");
-    for (int i = 0; i < stage.op_count; ++i) check(stage.ops[i], stage);
+  for (const Stage& stage : stages_) check(stage);
+  check_flow();
+}
+
+void Program::add_stage(const StageSpec& stage) {
+  std::vector<Op> ops;
+  for (const auto& [name, out, in, leaf, table] : std::get<0>(stage)) {
+    const Form& form = form_of(name);
+    require(in.size() == form.inputs, name + " takes " + std::to_string(form.inputs) + " inputs");
+    Op op{form.kind, out, {-1, -1, -1}, leaf, table};
+    std::copy(in.begin(), in.end(), op.in);
+    require(
+        leaf < static_cast<int>(embedding_.size()) && (leaf < 0) == (form.leaf == LeafForm::none),
+        name + " has the wrong leaf");
+    if (form.leaf == LeafForm::embedding) embedding_[static_cast<size_t>(leaf)] = true;
+    ops.push_back(op);
   }
+  ops_.push_back(std::move(ops));
+  registers_.push_back(std::get<1>(stage));
+}
+
+void Program::add_leaf(const LeafSpec& leaf, bool embedding) {
+  auto [rows, cols] = leaf;
+  require(rows >= 1 && cols >= 0 && cols <= kSize, "a leaf's shape is out of range");
+  leaves_.push_back({rows, cols, packed_bytes_});
+  int64_t inputs = round_up(cols, 4);
+  int64_t bytes = cols == 0   ? rows
+                  : embedding ? rows * inputs
+                              : round_up(rows, kTile) * (inputs + 4);
+  packed_bytes_ += round_up(bytes, 64);
+}
+
+void Program::check(const Stage& stage) const {
+  require(stage.op_count <= kOps && stage.register_count <= kRegisters,
+          "a stage has too many operations or registers");
+  require(stage.register_count >= 2 && stage.registers[0] == plan_.width &&
+              stage.registers[1] == plan_.width,
+          "registers x and s of a stage have the program's width");
+  for (int i = 0; i < stage.register_count; ++i)
+    require(stage.registers[i] >= 1 && stage.registers[i] <= kSize, "a register's size");
+  for (int i = 0; i < stage.op_count; ++i) check(stage.ops[i], stage);
 }
 
 void Program::check(const Op& op, const Stage& stage) const {
-  int kind = static_cast<int>(op.kind);
-  require(kind >= 0 && kind <= static_cast<int>(OpKind::score),
-          "operation " + std::to_string(kind) + " is not known to the cpu engine");
-  bool matrix = op.kind == OpKind::linear || op.kind == OpKind::score || op.kind == OpKind::embed;
-  bool vector = op.kind == OpKind::norm || op.kind == OpKind::add_bias;
+  const Form& form = form_of(op.kind);
+  bool matrix = form.leaf == LeafForm::matrix || form.leaf == LeafForm::embedding;
+  bool vector = form.leaf == LeafForm::vector;
   require(op.out >= 0 && op.out < stage.register_count, "an output register is out of range");
   int size = stage.registers[op.out];
-  for (int in : op.in) {
-    if (in < 0) continue;
-    require(in < stage.register_count, "an input register is out of range");
+  for (size_t i = 0; i < form.inputs; ++i) {
+    int in = op.in[i];
+    require(in >= 0 && in < stage.register_count, "an input register is out of range");
     require(matrix || stage.registers[in] == size, "registers of one operation differ in size");
     require(!matrix || in != op.out || op.kind == OpKind::score, "a product cannot be in place");
   }
-  require(op.leaf < plan_.leaf_count && (op.leaf >= 0) == (matrix || vector), "wrong leaf");
   if (op.kind == OpKind::lookup)
     require(op.table >= 0 && (op.table + 1) * 256 <= static_cast<int>(tables_.size()),
             "a lookup table is missing");
@@ -110,6 +161,37 @@ void Program::check(const Op& op, const Stage& stage) const {
     require(leaf.rows == plan_.vocabulary && leaf.cols == stage.registers[op.in[0]], "head");
   if (op.kind == OpKind::embed)
     require(leaf.rows == plan_.vocabulary && leaf.cols == size, "embedding");
+}
+
+// Registers hold values when they are read: x from the stage before, s where there is a state, and
+// the others once an operation has written them.
+void Program::check_flow() const {
+  std::vector<bool> used(leaves_.size(), false);
+  int state = 0, scores = 0;
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    const Stage& stage = stages_[i];
+    bool has_state = stage.state >= 0, last = i + 1 == stages_.size();
+    require(stage.state == (has_state ? state : -1), "the states of stages lie one after another");
+    state += has_state ? plan_.width : 0;
+    bool written[kRegisters] = {i > 0, has_state};
+    for (const Op& op : ops_[i]) {
+      for (int in : op.in)
+        require(in < 0 || written[in], "a register is read before it is written");
+      require(op.out != 1 || has_state, "s is written in a stage without state");
+      if (op.leaf >= 0) {
+        require(!used[static_cast<size_t>(op.leaf)], "two operations have one leaf");
+        used[static_cast<size_t>(op.leaf)] = true;
+      }
+      require(op.kind != OpKind::score || last, "the score is in the last stage");
+      if (op.kind == OpKind::score)
+        ++scores;
+      else
+        written[op.out] = true;
+    }
+    require(last || written[0], "a stage does not write x");
+  }
+  require(scores == 1, "a program has one score");
+  require(state == plan_.state_size, "state_size is not that of the stages");
 }
 
 void Program::pack(int i, const int8_t* src, int8_t* packed) const {

@@ -1,6 +1,7 @@
 // A declared program, checked once, with the layout of its packed weights. Knows nothing of MLX.
 #pragma once
 
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -9,14 +10,18 @@
 
 namespace eggroll {
 
-// (kind, out, inputs, leaf, table)
-using OpSpec = std::tuple<int, int, std::vector<int>, int, int>;
+// (name of the operation, out, inputs, leaf or -1, table)
+using OpSpec = std::tuple<std::string, int, std::vector<int>, int, int>;
 // (operations, register sizes, state offset or -1)
 using StageSpec = std::tuple<std::vector<OpSpec>, std::vector<int>, int>;
 // (rows, cols), cols 0 for a vector
 using LeafSpec = std::pair<int, int>;
 
-// A declared program, checked once, with the layout of its packed weights.
+// Names of the operations that Block::run has.
+std::vector<std::string> operations();
+
+// What a declaration may hold is refused here again, whoever calls: no kernel reads a register
+// before it is written, or beyond it. Throws std::invalid_argument.
 class Program {
  public:
   Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpec>& leaves, int width,
@@ -32,7 +37,11 @@ class Program {
   void pack(int i, const int8_t* leaf, int8_t* packed) const;
 
  private:
+  void add_stage(const StageSpec& stage);
+  void add_leaf(const LeafSpec& leaf, bool embedding);
+  void check(const Stage& stage) const;
   void check(const Op& op, const Stage& stage) const;
+  void check_flow() const;
 
   std::vector<std::vector<Op>> ops_;
   std::vector<std::vector<int>> registers_;

@@ -25,7 +25,8 @@ __device__ inline void norm(uint32_t* y, const uint32_t* x, const int8_t* w, Noi
   }
   const int mean = max(over_row(sum) / D, 1);
   const uint32_t reciprocal = reciprocal_of(mean);
-  for (uint32_t quad = row.lane; quad < (D + 3) / 4; quad += 16) {
+  // Whole octets, as these are passed on.
+  for (uint32_t quad = row.lane; quad < (D + 7) / 8 * 2; quad += 16) {
     const uint32_t v = x[word(quad, row.member)];
     const uint32_t scale = perturbed<D>(w, noise, leaf, row.member, quad, row.odd);
     uint32_t out = 0;

@@ -2,6 +2,9 @@
 
 namespace egg {
 
-EGG_FUNCTION int lookup(int x, EGG_CONSTANT int8_t* table) { return table[x + 127]; }
+// The rows that pad a register may hold anything, -128 too.
+EGG_FUNCTION int lookup(int x, EGG_CONSTANT int8_t (&table)[255]) {
+  return table[max(x, -127) + 127];
+}
 
 }  // namespace egg

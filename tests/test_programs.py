@@ -1,0 +1,310 @@
+"""Random programs: every engine equals the oracle that runs any program, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import networks_random
+import numpy as np
+import oracle
+import oracle_program
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import Case, case_of, random_case
+from networks_credit import credited_of
+from networks_random import random_program, seeded_program
+from test_engines import BACKENDS, ISAS
+
+sys.path.insert(0, str(Path(__file__).parent / "metal"))
+sys.path.insert(0, str(Path(__file__).parent / "cuda"))
+import emulator
+from cuda_emulator import CudaEmulator
+from emulator import Emulator
+
+from eggroll import _extension, credit, fixed_point
+from eggroll.baseline import float_numpy, float_twin
+from eggroll.engines import ENGINES, Engine
+from eggroll.engines.cuda.engine import CudaEngine
+from eggroll.engines.cuda.plan import target
+from eggroll.engines.gpu import stage as gpu_stage
+from eggroll.engines.metal.engine import MetalEngine
+from eggroll.engines.portable import operations as portable
+from eggroll.engines.portable.engine import PortableEngine
+from eggroll.networks import NETWORKS
+from eggroll.program import OPERATIONS, Program
+
+CREDITED = ("token-votes", "token-credit")
+GPUS = ("metal", "nax", "m16n8k32", "m8n8k16", "dp4a")
+SEEDS = range(4)  # of programs whose kernels are compiled for each kind of GPU
+REQUIRED = os.environ.get("EGGROLL_REQUIRE", "").split(",")
+KERNELS = Path(__file__).parents[1] / "extensions" / "int8_gemm"
+
+programs = st.composite(lambda draw: random_program(lambda options: draw(st.sampled_from(options))))
+sizes = st.fixed_dictionaries(
+    {
+        "T": st.integers(1, 4),
+        "P": st.integers(1, 3).map(lambda n: 2 * n) | st.just(34),
+        "rank": st.integers(1, 4),
+        "sigma_shift": st.integers(0, 8),
+        "extreme": st.booleans(),
+        "score_bits": st.sampled_from([4, 8]),
+    }
+)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def marked(case: Case, rng: np.random.Generator) -> Case:
+    """The case with a document mark at every fourth token or so."""
+    case.tokens[rng.random(case.tokens.shape) < 0.25] = 0
+    return case
+
+
+def evaluate(case: Case, noise: oracle.Noise | None = None, tokens: int | None = None):
+    """Scores, states and logits of the first tokens, by the oracle."""
+    read, targets = case.tokens[:, :tokens], case.targets[:, :tokens]
+    return oracle_program.evaluate(case.program, case.weights, read, targets, case.state, noise)
+
+
+def check(engine: Engine, case: Case) -> None:
+    """Scores, states and votes are the oracle's, and so is what the unperturbed model says."""
+    scores, state, _ = evaluate(case, case.noise())
+    prepared = engine.prepare(case.leaves)
+    got, after = engine.evaluate(prepared, case.slices, *case.arrays)
+    np.testing.assert_array_equal(np.array(got), scores)
+    np.testing.assert_array_equal(np.array(after), state)
+    fitness = oracle.pair_fitness(scores)
+    want = oracle.votes(case.weights, case.noise(), fitness)
+    Z = engine.votes(mx.array(fitness.astype(np.int8)), case.slices, True)
+    assert list(Z) == list(want)
+    for name, z in Z.items():
+        np.testing.assert_array_equal(np.array(z), want[name], err_msg=name)
+    _, state, logits = evaluate(case)
+    got = engine.likelihoods(prepared, *case.arrays)
+    for a, b in zip(got, (*oracle.likelihoods(logits, case.targets), state), strict=True):
+        np.testing.assert_array_equal(np.array(a), b)
+    _, state, logits = evaluate(case, tokens=1)
+    got, after = engine.logits(prepared, mx.array(case.tokens[:, 0]), mx.array(case.state))
+    np.testing.assert_array_equal(np.array(got), logits[:, 0])
+    np.testing.assert_array_equal(np.array(after), state)
+
+
+@contextlib.contextmanager
+def running(backend: str, program: Program, *options: int) -> Iterator[Engine]:
+    """An engine; `cpu:ISA` takes its instruction set from the environment, at every call."""
+    name, _, isa = backend.partition(":")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EGGROLL_ISA", isa)
+        yield ENGINES[name](program, *options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=40, deadline=None)
+@given(program=programs(), size=sizes, seed=seeds, slab=st.integers(1, 4))
+def test_equals_oracle_on_random_programs(backend, program, size, seed, slab):
+    rng = np.random.default_rng(seed)
+    case = marked(case_of(program, rng, **size), rng)
+    with running(backend, program, 2, slab) as engine:
+        check(engine, case)
+
+
+def same_credit(got, want) -> None:
+    """Scores, states and the votes of every leaf."""
+    for a, b in zip(got[:2], want[:2], strict=True):
+        np.testing.assert_array_equal(np.array(a), np.array(b))
+    for name, z in want[2].items():
+        np.testing.assert_array_equal(np.array(got[2][name]), np.array(z), err_msg=name)
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "portable"])
+@pytest.mark.parametrize("estimator", CREDITED)
+@settings(max_examples=20, deadline=None)
+@given(program=programs(), size=sizes, seed=seeds, discount=st.integers(0, 15), alike=st.booleans())
+def test_engines_credit_random_programs_alike(
+    backend, estimator, program, size, seed, discount, alike
+):
+    rng = np.random.default_rng(seed)
+    case = case_of(program, rng, **size | {"rank": 1})
+    credited = credited_of(case, rng, estimator, discount=discount, alike=alike)
+    want = credited.run(ENGINES["portable"](program))
+    with running(backend, program, 2) as engine:
+        same_credit(credited.run(engine), want)
+
+
+def small_case(seed: int, rank: int = 1) -> Case:
+    """A seeded program in which document marks and both members of some pairs are seen."""
+    rng = np.random.default_rng(seed)
+    return marked(case_of(seeded_program(seed), rng, T=3, P=6, rank=rank, sigma_shift=2), rng)
+
+
+@pytest.fixture(scope="session")
+def launchers(tmp_path_factory: pytest.TempPathFactory):
+    """Emulator by kind of GPU; skips or, where EGGROLL_REQUIRE names the kind, fails without."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("metal", "cuda")}
+
+    def launcher(kind: str) -> Emulator:
+        if sentence := emulator.unavailable_because():
+            pytest.fail(sentence) if kind in REQUIRED else pytest.skip(sentence)
+        return {"metal": Emulator, "cuda": CudaEmulator}[kind](folders[kind])
+
+    return launcher
+
+
+def emulated(kind: str, program: Program, launchers, members: int) -> Engine:
+    """An engine for a GPU; kind: metal, nax, or a product of CUDA."""
+    if kind in ("metal", "nax"):
+        members, nax = (max(members, 16), True) if kind == "nax" else (members, False)
+        return MetalEngine(program, launcher=launchers("metal"), members=members, nax=nax)
+    on = target(75 if kind == "m8n8k16" else 80, kind)
+    return CudaEngine(program, launcher=launchers("cuda"), members=members, on=on)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", GPUS)
+def test_emulated_kernels_equal_oracle_on_random_programs(kind: str, seed: int, launchers):
+    case = small_case(seed, rank=1 + seed % 2)
+    check(emulated(kind, case.program, launchers, (8, 16, 32)[seed % 3]), case)
+
+
+def padded(D: int) -> Program:
+    """What a norm leaves beside its result is looked up and passed on; a result nobody reads."""
+    net = Program(9, D)
+    x, _ = net.stage()
+    net.embed("embedding")
+    n = net.norm(net.lookup(x, "tanh"), "norm")
+    net.add(n, n, out=x)
+    x, _ = net.stage("b.")
+    net.norm(x, "unread")
+    net.score(net.lookup(net.norm(x, "norm"), "sigmoid"), "head")
+    return net
+
+
+@pytest.mark.parametrize("D", [3, 12])
+@pytest.mark.parametrize("kind", ["metal", "m16n8k32"])
+def test_what_pads_a_register_is_no_index_and_no_result(kind: str, D: int, launchers):
+    case = case_of(padded(D), np.random.default_rng(D))
+    check(emulated(kind, case.program, launchers, 8), case)
+
+
+def in_place() -> Program:
+    """Operations in place after others in the same tiles, and a write after the last read."""
+    net = Program(9, 24)
+    x, _ = net.stage()
+    net.embed("embedding")
+    net.mix(x, x, x, out=x)
+    net.add(x, x, out=x)
+    early = net.linear(x, "early", 24)
+    late = net.linear(early, "late", 24)
+    wide = net.linear(late, "wide", 24)
+    net.add(late, late, out=early)  # nobody reads it any more
+    net.add(net.linear(wide, "back", 24), wide, out=x)
+    net.score(x, "head")
+    return net
+
+
+@pytest.mark.parametrize("kind", ["metal", "m16n8k32"])
+def test_registers_are_written_in_place(kind: str, launchers):
+    case = case_of(in_place(), np.random.default_rng(1))
+    check(emulated(kind, case.program, launchers, 8), case)
+
+
+@pytest.mark.parametrize("estimator", CREDITED)
+@pytest.mark.parametrize("kind", ["metal", "m16n8k32"])
+def test_emulated_kernels_credit_random_programs_alike(kind: str, estimator: str, launchers):
+    for seed in SEEDS[:2]:
+        case, rng = small_case(seed), np.random.default_rng(seed)
+        credited = credited_of(case, rng, estimator)
+        want = credited.run(ENGINES["portable"](case.program))
+        same_credit(credited.run(emulated(kind, case.program, launchers, 8)), want)
+
+
+@pytest.mark.parametrize("gates", ["clip", "table"])
+@pytest.mark.parametrize("noise", [True, False])
+def test_the_oracles_agree_on_egg(gates: str, noise: bool):
+    """One runs the declaration, the other has the network written out by hand."""
+    case = random_case(3, V=20, D=9, L=2, T=4, P=4, rank=2, sigma_shift=1, gates=gates)
+    got = evaluate(case, case.noise() if noise else None)
+    for a, b in zip(got, case.oracle(noise), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_by_name_run_everywhere(name: str):
+    for gates in ("clip", "table"):
+        program = NETWORKS[name](11, 6, 2, gates)
+        program.check()
+        case = case_of(program, np.random.default_rng(1), T=3, P=4, rank=2)
+        for backend in BACKENDS:
+            with running(backend, program) as engine:
+                check(engine, case)
+
+
+def with_leaf() -> set[str]:
+    """Operations that have a leaf."""
+    found = (seeded_program(seed) for seed in SEEDS)
+    return {op.kind for net in found for stage in net.stages for op in stage.ops if op.leaf >= 0}
+
+
+# Where an operation needs a row: place -> names that have one. float_numpy reads embed's tokens and
+# lookup's table where it runs the program.
+ROWS = {
+    "portable engine": set(portable.OPERATIONS),
+    "cpu engine": set(_extension.load().operations()) if ISAS else set(OPERATIONS),
+    "GPU engines": set(gpu_stage.OPERATIONS),
+    "metal kernels": {
+        path.stem for folder in ("gpu", "metal") for path in (KERNELS / folder).iterdir()
+    },
+    "cuda kernels": {
+        path.stem for folder in ("gpu", "cuda") for path in (KERNELS / folder).iterdir()
+    },
+    "oracle": set(oracle_program.OPERATIONS),
+    "float twin": set(float_twin.OPERATIONS),
+    "float twin in NumPy": {*float_numpy.OPERATIONS, "embed", "lookup"},
+    "token credit": (set(OPERATIONS) - with_leaf()) | set(credit.OF),
+}
+
+
+@pytest.mark.parametrize("place", ROWS)
+@pytest.mark.parametrize("kind", OPERATIONS)
+def test_every_operation_has_its_row(place: str, kind: str):
+    assert kind in ROWS[place], f"{kind} has no row in the {place}: see CONTRIBUTING.md"
+
+
+@pytest.mark.parametrize("place", [name for name in ROWS if "kernels" not in name])
+def test_no_row_is_left_over(place: str):
+    assert ROWS[place] <= set(OPERATIONS)
+
+
+def test_every_table_has_its_row():
+    tables = set(fixed_point.gate_tables())
+    assert tables == set(oracle_program.TABLES) == set(float_twin.TABLES)
+    assert tables == set(float_numpy.LOOKUPS) == set(networks_random.TABLES)
+
+
+@pytest.mark.parametrize("kind", OPERATIONS)
+def test_every_operation_changes_what_is_compared(kind: str, monkeypatch: pytest.MonkeyPatch):
+    """Zeros in its place are seen, in a program that the emulated kernels run, too."""
+    right = portable.OPERATIONS[kind]
+
+    def wrong(run, op):
+        value = right(run, op)
+        if kind == "score":
+            run.scores = mx.zeros_like(run.scores)
+        return mx.zeros_like(value)
+
+    noticed = 0
+    for seed in SEEDS:
+        case = small_case(seed)
+        check(PortableEngine(case.program), case)
+        with monkeypatch.context() as patch:
+            patch.setitem(portable.OPERATIONS, kind, wrong)
+            try:
+                check(PortableEngine(case.program), case)
+            except AssertionError:
+                noticed += 1
+    assert noticed
