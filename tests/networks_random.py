@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eggroll.program import OPERATIONS, Program, Register
+from eggroll.program import Program, Register
 
 Pick = Callable[[Sequence[Any]], Any]  # one of some options
 TABLES = ["sigmoid", "tanh"]
@@ -26,34 +26,18 @@ class Builder:
         """A register; of the given size if asked."""
         return self.pick([r for r in self.values if size in (0, r.size)])
 
+    def out(self, size: int) -> Register | None:
+        """Where a result of the size goes: to a new register or into one that holds something."""
+        return self.pick([None, self.some(size)])
+
+    def outputs(self) -> int:
+        return self.pick([self.net.width, self.pick(range(1, WIDEST + 1))])
+
     def operation(self, kind: str) -> None:
         """Adds an operation on registers that fit."""
-        net, name, a = self.net, f"{kind}{self.count}", self.some()
+        made = EMIT[kind](self, self.net, self.some(), f"{kind}{self.count}")
         self.count += 1
-        b, c, out = self.some(a.size), self.some(a.size), self.pick([None, self.some(a.size)])
-        match kind:
-            case "embed":
-                made = net.embed(name)
-            case "linear":
-                made = net.linear(a, name, self.pick([net.width, self.pick(range(1, WIDEST + 1))]))
-            case "norm":
-                made = net.norm(a, name)
-            case "add":
-                made = net.add(a, b, out)
-            case "add_bias":
-                made = net.add_bias(a, b, name)
-            case "lookup":
-                made = net.lookup(a, self.pick(TABLES))
-            case "forget":
-                made = net.forget(a, b)
-            case "mix":
-                made = net.mix(a, b, c, out)
-            case "score":
-                net.score(a, name)
-                made = a
-            case _:
-                raise AssertionError(f"random programs need a case for {kind}")
-        self.values += [made] * (made not in self.values)
+        self.values += [made] * (made is not None and made not in self.values)
 
     def stage(self, index: int, *, last: bool) -> None:
         """Adds a stage of up to a dozen operations."""
@@ -62,7 +46,7 @@ class Builder:
         self.values = [x, s] if state else [x]
         if index == 0:
             net.embed("embedding")
-        kinds = [kind for kind in OPERATIONS if kind != "score"]
+        kinds = [kind for kind in EMIT if kind != "score"]
         plan = [self.pick(kinds) for _ in range(self.pick(range(12)))]
         if last:
             plan.insert(self.pick(range(len(plan) + 1)), "score")
@@ -72,6 +56,22 @@ class Builder:
             net.mix(self.some(D), self.some(D), self.some(D), out=s)
         if not last:
             net.add(self.some(D), self.some(D), out=x)
+
+
+# operation -> adds it to the builder's program; a: its first input, n: the name of its leaf
+EMIT: dict[str, Callable[[Builder, Program, Register, str], Register | None]] = {
+    "embed": lambda build, net, a, n: net.embed(n),
+    "linear": lambda build, net, a, n: net.linear(a, n, build.outputs()),
+    "norm": lambda build, net, a, n: net.norm(a, n),
+    "add": lambda build, net, a, n: net.add(a, build.some(a.size), build.out(a.size)),
+    "add_bias": lambda build, net, a, n: net.add_bias(a, build.some(a.size), n),
+    "lookup": lambda build, net, a, n: net.lookup(a, build.pick(TABLES)),
+    "forget": lambda build, net, a, n: net.forget(a, build.some(a.size)),
+    "mix": lambda build, net, a, n: net.mix(
+        a, build.some(a.size), build.some(a.size), build.out(a.size)
+    ),
+    "score": lambda build, net, a, n: net.score(a, n),
+}
 
 
 def random_program(pick: Pick) -> Program:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,28 +19,17 @@ from networks_credit import credited_of
 from networks_random import random_program, seeded_program
 from test_engines import BACKENDS, ISAS
 
-sys.path.insert(0, str(Path(__file__).parent / "metal"))
-sys.path.insert(0, str(Path(__file__).parent / "cuda"))
-import emulator
-from cuda_emulator import CudaEmulator
-from emulator import Emulator
-
 from eggroll import _extension, credit, fixed_point
 from eggroll.baseline import float_numpy, float_twin
 from eggroll.engines import ENGINES, Engine
-from eggroll.engines.cuda.engine import CudaEngine
-from eggroll.engines.cuda.plan import target
 from eggroll.engines.gpu import stage as gpu_stage
-from eggroll.engines.metal.engine import MetalEngine
 from eggroll.engines.portable import operations as portable
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.networks import NETWORKS
 from eggroll.program import OPERATIONS, Program
 
 CREDITED = ("token-votes", "token-credit")
-GPUS = ("metal", "nax", "m16n8k32", "m8n8k16", "dp4a")
-SEEDS = range(4)  # of programs whose kernels are compiled for each kind of GPU
-REQUIRED = os.environ.get("EGGROLL_REQUIRE", "").split(",")
+SEEDS = (3, 4, 5)  # of programs that the emulated kernels of tests/gpu run, too
 KERNELS = Path(__file__).parents[1] / "extensions" / "int8_gemm"
 
 programs = st.composite(lambda draw: random_program(lambda options: draw(st.sampled_from(options))))
@@ -139,88 +126,10 @@ def test_engines_credit_random_programs_alike(
 def small_case(seed: int, rank: int = 1) -> Case:
     """A seeded program in which document marks and both members of some pairs are seen."""
     rng = np.random.default_rng(seed)
-    return marked(case_of(seeded_program(seed), rng, T=3, P=6, rank=rank, sigma_shift=2), rng)
-
-
-@pytest.fixture(scope="session")
-def launchers(tmp_path_factory: pytest.TempPathFactory):
-    """Emulator by kind of GPU; skips or, where EGGROLL_REQUIRE names the kind, fails without."""
-    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("metal", "cuda")}
-
-    def launcher(kind: str) -> Emulator:
-        if sentence := emulator.unavailable_because():
-            pytest.fail(sentence) if kind in REQUIRED else pytest.skip(sentence)
-        return {"metal": Emulator, "cuda": CudaEmulator}[kind](folders[kind])
-
-    return launcher
-
-
-def emulated(kind: str, program: Program, launchers, members: int) -> Engine:
-    """An engine for a GPU; kind: metal, nax, or a product of CUDA."""
-    if kind in ("metal", "nax"):
-        members, nax = (max(members, 16), True) if kind == "nax" else (members, False)
-        return MetalEngine(program, launcher=launchers("metal"), members=members, nax=nax)
-    on = target(75 if kind == "m8n8k16" else 80, kind)
-    return CudaEngine(program, launcher=launchers("cuda"), members=members, on=on)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", GPUS)
-def test_emulated_kernels_equal_oracle_on_random_programs(kind: str, seed: int, launchers):
-    case = small_case(seed, rank=1 + seed % 2)
-    check(emulated(kind, case.program, launchers, (8, 16, 32)[seed % 3]), case)
-
-
-def padded(D: int) -> Program:
-    """What a norm leaves beside its result is looked up and passed on; a result nobody reads."""
-    net = Program(9, D)
-    x, _ = net.stage()
-    net.embed("embedding")
-    n = net.norm(net.lookup(x, "tanh"), "norm")
-    net.add(n, n, out=x)
-    x, _ = net.stage("b.")
-    net.norm(x, "unread")
-    net.score(net.lookup(net.norm(x, "norm"), "sigmoid"), "head")
-    return net
-
-
-@pytest.mark.parametrize("D", [3, 12])
-@pytest.mark.parametrize("kind", ["metal", "m16n8k32"])
-def test_what_pads_a_register_is_no_index_and_no_result(kind: str, D: int, launchers):
-    case = case_of(padded(D), np.random.default_rng(D))
-    check(emulated(kind, case.program, launchers, 8), case)
-
-
-def in_place() -> Program:
-    """Operations in place after others in the same tiles, and a write after the last read."""
-    net = Program(9, 24)
-    x, _ = net.stage()
-    net.embed("embedding")
-    net.mix(x, x, x, out=x)
-    net.add(x, x, out=x)
-    early = net.linear(x, "early", 24)
-    late = net.linear(early, "late", 24)
-    wide = net.linear(late, "wide", 24)
-    net.add(late, late, out=early)  # nobody reads it any more
-    net.add(net.linear(wide, "back", 24), wide, out=x)
-    net.score(x, "head")
-    return net
-
-
-@pytest.mark.parametrize("kind", ["metal", "m16n8k32"])
-def test_registers_are_written_in_place(kind: str, launchers):
-    case = case_of(in_place(), np.random.default_rng(1))
-    check(emulated(kind, case.program, launchers, 8), case)
-
-
-@pytest.mark.parametrize("estimator", CREDITED)
-@pytest.mark.parametrize("kind", ["metal", "m16n8k32"])
-def test_emulated_kernels_credit_random_programs_alike(kind: str, estimator: str, launchers):
-    for seed in SEEDS[:2]:
-        case, rng = small_case(seed), np.random.default_rng(seed)
-        credited = credited_of(case, rng, estimator)
-        want = credited.run(ENGINES["portable"](case.program))
-        same_credit(credited.run(emulated(kind, case.program, launchers, 8)), want)
+    case = case_of(
+        seeded_program(seed), rng, T=3, P=6, rank=rank, sigma_shift=2, score_bits=4 << seed % 2
+    )
+    return marked(case, rng)
 
 
 @pytest.mark.parametrize("gates", ["clip", "table"])
@@ -250,18 +159,19 @@ def with_leaf() -> set[str]:
     return {op.kind for net in found for stage in net.stages for op in stage.ops if op.leaf >= 0}
 
 
+def kernel_files(*folders: str) -> set[str]:
+    return {path.stem for folder in folders for path in (KERNELS / folder).iterdir()}
+
+
 # Where an operation needs a row: place -> names that have one. float_numpy reads embed's tokens and
 # lookup's table where it runs the program.
 ROWS = {
     "portable engine": set(portable.OPERATIONS),
     "cpu engine": set(_extension.load().operations()) if ISAS else set(OPERATIONS),
     "GPU engines": set(gpu_stage.OPERATIONS),
-    "metal kernels": {
-        path.stem for folder in ("gpu", "metal") for path in (KERNELS / folder).iterdir()
-    },
-    "cuda kernels": {
-        path.stem for folder in ("gpu", "cuda") for path in (KERNELS / folder).iterdir()
-    },
+    "metal kernels": kernel_files("gpu", "metal"),
+    "cuda kernels": kernel_files("gpu", "cuda"),
+    "random programs": set(networks_random.EMIT),
     "oracle": set(oracle_program.OPERATIONS),
     "float twin": set(float_twin.OPERATIONS),
     "float twin in NumPy": {*float_numpy.OPERATIONS, "embed", "lookup"},
@@ -307,4 +217,4 @@ def test_every_operation_changes_what_is_compared(kind: str, monkeypatch: pytest
                 check(PortableEngine(case.program), case)
             except AssertionError:
                 noticed += 1
-    assert noticed
+    assert noticed, f"no program of {SEEDS} shows {kind}: choose other seeds"

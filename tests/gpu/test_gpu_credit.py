@@ -302,6 +302,8 @@ def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
     refused("an embedding owns its noise", changed("owners", 0, last))
     refused(r"shifts are 0\.\.27 or silent", changed("shifts", 0, 28))
     refused(r"discounts are 0\.\.15", changed("discounts", 0, 16))
+    refused(r"unit_shift are 0\.\.16", crediting._replace(unit_shift=32))
+    refused(r"unit_shift are 0\.\.16", crediting._replace(credit_shift=-1))
     refused("an owner is no leaf", changed("owners", 2, 99))
     refused("other outputs", changed("owners", 2, last))
     refused("one number per leaf", crediting._replace(shifts=crediting.shifts[1:]))
