@@ -1,4 +1,4 @@
-"""Token credit: which noise a pair wears, what each leaf is credited with (docs/estimators.md).
+"""Token credit: the noise of each leaf and what it is credited with (docs/estimators.md).
 
 Letters: N pairs, T tokens of an update, K inputs of a leaf. Every estimator works from forward
 passes alone; their names here are those of option --estimator.
@@ -76,7 +76,7 @@ OF = {
 
 
 def _shared(stage: Stage) -> Iterator[tuple[int, int]]:
-    """(owner, leaf): outputs that are only added up are one node, and one noise serves all."""
+    """(owner, leaf): matrices whose outputs are only summed share one noise vector."""
     reads = Counter(register for op in stage.ops for register in op.inputs)
     writes = Counter(op.out for op in stage.ops)
     made_by = {
@@ -124,17 +124,17 @@ def crediting(
 
 
 def draw_signs(
-    how: Crediting, *, seed: int, epoch: int, first_pair: int, pairs: int, seq_len: int
+    crediting: Crediting, *, seed: int, step: int, first_pair: int, pairs: int, seq_len: int
 ) -> CreditNoise:
-    """The random bits of pairs first_pair .. first_pair + pairs - 1 in update `epoch`."""
+    """The random bits of pairs first_pair .. first_pair + pairs - 1 in update `step`."""
     words = -(-seq_len // 32)
-    signs = np.zeros((len(how.kinds), pairs, words), np.int32)
+    signs = np.zeros((len(crediting.kinds), pairs, words), np.int32)
     draws = np.zeros((pairs, seq_len), np.uint32)
-    for leaf in sorted(set(how.owners)) if how.nodes else ():
-        if how.shifts[leaf] != SILENT:
-            signs[leaf] = _high(key(seed, SIGNS, epoch, leaf), first_pair, pairs, words)
-    if CreditKind.READOUT in how.kinds:
-        draws[:] = _high(key(seed, DRAWS, epoch), first_pair, pairs, seq_len).view(np.uint32)
+    for leaf in sorted(set(crediting.owners)) if crediting.nodes else ():
+        if crediting.shifts[leaf] != SILENT:
+            signs[leaf] = _high(key(seed, SIGNS, step, leaf), first_pair, pairs, words)
+    if CreditKind.READOUT in crediting.kinds:
+        draws[:] = _high(key(seed, DRAWS, step), first_pair, pairs, seq_len).view(np.uint32)
     return CreditNoise(mx.array(signs), mx.array(draws))
 
 

@@ -41,7 +41,7 @@ def owner(leaf: str) -> str:
 
 
 def discount_of(leaf: str, layers: int, discount: int) -> int:
-    """Nothing behind the last recurrent state is seen by a later token."""
+    """Nothing behind the last recurrent state reaches a later token."""
     last = f"layer{layers - 1}."
     behind = ("norm", "head", *(last + name for name in ("norm2", "up", "down")))
     return 0 if layers == 0 or leaf in behind else discount
@@ -109,16 +109,16 @@ def drawn(logits, q: int, S=16) -> int:
     """A token with the odds EXP2 of its logit, from the random word q."""
     weights = [int(w) for w in EXP2[S][np.asarray(logits) + 128]]
     tiles = [weights[i : i + 8] for i in range(0, len(weights), 8)]
-    total = kept = 0
+    total = chosen = 0
     for i, tile in enumerate(tiles):
         total += sum(tile)
         if below(total, mixed(q + i)) < sum(tile):
-            kept = i
-    at, before = below(sum(tiles[kept]), mixed(~q)), 0
-    for o, w in enumerate(tiles[kept]):
+            chosen = i
+    at, before = below(sum(tiles[chosen]), mixed(~q)), 0
+    for o, w in enumerate(tiles[chosen]):
         before += w
         if before > at:
-            return 8 * kept + o
+            return 8 * chosen + o
     raise AssertionError("a draw beyond its tile")
 
 
