@@ -17,8 +17,9 @@ import numpy as np
 from eggroll.program import Program, S, Stage
 from eggroll.rng import DRAWS, SIGNS, counters, key
 
-# Score bits -> right shift from 1/256 bit to the unit of credit, 1/16 bit.
-UNIT_SHIFTS = {4: 4, 8: 4}
+# Score bits -> right shift from 1/256 bit to the unit of credit: 1/16 bit, or 1/64, where the clip
+# to int8 leaves +-2 bits of a token's credit.
+UNIT_SHIFTS = {4: 4, 8: 2}
 SILENT = 63  # the shift of a leaf without noise of its own
 # Right shifts beyond sigma_shift: with the noise of other leaves, an embedding's and above all the
 # norms' would drown all other credit.
@@ -115,11 +116,13 @@ def crediting(
                 discounts[op.leaf] = 0
         for owner, leaf in _shared(stage) if nodes else ():
             owners[leaf], shifts[leaf] = owner, SILENT
-    # Sums over T tokens of random sign grow with sqrt(T); up to T = 31 they fit as they are.
-    credit_shift = max(0, (seq_len.bit_length() - 4) // 2)
+    # Sums over T tokens of random sign grow with sqrt(T); up to T = 31 they fit as they are if the
+    # unit is 1/16 bit. A finer one is for the tokens alone.
+    unit_shift = UNIT_SHIFTS[program.score_bits]
+    credit_shift = max(0, (seq_len.bit_length() - 4) // 2) + 4 - unit_shift
     return Crediting(
         nodes, tuple(shifts), tuple(kinds), tuple(owners), tuple(discounts), credit_shift,
-        UNIT_SHIFTS[program.score_bits],
+        unit_shift,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import oracle
 from oracle import EXP2, Q, clip, log_likelihood, wrap32
 
 M32 = (1 << 32) - 1
-UNIT = {16: 4, 256: 4}  # S of the score -> right shift from 1/256 bit to the unit of R
+UNIT = {16: 4, 256: 2}  # S of the score -> right shift from 1/256 bit to the unit of R
 
 
 @dataclass
@@ -147,10 +147,10 @@ def credited(leaf, w, R, plus, noise, tokens, credit_noise) -> list[int]:
     return [int(clip((r * m) >> by)) for r, m in zip(R, projection, strict=True)]
 
 
-def vote(z, leaf, own, weights, c, plus, noise, tokens) -> None:
+def vote(z, leaf, own, weights, c, plus, noise, tokens, S) -> None:
     """Adds one pair's vote to z, from its credit c [T]; own: whose noise it is."""
     w, T = weights[leaf], len(c)
-    h = max(0, (T.bit_length() - 4) // 2)
+    h = max(0, (T.bit_length() - 4) // 2) + 4 - UNIT[S]
     if leaf == "embedding":
         _, B = noise.factors(leaf, plus.pair, w.shape)
         for t in range(T):
@@ -208,7 +208,6 @@ def credit(
                 continue
             R = discounted(d, read, discount_of(leaf, len(state[0]), discount), S)
             c = credited(leaf, w, R, plus, noise, read, credit_noise)
-            vote(
-                Z[leaf], leaf, owner(leaf) if credit_noise else leaf, weights, c, plus, noise, read
-            )
+            own = owner(leaf) if credit_noise else leaf
+            vote(Z[leaf], leaf, own, weights, c, plus, noise, read, S)
     return scores, np.array(states), {leaf: wrap32(z) for leaf, z in Z.items()}

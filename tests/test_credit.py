@@ -160,8 +160,8 @@ def test_a_register_written_again_is_no_node():
     first, second = net.linear(x, "first", 4), net.linear(x, "second", 4)
     net.add(x, x, out=second)
     net.score(net.add_bias(first, second, "bias"), "out")
-    how = crediting(net, nodes=True, sigma_shift=2, discount=8, seq_len=4)
-    assert how.owners == tuple(range(len(net.leaves)))
+    by_leaf = crediting(net, nodes=True, sigma_shift=2, discount=8, seq_len=4)
+    assert by_leaf.owners == tuple(range(len(net.leaves)))
 
 
 @pytest.mark.parametrize("estimator", CREDITED)
@@ -247,6 +247,15 @@ def test_the_noise_of_the_forward_pass_is_the_noise_of_the_votes(backend, leaf):
     own = starts.copy()
     own[at] = np.roll(own[at], 1)
     assert np.any(run(signs, own)[0] != scores)
+
+
+@pytest.mark.parametrize(("score_bits", "unit"), [(4, 4), (8, 2)])
+def test_a_finer_unit_of_credit_is_for_the_tokens_alone(score_bits, unit):
+    """Sums over tokens are as large as with the coarse one."""
+    program = networks.egg(9, 6, 1)
+    program.score_bits = score_bits
+    by_leaf = crediting(program, nodes=True, sigma_shift=3, discount=7, seq_len=40)
+    assert (by_leaf.unit_shift, by_leaf.credit_shift) == (unit, 1 + 4 - unit)
 
 
 @pytest.mark.parametrize("layers", [0, 1, 2])
