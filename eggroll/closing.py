@@ -39,7 +39,7 @@ def meaning(config: Common, loss: float, corpus: Corpus) -> Iterator[str]:
         if count
         else "byte of text that training never reads"
     )
-    yield f"validation: {loss:.3f} bits per {of}"
+    yield f"validation: {runlog.in_bits(loss)} bits per {of}"
     yield f"{log2(corpus.vocabulary):17.3f} a uniform guess"
     yield from (f"{bits:17.3f} a {name} model{counted}" for name, bits in known.items())
     if not count and loss > known["bigram"]:

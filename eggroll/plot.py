@@ -17,7 +17,7 @@ import tyro
 from eggroll import cli
 from eggroll.curves import Metric, RunCurves, Series, Values, grouped, read_run, smooth
 from eggroll.errors import InputError
-from eggroll.runlog import CURVES, write_whole
+from eggroll.runlog import CURVES, in_bits, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,8 +146,8 @@ def _colour(i: int, count: int) -> Any:
 
 
 def _brief(value: float) -> str:
-    """Three decimals, or a prefix for large values."""
-    return f"{value:.3f}" if abs(value) < 1000 else str(_prefixes().format_data(value))
+    """A prefix for large values."""
+    return in_bits(value) if abs(value) < 1000 else str(_prefixes().format_data(value))
 
 
 def _legend(figure: Figure, axes: Axes, count: int) -> None:
@@ -185,7 +185,7 @@ def _loss(axes: Axes, run: RunCurves) -> None:
     if len(run.valid):
         axes.plot(
             run.valid_steps, run.valid, color=VALID, marker="o", markersize=3, lw=1.6,
-            label=f"validation: {run.valid[-1]:.3f} at the end",
+            label=f"validation: {in_bits(run.valid[-1])} at the end",
         )  # fmt: skip
     _references(axes, run, run.loss[-1])
     axes.set(ylabel=run.unit, title="loss")

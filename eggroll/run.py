@@ -263,7 +263,7 @@ def new_learner(options: Config, engine: Engine) -> Learner:
     population = Population(
         engine,
         noise,
-        how=estimator.crediting,
+        crediting=estimator.crediting,
         members=options.pop,
         group=options.group_size,
         chunk=chunk_size(options, engine, estimator),

@@ -246,9 +246,9 @@ class Display:
     def update(self, row: Row) -> None:
         """Shows one update; a screen that is gone does not stop the run."""
         if "val_loss" in row:
-            self._validation = f" · validation {row['val_loss']:.3f} {self.unit}"
+            self._validation = f" · validation {in_bits(row['val_loss'])} {self.unit}"
         text = (
-            f"loss {row['loss']:.3f}{self._validation} · {row['update_rate']:.1%} moved · "
+            f"loss {in_bits(row['loss'])}{self._validation} · {row['update_rate']:.1%} moved · "
             f"{_short(row['tokens_per_second'])} tokens/s"
         )
         with contextlib.suppress(OSError):
@@ -257,7 +257,7 @@ class Display:
                 self._bar.update(self._task, completed=row["step"])
                 if "val_loss" in row:  # stays above the bar, where the next ones follow
                     self._live.console.print(
-                        f"update {row['step']} · loss {row['loss']:.3f}{self._validation}"
+                        f"update {row['step']} · loss {in_bits(row['loss'])}{self._validation}"
                     )
             else:
                 self._line(row, text)
@@ -283,6 +283,11 @@ class Display:
         with contextlib.suppress(OSError):
             if self._live:
                 self._live.stop()
+
+
+def in_bits(loss: float) -> str:
+    """A loss as people read it: three decimals, and five where the first ones say little."""
+    return f"{loss:.3f}" if loss >= 0.1 else f"{loss:.5f}"
 
 
 def _short(value: float) -> str:

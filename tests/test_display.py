@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -37,17 +39,34 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
     ]
 
 
+def test_small_losses_are_told_apart():
+    losses = (3.71849, 0.1, 0.09999, 0.00144, 0.0)
+    assert [runlog.in_bits(loss) for loss in losses] == [
+        "3.718", "0.100", "0.09999", "0.00144", "0.00000",
+    ]  # fmt: skip
+
+
+def read_all(handle: int, parts: list[bytes]) -> None:
+    """All that is written to a terminal until it is closed, which Linux tells by an error."""
+    with contextlib.suppress(OSError):
+        while part := os.read(handle, 1 << 16):
+            parts.append(part)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_validations_stay_above_the_bar(monkeypatch: pytest.MonkeyPatch, width: int):
     main, side = pty.openpty()
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
+    parts: list[bytes] = []
+    reader = threading.Thread(target=read_all, args=(main, parts))
+    reader.start()
     with open(side, "w") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
         shown(ROWS)
-        terminal.flush()
-        screen = os.read(main, 1 << 20).decode()
+    reader.join()
     os.close(main)
+    screen = b"".join(parts).decode()
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in screen.split("\n")]
     for line in (
         "update 2 · loss 3.000 · validation 2.900 bits per byte",

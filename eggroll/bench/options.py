@@ -19,29 +19,30 @@ from eggroll.help import Group
 class Options:
     """What to measure."""
 
-    preset: Annotated[Preset, Group.RUN] = "seed"
-    """Network: seed D 256 L 1 V 1024; paper D 256 L 6 V 256; medium D 128 L 2; small D 64 L 1."""
-    pops: Annotated[tuple[int, ...], Group.RUN] = (1024, 10240, 32768, 262144)
+    preset: Preset = "seed"
+    """Network: seed has width 256, 1 layer, vocabulary 1024; the others have vocabulary 256: paper
+    width 256, 6 layers; medium 128, 2; small 64, 1."""
+    pops: tuple[int, ...] = (1024, 10240, 32768, 262144)
     """Populations, timed one after another; each even."""
-    seq_len: Annotated[int, Range(0, 1 << 16), Group.NETWORK] = 0
+    seq_len: Annotated[int, Range(0, 1 << 16)] = 0
     """Tokens a member reads per update; 0 is the preset's 16."""
-    rank: Annotated[int, Range(1, 64), Group.NETWORK] = 1
-    """Rank of a matrix's perturbation: more costs time."""
-    repeats: Annotated[int, Range(1, 1000), Group.RUN] = 5
+    rank: Annotated[int, Range(1, 64)] = 1
+    """Rank of a matrix's perturbation; a step takes longer with more."""
+    repeats: Annotated[int, Range(1, 1000)] = 5
     """Steps timed per population, after one that is not; the table has their median."""
-    quick: Annotated[bool, Group.RUN] = False
-    """Takes a minute: populations 1024 and 10240 only, three repeats."""
+    quick: bool = False
+    """Only populations 1024 and 10240, three repeats each: about a minute."""
     engine: Annotated[Literal["auto", "portable", "cpu", "metal", "cuda"], Group.ENGINE] = "auto"
     """What computes; auto takes the fastest that works here."""
     chunk: Annotated[int, Range(0, 1 << 24, 2), Group.ENGINE] = 0
     """Members evaluated at a time (even); 0 lets a memory budget decide."""
     threads: Annotated[int, Range(0, 1024), Group.ENGINE] = 0
     """Threads of the cpu engine; 0 is all cores."""
-    json: Annotated[str, tyro.conf.arg(metavar="FILE"), Group.OUTPUT] = ""
+    json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """Also write everything measured as JSON."""
-    csv: Annotated[str, tyro.conf.arg(metavar="FILE"), Group.OUTPUT] = ""
+    csv: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """Also write the table as CSV."""
-    picture: Annotated[str, tyro.conf.arg(metavar="FILE"), Group.OUTPUT] = ""
+    picture: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """Also draw rates over the population, beside those predicted for GPUs (.png, .svg or .pdf)."""
 
     @property

@@ -18,7 +18,7 @@ from eggroll.sweep.trial import MOST_STEPS, Budget
 
 DEFAULT_SEARCH = ("sigma_shift", "alpha", "alpha_decay", "learning_rate", "rate_decay")
 EXAMPLES = (
-    ("--data count --pop 1024 --trials 20 --budget 10", "find settings for counting"),
+    ("--data count --pop 1024 --trials 20 --budget 10", "settings for counting, 10 s a trial"),
     ("--config runs/a/config.json --search alpha width=64,128", "vary two options of a run"),
 )
 NOT_OFFERED = {
@@ -32,40 +32,40 @@ Pruner = Literal["median", "hyperband", "none"]
 class Options(Config):
     """Options of a sweep; those of a run are the same for all trials, but for the --search."""
 
-    trials: Annotated[int, Range(1, 10**6), Group.SWEEP] = 20
+    trials: Annotated[int, Range(1, 10**6)] = 20
     """Trials of the search, those of earlier commands included; confirmation comes on top."""
-    budget: Annotated[float, Range(0, 10**7, above=True), Group.SWEEP] = 60.0
+    budget: Annotated[float, Range(0, 10**7, above=True)] = 60.0
     """Seconds of updates per trial, validation not counted; a busy machine makes fewer updates."""
-    budget_tokens: Annotated[int, Range(0, 1 << 60), Group.SWEEP] = 0
+    budget_tokens: Annotated[int, Range(0, 1 << 60)] = 0
     """Instead of --budget: tokens per trial, over all members (--pop x --seq-len per update), so
     that a trial's result depends on its options alone; 0 for seconds."""
-    search: Annotated[
-        tuple[str, ...], tyro.conf.arg(metavar="NAME[=LOW:HIGH[:log]|=A,B] ..."), Group.SWEEP
-    ] = DEFAULT_SEARCH
+    search: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME[=LOW:HIGH[:log]|=A,B] ...")] = (
+        DEFAULT_SEARCH
+    )
     """Options to try, in their declared range, in a given one (log: evenly by ratio) or among given
     values."""
-    confirm: Annotated[int, Range(0, 1000), Group.SWEEP] = 3
+    confirm: Annotated[int, Range(0, 1000)] = 3
     """Best trials that are trained again on other seeds before one is named best; 0 for none."""
-    confirm_seeds: Annotated[int, Range(1, 1000), Group.SWEEP] = 2
+    confirm_seeds: Annotated[int, Range(1, 1000)] = 2
     """Other seeds for each of them, the whole budget each; the best mean over these seeds wins."""
-    study: Annotated[str, hidden_default("NAME"), Group.SWEEP] = ""
+    study: Annotated[str, hidden_default("NAME")] = ""
     """Name of the study; that of the data if none is given."""
-    storage: Annotated[str, hidden_default("URL|FILE"), Group.SWEEP] = ""
+    storage: Annotated[str, hidden_default("URL|FILE")] = ""
     """postgresql://..., mysql://..., sqlite:///FILE, journal:///FILE, FILE.db or FILE.log; study.db
     in the folder if none is given."""
-    workers: Annotated[int, Range(1, 1024), Group.SWEEP] = 1
+    workers: Annotated[int, Range(1, 1024)] = 1
     """Processes that train trials side by side; they share the threads."""
-    pruner: Annotated[Pruner, Group.SWEEP] = "median"
+    pruner: Pruner = "median"
     """Which trials end early: those worse than the median of others at the same share of the
     budget, those Hyperband drops, or none."""
-    slices: Annotated[int, Range(1, 1000), Group.SWEEP] = 10
+    slices: Annotated[int, Range(1, 1000)] = 10
     """Validations per trial, after equal parts of its budget; the pruner looks at each."""
-    startup: Annotated[int, Range(0, 10**6), Group.SWEEP] = 5
+    startup: Annotated[int, Range(0, 10**6)] = 5
     """First trials, which draw their options at random and, with pruner median, are not pruned."""
-    json: Annotated[str, hidden_default("FILE"), Group.OUTPUT] = ""
+    json: Annotated[str, hidden_default("FILE")] = ""
     """Also write all trials as JSON."""
 
-    out: Annotated[str, hidden_default("DIR"), Group.OUTPUT] = ""
+    out: Annotated[str, Group.RUN, hidden_default("DIR")] = ""
     """Folder for the sweep, its trials and its results; sweeps/<study> if none is given."""
     steps: Annotated[int, tyro.conf.Suppress] = MOST_STEPS
     resume: Annotated[str, tyro.conf.Suppress] = ""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +32,6 @@ from eggroll.sweep.study import (
     SEED_OFFSET,
     STORAGE_ERRORS,
     TRIAL,
-    WORKER,
     as_input_errors,
     by_validation,
     open_study,
@@ -84,7 +81,6 @@ class Plan:
         Raises:
             TrialPruned: the options are impossible, or the pruner ends the trial.
         """
-        trial.set_user_attr(WORKER, f"{socket.gethostname()}:{os.getpid()}")
         budget = self.options.trial_budget()
         try:
             engine_and_data(options)

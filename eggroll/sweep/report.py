@@ -14,6 +14,7 @@ from typing import Any, Self
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from eggroll.help import invocation
 from eggroll.options import from_dict
 from eggroll.runlog import write_whole
 from eggroll.sweep.study import (
@@ -161,14 +162,17 @@ def best_words(results: Results) -> str:
             f"{best.mean:.3f} {what} as the mean over {results.seeds} other seeds ({low:.3f} to "
             f"{high:.3f}; {best.trial.value:.3f} in the search)"
         )
-    return f"{best.trial.value:.3f} {what} with one seed; other seeds have not confirmed it"
+    found = f"{best.trial.value:.3f} {what} with one seed"
+    if results.best and len(by_validation(results.study)) > 1:
+        return f"{found}; other seeds have not confirmed it, the same command goes on"
+    return found
 
 
 def print_commands(trial: FrozenTrial, path: Path) -> None:
     """Prints the commands that make sense with the best options."""
     options = from_dict(trial.user_attrs["config"], "the best trial")
     longer = min(10 * options.steps, MOST_STEPS)
-    command = f"python -m eggroll.train --config {shlex.quote(str(path))}"
+    command = f"{invocation('train')} --config {shlex.quote(str(path))}"
     print(f"train it once more:     {command}")
     print(f"ten times the updates:  {command} --steps {longer}")
     if options.rule_class.by_steps:

@@ -1,4 +1,4 @@
-"""The studies of a sweep: where trials are kept, who may join, which are made again, which is best.
+"""The studies of a sweep: where trials are kept, who may join, what is retried, which is best.
 
 Search and confirmation are a study each. A trial of the confirmation is a trial of the search once
 more, with another seed; its attributes say of which, and with which seed.
@@ -27,7 +27,7 @@ from eggroll.errors import InputError
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 SETTINGS = "eggroll"  # attribute of a study: what all its trials share
-# Attributes of trials: whose turn it takes once more; host and process; why it could not be made.
+# Attributes of trials: the failed one that it repeats; host and process; why it was not trained.
 RETRY, WORKER, REFUSED = "retry", "worker", "refused"
 TRIAL, SEED_OFFSET = "trial", "seed_offset"  # of a confirmation: which trial, seeds after its seed
 HEARTBEAT, GRACE = 10, 40  # seconds between signs of life, and until their absence means death
@@ -97,7 +97,7 @@ STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.OptunaError)
 
 @contextlib.contextmanager
 def as_input_errors(place: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turns what goes wrong with a storage into a sentence; `errors` are these, all if none."""
+    """Turns errors of a storage into an InputError; `errors`: of these types, or all known."""
     try:
         yield
     except (NoSuchModuleError, ArgumentError) as error:
@@ -152,10 +152,10 @@ def prepare_study(
 ) -> optuna.Study:
     """A study ready for more trials: new with `first` as its first one, or an old one that fits.
 
-    Trials that were broken off get their turn once more.
+    Trials whose process is gone fail, and failed trials are queued again.
 
     Raises:
-        InputError: its trials were made under other options, so new ones would not compare.
+        InputError: its trials had other settings, so new ones would not compare with them.
     """
     study = opened()
     with as_input_errors(place):
@@ -229,7 +229,7 @@ class Ranked(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Over the other seeds: that of the search was chosen for its luck too."""
+        """Over the other seeds alone: the search's own validation was chosen for being low."""
         return fmean(self.others)
 
     @property
@@ -253,22 +253,25 @@ class Results(NamedTuple):
         asked = [run for run in runs if TRIAL in run.user_attrs]
         return {(r.user_attrs[TRIAL], r.user_attrs[SEED_OFFSET]): r for r in reversed(asked)}
 
+    def others(self, trial: FrozenTrial) -> tuple[float, ...]:
+        """A trial's validations with other seeds, once it has them all; else none."""
+        known = self.confirmations()
+        runs = [known.get((trial.number, offset)) for offset in self._offsets()]
+        values = tuple(run.value for run in runs if run and run.value is not None)
+        return values if len(values) == self.seeds else ()
+
     def confirmed(self) -> bool:
-        """Whether each of the best trials has its runs with other seeds."""
+        """True once the best trials have made their runs with other seeds, one of them all."""
         trials, known = by_validation(self.study)[: self.best], self.confirmations()
-        return bool(known) and all((t.number, i) in known for t in trials for i in self._offsets())
+        made = all((t.number, offset) in known for t in trials for offset in self._offsets())
+        return made and any(self.others(trial) for trial in trials)
 
     def ranking(self) -> list[Ranked]:
         """Complete trials, the best one first; nothing else decides which is best.
 
         Once confirmed, trials with all their other seeds come first, by the mean over these.
         """
-        known = self.confirmations()
-        found = []
-        for trial in by_validation(self.study):
-            runs = [known.get((trial.number, offset)) for offset in self._offsets()]
-            values = tuple(run.value for run in runs if run and run.value is not None)
-            found.append(Ranked(trial, values if len(values) == self.seeds else ()))
+        found = [Ranked(trial, self.others(trial)) for trial in by_validation(self.study)]
         if not self.confirmed():
             return found
         return sorted(found, key=lambda r: (not r.others, r.mean if r.others else 0.0))

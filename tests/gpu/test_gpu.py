@@ -95,12 +95,10 @@ def test_unperturbed_model_takes_any_number_of_members(gpu: Gpu, launcher: Emula
 
 
 @pytest.mark.parametrize("score_bits", [4, 8])
-@pytest.mark.parametrize(("V", "P"), [(9000, 2), (257, 8)])
-def test_the_highest_sums_do_not_wrap(
-    gpu: Gpu, launcher: Emulator, V: int, P: int, score_bits: int
-):
-    """All logits are at the top: the fewest that need 64 bits in 1/256 bit, and many more."""
-    case = random_case(1, V=V, D=4, L=0, T=1, P=P, score_bits=score_bits)
+@pytest.mark.parametrize("V", [4000, 9000])
+def test_the_highest_sums_do_not_wrap(gpu: Gpu, launcher: Emulator, V: int, score_bits: int):
+    """All logits are at the top: a simdgroup's sum needs 64 bits, at V 4000 only in 1/256 bit."""
+    case = random_case(1, V=V, D=4, L=0, T=1, P=2, score_bits=score_bits)
     case.weights["head"][:] = case.weights["norm"][:] = case.weights["embedding"][:] = 127
     made = engine(gpu, case.program, launcher)
     check_scores(made, case, noise=False)

@@ -13,6 +13,7 @@
 
 #include "program.h"
 #include "reference.h"
+#include "trial.h"
 #include "units.h"
 #include "values.h"
 
@@ -20,39 +21,8 @@ using namespace eggroll;
 
 namespace {
 
-using Ints = std::vector<int32_t>;
-
 const std::vector<int> kMembers = {2, 30, 32, 34};
 const std::vector<int> kShifts = {8, 4, 12, 0, 20};
-
-// One evaluation, as every unit is given it.
-struct Trial {
-  std::string name;
-  std::unique_ptr<Program> program;
-  std::vector<Bytes> weights;
-  Bytes table;
-  Ints starts;  // [leaves, N]; empty: no noise
-  int rank, shift, members;
-  Ints tokens, targets;  // [P]
-  Bytes state;
-
-  reference::Noise noise(int leaf, int member) const {
-    if (starts.empty()) return {nullptr, 0, 0, 1};
-    int start = starts[static_cast<size_t>(leaf * (members / 2) + member / 2)];
-    return {table.data() + start, rank, shift, member % 2 ? -1 : 1};
-  }
-  Bytes state_of(int member, int offset, int width) const {
-    auto at = state.begin() + static_cast<int64_t>(member) * program->plan().state_size + offset;
-    return {at, at + width};
-  }
-};
-
-struct Result {
-  std::vector<int16_t> scores;
-  Bytes state, logits, hits;
-  std::vector<uint64_t> totals;
-  bool operator==(const Result&) const = default;
-};
 
 std::vector<const Kernels*> units;
 int failures = 0, every = 1, turn = 0;

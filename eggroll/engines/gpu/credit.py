@@ -47,8 +47,10 @@ def check_credit(
         raise ValueError("crediting: one number per leaf is needed")
     if any(not 0 <= s <= MOST_SHIFT and s != SILENT for s in crediting.shifts):
         raise ValueError(f"crediting: shifts are 0..{MOST_SHIFT} or silent")
-    if any(not 0 <= g <= 15 for g in crediting.discounts) or not 0 <= crediting.credit_shift <= 16:
-        raise ValueError("crediting: discounts are 0..15, credit_shift 0..16")
+    if any(not 0 <= g <= 15 for g in crediting.discounts):
+        raise ValueError("crediting: discounts are 0..15")
+    if not (0 <= crediting.credit_shift <= 16 and 0 <= crediting.unit_shift <= 16):
+        raise ValueError("crediting: credit_shift and unit_shift are 0..16")
     for stage in program.stages:
         for op in (op for op in stage.ops if op.leaf >= 0):
             fitting = CreditKind.NONE, OF[op.kind][0], *[CreditKind.READOUT] * (op.kind == "score")

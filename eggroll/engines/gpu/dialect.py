@@ -16,11 +16,6 @@ from eggroll.program import Op
 
 VOTE_SIDE = 64  # SIDE of vote_product: a threadgroup counts VOTE_SIDE x VOTE_SIDE votes
 VOTE_THREADS = 128  # of a threadgroup, in all kernels but those of stages
-# Kernel files that both languages share, as their text is the same.
-COMMON = {
-    *("fixed", "noise", "add", "add_bias", "forget", "lookup", "mix"),
-    *("log2", "vote_tile", "votes", "credits", "credit_votes", "rows"),
-}
 
 
 class Dialect(ABC):
@@ -57,9 +52,8 @@ class Dialect(ABC):
     traces: ClassVar[str]  # body of the kernel that sums credit x input, as its tape is laid out
 
     def kernel_file(self, name: str) -> str:
-        """Text of a kernel file: gpu/NAME.h, or of this language where it is not common."""
-        folder, file = ("gpu", f"{name}.h") if name in COMMON else (self.folder, name + self.suffix)
-        return kernel_text(folder, file)
+        """Text of a kernel file: of this language, or common to all in gpu/NAME.h."""
+        return kernel_text(f"{self.folder}/{name}{self.suffix}", f"gpu/{name}.h")
 
     def header(self, constants: str, files: Sequence[str]) -> str:
         """The head of a kernel: constants, the language's macros, then its files."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,12 +27,13 @@ class Source(NamedTuple):
 
 
 @cache
-def kernel_text(folder: str, file: str) -> str:
-    """Text of a kernel file in folder "gpu", "metal" or "cuda", installed or in the source tree.
+def kernel_text(*files: str) -> str:
+    """Text of the first of some kernel files that is there, e.g. gpu/mix.h; installed or in-tree.
 
-    Raises InputError if it is in neither.
+    Raises InputError if none is.
     """
-    for place in (files("eggroll").joinpath("kernels", folder, file), IN_TREE / folder / file):
+    installed = resources.files("eggroll").joinpath("kernels")
+    for place in (root.joinpath(file) for root in (installed, IN_TREE) for file in files):
         if place.is_file():
             return place.read_text("ascii")
-    raise InputError(f"the {folder} kernel {file} is missing: run `make build`, then try again.")
+    raise InputError(f"the kernel {files[0]} is missing: run `make build`, then try again.")

@@ -1,260 +1,19 @@
 #include "engine.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <cstring>
-#include <functional>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 
 #include "dispatch.h"
 #include "machine.h"
-#include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
-#include "mlx/primitives.h"
 #include "mlx/transforms.h"
+#include "primitives.h"
 
 namespace eggroll {
 
 namespace {
-
-void require(bool ok, const std::string& what) {
-  if (!ok) throw std::invalid_argument(what);
-}
-
-class CpuPrimitive : public mx::Primitive {
- public:
-  CpuPrimitive(mx::Stream stream, std::shared_ptr<Program> program, int threads)
-      : mx::Primitive(stream), program_(std::move(program)), threads_(threads) {}
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("the cpu engine's primitives run on CPU streams only");
-  }
-
- protected:
-  // Allocates the outputs and enqueues the work on the CPU stream.
-  void launch(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs,
-              std::function<void()> work) {
-    auto& encoder = mx::cpu::get_command_encoder(stream());
-    for (const mx::array& in : inputs) encoder.set_input_array(in);
-    for (mx::array& out : outputs) encoder.set_output_array(out);
-    encoder.dispatch(std::move(work));
-  }
-
-  std::shared_ptr<Program> program_;
-  int threads_;
-};
-
-void allocate(std::vector<mx::array>& outputs) {
-  for (mx::array& out : outputs) out.set_data(mx::allocator::malloc(out.nbytes()));
-}
-
-// What an evaluation gives beside the new state.
-enum class Output { scores, logits, likelihoods };
-
-class EvaluatePopulation : public CpuPrimitive {
- public:
-  EvaluatePopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads, int slab,
-                     int rank, int shift, bool noise, Output output)
-      : CpuPrimitive(stream, std::move(program), threads),
-        slab_(slab),
-        rank_(rank),
-        shift_(shift),
-        noise_(noise),
-        output_(output) {}
-
-  const char* name() const override { return "EvaluatePopulation"; }
-
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    allocate(out);
-    Job job{};
-    job.plan = program_->plan();
-    job.weights = in[0].data<int8_t>();
-    job.noise = in[1].data<int8_t>();
-    job.tokens = in[2].data<int32_t>();
-    job.targets = in[3].data<int32_t>();
-    job.state_in = in[4].data<int8_t>();
-    job.starts = noise_ ? in[5].data<int32_t>() : nullptr;
-    job.rank = rank_;
-    job.shift = shift_;
-    if (output_ == Output::scores) job.scores = out[0].data<int16_t>();
-    if (output_ == Output::logits) job.logits = out[0].data<int8_t>();
-    if (output_ == Output::likelihoods)
-      job.totals = out[0].data<uint64_t>(), job.hits = out[2].data<int8_t>();
-    job.state_out = out[1].data<int8_t>();
-    job.members = in[2].shape(0);
-    job.tokens_per_member = in[2].shape(1);
-    job.slab = slab_;
-    const Kernels& k = kernels();
-    int64_t blocks = (job.members + kLanes - 1) / kLanes;
-    auto pool = std::make_shared<ScratchPool>(k.block_bytes(job), blocks, threads_);
-    launch(in, out, [&k, job, blocks, pool, threads = threads_, keep = program_] {
-      parallel_for(blocks, threads,
-                   [&](int64_t i, int thread) { k.block(job, i, pool->of(thread)); });
-    });
-  }
-
- private:
-  int slab_, rank_, shift_;
-  bool noise_;
-  Output output_;
-};
-
-mx::Shape shape_of(const Leaf& l) { return l.cols ? mx::Shape{l.rows, l.cols} : mx::Shape{l.rows}; }
-
-int64_t elements(const Leaf& l) { return static_cast<int64_t>(l.rows) * std::max(l.cols, 1); }
-
-// The votes of all leaves: what must be allocated beforehand, and the work.
-struct Count {
-  const Kernels& k;
-  std::vector<VoteJob> jobs;
-  std::vector<int32_t*> z;
-  int64_t pairs, parts;
-  int threads;
-  std::shared_ptr<ScratchPool> pool, sums;
-
-  Count(const Kernels& kernels, std::vector<VoteJob> votes, std::vector<int32_t*> out, int64_t n,
-        int count)
-      : k(kernels), jobs(std::move(votes)), z(std::move(out)), pairs(n), threads(count) {
-    size_t bytes = 0;
-    int64_t largest = 0;
-    for (const VoteJob& job : jobs) {
-      bytes = std::max(bytes, k.vote_bytes(job));
-      largest = std::max(largest, elements(job.leaf));
-    }
-    parts = std::clamp<int64_t>(pairs / 1024, 1, threads > 0 ? threads : default_threads());
-    int64_t items = static_cast<int64_t>(jobs.size()) * parts;
-    pool = std::make_shared<ScratchPool>(bytes, items, threads);
-    sums = std::make_shared<ScratchPool>(static_cast<size_t>(largest) * 4, items, threads);
-  }
-
-  // Items are (leaf, part of the pairs), big leaves first; each part adds up in its own memory.
-  // Integers make the order of the additions irrelevant.
-  void run() const {
-    std::vector<size_t> order(jobs.size());
-    for (size_t i = 0; i < jobs.size(); ++i) order[i] = i;
-    std::sort(order.begin(), order.end(),
-              [&](size_t a, size_t b) { return elements(jobs[a].leaf) > elements(jobs[b].leaf); });
-    std::vector<std::mutex> locks(jobs.size());
-    parallel_for(static_cast<int64_t>(jobs.size()) * parts, threads, [&](int64_t item, int thread) {
-      size_t leaf = order[static_cast<size_t>(item / parts)];
-      int64_t part = item % parts, n = elements(jobs[leaf].leaf);
-      int32_t* sum = static_cast<int32_t*>(sums->of(thread));
-      std::memset(sum, 0, static_cast<size_t>(n) * sizeof(int32_t));
-      k.vote(jobs[leaf], pairs * part / parts, pairs * (part + 1) / parts, sum, pool->of(thread));
-      std::lock_guard<std::mutex> guard(locks[leaf]);
-      add(z[leaf], sum, n);
-    });
-  }
-
-  static void add(int32_t* to, const int32_t* from, int64_t n) {
-    for (int64_t i = 0; i < n; ++i)
-      to[i] = static_cast<int32_t>(static_cast<uint32_t>(to[i]) + static_cast<uint32_t>(from[i]));
-  }
-};
-
-class CountVotes : public CpuPrimitive {
- public:
-  CountVotes(mx::Stream stream, std::shared_ptr<Program> program, int threads, int rank, bool signs)
-      : CpuPrimitive(stream, std::move(program), threads), rank_(rank), signs_(signs) {}
-
-  const char* name() const override { return "CountVotes"; }
-
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    allocate(out);
-    int64_t pairs = in[0].size();
-    std::vector<VoteJob> jobs;
-    std::vector<int32_t*> z;
-    for (size_t i = 0; i < out.size(); ++i) {
-      VoteJob job{};
-      job.leaf = program_->plan().leaves[i];
-      job.noise = in[1].data<int8_t>();
-      job.starts = in[2].data<int32_t>() + static_cast<int64_t>(i) * pairs;
-      job.fitness = in[0].data<int8_t>();
-      job.rank = rank_;
-      job.signs = signs_;
-      jobs.push_back(job);
-      z.push_back(out[i].data<int32_t>());
-      std::memset(z.back(), 0, out[i].nbytes());
-    }
-    Count count(kernels(), jobs, z, pairs, threads_);
-    launch(in, out, [count, keep = program_] { count.run(); });
-  }
-
- private:
-  int rank_;
-  bool signs_;
-};
-
-// Evaluation and votes in one: credit is a matter of the pair alone.
-class CreditPopulation : public CpuPrimitive {
- public:
-  CreditPopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads, int slab,
-                   int shift, const Crediting& how)
-      : CpuPrimitive(stream, std::move(program), threads), slab_(slab), shift_(shift), how_(how) {}
-
-  const char* name() const override { return "CreditPopulation"; }
-
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    allocate(out);
-    auto work = std::make_shared<CreditWork>(job_of(in, out), how_);
-    const Kernels& k = kernels();
-    int64_t blocks = (work->job.members + kLanes - 1) / kLanes;
-    size_t head = static_cast<size_t>(work->readout) * sizeof(int32_t);
-    auto pool = std::make_shared<ScratchPool>(k.block_bytes(work->job), blocks, threads_);
-    auto heads = std::make_shared<ScratchPool>(head, blocks, threads_);
-    std::vector<VoteJob> votes;
-    std::vector<int32_t*> z;
-    int32_t* readout = nullptr;
-    for (int i = 0; i < work->job.plan.leaf_count; ++i) {
-      mx::array& leaf = out[static_cast<size_t>(i) + 2];
-      std::memset(leaf.data<int32_t>(), 0, leaf.nbytes());
-      if (work->counted(i)) votes.push_back(work->vote(i)), z.push_back(leaf.data<int32_t>());
-      if (work->kinds[static_cast<size_t>(i)] == CreditKind::readout)
-        readout = leaf.data<int32_t>();
-    }
-    Count count(k, votes, z, work->job.members / 2, threads_);
-    launch(in, out,
-           [&k, work, blocks, pool, heads, readout, count, threads = threads_, keep = program_] {
-             heads->clear();
-             parallel_for(blocks, threads, [&](int64_t i, int thread) {
-               Job own = work->job;
-               own.readout = readout ? static_cast<int32_t*>(heads->of(thread)) : nullptr;
-               k.block(own, i, pool->of(thread));
-             });
-             for (int t = 0; readout && t < heads->size(); ++t)
-               Count::add(readout, static_cast<const int32_t*>(heads->of(t)), work->readout);
-             count.run();
-           });
-  }
-
- private:
-  // Inputs: packed, table, tokens, targets, state, starts, signs, draws.
-  Job job_of(const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
-    Job job{};
-    job.plan = program_->plan();
-    job.weights = in[0].data<int8_t>();
-    job.noise = in[1].data<int8_t>();
-    job.tokens = in[2].data<int32_t>();
-    job.targets = in[3].data<int32_t>();
-    job.state_in = in[4].data<int8_t>();
-    job.starts = in[5].data<int32_t>();
-    job.signs = in[6].data<int32_t>();
-    job.draws = in[7].data<uint32_t>();
-    job.shift = shift_;
-    job.scores = out[0].data<int16_t>();
-    job.state_out = out[1].data<int8_t>();
-    job.members = in[2].shape(0);
-    job.tokens_per_member = in[2].shape(1);
-    job.slab = slab_;
-    return job;
-  }
-
-  int slab_, shift_;
-  Crediting how_;
-};
 
 const mx::Device kCpu(mx::Device::cpu);
 
@@ -402,16 +161,17 @@ std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::a
 
 std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,
                               const mx::array& table, const mx::array& starts, int shift,
-                              const mx::array& signs, const mx::array& draws, const Crediting& how,
-                              const mx::array& tokens, const mx::array& targets,
-                              const mx::array& state, int threads, int slab) {
+                              const mx::array& signs, const mx::array& draws,
+                              const Crediting& crediting, const mx::array& tokens,
+                              const mx::array& targets, const mx::array& state, int threads,
+                              int slab) {
   const Plan& plan = program->plan();
   require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
   int members = tokens.shape(0), count = tokens.shape(1);
   require(members % 2 == 0, "a population is made of pairs: P must be even");
   require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
   require(shift >= 0 && shift < 32 && slab >= 1, "shift must be in 0..31, slab 1 or more");
-  check(plan, how);
+  check(plan, crediting);
   std::vector<mx::array> in{
       ready(packed, mx::int8, "packed"),  ready(table, mx::int8, "table"),
       ready(tokens, mx::int32, "tokens"), ready(targets, mx::int32, "targets"),
@@ -431,7 +191,7 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
     dtypes.push_back(mx::int32);
   }
   auto primitive = std::make_shared<CreditPopulation>(mx::default_stream(kCpu), std::move(program),
-                                                      threads, slab, shift, how);
+                                                      threads, slab, shift, crediting);
   return mx::array::make_arrays(shapes, dtypes, primitive, in);
 }
 

@@ -1,0 +1,163 @@
+// AVX-512 without products: norm, sums of exponentials, and operations element by element.
+//
+// Included by a unit of AVX-512 inside its own namespace, after x86_vnni.h.
+#pragma once
+
+// Division by a mean 1..127 in 16 bits, see Isa::norm.
+struct Means {
+  uint64_t reciprocal[128], shift[128];
+
+  constexpr Means() : reciprocal(), shift() {
+    for (uint64_t mean = 1; mean < 128; ++mean) {
+      while ((uint64_t{1} << shift[mean]) < mean) ++shift[mean];
+      reciprocal[mean] = ((uint64_t{1} << (15 + shift[mean])) + mean - 1) / mean;
+    }
+  }
+};
+constexpr Means kMeans;
+
+struct Avx512Elements : VnniIsa {
+  // In 16 bits: the quotient of u = x w + 128 m by the mean m is (2 u M >> 16) >> L with
+  // M = ceil(2^(15 + L) / m) and 2^(L - 1) < m <= 2^L, exact for every m and u there can be.
+  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y) {
+    alignas(64) int32_t sum[kLanes];
+    // A lane's constants four times, once per byte of its word.
+    alignas(64) uint64_t half[kLanes], reciprocal[kLanes], shift[kLanes];
+    constexpr uint64_t kFour = 0x0001000100010001;
+    abs_sum(x, n, sum);
+    // sum / n for sums up to 127 n: exact while 127 n^2 < 2^40.
+    uint64_t by = ((uint64_t{1} << 40) + static_cast<uint64_t>(n) - 1) / static_cast<uint64_t>(n);
+    for (int m = 0; m < kLanes; ++m) {
+      uint64_t mean = static_cast<uint64_t>(sum[m]) * by >> 40;
+      mean = mean ? mean : 1;
+      half[m] = 128 * mean * kFour;
+      reciprocal[m] = kMeans.reciprocal[mean] * kFour;
+      shift[m] = kMeans.shift[mean] * kFour;
+    }
+    const int8_t* bytes = reinterpret_cast<const int8_t*>(x);
+    for (int q = 0; q < 4 * kLanes; q += 32) {
+      const __m512i h = _mm512_load_si512(half + q / 4), g = _mm512_load_si512(reciprocal + q / 4);
+      const __m512i s = _mm512_load_si512(shift + q / 4);
+      const __m512i top = _mm512_sub_epi16(h, _mm512_set1_epi16(1));
+      const __m512i bottom = _mm512_sub_epi16(_mm512_setzero_si512(), h);
+      for (int at = q; at < words_of(n) * 4 * kLanes; at += 4 * kLanes) {
+        __m512i v = _mm512_mullo_epi16(wide16(bytes + at), wide16(w + at));
+        v = _mm512_add_epi16(_mm512_max_epi16(_mm512_min_epi16(v, top), bottom), h);
+        v = _mm512_srlv_epi16(_mm512_mulhi_epu16(_mm512_add_epi16(v, v), g), s);
+        v = _mm512_max_epi16(_mm512_sub_epi16(v, _mm512_set1_epi16(128)), _mm512_set1_epi16(-127));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(y + at), _mm512_cvtepi16_epi8(v));
+      }
+    }
+  }
+
+  static __m512i wide16(const int8_t* p) {
+    return _mm512_cvtepi8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+
+  static void abs_sum(const uint32_t* x, int n, int32_t* sum) {
+    for (int half = 0; half < kLanes; half += kPairs) {
+      __m512i total = _mm512_setzero_si512();
+      for (int k = 0; k < words_of(n); ++k) {
+        int count = n - 4 * k < 4 ? n - 4 * k : 4;
+        const __m512i ones = _mm512_set1_epi32(0x01010101 >> 8 * (4 - count));
+        __m512i v = _mm512_abs_epi8(_mm512_load_si512(x + k * kLanes + half));
+        total = _mm512_dpbusd_epi32(total, v, ones);
+      }
+      _mm512_store_si512(sum + half, total);
+    }
+  }
+
+  // EXP2[u] = mantissa[u % 16] >> (15 - u / 16): the table of sixteen fits one register.
+  // With u = logit + 128 = byte ^ 128: u % 16 is the byte's low nibble, which the permutation alone
+  // looks at, and 15 - u / 16 is its high nibble ^ 7.
+  static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
+    const __m512i mantissa = _mm512_loadu_si512(plan.exp2_mantissa);
+    const __m512i nibble = _mm512_set1_epi32(0x0F0F0F0F), seven = _mm512_set1_epi32(0x07070707);
+    const __m512i byte = _mm512_set1_epi32(255);
+    for (int half = 0; half < kLanes; half += 16) {
+      __m512i total = _mm512_load_si512(sum + half);
+      for (int o = 0; o < count; o += 4) {
+        __m512i low = _mm512_load_si512(words[o / 4] + half);
+        __m512i high = _mm512_and_si512(_mm512_srli_epi32(low, 4), nibble);
+        high = _mm512_xor_si512(high, seven);
+        for (int j = 0; j < 4 && o + j < count; ++j) {
+          __m512i value = _mm512_permutexvar_epi32(low, mantissa);
+          total = _mm512_add_epi32(total, _mm512_srlv_epi32(value, _mm512_and_si512(high, byte)));
+          low = _mm512_srli_epi32(low, 8);
+          high = _mm512_srli_epi32(high, 8);
+        }
+      }
+      _mm512_store_si512(sum + half, total);
+    }
+  }
+
+  // 2^(31 + u / 16) = mantissa[u % 16] << (u / 16), of 64 bits; u / 16 is the high nibble ^ 8.
+  static void exact_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint64_t* sum) {
+    const __m512i mantissa = _mm512_loadu_si512(plan.exact_mantissa);
+    const __m512i nibble = _mm512_set1_epi32(0x0F0F0F0F), eight = _mm512_set1_epi32(0x08080808);
+    const __m512i byte = _mm512_set1_epi32(255);
+    for (int half = 0; half < kLanes; half += 16) {
+      __m512i first = _mm512_load_si512(sum + half), last = _mm512_load_si512(sum + half + 8);
+      for (int o = 0; o < count; o += 4) {
+        __m512i low = _mm512_load_si512(words[o / 4] + half);
+        __m512i high = _mm512_and_si512(_mm512_srli_epi32(low, 4), nibble);
+        high = _mm512_xor_si512(high, eight);
+        for (int j = 0; j < 4 && o + j < count; ++j) {
+          __m512i value = _mm512_permutexvar_epi32(low, mantissa);
+          __m512i by = _mm512_and_si512(high, byte);
+          first = _mm512_add_epi64(
+              first, shifted(_mm512_castsi512_si256(value), _mm512_castsi512_si256(by)));
+          last = _mm512_add_epi64(
+              last, shifted(_mm512_extracti64x4_epi64(value, 1), _mm512_extracti64x4_epi64(by, 1)));
+          low = _mm512_srli_epi32(low, 8);
+          high = _mm512_srli_epi32(high, 8);
+        }
+      }
+      _mm512_store_si512(sum + half, first);
+      _mm512_store_si512(sum + half + 8, last);
+    }
+  }
+
+  // Eight dwords, shifted left as qwords.
+  static __m512i shifted(__m256i value, __m256i by) {
+    return _mm512_sllv_epi64(_mm512_cvtepu32_epi64(value), _mm512_cvtepu32_epi64(by));
+  }
+
+  static __m512i load_bytes(const int8_t* p) { return _mm512_load_si512(p); }
+
+  static void add(const int8_t* a, const int8_t* b, int count, int8_t* y) {
+    for (int i = 0; i < count; i += 64)
+      _mm512_store_si512(y + i,
+                         _mm512_max_epi8(_mm512_adds_epi8(load_bytes(a + i), load_bytes(b + i)),
+                                         _mm512_set1_epi8(-127)));
+  }
+
+  // int16 to bytes, clipped to +-127.
+  static void store16(int8_t* y, __m512i v) {
+    v = _mm512_max_epi16(v, _mm512_set1_epi16(-127));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(y), _mm512_cvtsepi16_epi8(v));
+  }
+
+  static void add_bias(const int8_t* a, const int8_t* b, const int8_t* w, int count, int8_t* y) {
+    for (int i = 0; i < count; i += 32)
+      store16(y + i,
+              _mm512_add_epi16(_mm512_add_epi16(wide16(a + i), wide16(b + i)), wide16(w + i)));
+  }
+
+  static void forget(const int8_t* f, const int8_t* s, int count, int8_t* y) {
+    for (int i = 0; i < count; i += 32) {
+      __m512i gate = _mm512_add_epi16(wide16(f + i), _mm512_set1_epi16(127));
+      store16(y + i, _mm512_srai_epi16(_mm512_mullo_epi16(gate, wide16(s + i)), 8));
+    }
+  }
+
+  // (gate d) >> 8 with d = h - s of nine bits, as the high half of (128 gate) (2 d).
+  static void mix(const int8_t* f, const int8_t* h, const int8_t* s, int count, int8_t* y) {
+    for (int i = 0; i < count; i += 32) {
+      __m512i gate = _mm512_add_epi16(wide16(f + i), _mm512_set1_epi16(127)), old = wide16(s + i);
+      __m512i d = _mm512_sub_epi16(wide16(h + i), old);
+      __m512i part = _mm512_mulhi_epi16(_mm512_slli_epi16(gate, 7), _mm512_add_epi16(d, d));
+      store16(y + i, _mm512_add_epi16(old, part));
+    }
+  }
+};
