@@ -48,7 +48,7 @@ def flag(name: str) -> str:
 def word_of(argv: Sequence[str], name: str) -> str:
     """The word given to an option, the last if there are several; empty if it is not there."""
     found = ""
-    for word, after in zip(argv, [*argv[1:], ""], strict=True):
+    for word, after in zip(argv, [*argv, ""][1:], strict=True):
         option, equals, value = word.partition("=")
         found = (value if equals else after) if option == name else found
     return found

@@ -79,3 +79,8 @@ def test_options_of_all_runs_are_declared_once():
     assert len(common) > 15
     for kind in (Config, Options):
         assert not common & kind.__annotations__.keys()
+
+
+def test_a_command_line_without_options_is_one_of_defaults():
+    """As of `make train`, which gives none."""
+    assert train.options_from([]) == Config()
