@@ -38,6 +38,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "paper": {},
     "language": {
         "estimator": "token-credit",
+        "score_bits": 8,
         "rule": "whitened",
         "sigma_shift": 2,
         "pop": 4096,

@@ -17,10 +17,12 @@ WAYS = {
     "token-votes": ["--estimator", "token-votes"],
     "token-credit": ["--estimator", "token-credit", "--sigma-shift", "2", "--rule", "whitened"],
 }
+WAYS["1/256 bit"] = [*WAYS["token-credit"], "--score-bits", "8"]  # as recipe language has it
 # Of the runs TINY and WAYS describe, on every machine and engine. Change only with the algorithm.
 SIGNATURES = {
     "token-votes": "91c3b58fb422491641070ea9779c1e6b686a90b5b135847b034d1996f169a3c3",
     "token-credit": "92a63e1c457f88558a03067ec3b93592f770f1e7010f64831c1f1fa35e3015f1",
+    "1/256 bit": "69e374153dbb0ff736fc1a8d31b51fcba8760fdc88f86681e84bf2750dba30df",
 }
 
 
@@ -148,7 +150,7 @@ def test_a_recipe_is_its_settings(call: Command, tmp_path: Path):
         assert kept[name] == given, name
     assert kept["recipe"] == "language"
     assert "recipe: language but for " in first.out
-    words = [w for n in ("estimator", "rule", "sigma_shift")
+    words = [w for n in ("estimator", "score_bits", "rule", "sigma_shift")
              for w in (f"--{n.replace('_', '-')}", recipe[n])]  # fmt: skip
     assert call(*TINY, *words, "--out", spelled).signature == first.signature
     assert call("--resume", run, "--steps", 7).signature != first.signature
