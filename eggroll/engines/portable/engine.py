@@ -1,7 +1,7 @@
 """The yardstick: the program interpreted with plain MLX operations, on any MLX device.
 
 Letters: P members, N pairs, K inputs, O outputs, r rank. Slow and obvious: a token at a time, an
-operation at a time (portable_ops.py), all members at once.
+operation at a time (operations.py), all members at once.
 """
 
 from __future__ import annotations

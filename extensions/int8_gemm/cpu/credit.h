@@ -1,5 +1,5 @@
-// What token credit needs of a block: the layers' inputs until the scores exist, and then each
-// pair's credit per leaf. Included like block.h, before it. Lanes here are the 16 pairs; inputs are
+// Token credit in a block: the layers' inputs, kept until the scores exist, and then each pair's
+// credit per leaf. A part of block.h, which includes it. Lanes here are the 16 pairs; inputs are
 // those of members 2i. See docs/estimators.md for the arithmetic.
 
 struct Tape : Members {
@@ -57,7 +57,7 @@ struct Tape : Members {
       coefficient(t, v);
       for (int p = 0; p < kPairs; ++p) c[p] = static_cast<int8_t>(clip(v[p]));
       __builtin_memcpy(credit[t], c, sizeof c);
-      // A document's first token owes nothing to the one before.
+      // A document's first score is no credit for the token before it.
       for (int p = 0; p < kPairs; ++p) r[p] = marks[t][p] ? 0 : r[p];
     }
   }
@@ -106,7 +106,7 @@ struct Tape : Members {
     discounted(i, [](int, int32_t*) {});
   }
 
-  // What a leaf's credit comes to, to the pairs' rows.
+  // The credit of a leaf, summed as its kind asks, to the pairs' rows.
   void settle(int i, int8_t* const* rows) const {
     CreditKind kind = job.credit_kind[i];
     if (kind == CreditKind::inputs) return inputs(i, rows);
@@ -139,7 +139,7 @@ struct Tape : Members {
 };
 
 // Draws, per pair, a token from member 2i's own prediction while the tiles of logits pass by: a
-// tile takes the place of those before it with the odds of its weight.
+// tile replaces those before it with a probability that follows its weight.
 struct Draw {
   alignas(64) uint64_t total[kPairs];
   alignas(64) uint32_t chosen[2][kPairs], weight[kPairs], index[kPairs], seed[kPairs];
@@ -149,10 +149,10 @@ struct Draw {
     v = (v ^ (v >> 15)) * 0x846CA68Bu;
     return v ^ (v >> 16);
   }
-  // A whole number below n, n < 2^44, from the first twenty bits of chance.
-  static uint64_t below(uint64_t n, uint32_t chance) { return (n * (chance >> 12)) >> 20; }
+  // A whole number below n, n < 2^44, from the first twenty bits of a word.
+  static uint64_t below(uint64_t n, uint32_t word) { return (n * (word >> 12)) >> 20; }
 
-  void begin(int p, uint32_t chance) { total[p] = 0, seed[p] = chance; }
+  void begin(int p, uint32_t word) { total[p] = 0, seed[p] = word; }
 
   // Adds a tile's EXP2 to sum[32], as Isa::exp2_sum.
   void offer(uint32_t (*words)[kLanes], int tile, int count, const Plan& plan, uint32_t* sum) {
