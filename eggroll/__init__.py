@@ -1,3 +1,3 @@
 """EGGROLL: training int8 networks by evolution strategies, without gradients or floating point."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

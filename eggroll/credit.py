@@ -1,4 +1,4 @@
-"""Token credit: which noise a pair wears, what each leaf is credited with (docs/estimators.md).
+"""Token credit: the noise of each leaf and what it is credited with (docs/estimators.md).
 
 Letters: N pairs, T tokens of an update, K inputs of a leaf. Every estimator works from forward
 passes alone; their names here are those of option --estimator.
@@ -17,8 +17,9 @@ import numpy as np
 from eggroll.program import Program, S, Stage
 from eggroll.rng import DRAWS, SIGNS, counters, key
 
-# Score bits -> right shift from 1/256 bit to the unit of credit, 1/16 bit.
-UNIT_SHIFTS = {4: 4, 8: 4}
+# Score bits -> right shift from 1/256 bit to the unit of credit: 1/16 bit, or 1/64, where the clip
+# to int8 leaves +-2 bits of a token's credit.
+UNIT_SHIFTS = {4: 4, 8: 2}
 SILENT = 63  # the shift of a leaf without noise of its own
 # Right shifts beyond sigma_shift: with the noise of other leaves, an embedding's and above all the
 # norms' would drown all other credit.
@@ -76,7 +77,7 @@ OF = {
 
 
 def _shared(stage: Stage) -> Iterator[tuple[int, int]]:
-    """(owner, leaf): outputs that are only added up are one node, and one noise serves all."""
+    """(owner, leaf): matrices whose outputs are only summed share one noise vector."""
     reads = Counter(register for op in stage.ops for register in op.inputs)
     writes = Counter(op.out for op in stage.ops)
     made_by = {
@@ -115,26 +116,28 @@ def crediting(
                 discounts[op.leaf] = 0
         for owner, leaf in _shared(stage) if nodes else ():
             owners[leaf], shifts[leaf] = owner, SILENT
-    # Sums over T tokens of random sign grow with sqrt(T); up to T = 31 they fit as they are.
-    credit_shift = max(0, (seq_len.bit_length() - 4) // 2)
+    # Sums over T tokens of random sign grow with sqrt(T); up to T = 31 they fit as they are if the
+    # unit is 1/16 bit. A finer one is for the tokens alone.
+    unit_shift = UNIT_SHIFTS[program.score_bits]
+    credit_shift = max(0, (seq_len.bit_length() - 4) // 2) + 4 - unit_shift
     return Crediting(
         nodes, tuple(shifts), tuple(kinds), tuple(owners), tuple(discounts), credit_shift,
-        UNIT_SHIFTS[program.score_bits],
+        unit_shift,
     )  # fmt: skip
 
 
 def draw_signs(
-    how: Crediting, *, seed: int, epoch: int, first_pair: int, pairs: int, seq_len: int
+    crediting: Crediting, *, seed: int, step: int, first_pair: int, pairs: int, seq_len: int
 ) -> CreditNoise:
-    """The random bits of pairs first_pair .. first_pair + pairs - 1 in update `epoch`."""
+    """The random bits of pairs first_pair .. first_pair + pairs - 1 in update `step`."""
     words = -(-seq_len // 32)
-    signs = np.zeros((len(how.kinds), pairs, words), np.int32)
+    signs = np.zeros((len(crediting.kinds), pairs, words), np.int32)
     draws = np.zeros((pairs, seq_len), np.uint32)
-    for leaf in sorted(set(how.owners)) if how.nodes else ():
-        if how.shifts[leaf] != SILENT:
-            signs[leaf] = _high(key(seed, SIGNS, epoch, leaf), first_pair, pairs, words)
-    if CreditKind.READOUT in how.kinds:
-        draws[:] = _high(key(seed, DRAWS, epoch), first_pair, pairs, seq_len).view(np.uint32)
+    for leaf in sorted(set(crediting.owners)) if crediting.nodes else ():
+        if crediting.shifts[leaf] != SILENT:
+            signs[leaf] = _high(key(seed, SIGNS, step, leaf), first_pair, pairs, words)
+    if CreditKind.READOUT in crediting.kinds:
+        draws[:] = _high(key(seed, DRAWS, step), first_pair, pairs, seq_len).view(np.uint32)
     return CreditNoise(mx.array(signs), mx.array(draws))
 
 

@@ -30,6 +30,7 @@ class Group(Enum):
     """A heading under which `--help` lists the options that are declared with it, in this order."""
 
     OPTIONS = "options"  # declared without a group
+    SWEEP = "sweep"
     RUN = "run"
     DATA = "data"
     NETWORK = "network"

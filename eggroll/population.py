@@ -21,10 +21,10 @@ from eggroll.program import Leaves, Weights
 
 
 class Population:
-    """P members of one network: `evaluate` gives their token scores, `votes` credits their noise.
+    """P members of one network: `evaluate` gives their token scores, `votes` counts their noise.
 
     group: members that read the same stream (even); chunk: members evaluated at a time (even);
-    how: noise and credit of each leaf where they are given token by token, for `credit`.
+    crediting: noise and credit of each leaf where they are given token by token, for `credit`.
     """
 
     def __init__(
@@ -36,25 +36,25 @@ class Population:
         group: int,
         chunk: int,
         clt: bool = True,
-        how: Crediting | None = None,
+        crediting: Crediting | None = None,
     ) -> None:
-        self.engine, self.noise, self.clt, self.how = engine, noise, clt, how
+        self.engine, self.noise, self.clt, self.crediting = engine, noise, clt, crediting
         self.members, self.group, self.chunk = members, group, chunk
 
     def initial_state(self) -> mx.array:
         """Zeros, int8 [P, state_size]."""
         return mx.zeros((self.members, self.engine.program.state_size), mx.int8)
 
-    def _chunks(self, epoch: int) -> Iterator[tuple[int, int, Slices]]:
+    def _chunks(self, step: int) -> Iterator[tuple[int, int, Slices]]:
         """(first member, last + 1, slices of the pairs between) of every chunk."""
         for first in range(0, self.members, self.chunk):
             last = min(first + self.chunk, self.members)
-            yield first, last, self.noise.slices(epoch, first // 2, (last - first) // 2)
+            yield first, last, self.noise.slices(step, first // 2, (last - first) // 2)
 
     def evaluate(
         self,
         weights: Weights,
-        epoch: int,
+        step: int,
         tokens: NDArray[np.int32],
         targets: NDArray[np.int32],
         state: mx.array,
@@ -66,7 +66,7 @@ class Population:
         """
         prepared = self.engine.prepare(weights)
         scores, states = [], []
-        for first, last, slices in self._chunks(epoch):
+        for first, last, slices in self._chunks(step):
             rows = np.arange(first, last) // self.group
             chunk = (mx.array(tokens[rows]), mx.array(targets[rows]), state[first:last])
             score, after = self.engine.evaluate(prepared, slices, *chunk)
@@ -78,24 +78,24 @@ class Population:
     def credit(
         self,
         weights: Weights,
-        epoch: int,
+        step: int,
         tokens: NDArray[np.int32],
         targets: NDArray[np.int32],
         state: mx.array,
     ) -> tuple[mx.array, mx.array, Leaves]:
         """`evaluate`, with the token-credited votes Z per leaf, int32."""
-        assert self.how is not None
+        assert self.crediting is not None
         prepared = self.engine.prepare(weights)
         scores, states = [], []
         total: Leaves = {}
-        for first, last, slices in self._chunks(epoch):
+        for first, last, slices in self._chunks(step):
             rows = np.arange(first, last) // self.group
             credit_noise = draw_signs(
-                self.how, seed=self.noise.seed, epoch=epoch,
+                self.crediting, seed=self.noise.seed, step=step,
                 first_pair=first // 2, pairs=(last - first) // 2, seq_len=tokens.shape[1],
             )  # fmt: skip
             score, after, part = self.engine.credit(
-                prepared, slices, credit_noise, self.how, mx.array(tokens[rows]),
+                prepared, slices, credit_noise, self.crediting, mx.array(tokens[rows]),
                 mx.array(targets[rows]), state[first:last],
             )  # fmt: skip
             total = {k: total[k] + z if total else z for k, z in part.items()}
@@ -104,10 +104,10 @@ class Population:
             states.append(after)
         return mx.concatenate(scores), mx.concatenate(states), total
 
-    def votes(self, fitness: mx.array, epoch: int) -> Leaves:
+    def votes(self, fitness: mx.array, step: int) -> Leaves:
         """Z per leaf, int32: the noise of every pair times its fitness [N] int8."""
         total: Leaves = {}
-        for first, last, slices in self._chunks(epoch):
+        for first, last, slices in self._chunks(step):
             part = self.engine.votes(fitness[first // 2 : last // 2], slices, self.clt)
             total = {k: total[k] + z if total else z for k, z in part.items()}
             mx.eval(total)

@@ -85,9 +85,8 @@ class Run(ABC):
     def validation(self) -> runlog.Row:
         """Validates, and returns what the line of metrics.jsonl gets by it."""
         self.val_loss = self.validate()
-        row: runlog.Row = {"val_loss": self.val_loss}
-        # A token is a byte in every corpus of text; corpus count has no bytes.
-        return row if self.config.data == "count" else row | {"val_bits_per_byte": self.val_loss}
+        # A token is a byte in every corpus of text. Count has none: there it is per token, too.
+        return {"val_loss": self.val_loss, "val_bits_per_byte": self.val_loss}
 
     def path(self, name: str) -> Path:
         return self.folder.path / name
@@ -263,7 +262,7 @@ def new_learner(options: Config, engine: Engine) -> Learner:
     population = Population(
         engine,
         noise,
-        how=estimator.crediting,
+        crediting=estimator.crediting,
         members=options.pop,
         group=options.group_size,
         chunk=chunk_size(options, engine, estimator),

@@ -25,7 +25,7 @@ class Credited:
     draws: np.ndarray  # [N, T] uint32
 
     @property
-    def how(self) -> Crediting:
+    def crediting(self) -> Crediting:
         return crediting(
             self.case.program,
             nodes=self.estimator == "token-credit",
@@ -50,7 +50,7 @@ class Credited:
     def run(self, engine: Engine):
         case, credit_noise = self.case, CreditNoise(mx.array(self.signs), mx.array(self.draws))
         prepared = engine.prepare(case.leaves)
-        return engine.credit(prepared, case.slices, credit_noise, self.how, *case.arrays)
+        return engine.credit(prepared, case.slices, credit_noise, self.crediting, *case.arrays)
 
 
 def credited_case(

@@ -86,3 +86,22 @@ def random_program(pick: Pick) -> Program:
 def seeded_program(seed: int) -> Program:
     """The same program for the same seed."""
     return random_program(random.Random(seed).choice)
+
+
+def every_operation() -> Program:
+    """Each operation once, in order of the table, on x; each result is added to x."""
+    build = Builder(random.Random(0).choice)
+    net, D = build.net, build.net.width
+    x, s = net.stage(state=True)
+    net.embed("embedding")
+    build.values = [x, s]
+    for kind, emit in EMIT.items():
+        if kind == "score":
+            continue
+        made = emit(build, net, x, kind)
+        made = made if made.size == D else net.linear(made, f"{kind}.back", D)
+        net.add(x, made, out=x)
+    net.add(x, s, out=s)
+    EMIT["score"](build, net, x, "head")
+    net.check()
+    return net

@@ -15,7 +15,7 @@ import oracle
 from oracle import EXP2, Q, clip, log_likelihood, wrap32
 
 M32 = (1 << 32) - 1
-UNIT = {16: 4, 256: 4}  # S of the score -> right shift from 1/256 bit to the unit of R
+UNIT = {16: 4, 256: 2}  # S of the score -> right shift from 1/256 bit to the unit of R
 
 
 @dataclass
@@ -41,7 +41,7 @@ def owner(leaf: str) -> str:
 
 
 def discount_of(leaf: str, layers: int, discount: int) -> int:
-    """Nothing behind the last recurrent state is seen by a later token."""
+    """Nothing behind the last recurrent state reaches a later token."""
     last = f"layer{layers - 1}."
     behind = ("norm", "head", *(last + name for name in ("norm2", "up", "down")))
     return 0 if layers == 0 or leaf in behind else discount
@@ -109,16 +109,16 @@ def drawn(logits, q: int, S=16) -> int:
     """A token with the odds EXP2 of its logit, from the random word q."""
     weights = [int(w) for w in EXP2[S][np.asarray(logits) + 128]]
     tiles = [weights[i : i + 8] for i in range(0, len(weights), 8)]
-    total = kept = 0
+    total = chosen = 0
     for i, tile in enumerate(tiles):
         total += sum(tile)
         if below(total, mixed(q + i)) < sum(tile):
-            kept = i
-    at, before = below(sum(tiles[kept]), mixed(~q)), 0
-    for o, w in enumerate(tiles[kept]):
+            chosen = i
+    at, before = below(sum(tiles[chosen]), mixed(~q)), 0
+    for o, w in enumerate(tiles[chosen]):
         before += w
         if before > at:
-            return 8 * kept + o
+            return 8 * chosen + o
     raise AssertionError("a draw beyond its tile")
 
 
@@ -147,10 +147,10 @@ def credited(leaf, w, R, plus, noise, tokens, credit_noise) -> list[int]:
     return [int(clip((r * m) >> by)) for r, m in zip(R, projection, strict=True)]
 
 
-def vote(z, leaf, own, weights, c, plus, noise, tokens) -> None:
+def vote(z, leaf, own, weights, c, plus, noise, tokens, S) -> None:
     """Adds one pair's vote to z, from its credit c [T]; own: whose noise it is."""
     w, T = weights[leaf], len(c)
-    h = max(0, (T.bit_length() - 4) // 2)
+    h = max(0, (T.bit_length() - 4) // 2) + 4 - UNIT[S]
     if leaf == "embedding":
         _, B = noise.factors(leaf, plus.pair, w.shape)
         for t in range(T):
@@ -208,7 +208,6 @@ def credit(
                 continue
             R = discounted(d, read, discount_of(leaf, len(state[0]), discount), S)
             c = credited(leaf, w, R, plus, noise, read, credit_noise)
-            vote(
-                Z[leaf], leaf, owner(leaf) if credit_noise else leaf, weights, c, plus, noise, read
-            )
+            own = owner(leaf) if credit_noise else leaf
+            vote(Z[leaf], leaf, own, weights, c, plus, noise, read, S)
     return scores, np.array(states), {leaf: wrap32(z) for leaf, z in Z.items()}

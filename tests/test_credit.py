@@ -116,7 +116,7 @@ def test_equals_oracle_on_random_networks(shape, estimator, seed, threads, slab)
 def test_chunks_slabs_and_threads_change_no_bit(name, estimator):
     program, P, T = networks.egg(19, 12, 2), 72, 9
     noise = Noise([leaf.shape for leaf in program.leaves], seed=3, rank=1, shift=6, table_bits=12)
-    how = crediting(
+    by_leaf = crediting(
         program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=T
     )
     rng = np.random.default_rng(0)
@@ -126,7 +126,7 @@ def test_chunks_slabs_and_threads_change_no_bit(name, estimator):
     cuts = [(72, 1, 0), (2, 1, 1), (10, 3, 4), (64, 2, 100)]
     for chunk, threads, slab in cuts if name == "cpu" else cuts[0::2]:
         engine = ENGINES[name](program, threads, slab)
-        population = Population(engine, noise, members=P, group=2, chunk=chunk, how=how)
+        population = Population(engine, noise, members=P, group=2, chunk=chunk, crediting=by_leaf)
         results.append(population.credit(weights, 5, tokens, targets, state))
     first = results[0]
     want = np.array(first[0]), np.array(first[1]), {k: np.array(z) for k, z in first[2].items()}
@@ -145,10 +145,10 @@ def test_outputs_that_go_elsewhere_keep_their_own_noise():
     net.add(x, net.add_bias(second, s, "r"), out=x)
     x, _ = net.stage()
     net.score(x, "out")
-    how = crediting(net, nodes=True, sigma_shift=2, discount=8, seq_len=4)
-    assert how.owners == tuple(range(len(net.leaves)))
+    by_leaf = crediting(net, nodes=True, sigma_shift=2, discount=8, seq_len=4)
+    assert by_leaf.owners == tuple(range(len(net.leaves)))
     assert [
-        leaf.name for leaf, shift in zip(net.leaves, how.shifts, strict=True) if shift == 63
+        leaf.name for leaf, shift in zip(net.leaves, by_leaf.shifts, strict=True) if shift == 63
     ] == ["out"]
 
 
@@ -160,8 +160,8 @@ def test_a_register_written_again_is_no_node():
     first, second = net.linear(x, "first", 4), net.linear(x, "second", 4)
     net.add(x, x, out=second)
     net.score(net.add_bias(first, second, "bias"), "out")
-    how = crediting(net, nodes=True, sigma_shift=2, discount=8, seq_len=4)
-    assert how.owners == tuple(range(len(net.leaves)))
+    by_leaf = crediting(net, nodes=True, sigma_shift=2, discount=8, seq_len=4)
+    assert by_leaf.owners == tuple(range(len(net.leaves)))
 
 
 @pytest.mark.parametrize("estimator", CREDITED)
@@ -179,20 +179,22 @@ def test_engines_agree_on_another_network(estimator):
     left, right = net.linear(x, "left", 7), net.linear(x, "right", 7)
     net.score(net.add_bias(left, right, "both"), "out")
 
-    how = crediting(net, nodes=estimator == "token-credit", sigma_shift=1, discount=9, seq_len=7)
+    by_leaf = crediting(
+        net, nodes=estimator == "token-credit", sigma_shift=1, discount=9, seq_len=7
+    )
     names, nodes = [leaf.name for leaf in net.leaves], estimator == "token-credit"
-    assert how.owners[names.index("b.both")] == names.index("b.left" if nodes else "b.both")
-    assert how.owners[names.index("a.bias")] == names.index("a.bias")
+    assert by_leaf.owners[names.index("b.both")] == names.index("b.left" if nodes else "b.both")
+    assert by_leaf.owners[names.index("a.bias")] == names.index("a.bias")
     behind = {"a.late", "b.left", "b.right", "b.both", "b.out"}
-    assert {n for n, g in zip(names, how.discounts, strict=True) if g == 0} == behind
+    assert {n for n, g in zip(names, by_leaf.discounts, strict=True) if g == 0} == behind
     rng = np.random.default_rng(0)
     noise = Noise([leaf.shape for leaf in net.leaves], seed=0, rank=1, shift=5, table_bits=10)
     arrays = [rng.integers(0, 21, (12, 7)).astype(np.int32) for _ in range(2)]
-    credit_noise = draw_signs(how, seed=0, epoch=0, first_pair=0, pairs=6, seq_len=7)
+    credit_noise = draw_signs(by_leaf, seed=0, step=0, first_pair=0, pairs=6, seq_len=7)
     weights, results = networks.initial_weights(net, 0), []
-    some = how._replace(kinds=(CreditKind.NONE, *how.kinds[1:]))  # and one leaf left out
+    some = by_leaf._replace(kinds=(CreditKind.NONE, *by_leaf.kinds[1:]))  # and one leaf left out
     for name in ("portable", "cpu"):
-        for way in (how, some):
+        for way in (by_leaf, some):
             engine = ENGINES[name](net)
             given = engine.prepare(weights), noise.slices(0, 0, 6), credit_noise, way
             results.append(
@@ -216,14 +218,14 @@ def test_the_noise_of_the_forward_pass_is_the_noise_of_the_votes(backend, leaf):
     """
     made = credited_case(4, "token-credit", marks=0, V=16, D=8, T=1, P=32, sigma_shift=0)
     at = list(made.case.weights).index(leaf)
-    shifts = tuple(s if i == at else SILENT for i, s in enumerate(made.how.shifts))
-    how = made.how._replace(shifts=shifts)
+    shifts = tuple(s if i == at else SILENT for i, s in enumerate(made.crediting.shifts))
+    by_leaf = made.crediting._replace(shifts=shifts)
     engine = ENGINES[backend](made.case.program)
 
     def run(signs, starts):
         credit_noise = CreditNoise(mx.array(signs), mx.array(made.draws))
         slices = made.case.slices._replace(starts=mx.array(starts))
-        given = engine.prepare(made.case.leaves), slices, credit_noise, how, *made.case.arrays
+        given = engine.prepare(made.case.leaves), slices, credit_noise, by_leaf, *made.case.arrays
         scores, _, Z = engine.credit(*given)
         return np.array(scores), np.array(Z[leaf])
 
@@ -247,16 +249,25 @@ def test_the_noise_of_the_forward_pass_is_the_noise_of_the_votes(backend, leaf):
     assert np.any(run(signs, own)[0] != scores)
 
 
+@pytest.mark.parametrize(("score_bits", "unit"), [(4, 4), (8, 2)])
+def test_a_finer_unit_of_credit_is_for_the_tokens_alone(score_bits, unit):
+    """Sums over tokens are as large as with the coarse one."""
+    program = networks.egg(9, 6, 1)
+    program.score_bits = score_bits
+    by_leaf = crediting(program, nodes=True, sigma_shift=3, discount=7, seq_len=40)
+    assert (by_leaf.unit_shift, by_leaf.credit_shift) == (unit, 1 + 4 - unit)
+
+
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_crediting_is_derived_from_what_a_leaf_does(layers):
     program = networks.egg(9, 6, layers, "table")
     names = [leaf.name for leaf in program.leaves]
     for estimator in CREDITED:
-        how = crediting(
+        by_leaf = crediting(
             program, nodes=estimator == "token-credit", sigma_shift=3, discount=7, seq_len=40
         )
         nodes = estimator == "token-credit"
-        assert (how.nodes, how.credit_shift) == (nodes, 1)
+        assert (by_leaf.nodes, by_leaf.credit_shift) == (nodes, 1)
         for i, name in enumerate(names):
             vector = len(program.leaves[i].shape) == 1
             kind = (
@@ -267,34 +278,34 @@ def test_crediting_is_derived_from_what_a_leaf_does(layers):
             shift = 3 + (1 if i == 0 else 3 if vector else 0)
             if nodes and (owner != name or name == "head"):
                 shift = SILENT
-            assert (how.kinds[i], names[how.owners[i]]) == (kind, owner)
-            assert how.shifts[i] == shift
-            assert how.discounts[i] == oracle_credit.discount_of(name, layers, 7)
+            assert (by_leaf.kinds[i], names[by_leaf.owners[i]]) == (kind, owner)
+            assert by_leaf.shifts[i] == shift
+            assert by_leaf.discounts[i] == oracle_credit.discount_of(name, layers, 7)
     assert names.index("head") == len(names) - 1
 
 
 @pytest.mark.parametrize("T", [1, 15, 16, 31, 32, 63, 64, 127, 128, 511, 512, 65535])
 def test_credit_shift_grows_by_one_per_fourfold_tokens(T):
-    how = crediting(networks.egg(4, 4, 1), nodes=True, sigma_shift=0, discount=0, seq_len=T)
+    by_leaf = crediting(networks.egg(4, 4, 1), nodes=True, sigma_shift=0, discount=0, seq_len=T)
     fourfold = [i for i in range(9) if 32 * 4**i <= T]
-    assert how.credit_shift == len(fourfold)
+    assert by_leaf.credit_shift == len(fourfold)
 
 
-def test_chance_is_a_matter_of_the_pair_alone():
-    how = crediting(networks.egg(9, 6, 1), nodes=True, sigma_shift=2, discount=0, seq_len=70)
-    whole = draw_signs(how, seed=1, epoch=2, first_pair=0, pairs=900, seq_len=70)
-    part = draw_signs(how, seed=1, epoch=2, first_pair=31, pairs=7, seq_len=70)
+def test_credit_noise_is_a_matter_of_the_pair_alone():
+    by_leaf = crediting(networks.egg(9, 6, 1), nodes=True, sigma_shift=2, discount=0, seq_len=70)
+    whole = draw_signs(by_leaf, seed=1, step=2, first_pair=0, pairs=900, seq_len=70)
+    part = draw_signs(by_leaf, seed=1, step=2, first_pair=31, pairs=7, seq_len=70)
     np.testing.assert_array_equal(np.array(part.signs), np.array(whole.signs)[:, 31:38])
     np.testing.assert_array_equal(np.array(part.draws), np.array(whole.draws)[31:38])
     signs = np.array(whole.signs).view(np.uint32)
-    owners = [i for i, s in enumerate(how.shifts) if s != SILENT]
-    assert signs.shape == (len(how.kinds), 900, 3)
+    owners = [i for i, s in enumerate(by_leaf.shifts) if s != SILENT]
+    assert signs.shape == (len(by_leaf.kinds), 900, 3)
     for i, leaf in enumerate(signs):
         bits = np.unpackbits(leaf.view(np.uint8)).mean()
         assert (abs(bits - 0.5) < 0.01) if i in owners else (bits == 0)
     assert len({signs[i].tobytes() for i in owners}) == len(owners)
     other = [
-        draw_signs(how, seed=s, epoch=e, first_pair=0, pairs=900, seq_len=70)
+        draw_signs(by_leaf, seed=s, step=e, first_pair=0, pairs=900, seq_len=70)
         for s, e in ((1, 3), (2, 2))
     ]
     for credit_noise in other:
@@ -308,8 +319,8 @@ def test_the_readout_draws_as_the_softmax(name):
     N, T, V, target = 20_000, 3, 21, 5
     program = networks.egg(V, 12, 0)
     weights = {k: np.array(w) for k, w in networks.initial_weights(program, 2).items()}
-    how = crediting(program, nodes=True, sigma_shift=0, discount=0, seq_len=T)
-    how = how._replace(shifts=(SILENT,) * len(how.shifts))
+    by_leaf = crediting(program, nodes=True, sigma_shift=0, discount=0, seq_len=T)
+    by_leaf = by_leaf._replace(shifts=(SILENT,) * len(by_leaf.shifts))
     member = oracle_credit.Worker(weights, None, 0, None)
     logits, _ = member.token(7, np.zeros((0, 12), np.int64))
     odds = EXP2[16][logits + 128] / EXP2[16][logits + 128].sum()
@@ -319,7 +330,7 @@ def test_the_readout_draws_as_the_softmax(name):
     engine = ENGINES[name](program)
     _, _, Z = engine.credit(
         engine.prepare({k: mx.array(w) for k, w in weights.items()}), noise.slices(0, 0, N),
-        draw_signs(how, seed=0, epoch=0, first_pair=0, pairs=N, seq_len=T), how,
+        draw_signs(by_leaf, seed=0, step=0, first_pair=0, pairs=N, seq_len=T), by_leaf,
         mx.full((2 * N, T), 7, mx.int32), mx.full((2 * N, T), target, mx.int32),
         mx.zeros((2 * N, 0), mx.int8),
     )  # fmt: skip
@@ -329,11 +340,11 @@ def test_the_readout_draws_as_the_softmax(name):
     np.testing.assert_array_equal(z, np.outer(n * hit - counts, x))
     assert counts.sum() == n
     often = odds * n >= 5
-    seen = np.append(counts[often], counts[~often].sum())
+    observed = np.append(counts[often], counts[~often].sum())
     expected = np.append(odds[often], odds[~often].sum()) * n
-    seen, expected = seen[expected > 0], expected[expected > 0]
-    freedom = len(seen) - 1
-    chi_square = ((seen - expected) ** 2 / expected).sum()
+    observed, expected = observed[expected > 0], expected[expected > 0]
+    freedom = len(observed) - 1
+    chi_square = ((observed - expected) ** 2 / expected).sum()
     assert chi_square < freedom + 4 * np.sqrt(2 * freedom)
     error = z / n - np.outer(hit - odds, x)
     deviation = np.sqrt(odds * (1 - odds) / n)[:, None] * np.abs(x)
@@ -342,16 +353,20 @@ def test_the_readout_draws_as_the_softmax(name):
 
 def test_cpu_engine_refuses_crediting_it_could_misread():
     made = credited_case(7, "token-credit")
-    how, engine, last = made.how, ENGINES["cpu"](made.case.program), len(made.how.kinds) - 1
+    by_leaf, engine, last = (
+        made.crediting,
+        ENGINES["cpu"](made.case.program),
+        len(made.crediting.kinds) - 1,
+    )
 
     def refused(match: str, **changes) -> None:
-        made_of = {k: tuple(v.get(i, x) for i, x in enumerate(getattr(how, k)))
+        made_of = {k: tuple(v.get(i, x) for i, x in enumerate(getattr(by_leaf, k)))
                    for k, v in changes.items()}  # fmt: skip
         credit_noise = CreditNoise(mx.array(made.signs), mx.array(made.draws))
         with pytest.raises(ValueError, match=match):
             engine.credit(
                 engine.prepare(made.case.leaves), made.case.slices, credit_noise,
-                how._replace(**made_of), *made.case.arrays,
+                by_leaf._replace(**made_of), *made.case.arrays,
             )  # fmt: skip
 
     for leaf, kind in ((0, 1), (0, 4), (2, 2), (2, 4), (1, 1), (last, 2), (last, 3)):

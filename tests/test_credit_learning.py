@@ -26,9 +26,9 @@ def population(
     sigma_shift = SIGMA_SHIFTS[estimator]
     shapes = [leaf.shape for leaf in program.leaves]
     noise = Noise(shapes, seed=seed, rank=1, shift=4 + sigma_shift, table_bits=22)
-    how = None
+    by_leaf = None
     if estimator != "eggroll":
-        how = crediting(
+        by_leaf = crediting(
             program,
             nodes=estimator == "token-credit",
             sigma_shift=sigma_shift,
@@ -36,7 +36,7 @@ def population(
             seq_len=T,
         )
     engine, _ = choose("cpu", program)
-    return Population(engine, noise, members=members, group=2, chunk=members, how=how)
+    return Population(engine, noise, members=members, group=2, chunk=members, crediting=by_leaf)
 
 
 class Learner:

@@ -57,7 +57,8 @@ def test_a_run_leaves_what_it_promises(call: Command, tmp_path: Path):
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     for row in rows:
         needed = {"step", "loss", "update_rate", "tokens_per_second", "seconds"}
-        validated = {"val_loss"} if row["step"] % 2 == 0 else set()
+        both = {"val_loss", "val_bits_per_byte"}
+        validated = both if row["step"] % 2 == 0 else set()
         assert row.keys() == needed | validated
         assert row["tokens_per_second"] == pytest.approx(32 * 8 / row["seconds"], rel=0.01)
         assert 0 < row["loss"] < 16

@@ -72,7 +72,7 @@ class Engine(ABC):
         prepared: Any,
         noise: Slices,
         credit_noise: CreditNoise,
-        how: Crediting,
+        crediting: Crediting,
         tokens: mx.array,
         targets: mx.array,
         state: mx.array,

@@ -101,19 +101,19 @@ class CpuEngine(Engine):
         prepared: Any,
         noise: Slices,
         credit_noise: CreditNoise,
-        how: Crediting,
+        crediting: Crediting,
         tokens: mx.array,
         targets: mx.array,
         state: mx.array,
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
         native = self._native.Crediting(
-            mode=2 if how.nodes else 1,
-            shifts=how.shifts,
-            kinds=[int(kind) for kind in how.kinds],
-            owners=how.owners,
-            discounts=how.discounts,
-            credit_shift=how.credit_shift,
-            unit_shift=how.unit_shift,
+            mode=2 if crediting.nodes else 1,
+            shifts=crediting.shifts,
+            kinds=[int(kind) for kind in crediting.kinds],
+            owners=crediting.owners,
+            discounts=crediting.discounts,
+            credit_shift=crediting.credit_shift,
+            unit_shift=crediting.unit_shift,
         )
         scores, after, *Z = self._native.credit(
             self._program, prepared, noise.table, noise.starts, noise.shift, credit_noise.signs,

@@ -81,7 +81,7 @@ def trial_results(engine: Engine) -> Iterator[NDArray[Any]]:
     yield from map(np.array, engine.votes(fitness, noise, True).values())
     for nodes in (False, True):  # token-votes, token-credit
         credits = crediting(program, nodes=nodes, sigma_shift=2, discount=12, seq_len=T)
-        signs = draw_signs(credits, seed=0, epoch=0, first_pair=0, pairs=P // 2, seq_len=T)
+        signs = draw_signs(credits, seed=0, step=0, first_pair=0, pairs=P // 2, seq_len=T)
         *scored, votes = engine.credit(prepared, noise, signs, credits, tokens, tokens, state)
         yield from map(np.array, (*scored, *votes.values()))
 

@@ -44,7 +44,7 @@ class Found(NamedTuple):
 
 
 def train(options: Config, goal: float, seconds: float, updates: float) -> Found:
-    """Trains until validation meets the goal, or the seconds or updates have passed."""
+    """Trains until validation reaches the goal, or the seconds or updates have passed."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         with contextlib.redirect_stdout(io.StringIO()):
             run = open_run(replace(options, out=f"{folder}/run"), stack)
@@ -74,12 +74,12 @@ def settings(recipe: str, score_bits: int, task: dict, pop: int, seed: int) -> C
 
 
 def summary(found: list[Found], goal: float, limit: str) -> str:
-    met = [run for run in found if run.reached]
+    reached = [run for run in found if run.reached]
     bits = f"last {statistics.median(run.bits for run in found):.5f} bits"
-    said = f"{len(met)}/{len(found)} reached {goal:.5f} bits in {limit}"
-    if not met:
+    said = f"{len(reached)}/{len(found)} reached {goal:.5f} bits in {limit}"
+    if not reached:
         return f"{said}; {bits}"
-    seconds, updates = [run.seconds for run in met], [run.updates for run in met]
+    seconds, updates = [run.seconds for run in reached], [run.updates for run in reached]
     return (
         f"{said}; {statistics.median(seconds):.2f} s ({min(seconds):.2f}-{max(seconds):.2f}), "
         f"{statistics.median(updates):.0f} updates ({min(updates)}-{max(updates)}), {bits}"

@@ -3,7 +3,8 @@
 Trains the default settings, recipe language and the AdamW baseline on the same text, each for the
 same seconds of updates (validation and checkpoints apart), and compares validation. A probe tells
 how many updates that is, so that schedules end with the time. What is trained can be named with
-other options, as in `--what paper paper:rank=4 language:width=128,layers=2`. See RESULTS.md.
+other options, as in `--what paper paper:rank=4 language:width=128,layers=2`. Where steps are named
+as well, so many updates are made, however long they take. See RESULTS.md.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def run(what: str, seconds: float, seed: int, out: Path, extra: dict) -> tuple[i
         named = from_dict({"recipe": name, **extra, **given}, f"--what {what}")
         config = replace(named, seed=seed, out=str(out))
         out.parent.mkdir(parents=True, exist_ok=True)
-        config = replace(config, steps=updates_within(seconds, config, out.parent, lambda: None))
+        if "steps" not in given:
+            steps = updates_within(seconds, config, out.parent, lambda: None)
+            config = replace(config, steps=steps)
         config = replace(config, validate_every=max(1, config.steps // 40), checkpoint_every=0)
         train.train(config)
     rows = rows_of(out)

@@ -64,7 +64,7 @@ def test_cases_reach_what_they_are_for(gpu: Gpu):
 
     def head(members: int, _: str, shape: dict, cramped: bool = False) -> CreditPlan:
         made = credited_case(1, "token-credit", **shape)
-        return gpu.credit_plans(made.case.program, made.how, members, cramped)[-1]
+        return gpu.credit_plans(made.case.program, made.crediting, members, cramped)[-1]
 
     large = head(*LARGE, cramped=True)
     assert not large.logits_shared
@@ -81,11 +81,11 @@ def test_launches_of_some_members_and_tokens(
     program, want = at_the_end(case.case).program, case.oracle()
     made = engine(gpu, program, launcher)
     most, sizes = gpu.kind.launch_macs, set()
-    assert made.credit_launch_size(case.how, 6, 5) == (6, 5)
+    assert made.credit_launch_size(case.crediting, 6, 5) == (6, 5)
     for macs, memory in ((1, 1 << 30), (12_000, 1 << 30), (most, 1), (12_000, 3_000)):
         monkeypatch.setattr(gpu.kind, "launch_macs", macs)
         monkeypatch.setattr(gpu.kind, "memory", lambda _, memory=memory: memory)
-        sizes.add(made.credit_launch_size(case.how, 6, 5))
+        sizes.add(made.credit_launch_size(case.crediting, 6, 5))
         same(case.run(made), want)
     assert len(sizes) >= 3, sizes
     assert {(2, 1), (6, 2)} <= sizes, sizes
@@ -118,7 +118,7 @@ def test_engines_agree_on_another_network(gpu: Gpu, launcher: Emulator, estimato
     rng = np.random.default_rng(0)
     noise = Noise([leaf.shape for leaf in net.leaves], seed=0, rank=1, shift=5, table_bits=10)
     arrays = [mx.array(rng.integers(0, 21, (P, T)).astype(np.int32)) for _ in range(2)]
-    signs = draw_signs(crediting, seed=0, epoch=0, first_pair=0, pairs=P // 2, seq_len=T)
+    signs = draw_signs(crediting, seed=0, step=0, first_pair=0, pairs=P // 2, seq_len=T)
     weights, state = networks.initial_weights(net, 0), mx.zeros((P, 6), mx.int8)
     slices = noise.slices(0, 0, P // 2)
     for way in (crediting, crediting._replace(kinds=(CreditKind.NONE, *crediting.kinds[1:]))):
@@ -278,7 +278,12 @@ def test_whole_runs_have_one_signature(
 
 def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
     made = credited_case(7, "token-credit")
-    crediting, last, signs, draws = made.how, len(made.how.kinds) - 1, made.signs, made.draws
+    crediting, last, signs, draws = (
+        made.crediting,
+        len(made.crediting.kinds) - 1,
+        made.signs,
+        made.draws,
+    )
     here = engine(gpu, made.case.program, launcher)
 
     def refused(match: str, crediting: Crediting = crediting) -> None:

@@ -168,7 +168,7 @@ def test_faults_of_credit_are_found(gpu: Gpu, fault: str):
 def test_every_barrier_of_a_head_is_needed(gpu: Gpu, number: int):
     """Without one of them, some order of the simdgroups gives something else."""
     made = credited_case(1, "token-credit", V=40, D=12, T=3, P=6, sigma_shift=1)
-    body = credit_source(gpu, gpu.credit_plans(made.case.program, made.how, 8)[-1], 0).body
+    body = credit_source(gpu, gpu.credit_plans(made.case.program, made.crediting, 8)[-1], 0).body
     parts = body.split(gpu.barrier)
     assert len(parts) == 5
     joined = [*parts[:number], parts[number] + parts[number + 1], *parts[number + 2 :]]

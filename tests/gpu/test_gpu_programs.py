@@ -7,7 +7,7 @@ import pytest
 from emulator import Emulator
 from networks import case_of
 from networks_credit import credited_of
-from test_programs import CREDITED, SEEDS, check, same_credit, small_case
+from test_programs import CREDITED, SEEDS, check, complete_case, same_credit, small_case
 
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.program import Program
@@ -22,6 +22,11 @@ def test_equals_oracle_on_random_programs(gpu: Gpu, launcher: Emulator, seed: in
     for variant in VARIANTS[gpu.name]:
         members = 16 if variant == "nax" else (8, 16, 32)[seed % 3]
         check(engine(gpu, case.program, launcher, members, variant), case)
+
+
+def test_has_every_operation(gpu: Gpu, launcher: Emulator):
+    case = complete_case()
+    check(engine(gpu, case.program, launcher, 8), case)
 
 
 @pytest.mark.parametrize("estimator", CREDITED)

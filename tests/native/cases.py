@@ -97,11 +97,11 @@ def put_case(file: BinaryIO, shape: dict, seed: int) -> None:
 
 def put_credited(file: BinaryIO, estimator: str, shape: dict, seed: int) -> None:
     credited = credited_case(seed, estimator, **shape)
-    case, how = credited.case, credited.how
+    case, crediting = credited.case, credited.crediting
     put_program(file, case)
     put(file, [oracle.Q + case.sigma_shift, *case.tokens.shape])
-    put(file, [2 if how.nodes else 1, how.credit_shift, how.unit_shift])
-    for numbers in (how.shifts, how.kinds, how.owners, how.discounts):
+    put(file, [2 if crediting.nodes else 1, crediting.credit_shift, crediting.unit_shift])
+    for numbers in (crediting.shifts, crediting.kinds, crediting.owners, crediting.discounts):
         put(file, numbers)
     for array in (case.table, case.state, *case.weights.values()):
         put(file, array, "i1")

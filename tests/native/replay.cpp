@@ -109,7 +109,7 @@ Case read(Reader& in) {
 struct Credited {
   std::unique_ptr<Program> program;
   int shift, members, tokens_per_member;
-  Crediting how;
+  Crediting crediting;
   std::vector<int8_t> table, state, packed, state_after;
   std::vector<int32_t> starts, signs, tokens, targets;
   std::vector<uint32_t> draws;
@@ -124,10 +124,11 @@ Credited read_credited(Reader& in) {
   std::vector<int32_t> v = in.array<int32_t>();
   c.shift = v[0], c.members = v[1], c.tokens_per_member = v[2];
   v = in.array<int32_t>();
-  c.how.mode = v[0], c.how.credit_shift = v[1], c.how.unit_shift = v[2];
-  for (auto* numbers : {&c.how.shifts, &c.how.kinds, &c.how.owners, &c.how.discounts})
+  c.crediting.mode = v[0], c.crediting.credit_shift = v[1], c.crediting.unit_shift = v[2];
+  for (auto* numbers :
+       {&c.crediting.shifts, &c.crediting.kinds, &c.crediting.owners, &c.crediting.discounts})
     *numbers = in.array<int32_t>();
-  check(c.program->plan(), c.how);
+  check(c.program->plan(), c.crediting);
   c.table = in.array<int8_t>();
   c.state = in.array<int8_t>();
   c.packed.resize(static_cast<size_t>(c.program->packed_bytes()));
@@ -250,7 +251,7 @@ void replay(const Kernels& k, const Credited& c, int slab, const std::string& na
   job.signs = c.signs.data();
   job.draws = c.draws.data();
   job.slab = slab;
-  CreditWork work(job, c.how);
+  CreditWork work(job, c.crediting);
   std::vector<int32_t> readout(static_cast<size_t>(work.readout), 0);
   work.job.readout = readout.empty() ? nullptr : readout.data();
   Scratch scratch(k.block_bytes(work.job));

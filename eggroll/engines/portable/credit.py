@@ -1,7 +1,7 @@
 """Token credit for the portable engine, in plain MLX; the arithmetic is docs/estimators.md's.
 
-Letters: P members, N = P/2 pairs, T tokens, V vocabulary, K inputs, O outputs, Z votes. What is
-kept per pair is that of member 2p.
+Letters: P members, N = P/2 pairs, T tokens, V vocabulary, K inputs, O outputs, Z votes. Values
+per pair are those of member 2p.
 """
 
 from __future__ import annotations
@@ -31,41 +31,40 @@ def mixed(v: mx.array) -> mx.array:
     return v ^ (v >> 16)
 
 
-def below(n: mx.array, chance: mx.array) -> mx.array:
-    """Whole numbers below n, int64, from uint32 words."""
-    return (n * (chance >> 12).astype(mx.int64)) >> 20
+def below(n: mx.array, word: mx.array) -> mx.array:
+    """Whole numbers below n, int64, from uint32 random words."""
+    return (n * (word >> 12).astype(mx.int64)) >> 20
 
 
-def drawn(logits: mx.array, chance: mx.array, score_bits: int = 4) -> mx.array:
-    """A token per row of logits int32 [N, V], with the odds of EXP2, from uint32 words [N]."""
+def drawn(logits: mx.array, word: mx.array, score_bits: int = 4) -> mx.array:
+    """A token per row of logits int32 [N, V], with the odds of EXP2, from random uint32 [N]."""
     N, V = logits.shape
     weights = mx.array(fx.exp2_table(score_bits))[logits + 128].astype(mx.int64)
     tiles = mx.pad(weights, [(0, 0), (0, -V % TILE)]).reshape(N, -1, TILE)
     w = tiles.sum(axis=2)
     index = mx.arange(w.shape[1])
-    taken = below(mx.cumsum(w, axis=1), mixed(chance[:, None] + index.astype(mx.uint32))) < w
-    kept = mx.where(taken, index, 0).max(axis=1)[:, None]
-    tile = mx.take_along_axis(tiles, kept[..., None], axis=1)[:, 0]
-    at = below(tile.sum(axis=1), mixed(~chance))[:, None]
-    return kept[:, 0] * TILE + (mx.cumsum(tile, axis=1) <= at).sum(axis=1)
+    taken = below(mx.cumsum(w, axis=1), mixed(word[:, None] + index.astype(mx.uint32))) < w
+    chosen = mx.where(taken, index, 0).max(axis=1)[:, None]
+    tile = mx.take_along_axis(tiles, chosen[..., None], axis=1)[:, 0]
+    at = below(tile.sum(axis=1), mixed(~word))[:, None]
+    return chosen[:, 0] * TILE + (mx.cumsum(tile, axis=1) <= at).sum(axis=1)
 
 
 @dataclass
 class Tape:
-    """A population's record for its votes: inputs, and x.B where weights have noise.
+    """A population's record for its votes: inputs, and projections x.B where weights have noise.
 
-    tokens: int32 [N, T] of members 2p; inputs: leaf -> int32 [N, K] per token; met: leaf ->
-    int32 [N] per token; readout: int32 Z [V, K] of the tokens
-    so far.
+    tokens: int32 [N, T] of members 2p; inputs: leaf -> int32 [N, K] per token; projections: leaf ->
+    int32 [N] per token; readout: int32 Z [V, K] of the tokens so far.
     """
 
     program: Program
     noise: Slices
     credit_noise: CreditNoise
-    how: Crediting
+    crediting: Crediting
     tokens: mx.array
     inputs: dict[int, list[mx.array]] = field(default_factory=dict)
-    met: dict[int, list[mx.array]] = field(default_factory=dict)
+    projections: dict[int, list[mx.array]] = field(default_factory=dict)
     readout: mx.array | None = None
 
     def sign(self, leaf: int, t: int) -> mx.array:
@@ -81,37 +80,37 @@ class Tape:
         return self.slice(leaf, K, (O,))
 
     def read(self, logits: mx.array, targets: mx.array, t: int) -> None:
-        """Adds to the readout what its input was: to the target's row, less to that of a draw.
+        """Adds the inputs to the target's row of the readout and takes them from that of a draw.
 
         logits: int32 [N, V], targets: int32 [N], of members 2p at token t.
         """
-        if CreditKind.READOUT not in self.how.kinds:
+        if CreditKind.READOUT not in self.crediting.kinds:
             return
-        leaf = self.how.kinds.index(CreditKind.READOUT)
+        leaf = self.crediting.kinds.index(CreditKind.READOUT)
         x, Z = self.inputs[leaf][t], self.readout
         if Z is None:
             Z = mx.zeros(self.program.leaves[leaf].shape, mx.int32)
         token = drawn(logits, self.credit_noise.draws[:, t], self.program.score_bits)
         hit = mx.take_along_axis(logits, targets[:, None], axis=1)  # [N, 1]
         # What is drawn itself cancels; a clipped logit follows its row no more.
-        gains = (hit < fx.LIMIT) | (token == targets)[:, None]
-        self.readout = Z.at[targets].add(x * gains).at[token].add(-x)
+        rises = (hit < fx.LIMIT) | (token == targets)[:, None]
+        self.readout = Z.at[targets].add(x * rises).at[token].add(-x)
         mx.eval(self.readout)
 
-    def _gains(self, d: mx.array, discount: int) -> list[mx.array]:
-        """R [N] of every token from the differences of the pairs' scores d [N, T]."""
+    def _discounted(self, d: mx.array, discount: int) -> list[mx.array]:
+        """R [N] of every token from the score differences of the pairs, d [N, T]."""
         after, out = mx.zeros(d.shape[0], mx.int32), []
         for t in reversed(range(d.shape[1])):
             r = (d[:, t] << (8 - self.program.score_bits)) + ((discount * after) >> 4)
-            out.append(rounded(r, self.how.unit_shift))
+            out.append(rounded(r, self.crediting.unit_shift))
             after = r * (self.tokens[:, t] != 0)
         return out[::-1]
 
     def _credit(self, leaf: int, d: mx.array) -> list[mx.array]:
         """Credit [N] of every token."""
-        R, kind = self._gains(d, self.how.discounts[leaf]), self.how.kinds[leaf]
-        if self.how.nodes:
-            return [clip(self.sign(self.how.owners[leaf], t) * r) for t, r in enumerate(R)]
+        R, kind = self._discounted(d, self.crediting.discounts[leaf]), self.crediting.kinds[leaf]
+        if self.crediting.nodes:
+            return [clip(self.sign(self.crediting.owners[leaf], t) * r) for t, r in enumerate(R)]
         if kind == CreditKind.SCALAR:
             return [clip(r) for r in R]
         if kind == CreditKind.TOKENS:
@@ -119,14 +118,16 @@ class Tape:
             A = mx.take_along_axis(self.slice(leaf, D, (V,)), self.tokens, axis=1)
             return [clip((r * A[:, t]) >> 4) for t, r in enumerate(R)]
         shift = 4 + isqrt(self.program.leaves[leaf].shape[1]).bit_length()
-        products = [r.astype(mx.int64) * m for r, m in zip(R, self.met[leaf], strict=True)]
+        products = [
+            r.astype(mx.int64) * xB for r, xB in zip(R, self.projections[leaf], strict=True)
+        ]
         return [clip(p >> shift).astype(mx.int32) for p in products]
 
     def votes(self, d: mx.array) -> dict[str, mx.array]:
         """Z int32 of every leaf. d: int32 [N, T], scores of members 2p less those of 2p + 1."""
         Z = {}
         for i, leaf in enumerate(self.program.leaves):
-            kind = self.how.kinds[i]
+            kind = self.crediting.kinds[i]
             if kind == CreditKind.NONE:
                 Z[leaf.name] = mx.zeros(leaf.shape, mx.int32)
             elif kind == CreditKind.READOUT:
@@ -138,8 +139,8 @@ class Tape:
         return Z
 
     def _vote(self, leaf: int, kind: CreditKind, credit: list[mx.array]) -> mx.array:
-        shape, owner = self.program.leaves[leaf].shape, self.how.owners[leaf]
-        h = self.how.credit_shift
+        shape, owner = self.program.leaves[leaf].shape, self.crediting.owners[leaf]
+        h = self.crediting.credit_shift
         if kind == CreditKind.TOKENS:
             B, Z = self.slice(owner, 0, (shape[1],)), mx.zeros(shape, mx.int32)
             for t, c in enumerate(credit):
@@ -162,43 +163,43 @@ class CreditRun(Run):
     t: int = field(kw_only=True)
 
     @property
-    def how(self) -> Crediting:
-        return self.tape.how
+    def crediting(self) -> Crediting:
+        return self.tape.crediting
 
     def silent(self, op: Op) -> bool:
-        return self.how.nodes and self.how.shifts[op.leaf] == SILENT
+        return self.crediting.nodes and self.crediting.shifts[op.leaf] == SILENT
 
     def turned(self, leaf: int, noise: mx.array) -> mx.array:
         """Noise per pair [N, n] as its members have it at this token, [P, n]."""
         return both(noise * self.tape.sign(leaf, self.t)[:, None])
 
     def vector(self, op: Op) -> mx.array:
-        if not self.how.nodes:
+        if not self.crediting.nodes:
             return super().vector(op)
         w = self.leaf(op)
         if self.silent(op):
             return w
         two = self.slice(op.leaf, 0, (w.size, 2))
         noise = self.turned(op.leaf, two[..., 0] * two[..., 1])
-        return clip(w + (noise >> (fx.Q + self.how.shifts[op.leaf])))
+        return clip(w + (noise >> (fx.Q + self.crediting.shifts[op.leaf])))
 
     def on_embedding(self, op: Op) -> mx.array | None:
-        if not self.how.nodes:
+        if not self.crediting.nodes:
             return super().on_embedding(op)
         if self.silent(op):
             return None
         B = self.slice(op.leaf, 0, (self.program.width,))
-        return clip(self.turned(op.leaf, rounded(B, self.how.shifts[op.leaf])))
+        return clip(self.turned(op.leaf, rounded(B, self.crediting.shifts[op.leaf])))
 
     def on_sums(self, op: Op, x: mx.array) -> mx.array | None:
-        tape, K, kind = self.tape, x.shape[1], self.how.kinds[op.leaf]
+        tape, K, kind = self.tape, x.shape[1], self.crediting.kinds[op.leaf]
         if kind in (CreditKind.INPUTS, CreditKind.READOUT):
             tape.inputs.setdefault(op.leaf, []).append(x[0::2])
-        if not self.how.nodes:
-            met = (x[0::2] * self.slice(op.leaf, 0, (K,))).sum(axis=1)
-            tape.met.setdefault(op.leaf, []).append(met)
+        if not self.crediting.nodes:
+            projection = (x[0::2] * self.slice(op.leaf, 0, (K,))).sum(axis=1)
+            tape.projections.setdefault(op.leaf, []).append(projection)
             return super().on_sums(op, x)
         if self.silent(op):
             return None
-        noise = rounded(fx.divisor(K) * tape.outputs(op.leaf), self.how.shifts[op.leaf])
+        noise = rounded(fx.divisor(K) * tape.outputs(op.leaf), self.crediting.shifts[op.leaf])
         return self.turned(op.leaf, noise)

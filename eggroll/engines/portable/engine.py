@@ -66,21 +66,21 @@ class PortableEngine(Engine):
         prepared: Any,
         noise: Slices,
         credit_noise: CreditNoise,
-        how: Crediting,
+        crediting: Crediting,
         tokens: mx.array,
         targets: mx.array,
         state: mx.array,
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
-        tape = Tape(self.program, noise, credit_noise, how, tokens[0::2])
+        tape = Tape(self.program, noise, credit_noise, crediting, tokens[0::2])
         states, scores = self._split(state), []
         for t in range(tokens.shape[1]):
             begin = partial(CreditRun, self.program, prepared, noise, tape=tape, t=t)
             run = self._step(begin, tokens[:, t], targets[:, t], states)
             tape.read(run.logits[0::2], targets[0::2, t], t)
             scores.append(run.scores)
-        gained = mx.stack(scores, axis=1)
-        Z = tape.votes(gained[0::2] - gained[1::2])
-        return gained.astype(mx.int16), self._join(states), Z
+        stacked = mx.stack(scores, axis=1)
+        Z = tape.votes(stacked[0::2] - stacked[1::2])
+        return stacked.astype(mx.int16), self._join(states), Z
 
     def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
         states = [self._restart(s, tokens) for s in self._split(state)]
@@ -123,9 +123,9 @@ class PortableEngine(Engine):
         return [p.astype(mx.int32) for p in parts]
 
     def _join(self, states: list[mx.array]) -> mx.array:
-        kept = [s for s, stage in zip(states, self.program.stages, strict=True) if stage.state >= 0]
+        own = [s for s, stage in zip(states, self.program.stages, strict=True) if stage.state >= 0]
         P = states[0].shape[0]
-        return mx.concatenate([mx.zeros((P, 0), mx.int32), *kept], axis=1).astype(mx.int8)
+        return mx.concatenate([mx.zeros((P, 0), mx.int32), *own], axis=1).astype(mx.int8)
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
         f, r, Z = fitness.astype(mx.int32), noise.rank, {}

@@ -5,12 +5,12 @@
 
 // Division by a mean 1..127 in 16 bits, see Isa::norm.
 struct Means {
-  uint64_t gain[128], shift[128];
+  uint64_t reciprocal[128], shift[128];
 
-  constexpr Means() : gain(), shift() {
+  constexpr Means() : reciprocal(), shift() {
     for (uint64_t mean = 1; mean < 128; ++mean) {
       while ((uint64_t{1} << shift[mean]) < mean) ++shift[mean];
-      gain[mean] = ((uint64_t{1} << (15 + shift[mean])) + mean - 1) / mean;
+      reciprocal[mean] = ((uint64_t{1} << (15 + shift[mean])) + mean - 1) / mean;
     }
   }
 };
@@ -22,7 +22,7 @@ struct Avx512Elements : VnniIsa {
   static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y) {
     alignas(64) int32_t sum[kLanes];
     // A lane's constants four times, once per byte of its word.
-    alignas(64) uint64_t half[kLanes], gain[kLanes], shift[kLanes];
+    alignas(64) uint64_t half[kLanes], reciprocal[kLanes], shift[kLanes];
     constexpr uint64_t kFour = 0x0001000100010001;
     abs_sum(x, n, sum);
     // sum / n for sums up to 127 n: exact while 127 n^2 < 2^40.
@@ -31,12 +31,12 @@ struct Avx512Elements : VnniIsa {
       uint64_t mean = static_cast<uint64_t>(sum[m]) * by >> 40;
       mean = mean ? mean : 1;
       half[m] = 128 * mean * kFour;
-      gain[m] = kMeans.gain[mean] * kFour;
+      reciprocal[m] = kMeans.reciprocal[mean] * kFour;
       shift[m] = kMeans.shift[mean] * kFour;
     }
     const int8_t* bytes = reinterpret_cast<const int8_t*>(x);
     for (int q = 0; q < 4 * kLanes; q += 32) {
-      const __m512i h = _mm512_load_si512(half + q / 4), g = _mm512_load_si512(gain + q / 4);
+      const __m512i h = _mm512_load_si512(half + q / 4), g = _mm512_load_si512(reciprocal + q / 4);
       const __m512i s = _mm512_load_si512(shift + q / 4);
       const __m512i top = _mm512_sub_epi16(h, _mm512_set1_epi16(1));
       const __m512i bottom = _mm512_sub_epi16(_mm512_setzero_si512(), h);

@@ -78,8 +78,9 @@ NB_MODULE(_int8_gemm, m) {
           "mode"_a, "shifts"_a, "kinds"_a, "owners"_a, "discounts"_a, "credit_shift"_a,
           "unit_shift"_a);
   m.def("credit", &eggroll::credit, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
-        "packed"_a, "table"_a, "starts"_a, "shift"_a, "signs"_a, "draws"_a, "how"_a, "tokens"_a,
-        "targets"_a, "state"_a, "threads"_a, "slab"_a, "Scores, state and Z int32 of every leaf.");
+        "packed"_a, "table"_a, "starts"_a, "shift"_a, "signs"_a, "draws"_a, "crediting"_a,
+        "tokens"_a, "targets"_a, "state"_a, "threads"_a, "slab"_a,
+        "Scores, state and Z int32 of every leaf.");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "fitness"_a, "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a,
         "Z int32 of every leaf.");

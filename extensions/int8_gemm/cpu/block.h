@@ -229,13 +229,13 @@ struct Block : Members {
   void read(const Op& op, int p, int target, bool clipped, int drawn) {
     if (drawn == target) return;
     int cols = job.plan.leaves[op.leaf].cols, words = words_of(cols);
-    uint32_t* seen = tape.row;
-    for (int w = 0; w < words; ++w) seen[w] = registers[op.in[0]][w * kLanes + p];
-    const int8_t* __restrict x = reinterpret_cast<const int8_t*>(seen);
-    int32_t* __restrict gains = job.readout + static_cast<int64_t>(target) * cols;
-    int32_t* __restrict loses = job.readout + static_cast<int64_t>(drawn) * cols;
-    for (int k = 0; !clipped && k < cols; ++k) gains[k] = wrapping_sum(gains[k], x[k]);
-    for (int k = 0; k < cols; ++k) loses[k] = wrapping_sum(loses[k], -x[k]);
+    uint32_t* inputs = tape.row;
+    for (int w = 0; w < words; ++w) inputs[w] = registers[op.in[0]][w * kLanes + p];
+    const int8_t* __restrict x = reinterpret_cast<const int8_t*>(inputs);
+    int32_t* __restrict of_target = job.readout + static_cast<int64_t>(target) * cols;
+    int32_t* __restrict of_drawn = job.readout + static_cast<int64_t>(drawn) * cols;
+    for (int k = 0; !clipped && k < cols; ++k) of_target[k] = wrapping_sum(of_target[k], x[k]);
+    for (int k = 0; k < cols; ++k) of_drawn[k] = wrapping_sum(of_drawn[k], -x[k]);
   }
 
   // floor(S log2(n / S)), S = 2^score_bits: the fraction is the number of breakpoints passed.

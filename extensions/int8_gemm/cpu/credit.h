@@ -149,10 +149,10 @@ struct Draw {
     v = (v ^ (v >> 15)) * 0x846CA68Bu;
     return v ^ (v >> 16);
   }
-  // A whole number below n, n < 2^44, from the first twenty bits of a word.
-  static uint64_t below(uint64_t n, uint32_t word) { return (n * (word >> 12)) >> 20; }
+  // A whole number below n, n < 2^44, from the first twenty bits of a random word.
+  static uint64_t below(uint64_t n, uint32_t random) { return (n * (random >> 12)) >> 20; }
 
-  void begin(int p, uint32_t word) { total[p] = 0, seed[p] = word; }
+  void begin(int p, uint32_t random) { total[p] = 0, seed[p] = random; }
 
   // Adds a tile's EXP2 to sum[32], as Isa::exp2_sum.
   void offer(uint32_t (*words)[kLanes], int tile, int count, const Plan& plan, uint32_t* sum) {

@@ -24,41 +24,42 @@ bool fits(CreditKind kind, OpKind op) {
 
 }  // namespace
 
-void check(const Plan& plan, const Crediting& how) {
+void check(const Plan& plan, const Crediting& crediting) {
   size_t n = static_cast<size_t>(plan.leaf_count);
-  require(how.mode == 1 || how.mode == 2, "mode must be 1 or 2");
-  require(how.shifts.size() == n && how.kinds.size() == n && how.owners.size() == n &&
-              how.discounts.size() == n,
+  require(crediting.mode == 1 || crediting.mode == 2, "mode must be 1 or 2");
+  require(crediting.shifts.size() == n && crediting.kinds.size() == n &&
+              crediting.owners.size() == n && crediting.discounts.size() == n,
           "one number per leaf is needed");
-  require(how.credit_shift >= 0 && how.credit_shift <= 16, "credit_shift is in 0..16");
-  require(how.unit_shift >= 0 && how.unit_shift <= 8, "unit_shift is in 0..8");
+  require(crediting.credit_shift >= 0 && crediting.credit_shift <= 16, "credit_shift is in 0..16");
+  require(crediting.unit_shift >= 0 && crediting.unit_shift <= 8, "unit_shift is in 0..8");
   for (int i = 0; i < plan.leaf_count; ++i) {
     size_t l = static_cast<size_t>(i);
     const Leaf& leaf = plan.leaves[i];
-    require(how.kinds[l] >= 0 && how.kinds[l] <= 4, "kinds are 0..4");
-    require((how.shifts[l] >= 0 && how.shifts[l] <= kMostShift) || how.shifts[l] == kSilent,
+    require(crediting.kinds[l] >= 0 && crediting.kinds[l] <= 4, "kinds are 0..4");
+    require((crediting.shifts[l] >= 0 && crediting.shifts[l] <= kMostShift) ||
+                crediting.shifts[l] == kSilent,
             "shifts are 0.." + std::to_string(kMostShift) + " or silent");
-    require(how.discounts[l] >= 0 && how.discounts[l] <= 15, "discounts are 0..15");
-    int owner = how.owners[l];
+    require(crediting.discounts[l] >= 0 && crediting.discounts[l] <= 15, "discounts are 0..15");
+    int owner = crediting.owners[l];
     require(owner >= 0 && owner < plan.leaf_count, "an owner is no leaf");
     require(owner == i || (plan.leaves[owner].cols && plan.leaves[owner].rows == leaf.rows),
             "a leaf's owner has other outputs");
-    require(owner == i || static_cast<CreditKind>(how.kinds[l]) != CreditKind::tokens,
+    require(owner == i || static_cast<CreditKind>(crediting.kinds[l]) != CreditKind::tokens,
             "an embedding owns its noise");
   }
   for (int s = 0; s < plan.stage_count; ++s)
     for (int j = 0; j < plan.stages[s].op_count; ++j) {
       const Op& op = plan.stages[s].ops[j];
       if (op.leaf < 0) continue;
-      CreditKind kind = static_cast<CreditKind>(how.kinds[static_cast<size_t>(op.leaf)]);
+      CreditKind kind = static_cast<CreditKind>(crediting.kinds[static_cast<size_t>(op.leaf)]);
       require(fits(kind, op.kind), "a leaf's kind does not fit its operation");
     }
 }
 
-CreditWork::CreditWork(const Job& given, const Crediting& crediting) : job(given), how(crediting) {
+CreditWork::CreditWork(const Job& given, const Crediting& of) : job(given), crediting(of) {
   for (int i = 0; i < job.plan.leaf_count; ++i) {
     const Leaf& leaf = job.plan.leaves[i];
-    CreditKind kind = static_cast<CreditKind>(how.kinds[static_cast<size_t>(i)]);
+    CreditKind kind = static_cast<CreditKind>(crediting.kinds[static_cast<size_t>(i)]);
     kinds.push_back(kind);
     at.push_back(job.credit_size);
     if (kind == CreditKind::inputs) job.credit_size += leaf.cols;
@@ -68,12 +69,12 @@ CreditWork::CreditWork(const Job& given, const Crediting& crediting) : job(given
   }
   credits.resize(static_cast<size_t>(job.members / 2 * job.credit_size));
   job.rank = 1;
-  job.credit = static_cast<Credit>(how.mode);
-  job.credit_shift = how.credit_shift;
-  job.unit_shift = how.unit_shift;
-  job.shifts = how.shifts.data();
-  job.owners = how.owners.data();
-  job.discounts = how.discounts.data();
+  job.credit = static_cast<Credit>(crediting.mode);
+  job.credit_shift = crediting.credit_shift;
+  job.unit_shift = crediting.unit_shift;
+  job.shifts = crediting.shifts.data();
+  job.owners = crediting.owners.data();
+  job.discounts = crediting.discounts.data();
   job.credit_kind = kinds.data();
   job.credit_at = at.data();
   job.credits = credits.data();

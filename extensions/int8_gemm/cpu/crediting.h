@@ -15,12 +15,12 @@ struct Crediting {
 };
 
 // Throws std::invalid_argument for what would address memory it must not, or shift too far.
-void check(const Plan& plan, const Crediting& how);
+void check(const Plan& plan, const Crediting& crediting);
 
 // An evaluation with token credit, with the memory its jobs point into.
 struct CreditWork {
   Job job{};
-  Crediting how;
+  Crediting crediting;
   std::vector<CreditKind> kinds;
   std::vector<int64_t> at;
   std::vector<int8_t> credits;

@@ -161,16 +161,17 @@ std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::a
 
 std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,
                               const mx::array& table, const mx::array& starts, int shift,
-                              const mx::array& signs, const mx::array& draws, const Crediting& how,
-                              const mx::array& tokens, const mx::array& targets,
-                              const mx::array& state, int threads, int slab) {
+                              const mx::array& signs, const mx::array& draws,
+                              const Crediting& crediting, const mx::array& tokens,
+                              const mx::array& targets, const mx::array& state, int threads,
+                              int slab) {
   const Plan& plan = program->plan();
   require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
   int members = tokens.shape(0), count = tokens.shape(1);
   require(members % 2 == 0, "a population is made of pairs: P must be even");
   require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
   require(shift >= 0 && shift < 32 && slab >= 1, "shift must be in 0..31, slab 1 or more");
-  check(plan, how);
+  check(plan, crediting);
   std::vector<mx::array> in{
       ready(packed, mx::int8, "packed"),  ready(table, mx::int8, "table"),
       ready(tokens, mx::int32, "tokens"), ready(targets, mx::int32, "targets"),
@@ -190,7 +191,7 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
     dtypes.push_back(mx::int32);
   }
   auto primitive = std::make_shared<CreditPopulation>(mx::default_stream(kCpu), std::move(program),
-                                                      threads, slab, shift, how);
+                                                      threads, slab, shift, crediting);
   return mx::array::make_arrays(shapes, dtypes, primitive, in);
 }
 

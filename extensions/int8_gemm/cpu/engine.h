@@ -36,9 +36,10 @@ std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::a
 // Scores and state as `evaluate`, then Z of every leaf by token credit.
 std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,
                               const mx::array& table, const mx::array& starts, int shift,
-                              const mx::array& signs, const mx::array& draws, const Crediting& how,
-                              const mx::array& tokens, const mx::array& targets,
-                              const mx::array& state, int threads, int slab);
+                              const mx::array& signs, const mx::array& draws,
+                              const Crediting& crediting, const mx::array& tokens,
+                              const mx::array& targets, const mx::array& state, int threads,
+                              int slab);
 
 // Z of every leaf, int32 in the leaf's shape.
 std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& fitness,

@@ -241,7 +241,7 @@ struct Isa : Avx512Elements {
     const __m512i half = _mm512_set1_epi32(by.divisor.half);
     v = _mm512_min_epi32(_mm512_srai_epi32(v, 4), _mm512_set1_epi32(by.divisor.half - 1));
     v = _mm512_add_epi32(_mm512_max_epi32(v, _mm512_set1_epi32(-by.divisor.half)), half);
-    v = _mm512_mullo_epi32(v, _mm512_set1_epi32(static_cast<int>(by.divisor.gain)));
+    v = _mm512_mullo_epi32(v, _mm512_set1_epi32(static_cast<int>(by.divisor.reciprocal)));
     return _mm512_sub_epi32(_mm512_srli_epi32(v, 23), _mm512_set1_epi32(128));
   }
 

@@ -25,17 +25,17 @@ static inline int isqrt(int n) {
 // Floor division by d <= 181, result clipped to +-127: with the numerator clamped to
 // [-128 d, 128 d) and made non-negative, multiply-high by ceil(2^23 / d) is exact.
 struct Divisor {
-  int32_t half;   // 128 d
-  uint32_t gain;  // ceil(2^23 / d)
+  int32_t half;         // 128 d
+  uint32_t reciprocal;  // ceil(2^23 / d)
 };
 
 static inline Divisor divisor(int d) {
   return {128 * d, ((1u << 23) + static_cast<uint32_t>(d) - 1) / static_cast<uint32_t>(d)};
 }
 
-static inline int32_t divide(int32_t v, int32_t half, uint32_t gain) {
+static inline int32_t divide(int32_t v, int32_t half, uint32_t reciprocal) {
   uint32_t u = static_cast<uint32_t>(clamp(v, -half, half - 1) + half);
-  int32_t q = static_cast<int32_t>((u * gain) >> 23) - 128;
+  int32_t q = static_cast<int32_t>((u * reciprocal) >> 23) - 128;
   return q < -127 ? -127 : q;
 }
 

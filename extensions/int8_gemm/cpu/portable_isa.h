@@ -101,7 +101,7 @@ struct PortableIsa {
   // likewise.
   static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y) {
     alignas(64) int32_t sum[kLanes] = {}, half[4 * kLanes];
-    alignas(64) uint32_t gain[4 * kLanes];
+    alignas(64) uint32_t reciprocal[4 * kLanes];
     for (int k = 0; k < words_of(n); ++k)
       for (int j = 0; j < 4 && 4 * k + j < n; ++j)
         for (int m = 0; m < kLanes; ++m) {
@@ -111,13 +111,13 @@ struct PortableIsa {
     for (int m = 0; m < kLanes; ++m) {
       int mean = sum[m] / n;
       Divisor d = divisor(mean < 1 ? 1 : mean);
-      for (int j = 0; j < 4; ++j) half[4 * m + j] = d.half, gain[4 * m + j] = d.gain;
+      for (int j = 0; j < 4; ++j) half[4 * m + j] = d.half, reciprocal[4 * m + j] = d.reciprocal;
     }
     const int8_t* bytes = reinterpret_cast<const int8_t*>(x);
     for (int k = 0; k < words_of(n); ++k)
       for (int i = 0; i < 4 * kLanes; ++i) {
         int at = k * 4 * kLanes + i;
-        y[at] = static_cast<int8_t>(divide(bytes[at] * w[at], half[i], gain[i]));
+        y[at] = static_cast<int8_t>(divide(bytes[at] * w[at], half[i], reciprocal[i]));
       }
   }
 
@@ -197,7 +197,8 @@ struct PortableIsa {
         else
           for (int m = 0; m < kLanes; ++m)
             out[w][m] |=
-                (static_cast<uint32_t>(divide(v[m] >> 4, by.divisor.half, by.divisor.gain)) & 255u)
+                (static_cast<uint32_t>(divide(v[m] >> 4, by.divisor.half, by.divisor.reciprocal)) &
+                 255u)
                 << 8 * j;
       }
     }

@@ -198,14 +198,17 @@ class CountVotes : public CpuPrimitive {
 class CreditPopulation : public CpuPrimitive {
  public:
   CreditPopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads, int slab,
-                   int shift, const Crediting& how)
-      : CpuPrimitive(stream, std::move(program), threads), slab_(slab), shift_(shift), how_(how) {}
+                   int shift, const Crediting& crediting)
+      : CpuPrimitive(stream, std::move(program), threads),
+        slab_(slab),
+        shift_(shift),
+        crediting_(crediting) {}
 
   const char* name() const override { return "CreditPopulation"; }
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out);
-    auto work = std::make_shared<CreditWork>(job_of(in, out), how_);
+    auto work = std::make_shared<CreditWork>(job_of(in, out), crediting_);
     const Kernels& k = kernels();
     int64_t blocks = (work->job.members + kLanes - 1) / kLanes;
     size_t head = static_cast<size_t>(work->readout) * sizeof(int32_t);
@@ -259,7 +262,7 @@ class CreditPopulation : public CpuPrimitive {
   }
 
   int slab_, shift_;
-  Crediting how_;
+  Crediting crediting_;
 };
 
 }  // namespace
