@@ -1,4 +1,4 @@
-"""What token credit costs: `python benchmarks/estimators.py`
+"""The speed of token credit beside the default estimator's: `python benchmarks/estimators.py`
 
 Times whole training steps (evaluation, votes, update) of each estimator on the same network,
 population and text, step by step in turn, after comparing a small run of each with the portable

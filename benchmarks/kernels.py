@@ -51,7 +51,7 @@ TARGET, LONGEST = 0.01, 0.5  # seconds that a timed call should and, for votes, 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """Options of benchmarks/kernels.py."""
 
     widths: tuple[int, ...] = (64, 128, 256)
     """Widths D."""

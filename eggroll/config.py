@@ -119,7 +119,7 @@ class Common:
             raise InputError("--count-steps is empty: at least one is needed; try --count-steps 1.")
 
     def _check_names(self) -> None:
-        """As the command line does, for those who make their options in Python."""
+        """Checks names as the command line does, for options made in Python."""
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
             if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):

@@ -26,7 +26,7 @@ Lap = Callable[[str], None]  # told the name of a part of a step that has just e
 
 
 def no_lap(part: str) -> None:
-    """For who does not time the parts of a step."""
+    """The Lap of callers that do not time the parts of a step."""
 
 
 class EstimatorOptions(Protocol):
@@ -49,7 +49,7 @@ class EstimatorOptions(Protocol):
 
 
 class Estimate(NamedTuple):
-    """What a population came to.
+    """The result of evaluating a population.
 
     scores: int16 [P, T], see score bits; state: int8 [P, state_size]; votes: Z per leaf; decided:
     pairs that did not tie, None where pairs have no fitness.
@@ -85,7 +85,7 @@ class Estimator(ABC):
 
     @classmethod
     def inputs_kept(cls, program: Program) -> int:
-        """Values that are kept of a pair's token until its credit is known."""
+        """Values stored per pair and token until the credit is known."""
         return 0
 
     def floors(self) -> dict[str, int]:
@@ -128,7 +128,7 @@ class WeightNoise(Estimator):
 
 
 class TokenVotes(Estimator):
-    """Noise on the weights, credited at every token for what it met there."""
+    """Noise on the weights, credited at every token by B's product with the input there."""
 
     summary = "the same noise, credited token by token"
     reads = ("discount",)
@@ -156,7 +156,7 @@ class TokenVotes(Estimator):
         return sum(leaf.shape[-1] for leaf in program.leaves)
 
     def floors(self) -> dict[str, int]:
-        """Mean votes at about which pairs differ by 1/16 bit at every token."""
+        """Mean size that votes have when pairs differ by about 1/16 bit at every token."""
         crediting, deviation = self.crediting, math.isqrt(self.options.pop // 2)
         least = {}
         for i, leaf in enumerate(self.program.leaves):

@@ -74,7 +74,7 @@ class Chip(NamedTuple):
 
     @property
     def vote_macs(self) -> float:
-        """As `macs`, of the votes, which do not use NAX."""
+        """The rate `macs` for votes, which do not use NAX."""
         return self.cycles * PRODUCT / MATRIX_CYCLES if self.kind.nax else self.macs
 
 

@@ -24,7 +24,7 @@ class Population:
     """P members of one network: `evaluate` gives their token scores, `votes` counts their noise.
 
     group: members that read the same stream (even); chunk: members evaluated at a time (even);
-    crediting: the credit of the estimators that give it token by token, for `credit`.
+    crediting: noise and credit of each leaf where they are given token by token, for `credit`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Population:
         targets: NDArray[np.int32],
         state: mx.array,
     ) -> tuple[mx.array, mx.array, Leaves]:
-        """As `evaluate`, and with the token-credited votes Z per leaf, int32."""
+        """`evaluate`, with the token-credited votes Z per leaf, int32."""
         assert self.crediting is not None
         prepared = self.engine.prepare(weights)
         scores, states = [], []

@@ -109,7 +109,7 @@ class Program:
 
     @property
     def score_unit(self) -> float:
-        """What a score of 1 is worth, in bits."""
+        """The bits that a score of 1 stands for."""
         return 2.0**-self.score_bits
 
     def stage(self, prefix: str = "", *, state: bool = False) -> tuple[Register, Register]:

@@ -54,7 +54,7 @@ class RuleOptions(Protocol):
 
 
 class VoteScale(Protocol):
-    """The size that an estimator's votes have; known: whether it follows from N and r alone."""
+    """The size of an estimator's votes; known_scale: it follows from N and the rank alone."""
 
     known_scale: ClassVar[bool]
 
@@ -93,7 +93,7 @@ class UpdateRule(ABC):
 
     @classmethod
     def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
-        """Shapes of what it keeps between updates, int32, by name."""
+        """Shapes of the arrays it keeps between updates, int32, by name."""
         return {}
 
     def start(self, weights: Leaves) -> Leaves:
@@ -372,7 +372,7 @@ def _normalised(z: Any, floor: int) -> tuple[Whole, Whole]:
 
 
 def _share(y: Whole, size: Whole, factor: int) -> Whole:
-    """What y is multiplied by to be of that mean size and then by the factor, [O, 1] in Q16."""
+    """The factor that brings y to that mean size, times `factor`, [O, 1] in Q16."""
     total = np.maximum(abs(y).sum(axis=1, keepdims=True), 1)
     share: Whole = np.floor(factor * y.shape[1] * size / total) / ONE  # the product is below 2^53
     return share

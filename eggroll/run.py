@@ -68,7 +68,7 @@ class Run(ABC):
     @property
     @abstractmethod
     def engine(self) -> Any:
-        """What draws samples from the weights: an Engine, or something with its `logits`."""
+        """The engine that draws samples from the weights, or something with its `logits`."""
 
     @abstractmethod
     def update(self) -> runlog.Row:
@@ -92,7 +92,7 @@ class Run(ABC):
         return self.folder.path / name
 
     def due(self, every: int) -> bool:
-        """Whether something done `every` so many updates is due; it always is at the end."""
+        """True if something done `every` so many updates is due; it always is at the end."""
         return self.step == self.config.steps or (every > 0 and self.step % every == 0)
 
     def resume_hint(self) -> str:
@@ -101,7 +101,7 @@ class Run(ABC):
 
     @property
     def by_steps(self) -> bool:
-        """Whether what an update does depends on how many there will be."""
+        """True if an update depends on the total of updates."""
         return True
 
     def details(self) -> Sequence[str]:
@@ -314,7 +314,7 @@ def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:
 
 
 def fingerprint(corpus: Corpus) -> Any:
-    """What tells this data from other data: the digest of each split, or the rule's options."""
+    """The identity of the data: the digest of each split, or the options of corpus count."""
     splits = corpus.about.get("splits")
     facts = {k: v["sha256"] for k, v in splits.items()} if splits else corpus.about
     return json.loads(json.dumps(facts))

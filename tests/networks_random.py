@@ -27,7 +27,7 @@ class Builder:
         return self.pick([r for r in self.values if size in (0, r.size)])
 
     def out(self, size: int) -> Register | None:
-        """Where a result of the size goes: to a new register or into one that holds something."""
+        """The register for a result of this size: None for a new one, or one already in use."""
         return self.pick([None, self.some(size)])
 
     def outputs(self) -> int:

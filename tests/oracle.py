@@ -44,7 +44,7 @@ EXACT = [root16(2 ** (16 * 31 + i % 16)) * 2 ** (i // 16) for i in range(256)]
 
 
 class Noise:
-    """What member m adds to a leaf. A start is the first table index of its pair's slice."""
+    """Noise added to a leaf by member m; a start is the first table index of its pair's slice."""
 
     def __init__(self, table, starts, rank, shift):
         self.table = np.asarray(table, np.int64)

@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: tiny options, their studies, and made-up runs."""
+"""Shared by the tests of sweeps: tiny options, their studies, and made-up runs."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ M4_PRO = next(chip for chip in performance.CHIPS if chip.name == "M4 Pro")
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where kernels are compiled."""
+    """The folder where kernels are compiled."""
     if sentence := emulator.unavailable_because():
         pytest.skip(sentence)
     return tmp_path_factory.mktemp("counted")

@@ -355,7 +355,7 @@ class NumpyTwin(Twin):
     def _share_out(
         self, work: Callable[..., Any], tokens: mx.array, targets: mx.array, state: mx.array
     ) -> list[Any]:
-        """What `work` makes of each thread's share of the streams, in their order."""
+        """The results of `work` on each thread's share of the streams, in their order."""
         shares = max(1, min(self.threads, tokens.shape[1] // LEAST_STREAMS))
         columns = [np.array_split(np.array(a), shares, axis=1) for a in (tokens, targets)]
         parts = (*columns, np.array_split(np.array(state), shares))

@@ -2,7 +2,8 @@
 
 The same operations in the same order, with Q4's rounding left out: an int8 value u stands for
 u / 16, so the clip is to +-127/16, logits are in bits, and the divisor 16 floor(sqrt K) of a linear
-operation becomes floor(sqrt K). What is lost are the floors, each half a last bit on average.
+operation becomes floor(sqrt K). Only rounding differs: a floor lowers a value by half a last bit on
+average.
 Letters: S streams, T tokens, V vocabulary, D width, K inputs of an operation, n values.
 """
 
@@ -40,7 +41,7 @@ def by_token(batch: NDArray[Any]) -> mx.array:
 
 
 def on_cpu() -> bool:
-    """Whether MLX computes on the CPU unless told otherwise."""
+    """True if MLX's default device is the CPU."""
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
@@ -50,7 +51,7 @@ def clip(v: mx.array) -> mx.array:
 
 
 class Reading(NamedTuple):
-    """What an operation may read beside its inputs: tokens and targets are [T, S]."""
+    """Arguments of an operation beside its inputs: tokens and targets, int32 [T, S]."""
 
     program: Program
     weights: Leaves
@@ -184,7 +185,7 @@ class Twin:
 
     @property
     def description(self) -> str:
-        """What it runs on, for the run's first line."""
+        """The device, for the run's first line."""
         return f"float twin (MLX's automatic gradient on the {mx.default_device().type.name})"
 
     def logits(

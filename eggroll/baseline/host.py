@@ -1,4 +1,4 @@
-"""What makes NumPy fast in a long run on a CPU: one thread for its BLAS, and memory it may keep."""
+"""Settings that make NumPy fast in a long run on a CPU: one BLAS thread, and memory it may keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step is compared with: int8 rates of the processor, measured between the steps.
+"""Upper limits of a step's rate: the processor's int8 rates, measured between the steps.
 
 Rates are in GMAC/s, 1e9 int8 multiply-adds per second. The same measurements tell a busy machine.
 """

@@ -17,7 +17,7 @@ from eggroll.help import Group
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure."""
+    """Options of eggroll.bench."""
 
     preset: Preset = "seed"
     """Network: seed has width 256, 1 layer, vocabulary 1024; the others have vocabulary 256: paper

@@ -63,7 +63,7 @@ def read_hub(name: str) -> Text:
 
 
 def _cache_fault(folder: Path, name: str) -> str | None:
-    """Why a cache cannot be used; None if it is whole. Contents are trusted, sizes are checked."""
+    """The reason why a cache cannot be used, None if its sizes are right; contents are trusted."""
     if not folder.exists():
         return f"{name!r} is not in the cache {folder}"
     try:

@@ -1,4 +1,4 @@
-"""What every engine offers."""
+"""The interface of every engine."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Engine(ABC):
 
     @classmethod
     def unavailable_because(cls) -> str:
-        """Why the engine cannot run on this machine; empty if it can."""
+        """The reason why the engine cannot run on this machine; empty if it can."""
         return ""
 
     @property
     def description(self) -> str:
-        """What the engine runs on, for the run's first line."""
+        """The device and kernels of the engine, for the run's first line."""
         return self.name
 
     def prepare(self, weights: Weights) -> Any:
@@ -82,14 +82,13 @@ class Engine(ABC):
         noise: of rank 1. Returns scores int16 [P, T], the new state, and Z int32 (mod 2^32) per
         leaf; the arithmetic is that of docs/estimators.md.
 
-        Only where `credits` says so.
         """
         raise NotImplementedError
 
     def likelihoods(
         self, prepared: Any, tokens: mx.array, targets: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """What the exact losses of the unperturbed model are made of; see `fixed_point.bits`.
+        """The integers that give the unperturbed model's exact losses; see `fixed_point.bits`.
 
         tokens, targets: int32 [P, T]; state: int8 [P, program.state_size].
         Returns totals uint64 [P, T], the sums over the vocabulary of 2^(31 + (logit + 128) / 16) in

@@ -20,7 +20,7 @@ ENGINES: dict[str, type[Engine]] = {
 
 
 def unavailable_because(name: str, credit: bool = False) -> str:
-    """Why an engine cannot run here, with token credit if asked; empty if it can."""
+    """The reason why an engine cannot run here, with token credit if asked; empty if it can."""
     engine = ENGINES[name]
     return engine.unavailable_because() or (
         "it has no token credit" if credit and not engine.credits else ""

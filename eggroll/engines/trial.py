@@ -30,7 +30,7 @@ def trial_error(
     options: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Why the trial of "module:Class" failed in a process of its own; empty if it passed.
+    """The reason why the trial of "module:Class" failed in its own process; empty if it passed.
 
     options: keyword arguments of the class; environment: set for the process besides.
     """
@@ -39,7 +39,7 @@ def trial_error(
 
 
 def run_in_child(code: str, seconds: int, environment: Mapping[str, str]) -> str:
-    """Why Python code failed in a process of its own; empty if it ended well.
+    """The reason why Python code failed in a process of its own; empty if it ended well.
 
     A process of its own, as a kernel that does not build or run can end the process.
     """

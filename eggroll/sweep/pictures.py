@@ -39,7 +39,7 @@ class Point(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """What the pictures show of a drawing."""
+    """The data of the pictures."""
 
     study: optuna.Study
     points: list[Point]
@@ -54,7 +54,7 @@ class Drawing(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Where the values of an option lie: 0 to 1 from `low` to `high`; `marks` name some."""
+    """An option's values on an axis: 0 to 1 from `low` to `high`; `marks` name some."""
 
     name: str
     log: bool
@@ -147,7 +147,7 @@ def _scatter(
 
 
 def _wide(points: Sequence[Point]) -> bool:
-    """Whether values span a factor of ten, so that only a logarithmic axis shows them all."""
+    """True if values span a factor of ten, so that only a logarithmic axis shows them all."""
     values = [p.value for p in points]
     return min(values) > 0 and max(values) > 10 * min(values)
 

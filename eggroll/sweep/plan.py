@@ -46,7 +46,7 @@ class TooManyTrials(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a worker needs to know; the same for all."""
+    """The plan of a sweep, the same for all workers."""
 
     options: Options
     base: Config
@@ -56,7 +56,7 @@ class Plan:
     corpus: str
 
     def settings(self) -> dict[str, Any]:
-        """What must be equal in all trials of a study for them to compare."""
+        """The facts that must be equal in all trials of a study for them to compare."""
         same = {
             name: value
             for name, value in self.base.to_dict().items()
@@ -154,7 +154,7 @@ class Phase(Protocol):
         ...
 
     def wants_more(self, study: optuna.Study) -> bool:
-        """Whether a trial is left to begin."""
+        """True if a trial is left to begin."""
         ...
 
     def objective(self, trial: optuna.Trial, check_stop: Callable[[], None]) -> float:

@@ -1,4 +1,4 @@
-"""What a sweep shows and leaves: progress, a table, the best options as JSON, and pictures."""
+"""The output of a sweep: progress, a table, the best options as JSON, and pictures."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Board:
                 self._bar.update(self._task, completed=completed, done=len(done))
 
     def _line(self, trial: FrozenTrial, count: int) -> str:
-        """What a trial came to, and the best of the search so far."""
+        """The result of a trial, and the best of the search so far."""
         attrs, place = trial.user_attrs, f"{count}/{self.total}"
         result = self._result(trial)
         if TRIAL in attrs:
@@ -274,7 +274,7 @@ def as_json(results: Results) -> dict[str, Any]:
 
 
 def _run(trial: FrozenTrial) -> dict[str, Any]:
-    """What a trial of either study came to."""
+    """The result of a trial of either study."""
     return {
         "state": trial.state.name.lower(),
         "validation": trial.value if trial.state == TrialState.COMPLETE else None,

@@ -30,7 +30,7 @@ MOST_STEPS: Final = 10**9  # steps of a run whose length is not known yet
 
 
 class Budget(NamedTuple):
-    """What every trial may spend: seconds of updates or, if not 0, tokens over all members."""
+    """The budget of every trial: seconds of updates or, if not 0, tokens over all members."""
 
     seconds: float = 0.0
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""Does it learn to count, at every population and seed? `python experiments/count/run.py`
+"""Learning to count, at every population and seed: `python experiments/count/run.py`
 
 Trains the default settings and recipe language on the count tasks, with scores in 1/16 or 1/256
 bit, until the exact validation loss reaches the task's goal, and reports how long that took: the
@@ -35,7 +35,7 @@ COLUMNS = ("task", "recipe", "score_bits", "population", "seed")
 
 
 class Found(NamedTuple):
-    """Where a run stood when it reached its goal or had to stop."""
+    """The state of a run when it met its goal or had to stop."""
 
     reached: bool
     seconds: float

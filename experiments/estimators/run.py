@@ -1,4 +1,4 @@
-"""How far does each estimator point along the gradient? `python experiments/estimators/run.py`
+"""Cosines of each estimator's votes with the gradient: `python experiments/estimators/run.py`
 
 The cosine of one update's votes with the gradient of the float twin (its opposite, which votes
 estimate) on the same streams, per leaf, over populations, widths and T; means are over matrices but

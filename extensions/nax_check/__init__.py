@@ -45,7 +45,7 @@ __all__ = [
 
 
 def is_nax_available() -> bool:
-    """Whether MLX takes its NAX kernels here; False on anything but macOS.
+    """True if MLX takes its NAX kernels here; False on anything but macOS.
 
     `decide(read_facts()).reasons` says why.
     """

@@ -18,7 +18,7 @@ QUANTIZED_BLOCK = 64
 
 @dataclass(frozen=True)
 class Facts:
-    """What the decision reads. Unknown strings are empty, unknown sizes 0 bytes."""
+    """The facts that the decision reads. Unknown strings are empty, unknown sizes 0 bytes."""
 
     system: str  # as platform.system() names it: Darwin, Linux
     os_version: str = ""
@@ -126,7 +126,7 @@ def _architecture(facts: Facts) -> Reason:
 
 
 def gate(dtype: str, k: int, *, quantized: bool = False, tf32: bool = True) -> str:
-    """Why MLX's own product of this type would not take its NAX kernels ("" if it would).
+    """The reason why MLX's own product would not take its NAX kernels ("" if it would).
 
     dtype: of the activations, as MLX names it; k: length of the sums; quantized: transposed
     quantized weights (mx.quantized_matmul) instead of dense ones (mx.matmul). It holds where

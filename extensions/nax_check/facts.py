@@ -58,7 +58,7 @@ def wheel_of(names: Sequence[str]) -> str:
 
 
 def metal_device() -> tuple[dict[str, Any], str]:
-    """What MLX says of its Metal device, or nothing and why."""
+    """MLX's own facts on its Metal device, or nothing and why."""
     try:
         mx: Any = import_module("mlx.core")
         if not mx.metal.is_available():
@@ -70,7 +70,7 @@ def metal_device() -> tuple[dict[str, Any], str]:
 
 
 def metallib() -> Path | None:
-    """Where MLX's Metal library lies; found without importing MLX."""
+    """The path of MLX's Metal library, found without importing MLX."""
     with contextlib.suppress(ImportError, ValueError):
         spec = util.find_spec("mlx")
         for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -81,7 +81,7 @@ def metallib() -> Path | None:
 
 
 def contains(path: Path, text: bytes) -> bool:
-    """Whether a file holds these bytes; one that cannot be read does not."""
+    """True if a file holds these bytes; one that cannot be read does not."""
     with (
         contextlib.suppress(OSError, ValueError),  # ValueError: an empty file cannot be mapped
         open(path, "rb") as file,

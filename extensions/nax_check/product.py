@@ -17,7 +17,7 @@ SECONDS = 60.0  # the first use compiles; a hung compiler is not waited for
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a product ended: exact, wrong numbers, failed without an answer, or not tried."""
+    """The outcome of a product: exact, wrong numbers, failed without an answer, or not tried."""
 
     state: State
     text: str

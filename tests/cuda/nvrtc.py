@@ -52,7 +52,7 @@ def library_path() -> Path | None:
 
 
 def unavailable_because() -> str:
-    """Why nothing can be compiled here; empty if it can."""
+    """The reason why nothing can be compiled here; empty if it can."""
     path = library_path()
     if path is None:
         return "NVRTC is not installed: pip install '.[nvrtc]'"

@@ -63,7 +63,7 @@ def shared_sanitizers(compiler: str) -> tuple[str, ...]:
 
 
 def unavailable_because() -> str:
-    """Why kernels cannot be emulated here; empty if they can."""
+    """The reason why kernels cannot be emulated here; empty if they can."""
     if sys.platform != "linux":
         return "the Metal kernels are emulated on Linux only"
     compiler = clang()

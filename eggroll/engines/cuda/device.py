@@ -77,5 +77,5 @@ def chosen_product() -> str:
 
 @cache
 def trial_error(product: str) -> str:
-    """Why the engine's trial with a product (empty: the fastest) failed; empty if it passed."""
+    """The reason why the trial with a product (empty: the fastest) failed; empty if it passed."""
     return trial.trial_error(ENGINE, TRIAL_SECONDS, environment={SWITCH: product})

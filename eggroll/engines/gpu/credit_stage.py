@@ -1,4 +1,4 @@
-"""The kernel of a stage whose pairs are credited: it keeps what they are credited for.
+"""The kernel of a stage with token credit: it also keeps the inputs that credit needs.
 
 Letters: M members of a threadgroup, T tokens, V vocabulary, K inputs.
 """

@@ -311,7 +311,7 @@ class StagedEngine(Engine):
         state: mx.array,
         columns: int,
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
-        """As `credit`, all members in a launch, `columns` tokens at a time."""
+        """`credit` with all members in a launch, `columns` tokens at a time."""
         P, T = tokens.shape
         M = self.group_members(P, 0 if crediting.nodes else 1)
         work, sources = self.credit_kernels(M, noise.shift, crediting)

@@ -56,5 +56,5 @@ def nax_usable() -> bool:
 
 @cache
 def trial_error(nax: bool) -> str:
-    """Why the engine's trial failed; empty if it passed."""
+    """The reason why the engine's trial failed; empty if it passed."""
     return trial.trial_error(ENGINE, TRIAL_SECONDS, options={"nax": nax})

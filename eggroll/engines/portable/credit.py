@@ -52,7 +52,7 @@ def drawn(logits: mx.array, word: mx.array, score_bits: int = 4) -> mx.array:
 
 @dataclass
 class Tape:
-    """What the votes of a population need: inputs, and projections x.B where weights have noise.
+    """A population's record for its votes: inputs, and projections x.B where weights have noise.
 
     tokens: int32 [N, T] of members 2p; inputs: leaf -> int32 [N, K] per token; projections: leaf ->
     int32 [N] per token; readout: int32 Z [V, K] of the tokens so far.

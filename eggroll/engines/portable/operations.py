@@ -75,7 +75,7 @@ class Run:
         return clip(w + (both(two[..., 0] * two[..., 1]) >> self.noise.shift))
 
     def on_embedding(self, op: Op) -> mx.array | None:
-        """What noise adds to the row of each member's token, int32 [P, D]."""
+        """The noise added to the row of each member's token, int32 [P, D]."""
         if self.noise is None:
             return None
         (V, D), r = self.leaf(op).shape, self.noise.rank
@@ -84,7 +84,7 @@ class Run:
         return (mx.repeat(B, 2, axis=0) * A).sum(axis=-1) >> self.noise.shift
 
     def on_sums(self, op: Op, x: mx.array) -> mx.array | None:
-        """What noise adds to the sums of a linear leaf with inputs x [P, K], int32 [P, O]."""
+        """The noise added to the sums of a linear leaf with inputs x [P, K], int32 [P, O]."""
         if self.noise is None:
             return None
         (O, K), r = self.leaf(op).shape, self.noise.rank

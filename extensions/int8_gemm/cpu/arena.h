@@ -1,5 +1,5 @@
-// Scratch memory handed out piece by piece; without a base it only adds up what is needed. Included
-// like block.h, before it.
+// Scratch memory handed out piece by piece; without a base it only counts the bytes needed. A part
+// of block.h, which includes it.
 
 struct Arena {
   char* base;

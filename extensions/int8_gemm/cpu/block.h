@@ -3,10 +3,10 @@
 // Included by one translation unit per instruction set, inside that unit's own namespace, after it
 // has defined `struct Isa` (see portable_isa.h). A register of K bytes is kept as words
 // [K/4][32 lanes] of four neighbouring bytes, so elementwise work is layout-free, a tile of eight
-// outputs makes two words per lane, and a word is what a dot-product instruction eats.
+// outputs makes two words per lane, and a word is one operand of a dot-product instruction.
 // Sums wrap: they are formed in uint32_t. All loops over lanes are meant for the vectoriser.
 
-// Each uses those before it.
+// Parts of this file; each uses those before it.
 #include "arena.h"
 #include "members.h"
 //
@@ -15,7 +15,7 @@
 
 struct Block : Members {
   Arena arena;
-  uint32_t* x;  // [T][D/4][32]: what passes between stages
+  uint32_t* x;  // [T][D/4][32]: activations passed between stages
   uint32_t* registers[kRegisters];
   Isa::Prepared* prepared[kRegisters];
   bool ready[kRegisters];
@@ -210,7 +210,7 @@ struct Block : Members {
           if (job.logits) keep_logits(words, t, i * kTile, count);
         });
     if (job.totals) return keep_likelihoods(total, hit, t);
-    uint32_t clipped = 0;  // pairs whose target has the highest logit there is
+    uint32_t clipped = 0;  // pairs whose target has the highest possible logit
     for (int p = 0; p < kPairs; ++p) clipped |= static_cast<uint32_t>(hit[p] == 255) << p;
     for (int m = 0; m < kLanes; ++m)
       hit[m] = (hit[m] << (plan.score_bits - 4)) - log2_score(total[m]);
@@ -224,9 +224,8 @@ struct Block : Members {
       read(op, p, target[p], clipped >> p & 1, draw.token(p, plan));
   }
 
-  // The head's inputs are added to the target's row of the readout and taken from that of the token
-  // drawn.
-  // At the limit of the clip the target's logit follows its row no more.
+  // The head's inputs are added to the target's row of the readout and subtracted from that of the
+  // token drawn. At the limit of the clip the target's logit no longer follows its row.
   void read(const Op& op, int p, int target, bool clipped, int drawn) {
     if (drawn == target) return;
     int cols = job.plan.leaves[op.leaf].cols, words = words_of(cols);

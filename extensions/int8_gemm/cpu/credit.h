@@ -1,5 +1,5 @@
-// What token credit needs of a block: the layers' inputs until the scores exist, and then each
-// pair's credit per leaf. Included like block.h, before it. Lanes here are the 16 pairs; inputs are
+// Token credit in a block: the layers' inputs, kept until the scores exist, and then each pair's
+// credit per leaf. A part of block.h, which includes it. Lanes here are the 16 pairs; inputs are
 // those of members 2i. See docs/estimators.md for the arithmetic.
 
 struct Tape : Members {
@@ -57,7 +57,7 @@ struct Tape : Members {
       coefficient(t, v);
       for (int p = 0; p < kPairs; ++p) c[p] = static_cast<int8_t>(clip(v[p]));
       __builtin_memcpy(credit[t], c, sizeof c);
-      // A document's first token owes nothing to the one before.
+      // A document's first score is no credit for the token before it.
       for (int p = 0; p < kPairs; ++p) r[p] = marks[t][p] ? 0 : r[p];
     }
   }
@@ -106,7 +106,7 @@ struct Tape : Members {
     discounted(i, [](int, int32_t*) {});
   }
 
-  // What a leaf's credit comes to, to the pairs' rows.
+  // The credit of a leaf, summed as its kind asks, to the pairs' rows.
   void settle(int i, int8_t* const* rows) const {
     CreditKind kind = job.credit_kind[i];
     if (kind == CreditKind::inputs) return inputs(i, rows);
@@ -139,7 +139,7 @@ struct Tape : Members {
 };
 
 // Draws, per pair, a token from member 2i's own prediction while the tiles of logits pass by: a
-// tile takes the place of those before it with the odds of its weight.
+// tile replaces those before it with a probability that follows its weight.
 struct Draw {
   alignas(64) uint64_t total[kPairs];
   alignas(64) uint32_t chosen[2][kPairs], weight[kPairs], index[kPairs], seed[kPairs];

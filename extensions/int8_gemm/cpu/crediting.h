@@ -1,4 +1,4 @@
-// How token credit works on each leaf, and what that means for jobs. Knows nothing of MLX.
+// Token credit of each leaf, checked, and the memory that its jobs need. Independent of MLX.
 #pragma once
 
 #include <vector>

@@ -1,6 +1,6 @@
-// An operation's leaf and noise in the layouts of one block. Included like block.h, before it.
+// An operation's leaf and noise in the layouts of one block. A part of block.h, which includes it.
 
-// What an operation's leaf looks like to one block.
+// The weights and noise of an operation's leaf for one block.
 struct LeafNoise {
   uint32_t* raw;   // B as words [r][K/4][16 pairs]
   Isa::Noise* b;   // the same, prepared for lane_dot

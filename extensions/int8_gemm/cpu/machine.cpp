@@ -47,7 +47,7 @@ void parallel_for(int64_t items, int threads, const std::function<void(int64_t, 
   try {
     for (int i = 1; i < extra; ++i) pool.emplace_back(work, i);
   } catch (const std::system_error&) {
-    // No more threads are to be had: those that started, and this one, share the items.
+    // No more threads can be started: those that run, and this one, share the items.
   }
   work(0);
   for (std::thread& thread : pool) thread.join();

@@ -1,4 +1,4 @@
-// Who is in a block, and what of the job is theirs. Included like block.h, before it.
+// The members of a block, and their parts of the job. A part of block.h, which includes it.
 
 struct Members {
   const Job& job;

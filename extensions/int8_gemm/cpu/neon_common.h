@@ -1,5 +1,6 @@
-// What every NEON unit shares. Included like portable_isa.h, after it. The rest of PortableIsa the
-// compiler turns into NEON by itself; these it leaves as loops over single bytes.
+// Primitives that all NEON units share. Included inside each unit's namespace, after
+// portable_isa.h. The compiler turns the rest of PortableIsa into NEON by itself; these it leaves
+// as loops over single bytes.
 
 struct NeonIsa : PortableIsa {
   static int8x16_t load(const void* p) { return vld1q_s8(static_cast<const int8_t*>(p)); }

@@ -61,11 +61,11 @@ struct Plan {
   const uint64_t* log2_breakpoints;  // [2^score_bits - 1]
 };
 
-// How pairs are credited: not here (by the sign of whole sequences), for the noise of weights token
-// by token, or for noise on the nodes that has another sign at every token.
+// The credit of pairs: none here (the sign of whole sequences), token by token for the noise of
+// weights, or for noise on the nodes that has another sign at every token.
 enum class Credit : int { none, weights, nodes };
 
-// What a leaf's credit is made of: nothing, its inputs [K], the tokens of an embedding [T], one
+// The form of a leaf's credit: none, its inputs [K], the tokens of an embedding [T], one
 // number for a vector, or the head's own errors (see Job::readout).
 enum class CreditKind : int { none, inputs, tokens, scalar, readout };
 
@@ -88,7 +88,7 @@ struct Job {
   Credit credit;
   const int32_t* shifts;          // [leaves]: right shift of a leaf's noise; kSilent: it has none
   const CreditKind* credit_kind;  // [leaves]
-  const int32_t* owners;          // [leaves]: whose noise a leaf is credited with
+  const int32_t* owners;          // [leaves]: the leaf whose noise it is credited with
   const int32_t* discounts;       // [leaves], in 1/16
   const int64_t* credit_at;       // [leaves]: where a leaf's credit begins in a pair's row
   const int32_t* signs;           // [leaves, N, ceil(T / 32)] words of T bits; 1: turned
@@ -97,7 +97,7 @@ struct Job {
   int64_t credit_size;
   int credit_shift;
   int unit_shift;    // from score differences in 1/256 bit to the unit of credit
-  int32_t* readout;  // [V, K] of this thread: += what the head saw and missed
+  int32_t* readout;  // [V, K] of this thread: += inputs of the head, by target and draw
   int slab;          // tokens that a block runs through one stage before the next, at least 1
   uint64_t* totals;  // [P, T], or null: sums over the vocabulary of 2^(31 + (logit + 128) / 16)
   int8_t* hits;      // [P, T], with totals: the targets' logits

@@ -1,4 +1,4 @@
-// A declared program, checked once, with the layout of its packed weights. Knows nothing of MLX.
+// A declared program, checked once, with the layout of its packed weights. Independent of MLX.
 #pragma once
 
 #include <string>

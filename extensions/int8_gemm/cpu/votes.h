@@ -1,6 +1,7 @@
 // Votes Z = sum_i f_i A_i B_i^T of one leaf as an int8 matrix product whose inner dimension is the
 // pairs (times the rank), on the same dot-product tiles as the forward pass: f A in the place of
-// the weights, 32 columns of B in the place of 32 members. Included like block.h.
+// the weights, 32 columns of B in the place of 32 members. Included inside each
+// unit's namespace, after block.h.
 
 constexpr int kVotePairs = 256;  // pair-ranks gathered at a time
 constexpr int kAhead = 12;       // pairs
@@ -158,7 +159,7 @@ struct CreditVotes {
 
   const int8_t* slice(int64_t p) const { return job.noise + job.starts[p]; }
 
-  // Rows of an embedding: those of the tokens seen.
+  // Rows of an embedding: those of the tokens read.
   void tokens(int64_t first, int64_t last, int32_t* z) const {
     int T = job.tokens_per_member, cols = job.leaf.cols;
     for (int64_t p = first; p < last; ++p)

@@ -1,4 +1,4 @@
-// Transpositions with SSE2, which every x86-64 has. Included like lanes.h.
+// Transpositions with SSE2, which every x86-64 has. Included inside each unit's namespace.
 
 // One round interleaves rows i and i + 8; after four rounds rows have become columns.
 static inline void transpose_sse2(const int8_t* const* src, int8_t* dst) {

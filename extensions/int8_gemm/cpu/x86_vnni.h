@@ -1,4 +1,5 @@
-// What both VNNI units share. Included like portable_isa.h, after it and x86_transpose.h.
+// Primitives that both VNNI units share. Included inside each unit's namespace, after
+// portable_isa.h and x86_transpose.h.
 //
 // Activations are biased to u8 = x + 128, so sum w u = sum w x + 128 sum w: accumulators begin at
 // the bias -128 sum w that each packed tile carries. No step saturates.
