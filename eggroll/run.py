@@ -243,7 +243,7 @@ def engine_for(options: Config) -> tuple[Engine, str]:
     """
     credit = options.estimator_class.by_token
     return engines.choose(
-        options.engine, options.program(), options.threads, options.slab, credit=credit
+        options.engine, options.program(), options.threads, options.block_tokens, credit=credit
     )
 
 

@@ -38,7 +38,7 @@ def way(request: pytest.FixtureRequest) -> str:
         ["--chunk", 6],
         ["--threads", 1],
         ["--threads", 3],
-        ["--slab", 3],
+        ["--block_tokens", 3],
         ["--engine", "portable"],
     ],
     ids=str,

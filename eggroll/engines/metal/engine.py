@@ -59,13 +59,13 @@ class MetalEngine(StagedEngine):
         self,
         program: Program,
         threads: int = 0,
-        slab: int = 0,
+        block_tokens: int = 0,
         *,
         launcher: Launcher = device.launch,
         members: int = 0,
         nax: bool | None = None,
     ) -> None:
-        super().__init__(program, threads, slab, Metal(), launcher, members)
+        super().__init__(program, threads, block_tokens, Metal(), launcher, members)
         self.nax = device.nax_usable() if nax is None else nax
 
     @property
