@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import TINY, Command
+from networks_random import every_operation
 
 from eggroll import adamw, checkpoint, generate, networks, plot, runlog
 from eggroll import program as language
@@ -59,6 +60,7 @@ NETWORKS = {
     "tables": networks.egg(12, 6, 1, "table"),
     "no layers": networks.egg(12, 6, 0),
     "unusual": unusual(),
+    "every operation": every_operation(),
 }
 
 
@@ -140,6 +142,7 @@ def test_with_every_floor_the_twin_is_the_integer_network(
 def test_both_twins_are_one(name: str):
     """NumPy's values and gradients against MLX's automatic ones, marks and threads included."""
     program = NETWORKS[name]
+    slack = 10 if name == "every operation" else 1  # roundings pass through more divisions there
     weights, tokens, targets, state = case(program, 50, 5)
     args = (real(weights), by_token(tokens), by_token(targets), real({"state": state})["state"])
     mean, after, leaves = Twin(program).gradient(*args)
@@ -148,14 +151,13 @@ def test_both_twins_are_one(name: str):
         twin = NumpyTwin(program, threads)
         mine, mine_after, mine_leaves = twin.gradient(*args)
         np.testing.assert_allclose(np.array(mine), np.array(mean), rtol=1e-5)
-        np.testing.assert_allclose(np.array(mine_after), np.array(after), atol=1e-4)
-        np.testing.assert_allclose(
-            np.array(twin.logits(args[0], args[1], args[3])[0]), np.array(logits), atol=1e-4
-        )
+        np.testing.assert_allclose(np.array(mine_after), np.array(after), atol=slack * 1e-4)
+        found = np.array(twin.logits(args[0], args[1], args[3])[0])
+        np.testing.assert_allclose(found, np.array(logits), atol=slack * 1e-4)
         assert mine_leaves.keys() == leaves.keys()
         for key, g in leaves.items():
             error = np.abs(np.array(mine_leaves[key]) - np.array(g)).max()
-            assert error <= 1e-4 * np.abs(np.array(g)).max() + 1e-7, key
+            assert error <= slack * 1e-4 * np.abs(np.array(g)).max() + 1e-7, key
         again = twin.gradient(*args)[2]
         assert all(np.array_equal(again[key], mine_leaves[key]) for key in again)
 
