@@ -121,7 +121,7 @@ class TrainingRun(Run):
     learner: Learner
 
     command: ClassVar[str] = "train"
-    legend: ClassVar[str] = "loss: the members' mean integer score, which floors; validation: exact"
+    legend: ClassVar[str] = "loss: mean score of the members, rounded down; validation: exact"
 
     @property
     def step(self) -> int:
