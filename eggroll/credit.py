@@ -107,8 +107,8 @@ def crediting(
         for j, op in enumerate(stage.ops):
             if op.leaf < 0:
                 continue
-            kinds[op.leaf], quieter = OF[op.kind]
-            shifts[op.leaf] += quieter
+            kinds[op.leaf], extra_shift = OF[op.kind]
+            shifts[op.leaf] += extra_shift
             if op.kind == "score" and nodes:
                 kinds[op.leaf], shifts[op.leaf] = CreditKind.READOUT, SILENT
             # What no later token sees has no part in later scores.

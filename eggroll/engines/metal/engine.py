@@ -45,7 +45,7 @@ class MetalEngine(StagedEngine):
 
     name: ClassVar[str] = "metal"
     group_sizes: ClassVar[tuple[int, ...]] = MEMBERS
-    launch_macs: ClassVar[int] = 1 << 38  # a fraction of a second, as macOS ends longer ones
+    launch_macs: ClassVar[int] = 1 << 38  # a fraction of a second, as macOS kills longer launches
 
     @classmethod
     def unavailable_because(cls) -> str:
