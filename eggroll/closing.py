@@ -34,11 +34,7 @@ def meaning(config: Common, loss: float, corpus: Corpus) -> Iterator[str]:
     """The loss above those of models that know little, and what follows from that."""
     count, known = config.data == "count", corpus.baselines()
     counted = "" if count else " counted on the training split"
-    of = (
-        "token; 0 is counting without a doubt"
-        if count
-        else "byte of text that training never reads"
-    )
+    of = "token; 0 is perfect counting" if count else "byte of text that training never reads"
     yield f"validation: {runlog.in_bits(loss)} bits per {of}"
     yield f"{log2(corpus.vocabulary):17.3f} a uniform guess"
     yield from (f"{bits:17.3f} a {name} model{counted}" for name, bits in known.items())

@@ -237,7 +237,7 @@ class Config(Common, metaclass=OverRecipe):
     """The engine that computes; all give the same bits. auto takes the fastest that works here."""
     chunk: Annotated[int, Group.ENGINE, Range(0, 1 << 24, 2), CHANGEABLE] = 0
     """Members evaluated at a time (even); 0 fits them into a memory budget."""
-    slab: Annotated[int, Group.ENGINE, Range(0, 1 << 16), CHANGEABLE] = 0
+    block_tokens: Annotated[int, Group.ENGINE, Range(0, 1 << 16), CHANGEABLE] = 0
     """Engine cpu: tokens that a block of members runs through a layer at a time; 0 fits them into
     the cache."""
 
@@ -309,7 +309,7 @@ class Config(Common, metaclass=OverRecipe):
         by_token = self.estimator_class.by_token
         per_parameter = 24 if by_token else self.rule_class.bytes_per_parameter
         per_member = 2 * program.state_size + 12 * self.seq_len
-        tokens = min(self.seq_len, self.slab or 256)
+        tokens = min(self.seq_len, self.block_tokens or 256)
         lanes = 32 * (-(-self.width // 8) * 8) * tokens  # a thread's block of 32 members
         if by_token:  # what 16 pairs' matrices were given, and a thread's sums of the readout
             lanes += 16 * self.seq_len * sum(math.prod(leaf.shape[1:]) for leaf in program.leaves)

@@ -27,7 +27,7 @@ EMBEDDING, VECTOR = 1, 3
 
 
 class CreditKind(IntEnum):
-    """What a leaf's credit is made of."""
+    """The form of a leaf's credit."""
 
     NONE = 0
     INPUTS = 1  # a matrix: sum over tokens of credit x input, int8 [K]
@@ -37,7 +37,7 @@ class CreditKind(IntEnum):
 
 
 class Crediting(NamedTuple):
-    """How each leaf is perturbed and credited, leaves in declared order.
+    """The noise and the credit of each leaf, in declared order.
 
     nodes: whether the noise is on the outputs of layers, with another sign at every token
     (token-credit), or on the weights (token-votes); shifts: right shift of a leaf's noise, with
@@ -66,7 +66,7 @@ class CreditNoise(NamedTuple):
     draws: mx.array
 
 
-# What the leaf of an operation is credited with, and how much quieter its noise is.
+# Operation -> the form of its leaf's credit, and the right shift of its noise beyond sigma_shift.
 OF = {
     "embed": (CreditKind.TOKENS, EMBEDDING),
     "linear": (CreditKind.INPUTS, 0),
@@ -107,8 +107,8 @@ def crediting(
         for j, op in enumerate(stage.ops):
             if op.leaf < 0:
                 continue
-            kinds[op.leaf], quieter = OF[op.kind]
-            shifts[op.leaf] += quieter
+            kinds[op.leaf], extra_shift = OF[op.kind]
+            shifts[op.leaf] += extra_shift
             if op.kind == "score" and nodes:
                 kinds[op.leaf], shifts[op.leaf] = CreditKind.READOUT, SILENT
             # What no later token sees has no part in later scores.

@@ -56,12 +56,12 @@ class Noise:
         """The epoch of update `step`: its noise is drawn anew with every epoch."""
         return step // self.reuse if self.reuse else 0
 
-    def slices(self, epoch: int, first_pair: int, pairs: int) -> Slices:
-        """The slices of pairs first_pair .. first_pair + pairs - 1 in update `epoch`.
+    def slices(self, step: int, first_pair: int, pairs: int) -> Slices:
+        """The slices of pairs first_pair .. first_pair + pairs - 1 in update `step`.
 
         Slices stay the same for `reuse` updates; reuse 0 freezes them for ever.
         """
-        epoch = self.epoch(epoch)
+        epoch = self.epoch(step)
         # Evaluation and votes of one update ask for the same.
         if self._last and self._last[0] == (epoch, first_pair, pairs):
             return self._last[1]

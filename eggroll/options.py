@@ -21,7 +21,8 @@ def types(kind: type) -> dict[str, Any]:
 
 TYPES = types(Config)
 Kind = TypeVar("Kind", bound=Common)
-RENAMED = {"sample_bytes": "sample_tokens"}  # options of runs that began under older versions
+# Options of runs that began under older versions.
+RENAMED = {"sample_bytes": "sample_tokens", "slab": "block_tokens"}
 
 
 def check_resumed(old: Kind, new: Kind) -> None:

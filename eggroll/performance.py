@@ -1,4 +1,4 @@
-"""Predicts from counts how fast a training step is on GPUs that nobody ran it on.
+"""Predicts the speed of a training step, from counts, on GPUs that it never ran on.
 
 docs/performance.md shows the arithmetic and where each figure is from. Letters: P members, T
 tokens, M members of a threadgroup, K inputs and O outputs of an operation, r rank. A product is one

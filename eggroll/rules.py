@@ -296,9 +296,9 @@ class WhitenedRule(FineCopyRule):
 
     A row is the weights of one output, or of one token in an embedding; a vector is one row. So a
     rare token's row moves as far per vote as a frequent one's: the mean vote moves a weight by lr
-    of its last bit, an eighth of that in a vector. Whitening turns a row and leaves its mean
-    size. lr rises over 20 updates and falls linearly with progress, to a twentieth; its
-    size is rate * sqrt(200 / steps), as noise adds up with the root of the number of updates.
+    of its last bit, an eighth of that in a vector. Whitening changes the direction of a row and
+    leaves its mean size. lr rises over 20 updates and falls linearly with progress, to a twentieth;
+    its size is rate * sqrt(200 / steps), as noise adds up with the root of the number of updates.
     floors: the least mean size that is taken for a signal, per leaf, so that what is learnt is not
     undone by the few pairs that still differ; whitened: the matrices whose votes are whitened.
     """
@@ -322,12 +322,12 @@ class WhitenedRule(FineCopyRule):
     def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
         shapes = super().memory(program)
         names = whitening.whitenable(program)
-        return shapes | {_turn(name): whitening.shape(shapes[name][1]) for name in names}
+        return shapes | {_matrix_name(name): whitening.shape(shapes[name][1]) for name in names}
 
     def start(self, weights: Leaves) -> Leaves:
         names = self.whitened
-        turns = {_turn(k): mx.array(whitening.start(weights[k].shape[1])) for k in names}
-        return super().start(weights) | turns
+        matrices = {_matrix_name(k): mx.array(whitening.start(weights[k].shape[1])) for k in names}
+        return super().start(weights) | matrices
 
     def factor(self, step: int) -> int:
         """lr in units of 2^-8 of a fine copy's last bit; at most 64 bits of a weight."""
@@ -345,18 +345,18 @@ class WhitenedRule(FineCopyRule):
                 u *= factor / ONE
                 yield rows, np.rint(u, out=u)
             return
-        p, learns = np.asarray(memory[_turn(name)]), step % whitening.EVERY == 0
+        p, learns = np.asarray(memory[_matrix_name(name)]), step % whitening.EVERY == 0
         power, mean = np.zeros(1), 0.0
         for rows in _parts(votes):
             u, size = _normalised(votes[rows], floor)
-            y = whitening.turned(u, p)
+            y = whitening.whitened(u, p)
             if learns:
                 power, mean = power + whitening.power(y, p.shape[1]), mean + (u * u).sum()
             y = y * _share(y, size, factor)
             yield rows, np.rint(y, out=y)
         if learns:
             mean //= 256 * votes.shape[1]
-            memory[_turn(name)] = mx.array(whitening.learnt(p, power, mean))
+            memory[_matrix_name(name)] = mx.array(whitening.updated(p, power, mean))
 
 
 def _normalised(z: Any, floor: int) -> tuple[Whole, Whole]:
@@ -378,7 +378,7 @@ def _share(y: Whole, size: Whole, factor: int) -> Whole:
     return share
 
 
-def _turn(leaf: str) -> str:
+def _matrix_name(leaf: str) -> str:
     """The name of a leaf's whitening matrix in the rule's memory."""
     return f"{leaf}/whitening"
 

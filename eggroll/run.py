@@ -121,7 +121,7 @@ class TrainingRun(Run):
     learner: Learner
 
     command: ClassVar[str] = "train"
-    legend: ClassVar[str] = "loss: the members' mean integer score, which floors; validation: exact"
+    legend: ClassVar[str] = "loss: mean score of the members, rounded down; validation: exact"
 
     @property
     def step(self) -> int:
@@ -243,7 +243,7 @@ def engine_for(options: Config) -> tuple[Engine, str]:
     """
     credit = options.estimator_class.by_token
     return engines.choose(
-        options.engine, options.program(), options.threads, options.slab, credit=credit
+        options.engine, options.program(), options.threads, options.block_tokens, credit=credit
     )
 
 

@@ -1,6 +1,6 @@
-"""Whitening: turns a matrix's votes until they are equally large in every direction of its inputs.
+"""Whitening: makes a matrix's votes equally large in every direction of its inputs.
 
-The noise of votes lies along the inputs that were seen, and these are far from isotropic: of 64
+The noise of votes lies along the inputs that occurred, and these are far from isotropic: of 64
 directions one has 60 times the mean power, a dozen next to none. A step that the large ones just
 bear is far too short for the others. So votes u [O, K] become y = u P with P = R^-1/2, R the mean
 of u'u, as in one-sided Shampoo (arXiv 1802.09568). P is learnt without a root: while y is not yet
@@ -39,7 +39,7 @@ def shape(inputs: int) -> tuple[int, int, int]:
 
 
 def start(inputs: int) -> NDArray[np.int32]:
-    """P at the start, where nothing is turned: int32 [blocks, size, size] in Q16."""
+    """P at the start, the identity: int32 [blocks, size, size] in Q16."""
     blocks, size, _ = shape(inputs)
     return np.tile(ONE * np.eye(size, dtype=np.int32), (blocks, 1, 1))
 
@@ -57,7 +57,7 @@ def _tiles(votes: Whole, size: int) -> Iterator[tuple[int, int, tuple[slice, sli
             yield block, columns.stop - first, (slice(row, row + BLOCK), columns)
 
 
-def turned(u: Whole, p: NDArray[np.int32]) -> Whole:
+def whitened(u: Whole, p: NDArray[np.int32]) -> Whole:
     """y = u P, [O, K] in Q8, within TOP as u is."""
     y, squares = np.empty_like(u), p / ONE
     for block, count, tile in _tiles(u, p.shape[1]):
@@ -73,15 +73,15 @@ def power(y: Whole, size: int) -> Whole:
     return total
 
 
-def learnt(p: NDArray[np.int32], seen: Whole, mean: float) -> NDArray[np.int32]:
-    """The next P. seen: y'y as `power` has it; mean: what u'u has on its diagonal in the mean, Q8.
+def updated(p: NDArray[np.int32], power: Whole, mean: float) -> NDArray[np.int32]:
+    """The next P. power: y'y, of the function `power`; mean: mean of the diagonal of u'u, in Q8.
 
     With a mean of 0 there was nothing to learn from.
     """
     if mean < 1:
         return p
     before = p.astype(np.float64)
-    excess = np.floor(seen / (mean / 256)) + np.floor(np.rint(before @ before / ONE) / 10)
+    excess = np.floor(power / (mean / 256)) + np.floor(np.rint(before @ before / ONE) / 10)
     identity = ONE * np.eye(p.shape[1])
     m = identity - np.floor((np.clip(excess, -LIMIT_X, LIMIT_X) - identity) / 128)
     new = np.rint(np.rint(m @ before / ONE) @ m / ONE)

@@ -35,7 +35,7 @@ def rounded(v, s: int):
 
 
 def owner(leaf: str) -> str:
-    """Whose noise a leaf is credited with: Wf, Uf and bf are one node, as are Wh, Uh and bh."""
+    """The leaf whose noise a leaf shares: Wf, Uf, bf have one noise vector, so have Wh, Uh, bh."""
     layer, dot, name = leaf.rpartition(".")
     return f"{layer}{dot}W{name[1]}" if name in ("Uf", "bf", "Uh", "bh") else leaf
 

@@ -61,7 +61,7 @@ def test_a_run_above_the_bigram_line_is_shown_the_recipe(
 def test_counting_has_a_scale_of_its_own(tmp_path: Path):
     corpus = CountCorpus(16, (1,))
     text = closing.last_words(tmp_path, Config(data="count"), 0.25, corpus, "train")
-    assert "validation: 0.250 bits per token; 0 is counting without a doubt" in text
+    assert "validation: 0.250 bits per token; 0 is perfect counting" in text
     assert "3.907 a unigram model\n" in text
     assert "0.000 a bigram model\n" in text
     assert "recipe" not in text

@@ -84,3 +84,8 @@ def test_options_of_all_runs_are_declared_once():
 def test_a_command_line_without_options_is_one_of_defaults():
     """As of `make train`, which gives none."""
     assert train.options_from([]) == Config()
+
+
+def test_options_of_older_versions_are_read_by_their_new_names():
+    found = options.from_dict({"sample_bytes": 7, "slab": 64}, "here")
+    assert found == Config(sample_tokens=7, block_tokens=64)

@@ -41,13 +41,13 @@ def same(got, want, where: str = "") -> None:
         np.testing.assert_array_equal(np.array(z), Z[name], err_msg=f"{where} {name}")
 
 
-def check_backends(credited: Credited, threads: int = 2, slab: int = 0):
+def check_backends(credited: Credited, threads: int = 2, block_tokens: int = 0):
     """Compares every engine and instruction set with the oracle, computed once."""
     want, before = credited.oracle(), os.environ.get("EGGROLL_ISA")
     try:
         for backend in BACKENDS:
             name, _, os.environ["EGGROLL_ISA"] = backend.partition(":")
-            engine = ENGINES[name](credited.case.program, threads, slab)
+            engine = ENGINES[name](credited.case.program, threads, block_tokens)
             same(credited.run(engine), want, backend)
     finally:
         os.environ.pop("EGGROLL_ISA")
@@ -77,7 +77,7 @@ SHAPES = [
 @pytest.mark.parametrize("estimator", CREDITED)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_oracle_on_chosen_networks(shape, estimator):
-    want = check_backends(credited_case(1, estimator, **shape), slab=2)
+    want = check_backends(credited_case(1, estimator, **shape), block_tokens=2)
     moved = [name for name, z in want[2].items() if np.any(z)]
     assert "embedding" in moved
     assert "head" in moved
@@ -105,15 +105,15 @@ random_shapes = st.fixed_dictionaries(
     estimator=st.sampled_from(CREDITED),
     seed=st.integers(0, 2**32 - 1),
     threads=st.integers(1, 3),
-    slab=st.integers(1, 4),
+    block_tokens=st.integers(1, 4),
 )
-def test_equals_oracle_on_random_networks(shape, estimator, seed, threads, slab):
-    check_backends(credited_case(seed, estimator, **shape), threads, slab)
+def test_equals_oracle_on_random_networks(shape, estimator, seed, threads, block_tokens):
+    check_backends(credited_case(seed, estimator, **shape), threads, block_tokens)
 
 
 @pytest.mark.parametrize("estimator", CREDITED)
 @pytest.mark.parametrize("name", [*dict.fromkeys(b.partition(":")[0] for b in BACKENDS)])
-def test_chunks_slabs_and_threads_change_no_bit(name, estimator):
+def test_chunks_blocks_and_threads_change_no_bit(name, estimator):
     program, P, T = networks.egg(19, 12, 2), 72, 9
     noise = Noise([leaf.shape for leaf in program.leaves], seed=3, rank=1, shift=6, table_bits=12)
     by_leaf = crediting(
@@ -124,8 +124,8 @@ def test_chunks_slabs_and_threads_change_no_bit(name, estimator):
     state = mx.array(rng.integers(-127, 128, (P, program.state_size)).astype(np.int8))
     weights, results = networks.initial_weights(program, 1), []
     cuts = [(72, 1, 0), (2, 1, 1), (10, 3, 4), (64, 2, 100)]
-    for chunk, threads, slab in cuts if name == "cpu" else cuts[0::2]:
-        engine = ENGINES[name](program, threads, slab)
+    for chunk, threads, block_tokens in cuts if name == "cpu" else cuts[0::2]:
+        engine = ENGINES[name](program, threads, block_tokens)
         population = Population(engine, noise, members=P, group=2, chunk=chunk, crediting=by_leaf)
         results.append(population.credit(weights, 5, tokens, targets, state))
     first = results[0]

@@ -40,7 +40,7 @@ def way(request: pytest.FixtureRequest) -> str:
         ["--chunk", 6],
         ["--threads", 1],
         ["--threads", 3],
-        ["--slab", 3],
+        ["--block_tokens", 3],
         ["--engine", "portable"],
     ],
     ids=str,
@@ -101,9 +101,7 @@ def test_stopped_and_resumed_is_the_same_run(
 
 @pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("sigma_shift", [0, 24])
-def test_noise_may_be_as_loud_or_quiet_as_the_option_says(
-    call: Command, tmp_path: Path, way: str, sigma_shift: int
-):
+def test_every_sigma_shift_is_exact(call: Command, tmp_path: Path, way: str, sigma_shift: int):
     words = [*TINY, *WAYS[way], "--sigma-shift", sigma_shift, "--steps", 2]
     one = call(*words, "--out", tmp_path / "cpu").signature
     two = call(*words, "--engine", "portable", "--out", tmp_path / "portable").signature

@@ -84,15 +84,15 @@ shapes = st.fixed_dictionaries(
     shape=shapes,
     seed=st.integers(0, 2**32 - 1),
     threads=st.integers(1, 3),
-    slab=st.integers(1, 4),
+    block_tokens=st.integers(1, 4),
     clt=st.booleans(),
 )
-def test_equals_oracle_on_random_networks(backend_name, shape, seed, threads, slab, clt):
+def test_equals_oracle_on_random_networks(backend_name, shape, seed, threads, block_tokens, clt):
     name, _, isa = backend_name.partition(":")
     os.environ["EGGROLL_ISA"] = isa
     try:
         case = random_case(seed, **shape)
-        engine = ENGINES[name](case.program, threads, slab)
+        engine = ENGINES[name](case.program, threads, block_tokens)
         scores = check_evaluation(engine, case)
         check_votes(engine, case, oracle.pair_fitness(scores), clt=clt)
         check_evaluation(engine, case, noise=False)

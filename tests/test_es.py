@@ -1,4 +1,4 @@
-"""Credit, thresholds, schedules and the two update rules."""
+"""Credit, thresholds, schedules and the update rules."""
 
 from __future__ import annotations
 

@@ -92,11 +92,11 @@ def running(backend: str, program: Program, *options: int) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=40, deadline=None)
-@given(program=programs(), size=sizes, seed=seeds, slab=st.integers(1, 4))
-def test_equals_oracle_on_random_programs(backend, program, size, seed, slab):
+@given(program=programs(), size=sizes, seed=seeds, block_tokens=st.integers(1, 4))
+def test_equals_oracle_on_random_programs(backend, program, size, seed, block_tokens):
     rng = np.random.default_rng(seed)
     case = marked(case_of(program, rng, **size), rng)
-    with running(backend, program, 2, slab) as engine:
+    with running(backend, program, 2, block_tokens) as engine:
         check(engine, case)
 
 

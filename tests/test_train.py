@@ -76,7 +76,7 @@ def test_a_run_leaves_what_it_promises(call: Command, tmp_path: Path):
         ["--chunk", 6],
         ["--threads", 1],
         ["--threads", 3],
-        ["--slab", 3],
+        ["--block_tokens", 3],
         ["--engine", "portable"],
     ],
     ids=str,

@@ -48,13 +48,13 @@ def columns_of(p):
     return [slice(b * p.shape[1], (b + 1) * p.shape[1]) for b in range(len(p))]
 
 
-def turned_in_integers(u, p):
+def whitened_in_integers(u, p):
     parts = [u[:, c] @ square[: u[:, c].shape[1], : u[:, c].shape[1]]
              for c, square in zip(columns_of(p), p, strict=True)]  # fmt: skip
     return each(lambda x: clip(nearest(x), TOP), np.concatenate(parts, axis=1))
 
 
-def learnt_in_integers(p, u, y):
+def updated_in_integers(p, u, y):
     mean = int((u * u).sum()) // (256 * u.shape[1])
     if mean < 1:
         return p
@@ -85,8 +85,8 @@ def leaf_in_integers(fine, z, gain, floor, p, look):
     )
     y, after, share = u, p, [gain] * len(mean)
     if p is not None:
-        y = turned_in_integers(u, p)
-        after = learnt_in_integers(p, u, y) if look else p
+        y = whitened_in_integers(u, p)
+        after = updated_in_integers(p, u, y) if look else p
         total = [max(sum(map(abs, row)), 1) for row in y.tolist()]
         size = [256 * m // s for m, s in zip(mean, scale, strict=True)]
         share = [gain * K * n // t for n, t in zip(size, total, strict=True)]
@@ -211,8 +211,8 @@ def test_votes_become_round():
     p = whitening.start(64)
     for _ in range(400):
         u = np.rint(300 * (rng.normal(size=(64, 64)) * powers**0.5) @ basis.T)
-        y = whitening.turned(u, p)
-        p = whitening.learnt(p, whitening.power(y, 64), (u * u).sum() // (256 * 64))
+        y = whitening.whitened(u, p)
+        p = whitening.updated(p, whitening.power(y, 64), (u * u).sum() // (256 * 64))
     square = basis.T @ (p[0] / ONE) @ basis
     after = np.diag(square @ np.diag(powers) @ square)
     want = powers / (powers + 0.1)  # as P P / 10 is counted in
@@ -229,8 +229,8 @@ def test_no_votes_turn_a_step_round(seed: int, rows: int, inputs: int, steep: in
     for _ in range(30):
         u = rng.normal(size=(rows, 1)) ** steep * rng.normal(size=inputs)
         u = np.rint(u * (rng.random((rows, inputs)) < 0.3) * 300).clip(-TOP, TOP)
-        y = whitening.turned(u, p)
-        p = whitening.learnt(
+        y = whitening.whitened(u, p)
+        p = whitening.updated(
             p, whitening.power(y, p.shape[1]), float((u * u).sum() // (256 * inputs))
         )
         for square in p:
@@ -265,7 +265,7 @@ def test_floors_are_those_of_one_byte_or_two():
     assert floors(Config(rule="whitened")) == {}
 
 
-def test_all_matrices_but_the_embedding_are_turned():
+def test_all_matrices_but_the_embedding_are_whitened():
     program = egg(16, 100, 1)
     names = {leaf.name for leaf in program.leaves if len(leaf.shape) == 2} - {"embedding"}
     assert set(whitening.whitenable(program)) == names

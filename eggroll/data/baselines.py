@@ -1,4 +1,4 @@
-"""Cross-entropies of unigram and bigram models: what a network must beat to be worth its while.
+"""Cross-entropies of unigram and bigram models, which a network should beat.
 
 Letters: V = 256 byte values, H histories (1 for the unigram model, V for the bigram model).
 """

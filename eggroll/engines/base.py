@@ -23,11 +23,11 @@ class Engine(ABC):
     name: ClassVar[str]
     credits: ClassVar[bool] = True  # whether it has token credit
 
-    def __init__(self, program: Program, threads: int = 0, slab: int = 0) -> None:
+    def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
         program.check()
         self.program = program
         self.threads = threads
-        self.slab = slab
+        self.block_tokens = block_tokens
 
     @classmethod
     def unavailable_because(cls) -> str:

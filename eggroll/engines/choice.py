@@ -33,7 +33,7 @@ def available(credit: bool = False) -> dict[str, str]:
 
 
 def choose(
-    name: str, program: Program, threads: int = 0, slab: int = 0, credit: bool = False
+    name: str, program: Program, threads: int = 0, block_tokens: int = 0, credit: bool = False
 ) -> tuple[Engine, str]:
     """The engine called `name` ("auto": the fastest available) and a phrase saying why.
 
@@ -42,13 +42,13 @@ def choose(
     """
     # An engine asked for waits for no other's trial.
     if name in ENGINES and not unavailable_because(name, credit):
-        return ENGINES[name](program, threads, slab), "as asked"
+        return ENGINES[name](program, threads, block_tokens), "as asked"
     unavailable = available(credit)
     usable = [n for n, why in unavailable.items() if not why]
     if name == "auto":
         passed_over = [f"{n}: {why}" for n, why in unavailable.items() if why]
         reason = "the fastest available here" + "".join(f"; {p}" for p in passed_over)
-        return ENGINES[usable[0]](program, threads, slab), reason
+        return ENGINES[usable[0]](program, threads, block_tokens), reason
     if name not in unavailable:
         raise InputError(f"engine {name!r} is unknown; available here: auto, {', '.join(usable)}.")
     raise InputError(

@@ -33,11 +33,13 @@ class CpuEngine(Engine):
             return str(error)
         return ""
 
-    def __init__(self, program: Program, threads: int = 0, slab: int = 0) -> None:
-        super().__init__(program, threads, slab)
+    def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
+        super().__init__(program, threads, block_tokens)
         self._native = _extension.load()
         # Half a core's cache for the activations passed on, and noise gathered not too often.
-        self.slab = slab or max(64, self._native.cache_bytes() // 2 // (LANES * program.width))
+        self.block_tokens = block_tokens or max(
+            64, self._native.cache_bytes() // 2 // (LANES * program.width)
+        )
         try:
             self._native.isa()
         except ValueError as error:
@@ -75,7 +77,7 @@ class CpuEngine(Engine):
         threads = self.threads or self._native.default_threads()
         return (
             f"cpu ({self._native.isa()}, {threads} thread{'s' * (threads > 1)}, "
-            f"blocks of {LANES} members x {self.slab} tokens)"
+            f"blocks of {LANES} members x {self.block_tokens} tokens)"
         )
 
     def prepare(self, weights: Weights) -> Any:
@@ -92,7 +94,7 @@ class CpuEngine(Engine):
         table, starts, rank, shift = noise if noise else (mx.zeros(1, mx.int8), None, 1, 0)
         scores, after = self._native.evaluate(
             self._program, prepared, table, starts, rank, shift, tokens, targets, state,
-            self.threads, self.slab,
+            self.threads, self.block_tokens,
         )  # fmt: skip
         return scores, after
 
@@ -117,14 +119,14 @@ class CpuEngine(Engine):
         )
         scores, after, *Z = self._native.credit(
             self._program, prepared, noise.table, noise.starts, noise.shift, credit_noise.signs,
-            credit_noise.draws, native, tokens, targets, state, self.threads, self.slab,
+            credit_noise.draws, native, tokens, targets, state, self.threads, self.block_tokens,
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
         return scores, after, dict(zip(names, Z, strict=True))
 
     def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
         logits, after = self._native.logits(
-            self._program, prepared, tokens[:, None], state, self.threads, self.slab
+            self._program, prepared, tokens[:, None], state, self.threads, self.block_tokens
         )
         return logits[:, 0], after
 
@@ -132,7 +134,7 @@ class CpuEngine(Engine):
         self, prepared: Any, tokens: mx.array, targets: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array, mx.array]:
         totals, after, hits = self._native.likelihoods(
-            self._program, prepared, tokens, targets, state, self.threads, self.slab
+            self._program, prepared, tokens, targets, state, self.threads, self.block_tokens
         )
         return totals, hits, after
 

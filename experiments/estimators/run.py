@@ -67,8 +67,8 @@ def compared(ranks: list[int]) -> dict[str, dict]:
             for rank in ranks
             for shift in SHIFTS
         }
-    quiet = {"token-credit": {"sigma_shift": RECIPES["language"]["sigma_shift"]}}
-    return {name: {"estimator": name} | quiet.get(name, {}) for name in ESTIMATORS}
+    own_shift = {"token-credit": {"sigma_shift": RECIPES["language"]["sigma_shift"]}}
+    return {name: {"estimator": name} | own_shift.get(name, {}) for name in ESTIMATORS}
 
 
 def main() -> None:

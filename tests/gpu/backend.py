@@ -126,9 +126,9 @@ def install(gpu: Gpu, monkeypatch, launcher: emulator.Emulator, variant: str = "
         def unavailable_because(cls) -> str:
             return ""
 
-        def __init__(self, program: Program, threads: int = 0, slab: int = 0) -> None:
+        def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
             options = gpu.options(variant)
-            super().__init__(program, threads, slab, launcher=launcher, **options)
+            super().__init__(program, threads, block_tokens, launcher=launcher, **options)
 
     monkeypatch.setitem(choice.ENGINES, gpu.name, Emulated)
 

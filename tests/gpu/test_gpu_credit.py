@@ -235,7 +235,7 @@ RUNS: dict[str, tuple[str, Sequence[object]]] = {
     "some tokens at a time": (
         "m8n8k16",
         ["--estimator", "token-credit", "--vocabulary", 1000, "--layers", 2, "--gates", "table",
-         "--chunk", 12, "--noise-reuse", 0, "--sigma-shift", 2, "--slab", 3]),
+         "--chunk", 12, "--noise-reuse", 0, "--sigma-shift", 2, "--block_tokens", 3]),
     "token-votes, whitened": (
         "dp4a",
         ["--estimator", "token-votes", "--rule", "whitened", "--vocabulary", 1000, "--layers", 2,

@@ -232,7 +232,7 @@ void expect_votes(const Kernels& k, const Credited& c, const CreditWork& work,
   }
 }
 
-void replay(const Kernels& k, const Credited& c, int slab, const std::string& name) {
+void replay(const Kernels& k, const Credited& c, int block_tokens, const std::string& name) {
   std::vector<int16_t> scores(c.scores.size());
   std::vector<int8_t> after(c.state.size());
   Job job{};
@@ -250,7 +250,7 @@ void replay(const Kernels& k, const Credited& c, int slab, const std::string& na
   job.tokens_per_member = c.tokens_per_member;
   job.signs = c.signs.data();
   job.draws = c.draws.data();
-  job.slab = slab;
+  job.block_tokens = block_tokens;
   CreditWork work(job, c.crediting);
   std::vector<int32_t> readout(static_cast<size_t>(work.readout), 0);
   work.job.readout = readout.empty() ? nullptr : readout.data();
@@ -278,8 +278,8 @@ int main(int argc, char** argv) {
     for (size_t i = 0; i < cases.size(); ++i)
       replay(*k, cases[i], isa + " case " + std::to_string(i));
     for (size_t i = 0; i < credited.size(); ++i)
-      for (int slab : {2, 64})
-        replay(*k, credited[i], slab, isa + " credited case " + std::to_string(i));
+      for (int block_tokens : {2, 64})
+        replay(*k, credited[i], block_tokens, isa + " credited case " + std::to_string(i));
     std::cout << isa << ": " << cases.size() + credited.size() << " cases replayed\n";
   }
   return failures ? 1 : 0;

@@ -69,14 +69,14 @@ class CudaEngine(StagedEngine):
         self,
         program: Program,
         threads: int = 0,
-        slab: int = 0,
+        block_tokens: int = 0,
         *,
         launcher: Launcher = device.launch,
         members: int = 0,
         on: Target | None = None,
     ) -> None:
         self.on = on or target(device.architecture(), device.chosen_product())
-        super().__init__(program, threads, slab, Cuda(self.on.product), launcher, members)
+        super().__init__(program, threads, block_tokens, Cuda(self.on.product), launcher, members)
 
     @property
     def description(self) -> str:

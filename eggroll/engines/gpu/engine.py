@@ -51,12 +51,12 @@ class StagedEngine(Engine):
         self,
         program: Program,
         threads: int,
-        slab: int,
+        block_tokens: int,
         dialect: Dialect,
         launcher: Launcher,
         members: int,
     ) -> None:
-        super().__init__(program, threads, slab)
+        super().__init__(program, threads, block_tokens)
         self.dialect, self.launcher, self.members = dialect, launcher, members
         self._members: dict[tuple[int, int], int] = {}
         self._kernels: dict[tuple[int, int, int, Result], list[Kernel]] = {}

@@ -45,7 +45,7 @@ class MetalEngine(StagedEngine):
 
     name: ClassVar[str] = "metal"
     group_sizes: ClassVar[tuple[int, ...]] = MEMBERS
-    launch_macs: ClassVar[int] = 1 << 38  # a fraction of a second, as macOS ends longer ones
+    launch_macs: ClassVar[int] = 1 << 38  # a fraction of a second, as macOS kills longer launches
 
     @classmethod
     def unavailable_because(cls) -> str:
@@ -59,13 +59,13 @@ class MetalEngine(StagedEngine):
         self,
         program: Program,
         threads: int = 0,
-        slab: int = 0,
+        block_tokens: int = 0,
         *,
         launcher: Launcher = device.launch,
         members: int = 0,
         nax: bool | None = None,
     ) -> None:
-        super().__init__(program, threads, slab, Metal(), launcher, members)
+        super().__init__(program, threads, block_tokens, Metal(), launcher, members)
         self.nax = device.nax_usable() if nax is None else nax
 
     @property

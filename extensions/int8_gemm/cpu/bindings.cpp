@@ -59,12 +59,13 @@ NB_MODULE(_int8_gemm, m) {
   // Without the GIL: work waiting on MLX's threads may end by giving up a Python-owned program.
   m.def("evaluate", &eggroll::evaluate, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "packed"_a, "table"_a, "starts"_a.none(), "rank"_a, "shift"_a, "tokens"_a, "targets"_a,
-        "state"_a, "threads"_a, "slab"_a, "Scores int16 [P, T] and state int8 [P, state_size].");
+        "state"_a, "threads"_a, "block_tokens"_a,
+        "Scores int16 [P, T] and state int8 [P, state_size].");
   m.def("logits", &eggroll::logits, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
-        "packed"_a, "tokens"_a, "state"_a, "threads"_a, "slab"_a,
+        "packed"_a, "tokens"_a, "state"_a, "threads"_a, "block_tokens"_a,
         "Logits int8 [P, T, V] and state of the unperturbed model.");
   m.def("likelihoods", &eggroll::likelihoods, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
-        "packed"_a, "tokens"_a, "targets"_a, "state"_a, "threads"_a, "slab"_a,
+        "packed"_a, "tokens"_a, "targets"_a, "state"_a, "threads"_a, "block_tokens"_a,
         "Totals uint64 [P, T], state and hits int8 [P, T] of the unperturbed model.");
   nb::class_<eggroll::Crediting>(m, "Crediting", "How token credit works on each leaf.")
       .def(
@@ -79,7 +80,7 @@ NB_MODULE(_int8_gemm, m) {
           "unit_shift"_a);
   m.def("credit", &eggroll::credit, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "packed"_a, "table"_a, "starts"_a, "shift"_a, "signs"_a, "draws"_a, "crediting"_a,
-        "tokens"_a, "targets"_a, "state"_a, "threads"_a, "slab"_a,
+        "tokens"_a, "targets"_a, "state"_a, "threads"_a, "block_tokens"_a,
         "Scores, state and Z int32 of every leaf.");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "fitness"_a, "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a,

@@ -308,23 +308,23 @@ struct Block : Members {
     for (int i = 0; i < count; ++i) y[i] = table[static_cast<uint8_t>(x[i])];
   }
 
-  // Slab by slab of tokens, in it stage by stage, and there token by token: a stage's weights and
-  // noise and the slab's activations stay in cache.
-  // Without memory (base null) nothing is computed: the arena only learns how much it needs.
+  // Some tokens at a time, in them stage by stage, and there token by token: a stage's weights and
+  // noise and the activations of these tokens stay in cache. Without memory (base null) nothing is
+  // computed: the arena only learns how much it needs.
   void run_all() {
-    int slab = clamp(job.slab, 1, job.tokens_per_member);
+    int block_tokens = clamp(job.block_tokens, 1, job.tokens_per_member);
     if (nodes()) take_swapped();
     size_t step = static_cast<size_t>(tiles_of(job.plan.width)) * (kTile / 4) * kLanes;
-    x = arena.take<uint32_t>(step * slab);
+    x = arena.take<uint32_t>(step * block_tokens);
     xb = arena.take<int32_t[kLanes]>(job.rank);
     size_t mark = arena.used, peak = mark;
-    for (int first = 0; first < job.tokens_per_member; first += slab) {
+    for (int first = 0; first < job.tokens_per_member; first += block_tokens) {
       for (int i = 0; i < job.plan.stage_count; ++i) {
         stage = &job.plan.stages[i];
         arena.used = mark;
         open_stage();
         peak = arena.used > peak ? arena.used : peak;
-        if (arena.base) run_stage(first, slab, step);
+        if (arena.base) run_stage(first, block_tokens, step);
       }
     }
     arena.used = peak;
@@ -341,9 +341,9 @@ struct Block : Members {
     swapped = arena.take<uint32_t>(static_cast<size_t>(words_of(widest)) * kLanes);
   }
 
-  void run_stage(int first, int slab, size_t step) {
+  void run_stage(int first, int block_tokens, size_t step) {
     load_state(first ? job.state_out : job.state_in);
-    for (int t = first; t < first + slab && t < job.tokens_per_member; ++t) {
+    for (int t = first; t < first + block_tokens && t < job.tokens_per_member; ++t) {
       registers[0] = x + step * (t - first);
       for (int j = 0; j < stage->register_count; ++j) ready[j] = false;
       restart(t);

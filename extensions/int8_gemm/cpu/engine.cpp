@@ -94,13 +94,13 @@ namespace {
 std::vector<mx::array> run(std::shared_ptr<Program> program, const mx::array& packed,
                            const mx::array& table, const std::optional<mx::array>& starts, int rank,
                            int shift, const mx::array& tokens, const mx::array& targets,
-                           const mx::array& state, int threads, int slab, Output output) {
+                           const mx::array& state, int threads, int block_tokens, Output output) {
   const Plan& plan = program->plan();
   require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
   int members = tokens.shape(0), count = tokens.shape(1);
   require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
   require(shift >= 0 && shift < 32, "shift must be in 0..31");
-  require(slab >= 1, "slab must be 1 or more");
+  require(block_tokens >= 1, "block_tokens must be 1 or more");
   std::vector<mx::array> in{ready(packed, mx::int8, "packed"), ready(table, mx::int8, "table"),
                             ready(tokens, mx::int32, "tokens"),
                             ready(targets, mx::int32, "targets"), ready(state, mx::int8, "state")};
@@ -121,17 +121,17 @@ std::vector<mx::array> run(std::shared_ptr<Program> program, const mx::array& pa
   }
   auto primitive =
       std::make_shared<EvaluatePopulation>(mx::default_stream(kCpu), std::move(program), threads,
-                                           slab, rank, shift, starts.has_value(), output);
+                                           block_tokens, rank, shift, starts.has_value(), output);
   return mx::array::make_arrays(shapes, dtypes, primitive, in);
 }
 
 std::vector<mx::array> run_unperturbed(std::shared_ptr<Program> program, const mx::array& packed,
                                        const mx::array& tokens, const mx::array& targets,
-                                       const mx::array& state, int threads, int slab,
+                                       const mx::array& state, int threads, int block_tokens,
                                        Output output) {
   const mx::array no_table = mx::zeros({1}, mx::int8, kCpu);
   return run(std::move(program), packed, no_table, std::nullopt, 1, 0, tokens, targets, state,
-             threads, slab, output);
+             threads, block_tokens, output);
 }
 
 }  // namespace
@@ -140,22 +140,22 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
                                 const mx::array& table, const std::optional<mx::array>& starts,
                                 int rank, int shift, const mx::array& tokens,
                                 const mx::array& targets, const mx::array& state, int threads,
-                                int slab) {
+                                int block_tokens) {
   return run(std::move(program), packed, table, starts, rank, shift, tokens, targets, state,
-             threads, slab, Output::scores);
+             threads, block_tokens, Output::scores);
 }
 
 std::vector<mx::array> logits(std::shared_ptr<Program> program, const mx::array& packed,
                               const mx::array& tokens, const mx::array& state, int threads,
-                              int slab) {
-  return run_unperturbed(std::move(program), packed, tokens, tokens, state, threads, slab,
+                              int block_tokens) {
+  return run_unperturbed(std::move(program), packed, tokens, tokens, state, threads, block_tokens,
                          Output::logits);
 }
 
 std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::array& packed,
                                    const mx::array& tokens, const mx::array& targets,
-                                   const mx::array& state, int threads, int slab) {
-  return run_unperturbed(std::move(program), packed, tokens, targets, state, threads, slab,
+                                   const mx::array& state, int threads, int block_tokens) {
+  return run_unperturbed(std::move(program), packed, tokens, targets, state, threads, block_tokens,
                          Output::likelihoods);
 }
 
@@ -164,13 +164,14 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
                               const mx::array& signs, const mx::array& draws,
                               const Crediting& crediting, const mx::array& tokens,
                               const mx::array& targets, const mx::array& state, int threads,
-                              int slab) {
+                              int block_tokens) {
   const Plan& plan = program->plan();
   require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
   int members = tokens.shape(0), count = tokens.shape(1);
   require(members % 2 == 0, "a population is made of pairs: P must be even");
   require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
-  require(shift >= 0 && shift < 32 && slab >= 1, "shift must be in 0..31, slab 1 or more");
+  require(shift >= 0 && shift < 32 && block_tokens >= 1,
+          "shift must be in 0..31, block_tokens 1 or more");
   check(plan, crediting);
   std::vector<mx::array> in{
       ready(packed, mx::int8, "packed"),  ready(table, mx::int8, "table"),
@@ -191,7 +192,7 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
     dtypes.push_back(mx::int32);
   }
   auto primitive = std::make_shared<CreditPopulation>(mx::default_stream(kCpu), std::move(program),
-                                                      threads, slab, shift, crediting);
+                                                      threads, block_tokens, shift, crediting);
   return mx::array::make_arrays(shapes, dtypes, primitive, in);
 }
 

@@ -21,17 +21,17 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
                                 const mx::array& table, const std::optional<mx::array>& starts,
                                 int rank, int shift, const mx::array& tokens,
                                 const mx::array& targets, const mx::array& state, int threads,
-                                int slab);
+                                int block_tokens);
 
 // Of the unperturbed model: logits [P, T, V] int8 and new state.
 std::vector<mx::array> logits(std::shared_ptr<Program> program, const mx::array& packed,
                               const mx::array& tokens, const mx::array& state, int threads,
-                              int slab);
+                              int block_tokens);
 
 // Of the unperturbed model: totals [P, T] uint64, new state and hits [P, T] int8 (see plan.h).
 std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::array& packed,
                                    const mx::array& tokens, const mx::array& targets,
-                                   const mx::array& state, int threads, int slab);
+                                   const mx::array& state, int threads, int block_tokens);
 
 // Scores and state as `evaluate`, then Z of every leaf by token credit.
 std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,
@@ -39,7 +39,7 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
                               const mx::array& signs, const mx::array& draws,
                               const Crediting& crediting, const mx::array& tokens,
                               const mx::array& targets, const mx::array& state, int threads,
-                              int slab);
+                              int block_tokens);
 
 // Z of every leaf, int32 in the leaf's shape.
 std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& fitness,

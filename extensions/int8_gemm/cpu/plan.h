@@ -98,7 +98,7 @@ struct Job {
   int credit_shift;
   int unit_shift;    // from score differences in 1/256 bit to the unit of credit
   int32_t* readout;  // [V, K] of this thread: += inputs of the head, by target and draw
-  int slab;          // tokens that a block runs through one stage before the next, at least 1
+  int block_tokens;  // tokens that a block runs through one stage before the next, at least 1
   uint64_t* totals;  // [P, T], or null: sums over the vocabulary of 2^(31 + (logit + 128) / 16)
   int8_t* hits;      // [P, T], with totals: the targets' logits
 };

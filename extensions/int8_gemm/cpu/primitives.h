@@ -62,10 +62,10 @@ enum class Output { scores, logits, likelihoods };
 
 class EvaluatePopulation : public CpuPrimitive {
  public:
-  EvaluatePopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads, int slab,
-                     int rank, int shift, bool noise, Output output)
+  EvaluatePopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads,
+                     int block_tokens, int rank, int shift, bool noise, Output output)
       : CpuPrimitive(stream, std::move(program), threads),
-        slab_(slab),
+        block_tokens_(block_tokens),
         rank_(rank),
         shift_(shift),
         noise_(noise),
@@ -92,7 +92,7 @@ class EvaluatePopulation : public CpuPrimitive {
     job.state_out = out[1].data<int8_t>();
     job.members = in[2].shape(0);
     job.tokens_per_member = in[2].shape(1);
-    job.slab = slab_;
+    job.block_tokens = block_tokens_;
     const Kernels& k = kernels();
     int64_t blocks = (job.members + kLanes - 1) / kLanes;
     auto pool = std::make_shared<ScratchPool>(k.block_bytes(job), blocks, threads_);
@@ -103,7 +103,7 @@ class EvaluatePopulation : public CpuPrimitive {
   }
 
  private:
-  int slab_, rank_, shift_;
+  int block_tokens_, rank_, shift_;
   bool noise_;
   Output output_;
 };
@@ -197,10 +197,10 @@ class CountVotes : public CpuPrimitive {
 // Evaluation and votes in one: credit is a matter of the pair alone.
 class CreditPopulation : public CpuPrimitive {
  public:
-  CreditPopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads, int slab,
-                   int shift, const Crediting& crediting)
+  CreditPopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads,
+                   int block_tokens, int shift, const Crediting& crediting)
       : CpuPrimitive(stream, std::move(program), threads),
-        slab_(slab),
+        block_tokens_(block_tokens),
         shift_(shift),
         crediting_(crediting) {}
 
@@ -257,11 +257,11 @@ class CreditPopulation : public CpuPrimitive {
     job.state_out = out[1].data<int8_t>();
     job.members = in[2].shape(0);
     job.tokens_per_member = in[2].shape(1);
-    job.slab = slab_;
+    job.block_tokens = block_tokens_;
     return job;
   }
 
-  int slab_, shift_;
+  int block_tokens_, shift_;
   Crediting crediting_;
 };
 
