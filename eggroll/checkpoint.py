@@ -94,7 +94,9 @@ def load(path: Path) -> Checkpoint:
             network that its own options declare.
     """
     metadata, arrays = read(path, FORMAT)
-    config = from_dict(json.loads(metadata["config"]), f"checkpoint {str(path)!r}")
+    # An option that is younger than the run has its plain default, not the recipe's.
+    options = Config().to_dict() | json.loads(metadata["config"])
+    config = from_dict(options, f"checkpoint {str(path)!r}")
     config.check()
     check_network(metadata, config, path)
     arrays = {re.sub("^master/", "memory/", name): array for name, array in arrays.items()}

@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from eggroll import checkpoint, runlog
 from eggroll.checkpoint import Checkpoint
-from eggroll.config import Config
+from eggroll.config import RECIPES, Config
 from eggroll.errors import InputError
 from eggroll.networks import NETWORKS, Gates, egg, initial_weights
 from eggroll.program import Program
@@ -127,6 +127,18 @@ def test_version_1_is_read(path: Path, sound: Checkpoint):
     assert again.memory.keys() == sound.memory.keys()
     for name, array in sound.memory.items():
         assert (np.array(again.memory[name]) == np.array(array)).all()
+
+
+def test_what_a_recipe_gained_later_is_not_put_on_an_old_run(path: Path, sound: Checkpoint):
+    config = replace(sound.config, recipe="language")
+    checkpoint.save(path, sound._replace(config=config))
+    metadata, arrays = checkpoint.read(path, checkpoint.FORMAT)
+    options = json.loads(metadata["config"])
+    assert options.pop("score_bits") == 4 != RECIPES["language"]["score_bits"]
+    metadata["config"] = json.dumps(options)
+    metadata["sha256"] = checkpoint._digest(metadata, arrays)
+    path.write_bytes(safetensors.numpy.save(arrays, metadata))
+    assert checkpoint.load(path).config.score_bits == 4
 
 
 def test_another_network_of_the_same_shapes_is_refused(path: Path, monkeypatch):
