@@ -34,6 +34,7 @@ class CreditKind(IntEnum):
     TOKENS = 2  # an embedding: the credit of every token, int8 [T]
     SCALAR = 3  # a vector: the sum of the credit, int8
     READOUT = 4  # the head, from its own errors
+    FEATURES = 5  # sparse features: the credit of every row, int8 [T]
 
 
 class Crediting(NamedTuple):
@@ -73,20 +74,23 @@ OF = {
     "score": (CreditKind.INPUTS, 0),
     "norm": (CreditKind.SCALAR, VECTOR),
     "add_bias": (CreditKind.SCALAR, VECTOR),
+    "bias": (CreditKind.SCALAR, VECTOR),
+    "features": (CreditKind.FEATURES, EMBEDDING),
+    "sums": (CreditKind.INPUTS, 0),
 }
 
 
 def _shared(stage: Stage) -> Iterator[tuple[int, int]]:
     """(owner, leaf): matrices whose outputs are only summed share one noise vector."""
     reads = Counter(register for op in stage.ops for register in op.inputs)
-    writes = Counter(op.out for op in stage.ops)
+    writes = Counter(op.out for op in stage.ops if op.writes)
     made_by = {
         op.out: op.leaf
         for op in stage.ops
         if op.kind == "linear" and reads[op.out] == writes[op.out] == 1
     }
     for op in stage.ops:
-        if op.kind == "add_bias" and all(register in made_by for register in op.inputs):
+        if op.kind in ("add_bias", "bias") and all(register in made_by for register in op.inputs):
             first, *rest = (made_by[register] for register in op.inputs)
             yield from ((first, leaf) for leaf in (*rest, op.leaf))
 
@@ -103,7 +107,9 @@ def crediting(
     owners, discounts = list(range(count)), [discount] * count
     last = max((i for i, stage in enumerate(program.stages) if stage.state >= 0), default=-1)
     for i, stage in enumerate(program.stages):
-        written = max((j for j, op in enumerate(stage.ops) if op.out == S), default=-1)
+        written = max(
+            (j for j, op in enumerate(stage.ops) if op.out == S and op.writes), default=-1
+        )
         for j, op in enumerate(stage.ops):
             if op.leaf < 0:
                 continue

@@ -5,7 +5,7 @@ Letters: V vocabulary, D width, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import mlx.core as mx
@@ -46,8 +46,40 @@ def egg(vocabulary: int, width: int, layers: int, gates: Gates = "clip") -> Prog
     return net
 
 
-# name -> the network's builder(vocabulary, width, layers, gates)
-NETWORKS: dict[str, Callable[[int, int, int, Gates], Program]] = {"egg": egg}
+def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> Program:
+    """Layers of weights, bias and ReLU on an int8 row, and one of int8 [outputs], "output".
+
+    Layer i has the leaves `layer{i}.weights` and `layer{i}.bias`; outputs are logits in 1/16 bit by
+    custom.
+    """
+    net = Program()
+    x = net.input(inputs)
+    for i, size in enumerate([*hidden, outputs]):
+        x = net.bias(net.linear(x, f"layer{i}.weights", size), f"layer{i}.bias")
+        x = net.relu(x) if i < len(hidden) else x
+    net.output(x)
+    return net
+
+
+def nnue(
+    features: int, accumulator: int, hidden: int = 16, *, active: int = 32, lists: int = 2
+) -> Program:
+    """Efficiently updatable evaluation: sums of feature rows, ReLU, a hidden layer, one int32.
+
+    A row has `lists` lists of at most `active` features, as of the two sides of a board game, the
+    side to move first; "evaluation" is undivided.
+    """
+    net = Program()
+    x = net.features("accumulator", features, accumulator, active=active, lists=lists, shift=1)
+    x = net.relu(net.bias(x, "accumulator.bias"))
+    x = net.relu(net.bias(net.linear(x, "hidden", hidden), "hidden.bias"))
+    net.sums(x, "evaluation", 1)
+    return net
+
+
+# name -> the network's builder. Those of NetworkName, language models, are built from (vocabulary,
+# width, layers, gates).
+NETWORKS: dict[str, Callable[..., Program]] = {"egg": egg, "mlp": mlp, "nnue": nnue}
 
 
 def initial_weights(program: Program, seed: int) -> dict[str, mx.array]:

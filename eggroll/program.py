@@ -4,104 +4,90 @@ Letters: V vocabulary, D width, K inputs of an operation. A program is a list of
 passes from stage to stage, register s holds a stage's recurrent state; both are [D] int8 in Q4.
 Networks are declared in networks.py and engines interpret them; nothing here knows how. Whatever a
 method accepts runs on every engine; anything else is refused in one sentence.
+
+A member reads one row at a time: a token, and whatever the caller shows beside it (Rows). A program
+of no vocabulary has the tokens 0 and 1; in every program, token 0 begins anew with a zero state.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
-from eggroll.errors import InputError
-from eggroll.fixed_point import gate_tables
+from eggroll.fixed_point import LIMIT, gate_tables
+from eggroll.stage import (
+    MAX_ACTIVE,
+    MAX_FEATURE_SHIFT,
+    MAX_FEATURES,
+    MAX_LISTS,
+    MAX_OPERATIONS,
+    MAX_REGISTERS,
+    MAX_SIZE,
+    MAX_VOCABULARY,
+    NO_ROWS,
+    OPERATIONS,
+    RESULTS,
+    Leaf,
+    Op,
+    Output,
+    ProgramError,
+    Register,
+    Rows,
+    S,
+    Stage,
+    X,
+)
 
-# name -> meaning. All values int8, clip(v) = clamp to +-127, w' = the member's perturbed leaf.
-OPERATIONS: dict[str, str] = {
-    "embed": "x = clip(E[t] + noise)",
-    "linear": "y = clip((W x + noise) // (16 floor(sqrt K)))",
-    "norm": "y_i = clip((x_i w'_i) // max(1, sum|x| // D))",
-    "add": "y = clip(a + b)",
-    "add_bias": "y = clip(a + b + w')",
-    "lookup": "y = table[x]",
-    "forget": "y = ((f + 127) s) >> 8",
-    "mix": "y = s + (((f + 127) (h - s)) >> 8)",
-    "score": "u = linear(x) + 128; log-likelihood = S/16 u_c - LOG2[sum EXP2[u]], in 1/S bit",
-}
-
-MAX_REGISTERS = 32  # of a stage, x and s included; kRegisters of plan.h
-MAX_OPERATIONS = 64  # of a stage; kOps of plan.h
-MAX_SIZE = 32767  # of a register; kSize of plan.h
-MAX_VOCABULARY = 1 << 16
-
-
-class ProgramError(InputError, ValueError):
-    """A declaration that an engine could not run: one sentence with the way out."""
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A parameter: unique name, shape ([out, in] or [n]), and its initial value (None: normal)."""
-
-    name: str
-    shape: tuple[int, ...]
-    init: int | None = None
-
-
-class Op(NamedTuple):
-    """One operation: registers[out] = kind(registers[inputs], leaves[leaf], table)."""
-
-    kind: str
-    out: int
-    inputs: tuple[int, ...] = ()
-    leaf: int = -1
-    table: str = ""
-
-
-@dataclass(eq=False)
-class Stage:
-    """Operations that hand only register x to the next stage.
-
-    So all T tokens can run through one stage before the next begins. registers: their sizes;
-    state: offset of register s in the member's state, or -1 where the stage has none.
-    """
-
-    ops: list[Op]
-    registers: list[int]
-    state: int
-
-
-@dataclass(frozen=True)
-class Register:
-    """A value of one stage, int8 [size] in Q4; operations know it by its index there."""
-
-    stage: Stage = field(repr=False)
-    index: int
-    size: int
-
-
-X, S = 0, 1  # indices of registers x and s
+__all__ = [
+    "MAX_OPERATIONS",
+    "MAX_REGISTERS",
+    "MAX_SIZE",
+    "NO_ROWS",
+    "OPERATIONS",
+    "RESULTS",
+    "Leaf",
+    "Leaves",
+    "Op",
+    "Output",
+    "Program",
+    "ProgramError",
+    "Register",
+    "Rows",
+    "S",
+    "Stage",
+    "Weights",
+    "X",
+]
 
 
 @dataclass
 class Program:
     """A network under construction: each method adds one operation and returns its register.
 
-    vocabulary: V, 2..65,536; width: D, 1..32,767; score_bits: 4 or 8, for scores in units of 1/S
-    bit with S = 2^score_bits. Every method raises ProgramError for an operation that an engine
-    could not run, and `check` for a program that is not finished.
+    vocabulary: V, 2..65,536; width: D of x and s, 1..32,767, which networks of one stage without a
+    state leave out; score_bits: 4 or 8, for scores in units of 1/S bit with S = 2^score_bits.
+    Every method raises ProgramError for an operation that an engine could not run, and `check` for
+    a program that is not finished.
     """
 
-    vocabulary: int
-    width: int
+    vocabulary: int = 2
+    width: int = 1
     score_bits: int = 4
     leaves: list[Leaf] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     state_size: int = 0
     prefix: str = ""
+    inputs: int = 0  # values of a row that `input` shows
+    indices: int = 0  # of a row's features, all lists together
+    outputs: list[Output] = field(default_factory=list)
+    tables: dict[str, NDArray[np.int8]] = field(default_factory=lambda: gate_tables())
 
     def __post_init__(self) -> None:
         _check_range("The vocabulary", self.vocabulary, 2, MAX_VOCABULARY)
@@ -119,9 +105,9 @@ class Program:
         """
         if self.stages:
             self._check_stage()
-            if self._has_score:
+            if self.scored:
                 raise ProgramError("A stage follows the score: the score is in the last stage.")
-            if all(op.out != X for op in self.stages[-1].ops):
+            if all(op.out != X or not op.writes for op in self.stages[-1].ops):
                 raise ProgramError(
                     f"{self._here} never writes x, so that no later stage sees what it computes: "
                     "write x with out=x."
@@ -137,6 +123,43 @@ class Program:
         """x = the row of the token that is read, of a leaf [V, D]; the first of all operations."""
         leaf = Leaf(name, (self.vocabulary, self.width))
         return self._emit("embed", (), self.width, X, leaf)
+
+    def input(self, size: int) -> Register:
+        """The values that the caller shows, int8 [size], at any scale; Q4 by custom."""
+        _check_range("The size of the input", size, 1, MAX_SIZE)
+        if self.inputs not in (0, size):
+            raise ProgramError(
+                f"The input has {size} values and an earlier one {self.inputs}: a row has one size."
+            )
+        made = self._emit("input", (), size)
+        self.inputs = size
+        return made
+
+    def features(
+        self, name: str, count: int, size: int, *, active: int = 32, lists: int = 1, shift: int = 0
+    ) -> Register:
+        """Sparse inputs: per list, the sum of the rows of its indices, of a leaf [count, size].
+
+        active: indices in a list, at most; lists: that share the leaf, their sums side by side in
+        the order given in the row; shift: right shift of a sum before the clip.
+        """
+        _check_range(f"The number of features of {name!r}", count, 1, MAX_FEATURES)
+        _check_range(f"The size of {name!r}", size, 1, MAX_SIZE)
+        _check_range(f"The number of lists of {name!r}", lists, 1, MAX_LISTS)
+        _check_range(f"The active features of {name!r}", active, 1, MAX_ACTIVE)
+        _check_range(f"The shift of {name!r}", shift, 0, MAX_FEATURE_SHIFT)
+        _check_range(f"The size of all lists of {name!r}", lists * size, 1, MAX_SIZE)
+        if count < (lists - 1) * size:
+            raise ProgramError(
+                f"{name!r} has {count} features for {lists} lists of size {size}: at least "
+                f"{(lists - 1) * size} are needed, so that every list has noise of its own."
+            )
+        numbers = lists, active, self.indices, shift
+        made = self._emit(
+            "features", (), lists * size, leaf=Leaf(name, (count, size)), numbers=numbers
+        )
+        self.indices += lists * active
+        return made
 
     def linear(self, x: Register, name: str, outputs: int) -> Register:
         """The product with a leaf [outputs, K]."""
@@ -158,10 +181,41 @@ class Program:
         n = self._size("add_bias", a, b)
         return self._emit("add_bias", (a, b), n, leaf=Leaf(name, (n,), 0))
 
+    def bias(self, x: Register, name: str, out: Register | None = None) -> Register:
+        """x + a leaf [n] that begins as 0, in a new register or in `out`."""
+        n = self._size("bias", x)
+        return self._emit("bias", (x,), n, out, leaf=Leaf(name, (n,), 0))
+
+    def relu(self, x: Register, out: Register | None = None) -> Register:
+        """max(x, 0), in a new register or in `out`; clipped at 127 as every value is."""
+        return self._emit("relu", (x,), self._size("relu", x), out)
+
+    def concat(self, a: Register, b: Register, *more: Register) -> Register:
+        """The values of a, then those of b, then those of the others."""
+        size = self._size("concat", a) + self._size("concat", b)
+        _check_range("The size of what concat makes", size, 1, MAX_SIZE)
+        made = self._emit("concat", (a, b), size)
+        return self.concat(made, *more) if more else made
+
+    def table(self, name: str, values: Sequence[int] | NDArray[Any]) -> str:
+        """Declares a table for `lookup`: what -127, -126 .. 127 become, each in -127..127."""
+        array = np.asarray(values)
+        if array.shape != (255,) or array.dtype.kind not in "iu":
+            raise ProgramError(
+                f"Table {name!r} is {array.dtype} {list(array.shape)}: 255 whole numbers are "
+                "needed, for -127 to 127."
+            )
+        if abs(array.astype(np.int64)).max() > LIMIT:
+            raise ProgramError(f"Table {name!r} has values beyond -127 to 127.")
+        if name in self.tables and not np.array_equal(self.tables[name], array):
+            raise ProgramError(f"Table {name!r} is there already: give it another name.")
+        self.tables = {**self.tables, name: array.astype(np.int8)}
+        return name
+
     def lookup(self, x: Register, table: str) -> Register:
-        """Each element of x through a table of fixed_point.gate_tables."""
-        if table not in gate_tables():
-            known = ", ".join(gate_tables())
+        """Each element of x through a table: sigmoid, tanh, or one declared by `table`."""
+        if table not in self.tables:
+            known = ", ".join(self.tables)
             raise ProgramError(f"Table {table!r} is unknown: choose one of {known}.")
         return self._emit("lookup", (x,), self._size("lookup", x), table=table)
 
@@ -176,33 +230,62 @@ class Program:
     def score(self, x: Register, name: str) -> None:
         """Logits by a leaf [V, K], and the target's log-likelihood; once, in the last stage."""
         leaf = Leaf(name, (self.vocabulary, self._size("score", x)))
-        if self._has_score:
+        if self.scored:
             raise ProgramError(f"The score {name!r} is a second one: a program has one.")
         self._emit("score", (x,), self.vocabulary, X, leaf)
+
+    def output(self, x: Register, name: str = "output") -> None:
+        """The caller has x of every row, int8 [n]; logits by custom in 1/16 bit."""
+        self._result("output", x, Output(name, self._size("output", x)))
+
+    def sums(self, x: Register, name: str, outputs: int) -> None:
+        """The caller has the product with a leaf [outputs, K] of every row, undivided: int32."""
+        _check_range(f"The number of outputs of {name!r}", outputs, 1, MAX_SIZE)
+        leaf = Leaf(name, (outputs, self._size("sums", x)))
+        self._result("sums", x, Output(self.prefix + name, outputs, True), leaf)
+
+    def _result(self, kind: str, x: Register, output: Output, leaf: Leaf | None = None) -> None:
+        if any(output.name == other.name for other in self.outputs):
+            raise ProgramError(f"Output {output.name!r} is declared twice: give one another name.")
+        self._emit(kind, (x,), output.size, X, leaf, numbers=(len(self.outputs),))
+        self.outputs.append(output)
 
     def check(self) -> None:
         """Raises ProgramError for a program that is not finished."""
         if not self.stages:
-            raise ProgramError("The program is empty: begin a stage and embed the token.")
+            raise ProgramError("The program is empty: begin with input, features or embed.")
         self._check_stage()
-        if not self._has_score:
-            raise ProgramError("The program has no score: its last stage must end in one.")
+        if not (self.scored or self.outputs):
+            raise ProgramError(
+                "The program has neither score nor output: end it with score, output or sums."
+            )
         if self.score_bits not in (4, 8):
             raise ProgramError(f"score_bits is {self.score_bits}: 4 or 8 is needed.")
 
-    def digest(self) -> str:
-        """Sha256, hex, of the whole declaration, the same on every machine."""
-        tables = gate_tables()
+    def declaration(self) -> dict[str, Any]:
+        """The whole declaration as plain JSON values; its inverse is declaration.program_of."""
         used = {op.table for stage in self.stages for op in stage.ops if op.table}
-        declared = {
+        shown = {
+            "inputs": self.inputs,
+            "indices": self.indices,
+            "outputs": [list(output) for output in self.outputs],
+        }
+        return {
             "vocabulary": self.vocabulary,
             "width": self.width,
             "state": self.state_size,
-            "leaves": [(leaf.name, leaf.shape, leaf.init) for leaf in self.leaves],
-            "stages": [(stage.ops, stage.registers, stage.state) for stage in self.stages],
-            "tables": {name: tables[name].tolist() for name in used},
-        }
-        text = json.dumps(declared, sort_keys=True, separators=(",", ":"))
+            "leaves": [[leaf.name, list(leaf.shape), leaf.init] for leaf in self.leaves],
+            "stages": [
+                # What an operation does not have is left out, as it was before there was any.
+                [[op.plain() for op in stage.ops], list(stage.registers), stage.state]
+                for stage in self.stages
+            ],
+            "tables": {name: self.tables[name].tolist() for name in used},
+        } | {key: value for key, value in shown.items() if value}
+
+    def digest(self) -> str:
+        """Sha256, hex, of the whole declaration, the same on every machine."""
+        text = json.dumps(self.declaration(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode("ascii")).hexdigest()
 
     @property
@@ -211,7 +294,8 @@ class Program:
         return f"Stage {len(self.stages) - 1}{prefix}"
 
     @property
-    def _has_score(self) -> bool:
+    def scored(self) -> bool:
+        """Whether there is a score: whether the program is a language model."""
         return any(op.kind == "score" for stage in self.stages for op in stage.ops)
 
     def _check_stage(self) -> None:
@@ -235,7 +319,21 @@ class Program:
             raise ProgramError(f"{self._here}: {kind} needs registers of one size, not {listed}.")
         return sizes[0]
 
+    def _holds(self, register: int) -> bool:
+        """Whether an operation of this stage has written the register."""
+        return any(op.out == register and op.writes for op in self.stages[-1].ops)
+
     def _check_register(self, kind: str, r: Register) -> None:
+        """Raises ProgramError unless the register may be read."""
+        self._check_place(kind, r)
+        if not self.stages[0].ops:
+            raise ProgramError(
+                f"The program begins with {kind}: begin with input, features or embed."
+            )
+        if r.index == X and len(self.stages) == 1 and not self._holds(X):
+            raise ProgramError(f"{self._here}: {kind} uses register x, which holds nothing yet.")
+
+    def _check_place(self, kind: str, r: Register) -> None:
         if not isinstance(r, Register):
             raise ProgramError(f"{kind} needs a register, as operations return it, not {r!r}.")
         if not self.stages or r.stage is not self.stages[-1]:
@@ -243,8 +341,6 @@ class Program:
                 f"{kind} was given register {r.index} of another stage: only x passes from stage "
                 "to stage, so use the registers that stage() has just returned."
             )
-        if not self.stages[0].ops:
-            raise ProgramError(f"The program begins with {kind}: embed the token first.")
         if r.index == S and r.stage.state < 0:
             raise ProgramError(
                 f"{self._here}: {kind} uses register s and the stage has no state: begin it with "
@@ -259,10 +355,11 @@ class Program:
         out: Register | int | None = None,
         leaf: Leaf | None = None,
         table: str = "",
+        numbers: tuple[int, ...] = (),
     ) -> Register:
         """Adds an operation whose result has `size`; out: None for a new register."""
         if not self.stages:
-            raise ProgramError(f"{kind} is in no stage: begin one with stage().")
+            self.stage()
         stage = self.stages[-1]
         if len(stage.ops) == MAX_OPERATIONS:
             raise ProgramError(f"{self._here} has {MAX_OPERATIONS} operations: begin another one.")
@@ -272,7 +369,7 @@ class Program:
                 "with out=."
             )
         if isinstance(out, Register):
-            self._check_register(kind, out)
+            self._check_place(kind, out)
             if out.size != size:
                 raise ProgramError(
                     f"{self._here}: {kind} gives {size} values and out holds {out.size}."
@@ -282,7 +379,7 @@ class Program:
         if out is None:
             stage.registers.append(size)
             out = len(stage.registers) - 1
-        stage.ops.append(Op(kind, out, tuple(r.index for r in inputs), number, table))
+        stage.ops.append(Op(kind, out, tuple(r.index for r in inputs), number, table, numbers))
         return Register(stage, out, stage.registers[out])
 
     def _declare(self, leaf: Leaf) -> int:

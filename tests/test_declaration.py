@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
@@ -10,7 +11,7 @@ from eggroll import _extension, program
 from eggroll import fixed_point as fx
 from eggroll.engines import ENGINES
 from eggroll.errors import InputError
-from eggroll.networks import NETWORKS, egg
+from eggroll.networks import NETWORKS, NetworkName, egg
 from eggroll.program import Program, ProgramError
 
 
@@ -20,10 +21,6 @@ def begun(**options) -> tuple:
     x, s = net.stage("a.", **options)
     net.embed("embedding")
     return net, x, s
-
-
-def before_any_stage():
-    Program(16, 8).embed("embedding")
 
 
 def without_embed():
@@ -168,8 +165,7 @@ def of_another_unit():
 
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
-    (before_any_stage, r"^embed is in no stage: begin one with stage\(\)\.$"),
-    (without_embed, r"^The program begins with linear: embed the token first\.$"),
+    (without_embed, r"^The program begins with linear: begin with input, features or embed\.$"),
     (state_without_stage_state, r"^Stage 0 \('a\.'\): add uses register s .* state=True\.$"),
     (written_without_stage_state, r"^Stage 0 \('a\.'\): add uses register s .* state=True\.$"),
     (of_another_stage, r"^norm was given register 2 of another stage: only x passes"),
@@ -191,8 +187,11 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (empty_stage, r"^Stage 1 \('b\.'\) is empty"),
     (state_never_written, r"^Stage 0 \('a\.'\) has a state and never writes it"),
     (last_state_never_written, r"^Stage 0 \('a\.'\) has a state and never writes it"),
-    (without_score, r"^The program has no score: its last stage must end in one\.$"),
-    (without_anything, r"^The program is empty: begin a stage and embed the token\.$"),
+    (
+        without_score,
+        r"^The program has neither score nor output: end it with score, output or sums\.$",
+    ),
+    (without_anything, r"^The program is empty: begin with input, features or embed\.$"),
     (of_another_unit, r"^score_bits is 5: 4 or 8 is needed\.$"),
     (lambda: Program(1, 8), r"^The vocabulary is 1: a number from 2 to 65536 is needed\.$"),
     (lambda: Program(65537, 8), r"^The vocabulary is 65537: a number from 2 to 65536 is needed\.$"),
@@ -211,7 +210,7 @@ def test_one_sentence_says_what_is_wrong(declare: Callable[[], object], says: st
 
 @pytest.mark.parametrize("engine", ["portable", "cpu"])
 def test_engines_refuse_a_program_that_is_not_finished(engine: str):
-    with pytest.raises(ProgramError, match="has no score"):
+    with pytest.raises(ProgramError, match="has neither score"):
         ENGINES[engine](begun()[0])
 
 
@@ -332,7 +331,7 @@ def test_digest_tells_tables_of_other_content(monkeypatch: pytest.MonkeyPatch):
     assert egg(16, 8, 1).digest() == clip
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", get_args(NetworkName))
 def test_networks_have_digests_of_their_own(name: str):
     made = [NETWORKS[name](*sizes) for sizes in ((16, 8, 1), (17, 8, 1), (16, 9, 1), (16, 8, 2))]
     assert len({net.digest() for net in made}) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import mlx.core as mx
 import networks_random
@@ -25,7 +26,7 @@ from eggroll.engines import ENGINES, Engine
 from eggroll.engines.gpu import stage as gpu_stage
 from eggroll.engines.portable import operations as portable
 from eggroll.engines.portable.engine import PortableEngine
-from eggroll.networks import NETWORKS
+from eggroll.networks import NETWORKS, NetworkName
 from eggroll.program import OPERATIONS, Program
 
 CREDITED = ("token-votes", "token-credit")
@@ -148,7 +149,7 @@ def test_the_oracles_agree_on_egg(gates: str, noise: bool):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", get_args(NetworkName))
 def test_networks_by_name_run_everywhere(name: str):
     for gates in ("clip", "table"):
         program = NETWORKS[name](11, 6, 2, gates)

@@ -11,7 +11,7 @@ import numpy as np
 from eggroll import fixed_point as fx
 from eggroll.credit import Crediting, CreditNoise
 from eggroll.noise import Slices
-from eggroll.program import Program, Weights
+from eggroll.program import NO_ROWS, Program, Rows, Weights
 
 
 class Engine(ABC):
@@ -51,13 +51,33 @@ class Engine(ABC):
         tokens: mx.array,
         targets: mx.array,
         state: mx.array,
+        rows: Rows = NO_ROWS,
     ) -> tuple[mx.array, mx.array]:
-        """Runs P members over T tokens.
+        """Runs P members over T tokens of a program that has a score.
 
-        tokens, targets: int32 [P, T]; state: int8 [P, program.state_size].
+        tokens, targets: int32 [P, T]; state: int8 [P, program.state_size]; rows: what the members
+        are shown besides.
         noise: the slices of P/2 pairs, or None for P copies of the unperturbed model.
         Returns token scores int16 [P, T] in 2^-program.score_bits bit, and the new state.
         """
+
+    def outputs(
+        self,
+        prepared: Any,
+        noise: Slices | None,
+        tokens: mx.array,
+        state: mx.array,
+        rows: Rows = NO_ROWS,
+        credit_noise: CreditNoise | None = None,
+        crediting: Crediting | None = None,
+    ) -> tuple[dict[str, mx.array], mx.array]:
+        """Runs P members over T rows; gives what the program puts out of each.
+
+        Arguments as of `evaluate`. crediting: members have the noise that `credit` would give them,
+        with its signs from credit_noise, whose draws are not used.
+        Returns output name -> int8 or int32 [P, T, size], and the new state.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
@@ -76,17 +96,25 @@ class Engine(ABC):
         tokens: mx.array,
         targets: mx.array,
         state: mx.array,
+        rows: Rows = NO_ROWS,
+        values: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
         """Runs P members over T tokens, as `evaluate`, and counts token-credited votes.
 
-        noise: of rank 1. Returns scores int16 [P, T], the new state, and Z int32 (mod 2^32) per
-        leaf; the arithmetic is that of docs/estimators.md.
-
+        noise: of rank 1; values: int32 [N, T] of at most 2^20, what member 2p earned at each token
+        less what member 2p + 1 did, in the unit of scores; None: their scores.
+        Returns scores int16 [P, T] (zeros without a score), the new state, and Z int32 (mod 2^32)
+        per leaf; the arithmetic is that of docs/estimators.md.
         """
         raise NotImplementedError
 
     def likelihoods(
-        self, prepared: Any, tokens: mx.array, targets: mx.array, state: mx.array
+        self,
+        prepared: Any,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+        rows: Rows = NO_ROWS,
     ) -> tuple[mx.array, mx.array, mx.array]:
         """The integers that give the unperturbed model's exact losses; see `fixed_point.bits`.
 
@@ -97,12 +125,18 @@ class Engine(ABC):
         """
         table, totals, hits = fx.exact_exp2(), [], []
         for t in range(tokens.shape[1]):
-            logits, state = self.logits(prepared, tokens[:, t], state)
+            shown = Rows(*(a if a is None else a[:, t : t + 1] for a in rows))
+            logits, state = self.logits(prepared, tokens[:, t], state, shown)
             mx.eval(logits, state)
             totals.append(table[np.array(logits).astype(np.int32) + 128].sum(axis=1))
             hits.append(mx.take_along_axis(logits, targets[:, t, None], axis=1)[:, 0])
         return mx.array(np.stack(totals, axis=1)), mx.stack(hits, axis=1), state
 
     @abstractmethod
-    def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
-        """The unperturbed model, one token: tokens int32 [P] -> logits int8 [P, V], new state."""
+    def logits(
+        self, prepared: Any, tokens: mx.array, state: mx.array, rows: Rows = NO_ROWS
+    ) -> tuple[mx.array, mx.array]:
+        """The unperturbed model, one token: tokens int32 [P] -> logits int8 [P, V], new state.
+
+        rows: of T = 1.
+        """

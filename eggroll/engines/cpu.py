@@ -15,7 +15,7 @@ from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines.base import Engine
 from eggroll.errors import InputError
 from eggroll.noise import Slices
-from eggroll.program import Program, Weights
+from eggroll.program import NO_ROWS, Program, Rows, Weights
 
 LANES = 32  # members of a block
 
@@ -90,6 +90,7 @@ class CpuEngine(Engine):
         tokens: mx.array,
         targets: mx.array,
         state: mx.array,
+        rows: Rows = NO_ROWS,
     ) -> tuple[mx.array, mx.array]:
         table, starts, rank, shift = noise if noise else (mx.zeros(1, mx.int8), None, 1, 0)
         scores, after = self._native.evaluate(
@@ -107,6 +108,8 @@ class CpuEngine(Engine):
         tokens: mx.array,
         targets: mx.array,
         state: mx.array,
+        rows: Rows = NO_ROWS,
+        values: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
         native = self._native.Crediting(
             mode=2 if crediting.nodes else 1,
@@ -124,14 +127,21 @@ class CpuEngine(Engine):
         names = [leaf.name for leaf in self.program.leaves]
         return scores, after, dict(zip(names, Z, strict=True))
 
-    def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+    def logits(
+        self, prepared: Any, tokens: mx.array, state: mx.array, rows: Rows = NO_ROWS
+    ) -> tuple[mx.array, mx.array]:
         logits, after = self._native.logits(
             self._program, prepared, tokens[:, None], state, self.threads, self.block_tokens
         )
         return logits[:, 0], after
 
     def likelihoods(
-        self, prepared: Any, tokens: mx.array, targets: mx.array, state: mx.array
+        self,
+        prepared: Any,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+        rows: Rows = NO_ROWS,
     ) -> tuple[mx.array, mx.array, mx.array]:
         totals, after, hits = self._native.likelihoods(
             self._program, prepared, tokens, targets, state, self.threads, self.block_tokens

@@ -28,7 +28,7 @@ from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.stage import RESULTS, Result, StageWriter
 from eggroll.engines.gpu.votes import credit_kernels, vote_sources
 from eggroll.noise import Slices
-from eggroll.program import Program, Stage, Weights
+from eggroll.program import NO_ROWS, Program, Rows, Stage, Weights
 
 
 class Kernel(NamedTuple):
@@ -155,19 +155,27 @@ class StagedEngine(Engine):
         tokens: mx.array,
         targets: mx.array,
         state: mx.array,
+        rows: Rows = NO_ROWS,
     ) -> tuple[mx.array, mx.array]:
         (scores,), after = self._launches("scores", prepared, noise, tokens, targets, state)
         return scores, after
 
     def likelihoods(
-        self, prepared: Any, tokens: mx.array, targets: mx.array, state: mx.array
+        self,
+        prepared: Any,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+        rows: Rows = NO_ROWS,
     ) -> tuple[mx.array, mx.array, mx.array]:
         (totals, hits), after = self._launches(
             "likelihoods", prepared, None, tokens, targets, state
         )
         return totals, hits, after
 
-    def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+    def logits(
+        self, prepared: Any, tokens: mx.array, state: mx.array, rows: Rows = NO_ROWS
+    ) -> tuple[mx.array, mx.array]:
         tokens = tokens[:, None]
         self._check(None, tokens, tokens, state)
         (logits,), after = self._run("logits", prepared, None, tokens, tokens, state)
@@ -281,6 +289,8 @@ class StagedEngine(Engine):
         tokens: mx.array,
         targets: mx.array,
         state: mx.array,
+        rows: Rows = NO_ROWS,
+        values: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
         self._check(noise, tokens, targets, state)
         P, T = tokens.shape
@@ -288,10 +298,10 @@ class StagedEngine(Engine):
         members, columns = self.credit_launch_size(crediting, P, T)
         scores, states, total = [], [], dict[str, mx.array]()
         for m in range(0, P, members):
-            rows, pairs = slice(m, m + members), slice(m // 2, (m + members) // 2)
+            mine, pairs = slice(m, m + members), slice(m // 2, (m + members) // 2)
             some = noise._replace(starts=noise.starts[:, pairs])
             bits = CreditNoise(credit_noise.signs[:, pairs], credit_noise.draws[pairs])
-            given = tokens[rows], targets[rows], state[rows]
+            given = tokens[mine], targets[mine], state[mine]
             score, after, Z = self._credit_members(prepared, some, bits, crediting, *given, columns)
             scores.append(score)
             states.append(after)

@@ -18,7 +18,7 @@ from eggroll.engines.base import Engine
 from eggroll.engines.portable.credit import CreditRun, Tape
 from eggroll.engines.portable.operations import OPERATIONS, Run, exact_matmul, table_slice
 from eggroll.noise import Slices
-from eggroll.program import S, X
+from eggroll.program import NO_ROWS, Rows, S, X
 
 Begin = Callable[[list[mx.array], mx.array, mx.array], Run]  # registers, tokens, targets
 
@@ -54,6 +54,7 @@ class PortableEngine(Engine):
         tokens: mx.array,
         targets: mx.array,
         state: mx.array,
+        rows: Rows = NO_ROWS,
     ) -> tuple[mx.array, mx.array]:
         begin = partial(Run, self.program, prepared, noise)
         states, scores = self._split(state), []
@@ -70,6 +71,8 @@ class PortableEngine(Engine):
         tokens: mx.array,
         targets: mx.array,
         state: mx.array,
+        rows: Rows = NO_ROWS,
+        values: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
         tape = Tape(self.program, noise, credit_noise, crediting, tokens[0::2])
         states, scores = self._split(state), []
@@ -82,13 +85,20 @@ class PortableEngine(Engine):
         Z = tape.votes(stacked[0::2] - stacked[1::2])
         return stacked.astype(mx.int16), self._join(states), Z
 
-    def logits(self, prepared: Any, tokens: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+    def logits(
+        self, prepared: Any, tokens: mx.array, state: mx.array, rows: Rows = NO_ROWS
+    ) -> tuple[mx.array, mx.array]:
         states = [self._restart(s, tokens) for s in self._split(state)]
         run = self._token(partial(Run, self.program, prepared, None), tokens, tokens, states)
         return run.logits.astype(mx.int8), self._join(states)
 
     def likelihoods(
-        self, prepared: Any, tokens: mx.array, targets: mx.array, state: mx.array
+        self,
+        prepared: Any,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+        rows: Rows = NO_ROWS,
     ) -> tuple[mx.array, mx.array, mx.array]:
         begin = partial(Run, self.program, prepared, None)
         states, totals, hits = self._split(state), [], []
