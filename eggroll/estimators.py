@@ -184,7 +184,7 @@ class WeightNoise(Estimator):
     ) -> Told:
         f = FITNESS[fitness].of(values if values.ndim == 1 else values.sum(axis=1))
         votes = population.votes(mx.array(f), step)
-        return Told(votes, power(f), np.count_nonzero(f) / f.size)
+        return Told(votes, power(f), int(np.count_nonzero(f)) / f.size)
 
 
 class TokenVotes(Estimator):
