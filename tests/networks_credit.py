@@ -14,7 +14,7 @@ from eggroll.credit import Crediting, CreditNoise, crediting
 from eggroll.engines import Engine
 from eggroll.fixed_point import gate_tables
 
-LARGEST = 1 << 20  # value in place of a score difference
+LARGEST = 1 << 19  # value in place of a score difference
 
 
 @dataclass

@@ -125,8 +125,7 @@ class Tape:
         """R [N] of every token from the score differences of the pairs, d [N, T]."""
         after, out = mx.zeros(d.shape[0], mx.int32), []
         for t in reversed(range(d.shape[1])):
-            kept = (discount * after.astype(mx.int64)) >> 4  # large values need 64 bits here
-            r = (d[:, t] << (8 - self.program.score_bits)) + kept.astype(mx.int32)
+            r = (d[:, t] << (8 - self.program.score_bits)) + ((discount * after) >> 4)
             out.append(rounded(r, self.crediting.unit_shift))
             after = r * (self.tokens[:, t] != 0)
         return out[::-1]
