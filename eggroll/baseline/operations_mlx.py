@@ -70,7 +70,7 @@ def through_points(table: NDArray[np.int8], x: mx.array) -> mx.array:
     """The table's 255 points joined by straight lines; the gradient is the slope to the right."""
     points = mx.array(table.astype(np.float32) / ONE)
     at = x * ONE + fx.LIMIT
-    left = mx.clip(mx.floor(at), 0, 2 * fx.LIMIT - 1).astype(mx.int32)
+    left = mx.stop_gradient(mx.clip(mx.floor(at), 0, 2 * fx.LIMIT - 1).astype(mx.int32))
     return points[left] + (at - left) * (points[left + 1] - points[left])
 
 
