@@ -51,12 +51,8 @@ struct Tape : Members {
     for (int t = job.tokens_per_member - 1; t >= 0; --t) {
       alignas(64) int32_t v[kPairs];
       alignas(16) int8_t c[kPairs];
-      // (discount r) >> 4, for values in two parts, whose products fit 32 bits.
-      for (int p = 0; job.values && p < kPairs; ++p)
-        v[p] = discount * (r[p] >> 4) + ((discount * (r[p] & 15)) >> 4);
-      for (int p = 0; !job.values && p < kPairs; ++p) v[p] = (discount * r[p]) >> 4;
       for (int p = 0; p < kPairs; ++p) {
-        r[p] = (score_difference[t][p] << finer) + v[p];
+        r[p] = (score_difference[t][p] << finer) + ((discount * r[p]) >> 4);
         v[p] = (r[p] + half) >> unit;
       }
       coefficient(t, v);

@@ -136,6 +136,10 @@ void add_rows(const Plan& plan, const Rows& rows, Arrays& arrays) {
   arrays.features = arrays.add(features);
 }
 
+void check_scored(const Plan& plan) {
+  require(plan.scored, "The program has no score: `outputs` gives what it puts out.");
+}
+
 // What every evaluation is given, checked.
 Arrays arrays_of(const Plan& plan, const mx::array& packed, const Noise& noise,
                  const mx::array& tokens, const mx::array& targets, const mx::array& state,
@@ -171,8 +175,6 @@ std::vector<mx::array> run(std::shared_ptr<Program> program, const Arrays& array
                            const Options& options, Output output,
                            std::optional<Crediting> crediting = std::nullopt) {
   const Plan& plan = program->plan();
-  require(plan.scored || output == Output::outputs,
-          "The program has no score: `outputs` gives what it puts out.");
   int members = arrays.in[2].shape(0), count = arrays.in[2].shape(1);
   std::vector<mx::Shape> shapes{{members, plan.state_size}};
   std::vector<mx::Dtype> dtypes{mx::int8};
@@ -195,6 +197,7 @@ std::vector<mx::array> run_unperturbed(std::shared_ptr<Program> program, const m
                                        const mx::array& tokens, const mx::array& targets,
                                        const mx::array& state, const Rows& rows, int threads,
                                        int block_tokens, Output output) {
+  check_scored(program->plan());
   const Noise none{mx::zeros({1}, mx::int8, kCpu), std::nullopt, 1, 0};
   const Options options{threads, block_tokens, 1, 0};
   Arrays arrays = arrays_of(program->plan(), packed, none, tokens, targets, state, rows, options);
@@ -207,6 +210,7 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
                                 const Noise& noise, const mx::array& tokens,
                                 const mx::array& targets, const mx::array& state, const Rows& rows,
                                 int threads, int block_tokens) {
+  check_scored(program->plan());
   const Options options{threads, block_tokens, noise.rank, noise.shift};
   Arrays arrays = arrays_of(program->plan(), packed, noise, tokens, targets, state, rows, options);
   return run(std::move(program), arrays, options, Output::scores);

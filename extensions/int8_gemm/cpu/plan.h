@@ -12,14 +12,16 @@ namespace eggroll {
 
 constexpr int kPairs = 16;
 constexpr int kLanes = 32;
-constexpr int kTile = 8;         // outputs of one dot-product tile
-constexpr int kRegisters = 32;   // of one stage, at most
-constexpr int kOps = 64;         // of one stage, at most
-constexpr int kSize = 32767;     // of a register, at most
-constexpr int kSilent = 63;      // the shift of a leaf without noise
-constexpr int kLists = 8;        // of an operation's features, at most
-constexpr int kActive = 256;     // features of a list, at most: their sums fit int16
-constexpr int kValue = 1 << 20;  // what a pair may earn at a token, at most
+constexpr int kTile = 8;        // outputs of one dot-product tile
+constexpr int kRegisters = 32;  // of one stage, at most
+constexpr int kOps = 64;        // of one stage, at most
+constexpr int kSize = 32767;    // of a register, at most
+constexpr int kSilent = 63;     // the shift of a leaf without noise
+constexpr int kLists = 8;       // of an operation's features, at most
+constexpr int kActive = 256;    // features of a list, at most: their sums fit int16
+// What a pair may earn at a token, at most: 15 times its discounted sum, in 1/256 bit, fits 32
+// bits.
+constexpr int kValue = 1 << 19;
 
 enum class OpKind : int {
   embed,
