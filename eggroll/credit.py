@@ -122,6 +122,8 @@ def crediting(
                 discounts[op.leaf] = 0
         for owner, leaf in _shared(stage) if nodes else ():
             owners[leaf], shifts[leaf] = owner, SILENT
+    for policy in program.policies if nodes else ():  # see policy.py
+        kinds[policy.leaf], shifts[policy.leaf] = CreditKind.NONE, SILENT
     made = Crediting(
         nodes, tuple(shifts), tuple(kinds), tuple(owners), tuple(discounts), 0,
         UNIT_SHIFTS[program.score_bits],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -20,6 +20,7 @@ from eggroll.credit import Crediting, CreditKind, Turns, crediting
 from eggroll.data.streams import Batch
 from eggroll.errors import InputError
 from eggroll.fitness import CREDIT, FITNESS, decided, pair_fitness, power, scaled
+from eggroll.policy import Acted, readout
 from eggroll.population import Population, Shown
 from eggroll.program import Leaves, Program, Weights
 
@@ -68,8 +69,8 @@ class Record(NamedTuple):
 
     tokens: int32 [R, T], shown: [R, T, ..], of P members or of R groups; state: int8 [P,
     state_size] at the beginning, after: at the end; turns: signs of the rows, where they have any;
-    active: bool [N, T], where something was at stake for member 2p, None for everywhere. Only
-    estimators that credit rows need more than the states.
+    active: bool [N, T], where something was at stake for member 2p, None for everywhere; acted:
+    what the program's policies did. Only estimators that credit rows need more than the states.
     """
 
     tokens: NDArray[np.int32] | None
@@ -77,7 +78,8 @@ class Record(NamedTuple):
     state: mx.array
     after: mx.array
     turns: Turns | None
-    active: NDArray[np.bool_] | None
+    active: NDArray[np.bool_] | None = None
+    acted: Sequence[Acted] = ()
 
 
 class Told(NamedTuple):
@@ -182,7 +184,7 @@ class WeightNoise(Estimator):
     ) -> Told:
         f = FITNESS[fitness].of(values if values.ndim == 1 else values.sum(axis=1))
         votes = population.votes(mx.array(f), step)
-        return Told(votes, power(f), np.count_nonzero(f) / f.size)
+        return Told(votes, power(f), int(np.count_nonzero(f)) / f.size)
 
 
 class TokenVotes(Estimator):
@@ -258,9 +260,11 @@ class TokenVotes(Estimator):
             weights, step, record.tokens, record.state, record.shown, record.turns.window(0, T),
             worth.astype(np.int32),
         )  # fmt: skip
-        return Told(
-            votes, None, int(np.count_nonzero(worth)) / max(int(np.count_nonzero(active)), 1)
-        )
+        for policy, acted in zip(self.program.policies, record.acted, strict=False):
+            leaf = self.program.leaves[policy.leaf]
+            votes[leaf.name] = readout(acted, worth, leaf.shape)
+        differing = int(np.count_nonzero(worth)) / max(int(np.count_nonzero(active)), 1)
+        return Told(votes, None, differing)
 
 
 class TokenCredit(TokenVotes):

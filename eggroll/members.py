@@ -7,6 +7,7 @@ rows of a call.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import lcm
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -17,8 +18,10 @@ from eggroll.credit import Turns
 from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.estimators import Record
+from eggroll.policy import Acted, draw, other_words
 from eggroll.population import Shown
 from eggroll.program import Leaves, Program, Rows
+from eggroll.rng import counters, key
 
 Outputs = dict[str, NDArray[Any]]
 # Runs a call's rows: tokens [R, T], shown [R, T, ..] -> outputs [P, T, size].
@@ -170,11 +173,18 @@ class Members:
     """
 
     def __init__(
-        self, program: Program, members: int, run: Run, turns: Turns | None, state: mx.array
+        self,
+        program: Program,
+        members: int,
+        run: Run,
+        turns: Turns | None,
+        state: mx.array,
+        chance: int,
     ) -> None:
-        self._reader = Reader(program, members, run)
+        self._reader, self._chance = Reader(program, members, run), chance
         self.members, self._turns, self._state = members, turns, state
         self._calls: list[Given] = []
+        self._acted: list[Acted] = []
         self._active: list[NDArray[np.bool_]] = []
         self.rows, self.columns, self.calls = 0, 0, 0
 
@@ -208,15 +218,60 @@ class Members:
             InputError: a wrong shape, dtype or range; nothing has changed.
         """
         given = self._reader.given(inputs, features, tokens, begins)
-        T = given.tokens.shape[1]
-        at = self._stake(active, T)
+        return self._show(given, self._stake(active, given.tokens.shape[1]))
+
+    def act(
+        self,
+        inputs: ArrayLike | None = None,
+        *,
+        features: ArrayLike | None = None,
+        tokens: ArrayLike | None = None,
+        begins: ArrayLike | None = None,
+        active: ArrayLike | None = None,
+    ) -> NDArray[np.int32]:
+        """Actions that the policy of every member draws for its rows, int32 [P, T] or [P].
+
+        For a program with `policy`; arguments as of a call. The odds are 2^(logit / 16), and the
+        chance is a function of the seed, the update, the member (its pair, with estimator eggroll)
+        and the row.
+        """
+        if len(self._reader.program.policies) != 1:
+            raise InputError(
+                f"act draws from one policy and the network has "
+                f"{len(self._reader.program.policies)}: declare one, or call the members."
+            )
+        given = self._reader.given(inputs, features, tokens, begins)
+        first, T = self.rows, given.tokens.shape[1]
+        outputs = self._show(given, self._stake(active, T))
+        at = self._reader.program.policies[0].output
+        logits, entered = (
+            a.reshape(self.members, T, -1) for a in list(outputs.values())[at : at + 2]
+        )
+        # A pair has the same chance where it is compared, and each member its own where what it
+        # does is credited: else the two would do the same.
+        share = 2 if self._turns is None else 1
+        chances = [key(self._chance, t) for t in range(first, first + T)]
+        words = np.stack([counters(c, 0, self.members // share) for c in chances], axis=1)
+        words = np.repeat(words, share, axis=0)
+        actions = draw(logits, words)
+        if self._turns is not None:
+            self._acted.append(Acted(actions, draw(logits, other_words(words)), entered.copy()))
+        return actions[:, 0] if given.single else actions
+
+    def _show(self, given: Given, at: NDArray[np.bool_]) -> Any:
         outputs = self._reader(given)
+        T = given.tokens.shape[1]
         if self._turns is not None:  # credit is counted from the rows, once their worth is told
             kept = given.shown.each(np.ndarray.copy)
             self._calls.append(Given(given.tokens.copy(), kept, given.single))
             self._active.append(np.broadcast_to(at, (self.members // 2, T)))
         self.rows, self.columns, self.calls = self.rows + T, T, self.calls + 1
         return outputs
+
+    @property
+    def acts(self) -> bool:
+        """Whether policies drew actions in every call, if the program has any."""
+        return not self._reader.program.policies or len(self._acted) == self.calls
 
     def _stake(self, active: ArrayLike | None, T: int) -> NDArray[np.bool_]:
         if active is None:
@@ -231,19 +286,24 @@ class Members:
     def record(self, after: mx.array) -> Record:
         """What estimators know of the update."""
         if self._turns is None:
-            return Record(None, Shown(), self._state, after, None, None)
-        readers = max(len(call.tokens) for call in self._calls)
+            return Record(None, Shown(), self._state, after, None)
+        readers = lcm(*(len(call.tokens) for call in self._calls))
         tokens = np.concatenate([_wide(call.tokens, readers) for call in self._calls], axis=1)
         shown = [call.shown.each(lambda a: _wide(a, readers)) for call in self._calls]
         inputs = [s.inputs for s in shown if s.inputs is not None]
         features = [s.features for s in shown if s.features is not None]
         whole = Shown(_joined(inputs), _joined(features))
         active = np.concatenate(self._active, axis=1)
-        return Record(tokens, whole, self._state, after, self._turns, active)
+        acted = [Acted(*map(_joined_rows, zip(*self._acted, strict=True)))] if self._acted else []
+        return Record(tokens, whole, self._state, after, self._turns, active, acted)
 
 
 def _wide(array: NDArray[Any], readers: int) -> NDArray[Any]:
     return array if len(array) == readers else np.repeat(array, readers // len(array), axis=0)
+
+
+def _joined_rows(parts: tuple[NDArray[Any], ...]) -> NDArray[Any]:
+    return np.concatenate(parts, axis=1)
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any] | None:

@@ -37,6 +37,7 @@ from eggroll.program import Program
 from eggroll.rules import RuleName
 from eggroll.step import Learner
 
+ACTIONS = -1  # the purpose of the words that policies draw by
 LIVELY = 0.01  # share of differing pairs below which nothing is learnt
 
 
@@ -247,7 +248,8 @@ class Trainer:
             )
             return found
 
-        members = Members(self.program, self.options.pop, run, turns, self._state)
+        chance = rng.key(self.options.seed, rng.CALLER, self.step, ACTIONS)
+        members = Members(self.program, self.options.pop, run, turns, self._state, chance)
         self._members = members
         return members
 
@@ -266,6 +268,11 @@ class Trainer:
         if members is None or not members.calls:
             what = "ask" if members is None else "call of the members that ask returned"
             raise InputError(f"tell comes without {what} before it: call ask(), then its members.")
+        if self.options.estimator_class.by_token and not members.acts:
+            raise InputError(
+                "The policy's votes come from the actions that it drew: call members.act, not the "
+                'members alone, or use estimator="eggroll".'
+            )
         worth = self._worth(members, values)
         learner = self._learner
         record: Record = members.record(self._state)
