@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from eggroll import checkpoint, cli, closing, options, runlog
 from eggroll.checkpoint import signature
 from eggroll.config import Config
@@ -25,10 +27,14 @@ EXAMPLES = (
 )
 
 
+# Is told every line of metrics; if it returns True, the run stops after this update.
+Callback = Callable[[runlog.Row], object]
+
+
 class Result(NamedTuple):
     """The end of a run; val_loss in bits per token, None where the last step has none."""
 
-    folder: Path
+    folder: Path | None  # None if nothing was written
     step: int
     signature: str
     val_loss: float | None
@@ -45,48 +51,62 @@ def train(config: Config) -> Result:
         return complete(open_run(config, stack), stack)
 
 
-def complete(run: Run, stack: ExitStack) -> Result:
-    """Makes the updates that a run has left: the training loop, of eggroll.adamw as well."""
-    metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), run.step))
-    display = runlog.Display(run.step, run.config.steps, unit(run.config), run.legend)
-    stack.enter_context(display)
-    stop = stack.enter_context(cli.Stop(run.resume_hint()))
-    while run.step < run.config.steps:
+def complete(
+    run: Run, stack: ExitStack, callbacks: Sequence[Callback] = (), *, show: bool = True
+) -> Result:
+    """Makes the updates that a run has left: the training loop, of eggroll.adamw as well.
+
+    callbacks: told every line of metrics, after the file and the screen; show: whether there is a
+    screen.
+    """
+    told, saves = list(callbacks), [run.save]
+    if show:
+        display = runlog.Display(run.step, run.config.steps, unit(run.config), run.legend)
+        told.insert(0, stack.enter_context(display).update)
+    if run.folder:
+        metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), run.step))
+        told.insert(0, metrics.append)
+        saves.insert(0, metrics.sync)
+    stop = stack.enter_context(cli.Stop(f"the last checkpoint stays: {run.resume_hint()}"))
+    asked = ended = False
+    while run.step < run.config.steps and not (asked or ended):
         row = run.update()
         if run.due(run.config.validate_every):
             row |= run.validation()
-        metrics.append(row)
-        display.update(row)
+        answers = [tell(row) for tell in told]  # all of them, whichever wants to stop
+        ended = any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
         asked = stop.asked  # once, as a signal may come between two looks
-        if asked or run.due(run.config.checkpoint_every):
-            metrics.sync()
-            run.save()
-        if asked:
-            break
+        if asked or ended or run.due(run.config.checkpoint_every):
+            for save in saves:
+                save()
     left = ""
-    if run.step < run.config.steps:
+    if run.step == run.config.steps:
+        if show:
+            display.close()
+        finish(run, show)
+    elif asked:
         left = f"Interrupted after update {run.step} of {run.config.steps}; {run.resume_hint()}"
-    else:
-        display.close()
-        finish(run)
-    return Result(run.folder.path, run.step, signature(run.weights), run.val_loss, left)
+    folder = run.folder.path if run.folder else None
+    return Result(folder, run.step, signature(run.weights), run.val_loss, left)
 
 
-def finish(run: Run) -> None:
+def finish(run: Run, show: bool) -> None:
     """Samples, curves and the last words of a run that has made all its updates."""
     loss = run.validation()["val_loss"] if run.val_loss is None else run.val_loss
-    if run.config.sample_tokens:
+    folder = run.folder.path if run.folder else None
+    if folder and run.config.sample_tokens:
         runlog.write_whole(run.path(runlog.SAMPLES), samples(run).encode())
-    if runlog.read_lines(run.path(runlog.METRICS)):
+    if folder and runlog.read_lines(run.path(runlog.METRICS)):
         from eggroll import plot  # here, as matplotlib is slow to import
 
-        plot.curves(run.folder.path)
-    print(closing.last_words(run.folder.path, run.config, loss, run.corpus, run.command))
+        plot.curves(folder)
+    if show:
+        print(closing.last_words(folder, run.config, loss, run.corpus, run.command))
 
 
 def samples(run: Run) -> str:
     """Continuations of the document mark, side by side from one seed."""
-    config, numbers = run.config, run.config.data == "count"
+    config = run.config
     temperature = usual_temperature(config.data)
     drawn = sample(
         run.engine, run.weights, samples=SAMPLES, seed=config.seed, temperature=temperature
@@ -94,7 +114,7 @@ def samples(run: Run) -> str:
     tokens = list(itertools.islice(drawn, config.sample_tokens))
     parts = []
     for i in range(SAMPLES):
-        decode = Decoder(numbers)
+        decode = Decoder(config.numbers)
         text = "".join(decode(int(token[i])) for token in tokens) + decode.end()
         heading = f"temperature {temperature}, seed {config.seed}, sample {i + 1}"
         parts.append(f"=== update {run.step}, {heading} ===\n{text}")
