@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from eggroll.errors import InputError
     from eggroll.language import LanguageModel, load
     from eggroll.program import Program
+    from eggroll.trainer import Trainer
 
 __version__ = "0.2.0"
 
@@ -24,6 +25,7 @@ __all__ = [
     "LanguageModel",
     "Program",
     "Trained",
+    "Trainer",
     "__version__",
     "load",
     "networks",
@@ -38,6 +40,7 @@ _PLACES = {
     "LanguageModel": "eggroll.language",
     "Program": "eggroll.program",
     "Trained": "eggroll.api",
+    "Trainer": "eggroll.trainer",
     "load": "eggroll.language",
     "networks": "eggroll.networks",
     "train": "eggroll.api",
