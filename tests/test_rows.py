@@ -16,6 +16,7 @@ from test_engines import BACKENDS
 from test_programs import CREDITED, check, check_credit, running
 
 from eggroll.engines import Engine
+from eggroll.fitness import scaled
 from eggroll.networks import mlp, nnue
 from eggroll.program import Program, Rows
 
@@ -118,6 +119,12 @@ def test_largest_values_do_not_wrap(backend: str, estimator: str):
     credited = complete_credited(estimator, T=70)
     with running(backend, credited.case.program, 2) as engine:
         check_credit(engine, credited)
+
+
+def test_the_largest_value_is_one_that_engines_take():
+    """However much larger one difference is than the others."""
+    values = scaled(np.array([[1e9, -1e9, 0.1]]), 32, 0.1)
+    np.testing.assert_array_equal(values, [[LARGEST, -LARGEST, 32]])
 
 
 @pytest.mark.parametrize("estimator", CREDITED)
