@@ -1,4 +1,4 @@
-"""Declarations of programs that read rows and put out values: refusals, digests and files."""
+"""Declarations of programs that read rows and put out values: refusals, digests, files, C++."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from networks_random import every_operation, seeded_program
+from test_declaration import native_program
 
 from eggroll.declaration import program_of
 from eggroll.errors import InputError
@@ -313,6 +314,62 @@ def test_what_is_no_declaration_is_refused(broken: Callable[[dict], object]):
     broken(declared)
     with pytest.raises(ProgramError):
         program_of(declared)
+
+
+INPUT, FEATURES = ("input", 2, [], -1, 0), ("features", 3, [], 0, 0, [2, 3, 0, 1])
+JOINED, SUMS = ("concat", 4, [2, 3], -1, 0), ("sums", 0, [4], 1, 0, [0])
+ROWS, LEAVES = [INPUT, FEATURES, JOINED, SUMS], [(9, 4), (2, 13)]
+SIZES = [8, 8, 5, 8, 13]
+# (sentence, what one operation is instead, or what else differs)
+MISREAD: list[tuple[str, dict]] = [
+    ("input writes a register of the row's size", {"inputs": 6}),
+    ("concat writes a register of both sizes", {2: ("concat", 4, [2, 2], -1, 0)}),
+    ("concat takes 2 inputs", {2: ("concat", 4, [2], -1, 0)}),
+    ("cannot be in place", {2: ("concat", 2, [2, 3], -1, 0)}),
+    ("features has the wrong numbers", {1: ("features", 3, [], 0, 0, [2, 3, 0])}),
+    ("features has the wrong leaf", {1: ("features", 3, [], -1, 0, [2, 3, 0, 1])}),
+    ("numbers are out of range", {1: ("features", 3, [], 0, 0, [0, 3, 0, 1])}),
+    ("numbers are out of range", {1: ("features", 3, [], 0, 0, [9, 3, 0, 1])}),
+    ("numbers are out of range", {1: ("features", 3, [], 0, 0, [2, 0, 0, 1])}),
+    ("numbers are out of range", {1: ("features", 3, [], 0, 0, [2, 3, 1, 1])}),
+    ("numbers are out of range", {1: ("features", 3, [], 0, 0, [2, 3, -1, 1])}),
+    ("numbers are out of range", {1: ("features", 3, [], 0, 0, [2, 3, 0, 8])}),
+    ("numbers are out of range", {"indices": 5}),
+    ("lists do not fit the leaf", {1: ("features", 3, [], 0, 0, [1, 3, 0, 1])}),
+    ("lists do not fit the leaf", {"leaves": [(3, 4), (2, 13)]}),
+    ("sums has the wrong numbers", {3: ("sums", 0, [4], 1, 0)}),
+    ("a matrix does not fit", {3: ("sums", 0, [3], 1, 0, [0])}),
+    ("an output is out of range", {3: ("sums", 0, [4], 1, 0, [1])}),
+    ("an output has the wrong type", {"outputs": [(2, False)]}),
+    ("an output has the wrong size", {"outputs": [(3, True)]}),
+    ("an output is never given", {"outputs": [(2, True), (2, True)]}),
+    ("two operations have one leaf", {4: SUMS}),
+    (
+        "two operations have one output",
+        {4: ("sums", 0, [4], 2, 0, [0]), "leaves": [*LEAVES, (2, 13)]},
+    ),
+    ("is read before it is written", {1: ("relu", 3, [3], -1, 0)}),
+    ("is read before it is written", {0: ("relu", 2, [2], -1, 0)}),
+    ("one score or outputs", {3: ("relu", 4, [4], -1, 0), "outputs": []}),
+]
+
+
+def native_rows(change: dict) -> object:
+    ops = [change.get(i, op) for i, op in enumerate([*ROWS, None])]
+    ops = [op for op in ops if op]
+    options = {"inputs": 5, "indices": 6, "outputs": [(2, True)]}
+    options |= {key: change[key] for key in options if key in change}
+    return native_program([(ops, SIZES, -1)], change.get("leaves", LEAVES), **options)
+
+
+def test_cpp_takes_the_program_that_the_others_are_made_of():
+    native_rows({})
+
+
+@pytest.mark.parametrize(("says", "change"), MISREAD)
+def test_cpp_refuses_what_it_would_misread(says: str, change: dict):
+    with pytest.raises(ValueError, match=says):
+        native_rows(change)
 
 
 def test_results_write_no_register():
