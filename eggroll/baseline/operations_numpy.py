@@ -173,7 +173,8 @@ def through_points(table: NDArray[np.int8]) -> Operation:
     steps = np.diff(points)
 
     def left(v: Array) -> Array:
-        return np.clip(np.floor(v * ONE), -fx.LIMIT, fx.LIMIT - 1)
+        out: Array = np.clip(np.floor(v * ONE), -fx.LIMIT, fx.LIMIT - 1)
+        return out
 
     def forward(w: Array, v: Array) -> Array:
         low = left(v)
