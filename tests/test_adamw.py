@@ -15,7 +15,7 @@ from networks_random import every_operation
 
 from eggroll import adamw, checkpoint, generate, networks, plot, runlog
 from eggroll import program as language
-from eggroll.baseline import backprop, float_numpy, float_twin, host
+from eggroll.baseline import backprop, float_numpy, float_twin
 from eggroll.baseline.backprop import Options, Trainer
 from eggroll.baseline.float_numpy import NumpyTwin
 from eggroll.baseline.float_twin import ONE, Twin, by_token, real, rows_by_token
@@ -390,13 +390,3 @@ def test_a_loss_that_is_no_number_ends_the_run(
     ended = call(*SMALL, "--out", tmp_path / "run", main=adamw.main)
     assert ended.code == 2
     assert "is nan: try a --learning-rate below" in ended.err
-
-
-def test_blas_has_its_threads_back():
-    functions = host._openblas()
-    if functions is None:
-        pytest.skip("NumPy has another BLAS")
-    before = functions[0]()
-    with host.one_thread():
-        assert functions[0]() == 1
-    assert functions[0]() == before
