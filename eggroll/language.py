@@ -18,7 +18,7 @@ from eggroll import checkpoint, cli, engines, generate
 from eggroll.config import Config
 from eggroll.data.tokens import token_ids
 from eggroll.engines import Engine
-from eggroll.errors import InputError
+from eggroll.errors import InputError, in_python
 from eggroll.generate import MARK
 from eggroll.population import model_loss
 from eggroll.program import Leaves, Program
@@ -205,7 +205,8 @@ def load(path: str | os.PathLike[str], *, engine: str = "auto", threads: int = 0
             "load('runs/stdlib-000')."
         )
     where = Path(path).expanduser()
-    kept = checkpoint.load(where if where.is_file() else where / CHECKPOINT)
+    with in_python():
+        kept = checkpoint.load(where if where.is_file() else where / CHECKPOINT)
     chosen, _ = engines.choose(engine, kept.config.program(), _whole("threads", threads, 0, 1024))
     return LanguageModel(kept.config, chosen, kept.weights, kept.step)
 
@@ -219,7 +220,8 @@ def _options(tokens: Any, temperature: Any, seed: Any) -> generate.Options:
         temperature=None if temperature is None else float(temperature),
         seed=_whole("seed", seed, 0, (1 << 63) - 1),
     )
-    cli.check_ranges(options)
+    with in_python():
+        cli.check_ranges(options)
     return options
 
 
