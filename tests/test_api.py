@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,6 +125,11 @@ def test_ctrl_c_twice_stops_at_once():
     with pytest.raises(KeyboardInterrupt, match="Stopped at once") as stopped:
         eg.train(CONFIG, callbacks=[press, press])
     assert not isinstance(stopped.value, eg.Interrupted)
+
+
+def test_another_thread_than_the_main_one_may_train():
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(eg.train, CONFIG).result().signature == SIGNATURE
 
 
 def test_numbers_of_numpy_are_options():

@@ -12,7 +12,7 @@ from corpora import corpus_of, prose
 from test_train import SIGNATURE
 
 import eggroll as eg
-from eggroll import plot, training
+from eggroll import adamw, generate, networks, plot, training
 from eggroll.data.tokens import token_corpus
 
 CONFIG = training.options_from(TINY)
@@ -61,6 +61,8 @@ def test_runs_on_tokens_resume_exactly(tmp_path: Path, call: Command):
     assert plot.read_run(tmp_path / "r").unit == "bits per token"
     with pytest.raises(eg.InputError, match="'tokens' has changed since the run"):
         eg.train(replace(again, steps=9), tokens=IDS[::-1])
+    drawn = call(tmp_path / "r", "--prompt", "1 2", "--tokens", 5, main=generate.main)
+    assert drawn.out == eg.load(tmp_path / "r").sample("1 2", tokens=5) + "\n"
     ended = call("--resume", tmp_path / "r", "--steps", 9)
     assert ended.code == 2
     assert "given in Python: use eggroll.train" in ended.err
@@ -176,6 +178,17 @@ def test_a_model_refuses_in_one_sentence(finished: Path, method: str, args: tupl
     with pytest.raises(eg.InputError, match=sentence) as refused:
         getattr(model, method)(args[0], **given)
     assert "\n" not in str(refused.value)
+
+
+def test_load_names_what_reads_another_checkpoint(tmp_path: Path, call: Command, no_curves: None):
+    words = "--data count --steps 1 --width 8 --streams 4 --sample-tokens 0 --val-tokens 64"
+    assert call(*words.split(), "--out", tmp_path / "float", main=adamw.main).code == 0
+    with pytest.raises(eg.InputError, match="is a float network of eggroll"):
+        eg.load(tmp_path / "float")
+    es = eg.Trainer(networks.mlp(4, [8], 2), pop=4, engine="portable", table_bits=16)
+    es.save(tmp_path / "policy.safetensors")
+    with pytest.raises(eg.InputError, match=r"read it by eggroll\.Trainer\.load"):
+        eg.load(tmp_path / "policy.safetensors")
 
 
 @pytest.mark.parametrize(
