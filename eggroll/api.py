@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Trained:
     """
 
     model: LanguageModel
-    history: list[runlog.Row]
+    history: list[runlog.Row] = field(repr=False)  # else a notebook would show every row
     signature: str
     folder: Path | None
 
@@ -157,7 +157,7 @@ def _plain(config: Config) -> Config:
             "train(Config(steps=100))."
         )
     hidden = ("out", "resume", "config")
-    names = [field.name for field in fields(config) if field.name not in hidden]
+    names = [option.name for option in fields(config) if option.name not in hidden]
     given = {name: _item(getattr(config, name)) for name in names}
     typed = from_dict(given | {"count_steps": _listed(config.count_steps)}, "config")
     return replace(typed, out=_path(config.out), resume=_path(config.resume))
