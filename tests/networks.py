@@ -33,6 +33,7 @@ class Case:
     targets: np.ndarray
     state: np.ndarray
     gates: str = "clip"
+    rows: language.Rows = language.NO_ROWS  # of NumPy arrays
 
     @property
     def slices(self) -> Slices:
@@ -40,8 +41,9 @@ class Case:
         return Slices(mx.array(self.table), mx.array(self.starts), self.rank, shift)
 
     @property
-    def arrays(self) -> tuple[mx.array, mx.array, mx.array]:
-        return mx.array(self.tokens), mx.array(self.targets), mx.array(self.state)
+    def arrays(self) -> tuple[mx.array, mx.array, mx.array, language.Rows]:
+        shown = language.Rows(*(a if a is None else mx.array(a) for a in self.rows))
+        return mx.array(self.tokens), mx.array(self.targets), mx.array(self.state), shown
 
     @property
     def leaves(self) -> dict[str, mx.array]:
@@ -101,7 +103,28 @@ def case_of(
         rng.integers(0, V, (P, T)).astype(np.int32),
         rng.integers(0, V, (P, T)).astype(np.int32),
         int8(rng, (P, program.state_size), extreme),
+        rows=rows_of(program, rng, P, T, extreme),
     )
+
+
+def rows_of(
+    program: language.Program, rng: np.random.Generator, P: int, T: int, extreme: bool
+) -> language.Rows:
+    """What members are shown: inputs with a -128 here and there, and features of few values.
+
+    So that lists have the same index twice, and the absent mark -1 anywhere.
+    """
+    inputs = int8(rng, (P, T, program.inputs), extreme)
+    inputs[rng.random(inputs.shape) < 0.05] = -128
+    features = np.zeros((P, T, program.indices), np.int32)
+    for op in (op for stage in program.stages for op in stage.ops if op.kind == "features"):
+        lists, active, first, _ = op.numbers
+        shape, count = (P, T, lists * active), program.leaves[op.leaf].shape[0]
+        indices = rng.integers(0, rng.integers(1, count + 1), shape)
+        indices[rng.random(shape) < 0.1] = count - 1
+        indices[rng.random(shape) < rng.random()] = -1
+        features[:, :, first : first + lists * active] = indices
+    return language.Rows(inputs if program.inputs else None, features if program.indices else None)
 
 
 def random_case(

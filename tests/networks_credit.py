@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 import oracle_credit
+import oracle_rows
 from networks import Case, random_case
 
 from eggroll.credit import Crediting, CreditNoise, crediting
 from eggroll.engines import Engine
 from eggroll.fixed_point import gate_tables
+
+LARGEST = 1 << 19  # value in place of a score difference
 
 
 @dataclass
@@ -23,6 +26,18 @@ class Credited:
     discount: int
     signs: np.ndarray  # [leaves, N, words] int32
     draws: np.ndarray  # [N, T] uint32
+    values: np.ndarray | None = None  # [N, T] int32, in place of score differences
+
+    @property
+    def credit_noise(self) -> CreditNoise:
+        return CreditNoise(mx.array(self.signs), mx.array(self.draws))
+
+    @property
+    def signs_of_nodes(self) -> oracle_credit.CreditNoise | None:
+        """For the oracle, where the noise is on what layers give."""
+        signs = dict(zip(self.case.weights, self.signs, strict=True))
+        nodes = self.estimator == "token-credit"
+        return oracle_credit.CreditNoise(signs, self.draws) if nodes else None
 
     @property
     def crediting(self) -> Crediting:
@@ -34,7 +49,24 @@ class Credited:
             seq_len=self.case.tokens.shape[1],
         )
 
+    def oracle_of_any(self):
+        """Scores, state and votes by the oracle that runs any program."""
+        case = self.case
+        return oracle_rows.credit(
+            case.program, case.weights, case.tokens, case.targets, case.state, case.rows,
+            case.noise(), self.signs_of_nodes, self.discount, self.values,
+        )  # fmt: skip
+
+    def oracle_outputs(self):
+        """Outputs and state of the members that are credited."""
+        case = self.case
+        return oracle_rows.credited_outputs(
+            case.program, case.weights, case.tokens, case.state, case.rows, case.noise(),
+            self.signs_of_nodes,
+        )  # fmt: skip
+
     def oracle(self):
+        """Scores, state and votes of EGG, by the oracle that knows no other network."""
         case = self.case
         P, D, names = len(case.tokens), case.program.width, list(case.weights)
         signs = dict(zip(names, self.signs, strict=True))
@@ -48,9 +80,18 @@ class Credited:
         return scores, state.reshape(P, -1), Z
 
     def run(self, engine: Engine):
-        case, credit_noise = self.case, CreditNoise(mx.array(self.signs), mx.array(self.draws))
+        case, values = self.case, None if self.values is None else mx.array(self.values)
         prepared = engine.prepare(case.leaves)
-        return engine.credit(prepared, case.slices, credit_noise, self.crediting, *case.arrays)
+        return engine.credit(
+            prepared, case.slices, self.credit_noise, self.crediting, *case.arrays, values
+        )
+
+    def outputs(self, engine: Engine):
+        tokens, _, state, rows = self.case.arrays
+        prepared = engine.prepare(self.case.leaves)
+        return engine.outputs(
+            prepared, self.case.slices, tokens, state, rows, self.credit_noise, self.crediting
+        )
 
 
 def credited_case(
@@ -68,12 +109,27 @@ def credited_of(
     marks: float = 0.2,
     discount: int = 12,
     alike: bool = True,
+    valued: bool = False,
 ) -> Credited:
-    """marks: share of document marks; alike: members of a pair read the same."""
+    """A case with signs and draws.
+
+    marks: share of document marks; alike: members of a pair read the same; valued: values are given
+    where there is a score, too.
+    """
     (P, T), V = case.tokens.shape, case.program.vocabulary
     case.tokens[:] = rng.integers(1, V, (P, T)) * (rng.random((P, T)) >= marks)
     if alike:
-        case.tokens[1::2], case.targets[1::2] = case.tokens[0::2], case.targets[0::2]
+        for array in (case.tokens, case.targets, *(a for a in case.rows if a is not None)):
+            array[1::2] = array[0::2]
     words = rng.integers(-(2**31), 2**31, (len(case.weights), P // 2, -(-T // 32)))
     draws = rng.integers(0, 2**32, (P // 2, T), dtype=np.uint32)
-    return Credited(case, estimator, discount, words.astype(np.int32), draws)
+    values = values_of(rng, (P // 2, T)) if valued or not case.program.scored else None
+    return Credited(case, estimator, discount, words.astype(np.int32), draws, values)
+
+
+def values_of(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Values of all sizes, with zeros and the largest among them."""
+    sizes = 2.0 ** rng.integers(-1, 12, shape)
+    values = np.rint(rng.normal(0, sizes)).astype(np.int32)
+    limits = rng.choice(np.array([-LARGEST, LARGEST], np.int32), shape)
+    return np.where(rng.random(shape) < 0.1, limits, values)

@@ -6,11 +6,13 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eggroll.program import Program, Register
+from eggroll.program import MAX_REGISTERS, Program, Register
 
 Pick = Callable[[Sequence[Any]], Any]  # one of some options
 TABLES = ["sigmoid", "tanh"]
-WIDEST = 40  # register
+WIDEST = 40  # register, but for lists of features and what concat joins
+SEED = 239  # of `every_operation`: two lists of features, a table of its own, shared noise
+SOURCES = ("embed", "input", "features")  # operations that need no register
 
 
 class Builder:
@@ -26,6 +28,14 @@ class Builder:
         """A register; of the given size if asked."""
         return self.pick([r for r in self.values if size in (0, r.size)])
 
+    def sized(self, size: int) -> Register:
+        """A register of the given size, by a linear operation if there is none."""
+        if any(r.size == size for r in self.values):
+            return self.some(size)
+        self.count += 1
+        self.values.append(self.net.linear(self.some(), f"sized{self.count}", size))
+        return self.values[-1]
+
     def out(self, size: int) -> Register | None:
         """The register for a result of this size: None for a new one, or one already in use."""
         return self.pick([None, self.some(size)])
@@ -33,52 +43,93 @@ class Builder:
     def outputs(self) -> int:
         return self.pick([self.net.width, self.pick(range(1, WIDEST + 1))])
 
+    def features(self, name: str) -> Register:
+        """Lists of few features, which share a leaf with just enough rows or some more."""
+        lists, size = self.pick([1, 1, 2, 3]), self.pick(range(1, 24))
+        count = max(1, (lists - 1) * size) + self.pick([0, 1, 7, 40])
+        active, shift = self.pick(range(1, 7)), self.pick([0, 0, 1, 3])
+        return self.net.features(name, count, size, active=active, lists=lists, shift=shift)
+
+    def concat(self) -> Register:
+        """Two registers, or three of which one is there twice."""
+        narrow = [r for r in self.values if r.size <= WIDEST] or self.values[:1]
+        a, b = self.pick(narrow), self.pick(narrow)
+        return self.net.concat(a, b, *self.pick([[], [], [a]]))
+
+    def table(self, name: str) -> str:
+        """A table: of the two that are always there, or one without any order."""
+        if self.pick([True, False]):
+            return self.pick(TABLES)
+        first, by = self.pick(range(-127, 128)), self.pick([1, 31, 100])
+        return self.net.table(name, [(first + by * i) % 255 - 127 for i in range(255)])
+
+    def summand(self, a: Register, name: str) -> Register:
+        """The register, or a linear result of its size that nobody else will read.
+
+        Matrices that are only summed share their noise.
+        """
+        if len(self.net.stages[-1].registers) > MAX_REGISTERS - 12 or self.pick([True, False]):
+            return a
+        return self.net.linear(self.some(), name, a.size)
+
     def operation(self, kind: str) -> None:
         """Adds an operation on registers that fit."""
-        made = EMIT[kind](self, self.net, self.some(), f"{kind}{self.count}")
+        name = f"{kind}{self.count}"
+        made = EMIT[kind](self, self.net, None if kind in SOURCES else self.some(), name)
         self.count += 1
         self.values += [made] * (made is not None and made not in self.values)
 
-    def stage(self, index: int, *, last: bool) -> None:
-        """Adds a stage of up to a dozen operations."""
+    def stage(self, index: int, *, last: bool, scored: bool) -> None:
+        """Adds a stage of a dozen operations or so."""
         net, D, state = self.net, self.net.width, self.pick([False, True])
         x, s = net.stage(f"{index}.", state=state)
-        self.values = [x, s] if state else [x]
-        if index == 0:
-            net.embed("embedding")
+        self.values = [x] * (index > 0) + [s] * state
         kinds = [kind for kind in EMIT if kind != "score"]
         plan = [self.pick(kinds) for _ in range(self.pick(range(12)))]
         if last:
-            plan.insert(self.pick(range(len(plan) + 1)), "score")
-        for kind in plan:
+            end = "score" if scored else self.pick(["output", "sums"])
+            plan.insert(self.pick(range(len(plan) + 1)), end)
+        for kind in [self.pick(SOURCES)] * (index == 0) + plan:
             self.operation(kind)
         if state:
             net.mix(self.some(D), self.some(D), self.some(D), out=s)
         if not last:
-            net.add(self.some(D), self.some(D), out=x)
+            net.add(self.sized(D), self.sized(D), out=x)
 
 
-# operation -> adds it to the builder's program; a: its first input, n: the name of its leaf
-EMIT: dict[str, Callable[[Builder, Program, Register, str], Register | None]] = {
+# operation -> adds it to the builder's program; a: its first input, None for a source; n: the name
+# of its leaf, table or output
+EMIT: dict[str, Callable[[Builder, Program, Any, str], Register | None]] = {
     "embed": lambda build, net, a, n: net.embed(n),
     "linear": lambda build, net, a, n: net.linear(a, n, build.outputs()),
     "norm": lambda build, net, a, n: net.norm(a, n),
     "add": lambda build, net, a, n: net.add(a, build.some(a.size), build.out(a.size)),
-    "add_bias": lambda build, net, a, n: net.add_bias(a, build.some(a.size), n),
-    "lookup": lambda build, net, a, n: net.lookup(a, build.pick(TABLES)),
+    "add_bias": lambda build, net, a, n: net.add_bias(
+        build.summand(a, f"{n}.a"), build.summand(build.some(a.size), f"{n}.b"), n
+    ),
+    "lookup": lambda build, net, a, n: net.lookup(a, build.table(n)),
     "forget": lambda build, net, a, n: net.forget(a, build.some(a.size)),
     "mix": lambda build, net, a, n: net.mix(
         a, build.some(a.size), build.some(a.size), build.out(a.size)
     ),
     "score": lambda build, net, a, n: net.score(a, n),
+    "input": lambda build, net, a, n: net.input(net.inputs or build.pick(range(1, WIDEST + 1))),
+    "features": lambda build, net, a, n: build.features(n),
+    "bias": lambda build, net, a, n: net.bias(build.summand(a, f"{n}.a"), n, build.out(a.size)),
+    "relu": lambda build, net, a, n: net.relu(a, build.out(a.size)),
+    "concat": lambda build, net, a, n: build.concat(),
+    "output": lambda build, net, a, n: net.output(a, n),
+    "sums": lambda build, net, a, n: net.sums(a, n, build.outputs()),
 }
 
 
 def random_program(pick: Pick) -> Program:
-    """A program of one to three stages."""
-    builder, stages = Builder(pick), pick([1, 2, 3])
+    """A program of one to three stages, with a score or outputs or both."""
+    builder, stages, scored = Builder(pick), pick([1, 2, 3]), pick([True, True, False])
     for i in range(stages):
-        builder.stage(i, last=i == stages - 1)
+        builder.stage(i, last=i == stages - 1, scored=scored)
+    if not builder.net.leaves:
+        builder.net.sums(builder.some(), "leaf", builder.outputs())
     builder.net.check()
     return builder.net
 
@@ -90,15 +141,18 @@ def seeded_program(seed: int) -> Program:
 
 def every_operation() -> Program:
     """Each operation once, in order of the table, on x; each result is added to x."""
-    build = Builder(random.Random(0).choice)
+    build = Builder(random.Random(SEED).choice)
     net, D = build.net, build.net.width
     x, s = net.stage(state=True)
     net.embed("embedding")
-    build.values = [x, s]
+    net.add(x, s, out=x)
+    build.values = [x]
     for kind, emit in EMIT.items():
         if kind == "score":
             continue
         made = emit(build, net, x, kind)
+        if made is None:
+            continue
         made = made if made.size == D else net.linear(made, f"{kind}.back", D)
         net.add(x, made, out=x)
     net.add(x, s, out=s)

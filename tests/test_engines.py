@@ -185,7 +185,7 @@ def test_cpu_engine_refuses_what_it_could_misread():
     beyond = case.slices._replace(starts=case.slices.starts + case.table.size)
     with pytest.raises(ValueError, match="beyond the table"):
         engine.evaluate(packed, beyond, *case.arrays)
-    tokens, targets, state = case.arrays
+    tokens, targets, state, _ = case.arrays
     with pytest.raises(ValueError, match=r"tokens must be in 0\.\.15"):
         engine.evaluate(packed, case.slices, tokens + 16, targets, state)
     with pytest.raises(ValueError, match="state_size"):

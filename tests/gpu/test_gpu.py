@@ -249,7 +249,7 @@ def test_the_trial_passes_where_kernels_are_right(gpu: Gpu, launcher: Emulator, 
 def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
     case = random_case(7)
     made = engine(gpu, case.program, launcher)
-    prepared, (tokens, targets, state) = made.prepare(case.leaves), case.arrays
+    prepared, (tokens, targets, state, _) = made.prepare(case.leaves), case.arrays
     beyond = case.slices._replace(starts=case.slices.starts + case.table.size)
     with pytest.raises(ValueError, match="beyond the table"):
         made.evaluate(prepared, beyond, tokens, targets, state)

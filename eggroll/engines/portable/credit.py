@@ -13,9 +13,17 @@ import mlx.core as mx
 
 from eggroll import fixed_point as fx
 from eggroll.credit import SILENT, Crediting, CreditKind, CreditNoise
-from eggroll.engines.portable.operations import Run, both, clip, exact_matmul, table_slice
+from eggroll.engines.portable.operations import (
+    Run,
+    both,
+    clip,
+    exact_matmul,
+    features_noise,
+    lists_of,
+    table_slice,
+)
 from eggroll.noise import Slices
-from eggroll.program import Op, Program
+from eggroll.program import Op, Program, Rows
 
 TILE = 8  # logits that are drawn from together
 
@@ -54,8 +62,9 @@ def drawn(logits: mx.array, word: mx.array, score_bits: int = 4) -> mx.array:
 class Tape:
     """A population's record for its votes: inputs, and projections x.B where weights have noise.
 
-    tokens: int32 [N, T] of members 2p; inputs: leaf -> int32 [N, K] per token; projections: leaf ->
-    int32 [N] per token; readout: int32 Z [V, K] of the tokens so far.
+    tokens: int32 [N, T] and features: int32 [N, T, program.indices], of members 2p; inputs: leaf ->
+    int32 [N, K] per token; projections: leaf -> int32 [N] per token; readout: int32 Z [V, K] of the
+    tokens so far.
     """
 
     program: Program
@@ -63,9 +72,24 @@ class Tape:
     credit_noise: CreditNoise
     crediting: Crediting
     tokens: mx.array
+    features: mx.array | None
     inputs: dict[int, list[mx.array]] = field(default_factory=dict)
     projections: dict[int, list[mx.array]] = field(default_factory=dict)
     readout: mx.array | None = None
+
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        noise: Slices,
+        credit_noise: CreditNoise,
+        crediting: Crediting,
+        tokens: mx.array,
+        rows: Rows,
+    ) -> Tape:
+        """An empty tape; tokens and rows are those of all members."""
+        features = None if rows.features is None else rows.features[0::2]
+        return cls(program, noise, credit_noise, crediting, tokens[0::2], features)
 
     def sign(self, leaf: int, t: int) -> mx.array:
         """int32 [N]: 1, or -1 where the pair's noise is turned at token t."""
@@ -111,7 +135,7 @@ class Tape:
         R, kind = self._discounted(d, self.crediting.discounts[leaf]), self.crediting.kinds[leaf]
         if self.crediting.nodes:
             return [clip(self.sign(self.crediting.owners[leaf], t) * r) for t, r in enumerate(R)]
-        if kind == CreditKind.SCALAR:
+        if kind in (CreditKind.SCALAR, CreditKind.FEATURES):
             return [clip(r) for r in R]
         if kind == CreditKind.TOKENS:
             V, D = self.program.leaves[leaf].shape
@@ -146,6 +170,8 @@ class Tape:
             for t, c in enumerate(credit):
                 Z = Z.at[self.tokens[:, t]].add(c[:, None] * B)
             return Z
+        if kind == CreditKind.FEATURES:
+            return self._vote_of_features(leaf, credit)
         if kind == CreditKind.SCALAR:
             two = self.slice(leaf, 0, (*shape, 2))
             noise = two[..., 0] * two[..., 1] if owner == leaf else self.outputs(owner)
@@ -153,6 +179,23 @@ class Tape:
         traces = [c[:, None] * x for c, x in zip(credit, self.inputs[leaf], strict=True)]
         u = clip(rounded(sum(traces[1:], traces[0]), 4 + h))
         return exact_matmul(self.outputs(owner).T, u)
+
+    def _vote_of_features(self, leaf: int, credit: list[mx.array]) -> mx.array:
+        """Z [count, D], which every row adds to at the indices that it shows."""
+        count, D = self.program.leaves[leaf].shape
+        op = next(op for stage in self.program.stages for op in stage.ops if op.leaf == leaf)
+        Z = mx.zeros((count, D), mx.int32)
+        assert self.features is not None
+        for t, c in enumerate(credit):
+            for place, indices in enumerate(lists_of(op, self.features[:, t])):
+                shown = (indices >= 0)[..., None]
+                if self.crediting.nodes:
+                    vote = (c[:, None] * self.slice(leaf, place * D, (D,)))[:, None] * shown
+                else:
+                    A = features_noise(self.noise, leaf, D, indices)
+                    vote = clip((c[:, None, None] * A) >> 4) * self.slice(leaf, 0, (1, D))
+                Z = Z.at[mx.maximum(indices, 0)].add(vote)
+        return Z
 
 
 @dataclass
@@ -190,6 +233,15 @@ class CreditRun(Run):
             return None
         B = self.slice(op.leaf, 0, (self.program.width,))
         return clip(self.turned(op.leaf, rounded(B, self.crediting.shifts[op.leaf])))
+
+    def on_features(self, op: Op, indices: mx.array) -> mx.array | None:
+        return None if self.crediting.nodes else super().on_features(op, indices)
+
+    def on_list(self, op: Op, place: int, size: int) -> mx.array | None:
+        if not self.crediting.nodes:
+            return None
+        n = rounded(self.slice(op.leaf, place * size, (size,)), self.crediting.shifts[op.leaf])
+        return clip(self.turned(op.leaf, n))
 
     def on_sums(self, op: Op, x: mx.array) -> mx.array | None:
         tape, K, kind = self.tape, x.shape[1], self.crediting.kinds[op.leaf]

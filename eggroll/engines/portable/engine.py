@@ -6,7 +6,7 @@ operation at a time (operations.py), all members at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,11 +16,19 @@ from eggroll import fixed_point as fx
 from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines.base import Engine
 from eggroll.engines.portable.credit import CreditRun, Tape
-from eggroll.engines.portable.operations import OPERATIONS, Run, exact_matmul, table_slice
+from eggroll.engines.portable.operations import (
+    OPERATIONS,
+    Run,
+    Seen,
+    exact_matmul,
+    scores,
+    table_slice,
+)
+from eggroll.engines.portable.rows import check_rows, check_scored, check_values
 from eggroll.noise import Slices
 from eggroll.program import NO_ROWS, Rows, S, X
 
-Begin = Callable[[list[mx.array], mx.array, mx.array], Run]  # registers, tokens, targets
+Begin = Callable[[Seen], Run]
 
 
 class PortableEngine(Engine):
@@ -35,18 +43,6 @@ class PortableEngine(Engine):
             ", products by NumPy)" if where == "cpu" else ")"
         )
 
-    def _token(
-        self, begin: Begin, tokens: mx.array, targets: mx.array, states: list[mx.array]
-    ) -> Run:
-        x = mx.zeros((tokens.shape[0], self.program.width), mx.int32)
-        for i, stage in enumerate(self.program.stages):
-            registers = [x, states[i]] + [x] * len(stage.registers[2:])
-            run = begin(registers, tokens, targets)
-            for op in stage.ops:
-                registers[op.out] = OPERATIONS[op.kind](run, op)
-            x, states[i] = registers[X], registers[S]
-        return run
-
     def evaluate(
         self,
         prepared: Any,
@@ -56,11 +52,46 @@ class PortableEngine(Engine):
         state: mx.array,
         rows: Rows = NO_ROWS,
     ) -> tuple[mx.array, mx.array]:
-        begin = partial(Run, self.program, prepared, noise)
-        states, scores = self._split(state), []
-        for t in range(tokens.shape[1]):
-            scores.append(self._step(begin, tokens[:, t], targets[:, t], states).scores)
-        return mx.stack(scores, axis=1).astype(mx.int16), self._join(states)
+        check_scored(self.program)
+        run, states, found = partial(Run, self.program, prepared, noise), self._split(state), []
+        for t, seen in self._rows(lambda t: run, tokens, states, rows):
+            found.append(self._scores(seen, targets[:, t]))
+        return mx.stack(found, axis=1).astype(mx.int16), self._join(states)
+
+    def outputs(
+        self,
+        prepared: Any,
+        noise: Slices | None,
+        tokens: mx.array,
+        state: mx.array,
+        rows: Rows = NO_ROWS,
+        credit_noise: CreditNoise | None = None,
+        crediting: Crediting | None = None,
+    ) -> tuple[dict[str, mx.array], mx.array]:
+        states: list[mx.array] = self._split(state)
+        given: dict[str, list[mx.array]] = {out.name: [] for out in self.program.outputs}
+        begin = self._beginning(prepared, noise, tokens, rows, credit_noise, crediting)
+        for _, seen in self._rows(begin, tokens, states, rows):
+            for out in self.program.outputs:
+                given[out.name].append(seen.outputs[out.name].astype(out.dtype))
+        return {name: mx.stack(each, axis=1) for name, each in given.items()}, self._join(states)
+
+    def _beginning(
+        self,
+        prepared: Any,
+        noise: Slices | None,
+        tokens: mx.array,
+        rows: Rows,
+        credit_noise: CreditNoise | None,
+        crediting: Crediting | None,
+    ) -> Callable[[int], Begin]:
+        """What runs row t of members with the noise that `outputs` is asked for."""
+        if crediting is None:
+            return lambda t: partial(Run, self.program, prepared, noise)
+        if noise is None or credit_noise is None:
+            raise ValueError("noise and credit_noise are needed for the members that are credited.")
+        tape = Tape.of(self.program, noise, credit_noise, crediting, tokens, rows)
+        return lambda t: partial(CreditRun, self.program, prepared, noise, tape=tape, t=t)
 
     def credit(
         self,
@@ -74,23 +105,28 @@ class PortableEngine(Engine):
         rows: Rows = NO_ROWS,
         values: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
-        tape = Tape(self.program, noise, credit_noise, crediting, tokens[0::2])
-        states, scores = self._split(state), []
-        for t in range(tokens.shape[1]):
-            begin = partial(CreditRun, self.program, prepared, noise, tape=tape, t=t)
-            run = self._step(begin, tokens[:, t], targets[:, t], states)
-            tape.read(run.logits[0::2], targets[0::2, t], t)
-            scores.append(run.scores)
-        stacked = mx.stack(scores, axis=1)
-        Z = tape.votes(stacked[0::2] - stacked[1::2])
+        check_values(self.program, values, tokens.shape[0] // 2, tokens.shape[1])
+        tape = Tape.of(self.program, noise, credit_noise, crediting, tokens, rows)
+        states, found = self._split(state), []
+
+        def begin(t: int) -> Begin:
+            return partial(CreditRun, self.program, prepared, noise, tape=tape, t=t)
+
+        for t, seen in self._rows(begin, tokens, states, rows):
+            if self.program.scored:
+                tape.read(seen.logits[0::2], targets[0::2, t], t)
+                found.append(self._scores(seen, targets[:, t]))
+        stacked = mx.stack(found, axis=1) if found else mx.zeros(tokens.shape, mx.int32)
+        Z = tape.votes(stacked[0::2] - stacked[1::2] if values is None else values)
         return stacked.astype(mx.int16), self._join(states), Z
 
     def logits(
         self, prepared: Any, tokens: mx.array, state: mx.array, rows: Rows = NO_ROWS
     ) -> tuple[mx.array, mx.array]:
-        states = [self._restart(s, tokens) for s in self._split(state)]
-        run = self._token(partial(Run, self.program, prepared, None), tokens, tokens, states)
-        return run.logits.astype(mx.int8), self._join(states)
+        check_scored(self.program)
+        run, states = partial(Run, self.program, prepared, None), self._split(state)
+        ((_, seen),) = self._rows(lambda t: run, tokens[:, None], states, rows)
+        return seen.logits.astype(mx.int8), self._join(states)
 
     def likelihoods(
         self,
@@ -100,28 +136,48 @@ class PortableEngine(Engine):
         state: mx.array,
         rows: Rows = NO_ROWS,
     ) -> tuple[mx.array, mx.array, mx.array]:
-        begin = partial(Run, self.program, prepared, None)
-        states, totals, hits = self._split(state), [], []
-        table = mx.array(fx.exact_exp2())
-        for t in range(tokens.shape[1]):
-            logits = self._step(begin, tokens[:, t], targets[:, t], states).logits
-            totals.append(table[logits + 128].sum(axis=1))
-            hits.append(mx.take_along_axis(logits, targets[:, t, None], axis=1)[:, 0])
+        check_scored(self.program)
+        run, states = partial(Run, self.program, prepared, None), self._split(state)
+        table, totals, hits = mx.array(fx.exact_exp2()), [], []
+        for t, seen in self._rows(lambda t: run, tokens, states, rows):
+            totals.append(table[seen.logits + 128].sum(axis=1))
+            hits.append(mx.take_along_axis(seen.logits, targets[:, t, None], axis=1)[:, 0])
             mx.eval(totals[-1], hits[-1])
         return mx.stack(totals, axis=1), mx.stack(hits, axis=1).astype(mx.int8), self._join(states)
 
-    def _step(
-        self, begin: Begin, tokens: mx.array, targets: mx.array, states: list[mx.array]
-    ) -> Run:
-        """Runs one token, evaluated; `states` become the new ones."""
-        states[:] = [self._restart(s, tokens) for s in states]
-        run = self._token(begin, tokens, targets, states)
-        mx.eval(run.scores, states)
-        return run
+    def _rows(
+        self, begin: Callable[[int], Begin], tokens: mx.array, states: list[mx.array], rows: Rows
+    ) -> Iterator[tuple[int, Seen]]:
+        """Runs row after row; gives each and its place in [P, T]. `states` become the new ones."""
+        P, T = tokens.shape
+        check_rows(self.program, rows, P, T)
+        for t in range(T):
+            # The document mark 0 zeroes a member's state.
+            states[:] = [s * (tokens[:, t] != 0)[:, None] for s in states]
+            inputs, features = (a if a is None else a[:, t] for a in rows)
+            run = begin(t)(Seen(tokens[:, t], inputs, features))
+            self._run(run, states)
+            mx.eval(states, run.seen.outputs)
+            yield t, run.seen
 
-    def _restart(self, s: mx.array, tokens: mx.array) -> mx.array:
-        """The document mark 0 zeroes a member's state."""
-        return s * (tokens != 0)[:, None]
+    def _run(self, run: Run, states: list[mx.array]) -> None:
+        """One row through all stages; `states` become the new ones."""
+        x = mx.zeros((run.tokens.shape[0], self.program.width), mx.int32)
+        for i, stage in enumerate(self.program.stages):
+            run.registers = [x, states[i]] + [x] * len(stage.registers[2:])
+            for op in stage.ops:
+                value = OPERATIONS[op.kind](run, op)
+                if op.writes:
+                    run.registers[op.out] = value
+                else:
+                    run.give(op, value)
+            x, states[i] = run.registers[X], run.registers[S]
+
+    def _scores(self, seen: Seen, targets: mx.array) -> mx.array:
+        """Of a row, int32 [P]."""
+        found = scores(seen.logits, targets, self.program.score_bits)
+        mx.eval(found)
+        return found
 
     def _split(self, state: mx.array) -> list[mx.array]:
         """The state of every stage, int32 [P, D]; zeros where a stage has none."""

@@ -47,17 +47,40 @@ def both(v: mx.array) -> mx.array:
 
 
 @dataclass
+class Seen:
+    """One row of all members: what they read, and what the caller has of it.
+
+    tokens: int32 [P]; inputs: int8 [P, program.inputs]; features: int32 [P, program.indices];
+    outputs: name -> int32 [P, size].
+    """
+
+    tokens: mx.array
+    inputs: mx.array | None = None
+    features: mx.array | None = None
+    logits: mx.array = field(init=False)  # int32 [P, V], once there is a score
+    outputs: dict[str, mx.array] = field(default_factory=dict)
+
+
+@dataclass
 class Run:
-    """One evaluation: everything an operation may read. All values int32."""
+    """One evaluation of a row: everything an operation may read. All values int32."""
 
     program: Program
     weights: Weights
     noise: Slices | None
-    registers: list[mx.array]
-    tokens: mx.array  # [P]
-    targets: mx.array  # [P]
-    scores: mx.array = field(init=False)  # [P], once there is a score
-    logits: mx.array = field(init=False)  # [P, V], likewise
+    seen: Seen
+    registers: list[mx.array] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> mx.array:
+        return self.seen.tokens
+
+    def give(self, op: Op, value: mx.array) -> None:
+        """Keeps the result of an operation that writes no register."""
+        if op.kind == "score":
+            self.seen.logits = value
+        else:
+            self.seen.outputs[self.program.outputs[op.numbers[0]].name] = value
 
     def leaf(self, op: Op) -> mx.array:
         return self.weights[self.program.leaves[op.leaf].name].astype(mx.int32)
@@ -83,6 +106,19 @@ class Run:
         A = mx.take_along_axis(both(A), self.tokens[:, None, None], axis=1)  # [P, 1, r]
         return (mx.repeat(B, 2, axis=0) * A).sum(axis=-1) >> self.noise.shift
 
+    def on_features(self, op: Op, indices: mx.array) -> mx.array | None:
+        """The noise added to the sums of the rows of a list [P, n] (-1: none), int32 [P, D]."""
+        if self.noise is None:
+            return None
+        D, r = self.leaf(op).shape[1], self.noise.rank
+        B, A = self.slice(op.leaf, 0, (D, r)), features_noise(self.noise, op.leaf, D, indices)
+        A = A.sum(axis=1) * signs_of(indices.shape[0])  # [P, r]
+        return (mx.repeat(B, 2, axis=0) * A[:, None]).sum(axis=-1) >> self.noise.shift
+
+    def on_list(self, op: Op, place: int, size: int) -> mx.array | None:
+        """The noise added to the clipped values of a list, int32 [P, size]."""
+        return None
+
     def on_sums(self, op: Op, x: mx.array) -> mx.array | None:
         """The noise added to the sums of a linear leaf with inputs x [P, K], int32 [P, O]."""
         if self.noise is None:
@@ -99,6 +135,22 @@ def table_slice(noise: Slices, leaf: int, offset: int, shape: tuple[int, ...]) -
     return noise.table[index].astype(mx.int32).reshape(-1, *shape)
 
 
+def signs_of(members: int) -> mx.array:
+    """int32 [P, 1]: 1 for even members, -1 for odd ones."""
+    return 1 - 2 * (mx.arange(members) % 2)[:, None]
+
+
+def features_noise(noise: Slices, leaf: int, size: int, indices: mx.array) -> mx.array:
+    """A of features, int32 [P, n, r], by the indices [P, n] of members, or [N, n] of pairs.
+
+    A lies behind B in the slice of a leaf [count, size]. Zeros for the index -1.
+    """
+    r, starts = noise.rank, noise.starts[leaf]
+    starts = mx.repeat(starts, indices.shape[0] // starts.size)[:, None, None]
+    at = starts + r * (size + mx.maximum(indices, 0))[..., None] + mx.arange(r)
+    return noise.table[at].astype(mx.int32) * (indices >= 0)[..., None]
+
+
 def plus(v: mx.array, noise: mx.array | None) -> mx.array:
     return v if noise is None else v + noise
 
@@ -107,10 +159,34 @@ def embed(run: Run, op: Op) -> mx.array:
     return clip(plus(run.leaf(op)[run.tokens], run.on_embedding(op)))
 
 
-def linear(run: Run, op: Op) -> mx.array:
+def lists_of(op: Op, shown: mx.array) -> list[mx.array]:
+    """The indices of each list of an operation, out of those of a row, [.., program.indices]."""
+    lists, active, first, _ = op.numbers
+    return [shown[..., first + i * active : first + (i + 1) * active] for i in range(lists)]
+
+
+def features(run: Run, op: Op) -> mx.array:
+    E, parts = run.leaf(op), []
+    assert run.seen.features is not None
+    for place, indices in enumerate(lists_of(op, run.seen.features)):
+        total = (E[mx.maximum(indices, 0)] * (indices >= 0)[..., None]).sum(axis=1)
+        y = clip(plus(total, run.on_features(op, indices)) >> op.numbers[3])
+        parts.append(clip(plus(y, run.on_list(op, place, E.shape[1]))))
+    return mx.concatenate(parts, axis=1)
+
+
+def input_row(run: Run, op: Op) -> mx.array:
+    assert run.seen.inputs is not None
+    return mx.maximum(run.seen.inputs.astype(mx.int32), -fx.LIMIT)
+
+
+def sums(run: Run, op: Op) -> mx.array:
     W, x = run.leaf(op), run.registers[op.inputs[0]]
-    y = plus(exact_matmul(x, W.T), run.on_sums(op, x))
-    return clip(y // fx.divisor(W.shape[1]))
+    return plus(exact_matmul(x, W.T), run.on_sums(op, x))
+
+
+def linear(run: Run, op: Op) -> mx.array:
+    return clip(sums(run, op) // fx.divisor(run.leaf(op).shape[1]))
 
 
 def norm(run: Run, op: Op) -> mx.array:
@@ -129,9 +205,25 @@ def add_bias(run: Run, op: Op) -> mx.array:
     return clip(a + b + run.vector(op))
 
 
+def bias(run: Run, op: Op) -> mx.array:
+    return clip(run.registers[op.inputs[0]] + run.vector(op))
+
+
+def relu(run: Run, op: Op) -> mx.array:
+    return mx.maximum(run.registers[op.inputs[0]], 0)
+
+
+def concat(run: Run, op: Op) -> mx.array:
+    return mx.concatenate([run.registers[i] for i in op.inputs], axis=1)
+
+
 def lookup(run: Run, op: Op) -> mx.array:
-    table = mx.array(fx.gate_tables()[op.table]).astype(mx.int32)
+    table = mx.array(run.program.tables[op.table]).astype(mx.int32)
     return table[run.registers[op.inputs[0]] + fx.LIMIT]
+
+
+def output(run: Run, op: Op) -> mx.array:
+    return run.registers[op.inputs[0]]
 
 
 def forget(run: Run, op: Op) -> mx.array:
@@ -144,14 +236,12 @@ def mix(run: Run, op: Op) -> mx.array:
     return s + (((f + fx.LIMIT) * (h - s)) >> 8)
 
 
-def score(run: Run, op: Op) -> mx.array:
-    run.logits = linear(run, op)
-    u = run.logits + 128
-    bits = run.program.score_bits
+def scores(logits: mx.array, targets: mx.array, bits: int) -> mx.array:
+    """Log-likelihoods int32 [P] of targets [P] by logits [P, V], in 2^-bits bit."""
+    u = logits + 128
     total = mx.array(fx.exp2_table(bits))[u].astype(mx.int64).sum(axis=1)
-    hit = mx.take_along_axis(u, run.targets[:, None], axis=1)[:, 0]
-    run.scores = (hit << (bits - 4)) - log2_score(total, bits)
-    return run.registers[op.out]
+    hit = mx.take_along_axis(u, targets[:, None], axis=1)[:, 0]
+    return (hit << (bits - 4)) - log2_score(total, bits)
 
 
 def log2_score(n: mx.array, bits: int = 4) -> mx.array:
@@ -177,5 +267,12 @@ OPERATIONS: dict[str, Callable[[Run, Op], mx.array]] = {
     "lookup": lookup,
     "forget": forget,
     "mix": mix,
-    "score": score,
+    "score": linear,
+    "input": input_row,
+    "features": features,
+    "bias": bias,
+    "relu": relu,
+    "concat": concat,
+    "output": output,
+    "sums": sums,
 }
