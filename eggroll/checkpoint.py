@@ -24,11 +24,16 @@ from safetensors import SafetensorError
 from eggroll.config import Common, Config
 from eggroll.errors import InputError
 from eggroll.options import from_dict
-from eggroll.program import Leaves
+from eggroll.program import Leaves, Program
 from eggroll.runlog import write_whole
 
 FORMAT, VERSION = "eggroll", 2
-COMMANDS = {FORMAT: "eggroll.train", "eggroll-adamw": "eggroll.adamw"}
+LIBRARY = "eggroll-trainer"
+COMMANDS = {
+    FORMAT: "eggroll.train",
+    "eggroll-adamw": "eggroll.adamw",
+    LIBRARY: "eggroll.Trainer",
+}
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -74,14 +79,21 @@ def write(path: Path, kind: str, step: int, config: Common, corpus: Any, arrays:
     Raises:
         InputError: it cannot be written; what was there before is intact.
     """
-    metadata = {
-        "format": kind,
-        "version": str(VERSION),
-        "step": str(step),
+    facts = {
         "config": json.dumps(config.to_dict()),
         "corpus": json.dumps(corpus),
         "network": config.program().digest(),
     }
+    store(path, kind, step, facts, arrays)
+
+
+def store(path: Path, kind: str, step: int, facts: Mapping[str, str], arrays: Arrays) -> None:
+    """Replaces the file at `path` as a whole; facts: metadata beside format, version and step.
+
+    Raises:
+        InputError: it cannot be written; what was there before is intact.
+    """
+    metadata = {"format": kind, "version": str(VERSION), "step": str(step), **facts}
     metadata["sha256"] = _digest(metadata, arrays)
     write_whole(path, safetensors.numpy.save(arrays, metadata))
 
@@ -194,11 +206,28 @@ def _damaged(path: Path, how: str) -> InputError:
 def _fitting(config: Config, arrays: Arrays, path: Path) -> tuple[Leaves, Leaves, mx.array]:
     """Weights and the rule's memory in declared order, and the state."""
     program = config.program()
+    kept = config.rule_class.memory(program)
+    return fitting(program, kept, config.pop, arrays, path)
+
+
+def fitting(
+    program: Program,
+    kept: Mapping[str, tuple[int, ...]],
+    members: int,
+    arrays: Arrays,
+    path: Path,
+) -> tuple[Leaves, Leaves, mx.array]:
+    """Weights and memory in declared order, and the state, of arrays that must be these alone.
+
+    kept: shapes of the rule's memory.
+
+    Raises:
+        InputError: an array is missing, too many, or of another shape or range.
+    """
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
-        "state": ((config.pop, program.state_size), "int8")
+        "state": ((members, program.state_size), "int8")
     }
     shapes |= {f"weights/{leaf.name}": (leaf.shape, "int8") for leaf in program.leaves}
-    kept = config.rule_class.memory(program)
     shapes |= {f"memory/{name}": (shape, "int32") for name, shape in kept.items()}
     found = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
     for name in sorted(shapes.keys() | found.keys()):

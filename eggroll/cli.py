@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     Final,
     Literal,
@@ -100,6 +101,21 @@ def check_ranges(options: DataclassInstance) -> None:
                     f"{flag(name)} is {value}: {limits.phrase(kind)} is needed; "
                     f"try {flag(name)} {better}."
                 )
+
+
+def check_names(options: DataclassInstance) -> None:
+    """Checks names as the command line does, for options made in Python.
+
+    Raises:
+        InputError: one is none of those that its option may be.
+    """
+    for name, hint in get_type_hints(type(options), include_extras=True).items():
+        kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if get_origin(kind) is Literal and getattr(options, name) not in get_args(kind):
+            raise InputError(
+                f"{flag(name)} is {getattr(options, name)!r}: one of {', '.join(get_args(kind))} "
+                "is needed."
+            )
 
 
 def parse(

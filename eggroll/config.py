@@ -11,11 +11,11 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self
 
 import tyro
 
-from eggroll.cli import Range, check_ranges, flag
+from eggroll.cli import Range, check_names, check_ranges, flag
 from eggroll.data.hub import HUB
 from eggroll.errors import InputError
 from eggroll.estimators import ESTIMATORS, Estimator, EstimatorName, estimators_with
@@ -114,19 +114,9 @@ class Common:
             InputError: an option is out of its range, or two do not go together.
         """
         check_ranges(self)
-        self._check_names()
+        check_names(self)
         if not self.count_steps:
             raise InputError("--count-steps is empty: at least one is needed; try --count-steps 1.")
-
-    def _check_names(self) -> None:
-        """Checks names as the command line does, for options made in Python."""
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
-                raise InputError(
-                    f"{flag(name)} is {getattr(self, name)!r}: one of {', '.join(get_args(kind))} "
-                    "is needed."
-                )
 
     def check_memory(self, needed: int, names: Sequence[str], more: str = "") -> None:
         """Raises InputError if so many bytes, which these options ask for, are not there."""
@@ -148,37 +138,17 @@ class Common:
         return replace(self, data=absolute(self.data))
 
 
-class OverRecipe(type):
-    """Makes a class whose options not given are those of the recipe that is, by name."""
-
-    def __call__(cls, *args: Any, **given: Any) -> Any:
-        return super().__call__(*args, **RECIPES.get(given.get("recipe", ""), {}) | given)
-
-
 @dataclass(frozen=True)
-class Config(Common, metaclass=OverRecipe):
-    """Options of a training run; `check` tells whether they make sense together.
+class Evolution:
+    """The options of every population: its noise, its votes and its engine."""
 
-    Config(recipe="language", width=128) has the recipe's settings but for the width.
-    """
-
-    recipe: Annotated[RecipeName, Group.RUN] = "paper"
-    """Settings that go well together. paper: those of the paper; language: token credit, which
-    learns text far better."""
     pop: Annotated[
         int, Group.EVOLUTION, Range(2, 1 << 24, 2), Sweep(choices=(640, 2560, 10240, 40960))
     ] = 10240
     """Members of the population (even, as two with opposite noise make a pair)."""
-    group_size: Annotated[
-        int, Group.EVOLUTION, Range(2, 1 << 24, 2), Sweep(choices=(2, 4, 8, 16))
-    ] = 2
-    """Members that read the same stream (even, divides --pop)."""
     estimator: Annotated[
         EstimatorName, Group.EVOLUTION, Sweep(), one_of("How scores become votes", ESTIMATORS)
     ] = "eggroll"
-    score_bits: Annotated[int, Group.EVOLUTION, Range(4, 8, 4), Sweep(choices=(4, 8))] = 4
-    """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256, which still tells
-    members apart where a model is nearly right."""
     discount: Annotated[
         int,
         Group.EVOLUTION,
@@ -242,16 +212,42 @@ class Config(Common, metaclass=OverRecipe):
     the cache."""
 
     @property
-    def streams(self) -> int:
-        return self.pop // self.group_size
-
-    @property
     def estimator_class(self) -> type[Estimator]:
         return ESTIMATORS[self.estimator]
 
     @property
     def rule_class(self) -> type[UpdateRule]:
         return RULES[self.rule]
+
+
+class OverRecipe(type):
+    """Makes a class whose options not given are those of the recipe that is, by name."""
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
+        return super().__call__(*args, **RECIPES.get(given.get("recipe", ""), {}) | given)
+
+
+@dataclass(frozen=True)
+class Config(Evolution, Common, metaclass=OverRecipe):
+    """Options of a training run; `check` tells whether they make sense together.
+
+    Config(recipe="language", width=128) has the recipe's settings but for the width.
+    """
+
+    recipe: Annotated[RecipeName, Group.RUN] = "paper"
+    """Settings that go well together. paper: those of the paper; language: token credit, which
+    learns text far better."""
+    group_size: Annotated[
+        int, Group.EVOLUTION, Range(2, 1 << 24, 2), Sweep(choices=(2, 4, 8, 16))
+    ] = 2
+    """Members that read the same stream (even, divides --pop)."""
+    score_bits: Annotated[int, Group.EVOLUTION, Range(4, 8, 4), Sweep(choices=(4, 8))] = 4
+    """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256, which still tells
+    members apart where a model is nearly right."""
+
+    @property
+    def streams(self) -> int:
+        return self.pop // self.group_size
 
     def program(self) -> Program:
         program = super().program()

@@ -122,14 +122,22 @@ def crediting(
                 discounts[op.leaf] = 0
         for owner, leaf in _shared(stage) if nodes else ():
             owners[leaf], shifts[leaf] = owner, SILENT
-    # Sums over T tokens of random sign grow with sqrt(T); up to T = 31 they fit as they are if the
-    # unit is 1/16 bit. A finer one is for the tokens alone.
-    unit_shift = UNIT_SHIFTS[program.score_bits]
-    credit_shift = max(0, (seq_len.bit_length() - 4) // 2) + 4 - unit_shift
-    return Crediting(
-        nodes, tuple(shifts), tuple(kinds), tuple(owners), tuple(discounts), credit_shift,
-        unit_shift,
+    for policy in program.policies if nodes else ():  # see policy.py
+        kinds[policy.leaf], shifts[policy.leaf] = CreditKind.NONE, SILENT
+    made = Crediting(
+        nodes, tuple(shifts), tuple(kinds), tuple(owners), tuple(discounts), 0,
+        UNIT_SHIFTS[program.score_bits],
     )  # fmt: skip
+    return made._replace(credit_shift=credit_shift(made, seq_len))
+
+
+def credit_shift(crediting: Crediting, seq_len: int) -> int:
+    """The right shift of a leaf's sums over T tokens on their way to int8.
+
+    Sums of random sign grow with sqrt(T); up to T = 31 they fit as they are if the unit is 1/16
+    bit. A finer one is for the tokens alone.
+    """
+    return max(0, (seq_len.bit_length() - 4) // 2) + 4 - crediting.unit_shift
 
 
 def draw_signs(
@@ -150,3 +158,40 @@ def draw_signs(
 def _high(stream: int, first: int, rows: int, columns: int) -> np.ndarray:
     words = counters(stream, first * columns, rows * columns) >> np.uint64(32)
     return words.astype(np.uint32).view(np.int32).reshape(rows, columns)
+
+
+class Turns:
+    """The signs of an update whose length is not known when it begins, 32 rows at a time.
+
+    Those of the first 32 rows are the signs that `draw_signs` gives an update of at most 32.
+    """
+
+    def __init__(self, crediting: Crediting, *, seed: int, step: int, pairs: int) -> None:
+        self.crediting, self.seed, self.step, self.pairs = crediting, seed, step, pairs
+        self._words: list[np.ndarray] = []  # uint32 [leaves, N] each
+
+    def _word(self, w: int) -> np.ndarray:
+        while len(self._words) <= w:
+            made = np.zeros((len(self.crediting.kinds), self.pairs), np.uint32)
+            block = (len(self._words),) if self._words else ()
+            for leaf in sorted(set(self.crediting.owners)) if self.crediting.nodes else ():
+                if self.crediting.shifts[leaf] != SILENT:
+                    stream = key(self.seed, SIGNS, self.step, leaf, *block)
+                    made[leaf] = _high(stream, 0, self.pairs, 1)[:, 0].view(np.uint32)
+            self._words.append(made)
+        return self._words[w]
+
+    def window(self, first: int, count: int) -> np.ndarray:
+        """Signs of rows first .. first + count - 1, int32 [leaves, N, ceil(count / 32)].
+
+        Row `first` is bit 0 of the first word.
+        """
+        out, (w, shift) = [], divmod(first, 32)
+        for i in range(w, w + -(-count // 32)):
+            word = self._word(i)
+            if shift:
+                word = word >> np.uint32(shift)
+                if count + shift > 32:
+                    word = word | (self._word(i + 1) << np.uint32(32 - shift))
+            out.append(word.view(np.int32))
+        return np.stack(out, axis=2)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from eggroll.program import Leaf, Op, Output, Program, ProgramError, Stage
+from eggroll.program import Program
+from eggroll.stage import Leaf, Op, Output, Policy, ProgramError, Stage
 
 
 def program_of(declared: Mapping[str, Any], score_bits: int = 4) -> Program:
@@ -24,6 +25,7 @@ def program_of(declared: Mapping[str, Any], score_bits: int = 4) -> Program:
         net.state_size = declared["state"]
         net.inputs, net.indices = declared.get("inputs", 0), declared.get("indices", 0)
         net.outputs = [Output(*output) for output in declared.get("outputs", ())]
+        net.policies = [Policy(*policy) for policy in declared.get("policies", ())]
         tables = {name: np.array(v, np.int8) for name, v in declared["tables"].items()}
     except (KeyError, TypeError, ValueError) as error:
         raise ProgramError(f"That is no declaration of a program ({error!r}).") from error

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
-from eggroll.credit import Crediting, CreditKind, crediting
+from eggroll.credit import Crediting, CreditKind, Turns, crediting
 from eggroll.data.streams import Batch
 from eggroll.errors import InputError
-from eggroll.fitness import decided, pair_fitness
-from eggroll.population import Population
+from eggroll.fitness import CREDIT, FITNESS, decided, pair_fitness, power, scaled
+from eggroll.policy import Acted, readout
+from eggroll.population import Population, Shown
 from eggroll.program import Leaves, Program, Weights
 
 EstimatorName = Literal["eggroll", "token-votes", "token-credit"]
@@ -59,6 +62,34 @@ class Estimate(NamedTuple):
     state: mx.array
     votes: Leaves
     decided: int | None
+
+
+class Record(NamedTuple):
+    """What the members of an update were shown since it began, row by row, by a caller.
+
+    tokens: int32 [R, T], shown: [R, T, ..], of P members or of R groups; state: int8 [P,
+    state_size] at the beginning, after: at the end; turns: signs of the rows, where they have any;
+    active: bool [N, T], where something was at stake for member 2p, None for everywhere; acted:
+    what the program's policies did. Only estimators that credit rows need more than the states.
+    """
+
+    tokens: NDArray[np.int32] | None
+    shown: Shown
+    state: mx.array
+    after: mx.array
+    turns: Turns | None
+    active: NDArray[np.bool_] | None = None
+    acted: Sequence[Acted] = ()
+
+
+class Told(NamedTuple):
+    """Votes Z per leaf; decided: as in Estimate; differing: the share of pairs, or of their rows,
+    whose members were worth different values.
+    """
+
+    votes: Leaves
+    decided: int | None
+    differing: float
 
 
 class Estimator(ABC):
@@ -104,6 +135,22 @@ class Estimator(ABC):
     ) -> Estimate:
         """Runs the members of update `step` over a batch, int32 [S, T] each, and counts votes."""
 
+    @abstractmethod
+    def told(
+        self,
+        population: Population,
+        weights: Weights,
+        step: int,
+        record: Record,
+        values: NDArray[np.float64],
+        fitness: str,
+    ) -> Told:
+        """Counts the votes of members that ran already, by what they were worth to the caller.
+
+        values: float64 [P], or [P, T] for every row, larger is better; fitness: of FITNESS, for
+        values of whole members.
+        """
+
 
 class WeightNoise(Estimator):
     """The paper's: noise on the weights, a pair votes with the sign of its whole score."""
@@ -125,6 +172,19 @@ class WeightNoise(Estimator):
         votes = population.votes(fitness, step)
         lap("votes")
         return Estimate(scores, after, votes, decided(fitness))
+
+    def told(
+        self,
+        population: Population,
+        weights: Weights,
+        step: int,
+        record: Record,
+        values: NDArray[np.float64],
+        fitness: str,
+    ) -> Told:
+        f = FITNESS[fitness].of(values if values.ndim == 1 else values.sum(axis=1))
+        votes = population.votes(mx.array(f), step)
+        return Told(votes, power(f), np.count_nonzero(f) / f.size)
 
 
 class TokenVotes(Estimator):
@@ -179,6 +239,32 @@ class TokenVotes(Estimator):
         scores, after, votes = population.credit(weights, step, *batch, state)
         lap("evaluation")
         return Estimate(scores, after, votes, None)
+
+    def told(
+        self,
+        population: Population,
+        weights: Weights,
+        step: int,
+        record: Record,
+        values: NDArray[np.float64],
+        fitness: str,
+    ) -> Told:
+        assert record.tokens is not None
+        assert record.turns is not None
+        T = record.tokens.shape[1]
+        whole = values[:, None] if values.ndim == 1 else values
+        d = np.broadcast_to(whole[0::2] - whole[1::2], (len(values) // 2, T))
+        active = np.ones(d.shape, np.bool_) if record.active is None else record.active
+        worth = scaled(d * active, CREDIT, int(np.count_nonzero(active)))
+        votes = population.credit_values(
+            weights, step, record.tokens, record.state, record.shown, record.turns.window(0, T),
+            worth.astype(np.int32),
+        )  # fmt: skip
+        for policy, acted in zip(self.program.policies, record.acted, strict=False):
+            leaf = self.program.leaves[policy.leaf]
+            votes[leaf.name] = readout(acted, worth, leaf.shape)
+        differing = int(np.count_nonzero(worth)) / max(int(np.count_nonzero(active)), 1)
+        return Told(votes, None, differing)
 
 
 class TokenCredit(TokenVotes):

@@ -6,22 +6,36 @@ are integers, no chunk size changes a bit of the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import fsum
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.credit import Crediting, draw_signs
+from eggroll.credit import Crediting, CreditNoise, credit_shift, draw_signs
 from eggroll.engines import Engine
 from eggroll.fixed_point import total_bits
-from eggroll.noise import Noise, Slices
-from eggroll.program import Leaves, Weights
+from eggroll.noise import Noise, Slices, slice_length
+from eggroll.program import Leaves, Rows, Weights
+
+BUDGET, PORTABLE_BUDGET = 1 << 28, 1 << 26  # bytes that the arrays of a chunk may take
+
+
+class Shown(NamedTuple):
+    """Rows as in program.Rows, of P members or of fewer groups: [R, T, ..]."""
+
+    inputs: NDArray[np.int8] | None = None
+    features: NDArray[np.int32] | None = None
+
+    def each(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Shown:
+        """Both arrays, where they are there, as `change` makes them."""
+        return Shown(*(None if a is None else change(a) for a in tuple[Any, ...](self)))
 
 
 class Population:
-    """P members of one network: `evaluate` gives their token scores, `votes` counts their noise.
+    """P members of one network: what they say and score, and the votes of their noise.
 
     group: members that read the same stream (even); chunk: members evaluated at a time (even);
     crediting: noise and credit of each leaf where they are given token by token, for `credit`.
@@ -40,16 +54,32 @@ class Population:
     ) -> None:
         self.engine, self.noise, self.clt, self.crediting = engine, noise, clt, crediting
         self.members, self.group, self.chunk = members, group, chunk
+        self._prepared: tuple[Weights, Any] | None = None
 
     def initial_state(self) -> mx.array:
         """Zeros, int8 [P, state_size]."""
         return mx.zeros((self.members, self.engine.program.state_size), mx.int8)
+
+    def prepared(self, weights: Weights) -> Any:
+        """The weights in the engine's layout, made once for the same weights."""
+        if self._prepared is None or self._prepared[0] is not weights:
+            self._prepared = weights, self.engine.prepare(weights)
+        return self._prepared[1]
 
     def _chunks(self, step: int) -> Iterator[tuple[int, int, Slices]]:
         """(first member, last + 1, slices of the pairs between) of every chunk."""
         for first in range(0, self.members, self.chunk):
             last = min(first + self.chunk, self.members)
             yield first, last, self.noise.slices(step, first // 2, (last - first) // 2)
+
+    def _of(self, shared: NDArray[Any], first: int, last: int) -> mx.array:
+        """What members first .. last - 1 read of an array of one row per group of any size."""
+        if len(shared) == self.members:
+            return mx.array(shared[first:last])
+        return mx.array(shared[np.arange(first, last) * len(shared) // self.members])
+
+    def _rows(self, shown: Shown, first: int, last: int) -> Rows:
+        return Rows(*(None if a is None else self._of(a, first, last) for a in shown))
 
     def evaluate(
         self,
@@ -64,16 +94,54 @@ class Population:
         tokens, targets: [P / group, T]; state: int8 [P, state_size].
         Returns token scores int16 [P, T] in 2^-program.score_bits bit, and the new state.
         """
-        prepared = self.engine.prepare(weights)
+        prepared = self.prepared(weights)
         scores, states = [], []
         for first, last, slices in self._chunks(step):
-            rows = np.arange(first, last) // self.group
-            chunk = (mx.array(tokens[rows]), mx.array(targets[rows]), state[first:last])
+            chunk = self._of(tokens, first, last), self._of(targets, first, last), state[first:last]
             score, after = self.engine.evaluate(prepared, slices, *chunk)
             mx.eval(score, after)
             scores.append(score)
             states.append(after)
         return mx.concatenate(scores), mx.concatenate(states)
+
+    def outputs(
+        self,
+        weights: Weights,
+        step: int,
+        tokens: NDArray[np.int32],
+        state: mx.array,
+        shown: Shown,
+        signs: NDArray[np.int32] | None = None,
+    ) -> tuple[dict[str, mx.array], mx.array]:
+        """What every member puts out of the rows it is shown.
+
+        tokens: [R, T], shown: [R, T, ..], R = P or a number of groups; state: int8 [P, state_size];
+        signs: int32 [leaves, N, ceil(T / 32)] for members that are credited row by row.
+        Returns output name -> int8 or int32 [P, T, size], and the new state.
+        """
+        prepared, parts, states = self.prepared(weights), [], []
+        for first, last, slices in self._chunks(step):
+            mine = state if last - first == self.members else state[first:last]
+            credited = self._credited(signs, first // 2, last // 2, tokens.shape[1])
+            found, after = self.engine.outputs(
+                prepared, slices, self._of(tokens, first, last), mine,
+                self._rows(shown, first, last), *credited,
+            )  # fmt: skip
+            mx.eval(found, after)
+            parts.append(found)
+            states.append(after)
+        if len(parts) == 1:
+            return parts[0], states[0]
+        whole = {name: mx.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return whole, mx.concatenate(states)
+
+    def _credited(
+        self, signs: NDArray[np.int32] | None, first: int, last: int, T: int
+    ) -> tuple[CreditNoise, Crediting] | tuple[()]:
+        if signs is None or self.crediting is None:
+            return ()
+        draws = mx.zeros((last - first, T), mx.uint32)
+        return CreditNoise(mx.array(signs[:, first:last]), draws), self.crediting
 
     def credit(
         self,
@@ -85,18 +153,17 @@ class Population:
     ) -> tuple[mx.array, mx.array, Leaves]:
         """`evaluate`, with the token-credited votes Z per leaf, int32."""
         assert self.crediting is not None
-        prepared = self.engine.prepare(weights)
+        prepared = self.prepared(weights)
         scores, states = [], []
         total: Leaves = {}
         for first, last, slices in self._chunks(step):
-            rows = np.arange(first, last) // self.group
             credit_noise = draw_signs(
                 self.crediting, seed=self.noise.seed, step=step,
                 first_pair=first // 2, pairs=(last - first) // 2, seq_len=tokens.shape[1],
             )  # fmt: skip
             score, after, part = self.engine.credit(
-                prepared, slices, credit_noise, self.crediting, mx.array(tokens[rows]),
-                mx.array(targets[rows]), state[first:last],
+                prepared, slices, credit_noise, self.crediting, self._of(tokens, first, last),
+                self._of(targets, first, last), state[first:last],
             )  # fmt: skip
             total = {k: total[k] + z if total else z for k, z in part.items()}
             mx.eval(score, after, total)
@@ -104,14 +171,71 @@ class Population:
             states.append(after)
         return mx.concatenate(scores), mx.concatenate(states), total
 
-    def votes(self, fitness: mx.array, step: int) -> Leaves:
-        """Z per leaf, int32: the noise of every pair times its fitness [N] int8."""
+    def credit_values(
+        self,
+        weights: Weights,
+        step: int,
+        tokens: NDArray[np.int32],
+        state: mx.array,
+        shown: Shown,
+        signs: NDArray[np.int32],
+        values: NDArray[np.int32],
+    ) -> Leaves:
+        """Z per leaf, int32, of members whose rows were worth `values` to the caller.
+
+        tokens, shown, signs and state: as of `outputs`, of all rows since the update began;
+        values: [N, T], what member 2p earned less what member 2p + 1 did; see Engine.credit.
+        """
+        assert self.crediting is not None
+        prepared, T = self.prepared(weights), tokens.shape[1]
+        crediting = self.crediting._replace(credit_shift=credit_shift(self.crediting, T))
         total: Leaves = {}
         for first, last, slices in self._chunks(step):
-            part = self.engine.votes(fitness[first // 2 : last // 2], slices, self.clt)
+            pairs = slice(first // 2, last // 2)
+            draws = mx.zeros(((last - first) // 2, T), mx.uint32)
+            mine = self._of(tokens, first, last)
+            part = self.engine.credit(
+                prepared, slices, CreditNoise(mx.array(signs[:, pairs]), draws), crediting, mine,
+                mine, state[first:last], self._rows(shown, first, last), mx.array(values[pairs]),
+            )[2]  # fmt: skip
             total = {k: total[k] + z if total else z for k, z in part.items()}
             mx.eval(total)
         return total
+
+    def votes(self, fitness: mx.array, step: int) -> Leaves:
+        """Z per leaf, int32: the noise of every pair times its fitness, int8 [N].
+
+        Engines count fitness -1, 0 and 1, so a larger one is counted bit by bit.
+        """
+        total: Leaves = {}
+        f: NDArray[np.int8] = np.array(fitness)
+        for bit in range(max(int(abs(f).max()).bit_length(), 1)):
+            plane = mx.array(np.sign(f) * ((abs(f) >> bit) & 1))
+            for first, last, slices in self._chunks(step):
+                part = self.engine.votes(plane[first // 2 : last // 2], slices, self.clt)
+                part = {k: z << bit for k, z in part.items()} if bit else part
+                total = {k: total[k] + z if total else z for k, z in part.items()}
+                mx.eval(total)
+        return total
+
+
+def fitting_chunk(engine: Engine, *, members: int, seq_len: int, rank: int, kept: int) -> int:
+    """Members to evaluate at a time, as many as a memory budget holds.
+
+    seq_len: rows of an update; kept: values that are stored per pair and row until the credit.
+    """
+    program = engine.program
+    shown = program.inputs + 4 * program.indices + sum(4 * size for _, size, _ in program.outputs)
+    if engine.name == "portable":  # int32 registers and slices, int64 sums over the vocabulary
+        registers = sum(sum(stage.registers) for stage in program.stages)
+        longest = max(slice_length(leaf.shape, rank) for leaf in program.leaves)
+        budget, member = PORTABLE_BUDGET, 4 * registers + 24 * (longest + program.vocabulary)
+        member += seq_len * (4 * kept + shown)
+    else:
+        arrays = seq_len * (10 + shown) + 2 * program.state_size + 4 * len(program.leaves)
+        credit_noise = 10 * seq_len * (kept > 0)
+        budget, member = BUDGET, arrays + kept + credit_noise
+    return min(max(budget // member // 2 * 2, 2), members)
 
 
 def model_loss(

@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.fixed_point import LIMIT, gate_tables
+from eggroll.fixed_point import gate_tables
 from eggroll.stage import (
     MAX_ACTIVE,
     MAX_FEATURE_SHIFT,
@@ -33,16 +33,18 @@ from eggroll.stage import (
     MAX_VOCABULARY,
     NO_ROWS,
     OPERATIONS,
-    RESULTS,
     Leaf,
     Op,
     Output,
+    Policy,
     ProgramError,
     Register,
     Rows,
     S,
     Stage,
     X,
+    as_table,
+    check_range,
 )
 
 __all__ = [
@@ -51,7 +53,6 @@ __all__ = [
     "MAX_SIZE",
     "NO_ROWS",
     "OPERATIONS",
-    "RESULTS",
     "Leaf",
     "Leaves",
     "Op",
@@ -87,11 +88,12 @@ class Program:
     inputs: int = 0  # values of a row that `input` shows
     indices: int = 0  # of a row's features, all lists together
     outputs: list[Output] = field(default_factory=list)
+    policies: list[Policy] = field(default_factory=list)
     tables: dict[str, NDArray[np.int8]] = field(default_factory=lambda: gate_tables())
 
     def __post_init__(self) -> None:
-        _check_range("The vocabulary", self.vocabulary, 2, MAX_VOCABULARY)
-        _check_range("The width", self.width, 1, MAX_SIZE)
+        check_range("The vocabulary", self.vocabulary, 2, MAX_VOCABULARY)
+        check_range("The width", self.width, 1, MAX_SIZE)
 
     @property
     def score_unit(self) -> float:
@@ -126,14 +128,13 @@ class Program:
 
     def input(self, size: int) -> Register:
         """The values that the caller shows, int8 [size], at any scale; Q4 by custom."""
-        _check_range("The size of the input", size, 1, MAX_SIZE)
+        check_range("The size of the input", size, 1, MAX_SIZE)
         if self.inputs not in (0, size):
             raise ProgramError(
-                f"The input has {size} values and an earlier one {self.inputs}: a row has one size."
+                f"An input has {self.inputs} values already: {size} are too many or few."
             )
-        made = self._emit("input", (), size)
         self.inputs = size
-        return made
+        return self._emit("input", (), size)
 
     def features(
         self, name: str, count: int, size: int, *, active: int = 32, lists: int = 1, shift: int = 0
@@ -143,12 +144,12 @@ class Program:
         active: indices in a list, at most; lists: that share the leaf, their sums side by side in
         the order given in the row; shift: right shift of a sum before the clip.
         """
-        _check_range(f"The number of features of {name!r}", count, 1, MAX_FEATURES)
-        _check_range(f"The size of {name!r}", size, 1, MAX_SIZE)
-        _check_range(f"The number of lists of {name!r}", lists, 1, MAX_LISTS)
-        _check_range(f"The active features of {name!r}", active, 1, MAX_ACTIVE)
-        _check_range(f"The shift of {name!r}", shift, 0, MAX_FEATURE_SHIFT)
-        _check_range(f"The size of all lists of {name!r}", lists * size, 1, MAX_SIZE)
+        check_range(f"The number of features of {name!r}", count, 1, MAX_FEATURES)
+        check_range(f"The size of {name!r}", size, 1, MAX_SIZE)
+        check_range(f"The number of lists of {name!r}", lists, 1, MAX_LISTS)
+        check_range(f"The active features of {name!r}", active, 1, MAX_ACTIVE)
+        check_range(f"The shift of {name!r}", shift, 0, MAX_FEATURE_SHIFT)
+        check_range(f"The size of all lists of {name!r}", lists * size, 1, MAX_SIZE)
         if count < (lists - 1) * size:
             raise ProgramError(
                 f"{name!r} has {count} features for {lists} lists of size {size}: at least "
@@ -164,7 +165,7 @@ class Program:
     def linear(self, x: Register, name: str, outputs: int) -> Register:
         """The product with a leaf [outputs, K]."""
         leaf = Leaf(name, (outputs, self._size("linear", x)))
-        _check_range(f"The number of outputs of {name!r}", outputs, 1, MAX_SIZE)
+        check_range(f"The number of outputs of {name!r}", outputs, 1, MAX_SIZE)
         return self._emit("linear", (x,), outputs, leaf=leaf)
 
     def norm(self, x: Register, name: str) -> Register:
@@ -193,23 +194,16 @@ class Program:
     def concat(self, a: Register, b: Register, *more: Register) -> Register:
         """The values of a, then those of b, then those of the others."""
         size = self._size("concat", a) + self._size("concat", b)
-        _check_range("The size of what concat makes", size, 1, MAX_SIZE)
+        check_range("The size of what concat makes", size, 1, MAX_SIZE)
         made = self._emit("concat", (a, b), size)
         return self.concat(made, *more) if more else made
 
     def table(self, name: str, values: Sequence[int] | NDArray[Any]) -> str:
         """Declares a table for `lookup`: what -127, -126 .. 127 become, each in -127..127."""
-        array = np.asarray(values)
-        if array.shape != (255,) or array.dtype.kind not in "iu":
-            raise ProgramError(
-                f"Table {name!r} is {array.dtype} {list(array.shape)}: 255 whole numbers are "
-                "needed, for -127 to 127."
-            )
-        if abs(array.astype(np.int64)).max() > LIMIT:
-            raise ProgramError(f"Table {name!r} has values beyond -127 to 127.")
+        array = as_table(name, values)
         if name in self.tables and not np.array_equal(self.tables[name], array):
             raise ProgramError(f"Table {name!r} is there already: give it another name.")
-        self.tables = {**self.tables, name: array.astype(np.int8)}
+        self.tables = {**self.tables, name: array}
         return name
 
     def lookup(self, x: Register, table: str) -> Register:
@@ -240,9 +234,19 @@ class Program:
 
     def sums(self, x: Register, name: str, outputs: int) -> None:
         """The caller has the product with a leaf [outputs, K] of every row, undivided: int32."""
-        _check_range(f"The number of outputs of {name!r}", outputs, 1, MAX_SIZE)
+        check_range(f"The number of outputs of {name!r}", outputs, 1, MAX_SIZE)
         leaf = Leaf(name, (outputs, self._size("sums", x)))
         self._result("sums", x, Output(self.prefix + name, outputs, True), leaf)
+
+    def policy(self, x: Register, name: str, actions: int) -> None:
+        """Logits of a leaf [actions, K], which the caller has and from which actions are drawn.
+
+        Token credit reads this leaf's votes out of the actions drawn, without noise on its outputs.
+        """
+        logits = self.linear(x, name, actions)
+        self.policies.append(Policy(len(self.leaves) - 1, len(self.outputs)))
+        self.output(logits, name)
+        self.output(x, f"{name}.inputs")
 
     def _result(self, kind: str, x: Register, output: Output, leaf: Leaf | None = None) -> None:
         if any(output.name == other.name for other in self.outputs):
@@ -269,6 +273,7 @@ class Program:
             "inputs": self.inputs,
             "indices": self.indices,
             "outputs": [list(output) for output in self.outputs],
+            "policies": [list(policy) for policy in self.policies],
         }
         return {
             "vocabulary": self.vocabulary,
@@ -389,11 +394,6 @@ class Program:
             raise ProgramError(f"Leaf {leaf.name!r} is declared twice: give one another name.")
         self.leaves.append(leaf)
         return len(self.leaves) - 1
-
-
-def _check_range(what: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ProgramError(f"{what} is {value}: a number from {low} to {high} is needed.")
 
 
 Weights = Mapping[str, mx.array]

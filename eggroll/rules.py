@@ -80,6 +80,7 @@ class UpdateRule(ABC):
     reads: ClassVar[tuple[str, ...]]
     bytes_per_parameter: ClassVar[int] = 24
     by_steps: ClassVar[bool] = True  # whether its steps depend on how many updates a run has
+    any_scale: ClassVar[bool] = True  # whether it takes the votes of fitness larger than 1
 
     @classmethod
     def check(cls, options: RuleOptions, scale: type[VoteScale]) -> None:
@@ -104,7 +105,8 @@ class UpdateRule(ABC):
     def __call__(
         self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> Update:
-        """Makes update `step`. decided: pairs that did not tie, if pairs have a fitness."""
+        """Makes update `step`. decided: pairs that did not tie, if pairs have a fitness, or
+        the sum of its squares."""
 
 
 def alpha_at(alpha: float, step: int, decay: int) -> float:
@@ -175,9 +177,10 @@ class SignRule(UpdateRule):
         return z_threshold_q4(alpha_at(self.alpha, step, self.decay))
 
     def voters(self, decided: int | None) -> int:
-        """N of the threshold: all pairs, or those that decided where these are the fewer half."""
-        few = decided is not None and 2 * decided < self.pairs
-        return max(decided or 0, 1) if few else self.pairs
+        """N: all pairs, or those that decided where these are the fewer half, or more than all."""
+        if decided is None or self.pairs <= 2 * decided <= 2 * self.pairs:
+            return self.pairs
+        return max(decided, 1)
 
     def __call__(
         self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
@@ -254,6 +257,7 @@ class MasterRule(FineCopyRule):
     """
 
     summary = "votes add up in a finer copy of the weights, all on one scale"
+    any_scale = False
     reads = ("learning_rate", "rate_decay")
 
     def __init__(

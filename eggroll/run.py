@@ -30,14 +30,13 @@ from eggroll.estimators import Estimator
 from eggroll.fixed_point import Q
 from eggroll.help import invocation
 from eggroll.networks import initial_weights
-from eggroll.noise import Noise, slice_length
+from eggroll.noise import Noise
 from eggroll.options import check_resumed
-from eggroll.population import Population, model_loss
+from eggroll.population import Population, fitting_chunk, model_loss
 from eggroll.program import Leaves, Program
 from eggroll.step import Learner
 
 VALID_STREAMS, VALID_TOKENS = 256, 64  # of validation: most streams, most tokens of a batch
-BUDGET, PORTABLE_BUDGET = 1 << 28, 1 << 26  # bytes that the arrays of a chunk may take
 
 
 @dataclass
@@ -276,19 +275,12 @@ def new_learner(options: Config, engine: Engine) -> Learner:
 
 def chunk_size(options: Config, engine: Engine, estimator: Estimator) -> int:
     """Members evaluated at a time: as asked, else as many as a memory budget holds."""
-    program, kept = engine.program, estimator.inputs_kept(engine.program)
     if options.chunk:
         return min(options.chunk, options.pop)
-    if engine.name == "portable":  # int32 registers and slices, int64 sums over the vocabulary
-        registers = sum(sum(stage.registers) for stage in program.stages)
-        longest = max(slice_length(leaf.shape, options.rank) for leaf in program.leaves)
-        budget, member = PORTABLE_BUDGET, 4 * registers + 24 * (longest + program.vocabulary)
-        member += 4 * options.seq_len * kept
-    else:
-        arrays = 10 * options.seq_len + 2 * program.state_size + 4 * len(program.leaves)
-        credit_noise = 10 * options.seq_len * (kept > 0)
-        budget, member = BUDGET, arrays + kept + credit_noise
-    return min(max(budget // member // 2 * 2, 2), options.pop)
+    return fitting_chunk(
+        engine, members=options.pop, seq_len=options.seq_len, rank=options.rank,
+        kept=estimator.inputs_kept(engine.program),
+    )  # fmt: skip
 
 
 def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:

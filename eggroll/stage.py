@@ -5,12 +5,16 @@ program.py has the language that builds it; engines interpret it. Letters: P mem
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from eggroll.errors import InputError
+from eggroll.fixed_point import LIMIT
 
 # name -> meaning. All values int8, clip(v) = clamp to +-127, w' = the member's perturbed leaf.
 OPERATIONS: dict[str, str] = {
@@ -93,6 +97,16 @@ class Output(NamedTuple):
         return mx.int32 if self.wide else mx.int8
 
 
+class Policy(NamedTuple):
+    """Where actions are drawn: the leaf of the logits, and their place among the outputs.
+
+    The output after it has the inputs of that leaf.
+    """
+
+    leaf: int
+    output: int
+
+
 class Rows(NamedTuple):
     """What members are shown beside tokens; None where the program asks for nothing.
 
@@ -130,3 +144,22 @@ class Register:
 
 
 X, S = 0, 1  # indices of registers x and s
+
+
+def as_table(name: str, values: Sequence[int] | NDArray[Any]) -> NDArray[np.int8]:
+    """Values of a table for `lookup`, int8 [255]; a ProgramError for others."""
+    array = np.asarray(values)
+    if array.shape != (255,) or array.dtype.kind not in "iu":
+        raise ProgramError(
+            f"Table {name!r} is {array.dtype} {list(array.shape)}: 255 whole numbers are needed, "
+            "for -127 to 127."
+        )
+    if abs(array.astype(np.int64)).max() > LIMIT:
+        raise ProgramError(f"Table {name!r} has values beyond -127 to 127.")
+    return array.astype(np.int8)
+
+
+def check_range(what: str, value: int, low: int, high: int) -> None:
+    """Raises ProgramError for a number out of range."""
+    if not low <= value <= high:
+        raise ProgramError(f"{what} is {value}: a number from {low} to {high} is needed.")

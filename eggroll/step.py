@@ -12,7 +12,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from eggroll.data.streams import Batch
-from eggroll.estimators import Estimator, Lap, no_lap
+from eggroll.estimators import Estimate, Estimator, Lap, no_lap
 from eggroll.population import Population
 from eggroll.program import Leaves
 from eggroll.rules import UpdateRule
@@ -47,11 +47,16 @@ class Learner:
 
         lap is told when a part of it has ended: evaluation, votes (where apart), update.
         """
-        began, step = time.perf_counter(), self.step
-        found = self.estimator(self.population, self.weights, step, batch, self.state, lap)
-        made = self.rule(self.weights, self.memory, found.votes, step, found.decided)
+        began = time.perf_counter()
+        found = self.estimator(self.population, self.weights, self.step, batch, self.state, lap)
+        rate = self.adopt(found, lap)
+        return Step(found.scores, rate, time.perf_counter() - began)
+
+    def adopt(self, found: Estimate, lap: Lap = no_lap) -> float:
+        """Ends an update: the rule moves the weights by the votes; the share that moved."""
+        made = self.rule(self.weights, self.memory, found.votes, self.step, found.decided)
         mx.eval(made.weights, made.memory)
         lap("update")
         self.weights, self.memory, self.state = made.weights, made.memory, found.state
-        self.step = step + 1
-        return Step(found.scores, made.rate, time.perf_counter() - began)
+        self.step += 1
+        return made.rate

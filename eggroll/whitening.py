@@ -91,7 +91,8 @@ def updated(p: NDArray[np.int32], power: Whole, mean: float) -> NDArray[np.int32
 
 
 def whitenable(program: Program) -> list[str]:
-    """Leaves whose rows have inputs in common: all matrices but embeddings."""
-    lookups = {op.leaf for stage in program.stages for op in stage.ops if op.kind == "embed"}
+    """Leaves whose rows have inputs in common: all matrices but embeddings and features."""
+    rows = ("embed", "features")
+    lookups = {op.leaf for stage in program.stages for op in stage.ops if op.kind in rows}
     leaves = enumerate(program.leaves)
     return [leaf.name for i, leaf in leaves if len(leaf.shape) == 2 and i not in lookups]

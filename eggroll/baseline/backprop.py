@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import mlx.core as mx
-import mlx.optimizers as optim
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.baseline.adam import AdamW
 from eggroll.baseline.float_numpy import twin_for
-from eggroll.baseline.float_twin import ONE, Leaves, Twin, by_token, real
+from eggroll.baseline.float_twin import ONE, Twin, by_token, real
 from eggroll.checkpoint import Arrays
 from eggroll.cli import Range
 from eggroll.config import Common
@@ -86,58 +86,25 @@ class Trainer:
         self.options, self.twin, self.step = options, twin, 0
         self.weights = real(initial_weights(twin.program, options.seed))
         self.state = mx.zeros((options.streams, twin.program.state_size))
-        kinds = {"matrices": 2, "vectors": 1}
-        names = {k: [n for n, w in self.weights.items() if w.ndim == d] for k, d in kinds.items()}
-        self.names = {kind: of_kind for kind, of_kind in names.items() if of_kind}
-        self.optimizers = {
-            kind: optim.AdamW(
-                options.learning_rate,
-                betas=[options.beta1, options.beta2],
-                weight_decay=options.weight_decay if kind == "matrices" else 0.0,
-                bias_correction=True,
-            )
-            for kind in self.names
-        }
-        for kind, optimizer in self.optimizers.items():
-            optimizer.init({kind: self._joined(self.weights, kind)})
-
-    def _joined(self, leaves: Leaves, kind: str) -> mx.array:
-        """All leaves of a kind in one array, as many small operations would cost more."""
-        return mx.concatenate([leaves[name].reshape(-1) for name in self.names[kind]])
-
-    def _parted(self, joined: mx.array, kind: str) -> Leaves:
-        old = [self.weights[name] for name in self.names[kind]]
-        ends = np.cumsum([w.size for w in old]).tolist()
-        parts = zip(self.names[kind], old, mx.split(joined, ends[:-1]), strict=True)
-        return {name: part.reshape(w.shape) for name, w, part in parts}
+        betas = options.beta1, options.beta2
+        self.optimizer = AdamW(self.weights, betas, options.weight_decay)
 
     def update(self, tokens: NDArray[np.int32], targets: NDArray[np.int32]) -> float:
         """Makes one update from tokens and targets, int32 [S, T]; returns bits per token before."""
         loss, self.state, gradient = self.twin.gradient(
             self.weights, by_token(tokens), by_token(targets), self.state
         )
-        slopes = {kind: self._joined(gradient, kind) for kind in self.names}
-        if self.options.clip_norm:
-            clip: Any = optim.clip_grad_norm  # ships no types
-            slopes, _ = clip(slopes, self.options.clip_norm)
-        moved: Leaves = {}
-        for kind, optimizer in self.optimizers.items():
-            optimizer.learning_rate = self.options.rate(self.step)
-            before = {kind: self._joined(self.weights, kind)}
-            after = optimizer.apply_gradients({kind: slopes[kind]}, before)
-            moved |= self._parted(after[kind], kind)
-        self.weights = {name: moved[name] for name in self.weights}
+        rate = self.options.rate(self.step)
+        self.weights = self.optimizer.update(self.weights, gradient, rate, self.options.clip_norm)
         self.step += 1
-        mx.eval(loss, self.weights, self.state, [o.state for o in self.optimizers.values()])
+        mx.eval(loss, self.weights, self.state, self.optimizer.state)
         return float(np.array(loss))
 
     def arrays(self) -> Arrays:
         """All that changes, float32: weights/ by leaf, state, and AdamW's memory, m/ and v/."""
         out = {"state": np.array(self.state)}
         out |= {f"weights/{name}": np.array(w) for name, w in self.weights.items()}
-        for kind, optimizer in self.optimizers.items():
-            out |= {f"{part}/{kind}": np.array(optimizer.state[kind][part]) for part in ("m", "v")}
-        return out
+        return out | self.optimizer.arrays()
 
     def restore(self, arrays: Mapping[str, Any], step: int, source: str) -> None:
         """Goes back to what `arrays` gave after `step` updates.
@@ -156,9 +123,7 @@ class Trainer:
                 )
         self.step, self.state = step, mx.array(arrays["state"])
         self.weights = {name: mx.array(arrays[f"weights/{name}"]) for name in self.weights}
-        for kind, optimizer in self.optimizers.items():
-            optimizer.state[kind] = {p: mx.array(arrays[f"{p}/{kind}"]) for p in ("m", "v")}
-            optimizer.state["step"] = mx.array(step, mx.uint64)
+        self.optimizer.restore(arrays, step)
 
 
 def gradient(

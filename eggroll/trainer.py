@@ -1,0 +1,390 @@
+"""Trainer: any declared network, any fitness, by ask and tell.
+
+Letters: P members, N = P/2 pairs, R readers, T rows. The update is step.Learner's, as of every run
+of the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from eggroll import checkpoint, engines, rng
+from eggroll.cli import Range, check_names, check_ranges
+from eggroll.config import Evolution
+from eggroll.credit import Turns
+from eggroll.declaration import program_of
+from eggroll.errors import InputError
+from eggroll.estimators import Estimate, EstimatorName, Record
+from eggroll.fitness import FitnessName, as_values
+from eggroll.fixed_point import Q
+from eggroll.members import Members, Model
+from eggroll.networks import initial_weights
+from eggroll.noise import Noise, slice_length
+from eggroll.population import Population, Shown, fitting_chunk
+from eggroll.program import Program
+from eggroll.rules import RuleName
+from eggroll.step import Learner
+
+ACTIONS = -1  # the purpose of the words that policies draw by
+LIVELY = 0.01  # share of differing pairs below which nothing is learnt
+
+
+class Update(NamedTuple):
+    """The end of an update: its number, and what it was like.
+
+    fitness: mean value of the members; update_rate: share of the weights that moved; nonzero_ratio:
+    share of the pairs (with token credit: of their rows) whose two members were worth different
+    values, below 0.01 nothing is learnt; seconds: since `ask`.
+    """
+
+    step: int
+    fitness: float
+    update_rate: float
+    nonzero_ratio: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Options(Evolution):
+    """The options of a Trainer."""
+
+    seed: Annotated[int, Range(0, (1 << 63) - 1)] = 0
+    threads: Annotated[int, Range(0, 1024)] = 0
+    steps: Annotated[int, Range(1, 10**9)] = 1000
+    fitness: FitnessName = "sign"
+    carry: bool = False
+
+    seq_len: ClassVar[int] = 1  # rows of an update, as far as they are known when it begins
+
+    def check(self, program: Program) -> None:
+        """Raises InputError, in the words of a caller from Python."""
+        with in_python():
+            check_ranges(self)
+            check_names(self)
+            self.estimator_class.check(self)
+            self.rule_class.check(self, self.estimator_class)
+        if self.fitness != "sign" and self.estimator_class.by_token:
+            raise InputError(
+                f"fitness is {self.fitness!r}: estimator {self.estimator} credits the rows "
+                'themselves; leave it out, or use estimator="eggroll".'
+            )
+        if self.fitness != "sign" and not self.rule_class.any_scale:
+            raise InputError(
+                f"fitness is {self.fitness!r}: rule {self.rule} knows the scale of the votes of "
+                'fitness "sign" alone; use rule="sign" or "whitened".'
+            )
+        longest = max((slice_length(leaf.shape, self.rank) for leaf in program.leaves), default=0)
+        if longest > 1 << (self.table_bits - 1):
+            raise InputError(
+                f"table_bits is {self.table_bits}: half of the noise table must hold the longest "
+                f"slice, {longest} bytes; try table_bits={(longest - 1).bit_length() + 1}."
+            )
+
+
+class Trainer:
+    """Trains a declared network by evolution: `ask` for its members, `tell` what they were worth.
+
+    step: updates made. The same seed and the same values told give the same weights on every
+    engine, chunk and number of threads, and after `save` and `load`.
+    """
+
+    def __init__(
+        self,
+        net: Program,
+        *,
+        pop: int = 1024,
+        estimator: EstimatorName = "eggroll",
+        rule: RuleName = "sign",
+        seed: int = 0,
+        steps: int = 1000,
+        fitness: FitnessName = "sign",
+        sigma_shift: int = 2,
+        rank: int = 1,
+        alpha: float = 4.0,
+        alpha_decay: int = 1000,
+        learning_rate: float = 0.5,
+        discount: int = 0,
+        carry: bool = False,
+        engine: str = "auto",
+        threads: int = 0,
+        chunk: int = 0,
+        **more: Any,
+    ) -> None:
+        """A trainer before its first update.
+
+        Args:
+            net: the network, with an output; it must not change any more.
+            pop: P, members of the population, even: 2i and 2i + 1 have opposite noise.
+            estimator: "eggroll", noise on weights and one value per member; "token-credit" and
+                "token-votes" credit every row.
+            rule: "sign", the paper's; "whitened" for token credit of larger networks; "master".
+            seed: of the initial weights and the noise.
+            steps: updates planned, which shape the learning rate of rules whitened and master.
+            fitness: what estimator eggroll makes of the values of a pair: "sign" of the difference;
+                "ranks", "centred": their size counts.
+            sigma_shift: the noise is divided by 2^(4 + this): 1 or 2 for decisions, 3 or 4 for
+                smooth losses.
+            rank: of the noise on a matrix, estimator eggroll.
+            alpha, alpha_decay: rule sign, see eggroll.train --help.
+            learning_rate: rules whitened and master; about 0.7 x 64 / K for plain ReLU layers of K
+                inputs.
+            discount: token credit, what a value is worth to the row before, in sixteenths, in a
+                recurrent network.
+            carry: whether members' states go on from update to update.
+            engine: "auto", "cpu", "portable", "metal" or "cuda"; all give the same bits.
+            threads: of engine cpu; 0 takes all cores.
+            chunk: members at a time, even; 0 fits them into a memory budget.
+            more: options of eggroll.train: clt, noise_reuse, table_bits, rate_decay, block_tokens.
+
+        Raises:
+            InputError: an option out of range, or a network that cannot be trained so.
+        """
+        given = dict(locals())
+        for name in ("self", "net", "more"):
+            del given[name]
+        unknown = sorted(more.keys() - Options.__dataclass_fields__.keys())
+        if unknown:
+            known = ", ".join(Options.__dataclass_fields__)
+            raise InputError(f"Option {unknown[0]!r} is unknown: the options are {known}.")
+        self._begin(net, Options(**given, **more))
+
+    def _begin(self, net: Program, options: Options) -> None:
+        check_trainable(net)
+        options.check(net)
+        self.program, self.options = net, options
+        self.engine, self.reason = engines.choose(
+            options.engine, net, options.threads, options.block_tokens,
+            credit=options.estimator_class.by_token,
+        )  # fmt: skip
+        noise = Noise(
+            [leaf.shape for leaf in net.leaves], seed=options.seed, rank=options.rank,
+            shift=Q + options.sigma_shift, reuse=options.noise_reuse,
+            table_bits=options.table_bits,
+        )  # fmt: skip
+        estimator = options.estimator_class(options, net)
+        chunk = fitting_chunk(
+            self.engine, members=options.pop, seq_len=1, rank=options.rank,
+            kept=estimator.inputs_kept(net),
+        )  # fmt: skip
+        population = Population(
+            self.engine, noise, crediting=estimator.crediting, members=options.pop, group=2,
+            chunk=min(options.chunk or chunk, options.pop), clt=options.clt,
+        )  # fmt: skip
+        rule = options.rule_class.make(options, net, estimator)
+        weights = initial_weights(net, options.seed)
+        self._learner = Learner(
+            population, estimator, rule, 0, weights, rule.start(weights), population.initial_state()
+        )
+        self._members: Members | None = None
+        self._warned = False
+
+    @property
+    def pop(self) -> int:
+        """P, members."""
+        return self.options.pop
+
+    @property
+    def step(self) -> int:
+        """Updates made."""
+        return self._learner.step
+
+    @property
+    def weights(self) -> dict[str, NDArray[np.int8]]:
+        """int8 leaves by name, in declared order; copies."""
+        return {name: np.array(leaf) for name, leaf in self._learner.weights.items()}
+
+    @property
+    def signature(self) -> str:
+        """Hex sha256 of all int8 weights in declared order: equal for bit-identical models."""
+        return checkpoint.signature(self._learner.weights)
+
+    @property
+    def model(self) -> Model:
+        """The network as it is now, without noise."""
+        return Model(self.engine, self._learner.weights)
+
+    def keys(self, readers: int, purpose: int = 0) -> NDArray[np.uint64]:
+        """Random words [readers] of this update, for a caller's own chance.
+
+        The same for the members of a group, as common random numbers are: reader i of R stands for
+        members i P / R and on. A pure function of (seed, step, purpose, reader).
+        """
+        stream = rng.key(self.options.seed, rng.CALLER, self.step, purpose)
+        return rng.counters(stream, 0, readers)
+
+    def ask(self) -> Members:
+        """This update's perturbed networks; asking again begins the update anew."""
+        learner = self._learner
+        population = learner.population
+        self._state = learner.state if self.options.carry else population.initial_state()
+        crediting, turns = population.crediting, None
+        if crediting is not None:
+            turns = Turns(
+                crediting, seed=self.options.seed, step=self.step, pairs=self.options.pop // 2
+            )
+        nodes = crediting is not None and crediting.nodes
+        self._began = time.perf_counter()
+
+        def run(tokens: NDArray[np.int32], shown: Shown) -> dict[str, mx.array]:
+            if members is not self._members:
+                raise InputError(
+                    "These members are of an update that is over: call ask() for the new ones."
+                )
+            signs = turns.window(members.rows, tokens.shape[1]) if turns and nodes else None
+            found, self._state = population.outputs(
+                learner.weights, learner.step, tokens, self._state, shown, signs
+            )
+            return found
+
+        chance = rng.key(self.options.seed, rng.CALLER, self.step, ACTIONS)
+        members = Members(self.program, self.options.pop, run, turns, self._state, chance)
+        self._members = members
+        return members
+
+    def tell(self, values: ArrayLike) -> Update:
+        """Makes the update, by what the members were worth: larger is better.
+
+        values: real numbers [P]; or [P, T], one for every row that was shown since `ask`; or [P, G]
+        where every call showed G rows, as of G games side by side, which are credited with it.
+        Whole numbers below 2^53 are exact on every machine.
+
+        Raises:
+            InputError: another shape, a value that is not finite, or no `ask` with a call of its
+                members before it; nothing has changed.
+        """
+        members = self._members
+        if members is None or not members.calls:
+            what = "ask" if members is None else "call of the members that ask returned"
+            raise InputError(f"tell comes without {what} before it: call ask(), then its members.")
+        if self.options.estimator_class.by_token and not members.acts:
+            raise InputError(
+                "The policy's votes come from the actions that it drew: call members.act, not the "
+                'members alone, or use estimator="eggroll".'
+            )
+        worth = self._worth(members, values)
+        learner = self._learner
+        record: Record = members.record(self._state)
+        told = learner.estimator.told(
+            learner.population, learner.weights, self.step, record, worth, self.options.fitness
+        )
+        after = self._state if self.options.carry else learner.state
+        found = Estimate(mx.zeros(0, mx.int16), after, told.votes, told.decided)
+        self._members = None
+        rate = learner.adopt(found)
+        if told.differing < LIVELY and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"update {self.step}: only {told.differing:.2%} of the pairs differ in value, so "
+                "hardly anything is learnt; try a smaller sigma_shift, a finer fitness or fewer "
+                "steps at a high rate.",
+                stacklevel=2,
+            )
+        seconds = time.perf_counter() - self._began
+        return Update(self.step, float(worth.mean()), rate, told.differing, seconds)
+
+    def _worth(self, members: Members, values: ArrayLike) -> NDArray[np.float64]:
+        """Values as float64, [P] or [P, rows]."""
+        P, rows, columns = self.options.pop, members.rows, members.columns
+        try:
+            worth = as_values(values)
+        except ValueError as error:
+            raise InputError(f"{error}.") from None
+        if worth.shape == (P, columns) and rows != columns and rows == columns * members.calls:
+            return np.tile(worth, (1, members.calls))
+        if worth.shape not in ((P,), (P, rows)):
+            raise InputError(
+                f"fitness has the shape {list(worth.shape)}: [{P}] is needed, a value for every "
+                f"member, or [{P}, {rows}], for every row that was shown to it."
+            )
+        return worth
+
+    def save(self, path: str | Path) -> None:
+        """Writes everything that `load` needs to go on, bit for bit, as one safetensors file.
+
+        An update that was asked for and not told is no part of it.
+
+        Raises:
+            InputError: the file cannot be written; what was there before is intact.
+        """
+        learner = self._learner
+        arrays = {"state": np.array(learner.state)}
+        for group, leaves in (("weights", learner.weights), ("memory", learner.memory)):
+            arrays |= {f"{group}/{name}": np.array(leaf) for name, leaf in leaves.items()}
+        facts = {
+            "config": json.dumps(asdict(self.options)),
+            "declaration": json.dumps(self.program.declaration()),
+            "score_bits": str(self.program.score_bits),
+            "network": self.program.digest(),
+        }
+        checkpoint.store(Path(path), checkpoint.LIBRARY, self.step, facts, arrays)
+
+    @classmethod
+    def load(cls, path: str | Path, net: Program | None = None, **changes: Any) -> Self:
+        """The trainer that was saved, which goes on as if it had never stopped.
+
+        net: the network that it must be of, if it is to be checked; changes: options that no update
+        depends on: engine, threads, chunk, block_tokens.
+
+        Raises:
+            InputError: missing, damaged, foreign, or of another network.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"{str(path)!r} is no file: give the path that save() was given.")
+        metadata, arrays = checkpoint.read(path, checkpoint.LIBRARY)
+        free = {"engine", "threads", "chunk", "block_tokens"}
+        if fixed := sorted(changes.keys() - free):
+            raise InputError(
+                f"{fixed[0]} belongs to the training in {str(path)!r}: only "
+                f"{', '.join(sorted(free))} may change, or start a new Trainer."
+            )
+        stored = json.loads(metadata["declaration"])
+        saved = program_of(stored, int(metadata["score_bits"]))
+        if net is not None and net.digest() != saved.digest():
+            raise InputError(
+                f"checkpoint {str(path)!r} is of another network (declaration "
+                f"{saved.digest()[:12]}) than was given ({net.digest()[:12]}): declare the network "
+                "that it was saved with, or leave net out."
+            )
+        self = cls.__new__(cls)
+        self._begin(saved, Options(**json.loads(metadata["config"]) | changes))
+        learner, kept = self._learner, self.options.rule_class.memory(saved)
+        learner.step = int(metadata["step"])
+        learner.weights, learner.memory, learner.state = checkpoint.fitting(
+            saved, kept, self.options.pop, arrays, path
+        )
+        return self
+
+
+def check_trainable(net: Program) -> None:
+    """Raises InputError for a network that no values from outside can train."""
+    net.check()
+    if net.scored:
+        raise InputError(
+            "The network has a score: a language model is trained by eggroll.train; leave the "
+            "score out, and give its logits to a caller by output."
+        )
+    if not net.leaves:
+        raise InputError("The network has no weights: give it a linear operation, for one.")
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Makes what a command line would say of an option into what Python says."""
+    try:
+        yield
+    except InputError as error:
+        said = re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda m: m[1].replace("-", "_"), str(error))
+        raise InputError(said) from None
