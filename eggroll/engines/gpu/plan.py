@@ -125,7 +125,7 @@ class StagePlan:
         self.sizes = stage.registers
         left_out = ("score",) if puts_out else self.unscored
         self.ops = [op for op in stage.ops if op.kind not in left_out]
-        self.puts_out = [op for op in self.ops if puts_out and op.kind in ("output", "sums")]
+        self.given = [op for op in self.ops if puts_out and op.kind in ("output", "sums")]
         self.phases = phases(self.ops, self.sizes)
         self.simdgroups = 8 if program.width >= 128 else 4
         self.nax, self.stride = nax, members + (0 if nax else GAP)

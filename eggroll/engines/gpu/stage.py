@@ -51,7 +51,7 @@ class StageWriter(KernelWriter):
     def outputs(self) -> list[str]:
         plan = self.plan
         names = ["passed_on"] * plan.passes_on + ["state_after"] * (plan.stage.state >= 0)
-        names += RESULTS[self.result] if plan.scores else map(output_name, plan.puts_out)
+        names += RESULTS[self.result] if plan.scores else map(output_name, plan.given)
         return names + ["scratch"] * bool(plan.scratch_bytes)
 
     def has(self, kind: str) -> bool:
@@ -227,7 +227,7 @@ class StageWriter(KernelWriter):
             return
         self.products(phase)
         kind, outputs = phase.tiles[0].kind, plan.extent(phase.tiles[0])
-        if kind == "sums" and not plan.puts_out:  # only its inputs are asked for
+        if kind == "sums" and phase.tiles[0] not in plan.given:  # only its inputs are asked for
             self.barrier()
             return
         head = kind == "score"
