@@ -232,24 +232,27 @@ class Members:
         """Actions that the policy of every member draws for its rows, int32 [P, T] or [P].
 
         For a program with `policy`; arguments as of a call. The odds are 2^(logit / 16), and the
-        chance is a function of the seed, the update, the pair and the row.
+        chance is a function of the seed, the update, the member (its pair, with estimator eggroll)
+        and the row.
         """
         if len(self._reader.program.policies) != 1:
             raise InputError(
                 f"act draws from one policy and the network has "
                 f"{len(self._reader.program.policies)}: declare one, or call the members."
             )
-        given, pairs = self._reader.given(inputs, features, tokens, begins), self.members // 2
+        given = self._reader.given(inputs, features, tokens, begins)
         first, T = self.rows, given.tokens.shape[1]
         outputs = self._show(given, self._stake(active, T))
         at = self._reader.program.policies[0].output
         logits, entered = (
             a.reshape(self.members, T, -1) for a in list(outputs.values())[at : at + 2]
         )
-        words = np.stack(
-            [counters(key(self._chance, t), 0, pairs) for t in range(first, first + T)], 1
-        )
-        words = np.repeat(words, 2, axis=0)
+        # A pair has the same chance where it is compared, and each member its own where what it
+        # does is credited: else the two would do the same.
+        share = 2 if self._turns is None else 1
+        chances = [key(self._chance, t) for t in range(first, first + T)]
+        words = np.stack([counters(c, 0, self.members // share) for c in chances], axis=1)
+        words = np.repeat(words, share, axis=0)
         actions = draw(logits, words)
         if self._turns is not None:
             self._acted.append(Acted(actions, draw(logits, other_words(words)), entered.copy()))

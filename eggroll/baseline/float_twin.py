@@ -67,27 +67,41 @@ def by_token(batch: NDArray[Any]) -> mx.array:
     return mx.array(np.ascontiguousarray(batch.T))
 
 
-def rows_by_token(rows: Rows) -> Rows:
+def rows_by_token(inputs: NDArray[Any] | None, features: NDArray[Any] | None = None) -> Rows:
     """Inputs and features [S, T, n] -> [T, S, n], as the twins read."""
-    return Rows(*(a if a is None else mx.swapaxes(mx.array(a), 0, 1) for a in rows))
+    given = inputs, features
+    return Rows(*(a if a is None else mx.array(a.swapaxes(0, 1).copy()) for a in given))
 
 
 def given(program: Program, rows: Rows, tokens: mx.array | None) -> mx.array:
     """The tokens of rows, int32 [T, S]; without tokens all 1, which no document begins.
 
     Raises:
-        ValueError: the program reads what is not there.
+        ValueError: the program reads what is not there, or numbers beyond their range.
     """
     needed = program.inputs, program.indices
     for name, a, size in zip(("inputs int8", "features int32"), rows, needed, strict=True):
         if size and (a is None or a.ndim != 3 or a.shape[-1] != size):
-            raise ValueError(f"the program reads {name} [T, S, {size}]: give them in its rows.")
+            raise ValueError(f"the program reads {name} [T, S, {size}]: give them in its rows")
+    for op in (op for stage in program.stages for op in stage.ops if op.kind == "features"):
+        lists, active, first, _ = op.numbers
+        index = rows.features[..., first : first + lists * active]  # type: ignore[index]
+        _check_range("features", index, -1, program.leaves[op.leaf].shape[0] - 1)
     if tokens is not None:
+        _check_range("tokens", tokens, 0, program.vocabulary - 1)
         return tokens
     shown = next((a for a in rows if a is not None), None)
     if shown is None or any(op.kind == "embed" for stage in program.stages for op in stage.ops):
-        raise ValueError("the program reads tokens: give them, int32 [T, S].")
+        raise ValueError("the program reads tokens: give them, int32 [T, S]")
     return mx.ones(shown.shape[:2], mx.int32)
+
+
+def _check_range(name: str, values: mx.array, low: int, high: int) -> None:
+    found = np.array(values)
+    if found.min() < low or found.max() > high:
+        raise ValueError(
+            f"{name} reach from {found.min()} to {found.max()}: {low} to {high} are allowed"
+        )
 
 
 def on_cpu() -> bool:

@@ -1,219 +1,198 @@
-"""The ruler of the library: the declared network in floating point, trained by its gradient.
+"""GradientTrainer, the ruler of the library: any declared network in float, by its gradient.
 
-Letters: S streams, T rows shown at once.
+Letters: R readers, T rows of a call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from eggroll.baseline.adam import AdamW
 from eggroll.baseline.float_numpy import twin_for
-from eggroll.baseline.float_twin import Back, by_token, real, rows_by_token
+from eggroll.baseline.float_twin import Back, Twin, by_token, real, rows_by_token
 from eggroll.errors import InputError
+from eggroll.members import Reader
 from eggroll.networks import initial_weights
-from eggroll.program import Program, Rows
+from eggroll.population import Shown
+from eggroll.program import Leaves, Program
+from eggroll.trainer import check_trainable
 
-Array = NDArray[Any]
-Outputs = dict[str, Array]
+
+class FloatModel:
+    """The float network with its weights, called as members.Model is, for outputs in real units.
+
+    Calls carry the state of a recurrent program on, for as many readers as the first call had;
+    `reset` begins anew. weights: float32 leaves by name.
+    """
+
+    def __init__(self, twin: Twin, weights: Leaves) -> None:
+        self.twin, self.weights = twin, weights
+        self.back: Back | None = None  # of the last call
+        self._reader = Reader(twin.program, None, self._outputs)
+        self._state: mx.array | None = None
+
+    def reset(self) -> None:
+        """Zeroes the state."""
+        self._state = None
+
+    def __call__(
+        self,
+        inputs: ArrayLike | None = None,
+        *,
+        features: ArrayLike | None = None,
+        tokens: ArrayLike | None = None,
+        begins: ArrayLike | None = None,
+    ) -> Any:
+        """Outputs float32 [R, T, size] of rows [R, T, ..]; see GradientTrainer.ask."""
+        return self._reader(self._reader.given(inputs, features, tokens, begins))
+
+    def _outputs(self, tokens: NDArray[np.int32], shown: Shown) -> dict[str, mx.array]:
+        R, size = len(tokens), self.twin.program.state_size
+        state = mx.zeros((R, size)) if self._state is None else self._state
+        if len(state) != R:
+            raise InputError(
+                f"{R} readers follow {len(state)}, whose states go on: give as many, or call "
+                "reset() first."
+            )
+        rows = rows_by_token(*shown)
+        outputs, after, self.back = self.twin.run(self.weights, rows, state, by_token(tokens))
+        self._state = after if size else None
+        return {name: mx.swapaxes(a, 0, 1) for name, a in outputs.items()}
 
 
 class GradientTrainer:
-    """Adam on the float twin of a program, for whatever loss the caller has of its outputs.
+    """Trains the float twin of a declared network by Adam: `ask`, then `tell_gradient`.
 
-    It reads the arrays that the int8 engines read, an int8 value u as u / 16, and begins with
-    their first weights. Outputs are in real units: what int8 gives, / 16; what `sums` gives, / 256.
-    The gradient goes back through the T rows of an `ask`; a state is carried on to the next one.
-
-    learning_rate: of the next update; may be set between two of them. Weights begin as N(0, 1).
-    weight_decay: of matrices per update, times the learning rate (AdamW); clip_norm: largest norm
-    of the gradient, 0 for none; threads: of a CPU, 0 for all cores.
-    weights: float32 leaves by name; step: updates done.
-
-        trainer = GradientTrainer(program)
-        outputs = trainer.ask(inputs)
-        trainer.tell_gradient({"output": slopes_of_the_loss(outputs["output"])})
-
-    Raises:
-        InputError: the program is not finished, or has no leaf.
+    It is shown the arrays that the int8 network is shown, and begins with its first weights. An
+    int8 value u is u / 16 here: so are inputs and int8 outputs, and `sums` are their value / 256.
+    twin: the float network; weights: float32 leaves by name; step: updates made.
     """
 
     def __init__(
         self,
-        program: Program,
+        net: Program,
         *,
-        learning_rate: float = 0.1,
+        learning_rate: float = 0.03,
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
         clip_norm: float = 0.0,
         seed: int = 0,
+        carry: bool = False,
         threads: int = 0,
     ) -> None:
-        program.check()
-        if not program.leaves:
-            raise InputError("the program has no leaf: there is nothing to train.")
-        self.program, self.learning_rate, self.clip_norm = program, learning_rate, clip_norm
-        self.twin = twin_for(program, threads)
-        self.weights = real(initial_weights(program, seed))
-        self.optimizer = AdamW(self.weights, betas, weight_decay)
-        self.step = 0
-        self._state: mx.array | None = None
-        self._asked: tuple[Back, dict[str, tuple[int, ...]]] | None = None
+        """A trainer before its first update.
+
+        Args:
+            net: the network, with an output; it must not change any more.
+            learning_rate: of the next update; an attribute that may be set between two of them.
+                Matrices begin as N(0, 1), so rates are larger than elsewhere.
+            betas: Adam's.
+            weight_decay: of matrices per update, times the learning rate (AdamW).
+            clip_norm: largest norm of the gradient of all leaves together; 0 never shortens it.
+            seed: of the initial weights.
+            carry: whether the state goes on from `ask` to `ask`; gradients do not.
+            threads: of a CPU; 0 takes all cores.
+
+        Raises:
+            InputError: a network without an output or weights, or with a score.
+        """
+        check_trainable(net)
+        self.program, self.carry, self.step = net, carry, 0
+        self.learning_rate, self.clip_norm = learning_rate, clip_norm
+        self.twin = twin_for(net, threads)
+        self._running = FloatModel(self.twin, real(initial_weights(net, seed)))
+        self._optimizer = AdamW(self.weights, betas, weight_decay)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def weights(self) -> Leaves:
+        """float32 leaves by name, in declared order."""
+        return self._running.weights
+
+    @property
+    def model(self) -> FloatModel:
+        """The network as it is now, whatever updates follow; called as `ask` is."""
+        return FloatModel(self.twin, self.weights)
 
     def ask(
         self,
-        inputs: Array | None = None,
+        inputs: ArrayLike | None = None,
         *,
-        features: Array | None = None,
-        tokens: Array | None = None,
-    ) -> Outputs:
-        """Shows rows to the present network, and remembers them for `tell_gradient`.
+        features: ArrayLike | None = None,
+        tokens: ArrayLike | None = None,
+        begins: ArrayLike | None = None,
+    ) -> Any:
+        """The outputs of rows for the present weights; the gradient is then told of these rows.
 
-        inputs: int8 [S, T, program.inputs]; features: int32 [S, T, program.indices], -1 for none;
-        tokens: int32 [S, T]: 0 begins anew, and without any nothing does. All may leave out T where
-        it is 1. Returns output name -> float32 [S, T, size], or [S, size].
+        Without the axis T it is one row.
+
+        Args:
+            inputs: int8 [R, T, n] or [R, n], for a program with an input of n values. The first
+                argument may also be the tokens or features of a program that has no input.
+            features: whole numbers [R, T, lists, active], -1 for none.
+            tokens: whole numbers [R, T], for a program that embeds tokens.
+            begins: bool [R] or [R, T], where an episode begins: there the state is zero.
+
+        Returns:
+            float32 [R, T, size], or [R, size] for one row; a dict by name if the program has
+            several outputs.
 
         Raises:
-            InputError: an array that the program reads is missing or of another shape or type, or
-                the state is of another number of streams.
+            InputError: a wrong shape, dtype or range; nothing has changed.
         """
-        shown = _shown(self.program, inputs, features, tokens)
-        state = self._state
-        if state is None or not self.program.state_size:
-            state = self._zero(shown)
-        if len(state) != shown.lead[0]:
-            raise InputError(
-                f"{shown.lead[0]} streams are shown and the state is of {len(state)}: show as "
-                "many, or call restart() to begin anew."
-            )
-        outputs, self._state, back = self.twin.run(self.weights, shown.rows, state, shown.tokens)
-        found = shown.by_stream(outputs)
-        self._asked = back, {name: a.shape for name, a in found.items()}
+        if not self.carry:
+            self._running.reset()
+        found = self._running(inputs, features=features, tokens=tokens, begins=begins)
+        self._shapes = {name: a.shape for name, a in self._named(found).items()}
         return found
 
-    def tell_gradient(self, slopes: Mapping[str, Array]) -> None:
-        """Makes one update, from the slopes of the loss at the outputs that `ask` gave last.
+    def tell_gradient(self, slopes: ArrayLike | Mapping[str, ArrayLike]) -> None:
+        """Makes the update that lowers a loss, by its slopes at the outputs that `ask` gave last.
 
-        slopes: output name -> d loss / d output, of the output's shape; 0 where left out. The loss
-        is that of all rows together: divide by their number for a mean.
+        slopes: d loss / d output, of the outputs' shape; by name if the program has several
+        outputs, 0 for those left out. Rows are summed: for their mean, divide by their number.
 
         Raises:
-            InputError: no `ask` came before, or slopes of another name or shape or that are no
-                numbers.
+            InputError: another shape or name, a slope that is not finite, or no `ask` before it;
+                nothing has changed.
         """
-        if self._asked is None:
-            raise InputError("there is nothing to tell a gradient of: call ask() first.")
-        back, shapes = self._asked
-        gradient = back({name: _slope(name, a, shapes) for name, a in slopes.items()})
-        rate, self._asked = self.learning_rate, None
-        self.weights = self.optimizer.update(self.weights, gradient, rate, self.clip_norm)
-        mx.eval(self.weights, self.optimizer.state)
+        back = self._running.back
+        if not self._shapes or back is None:
+            raise InputError("tell_gradient comes without ask before it: call ask() first.")
+        gradient = back({name: self._slope(name, a) for name, a in self._named(slopes).items()})
+        self._shapes, self._running.back = {}, None
+        self._running.weights = self._optimizer.update(
+            self.weights, gradient, self.learning_rate, self.clip_norm
+        )
+        mx.eval(self.weights, self._optimizer.state)
         self.step += 1
 
-    def model(
-        self,
-        inputs: Array | None = None,
-        *,
-        features: Array | None = None,
-        tokens: Array | None = None,
-    ) -> Outputs:
-        """The outputs of the present network from a zero state; changes nothing. See `ask`."""
-        shown = _shown(self.program, inputs, features, tokens)
-        state = self._zero(shown)
-        return shown.by_stream(self.twin.run(self.weights, shown.rows, state, shown.tokens)[0])
+    def _named(self, arrays: Any) -> dict[str, Any]:
+        """Arrays by name, as the caller has them only of several outputs."""
+        if isinstance(arrays, Mapping):
+            return dict(arrays)
+        if len(self.program.outputs) > 1:
+            known = ", ".join(output.name for output in self.program.outputs)
+            raise InputError(f"slopes are one array: give them by name, a dict of {known}.")
+        return {self.program.outputs[0].name: arrays}
 
-    def restart(self) -> None:
-        """Begins with a zero state at the next `ask`."""
-        self._state = None
-
-    def _zero(self, shown: _Shown) -> mx.array:
-        return mx.zeros((shown.lead[0], self.program.state_size))
-
-
-class _Shown(NamedTuple):
-    """What streams are shown, as the twin takes it: rows [T, S, n], tokens int32 [T, S]."""
-
-    rows: Rows
-    tokens: mx.array | None
-    lead: tuple[int, ...]  # [S, T] or [S], of the caller's arrays
-
-    def by_stream(self, outputs: Mapping[str, mx.array]) -> Outputs:
-        """[T, S, size] -> [*lead, size]."""
-        whole = {name: np.array(a).swapaxes(0, 1) for name, a in outputs.items()}
-        return {name: a.reshape(*self.lead, a.shape[-1]) for name, a in whole.items()}
-
-
-def _shown(
-    program: Program, inputs: Array | None, features: Array | None, tokens: Array | None
-) -> _Shown:
-    """Checks the caller's arrays and lays them out."""
-    embedded = any(op.kind == "embed" for stage in program.stages for op in stage.ops)
-    leads = {
-        "inputs": _lead("inputs", inputs, np.int8, program.inputs, program.inputs > 0),
-        "features": _lead("features", features, np.int32, program.indices, program.indices > 0),
-        "tokens": _lead("tokens", tokens, np.int32, None, embedded),
-    }
-    there = {name: lead for name, lead in leads.items() if lead}
-    if len(set(there.values())) != 1:
-        found = ", ".join(f"{name} {list(lead)}" for name, lead in there.items()) or "nothing"
-        raise InputError(f"{found} is shown: streams and rows [S, T] must be the same in all.")
-    lead = next(iter(there.values()))
-    S, T = (*lead, 1)[:2]
-    if features is not None:
-        for op in (op for stage in program.stages for op in stage.ops if op.kind == "features"):
-            lists, active, first, _ = op.numbers
-            mine = features[..., first : first + lists * active]
-            _check_range("features", mine, -1, program.leaves[op.leaf].shape[0] - 1)
-    if tokens is not None:
-        _check_range("tokens", tokens, 0, program.vocabulary - 1)
-    rows = (None if a is None else mx.array(a.reshape(S, T, -1)) for a in (inputs, features))
-    read = None if tokens is None else by_token(tokens.reshape(S, T))
-    return _Shown(rows_by_token(Rows(*rows)), read, lead)
-
-
-def _lead(
-    name: str, a: Array | None, dtype: Any, size: int | None, needed: bool
-) -> tuple[int, ...]:
-    """The dimensions [S, T] or [S] of one array; () for none. size: of its last one, if any."""
-    last = "" if size is None else f", {size}"
-    if a is None:
-        if needed:
-            raise InputError(f"{name} are missing: the program reads {_named(dtype, last)}.")
-        return ()
-    if size == 0:
-        raise InputError(f"{name} are shown, which the program does not read: leave them out.")
-    lead = a.shape if size is None else a.shape[:-1]
-    wrong = a.dtype != dtype or len(lead) not in (1, 2) or 0 in lead
-    if wrong or (size is not None and a.shape[-1] != size):
-        raise InputError(f"{name} are {a.dtype} {list(a.shape)}: {_named(dtype, last)} is needed.")
-    return lead
-
-
-def _named(dtype: Any, last: str) -> str:
-    return f"{np.dtype(dtype)} [S, T{last}] or, for one row, [S{last}]"
-
-
-def _check_range(name: str, a: Array, low: int, high: int) -> None:
-    if a.min() < low or a.max() > high:
-        raise InputError(f"{name} reach from {a.min()} to {a.max()}: {low} to {high} is allowed.")
-
-
-def _slope(name: str, given: Array, shapes: Mapping[str, tuple[int, ...]]) -> mx.array:
-    """One output's slopes as the twin takes them, [T, S, size]."""
-    if name not in shapes:
-        raise InputError(f"{name!r} is no output: the program has {', '.join(shapes)}.")
-    a = np.asarray(given, np.float32)
-    if a.shape != shapes[name]:
-        raise InputError(
-            f"the slopes of {name!r} are {list(a.shape)}: {list(shapes[name])} is needed, the "
-            "shape of what ask() gave."
-        )
-    if not np.isfinite(a).all():
-        raise InputError(f"a slope of {name!r} is no finite number: try a lower learning_rate.")
-    S, *_, size = a.shape
-    return mx.array(np.ascontiguousarray(a.reshape(S, -1, size).swapaxes(0, 1)))
+    def _slope(self, name: str, given: ArrayLike) -> mx.array:
+        """One output's slopes as the twin takes them, float32 [T, R, size]."""
+        if name not in self._shapes:
+            known = ", ".join(self._shapes)
+            raise InputError(f"{name!r} is no output of this network: it has {known}.")
+        a, shape = np.asarray(given, np.float32), self._shapes[name]
+        if a.shape != shape:
+            raise InputError(
+                f"slopes of {name!r} have the shape {list(a.shape)}: {list(shape)} is needed, "
+                "that of what ask returned."
+            )
+        if not np.isfinite(a).all():
+            raise InputError(f"a slope of {name!r} is not finite: try a lower learning_rate.")
+        by_row = a.reshape(len(a), -1, a.shape[-1]).swapaxes(0, 1)
+        return mx.array(np.ascontiguousarray(by_row))
