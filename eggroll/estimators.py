@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 from eggroll.credit import Crediting, CreditKind, Turns, crediting
 from eggroll.data.streams import Batch
 from eggroll.errors import InputError
-from eggroll.fitness import CREDIT, FITNESS, decided, pair_fitness, power, scaled
+from eggroll.fitness import (
+    CREDIT,
+    FITNESS,
+    decided,
+    mean_size,
+    pair_fitness,
+    power,
+    scaled,
+)
 from eggroll.policy import Acted, readout
 from eggroll.population import Population, Shown
 from eggroll.program import Leaves, Program, Weights
@@ -70,7 +78,8 @@ class Record(NamedTuple):
     tokens: int32 [R, T], shown: [R, T, ..], of P members or of R groups; state: int8 [P,
     state_size] at the beginning, after: at the end; turns: signs of the rows, where they have any;
     active: bool [N, T], where something was at stake for member 2p, None for everywhere; acted:
-    what the program's policies did. Only estimators that credit rows need more than the states.
+    what the program's policies did; unit: mean difference of the values in the update before, 0 if
+    there is none. Only estimators that credit rows need more than the states.
     """
 
     tokens: NDArray[np.int32] | None
@@ -80,16 +89,18 @@ class Record(NamedTuple):
     turns: Turns | None
     active: NDArray[np.bool_] | None = None
     acted: Sequence[Acted] = ()
+    unit: float = 0.0
 
 
 class Told(NamedTuple):
     """Votes Z per leaf; decided: as in Estimate; differing: the share of pairs, or of their rows,
-    whose members were worth different values.
+    whose members were worth different values; unit: their mean difference, for the next update.
     """
 
     votes: Leaves
     decided: int | None
     differing: float
+    unit: float = 0.0
 
 
 class Estimator(ABC):
@@ -255,7 +266,10 @@ class TokenVotes(Estimator):
         whole = values[:, None] if values.ndim == 1 else values
         d = np.broadcast_to(whole[0::2] - whole[1::2], (len(values) // 2, T))
         active = np.ones(d.shape, np.bool_) if record.active is None else record.active
-        worth = scaled(d * active, CREDIT, int(np.count_nonzero(active)))
+        d, stakes = d * active, int(np.count_nonzero(active))
+        mean = mean_size(d, stakes)
+        # The update before gives the scale, so that worth may become credit as soon as it is known.
+        worth = scaled(d, CREDIT, record.unit or mean)
         votes = population.credit_values(
             weights, step, record.tokens, record.state, record.shown, record.turns.window(0, T),
             worth.astype(np.int32),
@@ -263,8 +277,8 @@ class TokenVotes(Estimator):
         for policy, acted in zip(self.program.policies, record.acted, strict=False):
             leaf = self.program.leaves[policy.leaf]
             votes[leaf.name] = readout(acted, worth, leaf.shape)
-        differing = int(np.count_nonzero(worth)) / max(int(np.count_nonzero(active)), 1)
-        return Told(votes, None, differing)
+        differing = int(np.count_nonzero(d)) / max(stakes, 1)
+        return Told(votes, None, differing, mean or record.unit)
 
 
 class TokenCredit(TokenVotes):

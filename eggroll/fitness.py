@@ -55,23 +55,30 @@ def ranks(values: Values) -> NDArray[np.int8]:
 
 def centred(values: Values) -> NDArray[np.int8]:
     """Values [P] -> each pair's difference, of mean size 3, in -7..7, int8 [N]."""
-    return np.clip(scaled(values[0::2] - values[1::2], 3), -LEVELS, LEVELS).astype(np.int8)
+    d = values[0::2] - values[1::2]
+    return np.clip(scaled(d, 3, mean_size(d)), -LEVELS, LEVELS).astype(np.int8)
 
 
-def scaled(difference: Values, mean: int, count: int = 0) -> NDArray[np.int64]:
-    """Differences times what makes their mean size `mean`, in whole numbers; zeros stay zero.
+def mean_size(difference: Values, count: int = 0) -> float:
+    """Mean of the sizes, to 2^-24 of the largest; no order of additions changes a bit of it.
 
     count: the differences that the mean is of, if the others are zero because nothing was at stake.
-    The sums are of whole numbers, so that no order of additions changes a bit.
     """
-    most = abs(difference).max(initial=0.0)
+    most = float(abs(difference).max(initial=0.0))
     if most == 0:
+        return 0.0
+    fine = np.rint(abs(difference) / most * FINE).astype(np.int64)
+    return int(fine.sum()) / FINE * most / (count or fine.size)
+
+
+def scaled(difference: Values, mean: int, unit: float) -> NDArray[np.int64]:
+    """Differences in whole numbers, such that `unit` becomes `mean`; the largest are clipped."""
+    if unit == 0:
         return np.zeros(difference.shape, np.int64)
-    fine = np.rint(difference / most * FINE).astype(np.int64)
-    total = int(abs(fine).sum())
     limit = 1 << 20  # of a value that engines take
-    by = mean * (count or fine.size) / total
-    out: NDArray[np.int64] = np.clip(np.rint(fine * by), -limit, limit).astype(np.int64)
+    out: NDArray[np.int64] = np.clip(np.rint(difference * (mean / unit)), -limit, limit).astype(
+        np.int64
+    )
     return out
 
 

@@ -188,7 +188,7 @@ class Trainer:
             population, estimator, rule, 0, weights, rule.start(weights), population.initial_state()
         )
         self._members: Members | None = None
-        self._warned = False
+        self._unit, self._warned = 0.0, False
 
     @property
     def pop(self) -> int:
@@ -275,13 +275,13 @@ class Trainer:
             )
         worth = self._worth(members, values)
         learner = self._learner
-        record: Record = members.record(self._state)
+        record: Record = members.record(self._state)._replace(unit=self._unit)
         told = learner.estimator.told(
             learner.population, learner.weights, self.step, record, worth, self.options.fitness
         )
         after = self._state if self.options.carry else learner.state
         found = Estimate(mx.zeros(0, mx.int16), after, told.votes, told.decided)
-        self._members = None
+        self._members, self._unit = None, told.unit
         rate = learner.adopt(found)
         if told.differing < LIVELY and not self._warned:
             self._warned = True
@@ -326,6 +326,7 @@ class Trainer:
             "config": json.dumps(asdict(self.options)),
             "declaration": json.dumps(self.program.declaration()),
             "score_bits": str(self.program.score_bits),
+            "unit": self._unit.hex(),
             "network": self.program.digest(),
         }
         checkpoint.store(Path(path), checkpoint.LIBRARY, self.step, facts, arrays)
@@ -361,7 +362,7 @@ class Trainer:
         self = cls.__new__(cls)
         self._begin(saved, Options(**json.loads(metadata["config"]) | changes))
         learner, kept = self._learner, self.options.rule_class.memory(saved)
-        learner.step = int(metadata["step"])
+        learner.step, self._unit = int(metadata["step"]), float.fromhex(metadata["unit"])
         learner.weights, learner.memory, learner.state = checkpoint.fitting(
             saved, kept, self.options.pop, arrays, path
         )
