@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from eggroll.errors import InputError
 from eggroll.fixed_point import LIMIT
-from eggroll.quantise import quantise
+from eggroll.quantisation import quantise
 
 # Observations of many environments, [n, ..] -> int8 [n, inputs].
 Observe = Callable[[NDArray[Any]], NDArray[np.int8]]
