@@ -1,3 +1,59 @@
-"""EGGROLL: training int8 networks by evolution strategies, without gradients or floating point."""
+"""EGGROLL: training int8 networks by evolution strategies, without gradients or floating point.
+
+The names of `__all__` are the library, docs/python.md its guide. Each is imported when it is first
+used, so `import eggroll` takes no time and needs neither MLX nor the extension.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eggroll import networks
+    from eggroll.api import Interrupted, Trained, train
+    from eggroll.config import Config
+    from eggroll.errors import InputError
+    from eggroll.language import LanguageModel, load
+    from eggroll.program import Program
+    from eggroll.trainer import Trainer
 
 __version__ = "0.2.0"
+
+__all__ = [
+    "Config",
+    "InputError",
+    "Interrupted",
+    "LanguageModel",
+    "Program",
+    "Trained",
+    "Trainer",
+    "__version__",
+    "load",
+    "networks",
+    "train",
+]
+
+# Name -> the module that has it, or that it is.
+_PLACES = {
+    "Config": "eggroll.config",
+    "InputError": "eggroll.errors",
+    "Interrupted": "eggroll.api",
+    "LanguageModel": "eggroll.language",
+    "Program": "eggroll.program",
+    "Trained": "eggroll.api",
+    "Trainer": "eggroll.trainer",
+    "load": "eggroll.language",
+    "networks": "eggroll.networks",
+    "train": "eggroll.api",
+}
+
+if not TYPE_CHECKING:  # else a type checker would take any name for known
+
+    def __getattr__(name: str) -> object:
+        if name not in _PLACES:
+            raise AttributeError(f"module 'eggroll' has no attribute {name!r}")
+        module = import_module(_PLACES[name])
+        globals()[name] = value = getattr(module, name, module)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

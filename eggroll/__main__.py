@@ -13,7 +13,10 @@ from eggroll.errors import InputError
 
 # Command -> its module and what it does.
 COMMANDS: Final = {
-    "train": ("eggroll.train", "Train an int8 network by evolution strategies, without gradients."),
+    "train": (
+        "eggroll.training",
+        "Train an int8 network by evolution strategies, without gradients.",
+    ),
     "generate": ("eggroll.generate", "Write text with a trained network."),
     "plot": ("eggroll.plot", "Draw the curves of a run, or compare several runs."),
     "adamw": ("eggroll.adamw", "Train the same network in float by AdamW, for comparison."),

@@ -20,7 +20,7 @@ from typing import ClassVar
 import mlx.core as mx
 import numpy as np
 
-from eggroll import checkpoint, runlog, train
+from eggroll import checkpoint, runlog, training
 from eggroll.baseline import reader
 from eggroll.baseline.backprop import Options, Trainer
 from eggroll.baseline.float_numpy import twin_for
@@ -152,14 +152,14 @@ def training_streams(corpus: Corpus, options: Options) -> Streams:
         ) from error
 
 
-def train_twin(options: Options) -> train.Result:
+def train_twin(options: Options) -> training.Result:
     """Trains from the start, or from the checkpoint in `options.resume`, up to `options.steps`.
 
     Raises:
         InputError: bad input or environment, or a loss that is no number any more.
     """
     with ExitStack() as stack:
-        return train.complete(open_run(options, stack), stack)
+        return training.complete(open_run(options, stack), stack)
 
 
 def options_from(argv: Sequence[str]) -> Options:
@@ -174,7 +174,7 @@ def options_from(argv: Sequence[str]) -> Options:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of eggroll.adamw; returns its exit code."""
     words = sys.argv[1:] if argv is None else argv
-    return train.command(words, lambda words: train_twin(options_from(words)))
+    return training.command(words, lambda words: train_twin(options_from(words)))
 
 
 if __name__ == "__main__":

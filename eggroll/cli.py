@@ -278,12 +278,12 @@ def handling(handler: Callable[[int, Any], None], *signals: signal.Signals) -> I
 class Stop:
     """Turns the first Ctrl-C, SIGTERM or lost terminal into a request; the second stops at once.
 
-    asked: true once a signal asked to stop at the next good moment; resume_hint: printed if a
-    second one stops at once.
+    asked: true once a signal asked to stop at the next good moment; left: said of what there is
+    if a second one stops at once.
     """
 
-    def __init__(self, resume_hint: str) -> None:
-        self.asked, self._resume_hint = False, resume_hint
+    def __init__(self, left: str) -> None:
+        self.asked, self._left = False, left
         self._handlers = handling(self._signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __enter__(self) -> Self:
@@ -295,9 +295,7 @@ class Stop:
 
     def _signal(self, number: int, frame: Any) -> None:
         if self.asked:
-            raise KeyboardInterrupt(
-                f"Stopped at once; the last checkpoint stays: {self._resume_hint}"
-            )
+            raise KeyboardInterrupt(f"Stopped at once; {self._left}")
         self.asked = True
         said = b"\nStopping soon; once more stops at once.\n"
         with contextlib.suppress(OSError):  # not print, which the signal may have interrupted

@@ -10,7 +10,7 @@ from typing import Final
 
 from eggroll import runlog
 from eggroll.config import Common, Config
-from eggroll.data.streams import Corpus
+from eggroll.data.streams import TOKENS, Corpus
 from eggroll.generate import TEXT_TEMPERATURE
 from eggroll.help import invocation
 
@@ -18,11 +18,16 @@ from eggroll.help import invocation
 MEASURED: Final = {"stdlib": "about 2.5 bits per byte in the same minute"}
 
 
-def last_words(folder: Path, config: Common, loss: float, corpus: Corpus, command: str) -> str:
+def last_words(
+    folder: Path | None, config: Common, loss: float, corpus: Corpus, command: str
+) -> str:
     """The report of a finished run.
 
-    loss: exact cross-entropy on validation, bits per token; command: the one that made the run.
+    folder: None of a run that wrote nothing; loss: exact cross-entropy on validation, bits per
+    token; command: the one that made the run.
     """
+    if folder is None:
+        return "\n".join(meaning(config, loss, corpus))
     written = ", ".join(name for name in runlog.FILES if (folder / name).exists())
     lines = [*meaning(config, loss, corpus), f"written to {folder}: {written}", "next:"]
     for line, does in suggestions(folder, config, loss, corpus, command):
@@ -34,14 +39,16 @@ def meaning(config: Common, loss: float, corpus: Corpus) -> Iterator[str]:
     """The loss above those of models that know little, and what follows from that."""
     count, known = config.data == "count", corpus.baselines()
     counted = "" if count else " counted on the training split"
-    of = "token; 0 is perfect counting" if count else "byte of text that training never reads"
+    token = "token" if config.numbers else "byte of text"
+    of = "token; 0 is perfect counting" if count else f"{token} that training never reads"
     yield f"validation: {runlog.in_bits(loss)} bits per {of}"
     yield f"{log2(corpus.vocabulary):17.3f} a uniform guess"
     yield from (f"{bits:17.3f} a {name} model{counted}" for name, bits in known.items())
-    if not count and loss > known["bigram"]:
+    if not count and "bigram" in known and loss > known["bigram"]:
         yield "Above the bigram model, samples are hardly readable: it needs more training."
-    elif not count:
-        yield "Below the bigram model: the network makes use of more than the last byte."
+    elif not count and "bigram" in known:
+        last = "token" if config.numbers else "byte"
+        yield f"Below the bigram model: the network makes use of more than the last {last}."
 
 
 def suggestions(
@@ -50,15 +57,16 @@ def suggestions(
     """Command lines that make sense after this run, and what each does."""
     run, data = shlex.quote(str(folder)), config.data
     by_token = not isinstance(config, Config) or config.estimator_class.by_token
-    if data != "count" and not by_token and loss > corpus.baselines()["bigram"]:
+    if not config.numbers and not by_token and loss > corpus.baselines()["bigram"]:
         other = "" if data == "stdlib" else f" --data {shlex.quote(data)}"
         yield (
             f"{invocation('train')} --recipe language{other}",
             f"token credit: {MEASURED.get(data, 'learns text far better')}",
         )
     again = f"--resume {run} --steps {2 * config.steps}"
-    yield f"{invocation(command)} {again}", "trains as long again"
-    prompts = {"count": "'3 4 5'", "stdlib": "'def '"}
+    if data != TOKENS:  # else the arrays are the caller's
+        yield f"{invocation(command)} {again}", "trains as long again"
+    prompts = {"count": "'3 4 5'", TOKENS: "'1 2 3'", "stdlib": "'def '"}
     drawn = f"--prompt {prompts.get(data, repr('The '))}"
     drawn += "" if data == "count" else f" --temperature {TEXT_TEMPERATURE}"
     yield f"{invocation('generate')} {run} {drawn}", "continues a prompt"

@@ -6,17 +6,20 @@ Sweep says so, an axis of a sweep.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, Self
 
 import tyro
 
 from eggroll.cli import Range, check_names, check_ranges, flag
 from eggroll.data.hub import HUB
+from eggroll.data.streams import TOKENS
+from eggroll.declaration import program_of
 from eggroll.errors import InputError
 from eggroll.estimators import ESTIMATORS, Estimator, EstimatorName, estimators_with
 from eggroll.help import Group
@@ -28,6 +31,7 @@ from eggroll.sweep.space import Sweep
 
 GIB = 1 << 30
 BYTES = 256  # vocabulary of every corpus of text
+NUMBERED = ("count", TOKENS)  # data whose tokens are numbers below --vocabulary, not bytes
 INVOCATION = ("out", "resume", "config")  # where a run lies is no part of what it is
 CHANGEABLE = "changeable"  # marks options a resumed run may change: no past update depends on them
 ENGINE_NAMES = "auto|portable|cpu|metal|cuda"  # written out, so that no engine is imported here
@@ -104,8 +108,22 @@ class Common:
 
     def program(self) -> Program:
         """The network that these options declare."""
-        symbols = self.vocabulary if self.data == "count" else BYTES
-        return NETWORKS[self.network](symbols, self.width, self.layers, self.gates)
+        return NETWORKS[self.network](self.symbols, self.width, self.layers, self.gates)
+
+    @property
+    def symbols(self) -> int:
+        """V, the tokens that there are."""
+        return self.vocabulary if self.data in NUMBERED else BYTES
+
+    @property
+    def numbers(self) -> bool:
+        """Whether tokens are numbers, not bytes of text."""
+        return self.data in NUMBERED
+
+    @property
+    def network_words(self) -> str:
+        """The network in a few words."""
+        return f"{self.network}, {self.layers} x {self.width}"
 
     def check(self) -> None:
         """Looks at every option, before any work is done.
@@ -328,8 +346,36 @@ class Config(Evolution, Common, metaclass=OverRecipe):
         }
 
 
+@dataclass(frozen=True)
+class DeclaredConfig(Config):
+    """Options of a run whose network is a program of the caller's own, in place of a named one."""
+
+    declaration: Annotated[str, tyro.conf.Suppress, CHANGEABLE] = field(default="", repr=False)
+    """The program's declaration as JSON; a resumed run compares programs by their digests."""
+
+    def program(self) -> Program:
+        return program_of(json.loads(self.declaration), self.score_bits)
+
+    @property
+    def network_words(self) -> str:
+        stages = len(self.program().stages)
+        return f"a declared program of {stages} stage{'s' * (stages > 1)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without the options that describe a named network."""
+        unused = ("network", "layers", "gates")
+        return {name: v for name, v in super().to_dict().items() if name not in unused}
+
+
+def with_program(config: Config, program: Program) -> DeclaredConfig:
+    """The options with this network in place of the named one."""
+    options = {option.name: getattr(config, option.name) for option in fields(Config)}
+    options |= {"width": program.width, "declaration": json.dumps(program.declaration())}
+    return DeclaredConfig(**options)
+
+
 def absolute(data: str) -> str:
     """The option `data`, made absolute where it is a path."""
     path = os.path.expanduser(data)
-    known = data in ("stdlib", "count", *HUB)
+    known = data in ("stdlib", *NUMBERED, *HUB)
     return data if known or not os.path.exists(path) else os.path.abspath(path)

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.config import NUMBERED
 from eggroll.errors import InputError
 from eggroll.runlog import CONFIG, METRICS, read_lines
 
@@ -41,7 +42,7 @@ class RunCurves(NamedTuple):
 
     @property
     def unit(self) -> str:
-        return "bits per token" if self.config.get("data") == "count" else "bits per byte"
+        return "bits per token" if self.config.get("data") in NUMBERED else "bits per byte"
 
     @property
     def has_members(self) -> bool:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from eggroll import checkpoint, cli, engines, rng
 from eggroll import fixed_point as fx
 from eggroll.baseline import reader
+from eggroll.config import Common
 from eggroll.errors import InputError
 from eggroll.program import Program
 from eggroll.runlog import CHECKPOINT
@@ -118,29 +119,39 @@ class Decoder:
         return self._utf8.decode(b"", True) + "\n"
 
 
-def prompt_tokens(prompt: str, vocabulary: int, numbers: bool) -> list[int]:
-    """The prompt's bytes, or its numbers for corpus count.
+def prompt_tokens(prompt: str, vocabulary: int, numbers: bool, name: str = "--prompt") -> list[int]:
+    """The prompt's bytes, or its numbers where tokens are numbers; name: what errors call it.
 
     Raises:
-        InputError: a word is no number from 0 to V - 1.
+        InputError: a word is no number from 0 to V - 1, or a character has no bytes.
     """
     if not numbers:
-        return list(prompt.encode("utf-8", "surrogateescape"))
+        try:
+            return list(prompt.encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{name} has {prompt[error.start : error.end]!r}, half of a character: give whole "
+                "ones."
+            ) from error
     wrong = [w for w in prompt.split() if not (w.isdecimal() and int(w) < vocabulary)]
     if wrong:
         raise InputError(
-            f"--prompt has {wrong[0][:60]!r}: this model counts, so numbers from 0 to "
-            f"{vocabulary - 1} are needed; try --prompt '1 2 3'."
+            f"{name} has {wrong[0][:60]!r}: this model's tokens are numbers, so numbers from 0 to "
+            f"{vocabulary - 1} are needed; try {name} '1 2 3'."
         )
     return [int(word) for word in prompt.split()]
 
 
 class Model(NamedTuple):
-    """A trained network, ready to be sampled; data: the corpus it was trained on."""
+    """A trained network, ready to be sampled.
+
+    numbers: whether its tokens are numbers, not bytes; temperature: the usual one.
+    """
 
     engine: Sampled
     weights: Any
-    data: str
+    numbers: bool
+    temperature: float
 
 
 def load(folder: Path, engine: str, threads: int) -> Model:
@@ -152,10 +163,32 @@ def load(folder: Path, engine: str, threads: int) -> Model:
     path = folder / CHECKPOINT
     if _format(path) == reader.FORMAT:
         options, twin, weights = reader.load(path, threads)
-        return Model(twin, weights, options.data)
+        return model_of(options, twin, weights)
     kept = checkpoint.load(path)
     chosen, _ = engines.choose(engine, kept.config.program(), threads)
-    return Model(chosen, kept.weights, kept.config.data)
+    return model_of(kept.config, chosen, kept.weights)
+
+
+def model_of(config: Common, engine: Sampled, weights: Any) -> Model:
+    """The network of a run with these options."""
+    return Model(engine, weights, config.numbers, usual_temperature(config.data))
+
+
+def text(
+    model: Model, prompt: Sequence[int], *, tokens: int, seed: int, temperature: float | None
+) -> Iterator[str]:
+    """A prompt and so many tokens after it, piece by piece.
+
+    temperature: see Options; None takes the model's usual one.
+    """
+    drawn = sample(
+        model.engine, model.weights, prompt, seed=seed,
+        temperature=model.temperature if temperature is None else temperature,
+    )  # fmt: skip
+    decode = Decoder(model.numbers)
+    yield from (decode(token) for token in prompt)
+    yield from (decode(int(token[0])) for token in itertools.islice(drawn, tokens))
+    yield decode.end()
 
 
 def _format(path: Path) -> str:
@@ -203,16 +236,11 @@ def generate(options: Options) -> Iterator[str]:
     if not options.folder:
         raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
     model = load(Path(options.folder), options.engine, options.threads)
-    numbers, temperature = model.data == "count", options.temperature
-    prompt = prompt_tokens(options.prompt, model.engine.program.vocabulary, numbers)
-    drawn = sample(
-        model.engine, model.weights, prompt, seed=options.seed,
-        temperature=usual_temperature(model.data) if temperature is None else temperature,
+    prompt = prompt_tokens(options.prompt, model.engine.program.vocabulary, model.numbers)
+    yield from text(
+        model, prompt,
+        tokens=options.tokens, seed=options.seed, temperature=options.temperature,
     )  # fmt: skip
-    decode = Decoder(numbers)
-    yield from (decode(token) for token in prompt)
-    yield from (decode(int(token[0])) for token in itertools.islice(drawn, options.tokens))
-    yield decode.end()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

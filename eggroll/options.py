@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 from eggroll import cli
 from eggroll.cli import flag
-from eggroll.config import CHANGEABLE, INVOCATION, RECIPES, Common, Config
+from eggroll.config import CHANGEABLE, INVOCATION, RECIPES, Common, Config, DeclaredConfig
 from eggroll.errors import InputError
 
 
@@ -32,8 +32,14 @@ def check_resumed(old: Kind, new: Kind) -> None:
         InputError: an option differs that the weights depend on.
     """
     where = getattr(new, "resume", "")
+    declared = DeclaredConfig in (type(old), type(new))
+    if declared and old.program().digest() != new.program().digest():
+        raise InputError(
+            f"the network is another one than that of the run in {where!r}: give the program that "
+            "it began with, or start a new run."
+        )
     for name, hint in types(type(old)).items():
-        before, now = getattr(old, name), getattr(new, name)
+        before, now = getattr(old, name), getattr(new, name, None)
         if name not in INVOCATION and CHANGEABLE not in get_args(hint)[1:] and before != now:
             raise InputError(
                 f"{flag(name)} is {now}, but the run in {where!r} has {before}: leave "
@@ -43,7 +49,7 @@ def check_resumed(old: Kind, new: Kind) -> None:
 
 def from_dict(values: Mapping[str, Any], source: str) -> Config:
     """A Config from JSON values; see `options_of`."""
-    return options_of(Config, values, source)
+    return options_of(DeclaredConfig if "declaration" in values else Config, values, source)
 
 
 def options_of(kind_of_run: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
@@ -82,7 +88,9 @@ def _typed(kind: Any, value: Any, what: str) -> Any:
         right = type(value) is kind
         needed = {int: "a whole number", bool: "true or false", str: "a text"}[kind]
     if not right:
-        raise InputError(f"{what} is {json.dumps(value)[:60]}, but {needed} is needed.")
+        raise InputError(
+            f"{what} is {json.dumps(value, default=repr)[:60]}, but {needed} is needed."
+        )
     return value
 
 
@@ -152,4 +160,5 @@ def from_command_line(
         base = options_in(kind, file)
     elif folder and resumed:
         base = resumed(folder)
+    kind = kind if base is None else type(base)  # of a declared program, if the run has one
     return cli.parse(kind, argv, command=command, about=about, examples=examples, base=base)

@@ -20,7 +20,7 @@ import mlx.core as mx
 from eggroll import checkpoint, engines, runlog
 from eggroll.checkpoint import Checkpoint
 from eggroll.config import Common, Config
-from eggroll.data.streams import Batch, Corpus, Streams, load_corpus
+from eggroll.data.streams import TOKENS, Batch, Corpus, Streams, load_corpus
 from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.estimators import Estimator
@@ -40,11 +40,12 @@ VALID_STREAMS, VALID_TOKENS = 256, 64  # of validation: most streams, most token
 class Run(ABC):
     """A run under way, of whatever is trained: its options, its folder and its data.
 
+    folder: None if nothing of it is written;
     val_loss: the validation after the last update, in bits per token; None if there was none.
     """
 
     config: Common
-    folder: runlog.Folder
+    folder: runlog.Folder | None
     corpus: Corpus
     streams: Streams
     val_loss: float | None = field(default=None, init=False)
@@ -76,7 +77,7 @@ class Run(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Replaces the checkpoint by one of the present step."""
+        """Replaces the checkpoint by one of the present step; nothing without a folder."""
 
     def validation(self) -> runlog.Row:
         """Validates, and returns what the line of metrics.jsonl gets by it."""
@@ -85,6 +86,8 @@ class Run(ABC):
         return {"val_loss": self.val_loss, "val_bits_per_byte": self.val_loss}
 
     def path(self, name: str) -> Path:
+        """The path of one of the files; only of a run with a folder."""
+        assert self.folder
         return self.folder.path / name
 
     def due(self, every: int) -> bool:
@@ -92,8 +95,12 @@ class Run(ABC):
         return self.step == self.config.steps or (every > 0 and self.step % every == 0)
 
     def resume_hint(self) -> str:
-        folder = shlex.quote(str(self.folder.path))
-        return f"go on with: {invocation(self.command)} --resume {folder}"
+        if not self.folder:
+            return "nothing of it is written without an out."
+        folder = str(self.folder.path)
+        if self.config.data == TOKENS:
+            return f"go on with Config(resume={folder!r}, ...) and the same tokens"
+        return f"go on with: {invocation(self.command)} --resume {shlex.quote(folder)}"
 
     @property
     def by_steps(self) -> bool:
@@ -148,6 +155,8 @@ class TrainingRun(Run):
         return model_loss(self.engine, self.weights, batches, self.corpus.warmup)
 
     def save(self) -> None:
+        if not self.folder:
+            return
         made = self.learner
         arrays = (made.weights, made.memory, made.state)
         kept = Checkpoint(self.config, made.step, *arrays, fingerprint(self.corpus))
@@ -169,24 +178,38 @@ class TrainingRun(Run):
         return {"chunk": self.learner.population.chunk}
 
 
-def open_run(options: Config, stack: ExitStack) -> TrainingRun:
-    """Checks everything that can be checked, then creates or reopens the run's folder."""
+def open_run(
+    options: Config,
+    stack: ExitStack,
+    *,
+    corpus: Corpus | None = None,
+    write: bool = True,
+    show: bool = True,
+) -> TrainingRun:
+    """Checks everything that can be checked, then creates or reopens the run's folder.
+
+    corpus: None reads the one that the options name; write: whether a new run has a folder; show:
+    whether the first lines are printed.
+    """
     options = options.at_home()
     options.check()
     engine, reason = engine_for(options)
     before: Checkpoint | None = None
+    folder: runlog.Folder | None = None
     if options.resume:
         folder = stack.enter_context(runlog.Folder(Path(options.resume)))
         before = checkpoint.load(folder.path / runlog.CHECKPOINT)
         check_options(before.config, before.step, options)
     elif options.out:
         runlog.check_free(Path(options.out))
-    corpus = load_corpus(options.data, vocabulary=options.vocabulary, steps=options.count_steps)
+    corpus = corpus or load_corpus(
+        options.data, vocabulary=options.vocabulary, steps=options.count_steps
+    )
     if before:
         check_data(before.corpus, fingerprint(corpus), options)
     streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
     next(validation_batches(corpus, options))  # complains now if the split is too small
-    if not before:
+    if write and not before:
         name = "" if options.recipe == "paper" else f"-{options.recipe}"
         folder = stack.enter_context(
             runlog.Folder(runlog.new_folder(options.out, f"{Path(options.data).stem}{name}"))
@@ -197,9 +220,11 @@ def open_run(options: Config, stack: ExitStack) -> TrainingRun:
         learner.step, learner.weights = before.step, before.weights
         learner.memory, learner.state = before.memory, before.state
     run = TrainingRun(options, folder, corpus, streams, learner)
-    print_header(run, reason, before.config.steps if before else options.steps)
+    if show:
+        print_header(run, reason, before.config.steps if before else options.steps)
     run.save()
-    runlog.write_whole(run.path(runlog.CONFIG), config_json(run))
+    if folder:
+        runlog.write_whole(run.path(runlog.CONFIG), config_json(run))
     return run
 
 
@@ -310,7 +335,7 @@ def fingerprint(corpus: Corpus) -> Any:
 
 
 def unit(options: Common) -> str:
-    return "bits per token" if options.data == "count" else "bits per byte"
+    return "bits per token" if options.numbers else "bits per byte"
 
 
 def print_header(run: Run, reason: str, steps_before: int) -> None:
@@ -318,14 +343,14 @@ def print_header(run: Run, reason: str, steps_before: int) -> None:
     options, engine, streams = run.config, run.engine, run.streams
     print(f"engine: {engine.description}{', ' * bool(reason)}{reason}")
     parts = (
-        f"network: {options.network}, {options.layers} x {options.width}, "
-        f"{parameters(engine.program):,} parameters",
+        f"network: {options.network_words}, {parameters(engine.program):,} parameters",
         *run.details(),
         f"data: {streams.streams:,} streams x {options.seq_len} tokens of {options.data}, "
         f"{streams.tokens_per_epoch:,} in all",
     )
     print("\n".join(parts))
-    print(f"run: {run.folder.path}, updates {run.step} to {options.steps}")
+    where = run.folder.path if run.folder else "not written"
+    print(f"run: {where}, updates {run.step} to {options.steps}")
     if options.resume and run.step == options.steps:
         print(f"All {run.step} updates are done; a larger --steps goes on.")
     elif run.by_steps and steps_before != options.steps:

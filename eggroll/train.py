@@ -1,133 +1,18 @@
-"""The training loop: `python -m eggroll.train`. What stands before it is in run.py.
+"""The command `python -m eggroll.train`; the loop is in training.py, the function in api.py.
 
-Letters: P members, T tokens of a stream per update.
+It is run, never imported: once imported, a submodule takes the place of the package's function
+`eggroll.train`, whatever the package says.
 """
 
-from __future__ import annotations
-
-import itertools
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import NamedTuple
 
-from eggroll import checkpoint, cli, closing, options, runlog
-from eggroll.checkpoint import signature
-from eggroll.config import Config
-from eggroll.generate import Decoder, sample, usual_temperature
-from eggroll.run import Run, open_run, unit
+from eggroll.training import main
 
-SAMPLES = 4
-EXAMPLES = (
-    ("--recipe language", "learn Python's source text by token credit, in a minute or two"),
-    ("--data book.txt --steps 5000 --out runs/book", "learn a text of your own"),
-)
-
-
-class Result(NamedTuple):
-    """The end of a run; val_loss in bits per token, None where the last step has none."""
-
-    folder: Path
-    step: int
-    signature: str
-    val_loss: float | None
-    resume_hint: str  # empty unless the run was interrupted
-
-
-def train(config: Config) -> Result:
-    """Trains from the start, or from the checkpoint in `config.resume`, up to `config.steps`.
-
-    Raises:
-        InputError: bad input or environment; what was on the disk before is intact.
-    """
-    with ExitStack() as stack:
-        return complete(open_run(config, stack), stack)
-
-
-def complete(run: Run, stack: ExitStack) -> Result:
-    """Makes the updates that a run has left: the training loop, of eggroll.adamw as well."""
-    metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), run.step))
-    display = runlog.Display(run.step, run.config.steps, unit(run.config), run.legend)
-    stack.enter_context(display)
-    stop = stack.enter_context(cli.Stop(run.resume_hint()))
-    while run.step < run.config.steps:
-        row = run.update()
-        if run.due(run.config.validate_every):
-            row |= run.validation()
-        metrics.append(row)
-        display.update(row)
-        asked = stop.asked  # once, as a signal may come between two looks
-        if asked or run.due(run.config.checkpoint_every):
-            metrics.sync()
-            run.save()
-        if asked:
-            break
-    left = ""
-    if run.step < run.config.steps:
-        left = f"Interrupted after update {run.step} of {run.config.steps}; {run.resume_hint()}"
-    else:
-        display.close()
-        finish(run)
-    return Result(run.folder.path, run.step, signature(run.weights), run.val_loss, left)
-
-
-def finish(run: Run) -> None:
-    """Samples, curves and the last words of a run that has made all its updates."""
-    loss = run.validation()["val_loss"] if run.val_loss is None else run.val_loss
-    if run.config.sample_tokens:
-        runlog.write_whole(run.path(runlog.SAMPLES), samples(run).encode())
-    if runlog.read_lines(run.path(runlog.METRICS)):
-        from eggroll import plot  # here, as matplotlib is slow to import
-
-        plot.curves(run.folder.path)
-    print(closing.last_words(run.folder.path, run.config, loss, run.corpus, run.command))
-
-
-def samples(run: Run) -> str:
-    """Continuations of the document mark, side by side from one seed."""
-    config, numbers = run.config, run.config.data == "count"
-    temperature = usual_temperature(config.data)
-    drawn = sample(
-        run.engine, run.weights, samples=SAMPLES, seed=config.seed, temperature=temperature
+if __name__ == "eggroll.train":
+    raise ImportError(
+        "eggroll.train is a function and no module to import: use `from eggroll import train`, or "
+        "eggroll.training for the loop; the command is `python -m eggroll.train`."
     )
-    tokens = list(itertools.islice(drawn, config.sample_tokens))
-    parts = []
-    for i in range(SAMPLES):
-        decode = Decoder(numbers)
-        text = "".join(decode(int(token[i])) for token in tokens) + decode.end()
-        heading = f"temperature {temperature}, seed {config.seed}, sample {i + 1}"
-        parts.append(f"=== update {run.step}, {heading} ===\n{text}")
-    return "\n".join(parts)
-
-
-def options_from(argv: Sequence[str]) -> Config:
-    """The options of the command line; see options.from_command_line."""
-    about = "Trains an int8 recurrent language model by evolution strategies, without gradients."
-    return options.from_command_line(
-        Config, argv, command="train", about=about, examples=EXAMPLES,
-        resumed=lambda folder: checkpoint.load(Path(folder) / runlog.CHECKPOINT).config,
-    )  # fmt: skip
-
-
-def command(words: Sequence[str], trained: Callable[[Sequence[str]], Result]) -> int:
-    """Runs `trained` on the words of a command line; returns the exit code."""
-
-    def work() -> int:
-        result = trained(words)
-        if result.resume_hint:
-            raise KeyboardInterrupt(result.resume_hint)
-        print(f"signature: {result.signature}")
-        return cli.DONE
-
-    return cli.run(work)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of eggroll.train; returns its exit code."""
-    words = sys.argv[1:] if argv is None else argv
-    return command(words, lambda words: train(options_from(words)))
-
 
 if __name__ == "__main__":
     sys.exit(main())

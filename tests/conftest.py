@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from eggroll import _extension, train
+from eggroll import _extension, training
 from eggroll.engines import available
 
 # Seconds matter: a run of these options takes hundredths of one.
@@ -112,7 +112,7 @@ def pytest_terminal_summary(
 def call(capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs a command's main in this process; every argument becomes a word."""
 
-    def run(*words: object, main: Callable[[list[str]], int] = train.main) -> Ended:
+    def run(*words: object, main: Callable[[list[str]], int] = training.main) -> Ended:
         capsys.readouterr()
         try:
             code = main([str(word) for word in words])
@@ -152,5 +152,5 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished tiny run; copy it before you change it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    assert train.main([*TINY, "--out", str(folder)]) == 0
+    assert training.main([*TINY, "--out", str(folder)]) == 0
     return folder

@@ -72,6 +72,13 @@ class Builder:
             return a
         return self.net.linear(self.some(), name, a.size)
 
+    def output(self, x: Register, name: str) -> None:
+        """An output, or the logits of a policy, whose leaf has no noise on what it gives."""
+        if self.pick([True, True, True, False]):
+            self.net.output(x, name)
+        else:
+            self.net.policy(x, name, self.outputs())
+
     def operation(self, kind: str) -> None:
         """Adds an operation on registers that fit."""
         name = f"{kind}{self.count}"
@@ -118,7 +125,7 @@ EMIT: dict[str, Callable[[Builder, Program, Any, str], Register | None]] = {
     "bias": lambda build, net, a, n: net.bias(build.summand(a, f"{n}.a"), n, build.out(a.size)),
     "relu": lambda build, net, a, n: net.relu(a, build.out(a.size)),
     "concat": lambda build, net, a, n: build.concat(),
-    "output": lambda build, net, a, n: net.output(a, n),
+    "output": lambda build, net, a, n: build.output(a, n),
     "sums": lambda build, net, a, n: net.sums(a, n, build.outputs()),
 }
 

@@ -49,6 +49,16 @@ def credited_later(program) -> set[str]:
     return {program.leaves[op.leaf].name for op in before if op.leaf >= 0}
 
 
+def read_out_leaves(program) -> set[str]:
+    """Leaves without noise on what they give: the score's and those of policies.
+
+    A policy's votes come from the actions that were drawn, which are not seen here.
+    """
+    leaves = {op.leaf for _, op in operations(program) if op.kind == "score"}
+    leaves |= {policy.leaf for policy in program.policies}
+    return {program.leaves[leaf].name for leaf in leaves}
+
+
 class Worker(Member):
     """A member with noise on its weights; remembers what every matrix was given."""
 
@@ -67,8 +77,7 @@ class NodeWorker(Worker):
     def __init__(self, program, weights, noise, credit_noise: CreditNoise, index):
         super().__init__(program, weights, noise, index)
         self.credit_noise, self.owners = credit_noise, owners(program)
-        scores = [op for _, op in operations(program) if op.kind == "score"]
-        self.read_out = {program.leaves[op.leaf].name for op in scores}
+        self.read_out = read_out_leaves(program)
 
     def turned(self, name, noise):
         return self.sign * self.credit_noise.sign(name, self.pair, self.t) * noise
@@ -187,7 +196,9 @@ def credit(program, weights, tokens, targets, state, rows, noise, signs, discoun
                 continue
             name = program.leaves[op.leaf].name
             z, R = Z[name], discounted(d, read, discount if name in later else 0, S)
-            if op.kind == "score" and signs:
+            if signs and name in read_out_leaves(program):
+                if op.kind != "score":
+                    continue
                 read_out(z, name, plus, logits, targets[2 * p], signs.draws[p], S)
             elif op.kind in ("embed", "features"):
                 features = rows[1][2 * p] if op.kind == "features" else None

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from conftest import TINY, Command
 
-from eggroll import adamw, closing, generate, plot, train
+from eggroll import adamw, closing, generate, plot, training
 from eggroll.config import Config
 from eggroll.data.corpora import Text
 from eggroll.data.streams import CountCorpus, TextCorpus
 
-MAINS = {"train": train.main, "adamw": adamw.main, "generate": generate.main, "plot": plot.main}
+MAINS = {"train": training.main, "adamw": adamw.main, "generate": generate.main, "plot": plot.main}
 WORDS = np.frombuffer(b"\0abracadabra" * 100, np.uint8)
 CORPUS = TextCorpus("stdlib", Text(WORDS, WORDS, {}))
 LINE = CORPUS.baselines()["bigram"]

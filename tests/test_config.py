@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY, Command
 
-from eggroll import options, train
+from eggroll import options, training
 from eggroll.baseline.backprop import Options
 from eggroll.config import RECIPES, Common, Config
 from eggroll.errors import InputError
@@ -44,8 +44,8 @@ def test_python_trains_the_recipe_that_it_names(tmp_path: Path, call: Command):
              "sample_tokens": 0}  # fmt: skip
     words = [w for k, v in small.items() for w in (f"--{k.replace('_', '-')}", v)]
     spoken = call("--recipe", "language", *words, "--out", tmp_path / "a")
-    written = train.train(Config(recipe="language", **small, out=str(tmp_path / "b")))
-    paper = train.train(Config(**small, out=str(tmp_path / "c")))
+    written = training.train(Config(recipe="language", **small, out=str(tmp_path / "b")))
+    paper = training.train(Config(**small, out=str(tmp_path / "c")))
     assert spoken.signature == written.signature != paper.signature
 
 
@@ -83,7 +83,7 @@ def test_options_of_all_runs_are_declared_once():
 
 def test_a_command_line_without_options_is_one_of_defaults():
     """As of `make train`, which gives none."""
-    assert train.options_from([]) == Config()
+    assert training.options_from([]) == Config()
 
 
 def test_options_of_older_versions_are_read_by_their_new_names():

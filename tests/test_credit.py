@@ -372,7 +372,8 @@ def test_cpu_engine_refuses_crediting_it_could_misread():
     for leaf, kind in ((0, 1), (0, 4), (2, 2), (2, 4), (1, 1), (last, 2), (last, 3)):
         refused("does not fit its operation", kinds={leaf: kind})
     refused("an embedding owns its noise", owners={0: last})
-    refused("kinds are 0..4", kinds={0: 5})
+    refused("kinds are 0..5", kinds={0: 6})
+    refused("does not fit its operation", kinds={0: 5})
     refused("shifts are 0..27 or silent", shifts={0: 28})
     refused("discounts are 0..15", discounts={0: 16})
     refused("an owner is no leaf", owners={2: 99})

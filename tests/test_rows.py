@@ -83,15 +83,18 @@ def test_inputs_joined_biased_and_looked_up(backend: str):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize(("rank", "extreme"), [(1, False), (1, True), (3, False)])
 @pytest.mark.parametrize(
     "program",
     [mlp(27, [16, 11], 9), nnue(40, 8, 5, active=4), nnue(33, 11, active=3, lists=3)],
     ids=["mlp", "nnue", "nnue of three lists"],
 )
-def test_networks_of_rows_equal_the_oracle(backend: str, rank: int, program: Program):
+def test_networks_of_rows_equal_the_oracle(
+    backend: str, rank: int, extreme: bool, program: Program
+):
+    """Extreme: sums are clipped before noise is added to them."""
     rng = np.random.default_rng(rank)
-    case = case_of(program, rng, T=5, P=6, rank=rank, sigma_shift=1)
+    case = case_of(program, rng, T=5, P=6, rank=rank, sigma_shift=1, extreme=extreme)
     with running(backend, program, 2, 2) as engine:
         check(engine, case)
         for estimator in CREDITED if rank == 1 else ():

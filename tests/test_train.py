@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY, Command
 
-from eggroll import _extension, checkpoint, generate, runlog, train
+from eggroll import _extension, checkpoint, generate, runlog, training
 from eggroll.population import Population
 
 # Of the run TINY describes, on every machine and engine. Changes only with the algorithm.
@@ -65,7 +65,7 @@ def test_a_run_leaves_what_it_promises(call: Command, tmp_path: Path):
         assert 0 <= row["update_rate"] <= 1
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
     samples = (tmp_path / "run" / "samples.txt").read_text()
-    assert samples.count("===") == 2 * train.SAMPLES
+    assert samples.count("===") == 2 * training.SAMPLES
     assert "update 6/6" in ended.err
 
 
@@ -207,7 +207,8 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(
 def start(*words: object, patch: str = "") -> subprocess.Popen[str]:
     """A training process of its own, with something changed in it before it begins."""
     code = (
-        f"import os, signal, sys, time\nfrom eggroll import train\n{patch}\nsys.exit(train.main())"
+        "import os, signal, sys, time\n"
+        f"from eggroll import training\n{patch}\nsys.exit(training.main())"
     )
     command = [sys.executable, "-c", code, *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,114 +1,17 @@
-"""The float twin of any program: outputs, the gradient at them, and the int8 network beside it."""
+"""The float twin of any program: its outputs, and the gradient at them."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from networks_twin import KINDS, NETWORKS, case_of, loss_of
 
-from eggroll.baseline.float_numpy import NumpyTwin, Pass
+from eggroll.baseline.float_numpy import NumpyTwin
 from eggroll.baseline.float_twin import ONE, Twin, by_token, real, rows_by_token
-from eggroll.networks import mlp, nnue
-from eggroll.program import OPERATIONS, Program, Register, Rows
+from eggroll.program import Rows
 
 TWINS = {"mlx": Twin, "numpy": NumpyTwin}
-STEPS = [max(-127, min(127, (v // 9) * 11 + v % 9)) for v in range(-127, 128)]  # steep and flat
-D = 4
-
-
-def emit(net: Program, kind: str, x: Register, s: Register) -> Register:
-    """A value that is made by an operation of this kind, from x and s [D]."""
-    if kind == "features":
-        first = net.features("op", 11, 4, active=3, lists=2, shift=1)
-        return net.concat(first, net.features("op2", 6, 2, active=2), x)
-    if kind == "lookup":
-        return net.concat(*(net.lookup(x, t) for t in (net.table("steps", STEPS), "sigmoid")))
-    made = {
-        "embed": lambda: net.add(x, net.embed("op")),
-        "input": lambda: net.concat(x, net.input(3)),
-        "linear": lambda: net.linear(x, "op", 5),
-        "norm": lambda: net.norm(x, "op"),
-        "add": lambda: net.add(x, s),
-        "add_bias": lambda: net.add_bias(x, s, "op"),
-        "forget": lambda: net.forget(x, s),
-        "mix": lambda: net.mix(x, s, net.add(x, x)),
-        "bias": lambda: net.bias(x, "op"),
-        "relu": lambda: net.relu(x),
-        "concat": lambda: net.concat(x, s, x),
-    }
-    return made[kind]()
-
-
-def program_of(kind: str) -> Program:
-    """An operation in a recurrence, and every kind of result."""
-    net = Program(7, D)
-    x, _ = net.stage()
-    net.embed("embedding")
-    net.add(x, net.linear(net.input(3), "in", D), out=x)
-    x, s = net.stage("a.", state=True)
-    inner = net.linear(emit(net, kind, net.linear(x, "w", D), s), "inner", D)
-    net.mix(inner, net.add(x, net.linear(s, "h", D)), s, out=s)
-    net.output(s, "state")
-    net.add(x, s, out=x)
-    x, _ = net.stage("b.")
-    net.output(net.linear(x, "aside", 2), "aside")
-    net.sums(net.relu(x), "sums", 3)
-    net.score(x, "head")
-    net.check()
-    return net
-
-
-class Case(NamedTuple):
-    """Int8 weights, and what S streams are shown over T rows, [S, T, ..]."""
-
-    program: Program
-    weights: dict[str, np.ndarray]
-    state: np.ndarray
-    tokens: np.ndarray
-    inputs: np.ndarray | None
-    features: np.ndarray | None
-
-    @property
-    def rows(self) -> Rows:
-        return rows_by_token(self.inputs, self.features)
-
-    @property
-    def start(self) -> mx.array:
-        return real({"state": self.state})["state"]
-
-
-def case_of(program: Program, S: int, T: int, seed: int = 0) -> Case:
-    rng = np.random.default_rng(seed)
-
-    def int8(shape, middle=0) -> np.ndarray:
-        return np.clip(np.rint(rng.normal(middle, 16, shape)), -127, 127).astype(np.int8)
-
-    features = np.full((S, T, program.indices), -1, np.int32)
-    for op in (op for stage in program.stages for op in stage.ops if op.kind == "features"):
-        lists, active, first, _ = op.numbers
-        count, mine = len_of(program, op), slice(first, first + lists * active)
-        features[..., mine] = rng.integers(-1, count, (S, T, lists * active))
-    return Case(
-        program,
-        {leaf.name: int8(leaf.shape, leaf.init or 0) for leaf in program.leaves},
-        int8((S, program.state_size)),
-        rng.integers(0, program.vocabulary, (S, T)).astype(np.int32),
-        rng.integers(-128, 128, (S, T, program.inputs)).astype(np.int8) if program.inputs else None,
-        features if program.indices else None,
-    )
-
-
-def len_of(program: Program, op) -> int:
-    return program.leaves[op.leaf].shape[0]
-
-
-KINDS = [kind for kind in OPERATIONS if kind not in ("score", "output", "sums")]
-NETWORKS = {kind: program_of(kind) for kind in KINDS} | {
-    "mlp": mlp(9, [7, 5], 3),
-    "nnue": nnue(20, 6, 4, active=5),
-}
 
 
 def test_every_operation_is_in_a_network():
@@ -141,18 +44,6 @@ def test_both_twins_are_one(name: str):
             assert error <= 1e-4 * np.abs(np.array(g)).max() + 1e-6, key
         again = twin.gradient_at(args[0], args[1], args[2], slopes, args[3])
         assert all(np.array_equal(again[key], leaves[key]) for key in again)
-
-
-def loss_of(case: Case, weights: dict[str, np.ndarray], slopes: dict[str, np.ndarray]):
-    """In float64: the sum of slope x output, logits among them, and the pass behind it."""
-    run = Pass(
-        Twin(case.program), weights, case.tokens.T,
-        *(None if a is None else a.swapaxes(0, 1) for a in (case.inputs, case.features)),
-    )  # fmt: skip
-    run.forward(case.state / ONE)
-    found = run.outputs | ({} if run.logits is None else {"logits": run.logits})
-    assert all(a.dtype == np.float64 for a in found.values())
-    return sum((found[name] * slope).sum() for name, slope in slopes.items()), run
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -320,6 +320,9 @@ class NumpyTwin(Twin):
 
 def in_threads(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
     """`work` on the first of every column, on the second .., each in a thread of its own."""
+    if len(columns[0]) == 1:
+        with host.one_thread():
+            return [work(*(column[0] for column in columns))]
     with host.one_thread(), ThreadPoolExecutor(len(columns[0])) as pool:
         return list(pool.map(work, *columns))
 

@@ -77,7 +77,7 @@ class GradientTrainer:
         self,
         net: Program,
         *,
-        learning_rate: float = 0.1,
+        learning_rate: float = 0.03,
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
         clip_norm: float = 0.0,

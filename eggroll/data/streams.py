@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import log2
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from eggroll.data.baselines import cross_entropies
 from eggroll.data.corpora import Split, Text, read_path, read_stdlib
 from eggroll.data.hub import HUB, read_hub
 from eggroll.errors import InputError
+
+TOKENS: Final = "tokens"  # the option `data` of a run on arrays of the caller's
 
 Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
 
@@ -86,6 +88,11 @@ def load_corpus(name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,))
     """
     if name == "count":
         return CountCorpus(vocabulary, steps)
+    if name == TOKENS:
+        raise InputError(
+            "data 'tokens' stands for arrays that are given in Python: use eggroll.train(config, "
+            "tokens=...), or ./tokens for a file of that name."
+        )
     if name == "stdlib":
         return TextCorpus(name, read_stdlib())
     if name in HUB:
@@ -109,7 +116,7 @@ class TextCorpus(Corpus):
 
     def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
         """Contiguous streams of equal length, which do not depend on `seed`."""
-        _check_shape(streams, seq_len)
+        check_shape(streams, seq_len)
         data = self._bytes[split]
         if len(data) // streams < seq_len + 1:
             raise InputError(
@@ -129,7 +136,7 @@ class TextCorpus(Corpus):
 class TextStreams(Streams):
     """Stream i reads data[i*n + p % n] at position p, with n = len(data) // S."""
 
-    def __init__(self, data: NDArray[np.uint8], streams: int, seq_len: int) -> None:
+    def __init__(self, data: NDArray[Any], streams: int, seq_len: int) -> None:
         super().__init__(streams, seq_len, len(data) // streams)
         self._rows = data[: self.tokens_per_epoch].reshape(streams, self.length)
 
@@ -181,7 +188,7 @@ class CountCorpus(Corpus):
 
     def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
         """Streams whose starts and steps are a hash of (seed, split, stream, document)."""
-        _check_shape(streams, seq_len)
+        check_shape(streams, seq_len)
         key = rng.key(seed, rng.COUNT, {"train": 1, "valid": 2}[split])
         symbols = self.document if split == "train" else None
         return CountStreams(self.vocabulary, self.steps, key, streams, seq_len, symbols)
@@ -258,7 +265,8 @@ class CountStreams(Streams):
         return tokens, targets
 
 
-def _check_shape(streams: int, seq_len: int) -> None:
+def check_shape(streams: int, seq_len: int) -> None:
+    """Raises InputError unless there is a stream, and a token of each."""
     if streams < 1:
         raise InputError(
             f"{streams} streams are too few: use a --pop of at least one --group-size."

@@ -55,6 +55,7 @@ class CpuEngine(Engine):
                             list(op.inputs),
                             op.leaf,
                             names.index(op.table) if op.table else 0,
+                            list(op.numbers),
                         )
                         for op in stage.ops
                     ],
@@ -70,6 +71,9 @@ class CpuEngine(Engine):
             tables=by_byte,
             exp2_mantissas=fx.exp2_mantissas().tolist(),
             log2_breakpoints=fx.log2_breakpoints(program.score_bits).tolist(),
+            inputs=program.inputs,
+            indices=program.indices,
+            outputs=[(output.size, output.wide) for output in program.outputs],
         )
 
     @property
@@ -92,12 +96,29 @@ class CpuEngine(Engine):
         state: mx.array,
         rows: Rows = NO_ROWS,
     ) -> tuple[mx.array, mx.array]:
-        table, starts, rank, shift = noise if noise else (mx.zeros(1, mx.int8), None, 1, 0)
-        scores, after = self._native.evaluate(
-            self._program, prepared, table, starts, rank, shift, tokens, targets, state,
+        after, scores = self._native.evaluate(
+            self._program, prepared, self._noise(noise), tokens, targets, state, rows,
             self.threads, self.block_tokens,
         )  # fmt: skip
         return scores, after
+
+    def outputs(
+        self,
+        prepared: Any,
+        noise: Slices | None,
+        tokens: mx.array,
+        state: mx.array,
+        rows: Rows = NO_ROWS,
+        credit_noise: CreditNoise | None = None,
+        crediting: Crediting | None = None,
+    ) -> tuple[dict[str, mx.array], mx.array]:
+        after, *values = self._native.outputs(
+            self._program, prepared, self._noise(noise), tokens, state, rows,
+            credit_noise and credit_noise.signs, crediting and self._crediting(crediting),
+            self.threads, self.block_tokens,
+        )  # fmt: skip
+        names = [output.name for output in self.program.outputs]
+        return dict(zip(names, values, strict=True)), after
 
     def credit(
         self,
@@ -111,18 +132,10 @@ class CpuEngine(Engine):
         rows: Rows = NO_ROWS,
         values: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
-        native = self._native.Crediting(
-            mode=2 if crediting.nodes else 1,
-            shifts=crediting.shifts,
-            kinds=[int(kind) for kind in crediting.kinds],
-            owners=crediting.owners,
-            discounts=crediting.discounts,
-            credit_shift=crediting.credit_shift,
-            unit_shift=crediting.unit_shift,
-        )
-        scores, after, *Z = self._native.credit(
-            self._program, prepared, noise.table, noise.starts, noise.shift, credit_noise.signs,
-            credit_noise.draws, native, tokens, targets, state, self.threads, self.block_tokens,
+        after, scores, *Z = self._native.credit(
+            self._program, prepared, self._noise(noise), credit_noise.signs, credit_noise.draws,
+            self._crediting(crediting), tokens, targets, state, rows, values, self.threads,
+            self.block_tokens,
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
         return scores, after, dict(zip(names, Z, strict=True))
@@ -130,8 +143,8 @@ class CpuEngine(Engine):
     def logits(
         self, prepared: Any, tokens: mx.array, state: mx.array, rows: Rows = NO_ROWS
     ) -> tuple[mx.array, mx.array]:
-        logits, after = self._native.logits(
-            self._program, prepared, tokens[:, None], state, self.threads, self.block_tokens
+        after, logits = self._native.logits(
+            self._program, prepared, tokens[:, None], state, rows, self.threads, self.block_tokens
         )
         return logits[:, 0], after
 
@@ -143,10 +156,25 @@ class CpuEngine(Engine):
         state: mx.array,
         rows: Rows = NO_ROWS,
     ) -> tuple[mx.array, mx.array, mx.array]:
-        totals, after, hits = self._native.likelihoods(
-            self._program, prepared, tokens, targets, state, self.threads, self.block_tokens
+        after, totals, hits = self._native.likelihoods(
+            self._program, prepared, tokens, targets, state, rows, self.threads, self.block_tokens
         )
         return totals, hits, after
+
+    def _noise(self, noise: Slices | None) -> Any:
+        table, starts, rank, shift = noise if noise else (mx.zeros(1, mx.int8), None, 1, 0)
+        return self._native.Noise(table, starts, rank, shift)
+
+    def _crediting(self, crediting: Crediting) -> Any:
+        return self._native.Crediting(
+            mode=2 if crediting.nodes else 1,
+            shifts=crediting.shifts,
+            kinds=[int(kind) for kind in crediting.kinds],
+            owners=crediting.owners,
+            discounts=crediting.discounts,
+            credit_shift=crediting.credit_shift,
+            unit_shift=crediting.unit_shift,
+        )
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
         names = [leaf.name for leaf in self.program.leaves]
@@ -162,5 +190,5 @@ def lookup_tables(program: Program) -> tuple[list[str], list[list[int]]]:
     Bytes count as unsigned there: 0..127, then -128 (which never occurs) to -1.
     """
     names = sorted({op.table for stage in program.stages for op in stage.ops if op.table})
-    tables, values = fx.gate_tables(), [v - 256 * (v > 127) for v in range(256)]
+    tables, values = program.tables, [v - 256 * (v > 127) for v in range(256)]
     return names, [[int(tables[n][max(v, -127) + 127]) for v in values] for n in names]

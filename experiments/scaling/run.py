@@ -17,7 +17,7 @@ from pathlib import Path
 
 from eggroll import plot
 from eggroll.config import RECIPES, Config
-from eggroll.train import train
+from eggroll.training import train
 
 
 def bits(recipe: str, pop: int, seed: int, tokens: int) -> tuple[int, float]:

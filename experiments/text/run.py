@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from eggroll import adamw, plot, runlog, train
+from eggroll import adamw, plot, runlog, training
 from eggroll.baseline.backprop import Options
 from eggroll.config import RECIPES
 from eggroll.errors import InputError
@@ -60,7 +60,7 @@ def run(what: str, seconds: float, seed: int, out: Path, extra: dict) -> tuple[i
             steps = updates_within(seconds, config, out.parent, lambda: None)
             config = replace(config, steps=steps)
         config = replace(config, validate_every=max(1, config.steps // 40), checkpoint_every=0)
-        train.train(config)
+        training.train(config)
     rows = rows_of(out)
     return len(rows), sum(row["seconds"] for row in rows), rows[-1]["val_bits_per_byte"]
 

@@ -13,6 +13,7 @@
 #include "machine.h"
 #include "mlx/version.h"
 
+namespace mx = mlx::core;
 namespace nb = nanobind;
 using namespace nb::literals;
 
@@ -51,22 +52,19 @@ NB_MODULE(_int8_gemm, m) {
                                "A declared program, checked, with its packing layout.")
       .def(nb::init<const std::vector<eggroll::StageSpec>&, const std::vector<eggroll::LeafSpec>&,
                     int, int, int, const std::vector<std::vector<int>>&,
-                    const std::vector<uint32_t>&, const std::vector<uint64_t>&>(),
+                    const std::vector<uint32_t>&, const std::vector<uint64_t>&, int, int,
+                    const std::vector<eggroll::OutputSpec>&>(),
            "stages"_a, "leaves"_a, "width"_a, "vocabulary"_a, "state_size"_a, "tables"_a,
-           "exp2_mantissas"_a, "log2_breakpoints"_a)
+           "exp2_mantissas"_a, "log2_breakpoints"_a, "inputs"_a, "indices"_a, "outputs"_a)
       .def("pack", &eggroll::pack, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a,
            "int8 leaves in declared order -> one int8 array in the kernels' layout.");
-  // Without the GIL: work waiting on MLX's threads may end by giving up a Python-owned program.
-  m.def("evaluate", &eggroll::evaluate, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
-        "packed"_a, "table"_a, "starts"_a.none(), "rank"_a, "shift"_a, "tokens"_a, "targets"_a,
-        "state"_a, "threads"_a, "block_tokens"_a,
-        "Scores int16 [P, T] and state int8 [P, state_size].");
-  m.def("logits", &eggroll::logits, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
-        "packed"_a, "tokens"_a, "state"_a, "threads"_a, "block_tokens"_a,
-        "Logits int8 [P, T, V] and state of the unperturbed model.");
-  m.def("likelihoods", &eggroll::likelihoods, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
-        "packed"_a, "tokens"_a, "targets"_a, "state"_a, "threads"_a, "block_tokens"_a,
-        "Totals uint64 [P, T], state and hits int8 [P, T] of the unperturbed model.");
+  nb::class_<eggroll::Noise>(m, "Noise", "Slices of the table; starts None: no noise.")
+      .def(
+          "__init__",
+          [](eggroll::Noise* self, const mx::array& table, std::optional<mx::array> starts,
+             int rank,
+             int shift) { new (self) eggroll::Noise{table, std::move(starts), rank, shift}; },
+          "table"_a, "starts"_a.none(), "rank"_a, "shift"_a);
   nb::class_<eggroll::Crediting>(m, "Crediting", "How token credit works on each leaf.")
       .def(
           "__init__",
@@ -78,10 +76,24 @@ NB_MODULE(_int8_gemm, m) {
           },
           "mode"_a, "shifts"_a, "kinds"_a, "owners"_a, "discounts"_a, "credit_shift"_a,
           "unit_shift"_a);
+  // Without the GIL: work waiting on MLX's threads may end by giving up a Python-owned program.
+  m.def("evaluate", &eggroll::evaluate, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
+        "packed"_a, "noise"_a, "tokens"_a, "targets"_a, "state"_a, "rows"_a, "threads"_a,
+        "block_tokens"_a, "State int8 [P, state_size] and scores int16 [P, T].");
+  m.def("outputs", &eggroll::outputs, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
+        "packed"_a, "noise"_a, "tokens"_a, "state"_a, "rows"_a, "signs"_a.none(),
+        "crediting"_a.none(), "threads"_a, "block_tokens"_a,
+        "State and every output, int8 or int32 [P, T, size].");
+  m.def("logits", &eggroll::logits, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
+        "packed"_a, "tokens"_a, "state"_a, "rows"_a, "threads"_a, "block_tokens"_a,
+        "State and logits int8 [P, T, V] of the unperturbed model.");
+  m.def("likelihoods", &eggroll::likelihoods, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
+        "packed"_a, "tokens"_a, "targets"_a, "state"_a, "rows"_a, "threads"_a, "block_tokens"_a,
+        "State, totals uint64 [P, T] and hits int8 [P, T] of the unperturbed model.");
   m.def("credit", &eggroll::credit, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
-        "packed"_a, "table"_a, "starts"_a, "shift"_a, "signs"_a, "draws"_a, "crediting"_a,
-        "tokens"_a, "targets"_a, "state"_a, "threads"_a, "block_tokens"_a,
-        "Scores, state and Z int32 of every leaf.");
+        "packed"_a, "noise"_a, "signs"_a, "draws"_a, "crediting"_a, "tokens"_a, "targets"_a,
+        "state"_a, "rows"_a, "values"_a.none(), "threads"_a, "block_tokens"_a,
+        "State, scores and Z int32 of every leaf.");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "fitness"_a, "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a,
         "Z int32 of every leaf.");

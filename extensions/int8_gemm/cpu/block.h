@@ -12,167 +12,14 @@
 //
 #include "credit.h"
 #include "leaves.h"
+#include "rows.h"
+//
+#include "layers.h"
 
-struct Block : Members {
-  Arena arena;
-  uint32_t* x;  // [T][D/4][32]: activations passed between stages
-  uint32_t* registers[kRegisters];
-  Isa::Prepared* prepared[kRegisters];
-  bool ready[kRegisters];
-  const Stage* stage;
-  LeafNoise noise[kOps];  // of the stage's operations
-  Tape tape;
-  uint32_t* swapped;  // a vector or a row of noise as one token has it
-  alignas(64) uint32_t minus[kPairs];
-  int32_t (*xb)[kLanes];  // [r]: signed x.B
-  alignas(64) uint32_t tile[kTile / 4][kLanes];
+struct Block : Layers {
+  using Layers::Layers;
 
-  Block(const Job& j, int64_t block, void* scratch)
-      : Members{j, block * kLanes}, arena{static_cast<char*>(scratch)}, tape(*this, arena) {}
-
-  LeafNoise& of(const Op& op) { return noise[&op - stage->ops]; }
-
-  // ---- a stage -------------------------------------------------------------------------------
-
-  // The two halves of every word row, exchanged for the pairs whose noise is turned at token t.
-  const uint32_t* turn(const Op& op, const uint32_t* from, int words, int t) {
-    turned(op.leaf, t, minus);
-    for (int w = 0; w < words; ++w, from += kLanes)
-      for (int p = 0; p < kPairs; ++p) {
-        uint32_t swap = (from[p] ^ from[p + kPairs]) & minus[p];
-        swapped[w * kLanes + p] = from[p] ^ swap;
-        swapped[w * kLanes + p + kPairs] = from[p + kPairs] ^ swap;
-      }
-    return swapped;
-  }
-
-  const int8_t* vector(const Op& op, int n, int t) {
-    if (!nodes() || silent(op)) return of(op).vector;
-    const uint32_t* plain = reinterpret_cast<const uint32_t*>(of(op).vector);
-    return reinterpret_cast<const int8_t*>(turn(op, plain, words_of(n), t));
-  }
-
-  void open_stage() {
-    for (int i = 0; i < stage->register_count; ++i) {
-      int words = tiles_of(stage->registers[i]) * (kTile / 4);
-      if (i > 0) registers[i] = arena.take<uint32_t>(static_cast<size_t>(words) * kLanes);
-      prepared[i] = arena.take<Isa::Prepared>(Isa::prepared_size(words));
-    }
-    for (int i = 0; i < stage->op_count; ++i)
-      if (stage->ops[i].leaf >= 0) noise[i] = Loader(*this, arena).load(stage->ops[i]);
-  }
-
-  // ---- recurrent state -----------------------------------------------------------------------
-
-  void load_state(const int8_t* from) {
-    uint32_t* s = registers[1];
-    int words = words_of(job.plan.width);
-    for (int i = 0; i < words * kLanes; ++i) s[i] = 0;
-    if (stage->state < 0) return;
-    int8_t* bytes = reinterpret_cast<int8_t*>(s);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const int8_t* src = from + clamped(lane) * job.plan.state_size + stage->state;
-      for (int k = 0; k < job.plan.width; ++k) bytes[(k / 4 * kLanes + lane) * 4 + k % 4] = src[k];
-    }
-  }
-
-  void store_state() {
-    if (stage->state < 0) return;
-    const int8_t* bytes = reinterpret_cast<const int8_t*>(registers[1]);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      if (member(lane) >= job.members) continue;
-      int8_t* dst = job.state_out + member(lane) * job.plan.state_size + stage->state;
-      for (int k = 0; k < job.plan.width; ++k) dst[k] = bytes[(k / 4 * kLanes + lane) * 4 + k % 4];
-    }
-  }
-
-  // The document mark 0 zeroes a member's state.
-  void restart(int t) {
-    uint32_t keep[kLanes], all = ~0u;
-    for (int m = 0; m < kLanes; ++m) all &= keep[m] = token(job.tokens, m, t) ? ~0u : 0u;
-    if (all) return;
-    for (int w = 0; w < words_of(job.plan.width); ++w)
-      for (int m = 0; m < kLanes; ++m) registers[1][w * kLanes + m] &= keep[m];
-  }
-
-  // ---- operations ----------------------------------------------------------------------------
-
-  int8_t* bytes(int reg) { return reinterpret_cast<int8_t*>(registers[reg]); }
-
-  Isa::Prepared* prepare(int reg, int n) {
-    if (!ready[reg]) Isa::prepare(registers[reg], words_of(n), prepared[reg]);
-    ready[reg] = true;
-    return prepared[reg];
-  }
-
-  void embed(const Op& op, int t) {
-    const Leaf& leaf = job.plan.leaves[op.leaf];
-    int words = words_of(leaf.cols), r = rank();
-    const int8_t* row[kLanes];
-    for (int m = 0; m < kLanes; ++m)
-      row[m] =
-          job.weights + leaf.offset + static_cast<int64_t>(token(job.tokens, m, t)) * words * 4;
-    Isa::transpose_words(row, words, registers[op.out], kLanes);
-    Isa::transpose_words(row + kPairs, words, registers[op.out] + kPairs, kLanes);
-    if (r) embed_noise(op, t, words);
-    if (!nodes() || silent(op)) return;
-    const int8_t* row_noise = reinterpret_cast<const int8_t*>(turn(op, of(op).row, words, t));
-    Isa::add(bytes(op.out), row_noise, words * 4 * kLanes, bytes(op.out));
-  }
-
-  void embed_noise(const Op& op, int t, int words) {
-    int r = job.rank, d = job.plan.leaves[op.leaf].cols;
-    for (int m = 0; m < kLanes; ++m) {
-      const int8_t* a = slice(op.leaf, m % kPairs) + r * d;
-      a += static_cast<int64_t>(token(job.tokens, m, t)) * r;
-      for (int j = 0; j < r; ++j) xb[j][m] = m < kPairs ? a[j] : -a[j];
-    }
-    Isa::embed_noise(xb, of(op).raw, r, words, job.shift, registers[op.out]);
-  }
-
-  // x.B per lane and rank, negated on the minus lanes (where the sign of A would be).
-  void low_rank(const Op& op, const Isa::Prepared* x, int words, int t) {
-    size_t one = Isa::noise_size(words);
-    for (int j = 0; j < job.rank; ++j) {
-      Isa::lane_dot(x, of(op).b + one * j, words, xb[j]);
-      if (job.credit == Credit::weights && job.credit_kind[op.leaf] == CreditKind::inputs)
-        __builtin_memcpy(tape.projection[op.leaf] + t * kPairs, xb[j], kPairs * sizeof(int32_t));
-      for (int m = kPairs; m < kLanes; ++m)
-        xb[j][m] = static_cast<int32_t>(0u - static_cast<uint32_t>(xb[j][m]));
-    }
-  }
-
-  // One linear leaf, tile by tile into `place(index)`, words [2][32]; `done(index)` follows each.
-  template <typename Place, typename Done>
-  void product(const Op& op, int t, Place place, Done done) {
-    const Leaf& leaf = job.plan.leaves[op.leaf];
-    int words = words_of(leaf.cols), r = rank(), tiles = tiles_of(leaf.rows);
-    const Isa::Prepared* x = prepare(op.in[0], leaf.cols);
-    Scale by = scale(leaf.cols);
-    LowRank noise{xb,      of(op).a, static_cast<size_t>(tiles) * kTile * kPairs, r, job.shift,
-                  nullptr, minus};
-    const int8_t* w = job.weights + leaf.offset;
-    if (r) low_rank(op, x, words, t);
-    if (nodes() && !silent(op)) {
-      noise.node = of(op).node;
-      turned(op.leaf, t, minus);
-    }
-    if (job.credit != Credit::none && job.credit_kind[op.leaf] == CreditKind::inputs)
-      tape.keep(op.leaf, t, registers[op.in[0]], words);
-    for (int i = 0; i < tiles; ++i) {
-      Isa::tile(w, x, words, noise, by, place(i));
-      w += kTile * sizeof(int32_t) + static_cast<size_t>(words) * kTile * 4;
-      if (noise.a) noise.a += kTile * kPairs;
-      if (noise.node) noise.node += kTile * kPairs;
-      done(i);
-    }
-  }
-
-  void linear(const Op& op, int t) {
-    using Words = uint32_t (*)[kLanes];
-    Words out = reinterpret_cast<Words>(registers[op.out]);
-    product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
-  }
+  // ---- the score -----------------------------------------------------------------------------
 
   // Head and log-likelihood in one pass: the logits of a tile live only until they are summed.
   void score(const Op& op, int t) {
@@ -217,8 +64,9 @@ struct Block : Members {
     for (int m = 0; job.scores && m < kLanes; ++m)
       if (member(m) < job.members)
         job.scores[member(m) * job.tokens_per_member + t] = static_cast<int16_t>(hit[m]);
-    if (job.credit == Credit::none) return;
-    for (int p = 0; p < kPairs; ++p) tape.score_difference[t][p] = hit[p] - hit[p + kPairs];
+    if (!job.credit_kind) return;
+    for (int p = 0; !job.values && p < kPairs; ++p)
+      tape.score_difference[t][p] = hit[p] - hit[p + kPairs];
     if (!job.readout) return;
     for (int p = 0; p < kPairs && member(p) < job.members; ++p)
       read(op, p, target[p], clipped >> p & 1, draw.token(p, plan));
@@ -298,8 +146,30 @@ struct Block : Members {
       case OpKind::mix:
         Isa::mix(in[0], in[1], in[2], count, y);
         break;
+      case OpKind::input:
+        input(op, n, t);
+        break;
+      case OpKind::features:
+        features.run(op, t, registers[op.out]);
+        row_noise(op, t, words_of(n));
+        break;
+      case OpKind::bias:
+        Isa::add(in[0], vector(op, n, t), count, y);
+        break;
+      case OpKind::relu:
+        at_least(in[0], 0, count, y);
+        break;
+      case OpKind::concat:
+        concat(registers[op.in[0]], stage->registers[op.in[0]], registers[op.in[1]],
+               stage->registers[op.in[1]], registers[op.out]);
+        break;
+      // Those that follow write no register.
       case OpKind::score:
-        return score(op, t);  // writes no register
+        return job.outputs ? void() : score(op, t);
+      case OpKind::output:
+        return output(op, t);
+      case OpKind::sums:
+        return sums(op, t);
     }
     ready[op.out] = false;
   }
@@ -328,12 +198,12 @@ struct Block : Members {
       }
     }
     arena.used = peak;
-    if (job.credit != Credit::none && arena.base) tape.close();
+    if (job.credit_kind && arena.base) tape.close();
   }
 
-  // Of the widest vector or embedding's row.
+  // Of the widest vector, embedding's row or features.
   void take_swapped() {
-    int widest = job.plan.width;
+    int widest = features.widest > job.plan.width ? features.widest : job.plan.width;
     for (int i = 0; i < job.plan.leaf_count; ++i) {
       const Leaf& leaf = job.plan.leaves[i];
       if (leaf.cols == 0 && leaf.rows > widest) widest = leaf.rows;

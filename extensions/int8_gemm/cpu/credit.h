@@ -5,13 +5,14 @@
 struct Tape : Members {
   uint32_t** inputs_of;                 // [leaves]: inputs of a linear leaf, words [T][K/4][16]
   int32_t** projection;                 // [leaves]: x.B [T][16], where the weights carry the noise
-  int32_t (*score_difference)[kPairs];  // [T]: score of member 2i less that of member 2i + 1
+  int32_t (*score_difference)[kPairs];  // [T]: score of member 2i less that of member 2i + 1, or
+                                        // the value given in its place
   int8_t (*credit)[kPairs];             // [T]: of one leaf
   uint32_t* row;                        // inputs of one member
   uint8_t (*marks)[kPairs];             // [T]: 1 where a document begins
 
   Tape(const Members& who, Arena& arena) : Members(who) {
-    if (job.credit == Credit::none) return;
+    if (!job.credit_kind) return;
     const Plan& plan = job.plan;
     size_t leaves = static_cast<size_t>(plan.leaf_count);
     size_t tokens = static_cast<size_t>(job.tokens_per_member);
@@ -114,7 +115,7 @@ struct Tape : Members {
       int32_t sum = 0;
       for (int t = 0; rows[p] && t < job.tokens_per_member; ++t) {
         sum += credit[t][p];
-        if (kind == CreditKind::tokens) rows[p][t] = credit[t][p];
+        if (kind == CreditKind::tokens || kind == CreditKind::features) rows[p][t] = credit[t][p];
       }
       if (kind == CreditKind::scalar && rows[p]) *rows[p] = byte(sum, job.credit_shift);
     }
@@ -123,7 +124,10 @@ struct Tape : Members {
   // The credit of all leaves, once all tokens are scored.
   void close() {
     for (int t = 0; t < job.tokens_per_member; ++t)
-      for (int p = 0; p < kPairs; ++p) marks[t][p] = token(job.tokens, p, t) == 0;
+      for (int p = 0; p < kPairs; ++p) {
+        marks[t][p] = token(job.tokens, p, t) == 0;
+        if (job.values) score_difference[t][p] = job.values[pair(p) * job.tokens_per_member + t];
+      }
     for (int i = 0; i < job.plan.leaf_count; ++i) {
       CreditKind kind = job.credit_kind[i];
       if (kind == CreditKind::none || kind == CreditKind::readout) continue;

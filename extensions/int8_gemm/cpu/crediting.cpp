@@ -17,8 +17,9 @@ void require(bool ok, const std::string& what) {
 bool fits(CreditKind kind, OpKind op) {
   if (kind == CreditKind::none) return true;
   if (op == OpKind::embed) return kind == CreditKind::tokens;
+  if (op == OpKind::features) return kind == CreditKind::features;
   if (op == OpKind::score && kind == CreditKind::readout) return true;
-  bool matrix = op == OpKind::linear || op == OpKind::score;
+  bool matrix = op == OpKind::linear || op == OpKind::score || op == OpKind::sums;
   return kind == (matrix ? CreditKind::inputs : CreditKind::scalar);
 }
 
@@ -35,7 +36,7 @@ void check(const Plan& plan, const Crediting& crediting) {
   for (int i = 0; i < plan.leaf_count; ++i) {
     size_t l = static_cast<size_t>(i);
     const Leaf& leaf = plan.leaves[i];
-    require(crediting.kinds[l] >= 0 && crediting.kinds[l] <= 4, "kinds are 0..4");
+    require(crediting.kinds[l] >= 0 && crediting.kinds[l] <= 5, "kinds are 0..5");
     require((crediting.shifts[l] >= 0 && crediting.shifts[l] <= kMostShift) ||
                 crediting.shifts[l] == kSilent,
             "shifts are 0.." + std::to_string(kMostShift) + " or silent");
@@ -44,8 +45,9 @@ void check(const Plan& plan, const Crediting& crediting) {
     require(owner >= 0 && owner < plan.leaf_count, "an owner is no leaf");
     require(owner == i || (plan.leaves[owner].cols && plan.leaves[owner].rows == leaf.rows),
             "a leaf's owner has other outputs");
-    require(owner == i || static_cast<CreditKind>(crediting.kinds[l]) != CreditKind::tokens,
-            "an embedding owns its noise");
+    CreditKind kind = static_cast<CreditKind>(crediting.kinds[l]);
+    require(owner == i || (kind != CreditKind::tokens && kind != CreditKind::features),
+            "an embedding owns its noise, and so do features");
   }
   for (int s = 0; s < plan.stage_count; ++s)
     for (int j = 0; j < plan.stages[s].op_count; ++j) {
@@ -56,6 +58,12 @@ void check(const Plan& plan, const Crediting& crediting) {
     }
 }
 
+void noise_of_nodes(const Crediting& crediting, Job& job) {
+  if (static_cast<Credit>(crediting.mode) != Credit::nodes) return;
+  job.credit = Credit::nodes;
+  job.shifts = crediting.shifts.data();
+}
+
 CreditWork::CreditWork(const Job& given, const Crediting& of) : job(given), crediting(of) {
   for (int i = 0; i < job.plan.leaf_count; ++i) {
     const Leaf& leaf = job.plan.leaves[i];
@@ -63,7 +71,8 @@ CreditWork::CreditWork(const Job& given, const Crediting& of) : job(given), cred
     kinds.push_back(kind);
     at.push_back(job.credit_size);
     if (kind == CreditKind::inputs) job.credit_size += leaf.cols;
-    if (kind == CreditKind::tokens) job.credit_size += job.tokens_per_member;
+    if (kind == CreditKind::tokens || kind == CreditKind::features)
+      job.credit_size += job.tokens_per_member;
     if (kind == CreditKind::scalar) job.credit_size += 1;
     if (kind == CreditKind::readout) readout = static_cast<int64_t>(leaf.rows) * leaf.cols;
   }
@@ -99,7 +108,21 @@ VoteJob CreditWork::vote(int leaf) const {
   vote.a_at = product ? -1 : job.plan.leaves[owner].cols;
   vote.tokens = job.tokens;
   vote.tokens_per_member = job.tokens_per_member;
+  if (vote.kind == CreditKind::features) list(leaf, vote);
   return vote;
+}
+
+void CreditWork::list(int leaf, VoteJob& vote) const {
+  for (int s = 0; s < job.plan.stage_count; ++s)
+    for (int j = 0; j < job.plan.stages[s].op_count; ++j) {
+      const Op& op = job.plan.stages[s].ops[j];
+      if (op.leaf != leaf) continue;
+      vote.features = job.features + op.first;
+      vote.indices = job.plan.indices;
+      vote.lists = op.lists;
+      vote.active = op.active;
+      vote.nodes = job.credit == Credit::nodes;
+    }
 }
 
 }  // namespace eggroll

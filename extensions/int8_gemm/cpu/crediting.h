@@ -17,6 +17,9 @@ struct Crediting {
 // Throws std::invalid_argument for what would address memory it must not, or shift too far.
 void check(const Plan& plan, const Crediting& crediting);
 
+// Gives a job the noise of nodes, which points into `crediting`, if that is where it is.
+void noise_of_nodes(const Crediting& crediting, Job& job);
+
 // An evaluation with token credit, with the memory its jobs point into.
 struct CreditWork {
   Job job{};
@@ -32,6 +35,10 @@ struct CreditWork {
   // Whether a leaf's votes are counted from its credit, by `vote`.
   bool counted(int leaf) const;
   VoteJob vote(int leaf) const;
+
+ private:
+  // Says where the features of a leaf are listed.
+  void list(int leaf, VoteJob& vote) const;
 };
 
 }  // namespace eggroll

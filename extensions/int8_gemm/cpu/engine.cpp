@@ -91,109 +91,195 @@ mx::array pack(const Program& program, const std::vector<mx::array>& leaves) {
 
 namespace {
 
-std::vector<mx::array> run(std::shared_ptr<Program> program, const mx::array& packed,
-                           const mx::array& table, const std::optional<mx::array>& starts, int rank,
-                           int shift, const mx::array& tokens, const mx::array& targets,
-                           const mx::array& state, int threads, int block_tokens, Output output) {
-  const Plan& plan = program->plan();
+std::string text(const mx::Shape& shape) {
+  std::string out;
+  for (int n : shape) out += (out.empty() ? "[" : ", ") + std::to_string(n);
+  return out + "]";
+}
+
+// What the members are shown, which the program reads.
+mx::array shown(const std::optional<mx::array>& given, mx::Dtype dtype, const mx::Shape& shape,
+                const char* what) {
+  std::string needed = std::string("The program reads ") + what + ": " +
+                       (dtype == mx::int8 ? "int8 " : "int32 ") + text(shape) + " is needed";
+  require(given.has_value(), needed + ", and rows has none.");
+  require(given->dtype() == dtype, needed + ", and rows has another dtype.");
+  require(given->shape() == shape, needed + ", not " + text(given->shape()) + ".");
+  return ready(*given, dtype, what);
+}
+
+// Every index must be a row of its leaf, or -1.
+void check_features(const Plan& plan, const Op& op, const mx::array& features) {
+  const int32_t* row = features.data<int32_t>() + op.first;
+  const int32_t last = plan.leaves[op.leaf].rows - 1;
+  int count = op.lists * op.active;
+  bool ok = true;
+  for (size_t i = 0; i < features.size(); i += static_cast<size_t>(plan.indices)) {
+    for (int j = 0; j < count; ++j) ok &= row[j] >= -1 && row[j] <= last;
+    row += plan.indices;
+  }
+  require(ok, "features " + std::to_string(op.first) + ".." + std::to_string(op.first + count - 1) +
+                  " of a row must be in 0.." + std::to_string(last) + ", or -1 for none");
+}
+
+void add_rows(const Plan& plan, const Rows& rows, Arrays& arrays) {
+  int members = arrays.in[2].shape(0), count = arrays.in[2].shape(1);
+  if (plan.inputs)
+    arrays.inputs =
+        arrays.add(shown(rows.first, mx::int8, {members, count, plan.inputs}, "inputs"));
+  if (!plan.indices) return;
+  mx::array features = shown(rows.second, mx::int32, {members, count, plan.indices}, "features");
+  for (int s = 0; s < plan.stage_count; ++s)
+    for (int j = 0; j < plan.stages[s].op_count; ++j)
+      if (plan.stages[s].ops[j].kind == OpKind::features)
+        check_features(plan, plan.stages[s].ops[j], features);
+  arrays.features = arrays.add(features);
+}
+
+void check_scored(const Plan& plan) {
+  require(plan.scored, "The program has no score: `outputs` gives what it puts out.");
+}
+
+// What every evaluation is given, checked.
+Arrays arrays_of(const Plan& plan, const mx::array& packed, const Noise& noise,
+                 const mx::array& tokens, const mx::array& targets, const mx::array& state,
+                 const Rows& rows, const Options& options) {
   require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
-  int members = tokens.shape(0), count = tokens.shape(1);
+  int members = tokens.shape(0);
   require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
-  require(shift >= 0 && shift < 32, "shift must be in 0..31");
-  require(block_tokens >= 1, "block_tokens must be 1 or more");
-  std::vector<mx::array> in{ready(packed, mx::int8, "packed"), ready(table, mx::int8, "table"),
-                            ready(tokens, mx::int32, "tokens"),
-                            ready(targets, mx::int32, "targets"), ready(state, mx::int8, "state")};
-  check_range(in[2], 0, plan.vocabulary - 1, "tokens");
-  check_range(in[3], 0, plan.vocabulary - 1, "targets");
-  if (starts) {
+  require(options.shift >= 0 && options.shift < 32, "shift must be in 0..31");
+  require(options.block_tokens >= 1, "block_tokens must be 1 or more");
+  Arrays arrays{{ready(packed, mx::int8, "packed"), ready(noise.table, mx::int8, "table"),
+                 ready(tokens, mx::int32, "tokens"), ready(targets, mx::int32, "targets"),
+                 ready(state, mx::int8, "state")}};
+  check_range(arrays.in[2], 0, plan.vocabulary - 1, "tokens");
+  if (targets.id() != tokens.id()) check_range(arrays.in[3], 0, plan.vocabulary - 1, "targets");
+  if (noise.starts) {
     require(members % 2 == 0, "a population is made of pairs: P must be even");
-    in.push_back(ready(*starts, mx::int32, "starts"));
-    check_starts(plan, in[5], in[1], rank, members / 2);
+    arrays.starts = arrays.add(ready(*noise.starts, mx::int32, "starts"));
+    check_starts(plan, arrays.in.back(), arrays.in[1], options.rank, members / 2);
   }
+  add_rows(plan, rows, arrays);
   kernels();
-  std::vector<mx::Shape> shapes{{members, count}, {members, plan.state_size}};
-  std::vector<mx::Dtype> dtypes{mx::int16, mx::int8};
-  if (output == Output::logits) shapes[0].push_back(plan.vocabulary), dtypes[0] = mx::int8;
-  if (output == Output::likelihoods) {
-    shapes.push_back({members, count});
-    dtypes = {mx::uint64, mx::int8, mx::int8};
-  }
-  auto primitive =
-      std::make_shared<EvaluatePopulation>(mx::default_stream(kCpu), std::move(program), threads,
-                                           block_tokens, rank, shift, starts.has_value(), output);
-  return mx::array::make_arrays(shapes, dtypes, primitive, in);
+  return arrays;
+}
+
+void add_signs(const Plan& plan, const mx::array& signs, Arrays& arrays) {
+  int members = arrays.in[2].shape(0), count = arrays.in[2].shape(1);
+  require(signs.shape() == mx::Shape{plan.leaf_count, members / 2, (count + 31) / 32},
+          "signs: [leaves, pairs, ceil(T / 32)] is needed");
+  arrays.signs = arrays.add(ready(signs, mx::int32, "signs"));
+}
+
+std::vector<mx::array> run(std::shared_ptr<Program> program, const Arrays& arrays,
+                           const Options& options, Output output,
+                           std::optional<Crediting> crediting = std::nullopt) {
+  const Plan& plan = program->plan();
+  int members = arrays.in[2].shape(0), count = arrays.in[2].shape(1);
+  std::vector<mx::Shape> shapes{{members, plan.state_size}};
+  std::vector<mx::Dtype> dtypes{mx::int8};
+  auto give = [&](mx::Shape shape, mx::Dtype dtype) {
+    shapes.push_back(std::move(shape));
+    dtypes.push_back(dtype);
+  };
+  if (output == Output::scores) give({members, count}, mx::int16);
+  if (output == Output::logits) give({members, count, plan.vocabulary}, mx::int8);
+  if (output == Output::likelihoods)
+    give({members, count}, mx::uint64), give({members, count}, mx::int8);
+  for (int i = 0; output == Output::outputs && i < plan.output_count; ++i)
+    give({members, count, plan.outputs[i].size}, plan.outputs[i].wide ? mx::int32 : mx::int8);
+  auto primitive = std::make_shared<EvaluatePopulation>(
+      mx::default_stream(kCpu), std::move(program), arrays, options, output, std::move(crediting));
+  return mx::array::make_arrays(shapes, dtypes, primitive, arrays.in);
 }
 
 std::vector<mx::array> run_unperturbed(std::shared_ptr<Program> program, const mx::array& packed,
                                        const mx::array& tokens, const mx::array& targets,
-                                       const mx::array& state, int threads, int block_tokens,
-                                       Output output) {
-  const mx::array no_table = mx::zeros({1}, mx::int8, kCpu);
-  return run(std::move(program), packed, no_table, std::nullopt, 1, 0, tokens, targets, state,
-             threads, block_tokens, output);
+                                       const mx::array& state, const Rows& rows, int threads,
+                                       int block_tokens, Output output) {
+  check_scored(program->plan());
+  const Noise none{mx::zeros({1}, mx::int8, kCpu), std::nullopt, 1, 0};
+  const Options options{threads, block_tokens, 1, 0};
+  Arrays arrays = arrays_of(program->plan(), packed, none, tokens, targets, state, rows, options);
+  return run(std::move(program), arrays, options, output);
 }
 
 }  // namespace
 
 std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::array& packed,
-                                const mx::array& table, const std::optional<mx::array>& starts,
-                                int rank, int shift, const mx::array& tokens,
-                                const mx::array& targets, const mx::array& state, int threads,
-                                int block_tokens) {
-  return run(std::move(program), packed, table, starts, rank, shift, tokens, targets, state,
-             threads, block_tokens, Output::scores);
+                                const Noise& noise, const mx::array& tokens,
+                                const mx::array& targets, const mx::array& state, const Rows& rows,
+                                int threads, int block_tokens) {
+  check_scored(program->plan());
+  const Options options{threads, block_tokens, noise.rank, noise.shift};
+  Arrays arrays = arrays_of(program->plan(), packed, noise, tokens, targets, state, rows, options);
+  return run(std::move(program), arrays, options, Output::scores);
+}
+
+std::vector<mx::array> outputs(std::shared_ptr<Program> program, const mx::array& packed,
+                               const Noise& noise, const mx::array& tokens, const mx::array& state,
+                               const Rows& rows, const std::optional<mx::array>& signs,
+                               const std::optional<Crediting>& crediting, int threads,
+                               int block_tokens) {
+  const Options options{threads, block_tokens, noise.rank, noise.shift};
+  const Plan& plan = program->plan();
+  Arrays arrays = arrays_of(plan, packed, noise, tokens, tokens, state, rows, options);
+  if (crediting) {
+    require(noise.starts && noise.rank == 1 && signs,
+            "outputs with crediting: noise of rank 1 and signs are needed");
+    check(plan, *crediting);
+    add_signs(plan, *signs, arrays);
+  }
+  return run(std::move(program), arrays, options, Output::outputs, crediting);
 }
 
 std::vector<mx::array> logits(std::shared_ptr<Program> program, const mx::array& packed,
-                              const mx::array& tokens, const mx::array& state, int threads,
-                              int block_tokens) {
-  return run_unperturbed(std::move(program), packed, tokens, tokens, state, threads, block_tokens,
-                         Output::logits);
+                              const mx::array& tokens, const mx::array& state, const Rows& rows,
+                              int threads, int block_tokens) {
+  return run_unperturbed(std::move(program), packed, tokens, tokens, state, rows, threads,
+                         block_tokens, Output::logits);
 }
 
 std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::array& packed,
                                    const mx::array& tokens, const mx::array& targets,
-                                   const mx::array& state, int threads, int block_tokens) {
-  return run_unperturbed(std::move(program), packed, tokens, targets, state, threads, block_tokens,
-                         Output::likelihoods);
+                                   const mx::array& state, const Rows& rows, int threads,
+                                   int block_tokens) {
+  return run_unperturbed(std::move(program), packed, tokens, targets, state, rows, threads,
+                         block_tokens, Output::likelihoods);
 }
 
 std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,
-                              const mx::array& table, const mx::array& starts, int shift,
-                              const mx::array& signs, const mx::array& draws,
+                              const Noise& noise, const mx::array& signs, const mx::array& draws,
                               const Crediting& crediting, const mx::array& tokens,
-                              const mx::array& targets, const mx::array& state, int threads,
+                              const mx::array& targets, const mx::array& state, const Rows& rows,
+                              const std::optional<mx::array>& values, int threads,
                               int block_tokens) {
   const Plan& plan = program->plan();
-  require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
-  int members = tokens.shape(0), count = tokens.shape(1);
-  require(members % 2 == 0, "a population is made of pairs: P must be even");
-  require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
-  require(shift >= 0 && shift < 32 && block_tokens >= 1,
-          "shift must be in 0..31, block_tokens 1 or more");
+  const Options options{threads, block_tokens, 1, noise.shift};
+  require(noise.starts && noise.rank == 1, "credit: noise of rank 1 is needed");
   check(plan, crediting);
-  std::vector<mx::array> in{
-      ready(packed, mx::int8, "packed"),  ready(table, mx::int8, "table"),
-      ready(tokens, mx::int32, "tokens"), ready(targets, mx::int32, "targets"),
-      ready(state, mx::int8, "state"),    ready(starts, mx::int32, "starts"),
-      ready(signs, mx::int32, "signs"),   ready(draws, mx::uint32, "draws")};
-  check_range(in[2], 0, plan.vocabulary - 1, "tokens");
-  check_range(in[3], 0, plan.vocabulary - 1, "targets");
-  check_starts(plan, in[5], in[1], 1, members / 2);
-  require(in[6].shape() == mx::Shape{plan.leaf_count, members / 2, (count + 31) / 32},
-          "signs: [leaves, pairs, ceil(T / 32)] is needed");
-  require(in[7].shape() == mx::Shape{members / 2, count}, "draws: [pairs, T] is needed");
-  kernels();
-  std::vector<mx::Shape> shapes{{members, count}, {members, plan.state_size}};
-  std::vector<mx::Dtype> dtypes{mx::int16, mx::int8};
+  Arrays arrays = arrays_of(plan, packed, noise, tokens, targets, state, rows, options);
+  int members = tokens.shape(0), count = tokens.shape(1);
+  add_signs(plan, signs, arrays);
+  require(draws.shape() == mx::Shape{members / 2, count}, "draws: [pairs, T] is needed");
+  arrays.draws = arrays.add(ready(draws, mx::uint32, "draws"));
+  require(values || plan.scored,
+          "The program has no score: credit needs values, int32 [pairs, T], what members 2p "
+          "earned at each token less what members 2p + 1 did.");
+  if (values) {
+    require(values->shape() == mx::Shape{members / 2, count}, "values: [pairs, T] is needed");
+    arrays.values = arrays.add(ready(*values, mx::int32, "values"));
+    check_range(arrays.in.back(), -kValue, kValue, "values");
+  }
+  std::vector<mx::Shape> shapes{{members, plan.state_size}, {members, count}};
+  std::vector<mx::Dtype> dtypes{mx::int8, mx::int16};
   for (int i = 0; i < plan.leaf_count; ++i) {
     shapes.push_back(shape_of(plan.leaves[i]));
     dtypes.push_back(mx::int32);
   }
   auto primitive = std::make_shared<CreditPopulation>(mx::default_stream(kCpu), std::move(program),
-                                                      threads, block_tokens, shift, crediting);
-  return mx::array::make_arrays(shapes, dtypes, primitive, in);
+                                                      arrays, options, crediting);
+  return mx::array::make_arrays(shapes, dtypes, primitive, arrays.in);
 }
 
 std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& fitness,

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "crediting.h"
@@ -16,29 +17,49 @@ namespace mx = mlx::core;
 // int8 leaves in declared order -> int8 [bytes] in the layout of plan.h's Leaf.
 mx::array pack(const Program& program, const std::vector<mx::array>& leaves);
 
-// Scores [P, T] int16 and new state [P, state_size] int8.
+// The slices of noise.py's Slices; without starts, members are the unperturbed model.
+struct Noise {
+  mx::array table;
+  std::optional<mx::array> starts;
+  int rank, shift;
+};
+
+// What members are shown beside tokens: inputs int8 [P, T, n] and features int32 [P, T, n].
+using Rows = std::pair<std::optional<mx::array>, std::optional<mx::array>>;
+
+// All of these throw std::invalid_argument for what does not fit the program, and give the new
+// state [P, state_size] int8 first.
+
+// Then scores [P, T] int16.
 std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::array& packed,
-                                const mx::array& table, const std::optional<mx::array>& starts,
-                                int rank, int shift, const mx::array& tokens,
-                                const mx::array& targets, const mx::array& state, int threads,
-                                int block_tokens);
+                                const Noise& noise, const mx::array& tokens,
+                                const mx::array& targets, const mx::array& state, const Rows& rows,
+                                int threads, int block_tokens);
 
-// Of the unperturbed model: logits [P, T, V] int8 and new state.
+// Then every output, [P, T, size] int8 or int32. With crediting, members have its noise.
+std::vector<mx::array> outputs(std::shared_ptr<Program> program, const mx::array& packed,
+                               const Noise& noise, const mx::array& tokens, const mx::array& state,
+                               const Rows& rows, const std::optional<mx::array>& signs,
+                               const std::optional<Crediting>& crediting, int threads,
+                               int block_tokens);
+
+// Of the unperturbed model: then logits [P, T, V] int8.
 std::vector<mx::array> logits(std::shared_ptr<Program> program, const mx::array& packed,
-                              const mx::array& tokens, const mx::array& state, int threads,
-                              int block_tokens);
+                              const mx::array& tokens, const mx::array& state, const Rows& rows,
+                              int threads, int block_tokens);
 
-// Of the unperturbed model: totals [P, T] uint64, new state and hits [P, T] int8 (see plan.h).
+// Of the unperturbed model: then totals [P, T] uint64 and hits [P, T] int8 (see plan.h).
 std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::array& packed,
                                    const mx::array& tokens, const mx::array& targets,
-                                   const mx::array& state, int threads, int block_tokens);
+                                   const mx::array& state, const Rows& rows, int threads,
+                                   int block_tokens);
 
-// Scores and state as `evaluate`, then Z of every leaf by token credit.
+// Then scores [P, T] int16 and Z of every leaf by token credit; values: [N, T] int32.
 std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,
-                              const mx::array& table, const mx::array& starts, int shift,
-                              const mx::array& signs, const mx::array& draws,
+                              const Noise& noise, const mx::array& signs, const mx::array& draws,
                               const Crediting& crediting, const mx::array& tokens,
-                              const mx::array& targets, const mx::array& state, int threads,
+                              const mx::array& targets, const mx::array& state, const Rows& rows,
+                              const std::optional<mx::array>& values, int threads,
                               int block_tokens);
 
 // Z of every leaf, int32 in the leaf's shape.

@@ -7,7 +7,8 @@ struct LeafNoise {
   int8_t* a;       // [r][O][16 pairs]
   int8_t* vector;  // [n/4][32][4]: the perturbed vector w', or the plain one
   int32_t* node;   // [O][16 pairs]: noise on the outputs
-  uint32_t* row;   // noise on an embedding's outputs, words [D/4][32]: n, and -n in the upper lanes
+  uint32_t* row;  // noise on the outputs of an embedding or of features, words [n/4][32]: n, and -n
+                  // in the upper lanes
 };
 
 // Lays a leaf out in the arena; without memory (base null) it only adds up the bytes.
@@ -108,7 +109,9 @@ struct Loader : Members {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     if (leaf.cols == 0) return load_vector(op);
     if (!job.starts || silent(op)) return;
-    if (nodes()) return op.kind == OpKind::embed ? load_row(op) : load_node(op);
+    if (op.kind == OpKind::features)  // the weights' noise is read where it lies
+      return nodes() ? load_row(op, op.lists * leaf.cols) : void();
+    if (nodes()) return op.kind == OpKind::embed ? load_row(op, leaf.cols) : load_node(op);
     load_b(op, leaf.cols);
     if (op.kind != OpKind::embed) load_a(op, leaf.cols, leaf.rows);
   }
@@ -126,8 +129,8 @@ struct Loader : Members {
     }
   }
 
-  void load_row(const Op& op) {
-    int d = job.plan.leaves[op.leaf].cols, words = words_of(d), by = job.shifts[op.leaf];
+  void load_row(const Op& op, int d) {
+    int words = words_of(d), by = job.shifts[op.leaf];
     uint32_t* dst = out.row = arena.take<uint32_t>(static_cast<size_t>(words) * kLanes);
     if (!arena.base) return;
     int8_t* bytes = reinterpret_cast<int8_t*>(dst);

@@ -17,6 +17,9 @@ struct Members {
     return job.noise + job.starts[leaf * (job.members / 2) + pair(p)];
   }
   bool nodes() const { return job.credit == Credit::nodes; }
+  bool credited(int leaf, CreditKind kind) const {
+    return job.credit_kind && job.credit_kind[leaf] == kind;
+  }
   int rank() const { return job.starts && !nodes() ? job.rank : 0; }
   bool silent(const Op& op) const { return nodes() && job.shifts[op.leaf] == kSilent; }
 

@@ -22,8 +22,8 @@ struct NeonIsa : PortableIsa {
 
   // dst[w * stride + p] = the w-th word of row src[p], for p = 0..15 and w < words.
   static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
-    int w = 0;
-    for (; w + 4 <= words; w += 4, dst += 4 * stride)
+    int w = 0, whole = words & ~3;
+    for (; w < whole; w += 4, dst += 4 * stride)
       for (int p = 0; p < kPairs; p += 4) {
         uint32x4_t r[4];
         for (int i = 0; i < 4; ++i) r[i] = load_words(src[p + i] + 4 * w);

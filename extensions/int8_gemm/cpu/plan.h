@@ -17,8 +17,30 @@ constexpr int kRegisters = 32;  // of one stage, at most
 constexpr int kOps = 64;        // of one stage, at most
 constexpr int kSize = 32767;    // of a register, at most
 constexpr int kSilent = 63;     // the shift of a leaf without noise
+constexpr int kLists = 8;       // of an operation's features, at most
+constexpr int kActive = 256;    // features of a list, at most: their sums fit int16
+// What a pair may earn at a token, at most: 15 times its discounted sum, in 1/256 bit, fits 32
+// bits.
+constexpr int kValue = 1 << 19;
 
-enum class OpKind : int { embed, linear, norm, add, add_bias, lookup, forget, mix, score };
+enum class OpKind : int {
+  embed,
+  linear,
+  norm,
+  add,
+  add_bias,
+  lookup,
+  forget,
+  mix,
+  score,
+  input,
+  features,
+  bias,
+  relu,
+  concat,
+  output,
+  sums
+};
 
 struct Op {
   OpKind kind;
@@ -26,11 +48,15 @@ struct Op {
   int in[3];
   int leaf;
   int table;  // index of a 256-byte lookup table, by the register's byte as unsigned
+  // Of features: a row's indices first .. first + lists * active - 1, and the right shift of sums.
+  int lists, active, first, shift;
+  int place;  // of output and sums: which of the program's outputs
 };
 
 // A parameter [rows, cols] (cols 0: a vector of `rows`). `offset` is where it begins in the packed
-// weights: embeddings row by row, padded to 4 columns; linear leaves in tiles of kTile outputs,
-// each kTile int32 biases -128 * row sum and then [K/4][kTile][4] bytes; vectors as they are.
+// weights: embeddings and features row by row, padded to 4 columns; linear leaves in tiles of kTile
+// outputs, each kTile int32 biases -128 * row sum and then [K/4][kTile][4] bytes; vectors as they
+// are.
 struct Leaf {
   int rows;
   int cols;
@@ -43,6 +69,12 @@ struct Stage {
   const int* registers;  // sizes
   int register_count;
   int state;  // offset in the member's state, or -1
+};
+
+// What the caller has of a row: values [size], int8 or, if wide, int32.
+struct OutputForm {
+  int size;
+  bool wide;
 };
 
 struct Plan {
@@ -59,6 +91,11 @@ struct Plan {
   const uint32_t* exp2_mantissa;     // [16]: floor(2^(15 + score_bits + f/16))
   const uint32_t* exact_mantissa;    // [16]: floor(2^(31 + f/16))
   const uint64_t* log2_breakpoints;  // [2^score_bits - 1]
+  int inputs;                        // values of a row that `input` shows
+  int indices;                       // of a row's features
+  const OutputForm* outputs;
+  int output_count;
+  bool scored;  // whether there is a score
 };
 
 // The credit of pairs: none here (the sign of whole sequences), token by token for the noise of
@@ -66,8 +103,8 @@ struct Plan {
 enum class Credit : int { none, weights, nodes };
 
 // The form of a leaf's credit: none, its inputs [K], the tokens of an embedding [T], one
-// number for a vector, or the head's own errors (see Job::readout).
-enum class CreditKind : int { none, inputs, tokens, scalar, readout };
+// number for a vector, the head's own errors (see Job::readout), or the rows of features [T].
+enum class CreditKind : int { none, inputs, tokens, scalar, readout, features };
 
 // One evaluation of P members; shapes as in Engine.evaluate.
 struct Job {
@@ -87,7 +124,7 @@ struct Job {
   int tokens_per_member;
   Credit credit;
   const int32_t* shifts;          // [leaves]: right shift of a leaf's noise; kSilent: it has none
-  const CreditKind* credit_kind;  // [leaves]
+  const CreditKind* credit_kind;  // [leaves], or null: nothing is credited
   const int32_t* owners;          // [leaves]: the leaf whose noise it is credited with
   const int32_t* discounts;       // [leaves], in 1/16
   const int64_t* credit_at;       // [leaves]: where a leaf's credit begins in a pair's row
@@ -96,11 +133,15 @@ struct Job {
   int8_t* credits;                // [N, credit_size]
   int64_t credit_size;
   int credit_shift;
-  int unit_shift;    // from score differences in 1/256 bit to the unit of credit
-  int32_t* readout;  // [V, K] of this thread: += inputs of the head, by target and draw
-  int block_tokens;  // tokens that a block runs through one stage before the next, at least 1
-  uint64_t* totals;  // [P, T], or null: sums over the vocabulary of 2^(31 + (logit + 128) / 16)
-  int8_t* hits;      // [P, T], with totals: the targets' logits
+  int unit_shift;        // from score differences in 1/256 bit to the unit of credit
+  int32_t* readout;      // [V, K] of this thread: += inputs of the head, by target and draw
+  int block_tokens;      // tokens that a block runs through one stage before the next, at least 1
+  uint64_t* totals;      // [P, T], or null: sums over the vocabulary of 2^(31 + (logit + 128) / 16)
+  int8_t* hits;          // [P, T], with totals: the targets' logits
+  const int8_t* inputs;  // [P, T, inputs]
+  const int32_t* features;  // [P, T, indices] in -1 .. rows - 1
+  const int32_t* values;    // [N, T], or null: in place of the pairs' score differences
+  void* const* outputs;     // [outputs]: int8 or int32 [P, T, size]; or null
 };
 
 // The votes of one leaf: Z [rows, cols] int32 += over pairs first .. last - 1.
@@ -118,6 +159,11 @@ struct VoteJob {
   int64_t a_at;           // first byte of A in the slice; -1: a vector's own products
   const int32_t* tokens;  // [2 N, T], of an embedding
   int tokens_per_member;
+  // Of features: [2 N, T, indices], where the operation's lists begin, and whether their noise is
+  // on the nodes.
+  const int32_t* features;
+  int indices, lists, active;
+  bool nodes;
 };
 
 // One instruction set's kernels. `peak` runs its dot product on registers, as a limit to measure

@@ -164,9 +164,8 @@ struct PortableIsa {
     tile_by<PortableIsa>(w, x, words, noise, by, out);
   }
 
-  // Low-rank term, division, clip; four outputs to a word: out[w][m] holds outputs 4w .. 4w + 3.
-  static void finish(int32_t (*acc)[kLanes], const LowRank& noise, const Scale& by,
-                     uint32_t (*out)[kLanes]) {
+  // The noise of a tile, added to its sums.
+  static void add_noise(int32_t (*acc)[kLanes], const LowRank& noise) {
     for (int o = 0; o < kTile; ++o)
       for (int half = 0; noise.rank && half < kLanes; half += kPairs) {
         alignas(64) uint32_t sum[kPairs] = {};
@@ -187,6 +186,12 @@ struct PortableIsa {
         acc[o][m] = wrapping_sum(acc[o][m], turned);
         acc[o][m + kPairs] = wrapping_sum(acc[o][m + kPairs], -turned);
       }
+  }
+
+  // Noise, division, clip; four outputs to a word: out[w][m] holds outputs 4w .. 4w + 3.
+  static void finish(int32_t (*acc)[kLanes], const LowRank& noise, const Scale& by,
+                     uint32_t (*out)[kLanes]) {
+    add_noise(acc, noise);
     for (int w = 0; w < kTile / 4; ++w) {
       for (int m = 0; m < kLanes; ++m) out[w][m] = 0;
       for (int j = 0; j < 4; ++j) {

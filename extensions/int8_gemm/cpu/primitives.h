@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -58,54 +59,93 @@ void allocate(std::vector<mx::array>& outputs) {
 }
 
 // What an evaluation gives beside the new state.
-enum class Output { scores, logits, likelihoods };
+enum class Output { scores, logits, likelihoods, outputs };
+
+// The arrays of an evaluation: five that there always are, and where the others stand, or -1.
+struct Arrays {
+  std::vector<mx::array> in;  // packed, table, tokens, targets, state
+  int starts = -1, inputs = -1, features = -1, signs = -1, draws = -1, values = -1;
+
+  int add(const mx::array& a) {
+    in.push_back(a);
+    return static_cast<int>(in.size()) - 1;
+  }
+};
+
+template <typename T>
+const T* data_of(const std::vector<mx::array>& in, int at) {
+  return at < 0 ? nullptr : in[static_cast<size_t>(at)].data<T>();
+}
+
+struct Options {
+  int threads, block_tokens, rank, shift;
+};
+
+Job job_of(const Program& program, const std::vector<mx::array>& in, const Arrays& where,
+           const Options& options) {
+  Job job{};
+  job.plan = program.plan();
+  job.weights = in[0].data<int8_t>();
+  job.noise = in[1].data<int8_t>();
+  job.tokens = in[2].data<int32_t>();
+  job.targets = in[3].data<int32_t>();
+  job.state_in = in[4].data<int8_t>();
+  job.starts = data_of<int32_t>(in, where.starts);
+  job.inputs = data_of<int8_t>(in, where.inputs);
+  job.features = data_of<int32_t>(in, where.features);
+  job.signs = data_of<int32_t>(in, where.signs);
+  job.draws = data_of<uint32_t>(in, where.draws);
+  job.values = data_of<int32_t>(in, where.values);
+  job.rank = options.rank;
+  job.shift = options.shift;
+  job.members = in[2].shape(0);
+  job.tokens_per_member = in[2].shape(1);
+  job.block_tokens = options.block_tokens;
+  return job;
+}
 
 class EvaluatePopulation : public CpuPrimitive {
  public:
-  EvaluatePopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads,
-                     int block_tokens, int rank, int shift, bool noise, Output output)
-      : CpuPrimitive(stream, std::move(program), threads),
-        block_tokens_(block_tokens),
-        rank_(rank),
-        shift_(shift),
-        noise_(noise),
-        output_(output) {}
+  EvaluatePopulation(mx::Stream stream, std::shared_ptr<Program> program, const Arrays& arrays,
+                     const Options& options, Output output, std::optional<Crediting> crediting)
+      : CpuPrimitive(stream, std::move(program), options.threads),
+        where_(arrays),
+        options_(options),
+        output_(output),
+        crediting_(std::move(crediting)) {
+    where_.in.clear();
+  }
 
   const char* name() const override { return "EvaluatePopulation"; }
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out);
-    Job job{};
-    job.plan = program_->plan();
-    job.weights = in[0].data<int8_t>();
-    job.noise = in[1].data<int8_t>();
-    job.tokens = in[2].data<int32_t>();
-    job.targets = in[3].data<int32_t>();
-    job.state_in = in[4].data<int8_t>();
-    job.starts = noise_ ? in[5].data<int32_t>() : nullptr;
-    job.rank = rank_;
-    job.shift = shift_;
-    if (output_ == Output::scores) job.scores = out[0].data<int16_t>();
-    if (output_ == Output::logits) job.logits = out[0].data<int8_t>();
+    Job job = job_of(*program_, in, where_, options_);
+    job.state_out = out[0].data<int8_t>();
+    if (output_ == Output::scores) job.scores = out[1].data<int16_t>();
+    if (output_ == Output::logits) job.logits = out[1].data<int8_t>();
     if (output_ == Output::likelihoods)
-      job.totals = out[0].data<uint64_t>(), job.hits = out[2].data<int8_t>();
-    job.state_out = out[1].data<int8_t>();
-    job.members = in[2].shape(0);
-    job.tokens_per_member = in[2].shape(1);
-    job.block_tokens = block_tokens_;
+      job.totals = out[1].data<uint64_t>(), job.hits = out[2].data<int8_t>();
+    auto crediting = std::make_shared<std::optional<Crediting>>(crediting_);
+    if (*crediting) noise_of_nodes(**crediting, job);
+    auto given = std::make_shared<std::vector<void*>>();
+    for (size_t i = 1; output_ == Output::outputs && i < out.size(); ++i)
+      given->push_back(out[i].data<void>());
+    if (output_ == Output::outputs) job.outputs = given->data();
     const Kernels& k = kernels();
     int64_t blocks = (job.members + kLanes - 1) / kLanes;
     auto pool = std::make_shared<ScratchPool>(k.block_bytes(job), blocks, threads_);
-    launch(in, out, [&k, job, blocks, pool, threads = threads_, keep = program_] {
+    launch(in, out, [&k, job, blocks, pool, crediting, given, threads = threads_, keep = program_] {
       parallel_for(blocks, threads,
                    [&](int64_t i, int thread) { k.block(job, i, pool->of(thread)); });
     });
   }
 
  private:
-  int block_tokens_, rank_, shift_;
-  bool noise_;
+  Arrays where_;
+  Options options_;
   Output output_;
+  std::optional<Crediting> crediting_;
 };
 
 mx::Shape shape_of(const Leaf& l) { return l.cols ? mx::Shape{l.rows, l.cols} : mx::Shape{l.rows}; }
@@ -197,18 +237,24 @@ class CountVotes : public CpuPrimitive {
 // Evaluation and votes in one: credit is a matter of the pair alone.
 class CreditPopulation : public CpuPrimitive {
  public:
-  CreditPopulation(mx::Stream stream, std::shared_ptr<Program> program, int threads,
-                   int block_tokens, int shift, const Crediting& crediting)
-      : CpuPrimitive(stream, std::move(program), threads),
-        block_tokens_(block_tokens),
-        shift_(shift),
-        crediting_(crediting) {}
+  CreditPopulation(mx::Stream stream, std::shared_ptr<Program> program, const Arrays& arrays,
+                   const Options& options, const Crediting& crediting)
+      : CpuPrimitive(stream, std::move(program), options.threads),
+        where_(arrays),
+        options_(options),
+        crediting_(crediting) {
+    where_.in.clear();
+  }
 
   const char* name() const override { return "CreditPopulation"; }
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out);
-    auto work = std::make_shared<CreditWork>(job_of(in, out), crediting_);
+    Job job = job_of(*program_, in, where_, options_);
+    job.state_out = out[0].data<int8_t>();
+    job.scores = out[1].data<int16_t>();
+    if (!job.plan.scored) std::memset(job.scores, 0, out[1].nbytes());
+    auto work = std::make_shared<CreditWork>(job, crediting_);
     const Kernels& k = kernels();
     int64_t blocks = (work->job.members + kLanes - 1) / kLanes;
     size_t head = static_cast<size_t>(work->readout) * sizeof(int32_t);
@@ -240,28 +286,8 @@ class CreditPopulation : public CpuPrimitive {
   }
 
  private:
-  // Inputs: packed, table, tokens, targets, state, starts, signs, draws.
-  Job job_of(const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
-    Job job{};
-    job.plan = program_->plan();
-    job.weights = in[0].data<int8_t>();
-    job.noise = in[1].data<int8_t>();
-    job.tokens = in[2].data<int32_t>();
-    job.targets = in[3].data<int32_t>();
-    job.state_in = in[4].data<int8_t>();
-    job.starts = in[5].data<int32_t>();
-    job.signs = in[6].data<int32_t>();
-    job.draws = in[7].data<uint32_t>();
-    job.shift = shift_;
-    job.scores = out[0].data<int16_t>();
-    job.state_out = out[1].data<int8_t>();
-    job.members = in[2].shape(0);
-    job.tokens_per_member = in[2].shape(1);
-    job.block_tokens = block_tokens_;
-    return job;
-  }
-
-  int block_tokens_, shift_;
+  Arrays where_;
+  Options options_;
   Crediting crediting_;
 };
 

@@ -19,6 +19,8 @@ struct Form {
   OpKind kind;
   size_t inputs;
   LeafForm leaf;
+  size_t numbers = 0;
+  bool writes = true;  // a register
 };
 
 constexpr Form kForms[] = {
@@ -30,7 +32,14 @@ constexpr Form kForms[] = {
     {"lookup", OpKind::lookup, 1, LeafForm::none},
     {"forget", OpKind::forget, 2, LeafForm::none},
     {"mix", OpKind::mix, 3, LeafForm::none},
-    {"score", OpKind::score, 1, LeafForm::matrix},
+    {"score", OpKind::score, 1, LeafForm::matrix, 0, false},
+    {"input", OpKind::input, 0, LeafForm::none},
+    {"features", OpKind::features, 0, LeafForm::embedding, 4},
+    {"bias", OpKind::bias, 1, LeafForm::vector},
+    {"relu", OpKind::relu, 1, LeafForm::none},
+    {"concat", OpKind::concat, 2, LeafForm::none},
+    {"output", OpKind::output, 1, LeafForm::none, 1, false},
+    {"sums", OpKind::sums, 1, LeafForm::matrix, 1, false},
 };
 
 void require(bool ok, const std::string& what) {
@@ -63,7 +72,8 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
                  int width, int vocabulary, int state_size,
                  const std::vector<std::vector<int>>& tables,
                  const std::vector<uint32_t>& mantissas,
-                 const std::vector<uint64_t>& log2_breakpoints)
+                 const std::vector<uint64_t>& log2_breakpoints, int inputs, int indices,
+                 const std::vector<OutputSpec>& outputs)
     : embedding_(leaves.size(), false), exact_mantissa_(mantissas), breakpoints_(log2_breakpoints) {
   int score_bits = log2_breakpoints.size() == 255 ? 8 : 4;
   require(mantissas.size() == 16 && log2_breakpoints.size() + 1 == size_t{1} << score_bits,
@@ -80,6 +90,8 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
     stages_.push_back({ops_[i].data(), static_cast<int>(ops_[i].size()), registers_[i].data(),
                        static_cast<int>(registers_[i].size()), std::get<2>(stages[i])});
   for (size_t i = 0; i < leaves.size(); ++i) add_leaf(leaves[i], embedding_[i]);
+  for (auto [size, wide] : outputs) outputs_.push_back({size, wide});
+  require(inputs >= 0 && inputs <= kSize && indices >= 0, "inputs or indices are out of range");
   plan_ = {stages_.data(),
            static_cast<int>(stages_.size()),
            leaves_.data(),
@@ -92,18 +104,29 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
            exp2_.data(),
            mantissa_.data(),
            exact_mantissa_.data(),
-           breakpoints_.data()};
+           breakpoints_.data(),
+           inputs,
+           indices,
+           outputs_.data(),
+           static_cast<int>(outputs_.size()),
+           false};
+  for (const auto& ops : ops_)
+    for (const Op& op : ops) plan_.scored |= op.kind == OpKind::score;
   for (const Stage& stage : stages_) check(stage);
   check_flow();
 }
 
 void Program::add_stage(const StageSpec& stage) {
   std::vector<Op> ops;
-  for (const auto& [name, out, in, leaf, table] : std::get<0>(stage)) {
+  for (const auto& [name, out, in, leaf, table, numbers] : std::get<0>(stage)) {
     const Form& form = form_of(name);
     require(in.size() == form.inputs, name + " takes " + std::to_string(form.inputs) + " inputs");
-    Op op{form.kind, out, {-1, -1, -1}, leaf, table};
+    require(numbers.size() == form.numbers, name + " has the wrong numbers");
+    Op op{form.kind, out, {-1, -1, -1}, leaf, table, 0, 0, 0, 0, 0};
     std::copy(in.begin(), in.end(), op.in);
+    if (form.numbers == 1) op.place = numbers[0];
+    if (form.numbers == 4)
+      op.lists = numbers[0], op.active = numbers[1], op.first = numbers[2], op.shift = numbers[3];
     require(
         leaf < static_cast<int>(embedding_.size()) && (leaf < 0) == (form.leaf == LeafForm::none),
         name + " has the wrong leaf");
@@ -139,22 +162,57 @@ void Program::check(const Stage& stage) const {
 void Program::check(const Op& op, const Stage& stage) const {
   const Form& form = form_of(op.kind);
   bool matrix = form.leaf == LeafForm::matrix || form.leaf == LeafForm::embedding;
-  bool vector = form.leaf == LeafForm::vector;
   require(op.out >= 0 && op.out < stage.register_count, "an output register is out of range");
   int size = stage.registers[op.out];
+  bool other_size = matrix || op.kind == OpKind::concat;
   for (size_t i = 0; i < form.inputs; ++i) {
     int in = op.in[i];
     require(in >= 0 && in < stage.register_count, "an input register is out of range");
-    require(matrix || stage.registers[in] == size, "registers of one operation differ in size");
-    require(!matrix || in != op.out || op.kind == OpKind::score, "a product cannot be in place");
+    if (!form.writes) continue;
+    require(other_size || stage.registers[in] == size, "registers of one operation differ in size");
+    require(!other_size || in != op.out, form.name + std::string(" cannot be in place"));
   }
   if (op.kind == OpKind::lookup)
     require(op.table >= 0 && (op.table + 1) * 256 <= static_cast<int>(tables_.size()),
             "a lookup table is missing");
-  if (op.leaf < 0) return;
+  check_rows(op, stage);
+  if (op.leaf >= 0) check_leaf(op, stage);
+}
+
+// What comes from the caller's rows, or goes to the caller.
+void Program::check_rows(const Op& op, const Stage& stage) const {
+  int size = stage.registers[op.out];
+  if (op.kind == OpKind::input)
+    require(size == plan_.inputs, "input writes a register of the row's size");
+  if (op.kind == OpKind::concat)
+    require(stage.registers[op.in[0]] + stage.registers[op.in[1]] == size,
+            "concat writes a register of both sizes");
+  if (op.kind == OpKind::features)
+    require(op.lists >= 1 && op.lists <= kLists && op.active >= 1 && op.active <= kActive &&
+                op.first >= 0 && op.first <= plan_.indices - op.lists * op.active &&
+                op.shift >= 0 && op.shift < 8,
+            "features: numbers are out of range");
+  if (op.kind != OpKind::output && op.kind != OpKind::sums) return;
+  require(op.place >= 0 && op.place < plan_.output_count, "an output is out of range");
+  const OutputForm& form = plan_.outputs[op.place];
+  require(form.wide == (op.kind == OpKind::sums), "an output has the wrong type");
+  require(form.size == (form.wide ? plan_.leaves[op.leaf].rows : stage.registers[op.in[0]]),
+          "an output has the wrong size");
+}
+
+void Program::check_leaf(const Op& op, const Stage& stage) const {
+  LeafForm form = form_of(op.kind).leaf;
   const Leaf& leaf = plan_.leaves[op.leaf];
-  require((leaf.cols > 0) == matrix, "a leaf's shape does not fit its operation");
-  if (vector) require(leaf.rows == size, "a vector's size differs from its register's");
+  int size = stage.registers[op.out];
+  require((leaf.cols > 0) == (form != LeafForm::vector),
+          "a leaf's shape does not fit its operation");
+  if (form == LeafForm::vector)
+    require(leaf.rows == size, "a vector's size differs from its register's");
+  if (op.kind == OpKind::features)
+    require(int64_t{op.lists} * leaf.cols == size && int64_t{op.lists - 1} * leaf.cols <= leaf.rows,
+            "features: their lists do not fit the leaf and its noise");
+  if (op.kind == OpKind::sums)
+    require(leaf.cols == stage.registers[op.in[0]], "a matrix does not fit");
   if (op.kind == OpKind::linear)
     require(leaf.rows == size && leaf.cols == stage.registers[op.in[0]], "a matrix does not fit");
   if (op.kind == OpKind::score)
@@ -166,7 +224,7 @@ void Program::check(const Op& op, const Stage& stage) const {
 // Registers hold values when they are read: x from the stage before, s where there is a state, and
 // the others once an operation has written them.
 void Program::check_flow() const {
-  std::vector<bool> used(leaves_.size(), false);
+  std::vector<bool> used(leaves_.size(), false), given(outputs_.size(), false);
   int state = 0, scores = 0;
   for (size_t i = 0; i < stages_.size(); ++i) {
     const Stage& stage = stages_[i];
@@ -183,14 +241,18 @@ void Program::check_flow() const {
         used[static_cast<size_t>(op.leaf)] = true;
       }
       require(op.kind != OpKind::score || last, "the score is in the last stage");
-      if (op.kind == OpKind::score)
-        ++scores;
-      else
-        written[op.out] = true;
+      scores += op.kind == OpKind::score;
+      if (op.kind == OpKind::output || op.kind == OpKind::sums) {
+        require(!given[static_cast<size_t>(op.place)], "two operations have one output");
+        given[static_cast<size_t>(op.place)] = true;
+      }
+      if (form_of(op.kind).writes) written[op.out] = true;
     }
     require(last || written[0], "a stage does not write x");
   }
-  require(scores == 1, "a program has one score");
+  require(scores == plan_.scored && (scores || !given.empty()),
+          "a program has one score or outputs");
+  require(std::find(given.begin(), given.end(), false) == given.end(), "an output is never given");
   require(state == plan_.state_size, "state_size is not that of the stages");
 }
 

@@ -10,12 +10,14 @@
 
 namespace eggroll {
 
-// (name of the operation, out, inputs, leaf or -1, table)
-using OpSpec = std::tuple<std::string, int, std::vector<int>, int, int>;
+// (name of the operation, out, inputs, leaf or -1, table, numbers as in stage.py)
+using OpSpec = std::tuple<std::string, int, std::vector<int>, int, int, std::vector<int>>;
 // (operations, register sizes, state offset or -1)
 using StageSpec = std::tuple<std::vector<OpSpec>, std::vector<int>, int>;
 // (rows, cols), cols 0 for a vector
 using LeafSpec = std::pair<int, int>;
+// (size, whether it is int32)
+using OutputSpec = std::pair<int, bool>;
 
 // Names of the operations that Block::run has.
 std::vector<std::string> operations();
@@ -26,7 +28,8 @@ class Program {
  public:
   Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpec>& leaves, int width,
           int vocabulary, int state_size, const std::vector<std::vector<int>>& tables,
-          const std::vector<uint32_t>& mantissas, const std::vector<uint64_t>& log2_breakpoints);
+          const std::vector<uint32_t>& mantissas, const std::vector<uint64_t>& log2_breakpoints,
+          int inputs = 0, int indices = 0, const std::vector<OutputSpec>& outputs = {});
 
   const Plan& plan() const { return plan_; }
 
@@ -41,12 +44,15 @@ class Program {
   void add_leaf(const LeafSpec& leaf, bool embedding);
   void check(const Stage& stage) const;
   void check(const Op& op, const Stage& stage) const;
+  void check_leaf(const Op& op, const Stage& stage) const;
+  void check_rows(const Op& op, const Stage& stage) const;
   void check_flow() const;
 
   std::vector<std::vector<Op>> ops_;
   std::vector<std::vector<int>> registers_;
   std::vector<Stage> stages_;
   std::vector<Leaf> leaves_;
+  std::vector<OutputForm> outputs_;
   std::vector<bool> embedding_;
   std::vector<int8_t> tables_;
   std::vector<uint32_t> exact_mantissa_, mantissa_;

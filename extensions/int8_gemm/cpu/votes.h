@@ -171,6 +171,26 @@ struct CreditVotes {
       }
   }
 
+  // Rows of features: those that were active, in every list with noise of its own.
+  void features(int64_t first, int64_t last, int32_t* z) const {
+    for (int64_t p = first; p < last; ++p)
+      for (int t = 0; t < job.tokens_per_member; ++t) {
+        int c = job.credits[p * job.credit_stride + t];
+        if (!c) continue;
+        const int32_t* row = job.features + (2 * p * job.tokens_per_member + t) * job.indices;
+        for (int i = 0; i < job.lists * job.active; ++i)
+          if (row[i] >= 0) feature(row[i], i / job.active, c, slice(p), z);
+      }
+  }
+
+  void feature(int index, int list, int c, const int8_t* slice, int32_t* z) const {
+    int cols = job.leaf.cols;
+    if (!job.nodes) c = clip((c * slice[cols + index]) >> 4);
+    const int8_t* __restrict b = slice + (job.nodes ? list * cols : 0);
+    int32_t* __restrict to = z + int64_t{index} * cols;
+    for (int k = 0; k < cols; ++k) to[k] = wrapping_sum(to[k], c * b[k]);
+  }
+
   void scalar(int64_t first, int64_t last, int32_t* __restrict z) const {
     for (int64_t p = first; p < last; ++p) {
       const int8_t* __restrict n = slice(p) + (job.a_at < 0 ? 0 : job.a_at);
@@ -183,7 +203,13 @@ struct CreditVotes {
   }
 };
 
+// Whether votes are added up where they go, without memory of their own.
+static bool in_place(CreditKind kind) {
+  return kind == CreditKind::tokens || kind == CreditKind::features || kind == CreditKind::scalar;
+}
+
 static size_t vote_bytes(const VoteJob& job) {
+  if (in_place(job.kind)) return 0;
   Arena arena{nullptr};
   Votes sizing(job, arena);
   return arena.used;
@@ -191,6 +217,7 @@ static size_t vote_bytes(const VoteJob& job) {
 
 static void vote(const VoteJob& job, int64_t first, int64_t last, int32_t* z, void* scratch) {
   if (job.kind == CreditKind::tokens) return CreditVotes{job}.tokens(first, last, z);
+  if (job.kind == CreditKind::features) return CreditVotes{job}.features(first, last, z);
   if (job.kind == CreditKind::scalar) return CreditVotes{job}.scalar(first, last, z);
   Arena arena{static_cast<char*>(scratch)};
   Votes votes(job, arena);

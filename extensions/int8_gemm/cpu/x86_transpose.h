@@ -17,8 +17,8 @@ static inline void transpose_sse2(const int8_t* const* src, int8_t* dst) {
 // dst[w * stride + p] = the w-th word of row src[p], for p = 0..15 and w < words.
 static inline void transpose_words_sse2(const int8_t* const* src, int words, uint32_t* dst,
                                         int stride) {
-  int w = 0;
-  for (; w + 4 <= words; w += 4, dst += 4 * stride)
+  int w = 0, whole = words & ~3;
+  for (; w < whole; w += 4, dst += 4 * stride)
     for (int p = 0; p < 16; p += 4) {
       __m128i r[4];
       for (int i = 0; i < 4; ++i)

@@ -1,0 +1,235 @@
+"""Trained language models in Python: logits, losses and samples; `load` reads those of a run.
+
+Letters: S streams, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from eggroll import checkpoint, cli, engines, generate
+from eggroll.config import Config
+from eggroll.data.tokens import token_ids
+from eggroll.engines import Engine
+from eggroll.errors import InputError
+from eggroll.generate import MARK
+from eggroll.population import model_loss
+from eggroll.program import Leaves, Program
+from eggroll.runlog import CHECKPOINT
+
+BLOCK = 64  # tokens of a stream that a loss reads at a time
+
+
+class LanguageModel:
+    """A network that predicts the next token, unperturbed.
+
+    Tokens are ids 0..V-1; of text they are bytes, V = 256. Token 0 is the mark that begins a
+    document: the network's state is zero where a stream begins, and zeroed again at every mark. All
+    results are the same bits on every engine and machine.
+
+    config: options of its run; step: updates made.
+    """
+
+    def __init__(self, config: Config, engine: Engine, weights: Leaves, step: int) -> None:
+        self.config, self.step = config, step
+        self._engine, self._weights = engine, weights
+        self._prepared: Any = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<LanguageModel: {self.config.network_words}, vocabulary {self.vocabulary}, "
+            f"{self.step} updates>"
+        )
+
+    @property
+    def program(self) -> Program:
+        """The network's declaration."""
+        return self._engine.program
+
+    @property
+    def vocabulary(self) -> int:
+        """V, the number of tokens."""
+        return self.program.vocabulary
+
+    @property
+    def weights(self) -> dict[str, NDArray[np.int8]]:
+        """Copies of the leaves, in declared order: name -> int8, in Q4 (16 stands for 1.0)."""
+        return {name: np.array(leaf) for name, leaf in self._weights.items()}
+
+    @property
+    def signature(self) -> str:
+        """Sha256, hex, of all weights, as `python -m eggroll.train` prints it."""
+        return checkpoint.signature(self._weights)
+
+    def tokens(self, text: str) -> NDArray[np.int32]:
+        """The mark, then the tokens of a text: its bytes in UTF-8, or its numbers ("1 2 3").
+
+        Raises:
+            InputError: a word is no number below V where tokens are numbers.
+        """
+        return np.array([MARK, *self._prompt(text)], np.int32)
+
+    def logits(self, tokens: ArrayLike | str) -> NDArray[np.int8]:
+        """Logits of the next token after each of these, in Q4: 16 stand for one bit.
+
+        tokens: integers [T] or [S, T], or a text. The probability of token v after token t is
+        2^(logits[t, v] / 16), divided by the sum of that over v.
+        Returns int8 [T, V] or [S, T, V].
+
+        Raises:
+            InputError: the tokens are of another shape or type, or outside 0..V-1.
+        """
+        rows, single = self._rows(tokens)
+        state = mx.zeros((len(rows), self.program.state_size), mx.int8)
+        found = np.empty((*rows.shape, self.vocabulary), np.int8)
+        for t in range(rows.shape[1]):
+            logits, state = self._engine.logits(self._ready(), mx.array(rows[:, t]), state)
+            mx.eval(logits, state)
+            found[:, t] = np.array(logits)
+        return found[0] if single else found
+
+    def loss(self, tokens: ArrayLike | str) -> float:
+        """Exact cross-entropy in bits per token, of every token but the first of each stream.
+
+        tokens: integers [T] or [S, T] with T > 1, or a text, all of whose tokens are predicted, as
+        a mark stands before them. Validation is the same figure.
+
+        Raises:
+            InputError: the tokens are of another shape or type, outside 0..V-1, or too few.
+        """
+        rows, _ = self._rows(tokens)
+        if rows.shape[1] < 2:
+            raise InputError(
+                f"tokens is {list(rows.shape)}: two or more are needed in a row, as each is "
+                "predicted from those before it."
+            )
+        inputs, targets = rows[:, :-1], rows[:, 1:]
+        cuts = (slice(i, i + BLOCK) for i in range(0, inputs.shape[1], BLOCK))
+        batches = ((inputs[:, cut], targets[:, cut]) for cut in cuts)
+        return model_loss(self._engine, self._weights, batches)
+
+    def sample(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 512,
+        temperature: float | None = None,
+        seed: int = 0,
+    ) -> str:
+        """A text: the prompt and so many tokens after it, as `python -m eggroll.generate` has it.
+
+        prompt: text, or numbers such as "1 2 3" where tokens are numbers; temperature: 1 draws from
+        the network's own probabilities, below 1 likely tokens get likelier, 0 takes the likeliest;
+        None: 0.6 for text, 0.1 for count.
+
+        Raises:
+            InputError: an argument is of another type or out of its range.
+        """
+        drawn = _options(tokens, temperature, seed)
+        model = generate.model_of(self.config, self._engine, self._weights)
+        pieces = generate.text(
+            model, self._prompt(prompt),
+            tokens=drawn.tokens, seed=drawn.seed, temperature=drawn.temperature,
+        )  # fmt: skip
+        return "".join(pieces)[:-1]  # without the line's end
+
+    def sample_tokens(
+        self,
+        prompt: ArrayLike = (),
+        *,
+        tokens: int = 512,
+        samples: int = 1,
+        temperature: float | None = None,
+        seed: int = 0,
+    ) -> NDArray[np.int32]:
+        """Several continuations of one prompt, each with random numbers of its own.
+
+        prompt: integers [T], to which a mark is put in front, or none; temperature, seed: as of
+        `sample`. Sample 0 is the one that `sample` draws.
+        Returns int32 [samples, tokens], without the prompt.
+
+        Raises:
+            InputError: an argument is of another shape or type, or out of its range.
+        """
+        drawn = _options(tokens, temperature, seed)
+        wide = _whole("samples", samples, 1, 1 << 20)
+        begin: Sequence[int] = ()
+        if np.size(np.asarray(prompt, dtype=object)):
+            begin = token_ids(prompt, self.vocabulary, "prompt", shape="[n]").tolist()
+        usual = generate.usual_temperature(self.config.data)
+        stream = generate.sample(
+            self._engine, self._weights, begin, samples=wide, seed=drawn.seed,
+            temperature=usual if drawn.temperature is None else drawn.temperature,
+        )  # fmt: skip
+        return np.stack([next(stream) for _ in range(drawn.tokens)], axis=1)
+
+    def _prompt(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise InputError(
+                f"a text is needed, not {type(text).__name__} {text!r:.60}: give a str, or tokens "
+                "to sample_tokens."
+            )
+        return generate.prompt_tokens(text, self.vocabulary, self.config.numbers, "the text")
+
+    def _rows(self, tokens: ArrayLike | str) -> tuple[NDArray[np.int32], bool]:
+        """Tokens [S, T] int32, and whether they were given as [T]."""
+        given = self.tokens(tokens) if isinstance(tokens, str) else tokens
+        array = token_ids(given, self.vocabulary, "tokens")
+        return np.atleast_2d(array).astype(np.int32, order="C"), array.ndim == 1
+
+    def _ready(self) -> Any:
+        """The weights in the engine's own layout, made once."""
+        if self._prepared is None:
+            self._prepared = self._engine.prepare(self._weights)
+        return self._prepared
+
+
+def load(path: str | os.PathLike[str], *, engine: str = "auto", threads: int = 0) -> LanguageModel:
+    """The model of a run: of its folder, or of a checkpoint file.
+
+    engine: auto, portable, cpu, metal or cuda; threads: on a CPU, 0 takes all cores.
+
+    Raises:
+        InputError: there is no sound checkpoint of eggroll.train, or the engine cannot run here.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(
+            f"{path!r:.60} is no path: give the folder of a run as a str or a Path, as in "
+            "load('runs/stdlib-000')."
+        )
+    where = Path(path).expanduser()
+    kept = checkpoint.load(where if where.is_file() else where / CHECKPOINT)
+    chosen, _ = engines.choose(engine, kept.config.program(), _whole("threads", threads, 0, 1024))
+    return LanguageModel(kept.config, chosen, kept.weights, kept.step)
+
+
+def _options(tokens: Any, temperature: Any, seed: Any) -> generate.Options:
+    """Options of a sample, checked as those of the command."""
+    if temperature is not None and not isinstance(temperature, int | float | np.floating):
+        raise InputError(f"temperature is {temperature!r:.60}: a number from 0 to 100 is needed.")
+    options = generate.Options(
+        tokens=_whole("tokens", tokens, 1, 1 << 20),
+        temperature=None if temperature is None else float(temperature),
+        seed=_whole("seed", seed, 0, (1 << 63) - 1),
+    )
+    cli.check_ranges(options)
+    return options
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> int:
+    """A whole number, of Python's or NumPy's.
+
+    Raises:
+        InputError: it is none, or out of range.
+    """
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or not low <= value <= high:
+        raise InputError(f"{name} is {value!r:.60}: a whole number from {low} to {high} is needed.")
+    return int(value)

@@ -1,0 +1,153 @@
+"""The training loop and the command `python -m eggroll.train`. What stands before it is in run.py.
+
+Letters: P members, T tokens of a stream per update.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from eggroll import checkpoint, cli, closing, options, runlog
+from eggroll.checkpoint import signature
+from eggroll.config import Config
+from eggroll.generate import Decoder, sample, usual_temperature
+from eggroll.run import Run, open_run, unit
+
+SAMPLES = 4
+EXAMPLES = (
+    ("--recipe language", "learn Python's source text by token credit, in a minute or two"),
+    ("--data book.txt --steps 5000 --out runs/book", "learn a text of your own"),
+)
+
+
+# Is told every line of metrics; if it returns True, the run stops after this update.
+Callback = Callable[[runlog.Row], object]
+
+
+class Result(NamedTuple):
+    """The end of a run; val_loss in bits per token, None where the last step has none."""
+
+    folder: Path | None  # None if nothing was written
+    step: int
+    signature: str
+    val_loss: float | None
+    resume_hint: str  # empty unless the run was interrupted
+
+
+def train(config: Config) -> Result:
+    """Trains from the start, or from the checkpoint in `config.resume`, up to `config.steps`.
+
+    Raises:
+        InputError: bad input or environment; what was on the disk before is intact.
+    """
+    with ExitStack() as stack:
+        return complete(open_run(config, stack), stack)
+
+
+def complete(
+    run: Run, stack: ExitStack, callbacks: Sequence[Callback] = (), *, show: bool = True
+) -> Result:
+    """Makes the updates that a run has left: the training loop, of eggroll.adamw as well.
+
+    callbacks: told every line of metrics, after the file and the screen; show: whether there is a
+    screen.
+    """
+    told, saves = list(callbacks), [run.save]
+    if show:
+        display = runlog.Display(run.step, run.config.steps, unit(run.config), run.legend)
+        told.insert(0, stack.enter_context(display).update)
+    if run.folder:
+        metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), run.step))
+        told.insert(0, metrics.append)
+        saves.insert(0, metrics.sync)
+    stop = stack.enter_context(cli.Stop(f"the last checkpoint stays: {run.resume_hint()}"))
+    asked = ended = False
+    while run.step < run.config.steps and not (asked or ended):
+        row = run.update()
+        if run.due(run.config.validate_every):
+            row |= run.validation()
+        answers = [tell(row) for tell in told]  # all of them, whichever wants to stop
+        ended = any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
+        asked = stop.asked  # once, as a signal may come between two looks
+        if asked or ended or run.due(run.config.checkpoint_every):
+            for save in saves:
+                save()
+    left = ""
+    if run.step == run.config.steps:
+        if show:
+            display.close()
+        finish(run, show)
+    elif asked:
+        left = f"Interrupted after update {run.step} of {run.config.steps}; {run.resume_hint()}"
+    folder = run.folder.path if run.folder else None
+    return Result(folder, run.step, signature(run.weights), run.val_loss, left)
+
+
+def finish(run: Run, show: bool) -> None:
+    """Samples, curves and the last words of a run that has made all its updates."""
+    loss = run.validation()["val_loss"] if run.val_loss is None else run.val_loss
+    folder = run.folder.path if run.folder else None
+    if folder and run.config.sample_tokens:
+        runlog.write_whole(run.path(runlog.SAMPLES), samples(run).encode())
+    if folder and runlog.read_lines(run.path(runlog.METRICS)):
+        from eggroll import plot  # here, as matplotlib is slow to import
+
+        plot.curves(folder)
+    if show:
+        print(closing.last_words(folder, run.config, loss, run.corpus, run.command))
+
+
+def samples(run: Run) -> str:
+    """Continuations of the document mark, side by side from one seed."""
+    config = run.config
+    temperature = usual_temperature(config.data)
+    drawn = sample(
+        run.engine, run.weights, samples=SAMPLES, seed=config.seed, temperature=temperature
+    )
+    tokens = list(itertools.islice(drawn, config.sample_tokens))
+    parts = []
+    for i in range(SAMPLES):
+        decode = Decoder(config.numbers)
+        text = "".join(decode(int(token[i])) for token in tokens) + decode.end()
+        heading = f"temperature {temperature}, seed {config.seed}, sample {i + 1}"
+        parts.append(f"=== update {run.step}, {heading} ===\n{text}")
+    return "\n".join(parts)
+
+
+def options_from(argv: Sequence[str]) -> Config:
+    """The options of the command line; see options.from_command_line."""
+    about = "Trains an int8 recurrent language model by evolution strategies, without gradients."
+    return options.from_command_line(
+        Config, argv, command="train", about=about, examples=EXAMPLES,
+        resumed=lambda folder: checkpoint.load(Path(folder) / runlog.CHECKPOINT).config,
+    )  # fmt: skip
+
+
+def command(words: Sequence[str], trained: Callable[[Sequence[str]], Result]) -> int:
+    """Runs `trained` on the words of a command line; returns the exit code."""
+
+    def work() -> int:
+        result = trained(words)
+        if result.resume_hint:
+            raise KeyboardInterrupt(result.resume_hint)
+        print(f"signature: {result.signature}")
+        return cli.DONE
+
+    return cli.run(work)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of eggroll.train; returns its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    return command(words, lambda words: train(options_from(words)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

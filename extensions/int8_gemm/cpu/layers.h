@@ -1,0 +1,223 @@
+// The operations of one stage on a block's registers, but for the score, and the recurrent state. A
+// part of block.h, which includes it.
+
+struct Layers : Members {
+  Arena arena;
+  uint32_t* x;  // [T][D/4][32]: activations passed between stages
+  uint32_t* registers[kRegisters];
+  Isa::Prepared* prepared[kRegisters];
+  bool ready[kRegisters];
+  const Stage* stage;
+  LeafNoise noise[kOps];  // of the stage's operations
+  Tape tape;
+  Features features;
+  uint32_t* swapped;  // a vector or a row of noise as one token has it
+  alignas(64) uint32_t minus[kPairs];
+  int32_t (*xb)[kLanes];  // [r]: signed x.B
+  alignas(64) uint32_t tile[kTile / 4][kLanes];
+
+  Layers(const Job& j, int64_t block, void* scratch)
+      : Members{j, block * kLanes},
+        arena{static_cast<char*>(scratch)},
+        tape(*this, arena),
+        features(*this, arena) {}
+
+  LeafNoise& of(const Op& op) { return noise[&op - stage->ops]; }
+
+  // ---- a stage -------------------------------------------------------------------------------
+
+  // The two halves of every word row, exchanged for the pairs whose noise is turned at token t.
+  const uint32_t* turn(const Op& op, const uint32_t* from, int words, int t) {
+    turned(op.leaf, t, minus);
+    for (int w = 0; w < words; ++w, from += kLanes)
+      for (int p = 0; p < kPairs; ++p) {
+        uint32_t swap = (from[p] ^ from[p + kPairs]) & minus[p];
+        swapped[w * kLanes + p] = from[p] ^ swap;
+        swapped[w * kLanes + p + kPairs] = from[p + kPairs] ^ swap;
+      }
+    return swapped;
+  }
+
+  const int8_t* vector(const Op& op, int n, int t) {
+    if (!nodes() || silent(op)) return of(op).vector;
+    const uint32_t* plain = reinterpret_cast<const uint32_t*>(of(op).vector);
+    return reinterpret_cast<const int8_t*>(turn(op, plain, words_of(n), t));
+  }
+
+  void open_stage() {
+    for (int i = 0; i < stage->register_count; ++i) {
+      int words = tiles_of(stage->registers[i]) * (kTile / 4);
+      if (i > 0) registers[i] = arena.take<uint32_t>(static_cast<size_t>(words) * kLanes);
+      prepared[i] = arena.take<Isa::Prepared>(Isa::prepared_size(words));
+    }
+    for (int i = 0; i < stage->op_count; ++i)
+      if (stage->ops[i].leaf >= 0) noise[i] = Loader(*this, arena).load(stage->ops[i]);
+  }
+
+  // ---- recurrent state -----------------------------------------------------------------------
+
+  void load_state(const int8_t* from) {
+    if (stage->state < 0) return;
+    const int8_t* src[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane)
+      src[lane] = from + clamped(lane) * job.plan.state_size + stage->state;
+    gather(src, job.plan.width, registers[1]);
+  }
+
+  void store_state() {
+    if (stage->state < 0) return;
+    scatter_to(job.state_out + stage->state, job.plan.state_size, job.plan.width, registers[1]);
+  }
+
+  // Words to every member's row, which lie `stride` bytes apart.
+  void scatter_to(int8_t* to, int64_t stride, int n, const uint32_t* words) {
+    int8_t* dst[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane)
+      dst[lane] = member(lane) < job.members ? to + member(lane) * stride : nullptr;
+    scatter(words, n, dst);
+  }
+
+  // The document mark 0 zeroes a member's state.
+  void restart(int t) {
+    if (stage->state < 0) return;
+    uint32_t keep[kLanes], all = ~0u;
+    for (int m = 0; m < kLanes; ++m) all &= keep[m] = token(job.tokens, m, t) ? ~0u : 0u;
+    if (all) return;
+    for (int w = 0; w < words_of(job.plan.width); ++w)
+      for (int m = 0; m < kLanes; ++m) registers[1][w * kLanes + m] &= keep[m];
+  }
+
+  // ---- operations ----------------------------------------------------------------------------
+
+  int8_t* bytes(int reg) { return reinterpret_cast<int8_t*>(registers[reg]); }
+
+  Isa::Prepared* prepare(int reg, int n) {
+    if (!ready[reg]) Isa::prepare(registers[reg], words_of(n), prepared[reg]);
+    ready[reg] = true;
+    return prepared[reg];
+  }
+
+  void embed(const Op& op, int t) {
+    const Leaf& leaf = job.plan.leaves[op.leaf];
+    int words = words_of(leaf.cols), r = rank();
+    const int8_t* row[kLanes];
+    for (int m = 0; m < kLanes; ++m)
+      row[m] =
+          job.weights + leaf.offset + static_cast<int64_t>(token(job.tokens, m, t)) * words * 4;
+    Isa::transpose_words(row, words, registers[op.out], kLanes);
+    Isa::transpose_words(row + kPairs, words, registers[op.out] + kPairs, kLanes);
+    if (r) embed_noise(op, t, words);
+    row_noise(op, t, words);
+  }
+
+  // Adds noise that is on the outputs of an embedding or of features.
+  void row_noise(const Op& op, int t, int words) {
+    if (!nodes() || silent(op)) return;
+    const int8_t* noise = reinterpret_cast<const int8_t*>(turn(op, of(op).row, words, t));
+    Isa::add(bytes(op.out), noise, words * 4 * kLanes, bytes(op.out));
+  }
+
+  void input(const Op& op, int n, int t) {
+    const int8_t* src[kLanes];
+    for (int m = 0; m < kLanes; ++m)
+      src[m] = job.inputs + (clamped(m) * job.tokens_per_member + t) * n;
+    gather(src, n, registers[op.out]);
+    at_least(bytes(op.out), -127, words_of(n) * 4 * kLanes, bytes(op.out));
+  }
+
+  void embed_noise(const Op& op, int t, int words) {
+    int r = job.rank, d = job.plan.leaves[op.leaf].cols;
+    for (int m = 0; m < kLanes; ++m) {
+      const int8_t* a = slice(op.leaf, m % kPairs) + r * d;
+      a += static_cast<int64_t>(token(job.tokens, m, t)) * r;
+      for (int j = 0; j < r; ++j) xb[j][m] = m < kPairs ? a[j] : -a[j];
+    }
+    Isa::embed_noise(xb, of(op).raw, r, words, job.shift, registers[op.out]);
+  }
+
+  // x.B per lane and rank, negated on the minus lanes (where the sign of A would be).
+  void low_rank(const Op& op, const Isa::Prepared* x, int words, int t) {
+    size_t one = Isa::noise_size(words);
+    for (int j = 0; j < job.rank; ++j) {
+      Isa::lane_dot(x, of(op).b + one * j, words, xb[j]);
+      if (job.credit == Credit::weights && credited(op.leaf, CreditKind::inputs))
+        __builtin_memcpy(tape.projection[op.leaf] + t * kPairs, xb[j], kPairs * sizeof(int32_t));
+      for (int m = kPairs; m < kLanes; ++m)
+        xb[j][m] = static_cast<int32_t>(0u - static_cast<uint32_t>(xb[j][m]));
+    }
+  }
+
+  // The noise of one linear leaf at token t, for its first tile; its inputs are kept for credit.
+  inline __attribute__((always_inline)) LowRank open(const Op& op, const Isa::Prepared* x, int t) {
+    const Leaf& leaf = job.plan.leaves[op.leaf];
+    int words = words_of(leaf.cols), r = rank(), tiles = tiles_of(leaf.rows);
+    LowRank noise{xb,      of(op).a, static_cast<size_t>(tiles) * kTile * kPairs, r, job.shift,
+                  nullptr, minus};
+    if (r) low_rank(op, x, words, t);
+    if (nodes() && !silent(op)) {
+      noise.node = of(op).node;
+      turned(op.leaf, t, minus);
+    }
+    if (credited(op.leaf, CreditKind::inputs)) tape.keep(op.leaf, t, registers[op.in[0]], words);
+    return noise;
+  }
+
+  // Weights and noise of the tile after this one.
+  static const int8_t* next(const int8_t* w, int words, LowRank& noise) {
+    if (noise.a) noise.a += kTile * kPairs;
+    if (noise.node) noise.node += kTile * kPairs;
+    return w + kTile * sizeof(int32_t) + static_cast<size_t>(words) * kTile * 4;
+  }
+
+  // One linear leaf, tile by tile into `place(index)`, words [2][32]; `done(index)` follows each.
+  template <typename Place, typename Done>
+  void product(const Op& op, int t, Place place, Done done) {
+    const Leaf& leaf = job.plan.leaves[op.leaf];
+    int words = words_of(leaf.cols), tiles = tiles_of(leaf.rows);
+    const Isa::Prepared* x = prepare(op.in[0], leaf.cols);
+    Scale by = scale(leaf.cols);
+    LowRank noise = open(op, x, t);
+    const int8_t* w = job.weights + leaf.offset;
+    for (int i = 0; i < tiles; ++i) {
+      Isa::tile(w, x, words, noise, by, place(i));
+      w = next(w, words, noise);
+      done(i);
+    }
+  }
+
+  // The same, undivided and unclipped, to the caller.
+  void sums(const Op& op, int t) {
+    const Leaf& leaf = job.plan.leaves[op.leaf];
+    if (!job.outputs && !job.credit_kind) return;
+    int words = words_of(leaf.cols), tiles = job.outputs ? tiles_of(leaf.rows) : 0;
+    const Isa::Prepared* x = prepare(op.in[0], leaf.cols);
+    LowRank noise = open(op, x, t);
+    const int8_t* w = job.weights + leaf.offset;
+    for (int i = 0; i < tiles; ++i) {
+      alignas(64) int32_t acc[kTile][kLanes];
+      Isa::dot(w, x, words, acc);
+      PortableIsa::add_noise(acc, noise);
+      int first = i * kTile, count = leaf.rows - first < kTile ? leaf.rows - first : kTile;
+      for (int m = 0; m < kLanes; ++m) {
+        if (member(m) >= job.members) continue;
+        int32_t* to = static_cast<int32_t*>(job.outputs[op.place]) + first +
+                      (member(m) * job.tokens_per_member + t) * leaf.rows;
+        for (int o = 0; o < count; ++o) to[o] = acc[o][m];
+      }
+      w = next(w, words, noise);
+    }
+  }
+
+  void output(const Op& op, int t) {
+    if (!job.outputs) return;
+    int64_t n = stage->registers[op.in[0]];
+    scatter_to(static_cast<int8_t*>(job.outputs[op.place]) + t * n, n * job.tokens_per_member,
+               static_cast<int>(n), registers[op.in[0]]);
+  }
+
+  void linear(const Op& op, int t) {
+    using Words = uint32_t (*)[kLanes];
+    Words out = reinterpret_cast<Words>(registers[op.out]);
+    product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
+  }
+};

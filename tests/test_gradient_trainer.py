@@ -1,0 +1,176 @@
+"""GradientTrainer: any declared network in float, by the gradient of any loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from eggroll.baseline.gradient_trainer import GradientTrainer
+from eggroll.errors import InputError
+from eggroll.networks import egg, initial_weights, mlp, nnue
+from eggroll.program import Program
+
+
+def recurrent() -> Program:
+    """Remembers; two outputs."""
+    net = Program(width=8)
+    x, s = net.stage(state=True)
+    x = net.linear(net.input(2), "in", 8)
+    net.lookup(net.add(x, net.linear(s, "again", 8)), "tanh")
+    net.add(x, net.linear(s, "kept", 8), out=s)
+    net.output(net.linear(s, "out", 2), "value")
+    net.sums(s, "total", 1)
+    return net
+
+
+def int8(shape, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-127, 128, shape).astype(np.int8)
+
+
+def test_first_weights_are_those_of_the_int8_network():
+    trainer = GradientTrainer(mlp(3, [4], 2), seed=5)
+    for name, leaf in initial_weights(trainer.program, 5).items():
+        assert np.array_equal(np.array(trainer.weights[name]) * 16, np.array(leaf)), name
+
+
+def test_exclusive_or_is_learnt():
+    trainer = GradientTrainer(mlp(2, [8], 1), learning_rate=0.05, seed=1)
+    x = np.array([[-16, -16], [-16, 16], [16, -16], [16, 16]], np.int8)
+    wanted = np.array([[-2], [2], [2], [-2]], np.float32)
+    for _ in range(200):
+        trainer.tell_gradient(2 * (trainer.ask(x) - wanted))
+    assert trainer.step == 200
+    assert np.abs(trainer.model(x) - wanted).max() < 0.05
+
+
+def test_sums_of_features_are_learnt():
+    """The difference of the two lists' piece values."""
+    rng, errors = np.random.default_rng(0), []
+    features, worth = rng.integers(-1, 12, (256, 2, 4)), np.append(rng.normal(size=12), 0)
+    wanted = worth[features].sum(axis=-1) @ np.array([1.0, -1.0])
+    trainer = GradientTrainer(nnue(12, 8, 8, active=4), learning_rate=0.1)
+    for step in range(300):
+        trainer.learning_rate = 0.1 * (1 - step / 300)
+        error = trainer.ask(features=features[:, None])[:, 0, 0] - wanted
+        trainer.tell_gradient(2 * error[:, None, None] / 256)
+        errors.append(np.square(error).mean())
+    assert errors[-1] < 0.02 * wanted.var()
+
+
+def test_adam_moves_every_weight_by_the_rate_at_first():
+    """Its first update is the rate times the gradient's sign, whatever the loss's scale."""
+    trainer = GradientTrainer(mlp(3, [], 2), learning_rate=0.25)
+    before = {name: np.array(w) for name, w in trainer.weights.items()}
+    outputs = trainer.ask(int8((1, 3)) // 8)
+    assert np.abs(outputs).max() < 127 / 16, "a clip would stop the gradient"
+    trainer.tell_gradient(np.array([[1000.0, -1000.0]]))
+    moved = np.array(trainer.weights["layer0.bias"]) - before["layer0.bias"]
+    np.testing.assert_allclose(moved, [-0.25, 0.25], rtol=1e-5)
+    after = np.array(trainer.weights["layer0.bias"])
+    trainer.learning_rate = 0.0
+    trainer.ask(int8((1, 3)) // 8)
+    trainer.tell_gradient(np.array([[1000.0, -1000.0]]))
+    assert np.array_equal(np.array(trainer.weights["layer0.bias"]), after)
+
+
+def test_state_is_carried_where_asked_and_begins_anew():
+    x = int8((3, 4, 2))
+    for carry in (False, True):
+        trainer = GradientTrainer(recurrent(), carry=carry)
+        whole = trainer.ask(x)
+        assert {name: a.shape for name, a in whole.items()} == {
+            "value": (3, 4, 2),
+            "total": (3, 4, 1),
+        }
+        again = trainer.ask(x)
+        assert np.array_equal(whole["value"], again["value"]) != carry
+        anew = trainer.ask(x, begins=np.ones(3, bool))
+        assert np.array_equal(whole["value"], anew["value"])
+    model = trainer.model
+    parts = [model(x[:, t])["total"] for t in range(4)]
+    assert np.array_equal(np.stack(parts, axis=1), whole["total"])
+    with pytest.raises(InputError, match=r"2 readers follow 3, .* call reset\(\) first"):
+        model(x[:2, 0])
+    model.reset()
+    assert model(x[:2])["total"].shape == (2, 4, 1)
+
+
+def test_gradient_reaches_back_through_the_rows():
+    """The last row's loss moves what only the first row's input feeds."""
+    trainer = GradientTrainer(recurrent())
+    x = np.zeros((1, 5, 2), np.int8)
+    x[0, 0] = 40, -30
+    before, slopes = np.array(trainer.weights["in"]), np.zeros((1, 5, 1))
+    slopes[0, -1] = 1
+    trainer.ask(x)
+    trainer.tell_gradient({"total": slopes})
+    assert (np.array(trainer.weights["in"]) != before).any()
+
+
+def test_model_stays_as_it_was_and_calls_change_nothing():
+    x, told = int8((4, 3)), np.ones((4, 2))
+    trainers = [GradientTrainer(mlp(3, [4], 2)) for _ in range(2)]
+    for step, trainer in enumerate(trainers):
+        outputs = trainer.ask(x)
+        if step:
+            model = trainer.model
+            assert np.array_equal(model(x), outputs)
+            model(int8((9, 3), 1))
+        trainer.tell_gradient(told)
+    assert np.array_equal(model(x), outputs)
+    one, two = (trainer.weights for trainer in trainers)
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+    assert not np.array_equal(trainers[1].model(x), outputs)
+
+
+def tell(trainer: GradientTrainer, slopes) -> None:
+    trainer.ask(int8((4, 3)))
+    trainer.tell_gradient(slopes)
+
+
+WRONG = {
+    "tell before ask": (lambda t: t.tell_gradient(np.ones((4, 2))), "call ask() first"),
+    "no shape": (lambda t: tell(t, 0), "have the shape []: [4, 2] is needed"),
+    "shape": (lambda t: tell(t, np.ones((4, 1, 2))), "[4, 1, 2]: [4, 2] is needed"),
+    "nan": (lambda t: tell(t, np.full((4, 2), np.nan)), "'output' is not finite"),
+    "name": (lambda t: tell(t, {"class": np.ones((4, 2))}), "'class' is no output"),
+    "inputs": (lambda t: t.ask(np.ones((4, 3))), "float64: int8 are needed"),
+    "size": (lambda t: t.ask(int8((4, 2))), "[4, 2]: [R, T, 3] is needed"),
+    "nothing": (lambda t: t.ask(), "inputs are needed"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_input_is_one_sentence_and_changes_nothing(name: str):
+    call, said = WRONG[name]
+    trainer = GradientTrainer(mlp(3, [4], 2))
+    with pytest.raises(InputError) as error:
+        call(trainer)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert trainer.step == 0
+    first = initial_weights(trainer.program, 0)
+    assert all(np.array_equal(np.array(w) * 16, first[k]) for k, w in trainer.weights.items())
+
+
+def test_an_update_needs_an_ask_of_its_own():
+    trainer = GradientTrainer(mlp(3, [4], 2))
+    tell(trainer, np.ones((4, 2)))
+    with pytest.raises(InputError, match=r"call ask\(\) first"):
+        trainer.tell_gradient(np.ones((4, 2)))
+    assert trainer.step == 1
+
+
+@pytest.mark.parametrize(
+    ("net", "said"), [(egg(8, 4, 1), "has a score"), (Program(), "program is empty")]
+)
+def test_network_without_outputs_is_refused(net: Program, said: str):
+    with pytest.raises(InputError, match=said):
+        GradientTrainer(net)
+
+
+def test_slopes_of_several_outputs_go_by_name():
+    trainer = GradientTrainer(recurrent())
+    trainer.ask(int8((1, 2)))
+    with pytest.raises(InputError, match="give them by name, a dict of value, total"):
+        trainer.tell_gradient(np.ones((1, 1)))
