@@ -5,7 +5,6 @@ Letters: V vocabulary, D width, L layers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -81,11 +80,6 @@ def nnue(
 # name -> the network's builder. Those of NetworkName, language models, are built from (vocabulary,
 # width, layers, gates).
 NETWORKS: dict[str, Callable[..., Program]] = {"egg": egg, "mlp": mlp, "nnue": nnue}
-
-
-def parameters(program: Program) -> int:
-    """Weights of all leaves."""
-    return sum(math.prod(leaf.shape) for leaf in program.leaves)
 
 
 def initial_weights(program: Program, seed: int) -> dict[str, mx.array]:

@@ -6,18 +6,21 @@ Letters: P members, N = P/2 pairs, S streams, T tokens of a stream per update.
 from __future__ import annotations
 
 import json
+import math
+import platform
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from eggroll import checkpoint, engines, runlog
+from eggroll import __version__, checkpoint, engines, runlog
 from eggroll.checkpoint import Checkpoint
 from eggroll.config import Common, Config
 from eggroll.data.streams import TOKENS, Batch, Corpus, Streams, load_corpus
@@ -26,11 +29,11 @@ from eggroll.errors import InputError
 from eggroll.estimators import Estimator
 from eggroll.fixed_point import Q
 from eggroll.help import invocation
-from eggroll.networks import initial_weights, parameters
+from eggroll.networks import initial_weights
 from eggroll.noise import Noise
 from eggroll.options import check_resumed
 from eggroll.population import Population, fitting_chunk, model_loss
-from eggroll.program import Leaves
+from eggroll.program import Leaves, Program
 from eggroll.step import Learner
 
 VALID_STREAMS, VALID_TOKENS = 256, 64  # of validation: most streams, most tokens of a batch
@@ -338,6 +341,10 @@ def unit(options: Common) -> str:
     return "bits per token" if options.numbers else "bits per byte"
 
 
+def parameters(program: Program) -> int:
+    return sum(math.prod(leaf.shape) for leaf in program.leaves)
+
+
 def print_header(run: Run, reason: str, steps_before: int) -> None:
     """Tells on stdout what runs where, and why there."""
     options, engine, streams = run.config, run.engine, run.streams
@@ -363,10 +370,21 @@ def print_header(run: Run, reason: str, steps_before: int) -> None:
 
 def config_json(run: Run) -> bytes:
     """The options, and under `about` what else explains the results."""
-    facts = {
-        **run.facts(),
-        "parameters": parameters(run.engine.program),
-        "corpus": run.corpus.about,
-        "baselines": run.corpus.baselines(),
+    corpus = run.corpus
+    data = {"corpus": corpus.about, "baselines": corpus.baselines()}
+    return described(run.config.to_dict(), run.engine, run.facts() | data)
+
+
+def described(options: Mapping[str, Any], engine: Any, facts: Mapping[str, Any]) -> bytes:
+    """A config.json of these options; facts: what `about` says beside versions and engine."""
+    about = {
+        "eggroll": __version__,
+        "python": platform.python_version(),
+        "mlx": version("mlx"),
+        "numpy": version("numpy"),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "engine": engine.description,
+        "parameters": parameters(engine.program),
+        **facts,
     }
-    return runlog.config_json(run.config.to_dict(), run.engine.description, facts)
+    return json.dumps({**options, "about": about}, indent=1).encode() + b"\n"

@@ -11,14 +11,11 @@ import errno
 import fcntl
 import json
 import os
-import platform
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
-from eggroll import __version__
 from eggroll.errors import InputError
 
 CHECKPOINT, CONFIG, METRICS = "checkpoint.safetensors", "config.json", "metrics.jsonl"
@@ -149,23 +146,6 @@ def new_folder(out: str, data: str) -> Path:
             raise unwritable(path, error) from error
         return path
     raise InputError(f"runs/{name}-000 to runs/{name}-999 are all taken: give --out.")
-
-
-def config_json(options: Row, engine: str, facts: Row) -> bytes:
-    """config.json: the options, and under `about` what else explains the results.
-
-    engine: its description; facts: what else is about this run.
-    """
-    about = {
-        "eggroll": __version__,
-        "python": platform.python_version(),
-        "mlx": version("mlx"),
-        "numpy": version("numpy"),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "engine": engine,
-        **facts,
-    }
-    return json.dumps(options | {"about": about}, indent=1).encode() + b"\n"
 
 
 class Metrics:

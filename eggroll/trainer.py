@@ -20,7 +20,7 @@ from eggroll import checkpoint, engines, rng, trainer_log
 from eggroll.credit import Turns
 from eggroll.errors import InputError
 from eggroll.estimators import Estimate, EstimatorName, Record
-from eggroll.fitness import FitnessName, as_values
+from eggroll.fitness import LIVELY, FitnessName, as_values
 from eggroll.fixed_point import Q
 from eggroll.members import Members, Model
 from eggroll.networks import initial_weights
@@ -33,7 +33,6 @@ from eggroll.trainer_log import TrainerLog, uninterrupted
 from eggroll.trainer_options import Options
 
 ACTIONS = -1  # the purpose of the words that policies draw by
-LIVELY = 0.01  # share of differing pairs below which nothing is learnt
 
 
 class Update(NamedTuple):

@@ -19,10 +19,10 @@ import numpy as np
 from eggroll import checkpoint, cli, runlog
 from eggroll.declaration import program_of
 from eggroll.errors import InputError, in_python
-from eggroll.networks import parameters
 from eggroll.population import Population
 from eggroll.program import Program
 from eggroll.rules import UpdateRule
+from eggroll.run import described
 from eggroll.step import Learner
 
 CHANGEABLE = ("block_tokens", "checkpoint_every", "chunk", "engine", "threads")
@@ -69,8 +69,8 @@ class TrainerLog:
             "declaration": json.dumps(program.declaration()),
             "score_bits": program.score_bits,
         }
-        facts = {"chunk": population.chunk, "parameters": parameters(program)}
-        config = runlog.config_json({**options, **network}, population.engine.description, facts)
+        facts = {"chunk": population.chunk}
+        config = described({**options, **network}, population.engine, facts)
         with in_folder(self.path):
             runlog.write_whole(self.path / runlog.CONFIG, config)
             metrics = runlog.Metrics(self.path / runlog.METRICS, self.saved)

@@ -296,11 +296,6 @@ def in_use_by_another_kind(out: Path) -> None:
         new(out)
 
 
-def a_file(out: Path) -> None:
-    out.write_text("")
-    new(out)
-
-
 def empty(out: Path) -> None:
     out.mkdir()
     Trainer.load(out)
@@ -363,7 +358,6 @@ REFUSED: dict[Callable[[Path], None], str] = {
     r"Trainer\.load\('.*run'\), or give another out\.$",
     in_use: r"^folder '.*run' is in use by another run: wait .*, or give another out\.$",
     in_use_by_another_kind: r"^folder '.*run' is in use by another run",
-    a_file: r"^out '.*run' is no folder, as '.*run' is a file: give another out\.$",
     empty: r"^'.*run' holds no checkpoint: give .*, or start a new run with another out\.$",
     other_network: r"is of another network \(declaration \w{12}\) than was given",
     another_option: r"^pop belongs to the training in .*: only block_tokens, checkpoint_every, ",
