@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -106,6 +107,17 @@ def test_files_of_a_folder(tmp_path: Path):
     assert config["about"]["parameters"] == 4 * 4 + 4 * 3 + 2 * 4
     assert config["about"]["engine"] == es.engine.description
     assert {"eggroll", "python", "mlx", "numpy", "machine", "chunk"} <= config["about"].keys()
+
+
+def test_the_documented_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs" / "running.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(program, {})
+    assert steps(Path("runs/catch")) == list(range(1, 31))
+    table = page.split("its `metrics.jsonl` | ")[1].partition("\n\n")[0]
+    named = " ".join(row.split("|")[1] for row in table.splitlines()[1:])
+    assert set(re.findall(r"`(\w+)`", named)) == lines(Path("runs/catch"))[0].keys()
 
 
 def test_the_best_member_has_the_largest_mean(tmp_path: Path):
@@ -290,12 +302,6 @@ def in_use(out: Path) -> None:
         Trainer.load(out)
 
 
-def in_use_by_another_kind(out: Path) -> None:
-    out.mkdir()
-    with runlog.Folder(out):
-        new(out)
-
-
 def empty(out: Path) -> None:
     out.mkdir()
     Trainer.load(out)
@@ -357,7 +363,6 @@ REFUSED: dict[Callable[[Path], None], str] = {
     held: r"^out '.*run' already holds a run \(checkpoint\.safetensors\): go on with "
     r"Trainer\.load\('.*run'\), or give another out\.$",
     in_use: r"^folder '.*run' is in use by another run: wait .*, or give another out\.$",
-    in_use_by_another_kind: r"^folder '.*run' is in use by another run",
     empty: r"^'.*run' holds no checkpoint: give .*, or start a new run with another out\.$",
     other_network: r"is of another network \(declaration \w{12}\) than was given",
     another_option: r"^pop belongs to the training in .*: only block_tokens, checkpoint_every, ",
