@@ -180,6 +180,8 @@ def read_run(folder: Path) -> RunCurves:
             np.array([row[name] for row in rows], np.float64)
             for name in ("step", "update_rate", *figures)
         ]
+        if not np.isfinite(columns).all():
+            raise ValueError("a figure is not finite")
         valid = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
     except OSError as error:
         raise InputError(

@@ -234,6 +234,25 @@ def test_one_metric_of_trainers(call: Command, tmp_path: Path, metric: str, unit
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"fitness": 5.0', '"fitness": Infinity', "damaged (ValueError: a figure is not finite)"),
+        ('"fitness": 5.0', '"fitness": "x"', "are damaged (ValueError: "),
+        ('"fitness_best": 7.0', '"best": 7.0', "are damaged (KeyError: 'fitness_best')"),
+    ],
+)
+def test_damaged_figures_are_one_sentence(
+    call: Command, tmp_path: Path, old: str, new: str, says: str
+):
+    run = trained(tmp_path / "run")
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text.replace(old, new))
+    ended = call(run, main=plot.main)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert says in ended.err
+
+
 def test_rows_are_counted_by_their_rate(tmp_path: Path):
     run = curves.read_run(trained(tmp_path / "run"))
     assert isinstance(run, curves.TrainerCurves)
