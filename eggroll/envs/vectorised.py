@@ -119,7 +119,9 @@ class Gym:
         P, E, R = self.members, self.episodes, len(words)
         if not self._native:
             seeds = np.stack([rng.counters(int(word), 0, E) & SEEDS for word in words])
-            return np.asarray(self._env.reset(seed=seeds.repeat(P // R, axis=0).ravel().tolist())[0])
+            return np.asarray(
+                self._env.reset(seed=seeds.repeat(P // R, axis=0).ravel().tolist())[0]
+            )
         # One generator draws all starts: those of the first R x E are handed out to the groups.
         seen, _ = self._env.reset(seed=rng.key(*words.tolist()) & int(SEEDS))
         source = np.arange(R * E).reshape(R, E).repeat(P // R, axis=0).ravel()
