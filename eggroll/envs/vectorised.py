@@ -52,7 +52,8 @@ class Gym:
 
     def evaluate(self, members: Members | Model, keys: ArrayLike) -> NDArray[np.float64]:
         """Mean return of every player's episodes, [P]; see `play`."""
-        return self.play(members, keys).mean(axis=1)
+        means: NDArray[np.float64] = self.play(members, keys).mean(axis=1)
+        return means
 
     def play(self, members: Members | Model, keys: ArrayLike) -> NDArray[np.float64]:
         """Plays an episode in every environment: returns [P, E], the sums of rewards.
