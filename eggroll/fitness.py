@@ -75,7 +75,7 @@ def scaled(difference: Values, mean: int, unit: float) -> NDArray[np.int64]:
     """Differences in whole numbers, such that `unit` becomes `mean`; the largest are clipped."""
     if unit == 0:
         return np.zeros(difference.shape, np.int64)
-    limit = 1 << 20  # of a value that engines take
+    limit = 1 << 19  # of a value that engines take
     out: NDArray[np.int64] = np.clip(np.rint(difference * (mean / unit)), -limit, limit).astype(
         np.int64
     )

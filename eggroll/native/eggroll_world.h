@@ -49,8 +49,8 @@ typedef struct eggroll_world {
 #endif
 
 /* EGGROLL_WORLD(name) = {EGGROLL_WORLD_ABI, inputs, outputs, bytes, begin, observe, act, value}; */
-#define EGGROLL_WORLD(name)                  \
-  EGGROLL_EXPORT const eggroll_world name;   \
+#define EGGROLL_WORLD(name)                \
+  EGGROLL_EXPORT const eggroll_world name; \
   const eggroll_world name
 
 #endif

@@ -156,7 +156,8 @@ NB_MODULE(_int8_gemm, m) {
       },
       nb::call_guard<nb::gil_scoped_release>(), "program"_a, "packed"_a, "noise"_a, "state"_a,
       "world"_a, "shared"_a, "keys"_a, "rows"_a, "by"_a, "signs"_a.none(), "crediting"_a.none(),
-      "threads"_a, "State, values [P, rows], active [P, rows] and, with crediting, Z of every leaf.");
+      "threads"_a,
+      "State, values [P, rows], active [P, rows] and, with crediting, Z of every leaf.");
   add_stepper(m);
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "fitness"_a, "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a,

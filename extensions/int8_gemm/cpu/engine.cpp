@@ -339,8 +339,10 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
   require(noise.starts && noise.shift >= 0 && noise.shift < 32, "play: noise is needed");
   int members = play.keys.shape(0);
   require(state.shape() == mx::Shape{members, job.plan.state_size}, "state: [P, state_size]");
-  const mx::array in[] = {ready(packed, mx::int8, "packed"), ready(noise.table, mx::int8, "table"),
-                          ready(*noise.starts, mx::int32, "starts"), ready(state, mx::int8, "state"),
+  const mx::array in[] = {ready(packed, mx::int8, "packed"),
+                          ready(noise.table, mx::int8, "table"),
+                          ready(*noise.starts, mx::int32, "starts"),
+                          ready(state, mx::int8, "state"),
                           ready(play.keys, mx::uint64, "keys"),
                           ready(signs.value_or(*noise.starts), mx::int32, "signs")};
   check_starts(job.plan, in[2], in[1], noise.rank, members / 2);
@@ -357,9 +359,9 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
     run_blocks(job, threads);
     return out;
   }
-  require(noise.rank == 1 && signs && signs->shape() == mx::Shape{job.plan.leaf_count, members / 2,
-                                                                  (play.rows + 31) / 32},
-          "play with crediting: noise of rank 1 and signs [leaves, pairs, ceil(T / 32)] are needed");
+  const mx::Shape bits{job.plan.leaf_count, members / 2, (play.rows + 31) / 32};
+  require(noise.rank == 1 && (signs ? signs->shape() == bits : crediting->mode == 1),
+          "play: noise of rank 1 and, where it is of nodes, signs [leaves, pairs, ceil(T / 32)]");
   check(job.plan, *crediting);
   job.signs = in[5].data<int32_t>();
   run_credited(job, *crediting, threads, out);

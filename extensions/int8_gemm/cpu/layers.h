@@ -125,8 +125,7 @@ struct Layers : Members {
   void input(const Op& op, int n, int t) {
     const int8_t* src[kLanes];
     for (int m = 0; m < kLanes; ++m)
-      src[m] = job.world ? world.row(m)
-                         : job.inputs + (clamped(m) * job.tokens_per_member + t) * n;
+      src[m] = job.world ? world.row(m) : job.inputs + (clamped(m) * job.tokens_per_member + t) * n;
     gather(src, n, registers[op.out]);
     at_least(bytes(op.out), -127, words_of(n) * 4 * kLanes, bytes(op.out));
   }

@@ -55,9 +55,7 @@ void WorldStepper::act(int32_t row, const char* outputs, int64_t bytes,
 }
 
 void WorldStepper::value(int32_t rows, int32_t* values) const {
-  all([&](int64_t m, char* mine) {
-    world_value(*world_, shared_, mine, rows, values + m * rows);
-  });
+  all([&](int64_t m, char* mine) { world_value(*world_, shared_, mine, rows, values + m * rows); });
 }
 
 }  // namespace eggroll

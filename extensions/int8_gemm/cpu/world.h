@@ -2,10 +2,10 @@
 // which includes it.
 
 struct World : Members {
-  char* mine;                 // [32] members' memories, `stride` apart
-  int8_t* inputs;             // [32] rows, `shown` apart
-  int8_t* outputs;            // [32] rows of what the network puts out, `given` apart
-  uint8_t (*flags)[kLanes];   // [T]: what observe answered
+  char* mine;                // [32] members' memories, `stride` apart
+  int8_t* inputs;            // [32] rows, `shown` apart
+  int8_t* outputs;           // [32] rows of what the network puts out, `given` apart
+  uint8_t (*flags)[kLanes];  // [T]: what observe answered
   size_t stride, shown, given;
 
   World(const Members& who, Arena& arena) : Members(who) {
@@ -27,9 +27,7 @@ struct World : Members {
   char* of(int lane) const { return mine + static_cast<size_t>(lane) * stride; }
   int8_t* row(int lane) const { return inputs + static_cast<size_t>(lane) * shown; }
   int8_t* output(int lane) const { return outputs + static_cast<size_t>(lane) * given; }
-  int32_t* values(int lane) const {
-    return job.worth + member(lane) * job.tokens_per_member;
-  }
+  int32_t* values(int lane) const { return job.worth + member(lane) * job.tokens_per_member; }
 
   void begin() const {
     __builtin_memset(mine, 0, kLanes * stride);
@@ -52,8 +50,7 @@ struct World : Members {
   // All ones where a member's state goes on; whether all do.
   bool going_on(int t, uint32_t* keep) const {
     uint32_t all = ~0u;
-    for (int m = 0; m < kLanes; ++m)
-      all &= keep[m] = flags[t][m] == kWorldBegins ? 0u : ~0u;
+    for (int m = 0; m < kLanes; ++m) all &= keep[m] = flags[t][m] == kWorldBegins ? 0u : ~0u;
     return all;
   }
 
@@ -63,8 +60,7 @@ struct World : Members {
     for (int m = 0; m < kLanes; ++m) {
       if (!is(m)) continue;
       world_value(*job.world, job.shared, of(m), rows, values(m));
-      for (int t = 0; t < rows; ++t)
-        job.active[member(m) * rows + t] = flags[t][m] != kWorldIdle;
+      for (int t = 0; t < rows; ++t) job.active[member(m) * rows + t] = flags[t][m] != kWorldIdle;
     }
     for (int p = 0; job.credit_kind && p < kPairs; ++p) {
       for (int t = 0; t < rows; ++t) {
