@@ -71,8 +71,8 @@ inline void value(const void*, void* mine, int32_t rows, int32_t* values) {
 }
 
 template <int inputs, int outputs, typename Value>
-constexpr eggroll_world world{EGGROLL_WORLD_ABI, inputs,          outputs,
-                              sizeof(Mine),      begin,           observe<inputs>,
+constexpr eggroll_world world{EGGROLL_WORLD_ABI,   inputs, outputs,
+                              sizeof(Mine),        begin,  observe<inputs>,
                               act<outputs, Value>, value};
 
 }  // namespace trial
