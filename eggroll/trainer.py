@@ -7,11 +7,8 @@ of the command line.
 from __future__ import annotations
 
 import json
-import re
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
@@ -25,7 +22,7 @@ from eggroll.cli import Range, check_names, check_ranges
 from eggroll.config import Evolution
 from eggroll.credit import Turns
 from eggroll.declaration import program_of
-from eggroll.errors import InputError
+from eggroll.errors import InputError, in_python
 from eggroll.estimators import Estimate, EstimatorName, Record
 from eggroll.fitness import FitnessName, as_values
 from eggroll.fixed_point import Q
@@ -400,13 +397,3 @@ def check_trainable(net: Program) -> None:
         )
     if not net.leaves:
         raise InputError("The network has no weights: give it a linear operation, for one.")
-
-
-@contextmanager
-def in_python() -> Iterator[None]:
-    """Makes what a command line would say of an option into what Python says."""
-    try:
-        yield
-    except InputError as error:
-        said = re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda m: m[1].replace("-", "_"), str(error))
-        raise InputError(said) from None

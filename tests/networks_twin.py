@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from networks import rows_of
 
 from eggroll.baseline.float_numpy import Pass
 from eggroll.baseline.float_twin import ONE, Twin, real, rows_by_token
@@ -83,23 +84,13 @@ def case_of(program: Program, S: int, T: int, seed: int = 0) -> Case:
     def int8(shape, middle=0) -> np.ndarray:
         return np.clip(np.rint(rng.normal(middle, 16, shape)), -127, 127).astype(np.int8)
 
-    features = np.full((S, T, program.indices), -1, np.int32)
-    for op in (op for stage in program.stages for op in stage.ops if op.kind == "features"):
-        lists, active, first, _ = op.numbers
-        count, mine = len_of(program, op), slice(first, first + lists * active)
-        features[..., mine] = rng.integers(-1, count, (S, T, lists * active))
     return Case(
         program,
         {leaf.name: int8(leaf.shape, leaf.init or 0) for leaf in program.leaves},
         int8((S, program.state_size)),
         rng.integers(0, program.vocabulary, (S, T)).astype(np.int32),
-        rng.integers(-128, 128, (S, T, program.inputs)).astype(np.int8) if program.inputs else None,
-        features if program.indices else None,
+        *rows_of(program, rng, S, T, False),
     )
-
-
-def len_of(program: Program, op) -> int:
-    return program.leaves[op.leaf].shape[0]
 
 
 KINDS = [kind for kind in OPERATIONS if kind not in ("score", "output", "sums")]

@@ -10,14 +10,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import TINY, Command
+from networks import rows_of
 from networks_random import every_operation
 
 from eggroll import adamw, checkpoint, generate, networks, plot, runlog
 from eggroll import program as language
-from eggroll.baseline import backprop, float_numpy, float_twin, host
+from eggroll.baseline import backprop, float_numpy, float_twin
 from eggroll.baseline.backprop import Options, Trainer
 from eggroll.baseline.float_numpy import NumpyTwin
-from eggroll.baseline.float_twin import ONE, Twin, by_token, real
+from eggroll.baseline.float_twin import ONE, Twin, by_token, real, rows_by_token
 from eggroll.data.streams import load_corpus
 from eggroll.engines import choose
 from eggroll.population import Population
@@ -144,15 +145,16 @@ def test_both_twins_are_one(name: str):
     program = NETWORKS[name]
     slack = 10 if name == "every operation" else 1  # roundings pass through more divisions there
     weights, tokens, targets, state = case(program, 50, 5)
-    args = (real(weights), by_token(tokens), by_token(targets), real({"state": state})["state"])
+    rows = rows_by_token(*rows_of(program, np.random.default_rng(1), 50, 5, False))
+    args = real(weights), *map(by_token, (tokens, targets)), real({"state": state})["state"], rows
     mean, after, leaves = Twin(program).gradient(*args)
-    logits, _ = Twin(program).logits(args[0], args[1], args[3])
+    logits, _ = Twin(program).logits(args[0], args[1], *args[3:])
     for threads in (1, 3):
         twin = NumpyTwin(program, threads)
         mine, mine_after, mine_leaves = twin.gradient(*args)
         np.testing.assert_allclose(np.array(mine), np.array(mean), rtol=1e-5)
         np.testing.assert_allclose(np.array(mine_after), np.array(after), atol=slack * 1e-4)
-        found = np.array(twin.logits(args[0], args[1], args[3])[0])
+        found = np.array(twin.logits(args[0], args[1], *args[3:])[0])
         np.testing.assert_allclose(found, np.array(logits), atol=slack * 1e-4)
         assert mine_leaves.keys() == leaves.keys()
         for key, g in leaves.items():
@@ -388,13 +390,3 @@ def test_a_loss_that_is_no_number_ends_the_run(
     ended = call(*SMALL, "--out", tmp_path / "run", main=adamw.main)
     assert ended.code == 2
     assert "is nan: try a --learning-rate below" in ended.err
-
-
-def test_blas_has_its_threads_back():
-    functions = host._openblas()
-    if functions is None:
-        pytest.skip("NumPy has another BLAS")
-    before = functions[0]()
-    with host.one_thread():
-        assert functions[0]() == 1
-    assert functions[0]() == before

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from networks_twin import KINDS, NETWORKS, case_of, loss_of
 
+from eggroll.baseline import host
 from eggroll.baseline.float_numpy import NumpyTwin
 from eggroll.baseline.float_twin import ONE, Twin, by_token, real, rows_by_token
 from eggroll.program import Rows
@@ -50,7 +51,7 @@ def test_both_twins_are_one(name: str):
 def test_gradient_is_the_slope_of_the_loss(name: str):
     """Central differences of every single weight, in float64."""
     program = NETWORKS[name]
-    case, rng = case_of(program, 3, 4, seed=3), np.random.default_rng(1)
+    case, rng = case_of(program, 6, 3, seed=4), np.random.default_rng(1)
     # Off the grid of int8, where nothing stands on a corner of a clip, a ReLU or a table.
     weights = {k: w / ONE + rng.uniform(-0.03, 0.03, w.shape) for k, w in case.weights.items()}
     sizes = {output.name: output.size for output in program.outputs}
@@ -115,3 +116,13 @@ def test_what_a_program_lacks_or_reads_is_said(twin: str):
     case = case_of(NETWORKS["relu"], 2, 3)
     with pytest.raises(ValueError, match="reads tokens"):
         TWINS[twin](case.program).run(real(case.weights), case.rows, case.start)
+
+
+def test_blas_has_its_threads_back():
+    functions = host._openblas()
+    if functions is None:
+        pytest.skip("NumPy has another BLAS")
+    before = functions[0]()
+    with host.one_thread():
+        assert functions[0]() == 1
+    assert functions[0]() == before

@@ -69,9 +69,10 @@ def lookup(read: Reading, op: Op, x: mx.array) -> mx.array:
 def through_points(table: NDArray[np.int8], x: mx.array) -> mx.array:
     """The table's 255 points joined by straight lines; the gradient is the slope to the right."""
     points = mx.array(table.astype(np.float32) / ONE)
-    at = x * ONE + fx.LIMIT
-    left = mx.stop_gradient(mx.clip(mx.floor(at), 0, 2 * fx.LIMIT - 1).astype(mx.int32))
-    return points[left] + (at - left) * (points[left + 1] - points[left])
+    at = x * ONE
+    low = mx.stop_gradient(mx.clip(mx.floor(at), -fx.LIMIT, fx.LIMIT - 1))
+    left = low.astype(mx.int32) + fx.LIMIT
+    return points[left] + (at - low) * (points[left + 1] - points[left])
 
 
 def share(f: mx.array) -> mx.array:

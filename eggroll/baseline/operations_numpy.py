@@ -170,17 +170,20 @@ def through_points(table: NDArray[np.int8]) -> Operation:
     """A table's 255 points joined by straight lines; the gradient is the slope to the right."""
     points = table.astype(np.float32) / np.float32(ONE)
 
-    def left(v: Array) -> tuple[Array, Array]:
-        at = v * ONE + fx.LIMIT
-        return at, np.clip(np.floor(at), 0, 2 * fx.LIMIT - 1).astype(np.int32)
+    steps = np.diff(points)
+
+    def left(v: Array) -> Array:
+        out: Array = np.clip(np.floor(v * ONE), -fx.LIMIT, fx.LIMIT - 1)
+        return out
 
     def forward(w: Array, v: Array) -> Array:
-        at, i = left(v)
-        out: Array = points[i] + (at - i.astype(v.dtype)) * np.diff(points)[i]
+        low = left(v)
+        i = low.astype(np.int32) + fx.LIMIT
+        out: Array = points[i] + (v * ONE - low) * steps[i]
         return out
 
     def back(g: Array, y: Array, w: Array, v: Array) -> tuple[Array, tuple[Array, ...]]:
-        return g, (g * (np.diff(points)[left(v)[1]] * ONE),)
+        return g, (g * steps[left(v).astype(np.int32) + fx.LIMIT] * ONE,)
 
     return Operation(forward, back)
 

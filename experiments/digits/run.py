@@ -81,7 +81,7 @@ def adam(
 ) -> Iterator[Seen]:
     """Adam on the float twin."""
     trainer = GradientTrainer(net, seed=seed, threads=args.threads)
-    engine, _ = engines.choose("portable", net, 1)  # all give the same bits
+    engine, _ = engines.choose("auto", net, 1)
     chance, seconds = np.random.default_rng(seed), 0.0
     for step in range(args.updates):
         began = time.perf_counter()

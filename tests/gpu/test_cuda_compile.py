@@ -37,19 +37,21 @@ def refuse() -> None:
 
 INT32 = (
     *("tokens", "targets", "starts", "sizes", "work", "signs", "sorted", "order"),
-    *("projection", "moved", "sums", "Z"),
+    *("projection", "moved", "sums", "Z", "listed", "out1"),
 )
 KINDS = dict.fromkeys(INT32, mx.int32) | {
     "scores": mx.int16,
     "totals": mx.uint64,
     "draws": mx.uint32,
 }
-BYTES = ("egg_credits", "egg_credit_vector_votes")  # kernels whose sums are clipped
+# Kernels whose sums are clipped.
+BYTES = ("egg_credits", "egg_value_credits", "egg_credit_vector_votes")
 
 
 def whole_text(source: Source) -> str:
     """The text that MLX would compile, for arrays of the engine's types."""
     kinds = KINDS | ({"sums": mx.int8} if source.name in BYTES else {})
+    kinds |= {"scores": mx.int32} if source.name == "egg_value_credits" else {}
     inputs = [mx.zeros(1, kinds.get(name, mx.int8)) for name in source.inputs]
     return written(source, inputs, [((1,), kinds.get(name, mx.int8)) for name in source.outputs])
 

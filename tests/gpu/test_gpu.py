@@ -133,7 +133,7 @@ def extreme_votes() -> tuple[Case, np.ndarray]:
 
 
 def test_votes_of_many_pairs_leave_float_in_time(gpu: Gpu, launcher: Emulator, monkeypatch):
-    whole = "eggroll.engines.gpu.engine.split_terms"
+    whole = "eggroll.engines.gpu.vote_run.split_terms"
     monkeypatch.setattr(whole, lambda terms, groups: (1, -(-terms // 32) * 32))
     case, fitness = extreme_votes()
     check_votes(engine(gpu, case.program, launcher), case, fitness)

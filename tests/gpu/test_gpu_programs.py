@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import mlx.core as mx
 import numpy as np
+import oracle_program
 import pytest
 from emulator import Emulator
 from networks import case_of
 from networks_credit import credited_of
-from test_programs import CREDITED, SEEDS, check, complete_case, same_credit, small_case
+from test_programs import (
+    CREDITED,
+    SEEDS,
+    check,
+    check_credit,
+    complete_case,
+    evaluate,
+    marked,
+    same_outputs,
+    small_case,
+)
 
-from eggroll.engines.portable.engine import PortableEngine
-from eggroll.program import Program
-from gpu.backend import Gpu, engine
+from eggroll.program import Program, Rows
+from gpu.backend import Gpu, at_the_end, engine
 
 VARIANTS = {"metal": ("", "nax"), "cuda": ("m16n8k32", "m8n8k16", "dp4a")}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_equals_oracle_on_random_programs(gpu: Gpu, launcher: Emulator, seed: int):
-    case = small_case(seed, rank=1 + seed % 2)
-    for variant in VARIANTS[gpu.name]:
-        members = 16 if variant == "nax" else (8, 16, 32)[seed % 3]
-        check(engine(gpu, case.program, launcher, members, variant), case)
+    """With every product; what has none of its own is looked at once."""
+    case, (first, *others) = small_case(seed, rank=1 + seed % 2), VARIANTS[gpu.name]
+    members = (8, 16, 32)[seed % 3]
+    check(engine(gpu, case.program, launcher, members, first), case)
+    for variant in others:
+        here = engine(gpu, case.program, launcher, max(members, 16), variant)
+        prepared, (tokens, targets, state, rows) = here.prepare(case.leaves), case.arrays
+        got = here.outputs(prepared, case.slices, tokens, state, rows)
+        member = partial(oracle_program.Member, case.program, case.weights, case.noise())
+        args = case.program, case.tokens, case.state, case.rows
+        same_outputs(got, oracle_program.outputs(*args, member))
+        if case.program.scored:
+            scores, after = here.evaluate(prepared, case.slices, tokens, targets, state, rows)
+            want = evaluate(case, case.noise())
+            np.testing.assert_array_equal(np.array(scores), want[0])
+            np.testing.assert_array_equal(np.array(after), want[1])
 
 
 def test_has_every_operation(gpu: Gpu, launcher: Emulator):
@@ -30,14 +55,73 @@ def test_has_every_operation(gpu: Gpu, launcher: Emulator):
 
 
 @pytest.mark.parametrize("estimator", CREDITED)
-def test_credits_random_programs_as_the_portable_engine(
-    gpu: Gpu, launcher: Emulator, estimator: str
+def test_credits_random_programs(gpu: Gpu, launcher: Emulator, estimator: str):
+    seed = SEEDS[estimator == "token-credit"]
+    rng = np.random.default_rng(seed)
+    credited = credited_of(small_case(seed), rng, estimator, valued=True)
+    check_credit(engine(gpu, credited.case.program, launcher, 8), credited)
+
+
+@pytest.mark.parametrize("estimator", CREDITED)
+def test_credits_every_operation(gpu: Gpu, launcher: Emulator, estimator: str):
+    credited = credited_of(complete_case(), np.random.default_rng(0), estimator)
+    check_credit(engine(gpu, credited.case.program, launcher, 8), credited)
+
+
+def unscored() -> Program:
+    """Two stages, the first with outputs of its own; a last one that leaves credit nothing."""
+    net = Program(width=5)
+    x, s = net.stage("a.", state=True)
+    rows = net.features("rows", 40, 7, active=3, lists=2, shift=2)
+    net.mix(net.linear(net.concat(rows, net.input(6)), "in", 5), s, s, out=s)
+    net.sums(s, "early", 3)
+    net.relu(net.bias(s, "bias"), out=x)
+    x, _ = net.stage("b.")
+    net.output(net.lookup(x, net.table("not a name", [-v // 2 for v in range(-127, 128)])))
+    return net
+
+
+@pytest.mark.parametrize("estimator", CREDITED)
+def test_rows_and_outputs_in_launches_of_some_members_and_tokens(
+    gpu: Gpu, launcher: Emulator, monkeypatch, estimator: str
 ):
-    for seed in SEEDS[:2]:
-        credited = credited_of(small_case(seed), np.random.default_rng(seed), estimator)
-        program = credited.case.program
-        want = credited.run(PortableEngine(program))
-        same_credit(credited.run(engine(gpu, program, launcher, 8)), want)
+    rng = np.random.default_rng(1)
+    case = at_the_end(marked(case_of(unscored(), rng, T=35, P=6, sigma_shift=1), rng))
+    credited = credited_of(case, rng, estimator)
+    here, sizes = engine(gpu, case.program, launcher), set()
+    for macs, memory in ((1 << 30, 1 << 30), (5_000, 1 << 30), (1 << 30, 16_000)):
+        monkeypatch.setattr(gpu.kind, "launch_macs", macs)
+        monkeypatch.setattr(gpu.kind, "memory", lambda _, memory=memory: memory)
+        sizes.add(here.launch_size(6, 35, 1, puts_out=True))
+        sizes.add(here.credit_launch_size(credited.crediting, 6, 35))
+        check_credit(here, credited)
+    assert len(sizes) >= 3, sizes
+
+
+def test_rows_that_a_kernel_would_misread_are_refused(gpu: Gpu, launcher: Emulator):
+    case = case_of(unscored(), np.random.default_rng(0))
+    credited = credited_of(case, np.random.default_rng(0), "token-credit")
+    here, (tokens, targets, state, rows) = engine(gpu, case.program, launcher), case.arrays
+    prepared = here.prepare(case.leaves)
+    for match, wrong in (
+        ("rows.inputs is missing", rows._replace(inputs=None)),
+        ("rows.inputs is int8", rows._replace(inputs=rows.inputs[:, 1:])),
+        ("rows.features is int8", rows._replace(features=rows.features.astype(mx.int8))),
+        ("rows.features of 'a.rows' are", rows._replace(features=rows.features + 40)),
+    ):
+        with pytest.raises(ValueError, match=match):
+            here.outputs(prepared, case.slices, tokens, state, Rows(*wrong))
+    with pytest.raises(ValueError, match="no score"):
+        here.evaluate(prepared, case.slices, tokens, targets, state, rows)
+    with pytest.raises(ValueError, match="no score"):
+        here.logits(prepared, tokens[:, 0], state, rows)
+    with pytest.raises(ValueError, match="noise and credit_noise"):
+        here.outputs(prepared, None, tokens, state, rows, crediting=credited.crediting)
+    for match, values in (("values is missing", None), ("scale them down", 1 << 20)):
+        credited.values = None if values is None else np.full((2, 3), values, np.int32)
+        with pytest.raises(ValueError, match=match):
+            credited.run(here)
+    assert not launcher.launches
 
 
 def padded(D: int) -> Program:

@@ -22,6 +22,7 @@ from eggroll.engines.gpu.dialect import Dialect
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.stage import OPERATIONS, StageWriter
 from eggroll.engines.gpu.votes import credit_kernels, vote_sources
+from eggroll.engines.gpu.writer import Result
 from eggroll.engines.metal.dialect import Metal
 from gpu.backend import (
     GPUS,
@@ -29,6 +30,7 @@ from gpu.backend import (
     Gpu,
     MetalGpu,
     credit_source,
+    engine,
     on,
     per_token,
     stage_source,
@@ -46,6 +48,36 @@ def head_sources(plans: Sequence[plan.StagePlan], dialect: Dialect) -> Iterator[
     yield "seed head, exact", StageWriter(head, dialect, "likelihoods").source()
     head.program.score_bits = 8
     yield "seed head, 1/256 bit", StageWriter(head, dialect, shift=8).source()
+
+
+def game() -> language.Program:
+    """A network of what EGG has not: rows that are shown, a table of its own, outputs."""
+    net = language.Program()
+    x = net.features("rows", 700, 32, active=8, lists=2, shift=1)
+    x = net.relu(net.bias(net.linear(net.concat(x, net.input(27)), "hidden", 64), "bias"))
+    steps = net.table("steps", [v // 2 for v in range(-127, 128)])
+    net.output(net.lookup(net.linear(x, "policy", 9), steps), "policy")
+    net.sums(x, "value", 1)
+    return net
+
+
+def game_sources(gpu: Gpu, dialect: Dialect, variant: str = "") -> Iterator[tuple[str, Source]]:
+    """Its only stage: what it puts out, and what it leaves for credit."""
+    made = engine(gpu, game(), gpu.launcher(), variant=variant)
+    (outputs,) = made.plans(16, 1, puts_out=True)
+    yield (
+        f"game outputs {variant}".strip(),
+        StageWriter(outputs, dialect, "outputs", shift=8).source(),
+    )
+    for estimator in CREDITED:
+        crediting = credit.crediting(
+            made.program, nodes=estimator == "token-credit", sigma_shift=2, discount=0, seq_len=8
+        )
+        results: tuple[Result, ...] = ("scores", "outputs")
+        for result in results[: 1 + crediting.nodes]:
+            (each,) = made.credit_plans(crediting, 16, puts_out=result == "outputs")
+            name = f"game {estimator} {result} {variant}".strip()
+            yield name, CreditStageWriter(each, dialect, result, shift=6).source()
 
 
 def metal_sources() -> Iterator[tuple[str, Source]]:
@@ -71,6 +103,8 @@ def metal_sources() -> Iterator[tuple[str, Source]]:
             yield f"{estimator} {stage}", CreditStageWriter(each, Metal(), shift=6).source()
     for source in credit_kernels(Metal()):
         yield source.name, source
+    for variant in ("", "nax"):
+        yield from game_sources(MetalGpu(Path()), Metal(), variant)
 
 
 def cuda_sources(architecture: int) -> Iterator[tuple[str, Source]]:
@@ -97,6 +131,7 @@ def cuda_sources(architecture: int) -> Iterator[tuple[str, Source]]:
             yield f"{estimator} {stage}", CreditStageWriter(each, dialect, shift=6).source()
     for source in credit_kernels(dialect):
         yield source.name, source
+    yield from game_sources(CudaGpu(Path()), dialect, gpu.product)
 
 
 def digests(gpu: str) -> dict[str, str]:

@@ -109,6 +109,9 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
     def tile_values(self, plan: StagePlan, name: str, outputs: int, head: bool) -> str:
         return f"uint2 {name}[{'M / 8' if head else self._columns(plan, outputs, False)}];"
 
+    def tile_sums(self, plan: StagePlan, name: str, outputs: int) -> str:
+        return f"int {name}[2][{self._columns(plan, outputs, False)}][4];"
+
     def element_loop(self, plan: StagePlan, outputs: int) -> list[str]:
         return [
             "const uint32_t quad = 8 * tile + lane.group;",

@@ -82,11 +82,15 @@ class CudaEngine(StagedEngine):
     def description(self) -> str:
         return f"cuda (sm_{self.on.architecture}, {self.on.product})"
 
-    def plans(self, members: int, rank: int) -> list[CudaPlan]:
-        return cuda_plans(self.program, self.on, members=members, rank=rank)
+    def plans(self, members: int, rank: int, puts_out: bool = False) -> list[CudaPlan]:
+        options = {"members": members, "rank": rank}
+        return cuda_plans(self.program, self.on, **options, puts_out=puts_out)
 
-    def credit_plans(self, crediting: Crediting, members: int) -> list[CudaCreditPlan]:
-        return cuda_credit_plans(self.program, crediting, self.on, members=members)
+    def credit_plans(
+        self, crediting: Crediting, members: int, puts_out: bool = False
+    ) -> list[CudaCreditPlan]:
+        program, on = self.program, self.on
+        return cuda_credit_plans(program, crediting, on, members=members, puts_out=puts_out)
 
     def choose_members(self, P: int, rank: int) -> int:
         return block_members(self.program, self.on, rank, P)

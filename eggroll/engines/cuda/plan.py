@@ -48,9 +48,16 @@ class CudaPlan(StagePlan):
     """One stage for blocks of M members with noise of rank r (0: without noise)."""
 
     def __init__(
-        self, program: Program, index: int, *, members: int, rank: int, shared_bytes: int
+        self,
+        program: Program,
+        index: int,
+        *,
+        members: int,
+        rank: int,
+        shared_bytes: int,
+        puts_out: bool = False,
     ) -> None:
-        super().__init__(program, index, members=members, rank=rank)
+        super().__init__(program, index, members=members, rank=rank, puts_out=puts_out)
         self.simdgroups = WARPS
         self.shared_bytes = shared_bytes - (4 * EXP2_WORDS if self.scores else 0)
 
@@ -76,27 +83,38 @@ class CudaCreditPlan(CreditPlan, CudaPlan):
     together = 4  # inputs of a member that are a word, in registers and on the tape
 
     def __init__(
-        self, program: Program, index: int, crediting: Crediting, *, members: int, shared_bytes: int
+        self,
+        program: Program,
+        index: int,
+        crediting: Crediting,
+        *,
+        members: int,
+        shared_bytes: int,
+        puts_out: bool = False,
     ) -> None:
-        rank = 0 if crediting.nodes else 1
         CudaPlan.__init__(
-            self, program, index, members=members, rank=rank, shared_bytes=shared_bytes
-        )
-        self.trace(crediting)
+            self, program, index, members=members, rank=0 if crediting.nodes else 1,
+            shared_bytes=shared_bytes, puts_out=puts_out,
+        )  # fmt: skip
+        self.trace(crediting, puts_out)
 
 
 def cuda_credit_plans(
-    program: Program, crediting: Crediting, on: Target, *, members: int
+    program: Program, crediting: Crediting, on: Target, *, members: int, puts_out: bool = False
 ) -> list[CudaCreditPlan]:
     """A plan per stage for blocks of `members`."""
-    of, room = range(len(program.stages)), on.shared_bytes
-    return [CudaCreditPlan(program, i, crediting, members=members, shared_bytes=room) for i in of]
+    options = {"members": members, "shared_bytes": on.shared_bytes}
+    of = range(len(program.stages))
+    return [CudaCreditPlan(program, i, crediting, **options, puts_out=puts_out) for i in of]
 
 
-def cuda_plans(program: Program, on: Target, *, members: int, rank: int) -> list[CudaPlan]:
+def cuda_plans(
+    program: Program, on: Target, *, members: int, rank: int, puts_out: bool = False
+) -> list[CudaPlan]:
     """A plan per stage for blocks of `members`."""
-    of, room = range(len(program.stages)), on.shared_bytes
-    return [CudaPlan(program, i, members=members, rank=rank, shared_bytes=room) for i in of]
+    options = {"members": members, "rank": rank, "shared_bytes": on.shared_bytes}
+    of = range(len(program.stages))
+    return [CudaPlan(program, i, **options, puts_out=puts_out) for i in of]
 
 
 def block_members(program: Program, on: Target, rank: int, population: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from eggroll.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
+from eggroll.credit import CreditKind, CreditNoise
 from eggroll.engines.gpu.counts import split_terms
 from eggroll.engines.gpu.credit_plan import (
     CreditPlan,
@@ -27,43 +27,7 @@ from eggroll.engines.gpu.plan import StagePlan
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.votes import CreditKernels
 from eggroll.noise import Slices
-from eggroll.program import Program
-
-MOST_SHIFT = 27  # of a vector's noise at the largest sigma_shift
-
-
-def check_credit(
-    program: Program, rank: int, credit_noise: CreditNoise, crediting: Crediting, P: int, T: int
-) -> None:
-    """Raises ValueError for what a kernel would read beyond an array."""
-    leaves, N = program.leaves, P // 2
-    if rank != 1:
-        raise ValueError(f"noise is of rank {rank}: token credit has rank 1")
-    if credit_noise.signs.shape != (len(leaves), N, -(-T // 32)):
-        raise ValueError(f"signs are {credit_noise.signs.shape}, not [leaves, pairs, ceil(T / 32)]")
-    if credit_noise.draws.shape != (N, T):
-        raise ValueError(f"draws are {credit_noise.draws.shape}, not [pairs, T] = {(N, T)}")
-    if any(len(each) != len(leaves) for each in crediting[1:5]):
-        raise ValueError("crediting: one number per leaf is needed")
-    if any(not 0 <= s <= MOST_SHIFT and s != SILENT for s in crediting.shifts):
-        raise ValueError(f"crediting: shifts are 0..{MOST_SHIFT} or silent")
-    if any(not 0 <= g <= 15 for g in crediting.discounts):
-        raise ValueError("crediting: discounts are 0..15")
-    if not (0 <= crediting.credit_shift <= 16 and 0 <= crediting.unit_shift <= 16):
-        raise ValueError("crediting: credit_shift and unit_shift are 0..16")
-    for stage in program.stages:
-        for op in (op for op in stage.ops if op.leaf >= 0):
-            fitting = CreditKind.NONE, OF[op.kind][0], *[CreditKind.READOUT] * (op.kind == "score")
-            if crediting.kinds[op.leaf] not in fitting:
-                raise ValueError("crediting: a leaf's kind does not fit its operation")
-    for i, owner in enumerate(crediting.owners):
-        if not 0 <= owner < len(leaves):
-            raise ValueError("crediting: an owner is no leaf")
-        shape = leaves[owner].shape
-        if owner != i and (len(shape) != 2 or shape[0] != leaves[i].shape[0]):
-            raise ValueError("crediting: a leaf's owner has other outputs")
-        if owner != i and crediting.kinds[i] == CreditKind.TOKENS:
-            raise ValueError("crediting: an embedding owns its noise")
+from eggroll.program import NO_ROWS, Rows
 
 
 class CreditWork:
@@ -89,7 +53,7 @@ def as_int32(rows: Sequence[tuple[int, ...]]) -> mx.array:
 class CreditRun:
     """Collects the stages' outputs for some pairs, tokens chunk by chunk, and counts their votes.
 
-    tokens: int32 [P, T] of all chunks.
+    tokens: int32 [P, T] of all chunks, and rows what is shown beside them.
     """
 
     def __init__(
@@ -99,11 +63,13 @@ class CreditRun:
         noise: Slices,
         credit_noise: CreditNoise,
         tokens: mx.array,
+        rows: Rows = NO_ROWS,
     ) -> None:
         self.launcher, self.work = launcher, work
         self.noise, self.credit_noise = noise, credit_noise
         self.program, self.crediting, self.credits = work.program, work.crediting, work.credits
         self.tokens = tokens.astype(mx.int32)
+        self.features = None if rows.features is None else rows.features[0::2]
         P, self.T = tokens.shape
         self.N, M = P // 2, work.plans[0].members
         self.lanes = -(-P // M) * M // 2
@@ -133,7 +99,7 @@ class CreditRun:
                 self.readout = part if self.readout is None else self.readout + part
 
     def votes(self, scores: mx.array) -> dict[str, mx.array]:
-        """Z int32 of every leaf. scores: int16 [P, T] of all tokens."""
+        """Z int32 of every leaf. scores: int16 [P, T] of all tokens, or int32 in their place."""
         credits, sums = self._weigh(scores)
         found: dict[int, mx.array] = {}
         for stage in self.work.traces:
@@ -148,6 +114,8 @@ class CreditRun:
                 found[i] = self.readout
             elif kind == CreditKind.TOKENS:
                 found[i] = self._embedded(i, credits)
+            elif kind == CreditKind.FEATURES:
+                found[i] = self._featured(i, credits)
             z = found[i] if i in found else mx.zeros(math.prod(leaf.shape), mx.int32)
             out[leaf.name] = z.reshape(leaf.shape)
         return out
@@ -159,8 +127,9 @@ class CreditRun:
         sizes += [1 << (8 - self.program.score_bits), self.crediting.unit_shift]
         empty = mx.zeros(LEAST, mx.int32)
         projections = mx.concatenate(self.projections, axis=1) if self.projections else empty
+        kernels, scored = self.work.kernels, scores.dtype == mx.int16
         credits, sums = self._launch(
-            self.work.kernels.credits,
+            kernels.credits if scored else kernels.of_values,
             [
                 scores,
                 self.tokens,
@@ -221,6 +190,17 @@ class CreditRun:
         rest = [self.T, self.lanes, begin]
         shape = self.program.leaves[leaf].shape
         return self._rows(self.work.kernels.embedded, given, self.tokens[0::2], shape, rest)
+
+    def _featured(self, leaf: int, credits: mx.array) -> mx.array:
+        """Z [count, D] of sparse features."""
+        op = next(op for stage in self.program.stages for op in stage.ops if op.leaf == leaf)
+        lists, active, first, _ = op.numbers
+        indices, begin = lists * active, self.credits.of[leaf] * self.T * self.lanes
+        assert self.features is not None
+        given = [self.noise.table, self.noise.starts[leaf], credits]
+        rest = [self.T, self.lanes, begin, indices, active, int(self.crediting.nodes)]
+        named, shape = self.features[..., first : first + indices], self.program.leaves[leaf].shape
+        return self._rows(self.work.kernels.featured, given, named, shape, rest)
 
     def _read(self, shape: tuple[int, ...], left: dict[str, mx.array]) -> mx.array:
         """Z [V, K] of the readout."""

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import product
 from math import isqrt
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from eggroll import fixed_point as fx
 from eggroll.credit import SILENT, Crediting, CreditKind
 from eggroll.engines.gpu.counts import Cost, cost
-from eggroll.engines.gpu.plan import Phase, StagePlan, best_members
+from eggroll.engines.gpu.plan import Phase, StagePlan, best_members, rows_read
 from eggroll.program import Program
 
 BY_SIGN, BY_ONE, BY_ROW, BY_SUM = range(4)  # ways of credits.h
@@ -36,22 +36,33 @@ class Kept(NamedTuple):
 class CreditPlan(StagePlan):
     """A stage whose pairs are credited: it leaves what its matrices were given.
 
-    Noise on nodes needs no x B, so such a plan is one without noise of its own.
+    Noise on nodes needs no x B, so such a plan is one without noise of its own. Where the program
+    puts out, its members have the noise and leave nothing else.
     """
 
     together = 1  # rows of the tape that lie in one element of it
+    unscored: ClassVar[tuple[str, ...]] = ("output",)  # of sums the inputs are kept
 
     def __init__(
-        self, program: Program, index: int, crediting: Crediting, *, members: int, nax: bool = False
+        self,
+        program: Program,
+        index: int,
+        crediting: Crediting,
+        *,
+        members: int,
+        nax: bool = False,
+        puts_out: bool = False,
     ) -> None:
-        rank = 0 if crediting.nodes else 1
-        StagePlan.__init__(self, program, index, members=members, rank=rank, nax=nax)
-        self.trace(crediting)
+        StagePlan.__init__(
+            self, program, index,
+            members=members, rank=0 if crediting.nodes else 1, nax=nax, puts_out=puts_out,
+        )  # fmt: skip
+        self.trace(crediting, puts_out)
 
-    def trace(self, crediting: Crediting) -> None:
+    def trace(self, crediting: Crediting, puts_out: bool) -> None:
         """Finds the products whose inputs are kept, and the readout."""
         self.crediting = crediting
-        products = [op for phase in self.phases for op in phase.products]
+        products = [op for phase in self.phases for op in phase.products if not puts_out]
         self.traced = [op for op in products if crediting.kinds[op.leaf] == CreditKind.INPUTS]
         self.readout = next(
             (op for op in products if crediting.kinds[op.leaf] == CreditKind.READOUT), None
@@ -71,7 +82,7 @@ class CreditPlan(StagePlan):
                     at[value] = Kept(op.inputs[0], row, self.sizes[op.inputs[0]])
                     row += -(-at[value].inputs // self.together) * self.together
                 out[op.leaf] = at[value]
-            written[op.out] += 1
+            written[op.out] += op.writes
         return out
 
     @property
@@ -134,17 +145,26 @@ class CreditPlan(StagePlan):
         for op in self.stage.ops:
             if op.leaf >= 0 and self.crediting.shifts[op.leaf] != SILENT:
                 shape = self.program.leaves[op.leaf].shape
-                embedded = shape[1:] if op.kind == "embed" else shape[:1]
-                total += embedded[0] if len(shape) == 2 else 2 * shape[0]
+                if op.kind in ("embed", "features"):
+                    total += shape[1] * (op.numbers[0] if op.numbers else 1)
+                else:
+                    total += shape[0] if len(shape) == 2 else 2 * shape[0]
         return total
 
 
 def credit_plans(
-    program: Program, crediting: Crediting, *, members: int, nax: bool = False
+    program: Program,
+    crediting: Crediting,
+    *,
+    members: int,
+    nax: bool = False,
+    puts_out: bool = False,
 ) -> list[CreditPlan]:
     """A plan per stage for threadgroups of `members`."""
     of = range(len(program.stages))
-    return [CreditPlan(program, i, crediting, members=members, nax=nax) for i in of]
+    return [
+        CreditPlan(program, i, crediting, members=members, nax=nax, puts_out=puts_out) for i in of
+    ]
 
 
 class CreditList(NamedTuple):
@@ -252,6 +272,13 @@ def afterwards(plans: Sequence[CreditPlan]) -> dict[str, After]:
         kind: [leaf.shape[1] for i, leaf in enumerate(program.leaves) if crediting.kinds[i] == kind]
         for kind in (CreditKind.TOKENS, CreditKind.READOUT)
     }
+    lists = [
+        (op, program.leaves[op.leaf].shape[1])
+        for plan in plans
+        for op in plan.ops
+        if op.kind == "features" and crediting.kinds[op.leaf] == CreditKind.FEATURES
+    ]
+    featured = After(len(lists), sum(rows_read(op) * D for op, D in lists) / 2, 0)
     # Pairs do all this, so a member counts half.
     return {
         "credits": After(1, len(found.work) / 2, 0),
@@ -260,7 +287,7 @@ def afterwards(plans: Sequence[CreditPlan]) -> dict[str, After]:
         "votes of vectors": After(int(vectors > 0), 0, vectors / 2),
         "embedding": After(len(rows[CreditKind.TOKENS]), sum(rows[CreditKind.TOKENS]) / 2, 0),
         "readout": After(len(rows[CreditKind.READOUT]), sum(rows[CreditKind.READOUT]), 0),
-    }
+    } | ({"features": featured} if lists else {})
 
 
 def credit_table(program: Program, crediting: Crediting, population: int) -> str:

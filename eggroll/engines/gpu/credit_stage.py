@@ -10,22 +10,28 @@ from eggroll.engines.gpu.credit_plan import CreditPlan
 from eggroll.engines.gpu.dialect import Dialect
 from eggroll.engines.gpu.plan import Phase
 from eggroll.engines.gpu.stage import StageWriter
+from eggroll.engines.gpu.writer import Result
 from eggroll.program import Op
 
 
 class CreditStageWriter(StageWriter):
-    """Writes a stage that leaves a tape, and tokens drawn for the readout.
+    """Writes a stage that leaves a tape, and tokens drawn for the readout; or only outputs.
 
     shift: of noise on weights, Q + sigma_shift. sizes: T, members, pairs, the first token's number,
     words of signs, pairs of all threadgroups.
     """
 
-    def __init__(self, plan: CreditPlan, dialect: Dialect, *, shift: int) -> None:
-        super().__init__(plan, dialect, shift=shift)
+    def __init__(
+        self, plan: CreditPlan, dialect: Dialect, result: Result = "scores", *, shift: int
+    ) -> None:
+        super().__init__(plan, dialect, result, shift=shift)
         self.credit, self.nodes = plan, plan.crediting.nodes
         self.noise_file = "nodes" if self.nodes else "weights"
         # The plan of noise on nodes has none, as it takes no x B.
         self.rank, self.perturbed = 1, True
+
+    def node_shift(self, op: Op) -> int:
+        return self.credit.noise_shifts[self.leaf(op)] if self.nodes else -1
 
     def inputs(self) -> list[str]:
         return super().inputs() + ["signs"] * self.nodes + ["draws"] * bool(self.credit.readout)

@@ -111,6 +111,10 @@ class Dialect(ABC):
         """Declares the values of a tile that a lane computes."""
 
     @abstractmethod
+    def tile_sums(self, plan: StagePlan, name: str, outputs: int) -> str:
+        """Declares the undivided sums of a tile, int32, that a lane computes."""
+
+    @abstractmethod
     def element_loop(self, plan: StagePlan, outputs: int) -> list[str]:
         """Opens the loop over a lane's values of a tile."""
 

@@ -1,4 +1,4 @@
-"""Launches kernels, and checks what they are given."""
+"""Launches kernels."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
-import numpy as np
 
 from eggroll.engines.gpu.source import Source
-from eggroll.noise import Slices, slice_length
-from eggroll.program import Program
 
 Shape = tuple[int, ...]
 Outputs = dict[str, tuple[Shape, mx.Dtype]]  # by name
@@ -63,18 +60,3 @@ def pad_flat(a: mx.array, size: int = LEAST) -> mx.array:
     """The array, flat, with zeros up to `size` elements."""
     a = a.reshape(-1)
     return a if a.size >= size else mx.concatenate([a, mx.zeros(size - a.size, a.dtype)])
-
-
-def host_extreme(of: Callable[..., mx.array], a: mx.array) -> int:
-    """The least or the largest element, found on the CPU so as not to wait for the GPU."""
-    return int(np.array(of(a, stream=mx.cpu)))
-
-
-def check_noise(program: Program, noise: Slices, members: int) -> None:
-    """Raises ValueError unless every slice of members / 2 pairs lies in the table."""
-    if members % 2 or noise.starts.shape != (len(program.leaves), members // 2):
-        raise ValueError(f"starts are {noise.starts.shape} for {members} members")
-    longest = np.array([slice_length(leaf.shape, noise.rank) for leaf in program.leaves], np.int32)
-    ends = mx.add(noise.starts, mx.array(longest)[:, None], stream=mx.cpu)
-    if host_extreme(mx.min, noise.starts) < 0 or host_extreme(mx.max, ends) > noise.table.size:
-        raise ValueError("a slice of the noise lies beyond the table")

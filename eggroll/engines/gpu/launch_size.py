@@ -27,14 +27,26 @@ def scratch_of(plans: Sequence[StagePlan]) -> int:
     return max(-(-plan.scratch_bytes // plan.members) for plan in plans)
 
 
-def launch_size(plans: Sequence[StagePlan], limits: Limits, P: int, T: int) -> tuple[int, int]:
-    """Members (even) and tokens of one launch. plans: of every stage, for every M there may be.
+class Need(NamedTuple):
+    """Of a member, at most: bytes of device memory, and multiply-adds of a token in one launch."""
+
+    scratch: int
+    macs: int
+
+
+def need_of(plans: Sequence[StagePlan]) -> Need:
+    """plans: of every stage, for every M there may be."""
+    return Need(scratch_of(plans), max(1, *(plan.macs for plan in plans)))
+
+
+def launch_size(need: Need, limits: Limits, P: int, T: int) -> tuple[int, int]:
+    """Members (even) and tokens of one launch.
 
     Fewer tokens at a time cost a launch more, fewer members leave the GPU half empty: so tokens are
     cut first.
     """
-    room = limits.memory // (limits.passed + scratch_of(plans))
-    room = min(room, limits.macs // max(1, *(plan.macs for plan in plans)))
+    room = limits.memory // (limits.passed + need.scratch)
+    room = min(room, limits.macs // need.macs)
     tokens = min(T, max(room // P, 1))
     return min(P, max(room // tokens // 2 * 2, 2)), tokens
 
@@ -46,7 +58,9 @@ def tape_members(plans: Sequence[Sequence[CreditPlan]], limits: Limits, T: int) 
     """
     stages = plans[0]
     scratch = scratch_of([plan for each in plans for plan in each])
-    tape = sum(plan.tape_bytes for plan in stages) // 2 + len(stages[0].program.leaves) + SORTED
+    program = stages[0].program
+    tape = sum(plan.tape_bytes for plan in stages) // 2 + len(program.leaves)
+    tape += SORTED * (1 + program.indices)
     inputs = max(sum(plan.sizes[op.inputs[0]] for op in plan.traced) for plan in stages)
     room = limits.memory // (T * (limits.passed + tape) + 4 * inputs + scratch)
     whole = stages[0].members

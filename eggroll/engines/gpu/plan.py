@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 from eggroll.program import Op, Program, S, X
 
-ROW_KINDS = ("embed", "norm")  # one simdgroup per pair, as they look across a member's features
-PRODUCTS = ("linear", "score")
+# One simdgroup per pair, as they look across a member's features or along what it is shown.
+ROW_KINDS = ("embed", "norm", "input", "features")
+PRODUCTS = ("linear", "score", "sums")
+ALONE = ("score", "sums")  # products whose tiles no other operation shares
 MEMBERS = (32, 16, 8)  # that a threadgroup may hold
 SHARED_BYTES = 32768  # of threadgroup memory on every Apple GPU
 PAD = 32  # outputs and inputs of a packed matrix are multiples of it
@@ -40,7 +43,17 @@ class Phase:
 
 def crossed(op: Op) -> tuple[int, ...]:
     """Registers whose other elements the operation reads, not only the one it writes."""
-    return op.inputs if op.kind in (*PRODUCTS, *ROW_KINDS) else ()
+    return op.inputs if op.kind in (*PRODUCTS, *ROW_KINDS, "concat") else ()
+
+
+def written(op: Op) -> set[int]:
+    """The register that the operation writes, or none."""
+    return {op.out} if op.writes else set()
+
+
+def extent(op: Op, sizes: list[int]) -> int:
+    """Elements that an operation goes through; a product beside its tiles of outputs."""
+    return sizes[op.inputs[0] if op.kind == "output" else op.out]
 
 
 def phases(ops: list[Op], sizes: list[int]) -> list[Phase]:
@@ -61,11 +74,11 @@ def phases(ops: list[Op], sizes: list[int]) -> list[Phase]:
 
 def joins(op: Op, tiles: list[Op], sizes: list[int]) -> bool:
     """True if `op` may share output tiles with `tiles`."""
-    written = {other.out for other in tiles}
+    wrote = {r for other in [*tiles, op] for r in written(other)}
     read_across = {r for other in [*tiles, op] for r in crossed(other)}
-    alike = sizes[op.out] == sizes[tiles[0].out]
-    alone = "score" in (op.kind, tiles[-1].kind)
-    return alike and not alone and not read_across & (written | {op.out})
+    alike = extent(op, sizes) == extent(tiles[0], sizes)
+    alone = op.kind in ALONE or tiles[-1].kind in ALONE
+    return alike and not alone and not read_across & wrote
 
 
 @dataclass(frozen=True)
@@ -88,23 +101,35 @@ class Place:
 class StagePlan:
     """One stage for threadgroups of M members with noise of rank r (0: without noise).
 
-    nax: products by matmul2d, whose tiles are 16 x 16 n and lie in rows without gaps.
+    nax: products by matmul2d, whose tiles are 16 x 16 n and lie in rows without gaps. puts_out:
+    whether the caller has the program's outputs, and no score.
     """
 
     shared_bytes = SHARED_BYTES
+    unscored: ClassVar[tuple[str, ...]] = ("output", "sums")  # left out where there is a score
 
     def __init__(
-        self, program: Program, index: int, *, members: int, rank: int, nax: bool = False
+        self,
+        program: Program,
+        index: int,
+        *,
+        members: int,
+        rank: int,
+        nax: bool = False,
+        puts_out: bool = False,
     ) -> None:
         stage = program.stages[index]
         self.program, self.stage, self.members = program, stage, members
         self.rank, self.perturbed = rank, rank > 0
         self.first, self.passes_on = index == 0, index < len(program.stages) - 1
         self.sizes = stage.registers
-        self.phases = phases(stage.ops, self.sizes)
+        left_out = ("score",) if puts_out else self.unscored
+        self.ops = [op for op in stage.ops if op.kind not in left_out]
+        self.given = [op for op in self.ops if puts_out and op.kind in ("output", "sums")]
+        self.phases = phases(self.ops, self.sizes)
         self.simdgroups = 8 if program.width >= 128 else 4
         self.nax, self.stride = nax, members + (0 if nax else GAP)
-        self.scores = any(op.kind == "score" for op in stage.ops)
+        self.scores = any(op.kind == "score" for op in self.ops)
         self.layout = self._layout()
 
     def _layout(self) -> dict[int, Layout]:
@@ -120,6 +145,12 @@ class StagePlan:
             offset += padded(shape[0]) * padded(shape[1]) if op.kind in PRODUCTS else padded(size)
         self.weight_bytes = offset
         return out
+
+    def extent(self, op: Op) -> int:
+        """Elements that an operation of a tile phase makes."""
+        if op.kind in ALONE:
+            return self.program.leaves[op.leaf].shape[0]
+        return extent(op, self.sizes)
 
     def tiles(self, outputs: int) -> int:
         """Rows of 8 outputs that a simdgroup computes at a time: 4, or fewer to use them all."""
@@ -142,6 +173,8 @@ class StagePlan:
                     for r in op.inputs:
                         if half % 2 == 0 or r not in inside or r in crossed(op):
                             read[r] = half
+                    if not op.writes:
+                        continue
                     inside.add(op.out)
                     wrote.setdefault(op.out, []).append(half)
                     if op.kind in ROW_KINDS:  # writes to memory, read or not
@@ -152,7 +185,7 @@ class StagePlan:
 
     def kept(self, op: Op) -> bool:
         """True if an operation's result goes to memory, not only on to its own tile."""
-        return op.kind != "score" and op.out in self.lives
+        return op.writes and op.out in self.lives
 
     @cached_property
     def traffic(self) -> dict[int, int]:
@@ -162,8 +195,9 @@ class StagePlan:
             for op in (*phase.rows, *phase.tiles):
                 if op.out in total:
                     total[op.out] += self.sizes[op.out]
+                outputs = self.extent(op) if op.kind == "sums" else self.sizes[op.out]
                 for r in op.inputs:
-                    again = self.tile_count(self.sizes[op.out]) if op.kind in PRODUCTS else 1
+                    again = self.tile_count(outputs) if op.kind in PRODUCTS else 1
                     if r in total:
                         total[r] += again * self.sizes[r]
         return total
@@ -240,11 +274,11 @@ class StagePlan:
 
     @property
     def weights_read(self) -> float:
-        """Bytes of weights per member and token; an embedding's rows are not shared."""
-        D = self.program.width
-        embeddings = [op for op in self.stage.ops if op.kind == "embed"]
-        sizes = (padded(self.program.vocabulary * D) for _ in embeddings)
-        return (self.weight_bytes - sum(sizes)) / self.members + D * len(embeddings)
+        """Bytes of weights per member and token; rows of embeddings and features are not shared."""
+        ops = [op for op in self.stage.ops if op.kind in ("embed", "features")]
+        shapes = [self.program.leaves[op.leaf].shape for op in ops]
+        own = sum(rows_read(op) * D for op, (_, D) in zip(ops, shapes, strict=True))
+        return (self.weight_bytes - sum(padded(n * D) for n, D in shapes)) / self.members + own
 
     @property
     def spilled(self) -> int:
@@ -267,27 +301,41 @@ class StagePlan:
             if op.leaf < 0 or not self.perturbed:
                 continue
             shape = self.program.leaves[op.leaf].shape
-            if op.kind == "embed":
-                total += self.rank * (shape[1] + 2)
+            if op.kind in ("embed", "features"):
+                total += self.rank * (shape[1] + 2 * rows_read(op))
             else:
                 total += self.rank * sum(shape) if len(shape) == 2 else 2 * shape[0]
         return total
 
     @property
     def macs(self) -> int:
-        """Int8 multiply-adds per member and token: W x, and the low-rank x B and A (x B)."""
+        """Int8 multiply-adds per member and token: W x, and the low-rank x B and A (x B).
+
+        The sum of a row of features counts as much as a product with one.
+        """
         total = 0
-        for op in self.stage.ops:
+        for op in self.ops:
             if op.kind in PRODUCTS:
                 O, K = self.program.leaves[op.leaf].shape
                 total += O * K + (self.rank * (O + K) if self.perturbed else 0)
+            if op.kind == "features":
+                total += rows_read(op) * self.program.leaves[op.leaf].shape[1]
         return total
 
 
-def stage_plans(program: Program, *, members: int, rank: int, nax: bool = False) -> list[StagePlan]:
+def rows_read(op: Op) -> int:
+    """Rows of its leaf that `embed` or `features` reads of a token, at most."""
+    return op.numbers[0] * op.numbers[1] if op.kind == "features" else 1
+
+
+def stage_plans(
+    program: Program, *, members: int, rank: int, nax: bool = False, puts_out: bool = False
+) -> list[StagePlan]:
     """A plan per stage for threadgroups of `members`."""
     of = range(len(program.stages))
-    return [StagePlan(program, i, members=members, rank=rank, nax=nax) for i in of]
+    return [
+        StagePlan(program, i, members=members, rank=rank, nax=nax, puts_out=puts_out) for i in of
+    ]
 
 
 def best_members(program: Program, rank: int, population: int, nax: bool = False) -> int:

@@ -6,46 +6,33 @@ Letters: M members of a threadgroup, T tokens, V vocabulary, K inputs and O outp
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
-
 from eggroll import fixed_point as fx
-from eggroll.engines.gpu.dialect import Dialect
-from eggroll.engines.gpu.plan import PRODUCTS, Phase, StagePlan
+from eggroll.engines.gpu.operations import (
+    COPIES,
+    ELEMENTS,
+    ROWS,
+    TILES,
+    output_name,
+    table_name,
+)
+from eggroll.engines.gpu.plan import ALONE, PRODUCTS, Phase, StagePlan, crossed
 from eggroll.engines.gpu.source import Source
+from eggroll.engines.gpu.writer import KernelWriter, Result
 from eggroll.program import Op, S, X
 
-Result = Literal["scores", "logits", "likelihoods"]
+OPERATIONS = {**ROWS, **TILES, **ELEMENTS, **COPIES}
 # What a head leaves: of every token, or the last one's logits. Names of its outputs.
 RESULTS: dict[Result, tuple[str, ...]] = {
     "scores": ("scores",),
     "logits": ("logits",),
     "likelihoods": ("totals", "target_logits"),
 }
-SIZES = {"int": 4, "uint": 4, "uint32_t": 4, "char2": 2, "int8_t": 1}  # bytes of what is shared
 
 
-class StageWriter:
-    """Writes the kernel of a stage; a derived writer adds to it by the hooks.
-
-    result: what the head leaves; shift: of the noise, Q + sigma_shift.
-    """
+class StageWriter(KernelWriter):
+    """Writes the kernel of a stage; a derived writer adds to it by the hooks."""
 
     noise_file = "weights"  # the kernel file with the noise's functions
-
-    def __init__(
-        self, plan: StagePlan, dialect: Dialect, result: Result = "scores", *, shift: int = 0
-    ) -> None:
-        self.plan, self.dialect, self.result, self.shift = plan, dialect, result, shift
-        self.rank, self.perturbed = plan.rank, plan.perturbed
-        self.scored = plan.scores and result != "logits"
-        self.exact = result == "likelihoods"
-        self.lines: list[str] = []
-        self.local: dict[int, str] = {}  # register -> the value that a lane holds of it
-        self.shared = 0  # bytes of threadgroup memory given out
-
-    def __call__(self, *lines: str) -> None:
-        self.lines += lines
 
     def source(self) -> Source:
         """The kernel."""
@@ -58,18 +45,23 @@ class StageWriter:
         plan = self.plan
         names = ["weights", "table", "starts", "sizes", "tokens"]
         names += ["targets"] * self.scored
+        names += ["shown"] * self.has("input") + ["listed"] * self.has("features")
         return names + ["passed"] * (not plan.first) + ["state"] * (plan.stage.state >= 0)
 
     def outputs(self) -> list[str]:
         plan = self.plan
         names = ["passed_on"] * plan.passes_on + ["state_after"] * (plan.stage.state >= 0)
-        names += RESULTS[self.result] * plan.scores
+        names += RESULTS[self.result] if plan.scores else map(output_name, plan.given)
         return names + ["scratch"] * bool(plan.scratch_bytes)
+
+    def has(self, kind: str) -> bool:
+        """Whether the stage has an operation of this kind."""
+        return any(op.kind == kind for op in self.plan.ops)
 
     def files(self) -> list[str]:
         """Kernel files of the stage's operations, each after those it needs."""
-        kinds = list(dict.fromkeys(op.kind for op in self.plan.stage.ops))
-        linear = ["linear"] * ("score" in kinds and "linear" not in kinds)
+        kinds = list(dict.fromkeys(op.kind for op in self.plan.ops))
+        linear = ["linear"] * (bool({*ALONE} & {*kinds}) and "linear" not in kinds)
         log2 = ["log2"] * ("score" in kinds)
         return [*self.dialect.product_files(self.plan), *linear, *log2, *kinds]
 
@@ -82,19 +74,14 @@ class StageWriter:
             PERTURBED=self.perturbed,
         ) + self.tables()  # fmt: skip
 
-    @property
-    def wide(self) -> bool:
-        """True if a sum of EXP2, each below 2^(16 + score bits), needs 64 bits."""
-        program = self.plan.program
-        return self.exact or program.vocabulary > 1 << (16 - program.score_bits)
-
     def tables(self) -> str:
         """The integer tables that the stage's operations look up."""
-        names, dialect = sorted({op.table for op in self.plan.stage.ops if op.table}), self.dialect
-        gates = fx.gate_tables()
+        program, array = self.plan.program, self.dialect.array
+        names = sorted({op.table for op in self.plan.ops if op.table})
+        values = [program.tables[name].tolist() for name in names]
         text = "".join(
-            dialect.array("int8_t", f"table_{name}", gates[name].tolist(), gathered=True)
-            for name in names
+            array("int8_t", table_name(program, name), of, gathered=True)
+            for name, of in zip(names, values, strict=True)
         )
         if self.plan.scores:
             text += self.score_tables()
@@ -122,9 +109,6 @@ class StageWriter:
 
     def products(self, phase: Phase) -> None:
         """Hook: before the tiles of a phase, when all inputs of its products are there."""
-
-    def scored_tile(self, op: Op) -> None:
-        """Hook: after a tile of logits."""
 
     def scored_token(self) -> None:
         """Hook: after a token's scores."""
@@ -155,25 +139,6 @@ class StageWriter:
         if plan.stage.state >= 0:
             self(f"egg::store_state<{D}>(r{S}, state_after + first * {D}, members, lane);")
         return "\n".join(self.lines) + "\n"
-
-    @property
-    def exp2(self) -> str:
-        """The argument for EXP2, where threadgroup memory has a copy."""
-        return "exp2, " if self.dialect.exp2_words else ""
-
-    def barrier(self) -> None:
-        self(self.dialect.barrier(bool(self.plan.scratch_bytes)))
-
-    def share(self, kind: str, name: str, size: int) -> None:
-        """Declares an array of `size` bytes in threadgroup memory, aligned to 16."""
-        each = (8 if self.wide else 4) if kind == "Total" else SIZES[kind]
-        self(*self.dialect.share(kind, name, size // each, self.shared))
-        self.shared += -(-size // 16) * 16
-
-    def spilled(self, kind: str, name: str, memory: str, at: int = 0) -> None:
-        """Declares a pointer into this threadgroup's device memory."""
-        pointer, offset = f"{self.dialect.device}{kind}*", f" + {at}" if at else ""
-        self(f"{pointer} const {name} = reinterpret_cast<{pointer}>({memory}){offset};")
 
     def declare_memory(self) -> None:
         """Threadgroup memory and this threadgroup's share of device memory."""
@@ -230,11 +195,6 @@ class StageWriter:
         if self.dialect.state_barrier:
             self.barrier()
 
-    def at_token(self, t: str) -> str:
-        """Offset of a token's activations in [threadgroup][T][tile_bytes]."""
-        size = self.dialect.tile_bytes(self.plan.program.width, self.plan.members)
-        return f"({self.dialect.stage_group} * T + {t}) * {size}"
-
     def move_in(self, t: str) -> None:
         """The token's activations come in, and a document mark zeroes the state."""
         plan, D = self.plan, self.plan.program.width
@@ -244,20 +204,6 @@ class StageWriter:
             self(f"egg::fill<{D}>(r{X}, lane);")
         if S in plan.lives:
             self(f"egg::restart<{D}>(r{S}, tokens + first * T + {t}, T, members, lane);")
-
-    def weights(self, op: Op) -> str:
-        return f"weights + {self.plan.layout[op.leaf].offset}"
-
-    def leaf(self, op: Op) -> int:
-        return self.plan.layout[op.leaf].index
-
-    def sums_of(self, op: Op) -> str:
-        """A pointer to x B of a product, among those of its phase."""
-        plan = self.plan
-        if not plan.perturbed:
-            return self.dialect.no_sums[1]
-        phase = next(p for p in plan.phases if op in p.products)
-        return f"sums + {phase.products.index(op) * plan.rank * plan.members}"
 
     def row_part(self, phase: Phase) -> None:
         """Row operations and the low-rank sums of the coming products, a simdgroup per pair."""
@@ -280,19 +226,25 @@ class StageWriter:
         if not phase.tiles:
             return
         self.products(phase)
-        head = phase.tiles[0].kind == "score"
-        outputs = plan.program.vocabulary if head else plan.sizes[phase.tiles[0].out]
+        kind, outputs = phase.tiles[0].kind, plan.extent(phase.tiles[0])
+        if kind == "sums" and phase.tiles[0] not in plan.given:  # only its inputs are asked for
+            self.barrier()
+            return
+        head = kind == "score"
         scored = head and self.scored
         self("{")
         if scored:
             self("egg::Likelihood likelihood;")
             self("egg::begin(likelihood, targets + first * T + t, T, members, lane);")
         self(*dialect.tile_loop(plan, outputs, head))
-        names = ["logit"] if head else [f"v{r}" for r in sorted({op.out for op in phase.tiles})]
+        written = sorted({op.out for op in phase.tiles if op.writes})
+        names = ["logit"] if head else [f"v{r}" for r in written]
         self(*(dialect.tile_values(plan, name, outputs, head) for name in names))
+        if kind == "sums":
+            self(dialect.tile_sums(plan, "total", outputs))
         for op in phase.products:
             TILES[op.kind](self, op)
-        if not head:
+        if kind not in ALONE:
             self.element_loop(phase, outputs)
         self("}")
         if scored:
@@ -312,82 +264,29 @@ class StageWriter:
         for op in phase.tiles:
             if op.kind not in PRODUCTS:
                 for r in op.inputs:
-                    if r not in self.local:
+                    if r not in self.local and r not in crossed(op):
                         self(f"const {value} m{r} = egg::get(r{r}, {dialect.feature}, member);")
                         self.local[r] = f"m{r}"
-                argument = ELEMENTS[op.kind](self, op)
-                self(*dialect.elementwise(op, [self.local[r] for r in op.inputs], argument))
-                self.local[op.out] = f"v{op.out}{dialect.element}"
+                self.element(op)
             if self.plan.kept(op):
                 self(f"egg::put(r{op.out}, {dialect.feature}, member, {self.local[op.out]});")
         self("}")
 
+    def element(self, op: Op) -> None:
+        """An operation on the lane's value of one element of each member of a pair."""
+        if op.kind in COPIES:
+            COPIES[op.kind](self, op)
+            return
+        argument = ELEMENTS[op.kind](self, op)
+        self(*self.dialect.elementwise(op, [self.local[r] for r in op.inputs], argument))
+        self.local[op.out] = f"v{op.out}{self.dialect.element}"
+
 
 def reads_first(plan: StagePlan, register: int) -> bool:
     """True if the stage reads a register before it writes it."""
-    for op in plan.stage.ops:
+    for op in plan.ops:
         if register in op.inputs:
             return True
-        if op.out == register:
+        if op.writes and op.out == register:
             return False
     return False
-
-
-def row_embed(write: StageWriter, op: Op) -> None:
-    write(
-        f"egg::embed<{write.plan.sizes[op.out]}>(r{op.out}, {write.weights(op)}, noise, "
-        f"{write.leaf(op)}, tokens + first * T + t, T, members, {write.dialect.row});"
-    )
-
-
-def row_norm(write: StageWriter, op: Op) -> None:
-    write(
-        f"egg::norm<{write.plan.sizes[op.out]}>(r{op.out}, r{op.inputs[0]}, {write.weights(op)}, "
-        f"noise, {write.leaf(op)}, {write.dialect.row});"
-    )
-
-
-def tile_linear(write: StageWriter, op: Op) -> None:
-    (O, K), dialect = write.plan.program.leaves[op.leaf].shape, write.dialect
-    out = "logit" if op.kind == "score" else f"v{op.out}"
-    x = dialect.product_input(write.plan, op.inputs[0])
-    write(
-        f"egg::linear<{K}, {O}, {fx.divisor(K)}{dialect.tile_template}>({out}, "
-        f"{write.weights(op)}, {x}, {write.sums_of(op)}, noise, {write.leaf(op)}, {dialect.tile});"
-    )
-
-
-def tile_score(write: StageWriter, op: Op) -> None:
-    tile_linear(write, op)
-    V = write.plan.program.leaves[op.leaf].shape[0]
-    if not write.scored:
-        write(f"egg::store_logits<{V}>(logits, logit, tile, members, lane);")
-    else:
-        write(f"egg::score<{V}>(likelihood, hits, {write.exp2}logit, tile, lane);")
-        write.scored_tile(op)
-
-
-def bias(write: StageWriter, op: Op) -> str:
-    """Declares the bias; gives it as an argument."""
-    arguments = f"{write.weights(op)}, noise, {write.leaf(op)}"
-    name = f"w{write.leaf(op)}"
-    declaration, argument = write.dialect.bias(name, write.plan.sizes[op.out], arguments)
-    write(declaration)
-    return argument
-
-
-def nothing(write: StageWriter, op: Op) -> str:
-    return ""
-
-
-ROWS: dict[str, Callable[[StageWriter, Op], None]] = {"embed": row_embed, "norm": row_norm}
-TILES: dict[str, Callable[[StageWriter, Op], None]] = {"linear": tile_linear, "score": tile_score}
-# Operations element by element: one more argument than the registers that they read, or none.
-ELEMENTS: dict[str, Callable[[StageWriter, Op], str]] = {
-    "add": nothing,
-    "add_bias": bias,
-    "lookup": lambda write, op: f"table_{op.table}",
-    "forget": nothing,
-    "mix": nothing,
-}
-OPERATIONS = {**ROWS, **TILES, **ELEMENTS}

@@ -94,6 +94,18 @@ egg::Embedded from;
   from.starts = starts;
   from.T = sizes[4];
   from.lanes = sizes[5];"""
+FEATURED = """\
+egg::Featured from;
+  from.table = table;
+  from.credits = credits + sizes[6];
+  from.starts = starts;
+  from.T = sizes[4];
+  from.lanes = sizes[5];
+  from.indices = sizes[7];
+  from.active = sizes[8];
+  from.columns = columns;
+  from.row = row;
+  from.nodes = sizes[9] != 0;"""
 READ = """\
 egg::Read from;
   from.inputs = read;
@@ -109,10 +121,13 @@ class CreditKernels(NamedTuple):
     traces: sums of credit x input, int32 [pairs][K] of every matrix of a stage. sizes: matrices,
     inputs of all, pairs, T, first token, all tokens, rows of the tape, fours of pairs in a
     threadgroup, and in all.
+    of_values: as credits, of int32 in place of scores.
     matrices, vectors: credited votes of a stage's matrices, and of all vectors. sizes: pairs, pairs
     of a part, votes, then the shift of the sums or the lanes of the credits.
     embedded, read: sums of entries by row, of an embedding and of the readout. sizes: rows,
     columns, entries, entries of a part, then T, lanes and where the credits begin.
+    featured: as embedded, of sparse features. sizes: besides, indices of a row, those of a list,
+    and whether the noise is on nodes.
     """
 
     credits: Source
@@ -121,10 +136,15 @@ class CreditKernels(NamedTuple):
     vectors: Source
     embedded: Source
     read: Source
+    of_values: Source
+    featured: Source
 
 
-def _kernel(dialect: Dialect, name: str, inputs: str, outputs: str, file: str, body: str) -> Source:
-    header, text = dialect.header("", [file]), dialect.spelled(body)
+def _kernel(
+    dialect: Dialect, name: str, inputs: str, outputs: str, files: str, body: str,
+    constants: str = "",
+) -> Source:  # fmt: skip
+    header, text = dialect.header(constants, files.split()), dialect.spelled(body)
     return Source(name, tuple(inputs.split()), tuple(outputs.split()), header, text)
 
 
@@ -157,7 +177,10 @@ def vote_sources(dialect: Dialect, rank: int, clt: bool) -> tuple[Source, Source
 def credit_kernels(dialect: Dialect) -> CreditKernels:
     """All that runs after the stages."""
     inputs = "scores tokens signs starts projection table work sizes"
-    credits = _kernel(dialect, "egg_credits", inputs, "credits sums", "credits", CREDITS)
+    credits, of_values = (
+        _kernel(dialect, name, inputs, "credits sums", "credits", CREDITS, f"typedef {t} Score;\n")
+        for name, t in (("egg_credits", "int16_t"), ("egg_value_credits", "int32_t"))
+    )
     inputs = "tape credits work sizes"
     traces = _kernel(dialect, "egg_traces", inputs, "sums", "traces", dialect.traces)
     votes = _vote_kernels(
@@ -165,9 +188,14 @@ def credit_kernels(dialect: Dialect) -> CreditKernels:
         CREDIT_VOTES, CREDIT_VECTOR_VOTES,
     )  # fmt: skip
     ordered = "sorted order sizes"
-    embedded, read = (ROW_VOTES.replace("@", entries) for entries in (EMBEDDED, READ))
+    embedded, read, featured = (
+        ROW_VOTES.replace("@", entries) for entries in (EMBEDDED, READ, FEATURED)
+    )
+    credited = f"table starts credits {ordered}"
     return CreditKernels(
         credits, traces, *votes,
-        _kernel(dialect, "egg_embedded", f"table starts credits {ordered}", "Z", "rows", embedded),
+        _kernel(dialect, "egg_embedded", credited, "Z", "rows", embedded),
         _kernel(dialect, "egg_read", f"read {ordered}", "Z", "rows", read),
+        of_values,
+        _kernel(dialect, "egg_featured", credited, "Z", "rows feature_rows", featured),
     )  # fmt: skip

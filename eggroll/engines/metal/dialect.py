@@ -112,6 +112,9 @@ EGG_SHARED(int8_t, right, egg::DEPTH * egg::RIGHT);
     def tile_values(self, plan: StagePlan, name: str, outputs: int, head: bool) -> str:
         return f"char2 {name}[TILES][M / 8];"
 
+    def tile_sums(self, plan: StagePlan, name: str, outputs: int) -> str:
+        return f"int2 {name}[TILES][M / 8];"
+
     def element_loop(self, plan: StagePlan, outputs: int) -> list[str]:
         return [
             "for (uint i = 0; i < TILES; ++i) for (uint j = 0; j < M / 8; ++j) {",

@@ -72,11 +72,15 @@ class MetalEngine(StagedEngine):
     def description(self) -> str:
         return f"metal ({'NAX' if self.nax else 'simdgroup matrices'})"
 
-    def plans(self, members: int, rank: int) -> list[StagePlan]:
-        return stage_plans(self.program, members=members, rank=rank, nax=self.nax)
+    def plans(self, members: int, rank: int, puts_out: bool = False) -> list[StagePlan]:
+        options = {"members": members, "rank": rank}
+        return stage_plans(self.program, **options, nax=self.nax, puts_out=puts_out)
 
-    def credit_plans(self, crediting: Crediting, members: int) -> list[CreditPlan]:
-        return credit_plans(self.program, crediting, members=members, nax=self.nax)
+    def credit_plans(
+        self, crediting: Crediting, members: int, puts_out: bool = False
+    ) -> list[CreditPlan]:
+        program, nax = self.program, self.nax
+        return credit_plans(program, crediting, members=members, nax=nax, puts_out=puts_out)
 
     def choose_members(self, P: int, rank: int) -> int:
         return best_members(self.program, rank, P, self.nax)

@@ -14,6 +14,7 @@
 #include "machine.h"
 #include "mlx/version.h"
 #include "stepper.h"
+#include "view.h"
 
 namespace mx = mlx::core;
 namespace nb = nanobind;
@@ -159,6 +160,8 @@ NB_MODULE(_int8_gemm, m) {
       "threads"_a,
       "State, values [P, rows], active [P, rows] and, with crediting, Z of every leaf.");
   add_stepper(m);
+  m.def("view", &eggroll::view, "array"_a.none(),
+        "An MLX array over a C-contiguous int8 or int32 array of NumPy, whose memory it shares.");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "fitness"_a, "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a,
         "Z int32 of every leaf.");

@@ -2,7 +2,8 @@
 // times the sign of the noise, or its projection x B where weights have noise.
 //
 // A thread goes through the tokens of one pair from the last one back, for one credit: what leaves
-// with the same noise and discount share.
+// with the same noise and discount share. The type Score is generated: int16_t, or int32_t where
+// the differences of other values take the place of scores.
 
 namespace egg {
 
@@ -29,7 +30,7 @@ EGG_FUNCTION Credit credit_of(const EGG_DEVICE int32_t* w) {
 // Everything of the pairs: scores [2 pairs][T], tokens the same, signs [leaves][pairs][words],
 // projections x B [products][T][lanes]; lanes are the pairs of whole threadgroups.
 struct Pairs {
-  const EGG_DEVICE int16_t* scores;
+  const EGG_DEVICE Score* scores;
   const EGG_DEVICE int32_t *tokens, *signs, *starts, *projections;
   const EGG_DEVICE int8_t* table;
   uint32_t pairs, lanes, T, words;
@@ -57,7 +58,7 @@ EGG_FUNCTION int clipped(int64_t v, int shift) {
 // given[t * lanes] are the credits of a pair's tokens; returns their sum.
 EGG_FUNCTION int weigh(EGG_DEVICE int8_t* given, Credit credit, Pairs of, uint32_t lane) {
   const uint32_t pair = min(lane, of.pairs - 1);
-  const EGG_DEVICE int16_t* score = of.scores + 2 * pair * of.T;
+  const EGG_DEVICE Score* score = of.scores + 2 * pair * of.T;
   const EGG_DEVICE int32_t* tokens = of.tokens + 2 * pair * of.T;
   int after = 0, sum = 0;
   for (uint32_t back = 0; back < of.T; ++back) {

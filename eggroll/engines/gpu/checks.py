@@ -1,0 +1,89 @@
+"""Checks of what kernels are given: they would read beyond an array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+
+from eggroll.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
+from eggroll.noise import Slices, slice_length
+from eggroll.program import Program
+
+MOST_SHIFT = 27  # of a vector's noise at the largest sigma_shift
+
+
+def check_draws(credit_noise: CreditNoise, P: int, T: int) -> None:
+    """Raises ValueError for draws that a kernel would read beyond their array."""
+    if credit_noise.draws.shape != (P // 2, T):
+        raise ValueError(f"draws are {credit_noise.draws.shape}, not [pairs, T] = {(P // 2, T)}")
+
+
+def check_credit(
+    program: Program, rank: int, signs: mx.array, crediting: Crediting, P: int, T: int
+) -> None:
+    """Raises ValueError for what a kernel would read beyond an array."""
+    leaves, N = program.leaves, P // 2
+    if rank != 1:
+        raise ValueError(f"noise is of rank {rank}: token credit has rank 1")
+    if signs.shape != (len(leaves), N, -(-T // 32)):
+        raise ValueError(f"signs are {signs.shape}, not [leaves, pairs, ceil(T / 32)]")
+    if any(len(each) != len(leaves) for each in crediting[1:5]):
+        raise ValueError("crediting: one number per leaf is needed")
+    if any(not 0 <= s <= MOST_SHIFT and s != SILENT for s in crediting.shifts):
+        raise ValueError(f"crediting: shifts are 0..{MOST_SHIFT} or silent")
+    if any(not 0 <= g <= 15 for g in crediting.discounts):
+        raise ValueError("crediting: discounts are 0..15")
+    if not (0 <= crediting.credit_shift <= 16 and 0 <= crediting.unit_shift <= 16):
+        raise ValueError("crediting: credit_shift and unit_shift are 0..16")
+    for stage in program.stages:
+        for op in (op for op in stage.ops if op.leaf >= 0):
+            fitting = CreditKind.NONE, OF[op.kind][0], *[CreditKind.READOUT] * (op.kind == "score")
+            if crediting.kinds[op.leaf] not in fitting:
+                raise ValueError("crediting: a leaf's kind does not fit its operation")
+    for i, owner in enumerate(crediting.owners):
+        if not 0 <= owner < len(leaves):
+            raise ValueError("crediting: an owner is no leaf")
+        shape = leaves[owner].shape
+        if owner != i and (len(shape) != 2 or shape[0] != leaves[i].shape[0]):
+            raise ValueError("crediting: a leaf's owner has other outputs")
+        if owner != i and crediting.kinds[i] in (CreditKind.TOKENS, CreditKind.FEATURES):
+            raise ValueError("crediting: an embedding owns its noise")
+
+
+def host_extreme(of: Callable[..., mx.array], a: mx.array) -> int:
+    """The least or the largest element, found on the CPU so as not to wait for the GPU."""
+    return int(np.array(of(a, stream=mx.cpu)))
+
+
+def check_tokens(
+    program: Program, tokens: mx.array, targets: mx.array | None, state: mx.array
+) -> None:
+    """Raises ValueError unless tokens, targets [P, T] and state [P, state_size] are the program's.
+
+    targets: None where nothing is scored.
+    """
+    V, size = program.vocabulary, program.state_size
+    if tokens.ndim != 2 or tokens.size == 0:
+        raise ValueError(f"tokens {tokens.shape} must be [P, T]")
+    if targets is not None and targets.shape != tokens.shape:
+        raise ValueError(f"tokens {tokens.shape} and targets {targets.shape} must be [P, T]")
+    if state.shape != (tokens.shape[0], size):
+        needed = tokens.shape[0], size
+        raise ValueError(f"state is {state.shape}, not [P, state_size] = {needed}")
+    for name, array in (("tokens", tokens), ("targets", targets)):
+        if array is None:
+            continue
+        if host_extreme(mx.min, array) < 0 or host_extreme(mx.max, array) >= V:
+            raise ValueError(f"{name} must be in 0..{V - 1}")
+
+
+def check_noise(program: Program, noise: Slices, members: int) -> None:
+    """Raises ValueError unless every slice of members / 2 pairs lies in the table."""
+    if members % 2 or noise.starts.shape != (len(program.leaves), members // 2):
+        raise ValueError(f"starts are {noise.starts.shape} for {members} members")
+    longest = np.array([slice_length(leaf.shape, noise.rank) for leaf in program.leaves], np.int32)
+    ends = mx.add(noise.starts, mx.array(longest)[:, None], stream=mx.cpu)
+    if host_extreme(mx.min, noise.starts) < 0 or host_extreme(mx.max, ends) > noise.table.size:
+        raise ValueError("a slice of the noise lies beyond the table")
