@@ -8,12 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eggroll import networks
+    from eggroll import envs, networks
     from eggroll.api import Interrupted, Trained, train
     from eggroll.config import Config
     from eggroll.errors import InputError
     from eggroll.language import LanguageModel, load
     from eggroll.program import Program
+    from eggroll.quantisation import quantise
     from eggroll.trainer import Trainer
 
 __version__ = "0.2.0"
@@ -27,8 +28,10 @@ __all__ = [
     "Trained",
     "Trainer",
     "__version__",
+    "envs",
     "load",
     "networks",
+    "quantise",
     "train",
 ]
 
@@ -41,8 +44,10 @@ _PLACES = {
     "Program": "eggroll.program",
     "Trained": "eggroll.api",
     "Trainer": "eggroll.trainer",
+    "envs": "eggroll.envs",
     "load": "eggroll.language",
     "networks": "eggroll.networks",
+    "quantise": "eggroll.quantisation",
     "train": "eggroll.api",
 }
 
@@ -56,4 +61,4 @@ if not TYPE_CHECKING:  # else a type checker would take any name for known
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted(__all__)

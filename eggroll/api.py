@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from eggroll import runlog, training
 from eggroll.config import Config, DeclaredConfig, with_program
 from eggroll.data.streams import TOKENS, Corpus
 from eggroll.data.tokens import check_vocabulary, token_corpus
-from eggroll.errors import InputError
+from eggroll.errors import InputError, in_python
 from eggroll.language import LanguageModel
 from eggroll.options import from_dict
 from eggroll.program import Program
-from eggroll.run import TrainingRun, open_run
+from eggroll.run import open_run
 from eggroll.training import Callback
 
 Tokens = ArrayLike | tuple[ArrayLike, ArrayLike]
@@ -39,7 +39,7 @@ class Trained:
     """
 
     model: LanguageModel
-    history: list[runlog.Row]
+    history: list[runlog.Row] = field(repr=False)  # else a notebook would show every row
     signature: str
     folder: Path | None
 
@@ -103,6 +103,31 @@ def train(
         InputError: bad input or environment; what was on the disk before is intact.
         Interrupted: by Ctrl-C or SIGTERM.
     """
+    history: list[runlog.Row] = []
+    with in_python(), ExitStack() as stack:
+        options, corpus = _options(config, tokens, vocabulary, network, out)
+        told = [history.append, *_callables(callbacks)]
+        write = bool(options.out or options.resume)
+        run = open_run(options, stack, corpus=corpus, write=write, show=show)
+        if run.folder:
+            known = runlog.read_lines(run.path(runlog.METRICS))
+            history += [row for _, row in known if row["step"] <= run.step]
+        made = training.complete(run, stack, told, show=show)
+        model = LanguageModel(run.config, run.engine, run.weights, run.step)
+    result = Trained(model, history, made.signature, made.folder)
+    if made.resume_hint:
+        raise Interrupted(made.resume_hint, result)
+    return result
+
+
+def _options(
+    config: Config | None,
+    tokens: Tokens | None,
+    vocabulary: int | None,
+    network: Program | None,
+    out: str | os.PathLike[str] | None,
+) -> tuple[Config, Corpus | None]:
+    """The options of a run by the arguments of `train`, and its corpus if it is the caller's."""
     options = _plain(Config() if config is None else config)
     if out is not None:
         options = replace(options, out=_path(out))
@@ -117,25 +142,7 @@ def train(
     elif vocabulary is not None:
         check_vocabulary(vocabulary)
         options = replace(options, vocabulary=int(vocabulary))
-    if network is not None:
-        options = _with_network(options, network)
-    history: list[runlog.Row] = []
-    with ExitStack() as stack:
-        write = bool(options.out or options.resume)
-        run = open_run(options, stack, corpus=corpus, write=write, show=show)
-        if run.folder:
-            known = runlog.read_lines(run.path(runlog.METRICS))
-            history += [row for _, row in known if row["step"] <= run.step]
-        told = [history.append, *_callables(callbacks)]
-        made = training.complete(run, stack, told, show=show)
-        result = Trained(_model(run), history, made.signature, made.folder)
-    if made.resume_hint:
-        raise Interrupted(made.resume_hint, result)
-    return result
-
-
-def _model(run: TrainingRun) -> LanguageModel:
-    return LanguageModel(run.config, run.engine, run.weights, run.step)
+    return (options if network is None else _with_network(options, network)), corpus
 
 
 def _plain(config: Config) -> Config:
@@ -150,7 +157,7 @@ def _plain(config: Config) -> Config:
             "train(Config(steps=100))."
         )
     hidden = ("out", "resume", "config")
-    names = [field.name for field in fields(config) if field.name not in hidden]
+    names = [option.name for option in fields(config) if option.name not in hidden]
     given = {name: _item(getattr(config, name)) for name in names}
     typed = from_dict(given | {"count_steps": _listed(config.count_steps)}, "config")
     return replace(typed, out=_path(config.out), resume=_path(config.resume))

@@ -27,7 +27,7 @@ def program_of(declared: Mapping[str, Any], score_bits: int = 4) -> Program:
         net.outputs = [Output(*output) for output in declared.get("outputs", ())]
         net.policies = [Policy(*policy) for policy in declared.get("policies", ())]
         tables = {name: np.array(v, np.int8) for name, v in declared["tables"].items()}
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProgramError(f"That is no declaration of a program ({error!r}).") from error
     net.tables = net.tables | tables
     net.check()

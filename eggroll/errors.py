@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InputError(Exception):
     """Bad input or environment: one sentence naming the value, the allowed range and the way out.
 
     Commands print the sentence on stderr and exit with code 2, before any work is done.
     """
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Makes what a command line would say of an option into what Python says."""
+    try:
+        yield
+    except InputError as error:
+        said = re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda m: m[1].replace("-", "_"), str(error))
+        raise InputError(said) from None

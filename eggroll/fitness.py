@@ -17,6 +17,7 @@ Values = NDArray[np.float64]
 
 LEVELS = 7  # of a pair's fitness on either side of zero, three bits
 CREDIT = 32  # mean size of the values that token credit is given: wide, and rarely clipped to int8
+LIVELY = 0.01  # share of differing pairs below which hardly anything is learnt
 FINE = 1 << 24  # steps of the largest difference, where means are taken
 
 
@@ -75,7 +76,7 @@ def scaled(difference: Values, mean: int, unit: float) -> NDArray[np.int64]:
     """Differences in whole numbers, such that `unit` becomes `mean`; the largest are clipped."""
     if unit == 0:
         return np.zeros(difference.shape, np.int64)
-    limit = 1 << 20  # of a value that engines take
+    limit = 1 << 19  # of a value that engines take
     out: NDArray[np.int64] = np.clip(np.rint(difference * (mean / unit)), -limit, limit).astype(
         np.int64
     )

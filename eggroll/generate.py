@@ -161,7 +161,7 @@ def load(folder: Path, engine: str, threads: int) -> Model:
         InputError: the folder holds no sound checkpoint, or the engine cannot run here.
     """
     path = folder / CHECKPOINT
-    if _format(path) == reader.FORMAT:
+    if format_of(path) == reader.FORMAT:
         options, twin, weights = reader.load(path, threads)
         return model_of(options, twin, weights)
     kept = checkpoint.load(path)
@@ -191,7 +191,7 @@ def text(
     yield decode.end()
 
 
-def _format(path: Path) -> str:
+def format_of(path: Path) -> str:
     """The kind of run that a checkpoint is of; empty where it cannot be read."""
     try:
         with safetensors.safe_open(path, "numpy") as file:

@@ -15,16 +15,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from eggroll import checkpoint, cli, engines, generate
+from eggroll.baseline import reader
 from eggroll.config import Config
 from eggroll.data.tokens import token_ids
 from eggroll.engines import Engine
-from eggroll.errors import InputError
+from eggroll.errors import InputError, in_python
 from eggroll.generate import MARK
 from eggroll.population import model_loss
 from eggroll.program import Leaves, Program
 from eggroll.runlog import CHECKPOINT
 
 BLOCK = 64  # tokens of a stream that a loss reads at a time
+# Checkpoints of another format: what they are, and what reads them.
+FOREIGN = {
+    checkpoint.LIBRARY: "of eggroll.Trainer: read it by eggroll.Trainer.load",
+    reader.FORMAT: "a float network of eggroll.adamw, without int8 weights: the command generate "
+    "samples it",
+}
 
 
 class LanguageModel:
@@ -205,7 +212,11 @@ def load(path: str | os.PathLike[str], *, engine: str = "auto", threads: int = 0
             "load('runs/stdlib-000')."
         )
     where = Path(path).expanduser()
-    kept = checkpoint.load(where if where.is_file() else where / CHECKPOINT)
+    file = where if where.is_file() else where / CHECKPOINT
+    if way_out := FOREIGN.get(generate.format_of(file)):
+        raise InputError(f"{str(path)!r} is {way_out}.")
+    with in_python():
+        kept = checkpoint.load(file)
     chosen, _ = engines.choose(engine, kept.config.program(), _whole("threads", threads, 0, 1024))
     return LanguageModel(kept.config, chosen, kept.weights, kept.step)
 
@@ -219,7 +230,8 @@ def _options(tokens: Any, temperature: Any, seed: Any) -> generate.Options:
         temperature=None if temperature is None else float(temperature),
         seed=_whole("seed", seed, 0, (1 << 63) - 1),
     )
-    cli.check_ranges(options)
+    with in_python():
+        cli.check_ranges(options)
     return options
 
 

@@ -59,15 +59,18 @@ def complete(
     callbacks: told every line of metrics, after the file and the screen; show: whether there is a
     screen.
     """
-    told, saves = list(callbacks), [run.save]
-    if show:
-        display = runlog.Display(run.step, run.config.steps, unit(run.config), run.legend)
-        told.insert(0, stack.enter_context(display).update)
+    told: list[Callback] = []
+    saves, hint = [run.save], run.resume_hint()
     if run.folder:
         metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), run.step))
-        told.insert(0, metrics.append)
+        told.append(metrics.append)
         saves.insert(0, metrics.sync)
-    stop = stack.enter_context(cli.Stop(f"the last checkpoint stays: {run.resume_hint()}"))
+        hint = f"the last checkpoint stays: {hint}"
+    if show:
+        display = runlog.Display(run.step, run.config.steps, unit(run.config), run.legend)
+        told.append(stack.enter_context(display).update)
+    told += callbacks
+    stop = stack.enter_context(cli.Stop(hint))
     asked = ended = False
     while run.step < run.config.steps and not (asked or ended):
         row = run.update()

@@ -1,13 +1,11 @@
-"""A language model of a folder's text, or of Python's own sources: train, score, sample."""
+"""A language model of the source text of Python's own library: train, score, sample."""
 
 import sys
 
 import eggroll as eg
 
-steps, *data = sys.argv[1:] or ["300"]
-config = eg.Config(
-    recipe="language", pop=1024, steps=int(steps), data=data[0] if data else "stdlib"
-)
+steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+config = eg.Config(recipe="language", pop=1024, steps=steps)  # or data="book.txt", a file or folder
 
 
 def report(row: dict) -> None:
@@ -16,5 +14,5 @@ def report(row: dict) -> None:
 
 
 trained = eg.train(config, callbacks=report)
-print(f"{trained.model.loss('import numpy as np'):.3f} bits per byte of a line it never saw")
+print(f"{trained.model.loss('import numpy as np'):.3f} bits per byte of a line of code")
 print(trained.model.sample("def ", tokens=200))

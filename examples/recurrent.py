@@ -31,7 +31,9 @@ net.score(net.norm(x, "norm"), "head")
 rng = np.random.default_rng(0)
 words = rng.integers(1, V, (20_000, 5), np.uint16)
 words[:, 0], words[:, 4] = 0, words[:, 1]
-config = eg.Config(recipe="language", pop=1024, steps=int((sys.argv[1:] or ["300"])[0]))
+config = eg.Config(
+    recipe="language", pop=1024, steps=int(sys.argv[1]) if len(sys.argv) > 1 else 300
+)
 trained = eg.train(config, tokens=words.reshape(-1), network=net)
 print(f"{trained.val_loss:.3f} bits per token; with memory 1.8 are possible, without 2.4")
 print(trained.model.sample("5 1 2", tokens=7, temperature=0))

@@ -10,7 +10,8 @@ import eggroll as eg
 if len(sys.argv) > 2:
     model, prompt = eg.load(sys.argv[1]), sys.argv[2]
 else:
-    config = eg.Config(data="count", pop=512, score_bits=8, steps=int((sys.argv[1:] or ["150"])[0]))
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 150
+    config = eg.Config(data="count", pop=512, score_bits=8, steps=steps)
     model, prompt = eg.train(config).model, "3 4 5"
 
 print(model)

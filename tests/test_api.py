@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def test_training_is_the_commands_and_writes_nothing(folder: Path, finished: Pat
     assert timeless(made.history) == metrics(finished)
     assert (made.step, made.folder, made.config) == (6, None, CONFIG)
     assert made.val_loss == made.history[-1]["val_loss"]
+    assert SIGNATURE in repr(made)
+    assert "loss" not in repr(made)
     assert list(folder.iterdir()) == []
     assert capfd.readouterr() == ("", "")
 
@@ -121,9 +124,14 @@ def test_ctrl_c_keeps_the_result(folder: Path, no_curves: None):
 
 
 def test_ctrl_c_twice_stops_at_once():
-    with pytest.raises(KeyboardInterrupt, match="Stopped at once") as stopped:
+    with pytest.raises(KeyboardInterrupt, match="Stopped at once; nothing") as stopped:
         eg.train(CONFIG, callbacks=[press, press])
     assert not isinstance(stopped.value, eg.Interrupted)
+
+
+def test_another_thread_than_the_main_one_may_train():
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(eg.train, CONFIG).result().signature == SIGNATURE
 
 
 def test_numbers_of_numpy_are_options():

@@ -233,11 +233,15 @@ def test_a_stage_may_be_full():
         ENGINES[engine](net)
 
 
-def native_program(stages, leaves, state_size: int = 0):
-    """The C++ program of vocabulary 4 and width 8, whatever the declaration's checks would say."""
+def native_program(stages, leaves, state_size: int = 0, *, inputs=0, indices=0, outputs=()):
+    """The C++ program of vocabulary 4 and width 8, whatever the declaration's checks would say.
+
+    Operations are (kind, out, inputs, leaf, table) and, if they have any, numbers.
+    """
+    stages = [([(*op, [])[:6] for op in ops], *more) for ops, *more in stages]
     return _extension.load().Program(
         stages, leaves, 8, 4, state_size, [[0] * 256], fx.exp2_mantissas().tolist(),
-        fx.log2_breakpoints().tolist(),
+        fx.log2_breakpoints().tolist(), inputs, indices, outputs,
     )  # fmt: skip
 
 
@@ -271,7 +275,7 @@ MISREAD = [
     ("score has the wrong leaf", [([EMBED, ("score", 0, [0], 3, 0)], [8, 8], -1)]),
     ("add has the wrong leaf", [([EMBED, ("add", 0, [0, 0], 2, 0), SCORE], [8, 8], -1)]),
     ("a lookup table is missing", [([EMBED, ("lookup", 0, [0], -1, 1), SCORE], [8, 8], -1)]),
-    ("'relu' is not known", [([EMBED, ("relu", 0, [0], -1, 0), SCORE], [8, 8], -1)]),
+    ("'swap' is not known", [([EMBED, ("swap", 0, [0], -1, 0), SCORE], [8, 8], -1)]),
     ("too many operations", [([EMBED] + [("add", 0, [0, 0], -1, 0)] * 63 + [SCORE], [8, 8], -1)]),
     ("too many operations", [([EMBED, SCORE], [8] * 33, -1)]),
 ]

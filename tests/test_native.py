@@ -1,7 +1,8 @@
 """The kernels without MLX or Python: under sanitizers here, and for arm64 under emulation.
 
-Two programs do the work. `replay` repeats small training runs recorded by the oracle; `kernels`
-compares every operation with a plain reference at the sizes and values where kernels go wrong.
+Three programs do the work. `replay` repeats small training runs recorded by the oracle; `kernels`
+and `rows` compare every operation with a plain reference at the sizes and values where kernels go
+wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ARM = {
 }
 SANITIZE = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
 PLAIN = "dispatch.cpp", "program.cpp", "crediting.cpp"  # as every compiler takes them
-CASES = 5632  # that `kernels` compares
+CASES = {"kernels": 5768, "rows": 401}  # that these compare
 CROSS = "aarch64-linux-gnu-g++"
 # Where Debian and Ubuntu put the libraries that go with CROSS.
 EMULATE = "qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-cpu"
@@ -51,7 +52,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(folder: Path, compiler: str, isas: dict[str, list[str]], *flags: str) -> Path:
-    """Compiles the kernels; returns the folder of the programs `replay` and `kernels`."""
+    """Compiles the kernels; returns the folder of the programs."""
     recoded = isas.get("avxvnni") == RECODED  # then it is called directly
     dispatched = [name for name in isas if name != "avxvnni" or not recoded]
     have = [f"-DEGG_HAVE_{name.upper()}" for name in dispatched]
@@ -59,7 +60,7 @@ def build(folder: Path, compiler: str, isas: dict[str, list[str]], *flags: str) 
     units = {"generic": [], **isas}
     files = {SOURCES / f"isa_{name}.cpp": extra for name, extra in units.items()}
     files |= {path: [] for path in map(SOURCES.joinpath, PLAIN)}
-    programs = [NATIVE / "replay.cpp", NATIVE / "kernels.cpp"]
+    programs = [NATIVE / f"{name}.cpp" for name in ("replay", *CASES)]
     objects, running = {}, []
     for source, extra in (files | {path: [] for path in programs}).items():
         objects[source] = str(folder / source.with_suffix(".o").name)
@@ -88,13 +89,18 @@ def has_sanitizers(compiler: str, folder: Path) -> bool:
 
 
 def replayed(said: list[str], units: list[str]) -> None:
-    assert said[1:] == [f"{unit}: 13 cases replayed" for unit in units]
+    assert said[1:] == [f"{unit}: 21 cases replayed" for unit in units]
 
 
-def compared(said: list[str], units: list[str], covered: set[str], every: int = 1) -> None:
-    assert [line.partition(": ")[0] for line in said] == units
-    for line in said:
-        assert sum(int(word) for word in line.split() if word.isdigit()) == -(-CASES // every)
+def compared(
+    folder: Path, units: list[str], covered: set[str], *before: str, every: int = 1
+) -> None:
+    """Runs the programs that compare, at every n-th case."""
+    for name, cases in CASES.items():
+        said = run(*before, folder / name, str(every))
+        assert [line.partition(": ")[0] for line in said] == units
+        for line in said:
+            assert sum(int(word) for word in line.split() if word.isdigit()) == -(-cases // every)
     covered.update(units)
 
 
@@ -125,7 +131,7 @@ def test_recorded_cases_under_sanitizers(here: tuple[Path, list[str], list[str]]
 
 def test_kernels_under_sanitizers(here: tuple[Path, list[str], list[str]], covered: set[str]):
     folder, _, units = here
-    compared(run(folder / "kernels"), units, covered)
+    compared(folder, units, covered)
 
 
 # neoverse-n1 has no matrix products, and cortex-a57 no dot product either.
@@ -152,7 +158,7 @@ def test_arm64_recorded_cases_under_emulation(cases: Path, arm64: Path, cpu: str
 
 
 def test_arm64_kernels_under_emulation(arm64: Path, covered: set[str]):
-    compared(run(*EMULATE, "max", arm64 / "kernels"), CPUS["max"], covered)
+    compared(arm64, CPUS["max"], covered, *EMULATE, "max")
 
 
 def test_arm64_under_emulation_and_sanitizers(
@@ -165,8 +171,7 @@ def test_arm64_under_emulation_and_sanitizers(
     build(tmp_path, CROSS, ARM, "-O2", "-g0", *SANITIZE)
     replayed(run(*EMULATE, "max", tmp_path / "replay", cases), CPUS["max"])
     every = 7  # prime to all that the cases cycle through
-    said = run(*EMULATE, "max", tmp_path / "kernels", str(every))
-    compared(said, CPUS["max"], covered, every)
+    compared(tmp_path, CPUS["max"], covered, *EMULATE, "max", every=every)
 
 
 def test_a_session_that_misses_a_required_instruction_set_fails():

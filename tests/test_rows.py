@@ -16,6 +16,7 @@ from test_engines import BACKENDS
 from test_programs import CREDITED, check, check_credit, running
 
 from eggroll.engines import Engine
+from eggroll.fitness import scaled
 from eggroll.networks import mlp, nnue
 from eggroll.program import Program, Rows
 
@@ -101,6 +102,24 @@ def test_networks_of_rows_equal_the_oracle(
             check_credit(engine, credited_of(case, rng, estimator))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("noise", [True, False])
+def test_rows_one_by_one_give_what_all_at_once_do(backend: str, noise: bool):
+    """As environments in lockstep have them: T = 1 with the state carried on."""
+    case = case_of(every_operation(), np.random.default_rng(2), T=4, P=6, sigma_shift=1)
+    case.tokens[:, 2] = [0, 1] * 3  # half of the members begin anew
+    slices, (tokens, _, state, rows) = case.slices if noise else None, case.arrays
+    with running(backend, case.program) as engine:
+        prepared = engine.prepare(case.leaves)
+        want, after = engine.outputs(prepared, slices, tokens, state, rows)
+        for t in range(tokens.shape[1]):
+            one = Rows(*(a if a is None else a[:, t : t + 1] for a in rows))
+            got, state = engine.outputs(prepared, slices, tokens[:, t : t + 1], state, one)
+            for name, values in got.items():
+                np.testing.assert_array_equal(np.array(values), np.array(want[name][:, t : t + 1]))
+        np.testing.assert_array_equal(np.array(state), np.array(after))
+
+
 def complete_credited(estimator: str, *, T: int = 3, alike: bool = True) -> Credited:
     """A program of every operation, its values as large as they may be, and of one sign."""
     rng = np.random.default_rng(1)
@@ -118,6 +137,12 @@ def test_largest_values_do_not_wrap(backend: str, estimator: str):
     credited = complete_credited(estimator, T=70)
     with running(backend, credited.case.program, 2) as engine:
         check_credit(engine, credited)
+
+
+def test_the_largest_value_is_one_that_engines_take():
+    """However much larger one difference is than the others."""
+    values = scaled(np.array([[1e9, -1e9, 0.1]]), 32, 0.1)
+    np.testing.assert_array_equal(values, [[LARGEST, -LARGEST, 32]])
 
 
 @pytest.mark.parametrize("estimator", CREDITED)

@@ -101,7 +101,7 @@ class Engine(ABC):
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
         """Runs P members over T tokens, as `evaluate`, and counts token-credited votes.
 
-        noise: of rank 1; values: int32 [N, T] of at most 2^20, what member 2p earned at each token
+        noise: of rank 1; values: int32 [N, T] of at most 2^19, what member 2p earned at each token
         less what member 2p + 1 did, in the unit of scores; None: their scores.
         Returns scores int16 [P, T] (zeros without a score), the new state, and Z int32 (mod 2^32)
         per leaf; the arithmetic is that of docs/estimators.md.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+import networks_random
 import numpy as np
 import oracle
-from networks import Case, random_case
-from networks_credit import credited_case
+from networks import Case, case_of, random_case
+from networks_credit import Credited, credited_case, credited_of
 
 from eggroll import fixed_point as fx
 from eggroll.engines.cpu import lookup_tables
+from eggroll.networks import mlp, nnue
+from eggroll.program import Program
 from eggroll.rules import vote_threshold
 
 UPDATES, Z_Q4 = 3, 8
@@ -36,6 +40,26 @@ CREDITED = [
 ]
 
 
+# Programs of any input and output; members of a pair are shown the same.
+ROWS = [
+    (estimator, program, shape)
+    for estimator in ("token-credit", "token-votes")
+    for program, shape in (
+        (networks_random.every_operation, {"T": 4, "P": 34, "sigma_shift": 2}),
+        (lambda: mlp(27, [70, 9], 130), {"T": 3, "P": 6, "sigma_shift": 1}),
+        (lambda: nnue(120, 33, 10, active=5), {"T": 6, "P": 36, "sigma_shift": 3}),
+        (lambda: nnue(80, 64, 4, active=3, lists=1), {"T": 33, "P": 4, "extreme": True}),
+    )
+]
+
+
+def credited_rows(
+    seed: int, estimator: str, program: Callable[[], Program], shape: dict
+) -> Credited:
+    rng = np.random.default_rng(seed)
+    return credited_of(case_of(program(), rng, **shape), rng, estimator, valued=seed % 2 == 0)
+
+
 def put(file: BinaryIO, values: object, dtype: str = "<i4") -> None:
     array = np.ascontiguousarray(values, dtype).reshape(-1)
     file.write(np.int64(array.size).astype("<i8").tobytes() + array.tobytes())
@@ -51,12 +75,17 @@ def put_program(file: BinaryIO, case: Case) -> None:
             table = names.index(op.table) if op.table else 0
             put(file, np.frombuffer(op.kind.encode("ascii"), np.uint8), "u1")
             put(file, [op.out, op.leaf, table, *op.inputs])
+            put(file, op.numbers)
         put(file, stage.registers)
         put(file, stage.state)
     put(file, len(program.leaves))
     for leaf in program.leaves:
         put(file, (*leaf.shape, 0)[:2])
-    put(file, [program.width, program.vocabulary, program.state_size])
+    put(file, len(program.outputs))
+    for output in program.outputs:
+        put(file, [output.size, output.wide])
+    sizes = program.width, program.vocabulary, program.state_size
+    put(file, [*sizes, program.inputs, program.indices])
     put(file, len(tables))
     for table in tables:
         put(file, table)
@@ -95,8 +124,7 @@ def put_case(file: BinaryIO, shape: dict, seed: int) -> None:
         put(file, w, "i1")
 
 
-def put_credited(file: BinaryIO, estimator: str, shape: dict, seed: int) -> None:
-    credited = credited_case(seed, estimator, **shape)
+def put_credited(file: BinaryIO, credited: Credited) -> None:
     case, crediting = credited.case, credited.crediting
     put_program(file, case)
     put(file, [oracle.Q + case.sigma_shift, *case.tokens.shape])
@@ -108,7 +136,13 @@ def put_credited(file: BinaryIO, estimator: str, shape: dict, seed: int) -> None
     for array in (case.starts, credited.signs, case.tokens, case.targets):
         put(file, array)
     put(file, credited.draws, "<u4")
-    scores, state, Z = credited.oracle()
+    for array, dtype in zip((*case.rows, credited.values), ("i1", "<i4", "<i4"), strict=True):
+        put(file, () if array is None else array, dtype)
+    outputs, _ = credited.oracle_outputs()
+    for output in case.program.outputs:
+        array = np.ascontiguousarray(outputs[output.name], "<i4" if output.wide else "i1")
+        put(file, np.frombuffer(array.tobytes(), np.uint8), "u1")
+    scores, state, Z = credited.oracle_of_any()
     put(file, scores, "<i2")
     put(file, state, "i1")
     for z in Z.values():
@@ -120,6 +154,10 @@ def write(path: Path) -> None:
         put(file, len(SHAPES))
         for i, shape in enumerate(SHAPES):
             put_case(file, shape, 10 * i)
-        put(file, len(CREDITED))
-        for i, (estimator, shape) in enumerate(CREDITED):
-            put_credited(file, estimator, shape, 100 + i)
+        credited = [
+            *(credited_case(100 + i, name, **shape) for i, (name, shape) in enumerate(CREDITED)),
+            *(credited_rows(200 + i, *given) for i, given in enumerate(ROWS)),
+        ]
+        put(file, len(credited))
+        for case in credited:
+            put_credited(file, case)

@@ -88,7 +88,7 @@ std::unique_ptr<Program> program(const std::vector<StageSpec>& stages,
 }
 
 OpSpec op(const char* name, int out, std::vector<int> in, int leaf = -1) {
-  return {name, out, std::move(in), leaf, 0};
+  return {name, out, std::move(in), leaf, 0, {}};
 }
 
 Ints random_starts(const std::vector<LeafSpec>& leaves, int pairs, int rank, size_t table) {
@@ -231,6 +231,19 @@ std::vector<Operation> operations(int width) {
          for (size_t i = 0; i < a.size(); ++i) y.push_back(reference::clip(a[i] + b[i] + w[i]));
          return y;
        }},
+      {"bias",
+       {op("bias", 1, {0}, 0)},
+       {vector},
+       [](const Trial& t, int m, const Bytes& a, const Bytes&) {
+         return each(a, reference::vector(t.weights[0], t.noise(0, m)),
+                     [](int x, int w) { return x + w; });
+       }},
+      {"relu",
+       {op("relu", 1, {0})},
+       {},
+       [](const Trial&, int, const Bytes& a, const Bytes& b) {
+         return each(a, b, [](int x, int) { return x < 0 ? 0 : x; });
+       }},
       {"norm",
        {op("norm", 1, {0}, 0)},
        {vector},
@@ -248,7 +261,7 @@ void elementwise_case(const Operation& what, int width, int members, Fill weight
     identity.push_back(static_cast<int8_t>(i));
     other.push_back(looked_up(static_cast<int8_t>(i)));
   }
-  StageSpec first{{{"lookup", 0, {1}, -1, 1}}, {width, width}, 0};
+  StageSpec first{{{"lookup", 0, {1}, -1, 1, {}}}, {width, width}, 0};
   StageSpec second{what.ops, {width, width, width}, width};
   std::vector<LeafSpec> leaves = what.leaves;
   int head = static_cast<int>(leaves.size());

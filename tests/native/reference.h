@@ -28,18 +28,43 @@ struct Noise {
   int rank, shift, sign;
 };
 
-// clip((W x + ((x B) A >> shift)) // (16 floor(sqrt K))); W [O, K], slice B [K, r] then A [O, r].
-inline Bytes linear(const Bytes& w, int outputs, const Bytes& x, const Noise& noise) {
+// W x + ((x B) A >> shift); W [O, K], slice B [K, r] then A [O, r].
+inline std::vector<int64_t> sums(const Bytes& w, int outputs, const Bytes& x, const Noise& noise) {
   int inputs = static_cast<int>(x.size()), r = noise.slice ? noise.rank : 0;
-  std::vector<int64_t> xb(static_cast<size_t>(r));
+  std::vector<int64_t> xb(static_cast<size_t>(r)), y;
   for (int j = 0; j < r; ++j)
     for (int k = 0; k < inputs; ++k) xb[j] += x[k] * noise.slice[k * r + j];
-  Bytes y;
   for (int o = 0; o < outputs; ++o) {
     int64_t sum = 0, pert = 0;
     for (int k = 0; k < inputs; ++k) sum += w[o * inputs + k] * x[k];
     for (int j = 0; j < r; ++j) pert += noise.sign * noise.slice[(inputs + o) * r + j] * xb[j];
-    y.push_back(clip(floor_div(wrap32(sum + (wrap32(pert) >> noise.shift)), 16 * isqrt(inputs))));
+    y.push_back(wrap32(sum + (wrap32(pert) >> noise.shift)));
+  }
+  return y;
+}
+
+// clip(sums // (16 floor(sqrt K))).
+inline Bytes linear(const Bytes& w, int outputs, const Bytes& x, const Noise& noise) {
+  Bytes y;
+  for (int64_t sum : sums(w, outputs, x, noise))
+    y.push_back(clip(floor_div(sum, 16 * isqrt(static_cast<int>(x.size())))));
+  return y;
+}
+
+// clip((sum of the rows of E [count, D] + noise) >> by), of one list of indices.
+inline Bytes features(const Bytes& e, int width, const std::vector<int>& list, int by,
+                      const Noise& noise) {
+  Bytes y;
+  for (int k = 0; k < width; ++k) {
+    int64_t sum = 0, pert = 0;
+    for (int f : list) {
+      if (f < 0) continue;
+      sum += e[static_cast<size_t>(f) * width + k];
+      for (int j = 0; noise.slice && j < noise.rank; ++j)
+        pert += noise.sign * noise.slice[(width + f) * noise.rank + j] *
+                noise.slice[k * noise.rank + j];
+    }
+    y.push_back(clip(wrap32(sum + (wrap32(pert) >> noise.shift)) >> by));
   }
   return y;
 }

@@ -5,6 +5,7 @@
 // covers evaluation, votes, packing and a small training run, wherever the kernels compile. After
 // these come single updates with token credit: scores, states and votes must come out.
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -59,7 +60,7 @@ StageSpec read_stage(Reader& in) {
     std::vector<char> name = in.array<char>();
     std::vector<int32_t> v = in.array<int32_t>();  // out, leaf, table, inputs...
     ops.emplace_back(std::string(name.begin(), name.end()), v[0],
-                     std::vector<int>(v.begin() + 3, v.end()), v[1], v[2]);
+                     std::vector<int>(v.begin() + 3, v.end()), v[1], v[2], in.array<int32_t>());
   }
   std::vector<int32_t> registers = in.array<int32_t>();
   return {ops, registers, in.number()};
@@ -73,13 +74,18 @@ std::unique_ptr<Program> read_program(Reader& in) {
     std::vector<int32_t> shape = in.array<int32_t>();
     leaves.emplace_back(shape[0], shape[1]);
   }
-  std::vector<int32_t> sizes = in.array<int32_t>();  // width, vocabulary, state_size
+  std::vector<OutputSpec> outputs;
+  for (int n = in.number(); n > 0; --n) {
+    std::vector<int32_t> form = in.array<int32_t>();
+    outputs.emplace_back(form[0], form[1] != 0);
+  }
+  std::vector<int32_t> sizes = in.array<int32_t>();  // width, vocabulary, state, inputs, indices
   std::vector<std::vector<int>> tables;
   for (int n = in.number(); n > 0; --n) tables.push_back(in.array<int32_t>());
   std::vector<uint32_t> mantissas = in.array<uint32_t>();
   std::vector<uint64_t> breakpoints = in.array<uint64_t>();
   return std::make_unique<Program>(stages, leaves, sizes[0], sizes[1], sizes[2], tables, mantissas,
-                                   breakpoints);
+                                   breakpoints, sizes[3], sizes[4], outputs);
 }
 
 Case read(Reader& in) {
@@ -110,10 +116,11 @@ struct Credited {
   std::unique_ptr<Program> program;
   int shift, members, tokens_per_member;
   Crediting crediting;
-  std::vector<int8_t> table, state, packed, state_after;
-  std::vector<int32_t> starts, signs, tokens, targets;
+  std::vector<int8_t> table, state, packed, state_after, inputs;
+  std::vector<int32_t> starts, signs, tokens, targets, features, values;
   std::vector<uint32_t> draws;
   std::vector<int16_t> scores;
+  std::vector<std::vector<char>> outputs;
   std::vector<std::vector<int32_t>> votes;
 };
 
@@ -135,6 +142,10 @@ Credited read_credited(Reader& in) {
   for (int i = 0; i < leaves; ++i) c.program->pack(i, in.array<int8_t>().data(), c.packed.data());
   for (auto* numbers : {&c.starts, &c.signs, &c.tokens, &c.targets}) *numbers = in.array<int32_t>();
   c.draws = in.array<uint32_t>();
+  c.inputs = in.array<int8_t>();
+  c.features = in.array<int32_t>();
+  c.values = in.array<int32_t>();
+  for (int i = 0; i < c.program->plan().output_count; ++i) c.outputs.push_back(in.array<char>());
   c.scores = in.array<int16_t>();
   c.state_after = in.array<int8_t>();
   for (int i = 0; i < leaves; ++i) c.votes.push_back(in.array<int32_t>());
@@ -232,9 +243,7 @@ void expect_votes(const Kernels& k, const Credited& c, const CreditWork& work,
   }
 }
 
-void replay(const Kernels& k, const Credited& c, int block_tokens, const std::string& name) {
-  std::vector<int16_t> scores(c.scores.size());
-  std::vector<int8_t> after(c.state.size());
+Job job_of(const Credited& c, int block_tokens, std::vector<int8_t>& after) {
   Job job{};
   job.plan = c.program->plan();
   job.weights = c.packed.data();
@@ -245,20 +254,55 @@ void replay(const Kernels& k, const Credited& c, int block_tokens, const std::st
   job.targets = c.targets.data();
   job.state_in = c.state.data();
   job.state_out = after.data();
-  job.scores = scores.data();
   job.members = c.members;
   job.tokens_per_member = c.tokens_per_member;
   job.signs = c.signs.data();
   job.draws = c.draws.data();
+  job.inputs = c.inputs.data();
+  job.features = c.features.data();
   job.block_tokens = block_tokens;
+  return job;
+}
+
+void run(const Kernels& k, const Job& job) {
+  Scratch scratch(k.block_bytes(job));
+  for (int64_t b = 0; b < (job.members + kLanes - 1) / kLanes; ++b) k.block(job, b, scratch.p);
+}
+
+// What the caller has of the members that are credited.
+void replay_outputs(const Kernels& k, const Credited& c, int block_tokens,
+                    const std::string& name) {
+  std::vector<int8_t> after(c.state.size());
+  std::vector<std::vector<char>> outputs = c.outputs;
+  std::vector<void*> places;
+  for (std::vector<char>& output : outputs) {
+    std::fill(output.begin(), output.end(), 0);
+    places.push_back(output.data());
+  }
+  Job job = job_of(c, block_tokens, after);
+  job.rank = 1;
+  job.outputs = places.data();
+  noise_of_nodes(c.crediting, job);
+  run(k, job);
+  expect(after, c.state_after, name + " state with outputs");
+  for (size_t i = 0; i < outputs.size(); ++i)
+    expect(outputs[i], c.outputs[i], name + " output " + std::to_string(i));
+}
+
+void replay(const Kernels& k, const Credited& c, int block_tokens, const std::string& name) {
+  std::vector<int16_t> scores(c.scores.size());
+  std::vector<int8_t> after(c.state.size());
+  Job job = job_of(c, block_tokens, after);
+  job.scores = scores.data();
+  if (!c.values.empty()) job.values = c.values.data();
   CreditWork work(job, c.crediting);
   std::vector<int32_t> readout(static_cast<size_t>(work.readout), 0);
   work.job.readout = readout.empty() ? nullptr : readout.data();
-  Scratch scratch(k.block_bytes(work.job));
-  for (int64_t b = 0; b < (c.members + kLanes - 1) / kLanes; ++b) k.block(work.job, b, scratch.p);
+  run(k, work.job);
   expect(scores, c.scores, name + " scores");
   expect(after, c.state_after, name + " state");
   expect_votes(k, c, work, readout, name);
+  if (!c.outputs.empty()) replay_outputs(k, c, block_tokens, name);
 }
 
 }  // namespace

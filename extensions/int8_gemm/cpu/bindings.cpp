@@ -12,6 +12,7 @@
 #include "engine.h"
 #include "machine.h"
 #include "mlx/version.h"
+#include "view.h"
 
 namespace mx = mlx::core;
 namespace nb = nanobind;
@@ -94,6 +95,8 @@ NB_MODULE(_int8_gemm, m) {
         "packed"_a, "noise"_a, "signs"_a, "draws"_a, "crediting"_a, "tokens"_a, "targets"_a,
         "state"_a, "rows"_a, "values"_a.none(), "threads"_a, "block_tokens"_a,
         "State, scores and Z int32 of every leaf.");
+  m.def("view", &eggroll::view, "array"_a.none(),
+        "An MLX array over a C-contiguous int8 or int32 array of NumPy, whose memory it shares.");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "fitness"_a, "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a,
         "Z int32 of every leaf.");

@@ -60,10 +60,26 @@ struct Loader : Members {
         Isa::transpose(src, dst + o * kPairs);
         for (int p = 0; p < kPairs; ++p) src[p] += 16;
       }
-      for (int i = 0; o < outputs; ++o, i += r)
-        for (int p = 0; p < kPairs; ++p) dst[o * kPairs + p] = src[p][i];
-      for (int i = outputs * kPairs; i < padded * kPairs; ++i) dst[i] = 0;
+      if (o < outputs) load_rest(src, outputs - o, r, (padded - o) * kPairs, dst + o * kPairs);
     }
+  }
+
+  // The same for what is left at the end, zero beyond it: `bytes` of at most 16 outputs at rank 1.
+  static void load_rest(const int8_t* const* src, int outputs, int r, int bytes, int8_t* dst) {
+    if (r > 1) {
+      for (int o = 0; o < outputs; ++o)
+        for (int p = 0; p < kPairs; ++p) dst[o * kPairs + p] = src[p][o * r];
+      __builtin_memset(dst + outputs * kPairs, 0, static_cast<size_t>(bytes - outputs * kPairs));
+      return;
+    }
+    int8_t rest[kPairs][16] = {}, turned[16 * kPairs];
+    const int8_t* rows[kPairs];
+    for (int p = 0; p < kPairs; ++p) {
+      rows[p] = rest[p];
+      __builtin_memcpy(rest[p], src[p], static_cast<size_t>(outputs));
+    }
+    Isa::transpose(rows, turned);
+    __builtin_memcpy(dst, turned, static_cast<size_t>(bytes));
   }
 
   void load_vector(const Op& op) {
@@ -119,14 +135,13 @@ struct Loader : Members {
   // A on the outputs, in the scale of the sums: 2^-shift of the last bit for A = 1.
   void load_node(const Op& op) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
-    int padded = tiles_of(leaf.rows) * kTile, root = isqrt(leaf.cols), by = job.shifts[op.leaf];
-    int32_t* dst = out.node = arena.take<int32_t>(static_cast<size_t>(padded) * kPairs);
+    int count = tiles_of(leaf.rows) * kTile * kPairs, root = isqrt(leaf.cols);
+    load_a(op, leaf.cols, leaf.rows);
+    int32_t* dst = out.node = arena.take<int32_t>(static_cast<size_t>(count));
     if (!arena.base) return;
-    for (int p = 0; p < kPairs; ++p) {
-      const int8_t* a = slice(op.leaf, p) + leaf.cols;
-      for (int o = 0; o < leaf.rows; ++o) dst[o * kPairs + p] = rounded(16 * root * a[o], by);
-      for (int o = leaf.rows; o < padded; ++o) dst[o * kPairs + p] = 0;
-    }
+    const int8_t* __restrict a = out.a;
+    const int by = job.shifts[op.leaf], half = by ? 1 << (by - 1) : 0;
+    for (int i = 0; i < count; ++i) dst[i] = (16 * root * a[i] + half) >> by;
   }
 
   void load_row(const Op& op, int d) {

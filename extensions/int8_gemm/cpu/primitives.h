@@ -176,8 +176,9 @@ struct Count {
     sums = std::make_shared<ScratchPool>(static_cast<size_t>(largest) * 4, items, threads);
   }
 
-  // Items are (leaf, part of the pairs), big leaves first; each part adds up in its own memory.
-  // Integers make the order of the additions irrelevant.
+  // Items are (leaf, part of the pairs), big leaves first; each part adds up in its own memory, but
+  // for features, of whose rows most have no vote. Integers make the order of the additions
+  // irrelevant.
   void run() const {
     std::vector<size_t> order(jobs.size());
     for (size_t i = 0; i < jobs.size(); ++i) order[i] = i;
@@ -187,6 +188,8 @@ struct Count {
     parallel_for(static_cast<int64_t>(jobs.size()) * parts, threads, [&](int64_t item, int thread) {
       size_t leaf = order[static_cast<size_t>(item / parts)];
       int64_t part = item % parts, n = elements(jobs[leaf].leaf);
+      if (parts == 1 && jobs[leaf].kind == CreditKind::features)
+        return k.vote(jobs[leaf], 0, pairs, z[leaf], pool->of(thread));
       int32_t* sum = static_cast<int32_t*>(sums->of(thread));
       std::memset(sum, 0, static_cast<size_t>(n) * sizeof(int32_t));
       k.vote(jobs[leaf], pairs * part / parts, pairs * (part + 1) / parts, sum, pool->of(thread));

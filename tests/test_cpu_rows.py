@@ -1,0 +1,80 @@
+"""Rows and outputs on the cpu engine, where it goes its own ways: shared sums, parts, wide rows."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from networks import Case, case_of
+from networks_credit import credited_of
+from test_engines import ISAS
+from test_programs import check, running
+
+from eggroll.engines import ENGINES
+from eggroll.engines.cpu import lookup_tables
+from eggroll.networks import mlp, nnue
+from eggroll.program import Program, Rows
+
+pytestmark = pytest.mark.skipif(not ISAS, reason="the cpu engine does not run here")
+
+
+def with_features(case: Case, features: np.ndarray) -> Case:
+    case.rows = Rows(case.rows.inputs, features.astype(np.int32))
+    return case
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 68])
+def test_sums_shared_by_members_that_are_shown_the_same(isa: str, rank: int, group: int):
+    """Groups of members, whether or not they end where pairs and blocks do."""
+    program = nnue(30, 7, 3, active=3)
+    case = case_of(program, np.random.default_rng(group), T=2, P=68, rank=rank, sigma_shift=1)
+    shown = np.asarray(case.rows.features)
+    same = np.arange(68) // group * group
+    with running(f"cpu:{isa}", program, 2) as engine:
+        check(engine, with_features(case, shown[same]))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("size", [63, 64, 65, 67, 127, 128, 200])
+def test_wide_rows_in_and_out(isa: str, size: int):
+    program = mlp(size, [], size + 1)
+    case = case_of(program, np.random.default_rng(size), T=2, P=36, sigma_shift=1)
+    with running(f"cpu:{isa}", program, 2) as engine:
+        check(engine, case)
+
+
+@pytest.mark.parametrize("estimator", ["token-votes", "token-credit"])
+def test_votes_of_features_in_several_parts(estimator: str):
+    """Many pairs are shared by threads, each with votes of its own until they are added up."""
+    program, rng = nnue(30, 5, 3, active=3), np.random.default_rng(1)
+    case = case_of(program, rng, T=1, P=8192, sigma_shift=1)
+    credited = credited_of(case, rng, estimator)
+    one, four = (credited.run(ENGINES["cpu"](program, threads)) for threads in (1, 4))
+    assert np.any(np.array(one[2]["accumulator"]))
+    for name, z in one[2].items():
+        np.testing.assert_array_equal(np.array(four[2][name]), np.array(z), err_msg=name)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_program_without_leaves(isa: str):
+    net = Program()
+    net.output(net.relu(net.input(5)))
+    rows = Rows(mx.array([[[-128, -1, 0, 1, 127]]] * 3, mx.int8))
+    tokens, state = mx.ones((3, 1), mx.int32), mx.zeros((3, 0), mx.int8)
+    with running(f"cpu:{isa}", net) as engine:
+        got, _ = engine.outputs(engine.prepare({}), None, tokens, state, rows)
+    assert got["output"].tolist() == [[[0, 0, 0, 1, 127]]] * 3
+
+
+def test_tables_by_byte_are_those_of_the_program():
+    net = Program()
+    x = net.input(2)
+    net.lookup(x, net.table("mine", [v // 2 for v in range(-127, 128)]))
+    net.output(net.lookup(x, "tanh"))
+    names, tables = lookup_tables(net)
+    assert names == ["mine", "tanh"]
+    assert (tables[0][0], tables[0][127]) == (0, 63)
+    assert [tables[0][v % 256] for v in (1, 2, -1, -2, -127, -128)] == [0, 1, -1, -1, -64, -64]
+    assert tables[1][5] == net.tables["tanh"][132]
