@@ -52,7 +52,8 @@ class Gym:
 
     def evaluate(self, members: Members | Model, keys: ArrayLike) -> NDArray[np.float64]:
         """Mean return of every player's episodes, [P]; see `play`."""
-        return self.play(members, keys).mean(axis=1)
+        means: NDArray[np.float64] = self.play(members, keys).mean(axis=1)
+        return means
 
     def play(self, members: Members | Model, keys: ArrayLike) -> NDArray[np.float64]:
         """Plays an episode in every environment: returns [P, E], the sums of rewards.
@@ -119,7 +120,9 @@ class Gym:
         P, E, R = self.members, self.episodes, len(words)
         if not self._native:
             seeds = np.stack([rng.counters(int(word), 0, E) & SEEDS for word in words])
-            return np.asarray(self._env.reset(seed=seeds.repeat(P // R, axis=0).ravel().tolist())[0])
+            return np.asarray(
+                self._env.reset(seed=seeds.repeat(P // R, axis=0).ravel().tolist())[0]
+            )
         # One generator draws all starts: those of the first R x E are handed out to the groups.
         seen, _ = self._env.reset(seed=rng.key(*words.tolist()) & int(SEEDS))
         source = np.arange(R * E).reshape(R, E).repeat(P // R, axis=0).ravel()
