@@ -260,13 +260,14 @@ def _end(code: int, sentence: str) -> int:
 def handling(handler: Callable[[int, Any], None], *signals: signal.Signals) -> Iterator[None]:
     """Handles signals inside a `with` block, except those this process was told to ignore.
 
+    Nor those that something else than Python handles, as nothing could give them back to it.
     Only the main thread can; elsewhere nothing changes.
     """
     before: dict[signal.Signals, Any] = {}
     try:
         with contextlib.suppress(ValueError):
             for number in signals:
-                if signal.getsignal(number) is not signal.SIG_IGN:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     before[number] = signal.signal(number, handler)
         yield
     finally:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,26 +21,80 @@ from eggroll.errors import InputError
 from eggroll.runlog import CONFIG, METRICS, read_lines
 
 Values = NDArray[np.float64]
-Metric = Literal["val_loss", "loss", "update_rate", "tokens_per_second"]
+Metric = Literal[
+    "val_loss",
+    "loss",
+    "fitness",
+    "fitness_best",
+    "update_rate",
+    "nonzero_ratio",
+    "tokens_per_second",
+    "rows_per_second",
+]
 
 
-class RunCurves(NamedTuple):
+@dataclass(frozen=True)
+class RunCurves(ABC):
     """A run's options and the figures of its updates, as the pictures show them.
 
-    steps, loss, rate, speed, seconds: [updates], seconds of one update each; valid_steps, valid:
-    [validations].
+    steps, rate, speed, seconds: [updates], speed in tokens or rows per second, seconds of one
+    update each.
     """
 
     name: str
     config: dict[str, Any]
     about: dict[str, Any]
     steps: Values
-    loss: Values
     rate: Values
     speed: Values
     seconds: Values
+
+    of: ClassVar[str]  # what it is a run of
+    metrics: ClassVar[tuple[Metric, ...]]  # its figures, first the one that runs are compared by
+    over: ClassVar[str]  # the method that counts what was read
+    counted: ClassVar[str]  # what it counts
+
+    @abstractmethod
+    def unit_of(self, metric: Metric) -> str:
+        """The unit of a metric."""
+
+    @abstractmethod
+    def curve(self, metric: Metric) -> tuple[Values, Values]:
+        """Updates, and the figure of each; those of single updates smoothed."""
+
+    def elapsed(self, steps: Values) -> Values:
+        """Seconds of all updates up to each of these, those of validating left out."""
+        return self._up_to(steps, self.seconds)
+
+    def _up_to(self, steps: Values, of_each: Values) -> Values:
+        done = np.searchsorted(self.steps, steps, side="right")
+        sums: Values = np.concatenate([[0.0], of_each.cumsum()])
+        return sums[done]
+
+    def without_seed(self) -> str:
+        """All that may make two runs differ but the seed, in one text."""
+        changes = {"seed", "out", "resume", "config"}
+        kept = {name: value for name, value in self.config.items() if name not in changes}
+        return json.dumps(kept | {"about": self.about.get("corpus")}, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class LanguageCurves(RunCurves):
+    """A run of eggroll.train or eggroll.adamw.
+
+    loss: [updates]; valid_steps, valid: [validations].
+    """
+
+    loss: Values
     valid_steps: Values
     valid: Values
+
+    of: ClassVar[str] = "of a language model"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        "val_loss", "loss", "update_rate", "tokens_per_second",
+    )  # fmt: skip
+    over: ClassVar[str] = "tokens"
+    counted: ClassVar[str] = "tokens of the corpus read"
 
     @property
     def unit(self) -> str:
@@ -49,6 +105,10 @@ class RunCurves(NamedTuple):
         """True if a population was trained, not the baseline's single network."""
         return "pop" in self.config
 
+    def unit_of(self, metric: Metric) -> str:
+        known = {"update_rate": "% of weights per update", "tokens_per_second": "tokens per s"}
+        return known.get(metric, self.unit)
+
     def tokens(self, steps: Values) -> Values:
         """Tokens of the corpus read up to each of these updates: updates x S x T."""
         c = self.config
@@ -56,29 +116,48 @@ class RunCurves(NamedTuple):
         per_update: int = streams * c["seq_len"]
         return steps * per_update
 
-    def elapsed(self, steps: Values) -> Values:
-        """Seconds of all updates up to each of these, those of validating left out."""
-        done = np.searchsorted(self.steps, steps, side="right")
-        sums: Values = np.concatenate([[0.0], self.seconds.cumsum()])
-        return sums[done]
-
     def curve(self, metric: Metric) -> tuple[Values, Values]:
-        """Updates, and the figure of each; all but validation smoothed."""
         if metric == "val_loss":
             return self.valid_steps, self.valid
         values = {"loss": self.loss, "update_rate": 100 * self.rate}
         return self.steps, smooth(values.get(metric, self.speed))
 
-    def unit_of(self, metric: Metric) -> str:
-        """The unit of a metric."""
-        known = {"update_rate": "% of weights per update", "tokens_per_second": "tokens per s"}
-        return known.get(metric, self.unit)
 
-    def without_seed(self) -> str:
-        """All that may make two runs differ but the seed, in one text."""
-        changes = {"seed", "out", "resume", "config"}
-        kept = {name: value for name, value in self.config.items() if name not in changes}
-        return json.dumps(kept | {"about": self.about.get("corpus")}, sort_keys=True)
+@dataclass(frozen=True)
+class TrainerCurves(RunCurves):
+    """A run of eggroll.Trainer; fitness, best, differing (nonzero_ratio): [updates]."""
+
+    fitness: Values
+    best: Values
+    differing: Values
+
+    of: ClassVar[str] = "of eggroll.Trainer"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        "fitness", "fitness_best", "update_rate", "nonzero_ratio", "rows_per_second",
+    )  # fmt: skip
+    over: ClassVar[str] = "rows"
+    counted: ClassVar[str] = "rows of all members"
+
+    def unit_of(self, metric: Metric) -> str:
+        known = {
+            "update_rate": "% of weights per update",
+            "nonzero_ratio": "% of pairs per update",
+            "rows_per_second": "rows per s",
+        }
+        return known.get(metric, "fitness")
+
+    def rows(self, steps: Values) -> Values:
+        """Rows that all members together were shown up to each of these updates."""
+        return self._up_to(steps, self.speed * self.seconds)
+
+    def curve(self, metric: Metric) -> tuple[Values, Values]:
+        values = {
+            "fitness": self.fitness,
+            "fitness_best": self.best,
+            "update_rate": 100 * self.rate,
+            "nonzero_ratio": 100 * self.differing,
+        }
+        return self.steps, smooth(values.get(metric, self.speed))
 
 
 def read_run(folder: Path) -> RunCurves:
@@ -91,10 +170,18 @@ def read_run(folder: Path) -> RunCurves:
         config = json.loads((folder / CONFIG).read_bytes())
         about = config.pop("about", {})
         rows = [row for _, row in read_lines(folder / METRICS)]
+        by_values = any("fitness" in row for row in rows[:1])
+        figures = (
+            ("rows_per_second", "seconds", "fitness", "fitness_best", "nonzero_ratio")
+            if by_values
+            else ("tokens_per_second", "seconds", "loss")
+        )
         columns = [
             np.array([row[name] for row in rows], np.float64)
-            for name in ("step", "loss", "update_rate", "tokens_per_second", "seconds")
+            for name in ("step", "update_rate", *figures)
         ]
+        if not np.isfinite(columns).all():
+            raise ValueError("a figure is not finite")
         valid = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
     except OSError as error:
         raise InputError(
@@ -107,10 +194,11 @@ def read_run(folder: Path) -> RunCurves:
         ) from error
     if not rows:
         raise InputError(f"the run in {str(folder)!r} has made no update yet: plot it later.")
-    steps, loss, rate, speed, seconds = columns
-    valid_steps, bits = np.array(valid, np.float64).reshape(-1, 2).T
     name = folder.resolve().name
-    return RunCurves(name, config, about, steps, loss, rate, speed, seconds, valid_steps, bits)
+    if by_values:
+        return TrainerCurves(name, config, about, *columns)
+    validations = np.array(valid, np.float64).reshape(-1, 2).T
+    return LanguageCurves(name, config, about, *columns, *validations)
 
 
 def smooth(values: Values) -> Values:
@@ -145,7 +233,7 @@ class Series(NamedTuple):
     def points(self, metric: Metric, over: str) -> tuple[Values, Values, Values, Values]:
         """x, and the mean, the least and the greatest y of the runs at the updates they share.
 
-        over: 'tokens' or 'elapsed', what x counts.
+        over: 'elapsed', or the runs' own `over`: what x counts.
         """
         common, curves = common_steps(self.runs, metric), [run.curve(metric) for run in self.runs]
         y = np.stack([values[np.isin(steps, common)] for steps, values in curves])

@@ -17,6 +17,7 @@ Values = NDArray[np.float64]
 
 LEVELS = 7  # of a pair's fitness on either side of zero, three bits
 CREDIT = 32  # mean size of the values that token credit is given: wide, and rarely clipped to int8
+LIVELY = 0.01  # share of differing pairs below which hardly anything is learnt
 FINE = 1 << 24  # steps of the largest difference, where means are taken
 
 

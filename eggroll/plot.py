@@ -15,8 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import tyro
 
 from eggroll import cli
-from eggroll.curves import Metric, RunCurves, Series, Values, grouped, read_run, smooth
+from eggroll.curves import (
+    LanguageCurves,
+    Metric,
+    RunCurves,
+    Series,
+    TrainerCurves,
+    Values,
+    grouped,
+    read_run,
+    smooth,
+)
 from eggroll.errors import InputError
+from eggroll.fitness import LIVELY
 from eggroll.runlog import CURVES, in_bits, write_whole
 
 if TYPE_CHECKING:
@@ -36,17 +47,22 @@ STYLE: Any = {
     "legend.frameon": False,
 }
 TRAIN, VALID, RATE, SPEED, REFERENCE = "#4c78a8", "#d1495b", "#6a994e", "#7b6d8d", "#444444"
+DIFFER = "#c98a2b"
 FORMATS = (".png", ".svg", ".pdf")
 TITLES: Final[dict[Metric, str]] = {
     "val_loss": "validation",
     "loss": "training loss",
     "update_rate": "weights that moved",
     "tokens_per_second": "throughput",
+    "fitness": "fitness, mean of the members",
+    "fitness_best": "fitness of the best member",
+    "nonzero_ratio": "pairs whose members differ in value",
+    "rows_per_second": "throughput",
 }
 PALETTE = 10  # runs that matplotlib's own colours tell apart; more take theirs from a colour map
 EXAMPLES: Final = (
     ("runs/stdlib-000", "the curves of one run, into its folder"),
-    ("runs/a runs/b --label paper recipe --out both.svg", "two runs, by validation"),
+    ("runs/a runs/b --label paper recipe --out both.svg", "two runs, by validation or fitness"),
 )
 
 
@@ -63,38 +79,79 @@ def curves(folder: Path, out: Path | None = None, *, title: str = "") -> Path:
         InputError: there is nothing to draw, or the picture cannot be written.
     """
     run = read_run(folder)
+    heading = printable(title) if title else _title(run)
     with style():
-        figure = new_figure(8, 7.5)
-        top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
-        _loss(top, run)
-        _panel(middle, run.steps, 100 * run.rate, RATE, "weights that moved", "% per update")
-        speed = "throughput" + " of all members" * run.has_members
-        _panel(bottom, run.steps, run.speed, SPEED, speed, "tokens per s")
-        bottom.set_xlabel("update")
-        bottom.yaxis.set_major_formatter(_prefixes())
-        heading = printable(title) if title else _title(run)
+        figure = _trainer(run) if isinstance(run, TrainerCurves) else _language(run)
         figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold")
         return save(figure, out or folder / CURVES)
+
+
+def _language(run: RunCurves) -> Figure:
+    assert isinstance(run, LanguageCurves)
+    figure = new_figure(8, 7.5)
+    top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
+    _loss(top, run)
+    _panel(middle, run.steps, 100 * run.rate, RATE, "weights that moved", "% per update")
+    speed = "throughput" + " of all members" * run.has_members
+    _panel(bottom, run.steps, run.speed, SPEED, speed, "tokens per s")
+    bottom.set_xlabel("update")
+    bottom.yaxis.set_major_formatter(_prefixes())
+    return figure
+
+
+def _trainer(run: TrainerCurves) -> Figure:
+    figure = new_figure(8, 8.5)
+    top, moved, differ, speed = figure.subplots(4, 1, sharex=True, height_ratios=[3, 1, 1, 1])
+    for values, colour, name in ((run.best, VALID, "best member"), (run.fitness, TRAIN, "mean")):
+        top.plot(run.steps, values, color=colour, lw=0.8, alpha=0.3)
+        label = f"{name}: {_brief(smooth(values)[-1])} at the end"
+        top.plot(run.steps, smooth(values), color=colour, lw=1.6, label=label)
+    top.set(ylabel="value told", title="fitness")
+    top.legend(loc="best")
+    _panel(moved, run.steps, 100 * run.rate, RATE, "weights that moved", "% per update")
+    lively = 100 * LIVELY
+    heading = f"{TITLES['nonzero_ratio']}: below {lively:g} % hardly anything is learnt"
+    _panel(differ, run.steps, 100 * run.differing, DIFFER, heading, "% per update")
+    differ.set_yscale("symlog", linthresh=lively)  # so that what is below can be told from nothing
+    differ.set_ylim(0, 130)
+    differ.set_yticks([0, lively, 10, 100], ["0", f"{lively:g}", "10", "100"])
+    differ.axhline(lively, color=REFERENCE, lw=0.9, ls="--", alpha=0.7)
+    _panel(speed, run.steps, run.speed, SPEED, "throughput of all members", "rows per s")
+    speed.yaxis.set_major_formatter(_prefixes())
+    speed.set_xlabel("update")
+    return figure
 
 
 def compare(
     folders: Sequence[Path],
     out: Path,
     *,
-    metric: Metric = "val_loss",
+    metric: Metric | None = None,
     title: str = "",
     labels: Sequence[str] = (),
     group_seeds: bool = True,
 ) -> Path:
-    """Draws a figure of several runs over tokens and over seconds; returns the path.
+    """Draws a figure of several runs over tokens or rows and over seconds; returns the path.
 
-    labels: one for each run, in the place of its folder's name.
+    metric: None is validation, or fitness of runs of eggroll.Trainer; labels: one for each run, in
+    the place of its folder's name.
 
     Raises:
         InputError: a folder holds no run with that figure, or the picture cannot be written.
     """
     runs = [read_run(folder) for folder in folders]
+    metric = metric or runs[0].metrics[0]
     for folder, run in zip(folders, runs, strict=True):
+        if type(run) is not type(runs[0]):
+            raise InputError(
+                f"{str(folder)!r} is a run {run.of} and {str(folders[0])!r} one {runs[0].of}: plot "
+                "them apart, as their figures do not compare."
+            )
+        if metric not in run.metrics:
+            raise InputError(
+                f"--metric is {metric}: {str(folder)!r} is a run {run.of}, which has "
+                f"{', '.join(run.metrics)}."
+            )
         if not len(run.curve(metric)[0]):
             raise InputError(
                 f"the run in {str(folder)!r} has not been validated yet: leave it out."
@@ -105,7 +162,7 @@ def compare(
     with style():
         figure = new_figure(11, 5 if len(series) <= PALETTE else 5.5)
         left, right = figure.subplots(1, 2, sharey=True)
-        _lines(left, series, metric, "tokens", "tokens of the corpus read")
+        _lines(left, series, metric, runs[0].over, runs[0].counted)
         _lines(right, series, metric, "elapsed", "seconds of updates")
         left.set(ylabel=" / ".join(sorted({run.unit_of(metric) for run in runs})))
         _legend(figure, left, len(series))
@@ -132,9 +189,9 @@ def _lines(axes: Axes, series: Sequence[Series], metric: Metric, over: str, unit
         _references(axes, runs[0], max(ends)[1])
     if max(ends)[0] > 10 * min(ends)[0]:  # else the shorter run would be a line at the left
         axes.set_xscale("log")
-    elif over == "tokens":
+    elif over != "elapsed":
         axes.xaxis.set_major_formatter(_prefixes())
-    if metric == "tokens_per_second":
+    if metric.endswith("per_second"):
         axes.yaxis.set_major_formatter(_prefixes())
     axes.set_xlabel(unit)
 
@@ -146,8 +203,10 @@ def _colour(i: int, count: int) -> Any:
 
 
 def _brief(value: float) -> str:
-    """A prefix for large values."""
-    return in_bits(value) if abs(value) < 1000 else str(_prefixes().format_data(value))
+    """As losses are written; a prefix for large values."""
+    if abs(value) >= 1000 or value == 0:
+        return str(_prefixes().format_data(value))
+    return in_bits(value) if value > 0 else f"-{in_bits(-value)}"
 
 
 def _legend(figure: Figure, axes: Axes, count: int) -> None:
@@ -178,7 +237,7 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def _loss(axes: Axes, run: RunCurves) -> None:
+def _loss(axes: Axes, run: LanguageCurves) -> None:
     label = "training" + ": members' integer score" * run.has_members
     axes.plot(run.steps, run.loss, color=TRAIN, lw=0.8, alpha=0.3)
     axes.plot(run.steps, smooth(run.loss), color=TRAIN, lw=1.6, label=label)
@@ -225,14 +284,17 @@ def _prefixes() -> Any:
 
 
 def _title(run: RunCurves) -> str:
-    c = run.config
+    c, name = run.config, printable(run.name)
+    if isinstance(run, TrainerCurves):
+        options = ", ".join(f"{key} {c.get(key)}" for key in ("rule", "sigma_shift", "seed"))
+        return f"{name}: {c.get('estimator')}, population {c.get('pop')}, {options}"
     data = printable(Path(str(c.get("data"))).name)
     recipe = f"recipe {c['recipe']}, " if c.get("recipe", "paper") != "paper" else ""
     trained = f"{recipe}population {c.get('pop')}, rank {c.get('rank')}"
-    if not run.has_members:
+    if "pop" not in c:
         trained = f"AdamW, streams {c.get('streams')}"
-    rest = ", ".join(f"{name} {c.get(name)}" for name in ("layers", "width", "seed"))
-    return f"{printable(run.name)}: {data}, {trained}, {rest}"
+    rest = ", ".join(f"{key} {c.get(key)}" for key in ("layers", "width", "seed"))
+    return f"{name}: {data}, {trained}, {rest}"
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -247,13 +309,14 @@ class Options:
     """Options of eggroll.plot."""
 
     folders: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR ..."), tyro.conf.Positional] = ()
-    """Folders of runs of eggroll.train or eggroll.adamw."""
+    """Folders of runs of eggroll.train or eggroll.adamw, or of eggroll.Trainer."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """The picture, in the format of its ending: .png, .svg or .pdf; DIR/curves.png for one run and
     compare.png for several if not given."""
     metric: Metric | None = None
-    """Draws this figure alone, over tokens and seconds; if not given, all of one run, val_loss of
-    several. Figures of single updates are smoothed."""
+    """Draws this figure alone, over tokens or rows and over seconds; if not given, all of one run,
+    val_loss of several, and fitness of those of eggroll.Trainer. Figures of single updates are
+    smoothed."""
     title: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """Title of the picture."""
     label: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT ...")] = ()
@@ -286,7 +349,7 @@ def draw(options: Options) -> Path:
         title = options.title or (options.label[0] if options.label else "")
         return curves(folders[0], out, title=title)
     return compare(
-        folders, out, metric=options.metric or "val_loss", title=options.title,
+        folders, out, metric=options.metric, title=options.title,
         labels=options.label, group_seeds=options.group_seeds,
     )  # fmt: skip
 

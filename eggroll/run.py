@@ -11,7 +11,7 @@ import platform
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -371,16 +371,20 @@ def print_header(run: Run, reason: str, steps_before: int) -> None:
 def config_json(run: Run) -> bytes:
     """The options, and under `about` what else explains the results."""
     corpus = run.corpus
+    data = {"corpus": corpus.about, "baselines": corpus.baselines()}
+    return described(run.config.to_dict(), run.engine, run.facts() | data)
+
+
+def described(options: Mapping[str, Any], engine: Any, facts: Mapping[str, Any]) -> bytes:
+    """A config.json of these options; facts: what `about` says beside versions and engine."""
     about = {
         "eggroll": __version__,
         "python": platform.python_version(),
         "mlx": version("mlx"),
         "numpy": version("numpy"),
         "machine": f"{platform.system()} {platform.machine()}",
-        "engine": run.engine.description,
-        **run.facts(),
-        "parameters": parameters(run.engine.program),
-        "corpus": corpus.about,
-        "baselines": corpus.baselines(),
+        "engine": engine.description,
+        "parameters": parameters(engine.program),
+        **facts,
     }
-    return json.dumps(run.config.to_dict() | {"about": about}, indent=1).encode() + b"\n"
+    return json.dumps({**options, "about": about}, indent=1).encode() + b"\n"

@@ -6,37 +6,34 @@ of the command line.
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from eggroll import checkpoint, engines, playing, rng
-from eggroll.cli import Range, check_names, check_ranges
-from eggroll.config import Evolution
+from eggroll import checkpoint, engines, playing, rng, trainer_log
 from eggroll.credit import Turns
-from eggroll.declaration import program_of
-from eggroll.errors import InputError, in_python
+from eggroll.errors import InputError
 from eggroll.estimators import Estimate, EstimatorName, Record
-from eggroll.fitness import FitnessName, as_values
+from eggroll.fitness import LIVELY, FitnessName, as_values
 from eggroll.fixed_point import Q
 from eggroll.members import Members, Model
 from eggroll.native import World
 from eggroll.networks import initial_weights
-from eggroll.noise import Noise, slice_length
+from eggroll.noise import Noise
 from eggroll.population import Population, Shown, fitting_chunk
 from eggroll.program import Program
 from eggroll.rules import RuleName
 from eggroll.step import Learner
+from eggroll.trainer_log import TrainerLog, uninterrupted
+from eggroll.trainer_options import Options
 
 ACTIONS = -1  # the purpose of the words that policies draw by
-LIVELY = 0.01  # share of differing pairs below which nothing is learnt
 
 
 class Update(NamedTuple):
@@ -44,7 +41,8 @@ class Update(NamedTuple):
 
     fitness: mean value of the members; update_rate: share of the weights that moved; nonzero_ratio:
     share of the pairs (with token credit: of their rows) whose two members were worth different
-    values, below 0.01 nothing is learnt; seconds: since `ask`.
+    values, below 0.01 nothing is learnt; seconds: since `ask`; fitness_best: that of the best
+    member; rows_per_second: of all members together.
     """
 
     step: int
@@ -52,50 +50,16 @@ class Update(NamedTuple):
     update_rate: float
     nonzero_ratio: float
     seconds: float
-
-
-@dataclass(frozen=True)
-class Options(Evolution):
-    """The options of a Trainer."""
-
-    seed: Annotated[int, Range(0, (1 << 63) - 1)] = 0
-    threads: Annotated[int, Range(0, 1024)] = 0
-    steps: Annotated[int, Range(1, 10**9)] = 1000
-    fitness: FitnessName = "sign"
-    carry: bool = False
-
-    seq_len: ClassVar[int] = 1  # rows of an update, as far as they are known when it begins
-
-    def check(self, program: Program) -> None:
-        """Raises InputError, in the words of a caller from Python."""
-        with in_python():
-            check_ranges(self)
-            check_names(self)
-            self.estimator_class.check(self)
-            self.rule_class.check(self, self.estimator_class)
-        if self.fitness != "sign" and self.estimator_class.by_token:
-            raise InputError(
-                f"fitness is {self.fitness!r}: estimator {self.estimator} credits the rows "
-                'themselves; leave it out, or use estimator="eggroll".'
-            )
-        if self.fitness != "sign" and not self.rule_class.any_scale:
-            raise InputError(
-                f"fitness is {self.fitness!r}: rule {self.rule} knows the scale of the votes of "
-                'fitness "sign" alone; use rule="sign" or "whitened".'
-            )
-        longest = max((slice_length(leaf.shape, self.rank) for leaf in program.leaves), default=0)
-        if longest > 1 << (self.table_bits - 1):
-            raise InputError(
-                f"table_bits is {self.table_bits}: half of the noise table must hold the longest "
-                f"slice, {longest} bytes; try table_bits={(longest - 1).bit_length() + 1}."
-            )
+    fitness_best: float
+    rows_per_second: float
 
 
 class Trainer:
     """Trains a declared network by evolution: `ask` for its members, `tell` what they were worth.
 
     step: updates made. The same seed and the same values told give the same weights on every
-    engine, chunk and number of threads, and after `save` and `load`.
+    engine, chunk and number of threads, and after `save` and `load`. A `with` block closes it, and
+    what ends the block, Ctrl-C and SIGTERM too, leaves a checkpoint of the last update in `out`.
     """
 
     def __init__(
@@ -118,6 +82,8 @@ class Trainer:
         engine: str = "auto",
         threads: int = 0,
         chunk: int = 0,
+        out: str | Path = "",
+        checkpoint_every: int = 50,
         **more: Any,
     ) -> None:
         """A trainer before its first update.
@@ -144,19 +110,25 @@ class Trainer:
             engine: "auto", "cpu", "portable", "metal" or "cuda"; all give the same bits.
             threads: of engine cpu; 0 takes all cores.
             chunk: members at a time, even; 0 fits them into a memory budget.
+            out: a new folder, which gets config.json, a line of metrics.jsonl for every update and
+                checkpoint.safetensors; without it nothing is written.
+            checkpoint_every: updates from one checkpoint to the next; 0 leaves it to `close`.
             more: options of eggroll.train: clt, noise_reuse, table_bits, rate_decay, block_tokens.
 
         Raises:
-            InputError: an option out of range, or a network that cannot be trained so.
+            InputError: an option out of range, a network that cannot be trained so, or a folder
+                that cannot be made or holds a run.
         """
         given = dict(locals())
-        for name in ("self", "net", "more"):
+        for name in ("self", "net", "out", "more"):
             del given[name]
         unknown = sorted(more.keys() - Options.__dataclass_fields__.keys())
         if unknown:
             known = ", ".join(Options.__dataclass_fields__)
             raise InputError(f"Option {unknown[0]!r} is unknown: the options are {known}.")
         self._begin(net, Options(**given, **more))
+        if out:
+            self._write_into(TrainerLog.new(Path(out)))
 
     def _begin(self, net: Program, options: Options) -> None:
         check_trainable(net)
@@ -187,6 +159,13 @@ class Trainer:
         )
         self._members: Members | None = None
         self._unit, self._warned = 0.0, False
+        self._log: TrainerLog | None = None
+
+    def _write_into(self, log: TrainerLog) -> None:
+        with log.closed_by_errors():
+            self._log = log
+            self.save()
+            log.begin(self.program, asdict(self.options), self._learner.population)
 
     @property
     def pop(self) -> int:
@@ -224,6 +203,8 @@ class Trainer:
 
     def ask(self) -> Members:
         """This update's perturbed networks; asking again begins the update anew."""
+        if self._log:
+            self._log.check_open()
         learner = self._learner
         population = learner.population
         self._state = learner.state if self.options.carry else population.initial_state()
@@ -260,7 +241,8 @@ class Trainer:
 
         Raises:
             InputError: another shape, a value that is not finite, or no `ask` with a call of its
-                members before it; nothing has changed.
+                members before it; nothing has changed. Or a file of `out` cannot be written; the
+                update is made.
         """
         members = self._members
         if members is None or not members.calls:
@@ -279,8 +261,20 @@ class Trainer:
         )
         after = self._state if self.options.carry else learner.state
         found = Estimate(mx.zeros(0, mx.int16), after, told.votes, told.decided)
-        self._members, self._unit = None, told.unit
-        rate = learner.adopt(found)
+        with uninterrupted():
+            self._members, self._unit = None, told.unit
+            rate = learner.adopt(found)
+            seconds = time.perf_counter() - self._began
+            best = worth.reshape(self.pop, -1).mean(axis=1).max()
+            update = Update(
+                self.step, float(worth.mean()), rate, told.differing, seconds, float(best),
+                self.pop * members.rows / seconds,
+            )  # fmt: skip
+            if self._log:
+                self._log.add(update._asdict())
+                every = self.options.checkpoint_every
+                if self.step == self.options.steps or (every and self.step % every == 0):
+                    self.save()
         if told.differing < LIVELY and not self._warned:
             self._warned = True
             warnings.warn(
@@ -289,8 +283,7 @@ class Trainer:
                 "steps at a high rate.",
                 stacklevel=2,
             )
-        seconds = time.perf_counter() - self._began
-        return Update(self.step, float(worth.mean()), rate, told.differing, seconds)
+        return update
 
     def play(self, world: World, rows: int, *, shared: Any = None, group: int = 2) -> Update:
         """Makes an update by a native world, in which every member has `rows` rows; docs/native.md.
@@ -328,63 +321,61 @@ class Trainer:
             )
         return worth
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path = "") -> None:
         """Writes everything that `load` needs to go on, bit for bit, as one safetensors file.
 
-        An update that was asked for and not told is no part of it.
+        An update that was asked for and not told is no part of it. path: the file; if left out, the
+        checkpoint of the folder `out`.
 
         Raises:
             InputError: the file cannot be written; what was there before is intact.
         """
-        learner = self._learner
-        arrays = {"state": np.array(learner.state)}
-        for group, leaves in (("weights", learner.weights), ("memory", learner.memory)):
-            arrays |= {f"{group}/{name}": np.array(leaf) for name, leaf in leaves.items()}
-        facts = {
-            "config": json.dumps(asdict(self.options)),
-            "declaration": json.dumps(self.program.declaration()),
-            "score_bits": str(self.program.score_bits),
-            "unit": self._unit.hex(),
-            "network": self.program.digest(),
-        }
-        checkpoint.store(Path(path), checkpoint.LIBRARY, self.step, facts, arrays)
+        trainer_log.save(
+            Path(path) if path else self._log, self.program, asdict(self.options), self._learner,
+            self._unit,
+        )  # fmt: skip
 
     @classmethod
     def load(cls, path: str | Path, net: Program | None = None, **changes: Any) -> Self:
         """The trainer that was saved, which goes on as if it had never stopped.
 
-        net: the network that it must be of, if it is to be checked; changes: options that no update
-        depends on: engine, threads, chunk, block_tokens.
+        path: a file, or a folder `out`, where it goes on writing; net: the network that it must be
+        of, if it is to be checked; changes: options that no update depends on: engine, threads,
+        chunk, block_tokens, checkpoint_every.
 
         Raises:
-            InputError: missing, damaged, foreign, or of another network.
+            InputError: missing, damaged, foreign, in use, or of another network.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise InputError(f"{str(path)!r} is no file: give the path that save() was given.")
-        metadata, arrays = checkpoint.read(path, checkpoint.LIBRARY)
-        free = {"engine", "threads", "chunk", "block_tokens"}
-        if fixed := sorted(changes.keys() - free):
-            raise InputError(
-                f"{fixed[0]} belongs to the training in {str(path)!r}: only "
-                f"{', '.join(sorted(free))} may change, or start a new Trainer."
-            )
-        stored = json.loads(metadata["declaration"])
-        saved = program_of(stored, int(metadata["score_bits"]))
-        if net is not None and net.digest() != saved.digest():
-            raise InputError(
-                f"checkpoint {str(path)!r} is of another network (declaration "
-                f"{saved.digest()[:12]}) than was given ({net.digest()[:12]}): declare the network "
-                "that it was saved with, or leave net out."
-            )
-        self = cls.__new__(cls)
-        self._begin(saved, Options(**json.loads(metadata["config"]) | changes))
-        learner, kept = self._learner, self.options.rule_class.memory(saved)
-        learner.step, self._unit = int(metadata["step"]), float.fromhex(metadata["unit"])
-        learner.weights, learner.memory, learner.state = checkpoint.fitting(
-            saved, kept, self.options.pop, arrays, path
-        )
+        with trainer_log.opened(Path(path)) as (file, log):
+            saved = trainer_log.read(file, net, changes)
+            self = cls.__new__(cls)
+            self._begin(saved.program, Options(**saved.options))
+            self._unit = saved.unit
+            saved.restore(self._learner, self.options.rule_class)
+            if log:
+                self._write_into(log)
         return self
+
+    def close(self) -> None:
+        """Saves what is new into the folder `out` and gives it free: no more updates are made."""
+        if self._log and not self._log.closed:
+            with uninterrupted():
+                try:
+                    if self._log.saved < self.step:
+                        self.save()
+                finally:
+                    self._members = None
+                    self._log.close()
+
+    def __enter__(self) -> Self:
+        if self._log:
+            self._log.heed_signals()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close()
+        if self._log and isinstance(error, KeyboardInterrupt):
+            error.add_note(f"Update {self.step} is saved; {self._log.hint}.")
 
 
 def check_trainable(net: Program) -> None:

@@ -15,10 +15,16 @@ LONGEST = 40  # lines of an example
 
 # Example -> (its arguments, what it prints).
 EXAMPLES = {
+    "black_box": (("60", "0", "64"), r"samples 1757, differences 1090, network \d+ bytes"),
+    "cartpole": (("5", "3", "64"), r"mean return \d+\.\d after \d updates"),
+    "catch": (("40",), r"caught 100%"),
+    "digits": (("60",), r"9\d\.\d\d% right"),
     "language_model": (("3",), r"update 3: \d\.\d{3} bits per byte\n.*\ndef "),
     "recurrent": (("60",), r"\d\.\d{3} bits per token; with memory 1\.8 are possible"),
     "sampling": (("40",), r"<LanguageModel: egg, .* 40 updates>\ntemperature 0\.0: '3 4 5 "),
 }
+# Example -> the package of an optional extra that it needs.
+NEEDS = {"cartpole": "gymnasium", "digits": "sklearn"}
 
 
 def run(path: Path, folder: Path, *words: str) -> str:
@@ -35,6 +41,8 @@ def run(path: Path, folder: Path, *words: str) -> str:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(name: str, tmp_path: Path):
     words, printed = EXAMPLES[name]
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     out = run(ROOT / "examples" / f"{name}.py", tmp_path, *words)
     assert re.search(printed, out), out
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,19 @@ def made_up(
             if step % 10 == 0:
                 row["val_loss"] = loss + 0.1
             file.write(json.dumps(row) + "\n")
+    return folder
+
+
+def trained(folder: Path, *, seed: int = 0, updates: int = 20, sign: int = 1, **options) -> Path:
+    """The folder of a Trainer whose mean is sign x step / 4, and whose best member is 2 above."""
+    folder.mkdir(parents=True)
+    config = {"pop": 64, "estimator": "eggroll", "rule": "sign", "sigma_shift": 2, "seed": seed}
+    (folder / "config.json").write_text(json.dumps(config | options | {"about": {"parameters": 9}}))
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, updates + 1):
+            row = {"step": step, "fitness": sign * step / 4, "fitness_best": sign * step / 4 + 2}
+            row |= {"update_rate": 0.5, "nonzero_ratio": 0.125, "seconds": 0.25}
+            file.write(json.dumps(row | {"rows_per_second": 4e6}) + "\n")
     return folder
 
 
@@ -124,7 +138,7 @@ def test_a_series_is_the_mean_of_what_its_runs_share(tmp_path: Path):
 
 def test_runs_that_share_no_update_stay_apart(tmp_path: Path):
     one, two = (curves.read_run(made_up(tmp_path / f"s{i}", seed=i)) for i in range(2))
-    two = two._replace(valid_steps=two.valid_steps + 1)
+    two = replace(two, valid_steps=two.valid_steps + 1)
     series = curves.grouped([("one", one), ("two", two)], "val_loss")
     assert [(s.label, len(s.runs)) for s in series] == [("one", 1), ("two", 1)]
 
@@ -143,7 +157,7 @@ def test_other_options_or_data_are_other_runs(tmp_path: Path):
         made_up(tmp_path / "a"), made_up(tmp_path / "b", seed=1), made_up(tmp_path / "c", width=1)
     ]  # fmt: skip
     runs = [curves.read_run(folder) for folder in folders]
-    changed = runs[1]._replace(about={"corpus": {"splits": 2}})
+    changed = replace(runs[1], about={"corpus": {"splits": 2}})
     named = [(run.name, run) for run in (*runs, changed)]
     assert [len(s.runs) for s in curves.grouped(named, "loss")] == [2, 1, 1]
 
@@ -183,3 +197,89 @@ def test_a_finished_run_is_drawn_again(call: Command, tmp_path: Path, finished: 
     (run / "curves.png").unlink()
     assert call(run, main=plot.main).code == 0
     assert (run / "curves.png").exists()
+
+
+def test_a_trainers_picture_shows_its_health(call: Command, tmp_path: Path):
+    out, run = tmp_path / "picture.svg", trained(tmp_path / "catch")
+    assert call(run, "--out", out, main=plot.main).out == f"written: {out}\n"
+    text = text_of(out)
+    for part in (
+        "catch: eggroll, population 64, rule sign, sigma_shift 2, seed 0",
+        "mean: 5.000 at the end", "best member: 7.000 at the end", "weights that moved",
+        "pairs whose members differ in value: below 1 % hardly anything is learnt", "rows per s",
+    ):  # fmt: skip
+        assert part in text
+    assert call(run, main=plot.main).out == f"written: {run / 'curves.png'}\n"
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "last"),
+    [
+        ("", "fitness", "-5.000"),
+        ("fitness", "fitness", "-5.000"),
+        ("fitness_best", "fitness", "-3.000"),
+        ("update_rate", "% of weights per update", "50.000"),
+        ("nonzero_ratio", "% of pairs per update", "12.500"),
+        ("rows_per_second", "rows per s", "4M"),
+    ],
+)
+def test_one_metric_of_trainers(call: Command, tmp_path: Path, metric: str, unit: str, last: str):
+    runs = [trained(tmp_path / f"s{i}", seed=i, sign=-1, updates=20 + i) for i in range(2)]
+    other = trained(tmp_path / "other", pop=32, sign=-1)
+    words = ["--metric", metric] if metric else []
+    out = tmp_path / "picture.svg"
+    assert call(*runs, other, *words, "--out", out, main=plot.main).code == 0
+    text = text_of(out)
+    for part in (unit, f"s0: {last}, mean of 2 seeds", f"other: {last}", "rows of all members"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"fitness": 5.0', '"fitness": Infinity', "damaged (ValueError: a figure is not finite)"),
+        ('"fitness": 5.0', '"fitness": "x"', "are damaged (ValueError: "),
+        ('"fitness_best": 7.0', '"best": 7.0', "are damaged (KeyError: 'fitness_best')"),
+    ],
+)
+def test_damaged_figures_are_one_sentence(
+    call: Command, tmp_path: Path, old: str, new: str, says: str
+):
+    run = trained(tmp_path / "run")
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text.replace(old, new))
+    ended = call(run, main=plot.main)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert says in ended.err
+
+
+def test_rows_are_counted_by_their_rate(tmp_path: Path):
+    run = curves.read_run(trained(tmp_path / "run"))
+    assert isinstance(run, curves.TrainerCurves)
+    assert run.rows(np.array([1.0, 20.0])).tolist() == [1e6, 20e6]
+
+
+@pytest.mark.parametrize(
+    ("runs", "metric", "says"),
+    [
+        ("tl", "", "'l1' is a run of a language model and 't0' one of eggroll.Trainer: plot them"),
+        ("lt", "update_rate", "'t1' is a run of eggroll.Trainer and 'l0' one of a language model"),
+        ("t", "val_loss", "--metric is val_loss: 't0' is a run of eggroll.Trainer, which has fit"),
+        ("ll", "fitness", "--metric is fitness: 'l0' is a run of a language model, which has val_"),
+    ],
+)
+def test_figures_that_do_not_compare(
+    call: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    runs: str,
+    metric: str,
+    says: str,
+):
+    monkeypatch.chdir(tmp_path)
+    kinds = {"t": trained, "l": made_up}
+    folders = [kinds[kind](Path(f"{kind}{i}")) for i, kind in enumerate(runs)]
+    words = ["--metric", metric] if metric else []
+    ended = call(*folders, *words, main=plot.main)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert says in ended.err

@@ -1,0 +1,182 @@
+"""Populations and models in Gymnasium's vectorised environments.
+
+Letters: P players, members of a population or copies of a model; E episodes of each; R keys.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from eggroll import rng
+from eggroll.envs.actions import Decode, decoding
+from eggroll.envs.observations import Observe, observing
+from eggroll.errors import InputError
+from eggroll.members import Members, Model
+
+SEEDS = np.uint64((1 << 31) - 1)  # that every environment takes
+
+
+class Gym:
+    """P x E environments of one kind, which all players step in lockstep.
+
+    inputs: values of an observation as int8; outputs: values that `decode` needs, 0 if it is the
+    caller's; steps: environment steps of all episodes so far.
+    """
+
+    def __init__(
+        self, name: str, members: int, episodes: int, observe: Observe | None,
+        decode: Decode | None, mode: str, options: dict[str, Any],
+    ) -> None:  # fmt: skip
+        gymnasium = _gymnasium()
+        if members < 1 or episodes < 1:
+            raise InputError(
+                f"members is {members} and episodes is {episodes}: at least 1 of both is needed."
+            )
+        self.members, self.episodes, self.steps = members, episodes, 0
+        try:
+            self._env = gymnasium.make_vec(
+                name, num_envs=members * episodes, vectorization_mode=mode or _fastest(name),
+                **options,
+            )  # fmt: skip
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+            raise InputError(f"environment {name!r} cannot be made: {error}.") from None
+        self.observe = observe or observing(self._env.single_observation_space)
+        made = decoding(self._env.single_action_space) if decode is None else (decode, 0)
+        self.decode, self.outputs = made
+        self._native = mode == "" and _fastest(name) == NATIVE
+        self.inputs = self.observe(self._reset(np.zeros(1, np.uint64))).shape[-1]
+
+    def evaluate(self, members: Members | Model, keys: ArrayLike) -> NDArray[np.float64]:
+        """Mean return of every player's episodes, [P]; see `play`."""
+        means: NDArray[np.float64] = self.play(members, keys).mean(axis=1)
+        return means
+
+    def play(self, members: Members | Model, keys: ArrayLike) -> NDArray[np.float64]:
+        """Plays an episode in every environment: returns [P, E], the sums of rewards.
+
+        Episodes of a network without state run side by side, as T = E rows of one call; of a
+        recurrent one, E must be 1. An episode that ended is not credited any more.
+
+        Args:
+            members: of `ask`, P of them; or a model, which begins with a zero state.
+            keys: random words [R], of `Trainer.keys`, where R divides P: players of a group, as
+                2i and 2i + 1, play the same episodes, a pure function of the words.
+
+        Raises:
+            InputError: keys of another number, or outputs that do not fit the environment.
+        """
+        words = np.asarray(keys, np.uint64).reshape(-1)
+        P, E = self.members, self.episodes
+        if not len(words) or P % len(words):
+            raise InputError(f"keys are {len(words)} words: a number that divides {P} is needed.")
+        if E > 1 and _program(members).state_size:
+            raise InputError(
+                f"episodes is {E} and the network is recurrent: it plays one at a time; use "
+                "episodes=1 and more members or updates."
+            )
+        seen, total = self._reset(words), np.zeros(P * E)
+        active, first = np.ones(P * E, np.bool_), True
+        while active.any():
+            actions = self._act(members, seen, active.reshape(P, E), first)
+            seen, reward, terminated, truncated, _ = self._env.step(actions)
+            total[active] += reward[active]
+            self.steps += int(np.count_nonzero(active))
+            active &= ~(terminated | truncated)
+            first = False
+        return total.reshape(P, E)
+
+    def close(self) -> None:
+        """Ends the environments."""
+        self._env.close()
+
+    def _act(
+        self, members: Members | Model, seen: NDArray[Any], active: NDArray[np.bool_], first: bool
+    ) -> NDArray[Any]:
+        """Actions of all players for what they see, [P E, ..]."""
+        P, E = active.shape
+        rows = self.observe(seen).reshape(P, E, -1)
+        begins = np.full((P, E), first)
+        if isinstance(members, Model):
+            if first:
+                members.reset()
+            outputs = members(rows, begins=begins)
+        else:
+            pairs = (active[0::2] | active[1::2]).repeat(2, axis=0)
+            outputs = members(rows, begins=begins, active=pairs)
+        if not isinstance(outputs, np.ndarray) or self.outputs not in (0, outputs.shape[-1]):
+            shapes = outputs.shape[-1] if isinstance(outputs, np.ndarray) else sorted(outputs)
+            raise InputError(
+                f"outputs are {shapes}: one output of {self.outputs or 'any'} values is needed, or "
+                "a decode of your own."
+            )
+        return self.decode(outputs.reshape(P * E, -1))
+
+    def _reset(self, words: NDArray[np.uint64]) -> NDArray[Any]:
+        """Begins all episodes anew; environment (p, e) by word p // (P / R) and e."""
+        P, E, R = self.members, self.episodes, len(words)
+        if not self._native:
+            seeds = np.stack([rng.counters(int(word), 0, E) & SEEDS for word in words])
+            return np.asarray(
+                self._env.reset(seed=seeds.repeat(P // R, axis=0).ravel().tolist())[0]
+            )
+        # One generator draws all starts: those of the first R x E are handed out to the groups.
+        seen, _ = self._env.reset(seed=rng.key(*words.tolist()) & int(SEEDS))
+        source = np.arange(R * E).reshape(R, E).repeat(P // R, axis=0).ravel()
+        inside = self._env.unwrapped
+        inside.state = np.ascontiguousarray(inside.state[..., source])
+        return np.asarray(seen)[source]
+
+
+def gym(
+    name: str,
+    *,
+    members: int,
+    episodes: int = 1,
+    observe: Observe | None = None,
+    decode: Decode | None = None,
+    mode: str = "",
+    **options: Any,
+) -> Gym:
+    """Gymnasium's environment `name`, as many times as a population plays it.
+
+    Args:
+        name: as gymnasium.make takes it, such as "CartPole-v1".
+        members: P, of the population; or the episodes that a model is to play.
+        episodes: E, of every member, each with another start.
+        observe: observations [n, ..] -> int8 [n, inputs]; default: `quantise` by `scales` of the
+            space's bounds.
+        decode: outputs [n, size] -> actions; default: `argmax`, or `box` between bounds.
+        mode: of gymnasium.make_vec: "sync", "async" for slow environments; default: the fastest.
+        options: of gymnasium.make.
+
+    Raises:
+        InputError: Gymnasium is missing, or it has no such environment.
+    """
+    return Gym(name, members, episodes, observe, decode, mode, options)
+
+
+NATIVE = "vector_entry_point"
+
+
+def _fastest(name: str) -> str:
+    """The environment's own vectorised form, where it has one that can be started by state."""
+    spec = _gymnasium().registry.get(name)
+    own = spec is not None and str(spec.vector_entry_point).endswith(":CartPoleVectorEnv")
+    return NATIVE if own else "sync"
+
+
+def _gymnasium() -> Any:
+    try:
+        return import_module("gymnasium")
+    except ModuleNotFoundError:
+        raise InputError(
+            "Gymnasium is missing: install it with pip install 'eggroll-mlx[gym]'."
+        ) from None
+
+
+def _program(members: Members | Model) -> Any:
+    return members.program if isinstance(members, Model) else members._reader.program

@@ -1,0 +1,51 @@
+"""The options of a Trainer, declared once: the checkpoint and config.json hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from eggroll.cli import Range, check_names, check_ranges
+from eggroll.config import Evolution
+from eggroll.errors import InputError, in_python
+from eggroll.fitness import FitnessName
+from eggroll.noise import slice_length
+from eggroll.program import Program
+
+
+@dataclass(frozen=True)
+class Options(Evolution):
+    """See Trainer, which has an argument for most of them."""
+
+    seed: Annotated[int, Range(0, (1 << 63) - 1)] = 0
+    threads: Annotated[int, Range(0, 1024)] = 0
+    steps: Annotated[int, Range(1, 10**9)] = 1000
+    fitness: FitnessName = "sign"
+    carry: bool = False
+    checkpoint_every: Annotated[int, Range(0, 10**9)] = 50
+
+    seq_len: ClassVar[int] = 1  # rows of an update, as far as they are known when it begins
+
+    def check(self, program: Program) -> None:
+        """Raises InputError, in the words of a caller from Python."""
+        with in_python():
+            check_ranges(self)
+            check_names(self)
+            self.estimator_class.check(self)
+            self.rule_class.check(self, self.estimator_class)
+        if self.fitness != "sign" and self.estimator_class.by_token:
+            raise InputError(
+                f"fitness is {self.fitness!r}: estimator {self.estimator} credits the rows "
+                'themselves; leave it out, or use estimator="eggroll".'
+            )
+        if self.fitness != "sign" and not self.rule_class.any_scale:
+            raise InputError(
+                f"fitness is {self.fitness!r}: rule {self.rule} knows the scale of the votes of "
+                'fitness "sign" alone; use rule="sign" or "whitened".'
+            )
+        longest = max((slice_length(leaf.shape, self.rank) for leaf in program.leaves), default=0)
+        if longest > 1 << (self.table_bits - 1):
+            raise InputError(
+                f"table_bits is {self.table_bits}: half of the noise table must hold the longest "
+                f"slice, {longest} bytes; try table_bits={(longest - 1).bit_length() + 1}."
+            )

@@ -1,0 +1,225 @@
+"""Environments and quantisation: numbers in, episodes in lockstep, and one sentence for errors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import eggroll as eg
+from eggroll import rng
+from eggroll.envs import argmax, box, scales
+
+P = 12
+
+
+def test_quantise_rounds_and_clips():
+    found = eg.quantise([[0.5, 1.5, -0.1, 9, -np.inf], [0.25, -1.5, 0.1, -9, np.inf]], 1)
+    assert found.dtype == np.int8
+    np.testing.assert_array_equal(found, [[0, 2, 0, 9, -127], [0, -2, 0, -9, 127]])
+    np.testing.assert_array_equal(eg.quantise([1.0, -0.5]), [16, -8])
+    np.testing.assert_array_equal(eg.quantise([[1, 200], [2, -3]], [2, 1]), [[2, 127], [4, -3]])
+    given = np.ones(3, np.float32)
+    eg.quantise(given, 100)
+    np.testing.assert_array_equal(given, 1)
+
+
+@pytest.mark.parametrize(
+    ("x", "scale", "says"),
+    [
+        ([1.0, np.nan], 16, r"^x is NaN at \[1\]: every value must be a number"),
+        (["a"], 16, r"^x is <U1: real numbers are needed"),
+        ([1.0, 2.0], [1, 2, 3], r"^scale has the shape \[3\]: .* 2 values of a row"),
+        ([1.0], 0, r"^scale is 0: a number above 0"),
+        ([1.0], np.nan, r"^scale is nan: a number above 0"),
+    ],
+)
+def test_quantise_refuses(x: Any, scale: Any, says: str):
+    with pytest.raises(eg.InputError, match=says):
+        eg.quantise(x, scale)
+
+
+def test_scales_bring_bounds_to_127():
+    low, high = np.array([-2, -np.inf, 0, -3e38]), np.array([4, 1, 0, 3e38])
+    np.testing.assert_array_equal(scales(low, high), np.float32([127 / 4, 32, 32, 32]))
+
+
+def test_actions_of_outputs():
+    np.testing.assert_array_equal(argmax(np.array([[1, 5, 5], [3, 2, 1]])), [1, 0])
+    found = box(np.array([[-127, 0], [127, 127]], np.int8), [-2, 0], [2, 1])
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, [[-2, 0.5], [2, 1]])
+
+
+def keys(count: int, seed: int = 0) -> NDArray[np.uint64]:
+    return rng.counters(seed, 0, count)
+
+
+def trainer(env: Any, **options: Any) -> eg.Trainer:
+    net = eg.networks.mlp(env.inputs, [8], env.outputs or 1)
+    return eg.Trainer(net, **{"pop": P, "table_bits": 16} | options)
+
+
+@pytest.fixture(scope="module")
+def gymnasium() -> Any:
+    return pytest.importorskip("gymnasium")
+
+
+def alone(gymnasium: Any, start: NDArray[np.float64], policy: Any) -> float:
+    """The return of an episode of the single environment, from a state on."""
+    env = gymnasium.make("CartPole-v1")
+    env.reset(seed=0)
+    env.unwrapped.state = start
+    seen, total, over = np.array(start, np.float32), 0.0, False
+    while not over:
+        logits = policy(
+            eg.quantise(seen, scales(env.observation_space.low, env.observation_space.high))[None]
+        )
+        seen, reward, terminated, truncated, _ = env.step(int(logits.argmax()))
+        total, over = total + reward, terminated or truncated
+    return total
+
+
+def test_returns_are_those_of_the_single_environment(gymnasium: Any):
+    env = eg.envs.gym("CartPole-v1", members=P)
+    es = trainer(env)
+    starts = []
+    reset = env._reset
+
+    def spy(words: NDArray[np.uint64]) -> NDArray[Any]:
+        seen = reset(words)
+        starts.append(env._env.unwrapped.state.T.copy())
+        return seen
+
+    env._reset = spy
+    found = env.evaluate(es.model, keys(P))
+    assert len(set(found)) > 1
+    known = [alone(gymnasium, start, es.model) for start in starts[0]]
+    np.testing.assert_array_equal(found, known)
+    assert env.steps == found.sum()
+
+
+@pytest.mark.parametrize("mode", ["", "sync"])
+def test_members_of_a_group_play_the_same_episodes(gymnasium: Any, mode: str):
+    """A model that does not differ from member to member has the same returns in a group."""
+    env = eg.envs.gym("CartPole-v1", members=P, episodes=2, mode=mode)
+    es = trainer(env)
+    found = env.play(es.model, keys(3))
+    assert found.shape == (P, 2)
+    np.testing.assert_array_equal(found, found[::4].repeat(4, axis=0))
+    assert len(np.unique(found)) > 2
+    np.testing.assert_array_equal(found, env.play(es.model, keys(3)))
+    assert (found != env.play(es.model, keys(3, 1))).any()
+    np.testing.assert_array_equal(found.mean(axis=1), env.evaluate(es.model, keys(3)))
+
+
+@pytest.mark.parametrize("estimator", ["eggroll", "token-credit"])
+def test_training_is_a_function_of_the_seed(gymnasium: Any, estimator: str, tmp_path: Any):
+    def updates(es: eg.Trainer, env: Any, count: int) -> str:
+        for _ in range(count):
+            es.tell(env.play(es.ask(), es.keys(1)).sum(axis=1))
+        return es.signature
+
+    env, other = (eg.envs.gym("CartPole-v1", members=P, episodes=2) for _ in range(2))
+    known = updates(trainer(env, estimator=estimator, engine="portable"), env, 4)
+    es = trainer(other, estimator=estimator)
+    updates(es, other, 2)
+    es.save(tmp_path / "es.safetensors")
+    updates(es, other, 1)
+    assert updates(eg.Trainer.load(tmp_path / "es.safetensors"), env, 2) == known
+
+
+def test_population_learns_to_balance(gymnasium: Any):
+    env = eg.envs.gym("CartPole-v1", members=64)
+    es = trainer(env, pop=64)
+    first = es.tell(env.evaluate(es.ask(), es.keys(1))).fitness
+    for _ in range(11):
+        last = es.tell(env.evaluate(es.ask(), es.keys(1))).fitness
+    assert last > 2 * first
+
+
+def test_boxes_and_numbers(gymnasium: Any):
+    pendulum = eg.envs.gym("Pendulum-v1", members=2)
+    assert (pendulum.inputs, pendulum.outputs) == (3, 1)
+    assert (pendulum.evaluate(trainer(pendulum).model, keys(1)) < -10).all()
+    lake = eg.envs.gym("FrozenLake-v1", members=2, is_slippery=False)
+    assert (lake.inputs, lake.outputs) == (16, 4)
+    assert set(lake.evaluate(trainer(lake).model, keys(1))) <= {0.0, 1.0}
+
+
+def test_own_functions(gymnasium: Any):
+    def observe(seen: NDArray[Any]) -> NDArray[np.int8]:
+        return eg.quantise(seen[:, 2:], 100)
+
+    def decode(outputs: NDArray[Any]) -> NDArray[Any]:
+        return (outputs[:, 0] > 0).astype(np.int64)
+
+    env = eg.envs.gym("CartPole-v1", members=P, observe=observe, decode=decode)
+    assert (env.inputs, env.outputs) == (2, 0)
+    assert env.evaluate(trainer(env).ask(), keys(1)).shape == (P,)
+
+
+def recurrent(inputs: int, outputs: int) -> eg.Program:
+    net = eg.Program(width=4)
+    _, s = net.stage(state=True)
+    shown = net.linear(net.input(inputs), "in", 4)
+    net.add(net.linear(s, "back", 4), shown, out=s)
+    net.output(net.linear(s, "out", outputs))
+    return net
+
+
+def test_recurrent_networks_begin_every_episode_anew(gymnasium: Any):
+    env = eg.envs.gym("CartPole-v1", members=P)
+    model = eg.Trainer(recurrent(env.inputs, env.outputs), pop=P, table_bits=16).model
+    found = env.evaluate(model, keys(P))
+    np.testing.assert_array_equal(found, env.evaluate(model, keys(P)))
+
+
+REFUSED = {
+    "no such": (
+        lambda: eg.envs.gym("CartPole-v99", members=2),
+        r"^environment 'CartPole-v99' cannot be made: ",
+    ),
+    "none": (lambda: eg.envs.gym("CartPole-v1", members=0), r"^members is 0 and episodes is 1: "),
+    "keys": (
+        lambda: cartpole().evaluate(trainer(cartpole()).model, keys(5)),
+        r"^keys are 5 words: a number that divides 12",
+    ),
+    "outputs": (
+        lambda: cartpole().evaluate(
+            eg.Trainer(eg.networks.mlp(4, [], 3), pop=P, table_bits=16).model, keys(1)
+        ),
+        r"^outputs are 3: one output of 2 values is needed",
+    ),
+    "episodes of recurrent": (
+        lambda: cartpole(episodes=2).evaluate(
+            eg.Trainer(recurrent(4, 2), pop=P, table_bits=16).ask(), keys(1)
+        ),
+        r"^episodes is 2 and the network is recurrent: .*; use episodes=1",
+    ),
+    "space": (
+        lambda: eg.envs.gym("Blackjack-v1", members=2),
+        r"^observations are of a Tuple space: pass observe",
+    ),
+}
+
+
+def cartpole(**options: Any) -> Any:
+    return eg.envs.gym("CartPole-v1", members=P, **options)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_one_sentence(gymnasium: Any, name: str):
+    act, says = REFUSED[name]
+    with pytest.raises(eg.InputError, match=says) as refused:
+        act()
+    assert "\n" not in str(refused.value)
+
+
+def test_without_gymnasium_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(eg.InputError, match=r"^Gymnasium is missing: install it with pip install"):
+        eg.envs.gym("CartPole-v1", members=2)
