@@ -20,6 +20,7 @@ EXAMPLES = {
     "catch": (("40",), r"caught 100%"),
     "digits": (("60",), r"9\d\.\d\d% right"),
     "language_model": (("3",), r"update 3: \d\.\d{3} bits per byte\n.*\ndef "),
+    "native_world": (("40",), r"update 40: (0\.9[5-9]|1\.0)\d+ caught"),
     "recurrent": (("60",), r"\d\.\d{3} bits per token; with memory 1\.8 are possible"),
     "sampling": (("40",), r"<LanguageModel: egg, .* 40 updates>\ntemperature 0\.0: '3 4 5 "),
 }

@@ -1,11 +1,9 @@
-"""Worlds are compiled once, one sentence says why they are not, and what the guide shows runs."""
+"""Worlds are compiled once, one sentence says why they are not; the guide runs."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -128,12 +126,3 @@ def test_the_guide_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyP
             Path(name[1]).write_text(text)
         else:
             exec(compile(text, "docs/native.md", "exec"), names)
-
-
-def test_the_example_learns():
-    path = ROOT / "examples" / "native_world.py"
-    assert len(path.read_text().splitlines()) <= 40
-    done = subprocess.run(
-        [sys.executable, path, "40"], capture_output=True, text=True, check=True
-    ).stdout
-    assert float(done.splitlines()[-1].split()[2]) > 0.95

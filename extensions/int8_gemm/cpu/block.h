@@ -261,7 +261,7 @@ struct Block : Layers {
     for (int j = 0; j < stage->register_count; ++j) ready[j] = false;
     uint32_t keep[kLanes];
     if (stage->state >= 0 && !world.going_on(t, keep)) clear_state(keep);
-    for (int j = 0; j < stage->op_count; ++j) run(stage->ops[j], t);
+    for (int j = 0; j < stage->op_count; j += 1 + stage->ops[j].chain) run(stage->ops[j], t);
   }
 
   // Of the widest vector, embedding's row or features.
@@ -280,7 +280,7 @@ struct Block : Layers {
       registers[0] = x + step * (t - first);
       for (int j = 0; j < stage->register_count; ++j) ready[j] = false;
       restart(t);
-      for (int j = 0; j < stage->op_count; ++j) run(stage->ops[j], t);
+      for (int j = 0; j < stage->op_count; j += 1 + stage->ops[j].chain) run(stage->ops[j], t);
     }
     store_state();
   }

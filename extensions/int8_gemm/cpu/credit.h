@@ -10,6 +10,7 @@ struct Tape : Members {
   int8_t (*credit)[kPairs];             // [T]: of one leaf
   uint32_t* row;                        // inputs of one member
   uint8_t (*marks)[kPairs];             // [T]: 1 where a document begins
+  int32_t (*sums)[4][kPairs];           // [K/4]: of one leaf's inputs
 
   Tape(const Members& who, Arena& arena) : Members(who) {
     if (!job.credit_kind) return;
@@ -24,6 +25,7 @@ struct Tape : Members {
     for (size_t i = 0; i < leaves; ++i)
       if (plan.leaves[i].cols > widest) widest = plan.leaves[i].cols;
     row = arena.take<uint32_t>(static_cast<size_t>(words_of(widest)));
+    sums = arena.take<int32_t[4][kPairs]>(static_cast<size_t>(words_of(widest)));
     marks = arena.take<uint8_t[kPairs]>(tokens);
     for (size_t i = 0; i < leaves; ++i) {
       if (job.credit_kind[i] != CreditKind::inputs) continue;
@@ -63,17 +65,19 @@ struct Tape : Members {
     }
   }
 
+  static constexpr int kAtOnce = 32;  // tokens whose inputs a core's cache holds
+
   // sum_t credit x_t, to the pairs' rows.
   void inputs(int leaf, int8_t* const* rows) const {
-    int cols = job.plan.leaves[leaf].cols, words = words_of(cols);
-    for (int w = 0; w < words; ++w) {
-      alignas(64) int32_t sum[4][kPairs] = {};
-      Isa::credit(inputs_of[leaf] + w * kPairs, static_cast<size_t>(words) * kPairs, credit,
-                  job.tokens_per_member, sum);
-      for (int j = 0; j < 4 && 4 * w + j < cols; ++j)
-        for (int p = 0; p < kPairs; ++p)
-          if (rows[p]) rows[p][4 * w + j] = byte(sum[j][p], job.credit_shift + 4);
-    }
+    int cols = job.plan.leaves[leaf].cols, words = words_of(cols), last = job.tokens_per_member;
+    size_t stride = static_cast<size_t>(words) * kPairs;
+    __builtin_memset(sums, 0, static_cast<size_t>(words) * sizeof *sums);
+    for (int t = 0; t < last; t += kAtOnce)
+      Isa::credit(inputs_of[leaf] + t * stride, words, credit + t,
+                  last - t < kAtOnce ? last - t : kAtOnce, sums);
+    for (int k = 0; k < cols; ++k)
+      for (int p = 0; p < kPairs; ++p)
+        if (rows[p]) rows[p][k] = byte(sums[k / 4][k % 4][p], job.credit_shift + 4);
   }
 
   static int8_t byte(int32_t sum, int shift) {

@@ -16,8 +16,11 @@ struct Isa : Avx512Elements {
   // assembly because gcc spills accumulators of the same loop written with intrinsics.
   static inline __attribute__((always_inline)) void multiply(const int8_t* tile, const Prepared* x,
                                                              int words, __m512i* a, __m512i* b) {
-    const int8_t* w = tile + kTile * sizeof(int32_t);
-    long n = words;
+    // Both ends are addressed by one counter, up to zero: other counting would take the ports of
+    // the products.
+    const int8_t* w = tile + kTile * sizeof(int32_t) + words * 4l * kTile;
+    const Prepared* end = x + words * long{kLanes};
+    long n = words * -4l * kTile;
     register __m512i a0 asm("zmm0");
     register __m512i b0 asm("zmm8");
     register __m512i a1 asm("zmm1");
@@ -52,12 +55,12 @@ struct Isa : Avx512Elements {
         "vmovdqa64 %%zmm6, %%zmm14\n\t"
         "vmovdqa64 %%zmm7, %%zmm15\n\t"
         "1:\n\t"
-        "vmovdqu32 (%[x]), %%zmm16\n\t"
-        "vmovdqu32 64(%[x]), %%zmm17\n\t"
-        "vpbroadcastd (%[w]), %%zmm18\n\t"
-        "vpbroadcastd 4(%[w]), %%zmm19\n\t"
-        "vpbroadcastd 8(%[w]), %%zmm20\n\t"
-        "vpbroadcastd 12(%[w]), %%zmm21\n\t"
+        "vmovdqu32 (%[x],%[n],4), %%zmm16\n\t"
+        "vmovdqu32 64(%[x],%[n],4), %%zmm17\n\t"
+        "vpbroadcastd (%[w],%[n]), %%zmm18\n\t"
+        "vpbroadcastd 4(%[w],%[n]), %%zmm19\n\t"
+        "vpbroadcastd 8(%[w],%[n]), %%zmm20\n\t"
+        "vpbroadcastd 12(%[w],%[n]), %%zmm21\n\t"
         "vpdpbusd %%zmm18, %%zmm16, %%zmm0\n\t"
         "vpdpbusd %%zmm18, %%zmm17, %%zmm8\n\t"
         "vpdpbusd %%zmm19, %%zmm16, %%zmm1\n\t"
@@ -66,10 +69,10 @@ struct Isa : Avx512Elements {
         "vpdpbusd %%zmm20, %%zmm17, %%zmm10\n\t"
         "vpdpbusd %%zmm21, %%zmm16, %%zmm3\n\t"
         "vpdpbusd %%zmm21, %%zmm17, %%zmm11\n\t"
-        "vpbroadcastd 16(%[w]), %%zmm22\n\t"
-        "vpbroadcastd 20(%[w]), %%zmm23\n\t"
-        "vpbroadcastd 24(%[w]), %%zmm24\n\t"
-        "vpbroadcastd 28(%[w]), %%zmm25\n\t"
+        "vpbroadcastd 16(%[w],%[n]), %%zmm22\n\t"
+        "vpbroadcastd 20(%[w],%[n]), %%zmm23\n\t"
+        "vpbroadcastd 24(%[w],%[n]), %%zmm24\n\t"
+        "vpbroadcastd 28(%[w],%[n]), %%zmm25\n\t"
         "vpdpbusd %%zmm22, %%zmm16, %%zmm4\n\t"
         "vpdpbusd %%zmm22, %%zmm17, %%zmm12\n\t"
         "vpdpbusd %%zmm23, %%zmm16, %%zmm5\n\t"
@@ -78,14 +81,11 @@ struct Isa : Avx512Elements {
         "vpdpbusd %%zmm24, %%zmm17, %%zmm14\n\t"
         "vpdpbusd %%zmm25, %%zmm16, %%zmm7\n\t"
         "vpdpbusd %%zmm25, %%zmm17, %%zmm15\n\t"
-        "add $128, %[x]\n\t"
-        "add $32, %[w]\n\t"
-        "dec %[n]\n\t"
+        "add $32, %[n]\n\t"
         "jnz 1b\n\t"
-        : [x] "+r"(x), [w] "+r"(w), [n] "+r"(n), "=v"(a0), "=v"(b0), "=v"(a1), "=v"(b1), "=v"(a2),
-          "=v"(b2), "=v"(a3), "=v"(b3), "=v"(a4), "=v"(b4), "=v"(a5), "=v"(b5), "=v"(a6), "=v"(b6),
-          "=v"(a7), "=v"(b7)
-        : [s] "r"(tile)
+        : [n] "+r"(n), "=v"(a0), "=v"(b0), "=v"(a1), "=v"(b1), "=v"(a2), "=v"(b2), "=v"(a3),
+          "=v"(b3), "=v"(a4), "=v"(b4), "=v"(a5), "=v"(b5), "=v"(a6), "=v"(b6), "=v"(a7), "=v"(b7)
+        : [s] "r"(tile), [x] "r"(end), [w] "r"(w)
         : "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25",
           "cc", "memory");
     a[0] = a0;
@@ -255,23 +255,39 @@ struct Isa : Avx512Elements {
     return _mm512_shuffle_epi8(packed, order);
   }
 
+  static void credit(const uint32_t* x, int words, const int8_t (*c)[kPairs], int tokens,
+                     int32_t (*sum)[4][kPairs]) {
+    size_t stride = static_cast<size_t>(words) * kPairs;
+    int w = 0;
+    for (; w + 4 <= words; w += 4) credit_words_of<4>(x + w * kPairs, stride, c, tokens, sum + w);
+    for (; w < words; ++w) credit_words_of<1>(x + w * kPairs, stride, c, tokens, sum + w);
+  }
+
   // Four tokens at a time: their words are turned so that a dword holds one input's four tokens.
-  static void credit(const uint32_t* x, size_t stride, const int8_t (*c)[kPairs], int tokens,
-                     int32_t (*sum)[kPairs]) {
-    __m512i total[4], bias = _mm512_setzero_si512();
-    for (int j = 0; j < 4; ++j) total[j] = _mm512_load_si512(sum[j]);
+  template <int words>
+  static inline void credit_words_of(const uint32_t* x, size_t stride, const int8_t (*c)[kPairs],
+                                     int tokens, int32_t (*sum)[4][kPairs]) {
+    __m512i total[words][4], bias = _mm512_setzero_si512();
+    for (int i = 0; i < words; ++i)
+      for (int j = 0; j < 4; ++j) total[i][j] = _mm512_load_si512(sum[i][j]);
     const __m512i flip = _mm512_set1_epi8(-128);  // x + 128 as u8
     int t = 0;
     for (; t + 4 <= tokens; t += 4, x += 4 * stride) {
-      __m512i v[4], r[4];
-      for (int i = 0; i < 4; ++i) v[i] = _mm512_xor_si512(_mm512_load_si512(x + i * stride), flip);
-      turn_bytes(v, r);
       __m512i w = credit_words(c + t);
-      for (int j = 0; j < 4; ++j) total[j] = _mm512_dpbusd_epi32(total[j], r[j], w);
       bias = _mm512_dpbusd_epi32(bias, flip, w);
+      for (int i = 0; i < words; ++i) {
+        __m512i v[4], r[4];
+        for (int k = 0; k < 4; ++k)
+          v[k] = _mm512_xor_si512(_mm512_load_si512(x + k * stride + i * kPairs), flip);
+        turn_bytes(v, r);
+        for (int j = 0; j < 4; ++j) total[i][j] = _mm512_dpbusd_epi32(total[i][j], r[j], w);
+      }
     }
-    for (int j = 0; j < 4; ++j) _mm512_store_si512(sum[j], _mm512_sub_epi32(total[j], bias));
-    PortableIsa::credit(x, stride, c + t, tokens - t, sum);
+    for (int i = 0; i < words; ++i) {
+      for (int j = 0; j < 4; ++j)
+        _mm512_store_si512(sum[i][j], _mm512_sub_epi32(total[i][j], bias));
+      credit_word(x + i * kPairs, stride, c + t, tokens - t, sum[i]);
+    }
   }
 
   // r[j] = the j-th bytes of v[0..3], dword by dword.

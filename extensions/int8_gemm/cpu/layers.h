@@ -235,7 +235,27 @@ struct Layers : Members {
 
   void linear(const Op& op, int t) {
     using Words = uint32_t (*)[kLanes];
+    if (op.chain) return linear_chain(op, t);
     Words out = reinterpret_cast<Words>(registers[op.out]);
     product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
+  }
+
+  // The same with the bias and the relu that follow it.
+  void linear_chain(const Op& op, int t) {
+    using Words = uint32_t (*)[kLanes];
+    const Op &next = (&op)[1], &last = (&op)[op.chain];
+    int n = stage->registers[op.out], words = words_of(n);
+    const int8_t* bias = next.kind == OpKind::bias ? vector(next, n, t) : nullptr;
+    bool relu = last.kind == OpKind::relu;
+    Words out = reinterpret_cast<Words>(registers[last.out]);
+    product(
+        op, t, [out](int i) { return out + i * (kTile / 4); },
+        [&](int i) {
+          int first = i * (kTile / 4), count = words - first < kTile / 4 ? 1 : kTile / 4;
+          int8_t* y = reinterpret_cast<int8_t*>(out[first]);
+          if (bias) Isa::add(y, bias + first * 4 * kLanes, count * 4 * kLanes, y);
+          if (relu) at_least(y, 0, count * 4 * kLanes, y);
+        });
+    ready[last.out] = false;
   }
 };

@@ -53,6 +53,7 @@ struct Op {
   // Of features: a row's indices first .. first + lists * active - 1, and the right shift of sums.
   int lists, active, first, shift;
   int place;  // of output and sums: which of the program's outputs
+  int chain;  // of linear: how many operations after it are done with each of its tiles
 };
 
 // A parameter [rows, cols] (cols 0: a vector of `rows`). `offset` is where it begins in the packed

@@ -46,10 +46,16 @@ struct PortableIsa {
     }
   }
 
-  // sum[j][p] += the credit of pair p at every token x the j-th byte of its word there; words of
-  // one token lie `stride` after those of the one before.
-  static void credit(const uint32_t* x, size_t stride, const int8_t (*c)[kPairs], int tokens,
-                     int32_t (*sum)[kPairs]) {
+  // sum[w][j][p] += the credit of pair p at every token x the j-th byte of its w-th word there;
+  // x: words [tokens][words][16].
+  static void credit(const uint32_t* x, int words, const int8_t (*c)[kPairs], int tokens,
+                     int32_t (*sum)[4][kPairs]) {
+    size_t stride = static_cast<size_t>(words) * kPairs;
+    for (int w = 0; w < words; ++w) credit_word(x + w * kPairs, stride, c, tokens, sum[w]);
+  }
+
+  static void credit_word(const uint32_t* x, size_t stride, const int8_t (*c)[kPairs], int tokens,
+                          int32_t (*sum)[kPairs]) {
     for (int t = 0; t < tokens; ++t, x += stride)
       for (int j = 0; j < 4; ++j)
         for (int p = 0; p < kPairs; ++p) sum[j][p] += c[t][p] * byte_at(x[p], j);

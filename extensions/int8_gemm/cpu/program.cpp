@@ -114,6 +114,28 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
     for (const Op& op : ops) plan_.scored |= op.kind == OpKind::score;
   for (const Stage& stage : stages_) check(stage);
   check_flow();
+  for (auto& ops : ops_) chain(ops);
+}
+
+// A bias and a relu that follow a linear operation, and alone read what was written just before,
+// are done where its outputs still are in registers or the first cache.
+void Program::chain(std::vector<Op>& ops) {
+  int reads[kRegisters] = {};
+  for (const Op& op : ops)
+    for (int in : op.in)
+      if (in >= 0) ++reads[in];
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (ops[i].kind != OpKind::linear) continue;
+    for (size_t j = i + 1; j < ops.size() && j <= i + 2; ++j) {
+      const Op &last = ops[j - 1], &op = ops[j];
+      bool fits = op.kind == OpKind::relu || (op.kind == OpKind::bias && j == i + 1);
+      // x and s are read later, too.
+      bool alone = op.out == last.out || (reads[last.out] == 1 && last.out > 1);
+      if (!fits || op.in[0] != last.out || !alone || op.out == ops[i].in[0]) break;
+      ops[i].chain = static_cast<int>(j - i);
+      if (op.kind == OpKind::relu) break;
+    }
+  }
 }
 
 void Program::add_stage(const StageSpec& stage) {
@@ -122,7 +144,7 @@ void Program::add_stage(const StageSpec& stage) {
     const Form& form = form_of(name);
     require(in.size() == form.inputs, name + " takes " + std::to_string(form.inputs) + " inputs");
     require(numbers.size() == form.numbers, name + " has the wrong numbers");
-    Op op{form.kind, out, {-1, -1, -1}, leaf, table, 0, 0, 0, 0, 0};
+    Op op{form.kind, out, {-1, -1, -1}, leaf, table, 0, 0, 0, 0, 0, 0};
     std::copy(in.begin(), in.end(), op.in);
     if (form.numbers == 1) op.place = numbers[0];
     if (form.numbers == 4)

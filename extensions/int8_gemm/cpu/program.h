@@ -47,6 +47,7 @@ class Program {
   void check_leaf(const Op& op, const Stage& stage) const;
   void check_rows(const Op& op, const Stage& stage) const;
   void check_flow() const;
+  static void chain(std::vector<Op>& ops);
 
   std::vector<std::vector<Op>> ops_;
   std::vector<std::vector<int>> registers_;
