@@ -17,6 +17,7 @@ from eggroll.envs.actions import Decode, decoding
 from eggroll.envs.observations import Observe, observing
 from eggroll.errors import InputError
 from eggroll.members import Members, Model
+from eggroll.program import Program
 
 # Members, a model, or a function of rows int8 [P, E, inputs] -> outputs [P, E, size].
 Players = Members | Model | Callable[[NDArray[np.int8]], NDArray[Any]]
@@ -63,7 +64,8 @@ class Gym:
         """Plays an episode in every environment: returns [P, E], the sums of rewards.
 
         Episodes of a network without state run side by side, as T = E rows of one call; of a
-        recurrent one, E must be 1. An episode that ended is not credited any more.
+        recurrent one, E must be 1. An episode that ended is not credited any more. Members with a
+        policy draw their actions, a model takes the likeliest.
 
         Args:
             members: of `ask`, P of them; a model, which begins with a zero state; or a function of
@@ -78,7 +80,7 @@ class Gym:
         P, E = self.members, self.episodes
         if not len(words) or P % len(words):
             raise InputError(f"keys are {len(words)} words: a number that divides {P} is needed.")
-        if E > 1 and _recurrent(members):
+        if E > 1 and isinstance(members, Members | Model) and _program(members).state_size:
             raise InputError(
                 f"episodes is {E} and the network is recurrent: it plays one at a time; use "
                 "episodes=1 and more members or updates."
@@ -105,15 +107,21 @@ class Gym:
         P, E = active.shape
         rows = self.observe(seen).reshape(P, E, -1)
         begins = np.full((P, E), first)
-        if isinstance(members, Model):
+        if isinstance(members, Members):
+            pairs = (active[0::2] | active[1::2]).repeat(2, axis=0)
+            if _program(members).policies and self.outputs:
+                taken = members.act(rows, begins=begins, active=pairs).reshape(P * E)
+                return self.decode(np.eye(self.outputs, dtype=np.int8)[taken])
+            outputs = members(rows, begins=begins, active=pairs)
+        elif isinstance(members, Model):
             if first:
                 members.reset()
             outputs = members(rows, begins=begins)
-        elif not isinstance(members, Members):
-            outputs = members(rows)
+            if members.program.policies:
+                at = members.program.policies[0].output
+                outputs = outputs[members.program.outputs[at].name]
         else:
-            pairs = (active[0::2] | active[1::2]).repeat(2, axis=0)
-            outputs = members(rows, begins=begins, active=pairs)
+            outputs = members(rows)
         if not isinstance(outputs, np.ndarray) or self.outputs not in (0, outputs.shape[-1]):
             shapes = outputs.shape[-1] if isinstance(outputs, np.ndarray) else sorted(outputs)
             raise InputError(
@@ -185,7 +193,5 @@ def _gymnasium() -> Any:
         ) from None
 
 
-def _recurrent(members: Players) -> bool:
-    if isinstance(members, Model):
-        return bool(members.program.state_size)
-    return isinstance(members, Members) and bool(members._reader.program.state_size)
+def _program(members: Members | Model) -> Program:
+    return members.program if isinstance(members, Model) else members._reader.program
