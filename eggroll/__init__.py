@@ -10,24 +10,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from eggroll import envs, networks
     from eggroll.api import Interrupted, Trained, train
+    from eggroll.baseline.gradient_trainer import GradientTrainer
     from eggroll.config import Config
     from eggroll.errors import InputError
     from eggroll.language import LanguageModel, load
+    from eggroll.members import Members, Model
+    from eggroll.policy import draw
     from eggroll.program import Program
     from eggroll.quantisation import quantise
-    from eggroll.trainer import Trainer
+    from eggroll.trainer import Trainer, Update
 
 __version__ = "0.2.0"
 
 __all__ = [
     "Config",
+    "GradientTrainer",
     "InputError",
     "Interrupted",
     "LanguageModel",
+    "Members",
+    "Model",
     "Program",
     "Trained",
     "Trainer",
+    "Update",
     "__version__",
+    "draw",
     "envs",
     "load",
     "networks",
@@ -38,12 +46,17 @@ __all__ = [
 # Name -> the module that has it, or that it is.
 _PLACES = {
     "Config": "eggroll.config",
+    "GradientTrainer": "eggroll.baseline.gradient_trainer",
     "InputError": "eggroll.errors",
     "Interrupted": "eggroll.api",
     "LanguageModel": "eggroll.language",
+    "Members": "eggroll.members",
+    "Model": "eggroll.members",
     "Program": "eggroll.program",
     "Trained": "eggroll.api",
     "Trainer": "eggroll.trainer",
+    "Update": "eggroll.trainer",
+    "draw": "eggroll.policy",
     "envs": "eggroll.envs",
     "load": "eggroll.language",
     "networks": "eggroll.networks",

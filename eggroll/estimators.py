@@ -79,7 +79,8 @@ class Record(NamedTuple):
     state_size] at the beginning, after: at the end; turns: signs of the rows, where they have any;
     active: bool [N, T], where something was at stake for member 2p, None for everywhere; acted:
     what the program's policies did; unit: mean difference of the values in the update before, 0 if
-    there is none. Only estimators that credit rows need more than the states.
+    there is none; votes: of the rows, where they were counted while the rows were run, by this
+    unit. Only estimators that credit rows need more than the states.
     """
 
     tokens: NDArray[np.int32] | None
@@ -90,6 +91,7 @@ class Record(NamedTuple):
     active: NDArray[np.bool_] | None = None
     acted: Sequence[Acted] = ()
     unit: float = 0.0
+    votes: Leaves | None = None
 
 
 class Told(NamedTuple):
@@ -260,9 +262,7 @@ class TokenVotes(Estimator):
         values: NDArray[np.float64],
         fitness: str,
     ) -> Told:
-        assert record.tokens is not None
-        assert record.turns is not None
-        T = record.tokens.shape[1]
+        T = values.shape[-1] if record.tokens is None else record.tokens.shape[1]
         whole = values[:, None] if values.ndim == 1 else values
         d = np.broadcast_to(whole[0::2] - whole[1::2], (len(values) // 2, T))
         active = np.ones(d.shape, np.bool_) if record.active is None else record.active
@@ -270,10 +270,14 @@ class TokenVotes(Estimator):
         mean = mean_size(d, stakes)
         # The update before gives the scale, so that worth may become credit as soon as it is known.
         worth = scaled(d, CREDIT, record.unit or mean)
-        votes = population.credit_values(
-            weights, step, record.tokens, record.state, record.shown, record.turns.window(0, T),
-            worth.astype(np.int32),
-        )  # fmt: skip
+        votes = record.votes
+        if votes is None:
+            assert record.tokens is not None
+            assert record.turns is not None
+            votes = population.credit_values(
+                weights, step, record.tokens, record.state, record.shown,
+                record.turns.window(0, T), worth.astype(np.int32),
+            )  # fmt: skip
         for policy, acted in zip(self.program.policies, record.acted, strict=False):
             leaf = self.program.leaves[policy.leaf]
             votes[leaf.name] = readout(acted, worth, leaf.shape)

@@ -170,6 +170,8 @@ class Members:
 
     Calling them shows them rows. Every call goes on where the one before ended: states of a
     recurrent program are carried, and token credit counts the rows of all calls, one after another.
+
+    turns: signs of the rows, with token credit.
     """
 
     def __init__(
@@ -182,10 +184,12 @@ class Members:
         chance: int,
     ) -> None:
         self._reader, self._chance = Reader(program, members, run), chance
-        self.members, self._turns, self._state = members, turns, state
+        self.program = program
+        self.members, self.turns, self._state = members, turns, state
         self._calls: list[Given] = []
         self._acted: list[Acted] = []
         self._active: list[NDArray[np.bool_]] = []
+        self._met: Record | None = None
         self.rows, self.columns, self.calls = 0, 0, 0
 
     def __call__(
@@ -249,19 +253,19 @@ class Members:
         )
         # A pair has the same chance where it is compared, and each member its own where what it
         # does is credited: else the two would do the same.
-        share = 2 if self._turns is None else 1
+        share = 2 if self.turns is None else 1
         chances = [key(self._chance, t) for t in range(first, first + T)]
         words = np.stack([counters(c, 0, self.members // share) for c in chances], axis=1)
         words = np.repeat(words, share, axis=0)
         actions = draw(logits, words)
-        if self._turns is not None:
+        if self.turns is not None:
             self._acted.append(Acted(actions, draw(logits, other_words(words)), entered.copy()))
         return actions[:, 0] if given.single else actions
 
     def _show(self, given: Given, at: NDArray[np.bool_]) -> Any:
         outputs = self._reader(given)
         T = given.tokens.shape[1]
-        if self._turns is not None:  # credit is counted from the rows, once their worth is told
+        if self.turns is not None:  # credit is counted from the rows, once their worth is told
             kept = given.shown.each(np.ndarray.copy)
             self._calls.append(Given(given.tokens.copy(), kept, given.single))
             self._active.append(np.broadcast_to(at, (self.members // 2, T)))
@@ -283,9 +287,15 @@ class Members:
             )
         return (at if at.ndim == 2 else at[:, None])[0::2]
 
+    def met(self, rows: int, record: Record) -> None:
+        """Takes note of rows that an engine ran by itself: all there are, see playing.py."""
+        self.rows, self.columns, self.calls, self._met = rows, rows, 1, record
+
     def record(self, after: mx.array) -> Record:
         """What estimators know of the update."""
-        if self._turns is None:
+        if self._met is not None:
+            return self._met
+        if self.turns is None:
             return Record(None, Shown(), self._state, after, None)
         readers = lcm(*(len(call.tokens) for call in self._calls))
         tokens = np.concatenate([_wide(call.tokens, readers) for call in self._calls], axis=1)
@@ -295,7 +305,7 @@ class Members:
         whole = Shown(_joined(inputs), _joined(features))
         active = np.concatenate(self._active, axis=1)
         acted = [Acted(*map(_joined_rows, zip(*self._acted, strict=True)))] if self._acted else []
-        return Record(tokens, whole, self._state, after, self._turns, active, acted)
+        return Record(tokens, whole, self._state, after, self.turns, active, acted)
 
 
 def _wide(array: NDArray[Any], readers: int) -> NDArray[Any]:

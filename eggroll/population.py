@@ -34,6 +34,31 @@ class Shown(NamedTuple):
         return Shown(*(None if a is None else change(a) for a in tuple[Any, ...](self)))
 
 
+class Meeting(NamedTuple):
+    """What members meet in an update: a native world.
+
+    world, shared: addresses of the eggroll_world and of what it is given; keys: uint64 [P]; rows:
+    T; kept: what must live as long as they are used.
+    """
+
+    world: int
+    shared: int
+    keys: NDArray[np.uint64]
+    rows: int
+    kept: object
+
+
+class Played(NamedTuple):
+    """values: int32 [P, T]; active: bool [P, T]; state: int8 [P, state_size]; votes: Z per leaf,
+    empty without credit.
+    """
+
+    values: NDArray[np.int32]
+    active: NDArray[np.bool_]
+    state: mx.array
+    votes: Leaves
+
+
 class Population:
     """P members of one network: what they say and score, and the votes of their noise.
 
@@ -201,6 +226,38 @@ class Population:
             total = {k: total[k] + z if total else z for k, z in part.items()}
             mx.eval(total)
         return total
+
+    def play(
+        self,
+        weights: Weights,
+        step: int,
+        state: mx.array,
+        met: Meeting,
+        by: float = 0.0,
+        signs: NDArray[np.int32] | None = None,
+    ) -> Played:
+        """Runs every member in its world, on an engine that plays.
+
+        by: with crediting, from differences of what rows were worth to values; signs: as of
+        `outputs`.
+        """
+        prepared, crediting = self.prepared(weights), self.crediting
+        if crediting is not None:
+            crediting = crediting._replace(credit_shift=credit_shift(crediting, met.rows))
+        parts, total = [], dict[str, mx.array]()
+        for first, last, slices in self._chunks(step):
+            turned = None if signs is None else mx.array(signs[:, first // 2 : last // 2])
+            *part, Z = self.engine.play(
+                prepared, slices, state[first:last],
+                (met.world, met.shared, mx.array(met.keys[first:last]), met.rows),
+                by, turned, crediting,
+            )  # fmt: skip
+            total = {k: total[k] + z if total else z for k, z in Z.items()}
+            mx.eval(total)
+            parts.append(part)
+        values, active, states = zip(*parts, strict=True)
+        whole = [np.concatenate([np.asarray(a) for a in arrays]) for arrays in (values, active)]
+        return Played(whole[0], whole[1], mx.concatenate(list(states)), total)
 
     def votes(self, fitness: mx.array, step: int) -> Leaves:
         """Z per leaf, int32: the noise of every pair times its fitness, int8 [N].

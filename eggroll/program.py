@@ -133,8 +133,8 @@ class Program:
             raise ProgramError(
                 f"An input has {self.inputs} values already: {size} are too many or few."
             )
-        self.inputs = size
-        return self._emit("input", (), size)
+        made, self.inputs = self._emit("input", (), size), size
+        return made
 
     def features(
         self, name: str, count: int, size: int, *, active: int = 32, lists: int = 1, shift: int = 0

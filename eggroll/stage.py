@@ -154,7 +154,7 @@ def as_table(name: str, values: Sequence[int] | NDArray[Any]) -> NDArray[np.int8
             f"Table {name!r} is {array.dtype} {list(array.shape)}: 255 whole numbers are needed, "
             "for -127 to 127."
         )
-    if abs(array.astype(np.int64)).max() > LIMIT:
+    if int(array.max()) > LIMIT or int(array.min()) < -LIMIT:
         raise ProgramError(f"Table {name!r} has values beyond -127 to 127.")
     return array.astype(np.int8)
 

@@ -16,13 +16,14 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from eggroll import checkpoint, engines, rng, trainer_log
+from eggroll import checkpoint, engines, playing, rng, trainer_log
 from eggroll.credit import Turns
 from eggroll.errors import InputError
 from eggroll.estimators import Estimate, EstimatorName, Record
 from eggroll.fitness import LIVELY, FitnessName, as_values
 from eggroll.fixed_point import Q
 from eggroll.members import Members, Model
+from eggroll.native import World
 from eggroll.networks import initial_weights
 from eggroll.noise import Noise
 from eggroll.population import Population, Shown, fitting_chunk
@@ -283,6 +284,26 @@ class Trainer:
                 stacklevel=2,
             )
         return update
+
+    def play(self, world: World, rows: int, *, shared: Any = None, group: int = 2) -> Update:
+        """Makes an update by a native world, in which every member has `rows` rows; docs/native.md.
+
+        The weights are those of `ask`, a call of the members for every row and `tell`. On the cpu
+        engine worlds are stepped within its kernels, on others row by row.
+
+        shared: what the world reads, an array, ctypes object or address; group: members that are
+        given the same key, even.
+
+        Raises:
+            InputError: they do not fit the network or the population; nothing has changed.
+        """
+        met = playing.meeting(self.program, self.options, world, rows, shared, self.keys, group)
+        members, learner = self.ask(), self._learner
+        if playing.possible(learner.population, self._unit):
+            values, self._state = playing.inside(learner, members, met, self._state, self._unit)
+        else:
+            values = playing.lockstep(members, met, self.options.threads)
+        return self.tell(values)
 
     def _worth(self, members: Members, values: ArrayLike) -> NDArray[np.float64]:
         """Values as float64, [P] or [P, rows]."""

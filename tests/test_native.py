@@ -1,8 +1,8 @@
 """The kernels without MLX or Python: under sanitizers here, and for arm64 under emulation.
 
-Three programs do the work. `replay` repeats small training runs recorded by the oracle; `kernels`
+Four programs do the work. `replay` repeats small training runs recorded by the oracle; `kernels`
 and `rows` compare every operation with a plain reference at the sizes and values where kernels go
-wrong.
+wrong; `worlds` compares members in worlds with the same members told row by row.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ ARM = {
     "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
 }
 SANITIZE = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
-PLAIN = "dispatch.cpp", "program.cpp", "crediting.cpp"  # as every compiler takes them
-CASES = {"kernels": 5768, "rows": 401}  # that these compare
+HEADER = Path(__file__).parents[1] / "eggroll" / "native"
+# As every compiler takes them.
+PLAIN = "dispatch.cpp", "program.cpp", "crediting.cpp", "machine.cpp", "stepper.cpp"
+CASES = {"kernels": 5768, "rows": 401, "worlds": 105}  # that these compare
 CROSS = "aarch64-linux-gnu-g++"
 # Where Debian and Ubuntu put the libraries that go with CROSS.
 EMULATE = "qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-cpu"
@@ -56,7 +58,8 @@ def build(folder: Path, compiler: str, isas: dict[str, list[str]], *flags: str) 
     recoded = isas.get("avxvnni") == RECODED  # then it is called directly
     dispatched = [name for name in isas if name != "avxvnni" or not recoded]
     have = [f"-DEGG_HAVE_{name.upper()}" for name in dispatched]
-    common = [compiler, "-std=c++20", "-Wall", "-Wextra", *flags, *have, f"-I{SOURCES}"]
+    common = [compiler, "-std=c++20", "-pthread", "-Wall", "-Wextra", *flags, *have]
+    common += [f"-I{SOURCES}", f"-I{HEADER}"]
     units = {"generic": [], **isas}
     files = {SOURCES / f"isa_{name}.cpp": extra for name, extra in units.items()}
     files |= {path: [] for path in map(SOURCES.joinpath, PLAIN)}

@@ -22,6 +22,7 @@ class Engine(ABC):
 
     name: ClassVar[str]
     credits: ClassVar[bool] = True  # whether it has token credit
+    plays: ClassVar[bool] = False  # whether its kernels step native worlds
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
         program.check()
@@ -105,6 +106,25 @@ class Engine(ABC):
         less what member 2p + 1 did, in the unit of scores; None: their scores.
         Returns scores int16 [P, T] (zeros without a score), the new state, and Z int32 (mod 2^32)
         per leaf; the arithmetic is that of docs/estimators.md.
+        """
+        raise NotImplementedError
+
+    def play(
+        self,
+        prepared: Any,
+        noise: Slices,
+        state: mx.array,
+        world: tuple[int, int, mx.array, int],
+        by: float = 0.0,
+        signs: mx.array | None = None,
+        crediting: Crediting | None = None,
+    ) -> tuple[mx.array, mx.array, mx.array, dict[str, mx.array]]:
+        """Runs P members in native worlds (docs/native.md), if the engine `plays`.
+
+        world: the address of the eggroll_world and of what it is given, keys uint64 [P], and T.
+        by, signs, crediting: with token credit; by turns a difference of what a row was worth to
+        members 2p and 2p + 1 into the value that `credit` takes.
+        Returns values int32 [P, T], active bool [P, T], the new state and Z, empty without credit.
         """
         raise NotImplementedError
 

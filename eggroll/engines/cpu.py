@@ -24,6 +24,7 @@ class CpuEngine(Engine):
     """C++ kernels of the fastest instruction set that is built and detected."""
 
     name: ClassVar[str] = "cpu"
+    plays: ClassVar[bool] = True
 
     @classmethod
     def unavailable_because(cls) -> str:
@@ -139,6 +140,23 @@ class CpuEngine(Engine):
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
         return scores, after, dict(zip(names, Z, strict=True))
+
+    def play(
+        self,
+        prepared: Any,
+        noise: Slices,
+        state: mx.array,
+        world: tuple[int, int, mx.array, int],
+        by: float = 0.0,
+        signs: mx.array | None = None,
+        crediting: Crediting | None = None,
+    ) -> tuple[mx.array, mx.array, mx.array, dict[str, mx.array]]:
+        after, values, active, *Z = self._native.play(
+            self._program, prepared, self._noise(noise), state, *world, by, signs,
+            crediting and self._crediting(crediting), self.threads,
+        )  # fmt: skip
+        names = [leaf.name for leaf in self.program.leaves] if Z else []
+        return values, active, after, dict(zip(names, Z, strict=True))
 
     def logits(
         self, prepared: Any, tokens: mx.array, state: mx.array, rows: Rows = NO_ROWS

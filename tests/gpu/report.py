@@ -20,8 +20,8 @@ from eggroll.runlog import write_whole
 TRAIN = ["-m", "eggroll.train", "--data", "count", "--pop", "512", "--steps", "20"]
 TESTS = ["tests/test_engines.py", "tests/test_golden.py", "tests/test_population.py"]
 OWN_TESTS = {
-    "metal": ["tests/test_nax_check.py"],
-    "cuda": ["tests/gpu/test_cuda.py"],
+    "metal": ["tests/test_nax_check.py", "tests/gpu/test_on_gpu.py"],
+    "cuda": ["tests/gpu/test_cuda.py", "tests/gpu/test_on_gpu.py"],
 }
 # Benchmarks of what is not taken by itself: name -> environment.
 VARIANTS = {

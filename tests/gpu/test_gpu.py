@@ -106,7 +106,7 @@ def test_the_highest_sums_do_not_wrap(gpu: Gpu, launcher: Emulator, V: int, scor
 
 
 def test_logits_are_those_the_scores_come_from(gpu: Gpu, launcher: Emulator):
-    case = random_case(6, V=11, D=12, L=2, T=1, P=4)
+    case = random_case(6, V=11, D=12, L=2, T=1, P=34)  # several threadgroups
     _, state, logits = case.oracle(noise=False)
     made = engine(gpu, case.program, launcher)
     prepared = made.prepare(case.leaves)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import oracle
+import oracle_program
 import pytest
 from emulator import EmulationError
-from networks import random_case
-from networks_credit import Credited, credited_case
+from networks import Case, case_of, random_case
+from networks_credit import Credited, credited_case, credited_of
+from test_programs import same_credit, same_outputs
 
 from eggroll import networks
+from eggroll.program import Program
 from gpu.backend import (
     Gpu,
     at_the_end,
@@ -175,3 +181,59 @@ def test_every_barrier_of_a_head_is_needed(gpu: Gpu, number: int):
     with pytest.raises((EmulationError, AssertionError)) as noticed:
         credit_with(gpu, body, gpu.barrier.join(joined), made)
     assert "did not get in" not in str(noticed.value)
+
+
+ROW_FAULTS = {
+    "metal": {
+        "an index that names nothing": ("if (f >= 0) sum.x += rows", "sum.x += rows"),
+        "noise of the odd member's indices": ("if (g >= 0) sum.y -= A", "if (g >= 0) sum.y += A"),
+        "the least value shown": ("max(int(even[k]), -127)", "int(even[k])"),
+        "an edge of an output": ("if (o >= N) return;", ""),
+        "an edge of sums": ("if (o >= O) continue;", ""),
+        "the last of a register": ("o < A ? get(a", "o <= A ? get(a"),
+    },
+    "cuda": {
+        "an index that names nothing": ("if (f < 0) continue;", ""),
+        "noise of the odd member's indices": ("  return row.odd ? -sum : sum;", "  return sum;"),
+        "the least value shown": ("max(int(mine[4 * quad + e]), -127)", "int(mine[4 * quad + e])"),
+        "an edge of an output": ("if (o >= N) return;", ""),
+        "an edge of sums": ("if (o < O && member < members)", "if (member < members)"),
+        "the last of a register": ("at = o < A ? o : o - A", "at = o <= A ? o : o - A"),
+    },
+}  # fmt: skip
+CREDITED_ROWS = {
+    "another list's noise": ("list * from.columns + column", "column"),
+    "another row's credit": ("place % from.T * from.lanes", "0"),
+}
+
+
+def rows_case() -> Case:
+    net = Program()
+    x = net.concat(net.features("rows", 30, 8, active=3, lists=2), net.input(7))
+    net.output(x, "joined")
+    net.sums(x, "sums", 5)
+    return case_of(net, np.random.default_rng(0), T=3, P=4, sigma_shift=0)
+
+
+@of_each(ROW_FAULTS)
+def test_faults_of_rows_are_found(gpu: Gpu, fault: str):
+    case, found = rows_case(), list[bool]()
+    launcher = gpu.launcher(edit=faulty(*ROW_FAULTS[gpu.name][fault], found))
+    here, (tokens, _, state, rows) = engine(gpu, case.program, launcher, 8), case.arrays
+    member = partial(oracle_program.Member, case.program, case.weights, case.noise())
+    args = case.program, case.tokens, case.state, case.rows
+    want = oracle_program.outputs(*args, member)
+    with pytest.raises((EmulationError, AssertionError)):
+        same_outputs(
+            here.outputs(here.prepare(case.leaves), case.slices, tokens, state, rows), want
+        )
+    assert found == [True]
+
+
+@pytest.mark.parametrize("fault", CREDITED_ROWS)
+def test_faults_of_credited_rows_are_found(gpu: Gpu, fault: str):
+    made, found = credited_of(rows_case(), np.random.default_rng(0), "token-credit"), list[bool]()
+    launcher = gpu.launcher(edit=faulty(*CREDITED_ROWS[fault], found))
+    with pytest.raises(AssertionError):
+        same_credit(made.run(engine(gpu, made.case.program, launcher, 8)), made.oracle_of_any())
+    assert any(found)

@@ -162,3 +162,29 @@ def in_place() -> Program:
 def test_registers_are_written_in_place(gpu: Gpu, launcher: Emulator):
     case = case_of(in_place(), np.random.default_rng(1))
     check(engine(gpu, case.program, launcher, 8), case)
+
+
+def wide() -> Program:
+    """Rows that no threadgroup memory holds, lists longer than a simdgroup, odd sizes."""
+    net = Program(7, 36)
+    x, s = net.stage("a.", state=True)
+    far, near = net.features("far", 90, 36, active=40, lists=3, shift=1), net.features("b", 30, 9)
+    joined = net.norm(net.concat(near, net.input(250), far), "norm")
+    net.output(joined, "joined")
+    net.mix(net.linear(joined, "in", 36), s, s, out=s)
+    net.bias(net.relu(net.concat(net.linear(s, "p", 5), net.linear(joined, "q", 31))), "r", out=x)
+    net.sums(joined, "many", 70)
+    x, _ = net.stage("b.")
+    again = net.input(250)
+    net.output(net.concat(x, x), "twice")
+    net.sums(net.linear(net.concat(x, again), "wider", 130), "few", 3)
+    return net
+
+
+def test_wide_rows_in_device_memory(gpu: Gpu, launcher: Emulator):
+    rng = np.random.default_rng(4)
+    case = marked(case_of(wide(), rng, T=2, P=34, sigma_shift=1), rng)
+    plans = gpu.plans(case.program, 32, 0, cramped=True)
+    assert not all(place.shared for plan in plans for place in plan.places.values())
+    here = engine(gpu, case.program, launcher, 32, cramped=True)
+    check_credit(here, credited_of(at_the_end(case), rng, "token-credit"))

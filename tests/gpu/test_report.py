@@ -52,7 +52,7 @@ def test_it_compares_signatures_and_names_failures(
 def test_its_steps_name_what_is_there(engine: str):
     root, todo = Path(__file__).parents[2], report.steps(engine)
     tests = [word for step in todo.values() for word in step.words if word.startswith("tests/")]
-    assert len(tests) == 4
+    assert len(tests) == 5
     assert all((root / test).is_file() for test in tests)
     assert sum(bool(step.env) for step in todo.values()) == len(report.VARIANTS[engine])
 

@@ -19,7 +19,7 @@ from eggroll.engines.gpu.stage import RESULTS
 from eggroll.engines.gpu.stages import Given, Stages
 from eggroll.engines.gpu.vote_run import count_votes
 from eggroll.engines.gpu.writer import Result
-from eggroll.engines.portable.rows import check_rows, check_scored, check_values
+from eggroll.engines.rows import check_rows, check_scored, check_values
 from eggroll.noise import Slices
 from eggroll.program import NO_ROWS, Rows
 

@@ -51,17 +51,25 @@ def launch_size(need: Need, limits: Limits, P: int, T: int) -> tuple[int, int]:
     return min(P, max(room // tokens // 2 * 2, 2)), tokens
 
 
-def tape_members(plans: Sequence[Sequence[CreditPlan]], limits: Limits, T: int) -> int:
-    """Members (even) whose tapes of T tokens fit into memory; if many, of whole threadgroups.
+class TapeNeed(NamedTuple):
+    """Of a member that is credited: bytes of every token, and of all; members of a threadgroup."""
 
-    plans: of every stage, for every M there may be, the largest first.
-    """
-    stages = plans[0]
+    token: int
+    member: int
+    whole: int
+
+
+def tape_need(plans: Sequence[Sequence[CreditPlan]]) -> TapeNeed:
+    """plans: of every stage, for every M there may be, the largest first."""
+    stages, program = plans[0], plans[0][0].program
     scratch = scratch_of([plan for each in plans for plan in each])
-    program = stages[0].program
     tape = sum(plan.tape_bytes for plan in stages) // 2 + len(program.leaves)
     tape += SORTED * (1 + program.indices)
     inputs = max(sum(plan.sizes[op.inputs[0]] for op in plan.traced) for plan in stages)
-    room = limits.memory // (T * (limits.passed + tape) + 4 * inputs + scratch)
-    whole = stages[0].members
-    return room // whole * whole or max(room // 2 * 2, 2)
+    return TapeNeed(tape, 4 * inputs + scratch, stages[0].members)
+
+
+def tape_members(need: TapeNeed, limits: Limits, T: int) -> int:
+    """Members (even) whose tapes of T tokens fit into memory; if many, of whole threadgroups."""
+    room = limits.memory // (T * (limits.passed + need.token) + need.member)
+    return room // need.whole * need.whole or max(room // 2 * 2, 2)

@@ -64,7 +64,7 @@ def tile_score(write: KernelWriter, op: Op) -> None:
     tile_linear(write, op)
     V = write.plan.program.leaves[op.leaf].shape[0]
     if not write.scored:
-        write(f"egg::store_logits<{V}>(logits, logit, tile, members, lane);")
+        write(f"egg::store_logits<{V}>(logits + first * {V}, logit, tile, members, lane);")
     else:
         write(f"egg::score<{V}>(likelihood, hits, {write.exp2}logit, tile, lane);")
         write.scored_tile(op)

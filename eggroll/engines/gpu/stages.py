@@ -18,7 +18,15 @@ from eggroll.engines.gpu.credit_plan import CreditPlan
 from eggroll.engines.gpu.credit_stage import CreditStageWriter
 from eggroll.engines.gpu.dialect import Dialect
 from eggroll.engines.gpu.launch import Launcher, Outputs, pad_flat
-from eggroll.engines.gpu.launch_size import Limits, Need, launch_size, need_of, tape_members
+from eggroll.engines.gpu.launch_size import (
+    Limits,
+    Need,
+    TapeNeed,
+    launch_size,
+    need_of,
+    tape_members,
+    tape_need,
+)
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, padded
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.stage import StageWriter
@@ -73,6 +81,7 @@ class Stages(Engine):
         self._kernels: dict[tuple[int, int, int, Result | Crediting], list[Kernel]] = {}
         self._credit: dict[tuple[int, int, Crediting], tuple[CreditWork, list[Source]]] = {}
         self._needs: dict[tuple[int, bool], Need] = {}
+        self._tapes: dict[Crediting, TapeNeed] = {}
 
     @abstractmethod
     def plans(self, members: int, rank: int, puts_out: bool = False) -> Sequence[StagePlan]:
@@ -165,8 +174,10 @@ class Stages(Engine):
         All tokens of a member stay until its scores are known, so its tape bounds the members; in
         time the tokens give way first, as in `launch_size`.
         """
-        each = [self.credit_plans(crediting, m) for m in self.group_sizes]
-        most = tape_members(each, self._limits(), T)
+        if crediting not in self._tapes:
+            each = [self.credit_plans(crediting, m) for m in self.group_sizes]
+            self._tapes[crediting] = tape_need(each)
+        most = tape_members(self._tapes[crediting], self._limits(), T)
         return self.launch_size(min(P, most), T, 0 if crediting.nodes else 1)
 
     def _limits(self, puts_out: bool = False) -> Limits:

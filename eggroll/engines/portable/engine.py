@@ -24,7 +24,7 @@ from eggroll.engines.portable.operations import (
     scores,
     table_slice,
 )
-from eggroll.engines.portable.rows import check_rows, check_scored, check_values
+from eggroll.engines.rows import check_rows, check_scored, check_values
 from eggroll.noise import Slices
 from eggroll.program import NO_ROWS, Rows, S, X
 

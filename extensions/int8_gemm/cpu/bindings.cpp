@@ -1,6 +1,7 @@
 // Python module eggroll._int8_gemm.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -12,6 +13,7 @@
 #include "engine.h"
 #include "machine.h"
 #include "mlx/version.h"
+#include "stepper.h"
 #include "view.h"
 
 namespace mx = mlx::core;
@@ -29,6 +31,55 @@ nb::dict built_with() {
   versions["mlx"] = version(MLX_VERSION_MAJOR, MLX_VERSION_MINOR, MLX_VERSION_PATCH);
   versions["nanobind"] = version(NB_VERSION_MAJOR, NB_VERSION_MINOR, NB_VERSION_PATCH);
   return versions;
+}
+
+template <typename T, int axes>
+using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
+
+void check(bool ok) {
+  if (!ok) throw std::invalid_argument("an array does not fit the world's members");
+}
+
+// Worlds stepped for all members between calls of an engine.
+void add_stepper(nb::module_& m) {
+  using eggroll::WorldStepper;
+  using Free = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<WorldStepper>(m, "Worlds", "The worlds of all members, begun; see eggroll_world.h.")
+      .def(
+          "__init__",
+          [](WorldStepper* self, uint64_t world, uint64_t shared, Array<const uint64_t, 1> keys,
+             int threads) {
+            new (self) WorldStepper(reinterpret_cast<const eggroll_world*>(world),
+                                    reinterpret_cast<const void*>(shared), keys.data(),
+                                    static_cast<int64_t>(keys.shape(0)), threads);
+          },
+          "world"_a, "shared"_a, "keys"_a, "threads"_a, Free())
+      .def(
+          "observe",
+          [](const WorldStepper& self, int row, Array<int8_t, 2> inputs, Array<uint8_t, 1> flags) {
+            check(static_cast<int64_t>(inputs.shape(0)) == self.members() &&
+                  static_cast<int>(inputs.shape(1)) == self.inputs() &&
+                  flags.shape(0) == inputs.shape(0));
+            self.observe(row, inputs.data(), flags.data());
+          },
+          "row"_a, "inputs"_a, "flags"_a, Free(), "Fills inputs [P, n] and flags [P].")
+      .def(
+          "act",
+          [](const WorldStepper& self, int row, Array<const uint8_t, 2> outputs,
+             Array<const uint8_t, 1> flags) {
+            check(static_cast<int64_t>(outputs.shape(0)) == self.members() &&
+                  flags.shape(0) == outputs.shape(0));
+            self.act(row, reinterpret_cast<const char*>(outputs.data()),
+                     static_cast<int64_t>(outputs.shape(1)), flags.data());
+          },
+          "row"_a, "outputs"_a, "flags"_a, Free(), "outputs: bytes [P, size].")
+      .def(
+          "value",
+          [](const WorldStepper& self, Array<int32_t, 2> values) {
+            check(static_cast<int64_t>(values.shape(0)) == self.members());
+            self.value(static_cast<int32_t>(values.shape(1)), values.data());
+          },
+          "values"_a, Free(), "Fills values [P, T].");
 }
 
 }  // namespace
@@ -95,6 +146,20 @@ NB_MODULE(_int8_gemm, m) {
         "packed"_a, "noise"_a, "signs"_a, "draws"_a, "crediting"_a, "tokens"_a, "targets"_a,
         "state"_a, "rows"_a, "values"_a.none(), "threads"_a, "block_tokens"_a,
         "State, scores and Z int32 of every leaf.");
+  m.def(
+      "play",
+      [](std::shared_ptr<eggroll::Program> program, const mx::array& packed,
+         const eggroll::Noise& noise, const mx::array& state, uint64_t world, uint64_t shared,
+         const mx::array& keys, int rows, double by, const std::optional<mx::array>& signs,
+         const std::optional<eggroll::Crediting>& crediting, int threads) {
+        return eggroll::play(std::move(program), packed, noise, state,
+                             {world, shared, keys, rows, by}, signs, crediting, threads);
+      },
+      nb::call_guard<nb::gil_scoped_release>(), "program"_a, "packed"_a, "noise"_a, "state"_a,
+      "world"_a, "shared"_a, "keys"_a, "rows"_a, "by"_a, "signs"_a.none(), "crediting"_a.none(),
+      "threads"_a,
+      "State, values [P, rows], active [P, rows] and, with crediting, Z of every leaf.");
+  add_stepper(m);
   m.def("view", &eggroll::view, "array"_a.none(),
         "An MLX array over a C-contiguous int8 or int32 array of NumPy, whose memory it shares.");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,

@@ -9,10 +9,12 @@
 // Parts of this file; each uses those before it.
 #include "arena.h"
 #include "members.h"
+#include "world_calls.h"
 //
 #include "credit.h"
 #include "leaves.h"
 #include "rows.h"
+#include "world.h"
 //
 #include "layers.h"
 
@@ -182,6 +184,7 @@ struct Block : Layers {
   // noise and the activations of these tokens stay in cache. Without memory (base null) nothing is
   // computed: the arena only learns how much it needs.
   void run_all() {
+    if (job.world) return run_world();
     int block_tokens = clamp(job.block_tokens, 1, job.tokens_per_member);
     if (nodes()) take_swapped();
     size_t step = static_cast<size_t>(tiles_of(job.plan.width)) * (kTile / 4) * kLanes;
@@ -198,7 +201,67 @@ struct Block : Layers {
       }
     }
     arena.used = peak;
-    if (job.credit_kind && arena.base) tape.close();
+    if (job.credit_kind && arena.base) tape.mark(), tape.close();
+  }
+
+  // What a stage has while another one runs.
+  struct Opened {
+    uint32_t* registers[kRegisters];
+    Isa::Prepared* prepared[kRegisters];
+    LeafNoise noise[kOps];
+  };
+
+  // Members that meet a world: all stages row by row, each with its noise laid out once.
+  void run_world() {
+    int stages = job.plan.stage_count;
+    if (nodes()) take_swapped();
+    x = arena.take<uint32_t>(static_cast<size_t>(tiles_of(job.plan.width)) * (kTile / 4) * kLanes);
+    xb = arena.take<int32_t[kLanes]>(job.rank);
+    Opened* opened = arena.take<Opened>(static_cast<size_t>(stages));
+    for (int i = 0; i < stages; ++i) {
+      stage = &job.plan.stages[i];
+      open_stage();
+      if (!arena.base) continue;
+      load_state(job.state_in);
+      if (stages > 1) keep(opened[i]);
+    }
+    if (!arena.base) return;
+    world.begin();
+    for (int t = 0; t < job.tokens_per_member; ++t) {
+      world.observe(t);
+      for (int i = 0; i < stages; ++i) {
+        if (stages > 1) resume(i, opened[i]);
+        run_row(t);
+      }
+      world.act(t);
+    }
+    for (int i = 0; i < stages; ++i) {
+      if (stages > 1) resume(i, opened[i]);
+      store_state();
+    }
+    world.settle(tape);
+    if (job.credit_kind) tape.close();
+  }
+
+  void keep(Opened& to) const {
+    __builtin_memcpy(to.registers, registers, sizeof registers);
+    __builtin_memcpy(to.prepared, prepared, sizeof prepared);
+    __builtin_memcpy(to.noise, noise, sizeof noise);
+  }
+
+  void resume(int i, const Opened& from) {
+    stage = &job.plan.stages[i];
+    __builtin_memcpy(registers, from.registers, sizeof registers);
+    __builtin_memcpy(prepared, from.prepared, sizeof prepared);
+    __builtin_memcpy(noise, from.noise, sizeof noise);
+  }
+
+  void run_row(int t) {
+    registers[0] = x;
+    for (int j = 0; j < stage->register_count; ++j) ready[j] = false;
+    uint32_t keep[kLanes];
+    if (stage->state >= 0 && !world.going_on(t, keep)) clear_state(keep);
+    for (int j = 0; j < stage->op_count; ++j) run(stage->ops[j], t);
   }
 
   // Of the widest vector, embedding's row or features.

@@ -121,13 +121,17 @@ struct Tape : Members {
     }
   }
 
-  // The credit of all leaves, once all tokens are scored.
-  void close() {
+  // Documents' marks, and the values given in place of scores.
+  void mark() const {
     for (int t = 0; t < job.tokens_per_member; ++t)
       for (int p = 0; p < kPairs; ++p) {
         marks[t][p] = token(job.tokens, p, t) == 0;
         if (job.values) score_difference[t][p] = job.values[pair(p) * job.tokens_per_member + t];
       }
+  }
+
+  // The credit of all leaves, once all tokens are scored and marked.
+  void close() {
     for (int i = 0; i < job.plan.leaf_count; ++i) {
       CreditKind kind = job.credit_kind[i];
       if (kind == CreditKind::none || kind == CreditKind::readout) continue;

@@ -282,6 +282,92 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
   return mx::array::make_arrays(shapes, dtypes, primitive, arrays.in);
 }
 
+namespace {
+
+mx::array made(mx::Shape shape, mx::Dtype dtype) {
+  size_t count = 1;
+  for (int n : shape) count *= static_cast<size_t>(n);
+  return mx::array(mx::allocator::malloc(count * dtype.size()), std::move(shape), dtype);
+}
+
+void check_world(const Plan& plan, const eggroll_world* world) {
+  require(world && world->abi == EGGROLL_WORLD_ABI, "play: no world of this ABI");
+  require(!plan.scored && !plan.indices && plan.inputs && plan.output_count,
+          "play: a program with an input and an output is needed, without score or features");
+  for (int s = 0; s < plan.stage_count; ++s)
+    for (int j = 0; j < plan.stages[s].op_count; ++j)
+      require(plan.stages[s].ops[j].kind != OpKind::embed, "play: a world shows no tokens");
+  require(world->inputs == plan.inputs && world->outputs == plan.outputs[0].size,
+          "play: the world has other inputs or outputs than the program");
+  require(world->bytes >= 0 && world->bytes < int64_t{1} << 31, "play: the world's bytes");
+}
+
+void run_blocks(const Job& job, int threads) {
+  const Kernels& k = kernels();
+  int64_t blocks = (job.members + kLanes - 1) / kLanes;
+  ScratchPool pool(k.block_bytes(job), blocks, threads);
+  parallel_for(blocks, threads, [&](int64_t i, int thread) { k.block(job, i, pool.of(thread)); });
+}
+
+// The same, then the votes of every leaf, which are added to `out`.
+void run_credited(const Job& job, const Crediting& crediting, int threads,
+                  std::vector<mx::array>& out) {
+  CreditWork work(job, crediting);
+  run_blocks(work.job, threads);
+  std::vector<VoteJob> votes;
+  std::vector<int32_t*> z;
+  for (int i = 0; i < job.plan.leaf_count; ++i) {
+    out.push_back(made(shape_of(job.plan.leaves[i]), mx::int32));
+    std::memset(out.back().data<int32_t>(), 0, out.back().nbytes());
+    if (work.counted(i)) votes.push_back(work.vote(i)), z.push_back(out.back().data<int32_t>());
+  }
+  Count(kernels(), votes, z, job.members / 2, threads).run();
+}
+
+}  // namespace
+
+std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& packed,
+                            const Noise& noise, const mx::array& state, const Play& play,
+                            const std::optional<mx::array>& signs,
+                            const std::optional<Crediting>& crediting, int threads) {
+  Job job{};
+  job.plan = program->plan();
+  job.world = reinterpret_cast<const eggroll_world*>(play.world);
+  check_world(job.plan, job.world);
+  require(play.rows >= 1 && play.keys.ndim() == 1 && play.keys.shape(0) % 2 == 0,
+          "play: rows, and keys for an even number of members, are needed");
+  require(noise.starts && noise.shift >= 0 && noise.shift < 32, "play: noise is needed");
+  int members = play.keys.shape(0);
+  require(state.shape() == mx::Shape{members, job.plan.state_size}, "state: [P, state_size]");
+  const mx::array in[] = {ready(packed, mx::int8, "packed"),
+                          ready(noise.table, mx::int8, "table"),
+                          ready(*noise.starts, mx::int32, "starts"),
+                          ready(state, mx::int8, "state"),
+                          ready(play.keys, mx::uint64, "keys"),
+                          ready(signs.value_or(*noise.starts), mx::int32, "signs")};
+  check_starts(job.plan, in[2], in[1], noise.rank, members / 2);
+  std::vector<mx::array> out{made(state.shape(), mx::int8), made({members, play.rows}, mx::int32),
+                             made({members, play.rows}, mx::bool_)};
+  job.weights = in[0].data<int8_t>(), job.noise = in[1].data<int8_t>();
+  job.starts = in[2].data<int32_t>(), job.state_in = in[3].data<int8_t>();
+  job.keys = in[4].data<uint64_t>(), job.shared = reinterpret_cast<const void*>(play.shared);
+  job.rank = noise.rank, job.shift = noise.shift, job.block_tokens = 1;
+  job.members = members, job.tokens_per_member = play.rows, job.by = play.by;
+  job.state_out = out[0].data<int8_t>(), job.worth = out[1].data<int32_t>();
+  job.active = out[2].data<bool>();
+  if (!crediting) {
+    run_blocks(job, threads);
+    return out;
+  }
+  const mx::Shape bits{job.plan.leaf_count, members / 2, (play.rows + 31) / 32};
+  require(noise.rank == 1 && (signs ? signs->shape() == bits : crediting->mode == 1),
+          "play: noise of rank 1 and, where it is of nodes, signs [leaves, pairs, ceil(T / 32)]");
+  check(job.plan, *crediting);
+  job.signs = in[5].data<int32_t>();
+  run_credited(job, *crediting, threads, out);
+  return out;
+}
+
 std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& fitness,
                              const mx::array& table, const mx::array& starts, int rank, bool signs,
                              int threads) {

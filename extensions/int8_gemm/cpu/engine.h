@@ -62,6 +62,22 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
                               const std::optional<mx::array>& values, int threads,
                               int block_tokens);
 
+// A world as Python knows it: where the struct and what it is given lie in memory, and what it is
+// played by.
+struct Play {
+  uint64_t world, shared;
+  mx::array keys;  // uint64 [P]
+  int rows;
+  double by;  // from differences of what rows were worth to credit
+};
+
+// Members that meet a world: then int32 [P, rows], what their rows were worth, bool [P, rows],
+// whether anything was at stake, and with crediting Z of every leaf. Done when it returns.
+std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& packed,
+                            const Noise& noise, const mx::array& state, const Play& play,
+                            const std::optional<mx::array>& signs,
+                            const std::optional<Crediting>& crediting, int threads);
+
 // Z of every leaf, int32 in the leaf's shape.
 std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& fitness,
                              const mx::array& table, const mx::array& starts, int rank, bool signs,

@@ -11,6 +11,7 @@ struct Layers : Members {
   LeafNoise noise[kOps];  // of the stage's operations
   Tape tape;
   Features features;
+  World world;
   uint32_t* swapped;  // a vector or a row of noise as one token has it
   alignas(64) uint32_t minus[kPairs];
   int32_t (*xb)[kLanes];  // [r]: signed x.B
@@ -20,7 +21,8 @@ struct Layers : Members {
       : Members{j, block * kLanes},
         arena{static_cast<char*>(scratch)},
         tape(*this, arena),
-        features(*this, arena) {}
+        features(*this, arena),
+        world(*this, arena) {}
 
   LeafNoise& of(const Op& op) { return noise[&op - stage->ops]; }
 
@@ -82,7 +84,10 @@ struct Layers : Members {
     if (stage->state < 0) return;
     uint32_t keep[kLanes], all = ~0u;
     for (int m = 0; m < kLanes; ++m) all &= keep[m] = token(job.tokens, m, t) ? ~0u : 0u;
-    if (all) return;
+    if (!all) clear_state(keep);
+  }
+
+  void clear_state(const uint32_t* keep) {
     for (int w = 0; w < words_of(job.plan.width); ++w)
       for (int m = 0; m < kLanes; ++m) registers[1][w * kLanes + m] &= keep[m];
   }
@@ -120,7 +125,7 @@ struct Layers : Members {
   void input(const Op& op, int n, int t) {
     const int8_t* src[kLanes];
     for (int m = 0; m < kLanes; ++m)
-      src[m] = job.inputs + (clamped(m) * job.tokens_per_member + t) * n;
+      src[m] = job.world ? world.row(m) : job.inputs + (clamped(m) * job.tokens_per_member + t) * n;
     gather(src, n, registers[op.out]);
     at_least(bytes(op.out), -127, words_of(n) * 4 * kLanes, bytes(op.out));
   }
@@ -185,11 +190,26 @@ struct Layers : Members {
     }
   }
 
-  // The same, undivided and unclipped, to the caller.
+  // Where `size` bytes of an output go, by lane: to the caller or the world, or nowhere. Whether
+  // they go anywhere.
+  bool taken(const Op& op, int t, int64_t size, int8_t** to) const {
+    if (!job.outputs && !(job.world && op.place == 0)) return false;
+    for (int m = 0; m < kLanes; ++m) {
+      int8_t* row = job.world ? world.output(m)
+                              : static_cast<int8_t*>(job.outputs[op.place]) +
+                                    (member(m) * job.tokens_per_member + t) * size;
+      to[m] = member(m) < job.members ? row : nullptr;
+    }
+    return true;
+  }
+
+  // The same, undivided and unclipped, to who takes it.
   void sums(const Op& op, int t) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
-    if (!job.outputs && !job.credit_kind) return;
-    int words = words_of(leaf.cols), tiles = job.outputs ? tiles_of(leaf.rows) : 0;
+    int8_t* to[kLanes];
+    bool give = taken(op, t, int64_t{leaf.rows} * 4, to);
+    if (!give && !job.credit_kind) return;
+    int words = words_of(leaf.cols), tiles = give ? tiles_of(leaf.rows) : 0;
     const Isa::Prepared* x = prepare(op.in[0], leaf.cols);
     LowRank noise = open(op, x, t);
     const int8_t* w = job.weights + leaf.offset;
@@ -199,20 +219,18 @@ struct Layers : Members {
       PortableIsa::add_noise(acc, noise);
       int first = i * kTile, count = leaf.rows - first < kTile ? leaf.rows - first : kTile;
       for (int m = 0; m < kLanes; ++m) {
-        if (member(m) >= job.members) continue;
-        int32_t* to = static_cast<int32_t*>(job.outputs[op.place]) + first +
-                      (member(m) * job.tokens_per_member + t) * leaf.rows;
-        for (int o = 0; o < count; ++o) to[o] = acc[o][m];
+        if (!to[m]) continue;
+        int32_t* values = reinterpret_cast<int32_t*>(to[m]) + first;
+        for (int o = 0; o < count; ++o) values[o] = acc[o][m];
       }
       w = next(w, words, noise);
     }
   }
 
   void output(const Op& op, int t) {
-    if (!job.outputs) return;
-    int64_t n = stage->registers[op.in[0]];
-    scatter_to(static_cast<int8_t*>(job.outputs[op.place]) + t * n, n * job.tokens_per_member,
-               static_cast<int>(n), registers[op.in[0]]);
+    int8_t* to[kLanes];
+    int n = stage->registers[op.in[0]];
+    if (taken(op, t, n, to)) scatter(registers[op.in[0]], n, to);
   }
 
   void linear(const Op& op, int t) {

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "eggroll_world.h"
+
 namespace eggroll {
 
 constexpr int kPairs = 16;
@@ -142,6 +144,14 @@ struct Job {
   const int32_t* features;  // [P, T, indices] in -1 .. rows - 1
   const int32_t* values;    // [N, T], or null: in place of the pairs' score differences
   void* const* outputs;     // [outputs]: int8 or int32 [P, T, size]; or null
+  // Where members meet a world: it shows the inputs and takes the first output, and there are
+  // neither tokens nor targets, inputs nor values.
+  const eggroll_world* world;
+  const void* shared;    // what the world is given
+  const uint64_t* keys;  // [P]
+  double by;             // from differences of what rows were worth to values
+  int32_t* worth;        // [P, T]
+  bool* active;          // [P, T]: where something was at stake
 };
 
 // The votes of one leaf: Z [rows, cols] int32 += over pairs first .. last - 1.

@@ -165,7 +165,8 @@ struct PortableIsa {
   }
 
   // The noise of a tile, added to its sums.
-  static void add_noise(int32_t (*acc)[kLanes], const LowRank& noise) {
+  static inline __attribute__((always_inline)) void add_noise(int32_t (*acc)[kLanes],
+                                                              const LowRank& noise) {
     for (int o = 0; o < kTile; ++o)
       for (int half = 0; noise.rank && half < kLanes; half += kPairs) {
         alignas(64) uint32_t sum[kPairs] = {};

@@ -8,8 +8,10 @@ static inline void gather(const int8_t* const* src, int n, uint32_t* dst) {
   Isa::transpose_words(src + kPairs, whole, dst + kPairs, kLanes);
   if (!rest) return;
   for (int m = 0; m < kLanes; ++m) {
-    uint32_t word = 0;
-    __builtin_memcpy(&word, src[m] + 4 * whole, static_cast<size_t>(rest));
+    const uint8_t* last = reinterpret_cast<const uint8_t*>(src[m] + 4 * whole);
+    uint32_t word = last[0];
+    if (rest > 1) word |= uint32_t{last[1]} << 8;
+    if (rest > 2) word |= uint32_t{last[2]} << 16;
     dst[whole * kLanes + m] = word;
   }
 }
