@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 import eggroll as eg
 
 
-def main(steps=300, seed=0, pop=256):
+def main(steps=200, seed=0, pop=256):
     """Share of 397 unseen images that are right."""
     data, chance = load_digits(), np.random.default_rng(seed)
     order = np.random.default_rng(0).permutation(len(data.target))  # writers mixed

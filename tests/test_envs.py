@@ -178,6 +178,21 @@ def test_recurrent_networks_begin_every_episode_anew(gymnasium: Any):
     np.testing.assert_array_equal(found, env.evaluate(model, keys(P)))
 
 
+@pytest.mark.parametrize("estimator", ["eggroll", "token-credit"])
+def test_policies_draw_actions_and_models_take_the_likeliest(gymnasium: Any, estimator: str):
+    net = eg.Program()
+    net.policy(net.relu(net.linear(net.input(4), "hidden", 8)), "moves", 2)
+    env = cartpole(episodes=2)
+    es = eg.Trainer(net, pop=P, table_bits=16, alpha=1e-9, estimator=estimator)
+    first = env.play(es.ask(), keys(1))
+    np.testing.assert_array_equal(first, env.play(es.ask(), keys(1)))  # the chance is the update's
+    es.tell(first.mean(axis=1))
+    model = es.model
+    likeliest = env.play(lambda rows: model(rows)["moves"], keys(1))
+    np.testing.assert_array_equal(likeliest, env.play(es.model, keys(1)))
+    assert (first != likeliest).any()
+
+
 REFUSED = {
     "no such": (
         lambda: eg.envs.gym("CartPole-v99", members=2),

@@ -5,6 +5,7 @@ Letters: P players, members of a population or copies of a model; E episodes of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,10 @@ from eggroll.envs.actions import Decode, decoding
 from eggroll.envs.observations import Observe, observing
 from eggroll.errors import InputError
 from eggroll.members import Members, Model
+from eggroll.program import Program
+
+# Members, a model, or a function of rows int8 [P, E, inputs] -> outputs [P, E, size].
+Players = Members | Model | Callable[[NDArray[np.int8]], NDArray[Any]]
 
 SEEDS = np.uint64((1 << 31) - 1)  # that every environment takes
 
@@ -50,19 +55,21 @@ class Gym:
         self._native = mode == "" and _fastest(name) == NATIVE
         self.inputs = self.observe(self._reset(np.zeros(1, np.uint64))).shape[-1]
 
-    def evaluate(self, members: Members | Model, keys: ArrayLike) -> NDArray[np.float64]:
+    def evaluate(self, members: Players, keys: ArrayLike) -> NDArray[np.float64]:
         """Mean return of every player's episodes, [P]; see `play`."""
         means: NDArray[np.float64] = self.play(members, keys).mean(axis=1)
         return means
 
-    def play(self, members: Members | Model, keys: ArrayLike) -> NDArray[np.float64]:
+    def play(self, members: Players, keys: ArrayLike) -> NDArray[np.float64]:
         """Plays an episode in every environment: returns [P, E], the sums of rewards.
 
         Episodes of a network without state run side by side, as T = E rows of one call; of a
-        recurrent one, E must be 1. An episode that ended is not credited any more.
+        recurrent one, E must be 1. An episode that ended is not credited any more. Members with a
+        policy draw their actions, a model takes the likeliest.
 
         Args:
-            members: of `ask`, P of them; or a model, which begins with a zero state.
+            members: of `ask`, P of them; a model, which begins with a zero state; or a function of
+                rows int8 [P, E, inputs].
             keys: random words [R], of `Trainer.keys`, where R divides P: players of a group, as
                 2i and 2i + 1, play the same episodes, a pure function of the words.
 
@@ -73,7 +80,7 @@ class Gym:
         P, E = self.members, self.episodes
         if not len(words) or P % len(words):
             raise InputError(f"keys are {len(words)} words: a number that divides {P} is needed.")
-        if E > 1 and _program(members).state_size:
+        if E > 1 and isinstance(members, Members | Model) and _program(members).state_size:
             raise InputError(
                 f"episodes is {E} and the network is recurrent: it plays one at a time; use "
                 "episodes=1 and more members or updates."
@@ -94,19 +101,27 @@ class Gym:
         self._env.close()
 
     def _act(
-        self, members: Members | Model, seen: NDArray[Any], active: NDArray[np.bool_], first: bool
+        self, members: Players, seen: NDArray[Any], active: NDArray[np.bool_], first: bool
     ) -> NDArray[Any]:
         """Actions of all players for what they see, [P E, ..]."""
         P, E = active.shape
         rows = self.observe(seen).reshape(P, E, -1)
         begins = np.full((P, E), first)
-        if isinstance(members, Model):
+        if isinstance(members, Members):
+            pairs = (active[0::2] | active[1::2]).repeat(2, axis=0)
+            if _program(members).policies and self.outputs:
+                taken = members.act(rows, begins=begins, active=pairs).reshape(P * E)
+                return self.decode(np.eye(self.outputs, dtype=np.int8)[taken])
+            outputs = members(rows, begins=begins, active=pairs)
+        elif isinstance(members, Model):
             if first:
                 members.reset()
             outputs = members(rows, begins=begins)
+            if members.program.policies:
+                at = members.program.policies[0].output
+                outputs = outputs[members.program.outputs[at].name]
         else:
-            pairs = (active[0::2] | active[1::2]).repeat(2, axis=0)
-            outputs = members(rows, begins=begins, active=pairs)
+            outputs = members(rows)
         if not isinstance(outputs, np.ndarray) or self.outputs not in (0, outputs.shape[-1]):
             shapes = outputs.shape[-1] if isinstance(outputs, np.ndarray) else sorted(outputs)
             raise InputError(
@@ -178,5 +193,5 @@ def _gymnasium() -> Any:
         ) from None
 
 
-def _program(members: Members | Model) -> Any:
+def _program(members: Members | Model) -> Program:
     return members.program if isinstance(members, Model) else members._reader.program

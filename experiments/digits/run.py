@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import matplotlib
 import mlx.core as mx
 import numpy as np
+from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
 from eggroll import engines
@@ -26,6 +28,9 @@ from eggroll.baseline.gradient_trainer import GradientTrainer
 from eggroll.members import Model
 from eggroll.networks import mlp
 from eggroll.program import Program
+from eggroll.trainer import Trainer
+
+matplotlib.use("Agg")
 
 NETWORKS = {"64-64-10": [64], "64-256-10": [256]}  # name -> hidden layers
 TRAINING = 1400  # images
@@ -99,7 +104,67 @@ def adam(
             yield Seen(trainer.step, seconds, *(share_right(logits, valid) for logits in found))
 
 
-METHODS: dict[str, Callable[..., Iterator[Seen]]] = {"adam": adam}
+def token_credit(
+    net: Program, seed: int, args: argparse.Namespace, train: Digits, valid: Digits
+) -> Iterator[Seen]:
+    """Evolution by noise on the outputs of layers, credited image by image."""
+    es = Trainer(
+        net, pop=256, estimator="token-credit", rule="whitened", learning_rate=1, sigma_shift=3,
+        steps=args.evolution_updates, seed=seed, threads=args.threads,
+    )  # fmt: skip
+    return evolution(es, (es.pop // 2, 64), args, train, valid)
+
+
+def eggroll(
+    net: Program, seed: int, args: argparse.Namespace, train: Digits, valid: Digits
+) -> Iterator[Seen]:
+    """Evolution by noise on the weights, one vote per pair: the default."""
+    es = Trainer(net, pop=1024, steps=args.evolution_updates, seed=seed, threads=args.threads)
+    return evolution(es, (1, 64), args, train, valid)
+
+
+def evolution(
+    es: Trainer, shape: tuple[int, int], args: argparse.Namespace, train: Digits, valid: Digits
+) -> Iterator[Seen]:
+    """Updates by the likelihood in bits of batches [groups, images]; a group sees the same."""
+    chance, seconds = np.random.default_rng(es.options.seed), 0.0
+    while es.step < es.options.steps:
+        began = time.perf_counter()
+        batch = chance.integers(0, len(train.labels), shape)
+        bits = es.ask()(train.pixels[batch]) / np.float32(16)
+        right = train.labels[batch].repeat(es.pop // len(batch), axis=0)[..., None]
+        likelihood = np.take_along_axis(bits, right, -1)[..., 0] - np.log2(np.exp2(bits).sum(-1))
+        es.tell(likelihood)
+        seconds += time.perf_counter() - began
+        if es.step % args.look == 0 or es.step == es.options.steps:
+            found = share_right(es.model(valid.pixels), valid)
+            yield Seen(es.step, seconds, found, found)
+
+
+METHODS: dict[str, Callable[..., Iterator[Seen]]] = {
+    "token-credit": token_credit,
+    "eggroll": eggroll,
+    "adam": adam,
+}
+COLOURS = dict(zip(METHODS, ("C0", "C1", "C2"), strict=True))
+
+
+def picture(path: Path, rows: list[tuple[str, str, int, Seen]]) -> None:
+    """Validation accuracy over seconds: a panel for each network, a line for each run."""
+    names = list(dict.fromkeys(row[0] for row in rows))
+    figure, panels = plt.subplots(1, len(names), figsize=(5 * len(names), 4), squeeze=False)
+    for panel, name in zip(panels[0], names, strict=True):
+        for method, seed in dict.fromkeys(row[1:3] for row in rows if row[0] == name):
+            seen = [row[3] for row in rows if row[:3] == (name, method, seed)]
+            panel.plot(
+                [s.seconds for s in seen], [s.int8 for s in seen], COLOURS[method], alpha=0.6,
+                label=method if seed == 0 else None,
+            )  # fmt: skip
+        panel.set(
+            title=name, xlabel="seconds", ylabel="validation, % right as int8", ylim=(80, 100)
+        )
+        panel.legend(loc="lower right")
+    figure.savefig(path, dpi=150, bbox_inches="tight")
 
 
 def summary(runs: list[list[Seen]]) -> str:
@@ -119,25 +184,32 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--updates", type=int, default=600)
+    parser.add_argument("--updates", type=int, default=600, help="of Adam")
+    parser.add_argument("--evolution-updates", type=int, default=300)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=0.03, help="at first; falls to 0")
     parser.add_argument("--look", type=int, default=50, help="updates between two validations")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--csv", type=Path, help="one row per validation")
+    parser.add_argument("--picture", type=Path, help="accuracy over seconds")
+    parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     args = parser.parse_args()
+    if args.smoke:
+        args.seeds, args.updates, args.evolution_updates, args.look = 1, 20, 20, 10
     train, valid = load()
-    rows = []
+    rows: list[tuple[str, str, int, Seen]] = []
     for name in args.networks:
         for method in args.methods:
             runs = []
             for seed in range(args.seeds):
                 net = mlp(64, NETWORKS[name], 10)
                 runs.append(list(METHODS[method](net, seed, args, train, valid)))
-                rows += [(name, method, seed, *seen) for seen in runs[-1]]
+                rows += [(name, method, seed, seen) for seen in runs[-1]]
             print(f"{name}, {method}: {summary(runs)}", flush=True)
     if args.csv:
         with args.csv.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(("network", "method", "seed", *Seen._fields))
-            writer.writerows(rows)
+            writer.writerows((*row[:3], *row[3]) for row in rows)
+    if args.picture:
+        picture(args.picture, rows)
