@@ -44,9 +44,22 @@ class Reader:
         kinds = {op.kind for stage in program.stages for op in stage.ops}
         self._reads_tokens = "embed" in kinds
         self._ones = np.zeros((0, 0), np.int32)
+        # What policies are given is for their votes alone.
+        inner = {program.outputs[policy.output + 1].name for policy in program.policies}
+        self._shown = [output.name for output in program.outputs if output.name not in inner]
 
     def __call__(self, given: Given) -> Any:
         """The outputs of checked rows: an array if the program has one, else by name."""
+        return self.shown(self.run(given))
+
+    def shown(self, found: Outputs) -> Any:
+        """What the caller has of all outputs."""
+        if len(self._shown) == 1:
+            return found[self._shown[0]]
+        return {name: found[name] for name in self._shown}
+
+    def run(self, given: Given) -> Outputs:
+        """All outputs of checked rows by name."""
         try:
             made = self._run(given.tokens, given.shown)
         except ValueError as error:  # indices beyond their range, which engines look at
@@ -54,7 +67,17 @@ class Reader:
         found = {name: np.asarray(array) for name, array in made.items()}
         if given.single:
             found = {name: array[:, 0] for name, array in found.items()}
-        return found if len(found) > 1 else next(iter(found.values()))
+        return found
+
+    def policy(self) -> int:
+        """The place of the logits of the program's one policy; an InputError without."""
+        found = self.program.policies
+        if len(found) != 1:
+            raise InputError(
+                f"act draws from one policy and the network has {len(found)}: declare one, or call "
+                "the network itself."
+            )
+        return found[0].output
 
     def given(
         self,
@@ -203,8 +226,7 @@ class Members:
     ) -> Any:
         """What every member puts out of rows that are shown to it.
 
-        R is P, a row for each member, or a number of groups, whose members 2i, 2i + 1 .. read the
-        same. Without the axis T a call is of one row.
+        R is P, or a number of groups that read the same. Without the axis T, a call is of one row.
 
         Args:
             inputs: int8 [R, T, n] or [R, n], for a program with an input of n values. The first
@@ -213,6 +235,7 @@ class Members:
             tokens: whole numbers [R, T], for a program that embeds tokens.
             begins: bool [R] or [R, T], where an episode begins: there the state is zero.
             active: bool [P] or [P, T], where something is at stake; rows without are not credited.
+                A pair is credited with the rows of its first member.
 
         Returns:
             int8 or, of `sums`, int32 [P, T, size], or [P, size] for one row; a dict by name if the
@@ -222,7 +245,7 @@ class Members:
             InputError: a wrong shape, dtype or range; nothing has changed.
         """
         given = self._reader.given(inputs, features, tokens, begins)
-        return self._show(given, self._stake(active, given.tokens.shape[1]))
+        return self._reader.shown(self._show(given, self._stake(active, given.tokens.shape[1])))
 
     def act(
         self,
@@ -239,18 +262,11 @@ class Members:
         chance is a function of the seed, the update, the member (its pair, with estimator eggroll)
         and the row.
         """
-        if len(self._reader.program.policies) != 1:
-            raise InputError(
-                f"act draws from one policy and the network has "
-                f"{len(self._reader.program.policies)}: declare one, or call the members."
-            )
+        at = self._reader.policy()
         given = self._reader.given(inputs, features, tokens, begins)
         first, T = self.rows, given.tokens.shape[1]
-        outputs = self._show(given, self._stake(active, T))
-        at = self._reader.program.policies[0].output
-        logits, entered = (
-            a.reshape(self.members, T, -1) for a in list(outputs.values())[at : at + 2]
-        )
+        outputs = list(self._show(given, self._stake(active, T)).values())
+        logits, entered = (a.reshape(self.members, T, -1) for a in outputs[at : at + 2])
         # A pair has the same chance where it is compared, and each member its own where what it
         # does is credited: else the two would do the same.
         share = 2 if self.turns is None else 1
@@ -262,8 +278,8 @@ class Members:
             self._acted.append(Acted(actions, draw(logits, other_words(words)), entered.copy()))
         return actions[:, 0] if given.single else actions
 
-    def _show(self, given: Given, at: NDArray[np.bool_]) -> Any:
-        outputs = self._reader(given)
+    def _show(self, given: Given, at: NDArray[np.bool_]) -> Outputs:
+        outputs = self._reader.run(given)
         T = given.tokens.shape[1]
         if self.turns is not None:  # credit is counted from the rows, once their worth is told
             kept = given.shown.each(np.ndarray.copy)
@@ -352,6 +368,20 @@ class Model:
     ) -> Any:
         """Outputs [R, T, size] of rows [R, T, ..], for any R; see `Members`."""
         return self._reader(self._reader.given(inputs, features, tokens, begins))
+
+    def act(
+        self,
+        inputs: ArrayLike | None = None,
+        *,
+        features: ArrayLike | None = None,
+        tokens: ArrayLike | None = None,
+        begins: ArrayLike | None = None,
+    ) -> NDArray[np.int32]:
+        """The likeliest actions of the network's policy, int32 [R, T] or [R]."""
+        at = self._reader.policy()
+        found = self._reader.run(self._reader.given(inputs, features, tokens, begins))
+        taken: NDArray[np.int32] = list(found.values())[at].argmax(axis=-1).astype(np.int32)
+        return taken
 
     def _outputs(self, tokens: NDArray[np.int32], shown: Shown) -> dict[str, mx.array]:
         if self._state is None:

@@ -46,18 +46,22 @@ def egg(vocabulary: int, width: int, layers: int, gates: Gates = "clip") -> Prog
     return net
 
 
-def mlp(inputs: int, hidden: Sequence[int], outputs: int) -> Program:
-    """Layers of weights, bias and ReLU on an int8 row, and one of int8 [outputs], "output".
+def mlp(inputs: int, hidden: Sequence[int], outputs: int, *, policy: bool = False) -> Program:
+    """Layers of weights, bias and ReLU on an int8 row, and one of int8 [outputs].
 
-    Layer i has the leaves `layer{i}.weights` and `layer{i}.bias`; outputs are logits in 1/16 bit by
-    custom.
+    Layer i has the leaves `layer{i}.weights` and `layer{i}.bias`; the output, "output", is logits
+    in 1/16 bit by custom. policy: the last layer is one of actions to be drawn, "policy", without
+    a bias.
     """
     net = Program()
     x = net.input(inputs)
-    for i, size in enumerate([*hidden, outputs]):
-        x = net.bias(net.linear(x, f"layer{i}.weights", size), f"layer{i}.bias")
-        x = net.relu(x) if i < len(hidden) else x
-    net.output(x)
+    for i, size in enumerate(hidden):
+        x = net.relu(net.bias(net.linear(x, f"layer{i}.weights", size), f"layer{i}.bias"))
+    if policy:
+        net.policy(x, "policy", outputs)
+        return net
+    last = f"layer{len(hidden)}."
+    net.output(net.bias(net.linear(x, last + "weights", outputs), last + "bias"))
     return net
 
 

@@ -5,7 +5,7 @@ Letters: P members, N = P/2 pairs, T rows, A actions, K inputs of the logits' le
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from eggroll.fixed_point import LIMIT, exp2_table
 from eggroll.rng import mix
-
-PART = 1 << 16  # rows whose votes are counted at a time
 
 
 class Acted(NamedTuple):
@@ -53,14 +51,14 @@ def readout(acted: Acted, worth: NDArray[np.int64], shape: tuple[int, ...]) -> m
     the action that it took, and are taken from that of another draw: in the mean, the slope of the
     logarithm of the action's probability.
     """
-    (P, T, K), A = acted.inputs.shape, shape[0]
-    credit = np.clip(worth, -LIMIT, LIMIT).astype(np.float64)
-    credit = np.stack([credit, -credit], axis=1).reshape(P * T)
-    actions, others = acted.actions.reshape(-1), acted.others.reshape(-1)
-    inputs, Z = acted.inputs.reshape(P * T, K), np.zeros((A, K))
-    for first in range(0, P * T, PART):  # sums of whole numbers below 2^53 are exact in float64
-        at = slice(first, first + PART)
-        c, one = credit[at], np.arange(A)[:, None]
-        moves: NDArray[Any] = c * (actions[at] == one) - c * (others[at] == one)
-        Z += moves @ inputs[at].astype(np.float64)
-    return mx.array(Z.astype(np.int64).astype(np.int32))
+    P, T, K = acted.inputs.shape
+    credit = np.clip(worth, -LIMIT, LIMIT).astype(np.int32)
+    c = np.stack([credit, -credit], axis=1).reshape(P * T)
+    inputs = acted.inputs.reshape(P * T, K).astype(np.int32)
+    Z = np.empty(shape, np.int32)
+    for action in range(shape[0]):  # whole numbers, so no BLAS: its threads would be in the way
+        moves = (acted.actions.reshape(-1) == action).astype(np.int32)
+        moves -= acted.others.reshape(-1) == action
+        at = np.flatnonzero(moves)
+        Z[action] = (c[at] * moves[at]) @ inputs[at]
+    return mx.array(Z)

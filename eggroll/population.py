@@ -100,8 +100,8 @@ class Population:
     def _of(self, shared: NDArray[Any], first: int, last: int) -> mx.array:
         """What members first .. last - 1 read of an array of one row per group of any size."""
         if len(shared) == self.members:
-            return mx.array(shared[first:last])
-        return mx.array(shared[np.arange(first, last) * len(shared) // self.members])
+            return self.engine.array(shared[first:last])
+        return self.engine.array(shared[np.arange(first, last) * len(shared) // self.members])
 
     def _rows(self, shown: Shown, first: int, last: int) -> Rows:
         return Rows(*(None if a is None else self._of(a, first, last) for a in shown))

@@ -33,6 +33,7 @@ from eggroll.step import Learner
 from eggroll.trainer_log import TrainerLog, uninterrupted
 from eggroll.trainer_options import Options
 
+STILL = 10  # updates without a difference that are worth a warning
 ACTIONS = -1  # the purpose of the words that policies draw by
 
 
@@ -72,11 +73,11 @@ class Trainer:
         seed: int = 0,
         steps: int = 1000,
         fitness: FitnessName = "sign",
-        sigma_shift: int = 2,
+        sigma_shift: int = 1,
         rank: int = 1,
         alpha: float = 4.0,
         alpha_decay: int = 1000,
-        learning_rate: float = 0.5,
+        learning_rate: float = 1.0,
         discount: int = 0,
         carry: bool = False,
         engine: str = "auto",
@@ -158,7 +159,7 @@ class Trainer:
             population, estimator, rule, 0, weights, rule.start(weights), population.initial_state()
         )
         self._members: Members | None = None
-        self._unit, self._warned = 0.0, False
+        self._unit, self._still = 0.0, 0
         self._log: TrainerLog | None = None
 
     def _write_into(self, log: TrainerLog) -> None:
@@ -275,12 +276,12 @@ class Trainer:
                 every = self.options.checkpoint_every
                 if self.step == self.options.steps or (every and self.step % every == 0):
                     self.save()
-        if told.differing < LIVELY and not self._warned:
-            self._warned = True
+        self._still = self._still + 1 if told.differing < LIVELY else 0
+        if self._still == STILL:
             warnings.warn(
-                f"update {self.step}: only {told.differing:.2%} of the pairs differ in value, so "
-                "hardly anything is learnt; try a smaller sigma_shift, a finer fitness or fewer "
-                "steps at a high rate.",
+                f"update {self.step}: in {STILL} updates fewer than {LIVELY:.0%} of the pairs "
+                "differed in value, so hardly anything is learnt; if the task is not solved, try a "
+                "smaller sigma_shift, a finer fitness or a lower rate.",
                 stacklevel=2,
             )
         return update

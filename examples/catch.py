@@ -26,7 +26,7 @@ def main(steps=100, seed=0):
     es = eg.Trainer(net, pop=256, steps=steps, seed=seed, **options)
     while es.step < steps:
         es.tell(play(es.ask().act, es.pop))
-    return play(lambda board: es.model(board)["moves"].argmax(-1), 1).mean()
+    return play(es.model.act, 1).mean()
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def test_policies_learn_from_the_actions_they_drew(estimator):
             assert arms.dtype == np.int32
             es.tell((arms == best).astype(int))
         signatures.append(es.signature)
-        logits = es.model(signals[None])["arm"][0]
+        logits = es.model(signals[None])[0]
         np.testing.assert_array_equal(logits.argmax(axis=-1), best)
     assert signatures[0] == signatures[1]
 

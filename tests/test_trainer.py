@@ -257,13 +257,22 @@ def test_keys_are_a_function_of_the_update():
 
 def test_warns_where_nothing_is_learnt():
     es = trainer(feed_forward())
-    es.ask()(rows(0))
-    with pytest.warns(UserWarning, match=r"^update 1: only 0\.00% of the pairs differ"):
-        es.tell(np.ones(P))
-    es.ask()(rows(0))
+
+    def still(updates: int) -> None:
+        for _ in range(updates):
+            es.ask()(rows(0))
+            es.tell(np.ones(P))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        still(9)
+        run(es, 1)
+        still(9)
+    with pytest.warns(UserWarning, match=r"^update 20: in 10 updates fewer than 1% of the pairs"):
+        still(1)
     with warnings.catch_warnings():  # once is enough
         warnings.simplefilter("error")
-        es.tell(np.ones(P))
+        still(9)
 
 
 # What is done to a trainer, with rows asked for -> the sentence.

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from eggroll import fixed_point as fx
 from eggroll.credit import Crediting, CreditNoise
@@ -39,6 +40,10 @@ class Engine(ABC):
     def description(self) -> str:
         """The device and kernels of the engine, for the run's first line."""
         return self.name
+
+    def array(self, shared: NDArray[Any]) -> mx.array:
+        """An array of a call's rows, which lives no longer than the call does."""
+        return mx.array(shared)
 
     def prepare(self, weights: Weights) -> Any:
         """Weights in the engine's own layout; made once per update, passed to `evaluate`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import mlx.core as mx
+from numpy.typing import NDArray
 
 from eggroll import _extension
 from eggroll import fixed_point as fx
@@ -84,6 +85,10 @@ class CpuEngine(Engine):
             f"cpu ({self._native.isa()}, {threads} thread{'s' * (threads > 1)}, "
             f"blocks of {LANES} members x {self.block_tokens} tokens)"
         )
+
+    def array(self, shared: NDArray[Any]) -> mx.array:
+        seen: mx.array = self._native.view(shared)  # without a copy
+        return seen
 
     def prepare(self, weights: Weights) -> Any:
         return self._program.pack([weights[leaf.name] for leaf in self.program.leaves])

@@ -108,18 +108,14 @@ class Gym:
         rows = self.observe(seen).reshape(P, E, -1)
         begins = np.full((P, E), first)
         if isinstance(members, Members):
-            pairs = (active[0::2] | active[1::2]).repeat(2, axis=0)
             if _program(members).policies and self.outputs:
-                taken = members.act(rows, begins=begins, active=pairs).reshape(P * E)
+                taken = members.act(rows, begins=begins, active=active).reshape(P * E)
                 return self.decode(np.eye(self.outputs, dtype=np.int8)[taken])
-            outputs = members(rows, begins=begins, active=pairs)
+            outputs = members(rows, begins=begins, active=active)
         elif isinstance(members, Model):
             if first:
                 members.reset()
             outputs = members(rows, begins=begins)
-            if members.program.policies:
-                at = members.program.policies[0].output
-                outputs = outputs[members.program.outputs[at].name]
         else:
             outputs = members(rows)
         if not isinstance(outputs, np.ndarray) or self.outputs not in (0, outputs.shape[-1]):
