@@ -301,7 +301,7 @@ class Members:
             raise InputError(
                 f"active is {at.dtype} {list(at.shape)}: bool [{P}] or [{P}, {T}] is needed."
             )
-        return (at if at.ndim == 2 else at[:, None])[0::2]
+        return (at if at.ndim == 2 else at[:, None])[0::2].copy()  # the caller may reuse it
 
     def met(self, rows: int, record: Record) -> None:
         """Takes note of rows that an engine ran by itself: all there are, see playing.py."""
