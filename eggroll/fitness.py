@@ -12,11 +12,14 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.arrays import array_of
+
 FitnessName = Literal["sign", "ranks", "centred"]
 Values = NDArray[np.float64]
 
 LEVELS = 7  # of a pair's fitness on either side of zero, three bits
 CREDIT = 32  # mean size of the values that token credit is given: wide, and rarely clipped to int8
+MOST, LEAST = 1e290, 1e-290  # of values, and of differences that count by their size
 LIVELY = 0.01  # share of differing pairs below which hardly anything is learnt
 FINE = 1 << 24  # steps of the largest difference, where means are taken
 
@@ -66,7 +69,7 @@ def mean_size(difference: Values, count: int = 0) -> float:
     count: the differences that the mean is of, if the others are zero because nothing was at stake.
     """
     most = float(abs(difference).max(initial=0.0))
-    if most == 0:
+    if most < LEAST:
         return 0.0
     fine = np.rint(abs(difference) / most * FINE).astype(np.int64)
     return int(fine.sum()) / FINE * most / (count or fine.size)
@@ -105,7 +108,7 @@ FITNESS: dict[str, Fitness] = {
 
 def as_values(values: Any) -> Values:
     """Any array of numbers as float64; a ValueError for what is none, or is not finite."""
-    array = np.asarray(values)
+    array = array_of("fitness", values)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"fitness is {array.dtype}: real numbers are needed")
     real = array.astype(np.float64)
@@ -114,4 +117,6 @@ def as_values(values: Any) -> Values:
         raise ValueError(
             f"fitness is {real[tuple(first)]} at {first}: every value must be a finite number"
         )
+    if abs(real).max(initial=0) > MOST:
+        raise ValueError(f"fitness reaches {abs(real).max()}: {MOST} is the most, divide it")
     return real

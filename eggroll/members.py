@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from eggroll.arrays import array_of, joined, wide
 from eggroll.credit import Turns
 from eggroll.engines import Engine
 from eggroll.errors import InputError
@@ -88,7 +89,8 @@ class Reader:
     ) -> Given:
         """Arrays as engines need them, or an InputError that says what is wrong."""
         net = self.program
-        if inputs is not None and not net.inputs:  # the one thing that the program reads
+        other = tokens if self._reads_tokens else features
+        if inputs is not None and not net.inputs and other is None:  # all that the program reads
             inputs, features, tokens = (
                 (None, features, inputs) if self._reads_tokens else (None, inputs, tokens)
             )
@@ -105,16 +107,23 @@ class Reader:
         R, T = self._lead(*found[0])
         single = found[0][1].ndim == found[0][2] + 1
         shown = shown.each(lambda array: array.reshape(R, T, -1))
+        if read is not None and begins is not None:
+            raise InputError(
+                "begins was given to a network that reads tokens: token 0 says where an episode "
+                "begins, leave begins out."
+            )
         read = self._marks(begins, R, T) if read is None else read.reshape(R, T)
         return Given(read, shown, single)
 
     def _flat(self, features: ArrayLike | None) -> ArrayLike | None:
         """Lists of features side by side, where they have an axis of their own."""
-        array = np.asarray(features)
-        last = array.shape[-1:]
-        if features is None or last in ((self.program.indices,), ()) or array.ndim < 3:
-            return features
-        return array.reshape(*array.shape[:-2], -1)
+        if features is None:
+            return None
+        array = array_of("features", features)
+        *lead, lists, active = array.shape if array.ndim > 2 else (0, 0)
+        if len(lead) == 2 or (lead and active != self.program.indices):
+            return array.reshape(*lead, lists * active)
+        return array
 
     def _take(
         self,
@@ -135,7 +144,7 @@ class Reader:
             )
         if given is None:
             return None
-        array = np.asarray(given)
+        array = array_of(name, given)
         whole = array.dtype.kind in "iu" if dtype == np.int32 else array.dtype == np.int8
         if not whole:
             kind = "whole numbers" if dtype == np.int32 else "int8"
@@ -175,7 +184,7 @@ class Reader:
             if self._ones.shape != (R, T):
                 self._ones = np.ones((R, T), np.int32)
             return self._ones
-        marks = np.asarray(begins)
+        marks = array_of("begins", begins)
         if marks.dtype != np.bool_ or marks.shape not in ((R,), (R, T)):
             raise InputError(
                 f"begins is {marks.dtype} {list(marks.shape)}: bool [{R}] or [{R}, {T}] is needed."
@@ -285,7 +294,9 @@ class Members:
             kept = given.shown.each(np.ndarray.copy)
             self._calls.append(Given(given.tokens.copy(), kept, given.single))
             self._active.append(np.broadcast_to(at, (self.members // 2, T)))
-        self.rows, self.columns, self.calls = self.rows + T, T, self.calls + 1
+        # 0 once two calls were of different numbers of rows
+        self.columns = T if self.calls == 0 or self.columns == T else 0
+        self.rows, self.calls = self.rows + T, self.calls + 1
         return outputs
 
     @property
@@ -296,7 +307,7 @@ class Members:
     def _stake(self, active: ArrayLike | None, T: int) -> NDArray[np.bool_]:
         if active is None:
             return np.ones((1, 1), np.bool_)
-        at, P = np.asarray(active), self.members
+        at, P = array_of("active", active), self.members
         if at.dtype != np.bool_ or at.shape not in ((P,), (P, T)):
             raise InputError(
                 f"active is {at.dtype} {list(at.shape)}: bool [{P}] or [{P}, {T}] is needed."
@@ -314,26 +325,15 @@ class Members:
         if self.turns is None:
             return Record(None, Shown(), self._state, after, None)
         readers = lcm(*(len(call.tokens) for call in self._calls))
-        tokens = np.concatenate([_wide(call.tokens, readers) for call in self._calls], axis=1)
-        shown = [call.shown.each(lambda a: _wide(a, readers)) for call in self._calls]
+        tokens = np.concatenate([wide(call.tokens, readers) for call in self._calls], axis=1)
+        shown = [call.shown.each(lambda a: wide(a, readers)) for call in self._calls]
         inputs = [s.inputs for s in shown if s.inputs is not None]
         features = [s.features for s in shown if s.features is not None]
-        whole = Shown(_joined(inputs), _joined(features))
+        whole = Shown(joined(inputs), joined(features))
         active = np.concatenate(self._active, axis=1)
-        acted = [Acted(*map(_joined_rows, zip(*self._acted, strict=True)))] if self._acted else []
+        parts = zip(*self._acted, strict=True)
+        acted = [Acted(*(np.concatenate(p, axis=1) for p in parts))] if self._acted else []
         return Record(tokens, whole, self._state, after, self.turns, active, acted)
-
-
-def _wide(array: NDArray[Any], readers: int) -> NDArray[Any]:
-    return array if len(array) == readers else np.repeat(array, readers // len(array), axis=0)
-
-
-def _joined_rows(parts: tuple[NDArray[Any], ...]) -> NDArray[Any]:
-    return np.concatenate(parts, axis=1)
-
-
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any] | None:
-    return np.concatenate(parts, axis=1) if parts else None
 
 
 class Model:
@@ -384,17 +384,16 @@ class Model:
         return taken
 
     def _outputs(self, tokens: NDArray[np.int32], shown: Shown) -> dict[str, mx.array]:
-        if self._state is None:
-            self._state = mx.zeros((len(tokens), self.program.state_size), mx.int8)
-        if self._state.shape[0] != len(tokens):
+        state = self._state
+        if state is None:
+            state = mx.zeros((len(tokens), self.program.state_size), mx.int8)
+        if state.shape[0] != len(tokens):
             raise InputError(
-                f"{len(tokens)} readers follow {self._state.shape[0]}, whose states go on: give as "
-                "many, or call reset() first."
+                f"{len(tokens)} readers follow {state.shape[0]}, whose states go on: give as many, "
+                "or call reset() first."
             )
         rows = Rows(*(None if a is None else mx.array(a) for a in shown))
-        found, after = self._engine.outputs(
-            self._prepared, None, mx.array(tokens), self._state, rows
-        )
+        found, after = self._engine.outputs(self._prepared, None, mx.array(tokens), state, rows)
         mx.eval(found, after)
         self._state = after if self.program.state_size else None
         return found

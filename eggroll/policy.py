@@ -11,6 +11,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.arrays import array_of
+from eggroll.errors import InputError
 from eggroll.fixed_point import LIMIT, exp2_table
 from eggroll.rng import mix
 
@@ -31,7 +33,17 @@ def draw(logits: NDArray[np.int8], words: NDArray[np.uint64]) -> NDArray[np.int3
     """Actions int32 [..] with odds 2^(logit / 16), of logits int8 [.., A].
 
     words: random, uint64 [..]; the same words give the same actions on every machine.
+
+    Raises:
+        InputError: another shape or type.
     """
+    logits, words = array_of("logits", logits), array_of("words", words)
+    right = logits.dtype == np.int8 and words.dtype == np.uint64 and logits.ndim > 0
+    if not right or logits.shape[:-1] != words.shape:
+        raise InputError(
+            f"logits are {logits.dtype} {list(logits.shape)} and words {words.dtype} "
+            f"{list(words.shape)}: int8 [.., actions] and uint64 [..] are needed."
+        )
     ends = np.cumsum(exp2_table()[logits.astype(np.int16) + 128], axis=-1, dtype=np.uint64)
     at = (ends[..., -1] * (words >> np.uint64(40))) >> np.uint64(24)
     taken: NDArray[np.int32] = (ends <= at[..., None]).sum(axis=-1, dtype=np.int32)

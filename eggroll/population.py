@@ -83,7 +83,9 @@ class Population:
 
     def initial_state(self) -> mx.array:
         """Zeros, int8 [P, state_size]."""
-        return mx.zeros((self.members, self.engine.program.state_size), mx.int8)
+        state = mx.zeros((self.members, self.engine.program.state_size), mx.int8)
+        mx.eval(state)  # else only this thread could read it
+        return state
 
     def prepared(self, weights: Weights) -> Any:
         """The weights in the engine's layout, made once for the same weights."""

@@ -44,7 +44,8 @@ from eggroll.stage import (
     Stage,
     X,
     as_table,
-    check_range,
+    in_range,
+    named,
 )
 
 __all__ = [
@@ -92,8 +93,8 @@ class Program:
     tables: dict[str, NDArray[np.int8]] = field(default_factory=lambda: gate_tables())
 
     def __post_init__(self) -> None:
-        check_range("The vocabulary", self.vocabulary, 2, MAX_VOCABULARY)
-        check_range("The width", self.width, 1, MAX_SIZE)
+        self.vocabulary = in_range("The vocabulary", self.vocabulary, 2, MAX_VOCABULARY)
+        self.width = in_range("The width", self.width, 1, MAX_SIZE)
 
     @property
     def score_unit(self) -> float:
@@ -128,7 +129,7 @@ class Program:
 
     def input(self, size: int) -> Register:
         """The values that the caller shows, int8 [size], at any scale; Q4 by custom."""
-        check_range("The size of the input", size, 1, MAX_SIZE)
+        size = in_range("The size of the input", size, 1, MAX_SIZE)
         if self.inputs not in (0, size):
             raise ProgramError(
                 f"An input has {self.inputs} values already: {size} are too many or few."
@@ -144,28 +145,26 @@ class Program:
         active: indices in a list, at most; lists: that share the leaf, their sums side by side in
         the order given in the row; shift: right shift of a sum before the clip.
         """
-        check_range(f"The number of features of {name!r}", count, 1, MAX_FEATURES)
-        check_range(f"The size of {name!r}", size, 1, MAX_SIZE)
-        check_range(f"The number of lists of {name!r}", lists, 1, MAX_LISTS)
-        check_range(f"The active features of {name!r}", active, 1, MAX_ACTIVE)
-        check_range(f"The shift of {name!r}", shift, 0, MAX_FEATURE_SHIFT)
-        check_range(f"The size of all lists of {name!r}", lists * size, 1, MAX_SIZE)
+        count = in_range(f"The number of features of {name!r}", count, 1, MAX_FEATURES)
+        size = in_range(f"The size of {name!r}", size, 1, MAX_SIZE)
+        lists = in_range(f"The number of lists of {name!r}", lists, 1, MAX_LISTS)
+        active = in_range(f"The active features of {name!r}", active, 1, MAX_ACTIVE)
+        shift = in_range(f"The shift of {name!r}", shift, 0, MAX_FEATURE_SHIFT)
+        in_range(f"The size of all lists of {name!r}", lists * size, 1, MAX_SIZE)
         if count < (lists - 1) * size:
             raise ProgramError(
                 f"{name!r} has {count} features for {lists} lists of size {size}: at least "
                 f"{(lists - 1) * size} are needed, so that every list has noise of its own."
             )
-        numbers = lists, active, self.indices, shift
-        made = self._emit(
-            "features", (), lists * size, leaf=Leaf(name, (count, size)), numbers=numbers
-        )
+        leaf, numbers = Leaf(name, (count, size)), (lists, active, self.indices, shift)
+        made = self._emit("features", (), lists * size, leaf=leaf, numbers=numbers)
         self.indices += lists * active
         return made
 
     def linear(self, x: Register, name: str, outputs: int) -> Register:
         """The product with a leaf [outputs, K]."""
+        outputs = in_range(f"The number of outputs of {name!r}", outputs, 1, MAX_SIZE)
         leaf = Leaf(name, (outputs, self._size("linear", x)))
-        check_range(f"The number of outputs of {name!r}", outputs, 1, MAX_SIZE)
         return self._emit("linear", (x,), outputs, leaf=leaf)
 
     def norm(self, x: Register, name: str) -> Register:
@@ -194,7 +193,7 @@ class Program:
     def concat(self, a: Register, b: Register, *more: Register) -> Register:
         """The values of a, then those of b, then those of the others."""
         size = self._size("concat", a) + self._size("concat", b)
-        check_range("The size of what concat makes", size, 1, MAX_SIZE)
+        in_range("The size of what concat makes", size, 1, MAX_SIZE)
         made = self._emit("concat", (a, b), size)
         return self.concat(made, *more) if more else made
 
@@ -230,13 +229,13 @@ class Program:
 
     def output(self, x: Register, name: str = "output") -> None:
         """The caller has x of every row, int8 [n]; logits by custom in 1/16 bit."""
-        self._result("output", x, Output(name, self._size("output", x)))
+        self._result("output", x, Output(named("", name), self._size("output", x)))
 
     def sums(self, x: Register, name: str, outputs: int) -> None:
         """The caller has the product with a leaf [outputs, K] of every row, undivided: int32."""
-        check_range(f"The number of outputs of {name!r}", outputs, 1, MAX_SIZE)
+        outputs = in_range(f"The number of outputs of {name!r}", outputs, 1, MAX_SIZE)
         leaf = Leaf(name, (outputs, self._size("sums", x)))
-        self._result("sums", x, Output(self.prefix + name, outputs, True), leaf)
+        self._result("sums", x, Output(named(self.prefix, name), outputs, True), leaf)
 
     def policy(self, x: Register, name: str, actions: int) -> None:
         """Logits of a leaf [actions, K], which the caller has and from which actions are drawn.
@@ -389,7 +388,7 @@ class Program:
 
     def _declare(self, leaf: Leaf) -> int:
         """Adds a leaf, its name after the stage's prefix; returns its index."""
-        leaf = replace(leaf, name=self.prefix + leaf.name)
+        leaf = replace(leaf, name=named(self.prefix, leaf.name))
         if any(leaf.name == other.name for other in self.leaves):
             raise ProgramError(f"Leaf {leaf.name!r} is declared twice: give one another name.")
         self.leaves.append(leaf)

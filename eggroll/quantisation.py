@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from eggroll.arrays import array_of
 from eggroll.errors import InputError
 from eggroll.fixed_point import LIMIT
 
@@ -40,7 +41,7 @@ def quantise(x: ArrayLike, scale: ArrayLike = 16) -> NDArray[np.int8]:
 
 
 def _real(name: str, given: ArrayLike) -> NDArray[Any]:
-    array = np.asarray(given)
+    array = array_of(name, given)
     if array.dtype.kind not in "biuf":
         raise InputError(f"{name} is {array.dtype}: real numbers are needed.")
     return array

@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.arrays import array_of
 from eggroll.errors import InputError
 from eggroll.fixed_point import LIMIT
 
@@ -148,7 +149,7 @@ X, S = 0, 1  # indices of registers x and s
 
 def as_table(name: str, values: Sequence[int] | NDArray[Any]) -> NDArray[np.int8]:
     """Values of a table for `lookup`, int8 [255]; a ProgramError for others."""
-    array = np.asarray(values)
+    array = array_of(f"Table {name!r}", values)
     if array.shape != (255,) or array.dtype.kind not in "iu":
         raise ProgramError(
             f"Table {name!r} is {array.dtype} {list(array.shape)}: 255 whole numbers are needed, "
@@ -159,7 +160,20 @@ def as_table(name: str, values: Sequence[int] | NDArray[Any]) -> NDArray[np.int8
     return array.astype(np.int8)
 
 
-def check_range(what: str, value: int, low: int, high: int) -> None:
-    """Raises ProgramError for a number out of range."""
-    if not low <= value <= high:
-        raise ProgramError(f"{what} is {value}: a number from {low} to {high} is needed.")
+def named(prefix: str, name: Any) -> str:
+    """A name after its stage's prefix; a ProgramError for what is no text."""
+    if not isinstance(name, str):
+        raise ProgramError(f"The name {name!r:.60} is of type {type(name).__name__}: give a str.")
+    return prefix + name
+
+
+def in_range(what: str, value: Any, low: int, high: int) -> int:
+    """A whole number, of Python's or NumPy's, as Python's.
+
+    Raises:
+        ProgramError: it is none, or out of range.
+    """
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or not low <= value <= high:
+        raise ProgramError(f"{what} is {value!r}: a number from {low} to {high} is needed.")
+    return int(value)

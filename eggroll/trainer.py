@@ -123,13 +123,9 @@ class Trainer:
         given = dict(locals())
         for name in ("self", "net", "out", "more"):
             del given[name]
-        unknown = sorted(more.keys() - Options.__dataclass_fields__.keys())
-        if unknown:
-            known = ", ".join(Options.__dataclass_fields__)
-            raise InputError(f"Option {unknown[0]!r} is unknown: the options are {known}.")
-        self._begin(net, Options(**given, **more))
+        self._begin(net, Options.of(given | more))
         if out:
-            self._write_into(TrainerLog.new(Path(out)))
+            self._write_into(TrainerLog.new(trainer_log.place(out)))
 
     def _begin(self, net: Program, options: Options) -> None:
         check_trainable(net)
@@ -190,7 +186,7 @@ class Trainer:
 
     @property
     def model(self) -> Model:
-        """The network as it is now, without noise."""
+        """The network as it is now, without noise; each of them begins with a zero state."""
         return Model(self.engine, self._learner.weights)
 
     def keys(self, readers: int, purpose: int = 0) -> NDArray[np.uint64]:
@@ -199,6 +195,8 @@ class Trainer:
         The same for the members of a group, as common random numbers are: reader i of R stands for
         members i P / R and on. A pure function of (seed, step, purpose, reader).
         """
+        if not isinstance(readers, int | np.integer) or not 1 <= readers <= 1 << 32:
+            raise InputError(f"readers is {readers!r:.60}: a whole number from 1 on is needed.")
         stream = rng.key(self.options.seed, rng.CALLER, self.step, purpose)
         return rng.counters(stream, 0, readers)
 
@@ -332,8 +330,8 @@ class Trainer:
             InputError: the file cannot be written; what was there before is intact.
         """
         trainer_log.save(
-            Path(path) if path else self._log, self.program, asdict(self.options), self._learner,
-            self._unit,
+            trainer_log.place(path) if path else self._log, self.program, asdict(self.options),
+            self._learner, self._unit,
         )  # fmt: skip
 
     @classmethod
@@ -347,10 +345,10 @@ class Trainer:
         Raises:
             InputError: missing, damaged, foreign, in use, or of another network.
         """
-        with trainer_log.opened(Path(path)) as (file, log):
+        with trainer_log.opened(trainer_log.place(path)) as (file, log):
             saved = trainer_log.read(file, net, changes)
             self = cls.__new__(cls)
-            self._begin(saved.program, Options(**saved.options))
+            self._begin(saved.program, Options.of(saved.options))
             self._unit = saved.unit
             saved.restore(self._learner, self.options.rule_class)
             if log:
@@ -381,6 +379,11 @@ class Trainer:
 
 def check_trainable(net: Program) -> None:
     """Raises InputError for a network that no values from outside can train."""
+    if not isinstance(net, Program):
+        raise InputError(
+            f"net is of type {type(net).__name__}: an eggroll.Program is needed, such as "
+            "networks.mlp(27, [64], 9)."
+        )
     net.check()
     if net.scored:
         raise InputError(

@@ -215,6 +215,13 @@ def read(path: Path, net: Program | None, changes: Mapping[str, Any]) -> Saved:
     return Saved(path, program, options, int(metadata["step"]), unit, arrays)
 
 
+def place(path: Any) -> Path:
+    """A path; an InputError for what is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{path!r:.60} is no path: give a str or a Path.")
+    return Path(path)
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Path, TrainerLog | None]]:
     """The checkpoint of a path, and the folder, locked, if it is one; errors close it again.

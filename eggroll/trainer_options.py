@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Self, get_type_hints
+
+import numpy as np
 
 from eggroll.cli import Range, check_names, check_ranges
 from eggroll.config import Evolution
@@ -11,6 +14,8 @@ from eggroll.errors import InputError, in_python
 from eggroll.fitness import FitnessName
 from eggroll.noise import slice_length
 from eggroll.program import Program
+
+WORDS = {int: "a whole number", float: "a number", bool: "True or False"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,25 @@ class Options(Evolution):
     checkpoint_every: Annotated[int, Range(0, 10**9)] = 50
 
     seq_len: ClassVar[int] = 1  # rows of an update, as far as they are known when it begins
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Options of numbers of Python's or NumPy's.
+
+        Raises:
+            InputError: an option is unknown or of another type.
+        """
+        known, hints = [field.name for field in fields(cls)], get_type_hints(cls)
+        if unknown := sorted(given.keys() - {*known}):
+            raise InputError(
+                f"Option {unknown[0]!r} is unknown: the options are {', '.join(known)}."
+            )
+        plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
+        for name, value in plain.items():
+            kind = hints[name]
+            if kind in WORDS and type(value) not in ((int, float) if kind is float else (kind,)):
+                raise InputError(f"{name} is {value!r:.60}: {WORDS[kind]} is needed.")
+        return cls(**plain)
 
     def check(self, program: Program) -> None:
         """Raises InputError, in the words of a caller from Python."""

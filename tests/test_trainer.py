@@ -298,10 +298,7 @@ ASKED: dict[str, tuple[Callable[[Trainer, Any], object], str]] = {
     "begins": (lambda es, m: m(rows(0), begins=[1] * P), r"begins is int64 \[12\]: bool \[12\]"),
     "active": (lambda es, m: m(rows(0), active=[True]), r"active is bool \[1\]: bool \[12\] or"),
     "act": (lambda es, m: m.act(rows(0)), r"act draws from one policy and the network has 0"),
-    "too few values": (
-        lambda es, m: es.tell([1.0, 2.0]),
-        r"fitness has the shape \[2\]: \[12\] is",
-    ),
+    "too few values": (lambda es, m: es.tell([1.0, 2.0]), r"has the shape \[2\]: \[12\] is"),
     "rows of others": (lambda es, m: es.tell(np.zeros((P, 5))), r"\[12, 5\]: .* or \[12, 6\]"),
     "NaN": (
         lambda es, m: es.tell([0.0, float("nan"), *[0.0] * 10]),
