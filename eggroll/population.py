@@ -83,9 +83,7 @@ class Population:
 
     def initial_state(self) -> mx.array:
         """Zeros, int8 [P, state_size]."""
-        state = mx.zeros((self.members, self.engine.program.state_size), mx.int8)
-        mx.eval(state)  # else only this thread could read it
-        return state
+        return mx.zeros((self.members, self.engine.program.state_size), mx.int8)
 
     def prepared(self, weights: Weights) -> Any:
         """The weights in the engine's layout, made once for the same weights."""

@@ -154,6 +154,8 @@ class Trainer:
         self._learner = Learner(
             population, estimator, rule, 0, weights, rule.start(weights), population.initial_state()
         )
+        # What is not yet computed, only this thread could compute.
+        mx.eval(self._learner.weights, self._learner.memory, self._learner.state)
         self._members: Members | None = None
         self._unit, self._still = 0.0, 0
         self._log: TrainerLog | None = None

@@ -203,6 +203,18 @@ REFUSED = {
         lambda: cartpole().evaluate(trainer(cartpole()).model, keys(5)),
         r"^keys are 5 words: a number that divides 12",
     ),
+    "keys of text": (lambda: cartpole().play(len, "a"), r"^keys are <U1: words of Trainer\.keys"),
+    "negative keys": (lambda: cartpole().play(len, [-1]), r"^keys are int64: words of Trainer"),
+    "half a member": (lambda: eg.envs.gym("CartPole-v1", members=2.5), r"^members is 2\.5 and ep"),
+    "option": (
+        lambda: cartpole(no_such=3),
+        r"^environment 'CartPole-v1' cannot be made: .*_such",
+    ),
+    "mode": (lambda: cartpole(mode="fast"), r"^environment 'CartPole-v1' cannot be made: Inv"),
+    "players": (
+        lambda: cartpole().play(lambda rows: np.zeros((7, 1, 2), np.int8), keys(1)),
+        r"^outputs are \[7, 1, 2\]: \[12, 1, size\] are needed",
+    ),
     "outputs": (
         lambda: cartpole().evaluate(
             eg.Trainer(eg.networks.mlp(4, [], 3), pop=P, table_bits=16).model, keys(1)

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from eggroll.baseline.gradient_trainer import GradientTrainer
 from eggroll.errors import InputError
 from eggroll.policy import draw
 from eggroll.program import Program
@@ -83,12 +84,31 @@ def test_a_call_that_failed_leaves_a_model_as_it_was():
     assert model(features=np.full((4, 3), 1)).shape == (4, 4)
 
 
-def test_another_thread_may_save_what_this_one_made(tmp_path: Path):
-    es = trainer(answering())
-    other = threading.Thread(target=es.save, args=(tmp_path / "es.safetensors",))
+@pytest.mark.parametrize("rule", ["sign", "master", "whitened"])
+def test_another_thread_may_go_on_with_a_trainer(rule: str, tmp_path: Path):
+    """What MLX has not computed, no other thread can; a bias begins so."""
+    net, saved = Program(), tmp_path / "es.safetensors"
+    net.output(net.bias(net.linear(net.input(3), "out", 2), "bias"))
+
+    def update(es: Trainer) -> None:
+        es.ask()(rows(0))
+        es.tell(np.arange(P))
+
+    def work() -> None:
+        es.save(saved)
+        update(es)
+        es.save(saved)
+        es.model(rows(0))
+
+    es, same = trainer(net, rule=rule), trainer(net, rule=rule)
+    other = threading.Thread(target=work)
     other.start()
     other.join()
-    assert Trainer.load(tmp_path / "es.safetensors").signature == es.signature
+    update(es)
+    update(same)
+    assert Trainer.load(saved).signature == same.signature
+    update(same)
+    assert es.signature == same.signature
 
 
 def test_numbers_may_be_numpys(tmp_path: Path):
@@ -121,6 +141,12 @@ def told(values: Any) -> None:
     es.tell(values)
 
 
+def slopes(values: Any) -> None:
+    float_trainer = GradientTrainer(answering())
+    float_trainer.ask(rows(0)[:1])
+    float_trainer.tell_gradient(values)
+
+
 RAGGED = [[1], [1, 2]]
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "ragged rows": (lambda: trainer(answering()).ask()(RAGGED), r"^inputs is no array \(setting"),
@@ -139,6 +165,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "ragged fitness": (lambda: told(RAGGED), "^fitness is no array"),
     "ragged x": (lambda: quantise(RAGGED), "^x is no array"),
+    "ragged slopes": (lambda: slopes(RAGGED), "^slopes of 'output' is no array"),
+    "complex slopes": (lambda: slopes([[1j, 1j]]), "^slopes of 'output' are complex128: real"),
     "huge fitness": (lambda: told([1e308, -1e308] * 6), r"^fitness reaches 1e\+308: 1e\+290 is"),
     "rows of some calls": (uneven_calls, r"^fitness has the shape \[12, 2\]"),
     "begins of tokens": (

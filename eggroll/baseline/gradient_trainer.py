@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from eggroll.arrays import array_of
 from eggroll.baseline.adam import AdamW
 from eggroll.baseline.float_numpy import twin_for
 from eggroll.baseline.float_twin import Back, Twin, by_token, real, rows_by_token
@@ -186,7 +187,10 @@ class GradientTrainer:
         if name not in self._shapes:
             known = ", ".join(self._shapes)
             raise InputError(f"{name!r} is no output of this network: it has {known}.")
-        a, shape = np.asarray(given, np.float32), self._shapes[name]
+        a, shape = array_of(f"slopes of {name!r}", given), self._shapes[name]
+        if a.dtype.kind not in "biuf":
+            raise InputError(f"slopes of {name!r} are {a.dtype}: real numbers are needed.")
+        a = a.astype(np.float32, copy=False)
         if a.shape != shape:
             raise InputError(
                 f"slopes of {name!r} have the shape {list(a.shape)}: {list(shape)} is needed, "

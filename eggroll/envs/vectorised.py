@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from eggroll import rng
+from eggroll.arrays import array_of
 from eggroll.envs.actions import Decode, decoding
 from eggroll.envs.observations import Observe, observing
 from eggroll.errors import InputError
@@ -37,9 +38,11 @@ class Gym:
         decode: Decode | None, mode: str, options: dict[str, Any],
     ) -> None:  # fmt: skip
         gymnasium = _gymnasium()
-        if members < 1 or episodes < 1:
+        whole = all(isinstance(n, int | np.integer) for n in (members, episodes))
+        if not whole or members < 1 or episodes < 1:
             raise InputError(
-                f"members is {members} and episodes is {episodes}: at least 1 of both is needed."
+                f"members is {members!r} and episodes is {episodes!r}: whole numbers from 1 on are "
+                "needed."
             )
         self.members, self.episodes, self.steps = members, episodes, 0
         try:
@@ -47,7 +50,7 @@ class Gym:
                 name, num_envs=members * episodes, vectorization_mode=mode or _fastest(name),
                 **options,
             )  # fmt: skip
-        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
             raise InputError(f"environment {name!r} cannot be made: {error}.") from None
         self.observe = observe or observing(self._env.single_observation_space)
         made = decoding(self._env.single_action_space) if decode is None else (decode, 0)
@@ -76,8 +79,10 @@ class Gym:
         Raises:
             InputError: keys of another number, or outputs that do not fit the environment.
         """
-        words = np.asarray(keys, np.uint64).reshape(-1)
-        P, E = self.members, self.episodes
+        given, P, E = array_of("keys", keys), self.members, self.episodes
+        if given.dtype.kind not in "iu" or (given < 0).any():
+            raise InputError(f"keys are {given.dtype}: words of Trainer.keys are needed.")
+        words = given.astype(np.uint64, copy=False).reshape(-1)
         if not len(words) or P % len(words):
             raise InputError(f"keys are {len(words)} words: a number that divides {P} is needed.")
         if E > 1 and isinstance(members, Members | Model) and _program(members).state_size:
@@ -118,6 +123,10 @@ class Gym:
             outputs = members(rows, begins=begins)
         else:
             outputs = members(rows)
+        if isinstance(outputs, np.ndarray) and outputs.shape[:2] != (P, E):
+            raise InputError(
+                f"outputs are {list(outputs.shape)}: [{P}, {E}, size] are needed, of every player."
+            )
         if not isinstance(outputs, np.ndarray) or self.outputs not in (0, outputs.shape[-1]):
             shapes = outputs.shape[-1] if isinstance(outputs, np.ndarray) else sorted(outputs)
             raise InputError(
