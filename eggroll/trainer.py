@@ -280,8 +280,8 @@ class Trainer:
         if self._still == STILL:
             warnings.warn(
                 f"update {self.step}: in {STILL} updates fewer than {LIVELY:.0%} of the pairs "
-                "differed in value, so hardly anything is learnt; if the task is not solved, try a "
-                "smaller sigma_shift, a finer fitness or a lower rate.",
+                "differed in value: the task is solved, or all members fail alike; then try a "
+                "smaller sigma_shift, a larger network or a finer fitness.",
                 stacklevel=2,
             )
         return update
@@ -318,7 +318,10 @@ class Trainer:
         if worth.shape not in ((P,), (P, rows)):
             raise InputError(
                 f"fitness has the shape {list(worth.shape)}: [{P}] is needed, a value for every "
-                f"member, or [{P}, {rows}], for every row that was shown to it."
+                f"member, or [{P}, {rows}], for every row that was shown to it"
+                + f", or [{P}, {columns}], for every game"
+                * (rows == columns * members.calls > columns)
+                + "."
             )
         return worth
 

@@ -79,3 +79,10 @@ def test_the_guide_runs_and_prints_what_it_says(tmp_path: Path):
     script = tmp_path / "python.py"
     script.write_text("\n".join(lines))
     assert run(script, tmp_path).splitlines() == said
+
+
+def test_the_readmes_program_learns(tmp_path: Path):
+    (_, program), *_ = (b for b in blocks(ROOT / "README.md") if "eg.Trainer(" in b[1])
+    script = tmp_path / "readme.py"
+    script.write_text(program)
+    assert float(run(script, tmp_path)) > 0.95
