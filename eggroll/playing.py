@@ -93,7 +93,7 @@ def _address(shared: Any) -> int:
         if not shared.flags.c_contiguous:
             raise InputError("shared is no contiguous array: give np.ascontiguousarray(shared).")
         return shared.ctypes.data
-    if isinstance(shared, int) and shared >= 0:
+    if isinstance(shared, int) and not isinstance(shared, bool) and shared >= 0:
         return shared
     try:
         return ctypes.addressof(shared)

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from eggroll import checkpoint, engines, playing, rng, trainer_log
 from eggroll.credit import Turns
+from eggroll.declaration import program_of
 from eggroll.errors import InputError
 from eggroll.estimators import Estimate, EstimatorName, Record
 from eggroll.fitness import LIVELY, FitnessName, as_values
@@ -31,7 +32,7 @@ from eggroll.program import Program
 from eggroll.rules import RuleName
 from eggroll.step import Learner
 from eggroll.trainer_log import TrainerLog, uninterrupted
-from eggroll.trainer_options import Options
+from eggroll.trainer_options import Options, check_trainable
 
 STILL = 10  # updates without a difference that are worth a warning
 ACTIONS = -1  # the purpose of the words that policies draw by
@@ -90,7 +91,7 @@ class Trainer:
         """A trainer before its first update.
 
         Args:
-            net: the network, with an output; it must not change any more.
+            net: the network, with an output.
             pop: P, members of the population, even: 2i and 2i + 1 have opposite noise.
             estimator: "eggroll", noise on weights and one value per member; "token-credit" and
                 "token-votes" credit every row.
@@ -130,6 +131,9 @@ class Trainer:
     def _begin(self, net: Program, options: Options) -> None:
         check_trainable(net)
         options.check(net)
+        net = program_of(
+            net.declaration(), net.score_bits
+        )  # its own, whatever becomes of the given
         self.program, self.options = net, options
         self.engine, self.reason = engines.choose(
             options.engine, net, options.threads, options.block_tokens,
@@ -380,20 +384,3 @@ class Trainer:
         self.close()
         if self._log and isinstance(error, KeyboardInterrupt):
             error.add_note(f"Update {self.step} is saved; {self._log.hint}.")
-
-
-def check_trainable(net: Program) -> None:
-    """Raises InputError for a network that no values from outside can train."""
-    if not isinstance(net, Program):
-        raise InputError(
-            f"net is of type {type(net).__name__}: an eggroll.Program is needed, such as "
-            "networks.mlp(27, [64], 9)."
-        )
-    net.check()
-    if net.scored:
-        raise InputError(
-            "The network has a score: a language model is trained by eggroll.train; leave the "
-            "score out, and give its logits to a caller by output."
-        )
-    if not net.leaves:
-        raise InputError("The network has no weights: give it a linear operation, for one.")

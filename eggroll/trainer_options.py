@@ -67,9 +67,31 @@ class Options(Evolution):
                 f"fitness is {self.fitness!r}: rule {self.rule} knows the scale of the votes of "
                 'fitness "sign" alone; use rule="sign" or "whitened".'
             )
+        if self.estimator_class.by_token and len(program.policies) > 1:
+            raise InputError(
+                f"The network has {len(program.policies)} policies and estimator {self.estimator} "
+                'credits the actions of one: declare one, or use estimator="eggroll".'
+            )
         longest = max((slice_length(leaf.shape, self.rank) for leaf in program.leaves), default=0)
         if longest > 1 << (self.table_bits - 1):
             raise InputError(
                 f"table_bits is {self.table_bits}: half of the noise table must hold the longest "
                 f"slice, {longest} bytes; try table_bits={(longest - 1).bit_length() + 1}."
             )
+
+
+def check_trainable(net: Program) -> None:
+    """Raises InputError for a network that no values from outside can train."""
+    if not isinstance(net, Program):
+        raise InputError(
+            f"net is of type {type(net).__name__}: an eggroll.Program is needed, such as "
+            "networks.mlp(27, [64], 9)."
+        )
+    net.check()
+    if net.scored:
+        raise InputError(
+            "The network has a score: a language model is trained by eggroll.train; leave the "
+            "score out, and give its logits to a caller by output."
+        )
+    if not net.leaves:
+        raise InputError("The network has no weights: give it a linear operation, for one.")

@@ -206,3 +206,22 @@ def test_one_sentence(name: str):
     with pytest.raises(InputError, match=says) as refused:
         act()
     assert "\n" not in str(refused.value)
+
+
+def test_a_program_that_goes_on_growing_is_not_the_trainers():
+    net = Program()
+    h = net.linear(net.input(3), "hidden", 4)
+    net.output(h)
+    es = trainer(net)
+    net.sums(h, "extra", 2)
+    assert es.ask()(np.ones((es.pop, 1, 3), np.int8)).shape == (es.pop, 1, 4)
+
+
+def test_token_credit_has_one_policy():
+    net = Program()
+    h = net.input(3)
+    net.policy(h, "a", 2)
+    net.policy(h, "b", 2)
+    with pytest.raises(InputError, match="^The network has 2 policies and estimator token-credit"):
+        trainer(net, estimator="token-credit")
+    assert trainer(net).program.policies == net.policies

@@ -21,7 +21,7 @@ from eggroll.members import Reader
 from eggroll.networks import initial_weights
 from eggroll.population import Shown
 from eggroll.program import Leaves, Program
-from eggroll.trainer import check_trainable
+from eggroll.trainer_options import check_trainable
 
 
 class FloatModel:
