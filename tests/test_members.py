@@ -222,6 +222,6 @@ def test_token_credit_has_one_policy():
     h = net.input(3)
     net.policy(h, "a", 2)
     net.policy(h, "b", 2)
-    with pytest.raises(InputError, match="^The network has 2 policies and estimator token-credit"):
+    with pytest.raises(InputError, match=r"^The network has 2 policies and est"):
         trainer(net, estimator="token-credit")
     assert trainer(net).program.policies == net.policies
