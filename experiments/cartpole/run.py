@@ -1,7 +1,7 @@
 """CartPole-v1 by an int8 network and by evosax's OpenES: `python -m experiments.cartpole`
 
 Both train 4-32-2 (ReLU, biases) in Gymnasium's vectorised CartPole, seed by seed in turn, until the
-mean of 100 validation episodes is 475; then 100 unseen episodes judge. Seconds are those of
+mean of 100 validation episodes is 490; then 100 unseen episodes judge. Seconds are those of
 updates, validation and compilation apart. See RESULTS.md.
 """
 
@@ -22,7 +22,7 @@ import eggroll as eg
 from eggroll import rng
 
 HIDDEN = 32
-SOLVED = 475
+SOLVED = 490  # of the validation: above 475, so that other episodes pass, too
 
 
 class Solved(NamedTuple):
