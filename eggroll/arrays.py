@@ -36,3 +36,28 @@ def wide(array: NDArray[Any], readers: int) -> NDArray[Any]:
 def joined(parts: list[NDArray[Any]]) -> NDArray[Any] | None:
     """Rows [R, T, ..] of several calls, one after another; None where there are none."""
     return np.concatenate(parts, axis=1) if parts else None
+
+
+class Store:
+    """Copies of the rows of an update, in memory that the next update uses again.
+
+    New memory for every call would cost more than the copies: the system hands it out page by page.
+    """
+
+    def __init__(self) -> None:
+        self._used: list[NDArray[Any]] = []
+        self._free: list[NDArray[Any]] = []
+
+    def copy(self, given: NDArray[Any]) -> NDArray[Any]:
+        """The array's values, which stay until `clear`."""
+        at = len(self._used)
+        kept = self._free[at] if at < len(self._free) else None
+        if kept is None or kept.shape != given.shape or kept.dtype != given.dtype:
+            kept = np.empty(given.shape, given.dtype)
+        np.copyto(kept, given)
+        self._used.append(kept)
+        return kept
+
+    def clear(self) -> None:
+        """Gives the copies up; those of the last update alone are used again."""
+        self._used, self._free = [], self._used

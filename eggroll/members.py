@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from eggroll.arrays import array_of, joined, wide
+from eggroll.arrays import Store, array_of, joined, wide
 from eggroll.credit import Turns
 from eggroll.engines import Engine
 from eggroll.errors import InputError
@@ -214,9 +214,10 @@ class Members:
         turns: Turns | None,
         state: mx.array,
         chance: int,
+        store: Store,
     ) -> None:
         self._reader, self._chance = Reader(program, members, run), chance
-        self.program = program
+        self.program, self._store = program, store
         self.members, self.turns, self._state = members, turns, state
         self._calls: list[Given] = []
         self._acted: list[Acted] = []
@@ -291,8 +292,8 @@ class Members:
         outputs = self._reader.run(given)
         T = given.tokens.shape[1]
         if self.turns is not None:  # credit is counted from the rows, once their worth is told
-            kept = given.shown.each(np.ndarray.copy)
-            self._calls.append(Given(given.tokens.copy(), kept, given.single))
+            kept, read = given.shown.each(self._store.copy), self._store.copy(given.tokens)
+            self._calls.append(Given(read, kept, given.single))
             self._active.append(np.broadcast_to(at, (self.members // 2, T)))
         # 0 once two calls were of different numbers of rows
         self.columns = T if self.calls == 0 or self.columns == T else 0

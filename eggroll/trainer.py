@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from eggroll import checkpoint, engines, playing, rng, trainer_log
+from eggroll.arrays import Store
 from eggroll.credit import Turns
 from eggroll.declaration import program_of
 from eggroll.errors import InputError
@@ -161,7 +162,7 @@ class Trainer:
         # What is not yet computed, only this thread could compute.
         mx.eval(self._learner.weights, self._learner.memory, self._learner.state)
         self._members: Members | None = None
-        self._unit, self._still = 0.0, 0
+        self._unit, self._still, self._store = 0.0, 0, Store()
         self._log: TrainerLog | None = None
 
     def _write_into(self, log: TrainerLog) -> None:
@@ -233,7 +234,10 @@ class Trainer:
             return found
 
         chance = rng.key(self.options.seed, rng.CALLER, self.step, ACTIONS)
-        members = Members(self.program, self.options.pop, run, turns, self._state, chance)
+        self._store.clear()
+        members = Members(
+            self.program, self.options.pop, run, turns, self._state, chance, self._store
+        )
         self._members = members
         return members
 

@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from eggroll.arrays import Store
 from eggroll.baseline.gradient_trainer import GradientTrainer
 from eggroll.errors import InputError
 from eggroll.policy import draw
@@ -225,3 +226,17 @@ def test_token_credit_has_one_policy():
     with pytest.raises(InputError, match=r"^The network has 2 policies and est"):
         trainer(net, estimator="token-credit")
     assert trainer(net).program.policies == net.policies
+
+
+def test_stored_rows_stay_until_the_next_update():
+    """Copies are of the call's values, and memory is used again without a row of one in another."""
+    store, rows = Store(), [np.full((2, 3), i, np.int8) for i in range(3)]
+    first = [store.copy(row) for row in rows]
+    rows[0][:] = 9
+    assert [int(kept[0, 0]) for kept in first] == [0, 1, 2]
+    store.clear()
+    again = [store.copy(row) for row in (rows[2], np.ones((4, 1), np.int8), rows[1])]
+    assert [int(kept[0, 0]) for kept in again] == [2, 1, 1]
+    assert again[0] is first[0]
+    assert again[1].shape == (4, 1)
+    assert len({kept.ctypes.data for kept in again}) == 3
