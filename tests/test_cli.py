@@ -173,7 +173,7 @@ PLOT = [
     ("begun", "has made no update yet"),
     ("run run --out picture.doc", "'picture.doc'|.png"),
     ("run run --label one", "1 names for 2 folders"),
-    ("run --metric speed", "'speed'|one of val_loss, loss, update_rate, tokens_per_second"),
+    ("run --metric speed", "'speed'|one of val_loss, loss, fitness"),
     ("run --out absent/picture.png", "'absent/picture.png' cannot be written"),
 ]
 
