@@ -190,7 +190,7 @@ class Population:
                 prepared, slices, credit_noise, self.crediting, self._of(tokens, first, last),
                 self._of(targets, first, last), state[first:last],
             )  # fmt: skip
-            total = {k: total[k] + z if total else z for k, z in part.items()}
+            total = _added(total, part)
             mx.eval(score, after, total)
             scores.append(score)
             states.append(after)
@@ -223,7 +223,7 @@ class Population:
                 prepared, slices, CreditNoise(mx.array(signs[:, pairs]), draws), crediting, mine,
                 mine, state[first:last], self._rows(shown, first, last), mx.array(values[pairs]),
             )[2]  # fmt: skip
-            total = {k: total[k] + z if total else z for k, z in part.items()}
+            total = _added(total, part)
             mx.eval(total)
         return total
 
@@ -252,7 +252,7 @@ class Population:
                 (met.world, met.shared, mx.array(met.keys[first:last]), met.rows),
                 by, turned, crediting,
             )  # fmt: skip
-            total = {k: total[k] + z if total else z for k, z in Z.items()}
+            total = _added(total, Z)
             mx.eval(total)
             parts.append(part)
         values, active, states = zip(*parts, strict=True)
@@ -271,9 +271,14 @@ class Population:
             for first, last, slices in self._chunks(step):
                 part = self.engine.votes(plane[first // 2 : last // 2], slices, self.clt)
                 part = {k: z << bit for k, z in part.items()} if bit else part
-                total = {k: total[k] + z if total else z for k, z in part.items()}
+                total = _added(total, part)
                 mx.eval(total)
         return total
+
+
+def _added(total: Leaves, part: Leaves) -> Leaves:
+    """Votes of a chunk added to those of the chunks before it, if there were any."""
+    return {name: total[name] + z if total else z for name, z in part.items()}
 
 
 def fitting_chunk(engine: Engine, *, members: int, seq_len: int, rank: int, kept: int) -> int:
