@@ -6,11 +6,13 @@ import subprocess
 
 import emulator
 import mlx.core as mx
+import numpy as np
 import pytest
 from emulator import Emulator
 from networks import random_case
 from networks_credit import credited_case
 
+from eggroll import networks
 from eggroll.engines.metal import device
 from eggroll.engines.metal.engine import MetalEngine
 from gpu.backend import (
@@ -20,6 +22,7 @@ from gpu.backend import (
     check_credit,
     check_scores,
     engine,
+    stage_source,
 )
 from gpu.test_gpu import ALL, CASES
 from gpu.test_gpu_credit import RAGGED
@@ -28,6 +31,17 @@ metal_only = pytest.mark.parametrize("gpu", ["metal"], indirect=True)
 NAX_CASES = (
     "ragged everywhere", "registers in device memory", "next to nothing", "gates by tables",
 )  # fmt: skip
+
+# The floor of a quotient by 64 bits, against the kernels' division.
+DIFFERS = """
+template <int DIVISOR>
+EGG_FUNCTION int differs(int v) {
+  const long numerator = v;
+  const long down = numerator < 0 ? -((DIVISOR - 1 - numerator) / DIVISOR) : numerator / DIVISOR;
+  const int floor = down < -1000 ? -1000 : down > 1000 ? 1000 : int(down);
+  return egg::divide<DIVISOR>(v) != egg::clip(floor);
+}
+"""
 
 
 @metal_only
@@ -54,6 +68,30 @@ def test_nax_credits_as_the_oracle(gpu: MetalGpu, launcher: Emulator):
 def test_sums_beyond_float(gpu: MetalGpu, launcher: Emulator):
     case = beyond_float()
     check_scores(engine(gpu, case.program, launcher, 8), case)
+
+
+@metal_only
+def test_a_shift_divides_as_a_division_does(gpu: MetalGpu, launcher: Emulator):
+    """Around every multiple that counts, and at the ends of int32, where nothing may overflow."""
+    layer = stage_source(gpu, gpu.plans(networks.egg(4, 4, 1), 8, 1)[1])
+    each = """
+for (int step = -140 + int(at); step <= 140; step += 32)
+  for (int near = -2; near <= 2; ++near) wrong += differs<@>(step * @ + near);
+for (int end = 0; end < 3; ++end) {
+  wrong += differs<@>(2147483647 - end) + differs<@>(-2147483647 - 1 + end);
+  wrong += differs<@>(1 << (8 + (at + end) % 23)) + differs<@>(-(1 << (8 + (at + end) % 23)));
+}
+"""
+    divisors = [16 << n for n in range(12)]
+    body = "const uint at = thread_position_in_grid.x;\nint wrong = 0;"
+    body += "".join(each.replace("@", str(divisor)) for divisor in divisors)
+    source = layer._replace(
+        inputs=("given",), outputs=("out",), header=layer.header + DIFFERS, shared=0,
+        body=body + "out[at] = wrong + given[0];\n",
+    )  # fmt: skip
+    zeros = mx.zeros(8, mx.int32)
+    (wrong,) = launcher(source, [zeros], [((32,), mx.int32)], (32, 1, 1), (32, 1, 1))
+    assert not np.array(wrong).any()
 
 
 @pytest.mark.parametrize(
