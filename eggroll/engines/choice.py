@@ -5,6 +5,8 @@ from __future__ import annotations
 from eggroll.engines.base import Engine
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.cuda.engine import CudaEngine
+from eggroll.engines.gpu.engine import StagedEngine
+from eggroll.engines.guard import Guarded
 from eggroll.engines.metal.engine import MetalEngine
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.errors import InputError
@@ -42,15 +44,26 @@ def choose(
     """
     # An engine asked for waits for no other's trial.
     if name in ENGINES and not unavailable_because(name, credit):
-        return ENGINES[name](program, threads, block_tokens), "as asked"
+        return _made(name, program, threads, block_tokens, False), "as asked"
     unavailable = available(credit)
     usable = [n for n, why in unavailable.items() if not why]
     if name == "auto":
         passed_over = [f"{n}: {why}" for n, why in unavailable.items() if why]
         reason = "the fastest available here" + "".join(f"; {p}" for p in passed_over)
-        return ENGINES[usable[0]](program, threads, block_tokens), reason
+        return _made(usable[0], program, threads, block_tokens, True), reason
     if name not in unavailable:
         raise InputError(f"engine {name!r} is unknown; available here: auto, {', '.join(usable)}.")
     raise InputError(
         f"engine {name!r} cannot run here ({unavailable[name]}); available: {', '.join(usable)}."
     )
+
+
+def _made(name: str, program: Program, threads: int, block_tokens: int, goes_on: bool) -> Engine:
+    """An engine; one of a GPU under guard, where there is another to compare it with.
+
+    goes_on: whether the other one takes over from a GPU that fails.
+    """
+    engine = ENGINES[name](program, threads, block_tokens)
+    if not isinstance(engine, StagedEngine) or unavailable_because("cpu"):
+        return engine
+    return Guarded(engine, ENGINES["cpu"](program, threads, block_tokens), goes_on=goes_on)

@@ -53,7 +53,7 @@ class CudaEngine(StagedEngine):
     on is what kernels are generated for (None: this machine's GPU).
     """
 
-    name: ClassVar[str] = "cuda"
+    name = "cuda"
     group_sizes: ClassVar[tuple[int, ...]] = MEMBERS
     launch_macs: ClassVar[int] = 1 << 42  # seconds, as a display GPU's watchdog kills longer ones
 

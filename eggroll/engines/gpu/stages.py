@@ -128,6 +128,10 @@ class Stages(Engine):
             self._members[P, rank] = self.members or self.choose_members(P, rank)
         return self._members[P, rank]
 
+    def take_groups_of(self, P: int, few: int, rank: int) -> None:
+        """Lets a call of `few` members run in threadgroups as large as those of P."""
+        self._members[few, rank] = self.group_members(P, rank)
+
     def kernels(self, members: int, noise: Slices | None, result: Result) -> list[Kernel]:
         """Plan and source of every stage, for threadgroups of `members`."""
         rank, shift = (noise.rank, noise.shift) if noise else (0, 0)

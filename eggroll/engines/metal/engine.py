@@ -43,7 +43,7 @@ class MetalEngine(StagedEngine):
     machine gives the right integers).
     """
 
-    name: ClassVar[str] = "metal"
+    name = "metal"
     group_sizes: ClassVar[tuple[int, ...]] = MEMBERS
     launch_macs: ClassVar[int] = 1 << 38  # a fraction of a second, as macOS kills longer launches
 
