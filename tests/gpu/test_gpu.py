@@ -154,7 +154,7 @@ def test_launches_of_some_members_and_tokens(gpu: Gpu, launcher: Emulator, monke
     made = engine(gpu, case.program, launcher)
     sizes = [made.launch_size(6, 5, 1)]
     for macs in (1, 12_000):
-        monkeypatch.setattr(gpu.kind, "launch_macs", macs)
+        monkeypatch.setattr(made.pace, "macs", macs)
         sizes.append(made.launch_size(6, 5, 1))
         check_scores(made, case)
         check_likelihoods(made, case)

@@ -16,6 +16,7 @@ from test_credit import CREDITED, same
 from eggroll import credit, networks
 from eggroll import program as language
 from eggroll.credit import Crediting, CreditKind, CreditNoise, draw_signs
+from eggroll.engines.gpu import pace
 from eggroll.engines.gpu.counts import split_terms
 from eggroll.engines.gpu.credit import CreditRun, CreditWork, as_int32
 from eggroll.engines.gpu.credit_plan import CreditPlan, row_shares
@@ -80,10 +81,10 @@ def test_launches_of_some_members_and_tokens(
     case = credited_case(8, estimator, V=9, D=8, T=5, P=6)
     program, want = at_the_end(case.case).program, case.oracle()
     made = engine(gpu, program, launcher)
-    most, sizes = gpu.kind.launch_macs, set()
+    most, sizes = made.pace.macs, set()
     assert made.credit_launch_size(case.crediting, 6, 5) == (6, 5)
     for macs, memory in ((1, 1 << 30), (12_000, 1 << 30), (most, 1), (12_000, 3_000)):
-        monkeypatch.setattr(gpu.kind, "launch_macs", macs)
+        monkeypatch.setattr(made.pace, "macs", macs)
         monkeypatch.setattr(gpu.kind, "memory", lambda _, memory=memory: memory)
         sizes.add(made.credit_launch_size(case.crediting, 6, 5))
         same(case.run(made), want)
@@ -257,7 +258,7 @@ def test_whole_runs_have_one_signature(
         gpu.launcher(orders=(FORWARD, REVERSE, SHUFFLED), alternate=True), RUNS[name]
     )  # fmt: skip
     if some := name == "some tokens at a time":
-        monkeypatch.setattr(gpu.kind, "launch_macs", 300_000)
+        monkeypatch.setattr(pace, "FIRST", 300_000)
     install_gpu(gpu, monkeypatch, launcher, product if gpu.name == "cuda" else "")
     signatures = {}
     for each in ("portable", "cpu", "auto"):
