@@ -35,11 +35,18 @@ def available(credit: bool = False) -> dict[str, str]:
 
 
 def choose(
-    name: str, program: Program, threads: int = 0, block_tokens: int = 0, credit: bool = False
+    name: str,
+    program: Program,
+    threads: int = 0,
+    block_tokens: int = 0,
+    credit: bool = False,
+    *,
+    replaceable: bool = True,
 ) -> tuple[Engine, str]:
     """The engine called `name` ("auto": the fastest available) and a phrase saying why.
 
-    credit: whether the engine must have token credit.
+    credit: whether the engine must have token credit; replaceable: whether the cpu engine takes
+    over from a GPU that "auto" took and that fails, else EngineError is raised as for one asked for.
     Raises InputError for a name that is unknown or an engine that cannot run here.
     """
     # An engine asked for waits for no other's trial.
@@ -50,7 +57,7 @@ def choose(
     if name == "auto":
         passed_over = [f"{n}: {why}" for n, why in unavailable.items() if why]
         reason = "the fastest available here" + "".join(f"; {p}" for p in passed_over)
-        return _made(usable[0], program, threads, block_tokens, True), reason
+        return _made(usable[0], program, threads, block_tokens, replaceable), reason
     if name not in unavailable:
         raise InputError(f"engine {name!r} is unknown; available here: auto, {', '.join(usable)}.")
     raise InputError(

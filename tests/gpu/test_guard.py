@@ -16,6 +16,7 @@ from conftest import Command, Ended
 from networks import random_case
 
 from eggroll import EngineError, EngineWarning, Trainer, engines
+from eggroll.bench import command as bench
 from eggroll.engines import choice, guard
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.metal.engine import MetalEngine
@@ -216,6 +217,14 @@ def test_a_trainer_goes_on_or_raises(faulty):
     assert auto.signature == trained("cpu").signature
     with pytest.raises(EngineError, match="engine 'metal' failed"):
         trained("metal")
+
+
+def test_a_benchmark_measures_one_engine(call: Command, faulty):
+    faulty(at_call(3, "evaluate", raises(KILLED)))
+    words = ("--pops", 64, "--repeats", 2, "--seq-len", 2, "--preset", "seed")
+    ended = call(*words, main=bench.main)
+    assert ended.code == 2
+    assert "GPU Timeout" in ended.err
 
 
 def test_large_calls_are_compared_in_part(faulty, monkeypatch: pytest.MonkeyPatch):
