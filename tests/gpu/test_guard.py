@@ -227,6 +227,15 @@ def test_a_benchmark_measures_one_engine(call: Command, faulty):
     assert "GPU Timeout" in ended.err
 
 
+def test_without_nax_there_is_a_third_way(faulty):
+    faulty(at_call(1, "evaluate", raises(KILLED)))
+    case = random_case(1, V=8, D=8, T=3, P=36)
+    made, _ = engines.choose("metal", case.program)
+    made.engine.nax = True
+    with pytest.raises(EngineError, match="EGGROLL_NAX=0 leaves NAX unused; `make verify-metal`"):
+        made.evaluate(made.prepare(case.leaves), case.slices, *case.arrays)
+
+
 def test_large_calls_are_compared_in_part(faulty, monkeypatch: pytest.MonkeyPatch):
     """The first members and some of the rest, the last one among them, in groups as large."""
     monkeypatch.setattr(guard, "COMPARED_MACS", 1)
