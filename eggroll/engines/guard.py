@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines import trial
 from eggroll.engines.base import Engine
+from eggroll.engines.gpu.counts import matrix_macs
 from eggroll.engines.gpu.engine import StagedEngine
 from eggroll.errors import EngineError, EngineWarning
 from eggroll.noise import Slices
-from eggroll.program import NO_ROWS, Program, Rows, Weights
+from eggroll.program import NO_ROWS, Rows, Weights
 
 COMPARED_MACS = 1 << 40  # multiply-adds that the cpu engine repeats at most: a second or some
 LEAST = 128  # members that are compared at least: more than the largest threadgroup has
@@ -237,7 +238,7 @@ class Guarded(Engine):
             found = work(gpu, everyone)
             mx.eval(found)
             if wrong := self._wrong(gpu, call, work, found):
-                self._failed(f"gives other integers than engine 'cpu' ({wrong})")
+                self._failed(f"gives other integers than engine {self.spare.name!r} ({wrong})")
                 return work(self.engine, everyone)
             return found
 
@@ -254,7 +255,7 @@ class Guarded(Engine):
         if key in self._compared:
             return ""
         self._compared.add(key)
-        budget = COMPARED_MACS // (macs_of(self.program) * call.tokens * max(rank, 1))
+        budget = COMPARED_MACS // (matrix_macs(self.program) * call.tokens * max(rank, 1))
         if max(budget, LEAST) >= P:
             return difference(call, found, work(self.spare, Some(P)))
         few = Some(P, spread(-(-P // 2), max(budget, LEAST) // 2))
@@ -268,7 +269,8 @@ class Guarded(Engine):
     def _failed(self, why: str) -> None:
         """Goes on with the spare engine and says so, or raises EngineError."""
         said = f"engine {self.name!r} {why}"
-        report = f"`make verify-{self.name}` writes a report"
+        remedy = self._on_gpu.remedy if self._on_gpu else ""
+        report = f"{remedy}`make verify-{self.name}` writes a report"
         if not self.goes_on:
             raise EngineError(
                 f"{said}: take --engine {self.spare.name}, which gives the same bits; {report}.",
@@ -286,12 +288,6 @@ def sizes(tokens: mx.array) -> tuple[int, int]:
     """P and T."""
     P, length = tokens.shape
     return P, length
-
-
-def macs_of(program: Program) -> int:
-    """Multiply-adds of a member's token, at least 1."""
-    shapes = [leaf.shape for leaf in program.leaves]
-    return max(1, sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2))
 
 
 def spread(N: int, count: int) -> NDArray[np.int32]:
