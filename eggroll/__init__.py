@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from eggroll.api import Interrupted, Trained, train
     from eggroll.baseline.gradient_trainer import GradientTrainer
     from eggroll.config import Config
-    from eggroll.errors import InputError
+    from eggroll.errors import EngineError, EngineWarning, InputError
     from eggroll.language import LanguageModel, load
     from eggroll.members import Members, Model
     from eggroll.policy import draw
@@ -24,6 +24,8 @@ __version__ = "0.2.0"
 
 __all__ = [
     "Config",
+    "EngineError",
+    "EngineWarning",
     "GradientTrainer",
     "InputError",
     "Interrupted",
@@ -46,6 +48,8 @@ __all__ = [
 # Name -> the module that has it, or that it is.
 _PLACES = {
     "Config": "eggroll.config",
+    "EngineError": "eggroll.errors",
+    "EngineWarning": "eggroll.errors",
     "GradientTrainer": "eggroll.baseline.gradient_trainer",
     "InputError": "eggroll.errors",
     "Interrupted": "eggroll.api",

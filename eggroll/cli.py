@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import (
@@ -28,7 +29,7 @@ from typing import (
 import tyro
 
 from eggroll import __version__, help
-from eggroll.errors import InputError
+from eggroll.errors import EngineWarning, InputError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -226,7 +227,7 @@ def run(main: Callable[[], int]) -> int:
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        with handling(lambda number, frame: _interrupt(), signal.SIGTERM):
+        with handling(lambda number, frame: _interrupt(), signal.SIGTERM), plain_warnings():
             code = main()
             sys.stdout.flush()
             return code
@@ -244,6 +245,26 @@ def run(main: Callable[[], int]) -> int:
         where = f"{error.filename!r}: " if error.filename else ""
         reason = error.strerror or type(error).__name__
         return _end(REFUSED, f"error: {where}{reason}; correct this and run the command again.")
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Engines' warnings are sentences to the user, without the place in the source."""
+    before = warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any
+    ) -> None:
+        if issubclass(category, EngineWarning):
+            print(f"warning: {message}", file=sys.stderr, flush=True)
+        else:
+            before(message, category, filename, lineno, *rest)
+
+    warnings.showwarning = show  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def _interrupt() -> None:

@@ -14,6 +14,18 @@ class InputError(Exception):
     """
 
 
+class EngineError(InputError):
+    """The engine asked for fails on this machine, or gives wrong integers; `spare` is right."""
+
+    def __init__(self, sentence: str, spare: str) -> None:
+        super().__init__(sentence)
+        self.spare = spare
+
+
+class EngineWarning(RuntimeWarning):
+    """The engine that `auto` took fails on this machine; another goes on with the same bits."""
+
+
 @contextmanager
 def in_python() -> Iterator[None]:
     """Makes what a command line would say of an option into what Python says."""

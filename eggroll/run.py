@@ -97,13 +97,16 @@ class Run(ABC):
         """True if something done `every` so many updates is due; it always is at the end."""
         return self.step == self.config.steps or (every > 0 and self.step % every == 0)
 
-    def resume_hint(self) -> str:
+    def resume_hint(self, engine: str = "") -> str:
+        """How the run goes on; engine: another than its own."""
         if not self.folder:
             return "nothing of it is written without an out."
         folder = str(self.folder.path)
         if self.config.data == TOKENS:
-            return f"go on with Config(resume={folder!r}, ...) and the same tokens"
-        return f"go on with: {invocation(self.command)} --resume {shlex.quote(folder)}"
+            changed = f", engine={engine!r}" if engine else ""
+            return f"go on with Config(resume={folder!r}{changed}, ...) and the same tokens"
+        changed = f" --engine {engine}" if engine else ""
+        return f"go on with: {invocation(self.command)} --resume {shlex.quote(folder)}{changed}"
 
     @property
     def by_steps(self) -> bool:

@@ -47,15 +47,19 @@ class Learner:
 
         lap is told when a part of it has ended: evaluation, votes (where apart), update.
         """
-        began = time.perf_counter()
-        found = self.estimator(self.population, self.weights, self.step, batch, self.state, lap)
-        rate = self.adopt(found, lap)
-        return Step(found.scores, rate, time.perf_counter() - began)
+
+        def made() -> Step:
+            began = time.perf_counter()
+            found = self.estimator(self.population, self.weights, self.step, batch, self.state, lap)
+            rate = self.adopt(found, lap)
+            return Step(found.scores, rate, time.perf_counter() - began)
+
+        return self.population.engine.guarding(made)
 
     def adopt(self, found: Estimate, lap: Lap = no_lap) -> float:
         """Ends an update: the rule moves the weights by the votes; the share that moved."""
         made = self.rule(self.weights, self.memory, found.votes, self.step, found.decided)
-        mx.eval(made.weights, made.memory)
+        mx.eval(made.weights, made.memory, found.state, found.scores)
         lap("update")
         self.weights, self.memory, self.state = made.weights, made.memory, found.state
         self.step += 1

@@ -17,6 +17,7 @@ import numpy as np
 from eggroll import checkpoint, cli, closing, options, runlog
 from eggroll.checkpoint import signature
 from eggroll.config import Config
+from eggroll.errors import EngineError
 from eggroll.generate import Decoder, sample, usual_temperature
 from eggroll.run import Run, open_run, unit
 
@@ -73,15 +74,15 @@ def complete(
     stop = stack.enter_context(cli.Stop(hint))
     asked = ended = False
     while run.step < run.config.steps and not (asked or ended):
-        row = run.update()
-        if run.due(run.config.validate_every):
-            row |= run.validation()
-        answers = [tell(row) for tell in told]  # all of them, whichever wants to stop
+        row, failed = updated(run)
+        answers = [tell(row) for tell in told if row]  # all of them, whichever wants to stop
         ended = any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
         asked = stop.asked  # once, as a signal may come between two looks
         if asked or ended or run.due(run.config.checkpoint_every):
             for save in saves:
                 save()
+        if failed:
+            raise left_by(failed, run, saves)
     left = ""
     if run.step == run.config.steps:
         if show:
@@ -91,6 +92,29 @@ def complete(
         left = f"Interrupted after update {run.step} of {run.config.steps}; {run.resume_hint()}"
     folder = run.folder.path if run.folder else None
     return Result(folder, run.step, signature(run.weights), run.val_loss, left)
+
+
+def updated(run: Run) -> tuple[runlog.Row, EngineError | None]:
+    """Makes an update: its line, empty if there is none, and the error of an engine that failed."""
+    row: runlog.Row = {}
+    try:
+        row |= run.update()
+        if run.due(run.config.validate_every):
+            row |= run.validation()
+    except EngineError as error:
+        return row, error
+    return row, None
+
+
+def left_by(error: EngineError, run: Run, saves: Sequence[Callable[[], None]]) -> EngineError:
+    """The error that ends a run whose engine failed, with what there is of the run."""
+    hint = run.resume_hint(error.spare)
+    try:
+        for save in saves:
+            save()
+    except RuntimeError:  # what a GPU holds may be lost with it
+        return EngineError(f"{error} The last checkpoint stays: {hint}", error.spare)
+    return EngineError(f"{error} All of update {run.step} is saved: {hint}", error.spare)
 
 
 def finish(run: Run, show: bool) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +15,8 @@ from eggroll.credit import Crediting, CreditNoise
 from eggroll.noise import Slices
 from eggroll.program import NO_ROWS, Program, Rows, Weights
 
+T = TypeVar("T")
+
 
 class Engine(ABC):
     """Evaluates populations and single models of one program, and counts their votes.
@@ -21,7 +24,7 @@ class Engine(ABC):
     Arrays live in MLX. Members 2i and 2i+1 are pair i: they add and subtract the same noise.
     """
 
-    name: ClassVar[str]
+    name: str
     credits: ClassVar[bool] = True  # whether it has token credit
     plays: ClassVar[bool] = False  # whether its kernels step native worlds
 
@@ -44,6 +47,10 @@ class Engine(ABC):
     def array(self, shared: NDArray[Any]) -> mx.array:
         """An array of a call's rows, which lives no longer than the call does."""
         return mx.array(shared)
+
+    def guarding(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which calls this engine and may be done again if the GPU fails."""
+        return work()
 
     def prepare(self, weights: Weights) -> Any:
         """Weights in the engine's own layout; made once per update, passed to `evaluate`."""

@@ -24,7 +24,7 @@ LANES = 32  # members of a block
 class CpuEngine(Engine):
     """C++ kernels of the fastest instruction set that is built and detected."""
 
-    name: ClassVar[str] = "cpu"
+    name = "cpu"
     plays: ClassVar[bool] = True
 
     @classmethod

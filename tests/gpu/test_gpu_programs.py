@@ -90,7 +90,7 @@ def test_rows_and_outputs_in_launches_of_some_members_and_tokens(
     credited = credited_of(case, rng, estimator)
     here, sizes = engine(gpu, case.program, launcher), set()
     for macs, memory in ((1 << 30, 1 << 30), (5_000, 1 << 30), (1 << 30, 16_000)):
-        monkeypatch.setattr(gpu.kind, "launch_macs", macs)
+        monkeypatch.setattr(here.pace, "macs", macs)
         monkeypatch.setattr(gpu.kind, "memory", lambda _, memory=memory: memory)
         sizes.add(here.launch_size(6, 35, 1, puts_out=True))
         sizes.add(here.credit_launch_size(credited.crediting, 6, 35))

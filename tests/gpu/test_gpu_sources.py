@@ -35,6 +35,7 @@ from gpu.backend import (
     per_token,
     stage_source,
 )
+from gpu.every_kernel import game
 
 TESTS = Path(__file__).parents[1]
 KERNELS = TESTS.parent / "extensions" / "int8_gemm"
@@ -48,17 +49,6 @@ def head_sources(plans: Sequence[plan.StagePlan], dialect: Dialect) -> Iterator[
     yield "seed head, exact", StageWriter(head, dialect, "likelihoods").source()
     head.program.score_bits = 8
     yield "seed head, 1/256 bit", StageWriter(head, dialect, shift=8).source()
-
-
-def game() -> language.Program:
-    """A network of what EGG has not: rows that are shown, a table of its own, outputs."""
-    net = language.Program()
-    x = net.features("rows", 700, 32, active=8, lists=2, shift=1)
-    x = net.relu(net.bias(net.linear(net.concat(x, net.input(27)), "hidden", 64), "bias"))
-    steps = net.table("steps", [v // 2 for v in range(-127, 128)])
-    net.output(net.lookup(net.linear(x, "policy", 9), steps), "policy")
-    net.sums(x, "value", 1)
-    return net
 
 
 def game_sources(gpu: Gpu, dialect: Dialect, variant: str = "") -> Iterator[tuple[str, Source]]:

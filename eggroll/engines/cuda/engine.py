@@ -25,6 +25,7 @@ from eggroll.engines.cuda.plan import (
 )
 from eggroll.engines.gpu.engine import StagedEngine
 from eggroll.engines.gpu.launch import Launcher, pad_flat
+from eggroll.engines.gpu.pace import Pace
 from eggroll.engines.gpu.plan import padded
 from eggroll.noise import Slices
 from eggroll.program import Program
@@ -53,9 +54,8 @@ class CudaEngine(StagedEngine):
     on is what kernels are generated for (None: this machine's GPU).
     """
 
-    name: ClassVar[str] = "cuda"
+    name = "cuda"
     group_sizes: ClassVar[tuple[int, ...]] = MEMBERS
-    launch_macs: ClassVar[int] = 1 << 42  # seconds, as a display GPU's watchdog kills longer ones
 
     @classmethod
     def unavailable_because(cls) -> str:
@@ -76,7 +76,8 @@ class CudaEngine(StagedEngine):
         on: Target | None = None,
     ) -> None:
         self.on = on or target(device.architecture(), device.chosen_product())
-        super().__init__(program, threads, block_tokens, Cuda(self.on.product), launcher, members)
+        dialect, pace = Cuda(self.on.product), Pace(waits=launcher is device.launch)
+        super().__init__(program, threads, block_tokens, dialect, launcher, members, pace)
 
     @property
     def description(self) -> str:

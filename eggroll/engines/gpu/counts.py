@@ -56,6 +56,12 @@ def count_rows(plans: Sequence[StagePlan]) -> str:
     return f"M = {plans[0].members} members\n\n" + "\n".join(rows) + "\n"
 
 
+def matrix_macs(program: Program) -> int:
+    """Multiply-adds of all matrices, of a member's token or of a pair's votes; at least 1."""
+    shapes = [leaf.shape for leaf in program.leaves]
+    return max(1, sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2))
+
+
 class VoteWork(NamedTuple):
     """The tiles and elements of one count of votes, in the order of its flat results.
 

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines.gpu.checks import check_credit, check_draws, check_noise, check_tokens
+from eggroll.engines.gpu.counts import matrix_macs
 from eggroll.engines.gpu.credit import CreditRun
 from eggroll.engines.gpu.launch import pad_flat
 from eggroll.engines.gpu.stage import RESULTS
@@ -22,6 +23,8 @@ from eggroll.engines.gpu.writer import Result
 from eggroll.engines.rows import check_rows, check_scored, check_values
 from eggroll.noise import Slices
 from eggroll.program import NO_ROWS, Rows
+
+LEAST_PAIRS = 32  # whose votes are counted in one launch
 
 
 class Turned(NamedTuple):
@@ -33,6 +36,11 @@ class Turned(NamedTuple):
 
 class StagedEngine(Stages):
     """An engine whose kernels are written from the plans of a program's stages."""
+
+    @property
+    def remedy(self) -> str:
+        """What one may try where the GPU fails, the beginning of a sentence, or nothing."""
+        return ""
 
     def evaluate(
         self,
@@ -146,7 +154,7 @@ class StagedEngine(Stages):
         else:
             kernels = self.kernels(M, noise, result)
         arrays, made = self.given_of(noise, given, sizes), self.outputs_of(P, T, lanes)
-        got, after = self.run_stages(kernels, prepared, arrays, made, noise, state, signs)
+        got, after = self.run_stages(kernels, prepared, arrays, made, noise, state, T, signs)
         names = RESULTS.get(result) or [f"out{i}" for i in range(len(self.program.outputs))]
         return [next(left[name] for left in got if name in left) for name in names], after
 
@@ -213,18 +221,30 @@ class StagedEngine(Stages):
             arrays["draws"] = pad_flat(credit_noise.draws[:, at])
             made, left = self.outputs_of(P, length, 2 * run.lanes), partial(run.outputs, length)
             got, state = self.run_stages(
-                kernels, prepared, arrays, made, noise, state, credit_noise.signs, left
+                kernels, prepared, arrays, made, noise, state, length, credit_noise.signs, left
             )
             run.add(t, length, got)
             scores.append(got[-1].get("scores", mx.zeros((P, length), mx.int16)))
-        score = mx.concatenate(scores, axis=1)
-        if values is None:
-            return score, state, run.votes(score)
-        # As scores of which the odd members have none.
-        pair = mx.stack([values, mx.zeros_like(values)], axis=1).reshape(P, T)
-        return score, state, run.votes(pair)
+        score = worth = mx.concatenate(scores, axis=1)
+        if values is not None:  # as scores of which the odd members have none
+            worth = mx.stack([values, mx.zeros_like(values)], axis=1).reshape(P, T)
+        self.pace.begin(work)
+        Z = run.votes(worth)
+        self.pace.launched(Z.values(), P // 2 * matrix_macs(self.program))
+        return score, state, Z
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
-        check_noise(self.program, noise, 2 * fitness.size)
-        given = self.table_of(noise), noise, fitness
-        return count_votes(self.launcher, self.dialect, self.program, *given, clt)
+        N, table = fitness.size, self.table_of(noise)
+        check_noise(self.program, noise, 2 * N)
+        macs, first = noise.rank * matrix_macs(self.program), 0
+        total: dict[str, mx.array] = {}
+        while first < N:
+            pairs = min(max(self.pace.macs // macs, LEAST_PAIRS), N - first)
+            mine = slice(first, first + pairs)
+            given = table, noise._replace(starts=noise.starts[:, mine]), fitness[mine]
+            self.pace.begin(("votes", noise.rank, clt))
+            Z = count_votes(self.launcher, self.dialect, self.program, *given, clt)
+            total = {name: total[name] + z if total else z for name, z in Z.items()}
+            self.pace.launched(total.values(), pairs * macs)
+            first += pairs
+        return total

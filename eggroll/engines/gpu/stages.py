@@ -27,6 +27,7 @@ from eggroll.engines.gpu.launch_size import (
     tape_members,
     tape_need,
 )
+from eggroll.engines.gpu.pace import Pace
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, padded
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.stage import StageWriter
@@ -60,11 +61,10 @@ class Given(NamedTuple):
 class Stages(Engine):
     """The lower half of an engine: what it launches.
 
-    launcher runs kernels; members fixes M (0: chosen by the population).
+    launcher runs kernels; members fixes M (0: chosen by the population); pace: of launches.
     """
 
     group_sizes: ClassVar[tuple[int, ...]]  # M that there may be, largest first
-    launch_macs: ClassVar[int]  # multiply-adds of one launch at most
 
     def __init__(
         self,
@@ -74,8 +74,10 @@ class Stages(Engine):
         dialect: Dialect,
         launcher: Launcher,
         members: int,
+        pace: Pace,
     ) -> None:
         super().__init__(program, threads, block_tokens)
+        self.pace = pace
         self.dialect, self.launcher, self.members = dialect, launcher, members
         self._members: dict[tuple[int, int], int] = {}
         self._kernels: dict[tuple[int, int, int, Result | Crediting], list[Kernel]] = {}
@@ -127,6 +129,10 @@ class Stages(Engine):
         if (P, rank) not in self._members:
             self._members[P, rank] = self.members or self.choose_members(P, rank)
         return self._members[P, rank]
+
+    def take_groups_of(self, P: int, few: int, rank: int) -> None:
+        """Lets a call of `few` members run in threadgroups as large as those of P."""
+        self._members[few, rank] = self.group_members(P, rank)
 
     def kernels(self, members: int, noise: Slices | None, result: Result) -> list[Kernel]:
         """Plan and source of every stage, for threadgroups of `members`."""
@@ -185,7 +191,7 @@ class Stages(Engine):
         passed = 2 * self.dialect.tile_bytes(program.width, 1) + program.inputs
         passed += 4 * program.indices
         made = sum(out.size * out.dtype.size for out in program.outputs)
-        return Limits(self.memory(), self.launch_macs, passed + made * puts_out)
+        return Limits(self.memory(), self.pace.macs, passed + made * puts_out)
 
     def run_stages(
         self,
@@ -195,6 +201,7 @@ class Stages(Engine):
         made: Outputs,
         noise: Slices | None,
         state: mx.array,
+        T: int,
         signs: mx.array | None = None,
         left: Callable[[StagePlan], Outputs] = lambda _: {},
     ) -> tuple[list[dict[str, mx.array]], mx.array]:
@@ -212,17 +219,17 @@ class Stages(Engine):
             given |= {"signs": pad_flat(signs[leaves])} if signs is not None else {}
             given["state"] = pad_flat(state[:, at : at + D])
             shapes = made | left(plan) | {"scratch": ((groups * plan.scratch_bytes,), mx.int8)}
-            outputs = (
-                self.launcher(
+            outputs: list[mx.array] = []
+            if source.outputs:  # a last stage whose results nobody asks for is left out
+                self.pace.begin(source)
+                outputs = self.launcher(
                     source,
                     [given[name] for name in source.inputs],
                     [shapes[name] for name in source.outputs],
                     (groups * threads, 1, 1),
                     (threads, 1, 1),
                 )
-                if source.outputs  # a last stage whose results nobody asks for is left out
-                else []
-            )
+                self.pace.launched(outputs, P * T * plan.macs)
             got.append(dict(zip(source.outputs, outputs, strict=True)))
             if plan.passes_on:
                 given["passed"] = got[-1]["passed_on"]

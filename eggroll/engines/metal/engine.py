@@ -14,6 +14,7 @@ from eggroll.credit import Crediting
 from eggroll.engines.gpu.credit_plan import CreditPlan, credit_plans
 from eggroll.engines.gpu.engine import StagedEngine
 from eggroll.engines.gpu.launch import Launcher
+from eggroll.engines.gpu.pace import Pace, whole_portions
 from eggroll.engines.gpu.plan import MEMBERS, StagePlan, best_members, padded, stage_plans
 from eggroll.engines.metal import device
 from eggroll.engines.metal.dialect import Metal
@@ -43,9 +44,8 @@ class MetalEngine(StagedEngine):
     machine gives the right integers).
     """
 
-    name: ClassVar[str] = "metal"
+    name = "metal"
     group_sizes: ClassVar[tuple[int, ...]] = MEMBERS
-    launch_macs: ClassVar[int] = 1 << 38  # a fraction of a second, as macOS kills longer launches
 
     @classmethod
     def unavailable_because(cls) -> str:
@@ -65,12 +65,19 @@ class MetalEngine(StagedEngine):
         members: int = 0,
         nax: bool | None = None,
     ) -> None:
-        super().__init__(program, threads, block_tokens, Metal(), launcher, members)
+        pace = Pace(waits=launcher is device.launch)
+        super().__init__(program, threads, block_tokens, Metal(), launcher, members, pace)
+        if pace.waits:
+            whole_portions()
         self.nax = device.nax_usable() if nax is None else nax
 
     @property
     def description(self) -> str:
         return f"metal ({'NAX' if self.nax else 'simdgroup matrices'})"
+
+    @property
+    def remedy(self) -> str:
+        return f"{device.SWITCH}=0 leaves NAX unused; " if self.nax else ""
 
     def plans(self, members: int, rank: int, puts_out: bool = False) -> list[StagePlan]:
         options = {"members": members, "rank": rank}

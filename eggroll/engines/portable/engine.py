@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import mlx.core as mx
 
@@ -34,7 +34,7 @@ Begin = Callable[[Seen], Run]
 class PortableEngine(Engine):
     """Interprets the program with plain MLX operations."""
 
-    name: ClassVar[str] = "portable"
+    name = "portable"
 
     @property
     def description(self) -> str:

@@ -1,0 +1,97 @@
+"""Launches come in portions whose size follows the time that they take."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import count
+
+import mlx.core as mx
+import oracle
+import pytest
+from emulator import Emulator
+from networks import random_case
+
+from eggroll.engines.gpu.counts import matrix_macs
+from eggroll.engines.gpu.pace import FIRST, LEAST, MOST, SECONDS, Pace
+from gpu.backend import Gpu, check_scores, check_votes, engine
+
+
+def paced(seconds: float) -> Pace:
+    """Every portion takes so long."""
+    looks = count()
+    return Pace(waits=True, clock=lambda: next(looks) * seconds)
+
+
+def portions(pace: Pace, kernels: list[str]) -> list[int]:
+    """Sizes of the portions that follow, each filled by one launch of a kernel."""
+    sizes = []
+    for kernel in kernels:
+        pace.begin(kernel)
+        pace.launched([mx.zeros(1)], pace.macs)
+        sizes.append(pace.macs)
+    return sizes
+
+
+def test_portions_follow_the_time_they_take():
+    assert portions(paced(SECONDS / 3), ["a"] * 40)[:2] == [2 * FIRST, 4 * FIRST]
+    assert portions(paced(SECONDS / 3), ["a"] * 40)[-1] == MOST
+    assert portions(paced(SECONDS * 0.9), ["a"] * 3) == [FIRST] * 3
+    slow = portions(paced(SECONDS * 20), ["a"] * 40)
+    assert slow[-1] == LEAST
+    # The first portion of a kernel has its compilation in it, which says nothing.
+    assert portions(paced(SECONDS * 20), ["a", "b", "b", "c", "a"]) == [
+        FIRST, FIRST, FIRST // 2, FIRST // 2, FIRST // 4,
+    ]  # fmt: skip
+
+
+def test_small_launches_share_a_portion(monkeypatch: pytest.MonkeyPatch):
+    waited, pace = [], paced(SECONDS * 0.9)
+    monkeypatch.setattr(mx, "eval", lambda *_: waited.append(1))
+    for _ in range(8):
+        pace.begin("a")
+        pace.launched([mx.zeros(1)], FIRST // 8)
+    assert len(waited) == 2
+
+
+def test_launches_and_votes_are_cut_while_they_run(gpu: Gpu, launcher: Emulator):
+    """A slow GPU gets less at a time, and gives the same integers."""
+    case = random_case(8, V=9, D=8, T=5, P=600)
+    made = engine(gpu, case.program, launcher)
+    made.pace = paced(SECONDS * 20)
+    made.pace.macs = 1 << 20
+    fitness = oracle.pair_fitness(check_scores(made, case))
+    stages = launcher.launches.count("egg_stage")
+    assert stages > 3 * len(case.program.stages)
+    launcher.launches.clear()
+    made.pace = paced(SECONDS * 0.9)
+    made.pace.macs = 1 << 16
+    check_votes(made, case, fitness)
+    pairs = made.pace.macs // matrix_macs(case.program)
+    assert launcher.launches.count("egg_votes") == -(-300 // pairs) > 1
+
+
+def test_emulated_launches_wait_for_nothing(gpu: Gpu, launcher: Emulator):
+    made = engine(gpu, random_case(8).program, launcher)
+    assert not made.pace.waits
+    made.pace.begin("a")
+    made.pace.launched([mx.zeros(1)], MOST)
+    assert made.pace.macs == FIRST
+
+
+def test_metal_puts_a_portion_into_one_command_buffer():
+    """Else MLX ends one within it, whose failure no result tells of."""
+    code = """
+import os
+from eggroll.engines.metal.engine import MetalEngine
+from eggroll.networks import egg
+MetalEngine(egg(8, 8, 1), nax=False, launcher=lambda *_: [])
+assert "MLX_MAX_OPS_PER_BUFFER" not in os.environ
+MetalEngine(egg(8, 8, 1), nax=False)
+assert int(os.environ["MLX_MAX_OPS_PER_BUFFER"]) >= 1000
+assert int(os.environ["MLX_MAX_MB_PER_BUFFER"]) >= 1000
+"""
+    limits = ("MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER")
+    env = {name: value for name, value in os.environ.items() if name not in limits}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
