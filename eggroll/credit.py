@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll.program import Program, S, Stage
-from eggroll.rng import DRAWS, SIGNS, counters, key
+from eggroll.rng import DRAWS, SIGNS, WHOLE, draws, key
 
 # Score bits -> right shift from 1/256 bit to the unit of credit: 1/16 bit, or 1/64, where the clip
 # to int8 leaves +-2 bits of a token's credit.
@@ -145,19 +145,27 @@ def draw_signs(
 ) -> CreditNoise:
     """The random bits of pairs first_pair .. first_pair + pairs - 1 in update `step`."""
     words = -(-seq_len // 32)
-    signs = np.zeros((len(crediting.kinds), pairs, words), np.int32)
-    draws = np.zeros((pairs, seq_len), np.uint32)
-    for leaf in sorted(set(crediting.owners)) if crediting.nodes else ():
-        if crediting.shifts[leaf] != SILENT:
-            signs[leaf] = _high(key(seed, SIGNS, step, leaf), first_pair, pairs, words)
-    if CreditKind.READOUT in crediting.kinds:
-        draws[:] = _high(key(seed, DRAWS, step), first_pair, pairs, seq_len).view(np.uint32)
-    return CreditNoise(mx.array(signs), mx.array(draws))
+    signs = _signs(crediting, seed, (step,), first_pair * words, (pairs, words))
+    if CreditKind.READOUT not in crediting.kinds:
+        return CreditNoise(signs, mx.zeros((pairs, seq_len), mx.uint32))
+    streams, first = [key(seed, DRAWS, step)], first_pair * seq_len
+    drawn = draws(streams, [WHOLE], first, (pairs, seq_len)).view(mx.uint32)
+    return CreditNoise(signs, drawn)
 
 
-def _high(stream: int, first: int, rows: int, columns: int) -> np.ndarray:
-    words = counters(stream, first * columns, rows * columns) >> np.uint64(32)
-    return words.astype(np.uint32).view(np.int32).reshape(rows, columns)
+def _signs(
+    crediting: Crediting, seed: int, at: tuple[int, ...], first: int, shape: tuple[int, ...]
+) -> mx.array:
+    """Words of signs from position `first` on, int32 [leaves, shape]; zeros without such noise.
+
+    at: the update, and after it the number of what is drawn there, if that is not the first.
+    """
+    leaves, owners = range(len(crediting.kinds)), set(crediting.owners)
+    turned = [
+        crediting.nodes and leaf in owners and crediting.shifts[leaf] != SILENT for leaf in leaves
+    ]
+    streams = [key(seed, SIGNS, at[0], leaf, *at[1:]) if turned[leaf] else 0 for leaf in leaves]
+    return draws(streams, [WHOLE * t for t in turned], first, (len(leaves), *shape))
 
 
 class Turns:
@@ -172,13 +180,9 @@ class Turns:
 
     def _word(self, w: int) -> np.ndarray:
         while len(self._words) <= w:
-            made = np.zeros((len(self.crediting.kinds), self.pairs), np.uint32)
-            block = (len(self._words),) if self._words else ()
-            for leaf in sorted(set(self.crediting.owners)) if self.crediting.nodes else ():
-                if self.crediting.shifts[leaf] != SILENT:
-                    stream = key(self.seed, SIGNS, self.step, leaf, *block)
-                    made[leaf] = _high(stream, 0, self.pairs, 1)[:, 0].view(np.uint32)
-            self._words.append(made)
+            at = (self.step, len(self._words)) if self._words else (self.step,)
+            made = _signs(self.crediting, self.seed, at, 0, (self.pairs,))
+            self._words.append(np.array(made).view(np.uint32))
         return self._words[w]
 
     def window(self, first: int, count: int) -> np.ndarray:

@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
-from eggroll.rng import SLICES, TABLE, counters, key, normal_bytes
+from eggroll.rng import SLICES, TABLE, draws, key, normal_bytes
+
+KEPT = 1 << 28  # bytes of slices that are kept for the votes and for later updates of an epoch
 
 
 class Slices(NamedTuple):
     """The noise of some consecutive pairs: what evaluation adds and the votes credit.
 
-    table: int8 [size]; starts: int32 [leaves, pairs], first table index of each slice;
-    rank: r; shift: the right shift Q + sigma_shift of every perturbation.
+    table: int8 [size]; starts: int32 [leaves, pairs], first table index of each slice, which does
+    not change once it was given to an engine; rank: r; shift: the right shift Q + sigma_shift of
+    every perturbation.
     """
 
     table: mx.array
@@ -50,7 +52,7 @@ class Noise:
     ) -> None:
         self.shapes, self.seed, self.rank, self.shift, self.reuse = shapes, seed, rank, shift, reuse
         self.table = mx.array(normal_bytes(key(seed, TABLE), 1 << table_bits))
-        self._last: tuple[tuple[int, int, int], Slices] | None = None
+        self._epoch, self._kept = -1, dict[tuple[int, int], Slices]()
 
     def epoch(self, step: int) -> int:
         """The epoch of update `step`: its noise is drawn anew with every epoch."""
@@ -61,15 +63,21 @@ class Noise:
 
         Slices stay the same for `reuse` updates; reuse 0 freezes them for ever.
         """
-        epoch = self.epoch(step)
-        # Evaluation and votes of one update ask for the same.
-        if self._last and self._last[0] == (epoch, first_pair, pairs):
-            return self._last[1]
-        starts = np.empty((len(self.shapes), pairs), np.int32)
-        for i, shape in enumerate(self.shapes):
-            words = counters(key(self.seed, SLICES, epoch, i), first_pair, pairs) >> np.uint64(32)
-            room = np.uint64(self.table.size - slice_length(shape, self.rank) + 1)
-            starts[i] = (words * room) >> np.uint64(32)
-        slices = Slices(self.table, mx.array(starts), self.rank, self.shift)
-        self._last = (epoch, first_pair, pairs), slices
-        return slices
+        if self._epoch != self.epoch(step):
+            self._epoch, self._kept = self.epoch(step), {}
+        # Evaluation and votes of one update ask for the same chunks.
+        if (first_pair, pairs) not in self._kept:
+            drawn = Slices(self.table, self._starts(first_pair, pairs), self.rank, self.shift)
+            room = KEPT - drawn.starts.nbytes
+            # The last goes first, as an update asks for its chunks from the first on.
+            while self._kept and sum(kept.starts.nbytes for kept in self._kept.values()) > room:
+                self._kept.popitem()
+            self._kept[first_pair, pairs] = drawn
+        return self._kept[first_pair, pairs]
+
+    def _starts(self, first_pair: int, pairs: int) -> mx.array:
+        """First table index of every leaf's slice, int32 [leaves, pairs]."""
+        leaves = range(len(self.shapes))
+        streams = [key(self.seed, SLICES, self._epoch, i) for i in leaves]
+        rooms = [self.table.size - slice_length(shape, self.rank) + 1 for shape in self.shapes]
+        return draws(streams, rooms, first_pair, (len(leaves), pairs))

@@ -101,7 +101,8 @@ class Population:
         """What members first .. last - 1 read of an array of one row per group of any size."""
         if len(shared) == self.members:
             return self.engine.array(shared[first:last])
-        return self.engine.array(shared[np.arange(first, last) * len(shared) // self.members])
+        rows = np.arange(first, last) * len(shared) // self.members
+        return self.engine.array(np.take(shared, rows, axis=0))
 
     def _rows(self, shown: Shown, first: int, last: int) -> Rows:
         return Rows(*(None if a is None else self._of(a, first, last) for a in shown))

@@ -247,8 +247,9 @@ def test_rows_that_do_not_fit_are_refused(name, call, says, field, change):
         mx.zeros((2, 2), mx.float32),
         mx.full((2, 2), LARGEST + 1, mx.int32),
         mx.full((2, 2), -LARGEST - 1, mx.int32),
+        mx.full((2, 2), -(1 << 31), mx.int32),  # which is its own negative
     ],
-    ids=["missing", "of members", "too long", "float", "too large", "too small"],
+    ids=["missing", "of members", "too long", "float", "too large", "too small", "least"],
 )
 def test_values_that_do_not_fit_are_refused(name: str, values: mx.array | None):
     case = refused_case()

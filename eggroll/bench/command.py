@@ -77,7 +77,7 @@ def bench(options: Options) -> Found:
     """Measures and prints."""
     network = PRESETS[options.preset]
     program = egg(network["vocabulary"], network["width"], network["layers"])
-    engine, reason = engines.choose(options.engine, program, options.threads)
+    engine, reason = engines.choose(options.engine, program, options.threads, replaceable=False)
     name = limits.processor(engine)
     print(f"engine: {engine.description}, {reason}\nprocessor: {name}")
     threads = options.threads or _extension.load().default_threads()

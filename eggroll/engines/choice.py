@@ -35,11 +35,19 @@ def available(credit: bool = False) -> dict[str, str]:
 
 
 def choose(
-    name: str, program: Program, threads: int = 0, block_tokens: int = 0, credit: bool = False
+    name: str,
+    program: Program,
+    threads: int = 0,
+    block_tokens: int = 0,
+    credit: bool = False,
+    *,
+    replaceable: bool = True,
 ) -> tuple[Engine, str]:
     """The engine called `name` ("auto": the fastest available) and a phrase saying why.
 
-    credit: whether the engine must have token credit.
+    credit: whether the engine must have token credit; replaceable: whether another engine takes
+    over from a GPU's that "auto" took and that fails, else EngineError is raised, as it is for an
+    engine asked for.
     Raises InputError for a name that is unknown or an engine that cannot run here.
     """
     # An engine asked for waits for no other's trial.
@@ -50,7 +58,7 @@ def choose(
     if name == "auto":
         passed_over = [f"{n}: {why}" for n, why in unavailable.items() if why]
         reason = "the fastest available here" + "".join(f"; {p}" for p in passed_over)
-        return _made(usable[0], program, threads, block_tokens, True), reason
+        return _made(usable[0], program, threads, block_tokens, replaceable), reason
     if name not in unavailable:
         raise InputError(f"engine {name!r} is unknown; available here: auto, {', '.join(usable)}.")
     raise InputError(
@@ -59,11 +67,12 @@ def choose(
 
 
 def _made(name: str, program: Program, threads: int, block_tokens: int, goes_on: bool) -> Engine:
-    """An engine; one of a GPU under guard, where there is another to compare it with.
+    """An engine; one of a GPU under guard.
 
-    goes_on: whether the other one takes over from a GPU that fails.
+    goes_on: whether another one takes over from a GPU that fails.
     """
     engine = ENGINES[name](program, threads, block_tokens)
-    if not isinstance(engine, StagedEngine) or unavailable_because("cpu"):
+    if not isinstance(engine, StagedEngine):
         return engine
-    return Guarded(engine, ENGINES["cpu"](program, threads, block_tokens), goes_on=goes_on)
+    spare = "portable" if unavailable_because("cpu") else "cpu"
+    return Guarded(engine, ENGINES[spare](program, threads, block_tokens), goes_on=goes_on)

@@ -238,7 +238,7 @@ class Guarded(Engine):
             found = work(gpu, everyone)
             mx.eval(found)
             if wrong := self._wrong(gpu, call, work, found):
-                self._failed(f"gives other integers than engine 'cpu' ({wrong})")
+                self._failed(f"gives other integers than engine {self.spare.name!r} ({wrong})")
                 return work(self.engine, everyone)
             return found
 
@@ -269,7 +269,8 @@ class Guarded(Engine):
     def _failed(self, why: str) -> None:
         """Goes on with the spare engine and says so, or raises EngineError."""
         said = f"engine {self.name!r} {why}"
-        report = f"`make verify-{self.name}` writes a report"
+        remedy = self._on_gpu.remedy if self._on_gpu else ""
+        report = f"{remedy}`make verify-{self.name}` writes a report"
         if not self.goes_on:
             raise EngineError(
                 f"{said}: take --engine {self.spare.name}, which gives the same bits; {report}.",

@@ -5,11 +5,26 @@ Letters: P members, N pairs, T rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from eggroll.program import Program, Rows
 
 LARGEST_VALUE = 1 << 19  # 15 times its discounted sum, in 1/256 bit, is below 2^31
+
+
+def on_host(a: mx.array) -> NDArray[Any]:
+    """An array's integers as unsigned ones, without a copy: one below 0 is larger than all others.
+
+    What the host has made it can look at without waiting for a GPU.
+    """
+    host = np.asarray(a)
+    if host.dtype.kind not in "biu":
+        raise ValueError(f"{host.dtype} was given: integers are needed")
+    return host.view(f"u{host.itemsize}") if host.dtype.kind == "i" else host
 
 
 def check_rows(program: Program, rows: Rows, members: int, length: int) -> None:
@@ -23,10 +38,10 @@ def check_rows(program: Program, rows: Rows, members: int, length: int) -> None:
     assert shown is not None
     for op in (op for stage in program.stages for op in stage.ops if op.kind == "features"):
         lists, active, first, _ = op.numbers
-        leaf, mine = program.leaves[op.leaf], shown[..., first : first + lists * active]
-        if mine.size and not -1 <= mine.min().item() <= mine.max().item() < leaf.shape[0]:  # type: ignore[operator]
+        leaf, mine = program.leaves[op.leaf], np.asarray(shown)[..., first : first + lists * active]
+        if mine.size and not -1 <= mine.min() <= mine.max() < leaf.shape[0]:
             raise ValueError(
-                f"rows.features of {leaf.name!r} are {mine.min().item()} to {mine.max().item()}: "
+                f"rows.features of {leaf.name!r} are {mine.min()} to {mine.max()}: "
                 f"0 to {leaf.shape[0] - 1} is needed, or -1 for none."
             )
 
@@ -37,7 +52,8 @@ def check_values(program: Program, values: mx.array | None, pairs: int, length: 
         return
     _check("values", values, mx.int32, (pairs, length))
     assert values is not None
-    if values.size and mx.abs(values).max().item() > LARGEST_VALUE:  # type: ignore[operator]
+    host = np.asarray(values)
+    if host.size and not -LARGEST_VALUE <= host.min() <= host.max() <= LARGEST_VALUE:
         raise ValueError(f"values are beyond {LARGEST_VALUE}: scale them down.")
 
 

@@ -191,33 +191,39 @@ RUN = (
     *("--data", "count", "--pop", "36", "--steps", "2", "--seq-len", "3", "--table-bits", "16"),
     *("--alpha", "0.5", "--validate-every", "0", "--val-tokens", "32", "--sample-tokens", "2"),
 )
-RUNS = [
-    # The seed's network and the paper's, scaled down. Chunks leave a last one that is smaller.
-    # Variants: Metal's and CUDA's.
-    ("", "dp4a", {"layers": 1, "width": 16, "vocabulary": 256, "rank": 1, "chunk": 10}),
-    ("", "m8n8k16", {"layers": 1, "width": 16, "vocabulary": 1000, "rank": 4, "chunk": 26}),
-    ("", "m16n8k32", {"layers": 6, "width": 24, "vocabulary": 256, "rank": 4, "chunk": 22,
-                      "gates": "table"}),
-    ("", "m16n8k32", {"layers": 6, "width": 16, "vocabulary": 1000, "rank": 1, "chunk": 34,
-                      "noise-reuse": 0}),
-    ("nax", "", {"layers": 1, "width": 16, "vocabulary": 256, "rank": 4, "chunk": 14,
+# The seed's network and the paper's, scaled down, with CUDA's product. Chunks leave a last one that
+# is smaller.
+NETWORKS = [
+    ("dp4a", {"layers": 1, "width": 16, "vocabulary": 256, "rank": 1, "chunk": 10}),
+    ("m8n8k16", {"layers": 1, "width": 16, "vocabulary": 1000, "rank": 4, "chunk": 26,
                  "score-bits": 8}),
+    ("m16n8k32", {"layers": 6, "width": 24, "vocabulary": 256, "rank": 4, "chunk": 22,
+                  "gates": "table"}),
+    ("m16n8k32", {"layers": 6, "width": 16, "vocabulary": 1000, "rank": 1, "chunk": 34,
+                  "noise-reuse": 0}),
 ]  # fmt: skip
+RUNS = [
+    pytest.param(gpu, variant, words, id=f"{gpu}-{variant or 'simdgroup'}-{i}")
+    for i, (product, words) in enumerate(NETWORKS)
+    for gpu, variant in (("metal", ""), ("metal", "nax"), ("cuda", product))
+]
 
 
 @pytest.mark.usefixtures("no_curves")
-@pytest.mark.parametrize(("metal", "cuda", "network"), RUNS, ids=str)
+@pytest.mark.parametrize(("gpu", "variant", "network"), RUNS, indirect=["gpu"])
 def test_whole_runs_have_one_signature(
-    call: Command, gpu: Gpu, tmp_path: Path, monkeypatch, metal: str, cuda: str, network: dict
+    call: Command, gpu: Gpu, tmp_path: Path, monkeypatch, variant: str, network: dict
 ):
     """Two updates, validation and samples: portable, cpu and the emulated kernels agree."""
     launcher = gpu.launcher(orders=(FORWARD, REVERSE, SHUFFLED), alternate=True)
-    install_gpu(gpu, monkeypatch, launcher, metal if gpu.name == "metal" else cuda)
+    install_gpu(gpu, monkeypatch, launcher, variant)
     words = [word for name, value in network.items() for word in (f"--{name}", value)]
     signatures = {}
     for name in ("portable", "cpu", gpu.name):
         out = ("--engine", name, "--out", tmp_path / name)
-        signatures[name] = call(*RUN, *words, *out).signature
+        ended = call(*RUN, *words, *out)
+        signatures[name] = ended.signature
+    assert ("NAX" if variant == "nax" else gpu.name) in ended.out
     assert len(set(signatures.values())) == 1, signatures
     # A launch per stage and chunk; in training besides two for the votes of a chunk.
     stages, chunks = network["layers"] + 2, -(-36 // network["chunk"])

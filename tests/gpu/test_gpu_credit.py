@@ -235,11 +235,11 @@ RUNS: dict[str, tuple[str, Sequence[object]]] = {
     "recipe": ("m16n8k32", ["--recipe", "language", "--vocabulary", 256, "--chunk", 6]),
     "some tokens at a time": (
         "m8n8k16",
-        ["--estimator", "token-credit", "--vocabulary", 1000, "--layers", 2, "--gates", "table",
+        ["--estimator", "token-credit", "--vocabulary", 1000, "--layers", 6, "--gates", "table",
          "--chunk", 12, "--noise-reuse", 0, "--sigma-shift", 2, "--block_tokens", 3]),
     "token-votes, whitened": (
         "dp4a",
-        ["--estimator", "token-votes", "--rule", "whitened", "--vocabulary", 1000, "--layers", 2,
+        ["--estimator", "token-votes", "--rule", "whitened", "--vocabulary", 1000, "--layers", 6,
          "--gates", "table", "--chunk", 18]),
     "token-votes": (
         "m16n8k32",
@@ -248,24 +248,32 @@ RUNS: dict[str, tuple[str, Sequence[object]]] = {
 }  # fmt: skip
 
 
+VARIANTS = [
+    pytest.param(gpu, variant, name, id=f"{gpu}-{variant or 'simdgroup'}-{name}")
+    for name, (product, _) in RUNS.items()
+    for gpu, variant in (("metal", ""), ("metal", "nax"), ("cuda", product))
+]
+
+
 @pytest.mark.usefixtures("no_curves")
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(("gpu", "variant", "name"), VARIANTS, indirect=["gpu"])
 def test_whole_runs_have_one_signature(
-    call: Command, gpu: Gpu, tmp_path: Path, monkeypatch, name: str
+    call: Command, gpu: Gpu, tmp_path: Path, monkeypatch, variant: str, name: str
 ):
     """Two updates, validation and samples: portable, cpu and the emulated kernels agree."""
-    launcher, (product, words) = (
-        gpu.launcher(orders=(FORWARD, REVERSE, SHUFFLED), alternate=True), RUNS[name]
-    )  # fmt: skip
+    launcher, words = (
+        gpu.launcher(orders=(FORWARD, REVERSE, SHUFFLED), alternate=True),
+        RUNS[name][1],
+    )
     if some := name == "some tokens at a time":
         monkeypatch.setattr(pace, "FIRST", 300_000)
-    install_gpu(gpu, monkeypatch, launcher, product if gpu.name == "cuda" else "")
+    install_gpu(gpu, monkeypatch, launcher, variant)
     signatures = {}
     for each in ("portable", "cpu", "auto"):
         ended = call(*RUN, *words, "--engine", each, "--out", tmp_path / each)
         signatures[each] = ended.signature
     assert f"{gpu.name} (" in ended.out  # what auto takes
-    assert product in ended.out or gpu.name == "metal"
+    assert ("NAX" if variant == "nax" else variant) in ended.out
     assert len(set(signatures.values())) == 1, signatures
     assert {"egg_credits", "egg_traces", "egg_credit_votes", "egg_embedded"} <= set(
         launcher.launches

@@ -16,6 +16,7 @@ from conftest import Command, Ended
 from networks import random_case
 
 from eggroll import EngineError, EngineWarning, Trainer, engines
+from eggroll.bench import command as bench
 from eggroll.engines import choice, guard
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.metal.engine import MetalEngine
@@ -216,6 +217,23 @@ def test_a_trainer_goes_on_or_raises(faulty):
     assert auto.signature == trained("cpu").signature
     with pytest.raises(EngineError, match="engine 'metal' failed"):
         trained("metal")
+
+
+def test_a_benchmark_measures_one_engine(call: Command, faulty):
+    faulty(at_call(3, "evaluate", raises(KILLED)))
+    words = ("--pops", 64, "--repeats", 2, "--seq-len", 2, "--preset", "seed")
+    ended = call(*words, main=bench.main)
+    assert ended.code == 2
+    assert "GPU Timeout" in ended.err
+
+
+def test_without_nax_there_is_a_third_way(faulty):
+    faulty(at_call(1, "evaluate", raises(KILLED)))
+    case = random_case(1, V=8, D=8, T=3, P=36)
+    made, _ = engines.choose("metal", case.program)
+    made.engine.nax = True
+    with pytest.raises(EngineError, match="EGGROLL_NAX=0 leaves NAX unused; `make verify-metal`"):
+        made.evaluate(made.prepare(case.leaves), case.slices, *case.arrays)
 
 
 def test_large_calls_are_compared_in_part(faulty, monkeypatch: pytest.MonkeyPatch):

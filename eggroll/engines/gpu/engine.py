@@ -37,6 +37,11 @@ class Turned(NamedTuple):
 class StagedEngine(Stages):
     """An engine whose kernels are written from the plans of a program's stages."""
 
+    @property
+    def remedy(self) -> str:
+        """What one may try where the GPU fails, the beginning of a sentence, or nothing."""
+        return ""
+
     def evaluate(
         self,
         prepared: Any,

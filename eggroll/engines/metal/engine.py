@@ -75,6 +75,10 @@ class MetalEngine(StagedEngine):
     def description(self) -> str:
         return f"metal ({'NAX' if self.nax else 'simdgroup matrices'})"
 
+    @property
+    def remedy(self) -> str:
+        return f"{device.SWITCH}=0 leaves NAX unused; " if self.nax else ""
+
     def plans(self, members: int, rank: int, puts_out: bool = False) -> list[StagePlan]:
         options = {"members": members, "rank": rank}
         return stage_plans(self.program, **options, nax=self.nax, puts_out=puts_out)

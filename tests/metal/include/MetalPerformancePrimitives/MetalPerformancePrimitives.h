@@ -15,6 +15,8 @@ struct remove_reference<T&> {
 };
 template <typename T>
 using remove_reference_t = typename remove_reference<T>::type;
+template <typename T>
+using remove_addrspace_t = T;
 
 template <typename T, int N>
 struct array {

@@ -1,0 +1,63 @@
+#include "draws.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "mlx/allocator.h"
+
+namespace eggroll {
+
+namespace mx = mlx::core;
+
+namespace {
+
+constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
+constexpr uint64_t kFactors[] = {0xBF58476D1CE4E5B9, 0x94D049BB133111EB};
+
+void require(bool ok, const std::string& what) {
+  if (!ok) throw std::invalid_argument("draws: " + what);
+}
+
+// SplitMix64's finalizer.
+inline uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * kFactors[0];
+  z = (z ^ (z >> 27)) * kFactors[1];
+  return z ^ (z >> 31);
+}
+
+void draw(uint64_t stream, uint64_t first, int64_t count, uint64_t room, int32_t* __restrict out) {
+  uint64_t at = stream + first * kGolden;
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t word = mix(at + static_cast<uint64_t>(i) * kGolden);
+    out[i] = static_cast<int32_t>(static_cast<uint32_t>(((word >> 32) * room) >> 32));
+  }
+}
+
+}  // namespace
+
+mx::array draws(const std::vector<uint64_t>& streams, const std::vector<uint64_t>& rooms,
+                uint64_t first, const std::vector<int>& shape) {
+  require(streams.size() == rooms.size(), "one room per stream is needed");
+  for (uint64_t room : rooms) require(room <= uint64_t{1} << 32, "rooms are at most 2^32");
+  int64_t size = 1;
+  for (int axis : shape) {
+    require(axis >= 0, "a shape has no negative numbers");
+    require(!__builtin_mul_overflow(size, int64_t{axis}, &size), "the shape is too large");
+  }
+  int64_t count = streams.empty() ? 0 : size / static_cast<int64_t>(streams.size());
+  require(count * static_cast<int64_t>(streams.size()) == size,
+          "the shape is not shared by the streams");
+  mx::allocator::Data data = mx::allocator::malloc(static_cast<size_t>(size) * sizeof(int32_t));
+  auto* out = static_cast<int32_t*>(data.buffer().raw_ptr());
+  for (size_t i = 0; i < streams.size(); ++i, out += count) {
+    if (rooms[i])
+      draw(streams[i], first, count, rooms[i], out);
+    else
+      std::fill_n(out, count, 0);
+  }
+  return mx::array(std::move(data), mx::Shape(shape.begin(), shape.end()), mx::int32);
+}
+
+}  // namespace eggroll
