@@ -13,7 +13,10 @@ from networks import random_case
 from networks_credit import credited_case
 
 from eggroll import networks
+from eggroll.engines.gpu import plan
+from eggroll.engines.gpu.stage import StageWriter
 from eggroll.engines.metal import device
+from eggroll.engines.metal.dialect import Metal
 from eggroll.engines.metal.engine import MetalEngine
 from gpu.backend import (
     MetalGpu,
@@ -26,6 +29,7 @@ from gpu.backend import (
 )
 from gpu.test_gpu import ALL, CASES
 from gpu.test_gpu_credit import RAGGED
+from gpu.test_gpu_programs import unscored, wide
 
 metal_only = pytest.mark.parametrize("gpu", ["metal"], indirect=True)
 NAX_CASES = (
@@ -62,6 +66,23 @@ def test_nax_credits_as_the_oracle(gpu: MetalGpu, launcher: Emulator):
     program = at_the_end(made.case).program
     check_credit(engine(gpu, program, launcher, 16, "nax"), made)
     assert any("matmul2d<" in msl for msl in launcher.sources.values())
+
+
+@pytest.mark.parametrize("members", [16, 32])
+@pytest.mark.parametrize("rank", [0, 1, 4])
+def test_nax_leaves_threadgroup_memory_free(members: int, rank: int):
+    """As matmul2d may want some: 1 KiB in every plan."""
+    most = []
+    for D in (24, 64, 128, 256, 300, 512):
+        for V in (256, 1024, 5000):
+            program = networks.egg(V, D, 1)
+            plans = plan.stage_plans(program, members=members, rank=rank, nax=True)
+            most += [StageWriter(each, Metal(), shift=8).source().shared for each in plans]
+    for program in (wide(), unscored()):
+        options = {"members": members, "rank": rank, "nax": True, "puts_out": True}
+        plans = plan.stage_plans(program, **options)
+        most += [StageWriter(each, Metal(), "outputs", shift=8).source().shared for each in plans]
+    assert 27 << 10 < max(most) <= 31 << 10
 
 
 @metal_only
