@@ -25,7 +25,9 @@ from nax_check.facts import sysctl
 
 from eggroll import _extension, cli
 from eggroll.cli import Range
+from eggroll.engines import verdicts
 from eggroll.engines.choice import available
+from eggroll.engines.metal import device as metal
 from eggroll.errors import InputError
 from eggroll.runlog import write_whole
 
@@ -72,6 +74,7 @@ class Options:
 def survey(seconds: float = 60) -> Found:
     """The whole report, ready for JSON. Nothing is raised for hardware that is missing."""
     facts = nax_check.read_facts()
+    verdicts.forget()  # so that every engine is tried here and now
     return {
         "system": {
             "name": facts.system,
@@ -105,6 +108,7 @@ def nax(facts: nax_check.Facts, seconds: float) -> Found:
     return {
         "available": decision.available,
         "reasons": [reason._asdict() for reason in decision.reasons],
+        "unused_by_metal": metal.nax_unused_because(),
         "architecture": nax_check.effective_architecture(facts),
         "tf32": tf32,
         "gates": [
@@ -250,7 +254,10 @@ def nax_lines(nax: Found) -> Iterator[tuple[str, str]]:
     tried = nax["products"]["tensor"]["state"]
     yield "NAX", f"{'yes' if nax['available'] else 'no'}, by MLX's rule; int8 product: {tried}"
     for reason in nax["reasons"]:
-        yield "", f"{'+' if reason['met'] else '-'} {reason['name']}: {reason['text']}"
+        whose = " (of MLX's own kernels alone)" if reason["mlx_only"] else ""
+        yield "", f"{'+' if reason['met'] else '-'} {reason['name']}: {reason['text']}{whose}"
+    unused = nax["unused_by_metal"]
+    yield "", "engine metal: " + (f"without NAX ({unused})" if unused else "with NAX")
     if nax["available"]:
         yield "MLX's kernels", f"MLX_ENABLE_TF32 is {'on' if nax['tf32'] else 'off'}"
         for gate in nax["gates"]:

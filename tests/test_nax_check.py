@@ -104,8 +104,14 @@ def test_the_override_counts_both_ways():
 
 
 def test_wheels_without_kernels():
+    """Only MLX's own kernels must be in its library: those compiled at run time need not."""
     assert unmet(nax_kernels=False, wheel="mlx-metal 0.32.4 (macosx_15_0)") == ["kernels"]
     assert unmet(nax_kernels=False, metallib="") == ["kernels"]
+    assert [r.name for r in decide(M5).reasons if r.mlx_only] == ["kernels"]
+    assert decide(replace(M5, nax_kernels=False)).obstacles == ()
+    old = decide(replace(M5, nax_kernels=False, os_version="15.5", architecture="applegpu_g16g"))
+    assert [reason.name for reason in old.obstacles] == ["macOS", "generation"]
+    assert [reason.name for reason in decide(replace(M5, system="Linux")).obstacles] == ["system"]
 
 
 def test_no_metal_device():

@@ -15,6 +15,7 @@ from nax_check import Outcome, child
 from test_nax_check import M5
 
 from eggroll import _extension, engines, probe
+from eggroll.engines import verdicts
 
 
 def test_report_of_this_machine(call: Command, tmp_path: Path):
@@ -90,8 +91,26 @@ def test_report_of_an_older_mac(call: Command, monkeypatch: pytest.MonkeyPatch):
     assert "no, by MLX's rule" in said.out
     assert "+ macOS" in said.out
     assert "- kernels" in said.out
+    assert "(of MLX's own kernels alone)" in said.out
+    assert "engine metal: without NAX (MLX finds no Metal GPU)" in said.out
     assert "- generation" in said.out
     assert "dense int8" not in said.out
+
+
+def test_engines_are_tried_anew(call: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Whoever asks the probe has a reason to doubt a verdict that was kept."""
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
+    verdicts.keep_passed({"chip": "M4"})
+    assert call(main=probe.main).code == 0
+    assert not verdicts.passed_before({"chip": "M4"})
+
+
+def test_engine_metal_uses_nax_without_kernels_of_mlx(call: Command, monkeypatch):
+    fake_mac(monkeypatch, Outcome("exact", "all"), nax_kernels=False)
+    monkeypatch.setattr(probe.metal, "nax_unused_because", lambda: "")
+    said = call(main=probe.main)
+    assert "no, by MLX's rule" in said.out
+    assert "engine metal: with NAX" in said.out
 
 
 def test_a_bad_isa_and_a_missing_extension_are_reported(

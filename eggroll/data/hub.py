@@ -18,6 +18,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
+from eggroll.cache import cache_folder
 from eggroll.data.corpora import MARK, Split, Text, reason
 from eggroll.errors import InputError
 from eggroll.runlog import flush_to_disk
@@ -25,13 +26,6 @@ from eggroll.runlog import flush_to_disk
 HUB: Final = {"tinystories": "roneneldan/TinyStories", "minipile": "JeanKaddour/minipile"}
 HUB_SPLITS: Final[dict[Split, str]] = {"train": "train", "valid": "validation"}
 CACHE_VERSION: Final = 1
-
-
-def cache_folder() -> Path:
-    """$EGGROLL_CACHE, else eggroll/ in $XDG_CACHE_HOME, else ~/.cache/eggroll."""
-    if own := os.environ.get("EGGROLL_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eggroll"
 
 
 def read_hub(name: str) -> Text:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.credit import Crediting, CreditNoise
-from eggroll.engines import trial
 from eggroll.engines.base import Engine
+from eggroll.engines.failure import sentence
 from eggroll.engines.gpu.counts import matrix_macs
 from eggroll.engines.gpu.engine import StagedEngine
 from eggroll.errors import EngineError, EngineWarning
@@ -225,7 +225,7 @@ class Guarded(Engine):
         except NotImplementedError:
             raise
         except RuntimeError as error:  # MLX's: of a compiler, a launch, or one before it
-            self._failed(f"failed ({trial.telling_line(str(error), 0)})")
+            self._failed(f"failed ({sentence(str(error))})")
         return work()
 
     def _do(self, call: Call, work: Work) -> Result:

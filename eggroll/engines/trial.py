@@ -1,94 +1,131 @@
-"""A trial of an engine: a small network in a process of its own, against plain MLX.
+"""A trial of an engine: small networks in a process of its own, against the cpu engine.
 
-The engine is named as "module:Class", so that engines can ask for their trial.
+The engine is named as "module:Class", so that engines can ask for their trial. A trial is passed or
+not; it says nothing of shapes that it does not try, and a real run compares its own.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from os import environ
+from typing import Any, NamedTuple
 
-import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
-from eggroll.credit import crediting, draw_signs
+from eggroll.engines import verdicts
 from eggroll.engines.base import Engine
+from eggroll.engines.cpu import CpuEngine
+from eggroll.engines.failure import why_ended, why_late
 from eggroll.engines.portable.engine import PortableEngine
-from eggroll.networks import egg, initial_weights
-from eggroll.noise import Noise
+from eggroll.engines.trial_networks import Results, rows_network, trial_results
+from eggroll.networks import egg
+from eggroll.program import Program
+
+# float32 products as they are, for a yardstick that MLX computes on the same GPU.
+EXACT = {"MLX_ENABLE_TF32": "0"}
+
+
+class Ended(NamedTuple):
+    """The end of a child: why it failed (empty if it did not), and all that it said."""
+
+    why: str
+    text: str
 
 
 def trial_error(
     engine: str,
     seconds: int,
     *,
+    facts: Mapping[str, str],
     options: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> str:
     """The reason why the trial of "module:Class" failed in its own process; empty if it passed.
 
-    options: keyword arguments of the class; environment: set for the process besides.
+    facts: of the device and its system; where the trial passed with the same before, it is not
+    repeated (see verdicts.py). options: keyword arguments of the class; environment: set for the
+    process besides.
     """
-    code = f"from eggroll.engines.trial import main; main({engine!r}, {dict(options or {})!r})"
-    return run_in_child(code, seconds, environment or {})
+    tried = {"engine": engine, **facts, **{k: str(v) for k, v in (options or {}).items()}}
+    if verdicts.passed_before(tried):
+        return ""
+    why = run_in_child(trial_code(engine, options), seconds, environment or {}).why
+    if not why:
+        verdicts.keep_passed(tried)
+    return why
 
 
-def run_in_child(code: str, seconds: int, environment: Mapping[str, str]) -> str:
-    """The reason why Python code failed in a process of its own; empty if it ended well.
+def trial_code(engine: str, options: Mapping[str, Any] | None = None) -> str:
+    """Python code that tries "module:Class" and ends with a code other than 0 if that fails."""
+    return f"from eggroll.engines.trial import main; main({engine!r}, {dict(options or {})!r})"
 
-    A process of its own, as a kernel that does not build or run can end the process.
-    """
-    command, env = [sys.executable, "-c", code], {**os.environ, **environment}
+
+def run_in_child(code: str, seconds: float, environment: Mapping[str, str]) -> Ended:
+    """Runs Python code in a process of its own, as a kernel can end its process, or never end."""
+    command, env = [sys.executable, "-X", "faulthandler", "-c", code], {**environ, **EXACT}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, check=False, env=env
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer in {seconds} seconds"
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False,
+            env={**env, **environment},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        said, errors = (_text(each) for each in (late.stdout, late.stderr))
+        return Ended(why_late(errors, seconds), said + errors)
     except OSError as error:
-        return str(error)
-    return telling_line(done.stderr, done.returncode) if done.returncode else ""
+        return Ended(str(error), "")
+    said, errors = _text(done.stdout), _text(done.stderr)
+    return Ended(why_ended(errors, done.returncode) if done.returncode else "", said + errors)
 
 
-def telling_line(stderr: str, code: int) -> str:
-    """The line of a failed process that says why: a compiler's first error, or else the last."""
-    lines = stderr.strip().splitlines() or [f"exit code {code}"]
-    return next((line.strip() for line in lines if "error:" in line), lines[-1])
+def _text(said: bytes | None) -> str:
+    return (said or b"").decode(errors="replace")
 
 
-def passes(engine: Engine) -> bool:
-    """True if a small network's scores, losses and votes are those of plain MLX."""
-    both = trial_results(engine), trial_results(PortableEngine(engine.program))
-    return all(np.array_equal(a, b) for a, b in zip(*both, strict=True))
+def networks() -> dict[str, Program]:
+    """What is tried: wide enough that registers leave threadgroup memory; and every operation."""
+    return {"egg": egg(40, 256, 1), "rows": rows_network()}
 
 
-def trial_results(engine: Engine) -> Iterator[NDArray[Any]]:
-    """Scores, exact likelihoods, states and votes of a small network, one after the other."""
-    program, P, T = engine.program, 34, 3
-    shapes = [leaf.shape for leaf in program.leaves]
-    noise = Noise(shapes, seed=0, rank=1, shift=8, table_bits=16).slices(0, 0, P // 2)
-    tokens = (mx.arange(P * T) * 7 % program.vocabulary).reshape(P, T).astype(mx.int32)
-    state = mx.zeros((P, program.state_size), mx.int8)
-    prepared = engine.prepare(initial_weights(program, 0))
-    yield from map(np.array, engine.evaluate(prepared, noise, tokens, tokens, state))
-    yield from map(np.array, engine.likelihoods(prepared, tokens, tokens, state))
-    fitness = (mx.arange(P // 2) % 3 - 1).astype(mx.int8)
-    yield from map(np.array, engine.votes(fitness, noise, True).values())
-    for nodes in (False, True):  # token-votes, token-credit
-        credits = crediting(program, nodes=nodes, sigma_shift=2, discount=12, seq_len=T)
-        signs = draw_signs(credits, seed=0, step=0, first_pair=0, pairs=P // 2, seq_len=T)
-        *scored, votes = engine.credit(prepared, noise, signs, credits, tokens, tokens, state)
-        yield from map(np.array, (*scored, *votes.values()))
+def yardstick() -> type[Engine]:
+    """The cpu engine, or plain MLX where its extension is missing."""
+    return PortableEngine if CpuEngine.unavailable_because() else CpuEngine
+
+
+def differences(engine: Engine, members: int) -> list[str]:
+    """Every result of P members that is not the yardstick's, by name, with its first number."""
+    other = yardstick()(engine.program)
+    pairs = zip(trial_results(engine, members), trial_results(other, members), strict=True)
+    return [f"{a[0]}: {found}" for a, b in pairs if (found := difference(a, b))]
+
+
+def difference(a: Results, b: Results) -> str:
+    """How an array differs from the one that it should be; empty if it does not."""
+    (_, found), (_, wanted) = a, b
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return f"{found.dtype} {list(found.shape)} for {wanted.dtype} {list(wanted.shape)}"
+    wrong = np.argwhere(found != wanted)
+    if not len(wrong):
+        return ""
+    at = tuple(wrong[0])
+    place = f"{found[at]} for {wanted[at]} at {[int(i) for i in at]}"
+    return f"{len(wrong)} of {wanted.size} differ, the first is {place}"
 
 
 def main(engine: str, options: Mapping[str, Any]) -> None:
-    """Ends the process with a sentence unless the trial of "module:Class" passes."""
+    """Ends the process with a sentence unless the trial of "module:Class" passes.
+
+    Members share a threadgroup as in runs: as many as one may hold, and some that are left over.
+    """
     module, _, name = engine.partition(":")
-    made: Engine = getattr(import_module(module), name)(egg(40, 48, 1), **options)
-    if not passes(made):
-        sys.exit("the kernels give other integers than plain MLX")
+    kind, wrong = getattr(import_module(module), name), []
+    for title, program in networks().items():
+        print(f"trying {title}", file=sys.stderr, flush=True)
+        group = max(kind.group_sizes)
+        made: Engine = kind(program, members=group, **options)
+        wrong += [f"{title}, {each}" for each in differences(made, group + 2)]
+    print("\n".join(wrong))
+    if wrong:
+        sys.exit(f"the kernels give other integers than engine {yardstick().name}: {wrong[0]}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eggroll.data.hub import cache_folder
+from eggroll.cache import cache_folder
 from eggroll.errors import InputError
 
 __all__ = ["Library", "World", "build", "include"]

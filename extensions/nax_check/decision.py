@@ -1,7 +1,13 @@
-"""MLX's rule as a pure function of plain facts.
+"""The rule on NAX as a pure function of plain facts: for MLX's own kernels, and for others.
 
-Source: mlx 0.32.4, mlx/backend/metal/device.cpp (is_nax_available, Device::Device), mlx/utils.h
-and the compiled is_nax_available of its three macOS wheels.
+MLX's own kernels come compiled, so its Metal library has to carry them: those of the wheels for
+macOS 14 and 15 do not, and there MLX's is_nax_available is always false. Kernels that MLX compiles
+at run time (mx.fast.metal_kernel) need no such library. They need Metal 4, which MLX asks for from
+macOS 26.0 on (Metal 4.1 from 27.0 on), whatever wheel it came with. Both need macOS 26.2 and a GPU
+that has the units. (The wheel for macOS 26 is built for 26.2 and does not look at the version.)
+
+Source: mlx 0.32.4, mlx/backend/metal/device.cpp (is_nax_available, get_metal_version,
+Device::Device), mlx/utils.h, and these functions as compiled in its three macOS wheels.
 """
 
 from __future__ import annotations
@@ -36,19 +42,28 @@ class Facts:
 
 
 class Reason(NamedTuple):
-    """One condition of MLX's rule, whether it is met, and the fact behind it."""
+    """One condition, whether it is met, and the fact behind it.
+
+    mlx_only: whether it is one of MLX's own kernels alone.
+    """
 
     name: str
     met: bool
     text: str
+    mlx_only: bool = False
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The answer, and every condition behind it."""
+    """Whether MLX's own kernels use NAX, and every condition behind it."""
 
     available: bool
     reasons: tuple[Reason, ...]
+
+    @property
+    def obstacles(self) -> tuple[Reason, ...]:
+        """The conditions of kernels compiled at run time that are not met; none: they use NAX."""
+        return tuple(each for each in self.reasons if not each.met and not each.mlx_only)
 
 
 def generation(architecture: str) -> int:
@@ -77,7 +92,7 @@ def tf32_enabled(value: str | None) -> bool:
 
 
 def decide(facts: Facts) -> Decision:
-    """Applies MLX's rule; every condition is looked at, so that one answer names all obstacles."""
+    """Applies the rule; every condition is looked at, so that one answer names all obstacles."""
     if facts.system != "Darwin":
         name = facts.system or "unknown"
         reasons = [Reason("system", False, f"{name}: NAX is reached through Metal, on macOS only")]
@@ -95,11 +110,12 @@ def _metal(facts: Facts) -> Reason:
 def _kernels(facts: Facts) -> Reason:
     wheel = facts.wheel or "an MLX of unknown origin"
     if not facts.metallib:
-        return Reason("kernels", False, f"{wheel}: its mlx.metallib is not found")
-    if facts.nax_kernels:
-        return Reason("kernels", True, f"{wheel} carries NAX kernels")
-    text = f"{wheel} was built without NAX kernels, which come with the macosx_26 wheels"
-    return Reason("kernels", False, text)
+        text = f"{wheel}: its mlx.metallib is not found"
+    elif facts.nax_kernels:
+        text = f"{wheel} carries NAX kernels"
+    else:
+        text = f"{wheel} was built without NAX kernels, which come with the macosx_26 wheels"
+    return Reason("kernels", bool(facts.metallib) and facts.nax_kernels, text, mlx_only=True)
 
 
 def _macos(facts: Facts) -> Reason:

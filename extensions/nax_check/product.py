@@ -49,11 +49,12 @@ def run_child(command: Sequence[str], seconds: float) -> Outcome:
         return Outcome("failed", f"the process did not start ({error})")
     said = ended.stderr.decode(errors="replace")
     if ended.returncode:
-        return Outcome("failed", _death(ended.returncode) + _last_line(said))
+        return Outcome("failed", death(ended.returncode) + _last_line(said))
     return _answer(ended.stdout.decode(errors="replace"))
 
 
-def _death(code: int) -> str:
+def death(code: int) -> str:
+    """The end of a process by its code, which is negative for a signal."""
     if code > 0:
         return f"the process ended with code {code}"
     try:

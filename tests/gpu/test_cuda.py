@@ -6,6 +6,7 @@ Nothing here has run on an NVIDIA GPU, but for the tests that look for one.
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +19,7 @@ from networks_credit import credited_case
 from test_credit import CREDITED, same
 
 from eggroll import networks
+from eggroll.engines import verdicts
 from eggroll.engines.cuda import device
 from eggroll.engines.cuda.engine import CudaEngine
 from eggroll.engines.cuda.plan import PRODUCTS
@@ -58,31 +60,44 @@ def test_emulation_reads_assembly_with_its_operands():
             without_asm(statement.replace(old, new))
 
 
-def test_it_is_used_only_after_a_trial(monkeypatch):
+def test_it_is_used_only_after_a_trial(monkeypatch, tmp_path: Path):
     """A wrong result or a dead process of the trial leaves the engine unused."""
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
+    monkeypatch.setenv(verdicts.SWITCH, "1")  # every trial anew
+    monkeypatch.setattr(device, "device_info", lambda: {"device_name": "NVIDIA X", "uuid": "1"})
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     monkeypatch.setattr(device, "trial_error", device.trial_error.__wrapped__)
-    ends, asked = [(0, ""), (-6, ""), (1, "Traceback\nother integers")], []
+    ends, asked = [(0, ""), (-6, ""), (1, "warning\nother integers")], []
 
     def run(command: list[str], *, env: dict, **_: object) -> subprocess.CompletedProcess:
         asked.append(env[device.SWITCH])
         code, said = ends.pop(0)
-        return subprocess.CompletedProcess(command, code, "", said)
+        return subprocess.CompletedProcess(command, code, b"", said.encode())
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv(device.SWITCH, "dp4a")
     assert CudaEngine.unavailable_because() == ""
-    assert CudaEngine.unavailable_because() == "its trial on this GPU failed: exit code -6"
+    why = "its trial on this GPU failed: the process was ended by SIGABRT"
+    assert CudaEngine.unavailable_because() == why
     assert CudaEngine.unavailable_because() == "its trial on this GPU failed: other integers"
     assert asked == ["dp4a"] * 3
+    monkeypatch.delenv(verdicts.SWITCH)
+    assert CudaEngine.unavailable_because() == ""  # by the verdict of the trial that passed
+    (facts,) = verdicts.read().values()
+    assert (facts["device_name"], facts["product"]) == ("NVIDIA X", "dp4a")
+    assert "uuid" not in facts
     monkeypatch.setenv(device.SWITCH, "fast")
     with pytest.raises(InputError, match=r"EGGROLL_CUDA='fast'.*m16n8k32, m8n8k16, dp4a"):
         CudaEngine.unavailable_because()
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="this machine has a CUDA GPU")
-def test_without_a_gpu_the_trial_says_so():
+def test_without_a_gpu_the_trial_says_so(tmp_path: Path, monkeypatch):
+    """And nothing is written: neither where nobody tries nor where the trial fails."""
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
+    assert CudaEngine.unavailable_because() == "MLX finds no CUDA GPU"
     assert "No CUDA back-end" in device.trial_error("")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("product", PRODUCTS)

@@ -242,14 +242,28 @@ def test_without_a_gpu_the_engine_is_refused(call: Command, gpu: Gpu):
     assert "cpu, portable" in ended.err
 
 
-def test_the_trial_passes_where_kernels_are_right(gpu: Gpu, launcher: Emulator, monkeypatch):
+def test_the_trial_passes_where_kernels_are_right(gpu: Gpu, monkeypatch):
     """And fails where they are not."""
-    program = networks.egg(40, 48, 1)
-    for variant in ("", "nax") if gpu.name == "metal" else ("",):
-        assert trial.passes(engine(gpu, program, launcher, variant=variant))
+    launcher, group = gpu.launcher(orders=(FORWARD,)), max(gpu.kind.group_sizes)
+    tried = trial.networks()
+    for program in tried.values():
+        assert trial.differences(engine(gpu, program, launcher, group), group + 2) == []
+    if gpu.name == "metal":
+        nax = engine(gpu, tried["rows"], launcher, group, "nax")
+        assert trial.differences(nax, group + 2) == []
     right = gpu.kind.packed
     monkeypatch.setattr(gpu.kind, "packed", lambda self, w: right(self, -w))
-    assert not trial.passes(engine(gpu, program, launcher))
+    wrong = trial.differences(engine(gpu, tried["rows"], launcher, group), group + 2)
+    assert wrong[0].startswith("scores of rank 1: ")
+
+
+def test_the_trial_takes_shapes_as_runs_do(gpu: Gpu):
+    """Full threadgroups, all their simdgroups, and on Metal registers in device memory."""
+    group = max(gpu.kind.group_sizes)
+    assert group == gpu.largest
+    layer = gpu.plans(trial.networks()["egg"], group, 1)[1]
+    assert layer.simdgroups == 8
+    assert (layer.scratch_bytes > 0) == (gpu.name == "metal")
 
 
 def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):

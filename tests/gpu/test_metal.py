@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import emulator
 import mlx.core as mx
+import nax_check
 import numpy as np
 import pytest
 from emulator import Emulator
 from networks import random_case
 from networks_credit import credited_case
+from test_nax_check import M5
 
 from eggroll import networks
+from eggroll.engines import verdicts
 from eggroll.engines.gpu import plan
 from eggroll.engines.gpu.stage import StageWriter
 from eggroll.engines.metal import device
@@ -115,58 +122,118 @@ for (int end = 0; end < 3; ++end) {
     assert not np.array(wrong).any()
 
 
-@pytest.mark.parametrize(
-    ("architecture", "macos", "has"),
-    [
-        ("applegpu_g17s", "26.2", True),
-        ("applegpu_g17s", "26.1", False),
-        ("applegpu_g17s", "15.7.1", False),
-        ("applegpu_g16s", "26.2", False),
-        ("applegpu_g17p", "27.0", False),
-        ("applegpu_g18p", "26.2.1", True),
-        ("", "26.2", False),
-        ("applegpu_g17s", "", False),
-    ],
-)
-def test_what_machines_have_nax(architecture: str, macos: str, has: bool):
-    assert device.has_nax(architecture, macos) is has
-
-
-def test_kernels_and_nax_are_used_only_after_a_trial(monkeypatch):
-    """A wrong result or a dead process of the trial leaves the engine or NAX unused."""
+@pytest.fixture
+def mac(monkeypatch, tmp_path: Path) -> Callable[..., None]:
+    """A made-up Mac with an M5; call it with other facts. No verdict of a trial is kept yet."""
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    monkeypatch.setattr(mx, "device_info", lambda: {"architecture": "applegpu_g17s"})
-    monkeypatch.setattr(device.platform, "mac_ver", lambda: ("26.2", (), ""))
     monkeypatch.setattr(device, "trial_error", device.trial_error.__wrapped__)
-    ends = {False: (0, ""), True: (0, "")}
+    monkeypatch.delenv(device.SWITCH, raising=False)
+
+    def become(**changes: object) -> None:
+        monkeypatch.setattr(nax_check, "read_facts", lambda: replace(M5, **changes))
+        device.facts.cache_clear()
+
+    become()
+    yield become
+    device.facts.cache_clear()
+
+
+def ends_with(monkeypatch, ends: dict[bool, tuple[int, str]]) -> list[bool]:
+    """Lets trials (nax or not) end with a code and a stderr; collects those that were made."""
     tried = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
         tried.append("{'nax': True}" in command[-1])
         code, said = ends[tried[-1]]
-        return subprocess.CompletedProcess(command, code, "", said)
+        return subprocess.CompletedProcess(command, code, b"", said.encode())
 
     monkeypatch.setattr(subprocess, "run", run)
+    return tried
+
+
+@pytest.mark.parametrize(
+    ("changes", "unused"),
+    [
+        ({}, ""),
+        # Kernels compiled at run time need none of MLX's own in its library.
+        ({"nax_kernels": False, "wheel": "mlx-metal 0.32.4 (py3-none-macosx_14_0_arm64)"}, ""),
+        ({"metallib": ""}, ""),
+        ({"os_version": "26.1"}, "macOS: 26.1"),
+        ({"os_version": "15.7.1"}, "macOS: 15.7.1"),
+        ({"os_version": ""}, "macOS: ''"),
+        ({"architecture": "applegpu_g16s"}, "generation: applegpu_g16s is generation 16"),
+        ({"architecture": "applegpu_g17p", "os_version": "27.0"}, "generation: applegpu_g17p"),
+        ({"architecture": "applegpu_g18p", "os_version": "26.2.1"}, ""),
+        ({"architecture": ""}, "generation: unknown"),
+        ({"override": "applegpu_g16s"}, "generation: applegpu_g16s"),
+        ({"metal": False, "trouble": "it is out"}, "Metal: it is out"),
+    ],
+)
+def test_what_machines_use_nax(mac, monkeypatch, changes: dict, unused: str):
+    """By the function whose reasons the probe prints; then by a trial."""
+    mac(**changes)
+    tried = ends_with(monkeypatch, {True: (0, "")})
+    why = device.nax_unused_because()
+    assert why.startswith(unused) if unused else not why
+    assert device.nax_usable() is (not unused)
+    assert tried == [True] * (not unused)  # the second time by the verdict that was kept
+
+
+def test_nax_is_found_by_a_python_that_is_told_16(mac, monkeypatch):
+    """platform.mac_ver() says so on macOS 26 to a Python that was built with an older SDK."""
+    monkeypatch.setattr(platform, "mac_ver", lambda: ("16.2", ("", "", ""), "arm64"))
+    ends_with(monkeypatch, {True: (0, "")})
+    assert device.nax_usable()
+
+
+@pytest.mark.usefixtures("mac")
+def test_kernels_and_nax_are_used_only_after_a_trial(monkeypatch):
+    """A wrong result or a dead process of the trial leaves the engine or NAX unused."""
+    monkeypatch.setenv(verdicts.SWITCH, "1")  # every trial anew
+    ends = {False: (0, ""), True: (0, "")}
+    tried = ends_with(monkeypatch, ends)
     assert MetalEngine.unavailable_because() == ""
     assert device.nax_usable()
     ends[True] = (-6, "")
     assert MetalEngine.unavailable_because() == ""
     assert not device.nax_usable()
-    ends[False] = (1, "Traceback\nother integers")
+    assert device.nax_unused_because() == "its trial failed: the process was ended by SIGABRT"
+    ends[False] = (1, "warning\nother integers")
     assert MetalEngine.unavailable_because() == "its trial on this GPU failed: other integers"
     # A compiler's error, not the mark beneath it, which comes last.
-    ends[False] = (1, "Traceback\nprogram_source:7:3: error: unknown type\n  fooo x\n  ^")
-    why = "its trial on this GPU failed: program_source:7:3: error: unknown type"
+    said = "[metal::Device] Unable to build\nprogram_source:7:3: error: no type\n  fooo x\n  ^"
+    ends[False] = (1, f"Traceback (most recent call last):\n  File\nRuntimeError: {said}")
+    why = "its trial on this GPU failed: program_source:7:3: error: no type"
     assert MetalEngine.unavailable_because() == why
     count = len(tried)
     monkeypatch.setenv(device.SWITCH, "0")
     assert not device.nax_usable()
+    assert device.nax_unused_because() == "EGGROLL_NAX=0"
     assert len(tried) == count
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"chip": "Apple M5 Max"}, {"architecture": "applegpu_g17s"}, {"os_version": "26.3"},
+     {"wheel": "mlx-metal 0.32.4 (py3-none-macosx_15_0_arm64)"}, {"override": "applegpu_g17d"}],
+)  # fmt: skip
+def test_a_verdict_is_of_one_machine(mac, monkeypatch, changes: dict):
+    tried = ends_with(monkeypatch, {False: (0, ""), True: (0, "")})
+    assert [device.trial_error(nax) for nax in (False, False, True)] == [""] * 3
+    assert tried == [False, True]
+    mac(**changes)
+    assert [device.trial_error(False) for _ in range(2)] == [""] * 2
+    assert tried == [False, True, False]
+
+
 @pytest.mark.skipif(mx.metal.is_available(), reason="this machine has a Metal GPU")
-def test_without_a_gpu_the_trial_says_so():
+def test_without_a_gpu_the_trial_says_so(tmp_path: Path, monkeypatch):
+    """And nothing is written: neither where nobody tries nor where the trial fails."""
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
+    assert MetalEngine.unavailable_because() == "MLX finds no Metal GPU"
     assert "No Metal back-end" in device.trial_error(False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_missing_compiler_skips_or_fails_with_a_sentence(monkeypatch):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import cache
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +20,11 @@ from eggroll.errors import InputError
 ENGINE = "eggroll.engines.cuda.engine:CudaEngine"
 SWITCH = "EGGROLL_CUDA"  # m16n8k32, m8n8k16 or dp4a: another product than the fastest
 TRIAL_SECONDS = 180  # MLX compiles every kernel; each takes seconds the first time
+NAMED = ("device_name", "compute_capability_major", "compute_capability_minor", "architecture")
+COMPILERS = (
+    *("mlx-cuda-13", "mlx-cuda-12", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
+    *("nvidia-cuda-nvrtc-cu13", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
+)
 
 
 @cache
@@ -75,7 +83,20 @@ def chosen_product() -> str:
     return name
 
 
+def versions() -> dict[str, str]:
+    """What compiles and runs kernels besides MLX: packages of CUDA, and the driver."""
+    found = {}
+    for name in COMPILERS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    with contextlib.suppress(OSError):
+        found["driver"] = Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
+    return found
+
+
 @cache
 def trial_error(product: str) -> str:
     """The reason why the trial with a product (empty: the fastest) failed; empty if it passed."""
-    return trial.trial_error(ENGINE, TRIAL_SECONDS, environment={SWITCH: product})
+    found = {name: str(value) for name, value in device_info().items() if name in NAMED}
+    known = {**found, **versions(), "product": product}
+    return trial.trial_error(ENGINE, TRIAL_SECONDS, facts=known, environment={SWITCH: product})

@@ -59,7 +59,7 @@ class CudaEngine(StagedEngine):
 
     @classmethod
     def unavailable_because(cls) -> str:
-        """No GPU, or a small network does not come out as in plain MLX (tried once a process)."""
+        """No GPU, or small networks do not come out as on the cpu engine; see trial.py."""
         if not device.has_gpu():
             return "MLX finds no CUDA GPU"
         why = device.trial_error(device.chosen_product())

@@ -1,17 +1,16 @@
 """The GPU of a Mac: compiles and launches kernels, tries them with and without NAX.
 
-NAX are the matrix units of M5 and later.
+NAX are the matrix units of M5 and later; nax_check decides whether they are there.
 """
 
 from __future__ import annotations
 
 import os
-import platform
-import re
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
+import nax_check
 
 from eggroll.engines import trial
 from eggroll.engines.gpu.launch import kernel_name, launcher
@@ -37,24 +36,38 @@ def compiled(source: Source) -> Any:
 launch = launcher(compiled)
 
 
-def has_nax(architecture: str, macos: str) -> bool:
-    """MLX's own test, of e.g. `applegpu_g17s` and macOS `26.2`."""
-    found = re.search(r"g(\d+)(\w?)$", architecture)
-    version = tuple(int(part) for part in re.findall(r"\d+", macos)[:2])
-    if not found or version < (26, 2):
-        return False
-    return int(found[1]) >= (18 if found[2] == "p" else 17)
+@cache
+def facts() -> nax_check.Facts:
+    """The facts of this machine, read once."""
+    return nax_check.read_facts()
+
+
+def nax_unused_because() -> str:
+    """The reason why this engine does not use NAX here; empty if it does.
+
+    Its kernels are compiled at run time, so that MLX's own need not be there; see nax_check.
+    """
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0"
+    if not mx.metal.is_available():
+        return "MLX finds no Metal GPU"
+    if unmet := nax_check.decide(facts()).obstacles:
+        return "; ".join(f"{reason.name}: {reason.text}" for reason in unmet)
+    why = trial_error(True)
+    return f"its trial failed: {why}" if why else ""
 
 
 def nax_usable() -> bool:
     """True if the GPU has NAX, nobody switched it off, and a trial gave the right integers."""
-    if os.environ.get(SWITCH) == "0" or not mx.metal.is_available():
-        return False
-    architecture = str(mx.device_info().get("architecture", ""))
-    return has_nax(architecture, platform.mac_ver()[0]) and not trial_error(True)
+    return not nax_unused_because()
 
 
 @cache
 def trial_error(nax: bool) -> str:
     """The reason why the engine's trial failed; empty if it passed."""
-    return trial.trial_error(ENGINE, TRIAL_SECONDS, options={"nax": nax})
+    found = facts()
+    known = {
+        "chip": found.chip, "architecture": found.architecture, "override": found.override,
+        "os": found.os_version, "wheel": found.wheel,
+    }  # fmt: skip
+    return trial.trial_error(ENGINE, TRIAL_SECONDS, facts=known, options={"nax": nax})

@@ -49,7 +49,7 @@ class MetalEngine(StagedEngine):
 
     @classmethod
     def unavailable_because(cls) -> str:
-        """No GPU, or a small network does not come out as in plain MLX (tried once a process)."""
+        """No GPU, or small networks do not come out as on the cpu engine; see trial.py."""
         if not mx.metal.is_available():
             return "MLX finds no Metal GPU"
         why = device.trial_error(False)

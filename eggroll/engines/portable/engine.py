@@ -6,6 +6,7 @@ operation at a time (operations.py), all members at once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from eggroll.engines.portable.operations import (
 )
 from eggroll.engines.rows import check_rows, check_scored, check_values
 from eggroll.noise import Slices
-from eggroll.program import NO_ROWS, Rows, S, X
+from eggroll.program import NO_ROWS, Program, Rows, S, X
 
 Begin = Callable[[Seen], Run]
 
@@ -35,6 +36,12 @@ class PortableEngine(Engine):
     """Interprets the program with plain MLX operations."""
 
     name = "portable"
+
+    def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
+        super().__init__(program, threads, block_tokens)
+        if mx.default_device().type != mx.DeviceType.cpu:
+            # Products of float32 must not be rounded to TF32; MLX reads this before the first one.
+            os.environ["MLX_ENABLE_TF32"] = "0"
 
     @property
     def description(self) -> str:
