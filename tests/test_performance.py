@@ -14,11 +14,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "metal"))
 import emulator
-from counting import token_counts, vote_counts
+from counting import CYCLES, token_counts, vote_counts
 
 from eggroll import bench, networks, performance
 from eggroll.engines.gpu.counts import cost
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, stage_plans
+from eggroll.engines.gpu.source import Source
 from eggroll.program import X
 
 DOCS = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -83,6 +84,7 @@ def test_emulated_kernels_do_what_is_counted(folder: Path, D: int, V: int, rank:
         assert spilled == M * (counted.registers + beside(plan))
         work = performance.stage_work(plan, performance.SIMDGROUP)
         assert got.products == M * work.products
+        assert got.private == 0
         # Other compilers optimise otherwise, so not every cycle is the same.
         assert got.cycles == pytest.approx(M * work.cycles, rel=0.15)
 
@@ -92,7 +94,26 @@ def test_emulated_votes_do_what_is_counted(folder: Path):
     matrices, vectors = vote_counts(folder, D=64, V=128, rank=1)
     work = performance.votes_work(program, 1)
     assert matrices.products == 2 * pairs * work.products
+    assert matrices.private == vectors.private == 0
     assert matrices.cycles + vectors.cycles == pytest.approx(2 * pairs * work.cycles, rel=0.2)
+
+
+def not_unrolled(source: Source) -> Source:
+    """The kernel as a compiler takes it that neither unrolls loops nor inlines all functions."""
+    header = source.header.replace('_Pragma("clang loop unroll(full)")', "")
+    return source._replace(header=header.replace("__attribute__((always_inline))", ""))
+
+
+def test_local_arrays_in_memory_cost(folder: Path):
+    """Accumulators and tiles that are indexed by a loop's counter at run time are no registers."""
+    shape = {"D": 64, "V": 96, "members": 32, "rank": 4}
+    registers = token_counts(folder, **shape)
+    memory = token_counts(folder, **shape, edit=not_unrolled)
+    for better, worse in zip(registers[1:], memory[1:], strict=True):
+        assert better.products == worse.products
+        assert better.private == 0 < worse.private
+        assert worse.cycles > 1.2 * better.cycles
+        assert 32 * (worse.cycles - better.cycles) > CYCLES["private"] * worse.private
 
 
 def test_the_documentation_shows_what_is_computed():

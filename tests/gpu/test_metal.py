@@ -11,12 +11,14 @@ from pathlib import Path
 import emulator
 import mlx.core as mx
 import nax_check
+import numpy as np
 import pytest
 from emulator import Emulator
 from networks import random_case
 from networks_credit import credited_case
 from test_nax_check import M5
 
+from eggroll import networks
 from eggroll.engines import verdicts
 from eggroll.engines.metal import device
 from eggroll.engines.metal.engine import MetalEngine
@@ -27,6 +29,7 @@ from gpu.backend import (
     check_credit,
     check_scores,
     engine,
+    stage_source,
 )
 from gpu.test_gpu import ALL, CASES
 from gpu.test_gpu_credit import RAGGED
@@ -35,6 +38,17 @@ metal_only = pytest.mark.parametrize("gpu", ["metal"], indirect=True)
 NAX_CASES = (
     "ragged everywhere", "registers in device memory", "next to nothing", "gates by tables",
 )  # fmt: skip
+
+# The floor of a quotient by 64 bits, against the kernels' division.
+DIFFERS = """
+template <int DIVISOR>
+EGG_FUNCTION int differs(int v) {
+  const long numerator = v;
+  const long down = numerator < 0 ? -((DIVISOR - 1 - numerator) / DIVISOR) : numerator / DIVISOR;
+  const int floor = down < -1000 ? -1000 : down > 1000 ? 1000 : int(down);
+  return egg::divide<DIVISOR>(v) != egg::clip(floor);
+}
+"""
 
 
 @metal_only
@@ -61,6 +75,30 @@ def test_nax_credits_as_the_oracle(gpu: MetalGpu, launcher: Emulator):
 def test_sums_beyond_float(gpu: MetalGpu, launcher: Emulator):
     case = beyond_float()
     check_scores(engine(gpu, case.program, launcher, 8), case)
+
+
+@metal_only
+def test_a_shift_divides_as_a_division_does(gpu: MetalGpu, launcher: Emulator):
+    """Around every multiple that counts, and at the ends of int32, where nothing may overflow."""
+    layer = stage_source(gpu, gpu.plans(networks.egg(4, 4, 1), 8, 1)[1])
+    each = """
+for (int step = -140 + int(at); step <= 140; step += 32)
+  for (int near = -2; near <= 2; ++near) wrong += differs<@>(step * @ + near);
+for (int end = 0; end < 3; ++end) {
+  wrong += differs<@>(2147483647 - end) + differs<@>(-2147483647 - 1 + end);
+  wrong += differs<@>(1 << (8 + (at + end) % 23)) + differs<@>(-(1 << (8 + (at + end) % 23)));
+}
+"""
+    divisors = [16 << n for n in range(12)]
+    body = "const uint at = thread_position_in_grid.x;\nint wrong = 0;"
+    body += "".join(each.replace("@", str(divisor)) for divisor in divisors)
+    source = layer._replace(
+        inputs=("given",), outputs=("out",), header=layer.header + DIFFERS, shared=0,
+        body=body + "out[at] = wrong + given[0];\n",
+    )  # fmt: skip
+    zeros = mx.zeros(8, mx.int32)
+    (wrong,) = launcher(source, [zeros], [((32,), mx.int32)], (32, 1, 1), (32, 1, 1))
+    assert not np.array(wrong).any()
 
 
 @pytest.fixture
@@ -115,9 +153,8 @@ def test_what_machines_use_nax(mac, monkeypatch, changes: dict, unused: str):
     """By the function whose reasons the probe prints; then by a trial."""
     mac(**changes)
     tried = ends_with(monkeypatch, {True: (0, "")})
-    why = device.nax_unused_because()
-    assert why.startswith(unused) if unused else not why
-    assert device.nax_usable() is (not unused)
+    found = [device.nax_unused_because() for _ in range(2)]
+    assert all(why.startswith(unused) if unused else not why for why in found)
     assert tried == [True] * (not unused)  # the second time by the verdict that was kept
 
 
@@ -125,7 +162,7 @@ def test_nax_is_found_by_a_python_that_is_told_16(mac, monkeypatch):
     """platform.mac_ver() says so on macOS 26 to a Python that was built with an older SDK."""
     monkeypatch.setattr(platform, "mac_ver", lambda: ("16.2", ("", "", ""), "arm64"))
     ends_with(monkeypatch, {True: (0, "")})
-    assert device.nax_usable()
+    assert not device.nax_unused_because()
 
 
 @pytest.mark.usefixtures("mac")
@@ -135,11 +172,13 @@ def test_kernels_and_nax_are_used_only_after_a_trial(monkeypatch):
     ends = {False: (0, ""), True: (0, "")}
     tried = ends_with(monkeypatch, ends)
     assert MetalEngine.unavailable_because() == ""
-    assert device.nax_usable()
+    assert not device.nax_unused_because()
+    assert MetalEngine(networks.egg(8, 8, 1)).description == "metal (NAX)"
     ends[True] = (-6, "")
     assert MetalEngine.unavailable_because() == ""
-    assert not device.nax_usable()
     assert device.nax_unused_because() == "its trial failed: the process was ended by SIGABRT"
+    told = "metal (simdgroup matrices; NAX is not used: its trial failed: the process was ended by "
+    assert MetalEngine(networks.egg(8, 8, 1)).description == told + "SIGABRT)"
     ends[False] = (1, "warning\nother integers")
     assert MetalEngine.unavailable_because() == "its trial on this GPU failed: other integers"
     # A compiler's error, not the mark beneath it, which comes last.
@@ -149,7 +188,7 @@ def test_kernels_and_nax_are_used_only_after_a_trial(monkeypatch):
     assert MetalEngine.unavailable_because() == why
     count = len(tried)
     monkeypatch.setenv(device.SWITCH, "0")
-    assert not device.nax_usable()
+    assert MetalEngine(networks.egg(8, 8, 1)).description == "metal (simdgroup matrices)"
     assert device.nax_unused_because() == "EGGROLL_NAX=0"
     assert len(tried) == count
 

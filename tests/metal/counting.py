@@ -2,13 +2,15 @@
 
 A `Counting` emulator compiles a kernel as Apple's compiler would begin to, to LLVM's IR at -O2, and
 puts a call into every basic block; ThreadSanitizer's hooks, which count.cpp defines, see each
-access. IR instructions are a lane's: 32 of them are one of a simdgroup.
+access to an array of the kernel. A lane's own arrays that the optimiser leaves in memory are found
+in the IR. IR instructions are a lane's: 32 of them are one of a simdgroup.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +19,7 @@ import mlx.core as mx
 from emulator import FLAGS, FORWARD, HERE, Emulator, build, clang, entry
 from networks import random_case
 
+from eggroll.engines.gpu.source import Source
 from eggroll.engines.metal.engine import MetalEngine
 
 COUNTED = ("-O2", "-fno-vectorize", "-fno-slp-vectorize", "-DEMU_COUNT")
@@ -30,7 +33,11 @@ SIMPLE = "add sub and or xor icmp select abs smax smin umin umax br getelementpt
 CYCLES = dict.fromkeys((*SIMPLE.split(), "zext i8"), 1.6) | {
     **{"mul": 4, "shl": 4, "lshr": 4, "ashr": 4, "ctlz": 4, "sitofp": 4, "fptosi": 4, "sext i8": 4},
     **{"sitofp i8": 8, "udiv": 16, "sdiv": 16, "sum": 17, "shuffle": 2, "access": 4},
+    **{"private": 4},  # of a lane's own array in memory: at least what another access takes
 }
+Edit = Callable[[Source], Source]  # of a kernel, before it is compiled
+POINTERS = ("getelementptr", "bitcast", "select", "phi", "freeze", "addrspacecast")
+NAME = re.compile(r"%[\w.]+")
 
 
 class Counts(NamedTuple):
@@ -54,6 +61,11 @@ class Counts(NamedTuple):
         return self.instructions["multiply"] / 32
 
     @property
+    def private(self) -> int:
+        """Accesses of lanes to arrays of their own that lie in memory."""
+        return self.instructions["private"]
+
+    @property
     def cycles(self) -> float:
         """Cycles of everything but the products."""
         return sum(CYCLES.get(op, 0) * n / 32 for op, n in self.instructions.items())
@@ -75,9 +87,34 @@ def opcode(line: str) -> str:
     if "exchange" in called:
         packed = re.search(r"exchange\w*\(i64 (?:noundef )?(-?\d+)", line)
         return WAITS[int(packed[1]) & 0xFFFFFFFF] if packed else "exchange"
-    if "multiply_later" in called:
+    if "emu8multiply" in called:
         return "multiply"
     return "" if called.startswith(("__tsan", "_ZN3emu")) else called
+
+
+def private_names(function: list[str]) -> set[str]:
+    """Names of the pointers into a lane's own arrays: its own, and those it is given."""
+    given = re.findall(r"(?:byval|dereferenceable)\([^,]*? (%[\w.]+)[,)]", function[0])
+    names, before = {*given}, -1
+    while len(names) != before:
+        before = len(names)
+        for line in function[1:]:
+            name, _, value = line.strip().partition(" = ")
+            kind = value.partition(" ")[0]
+            if kind == "alloca" or (kind in POINTERS and names & {*NAME.findall(value)}):
+                names.add(name)
+    return names
+
+
+def private_accesses(line: str, names: set[str]) -> int:
+    """Accesses of an instruction to a lane's own arrays; a fill or copy makes one per 4 bytes."""
+    words = line.split(" = ", 1)[-1].split()
+    pointer = NAME.findall(line)
+    if words[0] in ("load", "store"):
+        return int(re.split(r", align|, !", line)[0].split()[-1] in names)
+    if moved := re.search(r"@(?:__tsan_|llvm\.)mem\w+[\w.]*\(.*?i64 (\d+)", line):
+        return -(-int(moved[1]) // 4) * len(names & {*pointer})
+    return 0
 
 
 def with_calls(ir: str) -> tuple[str, list[Counter[str]]]:
@@ -85,9 +122,12 @@ def with_calls(ir: str) -> tuple[str, list[Counter[str]]]:
     out: list[str] = []
     blocks: list[Counter[str]] = []
     inside = fresh = False
-    for line in ir.splitlines():
+    names: set[str] = set()
+    lines = ir.splitlines()
+    for number, line in enumerate(lines):
         if line.startswith("define "):
             inside = fresh = True
+            names = private_names(lines[number : lines.index("}", number)])
         elif line == "}":
             inside = False
         elif inside and re.match(r'[\w.$"-]+:', line):
@@ -99,6 +139,7 @@ def with_calls(ir: str) -> tuple[str, list[Counter[str]]]:
                 fresh = False
             if blocks and not fresh:
                 blocks[-1][opcode(line)] += 1
+                blocks[-1]["private"] += private_accesses(line, names)
         out.append(line)
     return "\n".join([*out, "declare void @emu_block(i32)", ""]), blocks
 
@@ -156,12 +197,14 @@ class Counting(Emulator):
         return counts
 
 
-def token_counts(folder: Path, *, D: int, V: int, members: int, rank: int) -> list[Counts]:
+def token_counts(
+    folder: Path, *, D: int, V: int, members: int, rank: int, edit: Edit = lambda source: source
+) -> list[Counts]:
     """Counts of a threadgroup's second token: embedding, layer, head."""
     found = []
     for T in (1, 2):
         case = random_case(1, D=D, V=V, T=T, P=members, rank=rank)
-        launcher = Counting(folder)
+        launcher = Counting(folder, edit=edit)
         engine = MetalEngine(case.program, launcher=launcher, members=members)
         engine.evaluate(engine.prepare(case.leaves), case.slices, *case.arrays)
         found.append(launcher.counts())

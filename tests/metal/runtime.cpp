@@ -242,6 +242,13 @@ void multiply_now() {
   if (!now->products.empty()) exchange({MULTIPLY, 0, 0});
 }
 
+float2 multiply(float2 a, float2 b, float2 c) {
+  float2 d;
+  multiply_later(&d, a, b, &c);
+  multiply_now();
+  return d;
+}
+
 void* shared(const char* name, unsigned long bytes) {
   auto& [block, size] = shared_arrays[name];
   if (!block) {

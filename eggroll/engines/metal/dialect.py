@@ -117,7 +117,7 @@ EGG_SHARED(int8_t, right, egg::DEPTH * egg::RIGHT);
 
     def element_loop(self, plan: StagePlan, outputs: int) -> list[str]:
         return [
-            "for (uint i = 0; i < TILES; ++i) for (uint j = 0; j < M / 8; ++j) {",
+            "EGG_EACH(i, TILES) EGG_EACH(j, M / 8) {",
             "const uint o = 8 * (tile * TILES + i) + lane.row, member = 8 * j + lane.column;",
         ]
 

@@ -7,14 +7,27 @@
 
 namespace egg {
 
-// clip(floor(v / DIVISOR)): no negative numerator, so an unsigned division by a constant.
+// The exponent of a power of two.
+template <int N>
+struct Exponent {
+  enum { of = 1 + Exponent<N / 2>::of };
+};
+
+template <>
+struct Exponent<1> {
+  enum { of = 0 };
+};
+
+// clip(floor(v / DIVISOR)): a shift where DIVISOR is a power of two, else an unsigned division by a
+// constant, of a numerator that is not negative.
 template <int DIVISOR>
-inline int divide(int v) {
+EGG_FUNCTION int divide(int v) {
+  if ((DIVISOR & (DIVISOR - 1)) == 0) return clip(v >> Exponent<DIVISOR>::of);
   const int least = -128 * DIVISOR;
   return clip(int(uint(clamp(v, least, -least - 1) - least) / uint(DIVISOR)) - 128);
 }
 
-inline char2 both(int even, int odd) {
+EGG_FUNCTION char2 both(int even, int odd) {
   char2 v;
   v.x = int8_t(even);
   v.y = int8_t(odd);
@@ -22,15 +35,15 @@ inline char2 both(int even, int odd) {
 }
 
 // Products and sums that wrap modulo 2^32.
-inline uint times(int a, int b) { return uint(a) * uint(b); }
+EGG_FUNCTION uint times(int a, int b) { return uint(a) * uint(b); }
 
 template <typename Register>
-inline char2 get(Register x, uint feature, uint member) {
+EGG_FUNCTION char2 get(Register x, uint feature, uint member) {
   return x[feature * (LD / 2) + member / 2];
 }
 
 template <typename Register>
-inline void put(Register x, uint feature, uint member, char2 v) {
+EGG_FUNCTION void put(Register x, uint feature, uint member, char2 v) {
   x[feature * (LD / 2) + member / 2] = v;
 }
 
@@ -40,7 +53,7 @@ struct Lane {
   threadgroup int* spare;  // of this simdgroup, where a product needs it
 };
 
-inline Lane lane_of(uint index, uint simdgroup, threadgroup int* spare) {
+EGG_FUNCTION Lane lane_of(uint index, uint simdgroup, threadgroup int* spare) {
   Lane lane;
   lane.spare = spare;
   lane.index = index;
@@ -53,7 +66,7 @@ inline Lane lane_of(uint index, uint simdgroup, threadgroup int* spare) {
 
 // The state comes and goes as [members][D], the activations of a token as [D][M].
 template <int D, typename Register>
-inline void load_state(Register s, const device int8_t* state, uint members, Lane lane) {
+EGG_FUNCTION void load_state(Register s, const device int8_t* state, uint members, Lane lane) {
   for (uint m = 2 * lane.simdgroup; m < M; m += 2 * SIMDGROUPS)
     for (uint k = lane.index; k < D; k += 32)
       put(s, k, m,
@@ -61,7 +74,7 @@ inline void load_state(Register s, const device int8_t* state, uint members, Lan
 }
 
 template <int D, typename Register>
-inline void store_state(Register s, device int8_t* state, uint members, Lane lane) {
+EGG_FUNCTION void store_state(Register s, device int8_t* state, uint members, Lane lane) {
   for (uint m = 2 * lane.simdgroup; m < min(uint(M), members); m += 2 * SIMDGROUPS)
     for (uint k = lane.index; k < D; k += 32) {
       const char2 v = get(s, k, m);
@@ -72,7 +85,8 @@ inline void store_state(Register s, device int8_t* state, uint members, Lane lan
 
 // The document mark zeroes a member's state.
 template <int D, typename Register>
-inline void restart(Register s, const device int32_t* tokens, uint T, uint members, Lane lane) {
+EGG_FUNCTION void restart(Register s, const device int32_t* tokens, uint T, uint members,
+                          Lane lane) {
   for (uint m = 0; m < min(uint(M), members); m += 2) {
     const bool even = tokens[m * T] == 0, odd = m + 1 < members && tokens[(m + 1) * T] == 0;
     if (!even && !odd) continue;
@@ -84,18 +98,18 @@ inline void restart(Register s, const device int32_t* tokens, uint T, uint membe
 }
 
 template <int D, typename Register>
-inline void fill(Register x, Lane lane) {
+EGG_FUNCTION void fill(Register x, Lane lane) {
   for (uint i = 2 * lane.in_group; i < D * M; i += 2 * THREADS) put(x, i / M, i % M, both(0, 0));
 }
 
 template <int D, typename Register>
-inline void load_tile(Register x, const device int8_t* from, Lane lane) {
+EGG_FUNCTION void load_tile(Register x, const device int8_t* from, Lane lane) {
   const device char2* pairs = reinterpret_cast<const device char2*>(from);
   for (uint i = lane.in_group; i < D * M / 2; i += THREADS) put(x, 2 * i / M, 2 * i % M, pairs[i]);
 }
 
 template <int D, typename Register>
-inline void store_tile(Register x, device int8_t* to, Lane lane) {
+EGG_FUNCTION void store_tile(Register x, device int8_t* to, Lane lane) {
   device char2* pairs = reinterpret_cast<device char2*>(to);
   for (uint i = lane.in_group; i < D * M / 2; i += THREADS) pairs[i] = get(x, 2 * i / M, 2 * i % M);
 }

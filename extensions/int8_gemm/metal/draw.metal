@@ -5,27 +5,28 @@
 
 namespace egg {
 
-inline uint mixed(uint v) {
+EGG_FUNCTION uint mixed(uint v) {
   v = (v ^ (v >> 16)) * 0x7FEB352Du;
   v = (v ^ (v >> 15)) * 0x846CA68Bu;
   return v ^ (v >> 16);
 }
 
 // A whole number below n.
-inline ulong below(ulong n, uint chance) { return (n * ulong(chance >> 12)) >> 20; }
+EGG_FUNCTION ulong below(ulong n, uint chance) { return (n * ulong(chance >> 12)) >> 20; }
 
 template <int V, int TILES, typename Logits>
-inline void keep_logits(Logits logits, thread char2 (&y)[TILES][M / 8], uint tile, Lane lane) {
-  for (uint i = 0; i < TILES; ++i) {
+EGG_FUNCTION void keep_logits(Logits logits, thread char2 (&y)[TILES][M / 8], uint tile,
+                              Lane lane) {
+  EGG_EACH (i, TILES) {
     const uint o = 8 * (tile * TILES + i) + lane.row;
     if (o >= V) continue;
-    for (uint j = 0; j < M / 8; ++j) logits[(4 * j + lane.column / 2) * LOGITS + o] = y[i][j].x;
+    EGG_EACH (j, M / 8) logits[(4 * j + lane.column / 2) * LOGITS + o] = y[i][j].x;
   }
 }
 
 // EXP2 of the logits of a tile.
 template <int V, typename Logits>
-inline uint weight(Logits logits, uint tile) {
+EGG_FUNCTION uint weight(Logits logits, uint tile) {
   uint sum = 0;
   for (uint o = 8 * tile; o < min(8 * tile + 8, uint(V)); ++o) sum += EXP2[int(logits[o]) + 128];
   return sum;
@@ -33,7 +34,7 @@ inline uint weight(Logits logits, uint tile) {
 
 // One simdgroup, lanes along the tiles.
 template <int V, typename Logits>
-inline uint kept_tile(Logits logits, uint chance, Lane lane) {
+EGG_FUNCTION uint kept_tile(Logits logits, uint chance, Lane lane) {
   constexpr uint COUNT = (V + 7) / 8;
   ulong before = 0;
   uint kept = 0;
@@ -53,7 +54,7 @@ inline uint kept_tile(Logits logits, uint chance, Lane lane) {
 }
 
 template <int V, typename Logits>
-inline int drawn(Logits logits, uint chance, Lane lane) {
+EGG_FUNCTION int drawn(Logits logits, uint chance, Lane lane) {
   const uint tile = kept_tile<V>(logits, chance, lane);
   uint at = uint(below(weight<V>(logits, tile), mixed(~chance))), o = 8 * tile;
   for (uint w = EXP2[int(logits[o]) + 128]; at >= w; w = EXP2[int(logits[o]) + 128]) {
@@ -66,8 +67,9 @@ inline int drawn(Logits logits, uint chance, Lane lane) {
 // moved[pair][token]: the row that the input is added to, and the one that it is taken from; -1 is
 // none. A logit at the clip follows its row no more.
 template <int V, typename Logits, typename Hits>
-inline void draw(device int32_t* moved, const device int32_t* targets, const device uint32_t* draws,
-                 Logits logits, Hits hits, uint T, uint members, Lane lane) {
+EGG_FUNCTION void draw(device int32_t* moved, const device int32_t* targets,
+                       const device uint32_t* draws, Logits logits, Hits hits, uint T, uint members,
+                       Lane lane) {
   for (uint m = 2 * lane.simdgroup; m < min(uint(M), members); m += 2 * SIMDGROUPS) {
     const int token = drawn<V>(logits + m / 2 * LOGITS, draws[m / 2 * T], lane);
     const int target = targets[m * T];

@@ -3,8 +3,9 @@
 namespace egg {
 
 template <int D, typename Register>
-inline void embed(Register x, const device int8_t* E, Noise noise, uint leaf,
-                  const device int32_t* tokens, uint T, uint members, uint member, Lane lane) {
+EGG_FUNCTION void embed(Register x, const device int8_t* E, Noise noise, uint leaf,
+                        const device int32_t* tokens, uint T, uint members, uint member,
+                        Lane lane) {
   const uint even = tokens[min(member, members - 1) * T];
   const uint odd = tokens[min(member + 1, members - 1) * T];
   RowNoise mine;

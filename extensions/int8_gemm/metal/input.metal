@@ -3,8 +3,8 @@
 namespace egg {
 
 template <int N, typename Register>
-inline void input(Register x, const device int8_t* shown, uint T, uint members, uint member,
-                  Lane lane) {
+EGG_FUNCTION void input(Register x, const device int8_t* shown, uint T, uint members, uint member,
+                        Lane lane) {
   const device int8_t* even = shown + min(member, members - 1) * T * N;
   const device int8_t* odd = shown + min(member + 1, members - 1) * T * N;
   for (uint k = lane.index; k < N; k += 32)

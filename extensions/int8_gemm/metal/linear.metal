@@ -4,7 +4,7 @@ namespace egg {
 
 // sums[q][member] = +-(x B)[q] of a pair: plus for the even member. One simdgroup per pair.
 template <int K, typename Register, typename Sums>
-inline void dots(Sums sums, Register x, Noise noise, uint leaf, uint member, Lane lane) {
+EGG_FUNCTION void dots(Sums sums, Register x, Noise noise, uint leaf, uint member, Lane lane) {
   const device int8_t* B = slice(noise, leaf, member);
   for (uint q = 0; q < RANK; ++q) {
     int even = 0, odd = 0;
@@ -25,15 +25,15 @@ inline void dots(Sums sums, Register x, Noise noise, uint leaf, uint member, Lan
 
 // y[i][j]: outputs 8 (TILES tile + i) + row, members 8 j + column and the next.
 template <int K, int O, int DIVISOR, int TILES, typename Register, typename Sums>
-inline void linear(thread char2 (&y)[TILES][M / 8], const device int8_t* W, Register x, Sums sums,
-                   Noise noise, uint leaf, uint tile, Lane lane) {
+EGG_FUNCTION void linear(thread char2 (&y)[TILES][M / 8], const device int8_t* W, Register x,
+                         Sums sums, Noise noise, uint leaf, uint tile, Lane lane) {
   int2 total[TILES][M / 8];
   product<K, TILES>(total, W, x, tile, lane);
-  for (uint j = 0; j < M / 8; ++j) {
+  EGG_EACH (j, M / 8) {
     const uint member = 8 * j + lane.column;
     SumNoise mine;
     if (PERTURBED) mine = sum_noise<K>(noise, leaf, member);
-    for (uint i = 0; i < TILES; ++i) {
+    EGG_EACH (i, TILES) {
       const uint o = 8 * (tile * TILES + i) + lane.row;
       int2 v = total[i][j];
       if (PERTURBED && o < O) {

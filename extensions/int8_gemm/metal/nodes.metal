@@ -6,7 +6,7 @@ namespace egg {
 constant constexpr int SILENT = 63;  // the shift of a leaf without noise of its own
 
 // n for the even member and -n for the odd one, or the other way round.
-inline int2 opposite(int n, bool turn) {
+EGG_FUNCTION int2 opposite(int n, bool turn) {
   int2 v;
   v.x = turn ? -n : n;
   v.y = -v.x;
@@ -14,7 +14,7 @@ inline int2 opposite(int n, bool turn) {
 }
 
 // Element i of a vector leaf as both members of a pair see it: clip(w +- (n1 n2 >> shift)).
-inline int2 perturbed(const device int8_t* w, Noise noise, uint leaf, uint member, uint i) {
+EGG_FUNCTION int2 perturbed(const device int8_t* w, Noise noise, uint leaf, uint member, uint i) {
   int2 v;
   v.x = v.y = w[i];
   const int shift = SHIFTS[leaf];
@@ -34,7 +34,7 @@ struct RowNoise {
 };
 
 template <int D>
-inline RowNoise row_noise(Noise noise, uint leaf, uint member, uint, uint) {
+EGG_FUNCTION RowNoise row_noise(Noise noise, uint leaf, uint member, uint, uint) {
   RowNoise mine;
   mine.B = slice(noise, leaf, member);
   mine.shift = SHIFTS[leaf];
@@ -42,7 +42,7 @@ inline RowNoise row_noise(Noise noise, uint leaf, uint member, uint, uint) {
   return mine;
 }
 
-inline int2 on_row(RowNoise mine, uint k) {
+EGG_FUNCTION int2 on_row(RowNoise mine, uint k) {
   return opposite(mine.shift == SILENT ? 0 : rounded(mine.B[k], mine.shift), mine.turn);
 }
 
@@ -54,7 +54,7 @@ struct SumNoise {
 };
 
 template <int K>
-inline SumNoise sum_noise(Noise noise, uint leaf, uint member) {
+EGG_FUNCTION SumNoise sum_noise(Noise noise, uint leaf, uint member) {
   SumNoise mine;
   mine.A = slice(noise, leaf, member) + K;
   mine.shift = SHIFTS[leaf];
@@ -63,7 +63,7 @@ inline SumNoise sum_noise(Noise noise, uint leaf, uint member) {
 }
 
 template <int DIVISOR, typename Sums>
-inline int2 on_sum(SumNoise mine, Sums, uint, uint o) {
+EGG_FUNCTION int2 on_sum(SumNoise mine, Sums, uint, uint o) {
   const int n = mine.shift == SILENT ? 0 : rounded(DIVISOR * int(mine.A[o]), mine.shift);
   return opposite(n, mine.turn);
 }

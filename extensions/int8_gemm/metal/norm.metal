@@ -5,16 +5,16 @@ namespace egg {
 // clip(floor(v / mean)) for mean in 1..127, by a reciprocal in 22 bits: the numerator is below
 // 256 mean <= 32512 and the reciprocal too large by less than mean / 2^22, so the quotient is
 // exact.
-inline int over_mean(int v, int mean, uint reciprocal) {
+EGG_FUNCTION int over_mean(int v, int mean, uint reciprocal) {
   const int numerator = clamp(v, -128 * mean, 128 * mean - 1) + 128 * mean;
   return clip(int((uint(numerator) * reciprocal) >> 22) - 128);
 }
 
-inline uint reciprocal_of(int mean) { return ((1u << 22) + uint(mean) - 1) / uint(mean); }
+EGG_FUNCTION uint reciprocal_of(int mean) { return ((1u << 22) + uint(mean) - 1) / uint(mean); }
 
 template <int D, typename Out, typename In>
-inline void norm(Out y, In x, const device int8_t* w, Noise noise, uint leaf, uint member,
-                 Lane lane) {
+EGG_FUNCTION void norm(Out y, In x, const device int8_t* w, Noise noise, uint leaf, uint member,
+                       Lane lane) {
   int even = 0, odd = 0;
   for (uint k = lane.index; k < D; k += 32) {
     const char2 v = get(x, k, member);

@@ -14,8 +14,8 @@ namespace egg {
 // W is int8 [outputs][inputs], both padded to 32 with zeros. So a step of 32 inputs reads nothing
 // past an end, and what x holds beyond K does not matter.
 template <int K, int TILES, typename Register>
-inline void product(thread int2 (&total)[TILES][M / 8], const device int8_t* W, Register x,
-                    uint tile, Lane lane) {
+EGG_FUNCTION void product(thread int2 (&total)[TILES][M / 8], const device int8_t* W, Register x,
+                          uint tile, Lane lane) {
   constexpr int ROWS = 8 * TILES, STEP = 32, INPUTS = (K + 31) / 32 * 32;
   typedef dextents<int32_t, 2> Extents;
   typedef metal::array<int32_t, 2> Strides;
@@ -31,20 +31,22 @@ inline void product(thread int2 (&total)[TILES][M / 8], const device int8_t* W, 
   auto b = right.template slice<M, STEP>(0, 0);
   auto sums =
       operation.template get_destination_cooperative_tensor<decltype(a), decltype(b), int32_t>();
+  EGG_UNROLL
   for (uint16_t i = 0; i < sums.get_capacity(); ++i) sums[i] = 0;
   for (int k = 0; k < INPUTS; k += STEP) {
     auto some = left.template slice<STEP, ROWS>(k, 0);
     auto of_x = right.template slice<M, STEP>(0, k);
     operation.run(some, of_x, sums);
   }
+  EGG_UNROLL
   for (uint16_t i = 0; i < sums.get_capacity(); ++i) {
     if (!sums.is_valid_element(i)) continue;
     const auto at = sums.get_multidimensional_index(i);
     lane.spare[at[1] * M + at[0]] = sums[i];
   }
   simdgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint i = 0; i < TILES; ++i)
-    for (uint j = 0; j < M / 8; ++j) {
+  EGG_EACH (i, TILES)
+    EGG_EACH (j, M / 8) {
       const uint at = (8 * i + lane.row) * M + 8 * j + lane.column;
       total[i][j].x = lane.spare[at];
       total[i][j].y = lane.spare[at + 1];

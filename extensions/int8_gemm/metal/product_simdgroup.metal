@@ -5,13 +5,13 @@
 
 namespace egg {
 
-inline void set(thread simdgroup_half8x8& matrix, int8_t first, int8_t second) {
+EGG_FUNCTION void set(thread simdgroup_half8x8& matrix, int8_t first, int8_t second) {
   thread half2& mine = reinterpret_cast<thread half2&>(matrix.thread_elements());
   mine.x = half(first);
   mine.y = half(second);
 }
 
-inline void add_to(thread int2& total, thread simdgroup_float8x8& sums) {
+EGG_FUNCTION void add_to(thread int2& total, thread simdgroup_float8x8& sums) {
   const thread float2& mine = reinterpret_cast<thread float2&>(sums.thread_elements());
   total.x = int(uint(total.x) + uint(int(mine.x)));
   total.y = int(uint(total.y) + uint(int(mine.y)));
@@ -22,39 +22,38 @@ inline void add_to(thread int2& total, thread simdgroup_float8x8& sums) {
 // W is packed for lanes: [outputs / 8][inputs / 32][lane][4 steps][2], zeros beyond O and K. So
 // what x holds beyond K does not matter.
 template <int K, int TILES, typename Register>
-inline void product(thread int2 (&total)[TILES][M / 8], const device int8_t* W, Register x,
-                    uint tile, Lane lane) {
+EGG_FUNCTION void product(thread int2 (&total)[TILES][M / 8], const device int8_t* W, Register x,
+                          uint tile, Lane lane) {
   const uint blocks = (K + 31) / 32;
-  for (uint i = 0; i < TILES; ++i)
-    for (uint j = 0; j < M / 8; ++j) total[i][j].x = total[i][j].y = 0;
+  EGG_EACH (i, TILES)
+    EGG_EACH (j, M / 8) total[i][j].x = total[i][j].y = 0;
   for (uint from = 0; from < blocks; from += 32) {
     simdgroup_float8x8 sums[TILES][M / 8];
-    for (uint i = 0; i < TILES; ++i)
-      for (uint j = 0; j < M / 8; ++j) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    EGG_EACH (i, TILES)
+      EGG_EACH (j, M / 8) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     for (uint block = from; block < min(from + 32, blocks); ++block) {
       char4 w[TILES][2];
-      for (uint i = 0; i < TILES; ++i) {
+      EGG_EACH (i, TILES) {
         const uint at = ((tile * TILES + i) * blocks + block) * 32 + lane.index;
         const device char4* mine = reinterpret_cast<const device char4*>(W) + 2 * at;
         w[i][0] = mine[0];
         w[i][1] = mine[1];
       }
-      for (uint step = 0; step < 4; ++step) {
+      EGG_EACH (step, 4) {
         simdgroup_half8x8 left[TILES], right;
-        for (uint i = 0; i < TILES; ++i) {
+        EGG_EACH (i, TILES) {
           const char4 four = w[i][step / 2];
           set(left[i], step & 1 ? four.z : four.x, step & 1 ? four.w : four.y);
         }
-        for (uint j = 0; j < M / 8; ++j) {
+        EGG_EACH (j, M / 8) {
           const char2 v = get(x, block * 32 + step * 8 + lane.row, 8 * j + lane.column);
           set(right, v.x, v.y);
-          for (uint i = 0; i < TILES; ++i)
-            simdgroup_multiply_accumulate(sums[i][j], left[i], right, sums[i][j]);
+          EGG_EACH (i, TILES) simdgroup_multiply_accumulate(sums[i][j], left[i], right, sums[i][j]);
         }
       }
     }
-    for (uint i = 0; i < TILES; ++i)
-      for (uint j = 0; j < M / 8; ++j) add_to(total[i][j], sums[i][j]);
+    EGG_EACH (i, TILES)
+      EGG_EACH (j, M / 8) add_to(total[i][j], sums[i][j]);
   }
 }
 

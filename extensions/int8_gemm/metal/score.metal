@@ -5,15 +5,15 @@
 
 namespace egg {
 
-inline uint shuffled(uint v, ushort mask) { return simd_shuffle_xor(v, mask); }
+EGG_FUNCTION uint shuffled(uint v, ushort mask) { return simd_shuffle_xor(v, mask); }
 
-inline ulong shuffled(ulong v, ushort mask) {
+EGG_FUNCTION ulong shuffled(ulong v, ushort mask) {
   const uint low = simd_shuffle_xor(uint(v), mask), high = simd_shuffle_xor(uint(v >> 32), mask);
   return (ulong(high) << 32) | ulong(low);
 }
 
 // The sum over the eight lanes that hold one column.
-inline Total over_rows(Total v) {
+EGG_FUNCTION Total over_rows(Total v) {
   v += shuffled(v, 2);
   v += shuffled(v, 4);
   return v + shuffled(v, 16);
@@ -25,10 +25,10 @@ struct Likelihood {
   int targets[M / 8][2];
 };
 
-inline void begin(thread Likelihood& mine, const device int32_t* targets, uint T, uint members,
-                  Lane lane) {
-  for (uint j = 0; j < M / 8; ++j)
-    for (uint s = 0; s < 2; ++s) {
+EGG_FUNCTION void begin(thread Likelihood& mine, const device int32_t* targets, uint T,
+                        uint members, Lane lane) {
+  EGG_EACH (j, M / 8)
+    EGG_EACH (s, 2) {
       const uint member = 8 * j + lane.column + s;
       mine.sums[j][s] = 0;
       mine.targets[j][s] = targets[min(member, members - 1) * T];
@@ -36,12 +36,12 @@ inline void begin(thread Likelihood& mine, const device int32_t* targets, uint T
 }
 
 template <int V, int TILES, typename Hits>
-inline void score(thread Likelihood& mine, Hits hits, thread char2 (&y)[TILES][M / 8], uint tile,
-                  Lane lane) {
-  for (uint i = 0; i < TILES; ++i) {
+EGG_FUNCTION void score(thread Likelihood& mine, Hits hits, thread char2 (&y)[TILES][M / 8],
+                        uint tile, Lane lane) {
+  EGG_EACH (i, TILES) {
     const int o = 8 * (tile * TILES + i) + lane.row;
     if (o >= V) continue;
-    for (uint j = 0; j < M / 8; ++j) {
+    EGG_EACH (j, M / 8) {
       const uint member = 8 * j + lane.column;
       const int even = int(y[i][j].x) + 128, odd = int(y[i][j].y) + 128;
       mine.sums[j][0] += EXP2[even];
@@ -53,17 +53,17 @@ inline void score(thread Likelihood& mine, Hits hits, thread char2 (&y)[TILES][M
 }
 
 template <typename Parts>
-inline void gather(Parts parts, thread Likelihood& mine, Lane lane) {
-  for (uint j = 0; j < M / 8; ++j)
-    for (uint s = 0; s < 2; ++s) {
+EGG_FUNCTION void gather(Parts parts, thread Likelihood& mine, Lane lane) {
+  EGG_EACH (j, M / 8)
+    EGG_EACH (s, 2) {
       const Total sum = over_rows(mine.sums[j][s]);
       if (lane.row == 0) parts[lane.simdgroup * M + 8 * j + lane.column + s] = sum;
     }
 }
 
 template <typename Parts, typename Hits>
-inline void finish(device int16_t* scores, Parts parts, Hits hits, uint T, uint members,
-                   Lane lane) {
+EGG_FUNCTION void finish(device int16_t* scores, Parts parts, Hits hits, uint T, uint members,
+                         Lane lane) {
   for (uint m = lane.in_group; m < min(uint(M), members); m += THREADS) {
     ulong total = 0;
     for (uint part = 0; part < SIMDGROUPS; ++part) total += parts[part * M + m];
@@ -73,8 +73,8 @@ inline void finish(device int16_t* scores, Parts parts, Hits hits, uint T, uint 
 
 // For exact losses: sums over the vocabulary, and the targets' logits.
 template <typename Parts, typename Hits>
-inline void finish(device uint64_t* totals, device int8_t* logits, Parts parts, Hits hits, uint T,
-                   uint members, Lane lane) {
+EGG_FUNCTION void finish(device uint64_t* totals, device int8_t* logits, Parts parts, Hits hits,
+                         uint T, uint members, Lane lane) {
   for (uint m = lane.in_group; m < min(uint(M), members); m += THREADS) {
     ulong total = 0;
     for (uint part = 0; part < SIMDGROUPS; ++part) total += parts[part * M + m];
@@ -85,10 +85,10 @@ inline void finish(device uint64_t* totals, device int8_t* logits, Parts parts, 
 
 // The logits themselves, [members][V], for drawing text.
 template <int V, int TILES>
-inline void store_logits(device int8_t* logits, thread char2 (&y)[TILES][M / 8], uint tile,
-                         uint members, Lane lane) {
-  for (uint i = 0; i < TILES; ++i)
-    for (uint j = 0; j < M / 8; ++j) {
+EGG_FUNCTION void store_logits(device int8_t* logits, thread char2 (&y)[TILES][M / 8], uint tile,
+                               uint members, Lane lane) {
+  EGG_EACH (i, TILES)
+    EGG_EACH (j, M / 8) {
       const uint o = 8 * (tile * TILES + i) + lane.row, member = 8 * j + lane.column;
       if (o < V && member < members) logits[member * V + o] = y[i][j].x;
       if (o < V && member + 1 < members) logits[(member + 1) * V + o] = y[i][j].y;

@@ -4,15 +4,15 @@ namespace egg {
 
 // Outputs 8 (TILES tile + i) + row of members 8 j + column and the next; total is room for them.
 template <int K, int O, int DIVISOR, int TILES, typename Register, typename Sums>
-inline void sums(device int32_t* to, thread int2 (&total)[TILES][M / 8], const device int8_t* W,
-                 Register x, Sums projections, Noise noise, uint leaf, uint T, uint members,
-                 uint tile, Lane lane) {
+EGG_FUNCTION void sums(device int32_t* to, thread int2 (&total)[TILES][M / 8],
+                       const device int8_t* W, Register x, Sums projections, Noise noise, uint leaf,
+                       uint T, uint members, uint tile, Lane lane) {
   product<K, TILES>(total, W, x, tile, lane);
-  for (uint j = 0; j < M / 8; ++j) {
+  EGG_EACH (j, M / 8) {
     const uint member = 8 * j + lane.column;
     SumNoise mine;
     if (PERTURBED) mine = sum_noise<K>(noise, leaf, member);
-    for (uint i = 0; i < TILES; ++i) {
+    EGG_EACH (i, TILES) {
       const uint o = 8 * (tile * TILES + i) + lane.row;
       if (o >= O) continue;
       int2 v = total[i][j];

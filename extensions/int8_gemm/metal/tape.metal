@@ -5,7 +5,7 @@ namespace egg {
 
 // The inputs of a token, [K][M / 2 pairs].
 template <int K, typename Register>
-inline void keep(device int8_t* tape, Register x, Lane lane) {
+EGG_FUNCTION void keep(device int8_t* tape, Register x, Lane lane) {
   device char4* to = reinterpret_cast<device char4*>(tape);
   for (uint i = lane.in_group; i < K * (M / 8); i += THREADS) {
     const uint k = i / (M / 8), member = i % (M / 8) * 8;
@@ -20,14 +20,14 @@ inline void keep(device int8_t* tape, Register x, Lane lane) {
 
 // The same for the readout, [pairs][T][K].
 template <int K, typename Register>
-inline void keep_rows(device int8_t* rows, Register x, uint T, uint members, Lane lane) {
+EGG_FUNCTION void keep_rows(device int8_t* rows, Register x, uint T, uint members, Lane lane) {
   for (uint m = 2 * lane.simdgroup; m < min(uint(M), members); m += 2 * SIMDGROUPS)
     for (uint k = lane.index; k < K; k += 32) rows[m / 2 * T * K + k] = get(x, k, m).x;
 }
 
 // x B of a product, [M / 2 pairs].
 template <typename Sums>
-inline void keep_sums(device int32_t* projections, Sums sums, Lane lane) {
+EGG_FUNCTION void keep_sums(device int32_t* projections, Sums sums, Lane lane) {
   for (uint i = lane.in_group; i < M / 2; i += THREADS) projections[i] = sums[2 * i];
 }
 

@@ -8,7 +8,7 @@ struct Trace {
   uint first, K, row, credit;
 };
 
-inline Trace trace_of(const device int32_t* w) {
+EGG_FUNCTION Trace trace_of(const device int32_t* w) {
   Trace trace;
   trace.first = w[0];
   trace.K = w[1];
@@ -18,7 +18,7 @@ inline Trace trace_of(const device int32_t* w) {
 }
 
 // The matrix that input `at` of all belongs to.
-inline Trace trace_at(const device int32_t* work, uint count, uint at) {
+EGG_FUNCTION Trace trace_at(const device int32_t* work, uint count, uint at) {
   Trace trace = trace_of(work);
   for (uint i = 1; i < count; ++i)
     if (at >= uint(work[4 * i])) trace = trace_of(work + 4 * i);
@@ -33,7 +33,7 @@ struct Tape {
 };
 
 // Input k of four pairs: number `four` of all.
-inline void follow(device int32_t* sums, Tape of, Trace trace, uint k, uint four) {
+EGG_FUNCTION void follow(device int32_t* sums, Tape of, Trace trace, uint k, uint four) {
   const device char4* x = reinterpret_cast<const device char4*>(of.tape);
   const device char4* c = reinterpret_cast<const device char4*>(of.credits);
   x += (four / of.quads * of.T * of.rows + trace.row + k) * of.quads + four % of.quads;
@@ -46,7 +46,7 @@ inline void follow(device int32_t* sums, Tape of, Trace trace, uint k, uint four
     sum[2] += int(input.z) * int(credit.z);
     sum[3] += int(input.w) * int(credit.w);
   }
-  for (uint i = 0; i < 4; ++i) {
+  EGG_EACH (i, 4) {
     const uint pair = 4 * four + i;
     if (pair < of.pairs) sums[trace.first * of.pairs + pair * trace.K + k] = sum[i];
   }

@@ -11,8 +11,8 @@ constant constexpr uint EXACT_TERMS = 1024;                  // 127 * 127 * 1024
 
 // left[o][term], right[term][k] of terms from .. from + DEPTH - 1; zeros past an edge.
 template <typename Shared, typename Terms>
-inline void stage(Shared left, Shared right, Tile tile, Terms terms, uint from, uint end,
-                  uint thread_index) {
+EGG_FUNCTION void stage(Shared left, Shared right, Tile tile, Terms terms, uint from, uint end,
+                        uint thread_index) {
   for (uint at = thread_index; at < SIDE * DEPTH; at += THREADS) {
     const uint i = at / SIDE, c = at % SIDE, term = from + i;
     int a = 0, b = 0;
@@ -25,7 +25,7 @@ inline void stage(Shared left, Shared right, Tile tile, Terms terms, uint from, 
   }
 }
 
-inline void set(thread simdgroup_half8x8& matrix, int8_t first, int8_t second) {
+EGG_FUNCTION void set(thread simdgroup_half8x8& matrix, int8_t first, int8_t second) {
   thread half2& mine = reinterpret_cast<thread half2&>(matrix.thread_elements());
   mine.x = half(first);
   mine.y = half(second);
@@ -33,24 +33,23 @@ inline void set(thread simdgroup_half8x8& matrix, int8_t first, int8_t second) {
 
 // Adds the products of DEPTH staged terms to this simdgroup's 32 x 32 votes.
 template <typename Shared>
-inline void accumulate(thread simdgroup_float8x8 (&sums)[4][4], Shared left, Shared right, uint row,
-                       uint column, uint simdgroup) {
+EGG_FUNCTION void accumulate(thread simdgroup_float8x8 (&sums)[4][4], Shared left, Shared right,
+                             uint row, uint column, uint simdgroup) {
   left += (simdgroup / 2 * 32 + row) * LEFT + column;
   right += row * RIGHT + simdgroup % 2 * 32 + column;
   for (uint step = 0; step < DEPTH; step += 8) {
     simdgroup_half8x8 a[4], b;
-    for (uint i = 0; i < 4; ++i)
-      set(a[i], left[8 * i * LEFT + step], left[8 * i * LEFT + step + 1]);
-    for (uint j = 0; j < 4; ++j) {
+    EGG_EACH (i, 4) set(a[i], left[8 * i * LEFT + step], left[8 * i * LEFT + step + 1]);
+    EGG_EACH (j, 4) {
       set(b, right[step * RIGHT + 8 * j], right[step * RIGHT + 8 * j + 1]);
-      for (uint i = 0; i < 4; ++i) simdgroup_multiply_accumulate(sums[i][j], a[i], b, sums[i][j]);
+      EGG_EACH (i, 4) simdgroup_multiply_accumulate(sums[i][j], a[i], b, sums[i][j]);
     }
   }
 }
 
-inline void drain(thread int2 (&total)[4][4], thread simdgroup_float8x8 (&sums)[4][4]) {
-  for (uint i = 0; i < 4; ++i)
-    for (uint j = 0; j < 4; ++j) {
+EGG_FUNCTION void drain(thread int2 (&total)[4][4], thread simdgroup_float8x8 (&sums)[4][4]) {
+  EGG_EACH (i, 4)
+    EGG_EACH (j, 4) {
       const thread float2& mine = reinterpret_cast<thread float2&>(sums[i][j].thread_elements());
       total[i][j].x = int(uint(total[i][j].x) + uint(int(mine.x)));
       total[i][j].y = int(uint(total[i][j].y) + uint(int(mine.y)));
@@ -58,10 +57,10 @@ inline void drain(thread int2 (&total)[4][4], thread simdgroup_float8x8 (&sums)[
     }
 }
 
-inline void put_votes(device int32_t* Z, thread int2 (&total)[4][4], Tile tile, uint row,
-                      uint column, uint simdgroup) {
-  for (uint i = 0; i < 4; ++i)
-    for (uint j = 0; j < 4; ++j) {
+EGG_FUNCTION void put_votes(device int32_t* Z, thread int2 (&total)[4][4], Tile tile, uint row,
+                            uint column, uint simdgroup) {
+  EGG_EACH (i, 4)
+    EGG_EACH (j, 4) {
       const uint o = tile.row + simdgroup / 2 * 32 + 8 * i + row;
       const uint k = tile.column + simdgroup % 2 * 32 + 8 * j + column;
       if (o < tile.O && k < tile.K) Z[tile.offset + o * tile.K + k] = total[i][j].x;
@@ -71,14 +70,14 @@ inline void put_votes(device int32_t* Z, thread int2 (&total)[4][4], Tile tile, 
 
 // The votes of one tile from terms begin .. end - 1.
 template <typename Shared, typename Terms>
-inline void matrix_votes(device int32_t* Z, Shared left, Shared right, Tile tile, Terms terms,
-                         uint begin, uint end, uint lane, uint simdgroup) {
+EGG_FUNCTION void matrix_votes(device int32_t* Z, Shared left, Shared right, Tile tile, Terms terms,
+                               uint begin, uint end, uint lane, uint simdgroup) {
   const uint row = ((lane >> 2) & 4) + ((lane >> 1) & 3);
   const uint column = ((lane >> 1) & 4) + (lane & 1) * 2;
   int2 total[4][4];
   simdgroup_float8x8 sums[4][4];
-  for (uint i = 0; i < 4; ++i)
-    for (uint j = 0; j < 4; ++j) {
+  EGG_EACH (i, 4)
+    EGG_EACH (j, 4) {
       total[i][j].x = total[i][j].y = 0;
       sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }

@@ -4,7 +4,7 @@
 namespace egg {
 
 // Element i of a vector leaf as both members of a pair see it: clip(w +- (n1 n2 >> SHIFT)).
-inline int2 perturbed(const device int8_t* w, Noise noise, uint leaf, uint member, uint i) {
+EGG_FUNCTION int2 perturbed(const device int8_t* w, Noise noise, uint leaf, uint member, uint i) {
   int2 v;
   v.x = v.y = w[i];
   if (PERTURBED) {
@@ -22,7 +22,7 @@ struct RowNoise {
 };
 
 template <int D>
-inline RowNoise row_noise(Noise noise, uint leaf, uint member, uint even, uint odd) {
+EGG_FUNCTION RowNoise row_noise(Noise noise, uint leaf, uint member, uint even, uint odd) {
   RowNoise mine;
   mine.B = slice(noise, leaf, member);
   mine.even = mine.B + RANK * (D + even);
@@ -30,7 +30,7 @@ inline RowNoise row_noise(Noise noise, uint leaf, uint member, uint even, uint o
   return mine;
 }
 
-inline int2 on_row(RowNoise mine, uint k) {
+EGG_FUNCTION int2 on_row(RowNoise mine, uint k) {
   uint plus = 0, minus = 0;
   for (uint q = 0; q < RANK; ++q) {
     plus += times(mine.even[q], mine.B[k * RANK + q]);
@@ -48,14 +48,14 @@ struct SumNoise {
 };
 
 template <int K>
-inline SumNoise sum_noise(Noise noise, uint leaf, uint member) {
+EGG_FUNCTION SumNoise sum_noise(Noise noise, uint leaf, uint member) {
   SumNoise mine;
   mine.A = slice(noise, leaf, member) + RANK * K;
   return mine;
 }
 
 template <int DIVISOR, typename Sums>
-inline int2 on_sum(SumNoise mine, Sums sums, uint member, uint o) {
+EGG_FUNCTION int2 on_sum(SumNoise mine, Sums sums, uint member, uint o) {
   uint even = 0, odd = 0;
   for (uint q = 0; q < RANK; ++q) {
     const int a = mine.A[o * RANK + q];

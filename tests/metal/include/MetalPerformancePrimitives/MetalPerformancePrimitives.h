@@ -97,12 +97,13 @@ struct matmul2d {
     return cooperative_tensor<T, D.rows, D.columns>();
   }
 
+  // Inlined and unrolled, so that c can stay in registers as it does on a GPU.
   template <typename A, typename B, typename C>
-  void run(A a, B b, C& c) const {
+  __attribute__((always_inline)) void run(A a, B b, C& c) const {
     if (a.rows != D.rows || a.columns != D.depth || b.rows != D.depth || b.columns != D.columns)
       emu::fail("the tensors of a product have other sizes than its descriptor");
     emu::exchange({emu::SIMDGROUP, 0, 0});
-    for (uint16_t i = 0; i < C::VALID; ++i) {
+    _Pragma("clang loop unroll(full)") for (uint16_t i = 0; i < C::VALID; ++i) {
       const auto at = c.get_multidimensional_index(i);
       for (int k = 0; k < D.depth; ++k)
         c[i] += int(a.data[at[1] * a.stride + k]) * int(b.data[k * b.stride + at[0]]);
