@@ -34,7 +34,8 @@ class Done(NamedTuple):
 def run_step(words: Sequence[str], env: Mapping[str, str], seconds: float) -> Done:
     """Runs Python with these words, and ends it and all that it started when its time is up."""
     paths = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "PYTHONPATH": paths, **env}
+    # Unbuffered, C's output too: what was said before a crash is kept.
+    env = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **env}
     with tempfile.TemporaryFile() as file:
         child = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", *words], stdin=subprocess.DEVNULL, stdout=file,

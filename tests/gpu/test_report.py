@@ -147,11 +147,12 @@ def test_kernels_of_the_gpu_at_hand_are_listed():
 
 # A device whose compiler, pipelines and launches fail as those of a GPU do.
 FAKE = """
-import os, time
+import ctypes, os, time
 def compiled(source):
     def kernel(*, inputs, output_shapes, output_dtypes, grid, threadgroup, verbose):
         assert verbose and grid == (64, 1, 1) and inputs[0].tolist() == [3, 4]
-        print(f"Generated source code:\\n{source.header}\\n[[kernel]] {source.body}")
+        text = f"Generated source code:\\n{source.header}\\n[[kernel]] {source.body}"
+        ctypes.CDLL(None).puts(text.encode())  # as MLX does, which has a buffer of its own
         if source.name == "crashes":
             os.abort()
         if source.name == "hangs":
@@ -172,6 +173,7 @@ def kernels(folder: Path, monkeypatch) -> Callable[[], list[Path]]:
     """Writes files of kernels for the fake device."""
     (folder / "fake_device.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     monkeypatch.setitem(report_kernels.DEVICES, "metal", "fake_device")
 
     def write() -> list[Path]:
