@@ -30,7 +30,8 @@ class Kernel:
 
 
 # K is read from the tensors, as a fixed K that reads past their end would be undefined. The
-# destination is written by its own index of each element, so no layout of lanes is assumed.
+# destination is written by its own index of each element, so no layout of lanes is assumed. Its
+# operands are named without an address space, which decltype adds from Metal 4.1 on.
 TENSOR = """
     using namespace mpp::tensor_ops;
     const int row = int(threadgroup_position_in_grid.y) * TILE_M;
@@ -46,7 +47,8 @@ TENSOR = """
         matmul2d_descriptor::mode::multiply_accumulate);
     matmul2d<shape, execution_simdgroups<THREADS / 32>> multiply;
     auto sums = multiply.get_destination_cooperative_tensor<
-        decltype(some_left), decltype(some_right), int32_t>();
+        metal::remove_addrspace_t<decltype(some_left)>,
+        metal::remove_addrspace_t<decltype(some_right)>, int32_t>();
     for (uint16_t i = 0; i < sums.get_capacity(); ++i) {
         if (sums.is_valid_element(i)) sums[i] = 0;
     }

@@ -143,6 +143,46 @@ def test_what_pads_a_register_is_no_index_and_no_result(gpu: Gpu, launcher: Emul
     check(engine(gpu, case.program, launcher, 8), case)
 
 
+def unread(D: int) -> Program:
+    """Results that nobody reads, and rows that are passed on as they came, with what pads them."""
+    net = Program(9, D)
+    x, _ = net.stage()
+    net.relu(net.input(D), out=x)
+    x, _ = net.stage("b.")
+    net.embed("in")
+    net.relu(net.features("rows", 20, D, active=3, lists=1, shift=1), out=x)
+    x, _ = net.stage("c.")
+    net.norm(x, "unread")
+    net.input(D)
+    net.features("lists", 20, 5, active=3, lists=2, shift=1)
+    net.add(net.linear(x, "matrix", 7), net.linear(x, "other", 7))
+    net.score(x, "head")
+    net.norm(net.norm(x, "late"), "later")
+    return net
+
+
+@pytest.mark.parametrize("D", [12, 25])
+def test_results_that_nobody_reads(gpu: Gpu, launcher: Emulator, D: int):
+    """Their leaves have noise and votes as others; a norm of them once did not compile."""
+    case = at_the_end(case_of(unread(D), np.random.default_rng(D), rank=1 + D % 2))
+    first, *others = VARIANTS[gpu.name]
+    check(engine(gpu, case.program, launcher, 8, first), case)
+    want = evaluate(case, case.noise())[:2]
+    for variant in others if D == 12 else ():
+        here = engine(gpu, case.program, launcher, 16, variant)
+        tokens, targets, state, rows = case.arrays
+        got = here.evaluate(here.prepare(case.leaves), case.slices, tokens, targets, state, rows)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(np.array(a), b)
+
+
+def test_credits_what_nobody_reads(gpu: Gpu, launcher: Emulator):
+    case = case_of(unread(12), np.random.default_rng(2))
+    for estimator in CREDITED:
+        credited = credited_of(case, np.random.default_rng(0), estimator)
+        check_credit(engine(gpu, case.program, launcher, 8), credited)
+
+
 def in_place() -> Program:
     """Operations in place after others in the same tiles, and a write after the last read."""
     net = Program(9, 24)

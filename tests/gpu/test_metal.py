@@ -20,7 +20,10 @@ from test_nax_check import M5
 
 from eggroll import networks
 from eggroll.engines import verdicts
+from eggroll.engines.gpu import plan
+from eggroll.engines.gpu.stage import StageWriter
 from eggroll.engines.metal import device
+from eggroll.engines.metal.dialect import Metal
 from eggroll.engines.metal.engine import MetalEngine
 from gpu.backend import (
     MetalGpu,
@@ -33,6 +36,7 @@ from gpu.backend import (
 )
 from gpu.test_gpu import ALL, CASES
 from gpu.test_gpu_credit import RAGGED
+from gpu.test_gpu_programs import unscored, wide
 
 metal_only = pytest.mark.parametrize("gpu", ["metal"], indirect=True)
 NAX_CASES = (
@@ -69,6 +73,23 @@ def test_nax_credits_as_the_oracle(gpu: MetalGpu, launcher: Emulator):
     program = at_the_end(made.case).program
     check_credit(engine(gpu, program, launcher, 16, "nax"), made)
     assert any("matmul2d<" in msl for msl in launcher.sources.values())
+
+
+@pytest.mark.parametrize("members", [16, 32])
+@pytest.mark.parametrize("rank", [0, 1, 4])
+def test_nax_leaves_threadgroup_memory_free(members: int, rank: int):
+    """As matmul2d may want some: 1 KiB in every plan."""
+    most = []
+    for D in (24, 64, 128, 256, 300, 512):
+        for V in (256, 1024, 5000):
+            program = networks.egg(V, D, 1)
+            plans = plan.stage_plans(program, members=members, rank=rank, nax=True)
+            most += [StageWriter(each, Metal(), shift=8).source().shared for each in plans]
+    for program in (wide(), unscored()):
+        options = {"members": members, "rank": rank, "nax": True, "puts_out": True}
+        plans = plan.stage_plans(program, **options)
+        most += [StageWriter(each, Metal(), "outputs", shift=8).source().shared for each in plans]
+    assert 27 << 10 < max(most) <= 31 << 10
 
 
 @metal_only
@@ -153,9 +174,8 @@ def test_what_machines_use_nax(mac, monkeypatch, changes: dict, unused: str):
     """By the function whose reasons the probe prints; then by a trial."""
     mac(**changes)
     tried = ends_with(monkeypatch, {True: (0, "")})
-    why = device.nax_unused_because()
-    assert why.startswith(unused) if unused else not why
-    assert device.nax_usable() is (not unused)
+    found = [device.nax_unused_because() for _ in range(2)]
+    assert all(why.startswith(unused) if unused else not why for why in found)
     assert tried == [True] * (not unused)  # the second time by the verdict that was kept
 
 
@@ -163,7 +183,7 @@ def test_nax_is_found_by_a_python_that_is_told_16(mac, monkeypatch):
     """platform.mac_ver() says so on macOS 26 to a Python that was built with an older SDK."""
     monkeypatch.setattr(platform, "mac_ver", lambda: ("16.2", ("", "", ""), "arm64"))
     ends_with(monkeypatch, {True: (0, "")})
-    assert device.nax_usable()
+    assert not device.nax_unused_because()
 
 
 @pytest.mark.usefixtures("mac")
@@ -173,11 +193,13 @@ def test_kernels_and_nax_are_used_only_after_a_trial(monkeypatch):
     ends = {False: (0, ""), True: (0, "")}
     tried = ends_with(monkeypatch, ends)
     assert MetalEngine.unavailable_because() == ""
-    assert device.nax_usable()
+    assert not device.nax_unused_because()
+    assert MetalEngine(networks.egg(8, 8, 1)).description == "metal (NAX)"
     ends[True] = (-6, "")
     assert MetalEngine.unavailable_because() == ""
-    assert not device.nax_usable()
     assert device.nax_unused_because() == "its trial failed: the process was ended by SIGABRT"
+    told = "metal (simdgroup matrices; NAX is not used: its trial failed: the process was ended by "
+    assert MetalEngine(networks.egg(8, 8, 1)).description == told + "SIGABRT)"
     ends[False] = (1, "warning\nother integers")
     assert MetalEngine.unavailable_because() == "its trial on this GPU failed: other integers"
     # A compiler's error, not the mark beneath it, which comes last.
@@ -187,7 +209,7 @@ def test_kernels_and_nax_are_used_only_after_a_trial(monkeypatch):
     assert MetalEngine.unavailable_because() == why
     count = len(tried)
     monkeypatch.setenv(device.SWITCH, "0")
-    assert not device.nax_usable()
+    assert MetalEngine(networks.egg(8, 8, 1)).description == "metal (simdgroup matrices)"
     assert device.nax_unused_because() == "EGGROLL_NAX=0"
     assert len(tried) == count
 

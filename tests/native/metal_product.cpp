@@ -67,6 +67,11 @@ void simdgroup_multiply_accumulate(Matrix<float>& d, const Matrix<half>& a, cons
   }
 }
 
+namespace metal {
+template <typename T>
+using remove_addrspace_t = T;
+}
+
 // Tensors: the first coordinate runs along memory; a slice keeps what lies beyond its start.
 template <typename, int>
 struct dextents {

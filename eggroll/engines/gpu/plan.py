@@ -19,6 +19,7 @@ PRODUCTS = ("linear", "score", "sums")
 ALONE = ("score", "sums")  # products whose tiles no other operation shares
 MEMBERS = (32, 16, 8)  # that a threadgroup may hold
 SHARED_BYTES = 32768  # of threadgroup memory on every Apple GPU
+NAX_BYTES = 1024  # of that, left to matmul2d
 PAD = 32  # outputs and inputs of a packed matrix are multiples of it
 GAP = 4  # bytes after a row of M, so that rows begin in different banks
 FULL = 64  # threadgroups that keep a GPU of 40 cores busy, at least
@@ -105,7 +106,6 @@ class StagePlan:
     whether the caller has the program's outputs, and no score.
     """
 
-    shared_bytes = SHARED_BYTES
     unscored: ClassVar[tuple[str, ...]] = ("output", "sums")  # left out where there is a score
 
     def __init__(
@@ -128,6 +128,7 @@ class StagePlan:
         self.given = [op for op in self.ops if puts_out and op.kind in ("output", "sums")]
         self.phases = phases(self.ops, self.sizes)
         self.simdgroups = 8 if program.width >= 128 else 4
+        self.shared_bytes = SHARED_BYTES - (NAX_BYTES if nax else 0)
         self.nax, self.stride = nax, members + (0 if nax else GAP)
         self.scores = any(op.kind == "score" for op in self.ops)
         self.layout = self._layout()

@@ -51,9 +51,10 @@ __device__ inline void features(uint32_t* y, const int8_t* E, Noise noise, uint3
   for (uint32_t list = 0; list < LISTS; ++list)
     for (uint32_t q = 0; ROWS && q < COUNT; ++q)
       of[list][q] = factor_of<ACTIVE>(B + RANK * D, mine + list * ACTIVE, q, row);
-  for (uint32_t quad = row.lane; quad < (LISTS * D + 3) / 4; quad += 16) {
+  // Whole octets, as these are passed on.
+  for (uint32_t quad = row.lane; quad < (LISTS * D + 7) / 8 * 2; quad += 16) {
     int sum[4] = {0, 0, 0, 0};
-    add_rows<D, LISTS, ACTIVE>(sum, E, mine, quad);
+    if (4 * quad < LISTS * D) add_rows<D, LISTS, ACTIVE>(sum, E, mine, quad);
     uint32_t v = 0;
     for (uint32_t e = 0; e < 4 && 4 * quad + e < LISTS * D; ++e) {
       const uint32_t o = 4 * quad + e, list = o / D, k = o % D;

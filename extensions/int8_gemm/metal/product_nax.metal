@@ -29,10 +29,12 @@ EGG_FUNCTION void product(thread int2 (&total)[TILES][M / 8], const device int8_
   mpp::tensor_ops::matmul2d<descriptor, execution_simdgroup> operation;
   auto a = left.template slice<STEP, ROWS>(0, 0);
   auto b = right.template slice<M, STEP>(0, 0);
-  auto sums =
-      operation.template get_destination_cooperative_tensor<decltype(a), decltype(b), int32_t>();
+  // From Metal 4.1 on, a decltype names the address space of its variable, and is no operand.
+  auto sums = operation.template get_destination_cooperative_tensor<
+      metal::remove_addrspace_t<decltype(a)>, metal::remove_addrspace_t<decltype(b)>, int32_t>();
   EGG_UNROLL
-  for (uint16_t i = 0; i < sums.get_capacity(); ++i) sums[i] = 0;
+  for (uint16_t i = 0; i < sums.get_capacity(); ++i)
+    if (sums.is_valid_element(i)) sums[i] = 0;
   for (int k = 0; k < INPUTS; k += STEP) {
     auto some = left.template slice<STEP, ROWS>(k, 0);
     auto of_x = right.template slice<M, STEP>(0, k);

@@ -76,10 +76,13 @@ template <typename T, int ROWS, int COLUMNS>
 struct cooperative_tensor {
   static_assert(ROWS % 16 == 0 && COLUMNS % 16 == 0);
   static constexpr int VALID = ROWS * COLUMNS / 32;
-  T elements[VALID + 1];
+  T elements[VALID];
   uint16_t get_capacity() const { return VALID + 1; }
   bool is_valid_element(uint16_t i) const { return i < VALID; }
-  T& operator[](uint16_t i) { return elements[i]; }
+  T& operator[](uint16_t i) {
+    if (i >= VALID) emu::fail("an element that is not valid");
+    return elements[i];
+  }
   metal::array<int, 2> get_multidimensional_index(uint16_t i) const {
     if (i >= VALID) emu::fail("the place of an element that is not valid");
     const int at = i * 32 + int(emu::lane_index());
