@@ -38,9 +38,9 @@ test: $(BUILT)
 test-arm64: $(BUILT)
 	EGGROLL_REQUIRE=arm64 $(PY) -m pytest tests/test_native.py $(ARGS)
 
-# For the owner of a Mac: engine tests, probe and benchmark on the GPU, into metal-report.txt.
+# For the owner of a Mac: trial, every kernel, engine tests and benchmarks, into metal-report.txt.
 verify-metal: $(BUILT)
-	$(PY) tests/gpu/report.py
+	PYTHONPATH=tests $(PY) -m gpu.report
 
 # For the owner of an NVIDIA GPU: the same, into cuda-report.txt. CUDA=cuda12 for older drivers.
 # In an environment of its own, as MLX for CUDA takes the place of MLX for the CPU.
@@ -52,7 +52,7 @@ verify-cuda:
 	@.venv-cuda/bin/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["optional-dependencies"]["$(CUDA)"], sep="\n")' >.venv-cuda/requirements-cuda.txt
 	.venv-cuda/bin/python -m pip uninstall --quiet --yes mlx-cpu mlx-cuda-12 mlx-cuda-13
 	.venv-cuda/bin/python -m pip install --quiet -r .venv-cuda/requirements-cuda.txt
-	.venv-cuda/bin/python tests/gpu/report.py cuda
+	PYTHONPATH=tests .venv-cuda/bin/python -m gpu.report cuda
 
 bench: $(BUILT)
 	$(PY) -m eggroll.bench $(ARGS)

@@ -136,14 +136,14 @@ def vote_threshold(z_q4: int, pairs: int, rank: int, clt: bool) -> int:
 def _arrays() -> tuple[Any, Callable[[Any], Any]]:
     """(array module, converter): NumPy on a CPU, MLX on a GPU.
 
-    On a CPU an operation of MLX costs some 20 us however small it is; on a GPU arrays stay there.
+    On a CPU an operation of MLX takes some 20 us or more; on a GPU arrays stay there, unread.
     """
     return (np, np.asarray) if mx.default_device() == mx.cpu else (mx, lambda array: array)
 
 
-def mean_abs(z: Any) -> int:
-    """max(1, floor of the mean of |Z|) of a leaf's int64 votes."""
-    return max(int(abs(z).sum()) // int(z.size), 1)
+def mean_abs(z: Any) -> Any:
+    """The floor of the mean of |Z| of a leaf's int64 votes, a number where they are."""
+    return abs(z).sum() // z.size
 
 
 class SignRule(UpdateRule):
@@ -189,12 +189,13 @@ class SignRule(UpdateRule):
         new, counts, z_q4 = {}, [], self.z_q4(step)
         for name, leaf in weights.items():
             w, z, rank = view(leaf), view(votes[name]), self.rank if leaf.ndim == 2 else 1
-            threshold = vote_threshold(z_q4, self.voters(decided), rank, self.clt)
+            threshold: Any = vote_threshold(z_q4, self.voters(decided), rank, self.clt)
+            least: Any = max(threshold, 1)
             if self.measured:  # 321 / 256 = sqrt(pi / 2); 1/16 from z_q4. It may pass 2^31.
                 z = z.astype(xp.int64)
-                threshold = max(mean_abs(z) * z_q4 * 321 >> 12, 1)
+                least = threshold = xp.maximum(xp.maximum(mean_abs(z), 1) * z_q4 * 321 >> 12, 1)
             # Not abs(z): |-2^31| would wrap. Z = 0 at threshold 0 moves down, as the reference.
-            up = (z >= max(threshold, 1)) & (w != LIMIT)
+            up = (z >= least) & (w != LIMIT)
             down = (z <= -threshold) & (w != -LIMIT)
             new[name] = mx.array(w + up.astype(xp.int8) - down.astype(xp.int8))
             counts += [up.sum(), down.sum()]

@@ -65,6 +65,13 @@ def test_measured_sign_rule_in_exact_integers(alpha: float):
         assert got[name].tolist() == measured_in_integers(z, rule.z_q4(0)), name
 
 
+def test_measured_sizes_stay_on_the_gpu():
+    """A threshold read on the host would wait for the GPU at every leaf."""
+    z = mx.array([3, -(1 << 31), 4], mx.int64)
+    assert isinstance(rules.mean_abs(z), mx.array)
+    assert int(rules.mean_abs(z)) == ((1 << 31) + 7) // 3
+
+
 def test_measured_threshold_moves_the_share_that_noise_would():
     """On pure noise of any deviation the share that moves is alpha."""
     rng = np.random.default_rng(2)

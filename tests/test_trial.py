@@ -15,6 +15,7 @@ import pytest
 
 from eggroll.engines import failure, trial, verdicts
 from eggroll.engines.cpu import CpuEngine
+from eggroll.engines.metal import device as metal
 from eggroll.engines.portable import engine as portable
 from eggroll.program import OPERATIONS
 
@@ -114,8 +115,8 @@ def test_a_failed_child_says_why(name: str):
 
 def test_a_child_that_hangs_says_where():
     code = SAID.format("metal: exact likelihoods\n") + "import time; time.sleep(600)"
-    ended = trial.run_in_child(code, 3, {})
-    assert ended.why == "no answer in 3 seconds; last it said: metal: exact likelihoods"
+    ended = trial.run_in_child(code, 2, {})
+    assert ended.why == "no answer in 2 seconds; last it said: metal: exact likelihoods"
     assert "exact likelihoods" in ended.text
 
 
@@ -238,6 +239,18 @@ def test_the_kept_verdict_spares_a_trial(tmp_path: Path, monkeypatch: pytest.Mon
     finally:
         verdicts.source_hash.cache_clear()
     assert len(tried) == 7
+
+
+def test_who_waits_for_a_trial_is_told(tmp_path: Path, monkeypatch, capsys):
+    """On a terminal, where somebody waits; and not where a verdict is kept."""
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
+    monkeypatch.delenv(verdicts.SWITCH, raising=False)
+    monkeypatch.setattr(trial, "run_in_child", lambda *given: trial.Ended("", ""))
+    for terminal, chip, told in ((True, "M4", 1), (True, "M4", 0), (False, "M5", 0)):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        assert not trial.trial_error(metal.ENGINE, 9, facts={"chip": chip})
+        said = capsys.readouterr().err
+        assert said.count("trying the metal engine on this GPU, for at most 9 s") == told
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1', "[" * 100_000, "\x00"])

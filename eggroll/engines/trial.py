@@ -52,6 +52,10 @@ def trial_error(
     tried = {"engine": engine, **facts, **{k: str(v) for k, v in (options or {}).items()}}
     if verdicts.passed_before(tried):
         return ""
+    if sys.stderr.isatty():
+        name = engine.split(".")[-2]
+        print(f"trying the {name} engine on this GPU, for at most {seconds} s; if it passes, this "
+              "is not repeated", file=sys.stderr, flush=True)  # fmt: skip
     why = run_in_child(trial_code(engine, options), seconds, environment or {}).why
     if not why:
         verdicts.keep_passed(tried)

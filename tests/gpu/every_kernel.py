@@ -112,12 +112,16 @@ def run_credit(engine: StagedEngine, case: Case, recorder: Recorder) -> None:
 
 
 def engine_of(kind: str, variant: str, program: Program, recorder: Recorder, members: int = 0):
-    """An engine that launches nothing. members 0: as for a population of full size."""
+    """An engine that launches nothing. members 0: as for a population of full size.
+
+    variant: of the matrix product; for CUDA with a compute capability behind it, e.g. dp4a 90.
+    """
     if kind == "metal":
         nax = variant == "nax"
         members = members or best_members(program, 1, POPULATION, nax)
         return MetalEngine(program, launcher=recorder, members=members, nax=nax)
-    on = target(75 if variant == "m8n8k16" else 80, variant or "m16n8k32")
+    product, _, architecture = variant.partition(" ")
+    on = target(int(architecture or (75 if product == "m8n8k16" else 80)), product)
     members = members or block_members(program, on, 1, POPULATION)
     return CudaEngine(program, launcher=recorder, members=members, on=on)
 

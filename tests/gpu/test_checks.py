@@ -1,4 +1,4 @@
-"""Range checks of what kernels are given: nothing wrong passes, and noise is looked at once."""
+"""The host's work around launches is done once, and nothing wrong passes its range checks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 from eggroll import networks
 from eggroll.engines.gpu import checks
 from eggroll.engines.gpu.checks import check_noise, check_tokens
+from eggroll.engines.gpu.counts import vote_work
+from eggroll.engines.metal.engine import MetalEngine
 from eggroll.noise import Noise, Slices, slice_length
 
 PROGRAM = networks.egg(9, 6, 1)
@@ -98,3 +100,17 @@ def test_tokens_are_integers():
     tokens, state = mx.array([[0.0, -1.0]]), mx.zeros((1, 6), mx.int8)
     with pytest.raises(ValueError, match="float32 was given"):
         check_tokens(PROGRAM, tokens, None, state)
+
+
+def test_lists_of_votes_are_made_once(slices: Slices):
+    """A launch's list of tiles and elements, of which a large network has tens of thousands."""
+
+    def launch(source, inputs, outputs, grid, threadgroup) -> list[mx.array]:
+        return [mx.zeros(shape, dtype) for shape, dtype in outputs]
+
+    vote_work.cache_clear()
+    for _ in range(3):
+        engine = MetalEngine(PROGRAM, launcher=launch, nax=False)
+        for _ in range(2):
+            engine.votes(mx.ones(PAIRS, mx.int8), slices, True)
+    assert vote_work.cache_info().misses == 1

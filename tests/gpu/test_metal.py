@@ -174,9 +174,8 @@ def test_what_machines_use_nax(mac, monkeypatch, changes: dict, unused: str):
     """By the function whose reasons the probe prints; then by a trial."""
     mac(**changes)
     tried = ends_with(monkeypatch, {True: (0, "")})
-    why = device.nax_unused_because()
-    assert why.startswith(unused) if unused else not why
-    assert device.nax_usable() is (not unused)
+    found = [device.nax_unused_because() for _ in range(2)]
+    assert all(why.startswith(unused) if unused else not why for why in found)
     assert tried == [True] * (not unused)  # the second time by the verdict that was kept
 
 
@@ -184,7 +183,7 @@ def test_nax_is_found_by_a_python_that_is_told_16(mac, monkeypatch):
     """platform.mac_ver() says so on macOS 26 to a Python that was built with an older SDK."""
     monkeypatch.setattr(platform, "mac_ver", lambda: ("16.2", ("", "", ""), "arm64"))
     ends_with(monkeypatch, {True: (0, "")})
-    assert device.nax_usable()
+    assert not device.nax_unused_because()
 
 
 @pytest.mark.usefixtures("mac")
@@ -194,11 +193,13 @@ def test_kernels_and_nax_are_used_only_after_a_trial(monkeypatch):
     ends = {False: (0, ""), True: (0, "")}
     tried = ends_with(monkeypatch, ends)
     assert MetalEngine.unavailable_because() == ""
-    assert device.nax_usable()
+    assert not device.nax_unused_because()
+    assert MetalEngine(networks.egg(8, 8, 1)).description == "metal (NAX)"
     ends[True] = (-6, "")
     assert MetalEngine.unavailable_because() == ""
-    assert not device.nax_usable()
     assert device.nax_unused_because() == "its trial failed: the process was ended by SIGABRT"
+    told = "metal (simdgroup matrices; NAX is not used: its trial failed: the process was ended by "
+    assert MetalEngine(networks.egg(8, 8, 1)).description == told + "SIGABRT)"
     ends[False] = (1, "warning\nother integers")
     assert MetalEngine.unavailable_because() == "its trial on this GPU failed: other integers"
     # A compiler's error, not the mark beneath it, which comes last.
@@ -208,7 +209,7 @@ def test_kernels_and_nax_are_used_only_after_a_trial(monkeypatch):
     assert MetalEngine.unavailable_because() == why
     count = len(tried)
     monkeypatch.setenv(device.SWITCH, "0")
-    assert not device.nax_usable()
+    assert MetalEngine(networks.egg(8, 8, 1)).description == "metal (simdgroup matrices)"
     assert device.nax_unused_because() == "EGGROLL_NAX=0"
     assert len(tried) == count
 

@@ -1,12 +1,25 @@
-"""make verify-metal and make verify-cuda: one report, whatever its steps say."""
+"""make verify-metal and make verify-cuda: one report, whatever its steps say or do."""
 
 from __future__ import annotations
 
+import hashlib
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import mlx.core as mx
+import nax_check
+import numpy as np
 import pytest
+from test_nax_check import M5
 
-from gpu import report
+from eggroll.engines import verdicts
+from eggroll.engines.gpu.source import Source
+from gpu import report, report_kernels, run_kernel
+from gpu.every_kernel import Launched, every_kernel
+from gpu.report_kernels import run_step
 
 
 def step(text: str, code: int = 0) -> report.Step:
@@ -15,20 +28,48 @@ def step(text: str, code: int = 0) -> report.Step:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the report is written; no GPU, and nothing that asks the machine."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(report, "first_steps", lambda engine: {"probe": step("probed")})
+    monkeypatch.setattr(report, "has_gpu", lambda engine: False)
     return tmp_path
+
+
+def never(*_: object) -> bool:
+    raise AssertionError("a step that must not be made")
 
 
 @pytest.mark.parametrize("engine", ["metal", "cuda"])
 def test_without_its_gpu_it_says_so(folder: Path, monkeypatch, capsys, engine: str):
+    """The report is there, with all that tells why."""
     monkeypatch.setattr(report, "available", lambda: {engine: "no GPU"})
-    steps = {"probe": step("probed"), "tests": step("never")}
-    monkeypatch.setattr(report, "steps", lambda engine: steps)
+    monkeypatch.setattr(report, "steps", never)
+    monkeypatch.setattr(report, "try_kernels", never)
     assert report.main(engine) == 2
     assert "cannot run here (no GPU)" in capsys.readouterr().err
     said = (folder / f"{engine}-report.txt").read_text()
     assert "probed" in said
-    assert "never" not in said
+    assert f"=== engine: {engine}: no GPU" in said
+    assert "mlx 0." in said
+    assert f"sources {verdicts.source_hash()}" in said
+
+
+def test_a_failed_trial_is_in_it_with_every_kernel(folder: Path, monkeypatch):
+    """Then it is needed most: the kernels are tried although the engine cannot run."""
+    error = "Unable to build\nprogram_source:7:3: error: no type\n  fooo x\n  ^"
+    first = {"trial": report.Step(["-c", f"raise RuntimeError({error!r})"])}
+    monkeypatch.setattr(report, "first_steps", lambda engine: first)
+    monkeypatch.setattr(report, "available", lambda: {"metal": "its trial failed"})
+    monkeypatch.setattr(report, "has_gpu", lambda engine: True)
+    monkeypatch.setattr(report, "steps", never)
+    tried = []
+    monkeypatch.setattr(report, "do_kernels", lambda *given: tried.append(given[1]))
+    assert report.main() == 2
+    said = (folder / "metal-report.txt").read_text()
+    assert "=== trial: exit code 1 (program_source:7:3: error: no type)\nTraceback" in said
+    assert "  fooo x\n  ^" in said
+    assert tried == ["metal"]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +85,7 @@ def test_it_compares_signatures_and_names_failures(
     }  # fmt: skip
     monkeypatch.setattr(report, "steps", lambda engine: steps)
     assert report.main() == exit_code
-    assert f"signatures of both engines {words}" in (folder / "metal-report.txt").read_text()
+    assert f"signatures of both engines: {words}" in (folder / "metal-report.txt").read_text()
     assert ("failed: three" in capsys.readouterr().out) == (code > 0)
 
 
@@ -55,6 +96,38 @@ def test_its_steps_name_what_is_there(engine: str):
     assert len(tests) == 5
     assert all((root / test).is_file() for test in tests)
     assert sum(bool(step.env) for step in todo.values()) == len(report.VARIANTS[engine])
+    assert f"-m gpu.report{' cuda' * (engine == 'cuda')}\n" in (root / "Makefile").read_text()
+
+
+def test_first_steps_of_a_machine_without_a_gpu(monkeypatch):
+    """They run anywhere; each ends, and the trial says what is missing."""
+    for engine, word in (("metal", "No Metal back-end"), ("cuda", "No CUDA back-end")):
+        first = report.first_steps(engine)
+        assert list(first) == ["machine", "device", "probe", "trial"]
+        done = run_step(first["trial"].words, first["trial"].env, 60)
+        assert word in done.why
+        assert f"{engine}: scores of rank 1" in done.said
+    done = run_step(first["machine"].words, {}, 60)
+    assert done.code == 0
+    assert "$ nvidia-smi --format=csv" in done.said
+
+
+def test_nax_is_part_of_it_where_it_can_be(monkeypatch):
+    def asked(**changes: object) -> tuple[list[str], list[str]]:
+        facts = SimpleNamespace(**{**vars(M5), **changes})
+        monkeypatch.setattr(report.metal, "facts", lambda: facts)
+        return list(report.trials("metal")), report.kernel_variants("metal")
+
+    assert asked() == (["trial", "trial with NAX"], ["", "nax"])
+    assert asked(architecture="applegpu_g16s") == (["trial"], ["", "nax"])
+    assert asked(os_version="15.5") == (["trial"], [""])
+    assert asked(system="Linux") == (["trial"], [""])
+    assert nax_check.decide(M5).obstacles == ()
+    for architecture, variants in ((90, 3), (75, 2), (61, 1)):
+        monkeypatch.setattr(report.cuda, "architecture", lambda a=architecture: a)
+        found = report.kernel_variants("cuda")
+        assert len(found) == variants
+        assert found[-1] == f"dp4a {architecture}"
 
 
 def test_environments_of_steps_reach_them(folder: Path, monkeypatch):
@@ -63,3 +136,148 @@ def test_environments_of_steps_reach_them(folder: Path, monkeypatch):
     monkeypatch.setattr(report, "steps", lambda engine: {"one": told})
     assert report.main("cuda") == 0
     assert "signature: x" in (folder / "cuda-report.txt").read_text()
+
+
+def test_kernels_of_the_gpu_at_hand_are_listed():
+    """With the shared memory that its compute capability lends: more on sm_90 than on sm_75."""
+    shared = {a: max(each.source.shared for each in every_kernel("cuda", [f"dp4a {a}"]))
+              for a in (75, 90)}  # fmt: skip
+    assert shared[75] <= 64 << 10 < shared[90]
+
+
+# A device whose compiler, pipelines and launches fail as those of a GPU do.
+FAKE = """
+import ctypes, os, time
+def compiled(source):
+    def kernel(*, inputs, output_shapes, output_dtypes, grid, threadgroup, verbose):
+        assert verbose and grid == (64, 1, 1) and inputs[0].tolist() == [3, 4]
+        text = f"Generated source code:\\n{source.header}\\n[[kernel]] {source.body}"
+        ctypes.CDLL(None).puts(text.encode())  # as MLX does, which has a buffer of its own
+        if source.name == "crashes":
+            os.abort()
+        if source.name == "hangs":
+            time.sleep(600)
+        if source.name == "fails":
+            raise RuntimeError("Unable to build metal library from source\\n"
+                               "program_source:9:1: error: no type\\n  fooo x\\n  ^\\n"
+                               "program_source:12:1: note: declared here")
+        import mlx.core as mx
+        return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes)]
+    return kernel
+"""
+NAMES = ("runs", "fails", "crashes", "hangs", "runs, too")
+
+
+@pytest.fixture
+def kernels(folder: Path, monkeypatch) -> Callable[[], list[Path]]:
+    """Writes files of kernels for the fake device."""
+    (folder / "fake_device.py").write_text(FAKE)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    monkeypatch.setitem(report_kernels.DEVICES, "metal", "fake_device")
+
+    def write() -> list[Path]:
+        (folder / "kernels").mkdir()
+        files = [folder / "kernels" / f"{i}.json" for i in range(len(NAMES))]
+        for file, name in zip(files, NAMES, strict=True):
+            source = Source(name, ("a",), ("b",), "// header", f"b[0] = a[0]; // {name}")
+            made = Launched(name, source, (mx.array([3, 4]),), (((2,), mx.int32),), (64, 1, 1),
+                            (64, 1, 1))  # fmt: skip
+            run_kernel.write_kernel(file, made)
+        return files
+
+    return write
+
+
+def test_every_kernel_is_tried_whatever_the_others_do(kernels, folder: Path, monkeypatch):
+    """One fails with a message of several lines, one crashes, one hangs: all of it is told."""
+    kernels()
+    monkeypatch.setattr(
+        report, "try_kernels", lambda *given: report_kernels.try_kernels(*given, seconds=2)
+    )
+    copy = f"import shutil, sys; shutil.copytree({str(folder / 'kernels')!r}, sys.argv[2],"
+    monkeypatch.setattr(report, "LIST", ["-c", f"{copy} dirs_exist_ok=True)"])
+    monkeypatch.setattr(report, "has_gpu", lambda engine: True)
+    monkeypatch.setattr(report, "kernel_variants", lambda engine: [""])
+    monkeypatch.setattr(report, "available", lambda: {"metal": "its trial failed"})
+    assert report.main() == 2
+    said = (folder / "metal-report.txt").read_text()
+    assert "5 of 5 (no NAX)\n2 kernels ran, 3 failed\n" in said
+    for line in (
+        "fails: program_source:9:1: error: no type\n",
+        "crashes: the process was ended by SIGABRT",
+        "hangs: no answer in 2 seconds",
+        "runs: built and ran in ",
+        "runs, too: built and ran in ",
+    ):
+        assert f"\n{line}" in said
+    # Of what failed, the whole message and the text that was compiled.
+    assert "  fooo x\n  ^\nprogram_source:12:1: note: declared here" in said
+    for name in ("fails", "crashes", "hangs"):
+        assert f"[[kernel]] b[0] = a[0]; // {name}\n" in said
+        digest = hashlib.sha256(f"// headerb[0] = a[0]; // {name}".encode()).hexdigest()
+        assert f"sha256 {digest}, grid [64, 1, 1], threadgroup [64, 1, 1]" in said
+    assert "[[kernel]] b[0] = a[0]; // runs\n" not in said
+    assert "Fatal Python error: Aborted" in said
+
+
+def test_the_report_is_whole_at_any_time(kernels, folder: Path):
+    """Whatever ends the report itself, what was found before is in the file."""
+    said = []
+    found = report.Report(folder / "r.txt")
+
+    def tell(so_far: report.Kernels) -> None:
+        found.put("kernels", so_far.text())
+        said.append((folder / "r.txt").read_text())
+        if len(said) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        report.try_kernels("fake_device", kernels(), tell, 60)
+    assert "1 kernels ran, 0 failed" in said[0]
+    assert "1 kernels ran, 1 failed" in said[1]
+    found.begin("tests")
+    assert "the report ends here if it hung" in (folder / "r.txt").read_text()
+
+
+def test_time_for_all_kernels_is_bounded(kernels, monkeypatch):
+    monkeypatch.setattr(report_kernels, "MOST_SECONDS", -1)
+    done = report.try_kernels("fake_device", kernels(), lambda so_far: None)
+    assert len(done.failed) == len(NAMES)
+    assert "not tried" in done.names[0]
+    assert "// header\nb[0] = a[0]; // runs" in done.failed[0]  # the source, told all the same
+
+
+def test_kernels_that_cannot_be_listed_are_told(folder: Path, monkeypatch):
+    monkeypatch.setattr(report, "LIST", ["-c", "raise ValueError('no list')"])
+    found = report.Report(folder / "r.txt")
+    assert not report.do_kernels(found, "metal", str(folder), [""])
+    assert "they cannot be listed: ValueError: no list" in (folder / "r.txt").read_text()
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="there they run")
+def test_real_kernels_reach_the_real_device(tmp_path: Path):
+    """As files and back; here the device says that it is not there."""
+    launched = every_kernel("metal", [""])[1]
+    file = tmp_path / "0.json"
+    run_kernel.write_kernel(file, launched)
+    done = report.try_kernels(report_kernels.DEVICES["metal"], [file], lambda so_far: None)
+    assert "No Metal back-end" in done.names[0]
+    found = report_kernels.json.loads(file.read_text())
+    assert run_kernel.source_of(found) == launched.source
+    arrays = np.load(file.with_suffix(".npz"))
+    assert [arrays[name].dtype for name in arrays.files] == [
+        np.array(a).dtype for a in launched.inputs
+    ]
+
+
+def test_a_step_that_hangs_ends_with_all_that_it_started(tmp_path: Path):
+    """Its children hold the GPU, too."""
+    mark = tmp_path / "late"
+    child = f"import time; time.sleep(2.5); open({str(mark)!r}, 'w')"
+    code = "import subprocess; print('so far', flush=True); "
+    code += f"subprocess.run([{sys.executable!r}, '-c', {child!r}])"
+    done = run_step(["-c", code], {}, 1)
+    assert (done.code, done.why) == (124, "no answer in 1 seconds; last it said: so far")
+    time.sleep(2)
+    assert not mark.exists()

@@ -19,7 +19,7 @@ from eggroll.errors import InputError
 
 ENGINE = "eggroll.engines.cuda.engine:CudaEngine"
 SWITCH = "EGGROLL_CUDA"  # m16n8k32, m8n8k16 or dp4a: another product than the fastest
-TRIAL_SECONDS = 180  # MLX compiles every kernel; each takes seconds the first time
+TRIAL_SECONDS = 300  # MLX compiles every kernel; each takes seconds the first time
 NAMED = ("device_name", "compute_capability_major", "compute_capability_minor", "architecture")
 COMPILERS = (
     *("mlx-cuda-13", "mlx-cuda-12", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),

@@ -6,8 +6,12 @@ Letters: M members of a threadgroup, D width, K inputs and O outputs of a leaf.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from eggroll.engines.gpu.plan import FULL, StagePlan, best_members, stage_plans
 from eggroll.program import Program
@@ -65,29 +69,33 @@ def matrix_macs(program: Program) -> int:
 class VoteWork(NamedTuple):
     """The tiles and elements of one count of votes, in the order of its flat results.
 
-    tiles: [leaf, row, column, O, K, offset] of the matrices; elements: [leaf, element] of the
-    vectors; votes: of all matrices, which lie one after the other.
+    tiles: int32 [tiles, (leaf, row, column, O, K, offset)] of the matrices; elements: int32
+    [elements, (leaf, element)] of the vectors; votes: of all matrices, one after the other.
     """
 
-    tiles: list[tuple[int, ...]]
-    elements: list[tuple[int, int]]
+    tiles: NDArray[np.int32]
+    elements: NDArray[np.int32]
     votes: int
 
 
-def vote_work(program: Program, side: int) -> VoteWork:
-    """Tiles of side x side votes, and single votes of vectors."""
+@lru_cache(maxsize=8)
+def vote_work(shapes: tuple[tuple[int, ...], ...], side: int) -> VoteWork:
+    """Tiles of side x side votes, and single votes of vectors, of leaves of these shapes.
+
+    Made once for a network, as the lists are long.
+    """
     tiles: list[tuple[int, ...]] = []
     elements: list[tuple[int, int]] = []
     offset = 0
-    for i, leaf in enumerate(program.leaves):
-        if len(leaf.shape) == 1:
-            elements += [(i, k) for k in range(leaf.shape[0])]
+    for i, shape in enumerate(shapes):
+        if len(shape) == 1:
+            elements += [(i, k) for k in range(shape[0])]
             continue
-        O, K = leaf.shape
+        O, K = shape
         corners = product(range(0, O, side), range(0, K, side))
         tiles += [(i, row, column, O, K, offset) for row, column in corners]
         offset += O * K
-    return VoteWork(tiles, elements, offset)
+    return VoteWork(np.array(tiles, np.int32), np.array(elements, np.int32), offset)
 
 
 def split_terms(terms: int, groups: int) -> tuple[int, int]:

@@ -10,7 +10,6 @@ import math
 import mlx.core as mx
 
 from eggroll.engines.gpu.counts import split_terms, vote_work
-from eggroll.engines.gpu.credit import as_int32
 from eggroll.engines.gpu.dialect import VOTE_SIDE, VOTE_THREADS, Dialect
 from eggroll.engines.gpu.launch import Launcher, pad_flat
 from eggroll.engines.gpu.votes import vote_sources
@@ -31,20 +30,20 @@ def count_votes(
     N, leaves = fitness.size, program.leaves
     given = [table, *map(pad_flat, (noise.starts, fitness.astype(mx.int8)))]
     matrices, vectors = vote_sources(dialect, noise.rank, clt)
-    work = vote_work(program, VOTE_SIDE)
+    work = vote_work(tuple(leaf.shape for leaf in leaves), VOTE_SIDE)
     flat: dict[bool, mx.array] = {}
     for of_matrix, source, rows, terms, size, threads in (
         (True, matrices, work.tiles, N * noise.rank, work.votes, VOTE_THREADS),
         (False, vectors, work.elements, N, len(work.elements), 1),
     ):
-        if not rows:
+        if not len(rows):
             continue
         groups = -(-len(rows) * threads // VOTE_THREADS)
         parts, share = split_terms(terms, groups)
         sizes = mx.array([N, share, size], mx.int32)
         (Z,) = launcher(
             source,
-            [*given, pad_flat(as_int32(rows)), sizes],
+            [*given, pad_flat(mx.array(rows)), sizes],
             [((parts, size), mx.int32)],
             (groups * VOTE_THREADS, parts, 1),
             (VOTE_THREADS, 1, 1),

@@ -18,7 +18,7 @@ from eggroll.engines.gpu.source import Source
 
 ENGINE = "eggroll.engines.metal.engine:MetalEngine"
 SWITCH = "EGGROLL_NAX"  # 0 leaves NAX unused, so that both paths can be compared
-TRIAL_SECONDS = 120
+TRIAL_SECONDS = 300  # most of it for the compiler, which sees some 40 kernels
 
 
 @cache
@@ -42,8 +42,8 @@ def facts() -> nax_check.Facts:
     return nax_check.read_facts()
 
 
-def nax_unused_because() -> str:
-    """The reason why this engine does not use NAX here; empty if it does.
+def nax_missing() -> str:
+    """The reason why this engine does not try NAX here; empty if it does.
 
     Its kernels are compiled at run time, so that MLX's own need not be there; see nax_check.
     """
@@ -51,15 +51,19 @@ def nax_unused_because() -> str:
         return f"{SWITCH}=0"
     if not mx.metal.is_available():
         return "MLX finds no Metal GPU"
-    if unmet := nax_check.decide(facts()).obstacles:
-        return "; ".join(f"{reason.name}: {reason.text}" for reason in unmet)
-    why = trial_error(True)
+    unmet = nax_check.decide(facts()).obstacles
+    return "; ".join(f"{reason.name}: {reason.text}" for reason in unmet)
+
+
+def nax_failure() -> str:
+    """The reason why NAX failed its trial, where it is there to be tried; empty if it did not."""
+    why = "" if nax_missing() else trial_error(True)
     return f"its trial failed: {why}" if why else ""
 
 
-def nax_usable() -> bool:
-    """True if the GPU has NAX, nobody switched it off, and a trial gave the right integers."""
-    return not nax_unused_because()
+def nax_unused_because() -> str:
+    """The reason why this engine does not use NAX here; empty if it does."""
+    return nax_missing() or nax_failure()
 
 
 @cache

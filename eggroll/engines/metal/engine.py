@@ -69,11 +69,13 @@ class MetalEngine(StagedEngine):
         super().__init__(program, threads, block_tokens, Metal(), launcher, members, pace)
         if pace.waits:
             whole_portions()
-        self.nax = device.nax_usable() if nax is None else nax
+        self.nax_failure = device.nax_failure() if nax is None else ""
+        self.nax = not device.nax_unused_because() if nax is None else nax
 
     @property
     def description(self) -> str:
-        return f"metal ({'NAX' if self.nax else 'simdgroup matrices'})"
+        unused = f"; NAX is not used: {self.nax_failure}" if self.nax_failure else ""
+        return f"metal ({'NAX' if self.nax else 'simdgroup matrices'}{unused})"
 
     @property
     def remedy(self) -> str:

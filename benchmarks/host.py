@@ -1,0 +1,175 @@
+"""The host's part of an update on a GPU: `python benchmarks/host.py`
+
+Makes whole updates with the metal engine's Python code and a launcher that returns ones at once, so
+no GPU is needed, and times what the host does before and between launches, in the order and as
+often as an update does it, in seconds of the CPU. What a GPU would compute is left out, but for
+rule `sign`, which is MLX operations on a GPU and NumPy here. Estimators take turns; the table has
+medians in ms per update. First two small runs are compared, one of which draws its noise by NumPy.
+
+Letters: P members, N = P/2 pairs, T tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import mlx.core as mx
+import numpy as np
+
+from eggroll import population as populations
+from eggroll import rng, run
+from eggroll.bench import PRESETS
+from eggroll.checkpoint import signature
+from eggroll.config import Config
+from eggroll.engines.cpu import CpuEngine
+from eggroll.engines.gpu import engine as gpu
+from eggroll.engines.metal.engine import MetalEngine
+from eggroll.noise import Noise
+from eggroll.population import Population
+from eggroll.step import Learner
+
+ESTIMATORS: dict[str, dict[str, Any]] = {
+    "eggroll, sign": {},
+    "eggroll, master": {"rule": "master"},
+    "token-votes, whitened": {"estimator": "token-votes", "rule": "whitened"},
+    "token-credit, whitened": {"estimator": "token-credit", "rule": "whitened"},
+}
+CHECKS = "check_credit", "check_draws", "check_noise", "check_rows", "check_tokens", "check_values"
+PARTS = (
+    "noise",
+    "signs and draws",
+    "tokens gathered",
+    "checks",
+    "launches",
+    "weights packed",
+    "rule",
+)
+DEVICE = "device"  # what MLX computes when it is asked to, here on the CPU
+
+
+class Clock:
+    """Seconds of the CPU per part; a part within another is not counted there."""
+
+    def __init__(self) -> None:
+        self.seconds, self.calls = Counter[str](), Counter[str]()
+        self._within = [0.0]
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            self._within.append(0.0)
+            began = time.process_time()
+            try:
+                return function(*args, **options)
+            finally:
+                took = time.process_time() - began
+                self.seconds[part] += took - self._within.pop()
+                self.calls[part] += 1
+                self._within[-1] += took
+
+        return call
+
+    @contextmanager
+    def around(self, learner: Learner) -> Iterator[None]:
+        """Times what an update of this learner calls."""
+        engine, rule = type(learner.population.engine), type(learner.rule)
+        places = [
+            (Noise, "slices", "noise"), (populations, "draw_signs", "signs and draws"),
+            (Population, "_of", "tokens gathered"), (engine, "prepare", "weights packed"),
+            (engine, "evaluate", "launches"), (engine, "votes", "launches"),
+            (engine, "credit", "launches"), (rule, "__call__", "rule"), (mx, "eval", DEVICE),
+            *((gpu, name, "checks") for name in CHECKS),
+        ]  # fmt: skip
+        with ExitStack() as stack:
+            for place, name, part in places:
+                timed = self.timed(part, getattr(place, name))
+                stack.enter_context(mock.patch.object(place, name, timed))
+            yield
+
+
+def ones(source: Any, inputs: Any, outputs: Any, grid: Any, threadgroup: Any) -> list[mx.array]:
+    """A launcher whose kernels leave ones."""
+    return [mx.ones(shape, dtype) for shape, dtype in outputs]
+
+
+def verify() -> None:
+    """Two updates of a small run, with noise drawn by the extension and by NumPy."""
+    small = Config(pop=36, width=24, seq_len=5, chunk=10, table_bits=18, vocabulary=9)
+    for name, options in ESTIMATORS.items():
+        found = set()
+        for native in (rng._native(), None):
+            with mock.patch.object(rng, "_native", lambda native=native: native):
+                changed = replace(small, **options)
+                learner = run.new_learner(changed, CpuEngine(changed.program()))
+                for _ in range(2):
+                    learner.update(batch(changed))
+                found.add(signature(learner.weights))
+        if len(found) > 1:
+            sys.exit(f"{name}: draws differ.")
+
+
+def batch(options: Config) -> tuple[Any, Any]:
+    """Random tokens and targets, int32 [streams, T] each."""
+    shape = 2, options.streams, options.seq_len
+    tokens, targets = np.random.default_rng(0).integers(0, options.symbols, shape).astype(np.int32)
+    return tokens, targets
+
+
+def measure(options: Config, repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of every part, of each estimator's updates, after one that is not counted."""
+    learners = {}
+    for name, own in ESTIMATORS.items():
+        changed = replace(options, **own)
+        engine = MetalEngine(changed.program(), launcher=ones, nax=False)
+        learners[name] = run.new_learner(changed, engine)
+    found = {name: {part: list[float]() for part in PARTS} for name in learners}
+    given = batch(options)
+    for turn in range(repeats + 1):
+        for name, learner in learners.items():
+            clock = Clock()
+            with clock.around(learner):
+                learner.update(given)
+            learner.state = learner.population.initial_state()  # which takes no memory yet
+            for part in PARTS if turn else ():
+                found[name][part].append(clock.seconds[part])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", default="paper", choices=PRESETS)
+    parser.add_argument("--pairs", type=int, default=1 << 17)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    verify()
+    print("verified: runs are the same with noise drawn by the extension and by NumPy", flush=True)
+    network = PRESETS[args.preset]
+    found = measure(Config(**network, pop=2 * args.pairs), args.repeats)
+    rows = []
+    for name, parts in found.items():
+        middle = {part: 1e3 * statistics.median(seconds) for part, seconds in parts.items()}
+        whole = [1e3 * sum(turn) for turn in zip(*parts.values(), strict=True)]
+        row = {"all": statistics.median(whole)} | middle
+        spread = (max(whole) - min(whole)) / row["all"]
+        rows.append({"estimator": name, "ms": row, "spread": spread})
+        print(f"{name}: " + ", ".join(f"{part} {ms:.1f}" for part, ms in row.items())
+              + f" ms per update, spread {spread:.0%}", flush=True)  # fmt: skip
+    if args.json:
+        facts = {"machine": platform.platform(), "preset": args.preset, "pairs": args.pairs}
+        args.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
