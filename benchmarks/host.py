@@ -28,8 +28,8 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 
+from eggroll import draws, run
 from eggroll import population as populations
-from eggroll import rng, run
 from eggroll.bench import PRESETS
 from eggroll.checkpoint import signature
 from eggroll.config import Config
@@ -108,8 +108,8 @@ def verify() -> None:
     small = Config(pop=36, width=24, seq_len=5, chunk=10, table_bits=18, vocabulary=9)
     for name, options in ESTIMATORS.items():
         found = set()
-        for native in (rng._native(), None):
-            with mock.patch.object(rng, "_native", lambda native=native: native):
+        for native in (draws._native(), None):
+            with mock.patch.object(draws, "_native", lambda native=native: native):
                 changed = replace(small, **options)
                 learner = run.new_learner(changed, CpuEngine(changed.program()))
                 for _ in range(2):

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from eggroll.draws import WHOLE, draws
 from eggroll.program import Program, S, Stage
-from eggroll.rng import DRAWS, SIGNS, WHOLE, draws, key
+from eggroll.rng import DRAWS, SIGNS, key
 
 # Score bits -> right shift from 1/256 bit to the unit of credit: 1/16 bit, or 1/64, where the clip
 # to int8 leaves +-2 bits of a token's credit.

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from eggroll.rng import SLICES, TABLE, draws, key, normal_bytes
+from eggroll.draws import draws
+from eggroll.rng import SLICES, TABLE, key, normal_bytes
 
 KEPT = 1 << 28  # bytes of slices that are kept for the votes and for later updates of an epoch
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eggroll import _extension, networks, noise, rng
+from eggroll import _extension, draws, networks, noise, rng
 from eggroll.credit import SILENT, CreditNoise, Turns, crediting, draw_signs
 from eggroll.engines import ENGINES
 from eggroll.noise import Noise, Slices, slice_length
@@ -19,14 +19,14 @@ from eggroll.population import Population
 
 FAR = [0, 1, (1 << 32) - 3, 1 << 32, (1 << 40) + 7, (1 << 63) - 2, (1 << 64) - 5]
 STREAM = st.integers(0, (1 << 64) - 1)
-ROOM = st.integers(0, rng.WHOLE) | st.sampled_from(
-    [0, 1, (1 << 24) - 511, rng.WHOLE - 1, rng.WHOLE]
+ROOM = st.integers(0, draws.WHOLE) | st.sampled_from(
+    [0, 1, (1 << 24) - 511, draws.WHOLE - 1, draws.WHOLE]
 )
 
 
 def by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on as on a machine where the extension is not built."""
-    monkeypatch.setattr(rng, "_native", lambda: None)
+    monkeypatch.setattr(draws, "_native", lambda: None)
 
 
 @settings(max_examples=200, deadline=None)
@@ -47,26 +47,26 @@ def test_the_extension_draws_what_numpy_does(given, first, shape):
         want = (rng.words(stream, index) >> np.uint64(32)) * np.uint64(room) >> np.uint64(32)
         np.testing.assert_array_equal(row.view(np.uint32), want)
     if first + len(index) < 1 << 63:
-        np.testing.assert_array_equal(drawn, rng.draws_numpy(streams, rooms, first, shape))
+        np.testing.assert_array_equal(drawn, draws.draws_numpy(streams, rooms, first, shape))
 
 
 @pytest.mark.parametrize("threads", [1, 3, 0])
 @pytest.mark.parametrize("streams", [1, 3])
 def test_many_numbers_are_drawn_on_threads(threads: int, streams: int):
     """In parts, of which the last is shorter; a stream of room 0 among them."""
-    keys, rooms = [7, 8, 9][:streams], [rng.WHOLE, 0, 1000][:streams]
+    keys, rooms = [7, 8, 9][:streams], [draws.WHOLE, 0, 1000][:streams]
     shape, first = (streams, (1 << 20) // streams + 77), (1 << 32) - 5
-    drawn = np.array(rng.draws(keys, rooms, first, shape, threads))
-    np.testing.assert_array_equal(drawn, rng.draws_numpy(keys, rooms, first, shape))
+    drawn = np.array(draws.draws(keys, rooms, first, shape, threads))
+    np.testing.assert_array_equal(drawn, draws.draws_numpy(keys, rooms, first, shape))
 
 
 def test_parts_of_a_draw_are_parts_of_the_whole():
     """Whatever the cut, before position 2^32, across it and after, up to the last."""
-    streams, rooms, count = [3, 1 << 63], [12345, rng.WHOLE], 1000
+    streams, rooms, count = [3, 1 << 63], [12345, draws.WHOLE], 1000
     for first in FAR[:-1]:
-        whole = np.array(rng.draws(streams, rooms, first, (2, count)))
+        whole = np.array(draws.draws(streams, rooms, first, (2, count)))
         for at, size in ((0, 1), (1, 17), (499, 501), (999, 1)):
-            part = np.array(rng.draws(streams, rooms, first + at, (2, size)))
+            part = np.array(draws.draws(streams, rooms, first + at, (2, size)))
             np.testing.assert_array_equal(part, whole[:, at : at + size])
 
 
@@ -75,7 +75,7 @@ def test_parts_of_a_draw_are_parts_of_the_whole():
     [
         ([1, 2], [3], 0, (2, 4)),
         ([1, 2], [3, 3], 0, (3, 5)),
-        ([1], [rng.WHOLE + 1], 0, (1, 4)),
+        ([1], [draws.WHOLE + 1], 0, (1, 4)),
         ([1], [3], 0, (1, -4)),
         ([], [], 0, (1, 4)),
         ([1], [1], 0, (1 << 30, 1 << 30, 1 << 30)),
@@ -115,7 +115,7 @@ def test_noise_is_the_same_without_the_extension(monkeypatch):
 
 def test_noise_is_drawn_by_the_extension(monkeypatch):
     """NumPy's draws, which take several times as long, are for machines without it."""
-    monkeypatch.setattr(rng, "draws_numpy", lambda *given: pytest.fail("drawn by NumPy"))
+    monkeypatch.setattr(draws, "draws_numpy", lambda *given: pytest.fail("drawn by NumPy"))
     drawn_noise()
 
 
@@ -151,7 +151,7 @@ class Counted:
 
     def __call__(self, streams, rooms, first, shape, threads) -> mx.array:
         self.by_pair[first] += 1
-        return rng.draws(streams, rooms, first, shape, threads)
+        return draws.draws(streams, rooms, first, shape, threads)
 
 
 def run(population: Population, step: int) -> dict[str, np.ndarray]:
