@@ -85,6 +85,13 @@ RACES = {
     "written by a lane that read, too": (
         f"{CLEAR}int v = t < 32 ? own[5] : 0;\nif (t == 31) own[5] = v;\n{OUT}"
     ),
+    "written by the first of several lanes that read": (
+        f"{CLEAR}int v = t < 32 ? own[5] : 0;\nint sum = simd_sum(1);\n"
+        f"if (t == 0) own[5] = v;\n{OUT}"
+    ),
+    "written by the first of several simdgroups that read": (
+        f"{CLEAR}int v = t % 32 == 0 ? own[5] : 0;\n{OF_DEVICE}if (t == 0) own[5] = v;\n{OUT}"
+    ),
     "a word over another's byte": (
         f"reinterpret_cast<threadgroup int8_t*>(own)[4 * (t ^ 1) + 3] = 1;\nown[t] = 0;\n{OUT}"
     ),
@@ -111,7 +118,7 @@ def test_races_of_threads_are_found_in_one_run(gpu: MetalGpu, fault: str):
         (f"{OUT}if (t == 5) out[5] = 5;\n", "writes what another threadgroup wrote"),
         (f"{OUT}if (g == 1 && out[t] == 7) out[70] = 7;\n", "reads what another threadgroup wrote"),
         (
-            "int v = 0;\nif (g == 0) v = out[64 + t];\nout[64 * g + t] = v;\n",
+            "int v = out[64 + t];\nout[64 * g + t] = v;\n",
             "writes what another threadgroup read",
         ),
     ],
