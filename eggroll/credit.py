@@ -141,20 +141,35 @@ def credit_shift(crediting: Crediting, seq_len: int) -> int:
 
 
 def draw_signs(
-    crediting: Crediting, *, seed: int, step: int, first_pair: int, pairs: int, seq_len: int
+    crediting: Crediting,
+    *,
+    seed: int,
+    step: int,
+    first_pair: int,
+    pairs: int,
+    seq_len: int,
+    threads: int = 1,
 ) -> CreditNoise:
-    """The random bits of pairs first_pair .. first_pair + pairs - 1 in update `step`."""
+    """The random bits of pairs first_pair .. first_pair + pairs - 1 in update `step`.
+
+    threads: that draw them, 0 takes all cores.
+    """
     words = -(-seq_len // 32)
-    signs = _signs(crediting, seed, (step,), first_pair * words, (pairs, words))
+    signs = _signs(crediting, seed, (step,), first_pair * words, (pairs, words), threads)
     if CreditKind.READOUT not in crediting.kinds:
         return CreditNoise(signs, mx.zeros((pairs, seq_len), mx.uint32))
     streams, first = [key(seed, DRAWS, step)], first_pair * seq_len
-    drawn = draws(streams, [WHOLE], first, (pairs, seq_len)).view(mx.uint32)
+    drawn = draws(streams, [WHOLE], first, (pairs, seq_len), threads).view(mx.uint32)
     return CreditNoise(signs, drawn)
 
 
 def _signs(
-    crediting: Crediting, seed: int, at: tuple[int, ...], first: int, shape: tuple[int, ...]
+    crediting: Crediting,
+    seed: int,
+    at: tuple[int, ...],
+    first: int,
+    shape: tuple[int, ...],
+    threads: int = 1,
 ) -> mx.array:
     """Words of signs from position `first` on, int32 [leaves, shape]; zeros without such noise.
 
@@ -165,7 +180,7 @@ def _signs(
         crediting.nodes and leaf in owners and crediting.shifts[leaf] != SILENT for leaf in leaves
     ]
     streams = [key(seed, SIGNS, at[0], leaf, *at[1:]) if turned[leaf] else 0 for leaf in leaves]
-    return draws(streams, [WHOLE * t for t in turned], first, (len(leaves), *shape))
+    return draws(streams, [WHOLE * t for t in turned], first, (len(leaves), *shape), threads)
 
 
 class Turns:

@@ -53,21 +53,26 @@ class Noise:
         self.shapes, self.seed, self.rank, self.shift, self.reuse = shapes, seed, rank, shift, reuse
         self.table = mx.array(normal_bytes(key(seed, TABLE), 1 << table_bits))
         self._epoch, self._kept = -1, dict[tuple[int, int], Slices]()
+        self._streams: list[int] = []  # of the epoch
 
     def epoch(self, step: int) -> int:
         """The epoch of update `step`: its noise is drawn anew with every epoch."""
         return step // self.reuse if self.reuse else 0
 
-    def slices(self, step: int, first_pair: int, pairs: int) -> Slices:
+    def slices(self, step: int, first_pair: int, pairs: int, threads: int = 1) -> Slices:
         """The slices of pairs first_pair .. first_pair + pairs - 1 in update `step`.
 
-        Slices stay the same for `reuse` updates; reuse 0 freezes them for ever.
+        Slices stay the same for `reuse` updates; reuse 0 freezes them for ever. threads: that draw
+        them, 0 takes all cores.
         """
         if self._epoch != self.epoch(step):
             self._epoch, self._kept = self.epoch(step), {}
+            leaves = range(len(self.shapes))
+            self._streams = [key(self.seed, SLICES, self._epoch, i) for i in leaves]
         # Evaluation and votes of one update ask for the same chunks.
         if (first_pair, pairs) not in self._kept:
-            drawn = Slices(self.table, self._starts(first_pair, pairs), self.rank, self.shift)
+            starts = self._starts(first_pair, pairs, threads)
+            drawn = Slices(self.table, starts, self.rank, self.shift)
             room = KEPT - drawn.starts.nbytes
             # The last goes first, as an update asks for its chunks from the first on.
             while self._kept and sum(kept.starts.nbytes for kept in self._kept.values()) > room:
@@ -75,9 +80,7 @@ class Noise:
             self._kept[first_pair, pairs] = drawn
         return self._kept[first_pair, pairs]
 
-    def _starts(self, first_pair: int, pairs: int) -> mx.array:
+    def _starts(self, first_pair: int, pairs: int, threads: int) -> mx.array:
         """First table index of every leaf's slice, int32 [leaves, pairs]."""
-        leaves = range(len(self.shapes))
-        streams = [key(self.seed, SLICES, self._epoch, i) for i in leaves]
         rooms = [self.table.size - slice_length(shape, self.rank) + 1 for shape in self.shapes]
-        return draws(streams, rooms, first_pair, (len(leaves), pairs))
+        return draws(self._streams, rooms, first_pair, (len(self.shapes), pairs), threads)

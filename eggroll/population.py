@@ -95,7 +95,8 @@ class Population:
         """(first member, last + 1, slices of the pairs between) of every chunk."""
         for first in range(0, self.members, self.chunk):
             last = min(first + self.chunk, self.members)
-            yield first, last, self.noise.slices(step, first // 2, (last - first) // 2)
+            pairs = first // 2, (last - first) // 2
+            yield first, last, self.noise.slices(step, *pairs, self.engine.threads)
 
     def _of(self, shared: NDArray[Any], first: int, last: int) -> mx.array:
         """What members first .. last - 1 read of an array of one row per group of any size."""
@@ -186,6 +187,7 @@ class Population:
             credit_noise = draw_signs(
                 self.crediting, seed=self.noise.seed, step=step,
                 first_pair=first // 2, pairs=(last - first) // 2, seq_len=tokens.shape[1],
+                threads=self.engine.threads,
             )  # fmt: skip
             score, after, part = self.engine.credit(
                 prepared, slices, credit_noise, self.crediting, self._of(tokens, first, last),

@@ -60,17 +60,22 @@ def words(stream: int, index: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def draws(
-    streams: Sequence[int], rooms: Sequence[int], first: int, shape: tuple[int, ...]
+    streams: Sequence[int],
+    rooms: Sequence[int],
+    first: int,
+    shape: tuple[int, ...],
+    threads: int = 1,
 ) -> mx.array:
     """Numbers below each stream's room, from the upper halves of its words: int32 [shape].
 
     The rows are dealt to the streams in equal shares; element i of a stream is from position
     first + i. A stream of room WHOLE has the 32 bits themselves, one of room 0 has zeros.
+    threads: 0 takes all cores.
     """
     native = _native()
     if native is None:
         return mx.array(draws_numpy(streams, rooms, first, shape))
-    drawn: mx.array = native.draws(streams, rooms, first, shape)
+    drawn: mx.array = native.draws(streams, rooms, first, shape, threads)
     return drawn
 
 

@@ -40,7 +40,7 @@ def test_the_extension_draws_what_numpy_does(given, first, shape):
     shape = (len(given), *shape)
     # Positions count modulo 2^64, which NumPy's range does not.
     index = np.arange(shape[1] * shape[2], dtype=np.uint64) + np.uint64(first)
-    drawn = np.array(_extension.load().draws(streams, rooms, first, shape))
+    drawn = np.array(_extension.load().draws(streams, rooms, first, shape, 1))
     assert drawn.dtype == np.int32
     assert drawn.shape == shape
     for row, stream, room in zip(drawn.reshape(len(given), -1), streams, rooms, strict=True):
@@ -48,6 +48,16 @@ def test_the_extension_draws_what_numpy_does(given, first, shape):
         np.testing.assert_array_equal(row.view(np.uint32), want)
     if first + len(index) < 1 << 63:
         np.testing.assert_array_equal(drawn, rng.draws_numpy(streams, rooms, first, shape))
+
+
+@pytest.mark.parametrize("threads", [1, 3, 0])
+@pytest.mark.parametrize("streams", [1, 3])
+def test_many_numbers_are_drawn_on_threads(threads: int, streams: int):
+    """In parts, of which the last is shorter; a stream of room 0 among them."""
+    keys, rooms = [7, 8, 9][:streams], [rng.WHOLE, 0, 1000][:streams]
+    shape, first = (streams, (1 << 20) // streams + 77), (1 << 32) - 5
+    drawn = np.array(rng.draws(keys, rooms, first, shape, threads))
+    np.testing.assert_array_equal(drawn, rng.draws_numpy(keys, rooms, first, shape))
 
 
 def test_parts_of_a_draw_are_parts_of_the_whole():
@@ -74,7 +84,7 @@ def test_parts_of_a_draw_are_parts_of_the_whole():
 )
 def test_the_extension_refuses_what_does_not_fit(given):
     with pytest.raises(ValueError, match="draws: "):
-        _extension.load().draws(*given)
+        _extension.load().draws(*given, 1)
 
 
 def drawn_noise() -> tuple[Slices, Slices, CreditNoise, np.ndarray]:
@@ -139,9 +149,9 @@ class Counted:
         self.by_pair = Counter[int]()
         monkeypatch.setattr(noise, "draws", self)
 
-    def __call__(self, streams, rooms, first, shape) -> mx.array:
+    def __call__(self, streams, rooms, first, shape, threads) -> mx.array:
         self.by_pair[first] += 1
-        return rng.draws(streams, rooms, first, shape)
+        return rng.draws(streams, rooms, first, shape, threads)
 
 
 def run(population: Population, step: int) -> dict[str, np.ndarray]:

@@ -162,7 +162,8 @@ NB_MODULE(_int8_gemm, m) {
       "State, values [P, rows], active [P, rows] and, with crediting, Z of every leaf.");
   add_stepper(m);
   m.def("draws", &eggroll::draws, nb::call_guard<nb::gil_scoped_release>(), "streams"_a, "rooms"_a,
-        "first"_a, "shape"_a, "int32 [shape], numbers below every stream's room; see draws.h.");
+        "first"_a, "shape"_a, "threads"_a,
+        "int32 [shape], numbers below every stream's room; see draws.h.");
   m.def("view", &eggroll::view, "array"_a.none(),
         "An MLX array over a C-contiguous int8 or int32 array of NumPy, whose memory it shares.");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,

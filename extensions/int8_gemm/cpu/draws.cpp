@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "machine.h"
 #include "mlx/allocator.h"
 
 namespace eggroll {
@@ -13,6 +14,8 @@ namespace mx = mlx::core;
 
 namespace {
 
+constexpr int64_t kFew = 1 << 20;   // numbers that take a millisecond
+constexpr int64_t kPart = 1 << 16;  // of a stream that a thread draws at a time
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
 constexpr uint64_t kFactors[] = {0xBF58476D1CE4E5B9, 0x94D049BB133111EB};
 
@@ -38,7 +41,7 @@ void draw(uint64_t stream, uint64_t first, int64_t count, uint64_t room, int32_t
 }  // namespace
 
 mx::array draws(const std::vector<uint64_t>& streams, const std::vector<uint64_t>& rooms,
-                uint64_t first, const std::vector<int>& shape) {
+                uint64_t first, const std::vector<int>& shape, int threads) {
   require(streams.size() == rooms.size(), "one room per stream is needed");
   for (uint64_t room : rooms) require(room <= uint64_t{1} << 32, "rooms are at most 2^32");
   int64_t size = 1;
@@ -51,12 +54,17 @@ mx::array draws(const std::vector<uint64_t>& streams, const std::vector<uint64_t
           "the shape is not shared by the streams");
   mx::allocator::Data data = mx::allocator::malloc(static_cast<size_t>(size) * sizeof(int32_t));
   auto* out = static_cast<int32_t*>(data.buffer().raw_ptr());
-  for (size_t i = 0; i < streams.size(); ++i, out += count) {
+  // A stream may be long: it is drawn in parts.
+  int64_t parts = (count + kPart - 1) / kPart, items = static_cast<int64_t>(streams.size()) * parts;
+  parallel_for(items, size < kFew ? 1 : threads, [&](int64_t item, int) {
+    int64_t part = item % parts * kPart, length = std::min(kPart, count - part);
+    auto i = static_cast<size_t>(item / parts);
+    int32_t* to = out + item / parts * count + part;
     if (rooms[i])
-      draw(streams[i], first, count, rooms[i], out);
+      draw(streams[i], first + static_cast<uint64_t>(part), length, rooms[i], to);
     else
-      std::fill_n(out, count, 0);
-  }
+      std::fill_n(to, length, 0);
+  });
   return mx::array(std::move(data), mx::Shape(shape.begin(), shape.end()), mx::int32);
 }
 
