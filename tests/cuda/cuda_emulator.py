@@ -110,7 +110,7 @@ class CudaEmulator(metal.Emulator):
 
     @property
     def units(self) -> list[tuple[Path, tuple[str, ...]]]:
-        return [*super().units, (HERE / "warp.cpp", ("-O2", "-fno-sanitize=all"))]
+        return [*super().units, (HERE / "warp.cpp", ("-O2",))]
 
     def text(self, source: Source, inputs, outputs) -> str:  # type: ignore[override]
         return written(source, inputs, outputs)

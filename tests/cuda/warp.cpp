@@ -28,7 +28,7 @@ void mma(int* const (&d)[2 * HALVES], const uint (&a)[HALVES * HALVES], const ui
   Operands(&all)[32] = operands[turns[lane]++ % 2];
   for (int i = 0; i < HALVES * HALVES; ++i) all[lane].a[i] = a[i];
   for (int i = 0; i < HALVES; ++i) all[lane].b[i] = b[i];
-  exchange({SIMDGROUP, uint(HALVES), 0});
+  exchange({TOGETHER, uint(HALVES), 0});
   for (uint h = 0; h < HALVES; ++h)
     for (uint p = 0; p < 2; ++p)
       for (uint k = 0; k < HALVES; ++k)
@@ -49,7 +49,7 @@ uint shuffle(uint v, uint lane) {
   const uint mine = lane_index();
   uint(&all)[32] = values[turns[mine]++ % 2];
   all[mine] = v;
-  exchange({SIMDGROUP, 3, 0});
+  exchange({TOGETHER, 3, 0});
   return all[lane % 32];
 }
 

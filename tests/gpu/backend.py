@@ -55,7 +55,7 @@ class MetalGpu:
         self.folder = folder  # where kernels are compiled, once for all tests
 
     def launcher(self, **options: Any) -> emulator.Emulator:
-        """Runs every launch in two orders of the threads, unless told otherwise."""
+        """Runs every launch in one order of the threads, unless told otherwise."""
         return emulator.Emulator(self.folder, **options)
 
     def options(self, variant: str = "", cramped: bool = False) -> dict[str, Any]:

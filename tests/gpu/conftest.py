@@ -31,5 +31,5 @@ def gpu(request: pytest.FixtureRequest, folder: Path, covered: set[str]) -> Gpu:
 
 @pytest.fixture
 def launcher(gpu: Gpu) -> emulator.Emulator:
-    """Runs every launch in two orders of the threads."""
+    """Runs every launch in one order of the threads."""
     return gpu.launcher()

@@ -1,7 +1,7 @@
 """Metal kernels on this CPU: the MSL that MLX generates, compiled by clang through include/.
 
-`Emulator` is a launcher for MetalEngine. A kernel becomes a process that runs its grids; every
-launch may run in several orders of the threads, and all must give the same.
+`Emulator` is a launcher for MetalEngine. A kernel becomes a process that runs its grids and checks
+every access to memory; a launch may also run in several orders of the threads, and all must agree.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import hashlib
 import os
-import platform
 import re
 import shutil
 import struct
@@ -19,18 +18,23 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+from metal_lint import unnamed_spaces
+from metal_parse import refused
 
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.metal.device import compiled
 
 HERE = Path(__file__).parent
 FORWARD, REVERSE, SHUFFLED = range(3)
-SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+INPUT, OUTPUT, SCRATCH = range(3)
+UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
+# ThreadSanitizer's hooks at every access, which memory.cpp defines.
+HOOKS = ("-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0")
+COPIES = ("-Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset",)
 FLAGS = (
     *("-x", "c++", "-fsigned-char", "-Wall", "-Wextra", "-Werror"),
     *("-Wno-unknown-attributes", "-Wno-duplicate-decl-specifier", "-Wno-unused-parameter"),
@@ -53,15 +57,6 @@ def clang() -> str | None:
     return next((path for name in named if name and (path := shutil.which(name))), None)
 
 
-@cache
-def shared_sanitizers(compiler: str) -> tuple[str, ...]:
-    """Flags that link the sanitizers' library instead of copying it into every kernel."""
-    name = f"libclang_rt.asan-{platform.machine()}.so"
-    asked = [compiler, f"-print-file-name={name}"]
-    found = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-    return ("-shared-libasan", f"-Wl,-rpath,{found.parent}") if found.is_absolute() else ()
-
-
 def unavailable_because() -> str:
     """The reason why kernels cannot be emulated here; empty if they can."""
     if sys.platform != "linux":
@@ -69,7 +64,7 @@ def unavailable_because() -> str:
     compiler = clang()
     if not compiler:
         return "clang++, with which the Metal kernels are emulated, is not installed"
-    command = [compiler, *SANITIZE, "-x", "c++", "-", "-o", os.devnull]
+    command = [compiler, *UNDEFINED, "-x", "c++", "-", "-o", os.devnull]
     if subprocess.run(command, input=b"int main() {}", capture_output=True, check=False).returncode:
         return f"{compiler}, with which the Metal kernels are emulated, has no sanitizers"
     return ""
@@ -137,6 +132,12 @@ void emu::entry(void** arrays) {{
 """
 
 
+def named(said: str, source: Source) -> str:
+    """A message with the names of a kernel's arrays in place of their numbers."""
+    names = [*source.inputs, *source.outputs]
+    return re.sub(r" byte (\d+) of (\d+)", lambda m: f" byte {m[1]} of {names[int(m[2])]}", said)
+
+
 @dataclass
 class Kernel:
     """A compiled kernel as a process."""
@@ -144,16 +145,18 @@ class Kernel:
     program: Path
     process: subprocess.Popen | None = None
 
-    def run(self, order: int, grid, threadgroup, inputs, outputs) -> list[np.ndarray]:
+    def run(self, source: Source, order: int, inputs, outputs, grid, threadgroup):
+        """The outputs. Raises EmulationError for what a kernel must not do."""
         if self.process is None:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             self.process = subprocess.Popen([self.program], **pipes)  # type: ignore[call-overload]
             atexit.register(self.process.kill)
         request = [struct.pack("8I", order, *grid, *threadgroup, len(inputs) + len(outputs))]
         for array in inputs:
-            request += [struct.pack("2Q", 0, array.nbytes), array.tobytes()]
+            request += [struct.pack("2Q", INPUT, array.nbytes), array.tobytes()]
         sizes = [int(np.prod(shape)) * dtype.size for shape, dtype in outputs]
-        request += [struct.pack("2Q", 1, size) for size in sizes]
+        kinds = [SCRATCH if name == "scratch" else OUTPUT for name in source.outputs]
+        request += [struct.pack("2Q", *pair) for pair in zip(kinds, sizes, strict=True)]
         try:
             self.process.stdin.write(b"".join(request))
             self.process.stdin.flush()
@@ -162,7 +165,7 @@ class Kernel:
             answers = []
         if [len(answer) for answer in answers] != sizes:
             _, said = self.process.communicate()
-            raise EmulationError(said.decode(errors="replace"))
+            raise EmulationError(named(said.decode(errors="replace"), source))
         return [
             np.frombuffer(answer, np.dtype(str(dtype).rpartition(".")[2])).reshape(shape)
             for answer, (shape, dtype) in zip(answers, outputs, strict=True)
@@ -178,7 +181,7 @@ class Emulator:
     """A launcher. orders: every launch runs once in each; alternate: in one of them, in turn."""
 
     folder: Path
-    orders: tuple[int, ...] = (FORWARD, REVERSE)
+    orders: tuple[int, ...] = (FORWARD,)
     alternate: bool = False
     optimize: str = "-O0"  # compiling takes most of the time
     edit: Callable[[Source], Source] = lambda source: source  # puts a fault in, to see it found
@@ -194,7 +197,8 @@ class Emulator:
         if self.alternate:
             orders = (orders[len(self.launches) % len(orders)],)
         arrays = [np.array(a) for a in inputs]
-        results = [kernel.run(order, grid, threadgroup, arrays, outputs) for order in orders]
+        rest = arrays, outputs, grid, threadgroup
+        results = [kernel.run(source, order, *rest) for order in orders]
         for other in results[1:]:
             for name, a, b in zip(source.outputs, results[0], other, strict=True):
                 if name != "scratch" and not np.array_equal(a, b):
@@ -211,7 +215,7 @@ class Emulator:
     @property
     def units(self) -> list[tuple[Path, tuple[str, ...]]]:
         """Units linked with every kernel, with flags of their own."""
-        return [(HERE / "runtime.cpp", ("-O2",))]
+        return [(HERE / "runtime.cpp", ("-O2",)), (HERE / "memory.cpp", ("-O2",))]
 
     def once(self, common: list[str], path: Path, *flags: str) -> Path:
         """The object file of a unit, compiled by whoever needs it first."""
@@ -235,22 +239,24 @@ class Emulator:
 
     def check(self, compiler: str, text: str, digest: str) -> None:
         """Address spaces: what Metal would refuse."""
-        spaces = self.folder / f"{digest}.spaces.cpp"
-        spaces.write_text(text, "ascii")
-        build([compiler, *self.flags(text), "-DEMU_SPACES", "-fsyntax-only", str(spaces)])
+        said = unnamed_spaces(text) or refused(compiler, {digest: text}, self.folder)
+        if said:
+            raise EmulationError(str(said))
 
     def compile(self, msl: str, digest: str) -> Path:
         compiler = clang()
         assert compiler
         program = self.folder / digest
-        common = [compiler, *self.flags(msl), *SANITIZE, self.optimize]
+        common = [compiler, *self.flags(msl)]
         runtime = [str(self.once(common, path, *flags)) for path, flags in self.units]
         if not program.exists():
             text = self.folder / f"{digest}.cpp"
             text.write_text(self.program(msl), "ascii")
             self.check(compiler, msl, digest)
-            linked = shared_sanitizers(compiler)
-            build([*common, *linked, str(text), "-x", "none", *runtime, "-o", str(program)])
+            kernel = self.folder / f"{digest}.o"
+            checked = [*UNDEFINED, *HOOKS, self.optimize]
+            build([*common, *checked, "-c", str(text), "-o", str(kernel)])
+            build([compiler, *UNDEFINED, *COPIES, str(kernel), *runtime, "-o", str(program)])
         return program
 
 

@@ -1,9 +1,9 @@
 // Runs a kernel's grid on one core, threads as fibers, and answers requests on stdin.
 //
-// A simdgroup runs as far as it can before the next one starts, in the order asked for, so that a
-// missing barrier shows. Every array is a block of its own, so that AddressSanitizer sees its ends.
+// A simdgroup runs as far as it can before the next one starts, in the order asked for. memory.cpp
+// checks what they read and write; where it is not linked, arrays are blocks and nothing is
+// checked.
 
-#include <sanitizer/common_interface_defs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +19,7 @@
 
 #include "fiber.h"
 #include "include/metal_stdlib"
+#include "memory.h"
 #include "runtime.h"
 
 namespace emu {
@@ -38,7 +39,6 @@ struct Product {
 struct Fiber {
   Context context;
   char* stack;
-  void* fake_stack;
   uint index;
   Exchange at;
   int64_t result;
@@ -47,34 +47,39 @@ struct Fiber {
 
 Position position;
 
-__attribute__((weak)) void lies_at(const char*, const void*, unsigned long) {}
+#define WEAK __attribute__((weak))
+WEAK void lies_at(const char*, const void*, unsigned long) {}
+WEAK void* take(Kind, const char* name, size_t bytes, int garbage) {
+  static std::map<std::string, std::vector<char>> blocks;
+  std::vector<char>& block = blocks[name];
+  block.assign(bytes + 1, char(garbage));
+  lies_at(name, block.data(), bytes);
+  return block.data();
+}
+WEAK void begin_launch() {}
+WEAK void end_launch() {}
+WEAK void begin_threadgroup() {}
+WEAK void order_threads(unsigned) {}
+WEAK void order_lanes(unsigned, unsigned) {}
+WEAK void begin_thread(unsigned, const char*, size_t) {}
+WEAK void read_by_any_lane(const void*, size_t) {}
 
 namespace {
 
 Context scheduler;
-void* scheduler_fake_stack;
-const void* scheduler_stack;
-size_t scheduler_size;
 std::vector<Fiber*> fibers;
 Fiber* now;
-void** arrays;
+void* arrays[64];  // inputs, then outputs; a kernel's entry reads it
 unsigned char garbage;
 std::map<std::string, std::pair<void*, size_t>> shared_arrays;
 
-void to_scheduler(bool for_good) {
-  Fiber* mine = now;
-  __sanitizer_start_switch_fiber(for_good ? nullptr : &mine->fake_stack, scheduler_stack,
-                                 scheduler_size);
-  switch_context(&mine->context, &scheduler);
-  __sanitizer_finish_switch_fiber(mine->fake_stack, nullptr, nullptr);
-}
+void to_scheduler() { switch_context(&now->context, &scheduler); }
 
 void body() {
-  __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_size);
   entry(arrays);
   now->products.clear();
-  now->at.wait = FINISHED;
-  to_scheduler(true);
+  now->at = {FINISHED, 0, 0};
+  to_scheduler();
 }
 
 void run(Fiber* fiber) {
@@ -83,9 +88,8 @@ void run(Fiber* fiber) {
   position.lane = fiber->index % LANES;
   position.simdgroup = fiber->index / LANES;
   position.index = fiber->index;
-  __sanitizer_start_switch_fiber(&scheduler_fake_stack, fiber->stack, STACK);
+  begin_thread(fiber->index, fiber->stack, STACK);
   switch_context(&scheduler, &fiber->context);
-  __sanitizer_finish_switch_fiber(scheduler_fake_stack, nullptr, nullptr);
 }
 
 // Where element e of a lane stands in an 8 x 8 matrix.
@@ -128,6 +132,7 @@ void resolve(Fiber* const* lanes) {
   for (int i = 0; i < LANES; ++i)
     lanes[i]->result = first.wait == SUM ? sum : lanes[i ^ first.mask]->at.value;
   if (first.wait == MULTIPLY) multiply(lanes);
+  if (first.wait == SIMDGROUP) order_lanes(lanes[0]->index / LANES, first.mask);
 }
 
 // Runs one simdgroup up to its next barrier or its end.
@@ -152,6 +157,8 @@ void run_group(uint threads, Order order, std::mt19937& chance) {
     fibers.push_back(fiber);
   }
   for (uint i = 0; i < threads; ++i) make(fibers[i], i);
+  begin_threadgroup();
+  shared_arrays.clear();
   std::vector<int> groups(threads / LANES), lanes(LANES);
   std::iota(groups.begin(), groups.end(), 0);
   std::iota(lanes.begin(), lanes.end(), 0);
@@ -164,13 +171,14 @@ void run_group(uint threads, Order order, std::mt19937& chance) {
       std::shuffle(lanes.begin(), lanes.end(), chance);
     }
     for (int g : groups) advance(&fibers[g * LANES], lanes);
+    const Exchange& first = fibers[0]->at;
     for (int g : groups)
-      if (fibers[g * LANES]->at.wait != fibers[0]->at.wait)
+      if (const Exchange& at = fibers[g * LANES]->at;
+          at.wait != first.wait || at.mask != first.mask)
         fail("the simdgroups of a threadgroup came to different barriers");
-    if (fibers[0]->at.wait == FINISHED) break;
+    if (first.wait == FINISHED) break;
+    order_threads(first.mask);
   }
-  for (auto& [name, block] : shared_arrays) free(block.first);
-  shared_arrays.clear();
 }
 
 void run_grid(const uint (&grid)[3], const uint (&group)[3], Order order) {
@@ -194,33 +202,31 @@ bool get(T* to, size_t count) {
   return fread(to, sizeof(T), count, stdin) == count;
 }
 
-// Request: order, grid, threadgroup, number of arrays; then of each whether it comes or goes, its
-// bytes, and what comes. Answer: what goes.
+// Request: order, grid, threadgroup, number of arrays; then of each its kind, its bytes, and what
+// an input has. Answer: what the others have.
 bool answer() {
   uint head[8];
   if (!get(head, 8)) return false;
   const uint grid[3] = {head[1], head[2], head[3]}, group[3] = {head[4], head[5], head[6]};
-  std::vector<void*> blocks;
   std::vector<std::pair<void*, uint64_t>> going;
-  garbage = head[0] == REVERSE ? 0x5a : 0x80;
+  if (head[7] > std::size(arrays)) fail("too many arrays");
+  garbage = garbage == 0x80 ? 0x5a : 0x80;
+  begin_launch();
   for (uint i = 0; i < head[7]; ++i) {
     uint64_t about[2];
     if (!get(about, 2)) fail("a request ends early");
-    void* block = malloc(about[1]);
-    blocks.push_back(block);
-    lies_at(std::to_string(i).c_str(), block, about[1]);
+    void* block = take(Kind(about[0]), std::to_string(i).c_str(), about[1], garbage);
+    arrays[i] = block;
     if (about[0]) {
-      memset(block, garbage, about[1]);
       going.emplace_back(block, about[1]);
     } else if (!get(static_cast<char*>(block), about[1])) {
       fail("a request ends early");
     }
   }
-  arrays = blocks.data();
   run_grid(grid, group, Order(head[0]));
+  end_launch();
   for (auto [block, bytes] : going) fwrite(block, 1, bytes, stdout);
   fflush(stdout);
-  for (void* block : blocks) free(block);
   return true;
 }
 
@@ -230,7 +236,7 @@ int64_t exchange(Exchange mine) {
   if (mine.wait != MULTIPLY) multiply_now();
   now->at = mine;
   Fiber* me = now;
-  to_scheduler(false);
+  to_scheduler();
   return me->result;
 }
 
@@ -255,10 +261,8 @@ void* shared(const char* name, unsigned long bytes) {
     size_t total = bytes;
     for (auto& [other, it] : shared_arrays) total += it.second;
     if (total > EMU_SHARED_BYTES) fail("more threadgroup memory than there is");
-    block = malloc(bytes);
+    block = take(SHARED, name, bytes, garbage);
     size = bytes;
-    memset(block, garbage, bytes);
-    lies_at(name, block, bytes);
   }
   return block;
 }

@@ -105,13 +105,19 @@ struct matmul2d {
   __attribute__((always_inline)) void run(A a, B b, C& c) const {
     if (a.rows != D.rows || a.columns != D.depth || b.rows != D.depth || b.columns != D.columns)
       emu::fail("the tensors of a product have other sizes than its descriptor");
-    emu::exchange({emu::SIMDGROUP, 0, 0});
+#ifndef EMU_COUNT
+    for (int row = 0; row < a.rows; ++row)
+      emu::read_by_any_lane(a.data + row * a.stride, a.columns);
+    for (int row = 0; row < b.rows; ++row)
+      emu::read_by_any_lane(b.data + row * b.stride, b.columns);
+#endif
+    emu::exchange({emu::TOGETHER, 0, 0});
     _Pragma("clang loop unroll(full)") for (uint16_t i = 0; i < C::VALID; ++i) {
       const auto at = c.get_multidimensional_index(i);
       for (int k = 0; k < D.depth; ++k)
         c[i] += int(a.data[at[1] * a.stride + k]) * int(b.data[k * b.stride + at[0]]);
     }
-    emu::exchange({emu::SIMDGROUP, 0, 0});
+    emu::exchange({emu::TOGETHER, 0, 0});
   }
 };
 

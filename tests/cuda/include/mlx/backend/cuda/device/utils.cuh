@@ -66,7 +66,7 @@ template <typename T>
 inline T __ldg(const T* from) {
   return *from;
 }
-inline void __syncthreads() { emu::exchange({emu::THREADGROUP, 0, 0}); }
+inline void __syncthreads() { emu::exchange({emu::THREADGROUP, 3, 0}); }  // all memory
 
 inline void all_lanes(uint mask) {
   if (mask != 0xffffffffu) emu::fail("a shuffle of some lanes");
