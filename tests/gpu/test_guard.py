@@ -73,6 +73,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
         monkeypatch.setattr(Faulty, "fault", staticmethod(fault))
 
     monkeypatch.setitem(choice.ENGINES, "metal", Faulty)
+    monkeypatch.setattr(guard, "given_up", {})
     return put
 
 
@@ -212,11 +213,11 @@ def test_a_trainer_goes_on_or_raises(faulty):
             es.tell(np.arange(8.0) % 3 + np.asarray(answers).reshape(8, -1).sum(axis=1))
         return es
 
+    with pytest.raises(EngineError, match="engine 'metal' failed"):
+        trained("metal")
     with pytest.warns(EngineWarning, match="goes on, with the same bits"):
         auto = trained("auto")
     assert auto.signature == trained("cpu").signature
-    with pytest.raises(EngineError, match="engine 'metal' failed"):
-        trained("metal")
 
 
 def test_a_benchmark_measures_one_engine(call: Command, faulty):
@@ -278,6 +279,73 @@ def test_the_same_call_is_compared_once(faulty):
     assert (first != second).sum() == 1
     with pytest.raises(NotImplementedError):  # no failure of the GPU
         made.guarding(raises_not_implemented)
+
+
+def test_a_difference_is_told_every_time(faulty):
+    """Who catches the error and asks again does not get the wrong integers."""
+    faulty(lambda method, found: wrong_scores(found) if method == "evaluate" else found)
+    case = random_case(1, V=8, D=8, T=3, P=36)
+    made, _ = engines.choose("metal", case.program)
+    given = made.prepare(case.leaves), case.slices, *case.arrays
+    for _ in range(3):
+        with pytest.raises(EngineError, match="gives other integers"):
+            made.evaluate(*given)
+
+
+def test_new_kernels_are_compared(faulty):
+    """A later launch may have other threadgroups, as its size follows the time that launches take.
+
+    Then the call before is no proof.
+    """
+    case = random_case(1, V=8, D=8, T=3, P=36)
+    made, _ = engines.choose("metal", case.program)
+
+    def another(found: tuple) -> tuple:
+        made.engine._kernels[8, case.rank, 6, "scores"] = []
+        return wrong_scores(found)
+
+    faulty(at_call(2, "evaluate", another))
+    given = made.prepare(case.leaves), case.slices, *case.arrays
+    made.evaluate(*given)
+    with pytest.raises(EngineError, match="gives other integers"):
+        made.evaluate(*given)
+
+
+def test_a_gpu_that_failed_is_left_alone(faulty):
+    """Its kernels cannot be launched once MLX computes on the CPU."""
+    faulty(at_call(1, "evaluate", raises(KILLED)))
+    case = random_case(1, V=8, D=8, T=3, P=36)
+    first, second = (engines.choose("auto", case.program)[0] for _ in "ab")
+    given = first.prepare(case.leaves), case.slices, *case.arrays
+    with pytest.warns(EngineWarning, match="GPU Timeout"):
+        right = np.array(first.evaluate(*given)[0])
+
+    def launched(method: str, found: Any) -> Any:
+        raise ValueError("[metal_kernel] Only supports the GPU.")
+
+    faulty(launched)
+    with pytest.warns(EngineWarning, match="is not used again, as it failed"):
+        assert np.array_equal(second.evaluate(*given)[0], right)
+    third, why = engines.choose("auto", case.program)
+    assert (third.name, "metal: is not used again" in why) == ("cpu", True)
+
+
+def test_a_failure_within_a_failure_is_told_once(faulty):
+    """What waited for the GPU before a call of it failed may fail after it."""
+    faulty(at_call(1, "evaluate", raises(KILLED)))
+    case = random_case(1, V=8, D=8, T=3, P=36)
+    made, _ = engines.choose("auto", case.program)
+    pending = [RuntimeError(KILLED)]
+
+    def update() -> Any:
+        scores, _ = made.evaluate(made.prepare(case.leaves), case.slices, *case.arrays)
+        if pending:
+            raise pending.pop()
+        return scores
+
+    with pytest.warns(EngineWarning) as told:
+        made.guarding(update)
+    assert len(told) == 1
 
 
 def raises_not_implemented() -> None:
