@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import Command, Ended
 
-from eggroll import EngineError, EngineWarning, Trainer
+from eggroll import Config, EngineError, EngineWarning, Trainer, train
 from eggroll.bench import command as bench
 from eggroll.networks import mlp
 from eggroll.run import TrainingRun
@@ -183,6 +185,16 @@ def test_a_trainer_goes_on_or_raises(faulty):
     with pytest.warns(EngineWarning, match="goes on, with the same bits"):
         auto = trained("auto")
     assert auto.signature == trained("cpu").signature
+
+
+def test_what_python_is_told(tmp_path: Path, faulty):
+    """The same error, in words of Python; it may come from another process."""
+    faulty(at_call(1, "evaluate", raises(KILLED)))
+    config = Config(data="count", pop=36, steps=1, seq_len=3, table_bits=16, layers=1, width=16)
+    with pytest.raises(EngineError, match="take engine cpu, which gives the same bits") as told:
+        train(replace(config, engine="metal"))
+    passed_on = pickle.loads(pickle.dumps(told.value))
+    assert (str(passed_on), passed_on.spare) == (str(told.value), "cpu")
 
 
 def test_a_benchmark_measures_one_engine(call: Command, faulty):
