@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from conftest import Command, Ended
@@ -14,6 +15,7 @@ from conftest import Command, Ended
 from eggroll import Config, EngineError, EngineWarning, Trainer, train
 from eggroll.bench import command as bench
 from eggroll.networks import mlp
+from eggroll.rules import SignRule
 from eggroll.run import TrainingRun
 from eggroll.step import Learner
 from gpu.faulty import (
@@ -185,6 +187,52 @@ def test_a_trainer_goes_on_or_raises(faulty):
     with pytest.warns(EngineWarning, match="goes on, with the same bits"):
         auto = trained("auto")
     assert auto.signature == trained("cpu").signature
+
+
+@pytest.mark.parametrize("place", ["rule", "outputs of two chunks"])
+def test_a_trainer_whose_gpu_fails_outside_the_engine(
+    tmp_path: Path, faulty, monkeypatch: pytest.MonkeyPatch, place: str
+):
+    """It goes on too, or it has changed nothing: what is saved goes on as if all had been right."""
+
+    def updates(es: Trainer, count: int) -> Trainer:
+        while es.step < count:
+            answers = es.ask()(np.ones((1, 4), np.int8))
+            es.tell((np.arange(64.0) ** 2 % 7 + np.asarray(answers).sum(axis=1)) * 9.0**es.step)
+        return es
+
+    def made(engine: str, **more: Any) -> Trainer:
+        options: dict[str, Any] = {"pop": 64, "chunk": 32, "alpha": 0.3, "threads": 1} | more
+        return Trainer(mlp(4, [8], 2), estimator="token-credit", engine=engine, **options)
+
+    faulty(lambda method, found: found)
+    right = updates(made("cpu"), 5).signature
+    killed_once(monkeypatch, place)
+    with (
+        pytest.raises(EngineError, match="GPU Timeout"),
+        made("metal", out=tmp_path / "run") as es,
+    ):
+        updates(es, 5)
+    assert es.step == 2
+    assert updates(Trainer.load(tmp_path / "run", engine="cpu"), 5).signature == right
+    killed_once(monkeypatch, place)
+    with pytest.warns(EngineWarning, match="goes on, with the same bits"):
+        assert updates(made("auto"), 5).signature == right
+
+
+def killed_once(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Lets MLX tell in the third update that the GPU failed, where arrays are put together."""
+    owner, name = (SignRule, "__call__") if place == "rule" else (mx, "concatenate")
+    made, right = [], getattr(owner, name)
+
+    def once(*given: Any, **named: Any) -> Any:
+        # Two joints an update: of the outputs and of the states.
+        made.append(1)
+        if len(made) == (3 if place == "rule" else 5):
+            raise RuntimeError(KILLED)
+        return right(*given, **named)
+
+    monkeypatch.setattr(owner, name, once)
 
 
 def test_what_python_is_told(tmp_path: Path, faulty):
