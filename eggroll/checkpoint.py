@@ -105,16 +105,29 @@ def load(path: Path) -> Checkpoint:
         InputError: missing, unreadable, damaged, foreign, of a newer version, or not fitting the
             network that its own options declare.
     """
+    config, metadata, arrays = _opened(path)
+    arrays = {re.sub("^master/", "memory/", name): array for name, array in arrays.items()}
+    weights, memory, state = _fitting(config, arrays, path)
+    corpus = json.loads(metadata["corpus"])
+    return Checkpoint(config, int(metadata["step"]), weights, memory, state, corpus)
+
+
+def load_options(path: Path) -> Config:
+    """The options alone. Makes no array, as MLX opens the GPU for the first one.
+
+    Before that an engine may have something to tell MLX.
+    """
+    return _opened(path)[0]
+
+
+def _opened(path: Path) -> tuple[Config, dict[str, str], Arrays]:
     metadata, arrays = read(path, FORMAT)
     # An option that is younger than the run has its plain default, not the recipe's.
     options = Config().to_dict() | json.loads(metadata["config"])
     config = from_dict(options, f"checkpoint {str(path)!r}")
     config.check()
     check_network(metadata, config, path)
-    arrays = {re.sub("^master/", "memory/", name): array for name, array in arrays.items()}
-    weights, memory, state = _fitting(config, arrays, path)
-    corpus = json.loads(metadata["corpus"])
-    return Checkpoint(config, int(metadata["step"]), weights, memory, state, corpus)
+    return config, metadata, arrays
 
 
 def check_network(metadata: Mapping[str, str], config: Common, path: Path) -> None:

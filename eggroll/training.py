@@ -156,7 +156,7 @@ def options_from(argv: Sequence[str]) -> Config:
     about = "Trains an int8 recurrent language model by evolution strategies, without gradients."
     return options.from_command_line(
         Config, argv, command="train", about=about, examples=EXAMPLES,
-        resumed=lambda folder: checkpoint.load(Path(folder) / runlog.CHECKPOINT).config,
+        resumed=lambda folder: checkpoint.load_options(Path(folder) / runlog.CHECKPOINT),
     )  # fmt: skip
 
 

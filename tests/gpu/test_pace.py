@@ -6,15 +6,19 @@ import os
 import subprocess
 import sys
 from itertools import count
+from pathlib import Path
 
 import mlx.core as mx
 import oracle
 import pytest
+from conftest import Command
 from emulator import Emulator
 from networks import random_case
 
+from eggroll import engines
 from eggroll.engines.gpu.counts import matrix_macs
 from eggroll.engines.gpu.pace import FIRST, LEAST, MOST, SECONDS, Pace
+from eggroll.errors import InputError
 from gpu.backend import Gpu, check_scores, check_votes, engine
 
 
@@ -80,8 +84,27 @@ def test_emulated_launches_wait_for_nothing(gpu: Gpu, launcher: Emulator):
     assert made.pace.macs == FIRST
 
 
+def test_a_resumed_run_opens_no_gpu_before_it_has_an_engine(
+    call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """MLX reads what Metal's engine has to tell it when it makes the first array."""
+    small = ("--data", "count", "--pop", "4", "--seq-len", "2", "--layers", "1", "--width", "8")
+    words = (*small, "--table-bits", "16", "--steps", "1", "--val-tokens", "32")
+    assert call(*words, "--sample-tokens", "0", "--out", tmp_path / "run").code == 0
+    monkeypatch.setattr(mx, "array", lambda *_: pytest.fail("an array was made"))
+
+    def chosen(*_: object, **__: object) -> None:
+        raise InputError("no engine")
+
+    monkeypatch.setattr(engines, "choose", chosen)
+    assert "no engine" in call("--resume", tmp_path / "run").err
+
+
 def test_metal_puts_a_portion_into_one_command_buffer():
-    """Else MLX ends one within it, whose failure no result tells of."""
+    """Else MLX ends one within it, whose failure no result tells of.
+
+    It is told before it is asked for the GPU's name, which opens the GPU.
+    """
     code = """
 import os
 from eggroll.engines.metal.engine import MetalEngine
@@ -91,6 +114,22 @@ assert "MLX_MAX_OPS_PER_BUFFER" not in os.environ
 MetalEngine(egg(8, 8, 1), nax=False)
 assert int(os.environ["MLX_MAX_OPS_PER_BUFFER"]) >= 1000
 assert int(os.environ["MLX_MAX_MB_PER_BUFFER"]) >= 1000
+
+for name in [name for name in os.environ if name.startswith("MLX_MAX")]:
+    del os.environ[name]
+import mlx.core as mx
+import nax_check
+from eggroll.engines import choice
+class Asked(Exception): pass
+def read_facts():
+    raise Asked(os.environ["MLX_MAX_OPS_PER_BUFFER"])
+nax_check.read_facts, mx.metal.is_available = read_facts, lambda: True
+try:
+    choice.choose("auto", egg(8, 8, 1))
+except Asked as limit:
+    assert int(str(limit)) >= 1000
+else:
+    assert False
 """
     limits = ("MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER")
     env = {name: value for name, value in os.environ.items() if name not in limits}

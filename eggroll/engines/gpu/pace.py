@@ -57,7 +57,8 @@ def whole_portions() -> None:
     """Lets MLX put a portion into one command buffer of Metal.
 
     Else it ends a buffer within a portion whose failure nobody waits for, so that wrong results
-    would pass for right ones. MLX reads this when it first uses the GPU.
+    would pass for right ones. MLX reads this when it opens the GPU: for
+    the first array that there is, or to tell the GPU's name.
     """
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "1000000")
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000")

@@ -14,6 +14,7 @@ import nax_check
 
 from eggroll.engines import trial
 from eggroll.engines.gpu.launch import kernel_name, launcher
+from eggroll.engines.gpu.pace import whole_portions
 from eggroll.engines.gpu.source import Source
 
 ENGINE = "eggroll.engines.metal.engine:MetalEngine"
@@ -39,6 +40,7 @@ launch = launcher(compiled)
 @cache
 def facts() -> nax_check.Facts:
     """The facts of this machine, read once."""
+    whole_portions()  # first, as MLX opens the GPU to tell of it
     return nax_check.read_facts()
 
 
