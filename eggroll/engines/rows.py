@@ -17,14 +17,18 @@ LARGEST_VALUE = 1 << 19  # 15 times its discounted sum, in 1/256 bit, is below 2
 
 
 def on_host(a: mx.array) -> NDArray[Any]:
-    """An array's integers as unsigned ones, without a copy: one below 0 is larger than all others.
+    """An array's integers as unsigned ones: one below 0 is larger than 2^31.
 
-    What the host has made it can look at without waiting for a GPU.
+    Those of 32 bits or more are not copied. What the host has made it can look at without waiting
+    for a GPU.
     """
     host = np.asarray(a)
     if host.dtype.kind not in "biu":
         raise ValueError(f"{host.dtype} was given: integers are needed")
-    return host.view(f"u{host.itemsize}") if host.dtype.kind == "i" else host
+    if host.dtype.kind != "i":
+        return host
+    host = host if host.itemsize >= 4 else host.astype(np.int32)  # else -1 would be 255
+    return host.view(f"u{host.itemsize}")
 
 
 def check_rows(program: Program, rows: Rows, members: int, length: int) -> None:

@@ -96,6 +96,13 @@ def test_tokens_are_in_the_vocabulary(dtype: mx.Dtype):
             check_tokens(PROGRAM, right, wrong, state)
 
 
+@pytest.mark.parametrize("dtype", [mx.int8, mx.int32])
+def test_no_number_below_0_is_a_byte(dtype: mx.Dtype):
+    tokens, state = mx.array([[-1]], dtype), mx.zeros((1, 8), mx.int8)
+    with pytest.raises(ValueError, match=r"tokens must be in 0\.\.255"):
+        check_tokens(networks.egg(256, 8, 1), tokens, None, state)
+
+
 def test_tokens_are_integers():
     tokens, state = mx.array([[0.0, -1.0]]), mx.zeros((1, 6), mx.int8)
     with pytest.raises(ValueError, match="float32 was given"):
