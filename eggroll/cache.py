@@ -5,9 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from eggroll.errors import InputError
+
 
 def cache_folder() -> Path:
-    """$EGGROLL_CACHE, else eggroll/ in $XDG_CACHE_HOME, else ~/.cache/eggroll."""
+    """$EGGROLL_CACHE, else eggroll/ in $XDG_CACHE_HOME, else ~/.cache/eggroll.
+
+    Raises:
+        InputError: there is no home either, as for a user without a name in a container.
+    """
     if own := os.environ.get("EGGROLL_CACHE"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eggroll"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "eggroll"
+    except RuntimeError:
+        raise InputError(
+            "this user has no home folder for a cache: set EGGROLL_CACHE to a folder."
+        ) from None

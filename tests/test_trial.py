@@ -13,10 +13,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from eggroll.cache import cache_folder
 from eggroll.engines import failure, trial, verdicts
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.metal import device as metal
 from eggroll.engines.portable import engine as portable
+from eggroll.errors import InputError
 from eggroll.program import OPERATIONS
 
 COMPILER = """[metal::Device] Unable to build metal library from source
@@ -261,6 +263,22 @@ def test_an_unreadable_verdict_does_not_count(content: str, tmp_path: Path, monk
     assert not verdicts.passed_before({"chip": "M4"})
     verdicts.keep_passed({"chip": "M4"})
     assert verdicts.passed_before({"chip": "M4"})
+
+
+def test_a_user_without_a_home_keeps_no_verdict(monkeypatch: pytest.MonkeyPatch):
+    """As in a container, where every process tries anew."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("EGGROLL_CACHE", "XDG_CACHE_HOME", verdicts.SWITCH):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    verdicts.keep_passed({})
+    assert not verdicts.passed_before({})
+    verdicts.forget()
+    with pytest.raises(InputError, match="set EGGROLL_CACHE to a folder"):
+        cache_folder()
 
 
 def test_only_the_last_verdicts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

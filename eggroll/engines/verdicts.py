@@ -50,7 +50,7 @@ def keep_passed(facts: Mapping[str, str]) -> None:
 
 def forget() -> None:
     """Lets every engine be tried again."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, InputError):
         path().unlink()
 
 
@@ -58,7 +58,7 @@ def read() -> dict[str, dict[str, str]]:
     """Key -> facts of every verdict; none if the file is missing or unreadable."""
     try:
         found = json.loads(path().read_text())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, InputError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
