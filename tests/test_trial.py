@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 import pytest
+from gpu.report_kernels import run_step
 
 from eggroll.cache import cache_folder
 from eggroll.engines import failure, trial, verdicts
@@ -120,6 +121,14 @@ def test_a_child_that_hangs_says_where():
     ended = trial.run_in_child(code, 2, {})
     assert ended.why == "no answer in 2 seconds; last it said: metal: exact likelihoods"
     assert "exact likelihoods" in ended.text
+
+
+def test_what_a_child_says_has_no_colours(monkeypatch: pytest.MonkeyPatch):
+    """Those of Python 3.13 would hide the lines that count."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    code = "import os; print(os.environ['PYTHON_COLORS'])"
+    assert trial.run_in_child(code, 60, {}).text == "0\n"
+    assert run_step(["-c", code], {}, 60).said == "0\n"
 
 
 def test_a_child_that_does_not_start(monkeypatch: pytest.MonkeyPatch):
@@ -248,6 +257,9 @@ def test_who_waits_for_a_trial_is_told(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
     monkeypatch.delenv(verdicts.SWITCH, raising=False)
     monkeypatch.setattr(trial, "run_in_child", lambda *given: trial.Ended("", ""))
+    with monkeypatch.context() as windowed:
+        windowed.setattr(sys, "stderr", None)
+        assert not trial.trial_error(metal.ENGINE, 9, facts={"chip": "M3"})
     for terminal, chip, told in ((True, "M4", 1), (True, "M4", 0), (False, "M5", 0)):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
         assert not trial.trial_error(metal.ENGINE, 9, facts={"chip": chip})

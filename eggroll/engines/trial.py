@@ -26,6 +26,7 @@ from eggroll.program import Program
 
 # float32 products as they are, for a yardstick that MLX computes on the same GPU.
 EXACT = {"MLX_ENABLE_TF32": "0"}
+PLAIN = {"PYTHON_COLORS": "0"}  # no escape sequences in tracebacks, even under FORCE_COLOR
 
 
 class Ended(NamedTuple):
@@ -52,7 +53,7 @@ def trial_error(
     tried = {"engine": engine, **facts, **{k: str(v) for k, v in (options or {}).items()}}
     if verdicts.passed_before(tried):
         return ""
-    if sys.stderr.isatty():
+    if sys.stderr and sys.stderr.isatty():  # a program with windows may have none
         name = engine.split(".")[-2]
         print(f"trying the {name} engine on this GPU, for at most {seconds} s; if it passes, this "
               "is not repeated", file=sys.stderr, flush=True)  # fmt: skip
@@ -69,7 +70,7 @@ def trial_code(engine: str, options: Mapping[str, Any] | None = None) -> str:
 
 def run_in_child(code: str, seconds: float, environment: Mapping[str, str]) -> Ended:
     """Runs Python code in a process of its own, as a kernel can end its process, or never end."""
-    command, env = [sys.executable, "-X", "faulthandler", "-c", code], {**environ, **EXACT}
+    command, env = [sys.executable, "-X", "faulthandler", "-c", code], {**environ, **EXACT, **PLAIN}
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False,

@@ -8,6 +8,7 @@ and the file is written whole after each: so it tells most where most goes wrong
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import tempfile
@@ -174,9 +175,12 @@ def has_gpu(engine: str) -> bool:
 
 def versions() -> str:
     """Versions of what has a part in building kernels."""
-    packages = {each.name: each.version for each in metadata.distributions()}
-    mine = [name for name in sorted(packages) if name.startswith(("mlx", "nvidia-", "eggroll"))]
-    return "\n".join(f"{name} {packages[name]}" for name in mine)
+    packages = dict[str, str]()
+    for each in metadata.distributions():
+        with contextlib.suppress(Exception):  # pip leaves folders that tell no name
+            packages[each.name] = each.version
+    mine = [name for name in packages if str(name).startswith(("mlx", "nvidia-", "eggroll"))]
+    return "\n".join(f"{name} {packages[name]}" for name in sorted(mine))
 
 
 def main(engine: str = "metal") -> int:

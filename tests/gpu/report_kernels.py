@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eggroll.engines.failure import why_ended, why_late
+from eggroll.engines.trial import PLAIN
 from gpu.run_kernel import MARK
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ def run_step(words: Sequence[str], env: Mapping[str, str], seconds: float) -> Do
     """Runs Python with these words, and ends it and all that it started when its time is up."""
     paths = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
     # Unbuffered, C's output too: what was said before a crash is kept.
-    env = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **env}
+    env = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **PLAIN, **env}
     with tempfile.TemporaryFile() as file:
         child = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", *words], stdin=subprocess.DEVNULL, stdout=file,

@@ -38,6 +38,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_broken_package_spoils_no_report(tmp_path: Path, monkeypatch):
+    for name, told in (
+        ("~lx-1.dist-info", ""),
+        ("mlx_egg-2.dist-info", "Name: mlx-egg\nVersion: 2"),
+    ):
+        (tmp_path / name).mkdir()
+        if told:
+            (tmp_path / name / "METADATA").write_text(told)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "mlx-egg 2" in report.versions().splitlines()
+
+
 def never(*_: object) -> bool:
     raise AssertionError("a step that must not be made")
 
