@@ -12,6 +12,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from eggroll.engines.cuda import plan as cuda_plan
+from eggroll.engines.gpu.launch_size import Limits, launch_size, need_of
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, best_members, stage_plans
 from eggroll.networks import egg
 from eggroll.program import Program
@@ -252,9 +253,9 @@ def predict(
     products = PRODUCT * P * T * sum(s.products for s in stages)
     pieces = max(1, ceil(P * T * max(plan.macs for plan in plans) / most))
     if kind is CUDA:  # a launch has an eighth of the memory, at most 2 GiB, tokens are cut first
-        scratch = max(plan.scratch_bytes / M for plan in plans)
-        room = ((1 << 31) - 1) / (2 * program.width + scratch)
-        pieces = max(pieces, ceil(T / max(room // P, 1)))
+        limits = Limits(memory=(1 << 31) - 1, macs=most, passed=2 * program.width)
+        members, tokens = launch_size(need_of(plans), limits, P, T)
+        pieces = ceil(P / members) * ceil(T / tokens)
     cycles = P * (T * sum(s.cycles for s in stages) + votes.cycles)
     cycles += P * pieces * sum(map(kept_instructions, plans))
     moved = P * (T * sum(s.cache for s in stages) + votes.cache)
