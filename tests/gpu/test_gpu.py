@@ -13,12 +13,15 @@ import oracle
 import pytest
 from conftest import TINY, Command
 from emulator import FORWARD, REVERSE, SHUFFLED, Emulator
+from hypothesis import given
+from hypothesis import strategies as st
 from networks import Case, random_case
 from test_engines import check_likelihoods
 
 from eggroll import networks
 from eggroll.engines import available, trial
 from eggroll.engines.gpu.counts import split_terms
+from eggroll.engines.gpu.launch_size import Limits, Need, launch_size
 from gpu.backend import Gpu, at_the_end, check_scores, check_votes, engine, stage_source
 from gpu.backend import install as install_gpu
 
@@ -159,6 +162,27 @@ def test_launches_of_some_members_and_tokens(gpu: Gpu, launcher: Emulator, monke
         check_scores(made, case)
         check_likelihoods(made, case)
     assert sizes == [(6, 5), (2, 1), (6, 2)]
+
+
+@given(
+    scratch=st.integers(0, 5000), passed=st.integers(0, 2000), macs=st.integers(1, 1 << 22),
+    memory=st.integers(1 << 16, (1 << 31) - 1), most=st.integers(1 << 30, 1 << 42),
+    P=st.integers(1, 1 << 18), T=st.integers(1, 4096),
+)  # fmt: skip
+def test_a_launch_takes_what_fits(scratch, passed, macs, memory, most, P, T):
+    """Scratch is a member's, whatever the tokens; and no launch is smaller than it must be."""
+    need, limits = Need(scratch, macs), Limits(memory, most, passed)
+    members, tokens = launch_size(need, limits, P, T)
+    assert 1 <= tokens <= T
+    assert 1 <= members <= P
+
+    def fits(members: int, tokens: int) -> bool:
+        bytes_ = members * (tokens * max(passed, 1) + scratch)
+        return bytes_ <= memory and members * tokens * macs <= most
+
+    assert fits(members, tokens) or (tokens == 1 and members <= 2)
+    assert tokens == T or not fits(P, tokens + 1)
+    assert members in (P, 2) or not fits(members + 2, tokens)
 
 
 def test_divisions_are_exact_everywhere(gpu: Gpu, launcher: Emulator):
