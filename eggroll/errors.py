@@ -17,8 +17,8 @@ class InputError(Exception):
 class EngineError(InputError):
     """The engine asked for fails on this machine, or gives wrong integers; `spare` is right."""
 
-    def __init__(self, sentence: str, spare: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, sentence: str, spare: str = "") -> None:
+        super().__init__(sentence)  # which is all that pickle passes on; spare follows it
         self.spare = spare
 
 
@@ -33,4 +33,5 @@ def in_python() -> Iterator[None]:
         yield
     except InputError as error:
         said = re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda m: m[1].replace("-", "_"), str(error))
-        raise InputError(said) from None
+        error.args = (said,)
+        raise

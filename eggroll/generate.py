@@ -24,6 +24,7 @@ from eggroll import checkpoint, cli, engines, rng
 from eggroll import fixed_point as fx
 from eggroll.baseline import reader
 from eggroll.config import Common
+from eggroll.engines import zero_state
 from eggroll.errors import InputError
 from eggroll.program import Program
 from eggroll.runlog import CHECKPOINT
@@ -76,7 +77,7 @@ def sample(
     random words make a seed give the same text everywhere.
     """
     prepared, table = engine.prepare(weights), choice_weights(temperature)
-    state = mx.zeros((samples, engine.program.state_size), mx.int8)
+    state = zero_state(engine.program, samples)
 
     def read(tokens: NDArray[np.int32]) -> mx.array:
         nonlocal state

@@ -18,7 +18,7 @@ from eggroll import checkpoint, cli, engines, generate
 from eggroll.baseline import reader
 from eggroll.config import Config
 from eggroll.data.tokens import token_ids
-from eggroll.engines import Engine
+from eggroll.engines import Engine, zero_state
 from eggroll.errors import InputError, in_python
 from eggroll.generate import MARK
 from eggroll.population import model_loss
@@ -94,7 +94,7 @@ class LanguageModel:
             InputError: the tokens are of another shape or type, or outside 0..V-1.
         """
         rows, single = self._rows(tokens)
-        state = mx.zeros((len(rows), self.program.state_size), mx.int8)
+        state = zero_state(self.program, len(rows))
         found = np.empty((*rows.shape, self.vocabulary), np.int8)
         for t in range(rows.shape[1]):
             logits, state = self._engine.logits(self._ready(), mx.array(rows[:, t]), state)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from eggroll.arrays import Store, array_of, joined, wide
 from eggroll.credit import Turns
-from eggroll.engines import Engine
+from eggroll.engines import Engine, zero_state
 from eggroll.errors import InputError
 from eggroll.estimators import Record
 from eggroll.policy import Acted, draw, other_words
@@ -387,7 +387,7 @@ class Model:
     def _outputs(self, tokens: NDArray[np.int32], shown: Shown) -> dict[str, mx.array]:
         state = self._state
         if state is None:
-            state = mx.zeros((len(tokens), self.program.state_size), mx.int8)
+            state = zero_state(self.program, len(tokens))
         if state.shape[0] != len(tokens):
             raise InputError(
                 f"{len(tokens)} readers follow {state.shape[0]}, whose states go on: give as many, "

@@ -7,19 +7,22 @@ are integers, no chunk size changes a bit of the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from math import fsum
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.credit import Crediting, CreditNoise, credit_shift, draw_signs
-from eggroll.engines import Engine
+from eggroll.engines import Engine, zero_state
 from eggroll.fixed_point import total_bits
 from eggroll.noise import Noise, Slices, slice_length
 from eggroll.program import Leaves, Rows, Weights
 
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
 BUDGET, PORTABLE_BUDGET = 1 << 28, 1 << 26  # bytes that the arrays of a chunk may take
 
 
@@ -59,6 +62,23 @@ class Played(NamedTuple):
     votes: Leaves
 
 
+def whole(
+    work: Callable[Concatenate[Population, Given], Found],
+) -> Callable[Concatenate[Population, Given], Found]:
+    """A method whose arrays are computed when it returns, or again where a GPU fails at them."""
+
+    @wraps(work)
+    def method(self: Population, *given: Given.args, **named: Given.kwargs) -> Found:
+        def done() -> Found:
+            found = work(self, *given, **named)
+            mx.eval(found)
+            return found
+
+        return self.engine.guarding(done)
+
+    return method  # type: ignore[return-value]
+
+
 class Population:
     """P members of one network: what they say and score, and the votes of their noise.
 
@@ -83,7 +103,7 @@ class Population:
 
     def initial_state(self) -> mx.array:
         """Zeros, int8 [P, state_size]."""
-        return mx.zeros((self.members, self.engine.program.state_size), mx.int8)
+        return zero_state(self.engine.program, self.members)
 
     def prepared(self, weights: Weights) -> Any:
         """The weights in the engine's layout, made once for the same weights."""
@@ -108,6 +128,7 @@ class Population:
     def _rows(self, shown: Shown, first: int, last: int) -> Rows:
         return Rows(*(None if a is None else self._of(a, first, last) for a in shown))
 
+    @whole
     def evaluate(
         self,
         weights: Weights,
@@ -131,6 +152,7 @@ class Population:
             states.append(after)
         return mx.concatenate(scores), mx.concatenate(states)
 
+    @whole
     def outputs(
         self,
         weights: Weights,
@@ -170,6 +192,7 @@ class Population:
         draws = mx.zeros((last - first, T), mx.uint32)
         return CreditNoise(mx.array(signs[:, first:last]), draws), self.crediting
 
+    @whole
     def credit(
         self,
         weights: Weights,
@@ -199,6 +222,7 @@ class Population:
             states.append(after)
         return mx.concatenate(scores), mx.concatenate(states), total
 
+    @whole
     def credit_values(
         self,
         weights: Weights,
@@ -262,6 +286,7 @@ class Population:
         whole = [np.concatenate([np.asarray(a) for a in arrays]) for arrays in (values, active)]
         return Played(whole[0], whole[1], mx.concatenate(list(states)), total)
 
+    @whole
     def votes(self, fitness: mx.array, step: int) -> Leaves:
         """Z per leaf, int32: the noise of every pair times its fitness, int8 [N].
 
@@ -318,7 +343,7 @@ def model_loss(
     bits: list[float] = []
     for i, (tokens, targets) in enumerate(batches):
         if state is None:
-            state = mx.zeros((len(tokens), engine.program.state_size), mx.int8)
+            state = zero_state(engine.program, len(tokens))
         given = mx.array(tokens), mx.array(targets)
         totals, hits, state = engine.likelihoods(prepared, *given, state)
         mx.eval(totals, hits, state)

@@ -15,7 +15,7 @@ from eggroll.data.streams import Batch
 from eggroll.estimators import Estimate, Estimator, Lap, no_lap
 from eggroll.population import Population
 from eggroll.program import Leaves
-from eggroll.rules import UpdateRule
+from eggroll.rules import Update, UpdateRule
 
 
 class Step(NamedTuple):
@@ -58,8 +58,13 @@ class Learner:
 
     def adopt(self, found: Estimate, lap: Lap = no_lap) -> float:
         """Ends an update: the rule moves the weights by the votes; the share that moved."""
-        made = self.rule(self.weights, self.memory, found.votes, self.step, found.decided)
-        mx.eval(made.weights, made.memory, found.state, found.scores)
+
+        def moved() -> Update:
+            made = self.rule(self.weights, self.memory, found.votes, self.step, found.decided)
+            mx.eval(made.weights, made.memory, found.state, found.scores)
+            return made
+
+        made = self.population.engine.guarding(moved)
         lap("update")
         self.weights, self.memory, self.state = made.weights, made.memory, found.state
         self.step += 1

@@ -271,8 +271,8 @@ class Trainer:
         after = self._state if self.options.carry else learner.state
         found = Estimate(mx.zeros(0, mx.int16), after, told.votes, told.decided)
         with uninterrupted():
-            self._members, self._unit = None, told.unit
             rate = learner.adopt(found)
+            self._members, self._unit = None, told.unit
             seconds = time.perf_counter() - self._began
             best = worth.reshape(self.pop, -1).mean(axis=1).max()
             update = Update(

@@ -78,16 +78,19 @@ def complete(
         answers = [tell(row) for tell in told if row]  # all of them, whichever wants to stop
         ended = any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
         asked = stop.asked  # once, as a signal may come between two looks
+        if failed:
+            raise left_by(failed, run, saves)
         if asked or ended or run.due(run.config.checkpoint_every):
             for save in saves:
                 save()
-        if failed:
-            raise left_by(failed, run, saves)
     left = ""
     if run.step == run.config.steps:
         if show:
             display.close()
-        finish(run, show)
+        try:
+            finish(run, show)
+        except EngineError as error:
+            raise left_by(error, run, saves) from None
     elif asked:
         left = f"Interrupted after update {run.step} of {run.config.steps}; {run.resume_hint()}"
     folder = run.folder.path if run.folder else None

@@ -5,7 +5,7 @@ Letters: P members, N = P/2 pairs, T tokens, V vocabulary, Z votes.
 
 from __future__ import annotations
 
-from eggroll.engines.base import Engine
+from eggroll.engines.base import Engine, zero_state
 from eggroll.engines.choice import ENGINES, available, choose
 
-__all__ = ["ENGINES", "Engine", "available", "choose"]
+__all__ = ["ENGINES", "Engine", "available", "choose", "zero_state"]

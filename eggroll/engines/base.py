@@ -18,6 +18,11 @@ from eggroll.program import NO_ROWS, Program, Rows, Weights
 T = TypeVar("T")
 
 
+def zero_state(program: Program, rows: int) -> mx.array:
+    """Where every reader begins: int8 [rows, state_size], of the host, which no GPU must make."""
+    return mx.array(np.zeros((rows, program.state_size), np.int8))
+
+
 class Engine(ABC):
     """Evaluates populations and single models of one program, and counts their votes.
 

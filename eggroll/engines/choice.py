@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from eggroll.engines import guard
 from eggroll.engines.base import Engine
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.cuda.engine import CudaEngine
 from eggroll.engines.gpu.engine import StagedEngine
-from eggroll.engines.guard import Guarded
 from eggroll.engines.metal.engine import MetalEngine
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.errors import InputError
@@ -24,8 +24,10 @@ ENGINES: dict[str, type[Engine]] = {
 def unavailable_because(name: str, credit: bool = False) -> str:
     """The reason why an engine cannot run here, with token credit if asked; empty if it can."""
     engine = ENGINES[name]
-    return engine.unavailable_because() or (
-        "it has no token credit" if credit and not engine.credits else ""
+    return (
+        guard.given_up.get(name)
+        or engine.unavailable_because()
+        or ("it has no token credit" if credit and not engine.credits else "")
     )
 
 
@@ -75,4 +77,4 @@ def _made(name: str, program: Program, threads: int, block_tokens: int, goes_on:
     if not isinstance(engine, StagedEngine):
         return engine
     spare = "portable" if unavailable_because("cpu") else "cpu"
-    return Guarded(engine, ENGINES[spare](program, threads, block_tokens), goes_on=goes_on)
+    return guard.Guarded(engine, ENGINES[spare](program, threads, block_tokens), goes_on=goes_on)

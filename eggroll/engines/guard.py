@@ -27,6 +27,10 @@ COMPARED_MACS = 1 << 40  # multiply-adds that the cpu engine repeats at most: a 
 LEAST = 128  # members that are compared at least: more than the largest threadgroup has
 T = TypeVar("T")
 
+# Engine -> why this process does without it from now on. The default device of MLX is the CPU then,
+# and no kernel of a GPU can be launched.
+given_up: dict[str, str] = {}
+
 
 class Prepared:
     """Weights, in the layout of every engine that asks for it."""
@@ -220,12 +224,16 @@ class Guarded(Engine):
         """The result of `work`, which is done again by the spare engine if MLX fails within it."""
         if self._on_gpu is None:
             return work()
+        if why := given_up.get(self.name):
+            self._failed(why)
+            return work()
         try:
             return work()
         except NotImplementedError:
             raise
         except RuntimeError as error:  # MLX's: of a compiler, a launch, or one before it
-            self._failed(f"failed ({sentence(str(error))})")
+            if self._on_gpu is not None:  # else it failed within, and so did what came before that
+                self._failed(f"failed ({sentence(str(error))})")
         return work()
 
     def _do(self, call: Call, work: Work) -> Result:
@@ -235,26 +243,36 @@ class Guarded(Engine):
             gpu, everyone = self._on_gpu, Some(call.members)
             if gpu is None:
                 return work(self.engine, everyone)
+            kernels = gpu.kernels_made
             found = work(gpu, everyone)
             mx.eval(found)
+            key = self._key(gpu, call)
+            if key in self._compared and gpu.kernels_made == kernels:
+                return found
+            self._compared.discard(key)  # until all of it is looked at, and right
             if wrong := self._wrong(gpu, call, work, found):
                 self._failed(f"gives other integers than engine {self.spare.name!r} ({wrong})")
                 return work(self.engine, everyone)
+            self._compared.add(key)
             return found
 
         return self.guarding(done)
 
+    def _key(self, gpu: StagedEngine, call: Call) -> tuple[object, ...]:
+        """The kind of a call, and the size of its threadgroups: what is compared once.
+
+        So is every call that makes kernels, as its launches may have smaller threadgroups.
+        """
+        P, rank = call.members, call.rank
+        return call.name, rank, call.kind, gpu.group_members(P, rank), gpu.group_members(P, 0)
+
     def _wrong(self, gpu: StagedEngine, call: Call, work: Work, found: Result) -> str:
         """The first difference from the spare engine; empty if there is none.
 
-        Looked for once for every kind of call and size of threadgroups: in all that was found, or
-        in as many pairs as the other engine does in a second or some.
+        Looked for in all that was found, or in as many pairs as the other engine does in a second
+        or some.
         """
         P, rank = call.members, call.rank
-        key = call.name, rank, call.kind, gpu.group_members(P, rank), gpu.group_members(P, 0)
-        if key in self._compared:
-            return ""
-        self._compared.add(key)
         budget = COMPARED_MACS // (matrix_macs(self.program) * call.tokens * max(rank, 1))
         if max(budget, LEAST) >= P:
             return difference(call, found, work(self.spare, Some(P)))
@@ -277,6 +295,7 @@ class Guarded(Engine):
                 self.spare.name,
             )
         self.engine, self._on_gpu = self.spare, None
+        given_up.setdefault(self.name, f"is not used again, as it {why}")
         mx.set_default_device(mx.cpu)  # nothing else runs on a GPU that fails
         warnings.warn(
             f"{said}: engine {self.spare.name!r} goes on, with the same bits; {report}.",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import emulator
 import pytest
 from conftest import REQUIRED
 
+from eggroll.engines import choice, guard
 from gpu.backend import GPUS, Gpu
+from gpu.faulty import Fault, Faulty
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +36,15 @@ def gpu(request: pytest.FixtureRequest, folder: Path, covered: set[str]) -> Gpu:
 def launcher(gpu: Gpu) -> emulator.Emulator:
     """Runs every launch in one order of the threads."""
     return gpu.launcher()
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
+    """Engine metal has this fault from now on."""
+
+    def put(fault: Fault) -> None:
+        monkeypatch.setattr(Faulty, "fault", staticmethod(fault))
+
+    monkeypatch.setitem(choice.ENGINES, "metal", Faulty)
+    monkeypatch.setattr(guard, "given_up", {})
+    return put

@@ -134,6 +134,11 @@ class Stages(Engine):
         """Lets a call of `few` members run in threadgroups as large as those of P."""
         self._members[few, rank] = self.group_members(P, rank)
 
+    @property
+    def kernels_made(self) -> int:
+        """How often kernels of stages were written."""
+        return len(self._kernels) + len(self._credit)
+
     def kernels(self, members: int, noise: Slices | None, result: Result) -> list[Kernel]:
         """Plan and source of every stage, for threadgroups of `members`."""
         rank, shift = (noise.rank, noise.shift) if noise else (0, 0)
