@@ -12,6 +12,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from eggroll.engines.cuda import plan as cuda_plan
+from eggroll.engines.gpu.launch_size import Limits, launch_size, need_of
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, best_members, stage_plans
 from eggroll.networks import egg
 from eggroll.program import Program
@@ -33,9 +34,22 @@ PHASE = 18.0  # per half a phase and member
 VOTE = 37.0  # per product of the votes: staging both matrices
 VECTOR = 1.6  # per vote of a vector's element and pair
 
+# The same of CUDA, counted in its machine code (tests/cuda/machine.py): warp instructions, products
+# and all. MAC is per 8192 multiply-adds; KEPT of a vector that a launch keeps with its noise.
+MAC = 5.0
+CUDA_OUTPUT, CUDA_LOW_RANK, SCORE = 9.0, 6.0, 20.0
+CUDA_ELEMENT, CUDA_NORM = 9.5, 31.0
+CUDA_EMBED, CUDA_EMBED_RANK = 21.0, 9.3
+CUDA_SUMS, KEPT = 5.5, 34.0
+BYTES = 3.5  # more per rank from rank 2 on, whose factors are read by bytes
+PASSED = 55.0  # per member: activations, state and targets come and go
+CUDA_VOTE, CUDA_VECTOR = 3.4, 0.47
+# Of the four instructions that a multiprocessor could issue in a cycle: 1.56 by the in-order model
+# of tests/cuda/in_order.py, for two blocks of a layer of preset paper.
+ISSUED = 0.39
 BUSY = 0.85  # assumed: the rest is latency and waiting at barriers
 # Seconds of the host: per update, and per pair and leaf (slices drawn, streams copied). Measured.
-HOST, HOST_SLICE = 1.5e-3, 8e-9
+HOST, HOST_SLICE = 1.5e-3, 6e-9
 TABLE = 1 << 24  # bytes of noise, read from memory once an update
 
 
@@ -118,6 +132,32 @@ class StageWork(NamedTuple):
     passed: float  # bytes from the stage before and to the next one
 
 
+def instructions(plan: StagePlan) -> float:
+    """Warp instructions of a CUDA stage per member and token."""
+    total = PASSED * (not plan.first)
+    more = BYTES * (plan.rank > 1)
+    for phase in plan.phases:
+        for op in phase.rows:
+            norm = op.kind == "norm"
+            each = CUDA_NORM if norm else CUDA_EMBED + CUDA_EMBED_RANK * plan.rank
+            total += each * plan.sizes[op.out] / 64
+        for op in phase.tiles:
+            if op.kind not in PRODUCTS:
+                total += CUDA_ELEMENT * plan.sizes[op.out] / 64
+                continue
+            O, K = plan.program.leaves[op.leaf].shape
+            outputs, inputs = plan.tile_count(O) * 32, ceil(K / 32) * 32
+            total += MAC * outputs * inputs / 8192
+            each = CUDA_OUTPUT + (CUDA_LOW_RANK + more) * plan.rank + SCORE * (op.kind == "score")
+            total += (each * outputs + (CUDA_SUMS + more) * plan.rank * K) / 64
+    return total
+
+
+def kept_instructions(plan: StagePlan) -> float:
+    """The same once per launch, for the vectors that it keeps."""
+    return KEPT * sum(plan.layout[leaf].shape[0] for leaf in plan.kept_vectors) / 64
+
+
 def stage_work(plan: StagePlan, kind: GpuKind) -> StageWork:
     """Counts of a stage, from the plan that its kernel is generated from."""
     products, cycles = 0.0, PHASE / 2 * len(plan.phases)
@@ -135,19 +175,22 @@ def stage_work(plan: StagePlan, kind: GpuKind) -> StageWork:
             cycles += kind.operand * count * steps * (tiles / plan.members + 1 / 8)
             cycles += (OUTPUT + LOW_RANK * plan.rank + kind.result) * count * tiles / 8
             cycles += SUMS * plan.rank * K / 64
+    if kind is CUDA:
+        cycles = instructions(plan)
     noise, D = plan.noise_bytes / 2, plan.program.width
     moved = plan.weights_read + noise + (plan.spilled if kind.spills else 0)
     return StageWork(products, cycles, moved, D * (not plan.first) + D * plan.passes_on)
 
 
-def votes_work(program: Program, rank: int) -> StageWork:
+def votes_work(program: Program, rank: int, kind: GpuKind) -> StageWork:
     """Counts of the votes per member and update: half of a pair's."""
     cells = sum(prod(leaf.shape) for leaf in program.leaves if len(leaf.shape) == 2)
     elements = sum(prod(leaf.shape) for leaf in program.leaves if len(leaf.shape) == 1)
     products = cells * rank / PRODUCT / 2
     # A tile of 64 x 64 votes reads 64 + 64 bytes of noise and two starts per pair.
     moved = cells / 4096 * (128 * rank + 8) / 2
-    return StageWork(products, VOTE * products + VECTOR / 2 * elements, moved, 0)
+    vote, vector = (CUDA_VOTE, CUDA_VECTOR) if kind is CUDA else (VOTE, VECTOR)
+    return StageWork(products, vote * products + vector / 2 * elements, moved, 0)
 
 
 class Prediction(NamedTuple):
@@ -167,7 +210,9 @@ class Prediction(NamedTuple):
 
     @property
     def compute(self) -> float:
-        """Nothing overlaps: matrix units and the rest take turns."""
+        """On Apple's GPUs matrix units and the rest take turns; CUDA's are issued with the rest."""
+        if self.chip.kind is CUDA:
+            return max(self.matrix, self.other / ISSUED) * self.uneven
         return (self.matrix + self.other) / BUSY * self.uneven
 
     @property
@@ -204,11 +249,16 @@ def predict(
     """A whole training step of `population` members and `seq_len` tokens each."""
     P, T, kind = population, seq_len, chip.kind
     M, plans, most = plans_of(kind, program, rank, P)
-    stages, votes = [stage_work(plan, kind) for plan in plans], votes_work(program, rank)
+    stages, votes = [stage_work(plan, kind) for plan in plans], votes_work(program, rank, kind)
     products = PRODUCT * P * T * sum(s.products for s in stages)
-    cycles = P * (T * sum(s.cycles for s in stages) + votes.cycles)
-    moved = P * (T * sum(s.cache for s in stages) + votes.cache)
     pieces = max(1, ceil(P * T * max(plan.macs for plan in plans) / most))
+    if kind is CUDA:  # a launch has an eighth of the memory, at most 2 GiB, tokens are cut first
+        limits = Limits(memory=(1 << 31) - 1, macs=most, passed=2 * program.width)
+        members, tokens = launch_size(need_of(plans), limits, P, T)
+        pieces = ceil(P / members) * ceil(T / tokens)
+    cycles = P * (T * sum(s.cycles for s in stages) + votes.cycles)
+    cycles += P * pieces * sum(map(kept_instructions, plans))
+    moved = P * (T * sum(s.cache for s in stages) + votes.cache)
     per_core = ceil(P / M) / chip.cores
     return Prediction(
         chip,
@@ -292,9 +342,10 @@ def counts_table(networks: Networks) -> str:
                 counts = (1, plan.macs, *stage_work(plan, kind))
                 cells = " | ".join(f"{count:,.0f}" for count in counts)
                 rows.append(f"| {name}, {way} | {stage} | {cells} |")
-        votes = votes_work(program, 1)
-        cells = " | ".join(f"{n:,.0f}" for n in (2, PRODUCT * votes.products, *votes))
-        rows.append(f"| {name} | votes, per update | {cells} |")
+        for way, kind in (("Metal", SIMDGROUP), ("CUDA", CUDA)):
+            votes = votes_work(program, 1, kind)
+            cells = " | ".join(f"{n:,.0f}" for n in (2, PRODUCT * votes.products, *votes))
+            rows.append(f"| {name}, {way} | votes, per update | {cells} |")
     return "\n".join(rows) + "\n"
 
 
@@ -303,7 +354,7 @@ def worked(chip: Chip, sizes: Mapping[str, int]) -> str:
     program, T, P, kind = network(sizes), sizes["seq_len"], POPULATION, chip.kind
     p = predict(chip, program, T)
     _, plans, _ = plans_of(kind, program, 1, P)
-    stages, votes = [stage_work(plan, kind) for plan in plans], votes_work(program, 1)
+    stages, votes = [stage_work(plan, kind) for plan in plans], votes_work(program, 1, kind)
 
     def total(field: str) -> str:
         parts = [getattr(stage, field) for stage in stages]
@@ -331,6 +382,6 @@ memory          {ms(p.memory)} at {chip.memory / 1e9:,.0f} GB/s
 device          the longest of the three, {device}: {ms(max(p.compute, p.cache, p.memory))}
 launches        {p.launches / kind.launch:.0f} x {1e6 * kind.launch:.0f} us = {ms(p.launches)}
 waits           3 x {ms(kind.wait)} = {ms(p.waits)}
-host            {ms(HOST)} + {P // 2:,} pairs x {len(program.leaves)} leaves x 8 ns = {ms(p.host)}
+host            {ms(HOST)} + {P // 2:,} pairs x {len(program.leaves)} leaves x 6 ns = {ms(p.host)}
 step            {ms(p.seconds)}: {p.tokens_per_second:,.0f} tokens/s
 """

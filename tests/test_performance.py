@@ -6,6 +6,7 @@ docs/performance.md anew.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -92,7 +93,7 @@ def test_emulated_kernels_do_what_is_counted(folder: Path, D: int, V: int, rank:
 def test_emulated_votes_do_what_is_counted(folder: Path):
     program, pairs = networks.egg(128, 64, 1), 64
     matrices, vectors = vote_counts(folder, D=64, V=128, rank=1)
-    work = performance.votes_work(program, 1)
+    work = performance.votes_work(program, 1, performance.SIMDGROUP)
     assert matrices.products == 2 * pairs * work.products
     assert matrices.private == vectors.private == 0
     assert matrices.cycles + vectors.cycles == pytest.approx(2 * pairs * work.cycles, rel=0.2)
@@ -126,12 +127,23 @@ def test_the_documentation_shows_what_is_computed():
     assert f"about {rate / 1e6:.1f} million tokens/s on an M4 Pro" in readme
 
 
+def machine_table() -> str:
+    """Markdown: what tests/gpu/test_cuda_machine.py records of CUDA's machine code."""
+    found = json.loads((Path(__file__).parent / "cuda" / "counts.json").read_text())
+    names = ("registers", "shared bytes", "blocks", "per token", "per launch", "model, per token")
+    rows = [f"| kernel | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    for name, counts in found.items():
+        rows.append(f"| {name} | {' | '.join(f'{n:,.0f}' for n in counts.values())} |")
+    return "\n".join(rows) + "\n"
+
+
 def blocks() -> dict[str, str]:
     networks = {name: bench.PRESETS[name] for name in ("seed", "paper")}
     return {
         "worked": f"```\n{performance.worked(M4_PRO, networks['seed'])}```\n",
         "chips": performance.chip_table(networks),
         "counts": performance.counts_table(networks),
+        "machine": machine_table(),
         "populations": performance.population_table(networks, (10240, 65536, 262144)),
     }
 
@@ -140,6 +152,13 @@ def test_ten_times_the_published_rate_on_an_m4_pro():
     published = bench.PUBLISHED["seed"].tokens_per_second
     program = performance.network(bench.PRESETS["seed"])
     assert performance.predict(M4_PRO, program, 16).tokens_per_second >= 10 * published
+
+
+def test_twenty_million_on_an_h200():
+    """Preset paper, by the instructions of its machine code and the issue rate assumed."""
+    chip = next(chip for chip in performance.CHIPS if chip.name == "H200")
+    program = performance.network(bench.PRESETS["paper"])
+    assert performance.predict(chip, program, 16, population=262_144).tokens_per_second >= 20e6
 
 
 def test_each_part_of_a_prediction_counts():

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "metal"))
 import emulator as metal
 from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError
 
+from eggroll.engines.cuda.declaration import declaration
 from eggroll.engines.cuda.plan import SHARED
 from eggroll.engines.gpu.source import Source
 
@@ -38,7 +39,16 @@ FLAGS = [
     f"-I{HERE / 'include'}",
     f"-DEMU_SHARED_BYTES={max(SHARED.values())}",
 ]
-ASM = re.compile(r"\basm volatile\((.*?)\);", re.S)
+AGAIN = re.compile(r'"" : "\+r"\(\w+\)')  # a value that the compiler is to take as new
+HALVES = re.compile(  # result; high, low
+    r'"cvt\.pack\.sat\.s16\.s32 %0, %1, %2;"\s*'
+    r': "=r"\((\w+)\)\s*: "r"\((\w+)\), "r"\((\w+)\)'
+)
+ASM = re.compile(r"\basm(?: volatile)?\((.*?)\);", re.S)
+PACK = re.compile(  # result; high, low, above
+    r'"cvt\.pack\.sat\.s8\.s32\.b32 %0, %1, %2, %3;"\s*'
+    r': "=r"\((\w+)\)\s*: "r"\((\w+)\), "r"\((\w+)\), "r"\((\w+)\)'
+)
 
 
 def written(source: Source, inputs: Sequence[mx.array], outputs) -> str:
@@ -51,8 +61,9 @@ def written(source: Source, inputs: Sequence[mx.array], outputs) -> str:
         f"    {'const ' * (i < len(inputs))}{kind}_t* {name}"
         for i, (kind, name) in enumerate(zip(kinds, names, strict=True))
     )
+    declared = declaration(source, source.name, [f"{kind}_t" for kind in kinds])
     return (
-        f"{MLX_HEADER}{source.header}namespace mlx::core::cu {{\n\n"
+        f"{MLX_HEADER}{source.header}{declared}namespace mlx::core::cu {{\n\n"
         "namespace cg = cooperative_groups;\n\n"
         f"__global__ void {source.name}(\n{parameters}) {{\n{source.body}\n}}\n\n"
         "} // namespace mlx::core::cu\n"
@@ -60,12 +71,18 @@ def written(source: Source, inputs: Sequence[mx.array], outputs) -> str:
 
 
 def without_asm(text: str) -> str:
-    """The text with every mma.sync as a call of its emulation, operands as the statement has them.
+    """The text with every mma.sync and cvt.pack as a call of its emulation, operands as they stand.
 
     Raises EmulationError for a statement of another kind.
     """
 
     def call(found: re.Match[str]) -> str:
+        if AGAIN.fullmatch(found[1].strip()):
+            return ""
+        if halves := HALVES.fullmatch(found[1].strip()):
+            return f"{halves[1]} = emu::halves({halves[2]}, {halves[3]});"
+        if pack := PACK.fullmatch(found[1].strip()):
+            return f"{pack[1]} = emu::pack({pack[2]}, {pack[3]}, {pack[4]});"
         template, *operands = re.split(r"\s:\s", found[1])
         code = "".join(re.findall(r'"(.*?)"', template))
         shape = re.match(r"mma\.sync\.aligned\.(\w+)\.row\.col\.s32\.s8\.s8\.s32 ", code)

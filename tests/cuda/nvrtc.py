@@ -81,11 +81,24 @@ def log_of(program: ctypes.c_void_p) -> str:
     return text.value.decode(errors="replace")
 
 
+def cubin_of(program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    library().nvrtcGetCUBINSize(program, ctypes.byref(size))
+    code = ctypes.create_string_buffer(size.value)
+    library().nvrtcGetCUBIN(program, code)
+    return code.raw
+
+
 def compile(text: str, architecture: str, *options: str) -> Resources:
-    """Compiles to machine code of e.g. sm_80.
+    """Compiles to machine code of e.g. sm_80, and says what it needs.
 
     Raises CompileError with NVRTC's log.
     """
+    return compiled(text, architecture, *options)[0]
+
+
+def compiled(text: str, architecture: str, *options: str) -> tuple[Resources, bytes]:
+    """The same, and the machine code."""
     nvrtc, program = library(), ctypes.c_void_p()
     created = nvrtc.nvrtcCreateProgram(
         ctypes.byref(program), text.encode("ascii"), b"kernel.cu", len(HEADERS),
@@ -95,7 +108,7 @@ def compile(text: str, architecture: str, *options: str) -> Resources:
     words = [f"--gpu-architecture={architecture}", *OPTIONS, *options]
     try:
         failed = nvrtc.nvrtcCompileProgram(program, len(words), strings(words))
-        log = log_of(program)
+        log, cubin = log_of(program), b"" if failed else cubin_of(program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     if failed or "warning" in log:
@@ -104,4 +117,4 @@ def compile(text: str, architecture: str, *options: str) -> Resources:
     spills = re.findall(r"(\d+) bytes spill", log)
     if not registers or not spills:
         raise CompileError(f"no resources in the log: {log}")
-    return Resources(int(registers[1]), sum(map(int, spills)))
+    return Resources(int(registers[1]), sum(map(int, spills))), cubin

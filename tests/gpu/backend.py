@@ -41,7 +41,11 @@ NO_ROOM = 16 << 10  # bytes of shared memory that are too few for wide networks
 def on(product: str = "m16n8k32", shared_bytes: int = 0) -> Target:
     """An NVIDIA GPU that has the product, with other shared memory if asked."""
     found = target(75 if product == "m8n8k16" else 80, product)
-    return found if not shared_bytes else Target(found.architecture, product, shared_bytes)
+    return (
+        found._replace(shared_bytes=shared_bytes, half_bytes=shared_bytes)
+        if shared_bytes
+        else found
+    )
 
 
 class MetalGpu:
@@ -50,6 +54,7 @@ class MetalGpu:
     name, kind, largest = "metal", MetalEngine, 32
     barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
     dialect: Dialect = Metal()
+    over_mean = "egg::over_mean(v, mean, egg::reciprocal_of(mean))"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder  # where kernels are compiled, once for all tests
@@ -79,6 +84,7 @@ class CudaGpu:
     name, kind, largest = "cuda", CudaEngine, 64
     barrier = "__syncthreads();\n"
     dialect: Dialect = Cuda("m16n8k32")
+    over_mean = "egg::clip(egg::over_mean(v, egg::reciprocal_of(mean)))"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -21,8 +21,10 @@ from test_credit import CREDITED, same
 from eggroll import networks
 from eggroll.engines import verdicts
 from eggroll.engines.cuda import device
+from eggroll.engines.cuda.dialect import Cuda
 from eggroll.engines.cuda.engine import CudaEngine
 from eggroll.engines.cuda.plan import PRODUCTS
+from eggroll.engines.gpu.stage import StageWriter
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.errors import InputError
 from gpu.backend import CudaGpu, stage_source
@@ -47,6 +49,31 @@ out[threadIdx.x] = wrong;
     assert not np.array(wrong).any()
 
 
+@pytest.mark.parametrize("gpu", ["cuda"], indirect=True)
+@pytest.mark.parametrize("product", ["m16n8k32", "dp4a"])
+def test_clipped_bytes_are_packed_in_order(gpu: CudaGpu, launcher: Emulator, product: str):
+    """By the instruction and without it; -128, which the instruction would leave, is clipped."""
+    plan, body = (
+        gpu.plans(networks.egg(4, 4, 1), 8, 1)[1],
+        """
+int wrong = 0;
+const int far[4] = {-2147483647 - 1, 2147483647, -128, -127};
+for (int v = -300 + int(threadIdx.x); v <= 300; v += 128)
+  for (int i = 0; i < 4; ++i) {
+    const int all[4] = {v, far[i], -v, v / 2};
+    const uint32_t word = egg::clipped(all);
+    for (int e = 0; e < 4; ++e) wrong += egg::byte_of(word, e) != egg::clip(all[e]);
+  }
+out[threadIdx.x] = wrong + given[0];
+""",
+    )
+    layer = StageWriter(plan, Cuda(product)).source()
+    source = layer._replace(inputs=("given",), outputs=("out",), body=body, shared=0)
+    zeros = mx.zeros(8, mx.int32)
+    (wrong,) = launcher(source, [zeros], [((128,), mx.int32)], (128, 1, 1), (128, 1, 1))
+    assert not np.array(wrong).any()
+
+
 def test_emulation_reads_assembly_with_its_operands():
     """A matrix product reaches the emulation with the operands of its statement, or not at all."""
     code = "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
@@ -58,6 +85,10 @@ def test_emulation_reads_assembly_with_its_operands():
     ):  # fmt: skip
         with pytest.raises(EmulationError):
             without_asm(statement.replace(old, new))
+    pack = 'asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(h), "r"(l), "r"(a));'
+    assert without_asm(pack) == "v = emu::pack(h, l, a);"
+    with pytest.raises(EmulationError):
+        without_asm(pack.replace("sat", "rn"))
 
 
 def test_it_is_used_only_after_a_trial(monkeypatch, tmp_path: Path):

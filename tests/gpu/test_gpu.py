@@ -13,12 +13,15 @@ import oracle
 import pytest
 from conftest import TINY, Command
 from emulator import FORWARD, REVERSE, SHUFFLED, Emulator
+from hypothesis import given
+from hypothesis import strategies as st
 from networks import Case, random_case
 from test_engines import check_likelihoods
 
 from eggroll import networks
 from eggroll.engines import available, trial
 from eggroll.engines.gpu.counts import split_terms
+from eggroll.engines.gpu.launch_size import Limits, Need, launch_size
 from gpu.backend import Gpu, at_the_end, check_scores, check_votes, engine, stage_source
 from gpu.backend import install as install_gpu
 
@@ -161,6 +164,27 @@ def test_launches_of_some_members_and_tokens(gpu: Gpu, launcher: Emulator, monke
     assert sizes == [(6, 5), (2, 1), (6, 2)]
 
 
+@given(
+    scratch=st.integers(0, 5000), passed=st.integers(0, 2000), macs=st.integers(1, 1 << 22),
+    memory=st.integers(1 << 16, (1 << 31) - 1), most=st.integers(1 << 30, 1 << 42),
+    P=st.integers(1, 1 << 18), T=st.integers(1, 4096),
+)  # fmt: skip
+def test_a_launch_takes_what_fits(scratch, passed, macs, memory, most, P, T):
+    """Scratch is a member's, whatever the tokens; and no launch is smaller than it must be."""
+    need, limits = Need(scratch, macs), Limits(memory, most, passed)
+    members, tokens = launch_size(need, limits, P, T)
+    assert 1 <= tokens <= T
+    assert 1 <= members <= P
+
+    def fits(members: int, tokens: int) -> bool:
+        bytes_ = members * (tokens * max(passed, 1) + scratch)
+        return bytes_ <= memory and members * tokens * macs <= most
+
+    assert fits(members, tokens) or (tokens == 1 and members <= 2)
+    assert tokens == T or not fits(P, tokens + 1)
+    assert members in (P, 2) or not fits(members + 2, tokens)
+
+
 def test_divisions_are_exact_everywhere(gpu: Gpu, launcher: Emulator):
     """A norm's division for every mean and numerator; a product's near every multiple."""
     norm = stage_source(gpu, gpu.plans(networks.egg(4, 4, 1), 8, 1)[1])
@@ -170,17 +194,19 @@ const $uint at = $thread;
 for (int mean = 1 + int(at); mean <= 127; mean += 128)
   for (int v = -16129; v <= 16129; ++v) {
     const int floor = v >= 0 ? v / mean : -((mean - 1 - v) / mean);
-    wrong += egg::over_mean(v, mean, egg::reciprocal_of(mean)) != egg::clip(floor);
+    wrong += @ != egg::clip(floor);
   }
 for (int v = -700000 + int(at); v <= 700000; v += 128) {
   const int floor48 = v >= 0 ? v / 48 : -((47 - v) / 48);
+  const int floor64 = v >= 0 ? v / 64 : -((63 - v) / 64);
   const int floor2896 = v >= 0 ? v / 2896 : -((2895 - v) / 2896);
   wrong += egg::divide<48>(v) != egg::clip(floor48);
+  wrong += egg::divide<64>(v) != egg::clip(floor64);
   wrong += egg::divide<2896>(v) != egg::clip(floor2896);
 }
 out[at] = wrong + given[0];
 """
-    body = gpu.dialect.spelled(body)
+    body = gpu.dialect.spelled(body).replace("@", gpu.over_mean)
     source = norm._replace(inputs=("given",), outputs=("out",), body=body, shared=0)
     zeros = mx.zeros(8, mx.int32)
     (wrong,) = launcher(source, [zeros], [((128,), mx.int32)], (128, 1, 1), (128, 1, 1))
@@ -261,7 +287,7 @@ def test_the_trial_takes_shapes_as_runs_do(gpu: Gpu):
     assert group == gpu.largest
     layer = gpu.plans(trial.networks()["egg"], group, 1)[1]
     assert layer.simdgroups == 8
-    assert (layer.scratch_bytes > 0) == (gpu.name == "metal")
+    assert (layer.spilled_rows > 0) == (gpu.name == "metal")
 
 
 def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):

@@ -212,10 +212,12 @@ def test_shared_memory_is_what_the_plan_says():
 @pytest.mark.parametrize(
     ("architecture", "shape", "population", "members"),
     [
-        (80, (256, 256, 6), 10240, 64),  # weights come from afar: many members share them
-        (80, (256, 64, 1), 10240, 32),  # weights stay near: two blocks for each multiprocessor
+        (90, (256, 256, 6), 262_144, 64),  # weights come from afar: many members share them
+        (80, (256, 256, 6), 262_144, 32),  # of more, one block alone would fill a multiprocessor
+        (90, (256, 256, 6), 10240, 32),  # 160 blocks of 64 would leave most of 132 with one
+        (80, (256, 64, 1), 10240, 32),
         (80, (256, 64, 1), 100_000, 64),
-        (80, (256, 256, 6), 2048, 8),  # else most multiprocessors would have nothing to do
+        (90, (256, 256, 6), 1024, 8),  # else most multiprocessors would have nothing to do
     ],
 )
 def test_members_of_a_block(architecture: int, shape: tuple, population: int, members: int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 import mlx.core as mx
 
 from eggroll.engines import trial
+from eggroll.engines.cuda.declaration import PREFIX, declaration
 from eggroll.engines.cuda.plan import PRODUCTS
-from eggroll.engines.gpu.launch import kernel_name, launcher
+from eggroll.engines.gpu.launch import Shape, kernel_name, launcher
 from eggroll.engines.gpu.source import Source
 from eggroll.errors import InputError
 
@@ -28,19 +30,31 @@ COMPILERS = (
 
 
 @cache
-def compiled(source: Source) -> Any:
-    """The kernel as MLX compiles it."""
+def compiled(source: Source, kinds: tuple[str, ...]) -> Any:
+    """The kernel as MLX compiles it, for arrays of these kinds."""
+    name = kernel_name(source, str(architecture()), str(source.blocks))
     return mx.fast.cuda_kernel(
-        name=kernel_name(source, str(architecture())),
+        name=name,
         input_names=list(source.inputs),
         output_names=list(source.outputs),
-        header=source.header,
+        header=source.header + declaration(source, PREFIX + name, kinds),
         source=source.body,
         shared_memory=source.shared,
     )
 
 
-launch = launcher(compiled)
+def launch(
+    source: Source,
+    inputs: Sequence[mx.array],
+    outputs: Sequence[tuple[Shape, mx.Dtype]],
+    grid: Shape,
+    threadgroup: Shape,
+) -> list[mx.array]:
+    """Runs a kernel on the GPU."""
+    dtypes = [*(a.dtype for a in inputs), *(dtype for _, dtype in outputs)]
+    kinds = tuple(f"{str(dtype).rpartition('.')[2]}_t" for dtype in dtypes)
+    on_gpu = launcher(lambda source: compiled(source, kinds))
+    return on_gpu(source, inputs, outputs, grid, threadgroup)
 
 
 def has_gpu() -> bool:

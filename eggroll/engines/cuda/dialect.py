@@ -12,6 +12,7 @@ from eggroll.engines.gpu.plan import StagePlan
 from eggroll.program import Op
 
 KINDS = {"uint": "uint32_t", "ulong": "uint64_t"}
+WORDS = ("add", "add_bias", "bias", "forget", "mix")  # operations that take four features at once
 VOTE_STAGE = 16 * (64 + 8) * 4  # bytes of a staged matrix: DEPTH / 4 quads, LINE words
 
 TRACES = """\
@@ -43,6 +44,7 @@ class Cuda(Dialect):
     group = stage_group = "blockIdx.x"
     part, thread = "blockIdx.y", f"blockIdx.x * {VOTE_THREADS} + threadIdx.x"
     unit, logit, value = ("uint32_t", 4), ("uint32_t", 4), "uint2"
+    kept = "uint2", 8
     element, feature = "[j]", "quad"
     row, tile = "row", "tile, column, lane"
     no_sums = "", "nullptr"
@@ -53,6 +55,7 @@ class Cuda(Dialect):
         "M": 8, "LD": 8, "SHIFT": 0, "PERTURBED": 1,
         "WARPS": VOTE_THREADS // 32, "THREADS": VOTE_THREADS,
     }  # fmt: skip
+    vote_staging = {"votes": ("stage_pairs",)}  # noqa: RUF012
     vote_memory = f"""\
 EGG_SHARED_MEMORY;
 EGG_SHARED(uint32_t, left, 0, {VOTE_STAGE // 4});
@@ -78,8 +81,12 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
     def lane(self, plan: StagePlan) -> str:
         return "egg::lane_of(threadIdx.x)"
 
+    def header(self, constants: str, files: Sequence[str]) -> str:
+        pack = "pack_bytes" if self.product == "dp4a" else "pack_sat"
+        return super().header(constants, [pack, *files])
+
     def product_files(self, plan: StagePlan) -> list[str]:
-        return [f"mma_{self.product}", "product_mma"]
+        return ["words", f"mma_{self.product}", "product_mma"]
 
     @property
     def vote_files(self) -> list[str]:
@@ -90,7 +97,8 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
 
     def row_loop(self) -> list[str]:
         return [
-            "for (uint32_t pair = lane.warp; pair < M / 2; pair += WARPS) {",
+            "for (uint32_t pair = egg::lane_again(threadIdx.x).warp; "
+            "pair < M / 2; pair += WARPS) {",
             "const egg::Row row = egg::row_of(pair, lane);",
         ]
 
@@ -100,10 +108,12 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
 
     def tile_loop(self, plan: StagePlan, outputs: int, head: bool) -> list[str]:
         tiles, columns = plan.tile_count(outputs), self._columns(plan, outputs, head)
-        count = tiles * (plan.members // 8) // columns
+        parts = plan.members // 8 // columns
+        # Neighbouring warps share a tile's weights.
         return [
-            f"for (uint32_t item = lane.warp; item < {count}; item += WARPS) {{",
-            f"const uint32_t tile = item % {tiles}, column = item / {tiles} * {8 * columns};",
+            "const egg::Lane lane = egg::lane_again(threadIdx.x);",
+            f"for (uint32_t item = lane.warp; item < {tiles * parts}; item += WARPS) {{",
+            f"const uint32_t tile = item / {parts}, column = item % {parts} * {8 * columns};",
         ]
 
     def tile_values(self, plan: StagePlan, name: str, outputs: int, head: bool) -> str:
@@ -121,26 +131,32 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
         ]
 
     def elementwise(self, op: Op, operands: Sequence[str], argument: str) -> list[str]:
-        out = f"v{op.out}[j]"
-        in_place = out in operands  # what it held is read after the result has begun
-        lines = ["{", f"const uint2 before = {out};"] if in_place else []
-        lines += [f"{out} = make_uint2(0, 0);", "for (int e = 0; e < 4; ++e) {"]
+        lines, of_word = [], "@" in argument
         for part in "xy":
-            names = ["before" if name == out else name for name in operands]
-            values = [f"egg::byte_of({name}.{part}, e)" for name in names]
-            values += [argument.replace("@", part)] if argument else []
-            call = f"egg::{op.kind}({', '.join(values)})"
-            lines.append(f"{out}.{part} |= egg::as_byte({call}, e);")
-        return [*lines, "}", *["}"] * in_place]
+            words = [f"{name}.{part}" for name in operands]
+            words += [argument.replace("@", part)] * of_word
+            if op.kind in WORDS:
+                made = f"egg::{op.kind}({', '.join(words)})"
+            else:
+                rest = [argument] * bool(argument and not of_word)
+                each = (
+                    [*(f"egg::byte_of({word}, {e})" for word in words), *rest] for e in range(4)
+                )
+                calls = (f"egg::{op.kind}({', '.join(values)})" for values in each)
+                made = f"egg::packed({', '.join(calls)})"
+            lines.append(f"const uint32_t {part} = {made};")
+        return ["{", *lines, f"v{op.out}[j] = make_uint2(x, y);", "}"]
 
-    def bias(self, name: str, size: int, arguments: str) -> tuple[str, str]:
+    def bias(self, name: str, size: int, arguments: str, kept: bool) -> tuple[str, str]:
+        if kept:
+            return (
+                f"const uint2 {name} = egg::kept_of<{size}>({arguments}, member)[quad];",
+                f"{name}.@",
+            )
         halves = (
             f"egg::perturbed<{size}>({arguments}, member, quad, {odd})" for odd in ("false", "true")
         )
-        return (
-            f"const uint2 {name} = make_uint2({', '.join(halves)});",
-            f"egg::byte_of({name}.@, e)",
-        )
+        return f"const uint2 {name} = make_uint2({', '.join(halves)});", f"{name}.@"
 
     def tile_bytes(self, width: int, members: int) -> int:
         """[D / 8][M][8]"""

@@ -44,8 +44,11 @@ def packed(w: mx.array) -> mx.array:
 
 
 def words(a: mx.array) -> mx.array:
-    """Bytes, flat, with zeros up to whole words; kernels read a table by words."""
-    return pad_flat(a, -(-a.size // 4) * 4)
+    """Bytes, flat, as whole words and one more, at an address of its own.
+
+    Kernels read the noise by words, of which two hold four bytes from anywhere.
+    """
+    return pad_flat(a, -(-a.size // 4) * 4 + 4)
 
 
 class CudaEngine(StagedEngine):

@@ -36,6 +36,7 @@ class Dialect(ABC):
     thread: ClassVar[str]  # a thread's number, in kernels of VOTE_THREADS
     unit: ClassVar[tuple[str, int]]  # element of registers in memory: type, bytes
     logit: ClassVar[tuple[str, int]]  # the same of logits kept for a draw
+    kept: ClassVar[tuple[str, int]] = ("", 1)  # the same of vectors kept with their noise
     value: ClassVar[str]  # type of what a lane reads of a register
     element: ClassVar[str]  # index of a value in its tile
     feature: ClassVar[str]  # the row of a value
@@ -46,6 +47,7 @@ class Dialect(ABC):
     state_barrier: ClassVar[bool]  # whether a state is restarted by other threads than loaded it
     exp2_words: ClassVar[int] = 0  # last entries of EXP2, which threadgroup memory gets a copy of
     vote_constants: ClassVar[Mapping[str, int]] = {}  # that vote_product needs besides RANK and CLT
+    vote_staging: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # files that stage some terms faster
     vote_memory: ClassVar[str]  # declares what vote_product stages terms in
     vote_bytes: ClassVar[int]  # of that
     vote_lane: ClassVar[str]  # arguments that give vote_product the lane's place
@@ -123,8 +125,11 @@ class Dialect(ABC):
         """An operation on operands that a lane holds. argument: one more; @ is x or y of a pair."""
 
     @abstractmethod
-    def bias(self, name: str, size: int, arguments: str) -> tuple[str, str]:
-        """Declares a bias with its noise, and gives it as an argument of `elementwise`."""
+    def bias(self, name: str, size: int, arguments: str, kept: bool) -> tuple[str, str]:
+        """Declares a bias with its noise, and gives it as an argument of `elementwise`.
+
+        kept: the arguments are where `keep_vector` left it.
+        """
 
     @abstractmethod
     def tile_bytes(self, width: int, members: int) -> int:

@@ -45,10 +45,12 @@ def launch_size(need: Need, limits: Limits, P: int, T: int) -> tuple[int, int]:
     Fewer tokens at a time cost a launch more, fewer members leave the GPU half empty: so tokens are
     cut first.
     """
-    room = limits.memory // (limits.passed + need.scratch)
-    room = min(room, limits.macs // need.macs)
-    tokens = min(T, max(room // P, 1))
-    return min(P, max(room // tokens // 2 * 2, 2)), tokens
+    kept = max(limits.passed, 1)
+    tokens = min((limits.memory // P - need.scratch) // kept, limits.macs // (need.macs * P), T)
+    tokens = max(tokens, 1)
+    room = limits.memory // (tokens * kept + need.scratch)
+    room = min(room, limits.macs // (need.macs * tokens))
+    return min(P, max(room // 2 * 2, 2)), tokens
 
 
 class TapeNeed(NamedTuple):

@@ -27,8 +27,8 @@ def row_embed(write: KernelWriter, op: Op) -> None:
 
 def row_norm(write: KernelWriter, op: Op) -> None:
     write(
-        f"egg::norm<{write.plan.sizes[op.out]}>(r{op.out}, r{op.inputs[0]}, {write.weights(op)}, "
-        f"noise, {write.leaf(op)}, {write.dialect.row});"
+        f"egg::norm<{write.plan.sizes[op.out]}>(r{op.out}, r{op.inputs[0]}, {write.vector(op)}, "
+        f"{write.dialect.row});"
     )
 
 
@@ -87,9 +87,9 @@ def output_name(op: Op) -> str:
 
 def bias(write: KernelWriter, op: Op) -> str:
     """Declares the bias; gives it as an argument."""
-    arguments = f"{write.weights(op)}, noise, {write.leaf(op)}"
-    name = f"w{write.leaf(op)}"
-    declaration, argument = write.dialect.bias(name, write.plan.sizes[op.out], arguments)
+    name, size = f"w{write.leaf(op)}", write.plan.sizes[op.out]
+    kept = op.leaf in write.plan.kept_vectors
+    declaration, argument = write.dialect.bias(name, size, write.vector(op), kept)
     write(declaration)
     return argument
 

@@ -106,6 +106,7 @@ class StagePlan:
     whether the caller has the program's outputs, and no score.
     """
 
+    blocks = 0  # of a multiprocessor, where that is said
     unscored: ClassVar[tuple[str, ...]] = ("output", "sums")  # left out where there is a score
 
     def __init__(
@@ -226,6 +227,11 @@ class StagePlan:
         return 0
 
     @property
+    def kept_vectors(self) -> dict[int, int]:
+        """Leaf -> offset in device memory of a vector with its noise, where a launch keeps it."""
+        return {}
+
+    @property
     def sums_shared(self) -> bool:
         return self.sums_bytes <= self.shared_bytes // 4
 
@@ -270,8 +276,11 @@ class StagePlan:
     @property
     def scratch_bytes(self) -> int:
         """Device memory of one threadgroup, for what threadgroup memory does not hold."""
-        rows = self.rows({r: p.row for r, p in self.places.items() if not p.shared})
-        return rows * self.stride + (0 if self.sums_shared else self.sums_bytes)
+        return self.spilled_rows * self.stride + (0 if self.sums_shared else self.sums_bytes)
+
+    @property
+    def spilled_rows(self) -> int:
+        return self.rows({r: p.row for r, p in self.places.items() if not p.shared})
 
     @property
     def weights_read(self) -> float:

@@ -15,7 +15,8 @@ IN_TREE = Path(__file__).parents[3] / "extensions" / "int8_gemm"
 class Source(NamedTuple):
     """A kernel as mx.fast takes it: names of its arrays, header and body.
 
-    shared: bytes of threadgroup memory that the body declares; a CUDA launch asks for them.
+    shared: bytes of threadgroup memory that the body declares; a CUDA launch asks for them. blocks:
+    of CUDA, of `threads` each, for which a multiprocessor must have registers; 0 if none is said.
     """
 
     name: str
@@ -24,6 +25,8 @@ class Source(NamedTuple):
     header: str
     body: str
     shared: int = 0
+    blocks: int = 0
+    threads: int = 0
 
 
 @cache

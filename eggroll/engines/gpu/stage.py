@@ -39,7 +39,8 @@ class StageWriter(KernelWriter):
         names = ["noise", "common", self.noise_file, *self.files()]
         header = self.dialect.header(self.constants(), names)
         inputs, outputs, body = tuple(self.inputs()), tuple(self.outputs()), self.body()
-        return Source("egg_stage", inputs, outputs, header, body, self.shared)
+        size = self.shared, self.plan.blocks, 32 * self.plan.simdgroups
+        return Source("egg_stage", inputs, outputs, header, body, *size)
 
     def inputs(self) -> list[str]:
         plan = self.plan
@@ -121,6 +122,7 @@ class StageWriter(KernelWriter):
         self.opening()
         if self.scored and self.dialect.exp2_words:
             self("egg::load_exp2(exp2, lane);")
+        self.keep_vectors()
         self.load_state()
         self.move_in("0")
         self.barrier()
@@ -159,7 +161,7 @@ class StageWriter(KernelWriter):
         if plan.scratch_bytes:
             self.spilled(unit, "spilled", f"scratch + {dialect.group} * {plan.scratch_bytes}u")
         if plan.sums_bytes and not plan.sums_shared:
-            at = (plan.scratch_bytes - plan.sums_bytes) // unit_bytes
+            at = plan.spilled_rows * plan.stride // unit_bytes
             self.spilled("int", "sums", f"spilled + {at}")
         if not plan.sums_bytes and dialect.no_sums[0]:
             self(dialect.no_sums[0])
@@ -182,6 +184,16 @@ class StageWriter(KernelWriter):
             "noise.first = first / 2;",
             "noise.pairs = sizes[2];",
         )
+
+    def keep_vectors(self) -> None:
+        """Vectors get their noise once, where it is the same at every token."""
+        for leaf, at in self.plan.kept_vectors.items():
+            place, (size,) = self.plan.layout[leaf], self.plan.program.leaves[leaf].shape
+            kept = f"kept{place.index}"
+            kind, size_of = self.dialect.kept
+            self.spilled(kind, kept, "spilled", at // size_of)
+            arguments = f"weights + {place.offset}, noise, {place.index}"
+            self(f"egg::keep_vector<{size}>({kept}, {arguments}, lane);")
 
     def load_state(self) -> None:
         """The state comes in, or is zero where it is not kept."""

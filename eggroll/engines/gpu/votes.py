@@ -154,7 +154,8 @@ def _vote_kernels(
 ) -> tuple[Source, Source]:  # fmt: skip
     """The kernels for matrices and for vectors, by the file that says what their terms are."""
     constants = dialect.constants(**dialect.vote_constants, RANK=rank, CLT=clt)
-    header = dialect.header(constants, ["vote_tile", *dialect.vote_files, terms])
+    staged = dialect.vote_staging.get(terms, ())
+    header = dialect.header(constants, ["vote_tile", *dialect.vote_files, terms, *staged])
     names = tuple(inputs.split())
     tiles = dialect.vote_memory + dialect.spelled(matrices).replace("@", dialect.vote_lane)
     return (

@@ -82,6 +82,12 @@ class KernelWriter:
     def leaf(self, op: Op) -> int:
         return self.plan.layout[op.leaf].index
 
+    def vector(self, op: Op) -> str:
+        """Arguments that give an operation its vector: as kept, or what it is made from."""
+        if op.leaf in self.plan.kept_vectors:
+            return f"kept{self.leaf(op)}"
+        return f"{self.weights(op)}, noise, {self.leaf(op)}"
+
     def sums_of(self, op: Op) -> str:
         """A pointer to x B of a product, among those of its phase."""
         plan = self.plan

@@ -129,7 +129,7 @@ EGG_SHARED(int8_t, right, egg::DEPTH * egg::RIGHT);
             pair.append(f"egg::{op.kind}({', '.join(values)})")
         return [f"v{op.out}[i][j] = egg::both({pair[0]}, {pair[1]});"]
 
-    def bias(self, name: str, size: int, arguments: str) -> tuple[str, str]:
+    def bias(self, name: str, size: int, arguments: str, kept: bool) -> tuple[str, str]:
         # Rows past the last output read the last bias; their results are never read.
         call = f"egg::perturbed({arguments}, member, min(o, {size - 1}u))"
         return f"const int2 {name} = {call};", f"{name}.@"

@@ -8,12 +8,32 @@
 
 namespace egg {
 
-// clip(floor(v / DIVISOR)): no negative numerator, so an unsigned division by a constant. Its
-// quotient is at most 255, so only the lower end is left to clip.
+// floor(v / DIVISOR), or another number beyond -127 .. 127 on the same side. A power of two is a
+// shift; else no negative numerator, so an unsigned division by a constant.
+template <int DIVISOR>
+__device__ inline int quotient(int v) {
+  constexpr uint32_t BELOW = DIVISOR - 1;
+  if ((DIVISOR & BELOW) == 0) {
+    int by = 0;
+    for (uint32_t ones = BELOW; ones > 0; ones /= 2) ++by;
+    return v >> by;
+  }
+  const int least = -128 * DIVISOR;
+  return int(uint32_t(max(least, min(v, -least - 1)) - least) / uint32_t(DIVISOR)) - 128;
+}
+
+// clip(floor(v / DIVISOR))
 template <int DIVISOR>
 __device__ inline int divide(int v) {
-  const int least = -128 * DIVISOR;
-  return max(int(uint32_t(max(least, min(v, -least - 1)) - least) / uint32_t(DIVISOR)), 1) - 128;
+  return clip(quotient<DIVISOR>(v));
+}
+
+// clip(floor(v / DIVISOR)) of four values, as a word.
+template <int DIVISOR>
+__device__ inline uint32_t quotients(const int (&v)[4]) {
+  if (DIVISOR == 256) return clipped_256ths(v);
+  return clipped(quotient<DIVISOR>(v[0]), quotient<DIVISOR>(v[1]), quotient<DIVISOR>(v[2]),
+                 quotient<DIVISOR>(v[3]));
 }
 
 // Products that wrap modulo 2^32.
@@ -51,6 +71,13 @@ __device__ inline Lane lane_of(uint32_t thread) {
   return lane;
 }
 
+// The same, but not what the compiler has computed from it before: held over all phases of a token,
+// addresses would take the registers of the products.
+__device__ inline Lane lane_again(uint32_t thread) {
+  asm volatile("" : "+r"(thread));
+  return lane_of(thread);
+}
+
 // A lane where a warp looks along the features of a pair: 16 lanes for each member.
 struct Row {
   uint32_t member, lane;
@@ -71,23 +98,45 @@ __device__ inline int over_row(int v) {
   return v;
 }
 
-// Four bytes from anywhere, by the one or two words that hold them. The table is made of words.
-__device__ inline uint32_t four(const int8_t* from) {
-  const uint64_t at = reinterpret_cast<uint64_t>(from), end = at + 3;
-  const uint32_t low = __ldg(reinterpret_cast<const uint32_t*>(at - at % 4));
-  const uint32_t high = __ldg(reinterpret_cast<const uint32_t*>(end - end % 4));
-  return __funnelshift_r(low, high, uint32_t(at % 4) * 8);
+// Bytes of the noise table from anywhere as words: each by the two aligned ones that hold it. The
+// table is made of whole words, and has one more than its bytes need.
+struct Bytes {
+  const int8_t* from;
+  const uint32_t* words;
+  uint32_t shift;
+  __device__ inline uint32_t word(uint32_t i) const {
+    return __funnelshift_r(__ldg(words + i), __ldg(words + i + 1), shift);
+  }
+};
+
+__device__ inline Bytes bytes_at(const int8_t* table, uint32_t at) {
+  Bytes bytes;
+  bytes.from = table + at;
+  bytes.words = reinterpret_cast<const uint32_t*>(table) + at / 4;
+  bytes.shift = at * 8;  // of which a funnel shift takes five bits
+  return bytes;
 }
 
-// Column q of rows 4 quad .. 4 quad + 3 of a factor [COUNT][RANK]; zeros past its end.
+// The slice of a leaf that belongs to the pair of `member`, `offset` bytes on.
+__device__ inline Bytes slice_bytes(Noise noise, uint32_t leaf, uint32_t member, uint32_t offset) {
+  const uint32_t pair = min(noise.first + member / 2, noise.pairs - 1);
+  return bytes_at(noise.table, uint32_t(noise.starts[leaf * noise.pairs + pair]) + offset);
+}
+
+// Column q of rows 4 quad .. 4 quad + 3 of a factor [COUNT][RANK]; zeros past its end, of which a
+// quad is no more than fills an octet. The bytes begin with quad `begin`, which is 0 unless RANK is
+// 1: an address that holds it serves all quads at a known distance.
 template <int COUNT>
-__device__ inline uint32_t factor(const int8_t* from, uint32_t quad, uint32_t q) {
-  if (RANK == 1 && 4 * quad + 3 < COUNT) return four(from + 4 * quad);
+__device__ inline uint32_t factor(Bytes factors, uint32_t quad, uint32_t q, uint32_t begin) {
+  const uint32_t i = quad - begin;
+  if (RANK == 1 && (COUNT % 8 == 0 || 4 * quad + 3 < COUNT)) return factors.word(i);
   uint32_t v = 0;
   for (uint32_t e = 0; e < 4; ++e)
-    if (4 * quad + e < COUNT) v |= as_byte(from[(4 * quad + e) * RANK + q], e);
+    if (4 * quad + e < COUNT) v |= as_byte(factors.from[(4 * i + e) * RANK + q], e);
   return v;
 }
+
+__device__ inline uint32_t begin_of(uint32_t quad) { return RANK == 1 ? quad : 0; }
 
 // Bytes 4 quad .. 4 quad + 3 of a row [COUNT]; zeros past its end. Rows of whole words are aligned.
 template <int COUNT>
@@ -111,10 +160,10 @@ struct Two {
 
 // The products n1 n2 of elements 4 quad .. 4 quad + 3 of a vector leaf [COUNT].
 template <int COUNT>
-__device__ inline Four products(const int8_t* two, uint32_t quad) {
+__device__ inline Four products(Bytes factors, uint32_t quad) {
   Four out;
   if (4 * quad + 3 < COUNT) {
-    const uint32_t low = four(two + 8 * quad), high = four(two + 8 * quad + 4);
+    const uint32_t low = factors.word(2 * quad), high = factors.word(2 * quad + 1);
     out.of[0] = byte_of(low, 0) * byte_of(low, 1);
     out.of[1] = byte_of(low, 2) * byte_of(low, 3);
     out.of[2] = byte_of(high, 0) * byte_of(high, 1);
@@ -123,10 +172,25 @@ __device__ inline Four products(const int8_t* two, uint32_t quad) {
   }
   for (uint32_t e = 0; e < 4; ++e) {
     const uint32_t i = 4 * quad + e;
-    out.of[e] = i < COUNT ? int(two[2 * i]) * int(two[2 * i + 1]) : 0;
+    out.of[e] = i < COUNT ? int(factors.from[2 * i]) * int(factors.from[2 * i + 1]) : 0;
   }
   return out;
 }
+
+// Quads of a vector leaf, up to those of a whole tile of 32.
+__device__ constexpr uint32_t kept_quads(uint32_t count) { return (count + 31) / 32 * 8; }
+
+// The quads of a vector leaf that `keep_vector` left for the pair of a member.
+template <int COUNT>
+__device__ inline const uint2* kept_of(const uint2* kept, uint32_t member) {
+  return kept + member / 2 * kept_quads(COUNT);
+}
+
+// One member's half of them.
+struct KeptVector {
+  const uint32_t* of;
+  __device__ inline uint32_t word(uint32_t quad) const { return of[2 * quad]; }
+};
 
 // The state comes and goes as [members][D], the activations of a token as [D / 8][M][8]. What fills
 // the last eight up is zero.

@@ -13,9 +13,9 @@ __device__ inline void embed(uint32_t* x, const int8_t* E, Noise noise, uint32_t
     const uint32_t plain = elements<D>(E + token * D, quad);
     Four n = {0, 0, 0, 0};
     if (PERTURBED) n = on_row<D>(mine, quad, row.odd);
-    uint32_t v = 0;
-    for (int e = 0; e < 4; ++e) v |= as_byte(clip(byte_of(plain, e) + n.of[e]), e);
-    x[word(quad, row.member)] = v;
+    int v[4];
+    for (int e = 0; e < 4; ++e) v[e] = byte_plus(plain, e, n.of[e]);
+    x[word(quad, row.member)] = clipped(v);
   }
 }
 

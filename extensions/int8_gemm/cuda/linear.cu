@@ -5,11 +5,15 @@ namespace egg {
 // sums[q][member] = +-(x B)[q]: plus for the even member of a pair. 16 lanes for a member.
 template <int K>
 __device__ inline void dots(int* sums, const uint32_t* x, Noise noise, uint32_t leaf, Row row) {
-  const int8_t* B = slice(noise, leaf, row.member);
+  const uint32_t begin = begin_of(row.lane);
+  const Bytes B = slice_bytes(noise, leaf, row.member, 4 * begin);
   for (uint32_t q = 0; q < RANK; ++q) {
     int sum = 0;
-    for (uint32_t quad = row.lane; quad < (K + 3) / 4; quad += 16)
-      sum = __dp4a(int(x[word(quad, row.member)]), int(factor<K>(B, quad, q)), sum);
+    for (uint32_t far = 0; far < (K + 3) / 4; far += 16) {
+      const uint32_t quad = row.lane + far;
+      if (K % 64 == 0 || quad < (K + 3) / 4)
+        sum = __dp4a(int(x[word(quad, row.member)]), int(factor<K>(B, quad, q, begin)), sum);
+    }
     sum = over_row(sum);
     if (row.lane == 0) sums[q * M + row.member] = row.odd ? -sum : sum;
   }
@@ -27,16 +31,16 @@ __device__ inline void linear(uint2 (&y)[J], const int8_t* W, const uint32_t* x,
   for (int j = 0; j < J; ++j) {
     const uint32_t member = column + 8 * j + 2 * lane.quad;
     Two n = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-    if (PERTURBED && 4 * outputs < O)
+    if (PERTURBED && (O % 32 == 0 || 4 * outputs < O))
       n = on_sums<K, O, DIVISOR>(noise, leaf, sums, member, outputs);
-    uint2 v = make_uint2(0, 0);
+    int even[4], odd[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int* of = total[e / 2][j] + 2 * (e % 2);
-      v.x |= as_byte(divide<DIVISOR>(int(uint32_t(of[0]) + uint32_t(n.even[e]))), e);
-      v.y |= as_byte(divide<DIVISOR>(int(uint32_t(of[1]) + uint32_t(n.odd[e]))), e);
+      even[e] = int(uint32_t(of[0]) + uint32_t(n.even[e]));
+      odd[e] = int(uint32_t(of[1]) + uint32_t(n.odd[e]));
     }
-    y[j] = v;
+    y[j] = make_uint2(quotients<DIVISOR>(even), quotients<DIVISOR>(odd));
   }
 }
 

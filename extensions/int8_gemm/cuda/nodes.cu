@@ -12,19 +12,16 @@ __device__ inline uint32_t perturbed(const int8_t* w, Noise noise, uint32_t leaf
   const uint32_t plain = elements<COUNT>(w, quad);
   const int shift = SHIFTS[leaf];
   if (shift == SILENT) return plain;
-  const Four two = products<COUNT>(slice(noise, leaf, member), quad);
+  const Four two = products<COUNT>(slice_bytes(noise, leaf, member, 0), quad);
   const bool minus = odd != turned(noise, leaf, member);
-  uint32_t v = 0;
-  for (int e = 0; e < 4; ++e) {
-    const int n = minus ? -two.of[e] : two.of[e];
-    v |= as_byte(clip(byte_of(plain, e) + (n >> shift)), e);
-  }
-  return v;
+  int v[4];
+  for (int e = 0; e < 4; ++e) v[e] = byte_plus(plain, e, (minus ? -two.of[e] : two.of[e]) >> shift);
+  return clipped(v);
 }
 
 // The noise added to a member's row of an embedding, whatever the token: B.
 struct RowNoise {
-  const int8_t* B;
+  Bytes B;
   int shift;
   bool turn;
 };
@@ -32,7 +29,7 @@ struct RowNoise {
 template <int D>
 __device__ inline RowNoise row_noise(Noise noise, uint32_t leaf, uint32_t member, uint32_t) {
   RowNoise mine;
-  mine.B = slice(noise, leaf, member);
+  mine.B = slice_bytes(noise, leaf, member, 0);
   mine.shift = SHIFTS[leaf];
   mine.turn = turned(noise, leaf, member);
   return mine;
@@ -42,7 +39,7 @@ template <int D>
 __device__ inline Four on_row(RowNoise mine, uint32_t quad, bool odd) {
   Four n = {0, 0, 0, 0};
   if (mine.shift == SILENT) return n;
-  const uint32_t b = factor<D>(mine.B, quad, 0);
+  const uint32_t b = factor<D>(mine.B, quad, 0, 0);
   for (int e = 0; e < 4; ++e) {
     const int v = rounded(byte_of(b, e), mine.shift);
     n.of[e] = odd != mine.turn ? -v : v;
@@ -58,7 +55,7 @@ __device__ inline Two on_sums(Noise noise, uint32_t leaf, const int*, uint32_t m
   const int shift = SHIFTS[leaf];
   if (shift == SILENT) return Two();
   const bool turn = turned(noise, leaf, member);
-  const uint32_t a = factor<O>(slice(noise, leaf, member) + K, quad, 0);
+  const uint32_t a = factor<O>(slice_bytes(noise, leaf, member, K + 4 * quad), quad, 0, quad);
   Two n;
   for (int e = 0; e < 4; ++e) {
     const int v = rounded(DIVISOR * byte_of(a, e), shift);

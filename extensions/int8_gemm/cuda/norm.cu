@@ -2,38 +2,69 @@
 
 namespace egg {
 
-// clip(floor(v / mean)) for mean in 1..127, by a reciprocal in 22 bits: the numerator is below
-// 256 mean <= 32512 and the reciprocal too large by less than mean / 2^22, so the quotient is
-// exact.
-__device__ inline int over_mean(int v, int mean, uint32_t reciprocal) {
-  const int numerator = max(-128 * mean, min(v, 128 * mean - 1)) + 128 * mean;
-  return max(int((uint32_t(numerator) * reciprocal) >> 22), 1) - 128;
+// floor(v / mean) of |v| <= 127^2 and mean in 1..127, by a reciprocal: (2 v + 1) / (2 mean) has the
+// same floor and lies 1 / 254 or more from every whole number, which is beyond the error of
+// (2 v + 1) (2^29 / mean) / 2^30, 2^15 / 2^30.
+__device__ inline int over_mean(int v, int reciprocal) { return __mulhi(8 * v + 4, reciprocal); }
+
+__device__ inline int reciprocal_of(int mean) { return int((1u << 29) / uint32_t(mean)); }
+
+// |x| of four bytes, summed, and added to a sum.
+__device__ inline int add_sizes(uint32_t x, int sum) {
+  const uint32_t signs = spread_signs(x) | 0x01010101u;  // 1 or -1
+  return __dp4a(int(x), int(signs), sum);
 }
 
-__device__ inline uint32_t reciprocal_of(int mean) {
-  return ((1u << 22) + uint32_t(mean) - 1) / uint32_t(mean);
+// scale: gives w' of four features by their quad.
+template <int D, typename Scale>
+__device__ inline void norm_by(uint32_t* y, const uint32_t* x, Scale scale_of, Row row) {
+  int sum = 0;
+  for (uint32_t quad = row.lane; quad < (D + 3) / 4; quad += 16) {
+    const uint32_t v = x[word(quad, row.member)];
+    if (4 * quad + 3 < D) {
+      sum = add_sizes(v, sum);
+    } else {
+      for (uint32_t e = 0; e < 4; ++e)
+        if (4 * quad + e < D) sum += abs(byte_of(v, e));
+    }
+  }
+  const int mean = max(over_row(sum) / D, 1);
+  const int reciprocal = reciprocal_of(mean);
+  // Whole octets, as these are passed on.
+  for (uint32_t quad = row.lane; quad < (D + 7) / 8 * 2; quad += 16) {
+    const uint32_t v = x[word(quad, row.member)];
+    const uint32_t scale = scale_of.word(quad);
+    int out[4];
+    for (int e = 0; e < 4; ++e) out[e] = over_mean(byte_of(v, e) * byte_of(scale, e), reciprocal);
+    y[word(quad, row.member)] = clipped(out);
+  }
 }
+
+// w' with its noise made here, which may differ from token to token.
+template <int D>
+struct MadeScale {
+  const int8_t* w;
+  Noise noise;
+  uint32_t leaf;
+  Row row;
+  __device__ inline uint32_t word(uint32_t quad) const {
+    return perturbed<D>(w, noise, leaf, row.member, quad, row.odd);
+  }
+};
 
 template <int D>
 __device__ inline void norm(uint32_t* y, const uint32_t* x, const int8_t* w, Noise noise,
                             uint32_t leaf, Row row) {
-  int sum = 0;
-  for (uint32_t quad = row.lane; quad < (D + 3) / 4; quad += 16) {
-    const uint32_t v = x[word(quad, row.member)];
-    for (uint32_t e = 0; e < 4; ++e)
-      if (4 * quad + e < D) sum += abs(byte_of(v, e));
-  }
-  const int mean = max(over_row(sum) / D, 1);
-  const uint32_t reciprocal = reciprocal_of(mean);
-  // Whole octets, as these are passed on.
-  for (uint32_t quad = row.lane; quad < (D + 7) / 8 * 2; quad += 16) {
-    const uint32_t v = x[word(quad, row.member)];
-    const uint32_t scale = perturbed<D>(w, noise, leaf, row.member, quad, row.odd);
-    uint32_t out = 0;
-    for (int e = 0; e < 4; ++e)
-      out |= as_byte(over_mean(byte_of(v, e) * byte_of(scale, e), mean, reciprocal), e);
-    y[word(quad, row.member)] = out;
-  }
+  const MadeScale<D> scale = {w, noise, leaf, row};
+  norm_by<D>(y, x, scale, row);
+}
+
+// w' as `keep_vector` left it.
+template <int D>
+__device__ inline void norm(uint32_t* y, const uint32_t* x, const uint2* kept, Row row) {
+  const uint2* mine = kept_of<D>(kept, row.member);
+  const KeptVector scale = {reinterpret_cast<const uint32_t*>(mine) + row.odd};
+  norm_by<D>(y, x, scale, row);
 }
 
 }  // namespace egg

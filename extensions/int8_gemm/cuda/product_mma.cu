@@ -18,15 +18,17 @@ __device__ inline void product(int (&total)[2][J][4], const int8_t* W, const uin
   for (int j = 0; j < J; ++j)
 #pragma unroll
     for (int r = 0; r < 4; ++r) total[0][j][r] = total[1][j][r] = 0;
-#pragma unroll 4
+#pragma unroll 2
   for (uint32_t step = 0; step < STEPS; ++step) {
-    const uint4 first = __ldg(w + 64 * step), second = __ldg(w + 64 * step + 32);
+    const uint4 first = __ldg(w), second = __ldg(w + 32);
 #pragma unroll
     for (int j = 0; j < J; ++j) {
-      const uint2 v = of_x[4 * step * LD + 8 * j];
+      const uint2 v = of_x[8 * j];
       mma(total[0][j], first, v);
       mma(total[1][j], second, v);
     }
+    w += 64;  // pointers that go on, as an index would be added in 64 bits at every load
+    of_x += 4 * LD;
   }
 }
 

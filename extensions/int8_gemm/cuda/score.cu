@@ -58,7 +58,7 @@ __device__ inline void score(Likelihood& mine, int* hits, const uint32_t* exp2,
     for (int e = 0; e < 4; ++e) {
       if (o + e >= V) continue;
       const uint32_t member = 8 * j + 2 * lane.quad;
-      const int even = byte_of(y[j].x, e) + 128, odd = byte_of(y[j].y, e) + 128;
+      const int even = byte_plus(y[j].x, e, 128), odd = byte_plus(y[j].y, e, 128);
       mine.sums[j][0] += summand(exp2, even);
       mine.sums[j][1] += summand(exp2, odd);
       if (mine.targets[j][0] == o + e) hits[member] = even;

@@ -9,25 +9,36 @@ __device__ inline uint32_t perturbed(const int8_t* w, Noise noise, uint32_t leaf
                                      uint32_t quad, bool odd) {
   const uint32_t plain = elements<COUNT>(w, quad);
   if (!PERTURBED) return plain;
-  const Four two = products<COUNT>(slice(noise, leaf, member), quad);
-  uint32_t v = 0;
-  for (int e = 0; e < 4; ++e) {
-    const int product = odd ? -two.of[e] : two.of[e];
-    v |= as_byte(clip(byte_of(plain, e) + (product >> SHIFT)), e);
+  const Four two = products<COUNT>(slice_bytes(noise, leaf, member, 0), quad);
+  int v[4];
+  for (int e = 0; e < 4; ++e) v[e] = byte_plus(plain, e, (odd ? -two.of[e] : two.of[e]) >> SHIFT);
+  return clipped(v);
+}
+
+// A vector leaf as all members see it: [M / 2 pairs][quads], x of the even member, y of the odd
+// one.
+template <int COUNT>
+__device__ inline void keep_vector(uint2* kept, const int8_t* w, Noise noise, uint32_t leaf,
+                                   Lane lane) {
+  constexpr uint32_t QUADS = kept_quads(COUNT);
+  for (uint32_t i = lane.thread; i < M / 2 * QUADS; i += THREADS) {
+    const uint32_t member = i / QUADS * 2, quad = i % QUADS;
+    kept[i] = make_uint2(perturbed<COUNT>(w, noise, leaf, member, quad, false),
+                         perturbed<COUNT>(w, noise, leaf, member, quad, true));
   }
-  return v;
 }
 
 // The noise added to a member's row of an embedding: A[token] B^T >> SHIFT.
 struct RowNoise {
-  const int8_t *B, *A;
+  Bytes B;
+  const int8_t* A;
 };
 
 template <int D>
 __device__ inline RowNoise row_noise(Noise noise, uint32_t leaf, uint32_t member, uint32_t token) {
   RowNoise mine;
-  mine.B = slice(noise, leaf, member);
-  mine.A = mine.B + RANK * (D + token);
+  mine.B = slice_bytes(noise, leaf, member, 0);
+  mine.A = mine.B.from + RANK * (D + token);
   return mine;
 }
 
@@ -35,7 +46,7 @@ template <int D>
 __device__ inline Four on_row(RowNoise mine, uint32_t quad, bool odd) {
   uint32_t sums[4] = {0, 0, 0, 0};
   for (uint32_t q = 0; q < RANK; ++q) {
-    const uint32_t b = factor<D>(mine.B, quad, q);
+    const uint32_t b = factor<D>(mine.B, quad, q, 0);
     for (int e = 0; e < 4; ++e) sums[e] += times(mine.A[q], byte_of(b, e));
   }
   Four n;
@@ -48,10 +59,11 @@ template <int K, int O, int DIVISOR>
 __device__ inline Two on_sums(Noise noise, uint32_t leaf, const int* sums, uint32_t member,
                               uint32_t quad) {
   uint32_t even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
-  const int8_t* A = slice(noise, leaf, member) + RANK * K;
+  const uint32_t begin = begin_of(quad);
+  const Bytes A = slice_bytes(noise, leaf, member, RANK * K + 4 * begin);
 #pragma unroll 4
   for (uint32_t q = 0; q < RANK; ++q) {
-    const uint32_t a = factor<O>(A, quad, q);
+    const uint32_t a = factor<O>(A, quad, q, begin);
     const int plus = sums[q * M + member], minus = sums[q * M + member + 1];
     for (int e = 0; e < 4; ++e) {
       even[e] += times(plus, byte_of(a, e));

@@ -11,6 +11,7 @@
 
 #define __device__
 #define __global__
+#define __launch_bounds__(...)
 #define __constant__ static
 #define EGG_SHARED_MEMORY static_assert(true)
 #define EGG_SHARED(type, name, offset, count) \
@@ -34,6 +35,18 @@ void m16n8k32(int& d0, int& d1, int& d2, int& d3, uint a0, uint a1, uint a2, uin
 void m8n8k16(int& d0, int& d1, uint a0, uint b0);
 
 uint shuffle(uint v, uint lane);
+
+// cvt.pack.sat.s16.s32: two saturated halves.
+inline uint halves(int high, int low) {
+  const auto half = [](int v) { return uint(uint16_t(metal::max(-32768, metal::min(v, 32767)))); };
+  return half(high) << 16 | half(low);
+}
+
+// cvt.pack.sat.s8.s32.b32: two saturated bytes below the lower half of `above`.
+inline uint pack(int high, int low, uint above) {
+  const auto byte = [](int v) { return uint(uint8_t(metal::max(-128, metal::min(v, 127)))); };
+  return above << 16 | byte(high) << 8 | byte(low);
+}
 
 }  // namespace emu
 
@@ -59,6 +72,22 @@ inline uint4 make_uint4(uint x, uint y, uint z, uint w) {
 }
 inline int __clzll(long long v) { return v ? __builtin_clzll(v) : 64; }
 inline int __dp4a(int a, int b, int c) { return emu::wrapped(emu::product(a, b), c); }
+inline uint __byte_perm(uint low, uint high, uint selector) {
+  const uint64_t pool = uint64_t(high) << 32 | low;
+  uint v = 0;
+  for (int e = 0; e < 4; ++e) v |= uint((pool >> 8 * (selector >> 4 * e & 7)) & 255) << 8 * e;
+  return v;
+}
+inline uint __vmaxs2(uint a, uint b) {
+  const auto half = [](uint v) { return int(int16_t(v)); };
+  return uint(uint16_t(max(half(a), half(b)))) | uint(max(half(a >> 16), half(b >> 16))) << 16;
+}
+inline int __mulhi(int a, int b) { return int((int64_t(a) * b) >> 32); }
+inline uint __vcmplts4(uint a, uint b) {
+  uint v = 0;
+  for (int e = 0; e < 32; e += 8) v |= int8_t(a >> e) < int8_t(b >> e) ? 255u << e : 0;
+  return v;
+}
 inline uint __funnelshift_r(uint low, uint high, uint shift) {
   return uint(((uint64_t(high) << 32) | low) >> (shift & 31));
 }
