@@ -156,7 +156,7 @@ def test_kernels_of_the_gpu_at_hand_are_listed():
     """With the shared memory that its compute capability lends: more on sm_90 than on sm_75."""
     shared = {a: max(each.source.shared for each in every_kernel("cuda", [f"dp4a {a}"]))
               for a in (75, 90)}  # fmt: skip
-    assert shared[75] <= 64 << 10 < shared[90]
+    assert shared[75] <= 32 << 10 < shared[90]  # two blocks share a multiprocessor
 
 
 # A device whose compiler, pipelines and launches fail as those of a GPU do.
