@@ -32,7 +32,7 @@ train: $(BUILT)
 	$(PY) -m eggroll.train $(ARGS)
 
 test: $(BUILT)
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Needs qemu-user and g++-aarch64-linux-gnu.
 test-arm64: $(BUILT)

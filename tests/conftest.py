@@ -8,7 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -90,8 +90,16 @@ def pytest_report_header() -> list[str]:
     ]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """What one of several processes has covered counts for the session."""
+    node.config.stash[COVERED].update(getattr(node, "workeroutput", {}).get("covered", ()))
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if exitstatus == pytest.ExitCode.OK and uncovered(session.config):
+    if hasattr(session.config, "workeroutput"):  # a process of several, which does not judge
+        session.config.workeroutput["covered"] = sorted(session.config.stash[COVERED])
+    elif exitstatus == pytest.ExitCode.OK and uncovered(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -177,11 +177,19 @@ def test_arm64_under_emulation_and_sanitizers(
     compared(tmp_path, CPUS["max"], covered, *EMULATE, "max", every=every)
 
 
-def test_a_session_that_misses_a_required_instruction_set_fails():
-    test = Path(__file__).with_name("test_es.py")
-    env = {**os.environ, "EGGROLL_REQUIRE": "avx1024"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "EGGROLL_REQUIRE=avx1024: not covered: avx1024" in done.stdout
-    assert "failed" not in done.stdout
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_session_that_misses_a_required_instruction_set_fails(processes: int, tmp_path: Path):
+    """And one that has it does not, whichever process covered it."""
+    (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
+    test = tmp_path / "test_it.py"
+    test.write_text("def test_it(covered):\n    covered.add('avx2048')\n")
+    options = ("-q", "-p", "no:cacheprovider", "-n", str(processes), str(test))
+    for required, code in (("avx1024,avx2048", 1), ("avx2048", 0)):
+        env = {**os.environ, "EGGROLL_REQUIRE": required}
+        command = [sys.executable, "-m", "pytest", *options]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stdout
+        said = f"EGGROLL_REQUIRE={required}: not covered: avx1024"
+        assert (said in done.stdout) is (code == 1)
+        assert "kernels compared with the reference: avx2048" in done.stdout
+        assert "failed" not in done.stdout
