@@ -7,7 +7,7 @@ are integers, no chunk size changes a bit of the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from math import fsum
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -113,10 +113,13 @@ class Population:
 
     def _chunks(self, step: int) -> Iterator[tuple[int, int, Slices]]:
         """(first member, last + 1, slices of the pairs between) of every chunk."""
+        draw = partial(self.noise.slices, step, threads=self.engine.threads)
         for first in range(0, self.members, self.chunk):
             last = min(first + self.chunk, self.members)
-            pairs = first // 2, (last - first) // 2
-            yield first, last, self.noise.slices(step, *pairs, self.engine.threads)
+            mine = draw(first // 2, (last - first) // 2)
+            ahead = (min(last + self.chunk, self.members) - last) // 2
+            self.engine.meanwhile = partial(draw, last // 2, ahead) if ahead else None
+            yield first, last, mine
 
     def _of(self, shared: NDArray[Any], first: int, last: int) -> mx.array:
         """What members first .. last - 1 read of an array of one row per group of any size."""

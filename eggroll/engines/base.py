@@ -32,6 +32,8 @@ class Engine(ABC):
     name: str
     credits: ClassVar[bool] = True  # whether it has token credit
     plays: ClassVar[bool] = False  # whether its kernels step native worlds
+    # What the host may do while a GPU computes the next call; done once, or not at all.
+    meanwhile: Callable[[], object] | None = None
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
         program.check()

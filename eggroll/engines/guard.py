@@ -245,6 +245,10 @@ class Guarded(Engine):
                 return work(self.engine, everyone)
             kernels = gpu.kernels_made
             found = work(gpu, everyone)
+            mx.async_eval(found)  # type: ignore[no-untyped-call]
+            meanwhile, self.meanwhile = self.meanwhile, None
+            if meanwhile:
+                meanwhile()
             mx.eval(found)
             key = self._key(gpu, call)
             if key in self._compared and gpu.kernels_made == kernels:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from networks import random_case
 
 from eggroll import EngineError, EngineWarning, engines
 from eggroll.engines import guard
+from eggroll.noise import Noise
+from eggroll.population import Population
 from gpu.faulty import KILLED, at_call, off_by_one, raises, wrong_scores
 
 
@@ -144,3 +147,37 @@ def test_an_error_of_the_caller_stays_one(faulty):
     tokens, *rest = case.arrays
     with pytest.raises(ValueError, match="tokens"):
         made.evaluate(made.prepare(case.leaves), case.slices, tokens + 100, *rest)
+
+
+def test_noise_is_drawn_while_the_gpu_computes(faulty, monkeypatch: pytest.MonkeyPatch):
+    """That of the next chunk, between the launches of one and the wait for them."""
+    faulty(lambda method, found: found)
+    case = random_case(1, V=8, D=8, T=3, P=10)
+    made, _ = engines.choose("metal", case.program)
+    shapes = [leaf.shape for leaf in case.program.leaves]
+    noise = Noise(shapes, seed=0, rank=1, shift=6, table_bits=16)
+    told: list[object] = []
+    drawn, launched, waited = noise._starts, made.engine.evaluate, mx.eval
+
+    def starts(first: int, *rest: Any) -> mx.array:
+        told.append(first)
+        return drawn(first, *rest)
+
+    def evaluate(*given: Any) -> Any:
+        told.append("launch")
+        return launched(*given)
+
+    def wait(*arrays: Any) -> None:
+        if told[-1] != "wait":
+            told.append("wait")
+        waited(*arrays)
+
+    monkeypatch.setattr(noise, "_starts", starts)
+    monkeypatch.setattr(made.engine, "evaluate", evaluate)
+    population = Population(made, noise, members=10, group=2, chunk=4)
+    monkeypatch.setattr(mx, "eval", wait)
+    population.evaluate(case.leaves, 0, case.tokens, case.targets, mx.array(case.state))
+    expected = [0, "launch", 2, "wait", "launch", 4, "wait", "launch", "wait"]
+    assert told == expected
+    population.votes(mx.ones(5, mx.int8), 0)
+    assert [each for each in told if each not in ("launch", "wait")] == [0, 2, 4]
