@@ -278,8 +278,9 @@ class StagePlan:
         """Device memory of one threadgroup, for what threadgroup memory does not hold."""
         return self.spilled_rows * self.stride + (0 if self.sums_shared else self.sums_bytes)
 
-    @property
+    @cached_property
     def spilled_rows(self) -> int:
+        """Rows of registers in device memory."""
         return self.rows({r: p.row for r, p in self.places.items() if not p.shared})
 
     @property
