@@ -61,12 +61,11 @@ class GpuKind(NamedTuple):
     launch: float  # seconds of a launch
     wait: float  # seconds until the host sees that the GPU is done
     nax: bool  # kernels for NAX
-    spills: bool  # registers that do not fit into the plan's memory go to device memory
 
 
-SIMDGROUP = GpuKind(operand=24, result=0, launch=20e-6, wait=2.5e-3, nax=False, spills=True)
-NAX = GpuKind(operand=4, result=40, launch=20e-6, wait=2.5e-3, nax=True, spills=True)
-CUDA = GpuKind(operand=4, result=0, launch=20e-6, wait=20e-6, nax=False, spills=True)
+SIMDGROUP = GpuKind(operand=24, result=0, launch=20e-6, wait=2.5e-3, nax=False)
+NAX = GpuKind(operand=4, result=40, launch=20e-6, wait=2.5e-3, nax=True)
+CUDA = GpuKind(operand=4, result=0, launch=20e-6, wait=20e-6, nax=False)
 
 
 class Chip(NamedTuple):
@@ -178,7 +177,7 @@ def stage_work(plan: StagePlan, kind: GpuKind) -> StageWork:
     if kind is CUDA:
         cycles = instructions(plan)
     noise, D = plan.noise_bytes / 2, plan.program.width
-    moved = plan.weights_read + noise + (plan.spilled if kind.spills else 0)
+    moved = plan.weights_read + noise + plan.spilled
     return StageWork(products, cycles, moved, D * (not plan.first) + D * plan.passes_on)
 
 
