@@ -53,15 +53,15 @@ PACK = re.compile(  # result; high, low, above
 
 def written(source: Source, inputs: Sequence[mx.array], outputs) -> str:
     """The text that MLX compiles for these arrays: its header, ours, a signature, the body."""
-    kinds = [str(a.dtype).rpartition(".")[2] for a in inputs]
-    kinds += [str(dtype).rpartition(".")[2] for _, dtype in outputs]
+    dtypes = [*(a.dtype for a in inputs), *(dtype for _, dtype in outputs)]
+    kinds = [str(dtype).rpartition(".")[2] for dtype in dtypes]
     names = [*source.inputs, *source.outputs]
     assert not any(f"{name}_{fact}" in source.body for name in names for fact in ("shape", "ndim"))
     parameters = ",\n".join(
         f"    {'const ' * (i < len(inputs))}{kind}_t* {name}"
         for i, (kind, name) in enumerate(zip(kinds, names, strict=True))
     )
-    declared = declaration(source, source.name, [f"{kind}_t" for kind in kinds])
+    declared = declaration(source, source.name, dtypes)
     return (
         f"{MLX_HEADER}{source.header}{declared}namespace mlx::core::cu {{\n\n"
         "namespace cg = cooperative_groups;\n\n"

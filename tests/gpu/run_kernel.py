@@ -20,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from eggroll.engines.gpu.launch import launcher
 from eggroll.engines.gpu.source import Source
 
 MARK = "built and ran in"
@@ -56,18 +57,12 @@ def run(module: str, path: Path) -> None:
     """Builds and launches the kernel of a file by the module's `compiled`."""
     found = json.loads(path.read_text())
     arrays = np.load(path.with_suffix(".npz"))
-    shapes, dtypes = zip(*found["outputs"], strict=True)
-    kernel = import_module(module).compiled(source_of(found))
+    inputs = [mx.array(arrays[name]) for name in arrays.files]
+    outputs = [(tuple(shape), getattr(mx, dtype)) for shape, dtype in found["outputs"]]
+    launch = launcher(import_module(module).compiled, verbose=True)
     began = time.perf_counter()
-    made = kernel(
-        inputs=[mx.array(arrays[name]) for name in arrays.files],
-        output_shapes=[tuple(shape) for shape in shapes],
-        output_dtypes=[getattr(mx, dtype) for dtype in dtypes],
-        grid=tuple(found["grid"]),
-        threadgroup=tuple(found["threadgroup"]),
-        verbose=True,
-    )
-    mx.eval(made)
+    grid, threadgroup = tuple(found["grid"]), tuple(found["threadgroup"])
+    mx.eval(launch(source_of(found), inputs, outputs, grid, threadgroup))
     print(f"{MARK} {time.perf_counter() - began:.2f} s")
 
 

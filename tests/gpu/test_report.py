@@ -159,10 +159,20 @@ def test_kernels_of_the_gpu_at_hand_are_listed():
     assert shared[75] <= 32 << 10 < shared[90]  # two blocks share a multiprocessor
 
 
+@pytest.mark.parametrize("engine", report_kernels.DEVICES)
+def test_devices_take_the_kernels_of_the_report(tmp_path: Path, engine: str):
+    """As far as MLX comes without the GPU, which it then says is missing."""
+    file = tmp_path / "0.json"
+    run_kernel.write_kernel(file, next(iter(every_kernel(engine))))
+    missing = pytest.raises(RuntimeError, match=f"(?i)no {engine} back-end")
+    with contextlib.nullcontext() if report.has_gpu(engine) else missing:
+        run_kernel.run(report_kernels.DEVICES[engine], file)
+
+
 # A device whose compiler, pipelines and launches fail as those of a GPU do.
 FAKE = """
 import ctypes, os, time
-def compiled(source):
+def compiled(source, dtypes):
     def kernel(*, inputs, output_shapes, output_dtypes, grid, threadgroup, verbose):
         assert verbose and grid == (64, 1, 1) and inputs[0].tolist() == [3, 4]
         text = f"Generated source code:\\n{source.header}\\n[[kernel]] {source.body}"

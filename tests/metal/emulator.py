@@ -25,6 +25,7 @@ import numpy as np
 from metal_lint import unnamed_spaces
 from metal_parse import refused
 
+from eggroll.engines.gpu.launch import launcher
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.metal.device import compiled
 
@@ -72,17 +73,9 @@ def unavailable_because() -> str:
 
 def generated(source: Source, inputs: Sequence[mx.array], outputs) -> str:
     """The MSL that MLX generates for these arrays, as its verbose mode prints it."""
-    shapes, dtypes = zip(*outputs, strict=True)
 
     def call(*arrays: mx.array):
-        return compiled(source)(
-            inputs=list(arrays),
-            output_shapes=list(shapes),
-            output_dtypes=list(dtypes),
-            grid=(1, 1, 1),
-            threadgroup=(1, 1, 1),
-            verbose=True,
-        )
+        return launcher(compiled, verbose=True)(source, arrays, outputs, (1, 1, 1), (1, 1, 1))
 
     with tempfile.TemporaryDirectory() as folder, standard_output() as text:
         mx.export_function(str(Path(folder) / "call"), call, *inputs)

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import mlx.core as mx
+
 from eggroll.engines.gpu.source import Source
 
 PREFIX = "custom_kernel_"  # of MLX's kernels
 
 
-def declaration(source: Source, name: str, kinds: Sequence[str]) -> str:
+def declaration(source: Source, name: str, dtypes: Sequence[mx.Dtype]) -> str:
     """The kernel's declaration, for MLX's whole name; empty where nothing is to be said.
 
-    kinds: of its arrays, e.g. "int8_t", inputs first.
+    dtypes: of its arrays, inputs first.
     """
     if not source.blocks:
         return ""
-    count = len(source.inputs)
-    parameters = ", ".join(f"{'const ' * (i < count)}{kind}*" for i, kind in enumerate(kinds))
+    count, kinds = len(source.inputs), (str(dtype).rpartition(".")[2] for dtype in dtypes)
+    parameters = ", ".join(f"{'const ' * (i < count)}{kind}_t*" for i, kind in enumerate(kinds))
     bounds = f"__launch_bounds__({source.threads}, {source.blocks})"
     return (
         f"namespace mlx::core::cu {{\n__global__ {bounds} void {name}({parameters});\n"

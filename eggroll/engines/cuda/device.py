@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +14,7 @@ import mlx.core as mx
 from eggroll.engines import trial
 from eggroll.engines.cuda.declaration import PREFIX, declaration
 from eggroll.engines.cuda.plan import PRODUCTS
-from eggroll.engines.gpu.launch import Shape, kernel_name, launcher
+from eggroll.engines.gpu.launch import kernel_name, launcher
 from eggroll.engines.gpu.source import Source
 from eggroll.errors import InputError
 
@@ -30,31 +29,20 @@ COMPILERS = (
 
 
 @cache
-def compiled(source: Source, kinds: tuple[str, ...]) -> Any:
-    """The kernel as MLX compiles it, for arrays of these kinds."""
+def compiled(source: Source, dtypes: tuple[mx.Dtype, ...]) -> Any:
+    """The kernel as MLX compiles it, for arrays of these types."""
     name = kernel_name(source, str(architecture()), str(source.blocks))
     return mx.fast.cuda_kernel(
         name=name,
         input_names=list(source.inputs),
         output_names=list(source.outputs),
-        header=source.header + declaration(source, PREFIX + name, kinds),
+        header=source.header + declaration(source, PREFIX + name, dtypes),
         source=source.body,
         shared_memory=source.shared,
     )
 
 
-def launch(
-    source: Source,
-    inputs: Sequence[mx.array],
-    outputs: Sequence[tuple[Shape, mx.Dtype]],
-    grid: Shape,
-    threadgroup: Shape,
-) -> list[mx.array]:
-    """Runs a kernel on the GPU."""
-    dtypes = [*(a.dtype for a in inputs), *(dtype for _, dtype in outputs)]
-    kinds = tuple(f"{str(dtype).rpartition('.')[2]}_t" for dtype in dtypes)
-    on_gpu = launcher(lambda source: compiled(source, kinds))
-    return on_gpu(source, inputs, outputs, grid, threadgroup)
+launch = launcher(compiled)
 
 
 def has_gpu() -> bool:

@@ -34,8 +34,13 @@ def kernel_name(source: Source, *facts: str) -> str:
     return f"{source.name}_{hashlib.sha256(text.encode('ascii')).hexdigest()[:16]}"
 
 
-def launcher(compiled: Callable[[Source], Any]) -> Launcher:
-    """Runs kernels on the GPU, as `compiled` makes them by mx.fast."""
+def launcher(
+    compiled: Callable[[Source, tuple[mx.Dtype, ...]], Any], *, verbose: bool = False
+) -> Launcher:
+    """Runs kernels on the GPU, as `compiled` makes them by mx.fast for arrays of these types.
+
+    verbose: prints the text that MLX compiles.
+    """
 
     def launch(
         source: Source,
@@ -45,12 +50,13 @@ def launcher(compiled: Callable[[Source], Any]) -> Launcher:
         threadgroup: Shape,
     ) -> list[mx.array]:
         shapes, dtypes = zip(*outputs, strict=True)
-        return compiled(source)(  # type: ignore[no-any-return]
+        return compiled(source, (*(a.dtype for a in inputs), *dtypes))(  # type: ignore[no-any-return]
             inputs=list(inputs),
             output_shapes=list(shapes),
             output_dtypes=list(dtypes),
             grid=grid,
             threadgroup=threadgroup,
+            verbose=verbose,
         )
 
     return launch

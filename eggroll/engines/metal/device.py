@@ -23,8 +23,8 @@ TRIAL_SECONDS = 300  # most of it for the compiler, which sees some 40 kernels
 
 
 @cache
-def compiled(source: Source) -> Any:
-    """The kernel as MLX compiles it."""
+def compiled(source: Source, dtypes: tuple[mx.Dtype, ...]) -> Any:
+    """The kernel as MLX compiles it, for arrays of any types."""
     return mx.fast.metal_kernel(
         name=kernel_name(source),
         input_names=list(source.inputs),
