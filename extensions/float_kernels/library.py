@@ -48,9 +48,9 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "sum_squares": (c_double, [_L, _P]),
     "axpy": (None, [_L, _F, _P, _P]),
     "mlp_forward": (None, [_P, _P, _I, _P, _P, _I, _I]),
-    "mlp_backward": (_I, [_P, _P, _I, _P, _P, _I, *_BACKWARD]),
+    "mlp_backward": (_I, [_P, _P, _I, _P, *_BACKWARD]),
     "ffn_forward": (None, [_I, _P, _P, _P, _I, _P, _I, _I, _I]),
-    "ffn_backward": (_I, [_I, _P, _P, _P, _I, _P, _I, *_BACKWARD]),
+    "ffn_backward": (_I, [_I, _P, _P, _P, _I, *_BACKWARD]),
     "workspace_floats": (c_size_t, [_I, _I]),
     "peak": (_L, [_L]),
 }
