@@ -30,6 +30,11 @@ NETWORKS: dict[str, Callable[..., Tensor]] = {
         for path in networks.PATHS
         for mask in nodes.MASKS
     },
+    "mlp plain, mask of the input": partial(networks.mlp, path="plain", mask="input"),
+    **{
+        f"mlp plain, {reuse} reused": partial(networks.mlp, path="plain", mask="bits", reuse=reuse)
+        for reuse in ("output", "gradient")
+    },
     **{
         f"ffn {kind} {path}": partial(networks.ffn, kind=kind, fuse=path != "plain", slope=slope)
         for kind in ("erf", "tanh")
@@ -257,6 +262,7 @@ def refusals() -> dict[str, tuple[Callable[[Tape, Tensor], object], str]]:
         "added bias": (lambda t, x: nodes.add_bias(t, x, bias), r"bias \(6,\): it must be \(5,\)"),
         "sum": (lambda t, x: nodes.add(t, x, w), "shapes must be equal"),
         "mask": (lambda t, x: nodes.relu(t, x, "bytes"), "choose output or bits"),
+        "reuse": (lambda t, x: nodes.relu(t, x, reuse="output"), "output with a mask of bits"),
         "gelu": (lambda t, x: nodes.gelu(t, x, "sigmoid"), "choose erf or tanh"),
         "path": (lambda t, x: networks.mlp(t, x, [w] * 4, "one"), "choose plain, linear"),
         "labels": (lambda t, x: nodes.cross_entropy(t, x, labels + 5), "must be 0 to 4"),

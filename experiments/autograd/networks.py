@@ -29,8 +29,9 @@ def initial(
 
 
 def mlp(
-    tape: Tape, x: Tensor, layers: list[Tensor], path: str = "two-layer", mask: str = "output"
-) -> Tensor:
+    tape: Tape, x: Tensor, layers: list[Tensor], path: str = "two-layer", mask: str = "output",
+    reuse: str | None = None,
+) -> Tensor:  # fmt: skip
     """Logits of linear, ReLU, linear, by plain nodes, or with the first two or all three fused."""
     if path not in PATHS:
         raise InputError(f"{path} is no path of the MLP: choose {', '.join(PATHS)}.")
@@ -40,7 +41,7 @@ def mlp(
     if path == "linear+relu":
         hidden = fused.linear_relu(tape, x, w1, b1, mask, "layer1")
     else:
-        hidden = nodes.relu(tape, nodes.linear(tape, x, w1, b1, "layer1"), mask)
+        hidden = nodes.relu(tape, nodes.linear(tape, x, w1, b1, "layer1"), mask, reuse)
     return nodes.linear(tape, hidden, w2, b2, "layer2")
 
 

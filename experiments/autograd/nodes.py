@@ -23,10 +23,10 @@ def check_layer(name: str, x: Tensor, w: Tensor, bias: Tensor | None = None) -> 
         raise InputError(f"{name} was given a bias {bias.shape}: it must be {w.shape[:1]}.")
 
 
-def check_mask(mask: str) -> None:
+def check_mask(mask: str, kinds: tuple[str, ...] = MASKS) -> None:
     """Raises InputError unless the mask's kind exists."""
-    if mask not in MASKS:
-        raise InputError(f"{mask} is no kind of mask: choose {' or '.join(MASKS)}.")
+    if mask not in kinds:
+        raise InputError(f"{mask} is no kind of mask: choose {' or '.join(kinds)}.")
 
 
 def matmul(tape: Tape, x: Tensor, w: Tensor, name: str = "matmul") -> Tensor:
@@ -97,17 +97,34 @@ def linear(tape: Tape, x: Tensor, w: Tensor, bias: Tensor, name: str = "linear")
     return y
 
 
-def relu(tape: Tape, x: Tensor, mask: str = "output", name: str = "relu") -> Tensor:
-    """max(0, x); the mask is read from the output, or from one bit for each element."""
-    check_mask(mask)
+def relu(
+    tape: Tape, x: Tensor, mask: str = "output", reuse: str | None = None, name: str = "relu"
+) -> Tensor:
+    """max(0, x); the mask is read from the output, the input, or one bit for each element.
+
+    reuse: the first gradient of x is written over the "output", whose mask is of bits then, or over
+    the output's "gradient", instead of into a buffer of its own.
+    """
+    if reuse not in (None, "gradient") and (reuse, mask) != ("output", "bits"):
+        raise InputError(
+            f"{name} cannot reuse {reuse} with a mask from {mask}: reuse gradient, or output with "
+            "a mask of bits."
+        )
+    check_mask(mask, (*MASKS, "input"))
     kernels = tape.kernels
     out = tape.buffer(*x.shape)
     bits = tape.buffer(len(out), words(out.shape[1]), dtype=np.uint32) if mask == "bits" else None
     kernels.relu(x.data, out, bits)
-    above = None if mask == "bits" else out
-    parts: Parts = [
-        ("dx", lambda: tape.receive(x, lambda to: kernels.relu_backward(above, bits, y.grad, to)))
-    ]
+    above = {"bits": None, "input": x.data, "output": out}[mask]
+
+    def backward() -> None:
+        if reuse is not None and x.grad is None:
+            x.grad = {"output": out, "gradient": y.grad}[reuse]
+            kernels.relu_backward(above, bits, y.grad, x.grad)
+        else:
+            tape.receive(x, lambda to: kernels.relu_backward(above, bits, y.grad, to))
+
+    parts: Parts = [("dx", backward)]
     y = tape.record(name, out, [x], parts)
     return y
 

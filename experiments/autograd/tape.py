@@ -141,8 +141,8 @@ class Tape:
         write(apart)
         np.add(slot, apart, out=slot)
 
-    def backward(self, output: Tensor) -> None:
-        """Gradients of the output's sum by every tensor that needs one.
+    def backward(self, output: Tensor, slopes: NDArray | float = 1.0) -> None:
+        """Gradients of the sum of output times `slopes` by every tensor that needs one.
 
         Raises:
             InputError: the output was not computed by operations of this step.
@@ -153,7 +153,7 @@ class Tape:
                 "one that an operation of this tape returned since begin(), from inputs that need "
                 "a gradient."
             )
-        self.slot(output)[0][...] = 1
+        self.slot(output)[0][...] = slopes
         if self.profile is not None:
             self._backward_timed(self.profile)
             return
