@@ -108,6 +108,7 @@ struct Gemm : Vec<Isa> {
   }
 
   // --- A tile of C ---------------------------------------------------------------------------
+  // kPanel columns wide. What follows the product comes with the last block of k alone.
   struct Tile {
     const float* a;
     ptrdiff_t row;  // of A in place
@@ -115,10 +116,10 @@ struct Gemm : Vec<Isa> {
     int depth;
     float* c;
     ptrdiff_t ldc;
-    int columns;
-    bool add, last;
-    Tail tail;  // at the tile's first row and column
-    int shift;  // of its bits within a word
+    bool add;
+    Tail tail;           // at the tile's first row and column
+    int shift;           // of its bits within a word
+    uint32_t in_matrix;  // bits of the columns that are
   };
 
   // In place: rows of A `row` apart. Copied: [depth][rows].
@@ -137,34 +138,49 @@ struct Gemm : Vec<Isa> {
         for (int j = 0; j < kVectors; ++j) acc[i][j] += x * v[j];
       }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; ++i) finish(t, i, acc[i]);
+    if (t.add)
+      each<rows>([&](int i, int j) FK_LAMBDA { acc[i][j] += V::load(t.c + i * t.ldc + j * N); });
+    if (t.tail.bias)
+      each<rows>([&](int i, int j) FK_LAMBDA { acc[i][j] += V::load(t.tail.bias + j * N); });
+    if (t.tail.relu) each<rows>([&](int i, int j) FK_LAMBDA { acc[i][j] = V::relu(acc[i][j]); });
+    each<rows>([&](int i, int j) FK_LAMBDA { V::store(t.c + i * t.ldc + j * N, acc[i][j]); });
+    if (t.tail.bits) store_bits<rows>(t, acc);
   }
 
-  static FK_INLINE void finish(const Tile& t, int i, F* acc) {
-    float* c = t.c + i * t.ldc;
-    uint32_t bits = 0;
+  template <int rows, class Function>
+  static FK_INLINE void each(Function f) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i)
 #pragma GCC unroll 8
-    for (int j = 0; j < kVectors; ++j) {
-      int left = t.columns - j * N;
-      if (left <= 0) break;
-      F v = acc[j];
-      if (t.add) v += left >= N ? V::load(c + j * N) : V::load(c + j * N, left);
-      if (t.last) {
-        const float* bias = t.tail.bias;
-        if (bias) v += left >= N ? V::load(bias + j * N) : V::load(bias + j * N, left);
-        if (t.tail.relu) v = V::relu(v);
-        if (t.tail.bits) {
-          uint32_t some = V::bits(v > F{});
-          bits |= (left >= N ? some : some & ((1u << left) - 1)) << (j * N);
-        }
-      }
-      left >= N ? V::store(c + j * N, v) : V::store(c + j * N, v, left);
+      for (int j = 0; j < kVectors; ++j) f(i, j);
+  }
+
+  template <int rows>
+  static FK_INLINE void store_bits(const Tile& t, F (&acc)[rows][kVectors]) {
+    uint32_t* word = t.tail.bits;
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i, word += t.tail.words) {
+      uint32_t bits = 0;
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) bits |= V::bits(acc[i][j] > F{}) << (j * N);
+      *word = (t.shift ? *word : 0) | (bits & t.in_matrix) << t.shift;
     }
-    if (t.last && t.tail.bits) {
-      uint32_t& word = t.tail.bits[i * static_cast<ptrdiff_t>(t.tail.words)];
-      word = (t.shift ? word : 0) | bits << t.shift;
-    }
+  }
+
+  // A tile that is less wide is computed in a copy.
+  static void narrow_tile(Tile t, int rows, int wide, bool copied) {
+    float local[kRows * kPanel], bias[kPanel] = {}, *c = t.c;
+    ptrdiff_t ldc = t.ldc;
+    if (t.add) copy(rows, wide, c, ldc, local, kPanel);
+    if (t.tail.bias) copy(1, wide, t.tail.bias, 0, bias, 0), t.tail.bias = bias;
+    t.c = local, t.ldc = kPanel, t.in_matrix = (1u << wide) - 1;
+    tile_of(rows, copied)(t);
+    copy(rows, wide, local, kPanel, c, ldc);
+  }
+  static void copy(int rows, int columns, const float* from, ptrdiff_t row, float* to,
+                   ptrdiff_t to_row) {
+    for (int i = 0; i < rows; ++i)
+      for (int j = 0; j < columns; ++j) to[i * to_row + j] = from[i * row + j];
   }
 
   using TileFunction = void (*)(const Tile&);
@@ -231,14 +247,14 @@ struct Gemm : Vec<Isa> {
     Tile t;
     t.a = left ? left : p.a.p + i * p.a.row + k0;
     t.row = p.a.row;
-    t.b = panel, t.depth = depth, t.columns = wide;
+    t.b = panel, t.depth = depth;
     t.c = p.c + i * p.ldc + j, t.ldc = p.ldc;
     t.add = p.accumulate || k0 > 0;
-    t.last = k0 + depth >= p.k;
-    t.tail = p.tail, t.shift = j % 32;
+    t.tail = k0 + depth >= p.k ? p.tail : Tail{};
+    t.shift = j % 32, t.in_matrix = ~0u;
     if (t.tail.bias) t.tail.bias += j;
     if (t.tail.bits) t.tail.bits += static_cast<ptrdiff_t>(i) * t.tail.words + j / 32;
-    tile_of(rows, left != nullptr)(t);
+    wide < kPanel ? narrow_tile(t, rows, wide, left) : tile_of(rows, left)(t);
   }
 };
 

@@ -16,7 +16,6 @@ struct Isa {
     for (int i = 0; i < kWidth; ++i) sum |= static_cast<uint32_t>(mask[i] & 1) << i;
     return sum;
   }
-  static void opaque(Vec<Isa>::F& v) { asm volatile("" : "+m"(v)); }
 };
 
 extern const float_kernels table;

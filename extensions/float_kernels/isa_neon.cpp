@@ -1,0 +1,23 @@
+// NEON: four floats; a tile of 6 x 16 fills 24 of the 32 registers.
+#include <arm_neon.h>
+
+#include "table.h"
+
+namespace float_kernels_impl::neon {
+
+struct Isa {
+  static constexpr const char* kName = "neon";
+  static constexpr int kWidth = 4, kRows = 6, kVectors = 4, kDepth = 256, kPeakSums = 24;
+
+  static FK_INLINE Vec<Isa>::F sqrt(Vec<Isa>::F v) {
+    return reinterpret_cast<Vec<Isa>::F>(vsqrtq_f32(reinterpret_cast<float32x4_t>(v)));
+  }
+  static FK_INLINE uint32_t bits(Vec<Isa>::I mask) {
+    return vaddvq_u32(reinterpret_cast<uint32x4_t>(mask & Vec<Isa>::I{1, 2, 4, 8}));
+  }
+};
+
+extern const float_kernels table;
+const float_kernels table = table_of<Isa>();
+
+}  // namespace float_kernels_impl::neon
