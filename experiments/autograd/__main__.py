@@ -12,6 +12,7 @@ from pathlib import Path
 
 from eggroll.errors import InputError
 from experiments.autograd import bench, digits, report
+from experiments.autograd.timing import CLOCKS
 
 
 def run(args: argparse.Namespace) -> None:
@@ -53,6 +54,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     three = commands.add_parser("bench", help="times, one thread on all sides")
     three.add_argument("--rounds", type=positive, default=9)
     three.add_argument("--steps", type=positive, default=5, help="of a case in a round")
+    three.add_argument(
+        "--clock", choices=list(CLOCKS), default="wall", help="cpu: on a shared machine"
+    )
     three.add_argument("--isa", help="of the native kernels; the fastest by default")
     three.add_argument("--compile", action="store_true", help="torch.compile, too (a minute)")
     three.add_argument("--json", type=Path, help="file for the figures")

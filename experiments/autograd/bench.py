@@ -16,7 +16,7 @@ from experiments.autograd import ffn_tables, gates, mlp_tables, peers, report, t
 from experiments.autograd.kernels import GELUS, Kernels
 from experiments.autograd.native import Native, peak_rate
 from experiments.autograd.nodes import MASKS
-from experiments.autograd.timing import Figure, Times, interleave
+from experiments.autograd.timing import CLOCKS, Figure, Times, interleave
 
 MLP = (256, 784, 1024, 10)
 FFN = (8 * 16, 64, 256)
@@ -91,7 +91,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     except InputError as error:
         print(f"{error} Its rows are left out.", file=sys.stderr)
         torch = None
-    mlp, block = mlp_tables.problem(*MLP), ffn_tables.problem(*FFN)
+    clock = CLOCKS[args.clock]
+    mlp, block = mlp_tables.problem(*MLP, clock), ffn_tables.problem(*FFN, clock)
     found: dict[str, Any] = {"parity": errors(mlp, block, torch)}
 
     def run(cases: Any, steps: int) -> Times:
@@ -106,6 +107,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     operations = 2 * 2 * MLP[0] * MLP[1] * MLP[2]
     found |= {
         "machine": machine(), "isa": native.isa, "rounds": args.rounds, "steps": args.steps,
+        "clock": args.clock,
         "peak": peak_rate(native),
         "rates": {
             name: Figure.of(1e-9 * operations / x for x in parts["products"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,16 @@ from experiments.autograd.manual import ManualFfn
 from experiments.autograd.mlp_tables import Problem
 from experiments.autograd.native import Native
 from experiments.autograd.tape import Tape, Tensor
-from experiments.autograd.timing import Case
+from experiments.autograd.timing import Case, Clock
 
 
-def problem(rows: int, model: int, hidden: int) -> Problem:
+def problem(rows: int, model: int, hidden: int, clock: Clock) -> Problem:
     """x [B, model] of the block; in place of labels the output's gradient dy [B, model]."""
     space, chance = Workspace(), np.random.default_rng(0)
     x, dy = (space.take((rows, model)) for _ in range(2))
     for array in (x, dy):
         array[...] = chance.normal(size=array.shape)
-    return Problem(x, dy, networks.initial(model, hidden, model))
+    return Problem(x, dy, networks.initial(model, hidden, model), clock)
 
 
 def tape_step(
@@ -34,15 +33,16 @@ def tape_step(
     """Forwards, then backwards from dy, the input's gradient included."""
     tape = Tape(kernels, workspace)
     layers, x = [tape.parameter(w) for w in given.layers], Tensor(given.x, needs_grad=True)
+    clock = given.clock
 
     def step() -> dict[str, float]:
         tape.begin()
         x.grad = None
-        began = perf_counter()
+        began = clock()
         y = networks.ffn(tape, x, layers, kind, fuse, slope)
-        forwards = perf_counter()
+        forwards = clock()
         tape.backward(y, given.labels)
-        ended = perf_counter()
+        ended = clock()
         return {"forward": forwards - began, "backward": ended - forwards, "total": ended - began}
 
     return step
@@ -51,13 +51,14 @@ def tape_step(
 def manual_step(kernels: Kernels, kind: Gelu, given: Problem, slope: bool) -> Case:
     """The fused calls without a tape."""
     net = ManualFfn(kernels, kind, given.x, given.layers, slope)
+    clock = given.clock
 
     def step() -> dict[str, float]:
-        began = perf_counter()
+        began = clock()
         net.forward()
-        forwards = perf_counter()
+        forwards = clock()
         net.backward(given.labels)
-        ended = perf_counter()
+        ended = clock()
         return {"forward": forwards - began, "backward": ended - forwards, "total": ended - began}
 
     return step
@@ -79,7 +80,7 @@ def steps(given: Problem, native: Native, torch: Any, compiled: bool) -> dict[st
             f"{kind}: fused, slope kept, no tape": manual_step(native, kind, given, True),
         }
         if torch is not None:
-            words = torch, kind, given.x, given.layers, given.labels
+            words = torch, kind, given.x, given.layers, given.labels, given.clock
             cases[f"{kind}: PyTorch"] = peers.ffn(*words)
             if compiled:
                 cases[f"{kind}: PyTorch, compiled"] = peers.ffn(*words, compiled=True)

@@ -32,7 +32,7 @@ def of_mlp(mlp: Times, split: Times, products: Times) -> list[Gate]:
     """The tape's cost, the ReLU's share, and the step against PyTorch's."""
     found = [at_most("tape ÷ no tape, MLP", 1.05, ratio(mlp, CASE, "no tape", "total"))]
     for case in ("two-layer node", "two-layer node, mask of bits", "plain nodes"):
-        share = ratio(split, case, case, "relu", of="backward")
+        share = ratio(split, case, case, "relu", of="profiled")
         found.append(at_most(f"ReLU ÷ backward, {case}", 0.10, share))
     if "PyTorch" not in mlp:
         return [*found, at_least("PyTorch ÷ own, MLP step", 1.37, None)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,26 +15,27 @@ from experiments.autograd.manual import ManualMlp
 from experiments.autograd.native import Native
 from experiments.autograd.optimisers import Sgd
 from experiments.autograd.tape import Profile, Tape, Tensor
-from experiments.autograd.timing import Case, timed
+from experiments.autograd.timing import Case, Clock, timed
 
 RATE = 0.01
 SPLIT = ("dw2", "db2", "d_a1", "relu", "dw1_db1")  # the document's operations
 
 
 class Problem(NamedTuple):
-    """A batch x [B, I], its labels, and the first weights."""
+    """A batch x [B, I], its labels, the first weights, and the clock that times its steps."""
 
     x: NDArray
     labels: NDArray
     layers: list[NDArray]
+    clock: Clock
 
 
-def problem(rows: int, inputs: int, hidden: int, outputs: int) -> Problem:
+def problem(rows: int, inputs: int, hidden: int, outputs: int, clock: Clock) -> Problem:
     chance = np.random.default_rng(0)
     x = Workspace().take((rows, inputs))
     x[...] = chance.normal(size=x.shape)
     labels = chance.integers(0, outputs, rows).astype(np.int32)
-    return Problem(x, labels, networks.initial(inputs, hidden, outputs))
+    return Problem(x, labels, networks.initial(inputs, hidden, outputs), clock)
 
 
 def tape_step(
@@ -51,23 +51,26 @@ def tape_step(
     tape = Tape(kernels, workspace)
     layers = [tape.parameter(w) for w in given.layers]
     optimiser, x = Sgd(tape, RATE), Tensor(given.x, needs_grad=whole)
+    clock = given.clock
 
     def step() -> dict[str, float]:
         tape.profile = Profile() if profile else None
-        began = perf_counter()
+        began = clock()
         tape.begin()
         x.grad = None
         logits = networks.mlp(tape, x, layers, path, mask, reuse)
         loss = nodes.cross_entropy(tape, logits, given.labels)
-        forwards = perf_counter()
+        forwards = clock()
         if added:
             for tensor in layers:
                 tape.slot(tensor)[0].fill(0)
         tape.backward(loss)
-        backwards = perf_counter()
+        backwards = clock()
         optimiser.step()
-        found = peers.split(began, forwards, backwards, perf_counter())
-        return found | by_operation(tape.profile) if tape.profile else found
+        found = peers.split(began, forwards, backwards, clock())
+        if tape.profile is None:
+            return found
+        return found | by_operation(tape.profile) | {"profiled": tape.profile.total}
 
     return step
 
@@ -87,15 +90,16 @@ def by_operation(profile: Profile) -> dict[str, float]:
 def manual_step(kernels: Kernels, given: Problem, mask: str = "output") -> Case:
     """The same step without a tape."""
     net = ManualMlp(kernels, given.x, given.labels, given.layers, mask)
+    clock = given.clock
 
     def step() -> dict[str, float]:
-        began = perf_counter()
+        began = clock()
         net.forward()
-        forwards = perf_counter()
+        forwards = clock()
         net.backward()
-        backwards = perf_counter()
+        backwards = clock()
         net.descend(RATE)
-        return peers.split(began, forwards, backwards, perf_counter())
+        return peers.split(began, forwards, backwards, clock())
 
     return step
 
@@ -113,7 +117,7 @@ def steps(given: Problem, native: Native, torch: Any, compiled: bool) -> dict[st
     }
     if torch is None:
         return cases
-    words = torch, given.x, given.labels, given.layers, RATE
+    words = torch, given.x, given.labels, given.layers, RATE, given.clock
     cases |= {"PyTorch": peers.mlp(*words), "PyTorch by hand": peers.mlp_by_hand(*words)}
     if compiled:
         cases["PyTorch, compiled"] = peers.mlp(*words, compiled=True)
@@ -140,7 +144,7 @@ def isolated(given: Problem, kernels: Kernels) -> dict[str, Case]:
         "relu, bits": lambda: kernels.relu_backward(None, bits.bits, hidden, hidden),
         "dw1_db1": dw1_db1,
     }
-    return {name: timed(name, call) for name, call in calls.items()}
+    return {name: timed(name, call, given.clock) for name, call in calls.items()}
 
 
 def in_tape(given: Problem, kernels: Kernels) -> dict[str, Case]:
@@ -168,11 +172,16 @@ def sgemm_cases(given: Problem, native: Native, torch: Any) -> dict[str, Case]:
     def by(kernels: Kernels) -> Any:
         return lambda: (kernels.matmul(x, w, y, "nt"), kernels.matmul(d, x, dw, "tn"))
 
-    cases = {"own": timed("products", by(native)), "NumPy": timed("products", by(Kernels()))}
+    cases = {
+        "own": timed("products", by(native), given.clock),
+        "NumPy": timed("products", by(Kernels()), given.clock),
+    }
     if torch is not None:
         tx, tw, td, ty, tdw = (torch.from_numpy(a) for a in (x, w, d, y, dw))
         cases["PyTorch"] = timed(
-            "products", lambda: (torch.mm(tx, tw.t(), out=ty), torch.mm(td.t(), tx, out=tdw))
+            "products",
+            lambda: (torch.mm(tx, tw.t(), out=ty), torch.mm(td.t(), tx, out=tdw)),
+            given.clock,
         )
     return cases
 

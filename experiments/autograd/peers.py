@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.errors import InputError
-from experiments.autograd.timing import Case
+from experiments.autograd.timing import Case, Clock
 
 
 def load_torch(threads: int) -> Any:
@@ -31,7 +30,7 @@ def parameters(torch: Any, layers: list[NDArray]) -> list[Any]:
 
 
 def mlp(
-    torch: Any, x: NDArray, labels: NDArray, layers: list[NDArray], rate: float,
+    torch: Any, x: NDArray, labels: NDArray, layers: list[NDArray], rate: float, clock: Clock,
     compiled: bool = False,
 ) -> Case:  # fmt: skip
     """Forward and loss, backward, SGD."""
@@ -47,13 +46,13 @@ def mlp(
 
     def step() -> dict[str, float]:
         optimiser.zero_grad()
-        began = perf_counter()
+        began = clock()
         loss = run(*weights)
-        forwards = perf_counter()
+        forwards = clock()
         loss.backward()
-        backwards = perf_counter()
+        backwards = clock()
         optimiser.step()
-        return split(began, forwards, backwards, perf_counter())
+        return split(began, forwards, backwards, clock())
 
     return step
 
@@ -69,7 +68,7 @@ def split(began: float, forwards: float, backwards: float, ended: float) -> dict
 
 
 def mlp_by_hand(
-    torch: Any, x: NDArray, labels: NDArray, layers: list[NDArray], rate: float
+    torch: Any, x: NDArray, labels: NDArray, layers: list[NDArray], rate: float, clock: Clock
 ) -> Case:
     """The same without autograd: preallocated outputs, every gradient written out."""
     w1, b1, w2, b2 = (torch.tensor(w) for w in layers)
@@ -80,12 +79,12 @@ def mlp_by_hand(
     hit = torch.nn.functional.one_hot(right, len(w2)).float() / len(x)
 
     def step() -> dict[str, float]:
-        began = perf_counter()
+        began = clock()
         torch.addmm(b1, batch, w1.t(), out=a1).clamp_(min=0)
         torch.addmm(b2, a1, w2.t(), out=logits)
         shares = torch.log_softmax(logits, 1)
         shares.gather(1, right[:, None]).mean()
-        forwards = perf_counter()
+        forwards = clock()
         torch.exp(shares, out=dy).div_(len(x)).sub_(hit)
         torch.mm(dy.t(), a1, out=slopes[2])
         torch.sum(dy, 0, out=slopes[3])
@@ -93,16 +92,22 @@ def mlp_by_hand(
         hidden.mul_(a1 > 0)
         torch.mm(hidden.t(), batch, out=slopes[0])
         torch.sum(hidden, 0, out=slopes[1])
-        backwards = perf_counter()
+        backwards = clock()
         for w, slope in zip((w1, b1, w2, b2), slopes, strict=True):
             w.sub_(slope, alpha=rate)
-        return split(began, forwards, backwards, perf_counter())
+        return split(began, forwards, backwards, clock())
 
     return step
 
 
 def ffn(
-    torch: Any, kind: str, x: NDArray, layers: list[NDArray], dy: NDArray, compiled: bool = False
+    torch: Any,
+    kind: str,
+    x: NDArray,
+    layers: list[NDArray],
+    dy: NDArray,
+    clock: Clock,
+    compiled: bool = False,
 ) -> Case:
     """Linear, GELU, linear, forwards and backwards from dy, the input's gradient included."""
     F = torch.nn.functional
@@ -117,11 +122,11 @@ def ffn(
     def step() -> dict[str, float]:
         for w in weights:
             w.grad = None
-        began = perf_counter()
+        began = clock()
         y = run(*weights)
-        forwards = perf_counter()
+        forwards = clock()
         y.backward(slopes)
-        ended = perf_counter()
+        ended = clock()
         return {"forward": forwards - began, "backward": ended - forwards, "total": ended - began}
 
     return step

@@ -49,12 +49,12 @@ def split_table(found: dict[str, Any]) -> str:
     alone = {part: times[part] for part, times in found["isolated"].items() if part in SPLIT}
     rows = [["isolated", *(text(alone[part]) for part in SPLIT), "-", "-"]]
     for name, times in cases.items():
-        share = 100 * times["relu"][0] / times["backward"][0]
+        share = 100 * times["relu"][0] / times["profiled"][0]
         rows.append(
             [
                 name,
                 *(text(times[part]) for part in SPLIT),
-                text(times["backward"]),
+                text(times["profiled"]),
                 f"{share:.1f} %",
             ]
         )
@@ -96,7 +96,7 @@ def tables(found: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"{found['machine']}, one thread, kernels {found['isa']}; {found['rounds']} rounds of "
-            f"{found['steps']} steps, median (range of the rounds).",
+            f"{found['steps']} steps, {found['clock']} time, median (range of the rounds).",
             f"sgemm of the step's two large products, Gflop/s: {rates}; registers alone "
             f"{found['peak']:.1f}.",
             "\n## Gates\n", gate_table(found["gates"]),

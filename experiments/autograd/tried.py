@@ -16,7 +16,7 @@ from experiments.autograd.buffers import Place, Workspace
 from experiments.autograd.kernels import Kernels
 from experiments.autograd.mlp_tables import Problem, problem, tape_step
 from experiments.autograd.native import Native
-from experiments.autograd.timing import Case, Figure, Times, ratio, timed
+from experiments.autograd.timing import Case, Clock, Figure, Times, ratio, timed
 
 SMALL = {"16 x 32 -> 64 -> 10": (16, 32, 64, 10), "64 x 64 -> 256 -> 10": (64, 64, 256, 10)}
 
@@ -124,14 +124,14 @@ def operations(given: Problem, native: Native) -> dict[str, Case]:
         "panels of rows 4,096 bytes apart": panels(1024 - hidden % 1024 if hidden % 1024 else 0),
         "panels of rows 4,160 bytes apart": panels(16),
     }
-    return {name: timed("seconds", call) for name, call in calls.items()}
+    return {name: timed("seconds", call, given.clock) for name, call in calls.items()}
 
 
-def small(native: Native) -> dict[str, Case]:
+def small(clock: Clock, native: Native) -> dict[str, Case]:
     """Steps of small networks, with one node or five."""
     cases = {}
     for name, shape in SMALL.items():
-        given = problem(*shape)
+        given = problem(*shape, clock)
         for path in ("plain", "two-layer"):
             cases[f"{name}, {path}"] = tape_step(native, given, path)
             cases[f"{name}, {path}, NumPy"] = tape_step(Kernels(), given, path)
@@ -143,7 +143,7 @@ def all_cases(given: Problem, native: Native) -> dict[str, Case]:
         **placements(given, native),
         **variants(given, native),
         **operations(given, native),
-        **small(native),
+        **small(given.clock, native),
     }
 
 
