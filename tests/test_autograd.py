@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from eggroll.errors import InputError
 from experiments.autograd import buffers, fused, networks, nodes
-from experiments.autograd.kernels import Kernels, pack_mask, unpack_mask
+from experiments.autograd.kernels import Gradients, Kernels, TwoLayers, pack_mask, unpack_mask
 from experiments.autograd.native import Native
 from experiments.autograd.optimisers import Adam, Sgd
 from experiments.autograd.tape import Profile, Tape, Tensor
@@ -290,5 +290,12 @@ def test_native_kernels_refuse_other_arrays():
     for x in (np.zeros((4, 5)), np.zeros((5, 4), np.float32).T):
         with pytest.raises(InputError, match="contiguous float32"):
             used.matmul(x, w, np.zeros((4, 6), np.float32), "nt")
+    net = TwoLayers(
+        np.zeros((4, 5), np.float32), w, *(np.zeros(s, np.float32) for s in (6, (3, 6), 3))
+    )
+    slopes = Gradients(*(np.zeros_like(w) for w in net[1:]), None)
+    a1, dy, room = (np.zeros(s, np.float32) for s in ((4, 6), (4, 3), 7))
+    with pytest.raises(InputError, match="7 floats: it needs"):
+        used.mlp_backward(net, a1, None, dy, slopes, room)
     with pytest.raises(InputError, match=r"cannot be used: .*'z80'"):
         Native(isa="z80")

@@ -6,6 +6,7 @@ A step meets the same arrays again, so the checks and the address of an array ar
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from ctypes import Structure, byref, c_double, c_int32, c_void_p
 from typing import Any
 
@@ -17,6 +18,7 @@ from experiments.autograd.kernels import Gelu, Gradients, Kernels, Parts, TwoLay
 KINDS = {"erf": 0, "tanh": 1}
 SLOPE = 2  # of GELU, kept by the forward call
 KNOWN = 4096  # arrays remembered before all are forgotten
+PREPARED = 16  # fused calls remembered, with all of their arrays
 
 
 class _Net(Structure):
@@ -63,6 +65,7 @@ class Native(Kernels):
         self.isa = table.isa.decode()
         self.threads = threads
         self._call: dict[str, Any] = {name: getattr(table, name) for name in library.FUNCTIONS}
+        self._calls: dict[tuple[object, ...], tuple[list[Any], tuple[NDArray | None, ...]]] = {}
         self._known: dict[int, tuple[weakref.ref[NDArray], int]] = {}
 
     def _at(self, array: NDArray) -> int:
@@ -155,55 +158,82 @@ class Native(Kernels):
         pointers = [self._or_null(array) for array in out]
         return byref(_Gradients(*pointers, inputs, hidden, inputs))
 
+    def _prepared(
+        self, function: str, arrays: tuple[NDArray | None, ...], make: Callable[[], list[Any]]
+    ) -> list[Any]:
+        """A call's arguments, remembered together with its arrays, which keeps their ids theirs."""
+        key = (function, *map(id, arrays))
+        found = self._calls.get(key)
+        if found is None:
+            if len(self._calls) >= PREPARED:
+                self._calls.clear()
+            found = self._calls[key] = make(), arrays
+        return found[0]
+
     def mlp_forward(self, net: TwoLayers, a1: NDArray, bits: NDArray | None, y: NDArray) -> None:
-        at = self._at
-        self._call["mlp_forward"](
-            self._net(net), at(a1), a1.shape[1], self._or_null(bits), at(y), y.shape[1],
-            self.threads,
-        )  # fmt: skip
+        def make() -> list[Any]:
+            hidden = [self._at(a1), a1.shape[1], self._or_null(bits)]
+            return [self._net(net), *hidden, self._at(y), y.shape[1], self.threads]
+
+        self._call["mlp_forward"](*self._prepared("mlp_forward", (*net, a1, bits, y), make))
 
     def mlp_backward(
         self, net: TwoLayers, a1: NDArray, bits: NDArray | None, dy: NDArray, out: Gradients,
         workspace: NDArray, parts: Parts | None = None,
     ) -> None:  # fmt: skip
-        given = self._at(a1), a1.shape[1], self._or_null(bits)
-        self._backward("mlp_backward", (), net, given, dy, out, workspace, parts)
+        def make() -> list[Any]:
+            hidden = [self._at(a1), a1.shape[1], self._or_null(bits)]
+            return [self._net(net), *hidden, *self._last(net, dy, out, workspace)]
+
+        arrays = (*net, a1, bits, dy, *out, workspace)
+        self._backward("mlp_backward", self._prepared("mlp_backward", arrays, make), parts)
 
     def ffn_forward(
         self, kind: Gelu, net: TwoLayers, pre: NDArray, act: NDArray, y: NDArray,
         slope: bool = False,
     ) -> None:  # fmt: skip
-        at = self._at
-        self._call["ffn_forward"](
-            KINDS[kind], self._net(net), at(pre), at(act), act.shape[1], at(y), y.shape[1], slope,
-            self.threads,
-        )  # fmt: skip
+        def make() -> list[Any]:
+            hidden = [self._at(pre), self._at(act), act.shape[1]]
+            return [self._net(net), *hidden, self._at(y), y.shape[1], slope, self.threads]
+
+        given = self._prepared(f"ffn_forward {slope}", (*net, pre, act, y), make)
+        self._call["ffn_forward"](KINDS[kind], *given)
 
     def ffn_backward(
         self, kind: Gelu, net: TwoLayers, pre: NDArray, act: NDArray, dy: NDArray,
         out: Gradients, workspace: NDArray, slope: bool = False, parts: Parts | None = None,
     ) -> None:  # fmt: skip
-        given = self._at(pre), self._at(act), act.shape[1]
-        chosen = (SLOPE if slope else KINDS[kind],)
-        self._backward("ffn_backward", chosen, net, given, dy, out, workspace, parts)
+        def make() -> list[Any]:
+            hidden = [self._at(pre), self._at(act), act.shape[1]]
+            chosen = SLOPE if slope else KINDS[kind]
+            return [chosen, self._net(net), *hidden, *self._last(net, dy, out, workspace)]
 
-    def _backward(
-        self, function: str, kind: tuple[int, ...], net: TwoLayers, given: tuple[Any, ...],
-        dy: NDArray, out: Gradients, workspace: NDArray, parts: Parts | None,
-    ) -> None:  # fmt: skip
-        """A fused backward call; its seconds are added to `parts`."""
-        profile = _Profile() if parts is not None else None
-        failed = self._call[function](
-            *kind, self._net(net), *given, self._at(dy), dy.shape[1], self._gradients(net, out),
-            self._at(workspace), workspace.size, profile and byref(profile), self.threads,
-        )  # fmt: skip
-        if failed:
-            needed = self.workspace_floats(len(net.x), len(net.w1))
+        arrays = (*net, pre, act, dy, *out, workspace)
+        given = self._prepared(f"ffn_backward {kind} {slope}", arrays, make)
+        self._backward("ffn_backward", given, parts)
+
+    def _last(self, net: TwoLayers, dy: NDArray, out: Gradients, workspace: NDArray) -> list[Any]:
+        """Arguments that both backward calls have in common, up to the profile.
+
+        Raises:
+            InputError: the workspace is too short.
+        """
+        needed = self.workspace_floats(len(net.x), len(net.w1))
+        if workspace.size < needed:
             raise InputError(f"the workspace has {workspace.size} floats: it needs {needed}.")
-        if parts is not None:
-            for name in Parts.NAMES:
-                parts.seconds[name] += getattr(profile, name)
-            parts.total += profile.total
+        gradients = self._gradients(net, out)
+        return [self._at(dy), dy.shape[1], gradients, self._at(workspace), workspace.size]
+
+    def _backward(self, function: str, given: list[Any], parts: Parts | None) -> None:
+        """A fused backward call; its seconds are added to `parts`."""
+        if parts is None:
+            self._call[function](*given, None, self.threads)
+            return
+        profile = _Profile()
+        self._call[function](*given, byref(profile), self.threads)
+        for name in Parts.NAMES:
+            parts.seconds[name] += getattr(profile, name)
+        parts.total += profile.total
 
     def workspace_floats(self, rows: int, hidden: int) -> int:
         return int(self._call["workspace_floats"](rows, hidden))
