@@ -5,15 +5,15 @@
 
 namespace float_kernels_impl::neon {
 
-struct Isa {
+struct Isa : PortableIsa<Isa, 4> {
   static constexpr const char* kName = "neon";
-  static constexpr int kWidth = 4, kRows = 6, kVectors = 4, kDepth = 256, kPeakSums = 24;
+  static constexpr int kRows = 6, kVectors = 4, kDepth = 256, kPeakSums = 24;
 
-  static FK_INLINE Vec<Isa>::F sqrt(Vec<Isa>::F v) {
-    return reinterpret_cast<Vec<Isa>::F>(vsqrtq_f32(reinterpret_cast<float32x4_t>(v)));
+  static FK_INLINE F sqrt(F v) {
+    return reinterpret_cast<F>(vsqrtq_f32(reinterpret_cast<float32x4_t>(v)));
   }
-  static FK_INLINE uint32_t bits(Vec<Isa>::I mask) {
-    return vaddvq_u32(reinterpret_cast<uint32x4_t>(mask & Vec<Isa>::I{1, 2, 4, 8}));
+  static FK_INLINE uint32_t bits(I mask) {
+    return vaddvq_u32(reinterpret_cast<uint32x4_t>(mask & I{1, 2, 4, 8}));
   }
 };
 
