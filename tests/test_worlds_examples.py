@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 # Experiment -> (packages it needs, its arguments, what it prints at the end).
 EXPERIMENTS = {
+    "autograd": (("sklearn",), ("run",), r"\| eggroll, token credit \| 20 \| 0\.\d+ "),
     "black_box": ((), (), r"\nsmooth carriage, adam: 4 evaluations, \d+\.\d+ "),
     "cartpole": (("gymnasium", "evosax"), (), r"\nOpenES: \d of 1 solved, "),
     "cartpole int8": (("gymnasium",), ("--methods", "int8"), r"\nint8: \d of 1 solved, .* unseen "),
@@ -27,7 +28,7 @@ def test_an_experiment_runs(name: str):
         pytest.importorskip(package)
     module = f"experiments.{name.split()[0]}"
     ended = subprocess.run(
-        [sys.executable, "-m", module, "--smoke", *words],
+        [sys.executable, "-m", module, *words, "--smoke"],
         capture_output=True, text=True, cwd=ROOT, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

@@ -17,9 +17,11 @@ from experiments.autograd.timing import CLOCKS
 
 def run(args: argparse.Namespace) -> None:
     """Digits by every method and seed."""
-    settings = digits.Settings(args.updates, args.evolution_updates, args.look, args.threads)
     if args.smoke:
-        args.seeds, settings = 1, digits.Settings(60, 20, 10, args.threads)
+        args.seeds, args.updates, args.evolution_updates, args.look = 1, 60, 20, 10
+    settings = digits.Settings(
+        args.updates, args.evolution_updates, args.look, args.threads, CLOCKS[args.clock]
+    )
     train, valid = digits.load()
     looks: list[digits.Look] = []
     for seed in range(args.seeds):
@@ -54,12 +56,14 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     three = commands.add_parser("bench", help="times, one thread on all sides")
     three.add_argument("--rounds", type=positive, default=9)
     three.add_argument("--steps", type=positive, default=5, help="of a case in a round")
-    three.add_argument(
-        "--clock", choices=list(CLOCKS), default="wall", help="cpu: on a shared machine"
-    )
     three.add_argument("--isa", help="of the native kernels; the fastest by default")
     three.add_argument("--compile", action="store_true", help="torch.compile, too (a minute)")
     three.add_argument("--json", type=Path, help="file for the figures")
+    for command in (one, three):
+        command.add_argument(
+            "--clock", choices=list(CLOCKS), default="wall",
+            help="cpu: what one thread took of a machine that others use, too",
+        )  # fmt: skip
     return parser.parse_args(words)
 
 

@@ -7,7 +7,6 @@ is the cross-entropy in bits. Seconds are those of updates, validation apart. Le
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from experiments.autograd import networks, nodes
 from experiments.autograd.native import Native
 from experiments.autograd.optimisers import Adam, Sgd
 from experiments.autograd.tape import Tape
+from experiments.autograd.timing import Clock
 
 HIDDEN, TRAINING = 256, 1400
 RATES = {"sgd": 0.5, "adam": 0.005}  # at first; they fall to 0
@@ -53,6 +53,7 @@ class Settings(NamedTuple):
     evolution_updates: int
     look: int  # updates between two validations
     threads: int
+    clock: Clock
 
 
 def load() -> tuple[Digits, Digits]:
@@ -93,14 +94,14 @@ def gradient(
     pixels = train.pixels.astype(np.float32) / 64
     unseen = valid.pixels.astype(np.float32) / 64
     for step in range(1, settings.updates + 1):
-        began = perf_counter()
+        began = settings.clock()
         batch = chance.integers(0, len(train.labels), BATCH)
         optimiser.rate = RATES[method] * (1 - (step - 1) / settings.updates)
         tape.begin()
         logits = networks.mlp(tape, tape.constant(pixels[batch]), layers, mask="bits")
         tape.backward(nodes.cross_entropy(tape, logits, train.labels[batch]))
         optimiser.step()
-        seconds += perf_counter() - began
+        seconds += settings.clock() - began
         if step % settings.look == 0 or step == settings.updates:
             judging = Tape(Native(settings.threads))
             logits = networks.mlp(judging, judging.constant(unseen), layers)
@@ -119,12 +120,12 @@ def evolution(
     )  # fmt: skip
     chance, seconds = np.random.default_rng(seed), 0.0
     while es.step < settings.evolution_updates:
-        began = perf_counter()
+        began = settings.clock()
         batch = chance.integers(0, len(train.labels), (POPULATION // 2, IMAGES))
         bits = es.ask()(train.pixels[batch]) / np.float32(16)
         right = train.labels[batch].repeat(2, axis=0)[..., None]
         es.tell(np.take_along_axis(bits, right, -1)[..., 0] - np.log2(np.exp2(bits).sum(-1)))
-        seconds += perf_counter() - began
+        seconds += settings.clock() - began
         if es.step % settings.look == 0 or es.step == settings.evolution_updates:
             found = judge(es.model(valid.pixels) / 16, valid.labels)
             rows = es.step * POPULATION * IMAGES

@@ -5,12 +5,16 @@ A row compares variants of one step, or of one operation, by the seconds of a pa
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from ctypes import CFUNCTYPE, c_int32, c_int64, c_void_p
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.native import build
 from experiments.autograd import buffers
 from experiments.autograd.buffers import Place, Workspace
 from experiments.autograd.kernels import Kernels
@@ -18,6 +22,7 @@ from experiments.autograd.mlp_tables import Problem, problem, tape_step
 from experiments.autograd.native import Native
 from experiments.autograd.timing import Case, Clock, Figure, Times, ratio, timed
 
+PANEL_READS = 200
 SMALL = {"16 x 32 -> 64 -> 10": (16, 32, 64, 10), "64 x 64 -> 256 -> 10": (64, 64, 256, 10)}
 
 
@@ -76,6 +81,7 @@ def variants(given: Problem, native: Native) -> dict[str, Case]:
     """Steps on buffers some lines apart, by other nodes and masks."""
     return {
         "plain": tape_step(native, given, "plain", profile=True),
+        "plain, collector off": without_collector(tape_step(native, given, "plain", profile=True)),
         "plain, bits": tape_step(native, given, "plain", "bits", profile=True),
         "dx over the output": tape_step(
             native, given, "plain", "bits", profile=True, reuse="output"
@@ -111,20 +117,45 @@ def operations(given: Problem, native: Native) -> dict[str, Case]:
         y[...] = dy[...] = d
         return lambda: native.relu_backward(y, None, dy, dx)
 
-    def panels(pad: int) -> Callable[[], None]:
-        wide = space.take((rows, hidden + pad))
-        panel = space.take((rows, 16))
-        return lambda: [np.copyto(panel, wide[:, j : j + 16]) for j in range(0, hidden, 16)]
-
     calls = {
         "dw, transposed as it is read": lambda: native.matmul(d, x, dw, "tn"),
         "dw, transposed copy": copied,
         "relu alone, lines apart": relu(buffers.by_lines()),
         "relu alone, all on pages": relu(buffers.by_pages()),
-        "panels of rows 4,096 bytes apart": panels(1024 - hidden % 1024 if hidden % 1024 else 0),
-        "panels of rows 4,160 bytes apart": panels(16),
-    }
+    } | panels(rows)
     return {name: timed("seconds", call, given.clock) for name, call in calls.items()}
+
+
+def panels(rows: int) -> dict[str, Callable[[], None]]:
+    """16 columns of a matrix read over and over: in place with two lengths of row, and packed."""
+    library = build(Path(__file__).with_name("panels.cpp"))
+    arguments = c_int32, c_int64, c_int32, c_void_p, c_void_p
+    read = CFUNCTYPE(None, *arguments)(library.symbol("read_panel"))
+    place = buffers.by_lines()
+    sums = place((16,), np.float32)
+
+    def reading(columns: int) -> Callable[[], None]:
+        matrix = place((rows, columns), np.float32)
+        return lambda: read(rows, columns, PANEL_READS, matrix.ctypes.data, sums.ctypes.data)
+
+    return {
+        "panel, rows 4,096 bytes apart": reading(1024),
+        "panel, rows 4,160 bytes apart": reading(1040),
+        "panel, packed": reading(16),
+    }
+
+
+def without_collector(case: Case) -> Case:
+    """A step with Python's garbage collector off."""
+
+    def run() -> dict[str, float]:
+        gc.disable()
+        try:
+            return case()
+        finally:
+            gc.enable()
+
+    return run
 
 
 def small(clock: Clock, native: Native) -> dict[str, Case]:
@@ -134,7 +165,7 @@ def small(clock: Clock, native: Native) -> dict[str, Case]:
         given = problem(*shape, clock)
         for path in ("plain", "two-layer"):
             cases[f"{name}, {path}"] = tape_step(native, given, path)
-            cases[f"{name}, {path}, NumPy"] = tape_step(Kernels(), given, path)
+        cases[f"{name}, plain, NumPy"] = tape_step(Kernels(), given, "plain")
     return cases
 
 
@@ -177,6 +208,9 @@ ROWS = (
     Row("Two-layer node, small sizes", "2-3 times faster",
         "16 x 32 -> 64 -> 10, plain", "16 x 32 -> 64 -> 10, two-layer", "total",
         "plain ÷ one node, step of 16 x 32 -> 64 -> 10"),
+    Row("Two-layer node, small sizes, plain nodes in NumPy", "2-3 times faster",
+        "16 x 32 -> 64 -> 10, plain, NumPy", "16 x 32 -> 64 -> 10, two-layer", "total",
+        "plain ÷ one node, step"),
     Row("Two-layer node, 64 x 64 -> 256 -> 10", "2-3 times faster",
         "64 x 64 -> 256 -> 10, plain", "64 x 64 -> 256 -> 10, two-layer", "total",
         "plain ÷ one node, step"),
@@ -193,15 +227,20 @@ ROWS = (
     Row("ReLU alone, three buffers on pages", "0.8 against 0.07 ms",
         "relu alone, all on pages", "relu alone, lines apart", "seconds",
         "on pages ÷ lines apart"),
-    Row("Column panels 4,096 bytes apart", "-",
-        "panels of rows 4,096 bytes apart", "panels of rows 4,160 bytes apart", "seconds",
-        "4,096 ÷ 4,160 bytes, 16 columns copied"),
+    Row("Column panels of rows 4,096 bytes apart", "not tried",
+        "panel, rows 4,096 bytes apart", "panel, rows 4,160 bytes apart", "seconds",
+        "4,096 ÷ 4,160 bytes, reading 16 columns again"),
+    Row("Column panels packed", "not tried",
+        "panel, rows 4,096 bytes apart", "panel, packed", "seconds",
+        "in place ÷ packed, reading 16 columns again"),
+    Row("Garbage collection during backward (Python's here)", "the cause supposed",
+        "plain", "plain, collector off", "relu", "collector on ÷ off, relu"),
 )  # fmt: skip
 
 NOT_HERE = (
-    "Garbage collector's old generation, its write barrier and root scanning: MoonBit's; NumPy "
-    "buffers are not moved or scanned.",
-    "FixedArray::make(262144): MoonBit's; fresh allocation above is its like.",
+    "The garbage collector's old generation, its write barrier and root scanning are MoonBit's; "
+    "Python's collector neither moves nor scans NumPy's buffers.",
+    "FixedArray::make(262144) is MoonBit's; fresh allocation in every step is its like.",
 )
 
 
