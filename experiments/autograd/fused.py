@@ -60,7 +60,7 @@ def linear_relu(
     tape: Tape, x: Tensor, w: Tensor, bias: Tensor, mask: str = "output", name: str = "linear_relu"
 ) -> Tensor:
     """max(0, x w^T + bias); backwards mask, dw, db and dx in one call, on the output's gradient."""
-    check_layer(name, x, w, bias)
+    check_layer(name, x.shape, w.shape, bias.shape)
     kernels = tape.kernels
     out = tape.buffer(len(x.data), len(w.data))
     bits = mask_buffer(tape, mask, *out.shape)
@@ -122,7 +122,7 @@ def ffn(
 def _two_layers(name: str, x: Tensor, layers: list[Tensor]) -> TwoLayers:
     """Raises InputError unless the shapes go together."""
     w1, b1, w2, b2 = layers
-    check_layer(f"{name}, layer 1", x, w1, b1)
-    hidden = Tensor(np.empty((len(x.data), len(w1.data)), np.bool_))
-    check_layer(f"{name}, layer 2", hidden, w2, b2)
-    return TwoLayers(x.data, *(tensor.data for tensor in layers))
+    check_layer(name, x.data.shape, w1.data.shape, b1.data.shape)
+    hidden = len(x.data), len(w1.data)
+    check_layer(name, hidden, w2.data.shape, b2.data.shape)
+    return TwoLayers(x.data, w1.data, b1.data, w2.data, b2.data)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from eggroll.errors import InputError
 
 Gelu = Literal["erf", "tanh"]
+ROOT, CUBIC = math.sqrt(2 / math.pi), 0.044715  # of GELU's approximation by tanh
 GELUS: tuple[Gelu, ...] = ("erf", "tanh")
 
 
@@ -84,17 +85,26 @@ def normal_share(x: NDArray) -> NDArray:
     return (1 + erf(x / x.dtype.type(math.sqrt(2)))) / 2
 
 
-def gelu_and_slope(kind: Gelu, x: NDArray) -> tuple[NDArray, NDArray]:
-    """GELU and its derivative, of the values' type."""
+def gelu_of(kind: Gelu, x: NDArray) -> NDArray:
+    """GELU, of the values' type."""
+    check_gelu(kind)
+    return x * normal_share(x) if kind == "erf" else x * (1 + bent(x)) / 2
+
+
+def slope_of(kind: Gelu, x: NDArray) -> NDArray:
+    """GELU's derivative, of the values' type."""
     check_gelu(kind)
     of = x.dtype.type
     if kind == "erf":
-        share = normal_share(x)
-        return x * share, share + x * np.exp(-x * x / 2) * of(1 / math.sqrt(2 * math.pi))
-    root, cubic = of(math.sqrt(2 / math.pi)), of(0.044715)
-    bent = np.tanh(root * (x + cubic * x * x * x))
-    slope = (1 + bent) / 2 + x / 2 * (1 - bent * bent) * root * (1 + 3 * cubic * x * x)
-    return x * (1 + bent) / 2, slope
+        return normal_share(x) + x * np.exp(-x * x / 2) * of(1 / math.sqrt(2 * math.pi))
+    found, square = bent(x), x * x
+    inner = (1 + 3 * CUBIC * square) * of(ROOT)
+    return (1 + found + x * (1 - found * found) * inner) / 2
+
+
+def bent(x: NDArray) -> NDArray:
+    """The tanh of GELU's approximation."""
+    return np.tanh(x.dtype.type(ROOT) * (x + CUBIC * x * x * x))
 
 
 class Kernels:
@@ -131,10 +141,10 @@ class Kernels:
         np.multiply(dy, above, out=dx)
 
     def gelu(self, kind: Gelu, x: NDArray, out: NDArray) -> None:
-        out[...] = gelu_and_slope(kind, x)[0]
+        out[...] = gelu_of(kind, x)
 
     def gelu_backward(self, kind: Gelu, x: NDArray, dy: NDArray, dx: NDArray) -> None:
-        np.multiply(dy, gelu_and_slope(kind, x)[1], out=dx)
+        np.multiply(dy, slope_of(kind, x), out=dx)
 
     def cross_entropy(self, x: NDArray, labels: NDArray, dx: NDArray) -> float:
         """Mean of -log softmax(x)[label]; dx becomes its gradient."""
@@ -193,10 +203,9 @@ class Kernels:
     ) -> None:  # fmt: skip
         """Linear, GELU, linear: pre [B, H] becomes GELU's inputs, or its derivative there."""
         self.linear(net.x, net.w1, net.b1, pre)
-        value, derivative = gelu_and_slope(kind, pre)
-        act[...] = value
+        act[...] = gelu_of(kind, pre)
         if slope:
-            pre[...] = derivative
+            pre[...] = slope_of(kind, pre)
         self.linear(act, net.w2, net.b2, y)
 
     def ffn_backward(
@@ -206,7 +215,7 @@ class Kernels:
         """All gradients of ffn_forward with the same `kind` and `slope`."""
         hidden = np.empty_like(act)
         self.linear_backward(act, net.w2, dy, out.dw2, out.db2, hidden)
-        hidden *= pre if slope else gelu_and_slope(kind, pre)[1]
+        hidden *= pre if slope else slope_of(kind, pre)
         self.linear_backward(net.x, net.w1, hidden, out.dw1, out.db1, out.dx)
 
     def workspace_floats(self, rows: int, hidden: int) -> int:

@@ -66,6 +66,7 @@ class Native(Kernels):
         self.threads = threads
         self._call: dict[str, Any] = {name: getattr(table, name) for name in library.FUNCTIONS}
         self._calls: dict[tuple[object, ...], tuple[list[Any], tuple[NDArray | None, ...]]] = {}
+        self._floats: dict[tuple[int, int], int] = {}
         self._known: dict[int, tuple[weakref.ref[NDArray], int]] = {}
 
     def _at(self, array: NDArray) -> int:
@@ -236,7 +237,10 @@ class Native(Kernels):
         parts.total += profile.total
 
     def workspace_floats(self, rows: int, hidden: int) -> int:
-        return int(self._call["workspace_floats"](rows, hidden))
+        key = rows, hidden
+        if key not in self._floats:
+            self._floats[key] = int(self._call["workspace_floats"](rows, hidden))
+        return self._floats[key]
 
     def descend(self, w: NDArray, g: NDArray, rate: float) -> None:
         self._call["axpy"](w.size, -rate, self._at(g), self._at(w))

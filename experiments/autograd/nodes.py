@@ -12,15 +12,18 @@ from experiments.autograd.tape import Parts, Tape, Tensor
 MASKS = ("output", "bits")  # where a ReLU's backward reads its mask
 
 
-def check_layer(name: str, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
-    """Raises InputError unless x [B, I], w [O, I] and the bias [O] go together."""
-    if len(x.shape) != 2 or len(w.shape) != 2 or x.shape[1] != w.shape[1]:
+Shape = tuple[int, ...]
+
+
+def check_layer(name: str, x: Shape, w: Shape, bias: Shape | None = None) -> None:
+    """Raises InputError unless the shapes x [B, I], w [O, I] and bias [O] go together."""
+    if len(x) != 2 or len(w) != 2 or x[1] != w[1]:
         raise InputError(
-            f"{name} was given inputs {x.shape} and weights {w.shape}: inputs are (rows, I), "
-            "weights (O, I) with the same I."
+            f"{name} was given inputs {x} and weights {w}: inputs are (rows, I), weights (O, I) "
+            "with the same I."
         )
-    if bias is not None and bias.shape != w.shape[:1]:
-        raise InputError(f"{name} was given a bias {bias.shape}: it must be {w.shape[:1]}.")
+    if bias is not None and bias != w[:1]:
+        raise InputError(f"{name} was given a bias {bias}: it must be {w[:1]}.")
 
 
 def check_mask(mask: str, kinds: tuple[str, ...] = MASKS) -> None:
@@ -31,7 +34,7 @@ def check_mask(mask: str, kinds: tuple[str, ...] = MASKS) -> None:
 
 def matmul(tape: Tape, x: Tensor, w: Tensor, name: str = "matmul") -> Tensor:
     """x [B, I] w^T, w [O, I]: [B, O]."""
-    check_layer(name, x, w)
+    check_layer(name, x.shape, w.shape)
     kernels = tape.kernels
     out = tape.buffer(len(x.data), len(w.data))
     kernels.matmul(x.data, w.data, out, "nt")
@@ -80,7 +83,7 @@ def add(tape: Tape, a: Tensor, b: Tensor, name: str = "add") -> Tensor:
 
 def linear(tape: Tape, x: Tensor, w: Tensor, bias: Tensor, name: str = "linear") -> Tensor:
     """x w^T + bias, added in place; three parts backwards: dw, db, dx."""
-    check_layer(name, x, w, bias)
+    check_layer(name, x.shape, w.shape, bias.shape)
     kernels = tape.kernels
     out = tape.buffer(len(x.data), len(w.data))
     kernels.linear(x.data, w.data, bias.data, out)

@@ -116,9 +116,12 @@ class Tape:
 
     def record(self, name: str, output: NDArray, inputs: list[Tensor], parts: Parts) -> Tensor:
         """The output as a tensor; its node is kept if an input needs a gradient."""
-        tensor = Tensor(output, needs_grad=any(x.needs_grad for x in inputs))
-        if tensor.needs_grad:
-            self.nodes.append(Node(name, tensor, parts))
+        tensor = Tensor(output)
+        for x in inputs:
+            if x.needs_grad:
+                tensor.needs_grad = True
+                self.nodes.append(Node(name, tensor, parts))
+                break
         return tensor
 
     def buffer(self, *shape: int, dtype: DTypeLike | None = None) -> NDArray:
@@ -128,7 +131,8 @@ class Tape:
         """Where to write a gradient for a tensor, and whether it is to be added there."""
         if tensor.grad is not None:
             return tensor.grad, True
-        tensor.grad = self.buffer(*tensor.shape) if tensor._own is None else tensor._own
+        own = tensor._own
+        tensor.grad = self.workspace.take(tensor.data.shape, self.dtype) if own is None else own
         return tensor.grad, False
 
     def receive(self, tensor: Tensor, write: Callable[[NDArray], object]) -> None:
@@ -147,7 +151,8 @@ class Tape:
         Raises:
             InputError: the output was not computed by operations of this step.
         """
-        if not any(node.output is output for node in reversed(self.nodes)):
+        last = self.nodes[-1].output if self.nodes else None
+        if last is not output and not any(node.output is output for node in self.nodes):
             raise InputError(
                 f"a tensor of shape {output.shape} is no output of this step: call backward with "
                 "one that an operation of this tape returned since begin(), from inputs that need "
