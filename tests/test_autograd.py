@@ -268,7 +268,7 @@ def refusals() -> dict[str, tuple[Callable[[Tape, Tensor], object], str]]:
         "labels": (lambda t, x: nodes.cross_entropy(t, x, labels + 5), "must be 0 to 4"),
         "labels' type": (lambda t, x: nodes.cross_entropy(t, x, labels[:3]), r"int32 \(4,\)"),
         "second layer": (
-            lambda t, x: fused.two_layer(t, x, [w, bias, w, bias]), r"\(4, 6\) and weights \(6, 5\)",
+            lambda t, x: fused.two_layer(t, x, [w, bias, w, bias]), r"6\) and weights \(6, 5\)",
         ),
         "output": (lambda t, x: t.backward(x), "no output of this step"),
         "type": (lambda t, x: t.constant(np.zeros((4, 5))), "float64.*needs contiguous float32"),

@@ -54,7 +54,7 @@ def tape_step(
     clock = given.clock
 
     def step() -> dict[str, float]:
-        tape.profile = Profile() if profile else None
+        tape.profile = Profile(clock) if profile else None
         began = clock()
         tape.begin()
         x.grad = None

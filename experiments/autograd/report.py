@@ -113,21 +113,24 @@ def tables(found: dict[str, Any]) -> str:
 
 
 def split_picture(path: Path, found: dict[str, Any]) -> None:
-    """Bars: the backward pass by operation, alone and inside the tape."""
+    """Bars: the backward pass by operation, alone and inside the tape, and without dW1 + db1."""
     cases = {"isolated": {k: v[k] for k, v in found["isolated"].items()}, **found["in tape"]}
-    figure, panel = plt.subplots(figsize=(9, 3.6))
-    left = dict.fromkeys(cases, 0.0)
-    for index, (part, label) in enumerate(SPLIT.items()):
-        widths = [times[part][0] for times in cases.values()]
-        panel.barh(list(cases), widths, left=list(left.values()), color=f"C{index}", label=label)
-        left = {name: left[name] + w for name, w in zip(cases, widths, strict=True)}
-    for row, (name, times) in enumerate(cases.items()):
-        relu = f"ReLU {1e3 * times['relu'][0]:.0f} µs"
-        panel.text(left[name], row, f"  {left[name]:.2f} ms, {relu}", va="center", fontsize=8)
-    panel.set(xlabel="ms", title="Backward pass of [256, 784] → 1024 → 10, one thread")
-    panel.set_xlim(0, 1.28 * max(left.values()))
-    panel.invert_yaxis()
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=5, frameon=False)
+    figure, panels = plt.subplots(1, 2, figsize=(11, 3.4), sharey=True)
+    for panel, shown in zip(panels, (list(SPLIT), list(SPLIT)[:-1]), strict=True):
+        left = [0.0] * len(cases)
+        for index, part in enumerate(shown):
+            widths = [times[part][0] for times in cases.values()]
+            panel.barh(list(cases), widths, left=left, color=f"C{index}", label=SPLIT[part])
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        for row, (times, end) in enumerate(zip(cases.values(), left, strict=True)):
+            relu = f", ReLU {times['relu'][0]:.3f}" if "dw1_db1" not in shown else ""
+            panel.text(end, row, f" {end:.2f} ms{relu}", va="center", fontsize=8)
+        panel.set_xlim(0, (1.2 if "dw1_db1" in shown else 1.45) * max(left))
+        panel.set(xlabel="ms", title="whole" if "dw1_db1" in shown else "without dW1 + db1")
+    panels[0].invert_yaxis()
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, -0.1), ncols=5)
+    figure.suptitle("Backward pass of [256, 784] → 1024 → 10, one thread", y=1.02)
     figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
 
@@ -175,7 +178,8 @@ def seconds_picture(path: Path, looks: list[Look]) -> None:
     for panel in panels:
         panel.set(xlabel="seconds of updates", xscale="log")
         panel.grid(alpha=0.3, which="both", lw=0.4)
-    panels[0].legend()
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, -0.08), ncols=3)
     figure.suptitle("Digits, 64-256-10, one line a seed")
     figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
