@@ -9,14 +9,14 @@ from functools import cache
 from pathlib import Path
 
 NAME = "libfloat_kernels.so"
-ABI = 1
+ABI = 2
 
-_I, _P, _F, _L = c_int32, c_void_p, c_float, c_int64
+_I, _P, _F, _D, _L = c_int32, c_void_p, c_float, c_double, c_int64
 _PRODUCT = [_I, _I, _I, _P, _I, _P, _I, _P, _I, _I]
 _LINEAR = [_I, _I, _I, _P, _I, _P, _I, _P, _P, _I, _I, _P, _I]
 _MASK = [_I, _I, _P, _I, _P, _I, _P, _I, _P]
 _MAP = [_L, _P, _P]
-_BACKWARD = [_P, _I, _P, _P, c_size_t, _P, _I]  # from dy on
+_BACKWARD = [_P, _I, _P, _P, c_size_t, _P, _I]  # dy and what follows it
 
 # The functions of float_kernels.h in its order: result, arguments.
 FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
@@ -44,7 +44,7 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "erf": (None, _MAP),
     "softmax": (None, [_I, _I, _P, _I, _P, _I]),
     "cross_entropy": (c_double, [_I, _I, _P, _I, _P, _P, _I]),
-    "adam": (None, [_L, _P, _P, _P, _P, _F, _F, _F, _F, _F, _L]),
+    "adam": (None, [_L, _P, _P, _P, _P, _D, _D, _D, _D, _D, _L]),
     "sum_squares": (c_double, [_L, _P]),
     "axpy": (None, [_L, _F, _P, _P]),
     "mlp_forward": (None, [_P, _P, _I, _P, _P, _I, _I]),
