@@ -123,13 +123,13 @@ def split_picture(path: Path, found: dict[str, Any]) -> None:
             panel.barh(list(cases), widths, left=left, color=f"C{index}", label=SPLIT[part])
             left = [a + b for a, b in zip(left, widths, strict=True)]
         for row, (times, end) in enumerate(zip(cases.values(), left, strict=True)):
-            relu = f", ReLU {times['relu'][0]:.3f}" if "dw1_db1" not in shown else ""
+            relu = f", ReLU {times['relu'][0]:.3f} ms" if "dw1_db1" not in shown else ""
             panel.text(end, row, f" {end:.2f} ms{relu}", va="center", fontsize=8)
-        panel.set_xlim(0, (1.2 if "dw1_db1" in shown else 1.45) * max(left))
+        panel.set_xlim(0, (1.2 if "dw1_db1" in shown else 1.55) * max(left))
         panel.set(xlabel="ms", title="whole" if "dw1_db1" in shown else "without dW1 + db1")
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, -0.1), ncols=5)
+    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, -0.17), ncols=5)
     figure.suptitle("Backward pass of [256, 784] → 1024 → 10, one thread", y=1.02)
     figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
@@ -179,7 +179,7 @@ def seconds_picture(path: Path, looks: list[Look]) -> None:
         panel.set(xlabel="seconds of updates", xscale="log")
         panel.grid(alpha=0.3, which="both", lw=0.4)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, -0.08), ncols=3)
+    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, -0.1), ncols=3)
     figure.suptitle("Digits, 64-256-10, one line a seed")
     figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
