@@ -7,6 +7,7 @@ import os
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 NAME = "libfloat_kernels.so"
 ABI = 2
@@ -19,7 +20,7 @@ _MAP = [_L, _P, _P]
 _BACKWARD = [_P, _I, _P, _P, c_size_t, _P, _I]  # dy and what follows it
 
 # The functions of float_kernels.h in its order: result, arguments.
-FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sgemm_nn": (None, _PRODUCT),
     "sgemm_nt": (None, _PRODUCT),
     "sgemm_tn": (None, _PRODUCT),
@@ -114,7 +115,8 @@ def best(isa: str | None = None) -> Table:
         raise ValueError(f"FLOAT_KERNELS_ISA is {named!r}, which is none of those usable: {isas()}")
     if pointer.contents.abi != ABI:
         raise ImportError(f"{NAME} has ABI {pointer.contents.abi}, not {ABI}: `make build` again.")
-    return pointer.contents
+    fastest: Table = pointer.contents
+    return fastest
 
 
 def _tables() -> list[Table]:
