@@ -108,7 +108,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     found |= {
         "machine": machine(), "isa": native.isa, "rounds": args.rounds, "steps": args.steps,
         "clock": args.clock,
-        "peak": peak_rate(native),
+        "peak": peak_rate(native, clock),
         "rates": {
             name: Figure.of(1e-9 * operations / x for x in parts["products"])
             for name, parts in products.items()
