@@ -125,7 +125,7 @@ def split_picture(path: Path, found: dict[str, Any]) -> None:
         for row, (times, end) in enumerate(zip(cases.values(), left, strict=True)):
             relu = f", ReLU {times['relu'][0]:.3f} ms" if "dw1_db1" not in shown else ""
             panel.text(end, row, f" {end:.2f} ms{relu}", va="center", fontsize=8)
-        panel.set_xlim(0, (1.2 if "dw1_db1" in shown else 1.55) * max(left))
+        panel.set_xlim(0, (1.2 if "dw1_db1" in shown else 1.62) * max(left))
         panel.set(xlabel="ms", title="whole" if "dw1_db1" in shown else "without dW1 + db1")
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()
@@ -185,6 +185,21 @@ def seconds_picture(path: Path, looks: list[Look]) -> None:
     plt.close(figure)
 
 
+GOOD = 98.5  # per cent of the validation images
+
+
+def seconds_to_good(looks: list[Look], method: str) -> str:
+    """Seconds until a run's validation first reached GOOD, and how many runs did."""
+    runs = {look.seed for look in looks if look.method == method}
+    firsts: dict[int, float] = {}
+    for look in looks:
+        # Less a hair, as 98.49 % is 391 of 397 and no image lies between.
+        if look.method == method and look.accuracy > GOOD - 0.02:
+            firsts.setdefault(look.seed, look.seconds)
+    said = Figure.of(firsts.values()).text(2) if firsts else "-"
+    return f"{said}, {len(firsts)} of {len(runs)}"
+
+
 def ends(looks: list[Look]) -> dict[str, list[Look]]:
     """The last look of each run, by method."""
     last = {(look.method, look.seed): look for look in looks}
@@ -201,7 +216,16 @@ def run_table(looks: list[Look]) -> str:
         return Figure.of(value(look) for look in run).text(digits)
 
     return table(
-        ["method", "updates", "loss, bits", "% right", "seconds", "updates/s", "rows/s"],
+        [
+            "method",
+            "updates",
+            "loss, bits",
+            "% right",
+            "seconds",
+            f"seconds to {GOOD} %",
+            "updates/s",
+            "rows/s",
+        ],
         (
             [
                 NAMES[method],
@@ -209,6 +233,7 @@ def run_table(looks: list[Look]) -> str:
                 column(run, lambda x: x.loss, 3),
                 column(run, lambda x: x.accuracy, 2),
                 column(run, lambda x: x.seconds, 2),
+                seconds_to_good(looks, method),
                 column(run, lambda x: x.updates / x.seconds, 0),
                 column(run, lambda x: x.rows / x.seconds, 0),
             ]
