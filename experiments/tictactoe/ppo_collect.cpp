@@ -1,0 +1,127 @@
+#include "ppo_collect.h"
+
+#include <cmath>
+
+namespace ppo {
+
+static void begin(const Settings& s, uint64_t seed, uint64_t iteration, Collector& c) {
+  for (int g = 0; g < s.games; ++g) {
+    c.games[g] = {Random(seed, iteration, g), Board(), -1, false};
+  }
+  c.met.count = 0;
+}
+
+static void move_one(Game& game, int move) {
+  Board& b = game.board;
+  b.mine |= static_cast<uint16_t>(1 << move);
+  const bool won = kWins[b.mine];
+  b = {b.theirs, b.mine};
+  game.over = won || !b.legal();
+}
+
+static void record(Transitions& t, const Game& game, int index, int move, float log_prob,
+                   float value) {
+  const int i = t.count++;
+  t.board[i] = game.board;
+  t.move[i] = move;
+  t.game[i] = index;
+  t.log_prob[i] = log_prob;
+  t.value[i] = value;
+  t.reward[i] = 0;
+  t.last[i] = 0;
+}
+
+void move_all(const float_kernels& k, const Settings& s, const float* weights, bool learner,
+              int ply, Collector& c, int64_t& rows) {
+  int count = 0, going = 0;
+  c.distinct.clear();
+  for (int g = 0; g < s.games; ++g) {
+    if (c.games[g].over || learner_moves(g, ply) != learner) continue;
+    const Board b = c.games[g].board;
+    const int before = count;
+    const int row = s.distinct ? c.distinct.of(code_of(b), count) : count++;
+    if (count > before) observe(b, c.activations.inputs + row * kInputs);
+    c.row[going] = row;
+    c.going[going++] = g;
+  }
+  if (!count) return;
+  forward(k, weights, c.activations, count, s.threads);
+  rows += count;
+  int ready = 0;  // rows are numbered in the order in which they are met
+  for (int i = 0; i < going; ++i) {
+    Game& game = c.games[c.going[i]];
+    const float* heads = c.activations.heads + c.row[i] * kHeadsApart;
+    float* log_probs = c.log_probs[c.row[i]];
+    if (c.row[i] == ready) {
+      masked_log_softmax(heads, game.board.legal(), log_probs);
+      ++ready;
+    }
+    const int move = draw_move(log_probs, game.board.legal(), game.random.uniform());
+    if (learner) record(c.met, game, c.going[i], move, log_probs[move], heads[kMoves]);
+    move_one(game, move);
+    if (game.over && kWins[game.board.theirs]) game.winner = ply % 2;
+  }
+}
+
+// Rewards the last transition of each game, and counts wins, draws and losses.
+static void reward_all(const Settings& s, Collector& c, Report& report) {
+  int last[kMaxGames];
+  for (int i = 0; i < c.met.count; ++i) last[c.met.game[i]] = i;
+  for (int g = 0; g < s.games; ++g) {
+    const int winner = c.games[g].winner, end = winner < 0 ? 1 : winner == g % 2 ? 0 : 2;
+    ++report.results[end];
+    c.met.reward[last[g]] = s.reward[end];
+    c.met.last[last[g]] = 1;
+  }
+}
+
+static void copy(const Transitions& from, int i, Transitions& to, int j) {
+  to.board[j] = from.board[i];
+  to.move[j] = from.move[i];
+  to.game[j] = from.game[i];
+  to.log_prob[j] = from.log_prob[i];
+  to.value[j] = from.value[i];
+  to.reward[j] = from.reward[i];
+  to.last[j] = from.last[i];
+}
+
+// A counting sort by game: a game's transitions keep their order.
+static void regroup(const Settings& s, Collector& c, Transitions& out) {
+  for (int g = 0; g <= s.games; ++g) c.next[g] = 0;
+  for (int i = 0; i < c.met.count; ++i) ++c.next[c.met.game[i] + 1];
+  for (int g = 0; g < s.games; ++g) c.next[g + 1] += c.next[g];
+  for (int i = 0; i < c.met.count; ++i) copy(c.met, i, out, c.next[c.met.game[i]]++);
+}
+
+void collect(const float_kernels& k, const Settings& s, const float* learner, const float* opponent,
+             uint64_t seed, uint64_t iteration, bool regrouped, Collector& c, Transitions& out,
+             Report& report) {
+  begin(s, seed, iteration, c);
+  for (int ply = 0; ply < 9; ++ply) {
+    move_all(k, s, learner, true, ply, c, report.rows);
+    move_all(k, s, opponent, false, ply, c, report.rows);
+  }
+  reward_all(s, c, report);
+  out.count = c.met.count;
+  report.transitions = out.count;
+  if (regrouped) {
+    regroup(s, c, out);
+  } else {
+    for (int i = 0; i < out.count; ++i) copy(c.met, i, out, i);
+  }
+}
+
+void advantages(int count, const float* value, const float* reward, const int32_t* last,
+                float discount, float decay, float* advantage, float* returns) {
+  float ahead = 0, after = 0;
+  for (int t = count - 1; t >= 0; --t) {
+    if (last[t]) ahead = after = 0;
+    const float delta = reward[t] + discount * after - value[t];
+    ahead = delta + discount * decay * ahead;
+    advantage[t] = ahead;
+    returns[t] = ahead + value[t];
+    after = value[t];
+  }
+}
+
+}  // namespace ppo

@@ -1,0 +1,134 @@
+// Vectors of the compiler's own kind (GCC's and clang's vector extensions), as wide as Isa says.
+//
+// Isa is a struct of an isa_*.cpp: kWidth, the register tile (kRows x kVectors vectors), kDepth
+// (the depth of a panel), and what needs an instruction of its own: sqrt and bits. Everything is a
+// member of a template over Isa, so that no two files of different flags share a function.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "float_kernels.h"
+
+#define FK_INLINE inline __attribute__((always_inline))
+#define FK_LAMBDA __attribute__((always_inline))
+
+namespace float_kernels_impl {
+
+template <class Isa>
+struct Vec {
+  static constexpr int N = Isa::kWidth;
+  typedef float F __attribute__((vector_size(4 * N)));
+  typedef int32_t I __attribute__((vector_size(4 * N)));
+
+  static FK_INLINE F load(const float* p) {
+    F v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+  }
+  static FK_INLINE void store(float* p, F v) { __builtin_memcpy(p, &v, sizeof v); }
+  // The first n lanes alone; the others are 0, and are not written.
+  static FK_INLINE F load(const float* p, int n) {
+    float lanes[N] = {};
+    for (int i = 0; i < n; ++i) lanes[i] = p[i];
+    return load(lanes);
+  }
+  static FK_INLINE void store(float* p, F v, int n) {
+    float lanes[N];
+    store(lanes, v);
+    for (int i = 0; i < n; ++i) p[i] = lanes[i];
+  }
+
+  static FK_INLINE F all(float x) { return x - F{}; }
+  static FK_INLINE I all_bits(int32_t x) { return x - I{}; }
+  static FK_INLINE I as_int(F v) { return reinterpret_cast<I>(v); }
+  static FK_INLINE F as_float(I v) { return reinterpret_cast<F>(v); }
+  static FK_INLINE F abs(F v) { return as_float(as_int(v) & 0x7fffffff); }
+  static FK_INLINE F with_sign(F v, F of) {
+    return as_float(as_int(v) | (as_int(of) & static_cast<int32_t>(0x80000000)));
+  }
+  // The larger, and NaN where b is NaN.
+  static FK_INLINE F max(F a, F b) { return a > b ? a : b; }
+  static FK_INLINE F min(F a, F b) { return a < b ? a : b; }
+  static FK_INLINE F relu(F v) { return max(F{}, v); }
+
+  static FK_INLINE float sum(F v) {
+    float lanes[N];
+    store(lanes, v);
+    for (int half = N / 2; half; half /= 2)
+      for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+  }
+  static FK_INLINE float largest(F v) {
+    float lanes[N], top;
+    store(lanes, v);
+    top = lanes[0];
+    for (int i = 1; i < N; ++i) top = lanes[i] > top ? lanes[i] : top;
+    return top;
+  }
+
+  // Bit i is 1 where lane i of a comparison's outcome is true; and back.
+  static FK_INLINE uint32_t bits(I mask) { return Isa::bits(mask); }
+  static FK_INLINE I mask_of(uint32_t bits) {
+    return (all_bits(static_cast<int32_t>(bits)) & lane_bits(std::make_index_sequence<N>())) != 0;
+  }
+  template <size_t... i>
+  static FK_INLINE I lane_bits(std::index_sequence<i...>) {
+    return I{(int32_t{1} << i)...};
+  }
+
+  // Turns N rows of N floats, `from` apart, into columns, `to` apart.
+  static FK_INLINE void transpose(const float* src, ptrdiff_t from, float* dst, ptrdiff_t to) {
+    F r[N];
+    for (int i = 0; i < N; ++i) r[i] = load(src + i * from);
+    for (int i = 0; i < N; i += 4) turn_fours(r + i);
+    if constexpr (N > 4) swap_blocks<4>(r);
+    if constexpr (N > 8) swap_blocks<8>(r);
+    for (int i = 0; i < N; ++i) store(dst + i * to, r[i]);
+  }
+
+ private:
+  // Lanes (a's are 0 .. N - 1, b's N ..) that Pick names, as lanes of a new vector.
+  template <class Pick, size_t... i>
+  static FK_INLINE F shuffle(F a, F b, std::index_sequence<i...>) {
+    return __builtin_shufflevector(a, b, Pick::of(i)...);
+  }
+  template <class Pick>
+  static FK_INLINE F shuffle(F a, F b) {
+    return shuffle<Pick>(a, b, std::make_index_sequence<N>());
+  }
+  template <int first>  // a b a b of lanes first, first + 1 of every four
+  struct Zip {
+    static constexpr int of(int i) { return i / 4 * 4 + first + i % 4 / 2 + (i % 2) * N; }
+  };
+  template <int first>  // two of a, two of b
+  struct Pairs {
+    static constexpr int of(int i) { return i / 4 * 4 + first + i % 2 + (i % 4 / 2) * N; }
+  };
+  template <int size>
+  struct Upper {  // a's blocks 0, b's blocks 0 in between
+    static constexpr int of(int i) { return i & size ? i - size + N : i; }
+  };
+  template <int size>
+  struct Lower {
+    static constexpr int of(int i) { return i & size ? i + N : i + size; }
+  };
+
+  static FK_INLINE void turn_fours(F* r) {
+    F a = shuffle<Zip<0>>(r[0], r[1]), b = shuffle<Zip<2>>(r[0], r[1]);
+    F c = shuffle<Zip<0>>(r[2], r[3]), d = shuffle<Zip<2>>(r[2], r[3]);
+    r[0] = shuffle<Pairs<0>>(a, c), r[1] = shuffle<Pairs<2>>(a, c);
+    r[2] = shuffle<Pairs<0>>(b, d), r[3] = shuffle<Pairs<2>>(b, d);
+  }
+  template <int size>
+  static FK_INLINE void swap_blocks(F* r) {
+    for (int i = 0; i < N; ++i)
+      if (!(i & size)) {
+        F a = r[i], b = r[i + size];
+        r[i] = shuffle<Upper<size>>(a, b), r[i + size] = shuffle<Lower<size>>(a, b);
+      }
+  }
+};
+
+}  // namespace float_kernels_impl
