@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -22,9 +23,10 @@ from numpy.typing import NDArray
 
 import eggroll as eg
 from eggroll.errors import InputError
-from experiments.tictactoe import game, judges, worlds
+from experiments.tictactoe import game, judges, metrics, worlds
 
 NETS = {"64": (64, 64), "256": (256,) * 4}
+NAMES = {"64": "64x64", "256": "4x256"}  # in metrics files
 MILLION = 10**6
 
 
@@ -182,9 +184,9 @@ def train(
     show: Callable[[str], None] | None = None,
     **changes: Any,
 ) -> list[dict[str, Any]]:
-    """A run: out gets settings.json, metrics.jsonl with a line for every look, and weights.npz.
+    """A run: out gets metrics.jsonl, see metrics.py, and weights.npz; returns the looks.
 
-    net: "64", 27-64-64-9, or "256", 27-4x256-9; changes: of the recipe's settings; a look takes no
+    net: "64", 27-64-64-9, or "256", 27-4x256-9; changes: of the recipe's settings. Looks take no
     part in `seconds` and `cpu_seconds`, which are those of training.
 
     Raises:
@@ -193,26 +195,19 @@ def train(
     settings = recipe(method, net, **(SMOKE if smoke else {}) | changes)
     if not 1 <= settings.rows <= worlds.ROWS:
         raise InputError(f"rows is {settings.rows}: 1 to {worlds.ROWS} rows fit into an update.")
-    folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        about = {"method": method, "net": net, "seed": seed, "arithmetic": "int8"}
-        about |= asdict(settings) | {"steps": settings.steps, "threads": threads}
-        (folder / "settings.json").write_text(json.dumps(about, indent=1) + "\n")
+    about = {"method": method, "net": NAMES[net], "arithmetic": "int8", "seed": seed}
+    about |= asdict(settings) | {"steps": settings.steps, "threads": threads}
+    rows = []
+    with metrics.Writer(Path(out), **about) as writer, warnings.catch_warnings():
+        # That few members differ at the end is in the metrics.
+        warnings.filterwarnings("ignore", message="update .* fewer than", category=UserWarning)
         es = trainer(net, settings, seed, threads)
-        rows = []
-        with (folder / "metrics.jsonl").open("w") as file:
-            for row in _run(es, settings, net, looks):
-                rows.append({"method": method, "net": net, "seed": seed} | row)
-                file.write(json.dumps(rows[-1]) + "\n")
-                file.flush()
-                if show:
-                    show(line(rows[-1]))
-        np.savez(folder / "weights.npz", **es.weights)
-    except OSError as error:
-        raise InputError(
-            f"{str(folder)!r} cannot be written ({error.strerror or error}): give another folder."
-        ) from None
+        for row in _run(es, settings, net, looks):
+            rows.append(row)
+            writer.write(**row)
+            if show:
+                show(f"{method} {net} seed {seed}: {line(row)}")
+    np.savez(Path(out) / "weights.npz", **es.weights)
     return rows
 
 
@@ -220,7 +215,7 @@ def _run(es: eg.Trainer, settings: Recipe, net: str, looks: int) -> Iterator[dic
     """A run's looks, the first before any update."""
     opponents, spent, cpu, steps = Opponents(settings), 0.0, 0.0, settings.steps
     world = getattr(worlds.library(), settings.world)
-    at = {round(steps * i / looks) for i in range(looks + 1)} | {steps}
+    at = {round(steps * i / looks) for i in range(looks + 1)}
     update = None
     while True:
         if es.step in at:
@@ -243,8 +238,8 @@ def _look(
     rows = members + opponents.rows
     a_game = {"states": 0, "vine": 1, "games": 1 / game_rows(settings.openings)}[settings.world]
     found = {
-        "update": es.step, "rows": rows, "games": round(members * a_game),
-        "macs": rows * macs(net) + es.step * macs_of_votes(net, settings),
+        "step": es.step, "rows": rows, "games": round(members * a_game),
+        "multiply_adds": rows * macs(net) + es.step * macs_of_votes(net, settings),
         "differing": update.nonzero_ratio if update else 0.0,
         "moved": update.update_rate if update else 0.0,
     }  # fmt: skip
@@ -255,10 +250,8 @@ def line(row: dict[str, Any]) -> str:
     """A look in a line."""
     percent = {name: 100 * value for name, value in row.items() if isinstance(value, float)}
     return (
-        "{method} {net} seed {seed}: update {update}, {millions:.1f} M rows, {seconds:.1f} s (CPU "
-        "{cpu_seconds:.1f}), {bad_moves:.0f} bad moves, ".format(
-            millions=row["rows"] / MILLION, **row
-        )
+        "update {step}, {millions:.1f} M rows, {seconds:.1f} s (CPU {cpu_seconds:.1f}), "
+        "{bad_moves:.0f} bad moves, ".format(millions=row["rows"] / MILLION, **row)
         + "loss to optimal {optimal_loss:.2f} %, exploitability {exploitability_as_x:.0f} "
         "{exploitability_as_o:.0f} %, random {random_win:.1f} / {random_loss:.2f} %, differ "
         "{differing:.1f} %".format(**percent)
