@@ -17,7 +17,7 @@ from test_native import HEADER, SANITIZE, has_sanitizers
 
 import eggroll as eg
 from eggroll.errors import InputError
-from experiments.tictactoe import evolution, game, judges, worlds
+from experiments.tictactoe import comparison, evolution, game, judges, metrics, worlds
 
 PROGRAM = Path(__file__).with_name("native") / "tictactoe.cpp"
 FIRST = game.legal().argmax(axis=1)
@@ -207,6 +207,49 @@ def test_a_run_writes_its_looks_and_can_be_repeated(method: str, tmp_path: Path)
     assert (first[-1]["games"] > 0) == (method != "states")
     moves = evolution.policy_of(tmp_path / "a")
     assert judges.bad_moves(moves) == first[-1]["bad_moves"] != first[0]["bad_moves"]
+
+
+def looks(folder: Path, seed: int, estimator: str, curve: list[tuple[int, float, float]]) -> Path:
+    """A metrics file of rows, bad moves and exploitability as O."""
+    about = {"method": "states", "net": "64x64", "arithmetic": "int8", "seed": seed}
+    about |= {"estimator": estimator, "rule": "whitened"}
+    with metrics.Writer(folder, **about) as writer:
+        for rows, bad, lost in curve:
+            judged = judges.judge(PERFECT).row()
+            judged |= {"bad_moves": bad, "exploitability_as_o": lost, "optimal_loss": lost / 4}
+            costs = {"seconds": rows / 1e6, "games": rows, "multiply_adds": 6400 * rows}
+            writer.write(step=rows, rows=rows, **costs, **judged)
+    return folder
+
+
+def test_runs_are_compared_by_what_it_took_them(tmp_path: Path, capsys: Any, monkeypatch: Any):
+    pytest.importorskip("matplotlib")
+    million = 10**6
+    last = (4 * million, 400, 0)
+    folders = [
+        looks(tmp_path / "a", 0, "token-credit", [(0, 2000, 1), (2 * million, 800, 0)]),
+        looks(tmp_path / "b", 1, "token-credit", [(0, 1600, 0), (million, 900, 1), last]),
+        looks(tmp_path / "c", 0, "eggroll", [(0, 1800, 1), (80 * million, 1000, 1)]),
+    ]
+    pictures = [tmp_path / "all.png", tmp_path / "rows.png"]
+    words = [*map(str, folders), "--picture", str(pictures[0]), "--rows", str(pictures[1])]
+    monkeypatch.setattr("sys.argv", ["comparison", *words])
+    assert comparison.main() == 0
+    said = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in said]
+    name = "states 64x64, int8"
+    until = next(row for row in cells if row[0] == name)
+    assert until[1:6] == [
+        "2 of 2", "3 (2 to 4)", "3 (2 to 4)", "3 (2 to 4)", "19.2 (12.8 to 25.6)"
+    ]  # fmt: skip
+    assert next(row for row in cells if row[0].endswith("rule whitened"))[1:3] == ["0 of 1", "-"]
+    # 1,000 bad moves: after 1.67 and 0.86 M rows, and after 80 M.
+    assert ["1000", "1.26 M", "80.0 M = 63 x"] in cells
+    assert ["900", "1.42 M", "-"] in cells
+    assert all(picture.stat().st_size > 10_000 for picture in pictures)
+    monkeypatch.setattr("sys.argv", ["comparison", str(tmp_path / "none")])
+    assert comparison.main() == 2
+    assert capsys.readouterr().err.endswith("has written.\n")
 
 
 WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {

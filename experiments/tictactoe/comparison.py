@@ -1,8 +1,10 @@
 """PPO and evolution on one picture, from the metrics files of their runs alone.
 
     python -m experiments.tictactoe.comparison runs/* --picture comparison.png
+    python -m experiments.tictactoe.comparison runs/states-* --rows rows.png
 
-Runs of the same method, network and estimator are seeds of one curve.
+Runs of the same method, network, estimator and rule are seeds of one curve. `--rows` shows bad
+moves over network evaluations, and how many times those of the first curve the others need.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ AXES = {
     "games": "games played",
     "multiply_adds": "multiply-adds",
 }
+LEVELS = (1400, 1200, 1000, 900, 800, 700, 600, 500)  # bad moves
 LEAST_LOSS = 0.02  # percent, where the axis of losses begins
 
 
 def name_of(run: metrics.Run) -> str:
     """Runs of one name are seeds of one curve."""
-    estimator = run.about.get("estimator", "token-credit")
-    plain = "" if estimator == "token-credit" else f", {estimator}"
+    estimator, rule = (run.about.get(key, "") for key in ("estimator", "rule"))
+    plain = f", {estimator}, rule {rule}" if estimator == "eggroll" else ""
     return f"{run.name}, {run.about['arithmetic']}{plain}"
 
 
@@ -90,12 +93,7 @@ def picture(path: Path, found: dict[str, list[metrics.Run]]) -> None:
     Raises:
         InputError: matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("matplotlib is missing: pip install matplotlib brings it.") from None
-    figure = Figure(figsize=(15, 8))
-    panels = figure.subplots(2, len(AXES), sharex="col", sharey="row")
+    panels, figure = _figure(2, len(AXES), (15, 8))
     for column, (axis, words) in zip(panels.T, AXES.items(), strict=True):
         for i, (name, runs) in enumerate(found.items()):
             _curves(column, runs, axis, f"C{i}", f"{name} ({len(runs)} seeds)")
@@ -165,9 +163,76 @@ def table(found: dict[str, list[metrics.Run]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def rows_needed(run: metrics.Run, level: float) -> float:
+    """Rows until there are no more bad moves than that, linear between looks; nan if never."""
+    rows, bad = run.column("rows", judged=True), run.column("bad_moves", judged=True)
+    low = np.minimum.accumulate(bad)
+    if low[-1] > level:
+        return float("nan")
+    i = int((low <= level).argmax())
+    if i == 0:
+        return float(rows[0])
+    share = (bad[i - 1] - level) / (bad[i - 1] - bad[i])
+    return float(rows[i - 1] + share * (rows[i] - rows[i - 1]))
+
+
+def rows_table(found: dict[str, list[metrics.Run]]) -> str:
+    """Rows for so many bad moves, medians over seeds, and their ratio to the first curve's."""
+    lines = [["bad moves", *found], ["---"] * (1 + len(found))]
+    for level in LEVELS:
+        needed = [
+            statistics.median(sorted(rows_needed(run, level) for run in runs))
+            if all(rows_needed(run, level) > 0 for run in runs)
+            else float("nan")
+            for runs in found.values()
+        ]
+        words = [f"{needed[0] / 1e6:.2f} M"]
+        for rows in needed[1:]:
+            reached = rows == rows
+            words.append(f"{rows / 1e6:.1f} M = {rows / needed[0]:.0f} x" if reached else "-")
+        lines.append([str(level), *words])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def rows_picture(path: Path, found: dict[str, list[metrics.Run]]) -> None:
+    """Bad moves over rows, a line for every seed.
+
+    Raises:
+        InputError: matplotlib is missing.
+    """
+    panel, figure = _figure()
+    for i, (name, runs) in enumerate(found.items()):
+        for j, run in enumerate(runs):
+            rows, bad = run.column("rows", judged=True), run.column("bad_moves", judged=True)
+            label = f"{name} ({len(runs)} seeds)" if j == 0 else None
+            panel.plot(rows[1:], np.maximum(bad[1:], 1), color=f"C{i}", alpha=0.8, label=label)
+    panel.set(
+        xscale="log", yscale="log", xlabel="rows: evaluations of the network",
+        ylabel="bad moves, of 4,520 states", title="Tic-tac-toe by states: what a bad move costs",
+    )  # fmt: skip
+    panel.grid(alpha=0.3, which="both")
+    panel.legend()
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def _figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (8, 5)) -> tuple[Any, Any]:
+    """Panels and their figure.
+
+    Raises:
+        InputError: matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("matplotlib is missing: pip install matplotlib brings it.") from None
+    figure = Figure(figsize=size)
+    return figure.subplots(rows, columns, sharex="col", sharey="row"), figure
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path, help="of runs")
+    parser.add_argument("--rows", type=Path, help="bad moves over rows")
     parser.add_argument("--picture", type=Path, help="exploitability and losses over costs")
     args = parser.parse_args()
     try:
@@ -175,6 +240,9 @@ def main() -> int:
         print(table(found))
         if args.picture:
             picture(args.picture, found)
+        if args.rows:
+            print("\n" + rows_table(found))
+            rows_picture(args.rows, found)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

@@ -72,7 +72,7 @@ METHODS = {
     ),
 }
 # Of wider layers the first rate must be smaller, see the docstring of Trainer.
-RATES = {"64": 1.0, "256": 1 / 3}
+RATES = {"64": 1.0, "256": 1 / 2}
 # The library's default estimator, one number for every member.
 WEIGHT_NOISE = {"estimator": "eggroll", "rule": "sign", "pop": 4096, "rows": 32, "sigma_shift": 2}
 SMOKE = {"budget": 200_000, "pop": 32, "rows": 64}

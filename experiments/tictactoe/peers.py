@@ -89,7 +89,7 @@ def open_es(
 
     key, steps = jax.random.key(seed), max(1, budget // (pop * rows))
     state = es.init(key, {name: jnp.asarray(w, jnp.float32) for name, w in weights.items()}, params)
-    jax.block_until_ready(update(key, state))
+    jax.block_until_ready(update(key, update(key, state)))  # compiled for both kinds of state
     every, spent = max(1, steps // looks), 0.0
     for step in range(1, steps + 1):
         key, one = jax.random.split(key)
