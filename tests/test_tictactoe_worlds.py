@@ -17,7 +17,7 @@ from test_native import HEADER, SANITIZE, has_sanitizers
 
 import eggroll as eg
 from eggroll.errors import InputError
-from experiments.tictactoe import comparison, evolution, game, judges, metrics, worlds
+from experiments.tictactoe import comparison, evolution, game, judges, metrics, votes, worlds
 
 PROGRAM = Path(__file__).with_name("native") / "tictactoe.cpp"
 FIRST = game.legal().argmax(axis=1)
@@ -274,3 +274,15 @@ def test_one_sentence_for_what_does_not_fit(name: str, tmp_path: Path):
     with pytest.raises(InputError, match=message) as caught:
         wrong(tmp_path)
     assert str(caught.value).endswith(".")
+
+
+def test_votes_of_token_credit_have_the_larger_share_of_signal():
+    """Of the last layer at first weights, with a quarter of the rows."""
+    weights = evolution.trainer("64", evolution.recipe("states", "64"), 0)._learner.weights
+    shares = {}
+    for estimator in ("token-credit", "eggroll"):
+        rows, found = votes.recorded(estimator, weights, 4, 0)
+        shares[estimator] = votes.share(found, "layer2.weights")
+        assert len(found) == 4
+        assert rows == {"token-credit": 32768, "eggroll": 131072}[estimator]
+    assert shares["token-credit"] > 2 * shares["eggroll"] > 0
