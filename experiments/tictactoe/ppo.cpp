@@ -1,12 +1,19 @@
 // PPO by self-play in native code: what Python calls. See ppo_native.py.
 #include <chrono>
+#include <cstring>
 #include <new>
 
 #include "eggroll_world.h"
+#include "ppo_denormals.h"
 #include "ppo_update.h"
 
+using ppo::Evaluator;
 using ppo::Learner;
 using ppo::Report;
+
+static Evaluator evaluator(const float_kernels* k, const Learner& l) {
+  return {k, l.settings.sparse != 0, l.settings.threads};
+}
 
 extern "C" {
 
@@ -35,7 +42,8 @@ EGGROLL_EXPORT void ppo_set_weights(Learner* l, const float* weights) {
 EGGROLL_EXPORT void ppo_forward(const float_kernels* k, Learner* l, int32_t count,
                                 const float* inputs, float* heads) {
   std::memcpy(l->activations.inputs, inputs, sizeof(float) * ppo::kInputs * count);
-  ppo::forward(*k, l->optimiser.weights, l->activations, count, l->settings.threads);
+  const ppo::FlushDenormals flush;
+  ppo::forward(evaluator(k, *l), l->optimiser.weights, l->activations, count);
   for (int i = 0; i < count; ++i)
     std::memcpy(heads + i * ppo::kHeads, l->activations.heads + i * ppo::kHeadsApart,
                 sizeof(float) * ppo::kHeads);
@@ -47,8 +55,9 @@ EGGROLL_EXPORT void ppo_collect(const float_kernels* k, Learner* l, const float*
                                 Report* report) {
   const auto began = std::chrono::steady_clock::now();
   ppo::from_torch(opponent, l->opponent);
-  ppo::collect(*k, l->settings, l->optimiser.weights, l->opponent, seed, iteration, regrouped != 0,
-               l->collector, l->transitions, *report);
+  const ppo::FlushDenormals flush;
+  ppo::collect(evaluator(k, *l), l->settings, l->optimiser.weights, l->opponent, seed, iteration,
+               regrouped != 0, l->collector, l->transitions, *report);
   report->parts.collection +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
@@ -56,7 +65,8 @@ EGGROLL_EXPORT void ppo_collect(const float_kernels* k, Learner* l, const float*
 // Epochs of minibatches over the transitions that are there.
 EGGROLL_EXPORT void ppo_update(const float_kernels* k, Learner* l, uint64_t seed,
                                uint64_t iteration, float rate, Report* report) {
-  ppo::update(*k, *l, seed, iteration, rate, *report);
+  const ppo::FlushDenormals flush;
+  ppo::update(evaluator(k, *l), *l, seed, iteration, rate, *report);
 }
 
 // One minibatch of all transitions, whose advantages and returns are given.
@@ -69,8 +79,9 @@ EGGROLL_EXPORT void ppo_train_batch(const float_kernels* k, Learner* l, const fl
     t.advantage[i] = advantage[i];
     t.returns[i] = returns[i];
   }
-  ppo::train_batch(*k, *l, l->order, t.count, rate, *report);
-  ppo::to_torch(l->optimiser.gradient, gradient);
+  const ppo::FlushDenormals flush;
+  ppo::train_batch(evaluator(k, *l), *l, l->order, t.count, rate, *report);
+  ppo::dense_gradient(l->activations.active, l->optimiser.gradient, gradient);
 }
 
 EGGROLL_EXPORT void ppo_advantages(int32_t count, const float* value, const float* reward,

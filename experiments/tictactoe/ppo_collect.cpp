@@ -31,8 +31,8 @@ static void record(Transitions& t, const Game& game, int index, int move, float 
   t.last[i] = 0;
 }
 
-void move_all(const float_kernels& k, const Settings& s, const float* weights, bool learner,
-              int ply, Collector& c, int64_t& rows) {
+void move_all(const Evaluator& e, const Settings& s, const float* weights, bool learner, int ply,
+              Collector& c, int64_t& rows) {
   int count = 0, going = 0;
   c.distinct.clear();
   for (int g = 0; g < s.games; ++g) {
@@ -45,7 +45,7 @@ void move_all(const float_kernels& k, const Settings& s, const float* weights, b
     c.going[going++] = g;
   }
   if (!count) return;
-  forward(k, weights, c.activations, count, s.threads);
+  forward(e, weights, c.activations, count);
   rows += count;
   int ready = 0;  // rows are numbered in the order in which they are met
   for (int i = 0; i < going; ++i) {
@@ -93,13 +93,13 @@ static void regroup(const Settings& s, Collector& c, Transitions& out) {
   for (int i = 0; i < c.met.count; ++i) copy(c.met, i, out, c.next[c.met.game[i]]++);
 }
 
-void collect(const float_kernels& k, const Settings& s, const float* learner, const float* opponent,
+void collect(const Evaluator& e, const Settings& s, const float* learner, const float* opponent,
              uint64_t seed, uint64_t iteration, bool regrouped, Collector& c, Transitions& out,
              Report& report) {
   begin(s, seed, iteration, c);
   for (int ply = 0; ply < 9; ++ply) {
-    move_all(k, s, learner, true, ply, c, report.rows);
-    move_all(k, s, opponent, false, ply, c, report.rows);
+    move_all(e, s, learner, true, ply, c, report.rows);
+    move_all(e, s, opponent, false, ply, c, report.rows);
   }
   reward_all(s, c, report);
   out.count = c.met.count;

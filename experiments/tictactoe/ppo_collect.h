@@ -56,12 +56,12 @@ struct Collector {
 inline bool learner_moves(int game, int ply) { return game % 2 == ply % 2; }
 
 // Moves of one network on the boards that are its to move; `rows` grows by the boards evaluated.
-void move_all(const float_kernels& k, const Settings& s, const float* weights, bool learner,
-              int ply, Collector& c, int64_t& rows);
+void move_all(const Evaluator& e, const Settings& s, const float* weights, bool learner, int ply,
+              Collector& c, int64_t& rows);
 
 // Plays an iteration's games. `out` has the learner's transitions game by game, or move by move as
 // lockstep met them if `regrouped` is false, which is wrong for advantages.
-void collect(const float_kernels& k, const Settings& s, const float* learner, const float* opponent,
+void collect(const Evaluator& e, const Settings& s, const float* learner, const float* opponent,
              uint64_t seed, uint64_t iteration, bool regrouped, Collector& c, Transitions& out,
              Report& report);
 

@@ -13,7 +13,8 @@ constexpr int kCodes = 19683;  // boards as numbers of nine digits in base 3
 
 constexpr int inputs_of(int layer) { return layer ? kHidden : kInputs; }
 
-// Offsets in the vector of parameters: W [out, in] and b of each layer, then the heads.
+// Offsets in the vector of parameters: W [in, 256] and b of each layer, then the heads. torch has
+// W [256, in]: here the weights of an input lie together, so that inputs can be left out.
 constexpr int weights_of(int layer) {
   int at = 0;
   for (int l = 0; l < layer; ++l) at += kHidden * (inputs_of(l) + 1);
@@ -30,7 +31,7 @@ constexpr int kPolicyBias = kHeadWeights + kMoves * kHidden;  // torch's
 constexpr int kValueWeights = kPolicyBias + kMoves;           // torch's
 
 struct Settings {
-  int32_t games, epochs, batch, normalise, distinct, threads;
+  int32_t games, epochs, batch, normalise, distinct, sparse, threads;
   float clip, entropy, value, discount, decay, norm, beta1, beta2, epsilon;
   float reward[3];  // win, draw, loss
 };
@@ -44,6 +45,7 @@ struct Report {
   double policy, value, entropy;  // means over minibatches
   int64_t results[3];             // wins, draws, losses of the learner
   int64_t transitions, rows, trained_rows;
+  int64_t units;  // active ones of the four layers, over all minibatches
   Parts parts;
 };
 

@@ -4,7 +4,8 @@ Games in lockstep, advantages, loss, gradient and Adam are C++ on memory that is
 products and Adam's loop are those of extensions/float_kernels, whose table it is handed. Chance is
 xoshiro128+, a stream for each (seed, iteration, game). With `distinct`, equal boards of a batch are
 one row of the network: they have equal outputs, and their gradients by the outputs are added before
-the backward pass, which is linear in them. This changes roundings alone.
+the backward pass, which is linear in them. With `sparse`, units that no board of a batch activates
+are left out of products (ppo_net.h). Both change roundings alone.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class _Settings(ctypes.Structure):
     """ppo::Settings."""
 
     _fields_ = (
-        *((n, ctypes.c_int32) for n in ("games", "epochs", "batch", "normalise", "distinct")),
-        ("threads", ctypes.c_int32),
+        *((n, ctypes.c_int32) for n in ("games", "epochs", "batch", "normalise")),
+        *((n, ctypes.c_int32) for n in ("distinct", "sparse", "threads")),
         *((n, ctypes.c_float) for n in ("clip", "entropy", "value", "discount", "decay", "norm")),
         *((n, ctypes.c_float) for n in ("beta1", "beta2", "epsilon")),
         ("reward", ctypes.c_float * 3),
@@ -45,7 +46,7 @@ class _Report(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_double) for name in ("policy", "value", "entropy")),
         ("results", ctypes.c_int64 * 3),
-        *((name, ctypes.c_int64) for name in ("transitions", "rows", "trained_rows")),
+        *((name, ctypes.c_int64) for name in ("transitions", "rows", "trained_rows", "units")),
         *((name, ctypes.c_double) for name in PARTS),
     )
 
@@ -58,7 +59,9 @@ def library() -> native.Library:
     """
     from float_kernels import include
 
-    sources = [HERE / name for name in ("ppo.cpp", "ppo_collect.cpp", "ppo_update.cpp")]
+    sources = [
+        HERE / name for name in ("ppo.cpp", "ppo_net.cpp", "ppo_collect.cpp", "ppo_update.cpp")
+    ]
     return native.build(*sources, flags=[f"-I{include()}"])
 
 
@@ -72,7 +75,12 @@ class NativePPO:
     """A run in native code: `iterate` plays an iteration's games and learns from them."""
 
     def __init__(
-        self, settings: Settings, seed: int, threads: int = 1, distinct: bool = True
+        self,
+        settings: Settings,
+        seed: int,
+        threads: int = 1,
+        distinct: bool = True,
+        sparse: bool = True,
     ) -> None:
         """Memory, first weights and a pool of them.
 
@@ -87,7 +95,7 @@ class NativePPO:
         self.calls.ppo_new.restype = ctypes.c_void_p
         self.kernels = ctypes.c_void_p(float_kernels.table())
         first = initial(seed)
-        of = _struct(settings, threads, distinct)
+        of = _struct(settings, threads, distinct, sparse)
         memory = self.calls.ppo_new(ctypes.byref(of), pointer(first))
         if not memory:
             raise MemoryError("a run of PPO needs some 40 MB of memory")
@@ -220,10 +228,10 @@ def advantages(
     return found, returns
 
 
-def _struct(s: Settings, threads: int, distinct: bool) -> _Settings:
+def _struct(s: Settings, threads: int, distinct: bool, sparse: bool) -> _Settings:
     return _Settings(
-        s.games, s.epochs, s.batch, s.normalise, distinct, threads, s.clip, s.entropy, s.value,
-        s.discount, s.decay, s.norm, s.beta1, s.beta2, s.epsilon, (s.win, s.draw, s.loss),
+        s.games, s.epochs, s.batch, s.normalise, distinct, sparse, threads, s.clip, s.entropy,
+        s.value, s.discount, s.decay, s.norm, s.beta1, s.beta2, s.epsilon, (s.win, s.draw, s.loss),
     )  # fmt: skip
 
 

@@ -188,7 +188,7 @@ def update(
             optimiser.step()
             sums += [float(term.detach()) for term in terms]
             count += 1
-    return Losses(*(sums / count))
+    return Losses(*(sums / count).tolist())
 
 
 def loss_terms(
@@ -215,6 +215,7 @@ class TorchPPO:
     """A run in PyTorch: `iterate` plays an iteration's games and learns from them."""
 
     def __init__(self, collect: Callable[..., Collected], settings: Settings, seed: int) -> None:
+        torch.set_flush_denormal(True)  # moments of units without gradient decay into them
         self.collect, self.settings, self.iteration = collect, settings, 0
         self.chance = np.random.default_rng(seed)
         self.net, self.opponent = TicTacToeNet(), TicTacToeNet()
@@ -236,7 +237,8 @@ class TorchPPO:
         if self.iteration % self.settings.snapshot == 0:
             self.pool.append(self.net.flat())
         count = len(found.transitions.moves)
-        rows = found.rows + self.settings.epochs * count  # a backward pass is two forward passes
+        rows = found.rows + self.settings.epochs * count
+        # A backward pass has twice the products of a forward pass.
         work = multiply_adds(found.rows) + 3 * multiply_adds(self.settings.epochs * count)
         return Iteration(losses, found.results, count, rows, work, {})
 
