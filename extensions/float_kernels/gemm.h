@@ -65,10 +65,7 @@ struct Gemm : Vec<Isa> {
 
   static void pack_rows(const float* p, ptrdiff_t row, int depth, int columns, float* to) {
     for (int k = 0; k < depth; ++k, p += row, to += kPanel)
-      for (int j = 0; j < kPanel; j += N) {
-        int left = columns - j;
-        V::store(to + j, left >= N ? V::load(p + j) : left > 0 ? V::load(p + j, left) : F{});
-      }
+      for (int j = 0; j < kPanel; j += N) V::store(to + j, load_at(p + j, columns - j));
   }
 
   static void pack_turned(const float* p, ptrdiff_t row, int depth, int columns, float* to) {
@@ -108,6 +105,7 @@ struct Gemm : Vec<Isa> {
   }
 
   // --- A tile of C ---------------------------------------------------------------------------
+  // kPanel columns wide. What follows the product comes with the last block of k alone.
   struct Tile {
     const float* a;
     ptrdiff_t row;  // of A in place
@@ -115,74 +113,106 @@ struct Gemm : Vec<Isa> {
     int depth;
     float* c;
     ptrdiff_t ldc;
-    int columns;
-    bool add, last;
-    Tail tail;  // at the tile's first row and column
-    int shift;  // of its bits within a word
+    bool add;
+    Tail tail;           // at the tile's first row and column
+    int shift;           // of its bits within a word
+    uint32_t in_matrix;  // bits of the columns that are
   };
 
   // In place: rows of A `row` apart. Copied: [depth][rows].
-  template <int rows, bool copied>
+  template <int rows, int vectors, bool copied>
   static void tile(const Tile& t) {
-    F acc[rows][kVectors] = {};
+    F acc[rows][vectors] = {};
     const float *a = t.a, *b = t.b;
     for (int k = 0; k < t.depth; ++k, a += copied ? rows : 1, b += kPanel) {
-      F v[kVectors];
+      F v[vectors];
 #pragma GCC unroll 8
-      for (int j = 0; j < kVectors; ++j) v[j] = V::load(b + j * N);
+      for (int j = 0; j < vectors; ++j) v[j] = V::load(b + j * N);
 #pragma GCC unroll 16
       for (int i = 0; i < rows; ++i) {
         F x = V::all(copied ? a[i] : a[i * t.row]);
 #pragma GCC unroll 8
-        for (int j = 0; j < kVectors; ++j) acc[i][j] += x * v[j];
+        for (int j = 0; j < vectors; ++j) acc[i][j] += x * v[j];
       }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; ++i) finish(t, i, acc[i]);
+    if (t.add)
+      each(acc, [&](F& v, int i, int j) FK_LAMBDA { v += V::load(t.c + i * t.ldc + j * N); });
+    if (t.tail.bias)
+      each(acc, [&](F& v, int, int j) FK_LAMBDA { v += V::load(t.tail.bias + j * N); });
+    if (t.tail.relu) each(acc, [&](F& v, int, int) FK_LAMBDA { v = V::relu(v); });
+    each(acc, [&](F& v, int i, int j) FK_LAMBDA { V::store(t.c + i * t.ldc + j * N, v); });
+    if (t.tail.bits) store_bits(t, acc);
   }
 
-  static FK_INLINE void finish(const Tile& t, int i, F* acc) {
-    float* c = t.c + i * t.ldc;
-    uint32_t bits = 0;
+  template <int rows, int vectors, class Function>
+  static FK_INLINE void each(F (&acc)[rows][vectors], Function f) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i)
 #pragma GCC unroll 8
-    for (int j = 0; j < kVectors; ++j) {
-      int left = t.columns - j * N;
-      if (left <= 0) break;
-      F v = acc[j];
-      if (t.add) v += left >= N ? V::load(c + j * N) : V::load(c + j * N, left);
-      if (t.last) {
-        const float* bias = t.tail.bias;
-        if (bias) v += left >= N ? V::load(bias + j * N) : V::load(bias + j * N, left);
-        if (t.tail.relu) v = V::relu(v);
-        if (t.tail.bits) {
-          uint32_t some = V::bits(v > F{});
-          bits |= (left >= N ? some : some & ((1u << left) - 1)) << (j * N);
-        }
+      for (int j = 0; j < vectors; ++j) f(acc[i][j], i, j);
+  }
+
+  template <int rows, int vectors>
+  static FK_INLINE void store_bits(const Tile& t, const F (&acc)[rows][vectors]) {
+    uint32_t* word = t.tail.bits;
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i, word += t.tail.words) {
+      uint32_t bits = 0;
+#pragma GCC unroll 8
+      for (int j = 0; j < vectors; ++j) bits |= V::bits(acc[i][j] > F{}) << (j * N);
+      *word = (t.shift ? *word : 0) | (bits & t.in_matrix) << t.shift;
+    }
+  }
+
+  // A tile that is less wide is computed in a copy.
+  static void narrow_tile(Tile t, int rows, int wide, bool copied) {
+    float local[kRows * kPanel], bias[kPanel], *c = t.c;
+    ptrdiff_t ldc = t.ldc;
+    if (t.add) copy(rows, wide, c, ldc, local, kPanel);
+    if (t.tail.bias) copy(1, wide, t.tail.bias, 0, bias, 0), t.tail.bias = bias;
+    t.c = local, t.ldc = kPanel, t.in_matrix = (1u << wide) - 1;
+    tile_of(rows, wide <= N ? 1 : kVectors, copied)(t);
+    for (int i = 0; i < rows; ++i)
+      for (int j = 0; j < wide; j += N) {
+        F v = V::load(local + i * kPanel + j);
+        wide - j >= N ? V::store(c + i * ldc + j, v) : V::store(c + i * ldc + j, v, wide - j);
       }
-      left >= N ? V::store(c + j * N, v) : V::store(c + j * N, v, left);
-    }
-    if (t.last && t.tail.bits) {
-      uint32_t& word = t.tail.bits[i * static_cast<ptrdiff_t>(t.tail.words)];
-      word = (t.shift ? word : 0) | bits << t.shift;
-    }
+  }
+  // Columns past the last become 0.
+  static void copy(int rows, int columns, const float* from, ptrdiff_t row, float* to,
+                   ptrdiff_t to_row) {
+    for (int i = 0; i < rows; ++i)
+      for (int j = 0; j < kPanel; j += N)
+        V::store(to + i * to_row + j, load_at(from + i * row + j, columns - j));
+  }
+  static FK_INLINE F load_at(const float* p, int left) {
+    return left >= N ? V::load(p) : left > 0 ? V::load(p, left) : F{};
   }
 
   using TileFunction = void (*)(const Tile&);
-  template <bool copied, size_t... i>
+  template <int vectors, bool copied, size_t... i>
   static TileFunction tile_of(int rows, std::index_sequence<i...>) {
-    static constexpr TileFunction all[] = {&tile<i + 1, copied>...};
+    static constexpr TileFunction all[] = {&tile<i + 1, vectors, copied>...};
     return all[rows - 1];
   }
-  static TileFunction tile_of(int rows, bool copied) {
+  static TileFunction tile_of(int rows, int vectors, bool copied) {
     using Rows = std::make_index_sequence<kRows>;
-    return copied ? tile_of<true>(rows, Rows()) : tile_of<false>(rows, Rows());
+    if (vectors == 1)
+      return copied ? tile_of<1, true>(rows, Rows()) : tile_of<1, false>(rows, Rows());
+    return copied ? tile_of<kVectors, true>(rows, Rows()) : tile_of<kVectors, false>(rows, Rows());
   }
 
   // --- Blocks --------------------------------------------------------------------------------
-  static void copy_left(const Left& a, int i0, int rows, int k0, int depth, float* to) {
-    const float* p = a.p + i0 + k0 * a.row;
-    for (int k = 0; k < depth; ++k, p += a.row, to += rows)
-      for (int i = 0; i < rows; ++i) to[i] = p[i];
+  // Rows of A that lie in columns, as [depth][rows].
+  template <int rows>
+  static void copy_left(const float* p, ptrdiff_t row, int depth, float* to) {
+    for (int k = 0; k < depth; ++k, p += row, to += rows) __builtin_memcpy(to, p, 4 * rows);
+  }
+  using CopyFunction = void (*)(const float*, ptrdiff_t, int, float*);
+  template <size_t... i>
+  static CopyFunction copy_of(int rows, std::index_sequence<i...>) {
+    static constexpr CopyFunction all[] = {&copy_left<i + 1>...};
+    return all[rows - 1];
   }
 
   // The rows of A in tiles of nearly one height.
@@ -220,7 +250,9 @@ struct Gemm : Vec<Isa> {
       if (!p.b.packed && i0 == 0) pack_panel(p.b, k0, depth, j0 + j, wide, panel);
       for (int t = 0, i = i0; t < heights.count; i += heights.rows(t++)) {
         float* left = lefts + static_cast<size_t>(i - i0) * depth;
-        if (lefts && j == 0) copy_left(p.a, i, heights.rows(t), k0, depth, left);
+        if (lefts && j == 0)
+          copy_of(heights.rows(t), std::make_index_sequence<kRows>())(p.a.p + i + k0 * p.a.row,
+                                                                      p.a.row, depth, left);
         run_tile(p, k0, depth, j0 + j, wide, i, heights.rows(t), lefts ? left : nullptr, panel);
       }
     }
@@ -231,14 +263,14 @@ struct Gemm : Vec<Isa> {
     Tile t;
     t.a = left ? left : p.a.p + i * p.a.row + k0;
     t.row = p.a.row;
-    t.b = panel, t.depth = depth, t.columns = wide;
+    t.b = panel, t.depth = depth;
     t.c = p.c + i * p.ldc + j, t.ldc = p.ldc;
     t.add = p.accumulate || k0 > 0;
-    t.last = k0 + depth >= p.k;
-    t.tail = p.tail, t.shift = j % 32;
+    t.tail = k0 + depth >= p.k ? p.tail : Tail{};
+    t.shift = j % 32, t.in_matrix = ~0u;
     if (t.tail.bias) t.tail.bias += j;
     if (t.tail.bits) t.tail.bits += static_cast<ptrdiff_t>(i) * t.tail.words + j / 32;
-    tile_of(rows, left != nullptr)(t);
+    wide < kPanel ? narrow_tile(t, rows, wide, left) : tile_of(rows, kVectors, left)(t);
   }
 };
 
