@@ -15,13 +15,19 @@ static Evaluator evaluator(const float_kernels* k, const Learner& l) {
   return {k, l.settings.sparse != 0, l.settings.threads};
 }
 
+// They lie behind the learner.
+static ppo::Opponent* opponents(Learner* l) { return reinterpret_cast<ppo::Opponent*>(l + 1); }
+
 extern "C" {
 
-// All memory of a run, in one piece that never grows; NULL where there is none.
-EGGROLL_EXPORT void* ppo_new(const ppo::Settings* settings, const float* weights) {
-  void* memory = ::operator new(sizeof(Learner), std::align_val_t{64}, std::nothrow);
+// All memory of a run, with room for `opponents`, in one piece that never grows; NULL where there
+// is none.
+EGGROLL_EXPORT void* ppo_new(const ppo::Settings* settings, const float* weights,
+                             int32_t opponents) {
+  const size_t bytes = sizeof(Learner) + sizeof(ppo::Opponent) * opponents;
+  void* memory = ::operator new(bytes, std::align_val_t{64}, std::nothrow);
   if (!memory) return nullptr;
-  std::memset(memory, 0, sizeof(Learner));
+  std::memset(memory, 0, bytes);
   Learner* l = static_cast<Learner*>(memory);
   l->settings = *settings;
   ppo::from_torch(weights, l->optimiser.weights);
@@ -49,15 +55,22 @@ EGGROLL_EXPORT void ppo_forward(const float_kernels* k, Learner* l, int32_t coun
                 sizeof(float) * ppo::kHeads);
 }
 
-// The learner's games against `opponent`, weights in torch's order, into its transitions.
-EGGROLL_EXPORT void ppo_collect(const float_kernels* k, Learner* l, const float* opponent,
+// Weights in torch's order become opponent `index`.
+EGGROLL_EXPORT void ppo_freeze(const float_kernels* k, Learner* l, int32_t index,
+                               const float* weights) {
+  const ppo::FlushDenormals flush;
+  ppo::from_torch(weights, l->frozen);
+  ppo::freeze(evaluator(k, *l), l->frozen, l->collector, opponents(l)[index]);
+}
+
+// Games against opponents first .. first + count, into the learner's transitions.
+EGGROLL_EXPORT void ppo_collect(const float_kernels* k, Learner* l, int32_t first, int32_t count,
                                 uint64_t seed, uint64_t iteration, int32_t regrouped,
                                 Report* report) {
-  const auto began = std::chrono::steady_clock::now();
-  ppo::from_torch(opponent, l->opponent);
   const ppo::FlushDenormals flush;
-  ppo::collect(evaluator(k, *l), l->settings, l->optimiser.weights, l->opponent, seed, iteration,
-               regrouped != 0, l->collector, l->transitions, *report);
+  const auto began = std::chrono::steady_clock::now();
+  ppo::collect(evaluator(k, *l), l->settings, l->optimiser.weights, opponents(l) + first, count,
+               seed, iteration, regrouped != 0, l->collector, l->transitions, *report);
   report->parts.collection +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }

@@ -25,6 +25,7 @@ from experiments.tictactoe.transitions import Collected, Iteration, Losses, Tran
 
 HERE = Path(__file__).parent
 MOST_BATCH, MOST_TRANSITIONS, MOST_GAMES = 1024, 8192, 1024  # of ppo_layout.h
+OPEN_BOARDS = 4520  # that a snapshot is asked about
 PARTS = ("backward", "adam", "forward", "collection", "loss", "other")
 
 
@@ -96,12 +97,13 @@ class NativePPO:
         self.kernels = ctypes.c_void_p(float_kernels.table())
         first = initial(seed)
         of = _struct(settings, threads, distinct, sparse)
-        memory = self.calls.ppo_new(ctypes.byref(of), pointer(first))
+        self.room = settings.iterations // settings.snapshot + 2  # the last for any opponent
+        memory = self.calls.ppo_new(ctypes.byref(of), pointer(first), self.room)
         if not memory:
-            raise MemoryError("a run of PPO needs some 40 MB of memory")
+            raise MemoryError("a run of PPO needs some 50 MB of memory")
         self.memory = ctypes.c_void_p(memory)
-        self.pool = [first]
-        self.opponents = np.random.default_rng(seed)
+        self.pool: list[NDArray[np.float32]] = []
+        self.snapshot()
 
     def __del__(self) -> None:
         if hasattr(self, "memory"):
@@ -109,21 +111,24 @@ class NativePPO:
 
     def iterate(self) -> Iteration:
         report = _Report()
-        opponent = self.pool[self.opponents.integers(len(self.pool))]
-        self._collect(opponent, True, report)
+        frozen = min(len(self.pool), self.room - 1)
+        self._collect(0, frozen, True, report)
         self._update(report)
-        trained = report.trained_rows
-        work = multiply_adds(report.rows) + 3 * multiply_adds(trained)
+        rows, trained = report.rows, report.trained_rows
+        if len(self.pool) > frozen:
+            rows += OPEN_BOARDS
+        work = multiply_adds(rows) + 3 * multiply_adds(trained)
         return Iteration(
             Losses(report.policy, report.value, report.entropy), tuple(report.results),
-            report.transitions, report.rows + trained, work,
+            report.transitions, rows + trained, work,
             {name: getattr(report, name) for name in PARTS},
         )  # fmt: skip
 
     def collect(self, opponent: NDArray[np.float32], regrouped: bool = True) -> Collected:
         """Games of the learner against weights [207114]."""
         report = _Report()
-        self._collect(opponent, regrouped, report)
+        self._freeze(self.room - 1, opponent)
+        self._collect(self.room - 1, 1, regrouped, report)
         return Collected(self.transitions(), tuple(report.results), report.rows)
 
     def update(self, found: Transitions) -> Losses:
@@ -133,9 +138,18 @@ class NativePPO:
         self._update(report)
         return Losses(report.policy, report.value, report.entropy)
 
-    def _collect(self, opponent: NDArray[np.float32], regrouped: bool, report: _Report) -> None:
+    def snapshot(self) -> None:
+        """Adds the learner to the pool of opponents."""
+        self.pool.append(self.weights())
+        if len(self.pool) < self.room:
+            self._freeze(len(self.pool) - 1, self.pool[-1])
+
+    def _freeze(self, index: int, flat: NDArray[np.float32]) -> None:
+        self.calls.ppo_freeze(self.kernels, self.memory, index, pointer(flat))
+
+    def _collect(self, first: int, count: int, regrouped: bool, report: _Report) -> None:
         self.calls.ppo_collect(
-            self.kernels, self.memory, pointer(opponent), ctypes.c_uint64(self.seed),
+            self.kernels, self.memory, first, count, ctypes.c_uint64(self.seed),
             ctypes.c_uint64(self.iteration), int(regrouped), ctypes.byref(report),
         )  # fmt: skip
 
@@ -146,7 +160,7 @@ class NativePPO:
         )  # fmt: skip
         self.iteration += 1
         if self.iteration % self.settings.snapshot == 0:
-            self.pool.append(self.weights())
+            self.snapshot()
 
     def train_batch(
         self, advantages: NDArray[np.float32], returns: NDArray[np.float32], rate: float

@@ -16,7 +16,7 @@ struct Learner {
   Transitions transitions;
   Distinct distinct;
   Collector collector;
-  alignas(64) float opponent[kParameters];
+  alignas(64) float frozen[kParameters];  // weights that become an opponent's moves
   int32_t order[kMaxTransitions], row[kMaxBatch], share[kMaxBatch];
   float log_probs[kMaxBatch][kMoves], entropy[kMaxBatch];
   uint32_t legal[kMaxBatch];
