@@ -47,6 +47,7 @@ struct Gemm : Vec<Isa> {
   static constexpr int kRows = Isa::kRows, kVectors = Isa::kVectors, kPanel = kVectors * N;
   static constexpr int kDepth = Isa::kDepth;
   static constexpr int kMostRows = 144, kMostColumns = 1024;  // of a block: A's part, B's part
+  static_assert(kMostColumns % kPanel == 0);
 
   // Depth of the blocks that k is divided into.
   static int depth_of(int k) {
@@ -56,16 +57,32 @@ struct Gemm : Vec<Isa> {
   static int panels_of(int n) { return (n + kPanel - 1) / kPanel; }
 
   // --- Panels of B ---------------------------------------------------------------------------
-  static void pack_panel(const Right& b, int k0, int depth, int j0, int columns, float* to) {
+  // Copies of panels, and of A's tiles, are a cache line longer than they need be, so that those of
+  // one block do not begin in the same set of the first cache.
+  static constexpr int kLine = 16, kGroup = 8;  // panels that are copied at a time
+  static ptrdiff_t panel_stride(int depth) { return ptrdiff_t{depth} * kPanel + kLine; }
+
+  static void pack_panels(const Right& b, int k0, int depth, int j0, int columns, float* to) {
     if (b.transposed)
-      pack_turned(b.p + k0 + j0 * b.row, b.row, depth, columns, to);
+      for (int j = 0; j < columns; j += kPanel, to += panel_stride(depth))
+        pack_turned(b.p + k0 + (j0 + j) * b.row, b.row, depth, columns - j, to);
     else
       pack_rows(b.p + k0 * b.row + j0, b.row, depth, columns, to);
   }
 
+  // Row by row over all the panels, as a row is contiguous and a column of rows is not.
   static void pack_rows(const float* p, ptrdiff_t row, int depth, int columns, float* to) {
-    for (int k = 0; k < depth; ++k, p += row, to += kPanel)
-      for (int j = 0; j < kPanel; j += N) V::store(to + j, load_at(p + j, columns - j));
+    const ptrdiff_t stride = panel_stride(depth);
+    const int whole = columns / kPanel;
+    for (int k = 0; k < depth; ++k, p += row, to += kPanel) {
+      for (int i = 0; i < whole; ++i)
+        for (int j = 0; j < kPanel; j += N)
+          V::store(to + i * stride + j, V::load(p + i * kPanel + j));
+      if (columns > whole * kPanel)
+        for (int j = 0; j < kPanel; j += N)
+          V::store(to + whole * stride + j,
+                   load_at(p + whole * kPanel + j, columns - whole * kPanel - j));
+    }
   }
 
   static void pack_turned(const float* p, ptrdiff_t row, int depth, int columns, float* to) {
@@ -88,19 +105,22 @@ struct Gemm : Vec<Isa> {
   }
 
   static size_t packed_floats(int k, int n) {
-    return k > 0 && n > 0 ? static_cast<size_t>(k) * panels_of(n) * kPanel : 0;
+    if (k < 1 || n < 1) return 0;
+    int blocks = (k + depth_of(k) - 1) / depth_of(k);
+    return static_cast<size_t>(panels_of(n)) * (size_t{kPanel} * k + size_t{kLine} * blocks);
   }
-  static float* panel_of(float* packed, int n, int k0, int depth, int panel) {
-    return packed + static_cast<size_t>(k0) * panels_of(n) * kPanel +
-           static_cast<size_t>(panel) * depth * kPanel;
+  // Where a panel of the block of k that begins at k0 begins.
+  static ptrdiff_t panel_at(int k, int n, int k0, int depth, int panel) {
+    ptrdiff_t before = k0 / depth_of(k) * kLine + ptrdiff_t{k0} * kPanel;
+    return before * panels_of(n) + panel * panel_stride(depth);
   }
 
   static void pack(int k, int n, const Right& b, float* packed) {
     int most = depth_of(k);
     for (int k0 = 0; k0 < k; k0 += most) {
       int depth = k - k0 < most ? k - k0 : most;
-      for (int p = 0; p < panels_of(n); ++p)
-        pack_panel(b, k0, depth, p * kPanel, n - p * kPanel, panel_of(packed, n, k0, depth, p));
+      pack_panels(b, k0, depth, 0, n, packed);
+      packed += panels_of(n) * panel_stride(depth);
     }
   }
 
@@ -124,6 +144,8 @@ struct Gemm : Vec<Isa> {
   static void tile(const Tile& t) {
     F acc[rows][vectors] = {};
     const float *a = t.a, *b = t.b;
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i) __builtin_prefetch(t.c + i * t.ldc, 1);
     for (int k = 0; k < t.depth; ++k, a += copied ? rows : 1, b += kPanel) {
       F v[vectors];
 #pragma GCC unroll 8
@@ -203,24 +225,34 @@ struct Gemm : Vec<Isa> {
   }
 
   // --- Blocks --------------------------------------------------------------------------------
-  // Rows of A that lie in columns, as [depth][rows].
-  template <int rows>
-  static void copy_left(const float* p, ptrdiff_t row, int depth, float* to) {
-    for (int k = 0; k < depth; ++k, p += row, to += rows) __builtin_memcpy(to, p, 4 * rows);
-  }
-  using CopyFunction = void (*)(const float*, ptrdiff_t, int, float*);
-  template <size_t... i>
-  static CopyFunction copy_of(int rows, std::index_sequence<i...>) {
-    static constexpr CopyFunction all[] = {&copy_left<i + 1>...};
-    return all[rows - 1];
-  }
-
   // The rows of A in tiles of nearly one height.
   struct Heights {
     int count, low, higher;  // the first `higher` tiles have a row more than `low`
     explicit Heights(int m) : count((m + kRows - 1) / kRows), low(m / count), higher(m % count) {}
     int rows(int i) const { return low + (i < higher); }
   };
+
+  // Tiles of A that lies in columns, each as [depth][rows].
+  static ptrdiff_t left_stride(int depth) { return ptrdiff_t{depth} * kRows + kLine; }
+  template <int low>
+  static void copy_left(const float* p, ptrdiff_t row, int depth, const Heights& h, float* to) {
+    const ptrdiff_t stride = left_stride(depth);
+    for (int k = 0; k < depth; ++k, p += row) {
+      const float* from = p;
+      float* tile = to + k * (low + 1);
+      for (int t = 0; t < h.higher; ++t, from += low + 1, tile += stride)
+        __builtin_memcpy(tile, from, sizeof(float) * (low + 1));
+      tile -= k;
+      for (int t = h.higher; t < h.count; ++t, from += low, tile += stride)
+        __builtin_memcpy(tile, from, sizeof(float) * low);
+    }
+  }
+  using CopyFunction = void (*)(const float*, ptrdiff_t, int, const Heights&, float*);
+  template <size_t... i>
+  static CopyFunction copy_of(int low, std::index_sequence<i...>) {
+    static constexpr CopyFunction all[] = {&copy_left<i + 1>...};
+    return all[low - 1];
+  }
 
   static void multiply(const Product& p) {
     if (p.m < 1 || p.n < 1) return;
@@ -238,23 +270,34 @@ struct Gemm : Vec<Isa> {
     }
   }
 
+  static constexpr size_t kPanelFloats =
+      size_t{(kMostColumns + kPanel - 1) / kPanel} * (kDepth * kPanel + kLine);
+  static constexpr size_t kLeftFloats =
+      size_t{(kMostRows + kRows - 1) / kRows} * (kDepth * kRows + kLine);
+
   static void block(const Product& p, int k0, int depth, int j0, int columns, int i0, int rows) {
-    float* panels = p.b.packed ? nullptr : scratch(0, size_t{kMostColumns} * kDepth);
-    float* lefts = p.a.transposed ? scratch(1, size_t{kMostRows} * kDepth) : nullptr;
-    Heights heights(rows);
-    for (int j = 0; j < columns; j += kPanel) {
-      float* panel = p.b.packed
-                         ? panel_of(const_cast<float*>(p.b.p), p.n, k0, depth, (j0 + j) / kPanel)
-                         : panels + static_cast<size_t>(j) * depth;
-      int wide = columns - j < kPanel ? columns - j : kPanel;
-      if (!p.b.packed && i0 == 0) pack_panel(p.b, k0, depth, j0 + j, wide, panel);
-      for (int t = 0, i = i0; t < heights.count; i += heights.rows(t++)) {
-        float* left = lefts + static_cast<size_t>(i - i0) * depth;
-        if (lefts && j == 0)
-          copy_of(heights.rows(t), std::make_index_sequence<kRows>())(p.a.p + i + k0 * p.a.row,
-                                                                      p.a.row, depth, left);
-        run_tile(p, k0, depth, j0 + j, wide, i, heights.rows(t), lefts ? left : nullptr, panel);
-      }
+    const Heights heights(rows);
+    float* lefts = nullptr;
+    if (p.a.transposed) {
+      lefts = scratch(1, kLeftFloats);
+      copy_of(heights.low, std::make_index_sequence<kRows>())(p.a.p + i0 + k0 * p.a.row, p.a.row,
+                                                              depth, heights, lefts);
+    }
+    const float* panels = p.b.p;
+    float* copies = nullptr;
+    if (p.b.packed)
+      panels += panel_at(p.k, p.n, k0, depth, j0 / kPanel);
+    else
+      panels = copies = scratch(0, kPanelFloats);
+    for (int j = 0; j < columns; j += kPanel, panels += panel_stride(depth)) {
+      int left = columns - j, group = kGroup * kPanel;
+      if (copies && i0 == 0 && j % group == 0)
+        pack_panels(p.b, k0, depth, j0 + j, left < group ? left : group,
+                    copies + j / kPanel * panel_stride(depth));
+      int wide = left < kPanel ? left : kPanel;
+      for (int t = 0, i = i0; t < heights.count; i += heights.rows(t++))
+        run_tile(p, k0, depth, j0 + j, wide, i, heights.rows(t),
+                 lefts ? lefts + t * left_stride(depth) : nullptr, panels);
     }
   }
 
