@@ -11,8 +11,8 @@ using ppo::Evaluator;
 using ppo::Learner;
 using ppo::Report;
 
-static Evaluator evaluator(const float_kernels* k, const Learner& l) {
-  return {k, l.settings.sparse != 0, l.settings.threads};
+static Evaluator evaluator(const float_kernels* k, Learner& l) {
+  return {k, l.settings.sparse != 0, l.settings.threads, &l.work};
 }
 
 // They lie behind the learner.
@@ -35,6 +35,8 @@ EGGROLL_EXPORT void* ppo_new(const ppo::Settings* settings, const float* weights
 }
 
 EGGROLL_EXPORT void ppo_delete(void* memory) { ::operator delete(memory, std::align_val_t{64}); }
+
+EGGROLL_EXPORT void ppo_get_work(const Learner* l, ppo::Work* work) { *work = l->work; }
 
 EGGROLL_EXPORT void ppo_get_weights(const Learner* l, float* weights) {
   ppo::to_torch(l->optimiser.weights, weights);
@@ -101,6 +103,14 @@ EGGROLL_EXPORT void ppo_advantages(int32_t count, const float* value, const floa
                                    const int32_t* last, float discount, float decay,
                                    float* advantage, float* returns) {
   ppo::advantages(count, value, reward, last, discount, decay, advantage, returns);
+}
+
+// Seconds of one call of a product of single numbers: what a call costs beside its arithmetic.
+EGGROLL_EXPORT double ppo_call_seconds(const float_kernels* k, int32_t rounds) {
+  float a = 1, b = 1, c = 0;
+  const auto began = std::chrono::steady_clock::now();
+  for (int32_t i = 0; i < rounds; ++i) k->sgemm_nn(1, 1, 1, &a, 1, &b, 1, &c, 1, 0);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / rounds;
 }
 
 // Transitions out of and into the learner; masks are of the mover's and the other's stones.

@@ -41,11 +41,15 @@ struct Parts {
   double backward, adam, forward, collection, loss, other;
 };
 
+// What products did since the run began; units left out are not counted.
+struct Work {
+  int64_t multiply_adds, products;
+};
+
 struct Report {
   double policy, value, entropy;  // means over minibatches
   int64_t results[3];             // wins, draws, losses of the learner
   int64_t transitions, rows, trained_rows;
-  int64_t units;  // active ones of the four layers, over all minibatches
   Parts parts;
 };
 

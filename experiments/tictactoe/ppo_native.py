@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from eggroll import native
 from eggroll.errors import InputError
-from experiments.tictactoe.network import INPUTS, MOVES, PARAMETERS, initial, multiply_adds
+from experiments.tictactoe.network import INPUTS, MOVES, PARAMETERS, initial
 from experiments.tictactoe.settings import Settings
 from experiments.tictactoe.transitions import Collected, Iteration, Losses, Transitions
 
@@ -47,7 +47,7 @@ class _Report(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_double) for name in ("policy", "value", "entropy")),
         ("results", ctypes.c_int64 * 3),
-        *((name, ctypes.c_int64) for name in ("transitions", "rows", "trained_rows", "units")),
+        *((name, ctypes.c_int64) for name in ("transitions", "rows", "trained_rows")),
         *((name, ctypes.c_double) for name in PARTS),
     )
 
@@ -91,7 +91,7 @@ class NativePPO:
         import float_kernels
 
         _check(settings, threads)
-        self.settings, self.seed, self.iteration = settings, seed, 0
+        self.settings, self.seed, self.threads, self.iteration = settings, seed, threads, 0
         self.calls: Any = library().handle
         self.calls.ppo_new.restype = ctypes.c_void_p
         self.kernels = ctypes.c_void_p(float_kernels.table())
@@ -104,6 +104,7 @@ class NativePPO:
         self.memory = ctypes.c_void_p(memory)
         self.pool: list[NDArray[np.float32]] = []
         self.snapshot()
+        self.work = self.total_work()
 
     def __del__(self) -> None:
         if hasattr(self, "memory"):
@@ -117,12 +118,19 @@ class NativePPO:
         rows, trained = report.rows, report.trained_rows
         if len(self.pool) > frozen:
             rows += OPEN_BOARDS
-        work = multiply_adds(rows) + 3 * multiply_adds(trained)
+        done, self.work = self.work, self.total_work()
         return Iteration(
             Losses(report.policy, report.value, report.entropy), tuple(report.results),
-            report.transitions, rows + trained, work,
+            report.transitions, rows + trained,
+            int(self.work[0] - done[0]),
             {name: getattr(report, name) for name in PARTS},
         )  # fmt: skip
+
+    def total_work(self) -> NDArray[np.int64]:
+        """Multiply-adds and products so far; units left out are not counted."""
+        found = np.empty(2, np.int64)
+        self.calls.ppo_get_work(self.memory, pointer(found))
+        return found
 
     def collect(self, opponent: NDArray[np.float32], regrouped: bool = True) -> Collected:
         """Games of the learner against weights [207114]."""

@@ -50,9 +50,12 @@ struct Evaluator {
   const float_kernels* kernels;
   bool sparse;
   int threads;
+  Work* work;
 
   void product(int transposed, int m, int n, int k, const float* a, int lda, const float* b,
                int ldb, float* c, int ldc) const {
+    work->multiply_adds += int64_t{m} * n * k;
+    ++work->products;
     kernels->sgemm(transposed, m, n, k, a, lda, b, ldb, c, ldc, 0, threads);
   }
 };

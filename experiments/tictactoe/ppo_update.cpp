@@ -117,7 +117,6 @@ void train_batch(const Evaluator& e, Learner& l, const int32_t* chosen, int coun
   adam(*e.kernels, s, l.activations.active, o, rate, clip);
   watch.add(report.parts.adam);
   report.trained_rows += rows;
-  for (const Active& active : l.activations.active) report.units += active.count;
 }
 
 void update(const Evaluator& e, Learner& l, uint64_t seed, uint64_t iteration, float rate,

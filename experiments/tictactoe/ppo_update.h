@@ -10,6 +10,7 @@ namespace ppo {
 
 struct Learner {
   Settings settings;
+  Work work;
   Optimiser optimiser;
   Activations activations;
   Deltas deltas;
