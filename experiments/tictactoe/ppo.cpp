@@ -1,20 +1,33 @@
 // PPO by self-play in native code: what Python calls. See ppo_native.py.
 #include <chrono>
+#include <cstring>
 #include <new>
 
 #include "eggroll_world.h"
+#include "ppo_denormals.h"
 #include "ppo_update.h"
 
+using ppo::Evaluator;
 using ppo::Learner;
 using ppo::Report;
 
+static Evaluator evaluator(const float_kernels* k, Learner& l) {
+  return {k, l.settings.sparse != 0, l.settings.threads, &l.work};
+}
+
+// They lie behind the learner.
+static ppo::Opponent* opponents(Learner* l) { return reinterpret_cast<ppo::Opponent*>(l + 1); }
+
 extern "C" {
 
-// All memory of a run, in one piece that never grows; NULL where there is none.
-EGGROLL_EXPORT void* ppo_new(const ppo::Settings* settings, const float* weights) {
-  void* memory = ::operator new(sizeof(Learner), std::align_val_t{64}, std::nothrow);
+// All memory of a run, with room for `opponents`, in one piece that never grows; NULL where there
+// is none.
+EGGROLL_EXPORT void* ppo_new(const ppo::Settings* settings, const float* weights,
+                             int32_t opponents) {
+  const size_t bytes = sizeof(Learner) + sizeof(ppo::Opponent) * opponents;
+  void* memory = ::operator new(bytes, std::align_val_t{64}, std::nothrow);
   if (!memory) return nullptr;
-  std::memset(memory, 0, sizeof(Learner));
+  std::memset(memory, 0, bytes);
   Learner* l = static_cast<Learner*>(memory);
   l->settings = *settings;
   ppo::from_torch(weights, l->optimiser.weights);
@@ -22,6 +35,8 @@ EGGROLL_EXPORT void* ppo_new(const ppo::Settings* settings, const float* weights
 }
 
 EGGROLL_EXPORT void ppo_delete(void* memory) { ::operator delete(memory, std::align_val_t{64}); }
+
+EGGROLL_EXPORT void ppo_get_work(const Learner* l, ppo::Work* work) { *work = l->work; }
 
 EGGROLL_EXPORT void ppo_get_weights(const Learner* l, float* weights) {
   ppo::to_torch(l->optimiser.weights, weights);
@@ -35,20 +50,29 @@ EGGROLL_EXPORT void ppo_set_weights(Learner* l, const float* weights) {
 EGGROLL_EXPORT void ppo_forward(const float_kernels* k, Learner* l, int32_t count,
                                 const float* inputs, float* heads) {
   std::memcpy(l->activations.inputs, inputs, sizeof(float) * ppo::kInputs * count);
-  ppo::forward(*k, l->optimiser.weights, l->activations, count, l->settings.threads);
+  const ppo::FlushDenormals flush;
+  ppo::forward(evaluator(k, *l), l->optimiser.weights, l->activations, count);
   for (int i = 0; i < count; ++i)
     std::memcpy(heads + i * ppo::kHeads, l->activations.heads + i * ppo::kHeadsApart,
                 sizeof(float) * ppo::kHeads);
 }
 
-// The learner's games against `opponent`, weights in torch's order, into its transitions.
-EGGROLL_EXPORT void ppo_collect(const float_kernels* k, Learner* l, const float* opponent,
+// Weights in torch's order become opponent `index`.
+EGGROLL_EXPORT void ppo_freeze(const float_kernels* k, Learner* l, int32_t index,
+                               const float* weights) {
+  const ppo::FlushDenormals flush;
+  ppo::from_torch(weights, l->frozen);
+  ppo::freeze(evaluator(k, *l), l->frozen, l->collector, opponents(l)[index]);
+}
+
+// Games against opponents first .. first + count, into the learner's transitions.
+EGGROLL_EXPORT void ppo_collect(const float_kernels* k, Learner* l, int32_t first, int32_t count,
                                 uint64_t seed, uint64_t iteration, int32_t regrouped,
                                 Report* report) {
+  const ppo::FlushDenormals flush;
   const auto began = std::chrono::steady_clock::now();
-  ppo::from_torch(opponent, l->opponent);
-  ppo::collect(*k, l->settings, l->optimiser.weights, l->opponent, seed, iteration, regrouped != 0,
-               l->collector, l->transitions, *report);
+  ppo::collect(evaluator(k, *l), l->settings, l->optimiser.weights, opponents(l) + first, count,
+               seed, iteration, regrouped != 0, l->collector, l->transitions, *report);
   report->parts.collection +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
@@ -56,7 +80,8 @@ EGGROLL_EXPORT void ppo_collect(const float_kernels* k, Learner* l, const float*
 // Epochs of minibatches over the transitions that are there.
 EGGROLL_EXPORT void ppo_update(const float_kernels* k, Learner* l, uint64_t seed,
                                uint64_t iteration, float rate, Report* report) {
-  ppo::update(*k, *l, seed, iteration, rate, *report);
+  const ppo::FlushDenormals flush;
+  ppo::update(evaluator(k, *l), *l, seed, iteration, rate, *report);
 }
 
 // One minibatch of all transitions, whose advantages and returns are given.
@@ -69,14 +94,23 @@ EGGROLL_EXPORT void ppo_train_batch(const float_kernels* k, Learner* l, const fl
     t.advantage[i] = advantage[i];
     t.returns[i] = returns[i];
   }
-  ppo::train_batch(*k, *l, l->order, t.count, rate, *report);
-  ppo::to_torch(l->optimiser.gradient, gradient);
+  const ppo::FlushDenormals flush;
+  ppo::train_batch(evaluator(k, *l), *l, l->order, t.count, rate, *report);
+  ppo::dense_gradient(l->activations.active, l->optimiser.gradient, gradient);
 }
 
 EGGROLL_EXPORT void ppo_advantages(int32_t count, const float* value, const float* reward,
                                    const int32_t* last, float discount, float decay,
                                    float* advantage, float* returns) {
   ppo::advantages(count, value, reward, last, discount, decay, advantage, returns);
+}
+
+// Seconds of one call of a product of single numbers: what a call costs beside its arithmetic.
+EGGROLL_EXPORT double ppo_call_seconds(const float_kernels* k, int32_t rounds) {
+  float a = 1, b = 1, c = 0;
+  const auto began = std::chrono::steady_clock::now();
+  for (int32_t i = 0; i < rounds; ++i) k->sgemm_nn(1, 1, 1, &a, 1, &b, 1, &c, 1, 0);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / rounds;
 }
 
 // Transitions out of and into the learner; masks are of the mover's and the other's stones.

@@ -1,22 +1,47 @@
 #include "ppo_collect.h"
 
-#include <cmath>
+#include <algorithm>
+#include <vector>
 
 namespace ppo {
 
-static void begin(const Settings& s, uint64_t seed, uint64_t iteration, Collector& c) {
+// The boards of games that are not over, each once.
+static const std::vector<Board>& open_boards() {
+  static const std::vector<Board> found = [] {
+    std::vector<Board> boards = {Board()};
+    std::vector<bool> known(kCodes);
+    for (size_t at = 0; at < boards.size(); ++at) {
+      for (int move = 0; move < kMoves; ++move) {
+        const Board b = boards[at];
+        if (!(b.legal() >> move & 1)) continue;
+        const Board next = {b.theirs, static_cast<uint16_t>(b.mine | 1 << move)};
+        const int code = code_of(next);
+        if (kWins[next.theirs] || !next.legal() || known[code]) continue;
+        known[code] = true;
+        boards.push_back(next);
+      }
+    }
+    return boards;
+  }();
+  return found;
+}
+
+static void begin(const Settings& s, const Opponent* opponents, int count, uint64_t seed,
+                  uint64_t iteration, Collector& c) {
   for (int g = 0; g < s.games; ++g) {
-    c.games[g] = {Random(seed, iteration, g), Board(), -1, false};
+    Game& game = c.games[g];
+    game = {Random(seed, iteration, g), nullptr, Board(), -1, false};
+    game.opponent = opponents + game.random.below(count);
   }
   c.met.count = 0;
 }
 
-static void move_one(Game& game, int move) {
+static void play(Game& game, int move, int ply) {
   Board& b = game.board;
   b.mine |= static_cast<uint16_t>(1 << move);
-  const bool won = kWins[b.mine];
+  if (kWins[b.mine]) game.winner = ply % 2;
+  game.over = kWins[b.mine] || !(0x1ff & ~(b.mine | b.theirs));
   b = {b.theirs, b.mine};
-  game.over = won || !b.legal();
 }
 
 static void record(Transitions& t, const Game& game, int index, int move, float log_prob,
@@ -31,12 +56,13 @@ static void record(Transitions& t, const Game& game, int index, int move, float 
   t.last[i] = 0;
 }
 
-void move_all(const float_kernels& k, const Settings& s, const float* weights, bool learner,
-              int ply, Collector& c, int64_t& rows) {
+// Moves of the learner on the boards that are its to move; `rows` grows by the boards evaluated.
+static void move_learner(const Evaluator& e, const Settings& s, const float* weights, int ply,
+                         Collector& c, int64_t& rows) {
   int count = 0, going = 0;
   c.distinct.clear();
   for (int g = 0; g < s.games; ++g) {
-    if (c.games[g].over || learner_moves(g, ply) != learner) continue;
+    if (c.games[g].over || !learner_moves(g, ply)) continue;
     const Board b = c.games[g].board;
     const int before = count;
     const int row = s.distinct ? c.distinct.of(code_of(b), count) : count++;
@@ -45,7 +71,7 @@ void move_all(const float_kernels& k, const Settings& s, const float* weights, b
     c.going[going++] = g;
   }
   if (!count) return;
-  forward(k, weights, c.activations, count, s.threads);
+  forward(e, weights, c.activations, count);
   rows += count;
   int ready = 0;  // rows are numbered in the order in which they are met
   for (int i = 0; i < going; ++i) {
@@ -57,9 +83,31 @@ void move_all(const float_kernels& k, const Settings& s, const float* weights, b
       ++ready;
     }
     const int move = draw_move(log_probs, game.board.legal(), game.random.uniform());
-    if (learner) record(c.met, game, c.going[i], move, log_probs[move], heads[kMoves]);
-    move_one(game, move);
-    if (game.over && kWins[game.board.theirs]) game.winner = ply % 2;
+    record(c.met, game, c.going[i], move, log_probs[move], heads[kMoves]);
+    play(game, move, ply);
+  }
+}
+
+static void move_opponents(const Settings& s, int ply, Collector& c) {
+  for (int g = 0; g < s.games; ++g) {
+    Game& game = c.games[g];
+    if (game.over || learner_moves(g, ply)) continue;
+    const float* log_probs = game.opponent->log_probs[code_of(game.board)];
+    play(game, draw_move(log_probs, game.board.legal(), game.random.uniform()), ply);
+  }
+}
+
+void freeze(const Evaluator& e, const float* weights, Collector& c, Opponent& opponent) {
+  const std::vector<Board>& boards = open_boards();
+  for (size_t first = 0; first < boards.size(); first += kMaxBatch) {
+    const int count = static_cast<int>(std::min<size_t>(kMaxBatch, boards.size() - first));
+    for (int i = 0; i < count; ++i) observe(boards[first + i], c.activations.inputs + i * kInputs);
+    forward(e, weights, c.activations, count);
+    for (int i = 0; i < count; ++i) {
+      const Board b = boards[first + i];
+      masked_log_softmax(c.activations.heads + i * kHeadsApart, b.legal(),
+                         opponent.log_probs[code_of(b)]);
+    }
   }
 }
 
@@ -93,13 +141,13 @@ static void regroup(const Settings& s, Collector& c, Transitions& out) {
   for (int i = 0; i < c.met.count; ++i) copy(c.met, i, out, c.next[c.met.game[i]]++);
 }
 
-void collect(const float_kernels& k, const Settings& s, const float* learner, const float* opponent,
-             uint64_t seed, uint64_t iteration, bool regrouped, Collector& c, Transitions& out,
-             Report& report) {
-  begin(s, seed, iteration, c);
+void collect(const Evaluator& e, const Settings& s, const float* learner, const Opponent* opponents,
+             int count, uint64_t seed, uint64_t iteration, bool regrouped, Collector& c,
+             Transitions& out, Report& report) {
+  begin(s, opponents, count, seed, iteration, c);
   for (int ply = 0; ply < 9; ++ply) {
-    move_all(k, s, learner, true, ply, c, report.rows);
-    move_all(k, s, opponent, false, ply, c, report.rows);
+    move_learner(e, s, learner, ply, c, report.rows);
+    move_opponents(s, ply, c);
   }
   reward_all(s, c, report);
   out.count = c.met.count;

@@ -35,8 +35,14 @@ struct Distinct {
   }
 };
 
+// A frozen policy: log-probabilities of the moves on every board, by its code.
+struct Opponent {
+  float log_probs[kCodes][kMoves];
+};
+
 struct Game {
   Random random;
+  const Opponent* opponent;
   Board board;  // as the player to move sees it
   int32_t winner;
   bool over;
@@ -55,15 +61,16 @@ struct Collector {
 // The learner has X, the first player, in every other game.
 inline bool learner_moves(int game, int ply) { return game % 2 == ply % 2; }
 
-// Moves of one network on the boards that are its to move; `rows` grows by the boards evaluated.
-void move_all(const float_kernels& k, const Settings& s, const float* weights, bool learner,
-              int ply, Collector& c, int64_t& rows);
+// Fills in the moves of a network. It is asked about each of the 4,520 boards once; games then look
+// its answers up.
+void freeze(const Evaluator& e, const float* weights, Collector& c, Opponent& opponent);
 
-// Plays an iteration's games. `out` has the learner's transitions game by game, or move by move as
-// lockstep met them if `regrouped` is false, which is wrong for advantages.
-void collect(const float_kernels& k, const Settings& s, const float* learner, const float* opponent,
-             uint64_t seed, uint64_t iteration, bool regrouped, Collector& c, Transitions& out,
-             Report& report);
+// Plays an iteration's games, each against one of `count` opponents, drawn uniformly. `out` has the
+// learner's transitions game by game, or move by move as lockstep met them if `regrouped` is false,
+// which is wrong for advantages.
+void collect(const Evaluator& e, const Settings& s, const float* learner, const Opponent* opponents,
+             int count, uint64_t seed, uint64_t iteration, bool regrouped, Collector& c,
+             Transitions& out, Report& report);
 
 // GAE over transitions that lie game by game; a game's last has nothing after it.
 void advantages(int count, const float* value, const float* reward, const int32_t* last,

@@ -13,7 +13,8 @@ constexpr int kCodes = 19683;  // boards as numbers of nine digits in base 3
 
 constexpr int inputs_of(int layer) { return layer ? kHidden : kInputs; }
 
-// Offsets in the vector of parameters: W [out, in] and b of each layer, then the heads.
+// Offsets in the vector of parameters: W [in, 256] and b of each layer, then the heads. torch has
+// W [256, in]: here the weights of an input lie together, so that inputs can be left out.
 constexpr int weights_of(int layer) {
   int at = 0;
   for (int l = 0; l < layer; ++l) at += kHidden * (inputs_of(l) + 1);
@@ -30,7 +31,7 @@ constexpr int kPolicyBias = kHeadWeights + kMoves * kHidden;  // torch's
 constexpr int kValueWeights = kPolicyBias + kMoves;           // torch's
 
 struct Settings {
-  int32_t games, epochs, batch, normalise, distinct, threads;
+  int32_t games, epochs, batch, normalise, distinct, sparse, threads;
   float clip, entropy, value, discount, decay, norm, beta1, beta2, epsilon;
   float reward[3];  // win, draw, loss
 };
@@ -38,6 +39,11 @@ struct Settings {
 // Seconds by part.
 struct Parts {
   double backward, adam, forward, collection, loss, other;
+};
+
+// What products did since the run began; units left out are not counted.
+struct Work {
+  int64_t multiply_adds, products;
 };
 
 struct Report {

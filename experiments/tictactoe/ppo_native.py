@@ -4,7 +4,8 @@ Games in lockstep, advantages, loss, gradient and Adam are C++ on memory that is
 products and Adam's loop are those of extensions/float_kernels, whose table it is handed. Chance is
 xoshiro128+, a stream for each (seed, iteration, game). With `distinct`, equal boards of a batch are
 one row of the network: they have equal outputs, and their gradients by the outputs are added before
-the backward pass, which is linear in them. This changes roundings alone.
+the backward pass, which is linear in them. With `sparse`, units that no board of a batch activates
+are left out of products (ppo_net.h). Both change roundings alone.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from numpy.typing import NDArray
 
 from eggroll import native
 from eggroll.errors import InputError
-from experiments.tictactoe.network import INPUTS, MOVES, PARAMETERS, initial, multiply_adds
+from experiments.tictactoe.network import INPUTS, MOVES, PARAMETERS, initial
 from experiments.tictactoe.settings import Settings
 from experiments.tictactoe.transitions import Collected, Iteration, Losses, Transitions
 
 HERE = Path(__file__).parent
 MOST_BATCH, MOST_TRANSITIONS, MOST_GAMES = 1024, 8192, 1024  # of ppo_layout.h
+OPEN_BOARDS = 4520  # that a snapshot is asked about
 PARTS = ("backward", "adam", "forward", "collection", "loss", "other")
 
 
@@ -31,8 +33,8 @@ class _Settings(ctypes.Structure):
     """ppo::Settings."""
 
     _fields_ = (
-        *((n, ctypes.c_int32) for n in ("games", "epochs", "batch", "normalise", "distinct")),
-        ("threads", ctypes.c_int32),
+        *((n, ctypes.c_int32) for n in ("games", "epochs", "batch", "normalise")),
+        *((n, ctypes.c_int32) for n in ("distinct", "sparse", "threads")),
         *((n, ctypes.c_float) for n in ("clip", "entropy", "value", "discount", "decay", "norm")),
         *((n, ctypes.c_float) for n in ("beta1", "beta2", "epsilon")),
         ("reward", ctypes.c_float * 3),
@@ -58,7 +60,9 @@ def library() -> native.Library:
     """
     from float_kernels import include
 
-    sources = [HERE / name for name in ("ppo.cpp", "ppo_collect.cpp", "ppo_update.cpp")]
+    sources = [
+        HERE / name for name in ("ppo.cpp", "ppo_net.cpp", "ppo_collect.cpp", "ppo_update.cpp")
+    ]
     return native.build(*sources, flags=[f"-I{include()}"])
 
 
@@ -72,7 +76,12 @@ class NativePPO:
     """A run in native code: `iterate` plays an iteration's games and learns from them."""
 
     def __init__(
-        self, settings: Settings, seed: int, threads: int = 1, distinct: bool = True
+        self,
+        settings: Settings,
+        seed: int,
+        threads: int = 1,
+        distinct: bool = True,
+        sparse: bool = True,
     ) -> None:
         """Memory, first weights and a pool of them.
 
@@ -82,18 +91,20 @@ class NativePPO:
         import float_kernels
 
         _check(settings, threads)
-        self.settings, self.seed, self.iteration = settings, seed, 0
+        self.settings, self.seed, self.threads, self.iteration = settings, seed, threads, 0
         self.calls: Any = library().handle
         self.calls.ppo_new.restype = ctypes.c_void_p
         self.kernels = ctypes.c_void_p(float_kernels.table())
         first = initial(seed)
-        of = _struct(settings, threads, distinct)
-        memory = self.calls.ppo_new(ctypes.byref(of), pointer(first))
+        of = _struct(settings, threads, distinct, sparse)
+        self.room = settings.iterations // settings.snapshot + 2  # the last for any opponent
+        memory = self.calls.ppo_new(ctypes.byref(of), pointer(first), self.room)
         if not memory:
-            raise MemoryError("a run of PPO needs some 40 MB of memory")
+            raise MemoryError("a run of PPO needs some 50 MB of memory")
         self.memory = ctypes.c_void_p(memory)
-        self.pool = [first]
-        self.opponents = np.random.default_rng(seed)
+        self.pool: list[NDArray[np.float32]] = []
+        self.snapshot()
+        self.work = self.total_work()
 
     def __del__(self) -> None:
         if hasattr(self, "memory"):
@@ -101,21 +112,31 @@ class NativePPO:
 
     def iterate(self) -> Iteration:
         report = _Report()
-        opponent = self.pool[self.opponents.integers(len(self.pool))]
-        self._collect(opponent, True, report)
+        frozen = min(len(self.pool), self.room - 1)
+        self._collect(0, frozen, True, report)
         self._update(report)
-        trained = report.trained_rows
-        work = multiply_adds(report.rows) + 3 * multiply_adds(trained)
+        rows, trained = report.rows, report.trained_rows
+        if len(self.pool) > frozen:
+            rows += OPEN_BOARDS
+        done, self.work = self.work, self.total_work()
         return Iteration(
             Losses(report.policy, report.value, report.entropy), tuple(report.results),
-            report.transitions, report.rows + trained, work,
+            report.transitions, rows + trained,
+            int(self.work[0] - done[0]),
             {name: getattr(report, name) for name in PARTS},
         )  # fmt: skip
+
+    def total_work(self) -> NDArray[np.int64]:
+        """Multiply-adds and products so far; units left out are not counted."""
+        found = np.empty(2, np.int64)
+        self.calls.ppo_get_work(self.memory, pointer(found))
+        return found
 
     def collect(self, opponent: NDArray[np.float32], regrouped: bool = True) -> Collected:
         """Games of the learner against weights [207114]."""
         report = _Report()
-        self._collect(opponent, regrouped, report)
+        self._freeze(self.room - 1, opponent)
+        self._collect(self.room - 1, 1, regrouped, report)
         return Collected(self.transitions(), tuple(report.results), report.rows)
 
     def update(self, found: Transitions) -> Losses:
@@ -125,9 +146,18 @@ class NativePPO:
         self._update(report)
         return Losses(report.policy, report.value, report.entropy)
 
-    def _collect(self, opponent: NDArray[np.float32], regrouped: bool, report: _Report) -> None:
+    def snapshot(self) -> None:
+        """Adds the learner to the pool of opponents."""
+        self.pool.append(self.weights())
+        if len(self.pool) < self.room:
+            self._freeze(len(self.pool) - 1, self.pool[-1])
+
+    def _freeze(self, index: int, flat: NDArray[np.float32]) -> None:
+        self.calls.ppo_freeze(self.kernels, self.memory, index, pointer(flat))
+
+    def _collect(self, first: int, count: int, regrouped: bool, report: _Report) -> None:
         self.calls.ppo_collect(
-            self.kernels, self.memory, pointer(opponent), ctypes.c_uint64(self.seed),
+            self.kernels, self.memory, first, count, ctypes.c_uint64(self.seed),
             ctypes.c_uint64(self.iteration), int(regrouped), ctypes.byref(report),
         )  # fmt: skip
 
@@ -138,7 +168,7 @@ class NativePPO:
         )  # fmt: skip
         self.iteration += 1
         if self.iteration % self.settings.snapshot == 0:
-            self.pool.append(self.weights())
+            self.snapshot()
 
     def train_batch(
         self, advantages: NDArray[np.float32], returns: NDArray[np.float32], rate: float
@@ -220,10 +250,10 @@ def advantages(
     return found, returns
 
 
-def _struct(s: Settings, threads: int, distinct: bool) -> _Settings:
+def _struct(s: Settings, threads: int, distinct: bool, sparse: bool) -> _Settings:
     return _Settings(
-        s.games, s.epochs, s.batch, s.normalise, distinct, threads, s.clip, s.entropy, s.value,
-        s.discount, s.decay, s.norm, s.beta1, s.beta2, s.epsilon, (s.win, s.draw, s.loss),
+        s.games, s.epochs, s.batch, s.normalise, distinct, sparse, threads, s.clip, s.entropy,
+        s.value, s.discount, s.decay, s.norm, s.beta1, s.beta2, s.epsilon, (s.win, s.draw, s.loss),
     )  # fmt: skip
 
 

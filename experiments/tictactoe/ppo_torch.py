@@ -3,7 +3,7 @@
 `Sequential` plays a game to its end before the next, a network call per move, as one writes it
 first. `Lockstep` plays all games at once: NumPy moves the stones, and a network answers all boards
 on which it is to move in one call. The update is the same: PyTorch's autograd and Adam. The learner
-has X in every other game; an iteration's opponent is a snapshot of it, drawn uniformly.
+has X in every other game; the opponent of a game is a snapshot of it, drawn uniformly.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def play_one(
 
 
 def sequential(
-    learner: TicTacToeNet, opponent: TicTacToeNet, settings: Settings, chance: np.random.Generator
+    learner: TicTacToeNet,
+    opponents: list[TicTacToeNet],
+    settings: Settings,
+    chance: np.random.Generator,
 ) -> Collected:
     """An iteration's games, one after another."""
     torch.manual_seed(int(chance.integers(1 << 62)))
@@ -87,6 +90,7 @@ def sequential(
     results, rows = [0, 0, 0], 0
     for game in range(settings.games):
         side = X if game % 2 == 0 else O
+        opponent = opponents[chance.integers(len(opponents))]
         transitions, end, moves = play_one(
             {side: learner, 3 - side: opponent}, side, game, settings
         )
@@ -116,28 +120,29 @@ def evaluate(net: TicTacToeNet, observations: NDArray) -> tuple[NDArray, NDArray
 
 def lockstep(
     learner: TicTacToeNet,
-    opponent: TicTacToeNet,
+    opponents: list[TicTacToeNet],
     settings: Settings,
     chance: np.random.Generator,
-    evaluate: Callable[..., tuple[NDArray, NDArray]] = evaluate,
 ) -> Collected:
     """An iteration's games, all at once; transitions game by game."""
     boards = np.zeros((settings.games, 9), np.uint8)
     side = np.where(np.arange(settings.games) % 2 == 0, X, O)
+    against = chance.integers(len(opponents), size=settings.games)
     going, winner = np.arange(settings.games), np.zeros(settings.games, int)
     found: list[tuple] = []
     rows = 0
     for ply in range(9):
         mover = X if ply % 2 == 0 else O
-        for own in (True, False):
-            games = going[(side[going] == mover) == own]
+        for index, net in enumerate([learner, *opponents]):
+            own = side[going] == mover
+            games = going[own if net is learner else ~own & (against[going] == index - 1)]
             if not len(games):
                 continue
             seen, legal = observe(boards[games], mover), boards[games] == 0
-            logits, values = evaluate(learner if own else opponent, seen)
+            logits, values = evaluate(net, seen)
             chances = probabilities(logits, legal)
             moves = draw(chances, chance)
-            if own:
+            if net is learner:
                 log_probs = np.log(chances[np.arange(len(games)), moves])
                 found.append((seen, legal, moves, log_probs, values, games))
             boards[games, moves] = mover
@@ -188,7 +193,7 @@ def update(
             optimiser.step()
             sums += [float(term.detach()) for term in terms]
             count += 1
-    return Losses(*(sums / count))
+    return Losses(*(sums / count).tolist())
 
 
 def loss_terms(
@@ -211,13 +216,21 @@ def loss_terms(
     return policy, functional.mse_loss(values, returns), entropy
 
 
+def frozen(flat: NDArray[np.float32]) -> TicTacToeNet:
+    """A network of these weights, to play against."""
+    net = TicTacToeNet()
+    net.load_flat(flat)
+    return net.eval()
+
+
 class TorchPPO:
     """A run in PyTorch: `iterate` plays an iteration's games and learns from them."""
 
     def __init__(self, collect: Callable[..., Collected], settings: Settings, seed: int) -> None:
+        torch.set_flush_denormal(True)  # moments of units without gradient decay into them
         self.collect, self.settings, self.iteration = collect, settings, 0
         self.chance = np.random.default_rng(seed)
-        self.net, self.opponent = TicTacToeNet(), TicTacToeNet()
+        self.net = TicTacToeNet()
         self.net.load_flat(initial(seed))
         self.optimiser = torch.optim.Adam(
             self.net.parameters(),
@@ -225,20 +238,25 @@ class TorchPPO:
             (settings.beta1, settings.beta2),
             settings.epsilon,
         )
-        self.pool = [self.net.flat()]
+        self.pool: list[TicTacToeNet] = []
+        self.snapshot()
 
     def iterate(self) -> Iteration:
-        self.opponent.load_flat(self.pool[self.chance.integers(len(self.pool))])
-        found = self.collect(self.net, self.opponent, self.settings, self.chance)
+        found = self.collect(self.net, self.pool, self.settings, self.chance)
         self.optimiser.param_groups[0]["lr"] = self.settings.rate(self.iteration)
         losses = update(self.net, self.optimiser, found.transitions, self.settings, self.chance)
         self.iteration += 1
         if self.iteration % self.settings.snapshot == 0:
-            self.pool.append(self.net.flat())
+            self.snapshot()
         count = len(found.transitions.moves)
-        rows = found.rows + self.settings.epochs * count  # a backward pass is two forward passes
+        rows = found.rows + self.settings.epochs * count
+        # A backward pass has twice the products of a forward pass.
         work = multiply_adds(found.rows) + 3 * multiply_adds(self.settings.epochs * count)
         return Iteration(losses, found.results, count, rows, work, {})
+
+    def snapshot(self) -> None:
+        """Adds the learner to the pool of opponents."""
+        self.pool.append(frozen(self.net.flat()))
 
     def weights(self) -> NDArray[np.float32]:
         return self.net.flat()

@@ -100,28 +100,26 @@ void batch_loss(Learner& l, const int32_t* chosen, int count, int rows, Report& 
   report.entropy += entropy * scale;
 }
 
-void train_batch(const float_kernels& k, Learner& l, const int32_t* chosen, int count, float rate,
+void train_batch(const Evaluator& e, Learner& l, const int32_t* chosen, int count, float rate,
                  Report& report) {
   const Settings& s = l.settings;
   Optimiser& o = l.optimiser;
   Watch watch;
   const int rows = batch_rows(l, chosen, count);
   watch.add(report.parts.other);
-  forward(k, o.weights, l.activations, rows, s.threads);
+  forward(e, o.weights, l.activations, rows);
   watch.add(report.parts.forward);
   batch_loss(l, chosen, count, rows, report);
   watch.add(report.parts.loss);
-  const double norm =
-      std::sqrt(backward(k, o.weights, l.activations, l.deltas, o.gradient, rows, s.threads));
+  const double norm = std::sqrt(backward(e, o.weights, l.activations, l.deltas, o.gradient, rows));
   watch.add(report.parts.backward);
   const float clip = static_cast<float>(std::min(1.0, s.norm / (norm + 1e-6)));
-  k.adam(kParameters, o.weights, o.gradient, o.first, o.second, rate, s.beta1, s.beta2, s.epsilon,
-         clip, ++o.step);
+  adam(*e.kernels, s, l.activations.active, o, rate, clip);
   watch.add(report.parts.adam);
   report.trained_rows += rows;
 }
 
-void update(const float_kernels& k, Learner& l, uint64_t seed, uint64_t iteration, float rate,
+void update(const Evaluator& e, Learner& l, uint64_t seed, uint64_t iteration, float rate,
             Report& report) {
   const Settings& s = l.settings;
   Transitions& t = l.transitions;
@@ -135,7 +133,7 @@ void update(const float_kernels& k, Learner& l, uint64_t seed, uint64_t iteratio
     for (int i = t.count - 1; i > 0; --i) std::swap(l.order[i], l.order[random.below(i + 1)]);
     watch.add(report.parts.other);
     for (int i = 0; i < t.count; i += s.batch, ++batches)
-      train_batch(k, l, l.order + i, std::min(s.batch, t.count - i), rate, report);
+      train_batch(e, l, l.order + i, std::min(s.batch, t.count - i), rate, report);
     watch = Watch();
   }
   report.policy /= batches;

@@ -78,16 +78,17 @@ def train(
     name: of the settings; look: iterations between two.
     """
     trainer = backend(method, settings, seed, threads)
-    totals = dict.fromkeys(("seconds", "games", "rows", "multiply_adds"), 0.0)
+    totals = dict.fromkeys(("seconds", "cpu_seconds", "games", "rows", "multiply_adds"), 0.0)
     judged: dict[str, float] = {}
     about = {"method": method, "net": "4x256", "arithmetic": "float32", "seed": seed}
     with metrics.Writer(
         out, **about, settings=name, threads=threads, iterations=settings.iterations
     ) as writer:
         for step in range(1, settings.iterations + 1):
-            began = time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.process_time()
             done = trainer.iterate()
             totals["seconds"] += time.perf_counter() - began
+            totals["cpu_seconds"] += time.process_time() - cpu_began
             totals["games"] += settings.games
             totals["rows"] += done.rows
             totals["multiply_adds"] += done.multiply_adds
@@ -96,7 +97,7 @@ def train(
                 judged = metrics.judge(logits_of(trainer.weights()))
                 line |= judged
             writer.write(**line)
-            if judged and step % (20 * look) == 0:
+            if judged and (step % (20 * look) == 0 or step == settings.iterations):
                 say(f"{step}: {totals['seconds']:.1f} s, {sentence(judged)}")
     save(method, trainer.weights(), out / "weights", say)
     return judged | totals

@@ -47,6 +47,7 @@ struct Gemm : Vec<Isa> {
   static constexpr int kRows = Isa::kRows, kVectors = Isa::kVectors, kPanel = kVectors * N;
   static constexpr int kDepth = Isa::kDepth;
   static constexpr int kMostRows = 144, kMostColumns = 1024;  // of a block: A's part, B's part
+  static_assert(kMostColumns % kPanel == 0);
 
   // Depth of the blocks that k is divided into.
   static int depth_of(int k) {
@@ -56,19 +57,32 @@ struct Gemm : Vec<Isa> {
   static int panels_of(int n) { return (n + kPanel - 1) / kPanel; }
 
   // --- Panels of B ---------------------------------------------------------------------------
-  static void pack_panel(const Right& b, int k0, int depth, int j0, int columns, float* to) {
+  // Copies of panels, and of A's tiles, are a cache line longer than they need be, so that those of
+  // one block do not begin in the same set of the first cache.
+  static constexpr int kLine = 16, kGroup = 8;  // panels that are copied at a time
+  static ptrdiff_t panel_stride(int depth) { return ptrdiff_t{depth} * kPanel + kLine; }
+
+  static void pack_panels(const Right& b, int k0, int depth, int j0, int columns, float* to) {
     if (b.transposed)
-      pack_turned(b.p + k0 + j0 * b.row, b.row, depth, columns, to);
+      for (int j = 0; j < columns; j += kPanel, to += panel_stride(depth))
+        pack_turned(b.p + k0 + (j0 + j) * b.row, b.row, depth, columns - j, to);
     else
       pack_rows(b.p + k0 * b.row + j0, b.row, depth, columns, to);
   }
 
+  // Row by row over all the panels, as a row is contiguous and a column of rows is not.
   static void pack_rows(const float* p, ptrdiff_t row, int depth, int columns, float* to) {
-    for (int k = 0; k < depth; ++k, p += row, to += kPanel)
-      for (int j = 0; j < kPanel; j += N) {
-        int left = columns - j;
-        V::store(to + j, left >= N ? V::load(p + j) : left > 0 ? V::load(p + j, left) : F{});
-      }
+    const ptrdiff_t stride = panel_stride(depth);
+    const int whole = columns / kPanel;
+    for (int k = 0; k < depth; ++k, p += row, to += kPanel) {
+      for (int i = 0; i < whole; ++i)
+        for (int j = 0; j < kPanel; j += N)
+          V::store(to + i * stride + j, V::load(p + i * kPanel + j));
+      if (columns > whole * kPanel)
+        for (int j = 0; j < kPanel; j += N)
+          V::store(to + whole * stride + j,
+                   load_at(p + whole * kPanel + j, columns - whole * kPanel - j));
+    }
   }
 
   static void pack_turned(const float* p, ptrdiff_t row, int depth, int columns, float* to) {
@@ -91,23 +105,27 @@ struct Gemm : Vec<Isa> {
   }
 
   static size_t packed_floats(int k, int n) {
-    return k > 0 && n > 0 ? static_cast<size_t>(k) * panels_of(n) * kPanel : 0;
+    if (k < 1 || n < 1) return 0;
+    int blocks = (k + depth_of(k) - 1) / depth_of(k);
+    return static_cast<size_t>(panels_of(n)) * (size_t{kPanel} * k + size_t{kLine} * blocks);
   }
-  static float* panel_of(float* packed, int n, int k0, int depth, int panel) {
-    return packed + static_cast<size_t>(k0) * panels_of(n) * kPanel +
-           static_cast<size_t>(panel) * depth * kPanel;
+  // Where a panel of the block of k that begins at k0 begins.
+  static ptrdiff_t panel_at(int k, int n, int k0, int depth, int panel) {
+    ptrdiff_t before = k0 / depth_of(k) * kLine + ptrdiff_t{k0} * kPanel;
+    return before * panels_of(n) + panel * panel_stride(depth);
   }
 
   static void pack(int k, int n, const Right& b, float* packed) {
     int most = depth_of(k);
     for (int k0 = 0; k0 < k; k0 += most) {
       int depth = k - k0 < most ? k - k0 : most;
-      for (int p = 0; p < panels_of(n); ++p)
-        pack_panel(b, k0, depth, p * kPanel, n - p * kPanel, panel_of(packed, n, k0, depth, p));
+      pack_panels(b, k0, depth, 0, n, packed);
+      packed += panels_of(n) * panel_stride(depth);
     }
   }
 
   // --- A tile of C ---------------------------------------------------------------------------
+  // kPanel columns wide. What follows the product comes with the last block of k alone.
   struct Tile {
     const float* a;
     ptrdiff_t row;  // of A in place
@@ -115,82 +133,126 @@ struct Gemm : Vec<Isa> {
     int depth;
     float* c;
     ptrdiff_t ldc;
-    int columns;
-    bool add, last;
-    Tail tail;  // at the tile's first row and column
-    int shift;  // of its bits within a word
+    bool add;
+    Tail tail;           // at the tile's first row and column
+    int shift;           // of its bits within a word
+    uint32_t in_matrix;  // bits of the columns that are
   };
 
   // In place: rows of A `row` apart. Copied: [depth][rows].
-  template <int rows, bool copied>
+  template <int rows, int vectors, bool copied>
   static void tile(const Tile& t) {
-    F acc[rows][kVectors] = {};
+    F acc[rows][vectors] = {};
     const float *a = t.a, *b = t.b;
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i) __builtin_prefetch(t.c + i * t.ldc, 1);
     for (int k = 0; k < t.depth; ++k, a += copied ? rows : 1, b += kPanel) {
-      F v[kVectors];
+      F v[vectors];
 #pragma GCC unroll 8
-      for (int j = 0; j < kVectors; ++j) v[j] = V::load(b + j * N);
+      for (int j = 0; j < vectors; ++j) v[j] = V::load(b + j * N);
 #pragma GCC unroll 16
       for (int i = 0; i < rows; ++i) {
         F x = V::all(copied ? a[i] : a[i * t.row]);
 #pragma GCC unroll 8
-        for (int j = 0; j < kVectors; ++j) acc[i][j] += x * v[j];
+        for (int j = 0; j < vectors; ++j) acc[i][j] += x * v[j];
       }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; ++i) finish(t, i, acc[i]);
+    if (t.add)
+      each(acc, [&](F& v, int i, int j) FK_LAMBDA { v += V::load(t.c + i * t.ldc + j * N); });
+    if (t.tail.bias)
+      each(acc, [&](F& v, int, int j) FK_LAMBDA { v += V::load(t.tail.bias + j * N); });
+    if (t.tail.relu) each(acc, [&](F& v, int, int) FK_LAMBDA { v = V::relu(v); });
+    each(acc, [&](F& v, int i, int j) FK_LAMBDA { V::store(t.c + i * t.ldc + j * N, v); });
+    if (t.tail.bits) store_bits(t, acc);
   }
 
-  static FK_INLINE void finish(const Tile& t, int i, F* acc) {
-    float* c = t.c + i * t.ldc;
-    uint32_t bits = 0;
+  template <int rows, int vectors, class Function>
+  static FK_INLINE void each(F (&acc)[rows][vectors], Function f) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i)
 #pragma GCC unroll 8
-    for (int j = 0; j < kVectors; ++j) {
-      int left = t.columns - j * N;
-      if (left <= 0) break;
-      F v = acc[j];
-      if (t.add) v += left >= N ? V::load(c + j * N) : V::load(c + j * N, left);
-      if (t.last) {
-        const float* bias = t.tail.bias;
-        if (bias) v += left >= N ? V::load(bias + j * N) : V::load(bias + j * N, left);
-        if (t.tail.relu) v = V::relu(v);
-        if (t.tail.bits) {
-          uint32_t some = V::bits(v > F{});
-          bits |= (left >= N ? some : some & ((1u << left) - 1)) << (j * N);
-        }
+      for (int j = 0; j < vectors; ++j) f(acc[i][j], i, j);
+  }
+
+  template <int rows, int vectors>
+  static FK_INLINE void store_bits(const Tile& t, const F (&acc)[rows][vectors]) {
+    uint32_t* word = t.tail.bits;
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i, word += t.tail.words) {
+      uint32_t bits = 0;
+#pragma GCC unroll 8
+      for (int j = 0; j < vectors; ++j) bits |= V::bits(acc[i][j] > F{}) << (j * N);
+      *word = (t.shift ? *word : 0) | (bits & t.in_matrix) << t.shift;
+    }
+  }
+
+  // A tile that is less wide is computed in a copy.
+  static void narrow_tile(Tile t, int rows, int wide, bool copied) {
+    float local[kRows * kPanel], bias[kPanel], *c = t.c;
+    ptrdiff_t ldc = t.ldc;
+    if (t.add) copy(rows, wide, c, ldc, local, kPanel);
+    if (t.tail.bias) copy(1, wide, t.tail.bias, 0, bias, 0), t.tail.bias = bias;
+    t.c = local, t.ldc = kPanel, t.in_matrix = (1u << wide) - 1;
+    tile_of(rows, wide <= N ? 1 : kVectors, copied)(t);
+    for (int i = 0; i < rows; ++i)
+      for (int j = 0; j < wide; j += N) {
+        F v = V::load(local + i * kPanel + j);
+        wide - j >= N ? V::store(c + i * ldc + j, v) : V::store(c + i * ldc + j, v, wide - j);
       }
-      left >= N ? V::store(c + j * N, v) : V::store(c + j * N, v, left);
-    }
-    if (t.last && t.tail.bits) {
-      uint32_t& word = t.tail.bits[i * static_cast<ptrdiff_t>(t.tail.words)];
-      word = (t.shift ? word : 0) | bits << t.shift;
-    }
+  }
+  // Columns past the last become 0.
+  static void copy(int rows, int columns, const float* from, ptrdiff_t row, float* to,
+                   ptrdiff_t to_row) {
+    for (int i = 0; i < rows; ++i)
+      for (int j = 0; j < kPanel; j += N)
+        V::store(to + i * to_row + j, load_at(from + i * row + j, columns - j));
+  }
+  static FK_INLINE F load_at(const float* p, int left) {
+    return left >= N ? V::load(p) : left > 0 ? V::load(p, left) : F{};
   }
 
   using TileFunction = void (*)(const Tile&);
-  template <bool copied, size_t... i>
+  template <int vectors, bool copied, size_t... i>
   static TileFunction tile_of(int rows, std::index_sequence<i...>) {
-    static constexpr TileFunction all[] = {&tile<i + 1, copied>...};
+    static constexpr TileFunction all[] = {&tile<i + 1, vectors, copied>...};
     return all[rows - 1];
   }
-  static TileFunction tile_of(int rows, bool copied) {
+  static TileFunction tile_of(int rows, int vectors, bool copied) {
     using Rows = std::make_index_sequence<kRows>;
-    return copied ? tile_of<true>(rows, Rows()) : tile_of<false>(rows, Rows());
+    if (vectors == 1)
+      return copied ? tile_of<1, true>(rows, Rows()) : tile_of<1, false>(rows, Rows());
+    return copied ? tile_of<kVectors, true>(rows, Rows()) : tile_of<kVectors, false>(rows, Rows());
   }
 
   // --- Blocks --------------------------------------------------------------------------------
-  static void copy_left(const Left& a, int i0, int rows, int k0, int depth, float* to) {
-    const float* p = a.p + i0 + k0 * a.row;
-    for (int k = 0; k < depth; ++k, p += a.row, to += rows)
-      for (int i = 0; i < rows; ++i) to[i] = p[i];
-  }
-
   // The rows of A in tiles of nearly one height.
   struct Heights {
     int count, low, higher;  // the first `higher` tiles have a row more than `low`
     explicit Heights(int m) : count((m + kRows - 1) / kRows), low(m / count), higher(m % count) {}
     int rows(int i) const { return low + (i < higher); }
   };
+
+  // Tiles of A that lies in columns, each as [depth][rows].
+  static ptrdiff_t left_stride(int depth) { return ptrdiff_t{depth} * kRows + kLine; }
+  template <int low>
+  static void copy_left(const float* p, ptrdiff_t row, int depth, const Heights& h, float* to) {
+    const ptrdiff_t stride = left_stride(depth);
+    for (int k = 0; k < depth; ++k, p += row) {
+      const float* from = p;
+      float* tile = to + k * (low + 1);
+      for (int t = 0; t < h.higher; ++t, from += low + 1, tile += stride)
+        __builtin_memcpy(tile, from, sizeof(float) * (low + 1));
+      tile -= k;
+      for (int t = h.higher; t < h.count; ++t, from += low, tile += stride)
+        __builtin_memcpy(tile, from, sizeof(float) * low);
+    }
+  }
+  using CopyFunction = void (*)(const float*, ptrdiff_t, int, const Heights&, float*);
+  template <size_t... i>
+  static CopyFunction copy_of(int low, std::index_sequence<i...>) {
+    static constexpr CopyFunction all[] = {&copy_left<i + 1>...};
+    return all[low - 1];
+  }
 
   static void multiply(const Product& p) {
     if (p.m < 1 || p.n < 1) return;
@@ -208,21 +270,34 @@ struct Gemm : Vec<Isa> {
     }
   }
 
+  static constexpr size_t kPanelFloats =
+      size_t{(kMostColumns + kPanel - 1) / kPanel} * (kDepth * kPanel + kLine);
+  static constexpr size_t kLeftFloats =
+      size_t{(kMostRows + kRows - 1) / kRows} * (kDepth * kRows + kLine);
+
   static void block(const Product& p, int k0, int depth, int j0, int columns, int i0, int rows) {
-    float* panels = p.b.packed ? nullptr : scratch(0, size_t{kMostColumns} * kDepth);
-    float* lefts = p.a.transposed ? scratch(1, size_t{kMostRows} * kDepth) : nullptr;
-    Heights heights(rows);
-    for (int j = 0; j < columns; j += kPanel) {
-      float* panel = p.b.packed
-                         ? panel_of(const_cast<float*>(p.b.p), p.n, k0, depth, (j0 + j) / kPanel)
-                         : panels + static_cast<size_t>(j) * depth;
-      int wide = columns - j < kPanel ? columns - j : kPanel;
-      if (!p.b.packed && i0 == 0) pack_panel(p.b, k0, depth, j0 + j, wide, panel);
-      for (int t = 0, i = i0; t < heights.count; i += heights.rows(t++)) {
-        float* left = lefts + static_cast<size_t>(i - i0) * depth;
-        if (lefts && j == 0) copy_left(p.a, i, heights.rows(t), k0, depth, left);
-        run_tile(p, k0, depth, j0 + j, wide, i, heights.rows(t), lefts ? left : nullptr, panel);
-      }
+    const Heights heights(rows);
+    float* lefts = nullptr;
+    if (p.a.transposed) {
+      lefts = scratch(1, kLeftFloats);
+      copy_of(heights.low, std::make_index_sequence<kRows>())(p.a.p + i0 + k0 * p.a.row, p.a.row,
+                                                              depth, heights, lefts);
+    }
+    const float* panels = p.b.p;
+    float* copies = nullptr;
+    if (p.b.packed)
+      panels += panel_at(p.k, p.n, k0, depth, j0 / kPanel);
+    else
+      panels = copies = scratch(0, kPanelFloats);
+    for (int j = 0; j < columns; j += kPanel, panels += panel_stride(depth)) {
+      int left = columns - j, group = kGroup * kPanel;
+      if (copies && i0 == 0 && j % group == 0)
+        pack_panels(p.b, k0, depth, j0 + j, left < group ? left : group,
+                    copies + j / kPanel * panel_stride(depth));
+      int wide = left < kPanel ? left : kPanel;
+      for (int t = 0, i = i0; t < heights.count; i += heights.rows(t++))
+        run_tile(p, k0, depth, j0 + j, wide, i, heights.rows(t),
+                 lefts ? lefts + t * left_stride(depth) : nullptr, panels);
     }
   }
 
@@ -231,14 +306,14 @@ struct Gemm : Vec<Isa> {
     Tile t;
     t.a = left ? left : p.a.p + i * p.a.row + k0;
     t.row = p.a.row;
-    t.b = panel, t.depth = depth, t.columns = wide;
+    t.b = panel, t.depth = depth;
     t.c = p.c + i * p.ldc + j, t.ldc = p.ldc;
     t.add = p.accumulate || k0 > 0;
-    t.last = k0 + depth >= p.k;
-    t.tail = p.tail, t.shift = j % 32;
+    t.tail = k0 + depth >= p.k ? p.tail : Tail{};
+    t.shift = j % 32, t.in_matrix = ~0u;
     if (t.tail.bias) t.tail.bias += j;
     if (t.tail.bits) t.tail.bits += static_cast<ptrdiff_t>(i) * t.tail.words + j / 32;
-    tile_of(rows, left != nullptr)(t);
+    wide < kPanel ? narrow_tile(t, rows, wide, left) : tile_of(rows, kVectors, left)(t);
   }
 };
 

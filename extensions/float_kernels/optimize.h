@@ -60,12 +60,13 @@ struct Optimize : Elements<Isa> {
 
   static int64_t peak(int64_t rounds) {
     constexpr int kSums = Isa::kPeakSums;
-    F s[kSums] = {}, x = V::all(0.5f), y = V::all(0.25f);
-    for (int64_t i = 0; i < rounds; ++i) {
-      Isa::opaque(x);  // or the compiler would multiply once
-#pragma GCC unroll 16
+    F s[kSums], x = V::all(0.5f), y = V::all(0.25f);
+#pragma GCC unroll 32
+    for (int j = 0; j < kSums; ++j)
+      s[j] = V::all(static_cast<float>(j));  // else one would serve all
+    for (int64_t i = 0; i < rounds; ++i)
+#pragma GCC unroll 32
       for (int j = 0; j < kSums; ++j) s[j] = s[j] * x + y;
-    }
     F total = F{};
     for (int j = 0; j < kSums; ++j) total += s[j];
     return V::sum(total) < 0 ? 0 : rounds * kSums * N;

@@ -1,8 +1,9 @@
 // Vectors of the compiler's own kind (GCC's and clang's vector extensions), as wide as Isa says.
 //
 // Isa is a struct of an isa_*.cpp: kWidth, the register tile (kRows x kVectors vectors), kDepth
-// (the depth of a panel), and what needs an instruction of its own: sqrt and bits. Everything is a
-// member of a template over Isa, so that no two files of different flags share a function.
+// (the depth of a panel), and what needs instructions of its own, all of which PortableIsa has for
+// any width. Everything else is a member of a template over Isa, so that no two files of different
+// flags share a function.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +17,44 @@
 
 namespace float_kernels_impl {
 
+template <int N>
+struct Types {
+  typedef float F __attribute__((vector_size(4 * N)));
+  typedef int32_t I __attribute__((vector_size(4 * N)));
+};
+
+template <class Self, int N>
+struct PortableIsa {
+  using F = typename Types<N>::F;
+  using I = typename Types<N>::I;
+  static constexpr int kWidth = N;
+
+  static FK_INLINE F sqrt(F v) {
+    for (int i = 0; i < N; ++i) v[i] = __builtin_sqrtf(v[i]);
+    return v;
+  }
+  // Bit i is 1 where lane i of a comparison's outcome is true.
+  static FK_INLINE uint32_t bits(I mask) {
+    uint32_t sum = 0;
+    for (int i = 0; i < N; ++i) sum |= static_cast<uint32_t>(mask[i] & 1) << i;
+    return sum;
+  }
+  // The first n lanes alone: others are not read and become 0, or are not written.
+  static FK_INLINE F load(const float* p, int n) {
+    F v = {};
+    for (int i = 0; i < n; ++i) v[i] = p[i];
+    return v;
+  }
+  static FK_INLINE void store(float* p, F v, int n) {
+    for (int i = 0; i < n; ++i) p[i] = v[i];
+  }
+};
+
 template <class Isa>
 struct Vec {
   static constexpr int N = Isa::kWidth;
-  typedef float F __attribute__((vector_size(4 * N)));
-  typedef int32_t I __attribute__((vector_size(4 * N)));
+  using F = typename Isa::F;
+  using I = typename Isa::I;
 
   static FK_INLINE F load(const float* p) {
     F v;
@@ -28,17 +62,8 @@ struct Vec {
     return v;
   }
   static FK_INLINE void store(float* p, F v) { __builtin_memcpy(p, &v, sizeof v); }
-  // The first n lanes alone; the others are 0, and are not written.
-  static FK_INLINE F load(const float* p, int n) {
-    float lanes[N] = {};
-    for (int i = 0; i < n; ++i) lanes[i] = p[i];
-    return load(lanes);
-  }
-  static FK_INLINE void store(float* p, F v, int n) {
-    float lanes[N];
-    store(lanes, v);
-    for (int i = 0; i < n; ++i) p[i] = lanes[i];
-  }
+  static FK_INLINE F load(const float* p, int n) { return Isa::load(p, n); }
+  static FK_INLINE void store(float* p, F v, int n) { Isa::store(p, v, n); }
 
   static FK_INLINE F all(float x) { return x - F{}; }
   static FK_INLINE I all_bits(int32_t x) { return x - I{}; }
@@ -68,7 +93,6 @@ struct Vec {
     return top;
   }
 
-  // Bit i is 1 where lane i of a comparison's outcome is true; and back.
   static FK_INLINE uint32_t bits(I mask) { return Isa::bits(mask); }
   static FK_INLINE I mask_of(uint32_t bits) {
     return (all_bits(static_cast<int32_t>(bits)) & lane_bits(std::make_index_sequence<N>())) != 0;
