@@ -238,11 +238,14 @@ def test_runs_are_compared_by_what_it_took_them(tmp_path: Path, capsys: Any, mon
     said = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in said]
     name = "states 64x64, int8"
-    until = next(row for row in cells if row[0] == name)
-    assert until[1:6] == [
-        "2 of 2", "3 (2 to 4)", "3 (2 to 4)", "3 (2 to 4)", "19.2 (12.8 to 25.6)"
+    until, end = (row for row in cells if row[0] == name)
+    assert until[1:7] == [
+        "2 of 2", "3 (2 to 4)", "-", "3 (2 to 4)", "3 (2 to 4)", "19.2 (12.8 to 25.6)"
     ]  # fmt: skip
     assert next(row for row in cells if row[0].endswith("rule whitened"))[1:3] == ["0 of 1", "-"]
+    assert end[1:3] == ["3 (2 to 4)", "3 (2 to 4)"]
+    won = 100 * judges.against_random(PERFECT).mean.win
+    assert end[3:] == ["-", "0.00", f"{won:.1f}", "0.00", "600 (400 to 800)"]
     # 1,000 bad moves: after 1.67 and 0.86 M rows, and after 80 M.
     assert ["1000", "1.26 M", "80.0 M = 63 x"] in cells
     assert ["900", "1.42 M", "-"] in cells

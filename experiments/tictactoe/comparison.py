@@ -26,12 +26,12 @@ from experiments.tictactoe import metrics
 # and an addition of 32 bits 0.1 (M. Horowitz, "Computing's energy problem", ISSCC 2014, figure
 # 1.1.9). Of the arithmetic alone: memory and control come on top, in both.
 PICOJOULES = {"float32": 4.6, "int8": 0.3}
-AXES = {
+SECONDS = {
+    "cpu_seconds": "CPU seconds of training, one thread",
     "seconds": "seconds of training",
-    "games": "games played",
-    "multiply_adds": "multiply-adds",
 }
-LEVELS = (1400, 1200, 1000, 900, 800, 700, 600, 500)  # bad moves
+AXES = {"games": "games played", "multiply_adds": "multiply-adds"}
+LEVELS = (1400, 1200, 1000, 900, 800, 700, 600, 500, 300, 200, 100)  # bad moves
 LEAST_LOSS = 0.02  # percent, where the axis of losses begins
 
 
@@ -93,8 +93,11 @@ def picture(path: Path, found: dict[str, list[metrics.Run]]) -> None:
     Raises:
         InputError: matplotlib is missing.
     """
-    panels, figure = _figure(2, len(AXES), (15, 8))
-    for column, (axis, words) in zip(panels.T, AXES.items(), strict=True):
+    every = [run for runs in found.values() for run in runs]
+    seconds = next(key for key in SECONDS if all(key in run.looks()[-1] for run in every))
+    axes = {seconds: SECONDS[seconds], **AXES}
+    panels, figure = _figure(2, len(axes), (15, 8))
+    for column, (axis, words) in zip(panels.T, axes.items(), strict=True):
         for i, (name, runs) in enumerate(found.items()):
             _curves(column, runs, axis, f"C{i}", f"{name} ({len(runs)} seeds)")
         column[1].set(xscale="log", xlabel=words)
@@ -132,35 +135,51 @@ def _curves(panels: Any, runs: Sequence[metrics.Run], axis: str, colour: str, la
 
 def spread(values: Sequence[float], form: str = ".3g") -> str:
     """Median and range."""
+    if not values:
+        return "-"
     words = [format(v, form) for v in (statistics.median(values), min(values), max(values))]
-    return f"{words[0]} ({words[1]} to {words[2]})" if len(values) > 1 else words[0]
+    return f"{words[0]} ({words[1]} to {words[2]})" if len({*words}) > 1 else words[0]
 
 
-def table(found: dict[str, list[metrics.Run]]) -> str:
-    """What it took until a policy was unbeatable and stayed so, and what it was at the end."""
-    head = (
-        "run", "seeds, unbeatable at the end", "seconds", "million games", "million rows",
-        "10^9 multiply-adds", "J of arithmetic", "lost to minimax at the end, %",
-        "lost to random, %", "bad moves",
-    )  # fmt: skip
-    rows = [head, ("---",) * len(head)]
+def until_table(found: dict[str, list[metrics.Run]]) -> list[list[str]]:
+    """What it took until a policy was unbeatable and stayed so, of the seeds that ended so."""
+    rows = [["until unbeatable", "seeds", "seconds", "CPU seconds", "million games",
+             "million rows", "10^9 multiply-adds", "J of arithmetic"]]  # fmt: skip
     for name, runs in found.items():
         looks = [look for look in map(settled, runs) if look]
         pico = PICOJOULES[runs[0].about["arithmetic"]]
+        costs = (
+            ("seconds", 1.0), ("cpu_seconds", 1.0), ("games", 1e-6), ("rows", 1e-6),
+            ("multiply_adds", 1e-9), ("multiply_adds", pico * 1e-12),
+        )  # fmt: skip
+        rows.append([name, f"{len(looks)} of {len(runs)}"])
+        for key, scale in costs:
+            rows[-1].append(spread([look[key] * scale for look in looks if key in look]))
+    return rows
+
+
+def end_table(found: dict[str, list[metrics.Run]]) -> list[list[str]]:
+    """What a policy was at the end, and what the whole run took."""
+    rows = [["at the end", "million rows", "seconds", "CPU seconds", "lost to minimax, %",
+             "random: won, %", "random: lost, %", "bad moves"]]  # fmt: skip
+    for name, runs in found.items():
         last = [run.looks()[-1] for run in runs]
+        shown = (
+            ("rows", 1e-6, ".4g"), ("seconds", 1, ".3g"), ("cpu_seconds", 1, ".3g"),
+            ("optimal_loss", 100, ".2f"), ("random_win", 100, ".1f"), ("random_loss", 100, ".2f"),
+            ("bad_moves", 1, ".0f"),
+        )  # fmt: skip
+        rows.append([name])
+        for key, scale, form in shown:
+            values = [look[key] * scale for look in last if key in look]
+            rows[-1].append(spread(values, form))
+    return rows
 
-        def until(key: str, scale: float, looks: list[dict[str, Any]] = looks) -> str:
-            return spread([look[key] * scale for look in looks]) if looks else "-"
 
-        rows.append((
-            name, f"{sum(map(bool, map(settled, runs)))} of {len(runs)}", until("seconds", 1),
-            until("games", 1e-6), until("rows", 1e-6), until("multiply_adds", 1e-9),
-            until("multiply_adds", pico * 1e-12),
-            spread([100 * look["optimal_loss"] for look in last], ".2f"),
-            spread([100 * look["random_loss"] for look in last], ".2f"),
-            spread([look["bad_moves"] for look in last], ".0f"),
-        ))  # fmt: skip
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+def written(rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def rows_needed(run: metrics.Run, level: float) -> float:
@@ -176,9 +195,9 @@ def rows_needed(run: metrics.Run, level: float) -> float:
     return float(rows[i - 1] + share * (rows[i] - rows[i - 1]))
 
 
-def rows_table(found: dict[str, list[metrics.Run]]) -> str:
+def rows_table(found: dict[str, list[metrics.Run]]) -> list[list[str]]:
     """Rows for so many bad moves, medians over seeds, and their ratio to the first curve's."""
-    lines = [["bad moves", *found], ["---"] * (1 + len(found))]
+    lines = [["bad moves", *found]]
     for level in LEVELS:
         needed = [
             statistics.median(sorted(rows_needed(run, level) for run in runs))
@@ -191,7 +210,7 @@ def rows_table(found: dict[str, list[metrics.Run]]) -> str:
             reached = rows == rows
             words.append(f"{rows / 1e6:.1f} M = {rows / needed[0]:.0f} x" if reached else "-")
         lines.append([str(level), *words])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return lines
 
 
 def rows_picture(path: Path, found: dict[str, list[metrics.Run]]) -> None:
@@ -237,11 +256,11 @@ def main() -> int:
     args = parser.parse_args()
     try:
         found = groups(args.folders)
-        print(table(found))
+        print(written(until_table(found)) + "\n\n" + written(end_table(found)))
         if args.picture:
             picture(args.picture, found)
         if args.rows:
-            print("\n" + rows_table(found))
+            print("\n" + written(rows_table(found)))
             rows_picture(args.rows, found)
     except InputError as error:
         print(error, file=sys.stderr)
