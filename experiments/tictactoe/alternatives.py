@@ -56,7 +56,7 @@ def products() -> dict[str, Callable[[], Any]]:
         f"{SHAPE}: own kernel, W packed beforehand": packed,
         f"{SHAPE}: torch.mm (MKL)": lambda: torch.mm(a, b.T),
         f"{SHAPE}: torch.mm, pre-transposed": lambda: torch.mm(a, b),
-        f"{SHAPE}: NumPy (OpenBLAS)": lambda: np.matmul(x, w.T, out=y),
+        f"{SHAPE}: NumPy (OpenBLAS, OPENBLAS_NUM_THREADS)": lambda: np.matmul(x, w.T, out=y),
     }
 
 

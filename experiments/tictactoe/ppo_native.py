@@ -52,18 +52,31 @@ class _Report(ctypes.Structure):
     )
 
 
+def kernels() -> Any:
+    """The package float_kernels.
+
+    Raises:
+        InputError: it is not built, or FLOAT_KERNELS_ISA names what does not run here.
+    """
+    try:
+        import float_kernels
+
+        float_kernels.table()
+    except (ImportError, ValueError) as error:
+        raise InputError(f"The float kernels cannot be used ({error}): `make build`.") from None
+    return float_kernels
+
+
 def library() -> native.Library:
     """ppo.cpp and its parts, compiled once.
 
     Raises:
         InputError: there is no compiler, or the cache cannot be written.
     """
-    from float_kernels import include
-
     sources = [
         HERE / name for name in ("ppo.cpp", "ppo_net.cpp", "ppo_collect.cpp", "ppo_update.cpp")
     ]
-    return native.build(*sources, flags=[f"-I{include()}"])
+    return native.build(*sources, flags=[f"-I{kernels().include()}"])
 
 
 def pointer(array: NDArray | None) -> ctypes.c_void_p:
@@ -86,15 +99,14 @@ class NativePPO:
         """Memory, first weights and a pool of them.
 
         Raises:
-            InputError: more games or a larger batch than the memory has room for.
+            InputError: more games or a larger batch than the memory has room for, or the float
+                kernels are not built.
         """
-        import float_kernels
-
         _check(settings, threads)
         self.settings, self.seed, self.threads, self.iteration = settings, seed, threads, 0
         self.calls: Any = library().handle
         self.calls.ppo_new.restype = ctypes.c_void_p
-        self.kernels = ctypes.c_void_p(float_kernels.table())
+        self.kernels = ctypes.c_void_p(kernels().table())
         first = initial(seed)
         of = _struct(settings, threads, distinct, sparse)
         self.room = settings.iterations // settings.snapshot + 2  # the last for any opponent

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +19,17 @@ from float_kernels.library import best
 Floats = NDArray[np.float32]
 KINDS = {"erf": 0, "tanh": 1, "slope": 2}
 TRANSPOSED = {"nn": 0, "nt": 1, "tn": 2}
+PARTS = "dw2", "db2", "d_a1", "activation", "dw1_db1", "dx", "total"
 
 
 class Profile(ctypes.Structure):
     """Seconds of a backward call's parts, and their total; calls add to what is there."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_double)
-        for name in ("dw2", "db2", "d_a1", "activation", "dw1_db1", "dx", "total")
-    )
+    _fields_ = tuple((name, ctypes.c_double) for name in PARTS)
 
     def seconds(self) -> dict[str, float]:
         """Seconds by part."""
-        return {name: getattr(self, name) for name, _ in self._fields_}
+        return {name: getattr(self, name) for name in PARTS}
 
 
 class _Net(ctypes.Structure):
@@ -105,7 +103,7 @@ def at(a: Floats | None) -> tuple[int | None, int]:
     return a.ctypes.data, ld
 
 
-def _vector(a: NDArray | None, n: int, dtype: type = np.float32) -> int | None:
+def _vector(a: NDArray[Any] | None, n: int, dtype: type = np.float32) -> int | None:
     if a is None:
         return None
     if a.dtype != dtype or a.size != n or not a.flags.c_contiguous:
@@ -113,7 +111,7 @@ def _vector(a: NDArray | None, n: int, dtype: type = np.float32) -> int | None:
     return int(a.ctypes.data)
 
 
-def _expect(a: NDArray, shape: tuple[int, ...]) -> None:
+def _expect(a: NDArray[Any], shape: tuple[int, ...]) -> None:
     if a.shape != shape:
         raise ValueError(f"shape {shape} is needed, not {a.shape}")
 

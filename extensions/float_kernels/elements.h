@@ -54,9 +54,11 @@ struct Elements : Vec<Isa> {
     F y, slope;
   };
   static FK_INLINE Gelu gelu_erf(F x) {
-    F below = erf(x * 0.707106781f) * 0.5f + 0.5f;  // Phi
-    F density = exp(x * x * -0.5f) * 0.398942280f;
-    return {x * below, below + x * density};
+    // One exp gives both the density and the tail.
+    F e = exp(x * x * -0.5f);
+    F tail = horner(V::min(V::all(kNormalEnd), V::abs(x)), kNormalTail) * e;
+    F below = x > F{} ? 1.0f - tail : tail;  // Phi
+    return {x * below, below + x * e * 0.398942280f};
   }
   static FK_INLINE Gelu gelu_tanh(F x) {
     F z = x * x;
@@ -95,17 +97,19 @@ struct Elements : Vec<Isa> {
     map(n, x, y, [](F v) FK_LAMBDA { return erf(v); });
   }
 
-  template <bool by_tanh>
+  template <bool by_tanh, bool with_slope>
   static void gelu_of(int64_t n, const float* x, float* y, float* slope) {
     pieces(n, [=](int64_t i, int lanes) FK_LAMBDA {
       Gelu g = gelu(by_tanh, get(x + i, lanes));
       put(y + i, g.y, lanes);
-      if (slope) put(slope + i, g.slope, lanes);
+      if (with_slope) put(slope + i, g.slope, lanes);
     });
   }
   static void gelu_all(int32_t kind, int64_t n, const float* x, float* y, float* slope) {
-    kind == FLOAT_KERNELS_GELU_TANH ? gelu_of<true>(n, x, y, slope)
-                                    : gelu_of<false>(n, x, y, slope);
+    bool by_tanh = kind == FLOAT_KERNELS_GELU_TANH;
+    auto f = slope ? (by_tanh ? gelu_of<true, true> : gelu_of<false, true>)
+                   : (by_tanh ? gelu_of<true, false> : gelu_of<false, false>);
+    f(n, x, y, slope);
   }
 
   // dx = dy f'(x), and the column's sums so far where asked for: one row.

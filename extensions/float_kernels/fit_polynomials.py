@@ -14,6 +14,7 @@ import numpy as np
 
 SPLIT = 1.0  # where erf goes over from x R(x^2) to 1 - exp(-Q(x))
 END = 4.0  # where erf rounds to 1
+NORMAL_END = 6.0  # where the normal distribution does
 
 
 def fit(
@@ -52,12 +53,18 @@ def erf_rest(z: float) -> float:
     return math.erf(x) / x - 1
 
 
+def normal_tail(t: float) -> float:
+    """(1 - Phi(t)) exp(t^2 / 2), of the normal distribution Phi."""
+    return 0.5 * math.erfc(t / math.sqrt(2)) * math.exp(t * t / 2)
+
+
 HALF = math.log(2) / 2
 POLYNOMIALS = {
     "kExp": fit(exp_rest, -HALF, HALF, 4, lambda r: 1.0),
     "kTanh": fit(tanh_rest, 1e-9, 0.625**2, 4, lambda z: 1.0),
     "kErf": fit(erf_rest, 1e-9, SPLIT**2, 6, lambda z: 1.0),
     "kErfTail": fit(lambda t: -math.log(math.erfc(t)), SPLIT, END, 7, lambda t: math.erfc(t)),
+    "kNormalTail": fit(normal_tail, 0, NORMAL_END, 11, lambda t: math.exp(-t * t / 2)),
 }
 
 
@@ -66,6 +73,7 @@ def text() -> str:
     lines = ["// Written by fit_polynomials.py; highest power first.", "#pragma once", ""]
     lines += ["namespace float_kernels_impl {", ""]
     lines += [f"inline constexpr float kErfSplit = {SPLIT}f, kErfEnd = {END}f;"]
+    lines += [f"inline constexpr float kNormalEnd = {NORMAL_END}f;"]
     for name, coefficients in POLYNOMIALS.items():
         lines += [f"inline constexpr float {name}[] = {{"]
         lines += [f"    {np.float32(c):.9e}f," for c in coefficients]

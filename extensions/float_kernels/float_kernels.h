@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-#define FLOAT_KERNELS_ABI 1
+#define FLOAT_KERNELS_ABI 2
 
 enum { FLOAT_KERNELS_NN, FLOAT_KERNELS_NT, FLOAT_KERNELS_TN };  // which operand is transposed
 
@@ -126,8 +126,8 @@ typedef struct float_kernels {
   // Adam in one pass, as PyTorch defines it: g' = clip_scale g, m = b1 m + (1 - b1) g', v = b2 v +
   // (1 - b2) g'^2, w -= lr / (1 - b1^step) m / (sqrt(v) / sqrt(1 - b2^step) + eps). step counts
   // from 1.
-  void (*adam)(int64_t n, float* w, const float* g, float* m, float* v, float lr, float b1,
-               float b2, float eps, float clip_scale, int64_t step);
+  void (*adam)(int64_t n, float* w, const float* g, float* m, float* v, double lr, double b1,
+               double b2, double eps, double clip_scale, int64_t step);
   // Sum of squares, by double sums of short float sums: relative error below 1e-6.
   double (*sum_squares)(int64_t n, const float* x);
   // y [n] += alpha x; a step of gradient descent with alpha = -rate.

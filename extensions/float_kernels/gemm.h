@@ -49,10 +49,10 @@ struct Gemm : Vec<Isa> {
   static constexpr int kMostRows = 144, kMostColumns = 1024;  // of a block: A's part, B's part
   static_assert(kMostColumns % kPanel == 0);
 
-  // Depth of the blocks that k is divided into.
+  // Depth of the blocks that k is divided into, at least 1.
   static int depth_of(int k) {
-    int blocks = (k + kDepth - 1) / kDepth;
-    return blocks > 1 ? (k + blocks - 1) / blocks : k;
+    int blocks = k > kDepth ? (k + kDepth - 1) / kDepth : 1;
+    return k > 1 ? (k + blocks - 1) / blocks : 1;
   }
   static int panels_of(int n) { return (n + kPanel - 1) / kPanel; }
 
@@ -118,7 +118,7 @@ struct Gemm : Vec<Isa> {
   static void pack(int k, int n, const Right& b, float* packed) {
     int most = depth_of(k);
     for (int k0 = 0; k0 < k; k0 += most) {
-      int depth = k - k0 < most ? k - k0 : most;
+      int depth = least(k - k0, most);
       pack_panels(b, k0, depth, 0, n, packed);
       packed += panels_of(n) * panel_stride(depth);
     }
@@ -127,8 +127,8 @@ struct Gemm : Vec<Isa> {
   // --- A tile of C ---------------------------------------------------------------------------
   // kPanel columns wide. What follows the product comes with the last block of k alone.
   struct Tile {
-    const float* a;
-    ptrdiff_t row;  // of A in place
+    const float* a;  // element (i, k) at a[i * row + k * step]
+    ptrdiff_t row, step;
     const float* b;
     int depth;
     float* c;
@@ -139,20 +139,19 @@ struct Gemm : Vec<Isa> {
     uint32_t in_matrix;  // bits of the columns that are
   };
 
-  // In place: rows of A `row` apart. Copied: [depth][rows].
-  template <int rows, int vectors, bool copied>
+  template <int rows, int vectors>
   static void tile(const Tile& t) {
     F acc[rows][vectors] = {};
     const float *a = t.a, *b = t.b;
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) __builtin_prefetch(t.c + i * t.ldc, 1);
-    for (int k = 0; k < t.depth; ++k, a += copied ? rows : 1, b += kPanel) {
+    for (int k = 0; k < t.depth; ++k, a += t.step, b += kPanel) {
       F v[vectors];
 #pragma GCC unroll 8
       for (int j = 0; j < vectors; ++j) v[j] = V::load(b + j * N);
 #pragma GCC unroll 16
       for (int i = 0; i < rows; ++i) {
-        F x = V::all(copied ? a[i] : a[i * t.row]);
+        F x = V::all(a[i * t.row]);
 #pragma GCC unroll 8
         for (int j = 0; j < vectors; ++j) acc[i][j] += x * v[j];
       }
@@ -187,13 +186,13 @@ struct Gemm : Vec<Isa> {
   }
 
   // A tile that is less wide is computed in a copy.
-  static void narrow_tile(Tile t, int rows, int wide, bool copied) {
+  static void narrow_tile(Tile t, int rows, int wide) {
     float local[kRows * kPanel], bias[kPanel], *c = t.c;
     ptrdiff_t ldc = t.ldc;
     if (t.add) copy(rows, wide, c, ldc, local, kPanel);
     if (t.tail.bias) copy(1, wide, t.tail.bias, 0, bias, 0), t.tail.bias = bias;
     t.c = local, t.ldc = kPanel, t.in_matrix = (1u << wide) - 1;
-    tile_of(rows, wide <= N ? 1 : kVectors, copied)(t);
+    tile_of(rows, wide <= N ? 1 : kVectors)(t);
     for (int i = 0; i < rows; ++i)
       for (int j = 0; j < wide; j += N) {
         F v = V::load(local + i * kPanel + j);
@@ -212,16 +211,14 @@ struct Gemm : Vec<Isa> {
   }
 
   using TileFunction = void (*)(const Tile&);
-  template <int vectors, bool copied, size_t... i>
+  template <int vectors, size_t... i>
   static TileFunction tile_of(int rows, std::index_sequence<i...>) {
-    static constexpr TileFunction all[] = {&tile<i + 1, vectors, copied>...};
+    static constexpr TileFunction all[] = {&tile<i + 1, vectors>...};
     return all[rows - 1];
   }
-  static TileFunction tile_of(int rows, int vectors, bool copied) {
+  static TileFunction tile_of(int rows, int vectors) {
     using Rows = std::make_index_sequence<kRows>;
-    if (vectors == 1)
-      return copied ? tile_of<1, true>(rows, Rows()) : tile_of<1, false>(rows, Rows());
-    return copied ? tile_of<kVectors, true>(rows, Rows()) : tile_of<kVectors, false>(rows, Rows());
+    return vectors == 1 ? tile_of<1>(rows, Rows()) : tile_of<kVectors>(rows, Rows());
   }
 
   // --- Blocks --------------------------------------------------------------------------------
@@ -256,19 +253,15 @@ struct Gemm : Vec<Isa> {
 
   static void multiply(const Product& p) {
     if (p.m < 1 || p.n < 1) return;
-    int most = depth_of(p.k);
+    const int most = depth_of(p.k);
     for (int k0 = 0; k0 == 0 || k0 < p.k; k0 += most) {
-      int depth = p.k - k0 < most ? (p.k > k0 ? p.k - k0 : 0) : most;
-      for (int j0 = 0; j0 < p.n; j0 += kMostColumns) {
-        int columns = p.n - j0 < kMostColumns ? p.n - j0 : kMostColumns;
-        for (int i0 = 0; i0 < p.m; i0 += kMostRows) {
-          int rows = p.m - i0 < kMostRows ? p.m - i0 : kMostRows;
-          block(p, k0, depth, j0, columns, i0, rows);
-        }
-      }
-      if (most < 1) break;
+      int depth = least(p.k > 0 ? p.k - k0 : 0, most);
+      for (int j0 = 0; j0 < p.n; j0 += kMostColumns)
+        for (int i0 = 0; i0 < p.m; i0 += kMostRows)
+          block(p, k0, depth, j0, least(p.n - j0, kMostColumns), i0, least(p.m - i0, kMostRows));
     }
   }
+  static int least(int a, int b) { return a < b ? a : b; }
 
   static constexpr size_t kPanelFloats =
       size_t{(kMostColumns + kPanel - 1) / kPanel} * (kDepth * kPanel + kLine);
@@ -292,9 +285,9 @@ struct Gemm : Vec<Isa> {
     for (int j = 0; j < columns; j += kPanel, panels += panel_stride(depth)) {
       int left = columns - j, group = kGroup * kPanel;
       if (copies && i0 == 0 && j % group == 0)
-        pack_panels(p.b, k0, depth, j0 + j, left < group ? left : group,
+        pack_panels(p.b, k0, depth, j0 + j, least(left, group),
                     copies + j / kPanel * panel_stride(depth));
-      int wide = left < kPanel ? left : kPanel;
+      int wide = least(left, kPanel);
       for (int t = 0, i = i0; t < heights.count; i += heights.rows(t++))
         run_tile(p, k0, depth, j0 + j, wide, i, heights.rows(t),
                  lefts ? lefts + t * left_stride(depth) : nullptr, panels);
@@ -305,7 +298,7 @@ struct Gemm : Vec<Isa> {
                        const float* left, const float* panel) {
     Tile t;
     t.a = left ? left : p.a.p + i * p.a.row + k0;
-    t.row = p.a.row;
+    t.row = left ? 1 : p.a.row, t.step = left ? rows : 1;
     t.b = panel, t.depth = depth;
     t.c = p.c + i * p.ldc + j, t.ldc = p.ldc;
     t.add = p.accumulate || k0 > 0;
@@ -313,7 +306,7 @@ struct Gemm : Vec<Isa> {
     t.shift = j % 32, t.in_matrix = ~0u;
     if (t.tail.bias) t.tail.bias += j;
     if (t.tail.bits) t.tail.bits += static_cast<ptrdiff_t>(i) * t.tail.words + j / 32;
-    wide < kPanel ? narrow_tile(t, rows, wide, left) : tile_of(rows, kVectors, left)(t);
+    wide < kPanel ? narrow_tile(t, rows, wide) : tile_of(rows, kVectors)(t);
   }
 };
 

@@ -7,19 +7,20 @@ import os
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 NAME = "libfloat_kernels.so"
-ABI = 1
+ABI = 2
 
-_I, _P, _F, _L = c_int32, c_void_p, c_float, c_int64
+_I, _P, _F, _D, _L = c_int32, c_void_p, c_float, c_double, c_int64
 _PRODUCT = [_I, _I, _I, _P, _I, _P, _I, _P, _I, _I]
 _LINEAR = [_I, _I, _I, _P, _I, _P, _I, _P, _P, _I, _I, _P, _I]
 _MASK = [_I, _I, _P, _I, _P, _I, _P, _I, _P]
 _MAP = [_L, _P, _P]
-_BACKWARD = [_P, _I, _P, _P, c_size_t, _P, _I]  # from dy on
+_BACKWARD = [_P, _I, _P, _P, c_size_t, _P, _I]  # dy and what follows it
 
 # The functions of float_kernels.h in its order: result, arguments.
-FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sgemm_nn": (None, _PRODUCT),
     "sgemm_nt": (None, _PRODUCT),
     "sgemm_tn": (None, _PRODUCT),
@@ -44,13 +45,13 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "erf": (None, _MAP),
     "softmax": (None, [_I, _I, _P, _I, _P, _I]),
     "cross_entropy": (c_double, [_I, _I, _P, _I, _P, _P, _I]),
-    "adam": (None, [_L, _P, _P, _P, _P, _F, _F, _F, _F, _F, _L]),
+    "adam": (None, [_L, _P, _P, _P, _P, _D, _D, _D, _D, _D, _L]),
     "sum_squares": (c_double, [_L, _P]),
     "axpy": (None, [_L, _F, _P, _P]),
     "mlp_forward": (None, [_P, _P, _I, _P, _P, _I, _I]),
-    "mlp_backward": (_I, [_P, _P, _I, _P, _P, _I, *_BACKWARD]),
+    "mlp_backward": (_I, [_P, _P, _I, _P, *_BACKWARD]),
     "ffn_forward": (None, [_I, _P, _P, _P, _I, _P, _I, _I, _I]),
-    "ffn_backward": (_I, [_I, _P, _P, _P, _I, _P, _I, *_BACKWARD]),
+    "ffn_backward": (_I, [_I, _P, _P, _P, _I, *_BACKWARD]),
     "workspace_floats": (c_size_t, [_I, _I]),
     "peak": (_L, [_L]),
 }
@@ -114,7 +115,8 @@ def best(isa: str | None = None) -> Table:
         raise ValueError(f"FLOAT_KERNELS_ISA is {named!r}, which is none of those usable: {isas()}")
     if pointer.contents.abi != ABI:
         raise ImportError(f"{NAME} has ABI {pointer.contents.abi}, not {ABI}: `make build` again.")
-    return pointer.contents
+    fastest: Table = pointer.contents
+    return fastest
 
 
 def _tables() -> list[Table]:

@@ -15,18 +15,21 @@ struct Optimize : Elements<Isa> {
   // 1 - b^step.
   static double one_less_power(double b, int64_t step) { return 1.0 - __builtin_pow(b, step); }
 
-  static void adam(int64_t n, float* w, const float* g, float* m, float* v, float lr, float b1,
-                   float b2, float eps, float clip_scale, int64_t step) {
+  static void adam(int64_t n, float* w, const float* g, float* m, float* v, double lr, double b1,
+                   double b2, double eps, double clip_scale, int64_t step) {
+    // Rounded once here: 1 - b2 of a b2 rounded before would be off by 1e-5.
     const float rate = static_cast<float>(lr / one_less_power(b1, step));
     const float root = static_cast<float>(1.0 / __builtin_sqrt(one_less_power(b2, step)));
-    const float c1 = 1.0f - b1, c2 = 1.0f - b2;
+    const float f1 = static_cast<float>(b1), c1 = static_cast<float>(1.0 - b1);
+    const float f2 = static_cast<float>(b2), c2 = static_cast<float>(1.0 - b2);
+    const float least = static_cast<float>(eps), clip = static_cast<float>(clip_scale);
     E::pieces(n, [=](int64_t i, int lanes) FK_LAMBDA {
-      F d = E::get(g + i, lanes) * clip_scale;
-      F mean = E::get(m + i, lanes) * b1 + d * c1;
-      F square = E::get(v + i, lanes) * b2 + d * d * c2;
+      F d = E::get(g + i, lanes) * clip;
+      F mean = E::get(m + i, lanes) * f1 + d * c1;
+      F square = E::get(v + i, lanes) * f2 + d * d * c2;
       E::put(m + i, mean, lanes);
       E::put(v + i, square, lanes);
-      F step_of = mean * rate / (Isa::sqrt(square) * root + eps);
+      F step_of = mean * rate / (Isa::sqrt(square) * root + least);
       E::put(w + i, E::get(w + i, lanes) - step_of, lanes);
     });
   }
