@@ -206,7 +206,7 @@ def train(
         # That few members differ at the end is in the metrics.
         warnings.filterwarnings("ignore", message="update .* fewer than", category=UserWarning)
         es = trainer(net, settings, seed, threads)
-        for row in _run(es, settings, net, looks):
+        for row in _run(es, settings, net, min(looks, 5) if smoke else looks):
             rows.append(row)
             writer.write(**row)
             if show:
