@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,17 +16,16 @@ from experiments.tictactoe.settings import SETTINGS
 STRICT = SETTINGS["strict"]
 BATCH = STRICT.batch
 SHAPE = f"{BATCH}x{HIDDEN}x{HIDDEN}"
-COMPILE = "EXPERIMENT_COMPILE"  # set it to time torch.compile, which takes a minute to begin with
 
 
-def calls() -> dict[str, Callable[[], Any]]:
+def calls(compiled: bool) -> dict[str, Callable[[], Any]]:
     """Name -> a call. Products are of the minibatch and a hidden layer."""
-    return products() | optimisers() | networks()
+    return products() | optimisers() | networks(compiled)
 
 
-def missing() -> list[str]:
+def missing(compiled: bool) -> list[str]:
     """What could not be measured, and why."""
-    found = [] if os.environ.get(COMPILE) else [f"torch.compile ({COMPILE}=1 measures it)"]
+    found = [] if compiled else ["torch.compile (bench --compile measures it)"]
     return [*found, "GPU (no backend for one is built)"]
 
 
@@ -85,10 +83,10 @@ def stepper(table: Any, arrays: list[NDArray[np.float32]]) -> Callable[[], None]
     return step
 
 
-def networks() -> dict[str, Callable[[], Any]]:
+def networks(compiled: bool) -> dict[str, Callable[[], Any]]:
     """Forward and backward of a minibatch by torch, as it is and compiled."""
     found: dict[str, Callable[[], Any]] = {"forward and backward: torch": passes(TicTacToeNet())}
-    if os.environ.get(COMPILE):
+    if compiled:
         found["forward and backward: torch.compile"] = passes(torch.compile(TicTacToeNet()))
     return found
 

@@ -36,8 +36,8 @@ DENSE = "ppo-native, every row and unit"
 BATCH, HIDDEN = STRICT.batch, network.HIDDEN
 
 
-def run(rounds: int, threads: int, file: Path | None, say: Say) -> None:
-    """Prints the tables, and writes all times to a JSON file.
+def run(rounds: int, threads: int, compiled: bool, file: Path | None, say: Say) -> None:
+    """Prints the tables, and writes all times to a JSON file. compiled: torch.compile too.
 
     Raises:
         InputError: rounds or threads are below 1, torch is missing, or the file cannot be written.
@@ -51,7 +51,7 @@ def run(rounds: int, threads: int, file: Path | None, say: Say) -> None:
     found = {
         "machine": metrics.machine(), "threads": threads, **time_stages(stages, rounds, say),
     }  # fmt: skip
-    found["alternatives"] = alternatives(rounds, say)
+    found["alternatives"] = alternatives(rounds, compiled, say)
     if file:
         try:
             file.write_text(json.dumps(found, indent=1) + "\n")
@@ -186,11 +186,11 @@ def clocked(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def alternatives(rounds: int, say: Say) -> dict[str, list[float]]:
+def alternatives(rounds: int, compiled: bool, say: Say) -> dict[str, list[float]]:
     """What the C-backend report ruled out, measured here: microseconds per call, interleaved."""
     from experiments.tictactoe.alternatives import calls, missing
 
-    todo = calls()
+    todo = calls(compiled)
     found: dict[str, list[float]] = {name: [] for name in todo}
     for call in todo.values():
         call()
@@ -200,6 +200,6 @@ def alternatives(rounds: int, say: Say) -> dict[str, list[float]]:
     say("\n| alternative | µs per call, median (range) |\n|---|---|")
     for name, times in found.items():
         say(f"| {name} | {spread(times)} |")
-    for line in missing():
+    for line in missing(compiled):
         say(f"| {line} | not measured |")
     return found

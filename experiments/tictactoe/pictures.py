@@ -6,6 +6,7 @@ differ in their seed alone have one colour. PPO beside evolution is comparison.p
 
 from __future__ import annotations
 
+import csv
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,11 +32,11 @@ NAMES = {
 Groups = dict[str, list[Run]]
 
 
-def report(folders: Sequence[Path], out: Path) -> list[str]:
-    """Draws pictures in `out`; the tables, line by line.
+def report(folders: Sequence[Path], out: Path, table: Path | None = None) -> list[str]:
+    """Draws pictures in `out`, writes a CSV file of all looks, and answers tables, line by line.
 
     Raises:
-        InputError: a folder has no metrics, or `out` cannot be written.
+        InputError: a folder has no metrics, or a file cannot be written.
     """
     runs = [metrics.read(folder) for folder in folders]
     try:
@@ -51,11 +52,27 @@ def report(folders: Sequence[Path], out: Path) -> list[str]:
         for i, (name, draw) in enumerate(PICTURES.items(), 1):
             save(out / f"{i:02}_{name}.png", draw, ppo)
         lines += final_table(ppo)
+    if table:
+        write_looks(table, runs)
     found = comparison.groups(folders)
     comparison.picture(out / "comparison.png", found)
-    for table in (comparison.until_table(found), comparison.end_table(found)):
-        lines += ["", *comparison.written(table).splitlines()]
+    for rows in (comparison.until_table(found), comparison.end_table(found)):
+        lines += ["", *comparison.written(rows).splitlines()]
     return lines
+
+
+def write_looks(path: Path, runs: Sequence[Run]) -> None:
+    keys = ("step", "games", "rows", *(key for key, _ in ROWS.values()))
+    try:
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("method", "net", "settings", "seed", *keys))
+            for run in runs:
+                about = [run.about.get(k, "") for k in ("method", "net", "settings", "seed")]
+                for look in run.looks():
+                    writer.writerow([*about, *(f"{look[key]:.7g}" for key in keys)])
+    except OSError as error:
+        raise InputError(f"--csv {str(path)!r} cannot be written ({error.strerror}).") from None
 
 
 def name_of(run: Run) -> str:

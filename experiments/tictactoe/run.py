@@ -69,14 +69,14 @@ def _say(text: str) -> None:
 def report(args: argparse.Namespace) -> None:
     from experiments.tictactoe import pictures
 
-    for line in pictures.report(args.runs, args.out):
+    for line in pictures.report(args.runs, args.out, args.csv):
         _say(line)
 
 
 def bench(args: argparse.Namespace) -> None:
     from experiments.tictactoe import bench as benchmark
 
-    benchmark.run(args.rounds, args.threads, args.json, _say)
+    benchmark.run(args.rounds, args.threads, args.compile, args.json, _say)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -98,10 +98,12 @@ def parser() -> argparse.ArgumentParser:
     part = commands.add_parser("report", help="draw pictures and tables of runs")
     part.add_argument("runs", type=Path, nargs="+", help="folders that run --out has written")
     part.add_argument("--out", type=Path, default=Path("."), help="folder for the pictures")
+    part.add_argument("--csv", type=Path, help="file for a row of each look")
     part.set_defaults(call=report)
     part = commands.add_parser("bench", help="time the three stages of PPO")
     part.add_argument("--rounds", type=int, default=7)
     part.add_argument("--threads", type=int, default=1)
+    part.add_argument("--compile", action="store_true", help="torch.compile too, a minute more")
     part.add_argument("--json", type=Path, help="file for all times")
     part.set_defaults(call=bench)
     return whole
