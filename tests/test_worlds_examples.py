@@ -18,6 +18,11 @@ EXPERIMENTS = {
     "cartpole": (("gymnasium", "evosax"), (), r"\nOpenES: \d of 1 solved, "),
     "cartpole int8": (("gymnasium",), ("--methods", "int8"), r"\nint8: \d of 1 solved, .* unseen "),
     "digits": (("sklearn",), (), r"\n64-256-10, adam: 20 updates: \d\d\.\d\d "),
+    "tictactoe": (
+        ("float_kernels",),
+        ("run",),
+        r"\nppo-native, seed 0, 2 iterations in .* optimal ",
+    ),
 }
 
 
