@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from time import process_time
 
 import numpy as np
 import pytest
@@ -203,19 +204,18 @@ def test_parts_of_a_profile_sum_to_its_total(path: str):
     chance = np.random.default_rng(0)
     x = tape.constant(chance.normal(size=(128, 256)).astype(np.float32))
     labels = chance.integers(0, 10, 128).astype(np.int32)
-    tape.profile = Profile()
-    for _ in range(5):
+    # Processor time leaves out other processes, which may take the core between two parts.
+    whole, wall = Profile(process_time), Profile()
+    for tape.profile in [whole, wall] * 5:
         tape.begin()
         out = networks.mlp(tape, x, layers, path)
         tape.backward(nodes.cross_entropy(tape, out, labels))
-    profile = tape.profile
-    assert 0.8 * profile.total < sum(profile.parts.values()) <= profile.total
+    assert 0.8 * whole.total < sum(whole.parts.values()) <= whole.total
     if path == "two-layer":
-        inside = profile.fused
-        assert all(inside.seconds[name] > 0 for name in ("dw2", "db2", "d_a1", "dw1_db1"))
-        assert inside.seconds["activation"] > 0
+        inside = wall.fused
+        assert all(inside.seconds[name] > 0 for name in inside.NAMES if name != "dx")
         assert inside.total == pytest.approx(sum(inside.seconds.values()))
-        assert inside.total <= profile.parts["two_layer.all"]
+        assert inside.total <= wall.parts["two_layer.all"] <= wall.total
 
 
 @pytest.mark.parametrize("kernels", all_kernels())
