@@ -17,6 +17,11 @@ EXPERIMENTS = {
     "cartpole": (("gymnasium", "evosax"), (), r"\nOpenES: \d of 1 solved, "),
     "cartpole int8": (("gymnasium",), ("--methods", "int8"), r"\nint8: \d of 1 solved, .* unseen "),
     "digits": (("sklearn",), (), r"\n64-256-10, adam: 20 updates: \d\d\.\d\d "),
+    "tictactoe": (
+        ("float_kernels",),
+        ("run",),
+        r"\nppo-native, seed 0, 2 iterations in .* optimal ",
+    ),
 }
 
 
@@ -27,7 +32,7 @@ def test_an_experiment_runs(name: str):
         pytest.importorskip(package)
     module = f"experiments.{name.split()[0]}"
     ended = subprocess.run(
-        [sys.executable, "-m", module, "--smoke", *words],
+        [sys.executable, "-m", module, *words, "--smoke"],
         capture_output=True, text=True, cwd=ROOT, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

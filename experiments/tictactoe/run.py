@@ -1,0 +1,119 @@
+"""Tic-tac-toe by PPO and by evolution: `python -m experiments.tictactoe run|report|bench`
+
+`run` trains by one method and writes metrics.jsonl and the weights; `report` draws the pictures and
+tables of runs from their metrics alone; `bench` times the three stages of PPO against each other.
+See RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from eggroll.errors import InputError
+from experiments.tictactoe import training
+from experiments.tictactoe.settings import SETTINGS
+
+EVOLUTION = ("states", "vine", "games", "pool")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Trains by one method."""
+    if args.smoke:
+        args.iterations, args.look = 2, 1
+    for name, value in (("iterations", args.iterations), ("look", args.look)):
+        if value is not None and value < 1:
+            raise InputError(f"--{name} is {value}: at least 1 is needed.")
+    if args.seed < 0:
+        raise InputError(f"--seed is {args.seed}: seeds are whole numbers from 0.")
+    if args.out:
+        _train(args, args.out)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if not args.smoke:
+            raise InputError("--out is missing: name the folder for metrics and weights.")
+        _train(args, Path(folder))
+
+
+def _train(args: argparse.Namespace, out: Path) -> None:
+    if args.method in EVOLUTION:
+        from experiments.tictactoe import evolution
+
+        evolution.train(
+            args.method, args.net or "64", args.seed, out, threads=args.threads, smoke=args.smoke,
+            show=_say,
+        )  # fmt: skip
+        return
+    if args.net not in (None, "256"):
+        raise InputError(f"--net is {args.net!r}: PPO has 256 alone; evolution has 64 too.")
+    settings = SETTINGS[args.settings]
+    if args.iterations:
+        settings = replace(settings, iterations=args.iterations)
+    found = training.train(
+        args.method, settings, args.seed, out, name=args.settings, look=args.look,
+        threads=args.threads, say=_say,
+    )  # fmt: skip
+    _say(
+        f"{args.method}, seed {args.seed}, {settings.iterations} iterations in "
+        f"{found['seconds']:.1f} s: {training.sentence(found)}"
+    )
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def report(args: argparse.Namespace) -> None:
+    from experiments.tictactoe import pictures
+
+    for line in pictures.report(args.runs, args.out, args.csv):
+        _say(line)
+
+
+def bench(args: argparse.Namespace) -> None:
+    from experiments.tictactoe import bench as benchmark
+
+    benchmark.run(args.rounds, args.threads, args.compile, args.json, _say)
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(
+        prog="python -m experiments.tictactoe", description=__doc__.splitlines()[0]
+    )
+    commands = whole.add_subparsers(required=True)
+    part = commands.add_parser("run", help="train by one method")
+    part.add_argument("--method", default="ppo-native", choices=[*training.METHODS, *EVOLUTION])
+    part.add_argument("--net", choices=["64", "256"], help="256: 4x256; 64: 64-64, of evolution")
+    part.add_argument("--settings", default="strict", choices=list(SETTINGS), help="of PPO")
+    part.add_argument("--seed", type=int, default=0)
+    part.add_argument("--iterations", type=int, help="of PPO, 500 otherwise")
+    part.add_argument("--look", type=int, default=5, help="iterations of PPO between two looks")
+    part.add_argument("--threads", type=int, default=1)
+    part.add_argument("--out", type=Path, help="folder for metrics.jsonl and weights")
+    part.add_argument("--smoke", action="store_true", help="a few iterations")
+    part.set_defaults(call=run)
+    part = commands.add_parser("report", help="draw pictures and tables of runs")
+    part.add_argument("runs", type=Path, nargs="+", help="folders that run --out has written")
+    part.add_argument("--out", type=Path, default=Path("."), help="folder for the pictures")
+    part.add_argument("--csv", type=Path, help="file for a row of each look")
+    part.set_defaults(call=report)
+    part = commands.add_parser("bench", help="time the three stages of PPO")
+    part.add_argument("--rounds", type=int, default=7)
+    part.add_argument("--threads", type=int, default=1)
+    part.add_argument("--compile", action="store_true", help="torch.compile too, a minute more")
+    part.add_argument("--json", type=Path, help="file for all times")
+    part.set_defaults(call=bench)
+    return whole
+
+
+def main(words: list[str] | None = None) -> int:
+    args = parser().parse_args(words)
+    try:
+        args.call(args)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
