@@ -89,7 +89,7 @@ typedef struct float_kernels {
                         uint32_t* bits, int32_t threads);
   // From dy [rows, n]: dw [n, k] = dy^T x, db [n] = column sums of dy, dx [rows, k] = dy w; each
   // NULL to leave it out; dw and db are added to where accumulate is not 0. If y (the ReLU's
-  // output, lddy apart too) or bits is not NULL, dy is first multiplied by the mask, in place.
+  // output) or bits is not NULL, dy is first multiplied by the mask, in place.
   void (*linear_backward)(int32_t rows, int32_t n, int32_t k, const float* x, int32_t ldx,
                           const float* w, int32_t ldw, float* dy, int32_t lddy, const float* y,
                           int32_t ldy, const uint32_t* bits, float* dw, int32_t lddw, float* db,

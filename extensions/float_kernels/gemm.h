@@ -134,9 +134,8 @@ struct Gemm : Vec<Isa> {
     float* c;
     ptrdiff_t ldc;
     bool add;
-    Tail tail;           // at the tile's first row and column
-    int shift;           // of its bits within a word
-    uint32_t in_matrix;  // bits of the columns that are
+    Tail tail;  // at the tile's first row and column
+    int shift;  // of its bits within a word
   };
 
   template <int rows, int vectors>
@@ -181,17 +180,18 @@ struct Gemm : Vec<Isa> {
       uint32_t bits = 0;
 #pragma GCC unroll 8
       for (int j = 0; j < vectors; ++j) bits |= V::bits(acc[i][j] > F{}) << (j * N);
-      *word = (t.shift ? *word : 0) | (bits & t.in_matrix) << t.shift;
+      *word = (t.shift ? *word : 0) | bits << t.shift;
     }
   }
 
-  // A tile that is less wide is computed in a copy.
+  // A tile that is less wide is computed in a copy, where its other columns are 0, as their bits
+  // are.
   static void narrow_tile(Tile t, int rows, int wide) {
     float local[kRows * kPanel], bias[kPanel], *c = t.c;
     ptrdiff_t ldc = t.ldc;
     if (t.add) copy(rows, wide, c, ldc, local, kPanel);
     if (t.tail.bias) copy(1, wide, t.tail.bias, 0, bias, 0), t.tail.bias = bias;
-    t.c = local, t.ldc = kPanel, t.in_matrix = (1u << wide) - 1;
+    t.c = local, t.ldc = kPanel;
     tile_of(rows, wide <= N ? 1 : kVectors)(t);
     for (int i = 0; i < rows; ++i)
       for (int j = 0; j < wide; j += N) {
@@ -301,7 +301,7 @@ struct Gemm : Vec<Isa> {
     t.c = p.c + i0 * p.ldc + j, t.ldc = p.ldc;
     t.add = p.accumulate || k0 > 0;
     t.tail = k0 + depth >= p.k ? p.tail : Tail{};
-    t.shift = j % 32, t.in_matrix = ~0u;
+    t.shift = j % 32;
     if (t.tail.bias) t.tail.bias += j;
     if (t.tail.bits) t.tail.bits += static_cast<ptrdiff_t>(i0) * t.tail.words + j / 32;
     run(p, t, heights.low + 1, heights.higher, wide, lefts);

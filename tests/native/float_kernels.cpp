@@ -204,7 +204,9 @@ static void check(const float_kernels& t) {
     check_products(t, s, gap, 3);
     if (s.k > 0) check_linear(t, s, gap), check_linear_backward(t, s, gap);
   }
-  check_products(t, {97, 81, 110}, 1, 2);  // large enough to be split over threads
+  // Large enough to be split over threads, the second by columns, several to a word of bits.
+  check_products(t, {97, 81, 110}, 1, 2);
+  check_linear(t, {40, 345, 64}, 2);
   for (int gap : {0, 3})
     for (const Shape& s : {Shape{1, 1, 1}, Shape{33, 19, 45}, Shape{70, 100, 7}}) {
       Network net(s.m, s.n, s.k, s.n / 2 + 1, gap);
