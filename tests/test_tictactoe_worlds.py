@@ -237,7 +237,7 @@ def test_runs_are_compared_by_what_it_took_them(tmp_path: Path, capsys: Any, mon
     assert comparison.main() == 0
     said = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in said]
-    name = "states 64x64, int8"
+    name = "states 64x64, int8, token-credit"
     until, end = (row for row in cells if row[0] == name)
     assert until[1:7] == [
         "2 of 2", "3 (2 to 4)", "-", "3 (2 to 4)", "3 (2 to 4)", "19.2 (12.8 to 25.6)"

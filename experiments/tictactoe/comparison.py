@@ -37,9 +37,16 @@ LEAST_LOSS = 0.02  # percent, where the axis of losses begins
 
 def name_of(run: metrics.Run) -> str:
     """Runs of one name are seeds of one curve."""
-    estimator, rule = (run.about.get(key, "") for key in ("estimator", "rule"))
-    plain = f", {estimator}, rule {rule}" if estimator == "eggroll" else ""
-    return f"{run.name}, {run.about['arithmetic']}{plain}"
+    words = [run.name, run.about["arithmetic"]]
+    if estimator := run.about.get("estimator"):
+        words.append(estimator)
+        if estimator == "eggroll":  # the only one here with two rules
+            words.append(f"rule {run.about['rule']}")
+    return ", ".join(words)
+
+
+def seeds(runs: Sequence[metrics.Run]) -> str:
+    return f"{len(runs)} seed{'s' * (len(runs) > 1)}"
 
 
 def groups(folders: Sequence[Path]) -> dict[str, list[metrics.Run]]:
@@ -99,7 +106,7 @@ def picture(path: Path, found: dict[str, list[metrics.Run]]) -> None:
     panels, figure = _figure(2, len(axes), (15, 8))
     for column, (axis, words) in zip(panels.T, axes.items(), strict=True):
         for i, (name, runs) in enumerate(found.items()):
-            _curves(column, runs, axis, f"C{i}", f"{name} ({len(runs)} seeds)")
+            _curves(column, runs, axis, f"C{i}", f"{name} ({seeds(runs)})")
         column[1].set(xscale="log", xlabel=words)
     panels[0, 0].set(ylabel="seeds that a best response beats, %", ylim=(-3, 103))
     panels[1, 0].set(
@@ -223,14 +230,14 @@ def rows_picture(path: Path, found: dict[str, list[metrics.Run]]) -> None:
     for i, (name, runs) in enumerate(found.items()):
         for j, run in enumerate(runs):
             rows, bad = run.column("rows", judged=True), run.column("bad_moves", judged=True)
-            label = f"{name} ({len(runs)} seeds)" if j == 0 else None
+            label = f"{name} ({seeds(runs)})" if j == 0 else None
             panel.plot(rows[1:], np.maximum(bad[1:], 1), color=f"C{i}", alpha=0.8, label=label)
     panel.set(
         xscale="log", yscale="log", xlabel="rows: evaluations of the network",
         ylabel="bad moves, of 4,520 states", title="Tic-tac-toe by states: what a bad move costs",
     )  # fmt: skip
     panel.grid(alpha=0.3, which="both")
-    panel.legend()
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 

@@ -36,7 +36,8 @@ class Recipe:
 
     world: of world.cpp; budget: network evaluations, those of the frozen policies' tables included;
     pop, rows: members, and rows of each in an update; refresh: updates from one table of the frozen
-    policy to the next, 0 for none; snapshots: frozen policies kept, evenly spread over the run;
+    policy to the next, 0 for none; snapshots: if more than 1, so many frozen policies, evenly
+    spread over the run;
     replies, openings: see worlds.tables; group: members that meet the same chance.
     """
 
@@ -59,8 +60,11 @@ class Recipe:
     @property
     def steps(self) -> int:
         """Updates that the budget is enough for."""
+        rows = self.pop * self.rows
+        if self.snapshots > 1:
+            return max(1, (self.budget - self.snapshots * worlds.OPEN) // rows)
         table = worlds.OPEN / self.refresh if self.refresh else 0
-        return max(1, int(self.budget / (self.pop * self.rows + table)))
+        return max(1, int(self.budget / (rows + table)))
 
 
 METHODS = {
@@ -68,7 +72,7 @@ METHODS = {
     "vine": Recipe("vine", 98 * MILLION, 128, 256, refresh=1, replies=0.1),
     "games": Recipe("games", 246 * MILLION, 128, 256, refresh=1, replies=0.25, openings=7),
     "pool": Recipe(
-        "games", 246 * MILLION, 128, 256, refresh=1, replies=0.1, openings=7, snapshots=20
+        "games", 98 * MILLION, 128, 256, refresh=1, replies=0.1, openings=7, snapshots=20
     ),
 }
 # Of wider layers the first rate must be smaller, see the docstring of Trainer.
@@ -164,7 +168,7 @@ class Opponents:
         s = self.settings
         if not s.refresh or es.step % s.refresh:
             return
-        every = max(1, s.steps // s.snapshots)
+        every = -(-s.steps // s.snapshots)
         if s.snapshots > 1 and es.step % every:
             return
         self.rows += worlds.OPEN
@@ -202,7 +206,7 @@ def train(
         # That few members differ at the end is in the metrics.
         warnings.filterwarnings("ignore", message="update .* fewer than", category=UserWarning)
         es = trainer(net, settings, seed, threads)
-        for row in _run(es, settings, net, looks):
+        for row in _run(es, settings, net, min(looks, 5) if smoke else looks):
             rows.append(row)
             writer.write(**row)
             if show:

@@ -59,7 +59,7 @@ struct Gemm : Vec<Isa> {
   // --- Panels of B ---------------------------------------------------------------------------
   // Copies of panels, and of A's tiles, are a cache line longer than they need be, so that those of
   // one block do not begin in the same set of the first cache.
-  static constexpr int kLine = 16, kGroup = 8;  // panels that are copied at a time
+  static constexpr int kLine = 16, kGroup = 4;  // panels that are copied at a time
   static ptrdiff_t panel_stride(int depth) { return ptrdiff_t{depth} * kPanel + kLine; }
 
   static void pack_panels(const Right& b, int k0, int depth, int j0, int columns, float* to) {
@@ -270,43 +270,55 @@ struct Gemm : Vec<Isa> {
 
   static void block(const Product& p, int k0, int depth, int j0, int columns, int i0, int rows) {
     const Heights heights(rows);
-    float* lefts = nullptr;
+    const float* lefts = nullptr;
     if (p.a.transposed) {
-      lefts = scratch(1, kLeftFloats);
+      float* copies = scratch(1, kLeftFloats);
       copy_of(heights.low, std::make_index_sequence<kRows>())(p.a.p + i0 + k0 * p.a.row, p.a.row,
-                                                              depth, heights, lefts);
+                                                              depth, heights, copies);
+      lefts = copies;
     }
-    const float* panels = p.b.p;
+    const float* panel = p.b.p;
     float* copies = nullptr;
     if (p.b.packed)
-      panels += panel_at(p.k, p.n, k0, depth, j0 / kPanel);
+      panel += panel_at(p.k, p.n, k0, depth, j0 / kPanel);
     else
-      panels = copies = scratch(0, kPanelFloats);
-    for (int j = 0; j < columns; j += kPanel, panels += panel_stride(depth)) {
-      int left = columns - j, group = kGroup * kPanel;
+      panel = copies = scratch(0, kPanelFloats);
+    const int group = (p.b.transposed ? 1 : kGroup) * kPanel;
+    for (int j = 0; j < columns; j += kPanel, panel += panel_stride(depth)) {
       if (copies && i0 == 0 && j % group == 0)
-        pack_panels(p.b, k0, depth, j0 + j, least(left, group),
+        pack_panels(p.b, k0, depth, j0 + j, least(columns - j, group),
                     copies + j / kPanel * panel_stride(depth));
-      int wide = least(left, kPanel);
-      for (int t = 0, i = i0; t < heights.count; i += heights.rows(t++))
-        run_tile(p, k0, depth, j0 + j, wide, i, heights.rows(t),
-                 lefts ? lefts + t * left_stride(depth) : nullptr, panels);
+      column(p, heights, lefts, panel, k0, depth, j0 + j, least(columns - j, kPanel), i0);
     }
   }
 
-  static void run_tile(const Product& p, int k0, int depth, int j, int wide, int i, int rows,
-                       const float* left, const float* panel) {
+  // The tiles of one panel: rows from i0 on, columns from j on.
+  static void column(const Product& p, const Heights& heights, const float* lefts,
+                     const float* panel, int k0, int depth, int j, int wide, int i0) {
     Tile t;
-    t.a = left ? left : p.a.p + i * p.a.row + k0;
-    t.row = left ? 1 : p.a.row, t.step = left ? rows : 1;
+    t.a = lefts ? lefts : p.a.p + i0 * p.a.row + k0;
     t.b = panel, t.depth = depth;
-    t.c = p.c + i * p.ldc + j, t.ldc = p.ldc;
+    t.c = p.c + i0 * p.ldc + j, t.ldc = p.ldc;
     t.add = p.accumulate || k0 > 0;
     t.tail = k0 + depth >= p.k ? p.tail : Tail{};
     t.shift = j % 32, t.in_matrix = ~0u;
     if (t.tail.bias) t.tail.bias += j;
-    if (t.tail.bits) t.tail.bits += static_cast<ptrdiff_t>(i) * t.tail.words + j / 32;
-    wide < kPanel ? narrow_tile(t, rows, wide) : tile_of(rows, kVectors)(t);
+    if (t.tail.bits) t.tail.bits += static_cast<ptrdiff_t>(i0) * t.tail.words + j / 32;
+    run(p, t, heights.low + 1, heights.higher, wide, lefts);
+    run(p, t, heights.low, heights.count - heights.higher, wide, lefts);
+  }
+
+  // `count` tiles of one height, one below the other; t goes on to the next.
+  static void run(const Product& p, Tile& t, int rows, int count, int wide, bool copied) {
+    if (count < 1) return;
+    t.row = copied ? 1 : p.a.row, t.step = copied ? rows : 1;
+    const ptrdiff_t next = copied ? left_stride(t.depth) : rows * p.a.row;
+    const TileFunction whole = tile_of(rows, kVectors);
+    for (int i = 0; i < count; ++i) {
+      wide < kPanel ? narrow_tile(t, rows, wide) : whole(t);
+      t.a += next, t.c += rows * t.ldc;
+      if (t.tail.bits) t.tail.bits += ptrdiff_t{rows} * t.tail.words;
+    }
   }
 };
 
