@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 # Experiment -> (packages it needs, its arguments, what it prints at the end).
 EXPERIMENTS = {
+    "autograd": (("sklearn",), ("run",), r"\| eggroll, token credit \| 20 \| 0\.\d+ "),
     "black_box": ((), (), r"\nsmooth carriage, adam: 4 evaluations, \d+\.\d+ "),
     "cartpole": (("gymnasium", "evosax"), (), r"\nOpenES: \d of 1 solved, "),
     "cartpole int8": (("gymnasium",), ("--methods", "int8"), r"\nint8: \d of 1 solved, .* unseen "),
