@@ -103,6 +103,9 @@ def time_stages(stages: dict[str, Any], rounds: int, say: Say) -> dict[str, Any]
     for name, (_, _, least) in GATES.items():
         least = TWO_THREADS if threads == 2 and name == "native / sequential" else least
         say(f"| {name} | {quotients[name]:.1f} | {least} | {met(quotients[name], least)} |")
+    for name in ("ppo-sequential", "ppo-lockstep"):
+        found = ratio(seconds, name, DENSE)
+        say(f"| native, every row and unit / {name.removeprefix('ppo-')} | {found:.1f} | - | |")
     parts = breakdown(native, say)
     floors(stages["ppo-native"], native, parts, say)
     return {"seconds": seconds, "quotients": quotients, "parts_ms": parts}
