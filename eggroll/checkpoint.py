@@ -219,7 +219,7 @@ def _damaged(path: Path, how: str) -> InputError:
 def _fitting(config: Config, arrays: Arrays, path: Path) -> tuple[Leaves, Leaves, mx.array]:
     """Weights and the rule's memory in declared order, and the state."""
     program = config.program()
-    kept = config.rule_class.memory(program)
+    kept = config.estimator_class.memory(program) | config.rule_class.memory(program)
     return fitting(program, kept, config.pop, arrays, path)
 
 

@@ -16,17 +16,20 @@ from typing import Annotated, Any, Literal, Self
 
 import tyro
 
+from eggroll.backward import values_kept
 from eggroll.cli import Range, check_names, check_ranges, flag
 from eggroll.data.hub import HUB
 from eggroll.data.streams import TOKENS
 from eggroll.declaration import program_of
 from eggroll.errors import InputError
-from eggroll.estimators import ESTIMATORS, Estimator, EstimatorName, estimators_with
+from eggroll.estimator import Estimator
+from eggroll.estimators import ESTIMATORS, EstimatorName, estimators_with
 from eggroll.help import Group
 from eggroll.networks import NETWORKS, Gates, NetworkName
 from eggroll.noise import slice_length
 from eggroll.program import Program
-from eggroll.rules import RULES, RuleName, UpdateRule, rules_with
+from eggroll.rule import UpdateRule
+from eggroll.rules import RULES, RuleName, rules_with
 from eggroll.sweep.space import Sweep
 
 GIB = 1 << 30
@@ -35,7 +38,7 @@ NUMBERED = ("count", TOKENS)  # data whose tokens are numbers below --vocabulary
 INVOCATION = ("out", "resume", "config")  # where a run lies is no part of what it is
 CHANGEABLE = "changeable"  # marks options a resumed run may change: no past update depends on them
 ENGINE_NAMES = "auto|portable|cpu|metal|cuda"  # written out, so that no engine is imported here
-RecipeName = Literal["paper", "language"]
+RecipeName = Literal["paper", "language", "feedback"]
 
 # Recommended combinations, chosen by --recipe; the first is the paper's, which is the default.
 RECIPES: dict[str, dict[str, Any]] = {
@@ -48,6 +51,13 @@ RECIPES: dict[str, dict[str, Any]] = {
         "pop": 4096,
         "seq_len": 32,
         "steps": 2000,
+    },
+    "feedback": {
+        "estimator": "feedback",
+        "rule": "adam",
+        "pop": 128,
+        "seq_len": 16,
+        "steps": 6000,
     },
 }
 
@@ -254,7 +264,8 @@ class Config(Evolution, Common, metaclass=OverRecipe):
 
     recipe: Annotated[RecipeName, Group.RUN] = "paper"
     """Settings that go well together. paper: those of the paper; language: token credit, which
-    learns text far better."""
+    learns text far better; feedback: no noise, but errors carried back in integers, which learns it
+    best."""
     group_size: Annotated[
         int, Group.EVOLUTION, Range(2, 1 << 24, 2), Sweep(choices=(2, 4, 8, 16))
     ] = 2
@@ -265,7 +276,7 @@ class Config(Evolution, Common, metaclass=OverRecipe):
 
     @property
     def streams(self) -> int:
-        return self.pop // self.group_size
+        return self.pop // (self.group_size if self.estimator_class.perturbs else 1)
 
     def program(self) -> Program:
         program = super().program()
@@ -325,6 +336,9 @@ class Config(Evolution, Common, metaclass=OverRecipe):
         per_member = 2 * program.state_size + 12 * self.seq_len
         tokens = min(self.seq_len, self.block_tokens or 256)
         lanes = 32 * (-(-self.width // 8) * 8) * tokens  # a thread's block of 32 members
+        if not self.estimator_class.perturbs:  # a block's results and credit
+            lanes += 32 * self.seq_len * (values_kept(program) + 5 * self.width)
+            lanes += 4 * parameters  # a thread's votes
         if by_token:  # what 16 pairs' matrices were given, and a thread's sums of the readout
             lanes += 16 * self.seq_len * sum(math.prod(leaf.shape[1:]) for leaf in program.leaves)
             lanes += 4 * program.vocabulary * self.width

@@ -30,7 +30,7 @@ def draws(
     first + i. A stream of room WHOLE has the 32 bits themselves, one of room 0 has zeros.
     threads: 0 takes all cores.
     """
-    native = _native()
+    native = native_module()
     if native is None:
         return mx.array(draws_numpy(streams, rooms, first, shape))
     drawn: mx.array = native.draws(streams, rooms, first, shape, threads)
@@ -51,7 +51,7 @@ def draws_numpy(
 
 
 @cache
-def _native() -> ModuleType | None:
+def native_module() -> ModuleType | None:
     """The extension; engines other than cpu do without it."""
     try:
         return _extension.load()

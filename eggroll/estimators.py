@@ -1,24 +1,33 @@
 """Estimators: a population's evaluation -> votes. ESTIMATORS has them by name.
 
 Letters: P members, N = P/2 pairs, T tokens, K inputs of a leaf, Z votes (int32, one array per
-leaf). Every estimator works from forward passes alone; docs/estimators.md has the arithmetic,
-credit.py what each leaf is credited with. Adding an estimator of these kinds needs no other file.
+leaf). Those with noise work from forward passes alone, the others carry the error of a score back;
+docs/estimators.md has the arithmetic and says what each one uses, credit.py and backward.py what
+each leaf is credited with. Adding an estimator of these kinds needs no other file.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.credit import Crediting, CreditKind, Turns, crediting
+from eggroll.carried import Feedback, Local
+from eggroll.credit import Crediting, CreditKind, crediting
 from eggroll.data.streams import Batch
 from eggroll.errors import InputError
+from eggroll.estimator import (
+    Estimate,
+    Estimator,
+    EstimatorOptions,
+    Lap,
+    Record,
+    Told,
+    no_lap,
+)
 from eggroll.fitness import (
     CREDIT,
     FITNESS,
@@ -28,141 +37,11 @@ from eggroll.fitness import (
     power,
     scaled,
 )
-from eggroll.policy import Acted, readout
-from eggroll.population import Population, Shown
+from eggroll.policy import readout
+from eggroll.population import Population
 from eggroll.program import Leaves, Program, Weights
 
-EstimatorName = Literal["eggroll", "token-votes", "token-credit"]
-Lap = Callable[[str], None]  # told the name of a part of a step that has just ended
-
-
-def no_lap(part: str) -> None:
-    """The Lap of callers that do not time the parts of a step."""
-
-
-class EstimatorOptions(Protocol):
-    """The options of a run that estimators read; config.py declares them."""
-
-    @property
-    def estimator(self) -> str: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def clt(self) -> bool: ...
-    @property
-    def sigma_shift(self) -> int: ...
-    @property
-    def discount(self) -> int: ...
-    @property
-    def seq_len(self) -> int: ...
-    @property
-    def pop(self) -> int: ...
-
-
-class Estimate(NamedTuple):
-    """The result of evaluating a population.
-
-    scores: int16 [P, T], see score bits; state: int8 [P, state_size]; votes: Z per leaf; decided:
-    pairs that did not tie, None where pairs have no fitness.
-    """
-
-    scores: mx.array
-    state: mx.array
-    votes: Leaves
-    decided: int | None
-
-
-class Record(NamedTuple):
-    """What the members of an update were shown since it began, row by row, by a caller.
-
-    tokens: int32 [R, T], shown: [R, T, ..], of P members or of R groups; state: int8 [P,
-    state_size] at the beginning, after: at the end; turns: signs of the rows, where they have any;
-    active: bool [N, T], where something was at stake for member 2p, None for everywhere; acted:
-    what the program's policies did; unit: mean difference of the values in the update before, 0 if
-    there is none; votes: of the rows, where they were counted while the rows were run, by this
-    unit. Only estimators that credit rows need more than the states.
-    """
-
-    tokens: NDArray[np.int32] | None
-    shown: Shown
-    state: mx.array
-    after: mx.array
-    turns: Turns | None
-    active: NDArray[np.bool_] | None = None
-    acted: Sequence[Acted] = ()
-    unit: float = 0.0
-    votes: Leaves | None = None
-
-
-class Told(NamedTuple):
-    """Votes Z per leaf; decided: as in Estimate; differing: the share of pairs, or of their rows,
-    whose members were worth different values; unit: their mean difference, for the next update.
-    """
-
-    votes: Leaves
-    decided: int | None
-    differing: float
-    unit: float = 0.0
-
-
-class Estimator(ABC):
-    """Evaluates a population and forms its votes.
-
-    summary: the estimator in a line of --help; reads: the options of a run that belong to it alone;
-    known_scale: whether the size of its votes follows from N and the rank; crediting: what each
-    leaf is credited with token by token, None where a pair is credited as a whole.
-    """
-
-    summary: ClassVar[str]
-    reads: ClassVar[tuple[str, ...]] = ()
-    known_scale: ClassVar[bool] = True
-    by_token: ClassVar[bool] = False  # whether engines must give credit token by token
-    crediting: Crediting | None = None
-
-    def __init__(self, options: EstimatorOptions, program: Program) -> None:
-        self.options, self.program = options, program
-
-    @classmethod
-    def check(cls, options: EstimatorOptions) -> None:
-        """Raises InputError where it cannot use these options."""
-        return
-
-    @classmethod
-    def inputs_kept(cls, program: Program) -> int:
-        """Values stored per pair and token until the credit is known."""
-        return 0
-
-    def floors(self) -> dict[str, int]:
-        """Least mean size of a leaf's votes that is a signal, by name; see rule whitened."""
-        return {}
-
-    @abstractmethod
-    def __call__(
-        self,
-        population: Population,
-        weights: Weights,
-        step: int,
-        batch: Batch,
-        state: mx.array,
-        lap: Lap = no_lap,
-    ) -> Estimate:
-        """Runs the members of update `step` over a batch, int32 [S, T] each, and counts votes."""
-
-    @abstractmethod
-    def told(
-        self,
-        population: Population,
-        weights: Weights,
-        step: int,
-        record: Record,
-        values: NDArray[np.float64],
-        fitness: str,
-    ) -> Told:
-        """Counts the votes of members that ran already, by what they were worth to the caller.
-
-        values: float64 [P], or [P, T] for every row, larger is better; fitness: of FITNESS, for
-        values of whole members.
-        """
+EstimatorName = Literal["eggroll", "token-votes", "token-credit", "local", "feedback"]
 
 
 class WeightNoise(Estimator):
@@ -178,6 +57,7 @@ class WeightNoise(Estimator):
         batch: Batch,
         state: mx.array,
         lap: Lap = no_lap,
+        memory: Leaves | None = None,
     ) -> Estimate:
         scores, after = population.evaluate(weights, step, *batch, state)
         fitness = pair_fitness(scores)
@@ -248,6 +128,7 @@ class TokenVotes(Estimator):
         batch: Batch,
         state: mx.array,
         lap: Lap = no_lap,
+        memory: Leaves | None = None,
     ) -> Estimate:
         scores, after, votes = population.credit(weights, step, *batch, state)
         lap("evaluation")
@@ -296,6 +177,8 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "eggroll": WeightNoise,
     "token-votes": TokenVotes,
     "token-credit": TokenCredit,
+    "local": Local,
+    "feedback": Feedback,
 }
 
 

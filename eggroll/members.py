@@ -18,7 +18,7 @@ from eggroll.arrays import Store, array_of, joined, wide
 from eggroll.credit import Turns
 from eggroll.engines import Engine, zero_state
 from eggroll.errors import InputError
-from eggroll.estimators import Record
+from eggroll.estimator import Record
 from eggroll.policy import Acted, draw, other_words
 from eggroll.population import Shown
 from eggroll.program import Leaves, Program, Rows

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from eggroll import _extension
 from eggroll.config import Evolution
 from eggroll.errors import InputError
-from eggroll.estimators import Record
+from eggroll.estimator import Record
 from eggroll.fitness import CREDIT
 from eggroll.members import Members
 from eggroll.native import World

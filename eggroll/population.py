@@ -15,7 +15,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll import rng
+from eggroll.backward import Backward, Learnt
 from eggroll.credit import Crediting, CreditNoise, credit_shift, draw_signs
+from eggroll.draws import WHOLE, draws
 from eggroll.engines import Engine, zero_state
 from eggroll.fixed_point import total_bits
 from eggroll.noise import Noise, Slices, slice_length
@@ -224,6 +227,38 @@ class Population:
             scores.append(score)
             states.append(after)
         return mx.concatenate(scores), mx.concatenate(states), total
+
+    @whole
+    def learn(
+        self,
+        weights: Weights,
+        step: int,
+        tokens: NDArray[np.int32],
+        targets: NDArray[np.int32],
+        state: mx.array,
+        back: Backward,
+    ) -> Learnt:
+        """Runs every member without noise over a stream of its own, and carries its errors back.
+
+        tokens, targets: [P, T]; state: int8 [P, state_size].
+        """
+        prepared, parts = self.prepared(weights), list[Learnt]()
+        total: Leaves = {}
+        stream, T = rng.key(self.noise.seed, rng.DRAWS, step), tokens.shape[1]
+        for first in range(0, self.members, self.chunk):
+            last = min(first + self.chunk, self.members)
+            drawn = draws([stream], [WHOLE], first * T, (last - first, T), self.engine.threads)
+            part = self.engine.learn(
+                prepared, mx.array(tokens[first:last]), mx.array(targets[first:last]),
+                state[first:last], drawn.view(mx.uint32), back,
+            )  # fmt: skip
+            total = _added(total, part.votes)
+            mx.eval(part, total)
+            parts.append(part)
+        scores = mx.concatenate([part.scores for part in parts])
+        states = mx.concatenate([part.state for part in parts])
+        sizes = np.sum([np.array(part.sizes) for part in parts], axis=0)
+        return Learnt(scores, states, total, mx.array(sizes))
 
     @whole
     def credit_values(

@@ -7,10 +7,9 @@ the arithmetic is docs/estimators.md's. A rule's memory is what it keeps between
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from math import erfc, isqrt, sqrt
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, Self
 
 import mlx.core as mx
 import numpy as np
@@ -19,94 +18,20 @@ from numpy.typing import NDArray
 from eggroll import whitening
 from eggroll.errors import InputError
 from eggroll.fixed_point import LIMIT
+from eggroll.moments import AdamRule
 from eggroll.program import Leaves, Program
+from eggroll.rule import (
+    FINE_BITS,
+    FineCopyRule,
+    RuleOptions,
+    Update,
+    UpdateRule,
+    VoteScale,
+    parts,
+)
 from eggroll.whitening import ONE, TOP, Whole
 
-RuleName = Literal["sign", "master", "whitened"]
-
-FINE_BITS = 16  # fraction bits of a fine copy below the int8 weight's last bit
-HALF = 1 << (FINE_BITS - 1)
-FINE_LIMIT = (LIMIT << FINE_BITS) + HALF - 1  # the largest that rounds to LIMIT
-PART = 1 << 16  # votes handled at a time, so that they stay in the cache
-
-
-class RuleOptions(Protocol):
-    """The options of a run that rules read; config.py declares them."""
-
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def alpha_decay(self) -> int: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def rate_decay(self) -> float: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def pop(self) -> int: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def clt(self) -> bool: ...
-    @property
-    def estimator(self) -> str: ...
-
-
-class VoteScale(Protocol):
-    """The size of an estimator's votes; known_scale: it follows from N and the rank alone."""
-
-    known_scale: ClassVar[bool]
-
-    def floors(self) -> Mapping[str, int]: ...
-
-
-class Update(NamedTuple):
-    """New int8 weights, the rule's new memory, and the share of the weights that moved."""
-
-    weights: Leaves
-    memory: Leaves
-    rate: float
-
-
-class UpdateRule(ABC):
-    """Turns votes into weights.
-
-    summary: the rule in a line of --help; reads: the options of a run that belong to it alone;
-    bytes_per_parameter: votes and what the rule makes of them, for estimates of memory.
-    """
-
-    summary: ClassVar[str]
-    reads: ClassVar[tuple[str, ...]]
-    bytes_per_parameter: ClassVar[int] = 24
-    by_steps: ClassVar[bool] = True  # whether its steps depend on how many updates a run has
-    any_scale: ClassVar[bool] = True  # whether it takes the votes of fitness larger than 1
-
-    @classmethod
-    def check(cls, options: RuleOptions, scale: type[VoteScale]) -> None:
-        """Raises InputError where the rule cannot use such votes."""
-        return
-
-    @classmethod
-    @abstractmethod
-    def make(cls, options: RuleOptions, program: Program, scale: VoteScale) -> Self:
-        """The rule of a run."""
-
-    @classmethod
-    def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
-        """Shapes of the arrays it keeps between updates, int32, by name."""
-        return {}
-
-    def start(self, weights: Leaves) -> Leaves:
-        """Its memory before the first update."""
-        return {}
-
-    @abstractmethod
-    def __call__(
-        self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
-    ) -> Update:
-        """Makes update `step`. decided: pairs that did not tie, if pairs have a fitness, or
-        the sum of its squares."""
+RuleName = Literal["sign", "master", "whitened", "adam"]
 
 
 def alpha_at(alpha: float, step: int, decay: int) -> float:
@@ -167,6 +92,14 @@ class SignRule(UpdateRule):
         self.measured = measured
 
     @classmethod
+    def check(cls, options: RuleOptions, scale: type[VoteScale]) -> None:
+        if scale.feedback:
+            raise InputError(
+                f"--rule sign has no finer copies, by which the matrices of --estimator "
+                f"{options.estimator} would learn: use --rule adam or whitened."
+            )
+
+    @classmethod
     def make(cls, options: RuleOptions, program: Program, scale: VoteScale) -> Self:
         return cls(
             alpha=options.alpha, decay=options.alpha_decay, pairs=options.pop // 2,
@@ -202,54 +135,6 @@ class SignRule(UpdateRule):
         return Update(new, {}, int(sum(counts)) / sum(w.size for w in weights.values()))
 
 
-class FineCopyRule(UpdateRule):
-    """Votes add up in a finer copy of each weight, int32 with 16 bits more; weights round it."""
-
-    @classmethod
-    def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
-        return {leaf.name: leaf.shape for leaf in program.leaves}
-
-    def start(self, weights: Leaves) -> Leaves:
-        return {name: w.astype(mx.int32) << FINE_BITS for name, w in weights.items()}
-
-    @abstractmethod
-    def changes(
-        self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
-    ) -> Iterator[tuple[slice, Any]]:
-        """Rows of a leaf's votes [O, K], and what its fine copy there changes by, in last bits.
-
-        May replace what else the memory has of that leaf, once all rows are through.
-        """
-
-    def __call__(
-        self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
-    ) -> Update:
-        new, kept, moved = Leaves(), dict(memory), 0
-        for name, leaf in weights.items():
-            w, fine = np.array(leaf), np.array(memory[name])
-            rows = [a.reshape(-1, w.shape[-1]) for a in (w, fine, np.asarray(votes[name]))]
-            for at, change in self.changes(name, rows[2], w.ndim == 2, kept, step):
-                moved += _move(rows[0][at], rows[1][at], change)
-            new[name], kept[name] = mx.array(w), mx.array(fine)
-        return Update(new, kept, moved / sum(w.size for w in weights.values()))
-
-
-def _parts(votes: NDArray[np.int32]) -> Iterator[slice]:
-    """Rows of votes [O, K], some PART elements at a time."""
-    count = max(1, PART // votes.shape[1])
-    return (slice(first, first + count) for first in range(0, len(votes), count))
-
-
-def _move(w: Any, fine: Any, change: Any) -> int:
-    """Moves fine int32 by a change and w int8 to its rounding, in place; how many of w moved."""
-    change += fine
-    fine[:] = np.clip(change, -FINE_LIMIT, FINE_LIMIT, out=change)
-    rounded = (fine + HALF) >> FINE_BITS
-    moved = int(np.count_nonzero(rounded != w))
-    w[:] = rounded
-    return moved
-
-
 class MasterRule(FineCopyRule):
     """All votes on one scale: the fine copy moves by lr * Z / sigma_Z.
 
@@ -271,8 +156,9 @@ class MasterRule(FineCopyRule):
     def check(cls, options: RuleOptions, scale: type[VoteScale]) -> None:
         if not scale.known_scale:
             raise InputError(
-                f"--rule master knows the scale of --estimator eggroll's votes alone: use --rule "
-                f"whitened or sign with --estimator {options.estimator}."
+                "--rule master knows the scale of --estimator eggroll's votes alone: use --rule "
+                f"{'whitened or sign' if scale.perturbs else 'adam'} with --estimator "
+                f"{options.estimator}."
             )
 
     @classmethod
@@ -292,7 +178,7 @@ class MasterRule(FineCopyRule):
         self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
     ) -> Iterator[tuple[slice, Any]]:
         factor = self.factor(step, self.rank if of_matrix else 1)
-        for rows in _parts(votes):
+        for rows in parts(votes):
             yield rows, (votes[rows].astype(np.int64) * factor) >> 24
 
 
@@ -345,14 +231,14 @@ class WhitenedRule(FineCopyRule):
     ) -> Iterator[tuple[slice, Any]]:
         factor, floor = self.factor(step) >> (0 if of_matrix else 3), self.floors.get(name, 1)
         if name not in self.whitened:
-            for rows in _parts(votes):
+            for rows in parts(votes):
                 u, _ = _normalised(votes[rows], floor)
                 u *= factor / ONE
                 yield rows, np.rint(u, out=u)
             return
         p, learns = np.asarray(memory[_matrix_name(name)]), step % whitening.EVERY == 0
         power, mean = np.zeros(1), 0.0
-        for rows in _parts(votes):
+        for rows in parts(votes):
             u, size = _normalised(votes[rows], floor)
             y = whitening.whitened(u, p)
             if learns:
@@ -392,6 +278,7 @@ RULES: dict[str, type[UpdateRule]] = {
     "sign": SignRule,
     "master": MasterRule,
     "whitened": WhitenedRule,
+    "adam": AdamRule,
 }
 
 

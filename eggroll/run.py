@@ -26,7 +26,7 @@ from eggroll.config import Common, Config
 from eggroll.data.streams import TOKENS, Batch, Corpus, Streams, load_corpus
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.estimators import Estimator
+from eggroll.estimator import Estimator
 from eggroll.fixed_point import Q
 from eggroll.help import invocation
 from eggroll.networks import initial_weights
@@ -269,10 +269,11 @@ def engine_for(options: Config) -> tuple[Engine, str]:
     Raises:
         InputError: it is unknown, cannot run here, or lacks what the estimator needs.
     """
-    credit = options.estimator_class.by_token
+    estimator = options.estimator_class
     return engines.choose(
-        options.engine, options.program(), options.threads, options.block_tokens, credit=credit
-    )
+        options.engine, options.program(), options.threads, options.block_tokens,
+        credit=estimator.by_token, learn=not estimator.perturbs,
+    )  # fmt: skip
 
 
 def new_learner(options: Config, engine: Engine) -> Learner:
@@ -299,7 +300,8 @@ def new_learner(options: Config, engine: Engine) -> Learner:
     rule = options.rule_class.make(options, program, estimator)
     weights = initial_weights(program, options.seed)
     state = population.initial_state()
-    return Learner(population, estimator, rule, 0, weights, rule.start(weights), state)
+    memory = rule.start(weights) | estimator.start()
+    return Learner(population, estimator, rule, 0, weights, memory, state)
 
 
 def chunk_size(options: Config, engine: Engine, estimator: Estimator) -> int:

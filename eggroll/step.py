@@ -12,10 +12,10 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from eggroll.data.streams import Batch
-from eggroll.estimators import Estimate, Estimator, Lap, no_lap
+from eggroll.estimator import Estimate, Estimator, Lap, no_lap
 from eggroll.population import Population
 from eggroll.program import Leaves
-from eggroll.rules import Update, UpdateRule
+from eggroll.rule import Update, UpdateRule
 
 
 class Step(NamedTuple):
@@ -50,7 +50,9 @@ class Learner:
 
         def made() -> Step:
             began = time.perf_counter()
-            found = self.estimator(self.population, self.weights, self.step, batch, self.state, lap)
+            found = self.estimator(
+                self.population, self.weights, self.step, batch, self.state, lap, self.memory
+            )
             rate = self.adopt(found, lap)
             return Step(found.scores, rate, time.perf_counter() - began)
 
@@ -66,6 +68,7 @@ class Learner:
 
         made = self.population.engine.guarding(moved)
         lap("update")
-        self.weights, self.memory, self.state = made.weights, made.memory, found.state
+        self.weights, self.state = made.weights, found.state
+        self.memory = {**self.memory, **made.memory, **(found.memory or {})}
         self.step += 1
         return made.rate

@@ -21,7 +21,8 @@ from eggroll.arrays import Store
 from eggroll.credit import Turns
 from eggroll.declaration import program_of
 from eggroll.errors import InputError
-from eggroll.estimators import Estimate, EstimatorName, Record
+from eggroll.estimator import Estimate, Record
+from eggroll.estimators import EstimatorName
 from eggroll.fitness import LIVELY, FitnessName, as_values
 from eggroll.fixed_point import Q
 from eggroll.members import Members, Model

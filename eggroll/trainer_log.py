@@ -21,7 +21,7 @@ from eggroll.declaration import program_of
 from eggroll.errors import InputError, in_python
 from eggroll.population import Population
 from eggroll.program import Program
-from eggroll.rules import UpdateRule
+from eggroll.rule import UpdateRule
 from eggroll.run import described
 from eggroll.step import Learner
 

@@ -55,6 +55,12 @@ class Options(Evolution):
         with in_python():
             check_ranges(self)
             check_names(self)
+        if not self.estimator_class.perturbs:
+            raise InputError(
+                f"estimator is {self.estimator!r}: it carries the error of a score back, and "
+                'values from outside have none; use "eggroll" or "token-credit".'
+            )
+        with in_python():
             self.estimator_class.check(self)
             self.rule_class.check(self, self.estimator_class)
         if self.fitness != "sign" and self.estimator_class.by_token:

@@ -70,6 +70,9 @@ class Member:
         """Noise on values rather than weights, as token credit has it: list `place` of a leaf."""
         return 0
 
+    def seen(self, op, inputs, y):
+        """Told what an operation read and gave, for members that remember it."""
+
 
 def embed(member, op):
     name, E = member.leaf(op)
@@ -176,7 +179,9 @@ def run_row(member, state):
         mine = slice(stage.state, stage.state + D)
         registers = {0: x, 1: state[mine].copy() if has_state else None}
         for op in stage.ops:
-            y = OPERATIONS[op.kind](member, op, *(registers[r] for r in op.inputs))
+            inputs = [registers[r] for r in op.inputs]
+            y = OPERATIONS[op.kind](member, op, *inputs)
+            member.seen(op, inputs, y)
             if op.kind == "score":
                 given["score"] = y
             elif op.kind in ("output", "sums"):

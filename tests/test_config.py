@@ -70,8 +70,8 @@ def test_help_shows_the_defaults_of_the_recipe_named(call: Command):
 
 @pytest.mark.parametrize("name", ["recipe", "rule", "estimator", "network", "gates"])
 def test_unknown_names_are_refused_in_python_too(name: str):
-    with pytest.raises(InputError, match=f"--{name} is 'adam': one of .* is needed"):
-        Config(**{name: "adam"}).check()
+    with pytest.raises(InputError, match=f"--{name} is 'adagrad': one of .* is needed"):
+        Config(**{name: "adagrad"}).check()
 
 
 def test_options_of_all_runs_are_declared_once():

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll import fixed_point as fx
+from eggroll.backward import Backward, Learnt
 from eggroll.credit import Crediting, CreditNoise
 from eggroll.noise import Slices
 from eggroll.program import NO_ROWS, Program, Rows, Weights
@@ -31,6 +32,7 @@ class Engine(ABC):
 
     name: str
     credits: ClassVar[bool] = True  # whether it has token credit
+    learns: ClassVar[bool] = False  # whether it carries errors back
     plays: ClassVar[bool] = False  # whether its kernels step native worlds
     # What the host may do while a GPU computes the next call; done once, or not at all.
     meanwhile: Callable[[], object] | None = None
@@ -125,6 +127,22 @@ class Engine(ABC):
         less what member 2p + 1 did, in the unit of scores; None: their scores.
         Returns scores int16 [P, T] (zeros without a score), the new state, and Z int32 (mod 2^32)
         per leaf; the arithmetic is that of docs/estimators.md.
+        """
+        raise NotImplementedError
+
+    def learn(
+        self,
+        prepared: Any,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+        words: mx.array,
+        back: Backward,
+        rows: Rows = NO_ROWS,
+    ) -> Learnt:
+        """Runs P members without noise over T tokens, as `evaluate`, and carries their errors back.
+
+        words: random, uint32 [P, T], to round credit by. See docs/estimators.md.
         """
         raise NotImplementedError
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from eggroll import _extension
 from eggroll import fixed_point as fx
+from eggroll.backward import Backward, Learnt
 from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines.base import Engine
 from eggroll.errors import InputError
@@ -25,6 +26,7 @@ class CpuEngine(Engine):
     """C++ kernels of the fastest instruction set that is built and detected."""
 
     name = "cpu"
+    learns: ClassVar[bool] = True
     plays: ClassVar[bool] = True
 
     @classmethod
@@ -145,6 +147,24 @@ class CpuEngine(Engine):
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
         return scores, after, dict(zip(names, Z, strict=True))
+
+    def learn(
+        self,
+        prepared: Any,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+        words: mx.array,
+        back: Backward,
+        rows: Rows = NO_ROWS,
+    ) -> Learnt:
+        matrices = [back.matrices.get(leaf.name) for leaf in self.program.leaves]
+        after, scores, sizes, *Z = self._native.learn(
+            self._program, prepared, tokens, targets, state, rows, words, list(back.scales),
+            matrices, self.threads,
+        )  # fmt: skip
+        names = [leaf.name for leaf in self.program.leaves]
+        return Learnt(scores, after, dict(zip(names, Z, strict=True)), sizes)
 
     def play(
         self,

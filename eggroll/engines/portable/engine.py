@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
+import numpy as np
 
 from eggroll import fixed_point as fx
+from eggroll.backward import Backward, Learnt
 from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines.base import Engine
+from eggroll.engines.portable.backward import Done, Errors, RecordedRun
 from eggroll.engines.portable.credit import CreditRun, Tape
 from eggroll.engines.portable.operations import (
     OPERATIONS,
@@ -36,6 +39,7 @@ class PortableEngine(Engine):
     """Interprets the program with plain MLX operations."""
 
     name = "portable"
+    learns: ClassVar[bool] = True
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
         super().__init__(program, threads, block_tokens)
@@ -127,6 +131,35 @@ class PortableEngine(Engine):
         Z = tape.votes(stacked[0::2] - stacked[1::2] if values is None else values)
         return stacked.astype(mx.int16), self._join(states), Z
 
+    def learn(
+        self,
+        prepared: Any,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+        words: mx.array,
+        back: Backward,
+        rows: Rows = NO_ROWS,
+    ) -> Learnt:
+        check_scored(self.program)
+        run, states = partial(RecordedRun, self.program, prepared, None), self._split(state)
+        done: list[list[Done]] = []
+
+        def begin(seen: Seen) -> Run:
+            made = run(seen)
+            done.append(made.done)
+            return made
+
+        found = [
+            self._scores(seen, targets[:, t])
+            for t, seen in self._rows(lambda t: begin, tokens, states, rows)
+        ]
+        errors = Errors(self.program, prepared, back, tokens, targets, words, rows)
+        errors.run(done)
+        scores = mx.stack(found, axis=1).astype(mx.int16)
+        sizes = mx.array(np.array(errors.sizes, np.int64))
+        return Learnt(scores, self._join(states), errors.votes, sizes)
+
     def logits(
         self, prepared: Any, tokens: mx.array, state: mx.array, rows: Rows = NO_ROWS
     ) -> tuple[mx.array, mx.array]:
@@ -173,11 +206,7 @@ class PortableEngine(Engine):
         for i, stage in enumerate(self.program.stages):
             run.registers = [x, states[i]] + [x] * len(stage.registers[2:])
             for op in stage.ops:
-                value = OPERATIONS[op.kind](run, op)
-                if op.writes:
-                    run.registers[op.out] = value
-                else:
-                    run.give(op, value)
+                run.keep(op, OPERATIONS[op.kind](run, op))
             x, states[i] = run.registers[X], run.registers[S]
 
     def _scores(self, seen: Seen, targets: mx.array) -> mx.array:

@@ -75,9 +75,11 @@ class Run:
     def tokens(self) -> mx.array:
         return self.seen.tokens
 
-    def give(self, op: Op, value: mx.array) -> None:
-        """Keeps the result of an operation that writes no register."""
-        if op.kind == "score":
+    def keep(self, op: Op, value: mx.array) -> None:
+        """Keeps the result of an operation, in a register or for the caller."""
+        if op.writes:
+            self.registers[op.out] = value
+        elif op.kind == "score":
             self.seen.logits = value
         else:
             self.seen.outputs[self.program.outputs[op.numbers[0]].name] = value

@@ -9,6 +9,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "adam.h"
 #include "dispatch.h"
 #include "draws.h"
 #include "engine.h"
@@ -81,6 +82,27 @@ void add_stepper(nb::module_& m) {
             self.value(static_cast<int32_t>(values.shape(1)), values.data());
           },
           "values"_a, Free(), "Fills values [P, T].");
+}
+
+void add_adam(nb::module_& m) {
+  using Whole = Array<int32_t, 1>;
+  m.def(
+      "adam",
+      [](Array<const int32_t, 1> votes, Array<int8_t, 1> weights, Whole fine, Whole mean,
+         Whole size, const std::optional<Whole>& feedback, int64_t factor, int64_t decay,
+         int threads) {
+        size_t n = votes.shape(0);
+        for (size_t other : {weights.shape(0), fine.shape(0), mean.shape(0), size.shape(0),
+                             feedback ? feedback->shape(0) : n})
+          check(other == n);
+        check(factor >= 0 && factor <= 64 << 16 && decay >= 0 && decay <= 1 << 24);
+        return eggroll::adam({votes.data(), weights.data(), fine.data(), mean.data(), size.data(),
+                              feedback ? feedback->data() : nullptr, static_cast<int64_t>(n)},
+                             factor, decay, threads);
+      },
+      "votes"_a, "weights"_a, "fine"_a, "mean"_a, "size"_a, "feedback"_a.none(), "factor"_a,
+      "decay"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Replaces all but votes, [n]; how many weights moved.");
 }
 
 }  // namespace
@@ -160,7 +182,11 @@ NB_MODULE(_int8_gemm, m) {
       "world"_a, "shared"_a, "keys"_a, "rows"_a, "by"_a, "signs"_a.none(), "crediting"_a.none(),
       "threads"_a,
       "State, values [P, rows], active [P, rows] and, with crediting, Z of every leaf.");
+  m.def("learn", &eggroll::learn, nb::call_guard<nb::gil_scoped_release>(), "program"_a, "packed"_a,
+        "tokens"_a, "targets"_a, "state"_a, "rows"_a, "words"_a, "scales"_a, "back"_a, "threads"_a,
+        "State, scores, sums of |credit| int64 [leaves] and Z of every leaf.");
   add_stepper(m);
+  add_adam(m);
   m.def("draws", &eggroll::draws, nb::call_guard<nb::gil_scoped_release>(), "streams"_a, "rooms"_a,
         "first"_a, "shape"_a, "threads"_a,
         "int32 [shape], numbers below every stream's room; see draws.h.");

@@ -121,5 +121,8 @@ struct Isa : PortableIsa {
 
 #include "block.h"
 #include "votes.h"
-extern const Kernels kernels = {"avx2", Isa::peak, block_bytes, block, vote_bytes, vote};
+//
+#include "learn.h"
+extern const Kernels kernels = {"avx2",     Isa::peak, block_bytes, block,
+                                vote_bytes, vote,      learn_bytes, learn};
 }  // namespace eggroll::avx2

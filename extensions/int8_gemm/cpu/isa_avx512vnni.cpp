@@ -337,5 +337,8 @@ struct Isa : Avx512Elements {
 
 #include "block.h"
 #include "votes.h"
-extern const Kernels kernels = {"avx512vnni", Isa::peak, block_bytes, block, vote_bytes, vote};
+//
+#include "learn.h"
+extern const Kernels kernels = {"avx512vnni", Isa::peak, block_bytes, block,
+                                vote_bytes,   vote,      learn_bytes, learn};
 }  // namespace eggroll::avx512vnni

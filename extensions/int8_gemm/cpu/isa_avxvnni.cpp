@@ -78,5 +78,8 @@ struct Isa : VnniIsa {
 
 #include "block.h"
 #include "votes.h"
-extern const Kernels kernels = {"avxvnni", Isa::peak, block_bytes, block, vote_bytes, vote};
+//
+#include "learn.h"
+extern const Kernels kernels = {"avxvnni",  Isa::peak, block_bytes, block,
+                                vote_bytes, vote,      learn_bytes, learn};
 }  // namespace eggroll::avxvnni

@@ -7,5 +7,8 @@ namespace eggroll::generic {
 using Isa = PortableIsa;
 #include "block.h"
 #include "votes.h"
-extern const Kernels kernels = {"generic", Isa::peak, block_bytes, block, vote_bytes, vote};
+//
+#include "learn.h"
+extern const Kernels kernels = {"generic",  Isa::peak, block_bytes, block,
+                                vote_bytes, vote,      learn_bytes, learn};
 }  // namespace eggroll::generic

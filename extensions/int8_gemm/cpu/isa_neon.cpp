@@ -109,5 +109,8 @@ struct Isa : NeonIsa {
 
 #include "block.h"
 #include "votes.h"
-extern const Kernels kernels = {"neon", Isa::peak, block_bytes, block, vote_bytes, vote};
+//
+#include "learn.h"
+extern const Kernels kernels = {"neon",     Isa::peak, block_bytes, block,
+                                vote_bytes, vote,      learn_bytes, learn};
 }  // namespace eggroll::neon

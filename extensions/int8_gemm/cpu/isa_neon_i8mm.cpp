@@ -101,5 +101,8 @@ struct Isa : NeonIsa {
 
 #include "block.h"
 #include "votes.h"
-extern const Kernels kernels = {"neon_i8mm", Isa::peak, block_bytes, block, vote_bytes, vote};
+//
+#include "learn.h"
+extern const Kernels kernels = {"neon_i8mm", Isa::peak, block_bytes, block,
+                                vote_bytes,  vote,      learn_bytes, learn};
 }  // namespace eggroll::neon_i8mm

@@ -177,6 +177,17 @@ struct VoteJob {
   bool nodes;
 };
 
+// Members without noise that carry the errors of their scores back (learn.h).
+struct LearnJob {
+  Job job;
+  const uint32_t* words;      // [P, T]: random, to round credit by
+  const int* scales;          // [leaves]: right shift of credit on its way to int8, 0..16
+  const int8_t* const* back;  // [leaves]: the matrix that credit passes, packed in tiles of eight
+                              // of its K columns, or null
+  int32_t* const* z;          // [leaves] of this thread: votes, in the leaf's shape
+  int64_t* sizes;             // [leaves] of this thread: sum of |credit|
+};
+
 // One instruction set's kernels. `peak` runs its dot product on registers, as a limit to measure
 // against, and returns the multiply-adds done.
 struct Kernels {
@@ -186,6 +197,8 @@ struct Kernels {
   void (*block)(const Job& job, int64_t block, void* scratch);
   size_t (*vote_bytes)(const VoteJob& job);
   void (*vote)(const VoteJob& job, int64_t first, int64_t last, int32_t* z, void* scratch);
+  size_t (*learn_bytes)(const LearnJob& job);
+  void (*learn)(const LearnJob& job, int64_t block, void* scratch);
 };
 
 }  // namespace eggroll

@@ -1,0 +1,127 @@
+"""Estimators without noise, which carry the error of a score back (docs/estimators.md)."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from eggroll.backward import (
+    FIRST,
+    Backward,
+    first_feedback,
+    head,
+    layers,
+    next_scale,
+    values_credited,
+    values_kept,
+)
+from eggroll.data.streams import Batch
+from eggroll.errors import InputError
+from eggroll.estimator import Estimate, Estimator, EstimatorOptions, Lap, Record, Told, no_lap
+from eggroll.population import Population
+from eggroll.program import Leaves, Program, Weights
+from eggroll.rule import FINE_BITS, feedback_name, rounded
+
+SCALES = "credit/scales"  # in the memory: right shifts of credit, int32 [leaves]
+
+
+class Local(Estimator):
+    """The error of the score, sent by the head to the sum of all blocks, and there to each block.
+
+    Within a block it passes single operations by their own slopes, a state by its gate's trace, and
+    an inner layer by a fixed random matrix. Nothing flows through other weights.
+    """
+
+    summary = "no noise: the score's error, handed to every block, where credit stays local"
+    known_scale = False
+    perturbs = False
+
+    def __init__(self, options: EstimatorOptions, program: Program) -> None:
+        super().__init__(options, program)
+        self.first = first_feedback(program, self.passing(program), options.seed)
+
+    @classmethod
+    def passing(cls, program: Program) -> tuple[str, ...]:
+        """Names of the leaves that pass credit on through feedback."""
+        return layers(program, inner=True)
+
+    @classmethod
+    def inputs_kept(cls, program: Program) -> int:
+        return values_kept(program)
+
+    @classmethod
+    def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
+        return {SCALES: (len(program.leaves),)}
+
+    def start(self) -> Leaves:
+        return {SCALES: mx.full(len(self.program.leaves), FIRST, mx.int32)}
+
+    def matrices(self, weights: Weights, memory: Leaves) -> dict[str, mx.array]:
+        """What passes credit on, int8 by the leaf's name."""
+        name = head(self.program)
+        return self.first | {name: weights[name]}
+
+    def __call__(
+        self,
+        population: Population,
+        weights: Weights,
+        step: int,
+        batch: Batch,
+        state: mx.array,
+        lap: Lap = no_lap,
+        memory: Leaves | None = None,
+    ) -> Estimate:
+        assert memory is not None
+        scales = tuple[int, ...](np.array(memory[SCALES]).tolist())
+        back = Backward(scales, self.matrices(weights, memory))
+        found = population.learn(weights, step, *batch, state, back)
+        lap("evaluation")
+        sizes: list[int] = np.array(found.sizes).tolist()
+        counts = (found.scores.size * n for n in values_credited(self.program))
+        after = [next_scale(*of) for of in zip(scales, sizes, counts, strict=True)]
+        kept = {SCALES: mx.array(after, mx.int32)}
+        return Estimate(found.scores, found.state, found.votes, None, kept)
+
+    def told(
+        self,
+        population: Population,
+        weights: Weights,
+        step: int,
+        record: Record,
+        values: NDArray[np.float64],
+        fitness: str,
+    ) -> Told:
+        raise InputError(
+            f"Estimator {self.options.estimator} carries the error of a score back, and values "
+            'from outside have none: use estimator="token-credit" or "eggroll".'
+        )
+
+
+class Feedback(Local):
+    """The error of the score, carried back to every leaf by matrices that learn beside the weights.
+
+    A backward pass in integers, through a second set of matrices: no weight is read backwards.
+    """
+
+    summary = "no noise: the score's error, carried back through learnt feedback matrices"
+    feedback = True
+
+    @classmethod
+    def passing(cls, program: Program) -> tuple[str, ...]:
+        return (*layers(program), head(program))
+
+    @classmethod
+    def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
+        names = cls.passing(program)
+        fine = {
+            feedback_name(leaf.name): leaf.shape for leaf in program.leaves if leaf.name in names
+        }
+        return super().memory(program) | fine
+
+    def start(self) -> Leaves:
+        fine = {feedback_name(k): F.astype(mx.int32) << FINE_BITS for k, F in self.first.items()}
+        return super().start() | fine
+
+    def matrices(self, weights: Weights, memory: Leaves) -> dict[str, mx.array]:
+        return {name: rounded(memory[feedback_name(name)]) for name in self.first}

@@ -1,0 +1,189 @@
+"""The kinds of update rules: what votes become, and what a rule keeps between updates.
+
+Letters: Z votes (int32, one array per leaf), O outputs and K inputs of a matrix; a vector is one
+row, an embedding has one row per token. rules.py has the rules by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from eggroll.fixed_point import LIMIT
+from eggroll.program import Leaves, Program
+
+FINE_BITS = 16  # fraction bits of a fine copy below the int8 weight's last bit
+HALF = 1 << (FINE_BITS - 1)
+FINE_LIMIT = (LIMIT << FINE_BITS) + HALF - 1  # the largest that rounds to LIMIT
+PART = 1 << 16  # votes handled at a time, so that they stay in the cache
+
+
+class RuleOptions(Protocol):
+    """The options of a run that rules read; config.py declares them."""
+
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def alpha_decay(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def rate_decay(self) -> float: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def pop(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def clt(self) -> bool: ...
+    @property
+    def estimator(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+
+
+class VoteScale(Protocol):
+    """What rules must know of an estimator.
+
+    known_scale: the size of its votes follows from N and the rank alone; feedback: it has matrices
+    that learn beside the weights; perturbs: its members have noise.
+    """
+
+    known_scale: ClassVar[bool]
+    feedback: ClassVar[bool]
+    perturbs: ClassVar[bool]
+
+    def floors(self) -> Mapping[str, int]: ...
+
+
+class Update(NamedTuple):
+    """New int8 weights, the rule's new memory, and the share of the weights that moved."""
+
+    weights: Leaves
+    memory: Leaves
+    rate: float
+
+
+class UpdateRule(ABC):
+    """Turns votes into weights.
+
+    summary: the rule in a line of --help; reads: the options of a run that belong to it alone;
+    bytes_per_parameter: votes and what the rule makes of them, for estimates of memory.
+    """
+
+    summary: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]]
+    bytes_per_parameter: ClassVar[int] = 24
+    by_steps: ClassVar[bool] = True  # whether its steps depend on how many updates a run has
+    any_scale: ClassVar[bool] = True  # whether it takes the votes of fitness larger than 1
+
+    @classmethod
+    def check(cls, options: RuleOptions, scale: type[VoteScale]) -> None:
+        """Raises InputError where the rule cannot use such votes."""
+        return
+
+    @classmethod
+    @abstractmethod
+    def make(cls, options: RuleOptions, program: Program, scale: VoteScale) -> Self:
+        """The rule of a run."""
+
+    @classmethod
+    def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
+        """Shapes of the arrays it keeps between updates, int32, by name."""
+        return {}
+
+    def start(self, weights: Leaves) -> Leaves:
+        """Its memory before the first update."""
+        return {}
+
+    @abstractmethod
+    def __call__(
+        self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
+        """Makes update `step`. decided: pairs that did not tie, if pairs have a fitness, or
+        the sum of its squares."""
+
+
+class FineCopyRule(UpdateRule):
+    """Votes add up in a finer copy of each weight, int32 with 16 bits more; weights round it.
+
+    A leaf's feedback matrix, where the memory has one, gets the same step as the leaf, and both
+    shrink by the same share (Kolen and Pollack 1994), so that they become alike.
+    """
+
+    @classmethod
+    def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
+        return {leaf.name: leaf.shape for leaf in program.leaves}
+
+    def start(self, weights: Leaves) -> Leaves:
+        return {name: w.astype(mx.int32) << FINE_BITS for name, w in weights.items()}
+
+    @abstractmethod
+    def changes(
+        self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
+    ) -> Iterator[tuple[slice, Any]]:
+        """Rows of a leaf's votes [O, K], and what its fine copy there changes by, in last bits.
+
+        May replace what else the memory has of that leaf, once all rows are through.
+        """
+
+    def shrinking(self, step: int) -> int:
+        """The share by which a leaf with feedback shrinks in update `step`, in 2^-24."""
+        return 0
+
+    def __call__(
+        self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
+        new, kept, moved = Leaves(), dict(memory), 0
+        for name, leaf in weights.items():
+            w, fine = np.array(leaf), np.array(memory[name])
+            rows = [a.reshape(-1, w.shape[-1]) for a in (w, fine, np.asarray(votes[name]))]
+            back = feedback_name(name)
+            mirror = np.array(memory[back]) if back in memory else None
+            shrunk = 0 if mirror is None else self.shrinking(step)
+            for at, change in self.changes(name, rows[2], w.ndim == 2, kept, step):
+                if mirror is not None:
+                    _change(mirror[at], change, shrunk)
+                _change(rows[1][at], change, shrunk)
+                moved += _round(rows[0][at], rows[1][at])
+            new[name], kept[name] = mx.array(w), mx.array(fine)
+            if mirror is not None:
+                kept[back] = mx.array(mirror)
+        return Update(new, kept, moved / sum(w.size for w in weights.values()))
+
+
+def feedback_name(leaf: str) -> str:
+    """The name of a leaf's feedback matrix in the memory, a fine copy as of weights."""
+    return f"{leaf}/feedback"
+
+
+def parts(votes: NDArray[np.int32]) -> Iterator[slice]:
+    """Rows of votes [O, K], some PART elements at a time."""
+    count = max(1, PART // votes.shape[1])
+    return (slice(first, first + count) for first in range(0, len(votes), count))
+
+
+def _change(fine: Any, change: Any, decay: int) -> None:
+    """Shrinks fine int32 by decay / 2^24, toward zero, and moves it by a change, in place."""
+    if decay:
+        change = change - np.sign(fine) * (abs(fine.astype(np.int64)) * decay >> 24)
+    fine[:] = np.clip(change + fine, -FINE_LIMIT, FINE_LIMIT)
+
+
+def rounded(fine: mx.array) -> mx.array:
+    """Fine copies as int8."""
+    return ((fine + HALF) >> FINE_BITS).astype(mx.int8)
+
+
+def _round(w: Any, fine: Any) -> int:
+    """Makes w int8 the rounding of fine, in place; how many of w moved."""
+    rounded = (fine + HALF) >> FINE_BITS
+    moved = int(np.count_nonzero(rounded != w))
+    w[:] = rounded
+    return moved

@@ -1,0 +1,130 @@
+// What the functions of engine.h are given, checked and made ready for the kernels.
+//
+// Included by engine.cpp alone, after primitives.h.
+#pragma once
+
+namespace eggroll {
+
+namespace {
+
+const mx::Device kCpu(mx::Device::cpu);
+
+mx::array ready(const mx::array& a, mx::Dtype dtype, const char* what) {
+  require(a.dtype() == dtype, std::string(what) + ": wrong dtype");
+  mx::array c = a;
+  c.eval();
+  if (c.flags().row_contiguous) return c;
+  c = mx::contiguous(c, false, kCpu);
+  c.eval();
+  return c;
+}
+
+void check_range(const mx::array& a, int32_t low, int32_t high, const char* what) {
+  const int32_t* v = a.data<int32_t>();
+  bool ok = true;
+  for (size_t i = 0; i < a.size(); ++i) ok &= v[i] >= low && v[i] <= high;
+  require(ok,
+          std::string(what) + " must be in " + std::to_string(low) + ".." + std::to_string(high));
+}
+
+// Every slice must lie in the table.
+void check_starts(const Plan& plan, const mx::array& starts, const mx::array& table, int rank,
+                  int64_t pairs) {
+  require(rank >= 1, "rank must be 1 or more");
+  require(starts.ndim() == 2 && starts.shape(0) == plan.leaf_count && starts.shape(1) == pairs,
+          "starts: [leaves, pairs] is needed");
+  const int32_t* v = starts.data<int32_t>();
+  for (int i = 0; i < plan.leaf_count; ++i) {
+    const Leaf& leaf = plan.leaves[i];
+    int64_t length = leaf.cols ? static_cast<int64_t>(rank) * (leaf.rows + leaf.cols)
+                               : 2 * static_cast<int64_t>(leaf.rows);
+    int64_t last = static_cast<int64_t>(table.size()) - length;
+    bool ok = true;
+    for (int64_t p = 0; p < pairs; ++p, ++v) ok &= *v >= 0 && *v <= last;
+    require(ok, "a noise slice reaches beyond the table");
+  }
+}
+
+std::string text(const mx::Shape& shape) {
+  std::string out;
+  for (int n : shape) out += (out.empty() ? "[" : ", ") + std::to_string(n);
+  return out + "]";
+}
+
+// What the members are shown, which the program reads.
+mx::array shown(const std::optional<mx::array>& given, mx::Dtype dtype, const mx::Shape& shape,
+                const char* what) {
+  std::string needed = std::string("The program reads ") + what + ": " +
+                       (dtype == mx::int8 ? "int8 " : "int32 ") + text(shape) + " is needed";
+  require(given.has_value(), needed + ", and rows has none.");
+  require(given->dtype() == dtype, needed + ", and rows has another dtype.");
+  require(given->shape() == shape, needed + ", not " + text(given->shape()) + ".");
+  return ready(*given, dtype, what);
+}
+
+// Every index must be a row of its leaf, or -1.
+void check_features(const Plan& plan, const Op& op, const mx::array& features) {
+  const int32_t* row = features.data<int32_t>() + op.first;
+  const int32_t last = plan.leaves[op.leaf].rows - 1;
+  int count = op.lists * op.active;
+  bool ok = true;
+  for (size_t i = 0; i < features.size(); i += static_cast<size_t>(plan.indices)) {
+    for (int j = 0; j < count; ++j) ok &= row[j] >= -1 && row[j] <= last;
+    row += plan.indices;
+  }
+  require(ok, "features " + std::to_string(op.first) + ".." + std::to_string(op.first + count - 1) +
+                  " of a row must be in 0.." + std::to_string(last) + ", or -1 for none");
+}
+
+void add_rows(const Plan& plan, const Rows& rows, Arrays& arrays) {
+  int members = arrays.in[2].shape(0), count = arrays.in[2].shape(1);
+  if (plan.inputs)
+    arrays.inputs =
+        arrays.add(shown(rows.first, mx::int8, {members, count, plan.inputs}, "inputs"));
+  if (!plan.indices) return;
+  mx::array features = shown(rows.second, mx::int32, {members, count, plan.indices}, "features");
+  for (int s = 0; s < plan.stage_count; ++s)
+    for (int j = 0; j < plan.stages[s].op_count; ++j)
+      if (plan.stages[s].ops[j].kind == OpKind::features)
+        check_features(plan, plan.stages[s].ops[j], features);
+  arrays.features = arrays.add(features);
+}
+
+void check_scored(const Plan& plan) {
+  require(plan.scored, "The program has no score: `outputs` gives what it puts out.");
+}
+
+// What every evaluation is given, checked.
+Arrays arrays_of(const Plan& plan, const mx::array& packed, const Noise& noise,
+                 const mx::array& tokens, const mx::array& targets, const mx::array& state,
+                 const Rows& rows, const Options& options) {
+  require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
+  int members = tokens.shape(0);
+  require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
+  require(options.shift >= 0 && options.shift < 32, "shift must be in 0..31");
+  require(options.block_tokens >= 1, "block_tokens must be 1 or more");
+  Arrays arrays{{ready(packed, mx::int8, "packed"), ready(noise.table, mx::int8, "table"),
+                 ready(tokens, mx::int32, "tokens"), ready(targets, mx::int32, "targets"),
+                 ready(state, mx::int8, "state")}};
+  check_range(arrays.in[2], 0, plan.vocabulary - 1, "tokens");
+  if (targets.id() != tokens.id()) check_range(arrays.in[3], 0, plan.vocabulary - 1, "targets");
+  if (noise.starts) {
+    require(members % 2 == 0, "a population is made of pairs: P must be even");
+    arrays.starts = arrays.add(ready(*noise.starts, mx::int32, "starts"));
+    check_starts(plan, arrays.in.back(), arrays.in[1], options.rank, members / 2);
+  }
+  add_rows(plan, rows, arrays);
+  kernels();
+  return arrays;
+}
+
+void add_signs(const Plan& plan, const mx::array& signs, Arrays& arrays) {
+  int members = arrays.in[2].shape(0), count = arrays.in[2].shape(1);
+  require(signs.shape() == mx::Shape{plan.leaf_count, members / 2, (count + 31) / 32},
+          "signs: [leaves, pairs, ceil(T / 32)] is needed");
+  arrays.signs = arrays.add(ready(signs, mx::int32, "signs"));
+}
+
+}  // namespace
+
+}  // namespace eggroll

@@ -1,0 +1,155 @@
+// What a block of members without noise gave, row by row. A part of learn.h, which includes it.
+
+struct LearnTape : Block {
+  // Where a row of a stage's tape has what, in words: the registers x and s as it began, and the
+  // results of its operations.
+  struct Form {
+    size_t x, s, of[kOps], size;
+  };
+
+  const LearnJob& learn;
+  const uint32_t* row = nullptr;  // of the tape
+  Form form{};
+  size_t step = 0;          // words of x at one token
+  uint32_t** tapes;         // [stages]: [T] rows
+  uint32_t* credits[kOps];  // of a matrix's operation: int8 credit, words [T][O/4][32]
+  bool voted[kOps];         // whether it was credited
+  int32_t* credit[kRegisters];
+  bool has[kRegisters];
+  int32_t* handed;  // [T]: credit of x, from the stage after this one
+  bool any_handed = false;
+  int32_t *c, *part;  // of one result; what it gives to one register
+  uint32_t* small;    // c as int8, words
+  Isa::Prepared* panel;
+  uint32_t* columns;                  // [n/4][32] words of four tokens' inputs
+  int8_t* tiles_a;                    // tiles of eight outputs' credit, in the place of weights
+  alignas(64) uint32_t places[kRow];  // random word of a lane's token, plus 0 to 3
+
+  LearnTape(const LearnJob& l, int64_t block, void* scratch)
+      : Block(l.job, block, scratch), learn(l) {}
+
+  int T() const { return job.tokens_per_member; }
+
+  // ---- memory --------------------------------------------------------------------------------
+
+  static size_t row_words(int n) { return static_cast<size_t>(tiles_of(n)) * (kTile / 4) * kLanes; }
+
+  static Form form_of(const Stage& s) {
+    Form f{};
+    f.x = f.size, f.size += row_words(s.registers[0]);
+    f.s = f.size, f.size += s.state < 0 ? 0 : row_words(s.registers[1]);
+    for (int j = 0; j < s.op_count; ++j) f.of[j] = f.size, f.size += result_words(s, s.ops[j]);
+    return f;
+  }
+
+  static size_t result_words(const Stage& s, const Op& op) {
+    if (op.kind == OpKind::output || op.kind == OpKind::sums || op.kind == OpKind::score) return 0;
+    return row_words(s.registers[op.out]);
+  }
+
+  // The outputs of the widest matrix, and the values of the widest register.
+  void widest(int* outputs, int* values) const {
+    *outputs = *values = 1;
+    for (int i = 0; i < job.plan.stage_count; ++i) {
+      const Stage& s = job.plan.stages[i];
+      for (int r = 0; r < s.register_count; ++r)
+        if (s.registers[r] > *values) *values = s.registers[r];
+    }
+    for (int i = 0; i < job.plan.leaf_count; ++i)
+      if (job.plan.leaves[i].cols && job.plan.leaves[i].rows > *outputs)
+        *outputs = job.plan.leaves[i].rows;
+  }
+
+  void lay_out() {
+    int outputs, values, stages = job.plan.stage_count;
+    widest(&outputs, &values);
+    size_t tokens = static_cast<size_t>(T()), wide = row_words(outputs > values ? outputs : values);
+    x = arena.take<uint32_t>(step * tokens);
+    tapes = arena.take<uint32_t*>(static_cast<size_t>(stages));
+    for (int i = 0; i < stages; ++i) {
+      uint32_t* tape = arena.take<uint32_t>(form_of(job.plan.stages[i]).size * tokens);
+      if (arena.base) tapes[i] = tape;
+    }
+    handed = arena.take<int32_t>(4 * step * tokens);
+    c = arena.take<int32_t>(4 * wide);
+    part = arena.take<int32_t>(4 * wide);
+    small = arena.take<uint32_t>(wide);
+    size_t section = static_cast<size_t>(T() < kVoteTokens ? T() : kVoteTokens) * (kLanes / 4);
+    columns = arena.take<uint32_t>(section * kLanes);
+    tiles_a = arena.take<int8_t>(static_cast<size_t>(tiles_of(outputs)) * tile_bytes(section));
+    size_t longest = section > wide / kLanes ? section : wide / kLanes;
+    panel = arena.take<Isa::Prepared>(Isa::prepared_size(static_cast<int>(longest)));
+  }
+
+  static size_t tile_bytes(size_t words) { return kTile * sizeof(int32_t) + words * kTile * 4; }
+
+  void open_learning() {
+    open_stage();
+    for (int r = 1; r < stage->register_count; ++r)
+      credit[r] = arena.take<int32_t>(4 * row_words(stage->registers[r]));
+    for (int j = 0; j < stage->op_count; ++j) {
+      const Op& op = stage->ops[j];
+      bool matrix = op.kind == OpKind::linear || op.kind == OpKind::score;
+      size_t words = matrix ? static_cast<size_t>(words_of(rows_of(op))) * kLanes : 0;
+      credits[j] = arena.take<uint32_t>(words * static_cast<size_t>(T()));
+      voted[j] = false;
+    }
+  }
+
+  int rows_of(const Op& op) const { return job.plan.leaves[op.leaf].rows; }
+  int cols_of(const Op& op) const { return job.plan.leaves[op.leaf].cols; }
+
+  // ---- forward -------------------------------------------------------------------------------
+
+  void record(int at) {
+    form = form_of(*stage);
+    load_state(job.state_in);
+    for (int t = 0; t < T(); ++t) {
+      uint32_t* to = tapes[at] + form.size * static_cast<size_t>(t);
+      registers[0] = x + step * static_cast<size_t>(t);
+      for (int j = 0; j < stage->register_count; ++j) ready[j] = false;
+      restart(t);
+      remember(0, to + form.x);
+      if (stage->state >= 0) remember(1, to + form.s);
+      for (int j = 0; j < stage->op_count; ++j) {
+        const Op& op = stage->ops[j];
+        run_alone(op, j, t);
+        if (result_words(*stage, op)) remember(op.out, to + form.of[j]);
+      }
+    }
+    store_state();
+  }
+
+  void remember(int reg, uint32_t* to) const {
+    __builtin_memcpy(to, registers[reg],
+                     static_cast<size_t>(words_of(stage->registers[reg])) * kLanes * 4);
+  }
+
+  // An operation without those that are done with its tiles elsewhere; logits are kept where their
+  // credit will be.
+  void run_alone(const Op& op, int j, int t) {
+    using Words = uint32_t (*)[kLanes];
+    if (op.kind == OpKind::score) {
+      logits_at = credits[j] + static_cast<size_t>(words_of(rows_of(op))) * kLanes * t;
+      score(op, t);
+    } else if (op.kind == OpKind::linear) {
+      Words out = reinterpret_cast<Words>(registers[op.out]);
+      product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
+      ready[op.out] = false;
+    } else {
+      run(op, t);
+    }
+  }
+
+  // What operation j read as its i-th input.
+  const int8_t* read(int j, int i) const {
+    int reg = stage->ops[j].in[i];
+    size_t at = reg ? form.s : form.x;
+    for (int k = j - 1; k >= 0; --k)
+      if (stage->ops[k].out == reg && result_words(*stage, stage->ops[k])) {
+        at = form.of[k];
+        break;
+      }
+    return reinterpret_cast<const int8_t*>(row + at);
+  }
+};

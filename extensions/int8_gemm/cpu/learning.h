@@ -1,0 +1,136 @@
+// The MLX primitive of members that carry their errors back, see learn.h.
+//
+// Included by engine.cpp alone, after arguments.h.
+#pragma once
+
+namespace eggroll {
+
+namespace {
+
+// Scales of the leaves, and where the matrices that pass credit stand among the arrays, or -1.
+struct Feedback {
+  std::vector<int> scales, at;
+};
+
+Feedback feedback_of(const Plan& plan, const std::vector<int>& scales,
+                     const std::vector<std::optional<mx::array>>& back, Arrays& arrays) {
+  size_t leaves = static_cast<size_t>(plan.leaf_count);
+  require(scales.size() == leaves && back.size() == leaves, "a scale and a matrix for every leaf");
+  Feedback made{scales, std::vector<int>(leaves, -1)};
+  for (size_t i = 0; i < leaves; ++i) {
+    require(scales[i] >= 0 && scales[i] <= 16, "a scale must be in 0..16");
+    if (!back[i]) continue;
+    require(plan.leaves[i].cols && back[i]->shape() == shape_of(plan.leaves[i]),
+            "a matrix that passes credit has its leaf's shape");
+    made.at[i] = arrays.add(ready(*back[i], mx::int8, "matrices"));
+    require(!std::memchr(arrays.in.back().data<int8_t>(), 0x80, back[i]->size()),
+            "a matrix has -128; -127..127 are allowed");
+  }
+  return made;
+}
+
+// The transpose of int8 [rows, cols], in the tiles of Leaf.
+std::vector<int8_t> transposed(const int8_t* src, const Leaf& leaf) {
+  size_t rows = static_cast<size_t>(leaf.rows), cols = static_cast<size_t>(leaf.cols);
+  size_t words = (rows + 3) / 4, tile = kTile * (4 * words + 4), tiles = (cols + kTile - 1) / kTile;
+  std::vector<int8_t> packed(tiles * tile);
+  for (size_t k = 0; k < cols; ++k) {
+    int8_t* at = packed.data() + k / kTile * tile;
+    int32_t sum = 0;
+    for (size_t o = 0; o < rows; ++o) {
+      int8_t v = src[o * cols + k];
+      at[kTile * 4 + (o / 4 * kTile + k % kTile) * 4 + o % 4] = v;
+      sum += v;
+    }
+    int32_t bias = -128 * sum;
+    std::memcpy(at + k % kTile * 4, &bias, sizeof bias);
+  }
+  return packed;
+}
+
+class LearnPopulation : public CpuPrimitive {
+ public:
+  LearnPopulation(mx::Stream stream, std::shared_ptr<Program> program, const Arrays& arrays,
+                  const Options& options, Feedback feedback)
+      : CpuPrimitive(stream, std::move(program), options.threads),
+        where_(arrays),
+        options_(options),
+        feedback_(std::move(feedback)) {
+    where_.in.clear();
+  }
+
+  const char* name() const override { return "LearnPopulation"; }
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    allocate(out);
+    auto work = std::make_shared<Work>();
+    work->job.job = job_of(*program_, in, where_, options_);
+    Job& job = work->job.job;
+    job.draws = nullptr;
+    job.state_out = out[0].data<int8_t>();
+    job.scores = out[1].data<int16_t>();
+    work->job.words = in[static_cast<size_t>(where_.draws)].data<uint32_t>();
+    work->scales = feedback_.scales;
+    work->job.scales = work->scales.data();
+    work->sizes = out[2].data<int64_t>();
+    for (int i = 0; i < job.plan.leaf_count; ++i) {
+      int at = feedback_.at[static_cast<size_t>(i)];
+      if (at >= 0)
+        work->packed.push_back(
+            transposed(in[static_cast<size_t>(at)].data<int8_t>(), job.plan.leaves[i]));
+      work->back.push_back(at >= 0 ? work->packed.back().data() : nullptr);
+      work->z.push_back(out[static_cast<size_t>(i) + 3].data<int32_t>());
+    }
+    work->job.back = work->back.data();
+    launch(in, out, [work, threads = threads_, keep = program_] { work->run(threads); });
+  }
+
+ private:
+  // A run of all blocks: every thread adds up votes and sizes of its own.
+  struct Work {
+    LearnJob job{};
+    std::vector<std::vector<int8_t>> packed;
+    std::vector<const int8_t*> back;
+    std::vector<int> scales;
+    std::vector<int32_t*> z;
+    int64_t* sizes = nullptr;
+
+    void run(int threads) {
+      const Kernels& k = kernels();
+      const Plan& plan = job.job.plan;
+      size_t leaves = static_cast<size_t>(plan.leaf_count);
+      int64_t blocks = (job.job.members + kLanes - 1) / kLanes;
+      std::vector<size_t> at(leaves + 1, leaves * sizeof(int64_t));
+      for (size_t i = 0; i < leaves; ++i)
+        at[i + 1] = at[i] + static_cast<size_t>(elements(plan.leaves[i])) * sizeof(int32_t);
+      ScratchPool scratch(k.learn_bytes(job), blocks, threads), sums(at[leaves], blocks, threads);
+      sums.clear();
+      parallel_for(blocks, threads, [&](int64_t i, int thread) {
+        char* base = static_cast<char*>(sums.of(thread));
+        std::vector<int32_t*> mine(leaves);
+        for (size_t j = 0; j < leaves; ++j) mine[j] = reinterpret_cast<int32_t*>(base + at[j]);
+        LearnJob own = job;
+        own.z = mine.data(), own.sizes = reinterpret_cast<int64_t*>(base);
+        k.learn(own, i, scratch.of(thread));
+      });
+      for (size_t j = 0; j < leaves; ++j) {
+        int64_t n = elements(plan.leaves[j]);
+        std::memset(z[j], 0, static_cast<size_t>(n) * sizeof(int32_t));
+        sizes[j] = 0;
+        for (int t = 0; t < sums.size(); ++t) {
+          const char* base = static_cast<const char*>(sums.of(t));
+          Count::add(z[j], reinterpret_cast<const int32_t*>(base + at[j]), n);
+          sizes[j] += reinterpret_cast<const int64_t*>(base)[j];
+        }
+      }
+    }
+  };
+
+  Arrays where_;
+  Options options_;
+  Feedback feedback_;
+};
+
+}  // namespace
+
+}  // namespace eggroll

@@ -1,0 +1,92 @@
+"""Cases of credit carried back: streams, random words, feedback and scales of any program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import oracle_backward
+from networks import Case, int8
+
+from eggroll import engines, rng
+from eggroll.backward import Backward, Learnt
+from eggroll.carried import Feedback, Local
+from eggroll.config import Config
+from eggroll.engines import Engine
+from eggroll.rule import feedback_name
+
+ENGINES = [
+    name
+    for name, engine in engines.ENGINES.items()
+    if engine.learns and not engine.unavailable_because()
+]
+ESTIMATORS = {"local": Local, "feedback": Feedback}
+
+
+@dataclass
+class Carried:
+    """One update's credit: feedback int8 [O, K] of every matrix; words uint32 [P, T]."""
+
+    case: Case
+    estimator: str
+    scales: list[int]
+    feedback: dict[str, np.ndarray]
+    words: np.ndarray
+
+    @property
+    def backward(self) -> Backward:
+        """What engines are given, as the estimator has it."""
+        case, made = self.case, ESTIMATORS[self.estimator](Config(), self.case.program)
+        made.first = {name: mx.array(self.feedback[name]) for name in made.first}
+        kept = {feedback_name(k): F.astype(mx.int32) << 16 for k, F in made.first.items()}
+        return Backward(tuple(self.scales), made.matrices(case.leaves, kept))
+
+    def run(self, engine: Engine) -> Learnt:
+        tokens, targets, state, rows = self.case.arrays
+        prepared, words = engine.prepare(self.case.leaves), mx.array(self.words)
+        return engine.learn(prepared, tokens, targets, state, words, self.backward, rows)
+
+    def oracle(self):
+        """Scores, states, votes and sizes."""
+        case = self.case
+        return oracle_backward.learn(
+            case.program, case.weights, case.tokens, case.targets, case.state, self.words,
+            self.estimator, self.scales, self.feedback, case.rows,
+        )  # fmt: skip
+
+    def differing(self, found: Learnt) -> set[str]:
+        """What of a result differs from the oracle's: leaves, "scores", "state" and "sizes"."""
+        scores, state, votes, sizes = self.oracle()
+        pairs = {name: (found.votes[name], z) for name, z in votes.items()}
+        pairs |= {"scores": (found.scores, scores), "state": (found.state, state)}
+        pairs |= {"sizes": (found.sizes, np.array(sizes))}
+        assert found.votes.keys() == votes.keys()
+        return {name for name, (a, b) in pairs.items() if not np.array_equal(np.array(a), b)}
+
+
+def carried_of(
+    case: Case,
+    estimator: str,
+    *,
+    scale: int | None = None,
+    marks: float = 0.2,
+    extreme: bool = False,
+    seed: int = 0,
+) -> Carried:
+    """scale: of all leaves, None for one of each its own; marks: share of document marks."""
+    random = np.random.default_rng(seed)
+    (P, T), leaves = case.tokens.shape, case.program.leaves
+    read = random.integers(1, case.program.vocabulary, (P, T))
+    case.tokens[:] = read * (random.random((P, T)) >= marks)
+    scales = [int(random.integers(0, 17)) if scale is None else scale for _ in leaves]
+    feedback = {x.name: int8(random, x.shape, extreme) for x in leaves if len(x.shape) == 2}
+    words = random.integers(0, 2**32, (P, T), dtype=np.uint32)
+    return Carried(case, estimator, scales, feedback, words)
+
+
+def words_of(seed: int, step: int, members: int, T: int) -> np.ndarray:
+    """The random words of an update, uint32 [P, T], as docs/estimators.md has them."""
+    stream = rng.key(seed, rng.DRAWS, step)
+    upper = rng.counters(stream, 0, members * T) >> np.uint64(32)
+    return upper.astype(np.uint32).reshape(members, T)

@@ -1,0 +1,212 @@
+"""Credit carried back: every engine that does it equals the oracle, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import oracle_backward
+import pytest
+from networks import case_of, random_case
+from networks_backward import ENGINES, ESTIMATORS, Carried, carried_of, words_of
+from networks_random import every_operation, seeded_program
+
+from eggroll import engines
+from eggroll.backward import next_scale, values_credited
+from eggroll.engines import Engine
+from eggroll.networks import egg
+from eggroll.noise import Noise
+from eggroll.population import Population
+from eggroll.program import Program
+
+SCALES = [0, 3, 8, 16, None]
+SCORED = [seed for seed in range(64) if seeded_program(seed).scored]
+
+
+def engine_of(name: str, program: Program) -> Engine:
+    return engines.ENGINES[name](program)
+
+
+def egg_case(
+    estimator: str, scale: int | None = None, *, seed: int = 0, marks: float = 0.2, **shape: Any
+) -> Carried:
+    case = random_case(seed, **{"V": 16, "D": 8, "L": 2, "T": 6} | shape)
+    extreme = shape.get("extreme", False)
+    return carried_of(case, estimator, scale=scale, marks=marks, extreme=extreme, seed=seed)
+
+
+def test_an_engine_carries_errors_back():
+    assert "portable" in ENGINES
+
+
+def test_credit_passes_where_it_should():
+    """In EGG: everywhere, or through the head and `down` alone."""
+    program = egg(7, 5, 2)
+    passing = {name: egg_case(name, V=7, D=5).backward.matrices for name in ESTIMATORS}
+    assert passing["feedback"].keys() == {
+        leaf.name for leaf in program.leaves if len(leaf.shape) == 2
+    } - {"embedding"}
+    assert passing["local"].keys() == {"layer0.down", "layer1.down", "head"}
+    case = egg_case("local", V=7, D=5).case
+    assert passing["local"]["head"].tolist() == case.weights["head"].tolist()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("gates", ["clip", "table"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_egg_equals_the_oracle(name: str, estimator: str, gates: str, scale: int | None):
+    carried = egg_case(estimator, scale, gates=gates, seed=3)
+    found = carried.run(engine_of(name, carried.case.program))
+    assert carried.differing(found) == set()
+    credited = {k for k, z in found.votes.items() if np.array(z).any()}
+    if scale in (0, 3):  # none is so coarse that nothing is left
+        norms = {"layer0.norm1", "layer0.norm2", "layer1.norm1", "layer1.norm2"}
+        assert carried.case.weights.keys() - credited == (norms if estimator == "local" else set())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("shape", [{}, {"score_bits": 8}, {"V": 300, "T": 2}, {"D": 33, "L": 1}])
+def test_saturated_values_equal_the_oracle(name: str, estimator: str, shape: dict[str, Any]):
+    carried = egg_case(estimator, 2, extreme=True, seed=5, **shape)
+    found = carried.run(engine_of(name, carried.case.program))
+    assert carried.differing(found) == set()
+    assert clipped_share(carried) > 0.1
+
+
+def clipped_share(carried: Carried) -> float:
+    """The share of results of operations that are at the clip."""
+    case, at = carried.case, []
+    member = oracle_backward.Recorder(case.program, case.weights)
+    oracle_backward.run(member, 0, case.tokens, case.state[0].astype(np.int64), case.rows)
+    for row in member.rows:
+        at += [np.abs(y) == 127 for op, _, y in row.ran if op.kind in oracle_backward.CLIPPED]
+    return float(np.concatenate(at).mean())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("seed", SCORED)
+def test_random_programs_equal_the_oracle(name: str, estimator: str, seed: int):
+    program, random = seeded_program(seed), np.random.default_rng(seed)
+    case = case_of(program, random, T=4, extreme=seed % 3 == 0, score_bits=(4, 8)[seed % 2])
+    carried = carried_of(case, estimator, extreme=seed % 3 == 0, seed=seed)
+    assert carried.differing(carried.run(engine_of(name, program))) == set()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("scale", [0, 5])
+def test_every_operation_equals_the_oracle(name: str, estimator: str, scale: int):
+    program = every_operation()
+    carried = carried_of(case_of(program, np.random.default_rng(1), T=5), estimator, scale=scale)
+    assert carried.differing(carried.run(engine_of(name, program))) == set()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("marks", [0.0, 1.0])
+def test_a_document_ends_what_a_state_carries(name: str, estimator: str, marks: float):
+    """Without a mark credit crosses every row, with marks everywhere none."""
+    carried = egg_case(estimator, 1, seed=2, marks=marks)
+    assert carried.differing(carried.run(engine_of(name, carried.case.program))) == set()
+
+
+def test_the_scales_of_the_next_update_equal_the_oracle():
+    """With sizes of all magnitudes; one scale per leaf, whatever members it came from."""
+    for program in (egg(7, 5, 2), every_operation()):
+        random, rows = np.random.default_rng(4), 24
+        counts = [rows * n for n in values_credited(program)]
+        assert values_credited(program) == tuple(oracle_backward.values_of(program))
+        for size in (0, 1, 2, 3, 4, 7, 8, 1000, 2**17, 2**18, 2**21):
+            sizes = [int(n * size + random.integers(0, n)) for n in counts]
+            before = [int(h) for h in random.integers(0, 17, len(counts))]
+            after = [next_scale(*of) for of in zip(before, sizes, counts, strict=True)]
+            assert after == oracle_backward.next_scales(program, before, sizes, rows)
+
+
+def population(name: str, program: Program, members: int, chunk: int) -> Population:
+    noise = Noise([leaf.shape for leaf in program.leaves], seed=7, rank=1, shift=8, table_bits=16)
+    return Population(engine_of(name, program), noise, members=members, group=members, chunk=chunk)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("chunk", [2, 4, 6, 10])
+def test_chunks_of_members_change_nothing(name: str, chunk: int):
+    """Each member rounds by its own words, wherever its chunk begins."""
+    carried = egg_case("feedback", seed=1, P=10, T=5)
+    carried.words = words_of(7, 4, 10, 5)
+    case, back = carried.case, carried.backward
+    found = population(name, case.program, 10, chunk).learn(
+        case.leaves, 4, case.tokens, case.targets, mx.array(case.state), back
+    )
+    assert carried.differing(found) == set()
+
+
+def broken_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle_backward, "crosses", lambda token: True)
+
+
+def broken_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle_backward, "clipped_away", lambda op, y, c: c)
+
+
+def broken_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle_backward, "C", 2**60)
+
+
+def broken_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = oracle_backward.to_int8
+    monkeypatch.setattr(oracle_backward, "to_int8", lambda c, h, words: real(c, h + 1, words))
+
+
+def broken_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        oracle_backward, "to_int8",
+        lambda c, h, words: np.clip((c + (1 << h >> 1)) >> h, -127, 127),
+    )  # fmt: skip
+
+
+def broken_divisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = oracle_backward.reciprocal
+    monkeypatch.setattr(oracle_backward, "reciprocal", lambda K: (real(K)[0], real(K)[1] + 1))
+
+
+def broken_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = oracle_backward.head_error
+    monkeypatch.setattr(
+        oracle_backward, "head_error", lambda u, c, words: real(u, c, words * 0 + (1 << 31))
+    )
+
+
+def broken_slope(kind: str):
+    """Breaks an operation: its first input gets one more than its credit."""
+
+    def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+        right = oracle_backward.SLOPES[kind]
+
+        def wrong(*given: Any) -> list[Any]:
+            first, *more = right(*given)
+            return [first + 1, *more]
+
+        monkeypatch.setitem(oracle_backward.SLOPES, kind, wrong)
+
+    broken.__name__ = f"broken_{kind}"
+    return broken
+
+
+BROKEN = [
+    broken_mark, broken_mask, broken_scale, broken_chance, broken_divisor, broken_error,
+    *map(broken_slope, ("linear", "norm", "add", "add_bias", "lookup", "forget", "mix")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_the_comparison_notices_what_is_broken(broken: Any, monkeypatch: pytest.MonkeyPatch):
+    carried = egg_case("feedback", 4, gates="table", seed=3, extreme=False)
+    found = carried.run(engine_of("portable", carried.case.program))
+    assert carried.differing(found) == set()
+    broken(monkeypatch)
+    assert carried.differing(found) - {"sizes"} != set()

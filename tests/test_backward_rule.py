@@ -1,0 +1,164 @@
+"""Rule `adam` equals the oracle over several updates, feedback and its decay included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import oracle_backward
+import pytest
+
+from eggroll import moments
+from eggroll.moments import AdamRule
+from eggroll.networks import egg, initial_weights
+from eggroll.rule import feedback_name
+
+STEPS, RATE = 30, 1.3
+WITH_FEEDBACK = "layer0.up"
+PROGRAM = egg(5, 4, 1)
+
+
+def votes_of(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Votes of all sizes, with zeros and the largest among them."""
+    Z = np.rint(random.normal(0, 2.0 ** random.integers(-1, 28, shape)))
+    limits = random.choice([0, 1, -1, 2**26, -(2**26) - 1, 2**31 - 1, -(2**31)], shape)
+    return np.clip(np.where(random.random(shape) < 0.3, limits, Z), -(2**31), 2**31 - 1)
+
+
+def history(random: np.random.Generator, updates: int) -> list[dict[str, np.ndarray]]:
+    """Votes of several updates: random ones, then a rest without any, then a steady push."""
+    shapes = {leaf.name: leaf.shape for leaf in PROGRAM.leaves}
+    steady = {k: random.choice([-1, 1], s) * 2**14 for k, s in shapes.items()}
+    made = []
+    for t in range(updates):
+        if t % 3 == 0 or t < 6:
+            made.append({k: votes_of(random, s) for k, s in shapes.items()})
+        else:
+            made.append({k: steady[k] * (t >= 12) for k in shapes})
+    return [{k: z.astype(np.int32) for k, z in votes.items()} for votes in made]
+
+
+class Both:
+    """The rule and the oracle, side by side; one leaf has feedback."""
+
+    def __init__(self, rate: float = RATE, steps: int = STEPS, threads: int = 1) -> None:
+        random = np.random.default_rng(8)
+        self.rule, self.step = AdamRule(rate=rate, steps=steps, threads=threads), 0
+        self.rate, self.steps = rate, steps
+        self.weights = initial_weights(PROGRAM, 3)
+        at_limits = random.choice([-127, 127], self.weights["head"].shape)
+        self.weights["head"] = mx.array(at_limits, mx.int8)
+        self.memory = self.rule.start(self.weights)
+        shape = self.weights[WITH_FEEDBACK].shape
+        feedback = random.integers(-(127 << 16), 127 << 16, shape)
+        self.memory[feedback_name(WITH_FEEDBACK)] = mx.array(feedback, mx.int32)
+        self.oracles = {
+            name: oracle_backward.Adam(
+                np.array(w, np.int64) << 16, feedback if name == WITH_FEEDBACK else None
+            )
+            for name, w in self.weights.items()
+        }
+
+    def update(self, votes: dict[str, np.ndarray]) -> None:
+        made = self.rule(
+            self.weights, self.memory, {k: mx.array(z) for k, z in votes.items()}, self.step
+        )
+        moved = [np.array(made.weights[k] != w).ravel() for k, w in self.weights.items()]
+        assert made.rate == np.concatenate(moved).mean()
+        self.weights, self.memory = made.weights, made.memory
+        factors = oracle_backward.schedule(self.step, self.steps, self.rate)
+        for name, z in votes.items():
+            self.oracles[name].update(z, *factors)
+        self.step += 1
+
+    def differing(self) -> set[str]:
+        """The leaves of which anything differs."""
+        found = set()
+        for name, right in self.oracles.items():
+            kept = {
+                "": right.fine, "/mean": right.m, "/size": right.s, "/feedback": right.feedback
+            }  # fmt: skip
+            for ending, values in kept.items():
+                if values is None:
+                    assert name + ending not in self.memory
+                elif np.ravel(self.memory[name + ending]).tolist() != values:
+                    found.add(name)
+            if np.ravel(self.weights[name]).tolist() != right.rounded().tolist():
+                found.add(name)
+        return found
+
+
+@pytest.fixture(params=["native", "numpy"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the extension, and as a machine without it has the rule."""
+    if request.param == "numpy":
+        monkeypatch.setattr(moments, "native_module", lambda: None)
+
+
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize(("rate", "threads"), [(RATE, 1), (0.01, 3), (100.0, 1)])
+def test_the_rule_equals_the_oracle(rate: float, threads: int):
+    both = Both(rate, threads=threads)
+    before = np.array(both.memory[feedback_name(WITH_FEEDBACK)])
+    for t, votes in enumerate(history(np.random.default_rng(1), 24)):
+        both.update(votes)
+        assert both.differing() == set(), t
+    assert (np.array(both.memory[feedback_name(WITH_FEEDBACK)]) != before).mean() > 0.9
+
+
+def one_leaf(steps: int = 1000) -> tuple[AdamRule, dict[str, mx.array], dict[str, mx.array]]:
+    """A rule, a leaf of four weights at zero, and its memory."""
+    rule, weights = AdamRule(rate=1.0, steps=steps), {"w": mx.zeros((1, 4), mx.int8)}
+    return rule, weights, rule.start(weights)
+
+
+def test_a_weight_without_votes_comes_to_rest():
+    rule, weights, memory = one_leaf()
+    votes = {"w": mx.array([[2**31 - 1, -(2**31), 3, -1]], mx.int32)}
+    memory = rule(weights, memory, votes, 20).memory
+    assert np.array(memory["w/mean"]).all()
+    for _ in range(260):
+        memory = rule(weights, memory, {"w": mx.zeros((1, 4), mx.int32)}, 20).memory
+    assert not np.array(memory["w/mean"]).any()
+
+
+def test_steps_are_as_large_as_promised():
+    """A vote that is always the same moves a weight by 1.6 last bits at the peak, or 0.1."""
+    rule, weights, memory = one_leaf()
+    votes = {"w": mx.array([[5000, -5000, 77, 0]], mx.int32)}
+    for _ in range(70):
+        before, memory = memory["w"], rule(weights, memory, votes, 20).memory
+    moved = np.array(memory["w"] - before)[0] / 2**16
+    np.testing.assert_allclose(moved, np.array([1.6, -1.6, 1.6, 0]) * rule.share(20), rtol=0.05)
+
+
+def test_the_schedule_equals_the_oracle():
+    for steps, rate in ((1, 1.0), (7, 0.3), (30, 99.0), (200, 1.0), (100000, 1e-6)):
+        rule = AdamRule(rate=rate, steps=steps)
+        for t in sorted({*range(0, steps + 3, max(1, steps // 50)), steps - 1}):
+            assert (rule.factor(t), rule.shrinking(t)) == oracle_backward.schedule(t, steps, rate)
+
+
+BROKEN: dict[str, tuple[str, Any]] = {
+    "decay": ("decayed", lambda v, delta: v),
+    "share lost": ("LOST", 0.002),
+    "floored": ("part", lambda v, b: v * b >> 8),
+    "mean": ("MEAN", 25),
+    "power": ("POWER", 12),
+    "bound": ("VOTES", 2**27),
+    "peak": ("PEAK", 1.7),
+    "limit": ("LIMIT", 127 << 16),
+}
+
+
+@pytest.mark.parametrize("piece", BROKEN)
+def test_the_comparison_notices_what_is_broken(piece: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(oracle_backward, *BROKEN[piece])
+    both = Both()
+    for votes in history(np.random.default_rng(1), 5):
+        both.update(votes)
+    found = both.differing()
+    assert found
+    if piece in ("decay", "share lost"):
+        assert found == {WITH_FEEDBACK}

@@ -1,0 +1,217 @@
+"""Whole runs of `local` and `feedback`: the same bits however stopped and cut, and the gradient."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import TINY, Command
+from networks_backward import ENGINES, ESTIMATORS
+
+from eggroll import checkpoint, rng, runlog
+from eggroll.backward import Backward, Learnt, next_scale, values_credited
+from eggroll.baseline.float_numpy import NumpyTwin
+from eggroll.baseline.float_twin import by_token, real
+from eggroll.carried import SCALES, Feedback
+from eggroll.config import Config
+from eggroll.data.streams import load_corpus
+from eggroll.errors import InputError
+from eggroll.networks import mlp
+from eggroll.population import Population
+from eggroll.rule import feedback_name
+from eggroll.run import engine_for, new_learner
+from eggroll.step import Learner
+from eggroll.trainer import Trainer
+
+SMALL = [*TINY, "--pop", 8, "--engine", "portable"]
+WAYS = {name: ["--estimator", name, "--rule", "adam"] for name in ESTIMATORS}
+# Of the runs that SMALL and WAYS describe, on every engine. Change only with the algorithm.
+SIGNATURES = {
+    "local": "8ab35c199f0d5966c39da7a3269a6269a70ce458cfbe762bb7f8bc821cbb1550",
+    "feedback": "f213391cc20b4dfdab0a8ee1484d2535cef68fd1c31fdda9a00208bab8cf0f70",
+}
+HOW = [["--chunk", 2], ["--chunk", 6], *(["--engine", name] for name in ENGINES)]
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def kept(folder: Path) -> dict[str, list[int]]:
+    """All that a run's last checkpoint holds, by name."""
+    found = checkpoint.load(folder / runlog.CHECKPOINT)
+    arrays = found.weights | {f"memory of {k}": a for k, a in found.memory.items()}
+    return {k: np.array(a).tolist() for k, a in {**arrays, "state": found.state}.items()}
+
+
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize("words", HOW, ids=str)
+def test_how_it_is_computed_changes_no_bit(
+    call: Command, tmp_path: Path, way: str, words: list[object]
+):
+    ended = call(*SMALL, *WAYS[way], *words, "--out", tmp_path / "run")
+    assert ended.signature == SIGNATURES[way]
+
+
+@pytest.fixture
+def stop_in(monkeypatch: pytest.MonkeyPatch):
+    """Makes a signal arrive in the middle of the update of that index."""
+    real_learn = Population.learn
+
+    def stop(step: int) -> None:
+        def learn(self: Population, weights, epoch: int, *rest) -> Learnt:
+            if epoch == step:
+                signal.raise_signal(signal.SIGINT)
+            return real_learn(self, weights, epoch, *rest)
+
+        monkeypatch.setattr(Population, "learn", learn)
+
+    return stop
+
+
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize("step", [0, 3])
+def test_stopped_and_resumed_is_the_same_run(
+    call: Command, tmp_path: Path, stop_in, way: str, step: int
+):
+    """Weights, feedback, moments, scales and states go on where they were."""
+    words = [*SMALL, *WAYS[way], "--layers", 2, "--checkpoint-every", 0]
+    whole = call(*words, "--out", tmp_path / "whole")
+    stop_in(step)
+    ended = call(*words, "--out", tmp_path / "run")
+    assert ended.code == 130
+    assert f"after update {step + 1} of 6" in ended.err
+    stop_in(-1)
+    assert call("--resume", tmp_path / "run", "--chunk", 2).signature == whole.signature
+    one, two = kept(tmp_path / "whole"), kept(tmp_path / "run")
+    assert one == two
+    matrices = {name for name in one if name.endswith(feedback_name(""))}
+    assert len(matrices) == (0 if way == "local" else 13)
+    assert len(set(one[f"memory of {SCALES}"])) > 1, "scales that have not moved"
+
+
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize(("way", "rule"), [("local", "sign"), ("feedback", "whitened")])
+def test_other_rules_take_the_votes(call: Command, tmp_path: Path, way: str, rule: str):
+    words = [*SMALL, "--estimator", way, "--rule", rule, "--out", tmp_path / "run"]
+    assert call(*words).code == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert all(json.loads(line).get("update_rate", 1) > 0 for line in lines)
+
+
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize(
+    ("way", "rule"), [("local", "master"), ("feedback", "master"), ("feedback", "sign")]
+)
+def test_rules_that_cannot_are_refused(call: Command, tmp_path: Path, way: str, rule: str):
+    ended = call(*SMALL, "--estimator", way, "--rule", rule, "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert f"--rule {rule}" in ended.err
+    assert "--rule adam" in ended.err or "use --rule adam" in ended.err
+    assert len(ended.err.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_trainer_has_no_error_to_carry(way: str):
+    with pytest.raises(InputError, match=rf"estimator is '{way}'.*values from outside") as error:
+        Trainer(mlp(3, [4], 2), estimator=way, engine="portable")  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def small(estimator: str = "feedback", **more: object) -> Learner:
+    """A learner of the count task, V 16."""
+    options = Config(
+        **{
+            "data": "count", "vocabulary": 16, "width": 16, "layers": 1, "seq_len": 8, "pop": 32,
+            "steps": 40, "estimator": estimator, "rule": "adam", "engine": ENGINES[0], "seed": 1,
+        } | more
+    )  # fmt: skip
+    return new_learner(options, engine_for(options)[0])
+
+
+def batches(learner: Learner):
+    V, (P, T) = learner.population.engine.program.vocabulary, (learner.population.members, 8)
+    return load_corpus("count", vocabulary=V).streams("train", P, T, 1)
+
+
+def test_feedback_begins_as_documented():
+    """Random bytes of a stream of its own, and scales of eight."""
+    learner = small()
+    program = learner.population.engine.program
+    for i, leaf in enumerate(program.leaves):
+        if leaf.name in Feedback.passing(program):
+            F = rng.normal_bytes(rng.key(1, rng.FEEDBACK, i), int(np.prod(leaf.shape)))
+            found = np.array(learner.memory[feedback_name(leaf.name)])
+            assert (found == F.reshape(leaf.shape).astype(int) << 16).all(), leaf.name
+    assert set(np.array(learner.memory[SCALES]).tolist()) == {8}
+
+
+def cosine(a, b) -> float:
+    a, b = (np.array(v, np.float64).ravel() for v in (a, b))
+    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+
+
+def votes_by_weights(learner: Learner, batch) -> tuple[dict[str, mx.array], list[int]]:
+    """Votes where F is W, with the scales that suit them, and these scales."""
+    program = learner.population.engine.program
+    matrices = {name: learner.weights[name] for name in Feedback.passing(program)}
+    counts = [batch[0].size * n for n in values_credited(program)]
+    scales = [8] * len(counts)
+    for _ in range(2):
+        used, found = scales, learner.population.learn(
+            learner.weights, 99, *batch, learner.state, Backward(tuple(scales), matrices)
+        )  # fmt: skip
+        sizes = np.array(found.sizes).tolist()
+        scales = [next_scale(*of) for of in zip(used, sizes, counts, strict=True)]
+    return found.votes, used
+
+
+@pytest.mark.parametrize("updates", [0, 20])
+def test_through_its_own_weights_credit_is_the_gradient(updates: int):
+    """Of the float twin: direction and size, leaf by leaf. Seen: cosines from 0.82 to 0.998."""
+    learner = small()
+    program, streams = learner.population.engine.program, batches(learner)
+    for step in range(updates):
+        learner.update(streams.batch(step))
+    batch = streams.batch(updates)
+    votes, scales = votes_by_weights(learner, batch)
+    state = real({"state": learner.state})["state"]
+    _, _, slopes = NumpyTwin(program, 1).gradient(
+        real(learner.weights), *map(by_token, batch), state
+    )
+    sizes = {}
+    for leaf, h in zip(program.leaves, scales, strict=True):
+        name, g = leaf.name, -np.array(slopes[leaf.name], np.float64)
+        assert cosine(votes[name], g) > 0.75, name
+        # In one unit: e has 8 bits less than credit, inputs 4 more than a bias has, and a weight of
+        # a matrix is divided by the root of its inputs.
+        unit = 2.0 ** (8 if name == "head" else h)
+        unit /= 16 if name.startswith("norm") or ".norm" in name else 1
+        if len(leaf.shape) == 2 and name != "embedding":
+            unit /= 16 * int(leaf.shape[1] ** 0.5)
+        sizes[name] = np.linalg.norm(np.array(votes[name], np.float64)) * unit / np.linalg.norm(g)
+    middle = np.median(list(sizes.values()))
+    assert {k: v for k, v in sizes.items() if not 0.6 < v / middle < 1.6} == {}
+
+
+def test_feedback_becomes_like_the_weights_and_counting_is_learnt():
+    learner = small(steps=120, width=32, pop=32)
+    streams, losses = batches(learner), []
+    before = alike(learner)
+    for step in range(120):
+        losses.append(-float(np.array(learner.update(streams.batch(step)).scores).mean()) / 16)
+    assert np.mean(losses[-5:]) < 0.5 * losses[0]
+    assert alike(learner) > before + 0.1
+
+
+def alike(learner: Learner) -> float:
+    """The mean cosine of feedback with the weights."""
+    names = Feedback.passing(learner.population.engine.program)
+    return float(np.mean([
+        cosine(learner.memory[feedback_name(name)], learner.weights[name]) for name in names
+    ]))  # fmt: skip
