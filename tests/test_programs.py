@@ -12,6 +12,7 @@ import mlx.core as mx
 import networks_random
 import numpy as np
 import oracle
+import oracle_backward
 import oracle_program
 import pytest
 from hypothesis import given, settings
@@ -26,6 +27,7 @@ from eggroll.baseline import float_numpy, float_twin
 from eggroll.engines import ENGINES, Engine
 from eggroll.engines.gpu import stage as gpu_stage
 from eggroll.engines.portable import operations as portable
+from eggroll.engines.portable.backward import CREDITS
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.networks import NETWORKS, NetworkName
 from eggroll.program import OPERATIONS, Program, Rows
@@ -241,6 +243,8 @@ ROWS = {
     "float twin": set(float_twin.OPERATIONS),
     "float twin in NumPy": {*float_numpy.OPERATIONS, "embed", "lookup"},
     "token credit": (set(OPERATIONS) - with_leaf()) | set(credit.OF),
+    "credit carried back": {*CREDITS, "score", "output", "sums"},
+    "oracle of credit carried back": set(oracle_backward.SLOPES),
 }
 
 
