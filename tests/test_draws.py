@@ -26,7 +26,7 @@ ROOM = st.integers(0, draws.WHOLE) | st.sampled_from(
 
 def by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on as on a machine where the extension is not built."""
-    monkeypatch.setattr(draws, "_native", lambda: None)
+    monkeypatch.setattr(draws, "native_module", lambda: None)
 
 
 @settings(max_examples=200, deadline=None)

@@ -37,7 +37,7 @@ def test_every_declared_axis_lies_in_what_the_option_allows():
         if axis.when:
             parent, *needed = axis.when
             assert set(needed) <= set(found[str(parent)].choices)
-    assert found["rule"].choices == ("sign", "master", "whitened")
+    assert found["rule"].choices == ("sign", "master", "whitened", "adam")
     assert found["clt"].choices == (False, True)
     assert "seed" not in found
     assert "data" not in found
@@ -106,7 +106,7 @@ BAD = [
     ("--search group_size=3,4", "3 is out of range; give an even number"),
     ("--search group_size=2:8:log", "even numbers have no :log; list them"),
     ("--search width=16,16", "a value comes twice"),
-    ("--search rule=sign,adam", "'adam' is no value of it; write rule=sign,master"),
+    ("--search rule=sign,adagrad", "'adagrad' is no value of it; write rule=sign,master"),
     ("--search rule=a:b", "that is no range"),
     ("--search learning_rate", "has no effect with rule=sign: it needs --rule master"),
     ("--search alpha rule=master", "alpha has no effect with rule=master"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eggroll import rules, whitening
+from eggroll import whitening
 from eggroll.config import RECIPES, Config
 from eggroll.estimators import ESTIMATORS
 from eggroll.networks import egg
@@ -151,7 +151,7 @@ def test_how_many_rows_at_a_time_changes_nothing(part: int, monkeypatch: pytest.
     }
     rule = WhitenedRule(rate=1, steps=30, floors={}, whitened=["m"])
     want = rule(weights, rule.start(weights), votes, 0)
-    monkeypatch.setattr(rules, "PART", part)
+    monkeypatch.setattr(rule_kinds, "PART", part)
     got = rule(weights, rule.start(weights), votes, 0)
     for name, array in want.memory.items():
         np.testing.assert_array_equal(np.array(got.memory[name]), np.array(array))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import networks_random
 import numpy as np
 import oracle
+import oracle_backward
 from networks import Case, case_of, random_case
+from networks_backward import Carried, carried_of
 from networks_credit import Credited, credited_case, credited_of
 
 from eggroll import fixed_point as fx
@@ -51,6 +53,23 @@ ROWS = [
         (lambda: nnue(80, 64, 4, active=3, lists=1), {"T": 33, "P": 4, "extreme": True}),
     )
 ]
+
+
+# Credit carried back: of EGG, and of every operation.
+CARRIED = [
+    ("feedback", {"V": 21, "D": 10, "L": 2, "T": 5, "P": 34}, None),
+    ("local", {"V": 300, "D": 33, "L": 1, "T": 35, "P": 4, "gates": "table"}, 2),
+    ("feedback", {"V": 9, "D": 16, "L": 1, "T": 3, "P": 6, "extreme": True}, 0),
+]
+
+
+def carried_cases() -> Iterator[Carried]:
+    for i, (estimator, shape, scale) in enumerate(CARRIED):
+        case = random_case(300 + i, **shape)
+        yield carried_of(case, estimator, scale=scale, seed=i)
+    for i, estimator in enumerate(("local", "feedback")):
+        case = case_of(networks_random.every_operation(), np.random.default_rng(i), T=4, P=34)
+        yield carried_of(case, estimator, seed=i)
 
 
 def credited_rows(
@@ -149,6 +168,31 @@ def put_credited(file: BinaryIO, credited: Credited) -> None:
         put(file, z)
 
 
+def put_carried(file: BinaryIO, carried: Carried) -> None:
+    case, program = carried.case, carried.case.program
+    put_program(file, case)
+    put(file, case.tokens.shape)
+    put(file, case.state, "i1")
+    for w in case.weights.values():
+        put(file, w, "i1")
+    put(file, case.tokens)
+    put(file, case.targets)
+    put(file, carried.words, "<u4")
+    for array, dtype in zip(case.rows, ("i1", "<i4"), strict=True):
+        put(file, () if array is None else array, dtype)
+    put(file, carried.scales)
+    given = program, carried.estimator, case.weights, carried.feedback
+    matrices = oracle_backward.passing(*given)
+    for leaf in range(len(program.leaves)):
+        put(file, matrices.get(leaf, ()), "i1")
+    scores, state, votes, sizes = carried.oracle()
+    put(file, scores, "<i2")
+    put(file, state, "i1")
+    put(file, sizes, "<i8")
+    for z in votes.values():
+        put(file, z)
+
+
 def write(path: Path) -> None:
     with open(path, "wb") as file:
         put(file, len(SHAPES))
@@ -161,3 +205,7 @@ def write(path: Path) -> None:
         put(file, len(credited))
         for case in credited:
             put_credited(file, case)
+        carried = [*carried_cases()]
+        put(file, len(carried))
+        for each in carried:
+            put_carried(file, each)

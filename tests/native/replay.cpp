@@ -305,6 +305,8 @@ void replay(const Kernels& k, const Credited& c, int block_tokens, const std::st
   if (!c.outputs.empty()) replay_outputs(k, c, block_tokens, name);
 }
 
+#include "replay_learn.h"
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -314,6 +316,8 @@ int main(int argc, char** argv) {
   for (int n = in.number(); n > 0; --n) cases.push_back(read(in));
   std::vector<Credited> credited;
   for (int n = in.number(); n > 0; --n) credited.push_back(read_credited(in));
+  std::vector<Carried> carried;
+  for (int n = in.number(); n > 0; --n) carried.push_back(read_carried(in));
   std::cout << "usable:";
   for (const std::string& isa : usable_isas()) std::cout << " " << isa;
   std::cout << "\n";
@@ -324,7 +328,10 @@ int main(int argc, char** argv) {
     for (size_t i = 0; i < credited.size(); ++i)
       for (int block_tokens : {2, 64})
         replay(*k, credited[i], block_tokens, isa + " credited case " + std::to_string(i));
-    std::cout << isa << ": " << cases.size() + credited.size() << " cases replayed\n";
+    for (size_t i = 0; i < carried.size(); ++i)
+      replay(*k, carried[i], isa + " carried case " + std::to_string(i));
+    std::cout << isa << ": " << cases.size() + credited.size() + carried.size()
+              << " cases replayed\n";
   }
   return failures ? 1 : 0;
 }

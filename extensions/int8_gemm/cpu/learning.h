@@ -29,25 +29,6 @@ Feedback feedback_of(const Plan& plan, const std::vector<int>& scales,
   return made;
 }
 
-// The transpose of int8 [rows, cols], in the tiles of Leaf.
-std::vector<int8_t> transposed(const int8_t* src, const Leaf& leaf) {
-  size_t rows = static_cast<size_t>(leaf.rows), cols = static_cast<size_t>(leaf.cols);
-  size_t words = (rows + 3) / 4, tile = kTile * (4 * words + 4), tiles = (cols + kTile - 1) / kTile;
-  std::vector<int8_t> packed(tiles * tile);
-  for (size_t k = 0; k < cols; ++k) {
-    int8_t* at = packed.data() + k / kTile * tile;
-    int32_t sum = 0;
-    for (size_t o = 0; o < rows; ++o) {
-      int8_t v = src[o * cols + k];
-      at[kTile * 4 + (o / 4 * kTile + k % kTile) * 4 + o % 4] = v;
-      sum += v;
-    }
-    int32_t bias = -128 * sum;
-    std::memcpy(at + k % kTile * 4, &bias, sizeof bias);
-  }
-  return packed;
-}
-
 class LearnPopulation : public CpuPrimitive {
  public:
   LearnPopulation(mx::Stream stream, std::shared_ptr<Program> program, const Arrays& arrays,

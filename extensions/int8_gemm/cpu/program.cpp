@@ -301,4 +301,22 @@ void Program::pack(int i, const int8_t* src, int8_t* packed) const {
   }
 }
 
+std::vector<int8_t> transposed(const int8_t* src, const Leaf& leaf) {
+  size_t rows = static_cast<size_t>(leaf.rows), cols = static_cast<size_t>(leaf.cols);
+  size_t words = (rows + 3) / 4, tile = kTile * (4 * words + 4), tiles = (cols + kTile - 1) / kTile;
+  std::vector<int8_t> packed(tiles * tile);
+  for (size_t k = 0; k < cols; ++k) {
+    int8_t* at = packed.data() + k / kTile * tile;
+    int32_t sum = 0;
+    for (size_t o = 0; o < rows; ++o) {
+      int8_t v = src[o * cols + k];
+      at[kTile * 4 + (o / 4 * kTile + k % kTile) * 4 + o % 4] = v;
+      sum += v;
+    }
+    int32_t bias = -128 * sum;
+    std::memcpy(at + k % kTile * 4, &bias, sizeof bias);
+  }
+  return packed;
+}
+
 }  // namespace eggroll

@@ -63,4 +63,8 @@ class Program {
   Plan plan_{};
 };
 
+// The transpose of int8 [leaf.rows, leaf.cols], in the tiles of a linear leaf: what LearnJob::back
+// points to.
+std::vector<int8_t> transposed(const int8_t* src, const Leaf& leaf);
+
 }  // namespace eggroll

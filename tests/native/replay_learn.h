@@ -1,0 +1,72 @@
+// Cases of members that carry their errors back: a part of replay.cpp, which includes it.
+#pragma once
+
+struct Carried {
+  std::unique_ptr<Program> program;
+  int members, tokens_per_member;
+  std::vector<int8_t> state, packed, inputs, state_after;
+  std::vector<int32_t> tokens, targets, features, scales;
+  std::vector<uint32_t> words;
+  std::vector<std::vector<int8_t>> back;
+  std::vector<int16_t> scores;
+  std::vector<int64_t> sizes;
+  std::vector<std::vector<int32_t>> votes;
+};
+
+Carried read_carried(Reader& in) {
+  Carried c;
+  c.program = read_program(in);
+  const Plan& plan = c.program->plan();
+  std::vector<int32_t> shape = in.array<int32_t>();
+  c.members = shape[0], c.tokens_per_member = shape[1];
+  c.state = in.array<int8_t>();
+  c.packed.resize(static_cast<size_t>(c.program->packed_bytes()));
+  for (int i = 0; i < plan.leaf_count; ++i)
+    c.program->pack(i, in.array<int8_t>().data(), c.packed.data());
+  c.tokens = in.array<int32_t>(), c.targets = in.array<int32_t>();
+  c.words = in.array<uint32_t>();
+  c.inputs = in.array<int8_t>();
+  c.features = in.array<int32_t>(), c.scales = in.array<int32_t>();
+  for (int i = 0; i < plan.leaf_count; ++i) {
+    std::vector<int8_t> matrix = in.array<int8_t>();
+    c.back.push_back(matrix.empty() ? matrix : transposed(matrix.data(), plan.leaves[i]));
+  }
+  c.scores = in.array<int16_t>(), c.state_after = in.array<int8_t>();
+  c.sizes = in.array<int64_t>();
+  for (int i = 0; i < plan.leaf_count; ++i) c.votes.push_back(in.array<int32_t>());
+  return c;
+}
+
+void replay(const Kernels& k, const Carried& c, const std::string& name) {
+  std::vector<int16_t> scores(c.scores.size());
+  std::vector<int8_t> after(c.state.size());
+  std::vector<int64_t> sizes(c.sizes.size());
+  auto votes = c.votes;
+  std::vector<const int8_t*> back;
+  std::vector<int32_t*> z;
+  for (size_t i = 0; i < votes.size(); ++i) {
+    std::fill(votes[i].begin(), votes[i].end(), 0);
+    z.push_back(votes[i].data());
+    back.push_back(c.back[i].empty() ? nullptr : c.back[i].data());
+  }
+  LearnJob learn{};
+  Job& job = learn.job;
+  job.plan = c.program->plan();
+  job.weights = c.packed.data();
+  job.tokens = c.tokens.data(), job.targets = c.targets.data();
+  job.state_in = c.state.data(), job.state_out = after.data();
+  job.scores = scores.data();
+  job.members = c.members, job.tokens_per_member = c.tokens_per_member;
+  job.inputs = c.inputs.data(), job.features = c.features.data();
+  job.rank = 1, job.block_tokens = 1;
+  learn.words = c.words.data();
+  learn.scales = c.scales.data();
+  learn.back = back.data(), learn.z = z.data(), learn.sizes = sizes.data();
+  Scratch scratch(k.learn_bytes(learn));
+  for (int64_t b = 0; b < (c.members + kLanes - 1) / kLanes; ++b) k.learn(learn, b, scratch.p);
+  expect(scores, c.scores, name + " scores");
+  expect(after, c.state_after, name + " state");
+  expect(sizes, c.sizes, name + " sizes");
+  for (size_t i = 0; i < votes.size(); ++i)
+    expect(votes[i], c.votes[i], name + " votes of leaf " + std::to_string(i));
+}
