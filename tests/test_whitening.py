@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eggroll import rule as rule_kinds
 from eggroll import whitening
 from eggroll.config import RECIPES, Config
 from eggroll.estimators import ESTIMATORS
