@@ -149,8 +149,10 @@ class FineCopyRule(UpdateRule):
             shrunk = 0 if mirror is None else self.shrinking(step)
             for at, change in self.changes(name, rows[2], w.ndim == 2, kept, step):
                 if mirror is not None:
-                    _change(mirror[at], change, shrunk)
-                _change(rows[1][at], change, shrunk)
+                    _shrink(mirror[at], shrunk)
+                    _shrink(rows[1][at], shrunk)
+                    _add(mirror[at], change.copy())
+                _add(rows[1][at], change)
                 moved += _round(rows[0][at], rows[1][at])
             new[name], kept[name] = mx.array(w), mx.array(fine)
             if mirror is not None:
@@ -169,11 +171,15 @@ def parts(votes: NDArray[np.int32]) -> Iterator[slice]:
     return (slice(first, first + count) for first in range(0, len(votes), count))
 
 
-def _change(fine: Any, change: Any, decay: int) -> None:
-    """Shrinks fine int32 by decay / 2^24, toward zero, and moves it by a change, in place."""
-    if decay:
-        change = change - np.sign(fine) * (abs(fine.astype(np.int64)) * decay >> 24)
-    fine[:] = np.clip(change + fine, -FINE_LIMIT, FINE_LIMIT)
+def _shrink(fine: Any, decay: int) -> None:
+    """Takes decay / 2^24 from fine int32, toward zero, in place."""
+    fine -= (np.sign(fine) * (abs(fine.astype(np.int64)) * decay >> 24)).astype(np.int32)
+
+
+def _add(fine: Any, change: Any) -> None:
+    """Moves fine int32 by a change, in place; `change` is used up."""
+    change += fine
+    fine[:] = np.clip(change, -FINE_LIMIT, FINE_LIMIT, out=change)
 
 
 def rounded(fine: mx.array) -> mx.array:
