@@ -16,9 +16,17 @@ from eggroll.backward import (
     values_credited,
     values_kept,
 )
-from eggroll.data.streams import Batch
 from eggroll.errors import InputError
-from eggroll.estimator import Estimate, Estimator, EstimatorOptions, Lap, Record, Told, no_lap
+from eggroll.estimator import (
+    Estimate,
+    Estimator,
+    EstimatorOptions,
+    Given,
+    Lap,
+    Record,
+    Told,
+    no_lap,
+)
 from eggroll.population import Population
 from eggroll.program import Leaves, Program, Weights
 from eggroll.rule import FINE_BITS, feedback_name, rounded
@@ -62,17 +70,8 @@ class Local(Estimator):
         name = head(self.program)
         return self.first | {name: weights[name]}
 
-    def __call__(
-        self,
-        population: Population,
-        weights: Weights,
-        step: int,
-        batch: Batch,
-        state: mx.array,
-        lap: Lap = no_lap,
-        memory: Leaves | None = None,
-    ) -> Estimate:
-        assert memory is not None
+    def __call__(self, population: Population, given: Given, lap: Lap = no_lap) -> Estimate:
+        weights, step, batch, state, memory = given
         scales = tuple[int, ...](np.array(memory[SCALES]).tolist())
         back = Backward(scales, self.matrices(weights, memory))
         found = population.learn(weights, step, *batch, state, back)

@@ -47,6 +47,20 @@ class EstimatorOptions(Protocol):
     def seed(self) -> int: ...
 
 
+class Given(NamedTuple):
+    """What an update begins with.
+
+    step: updates made; batch: tokens and targets, int32 [S, T] each; state: int8 [P, state_size];
+    memory: what rule and estimator keep.
+    """
+
+    weights: Weights
+    step: int
+    batch: Batch
+    state: mx.array
+    memory: Leaves
+
+
 class Estimate(NamedTuple):
     """The result of evaluating a population.
 
@@ -139,17 +153,8 @@ class Estimator(ABC):
         return {}
 
     @abstractmethod
-    def __call__(
-        self,
-        population: Population,
-        weights: Weights,
-        step: int,
-        batch: Batch,
-        state: mx.array,
-        lap: Lap = no_lap,
-        memory: Leaves | None = None,
-    ) -> Estimate:
-        """Runs the members of update `step` over a batch, int32 [S, T] each, and counts votes."""
+    def __call__(self, population: Population, given: Given, lap: Lap = no_lap) -> Estimate:
+        """Runs the members of an update over its batch, and counts votes."""
 
     @abstractmethod
     def told(

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from eggroll.carried import Feedback, Local
 from eggroll.credit import Crediting, CreditKind, crediting
-from eggroll.data.streams import Batch
 from eggroll.errors import InputError
 from eggroll.estimator import (
     Estimate,
     Estimator,
     EstimatorOptions,
+    Given,
     Lap,
     Record,
     Told,
@@ -39,7 +39,7 @@ from eggroll.fitness import (
 )
 from eggroll.policy import readout
 from eggroll.population import Population
-from eggroll.program import Leaves, Program, Weights
+from eggroll.program import Program, Weights
 
 EstimatorName = Literal["eggroll", "token-votes", "token-credit", "local", "feedback"]
 
@@ -49,20 +49,11 @@ class WeightNoise(Estimator):
 
     summary = "noise on weights, one vote per pair and sequence (the paper's)"
 
-    def __call__(
-        self,
-        population: Population,
-        weights: Weights,
-        step: int,
-        batch: Batch,
-        state: mx.array,
-        lap: Lap = no_lap,
-        memory: Leaves | None = None,
-    ) -> Estimate:
-        scores, after = population.evaluate(weights, step, *batch, state)
+    def __call__(self, population: Population, given: Given, lap: Lap = no_lap) -> Estimate:
+        scores, after = population.evaluate(given.weights, given.step, *given.batch, given.state)
         fitness = pair_fitness(scores)
         lap("evaluation")
-        votes = population.votes(fitness, step)
+        votes = population.votes(fitness, given.step)
         lap("votes")
         return Estimate(scores, after, votes, decided(fitness))
 
@@ -120,17 +111,10 @@ class TokenVotes(Estimator):
             least[leaf.name] = noise if summed else 16
         return least
 
-    def __call__(
-        self,
-        population: Population,
-        weights: Weights,
-        step: int,
-        batch: Batch,
-        state: mx.array,
-        lap: Lap = no_lap,
-        memory: Leaves | None = None,
-    ) -> Estimate:
-        scores, after, votes = population.credit(weights, step, *batch, state)
+    def __call__(self, population: Population, given: Given, lap: Lap = no_lap) -> Estimate:
+        scores, after, votes = population.credit(
+            given.weights, given.step, *given.batch, given.state
+        )
         lap("evaluation")
         return Estimate(scores, after, votes, None)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from eggroll.data.streams import Batch
-from eggroll.estimator import Estimate, Estimator, Lap, no_lap
+from eggroll.estimator import Estimate, Estimator, Given, Lap, no_lap
 from eggroll.population import Population
 from eggroll.program import Leaves
 from eggroll.rule import Update, UpdateRule
@@ -30,8 +30,8 @@ class Step(NamedTuple):
 class Learner:
     """A population, an estimator and a rule, and below them what every update changes.
 
-    step: updates made; weights: int8 leaves in declared order; memory: the rule's; state: int8
-    [P, state_size].
+    step: updates made; weights: int8 leaves in declared order; memory: of rule and estimator;
+    state: int8 [P, state_size].
     """
 
     population: Population
@@ -50,9 +50,8 @@ class Learner:
 
         def made() -> Step:
             began = time.perf_counter()
-            found = self.estimator(
-                self.population, self.weights, self.step, batch, self.state, lap, self.memory
-            )
+            given = Given(self.weights, self.step, batch, self.state, self.memory)
+            found = self.estimator(self.population, given, lap)
             rate = self.adopt(found, lap)
             return Step(found.scores, rate, time.perf_counter() - began)
 

@@ -21,6 +21,7 @@ from eggroll import engines
 from eggroll.baseline.backprop import gradient
 from eggroll.config import RECIPES, Config
 from eggroll.data.streams import load_corpus
+from eggroll.estimator import Given
 from eggroll.estimators import ESTIMATORS
 from eggroll.run import new_learner
 
@@ -48,7 +49,9 @@ def cosines(config: Config, corpus, weights: dict, repeats: int) -> dict[str, li
     for step in range(repeats):
         tokens, targets = batch = streams.batch(step)
         state = learner.population.initial_state()
-        Z = learner.estimator(learner.population, weights, step, batch, state).votes
+        Z = learner.estimator(
+            learner.population, Given(weights, step, batch, state, learner.memory)
+        ).votes
         zero = np.zeros((len(tokens), engine.program.state_size), np.int8)
         true = gradient(engine.program, weights, tokens, targets, zero)
         for name, g in true.items():
