@@ -13,8 +13,8 @@ import mlx.core as mx
 
 from eggroll import rng
 from eggroll.fixed_point import divisor
+from eggroll.networks import random_matrix
 from eggroll.program import Program, Stage
-from eggroll.rng import key, normal_bytes
 
 FRACTION = 8  # bits of a register's credit below the unit of the head's error
 BOUND = (1 << 22) - 1  # of a register's credit
@@ -93,11 +93,9 @@ def values_credited(program: Program) -> tuple[int, ...]:
 
 
 def values_kept(program: Program) -> int:
-    """Values of a row that are kept until its errors are carried back: all results."""
-    return sum(
-        stage.registers[op.out]
-        for stage in program.stages for op in stage.ops if op.writes
-    ) + sum(2 * program.width for _ in program.stages)  # fmt: skip
+    """Values of a row that are kept until its errors are carried back: x, s and all results."""
+    results = (stage.registers[op.out] for stage in program.stages for op in stage.ops if op.writes)
+    return sum(results) + 2 * program.width * len(program.stages)
 
 
 def reduced(inputs: int) -> tuple[int, int]:
@@ -115,9 +113,8 @@ def next_scale(scale: int, total: int, count: int) -> int:
 
 def first_feedback(program: Program, names: Collection[str], seed: int) -> dict[str, mx.array]:
     """Random int8 matrices, as initial weights are, of the leaves of these names."""
-    matrices = {}
-    for i, leaf in enumerate(program.leaves):
-        if leaf.name in names:
-            flat = normal_bytes(key(seed, rng.FEEDBACK, i), leaf.shape[0] * leaf.shape[1])
-            matrices[leaf.name] = mx.array(flat.reshape(leaf.shape))
-    return matrices
+    return {
+        leaf.name: random_matrix(rng.key(seed, rng.FEEDBACK, i), leaf.shape)
+        for i, leaf in enumerate(program.leaves)
+        if leaf.name in names
+    }

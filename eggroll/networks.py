@@ -86,13 +86,17 @@ def nnue(
 NETWORKS: dict[str, Callable[..., Program]] = {"egg": egg, "mlp": mlp, "nnue": nnue}
 
 
+def random_matrix(stream: int, shape: tuple[int, ...]) -> mx.array:
+    """Int8 round(16 N(0, 1)) of this shape, from a stream of rng.py."""
+    return mx.array(rng.normal_bytes(stream, int(np.prod(shape))).reshape(shape))
+
+
 def initial_weights(program: Program, seed: int) -> dict[str, mx.array]:
     """Int8 leaves in declared order: matrices round(16 N(0, 1)), norms 16 (1.0), biases 0."""
     weights = {}
     for i, leaf in enumerate(program.leaves):
         if leaf.init is None:
-            flat = rng.normal_bytes(rng.key(seed, rng.WEIGHTS, i), int(np.prod(leaf.shape)))
-            weights[leaf.name] = mx.array(flat.reshape(leaf.shape))
+            weights[leaf.name] = random_matrix(rng.key(seed, rng.WEIGHTS, i), leaf.shape)
         else:
             weights[leaf.name] = mx.full(leaf.shape, leaf.init, mx.int8)
     return weights
