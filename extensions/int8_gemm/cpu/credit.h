@@ -156,11 +156,6 @@ struct Draw {
   alignas(64) uint64_t total[kPairs];
   alignas(64) uint32_t chosen[2][kPairs], weight[kPairs], index[kPairs], seed[kPairs];
 
-  static uint32_t mixed(uint32_t v) {
-    v = (v ^ (v >> 16)) * 0x7FEB352Du;
-    v = (v ^ (v >> 15)) * 0x846CA68Bu;
-    return v ^ (v >> 16);
-  }
   // A whole number below n, n < 2^44, from the first twenty bits of a random word.
   static uint64_t below(uint64_t n, uint32_t random) { return (n * (random >> 12)) >> 20; }
 

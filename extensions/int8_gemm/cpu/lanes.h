@@ -16,6 +16,12 @@ static inline int32_t clip(int32_t v) { return clamp(v, -127, 127); }
 static inline int32_t rounded(int32_t v, int shift) {
   return (v + (shift ? 1 << (shift - 1) : 0)) >> shift;
 }
+// Scrambles a word, a bijection.
+static inline uint32_t mixed(uint32_t v) {
+  v = (v ^ (v >> 16)) * 0x7FEB352Du;
+  v = (v ^ (v >> 15)) * 0x846CA68Bu;
+  return v ^ (v >> 16);
+}
 static inline int isqrt(int n) {
   int r = 0;
   while ((r + 1) * (r + 1) <= n) ++r;

@@ -12,12 +12,6 @@ constexpr int kErrorScale = 8;               // fraction bits of credit, in unit
 constexpr int kRow = 4 * kLanes;             // values in a row of words
 constexpr int kVoteTokens = 32;              // tokens whose votes are counted at a time
 
-static inline uint32_t mixed_word(uint32_t v) {
-  v = (v ^ (v >> 16)) * 0x7FEB352Du;
-  v = (v ^ (v >> 15)) * 0x846CA68Bu;
-  return v ^ (v >> 16);
-}
-
 static inline int32_t bounded(int32_t v) { return clamp(v, -kBound, kBound); }
 
 // 1 / (16 floor(sqrt K)) as a / 2^n.

@@ -113,7 +113,7 @@ struct LearnCredit : LearnTape {
         for (int i = 0; i < kRow; ++i) to[w * kRow + i] = static_cast<int8_t>(clip(from[i]));
       else
         for (int i = 0; i < kRow; ++i) {
-          int32_t chance = static_cast<int32_t>(mixed_word(places[i] + first) >> (32 - h));
+          int32_t chance = static_cast<int32_t>(mixed(places[i] + first) >> (32 - h));
           to[w * kRow + i] = static_cast<int8_t>(clip((from[i] + chance) >> h));
         }
       size += sum;
@@ -339,7 +339,7 @@ struct LearnCredit : LearnTape {
       const uint32_t first = base + 4 * static_cast<uint32_t>(w);
       for (int i = 0; i < kRow; ++i) {
         int32_t v = u[w * kRow + i];
-        uint32_t chance = mixed_word(places[i] + first) >> 16;
+        uint32_t chance = mixed(places[i] + first) >> 16;
         uint32_t share = (((chances[w * kRow + i] >> shift[i]) * ratio[i] >> 8) + chance) >> 16;
         int32_t e = (target[i] == 4 * w ? 127 : 0) - static_cast<int32_t>(share);
         int32_t out = (v == 127) & (e > 0), in = (v == -127) & (e < 0);
