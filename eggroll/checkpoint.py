@@ -1,7 +1,7 @@
 """A run's state as one safetensors file: written whole or not at all, refused unless intact.
 
-Tensors: `weights/<leaf>` int8, `memory/<name>` int32 (the rule's, see RULES) and `state` int8
-[P, state_size]. Version 1 called the memory `master`, and knew the network by its shapes alone.
+Tensors: `weights/<leaf>` int8, `memory/<name>` int32 (of rule and estimator) and `state` int8 [P,
+state_size]. Version 1 called the memory `master`, and knew the network by its shapes alone.
 Metadata: format, version, step, config and corpus (JSON), network (digest of its declaration),
 sha256 of all the rest.
 """
@@ -41,8 +41,8 @@ Arrays = dict[str, NDArray[Any]]
 class Checkpoint(NamedTuple):
     """Everything an exact resume needs; data positions and schedules follow from step and config.
 
-    step: updates done; weights: int8 leaves in declared order; memory: the rule's;
-    state: int8 [P, state_size]; corpus: the facts that tell this data from other data.
+    step: updates done; weights: int8 leaves in declared order; memory: of rule and
+    estimator; state: int8 [P, state_size]; corpus: the facts that tell this data from other data.
     """
 
     config: Config
@@ -217,7 +217,7 @@ def _damaged(path: Path, how: str) -> InputError:
 
 
 def _fitting(config: Config, arrays: Arrays, path: Path) -> tuple[Leaves, Leaves, mx.array]:
-    """Weights and the rule's memory in declared order, and the state."""
+    """Weights and memory in declared order, and the state."""
     program = config.program()
     kept = config.estimator_class.memory(program) | config.rule_class.memory(program)
     return fitting(program, kept, config.pop, arrays, path)
@@ -232,7 +232,7 @@ def fitting(
 ) -> tuple[Leaves, Leaves, mx.array]:
     """Weights and memory in declared order, and the state, of arrays that must be these alone.
 
-    kept: shapes of the rule's memory.
+    kept: shapes of the memory.
 
     Raises:
         InputError: an array is missing, too many, or of another shape or range.

@@ -1,6 +1,6 @@
 """Token credit: the noise of each leaf and what it is credited with (docs/estimators.md).
 
-Letters: N pairs, T tokens of an update, K inputs of a leaf. Every estimator works from forward
+Letters: N pairs, T tokens of an update, K inputs of a leaf. Estimators with noise work from forward
 passes alone; their names here are those of option --estimator.
 """
 

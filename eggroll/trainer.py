@@ -106,8 +106,8 @@ class Trainer:
                 smooth losses.
             rank: of the noise on a matrix, estimator eggroll.
             alpha, alpha_decay: rule sign, see eggroll.train --help.
-            learning_rate: rules whitened and master; about 0.7 x 64 / K for plain ReLU layers of K
-                inputs.
+            learning_rate: rules whitened, master and adam; of whitened about 0.7 x 64 / K for plain
+                ReLU layers of K inputs.
             discount: token credit, what a value is worth to the row before, in sixteenths, in a
                 recurrent network.
             carry: whether members' states go on from update to update.
