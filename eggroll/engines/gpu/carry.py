@@ -22,6 +22,7 @@ from eggroll.engines.gpu.counts import split_terms
 from eggroll.engines.gpu.credit_plan import row_shares
 from eggroll.engines.gpu.dialect import VOTE_SIDE, VOTE_THREADS, Dialect
 from eggroll.engines.gpu.launch import Launcher, Outputs, pad_flat
+from eggroll.engines.gpu.pace import Pace
 from eggroll.engines.gpu.plan import StagePlan
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.votes import carry_kernels
@@ -44,10 +45,6 @@ class CarryStage:
         self.there = TapeStageWriter(plan, dialect).source()
         self.back = CarryWriter(plan, dialect).source() if plan.steps else None
         self.tiles = vote_tiles(plan)
-        self.matrix_macs = sum(
-            math.prod(plan.program.leaves[step.op.leaf].shape)
-            for step in plan.steps if step.op.kind in ("linear", "score")
-        )  # fmt: skip
 
 
 def vote_tiles(plan: CarryPlan) -> Tiles:
@@ -84,6 +81,7 @@ class CarryRun:
     def __init__(
         self,
         launcher: Launcher,
+        pace: Pace,
         dialect: Dialect,
         stages: Sequence[CarryStage],
         prepared: Sequence[mx.array],
@@ -94,7 +92,7 @@ class CarryRun:
         words: mx.array,
         rows: Rows,
     ) -> None:
-        self.launcher, self.dialect, self.stages = launcher, dialect, stages
+        self.launcher, self.pace, self.dialect, self.stages = launcher, pace, dialect, stages
         self.prepared, self.matrices, self.rows = prepared, matrices, rows
         self.scales = pad_flat(mx.array(back.scales, mx.int32))
         self.tokens, self.targets = tokens.astype(mx.int32), targets.astype(mx.int32)
@@ -147,13 +145,17 @@ class CarryRun:
         assert isinstance(plan, CarryPlan)
         return {"tape": ((self.groups * T * plan.tape_rows * self.M,), mx.int8)}
 
-    def back(self, chunk: Chunk) -> list[mx.array]:
+    def back(self, chunk: Chunk) -> None:
         """Carries back what the chunks after this one left, and this one's errors."""
         handed: mx.array | None = None
-        for i in reversed(range(len(self.stages))):
-            if self.stages[i].back:
+        for i, stage in reversed(list(enumerate(self.stages))):
+            if stage.back:
+                self.pace.begin(stage.back)
                 handed = self._stage(i, chunk, handed)
-        return [*self.sums.values(), *self.carried.values()]
+                left = [*self.sums.values(), *self.carried.values()]
+                left += [] if handed is None else [handed]
+                # The way back and the votes are twice the products of the way there.
+                self.pace.launched(left, 2 * self.P * chunk.T * stage.plan.macs)
 
     def _stage(self, i: int, chunk: Chunk, handed: mx.array | None) -> mx.array | None:
         """One stage; gives the credit of register x that it hands back."""
