@@ -123,8 +123,13 @@ struct Isa : PortableIsa {
 #include "votes.h"
 //
 #include "learn_isa.h"
+#include "learn_products.h"
+//
 #include "x86_learn.h"
+//
+#include "avx2_products.h"
 using LearnIsa = X86Learn;
+using LearnProducts = Avx2Products;
 //
 #include "learn.h"
 extern const Kernels kernels = {"avx2",     Isa::peak, block_bytes, block,

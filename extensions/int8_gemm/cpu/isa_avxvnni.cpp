@@ -80,8 +80,11 @@ struct Isa : VnniIsa {
 #include "votes.h"
 //
 #include "learn_isa.h"
+#include "learn_products.h"
+//
 #include "x86_learn.h"
 using LearnIsa = X86Learn;
+using LearnProducts = PortableProducts;
 //
 #include "learn.h"
 extern const Kernels kernels = {"avxvnni",  Isa::peak, block_bytes, block,

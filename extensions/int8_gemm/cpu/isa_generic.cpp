@@ -9,7 +9,9 @@ using Isa = PortableIsa;
 #include "votes.h"
 //
 #include "learn_isa.h"
+#include "learn_products.h"
 using LearnIsa = PortableLearn;
+using LearnProducts = PortableProducts;
 //
 #include "learn.h"
 extern const Kernels kernels = {"generic",  Isa::peak, block_bytes, block,

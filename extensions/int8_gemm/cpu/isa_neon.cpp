@@ -111,7 +111,9 @@ struct Isa : NeonIsa {
 #include "votes.h"
 //
 #include "learn_isa.h"
+#include "learn_products.h"
 using LearnIsa = PortableLearn;
+using LearnProducts = PortableProducts;
 //
 #include "learn.h"
 extern const Kernels kernels = {"neon",     Isa::peak, block_bytes, block,
