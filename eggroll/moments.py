@@ -108,8 +108,8 @@ class AdamRule(FineCopyRule):
                 z.reshape(-1), w.reshape(-1), *flat[:3], flat[3] if held else None, factor,
                 shrinking if held else 0, self.threads,
             )  # fmt: skip
-            new[name] = mx.array(w)
-            kept |= {key: mx.array(array) for key, array in arrays.items()}
+            new[name] = native.view(w)
+            kept |= {key: native.view(array) for key, array in arrays.items()}
         return Update(new, kept, moved / sum(w.size for w in weights.values()))
 
 

@@ -132,6 +132,9 @@ using LearnIsa = X86Learn;
 using LearnProducts = Avx2Products;
 //
 #include "learn.h"
-extern const Kernels kernels = {"avx2",     Isa::peak, block_bytes, block,
-                                vote_bytes, vote,      learn_bytes, learn};
+//
+#include "adam_isa.h"
+#include "x86_adam.h"
+extern const Kernels kernels = {"avx2", Isa::peak,   block_bytes, block,        vote_bytes,
+                                vote,   learn_bytes, learn,       X86Adam::part};
 }  // namespace eggroll::avx2

@@ -14,6 +14,8 @@ using LearnIsa = PortableLearn;
 using LearnProducts = PortableProducts;
 //
 #include "learn.h"
-extern const Kernels kernels = {"generic",  Isa::peak, block_bytes, block,
-                                vote_bytes, vote,      learn_bytes, learn};
+//
+#include "adam_isa.h"
+extern const Kernels kernels = {"generic",   Isa::peak, block_bytes,       block, vote_bytes, vote,
+                                learn_bytes, learn,     PortableAdam::part};
 }  // namespace eggroll::generic

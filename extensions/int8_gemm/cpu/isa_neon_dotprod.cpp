@@ -85,6 +85,9 @@ using LearnIsa = PortableLearn;
 using LearnProducts = PortableProducts;
 //
 #include "learn.h"
-extern const Kernels kernels = {"neon_dotprod", Isa::peak, block_bytes, block,
-                                vote_bytes,     vote,      learn_bytes, learn};
+//
+#include "adam_isa.h"
+extern const Kernels kernels = {"neon_dotprod", Isa::peak,  block_bytes,
+                                block,          vote_bytes, vote,
+                                learn_bytes,    learn,      PortableAdam::part};
 }  // namespace eggroll::neon_dotprod
