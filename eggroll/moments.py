@@ -120,8 +120,8 @@ class AdamRule(FineCopyRule):
                 z.reshape(-1), w.reshape(-1), *flat[:3], flat[3] if held else None, factor,
                 self.shrinking(name, step), self.threads,
             )  # fmt: skip
-            new[name] = mx.array(w)
-            kept |= {key: mx.array(array) for key, array in arrays.items()}
+            new[name] = native.view(w)
+            kept |= {key: native.view(array) for key, array in arrays.items()}
         return Update(new, kept, moved / sum(w.size for w in weights.values()))
 
 
