@@ -39,6 +39,7 @@ class PortableEngine(Engine):
     """Interprets the program with plain MLX operations."""
 
     name = "portable"
+    groups: ClassVar[bool] = True
     learns: ClassVar[bool] = True
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
@@ -128,7 +129,7 @@ class PortableEngine(Engine):
                 tape.read(seen.logits[0::2], targets[0::2, t], t)
                 found.append(self._scores(seen, targets[:, t]))
         stacked = mx.stack(found, axis=1) if found else mx.zeros(tokens.shape, mx.int32)
-        Z = tape.votes(stacked[0::2] - stacked[1::2] if values is None else values)
+        Z = tape.votes(tape.differences(stacked) if values is None else values)
         return stacked.astype(mx.int16), self._join(states), Z
 
     def learn(
