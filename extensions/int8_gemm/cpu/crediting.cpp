@@ -34,8 +34,9 @@ void check(const Plan& plan, const Crediting& crediting) {
   require(crediting.credit_shift >= 0 && crediting.credit_shift <= 16, "credit_shift is in 0..16");
   require(crediting.unit_shift >= 0 && crediting.unit_shift <= 8, "unit_shift is in 0..8");
   int group = crediting.group;
-  require(group == 0 || (crediting.mode == 2 && group >= 4 && group <= kLanes && kLanes % group == 0),
-          "a group is of 4, 8, 16 or 32 members, with noise on nodes");
+  require(
+      group == 0 || (crediting.mode == 2 && group >= 4 && group <= kLanes && kLanes % group == 0),
+      "a group is of 4, 8, 16 or 32 members, with noise on nodes");
   for (int i = 0; i < plan.leaf_count; ++i) {
     size_t l = static_cast<size_t>(i);
     const Leaf& leaf = plan.leaves[i];
