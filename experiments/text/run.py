@@ -3,8 +3,8 @@
 Trains the default settings, recipe language and the AdamW baseline on the same text, each for the
 same seconds of updates (validation and checkpoints apart), and compares validation. A probe tells
 how many updates that is, so that schedules end with the time. What is trained can be named with
-other options, as in `--what paper paper:rank=4 language:width=128,layers=2`. Where steps are named
-as well, so many updates are made, however long they take. See RESULTS.md.
+other options, as in `--what paper paper:rank=4 adamw:learning_rate=0.05`. Where steps are named as
+well, so many updates are made, however long they take. See RESULTS.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from eggroll import adamw, plot, runlog, training
 from eggroll.baseline.backprop import Options
 from eggroll.config import RECIPES
 from eggroll.errors import InputError
-from eggroll.options import from_dict
+from eggroll.options import from_dict, options_of
 from eggroll.sweep.trial import updates_within
 
 WHAT = (*RECIPES, "adamw")
@@ -44,18 +44,20 @@ def updates_of_adamw(seconds: float, options: Options) -> int:
 
 def run(what: str, seconds: float, seed: int, out: Path, extra: dict) -> tuple[int, float, float]:
     """One run in the folder `out`; returns updates, seconds of updates and validation."""
-    if what == "adamw":
-        options = Options(seed=seed, out=str(out), **extra)
-        options = replace(options, steps=updates_of_adamw(seconds, options))
+    name, _, words = what.partition(":")
+    given = dict(word.split("=") for word in words.split(",") if word)
+    given = {k: json.loads(v) if v[0] in "0123456789" else v for k, v in given.items()}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if name == "adamw":
+        named = options_of(Options, {**extra, **given}, f"--what {what}")
+        options = replace(named, seed=seed, out=str(out))
+        if "steps" not in given:
+            options = replace(options, steps=updates_of_adamw(seconds, options))
         options = replace(options, validate_every=max(1, options.steps // 40), checkpoint_every=0)
         adamw.train_twin(options)
     else:
-        name, _, words = what.partition(":")
-        given = dict(word.split("=") for word in words.split(",") if word)
-        given = {k: json.loads(v) if v[0] in "0123456789" else v for k, v in given.items()}
-        named = from_dict({"recipe": name, **extra, **given}, f"--what {what}")
-        config = replace(named, seed=seed, out=str(out))
-        out.parent.mkdir(parents=True, exist_ok=True)
+        chosen = from_dict({"recipe": name, **extra, **given}, f"--what {what}")
+        config = replace(chosen, seed=seed, out=str(out))
         if "steps" not in given:
             steps = updates_within(seconds, config, out.parent, lambda: None)
             config = replace(config, steps=steps)
@@ -69,9 +71,9 @@ def known(what: str) -> str:
     """A word of --what, if it names something that can be trained."""
     name, _, words = what.partition(":")
     pairs = [word.partition("=") for word in words.split(",") if word]
-    if name not in WHAT or (name == "adamw" and pairs) or not all(v for _, _, v in pairs):
+    if name not in WHAT or not all(v for _, _, v in pairs):
         raise argparse.ArgumentTypeError(
-            f"{what!r} is none of {', '.join(WHAT)}, nor a recipe with options as in paper:rank=4"
+            f"{what!r} is none of {', '.join(WHAT)}, nor one with options as in paper:rank=4"
         )
     return what
 
@@ -83,10 +85,11 @@ def main() -> None:
     parser.add_argument("--what", nargs="+", default=list(WHAT), type=known)
     parser.add_argument("--width", type=int)
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--data", help="a file of text instead of Python's standard library")
     parser.add_argument("--out", type=Path, default=Path(f"runs/text-{time.strftime('%H%M%S')}"))
     parser.add_argument("--csv", type=Path, help="one row per run")
     args = parser.parse_args()
-    extra = {k: v for k, v in (("width", args.width), ("layers", args.layers)) if v}
+    extra = {k: v for k in ("width", "layers", "data") if (v := vars(args)[k])}
     rows = []
     for minutes in args.minutes:
         for what in args.what:
