@@ -6,7 +6,7 @@ arithmetic is docs/estimators.md's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar, Self
 
 import mlx.core as mx
@@ -28,7 +28,7 @@ from eggroll.rule import (
 MEAN, POWER = 26, 13  # in 1/256: what a vote adds to m, and its square to s^2
 VOTE_BOUND, VOTE_BITS = 1 << 26, 4  # of Z, and fraction bits of m and s
 PEAK = 1.6  # last bits of a weight: 0.1, with a learning rate of 1
-DECAY = 0.003  # of matrices with feedback, at the peak
+DECAY = 0.003  # of matrices, at the peak
 
 
 class AdamRule(FineCopyRule):
@@ -36,19 +36,30 @@ class AdamRule(FineCopyRule):
 
     m and s remember some 10 and 20 updates. lr rises over 20 updates, or a tenth of the run where
     that is shorter, and falls to zero with progress p as (1 - p)^2 (1 + 2 p), close to a cosine.
-    Leaves with feedback, and their feedback, shrink by DECAY of themselves at the peak.
+    The matrices of layers and of the head, and their feedback, shrink by DECAY of themselves at the
+    peak.
     """
 
     summary = "Adam in integers, for estimators that carry errors back"
     reads = ("learning_rate",)
     bytes_per_parameter: ClassVar[int] = 48
 
-    def __init__(self, *, rate: float, steps: int, threads: int = 1) -> None:
-        self.rate, self.steps, self.threads = rate, steps, threads
+    def __init__(
+        self, *, rate: float, steps: int, shrinks: Collection[str] = (), threads: int = 1
+    ) -> None:
+        """shrinks: names of the leaves that do."""
+        self.rate, self.steps, self.shrinks, self.threads = rate, steps, shrinks, threads
 
     @classmethod
     def make(cls, options: RuleOptions, program: Program, scale: VoteScale) -> Self:
-        return cls(rate=options.learning_rate, steps=options.steps, threads=options.threads)
+        shrinks = {
+            program.leaves[op.leaf].name
+            for stage in program.stages for op in stage.ops if op.kind in ("linear", "score")
+        }  # fmt: skip
+        return cls(
+            rate=options.learning_rate, steps=options.steps, shrinks=shrinks,
+            threads=options.threads,
+        )  # fmt: skip
 
     @classmethod
     def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
@@ -72,8 +83,8 @@ class AdamRule(FineCopyRule):
         """lr in last bits of a fine copy; at most 64 bits of a weight."""
         return round(min(PEAK * self.rate * self.share(step), 64) * (1 << FINE_BITS))
 
-    def shrinking(self, step: int) -> int:
-        return round(DECAY * self.share(step) * (1 << 24))
+    def shrinking(self, name: str, step: int) -> int:
+        return round(DECAY * self.share(step) * (1 << 24)) if name in self.shrinks else 0
 
     def changes(
         self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
@@ -98,7 +109,7 @@ class AdamRule(FineCopyRule):
         if native is None:
             return super().__call__(weights, memory, votes, step, decided)
         new, kept, moved = Leaves(), dict(memory), 0
-        factor, shrinking = self.factor(step), self.shrinking(step)
+        factor = self.factor(step)
         for name, leaf in weights.items():
             w, z, back = np.array(leaf), np.asarray(votes[name]), feedback_name(name)
             held = [back] if back in memory else []
@@ -106,7 +117,7 @@ class AdamRule(FineCopyRule):
             flat = [array.reshape(-1) for array in arrays.values()]
             moved += native.adam(
                 z.reshape(-1), w.reshape(-1), *flat[:3], flat[3] if held else None, factor,
-                shrinking if held else 0, self.threads,
+                self.shrinking(name, step), self.threads,
             )  # fmt: skip
             new[name] = mx.array(w)
             kept |= {key: mx.array(array) for key, array in arrays.items()}

@@ -113,8 +113,8 @@ class UpdateRule(ABC):
 class FineCopyRule(UpdateRule):
     """Votes add up in a finer copy of each weight, int32 with 16 bits more; weights round it.
 
-    A leaf's feedback matrix, where the memory has one, gets the same step as the leaf, and both
-    shrink by the same share (Kolen and Pollack 1994), so that they become alike.
+    A leaf's feedback matrix, where the memory has one, gets the same step as the leaf, and shrinks
+    by the same share (Kolen and Pollack 1994), so that they become alike.
     """
 
     @classmethod
@@ -133,8 +133,8 @@ class FineCopyRule(UpdateRule):
         May replace what else the memory has of that leaf, once all rows are through.
         """
 
-    def shrinking(self, step: int) -> int:
-        """The share by which a leaf with feedback shrinks in update `step`, in 2^-24."""
+    def shrinking(self, name: str, step: int) -> int:
+        """The share by which a leaf and its feedback shrink in update `step`, in 2^-24."""
         return 0
 
     def __call__(
@@ -146,11 +146,12 @@ class FineCopyRule(UpdateRule):
             rows = [a.reshape(-1, w.shape[-1]) for a in (w, fine, np.asarray(votes[name]))]
             back = feedback_name(name)
             mirror = np.array(memory[back]) if back in memory else None
-            shrunk = 0 if mirror is None else self.shrinking(step)
+            shrunk = self.shrinking(name, step)
             for at, change in self.changes(name, rows[2], w.ndim == 2, kept, step):
+                if shrunk:
+                    _shrink(rows[1][at], shrunk)
                 if mirror is not None:
                     _shrink(mirror[at], shrunk)
-                    _shrink(rows[1][at], shrunk)
                     _add(mirror[at], change.copy())
                 _add(rows[1][at], change)
                 moved += _round(rows[0][at], rows[1][at])

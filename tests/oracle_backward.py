@@ -333,10 +333,11 @@ PEAK, LOST = 1.6, 0.003  # last bits of a step, and the share that is lost, at t
 class Adam:
     """Rule `adam` on one leaf: m and s, and a fine copy (Python integers) of its values.
 
-    feedback: a fine copy of F, which gets the same steps, or None.
+    feedback: a fine copy of F, which gets the same steps, or None; shrinks: whether both do.
     """
 
-    def __init__(self, fine, feedback=None):
+    def __init__(self, fine, feedback=None, *, shrinks=False):
+        self.shrinks = shrinks
         self.fine = [int(v) for v in np.ravel(fine)]
         self.feedback = None if feedback is None else [int(v) for v in np.ravel(feedback)]
         self.m, self.s = [0] * len(self.fine), [0] * len(self.fine)
@@ -348,7 +349,7 @@ class Adam:
             step = sign(self.m[i]) * (abs(step) // max(self.s[i], 1))
             for copy in (self.fine, self.feedback):
                 if copy is not None:
-                    kept = decayed(copy[i], delta) if self.feedback is not None else copy[i]
+                    kept = decayed(copy[i], delta) if self.shrinks else copy[i]
                     copy[i] = max(-LIMIT, min(LIMIT, kept + step))
 
     def rounded(self):

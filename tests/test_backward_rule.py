@@ -10,12 +10,14 @@ import oracle_backward
 import pytest
 
 from eggroll import moments
+from eggroll.config import Config
 from eggroll.moments import AdamRule
 from eggroll.networks import egg, initial_weights
 from eggroll.rule import feedback_name
 
 STEPS, RATE = 30, 1.3
 WITH_FEEDBACK = "layer0.up"
+SHRINK = {WITH_FEEDBACK, "layer0.Uf"}  # with feedback, and without
 PROGRAM = egg(5, 4, 1)
 
 
@@ -40,11 +42,12 @@ def history(random: np.random.Generator, updates: int) -> list[dict[str, np.ndar
 
 
 class Both:
-    """The rule and the oracle, side by side; one leaf has feedback."""
+    """The rule and the oracle, side by side; one leaf has feedback, and two shrink."""
 
     def __init__(self, rate: float = RATE, steps: int = STEPS, threads: int = 1) -> None:
         random = np.random.default_rng(8)
-        self.rule, self.step = AdamRule(rate=rate, steps=steps, threads=threads), 0
+        self.rule = AdamRule(rate=rate, steps=steps, shrinks=SHRINK, threads=threads)
+        self.step = 0
         self.rate, self.steps = rate, steps
         self.weights = initial_weights(PROGRAM, 3)
         at_limits = random.choice([-127, 127], self.weights["head"].shape)
@@ -55,7 +58,9 @@ class Both:
         self.memory[feedback_name(WITH_FEEDBACK)] = mx.array(feedback, mx.int32)
         self.oracles = {
             name: oracle_backward.Adam(
-                np.array(w, np.int64) << 16, feedback if name == WITH_FEEDBACK else None
+                np.array(w, np.int64) << 16,
+                feedback if name == WITH_FEEDBACK else None,
+                shrinks=name in SHRINK,
             )
             for name, w in self.weights.items()
         }
@@ -135,9 +140,21 @@ def test_steps_are_as_large_as_promised():
 
 def test_the_schedule_equals_the_oracle():
     for steps, rate in ((1, 1.0), (7, 0.3), (30, 99.0), (200, 1.0), (100000, 1e-6)):
-        rule = AdamRule(rate=rate, steps=steps)
+        rule = AdamRule(rate=rate, steps=steps, shrinks={"w"})
         for t in sorted({*range(0, steps + 3, max(1, steps // 50)), steps - 1}):
-            assert (rule.factor(t), rule.shrinking(t)) == oracle_backward.schedule(t, steps, rate)
+            made = rule.factor(t), rule.shrinking("w", t)
+            assert made == oracle_backward.schedule(t, steps, rate)
+            assert rule.shrinking("b", t) == 0
+
+
+@pytest.mark.parametrize("estimator", ["local", "feedback", "token-credit"])
+def test_matrices_of_layers_and_head_shrink(estimator: str):
+    options = Config(estimator=estimator, rule="adam")  # type: ignore[arg-type]
+    made = options.estimator_class(options, PROGRAM)
+    rule = AdamRule.make(options, PROGRAM, made)
+    shrunk = [leaf.name for leaf in PROGRAM.leaves if rule.shrinking(leaf.name, 100)]
+    layer = ("Wf", "Uf", "Wh", "Uh", "up", "down")
+    assert sorted(shrunk) == sorted([*(f"layer0.{name}" for name in layer), "head"])
 
 
 BROKEN: dict[str, tuple[str, Any]] = {
@@ -161,4 +178,4 @@ def test_the_comparison_notices_what_is_broken(piece: str, monkeypatch: pytest.M
     found = both.differing()
     assert found
     if piece in ("decay", "share lost"):
-        assert found == {WITH_FEEDBACK}
+        assert found == SHRINK
