@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.backward import Backward, Learnt
 from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines.base import Engine
 from eggroll.engines.failure import sentence
@@ -24,6 +25,7 @@ from eggroll.noise import Slices
 from eggroll.program import NO_ROWS, Rows, Weights
 
 COMPARED_MACS = 1 << 40  # multiply-adds that the cpu engine repeats at most: a second or some
+SIZES = "all leaves, the sums of their credit"  # among the votes
 LEAST = 128  # members that are compared at least: more than the largest threadgroup has
 T = TypeVar("T")
 
@@ -189,6 +191,28 @@ class Guarded(Engine):
         kind = (crediting.nodes, values is None)
         members, votes = self._do(Call("credit", *sizes(tokens), noise.rank, kind), work)
         return members["scores"], members["state"], votes
+
+    def learn(
+        self,
+        prepared: Prepared,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+        words: mx.array,
+        back: Backward,
+        rows: Rows = NO_ROWS,
+    ) -> Learnt:
+        def work(engine: Engine, some: Some) -> Result:
+            scores, after, Z, sizes = engine.learn(
+                prepared.of(engine), some.members(tokens), some.members(targets),
+                some.members(state), some.members(words), back, some.rows(rows),
+            )  # fmt: skip
+            return Result({"scores": scores, "state": after}, {**Z, SIZES: sizes})
+
+        call = Call("learn", *sizes(tokens), kind=(frozenset(back.matrices),))
+        members, votes = self._do(call, work)
+        votes = dict(votes)
+        return Learnt(members["scores"], members["state"], votes, votes.pop(SIZES))
 
     def likelihoods(
         self,

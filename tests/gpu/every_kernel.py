@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 from nax_check import child
 from networks import Case, case_of
+from networks_backward import carried_of
 from networks_credit import credited_of
 
 from eggroll import networks
@@ -46,6 +47,9 @@ class Launched(NamedTuple):
 
 def part_of(source: Source) -> str:
     """What a kernel is for; of a stage, by whether activations come in and go out."""
+    if source.name == "egg_carry":
+        hands = "handed" in source.inputs, "handed_on" in source.outputs
+        return {(True, False): "embedding", (False, True): "head"}.get(hands, "layer") + " back"
     if source.name != "egg_stage":
         return source.name.removeprefix("egg_").replace("_", " ")
     passes = "passed" in source.inputs, "passed_on" in source.outputs
@@ -111,6 +115,12 @@ def run_credit(engine: StagedEngine, case: Case, recorder: Recorder) -> None:
             made.outputs(engine)
 
 
+def run_carry(engine: StagedEngine, case: Case, recorder: Recorder) -> None:
+    """The same of errors carried back."""
+    recorder.of += " feedback"
+    carried_of(case, "feedback").run(engine)
+
+
 def engine_of(kind: str, variant: str, program: Program, recorder: Recorder, members: int = 0):
     """An engine that launches nothing. members 0: as for a population of full size.
 
@@ -140,7 +150,11 @@ def run_all(kind: str, variant: str, recorder: Recorder) -> None:
     for of, program in (("seed", networks.egg(256, 64, 1)), ("game", game())):
         recorder.of = f"{of} {variant}".strip()
         engine = engine_of(kind, variant, program, recorder, 16)
-        run_credit(engine, small(program, 16, sigma_shift=2), recorder)
+        case, name = small(program, 16, sigma_shift=2), recorder.of
+        run_credit(engine, case, recorder)
+        if program.scored:
+            recorder.of = name
+            run_carry(engine, case, recorder)
     recorder.of = f"game {variant}".strip()
     run_case(engine, small(program, 16), recorder)
 

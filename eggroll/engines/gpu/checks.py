@@ -7,6 +7,7 @@ from weakref import WeakValueDictionary
 import mlx.core as mx
 import numpy as np
 
+from eggroll.backward import MOST, Backward
 from eggroll.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
 from eggroll.engines.rows import on_host
 from eggroll.noise import Slices, slice_length
@@ -55,6 +56,18 @@ def check_credit(
             raise ValueError("crediting: a leaf's owner has other outputs")
         if owner != i and crediting.kinds[i] in (CreditKind.TOKENS, CreditKind.FEATURES):
             raise ValueError("crediting: an embedding owns its noise")
+
+
+def check_back(program: Program, words: mx.array, back: Backward, P: int, T: int) -> None:
+    """Raises ValueError for what a kernel would misread on the way back."""
+    shapes = {leaf.name: leaf.shape for leaf in program.leaves}
+    if words.shape != (P, T) or words.dtype != mx.uint32:
+        raise ValueError(f"words are {words.dtype} {words.shape}, not uint32 [P, T] = {(P, T)}")
+    if len(back.scales) != len(shapes) or any(not 0 <= h <= MOST for h in back.scales):
+        raise ValueError(f"a scale in 0..{MOST} is needed for every leaf")
+    for name, F in back.matrices.items():
+        if len(F.shape) != 2 or F.shape != shapes.get(name) or F.dtype != mx.int8:
+            raise ValueError(f"the matrix of {name!r} that sends credit is not as its leaf")
 
 
 def check_tokens(

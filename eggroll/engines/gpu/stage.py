@@ -111,6 +111,12 @@ class StageWriter(KernelWriter):
     def products(self, phase: Phase) -> None:
         """Hook: before the tiles of a phase, when all inputs of its products are there."""
 
+    def row_written(self, op: Op) -> None:
+        """Hook: after a row operation, whose result the same lanes have of all of them."""
+
+    def element_written(self, op: Op, value: str) -> None:
+        """Hook: after an operation's value of an element, which a lane holds."""
+
     def scored_token(self) -> None:
         """Hook: after a token's scores."""
 
@@ -226,6 +232,7 @@ class StageWriter(KernelWriter):
         # No barrier between them: a lane has the same features of a member in all of them.
         for op in phase.rows:
             ROWS[op.kind](self, op)
+            self.row_written(op)
         for op in phase.products if plan.perturbed else []:
             K, x = plan.program.leaves[op.leaf].shape[1], op.inputs[0]
             self(f"egg::dots<{K}>({self.sums_of(op)}, r{x}, noise, {self.leaf(op)}, {row});")
@@ -280,6 +287,7 @@ class StageWriter(KernelWriter):
                         self(f"const {value} m{r} = egg::get(r{r}, {dialect.feature}, member);")
                         self.local[r] = f"m{r}"
                 self.element(op)
+            self.element_written(op, self.local[op.out] if op.writes else "")
             if self.plan.kept(op):
                 self(f"egg::put(r{op.out}, {dialect.feature}, member, {self.local[op.out]});")
         self("}")

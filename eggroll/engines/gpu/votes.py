@@ -106,6 +106,28 @@ egg::Featured from;
   from.columns = columns;
   from.row = row;
   from.nodes = sizes[9] != 0;"""
+CARRIED_VOTES = """\
+const ${device}int32_t* const mine = work + 8 * $group;
+const $uint begin = $part * sizes[1];
+egg::CarriedTerms terms;
+terms.tape = tape;
+terms.credits = credits;
+terms.rows = sizes[3];
+terms.credit_rows = sizes[4];
+terms.row = mine[6];
+terms.credit_row = mine[7];
+egg::matrix_votes(Z + $part * sizes[2], left, right, egg::tile_of(mine), terms, begin,
+                  min(begin + $uint(sizes[1]), $uint(sizes[0])), @);
+"""
+CARRIED = """\
+egg::Carried from;
+  from.credits = credits;
+  from.T = sizes[4];
+  from.rows = sizes[5];
+  from.row = sizes[6];
+  from.indices = sizes[7];
+  from.active = sizes[8];
+  from.columns = columns;"""
 READ = """\
 egg::Read from;
   from.inputs = read;
@@ -200,3 +222,35 @@ def credit_kernels(dialect: Dialect) -> CreditKernels:
         of_values,
         _kernel(dialect, "egg_featured", credited, "Z", "rows feature_rows", featured),
     )  # fmt: skip
+
+
+class CarryKernels(NamedTuple):
+    """Kernels that count the votes of errors carried back.
+
+    matrices: of a stage's matrices. sizes: terms, terms of a part, votes, rows of the tape and of
+    credit. rows: sums of entries by row, of an embedding or of sparse features. sizes: rows,
+    columns, entries, entries of a part, T, rows of credit, the first of them, indices of a row,
+    those of a list.
+    """
+
+    matrices: Source
+    rows: Source
+
+
+@cache
+def carry_kernels(dialect: Dialect, members: int) -> CarryKernels:
+    """For tapes of threadgroups of `members`."""
+    layout = {"M": members, "BESIDE": dialect.beside}
+    constants = dialect.constants(**{**dialect.vote_constants, **layout, "RANK": 0, "CLT": True})
+    files = ["vote_tile", *dialect.vote_files, "carry", "carry_votes"]
+    body = dialect.spelled(CARRIED_VOTES).replace("@", dialect.vote_lane)
+    header, names = dialect.header(constants, files), ("tape", "credits", "work", "sizes")
+    bytes_shared = dialect.vote_bytes
+    matrices = Source(
+        "egg_carried_votes", names, ("Z",), header, dialect.vote_memory + body, bytes_shared
+    )
+    rows = _kernel(
+        dialect, "egg_carried_rows", "credits sorted order sizes", "Z", "carry rows carry_rows",
+        ROW_VOTES.replace("@", CARRIED), dialect.constants(**layout),
+    )  # fmt: skip
+    return CarryKernels(matrices, rows)

@@ -338,6 +338,10 @@ struct Isa : Avx512Elements {
 #include "block.h"
 #include "votes.h"
 //
+#include "learn_isa.h"
+#include "x86_learn.h"
+using LearnIsa = X86Learn;
+//
 #include "learn.h"
 extern const Kernels kernels = {"avx512vnni", Isa::peak, block_bytes, block,
                                 vote_bytes,   vote,      learn_bytes, learn};

@@ -79,6 +79,10 @@ struct Isa : VnniIsa {
 #include "block.h"
 #include "votes.h"
 //
+#include "learn_isa.h"
+#include "x86_learn.h"
+using LearnIsa = X86Learn;
+//
 #include "learn.h"
 extern const Kernels kernels = {"avxvnni",  Isa::peak, block_bytes, block,
                                 vote_bytes, vote,      learn_bytes, learn};

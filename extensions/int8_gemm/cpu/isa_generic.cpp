@@ -8,6 +8,9 @@ using Isa = PortableIsa;
 #include "block.h"
 #include "votes.h"
 //
+#include "learn_isa.h"
+using LearnIsa = PortableLearn;
+//
 #include "learn.h"
 extern const Kernels kernels = {"generic",  Isa::peak, block_bytes, block,
                                 vote_bytes, vote,      learn_bytes, learn};

@@ -110,6 +110,9 @@ struct Isa : NeonIsa {
 #include "block.h"
 #include "votes.h"
 //
+#include "learn_isa.h"
+using LearnIsa = PortableLearn;
+//
 #include "learn.h"
 extern const Kernels kernels = {"neon",     Isa::peak, block_bytes, block,
                                 vote_bytes, vote,      learn_bytes, learn};
