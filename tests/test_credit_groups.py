@@ -15,7 +15,6 @@ from eggroll import networks
 from eggroll.config import Config
 from eggroll.credit import crediting
 from eggroll.engines import ENGINES, choose
-from eggroll.engines.choice import unavailable_because
 from eggroll.errors import InputError
 from eggroll.noise import Noise
 from eggroll.population import Population
@@ -41,7 +40,7 @@ def test_equals_the_oracles(shape):
     assert not np.array_equal(want[2]["embedding"], in_pairs[2]["embedding"])
 
 
-@pytest.mark.parametrize("name", [n for n, engine in ENGINES.items() if engine.groups])
+@pytest.mark.parametrize("name", ["portable", "cpu"])
 def test_chunks_of_whole_groups_change_no_bit(name):
     program, P, T, group = networks.egg(19, 12, 1), 72, 9, 8
     noise = Noise([leaf.shape for leaf in program.leaves], seed=3, rank=1, shift=6, table_bits=12)
@@ -78,12 +77,6 @@ def test_other_sizes_of_groups_are_refused(size):
 def test_values_from_outside_are_refused():
     with pytest.raises(InputError, match="compares the scores of a group"):
         eg.Trainer(networks.mlp(4, [8], 2), pop=8, estimator="group-credit")
-
-
-def test_an_engine_says_that_it_does_not_compare_groups():
-    for name, engine in ENGINES.items():
-        if not engine.groups:
-            assert unavailable_because(name, group=True)
 
 
 def test_chunks_are_whole_groups():

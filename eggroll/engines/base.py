@@ -32,7 +32,6 @@ class Engine(ABC):
 
     name: str
     credits: ClassVar[bool] = True  # whether it has token credit
-    groups: ClassVar[bool] = False  # whether its token credit compares members of a group
     learns: ClassVar[bool] = False  # whether it carries errors back
     plays: ClassVar[bool] = False  # whether its kernels step native worlds
     # What the host may do while a GPU computes the next call; done once, or not at all.

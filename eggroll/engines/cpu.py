@@ -26,7 +26,6 @@ class CpuEngine(Engine):
     """C++ kernels of the fastest instruction set that is built and detected."""
 
     name = "cpu"
-    groups: ClassVar[bool] = True
     learns: ClassVar[bool] = True
     plays: ClassVar[bool] = True
 

@@ -39,7 +39,6 @@ class PortableEngine(Engine):
     """Interprets the program with plain MLX operations."""
 
     name = "portable"
-    groups: ClassVar[bool] = True
     learns: ClassVar[bool] = True
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:

@@ -144,8 +144,8 @@ NB_MODULE(_int8_gemm, m) {
       .def(
           "__init__",
           [](eggroll::Crediting* self, int mode, std::vector<int> shifts, std::vector<int> kinds,
-             std::vector<int> owners, std::vector<int> discounts, int credit_shift,
-             int unit_shift, int group) {
+             std::vector<int> owners, std::vector<int> discounts, int credit_shift, int unit_shift,
+             int group) {
             new (self) eggroll::Crediting{mode,      shifts,       kinds,      owners,
                                           discounts, credit_shift, unit_shift, group};
           },
