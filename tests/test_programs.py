@@ -25,6 +25,7 @@ from test_engines import BACKENDS, ISAS
 from eggroll import _extension, credit, fixed_point
 from eggroll.baseline import float_numpy, float_twin
 from eggroll.engines import ENGINES, Engine
+from eggroll.engines.gpu import carry_back
 from eggroll.engines.gpu import stage as gpu_stage
 from eggroll.engines.portable import operations as portable
 from eggroll.engines.portable.backward import CREDITS
@@ -243,6 +244,7 @@ ROWS = {
     "float twin": set(float_twin.OPERATIONS),
     "float twin in NumPy": {*float_numpy.OPERATIONS, "embed", "lookup"},
     "token credit": (set(OPERATIONS) - with_leaf()) | set(credit.OF),
+    "credit carried back on GPUs": {*carry_back.ELEMENTS, *carry_back.ALONE, "output", "sums"},
     "credit carried back": {*CREDITS, "score", "output", "sums"},
     "oracle of credit carried back": set(oracle_backward.SLOPES),
 }

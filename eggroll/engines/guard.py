@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.backward import Backward, Learnt
 from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines.base import Engine
 from eggroll.engines.failure import sentence
@@ -24,6 +25,7 @@ from eggroll.noise import Slices
 from eggroll.program import NO_ROWS, Rows, Weights
 
 COMPARED_MACS = 1 << 40  # multiply-adds that the cpu engine repeats at most: a second or some
+SIZES = "all leaves, the sums of their credit"  # among the votes
 LEAST = 128  # members that are compared at least: more than the largest threadgroup has
 T = TypeVar("T")
 
@@ -87,13 +89,17 @@ Work = Callable[[Engine, Some], Result]  # a call, on an engine and for some of 
 
 
 class Call(NamedTuple):
-    """A call of an engine: its name, sizes, the rank of its noise (0: none), what else it is of."""
+    """A call of an engine: its name, sizes, the rank of its noise (0: none), what else it is of.
+
+    together: pairs whose members are compared with each other, N being a multiple.
+    """
 
     name: str
     members: int
     tokens: int
     rank: int = 0
     kind: tuple[object, ...] = ()
+    together: int = 1
 
 
 class Guarded(Engine):
@@ -186,9 +192,32 @@ class Guarded(Engine):
             )  # fmt: skip
             return Result({"scores": scores, "state": after}, Z)
 
-        kind = (crediting.nodes, values is None)
-        members, votes = self._do(Call("credit", *sizes(tokens), noise.rank, kind), work)
+        kind = (crediting.nodes, values is None, crediting.group)
+        call = Call("credit", *sizes(tokens), noise.rank, kind, max(crediting.group // 2, 1))
+        members, votes = self._do(call, work)
         return members["scores"], members["state"], votes
+
+    def learn(
+        self,
+        prepared: Prepared,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+        words: mx.array,
+        back: Backward,
+        rows: Rows = NO_ROWS,
+    ) -> Learnt:
+        def work(engine: Engine, some: Some) -> Result:
+            scores, after, Z, sizes = engine.learn(
+                prepared.of(engine), some.members(tokens), some.members(targets),
+                some.members(state), some.members(words), back, some.rows(rows),
+            )  # fmt: skip
+            return Result({"scores": scores, "state": after}, {**Z, SIZES: sizes})
+
+        call = Call("learn", *sizes(tokens), kind=(frozenset(back.matrices),))
+        members, votes = self._do(call, work)
+        votes = dict(votes)
+        return Learnt(members["scores"], members["state"], votes, votes.pop(SIZES))
 
     def likelihoods(
         self,
@@ -280,7 +309,10 @@ class Guarded(Engine):
         budget = COMPARED_MACS // (matrix_macs(self.program) * call.tokens * max(rank, 1))
         if max(budget, LEAST) >= P:
             return difference(call, found, work(self.spare, Some(P)))
-        few = Some(P, spread(-(-P // 2), max(budget, LEAST) // 2))
+        group = 2 * call.together
+        groups = spread(-(-P // group), max(max(budget, LEAST) // group, 1))
+        pairs = groups[:, None] * call.together + np.arange(call.together)
+        few = Some(P, pairs.reshape(-1).astype(np.int32))
         for r in (0, rank):
             gpu.take_groups_of(P, few.count, r)
         want, theirs = work(self.spare, few), {k: few.members(a) for k, a in found.members.items()}
@@ -314,7 +346,10 @@ def sizes(tokens: mx.array) -> tuple[int, int]:
 
 
 def spread(N: int, count: int) -> NDArray[np.int32]:
-    """Numbers of about `count` of N pairs: half of them the first ones, half up to the last."""
+    """Numbers of about `count` of N pairs: half of them the first ones, half up to the last.
+
+    Or of N groups.
+    """
     half = count // 2
     rest = np.linspace(half, N - 1, count - half).round()
     return np.unique(np.concatenate([np.arange(half), rest])).astype(np.int32)

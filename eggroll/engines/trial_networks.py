@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.backward import MOST, Backward
 from eggroll.credit import Crediting, CreditNoise, crediting, draw_signs
 from eggroll.engines.base import Engine
 from eggroll.noise import Noise, Slices
@@ -63,12 +64,24 @@ class Case:
             mx.array(features) if program.indices else None,
         )
         self.fitness = mx.array((np.arange(members // 2) % 3 - 1).astype(np.int8))
+        self.words = mx.array(words.integers(0, 1 << 32, shape, np.uint32))
+        matrices = [leaf for leaf in program.leaves if len(leaf.shape) == 2]
+        self.matrices = {
+            leaf.name: mx.array(words.integers(-127, 128, leaf.shape, np.int8)) for leaf in matrices
+        }
 
     def noise(self, program: Program, rank: int) -> Slices:
         """The slices of all pairs."""
         shapes = [leaf.shape for leaf in program.leaves]
         table = Noise(shapes, seed=0, rank=rank, shift=SHIFT, table_bits=TABLE_BITS)
         return table.slices(0, 0, self.fitness.size)
+
+    def back(self, program: Program) -> Backward:
+        """Scales from fine to coarse, and a matrix wherever one can send credit on."""
+        ops = [op for stage in program.stages for op in stage.ops]
+        names = [program.leaves[op.leaf].name for op in ops if op.kind in ("linear", "score")]
+        scales = tuple(i % (MOST + 1) for i in range(len(program.leaves)))
+        return Backward(scales, {name: self.matrices[name] for name in names})
 
     def credited(self, program: Program, nodes: bool) -> tuple[CreditNoise, Crediting]:
         """What token credit needs besides."""
@@ -108,6 +121,12 @@ def trial_results(engine: Engine, members: int) -> Iterator[Results]:
         title = begin(estimator)
         scores, state, votes = engine.credit(prepared, slices, noise, made, *read)
         yield from named(title, {"scores": scores, "state": state, **votes})
+    title = begin("errors carried back")
+    tokens, targets, state, rows = read
+    back = case.back(program)
+    learnt = engine.learn(prepared, tokens, targets, state, case.words, back, rows)
+    arrays = {"scores": learnt.scores, "state": learnt.state, "sizes": learnt.sizes}
+    yield from named(title, arrays | learnt.votes)
     if program.outputs:
         shown = case.tokens, case.state, case.rows
         for title, turned in (("outputs", ()), ("outputs of token-credit", (noise, made))):

@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 from nax_check import child
 from networks import Case, case_of
+from networks_backward import carried_of
 from networks_credit import credited_of
 
 from eggroll import networks
@@ -28,6 +29,7 @@ from eggroll.program import Program
 PRESETS = {"seed": (256, 64, 1), "paper": (256, 256, 6)}
 POPULATION = 10240
 ESTIMATORS = ("token-votes", "token-credit")
+GROUP = 4
 
 
 class Launched(NamedTuple):
@@ -46,6 +48,9 @@ class Launched(NamedTuple):
 
 def part_of(source: Source) -> str:
     """What a kernel is for; of a stage, by whether activations come in and go out."""
+    if source.name == "egg_carry":
+        hands = "handed" in source.inputs, "handed_on" in source.outputs
+        return {(True, False): "embedding", (False, True): "head"}.get(hands, "layer") + " back"
     if source.name != "egg_stage":
         return source.name.removeprefix("egg_").replace("_", " ")
     passes = "passed" in source.inputs, "passed_on" in source.outputs
@@ -109,6 +114,16 @@ def run_credit(engine: StagedEngine, case: Case, recorder: Recorder) -> None:
         if case.program.outputs and made.crediting.nodes:
             recorder.of = f"{of} {estimator} outputs"
             made.outputs(engine)
+    if case.program.scored and not case.program.indices and not len(case.tokens) % GROUP:
+        made = credited_of(case, np.random.default_rng(1), "token-credit", group=GROUP)
+        recorder.of = f"{of} group-credit"
+        made.run(engine)
+
+
+def run_carry(engine: StagedEngine, case: Case, recorder: Recorder) -> None:
+    """The same of errors carried back."""
+    recorder.of += " feedback"
+    carried_of(case, "feedback").run(engine)
 
 
 def engine_of(kind: str, variant: str, program: Program, recorder: Recorder, members: int = 0):
@@ -140,7 +155,11 @@ def run_all(kind: str, variant: str, recorder: Recorder) -> None:
     for of, program in (("seed", networks.egg(256, 64, 1)), ("game", game())):
         recorder.of = f"{of} {variant}".strip()
         engine = engine_of(kind, variant, program, recorder, 16)
-        run_credit(engine, small(program, 16, sigma_shift=2), recorder)
+        case, name = small(program, 16, sigma_shift=2), recorder.of
+        run_credit(engine, case, recorder)
+        if program.scored:
+            recorder.of = name
+            run_carry(engine, case, recorder)
     recorder.of = f"game {variant}".strip()
     run_case(engine, small(program, 16), recorder)
 

@@ -8,11 +8,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from eggroll.backward import Learnt
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.metal.engine import MetalEngine
 from eggroll.program import Program
 
-METHODS = ("evaluate", "outputs", "votes", "credit", "likelihoods", "logits")
+METHODS = ("evaluate", "outputs", "votes", "credit", "learn", "likelihoods", "logits")
 COMPILE = """[metal::Device] Unable to build metal library from source
 program_source:7:3: error: no matching function for call to 'product'
   product<K>(x);
@@ -83,3 +84,11 @@ def wrong_votes(Z: dict) -> dict:
 
 def wrong_credit(found: tuple) -> tuple:
     return *found[:2], wrong_votes(found[2])
+
+
+def wrong_learnt(found: Learnt) -> Learnt:
+    return found._replace(votes=wrong_votes(found.votes))
+
+
+def wrong_sizes(found: Learnt) -> Learnt:
+    return found._replace(sizes=off_by_one(found.sizes, (0,)))

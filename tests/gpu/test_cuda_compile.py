@@ -37,12 +37,15 @@ def refuse() -> None:
 
 INT32 = (
     *("tokens", "targets", "starts", "sizes", "work", "signs", "sorted", "order"),
-    *("projection", "moved", "sums", "Z", "listed", "out1"),
+    *("projection", "moved", "sums", "Z", "listed", "out1", "scales", "vectors"),
+    *("handed", "handed_on", "carried", "carried_on"),
 )
 KINDS = dict.fromkeys(INT32, mx.int32) | {
     "scores": mx.int16,
     "totals": mx.uint64,
     "draws": mx.uint32,
+    "words": mx.uint32,
+    "magnitudes": mx.int64,
 }
 # Kernels whose sums are clipped.
 BYTES = ("egg_credits", "egg_value_credits", "egg_credit_vector_votes")

@@ -11,17 +11,20 @@ from pathlib import Path
 import pytest
 from test_credit import CREDITED
 
-from eggroll import credit, networks
+from eggroll import backward, credit, networks
 from eggroll import program as language
 from eggroll.engines.cuda import plan as cuda_plan
 from eggroll.engines.cuda.dialect import Cuda
-from eggroll.engines.gpu import credit_plan, plan
+from eggroll.engines.gpu import carry_plan, credit_plan, plan
+from eggroll.engines.gpu.carry_back import CarryWriter
+from eggroll.engines.gpu.carry_plan import CarryPlan
+from eggroll.engines.gpu.carry_stage import TapeStageWriter
 from eggroll.engines.gpu.counts import cost, count_rows, count_table
 from eggroll.engines.gpu.credit_stage import CreditStageWriter
 from eggroll.engines.gpu.dialect import Dialect
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.stage import OPERATIONS, StageWriter
-from eggroll.engines.gpu.votes import credit_kernels, vote_sources
+from eggroll.engines.gpu.votes import carry_kernels, credit_kernels, vote_sources
 from eggroll.engines.gpu.writer import Result
 from eggroll.engines.metal.dialect import Metal
 from gpu.backend import (
@@ -70,6 +73,34 @@ def game_sources(gpu: Gpu, dialect: Dialect, variant: str = "") -> Iterator[tupl
             yield name, CreditStageWriter(each, dialect, result, shift=6).source()
 
 
+def creditings(program: language.Program) -> Iterator[tuple[str, credit.Crediting]]:
+    for estimator in (*CREDITED, "group-credit"):
+        nodes, group = estimator != "token-votes", 8 if estimator == "group-credit" else 0
+        yield (
+            estimator,
+            credit.crediting(
+                program, nodes=nodes, sigma_shift=2, discount=12, seq_len=32, group=group
+            ),
+        )
+
+
+def carry_sources(
+    plans: Sequence[CarryPlan], dialect: Dialect, members: int
+) -> Iterator[tuple[str, Source]]:
+    """Errors carried back: stages there and back, and votes."""
+    for each, stage in zip(plans, STAGES, strict=True):
+        yield f"feedback {stage}", TapeStageWriter(each, dialect).source()
+        yield f"feedback {stage}, back", CarryWriter(each, dialect).source()
+    for source in carry_kernels(dialect, members):
+        yield source.name, source
+
+
+def passing(program: language.Program) -> frozenset[int]:
+    """Leaves that pass credit on with estimator feedback."""
+    names = (*backward.layers(program), backward.head(program))
+    return frozenset(i for i, leaf in enumerate(program.leaves) if leaf.name in names)
+
+
 def metal_sources() -> Iterator[tuple[str, Source]]:
     """Kernels of both presets at full size, and of token credit."""
     for name, (V, D, L) in PRESETS.items():
@@ -84,15 +115,14 @@ def metal_sources() -> Iterator[tuple[str, Source]]:
     program = networks.egg(256, 64, 1)
     yield from head_sources(plan.stage_plans(program, members=32, rank=1), Metal())
     program = networks.egg(256, 64, 1)
-    for estimator in CREDITED:
-        crediting = credit.crediting(
-            program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=32
-        )
+    for estimator, crediting in creditings(program):
         plans = credit_plan.credit_plans(program, crediting, members=16)
         for each, stage in zip(plans, STAGES, strict=True):
             yield f"{estimator} {stage}", CreditStageWriter(each, Metal(), shift=6).source()
     for source in credit_kernels(Metal()):
         yield source.name, source
+    carried = carry_plan.carry_plans(program, passing(program), members=16)
+    yield from carry_sources(carried, Metal(), 16)
     for variant in ("", "nax"):
         yield from game_sources(MetalGpu(Path()), Metal(), variant)
 
@@ -112,15 +142,14 @@ def cuda_sources(architecture: int) -> Iterator[tuple[str, Source]]:
     program = networks.egg(256, 64, 1)
     yield from head_sources(cuda_plan.cuda_plans(program, gpu, members=32, rank=1), dialect)
     program = networks.egg(256, 64, 1)
-    for estimator in CREDITED:
-        crediting = credit.crediting(
-            program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=32
-        )
+    for estimator, crediting in creditings(program):
         plans = cuda_plan.cuda_credit_plans(program, crediting, gpu, members=16)
         for each, stage in zip(plans, STAGES, strict=True):
             yield f"{estimator} {stage}", CreditStageWriter(each, dialect, shift=6).source()
     for source in credit_kernels(dialect):
         yield source.name, source
+    carried = cuda_plan.cuda_carry_plans(program, passing(program), gpu, members=16)
+    yield from carry_sources(carried, dialect, 16)
     yield from game_sources(CudaGpu(Path()), dialect, gpu.product)
 
 

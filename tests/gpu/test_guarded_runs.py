@@ -25,7 +25,9 @@ from gpu.faulty import (
     at_call,
     raises,
     wrong_credit,
+    wrong_learnt,
     wrong_scores,
+    wrong_sizes,
     wrong_votes,
 )
 
@@ -44,6 +46,20 @@ FAULTS = {
     "wrong scores in one block": ("evaluate", 1, wrong_scores, (), "scores[33, 1] is"),
     "wrong votes": ("votes", 1, wrong_votes, (), "votes of head[2, 3] is"),
     "wrong credit": ("credit", 1, wrong_credit, ("--recipe", "language"), "votes of head[2, 3]"),
+    "wrong credit carried back": (
+        "learn",
+        1,
+        wrong_learnt,
+        ("--recipe", "feedback"),
+        "learn: votes of head[2, 3] is",
+    ),
+    "wrong sizes of it": (
+        "learn",
+        1,
+        wrong_sizes,
+        ("--recipe", "feedback"),
+        "sums of their credit[0] is",
+    ),
     "compile error": ("evaluate", 1, raises(COMPILE), (), "error: no matching function for call"),
     "pipeline error": ("votes", 1, raises(PIPELINE), (), "Unable to load kernel egg_stage"),
     "RuntimeError in update 7": ("evaluate", 7, raises(KILLED), (), "Caused GPU Timeout Error"),

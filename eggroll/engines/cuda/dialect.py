@@ -46,6 +46,7 @@ class Cuda(Dialect):
     unit, logit, value = ("uint32_t", 4), ("uint32_t", 4), "uint2"
     kept = "uint2", 8
     element, feature = "[j]", "quad"
+    beside, in_group, in_lane = 8, "lane.thread", "lane.warp"
     row, tile = "row", "tile, column, lane"
     no_sums = "", "nullptr"
     state_barrier = False
@@ -55,7 +56,10 @@ class Cuda(Dialect):
         "M": 8, "LD": 8, "SHIFT": 0, "PERTURBED": 1,
         "WARPS": VOTE_THREADS // 32, "THREADS": VOTE_THREADS,
     }  # fmt: skip
-    vote_staging = {"votes": ("stage_pairs",)}  # noqa: RUF012
+    vote_staging = {  # noqa: RUF012
+        "votes": ("turn", "stage_pairs"),
+        "carry_votes": ("turn", "stage_carried"),
+    }
     vote_memory = f"""\
 EGG_SHARED_MEMORY;
 EGG_SHARED(uint32_t, left, 0, {VOTE_STAGE // 4});
@@ -95,6 +99,13 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
     def product_input(self, plan: StagePlan, register: int) -> str:
         return f"r{register}"
 
+    def rows_of(self, size: int) -> int:
+        """Quads of whole octets."""
+        return -(-size // 8) * 2
+
+    def taped(self, plan: StagePlan, values: str) -> str:
+        return f"reinterpret_cast<const uint32_t*>({values})"
+
     def row_loop(self) -> list[str]:
         return [
             "for (uint32_t pair = egg::lane_again(threadIdx.x).warp; "
@@ -122,11 +133,11 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
     def tile_sums(self, plan: StagePlan, name: str, outputs: int) -> str:
         return f"int {name}[2][{self._columns(plan, outputs, False)}][4];"
 
-    def element_loop(self, plan: StagePlan, outputs: int) -> list[str]:
+    def element_loop(self, plan: StagePlan, outputs: int, head: bool = False) -> list[str]:
         return [
             "const uint32_t quad = 8 * tile + lane.group;",
             "#pragma unroll",
-            f"for (int j = 0; j < {self._columns(plan, outputs, False)}; ++j) {{",
+            f"for (int j = 0; j < {self._columns(plan, outputs, head)}; ++j) {{",
             "const uint32_t member = column + 8 * j + 2 * lane.quad;",
         ]
 

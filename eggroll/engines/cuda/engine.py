@@ -15,10 +15,12 @@ from eggroll.engines.cuda import device
 from eggroll.engines.cuda.dialect import Cuda
 from eggroll.engines.cuda.plan import (
     MEMBERS,
+    CudaCarryPlan,
     CudaCreditPlan,
     CudaPlan,
     Target,
     block_members,
+    cuda_carry_plans,
     cuda_credit_plans,
     cuda_plans,
     target,
@@ -95,6 +97,9 @@ class CudaEngine(StagedEngine):
     ) -> list[CudaCreditPlan]:
         program, on = self.program, self.on
         return cuda_credit_plans(program, crediting, on, members=members, puts_out=puts_out)
+
+    def carry_plans(self, passing: frozenset[int], members: int) -> list[CudaCarryPlan]:
+        return cuda_carry_plans(self.program, passing, self.on, members=members)
 
     def choose_members(self, P: int, rank: int) -> int:
         return block_members(self.program, self.on, rank, P)

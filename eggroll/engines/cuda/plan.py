@@ -5,12 +5,14 @@ Letters: M members of a block, P members, r rank. Nothing here needs MLX or a GP
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from copy import copy
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, Self
 
 from eggroll.credit import Crediting
+from eggroll.engines.gpu.carry_plan import CarryPlan, chained
 from eggroll.engines.gpu.credit_plan import CreditPlan
 from eggroll.engines.gpu.plan import StagePlan, padded
 from eggroll.program import Program
@@ -145,6 +147,35 @@ class CudaCreditPlan(CreditPlan, CudaPlan):
             members=members, rank=0 if crediting.nodes else 1, puts_out=puts_out,
         )  # fmt: skip
         self.trace(crediting, puts_out)
+
+
+class CudaCarryPlan(CarryPlan, CudaPlan):
+    """A stage whose members carry errors back, for blocks of M members."""
+
+    beside = 8
+
+    def __init__(
+        self,
+        program: Program,
+        index: int,
+        *,
+        members: int,
+        passing: Collection[int],
+        handed: bool,
+    ) -> None:
+        CudaPlan.__init__(self, program, index, members=members, rank=0)
+        self.carry(passing, handed)
+
+
+def cuda_carry_plans(
+    program: Program, passing: Collection[int], on: Target, *, members: int
+) -> list[CudaCarryPlan]:
+    """A plan per stage for blocks of `members`."""
+
+    def plan(index: int, handed: bool) -> CudaCarryPlan:
+        return CudaCarryPlan(program, index, members=members, passing=passing, handed=handed).on(on)
+
+    return chained(plan, len(program.stages))
 
 
 def cuda_credit_plans(

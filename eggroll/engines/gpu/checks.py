@@ -7,6 +7,7 @@ from weakref import WeakValueDictionary
 import mlx.core as mx
 import numpy as np
 
+from eggroll.backward import MOST, Backward
 from eggroll.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
 from eggroll.engines.rows import on_host
 from eggroll.noise import Slices, slice_length
@@ -42,6 +43,8 @@ def check_credit(
         raise ValueError("crediting: discounts are 0..15")
     if not (0 <= crediting.credit_shift <= 16 and 0 <= crediting.unit_shift <= 16):
         raise ValueError("crediting: credit_shift and unit_shift are 0..16")
+    if crediting.group:
+        check_groups(program, crediting, P)
     for stage in program.stages:
         for op in (op for op in stage.ops if op.leaf >= 0):
             fitting = CreditKind.NONE, OF[op.kind][0], *[CreditKind.READOUT] * (op.kind == "score")
@@ -55,6 +58,28 @@ def check_credit(
             raise ValueError("crediting: a leaf's owner has other outputs")
         if owner != i and crediting.kinds[i] in (CreditKind.TOKENS, CreditKind.FEATURES):
             raise ValueError("crediting: an embedding owns its noise")
+
+
+def check_groups(program: Program, crediting: Crediting, P: int) -> None:
+    """Raises ValueError for members that cannot be compared with the mean of their group."""
+    group, nodes = crediting.group, crediting.nodes
+    if group < 2 or group % 2 or P % group or not nodes or not program.scored or program.indices:
+        raise ValueError(
+            f"crediting: groups of {group} need noise on nodes, a score, no features and whole "
+            f"groups of {P} members"
+        )
+
+
+def check_back(program: Program, words: mx.array, back: Backward, P: int, T: int) -> None:
+    """Raises ValueError for what a kernel would misread on the way back."""
+    shapes = {leaf.name: leaf.shape for leaf in program.leaves}
+    if words.shape != (P, T) or words.dtype != mx.uint32:
+        raise ValueError(f"words are {words.dtype} {words.shape}, not uint32 [P, T] = {(P, T)}")
+    if len(back.scales) != len(shapes) or any(not 0 <= h <= MOST for h in back.scales):
+        raise ValueError(f"a scale in 0..{MOST} is needed for every leaf")
+    for name, F in back.matrices.items():
+        if len(F.shape) != 2 or F.shape != shapes.get(name) or F.dtype != mx.int8:
+            raise ValueError(f"the matrix of {name!r} that sends credit is not as its leaf")
 
 
 def check_tokens(

@@ -38,6 +38,9 @@ class Dialect(ABC):
     logit: ClassVar[tuple[str, int]]  # the same of logits kept for a draw
     kept: ClassVar[tuple[str, int]] = ("", 1)  # the same of vectors kept with their noise
     value: ClassVar[str]  # type of what a lane reads of a register
+    beside: ClassVar[int]  # features of a member that lie side by side, in registers and on tapes
+    in_group: ClassVar[str]  # a thread's number in its threadgroup, of a Lane
+    in_lane: ClassVar[str]  # the number of its simdgroup there
     element: ClassVar[str]  # index of a value in its tile
     feature: ClassVar[str]  # the row of a value
     row: ClassVar[str]  # arguments that give a row operation the lane's place
@@ -65,6 +68,10 @@ class Dialect(ABC):
     def constants(self, **values: int) -> str:
         """Declares compile-time integers."""
         return "".join(f"{self.constant} {name} = {int(v)};\n" for name, v in values.items())
+
+    def rows_of(self, size: int) -> int:
+        """Rows, as `feature` counts them, that `size` features take."""
+        return size
 
     def spelled(self, body: str) -> str:
         """A kernel body with $group, $part, $thread, $uint and $device in this language's words."""
@@ -101,6 +108,10 @@ class Dialect(ABC):
         """A register as a product reads it."""
 
     @abstractmethod
+    def taped(self, plan: StagePlan, values: str) -> str:
+        """Bytes on a tape, of whose rows LD is the length, as a product reads a register."""
+
+    @abstractmethod
     def row_loop(self) -> list[str]:
         """Opens the loop over a simdgroup's pairs."""
 
@@ -117,7 +128,7 @@ class Dialect(ABC):
         """Declares the undivided sums of a tile, int32, that a lane computes."""
 
     @abstractmethod
-    def element_loop(self, plan: StagePlan, outputs: int) -> list[str]:
+    def element_loop(self, plan: StagePlan, outputs: int, head: bool = False) -> list[str]:
         """Opens the loop over a lane's values of a tile."""
 
     @abstractmethod

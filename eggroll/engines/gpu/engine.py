@@ -7,12 +7,20 @@ calls a block.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 
+from eggroll.backward import Backward, Learnt
 from eggroll.credit import Crediting, CreditNoise
-from eggroll.engines.gpu.checks import check_credit, check_draws, check_noise, check_tokens
+from eggroll.engines.gpu.carry import CarryRun, Chunk
+from eggroll.engines.gpu.checks import (
+    check_back,
+    check_credit,
+    check_draws,
+    check_noise,
+    check_tokens,
+)
 from eggroll.engines.gpu.counts import matrix_macs
 from eggroll.engines.gpu.credit import CreditRun
 from eggroll.engines.gpu.launch import pad_flat
@@ -36,6 +44,8 @@ class Turned(NamedTuple):
 
 class StagedEngine(Stages):
     """An engine whose kernels are written from the plans of a program's stages."""
+
+    learns: ClassVar[bool] = True
 
     @property
     def remedy(self) -> str:
@@ -232,6 +242,73 @@ class StagedEngine(Stages):
         Z = run.votes(worth)
         self.pace.launched(Z.values(), P // 2 * matrix_macs(self.program))
         return score, state, Z
+
+    def learn(
+        self,
+        prepared: Any,
+        tokens: mx.array,
+        targets: mx.array,
+        state: mx.array,
+        words: mx.array,
+        back: Backward,
+        rows: Rows = NO_ROWS,
+    ) -> Learnt:
+        given = Given(tokens, targets, rows)
+        check_scored(self.program)
+        self._check(None, given, state)
+        (P, T), leaves = tokens.shape, self.program.leaves
+        check_back(self.program, words, back, P, T)
+        passing = frozenset(i for i, leaf in enumerate(leaves) if leaf.name in back.matrices)
+        members, columns = self.carry_launch_size(passing, P, T)
+        parts, total = list[Learnt](), dict[str, mx.array]()
+        for m in range(0, P, members):
+            mine = slice(m, m + members)
+            some = given.at(mine, slice(None)), state[mine], words[mine]
+            part = self._learn_members(prepared, back, passing, *some, columns)
+            total = {name: total[name] + z if total else z for name, z in part.votes.items()}
+            parts.append(part)
+            if members < P:  # so that the tapes of one launch are gone before the next one's come
+                mx.eval(part, total)
+        return Learnt(
+            mx.concatenate([part.scores for part in parts]),
+            mx.concatenate([part.state for part in parts]),
+            total,
+            mx.stack([part.sizes for part in parts]).sum(axis=0),
+        )
+
+    def _learn_members(
+        self,
+        prepared: list[mx.array],
+        back: Backward,
+        passing: frozenset[int],
+        given: Given,
+        state: mx.array,
+        words: mx.array,
+        columns: int,
+    ) -> Learnt:
+        """`learn` with all members in a launch, `columns` tokens at a time, there and back."""
+        P, T = given.tokens.shape
+        stages = self.carry_stages(self.group_members(P, 0), passing)
+        matrices = [self.sending(stage.plan, back) for stage in stages]
+        assert given.targets is not None
+        run = CarryRun(
+            self.launcher, self.pace, self.dialect, stages, prepared, matrices, back, given.tokens,
+            given.targets, words, given.rows,
+        )  # fmt: skip
+        kernels, scores, chunks = [(stage.plan, stage.there) for stage in stages], [], []
+        for t in range(0, T, columns):
+            some = given.at(slice(None), slice(t, t + columns))
+            length = some.tokens.shape[1]
+            arrays = self.given_of(None, some, [length, P, P // 2])
+            made, left = self.outputs_of(P, length, run.lanes), partial(run.outputs, length)
+            got, state = self.run_stages(
+                kernels, prepared, arrays, made, None, state, length, left=left
+            )
+            scores.append(got[-1]["scores"])
+            chunks.append(Chunk(t, length, [each.get("tape") for each in got]))
+        for chunk in reversed(chunks):
+            run.back(chunk)
+        return Learnt(mx.concatenate(scores, axis=1), state, *run.found())
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
         N, table = fitness.size, self.table_of(noise)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from eggroll.engines.gpu.carry_plan import CarryPlan
 from eggroll.engines.gpu.credit_plan import CreditPlan
 from eggroll.engines.gpu.plan import StagePlan
 
@@ -69,6 +70,16 @@ def tape_need(plans: Sequence[Sequence[CreditPlan]]) -> TapeNeed:
     tape += SORTED * (1 + program.indices)
     inputs = max(sum(plan.sizes[op.inputs[0]] for op in plan.traced) for plan in stages)
     return TapeNeed(tape, 4 * inputs + scratch, stages[0].members)
+
+
+def carry_need(plans: Sequence[Sequence[CarryPlan]]) -> TapeNeed:
+    """The same of members that carry errors back; plans as of `tape_need`."""
+    stages, program = plans[0], plans[0][0].program
+    scratch = scratch_of([plan for each in plans for plan in each])
+    back = max(-(-plan.back_bytes // plan.members) for each in plans for plan in each)
+    vectors = sum(4 * plan.vector_rows for plan in stages)
+    tape = sum(plan.carried_bytes for plan in stages) + 2 * SORTED * (1 + program.indices)
+    return TapeNeed(tape, scratch + back + vectors, stages[0].members)
 
 
 def tape_members(need: TapeNeed, limits: Limits, T: int) -> int:

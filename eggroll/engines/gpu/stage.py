@@ -6,6 +6,8 @@ Letters: M members of a threadgroup, T tokens, V vocabulary, K inputs and O outp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from eggroll import fixed_point as fx
 from eggroll.engines.gpu.operations import (
     COPIES,
@@ -32,11 +34,11 @@ RESULTS: dict[Result, tuple[str, ...]] = {
 class StageWriter(KernelWriter):
     """Writes the kernel of a stage; a derived writer adds to it by the hooks."""
 
-    noise_file = "weights"  # the kernel file with the noise's functions
+    noise_files: Sequence[str] = ("weights",)  # the kernel files with the noise's functions
 
     def source(self) -> Source:
         """The kernel."""
-        names = ["noise", "common", self.noise_file, *self.files()]
+        names = ["noise", "common", *self.noise_files, *self.files()]
         header = self.dialect.header(self.constants(), names)
         inputs, outputs, body = tuple(self.inputs()), tuple(self.outputs()), self.body()
         size = self.shared, self.plan.blocks, 32 * self.plan.simdgroups
@@ -110,6 +112,12 @@ class StageWriter(KernelWriter):
 
     def products(self, phase: Phase) -> None:
         """Hook: before the tiles of a phase, when all inputs of its products are there."""
+
+    def row_written(self, op: Op) -> None:
+        """Hook: after a row operation, whose result the same lanes have of all of them."""
+
+    def element_written(self, op: Op, value: str) -> None:
+        """Hook: after an operation's value of an element, which a lane holds."""
 
     def scored_token(self) -> None:
         """Hook: after a token's scores."""
@@ -226,6 +234,7 @@ class StageWriter(KernelWriter):
         # No barrier between them: a lane has the same features of a member in all of them.
         for op in phase.rows:
             ROWS[op.kind](self, op)
+            self.row_written(op)
         for op in phase.products if plan.perturbed else []:
             K, x = plan.program.leaves[op.leaf].shape[1], op.inputs[0]
             self(f"egg::dots<{K}>({self.sums_of(op)}, r{x}, noise, {self.leaf(op)}, {row});")
@@ -280,6 +289,7 @@ class StageWriter(KernelWriter):
                         self(f"const {value} m{r} = egg::get(r{r}, {dialect.feature}, member);")
                         self.local[r] = f"m{r}"
                 self.element(op)
+            self.element_written(op, self.local[op.out] if op.writes else "")
             if self.plan.kept(op):
                 self(f"egg::put(r{op.out}, {dialect.feature}, member, {self.local[op.out]});")
         self("}")

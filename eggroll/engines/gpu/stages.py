@@ -11,8 +11,11 @@ from typing import ClassVar, NamedTuple
 
 import mlx.core as mx
 
+from eggroll.backward import Backward
 from eggroll.credit import Crediting
 from eggroll.engines.base import Engine
+from eggroll.engines.gpu.carry import CarryStage
+from eggroll.engines.gpu.carry_plan import CarryPlan
 from eggroll.engines.gpu.credit import CreditWork
 from eggroll.engines.gpu.credit_plan import CreditPlan
 from eggroll.engines.gpu.credit_stage import CreditStageWriter
@@ -22,6 +25,7 @@ from eggroll.engines.gpu.launch_size import (
     Limits,
     Need,
     TapeNeed,
+    carry_need,
     launch_size,
     need_of,
     tape_members,
@@ -83,7 +87,8 @@ class Stages(Engine):
         self._kernels: dict[tuple[int, int, int, Result | Crediting], list[Kernel]] = {}
         self._credit: dict[tuple[int, int, Crediting], tuple[CreditWork, list[Source]]] = {}
         self._needs: dict[tuple[int, bool], Need] = {}
-        self._tapes: dict[Crediting, TapeNeed] = {}
+        self._tapes: dict[Crediting | frozenset[int], TapeNeed] = {}
+        self._carry: dict[tuple[int, frozenset[int]], list[CarryStage]] = {}
 
     @abstractmethod
     def plans(self, members: int, rank: int, puts_out: bool = False) -> Sequence[StagePlan]:
@@ -94,6 +99,10 @@ class Stages(Engine):
         self, crediting: Crediting, members: int, puts_out: bool = False
     ) -> Sequence[CreditPlan]:
         """The same where pairs are credited."""
+
+    @abstractmethod
+    def carry_plans(self, passing: frozenset[int], members: int) -> Sequence[CarryPlan]:
+        """The same where errors are carried back, by matrices of the leaves `passing`."""
 
     @abstractmethod
     def choose_members(self, P: int, rank: int) -> int:
@@ -137,7 +146,7 @@ class Stages(Engine):
     @property
     def kernels_made(self) -> int:
         """How often kernels of stages were written."""
-        return len(self._kernels) + len(self._credit)
+        return len(self._kernels) + len(self._credit) + len(self._carry)
 
     def kernels(self, members: int, noise: Slices | None, result: Result) -> list[Kernel]:
         """Plan and source of every stage, for threadgroups of `members`."""
@@ -172,6 +181,21 @@ class Stages(Engine):
             self._credit[key] = work, [writer.source() for writer in writers]
         return self._credit[key]
 
+    def carry_stages(self, members: int, passing: frozenset[int]) -> list[CarryStage]:
+        """Plans and kernels, there and back, of every stage."""
+        key = (members, passing)
+        if key not in self._carry:
+            plans = self.carry_plans(passing, members)
+            self._carry[key] = [CarryStage(plan, self.dialect) for plan in plans]
+        return self._carry[key]
+
+    def sending(self, plan: CarryPlan, back: Backward) -> mx.array:
+        """The matrices that send credit back through a stage, turned and packed as weights are."""
+        matrices = (back.matrices[self.program.leaves[leaf].name] for leaf in plan.sent)
+        return pad_flat(
+            mx.concatenate([mx.zeros(0, mx.int8), *(self.packed(F.T) for F in matrices)])
+        )
+
     def launch_size(self, P: int, T: int, rank: int, puts_out: bool = False) -> tuple[int, int]:
         """Members (even) and tokens of one launch."""
         key = (rank, puts_out)
@@ -189,7 +213,18 @@ class Stages(Engine):
             each = [self.credit_plans(crediting, m) for m in self.group_sizes]
             self._tapes[crediting] = tape_need(each)
         most = tape_members(self._tapes[crediting], self._limits(), T)
-        return self.launch_size(min(P, most), T, 0 if crediting.nodes else 1)
+        members, tokens = self.launch_size(min(P, most), T, 0 if crediting.nodes else 1)
+        whole = crediting.group or 2
+        return max(members // whole * whole, whole), tokens
+
+    def carry_launch_size(self, passing: frozenset[int], P: int, T: int) -> tuple[int, int]:
+        """The same where errors are carried back, as all tokens stay for the way back."""
+        if passing not in self._tapes:
+            self._tapes[passing] = carry_need(
+                [self.carry_plans(passing, m) for m in self.group_sizes]
+            )
+        most = tape_members(self._tapes[passing], self._limits(), T)
+        return self.launch_size(min(P, most), T, 0)
 
     def _limits(self, puts_out: bool = False) -> Limits:
         program = self.program

@@ -45,10 +45,12 @@ class Metal(Dialect):
     part, thread = "threadgroup_position_in_grid.y", "thread_position_in_grid.x"
     unit, logit, value = ("char2", 2), ("int8_t", 1), "char2"
     element, feature = "[i][j]", "o"
+    beside, in_group, in_lane = 1, "lane.in_group", "lane.simdgroup"
     row, tile, tile_template = "member, lane", "tile, lane", ", TILES"
     # In an address space that a kernel's template can take.
     no_sums = "const int sums[1] = {0};", "sums"
     state_barrier = True
+    vote_staging = {"carry_votes": ("stage_carried",)}  # noqa: RUF012
     vote_memory = """\
 EGG_SHARED(int8_t, left, egg::SIDE * egg::LEFT);
 EGG_SHARED(int8_t, right, egg::DEPTH * egg::RIGHT);
@@ -99,6 +101,9 @@ EGG_SHARED(int8_t, right, egg::DEPTH * egg::RIGHT);
         space = "threadgroup" if plan.places[register].shared else "device"
         return f"reinterpret_cast<{space} int8_t*>(r{register})"
 
+    def taped(self, plan: StagePlan, values: str) -> str:
+        return values if plan.nax else f"reinterpret_cast<device char2*>({values})"
+
     def row_loop(self) -> list[str]:
         return ["for (uint member = 2 * lane.simdgroup; member < M; member += 2 * SIMDGROUPS) {"]
 
@@ -115,7 +120,7 @@ EGG_SHARED(int8_t, right, egg::DEPTH * egg::RIGHT);
     def tile_sums(self, plan: StagePlan, name: str, outputs: int) -> str:
         return f"int2 {name}[TILES][M / 8];"
 
-    def element_loop(self, plan: StagePlan, outputs: int) -> list[str]:
+    def element_loop(self, plan: StagePlan, outputs: int, head: bool = False) -> list[str]:
         return [
             "EGG_EACH(i, TILES) EGG_EACH(j, M / 8) {",
             "const uint o = 8 * (tile * TILES + i) + lane.row, member = 8 * j + lane.column;",

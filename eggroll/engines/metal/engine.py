@@ -11,6 +11,7 @@ from typing import ClassVar
 import mlx.core as mx
 
 from eggroll.credit import Crediting
+from eggroll.engines.gpu.carry_plan import CarryPlan, carry_plans
 from eggroll.engines.gpu.credit_plan import CreditPlan, credit_plans
 from eggroll.engines.gpu.engine import StagedEngine
 from eggroll.engines.gpu.launch import Launcher
@@ -90,6 +91,9 @@ class MetalEngine(StagedEngine):
     ) -> list[CreditPlan]:
         program, nax = self.program, self.nax
         return credit_plans(program, crediting, members=members, nax=nax, puts_out=puts_out)
+
+    def carry_plans(self, passing: frozenset[int], members: int) -> list[CarryPlan]:
+        return carry_plans(self.program, passing, members=members, nax=self.nax)
 
     def choose_members(self, P: int, rank: int) -> int:
         return best_members(self.program, rank, P, self.nax)

@@ -21,9 +21,6 @@
 struct Block : Layers {
   using Layers::Layers;
 
-  uint32_t* logits_at =
-      nullptr;  // words [V/4][32] that keep the logits of a token, if there are any
-
   // ---- the score -----------------------------------------------------------------------------
 
   // Head and log-likelihood in one pass: the logits of a tile live only until they are summed.
@@ -36,7 +33,6 @@ struct Block : Layers {
     int rows = plan.leaves[op.leaf].rows, last = tiles_of(rows) - 1;
     const int fitting = (1 << (16 - plan.score_bits)) / kTile - 1;
     auto& words = tile;
-    const int word_rows = words_of(rows);
     Draw draw;
     if (job.readout)
       for (int p = 0; p < kPairs; ++p)
@@ -61,8 +57,6 @@ struct Block : Layers {
           if ((i & fitting) == fitting || i == last)
             for (int m = 0; m < kLanes; ++m) total[m] += sum[m], sum[m] = 0;
           if (job.logits) keep_logits(words, t, i * kTile, count);
-          for (int w = 2 * i; logits_at && w < word_rows && w < 2 * i + 2; ++w)
-            __builtin_memcpy(logits_at + w * kLanes, words[w - 2 * i], sizeof words[0]);
         });
     if (job.totals) return keep_likelihoods(total, hit, t);
     uint32_t clipped = 0;  // pairs whose target has the highest possible logit
@@ -73,7 +67,8 @@ struct Block : Layers {
       if (member(m) < job.members)
         job.scores[member(m) * job.tokens_per_member + t] = static_cast<int16_t>(hit[m]);
     if (!job.credit_kind) return;
-    for (int p = 0; !job.values && p < kPairs; ++p)
+    if (job.group) tape.compare(t, hit);
+    for (int p = 0; !job.values && !job.group && p < kPairs; ++p)
       tape.score_difference[t][p] = hit[p] - hit[p + kPairs];
     if (!job.readout) return;
     for (int p = 0; p < kPairs && member(p) < job.members; ++p)

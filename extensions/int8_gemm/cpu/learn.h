@@ -5,24 +5,9 @@
 // Credit lies as activations do, [K/4][32][4], in int32; it is zero beyond K and in lanes without
 // a member.
 
-constexpr int32_t kBound = (1 << 22) - 1;    // of credit
-constexpr int32_t kSumBound = 1 << 26;       // of what a matrix sends back
 constexpr uint32_t kNextLeaf = 0x9E3779B9u;  // from a leaf's random words to the next one's
 constexpr int kErrorScale = 8;               // fraction bits of credit, in units of the error
-constexpr int kRow = 4 * kLanes;             // values in a row of words
 constexpr int kVoteTokens = 32;              // tokens whose votes are counted at a time
-
-static inline int32_t bounded(int32_t v) { return clamp(v, -kBound, kBound); }
-
-// 1 / (16 floor(sqrt K)) as a / 2^n.
-struct Reduced {
-  int a, n;
-};
-
-static inline Reduced reduced(int inputs) {
-  int d = 16 * isqrt(inputs), n = 35 - __builtin_clz(static_cast<unsigned>(d));
-  return {static_cast<int>(((int64_t{2} << n) / d + 1) / 2), n};
-}
 
 #include "learn_tape.h"
 //
@@ -82,55 +67,41 @@ struct Learner : LearnCredit {
       for (int t = 0; t < tokens; ++t)
         for (int w = 0; w < tiles_of(rows) * 2; ++w) {
           uint32_t* tile_at = reinterpret_cast<uint32_t*>(
-              tiles_a + static_cast<size_t>(w / 2) * tile_bytes(static_cast<size_t>(n)) +
-              kTile * 4);
-          turn_words(w < words ? from + (static_cast<size_t>(t) * words + w) * kLanes : nullptr,
-                     tile_at + t * (kLanes / 4) * kTile + w % 2 * 4, kTile);
+              tiles_a + static_cast<size_t>(w / 2) * vote_tile + kTile * sizeof(int32_t));
+          turn(w < words ? from + (static_cast<size_t>(t) * words + w) * kLanes : nullptr,
+               tile_at + t * (kLanes / 4) * kTile + w % 2 * 4, kTile);
         }
       for (int i = 0; i < tiles_of(rows); ++i)
-        Isa::bias(tiles_a + static_cast<size_t>(i) * tile_bytes(static_cast<size_t>(n)), n);
+        LearnProducts::close_tile(tiles_a + static_cast<size_t>(i) * vote_tile, n);
       for (int k = 0; k < cols; k += kLanes) {
         for (int t = 0; t < tokens; ++t) {
           row = tapes[at] + form.size * static_cast<size_t>(first + t);
           const uint32_t* inputs = reinterpret_cast<const uint32_t*>(read(j, 0));
           for (int w = 0; w < kLanes / 4; ++w)
-            turn_words(k / 4 + w < words_of(cols) ? inputs + (k / 4 + w) * kLanes : nullptr,
-                       columns + t * (kLanes / 4) * kLanes + 4 * w, kLanes);
+            turn(k / 4 + w < words_of(cols) ? inputs + (k / 4 + w) * kLanes : nullptr,
+                 columns + t * (kLanes / 4) * kLanes + 4 * w, kLanes);
         }
-        Isa::prepare(columns, n, panel);
+        LearnProducts::close_inputs(columns, n, panel);
         count_panel(z, rows, cols, k, n);
       }
     }
+  }
+
+  // Null is zeros.
+  static void turn(const uint32_t* from, uint32_t* to, int stride) {
+    if (from) return LearnIsa::turn(from, to, stride);
+    for (int g = 0; g < kLanes / 4; ++g, to += stride) __builtin_memset(to, 0, 16);
   }
 
   void count_panel(int32_t* z, int rows, int cols, int k, int n) {
     int count = cols - k < kLanes ? cols - k : kLanes;
     for (int i = 0; i < tiles_of(rows); ++i) {
       alignas(64) int32_t acc[kTile][kLanes];
-      Isa::dot(tiles_a + static_cast<size_t>(i) * tile_bytes(static_cast<size_t>(n)), panel, n,
-               acc);
+      LearnProducts::count(tiles_a + static_cast<size_t>(i) * vote_tile, panel, n, acc);
       for (int o = 0; o < kTile && i * kTile + o < rows; ++o) {
         int32_t* __restrict to = z + static_cast<int64_t>(i * kTile + o) * cols + k;
         for (int m = 0; m < count; ++m) to[m] = wrapping_sum(to[m], acc[o][m]);
       }
-    }
-  }
-
-  // Words of four values [32 lanes] -> words of four lanes: four for every group of lanes, `stride`
-  // apart from group to group; null is zeros.
-  static void turn_words(const uint32_t* from, uint32_t* to, int stride) {
-    for (int g = 0; g < kLanes / 4; ++g, to += stride) {
-      uint32_t a = 0, b = 0, c = 0, d = 0;
-      if (from) a = from[4 * g], b = from[4 * g + 1], c = from[4 * g + 2], d = from[4 * g + 3];
-      // Two rounds of exchanges: bytes of neighbours, then halves.
-      uint32_t ab = (a & 0x00FF00FFu) | (b & 0x00FF00FFu) << 8;
-      uint32_t ba = (a >> 8 & 0x00FF00FFu) | (b & 0xFF00FF00u);
-      uint32_t cd = (c & 0x00FF00FFu) | (d & 0x00FF00FFu) << 8;
-      uint32_t dc = (c >> 8 & 0x00FF00FFu) | (d & 0xFF00FF00u);
-      to[0] = (ab & 0xFFFFu) | cd << 16;
-      to[1] = (ba & 0xFFFFu) | dc << 16;
-      to[2] = ab >> 16 | (cd & 0xFFFF0000u);
-      to[3] = ba >> 16 | (dc & 0xFFFF0000u);
     }
   }
 };

@@ -18,10 +18,12 @@ struct LearnTape : Block {
   bool has[kRegisters];
   int32_t* handed;  // [T]: credit of x, from the stage after this one
   bool any_handed = false;
-  int32_t *c, *part;  // of one result; what it gives to one register
-  uint32_t* small;    // c as int8, words
-  Isa::Prepared* panel;
+  int32_t* c;         // credit of one result
+  int8_t* small;      // the same as int8; logits
+  uint32_t* scratch;  // of the head's powers
+  LearnProducts::Panel* panel;
   uint32_t* columns;                  // [n/4][32] words of four tokens' inputs
+  size_t vote_tile;                   // bytes of
   int8_t* tiles_a;                    // tiles of eight outputs' credit, in the place of weights
   alignas(64) uint32_t places[kRow];  // random word of a lane's token, plus 0 to 3
 
@@ -72,13 +74,14 @@ struct LearnTape : Block {
     }
     handed = arena.take<int32_t>(4 * step * tokens);
     c = arena.take<int32_t>(4 * wide);
-    part = arena.take<int32_t>(4 * wide);
-    small = arena.take<uint32_t>(wide);
+    small = arena.take<int8_t>(4 * wide);
+    scratch = arena.take<uint32_t>(4 * wide);
     size_t section = static_cast<size_t>(T() < kVoteTokens ? T() : kVoteTokens) * (kLanes / 4);
     columns = arena.take<uint32_t>(section * kLanes);
-    tiles_a = arena.take<int8_t>(static_cast<size_t>(tiles_of(outputs)) * tile_bytes(section));
+    vote_tile = LearnProducts::tile_bytes(static_cast<int>(section));
+    tiles_a = arena.take<int8_t>(static_cast<size_t>(tiles_of(outputs)) * vote_tile);
     size_t longest = section > wide / kLanes ? section : wide / kLanes;
-    panel = arena.take<Isa::Prepared>(Isa::prepared_size(static_cast<int>(longest)));
+    panel = arena.take<LearnProducts::Panel>(LearnProducts::panel_size(static_cast<int>(longest)));
   }
 
   static size_t tile_bytes(size_t words) { return kTile * sizeof(int32_t) + words * kTile * 4; }
@@ -125,20 +128,63 @@ struct LearnTape : Block {
                      static_cast<size_t>(words_of(stage->registers[reg])) * kLanes * 4);
   }
 
-  // An operation without those that are done with its tiles elsewhere; logits are kept where their
-  // credit will be.
+  // An operation without those that are done with its tiles elsewhere.
   void run_alone(const Op& op, int j, int t) {
+    if (op.kind == OpKind::score) return score_row(op, j, t);
+    if (op.kind != OpKind::linear) return run(op, t);
+    multiply(op, t, registers[op.out]);
+    ready[op.out] = false;
+  }
+
+  void multiply(const Op& op, int t, uint32_t* to) {
     using Words = uint32_t (*)[kLanes];
-    if (op.kind == OpKind::score) {
-      logits_at = credits[j] + static_cast<size_t>(words_of(rows_of(op))) * kLanes * t;
-      score(op, t);
-    } else if (op.kind == OpKind::linear) {
-      Words out = reinterpret_cast<Words>(registers[op.out]);
-      product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
-      ready[op.out] = false;
-    } else {
-      run(op, t);
+    Words out = reinterpret_cast<Words>(to);
+    product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
+  }
+
+  // ---- the score -----------------------------------------------------------------------------
+
+  void draw_places(int t) {
+    for (int m = 0; m < kLanes; ++m)
+      for (int i = 0; i < 4; ++i)
+        places[4 * m + i] = learn.words[clamped(m) * T() + t] + static_cast<uint32_t>(i);
+  }
+
+  // Row t of an operation's credit.
+  int8_t* credit_of(int j, int t) const {
+    size_t words = static_cast<size_t>(words_of(rows_of(stage->ops[j]))) * kLanes;
+    return reinterpret_cast<int8_t*>(credits[j] + words * static_cast<size_t>(t));
+  }
+
+  // The members' scores, and the errors of their logits.
+  void score_row(const Op& op, int j, int t) {
+    const Plan& plan = job.plan;
+    int rows = rows_of(op), words = words_of(rows);
+    multiply(op, t, reinterpret_cast<uint32_t*>(small));
+    alignas(64) uint64_t fine[kLanes], coarse[kLanes];
+    LearnIsa::powers(small, rows, words, plan.exact_mantissa, plan.score_bits, scratch, fine,
+                     coarse);
+    ErrorLanes lanes;
+    for (int m = 0; m < kLanes; ++m) {
+      bool there = member(m) < job.members;
+      int target = token(job.targets, m, t);
+      uint64_t s = coarse[m];
+      uint32_t z = 0;
+      while (s >> z >> 24) ++z;
+      uint32_t ratio = there ? static_cast<uint32_t>((uint64_t{127} << 24) / (s >> z)) : 0;
+      for (int i = 0; i < 4; ++i) {
+        lanes.ratio[4 * m + i] = ratio, lanes.shift[4 * m + i] = z;
+        lanes.target[4 * m + i] = there ? target - i : -4;
+      }
+      if (!there) continue;
+      int32_t hit = small[target / 4 * kRow + 4 * m + target % 4] + 128;
+      int32_t value = (hit << (plan.score_bits - 4)) - log2_score(fine[m]);
+      job.scores[member(m) * T() + t] = static_cast<int16_t>(value);
     }
+    draw_places(t);
+    const uint32_t base = static_cast<uint32_t>(op.leaf) * kNextLeaf;
+    learn.sizes[op.leaf] +=
+        LearnIsa::errors(small, scratch, words, lanes, places, base, credit_of(j, t));
   }
 
   // What operation j read as its i-th input.

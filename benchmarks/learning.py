@@ -1,0 +1,147 @@
+"""The speed of learning by errors carried back: `python benchmarks/learning.py`
+
+Tokens per second as a ratio to the engine's plain inference of the same members and tokens, without
+noise, in turn in one run: of the kernels alone (forward, credit and votes), and of whole updates,
+with the rule and all that the host does. Before anything is timed, a small run of each estimator is
+compared with the portable engine. With one thread the clock is the process's CPU time, which other
+processes disturb least; with more it is the wall's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from eggroll.backward import Backward
+from eggroll.carried import SCALES, Local
+from eggroll.checkpoint import signature
+from eggroll.config import Config
+from eggroll.run import TrainingRun, open_run
+
+ESTIMATORS = ("local", "feedback")
+NETWORKS = {"D 64, L 1": (64, 1), "D 128, L 2": (128, 2), "D 256, L 6": (256, 6)}
+WARM_UP = 3  # updates that are not counted: scales of credit settle
+
+Work = Callable[[], object]
+
+
+@contextlib.contextmanager
+def opened(options: Config) -> Iterator[TrainingRun]:
+    with ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):
+        run = open_run(options, stack, write=False, show=False)
+        yield run
+
+
+def verify() -> None:
+    """Two updates of a small run of each estimator, as the portable engine makes them."""
+    for name in ESTIMATORS:
+        small = Config(
+            estimator=name, rule="adam", data="count", pop=36, width=24, seq_len=5  # type: ignore[arg-type]
+        )  # fmt: skip
+        found = []
+        for engine in ("cpu", "portable"):
+            with opened(replace(small, engine=engine)) as run:
+                run.update(), run.update()
+                found.append(signature(run.weights))
+        if found[0] != found[1]:
+            sys.exit(f"{name}: the engines disagree.")
+
+
+def inference(run: TrainingRun) -> Work:
+    """The same members over the same tokens, without noise and without credit."""
+    learner = run.learner
+    engine, state = learner.population.engine, learner.state
+    tokens, targets = (mx.array(a) for a in run.streams.batch(0))
+    prepared = engine.prepare(learner.weights)
+    return lambda: mx.eval(engine.evaluate(prepared, None, tokens, targets, state))
+
+
+def learning(run: TrainingRun) -> Work:
+    """The kernels of an update alone."""
+    learner = run.learner
+    engine, state, estimator = learner.population.engine, learner.state, learner.estimator
+    assert isinstance(estimator, Local)
+    tokens, targets = (mx.array(a) for a in run.streams.batch(0))
+    prepared = engine.prepare(learner.weights)
+    words = mx.array(np.random.default_rng(0).integers(0, 1 << 32, tokens.shape, np.uint32))
+    scales = tuple[int, ...](np.array(learner.memory[SCALES]).tolist())
+    back = Backward(scales, estimator.matrices(learner.weights, learner.memory))
+    mx.eval(back.matrices)
+    return lambda: mx.eval(engine.learn(prepared, tokens, targets, state, words, back))
+
+
+def compare(options: Config, repeats: int) -> dict[str, Any]:
+    """Medians, and their spread, of inference's time over that of learning and of updates."""
+    clock = time.process_time if options.threads == 1 else time.perf_counter
+
+    def seconds(work: Work) -> float:
+        began = clock()
+        work()
+        return clock() - began
+
+    with opened(options) as run:
+        for _ in range(WARM_UP):
+            run.update()
+        works = inference(run), learning(run), run.update
+        for work in works:
+            work()
+        rounds = [[seconds(work) for work in works] for _ in range(repeats)]
+    row: dict[str, Any] = {
+        "inference_tokens_per_second": round(
+            options.pop * options.seq_len / statistics.median(r[0] for r in rounds)
+        )
+    }
+    for name, at in ("kernels", 1), ("update", 2):
+        ratios = [r[0] / r[at] for r in rounds]
+        row[name] = round(statistics.median(ratios), 3)
+        row[f"{name}_spread"] = round((max(ratios) - min(ratios)) / statistics.median(ratios), 3)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pops", type=int, nargs="+", default=[128, 256])
+    parser.add_argument("--seq-lens", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
+    parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), choices=ESTIMATORS)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    verify()
+    rows = []
+    for network in args.networks:
+        width, layers = NETWORKS[network]
+        for threads in args.threads:
+            for T in args.seq_lens:
+                for pop in args.pops:
+                    for name in args.estimators:
+                        options = Config(
+                            estimator=name, rule="adam", width=width, layers=layers, pop=pop,
+                            seq_len=T, threads=threads, engine="cpu",
+                        )  # fmt: skip
+                        shape = {"network": network, "threads": threads, "T": T, "pop": pop}
+                        row = {**shape, "estimator": name, **compare(options, args.repeats)}
+                        rows.append(row)
+                        print(", ".join(f"{k} {v}" for k, v in row.items()), flush=True)
+    if args.json:
+        facts = {"machine": platform.platform(), "repeats": args.repeats}
+        args.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

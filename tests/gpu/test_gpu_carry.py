@@ -1,0 +1,159 @@
+"""Errors carried back by both GPUs' kernels, on this CPU: they equal the oracle, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from conftest import Command
+from emulator import FORWARD, REVERSE, SHUFFLED, Emulator
+from networks import case_of
+from networks_backward import Carried, carried_of
+from networks_random import every_operation, seeded_program
+
+from eggroll.backward import Backward
+from eggroll.program import Program
+from gpu.backend import Gpu, engine, faulty, install
+
+RUN = (
+    *("--recipe", "feedback", "--data", "count", "--vocabulary", "5", "--pop", "6", "--steps", "2"),
+    *("--seq-len", "3", "--layers", "0", "--width", "8", "--validate-every", "0"),
+    *("--val-tokens", "16", "--sample-tokens", "0"),
+)
+ORDERS = (FORWARD, REVERSE, SHUFFLED)
+# Random programs with the other products.
+SEEDS = [("local", 24, "nax"), ("feedback", 16, "m8n8k16"), ("local", 3, "dp4a")]
+
+
+def complete(estimator: str, **options) -> Carried:
+    case = case_of(every_operation(), np.random.default_rng(1), T=5, P=options.pop("P", 4))
+    return carried_of(case, estimator, **options)
+
+
+def same(carried: Carried, made) -> None:
+    assert carried.differing(carried.run(made)) == set()
+
+
+def test_every_operation_equals_the_oracle(gpu: Gpu):
+    """Whatever the order of the threads; of members in two threadgroups."""
+    carried = complete("feedback", P=9, scale=3)
+    same(carried, engine(gpu, carried.case.program, gpu.launcher(orders=ORDERS), 8))
+
+
+@pytest.mark.parametrize(("estimator", "seed", "variant"), SEEDS)
+def test_random_programs_equal_the_oracle(
+    gpu: Gpu, launcher: Emulator, estimator: str, seed: int, variant: str
+):
+    if variant and (variant == "nax") != (gpu.name == "metal"):
+        pytest.skip("a product of the other GPU")
+    program, random = seeded_program(seed), np.random.default_rng(seed)
+    case = case_of(program, random, T=2, P=5, extreme=seed % 3 == 0, score_bits=(4, 8)[seed % 2])
+    carried = carried_of(case, estimator, extreme=seed % 3 == 0, seed=seed)
+    same(carried, engine(gpu, program, launcher, gpu.largest, variant))
+
+
+def test_launches_of_some_members_and_tokens(gpu: Gpu, launcher: Emulator, monkeypatch):
+    """However little a launch may do or tapes may take, the answer is the same."""
+    carried = complete("feedback", scale=2, P=6, marks=0.1)
+    made, sizes = engine(gpu, carried.case.program, launcher, 8), set()
+    passing = frozenset(
+        i for i, leaf in enumerate(made.program.leaves) if leaf.name in carried.backward.matrices
+    )
+    most = made.pace.macs
+    for macs, memory in ((1, 1 << 30), (60_000, 1 << 30), (most, 20_000), (most, 1 << 30)):
+        monkeypatch.setattr(made.pace, "macs", macs)
+        monkeypatch.setattr(gpu.kind, "memory", lambda _, memory=memory: memory)
+        sizes.add(made.carry_launch_size(passing, 6, 5))
+        same(carried, made)
+    assert {(2, 1), (6, 5)} < sizes, sizes
+    assert len(sizes) == 4, sizes
+
+
+def net_of_two() -> Program:
+    """What several operations read, in place, twice, behind a write, or for nothing."""
+    net = Program(21, 6)
+    x, s = net.stage("a.", state=True)
+    net.add(net.embed("in"), s, out=x)
+    f = net.add_bias(net.linear(x, "first", 6), net.linear(s, "old", 6), "bias")
+    net.mix(f, net.linear(x, "second", 6), s, out=s)
+    net.relu(net.linear(s, "nowhere", 5))
+    twice = net.concat(s, s)
+    net.add(x, net.linear(net.add(twice, twice), "back", 6), out=x)
+    n = net.norm(x, "gain")
+    net.add(n, n, out=x)
+    x, _ = net.stage("b.")
+    net.score(net.add(net.linear(x, "left", 33), net.linear(x, "right", 33)), "out")
+    return net
+
+
+def test_registers_that_are_used_again(gpu: Gpu):
+    """Credit adds up in the order of operations, also at its bound; odd sizes."""
+    case = case_of(net_of_two(), np.random.default_rng(3), T=3, P=5, extreme=True)
+    carried = carried_of(case, "feedback", scale=1, extreme=True, seed=3)
+    made = engine(gpu, case.program, gpu.launcher(orders=ORDERS), 8)
+    found = carried.run(made)
+    assert carried.differing(found) == set()
+    assert not np.array(found.votes["a.nowhere"]).any()
+
+
+def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
+    carried = complete("feedback")
+    case, back = carried.case, carried.backward
+    here, words = engine(gpu, case.program, launcher), mx.array(carried.words)
+    tokens, targets, state, rows = case.arrays
+    name = next(iter(back.matrices))
+    for match, wrong, given in (
+        ("words are", words[:, 1:], back),
+        ("words are", words.astype(mx.int32), back),
+        ("a scale in", words, back._replace(scales=back.scales[1:])),
+        ("a scale in", words, back._replace(scales=(17, *back.scales[1:]))),
+        ("the matrix of", words, Backward(back.scales, {name: back.matrices[name].T})),
+        ("the matrix of", words, Backward(back.scales, {"none": back.matrices[name]})),
+    ):
+        with pytest.raises(ValueError, match=match):
+            here.learn(here.prepare(case.leaves), tokens, targets, state, wrong, given, rows)
+    assert not launcher.launches
+
+
+def small() -> Program:
+    """A stage that clips, keeps a state, and divides."""
+    net = Program(9, 8)
+    _, s = net.stage(state=True)
+    x = net.embed("in")
+    net.mix(net.add(net.linear(x, "x", 8), net.linear(s, "s", 8)), x, s, out=s)
+    net.score(net.norm(s, "norm"), "out")
+    return net
+
+
+# Faults that a comparison must see: old text of the kernels, new text.
+FAULTS = {
+    "no mask at the clip": ("abs(y) == 127 ? 0 : c", "c"),
+    "credit across documents": ("== 0) c1[i] = 0", "== 1) c1[i] = 0"),
+    "votes of another token": ("token * terms.rows", "0 * terms.rows"),
+    "a quotient toward zero": ("return q - (q * b > a ? 1 : 0)", "return q"),
+}
+
+
+@pytest.mark.parametrize("gpu", ["metal"], indirect=True)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(gpu: Gpu, fault: str):
+    found, case = list[bool](), case_of(small(), np.random.default_rng(2), T=5, P=6, extreme=True)
+    carried = carried_of(case, "feedback", scale=1, seed=2)
+    made = engine(gpu, case.program, gpu.launcher(edit=faulty(*FAULTS[fault], found)), 8)
+    assert carried.differing(carried.run(made)) != set()
+    assert any(found), "the fault did not get in"
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_a_run_has_the_cpu_engines_signature(
+    gpu: Gpu, launcher: Emulator, call: Command, tmp_path: Path, monkeypatch
+):
+    install(gpu, monkeypatch, launcher)
+    signatures = {
+        call(*RUN, "--engine", name, "--out", tmp_path / name).signature
+        for name in ("cpu", gpu.name)
+    }
+    assert len(signatures) == 1
+    assert "egg_carry" in launcher.launches
