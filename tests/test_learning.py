@@ -56,10 +56,10 @@ STEPS_1_2_3 = {"vocabulary": 64, "count_steps": (1, 2, 3)}
     ("estimator", "data", "width", "updates", "goal", "seed"),
     [
         *(("token-votes", {"vocabulary": 8}, 32, 120, GOAL, seed) for seed in range(2)),
-        *(("local", {"vocabulary": 16}, 64, 60, GOAL, seed) for seed in range(2)),
-        *(("feedback", {"vocabulary": 16}, 64, 80, GOAL, seed) for seed in range(2)),
-        ("local", STEPS_1_2_3, 64, 110, 0.03, 0),
-        ("feedback", STEPS_1_2_3, 64, 110, 0.03, 0),
+        *(("local", {"vocabulary": 16}, 64, 100, GOAL, seed) for seed in range(2)),
+        *(("feedback", {"vocabulary": 16}, 64, 140, GOAL, seed) for seed in range(2)),
+        ("local", STEPS_1_2_3, 64, 130, 0.03, 0),
+        ("feedback", STEPS_1_2_3, 64, 130, 0.03, 0),
     ],
 )
 def test_other_estimators_learn_to_count(

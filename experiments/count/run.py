@@ -57,7 +57,7 @@ def train(options: Config, goal: float, seconds: float, updates: float) -> Found
             spent += run.update()["seconds"]
             cpu += time.process_time() - began
             # A fiftieth of the updates so far between two looks, so that the answer is that exact.
-            if run.step - looked > run.step / 50:
+            if run.step - looked > run.step / 50 or run.step == updates:
                 loss, looked = run.validate(), run.step
         return Found(loss <= goal, spent, run.step, loss, cpu)
 
