@@ -159,6 +159,7 @@ class CpuEngine(Engine):
         rows: Rows = NO_ROWS,
     ) -> Learnt:
         matrices = [back.matrices.get(leaf.name) for leaf in self.program.leaves]
+        mx.eval([matrix for matrix in matrices if matrix is not None])  # all at once
         after, scores, sizes, *Z = self._native.learn(
             self._program, prepared, tokens, targets, state, rows, words, list(back.scales),
             matrices, self.threads,
@@ -217,6 +218,7 @@ class CpuEngine(Engine):
             discounts=crediting.discounts,
             credit_shift=crediting.credit_shift,
             unit_shift=crediting.unit_shift,
+            group=crediting.group,
         )
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:

@@ -52,6 +52,10 @@ if (at < $uint(sizes[0]) * lanes) {
   sums[at] = int8_t(egg::clip(egg::rounded(sum, sizes[5])));
 }
 """
+WEIGHED = """egg::weigh(credits + credit * of.T * lanes + lane,
+                             egg::credit_of(work + 5 * credit), of, lane)"""
+WEIGHED_BOTH = """egg::weigh_both(credits + credit * of.T * lanes + lane,
+                                  egg::credit_of(work + 5 * credit), of, sizes[8], lane)"""
 CREDIT_VOTES = """\
 const ${device}int32_t* const mine = work + 8 * $group;
 const $uint begin = $part * sizes[1];
@@ -141,7 +145,8 @@ class CreditKernels(NamedTuple):
     traces: sums of credit x input, int32 [pairs][K] of every matrix of a stage. sizes: matrices,
     inputs of all, pairs, T, first token, all tokens, rows of the tape, fours of pairs in a
     threadgroup, and in all.
-    of_values: as credits, of int32 in place of scores.
+    of_values: as credits, of int32 in place of scores; of_groups: as credits, of members that are
+    compared with the mean of their group. sizes: besides, members of a group.
     matrices, vectors: credited votes of a stage's matrices, and of all vectors. sizes: pairs, pairs
     of a part, votes, then the shift of the sums or the lanes of the credits.
     embedded, read: sums of entries by row, of an embedding and of the readout. sizes: rows,
@@ -158,6 +163,7 @@ class CreditKernels(NamedTuple):
     read: Source
     of_values: Source
     featured: Source
+    of_groups: Source
 
 
 def _kernel(
@@ -202,6 +208,11 @@ def credit_kernels(dialect: Dialect) -> CreditKernels:
         _kernel(dialect, name, inputs, "credits sums", "credits", CREDITS, f"typedef {t} Score;\n")
         for name, t in (("egg_credits", "int16_t"), ("egg_value_credits", "int32_t"))
     )
+    assert WEIGHED in CREDITS
+    of_groups = _kernel(
+        dialect, "egg_group_credits", inputs, "credits sums", "credits turns group_credits",
+        CREDITS.replace(WEIGHED, WEIGHED_BOTH), "typedef int16_t Score;\n",
+    )  # fmt: skip
     inputs = "tape credits work sizes"
     traces = _kernel(dialect, "egg_traces", inputs, "sums", "traces", dialect.traces)
     votes = _vote_kernels(
@@ -219,6 +230,7 @@ def credit_kernels(dialect: Dialect) -> CreditKernels:
         _kernel(dialect, "egg_read", f"read {ordered}", "Z", "rows", read),
         of_values,
         _kernel(dialect, "egg_featured", credited, "Z", "rows feature_rows", featured),
+        of_groups,
     )  # fmt: skip
 
 

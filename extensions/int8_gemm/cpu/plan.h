@@ -137,6 +137,7 @@ struct Job {
   int64_t credit_size;
   int credit_shift;
   int unit_shift;        // from score differences in 1/256 bit to the unit of credit
+  int group;             // members that are compared with their mean, or 0: those of a pair
   int32_t* readout;      // [V, K] of this thread: += inputs of the head, by target and draw
   int block_tokens;      // tokens that a block runs through one stage before the next, at least 1
   uint64_t* totals;      // [P, T], or null: sums over the vocabulary of 2^(31 + (logit + 128) / 16)
@@ -188,6 +189,15 @@ struct LearnJob {
   int64_t* sizes;             // [leaves] of this thread: sum of |credit|
 };
 
+// A leaf of n values that Adam moves. fine, mean, size and feedback (null: none) are replaced, and
+// weights become the rounding of fine.
+struct AdamLeaf {
+  const int32_t* votes;
+  int8_t* weights;
+  int32_t *fine, *mean, *size, *feedback;
+  int64_t n;
+};
+
 // One instruction set's kernels. `peak` runs its dot product on registers, as a limit to measure
 // against, and returns the multiply-adds done.
 struct Kernels {
@@ -199,6 +209,8 @@ struct Kernels {
   void (*vote)(const VoteJob& job, int64_t first, int64_t last, int32_t* z, void* scratch);
   size_t (*learn_bytes)(const LearnJob& job);
   void (*learn)(const LearnJob& job, int64_t block, void* scratch);
+  // Adam on values first .. last - 1 of a leaf, see adam.h; how many weights moved.
+  int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor, int64_t decay);
 };
 
 }  // namespace eggroll
