@@ -159,6 +159,7 @@ class CpuEngine(Engine):
         rows: Rows = NO_ROWS,
     ) -> Learnt:
         matrices = [back.matrices.get(leaf.name) for leaf in self.program.leaves]
+        mx.eval([matrix for matrix in matrices if matrix is not None])  # all at once
         after, scores, sizes, *Z = self._native.learn(
             self._program, prepared, tokens, targets, state, rows, words, list(back.scales),
             matrices, self.threads,

@@ -218,7 +218,7 @@ class Stages(Engine):
         return max(members // whole * whole, whole), tokens
 
     def carry_launch_size(self, passing: frozenset[int], P: int, T: int) -> tuple[int, int]:
-        """The same where errors are carried back: there and back is thrice the work."""
+        """The same where errors are carried back, as all tokens stay for the way back."""
         if passing not in self._tapes:
             self._tapes[passing] = carry_need(
                 [self.carry_plans(passing, m) for m in self.group_sizes]

@@ -255,6 +255,7 @@ def carry_kernels(dialect: Dialect, members: int) -> CarryKernels:
     layout = {"M": members, "BESIDE": dialect.beside}
     constants = dialect.constants(**{**dialect.vote_constants, **layout, "RANK": 0, "CLT": True})
     files = ["vote_tile", *dialect.vote_files, "carry", "carry_votes"]
+    files += dialect.vote_staging.get("carry_votes", ())
     body = dialect.spelled(CARRIED_VOTES).replace("@", dialect.vote_lane)
     header, names = dialect.header(constants, files), ("tape", "credits", "work", "sizes")
     bytes_shared = dialect.vote_bytes

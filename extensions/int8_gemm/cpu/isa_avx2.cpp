@@ -123,10 +123,18 @@ struct Isa : PortableIsa {
 #include "votes.h"
 //
 #include "learn_isa.h"
+#include "learn_products.h"
+//
 #include "x86_learn.h"
+//
+#include "avx2_products.h"
 using LearnIsa = X86Learn;
+using LearnProducts = Avx2Products;
 //
 #include "learn.h"
-extern const Kernels kernels = {"avx2",     Isa::peak, block_bytes, block,
-                                vote_bytes, vote,      learn_bytes, learn};
+//
+#include "adam_isa.h"
+#include "x86_adam.h"
+extern const Kernels kernels = {"avx2", Isa::peak,   block_bytes, block,        vote_bytes,
+                                vote,   learn_bytes, learn,       X86Adam::part};
 }  // namespace eggroll::avx2

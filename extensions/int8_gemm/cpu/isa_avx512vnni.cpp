@@ -339,10 +339,16 @@ struct Isa : Avx512Elements {
 #include "votes.h"
 //
 #include "learn_isa.h"
+#include "learn_products.h"
+//
 #include "x86_learn.h"
 using LearnIsa = X86Learn;
+using LearnProducts = PortableProducts;
 //
 #include "learn.h"
-extern const Kernels kernels = {"avx512vnni", Isa::peak, block_bytes, block,
-                                vote_bytes,   vote,      learn_bytes, learn};
+//
+#include "adam_isa.h"
+#include "x86_adam.h"
+extern const Kernels kernels = {"avx512vnni", Isa::peak,   block_bytes, block,        vote_bytes,
+                                vote,         learn_bytes, learn,       X86Adam::part};
 }  // namespace eggroll::avx512vnni

@@ -9,9 +9,13 @@ using Isa = PortableIsa;
 #include "votes.h"
 //
 #include "learn_isa.h"
+#include "learn_products.h"
 using LearnIsa = PortableLearn;
+using LearnProducts = PortableProducts;
 //
 #include "learn.h"
-extern const Kernels kernels = {"generic",  Isa::peak, block_bytes, block,
-                                vote_bytes, vote,      learn_bytes, learn};
+//
+#include "adam_isa.h"
+extern const Kernels kernels = {"generic",   Isa::peak, block_bytes,       block, vote_bytes, vote,
+                                learn_bytes, learn,     PortableAdam::part};
 }  // namespace eggroll::generic

@@ -103,9 +103,13 @@ struct Isa : NeonIsa {
 #include "votes.h"
 //
 #include "learn_isa.h"
+#include "learn_products.h"
 using LearnIsa = PortableLearn;
+using LearnProducts = PortableProducts;
 //
 #include "learn.h"
-extern const Kernels kernels = {"neon_i8mm", Isa::peak, block_bytes, block,
-                                vote_bytes,  vote,      learn_bytes, learn};
+//
+#include "adam_isa.h"
+extern const Kernels kernels = {"neon_i8mm", Isa::peak, block_bytes,       block, vote_bytes, vote,
+                                learn_bytes, learn,     PortableAdam::part};
 }  // namespace eggroll::neon_i8mm

@@ -183,10 +183,10 @@ struct LearnCredit : LearnTape {
     int cols = cols_of(op), words = words_of(rows_of(op));
     const Reduced factor = reduced(cols, by);
     const Given to = give(op.in[0]);
-    Isa::prepare(reinterpret_cast<const uint32_t*>(credit_of(j, t)), words, panel);
+    LearnProducts::close_credit(reinterpret_cast<const uint32_t*>(credit_of(j, t)), words, panel);
     for (int i = 0; i < tiles_of(cols); ++i, w += tile_bytes(static_cast<size_t>(words))) {
       alignas(64) int32_t acc[kTile][kLanes];
-      Isa::dot(w, panel, words, acc);
+      LearnProducts::send(w, panel, words, acc);
       LearnIsa::spread(acc, factor, to.adds, to.to + 2 * i * kRow);
     }
   }

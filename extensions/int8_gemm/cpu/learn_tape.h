@@ -21,8 +21,9 @@ struct LearnTape : Block {
   int32_t* c;         // credit of one result
   int8_t* small;      // the same as int8; logits
   uint32_t* scratch;  // of the head's powers
-  Isa::Prepared* panel;
+  LearnProducts::Panel* panel;
   uint32_t* columns;                  // [n/4][32] words of four tokens' inputs
+  size_t vote_tile;                   // bytes of
   int8_t* tiles_a;                    // tiles of eight outputs' credit, in the place of weights
   alignas(64) uint32_t places[kRow];  // random word of a lane's token, plus 0 to 3
 
@@ -77,9 +78,10 @@ struct LearnTape : Block {
     scratch = arena.take<uint32_t>(4 * wide);
     size_t section = static_cast<size_t>(T() < kVoteTokens ? T() : kVoteTokens) * (kLanes / 4);
     columns = arena.take<uint32_t>(section * kLanes);
-    tiles_a = arena.take<int8_t>(static_cast<size_t>(tiles_of(outputs)) * tile_bytes(section));
+    vote_tile = LearnProducts::tile_bytes(static_cast<int>(section));
+    tiles_a = arena.take<int8_t>(static_cast<size_t>(tiles_of(outputs)) * vote_tile);
     size_t longest = section > wide / kLanes ? section : wide / kLanes;
-    panel = arena.take<Isa::Prepared>(Isa::prepared_size(static_cast<int>(longest)));
+    panel = arena.take<LearnProducts::Panel>(LearnProducts::panel_size(static_cast<int>(longest)));
   }
 
   static size_t tile_bytes(size_t words) { return kTile * sizeof(int32_t) + words * kTile * 4; }

@@ -56,13 +56,9 @@ class LearnPopulation : public CpuPrimitive {
     work->sizes = out[2].data<int64_t>();
     for (int i = 0; i < job.plan.leaf_count; ++i) {
       int at = feedback_.at[static_cast<size_t>(i)];
-      if (at >= 0)
-        work->packed.push_back(
-            transposed(in[static_cast<size_t>(at)].data<int8_t>(), job.plan.leaves[i]));
-      work->back.push_back(at >= 0 ? work->packed.back().data() : nullptr);
+      work->matrices.push_back(at >= 0 ? in[static_cast<size_t>(at)].data<int8_t>() : nullptr);
       work->z.push_back(out[static_cast<size_t>(i) + 3].data<int32_t>());
     }
-    work->job.back = work->back.data();
     launch(in, out, [work, threads = threads_, keep = program_] { work->run(threads); });
   }
 
@@ -70,17 +66,33 @@ class LearnPopulation : public CpuPrimitive {
   // A run of all blocks: every thread adds up votes and sizes of its own.
   struct Work {
     LearnJob job{};
-    std::vector<std::vector<int8_t>> packed;
-    std::vector<const int8_t*> back;
+    std::vector<const int8_t*> matrices;  // [leaves], or null
     std::vector<int> scales;
     std::vector<int32_t*> z;
     int64_t* sizes = nullptr;
+
+    static constexpr int64_t kFew = 1 << 20;  // weights that one thread packs in a millisecond
+
+    int64_t weights() const {
+      int64_t n = 0;
+      for (int i = 0; i < job.job.plan.leaf_count; ++i) n += elements(job.job.plan.leaves[i]);
+      return n;
+    }
 
     void run(int threads) {
       const Kernels& k = kernels();
       const Plan& plan = job.job.plan;
       size_t leaves = static_cast<size_t>(plan.leaf_count);
       int64_t blocks = (job.job.members + kLanes - 1) / kLanes;
+      std::vector<std::vector<int8_t>> packed(leaves);
+      std::vector<const int8_t*> back(leaves, nullptr);
+      parallel_for(plan.leaf_count, weights() < kFew ? 1 : threads, [&](int64_t i, int) {
+        size_t leaf = static_cast<size_t>(i);
+        if (!matrices[leaf]) return;
+        packed[leaf] = transposed(matrices[leaf], plan.leaves[i]);
+        back[leaf] = packed[leaf].data();
+      });
+      job.back = back.data();
       std::vector<size_t> at(leaves + 1, leaves * sizeof(int64_t));
       for (size_t i = 0; i < leaves; ++i)
         at[i + 1] = at[i] + static_cast<size_t>(elements(plan.leaves[i])) * sizeof(int32_t);

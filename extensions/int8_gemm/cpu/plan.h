@@ -189,6 +189,15 @@ struct LearnJob {
   int64_t* sizes;             // [leaves] of this thread: sum of |credit|
 };
 
+// A leaf of n values that Adam moves. fine, mean, size and feedback (null: none) are replaced, and
+// weights become the rounding of fine.
+struct AdamLeaf {
+  const int32_t* votes;
+  int8_t* weights;
+  int32_t *fine, *mean, *size, *feedback;
+  int64_t n;
+};
+
 // One instruction set's kernels. `peak` runs its dot product on registers, as a limit to measure
 // against, and returns the multiply-adds done.
 struct Kernels {
@@ -200,6 +209,8 @@ struct Kernels {
   void (*vote)(const VoteJob& job, int64_t first, int64_t last, int32_t* z, void* scratch);
   size_t (*learn_bytes)(const LearnJob& job);
   void (*learn)(const LearnJob& job, int64_t block, void* scratch);
+  // Adam on values first .. last - 1 of a leaf, see adam.h; how many weights moved.
+  int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor, int64_t decay);
 };
 
 }  // namespace eggroll

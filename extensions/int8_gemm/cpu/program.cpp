@@ -305,17 +305,20 @@ std::vector<int8_t> transposed(const int8_t* src, const Leaf& leaf) {
   size_t rows = static_cast<size_t>(leaf.rows), cols = static_cast<size_t>(leaf.cols);
   size_t words = (rows + 3) / 4, tile = kTile * (4 * words + 4), tiles = (cols + kTile - 1) / kTile;
   std::vector<int8_t> packed(tiles * tile);
-  for (size_t k = 0; k < cols; ++k) {
-    int8_t* at = packed.data() + k / kTile * tile;
-    int32_t sum = 0;
-    for (size_t o = 0; o < rows; ++o) {
-      int8_t v = src[o * cols + k];
-      at[kTile * 4 + (o / 4 * kTile + k % kTile) * 4 + o % 4] = v;
-      sum += v;
+  // Four rows at a time, so that memory is read and written in pieces of a tile's width.
+  for (size_t o = 0; o < rows; o += 4)
+    for (size_t k = 0; k < cols; k += kTile) {
+      int8_t* at = packed.data() + k / kTile * tile;
+      int8_t* to = at + kTile * 4 + o * kTile;
+      int32_t bias[kTile];
+      std::memcpy(bias, at, sizeof bias);
+      for (size_t j = 0; j < 4 && o + j < rows; ++j) {
+        const int8_t* from = src + (o + j) * cols + k;
+        for (size_t i = 0; i < kTile && k + i < cols; ++i)
+          to[4 * i + j] = from[i], bias[i] -= 128 * from[i];
+      }
+      std::memcpy(at, bias, sizeof bias);
     }
-    int32_t bias = -128 * sum;
-    std::memcpy(at + k % kTile * 4, &bias, sizeof bias);
-  }
   return packed;
 }
 
