@@ -32,10 +32,12 @@ SETTINGS = {
         "learning_rate": 4.0,
     },
     "token-credit": {"recipe": "language"},
+    "group-credit": {"recipe": "language", "estimator": "group-credit", "group_size": 8},
     "local": {"recipe": "feedback", "estimator": "local"},
     "feedback": {"recipe": "feedback"},
 }
-POPULATION = {"token-votes": 1024, "token-credit": 1024, "local": 128, "feedback": 128}
+STREAMS = 128
+POPULATION = {**dict.fromkeys(SETTINGS, 1024), "local": STREAMS, "feedback": STREAMS}
 COLUMNS = ("task", "estimator", "seed")
 
 
