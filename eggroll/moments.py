@@ -109,19 +109,18 @@ class AdamRule(FineCopyRule):
         native = native_module()
         if native is None:
             return super().__call__(weights, memory, votes, step, decided)
-        new, kept, moved = Leaves(), dict(memory), 0
-        factor = self.factor(step)
-        for name, leaf in weights.items():
-            w, z, back = np.array(leaf), np.asarray(votes[name]), feedback_name(name)
-            held = [back] if back in memory else []
-            arrays = {key: np.array(memory[key]) for key in (name, *_names(name), *held)}
-            flat = [array.reshape(-1) for array in arrays.values()]
-            moved += native.adam(
-                z.reshape(-1), w.reshape(-1), *flat[:3], flat[3] if held else None, factor,
-                self.shrinking(name, step), self.threads,
-            )  # fmt: skip
-            new[name] = native.view(w)
-            kept |= {key: native.view(array) for key, array in arrays.items()}
+        keys = {name: (name, *_names(name), feedback_name(name)) for name in weights}
+        leaves = [
+            (np.asarray(votes[name]), np.asarray(leaf),
+             *(np.asarray(memory[key]) if key in memory else None for key in keys[name]),
+             self.shrinking(name, step))
+            for name, leaf in weights.items()
+        ]  # fmt: skip
+        made, moved = native.adam(leaves, self.factor(step), self.threads)
+        new, kept = Leaves(), dict(memory)
+        for name, (leaf, *arrays) in zip(weights, made, strict=True):
+            new[name] = leaf
+            kept |= dict(zip(keys[name], arrays, strict=False))  # feedback is last, if at all
         return Update(new, kept, moved / sum(w.size for w in weights.values()))
 
 

@@ -24,7 +24,7 @@ RUN = (
 )
 ORDERS = (FORWARD, REVERSE, SHUFFLED)
 # Random programs with the other products.
-SEEDS = [("local", 24, "nax"), ("feedback", 16, "m8n8k16"), ("local", 3, "dp4a")]
+SEEDS = [("local", 24, "nax"), ("feedback", 16, "m8n8k16")]
 
 
 def complete(estimator: str, **options) -> Carried:
@@ -147,6 +147,7 @@ def test_faults_are_found(gpu: Gpu, fault: str):
 
 
 @pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize("gpu", ["metal"], indirect=True)
 def test_a_run_has_the_cpu_engines_signature(
     gpu: Gpu, launcher: Emulator, call: Command, tmp_path: Path, monkeypatch
 ):

@@ -43,7 +43,8 @@ class CarryStage:
     def __init__(self, plan: CarryPlan, dialect: Dialect) -> None:
         self.plan = plan
         self.there = TapeStageWriter(plan, dialect).source()
-        self.back = CarryWriter(plan, dialect).source() if plan.steps else None
+        back = CarryWriter(plan, dialect)
+        self.back = back.source() if plan.steps and back.leaves_something else None
         self.tiles = vote_tiles(plan)
 
 
@@ -237,11 +238,15 @@ class CarryRun:
             named = self.rows.features[:, at, first : first + lists * active]
         (V, D), named = self.program.leaves[op.leaf].shape, named.reshape(-1)
         order = mx.argsort(named)
+        # Of each entry, where its credit is: the row of the launch, the member, the list.
+        entry, place = order // (lists * active), order % (lists * active) // active
+        p, t = entry // chunk.T, entry % chunk.T
+        credited = ((p // self.M * chunk.T + t) * self.M + p % self.M) * lists + place
         parts, share = row_shares(named.size, V * D)
-        sizes = [V, D, named.size, share, chunk.T, plan.credit_rows, plan.credits[op.leaf]]
+        sizes = [V, D, named.size, share, plan.credit_rows, plan.credits[op.leaf], lists]
         (Z,) = self._launch(
-            self.kernels.rows, [credits, named[order], order.astype(mx.int32)],
-            [*sizes, lists * active, active], (parts, V, D), 32 * V * -(-D // 32), parts,
+            self.kernels.rows, [credits, named[order], credited.astype(mx.int32)], sizes,
+            (parts, V, D), 32 * V * -(-D // 32), parts,
         )  # fmt: skip
         self._add("rows", op.leaf, Z.sum(axis=0))
 

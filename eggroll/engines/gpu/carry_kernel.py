@@ -59,6 +59,11 @@ class CarryKernel(KernelWriter):
         names += ["magnitudes"] * bool(plan.credited) + ["handed_on"] * plan.hands_on
         return names + ["carried_on"] * plan.stateful + ["scratch"] * bool(plan.back_bytes)
 
+    @property
+    def leaves_something(self) -> bool:
+        """Whether there is anything to launch it for."""
+        return bool({*self.outputs()} - {"scratch"})
+
     def constants(self) -> str:
         plan, dialect = self.carried, self.dialect
         text = dialect.constants(

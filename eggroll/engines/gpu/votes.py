@@ -126,11 +126,9 @@ egg::matrix_votes(Z + $part * sizes[2], left, right, egg::tile_of(mine), terms, 
 CARRIED = """\
 egg::Carried from;
   from.credits = credits;
-  from.T = sizes[4];
-  from.rows = sizes[5];
-  from.row = sizes[6];
-  from.indices = sizes[7];
-  from.active = sizes[8];
+  from.rows = sizes[4];
+  from.row = sizes[5];
+  from.lists = sizes[6];
   from.columns = columns;"""
 READ = """\
 egg::Read from;
@@ -241,8 +239,7 @@ class CarryKernels(NamedTuple):
 
     matrices: of a stage's matrices. sizes: terms, terms of a part, votes, rows of the tape and of
     credit. rows: sums of entries by row, of an embedding or of sparse features. sizes: rows,
-    columns, entries, entries of a part, T, rows of credit, the first of them, indices of a row,
-    those of a list.
+    columns, entries, entries of a part, rows of credit, the first of them, lists.
     """
 
     matrices: Source

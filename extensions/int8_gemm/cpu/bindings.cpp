@@ -14,6 +14,7 @@
 #include "draws.h"
 #include "engine.h"
 #include "machine.h"
+#include "mlx/allocator.h"
 #include "mlx/version.h"
 #include "stepper.h"
 #include "view.h"
@@ -84,25 +85,45 @@ void add_stepper(nb::module_& m) {
           "values"_a, Free(), "Fills values [P, T].");
 }
 
-void add_adam(nb::module_& m) {
-  using Whole = Array<int32_t, 1>;
-  m.def(
-      "adam",
-      [](Array<const int32_t, 1> votes, Array<int8_t, 1> weights, Whole fine, Whole mean,
-         Whole size, const std::optional<Whole>& feedback, int64_t factor, int64_t decay,
-         int threads) {
-        size_t n = votes.shape(0);
-        for (size_t other : {weights.shape(0), fine.shape(0), mean.shape(0), size.shape(0),
-                             feedback ? feedback->shape(0) : n})
-          check(other == n);
-        check(factor >= 0 && factor <= 64 << 16 && decay >= 0 && decay <= 1 << 24);
-        return eggroll::adam({votes.data(), weights.data(), fine.data(), mean.data(), size.data(),
-                              feedback ? feedback->data() : nullptr, static_cast<int64_t>(n)},
-                             factor, decay, threads);
-      },
-      "votes"_a, "weights"_a, "fine"_a, "mean"_a, "size"_a, "feedback"_a.none(), "factor"_a,
-      "decay"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "Replaces all but votes, [n]; how many weights moved.");
+template <typename T>
+using Values = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
+using Wholes = Values<int32_t>;
+// Votes, weights, fine copy, mean, size, feedback and decay.
+using GivenLeaf =
+    std::tuple<Wholes, Values<int8_t>, Wholes, Wholes, Wholes, std::optional<Wholes>, int64_t>;
+
+template <typename T>
+mx::array room_for(const Values<T>& given, mx::Dtype dtype) {
+  mx::Shape shape;
+  for (size_t i = 0; i < given.ndim(); ++i) shape.push_back(static_cast<int>(given.shape(i)));
+  return mx::array(mx::allocator::malloc(given.size() * sizeof(T)), shape, dtype);
+}
+
+// New weights, fine copy, mean, size and, if there is one, feedback of every leaf; and how many
+// weights moved.
+std::pair<std::vector<std::vector<mx::array>>, int64_t> updated(
+    const std::vector<GivenLeaf>& leaves, int64_t factor, int threads) {
+  check(factor >= 0 && factor <= 64 << 16);
+  std::vector<std::vector<mx::array>> made;
+  std::vector<eggroll::AdamUpdate> work;
+  for (const auto& [votes, weights, fine, mean, size, feedback, decay] : leaves) {
+    size_t n = votes.size();
+    for (size_t other :
+         {weights.size(), fine.size(), mean.size(), size.size(), feedback ? feedback->size() : n})
+      check(other == n);
+    check(decay >= 0 && decay <= 1 << 24);
+    std::vector<mx::array> out{room_for(weights, mx::int8)};
+    for (const Wholes* given : {&fine, &mean, &size}) out.push_back(room_for(*given, mx::int32));
+    if (feedback) out.push_back(room_for(*feedback, mx::int32));
+    eggroll::AdamLeaf to{votes.data(),           out[0].data<int8_t>(),
+                         out[1].data<int32_t>(), out[2].data<int32_t>(),
+                         out[3].data<int32_t>(), feedback ? out[4].data<int32_t>() : nullptr,
+                         static_cast<int64_t>(n)};
+    work.push_back({weights.data(), fine.data(), mean.data(), size.data(),
+                    feedback ? feedback->data() : nullptr, decay, to});
+    made.push_back(std::move(out));
+  }
+  return {std::move(made), eggroll::adam(work, factor, threads)};
 }
 
 }  // namespace
@@ -186,7 +207,10 @@ NB_MODULE(_int8_gemm, m) {
         "tokens"_a, "targets"_a, "state"_a, "rows"_a, "words"_a, "scales"_a, "back"_a, "threads"_a,
         "State, scores, sums of |credit| int64 [leaves] and Z of every leaf.");
   add_stepper(m);
-  add_adam(m);
+  m.def("adam", &updated, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "factor"_a,
+        "threads"_a,
+        "Of leaves (votes, weights, fine, mean, size, feedback or None, decay): those after votes "
+        "anew, without None, for every leaf; and how many weights moved.");
   m.def("draws", &eggroll::draws, nb::call_guard<nb::gil_scoped_release>(), "streams"_a, "rooms"_a,
         "first"_a, "shape"_a, "threads"_a,
         "int32 [shape], numbers below every stream's room; see draws.h.");

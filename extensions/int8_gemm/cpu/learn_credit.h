@@ -296,7 +296,8 @@ struct LearnCredit : LearnTape {
                  Mean& mean) {
     constexpr int kFitting = 64;  // words whose parts of products fit 32 bits together
     int words = words_of(n);
-    alignas(64) int32_t sum[kRow] = {};
+    alignas(64) int32_t magnitude[kLanes];
+    LearnIsa::magnitudes(x, n, magnitude);
     alignas(64) int64_t total[kLanes] = {};
     int64_t size = 0;
     for (int first = 0; first < words; first += kFitting) {
@@ -310,16 +311,13 @@ struct LearnCredit : LearnTape {
           int32_t a = of[i] * by[i];
           high[i] += (a >> 12) * v[i], low[i] += (a & 4095) * v[i];
         }
-        for (int i = 0; i < kRow; ++i)
-          sum[i] += 4 * w + (i & 3) < n ? (v[i] < 0 ? -v[i] : v[i]) : 0;
       }
       for (int i = 0; i < kRow; ++i) total[i / 4] += int64_t{high[i]} * 4096 + low[i];
     }
     learn.sizes[op.leaf] += size;
     for (int m = 0; m < kLanes; ++m) {
-      int64_t magnitude = 0;
-      for (int i = 0; i < 4; ++i) magnitude += sum[4 * m + i];
-      int64_t d = magnitude / n < 1 ? 1 : magnitude / n, by = d * d * n, quotient = total[m] / by;
+      int64_t d = magnitude[m] / n < 1 ? 1 : magnitude[m] / n, by = d * d * n;
+      int64_t quotient = total[m] / by;
       quotient -= quotient * by > total[m];
       quotient = quotient > kBound ? kBound : quotient < -kBound ? -kBound : quotient;
       mean.set(m, static_cast<int32_t>(d), static_cast<int32_t>(quotient));

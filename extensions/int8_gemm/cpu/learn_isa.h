@@ -74,6 +74,22 @@ struct PortableLearn {
     for (int j = 0; j < 4; ++j) sum[j] += part[j] + part[j + 4];
   }
 
+  // sum[m] = the sum of |x| over n values of every lane.
+  static void magnitudes(const int8_t* x, int n, int32_t* sum) {
+    alignas(64) int32_t part[kRow] = {};
+    for (int w = 0; w < n / 4; ++w)
+      for (int i = 0; i < kRow; ++i) {
+        int32_t v = x[w * kRow + i];
+        part[i] += v < 0 ? -v : v;
+      }
+    for (int i = 0; i < kRow; ++i) {
+      int32_t v = (i & 3) < n % 4 ? x[n / 4 * kRow + i] : 0;
+      part[i] += v < 0 ? -v : v;
+    }
+    for (int m = 0; m < kLanes; ++m)
+      sum[m] = part[4 * m] + part[4 * m + 1] + part[4 * m + 2] + part[4 * m + 3];
+  }
+
   // EXP2 of `words` rows of logits to 2^-bits, zero from value `rows` on: row by row with four
   // fraction bits to `to`, and all their sums over a lane's values, with four to `coarse`.
   static void powers(const int8_t* u, int rows, int words, const uint32_t* mantissa, int bits,

@@ -104,6 +104,7 @@ struct LearnTape : Block {
 
   // ---- forward -------------------------------------------------------------------------------
 
+  // Registers move along the tape with their results, but for x, which is passed on.
   void record(int at) {
     form = form_of(*stage);
     load_state(job.state_in);
@@ -111,16 +112,27 @@ struct LearnTape : Block {
       uint32_t* to = tapes[at] + form.size * static_cast<size_t>(t);
       registers[0] = x + step * static_cast<size_t>(t);
       for (int j = 0; j < stage->register_count; ++j) ready[j] = false;
-      restart(t);
       remember(0, to + form.x);
-      if (stage->state >= 0) remember(1, to + form.s);
+      if (stage->state >= 0) {
+        remember(1, to + form.s);
+        registers[1] = to + form.s;
+        restart(t);
+      }
       for (int j = 0; j < stage->op_count; ++j) {
         const Op& op = stage->ops[j];
+        uint32_t* result = to + form.of[j];
+        const bool kept = result_words(*stage, op), moves = kept && op.out;
+        if (moves && reads(op, op.out)) remember(op.out, result);
+        if (moves) registers[op.out] = result;
         run_alone(op, j, t);
-        if (result_words(*stage, op)) remember(op.out, to + form.of[j]);
+        if (kept && !moves) remember(op.out, result);
       }
     }
     store_state();
+  }
+
+  static bool reads(const Op& op, int reg) {
+    return op.in[0] == reg || op.in[1] == reg || op.in[2] == reg;
   }
 
   void remember(int reg, uint32_t* to) const {

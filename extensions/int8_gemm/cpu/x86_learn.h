@@ -110,6 +110,21 @@ struct X86Learn : PortableLearn {
     for (int j = 0; j < 4; ++j) sum[j] += pairs[2 * j] + pairs[2 * j + 1];
   }
 
+  static void magnitudes(const int8_t* x, int n, int32_t* sum) {
+    const __m256i one = _mm256_set1_epi8(1),
+                  last = all(static_cast<int>(0xFFFFFFFFu >> (8 * (-n & 3))));
+    for (int m = 0; m < kLanes; m += 8) {
+      __m256i found = _mm256_setzero_si256();
+      for (int k = 0; k < n; k += 4) {
+        __m256i v = _mm256_abs_epi8(load(x + k * kLanes + 4 * m));
+        if (k + 4 > n) v = _mm256_and_si256(v, last);
+        v = _mm256_madd_epi16(_mm256_maddubs_epi16(v, one), _mm256_set1_epi16(1));
+        found = _mm256_add_epi32(found, v);
+      }
+      store(sum + m, found);
+    }
+  }
+
   // ---- the head's error ----------------------------------------------------------------------
   // A block of 32 values, eight lanes, is unpacked within halves, which packing takes back: vector
   // q has the values 4 q .. 4 q + 3 and 16 more.
