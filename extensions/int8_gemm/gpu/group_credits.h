@@ -21,9 +21,8 @@ EGG_FUNCTION int weigh_both(EGG_DEVICE int8_t* given, Credit credit, Pairs of, u
       after[i] = of.unit * d + ((credit.discount * after[i]) >> 4);
       value[i] = rounded(after[i], of.unit_shift);
     }
-    const int c = clipped((turn.first ? -value[0] : value[0]) +
-                              (turn.second ? value[1] : -value[1]),
-                          0);
+    const int c =
+        clipped((turn.first ? -value[0] : value[0]) + (turn.second ? value[1] : -value[1]), 0);
     given[t * of.lanes] = int8_t(c);
     sum += c;
     // A document's first token owes nothing to the one before.
