@@ -221,7 +221,7 @@ class Evolution:
         Sweep(0.1, 8, log=True, when=("rule", *rules_with("learning_rate"))),
     ] = 1.5
     """Rules master and whitened: bits an average vote moves a weight at the start; rule whitened
-    scales it by sqrt(200 / steps). Rule adam: 1 moves a weight by 1.6 bits at the most."""
+    scales it by sqrt(200 / steps). Rule adam: bits a vote that is always the same moves it."""
     rate_decay: Annotated[
         float,
         Group.EVOLUTION,

@@ -45,7 +45,9 @@ class Crediting(NamedTuple):
     (token-credit), or on the weights (token-votes); shifts: right shift of a leaf's noise, with
     nodes only; owners: the leaf whose noise it is credited with; discounts: what a score is worth
     to the token before, in 1/16; credit_shift: right shift of a leaf's sums on their way to int8;
-    unit_shift: from score differences in 1/256 bit to the unit of credit.
+    unit_shift: from score differences in 1/256 bit to the unit of credit; group: members that read
+    the same and are compared with their mean, each with signs of its own, or 0, where the two of a
+    pair have opposite signs and are compared with each other.
     """
 
     nodes: bool
@@ -55,6 +57,7 @@ class Crediting(NamedTuple):
     discounts: tuple[int, ...]
     credit_shift: int
     unit_shift: int
+    group: int = 0
 
 
 class CreditNoise(NamedTuple):
@@ -97,11 +100,18 @@ def _shared(stage: Stage) -> Iterator[tuple[int, int]]:
 
 
 def crediting(
-    program: Program, *, nodes: bool, sigma_shift: int, discount: int, seq_len: int
+    program: Program,
+    *,
+    nodes: bool,
+    sigma_shift: int,
+    discount: int,
+    seq_len: int,
+    group: int = 0,
 ) -> Crediting:
     """The credit of every leaf of a program, derived from what the leaf does there.
 
-    nodes: noise on the outputs of layers (token-credit), else on the weights (token-votes).
+    nodes: noise on the outputs of layers (token-credit), else on the weights (token-votes); group:
+    as in Crediting, with nodes only.
     """
     count = len(program.leaves)
     kinds, shifts = [CreditKind.NONE] * count, [sigma_shift] * count
@@ -127,7 +137,7 @@ def crediting(
         kinds[policy.leaf], shifts[policy.leaf] = CreditKind.NONE, SILENT
     made = Crediting(
         nodes, tuple(shifts), tuple(kinds), tuple(owners), tuple(discounts), 0,
-        UNIT_SHIFTS[program.score_bits],
+        UNIT_SHIFTS[program.score_bits], group,
     )  # fmt: skip
     return made._replace(credit_shift=credit_shift(made, seq_len))
 

@@ -44,6 +44,8 @@ class EstimatorOptions(Protocol):
     @property
     def pop(self) -> int: ...
     @property
+    def group_size(self) -> int: ...
+    @property
     def seed(self) -> int: ...
 
 
@@ -122,6 +124,7 @@ class Estimator(ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     known_scale: ClassVar[bool] = True
     by_token: ClassVar[bool] = False  # whether engines must give credit token by token
+    grouped: ClassVar[bool] = False  # and compare members with the mean of their group
     perturbs: ClassVar[bool] = True
     feedback: ClassVar[bool] = False
     crediting: Crediting | None = None

@@ -41,7 +41,12 @@ from eggroll.policy import readout
 from eggroll.population import Population
 from eggroll.program import Program, Weights
 
-EstimatorName = Literal["eggroll", "token-votes", "token-credit", "local", "feedback"]
+EstimatorName = Literal[
+    "eggroll", "token-votes", "token-credit", "group-credit", "local", "feedback"
+]
+
+
+GROUPS = (4, 8, 16, 32)  # sizes that the cpu engine's blocks of 32 members hold whole
 
 
 class WeightNoise(Estimator):
@@ -84,7 +89,7 @@ class TokenVotes(Estimator):
         super().__init__(options, program)
         self.crediting: Crediting = crediting(
             program, nodes=self.nodes, sigma_shift=options.sigma_shift, discount=options.discount,
-            seq_len=options.seq_len,
+            seq_len=options.seq_len, group=options.group_size if self.grouped else 0,
         )  # fmt: skip
 
     @classmethod
@@ -157,10 +162,46 @@ class TokenCredit(TokenVotes):
     nodes = True
 
 
+class GroupCredit(TokenCredit):
+    """The same, but every member has signs of its own and is compared with its group's mean.
+
+    Members of a pair with opposite signs tell one thing about the noise, and with signs of their
+    own two, once it is known what the tokens would have scored anyway: a group's mean tells that.
+    """
+
+    summary = "as token-credit, but each member against the mean of those that read the same"
+    grouped = True
+
+    @classmethod
+    def check(cls, options: EstimatorOptions) -> None:
+        super().check(options)
+        if options.group_size not in GROUPS:
+            raise InputError(
+                f"--group-size is {options.group_size}: --estimator {options.estimator} compares "
+                f"members with the mean of their group, of {', '.join(map(str, GROUPS[:-1]))} or "
+                f"{GROUPS[-1]}; try --group-size {GROUPS[0]}, or --estimator token-credit."
+            )
+
+    def told(
+        self,
+        population: Population,
+        weights: Weights,
+        step: int,
+        record: Record,
+        values: NDArray[np.float64],
+        fitness: str,
+    ) -> Told:
+        raise InputError(
+            f"Estimator {self.options.estimator} compares the scores of a group, and values from "
+            'outside are of pairs: use estimator="token-credit".'
+        )
+
+
 ESTIMATORS: dict[str, type[Estimator]] = {
     "eggroll": WeightNoise,
     "token-votes": TokenVotes,
     "token-credit": TokenCredit,
+    "group-credit": GroupCredit,
     "local": Local,
     "feedback": Feedback,
 }

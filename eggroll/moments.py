@@ -27,8 +27,8 @@ from eggroll.rule import (
 
 MEAN, POWER = 26, 13  # in 1/256: what a vote adds to m, and its square to s^2
 VOTE_BOUND, VOTE_BITS = 1 << 26, 4  # of Z, and fraction bits of m and s
-PEAK = 1.6  # last bits of a weight: 0.1, with a learning rate of 1
-DECAY = 0.003  # of matrices, at the peak
+DECAY = 0.001  # share of matrices that an update takes, at the peak
+FORGET, AGE = 2, 50  # early updates t take FORGET / (t + AGE), by which initial values go
 
 
 class AdamRule(FineCopyRule):
@@ -36,8 +36,8 @@ class AdamRule(FineCopyRule):
 
     m and s remember some 10 and 20 updates. lr rises over 20 updates, or a tenth of the run where
     that is shorter, and falls to zero with progress p as (1 - p)^2 (1 + 2 p), close to a cosine.
-    The matrices of layers and of the head, and their feedback, shrink by DECAY of themselves at the
-    peak.
+    The matrices of layers and of the head, and their feedback, shrink: at first so fast that what
+    was random in both is soon gone, however long the run, then by DECAY of themselves at the peak.
     """
 
     summary = "Adam in integers, for estimators that carry errors back"
@@ -81,10 +81,11 @@ class AdamRule(FineCopyRule):
 
     def factor(self, step: int) -> int:
         """lr in last bits of a fine copy; at most 64 bits of a weight."""
-        return round(min(PEAK * self.rate * self.share(step), 64) * (1 << FINE_BITS))
+        return round(min(self.rate * self.share(step), 64) * (1 << FINE_BITS))
 
     def shrinking(self, name: str, step: int) -> int:
-        return round(DECAY * self.share(step) * (1 << 24)) if name in self.shrinks else 0
+        taken = max(DECAY, FORGET / (step + AGE)) * self.share(step)
+        return round(taken * (1 << 24)) if name in self.shrinks else 0
 
     def changes(
         self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int

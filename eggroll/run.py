@@ -305,13 +305,16 @@ def new_learner(options: Config, engine: Engine) -> Learner:
 
 
 def chunk_size(options: Config, engine: Engine, estimator: Estimator) -> int:
-    """Members evaluated at a time: as asked, else as many as a memory budget holds."""
-    if options.chunk:
-        return min(options.chunk, options.pop)
-    return fitting_chunk(
+    """Members evaluated at a time: as asked, else as many as a memory budget holds.
+
+    Whole groups, where an estimator compares their members.
+    """
+    chunk = min(options.chunk, options.pop) or fitting_chunk(
         engine, members=options.pop, seq_len=options.seq_len, rank=options.rank,
         kept=estimator.inputs_kept(engine.program),
     )  # fmt: skip
+    unit = options.group_size if estimator.grouped else 1
+    return max(chunk // unit * unit, unit)
 
 
 def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:

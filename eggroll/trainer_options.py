@@ -29,6 +29,7 @@ class Options(Evolution):
     carry: bool = False
     checkpoint_every: Annotated[int, Range(0, 10**9)] = 50
 
+    group_size: ClassVar[int] = 2  # members that are compared: those of a pair
     seq_len: ClassVar[int] = 1  # rows of an update, as far as they are known when it begins
 
     @classmethod
@@ -59,6 +60,11 @@ class Options(Evolution):
             raise InputError(
                 f"estimator is {self.estimator!r}: it carries the error of a score back, and "
                 'values from outside have none; use "eggroll" or "token-credit".'
+            )
+        if self.estimator_class.grouped:
+            raise InputError(
+                f"estimator is {self.estimator!r}: it compares the scores of a group, and values "
+                'from outside are of pairs; use "token-credit".'
             )
         with in_python():
             self.estimator_class.check(self)

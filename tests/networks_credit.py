@@ -27,6 +27,7 @@ class Credited:
     signs: np.ndarray  # [leaves, N, words] int32
     draws: np.ndarray  # [N, T] uint32
     values: np.ndarray | None = None  # [N, T] int32, in place of score differences
+    group: int = 0  # members compared with their mean; 0: those of a pair
 
     @property
     def credit_noise(self) -> CreditNoise:
@@ -37,7 +38,7 @@ class Credited:
         """For the oracle, where the noise is on what layers give."""
         signs = dict(zip(self.case.weights, self.signs, strict=True))
         nodes = self.estimator == "token-credit"
-        return oracle_credit.CreditNoise(signs, self.draws) if nodes else None
+        return oracle_credit.CreditNoise(signs, self.draws, self.group) if nodes else None
 
     @property
     def crediting(self) -> Crediting:
@@ -47,6 +48,7 @@ class Credited:
             sigma_shift=self.case.sigma_shift,
             discount=self.discount,
             seq_len=self.case.tokens.shape[1],
+            group=self.group,
         )
 
     def oracle_of_any(self):
@@ -70,7 +72,7 @@ class Credited:
         case = self.case
         P, D, names = len(case.tokens), case.program.width, list(case.weights)
         signs = dict(zip(names, self.signs, strict=True))
-        credit_noise = oracle_credit.CreditNoise(signs, self.draws)
+        credit_noise = oracle_credit.CreditNoise(signs, self.draws, self.group)
         scores, state, Z = oracle_credit.credit(
             self.estimator, case.weights, case.tokens, case.targets,
             case.state.reshape(P, case.program.state_size // D, D), case.noise(), credit_noise,
@@ -95,11 +97,19 @@ class Credited:
 
 
 def credited_case(
-    seed: int, estimator: str, *, marks: float = 0.2, discount: int = 12, alike=True, **shape
+    seed: int,
+    estimator: str,
+    *,
+    marks: float = 0.2,
+    discount: int = 12,
+    alike=True,
+    group=0,
+    **shape,
 ) -> Credited:
     """A case of EGG: shape as in `random_case`, the rest as in `credited_of`."""
     rng = np.random.default_rng(seed + 1)
-    return credited_of(random_case(seed, **shape), rng, estimator, marks, discount, alike)
+    case = random_case(seed, **shape)
+    return credited_of(case, rng, estimator, marks, discount, alike, group=group)
 
 
 def credited_of(
@@ -110,6 +120,7 @@ def credited_of(
     discount: int = 12,
     alike: bool = True,
     valued: bool = False,
+    group: int = 0,
 ) -> Credited:
     """A case with signs and draws.
 
@@ -124,7 +135,7 @@ def credited_of(
     words = rng.integers(-(2**31), 2**31, (len(case.weights), P // 2, -(-T // 32)))
     draws = rng.integers(0, 2**32, (P // 2, T), dtype=np.uint32)
     values = values_of(rng, (P // 2, T)) if valued or not case.program.scored else None
-    return Credited(case, estimator, discount, words.astype(np.int32), draws, values)
+    return Credited(case, estimator, discount, words.astype(np.int32), draws, values, group)
 
 
 def values_of(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:

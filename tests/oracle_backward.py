@@ -327,7 +327,7 @@ def next_scales(program, scales, sizes, rows):
 
 VOTES = 2**26  # the bound of a vote
 MEAN, POWER = 26, 13  # of 256: what a vote adds to m, its square to s^2
-PEAK, LOST = 1.6, 0.003  # last bits of a step, and the share that is lost, at the peak
+LOST, FORGET, AGE = 0.001, 2, 50  # the share that is lost at the peak, and early
 
 
 class Adam:
@@ -383,4 +383,5 @@ def schedule(t, steps, learning_rate):
     """(g, delta) of update t: the factor of a step and the share that is lost."""
     p, w = min(t / steps, 1), max(1, min(20, steps // 10))
     phi = (1 - p) ** 2 * (1 + 2 * p) * min(1, (t + 1) / w)
-    return round(2**16 * min(64, PEAK * learning_rate * phi)), round(2**24 * (LOST * phi))
+    lost = max(LOST, FORGET / (t + AGE))
+    return round(2**16 * min(64, learning_rate * phi)), round(2**24 * (lost * phi))

@@ -20,14 +20,47 @@ UNIT = {16: 4, 256: 2}  # S of the score -> right shift from 1/256 bit to the un
 
 @dataclass
 class CreditNoise:
-    """signs: leaf -> int [N, ceil(T/32)] words of 32 bits; draws: int [N, T], 32 bits each."""
+    """signs: leaf -> int [N, ceil(T/32)] words of 32 bits; draws: int [N, T], 32 bits each.
+
+    group: members that are compared with their mean, each with signs of its own; 0: pairs.
+    """
 
     signs: dict[str, np.ndarray]
     draws: np.ndarray
+    group: int = 0
 
     def sign(self, leaf: str, pair: int, t: int) -> int:
         word = int(self.signs[leaf][pair][t // 32]) & M32
         return -1 if word >> (t % 32) & 1 else 1
+
+    def second(self, leaf: str, pair: int, t: int) -> int:
+        """That of member 2p+1, which subtracts its noise times this."""
+        if not self.group:
+            return self.sign(leaf, pair, t)
+        word = mixed(int(self.signs[leaf][pair][t // 32]))
+        return -1 if word >> (t % 32) & 1 else 1
+
+    def of(self, member: int, leaf: str, t: int) -> int:
+        pair, odd = divmod(member, 2)
+        return -self.second(leaf, pair, t) if odd else self.sign(leaf, pair, t)
+
+    def credit(self, leaf: str, pair: int, R) -> list[int]:
+        """c_t from R_t of the pair, or in groups from those of both members."""
+        if not self.group:
+            return [int(clip(self.sign(leaf, pair, t) * r)) for t, r in enumerate(R)]
+        return [
+            int(clip(sum(self.of(2 * pair + i, leaf, t) * r for i, r in enumerate(both))))
+            for t, both in enumerate(R)
+        ]
+
+    def compared(self, scores, p: int, discount: int, read, S: int):
+        """R_t of pair p, or of both its members against the mean of their group, rounded down."""
+        if not self.group:
+            return discounted(scores[2 * p] - scores[2 * p + 1], read, discount, S)
+        first = 2 * p - 2 * p % self.group
+        mean = scores[first : first + self.group].sum(axis=0) // self.group
+        both = [discounted(scores[m] - mean, read, discount, S) for m in (2 * p, 2 * p + 1)]
+        return list(zip(*both, strict=True))
 
 
 def rounded(v, s: int):
@@ -64,24 +97,24 @@ class NodeWorker(Worker):
 
     def __init__(self, weights, noise, index, tables, credit_noise):
         super().__init__(weights, noise, index, tables)
-        self.credit_noise = credit_noise
+        self.credit_noise, self.index = credit_noise, index
 
-    def turn(self, leaf) -> int:
-        return self.credit_noise.sign(leaf, self.pair, self.t)
+    def turned(self, leaf) -> int:
+        return self.credit_noise.of(self.index, leaf, self.t)
 
     def vector(self, leaf):
         w = np.asarray(self.w[leaf], np.int64)
         if owner(leaf) != leaf:
             return w
         product = self.noise.product(leaf, self.pair, len(w))
-        plus = self.sign * self.turn(leaf)  # a turned sign exchanges what the two members have
+        plus = self.turned(leaf)  # a turned sign takes what the pair's other member would have
         return clip(w + ((plus * product) >> (Q + self.noise.shift + 3)))
 
     def embed(self, leaf, t):
         E = self.matrix(leaf)
         _, B = self.noise.factors(leaf, self.pair, E.shape)
         n = rounded(B[:, 0], self.noise.shift + 1)
-        return clip(E[t] + clip(self.sign * self.turn(leaf) * n))
+        return clip(E[t] + clip(self.turned(leaf) * n))
 
     def linear(self, leaf, x):
         self.inputs[leaf, self.t] = np.array(x, np.int64)
@@ -90,7 +123,7 @@ class NodeWorker(Worker):
         if leaf != "head" and owner(leaf) == leaf:
             A, _ = self.noise.factors(leaf, self.pair, W.shape)
             n = rounded(16 * root * A[:, 0], self.noise.shift)
-            total = total + self.sign * self.turn(leaf) * n
+            total = total + self.turned(leaf) * n
         return clip(wrap32(total) // (16 * root))
 
 
@@ -135,8 +168,7 @@ def discounted(d, tokens, g: int, S: int) -> list[int]:
 def credited(leaf, w, R, plus, noise, tokens, credit_noise) -> list[int]:
     """c_t of one pair: R_t times the noise's sign, or times x.B where the weights have noise."""
     if credit_noise is not None:
-        signs = [credit_noise.sign(owner(leaf), plus.pair, t) for t in range(len(R))]
-        return [int(clip(s * r)) for s, r in zip(signs, R, strict=True)]
+        return credit_noise.credit(owner(leaf), plus.pair, R)
     if w.ndim == 1:
         return [int(clip(r)) for r in R]
     A, B = noise.factors(leaf, plus.pair, w.shape)
@@ -189,6 +221,7 @@ def credit(
     credit_noise = credit_noise if estimator == "token-credit" else None
     Z = {leaf: np.zeros(w.shape, np.int64) for leaf, w in weights.items()}
     scores, states = np.zeros(tokens.shape, np.int64), []
+    firsts = []
     for pair in range(len(tokens) // 2):
         for m in (2 * pair, 2 * pair + 1):
             given = (weights, noise, m, tables)
@@ -200,13 +233,15 @@ def credit(
                 rows.append(row)
             states.append(s)
             if m % 2 == 0:
-                plus, logits = member, rows
-        read, d = tokens[2 * pair], scores[2 * pair] - scores[2 * pair + 1]
+                firsts.append((member, rows))
+    for pair, (plus, logits) in enumerate(firsts):
+        read = tokens[2 * pair]
         for leaf, w in weights.items():
             if leaf == "head" and credit_noise is not None:
                 read_out(Z[leaf], plus, logits, targets[2 * pair], credit_noise.draws[pair], S)
                 continue
-            R = discounted(d, read, discount_of(leaf, len(state[0]), discount), S)
+            g = discount_of(leaf, len(state[0]), discount)
+            R = (credit_noise or CreditNoise({}, np.empty(0))).compared(scores, pair, g, read, S)
             c = credited(leaf, w, R, plus, noise, read, credit_noise)
             own = owner(leaf) if credit_noise else leaf
             vote(Z[leaf], leaf, own, weights, c, plus, noise, read, S)

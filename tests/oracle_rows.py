@@ -76,11 +76,11 @@ class NodeWorker(Worker):
 
     def __init__(self, program, weights, noise, credit_noise: CreditNoise, index):
         super().__init__(program, weights, noise, index)
-        self.credit_noise, self.owners = credit_noise, owners(program)
+        self.credit_noise, self.owners, self.index = credit_noise, owners(program), index
         self.read_out = read_out_leaves(program)
 
     def turned(self, name, noise):
-        return self.sign * self.credit_noise.sign(name, self.pair, self.t) * noise
+        return self.credit_noise.of(self.index, name, self.t) * noise
 
     def vector(self, op):
         name, w = self.leaf(op)
@@ -123,14 +123,15 @@ def shown_in(op, row):
 
 def vote_of_rows(z, op, name, R, plus, noise, signs, tokens, features) -> None:
     """An embedding's vote, or that of sparse features: row by row."""
-    for t, r in enumerate(R):
+    credit = signs.credit(name, plus.pair, R) if signs is not None else R
+    for t, r in enumerate(credit):
         shown = [(0, int(tokens[t]))] if op.kind == "embed" else shown_in(op, features[t])
         A, B = noise.factors(name, plus.pair, z.shape)
         start, D = int(noise.starts[name][plus.pair]), z.shape[1]
         for place, f in shown:
             if signs is not None:
                 n = noise.table[start + place * D : start + (place + 1) * D]
-                z[f] += clip(signs.sign(name, plus.pair, t) * r) * n
+                z[f] += r * n
             elif op.kind == "embed":
                 z[f] += clip((r * int(A[f, 0])) >> 4) * B[:, 0]
             else:
@@ -143,7 +144,7 @@ def vote_of_sums(z, op, name, own, R, plus, noise, signs, S) -> None:
     h = max(0, (T.bit_length() - 4) // 2) + 4 - UNIT[S]
     given = [plus.given[name, t] for t in range(T)] if z.ndim == 2 else []
     if signs is not None:
-        c = [clip(signs.sign(own, plus.pair, t) * r) for t, r in enumerate(R)]
+        c = signs.credit(own, plus.pair, R)
     elif z.ndim == 1:
         c = [clip(r) for r in R]
     else:
@@ -183,19 +184,25 @@ def credit(program, weights, tokens, targets, state, rows, noise, signs, discoun
     Z = {leaf: np.zeros(w.shape, np.int64) for leaf, w in weights.items()}
     state, scores = np.array(state, np.int64), np.zeros(tokens.shape, np.int64)
     shared, later = owners(program) if signs else {}, credited_later(program)
+    firsts = []  # of every pair: member 2p, and its logits
     for p in range(len(tokens) // 2):
         for m in (2 * p + 1, 2 * p):
-            plus = make(m)  # in the end, member 2p
+            plus = make(m)
             given, logits = run(plus, m, tokens, state[m], rows), None
             if program.scored:
                 scores[m], logits = scores_of(given, targets[m], program.score_bits)
-        d = scores[2 * p] - scores[2 * p + 1] if values is None else values[p]
+        firsts.append((plus, logits))
+    for p, (plus, logits) in enumerate(firsts):
         read = tokens[2 * p]
         for _, op in operations(program):
             if op.leaf < 0:
                 continue
             name = program.leaves[op.leaf].name
-            z, R = Z[name], discounted(d, read, discount if name in later else 0, S)
+            z, g = Z[name], discount if name in later else 0
+            if values is None:
+                R = (signs or CreditNoise({}, np.empty(0))).compared(scores, p, g, read, S)
+            else:
+                R = discounted(values[p], read, g, S)
             if signs and name in read_out_leaves(program):
                 if op.kind != "score":
                     continue

@@ -17,7 +17,8 @@ from eggroll.noise import Noise
 from eggroll.population import Population, model_loss
 
 V, DISCOUNT = 16, 12
-SIGMA_SHIFTS = {"eggroll": 4, "token-votes": 4, "token-credit": 2}
+SIGMA_SHIFTS = {"eggroll": 4, "token-votes": 4, "token-credit": 2, "group-credit": 2}
+GROUPS = {"group-credit": 8}  # members that read the same, else 2
 
 
 def population(
@@ -30,13 +31,15 @@ def population(
     if estimator != "eggroll":
         by_leaf = crediting(
             program,
-            nodes=estimator == "token-credit",
+            nodes=estimator in ("token-credit", "group-credit"),
             sigma_shift=sigma_shift,
             discount=DISCOUNT,
             seq_len=T,
+            group=GROUPS.get(estimator, 0),
         )
     engine, _ = choose("cpu", program)
-    return Population(engine, noise, members=members, group=2, chunk=members, crediting=by_leaf)
+    group = GROUPS.get(estimator, 2)
+    return Population(engine, noise, members=members, group=group, chunk=members, crediting=by_leaf)
 
 
 class Learner:
@@ -92,11 +95,12 @@ def cosines() -> dict[str, dict[str, np.ndarray]]:
     learner = Learner(program, seed=0, steps=100, T=T)
     for step in range(10):
         learner.update(step)
-    weights, N = learner.weights, members // 2
-    batch = load_corpus("count", vocabulary=V).streams("train", N, T, 1).batch(0)
-    slope = gradient(program, weights, *batch, mx.zeros((N, program.state_size), mx.int8))
+    weights, corpus = learner.weights, load_corpus("count", vocabulary=V)
     out: dict[str, dict[str, list[float]]] = {}
     for estimator in SIGMA_SHIFTS:
+        streams = members // GROUPS.get(estimator, 2)
+        batch = corpus.streams("train", streams, T, 1).batch(0)
+        slope = gradient(program, weights, *batch, mx.zeros((streams, program.state_size), mx.int8))
         for seed in range(12):
             people = population(program, estimator, seed=seed, members=members, T=T)
             state = people.initial_state()
@@ -123,6 +127,7 @@ def test_every_leaf_is_voted_down_the_gradient(cosines, estimator):
 def test_credit_by_token_is_the_better_direction(cosines):
     mean = {e: np.mean(list(leaves.values())) for e, leaves in cosines.items()}
     assert mean["token-credit"] > mean["eggroll"] + 0.15, mean
+    assert mean["group-credit"] > mean["token-credit"], mean
     assert mean["token-votes"] > mean["eggroll"] + 0.07, mean
     # By its own error the head knows the gradient but for the draws and the noise beneath it.
     assert cosines["token-credit"]["head"].min() > 0.98

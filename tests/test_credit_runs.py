@@ -18,10 +18,12 @@ WAYS = {
     "token-credit": ["--estimator", "token-credit", "--sigma-shift", "2", "--rule", "whitened"],
 }
 WAYS["1/256 bit"] = [*WAYS["token-credit"], "--score-bits", "8"]  # as recipe language has it
+WAYS["groups"] = [*WAYS["1/256 bit"], "--estimator", "group-credit", "--group-size", "4"]
 # Of the runs TINY and WAYS describe, on every machine and engine. Change only with the algorithm.
 SIGNATURES = {
     "token-votes": "91c3b58fb422491641070ea9779c1e6b686a90b5b135847b034d1996f169a3c3",
     "token-credit": "92a63e1c457f88558a03067ec3b93592f770f1e7010f64831c1f1fa35e3015f1",
+    "groups": "51044dc8870c0a3e413f63b48c25fd539ea1a1b5b9061ff197ba96809c978c1a",
     "1/256 bit": "69e374153dbb0ff736fc1a8d31b51fcba8760fdc88f86681e84bf2750dba30df",
 }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,3 +38,51 @@ def test_default_settings_learn_to_count(tmp_path, pop, seed, updates):
                 losses.append(run.validate())
     assert min(losses) <= GOAL, losses
     assert losses[-1] <= 4 * GOAL, losses
+
+
+# estimator -> the options of experiments/count/estimators.py
+SETTINGS: dict[str, dict[str, Any]] = {
+    "token-votes": {
+        "recipe": "language", "estimator": "token-votes", "sigma_shift": 3, "learning_rate": 4.0,
+        "pop": 512, "seq_len": 16,
+    },
+    "local": {"recipe": "feedback", "estimator": "local"},
+    "feedback": {"recipe": "feedback"},
+}  # fmt: skip
+STEPS_1_2_3 = {"vocabulary": 64, "count_steps": (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "data", "width", "updates", "goal", "seed"),
+    [
+        *(("token-votes", {"vocabulary": 8}, 32, 120, GOAL, seed) for seed in range(2)),
+        *(("local", {"vocabulary": 16}, 64, 60, GOAL, seed) for seed in range(2)),
+        *(("feedback", {"vocabulary": 16}, 64, 80, GOAL, seed) for seed in range(2)),
+        ("local", STEPS_1_2_3, 64, 110, 0.03, 0),
+        ("feedback", STEPS_1_2_3, 64, 110, 0.03, 0),
+    ],
+)
+def test_other_estimators_learn_to_count(
+    tmp_path: Path,
+    estimator: str,
+    data: dict[str, Any],
+    width: int,
+    updates: int,
+    goal: float,
+    seed: int,
+):
+    """One setting of each; token credit has tests of its own."""
+    losses: list[float] = []
+    options = Config(
+        **{
+            **SETTINGS[estimator], **data, "data": "count", "width": width, "seed": seed,
+            "steps": 400, "val_tokens": 1 << 13, "table_bits": 22, "out": str(tmp_path),
+        }
+    )  # fmt: skip
+    with ExitStack() as stack:
+        run = open_run(options, stack)
+        while run.step < updates and min(losses, default=math.inf) > goal:
+            run.update()
+            if run.step % 10 == 0:
+                losses.append(run.validate())
+    assert min(losses) <= goal, losses

@@ -218,6 +218,7 @@ class CpuEngine(Engine):
             discounts=crediting.discounts,
             credit_shift=crediting.credit_shift,
             unit_shift=crediting.unit_shift,
+            group=crediting.group,
         )
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:

@@ -89,13 +89,17 @@ Work = Callable[[Engine, Some], Result]  # a call, on an engine and for some of 
 
 
 class Call(NamedTuple):
-    """A call of an engine: its name, sizes, the rank of its noise (0: none), what else it is of."""
+    """A call of an engine: its name, sizes, the rank of its noise (0: none), what else it is of.
+
+    together: pairs whose members are compared with each other, N being a multiple.
+    """
 
     name: str
     members: int
     tokens: int
     rank: int = 0
     kind: tuple[object, ...] = ()
+    together: int = 1
 
 
 class Guarded(Engine):
@@ -188,8 +192,9 @@ class Guarded(Engine):
             )  # fmt: skip
             return Result({"scores": scores, "state": after}, Z)
 
-        kind = (crediting.nodes, values is None)
-        members, votes = self._do(Call("credit", *sizes(tokens), noise.rank, kind), work)
+        kind = (crediting.nodes, values is None, crediting.group)
+        call = Call("credit", *sizes(tokens), noise.rank, kind, max(crediting.group // 2, 1))
+        members, votes = self._do(call, work)
         return members["scores"], members["state"], votes
 
     def learn(
@@ -304,7 +309,10 @@ class Guarded(Engine):
         budget = COMPARED_MACS // (matrix_macs(self.program) * call.tokens * max(rank, 1))
         if max(budget, LEAST) >= P:
             return difference(call, found, work(self.spare, Some(P)))
-        few = Some(P, spread(-(-P // 2), max(budget, LEAST) // 2))
+        group = 2 * call.together
+        groups = spread(-(-P // group), max(max(budget, LEAST) // group, 1))
+        pairs = groups[:, None] * call.together + np.arange(call.together)
+        few = Some(P, pairs.reshape(-1).astype(np.int32))
         for r in (0, rank):
             gpu.take_groups_of(P, few.count, r)
         want, theirs = work(self.spare, few), {k: few.members(a) for k, a in found.members.items()}
@@ -338,7 +346,10 @@ def sizes(tokens: mx.array) -> tuple[int, int]:
 
 
 def spread(N: int, count: int) -> NDArray[np.int32]:
-    """Numbers of about `count` of N pairs: half of them the first ones, half up to the last."""
+    """Numbers of about `count` of N pairs: half of them the first ones, half up to the last.
+
+    Or of N groups.
+    """
     half = count // 2
     rest = np.linspace(half, N - 1, count - half).round()
     return np.unique(np.concatenate([np.arange(half), rest])).astype(np.int32)

@@ -17,13 +17,12 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from eggroll import engines
 from eggroll.baseline.backprop import gradient
 from eggroll.config import RECIPES, Config
 from eggroll.data.streams import load_corpus
 from eggroll.estimator import Given
 from eggroll.estimators import ESTIMATORS
-from eggroll.run import new_learner
+from eggroll.run import engine_for, new_learner
 
 SHIFTS = (3, 4, 5)  # compared at each of --ranks
 LEARNT = 100  # updates of recipe language before the cosines of "trained"
@@ -32,8 +31,7 @@ LEARNT = 100  # updates of recipe language before the cosines of "trained"
 def trained(config: Config, corpus, updates: int) -> dict[str, mx.array]:
     """Weights after some updates of recipe language."""
     options = Config(recipe="language", width=config.width, layers=config.layers)
-    engine, _ = engines.choose("auto", config.program(), options.threads, credit=True)
-    learner = new_learner(options, engine)
+    learner = new_learner(options, engine_for(options)[0])
     streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
     for step in range(updates):
         learner.update(streams.batch(step))
@@ -42,8 +40,8 @@ def trained(config: Config, corpus, updates: int) -> dict[str, mx.array]:
 
 def cosines(config: Config, corpus, weights: dict, repeats: int) -> dict[str, list[float]]:
     """Per leaf, the cosine of votes and gradient in each of some updates."""
-    engine, _ = engines.choose("auto", config.program(), config.threads, credit=True)
-    learner = new_learner(config, engine)
+    learner = new_learner(config, engine_for(config)[0])
+    program = learner.population.engine.program
     streams = corpus.streams("train", config.streams, config.seq_len, config.seed)
     found: dict[str, list[float]] = {}
     for step in range(repeats):
@@ -52,8 +50,8 @@ def cosines(config: Config, corpus, weights: dict, repeats: int) -> dict[str, li
         Z = learner.estimator(
             learner.population, Given(weights, step, batch, state, learner.memory)
         ).votes
-        zero = np.zeros((len(tokens), engine.program.state_size), np.int8)
-        true = gradient(engine.program, weights, tokens, targets, zero)
+        zero = np.zeros((len(tokens), program.state_size), np.int8)
+        true = gradient(program, weights, tokens, targets, zero)
         for name, g in true.items():
             z = np.array(Z[name]).astype(np.float64)
             norm = np.linalg.norm(z) * np.linalg.norm(g)
@@ -70,8 +68,9 @@ def compared(ranks: list[int]) -> dict[str, dict]:
             for rank in ranks
             for shift in SHIFTS
         }
-    own_shift = {"token-credit": {"sigma_shift": RECIPES["language"]["sigma_shift"]}}
-    return {name: {"estimator": name} | own_shift.get(name, {}) for name in ESTIMATORS}
+    shift = {"sigma_shift": RECIPES["language"]["sigma_shift"]}
+    own = {"token-credit": shift, "group-credit": {**shift, "group_size": 8}}
+    return {name: {"estimator": name} | own.get(name, {}) for name in ESTIMATORS}
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from eggroll.program import Program
 PRESETS = {"seed": (256, 64, 1), "paper": (256, 256, 6)}
 POPULATION = 10240
 ESTIMATORS = ("token-votes", "token-credit")
+GROUP = 4
 
 
 class Launched(NamedTuple):
@@ -113,6 +114,10 @@ def run_credit(engine: StagedEngine, case: Case, recorder: Recorder) -> None:
         if case.program.outputs and made.crediting.nodes:
             recorder.of = f"{of} {estimator} outputs"
             made.outputs(engine)
+    if case.program.scored and not case.program.indices and not len(case.tokens) % GROUP:
+        made = credited_of(case, np.random.default_rng(1), "token-credit", group=GROUP)
+        recorder.of = f"{of} group-credit"
+        made.run(engine)
 
 
 def run_carry(engine: StagedEngine, case: Case, recorder: Recorder) -> None:

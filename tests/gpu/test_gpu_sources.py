@@ -73,6 +73,17 @@ def game_sources(gpu: Gpu, dialect: Dialect, variant: str = "") -> Iterator[tupl
             yield name, CreditStageWriter(each, dialect, result, shift=6).source()
 
 
+def creditings(program: language.Program) -> Iterator[tuple[str, credit.Crediting]]:
+    for estimator in (*CREDITED, "group-credit"):
+        nodes, group = estimator != "token-votes", 8 if estimator == "group-credit" else 0
+        yield (
+            estimator,
+            credit.crediting(
+                program, nodes=nodes, sigma_shift=2, discount=12, seq_len=32, group=group
+            ),
+        )
+
+
 def carry_sources(
     plans: Sequence[CarryPlan], dialect: Dialect, members: int
 ) -> Iterator[tuple[str, Source]]:
@@ -104,10 +115,7 @@ def metal_sources() -> Iterator[tuple[str, Source]]:
     program = networks.egg(256, 64, 1)
     yield from head_sources(plan.stage_plans(program, members=32, rank=1), Metal())
     program = networks.egg(256, 64, 1)
-    for estimator in CREDITED:
-        crediting = credit.crediting(
-            program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=32
-        )
+    for estimator, crediting in creditings(program):
         plans = credit_plan.credit_plans(program, crediting, members=16)
         for each, stage in zip(plans, STAGES, strict=True):
             yield f"{estimator} {stage}", CreditStageWriter(each, Metal(), shift=6).source()
@@ -134,10 +142,7 @@ def cuda_sources(architecture: int) -> Iterator[tuple[str, Source]]:
     program = networks.egg(256, 64, 1)
     yield from head_sources(cuda_plan.cuda_plans(program, gpu, members=32, rank=1), dialect)
     program = networks.egg(256, 64, 1)
-    for estimator in CREDITED:
-        crediting = credit.crediting(
-            program, nodes=estimator == "token-credit", sigma_shift=2, discount=12, seq_len=32
-        )
+    for estimator, crediting in creditings(program):
         plans = cuda_plan.cuda_credit_plans(program, crediting, gpu, members=16)
         for each, stage in zip(plans, STAGES, strict=True):
             yield f"{estimator} {stage}", CreditStageWriter(each, dialect, shift=6).source()

@@ -39,6 +39,7 @@ CREDITED = [
     ("token-votes", {"V": 18, "D": 18, "L": 1, "T": 4, "P": 36, "discount": 15}),
     ("token-credit", {"V": 290, "D": 9, "L": 1, "T": 4, "P": 6, "score_bits": 8}),
     ("token-votes", {"V": 13, "D": 6, "L": 1, "T": 5, "P": 4, "score_bits": 8}),
+    ("token-credit", {"V": 13, "D": 9, "L": 1, "T": 4, "P": 40, "sigma_shift": 0, "group": 8}),
 ]
 
 
@@ -147,7 +148,8 @@ def put_credited(file: BinaryIO, credited: Credited) -> None:
     case, crediting = credited.case, credited.crediting
     put_program(file, case)
     put(file, [oracle.Q + case.sigma_shift, *case.tokens.shape])
-    put(file, [2 if crediting.nodes else 1, crediting.credit_shift, crediting.unit_shift])
+    shifts = [crediting.credit_shift, crediting.unit_shift]
+    put(file, [2 if crediting.nodes else 1, *shifts, crediting.group])
     for numbers in (crediting.shifts, crediting.kinds, crediting.owners, crediting.discounts):
         put(file, numbers)
     for array in (case.table, case.state, *case.weights.values()):

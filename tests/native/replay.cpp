@@ -132,6 +132,7 @@ Credited read_credited(Reader& in) {
   c.shift = v[0], c.members = v[1], c.tokens_per_member = v[2];
   v = in.array<int32_t>();
   c.crediting.mode = v[0], c.crediting.credit_shift = v[1], c.crediting.unit_shift = v[2];
+  c.crediting.group = v[3];
   for (auto* numbers :
        {&c.crediting.shifts, &c.crediting.kinds, &c.crediting.owners, &c.crediting.discounts})
     *numbers = in.array<int32_t>();

@@ -56,7 +56,10 @@ class Cuda(Dialect):
         "M": 8, "LD": 8, "SHIFT": 0, "PERTURBED": 1,
         "WARPS": VOTE_THREADS // 32, "THREADS": VOTE_THREADS,
     }  # fmt: skip
-    vote_staging = {"votes": ("stage_pairs",)}  # noqa: RUF012
+    vote_staging = {  # noqa: RUF012
+        "votes": ("turn", "stage_pairs"),
+        "carry_votes": ("turn", "stage_carried"),
+    }
     vote_memory = f"""\
 EGG_SHARED_MEMORY;
 EGG_SHARED(uint32_t, left, 0, {VOTE_STAGE // 4});

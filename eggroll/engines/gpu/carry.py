@@ -22,6 +22,7 @@ from eggroll.engines.gpu.counts import split_terms
 from eggroll.engines.gpu.credit_plan import row_shares
 from eggroll.engines.gpu.dialect import VOTE_SIDE, VOTE_THREADS, Dialect
 from eggroll.engines.gpu.launch import Launcher, Outputs, pad_flat
+from eggroll.engines.gpu.pace import Pace
 from eggroll.engines.gpu.plan import StagePlan
 from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.votes import carry_kernels
@@ -42,12 +43,9 @@ class CarryStage:
     def __init__(self, plan: CarryPlan, dialect: Dialect) -> None:
         self.plan = plan
         self.there = TapeStageWriter(plan, dialect).source()
-        self.back = CarryWriter(plan, dialect).source() if plan.steps else None
+        back = CarryWriter(plan, dialect)
+        self.back = back.source() if plan.steps and back.leaves_something else None
         self.tiles = vote_tiles(plan)
-        self.matrix_macs = sum(
-            math.prod(plan.program.leaves[step.op.leaf].shape)
-            for step in plan.steps if step.op.kind in ("linear", "score")
-        )  # fmt: skip
 
 
 def vote_tiles(plan: CarryPlan) -> Tiles:
@@ -84,6 +82,7 @@ class CarryRun:
     def __init__(
         self,
         launcher: Launcher,
+        pace: Pace,
         dialect: Dialect,
         stages: Sequence[CarryStage],
         prepared: Sequence[mx.array],
@@ -94,7 +93,7 @@ class CarryRun:
         words: mx.array,
         rows: Rows,
     ) -> None:
-        self.launcher, self.dialect, self.stages = launcher, dialect, stages
+        self.launcher, self.pace, self.dialect, self.stages = launcher, pace, dialect, stages
         self.prepared, self.matrices, self.rows = prepared, matrices, rows
         self.scales = pad_flat(mx.array(back.scales, mx.int32))
         self.tokens, self.targets = tokens.astype(mx.int32), targets.astype(mx.int32)
@@ -103,9 +102,9 @@ class CarryRun:
         self.P = tokens.shape[0]
         self.groups = -(-self.P // self.M)
         self.kernels = carry_kernels(dialect, self.M)
-        self.votes: dict[int, mx.array] = {}
-        self.sizes: dict[int, mx.array] = {}
-        self.carried: dict[int, mx.array] = {}
+        self.carried: dict[int, mx.array] = {}  # credit of a stage's state, as later rows left it
+        # Sums so far: the kernel's name and the stage, or the leaf -> flat votes, or sizes.
+        self.sums: dict[tuple[str, int], mx.array] = {}
 
     @property
     def lanes(self) -> int:
@@ -114,10 +113,28 @@ class CarryRun:
 
     def found(self) -> tuple[dict[str, mx.array], mx.array]:
         """Z per leaf, and int64 [leaves]: zeros for a leaf without credit."""
-        leaves, none = self.program.leaves, mx.array(0, mx.int64)
-        zeros = {i: mx.zeros(leaf.shape, mx.int32) for i, leaf in enumerate(leaves)}
-        Z = {leaf.name: self.votes.get(i, zeros[i]) for i, leaf in enumerate(leaves)}
-        return Z, mx.stack([self.sizes.get(i, none) for i in range(len(leaves))])
+        leaves, found = self.program.leaves, dict[int, mx.array]()
+        order, sizes = list[int](), [mx.zeros(1, mx.int64)]
+        for i, (plan, tiles) in enumerate((stage.plan, stage.tiles) for stage in self.stages):
+            if plan.credited:
+                order += plan.credited
+                sizes.append(self.sums["sizes", i])
+            first = 0
+            for leaf in tiles.leaves:
+                last = first + math.prod(leaves[leaf].shape)
+                found[leaf] = self.sums["matrices", i][first:last]
+                first = last
+            for leaf, row in plan.vectors.items():
+                found[leaf] = self.sums["vectors", i][row : row + leaves[leaf].shape[0]]
+        found |= {leaf: Z for (kind, leaf), Z in self.sums.items() if kind == "rows"}
+        Z = {
+            leaf.name: found[i].reshape(leaf.shape)
+            if i in found
+            else mx.zeros(leaf.shape, mx.int32)
+            for i, leaf in enumerate(leaves)
+        }
+        places = [1 + order.index(i) if i in order else 0 for i in range(len(leaves))]
+        return Z, mx.concatenate(sizes)[mx.array(places)]
 
     @property
     def width(self) -> int:
@@ -129,13 +146,17 @@ class CarryRun:
         assert isinstance(plan, CarryPlan)
         return {"tape": ((self.groups * T * plan.tape_rows * self.M,), mx.int8)}
 
-    def back(self, chunk: Chunk) -> list[mx.array]:
+    def back(self, chunk: Chunk) -> None:
         """Carries back what the chunks after this one left, and this one's errors."""
         handed: mx.array | None = None
-        for i in reversed(range(len(self.stages))):
-            if self.stages[i].back:
+        for i, stage in reversed(list(enumerate(self.stages))):
+            if stage.back:
+                self.pace.begin(stage.back)
                 handed = self._stage(i, chunk, handed)
-        return [*self.votes.values(), *self.sizes.values(), *self.carried.values()]
+                left = [*self.sums.values(), *self.carried.values()]
+                left += [] if handed is None else [handed]
+                # The way back and the votes are twice the products of the way there.
+                self.pace.launched(left, 2 * self.P * chunk.T * stage.plan.macs)
 
     def _stage(self, i: int, chunk: Chunk, handed: mx.array | None) -> mx.array | None:
         """One stage; gives the credit of register x that it hands back."""
@@ -151,9 +172,9 @@ class CarryRun:
         left = self._launched(stage, given, T)
         if plan.stateful:
             self.carried[i] = left["carried_on"]
-        self._add_sums(plan, left)
+        self._add_sums(i, plan, left)
         if stage.tiles.leaves:
-            self._add_matrices(stage, T, chunk.tapes[i], left["credits"])
+            self._add_matrices(i, T, chunk.tapes[i], left["credits"])
         for step in plan.steps:
             if step.op.kind in ("embed", "features"):
                 self._add_rows(plan, step.op, chunk, left["credits"])
@@ -181,26 +202,21 @@ class CarryRun:
         )  # fmt: skip
         return dict(zip(source.outputs, made, strict=True))
 
-    def _add(self, leaf: int, Z: mx.array) -> None:
-        self.votes[leaf] = self.votes[leaf] + Z if leaf in self.votes else Z
+    def _add(self, kind: str, i: int, sums: mx.array) -> None:
+        key = kind, i
+        self.sums[key] = self.sums[key] + sums if key in self.sums else sums
 
-    def _add_sums(self, plan: CarryPlan, left: Mapping[str, mx.array]) -> None:
+    def _add_sums(self, i: int, plan: CarryPlan, left: Mapping[str, mx.array]) -> None:
         """Sizes of all leaves, and the votes of vectors, which threadgroups have summed."""
         if plan.credited:
-            sums = left["magnitudes"].sum(axis=0)
-            for i, leaf in enumerate(plan.credited):
-                self.sizes[leaf] = self.sizes[leaf] + sums[i] if leaf in self.sizes else sums[i]
+            self._add("sizes", i, left["magnitudes"].sum(axis=0))
         if plan.vectors:
             beside = self.dialect.beside
             each = left["vectors"].reshape(-1, plan.vector_rows // beside, self.M, beside)
-            rows = each.sum(axis=(0, 2)).reshape(-1)
-            for leaf, row in plan.vectors.items():
-                self._add(leaf, rows[row : row + self.program.leaves[leaf].shape[0]])
+            self._add("vectors", i, each.sum(axis=(0, 2)).reshape(-1))
 
-    def _add_matrices(
-        self, stage: CarryStage, T: int, tape: mx.array | None, credits: mx.array
-    ) -> None:
-        plan, (leaves, tiles, votes) = stage.plan, stage.tiles
+    def _add_matrices(self, i: int, T: int, tape: mx.array | None, credits: mx.array) -> None:
+        plan, (_, tiles, votes) = self.stages[i].plan, self.stages[i].tiles
         terms = self.groups * T * self.M
         parts, share = split_terms(terms, len(tiles))
         sizes = [terms, share, votes, plan.tape_rows, plan.credit_rows]
@@ -209,11 +225,7 @@ class CarryRun:
             self.kernels.matrices, [tape, credits, tiles], sizes, (parts, votes),
             len(tiles) * VOTE_THREADS, parts,
         )  # fmt: skip
-        Z, first = Z.sum(axis=0), 0
-        for leaf in leaves:
-            shape = self.program.leaves[leaf].shape
-            self._add(leaf, Z[first : first + math.prod(shape)].reshape(shape))
-            first += math.prod(shape)
+        self._add("matrices", i, Z.sum(axis=0))
 
     def _add_rows(self, plan: CarryPlan, op: Op, chunk: Chunk, credits: mx.array) -> None:
         """Votes of an embedding, or of sparse features."""
@@ -226,13 +238,17 @@ class CarryRun:
             named = self.rows.features[:, at, first : first + lists * active]
         (V, D), named = self.program.leaves[op.leaf].shape, named.reshape(-1)
         order = mx.argsort(named)
+        # Of each entry, where its credit is: the row of the launch, the member, the list.
+        entry, place = order // (lists * active), order % (lists * active) // active
+        p, t = entry // chunk.T, entry % chunk.T
+        credited = ((p // self.M * chunk.T + t) * self.M + p % self.M) * lists + place
         parts, share = row_shares(named.size, V * D)
-        sizes = [V, D, named.size, share, chunk.T, plan.credit_rows, plan.credits[op.leaf]]
+        sizes = [V, D, named.size, share, plan.credit_rows, plan.credits[op.leaf], lists]
         (Z,) = self._launch(
-            self.kernels.rows, [credits, named[order], order.astype(mx.int32)],
-            [*sizes, lists * active, active], (parts, V, D), 32 * V * -(-D // 32), parts,
+            self.kernels.rows, [credits, named[order], credited.astype(mx.int32)], sizes,
+            (parts, V, D), 32 * V * -(-D // 32), parts,
         )  # fmt: skip
-        self._add(op.leaf, Z.sum(axis=0))
+        self._add("rows", op.leaf, Z.sum(axis=0))
 
     def _launch(
         self,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from eggroll.backward import FRACTION, reduced
+from eggroll.backward import BOUND, FRACTION, reduced
 from eggroll.engines.gpu.carry_kernel import CarryKernel
 from eggroll.engines.gpu.carry_plan import CLIPPED, BackPhase, Step
 from eggroll.engines.gpu.operations import table_name
 
+GROWING = ("lookup",)  # operations that give an input more than their own credit
 BETWEEN_LEAVES = 0x9E3779B9  # from a leaf's random words to the next one's
 
 
@@ -44,17 +45,16 @@ class CarryWriter(CarryKernel):
 
     def elements(self, phase: BackPhase) -> None:
         """Operations that look at one element at a time, whose credit a thread holds."""
-        plan, dialect = self.carried, self.dialect
+        plan = self.carried
         leaves = [step.op.leaf for step in phase.steps if step.op.leaf >= 0]
         self("{")
+        rounds = -(-phase.extent * plan.members // (32 * plan.simdgroups)) + 1
+        size = "uint32_t" if rounds * BOUND < 1 << 32 else "uint64_t"
         for leaf in leaves:
-            self(f"uint64_t size{leaf} = 0;")
-        self.each(dialect.tile_bytes(phase.extent, plan.members))
-        self(f"const {dialect.uint} k = egg::feature_of(i);")
-        if phase.extent % dialect.beside:
-            self(f"if (k >= {phase.extent}) continue;")
+            self(f"{size} size{leaf} = 0;")
+        self.each_element(phase.extent)
         if leaves:
-            self(f"const uint32_t word = {self.reads('words')} + k;")
+            self(f"const uint32_t word = {'drawn' if self.steady else self.own('words')} + k;")
         self.local: dict[int, str] = {}
         for step in phase.steps:
             c = self.credit_of(step.op.out)
@@ -64,7 +64,7 @@ class CarryWriter(CarryKernel):
             parts = ELEMENTS[step.op.kind](self, step, c)
             for register, given, part in zip(step.op.inputs, step.gives, parts, strict=True):
                 if given and part:
-                    self.add(register, part)
+                    self.add(register, part, step.op.kind in GROWING)
         for register, name in self.local.items():
             self(f"c{register}[i] = {name};")
             self.homes[register] = "c"
@@ -85,11 +85,11 @@ class CarryWriter(CarryKernel):
             self.local[register] = self.named(f"{self.take(register)}[i]")
         return self.local[register]
 
-    def add(self, register: int, part: str) -> None:
-        """Adds to an input's credit."""
+    def add(self, register: int, part: str, grows: bool) -> None:
+        """Adds to an input's credit. grows: whether the part alone may be beyond the bound."""
         if register in self.local or register in self.homes:
-            part = f"{self.credit_of(register)} + {part}"
-        self.local[register] = self.named(f"egg::bounded({part})")
+            part, grows = f"{self.credit_of(register)} + {part}", True
+        self.local[register] = self.named(f"egg::bounded({part})" if grows else part)
 
     def value(self, number: int) -> str:
         """A value of the tape, at the element."""
@@ -172,9 +172,7 @@ def of_concat(write: CarryWriter, step: Step) -> None:
             if i and op.inputs[0] == register:
                 write.barrier()
             to, source, adds = write.give(register)
-            write.each(write.dialect.tile_bytes(size, plan.members))
-            write(f"const {write.dialect.uint} k = egg::feature_of(i);")
-            write(f"if (k >= {size}) continue;")
+            write.each_element(size)
             part = f"{c}[egg::place(k + {first}, egg::member_of(i))]"
             write(f"{to}[i] = {f'egg::bounded({source}[i] + {part})' if adds == 'true' else part};")
             write("}")

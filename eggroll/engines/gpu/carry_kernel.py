@@ -59,6 +59,11 @@ class CarryKernel(KernelWriter):
         names += ["magnitudes"] * bool(plan.credited) + ["handed_on"] * plan.hands_on
         return names + ["carried_on"] * plan.stateful + ["scratch"] * bool(plan.back_bytes)
 
+    @property
+    def leaves_something(self) -> bool:
+        """Whether there is anything to launch it for."""
+        return bool({*self.outputs()} - {"scratch"})
+
     def constants(self) -> str:
         plan, dialect = self.carried, self.dialect
         text = dialect.constants(
@@ -120,6 +125,17 @@ class CarryKernel(KernelWriter):
             self.pointer("int", f"c{S}", f"carried_on + group * {self.width}")
         for leaf in plan.credited:
             self(f"const int scale{leaf} = scales[{leaf}];")
+        if self.steady:
+            place, uint = dialect.in_group, dialect.uint
+            self(
+                f"const {uint} mine = egg::member_of({place}), begin = egg::feature_of({place});",
+                f"const {uint} read = (first + min(mine, members - 1)) * T;",
+            )
+
+    @property
+    def steady(self) -> bool:
+        """Whether a thread has the elements of one member only, in all loops."""
+        return 32 * self.plan.simdgroups % (self.plan.members * self.dialect.beside) == 0
 
     @property
     def width(self) -> int:
@@ -148,6 +164,20 @@ class CarryKernel(KernelWriter):
         uint, thread = self.dialect.uint, self.dialect.in_group
         self(f"for ({uint} i = {thread}; i < {size}; i += THREADS) {{")
 
+    def each_element(self, extent: int) -> None:
+        """The same over a member's features k, of which there are `extent`."""
+        dialect, size = self.dialect, self.dialect.tile_bytes(extent, self.plan.members)
+        if self.steady:
+            self(
+                f"for ({dialect.uint} i = {dialect.in_group}, k = begin; i < {size}; "
+                "i += THREADS, k += THREADS / M) {"
+            )
+        else:
+            self.each(size)
+            self(f"const {dialect.uint} k = egg::feature_of(i);")
+        if extent % dialect.beside:
+            self(f"if (k >= {extent}) continue;")
+
     def begin_row(self) -> None:
         plan, uint = self.carried, self.dialect.uint
         self(f"const {uint} t = T - 1 - back, row = group * T + t;")
@@ -164,7 +194,15 @@ class CarryKernel(KernelWriter):
             self.fill("small", row, plan.leaf_sizes[leaf], padded(plan.leaf_sizes[leaf]))
         if plan.hands_on:
             self.fill(f"c{X}", 0, plan.program.width, self.width // plan.members)
+        if self.steady and self.rounds:
+            self(f"const uint32_t drawn = {self.own('words')};")
         self.homes = {r: "was" if r == X else "c" for r in plan.begins}
+
+    @property
+    def rounds(self) -> bool:
+        """Whether leaves have credit element by element."""
+        steps = [step for phase in self.carried.back if phase.extent for step in phase.steps]
+        return any(step.op.leaf >= 0 for step in steps)
 
     def fill(self, array: str, row: int, size: int, rows: int) -> None:
         """Zeros in the rows behind `size` of them, which nothing else writes."""
@@ -184,12 +222,16 @@ class CarryKernel(KernelWriter):
         if plan.stateful:
             self.each(self.width)
             if S in self.homes:  # a document's state begins at zero
-                self(f"if ({self.reads('tokens')} == 0) c{S}[i] = 0;", "}")
+                self(f"if ({self.own('tokens')} == 0) c{S}[i] = 0;", "}")
             else:
                 self(f"c{S}[i] = 0;", "}")
         self.barrier()
 
-    def reads(self, array: str, member: str = "egg::member_of(i)") -> str:
+    def own(self, array: str) -> str:
+        """What an element's member has of an array [P, T]."""
+        return f"{array}[read + t]" if self.steady else self.reads(array, "egg::member_of(i)")
+
+    def reads(self, array: str, member: str) -> str:
         """What a member has of an array [P, T]; those past the end what the last has."""
         uint = self.dialect.uint
         return f"{array}[(first + min({uint}({member}), members - 1)) * T + t]"

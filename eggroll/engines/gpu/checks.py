@@ -43,6 +43,8 @@ def check_credit(
         raise ValueError("crediting: discounts are 0..15")
     if not (0 <= crediting.credit_shift <= 16 and 0 <= crediting.unit_shift <= 16):
         raise ValueError("crediting: credit_shift and unit_shift are 0..16")
+    if crediting.group:
+        check_groups(program, crediting, P)
     for stage in program.stages:
         for op in (op for op in stage.ops if op.leaf >= 0):
             fitting = CreditKind.NONE, OF[op.kind][0], *[CreditKind.READOUT] * (op.kind == "score")
@@ -56,6 +58,16 @@ def check_credit(
             raise ValueError("crediting: a leaf's owner has other outputs")
         if owner != i and crediting.kinds[i] in (CreditKind.TOKENS, CreditKind.FEATURES):
             raise ValueError("crediting: an embedding owns its noise")
+
+
+def check_groups(program: Program, crediting: Crediting, P: int) -> None:
+    """Raises ValueError for members that cannot be compared with the mean of their group."""
+    group, nodes = crediting.group, crediting.nodes
+    if group < 2 or group % 2 or P % group or not nodes or not program.scored or program.indices:
+        raise ValueError(
+            f"crediting: groups of {group} need noise on nodes, a score, no features and whole "
+            f"groups of {P} members"
+        )
 
 
 def check_back(program: Program, words: mx.array, back: Backward, P: int, T: int) -> None:

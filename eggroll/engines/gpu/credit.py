@@ -127,9 +127,13 @@ class CreditRun:
         sizes += [1 << (8 - self.program.score_bits), self.crediting.unit_shift]
         empty = mx.zeros(LEAST, mx.int32)
         projections = mx.concatenate(self.projections, axis=1) if self.projections else empty
-        kernels, scored = self.work.kernels, scores.dtype == mx.int16
+        kernels, kernel = self.work.kernels, self.work.kernels.credits
+        if self.crediting.group:
+            sizes, kernel = [*sizes, self.crediting.group], kernels.of_groups
+        elif scores.dtype != mx.int16:
+            kernel = kernels.of_values
         credits, sums = self._launch(
-            kernels.credits if scored else kernels.of_values,
+            kernel,
             [
                 scores,
                 self.tokens,

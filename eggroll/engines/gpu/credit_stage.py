@@ -26,7 +26,9 @@ class CreditStageWriter(StageWriter):
     ) -> None:
         super().__init__(plan, dialect, result, shift=shift)
         self.credit, self.nodes = plan, plan.crediting.nodes
-        self.noise_file = "nodes" if self.nodes else "weights"
+        self.noise_files = ("nodes",) if self.nodes else ("weights",)
+        if plan.crediting.group:
+            self.noise_files = "turns", "group_nodes"
         # The plan of noise on nodes has none, as it takes no x B.
         self.rank, self.perturbed = 1, True
 

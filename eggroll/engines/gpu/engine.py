@@ -292,7 +292,7 @@ class StagedEngine(Stages):
         matrices = [self.sending(stage.plan, back) for stage in stages]
         assert given.targets is not None
         run = CarryRun(
-            self.launcher, self.dialect, stages, prepared, matrices, back, given.tokens,
+            self.launcher, self.pace, self.dialect, stages, prepared, matrices, back, given.tokens,
             given.targets, words, given.rows,
         )  # fmt: skip
         kernels, scores, chunks = [(stage.plan, stage.there) for stage in stages], [], []
@@ -307,8 +307,7 @@ class StagedEngine(Stages):
             scores.append(got[-1]["scores"])
             chunks.append(Chunk(t, length, [each.get("tape") for each in got]))
         for chunk in reversed(chunks):
-            self.pace.begin((CarryRun, passing))
-            self.pace.launched(run.back(chunk), 2 * P * chunk.T * matrix_macs(self.program))
+            run.back(chunk)
         return Learnt(mx.concatenate(scores, axis=1), state, *run.found())
 
     def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:

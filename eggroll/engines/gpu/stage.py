@@ -6,6 +6,8 @@ Letters: M members of a threadgroup, T tokens, V vocabulary, K inputs and O outp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from eggroll import fixed_point as fx
 from eggroll.engines.gpu.operations import (
     COPIES,
@@ -32,11 +34,11 @@ RESULTS: dict[Result, tuple[str, ...]] = {
 class StageWriter(KernelWriter):
     """Writes the kernel of a stage; a derived writer adds to it by the hooks."""
 
-    noise_file = "weights"  # the kernel file with the noise's functions
+    noise_files: Sequence[str] = ("weights",)  # the kernel files with the noise's functions
 
     def source(self) -> Source:
         """The kernel."""
-        names = ["noise", "common", self.noise_file, *self.files()]
+        names = ["noise", "common", *self.noise_files, *self.files()]
         header = self.dialect.header(self.constants(), names)
         inputs, outputs, body = tuple(self.inputs()), tuple(self.outputs()), self.body()
         size = self.shared, self.plan.blocks, 32 * self.plan.simdgroups

@@ -213,10 +213,12 @@ class Stages(Engine):
             each = [self.credit_plans(crediting, m) for m in self.group_sizes]
             self._tapes[crediting] = tape_need(each)
         most = tape_members(self._tapes[crediting], self._limits(), T)
-        return self.launch_size(min(P, most), T, 0 if crediting.nodes else 1)
+        members, tokens = self.launch_size(min(P, most), T, 0 if crediting.nodes else 1)
+        whole = crediting.group or 2
+        return max(members // whole * whole, whole), tokens
 
     def carry_launch_size(self, passing: frozenset[int], P: int, T: int) -> tuple[int, int]:
-        """The same where errors are carried back: there and back is thrice the work."""
+        """The same where errors are carried back, as all tokens stay for the way back."""
         if passing not in self._tapes:
             self._tapes[passing] = carry_need(
                 [self.carry_plans(passing, m) for m in self.group_sizes]

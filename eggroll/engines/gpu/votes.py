@@ -52,6 +52,10 @@ if (at < $uint(sizes[0]) * lanes) {
   sums[at] = int8_t(egg::clip(egg::rounded(sum, sizes[5])));
 }
 """
+WEIGHED = """egg::weigh(credits + credit * of.T * lanes + lane,
+                             egg::credit_of(work + 5 * credit), of, lane)"""
+WEIGHED_BOTH = """egg::weigh_both(credits + credit * of.T * lanes + lane,
+                                  egg::credit_of(work + 5 * credit), of, sizes[8], lane)"""
 CREDIT_VOTES = """\
 const ${device}int32_t* const mine = work + 8 * $group;
 const $uint begin = $part * sizes[1];
@@ -122,11 +126,9 @@ egg::matrix_votes(Z + $part * sizes[2], left, right, egg::tile_of(mine), terms, 
 CARRIED = """\
 egg::Carried from;
   from.credits = credits;
-  from.T = sizes[4];
-  from.rows = sizes[5];
-  from.row = sizes[6];
-  from.indices = sizes[7];
-  from.active = sizes[8];
+  from.rows = sizes[4];
+  from.row = sizes[5];
+  from.lists = sizes[6];
   from.columns = columns;"""
 READ = """\
 egg::Read from;
@@ -143,7 +145,8 @@ class CreditKernels(NamedTuple):
     traces: sums of credit x input, int32 [pairs][K] of every matrix of a stage. sizes: matrices,
     inputs of all, pairs, T, first token, all tokens, rows of the tape, fours of pairs in a
     threadgroup, and in all.
-    of_values: as credits, of int32 in place of scores.
+    of_values: as credits, of int32 in place of scores; of_groups: as credits, of members that are
+    compared with the mean of their group. sizes: besides, members of a group.
     matrices, vectors: credited votes of a stage's matrices, and of all vectors. sizes: pairs, pairs
     of a part, votes, then the shift of the sums or the lanes of the credits.
     embedded, read: sums of entries by row, of an embedding and of the readout. sizes: rows,
@@ -160,6 +163,7 @@ class CreditKernels(NamedTuple):
     read: Source
     of_values: Source
     featured: Source
+    of_groups: Source
 
 
 def _kernel(
@@ -204,6 +208,11 @@ def credit_kernels(dialect: Dialect) -> CreditKernels:
         _kernel(dialect, name, inputs, "credits sums", "credits", CREDITS, f"typedef {t} Score;\n")
         for name, t in (("egg_credits", "int16_t"), ("egg_value_credits", "int32_t"))
     )
+    assert WEIGHED in CREDITS
+    of_groups = _kernel(
+        dialect, "egg_group_credits", inputs, "credits sums", "credits turns group_credits",
+        CREDITS.replace(WEIGHED, WEIGHED_BOTH), "typedef int16_t Score;\n",
+    )  # fmt: skip
     inputs = "tape credits work sizes"
     traces = _kernel(dialect, "egg_traces", inputs, "sums", "traces", dialect.traces)
     votes = _vote_kernels(
@@ -221,6 +230,7 @@ def credit_kernels(dialect: Dialect) -> CreditKernels:
         _kernel(dialect, "egg_read", f"read {ordered}", "Z", "rows", read),
         of_values,
         _kernel(dialect, "egg_featured", credited, "Z", "rows feature_rows", featured),
+        of_groups,
     )  # fmt: skip
 
 
@@ -229,8 +239,7 @@ class CarryKernels(NamedTuple):
 
     matrices: of a stage's matrices. sizes: terms, terms of a part, votes, rows of the tape and of
     credit. rows: sums of entries by row, of an embedding or of sparse features. sizes: rows,
-    columns, entries, entries of a part, T, rows of credit, the first of them, indices of a row,
-    those of a list.
+    columns, entries, entries of a part, rows of credit, the first of them, lists.
     """
 
     matrices: Source
@@ -243,6 +252,7 @@ def carry_kernels(dialect: Dialect, members: int) -> CarryKernels:
     layout = {"M": members, "BESIDE": dialect.beside}
     constants = dialect.constants(**{**dialect.vote_constants, **layout, "RANK": 0, "CLT": True})
     files = ["vote_tile", *dialect.vote_files, "carry", "carry_votes"]
+    files += dialect.vote_staging.get("carry_votes", ())
     body = dialect.spelled(CARRIED_VOTES).replace("@", dialect.vote_lane)
     header, names = dialect.header(constants, files), ("tape", "credits", "work", "sizes")
     bytes_shared = dialect.vote_bytes

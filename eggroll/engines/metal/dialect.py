@@ -50,6 +50,7 @@ class Metal(Dialect):
     # In an address space that a kernel's template can take.
     no_sums = "const int sums[1] = {0};", "sums"
     state_barrier = True
+    vote_staging = {"carry_votes": ("stage_carried",)}  # noqa: RUF012
     vote_memory = """\
 EGG_SHARED(int8_t, left, egg::SIDE * egg::LEFT);
 EGG_SHARED(int8_t, right, egg::DEPTH * egg::RIGHT);

@@ -15,7 +15,6 @@ from eggroll import fixed_point as fx
 from eggroll.credit import SILENT, Crediting, CreditKind, CreditNoise
 from eggroll.engines.portable.operations import (
     Run,
-    both,
     clip,
     exact_matmul,
     features_noise,
@@ -91,9 +90,17 @@ class Tape:
         features = None if rows.features is None else rows.features[0::2]
         return cls(program, noise, credit_noise, crediting, tokens[0::2], features)
 
-    def sign(self, leaf: int, t: int) -> mx.array:
-        """int32 [N]: 1, or -1 where the pair's noise is turned at token t."""
-        return 1 - 2 * ((self.credit_noise.signs[leaf, :, t // 32] >> (t % 32)) & 1)
+    def signs(self, leaf: int, t: int) -> tuple[mx.array, mx.array]:
+        """Of members 2p and 2p + 1, int32 [N] each: 1, or -1 where their noise is turned at t.
+
+        The second's is subtracted. They differ in groups alone.
+        """
+        word = self.credit_noise.signs[leaf, :, t // 32]
+        first = 1 - 2 * ((word >> (t % 32)) & 1)
+        if not self.crediting.group:
+            return first, first
+        second = mixed(word.view(mx.uint32)).view(mx.int32)
+        return first, 1 - 2 * ((second >> (t % 32)) & 1)
 
     def slice(self, leaf: int, offset: int, shape: tuple[int, ...]) -> mx.array:
         return table_slice(self.noise, leaf, offset, shape)
@@ -122,7 +129,7 @@ class Tape:
         mx.eval(self.readout)
 
     def _discounted(self, d: mx.array, discount: int) -> list[mx.array]:
-        """R [N] of every token from the score differences of the pairs, d [N, T]."""
+        """R [N] of every token from the score differences of pairs or members, d [N, T]."""
         after, out = mx.zeros(d.shape[0], mx.int32), []
         for t in reversed(range(d.shape[1])):
             r = (d[:, t] << (8 - self.program.score_bits)) + ((discount * after) >> 4)
@@ -132,9 +139,15 @@ class Tape:
 
     def _credit(self, leaf: int, d: mx.array) -> list[mx.array]:
         """Credit [N] of every token."""
-        R, kind = self._discounted(d, self.crediting.discounts[leaf]), self.crediting.kinds[leaf]
+        kind, discount = self.crediting.kinds[leaf], self.crediting.discounts[leaf]
+        if self.crediting.group:
+            return self._credit_of_both(
+                leaf, *(self._discounted(d[i::2], discount) for i in (0, 1))
+            )
+        R = self._discounted(d, discount)
         if self.crediting.nodes:
-            return [clip(self.sign(self.crediting.owners[leaf], t) * r) for t, r in enumerate(R)]
+            owner = self.crediting.owners[leaf]
+            return [clip(self.signs(owner, t)[0] * r) for t, r in enumerate(R)]
         if kind in (CreditKind.SCALAR, CreditKind.FEATURES):
             return [clip(r) for r in R]
         if kind == CreditKind.TOKENS:
@@ -147,8 +160,28 @@ class Tape:
         ]
         return [clip(p >> shift).astype(mx.int32) for p in products]
 
+    def _credit_of_both(
+        self, leaf: int, R: list[mx.array], second: list[mx.array]
+    ) -> list[mx.array]:
+        credit = []
+        for t, (r, q) in enumerate(zip(R, second, strict=True)):
+            plus, minus = self.signs(self.crediting.owners[leaf], t)
+            credit.append(clip(plus * r - minus * q))
+        return credit
+
+    def differences(self, scores: mx.array) -> mx.array:
+        """Scores int32 [P, T] of members 2p less those of 2p + 1, [N, T].
+
+        In groups: of every member less its group's mean, rounded down, [P, T].
+        """
+        (P, T), g = scores.shape, self.crediting.group
+        if not g:
+            return scores[0::2] - scores[1::2]
+        grouped = scores.reshape(P // g, g, T)
+        return (grouped - grouped.sum(axis=1, keepdims=True) // g).reshape(P, T)
+
     def votes(self, d: mx.array) -> dict[str, mx.array]:
-        """Z int32 of every leaf. d: int32 [N, T], scores of members 2p less those of 2p + 1."""
+        """Z int32 of every leaf, from `differences` or from values in their place."""
         Z = {}
         for i, leaf in enumerate(self.program.leaves):
             kind = self.crediting.kinds[i]
@@ -214,7 +247,8 @@ class CreditRun(Run):
 
     def turned(self, leaf: int, noise: mx.array) -> mx.array:
         """Noise per pair [N, n] as its members have it at this token, [P, n]."""
-        return both(noise * self.tape.sign(leaf, self.t)[:, None])
+        plus, minus = (noise * sign[:, None] for sign in self.tape.signs(leaf, self.t))
+        return mx.stack([plus, -minus], axis=1).reshape(-1, noise.shape[1])
 
     def vector(self, op: Op) -> mx.array:
         if not self.crediting.nodes:

@@ -128,7 +128,7 @@ class PortableEngine(Engine):
                 tape.read(seen.logits[0::2], targets[0::2, t], t)
                 found.append(self._scores(seen, targets[:, t]))
         stacked = mx.stack(found, axis=1) if found else mx.zeros(tokens.shape, mx.int32)
-        Z = tape.votes(stacked[0::2] - stacked[1::2] if values is None else values)
+        Z = tape.votes(tape.differences(stacked) if values is None else values)
         return stacked.astype(mx.int16), self._join(states), Z
 
     def learn(

@@ -165,13 +165,13 @@ NB_MODULE(_int8_gemm, m) {
       .def(
           "__init__",
           [](eggroll::Crediting* self, int mode, std::vector<int> shifts, std::vector<int> kinds,
-             std::vector<int> owners, std::vector<int> discounts, int credit_shift,
-             int unit_shift) {
-            new (self) eggroll::Crediting{mode,      shifts,       kinds,     owners,
-                                          discounts, credit_shift, unit_shift};
+             std::vector<int> owners, std::vector<int> discounts, int credit_shift, int unit_shift,
+             int group) {
+            new (self) eggroll::Crediting{mode,      shifts,       kinds,      owners,
+                                          discounts, credit_shift, unit_shift, group};
           },
           "mode"_a, "shifts"_a, "kinds"_a, "owners"_a, "discounts"_a, "credit_shift"_a,
-          "unit_shift"_a);
+          "unit_shift"_a, "group"_a);
   // Without the GIL: work waiting on MLX's threads may end by giving up a Python-owned program.
   m.def("evaluate", &eggroll::evaluate, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "packed"_a, "noise"_a, "tokens"_a, "targets"_a, "state"_a, "rows"_a, "threads"_a,

@@ -67,7 +67,8 @@ struct Block : Layers {
       if (member(m) < job.members)
         job.scores[member(m) * job.tokens_per_member + t] = static_cast<int16_t>(hit[m]);
     if (!job.credit_kind) return;
-    for (int p = 0; !job.values && p < kPairs; ++p)
+    if (job.group) tape.compare(t, hit);
+    for (int p = 0; !job.values && !job.group && p < kPairs; ++p)
       tape.score_difference[t][p] = hit[p] - hit[p + kPairs];
     if (!job.readout) return;
     for (int p = 0; p < kPairs && member(p) < job.members; ++p)

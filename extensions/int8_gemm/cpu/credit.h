@@ -3,14 +3,15 @@
 // those of members 2i. See docs/estimators.md for the arithmetic.
 
 struct Tape : Members {
-  uint32_t** inputs_of;                 // [leaves]: inputs of a linear leaf, words [T][K/4][16]
-  int32_t** projection;                 // [leaves]: x.B [T][16], where the weights carry the noise
-  int32_t (*score_difference)[kPairs];  // [T]: score of member 2i less that of member 2i + 1, or
-                                        // the value given in its place
-  int8_t (*credit)[kPairs];             // [T]: of one leaf
-  uint32_t* row;                        // inputs of one member
-  uint8_t (*marks)[kPairs];             // [T]: 1 where a document begins
-  int32_t (*sums)[4][kPairs];           // [K/4]: of one leaf's inputs
+  uint32_t** inputs_of;                  // [leaves]: inputs of a linear leaf, words [T][K/4][16]
+  int32_t** projection;                  // [leaves]: x.B [T][16], where the weights carry the noise
+  int32_t (*score_difference)[kPairs];   // [T]: score of member 2i less that of member 2i + 1, or
+                                         // the value given in its place; in groups less the mean
+  int32_t (*second_difference)[kPairs];  // [T]: in groups, that of member 2i + 1
+  int8_t (*credit)[kPairs];              // [T]: of one leaf
+  uint32_t* row;                         // inputs of one member
+  uint8_t (*marks)[kPairs];              // [T]: 1 where a document begins
+  int32_t (*sums)[4][kPairs];            // [K/4]: of one leaf's inputs
 
   Tape(const Members& who, Arena& arena) : Members(who) {
     if (!job.credit_kind) return;
@@ -20,6 +21,7 @@ struct Tape : Members {
     inputs_of = arena.take<uint32_t*>(leaves);
     projection = arena.take<int32_t*>(leaves);
     score_difference = arena.take<int32_t[kPairs]>(tokens);
+    if (job.group) second_difference = arena.take<int32_t[kPairs]>(tokens);
     credit = arena.take<int8_t[kPairs]>(tokens);
     int widest = 0;
     for (size_t i = 0; i < leaves; ++i)
@@ -65,6 +67,44 @@ struct Tape : Members {
     }
   }
 
+  // The same in groups, from both members of a pair, each by its own sign.
+  void discounted_each(int leaf) const {
+    alignas(64) int32_t r[2][kPairs] = {};
+    const int32_t discount = job.discounts[leaf], finer = 8 - job.plan.score_bits;
+    const int32_t unit = job.unit_shift, half = (1 << unit) >> 1;
+    for (int t = job.tokens_per_member - 1; t >= 0; --t) {
+      alignas(64) uint32_t minus[kLanes];
+      alignas(64) int32_t v[2][kPairs];
+      alignas(16) int8_t c[kPairs];
+      turned(job.owners[leaf], t, minus);
+      for (int p = 0; p < kPairs; ++p) {
+        r[0][p] = (score_difference[t][p] << finer) + ((discount * r[0][p]) >> 4);
+        r[1][p] = (second_difference[t][p] << finer) + ((discount * r[1][p]) >> 4);
+        for (int i = 0; i < 2; ++i) v[i][p] = (r[i][p] + half) >> unit;
+      }
+      for (int p = 0; p < kPairs; ++p)
+        c[p] = static_cast<int8_t>(
+            clip((minus[p] ? -v[0][p] : v[0][p]) - (minus[p + kPairs] ? -v[1][p] : v[1][p])));
+      __builtin_memcpy(credit[t], c, sizeof c);
+      for (int p = 0; p < kPairs; ++p) r[0][p] = marks[t][p] ? 0 : r[0][p];
+      for (int p = 0; p < kPairs; ++p) r[1][p] = marks[t][p] ? 0 : r[1][p];
+    }
+  }
+
+  // A token's scores less the mean of each group, rounded down: it is common to all its members.
+  void compare(int t, const int32_t* score) const {
+    const int pairs = job.group / 2;
+    for (int first = 0; first < kPairs; first += pairs) {
+      int32_t sum = 0;
+      for (int p = first; p < first + pairs; ++p) sum += score[p] + score[p + kPairs];
+      int32_t mean = sum >> (31 - __builtin_clz(static_cast<unsigned>(job.group)));
+      for (int p = first; p < first + pairs; ++p) {
+        score_difference[t][p] = score[p] - mean;
+        second_difference[t][p] = score[p + kPairs] - mean;
+      }
+    }
+  }
+
   static constexpr int kAtOnce = 32;  // tokens whose inputs a core's cache holds
 
   // sum_t credit x_t, to the pairs' rows.
@@ -87,9 +127,10 @@ struct Tape : Members {
   // The credit of a leaf at every token, to `credit`.
   void weigh(int i) {
     const Leaf& leaf = job.plan.leaves[i];
+    if (job.group) return discounted_each(i);
     if (nodes())
       return discounted(i, [&](int t, int32_t* v) {
-        alignas(64) uint32_t minus[kPairs];
+        alignas(64) uint32_t minus[kLanes];
         turned(job.owners[i], t, minus);
         for (int p = 0; p < kPairs; ++p) v[p] = minus[p] ? -v[p] : v[p];
       });

@@ -33,6 +33,10 @@ void check(const Plan& plan, const Crediting& crediting) {
           "one number per leaf is needed");
   require(crediting.credit_shift >= 0 && crediting.credit_shift <= 16, "credit_shift is in 0..16");
   require(crediting.unit_shift >= 0 && crediting.unit_shift <= 8, "unit_shift is in 0..8");
+  int group = crediting.group;
+  require(
+      group == 0 || (crediting.mode == 2 && group >= 4 && group <= kLanes && kLanes % group == 0),
+      "a group is of 4, 8, 16 or 32 members, with noise on nodes");
   for (int i = 0; i < plan.leaf_count; ++i) {
     size_t l = static_cast<size_t>(i);
     const Leaf& leaf = plan.leaves[i];
@@ -62,6 +66,7 @@ void noise_of_nodes(const Crediting& crediting, Job& job) {
   if (static_cast<Credit>(crediting.mode) != Credit::nodes) return;
   job.credit = Credit::nodes;
   job.shifts = crediting.shifts.data();
+  job.group = crediting.group;
 }
 
 CreditWork::CreditWork(const Job& given, const Crediting& of) : job(given), crediting(of) {
@@ -81,6 +86,7 @@ CreditWork::CreditWork(const Job& given, const Crediting& of) : job(given), cred
   job.credit = static_cast<Credit>(crediting.mode);
   job.credit_shift = crediting.credit_shift;
   job.unit_shift = crediting.unit_shift;
+  job.group = crediting.group;
   job.shifts = crediting.shifts.data();
   job.owners = crediting.owners.data();
   job.discounts = crediting.discounts.data();

@@ -12,6 +12,7 @@ struct Crediting {
   int mode;  // of Credit
   std::vector<int> shifts, kinds, owners, discounts;
   int credit_shift, unit_shift;
+  int group = 0;  // members that are compared with their mean, each with its own signs; 0: pairs
 };
 
 // Throws std::invalid_argument for what would address memory it must not, or shift too far.

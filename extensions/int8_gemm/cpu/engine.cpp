@@ -141,6 +141,8 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
   check(plan, crediting);
   Arrays arrays = arrays_of(plan, packed, noise, tokens, targets, state, rows, options);
   int members = tokens.shape(0), count = tokens.shape(1);
+  require(!crediting.group || (plan.scored && !values && members % crediting.group == 0),
+          "credit: groups need a score, and whole groups of members");
   add_signs(plan, signs, arrays);
   require(draws.shape() == mx::Shape{members / 2, count}, "draws: [pairs, T] is needed");
   arrays.draws = arrays.add(ready(draws, mx::uint32, "draws"));
@@ -244,6 +246,7 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
   require(noise.rank == 1 && (signs ? signs->shape() == bits : crediting->mode == 1),
           "play: noise of rank 1 and, where it is of nodes, signs [leaves, pairs, ceil(T / 32)]");
   check(job.plan, *crediting);
+  require(!crediting->group, "play: members of a world are compared in pairs");
   job.signs = in[5].data<int32_t>();
   run_credited(job, *crediting, threads, out);
   return out;

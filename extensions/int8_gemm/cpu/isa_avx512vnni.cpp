@@ -194,12 +194,12 @@ struct Isa : Avx512Elements {
 
   static inline __attribute__((always_inline)) void perturb_nodes(const LowRank& noise, __m512i* a,
                                                                   __m512i* b) {
-    const __m512i minus = _mm512_loadu_si512(noise.minus);
+    const __m512i first = _mm512_loadu_si512(noise.minus);
+    const __m512i second = _mm512_loadu_si512(noise.minus + kPairs);
     for (int o = 0; o < kTile; ++o) {
       __m512i n = _mm512_load_si512(noise.node + o * kPairs);
-      n = _mm512_sub_epi32(_mm512_xor_si512(n, minus), minus);
-      a[o] = _mm512_add_epi32(a[o], n);
-      b[o] = _mm512_sub_epi32(b[o], n);
+      a[o] = _mm512_add_epi32(a[o], _mm512_sub_epi32(_mm512_xor_si512(n, first), first));
+      b[o] = _mm512_sub_epi32(b[o], _mm512_sub_epi32(_mm512_xor_si512(n, second), second));
     }
   }
 

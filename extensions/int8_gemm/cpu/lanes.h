@@ -64,7 +64,8 @@ struct LowRank {
   size_t stride;
   int rank;  // 0: no such term
   int shift;
-  // Noise on the nodes: acc[o][m] += node[o][m], acc[o][m + 16] -= node[o][m], turned by `minus`.
+  // Noise on the nodes: acc[o][m] += node[o][m], acc[o][m + 16] -= node[o][m], each lane's turned
+  // by `minus`.
   const int32_t* node;    // [outputs][16 pairs], or null
-  const uint32_t* minus;  // [16]: all ones turns the sign
+  const uint32_t* minus;  // [32]: all ones turns the sign
 };

@@ -13,7 +13,7 @@ struct Layers : Members {
   Features features;
   World world;
   uint32_t* swapped;  // a vector or a row of noise as one token has it
-  alignas(64) uint32_t minus[kPairs];
+  alignas(64) uint32_t minus[kLanes];
   int32_t (*xb)[kLanes];  // [r]: signed x.B
   alignas(64) uint32_t tile[kTile / 4][kLanes];
 
@@ -28,14 +28,14 @@ struct Layers : Members {
 
   // ---- a stage -------------------------------------------------------------------------------
 
-  // The two halves of every word row, exchanged for the pairs whose noise is turned at token t.
+  // Each lane's word of every row, or its pair's other one where its noise is turned at token t.
   const uint32_t* turn(const Op& op, const uint32_t* from, int words, int t) {
     turned(op.leaf, t, minus);
     for (int w = 0; w < words; ++w, from += kLanes)
       for (int p = 0; p < kPairs; ++p) {
-        uint32_t swap = (from[p] ^ from[p + kPairs]) & minus[p];
-        swapped[w * kLanes + p] = from[p] ^ swap;
-        swapped[w * kLanes + p + kPairs] = from[p + kPairs] ^ swap;
+        uint32_t change = from[p] ^ from[p + kPairs];
+        swapped[w * kLanes + p] = from[p] ^ (change & minus[p]);
+        swapped[w * kLanes + p + kPairs] = from[p + kPairs] ^ (change & minus[p + kPairs]);
       }
     return swapped;
   }

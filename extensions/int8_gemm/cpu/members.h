@@ -27,12 +27,15 @@ struct Members {
     return of[clamped(lane) * job.tokens_per_member + t];
   }
 
-  // All ones for the pairs whose noise of a leaf is turned at token t.
+  // All ones for the lanes whose noise of a leaf is turned at token t. In a group the second member
+  // of a pair has signs of its own.
   void turned(int leaf, int t, uint32_t* minus) const {
     int64_t row = (job.tokens_per_member + 31) / 32;
     for (int p = 0; p < kPairs; ++p) {
       int64_t at = (leaf * (job.members / 2) + pair(p)) * row + t / 32;
-      minus[p] = 0u - (static_cast<uint32_t>(job.signs[at]) >> (t % 32) & 1u);
+      uint32_t word = static_cast<uint32_t>(job.signs[at]), second = job.group ? mixed(word) : word;
+      minus[p] = 0u - (word >> (t % 32) & 1u);
+      minus[p + kPairs] = 0u - (second >> (t % 32) & 1u);
     }
   }
 };

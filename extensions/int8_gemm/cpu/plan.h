@@ -137,6 +137,7 @@ struct Job {
   int64_t credit_size;
   int credit_shift;
   int unit_shift;        // from score differences in 1/256 bit to the unit of credit
+  int group;             // members that are compared with their mean, or 0: those of a pair
   int32_t* readout;      // [V, K] of this thread: += inputs of the head, by target and draw
   int block_tokens;      // tokens that a block runs through one stage before the next, at least 1
   uint64_t* totals;      // [P, T], or null: sums over the vocabulary of 2^(31 + (logit + 128) / 16)

@@ -189,9 +189,10 @@ struct PortableIsa {
     for (int o = 0; noise.node && o < kTile; ++o)
       for (int m = 0; m < kPairs; ++m) {
         uint32_t n = static_cast<uint32_t>(noise.node[o * kPairs + m]);
-        int32_t turned = static_cast<int32_t>((n ^ noise.minus[m]) - noise.minus[m]);
-        acc[o][m] = wrapping_sum(acc[o][m], turned);
-        acc[o][m + kPairs] = wrapping_sum(acc[o][m + kPairs], -turned);
+        uint32_t first = noise.minus[m], second = noise.minus[m + kPairs];
+        acc[o][m] = wrapping_sum(acc[o][m], static_cast<int32_t>((n ^ first) - first));
+        acc[o][m + kPairs] =
+            wrapping_sum(acc[o][m + kPairs], static_cast<int32_t>(second - (n ^ second)));
       }
   }
 

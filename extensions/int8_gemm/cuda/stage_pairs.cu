@@ -10,14 +10,6 @@ __device__ inline uint32_t some_of(const int8_t* table, uint32_t at, uint32_t fi
   return first < count ? bytes_at(table, at + first).word(0) : 0;
 }
 
-// Rows of four bytes become columns.
-__device__ inline uint4 turned_over(uint4 v) {
-  const uint32_t xy = __byte_perm(v.x, v.y, 0x5140), zw = __byte_perm(v.z, v.w, 0x5140);
-  const uint32_t far_xy = __byte_perm(v.x, v.y, 0x7362), far_zw = __byte_perm(v.z, v.w, 0x7362);
-  return make_uint4(__byte_perm(xy, zw, 0x5410), __byte_perm(xy, zw, 0x7632),
-                    __byte_perm(far_xy, far_zw, 0x5410), __byte_perm(far_xy, far_zw, 0x7632));
-}
-
 // 255 in bytes whose lowest bit is set in v.
 __device__ inline uint32_t whole_bytes(uint32_t v) { return (v & 0x01010101u) * 255u; }
 

@@ -33,7 +33,7 @@ EGG_FUNCTION int to_int8(int c, uint32_t word, int scale) {
 EGG_FUNCTION int wrapping(int a, int b) { return int(uint32_t(a) + uint32_t(b)); }
 
 // What is clipped had no effect.
-EGG_FUNCTION int unclipped(int c, int y) { return y == 127 || y == -127 ? 0 : c; }
+EGG_FUNCTION int unclipped(int c, int y) { return abs(y) == 127 ? 0 : c; }
 
 // Of forget and mix: c v / 256.
 EGG_FUNCTION int part_of(int c, int v) { return (c * v) >> 8; }

@@ -3,18 +3,18 @@
 
 namespace egg {
 
-// Entry (p T + t) `indices` + i: index i of member p's row t; `active` of them are a list, of
-// `columns` values. The credit begins with row `row` of the `rows` that each token has.
+// Entry (i M + m) `lists` + l: member m of row i of the launch, list l of `columns` values. Credit
+// begins with row `row` of the `rows` that each row of the launch has.
 struct Carried {
   const EGG_DEVICE int8_t* credits;
-  uint32_t T, rows, row, indices, active, columns;
+  uint32_t rows, row, lists, columns;
 };
 
 EGG_FUNCTION int value_of(Carried from, uint32_t entry, uint32_t column) {
-  const uint32_t at = entry / from.indices, list = entry % from.indices / from.active;
-  const uint32_t p = at / from.T, token = p / M * from.T + at % from.T;
-  const EGG_DEVICE int8_t* mine = from.credits + (token * from.rows + from.row) * M;
-  return mine[place(list * from.columns + column, p % M)];
+  const bool one = from.lists == 1;
+  const uint32_t at = one ? entry : entry / from.lists, list = one ? 0 : entry % from.lists;
+  const EGG_DEVICE int8_t* mine = from.credits + (at / M * from.rows + from.row) * M;
+  return mine[place(list * from.columns + column, at % M)];
 }
 
 }  // namespace egg

@@ -10,9 +10,9 @@ namespace egg {
 template <int V>
 EGG_FUNCTION uint64_t score_back(EGG_DEVICE int8_t* errors, const EGG_DEVICE int8_t* logits,
                                  int target, uint32_t word, uint32_t m, bool there, Lane lane) {
-  uint64_t total = 0;
-  for (uint32_t v = lane.index; v < V; v += 32) total += ERROR_EXP2[int(logits[place(v, m)]) + 128];
-  total = uint64_t(over_lanes(int64_t(total)));
+  uint32_t mine = 0;  // of 2^11 powers below 2^20, at most
+  for (uint32_t v = lane.index; v < V; v += 32) mine += ERROR_EXP2[int(logits[place(v, m)]) + 128];
+  const uint64_t total = uint64_t(over_lanes(int64_t(mine)));
   const uint32_t by = uint32_t(max(40 - leading_zeros(total), 0));  // to 24 bits
   const uint32_t ratio = (127u << 24) / uint32_t(total >> by);
   uint32_t size = 0;
