@@ -137,6 +137,21 @@ def test_kernels_under_sanitizers(here: tuple[Path, list[str], list[str]], cover
     compared(folder, units, covered)
 
 
+def test_products_of_credit_under_sanitizers(tmp_path: Path):
+    """What AVX2 multiplies in pairs of words, and what it must not."""
+    from eggroll import _extension
+
+    compiler = os.environ.get("CXX", "c++")
+    if "avx2" not in _extension.load().usable_isas() or not has_sanitizers(compiler, tmp_path):
+        pytest.skip("AVX2 and sanitizers are needed")
+    program = tmp_path / "products"
+    flags = ["-std=c++20", "-O1", "-g0", "-Wall", "-Wextra", *SANITIZE, *X86["avx2"]]
+    folders = [f"-I{SOURCES}", f"-I{HEADER}"]
+    command = [compiler, *flags, *folders, NATIVE / "products.cpp", "-o", program]
+    subprocess.run(command, check=True)
+    assert run(program)[0].startswith("0 wrong")
+
+
 # neoverse-n1 has no matrix products, and cortex-a57 no dot product either.
 CPUS = {
     "max": [*EMULATED, "generic"],

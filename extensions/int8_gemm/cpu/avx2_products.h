@@ -106,34 +106,64 @@ struct Avx2Products : X86Learn {
     }
   }
 
-  static void close_tile(int8_t* tile, int words) {
-    int8_t* w = tile + kTile * sizeof(int32_t);
-    int32_t* at = reinterpret_cast<int32_t*>(w + static_cast<size_t>(words) * kTile * 4);
+  // Sorts the words of a tile, and has -128 times the sums of its pairs, for each output.
+  static void close_words(const int8_t* w, int words, int32_t* sums, int32_t* at) {
     sort<1>(w, 4 * kTile, words, at);
     Words list = list_at(at, words);
     __m256i sum = _mm256_setzero_si256();
     for (int i = 0; i < list.pair_count; ++i)
       for (int k = list.pairs[i]; k < list.pairs[i] + 2; ++k)
         sum = _mm256_add_epi32(sum, bias(load(w + static_cast<size_t>(k) * 4 * kTile)));
-    store(tile, sum);
+    store(sums, sum);
   }
 
-  static void close_inputs(uint32_t* columns, int words, Panel* to) {
+  static void close_tile(int8_t* tile, int words) {
+    int8_t* w = tile + kTile * sizeof(int32_t);
+    close_words(w, words, reinterpret_cast<int32_t*>(tile),
+                reinterpret_cast<int32_t*>(w + static_cast<size_t>(words) * kTile * 4));
+  }
+
+  static void close_inputs(const uint32_t* columns, int words, Panel* to) {
     for (int i = 0; i < words * kLanes; i += 8)
       store(to + i, _mm256_xor_si256(load(columns + i), _mm256_set1_epi8(-128)));
   }
 
   static void count(const int8_t* tile, const Panel* inputs, int words, int32_t (*acc)[kLanes]) {
-    const int32_t* bias = reinterpret_cast<const int32_t*>(tile);
     const int8_t* w = tile + kTile * sizeof(int32_t);
-    Words list = list_at(
-        reinterpret_cast<const int32_t*>(w + static_cast<size_t>(words) * kTile * 4), words);
+    count_words(w, reinterpret_cast<const int32_t*>(tile),
+                reinterpret_cast<const int32_t*>(w + static_cast<size_t>(words) * kTile * 4),
+                inputs, words, acc);
+  }
+
+  static void count_words(const int8_t* w, const int32_t* sums, const int32_t* at,
+                          const Panel* inputs, int words, int32_t (*acc)[kLanes]) {
+    Words list = list_at(at, words);
     for (int o = 0; o < kTile; o += 4)
       for (int m = 0; m < kLanes; m += 16) {
         __m256i first[4], second[4];
-        for (int i = 0; i < 4; ++i) first[i] = second[i] = all(bias[o + i]);
+        for (int i = 0; i < 4; ++i) first[i] = second[i] = all(sums[o + i]);
         four<true>(w + 4 * o, inputs + m, list, first, second, acc + o, m);
       }
+  }
+
+  // ---- the forward pass ----------------------------------------------------------------------
+  // Weights are small enough, too: 80 to 100 % of their pairs on text.
+
+  static constexpr bool kForward = true;
+
+  static size_t lists_size(int words) { return kTile + list_size(words); }
+
+  static void close_weights(const int8_t* w, int words, int tiles, int32_t* to) {
+    for (int i = 0; i < tiles; ++i, to += lists_size(words), w += packed_bytes(words))
+      close_words(w + kTile * sizeof(int32_t), words, to, to + kTile);
+  }
+
+  static size_t packed_bytes(int words) { return PortableProducts::tile_bytes(words); }
+
+  // A tile of weights by inputs that are closed.
+  static void multiply(const int8_t* w, const int32_t* lists, const Panel* x, int words,
+                       int32_t (*acc)[kLanes]) {
+    count_words(w + kTile * sizeof(int32_t), lists, lists + kTile, x, words, acc);
   }
 
   static __m256i word(const int8_t* p) {

@@ -21,10 +21,20 @@ struct PortableProducts {
   }
 
   static void close_tile(int8_t* tile, int words) { Isa::bias(tile, words); }
-  static void close_inputs(uint32_t* columns, int words, Panel* to) {
+  static void close_inputs(const uint32_t* columns, int words, Panel* to) {
     Isa::prepare(columns, words, to);
   }
   static void count(const int8_t* tile, const Panel* inputs, int words, int32_t (*acc)[kLanes]) {
     Isa::dot(tile, inputs, words, acc);
+  }
+
+  // Whether the forward pass has a product of its own, in place of Isa::tile.
+  static constexpr bool kForward = false;
+
+  static size_t lists_size(int) { return 0; }
+  static void close_weights(const int8_t*, int, int, int32_t*) {}
+  static void multiply(const int8_t* w, const int32_t*, const Panel* x, int words,
+                       int32_t (*acc)[kLanes]) {
+    Isa::dot(w, x, words, acc);
   }
 };

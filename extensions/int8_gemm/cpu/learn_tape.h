@@ -13,6 +13,7 @@ struct LearnTape : Block {
   size_t step = 0;          // words of x at one token
   uint32_t** tapes;         // [stages]: [T] rows
   uint32_t* credits[kOps];  // of a matrix's operation: int8 credit, words [T][O/4][32]
+  int32_t* lists[kOps];     // of a matrix's operation: how its weights are multiplied
   bool voted[kOps];         // whether it was credited
   int32_t* credit[kRegisters];
   bool has[kRegisters];
@@ -95,6 +96,8 @@ struct LearnTape : Block {
       bool matrix = op.kind == OpKind::linear || op.kind == OpKind::score;
       size_t words = matrix ? static_cast<size_t>(words_of(rows_of(op))) * kLanes : 0;
       credits[j] = arena.take<uint32_t>(words * static_cast<size_t>(T()));
+      size_t list = matrix ? LearnProducts::lists_size(words_of(cols_of(op))) : 0;
+      lists[j] = arena.take<int32_t>(list * (matrix ? tiles_of(rows_of(op)) : 0));
       voted[j] = false;
     }
   }
@@ -107,6 +110,12 @@ struct LearnTape : Block {
   // Registers move along the tape with their results, but for x, which is passed on.
   void record(int at) {
     form = form_of(*stage);
+    for (int j = 0; j < stage->op_count; ++j) {
+      const Op& op = stage->ops[j];
+      if (op.kind == OpKind::linear || op.kind == OpKind::score)
+        LearnProducts::close_weights(job.weights + job.plan.leaves[op.leaf].offset,
+                                     words_of(cols_of(op)), tiles_of(rows_of(op)), lists[j]);
+    }
     load_state(job.state_in);
     for (int t = 0; t < T(); ++t) {
       uint32_t* to = tapes[at] + form.size * static_cast<size_t>(t);
@@ -144,14 +153,27 @@ struct LearnTape : Block {
   void run_alone(const Op& op, int j, int t) {
     if (op.kind == OpKind::score) return score_row(op, j, t);
     if (op.kind != OpKind::linear) return run(op, t);
-    multiply(op, t, registers[op.out]);
+    multiply(op, j, t, registers[op.out]);
     ready[op.out] = false;
   }
 
-  void multiply(const Op& op, int t, uint32_t* to) {
+  void multiply(const Op& op, int j, int t, uint32_t* to) {
     using Words = uint32_t (*)[kLanes];
     Words out = reinterpret_cast<Words>(to);
-    product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
+    if (!LearnProducts::kForward)
+      return product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
+    const int words = words_of(cols_of(op));
+    const Scale by = scale(cols_of(op));
+    const LowRank none{};
+    LearnProducts::close_inputs(registers[op.in[0]], words, panel);
+    const int8_t* w = job.weights + job.plan.leaves[op.leaf].offset;
+    for (int i = 0; i < tiles_of(rows_of(op)); ++i) {
+      alignas(64) int32_t acc[kTile][kLanes];
+      const size_t list = LearnProducts::lists_size(words) * static_cast<size_t>(i);
+      LearnProducts::multiply(w, lists[j] + list, panel, words, acc);
+      PortableIsa::finish(acc, none, by, out + i * (kTile / 4));
+      w += tile_bytes(static_cast<size_t>(words));
+    }
   }
 
   // ---- the score -----------------------------------------------------------------------------
@@ -172,7 +194,7 @@ struct LearnTape : Block {
   void score_row(const Op& op, int j, int t) {
     const Plan& plan = job.plan;
     int rows = rows_of(op), words = words_of(rows);
-    multiply(op, t, reinterpret_cast<uint32_t*>(small));
+    multiply(op, j, t, reinterpret_cast<uint32_t*>(small));
     alignas(64) uint64_t fine[kLanes], coarse[kLanes];
     LearnIsa::powers(small, rows, words, plan.exact_mantissa, plan.score_bits, scratch, fine,
                      coarse);
