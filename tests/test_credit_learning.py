@@ -101,7 +101,7 @@ def cosines() -> dict[str, dict[str, np.ndarray]]:
         streams = members // GROUPS.get(estimator, 2)
         batch = corpus.streams("train", streams, T, 1).batch(0)
         slope = gradient(program, weights, *batch, mx.zeros((streams, program.state_size), mx.int8))
-        for seed in range(8):
+        for seed in range(12):
             people = population(program, estimator, seed=seed, members=members, T=T)
             state = people.initial_state()
             if estimator == "eggroll":
