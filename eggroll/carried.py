@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
 from eggroll.backward import (
     FIRST,
@@ -16,15 +15,12 @@ from eggroll.backward import (
     values_credited,
     values_kept,
 )
-from eggroll.errors import InputError
 from eggroll.estimator import (
     Estimate,
     Estimator,
     EstimatorOptions,
     Given,
     Lap,
-    Record,
-    Told,
     no_lap,
 )
 from eggroll.population import Population
@@ -42,6 +38,7 @@ class Local(Estimator):
     """
 
     summary = "no noise: the score's error, handed to every block, where credit stays local"
+    refuses_values = "it carries the error of a score back, and values from outside have none"
     known_scale = False
     perturbs = False
 
@@ -81,20 +78,6 @@ class Local(Estimator):
         after = [next_scale(*of) for of in zip(scales, sizes, counts, strict=True)]
         kept = {SCALES: mx.array(after, mx.int32)}
         return Estimate(found.scores, found.state, found.votes, None, kept)
-
-    def told(
-        self,
-        population: Population,
-        weights: Weights,
-        step: int,
-        record: Record,
-        values: NDArray[np.float64],
-        fitness: str,
-    ) -> Told:
-        raise InputError(
-            f"Estimator {self.options.estimator} carries the error of a score back, and values "
-            'from outside have none: use estimator="token-credit" or "eggroll".'
-        )
 
 
 class Feedback(Local):

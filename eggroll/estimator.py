@@ -113,7 +113,8 @@ class Told(NamedTuple):
 class Estimator(ABC):
     """Evaluates a population and forms its votes.
 
-    summary: the estimator in a line of --help; reads: the options of a run that belong to it alone;
+    summary: the estimator in a line of --help; refuses_values: why it cannot be told values from
+    outside, or nothing; reads: the options of a run that belong to it alone;
     known_scale: whether the size of its votes follows from N and the rank; crediting: what each
     leaf is credited with token by token, None where a pair is credited as a whole; perturbs:
     whether members have noise, else each reads a stream of its own and carries its errors back;
@@ -121,6 +122,7 @@ class Estimator(ABC):
     """
 
     summary: ClassVar[str]
+    refuses_values: ClassVar[str] = ""
     reads: ClassVar[tuple[str, ...]] = ()
     known_scale: ClassVar[bool] = True
     by_token: ClassVar[bool] = False  # whether engines must give credit token by token
@@ -159,7 +161,6 @@ class Estimator(ABC):
     def __call__(self, population: Population, given: Given, lap: Lap = no_lap) -> Estimate:
         """Runs the members of an update over its batch, and counts votes."""
 
-    @abstractmethod
     def told(
         self,
         population: Population,
@@ -172,5 +173,6 @@ class Estimator(ABC):
         """Counts the votes of members that ran already, by what they were worth to the caller.
 
         values: float64 [P], or [P, T] for every row, larger is better; fitness: of FITNESS, for
-        values of whole members.
+        values of whole members. Never called where values are refused.
         """
+        raise NotImplementedError

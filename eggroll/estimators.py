@@ -170,6 +170,7 @@ class GroupCredit(TokenCredit):
     """
 
     summary = "as token-credit, but each member against the mean of those that read the same"
+    refuses_values = "it compares the scores of a group, and values from outside are of pairs"
     grouped = True
 
     @classmethod
@@ -181,20 +182,6 @@ class GroupCredit(TokenCredit):
                 f"members with the mean of their group, of {', '.join(map(str, GROUPS[:-1]))} or "
                 f"{GROUPS[-1]}; try --group-size {GROUPS[0]}, or --estimator token-credit."
             )
-
-    def told(
-        self,
-        population: Population,
-        weights: Weights,
-        step: int,
-        record: Record,
-        values: NDArray[np.float64],
-        fitness: str,
-    ) -> Told:
-        raise InputError(
-            f"Estimator {self.options.estimator} compares the scores of a group, and values from "
-            'outside are of pairs: use estimator="token-credit".'
-        )
 
 
 ESTIMATORS: dict[str, type[Estimator]] = {

@@ -56,15 +56,9 @@ class Options(Evolution):
         with in_python():
             check_ranges(self)
             check_names(self)
-        if not self.estimator_class.perturbs:
+        if reason := self.estimator_class.refuses_values:
             raise InputError(
-                f"estimator is {self.estimator!r}: it carries the error of a score back, and "
-                'values from outside have none; use "eggroll" or "token-credit".'
-            )
-        if self.estimator_class.grouped:
-            raise InputError(
-                f"estimator is {self.estimator!r}: it compares the scores of a group, and values "
-                'from outside are of pairs; use "token-credit".'
+                f'estimator is {self.estimator!r}: {reason}; use "eggroll" or "token-credit".'
             )
         with in_python():
             self.estimator_class.check(self)
