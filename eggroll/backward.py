@@ -21,6 +21,8 @@ BOUND = (1 << 22) - 1  # of a register's credit
 SUM_BOUND = 1 << 26  # of what a matrix sends back, before it is scaled
 MOST, FIRST = 16, 8  # scales: the largest, and that of the first update
 ERROR = 127  # the head's error where a probability is off by one
+BETWEEN_LEAVES = 0x9E3779B9  # from a leaf's random words to the next one's
+CLIPPED = ("linear", "norm", "add", "add_bias", "bias", "features")  # y = clip(..)
 LAYERS = ("embed", "linear", "features")  # operations that make a layer of their own
 
 

@@ -272,7 +272,7 @@ def engine_for(options: Config) -> tuple[Engine, str]:
     estimator = options.estimator_class
     return engines.choose(
         options.engine, options.program(), options.threads, options.block_tokens,
-        credit=estimator.by_token, learn=not estimator.perturbs,
+        credit=estimator.by_token,
     )  # fmt: skip
 
 

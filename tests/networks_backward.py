@@ -16,11 +16,7 @@ from eggroll.config import Config
 from eggroll.engines import Engine
 from eggroll.rule import feedback_name
 
-ENGINES = [
-    name
-    for name, engine in engines.ENGINES.items()
-    if engine.learns and not engine.unavailable_because()
-]
+ENGINES = [name for name, engine in engines.ENGINES.items() if not engine.unavailable_because()]
 ESTIMATORS = {"local": Local, "feedback": Feedback}
 
 

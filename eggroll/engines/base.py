@@ -32,7 +32,6 @@ class Engine(ABC):
 
     name: str
     credits: ClassVar[bool] = True  # whether it has token credit
-    learns: ClassVar[bool] = False  # whether it carries errors back
     plays: ClassVar[bool] = False  # whether its kernels step native worlds
     # What the host may do while a GPU computes the next call; done once, or not at all.
     meanwhile: Callable[[], object] | None = None
@@ -130,6 +129,7 @@ class Engine(ABC):
         """
         raise NotImplementedError
 
+    @abstractmethod
     def learn(
         self,
         prepared: Any,

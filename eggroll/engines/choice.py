@@ -21,20 +21,19 @@ ENGINES: dict[str, type[Engine]] = {
 }
 
 
-def unavailable_because(name: str, credit: bool = False, learn: bool = False) -> str:
+def unavailable_because(name: str, credit: bool = False) -> str:
     """The reason why an engine cannot run here, with what is asked for; empty if it can."""
     engine = ENGINES[name]
     return (
         guard.given_up.get(name)
         or engine.unavailable_because()
         or ("it has no token credit" if credit and not engine.credits else "")
-        or ("it does not carry errors back yet" if learn and not engine.learns else "")
     )
 
 
-def available(credit: bool = False, learn: bool = False) -> dict[str, str]:
+def available(credit: bool = False) -> dict[str, str]:
     """Engine name -> why it cannot run here, with what is asked for ("" if it can)."""
-    return {name: unavailable_because(name, credit, learn) for name in ENGINES}
+    return {name: unavailable_because(name, credit) for name in ENGINES}
 
 
 def choose(
@@ -43,21 +42,20 @@ def choose(
     threads: int = 0,
     block_tokens: int = 0,
     credit: bool = False,
-    learn: bool = False,
     *,
     replaceable: bool = True,
 ) -> tuple[Engine, str]:
     """The engine called `name` ("auto": the fastest available) and a phrase saying why.
 
-    credit, learn: whether the engine must have token credit, or carry errors back; replaceable:
-    whether another engine takes over from a GPU's that "auto" took and that fails, else EngineError
-    is raised, as it is for an engine asked for.
+    credit: whether the engine must have token credit; replaceable: whether another engine takes
+    over from a GPU's that "auto" took and that fails, else EngineError is raised, as it is for an
+    engine asked for.
     Raises InputError for a name that is unknown or an engine that cannot run here.
     """
     # An engine asked for waits for no other's trial.
-    if name in ENGINES and not unavailable_because(name, credit, learn):
+    if name in ENGINES and not unavailable_because(name, credit):
         return _made(name, program, threads, block_tokens, False), "as asked"
-    unavailable = available(credit, learn)
+    unavailable = available(credit)
     usable = [n for n, why in unavailable.items() if not why]
     if name == "auto":
         passed_over = [f"{n}: {why}" for n, why in unavailable.items() if why]

@@ -26,7 +26,6 @@ class CpuEngine(Engine):
     """C++ kernels of the fastest instruction set that is built and detected."""
 
     name = "cpu"
-    learns: ClassVar[bool] = True
     plays: ClassVar[bool] = True
 
     @classmethod

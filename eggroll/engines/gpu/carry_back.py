@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from eggroll.backward import BOUND, FRACTION, reduced
+from eggroll.backward import BETWEEN_LEAVES, BOUND, CLIPPED, FRACTION, reduced
 from eggroll.engines.gpu.carry_kernel import CarryKernel
-from eggroll.engines.gpu.carry_plan import CLIPPED, BackPhase, Step
+from eggroll.engines.gpu.carry_plan import BackPhase, Step
 from eggroll.engines.gpu.operations import table_name
 
 GROWING = ("lookup",)  # operations that give an input more than their own credit
-BETWEEN_LEAVES = 0x9E3779B9  # from a leaf's random words to the next one's
 
 
 class CarryWriter(CarryKernel):

@@ -12,21 +12,17 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, TypeVar
 
+from eggroll.backward import CLIPPED
 from eggroll.engines.gpu.plan import PAD, StagePlan, padded
 from eggroll.program import Op, Program, S, X
 
-CLIPPED = ("linear", "norm", "add", "add_bias", "bias", "features")  # y = clip(..)
 # Operations whose inputs' values their credit, or their leaf's votes, depend on.
 REMEMBERED = ("linear", "score", "norm", "lookup", "relu", "forget", "mix")
 ALONG_ROWS = ("score", "norm")  # on the way back: a simdgroup per member, along its features
 SENDING = ("linear", "score")  # by a matrix
 TAPED = ("linear", "score", "embed", "features")  # whose leaf's credit is kept in int8
 SUMMED = ("norm", "add_bias", "bias")  # whose votes are a sum over members, made on the way
-OF_X, OF_S = (
-    -1,
-    -2,
-)  # values that a row begins with, beside the results of operations 0, 1 and so on
-
+OF_X, OF_S = -1, -2  # what a row begins with, beside the results of operations 0, 1 and so on
 
 P = TypeVar("P", bound="CarryPlan")
 

@@ -7,7 +7,7 @@ calls a block.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -44,8 +44,6 @@ class Turned(NamedTuple):
 
 class StagedEngine(Stages):
     """An engine whose kernels are written from the plans of a program's stages."""
-
-    learns: ClassVar[bool] = True
 
     @property
     def remedy(self) -> str:

@@ -13,13 +13,19 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import fixed_point as fx
-from eggroll.backward import BOUND, ERROR, FRACTION, SUM_BOUND, Backward, reduced
+from eggroll.backward import (
+    BETWEEN_LEAVES,
+    BOUND,
+    CLIPPED,
+    ERROR,
+    FRACTION,
+    SUM_BOUND,
+    Backward,
+    reduced,
+)
 from eggroll.engines.portable.credit import mixed
 from eggroll.engines.portable.operations import Run, clip, exact_matmul, lists_of
 from eggroll.program import Op, Program, Rows, S, Weights, X
-
-CLIPPED = ("linear", "norm", "add", "add_bias", "bias", "features")  # y = clip(..)
-BETWEEN_LEAVES = 0x9E3779B9  # from a leaf's random words to the next one's
 
 
 class Done(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -39,7 +39,6 @@ class PortableEngine(Engine):
     """Interprets the program with plain MLX operations."""
 
     name = "portable"
-    learns: ClassVar[bool] = True
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
         super().__init__(program, threads, block_tokens)
