@@ -33,8 +33,7 @@ struct Avx2Products : X86Learn {
     return static_cast<size_t>(words) * kLanes + kLanes + 2 * list_size(words);
   }
   static size_t tile_bytes(int words) {
-    return kTile * sizeof(int32_t) + static_cast<size_t>(words) * kTile * 4 +
-           (list_size(words) * 4 + 31) / 32 * 32;
+    return PortableProducts::tile_bytes(words) + (list_size(words) * 4 + 31) / 32 * 32;
   }
 
   // Whether sums of four bytes, two neighbours in each of a and b, may be multiplied in a pair.
@@ -154,11 +153,10 @@ struct Avx2Products : X86Learn {
   static size_t lists_size(int words) { return kTile + list_size(words); }
 
   static void close_weights(const int8_t* w, int words, int tiles, int32_t* to) {
-    for (int i = 0; i < tiles; ++i, to += lists_size(words), w += packed_bytes(words))
+    for (int i = 0; i < tiles;
+         ++i, to += lists_size(words), w += PortableProducts::tile_bytes(words))
       close_words(w + kTile * sizeof(int32_t), words, to, to + kTile);
   }
-
-  static size_t packed_bytes(int words) { return PortableProducts::tile_bytes(words); }
 
   // A tile of weights by inputs that are closed.
   static void multiply(const int8_t* w, const int32_t* lists, const Panel* x, int words,

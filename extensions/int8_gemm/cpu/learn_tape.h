@@ -85,8 +85,6 @@ struct LearnTape : Block {
     panel = arena.take<LearnProducts::Panel>(LearnProducts::panel_size(static_cast<int>(longest)));
   }
 
-  static size_t tile_bytes(size_t words) { return kTile * sizeof(int32_t) + words * kTile * 4; }
-
   void open_learning() {
     open_stage();
     for (int r = 1; r < stage->register_count; ++r)
@@ -172,7 +170,7 @@ struct LearnTape : Block {
       const size_t list = LearnProducts::lists_size(words) * static_cast<size_t>(i);
       LearnProducts::multiply(w, lists[j] + list, panel, words, acc);
       PortableIsa::finish(acc, none, by, out + i * (kTile / 4));
-      w += tile_bytes(static_cast<size_t>(words));
+      w += PortableProducts::tile_bytes(words);
     }
   }
 
