@@ -14,8 +14,7 @@ import json
 import platform
 import statistics
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -36,18 +35,19 @@ NETWORKS = {"D 64, L 1": (64, 1), "D 128, L 2": (128, 2), "D 256, L 6": (256, 6)
 
 @contextlib.contextmanager
 def opened(options: Config) -> Iterator[TrainingRun]:
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    """A run without a folder, which says nothing."""
+    with ExitStack() as stack:
         with contextlib.redirect_stdout(io.StringIO()):
-            run = open_run(replace(options, out=f"{folder}/run"), stack)
+            run = open_run(options, stack, write=False, show=False)
         yield run
 
 
-def verify() -> None:
+def verify(estimators: Mapping[str, dict[str, Any]], fast: str = "auto") -> None:
     """Two updates of a small run of each estimator, as the portable engine makes them."""
-    for name, options in ESTIMATORS.items():
+    for name, options in estimators.items():
         small = Config(**options, data="count", pop=36, width=24, seq_len=5, table_bits=18)
         found = []
-        for engine in ("auto", "portable"):
+        for engine in (fast, "portable"):
             with opened(replace(small, engine=engine)) as run:
                 run.update(), run.update()
                 found.append(signature(run.weights))
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    verify()
+    verify(ESTIMATORS)
     rows = []
     for network in args.networks:
         width, layers = NETWORKS[network]

@@ -10,55 +10,27 @@ processes disturb least; with more it is the wall's.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import platform
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from estimators import NETWORKS, opened, verify
 
 from eggroll.backward import Backward
 from eggroll.carried import SCALES, Local
-from eggroll.checkpoint import signature
 from eggroll.config import Config
-from eggroll.run import TrainingRun, open_run
+from eggroll.run import TrainingRun
 
-ESTIMATORS = ("local", "feedback")
-NETWORKS = {"D 64, L 1": (64, 1), "D 128, L 2": (128, 2), "D 256, L 6": (256, 6)}
+ESTIMATORS = {name: {"estimator": name, "rule": "adam"} for name in ("local", "feedback")}
 WARM_UP = 3  # updates that are not counted: scales of credit settle
 
 Work = Callable[[], object]
-
-
-@contextlib.contextmanager
-def opened(options: Config) -> Iterator[TrainingRun]:
-    with ExitStack() as stack, contextlib.redirect_stdout(io.StringIO()):
-        run = open_run(options, stack, write=False, show=False)
-        yield run
-
-
-def verify() -> None:
-    """Two updates of a small run of each estimator, as the portable engine makes them."""
-    for name in ESTIMATORS:
-        small = Config(
-            estimator=name, rule="adam", data="count", pop=36, width=24, seq_len=5  # type: ignore[arg-type]
-        )  # fmt: skip
-        found = []
-        for engine in ("cpu", "portable"):
-            with opened(replace(small, engine=engine)) as run:
-                run.update(), run.update()
-                found.append(signature(run.weights))
-        if found[0] != found[1]:
-            sys.exit(f"{name}: the engines disagree.")
 
 
 def inference(run: TrainingRun) -> Work:
@@ -122,7 +94,7 @@ def main() -> None:
     parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), choices=ESTIMATORS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    verify()
+    verify(ESTIMATORS, "cpu")
     rows = []
     for network in args.networks:
         width, layers = NETWORKS[network]
@@ -131,8 +103,8 @@ def main() -> None:
                 for pop in args.pops:
                     for name in args.estimators:
                         options = Config(
-                            estimator=name, rule="adam", width=width, layers=layers, pop=pop,
-                            seq_len=T, threads=threads, engine="cpu",
+                            **ESTIMATORS[name], width=width, layers=layers, pop=pop, seq_len=T,
+                            threads=threads, engine="cpu",
                         )  # fmt: skip
                         shape = {"network": network, "threads": threads, "T": T, "pop": pop}
                         row = {**shape, "estimator": name, **compare(options, args.repeats)}

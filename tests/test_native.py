@@ -1,8 +1,9 @@
 """The kernels without MLX or Python: under sanitizers here, and for arm64 under emulation.
 
-Four programs do the work. `replay` repeats small training runs recorded by the oracle; `kernels`
+Five programs do the work. `replay` repeats small training runs recorded by the oracle; `kernels`
 and `rows` compare every operation with a plain reference at the sizes and values where kernels go
-wrong; `worlds` compares members in worlds with the same members told row by row.
+wrong; `worlds` compares members in worlds with the same members told row by row; `products`
+compares products of credit with plain sums.
 """
 
 from __future__ import annotations
