@@ -32,7 +32,7 @@ class CarryKernel(KernelWriter):
     def source(self) -> Source:
         """The kernel."""
         plan = self.carried
-        names = ["noise", "common", "weights", "carry", *self.dialect.product_files(plan)]
+        names = ["noise", "common", "weights", "mixed", "carry", *self.dialect.product_files(plan)]
         names += ["carry_lanes", *self.files()]
         header = self.dialect.header(self.constants(), names)
         inputs, outputs, body = tuple(self.inputs()), tuple(self.outputs()), self.body()

@@ -26,9 +26,9 @@ class CreditStageWriter(StageWriter):
     ) -> None:
         super().__init__(plan, dialect, result, shift=shift)
         self.credit, self.nodes = plan, plan.crediting.nodes
-        self.noise_files = ("nodes",) if self.nodes else ("weights",)
-        if plan.crediting.group:
-            self.noise_files = "turns", "group_nodes"
+        self.noise_files = ("turns", "nodes") if self.nodes else ("weights",)
+        if self.nodes or plan.readout:
+            self.noise_files = ("mixed", *self.noise_files)
         # The plan of noise on nodes has none, as it takes no x B.
         self.rank, self.perturbed = 1, True
 
@@ -48,6 +48,7 @@ class CreditStageWriter(StageWriter):
         text = super().constants()
         if self.nodes:
             text += self.dialect.array("int", "SHIFTS", self.credit.noise_shifts or [SILENT])
+            text += self.dialect.constants(GROUPED=bool(self.credit.crediting.group))
         return text + self.dialect.constants(LOGITS=self.credit.logit_stride)
 
     def files(self) -> list[str]:

@@ -210,8 +210,9 @@ def credit_kernels(dialect: Dialect) -> CreditKernels:
     )
     assert WEIGHED in CREDITS
     of_groups = _kernel(
-        dialect, "egg_group_credits", inputs, "credits sums", "credits turns group_credits",
-        CREDITS.replace(WEIGHED, WEIGHED_BOTH), "typedef int16_t Score;\n",
+        dialect, "egg_group_credits", inputs, "credits sums", "credits mixed turns group_credits",
+        CREDITS.replace(WEIGHED, WEIGHED_BOTH),
+        "typedef int16_t Score;\n" + dialect.constants(GROUPED=True),
     )  # fmt: skip
     inputs = "tape credits work sizes"
     traces = _kernel(dialect, "egg_traces", inputs, "sums", "traces", dialect.traces)

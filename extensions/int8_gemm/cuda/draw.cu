@@ -5,12 +5,6 @@
 
 namespace egg {
 
-__device__ inline uint32_t mixed(uint32_t v) {
-  v = (v ^ (v >> 16)) * 0x7FEB352Du;
-  v = (v ^ (v >> 15)) * 0x846CA68Bu;
-  return v ^ (v >> 16);
-}
-
 // A whole number below n.
 __device__ inline uint64_t below(uint64_t n, uint32_t chance) {
   return (n * uint64_t(chance >> 12)) >> 20;

@@ -16,13 +16,6 @@ EGG_FUNCTION uint32_t place(uint32_t k, uint32_t m) {
 EGG_FUNCTION uint32_t feature_of(uint32_t at) { return at / (M * BESIDE) * BESIDE + at % BESIDE; }
 EGG_FUNCTION uint32_t member_of(uint32_t at) { return at / BESIDE % M; }
 
-// A random word; those of a leaf's values differ by what is added to the token's.
-EGG_FUNCTION uint32_t mixed(uint32_t v) {
-  v = (v ^ (v >> 16)) * 0x7FEB352Du;
-  v = (v ^ (v >> 15)) * 0x846CA68Bu;
-  return v ^ (v >> 16);
-}
-
 // Credit in int8, rounded up or down by chance.
 EGG_FUNCTION int to_int8(int c, uint32_t word, int scale) {
   const int chance = scale == 0 ? 0 : int(word >> (32 - scale));

@@ -1,4 +1,4 @@
-// The signs of noise on nodes where members are compared with the mean of their group.
+// The signs of noise on nodes.
 
 namespace egg {
 
@@ -7,19 +7,11 @@ struct Turns {
   bool first, second;
 };
 
-// The second member's signs: a word of its own from the pair's.
-EGG_FUNCTION uint32_t second_word(uint32_t v) {
-  v ^= v >> 16;
-  v *= 0x7FEB352Du;
-  v ^= v >> 15;
-  v *= 0x846CA68Bu;
-  return v ^ (v >> 16);
-}
-
+// From the pair's word. In a group (GROUPED, generated) the second member has one of its own.
 EGG_FUNCTION Turns turns_of(uint32_t word, uint32_t t) {
   Turns turns;
   turns.first = (word >> (t % 32)) & 1;
-  turns.second = (second_word(word) >> (t % 32)) & 1;
+  turns.second = ((GROUPED ? mixed(word) : word) >> (t % 32)) & 1;
   return turns;
 }
 

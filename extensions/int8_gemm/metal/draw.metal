@@ -5,12 +5,6 @@
 
 namespace egg {
 
-EGG_FUNCTION uint mixed(uint v) {
-  v = (v ^ (v >> 16)) * 0x7FEB352Du;
-  v = (v ^ (v >> 15)) * 0x846CA68Bu;
-  return v ^ (v >> 16);
-}
-
 // A whole number below n.
 EGG_FUNCTION ulong below(ulong n, uint chance) { return (n * ulong(chance >> 12)) >> 20; }
 

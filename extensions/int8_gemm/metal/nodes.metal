@@ -5,11 +5,16 @@ namespace egg {
 
 constant constexpr int SILENT = 63;  // the shift of a leaf without noise of its own
 
-// n for the even member and -n for the odd one, or the other way round.
-EGG_FUNCTION int2 opposite(int n, bool turn) {
+EGG_FUNCTION Turns turns(Noise noise, uint leaf, uint member) {
+  const uint pair = min(noise.first + member / 2, noise.pairs - 1);
+  return turns_of(noise.signs[(leaf * noise.pairs + pair) * noise.words + noise.t / 32], noise.t);
+}
+
+// n for the even member and -n for the odd one, or either's opposite.
+EGG_FUNCTION int2 turned_each(int n, Turns turn) {
   int2 v;
-  v.x = turn ? -n : n;
-  v.y = -v.x;
+  v.x = turn.first ? -n : n;
+  v.y = turn.second ? n : -n;
   return v;
 }
 
@@ -20,7 +25,7 @@ EGG_FUNCTION int2 perturbed(const device int8_t* w, Noise noise, uint leaf, uint
   const int shift = SHIFTS[leaf];
   if (shift == SILENT) return v;
   const device int8_t* two = slice(noise, leaf, member) + 2 * i;
-  const int2 n = opposite(int(two[0]) * int(two[1]), turned(noise, leaf, member));
+  const int2 n = turned_each(int(two[0]) * int(two[1]), turns(noise, leaf, member));
   v.x = clip(v.x + (n.x >> shift));
   v.y = clip(v.y + (n.y >> shift));
   return v;
@@ -30,7 +35,7 @@ EGG_FUNCTION int2 perturbed(const device int8_t* w, Noise noise, uint leaf, uint
 struct RowNoise {
   const device int8_t* B;
   int shift;
-  bool turn;
+  Turns turn;
 };
 
 template <int D>
@@ -38,19 +43,19 @@ EGG_FUNCTION RowNoise row_noise(Noise noise, uint leaf, uint member, uint, uint)
   RowNoise mine;
   mine.B = slice(noise, leaf, member);
   mine.shift = SHIFTS[leaf];
-  mine.turn = turned(noise, leaf, member);
+  mine.turn = turns(noise, leaf, member);
   return mine;
 }
 
 EGG_FUNCTION int2 on_row(RowNoise mine, uint k) {
-  return opposite(mine.shift == SILENT ? 0 : rounded(mine.B[k], mine.shift), mine.turn);
+  return turned_each(mine.shift == SILENT ? 0 : rounded(mine.B[k], mine.shift), mine.turn);
 }
 
 // The noise added to the sums of a matrix: A in units of an output's last bit.
 struct SumNoise {
   const device int8_t* A;
   int shift;
-  bool turn;
+  Turns turn;
 };
 
 template <int K>
@@ -58,14 +63,14 @@ EGG_FUNCTION SumNoise sum_noise(Noise noise, uint leaf, uint member) {
   SumNoise mine;
   mine.A = slice(noise, leaf, member) + K;
   mine.shift = SHIFTS[leaf];
-  mine.turn = turned(noise, leaf, member);
+  mine.turn = turns(noise, leaf, member);
   return mine;
 }
 
 template <int DIVISOR, typename Sums>
 EGG_FUNCTION int2 on_sum(SumNoise mine, Sums, uint, uint o) {
   const int n = mine.shift == SILENT ? 0 : rounded(DIVISOR * int(mine.A[o]), mine.shift);
-  return opposite(n, mine.turn);
+  return turned_each(n, mine.turn);
 }
 
 }  // namespace egg
