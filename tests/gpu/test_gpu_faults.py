@@ -137,13 +137,13 @@ COMMON = {
 }
 CREDIT_FAULTS = {
     "metal": COMMON | {
-        "the sign of the odd member": ("v.y = -v.x;", "v.y = v.x;"),
+        "the sign of the odd member": ("v.y = turn.second ? n : -n;", "v.y = turn.second ? -n : n;"),
         "noise rounded down": ("rounded(mine.B[k], mine.shift)", "mine.B[k] >> mine.shift"),
         "another member's inputs": ("get(x, k, member + 2).x", "get(x, k, member + 2).y"),
         "a pair that is not there": ("if (pair < of.pairs) sums", "sums"),
     },
     "cuda": COMMON | {
-        "the sign of the odd member": ("n.odd[e] = -n.even[e];", "n.odd[e] = n.even[e];"),
+        "the sign of the odd member": ("odd ? !turn.second", "odd ? turn.second"),
         "noise rounded down": (
             "rounded(byte_of(b, e), mine.shift)", "byte_of(b, e) >> mine.shift",
         ),
