@@ -15,7 +15,7 @@ def packed_size(count: int) -> int:
 
 
 def pack(signs: NDArray[np.int8]) -> NDArray[np.uint8]:
-    """Signs -1, 0 and 1, int8 [n], as bytes uint8 [ceil(n / 5)], the first sign in the lowest digit.
+    """Signs -1, 0 and 1, int8 [n], as bytes uint8 [ceil(n / 5)]; the first has the lowest digit.
 
     Raises:
         ValueError: one is none of the three.

@@ -10,7 +10,8 @@ from eggroll import ternary
 def test_signs_survive(count: int):
     signs = np.random.default_rng(count).integers(-1, 2, count).astype(np.int8)
     data = ternary.pack(signs)
-    assert data.dtype == np.uint8 and len(data) == -(-count // 5)
+    assert data.dtype == np.uint8
+    assert len(data) == -(-count // 5)
     np.testing.assert_array_equal(ternary.unpack(data, count), signs)
 
 
@@ -20,7 +21,7 @@ def test_the_first_sign_is_the_lowest_digit():
 
 
 @pytest.mark.parametrize(
-    "data, count, what",
+    ("data", "count", "what"),
     [
         ([113], 6, "2 bytes, not 1"),
         ([243], 5, "243"),

@@ -137,7 +137,7 @@ COMMON = {
 }
 CREDIT_FAULTS = {
     "metal": COMMON | {
-        "the sign of the odd member": ("v.y = turn.second ? n : -n;", "v.y = turn.second ? -n : n;"),
+        "the sign of the odd member": ("turn.second ? n : -n;", "turn.second ? -n : n;"),
         "noise rounded down": ("rounded(mine.B[k], mine.shift)", "mine.B[k] >> mine.shift"),
         "another member's inputs": ("get(x, k, member + 2).x", "get(x, k, member + 2).y"),
         "a pair that is not there": ("if (pair < of.pairs) sums", "sums"),
