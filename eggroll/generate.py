@@ -16,7 +16,6 @@ from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
-import safetensors
 import tyro
 from numpy.typing import NDArray
 
@@ -156,16 +155,16 @@ class Model(NamedTuple):
 
 
 def load(folder: Path, engine: str, threads: int) -> Model:
-    """The network in the folder of a run of eggroll.train or eggroll.adamw.
+    """The network in the folder of a run of eggroll.train or eggroll.adamw, or in a file of it.
 
     Raises:
         InputError: the folder holds no sound checkpoint, or the engine cannot run here.
     """
-    path = folder / CHECKPOINT
-    if format_of(path) == reader.FORMAT:
+    path = folder if folder.is_file() else folder / CHECKPOINT
+    if checkpoint.kind_of(path) == reader.FORMAT:
         options, twin, weights = reader.load(path, threads)
         return model_of(options, twin, weights)
-    kept = checkpoint.load(path)
+    kept = checkpoint.load_model(path)
     chosen, _ = engines.choose(engine, kept.config.program(), threads)
     return model_of(kept.config, chosen, kept.weights)
 
@@ -190,15 +189,6 @@ def text(
     yield from (decode(token) for token in prompt)
     yield from (decode(int(token[0])) for token in itertools.islice(drawn, tokens))
     yield decode.end()
-
-
-def format_of(path: Path) -> str:
-    """The kind of run that a checkpoint is of; empty where it cannot be read."""
-    try:
-        with safetensors.safe_open(path, "numpy") as file:
-            return str((file.metadata() or {}).get("format", ""))
-    except (OSError, safetensors.SafetensorError):
-        return ""
 
 
 def usual_temperature(data: str) -> float:
