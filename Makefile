@@ -32,7 +32,7 @@ train: $(BUILT)
 	$(PY) -m eggroll.train $(ARGS)
 
 test: $(BUILT)
-	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Needs qemu-user and g++-aarch64-linux-gnu.
 test-arm64: $(BUILT)
