@@ -33,7 +33,7 @@ train: $(BUILT)
 	$(PY) -m eggroll.train $(ARGS)
 
 test: $(BUILT)
-	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Kills, full disks, hostile files and long runs; ARGS="--out records/DATE-torture" keeps the counts.
 torture: $(BUILT)

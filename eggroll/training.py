@@ -18,8 +18,9 @@ from eggroll import checkpoint, cli, closing, options, runlog
 from eggroll.checkpoint import signature
 from eggroll.config import Config
 from eggroll.errors import EngineError
-from eggroll.generate import Decoder, sample, usual_temperature
+from eggroll.generate import Decoder, usual_temperature
 from eggroll.run import Run, open_run, unit
+from eggroll.sampling import Sampling, sample
 
 SAMPLES = 4
 EXAMPLES = (
@@ -139,7 +140,7 @@ def samples(run: Run) -> str:
     config = run.config
     temperature = usual_temperature(config.data)
     drawn = sample(
-        run.engine, run.weights, samples=SAMPLES, seed=config.seed, temperature=temperature
+        run.engine, run.weights, samples=SAMPLES, seed=config.seed, sampling=Sampling(temperature)
     )
     tokens = list(itertools.islice(drawn, config.sample_tokens))
     parts = []

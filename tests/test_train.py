@@ -286,15 +286,6 @@ def test_text_is_generated_the_same_everywhere(call: Command, finished: Path):
     assert text("--temperature", 0) == text("--temperature", 0, "--seed", 1)
 
 
-def test_temperature_one_takes_the_weights_of_training():
-    from eggroll.fixed_point import exp2_table
-
-    assert generate.choice_weights(1).tolist() == exp2_table().tolist()
-    cold, hot = generate.choice_weights(0.5), generate.choice_weights(2)
-    assert cold[255 - 16] == exp2_table()[255 - 32]
-    assert hot[255 - 16] == exp2_table()[255 - 8]
-
-
 def test_text_shows_no_bytes_that_steer_a_terminal():
     decode = generate.Decoder(numbers=False)
     text = "".join(map(decode, b"a\0b\x1b[2J\r\xc3\xa9\xff\tc\n\xe2\x82")) + decode.end()

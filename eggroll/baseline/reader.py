@@ -19,7 +19,7 @@ FORMAT = "eggroll-adamw"  # of checkpoints
 
 
 class Reader:
-    """The twin as `generate.sample` takes an engine: logits rounded to Q4, int8 [P, V]."""
+    """The twin as `sampling.sample` takes an engine: logits rounded to Q4, int8 [P, V]."""
 
     def __init__(self, twin: Twin) -> None:
         self.twin, self.program = twin, twin.program
