@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
-import safetensors
 import tyro
 
 from eggroll import checkpoint, cli, engines
@@ -92,10 +91,10 @@ def load(where: Path, engine: str, threads: int) -> Model:
         InputError: there is no sound checkpoint, or the engine cannot run here.
     """
     path = where if where.is_file() else where / CHECKPOINT
-    if format_of(path) == reader.FORMAT:
+    if checkpoint.kind_of(path) == reader.FORMAT:
         options, twin, weights = reader.load(path, threads)
         return model_of(options, twin, weights)
-    kept = checkpoint.load(path)
+    kept = checkpoint.load_model(path)
     chosen, _ = engines.choose(engine, kept.config.program(), threads)
     return model_of(kept.config, chosen, kept.weights)
 
@@ -142,15 +141,6 @@ def _text(
         if shown.stopped:
             break
     yield shown.end() + decode.end()
-
-
-def format_of(path: Path) -> str:
-    """The kind of run that a checkpoint is of; empty where it cannot be read."""
-    try:
-        with safetensors.safe_open(path, "numpy") as file:
-            return str((file.metadata() or {}).get("format", ""))
-    except (OSError, safetensors.SafetensorError):
-        return ""
 
 
 def usual_temperature(data: str) -> float:

@@ -221,10 +221,10 @@ def load(path: str | os.PathLike[str], *, engine: str = "auto", threads: int = 0
         )
     where = Path(path).expanduser()
     file = where if where.is_file() else where / CHECKPOINT
-    if way_out := FOREIGN.get(generate.format_of(file)):
+    if way_out := FOREIGN.get(checkpoint.kind_of(file)):
         raise InputError(f"{str(path)!r} is {way_out}.")
     with in_python():
-        kept = checkpoint.load(file)
+        kept = checkpoint.load_model(file)
     chosen, _ = engines.choose(engine, kept.config.program(), _whole("threads", threads, 0, 1024))
     return LanguageModel(kept.config, chosen, kept.weights, kept.step)
 

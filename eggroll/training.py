@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eggroll import checkpoint, cli, closing, options, runlog
+from eggroll import checkpoint, cli, closing, logs, options, runlog
 from eggroll.checkpoint import signature
 from eggroll.config import Config
 from eggroll.errors import EngineError
@@ -64,10 +64,12 @@ def complete(
     told: list[Callback] = []
     saves, hint = [run.save], run.resume_hint()
     if run.folder:
-        metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), run.step))
-        told.append(metrics.append)
-        saves.insert(0, metrics.sync)
+        kept = logs.opened(run, stack)
+        told += [log.append for log in kept]
+        saves = [*(log.sync for log in kept), *saves]
         hint = f"the last checkpoint stays: {hint}"
+        for note in logs.notes(kept) * show:
+            print(note, file=sys.stderr, flush=True)
     if show:
         display = runlog.Display(run.step, run.config.steps, unit(run.config), run.legend)
         told.append(stack.enter_context(display).update)

@@ -220,8 +220,12 @@ def test_an_unreadable_file_is_refused(call: Command, place: Path, monkeypatch: 
             raise PermissionError(13, "Permission denied", str(path))
         return real(path)
 
+    def open_regular(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
     before = contents(place)
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(runlog, "open_regular", open_regular)
     assert_refused(call(*TINY, "--data", "file"), "file' cannot be read|Permission denied")
     assert_refused(call("--resume", "run"), "cannot be read|Permission denied")
     assert_refused(call("run", main=plot.main), "cannot be read|Permission denied")
@@ -306,7 +310,9 @@ def test_a_command_runs_by_its_name(call: Command, place: Path):
     words = ["run", "--tokens", "5"]
     assert call("generate", *words, main=__main__.main) == call(*words, main=generate.main)
     assert_refused(call("trian", main=__main__.main), "'trian' is no command|did you mean train?")
-    assert_refused(call("fly", main=__main__.main), "'fly' is no command|train, generate, plot")
+    assert_refused(
+        call("fly", main=__main__.main), "'fly' is no command|train, generate, replay, plot"
+    )
 
 
 def test_options_survive_json():
