@@ -15,16 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eggroll import checkpoint, cli, closing, options, runlog
+from eggroll import checkpoint, cli, closing, logs, options, runlog
 from eggroll.anyrun import Run, unit
 from eggroll.checkpoint import signature
 from eggroll.config import Config
 from eggroll.errors import EngineError
-from eggroll.generate import Decoder, sample, usual_temperature
+from eggroll.generate import Decoder, usual_temperature
 from eggroll.ranks import launched
 from eggroll.ranks.options import SeveralRanks
 from eggroll.ranks.start import Rank, join
 from eggroll.run import open_run
+from eggroll.sampling import Sampling, sample
 
 SAMPLES = 4
 EXAMPLES = (
@@ -68,10 +69,12 @@ def complete(
     told: list[Callback] = []
     saves, hint = [run.save], run.resume_hint()
     if run.folder:
-        metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), run.step))
-        told.append(metrics.append)
-        saves.insert(0, metrics.sync)
+        kept = logs.opened(run, stack)
+        told += [log.append for log in kept]
+        saves = [*(log.sync for log in kept), *saves]
         hint = f"the last checkpoint stays: {hint}"
+        for note in logs.notes(kept) * show:
+            print(note, file=sys.stderr, flush=True)
     if show:
         display = runlog.Display(run.step, run.config.steps, unit(run.config), run.legend)
         told.append(stack.enter_context(display).update)
@@ -149,7 +152,7 @@ def samples(run: Run) -> str:
     config = run.config
     temperature = usual_temperature(config.data)
     drawn = sample(
-        run.engine, run.weights, samples=SAMPLES, seed=config.seed, temperature=temperature
+        run.engine, run.weights, samples=SAMPLES, seed=config.seed, sampling=Sampling(temperature)
     )
     tokens = list(itertools.islice(drawn, config.sample_tokens))
     parts = []
