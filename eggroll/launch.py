@@ -31,7 +31,8 @@ if all are done, else that of the first one that failed.
   --starting-port N    first port of the ring, if 32323 is taken
 
 mlx.launch --help lists the others."""
-GRACE = 20.0  # seconds that the other ranks have to end by themselves
+# Seconds after one rank failed in which the others have to end by themselves, then by SIGTERM.
+GRACE, KILLED = 3.0, 20.0
 POLL = 0.05
 
 
@@ -128,7 +129,7 @@ def _waited(ranks: Sequence[subprocess.Popen[bytes]], asked: list[int]) -> list[
     asked: signals that came, which are passed on.
     """
     codes: list[int] = []
-    running, until = list(ranks), float("inf")
+    running, failed, sent = list(ranks), float("inf"), False
     while running:
         for number in asked[:]:
             asked.remove(number)
@@ -137,15 +138,24 @@ def _waited(ranks: Sequence[subprocess.Popen[bytes]], asked: list[int]) -> list[
         for rank in [rank for rank in running if rank.poll() is not None]:
             running.remove(rank)
             code = rank.returncode
+            if code < 0:
+                _say(f"launch: rank {ranks.index(rank)} was ended by signal {-code}.")
             codes.append(128 - code if code < 0 else code)
-            if code and until == float("inf"):
-                until = time.monotonic() + GRACE
-        if time.monotonic() > until:
+            failed = min(failed, time.monotonic()) if code else failed
+        late = time.monotonic() - failed
+        if late > GRACE and not sent:
+            sent = True
+            asked.append(signal.SIGTERM)  # to those that wait for the others to appear
+        if late > KILLED:
             for rank in running:
                 rank.kill()
-            until = float("inf")
         time.sleep(POLL)
     return codes
+
+
+def _say(sentence: str) -> None:
+    with contextlib.suppress(OSError):
+        print(sentence, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

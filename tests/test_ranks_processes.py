@@ -140,6 +140,21 @@ def test_a_rank_that_dies_ends_the_run_and_is_named(rank: int, tmp_path: Path):
     assert signature_after(done + 2, out).startswith("signature: ")
 
 
+def test_a_rank_that_dies_before_all_are_there_ends_the_others():
+    """Which wait in MLX for its connection."""
+    with started(2, ENDLESS) as launcher:
+        until = time.monotonic() + 60
+        while len(ranks := ranks_of(launcher)) < 2:
+            assert time.monotonic() < until
+        os.kill(ranks[1], signal.SIGKILL)
+        began = time.monotonic()
+        _, complaints = launcher.communicate(timeout=60)
+        assert time.monotonic() - began < 10
+    assert launcher.returncode == 128 + signal.SIGKILL
+    assert "rank 1 was ended by signal 9" in complaints
+    assert not Path(f"/proc/{ranks[0]}").exists()
+
+
 def test_a_rank_that_hangs_ends_the_run_and_is_named(tmp_path: Path):
     out = tmp_path / "run"
     with started(2, (*ENDLESS, "--out", str(out), "--rank-timeout", "2")) as launcher:
