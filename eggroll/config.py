@@ -18,8 +18,8 @@ import tyro
 
 from eggroll.backward import values_kept
 from eggroll.cli import Range, check_names, check_ranges, flag
-from eggroll.data.hub import HUB
 from eggroll.data.streams import TOKENS
+from eggroll.data.tables import HUB, PREFIX, path_and_column
 from eggroll.declaration import program_of
 from eggroll.errors import InputError
 from eggroll.estimator import Estimator
@@ -79,8 +79,9 @@ class Common:
 
     data: Annotated[str, Group.DATA, tyro.conf.arg(metavar="NAME|FILE|DIR")] = "stdlib"
     """The corpus: stdlib (source text of Python's standard library), count (numbers that count up),
-    tinystories or minipile (streamed once from the Hugging Face hub), or the path of a text file or
-    of a folder of them."""
+    tinystories or minipile (streamed once from the Hugging Face hub), hf:NAME[:CONFIG][:COLUMN]
+    (any of its data sets), or the path of a text file, of a folder of them, or of a table (parquet,
+    jsonl, csv, arrow)."""
     steps: Annotated[int, Group.RUN, Range(1, 10**9), CHANGEABLE] = 1500
     """Updates to make; with --resume the total, earlier ones included."""
     seq_len: Annotated[int, Group.DATA, Range(1, 1 << 16), Sweep(4, 64, log=True)] = 16
@@ -390,6 +391,7 @@ def with_program(config: Config, program: Program) -> DeclaredConfig:
 
 def absolute(data: str) -> str:
     """The option `data`, made absolute where it is a path."""
-    path = os.path.expanduser(data)
-    known = data in ("stdlib", *NUMBERED, *HUB)
-    return data if known or not os.path.exists(path) else os.path.abspath(path)
+    if data in ("stdlib", *NUMBERED, *HUB) or data.startswith(PREFIX):
+        return data
+    path, column = path_and_column(data)
+    return os.path.abspath(path) + f":{column}" * bool(column) if os.path.exists(path) else data

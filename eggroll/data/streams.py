@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from eggroll import rng
 from eggroll.data.baselines import cross_entropies
 from eggroll.data.corpora import Split, Text, read_path, read_stdlib
-from eggroll.data.hub import HUB, read_hub
+from eggroll.data.hub import read_table
+from eggroll.data.tables import HUB, near, source_of
 from eggroll.errors import InputError
 
 TOKENS: Final = "tokens"  # the option `data` of a run on arrays of the caller's
@@ -78,7 +79,7 @@ class Corpus(ABC):
 
 
 def load_corpus(name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,)) -> Corpus:
-    """The corpus of that name: stdlib, count, tinystories, minipile, or a path of a file or folder.
+    """The corpus of that name: stdlib, count, tinystories, minipile, hf:..., or a path.
 
     A known name wins over a path: write ./count for a file of that name. `vocabulary` and `steps`
     are those of count (see `CountCorpus`).
@@ -95,13 +96,13 @@ def load_corpus(name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,))
         )
     if name == "stdlib":
         return TextCorpus(name, read_stdlib())
-    if name in HUB:
-        return TextCorpus(name, read_hub(name))
+    if source := source_of(name):
+        return TextCorpus(name, read_table(source))
     path = os.path.expanduser(name)
     if not name or not os.path.exists(path):
         raise InputError(
-            f"data {name!r} is unknown: give --data one of stdlib, count, {', '.join(HUB)}, or "
-            "the path of an existing file or folder."
+            f"data {name!r:.200} is unknown: {near(name)}give --data one of stdlib, count, "
+            f"{', '.join(HUB)}, hf:NAME, or the path of an existing file or folder."
         )
     return TextCorpus(name, read_path(path))
 
