@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,11 +28,26 @@ def program_of(declared: Mapping[str, Any], score_bits: int = 4) -> Program:
         net.outputs = [Output(*output) for output in declared.get("outputs", ())]
         net.policies = [Policy(*policy) for policy in declared.get("policies", ())]
         tables = {name: np.array(v, np.int8) for name, v in declared["tables"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        net.tables = net.tables | tables
+        net.check()
+    except ProgramError:
+        raise
+    except (LookupError, AttributeError, TypeError, ValueError, OverflowError) as error:
         raise ProgramError(f"That is no declaration of a program ({error!r}).") from error
-    net.tables = net.tables | tables
-    net.check()
     return net
+
+
+def program_in(text: str, score_bits: int = 4) -> Program:
+    """The program whose `declaration()` this is, as JSON.
+
+    Raises:
+        ProgramError: it is none.
+    """
+    try:
+        declared = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProgramError(f"The declaration of the program is no JSON ({error}).") from error
+    return program_of(declared, score_bits)
 
 
 def _operation(kind: str, out: int, inputs: Any, leaf: int, table: str, numbers: Any = ()) -> Op:
