@@ -285,7 +285,7 @@ FLAGS = {
 }
 SAID = ["1", "2", "64", "0", "-1", "1e3", "nan", "inf", "", "x", "sign", "count", "language",
         "True", "--", "-", "-x", "--no-clt", "9" * 5000, "1" * 20, "\u0663", "\n", "\udc80",
-        "--help", "-h", "paper", "feedback", "whitened", "token-credit", "/dev/null", "/"]  # fmt: skip
+        "--help", "-h", "paper", "feedback", "whitened", "/dev/null", "/"]  # fmt: skip
 
 
 def command_lines(chance: random.Random) -> None:
