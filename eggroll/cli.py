@@ -29,7 +29,7 @@ from typing import (
 import tyro
 
 from eggroll import __version__, help
-from eggroll.errors import EngineWarning, InputError, shown
+from eggroll.errors import EngineWarning, InputError, shortened, shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -225,7 +225,8 @@ def run(main: Callable[[], int]) -> int:
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        with handling(lambda number, frame: _interrupt(), signal.SIGTERM), plain_warnings():
+        stops = signal.SIGINT, signal.SIGTERM
+        with handling(lambda number, frame: _interrupt(), *stops), plain_warnings():
             code = main()
             sys.stdout.flush()
             return code
@@ -242,7 +243,8 @@ def run(main: Callable[[], int]) -> int:
     except OSError as error:
         where = f"{error.filename!r}: " if error.filename else ""
         reason = error.strerror or type(error).__name__
-        return _end(REFUSED, f"error: {where}{reason}; correct this and run the command again.")
+        said = f"{where}{reason}; correct this and run the command again."
+        return _end(REFUSED, f"error: {shortened(said)}")
 
 
 @contextlib.contextmanager

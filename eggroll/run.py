@@ -153,7 +153,7 @@ class TrainingRun(Run):
             "step": self.step,
             "loss": bits,
             "update_rate": made.rate,
-            "tokens_per_second": round(made.scores.size / made.seconds, 1),
+            "tokens_per_second": round(runlog.per_second(made.scores.size, made.seconds), 1),
             "seconds": round(made.seconds, 6),
         }
 
