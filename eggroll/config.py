@@ -24,10 +24,12 @@ from eggroll.declaration import program_in
 from eggroll.errors import InputError
 from eggroll.estimator import Estimator
 from eggroll.estimators import ESTIMATORS, EstimatorName, estimators_with
+from eggroll.help import CHANGEABLE as CHANGEABLE
 from eggroll.help import Group
 from eggroll.networks import NETWORKS, Gates, NetworkName
 from eggroll.noise import slice_length
 from eggroll.program import Program
+from eggroll.ranks.options import SeveralRanks
 from eggroll.rule import UpdateRule
 from eggroll.rules import RULES, RuleName, rules_with
 from eggroll.sweep.space import Sweep
@@ -36,7 +38,6 @@ GIB = 1 << 30
 BYTES = 256  # vocabulary of every corpus of text
 NUMBERED = ("count", TOKENS)  # data whose tokens are numbers below --vocabulary, not bytes
 INVOCATION = ("out", "resume", "config")  # where a run lies is no part of what it is
-CHANGEABLE = "changeable"  # marks options a resumed run may change: no past update depends on them
 ENGINE_NAMES = "auto|portable|cpu|metal|cuda"  # written out, so that no engine is imported here
 RecipeName = Literal["paper", "language", "feedback"]
 
@@ -257,7 +258,7 @@ class OverRecipe(type):
 
 
 @dataclass(frozen=True)
-class Config(Evolution, Common, metaclass=OverRecipe):
+class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
     """Options of a training run; `check` tells whether they make sense together.
 
     Config(recipe="language", width=128) has the recipe's settings but for the width.

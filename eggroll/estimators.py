@@ -57,7 +57,7 @@ class WeightNoise(Estimator):
 
     def __call__(self, population: Population, given: Given, lap: Lap = no_lap) -> Estimate:
         scores, after = population.evaluate(given.weights, given.step, *given.batch, given.state)
-        fitness = pair_fitness(scores)
+        fitness = population.signs(pair_fitness(scores))
         lap("evaluation")
         votes = population.votes(fitness, given.step)
         lap("votes")

@@ -21,7 +21,7 @@ from eggroll.config import Config
 from eggroll.data.tokens import token_ids
 from eggroll.engines import Engine, zero_state
 from eggroll.errors import InputError, in_python
-from eggroll.population import model_loss
+from eggroll.likelihood import model_loss
 from eggroll.program import Leaves, Program
 from eggroll.runlog import CHECKPOINT
 from eggroll.sampling import MARK, sample

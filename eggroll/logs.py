@@ -6,10 +6,11 @@ from contextlib import ExitStack
 from typing import Any, Final, get_args
 
 from eggroll import checkpoint, runlog
+from eggroll.anyrun import Run
 from eggroll.config import CHANGEABLE, Config
 from eggroll.options import TYPES
 from eggroll.replay_log import SignLog
-from eggroll.run import Run, TrainingRun
+from eggroll.run import TrainingRun
 
 MAY_CHANGE: Final = {name for name, hint in TYPES.items() if CHANGEABLE in get_args(hint)[1:]}
 

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from eggroll import checkpoint, cli, runlog
+from eggroll.anyrun import described
 from eggroll.declaration import program_of
 from eggroll.errors import InputError, in_python
 from eggroll.population import Population
 from eggroll.program import Program
 from eggroll.rule import UpdateRule
-from eggroll.run import described
 from eggroll.stage import ProgramError
 from eggroll.step import Learner
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from math import log2
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,13 @@ class Streams(ABC):
     def __init__(self, streams: int, seq_len: int, length: int) -> None:
         self.streams, self.seq_len, self.length = streams, seq_len, length
         self.tokens_per_epoch = streams * length
+
+    @abstractmethod
+    def only(self, first: int, last: int) -> Self:
+        """These streams alone, first .. last - 1, of which `batch` reads nothing else then.
+
+        What describes them all stays as it is.
+        """
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
@@ -141,6 +149,11 @@ class TextStreams(Streams):
         super().__init__(streams, seq_len, len(data) // streams)
         self._rows = data[: self.tokens_per_epoch].reshape(streams, self.length)
 
+    def only(self, first: int, last: int) -> Self:
+        some = copy(self)
+        some._rows = self._rows[first:last]
+        return some
+
     def batch(self, step: int) -> Batch:
         start = step * self.seq_len % self.length
         end = start + self.seq_len + 1
@@ -225,11 +238,16 @@ class CountStreams(Streams):
         ramps = self.steps[:, None] * np.arange(seq_len + 1) % self.cycle
         self.ramps = ramps.astype(np.int32)
 
+    def only(self, first: int, last: int) -> Self:
+        some = copy(self)
+        some.number, some.cut = self.number[first:last], self.cut[first:last]
+        return some
+
     def batch(self, step: int) -> Batch:
         document, begin = np.divmod(step * self.seq_len + self.cut, self.symbols)
         begin -= np.where(document == 0, self.cut, 0)
         left = self.symbols - begin - np.where(document == 0, self.cut, 0)
-        rows = np.arange(self.streams)
+        rows = np.arange(len(self.number))
         tokens, targets = self._count(rows, document, begin)
         while len(rows := rows[left[rows] < self.seq_len]):  # whose next document begins here
             document, begin = document + 1, -left

@@ -94,10 +94,18 @@ void check_scored(const Plan& plan) {
   require(plan.scored, "The program has no score: `outputs` gives what it puts out.");
 }
 
+void check_packed(const Kernels& k, const Program& program, const mx::array& packed) {
+  require(packed.size() == static_cast<size_t>(kPackedHeader + program.packed_bytes(k)) &&
+              packed_for(k, packed.data<int8_t>()),
+          std::string("The weights are not packed for this program and ") + k.name +
+              ": pack them again after a change of EGGROLL_ISA.");
+}
+
 // What every evaluation is given, checked.
-Arrays arrays_of(const Plan& plan, const mx::array& packed, const Noise& noise,
+Arrays arrays_of(const Program& program, const mx::array& packed, const Noise& noise,
                  const mx::array& tokens, const mx::array& targets, const mx::array& state,
                  const Rows& rows, const Options& options) {
+  const Plan& plan = program.plan();
   require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
   int members = tokens.shape(0);
   require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
@@ -114,7 +122,7 @@ Arrays arrays_of(const Plan& plan, const mx::array& packed, const Noise& noise,
     check_starts(plan, arrays.in.back(), arrays.in[1], options.rank, members / 2);
   }
   add_rows(plan, rows, arrays);
-  kernels();
+  check_packed(kernels(), program, arrays.in[0]);
   return arrays;
 }
 

@@ -36,16 +36,19 @@ double peak(int threads) {
 
 mx::array pack(const Program& program, const std::vector<mx::array>& leaves) {
   const Plan& plan = program.plan();
+  const Kernels& k = kernels();
   require(static_cast<int>(leaves.size()) == plan.leaf_count, "pack: one array per leaf is needed");
-  require(program.packed_bytes() < int64_t{1} << 31, "pack: the network has too many weights");
-  mx::array out(mx::allocator::malloc(static_cast<size_t>(program.packed_bytes())),
-                {static_cast<int>(program.packed_bytes())}, mx::int8);
+  const int64_t bytes = kPackedHeader + program.packed_bytes(k);
+  require(bytes < int64_t{1} << 31, "pack: the network has too many weights");
+  mx::array out(mx::allocator::malloc(static_cast<size_t>(bytes)), {static_cast<int>(bytes)},
+                mx::int8);
   std::memset(out.data<int8_t>(), 0, out.nbytes());
+  int8_t* to = open_packed(k, out.data<int8_t>());
   for (int i = 0; i < plan.leaf_count; ++i) {
     const Leaf& leaf = plan.leaves[i];
     const mx::array& given = leaves[static_cast<size_t>(i)];
     require(given.shape() == shape_of(leaf), "pack: a leaf has the wrong shape");
-    program.pack(i, ready(given, mx::int8, "a leaf").data<int8_t>(), out.data<int8_t>());
+    program.pack(k, i, ready(given, mx::int8, "a leaf").data<int8_t>(), to);
   }
   return out;
 }
@@ -81,7 +84,7 @@ std::vector<mx::array> run_unperturbed(std::shared_ptr<Program> program, const m
   check_scored(program->plan());
   const Noise none{mx::zeros({1}, mx::int8, kCpu), std::nullopt, 1, 0};
   const Options options{threads, block_tokens, 1, 0};
-  Arrays arrays = arrays_of(program->plan(), packed, none, tokens, targets, state, rows, options);
+  Arrays arrays = arrays_of(*program, packed, none, tokens, targets, state, rows, options);
   return run(std::move(program), arrays, options, output);
 }
 
@@ -93,7 +96,7 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
                                 int threads, int block_tokens) {
   check_scored(program->plan());
   const Options options{threads, block_tokens, noise.rank, noise.shift};
-  Arrays arrays = arrays_of(program->plan(), packed, noise, tokens, targets, state, rows, options);
+  Arrays arrays = arrays_of(*program, packed, noise, tokens, targets, state, rows, options);
   return run(std::move(program), arrays, options, Output::scores);
 }
 
@@ -104,7 +107,7 @@ std::vector<mx::array> outputs(std::shared_ptr<Program> program, const mx::array
                                int block_tokens) {
   const Options options{threads, block_tokens, noise.rank, noise.shift};
   const Plan& plan = program->plan();
-  Arrays arrays = arrays_of(plan, packed, noise, tokens, tokens, state, rows, options);
+  Arrays arrays = arrays_of(*program, packed, noise, tokens, tokens, state, rows, options);
   if (crediting) {
     require(noise.starts && noise.rank == 1 && signs,
             "outputs with crediting: noise of rank 1 and signs are needed");
@@ -139,7 +142,7 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
   const Options options{threads, block_tokens, 1, noise.shift};
   require(noise.starts && noise.rank == 1, "credit: noise of rank 1 is needed");
   check(plan, crediting);
-  Arrays arrays = arrays_of(plan, packed, noise, tokens, targets, state, rows, options);
+  Arrays arrays = arrays_of(*program, packed, noise, tokens, targets, state, rows, options);
   int members = tokens.shape(0), count = tokens.shape(1);
   require(!crediting.group || (plan.scored && !values && members % crediting.group == 0),
           "credit: groups need a score, and whole groups of members");
@@ -214,7 +217,8 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
                             const std::optional<mx::array>& signs,
                             const std::optional<Crediting>& crediting, int threads) {
   Job job{};
-  job.plan = program->plan();
+  const Kernels& k = kernels();
+  job.plan = program->plan(k);
   job.world = reinterpret_cast<const eggroll_world*>(play.world);
   check_world(job.plan, job.world);
   require(play.rows >= 1 && play.keys.ndim() == 1 && play.keys.shape(0) % 2 == 0,
@@ -228,10 +232,11 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
                           ready(state, mx::int8, "state"),
                           ready(play.keys, mx::uint64, "keys"),
                           ready(signs.value_or(*noise.starts), mx::int32, "signs")};
+  check_packed(k, *program, in[0]);
   check_starts(job.plan, in[2], in[1], noise.rank, members / 2);
   std::vector<mx::array> out{made(state.shape(), mx::int8), made({members, play.rows}, mx::int32),
                              made({members, play.rows}, mx::bool_)};
-  job.weights = in[0].data<int8_t>(), job.noise = in[1].data<int8_t>();
+  job.weights = packed_weights(in[0].data<int8_t>()), job.noise = in[1].data<int8_t>();
   job.starts = in[2].data<int32_t>(), job.state_in = in[3].data<int8_t>();
   job.keys = in[4].data<uint64_t>(), job.shared = reinterpret_cast<const void*>(play.shared);
   job.rank = noise.rank, job.shift = noise.shift, job.block_tokens = 1;
@@ -261,7 +266,7 @@ std::vector<mx::array> learn(std::shared_ptr<Program> program, const mx::array& 
   check_scored(plan);
   const Options options{threads, 1, 1, 0};
   Noise none{mx::zeros({1}, mx::int8, kCpu), std::nullopt, 1, 0};
-  Arrays arrays = arrays_of(plan, packed, none, tokens, targets, state, rows, options);
+  Arrays arrays = arrays_of(*program, packed, none, tokens, targets, state, rows, options);
   int members = tokens.shape(0), count = tokens.shape(1);
   require(words.shape() == mx::Shape{members, count}, "words: [P, T] is needed");
   arrays.draws = arrays.add(ready(words, mx::uint32, "words"));

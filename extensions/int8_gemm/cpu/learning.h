@@ -45,7 +45,7 @@ class LearnPopulation : public CpuPrimitive {
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out);
     auto work = std::make_shared<Work>();
-    work->job.job = job_of(*program_, in, where_, options_);
+    work->job.job = job_of(kernels_, *program_, in, where_, options_);
     Job& job = work->job.job;
     job.draws = nullptr;
     job.state_out = out[0].data<int8_t>();
@@ -59,7 +59,8 @@ class LearnPopulation : public CpuPrimitive {
       work->matrices.push_back(at >= 0 ? in[static_cast<size_t>(at)].data<int8_t>() : nullptr);
       work->z.push_back(out[static_cast<size_t>(i) + 3].data<int32_t>());
     }
-    launch(in, out, [work, threads = threads_, keep = program_] { work->run(threads); });
+    launch(in, out,
+           [&k = kernels_, work, threads = threads_, keep = program_] { work->run(k, threads); });
   }
 
  private:
@@ -79,8 +80,7 @@ class LearnPopulation : public CpuPrimitive {
       return n;
     }
 
-    void run(int threads) {
-      const Kernels& k = kernels();
+    void run(const Kernels& k, int threads) {
       const Plan& plan = job.job.plan;
       size_t leaves = static_cast<size_t>(plan.leaf_count);
       int64_t blocks = (job.job.members + kLanes - 1) / kLanes;
