@@ -8,20 +8,20 @@ import time
 import pytest
 
 from eggroll.errors import InputError
-from faults import fuzz, fuzz_values
+from faults import fuzz, fuzz_files, fuzz_values
 from faults.fuzz import Target
 
-TARGETS = fuzz_values.TARGETS
-SECONDS = 0.12  # for each target, and a few attempts at least
+TARGETS = (*fuzz_values.TARGETS, *fuzz_files.TARGETS)
+SECONDS = 0.1  # for each target, and a few attempts at least
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_nothing_but_a_sentence_is_raised(target: Target):
     """Many more by make torture."""
     began, done = time.process_time(), 0
-    while done < 20 or (time.process_time() - began < SECONDS and done < 400):
-        assert fuzz.fuzz(target, 20, "test", done).findings == {}
-        done += 20
+    while done < 10 or (time.process_time() - began < SECONDS and done < 400):
+        assert fuzz.fuzz(target, 10, "test", done).findings == {}
+        done += 10
 
 
 def test_what_should_not_be_raised_is_found():
