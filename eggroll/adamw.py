@@ -8,6 +8,11 @@ Letters: P samples, S streams, T tokens per update, V vocabulary.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll import entry
+
+    raise SystemExit(entry.run("eggroll.adamw"))
+
 import math
 import sys
 import time
@@ -66,7 +71,7 @@ class BaselineRun(Run):
         began, self.val_loss = time.perf_counter(), None
         tokens, targets = self.streams.batch(self.step)
         loss = self.trainer.update(tokens, targets)
-        seconds = time.perf_counter() - began
+        seconds = max(time.perf_counter() - began, 0.0)
         if not math.isfinite(loss):
             raise InputError(
                 f"the loss of update {self.step} is {loss}: try a --learning-rate below "
@@ -76,7 +81,7 @@ class BaselineRun(Run):
             "step": self.step,
             "loss": loss,
             "update_rate": self.moved(),
-            "tokens_per_second": round(tokens.size / seconds, 1),
+            "tokens_per_second": round(runlog.per_second(tokens.size, seconds), 1),
             "seconds": round(seconds, 6),
         }
 
@@ -174,7 +179,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return train_twin(options_from(words))
 
     return training.command(words, trained)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,7 +20,7 @@ from eggroll.backward import values_kept
 from eggroll.cli import Range, check_names, check_ranges, flag
 from eggroll.data.streams import TOKENS
 from eggroll.data.tables import HUB, PREFIX, path_and_column
-from eggroll.declaration import program_of
+from eggroll.declaration import program_in
 from eggroll.errors import InputError
 from eggroll.estimator import Estimator
 from eggroll.estimators import ESTIMATORS, EstimatorName, estimators_with
@@ -254,7 +254,7 @@ class OverRecipe(type):
     """Makes a class whose options not given are those of the recipe that is, by name."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
-        return super().__call__(*args, **RECIPES.get(given.get("recipe", ""), {}) | given)
+        return super().__call__(*args, **RECIPES.get(str(given.get("recipe")), {}) | given)
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,7 @@ class DeclaredConfig(Config):
     """The program's declaration as JSON; a resumed run compares programs by their digests."""
 
     def program(self) -> Program:
-        return program_of(json.loads(self.declaration), self.score_bits)
+        return program_in(self.declaration, self.score_bits)
 
     @property
     def network_words(self) -> str:

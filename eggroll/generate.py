@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll import entry
+
+    raise SystemExit(entry.run("eggroll.generate"))
+
 import codecs
 import itertools
 import re
@@ -63,7 +68,8 @@ def prompt_tokens(prompt: str, vocabulary: int, numbers: bool, name: str = "--pr
                 f"{name} has {prompt[error.start : error.end]!r}, half of a character: give whole "
                 "ones."
             ) from error
-    wrong = [w for w in prompt.split() if not (w.isdecimal() and int(w) < vocabulary)]
+    # Longer numbers than Python reads are refused as well.
+    wrong = [w for w in prompt.split() if not re.fullmatch(r"\d{1,40}", w) or int(w) >= vocabulary]
     if wrong:
         raise InputError(
             f"{name} has {wrong[0][:60]!r}: this model's tokens are numbers, so numbers from 0 to "
@@ -260,7 +266,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.DONE
 
     return cli.run(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

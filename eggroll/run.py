@@ -75,7 +75,7 @@ class TrainingRun(Run):
             "step": self.step,
             "loss": (0 - met.scored) * self.engine.program.score_unit / tokens,
             "update_rate": made.rate,
-            "tokens_per_second": round(tokens / made.seconds, 1),
+            "tokens_per_second": round(runlog.per_second(tokens, made.seconds), 1),
             "seconds": round(made.seconds, 6),
             **met.facts,
         }

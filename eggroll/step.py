@@ -54,7 +54,7 @@ class Learner:
             given = Given(self.weights, self.step, batch, self.state, self.memory)
             found = self.estimator(self.population, given, lap)
             rate = self.adopt(found, lap)
-            return Step(found.scores, rate, time.perf_counter() - began)
+            return Step(found.scores, rate, max(time.perf_counter() - began, 0.0))
 
         return self.population.engine.guarding(made)
 
