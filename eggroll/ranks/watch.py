@@ -33,8 +33,9 @@ REACHED = 3.0  # seconds for a line to be sent, or a connection to be made
 class Member(NamedTuple):
     """A rank as the others know it.
 
-    host: its machine's name; machine: tells one machine from another; pid: its process there, and
-    pids: tells one count of processes, as of a container, from another; addresses: of rank 0, where it listens, and port; secret: which those who connect know.
+    host: its machine's name; machine: tells one machine from another; pid: its process there;
+    pids: tells one count of processes, as of a container, from another; addresses: of rank 0, where
+    it listens, and port; secret: which those who connect know.
     """
 
     rank: int
