@@ -195,7 +195,7 @@ def check_network(metadata: Mapping[str, str], config: Common, path: Path) -> No
     if then != now:
         raise InputError(
             f"checkpoint {str(path)!r} is of another network {config.network!r} (declaration "
-            f"{then[:12]}) than is declared here ({now[:12]}): use the declaration that its run "
+            f"{then[:12]!r}) than is declared here ({now[:12]}): use the declaration that its run "
             "began with, or start a new run."
         )
 

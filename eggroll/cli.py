@@ -29,7 +29,7 @@ from typing import (
 import tyro
 
 from eggroll import __version__, help
-from eggroll.errors import EngineWarning, InputError, shortened
+from eggroll.errors import EngineWarning, InputError, shortened, shown
 from eggroll.screen import PATIENCE, takes_text
 
 if TYPE_CHECKING:
@@ -114,10 +114,8 @@ def check_names(options: DataclassInstance) -> None:
     for name, hint in get_type_hints(type(options), include_extras=True).items():
         kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         if get_origin(kind) is Literal and getattr(options, name) not in get_args(kind):
-            raise InputError(
-                f"{flag(name)} is {getattr(options, name)!r}: one of {', '.join(get_args(kind))} "
-                "is needed."
-            )
+            value, known = shown(getattr(options, name)), ", ".join(get_args(kind))
+            raise InputError(f"{flag(name)} is {value}: one of {known} is needed.")
 
 
 def parse(

@@ -254,7 +254,7 @@ class OverRecipe(type):
     """Makes a class whose options not given are those of the recipe that is, by name."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
-        return super().__call__(*args, **RECIPES.get(given.get("recipe", ""), {}) | given)
+        return super().__call__(*args, **RECIPES.get(str(given.get("recipe")), {}) | given)
 
 
 @dataclass(frozen=True)

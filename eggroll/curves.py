@@ -179,12 +179,18 @@ def read_run(folder: Path) -> RunCurves:
             if by_values
             else ("tokens_per_second", "seconds", "loss")
         )
+        if not by_values:  # what its tokens are counted by
+            counted = ("pop", "group_size") if "pop" in config else ("streams",)
+            if missing := {*counted, "seq_len"} - config.keys():
+                raise KeyError(*sorted(missing))
         columns = [
             np.array([row[name] for row in rows], np.float64)
             for name in ("step", "update_rate", *figures)
         ]
         valid = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
         validations = np.array(valid, np.float64).reshape(-1, 2).T
+        if any(column.ndim != 1 for column in (*columns, *validations)):
+            raise ValueError("a figure is a list")
         if not all((abs(column) <= MOST).all() for column in (*columns, *validations)):
             raise ValueError("a figure is not finite")
         if (columns[0] < 1).any() or (np.diff(columns[0]) <= 0).any():

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from eggroll import cli
 from eggroll.cli import flag
 from eggroll.config import CHANGEABLE, INVOCATION, RECIPES, Common, Config, DeclaredConfig
-from eggroll.errors import InputError
+from eggroll.errors import InputError, shown
 from eggroll.runlog import open_regular
 
 
@@ -92,9 +92,11 @@ def _typed(kind: Any, value: Any, what: str) -> Any:
     else:
         right, needed = type(value) is kind, {int: "a whole number", bool: "true or false"}[kind]
     if not right:
-        raise InputError(
-            f"{what} is {json.dumps(value, default=repr)[:60]}, but {needed} is needed."
-        )
+        try:
+            said = json.dumps(value, default=repr)[:60]
+        except (RecursionError, ValueError):
+            said = shown(value)
+        raise InputError(f"{what} is {said}, but {needed} is needed.")
     return value
 
 

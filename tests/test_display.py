@@ -8,6 +8,7 @@ import pty
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -103,9 +104,11 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     main, side = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     os.set_blocking(side, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(side, b"x" * 1000)
+    for size in (1000, 1, 1, 1, 1):  # the system moves what it took, and has room again
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(side, b"x" * size)
+        time.sleep(0.02)
     os.set_blocking(side, True)
     with open(side, "w") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
