@@ -98,9 +98,9 @@ def test_a_screen_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch, tm
         os.dup2(os.open(tmp_path / "sink", os.O_WRONLY | os.O_CREAT), full.fileno())
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """stderr is a terminal that nobody reads, and it is full."""
+    """stderr is a terminal that nobody reads, and it is full. No fixture: pytest would undo it."""
     main, side = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     os.set_blocking(side, False)
@@ -126,26 +126,26 @@ def ends(work: Callable[[], object]) -> bool:
     """True if this comes to an end, within much more time than it takes."""
     waiting = threading.Thread(target=work, daemon=True)
     waiting.start()
-    waiting.join(20)
+    waiting.join(10)
     return not waiting.is_alive()
 
 
-@pytest.mark.usefixtures("unread")
-def test_a_terminal_that_nobody_reads_holds_up_nothing():
-    assert ends(lambda: shown(ROWS * 50))
+def test_a_terminal_that_nobody_reads_holds_up_nothing(monkeypatch: pytest.MonkeyPatch):
+    with unread(monkeypatch):
+        ended = ends(lambda: shown(ROWS * 50))
+    assert ended
 
 
-@pytest.mark.usefixtures("unread")
-def test_nor_does_it_keep_a_command_from_stopping():
-    stop = cli.Stop("nothing is left")
-    assert ends(lambda: stop._signal(signal.SIGTERM, None))
-    assert stop.asked
-
+def test_nor_does_it_keep_a_command_from_stopping(monkeypatch: pytest.MonkeyPatch):
     def refused() -> int:
         raise InputError("this is read by nobody")
 
-    codes: list[int] = []
-    assert ends(lambda: codes.append(cli.run(refused)))
+    stop, codes = cli.Stop("nothing is left"), list[int]()
+    with unread(monkeypatch):
+        ended = [ends(lambda: stop._signal(signal.SIGTERM, None))]
+        ended.append(ends(lambda: codes.append(cli.run(refused))))
+    assert ended == [True, True]
+    assert stop.asked
     assert codes == [cli.REFUSED]
 
 
