@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from eggroll import checkpoint
+from eggroll import checkpoint, replay_log
 
 LAUNCH = (sys.executable, "-m", "eggroll.launch")
 TRAIN = (sys.executable, "-m", "eggroll.train")
@@ -95,6 +95,13 @@ def signature_after(steps: int, out: Path) -> str:
     return ended.stdout.splitlines()[-1]
 
 
+def signs_in(out: Path) -> list[list[int]]:
+    """The signs of all pairs of every update, as the replay log has them."""
+    with open(out / "replay.bin", "rb") as file:
+        header = replay_log.header_of(file, out)
+        return [record.signs.tolist() for record in replay_log.records(file, header)]
+
+
 def test_three_ranks_train_stop_and_go_on(tmp_path: Path):
     """Unequal shares of ten pairs, a stop by a signal to one rank, and the rest by one process."""
     out = tmp_path / "three"
@@ -119,6 +126,8 @@ def test_three_ranks_train_stop_and_go_on(tmp_path: Path):
     losses = [json.loads(line)["loss"] for line in (alone / "metrics.jsonl").open()]
     assert [row["loss"] for row in rows] == losses[:done]
     assert signature_after(done + 2, out) == signature_after(done + 2, alone)
+    assert signs_in(out) == signs_in(alone)
+    assert len(signs_in(out)) == done + 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
