@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "adamw": ("eggroll.adamw", "Train the same network in float by AdamW, for comparison."),
     "sweep": ("eggroll.sweep.command", "Search for good options, all trials at equal cost."),
     "bench": ("eggroll.bench.command", "Time training steps over growing populations."),
+    "launch": ("eggroll.launch", "Start one run as several processes, with mlx.launch."),
     "probe": ("eggroll.probe", "Report this machine's int8 hardware and the engines that run."),
 }
 

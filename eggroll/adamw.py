@@ -35,6 +35,7 @@ from eggroll.baseline.reader import FORMAT, Reader
 from eggroll.data.streams import Corpus, Streams, load_corpus
 from eggroll.errors import InputError
 from eggroll.options import from_command_line
+from eggroll.ranks import refuse
 from eggroll.run import check_data, check_options, validation_batches
 
 EXAMPLES = (
@@ -172,4 +173,9 @@ def options_from(argv: Sequence[str]) -> Options:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of eggroll.adamw; returns its exit code."""
     words = sys.argv[1:] if argv is None else argv
-    return training.command(words, lambda words: train_twin(options_from(words)))
+
+    def trained(words: Sequence[str]) -> training.Result:
+        refuse("eggroll.adamw")
+        return train_twin(options_from(words))
+
+    return training.command(words, trained)
