@@ -15,7 +15,7 @@ from eggroll.fitness import FitnessName
 from eggroll.noise import slice_length
 from eggroll.program import Program
 
-WORDS = {int: "a whole number", float: "a number", bool: "True or False"}
+WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,9 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("main", "words"), HOSTILE, ids=lambda v: str(v)[:30])
+@pytest.mark.parametrize(
+    ("main", "words"), HOSTILE, ids=lambda v: v.__module__ if callable(v) else str(v)[:30]
+)
 def test_a_long_value_is_not_repeated_whole(call: Command, tmp_path: Path, main, words):
     ended = call(*words, main=main) if main else call(*TINY, *words)
     said = sentence(ended)
