@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pickle
 import re
@@ -10,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,10 @@ from faults.commands import (
 )
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and places of Linux")
+torture = pytest.mark.skipif("EGGROLL_TORTURE" not in os.environ, reason="for make torture")
 ROOT = Path(__file__).parents[2]
+JUMPS = ("ahead", "back", "steady-back")
+LOADERS = {"pickle", "marshal", "shelve", "joblib", "dill", "cloudpickle", "yaml", "torch"}
 ENDLESS = [*TINY, "--steps", "1000000", "--checkpoint-every", "50"]
 
 
@@ -44,17 +48,24 @@ def refused(ended: Ended, *says: str) -> None:
         assert word in last
 
 
+def executing(tree: ast.AST) -> Iterator[str]:
+    """What in a module could run what a file holds."""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in getattr(node, "names", ()) if isinstance(alias, ast.alias)]
+        names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+        yield from {name.partition(".")[0] for name in names} & LOADERS
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield from {node.func.id} & {"eval", "exec", "compile", "__import__"}
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            yield "allow_pickle"
+
+
 def test_nothing_that_is_read_is_ever_executed(tmp_path: Path):
     """Neither pickle nor eval is in the package, and a pickle as a checkpoint runs nothing."""
-    executing = re.compile(
-        r"\b(pickle|marshal|shelve|joblib|dill)\b(?!s)|allow_pickle=True|torch\.load"
-        r"|(?<![.\w])(eval|exec)\("
-    )
     found = [
-        f"{path.name}:{number}"
+        f"{path.name}: {word}"
         for path in (ROOT / "eggroll").rglob("*.py")
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if executing.search(line.partition("#")[0]) and "import" in line + "import"[: "(" in line]
+        for word in executing(ast.parse(path.read_text()))
     ]
     assert found == []
 
@@ -70,6 +81,7 @@ def test_nothing_that_is_read_is_ever_executed(tmp_path: Path):
     assert not (tmp_path / "executed").exists()
 
 
+@torture
 def test_names_with_spaces_lines_and_links(tmp_path: Path):
     """Folders and corpora with any name that a file system takes; links are followed."""
     odd = tmp_path / "a b\n\u00e9\U0001f95a 'q' \udcff -x"
@@ -100,6 +112,7 @@ def test_two_runs_in_one_folder(tmp_path: Path):
     assert partials(tmp_path / "run") == []
 
 
+@torture
 def test_a_corpus_that_changes_between_stop_and_resume(tmp_path: Path):
     text = corpus(tmp_path)
     words = [*TINY, "--data", text, "--seq-len", "4", "--steps", "3", "--out", tmp_path / "run"]
@@ -112,6 +125,7 @@ def test_a_corpus_that_changes_between_stop_and_resume(tmp_path: Path):
     assert state_of(tmp_path / "run" / runlog.CHECKPOINT) == before
 
 
+@torture
 def test_output_that_nobody_reads(tmp_path: Path):
     """stdout and stderr closed, and a stdout that is full: the run is the same."""
     true = case("sign", 6)
@@ -132,11 +146,11 @@ def limited(kind: int, most: int) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("kind", "most"),
     [
-        (resource.RLIMIT_AS, 400 << 20),
-        (resource.RLIMIT_AS, 900 << 20),
-        (resource.RLIMIT_NOFILE, 8),
+        pytest.param(resource.RLIMIT_AS, 400 << 20, marks=torture),
+        pytest.param(resource.RLIMIT_AS, 900 << 20, marks=torture),
+        pytest.param(resource.RLIMIT_NOFILE, 8, marks=torture),
         (resource.RLIMIT_FSIZE, 2000),
-        (resource.RLIMIT_STACK, 256 << 10),
+        pytest.param(resource.RLIMIT_STACK, 256 << 10, marks=torture),
     ],
     ids=["memory", "more memory", "files", "size of files", "stack"],
 )
@@ -152,7 +166,10 @@ def test_limits_of_the_system(tmp_path: Path, kind: int, most: int):
         assert true.expects(state_of(folder / runlog.CHECKPOINT))
 
 
-@pytest.mark.parametrize("clock", ["still 0.3", "ahead 0.3", "back 0.3", "steady-back 0.3"])
+CLOCKS = ["still 0.3", *(pytest.param(f"{w} 0.3", marks=torture) for w in JUMPS)]
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
 def test_clocks_that_jump(tmp_path: Path, clock: str):
     true = case("sign", 60)
     ended = run(*true.words, "--out", tmp_path / "run", env=preloaded(clock=clock))
@@ -160,29 +177,63 @@ def test_clocks_that_jump(tmp_path: Path, clock: str):
     assert "-" not in "".join(re.findall(r"\S+ tokens/s", ended.err))
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_user_who_may_write_nothing_of_the_installation(tmp_path: Path):
-    """Not root, no home, the package read-only, caches impossible."""
+def apart(mounts: str, then: str = 'exec "$@"', before: Sequence[str] = ()) -> list[str]:
+    """A command that sees other mounts than the rest of the machine; skips where it cannot.
+
+    then: how the shell runs it; before: what it is run by.
+    """
+    begin = ["unshare", "--mount", "sh", "-ec"]
+    try:
+        subprocess.run([*begin, mounts], check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"mounts cannot be changed here: {error}")
+    return [*begin, f"{mounts}\n{then}", "sh", *before, sys.executable, "-m", "eggroll.train"]
+
+
+@torture
+def test_a_disk_that_is_full(tmp_path: Path):
+    """A file system of 64 kB: the run ends in a sentence, and goes on where there is room."""
+    true, small = case("sign", 120), tmp_path / "small"
+    small.mkdir()
+    fill = f"mount -t tmpfs -o size=64k tmpfs {small}"
+    then = f"trap 'cp -r {small}/run {tmp_path}/saved' EXIT\n" + '"$@"'
+    command = apart(fill, then)
+    refused(run(*true.words, "--out", small / "run", command=command), "No space left")
+    saved = tmp_path / "saved"
+    assert true.expects(state_of(saved / runlog.CHECKPOINT))
+    assert partials(saved) == []
+    assert run("--resume", saved).signature == true.signature
+
+
+@torture
+def test_an_installation_that_is_read_only(tmp_path: Path):
     true = case("sign", 6)
-    os.chmod(tmp_path, 0o755)
-    place = tmp_path / "theirs"
+    mounts = f"mount -o bind,ro {ROOT} {ROOT}"
+    env = {"HOME": "/nonexistent", "XDG_CACHE_HOME": "/proc/nothing"}
+    ended = run(*true.words, "--out", tmp_path / "run", command=apart(mounts), env=env)
+    assert ended.signature == true.signature
+    refused(run(*true.words, "--out", ROOT / "no", command=apart(mounts)), "cannot be written")
+
+
+@torture
+def test_a_user_who_is_not_root(tmp_path: Path):
+    """Nobody, with neither home nor cache; of the folders of others nothing is written."""
+    true = case("sign", 6)
+    place, python = tmp_path / "theirs", Path(sys.base_prefix)
     place.mkdir()
     os.chown(place, 65534, 65534)
-    for parent in tmp_path.parents:
-        if parent.stat().st_uid == 0 and not parent.stat().st_mode & 1:
-            os.chmod(parent, parent.stat().st_mode | 0o011)
-
-    def nobody() -> None:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-
-    env = {"HOME": "/nonexistent", "XDG_CACHE_HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        ended = run(*true.words, "--out", place / "run", env=env, before=nobody, cwd=place)
-    except PermissionError:
-        pytest.skip("this Python is not for other users")
-    if "No module named" in ended.err or ended.code in (126, 127):
-        pytest.skip("this installation is not for other users")
+    os.chmod(tmp_path, 0o755)
+    # What is on the way to Python and to the folder may be closed to others: it is put on top.
+    mounts = "mount -t tmpfs tmpfs /mnt"
+    for i, path in enumerate((python, tmp_path)):
+        mounts += f"\nmkdir -p /mnt/{i}; mount --bind {path} /mnt/{i}"
+    if not all(parent.stat().st_mode & 1 for parent in python.parents):
+        mounts += f"\nmount -t tmpfs -o mode=755 tmpfs /{python.parts[1]}"
+        mounts += f"\nmkdir -p {python}; mount --bind /mnt/0 {python}"
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    command = apart(mounts, before=nobody)
+    out = Path("/mnt/1") / "theirs" / "run"
+    ended = run(*true.words, "--out", out, command=command, env={"HOME": "/nonexistent"})
     assert ended.signature == true.signature
-    refused(run(*true.words, "--out", tmp_path / "no", before=nobody, env=env), "cannot be written")
+    assert true.expects(state_of(place / "run" / runlog.CHECKPOINT))
+    refused(run(*true.words, "--out", "/mnt/1/no", command=command), "cannot be written")

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import platform
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -166,6 +168,19 @@ def under_load(options: Options) -> Found:
     return found
 
 
+def places_and_limits(options: Options) -> Found:
+    """The tests of test_places.py, those that `make test` leaves out as well."""
+    words = ["-q", "-n", "0", "-p", "no:cacheprovider", "-rs", "tests/faults/test_places.py"]
+    env = {**os.environ, "EGGROLL_TORTURE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], env=env, capture_output=True, text=True
+    )
+    if done.returncode:
+        print(done.stdout[-8000:], flush=True)
+    last = done.stdout.rstrip().rpartition("\n")[2]
+    return {"tests": last, "broken promises": int(done.returncode != 0)}
+
+
 def attacked_ranks(options: Options) -> Found:
     """So many faults of one rank of a run, each resumed on another number of ranks."""
     counts, slowest = rank_faults.attacked(options.rank_faults, options.seed)
@@ -207,6 +222,7 @@ PARTS: dict[str, Callable[[Options], Found]] = {
     "ranks": attacked_ranks,
     "sweeps": attacked_sweeps,
     "disks": failing_disks,
+    "places": places_and_limits,
     "load": under_load,
     "fuzz": fuzzed_parsers,
 }
