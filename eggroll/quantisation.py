@@ -30,9 +30,10 @@ def quantise(x: ArrayLike, scale: ArrayLike = 16) -> NDArray[np.int8]:
         )
     kind = np.result_type(array, np.float32)
     with np.errstate(over="ignore"):  # what is beyond any number is clipped
-        if not (sound := (by > 0) & np.isfinite(by.astype(kind))).all():  # NaN too
+        held = by.astype(kind)
+        if not (sound := (held > 0) & np.isfinite(held)).all():  # NaN too
             raise InputError(f"scale is {by[~sound].item(0)}: a number above 0 is needed.")
-        product = np.multiply(array, by, dtype=kind)
+        product = np.multiply(array, held, dtype=kind)
     scaled = np.asarray(product)  # of a single number, NumPy makes no array
     np.rint(scaled, out=scaled)
     np.clip(scaled, -LIMIT, LIMIT, out=scaled)

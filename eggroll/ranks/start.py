@@ -21,7 +21,7 @@ from eggroll.cli import DONE, INTERRUPTED, REFUSED
 from eggroll.errors import InputError
 from eggroll.ranks import RankError, SharedError, share
 from eggroll.ranks.joined import Joined
-from eggroll.ranks.watch import Line, Member, Watch
+from eggroll.ranks.watch import Line, Member, Watch, end_launcher
 
 START = 60  # seconds within which all ranks must be there
 LOOPBACK = "127.0.0.1"
@@ -69,6 +69,7 @@ class Rank(Joined):
         if self.rank == 0:
             self._say(sentence)
             self.watch.fail(code)
+            end_launcher()
         elif not self.watch.ended_by_first(sentence, code, shared):
             self._say(f"{self.name_of(self.rank)}: {sentence}")
         return code

@@ -13,10 +13,12 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from eggroll.ranks import RankError
@@ -215,4 +217,22 @@ class Watch:
             with contextlib.suppress(OSError):
                 os.kill(who.pid, signal.SIGKILL)
         self._close()
+        end_launcher()
         os._exit(code)
+
+
+def end_launcher() -> None:
+    """Ends mlx.launch, where it started this process, as it returns 0 whatever ranks return.
+
+    So it ends by SIGTERM, a shell's 143; eggroll.launch has the code of the ranks.
+    """
+    parent = os.getppid()
+    try:
+        command = ["ps", "-o", "args=", "-p", str(parent)]
+        words = subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return
+    if any(Path(word).name == "mlx.launch" for word in words[:2]):
+        time.sleep(0.5)  # in which it passes on what was said
+        with contextlib.suppress(OSError):
+            os.kill(parent, signal.SIGTERM)

@@ -187,6 +187,11 @@ def attacked_ranks(options: Options) -> Found:
     return {**counts, "seconds from a fault to the end of all, at most": round(slowest, 1)}
 
 
+def signed_ranks(options: Options) -> Found:
+    """One signature for every estimator and rule, on any number of ranks."""
+    return dict(rank_faults.signatures())
+
+
 def fuzzed_parsers(options: Options) -> Found:
     """Inputs for every parser; cheap ones get more of them."""
     whole = sum(1 / target.cost for target in TARGETS.values())
@@ -220,6 +225,7 @@ def slice_of(work: tuple[str, int, int, int]) -> tuple[str, fuzz.Outcome]:
 PARTS: dict[str, Callable[[Options], Found]] = {
     "kills": killed_runs,
     "ranks": attacked_ranks,
+    "signatures": signed_ranks,
     "sweeps": attacked_sweeps,
     "disks": failing_disks,
     "places": places_and_limits,
