@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -104,12 +105,16 @@ class TrainingRun(Run):
         return self.learner.rule.by_steps
 
     def details(self) -> Sequence[str]:
-        options, chunk = self.config, self.learner.population.chunk
+        options, people = self.config, self.learner.population
         changed = ", ".join(f"{name} {value}" for name, value in options.changed().items())
-        return (
+        lines = [
             f"recipe: {options.recipe}{' but for ' * bool(changed)}{changed}",
-            f"population: {options.pop:,} members, {chunk:,} at a time, rank {options.rank}",
-        )
+            f"population: {options.pop:,} members, {people.chunk:,} at a time, rank {options.rank}",
+        ]
+        if self.ranks.size > 1:
+            here = f"{people.members:,} of the members on this one"
+            lines.append(f"ranks: {self.ranks.size}, {here}")
+        return lines
 
     def facts(self) -> dict[str, Any]:
         return {"chunk": self.learner.population.chunk}
@@ -209,6 +214,7 @@ def facts_of(options: Config, corpus: Corpus) -> dict[str, Any]:
     shared = {flag(name): value for name, value in options.to_dict().items() if name not in OWN}
     return {
         **shared,
+        "the version of MLX": version("mlx"),
         "the code": source_digest(),
         "the network": options.program().digest(),
         "the corpus": fingerprint(corpus),

@@ -108,6 +108,7 @@ def test_three_ranks_train_stop_and_go_on(tmp_path: Path):
     assert launcher.returncode == 130, complaints
     assert "Traceback" not in complaints
     assert said.count("engine: ") == 1, "several ranks print"
+    assert "ranks: 3, 6 of the members on this one" in said
     assert complaints.count("go on with: ") == 1
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     done = rows[-1]["step"]

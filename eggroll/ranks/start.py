@@ -149,7 +149,11 @@ def _listening() -> socket.socket:
 def _member(rank: int, server: socket.socket | None) -> Member:
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = boot.read_text().strip() if boot.exists() else f"{uuid.getnode():x}"
-    known = rank, socket.gethostname(), machine, os.getpid()
+    pids = Path("/proc/self/ns/pid")
+    known = (
+        rank, socket.gethostname(), machine, os.getpid(),
+        os.readlink(pids) if pids.is_symlink() else "",
+    )  # fmt: skip
     if server is None:
         return Member(*known)
     addresses = [at.rpartition(":")[0] for at in (_hosts() or [[]])[0]]

@@ -34,13 +34,15 @@ class Member(NamedTuple):
     """A rank as the others know it.
 
     host: its machine's name; machine: tells one machine from another; pid: its process there;
-    addresses: of rank 0, where it listens, and port; secret: which those who connect know.
+    pids: tells one count of processes, as of a container, from another; addresses: of rank 0, where
+    it listens, and port; secret: which those who connect know.
     """
 
     rank: int
     host: str
     machine: str
     pid: int
+    pids: str
     addresses: Sequence[str] = ()
     port: int = 0
     secret: str = ""
@@ -213,7 +215,8 @@ class Watch:
             if said:
                 print(said, file=sys.stderr, flush=True)
         self._tell(failed="", code=code, rank=who.rank)
-        if kill and who.machine == self.members[self.rank].machine:
+        mine = self.members[self.rank]
+        if kill and (who.machine, who.pids) == (mine.machine, mine.pids):
             with contextlib.suppress(OSError):
                 os.kill(who.pid, signal.SIGKILL)
         self._close()
