@@ -254,7 +254,9 @@ class OverRecipe(type):
     """Makes a class whose options not given are those of the recipe that is, by name."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
-        return super().__call__(*args, **RECIPES.get(str(given.get("recipe")), {}) | given)
+        recipe = given.get("recipe")
+        brings = RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}
+        return super().__call__(*args, **brings | given)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from eggroll.baseline import reader
 from eggroll.config import Config
 from eggroll.data.tokens import token_ids
 from eggroll.engines import Engine, zero_state
-from eggroll.errors import InputError, in_python
+from eggroll.errors import InputError, in_python, shown
 from eggroll.likelihood import model_loss
 from eggroll.program import Leaves, Program
 from eggroll.runlog import CHECKPOINT
@@ -188,7 +188,7 @@ class LanguageModel:
     def _prompt(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise InputError(
-                f"a text is needed, not {type(text).__name__} {text!r:.60}: give a str, or tokens "
+                f"a text is needed, not {type(text).__name__} {shown(text)}: give a str, or tokens "
                 "to sample_tokens."
             )
         return generate.prompt_tokens(text, self.vocabulary, self.config.numbers, "the text")
@@ -216,7 +216,7 @@ def load(path: str | os.PathLike[str], *, engine: str = "auto", threads: int = 0
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(
-            f"{path!r:.60} is no path: give the folder of a run as a str or a Path, as in "
+            f"{shown(path)} is no path: give the folder of a run as a str or a Path, as in "
             "load('runs/stdlib-000')."
         )
     where = Path(path).expanduser()
@@ -245,10 +245,10 @@ def _options(
         if name == "temperature" and value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise InputError(f"{name} is {value!r:.60}: a number from 0 to {high} is needed.")
+            raise InputError(f"{name} is {shown(value)}: a number from 0 to {high} is needed.")
         numbers[name] = float(value)
     if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
-        raise InputError(f"stop is {stop!r:.60}: a list of texts is needed, as in ['\\n\\n'].")
+        raise InputError(f"stop is {shown(stop)}: a list of texts is needed, as in ['\\n\\n'].")
     plain = generate.Options(
         tokens=_whole("tokens", tokens, 1, 1 << 20), top_k=_whole("top_k", top_k, 0, 1 << 16),
         seed=_whole("seed", seed, 0, (1 << 63) - 1), stop=tuple(stop),
@@ -267,5 +267,7 @@ def _whole(name: str, value: Any, low: int, high: int) -> int:
     """
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or not low <= value <= high:
-        raise InputError(f"{name} is {value!r:.60}: a whole number from {low} to {high} is needed.")
+        raise InputError(
+            f"{name} is {shown(value)}: a whole number from {low} to {high} is needed."
+        )
     return int(value)
