@@ -113,7 +113,7 @@ def train(
             known = runlog.read_lines(run.path(runlog.METRICS))
             history += [row for _, row in known if row["step"] <= run.step]
         made = training.complete(run, stack, told, show=show)
-        model = LanguageModel(run.config, run.engine, run.weights, run.step)
+        model = LanguageModel(run.config, run.engine, run.weights, run.step, run.corpus.coding)
     result = Trained(model, history, made.signature, made.folder)
     if made.resume_hint:
         raise Interrupted(made.resume_hint, result)

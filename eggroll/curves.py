@@ -21,6 +21,7 @@ from eggroll.errors import InputError
 from eggroll.runlog import CONFIG, METRICS, read_lines
 
 Values = NDArray[np.float64]
+LOSS = 4  # of the figures of a language model's run
 Metric = Literal[
     "val_loss",
     "loss",
@@ -182,7 +183,11 @@ def read_run(folder: Path) -> RunCurves:
         ]
         if not np.isfinite(columns).all():
             raise ValueError("a figure is not finite")
-        valid = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
+        valid = [(row["step"], per_unit(row)) for row in rows if "val_loss" in row]
+        if len(columns) == LOSS + 1 and not by_values:
+            columns[LOSS] = columns[LOSS] * next(
+                (per_unit(r) / r["val_loss"] for r in rows if r.get("val_loss")), 1.0
+            )
     except OSError as error:
         raise InputError(
             f"{str(folder)!r} holds no run ({error.strerror}): give the folder of a training run."
@@ -199,6 +204,11 @@ def read_run(folder: Path) -> RunCurves:
         return TrainerCurves(name, config, about, *columns)
     validations = np.array(valid, np.float64).reshape(-1, 2).T
     return LanguageCurves(name, config, about, *columns, *validations)
+
+
+def per_unit(row: dict[str, Any]) -> float:
+    """A validation in bits per byte; per token where tokens are numbers, as then both are equal."""
+    return float(row.get("val_bits_per_byte", row["val_loss"]))
 
 
 def smooth(values: Values) -> Values:

@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll import rng
+from eggroll.data import codings
 from eggroll.data.baselines import cross_entropies
+from eggroll.data.codings import BYTES, Bytes, Coding, Numbers
 from eggroll.data.corpora import Split, Text, read_path, read_stdlib
 from eggroll.data.hub import read_table
 from eggroll.data.tables import HUB, near, source_of
@@ -67,6 +69,7 @@ class Corpus(ABC):
     name: str
     vocabulary: int
     warmup: int
+    coding: Coding
     about: dict[str, Any]
 
     @abstractmethod
@@ -86,11 +89,14 @@ class Corpus(ABC):
         """
 
 
-def load_corpus(name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,)) -> Corpus:
+def load_corpus(
+    name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,), tokenizer: str = ""
+) -> Corpus:
     """The corpus of that name: stdlib, count, tinystories, minipile, hf:..., or a path.
 
     A known name wins over a path: write ./count for a file of that name. `vocabulary` and `steps`
-    are those of count (see `CountCorpus`).
+    are those of count (see `CountCorpus`). Of text, a vocabulary above 256 makes tokens of a
+    byte-pair encoding that is trained on it; tokenizer: the path of one to read it with.
 
     Raises:
         InputError: unknown name, missing or unusable data, count options out of range.
@@ -102,17 +108,27 @@ def load_corpus(name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,))
             "data 'tokens' stands for arrays that are given in Python: use eggroll.train(config, "
             "tokens=...), or ./tokens for a file of that name."
         )
+    text = _text(name)
+    if vocabulary <= BYTES and not tokenizer:
+        return TextCorpus(name, text)
+    from eggroll.data import pairs  # here, as it is built on this module
+
+    coding = codings.read(tokenizer) if tokenizer else pairs.trained(name, text, vocabulary)
+    return pairs.PairsCorpus(name, text, coding)
+
+
+def _text(name: str) -> Text:
     if name == "stdlib":
-        return TextCorpus(name, read_stdlib())
+        return read_stdlib()
     if source := source_of(name):
-        return TextCorpus(name, read_table(source))
+        return read_table(source)
     path = os.path.expanduser(name)
     if not name or not os.path.exists(path):
         raise InputError(
             f"data {name!r:.200} is unknown: {near(name)}give --data one of stdlib, count, "
             f"{', '.join(HUB)}, hf:NAME, or the path of an existing file or folder."
         )
-    return TextCorpus(name, read_path(path))
+    return read_path(path)
 
 
 class TextCorpus(Corpus):
@@ -120,6 +136,7 @@ class TextCorpus(Corpus):
 
     def __init__(self, name: str, text: Text) -> None:
         self.name, self.vocabulary, self.warmup, self.about = name, 256, 0, text.about
+        self.coding: Coding = Bytes()
         self._bytes: dict[Split, NDArray[np.uint8]] = {"train": text.train, "valid": text.valid}
         self._baselines: dict[str, float] = {}
 
@@ -192,6 +209,7 @@ class CountCorpus(Corpus):
                 f"{largest}, or a larger vocabulary."
             )
         self.name, self.vocabulary, self.warmup = "count", vocabulary, 2
+        self.coding: Coding = Numbers(vocabulary)
         self.steps = tuple(sorted(steps))
         self.document = max(vocabulary, 32)
         self.about = {
