@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 from eggroll import __version__, runlog
 from eggroll.config import Common
 from eggroll.data.codings import FILE, Pairs
-from eggroll.data.streams import TOKENS, Batch, Corpus, Streams, load_corpus
+from eggroll.data.corpus import TOKENS, Batch, Corpus, Streams
+from eggroll.data.streams import load_corpus
 from eggroll.errors import InputError
 from eggroll.help import invocation
 from eggroll.program import Leaves, Program
@@ -222,8 +223,10 @@ def write_facts(run: Run) -> None:
 
 def config_json(run: Run) -> bytes:
     """The options, and under `about` what else explains the results."""
-    corpus = run.corpus
-    data = {"corpus": corpus.about, "baselines": corpus.baselines()}
+    corpus, per = run.corpus, bytes_per_token(run.corpus, run.config)
+    # In bits per byte of text, as pictures are.
+    baselines = {name: bits / per for name, bits in corpus.baselines().items()}
+    data = {"corpus": corpus.about, "baselines": baselines}
     return described(run.config.to_dict(), run.engine, run.facts() | data)
 
 

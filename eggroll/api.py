@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from eggroll import runlog, training
 from eggroll.config import Config, DeclaredConfig, with_program
-from eggroll.data.streams import TOKENS, Corpus
+from eggroll.data.corpus import TOKENS, Corpus
 from eggroll.data.tokens import check_vocabulary, token_corpus
 from eggroll.errors import InputError, in_python
 from eggroll.language import LanguageModel

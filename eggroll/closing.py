@@ -11,7 +11,7 @@ from typing import Final
 from eggroll import runlog
 from eggroll.anyrun import bytes_per_token
 from eggroll.config import Common, Config
-from eggroll.data.streams import TOKENS, Corpus
+from eggroll.data.corpus import TOKENS, Corpus
 from eggroll.generate import TEXT_TEMPERATURE
 from eggroll.help import invocation
 

@@ -20,9 +20,9 @@ from eggroll.backward import values_kept
 from eggroll.cli import Range, check_names, check_ranges, flag
 from eggroll.data import codings
 from eggroll.data.codings import BYTES
-from eggroll.data.streams import TOKENS
+from eggroll.data.corpus import TOKENS
 from eggroll.data.tables import HUB, PREFIX, path_and_column
-from eggroll.declaration import program_of
+from eggroll.declaration import program_in
 from eggroll.errors import InputError
 from eggroll.estimator import Estimator
 from eggroll.estimators import ESTIMATORS, EstimatorName, estimators_with
@@ -136,6 +136,11 @@ class Common:
         check_names(self)
         if not self.count_steps:
             raise InputError("--count-steps is empty: at least one is needed; try --count-steps 1.")
+        if not self.numbers and self.vocabulary not in (codings.DEFAULT, BYTES) and not self.pairs:
+            raise InputError(
+                f"--vocabulary is {self.vocabulary}: tokens of text are bytes, or those of a "
+                f"byte-pair encoding, above {BYTES}; try --vocabulary 1024, or leave it out."
+            )
         if self.tokenizer and self.numbers:
             raise InputError(f"--tokenizer is for text, and --data {self.data} has numbers.")
 
@@ -246,7 +251,7 @@ class OverRecipe(type):
     """Makes a class whose options not given are those of the recipe that is, by name."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
-        return super().__call__(*args, **RECIPES.get(given.get("recipe", ""), {}) | given)
+        return super().__call__(*args, **RECIPES.get(str(given.get("recipe")), {}) | given)
 
 
 @dataclass(frozen=True)
@@ -362,7 +367,7 @@ class DeclaredConfig(Config):
     """The program's declaration as JSON; a resumed run compares programs by their digests."""
 
     def program(self) -> Program:
-        return program_of(json.loads(self.declaration), self.score_bits)
+        return program_in(self.declaration, self.score_bits)
 
     @property
     def network_words(self) -> str:

@@ -18,7 +18,7 @@ from eggroll.anyrun import validation_batches as validation_batches
 from eggroll.checkpoint import Checkpoint
 from eggroll.cli import flag
 from eggroll.config import Common, Config
-from eggroll.data.streams import Corpus, Streams
+from eggroll.data.corpus import Corpus, Streams
 from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.learners import chunk_size as chunk_size
@@ -75,7 +75,7 @@ class TrainingRun(Run):
             "step": self.step,
             "loss": (0 - met.scored) * self.engine.program.score_unit / tokens,
             "update_rate": made.rate,
-            "tokens_per_second": round(tokens / made.seconds, 1),
+            "tokens_per_second": round(runlog.per_second(tokens, made.seconds), 1),
             "seconds": round(made.seconds, 6),
             **met.facts,
         }

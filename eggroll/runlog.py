@@ -233,7 +233,8 @@ class Metrics(Growing):
 def read_lines(path: Path) -> list[tuple[bytes, Row]]:
     """Every whole line of metrics.jsonl with its row, in order; none if there is no file."""
     try:
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            data = file.read()
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -242,7 +243,7 @@ def read_lines(path: Path) -> list[tuple[bytes, Row]]:
         ) from error
     rows = []
     for line in data.splitlines(keepends=True):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
             if line.endswith(b"\n") and isinstance(row, dict) and type(row.get("step")) is int:
                 rows.append((line, row))
@@ -310,7 +311,7 @@ class Display:
         if not (last or "val_loss" in row or now - self._said >= PLAIN_SECONDS):
             return
         self._said = now
-        left = (self.steps - step) * row["seconds"]
+        left = max((self.steps - step) * row["seconds"], 0)
         eta = "" if last else f" · ETA {int(left) // 60}:{int(left) % 60:02d}"
         print(f"update {step}/{self.steps} · {text}{eta}", file=sys.stderr, flush=True)
 
@@ -325,6 +326,11 @@ class Display:
         with contextlib.suppress(OSError):
             if self._live:
                 self._live.stop()
+
+
+def per_second(count: int, seconds: float) -> float:
+    """A rate; 0 of a clock that stood still or went back."""
+    return count / seconds if seconds > 0 else 0.0
 
 
 def in_bits(loss: float) -> str:

@@ -76,7 +76,8 @@ class Numbers(Coding):
         most = self.vocabulary - 1
         words = text.split()
         for word in words:
-            if not (word.isdecimal() and len(word) < 8 and int(word) <= most):
+            # Longer numbers than Python reads are refused as well.
+            if not (word.isdecimal() and len(word) <= 40 and int(word) <= most):
                 raise InputError(
                     f"{name} has {word[:60]!r}: this model's tokens are numbers, so numbers from "
                     f"0 to {most} are needed; try {name} '1 2 3'."
@@ -232,7 +233,7 @@ def of_tokenizer(options: Any) -> Any:
 def coding_of(config: Any, folder: Path, facts: Any) -> Coding:
     """What the tokens of a run with these options stand for.
 
-    folder: of its files; facts: of its data, as its checkpoint has them.
+    folder: of its files; facts: of its data, as its checkpoint has them, None if it has none.
 
     Raises:
         InputError: its tokenizer is not there, or another.
@@ -242,7 +243,7 @@ def coding_of(config: Any, folder: Path, facts: Any) -> Coding:
     if not config.pairs:
         return Bytes()
     found = read(folder / FILE)
-    if found.digest != facts.get("tokenizer"):
+    if facts is not None and found.digest != facts.get("tokenizer"):
         raise InputError(
             f"tokenizer {str(folder / FILE)[:200]!r} is not the one of this run: bring back the "
             "file that the run had."

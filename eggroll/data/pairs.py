@@ -15,7 +15,7 @@ from eggroll.cache import cache_folder, locked
 from eggroll.data.baselines import cross_entropies
 from eggroll.data.codings import Pairs, library, read
 from eggroll.data.corpora import MARK, Split, Text, reason
-from eggroll.data.streams import Corpus, Streams, TextStreams, check_shape
+from eggroll.data.corpus import Corpus, Streams, TextStreams, check_shape
 from eggroll.errors import InputError
 from eggroll.runlog import write_whole
 

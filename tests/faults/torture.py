@@ -24,7 +24,7 @@ from typing import Annotated, Any
 from eggroll import __version__, cli
 from eggroll.cli import Range
 from eggroll.errors import InputError
-from faults import fuzz, fuzz_files, fuzz_values, kills
+from faults import fuzz, fuzz_files, fuzz_values, kills, rank_faults
 from faults.cases import NAMES, case
 from faults.commands import Broken
 
@@ -44,6 +44,8 @@ class Options:
     """Which of the parts; all of them if none is named."""
     kills: Annotated[int, Range(1, 10**6)] = 200
     """Kills, interrupts and pauses of single runs."""
+    rank_faults: Annotated[int, Range(1, 10**6)] = 60
+    """Kills, interrupts and stops of single ranks of runs of several."""
     fuzz: Annotated[int, Range(1, 10**9)] = 1_000_000
     """Inputs for the parsers, all together."""
     jobs: Annotated[int, Range(1, 64)] = 2
@@ -107,6 +109,12 @@ def chains(
     return counts
 
 
+def attacked_ranks(options: Options) -> Found:
+    """So many faults of one rank of a run, each resumed on another number of ranks."""
+    counts, slowest = rank_faults.attacked(options.rank_faults, options.seed)
+    return {**counts, "seconds from a fault to the end of all, at most": round(slowest, 1)}
+
+
 def fuzzed_parsers(options: Options) -> Found:
     """Inputs for every parser; cheap ones get more of them."""
     whole = sum(1 / target.cost for target in TARGETS.values())
@@ -137,7 +145,11 @@ def slice_of(work: tuple[str, int, int, int]) -> tuple[str, fuzz.Outcome]:
     return name, fuzz.fuzz(TARGETS[name], number, seed, first)
 
 
-PARTS: dict[str, Callable[[Options], Found]] = {"kills": killed_runs, "fuzz": fuzzed_parsers}
+PARTS: dict[str, Callable[[Options], Found]] = {
+    "kills": killed_runs,
+    "ranks": attacked_ranks,
+    "fuzz": fuzzed_parsers,
+}
 
 
 def machine() -> str:
