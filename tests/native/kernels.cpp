@@ -1,5 +1,6 @@
 // Every unit this machine can run against reference.h, over the shapes and values kernels go wrong
-// at: sizes 2^n and 2^n +- 1, values at the ends of the range, sums that cancel at the ends.
+// at: sizes 2^n and 2^n +- 1, some of them large, values at the ends of the range, sums that cancel
+// at the ends.
 //
 // linear: products, low-rank noise, division, clip and the loss, seen through logits and scores,
 // and what exact losses are made of. elementwise: the other operations, seen through the state.
@@ -161,6 +162,12 @@ int linear_cases() {
                       kMembers[static_cast<size_t>(count / 3 % 4)]);
         ++count;
       }
+  for (const Values& values : kValues)
+    for (int inputs : kWide) {
+      int outputs = std::vector<int>{9, 33, 70}[static_cast<size_t>(count % 3)];
+      if (due(done)) linear_case(inputs, outputs, 40, values, 1 + count % 2, 8, 34);
+      ++count;
+    }
   for (const Values& values : kValues) {
     if (due(done)) linear_case(33, 9, 300, values, 0, 8, 33);  // no noise: no need of pairs
     if (due(done)) linear_case(1100, 3, 2, values, 1, 8, 2);   // x.B.A passes 2^31 and wraps
@@ -324,6 +331,10 @@ int elementwise_cases() {
           elementwise_case(what, width, members, Fill::any, rising(members, width), rank < 3, rank);
         ++count;
       }
+  for (int width : kWide)
+    for (const Operation& what : operations(width))
+      if (due(done))
+        elementwise_case(what, width, 34, Fill::any, rising(34, width), true, 1 + width % 3);
   constexpr int kWidth = 129, kAll = 506;  // 129 * 506 > 255 * 255
   for (const Operation& what : operations(kWidth))
     for (Fill weights : {Fill::top, Fill::bottom, Fill::ones, Fill::any}) {
@@ -372,6 +383,8 @@ int votes_cases() {
       if (due(done)) votes_case(rows, cols, 1 + count % 9, 2, Fill::ends, 1 + count % 3, false);
       ++count;
     }
+  for (int cols : kWide)
+    if (due(done)) votes_case(cols == 256 ? 257 : 9, cols, 257, 2, Fill::any, 1, false);
   return done;
 }
 
