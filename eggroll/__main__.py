@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll import entry
+
+    raise SystemExit(entry.main())
+
 import difflib
 import importlib
 import sys
@@ -18,10 +23,12 @@ COMMANDS: Final = {
         "Train an int8 network by evolution strategies, without gradients.",
     ),
     "generate": ("eggroll.generate", "Write text with a trained network."),
+    "replay": ("eggroll.replay", "Rebuild past weights of a run from its replay log."),
     "plot": ("eggroll.plot", "Draw the curves of a run, or compare several runs."),
     "adamw": ("eggroll.adamw", "Train the same network in float by AdamW, for comparison."),
     "sweep": ("eggroll.sweep.command", "Search for good options, all trials at equal cost."),
     "bench": ("eggroll.bench.command", "Time training steps over growing populations."),
+    "launch": ("eggroll.launch", "Start one run as several processes, with mlx.launch."),
     "probe": ("eggroll.probe", "Report this machine's int8 hardware and the engines that run."),
 }
 
@@ -60,7 +67,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.DONE
 
     return cli.run(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

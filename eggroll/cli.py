@@ -29,7 +29,7 @@ from typing import (
 import tyro
 
 from eggroll import __version__, help
-from eggroll.errors import EngineWarning, InputError
+from eggroll.errors import EngineWarning, InputError, shortened, shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -113,10 +113,8 @@ def check_names(options: DataclassInstance) -> None:
     for name, hint in get_type_hints(type(options), include_extras=True).items():
         kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         if get_origin(kind) is Literal and getattr(options, name) not in get_args(kind):
-            raise InputError(
-                f"{flag(name)} is {getattr(options, name)!r}: one of {', '.join(get_args(kind))} "
-                "is needed."
-            )
+            value, known = shown(getattr(options, name)), ", ".join(get_args(kind))
+            raise InputError(f"{flag(name)} is {value}: one of {known} is needed.")
 
 
 def parse(
@@ -227,7 +225,8 @@ def run(main: Callable[[], int]) -> int:
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        with handling(lambda number, frame: _interrupt(), signal.SIGTERM), plain_warnings():
+        stops = signal.SIGINT, signal.SIGTERM
+        with handling(lambda number, frame: _interrupt(), *stops), plain_warnings():
             code = main()
             sys.stdout.flush()
             return code
@@ -244,7 +243,8 @@ def run(main: Callable[[], int]) -> int:
     except OSError as error:
         where = f"{error.filename!r}: " if error.filename else ""
         reason = error.strerror or type(error).__name__
-        return _end(REFUSED, f"error: {where}{reason}; correct this and run the command again.")
+        said = f"{where}{reason}; correct this and run the command again."
+        return _end(REFUSED, f"error: {shortened(said)}")
 
 
 @contextlib.contextmanager
@@ -300,11 +300,11 @@ class Stop:
     """Turns the first Ctrl-C, SIGTERM or lost terminal into a request; the second stops at once.
 
     asked: true once a signal asked to stop at the next good moment; left: said of what there is
-    if a second one stops at once.
+    if a second one stops at once; says: whether it says that it was asked.
     """
 
-    def __init__(self, left: str) -> None:
-        self.asked, self._left = False, left
+    def __init__(self, left: str, *, says: bool = True) -> None:
+        self.asked, self._left, self._says = False, left, says
         self._handlers = handling(self._signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __enter__(self) -> Self:
@@ -318,6 +318,6 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt(f"Stopped at once; {self._left}")
         self.asked = True
-        said = b"\nStopping soon; once more stops at once.\n"
+        said = b"\nStopping soon; once more stops at once.\n" if self._says else b""
         with contextlib.suppress(OSError):  # not print, which the signal may have interrupted
             os.write(sys.stderr.fileno(), said)

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from eggroll import checkpoint, engines, playing, rng, trainer_log
+from eggroll import checkpoint, engines, playing, rng, runlog, trainer_log
 from eggroll.arrays import Store
 from eggroll.credit import Turns
 from eggroll.declaration import program_of
@@ -274,11 +274,11 @@ class Trainer:
         with uninterrupted():
             rate = learner.adopt(found)
             self._members, self._unit = None, told.unit
-            seconds = time.perf_counter() - self._began
+            seconds = max(time.perf_counter() - self._began, 0.0)
             best = worth.reshape(self.pop, -1).mean(axis=1).max()
             update = Update(
                 self.step, float(worth.mean()), rate, told.differing, seconds, float(best),
-                self.pop * members.rows / seconds,
+                runlog.per_second(self.pop * members.rows, seconds),
             )  # fmt: skip
             if self._log:
                 self._log.add(update._asdict())

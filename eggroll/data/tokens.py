@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from eggroll.data.baselines import cross_entropies
 from eggroll.data.corpora import Split
 from eggroll.data.streams import TOKENS, Corpus, Streams, TextStreams, check_shape
-from eggroll.errors import InputError
+from eggroll.errors import InputError, shown
 from eggroll.stage import MAX_VOCABULARY
 
 HELD_OUT: Final = 20  # of one array, the last of so many parts is for validation
@@ -128,8 +128,8 @@ def check_vocabulary(vocabulary: Any) -> None:
     whole = isinstance(vocabulary, int | np.integer) and not isinstance(vocabulary, bool)
     if not whole or not 2 <= vocabulary <= MAX_VOCABULARY:
         raise InputError(
-            f"vocabulary is {vocabulary!r}: a whole number from 2 to {MAX_VOCABULARY} is needed, "
-            "one more than the highest token id, or none, to infer it."
+            f"vocabulary is {shown(vocabulary)}: a whole number from 2 to {MAX_VOCABULARY} is "
+            "needed, one more than the highest token id, or none, to infer it."
         )
 
 

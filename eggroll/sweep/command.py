@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from eggroll import cli, runlog
+from eggroll.ranks import refuse
 from eggroll.sweep import report
 from eggroll.sweep.options import Options, options_from
 from eggroll.sweep.plan import Confirmation, Plan, Search, make_plan
@@ -76,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line of eggroll.sweep; returns its exit code."""
 
     def run() -> int:
+        refuse("eggroll.sweep")  # its trials are processes of their own
         options = options_from(sys.argv[1:] if argv is None else argv)
         try:
             done = sweep(options)

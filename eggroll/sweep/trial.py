@@ -26,6 +26,7 @@ from eggroll.config import Config
 from eggroll.run import TrainingRun, open_run
 
 PROBE: Final = 0.05  # of the seconds, in a run of its own
+MOST_TIMED: Final = 10**5  # updates of that run, should the clock stand still
 MOST_STEPS: Final = 10**9  # steps of a run whose length is not known yet
 
 
@@ -67,10 +68,11 @@ def updates_within(
         run = open_quietly(replace(options, out=place, steps=MOST_STEPS), stack)
         run.update()  # not timed, as it wakes threads and fills the noise table
         times: list[float] = []
-        while sum(times) < PROBE * seconds:
+        while sum(times) < PROBE * seconds and len(times) < MOST_TIMED:
             check_stop()
             times.append(run.update()["seconds"])
-    return min(int(seconds / statistics.median(times)), MOST_STEPS)
+    usual = statistics.median(times)
+    return min(int(seconds / usual), MOST_STEPS) if usual > 0 else 0
 
 
 def train_trial(
