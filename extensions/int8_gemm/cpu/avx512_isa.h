@@ -158,9 +158,23 @@ struct Avx512Isa : Avx512Elements {
                                                          int words, const LowRank& noise,
                                                          const Scale& by, uint32_t (*out)[kLanes]) {
     if (noise.rank > 1) return tile_of_ranks(w, x, words, noise, by, out);
+    using Epilogue = X86Epilogue<V512>;
     __m512i a[kTile], b[kTile];
     multiply(w, x, words, a, b);
-    by.power ? finish<true>(a, b, noise, by, out) : finish<false>(a, b, noise, by, out);
+    V512 v[2 * kTile];
+    for (int o = 0; o < kTile; ++o) v[o].v = a[o], v[kTile + o].v = b[o];
+    for (int i = 0; noise.rank && i < 2 * kTile; i += 4)
+      Epilogue::perturb_once(v + i, noise, i % kTile, i / kTile * kPairs);
+    for (int i = 0; noise.node && i < 2 * kTile; i += 4)
+      Epilogue::perturb_nodes(v + i, noise, i % kTile, i / kTile * kPairs);
+    by.power ? finish<true>(v, by, out) : finish<false>(v, by, out);
+  }
+
+  template <bool power>
+  static inline __attribute__((always_inline)) void finish(const V512* v, const Scale& by,
+                                                           uint32_t (*out)[kLanes]) {
+    for (int i = 0; i < 2 * kTile; i += 4)
+      X86Epilogue<V512>::word<power>(v + i, by).store(out[i % kTile / 4] + i / kTile * kPairs);
   }
 
   // Apart, because here the accumulators go through memory.
@@ -170,25 +184,6 @@ struct Avx512Isa : Avx512Elements {
     alignas(64) int32_t acc[kTile][kLanes];
     dot(w, x, words, acc);
     X86Epilogue<V512>::finish(acc, noise, by, out);
-  }
-
-  template <bool power>
-  static inline __attribute__((always_inline)) void finish(const __m512i* a, const __m512i* b,
-                                                           const LowRank& noise, const Scale& by,
-                                                           uint32_t (*out)[kLanes]) {
-    for (int w = 0; w < kTile / 4; ++w) {
-      finish_word<power>(a + 4 * w, noise, 4 * w, 0, by, out[w]);
-      finish_word<power>(b + 4 * w, noise, 4 * w, kPairs, by, out[w] + kPairs);
-    }
-  }
-
-  template <bool power>
-  static inline __attribute__((always_inline)) void finish_word(const __m512i* sums,
-                                                                const LowRank& noise, int o, int m,
-                                                                const Scale& by, uint32_t* out) {
-    V512 v[4] = {{sums[0]}, {sums[1]}, {sums[2]}, {sums[3]}};
-    X86Epilogue<V512>::perturb(v, noise, o, m);
-    X86Epilogue<V512>::template word<power>(v, by).store(out);
   }
 
   static void credit(const uint32_t* x, int words, const int8_t (*c)[kPairs], int tokens,

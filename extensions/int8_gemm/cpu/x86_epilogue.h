@@ -42,25 +42,31 @@ struct V256 {
 
 template <typename V>
 struct X86Epilogue {
-  // Adds the noise of four outputs from o on to lanes m .. m + V::kWidth - 1.
+  // Adds the noise of four outputs from o on to lanes m .. m + V::kWidth - 1: of rank 1, of any
+  // rank, on the nodes. Apart, so that a caller's accumulators stay in registers.
+  static inline __attribute__((always_inline)) void perturb_once(V* v, const LowRank& noise, int o,
+                                                                 int m) {
+    const int8_t* a = noise.a + o * kPairs + m % kPairs;
+    const V xb = V::load(noise.xb[0] + m);
+    for (int i = 0; i < 4; ++i)
+      v[i] = v[i].add32(xb.mul32(V::widened(a + i * kPairs)).sra32(noise.shift));
+  }
+
   static inline __attribute__((always_inline)) void perturb(V* v, const LowRank& noise, int o,
                                                             int m) {
     const int8_t* a = noise.a + o * kPairs + m % kPairs;
-    if (noise.rank == 1) {
-      const V xb = V::load(noise.xb[0] + m);
-      for (int i = 0; i < 4; ++i)
-        v[i] = v[i].add32(xb.mul32(V::widened(a + i * kPairs)).sra32(noise.shift));
-    }
-    if (noise.rank > 1)
-      for (int i = 0; i < 4; ++i) {
-        V sum = V::all32(0);
-        for (int j = 0; j < noise.rank; ++j) {
-          const V wide = V::widened(a + static_cast<size_t>(j) * noise.stride + i * kPairs);
-          sum = sum.add32(V::load(noise.xb[j] + m).mul32(wide));
-        }
-        v[i] = v[i].add32(sum.sra32(noise.shift));
+    for (int i = 0; i < 4; ++i) {
+      V sum = V::all32(0);
+      for (int j = 0; j < noise.rank; ++j) {
+        const V wide = V::widened(a + static_cast<size_t>(j) * noise.stride + i * kPairs);
+        sum = sum.add32(V::load(noise.xb[j] + m).mul32(wide));
       }
-    if (!noise.node) return;
+      v[i] = v[i].add32(sum.sra32(noise.shift));
+    }
+  }
+
+  static inline __attribute__((always_inline)) void perturb_nodes(V* v, const LowRank& noise, int o,
+                                                                  int m) {
     const V minus = V::loadu(noise.minus + m);
     for (int i = 0; i < 4; ++i) {
       V n = V::load(noise.node + (o + i) * kPairs + m % kPairs);
@@ -111,7 +117,9 @@ struct X86Epilogue {
                                                           const Scale& by, uint32_t* out) {
     V v[4];
     for (int i = 0; i < 4; ++i) v[i] = V::load(acc[i] + m);
-    perturb(v, noise, o, m);
+    if (noise.rank == 1) perturb_once(v, noise, o, m);
+    if (noise.rank > 1) perturb(v, noise, o, m);
+    if (noise.node) perturb_nodes(v, noise, o, m);
     word<power>(v, by).store(out);
   }
 };
