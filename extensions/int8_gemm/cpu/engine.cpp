@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <stdexcept>
+#include <cmath>
 #include <string>
 
 #include "dispatch.h"
@@ -10,6 +10,7 @@
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "primitives.h"
+#include "stepper.h"
 //
 #include "arguments.h"
 #include "learning.h"
@@ -18,6 +19,7 @@ namespace eggroll {
 
 double peak(int threads) {
   using Clock = std::chrono::steady_clock;
+  check_threads(threads);
   const Kernels& k = kernels();  // here, as it may throw
   auto run = [&](int64_t rounds) {
     int count = threads > 0 ? threads : default_threads();
@@ -37,7 +39,6 @@ double peak(int threads) {
 mx::array pack(const Program& program, const std::vector<mx::array>& leaves) {
   const Plan& plan = program.plan();
   require(static_cast<int>(leaves.size()) == plan.leaf_count, "pack: one array per leaf is needed");
-  require(program.packed_bytes() < int64_t{1} << 31, "pack: the network has too many weights");
   mx::array out(mx::allocator::malloc(static_cast<size_t>(program.packed_bytes())),
                 {static_cast<int>(program.packed_bytes())}, mx::int8);
   std::memset(out.data<int8_t>(), 0, out.nbytes());
@@ -60,6 +61,7 @@ std::vector<mx::array> run(std::shared_ptr<Program> program, const Arrays& array
   std::vector<mx::Shape> shapes{{members, plan.state_size}};
   std::vector<mx::Dtype> dtypes{mx::int8};
   auto give = [&](mx::Shape shape, mx::Dtype dtype) {
+    check_size(shape);
     shapes.push_back(std::move(shape));
     dtypes.push_back(dtype);
   };
@@ -81,7 +83,7 @@ std::vector<mx::array> run_unperturbed(std::shared_ptr<Program> program, const m
   check_scored(program->plan());
   const Noise none{mx::zeros({1}, mx::int8, kCpu), std::nullopt, 1, 0};
   const Options options{threads, block_tokens, 1, 0};
-  Arrays arrays = arrays_of(program->plan(), packed, none, tokens, targets, state, rows, options);
+  Arrays arrays = arrays_of(*program, packed, none, tokens, targets, state, rows, options);
   return run(std::move(program), arrays, options, output);
 }
 
@@ -93,7 +95,7 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
                                 int threads, int block_tokens) {
   check_scored(program->plan());
   const Options options{threads, block_tokens, noise.rank, noise.shift};
-  Arrays arrays = arrays_of(program->plan(), packed, noise, tokens, targets, state, rows, options);
+  Arrays arrays = arrays_of(*program, packed, noise, tokens, targets, state, rows, options);
   return run(std::move(program), arrays, options, Output::scores);
 }
 
@@ -104,7 +106,7 @@ std::vector<mx::array> outputs(std::shared_ptr<Program> program, const mx::array
                                int block_tokens) {
   const Options options{threads, block_tokens, noise.rank, noise.shift};
   const Plan& plan = program->plan();
-  Arrays arrays = arrays_of(plan, packed, noise, tokens, tokens, state, rows, options);
+  Arrays arrays = arrays_of(*program, packed, noise, tokens, tokens, state, rows, options);
   if (crediting) {
     require(noise.starts && noise.rank == 1 && signs,
             "outputs with crediting: noise of rank 1 and signs are needed");
@@ -139,7 +141,7 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
   const Options options{threads, block_tokens, 1, noise.shift};
   require(noise.starts && noise.rank == 1, "credit: noise of rank 1 is needed");
   check(plan, crediting);
-  Arrays arrays = arrays_of(plan, packed, noise, tokens, targets, state, rows, options);
+  Arrays arrays = arrays_of(*program, packed, noise, tokens, targets, state, rows, options);
   int members = tokens.shape(0), count = tokens.shape(1);
   require(!crediting.group || (plan.scored && !values && members % crediting.group == 0),
           "credit: groups need a score, and whole groups of members");
@@ -173,8 +175,7 @@ mx::array made(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(mx::allocator::malloc(count * dtype.size()), std::move(shape), dtype);
 }
 
-void check_world(const Plan& plan, const eggroll_world* world) {
-  require(world && world->abi == EGGROLL_WORLD_ABI, "play: no world of this ABI");
+void check_fits(const Plan& plan, const eggroll_world* world) {
   require(!plan.scored && !plan.indices && plan.inputs && plan.output_count,
           "play: a program with an input and an output is needed, without score or features");
   for (int s = 0; s < plan.stage_count; ++s)
@@ -182,7 +183,6 @@ void check_world(const Plan& plan, const eggroll_world* world) {
       require(plan.stages[s].ops[j].kind != OpKind::embed, "play: a world shows no tokens");
   require(world->inputs == plan.inputs && world->outputs == plan.outputs[0].size,
           "play: the world has other inputs or outputs than the program");
-  require(world->bytes >= 0 && world->bytes < int64_t{1} << 31, "play: the world's bytes");
 }
 
 void run_blocks(const Job& job, int threads) {
@@ -215,17 +215,19 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
                             const std::optional<Crediting>& crediting, int threads) {
   Job job{};
   job.plan = program->plan();
-  job.world = reinterpret_cast<const eggroll_world*>(play.world);
-  check_world(job.plan, job.world);
-  require(play.rows >= 1 && play.keys.ndim() == 1 && play.keys.shape(0) % 2 == 0,
+  job.world = check_world(reinterpret_cast<const eggroll_world*>(play.world));
+  check_fits(job.plan, job.world);
+  check_threads(threads);
+  require(std::isfinite(play.by), "play: the factor from values to credit must be finite");
+  require(play.rows >= 1 && play.keys.ndim() == 1 && play.keys.size() && play.keys.size() % 2 == 0,
           "play: rows, and keys for an even number of members, are needed");
   require(noise.starts && noise.shift >= 0 && noise.shift < 32, "play: noise is needed");
   int members = play.keys.shape(0);
-  require(state.shape() == mx::Shape{members, job.plan.state_size}, "state: [P, state_size]");
-  const mx::array in[] = {ready(packed, mx::int8, "packed"),
+  check_size({members, play.rows});
+  const mx::array in[] = {ready_packed(*program, packed),
                           ready(noise.table, mx::int8, "table"),
                           ready(*noise.starts, mx::int32, "starts"),
-                          ready(state, mx::int8, "state"),
+                          ready_state(state, members, job.plan),
                           ready(play.keys, mx::uint64, "keys"),
                           ready(signs.value_or(*noise.starts), mx::int32, "signs")};
   check_starts(job.plan, in[2], in[1], noise.rank, members / 2);
@@ -261,7 +263,7 @@ std::vector<mx::array> learn(std::shared_ptr<Program> program, const mx::array& 
   check_scored(plan);
   const Options options{threads, 1, 1, 0};
   Noise none{mx::zeros({1}, mx::int8, kCpu), std::nullopt, 1, 0};
-  Arrays arrays = arrays_of(plan, packed, none, tokens, targets, state, rows, options);
+  Arrays arrays = arrays_of(*program, packed, none, tokens, targets, state, rows, options);
   int members = tokens.shape(0), count = tokens.shape(1);
   require(words.shape() == mx::Shape{members, count}, "words: [P, T] is needed");
   arrays.draws = arrays.add(ready(words, mx::uint32, "words"));
@@ -281,6 +283,8 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
                              const mx::array& table, const mx::array& starts, int rank, bool signs,
                              int threads) {
   const Plan& plan = program->plan();
+  check_threads(threads);
+  require(fitness.ndim() == 1, "fitness: [pairs] is needed");
   std::vector<mx::array> in{ready(fitness, mx::int8, "fitness"), ready(table, mx::int8, "table"),
                             ready(starts, mx::int32, "starts")};
   check_starts(plan, in[2], in[1], rank, static_cast<int64_t>(in[0].size()));

@@ -10,10 +10,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "checks.h"
 #include "crediting.h"
 #include "dispatch.h"
 #include "machine.h"
@@ -28,10 +28,6 @@ namespace mx = mlx::core;
 
 namespace {
 
-void require(bool ok, const std::string& what) {
-  if (!ok) throw std::invalid_argument(what);
-}
-
 class CpuPrimitive : public mx::Primitive {
  public:
   CpuPrimitive(mx::Stream stream, std::shared_ptr<Program> program, int threads)
@@ -41,7 +37,8 @@ class CpuPrimitive : public mx::Primitive {
   }
 
  protected:
-  // Allocates the outputs and enqueues the work on the CPU stream.
+  // Enqueues the work on the CPU stream. It runs on a thread of MLX, which nobody hears: it must
+  // neither throw nor need memory.
   void launch(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs,
               std::function<void()> work) {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -159,7 +156,9 @@ struct Count {
   std::vector<int32_t*> z;
   int64_t pairs, parts;
   int threads;
+  std::vector<size_t> order;  // of the leaves: big ones first
   std::shared_ptr<ScratchPool> pool, sums;
+  std::shared_ptr<std::vector<std::mutex>> locks;
 
   Count(const Kernels& kernels, std::vector<VoteJob> votes, std::vector<int32_t*> out, int64_t n,
         int count)
@@ -174,17 +173,16 @@ struct Count {
     int64_t items = static_cast<int64_t>(jobs.size()) * parts;
     pool = std::make_shared<ScratchPool>(bytes, items, threads);
     sums = std::make_shared<ScratchPool>(static_cast<size_t>(largest) * 4, items, threads);
+    locks = std::make_shared<std::vector<std::mutex>>(jobs.size());
+    for (size_t i = 0; i < jobs.size(); ++i) order.push_back(i);
+    std::sort(order.begin(), order.end(),
+              [&](size_t a, size_t b) { return elements(jobs[a].leaf) > elements(jobs[b].leaf); });
   }
 
   // Items are (leaf, part of the pairs), big leaves first; each part adds up in its own memory, but
   // for features, of whose rows most have no vote. Integers make the order of the additions
   // irrelevant.
   void run() const {
-    std::vector<size_t> order(jobs.size());
-    for (size_t i = 0; i < jobs.size(); ++i) order[i] = i;
-    std::sort(order.begin(), order.end(),
-              [&](size_t a, size_t b) { return elements(jobs[a].leaf) > elements(jobs[b].leaf); });
-    std::vector<std::mutex> locks(jobs.size());
     parallel_for(static_cast<int64_t>(jobs.size()) * parts, threads, [&](int64_t item, int thread) {
       size_t leaf = order[static_cast<size_t>(item / parts)];
       int64_t part = item % parts, n = elements(jobs[leaf].leaf);
@@ -193,7 +191,7 @@ struct Count {
       int32_t* sum = static_cast<int32_t*>(sums->of(thread));
       std::memset(sum, 0, static_cast<size_t>(n) * sizeof(int32_t));
       k.vote(jobs[leaf], pairs * part / parts, pairs * (part + 1) / parts, sum, pool->of(thread));
-      std::lock_guard<std::mutex> guard(locks[leaf]);
+      std::lock_guard<std::mutex> guard((*locks)[leaf]);
       add(z[leaf], sum, n);
     });
   }
