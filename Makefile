@@ -1,5 +1,6 @@
 # make train    train with a population of 10240; more options in ARGS="..."
 # make test     run the tests; options for pytest in ARGS="..."
+# make torture  break runs on purpose, for an hour or so; ARGS="--help" lists the parts
 # make test-arm64   replay the arm64 kernels under qemu
 # make verify-metal   on a Mac: check the metal engine on the GPU, write metal-report.txt
 # make verify-cuda   with an NVIDIA GPU: check the cuda engine on it, write cuda-report.txt
@@ -23,7 +24,7 @@ SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/
 CXX_SOURCES = $(shell find extensions tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: build train test test-arm64 verify-metal verify-cuda bench check clean
+.PHONY: build train test torture test-arm64 verify-metal verify-cuda bench check clean
 
 build: $(BUILT)
 
@@ -32,7 +33,11 @@ train: $(BUILT)
 	$(PY) -m eggroll.train $(ARGS)
 
 test: $(BUILT)
-	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Kills, full disks, hostile files and long runs; ARGS="--out records/DATE-torture" keeps the counts.
+torture: $(BUILT)
+	PYTHONPATH=tests $(PY) -m faults.torture $(ARGS)
 
 # Needs qemu-user and g++-aarch64-linux-gnu.
 test-arm64: $(BUILT)

@@ -136,11 +136,18 @@ class Subject:
         self.slices = lru_cache(maxsize=None)(self._slices)
         self.inputs = lru_cache(maxsize=None)(self._inputs)
         self.fitness = lru_cache(maxsize=None)(self._fitness)
-        weights = {}
+        self.weights, self._prepared = {}, dict[str, Any]()
         for i, leaf in enumerate(engine.program.leaves):
             flat = rng.normal_bytes(rng.key(0, rng.WEIGHTS, i), prod(leaf.shape))
-            weights[leaf.name] = mx.array(flat.reshape(leaf.shape))
-        self.prepared = engine.prepare(weights)
+            self.weights[leaf.name] = mx.array(flat.reshape(leaf.shape))
+
+    @property
+    def prepared(self) -> Any:
+        """The weights as the instruction set in use has them."""
+        isa = os.environ.get("EGGROLL_ISA", "")
+        if isa not in self._prepared:
+            self._prepared[isa] = self.engine.prepare(self.weights)
+        return self._prepared[isa]
 
     def _slices(self, rank: int, pairs: int) -> Slices:
         leaves = self.engine.program.leaves

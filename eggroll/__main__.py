@@ -18,6 +18,7 @@ COMMANDS: Final = {
         "Train an int8 network by evolution strategies, without gradients.",
     ),
     "generate": ("eggroll.generate", "Write text with a trained network."),
+    "replay": ("eggroll.replay", "Rebuild past weights of a run from its replay log."),
     "plot": ("eggroll.plot", "Draw the curves of a run, or compare several runs."),
     "adamw": ("eggroll.adamw", "Train the same network in float by AdamW, for comparison."),
     "sweep": ("eggroll.sweep.command", "Search for good options, all trials at equal cost."),

@@ -21,6 +21,7 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import checkpoint, runlog, training
+from eggroll.anyrun import Run, config_json, fingerprint, print_header
 from eggroll.baseline import reader
 from eggroll.baseline.backprop import Options, Trainer
 from eggroll.baseline.float_numpy import twin_for
@@ -29,15 +30,7 @@ from eggroll.baseline.reader import FORMAT, Reader
 from eggroll.data.streams import Corpus, Streams, load_corpus
 from eggroll.errors import InputError
 from eggroll.options import from_command_line
-from eggroll.run import (
-    Run,
-    check_data,
-    check_options,
-    config_json,
-    fingerprint,
-    print_header,
-    validation_batches,
-)
+from eggroll.run import check_data, check_options, validation_batches
 
 EXAMPLES = (
     ("--steps 2000", "train on the source text of Python's standard library"),

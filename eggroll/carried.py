@@ -74,7 +74,8 @@ class Local(Estimator):
         found = population.learn(weights, step, *batch, state, back)
         lap("evaluation")
         sizes: list[int] = np.array(found.sizes).tolist()
-        counts = (found.scores.size * n for n in values_credited(self.program))
+        rows = population.everyone * found.scores.shape[1]
+        counts = (rows * n for n in values_credited(self.program))
         after = [next_scale(*of) for of in zip(scales, sizes, counts, strict=True)]
         kept = {SCALES: mx.array(after, mx.int32)}
         return Estimate(found.scores, found.state, found.votes, None, kept)

@@ -21,21 +21,34 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from eggroll import runlog
 from eggroll.config import Common, Config
 from eggroll.errors import InputError
+from eggroll.networks import initial_weights
 from eggroll.options import from_dict
 from eggroll.program import Leaves, Program
-from eggroll.runlog import write_whole
 
 FORMAT, VERSION = "eggroll", 2
 LIBRARY = "eggroll-trainer"
+WEIGHTS = "eggroll-weights"  # without the members' states
 COMMANDS = {
     FORMAT: "eggroll.train",
     "eggroll-adamw": "eggroll.adamw",
     LIBRARY: "eggroll.Trainer",
+    WEIGHTS: "eggroll.replay",
 }
 
+LONGEST_HEADER = 100_000_000  # bytes, as of every safetensors file
+
 Arrays = dict[str, NDArray[Any]]
+
+
+class Model(NamedTuple):
+    """A trained network, as a checkpoint has it; weights: int8 leaves in declared order."""
+
+    config: Config
+    step: int
+    weights: Leaves
 
 
 class Checkpoint(NamedTuple):
@@ -67,10 +80,16 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     Raises:
         InputError: it cannot be written; what was there before is intact.
     """
-    arrays: Arrays = {"state": np.array(checkpoint.state)}
-    for group, leaves in (("weights", checkpoint.weights), ("memory", checkpoint.memory)):
-        arrays |= {f"{group}/{name}": np.array(leaf) for name, leaf in leaves.items()}
+    arrays = tensors(checkpoint.weights, checkpoint.memory)
+    arrays["state"] = np.array(checkpoint.state)
     write(path, FORMAT, checkpoint.step, checkpoint.config, checkpoint.corpus, arrays)
+
+
+def tensors(weights: Leaves, memory: Leaves) -> Arrays:
+    """Leaves under the names that files have them by."""
+    groups = (("weights", weights), ("memory", memory))
+    return {f"{group}/{name}": np.array(leaf) for group, leaves in groups
+            for name, leaf in leaves.items()}  # fmt: skip
 
 
 def write(path: Path, kind: str, step: int, config: Common, corpus: Any, arrays: Arrays) -> None:
@@ -87,6 +106,16 @@ def write(path: Path, kind: str, step: int, config: Common, corpus: Any, arrays:
     store(path, kind, step, facts, arrays)
 
 
+def save_weights(path: Path, step: int, config: Config, weights: Leaves, memory: Leaves) -> None:
+    """Writes weights of a run and its rule's memory, which a model needs but no run can go on from.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    arrays = tensors(weights, memory)
+    write(path, WEIGHTS, step, config, {}, arrays)
+
+
 def store(path: Path, kind: str, step: int, facts: Mapping[str, str], arrays: Arrays) -> None:
     """Replaces the file at `path` as a whole; facts: metadata beside format, version and step.
 
@@ -95,7 +124,7 @@ def store(path: Path, kind: str, step: int, facts: Mapping[str, str], arrays: Ar
     """
     metadata = {"format": kind, "version": str(VERSION), "step": str(step), **facts}
     metadata["sha256"] = _digest(metadata, arrays)
-    write_whole(path, safetensors.numpy.save(arrays, metadata))
+    runlog.write_whole(path, safetensors.numpy.save(arrays, metadata))
 
 
 def load(path: Path) -> Checkpoint:
@@ -108,8 +137,37 @@ def load(path: Path) -> Checkpoint:
     config, metadata, arrays = _opened(path)
     arrays = {re.sub("^master/", "memory/", name): array for name, array in arrays.items()}
     weights, memory, state = _fitting(config, arrays, path)
-    corpus = json.loads(metadata["corpus"])
-    return Checkpoint(config, int(metadata["step"]), weights, memory, state, corpus)
+    step = step_of(metadata, config.steps, path)
+    _check_rule(config, weights, memory, step, path)
+    return Checkpoint(config, step, weights, memory, state, json_of(metadata, "corpus", path))
+
+
+def load_model(path: Path) -> Model:
+    """Reads and verifies the weights of a checkpoint, or of a file of `save_weights`.
+
+    Raises:
+        InputError: as of `load`.
+    """
+    if kind_of(path) != WEIGHTS:
+        kept = load(path)
+        return Model(kept.config, kept.step, kept.weights)
+    config, metadata, arrays = _opened(path, WEIGHTS)
+    arrays["state"] = np.zeros((config.pop, config.program().state_size), np.int8)
+    weights, memory, _ = _fitting(config, arrays, path)
+    step = step_of(metadata, config.steps, path)
+    _check_rule(config, weights, memory, step, path)
+    return Model(config, step, weights)
+
+
+def kind_of(path: Path) -> str:
+    """The kind of run that a file is of, by its metadata; empty where it cannot be read."""
+    try:
+        with runlog.open_regular(path) as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size)) if size <= LONGEST_HEADER else {}
+            return str(header["__metadata__"]["format"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return ""
 
 
 def load_options(path: Path) -> Config:
@@ -120,10 +178,10 @@ def load_options(path: Path) -> Config:
     return _opened(path)[0]
 
 
-def _opened(path: Path) -> tuple[Config, dict[str, str], Arrays]:
-    metadata, arrays = read(path, FORMAT)
+def _opened(path: Path, kind: str = FORMAT) -> tuple[Config, dict[str, str], Arrays]:
+    metadata, arrays = read(path, kind)
     # An option that is younger than the run has its plain default, not the recipe's.
-    options = Config().to_dict() | json.loads(metadata["config"])
+    options = Config().to_dict() | json_of(metadata, "config", path)
     config = from_dict(options, f"checkpoint {str(path)!r}")
     config.check()
     check_network(metadata, config, path)
@@ -142,6 +200,37 @@ def check_network(metadata: Mapping[str, str], config: Common, path: Path) -> No
         )
 
 
+def json_of(metadata: Mapping[str, str], name: str, path: Path) -> dict[str, Any]:
+    """A JSON object of the metadata; an InputError where it is none."""
+    try:
+        found = json.loads(metadata[name])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise damaged(path, f"its {name} cannot be read") from error
+    if not isinstance(found, dict):
+        raise damaged(path, f"its {name} is no object")
+    return found
+
+
+def step_of(metadata: Mapping[str, str], most: int, path: Path) -> int:
+    """The updates made, a whole number up to `most`; an InputError where it is none."""
+    return number_of(metadata, "step", most, path)
+
+
+def number_of(metadata: Mapping[str, str], name: str, most: int, path: Path) -> int:
+    """A whole number of the metadata, from 0 to `most`; an InputError where it is none."""
+    text = metadata.get(name, "")
+    if not re.fullmatch("[0-9]{1,10}", text) or int(text) > most:
+        raise damaged(path, f"its {name} is {text[:20]!r} and 0 to {most} is possible")
+    return int(text)
+
+
+def _check_rule(config: Config, weights: Leaves, memory: Leaves, step: int, path: Path) -> None:
+    """Raises InputError where arrays are such as the run's rule never leaves."""
+    start = initial_weights(config.program(), config.seed)
+    if wrong := config.rule_class.impossible(weights, memory, start, step):
+        raise damaged(path, wrong)
+
+
 def read(path: Path, kind: str) -> tuple[dict[str, str], Arrays]:
     """Metadata and tensors of the file of a run of that kind, verified by their checksum.
 
@@ -149,7 +238,8 @@ def read(path: Path, kind: str) -> tuple[dict[str, str], Arrays]:
         InputError: missing, unreadable, damaged, foreign, or of a newer version.
     """
     try:
-        data = path.read_bytes()
+        with runlog.open_regular(path) as file:
+            data = file.read()
     except FileNotFoundError as error:
         raise InputError(
             f"{str(path.parent)!r} holds no checkpoint: give the folder of a run that began, or "
@@ -164,9 +254,9 @@ def read(path: Path, kind: str) -> tuple[dict[str, str], Arrays]:
     try:
         arrays: Arrays = safetensors.numpy.load(data)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, "its tensors cannot be read") from error
+        raise damaged(path, "its tensors cannot be read") from error
     if metadata.pop("sha256", "") != _digest(metadata, arrays):
-        raise _damaged(path, "its checksum is wrong")
+        raise damaged(path, "its checksum is wrong")
     return metadata, arrays
 
 
@@ -177,9 +267,11 @@ def _metadata(data: bytes, path: Path, kind: str) -> dict[str, str]:
         if len(data) < 8 or 8 + size > len(data):
             raise ValueError("shorter than its header")
         header = json.loads(data[8 : 8 + size])
-        metadata = dict(header.get("__metadata__", {}))
+        metadata = dict(header.get("__metadata__") or {})
+        if not all(isinstance(text, str) for pair in metadata.items() for text in pair):
+            raise ValueError("metadata that is no text")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(path, "its header cannot be read") from error
+        raise damaged(path, "its header cannot be read") from error
     if (found := metadata.get("format")) != kind and found in COMMANDS:
         raise InputError(
             f"checkpoint {str(path)!r} is of a run of {COMMANDS[found]}, which {COMMANDS[kind]} "
@@ -190,9 +282,9 @@ def _metadata(data: bytes, path: Path, kind: str) -> dict[str, str]:
             f"checkpoint {str(path)!r} is a safetensors file, but not one of eggroll's: give the "
             "folder of a run."
         )
-    version = metadata.get("version")
-    if not (isinstance(version, str) and version.isdecimal()):
-        raise _damaged(path, "it names no version")
+    version = metadata.get("version", "")
+    if not re.fullmatch("[0-9]{1,10}", version):
+        raise damaged(path, "it names no version")
     if int(version) > VERSION:
         raise InputError(
             f"checkpoint {str(path)!r} has version {version} and this eggroll reads up to "
@@ -209,7 +301,8 @@ def _digest(metadata: Mapping[str, str], arrays: Arrays) -> str:
     return digest.hexdigest()
 
 
-def _damaged(path: Path, how: str) -> InputError:
+def damaged(path: Path, how: str) -> InputError:
+    """The error for a checkpoint whose content cannot be."""
     return InputError(
         f"checkpoint {str(path)!r} is damaged or no checkpoint ({how}): restore it from a copy, or "
         "start a new run with another --out."

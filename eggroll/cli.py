@@ -300,11 +300,11 @@ class Stop:
     """Turns the first Ctrl-C, SIGTERM or lost terminal into a request; the second stops at once.
 
     asked: true once a signal asked to stop at the next good moment; left: said of what there is
-    if a second one stops at once.
+    if a second one stops at once; says: whether it says that it was asked.
     """
 
-    def __init__(self, left: str) -> None:
-        self.asked, self._left = False, left
+    def __init__(self, left: str, *, says: bool = True) -> None:
+        self.asked, self._left, self._says = False, left, says
         self._handlers = handling(self._signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __enter__(self) -> Self:
@@ -318,6 +318,6 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt(f"Stopped at once; {self._left}")
         self.asked = True
-        said = b"\nStopping soon; once more stops at once.\n"
+        said = b"\nStopping soon; once more stops at once.\n" if self._says else b""
         with contextlib.suppress(OSError):  # not print, which the signal may have interrupted
             os.write(sys.stderr.fileno(), said)

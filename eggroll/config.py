@@ -18,16 +18,18 @@ import tyro
 
 from eggroll.backward import values_kept
 from eggroll.cli import Range, check_names, check_ranges, flag
-from eggroll.data.hub import HUB
 from eggroll.data.streams import TOKENS
+from eggroll.data.tables import HUB, PREFIX, path_and_column
 from eggroll.declaration import program_of
 from eggroll.errors import InputError
 from eggroll.estimator import Estimator
 from eggroll.estimators import ESTIMATORS, EstimatorName, estimators_with
+from eggroll.help import CHANGEABLE as CHANGEABLE
 from eggroll.help import Group
 from eggroll.networks import NETWORKS, Gates, NetworkName
 from eggroll.noise import slice_length
 from eggroll.program import Program
+from eggroll.ranks.options import SeveralRanks
 from eggroll.rule import UpdateRule
 from eggroll.rules import RULES, RuleName, rules_with
 from eggroll.sweep.space import Sweep
@@ -36,7 +38,6 @@ GIB = 1 << 30
 BYTES = 256  # vocabulary of every corpus of text
 NUMBERED = ("count", TOKENS)  # data whose tokens are numbers below --vocabulary, not bytes
 INVOCATION = ("out", "resume", "config")  # where a run lies is no part of what it is
-CHANGEABLE = "changeable"  # marks options a resumed run may change: no past update depends on them
 ENGINE_NAMES = "auto|portable|cpu|metal|cuda"  # written out, so that no engine is imported here
 RecipeName = Literal["paper", "language", "feedback"]
 
@@ -79,8 +80,9 @@ class Common:
 
     data: Annotated[str, Group.DATA, tyro.conf.arg(metavar="NAME|FILE|DIR")] = "stdlib"
     """The corpus: stdlib (source text of Python's standard library), count (numbers that count up),
-    tinystories or minipile (streamed once from the Hugging Face hub), or the path of a text file or
-    of a folder of them."""
+    tinystories or minipile (streamed once from the Hugging Face hub), hf:NAME[:CONFIG][:COLUMN]
+    (any of its data sets), or the path of a text file, of a folder of them, or of a table (parquet,
+    jsonl, csv, arrow)."""
     steps: Annotated[int, Group.RUN, Range(1, 10**9), CHANGEABLE] = 1500
     """Updates to make; with --resume the total, earlier ones included."""
     seq_len: Annotated[int, Group.DATA, Range(1, 1 << 16), Sweep(4, 64, log=True)] = 16
@@ -256,7 +258,7 @@ class OverRecipe(type):
 
 
 @dataclass(frozen=True)
-class Config(Evolution, Common, metaclass=OverRecipe):
+class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
     """Options of a training run; `check` tells whether they make sense together.
 
     Config(recipe="language", width=128) has the recipe's settings but for the width.
@@ -390,6 +392,7 @@ def with_program(config: Config, program: Program) -> DeclaredConfig:
 
 def absolute(data: str) -> str:
     """The option `data`, made absolute where it is a path."""
-    path = os.path.expanduser(data)
-    known = data in ("stdlib", *NUMBERED, *HUB)
-    return data if known or not os.path.exists(path) else os.path.abspath(path)
+    if data in ("stdlib", *NUMBERED, *HUB) or data.startswith(PREFIX):
+        return data
+    path, column = path_and_column(data)
+    return os.path.abspath(path) + f":{column}" * bool(column) if os.path.exists(path) else data

@@ -6,12 +6,18 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+LONGEST_WORD, LONGEST = 240, 500  # characters of a word and of a sentence
+
 
 class InputError(Exception):
     """Bad input or environment: one sentence naming the value, the allowed range and the way out.
 
-    Commands print the sentence on stderr and exit with code 2, before any work is done.
+    Commands print the sentence on stderr and exit with code 2, before any work is done. A value in
+    it that is very long loses its middle.
     """
+
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__(shortened(sentence))
 
 
 class EngineError(InputError):
@@ -20,6 +26,16 @@ class EngineError(InputError):
     def __init__(self, sentence: str, spare: str = "") -> None:
         super().__init__(sentence)  # which is all that pickle passes on; spare follows it
         self.spare = spare
+
+
+def shortened(sentence: str) -> str:
+    """A sentence without the middle of words and of a whole that nobody would read."""
+    words = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: _ends(word[0], 160, 60), sentence)
+    return _ends(words, 310, 180) if len(words) > LONGEST else words
+
+
+def _ends(text: str, first: int, last: int) -> str:
+    return f"{text[:first]} [...] {text[-last:]}"
 
 
 class EngineWarning(RuntimeWarning):

@@ -67,7 +67,8 @@ class Estimate(NamedTuple):
     """The result of evaluating a population.
 
     scores: int16 [P, T], see score bits; state: int8 [P, state_size]; votes: Z per leaf; decided:
-    pairs that did not tie, None where pairs have no fitness; memory: what the estimator keeps.
+    pairs that did not tie, None where pairs have no fitness; memory: what the estimator keeps;
+    fitness: of all pairs, int8 [N], where the votes follow from it and the noise alone.
     """
 
     scores: mx.array
@@ -75,6 +76,7 @@ class Estimate(NamedTuple):
     votes: Leaves
     decided: int | None
     memory: Leaves | None = None
+    fitness: mx.array | None = None
 
 
 class Record(NamedTuple):
@@ -118,7 +120,8 @@ class Estimator(ABC):
     known_scale: whether the size of its votes follows from N and the rank; crediting: what each
     leaf is credited with token by token, None where a pair is credited as a whole; perturbs:
     whether members have noise, else each reads a stream of its own and carries its errors back;
-    feedback: whether it keeps matrices that learn beside the weights.
+    feedback: whether it keeps matrices that learn beside the weights; replays: whether votes follow
+    from the noise and the fitness of pairs alone.
     """
 
     summary: ClassVar[str]
@@ -129,6 +132,7 @@ class Estimator(ABC):
     grouped: ClassVar[bool] = False  # and compare members with the mean of their group
     perturbs: ClassVar[bool] = True
     feedback: ClassVar[bool] = False
+    replays: ClassVar[bool] = False
     crediting: Crediting | None = None
 
     def __init__(self, options: EstimatorOptions, program: Program) -> None:

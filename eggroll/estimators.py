@@ -53,14 +53,15 @@ class WeightNoise(Estimator):
     """The paper's: noise on the weights, a pair votes with the sign of its whole score."""
 
     summary = "noise on weights, one vote per pair and sequence (the paper's)"
+    replays = True
 
     def __call__(self, population: Population, given: Given, lap: Lap = no_lap) -> Estimate:
         scores, after = population.evaluate(given.weights, given.step, *given.batch, given.state)
-        fitness = pair_fitness(scores)
+        fitness = population.signs(pair_fitness(scores))
         lap("evaluation")
         votes = population.votes(fitness, given.step)
         lap("votes")
-        return Estimate(scores, after, votes, decided(fitness))
+        return Estimate(scores, after, votes, decided(fitness), fitness=fitness)
 
     def told(
         self,

@@ -1,7 +1,4 @@
-"""Text from a trained network: `python -m eggroll.generate DIR --prompt TEXT`.
-
-Letters: P samples drawn side by side, V vocabulary.
-"""
+"""Text from a trained network: `python -m eggroll.generate DIR --prompt TEXT`."""
 
 from __future__ import annotations
 
@@ -9,96 +6,28 @@ import codecs
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, NamedTuple
 
-import mlx.core as mx
-import numpy as np
-import safetensors
 import tyro
-from numpy.typing import NDArray
 
-from eggroll import checkpoint, cli, engines, rng
-from eggroll import fixed_point as fx
+from eggroll import checkpoint, cli, engines
 from eggroll.baseline import reader
 from eggroll.config import Common
-from eggroll.engines import zero_state
 from eggroll.errors import InputError
-from eggroll.program import Program
 from eggroll.runlog import CHECKPOINT
+from eggroll.sampling import Sampled, Sampling, Stops, sample
 
-MARK = 0  # the token that begins a document
 TEXT_TEMPERATURE: Final = 0.6
 COUNT_TEMPERATURE: Final = 0.1
+LONGEST_PROMPT = 1 << 20  # bytes
 EXAMPLES: Final = (
     ('runs/stdlib-000 --prompt "def main("', "continue a line of Python"),
     ("runs/stdlib-000 --seed 1 --temperature 1", "draw from the network's own probabilities"),
 )
 HIDDEN = re.compile("[\x01-\x08\x0b-\x1f\x7f-\x9f]")  # would steer a terminal
-
-
-class Sampled(Protocol):
-    """The part of an engine that `sample` needs: logits, int8 [P, V], of the next token."""
-
-    @property
-    def program(self) -> Program: ...
-    def prepare(self, weights: Any) -> Any: ...
-    def logits(
-        self, weights: Any, tokens: mx.array, state: mx.array
-    ) -> tuple[mx.array, mx.array]: ...
-
-
-def choice_weights(temperature: float) -> NDArray[np.int64]:
-    """int64 [256]: entry 255 - d weighs a token whose logit is d below the highest one.
-
-    At temperature 1 it is EXP2 itself; at 0 only the highest logit counts (the first of equals).
-    """
-    table: list[int] = fx.exp2_table().tolist()
-    if temperature == 0:
-        return np.array([0] * 255 + [1], np.int64)
-    scaled = [255 - int(min((255 - i) / temperature, 255)) for i in range(256)]
-    return np.array([table[i] for i in scaled], np.int64)
-
-
-def sample(
-    engine: Sampled,
-    weights: Any,
-    prompt: Sequence[int] = (),
-    *,
-    samples: int = 1,
-    seed: int = 0,
-    temperature: float = 1.0,
-) -> Iterator[NDArray[np.int32]]:
-    """Endless continuations of the mark and a prompt: int32 [P] for each token.
-
-    Token v has weight EXP2[logit_v + 128], as in training; integer arithmetic and counter-based
-    random words make a seed give the same text everywhere.
-    """
-    prepared, table = engine.prepare(weights), choice_weights(temperature)
-    state = zero_state(engine.program, samples)
-
-    def read(tokens: NDArray[np.int32]) -> mx.array:
-        nonlocal state
-        logits, state = engine.logits(prepared, mx.array(tokens), state)
-        mx.eval(logits, state)  # else a long text would be one long graph
-        return logits
-
-    for token in (MARK, *prompt):
-        logits = read(np.full(samples, token, np.int32))
-    for position in itertools.count():
-        u = np.array(logits).astype(np.int64) + 128
-        if temperature != 1:
-            u += 255 - u.max(axis=1, keepdims=True)
-        sums = table[u].cumsum(axis=1)
-        words = rng.counters(rng.key(seed, rng.SAMPLES, position), 0, samples)
-        drawn = [int(w) * int(row[-1]) >> 64 for w, row in zip(words, sums, strict=True)]
-        drawn = drawn if temperature else [0] * samples
-        picked = [np.searchsorted(row, r, side="right") for row, r in zip(sums, drawn, strict=True)]
-        tokens = np.array(picked, np.int32)
-        yield tokens
-        logits = read(tokens)
 
 
 class Decoder:
@@ -155,17 +84,17 @@ class Model(NamedTuple):
     temperature: float
 
 
-def load(folder: Path, engine: str, threads: int) -> Model:
-    """The network in the folder of a run of eggroll.train or eggroll.adamw.
+def load(where: Path, engine: str, threads: int) -> Model:
+    """The network of a run of eggroll.train or eggroll.adamw: its folder, or the checkpoint itself.
 
     Raises:
-        InputError: the folder holds no sound checkpoint, or the engine cannot run here.
+        InputError: there is no sound checkpoint, or the engine cannot run here.
     """
-    path = folder / CHECKPOINT
-    if format_of(path) == reader.FORMAT:
+    path = where if where.is_file() else where / CHECKPOINT
+    if checkpoint.kind_of(path) == reader.FORMAT:
         options, twin, weights = reader.load(path, threads)
         return model_of(options, twin, weights)
-    kept = checkpoint.load(path)
+    kept = checkpoint.load_model(path)
     chosen, _ = engines.choose(engine, kept.config.program(), threads)
     return model_of(kept.config, chosen, kept.weights)
 
@@ -175,30 +104,43 @@ def model_of(config: Common, engine: Sampled, weights: Any) -> Model:
     return Model(engine, weights, config.numbers, usual_temperature(config.data))
 
 
-def text(
-    model: Model, prompt: Sequence[int], *, tokens: int, seed: int, temperature: float | None
+def texts(
+    model: Model,
+    prompt: Sequence[int],
+    *,
+    tokens: int,
+    seed: int,
+    sampling: Sampling,
+    samples: int = 1,
+    stops: Sequence[str] = (),
 ) -> Iterator[str]:
-    """A prompt and so many tokens after it, piece by piece.
+    """A prompt and at most so many tokens after it, piece by piece; several one below the other.
 
-    temperature: see Options; None takes the model's usual one.
+    A text ends before the first of `stops` that its new part has. Sample 0 does not depend on how
+    many there are.
     """
     drawn = sample(
-        model.engine, model.weights, prompt, seed=seed,
-        temperature=model.temperature if temperature is None else temperature,
-    )  # fmt: skip
-    decode = Decoder(model.numbers)
+        model.engine, model.weights, prompt, samples=samples, seed=seed, sampling=sampling
+    )
+    rows = itertools.islice(drawn, tokens)
+    if samples == 1:
+        yield from _text(model, prompt, (int(row[0]) for row in rows), stops)
+        return
+    for number, column in enumerate(zip(*(row.tolist() for row in rows), strict=True), 1):
+        yield f"--- sample {number} of {samples}\n"
+        yield from _text(model, prompt, column, stops)
+
+
+def _text(
+    model: Model, prompt: Sequence[int], tokens: Iterable[int], stops: Sequence[str]
+) -> Iterator[str]:
+    decode, shown = Decoder(model.numbers), Stops(stops)
     yield from (decode(token) for token in prompt)
-    yield from (decode(int(token[0])) for token in itertools.islice(drawn, tokens))
-    yield decode.end()
-
-
-def format_of(path: Path) -> str:
-    """The kind of run that a checkpoint is of; empty where it cannot be read."""
-    try:
-        with safetensors.safe_open(path, "numpy") as file:
-            return str((file.metadata() or {}).get("format", ""))
-    except (OSError, safetensors.SafetensorError):
-        return ""
+    for token in tokens:
+        yield shown(decode(token))
+        if shown.stopped:
+            break
+    yield shown.end() + decode.end()
 
 
 def usual_temperature(data: str) -> float:
@@ -211,20 +153,76 @@ class Options:
     """Options of eggroll.generate."""
 
     folder: Annotated[str, tyro.conf.arg(metavar="DIR"), tyro.conf.Positional] = ""
-    """Folder of a run of eggroll.train or eggroll.adamw."""
+    """Folder of a run of eggroll.train or eggroll.adamw, or a checkpoint file of one."""
     prompt: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """The text to continue; for a network that counts, numbers such as "1 2 3"."""
+    prompt_file: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """A file that holds the prompt instead; - reads it from standard input."""
     tokens: Annotated[int, cli.Range(1, 1 << 20)] = 512
     """Tokens to write after the prompt; in text, a token is a byte."""
+    samples: Annotated[int, cli.Range(1, 1 << 12)] = 1
+    """Texts to write, each with random numbers of its own; more than one are shown when all are
+    done."""
+    stop: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT TEXT ...")] = ()
+    """A text ends before the first of these that it comes to."""
     temperature: Annotated[float | None, cli.Range(0, 100)] = None
     """Below 1 likely tokens get likelier, above 1 rarer; 0 always takes the likeliest, 1 draws
     from the network's own probabilities. 0.6 for text and 0.1 for count if not given."""
+    top_k: Annotated[int, cli.Range(0, 1 << 16)] = 0
+    """Draw from the likeliest so many tokens alone; 0 draws from all."""
+    top_p: Annotated[float, cli.Range(0, 1, above=True)] = 1.0
+    """Draw from the likeliest tokens that together have this probability."""
+    min_p: Annotated[float, cli.Range(0, 1)] = 0.0
+    """Draw from tokens that have at least this share of the likeliest one's probability."""
     seed: Annotated[int, cli.Range(0, (1 << 63) - 1)] = 0
     """Another seed gives another text."""
     engine: Annotated[str, tyro.conf.arg(metavar="auto|portable|cpu|metal|cuda")] = "auto"
     """The engine that runs the network; all write the same text."""
     threads: Annotated[int, cli.Range(0, 1024)] = 1
     """Threads on a CPU; 0 is all cores."""
+
+    def sampling(self, usual: float) -> Sampling:
+        """How tokens are drawn; usual: the temperature where none is given."""
+        warm = usual if self.temperature is None else self.temperature
+        return Sampling(warm, self.top_k, self.top_p, self.min_p)
+
+    def check(self) -> None:
+        """Raises InputError where an option is out of range or two exclude each other."""
+        cli.check_ranges(self)
+        if "" in self.stop:
+            raise InputError("--stop has an empty text, at which every text ends: leave it out.")
+        if self.prompt and self.prompt_file:
+            raise InputError(
+                f"--prompt and --prompt-file {self.prompt_file!r} are both given: give one of them."
+            )
+
+
+def prompt_of(options: Options) -> str:
+    """The prompt, from wherever it comes; a byte that is no UTF-8 stays what it is.
+
+    Raises:
+        InputError: its file cannot be read, or is too long to be continued.
+    """
+    name = options.prompt_file
+    if not name:
+        return options.prompt
+    try:
+        if name == "-":
+            data = sys.stdin.buffer.read(LONGEST_PROMPT + 1)
+        else:
+            with open(name, "rb") as file:
+                data = file.read(LONGEST_PROMPT + 1)
+    except OSError as error:
+        raise InputError(
+            f"--prompt-file {name!r} cannot be read ({error.strerror}): name a file, or - for "
+            "standard input."
+        ) from None
+    if len(data) > LONGEST_PROMPT:
+        raise InputError(
+            f"--prompt-file {name!r} has more than {LONGEST_PROMPT:,} bytes, each of which the "
+            "network must read: give its last part."
+        )
+    return data.decode("utf-8", "surrogateescape")
 
 
 def generate(options: Options) -> Iterator[str]:
@@ -233,14 +231,16 @@ def generate(options: Options) -> Iterator[str]:
     Raises:
         InputError: an option is out of range, or the folder holds no sound checkpoint.
     """
-    cli.check_ranges(options)
+    options.check()
     if not options.folder:
         raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
     model = load(Path(options.folder), options.engine, options.threads)
-    prompt = prompt_tokens(options.prompt, model.engine.program.vocabulary, model.numbers)
-    yield from text(
-        model, prompt,
-        tokens=options.tokens, seed=options.seed, temperature=options.temperature,
+    vocabulary = model.engine.program.vocabulary
+    name = "--prompt-file" if options.prompt_file else "--prompt"
+    yield from texts(
+        model, prompt_tokens(prompt_of(options), vocabulary, model.numbers, name),
+        tokens=options.tokens, seed=options.seed, sampling=options.sampling(model.temperature),
+        samples=options.samples, stops=options.stop,
     )  # fmt: skip
 
 

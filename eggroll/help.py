@@ -22,6 +22,7 @@ import tyro
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+CHANGEABLE = "changeable"  # marks options a resumed run may change: no past update depends on them
 COLUMN, NARROWEST, WIDEST = 26, 60, 100  # where help begins; widths of the page
 SAME_FOR_ALL = {"--help": "Show this page.", "--version": "Show the version."}
 
@@ -38,6 +39,7 @@ class Group(Enum):
     GRADIENTS = "gradients"
     ENGINE = "engine"
     OUTPUT = "validation and samples"
+    RANKS = "several processes (mlx.launch)"
 
 
 def invocation(command: str) -> str:

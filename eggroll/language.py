@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,16 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from eggroll import checkpoint, cli, engines, generate
+from eggroll import checkpoint, engines, generate
 from eggroll.baseline import reader
 from eggroll.config import Config
 from eggroll.data.tokens import token_ids
 from eggroll.engines import Engine, zero_state
 from eggroll.errors import InputError, in_python
-from eggroll.generate import MARK
-from eggroll.population import model_loss
+from eggroll.likelihood import model_loss
 from eggroll.program import Leaves, Program
 from eggroll.runlog import CHECKPOINT
+from eggroll.sampling import MARK, sample
 
 BLOCK = 64  # tokens of a stream that a loss reads at a time
 # Checkpoints of another format: what they are, and what reads them.
@@ -128,22 +129,27 @@ class LanguageModel:
         *,
         tokens: int = 512,
         temperature: float | None = None,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        stop: Sequence[str] = (),
         seed: int = 0,
     ) -> str:
-        """A text: the prompt and so many tokens after it, as `python -m eggroll.generate` has it.
+        """A text: the prompt and its continuation, as `python -m eggroll.generate` has it.
 
-        prompt: text, or numbers such as "1 2 3" where tokens are numbers; temperature: 1 draws from
-        the network's own probabilities, below 1 likely tokens get likelier, 0 takes the likeliest;
-        None: 0.6 for text, 0.1 for count.
+        prompt: text, or numbers such as "1 2 3" where tokens are numbers; tokens: the most after
+        it; temperature: 1 draws from the network's own probabilities, below 1 likely tokens get
+        likelier, 0 takes the likeliest; None: 0.6 for text, 0.1 for count; top_k, top_p, min_p: see
+        Sampling; stop: the text ends before the first of these.
 
         Raises:
             InputError: an argument is of another type or out of its range.
         """
-        drawn = _options(tokens, temperature, seed)
+        drawn = _options(tokens, temperature, top_k, top_p, min_p, seed, stop)
         model = generate.model_of(self.config, self._engine, self._weights)
-        pieces = generate.text(
-            model, self._prompt(prompt),
-            tokens=drawn.tokens, seed=drawn.seed, temperature=drawn.temperature,
+        pieces = generate.texts(
+            model, self._prompt(prompt), tokens=drawn.tokens, seed=drawn.seed,
+            sampling=drawn.sampling(model.temperature), stops=drawn.stop,
         )  # fmt: skip
         return "".join(pieces)[:-1]  # without the line's end
 
@@ -154,26 +160,28 @@ class LanguageModel:
         tokens: int = 512,
         samples: int = 1,
         temperature: float | None = None,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
         seed: int = 0,
     ) -> NDArray[np.int32]:
         """Several continuations of one prompt, each with random numbers of its own.
 
-        prompt: integers [T], to which a mark is put in front, or none; temperature, seed: as of
+        prompt: integers [T], to which a mark is put in front, or none; temperature to seed: as of
         `sample`. Sample 0 is the one that `sample` draws.
         Returns int32 [samples, tokens], without the prompt.
 
         Raises:
             InputError: an argument is of another shape or type, or out of its range.
         """
-        drawn = _options(tokens, temperature, seed)
+        drawn = _options(tokens, temperature, top_k, top_p, min_p, seed)
         wide = _whole("samples", samples, 1, 1 << 20)
         begin: Sequence[int] = ()
         if np.size(np.asarray(prompt, dtype=object)):
             begin = token_ids(prompt, self.vocabulary, "prompt", shape="[n]").tolist()
-        usual = generate.usual_temperature(self.config.data)
-        stream = generate.sample(
+        stream = sample(
             self._engine, self._weights, begin, samples=wide, seed=drawn.seed,
-            temperature=usual if drawn.temperature is None else drawn.temperature,
+            sampling=drawn.sampling(generate.usual_temperature(self.config.data)),
         )  # fmt: skip
         return np.stack([next(stream) for _ in range(drawn.tokens)], axis=1)
 
@@ -213,25 +221,41 @@ def load(path: str | os.PathLike[str], *, engine: str = "auto", threads: int = 0
         )
     where = Path(path).expanduser()
     file = where if where.is_file() else where / CHECKPOINT
-    if way_out := FOREIGN.get(generate.format_of(file)):
+    if way_out := FOREIGN.get(checkpoint.kind_of(file)):
         raise InputError(f"{str(path)!r} is {way_out}.")
     with in_python():
-        kept = checkpoint.load(file)
+        kept = checkpoint.load_model(file)
     chosen, _ = engines.choose(engine, kept.config.program(), _whole("threads", threads, 0, 1024))
     return LanguageModel(kept.config, chosen, kept.weights, kept.step)
 
 
-def _options(tokens: Any, temperature: Any, seed: Any) -> generate.Options:
+def _options(
+    tokens: Any,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    seed: Any,
+    stop: Any = (),
+) -> generate.Options:
     """Options of a sample, checked as those of the command."""
-    if temperature is not None and not isinstance(temperature, int | float | np.floating):
-        raise InputError(f"temperature is {temperature!r:.60}: a number from 0 to 100 is needed.")
-    options = generate.Options(
-        tokens=_whole("tokens", tokens, 1, 1 << 20),
-        temperature=None if temperature is None else float(temperature),
-        seed=_whole("seed", seed, 0, (1 << 63) - 1),
-    )
+    given = {"temperature": (temperature, 100), "top_p": (top_p, 1), "min_p": (min_p, 1)}
+    numbers = dict[str, Any]()
+    for name, (value, high) in given.items():
+        if name == "temperature" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise InputError(f"{name} is {value!r:.60}: a number from 0 to {high} is needed.")
+        numbers[name] = float(value)
+    if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
+        raise InputError(f"stop is {stop!r:.60}: a list of texts is needed, as in ['\\n\\n'].")
+    plain = generate.Options(
+        tokens=_whole("tokens", tokens, 1, 1 << 20), top_k=_whole("top_k", top_k, 0, 1 << 16),
+        seed=_whole("seed", seed, 0, (1 << 63) - 1), stop=tuple(stop),
+    )  # fmt: skip
+    options = replace(plain, **numbers)
     with in_python():
-        cli.check_ranges(options)
+        options.check()
     return options
 
 

@@ -72,6 +72,15 @@ class AdamRule(FineCopyRule):
                  for name in _names(leaf)}  # fmt: skip
         return super().start(weights) | zeros
 
+    @classmethod
+    def impossible(cls, weights: Leaves, memory: Leaves, start: Leaves, step: int) -> str:
+        for leaf in weights:
+            m, s = (np.asarray(memory[name]) for name in _names(leaf))
+            least, most = min(int(m.min()), -int(s.min())), max(int(m.max()), int(s.max()))
+            if s.min() < 0 or max(-least, most) > VOTE_BOUND << VOTE_BITS:
+                return f"mean or size of the votes on {leaf!r} is out of range"
+        return super().impossible(weights, memory, start, step)
+
     def share(self, step: int) -> float:
         """lr in update `step` over its peak."""
         progress = min(step / self.steps, 1)

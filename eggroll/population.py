@@ -6,9 +6,8 @@ are integers, no chunk size changes a bit of the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
-from math import fsum
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import mlx.core as mx
@@ -20,9 +19,9 @@ from eggroll.backward import Backward, Learnt
 from eggroll.credit import Crediting, CreditNoise, credit_shift, draw_signs
 from eggroll.draws import WHOLE, draws
 from eggroll.engines import Engine, zero_state
-from eggroll.fixed_point import total_bits
 from eggroll.noise import Noise, Slices, slice_length
 from eggroll.program import Leaves, Rows, Weights
+from eggroll.ranks import ALONE, Ranks, counts_all
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
@@ -86,7 +85,8 @@ class Population:
     """P members of one network: what they say and score, and the votes of their noise.
 
     group: members that read the same stream (even); chunk: members evaluated at a time (even);
-    crediting: noise and credit of each leaf where they are given token by token, for `credit`.
+    crediting: noise and credit of each leaf where they are given token by token, for `credit`;
+    ranks: among which groups are dealt. P is of the members here; `everyone` is of all ranks.
     """
 
     def __init__(
@@ -99,9 +99,12 @@ class Population:
         chunk: int,
         clt: bool = True,
         crediting: Crediting | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.engine, self.noise, self.clt, self.crediting = engine, noise, clt, crediting
-        self.members, self.group, self.chunk = members, group, chunk
+        self.everyone, self.group, self.chunk = members, group, chunk
+        first, last = ranks.share(members, group)
+        self.ranks, self.members, self.before = ranks, last - first, first
         self._prepared: tuple[Weights, Any] | None = None
 
     def initial_state(self) -> mx.array:
@@ -114,14 +117,18 @@ class Population:
             self._prepared = weights, self.engine.prepare(weights)
         return self._prepared[1]
 
-    def _chunks(self, step: int) -> Iterator[tuple[int, int, Slices]]:
-        """(first member, last + 1, slices of the pairs between) of every chunk."""
+    def _chunks(self, step: int, *, every: bool = False) -> Iterator[tuple[int, int, Slices]]:
+        """(first member, last + 1, slices of the pairs between) of every chunk.
+
+        every: of all members, else of those here, which are counted from 0.
+        """
         draw = partial(self.noise.slices, step, threads=self.engine.threads)
-        for first in range(0, self.members, self.chunk):
-            last = min(first + self.chunk, self.members)
-            mine = draw(first // 2, (last - first) // 2)
-            ahead = (min(last + self.chunk, self.members) - last) // 2
-            self.engine.meanwhile = partial(draw, last // 2, ahead) if ahead else None
+        members, skip = (self.everyone, 0) if every else (self.members, self.before // 2)
+        for first in range(0, members, self.chunk):
+            last = min(first + self.chunk, members)
+            mine = draw(skip + first // 2, (last - first) // 2)
+            ahead = (min(last + self.chunk, members) - last) // 2
+            self.engine.meanwhile = partial(draw, skip + last // 2, ahead) if ahead else None
             yield first, last, mine
 
     def _of(self, shared: NDArray[Any], first: int, last: int) -> mx.array:
@@ -215,8 +222,8 @@ class Population:
         for first, last, slices in self._chunks(step):
             credit_noise = draw_signs(
                 self.crediting, seed=self.noise.seed, step=step,
-                first_pair=first // 2, pairs=(last - first) // 2, seq_len=tokens.shape[1],
-                threads=self.engine.threads,
+                first_pair=(self.before + first) // 2, pairs=(last - first) // 2,
+                seq_len=tokens.shape[1], threads=self.engine.threads,
             )  # fmt: skip
             score, after, part = self.engine.credit(
                 prepared, slices, credit_noise, self.crediting, self._of(tokens, first, last),
@@ -226,7 +233,7 @@ class Population:
             mx.eval(score, after, total)
             scores.append(score)
             states.append(after)
-        return mx.concatenate(scores), mx.concatenate(states), total
+        return mx.concatenate(scores), mx.concatenate(states), self.ranks.sums(total)
 
     @whole
     def learn(
@@ -247,7 +254,8 @@ class Population:
         stream, T = rng.key(self.noise.seed, rng.DRAWS, step), tokens.shape[1]
         for first in range(0, self.members, self.chunk):
             last = min(first + self.chunk, self.members)
-            drawn = draws([stream], [WHOLE], first * T, (last - first, T), self.engine.threads)
+            at = (self.before + first) * T
+            drawn = draws([stream], [WHOLE], at, (last - first, T), self.engine.threads)
             part = self.engine.learn(
                 prepared, mx.array(tokens[first:last]), mx.array(targets[first:last]),
                 state[first:last], drawn.view(mx.uint32), back,
@@ -257,8 +265,9 @@ class Population:
             parts.append(part)
         scores = mx.concatenate([part.scores for part in parts])
         states = mx.concatenate([part.state for part in parts])
-        sizes = np.sum([np.array(part.sizes) for part in parts], axis=0)
-        return Learnt(scores, states, total, mx.array(sizes))
+        mine = np.sum([np.array(part.sizes) for part in parts], axis=0).tolist()
+        sizes = self.ranks.table(mine).sum(axis=0)
+        return Learnt(scores, states, self.ranks.sums(total), mx.array(sizes))
 
     @whole
     def credit_values(
@@ -324,22 +333,30 @@ class Population:
         whole = [np.concatenate([np.asarray(a) for a in arrays]) for arrays in (values, active)]
         return Played(whole[0], whole[1], mx.concatenate(list(states)), total)
 
+    def signs(self, fitness: mx.array) -> mx.array:
+        """The fitness of all pairs, int8 [N] of signs, by that of the pairs here."""
+        if self.ranks.size == 1:
+            return fitness
+        return mx.array(self.ranks.signs(np.array(fitness), self.everyone // 2, self.group // 2))
+
     @whole
     def votes(self, fitness: mx.array, step: int) -> Leaves:
-        """Z per leaf, int32: the noise of every pair times its fitness, int8 [N].
+        """Z per leaf, int32: the noise of every pair times its fitness, int8 [N], of all ranks'.
 
         Engines count fitness -1, 0 and 1, so a larger one is counted bit by bit.
         """
         total: Leaves = {}
         f: NDArray[np.int8] = np.array(fitness)
+        every = self.ranks.size == 1 or counts_all(len(f))
+        f = f if every else f[self.before // 2 :][: self.members // 2]
         for bit in range(max(int(abs(f).max()).bit_length(), 1)):
             plane = mx.array(np.sign(f) * ((abs(f) >> bit) & 1))
-            for first, last, slices in self._chunks(step):
+            for first, last, slices in self._chunks(step, every=every):
                 part = self.engine.votes(plane[first // 2 : last // 2], slices, self.clt)
                 part = {k: z << bit for k, z in part.items()} if bit else part
                 total = _added(total, part)
                 mx.eval(total)
-        return total
+        return total if every else self.ranks.sums(total)
 
 
 def _added(total: Leaves, part: Leaves) -> Leaves:
@@ -364,28 +381,3 @@ def fitting_chunk(engine: Engine, *, members: int, seq_len: int, rank: int, kept
         credit_noise = 10 * seq_len * (kept > 0)
         budget, member = BUDGET, arrays + kept + credit_noise
     return min(max(budget // member // 2 * 2, 2), members)
-
-
-def model_loss(
-    engine: Engine,
-    weights: Weights,
-    batches: Iterable[tuple[NDArray[np.int32], NDArray[np.int32]]],
-    warmup: int = 0,
-) -> float:
-    """Exact cross-entropy of the unperturbed model, in bits per token, from its int8 logits.
-
-    batches: (tokens, targets), each int32 [S, T]. The state begins at zero and is carried from
-    batch to batch; the first `warmup` predictions of every stream are not scored.
-    """
-    prepared, state, count = engine.prepare(weights), None, 0
-    bits: list[float] = []
-    for i, (tokens, targets) in enumerate(batches):
-        if state is None:
-            state = zero_state(engine.program, len(tokens))
-        given = mx.array(tokens), mx.array(targets)
-        totals, hits, state = engine.likelihoods(prepared, *given, state)
-        mx.eval(totals, hits, state)
-        first = warmup if i == 0 else 0
-        bits.append(total_bits(np.array(totals)[:, first:], np.array(hits)[:, first:]))
-        count += len(tokens) * (tokens.shape[1] - first)
-    return fsum(bits) / count

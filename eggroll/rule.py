@@ -102,6 +102,15 @@ class UpdateRule(ABC):
         """Its memory before the first update."""
         return {}
 
+    @classmethod
+    def impossible(cls, weights: Leaves, memory: Leaves, start: Leaves, step: int) -> str:
+        """What this rule cannot have left after `step` updates, from weights `start`; empty if all
+        is possible. Shapes and types fit."""
+        differs = (name for name in weights if not step and unlike(weights[name], start[name]))
+        return next(
+            (f"update 0 has other weights in {name!r} than its seed" for name in differs), ""
+        )
+
     @abstractmethod
     def __call__(
         self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
@@ -133,6 +142,17 @@ class FineCopyRule(UpdateRule):
         May replace what else the memory has of that leaf, once all rows are through.
         """
 
+    @classmethod
+    def impossible(cls, weights: Leaves, memory: Leaves, start: Leaves, step: int) -> str:
+        for name, leaf in weights.items():
+            fine = np.asarray(memory[name])
+            back = np.asarray(memory.get(feedback_name(name), memory[name]))
+            if max(map(_greatest, (fine, back))) > FINE_LIMIT:
+                return f"the fine copy of {name!r} is beyond {FINE_LIMIT}"
+            if unlike((fine + HALF) >> FINE_BITS, leaf):
+                return f"the weights {name!r} are not their fine copy, rounded"
+        return super().impossible(weights, memory, start, step)
+
     def shrinking(self, name: str, step: int) -> int:
         """The share by which a leaf and its feedback shrink in update `step`, in 2^-24."""
         return 0
@@ -159,6 +179,16 @@ class FineCopyRule(UpdateRule):
             if mirror is not None:
                 kept[back] = mx.array(mirror)
         return Update(new, kept, moved / sum(w.size for w in weights.values()))
+
+
+def unlike(one: Any, other: Any) -> bool:
+    """True if two arrays of one shape differ."""
+    return bool((np.asarray(one) != np.asarray(other)).any())
+
+
+def _greatest(values: NDArray[np.int32]) -> int:
+    """The largest size; that of -2^31 as well."""
+    return max(int(values.max(initial=0)), -int(values.min(initial=0)))
 
 
 def feedback_name(leaf: str) -> str:

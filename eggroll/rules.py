@@ -106,6 +106,15 @@ class SignRule(UpdateRule):
             rank=options.rank, clt=options.clt, measured=not scale.known_scale,
         )  # fmt: skip
 
+    @classmethod
+    def impossible(cls, weights: Leaves, memory: Leaves, start: Leaves, step: int) -> str:
+        """A weight moves by one at most in an update."""
+        for name, leaf in weights.items():
+            moved = np.asarray(leaf).astype(np.int16) - np.asarray(start[name])
+            if (most := int(abs(moved).max(initial=0))) > step:
+                return f"a weight of {name!r} is {most} from its start after {step} updates"
+        return ""
+
     def z_q4(self, step: int) -> int:
         return z_threshold_q4(alpha_at(self.alpha, step, self.decay))
 
@@ -219,6 +228,14 @@ class WhitenedRule(FineCopyRule):
         names = self.whitened
         matrices = {_matrix_name(k): mx.array(whitening.start(weights[k].shape[1])) for k in names}
         return super().start(weights) | matrices
+
+    @classmethod
+    def impossible(cls, weights: Leaves, memory: Leaves, start: Leaves, step: int) -> str:
+        for name in weights:
+            p = memory.get(_matrix_name(name))
+            if p is not None and (wrong := whitening.impossible(np.asarray(p))):
+                return f"the whitening matrix of {name!r} {wrong}"
+        return super().impossible(weights, memory, start, step)
 
     def factor(self, step: int) -> int:
         """lr in units of 2^-8 of a fine copy's last bit; at most 64 bits of a weight."""

@@ -5,129 +5,44 @@ Letters: P members, N = P/2 pairs, S streams, T tokens of a stream per update.
 
 from __future__ import annotations
 
-import json
-import math
-import platform
-import shlex
-import sys
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
-from eggroll import __version__, checkpoint, engines, runlog
+from eggroll import __version__, checkpoint, runlog
+from eggroll.anyrun import Run, config_json, fingerprint, print_header
 from eggroll.checkpoint import Checkpoint
+from eggroll.cli import flag
 from eggroll.config import Common, Config
-from eggroll.data.streams import TOKENS, Batch, Corpus, Streams, load_corpus
+from eggroll.data.streams import Batch, Corpus, Streams, load_corpus
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.estimator import Estimator
-from eggroll.fixed_point import Q
-from eggroll.help import invocation
-from eggroll.networks import initial_weights
-from eggroll.noise import Noise
+from eggroll.learners import chunk_size as chunk_size
+from eggroll.learners import engine_for as engine_for
+from eggroll.learners import new_learner as new_learner
+from eggroll.likelihood import model_loss
 from eggroll.options import check_resumed
-from eggroll.population import Population, fitting_chunk, model_loss
-from eggroll.program import Leaves, Program
+from eggroll.program import Leaves
+from eggroll.ranks import ALONE, Ranks, meeting
 from eggroll.step import Learner
 
+OWN = ("data", "engine", "threads", "chunk", "block_tokens")  # options in which ranks may differ
 VALID_STREAMS, VALID_TOKENS = 256, 64  # of validation: most streams, most tokens of a batch
 
 
 @dataclass
-class Run(ABC):
-    """A run under way, of whatever is trained: its options, its folder and its data.
-
-    folder: None if nothing of it is written;
-    val_loss: the validation after the last update, in bits per token; None if there was none.
-    """
-
-    config: Common
-    folder: runlog.Folder | None
-    corpus: Corpus
-    streams: Streams
-    val_loss: float | None = field(default=None, init=False)
-
-    command: ClassVar[str]
-    legend: ClassVar[str]  # what the loss in metrics.jsonl and on the screen is
-
-    @property
-    @abstractmethod
-    def step(self) -> int:
-        """Updates made."""
-
-    @property
-    @abstractmethod
-    def weights(self) -> Leaves: ...
-
-    @property
-    @abstractmethod
-    def engine(self) -> Any:
-        """The engine that draws samples from the weights, or something with its `logits`."""
-
-    @abstractmethod
-    def update(self) -> runlog.Row:
-        """Makes one update; returns its line of metrics.jsonl, but for the validation."""
-
-    @abstractmethod
-    def validate(self) -> float:
-        """Exact bits per token of the model on the validation split."""
-
-    @abstractmethod
-    def save(self) -> None:
-        """Replaces the checkpoint by one of the present step; nothing without a folder."""
-
-    def validation(self) -> runlog.Row:
-        """Validates, and returns what the line of metrics.jsonl gets by it."""
-        self.val_loss = self.validate()
-        # A token is a byte in every corpus of text. Count has none: there it is per token, too.
-        return {"val_loss": self.val_loss, "val_bits_per_byte": self.val_loss}
-
-    def path(self, name: str) -> Path:
-        """The path of one of the files; only of a run with a folder."""
-        assert self.folder
-        return self.folder.path / name
-
-    def due(self, every: int) -> bool:
-        """True if something done `every` so many updates is due; it always is at the end."""
-        return self.step == self.config.steps or (every > 0 and self.step % every == 0)
-
-    def resume_hint(self, engine: str = "") -> str:
-        """How the run goes on; engine: another than its own."""
-        if not self.folder:
-            return "nothing of it is written without an out."
-        folder = str(self.folder.path)
-        if self.config.data == TOKENS:
-            changed = f", engine={engine!r}" if engine else ""
-            return f"go on with Config(resume={folder!r}{changed}, ...) and the same tokens"
-        changed = f" --engine {engine}" if engine else ""
-        return f"go on with: {invocation(self.command)} --resume {shlex.quote(folder)}{changed}"
-
-    @property
-    def by_steps(self) -> bool:
-        """True if an update depends on the total of updates."""
-        return True
-
-    def details(self) -> Sequence[str]:
-        """Words of the first lines that belong to this kind of run."""
-        return ()
-
-    def facts(self) -> dict[str, Any]:
-        """Facts in config.json that belong to this kind of run."""
-        return {}
-
-
-@dataclass
 class TrainingRun(Run):
-    """A run of eggroll.train."""
+    """A run of eggroll.train.
+
+    kept: whether it has a folder, which only rank 0 knows.
+    """
 
     config: Config
     learner: Learner
+    kept: bool
 
     command: ClassVar[str] = "train"
     legend: ClassVar[str] = "loss: mean score of the members, rounded down; validation: exact"
@@ -144,30 +59,45 @@ class TrainingRun(Run):
     def engine(self) -> Engine:
         return self.learner.population.engine
 
+    @property
+    def ranks(self) -> Ranks:
+        return self.learner.population.ranks
+
     def update(self) -> runlog.Row:
+        before = self.ranks.seconds
         made, self.val_loss = self.learner.update(self.streams.batch(self.step)), None
-        unit = self.engine.program.score_unit
-        # On the host, as nothing may fail between an update and its line.
-        bits = (0 - int(np.asarray(made.scores).sum(dtype=np.int64))) * unit / made.scores.size
+        every = self.config.rank_check
+        looks = self.ranks.size > 1 and every > 0 and self.step % every == 0
+        digest = meeting.digest_of(self.learner) if looks else 0
+        met = meeting.meet(self.ranks, made, self.ranks.seconds - before, self.asked(), digest)
+        self.stops, tokens = met.stops, self.config.pop * made.scores.shape[1]
         return {
             "step": self.step,
-            "loss": bits,
+            "loss": (0 - met.scored) * self.engine.program.score_unit / tokens,
             "update_rate": made.rate,
-            "tokens_per_second": round(made.scores.size / made.seconds, 1),
+            "tokens_per_second": round(tokens / made.seconds, 1),
             "seconds": round(made.seconds, 6),
+            **met.facts,
         }
+
+    def validation(self) -> runlog.Row:
+        return {} if self.ranks.rank else super().validation()
 
     def validate(self) -> float:
         batches = validation_batches(self.corpus, self.config)
         return model_loss(self.engine, self.weights, batches, self.corpus.warmup)
 
     def save(self) -> None:
-        if not self.folder:
+        if not self.kept:
             return
-        made = self.learner
-        arrays = (made.weights, made.memory, made.state)
-        kept = Checkpoint(self.config, made.step, *arrays, fingerprint(self.corpus))
-        checkpoint.save(self.path(runlog.CHECKPOINT), kept)
+        made, ranks = self.learner, self.ranks
+        meeting.check_weights(ranks, made)
+        state = meeting.whole_state(ranks, made)
+        if self.folder:
+            kept = Checkpoint(
+                self.config, made.step, made.weights, made.memory, state, fingerprint(self.corpus)
+            )
+            checkpoint.save(self.path(runlog.CHECKPOINT), kept)
 
     @property
     def by_steps(self) -> bool:
@@ -185,6 +115,17 @@ class TrainingRun(Run):
         return {"chunk": self.learner.population.chunk}
 
 
+class Opened(NamedTuple):
+    """What this process has of a run before ranks come together."""
+
+    engine: Engine
+    reason: str
+    folder: runlog.Folder | None
+    before: Checkpoint | None
+    corpus: Corpus
+    streams: Streams
+
+
 def open_run(
     options: Config,
     stack: ExitStack,
@@ -192,6 +133,7 @@ def open_run(
     corpus: Corpus | None = None,
     write: bool = True,
     show: bool = True,
+    ranks: Ranks = ALONE,
 ) -> TrainingRun:
     """Checks everything that can be checked, then creates or reopens the run's folder.
 
@@ -199,15 +141,47 @@ def open_run(
     whether the first lines are printed.
     """
     options = options.at_home()
+    computing = replace(options, threads=options.threads or ranks.threads(options.cores()))
+    found = ranks.together(lambda: looked_up(computing, stack, corpus, ranks))
+    engine, reason, folder, before, corpus, streams = found
+    ranks.alike(lambda: facts_of(options, corpus))
+    if write and not options.resume:
+        folder = ranks.together(lambda: created(options, stack, ranks))
+    learner = new_learner(computing, engine, ranks)
+    if before:
+        learner.step, learner.weights = before.step, before.weights
+        learner.memory, learner.state = before.memory, before.state
+    if options.resume:
+        meeting.hand_out(ranks, learner)
+    people = learner.population
+    ends = (people.before + n for n in (0, people.members))
+    mine = streams.only(*(n * streams.streams // options.pop for n in ends))
+    run = TrainingRun(options, folder, corpus, mine, learner, write or bool(options.resume))
+    if show:
+        print_header(run, reason, before.config.steps if before else options.steps)
+    run.save()
+    if folder:
+        runlog.write_whole(run.path(runlog.CONFIG), config_json(run))
+    return run
+
+
+def looked_up(options: Config, stack: ExitStack, corpus: Corpus | None, ranks: Ranks) -> Opened:
+    """All that a process can find out by itself; what is on the disk is only read, by rank 0."""
     options.check()
-    engine, reason = engine_for(options)
+    groups = options.pop // options.group_size
+    if ranks.size > groups:
+        raise InputError(
+            f"{ranks.size} ranks are too many for {groups} groups of --group-size "
+            f"{options.group_size}, as each needs one: use at most {groups}, or a larger --pop."
+        )
+    engine, reason = engine_for(options, ranks)
     before: Checkpoint | None = None
     folder: runlog.Folder | None = None
-    if options.resume:
+    if ranks.rank == 0 and options.resume:
         folder = stack.enter_context(runlog.Folder(Path(options.resume)))
         before = checkpoint.load(folder.path / runlog.CHECKPOINT)
         check_options(before.config, before.step, options)
-    elif options.out:
+    elif ranks.rank == 0 and options.out:
         runlog.check_free(Path(options.out))
     corpus = corpus or load_corpus(
         options.data, vocabulary=options.vocabulary, steps=options.count_steps
@@ -216,23 +190,29 @@ def open_run(
         check_data(before.corpus, fingerprint(corpus), options)
     streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
     next(validation_batches(corpus, options))  # complains now if the split is too small
-    if write and not before:
-        name = "" if options.recipe == "paper" else f"-{options.recipe}"
-        folder = stack.enter_context(
-            runlog.Folder(runlog.new_folder(options.out, f"{Path(options.data).stem}{name}"))
-        )
-        runlog.check_free(folder.path)  # another run may have come first
-    learner = new_learner(options, engine)
-    if before:
-        learner.step, learner.weights = before.step, before.weights
-        learner.memory, learner.state = before.memory, before.state
-    run = TrainingRun(options, folder, corpus, streams, learner)
-    if show:
-        print_header(run, reason, before.config.steps if before else options.steps)
-    run.save()
-    if folder:
-        runlog.write_whole(run.path(runlog.CONFIG), config_json(run))
-    return run
+    return Opened(engine, reason, folder, before, corpus, streams)
+
+
+def created(options: Config, stack: ExitStack, ranks: Ranks) -> runlog.Folder | None:
+    """The folder of a new run, on rank 0."""
+    if ranks.rank:
+        return None
+    name = "" if options.recipe == "paper" else f"-{options.recipe}"
+    path = runlog.new_folder(options.out, f"{Path(options.data).stem}{name}")
+    folder = stack.enter_context(runlog.Folder(path))
+    runlog.check_free(folder.path)  # another run may have come first
+    return folder
+
+
+def facts_of(options: Config, corpus: Corpus) -> dict[str, Any]:
+    """What must be the same on all ranks, by the words for it."""
+    shared = {flag(name): value for name, value in options.to_dict().items() if name not in OWN}
+    return {
+        **shared,
+        "the code": source_digest(),
+        "the network": options.program().digest(),
+        "the corpus": fingerprint(corpus),
+    }
 
 
 def check_options(before: Any, done: int, options: Common) -> None:
@@ -263,60 +243,6 @@ def check_data(before: Any, found: Any, options: Common) -> None:
         )
 
 
-def engine_for(options: Config) -> tuple[Engine, str]:
-    """The engine of a run, and why that one.
-
-    Raises:
-        InputError: it is unknown, cannot run here, or lacks what the estimator needs.
-    """
-    estimator = options.estimator_class
-    return engines.choose(
-        options.engine, options.program(), options.threads, options.block_tokens,
-        credit=estimator.by_token,
-    )  # fmt: skip
-
-
-def new_learner(options: Config, engine: Engine) -> Learner:
-    """The learner of a run before its first update."""
-    program = engine.program
-    noise = Noise(
-        [leaf.shape for leaf in program.leaves],
-        seed=options.seed,
-        rank=options.rank,
-        shift=Q + options.sigma_shift,
-        reuse=options.noise_reuse,
-        table_bits=options.table_bits,
-    )
-    estimator = options.estimator_class(options, program)
-    population = Population(
-        engine,
-        noise,
-        crediting=estimator.crediting,
-        members=options.pop,
-        group=options.group_size,
-        chunk=chunk_size(options, engine, estimator),
-        clt=options.clt,
-    )
-    rule = options.rule_class.make(options, program, estimator)
-    weights = initial_weights(program, options.seed)
-    state = population.initial_state()
-    memory = rule.start(weights) | estimator.start()
-    return Learner(population, estimator, rule, 0, weights, memory, state)
-
-
-def chunk_size(options: Config, engine: Engine, estimator: Estimator) -> int:
-    """Members evaluated at a time: as asked, else as many as a memory budget holds.
-
-    Whole groups, where an estimator compares their members.
-    """
-    chunk = min(options.chunk, options.pop) or fitting_chunk(
-        engine, members=options.pop, seq_len=options.seq_len, rank=options.rank,
-        kept=estimator.inputs_kept(engine.program),
-    )  # fmt: skip
-    unit = options.group_size if estimator.grouped else 1
-    return max(chunk // unit * unit, unit)
-
-
 def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:
     """At most val_tokens of the validation split, spread over at most 256 streams.
 
@@ -339,61 +265,9 @@ def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:
     return (streams.batch(i) for i in range(max(batches, 1)))
 
 
-def fingerprint(corpus: Corpus) -> Any:
-    """The identity of the data: the digest of each split, or the options of corpus count."""
-    splits = corpus.about.get("splits")
-    facts = {k: v["sha256"] for k, v in splits.items()} if splits else corpus.about
-    return json.loads(json.dumps(facts))
-
-
-def unit(options: Common) -> str:
-    return "bits per token" if options.numbers else "bits per byte"
-
-
-def parameters(program: Program) -> int:
-    return sum(math.prod(leaf.shape) for leaf in program.leaves)
-
-
-def print_header(run: Run, reason: str, steps_before: int) -> None:
-    """Tells on stdout what runs where, and why there."""
-    options, engine, streams = run.config, run.engine, run.streams
-    print(f"engine: {engine.description}{', ' * bool(reason)}{reason}")
-    parts = (
-        f"network: {options.network_words}, {parameters(engine.program):,} parameters",
-        *run.details(),
-        f"data: {streams.streams:,} streams x {options.seq_len} tokens of {options.data}, "
-        f"{streams.tokens_per_epoch:,} in all",
-    )
-    print("\n".join(parts))
-    where = run.folder.path if run.folder else "not written"
-    print(f"run: {where}, updates {run.step} to {options.steps}")
-    if options.resume and run.step == options.steps:
-        print(f"All {run.step} updates are done; a larger --steps goes on.")
-    elif run.by_steps and steps_before != options.steps:
-        print(
-            f"From here the learning rate falls over {options.steps} updates instead of "
-            f"{steps_before}, which is not the run of {options.steps} updates from the start."
-        )
-    sys.stdout.flush()
-
-
-def config_json(run: Run) -> bytes:
-    """The options, and under `about` what else explains the results."""
-    corpus = run.corpus
-    data = {"corpus": corpus.about, "baselines": corpus.baselines()}
-    return described(run.config.to_dict(), run.engine, run.facts() | data)
-
-
-def described(options: Mapping[str, Any], engine: Any, facts: Mapping[str, Any]) -> bytes:
-    """A config.json of these options; facts: what `about` says beside versions and engine."""
-    about = {
-        "eggroll": __version__,
-        "python": platform.python_version(),
-        "mlx": version("mlx"),
-        "numpy": version("numpy"),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "engine": engine.description,
-        "parameters": parameters(engine.program),
-        **facts,
-    }
-    return json.dumps({**options, "about": about}, indent=1).encode() + b"\n"
+def source_digest() -> str:
+    """Sha256, hex, of the package's Python source, and its version."""
+    digest, root = hashlib.sha256(__version__.encode()), Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()

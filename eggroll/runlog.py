@@ -1,6 +1,7 @@
 """The files of a run, and its live progress on the screen.
 
-A folder holds config.json, checkpoint.safetensors, metrics.jsonl, curves.png and samples.txt.
+A folder holds config.json, checkpoint.safetensors, metrics.jsonl, curves.png and samples.txt, and
+replay.bin where replay_log.py can be of use.
 Letters: P members, T tokens.
 """
 
@@ -11,16 +12,17 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import sys
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from eggroll.errors import InputError
 
 CHECKPOINT, CONFIG, METRICS = "checkpoint.safetensors", "config.json", "metrics.jsonl"
-CURVES, SAMPLES = "curves.png", "samples.txt"
-FILES = (CHECKPOINT, CONFIG, METRICS, CURVES, SAMPLES)
+CURVES, SAMPLES, REPLAY = "curves.png", "samples.txt", "replay.bin"
+FILES = (CHECKPOINT, CONFIG, METRICS, CURVES, SAMPLES, REPLAY)
 PLAIN_SECONDS = 10.0  # between lines where there is no terminal to draw a bar on
 
 Row = dict[str, Any]
@@ -46,6 +48,22 @@ def write_whole(path: Path, data: bytes) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file open for reading; an OSError for what is none, as a pipe would be waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def flush_to_disk(handle: int) -> None:
@@ -148,31 +166,26 @@ def new_folder(out: str, data: str) -> Path:
     raise InputError(f"runs/{name}-000 to runs/{name}-999 are all taken: give --out.")
 
 
-class Metrics:
-    """metrics.jsonl: one line per update, on the disk as soon as it is known.
+class Growing:
+    """A file that grows by whole records, each handed to the system as soon as it is known."""
 
-    Opening cuts it back to the updates up to `step`, as what follows them comes anew.
-    """
-
-    def __init__(self, path: Path, step: int) -> None:
+    def __init__(self, path: Path) -> None:
+        """Opens a file that is there."""
         self.path = path
-        lines = [line for line, row in read_lines(path) if row["step"] <= step]
-        write_whole(path, b"".join(lines))
         try:
             self._handle = os.open(path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             raise unwritable(path, error) from error
 
-    def append(self, row: Row) -> None:
-        """Adds a whole line or none.
+    def write(self, record: bytes) -> None:
+        """Adds a whole record or none.
 
         Raises:
             InputError: it cannot be written.
         """
-        line = json.dumps(row).encode() + b"\n"
         end = os.fstat(self._handle).st_size
         try:
-            if os.write(self._handle, line) < len(line):
+            if os.write(self._handle, record) < len(record):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -180,14 +193,41 @@ class Metrics:
             raise unwritable(self.path, error) from error
 
     def sync(self) -> None:
-        """Sees the lines on the disk, so that a checkpoint never knows more than they do."""
-        flush_to_disk(self._handle)
+        """Sees the records on the disk, so that a checkpoint never knows more than they do.
+
+        Raises:
+            InputError: the disk refuses them.
+        """
+        try:
+            flush_to_disk(self._handle)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._handle)
+
+
+class Metrics(Growing):
+    """metrics.jsonl: one line per update.
+
+    Opening cuts it back to the updates up to `step`, as what follows them comes anew.
+    """
+
+    def __init__(self, path: Path, step: int) -> None:
+        lines = [line for line, row in read_lines(path) if row["step"] <= step]
+        write_whole(path, b"".join(lines))
+        super().__init__(path)
+
+    def append(self, row: Row) -> None:
+        """Adds a whole line or none.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        self.write(json.dumps(row).encode() + b"\n")
 
 
 def read_lines(path: Path) -> list[tuple[bytes, Row]]:

@@ -31,7 +31,7 @@ class Learner:
     """A population, an estimator and a rule, and below them what every update changes.
 
     step: updates made; weights: int8 leaves in declared order; memory: of rule and estimator;
-    state: int8 [P, state_size].
+    state: int8 [P, state_size]; fitness: of the last update's pairs, see Estimate.
     """
 
     population: Population
@@ -41,6 +41,7 @@ class Learner:
     weights: Leaves
     memory: Leaves
     state: mx.array
+    fitness: mx.array | None = None
 
     def update(self, batch: Batch, lap: Lap = no_lap) -> Step:
         """Makes one update from tokens and targets, int32 [S, T] each.
@@ -67,7 +68,7 @@ class Learner:
 
         made = self.population.engine.guarding(moved)
         lap("update")
-        self.weights, self.state = made.weights, found.state
+        self.weights, self.state, self.fitness = made.weights, found.state, found.fitness
         self.memory = {**self.memory, **made.memory, **(found.memory or {})}
         self.step += 1
         return made.rate

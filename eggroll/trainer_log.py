@@ -6,6 +6,7 @@ Letters: P members.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import weakref
@@ -17,14 +18,16 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from eggroll import checkpoint, cli, runlog
+from eggroll.anyrun import described
 from eggroll.declaration import program_of
 from eggroll.errors import InputError, in_python
 from eggroll.population import Population
 from eggroll.program import Program
 from eggroll.rule import UpdateRule
-from eggroll.run import described
+from eggroll.stage import ProgramError
 from eggroll.step import Learner
 
+MOST_STEPS = 10**10 - 1  # a Trainer makes as many updates as it is told to
 CHANGEABLE = ("block_tokens", "checkpoint_every", "chunk", "engine", "threads")
 
 
@@ -147,9 +150,12 @@ class Saved(NamedTuple):
         """
         kept = rule.memory(self.program)
         with in_folder(self.path.parent):
-            learner.weights, learner.memory, learner.state = checkpoint.fitting(
+            weights, memory, state = checkpoint.fitting(
                 self.program, kept, learner.population.members, self.arrays, self.path
             )
+            if wrong := rule.impossible(weights, memory, learner.weights, self.step):
+                raise checkpoint.damaged(self.path, wrong)
+        learner.weights, learner.memory, learner.state = weights, memory, state
         learner.step = self.step
 
 
@@ -203,16 +209,35 @@ def read(path: Path, net: Program | None, changes: Mapping[str, Any]) -> Saved:
             f"{fixed[0]} belongs to the training in {str(path)!r}: only {', '.join(CHANGEABLE)} "
             "may change, or start a new Trainer."
         )
-    program = program_of(json.loads(metadata["declaration"]), int(metadata["score_bits"]))
+    with in_folder(path.parent):
+        program, options, step, unit = _facts(metadata, path)
     if net is not None and net.digest() != program.digest():
         raise InputError(
             f"checkpoint {str(path)!r} is of another network (declaration "
             f"{program.digest()[:12]}) than was given ({net.digest()[:12]}): declare the network "
             "that it was saved with, or leave net out."
         )
-    options = json.loads(metadata["config"]) | changes
-    unit = float.fromhex(metadata["unit"])
-    return Saved(path, program, options, int(metadata["step"]), unit, arrays)
+    return Saved(path, program, {**options, **changes}, step, unit, arrays)
+
+
+def _facts(metadata: Mapping[str, str], path: Path) -> tuple[Program, dict[str, Any], int, float]:
+    """Program, options, updates made and unit; an InputError where they cannot be."""
+    score_bits = checkpoint.number_of(metadata, "score_bits", 8, path)
+    try:
+        program = program_of(checkpoint.json_of(metadata, "declaration", path), score_bits)
+    except ProgramError as error:
+        raise checkpoint.damaged(path, "its declaration is of no program") from error
+    if metadata.get("network") != program.digest():
+        raise checkpoint.damaged(path, "its declaration is not of its network")
+    text = metadata.get("unit", "")
+    try:
+        unit = float.fromhex(text) if len(text) < 40 else math.inf
+    except (ValueError, OverflowError):
+        unit = math.inf
+    if not 0 <= unit < math.inf:
+        raise checkpoint.damaged(path, f"its unit is {text[:20]!r}")
+    step = checkpoint.step_of(metadata, MOST_STEPS, path)
+    return program, checkpoint.json_of(metadata, "config", path), step, unit
 
 
 def place(path: Any) -> Path:

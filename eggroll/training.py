@@ -6,6 +6,7 @@ Letters: P members, T tokens of a stream per update.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,12 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eggroll import checkpoint, cli, closing, options, runlog
+from eggroll import checkpoint, cli, closing, logs, options, runlog
+from eggroll.anyrun import Run, unit
 from eggroll.checkpoint import signature
 from eggroll.config import Config
 from eggroll.errors import EngineError
-from eggroll.generate import Decoder, sample, usual_temperature
-from eggroll.run import Run, open_run, unit
+from eggroll.generate import Decoder, usual_temperature
+from eggroll.ranks import launched
+from eggroll.ranks.options import SeveralRanks
+from eggroll.ranks.start import Rank, join
+from eggroll.run import open_run
+from eggroll.sampling import Sampling, sample
 
 SAMPLES = 4
 EXAMPLES = (
@@ -63,21 +69,25 @@ def complete(
     told: list[Callback] = []
     saves, hint = [run.save], run.resume_hint()
     if run.folder:
-        metrics = stack.enter_context(runlog.Metrics(run.path(runlog.METRICS), run.step))
-        told.append(metrics.append)
-        saves.insert(0, metrics.sync)
+        kept = logs.opened(run, stack)
+        told += [log.append for log in kept]
+        saves = [*(log.sync for log in kept), *saves]
         hint = f"the last checkpoint stays: {hint}"
+        for note in logs.notes(kept) * show:
+            print(note, file=sys.stderr, flush=True)
     if show:
         display = runlog.Display(run.step, run.config.steps, unit(run.config), run.legend)
         told.append(stack.enter_context(display).update)
     told += callbacks
-    stop = stack.enter_context(cli.Stop(hint))
+    stop = stack.enter_context(cli.Stop(hint, says=run.ranks.rank == 0))
+    run.asked = lambda: stop.asked
     asked = ended = False
     while run.step < run.config.steps and not (asked or ended):
         row, failed = updated(run)
         answers = [tell(row) for tell in told if row]  # all of them, whichever wants to stop
         ended = any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
-        asked = stop.asked  # once, as a signal may come between two looks
+        # Once, as a signal may come between two looks; ranks stop after the same update.
+        asked = stop.asked if run.ranks.size == 1 else run.stops
         if failed:
             raise left_by(failed, run, saves)
         if asked or ended or run.due(run.config.checkpoint_every):
@@ -88,7 +98,8 @@ def complete(
         if show:
             display.close()
         try:
-            finish(run, show)
+            if run.ranks.rank == 0:
+                finish(run, show)
         except EngineError as error:
             raise left_by(error, run, saves) from None
     elif asked:
@@ -112,6 +123,8 @@ def updated(run: Run) -> tuple[runlog.Row, EngineError | None]:
 def left_by(error: EngineError, run: Run, saves: Sequence[Callable[[], None]]) -> EngineError:
     """The error that ends a run whose engine failed, with what there is of the run."""
     hint = run.resume_hint(error.spare)
+    if run.ranks.size > 1:  # the others wait elsewhere
+        return EngineError(f"{error} The last checkpoint stays: {hint}", error.spare)
     try:
         for save in saves:
             save()
@@ -139,7 +152,7 @@ def samples(run: Run) -> str:
     config = run.config
     temperature = usual_temperature(config.data)
     drawn = sample(
-        run.engine, run.weights, samples=SAMPLES, seed=config.seed, temperature=temperature
+        run.engine, run.weights, samples=SAMPLES, seed=config.seed, sampling=Sampling(temperature)
     )
     tokens = list(itertools.islice(drawn, config.sample_tokens))
     parts = []
@@ -151,12 +164,20 @@ def samples(run: Run) -> str:
     return "\n".join(parts)
 
 
-def options_from(argv: Sequence[str]) -> Config:
-    """The options of the command line; see options.from_command_line."""
+def resumed_options(folder: str) -> Config:
+    """The options of the run in a folder."""
+    return checkpoint.load_options(Path(folder) / runlog.CHECKPOINT)
+
+
+def options_from(argv: Sequence[str], known: Config | None = None) -> Config:
+    """The options of the command line; see options.from_command_line.
+
+    known: those of the run that goes on, where its folder may lie on another machine.
+    """
     about = "Trains an int8 recurrent language model by evolution strategies, without gradients."
     return options.from_command_line(
         Config, argv, command="train", about=about, examples=EXAMPLES,
-        resumed=lambda folder: checkpoint.load_options(Path(folder) / runlog.CHECKPOINT),
+        resumed=(lambda folder: known) if known else resumed_options,
     )  # fmt: skip
 
 
@@ -176,7 +197,36 @@ def command(words: Sequence[str], trained: Callable[[Sequence[str]], Result]) ->
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of eggroll.train; returns its exit code."""
     words = sys.argv[1:] if argv is None else argv
+    if launched():
+        return cli.run(lambda: as_rank(words))
     return command(words, lambda words: train(options_from(words)))
+
+
+def as_rank(words: Sequence[str]) -> int:
+    """The command in one of several processes that mlx.launch started; returns the exit code."""
+    if cli.asks_for_help(words) and os.environ[launched()] != "0":
+        return cli.DONE
+    rank = join(SeveralRanks.rank_timeout)
+    if rank is None:
+        return command(words, lambda words: train(options_from(words)))
+    return rank.run(lambda: trained_by(rank, words))
+
+
+def trained_by(rank: Rank, words: Sequence[str]) -> Result:
+    """Trains on this rank; the words of the command line are those of all ranks."""
+    folder = cli.word_of(words, "--resume")
+    kept = rank.from_first(lambda: resumed_options(folder).to_dict() if folder else None)
+    known = options.from_dict(kept, "the checkpoint") if kept else None
+    config = rank.together(lambda: options_from(words, known))
+    rank.watch.limit = config.rank_timeout
+    first = rank.rank == 0
+    with ExitStack() as stack:
+        run = open_run(config, stack, show=first, ranks=rank)
+        rank.watch.resume = f"; {run.resume_hint()}" if first else ""
+        result = complete(run, stack, show=first)
+    if first and not result.resume_hint:
+        print(f"signature: {result.signature}")
+    return result
 
 
 if __name__ == "__main__":

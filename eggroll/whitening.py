@@ -90,6 +90,14 @@ def updated(p: NDArray[np.int32], power: Whole, mean: float) -> NDArray[np.int32
     return after
 
 
+def impossible(p: NDArray[np.int32]) -> str:
+    """What P, int32 [blocks, size, size], can never have; empty if all is possible."""
+    if (p != p.swapaxes(1, 2)).any():
+        return "is not symmetric"
+    beyond = max(int(p.max()), -int(p.min())) > LIMIT_P
+    return f"is not within -{LIMIT_P} and {LIMIT_P}" if beyond else ""
+
+
 def whitenable(program: Program) -> list[str]:
     """Leaves whose rows have inputs in common: all matrices but embeddings and features."""
     rows = ("embed", "features")

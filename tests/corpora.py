@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +55,31 @@ def write_tree(root: Path, names: list[str]) -> None:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"%s " % name.encode() * 50)
+
+
+STORIES = {
+    "train": ["Once an egg", "", None, "rolled\0 away.", "Ünïcödé"]
+    + [f"t{i}" for i in range(2000)],
+    "validation": ["A hen looked on."],
+}
+CACHED = {  # what a corpus has of them
+    "train": ["Once an egg", "rolled away.", "Ünïcödé"] + [f"t{i}" for i in range(2000)],
+    "valid": ["A hen looked on."],
+}
+
+
+def hub_shaped(folder: Path, kind: str) -> Path:
+    """A data set of the hub's shape, of parquet or jsonl."""
+    data = folder / "data"
+    data.mkdir(parents=True)
+    for split, texts in STORIES.items():
+        if kind == "parquet":
+            import pyarrow as pa
+            import pyarrow.parquet
+
+            name = data / f"{split}-00000-of-00001.parquet"
+            pyarrow.parquet.write_table(pa.table({"text": texts}), name)
+        else:
+            rows = (json.dumps({"text": text}) for text in texts)
+            (data / f"{split}.jsonl").write_text("\n".join(rows))
+    return folder

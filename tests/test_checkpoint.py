@@ -21,7 +21,7 @@ from eggroll.errors import InputError
 from eggroll.networks import NETWORKS, Gates, egg, initial_weights
 from eggroll.program import Program
 
-CONFIG = Config(data="count", pop=6, width=4, layers=2, rule="master", table_bits=16)
+CONFIG = Config(data="count", seed=1, pop=6, width=4, layers=2, rule="master", table_bits=16)
 
 
 @pytest.fixture

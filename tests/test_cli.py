@@ -161,6 +161,14 @@ GENERATE = [
     ("run --temperature nan", "--temperature is nan"),
     ("run --temperature warm", "--temperature|'warm'|a number is needed"),
     ("run --bytes 9", "'--bytes'|no option"),
+    ("run --top-k -1", "--top-k is -1|try --top-k 0"),
+    ("run --top-p 0", "--top-p is 0.0|above 0 and up to 1"),
+    ("run --top-p nan", "--top-p is nan"),
+    ("run --min-p 1.5", "--min-p is 1.5|try --min-p 0.0"),
+    ("run --samples 0", "--samples is 0|try --samples 1"),
+    ("run --prompt 1 --prompt-file file", "--prompt-file 'file'|one of them"),
+    ("run --prompt-file absent.txt", "'absent.txt' cannot be read"),
+    ("run --prompt-file vacant", "'vacant' cannot be read"),
     ("run --seed -1", "--seed is -1"),
     ("run --prompt 16", "'16'|0 to 15"),
     ("run --prompt hello", "'hello'"),
@@ -212,8 +220,12 @@ def test_an_unreadable_file_is_refused(call: Command, place: Path, monkeypatch: 
             raise PermissionError(13, "Permission denied", str(path))
         return real(path)
 
+    def open_regular(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
     before = contents(place)
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(runlog, "open_regular", open_regular)
     assert_refused(call(*TINY, "--data", "file"), "file' cannot be read|Permission denied")
     assert_refused(call("--resume", "run"), "cannot be read|Permission denied")
     assert_refused(call("run", main=plot.main), "cannot be read|Permission denied")
@@ -298,7 +310,9 @@ def test_a_command_runs_by_its_name(call: Command, place: Path):
     words = ["run", "--tokens", "5"]
     assert call("generate", *words, main=__main__.main) == call(*words, main=generate.main)
     assert_refused(call("trian", main=__main__.main), "'trian' is no command|did you mean train?")
-    assert_refused(call("fly", main=__main__.main), "'fly' is no command|train, generate, plot")
+    assert_refused(
+        call("fly", main=__main__.main), "'fly' is no command|train, generate, replay, plot"
+    )
 
 
 def test_options_survive_json():

@@ -13,8 +13,9 @@ from eggroll.config import RECIPES, Config
 from eggroll.credit import crediting
 from eggroll.data.streams import load_corpus
 from eggroll.engines import choose
+from eggroll.likelihood import model_loss
 from eggroll.noise import Noise
-from eggroll.population import Population, model_loss
+from eggroll.population import Population
 
 V, DISCOUNT = 16, 12
 SIGMA_SHIFTS = {"eggroll": 4, "token-votes": 4, "token-credit": 2, "group-credit": 2}

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
-from corpora import documents, sentence
+from corpora import CACHED, STORIES, documents, hub_shaped, sentence
 
 from eggroll.data import hub as hub_data
+from eggroll.data import tables
 from eggroll.data.corpora import Text
 from eggroll.data.streams import TextCorpus, load_corpus
 from eggroll.errors import InputError
@@ -27,47 +28,47 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
-STORIES = {
-    "train": ["Once an egg", "", None, "rolled\0 away.", "Ünïcödé"]
-    + [f"t{i}" for i in range(2000)],
-    "validation": ["A hen looked on."],
-}
-CACHED = {
-    "train": ["Once an egg", "rolled away.", "Ünïcödé"] + [f"t{i}" for i in range(2000)],
-    "valid": ["A hen looked on."],
-}
-
-
 @pytest.fixture(params=["parquet", "jsonl"])
 def hub(request, tmp_path, monkeypatch) -> Path:
     """A dataset of the hub's shape in a local folder, in the place of tinystories."""
-    folder = tmp_path / "hub" / "data"
-    folder.mkdir(parents=True)
-    for split, texts in STORIES.items():
-        if request.param == "parquet":
-            import pyarrow as pa
-            import pyarrow.parquet
+    folder = hub_shaped(tmp_path / "hub", request.param)
+    monkeypatch.setitem(tables.HUB, "tinystories", str(folder))
+    return folder
 
-            name = folder / f"{split}-00000-of-00001.parquet"
-            pyarrow.parquet.write_table(pa.table({"text": texts}), name)
-        else:
-            rows = (json.dumps({"text": text}) for text in texts)
-            (folder / f"{split}.jsonl").write_text("\n".join(rows))
-    monkeypatch.setitem(hub_data.HUB, "tinystories", str(folder.parent))
-    return folder.parent
+
+class FakeTable:
+    """Texts without the package `datasets`; `streamed` has the splits, and the states begun at."""
+
+    splits: ClassVar = {"train": "train", "valid": "validation"}
+    texts_of: ClassVar = STORIES
+    streamed: ClassVar[list] = []
+    breaks = -1  # number of the batch that is never read
+    error: ClassVar = KeyboardInterrupt
+
+    def __init__(self, source):
+        self.source = source
+
+    def size(self, split):
+        return None
+
+    def texts(self, split, state=None):
+        self.streamed.append((split, state))
+        rows = self.texts_of[self.splits[split]]
+        for at in range(state or 0, len(rows), 1000):
+            if at // 1000 == self.breaks:
+                raise self.error
+            yield rows[at : at + 1000], at + 1000
 
 
 @pytest.fixture
 def fake_hub(monkeypatch):
-    """Texts without the package `datasets`; the list counts the splits streamed."""
-    streamed: list[str] = []
+    monkeypatch.setattr(FakeTable, "streamed", [])
+    monkeypatch.setattr(hub_data, "Table", FakeTable)
+    monkeypatch.setattr(hub_data, "EVERY", -1)
+    return FakeTable
 
-    def texts(name, split):
-        streamed.append(split)
-        yield STORIES[hub_data.HUB_SPLITS[split]]
 
-    monkeypatch.setattr(hub_data, "_hub_texts", texts)
-    return streamed
+BOTH = [("train", None), ("valid", None)]
 
 
 def check_cached(corpus: TextCorpus, cache: Path) -> None:
@@ -84,13 +85,13 @@ def check_cached(corpus: TextCorpus, cache: Path) -> None:
 def test_hub_dataset_is_streamed_into_the_cache_once(hub, cache, monkeypatch, capsys):
     check_cached(load_corpus("tinystories"), cache)
     assert "streaming" in capsys.readouterr().err
-    monkeypatch.setattr(hub_data, "_write_cache", None)
+    monkeypatch.setattr(hub_data, "_Writer", None)
     check_cached(load_corpus("tinystories"), cache)
     assert capsys.readouterr() == ("", "")
 
 
 def test_hub_arrays_are_mapped_read_only(fake_hub):
-    data = hub_data.read_hub("tinystories").train
+    data = load_corpus("tinystories")._bytes["train"]
     assert not data.flags.writeable
     assert isinstance(data.base, np.memmap)
 
@@ -117,41 +118,70 @@ def test_damaged_cache_is_written_anew(fake_hub, cache, capsys, damage, words):
     damage(cache / "tinystories")
     check_cached(load_corpus("tinystories"), cache)
     assert words in capsys.readouterr().err
-    assert fake_hub == ["train", "valid"] * 2
+    assert fake_hub.streamed == BOTH * 2
 
 
 def test_processes_that_start_together_write_one_cache(fake_hub, cache):
-    threads = [threading.Thread(target=hub_data.read_hub, args=["tinystories"]) for _ in range(4)]
+    threads = [threading.Thread(target=load_corpus, args=["tinystories"]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     check_cached(load_corpus("tinystories"), cache)
-    assert fake_hub == ["train", "valid"]
+    assert fake_hub.streamed == BOTH
 
 
-def test_interrupted_stream_leaves_nothing(fake_hub, cache, monkeypatch):
-    def interrupted(name, split):
-        yield ["a story"]
-        raise KeyboardInterrupt
-
+@pytest.mark.parametrize("breaks", [0, 1, 2])
+def test_an_interrupted_stream_goes_on(fake_hub, cache, monkeypatch, capsys, breaks: int):
     with monkeypatch.context() as patch:
-        patch.setattr(hub_data, "_hub_texts", interrupted)
+        patch.setattr(FakeTable, "breaks", breaks)
         with pytest.raises(KeyboardInterrupt):
             load_corpus("tinystories")
-    assert [path.name for path in cache.iterdir()] == ["tinystories.lock"]
+    assert not (cache / "tinystories").exists()
+    capsys.readouterr()
+    del fake_hub.streamed[:]
     check_cached(load_corpus("tinystories"), cache)
+    assert fake_hub.streamed == [("train", 1000 * breaks or None), ("valid", None)]
+    assert ("going on" in capsys.readouterr().err) is (breaks > 0)
 
 
-def test_killed_writer_leaves_nothing_that_counts(fake_hub, cache):
+@pytest.mark.parametrize("damage", ["cut", "gone", "torn", "other"])
+def test_what_an_interrupted_stream_left_counts_only_whole(
+    fake_hub, cache, monkeypatch, damage: str
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeTable, "breaks", 2)
+        with pytest.raises(KeyboardInterrupt):
+            load_corpus("tinystories")
+    partial = cache / ".tinystories.partial"
+    noted = partial / hub_data.PROGRESS
+    if damage == "cut":
+        os.truncate(partial / "train.bin", 100)
+    elif damage == "gone":
+        (partial / "train.bin").unlink()
+    elif damage == "torn":
+        noted.write_bytes(noted.read_bytes()[:-2])
+    else:
+        monkeypatch.setitem(tables.HUB, "tinystories", "another/origin")
+    del fake_hub.streamed[:]
+    check_cached(load_corpus("tinystories"), cache)
+    assert fake_hub.streamed == BOTH
+
+
+def test_a_killed_writer_leaves_nothing_that_counts(fake_hub, cache):
     program = """
 import os, signal
-from eggroll.data import hub as hub_data
-def killed(name, split):
-    yield ["a story"] * 100_000
-    os.kill(os.getpid(), signal.SIGKILL)
-hub_data._hub_texts = killed
-hub_data.read_hub("tinystories")
+from eggroll.data import hub
+class Killed:
+    splits = {"train": "train", "valid": "validation"}
+    def __init__(self, source): self.source = source
+    def size(self, split): return 10
+    def texts(self, split, state=None):
+        yield ["a story"] * 100_000, 1
+        os.kill(os.getpid(), signal.SIGKILL)
+hub.Table = Killed
+from eggroll.data.streams import load_corpus
+load_corpus("tinystories")
 """
     done = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
@@ -159,9 +189,9 @@ hub_data.read_hub("tinystories")
     check_cached(load_corpus("tinystories"), cache)
 
 
-def test_dataset_without_text_is_refused(cache, monkeypatch):
-    monkeypatch.setattr(hub_data, "_hub_texts", lambda name, split: iter([["", None, "\0"]]))
-    with pytest.raises(InputError, match="has no text in its 'train' split") as error:
+def test_dataset_without_text_is_refused(fake_hub, cache, monkeypatch):
+    monkeypatch.setattr(FakeTable, "texts_of", {"train": ["", None, "\0"], "validation": ["a"]})
+    with pytest.raises(InputError, match="has no text in its train split") as error:
         load_corpus("minipile")
     sentence(error)
     assert [path.name for path in cache.iterdir()] == ["minipile.lock"]
@@ -179,7 +209,7 @@ def test_cache_that_cannot_be_written_says_so(fake_hub, tmp_path, monkeypatch):
     monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path / "other"))
     with pytest.raises(InputError, match="Not a directory"):
         load_corpus("tinystories")
-    assert fake_hub == []
+    assert fake_hub.streamed == []
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -188,7 +218,7 @@ def test_cache_that_cannot_be_written_says_so(fake_hub, tmp_path, monkeypatch):
     monkeypatch.setattr(hub_data, "_sync", full)
     with pytest.raises(InputError, match="No space left on device"):
         load_corpus("tinystories")
-    assert [path.name for path in (tmp_path / "full").iterdir()] == ["tinystories.lock"]
+    assert not (tmp_path / "full" / "tinystories").exists()
 
 
 def test_cache_folder_follows_the_environment(tmp_path, monkeypatch):

@@ -14,8 +14,9 @@ from eggroll import networks
 from eggroll.engines import ENGINES, Engine, available
 from eggroll.fitness import pair_fitness
 from eggroll.fixed_point import exact_exp2, total_bits
+from eggroll.likelihood import model_loss
 from eggroll.noise import Noise
-from eggroll.population import Population, model_loss
+from eggroll.population import Population
 
 
 @pytest.mark.parametrize("name", [name for name, why in available().items() if not why])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ FORMAT = "eggroll-adamw"  # of checkpoints
 
 
 class Reader:
-    """The twin as `generate.sample` takes an engine: logits rounded to Q4, int8 [P, V]."""
+    """The twin as `sampling.sample` takes an engine: logits rounded to Q4, int8 [P, V]."""
 
     def __init__(self, twin: Twin) -> None:
         self.twin, self.program = twin, twin.program
@@ -42,9 +41,13 @@ def read(path: Path) -> tuple[Options, int, Any, Arrays]:
         InputError: it cannot be read, or is of another network.
     """
     metadata, arrays = checkpoint.read(path, FORMAT)
-    config = options_of(Options, json.loads(metadata["config"]), f"checkpoint {str(path)!r}")
+    config = options_of(
+        Options, checkpoint.json_of(metadata, "config", path), f"checkpoint {str(path)!r}"
+    )
+    config.check()
     checkpoint.check_network(metadata, config, path)
-    return config, int(metadata["step"]), json.loads(metadata["corpus"]), arrays
+    step = checkpoint.step_of(metadata, config.steps, path)
+    return config, step, checkpoint.json_of(metadata, "corpus", path), arrays
 
 
 def load(path: Path, threads: int) -> tuple[Options, Reader, Leaves]:

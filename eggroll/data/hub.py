@@ -1,6 +1,7 @@
-"""Two data sets of the Hugging Face hub, streamed once into a memory-mapped cache.
+"""Tables of text in a memory-mapped cache, into which each is streamed once.
 
-<cache>/<name>/ holds train.bin, valid.bin and meta.json, or is not there.
+<cache>/<key>/ holds train.bin, valid.bin and meta.json, or is not there. What was interrupted lies
+in <cache>/.<key>.partial and goes on from there.
 """
 
 from __future__ import annotations
@@ -9,62 +10,80 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eggroll.cache import cache_folder
 from eggroll.data.corpora import MARK, Split, Text, reason
+from eggroll.data.tables import HUB, Source, Table
 from eggroll.errors import InputError
-from eggroll.runlog import flush_to_disk
+from eggroll.runlog import flush_to_disk, write_whole
 
-HUB: Final = {"tinystories": "roneneldan/TinyStories", "minipile": "JeanKaddour/minipile"}
-HUB_SPLITS: Final[dict[Split, str]] = {"train": "train", "valid": "validation"}
+SPLITS: Final[tuple[Split, Split]] = ("train", "valid")
 CACHE_VERSION: Final = 1
+PROGRESS: Final = "progress.json"
+EVERY: Final = 2.0  # seconds from one note of how far a stream has come to the next
+PARTS: Final = 20  # one of so many parts is held out where a data set has no validation split
 
 
-def read_hub(name: str) -> Text:
-    """A dataset of `HUB` with its own validation split, streamed once into a memory-mapped cache.
+def read_table(source: Source) -> Text:
+    """The texts of a table with a validation split, streamed once into a memory-mapped cache.
 
-    A cache that is missing, damaged or of another version is written anew. Processes that start
-    together wait for the one that writes.
+    A data set's own validation split is taken where it has one, else a twentieth of its documents,
+    as of a folder of files. A cache that is missing, damaged or of another version is written anew,
+    from where an interrupted writer came to. Processes that start together wait for the one that
+    writes.
 
     Raises:
-        InputError: no network, no package `datasets`, or the cache cannot be written.
+        InputError: no network, no package `datasets`, no column of text, or the cache cannot be
+            written.
     """
-    folder = cache_folder() / name
+    folder = cache_folder() / key_of(source)
     try:
-        if _cache_fault(folder, name):
-            with _locked(folder.with_name(f"{name}.lock")):
-                if fault := _cache_fault(folder, name):
-                    _write_cache(folder, name, fault)
+        if _cache_fault(folder, source):
+            with _locked(folder.with_name(f"{folder.name}.lock")):
+                if fault := _cache_fault(folder, source):
+                    _Writer(folder, source).write(fault)
         meta = json.loads((folder / "meta.json").read_bytes())
         train, valid = (
-            np.memmap(folder / f"{split}.bin", np.uint8, "r").view(np.ndarray)
-            for split in HUB_SPLITS
+            np.memmap(folder / f"{split}.bin", np.uint8, "r").view(np.ndarray) for split in SPLITS
         )
     except OSError as error:
         raise InputError(
-            f"the cache of {name!r} in {folder} cannot be read or written ({reason(error)}): "
-            "make room there, or set EGGROLL_CACHE to another folder."
+            f"the cache of {source.name!r} in {folder} cannot be read or written "
+            f"({reason(error)}): make room there, or set EGGROLL_CACHE to another folder."
         ) from error
     return Text(train, valid, meta)
 
 
-def _cache_fault(folder: Path, name: str) -> str | None:
+def key_of(source: Source) -> str:
+    """The name of a source's folder in the cache."""
+    if source.name in HUB:
+        return source.name
+    words = ":".join((source.path, source.config, source.column))
+    digest = hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", Path(source.path).name).strip("-")[:40].lower()
+    return f"{readable}-{digest}"
+
+
+def _cache_fault(folder: Path, source: Source) -> str | None:
     """The reason why a cache cannot be used, None if its sizes are right; contents are trusted."""
     if not folder.exists():
-        return f"{name!r} is not in the cache {folder}"
+        return f"{source.name!r} is not in the cache {folder}"
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
-        if (meta["version"], meta["dataset"]) != (CACHE_VERSION, HUB[name]):
+        if (meta["version"], meta["dataset"]) != (CACHE_VERSION, source.identity):
             return f"the cache {folder} has another version or origin"
-        for split in HUB_SPLITS:
+        for split in SPLITS:
             if (folder / f"{split}.bin").stat().st_size != meta["splits"][split]["bytes"]:
                 return f"the cache {folder} is damaged: {split}.bin has the wrong size"
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
@@ -81,78 +100,148 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _write_cache(folder: Path, name: str, fault: str) -> None:
-    """Writes a whole cache folder or none; the caller holds the lock."""
-    print(f"{fault}; streaming {HUB[name]} into it", file=sys.stderr)
-    partial = folder.with_name(f".{name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # under the lock, only a killed writer left it
-    try:
-        partial.mkdir()
-        meta: dict[str, Any] = {"version": CACHE_VERSION, "dataset": HUB[name], "splits": {}}
-        for split in HUB_SPLITS:
-            meta["splits"][split] = _write_split(partial / f"{split}.bin", name, split)
-        with open(partial / "meta.json", "w") as file:
+class _Writer:
+    """Writes a whole cache folder or none; whoever uses it holds the lock."""
+
+    def __init__(self, folder: Path, source: Source) -> None:
+        self.folder, self.source = folder, source
+        self.partial = folder.with_name(f".{folder.name}.partial")
+        self.identity = source.identity
+
+    def write(self, fault: str) -> None:
+        name = self.source.path if self.source.name in HUB else self.source.name
+        came_to = self._came_to()
+        print(f"{fault}; {'going on with' if came_to else 'streaming'} {name}", file=sys.stderr)
+        table = Table(self.source)
+        self.partial.mkdir(exist_ok=True)
+        for split in table.splits:
+            self._stream(table, split, came_to)
+        meta: dict[str, Any] = {"version": CACHE_VERSION, "dataset": self.identity}
+        if "valid" not in table.splits:
+            _hold_out(self.partial, self.source)
+        meta["splits"] = {split: _facts(self.partial / f"{split}.bin") for split in SPLITS}
+        self._check(meta["splits"])
+        (self.partial / PROGRESS).unlink()
+        with open(self.partial / "meta.json", "w") as file:
             json.dump(meta, file, indent=1)
             _sync(file)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.rename(self.partial, self.folder)
+
+    def _came_to(self) -> dict[str, Any]:
+        """What an interrupted writer noted, by split; without it nothing of it counts."""
+        try:
+            noted = json.loads((self.partial / PROGRESS).read_bytes())
+            if noted["version"] == CACHE_VERSION and noted["dataset"] == self.identity:
+                splits: dict[str, Any] = noted["splits"]
+                sizes = {s: (self.partial / f"{s}.bin").stat().st_size for s in splits}
+                if all(sizes[split] >= at["bytes"] for split, at in splits.items()):
+                    return splits
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        shutil.rmtree(self.partial, ignore_errors=True)
+        return {}
+
+    def _stream(self, table: Table, split: Split, came_to: dict[str, Any]) -> None:
+        """Streams one split into a file, with progress on stderr."""
+        at = came_to.get(split, {"bytes": 0, "state": None, "done": False})
+        if at["done"]:
+            return
+        path, size = self.partial / f"{split}.bin", int(at["bytes"])
+        with open(path, "r+b" if size else "wb") as file, _shown(table, split) as show:
+            file.truncate(size)
+            file.seek(size)
+            noted = time.monotonic()
+            for texts, state in table.texts(split, at["state"]):
+                block = _block(texts)
+                file.write(block)
+                size += len(block)
+                show(size)
+                if time.monotonic() - noted > EVERY:
+                    came_to[split] = {"bytes": size, "state": state, "done": False}
+                    self._note(file, came_to)
+                    noted = time.monotonic()
+            came_to[split] = {"bytes": size, "state": None, "done": True}
+            self._note(file, came_to)
+
+    def _note(self, file: IO[bytes], came_to: dict[str, Any]) -> None:
+        """Notes how far the streams have come, once that is on the disk."""
+        _sync(file)
+        noted = {"version": CACHE_VERSION, "dataset": self.identity, "splits": came_to}
+        write_whole(self.partial / PROGRESS, json.dumps(noted).encode())
+
+    def _check(self, splits: dict[str, Any]) -> None:
+        for split, facts in splits.items():
+            if not facts["documents"]:
+                shutil.rmtree(self.partial, ignore_errors=True)
+                raise InputError(f"data {self.source.name!r} has no text in its {split} split.")
+
+
+def _block(texts: Any) -> bytes:
+    """Documents, each a mark and the bytes of a text; empty ones are skipped."""
+    contents = [text.encode("utf-8", "surrogatepass") for text in texts if text]
+    contents = [c for content in contents if (c := content.replace(MARK, b""))]
+    return b"".join(MARK + content for content in contents)
 
 
 def _sync(file: IO[Any]) -> None:
-    """Sees that a file is on the disk before the rename that makes it count."""
+    """Sees that a file is on the disk before what makes it count."""
     file.flush()
     flush_to_disk(file.fileno())
 
 
-def _write_split(path: Path, name: str, split: Split) -> dict[str, Any]:
-    """Streams one split into a file, with progress on stderr; returns its facts."""
+@contextmanager
+def _shown(table: Table, split: Split) -> Iterator[Any]:
+    """Progress on stderr: gives a function that is told bytes of text."""
     from rich.console import Console
     from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn
 
-    documents, size, digest = 0, 0, hashlib.sha256()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), DownloadColumn())
-    console = Console(stderr=True)
-    with open(path, "wb") as file, Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(f"{name} {split}", total=None)
-        for texts in _hub_texts(name, split):
-            contents = [text.encode("utf-8", "surrogatepass") for text in texts if text]
-            contents = [c for content in contents if (c := content.replace(MARK, b""))]
-            block = b"".join(MARK + content for content in contents)
-            file.write(block)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"{table.source.name} {split}", total=table.size(split))
+        yield lambda size: progress.update(task, completed=size)
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """Documents, bytes and digest of a split's file."""
+    documents, digest, size = 0, hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            documents, size = documents + block.count(MARK), size + len(block)
             digest.update(block)
-            documents, size = documents + len(contents), size + len(block)
-            progress.update(task, completed=size)
-        _sync(file)
-    if not size:
-        raise InputError(f"dataset {HUB[name]!r} has no text in its {HUB_SPLITS[split]!r} split.")
     return {"documents": documents, "bytes": size, "sha256": digest.hexdigest()}
 
 
-def _hub_texts(name: str, split: Split) -> Iterator[Iterable[str | None]]:
-    """Batches of the column 'text' of one split, streamed.
+def _hold_out(partial: Path, source: Source) -> None:
+    """Divides train.bin: of the distinct documents, the twentieth with the lowest MD5 is valid's.
 
-    Errors of the reader of this generator are not seen here: every one caught is the source's.
+    Raises:
+        InputError: there are fewer than two.
     """
-    source = HUB[name]
-    try:
-        import datasets  # type: ignore[import-untyped, unused-ignore]
-        from huggingface_hub import HfApi
-
-        if not os.path.isdir(source):
-            HfApi().dataset_info(source, timeout=10)  # one try; load_dataset would retry for long
-        stream = datasets.load_dataset(source, split=HUB_SPLITS[split], streaming=True)
-        for batch in stream.iter(batch_size=1000):
-            yield batch["text"]
-    except ImportError as error:
+    path, whole = partial / "train.bin", partial / "all.bin"
+    os.replace(path, whole)
+    data: NDArray[np.uint8] = (
+        np.memmap(whole, np.uint8, "r") if whole.stat().st_size else np.zeros(0, np.uint8)
+    )
+    cuts = range(0, len(data), 1 << 26)  # the mask of all at once may not fit into memory
+    marks = [np.flatnonzero(data[at : at + (1 << 26)] == MARK[0]) + at for at in cuts]
+    starts = np.concatenate([np.zeros(0, np.intp), *marks])
+    ends = np.append(starts[1:], len(data))
+    each = list(zip(starts.tolist(), ends.tolist(), strict=True))
+    hashed = (hashlib.md5(data[a + 1 : b].tobytes(), usedforsecurity=False) for a, b in each)
+    digests = np.array([int.from_bytes(h.digest()[:8], "big") for h in hashed], np.uint64)
+    ranked = np.unique(digests)
+    if len(ranked) < 2:
+        shutil.rmtree(partial, ignore_errors=True)
         raise InputError(
-            f"corpus {name!r} needs the package 'datasets': run `pip install datasets`, or use "
-            "data that need no network: stdlib, count, a file or a folder."
-        ) from error
-    except Exception as error:
-        raise InputError(
-            f"corpus {name!r} is not in the cache and cannot be streamed from the Hugging Face "
-            f"hub ({type(error).__name__}): connect to the network, or use data that need none: "
-            "stdlib, count, a file or a folder."
-        ) from error
+            f"data {source.name!r} has {len(ranked)} distinct documents: two are needed, one of "
+            "them for validation."
+        )
+    held_out = digests <= ranked[-(-len(ranked) // PARTS) - 1]
+    with open(path, "wb") as train, open(partial / "valid.bin", "wb") as valid:
+        for (a, b), held in zip(each, held_out.tolist(), strict=True):
+            (valid if held else train).write(data[a:b].tobytes())
+        _sync(train)
+        _sync(valid)
+    del data
+    whole.unlink()

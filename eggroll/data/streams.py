@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from math import log2
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from eggroll import rng
 from eggroll.data.baselines import cross_entropies
 from eggroll.data.corpora import Split, Text, read_path, read_stdlib
-from eggroll.data.hub import HUB, read_hub
+from eggroll.data.hub import read_table
+from eggroll.data.tables import HUB, near, source_of
 from eggroll.errors import InputError
 
 TOKENS: Final = "tokens"  # the option `data` of a run on arrays of the caller's
@@ -36,6 +38,13 @@ class Streams(ABC):
     def __init__(self, streams: int, seq_len: int, length: int) -> None:
         self.streams, self.seq_len, self.length = streams, seq_len, length
         self.tokens_per_epoch = streams * length
+
+    @abstractmethod
+    def only(self, first: int, last: int) -> Self:
+        """These streams alone, first .. last - 1, of which `batch` reads nothing else then.
+
+        What describes them all stays as it is.
+        """
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
@@ -78,7 +87,7 @@ class Corpus(ABC):
 
 
 def load_corpus(name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,)) -> Corpus:
-    """The corpus of that name: stdlib, count, tinystories, minipile, or a path of a file or folder.
+    """The corpus of that name: stdlib, count, tinystories, minipile, hf:..., or a path.
 
     A known name wins over a path: write ./count for a file of that name. `vocabulary` and `steps`
     are those of count (see `CountCorpus`).
@@ -95,13 +104,13 @@ def load_corpus(name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,))
         )
     if name == "stdlib":
         return TextCorpus(name, read_stdlib())
-    if name in HUB:
-        return TextCorpus(name, read_hub(name))
+    if source := source_of(name):
+        return TextCorpus(name, read_table(source))
     path = os.path.expanduser(name)
     if not name or not os.path.exists(path):
         raise InputError(
-            f"data {name!r} is unknown: give --data one of stdlib, count, {', '.join(HUB)}, or "
-            "the path of an existing file or folder."
+            f"data {name!r:.200} is unknown: {near(name)}give --data one of stdlib, count, "
+            f"{', '.join(HUB)}, hf:NAME, or the path of an existing file or folder."
         )
     return TextCorpus(name, read_path(path))
 
@@ -139,6 +148,11 @@ class TextStreams(Streams):
     def __init__(self, data: NDArray[Any], streams: int, seq_len: int) -> None:
         super().__init__(streams, seq_len, len(data) // streams)
         self._rows = data[: self.tokens_per_epoch].reshape(streams, self.length)
+
+    def only(self, first: int, last: int) -> Self:
+        some = copy(self)
+        some._rows = self._rows[first:last]
+        return some
 
     def batch(self, step: int) -> Batch:
         start = step * self.seq_len % self.length
@@ -224,11 +238,16 @@ class CountStreams(Streams):
         ramps = self.steps[:, None] * np.arange(seq_len + 1) % self.cycle
         self.ramps = ramps.astype(np.int32)
 
+    def only(self, first: int, last: int) -> Self:
+        some = copy(self)
+        some.number, some.cut = self.number[first:last], self.cut[first:last]
+        return some
+
     def batch(self, step: int) -> Batch:
         document, begin = np.divmod(step * self.seq_len + self.cut, self.symbols)
         begin -= np.where(document == 0, self.cut, 0)
         left = self.symbols - begin - np.where(document == 0, self.cut, 0)
-        rows = np.arange(self.streams)
+        rows = np.arange(len(self.number))
         tokens, targets = self._count(rows, document, begin)
         while len(rows := rows[left[rows] < self.seq_len]):  # whose next document begins here
             document, begin = document + 1, -left

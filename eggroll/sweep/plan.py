@@ -18,11 +18,12 @@ import optuna
 from optuna.trial import TrialState
 
 from eggroll import cli, runlog
+from eggroll.anyrun import fingerprint
 from eggroll.config import CHANGEABLE, Config
 from eggroll.data.streams import load_corpus
 from eggroll.errors import InputError
 from eggroll.options import TYPES
-from eggroll.run import engine_for, fingerprint, validation_batches
+from eggroll.run import engine_for, validation_batches
 from eggroll.sweep import space
 from eggroll.sweep.options import DEFAULT_SEARCH, Options
 from eggroll.sweep.space import Axis

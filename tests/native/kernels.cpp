@@ -38,13 +38,14 @@ void differs(const Kernels& k, const std::string& name) {
   if (++failures <= 20) std::cout << "  differs: " << k.name << " " << name << "\n";
 }
 
-Result evaluate(const Kernels& k, const Trial& t, const Bytes& packed, bool scored) {
-  const Plan& plan = t.program->plan();
+Result evaluate(const Kernels& k, const Trial& t, bool scored) {
+  const Plan plan = t.program->plan(k);
+  const Packed packed(*t.program, k, t.weights);
   size_t members = static_cast<size_t>(t.members);
   size_t logits = scored ? members * static_cast<size_t>(plan.vocabulary) : 0;
   Result out{std::vector<int16_t>(members), Bytes(t.state.size()), Bytes(logits), {}, {}};
   Job job{plan,
-          packed.data(),
+          packed.weights(),
           t.table.data(),
           t.starts.empty() ? nullptr : t.starts.data(),
           t.rank,
@@ -68,11 +69,8 @@ Result evaluate(const Kernels& k, const Trial& t, const Bytes& packed, bool scor
 }
 
 void compare(const Trial& t, const Result& want) {
-  Bytes packed(static_cast<size_t>(t.program->packed_bytes()), 0);
-  for (size_t i = 0; i < t.weights.size(); ++i)
-    t.program->pack(static_cast<int>(i), t.weights[i].data(), packed.data());
   for (const Kernels* k : units)
-    if (evaluate(*k, t, packed, !want.logits.empty()) != want) differs(*k, t.name);
+    if (evaluate(*k, t, !want.logits.empty()) != want) differs(*k, t.name);
 }
 
 std::unique_ptr<Program> program(const std::vector<StageSpec>& stages,

@@ -14,11 +14,12 @@ namespace eggroll::avx2 {
 #include "portable_isa.h"
 
 struct Isa : PortableIsa {};
+using Tiled = Isa;
+
+#include "avx2_pairs.h"
 
 #include "learn_isa.h"
 #include "learn_products.h"
-//
-#include "x86_learn.h"
 //
 #include "avx2_products.h"
 

@@ -116,7 +116,8 @@ struct Credited {
   std::unique_ptr<Program> program;
   int shift, members, tokens_per_member;
   Crediting crediting;
-  std::vector<int8_t> table, state, packed, state_after, inputs;
+  std::vector<int8_t> table, state, state_after, inputs;
+  std::vector<std::vector<int8_t>> weights;
   std::vector<int32_t> starts, signs, tokens, targets, features, values;
   std::vector<uint32_t> draws;
   std::vector<int16_t> scores;
@@ -139,8 +140,7 @@ Credited read_credited(Reader& in) {
   check(c.program->plan(), c.crediting);
   c.table = in.array<int8_t>();
   c.state = in.array<int8_t>();
-  c.packed.resize(static_cast<size_t>(c.program->packed_bytes()));
-  for (int i = 0; i < leaves; ++i) c.program->pack(i, in.array<int8_t>().data(), c.packed.data());
+  for (int i = 0; i < leaves; ++i) c.weights.push_back(in.array<int8_t>());
   for (auto* numbers : {&c.starts, &c.signs, &c.tokens, &c.targets}) *numbers = in.array<int32_t>();
   c.draws = in.array<uint32_t>();
   c.inputs = in.array<int8_t>();
@@ -198,19 +198,17 @@ void move(std::vector<int8_t>& w, const std::vector<int32_t>& z, int threshold) 
 }
 
 void replay(const Kernels& k, Case& c, const std::string& name) {
-  const Plan& plan = c.program->plan();
+  const Plan plan = c.program->plan(k);
   auto weights = c.weights;
   auto state = c.state;
   for (size_t step = 0; step < c.updates.size(); ++step) {
     const Update& u = c.updates[step];
-    std::vector<int8_t> packed(static_cast<size_t>(c.program->packed_bytes()), 0);
-    for (int i = 0; i < plan.leaf_count; ++i)
-      c.program->pack(i, weights[static_cast<size_t>(i)].data(), packed.data());
+    const Packed packed(*c.program, k, weights);
     std::vector<int16_t> scores(u.tokens.size());
     std::vector<int8_t> after(state.size());
-    Job job{plan,          packed.data(),   c.table.data(),   u.starts.data(), c.rank,
-            c.shift,       u.tokens.data(), u.targets.data(), state.data(),    after.data(),
-            scores.data(), nullptr,         c.members,        c.tokens};
+    Job job{plan,          packed.weights(), c.table.data(),   u.starts.data(), c.rank,
+            c.shift,       u.tokens.data(),  u.targets.data(), state.data(),    after.data(),
+            scores.data(), nullptr,          c.members,        c.tokens};
     Scratch scratch(k.block_bytes(job));
     for (int64_t b = 0; b < (c.members + kLanes - 1) / kLanes; ++b) k.block(job, b, scratch.p);
     std::vector<int8_t> fitness = fitness_of(scores, c.tokens);
@@ -244,10 +242,11 @@ void expect_votes(const Kernels& k, const Credited& c, const CreditWork& work,
   }
 }
 
-Job job_of(const Credited& c, int block_tokens, std::vector<int8_t>& after) {
+Job job_of(const Kernels& k, const Credited& c, const Packed& packed, int block_tokens,
+           std::vector<int8_t>& after) {
   Job job{};
-  job.plan = c.program->plan();
-  job.weights = c.packed.data();
+  job.plan = c.program->plan(k);
+  job.weights = packed.weights();
   job.noise = c.table.data();
   job.starts = c.starts.data();
   job.shift = c.shift;
@@ -271,7 +270,7 @@ void run(const Kernels& k, const Job& job) {
 }
 
 // What the caller has of the members that are credited.
-void replay_outputs(const Kernels& k, const Credited& c, int block_tokens,
+void replay_outputs(const Kernels& k, const Credited& c, const Packed& packed, int block_tokens,
                     const std::string& name) {
   std::vector<int8_t> after(c.state.size());
   std::vector<std::vector<char>> outputs = c.outputs;
@@ -280,7 +279,7 @@ void replay_outputs(const Kernels& k, const Credited& c, int block_tokens,
     std::fill(output.begin(), output.end(), 0);
     places.push_back(output.data());
   }
-  Job job = job_of(c, block_tokens, after);
+  Job job = job_of(k, c, packed, block_tokens, after);
   job.rank = 1;
   job.outputs = places.data();
   noise_of_nodes(c.crediting, job);
@@ -293,7 +292,8 @@ void replay_outputs(const Kernels& k, const Credited& c, int block_tokens,
 void replay(const Kernels& k, const Credited& c, int block_tokens, const std::string& name) {
   std::vector<int16_t> scores(c.scores.size());
   std::vector<int8_t> after(c.state.size());
-  Job job = job_of(c, block_tokens, after);
+  const Packed packed(*c.program, k, c.weights);
+  Job job = job_of(k, c, packed, block_tokens, after);
   job.scores = scores.data();
   if (!c.values.empty()) job.values = c.values.data();
   CreditWork work(job, c.crediting);
@@ -303,7 +303,7 @@ void replay(const Kernels& k, const Credited& c, int block_tokens, const std::st
   expect(scores, c.scores, name + " scores");
   expect(after, c.state_after, name + " state");
   expect_votes(k, c, work, readout, name);
-  if (!c.outputs.empty()) replay_outputs(k, c, block_tokens, name);
+  if (!c.outputs.empty()) replay_outputs(k, c, packed, block_tokens, name);
 }
 
 #include "replay_learn.h"

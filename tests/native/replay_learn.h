@@ -4,7 +4,8 @@
 struct Carried {
   std::unique_ptr<Program> program;
   int members, tokens_per_member;
-  std::vector<int8_t> state, packed, inputs, state_after;
+  std::vector<int8_t> state, inputs, state_after;
+  std::vector<std::vector<int8_t>> weights;
   std::vector<int32_t> tokens, targets, features, scales;
   std::vector<uint32_t> words;
   std::vector<std::vector<int8_t>> back;
@@ -20,9 +21,7 @@ Carried read_carried(Reader& in) {
   std::vector<int32_t> shape = in.array<int32_t>();
   c.members = shape[0], c.tokens_per_member = shape[1];
   c.state = in.array<int8_t>();
-  c.packed.resize(static_cast<size_t>(c.program->packed_bytes()));
-  for (int i = 0; i < plan.leaf_count; ++i)
-    c.program->pack(i, in.array<int8_t>().data(), c.packed.data());
+  for (int i = 0; i < plan.leaf_count; ++i) c.weights.push_back(in.array<int8_t>());
   c.tokens = in.array<int32_t>(), c.targets = in.array<int32_t>();
   c.words = in.array<uint32_t>();
   c.inputs = in.array<int8_t>();
@@ -51,8 +50,9 @@ void replay(const Kernels& k, const Carried& c, const std::string& name) {
   }
   LearnJob learn{};
   Job& job = learn.job;
-  job.plan = c.program->plan();
-  job.weights = c.packed.data();
+  const Packed packed(*c.program, k, c.weights);
+  job.plan = c.program->plan(k);
+  job.weights = packed.weights();
   job.tokens = c.tokens.data(), job.targets = c.targets.data();
   job.state_in = c.state.data(), job.state_out = after.data();
   job.scores = scores.data();

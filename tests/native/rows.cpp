@@ -33,7 +33,8 @@ int failures = 0;
 struct Case {
   std::unique_ptr<Program> program;
   Shape shape;
-  Bytes packed, table, inputs, joined;
+  std::vector<Bytes> weights;
+  Bytes table, inputs, joined;
   Ints starts, tokens, features, sums;
 };
 
@@ -94,9 +95,7 @@ Case case_of(const Shape& s) {
   const Plan& plan = c.program->plan();
   Bytes e = fill(s.weights, static_cast<size_t>(plan.leaves[0].rows * plan.leaves[0].cols));
   Bytes w = fill(Fill::any, static_cast<size_t>(plan.leaves[1].rows * plan.leaves[1].cols));
-  c.packed.resize(static_cast<size_t>(c.program->packed_bytes()));
-  c.program->pack(0, e.data(), c.packed.data());
-  c.program->pack(1, w.data(), c.packed.data());
+  c.weights = {e, w};
   int rank = std::max(s.rank, 1);
   int longest = 0;
   for (int i = 0; i < 2; ++i)
@@ -127,8 +126,9 @@ void compare(const Shape& shape) {
     Ints sums(c.sums.size());
     void* outputs[] = {joined.data(), sums.data()};
     Job job{};
-    job.plan = c.program->plan();
-    job.weights = c.packed.data();
+    const Packed packed(*c.program, *k, c.weights);
+    job.plan = c.program->plan(*k);
+    job.weights = packed.weights();
     job.noise = c.table.data();
     job.starts = shape.rank ? c.starts.data() : nullptr;
     job.rank = std::max(shape.rank, 1);

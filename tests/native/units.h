@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "dispatch.h"
+#include "program.h"
 
 #ifdef EGG_REPLAY_AVXVNNI
 // Compiled with AVX-512's encoding of its instructions, so dispatch does not list it here.
@@ -33,4 +35,16 @@ struct Scratch {
   explicit Scratch(size_t bytes) : p(std::aligned_alloc(64, (bytes + 63) / 64 * 64)) {}
   ~Scratch() { std::free(p); }
   Scratch(const Scratch&) = delete;
+};
+
+// Weights as one unit has them: leaf by leaf, in exactly the bytes that it asks for.
+struct Packed : Scratch {
+  Packed(const eggroll::Program& program, const eggroll::Kernels& k,
+         const std::vector<std::vector<int8_t>>& leaves)
+      : Scratch(static_cast<size_t>(program.packed_bytes(k))) {
+    std::memset(p, 0, static_cast<size_t>(program.packed_bytes(k)));
+    for (size_t i = 0; i < leaves.size(); ++i)
+      program.pack(k, static_cast<int>(i), leaves[i].data(), static_cast<int8_t*>(p));
+  }
+  const int8_t* weights() const { return static_cast<const int8_t*>(p); }
 };

@@ -33,7 +33,8 @@ struct Shape {
 struct Case {
   std::unique_ptr<Program> program;
   Shape shape;
-  Bytes packed, table, state;
+  std::vector<Bytes> weights;
+  Bytes table, state;
   Ints starts, signs;  // signs [leaves, pairs, words of all rows]
   std::vector<uint64_t> keys;
   Crediting crediting;
@@ -78,14 +79,12 @@ std::unique_ptr<Program> program_of(const Shape& s) {
 Case case_of(const Shape& s) {
   Case c{program_of(s), s, {}, {}, {}, {}, {}, {}, {}, 0};
   const Plan& plan = c.program->plan();
-  c.packed.resize(static_cast<size_t>(c.program->packed_bytes()));
   int longest = 0;
   for (int i = 0; i < plan.leaf_count; ++i) {
     const Leaf& leaf = plan.leaves[i];
     int length = leaf.cols ? s.rank * (leaf.rows + leaf.cols) : 2 * leaf.rows;
     longest = std::max(longest, length);
-    Bytes w = fill(Fill::any, static_cast<size_t>(leaf.rows * std::max(leaf.cols, 1)));
-    c.program->pack(i, w.data(), c.packed.data());
+    c.weights.push_back(fill(Fill::any, static_cast<size_t>(leaf.rows * std::max(leaf.cols, 1))));
     c.crediting.shifts.push_back(draw(0, 3));
     c.crediting.kinds.push_back(
         static_cast<int>(leaf.cols ? CreditKind::inputs : CreditKind::scalar));
@@ -103,10 +102,10 @@ Case case_of(const Shape& s) {
   return c;
 }
 
-Job job_of(const Case& c, Bytes& after) {
+Job job_of(const Kernels& k, const Case& c, const Packed& packed, Bytes& after) {
   Job job{};
-  job.plan = c.program->plan();
-  job.weights = c.packed.data(), job.noise = c.table.data(), job.starts = c.starts.data();
+  job.plan = c.program->plan(k);
+  job.weights = packed.weights(), job.noise = c.table.data(), job.starts = c.starts.data();
   job.rank = c.shape.rank, job.shift = 5, job.block_tokens = 3;
   job.state_in = c.state.data();
   after.assign(c.state.size(), 0);
@@ -132,7 +131,8 @@ Result within(const Kernels& k, const Case& c) {
   Result r;
   r.values.assign(static_cast<size_t>(s.members * s.rows), -1);
   std::unique_ptr<bool[]> active(new bool[r.values.size()]);
-  Job job = job_of(c, r.state);
+  const Packed packed(*c.program, k, c.weights);
+  Job job = job_of(k, c, packed, r.state);
   job.tokens_per_member = s.rows;
   job.signs = c.signs.data();
   job.world = s.world, job.shared = &s.shared, job.keys = c.keys.data();
@@ -167,7 +167,8 @@ std::vector<char> outputs(const Kernels& k, const Case& c, const Told& told, int
   Bytes inputs = cut(told.inputs, s.rows, t, s.world->inputs);
   Ints tokens = cut(told.tokens, s.rows, t, 1);
   Ints signs = cut(c.signs, (s.rows + 31) / 32, (t + 31) / 32, 1);
-  Job job = job_of(c, after);
+  const Packed packed(*c.program, k, c.weights);
+  Job job = job_of(k, c, packed, after);
   job.tokens_per_member = t, job.tokens = job.targets = tokens.data(), job.inputs = inputs.data();
   job.signs = signs.data();
   if (s.mode) noise_of_nodes(c.crediting, job);
@@ -220,7 +221,8 @@ Result told(const Kernels& k, const Case& c) {
   if (!s.mode) return r;
   Ints values = differences(r, c);
   Bytes after;
-  Job job = job_of(c, after);
+  const Packed packed(*c.program, k, c.weights);
+  Job job = job_of(k, c, packed, after);
   job.tokens_per_member = s.rows, job.tokens = job.targets = all.tokens.data();
   job.inputs = all.inputs.data(), job.signs = c.signs.data(), job.values = values.data();
   r.credits = credited(k, job, c.crediting);

@@ -19,13 +19,6 @@ mx::array ready(const mx::array& a, mx::Dtype dtype, const char* what) {
   return c;
 }
 
-mx::array ready_packed(const Program& program, const mx::array& packed) {
-  mx::array ours = ready(packed, mx::int8, "packed");
-  require(ours.ndim() == 1 && static_cast<int64_t>(ours.size()) == program.packed_bytes(),
-          "packed: the weights are not those that this program packs");
-  return ours;
-}
-
 // Where a member's recurrent state begins; no register ever holds -128.
 mx::array ready_state(const mx::array& state, int members, const Plan& plan) {
   require(state.shape() == mx::Shape{members, plan.state_size},
@@ -124,6 +117,15 @@ void check_scored(const Plan& plan) {
   require(plan.scored, "The program has no score: `outputs` gives what it puts out.");
 }
 
+mx::array ready_packed(const Kernels& k, const Program& program, const mx::array& given) {
+  mx::array packed = ready(given, mx::int8, "packed");
+  require(packed.size() == static_cast<size_t>(kPackedHeader + program.packed_bytes(k)) &&
+              packed_for(k, packed.data<int8_t>()),
+          std::string("The weights are not packed for this program and ") + k.name +
+              ": pack them again after a change of EGGROLL_ISA.");
+  return packed;
+}
+
 // What every evaluation is given, checked.
 Arrays arrays_of(const Program& program, const mx::array& packed, const Noise& noise,
                  const mx::array& tokens, const mx::array& targets, const mx::array& state,
@@ -135,7 +137,7 @@ Arrays arrays_of(const Program& program, const mx::array& packed, const Noise& n
   check_threads(options.threads);
   in_range("shift", options.shift, 0, 31);
   require(options.block_tokens >= 1, "block_tokens must be 1 or more");
-  Arrays arrays{{ready_packed(program, packed), ready(noise.table, mx::int8, "table"),
+  Arrays arrays{{ready_packed(kernels(), program, packed), ready(noise.table, mx::int8, "table"),
                  ready(tokens, mx::int32, "tokens"), ready(targets, mx::int32, "targets"),
                  ready_state(state, members, plan)}};
   check_range(arrays.in[2], 0, plan.vocabulary - 1, "tokens");
@@ -146,7 +148,6 @@ Arrays arrays_of(const Program& program, const mx::array& packed, const Noise& n
     check_starts(plan, arrays.in.back(), arrays.in[1], options.rank, members / 2);
   }
   add_rows(plan, rows, arrays);
-  kernels();
   return arrays;
 }
 

@@ -38,15 +38,19 @@ double peak(int threads) {
 
 mx::array pack(const Program& program, const std::vector<mx::array>& leaves) {
   const Plan& plan = program.plan();
+  const Kernels& k = kernels();
   require(static_cast<int>(leaves.size()) == plan.leaf_count, "pack: one array per leaf is needed");
-  mx::array out(mx::allocator::malloc(static_cast<size_t>(program.packed_bytes())),
-                {static_cast<int>(program.packed_bytes())}, mx::int8);
+  const int64_t bytes = kPackedHeader + program.packed_bytes(k);
+  require(bytes < int64_t{1} << 31, "pack: the network has too many weights");
+  mx::array out(mx::allocator::malloc(static_cast<size_t>(bytes)), {static_cast<int>(bytes)},
+                mx::int8);
   std::memset(out.data<int8_t>(), 0, out.nbytes());
+  int8_t* to = open_packed(k, out.data<int8_t>());
   for (int i = 0; i < plan.leaf_count; ++i) {
     const Leaf& leaf = plan.leaves[i];
     const mx::array& given = leaves[static_cast<size_t>(i)];
     require(given.shape() == shape_of(leaf), "pack: a leaf has the wrong shape");
-    program.pack(i, ready(given, mx::int8, "a leaf").data<int8_t>(), out.data<int8_t>());
+    program.pack(k, i, ready(given, mx::int8, "a leaf").data<int8_t>(), to);
   }
   return out;
 }
@@ -214,7 +218,8 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
                             const std::optional<mx::array>& signs,
                             const std::optional<Crediting>& crediting, int threads) {
   Job job{};
-  job.plan = program->plan();
+  const Kernels& k = kernels();
+  job.plan = program->plan(k);
   job.world = check_world(reinterpret_cast<const eggroll_world*>(play.world));
   check_fits(job.plan, job.world);
   check_threads(threads);
@@ -224,7 +229,7 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
   require(noise.starts && noise.shift >= 0 && noise.shift < 32, "play: noise is needed");
   int members = play.keys.shape(0);
   check_size({members, play.rows});
-  const mx::array in[] = {ready_packed(*program, packed),
+  const mx::array in[] = {ready_packed(k, *program, packed),
                           ready(noise.table, mx::int8, "table"),
                           ready(*noise.starts, mx::int32, "starts"),
                           ready_state(state, members, job.plan),
@@ -233,7 +238,7 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
   check_starts(job.plan, in[2], in[1], noise.rank, members / 2);
   std::vector<mx::array> out{made(state.shape(), mx::int8), made({members, play.rows}, mx::int32),
                              made({members, play.rows}, mx::bool_)};
-  job.weights = in[0].data<int8_t>(), job.noise = in[1].data<int8_t>();
+  job.weights = packed_weights(in[0].data<int8_t>()), job.noise = in[1].data<int8_t>();
   job.starts = in[2].data<int32_t>(), job.state_in = in[3].data<int8_t>();
   job.keys = in[4].data<uint64_t>(), job.shared = reinterpret_cast<const void*>(play.shared);
   job.rank = noise.rank, job.shift = noise.shift, job.block_tokens = 1;

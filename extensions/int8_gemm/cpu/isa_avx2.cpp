@@ -1,5 +1,5 @@
-// AVX2: products of int16 pairs, summed to int32 (vpmaddwd). Nothing saturates: unlike vpmaddubsw,
-// whose int16 sums of unsigned x signed products would.
+// AVX2: products of unsigned and signed bytes (vpmaddubsw), added up in 16 bits where they fit; see
+// avx2_pairs.h.
 #include <immintrin.h>
 
 #include "plan.h"
@@ -8,32 +8,21 @@ namespace eggroll::avx2 {
 #include "lanes.h"
 #include "portable_isa.h"
 #include "x86_transpose.h"
+//
+#include "avx2_pairs.h"
 
 struct Isa : PortableIsa {
-  using Prepared = int32_t;  // [K/2][32] pairs of int16
-  using Noise = int32_t;     // [K/2][16]
+  using Prepared = int32_t;  // [K/4][32] of u8 = x + 128
+  using Noise = uint32_t;    // [K/4][16]
 
-  static size_t prepared_size(int words) { return static_cast<size_t>(words) * 2 * kLanes; }
-  static size_t noise_size(int words) { return static_cast<size_t>(words) * 2 * kPairs; }
+  static size_t prepared_size(int words) { return static_cast<size_t>(words) * kLanes; }
+  static size_t noise_size(int words) { return static_cast<size_t>(words) * kPairs; }
 
-  // Bytes 0, 1 and bytes 2, 3 of every word as two rows of int16 pairs.
-  template <int lanes>
-  static void widen(const uint32_t* x, int words, int32_t* out) {
-    for (int w = 0; w < words; ++w, x += lanes, out += 2 * lanes)
-      for (int m = 0; m < lanes; m += 8) {
-        __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + m));
-        __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8);  // bytes 0 and 2
-        __m256i odd = _mm256_srai_epi16(v, 8);                         // bytes 1 and 3
-        __m256i low = _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xAA);
-        __m256i high = _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + m), low);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + lanes + m), high);
-      }
+  static void prepare(const uint32_t* x, int words, Prepared* out) {
+    Avx2Pairs::flip(x, words * kLanes, out);
   }
-
-  static void prepare(const uint32_t* x, int words, Prepared* out) { widen<kLanes>(x, words, out); }
   static void prepare_noise(const uint32_t* raw, int words, Noise* out) {
-    widen<kPairs>(raw, words, out);
+    __builtin_memcpy(out, raw, noise_size(words) * sizeof(Noise));
   }
   static void transpose(const int8_t* const* src, int8_t* dst) { transpose_sse2(src, dst); }
   static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
@@ -43,51 +32,20 @@ struct Isa : PortableIsa {
     interleave_sse2(src, negative, out);
   }
 
-  static __m256i load(const int32_t* p) {
-    return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+  // Tiles with the lists of their words.
+  static size_t tile_bytes(int words) { return Avx2Pairs::tile_bytes(words); }
+  static size_t weight_bytes(int rows, int cols) {
+    return static_cast<size_t>(tiles_of(rows)) * tile_bytes(words_of(cols));
   }
-  static void store(int32_t* p, __m256i v) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), v); }
-
-  // The tile's weights are widened a section at a time, so that the copy stays in the first cache.
-  static constexpr int kSection = 128;  // words
+  static void pack(const int8_t* src, int rows, int cols, int8_t* to) {
+    const size_t stride = tile_bytes(words_of(cols));
+    pack_tiles(src, rows, cols, stride, to);
+    for (int i = 0; i < tiles_of(rows); ++i, to += stride)
+      Avx2Pairs::close_tile(to, words_of(cols));
+  }
 
   static void dot(const int8_t* tile, const Prepared* x, int words, int32_t (*acc)[kLanes]) {
-    alignas(32) int32_t wide[kSection * 2 * kTile];  // [K/2][8] pairs of int16
-    const int8_t* w = tile + kTile * sizeof(int32_t);
-    for (int first = 0; first < words; first += kSection) {
-      int count = words - first < kSection ? words - first : kSection;
-      for (int k = 0; k < count; ++k, w += 4 * kTile) {
-        __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
-        __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8);
-        __m256i odd = _mm256_srai_epi16(v, 8);
-        store(wide + 2 * kTile * k, _mm256_blend_epi16(even, _mm256_slli_epi32(odd, 16), 0xAA));
-        store(wide + 2 * kTile * k + kTile,
-              _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xAA));
-      }
-      const Prepared* from = x + static_cast<size_t>(first) * 2 * kLanes;
-      for (int o = 0; o < kTile; o += 4)
-        for (int m = 0; m < kLanes; m += 16)
-          four(wide + o, from + m, 2 * count, first == 0, acc + o, m);
-    }
-  }
-
-  // Four outputs x 16 lanes in eight accumulators.
-  static void four(const int32_t* w, const int32_t* x, int pairs, bool start,
-                   int32_t (*acc)[kLanes], int m) {
-    __m256i a[4], b[4];
-    for (int o = 0; o < 4; ++o) {
-      a[o] = start ? _mm256_setzero_si256() : load(acc[o] + m);
-      b[o] = start ? _mm256_setzero_si256() : load(acc[o] + m + 8);
-    }
-    for (int k = 0; k < pairs; ++k, w += kTile, x += kLanes) {
-      __m256i x0 = load(x), x1 = load(x + 8);
-      for (int o = 0; o < 4; ++o) {
-        __m256i v = _mm256_set1_epi32(w[o]);
-        a[o] = _mm256_add_epi32(a[o], _mm256_madd_epi16(x0, v));
-        b[o] = _mm256_add_epi32(b[o], _mm256_madd_epi16(x1, v));
-      }
-    }
-    for (int o = 0; o < 4; ++o) store(acc[o] + m, a[o]), store(acc[o] + m + 8, b[o]);
+    Avx2Pairs::count(tile, x, words, acc);
   }
 
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
@@ -96,31 +54,43 @@ struct Isa : PortableIsa {
   }
 
   static int64_t peak(int64_t rounds) {
-    __m256i sum[8], x = _mm256_set1_epi16(3), w = _mm256_set1_epi16(-5);
+    const __m256i one = _mm256_set1_epi16(1);
+    __m256i sum[8], x = _mm256_set1_epi8(3), w = _mm256_set1_epi8(-5);
     for (__m256i& s : sum) s = _mm256_setzero_si256();
     for (int64_t i = 0; i < rounds; ++i) {
       for (__m256i& s : sum) {
-        s = _mm256_add_epi32(s, _mm256_madd_epi16(x, w));
+        __m256i first = _mm256_maddubs_epi16(x, w);
         asm volatile("" : "+x"(x), "+x"(w));  // or the compiler would multiply once
+        __m256i two = _mm256_add_epi16(first, _mm256_maddubs_epi16(x, w));
+        s = _mm256_add_epi32(s, _mm256_madd_epi16(two, one));
+        asm volatile("" : "+x"(x), "+x"(w));
       }
     }
     for (__m256i& s : sum) asm volatile("" : : "x"(s));
-    return rounds * 8 * 16;
+    return rounds * 8 * 64;
   }
 
+  // Noise of any size: |x| times it with the sign of x, of which two products fit 16 bits.
   static void lane_dot(const Prepared* x, const Noise* b, int words, int32_t* out) {
+    const __m256i flip = _mm256_set1_epi8(-128), one = _mm256_set1_epi16(1);
     for (int m = 0; m < kLanes; m += 8) {
       __m256i sum = _mm256_setzero_si256();
-      for (int k = 0; k < 2 * words; ++k)
-        sum = _mm256_add_epi32(
-            sum, _mm256_madd_epi16(load(x + k * kLanes + m), load(b + k * kPairs + m % kPairs)));
-      store(out + m, sum);
+      for (int k = 0; k < words; ++k) {
+        __m256i v = _mm256_xor_si256(Avx2Pairs::load(x + k * kLanes + m), flip);
+        __m256i n = Avx2Pairs::load(b + k * kPairs + m % kPairs);
+        n = _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(n, v));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(n, one));
+      }
+      Avx2Pairs::store(out + m, sum);
     }
   }
 };
 
+#include "matrix.h"
+using Matrix = TileMatrix;
+using Tiled = Isa;
+//
 #include "block.h"
-#include "votes.h"
 //
 #include "learn_isa.h"
 #include "learn_products.h"
@@ -129,12 +99,15 @@ struct Isa : PortableIsa {
 //
 #include "avx2_products.h"
 using LearnIsa = X86Learn;
-using LearnProducts = Avx2Products;
+using Products = Avx2Products;
+//
+#include "votes.h"
 //
 #include "learn.h"
 //
 #include "adam_isa.h"
 #include "x86_adam.h"
-extern const Kernels kernels = {"avx2", Isa::peak,   block_bytes, block,        vote_bytes,
-                                vote,   learn_bytes, learn,       X86Adam::part};
+extern const Kernels kernels = {"avx2",      Isa::peak, Isa::weight_bytes, Isa::pack,
+                                block_bytes, block,     vote_bytes,        vote,
+                                learn_bytes, learn,     X86Adam::part};
 }  // namespace eggroll::avx2

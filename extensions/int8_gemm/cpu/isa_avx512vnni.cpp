@@ -335,20 +335,26 @@ struct Isa : Avx512Elements {
   }
 };
 
+#include "matrix.h"
+using Matrix = TileMatrix;
+using Tiled = Isa;
+//
 #include "block.h"
-#include "votes.h"
 //
 #include "learn_isa.h"
 #include "learn_products.h"
 //
 #include "x86_learn.h"
 using LearnIsa = X86Learn;
-using LearnProducts = PortableProducts;
+using Products = PortableProducts;
+//
+#include "votes.h"
 //
 #include "learn.h"
 //
 #include "adam_isa.h"
 #include "x86_adam.h"
-extern const Kernels kernels = {"avx512vnni", Isa::peak,   block_bytes, block,        vote_bytes,
-                                vote,         learn_bytes, learn,       X86Adam::part};
+extern const Kernels kernels = {"avx512vnni", Isa::peak, Isa::weight_bytes, Isa::pack,
+                                block_bytes,  block,     vote_bytes,        vote,
+                                learn_bytes,  learn,     X86Adam::part};
 }  // namespace eggroll::avx512vnni

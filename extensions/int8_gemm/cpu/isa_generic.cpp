@@ -5,17 +5,23 @@ namespace eggroll::generic {
 #include "lanes.h"
 #include "portable_isa.h"
 using Isa = PortableIsa;
+#include "matrix.h"
+using Matrix = TileMatrix;
+using Tiled = Isa;
+//
 #include "block.h"
-#include "votes.h"
 //
 #include "learn_isa.h"
 #include "learn_products.h"
 using LearnIsa = PortableLearn;
-using LearnProducts = PortableProducts;
+using Products = PortableProducts;
+//
+#include "votes.h"
 //
 #include "learn.h"
 //
 #include "adam_isa.h"
-extern const Kernels kernels = {"generic",   Isa::peak, block_bytes,       block, vote_bytes, vote,
+extern const Kernels kernels = {"generic",   Isa::peak, Isa::weight_bytes, Isa::pack,
+                                block_bytes, block,     vote_bytes,        vote,
                                 learn_bytes, learn,     PortableAdam::part};
 }  // namespace eggroll::generic

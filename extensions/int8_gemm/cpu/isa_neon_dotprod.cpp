@@ -76,18 +76,23 @@ struct Isa : NeonIsa {
   }
 };
 
+#include "matrix.h"
+using Matrix = TileMatrix;
+using Tiled = Isa;
+//
 #include "block.h"
-#include "votes.h"
 //
 #include "learn_isa.h"
 #include "learn_products.h"
 using LearnIsa = PortableLearn;
-using LearnProducts = PortableProducts;
+using Products = PortableProducts;
+//
+#include "votes.h"
 //
 #include "learn.h"
 //
 #include "adam_isa.h"
-extern const Kernels kernels = {"neon_dotprod", Isa::peak,  block_bytes,
-                                block,          vote_bytes, vote,
-                                learn_bytes,    learn,      PortableAdam::part};
+extern const Kernels kernels = {"neon_dotprod", Isa::peak, Isa::weight_bytes, Isa::pack,
+                                block_bytes,    block,     vote_bytes,        vote,
+                                learn_bytes,    learn,     PortableAdam::part};
 }  // namespace eggroll::neon_dotprod

@@ -167,27 +167,13 @@ struct Layers : Members {
     return noise;
   }
 
-  // Weights and noise of the tile after this one.
-  static const int8_t* next(const int8_t* w, int words, LowRank& noise) {
-    if (noise.a) noise.a += kTile * kPairs;
-    if (noise.node) noise.node += kTile * kPairs;
-    return w + kTile * sizeof(int32_t) + static_cast<size_t>(words) * kTile * 4;
-  }
-
   // One linear leaf, tile by tile into `place(index)`, words [2][32]; `done(index)` follows each.
   template <typename Place, typename Done>
   void product(const Op& op, int t, Place place, Done done) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
-    int words = words_of(leaf.cols), tiles = tiles_of(leaf.rows);
     const Isa::Prepared* x = prepare(op.in[0], leaf.cols);
-    Scale by = scale(leaf.cols);
-    LowRank noise = open(op, x, t);
-    const int8_t* w = job.weights + leaf.offset;
-    for (int i = 0; i < tiles; ++i) {
-      Isa::tile(w, x, words, noise, by, place(i));
-      w = next(w, words, noise);
-      done(i);
-    }
+    Matrix::product(job.weights + leaf.offset, x, words_of(leaf.cols), tiles_of(leaf.rows),
+                    open(op, x, t), scale(leaf.cols), place, done);
   }
 
   // Where `size` bytes of an output go, by lane: to the caller or the world, or nowhere. Whether
@@ -209,22 +195,21 @@ struct Layers : Members {
     int8_t* to[kLanes];
     bool give = taken(op, t, int64_t{leaf.rows} * 4, to);
     if (!give && !job.credit_kind) return;
-    int words = words_of(leaf.cols), tiles = give ? tiles_of(leaf.rows) : 0;
     const Isa::Prepared* x = prepare(op.in[0], leaf.cols);
     LowRank noise = open(op, x, t);
-    const int8_t* w = job.weights + leaf.offset;
-    for (int i = 0; i < tiles; ++i) {
-      alignas(64) int32_t acc[kTile][kLanes];
-      Isa::dot(w, x, words, acc);
+    if (!give) return;
+    auto take = [&](int i, int32_t (*acc)[kLanes]) {
       PortableIsa::add_noise(acc, noise);
+      if (noise.a) noise.a += kTile * kPairs;
+      if (noise.node) noise.node += kTile * kPairs;
       int first = i * kTile, count = leaf.rows - first < kTile ? leaf.rows - first : kTile;
       for (int m = 0; m < kLanes; ++m) {
         if (!to[m]) continue;
         int32_t* values = reinterpret_cast<int32_t*>(to[m]) + first;
         for (int o = 0; o < count; ++o) values[o] = acc[o][m];
       }
-      w = next(w, words, noise);
-    }
+    };
+    Matrix::sums(job.weights + leaf.offset, x, words_of(leaf.cols), tiles_of(leaf.rows), take);
   }
 
   void output(const Op& op, int t) {

@@ -72,7 +72,7 @@ struct Learner : LearnCredit {
                tile_at + t * (kLanes / 4) * kTile + w % 2 * 4, kTile);
         }
       for (int i = 0; i < tiles_of(rows); ++i)
-        LearnProducts::close_tile(tiles_a + static_cast<size_t>(i) * vote_tile, n);
+        Products::close_tile(tiles_a + static_cast<size_t>(i) * vote_tile, n);
       for (int k = 0; k < cols; k += kLanes) {
         for (int t = 0; t < tokens; ++t) {
           row = tapes[at] + form.size * static_cast<size_t>(first + t);
@@ -81,7 +81,7 @@ struct Learner : LearnCredit {
             turn(k / 4 + w < words_of(cols) ? inputs + (k / 4 + w) * kLanes : nullptr,
                  columns + t * (kLanes / 4) * kLanes + 4 * w, kLanes);
         }
-        LearnProducts::close_inputs(columns, n, panel);
+        Products::close_inputs(columns, n, panel);
         count_panel(z, rows, cols, k, n);
       }
     }
@@ -97,7 +97,7 @@ struct Learner : LearnCredit {
     int count = cols - k < kLanes ? cols - k : kLanes;
     for (int i = 0; i < tiles_of(rows); ++i) {
       alignas(64) int32_t acc[kTile][kLanes];
-      LearnProducts::count(tiles_a + static_cast<size_t>(i) * vote_tile, panel, n, acc);
+      Products::count(tiles_a + static_cast<size_t>(i) * vote_tile, panel, n, acc);
       for (int o = 0; o < kTile && i * kTile + o < rows; ++o) {
         int32_t* __restrict to = z + static_cast<int64_t>(i * kTile + o) * cols + k;
         for (int m = 0; m < count; ++m) to[m] = wrapping_sum(to[m], acc[o][m]);

@@ -183,10 +183,10 @@ struct LearnCredit : LearnTape {
     int cols = cols_of(op), words = words_of(rows_of(op));
     const Reduced factor = reduced(cols, by);
     const Given to = give(op.in[0]);
-    LearnProducts::close_credit(reinterpret_cast<const uint32_t*>(credit_of(j, t)), words, panel);
+    Products::close_credit(reinterpret_cast<const uint32_t*>(credit_of(j, t)), words, panel);
     for (int i = 0; i < tiles_of(cols); ++i, w += PortableProducts::tile_bytes(words)) {
       alignas(64) int32_t acc[kTile][kLanes];
-      LearnProducts::send(w, panel, words, acc);
+      Products::send(w, panel, words, acc);
       LearnIsa::spread(acc, factor, to.adds, to.to + 2 * i * kRow);
     }
   }

@@ -13,7 +13,6 @@ struct LearnTape : Block {
   size_t step = 0;          // words of x at one token
   uint32_t** tapes;         // [stages]: [T] rows
   uint32_t* credits[kOps];  // of a matrix's operation: int8 credit, words [T][O/4][32]
-  int32_t* lists[kOps];     // of a matrix's operation: how its weights are multiplied
   bool voted[kOps];         // whether it was credited
   int32_t* credit[kRegisters];
   bool has[kRegisters];
@@ -22,7 +21,7 @@ struct LearnTape : Block {
   int32_t* c;         // credit of one result
   int8_t* small;      // the same as int8; logits
   uint32_t* scratch;  // of the head's powers
-  LearnProducts::Panel* panel;
+  Products::Panel* panel;
   uint32_t* columns;                  // [n/4][32] words of four tokens' inputs
   size_t vote_tile;                   // bytes of
   int8_t* tiles_a;                    // tiles of eight outputs' credit, in the place of weights
@@ -79,10 +78,10 @@ struct LearnTape : Block {
     scratch = arena.take<uint32_t>(4 * wide);
     size_t section = static_cast<size_t>(T() < kVoteTokens ? T() : kVoteTokens) * (kLanes / 4);
     columns = arena.take<uint32_t>(section * kLanes);
-    vote_tile = LearnProducts::tile_bytes(static_cast<int>(section));
+    vote_tile = Products::tile_bytes(static_cast<int>(section));
     tiles_a = arena.take<int8_t>(static_cast<size_t>(tiles_of(outputs)) * vote_tile);
     size_t longest = section > wide / kLanes ? section : wide / kLanes;
-    panel = arena.take<LearnProducts::Panel>(LearnProducts::panel_size(static_cast<int>(longest)));
+    panel = arena.take<Products::Panel>(Products::panel_size(static_cast<int>(longest)));
   }
 
   void open_learning() {
@@ -94,8 +93,6 @@ struct LearnTape : Block {
       bool matrix = op.kind == OpKind::linear || op.kind == OpKind::score;
       size_t words = matrix ? static_cast<size_t>(words_of(rows_of(op))) * kLanes : 0;
       credits[j] = arena.take<uint32_t>(words * static_cast<size_t>(T()));
-      size_t list = matrix ? LearnProducts::lists_size(words_of(cols_of(op))) : 0;
-      lists[j] = arena.take<int32_t>(list * (matrix ? tiles_of(rows_of(op)) : 0));
       voted[j] = false;
     }
   }
@@ -108,12 +105,6 @@ struct LearnTape : Block {
   // Registers move along the tape with their results, but for x, which is passed on.
   void record(int at) {
     form = form_of(*stage);
-    for (int j = 0; j < stage->op_count; ++j) {
-      const Op& op = stage->ops[j];
-      if (op.kind == OpKind::linear || op.kind == OpKind::score)
-        LearnProducts::close_weights(job.weights + job.plan.leaves[op.leaf].offset,
-                                     words_of(cols_of(op)), tiles_of(rows_of(op)), lists[j]);
-    }
     load_state(job.state_in);
     for (int t = 0; t < T(); ++t) {
       uint32_t* to = tapes[at] + form.size * static_cast<size_t>(t);
@@ -151,27 +142,14 @@ struct LearnTape : Block {
   void run_alone(const Op& op, int j, int t) {
     if (op.kind == OpKind::score) return score_row(op, j, t);
     if (op.kind != OpKind::linear) return run(op, t);
-    multiply(op, j, t, registers[op.out]);
+    multiply(op, t, registers[op.out]);
     ready[op.out] = false;
   }
 
-  void multiply(const Op& op, int j, int t, uint32_t* to) {
+  void multiply(const Op& op, int t, uint32_t* to) {
     using Words = uint32_t (*)[kLanes];
     Words out = reinterpret_cast<Words>(to);
-    if (!LearnProducts::kForward)
-      return product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
-    const int words = words_of(cols_of(op));
-    const Scale by = scale(cols_of(op));
-    const LowRank none{};
-    LearnProducts::close_inputs(registers[op.in[0]], words, panel);
-    const int8_t* w = job.weights + job.plan.leaves[op.leaf].offset;
-    for (int i = 0; i < tiles_of(rows_of(op)); ++i) {
-      alignas(64) int32_t acc[kTile][kLanes];
-      const size_t list = LearnProducts::lists_size(words) * static_cast<size_t>(i);
-      LearnProducts::multiply(w, lists[j] + list, panel, words, acc);
-      PortableIsa::finish(acc, none, by, out + i * (kTile / 4));
-      w += PortableProducts::tile_bytes(words);
-    }
+    product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
   }
 
   // ---- the score -----------------------------------------------------------------------------
@@ -192,7 +170,7 @@ struct LearnTape : Block {
   void score_row(const Op& op, int j, int t) {
     const Plan& plan = job.plan;
     int rows = rows_of(op), words = words_of(rows);
-    multiply(op, j, t, reinterpret_cast<uint32_t*>(small));
+    multiply(op, t, reinterpret_cast<uint32_t*>(small));
     alignas(64) uint64_t fine[kLanes], coarse[kLanes];
     LearnIsa::powers(small, rows, words, plan.exact_mantissa, plan.score_bits, scratch, fine,
                      coarse);

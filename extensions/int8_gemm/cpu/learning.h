@@ -45,7 +45,7 @@ class LearnPopulation : public CpuPrimitive {
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out);
     auto work = std::make_shared<Work>();
-    work->job.job = job_of(*program_, in, where_, options_);
+    work->job.job = job_of(kernels_, *program_, in, where_, options_);
     Job& job = work->job.job;
     job.draws = nullptr;
     job.state_out = out[0].data<int8_t>();
@@ -59,7 +59,7 @@ class LearnPopulation : public CpuPrimitive {
       work->matrices.push_back(at >= 0 ? in[static_cast<size_t>(at)].data<int8_t>() : nullptr);
       work->z.push_back(out[static_cast<size_t>(i) + 3].data<int32_t>());
     }
-    work->prepare(threads_);
+    work->prepare(kernels_, threads_);
     launch(in, out, [work, keep = program_] { work->run(); });
   }
 
@@ -75,10 +75,10 @@ class LearnPopulation : public CpuPrimitive {
     static constexpr int64_t kFew = 1 << 20;  // weights that one thread packs in a millisecond
 
     // Takes all memory that `run` needs.
-    void prepare(int count) {
+    void prepare(const Kernels& kernels, int count) {
       const Plan& plan = job.job.plan;
       size_t leaves = static_cast<size_t>(plan.leaf_count);
-      threads = count, blocks = (job.job.members + kLanes - 1) / kLanes;
+      k = &kernels, threads = count, blocks = (job.job.members + kLanes - 1) / kLanes;
       packed.resize(leaves), back.assign(leaves, nullptr);
       at.assign(leaves + 1, leaves * sizeof(int64_t));
       for (size_t i = 0; i < leaves; ++i) {
@@ -114,7 +114,7 @@ class LearnPopulation : public CpuPrimitive {
     }
 
    private:
-    const Kernels* k = &kernels();
+    const Kernels* k = nullptr;
     int threads = 0;
     int64_t blocks = 0;
     std::vector<std::vector<int8_t>> packed;  // [leaves]: their matrices

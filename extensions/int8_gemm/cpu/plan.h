@@ -61,9 +61,8 @@ struct Op {
 };
 
 // A parameter [rows, cols] (cols 0: a vector of `rows`). `offset` is where it begins in the packed
-// weights: embeddings and features row by row, padded to 4 columns; linear leaves in tiles of kTile
-// outputs, each kTile int32 biases -128 * row sum and then [K/4][kTile][4] bytes; vectors as they
-// are.
+// weights: embeddings and features row by row, padded to 4 columns; linear leaves as the
+// instruction set packs them (Kernels::pack); vectors as they are.
 struct Leaf {
   int rows;
   int cols;
@@ -207,6 +206,10 @@ struct AdamLeaf {
 struct Kernels {
   const char* name;
   int64_t (*peak)(int64_t rounds);
+  // A linear leaf's weights as this set multiplies them: how many bytes, and int8 [rows, cols] into
+  // that many zeros.
+  size_t (*weight_bytes)(int rows, int cols);
+  void (*pack)(const int8_t* src, int rows, int cols, int8_t* to);
   size_t (*block_bytes)(const Job& job);
   void (*block)(const Job& job, int64_t block, void* scratch);
   size_t (*vote_bytes)(const VoteJob& job);

@@ -8,6 +8,31 @@ struct PortableIsa {
   static size_t prepared_size(int words) { return static_cast<size_t>(words) * 4 * kLanes; }
   static size_t noise_size(int words) { return static_cast<size_t>(words) * 4 * kPairs; }
 
+  // Weights in tiles of kTile outputs: their biases, int32 -128 * row sum, then [K/4][kTile][4].
+  static size_t tile_bytes(int words) {
+    return kTile * sizeof(int32_t) + static_cast<size_t>(words) * kTile * 4;
+  }
+  static size_t weight_bytes(int rows, int cols) {
+    return static_cast<size_t>(tiles_of(rows)) * tile_bytes(words_of(cols));
+  }
+  static void pack(const int8_t* src, int rows, int cols, int8_t* to) {
+    pack_tiles(src, rows, cols, tile_bytes(words_of(cols)), to);
+  }
+
+  // Tiles that lie `stride` bytes apart.
+  static void pack_tiles(const int8_t* src, int rows, int cols, size_t stride, int8_t* to) {
+    for (int o = 0; o < rows; ++o, src += cols) {
+      int8_t* at = to + static_cast<size_t>(o / kTile) * stride;
+      int32_t sum = 0;
+      for (int k = 0; k < cols; ++k) sum += src[k];
+      reinterpret_cast<int32_t*>(at)[o % kTile] = -128 * sum;
+      at += kTile * 4 + o % kTile * 4;
+      int k = 0;
+      for (; k + 4 <= cols; k += 4) __builtin_memcpy(at + k * kTile, src + k, 4);
+      if (k < cols) __builtin_memcpy(at + k * kTile, src + k, static_cast<size_t>(cols - k));
+    }
+  }
+
   template <int lanes>
   static void widen(const uint32_t* words, int count, int16_t* out) {
     for (int w = 0; w < count; ++w)

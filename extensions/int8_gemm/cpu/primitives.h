@@ -20,6 +20,7 @@
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
+#include "packed.h"
 #include "program.h"
 
 namespace eggroll {
@@ -31,7 +32,10 @@ namespace {
 class CpuPrimitive : public mx::Primitive {
  public:
   CpuPrimitive(mx::Stream stream, std::shared_ptr<Program> program, int threads)
-      : mx::Primitive(stream), program_(std::move(program)), threads_(threads) {}
+      : mx::Primitive(stream),
+        kernels_(kernels()),
+        program_(std::move(program)),
+        threads_(threads) {}
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("the cpu engine's primitives run on CPU streams only");
   }
@@ -47,6 +51,7 @@ class CpuPrimitive : public mx::Primitive {
     encoder.dispatch(std::move(work));
   }
 
+  const Kernels& kernels_;  // for which the weights are packed
   std::shared_ptr<Program> program_;
   int threads_;
 };
@@ -78,11 +83,11 @@ struct Options {
   int threads, block_tokens, rank, shift;
 };
 
-Job job_of(const Program& program, const std::vector<mx::array>& in, const Arrays& where,
-           const Options& options) {
+Job job_of(const Kernels& k, const Program& program, const std::vector<mx::array>& in,
+           const Arrays& where, const Options& options) {
   Job job{};
-  job.plan = program.plan();
-  job.weights = in[0].data<int8_t>();
+  job.plan = program.plan(k);
+  job.weights = packed_weights(in[0].data<int8_t>());
   job.noise = in[1].data<int8_t>();
   job.tokens = in[2].data<int32_t>();
   job.targets = in[3].data<int32_t>();
@@ -117,7 +122,7 @@ class EvaluatePopulation : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out);
-    Job job = job_of(*program_, in, where_, options_);
+    Job job = job_of(kernels_, *program_, in, where_, options_);
     job.state_out = out[0].data<int8_t>();
     if (output_ == Output::scores) job.scores = out[1].data<int16_t>();
     if (output_ == Output::logits) job.logits = out[1].data<int8_t>();
@@ -129,7 +134,7 @@ class EvaluatePopulation : public CpuPrimitive {
     for (size_t i = 1; output_ == Output::outputs && i < out.size(); ++i)
       given->push_back(out[i].data<void>());
     if (output_ == Output::outputs) job.outputs = given->data();
-    const Kernels& k = kernels();
+    const Kernels& k = kernels_;
     int64_t blocks = (job.members + kLanes - 1) / kLanes;
     auto pool = std::make_shared<ScratchPool>(k.block_bytes(job), blocks, threads_);
     launch(in, out, [&k, job, blocks, pool, crediting, given, threads = threads_, keep = program_] {
@@ -226,7 +231,7 @@ class CountVotes : public CpuPrimitive {
       z.push_back(out[i].data<int32_t>());
       std::memset(z.back(), 0, out[i].nbytes());
     }
-    Count count(kernels(), jobs, z, pairs, threads_);
+    Count count(kernels_, jobs, z, pairs, threads_);
     launch(in, out, [count, keep = program_] { count.run(); });
   }
 
@@ -251,12 +256,12 @@ class CreditPopulation : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out);
-    Job job = job_of(*program_, in, where_, options_);
+    Job job = job_of(kernels_, *program_, in, where_, options_);
     job.state_out = out[0].data<int8_t>();
     job.scores = out[1].data<int16_t>();
     if (!job.plan.scored) std::memset(job.scores, 0, out[1].nbytes());
     auto work = std::make_shared<CreditWork>(job, crediting_);
-    const Kernels& k = kernels();
+    const Kernels& k = kernels_;
     int64_t blocks = (work->job.members + kLanes - 1) / kLanes;
     size_t head = static_cast<size_t>(work->readout) * sizeof(int32_t);
     auto pool = std::make_shared<ScratchPool>(k.block_bytes(work->job), blocks, threads_);

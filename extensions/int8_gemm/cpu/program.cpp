@@ -94,8 +94,12 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
   for (size_t i = 0; i < stages.size(); ++i)
     stages_.push_back({ops_[i].data(), static_cast<int>(ops_[i].size()), registers_[i].data(),
                        static_cast<int>(registers_[i].size()), std::get<2>(stages[i])});
-  for (size_t i = 0; i < leaves.size(); ++i) add_leaf(leaves[i], embedding_[i]);
-  require(packed_bytes_ < int64_t{1} << 31, "the network has too many weights");
+  int64_t weights = 0;
+  for (const LeafSpec& leaf : leaves) {
+    add_leaf(leaf);
+    weights += int64_t{leaf.first} * std::max(leaf.second, 1);
+  }
+  require(weights < int64_t{1} << 31, "the network has too many weights");
   for (auto [size, wide] : outputs) outputs_.push_back({size, wide});
   plan_ = {stages_.data(),
            static_cast<int>(stages_.size()),
@@ -165,16 +169,11 @@ void Program::add_stage(const StageSpec& stage) {
   registers_.push_back(std::get<1>(stage));
 }
 
-void Program::add_leaf(const LeafSpec& leaf, bool embedding) {
+void Program::add_leaf(const LeafSpec& leaf) {
   auto [rows, cols] = leaf;
   in_range("a leaf's number of rows", rows, 1, kFeatures);
   in_range("a leaf's number of columns", cols, 0, kSize);
-  leaves_.push_back({rows, cols, packed_bytes_});
-  int64_t inputs = round_up(cols, 4);
-  int64_t bytes = cols == 0   ? rows
-                  : embedding ? int64_t{rows} * inputs
-                              : round_up(rows, kTile) * (inputs + 4);
-  packed_bytes_ += round_up(bytes, 64);
+  leaves_.push_back({rows, cols, 0});
 }
 
 void Program::check(const Stage& stage) const {
@@ -295,27 +294,39 @@ void Program::check_powers() const {
             "log2 breakpoints must rise from above 2^63");
 }
 
-void Program::pack(int i, const int8_t* src, int8_t* packed) const {
-  const Leaf& leaf = leaves_[static_cast<size_t>(i)];
-  int64_t cols = leaf.cols, padded = round_up(cols, 4), tile = kTile * (padded + 4);
-  size_t size = static_cast<size_t>(leaf.rows) * static_cast<size_t>(cols ? cols : 1);
-  require(!std::memchr(src, 0x80, size), "a weight is -128; int8 weights are -127..127");
-  int8_t* dst = packed + leaf.offset;
-  if (cols == 0) std::memcpy(dst, src, size);
-  for (int64_t o = 0; cols && o < leaf.rows; ++o, src += cols) {
-    if (embedding_[static_cast<size_t>(i)]) {
-      std::memcpy(dst + o * padded, src, static_cast<size_t>(cols));
-      continue;
-    }
-    int8_t* at = dst + o / kTile * tile;
-    int32_t sum = 0;
-    for (int64_t k = 0; k < cols; ++k) sum += src[k];
-    reinterpret_cast<int32_t*>(at)[o % kTile] = -128 * sum;
-    at += kTile * 4 + o % kTile * 4;
-    int64_t k = 0;
-    for (; k + 4 <= cols; k += 4) std::memcpy(at + k * kTile, src + k, 4);
-    if (k < cols) std::memcpy(at + k * kTile, src + k, static_cast<size_t>(cols - k));
+const Program::Layout& Program::layout(const Kernels& k) const {
+  std::lock_guard<std::mutex> guard(lock_);
+  auto [at, made] = layouts_.try_emplace(&k, Layout{leaves_, 0});
+  Layout& found = at->second;
+  for (size_t i = 0; made && i < leaves_.size(); ++i) {
+    Leaf& leaf = found.leaves[i];
+    leaf.offset = found.bytes;
+    int64_t bytes = leaf.cols == 0  ? leaf.rows
+                    : embedding_[i] ? leaf.rows * round_up(leaf.cols, 4)
+                                    : static_cast<int64_t>(k.weight_bytes(leaf.rows, leaf.cols));
+    found.bytes += round_up(bytes, 64);
   }
+  return found;
+}
+
+Plan Program::plan(const Kernels& k) const {
+  Plan plan = plan_;
+  plan.leaves = layout(k).leaves.data();
+  return plan;
+}
+
+int64_t Program::packed_bytes(const Kernels& k) const { return layout(k).bytes; }
+
+void Program::pack(const Kernels& k, int i, const int8_t* src, int8_t* packed) const {
+  const Leaf& leaf = layout(k).leaves[static_cast<size_t>(i)];
+  size_t rows = static_cast<size_t>(leaf.rows), cols = static_cast<size_t>(leaf.cols);
+  require(!std::memchr(src, 0x80, rows * (cols ? cols : 1)),
+          "a weight is -128; int8 weights are -127..127");
+  int8_t* to = packed + leaf.offset;
+  if (cols == 0) return void(std::memcpy(to, src, rows));
+  if (!embedding_[static_cast<size_t>(i)]) return k.pack(src, leaf.rows, leaf.cols, to);
+  const size_t padded = (cols + 3) / 4 * 4;
+  for (size_t o = 0; o < rows; ++o) std::memcpy(to + o * padded, src + o * cols, cols);
 }
 
 namespace {

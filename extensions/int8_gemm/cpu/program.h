@@ -1,6 +1,8 @@
 // A declared program, checked once, with the layout of its packed weights. Independent of MLX.
 #pragma once
 
+#include <map>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -31,17 +33,20 @@ class Program {
           const std::vector<uint32_t>& mantissas, const std::vector<uint64_t>& log2_breakpoints,
           int inputs = 0, int indices = 0, const std::vector<OutputSpec>& outputs = {});
 
+  // Without places of packed weights.
   const Plan& plan() const { return plan_; }
 
-  int64_t packed_bytes() const { return packed_bytes_; }
+  // The same, with weights packed for one instruction set.
+  Plan plan(const Kernels& k) const;
+  int64_t packed_bytes(const Kernels& k) const;
 
   // Writes leaf `i`, int8 in its declared shape, into its place in zeroed packed weights.
   // Throws std::invalid_argument for a weight of -128.
-  void pack(int i, const int8_t* leaf, int8_t* packed) const;
+  void pack(const Kernels& k, int i, const int8_t* leaf, int8_t* packed) const;
 
  private:
   void add_stage(const StageSpec& stage);
-  void add_leaf(const LeafSpec& leaf, bool embedding);
+  void add_leaf(const LeafSpec& leaf);
   void check(const Stage& stage) const;
   void check(const Op& op, const Stage& stage) const;
   void check_leaf(const Op& op, const Stage& stage) const;
@@ -49,6 +54,13 @@ class Program {
   void check_flow() const;
   void check_powers() const;
   static void chain(std::vector<Op>& ops);
+
+  // Where leaves lie in weights packed for one instruction set.
+  struct Layout {
+    std::vector<Leaf> leaves;
+    int64_t bytes;
+  };
+  const Layout& layout(const Kernels& k) const;
 
   std::vector<std::vector<Op>> ops_;
   std::vector<std::vector<int>> registers_;
@@ -60,7 +72,8 @@ class Program {
   std::vector<uint32_t> exact_mantissa_, mantissa_;
   std::vector<int32_t> exp2_;
   std::vector<uint64_t> breakpoints_;
-  int64_t packed_bytes_ = 0;
+  mutable std::mutex lock_;
+  mutable std::map<const Kernels*, Layout> layouts_;
   Plan plan_{};
 };
 

@@ -1,7 +1,6 @@
 // Votes Z = sum_i f_i A_i B_i^T of one leaf as an int8 matrix product whose inner dimension is the
-// pairs (times the rank), on the same dot-product tiles as the forward pass: f A in the place of
-// the weights, 32 columns of B in the place of 32 members. Included inside each
-// unit's namespace, after block.h.
+// pairs (times the rank): f A in the place of the weights, 32 columns of B in the place of 32
+// members. Included inside each unit's namespace, after learn_products.h.
 
 constexpr int kVotePairs = 256;  // pair-ranks gathered at a time
 constexpr int kAhead = 12;       // pairs
@@ -10,22 +9,22 @@ struct Votes {
   const VoteJob& job;
   int8_t* a;                            // packed tiles of f A: [O/8] x (8 biases, [pairs/4][8][4])
   uint32_t* b;                          // [K/32][pairs/4][32] words of four pairs
-  Isa::Prepared* panel;                 // one 32-column panel of b, prepared
+  Products::Panel* panel;               // one 32-column panel of b, closed
   int8_t *own_a, *own_b;                // [4] rows that do not lie in the table as they are needed
   const int8_t *rows_a[4], *rows_b[4];  // four pair-ranks' A [O] and B [K]
   uint32_t negative;                    // bytes of all ones where a pair's fitness is -1
   alignas(64) int32_t acc[kTile][kLanes];
 
   Votes(const VoteJob& j, Arena& arena) : job(j) {
-    a = arena.take<int8_t>(tiles() * kTileBytes);
+    a = arena.take<int8_t>(tiles() * tile_bytes());
     b = arena.take<uint32_t>(panels() * kVoteWords * kLanes);
-    panel = arena.take<Isa::Prepared>(Isa::prepared_size(kVoteWords));
+    panel = arena.take<Products::Panel>(Products::panel_size(kVoteWords));
     own_a = arena.take<int8_t>(4 * static_cast<size_t>(job.leaf.rows));
     own_b = arena.take<int8_t>(4 * static_cast<size_t>(job.leaf.cols));
   }
 
   static constexpr int kVoteWords = kVotePairs / 4;
-  static constexpr size_t kTileBytes = kTile * sizeof(int32_t) + kVoteWords * kTile * 4;
+  static size_t tile_bytes() { return Products::tile_bytes(kVoteWords); }
   size_t tiles() const { return static_cast<size_t>(tiles_of(job.leaf.rows)); }
   size_t panels() const { return static_cast<size_t>((job.leaf.cols + kLanes - 1) / kLanes); }
 
@@ -78,9 +77,9 @@ struct Votes {
     for (int o = 0; o < job.leaf.rows; o += 2 * kTile) {
       alignas(64) uint32_t words[2 * kTile];
       interleave(rows_a, o, job.leaf.rows, negative, words);
-      int8_t* to = a + static_cast<size_t>(o / kTile) * kTileBytes + (w + 1) * kTile * 4;
+      int8_t* to = a + static_cast<size_t>(o / kTile) * tile_bytes() + (w + 1) * kTile * 4;
       __builtin_memcpy(to, words, kTile * 4);
-      if (o + kTile < job.leaf.rows) __builtin_memcpy(to + kTileBytes, words + kTile, kTile * 4);
+      if (o + kTile < job.leaf.rows) __builtin_memcpy(to + tile_bytes(), words + kTile, kTile * 4);
     }
     for (int k = 0; k < job.leaf.cols; k += 16)
       interleave(rows_b, k, job.leaf.cols, 0,
@@ -90,13 +89,13 @@ struct Votes {
 
   void multiply(int words, int32_t* z) {
     int rows = job.leaf.rows, cols = job.leaf.cols;
-    for (size_t t = 0; t < tiles(); ++t) Isa::bias(a + t * kTileBytes, words);
+    for (size_t t = 0; t < tiles(); ++t) Products::close_tile(a + t * tile_bytes(), words);
     for (size_t p = 0; p < panels(); ++p) {
-      Isa::prepare(b + p * kVoteWords * kLanes, words, panel);
+      Products::close_inputs(b + p * kVoteWords * kLanes, words, panel);
       int first = static_cast<int>(p) * kLanes,
           count = cols - first < kLanes ? cols - first : kLanes;
       for (int t = 0; t < tiles_of(rows); ++t) {
-        Isa::dot(a + t * kTileBytes, panel, words, acc);
+        Products::count(a + t * tile_bytes(), panel, words, acc);
         for (int o = 0; o < kTile && t * kTile + o < rows; ++o) {
           int32_t* __restrict to = z + static_cast<size_t>(t * kTile + o) * cols + first;
           if (count == kLanes)

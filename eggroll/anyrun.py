@@ -1,0 +1,176 @@
+"""A run of whatever is trained: what it does and has, and the words for it.
+
+run.py has those of eggroll.train, adamw.py those of the float network.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import shlex
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+from eggroll import __version__, runlog
+from eggroll.config import Common
+from eggroll.data.streams import TOKENS, Corpus, Streams
+from eggroll.help import invocation
+from eggroll.program import Leaves, Program
+from eggroll.ranks import ALONE, Ranks
+
+
+@dataclass
+class Run(ABC):
+    """A run under way, of whatever is trained: its options, its folder and its data.
+
+    folder: None if nothing of it is written;
+    val_loss: the validation after the last update, in bits per token; None if there was none;
+    asked: tells whether it is to stop; stops: whether it does, as of the last update.
+    """
+
+    config: Common
+    folder: runlog.Folder | None
+    corpus: Corpus
+    streams: Streams
+    val_loss: float | None = field(default=None, init=False)
+    asked: Callable[[], bool] = field(default_factory=lambda: lambda: False, init=False)
+    stops: bool = field(default=False, init=False)
+
+    command: ClassVar[str]
+    legend: ClassVar[str]  # what the loss in metrics.jsonl and on the screen is
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Updates made."""
+
+    @property
+    @abstractmethod
+    def weights(self) -> Leaves: ...
+
+    @property
+    @abstractmethod
+    def engine(self) -> Any:
+        """The engine that draws samples from the weights, or something with its `logits`."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share its work."""
+        return ALONE
+
+    @abstractmethod
+    def update(self) -> runlog.Row:
+        """Makes one update; returns its line of metrics.jsonl, but for the validation."""
+
+    @abstractmethod
+    def validate(self) -> float:
+        """Exact bits per token of the model on the validation split."""
+
+    @abstractmethod
+    def save(self) -> None:
+        """Replaces the checkpoint by one of the present step; nothing without a folder."""
+
+    def validation(self) -> runlog.Row:
+        """Validates, and returns what the line of metrics.jsonl gets by it."""
+        self.val_loss = self.validate()
+        # A token is a byte in every corpus of text. Count has none: there it is per token, too.
+        return {"val_loss": self.val_loss, "val_bits_per_byte": self.val_loss}
+
+    def path(self, name: str) -> Path:
+        """The path of one of the files; only of a run with a folder."""
+        assert self.folder
+        return self.folder.path / name
+
+    def due(self, every: int) -> bool:
+        """True if something done `every` so many updates is due; it always is at the end."""
+        return self.step == self.config.steps or (every > 0 and self.step % every == 0)
+
+    def resume_hint(self, engine: str = "") -> str:
+        """How the run goes on; engine: another than its own."""
+        if not self.folder:
+            return "nothing of it is written without an out."
+        folder = str(self.folder.path)
+        if self.config.data == TOKENS:
+            changed = f", engine={engine!r}" if engine else ""
+            return f"go on with Config(resume={folder!r}{changed}, ...) and the same tokens"
+        changed = f" --engine {engine}" if engine else ""
+        return f"go on with: {invocation(self.command)} --resume {shlex.quote(folder)}{changed}"
+
+    @property
+    def by_steps(self) -> bool:
+        """True if an update depends on the total of updates."""
+        return True
+
+    def details(self) -> Sequence[str]:
+        """Words of the first lines that belong to this kind of run."""
+        return ()
+
+    def facts(self) -> dict[str, Any]:
+        """Facts in config.json that belong to this kind of run."""
+        return {}
+
+
+def fingerprint(corpus: Corpus) -> Any:
+    """The identity of the data: the digest of each split, or the options of corpus count."""
+    splits = corpus.about.get("splits")
+    facts = {k: v["sha256"] for k, v in splits.items()} if splits else corpus.about
+    return json.loads(json.dumps(facts))
+
+
+def unit(options: Common) -> str:
+    return "bits per token" if options.numbers else "bits per byte"
+
+
+def parameters(program: Program) -> int:
+    return sum(math.prod(leaf.shape) for leaf in program.leaves)
+
+
+def print_header(run: Run, reason: str, steps_before: int) -> None:
+    """Tells on stdout what runs where, and why there."""
+    options, engine, streams = run.config, run.engine, run.streams
+    print(f"engine: {engine.description}{', ' * bool(reason)}{reason}")
+    parts = (
+        f"network: {options.network_words}, {parameters(engine.program):,} parameters",
+        *run.details(),
+        f"data: {streams.streams:,} streams x {options.seq_len} tokens of {options.data}, "
+        f"{streams.tokens_per_epoch:,} in all",
+    )
+    print("\n".join(parts))
+    where = run.folder.path if run.folder else "not written"
+    print(f"run: {where}, updates {run.step} to {options.steps}")
+    if options.resume and run.step == options.steps:
+        print(f"All {run.step} updates are done; a larger --steps goes on.")
+    elif run.by_steps and steps_before != options.steps:
+        print(
+            f"From here the learning rate falls over {options.steps} updates instead of "
+            f"{steps_before}, which is not the run of {options.steps} updates from the start."
+        )
+    sys.stdout.flush()
+
+
+def config_json(run: Run) -> bytes:
+    """The options, and under `about` what else explains the results."""
+    corpus = run.corpus
+    data = {"corpus": corpus.about, "baselines": corpus.baselines()}
+    return described(run.config.to_dict(), run.engine, run.facts() | data)
+
+
+def described(options: Mapping[str, Any], engine: Any, facts: Mapping[str, Any]) -> bytes:
+    """A config.json of these options; facts: what `about` says beside versions and engine."""
+    about = {
+        "eggroll": __version__,
+        "python": platform.python_version(),
+        "mlx": version("mlx"),
+        "numpy": version("numpy"),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "engine": engine.description,
+        "parameters": parameters(engine.program),
+        **facts,
+    }
+    return json.dumps({**options, "about": about}, indent=1).encode() + b"\n"

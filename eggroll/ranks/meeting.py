@@ -1,0 +1,109 @@
+"""What the ranks of a run tell each other after an update, and before a checkpoint.
+
+Letters: P members, R ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from eggroll.ranks import RankError, Ranks
+from eggroll.step import Learner, Step
+
+
+class Met(NamedTuple):
+    """scored: the sum of all members' scores; stops: whether a rank was asked to stop; facts: of
+    the ranks, for metrics.jsonl, none of a process alone.
+    """
+
+    scored: int
+    stops: bool
+    facts: dict[str, Any]
+
+
+def meet(ranks: Ranks, made: Step, waited: float, asked: bool, digest: int = 0) -> Met:
+    """Ends an update on all ranks.
+
+    waited: seconds of it in communication; digest: of the weights after it, where they are looked
+    at.
+
+    Raises:
+        RankError: the weights are not the same everywhere.
+    """
+    # On the host, as nothing may fail between an update and its line.
+    scored = int(np.asarray(made.scores).sum(dtype=np.int64))
+    if ranks.size == 1:
+        return Met(scored, asked, {})
+    alone = made.seconds - waited
+    mine = scored, made.scores.size, round(alone * 1e6), round(waited * 1e6), asked, digest
+    all_scored, tokens, busy, idle, stops, digests = ranks.table(mine).T.tolist()
+    _check(digests)
+    facts = {
+        "rank_tokens_per_second": [
+            round(n * 1e6 / max(t, 1), 1) for n, t in zip(tokens, busy, strict=True)
+        ],
+        "rank_communication_seconds": [t / 1e6 for t in idle],
+    }
+    return Met(sum(all_scored), any(stops), facts)
+
+
+def digest_of(learner: Learner) -> int:
+    """64 bits that tell the weights and the memory of one rank from another's."""
+    found = hashlib.blake2b(digest_size=8)
+    for leaves in (learner.weights, learner.memory):
+        for leaf in leaves.values():
+            found.update(np.asarray(leaf).tobytes())
+    return int.from_bytes(found.digest(), "little", signed=True)
+
+
+def check_weights(ranks: Ranks, learner: Learner) -> None:
+    """Raises RankError if the weights are not the same everywhere."""
+    if ranks.size > 1:
+        _check(ranks.table([digest_of(learner)])[:, 0].tolist())
+
+
+def _check(digests: Sequence[int]) -> None:
+    counts = Counter(digests)
+    if len(counts) == 1:
+        return
+    usual, most = counts.most_common(1)[0]
+    odd = [str(rank) for rank, digest in enumerate(digests) if digest != usual]
+    if 2 * most > len(digests):
+        what = f"the weights of rank{'s' * (len(odd) > 1)} {', '.join(odd)} differ from the others'"
+    else:
+        what = (
+            f"the weights of the {len(digests)} ranks differ, and no majority says which is wrong"
+        )
+    raise RankError(
+        f"{what}: a bit flipped there, or its machine computes wrongly, so look at its memory; no "
+        "checkpoint was made of them"
+    )
+
+
+def whole_state(ranks: Ranks, learner: Learner) -> mx.array:
+    """The state of all members, int8 [P, state_size]; of none on ranks other than 0."""
+    if ranks.size == 1:
+        return learner.state
+    population = learner.population
+    state = np.array(learner.state)
+    return mx.array(ranks.rows(state, population.everyone, population.group))
+
+
+def hand_out(ranks: Ranks, learner: Learner) -> None:
+    """Gives every rank the learner that rank 0 has read, whose state is of all members there."""
+    if ranks.size == 1:
+        return
+    learner.step = ranks.from_first(lambda: learner.step)
+    groups = {"weights": learner.weights, "memory": learner.memory}
+    for leaves in groups.values():
+        given = ranks.arrays_from_first({name: np.array(leaf) for name, leaf in leaves.items()})
+        leaves.update({name: mx.array(leaf) for name, leaf in given.items()})
+    state = ranks.arrays_from_first({"state": np.array(learner.state)})["state"]
+    first = learner.population.before
+    learner.state = mx.array(state[first : first + learner.population.members])

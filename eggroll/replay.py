@@ -1,0 +1,246 @@
+"""Past weights of a run, rebuilt from its replay log: `python -m eggroll.replay DIR --step N`.
+
+A vote is noise times the fitness of a pair, and noise follows from the seed, so the signs of pairs
+are all that an update needs; no text is read and no network runs. Member states are not rebuilt:
+they come from what members read, so a run cannot go on exactly from here.
+
+Letters: N pairs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final, NamedTuple
+
+import mlx.core as mx
+import tyro
+
+from eggroll import checkpoint, cli, runlog
+from eggroll.config import Config
+from eggroll.errors import InputError
+from eggroll.estimator import Estimate
+from eggroll.fitness import decided
+from eggroll.options import from_dict
+from eggroll.replay_log import Header, header_of, records
+from eggroll.run import engine_for, new_learner
+from eggroll.step import Learner
+
+EXAMPLES: Final = (
+    ("runs/stdlib-000", "rebuild the last weights and compare them with the checkpoint"),
+    ("runs/stdlib-000 --step 500 --out then.safetensors", "write the weights of update 500"),
+)
+SAID_SECONDS: Final = 10.0  # between lines of progress
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of eggroll.replay."""
+
+    folder: Annotated[str, tyro.conf.arg(metavar="DIR"), tyro.conf.Positional] = ""
+    """Folder of a run of eggroll.train, or its replay.bin alone."""
+    step: Annotated[int | None, cli.Range(0, 10**9)] = None
+    """The update whose weights are rebuilt, 0 for those before the first; the last if not given."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """New safetensors file for the weights, which eggroll.load and generate read."""
+    engine: Annotated[str, tyro.conf.arg(metavar="auto|portable|cpu|metal|cuda")] = "auto"
+    """The engine that counts votes; all give the same bits."""
+    threads: Annotated[int, cli.Range(0, 1024)] = 0
+    """Threads on a CPU; 0 is all cores."""
+
+
+class Source(NamedTuple):
+    """A replay log, open at its first record, and the options of its run."""
+
+    path: Path
+    file: BinaryIO
+    header: Header
+    config: Config
+
+
+def opened(place: str) -> Source:
+    """The replay log of a run.
+
+    Raises:
+        InputError: there is none, or it cannot be read.
+    """
+    path = Path(place)
+    path = path / runlog.REPLAY if path.is_dir() else path
+    try:
+        file = runlog.open_regular(path)
+    except FileNotFoundError:
+        raise without_log(path) from None
+    except OSError as error:
+        raise InputError(
+            f"replay log {str(path)!r} cannot be read ({error.strerror}): make it readable or give "
+            "the folder of another run."
+        ) from error
+    header = header_of(file, path)
+    what = f"replay log {str(path)!r}"
+    options = header.facts.get("config")
+    if header.facts.get("kind") != checkpoint.FORMAT or not isinstance(options, dict):
+        raise InputError(f"{what} is not of a run of eggroll.train: give the folder of one.")
+    config = from_dict(options, what)
+    config.check()
+    checkpoint.check_network(header.facts, config, path)
+    if header.pairs != config.pop // 2 or not config.estimator_class.replays:
+        raise InputError(
+            f"{what} has signs of {header.pairs} pairs, which do not fit its options (--pop "
+            f"{config.pop}, --estimator {config.estimator}): restore it from a copy."
+        )
+    return Source(path, file, header, config)
+
+
+def without_log(path: Path) -> InputError:
+    """The error for a run that has no replay log."""
+    folder = path.parent
+    try:
+        options = checkpoint.load_options(folder / runlog.CHECKPOINT)
+    except InputError as error:
+        return InputError(f"there is no {str(path)!r}, and {error}")
+    if not options.estimator_class.replays:
+        return InputError(
+            f"the run in {str(folder)!r} has --estimator {options.estimator}, which credits every "
+            "token by what members read there, so a replay would need the text and all forward "
+            "passes, or 4 bytes per weight and update: it is offered for --estimator eggroll only."
+        )
+    return InputError(
+        f"the run in {str(folder)!r} has no {path.name}, like sweep trials and runs that began "
+        "before there were replay logs: only a run that records signs from its first update on can "
+        "be replayed."
+    )
+
+
+def updates(source: Source, step: int | None) -> int:
+    """Updates to replay: `step`, or all that are recorded.
+
+    Raises:
+        InputError: fewer are recorded.
+    """
+    whole = sum(1 for _ in islice(records(source.file, source.header), step))
+    source.file.seek(source.header.size)
+    if step is None or whole == step:
+        return whole
+    size = source.path.stat().st_size - source.header.size
+    torn = size - whole * source.header.record >= source.header.record
+    ends, more = ("is damaged after", ", or restore it from a copy") if torn else ("ends with", "")
+    raise InputError(
+        f"{str(source.path)!r} {ends} update {whole}: give --step {whole} or less{more}."
+    )
+
+
+def replayed(source: Source, learner: Learner, step: int) -> Iterator[Learner]:
+    """The learner after each update up to `step`; the states of its members stay zero."""
+    planned = source.config.steps
+    for record in islice(records(source.file, source.header), step):
+        if record.steps != planned:  # the run was resumed with another total
+            planned = record.steps
+            options = replace(source.config, steps=planned)
+            learner.rule = options.rule_class.make(
+                options, learner.population.engine.program, learner.estimator
+            )
+        votes = learner.population.votes(mx.array(record.signs), learner.step)
+        signs = mx.array(record.signs)
+        learner.adopt(Estimate(mx.zeros(0), learner.state, votes, decided(signs)))
+        yield learner
+
+
+def replay(options: Options) -> str:
+    """Rebuilds the weights of an update, prints what was done and returns their signature.
+
+    Raises:
+        InputError: bad options, no replay log, a damaged one, or weights other than those of the
+            run's checkpoint.
+    """
+    cli.check_ranges(options)
+    if not options.folder:
+        raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
+    check_free(options.out)
+    source = opened(options.folder)
+    with source.file:
+        step = updates(source, options.step)
+        config = replace(source.config, engine=options.engine, threads=options.threads, chunk=0)
+        engine, reason = engine_for(config)
+        known, why_not = checkpoint_of(source.path.parent, step)
+        learner = new_learner(config, engine)
+        print(f"engine: {engine.description}{', ' * bool(reason)}{reason}")
+        print(f"replay: {source.path}, updates 0 to {step} of {learner.population.members // 2:,} "
+              "pairs", flush=True)  # fmt: skip
+        compare(learner, known)
+        said = time.monotonic()
+        for now in replayed(source, learner, step):
+            compare(now, known)
+            if time.monotonic() - said >= SAID_SECONDS:
+                said = time.monotonic()
+                print(f"update {now.step}/{step}", file=sys.stderr, flush=True)
+    print(why_not or f"equal to the weights in the checkpoint of update {known[0]}")
+    if options.out:
+        write(Path(options.out), source.config, learner)
+        print(f"written to {options.out}: the weights of update {step}")
+    return checkpoint.signature(learner.weights)
+
+
+Known = tuple[int, str]  # update and signature of a checkpoint; update -1 where there is none
+
+
+def checkpoint_of(folder: Path, step: int) -> tuple[Known, str]:
+    """The checkpoint that a replay up to `step` passes, and why there is none to compare with."""
+    try:
+        kept = checkpoint.load(folder / runlog.CHECKPOINT)
+    except InputError as error:
+        return (-1, ""), f"not compared with a checkpoint: {error}"
+    if kept.step > step:
+        return (-1, ""), f"not compared: the checkpoint is of update {kept.step}"
+    return (kept.step, checkpoint.signature(kept.weights)), ""
+
+
+def compare(learner: Learner, known: Known) -> None:
+    """Raises InputError if the learner stands where the checkpoint does, with other weights."""
+    if learner.step == known[0] and checkpoint.signature(learner.weights) != known[1]:
+        raise InputError(
+            f"the weights of update {learner.step} are rebuilt as "
+            f"{checkpoint.signature(learner.weights)[:12]} and the checkpoint has {known[1][:12]}: "
+            "replay log and checkpoint are not of one run, or one of them has been changed; "
+            "restore them from a copy."
+        )
+
+
+def check_free(out: str) -> None:
+    """Raises InputError unless a new file can be written there."""
+    path = Path(out)
+    if out and (os.path.lexists(path) or not path.parent.is_dir()):
+        raise InputError(
+            f"--out {out!r} is no place for a new file: give a name that is free, in a folder that "
+            "is there."
+        )
+
+
+def write(path: Path, config: Config, learner: Learner) -> None:
+    """Writes weights and memory; see checkpoint.WEIGHTS."""
+    checkpoint.save_weights(path, learner.step, config, learner.weights, learner.memory)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of eggroll.replay; returns its exit code."""
+
+    def work() -> int:
+        options = cli.parse(
+            Options,
+            sys.argv[1:] if argv is None else argv,
+            command="replay",
+            about="Rebuilds past weights of a run from the signs of its pairs, without its text.",
+            examples=EXAMPLES,
+        )
+        print(f"signature: {replay(options)}")
+        return cli.DONE
+
+    return cli.run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

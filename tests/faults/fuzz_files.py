@@ -1,0 +1,330 @@
+"""Targets that read files and command lines: checkpoints, options, metrics, corpora."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import os
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+import eggroll as eg
+from eggroll import adamw, checkpoint, generate, options, probe, run, runlog, training
+from eggroll.baseline import reader
+from eggroll.bench import command as bench
+from eggroll.checkpoint import Arrays
+from eggroll.config import Config
+from eggroll.data.streams import load_corpus
+from eggroll.engines import verdicts
+from eggroll.errors import InputError
+from eggroll.networks import mlp
+from eggroll.sweep import options as sweep
+from faults.cases import CREDIT, as_baseline, corpus
+from faults.commands import TINY
+from faults.fuzz import Target, hostile, mutated, mutated_bytes, text_of
+
+QUIET = [*TINY, "--steps", "3", "--pop", "8"]
+
+
+@functools.cache
+def place() -> Path:
+    """A folder, in memory where there is one, as every attempt writes a file."""
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="eggroll-fuzz-", dir=memory if memory.is_dir() else None))
+
+
+@functools.cache
+def folder(name: str) -> Path:
+    """The folder of a finished run."""
+    ways = {"sign": [], "whitened": [*CREDIT, "--rule", "whitened"], "master": ["--rule", "master"],
+            "feedback": ["--estimator", "feedback", "--rule", "adam"]}  # fmt: skip
+    path = place() / name
+    if name == "Trainer":
+        with eg.Trainer(mlp(3, [4], 2), pop=8, table_bits=16, threads=1, out=path) as es:
+            es.ask()(np.zeros((1, 3), np.int8))
+            es.tell(np.arange(8.0))
+        return path
+    with ExitStack() as stack:
+        words = [*QUIET, *ways.get(name, []), "--out", str(path)]
+        if name == "adamw":
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            made: run.Run = adamw.open_run(adamw.options_from(as_baseline(words)), stack)
+        else:
+            made = run.open_run(training.options_from(words), stack, show=False)
+        with runlog.Metrics(path / runlog.METRICS, 0) as metrics:
+            while made.step < made.config.steps:
+                metrics.append(made.update() | made.validation())
+        made.save()
+    return path
+
+
+@functools.cache
+def contents(name: str) -> tuple[dict[str, str], Arrays, bytes]:
+    """Metadata, tensors and bytes of its checkpoint."""
+    path = folder(name) / runlog.CHECKPOINT
+    data = path.read_bytes()
+    kind = next(kind for kind in checkpoint.COMMANDS if f'"{kind}"'.encode() in data)
+    metadata, arrays = checkpoint.read(path, kind)
+    return metadata, arrays, data
+
+
+def doctored(name: str, chance: random.Random) -> Path:
+    """A checkpoint with something changed and its checksum made to fit."""
+    metadata, arrays, data = contents(name)
+    metadata, arrays = dict(metadata), dict(arrays)
+    for _ in range(chance.choice([1, 1, 2])):
+        if chance.random() < 0.7:
+            _doctor_metadata(metadata, chance)
+        else:
+            _doctor_arrays(arrays, chance)
+    path = place() / "doctored" / runlog.CHECKPOINT
+    path.parent.mkdir(exist_ok=True)
+    if chance.random() < 0.25:
+        path.write_bytes(mutated_bytes(data, chance))
+        return path
+    with contextlib.suppress(UnicodeEncodeError):
+        metadata["sha256"] = checkpoint._digest(metadata, arrays)
+        path.write_bytes(safetensors.numpy.save(arrays, metadata))
+    return path
+
+
+def word(chance: random.Random) -> str:
+    value = hostile(chance)
+    return value if isinstance(value, str) and chance.random() < 0.5 else text_of(value)[:9000]
+
+
+def _doctor_metadata(metadata: dict[str, str], chance: random.Random) -> None:
+    key = chance.choice([*metadata, "config", "config", "step"])
+    if key not in metadata:
+        return
+    how = chance.random()
+    try:
+        value = json.loads(metadata[key])
+    except ValueError:
+        value = None
+    if how < 0.6 and isinstance(value, dict | list):
+        metadata[key] = text_of(mutated(value, chance))
+    elif how < 0.9:
+        metadata[key] = word(chance)
+    else:
+        del metadata[key]
+
+
+def _doctor_arrays(arrays: Arrays, chance: random.Random) -> None:
+    name = chance.choice(list(arrays))
+    array, how = arrays[name].copy(), chance.randrange(6)
+    if how == 0:
+        del arrays[name]
+        return
+    if how == 1:
+        array = array.reshape(-1)[: chance.randint(0, array.size)]
+    elif how == 2:
+        array = array.astype(chance.choice(["i1", "i2", "i8", "u1", "f4", "f8", "?"]))
+    elif how == 3 and array.size:
+        limits = np.iinfo(array.dtype) if array.dtype.kind == "i" else np.finfo(array.dtype)
+        values = [limits.min, limits.max, -1, 0, 1]
+        with np.errstate(all="ignore"):
+            array.reshape(-1)[chance.randrange(array.size)] = chance.choice(values)
+    elif how == 4:
+        name = chance.choice(["", "x", "weights/", f"{name}2", "memory/é"])
+    else:
+        array = array[None]
+    arrays[name] = array
+
+
+@functools.cache
+def _counting() -> Any:
+    return load_corpus("count")
+
+
+def resumed(name: str, chance: random.Random) -> None:
+    """A doctored checkpoint; one that is accepted makes an update whose weights are in range."""
+    path = doctored(name, chance)
+    kept = checkpoint.load(path)
+    if kept.config != checkpoint.load(folder(name) / runlog.CHECKPOINT).config:
+        kept.config.check()  # any options that are possible may be there, also of costly runs
+        return
+    if chance.random() < 0.9:
+        return
+    learner = run.new_learner(kept.config, run.engine_for(kept.config)[0])
+    learner.step, learner.weights = kept.step, kept.weights
+    learner.memory, learner.state = kept.memory, kept.state
+    config = kept.config
+    streams = _counting().streams("train", config.streams, config.seq_len, config.seed)
+    learner.update(streams.batch(kept.step))
+    assert all((np.asarray(leaf) != -128).all() for leaf in learner.weights.values())
+
+
+def loaded_trainer(chance: random.Random) -> None:
+    path = doctored("Trainer", chance)
+    es = eg.Trainer.load(path, chunk=8)
+    es.ask()(np.zeros((1, es.program.inputs or 1), np.int8))
+
+
+def loaded_adamw(chance: random.Random) -> None:
+    reader.load(doctored("adamw", chance), 1)
+
+
+def generated(chance: random.Random) -> None:
+    generate.load(doctored(chance.choice(["sign", "adamw", "Trainer"]), chance).parent, "cpu", 1)
+
+
+def file_of(data: bytes, name: str = "file") -> Path:
+    path = place() / name
+    path.write_bytes(data)
+    return path
+
+
+def config_files(chance: random.Random) -> None:
+    known = Config(data="count").to_dict() | {"about": {"eggroll": "0"}}
+    data = json.dumps(mutated(known, chance) if chance.random() < 0.3 else known).encode()
+    kind = chance.choice([Config, adamw.Options, sweep.Options])
+    path = file_of(mutated_bytes(data, chance), "config.json")
+    options.options_in(kind, str(path)).check()
+
+
+def metrics_of(name: str, chance: random.Random) -> bytes:
+    data = (folder(name) / runlog.METRICS).read_bytes()
+    if chance.random() < 0.5:
+        return mutated_bytes(data, chance)
+    lines = [text_of(mutated(json.loads(line), chance)) for line in data.splitlines()]
+    return "\n".join([*lines, ""]).encode("utf-8", "surrogatepass")
+
+
+def metrics_files(chance: random.Random) -> None:
+    """Read, cut back and gone on with; what is kept is of the updates up to the checkpoint."""
+    step = chance.choice([0, 1, 2, 3, 9])
+    path = file_of(metrics_of("sign", chance), runlog.METRICS)
+    with runlog.Metrics(path, step) as metrics:
+        metrics.append({"step": step + 1, "loss": 0.5})
+    rows = [row for _, row in runlog.read_lines(path)]
+    assert rows[-1]["step"] == step + 1
+    assert all(row["step"] <= step for row in rows[:-1])
+
+
+def curves_of_runs(chance: random.Random) -> None:
+    """What plot reads of a folder whose config.json and metrics.jsonl are doctored."""
+    from eggroll import curves
+
+    name = chance.choice(["sign", "adamw", "Trainer"])
+    path = place() / "drawn"
+    path.mkdir(exist_ok=True)
+    config = (folder(name) / runlog.CONFIG).read_bytes()
+    if chance.random() < 0.5:
+        config = text_of(mutated(json.loads(config), chance)).encode("utf-8", "surrogatepass")
+    elif chance.random() < 0.3:
+        config = mutated_bytes(config, chance)
+    (path / runlog.CONFIG).write_bytes(config)
+    (path / runlog.METRICS).write_bytes(metrics_of(name, chance))
+    found = curves.read_run(path)
+    for metric in found.metrics:
+        found.curve(metric)
+    getattr(found, found.over)(found.steps)
+    found.without_seed()
+
+
+@functools.cache
+def _text() -> bytes:
+    return corpus(place()).read_bytes()
+
+
+def corpora(chance: random.Random) -> None:
+    """Files and folders of bytes."""
+    data = mutated_bytes(_text()[: chance.choice([0, 10, 5000, 17_000, 30_000])], chance)
+    if chance.random() < 0.6:
+        path = file_of(data, "text")
+    else:
+        path = place() / "texts"
+        path.mkdir(exist_ok=True)
+        names = [b"a", b".b", b"c\xff", "é\n".encode(), b"-d", b" "]
+        for name in names:
+            os.unlink(os.fsencode(path) + b"/" + name) if os.path.lexists(
+                os.fsencode(path) + b"/" + name
+            ) else None
+        for name in chance.sample(names, 3):
+            with open(os.fsencode(path) + b"/" + name, "wb") as file:
+                file.write(mutated_bytes(data[: chance.choice([0, 100, 20_000])], chance))
+    found = load_corpus(str(path))
+    found.baselines()
+    for split in ("train", "valid"):
+        found.streams(split, chance.choice([1, 2, 8]), chance.choice([1, 8]), 0).batch(3)  # type: ignore[arg-type]
+
+
+def names_of_data(chance: random.Random) -> None:
+    name = word(chance)
+    if name not in ("stdlib", "minipile", "tinystories", "", " ", "../..", "/dev/null"):
+        load_corpus(name, vocabulary=chance.choice([16, 2, 1, 1 << 20]), steps=(1,))
+
+
+def verdict_files(chance: random.Random) -> None:
+    """The file of trials that engines passed: whatever it holds, it only costs another trial."""
+    os.environ["EGGROLL_CACHE"] = str(place())
+    file_of(mutated_bytes(b'{"k": {"engine": "metal"}}', chance), "trials.json")
+    verdicts.read()
+    verdicts.passed_before({"engine": "metal"})
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], Any], str]] = {
+    "train": (lambda words: training.options_from(words).check(), "Config"),
+    "adamw": (lambda words: adamw.options_from(words).check(), "adamw"),
+    "sweep": (lambda words: sweep.options_from(words).run_options().check(), "sweep"),
+}
+FLAGS = {
+    "train": [f"--{n.replace('_', '-')}" for n in vars(Config())],
+    "adamw": [f"--{n.replace('_', '-')}" for n in vars(adamw.Options())],
+    "sweep": [f"--{n.replace('_', '-')}" for n in vars(sweep.Options())],
+}
+SAID = ["1", "2", "64", "0", "-1", "1e3", "nan", "inf", "", "x", "sign", "count", "language",
+        "True", "--", "-", "-x", "--no-clt", "9" * 5000, "1" * 20, "\u0663", "\n", "\udc80",
+        "--help", "-h", "paper", "feedback", "whitened", "token-credit", "/dev/null", "/"]  # fmt: skip
+
+
+def command_lines(chance: random.Random) -> None:
+    name = chance.choice(list(COMMANDS))
+    words: list[str] = []
+    for _ in range(chance.choice([0, 1, 2, 3, 5])):
+        flag = chance.choice(FLAGS[name]) if chance.random() < 0.85 else chance.choice(SAID)
+        value = chance.choice(SAID) if chance.random() < 0.8 else str(folder("sign"))
+        words += chance.choice([[flag, value], [flag, value], [f"{flag}={value}"], [flag]])
+    with contextlib.redirect_stdout(io.StringIO()):
+        COMMANDS[name][0](words)
+
+
+def other_command_lines(chance: random.Random) -> None:
+    """Commands whose options are looked at by `parse` alone."""
+    from eggroll import cli
+
+    kinds: list[Any] = [generate.Options, probe.Options, bench.Options]
+    kind = chance.choice(kinds)
+    flags = [f"--{n.replace('_', '-')}" for n in vars(kind())]
+    words = []
+    for _ in range(chance.choice([0, 1, 2, 3])):
+        words += [chance.choice([*flags, *SAID]), chance.choice(SAID)][: chance.choice([1, 2])]
+    with contextlib.redirect_stdout(io.StringIO()):
+        cli.check_ranges(cli.parse(kind, words, command="it", about=""))
+
+
+KINDS = ("sign", "master", "whitened", "feedback")
+TARGETS = (
+    *(Target(f"checkpoints, {n}", functools.partial(resumed, n), cost=10) for n in KINDS),
+    Target("checkpoints of a Trainer", loaded_trainer, cost=10),
+    Target("checkpoints of adamw", loaded_adamw, cost=5),
+    Target("checkpoints for generate", generated, cost=8),
+    Target("--config files", config_files, cost=4),
+    Target("metrics.jsonl", metrics_files),
+    Target("folders for plot", curves_of_runs, cost=3),
+    Target("corpora", corpora, cost=5),
+    Target("names of data", names_of_data),
+    Target("trials.json", verdict_files),
+    Target("command lines", command_lines, (InputError, SystemExit), cost=30),
+    Target("command lines of others", other_command_lines, (InputError, SystemExit), cost=15),
+)

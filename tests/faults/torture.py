@@ -1,0 +1,192 @@
+"""`make torture`: every fault many times, and a record of the counts.
+
+A part that finds a broken promise says how to repeat it, and the others go on.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from eggroll import __version__, cli
+from eggroll.cli import Range
+from eggroll.errors import InputError
+from faults import fuzz, fuzz_files, fuzz_values, kills
+from faults.cases import NAMES, case
+from faults.commands import Broken
+
+Found = dict[str, Any]
+TARGETS = {target.name: target for target in (*fuzz_values.TARGETS, *fuzz_files.TARGETS)}
+EXAMPLES = (
+    ("--parts kills --kills 20", "twenty kills, each followed by a resume"),
+    ("--parts fuzz --fuzz 10000", "some inputs for every parser"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of make torture."""
+
+    parts: tuple[str, ...] = ()
+    """Which of the parts; all of them if none is named."""
+    kills: Annotated[int, Range(1, 10**6)] = 200
+    """Kills, interrupts and pauses of single runs."""
+    fuzz: Annotated[int, Range(1, 10**9)] = 1_000_000
+    """Inputs for the parsers, all together."""
+    jobs: Annotated[int, Range(1, 64)] = 2
+    """Commands or parsers that are tried at the same time."""
+    seed: Annotated[int, Range(0, (1 << 63) - 1)] = 0
+    """Another seed tries other moments and inputs."""
+    out: str = ""
+    """Folder for the record; none if not given."""
+
+
+def killed_runs(options: Options) -> Found:
+    """So many faults over chains of starts and resumes, over every case in turn."""
+    counts: Counter[str] = Counter()
+    for name in NAMES:
+        case(name, 120)
+
+    def chain_of(turn: int) -> None:
+        chance = random.Random(f"{options.seed} {turn}")
+        place = Path(tempfile.mkdtemp(prefix="eggroll-killed-"))
+        chain = kills.Chain(case(NAMES[turn % len(NAMES)], 120), place / "run", chance)
+        while not chain.attack(chance.choice(list(kills.ENDS))):
+            kills.refused_without_checkpoint(chain)
+        counts.update(chain.counts)
+        counts["chains that ended on the exact signature"] += 1
+        shutil.rmtree(place)
+
+    return dict(
+        chains(
+            chain_of,
+            lambda: sum(counts[f] for f in kills.ENDS),
+            options.kills,
+            counts,
+            options.jobs,
+        )
+    )
+
+
+def chains(
+    run: Callable[[int], None],
+    done: Callable[[], int],
+    wanted: int,
+    counts: Counter[str],
+    jobs: int,
+) -> Counter[str]:
+    """Runs chains 0, 1 .. side by side until enough is done; counts those that broke a promise."""
+
+    def one(turn: int) -> None:
+        if done() >= wanted:
+            return
+        try:
+            run(turn)
+        except Exception as error:
+            counts["broken promises"] += 1
+            said = error if isinstance(error, Broken) else traceback.format_exc()
+            print(f"chain {turn}: {said}", flush=True)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for _ in pool.map(one, range(wanted)):
+            pass
+    counts["broken promises"] += 0
+    return counts
+
+
+def fuzzed_parsers(options: Options) -> Found:
+    """Inputs for every parser; cheap ones get more of them."""
+    whole = sum(1 / target.cost for target in TARGETS.values())
+    work = []
+    for name, target in TARGETS.items():
+        number = round(options.fuzz / (target.cost * whole)) + 1
+        work += [(name, min(5000, number - i), options.seed, i) for i in range(0, number, 5000)]
+    counts: dict[str, Counter[str]] = {name: Counter() for name in TARGETS}
+    findings: dict[str, str] = {}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+        for name, outcome in pool.map(slice_of, work):
+            counts[name].update(tried=outcome.tried, refused=outcome.refused)
+            for where, how in outcome.findings.items():
+                if where not in findings:
+                    findings[where] = how
+                    print(f"finding {where}\n{how}", flush=True)
+    tried = sum(count["tried"] for count in counts.values())
+    return {
+        "inputs": tried,
+        "findings": len(findings),
+        "by parser": {k: dict(v) for k, v in counts.items()},
+    }
+
+
+def slice_of(work: tuple[str, int, int, int]) -> tuple[str, fuzz.Outcome]:
+    name, number, seed, first = work
+    return name, fuzz.fuzz(TARGETS[name], number, seed, first)
+
+
+PARTS: dict[str, Callable[[Options], Found]] = {"kills": killed_runs, "fuzz": fuzzed_parsers}
+
+
+def machine() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def torture(options: Options) -> bool:
+    """Runs the parts and writes their record; returns whether every promise was kept."""
+    cli.check_ranges(options)
+    for part in options.parts:
+        if part not in PARTS:
+            raise InputError(f"--parts {part[:60]!r} is none: give some of {', '.join(PARTS)}.")
+    record: Found = {"eggroll": __version__, "machine": machine(), "options": asdict(options)}
+    for part in options.parts or PARTS:
+        print(f"{part} ...", flush=True)
+        began = time.monotonic()
+        record[part] = PARTS[part](options) | {"seconds": round(time.monotonic() - began)}
+        print(json.dumps({part: record[part]}, indent=1), flush=True)
+        if options.out:
+            Path(options.out).mkdir(parents=True, exist_ok=True)
+            Path(options.out, "torture.json").write_text(json.dumps(record, indent=1) + "\n")
+    return not any(broken(record))
+
+
+def broken(record: Found) -> Iterator[int]:
+    """The numbers that should be zero."""
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from broken(value)
+        elif key in ("broken promises", "findings"):
+            yield value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> int:
+        words = sys.argv[1:] if argv is None else argv
+        about = "Breaks runs on purpose, many times, and counts what becomes of them."
+        options = cli.parse(
+            Options, words, command="faults/torture.py", about=about, examples=EXAMPLES
+        )
+        return 0 if torture(options) else 1
+
+    return cli.run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

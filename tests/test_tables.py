@@ -1,0 +1,135 @@
+"""Local tables and data sets by name: which column is text, what is held out, what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from corpora import CACHED, documents, hub_shaped, sentence
+
+from eggroll.data.corpora import Text
+from eggroll.data.streams import TextCorpus, load_corpus
+from eggroll.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """Every test has a cache of its own."""
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def hub(tmp_path) -> Path:
+    return hub_shaped(tmp_path / "hub", "jsonl")
+
+
+def table(path: Path, columns: dict[str, list]) -> Path:
+    """A local table of the kind that its name says, written as its users write it."""
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    made = pa.table(columns)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(made, path)
+    elif path.suffix == ".csv":
+        pyarrow.csv.write_csv(made, path)
+    elif path.suffix == ".arrow":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, made.schema) as writer:
+            writer.write_table(made)
+    else:
+        path.write_text("\n".join(map(json.dumps, made.to_pylist())))
+    return path
+
+
+LINES = [f"line {i} of a table" for i in range(40)]
+
+
+def lines_of(corpus: TextCorpus) -> dict[str, list[str]]:
+    text = Text(corpus._bytes["train"], corpus._bytes["valid"], corpus.about)
+    return {side: [d.decode() for d in found] for side, found in documents(text).items()}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv", "arrow"])
+def test_local_tables_hold_out_a_twentieth(kind: str, tmp_path, cache, capsys):
+    path = table(tmp_path / f"my table.{kind}", {"n": [*range(40)], "words": LINES})
+    found = lines_of(load_corpus(str(path)))
+    assert sorted(found["train"] + found["valid"]) == sorted(LINES)
+    assert len(found["valid"]) == 2
+    assert found["train"] == [line for line in LINES if line not in found["valid"]]
+    lowest = sorted(LINES, key=lambda line: hashlib.md5(line.encode()).digest())[:2]
+    assert sorted(found["valid"]) == sorted(lowest)
+    capsys.readouterr()
+    assert lines_of(load_corpus(str(path))) == found
+    assert capsys.readouterr().err == ""  # from the cache
+    table(path, {"n": [1, 2, 3], "words": LINES[:3]})
+    assert sum(map(len, lines_of(load_corpus(str(path))).values())) == 3
+
+
+def test_a_column_is_found_or_named(tmp_path):
+    columns = {"title": [f"t{i}" for i in range(40)], "body": LINES}
+    path = table(tmp_path / "two.jsonl", columns)
+    with pytest.raises(
+        InputError, match=r"has 2 columns of text \(title, body\): name one"
+    ) as error:
+        load_corpus(str(path))
+    sentence(error)
+    assert sorted(chain(*lines_of(load_corpus(f"{path}:body")).values())) == sorted(LINES)
+    assert set(lines_of(load_corpus(f"{path}:title"))["train"]) < set(columns["title"])
+    with pytest.raises(InputError, match="no column 'text', but there are title, body"):
+        load_corpus(f"{path}:text")
+    table(path, {"text": LINES, "more": LINES, "n": [*range(40)]})
+    assert len(lines_of(load_corpus(str(path)))["valid"]) == 2
+    with pytest.raises(InputError, match="the column 'n' holds 0, which is no text"):
+        load_corpus(f"{path}:n")
+    with pytest.raises(InputError, match="has no columns of text"):
+        load_corpus(str(table(tmp_path / "numbers.csv", {"n": [1, 2]})))
+
+
+@pytest.mark.parametrize("words", ["", ":default", ":default:text", "::text", ":text"])
+def test_data_sets_of_the_hub_by_name(hub, words: str):
+    """A folder of the hub's shape stands for one; a word alone is a configuration or a column."""
+    found = lines_of(load_corpus(f"hf:{hub}{words}"))
+    assert found == CACHED
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("hf:", "is no data set of the hub"),
+        ("hf:a:b:c:d", "is no data set of the hub"),
+        ("hf:{hub}:nothing", "no column 'nothing', but there are text"),
+        ("hf:{hub}:nothing:text", "BuilderConfig 'nothing' not found"),
+        ("tinystory", "did you mean tinystories"),
+        ("someone/else", "write hf:someone/else"),
+        ("jeankaddour/minipiles", "did you mean minipile?"),
+        ("stdlb", "did you mean stdlib"),
+        ("nothing like it", "is unknown: give --data"),
+    ],
+)
+def test_near_misses_are_told_what_to_write(hub, words: str, says: str):
+    with pytest.raises(InputError, match=re.escape(says)) as error:
+        load_corpus(words.format(hub=hub))
+    sentence(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("torn.parquet", b"PAR1 torn", "cannot be read as parquet"),
+        ("torn.jsonl", b'{"text": ', "cannot be read as json"),
+        ("empty.csv", b"", "cannot be read as csv"),
+        ("one.jsonl", b'{"text": "a"}', "has 1 distinct documents: two are needed"),
+    ],
+)
+def test_damaged_tables_are_refused(tmp_path, cache, name: str, content: bytes, says: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=says) as error:
+        load_corpus(str(tmp_path / name))
+    sentence(error)
+    assert all(path.suffix in (".lock", ".partial") for path in cache.iterdir())
