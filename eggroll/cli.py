@@ -30,6 +30,7 @@ import tyro
 
 from eggroll import __version__, help
 from eggroll.errors import EngineWarning, InputError
+from eggroll.limits import last_words
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -227,7 +228,11 @@ def run(main: Callable[[], int]) -> int:
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        with handling(lambda number, frame: _interrupt(), signal.SIGTERM), plain_warnings():
+        with (
+            handling(lambda number, frame: _interrupt(), signal.SIGTERM),
+            plain_warnings(),
+            last_words(),
+        ):
             code = main()
             sys.stdout.flush()
             return code

@@ -14,8 +14,9 @@
 #include "dispatch.h"
 #include "draws.h"
 #include "engine.h"
+#include "last_words.h"
 #include "machine.h"
-#include "mlx/allocator.h"
+#include "memory.h"
 #include "mlx/version.h"
 #include "stepper.h"
 #include "view.h"
@@ -99,7 +100,7 @@ template <typename T>
 mx::array room_for(const Values<T>& given, mx::Dtype dtype) {
   mx::Shape shape;
   for (size_t i = 0; i < given.ndim(); ++i) shape.push_back(static_cast<int>(given.shape(i)));
-  return mx::array(mx::allocator::malloc(given.size() * sizeof(T)), shape, dtype);
+  return mx::array(eggroll::allocated(given.size() * sizeof(T)), shape, dtype);
 }
 
 // New weights, fine copy, mean, size and, if there is one, feedback of every leaf; and how many
@@ -146,6 +147,9 @@ NB_MODULE(_int8_gemm, m) {
   m.def("cache_bytes", &eggroll::cache_bytes, "A core's second-level cache, bytes.");
   m.def("default_threads", &eggroll::default_threads, "Cores this process may run on.");
   m.def("operations", &eggroll::operations, "Names of the operations that the kernels have.");
+  m.def(
+      "last_words", &eggroll::last_words, "sentence"_a,
+      "What this process says, with exit code 2, if a fault or an abort ends it; empty: nothing.");
   m.attr("max_registers") = eggroll::kRegisters;
   m.attr("max_operations") = eggroll::kOps;
   m.attr("max_size") = eggroll::kSize;

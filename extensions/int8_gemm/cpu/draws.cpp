@@ -5,7 +5,7 @@
 
 #include "checks.h"
 #include "machine.h"
-#include "mlx/allocator.h"
+#include "memory.h"
 
 namespace eggroll {
 
@@ -49,7 +49,7 @@ mx::array draws(const std::vector<uint64_t>& streams, const std::vector<uint64_t
   int64_t count = streams.empty() ? 0 : size / static_cast<int64_t>(streams.size());
   require(count * static_cast<int64_t>(streams.size()) == size,
           "draws: the shape is not shared by the streams");
-  mx::allocator::Data data = mx::allocator::malloc(static_cast<size_t>(size) * sizeof(int32_t));
+  mx::allocator::Data data = allocated(static_cast<size_t>(size) * sizeof(int32_t));
   auto* out = static_cast<int32_t*>(data.buffer().raw_ptr());
   // A stream may be long: it is drawn in parts.
   int64_t parts = (count + kPart - 1) / kPart, items = static_cast<int64_t>(streams.size()) * parts;

@@ -42,8 +42,7 @@ mx::array pack(const Program& program, const std::vector<mx::array>& leaves) {
   require(static_cast<int>(leaves.size()) == plan.leaf_count, "pack: one array per leaf is needed");
   const int64_t bytes = kPackedHeader + program.packed_bytes(k);
   require(bytes < int64_t{1} << 31, "pack: the network has too many weights");
-  mx::array out(mx::allocator::malloc(static_cast<size_t>(bytes)), {static_cast<int>(bytes)},
-                mx::int8);
+  mx::array out(allocated(static_cast<size_t>(bytes)), {static_cast<int>(bytes)}, mx::int8);
   std::memset(out.data<int8_t>(), 0, out.nbytes());
   int8_t* to = open_packed(k, out.data<int8_t>());
   for (int i = 0; i < plan.leaf_count; ++i) {
@@ -176,7 +175,7 @@ namespace {
 mx::array made(mx::Shape shape, mx::Dtype dtype) {
   size_t count = 1;
   for (int n : shape) count *= static_cast<size_t>(n);
-  return mx::array(mx::allocator::malloc(count * dtype.size()), std::move(shape), dtype);
+  return mx::array(allocated(count * dtype.size()), std::move(shape), dtype);
 }
 
 void check_fits(const Plan& plan, const eggroll_world* world) {

@@ -17,7 +17,7 @@
 #include "crediting.h"
 #include "dispatch.h"
 #include "machine.h"
-#include "mlx/allocator.h"
+#include "memory.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
 #include "packed.h"
@@ -57,7 +57,7 @@ class CpuPrimitive : public mx::Primitive {
 };
 
 void allocate(std::vector<mx::array>& outputs) {
-  for (mx::array& out : outputs) out.set_data(mx::allocator::malloc(out.nbytes()));
+  for (mx::array& out : outputs) out.set_data(allocated(out.nbytes()));
 }
 
 // What an evaluation gives beside the new state.
