@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import io
 import os
 import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -83,6 +85,16 @@ class Range(NamedTuple):
         return min(max(-(-value // self.step) * self.step, self.low), self.high)
 
 
+def hints_of(kind: type) -> Mapping[str, Any]:
+    """An option's name -> its declared type and notes."""
+    return _hints(kind)
+
+
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:  # which takes longer than to look at all options
+    return MappingProxyType(get_type_hints(kind, include_extras=True))
+
+
 def check_ranges(options: DataclassInstance) -> None:
     """Looks at every option that is declared with a Range.
 
@@ -90,7 +102,7 @@ def check_ranges(options: DataclassInstance) -> None:
         InputError: one lies outside.
     """
     defaults = {field.name: field.default for field in fields(options)}
-    for name, hint in get_type_hints(type(options), include_extras=True).items():
+    for name, hint in hints_of(type(options)).items():
         kind, *notes = get_args(hint) or (hint,)
         value = getattr(options, name)
         for limits in (note for note in notes if isinstance(note, Range)):
@@ -111,7 +123,7 @@ def check_names(options: DataclassInstance) -> None:
     Raises:
         InputError: one is none of those that its option may be.
     """
-    for name, hint in get_type_hints(type(options), include_extras=True).items():
+    for name, hint in hints_of(type(options)).items():
         kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         if get_origin(kind) is Literal and getattr(options, name) not in get_args(kind):
             value, known = shown(getattr(options, name)), ", ".join(get_args(kind))

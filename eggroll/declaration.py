@@ -119,4 +119,4 @@ def _check_policies(net: Program) -> None:
         leaf = net.leaves[_place(policy.leaf)]
         logits, given = net.outputs[_place(policy.output)], net.outputs[policy.output + 1]
         if (logits.size, given.size) != leaf.shape or given.name != f"{logits.name}.inputs":
-            raise ProgramError(f"Policy {logits.name!r:.60} has not the outputs of one.")
+            raise ProgramError(f"Policy {shown(logits.name)} has not the outputs of one.")

@@ -15,22 +15,38 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
+
+import tyro
 
 from eggroll import cli
 from eggroll.errors import InputError
 
-USAGE = """usage: python -m eggroll.launch [options of mlx.launch] -- python -m eggroll.train ...
+ABOUT = (
+    "Starts one run as several processes, by mlx.launch and with its options, and returns the exit "
+    "code of the ranks: 0 if all are done, else that of the first that failed. The command stands "
+    "after --. mlx.launch --help lists all options, docs/scaling-out.md says more."
+)
+EXAMPLES = (
+    ("-n 4 -- python -m eggroll.train --out runs/four", "four ranks on this machine"),
+    ("--hostfile hosts.json -- python -m eggroll.train", "the ranks of a file, on their machines"),
+)
 
-Starts one run as several processes, as mlx.launch does, and returns the exit code of the ranks: 0
-if all are done, else that of the first one that failed.
 
-  -n N                 ranks on this machine, or on each host
-  --hostfile FILE      hosts and their addresses, see docs/scaling-out.md
-  --starting-port N    first port of the ring, if 32323 is taken
+@dataclass(frozen=True)
+class Options:
+    """Options of mlx.launch that most need; it reads them itself."""
 
-mlx.launch --help lists the others."""
+    repeat_hosts: int = 1
+    """Ranks on this machine, or on each host; -n for short."""
+    hostfile: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """Hosts, by the names that ssh knows, and their addresses."""
+    starting_port: int = 32323
+    """First port of the ring, which takes one for every rank."""
+
+
 # Seconds after one rank failed in which the others have to end by themselves, then by SIGTERM.
 GRACE, KILLED = 3.0, 20.0
 POLL = 0.05
@@ -42,9 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = words[: words.index("--")] if "--" in words else words
 
     def work() -> int:
-        if not words or cli.asks_for_help(own):
-            print(USAGE)
-            return cli.DONE
+        if not words or cli.asks_for_help(own) or "--version" in own:
+            cli.parse(Options, own or ["--help"], command="launch", about=ABOUT, examples=EXAMPLES)
         return launched(words)
 
     return cli.run(work)

@@ -7,21 +7,15 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from eggroll import cli
-from eggroll.cli import flag
+from eggroll.cli import flag, hints_of
 from eggroll.config import CHANGEABLE, INVOCATION, RECIPES, Common, Config, DeclaredConfig
 from eggroll.errors import InputError, shown
 from eggroll.runlog import open_regular
 
-
-def types(kind: type) -> dict[str, Any]:
-    """An option's name -> its declared type and notes."""
-    return get_type_hints(kind, include_extras=True)
-
-
-TYPES = types(Config)
+TYPES = hints_of(Config)
 LONGEST_FILE = 1 << 24  # bytes of options
 Kind = TypeVar("Kind", bound=Common)
 # Options of runs that began under older versions.
@@ -41,7 +35,7 @@ def check_resumed(old: Kind, new: Kind) -> None:
             f"the network is another one than that of the run in {where!r}: give the program that "
             "it began with, or start a new run."
         )
-    for name, hint in types(type(old)).items():
+    for name, hint in hints_of(type(old)).items():
         before, now = getattr(old, name), getattr(new, name, None)
         if name not in INVOCATION and CHANGEABLE not in get_args(hint)[1:] and before != now:
             raise InputError(
@@ -61,7 +55,7 @@ def options_of(kind_of_run: type[Kind], values: Mapping[str, Any], source: str) 
     Raises:
         InputError: an unknown option or a value of another type.
     """
-    hints = types(kind_of_run)
+    hints = hints_of(kind_of_run)
     known = [name for name in hints if name not in ("resume", "config")]
     options: dict[str, Any] = {}
     for given, value in values.items():

@@ -20,7 +20,7 @@ from eggroll import checkpoint, engines, playing, rng, runlog, trainer_log
 from eggroll.arrays import Store
 from eggroll.credit import Turns
 from eggroll.declaration import program_of
-from eggroll.errors import InputError
+from eggroll.errors import InputError, shown
 from eggroll.estimator import Estimate, Record
 from eggroll.estimators import EstimatorName
 from eggroll.fitness import LIVELY, FitnessName, as_values
@@ -204,7 +204,7 @@ class Trainer:
         members i P / R and on. A pure function of (seed, step, purpose, reader).
         """
         if not isinstance(readers, int | np.integer) or not 1 <= readers <= 1 << 32:
-            raise InputError(f"readers is {readers!r:.60}: a whole number from 1 on is needed.")
+            raise InputError(f"readers is {shown(readers)}: a whole number from 1 on is needed.")
         stream = rng.key(self.options.seed, rng.CALLER, self.step, purpose)
         return rng.counters(stream, 0, readers)
 

@@ -60,7 +60,7 @@ def alone() -> dict[str, tuple[Any, ...]]:
 @pytest.mark.parametrize("name", RUNS)
 def test_any_number_of_ranks_has_the_bits_of_one_process(name: str, alone: Any):
     options = SMALL | RUNS[name]
-    for size in (2, 3, 4):
+    for size in (2, 3, 4) if name in ("sign", "tokens", "feedback") else (3,):  # ten pairs
         first, *others = simulated_ranks.run(size, lambda ranks: made(options, ranks))
         assert first == alone[name]
         assert all(found[:3] == first[:3] for found in others), "ranks differ"

@@ -21,7 +21,7 @@ from eggroll.cli import DONE, INTERRUPTED, REFUSED
 from eggroll.errors import InputError
 from eggroll.ranks import RankError, SharedError, share
 from eggroll.ranks.joined import Joined
-from eggroll.ranks.watch import Line, Member, Watch
+from eggroll.ranks.watch import Line, Member, Watch, end_launcher
 
 START = 60  # seconds within which all ranks must be there
 LOOPBACK = "127.0.0.1"
@@ -69,6 +69,7 @@ class Rank(Joined):
         if self.rank == 0:
             self._say(sentence)
             self.watch.fail(code)
+            end_launcher()
         elif not self.watch.ended_by_first(sentence, code, shared):
             self._say(f"{self.name_of(self.rank)}: {sentence}")
         return code
@@ -148,7 +149,11 @@ def _listening() -> socket.socket:
 def _member(rank: int, server: socket.socket | None) -> Member:
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = boot.read_text().strip() if boot.exists() else f"{uuid.getnode():x}"
-    known = rank, socket.gethostname(), machine, os.getpid()
+    pids = Path("/proc/self/ns/pid")
+    known = (
+        rank, socket.gethostname(), machine, os.getpid(),
+        os.readlink(pids) if pids.is_symlink() else "",
+    )  # fmt: skip
     if server is None:
         return Member(*known)
     addresses = [at.rpartition(":")[0] for at in (_hosts() or [[]])[0]]

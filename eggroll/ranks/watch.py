@@ -13,10 +13,12 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from eggroll.ranks import RankError
@@ -32,13 +34,15 @@ class Member(NamedTuple):
     """A rank as the others know it.
 
     host: its machine's name; machine: tells one machine from another; pid: its process there;
-    addresses: of rank 0, where it listens, and port; secret: which those who connect know.
+    pids: tells one count of processes, as of a container, from another; addresses: of rank 0, where
+    it listens, and port; secret: which those who connect know.
     """
 
     rank: int
     host: str
     machine: str
     pid: int
+    pids: str
     addresses: Sequence[str] = ()
     port: int = 0
     secret: str = ""
@@ -211,8 +215,27 @@ class Watch:
             if said:
                 print(said, file=sys.stderr, flush=True)
         self._tell(failed="", code=code, rank=who.rank)
-        if kill and who.machine == self.members[self.rank].machine:
+        mine = self.members[self.rank]
+        if kill and (who.machine, who.pids) == (mine.machine, mine.pids):
             with contextlib.suppress(OSError):
                 os.kill(who.pid, signal.SIGKILL)
         self._close()
+        end_launcher()
         os._exit(code)
+
+
+def end_launcher() -> None:
+    """Ends mlx.launch, where it started this process, as it returns 0 whatever ranks return.
+
+    So it ends by SIGTERM, a shell's 143; eggroll.launch has the code of the ranks.
+    """
+    parent = os.getppid()
+    try:
+        command = ["ps", "-o", "args=", "-p", str(parent)]
+        words = subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return
+    if any(Path(word).name == "mlx.launch" for word in words[:2]):
+        time.sleep(0.5)  # in which it passes on what was said
+        with contextlib.suppress(OSError):
+            os.kill(parent, signal.SIGTERM)

@@ -19,9 +19,8 @@ import optuna
 from optuna.trial import TrialState
 
 from eggroll import cli, runlog
-from eggroll.anyrun import fingerprint
+from eggroll.anyrun import corpus_of, fingerprint
 from eggroll.config import CHANGEABLE, Config
-from eggroll.data.streams import load_corpus
 from eggroll.errors import InputError
 from eggroll.options import TYPES
 from eggroll.run import engine_for, validation_batches
@@ -129,7 +128,7 @@ def engine_and_data(options: Config) -> tuple[str, str]:
     """
     options.check()
     engine, reason = engine_for(options)
-    corpus = load_corpus(options.data, vocabulary=options.vocabulary, steps=options.count_steps)
+    corpus = corpus_of(options)
     corpus.streams("train", options.streams, options.seq_len, options.seed)
     next(validation_batches(corpus, options))
     digest = hashlib.sha256(json.dumps(fingerprint(corpus), sort_keys=True).encode())

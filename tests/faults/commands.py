@@ -20,6 +20,7 @@ import numpy as np
 from eggroll import checkpoint, runlog
 
 PATIENCE = 120.0  # seconds until a command counts as hung; the machine may be busy
+LINGER = 10.0  # that a command's children may take to see that it is gone
 STEPS = 400
 # An update takes about a millisecond.
 TINY = [
@@ -112,8 +113,9 @@ class Child:
         return found[0], found[1]
 
     def left_over(self) -> bool:
-        """True if a process of the group is still there a second after the command."""
-        for _ in range(100):
+        """True if a process of the group is still there some seconds after the command."""
+        deadline = time.monotonic() + LINGER
+        while time.monotonic() < deadline:
             try:
                 os.killpg(self.process.pid, 0)
             except ProcessLookupError:

@@ -182,6 +182,12 @@ class RankChain:
         self.slowest = max(self.slowest, seconds)
         return False
 
+    def whole(self, ranks: int, spaces: Namespaces | None) -> None:
+        """The run from its first to its last update; the signature must be the undisturbed one."""
+        code, out, said = Job(ranks, [*self.case.words, "--out", self.folder], spaces).ended()
+        if code != DONE or f"signature: {self.case.signature}" not in out:
+            raise Broken(f"{self.folder} ended with {code}: {out} {said}")
+
     def end(self, ranks: int, spaces: Namespaces | None) -> None:
         """Goes on to the last update, undisturbed; the signature must be the undisturbed one."""
         if self.step < STEPS:
@@ -229,3 +235,23 @@ def attacked(wanted: int, seed: int) -> tuple[Counter[str], float]:
             counts.update(chain.counts)
             slowest, turn = max(slowest, chain.slowest), turn + 1
     return counts, slowest
+
+
+def signatures() -> Counter[str]:
+    """Whole runs of every case on 2 to MOST ranks, as processes and in namespaces."""
+    counts: Counter[str] = Counter({"broken promises": 0, "cases": len(ALL)})
+    with Namespaces() if possible() else contextlib.nullcontext() as spaces:
+        for name in ALL:
+            of = case(name, STEPS)
+            for ranks in range(2, MOST + 1):
+                for where in (None, spaces) if spaces else (None,):
+                    place = Path(tempfile.mkdtemp(prefix="eggroll-ranks-"))
+                    chain = RankChain(of, place / "run", random.Random(0))
+                    try:
+                        chain.whole(ranks, where)
+                        counts[f"{ranks} ranks{' in namespaces' * (where is not None)}"] += 1
+                        shutil.rmtree(place)
+                    except Broken as broken:
+                        counts["broken promises"] += 1
+                        print(f"{name} on {ranks} ranks: {broken}", flush=True)
+    return counts

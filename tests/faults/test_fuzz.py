@@ -12,7 +12,7 @@ from faults import fuzz, fuzz_files, fuzz_values
 from faults.fuzz import Target
 
 TARGETS = (*fuzz_values.TARGETS, *fuzz_files.TARGETS)
-SECONDS = 0.1  # for each target, and a few attempts at least
+SECONDS = 0.05  # for each target, and a few attempts at least
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
