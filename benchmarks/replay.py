@@ -41,8 +41,10 @@ def main() -> None:
         print(f"training: {1e3 * of_one[0]:.1f} ms of a thread per update")
         print(f"replay:   {1e3 * of_one[1]:.1f} ms, 1/{of_one[0] / of_one[1]:.0f} of it")
         whole = (run / "checkpoint.safetensors").stat().st_size
-        print(f"replay.bin: {(sizes[1] - sizes[0]) / updates:.0f} bytes per update, {sizes[1]:,} in "
-              f"all; checkpoint: {whole:,}")  # fmt: skip
+        grown = (sizes[1] - sizes[0]) / updates
+        print(
+            f"replay.bin: {grown:.0f} bytes per update, {sizes[1]:,} in all; checkpoint: {whole:,}"
+        )
 
 
 if __name__ == "__main__":
