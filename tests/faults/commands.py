@@ -100,6 +100,8 @@ class Child:
         elif self.left_over():
             self.end_all()
             raise Broken(f"{self.words} left processes behind: {err}")
+        if "init_import_site" in err and "KeyboardInterrupt" in err:
+            return Ended(-signal.SIGINT, out, "")  # in Python's own start, before any module
         for sign in ("Traceback", "Exception ignored", "terminate called", "Fatal Python"):
             if sign in err or sign in out:
                 raise Broken(f"{self.words} says: {err}{out}")
