@@ -246,6 +246,7 @@ def torture(options: Options) -> bool:
         if part not in PARTS:
             raise InputError(f"--parts {part[:60]!r} is none: give some of {', '.join(PARTS)}.")
     record: Found = {"eggroll": __version__, "machine": machine(), "options": asdict(options)}
+    del record["options"]["out"]
     for part in options.parts or PARTS:
         print(f"{part} ...", flush=True)
         began = time.monotonic()
