@@ -26,13 +26,13 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import checkpoint, runlog, training
-from eggroll.anyrun import Run, config_json, fingerprint, print_header
+from eggroll.anyrun import Run, corpus_of, fingerprint, print_header, write_facts
 from eggroll.baseline import reader
 from eggroll.baseline.backprop import Options, Trainer
 from eggroll.baseline.float_numpy import twin_for
 from eggroll.baseline.float_twin import ONE, Leaves, by_token
 from eggroll.baseline.reader import FORMAT, Reader
-from eggroll.data.streams import Corpus, Streams, load_corpus
+from eggroll.data.corpus import Corpus, Streams
 from eggroll.errors import InputError
 from eggroll.options import from_command_line
 from eggroll.ranks import refuse
@@ -123,7 +123,7 @@ def open_run(options: Options, stack: ExitStack) -> BaselineRun:
         trainer.restore(arrays, done, f"checkpoint {str(path)!r}")
     elif options.out:
         runlog.check_free(Path(options.out))
-    corpus = load_corpus(options.data, vocabulary=options.vocabulary, steps=options.count_steps)
+    corpus = corpus_of(options)
     if before:
         check_data(facts, fingerprint(corpus), options)
     streams = training_streams(corpus, options)
@@ -136,7 +136,7 @@ def open_run(options: Options, stack: ExitStack) -> BaselineRun:
     run.moved()
     print_header(run, "", before.steps if before else options.steps)
     run.save()
-    runlog.write_whole(run.path(runlog.CONFIG), config_json(run))
+    write_facts(run)
     return run
 
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from eggroll import runlog, training
 from eggroll.config import Config, DeclaredConfig, with_program
-from eggroll.data.streams import TOKENS, Corpus
+from eggroll.data.corpus import TOKENS, Corpus
 from eggroll.data.tokens import check_vocabulary, token_corpus
 from eggroll.errors import InputError, in_python, shown
 from eggroll.language import LanguageModel
@@ -113,7 +113,7 @@ def train(
             known = runlog.read_lines(run.path(runlog.METRICS))
             history += [row for _, row in known if row["step"] <= run.step]
         made = training.complete(run, stack, told, show=show)
-        model = LanguageModel(run.config, run.engine, run.weights, run.step)
+        model = LanguageModel(run.config, run.engine, run.weights, run.step, run.corpus.coding)
     result = Trained(model, history, made.signature, made.folder)
     if made.resume_hint:
         raise Interrupted(made.resume_hint, result)

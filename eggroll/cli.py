@@ -32,6 +32,7 @@ import tyro
 
 from eggroll import __version__, help
 from eggroll.errors import EngineWarning, InputError, shortened, shown
+from eggroll.screen import PATIENCE, takes_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -285,7 +286,8 @@ def _interrupt() -> None:
 
 def _end(code: int, sentence: str) -> int:
     with contextlib.suppress(OSError):
-        print(sentence, file=sys.stderr, flush=True)
+        if takes_text(sys.stderr, PATIENCE):
+            print(sentence, file=sys.stderr, flush=True)
     return code
 
 
@@ -332,4 +334,5 @@ class Stop:
         self.asked = True
         said = b"\nStopping soon; once more stops at once.\n" if self._says else b""
         with contextlib.suppress(OSError):  # not print, which the signal may have interrupted
-            os.write(sys.stderr.fileno(), said)
+            if takes_text(sys.stderr, 0):
+                os.write(sys.stderr.fileno(), said)

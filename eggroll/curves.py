@@ -179,7 +179,7 @@ def read_run(folder: Path) -> RunCurves:
             if by_values
             else ("tokens_per_second", "seconds", "loss")
         )
-        if not by_values:  # what its tokens are counted by
+        if rows and not by_values:  # what its tokens are counted by
             counted = ("pop", "group_size") if "pop" in config else ("streams",)
             if missing := {*counted, "seq_len"} - config.keys():
                 raise KeyError(*sorted(missing))
@@ -187,7 +187,7 @@ def read_run(folder: Path) -> RunCurves:
             np.array([row[name] for row in rows], np.float64)
             for name in ("step", "update_rate", *figures)
         ]
-        valid = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
+        valid = [(row["step"], per_unit(row)) for row in rows if "val_loss" in row]
         validations = np.array(valid, np.float64).reshape(-1, 2).T
         if any(column.ndim != 1 for column in (*columns, *validations)):
             raise ValueError("a figure is a list")
@@ -195,6 +195,8 @@ def read_run(folder: Path) -> RunCurves:
             raise ValueError("a figure is not finite")
         if (columns[0] < 1).any() or (np.diff(columns[0]) <= 0).any():
             raise ValueError("updates are not in their order")
+        if not by_values:  # the members' loss in the unit of validation
+            columns[-1] *= next((per_unit(r) / r["val_loss"] for r in rows if r.get("val_loss")), 1)
     except OSError as error:
         raise InputError(
             f"{str(folder)!r} holds no run ({error.strerror}): give the folder of a training run."
@@ -212,6 +214,11 @@ def read_run(folder: Path) -> RunCurves:
     if by_values:
         return TrainerCurves(name, config, about, *columns)
     return LanguageCurves(name, config, about, *columns, *validations)
+
+
+def per_unit(row: dict[str, Any]) -> float:
+    """A validation in bits per byte; per token where tokens are numbers, as then both are equal."""
+    return float(row.get("val_bits_per_byte", row["val_loss"]))
 
 
 def _check(config: dict[str, Any], about: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from eggroll import checkpoint, engines, generate
 from eggroll.baseline import reader
 from eggroll.config import Config
+from eggroll.data.codings import Bytes, Coding, Numbers, coding_of
 from eggroll.data.tokens import token_ids
 from eggroll.engines import Engine, zero_state
 from eggroll.errors import InputError, in_python, shown
@@ -45,8 +46,17 @@ class LanguageModel:
     config: options of its run; step: updates made.
     """
 
-    def __init__(self, config: Config, engine: Engine, weights: Leaves, step: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        weights: Leaves,
+        step: int,
+        coding: Coding | None = None,
+    ) -> None:
+        """coding: what tokens stand for; None: bytes or numbers, as the options have it."""
         self.config, self.step = config, step
+        self.coding = coding or (Numbers(config.vocabulary) if config.numbers else Bytes())
         self._engine, self._weights = engine, weights
         self._prepared: Any = None
 
@@ -146,7 +156,7 @@ class LanguageModel:
             InputError: an argument is of another type or out of its range.
         """
         drawn = _options(tokens, temperature, top_k, top_p, min_p, seed, stop)
-        model = generate.model_of(self.config, self._engine, self._weights)
+        model = generate.model_of(self.config, self._engine, self._weights, self.coding)
         pieces = generate.texts(
             model, self._prompt(prompt), tokens=drawn.tokens, seed=drawn.seed,
             sampling=drawn.sampling(model.temperature), stops=drawn.stop,
@@ -191,7 +201,7 @@ class LanguageModel:
                 f"a text is needed, not {type(text).__name__} {shown(text)}: give a str, or tokens "
                 "to sample_tokens."
             )
-        return generate.prompt_tokens(text, self.vocabulary, self.config.numbers, "the text")
+        return self.coding.tokens(text, "the text")
 
     def _rows(self, tokens: ArrayLike | str) -> tuple[NDArray[np.int32], bool]:
         """Tokens [S, T] int32, and whether they were given as [T]."""
@@ -225,8 +235,9 @@ def load(path: str | os.PathLike[str], *, engine: str = "auto", threads: int = 0
         raise InputError(f"{str(path)!r} is {way_out}.")
     with in_python():
         kept = checkpoint.load_model(file)
+        coding = coding_of(kept.config, file.parent, kept.corpus)
     chosen, _ = engines.choose(engine, kept.config.program(), _whole("threads", threads, 0, 1024))
-    return LanguageModel(kept.config, chosen, kept.weights, kept.step)
+    return LanguageModel(kept.config, chosen, kept.weights, kept.step, coding)
 
 
 def _options(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from eggroll.errors import InputError
+from eggroll.screen import Screen
 
 CHECKPOINT, CONFIG, METRICS = "checkpoint.safetensors", "config.json", "metrics.jsonl"
 CURVES, SAMPLES, REPLAY = "curves.png", "samples.txt", "replay.bin"
@@ -274,7 +275,8 @@ class Display:
 
         count = rp.TextColumn("update {task.completed}/{task.total}")
         left = (rp.TextColumn("ETA"), rp.TimeRemainingColumn())
-        console = Console(stderr=True, highlight=False)
+        self._screen = Screen()
+        console = Console(file=self._screen.as_file(), force_terminal=True, highlight=False)
         self._bar = rp.Progress(count, rp.BarColumn(None), *left, console=console, expand=True)
         self._task = self._bar.add_task("", total=self.steps, completed=step)
         self._live = Live(
@@ -288,6 +290,8 @@ class Display:
         """Shows one update; a screen that is gone does not stop the run."""
         if "val_loss" in row:
             self._validation = f" · validation {in_bits(row['val_loss'])} {self.unit}"
+            if row["val_bits_per_byte"] != row["val_loss"]:
+                self._validation += f" ({in_bits(row['val_bits_per_byte'])} per byte)"
         text = (
             f"loss {in_bits(row['loss'])}{self._validation} · {row['update_rate']:.1%} moved · "
             f"{_short(row['tokens_per_second'])} tokens/s"
@@ -324,6 +328,7 @@ class Display:
         with contextlib.suppress(OSError):
             if self._live:
                 self._live.stop()
+                self._screen.close()
 
 
 def per_second(count: int, seconds: float) -> float:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from eggroll.data.streams import Batch
+from eggroll.data.corpus import Batch
 from eggroll.estimator import Estimate, Estimator, Given, Lap, no_lap
 from eggroll.population import Population
 from eggroll.program import Leaves

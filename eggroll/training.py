@@ -157,7 +157,7 @@ def samples(run: Run) -> str:
     tokens = list(itertools.islice(drawn, config.sample_tokens))
     parts = []
     for i in range(SAMPLES):
-        decode = Decoder(config.numbers)
+        decode = Decoder(run.corpus.coding)
         text = "".join(decode(int(token[i])) for token in tokens) + decode.end()
         heading = f"temperature {temperature}, seed {config.seed}, sample {i + 1}"
         parts.append(f"=== update {run.step}, {heading} ===\n{text}")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from eggroll import checkpoint, training
+from eggroll import checkpoint, replay_log, training
 from eggroll.api import Trained, train
 from eggroll.runlog import CHECKPOINT
 
@@ -98,6 +98,13 @@ def gone_on(steps: int, out: Path) -> Trained:
     return train(replace(checkpoint.load_options(out / CHECKPOINT), resume=str(out), steps=steps))
 
 
+def signs_in(out: Path) -> list[list[int]]:
+    """The signs of all pairs of every update, as the replay log has them."""
+    with open(out / "replay.bin", "rb") as file:
+        header = replay_log.header_of(file, out)
+        return [record.signs.tolist() for record in replay_log.records(file, header)]
+
+
 def test_three_ranks_train_stop_and_go_on(tmp_path: Path):
     """Unequal shares of ten pairs, a stop by a signal to one rank, and the rest by two ranks."""
     out = tmp_path / "three"
@@ -115,12 +122,14 @@ def test_three_ranks_train_stop_and_go_on(tmp_path: Path):
     assert f"Interrupted after update {done} of" in complaints
     for row in rows:
         assert len(row["rank_tokens_per_second"]) == len(row["rank_communication_seconds"]) == 3
-    alone = train(training.options_from((*SMALL, "--steps", str(done + 2))))
+    alone = train(training.options_from((*SMALL, "--steps", str(done + 2))), out=tmp_path / "alone")
     assert [row["loss"] for row in rows] == [row["loss"] for row in alone.history[:done]]
     with started(2, ("--resume", str(out), "--steps", str(done + 2))) as launcher:
         said, complaints = launcher.communicate(timeout=60)
     assert launcher.returncode == 0, complaints
     assert said.splitlines()[-1] == f"signature: {alone.signature}"
+    assert signs_in(out) == signs_in(tmp_path / "alone")
+    assert len(signs_in(out)) == done + 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])

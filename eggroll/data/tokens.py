@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.data.baselines import cross_entropies
+from eggroll.data.codings import Numbers
 from eggroll.data.corpora import Split
-from eggroll.data.streams import TOKENS, Corpus, Streams, TextStreams, check_shape
+from eggroll.data.corpus import TOKENS, Corpus, Streams, TextStreams, check_shape
 from eggroll.errors import InputError, shown
 from eggroll.stage import MAX_VOCABULARY
 
@@ -32,6 +33,7 @@ class TokenCorpus(Corpus):
 
     def __init__(self, train: Ids, valid: Ids, vocabulary: int) -> None:
         self.name, self.vocabulary, self.warmup = TOKENS, vocabulary, 0
+        self.coding = Numbers(vocabulary)
         self._arrays: dict[Split, Ids] = {"train": train, "valid": valid}
         splits = {k: {"tokens": len(a), "sha256": _digest(a)} for k, a in self._arrays.items()}
         self.about = {"vocabulary": vocabulary, "splits": splits}
