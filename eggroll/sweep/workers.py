@@ -80,7 +80,11 @@ def run_trial(study: optuna.Study, phase: Phase, check_stop: Callable[[], None])
 
     try:
         study.optimize(objective, n_trials=1, catch=(TooManyTrials,))
-    except ValueError:  # what Optuna says to one who ends a trial that has ended
+    except Exception as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None  # came within Optuna, which stumbles over it
+        if not isinstance(error, ValueError):  # as it calls the end of a trial that has ended
+            raise
         if not begun or study.get_trials()[begun[0]].state != TrialState.FAIL:
             raise
 

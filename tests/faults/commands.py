@@ -20,6 +20,7 @@ import numpy as np
 from eggroll import checkpoint, runlog
 
 PATIENCE = 120.0  # seconds until a command counts as hung; the machine may be busy
+PACKAGE = str(Path(runlog.__file__).parent)
 LINGER = 10.0  # that a command's children may take to see that it is gone
 STEPS = 400
 # An update takes about a millisecond.
@@ -100,6 +101,8 @@ class Child:
         elif self.left_over():
             self.end_all()
             raise Broken(f"{self.words} left processes behind: {err}")
+        if "KeyboardInterrupt" in err and PACKAGE not in err and not out:
+            return Ended(-signal.SIGINT, out, "")  # in Python's own start, before the package's
         for sign in ("Traceback", "Exception ignored", "terminate called", "Fatal Python"):
             if sign in err or sign in out:
                 raise Broken(f"{self.words} says: {err}{out}")

@@ -102,6 +102,7 @@ def test_the_folder_vanishes(tmp_path: Path):
     refused(child.ended(), "cannot be written")
 
 
+@torture
 def test_two_runs_in_one_folder(tmp_path: Path):
     child = Child(*ENDLESS, "--out", tmp_path / "run")
     assert child.wait_for(lambda: (tmp_path / "run" / runlog.CONFIG).exists())

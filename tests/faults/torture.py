@@ -45,7 +45,7 @@ class Options:
     parts: tuple[str, ...] = ()
     """Which of the parts; all of them if none is named."""
     kills: Annotated[int, Range(1, 10**6)] = 200
-    """Kills, interrupts and pauses of single runs."""
+    """Kills, interrupts and pauses of single runs, and as many exact resumes."""
     rank_faults: Annotated[int, Range(1, 10**6)] = 60
     """Kills, interrupts and stops of single ranks of runs of several."""
     sweeps: Annotated[int, Range(1, 10**6)] = 24
@@ -65,8 +65,12 @@ class Options:
 
 
 def killed_runs(options: Options) -> Found:
-    """So many faults over chains of starts and resumes, over every case in turn."""
+    """So many faults and exact resumes, over chains of starts, over every case in turn."""
     counts: Counter[str] = Counter()
+
+    def done() -> int:
+        return min(sum(counts[fault] for fault in kills.ENDS), counts["exact resumes"])
+
     for name in NAMES:
         case(name, 120)
 
@@ -80,15 +84,7 @@ def killed_runs(options: Options) -> Found:
         counts["chains that ended on the exact signature"] += 1
         shutil.rmtree(place)
 
-    return dict(
-        chains(
-            chain_of,
-            lambda: sum(counts[f] for f in kills.ENDS),
-            options.kills,
-            counts,
-            options.jobs,
-        )
-    )
+    return dict(chains(chain_of, done, options.kills, counts, options.jobs))
 
 
 def chains(
@@ -250,6 +246,7 @@ def torture(options: Options) -> bool:
         if part not in PARTS:
             raise InputError(f"--parts {part[:60]!r} is none: give some of {', '.join(PARTS)}.")
     record: Found = {"eggroll": __version__, "machine": machine(), "options": asdict(options)}
+    del record["options"]["out"]
     for part in options.parts or PARTS:
         print(f"{part} ...", flush=True)
         began = time.monotonic()
