@@ -121,6 +121,7 @@ ARGUMENTS = {
     "no block": ("block_tokens", lambda a: 0),
     "rank 65": ("noise", lambda a: noise(START, 10000, rank=65)),
     "rank 0": ("noise", lambda a: noise(START, rank=0)),
+    "rank -5 without noise": ("noise", lambda a: noise(None, rank=-5)),
     "shift 32": ("noise", lambda a: noise(START, shift=32)),
     "starts for other pairs": ("noise", lambda a: noise(mx.zeros((3, P), mx.int32))),
     "a start below": ("noise", lambda a: noise(START - 1)),

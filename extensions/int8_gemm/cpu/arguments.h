@@ -136,6 +136,7 @@ Arrays arrays_of(const Program& program, const mx::array& packed, const Noise& n
   int members = tokens.shape(0);
   check_threads(options.threads);
   in_range("shift", options.shift, 0, 31);
+  in_range("rank", options.rank, 1, kRank);
   require(options.block_tokens >= 1, "block_tokens must be 1 or more");
   Arrays arrays{{ready_packed(kernels(), program, packed), ready(noise.table, mx::int8, "table"),
                  ready(tokens, mx::int32, "tokens"), ready(targets, mx::int32, "targets"),
