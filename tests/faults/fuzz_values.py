@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 import eggroll as eg
-from eggroll import api, generate, options, quantisation
+from eggroll import api, options, quantisation
 from eggroll.config import Config, with_program
+from eggroll.data import codings
 from eggroll.data.tokens import token_corpus, token_ids
 from eggroll.declaration import program_of
 from eggroll.errors import InputError
@@ -190,8 +191,8 @@ def prompts(chance: random.Random) -> None:
     pieces = ["3", "15", "16", "-1", " ", "\n", "\u0663", "\u00b2", "x", "9" * 5000, "\ud800", "\0"]
     text = "".join(chance.choices(pieces, k=chance.randint(0, 6)))
     text = text if chance.random() < 0.8 else text_of(hostile(chance))
-    found = generate.prompt_tokens(text, chance.choice([16, 256]), chance.random() < 0.5)
-    assert all(0 <= token < 256 for token in found)
+    coding = chance.choice([codings.Bytes(), codings.Numbers(16)])
+    assert all(0 <= token < coding.vocabulary for token in coding.tokens(text, "--prompt"))
 
 
 WORDS = [
