@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll import entry
+
+    raise SystemExit(entry.main())
+
 import difflib
 import importlib
 import sys
@@ -23,6 +28,7 @@ COMMANDS: Final = {
     "adamw": ("eggroll.adamw", "Train the same network in float by AdamW, for comparison."),
     "sweep": ("eggroll.sweep.command", "Search for good options, all trials at equal cost."),
     "bench": ("eggroll.bench.command", "Time training steps over growing populations."),
+    "launch": ("eggroll.launch", "Start one run as several processes, with mlx.launch."),
     "probe": ("eggroll.probe", "Report this machine's int8 hardware and the engines that run."),
 }
 
@@ -61,7 +67,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.DONE
 
     return cli.run(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

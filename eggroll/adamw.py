@@ -8,6 +8,11 @@ Letters: P samples, S streams, T tokens per update, V vocabulary.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll import entry
+
+    raise SystemExit(entry.run("eggroll.adamw"))
+
 import math
 import sys
 import time
@@ -21,15 +26,16 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import checkpoint, runlog, training
-from eggroll.anyrun import Run, config_json, fingerprint, print_header
+from eggroll.anyrun import Run, corpus_of, fingerprint, print_header, write_facts
 from eggroll.baseline import reader
 from eggroll.baseline.backprop import Options, Trainer
 from eggroll.baseline.float_numpy import twin_for
 from eggroll.baseline.float_twin import ONE, Leaves, by_token
 from eggroll.baseline.reader import FORMAT, Reader
-from eggroll.data.streams import Corpus, Streams, load_corpus
+from eggroll.data.corpus import Corpus, Streams
 from eggroll.errors import InputError
 from eggroll.options import from_command_line
+from eggroll.ranks import refuse
 from eggroll.run import check_data, check_options, validation_batches
 
 EXAMPLES = (
@@ -65,7 +71,7 @@ class BaselineRun(Run):
         began, self.val_loss = time.perf_counter(), None
         tokens, targets = self.streams.batch(self.step)
         loss = self.trainer.update(tokens, targets)
-        seconds = time.perf_counter() - began
+        seconds = max(time.perf_counter() - began, 0.0)
         if not math.isfinite(loss):
             raise InputError(
                 f"the loss of update {self.step} is {loss}: try a --learning-rate below "
@@ -75,7 +81,7 @@ class BaselineRun(Run):
             "step": self.step,
             "loss": loss,
             "update_rate": self.moved(),
-            "tokens_per_second": round(tokens.size / seconds, 1),
+            "tokens_per_second": round(runlog.per_second(tokens.size, seconds), 1),
             "seconds": round(seconds, 6),
         }
 
@@ -117,7 +123,7 @@ def open_run(options: Options, stack: ExitStack) -> BaselineRun:
         trainer.restore(arrays, done, f"checkpoint {str(path)!r}")
     elif options.out:
         runlog.check_free(Path(options.out))
-    corpus = load_corpus(options.data, vocabulary=options.vocabulary, steps=options.count_steps)
+    corpus = corpus_of(options)
     if before:
         check_data(facts, fingerprint(corpus), options)
     streams = training_streams(corpus, options)
@@ -130,7 +136,7 @@ def open_run(options: Options, stack: ExitStack) -> BaselineRun:
     run.moved()
     print_header(run, "", before.steps if before else options.steps)
     run.save()
-    runlog.write_whole(run.path(runlog.CONFIG), config_json(run))
+    write_facts(run)
     return run
 
 
@@ -167,8 +173,9 @@ def options_from(argv: Sequence[str]) -> Options:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of eggroll.adamw; returns its exit code."""
     words = sys.argv[1:] if argv is None else argv
-    return training.command(words, lambda words: train_twin(options_from(words)))
 
+    def trained(words: Sequence[str]) -> training.Result:
+        refuse("eggroll.adamw")
+        return train_twin(options_from(words))
 
-if __name__ == "__main__":
-    sys.exit(main())
+    return training.command(words, trained)

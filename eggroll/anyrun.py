@@ -11,7 +11,7 @@ import platform
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -19,10 +19,15 @@ from typing import Any, ClassVar
 
 from eggroll import __version__, runlog
 from eggroll.config import Common
-from eggroll.data.streams import TOKENS, Corpus, Streams
+from eggroll.data.codings import FILE, Pairs
+from eggroll.data.corpus import TOKENS, Batch, Corpus, Streams
+from eggroll.data.streams import load_corpus
+from eggroll.errors import InputError
 from eggroll.help import invocation
 from eggroll.program import Leaves, Program
 from eggroll.ranks import ALONE, Ranks
+
+VALID_STREAMS, VALID_TOKENS = 256, 64  # of validation: most streams, most tokens of a batch
 
 
 @dataclass
@@ -31,7 +36,8 @@ class Run(ABC):
 
     folder: None if nothing of it is written;
     val_loss: the validation after the last update, in bits per token; None if there was none;
-    asked: tells whether it is to stop; stops: whether it does, as of the last update.
+    asked: tells whether it is to stop; stops: whether it does, as of the last update;
+    bytes_per_token: of the text that validation reads, 0 before it was counted.
     """
 
     config: Common
@@ -41,6 +47,7 @@ class Run(ABC):
     val_loss: float | None = field(default=None, init=False)
     asked: Callable[[], bool] = field(default_factory=lambda: lambda: False, init=False)
     stops: bool = field(default=False, init=False)
+    bytes_per_token: float = field(default=0.0, init=False)
 
     command: ClassVar[str]
     legend: ClassVar[str]  # what the loss in metrics.jsonl and on the screen is
@@ -79,8 +86,10 @@ class Run(ABC):
     def validation(self) -> runlog.Row:
         """Validates, and returns what the line of metrics.jsonl gets by it."""
         self.val_loss = self.validate()
-        # A token is a byte in every corpus of text. Count has none: there it is per token, too.
-        return {"val_loss": self.val_loss, "val_bits_per_byte": self.val_loss}
+        if not self.bytes_per_token:
+            self.bytes_per_token = bytes_per_token(self.corpus, self.config)
+        per_byte = self.val_loss / self.bytes_per_token
+        return {"val_loss": self.val_loss, "val_bits_per_byte": per_byte}
 
     def path(self, name: str) -> Path:
         """The path of one of the files; only of a run with a folder."""
@@ -120,11 +129,60 @@ def fingerprint(corpus: Corpus) -> Any:
     """The identity of the data: the digest of each split, or the options of corpus count."""
     splits = corpus.about.get("splits")
     facts = {k: v["sha256"] for k, v in splits.items()} if splits else corpus.about
+    if tokenizer := corpus.about.get("tokenizer"):
+        facts["tokenizer"] = tokenizer
     return json.loads(json.dumps(facts))
 
 
 def unit(options: Common) -> str:
-    return "bits per token" if options.numbers else "bits per byte"
+    return "bits per token" if options.numbers or options.pairs else "bits per byte"
+
+
+def corpus_of(options: Common) -> Corpus:
+    """The corpus of a run; one that goes on reads it by the tokenizer that it has.
+
+    Raises:
+        InputError: there is none, or none of it.
+    """
+    tokenizer = options.tokenizer
+    if options.resume and options.pairs:
+        tokenizer = str(Path(options.resume) / FILE)
+    return load_corpus(
+        options.data, vocabulary=options.vocabulary, steps=options.count_steps, tokenizer=tokenizer
+    )
+
+
+def bytes_per_token(corpus: Corpus, options: Common) -> float:
+    """Bytes of a token of the validation, a mark counted as one; of numbers, 1."""
+    coding, size, count = corpus.coding, 0, 0
+    if not isinstance(coding, Pairs):
+        return 1.0
+    for i, (_, targets) in enumerate(validation_batches(corpus, options)):
+        scored = targets[:, corpus.warmup if i == 0 else 0 :]
+        size, count = size + int(coding.sizes[scored].sum()), count + scored.size
+    return size / count
+
+
+def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:
+    """At most val_tokens of the validation split, spread over at most 256 streams.
+
+    A small split gives fewer streams, so that each is long, as each begins without a memory.
+    """
+    most = max(min(VALID_STREAMS, options.val_tokens // VALID_TOKENS), 1).bit_length()
+    shapes: list[Streams] = []
+    for bits in reversed(range(most)):
+        try:
+            shapes.append(corpus.streams("valid", 1 << bits, 1, options.seed))
+        except InputError:  # too small for so many
+            if bits == 0:
+                raise
+    long = (shape for shape in shapes if shape.length > VALID_TOKENS)
+    shape = next(long, max(shapes, key=lambda shape: shape.tokens_per_epoch))
+    length = min(VALID_TOKENS, shape.length - 1, options.val_tokens)
+    length = max(length, corpus.warmup + 1)  # something must be scored
+    streams = corpus.streams("valid", shape.streams, length, options.seed)
+    batches = min(options.val_tokens // shape.streams, shape.length - 1) // length
+    return (streams.batch(i) for i in range(max(batches, 1)))
 
 
 def parameters(program: Program) -> int:
@@ -154,10 +212,21 @@ def print_header(run: Run, reason: str, steps_before: int) -> None:
     sys.stdout.flush()
 
 
+def write_facts(run: Run) -> None:
+    """Writes config.json, and the tokenizer where there is one; nothing without a folder."""
+    if not run.folder:
+        return
+    if isinstance(run.corpus.coding, Pairs):
+        runlog.write_whole(run.path(FILE), run.corpus.coding.data)
+    runlog.write_whole(run.path(runlog.CONFIG), config_json(run))
+
+
 def config_json(run: Run) -> bytes:
     """The options, and under `about` what else explains the results."""
-    corpus = run.corpus
-    data = {"corpus": corpus.about, "baselines": corpus.baselines()}
+    corpus, per = run.corpus, bytes_per_token(run.corpus, run.config)
+    # In bits per byte of text, as pictures are.
+    baselines = {name: bits / per for name, bits in corpus.baselines().items()}
+    data = {"corpus": corpus.about, "baselines": baselines}
     return described(run.config.to_dict(), run.engine, run.facts() | data)
 
 

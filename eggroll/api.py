@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from eggroll import runlog, training
 from eggroll.config import Config, DeclaredConfig, with_program
-from eggroll.data.streams import TOKENS, Corpus
+from eggroll.data.corpus import TOKENS, Corpus
 from eggroll.data.tokens import check_vocabulary, token_corpus
-from eggroll.errors import InputError, in_python
+from eggroll.errors import InputError, in_python, shown
 from eggroll.language import LanguageModel
 from eggroll.options import from_dict
 from eggroll.program import Program
@@ -113,7 +113,7 @@ def train(
             known = runlog.read_lines(run.path(runlog.METRICS))
             history += [row for _, row in known if row["step"] <= run.step]
         made = training.complete(run, stack, told, show=show)
-        model = LanguageModel(run.config, run.engine, run.weights, run.step)
+        model = LanguageModel(run.config, run.engine, run.weights, run.step, run.corpus.coding)
     result = Trained(model, history, made.signature, made.folder)
     if made.resume_hint:
         raise Interrupted(made.resume_hint, result)
@@ -175,7 +175,7 @@ def _listed(values: Any) -> Any:
 
 def _path(path: Any) -> str:
     if not isinstance(path, str | os.PathLike):
-        raise InputError(f"{path!r:.60} is no path: give the folder of a run as a str or a Path.")
+        raise InputError(f"{shown(path)} is no path: give the folder of a run as a str or a Path.")
     return str(Path(path).expanduser()) if str(path) else ""
 
 
@@ -187,12 +187,14 @@ def _callables(callbacks: Any) -> list[Callback]:
     """
     found = [callbacks] if callable(callbacks) else callbacks
     if not isinstance(found, Iterable):
-        raise InputError(f"callbacks is {callbacks!r:.60}: a function or a list of them is needed.")
+        raise InputError(
+            f"callbacks is {shown(callbacks)}: a function or a list of them is needed."
+        )
     listed: list[Callback] = list(found)
     for callback in listed:
         if not callable(callback):
             raise InputError(
-                f"the callback {callback!r:.60} is no function: give one that takes a row."
+                f"the callback {shown(callback)} is no function: give one that takes a row."
             )
     return listed
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from eggroll.errors import InputError
@@ -22,3 +25,16 @@ def cache_folder() -> Path:
         raise InputError(
             "this user has no home folder for a cache: set EGGROLL_CACHE to a folder."
         ) from None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a file lock; the kernel frees it when its process ends, however it ends.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

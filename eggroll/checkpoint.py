@@ -44,11 +44,15 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Model(NamedTuple):
-    """A trained network, as a checkpoint has it; weights: int8 leaves in declared order."""
+    """A trained network, as a checkpoint has it; weights: int8 leaves in declared order.
+
+    corpus: facts of its data, None where they are not known.
+    """
 
     config: Config
     step: int
     weights: Leaves
+    corpus: Any = None
 
 
 class Checkpoint(NamedTuple):
@@ -150,7 +154,7 @@ def load_model(path: Path) -> Model:
     """
     if kind_of(path) != WEIGHTS:
         kept = load(path)
-        return Model(kept.config, kept.step, kept.weights)
+        return Model(kept.config, kept.step, kept.weights, kept.corpus)
     config, metadata, arrays = _opened(path, WEIGHTS)
     arrays["state"] = np.zeros((config.pop, config.program().state_size), np.int8)
     weights, memory, _ = _fitting(config, arrays, path)
@@ -195,7 +199,7 @@ def check_network(metadata: Mapping[str, str], config: Common, path: Path) -> No
     if then != now:
         raise InputError(
             f"checkpoint {str(path)!r} is of another network {config.network!r} (declaration "
-            f"{then[:12]}) than is declared here ({now[:12]}): use the declaration that its run "
+            f"{then[:12]!r}) than is declared here ({now[:12]}): use the declaration that its run "
             "began with, or start a new run."
         )
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import io
 import os
 import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -29,8 +31,9 @@ from typing import (
 import tyro
 
 from eggroll import __version__, help
-from eggroll.errors import EngineWarning, InputError
+from eggroll.errors import EngineWarning, InputError, shortened, shown
 from eggroll.limits import last_words
+from eggroll.screen import PATIENCE, takes_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -83,6 +86,16 @@ class Range(NamedTuple):
         return min(max(-(-value // self.step) * self.step, self.low), self.high)
 
 
+def hints_of(kind: type) -> Mapping[str, Any]:
+    """An option's name -> its declared type and notes."""
+    return _hints(kind)
+
+
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:  # which takes longer than to look at all options
+    return MappingProxyType(get_type_hints(kind, include_extras=True))
+
+
 def check_ranges(options: DataclassInstance) -> None:
     """Looks at every option that is declared with a Range.
 
@@ -90,7 +103,7 @@ def check_ranges(options: DataclassInstance) -> None:
         InputError: one lies outside.
     """
     defaults = {field.name: field.default for field in fields(options)}
-    for name, hint in get_type_hints(type(options), include_extras=True).items():
+    for name, hint in hints_of(type(options)).items():
         kind, *notes = get_args(hint) or (hint,)
         value = getattr(options, name)
         for limits in (note for note in notes if isinstance(note, Range)):
@@ -111,13 +124,11 @@ def check_names(options: DataclassInstance) -> None:
     Raises:
         InputError: one is none of those that its option may be.
     """
-    for name, hint in get_type_hints(type(options), include_extras=True).items():
+    for name, hint in hints_of(type(options)).items():
         kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         if get_origin(kind) is Literal and getattr(options, name) not in get_args(kind):
-            raise InputError(
-                f"{flag(name)} is {getattr(options, name)!r}: one of {', '.join(get_args(kind))} "
-                "is needed."
-            )
+            value, known = shown(getattr(options, name)), ", ".join(get_args(kind))
+            raise InputError(f"{flag(name)} is {value}: one of {known} is needed.")
 
 
 def parse(
@@ -228,8 +239,9 @@ def run(main: Callable[[], int]) -> int:
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
+        stops = signal.SIGINT, signal.SIGTERM
         with (
-            handling(lambda number, frame: _interrupt(), signal.SIGTERM),
+            handling(lambda number, frame: _interrupt(), *stops),
             plain_warnings(),
             last_words(),
         ):
@@ -249,7 +261,8 @@ def run(main: Callable[[], int]) -> int:
     except OSError as error:
         where = f"{error.filename!r}: " if error.filename else ""
         reason = error.strerror or type(error).__name__
-        return _end(REFUSED, f"error: {where}{reason}; correct this and run the command again.")
+        said = f"{where}{reason}; correct this and run the command again."
+        return _end(REFUSED, f"error: {shortened(said)}")
 
 
 @contextlib.contextmanager
@@ -278,7 +291,8 @@ def _interrupt() -> None:
 
 def _end(code: int, sentence: str) -> int:
     with contextlib.suppress(OSError):
-        print(sentence, file=sys.stderr, flush=True)
+        if takes_text(sys.stderr, PATIENCE):
+            print(sentence, file=sys.stderr, flush=True)
     return code
 
 
@@ -325,4 +339,5 @@ class Stop:
         self.asked = True
         said = b"\nStopping soon; once more stops at once.\n" if self._says else b""
         with contextlib.suppress(OSError):  # not print, which the signal may have interrupted
-            os.write(sys.stderr.fileno(), said)
+            if takes_text(sys.stderr, 0):
+                os.write(sys.stderr.fileno(), said)

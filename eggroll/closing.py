@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from eggroll import runlog
+from eggroll.anyrun import bytes_per_token
 from eggroll.config import Common, Config
-from eggroll.data.streams import TOKENS, Corpus
+from eggroll.data.corpus import TOKENS, Corpus
 from eggroll.generate import TEXT_TEMPERATURE
 from eggroll.help import invocation
 
@@ -39,15 +40,16 @@ def meaning(config: Common, loss: float, corpus: Corpus) -> Iterator[str]:
     """The loss above those of models that know little, and what follows from that."""
     count, known = config.data == "count", corpus.baselines()
     counted = "" if count else " counted on the training split"
-    token = "token" if config.numbers else "byte of text"
+    token = "token" if config.numbers else "token of text" if config.pairs else "byte of text"
     of = "token; 0 is perfect counting" if count else f"{token} that training never reads"
-    yield f"validation: {runlog.in_bits(loss)} bits per {of}"
+    byte = runlog.in_bits(loss / bytes_per_token(corpus, config)) if config.pairs else ""
+    yield f"validation: {runlog.in_bits(loss)} bits per {of}{byte and f', {byte} per byte'}"
     yield f"{log2(corpus.vocabulary):17.3f} a uniform guess"
     yield from (f"{bits:17.3f} a {name} model{counted}" for name, bits in known.items())
     if not count and "bigram" in known and loss > known["bigram"]:
         yield "Above the bigram model, samples are hardly readable: it needs more training."
     elif not count and "bigram" in known:
-        last = "token" if config.numbers else "byte"
+        last = "token" if config.numbers or config.pairs else "byte"
         yield f"Below the bigram model: the network makes use of more than the last {last}."
 
 
@@ -57,7 +59,8 @@ def suggestions(
     """Command lines that make sense after this run, and what each does."""
     run, data = shlex.quote(str(folder)), config.data
     by_token = not isinstance(config, Config) or config.estimator_class.by_token
-    if not config.numbers and not by_token and loss > corpus.baselines()["bigram"]:
+    bigram = corpus.baselines().get("bigram", loss)
+    if not config.numbers and not by_token and loss > bigram:
         other = "" if data == "stdlib" else f" --data {shlex.quote(data)}"
         yield (
             f"{invocation('train')} --recipe language{other}",

@@ -12,16 +12,18 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import tyro
 
 from eggroll import limits
 from eggroll.backward import values_kept
 from eggroll.cli import Range, check_names, check_ranges, flag
-from eggroll.data.streams import TOKENS
+from eggroll.data import codings
+from eggroll.data.codings import BYTES
+from eggroll.data.corpus import TOKENS
 from eggroll.data.tables import HUB, PREFIX, path_and_column
-from eggroll.declaration import program_of
+from eggroll.declaration import program_in
 from eggroll.errors import InputError
 from eggroll.estimator import Estimator
 from eggroll.estimators import ESTIMATORS, EstimatorName, estimators_with
@@ -31,37 +33,16 @@ from eggroll.networks import NETWORKS, Gates, NetworkName
 from eggroll.noise import slice_length
 from eggroll.program import Program
 from eggroll.ranks.options import SeveralRanks
+from eggroll.recipes import RECIPES as RECIPES
+from eggroll.recipes import RecipeName
 from eggroll.rule import UpdateRule
 from eggroll.rules import RULES, RuleName, rules_with
 from eggroll.sweep.space import Sweep
 
 GIB = 1 << 30
-BYTES = 256  # vocabulary of every corpus of text
 NUMBERED = ("count", TOKENS)  # data whose tokens are numbers below --vocabulary, not bytes
 INVOCATION = ("out", "resume", "config")  # where a run lies is no part of what it is
 ENGINE_NAMES = "auto|portable|cpu|metal|cuda"  # written out, so that no engine is imported here
-RecipeName = Literal["paper", "language", "feedback"]
-
-# Recommended combinations, chosen by --recipe; the first is the paper's, which is the default.
-RECIPES: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "language": {
-        "estimator": "token-credit",
-        "score_bits": 8,
-        "rule": "whitened",
-        "sigma_shift": 2,
-        "pop": 4096,
-        "seq_len": 32,
-        "steps": 2000,
-    },
-    "feedback": {
-        "estimator": "feedback",
-        "rule": "adam",
-        "pop": 128,
-        "seq_len": 16,
-        "steps": 6000,
-    },
-}
 
 
 def hidden_default(metavar: str) -> Any:
@@ -97,7 +78,10 @@ class Common:
     gates: Annotated[Gates, Group.NETWORK, Sweep()] = "clip"
     """Nonlinearity of the GRU's gates: clipping itself, or tables of sigmoid and tanh."""
     vocabulary: Annotated[int, Group.DATA, Range(2, 1 << 16)] = 16
-    """Data count: number of symbols, the mark that begins a document included."""
+    """Data count: number of symbols, the mark that begins a document included. Text: above 256,
+    tokens of a byte-pair encoding, which is trained on the corpus; else bytes."""
+    tokenizer: Annotated[str, Group.DATA, hidden_default("FILE.json")] = ""
+    """Text: a byte-level tokenizer.json, whose tokens are read instead of bytes."""
     count_steps: Annotated[tuple[int, ...], Group.DATA] = (1,)
     """Data count: the steps it counts in; every document keeps to one."""
     seed: Annotated[int, Group.RUN, Range(0, (1 << 63) - 1)] = 0
@@ -126,12 +110,17 @@ class Common:
     @property
     def symbols(self) -> int:
         """V, the tokens that there are."""
-        return self.vocabulary if self.data in NUMBERED else BYTES
+        return self.vocabulary if self.numbers or self.pairs else BYTES
 
     @property
     def numbers(self) -> bool:
         """Whether tokens are numbers, not bytes of text."""
         return self.data in NUMBERED
+
+    @property
+    def pairs(self) -> bool:
+        """Whether tokens are those of a byte-pair encoding of text."""
+        return not self.numbers and self.vocabulary > BYTES
 
     @property
     def network_words(self) -> str:
@@ -148,6 +137,13 @@ class Common:
         check_names(self)
         if not self.count_steps:
             raise InputError("--count-steps is empty: at least one is needed; try --count-steps 1.")
+        if not self.numbers and self.vocabulary not in (codings.DEFAULT, BYTES) and not self.pairs:
+            raise InputError(
+                f"--vocabulary is {self.vocabulary}: tokens of text are bytes, or those of a "
+                f"byte-pair encoding, above {BYTES}; try --vocabulary 1024, or leave it out."
+            )
+        if self.tokenizer and self.numbers:
+            raise InputError(f"--tokenizer is for text, and --data {self.data} has numbers.")
 
     def check_memory(self, needed: int, names: Sequence[str], more: str = "") -> None:
         """Raises InputError if so many bytes, which these options ask for, are not there."""
@@ -165,8 +161,9 @@ class Common:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in kept.items()}
 
     def at_home(self) -> Self:
-        """Itself, with a path in `data` made absolute, so that a run can resume anywhere."""
-        return replace(self, data=absolute(self.data))
+        """Itself, with paths made absolute, so that a run can resume anywhere."""
+        home = replace(self, data=absolute(self.data))
+        return home if self.resume or self.numbers else codings.of_tokenizer(home)
 
 
 @dataclass(frozen=True)
@@ -255,7 +252,9 @@ class OverRecipe(type):
     """Makes a class whose options not given are those of the recipe that is, by name."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
-        return super().__call__(*args, **RECIPES.get(given.get("recipe", ""), {}) | given)
+        recipe = given.get("recipe")
+        brings = RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}
+        return super().__call__(*args, **brings | given)
 
 
 @dataclass(frozen=True)
@@ -371,7 +370,7 @@ class DeclaredConfig(Config):
     """The program's declaration as JSON; a resumed run compares programs by their digests."""
 
     def program(self) -> Program:
-        return program_of(json.loads(self.declaration), self.score_bits)
+        return program_in(self.declaration, self.score_bits)
 
     @property
     def network_words(self) -> str:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from eggroll.config import NUMBERED
 from eggroll.errors import InputError
-from eggroll.runlog import CONFIG, METRICS, read_lines
+from eggroll.fitness import MOST
+from eggroll.runlog import CONFIG, METRICS, open_regular, read_lines
 
 Values = NDArray[np.float64]
 Metric = Literal[
@@ -167,8 +168,10 @@ def read_run(folder: Path) -> RunCurves:
         InputError: the folder holds no run, or none that has made an update.
     """
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        with open_regular(folder / CONFIG) as file:
+            config = json.loads(file.read())
         about = config.pop("about", {})
+        _check(config, about)
         rows = [row for _, row in read_lines(folder / METRICS)]
         by_values = any("fitness" in row for row in rows[:1])
         figures = (
@@ -176,18 +179,31 @@ def read_run(folder: Path) -> RunCurves:
             if by_values
             else ("tokens_per_second", "seconds", "loss")
         )
+        if rows and not by_values:  # what its tokens are counted by
+            counted = ("pop", "group_size") if "pop" in config else ("streams",)
+            if missing := {*counted, "seq_len"} - config.keys():
+                raise KeyError(*sorted(missing))
         columns = [
             np.array([row[name] for row in rows], np.float64)
             for name in ("step", "update_rate", *figures)
         ]
-        if not np.isfinite(columns).all():
+        valid = [(row["step"], per_unit(row)) for row in rows if "val_loss" in row]
+        validations = np.array(valid, np.float64).reshape(-1, 2).T
+        if any(column.ndim != 1 for column in (*columns, *validations)):
+            raise ValueError("a figure is a list")
+        if not all((abs(column) <= MOST).all() for column in (*columns, *validations)):
             raise ValueError("a figure is not finite")
-        valid = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
+        if (columns[0] < 1).any() or (np.diff(columns[0]) <= 0).any():
+            raise ValueError("updates are not in their order")
+        if not by_values:  # the members' loss in the unit of validation
+            columns[-1] *= next((per_unit(r) / r["val_loss"] for r in rows if r.get("val_loss")), 1)
     except OSError as error:
         raise InputError(
             f"{str(folder)!r} holds no run ({error.strerror}): give the folder of a training run."
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
+    ) as error:  # fmt: skip
         raise InputError(
             f"the files of {str(folder)!r} are damaged ({type(error).__name__}: {error}): give the "
             "folder of another run."
@@ -197,8 +213,23 @@ def read_run(folder: Path) -> RunCurves:
     name = folder.resolve().name
     if by_values:
         return TrainerCurves(name, config, about, *columns)
-    validations = np.array(valid, np.float64).reshape(-1, 2).T
     return LanguageCurves(name, config, about, *columns, *validations)
+
+
+def per_unit(row: dict[str, Any]) -> float:
+    """A validation in bits per byte; per token where tokens are numbers, as then both are equal."""
+    return float(row.get("val_bits_per_byte", row["val_loss"]))
+
+
+def _check(config: dict[str, Any], about: dict[str, Any]) -> None:
+    """Raises ValueError or AttributeError where they are not as a run writes them."""
+    for name in ("pop", "group_size", "seq_len", "streams"):
+        value = config.get(name, 1)
+        if type(value) is not int or not 1 <= value < 1 << 40:
+            raise ValueError(f"{name} is {value!r:.20}")
+    for name, value in about.get("baselines", {}).items():
+        if type(value) not in (int, float) or not abs(value) <= MOST:
+            raise ValueError(f"the {name:.20} model's loss is {value!r:.20}")
 
 
 def smooth(values: Values) -> Values:

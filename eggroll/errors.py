@@ -51,3 +51,12 @@ def in_python() -> Iterator[None]:
         said = re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda m: m[1].replace("-", "_"), str(error))
         error.args = (said,)
         raise
+
+
+def shown(value: object, most: int = 60) -> str:
+    """A value as sentences show it: cut where it is long, its type alone if it has no words."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply; a number of too many digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.credit import Crediting, Turns
-from eggroll.data.streams import Batch
+from eggroll.data.corpus import Batch
 from eggroll.policy import Acted
 from eggroll.population import Population, Shown
 from eggroll.program import Leaves, Program, Weights

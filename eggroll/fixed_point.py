@@ -98,11 +98,14 @@ def normal_cdf(x: float) -> float:
     return erfc(-x / sqrt(2)) / 2
 
 
+@cache
 def normal_quantiles() -> NDArray[np.int8]:
-    """int8 [65536]: 16-bit uniform u -> normal value of standard deviation 16 (Q4: 1.0).
+    """int8 [65536], read-only: 16-bit uniform u -> normal value of standard deviation 16 (Q4: 1.0).
 
     Entry u is the integer k whose interval [k - 1/2, k + 1/2) / 16 holds the quantile of
     (u + 1/2) / 65536, so the table is the inverse distribution function, rounded to nearest.
     """
     edges = [normal_cdf((k + 0.5) / 16) * 65536 - 0.5 for k in range(-LIMIT, LIMIT)]
-    return (np.searchsorted(edges, np.arange(65536), side="right") - LIMIT).astype(np.int8)
+    found = (np.searchsorted(edges, np.arange(65536), side="right") - LIMIT).astype(np.int8)
+    found.setflags(write=False)  # as it is made once
+    return found

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll import entry
+
+    raise SystemExit(entry.run("eggroll.generate"))
+
 import codecs
 import itertools
 import re
@@ -16,6 +21,8 @@ import tyro
 from eggroll import checkpoint, cli, engines
 from eggroll.baseline import reader
 from eggroll.config import Common
+from eggroll.data import codings
+from eggroll.data.codings import Coding
 from eggroll.errors import InputError
 from eggroll.runlog import CHECKPOINT
 from eggroll.sampling import Sampled, Sampling, Stops, sample
@@ -31,17 +38,17 @@ HIDDEN = re.compile("[\x01-\x08\x0b-\x1f\x7f-\x9f]")  # would steer a terminal
 
 
 class Decoder:
-    """Turns tokens into text piece by piece: bytes of UTF-8, or numbers for corpus count."""
+    """Turns tokens into text piece by piece."""
 
-    def __init__(self, numbers: bool) -> None:
-        self._numbers = numbers
+    def __init__(self, coding: Coding) -> None:
+        self._coding = coding
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __call__(self, token: int) -> str:
         """The text a token completes. A mark becomes an empty line, undecodable bytes U+FFFD."""
-        if self._numbers:
-            return f"{token} "
-        text = self._utf8.decode(bytes([token]))
+        if self._coding.numbers:
+            return self._coding.bytes_of(token).decode()
+        text = self._utf8.decode(self._coding.bytes_of(token))
         return HIDDEN.sub("\ufffd", text).replace("\0", "\n\n")
 
     def end(self) -> str:
@@ -49,38 +56,15 @@ class Decoder:
         return self._utf8.decode(b"", True) + "\n"
 
 
-def prompt_tokens(prompt: str, vocabulary: int, numbers: bool, name: str = "--prompt") -> list[int]:
-    """The prompt's bytes, or its numbers where tokens are numbers; name: what errors call it.
-
-    Raises:
-        InputError: a word is no number from 0 to V - 1, or a character has no bytes.
-    """
-    if not numbers:
-        try:
-            return list(prompt.encode("utf-8", "surrogateescape"))
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"{name} has {prompt[error.start : error.end]!r}, half of a character: give whole "
-                "ones."
-            ) from error
-    wrong = [w for w in prompt.split() if not (w.isdecimal() and int(w) < vocabulary)]
-    if wrong:
-        raise InputError(
-            f"{name} has {wrong[0][:60]!r}: this model's tokens are numbers, so numbers from 0 to "
-            f"{vocabulary - 1} are needed; try {name} '1 2 3'."
-        )
-    return [int(word) for word in prompt.split()]
-
-
 class Model(NamedTuple):
     """A trained network, ready to be sampled.
 
-    numbers: whether its tokens are numbers, not bytes; temperature: the usual one.
+    coding: what its tokens stand for; temperature: the usual one.
     """
 
     engine: Sampled
     weights: Any
-    numbers: bool
+    coding: Coding
     temperature: float
 
 
@@ -92,16 +76,17 @@ def load(where: Path, engine: str, threads: int) -> Model:
     """
     path = where if where.is_file() else where / CHECKPOINT
     if checkpoint.kind_of(path) == reader.FORMAT:
-        options, twin, weights = reader.load(path, threads)
-        return model_of(options, twin, weights)
+        options, facts, twin, weights = reader.load(path, threads)
+        return model_of(options, twin, weights, codings.coding_of(options, path.parent, facts))
     kept = checkpoint.load_model(path)
+    coding = codings.coding_of(kept.config, path.parent, kept.corpus)
     chosen, _ = engines.choose(engine, kept.config.program(), threads)
-    return model_of(kept.config, chosen, kept.weights)
+    return model_of(kept.config, chosen, kept.weights, coding)
 
 
-def model_of(config: Common, engine: Sampled, weights: Any) -> Model:
+def model_of(config: Common, engine: Sampled, weights: Any, coding: Coding) -> Model:
     """The network of a run with these options."""
-    return Model(engine, weights, config.numbers, usual_temperature(config.data))
+    return Model(engine, weights, coding, usual_temperature(config.data))
 
 
 def texts(
@@ -134,7 +119,7 @@ def texts(
 def _text(
     model: Model, prompt: Sequence[int], tokens: Iterable[int], stops: Sequence[str]
 ) -> Iterator[str]:
-    decode, shown = Decoder(model.numbers), Stops(stops)
+    decode, shown = Decoder(model.coding), Stops(stops)
     yield from (decode(token) for token in prompt)
     for token in tokens:
         yield shown(decode(token))
@@ -235,10 +220,9 @@ def generate(options: Options) -> Iterator[str]:
     if not options.folder:
         raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
     model = load(Path(options.folder), options.engine, options.threads)
-    vocabulary = model.engine.program.vocabulary
     name = "--prompt-file" if options.prompt_file else "--prompt"
     yield from texts(
-        model, prompt_tokens(prompt_of(options), vocabulary, model.numbers, name),
+        model, model.coding.tokens(prompt_of(options), name),
         tokens=options.tokens, seed=options.seed, sampling=options.sampling(model.temperature),
         samples=options.samples, stops=options.stop,
     )  # fmt: skip
@@ -260,7 +244,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.DONE
 
     return cli.run(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

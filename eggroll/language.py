@@ -18,9 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 from eggroll import checkpoint, engines, generate
 from eggroll.baseline import reader
 from eggroll.config import Config
+from eggroll.data.codings import Bytes, Coding, Numbers, coding_of
 from eggroll.data.tokens import token_ids
 from eggroll.engines import Engine, zero_state
-from eggroll.errors import InputError, in_python
+from eggroll.errors import InputError, in_python, shown
 from eggroll.likelihood import model_loss
 from eggroll.program import Leaves, Program
 from eggroll.runlog import CHECKPOINT
@@ -45,8 +46,17 @@ class LanguageModel:
     config: options of its run; step: updates made.
     """
 
-    def __init__(self, config: Config, engine: Engine, weights: Leaves, step: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        weights: Leaves,
+        step: int,
+        coding: Coding | None = None,
+    ) -> None:
+        """coding: what tokens stand for; None: bytes or numbers, as the options have it."""
         self.config, self.step = config, step
+        self.coding = coding or (Numbers(config.vocabulary) if config.numbers else Bytes())
         self._engine, self._weights = engine, weights
         self._prepared: Any = None
 
@@ -146,7 +156,7 @@ class LanguageModel:
             InputError: an argument is of another type or out of its range.
         """
         drawn = _options(tokens, temperature, top_k, top_p, min_p, seed, stop)
-        model = generate.model_of(self.config, self._engine, self._weights)
+        model = generate.model_of(self.config, self._engine, self._weights, self.coding)
         pieces = generate.texts(
             model, self._prompt(prompt), tokens=drawn.tokens, seed=drawn.seed,
             sampling=drawn.sampling(model.temperature), stops=drawn.stop,
@@ -188,10 +198,10 @@ class LanguageModel:
     def _prompt(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise InputError(
-                f"a text is needed, not {type(text).__name__} {text!r:.60}: give a str, or tokens "
+                f"a text is needed, not {type(text).__name__} {shown(text)}: give a str, or tokens "
                 "to sample_tokens."
             )
-        return generate.prompt_tokens(text, self.vocabulary, self.config.numbers, "the text")
+        return self.coding.tokens(text, "the text")
 
     def _rows(self, tokens: ArrayLike | str) -> tuple[NDArray[np.int32], bool]:
         """Tokens [S, T] int32, and whether they were given as [T]."""
@@ -216,7 +226,7 @@ def load(path: str | os.PathLike[str], *, engine: str = "auto", threads: int = 0
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(
-            f"{path!r:.60} is no path: give the folder of a run as a str or a Path, as in "
+            f"{shown(path)} is no path: give the folder of a run as a str or a Path, as in "
             "load('runs/stdlib-000')."
         )
     where = Path(path).expanduser()
@@ -225,8 +235,9 @@ def load(path: str | os.PathLike[str], *, engine: str = "auto", threads: int = 0
         raise InputError(f"{str(path)!r} is {way_out}.")
     with in_python():
         kept = checkpoint.load_model(file)
+        coding = coding_of(kept.config, file.parent, kept.corpus)
     chosen, _ = engines.choose(engine, kept.config.program(), _whole("threads", threads, 0, 1024))
-    return LanguageModel(kept.config, chosen, kept.weights, kept.step)
+    return LanguageModel(kept.config, chosen, kept.weights, kept.step, coding)
 
 
 def _options(
@@ -245,10 +256,10 @@ def _options(
         if name == "temperature" and value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise InputError(f"{name} is {value!r:.60}: a number from 0 to {high} is needed.")
+            raise InputError(f"{name} is {shown(value)}: a number from 0 to {high} is needed.")
         numbers[name] = float(value)
     if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
-        raise InputError(f"stop is {stop!r:.60}: a list of texts is needed, as in ['\\n\\n'].")
+        raise InputError(f"stop is {shown(stop)}: a list of texts is needed, as in ['\\n\\n'].")
     plain = generate.Options(
         tokens=_whole("tokens", tokens, 1, 1 << 20), top_k=_whole("top_k", top_k, 0, 1 << 16),
         seed=_whole("seed", seed, 0, (1 << 63) - 1), stop=tuple(stop),
@@ -267,5 +278,7 @@ def _whole(name: str, value: Any, low: int, high: int) -> int:
     """
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or not low <= value <= high:
-        raise InputError(f"{name} is {value!r:.60}: a whole number from {low} to {high} is needed.")
+        raise InputError(
+            f"{name} is {shown(value)}: a whole number from {low} to {high} is needed."
+        )
     return int(value)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from eggroll import cli
-from eggroll.cli import flag
+from eggroll.cli import flag, hints_of
 from eggroll.config import CHANGEABLE, INVOCATION, RECIPES, Common, Config, DeclaredConfig
-from eggroll.errors import InputError
+from eggroll.errors import InputError, shown
+from eggroll.runlog import open_regular
 
-
-def types(kind: type) -> dict[str, Any]:
-    """An option's name -> its declared type and notes."""
-    return get_type_hints(kind, include_extras=True)
-
-
-TYPES = types(Config)
+TYPES = hints_of(Config)
+LONGEST_FILE = 1 << 24  # bytes of options
 Kind = TypeVar("Kind", bound=Common)
 # Options of runs that began under older versions.
 RENAMED = {"sample_bytes": "sample_tokens", "slab": "block_tokens"}
@@ -38,7 +35,7 @@ def check_resumed(old: Kind, new: Kind) -> None:
             f"the network is another one than that of the run in {where!r}: give the program that "
             "it began with, or start a new run."
         )
-    for name, hint in types(type(old)).items():
+    for name, hint in hints_of(type(old)).items():
         before, now = getattr(old, name), getattr(new, name, None)
         if name not in INVOCATION and CHANGEABLE not in get_args(hint)[1:] and before != now:
             raise InputError(
@@ -58,7 +55,7 @@ def options_of(kind_of_run: type[Kind], values: Mapping[str, Any], source: str) 
     Raises:
         InputError: an unknown option or a value of another type.
     """
-    hints = types(kind_of_run)
+    hints = hints_of(kind_of_run)
     known = [name for name in hints if name not in ("resume", "config")]
     options: dict[str, Any] = {}
     for given, value in values.items():
@@ -84,14 +81,25 @@ def _typed(kind: Any, value: Any, what: str) -> Any:
     elif kind is float:
         right, needed = type(value) in (int, float), "a number"
         value = float(value) if right and abs(value) < 2**1023 else value
+    elif kind is str:
+        right, needed = isinstance(value, str) and _names_files(value), "a text"
     else:
-        right = type(value) is kind
-        needed = {int: "a whole number", bool: "true or false", str: "a text"}[kind]
+        right, needed = type(value) is kind, {int: "a whole number", bool: "true or false"}[kind]
     if not right:
-        raise InputError(
-            f"{what} is {json.dumps(value, default=repr)[:60]}, but {needed} is needed."
-        )
+        try:
+            said = json.dumps(value, default=repr)[:60]
+        except (RecursionError, ValueError):
+            said = shown(value)
+        raise InputError(f"{what} is {said}, but {needed} is needed.")
     return value
+
+
+def _names_files(text: str) -> bool:
+    """True unless no file can have that name."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:  # half of a character
+        return False
 
 
 def read(path: str) -> Config:
@@ -106,11 +114,17 @@ def options_in(kind_of_run: type[Kind], path: str) -> Kind:
         InputError: the file is missing, unreadable, no JSON object, or holds what is no option.
     """
     try:
-        values = json.loads(Path(path).read_bytes())
-    except OSError as error:
+        with open_regular(Path(path)) as file:
+            data = file.read(LONGEST_FILE + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(
-            f"--config {path!r} cannot be read ({error.strerror}): give the path of a JSON file."
+            f"--config {path!r} cannot be read ({reason}): give the path of a JSON file."
         ) from error
+    try:
+        if len(data) > LONGEST_FILE:
+            raise ValueError(f"it has more than {LONGEST_FILE:,} bytes")
+        values = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"--config {path!r} is not valid JSON ({error}): correct it, or take the config.json "

@@ -5,7 +5,13 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll import entry
+
+    raise SystemExit(entry.run("eggroll.plot"))
+
 import io
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +74,7 @@ EXAMPLES: Final = (
 
 def printable(name: str) -> str:
     """A file's name as text that matplotlib takes literally: no formulas, no stray bytes."""
-    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    text = re.sub("[\ud800-\udfff]", "\ufffd", name)[:300]
     return text.replace("$", r"\$")
 
 
@@ -79,7 +85,7 @@ def curves(folder: Path, out: Path | None = None, *, title: str = "") -> Path:
         InputError: there is nothing to draw, or the picture cannot be written.
     """
     run = read_run(folder)
-    heading = printable(title) if title else _title(run)
+    heading = printable(title or _title(run))
     with style():
         figure = _trainer(run) if isinstance(run, TrainerCurves) else _language(run)
         figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold")
@@ -284,11 +290,11 @@ def _prefixes() -> Any:
 
 
 def _title(run: RunCurves) -> str:
-    c, name = run.config, printable(run.name)
+    c, name = run.config, run.name
     if isinstance(run, TrainerCurves):
         options = ", ".join(f"{key} {c.get(key)}" for key in ("rule", "sigma_shift", "seed"))
         return f"{name}: {c.get('estimator')}, population {c.get('pop')}, {options}"
-    data = printable(Path(str(c.get("data"))).name)
+    data = Path(str(c.get("data"))).name
     recipe = f"recipe {c['recipe']}, " if c.get("recipe", "paper") != "paper" else ""
     trained = f"{recipe}population {c.get('pop')}, rank {c.get('rank')}"
     if "pop" not in c:
@@ -365,7 +371,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.DONE
 
     return cli.run(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,6 +21,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.errors import shown
 from eggroll.fixed_point import gate_tables
 from eggroll.stage import (
     MAX_ACTIVE,
@@ -33,6 +34,7 @@ from eggroll.stage import (
     MAX_VOCABULARY,
     NO_ROWS,
     OPERATIONS,
+    RESULTS,
     Leaf,
     Op,
     Output,
@@ -116,10 +118,9 @@ class Program:
                     "write x with out=x."
                 )
         offset = self.state_size if state else -1
-        self.stages.append(Stage([], [self.width, self.width], offset))
+        self.stages.append(stage := Stage([], [self.width, self.width], offset))
         self.state_size += self.width if state else 0
-        self.prefix = prefix
-        stage = self.stages[-1]
+        self.prefix = named("", prefix)
         return Register(stage, X, self.width), Register(stage, S, self.width)
 
     def embed(self, name: str) -> Register:
@@ -207,9 +208,9 @@ class Program:
 
     def lookup(self, x: Register, table: str) -> Register:
         """Each element of x through a table: sigmoid, tanh, or one declared by `table`."""
-        if table not in self.tables:
+        if not isinstance(table, str) or table not in self.tables:
             known = ", ".join(self.tables)
-            raise ProgramError(f"Table {table!r} is unknown: choose one of {known}.")
+            raise ProgramError(f"Table {shown(table)} is unknown: choose one of {known}.")
         return self._emit("lookup", (x,), self._size("lookup", x), table=table)
 
     def forget(self, f: Register, s: Register) -> Register:
@@ -337,9 +338,9 @@ class Program:
         if r.index == X and len(self.stages) == 1 and not self._holds(X):
             raise ProgramError(f"{self._here}: {kind} uses register x, which holds nothing yet.")
 
-    def _check_place(self, kind: str, r: Register) -> None:
+    def _check_place(self, kind: str, r: Any) -> Register:
         if not isinstance(r, Register):
-            raise ProgramError(f"{kind} needs a register, as operations return it, not {r!r}.")
+            raise ProgramError(f"{kind} needs a register, as operations return it, not {shown(r)}.")
         if not self.stages or r.stage is not self.stages[-1]:
             raise ProgramError(
                 f"{kind} was given register {r.index} of another stage: only x passes from stage "
@@ -350,6 +351,7 @@ class Program:
                 f"{self._here}: {kind} uses register s and the stage has no state: begin it with "
                 "state=True."
             )
+        return r
 
     def _emit(
         self,
@@ -364,21 +366,20 @@ class Program:
         """Adds an operation whose result has `size`; out: None for a new register."""
         if not self.stages:
             self.stage()
-        stage = self.stages[-1]
-        if len(stage.ops) == MAX_OPERATIONS:
+        if len((stage := self.stages[-1]).ops) == MAX_OPERATIONS:
             raise ProgramError(f"{self._here} has {MAX_OPERATIONS} operations: begin another one.")
         if out is None and len(stage.registers) == MAX_REGISTERS:
             raise ProgramError(
                 f"{self._here} has {MAX_REGISTERS} registers: begin another stage, or reuse one "
                 "with out=."
             )
-        if isinstance(out, Register):
-            self._check_place(kind, out)
-            if out.size != size:
+        if not (out is None or (isinstance(out, int) and kind in ("embed", *RESULTS))):
+            there = self._check_place(kind, out)
+            if there.size != size:
                 raise ProgramError(
-                    f"{self._here}: {kind} gives {size} values and out holds {out.size}."
+                    f"{self._here}: {kind} gives {size} values and out holds {there.size}."
                 )
-            out = out.index
+            out = there.index
         number = self._declare(leaf) if leaf else -1
         if out is None:
             stage.registers.append(size)

@@ -28,9 +28,13 @@ def quantise(x: ArrayLike, scale: ArrayLike = 16) -> NDArray[np.int8]:
             f"scale has the shape {list(by.shape)}: one number is needed, or one for each of the "
             f"{array.shape[-1] if array.ndim else 1} values of a row."
         )
-    if not (by > 0).all():  # NaN too
-        raise InputError(f"scale is {by.min()}: a number above 0 is needed.")
-    scaled = np.multiply(array, by, dtype=np.result_type(array, np.float32))
+    kind = np.result_type(array, np.float32)
+    with np.errstate(over="ignore"):  # what is beyond any number is clipped
+        held = by.astype(kind)
+        if not (sound := (held > 0) & np.isfinite(held)).all():  # NaN too
+            raise InputError(f"scale is {by[~sound].item(0)}: a number above 0 is needed.")
+        product = np.multiply(array, held, dtype=kind)
+    scaled = np.asarray(product)  # of a single number, NumPy makes no array
     np.rint(scaled, out=scaled)
     np.clip(scaled, -LIMIT, LIMIT, out=scaled)
     if np.isnan(scaled).any():

@@ -9,6 +9,11 @@ Letters: N pairs.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll import entry
+
+    raise SystemExit(entry.run("eggroll.replay"))
+
 import os
 import sys
 import time
@@ -240,7 +245,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.DONE
 
     return cli.run(work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,18 +6,20 @@ Letters: P members, N = P/2 pairs, S streams, T tokens of a stream per update.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from eggroll import __version__, checkpoint, runlog
-from eggroll.anyrun import Run, config_json, fingerprint, print_header
+from eggroll.anyrun import Run, corpus_of, fingerprint, print_header, write_facts
+from eggroll.anyrun import validation_batches as validation_batches
 from eggroll.checkpoint import Checkpoint
 from eggroll.cli import flag
 from eggroll.config import Common, Config
-from eggroll.data.streams import Batch, Corpus, Streams, load_corpus
+from eggroll.data.corpus import Corpus, Streams
 from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.learners import chunk_size as chunk_size
@@ -30,7 +32,6 @@ from eggroll.ranks import ALONE, Ranks, meeting
 from eggroll.step import Learner
 
 OWN = ("data", "engine", "threads", "chunk", "block_tokens")  # options in which ranks may differ
-VALID_STREAMS, VALID_TOKENS = 256, 64  # of validation: most streams, most tokens of a batch
 
 
 @dataclass
@@ -75,7 +76,7 @@ class TrainingRun(Run):
             "step": self.step,
             "loss": (0 - met.scored) * self.engine.program.score_unit / tokens,
             "update_rate": made.rate,
-            "tokens_per_second": round(tokens / made.seconds, 1),
+            "tokens_per_second": round(runlog.per_second(tokens, made.seconds), 1),
             "seconds": round(made.seconds, 6),
             **met.facts,
         }
@@ -104,12 +105,16 @@ class TrainingRun(Run):
         return self.learner.rule.by_steps
 
     def details(self) -> Sequence[str]:
-        options, chunk = self.config, self.learner.population.chunk
+        options, people = self.config, self.learner.population
         changed = ", ".join(f"{name} {value}" for name, value in options.changed().items())
-        return (
+        lines = [
             f"recipe: {options.recipe}{' but for ' * bool(changed)}{changed}",
-            f"population: {options.pop:,} members, {chunk:,} at a time, rank {options.rank}",
-        )
+            f"population: {options.pop:,} members, {people.chunk:,} at a time, rank {options.rank}",
+        ]
+        if self.ranks.size > 1:
+            here = f"{people.members:,} of the members on this one"
+            lines.append(f"ranks: {self.ranks.size}, {here}")
+        return lines
 
     def facts(self) -> dict[str, Any]:
         return {"chunk": self.learner.population.chunk}
@@ -160,8 +165,7 @@ def open_run(
     if show:
         print_header(run, reason, before.config.steps if before else options.steps)
     run.save()
-    if folder:
-        runlog.write_whole(run.path(runlog.CONFIG), config_json(run))
+    write_facts(run)
     return run
 
 
@@ -183,9 +187,7 @@ def looked_up(options: Config, stack: ExitStack, corpus: Corpus | None, ranks: R
         check_options(before.config, before.step, options)
     elif ranks.rank == 0 and options.out:
         runlog.check_free(Path(options.out))
-    corpus = corpus or load_corpus(
-        options.data, vocabulary=options.vocabulary, steps=options.count_steps
-    )
+    corpus = corpus or corpus_of(options)
     if before:
         check_data(before.corpus, fingerprint(corpus), options)
     streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
@@ -209,6 +211,7 @@ def facts_of(options: Config, corpus: Corpus) -> dict[str, Any]:
     shared = {flag(name): value for name, value in options.to_dict().items() if name not in OWN}
     return {
         **shared,
+        "the version of MLX": version("mlx"),
         "the code": source_digest(),
         "the network": options.program().digest(),
         "the corpus": fingerprint(corpus),
@@ -241,28 +244,6 @@ def check_data(before: Any, found: Any, options: Common) -> None:
             f"--data {options.data!r} has changed since the run in {options.resume!r} began (then "
             f"{then}, now {now}): bring the old data back, or start a new run without --resume."
         )
-
-
-def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:
-    """At most val_tokens of the validation split, spread over at most 256 streams.
-
-    A small split gives fewer streams, so that each is long, as each begins without a memory.
-    """
-    most = max(min(VALID_STREAMS, options.val_tokens // VALID_TOKENS), 1).bit_length()
-    shapes: list[Streams] = []
-    for bits in reversed(range(most)):
-        try:
-            shapes.append(corpus.streams("valid", 1 << bits, 1, options.seed))
-        except InputError:  # too small for so many
-            if bits == 0:
-                raise
-    long = (shape for shape in shapes if shape.length > VALID_TOKENS)
-    shape = next(long, max(shapes, key=lambda shape: shape.tokens_per_epoch))
-    length = min(VALID_TOKENS, shape.length - 1, options.val_tokens)
-    length = max(length, corpus.warmup + 1)  # something must be scored
-    streams = corpus.streams("valid", shape.streams, length, options.seed)
-    batches = min(options.val_tokens // shape.streams, shape.length - 1) // length
-    return (streams.batch(i) for i in range(max(batches, 1)))
 
 
 def source_digest() -> str:

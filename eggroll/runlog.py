@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from eggroll.errors import InputError
+from eggroll.screen import Screen
 
 CHECKPOINT, CONFIG, METRICS = "checkpoint.safetensors", "config.json", "metrics.jsonl"
 CURVES, SAMPLES, REPLAY = "curves.png", "samples.txt", "replay.bin"
@@ -233,7 +234,8 @@ class Metrics(Growing):
 def read_lines(path: Path) -> list[tuple[bytes, Row]]:
     """Every whole line of metrics.jsonl with its row, in order; none if there is no file."""
     try:
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            data = file.read()
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -242,7 +244,7 @@ def read_lines(path: Path) -> list[tuple[bytes, Row]]:
         ) from error
     rows = []
     for line in data.splitlines(keepends=True):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             row = json.loads(line)
             if line.endswith(b"\n") and isinstance(row, dict) and type(row.get("step")) is int:
                 rows.append((line, row))
@@ -273,7 +275,8 @@ class Display:
 
         count = rp.TextColumn("update {task.completed}/{task.total}")
         left = (rp.TextColumn("ETA"), rp.TimeRemainingColumn())
-        console = Console(stderr=True, highlight=False)
+        self._screen = Screen()
+        console = Console(file=self._screen.as_file(), force_terminal=True, highlight=False)
         self._bar = rp.Progress(count, rp.BarColumn(None), *left, console=console, expand=True)
         self._task = self._bar.add_task("", total=self.steps, completed=step)
         self._live = Live(
@@ -287,6 +290,8 @@ class Display:
         """Shows one update; a screen that is gone does not stop the run."""
         if "val_loss" in row:
             self._validation = f" · validation {in_bits(row['val_loss'])} {self.unit}"
+            if row.get("val_bits_per_byte", row["val_loss"]) != row["val_loss"]:
+                self._validation += f" ({in_bits(row['val_bits_per_byte'])} per byte)"
         text = (
             f"loss {in_bits(row['loss'])}{self._validation} · {row['update_rate']:.1%} moved · "
             f"{_short(row['tokens_per_second'])} tokens/s"
@@ -308,7 +313,7 @@ class Display:
         if not (last or "val_loss" in row or now - self._said >= PLAIN_SECONDS):
             return
         self._said = now
-        left = (self.steps - step) * row["seconds"]
+        left = max((self.steps - step) * row["seconds"], 0)
         eta = "" if last else f" · ETA {int(left) // 60}:{int(left) % 60:02d}"
         print(f"update {step}/{self.steps} · {text}{eta}", file=sys.stderr, flush=True)
 
@@ -323,6 +328,12 @@ class Display:
         with contextlib.suppress(OSError):
             if self._live:
                 self._live.stop()
+                self._screen.close()
+
+
+def per_second(count: int, seconds: float) -> float:
+    """A rate; 0 of a clock that stood still or went back."""
+    return count / seconds if seconds > 0 else 0.0
 
 
 def in_bits(loss: float) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.arrays import array_of
-from eggroll.errors import InputError
+from eggroll.errors import InputError, shown
 from eggroll.fixed_point import LIMIT
 
 # name -> meaning. All values int8, clip(v) = clamp to +-127, w' = the member's perturbed leaf.
@@ -163,7 +163,7 @@ def as_table(name: str, values: Sequence[int] | NDArray[Any]) -> NDArray[np.int8
 def named(prefix: str, name: Any) -> str:
     """A name after its stage's prefix; a ProgramError for what is no text."""
     if not isinstance(name, str):
-        raise ProgramError(f"The name {name!r:.60} is of type {type(name).__name__}: give a str.")
+        raise ProgramError(f"The name {shown(name)} is of type {type(name).__name__}: give a str.")
     return prefix + name
 
 
@@ -175,5 +175,5 @@ def in_range(what: str, value: Any, low: int, high: int) -> int:
     """
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or not low <= value <= high:
-        raise ProgramError(f"{what} is {value!r}: a number from {low} to {high} is needed.")
+        raise ProgramError(f"{what} is {shown(value)}: a number from {low} to {high} is needed.")
     return int(value)

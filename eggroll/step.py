@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from eggroll.data.streams import Batch
+from eggroll.data.corpus import Batch
 from eggroll.estimator import Estimate, Estimator, Given, Lap, no_lap
 from eggroll.population import Population
 from eggroll.program import Leaves
@@ -54,7 +54,7 @@ class Learner:
             given = Given(self.weights, self.step, batch, self.state, self.memory)
             found = self.estimator(self.population, given, lap)
             rate = self.adopt(found, lap)
-            return Step(found.scores, rate, time.perf_counter() - began)
+            return Step(found.scores, rate, max(time.perf_counter() - began, 0.0))
 
         return self.population.engine.guarding(made)
 

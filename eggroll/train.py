@@ -6,7 +6,7 @@ It is run, never imported: once imported, a submodule takes the place of the pac
 
 import sys
 
-from eggroll.training import main
+from eggroll import entry
 
 if __name__ == "eggroll.train":
     raise ImportError(
@@ -15,4 +15,4 @@ if __name__ == "eggroll.train":
     )
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry.run("eggroll.training"))

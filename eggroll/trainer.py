@@ -16,11 +16,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from eggroll import checkpoint, engines, playing, rng, trainer_log
+from eggroll import checkpoint, engines, playing, rng, runlog, trainer_log
 from eggroll.arrays import Store
 from eggroll.credit import Turns
 from eggroll.declaration import program_of
-from eggroll.errors import InputError
+from eggroll.errors import InputError, shown
 from eggroll.estimator import Estimate, Record
 from eggroll.estimators import EstimatorName
 from eggroll.fitness import LIVELY, FitnessName, as_values
@@ -204,7 +204,7 @@ class Trainer:
         members i P / R and on. A pure function of (seed, step, purpose, reader).
         """
         if not isinstance(readers, int | np.integer) or not 1 <= readers <= 1 << 32:
-            raise InputError(f"readers is {readers!r:.60}: a whole number from 1 on is needed.")
+            raise InputError(f"readers is {shown(readers)}: a whole number from 1 on is needed.")
         stream = rng.key(self.options.seed, rng.CALLER, self.step, purpose)
         return rng.counters(stream, 0, readers)
 
@@ -274,11 +274,11 @@ class Trainer:
         with uninterrupted():
             rate = learner.adopt(found)
             self._members, self._unit = None, told.unit
-            seconds = time.perf_counter() - self._began
+            seconds = max(time.perf_counter() - self._began, 0.0)
             best = worth.reshape(self.pop, -1).mean(axis=1).max()
             update = Update(
                 self.step, float(worth.mean()), rate, told.differing, seconds, float(best),
-                self.pop * members.rows / seconds,
+                runlog.per_second(self.pop * members.rows, seconds),
             )  # fmt: skip
             if self._log:
                 self._log.add(update._asdict())

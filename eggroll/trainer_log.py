@@ -20,7 +20,7 @@ import numpy as np
 from eggroll import checkpoint, cli, runlog
 from eggroll.anyrun import described
 from eggroll.declaration import program_of
-from eggroll.errors import InputError, in_python
+from eggroll.errors import InputError, in_python, shown
 from eggroll.population import Population
 from eggroll.program import Program
 from eggroll.rule import UpdateRule
@@ -243,7 +243,7 @@ def _facts(metadata: Mapping[str, str], path: Path) -> tuple[Program, dict[str, 
 def place(path: Any) -> Path:
     """A path; an InputError for what is none."""
     if not isinstance(path, str | os.PathLike):
-        raise InputError(f"{path!r:.60} is no path: give a str or a Path.")
+        raise InputError(f"{shown(path)} is no path: give a str or a Path.")
     return Path(path)
 
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from eggroll.cli import Range, check_names, check_ranges
 from eggroll.config import Evolution
-from eggroll.errors import InputError, in_python
+from eggroll.errors import InputError, in_python, shown
 from eggroll.fitness import FitnessName
 from eggroll.noise import slice_length
 from eggroll.program import Program
 
-WORDS = {int: "a whole number", float: "a number", bool: "True or False"}
+WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Options(Evolution):
         for name, value in plain.items():
             kind = hints[name]
             if kind in WORDS and type(value) not in ((int, float) if kind is float else (kind,)):
-                raise InputError(f"{name} is {value!r:.60}: {WORDS[kind]} is needed.")
+                raise InputError(f"{name} is {shown(value)}: {WORDS[kind]} is needed.")
         return cls(**plain)
 
     def check(self, program: Program) -> None:

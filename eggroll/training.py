@@ -157,7 +157,7 @@ def samples(run: Run) -> str:
     tokens = list(itertools.islice(drawn, config.sample_tokens))
     parts = []
     for i in range(SAMPLES):
-        decode = Decoder(config.numbers)
+        decode = Decoder(run.corpus.coding)
         text = "".join(decode(int(token[i])) for token in tokens) + decode.end()
         heading = f"temperature {temperature}, seed {config.seed}, sample {i + 1}"
         parts.append(f"=== update {run.step}, {heading} ===\n{text}")
@@ -222,7 +222,7 @@ def trained_by(rank: Rank, words: Sequence[str]) -> Result:
     first = rank.rank == 0
     with ExitStack() as stack:
         run = open_run(config, stack, show=first, ranks=rank)
-        rank.watch.resume = f"; {run.resume_hint()}" if first else ""
+        rank.watch.resume = f"; {rank.from_first(run.resume_hint)}"
         result = complete(run, stack, show=first)
     if first and not result.resume_hint:
         print(f"signature: {result.signature}")

@@ -23,7 +23,7 @@ function(isa_file target prefix name macro)
   endif()
   if(${have})
     target_sources(${target} PRIVATE "${source}")
-    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND name MATCHES "^avx512")
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND name MATCHES "^(avx512|amx)")
       # GCC bug 105593: its own AVX-512 headers set these off.
       list(APPEND ARGN -Wno-uninitialized -Wno-maybe-uninitialized)
     endif()

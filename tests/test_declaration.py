@@ -164,6 +164,20 @@ def of_another_unit():
     net.check()
 
 
+def written_to_a_number():
+    net, x, _ = begun()
+    net.relu(x, out=7)
+
+
+def no_name_of_a_table():
+    net, x, _ = begun()
+    net.lookup(x, ["tanh"])
+
+
+def no_name_of_a_stage():
+    begun()[0].stage(3)
+
+
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (without_embed, r"^The program begins with linear: begin with input, features or embed\.$"),
     (state_without_stage_state, r"^Stage 0 \('a\.'\): add uses register s .* state=True\.$"),
@@ -191,6 +205,9 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         without_score,
         r"^The program has neither score nor output: end it with score, output or sums\.$",
     ),
+    (written_to_a_number, r"^relu needs a register, as operations return it, not 7\.$"),
+    (no_name_of_a_table, r"^Table \['tanh'\] is unknown: choose one of sigmoid, tanh\.$"),
+    (no_name_of_a_stage, r"^The name 3 is of type int: give a str\.$"),
     (without_anything, r"^The program is empty: begin with input, features or embed\.$"),
     (of_another_unit, r"^score_bits is 5: 4 or 8 is needed\.$"),
     (lambda: Program(1, 8), r"^The vocabulary is 1: a number from 2 to 65536 is needed\.$"),

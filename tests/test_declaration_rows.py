@@ -306,6 +306,23 @@ def test_declarations_survive_a_file(program: int | None):
         lambda d: d.update(tables=3),
         lambda d: d.update(stages=[]),
         lambda d: d.update(vocabulary=1),
+        # What the methods of Program would not have made.
+        lambda d: d.update(tables={"mine": [1 << 16] * 255}),
+        lambda d: d.update(tables={"mine": [0] * 255}),
+        lambda d: d.update(more=1),
+        lambda d: d.update(width=True),
+        lambda d: d.update(state=8),
+        lambda d: d.update(policies=[[0, 7]]),
+        lambda d: d["leaves"][0].__setitem__(1, [5, 3]),
+        lambda d: d["leaves"][1].__setitem__(2, 3),
+        lambda d: d["stages"][0].__setitem__(2, "x"),
+        lambda d: d["stages"][0].__setitem__(1, [1, 1, 3, 4, 9, 4, 2]),
+        lambda d: d["stages"][0][0][1].__setitem__(1, 7),
+        lambda d: d["stages"][0][0][1].__setitem__(2, [-1]),
+        lambda d: d["stages"][0][0][1].__setitem__(3, 0.0),
+        lambda d: d["stages"][0][0][1].__setitem__(3, 9),
+        lambda d: d["stages"][0][0][1].__setitem__(4, ["tanh"]),
+        lambda d: d["stages"][0][0][0].__setitem__(0, "declaration"),
     ],
 )
 def test_what_is_no_declaration_is_refused(broken: Callable[[dict], object]):

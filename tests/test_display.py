@@ -6,12 +6,16 @@ import contextlib
 import os
 import pty
 import re
+import signal
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from eggroll import runlog
+from eggroll import cli, runlog, screen
+from eggroll.errors import InputError
 
 ROWS = [
     {"step": i, "loss": 5 - i, "update_rate": 0.25, "tokens_per_second": 1234567.0, "seconds": 0.5}
@@ -92,3 +96,70 @@ def test_a_screen_that_is_gone_stops_nothing(monkeypatch: pytest.MonkeyPatch, tm
         with pytest.raises(OSError, match="No space left"):
             full.flush()
         os.dup2(os.open(tmp_path / "sink", os.O_WRONLY | os.O_CREAT), full.fileno())
+
+
+@contextlib.contextmanager
+def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """stderr is a terminal that nobody reads, and it is full. No fixture: pytest would undo it."""
+    main, side = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    os.set_blocking(side, False)
+    for size in (1000, 1, 1, 1, 1):  # the system moves what it took, and has room again
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(side, b"x" * size)
+        time.sleep(0.02)
+    os.set_blocking(side, True)
+    with open(side, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        yield
+        monkeypatch.undo()
+        os.set_blocking(main, False)  # whoever still waits may go
+        for _ in range(100):
+            with contextlib.suppress(BlockingIOError):
+                while os.read(main, 1 << 16):
+                    pass
+    os.close(main)
+
+
+def ends(work: Callable[[], object]) -> bool:
+    """True if this comes to an end, within much more time than it takes."""
+    waiting = threading.Thread(target=work, daemon=True)
+    waiting.start()
+    waiting.join(10)
+    return not waiting.is_alive()
+
+
+def test_a_terminal_that_nobody_reads_holds_up_nothing(monkeypatch: pytest.MonkeyPatch):
+    with unread(monkeypatch):
+        ended = ends(lambda: shown(ROWS * 50))
+    assert ended
+
+
+def test_nor_does_it_keep_a_command_from_stopping(monkeypatch: pytest.MonkeyPatch):
+    def refused() -> int:
+        raise InputError("this is read by nobody")
+
+    stop, codes = cli.Stop("nothing is left"), list[int]()
+    with unread(monkeypatch):
+        ended = [ends(lambda: stop._signal(signal.SIGTERM, None))]
+        ended.append(ends(lambda: codes.append(cli.run(refused))))
+    assert ended == [True, True]
+    assert stop.asked
+    assert codes == [cli.REFUSED]
+
+
+def test_a_screen_writes_all_that_is_read(monkeypatch: pytest.MonkeyPatch):
+    main, side = pty.openpty()
+    parts: list[bytes] = []
+    reader = threading.Thread(target=read_all, args=(main, parts))
+    reader.start()
+    with open(side, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        written = screen.Screen()
+        for i in range(500):
+            written.write(f"{i} ")
+        written.close()
+    reader.join()
+    os.close(main)
+    assert b"".join(parts).decode() == "".join(f"{i} " for i in range(500))

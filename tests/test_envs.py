@@ -22,6 +22,8 @@ def test_quantise_rounds_and_clips():
     np.testing.assert_array_equal(found, [[0, 2, 0, 9, -127], [0, -2, 0, -9, 127]])
     np.testing.assert_array_equal(eg.quantise([1.0, -0.5]), [16, -8])
     np.testing.assert_array_equal(eg.quantise([[1, 200], [2, -3]], [2, 1]), [[2, 127], [4, -3]])
+    assert eg.quantise(0.5).tolist() == 8
+    assert eg.quantise(np.float32(3e38), 1e30).tolist() == 127
     given = np.ones(3, np.float32)
     eg.quantise(given, 100)
     np.testing.assert_array_equal(given, 1)
@@ -34,6 +36,9 @@ def test_quantise_rounds_and_clips():
         (["a"], 16, r"^x is <U1: real numbers are needed"),
         ([1.0, 2.0], [1, 2, 3], r"^scale has the shape \[3\]: .* 2 values of a row"),
         ([1.0], 0, r"^scale is 0: a number above 0"),
+        ([1.0], np.inf, r"^scale is inf: a number above 0"),
+        (np.float32([np.inf]), 5e-324, r"^scale is 5e-324: a number above 0"),
+        (np.int8([0]), 1e39, r"^scale is 1e\+39: a number above 0"),
         ([1.0], np.nan, r"^scale is nan: a number above 0"),
     ],
 )

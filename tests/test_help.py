@@ -16,7 +16,7 @@ from conftest import Command, Ended
 from eggroll import __main__, __version__, cli, help
 from eggroll.baseline.backprop import Options as Baseline
 from eggroll.config import Config
-from eggroll.options import TYPES, types
+from eggroll.options import TYPES
 
 COMMANDS = {name: importlib.import_module(path) for name, (path, _) in __main__.COMMANDS.items()}
 
@@ -84,7 +84,7 @@ class Sample(Base):
 @pytest.mark.parametrize("kind", [Config, Baseline])
 def test_every_option_of_a_run_has_a_group_and_a_text(kind: type):
     texts = help.option_texts(kind)
-    for name, hint in types(kind).items():
+    for name, hint in cli.hints_of(kind).items():
         notes = hint.__metadata__
         assert [type(note) for note in notes].count(help.Group) == 1, name
         assert next((n.help for n in notes if getattr(n, "help", "")), texts.get(name)), name

@@ -28,6 +28,7 @@ X86 = {
         *("-mavx512vbmi", "-mavx512vnni"),
     ],
 }
+X86["amx"] = [*X86["avx512vnni"], "-mamx-tile", "-mamx-int8"]
 # AVX-VNNI in AVX-512's encoding, where the processor has only that; see units.h.
 RECODED = ["-mavx2", "-mfma", "-mbmi2", "-mavx512f", "-mavx512vl", "-mavx512vnni"]
 ARM = {
@@ -39,7 +40,7 @@ SANITIZE = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
 HEADER = Path(__file__).parents[1] / "eggroll" / "native"
 # As every compiler takes them.
 PLAIN = "dispatch.cpp", "program.cpp", "crediting.cpp", "machine.cpp", "stepper.cpp"
-CASES = {"kernels": 5768, "rows": 401, "worlds": 105, "ends": 67}  # that these compare
+CASES = {"kernels": 5853, "rows": 401, "worlds": 105, "ends": 67}  # that these compare
 CROSS = "aarch64-linux-gnu-g++"
 # Where Debian and Ubuntu put the libraries that go with CROSS.
 EMULATE = "qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-cpu"
@@ -56,9 +57,17 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(
-    folder: Path, compiler: str, isas: dict[str, list[str]], *flags: str, plain: Sequence[str] = ()
+    folder: Path,
+    compiler: str,
+    isas: dict[str, list[str]],
+    *flags: str,
+    plain: Sequence[str] = (),
+    tiles: bool = False,
 ) -> Path:
-    """Compiles the kernels; returns the folder of the programs. plain: flags of generic code."""
+    """Compiles the kernels; returns the folder of the programs.
+
+    plain: flags of generic code. tiles: also the unit of AMX with tiles in plain C++.
+    """
     recoded = isas.get("avxvnni") == RECODED  # then it is called directly
     dispatched = [name for name in isas if name != "avxvnni" or not recoded]
     have = [f"-DEGG_HAVE_{name.upper()}" for name in dispatched]
@@ -67,6 +76,9 @@ def build(
     units = {"generic": [*plain], **isas}
     files = {SOURCES / f"isa_{name}.cpp": extra for name, extra in units.items()}
     files |= {path: [] for path in map(SOURCES.joinpath, PLAIN)}
+    if tiles:
+        files[NATIVE / "isa_amx_plain.cpp"] = ["-O2"]
+        common.append("-DEGG_PLAIN_TILES")
     programs = [NATIVE / f"{name}.cpp" for name in ("replay", *CASES)]
     objects, running = {}, []
     for source, extra in (files | {path: [] for path in programs}).items():
@@ -96,7 +108,7 @@ def has_sanitizers(compiler: str, folder: Path) -> bool:
 
 
 def replayed(said: list[str], units: list[str]) -> None:
-    assert said[1:] == [f"{unit}: 27 cases replayed" for unit in units]
+    assert said[1:] == [f"{unit}: 28 cases replayed" for unit in units]
 
 
 def compared(
@@ -125,8 +137,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], lis
     if isas is X86 and "avxvnni" not in usable:
         isas = {**X86, "avxvnni": RECODED}
         extra = ["-DEGG_REPLAY_AVXVNNI"] if "avx512vnni" in usable else []
-    build(folder, compiler, isas, "-O1", "-g0", *SANITIZE, *extra)
-    return folder, usable, [*usable, *(["avxvnni"] if extra else [])]
+    build(folder, compiler, isas, "-O1", "-g0", *SANITIZE, *extra, tiles=True)
+    # With real tiles "amx" is among them, and the session says which were covered.
+    return folder, usable, [*usable, *(["avxvnni"] if extra else []), "amx_plain"]
 
 
 def test_recorded_cases_under_sanitizers(here: tuple[Path, list[str], list[str]], cases: Path):

@@ -13,6 +13,7 @@ import pytest
 from conftest import Command
 
 from eggroll import curves, plot
+from eggroll.errors import InputError
 
 
 def made_up(
@@ -251,6 +252,23 @@ def test_damaged_figures_are_one_sentence(
     ended = call(run, main=plot.main)
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert says in ended.err
+
+
+def test_figures_that_are_lists_are_refused(tmp_path: Path):
+    path = trained(tmp_path / "run") / "metrics.jsonl"
+    rows = [json.loads(line) | {"seconds": [1.0, 2.0]} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match="a figure is a list"):
+        curves.read_run(path.parent)
+
+
+def test_options_that_tokens_are_counted_by_must_be_there(finished: Path, tmp_path: Path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    del config["seq_len"]
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"are damaged \(KeyError: 'seq_len'\)"):
+        curves.read_run(run)
 
 
 def test_rows_are_counted_by_their_rate(tmp_path: Path):

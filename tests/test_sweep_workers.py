@@ -16,7 +16,7 @@ from conftest import Command
 from optuna.trial import TrialState
 from sweeps import KINDS, QUICK, TINY, finished, start, states, study_at
 
-from eggroll.sweep import command
+from eggroll.sweep import command, workers
 from eggroll.sweep.study import open_study
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -81,6 +81,20 @@ def test_no_trial_is_given_twice(tmp_path: Path, kind: str):
     with ThreadPoolExecutor(4) as pool:
         asked = list(pool.map(lambda i: studies[i % 4].ask().number, range(24)))
     assert sorted(asked) == list(range(24))
+
+
+def test_an_interrupt_within_optuna_stays_one():
+    """Its cleaning up uses what an interrupted call has not returned."""
+
+    class Interrupted:
+        def optimize(self, *_: object, **__: object) -> None:
+            try:
+                raise KeyboardInterrupt("Stopped at once")
+            finally:
+                raise UnboundLocalError("updated_state")
+
+    with pytest.raises(KeyboardInterrupt, match="Stopped at once"):
+        workers.run_trial(Interrupted(), None, lambda: None)  # type: ignore[arg-type]
 
 
 def wait_for(process: subprocess.Popen[str], line: str) -> str:

@@ -16,6 +16,7 @@ import pytest
 from conftest import TINY, Command
 
 from eggroll import _extension, checkpoint, generate, runlog, training
+from eggroll.data import codings
 from eggroll.population import Population
 
 # Of the run TINY describes, on every machine and engine. Changes only with the algorithm.
@@ -173,7 +174,7 @@ def test_a_signal_before_the_first_update_leaves_nothing(
     call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
-        "eggroll.run.load_corpus", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+        "eggroll.anyrun.load_corpus", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
     )
     ended = call(*TINY, "--out", tmp_path / "run")
     assert ended.code == 130
@@ -287,6 +288,6 @@ def test_text_is_generated_the_same_everywhere(call: Command, finished: Path):
 
 
 def test_text_shows_no_bytes_that_steer_a_terminal():
-    decode = generate.Decoder(numbers=False)
+    decode = generate.Decoder(codings.Bytes())
     text = "".join(map(decode, b"a\0b\x1b[2J\r\xc3\xa9\xff\tc\n\xe2\x82")) + decode.end()
     assert text == "a\n\nb\ufffd[2J\ufffd\u00e9\ufffd\tc\n\ufffd\n"

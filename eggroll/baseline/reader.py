@@ -50,13 +50,13 @@ def read(path: Path) -> tuple[Options, int, Any, Arrays]:
     return config, step, checkpoint.json_of(metadata, "corpus", path), arrays
 
 
-def load(path: Path, threads: int) -> tuple[Options, Reader, Leaves]:
-    """The options, the twin and the weights of a checkpoint; threads: 0 is all cores.
+def load(path: Path, threads: int) -> tuple[Options, Any, Reader, Leaves]:
+    """Options, facts of the data, twin and weights of a checkpoint; threads: 0 is all cores.
 
     Raises:
         InputError: it cannot be read, or is of another network.
     """
-    options, step, _, arrays = read(path)
+    options, step, facts, arrays = read(path)
     trainer = Trainer(options, twin_for(options.program(), threads))
     trainer.restore(arrays, step, f"checkpoint {str(path)!r}")
-    return options, Reader(trainer.twin), trainer.weights
+    return options, facts, Reader(trainer.twin), trainer.weights

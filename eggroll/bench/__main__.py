@@ -2,7 +2,7 @@
 
 import sys
 
-from eggroll.bench.command import main
+from eggroll import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry.run("eggroll.bench.command"))

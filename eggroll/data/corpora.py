@@ -12,7 +12,7 @@ import platform
 import re
 import stat
 import sysconfig
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -142,8 +142,7 @@ def _text_files(
     def unreadable(_: OSError) -> None:
         skipped["unreadable"] += 1
 
-    for folder, folders, names in os.walk(root, onerror=unreadable):
-        folders[:] = [name for name in folders if name[0] != "." and name not in excluded]
+    for folder, names in _folders(root, excluded, unreadable):
         for name in (name for name in names if name[0] != "." and name.endswith(suffix)):
             path = os.path.join(folder, name)
             try:
@@ -156,6 +155,44 @@ def _text_files(
             else:
                 skipped["binary" if content is None else "empty"] += 1
     return sorted(files), skipped
+
+
+def _folders(
+    root: str, excluded: Collection[str], unreadable: Callable[[OSError], None]
+) -> Iterator[tuple[str, list[str]]]:
+    """(folder, names of what is no folder) of a tree of any depth, each folder once.
+
+    os.walk calls itself for every level, and mounts may form a circle.
+    """
+    left, seen = [root], set[tuple[int, int]]()
+    while left:
+        folder = left.pop()
+        try:
+            entries = list(os.scandir(folder)) if _first(seen, os.stat(folder)) else []
+        except OSError as error:
+            unreadable(error)
+            continue
+        yield folder, [entry.name for entry in entries if not _is_folder(entry, True)]
+        left += [
+            entry.path
+            for entry in entries
+            if _is_folder(entry, False) and entry.name[0] != "." and entry.name not in excluded
+        ]
+
+
+def _is_folder(entry: os.DirEntry[str], linked: bool) -> bool:
+    """True of a folder; linked: or of a link to one."""
+    try:
+        return entry.is_dir(follow_symlinks=linked)
+    except OSError:  # a link to itself
+        return False
+
+
+def _first(seen: set[tuple[int, int]], about: os.stat_result) -> bool:
+    """True if this file or folder was not met before."""
+    known = (about.st_dev, about.st_ino) in seen
+    seen.add((about.st_dev, about.st_ino))
+    return not known
 
 
 def _read_text(path: str) -> bytes | None:

@@ -6,7 +6,6 @@ in <cache>/.<key>.partial and goes on from there.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.cache import cache_folder
+from eggroll.cache import cache_folder, locked
 from eggroll.data.corpora import MARK, Split, Text, reason
 from eggroll.data.tables import HUB, Source, Table
 from eggroll.errors import InputError
@@ -50,7 +49,7 @@ def read_table(source: Source) -> Text:
     folder = cache_folder() / key_of(source)
     try:
         if _cache_fault(folder, source):
-            with _locked(folder.with_name(f"{folder.name}.lock")):
+            with locked(folder.with_name(f"{folder.name}.lock")):
                 if fault := _cache_fault(folder, source):
                     _Writer(folder, source).write(fault)
         meta = json.loads((folder / "meta.json").read_bytes())
@@ -89,15 +88,6 @@ def _cache_fault(folder: Path, source: Source) -> str | None:
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         return f"the cache {folder} is damaged ({type(error).__name__})"
     return None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds a file lock; the kernel frees it when its process ends, however it ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 class _Writer:

@@ -7,90 +7,33 @@ mark that begins a document; the network's recurrent state is zeroed on reading 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from math import log2
-from typing import Any, Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eggroll import rng
+from eggroll.data import codings, pairs
 from eggroll.data.baselines import cross_entropies
+from eggroll.data.codings import BYTES, Bytes, Coding, Numbers
 from eggroll.data.corpora import Split, Text, read_path, read_stdlib
+from eggroll.data.corpus import TOKENS, Batch, Corpus, Streams, TextStreams, check_shape
 from eggroll.data.hub import read_table
 from eggroll.data.tables import HUB, near, source_of
 from eggroll.errors import InputError
 
-TOKENS: Final = "tokens"  # the option `data` of a run on arrays of the caller's
 
-Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
-
-
-class Streams(ABC):
-    """S parallel streams, cut into updates of T tokens.
-
-    length: n, positions of a stream before it repeats or has shown all it has;
-    tokens_per_epoch: S * n.
-    """
-
-    def __init__(self, streams: int, seq_len: int, length: int) -> None:
-        self.streams, self.seq_len, self.length = streams, seq_len, length
-        self.tokens_per_epoch = streams * length
-
-    @abstractmethod
-    def only(self, first: int, last: int) -> Self:
-        """These streams alone, first .. last - 1, of which `batch` reads nothing else then.
-
-        What describes them all stays as it is.
-        """
-
-    @abstractmethod
-    def batch(self, step: int) -> Batch:
-        """Tokens and targets of update `step` (0, 1, ...), each [S, T] int32, C-contiguous.
-
-        Update t reads positions t*T .. t*T + T - 1 of each stream; targets lie one further, but
-        for those of count's training documents. It is a function of step alone, so resuming needs
-        no state.
-        """
-
-
-class Corpus(ABC):
-    """A source of token streams.
-
-    name: as given to `load_corpus`; vocabulary: V; warmup: predictions at the start of each
-    validation stream that nothing could foresee and that are not scored; about: JSON-able facts
-    that tell one version of the data from another.
-    """
-
-    name: str
-    vocabulary: int
-    warmup: int
-    about: dict[str, Any]
-
-    @abstractmethod
-    def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
-        """Cuts a split into S = `streams` streams read `seq_len` = T tokens at a time.
-
-        Raises:
-            InputError: S or T is below 1, or the split is too small for them.
-        """
-
-    @abstractmethod
-    def baselines(self) -> dict[str, float]:
-        """'unigram' and 'bigram': bits per token that these models need for the validation split.
-
-        The unigram model knows how often each token occurs, the bigram model what follows each
-        token; for text both are counted on the training split.
-        """
-
-
-def load_corpus(name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,)) -> Corpus:
+def load_corpus(
+    name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,), tokenizer: str = ""
+) -> Corpus:
     """The corpus of that name: stdlib, count, tinystories, minipile, hf:..., or a path.
 
     A known name wins over a path: write ./count for a file of that name. `vocabulary` and `steps`
-    are those of count (see `CountCorpus`).
+    are those of count (see `CountCorpus`). Of text, a vocabulary above 256 makes tokens of a
+    byte-pair encoding that is trained on it; tokenizer: the path of one to read it with.
 
     Raises:
         InputError: unknown name, missing or unusable data, count options out of range.
@@ -102,17 +45,25 @@ def load_corpus(name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,))
             "data 'tokens' stands for arrays that are given in Python: use eggroll.train(config, "
             "tokens=...), or ./tokens for a file of that name."
         )
+    text = _text(name)
+    if vocabulary <= BYTES and not tokenizer:
+        return TextCorpus(name, text)
+    coding = codings.read(tokenizer) if tokenizer else pairs.trained(name, text, vocabulary)
+    return pairs.PairsCorpus(name, text, coding)
+
+
+def _text(name: str) -> Text:
     if name == "stdlib":
-        return TextCorpus(name, read_stdlib())
+        return read_stdlib()
     if source := source_of(name):
-        return TextCorpus(name, read_table(source))
+        return read_table(source)
     path = os.path.expanduser(name)
     if not name or not os.path.exists(path):
         raise InputError(
             f"data {name!r:.200} is unknown: {near(name)}give --data one of stdlib, count, "
             f"{', '.join(HUB)}, hf:NAME, or the path of an existing file or folder."
         )
-    return TextCorpus(name, read_path(path))
+    return read_path(path)
 
 
 class TextCorpus(Corpus):
@@ -120,6 +71,7 @@ class TextCorpus(Corpus):
 
     def __init__(self, name: str, text: Text) -> None:
         self.name, self.vocabulary, self.warmup, self.about = name, 256, 0, text.about
+        self.coding: Coding = Bytes()
         self._bytes: dict[Split, NDArray[np.uint8]] = {"train": text.train, "valid": text.valid}
         self._baselines: dict[str, float] = {}
 
@@ -140,27 +92,6 @@ class TextCorpus(Corpus):
         if not self._baselines:
             self._baselines = cross_entropies(self._bytes["train"], self._bytes["valid"])
         return dict(self._baselines)
-
-
-class TextStreams(Streams):
-    """Stream i reads data[i*n + p % n] at position p, with n = len(data) // S."""
-
-    def __init__(self, data: NDArray[Any], streams: int, seq_len: int) -> None:
-        super().__init__(streams, seq_len, len(data) // streams)
-        self._rows = data[: self.tokens_per_epoch].reshape(streams, self.length)
-
-    def only(self, first: int, last: int) -> Self:
-        some = copy(self)
-        some._rows = self._rows[first:last]
-        return some
-
-    def batch(self, step: int) -> Batch:
-        start = step * self.seq_len % self.length
-        end = start + self.seq_len + 1
-        block = self._rows[:, start:end]
-        if end > self.length:
-            block = np.concatenate([block, self._rows[:, : end - self.length]], axis=1)
-        return block[:, :-1].astype(np.int32, order="C"), block[:, 1:].astype(np.int32, order="C")
 
 
 class CountCorpus(Corpus):
@@ -192,6 +123,7 @@ class CountCorpus(Corpus):
                 f"{largest}, or a larger vocabulary."
             )
         self.name, self.vocabulary, self.warmup = "count", vocabulary, 2
+        self.coding: Coding = Numbers(vocabulary)
         self.steps = tuple(sorted(steps))
         self.document = max(vocabulary, 32)
         self.about = {
@@ -282,13 +214,3 @@ class CountStreams(Streams):
             place = one, 1 - begin[one]
             targets[place] = 1 + (tokens[place] - 1 + self.steps[0]) % self.cycle
         return tokens, targets
-
-
-def check_shape(streams: int, seq_len: int) -> None:
-    """Raises InputError unless there is a stream, and a token of each."""
-    if streams < 1:
-        raise InputError(
-            f"{streams} streams are too few: use a --pop of at least one --group-size."
-        )
-    if seq_len < 1:
-        raise InputError(f"--seq-len {seq_len} is out of range: use 1 or more.")

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.data.baselines import cross_entropies
+from eggroll.data.codings import Numbers
 from eggroll.data.corpora import Split
-from eggroll.data.streams import TOKENS, Corpus, Streams, TextStreams, check_shape
-from eggroll.errors import InputError
+from eggroll.data.corpus import TOKENS, Corpus, Streams, TextStreams, check_shape
+from eggroll.errors import InputError, shown
 from eggroll.stage import MAX_VOCABULARY
 
 HELD_OUT: Final = 20  # of one array, the last of so many parts is for validation
@@ -32,6 +33,7 @@ class TokenCorpus(Corpus):
 
     def __init__(self, train: Ids, valid: Ids, vocabulary: int) -> None:
         self.name, self.vocabulary, self.warmup = TOKENS, vocabulary, 0
+        self.coding = Numbers(vocabulary)
         self._arrays: dict[Split, Ids] = {"train": train, "valid": valid}
         splits = {k: {"tokens": len(a), "sha256": _digest(a)} for k, a in self._arrays.items()}
         self.about = {"vocabulary": vocabulary, "splits": splits}
@@ -128,8 +130,8 @@ def check_vocabulary(vocabulary: Any) -> None:
     whole = isinstance(vocabulary, int | np.integer) and not isinstance(vocabulary, bool)
     if not whole or not 2 <= vocabulary <= MAX_VOCABULARY:
         raise InputError(
-            f"vocabulary is {vocabulary!r}: a whole number from 2 to {MAX_VOCABULARY} is needed, "
-            "one more than the highest token id, or none, to infer it."
+            f"vocabulary is {shown(vocabulary)}: a whole number from 2 to {MAX_VOCABULARY} is "
+            "needed, one more than the highest token id, or none, to infer it."
         )
 
 

@@ -9,7 +9,7 @@ from eggroll.engines.cuda.engine import CudaEngine
 from eggroll.engines.gpu.engine import StagedEngine
 from eggroll.engines.metal.engine import MetalEngine
 from eggroll.engines.portable.engine import PortableEngine
-from eggroll.errors import InputError
+from eggroll.errors import InputError, shown
 from eggroll.program import Program
 
 # Fastest first: `auto` takes the first that is available.
@@ -52,6 +52,8 @@ def choose(
     engine asked for.
     Raises InputError for a name that is unknown or an engine that cannot run here.
     """
+    if not isinstance(name, str):
+        raise InputError(f"engine is {shown(name)}: a name such as 'auto' or 'cpu' is needed.")
     # An engine asked for waits for no other's trial.
     if name in ENGINES and not unavailable_because(name, credit):
         return _made(name, program, threads, block_tokens, False), "as asked"

@@ -30,6 +30,10 @@ class RankError(InputError):
     """Another rank of the run died, hangs, failed or differs; the sentence names it."""
 
 
+class SharedError(RankError):
+    """What all ranks found out together, and only rank 0 tells."""
+
+
 def launched() -> str:
     """The variable that says that this process is one of several, empty if there is none."""
     return next((name for name in LAUNCHED if os.environ.get(name)), "")
@@ -92,8 +96,12 @@ class Ranks:
         """The share of a machine's cores that is this rank's; 0 for all."""
         return 0
 
+    def name_of(self, rank: int) -> str:
+        """A rank in a sentence."""
+        return f"rank {rank}"
+
     def alike(self, facts: Callable[[], Mapping[str, Any]]) -> None:
-        """Raises RankError if these facts, plain data by what they are called, differ elsewhere."""
+        """Raises SharedError if these facts, plain data by what they are called, differ."""
 
     def from_first(self, work: Callable[[], T]) -> T:
         """What `work` returns on rank 0, which alone does it: plain data for JSON."""

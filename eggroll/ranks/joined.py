@@ -15,15 +15,12 @@ from numpy.typing import NDArray
 from eggroll import ternary
 from eggroll.errors import InputError
 from eggroll.program import Leaves
-from eggroll.ranks import RankError, Ranks, share
+from eggroll.ranks import RankError, Ranks, SharedError, share
 
 T = TypeVar("T")
 
+MOST_TOLD = 4  # differences of ranks
 PIECE = 1 << 24  # bytes that a rank sends at a time where states are gathered
-
-
-class Elsewhere(RankError):
-    """Ends a rank whose reason another one tells."""
 
 
 class Joined(Ranks):
@@ -34,7 +31,7 @@ class Joined(Ranks):
 
     def __init__(self, group: mx.distributed.Group, lost: Callable[[str], RankError]) -> None:
         self.rank, self.size = group.rank(), group.size()
-        self.seconds = 0.0
+        self.seconds, self._exchanges = 0.0, 0
         self.lost = lost
         self._group = group
         # MLX moves bytes between hosts by NCCL alone from a GPU's stream.
@@ -50,11 +47,33 @@ class Joined(Ranks):
         self.seconds += time.perf_counter() - began
 
     def _gathered(self, mine: NDArray[Any]) -> NDArray[Any]:
-        """Arrays of one shape [R, ..], by that of this rank."""
+        """Arrays of one shape [R, ..], by that of this rank.
+
+        Framed by the number of the exchange: where a rank is lost, MLX may return, before it
+        raises, an array that nobody has filled. So it may from a sum, too; but an update ends with
+        this, and if that sum failed, so does this.
+        """
+        self._exchanges += 1
+        number = np.array([self._exchanges], np.int64).view(np.uint8)
+        body = np.ascontiguousarray(mine).reshape(-1).view(np.uint8)
+        rows = self._all(np.concatenate([number, body, number]))
+        if (rows[:, :8] != number).any() or (rows[:, -8:] != number).any():
+            raise self.lost("what came was not whole")
+        found = rows[:, 8:-8].copy().reshape(-1).view(mine.dtype)
+        return found.reshape(self.size, *mine.shape)
+
+    def _all(self, mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Bytes of all ranks [R, n], by as many of this one."""
         with self._exchanging():
             found = mx.distributed.all_gather(
                 mx.array(mine[None]), group=self._group, stream=self._stream
             )
+            return np.array(found)
+
+    def _summed(self, mine: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """The sum of the arrays of all ranks, mod 2^32."""
+        with self._exchanging():
+            found = mx.distributed.all_sum(mx.array(mine), group=self._group, stream=self._stream)
             return np.array(found)
 
     def _bytes(self, mine: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
@@ -100,11 +119,7 @@ class Joined(Ranks):
     def sums(self, arrays: Leaves) -> Leaves:
         flat = [np.asarray(a).reshape(-1) for a in arrays.values()]
         # Unsigned, as the sum of signed ones may pass 2^31 on its way.
-        mine = mx.array(np.concatenate(flat).view(np.uint32))
-        with self._exchanging():
-            total = np.array(
-                mx.distributed.all_sum(mine, group=self._group, stream=self._stream)
-            ).view(np.int32)
+        total = self._summed(np.concatenate(flat).view(np.uint32)).view(np.int32)
         ends = np.cumsum([len(a) for a in flat])[:-1]
         parts = np.split(total, ends)
         return {
@@ -120,6 +135,22 @@ class Joined(Ranks):
         mine = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         return [json.loads(part.tobytes()) for part in self._bytes(mine)]
 
+    def alike(self, facts: Callable[[], Mapping[str, Any]]) -> None:
+        first, *others = self.all_of(facts())
+        told = [
+            f"{self.name_of(rank)} has {name} {_short(theirs.get(name))} where rank 0 has "
+            f"{_short(first.get(name))}"
+            for rank, theirs in enumerate(others, 1)
+            for name in {**first, **theirs}
+            if theirs.get(name) != first.get(name)
+        ]
+        if told:
+            more = f"; and {len(told) - MOST_TOLD} more differences" * (len(told) > MOST_TOLD)
+            raise SharedError(
+                f"{'; '.join(told[:MOST_TOLD])}{more}: give all ranks the same, as they would not "
+                "train one model."
+            )
+
     def from_first(self, work: Callable[[], T]) -> T:
         error: InputError | None = None
         said: Any = None
@@ -132,7 +163,7 @@ class Joined(Ranks):
         if error:
             raise error
         if "failed" in told:
-            raise Elsewhere(told["failed"])
+            raise SharedError(told["failed"])
         return told["found"]  # type: ignore[no-any-return]
 
     def arrays_from_first(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -149,15 +180,13 @@ class Joined(Ranks):
     ) -> NDArray[Any]:
         """An array of rank 0: the sum of its bytes and zeros."""
         out = np.zeros(shape, dtype)
-        flat = out.view(np.uint8).reshape(-1) if out.size else np.zeros(0, np.uint8)
-        if self.rank == 0 and array is not None and out.size:
-            flat[:] = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-        for first in range(0, len(flat), PIECE):
-            part = flat[first : first + PIECE]
-            with self._exchanging():
-                part[:] = np.array(
-                    mx.distributed.all_sum(mx.array(part), group=self._group, stream=self._stream)
-                )
+        words = np.zeros(-(-out.nbytes // 4), np.uint32)
+        if self.rank == 0 and array is not None:
+            words.view(np.uint8)[: out.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+        for first in range(0, len(words), PIECE // 4):
+            part = slice(first, first + PIECE // 4)
+            words[part] = self._summed(words[part])
+        out.reshape(-1).view(np.uint8)[:] = words.view(np.uint8)[: out.nbytes]
         return out
 
     def together(self, work: Callable[[], T]) -> T:
@@ -165,15 +194,19 @@ class Joined(Ranks):
         said = ""
         try:
             found = work()
-        except Elsewhere as error:
-            said = str(error)
         except InputError as error:
             said = str(error) or "failed"
         failed = {rank: told for rank, told in enumerate(self.all_of(said)) if told}
         if not failed:
             return found  # type: ignore[return-value]
         if self.rank:
-            raise Elsewhere(said or "another rank failed")
-        if len(failed) == self.size and len(set(failed.values())) == 1:
+            raise SharedError(said or "another rank failed")
+        everywhere = len(failed) == self.size and len(set(failed.values())) == 1
+        if everywhere or list(failed) == [0]:
             raise InputError(failed[0])
-        raise RankError("; ".join(f"rank {rank}: {told}" for rank, told in failed.items()))
+        raise SharedError("; ".join(f"rank {rank}: {told}" for rank, told in failed.items()))
+
+
+def _short(value: Any) -> str:
+    """A fact in a sentence."""
+    return "none" if value is None else str(value)[:40]

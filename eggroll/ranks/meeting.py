@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from eggroll.ranks import RankError, Ranks
+from eggroll.ranks import Ranks, SharedError
 from eggroll.step import Learner, Step
+
+MOST_TOLD = 4  # ranks
 
 
 class Met(NamedTuple):
@@ -34,7 +36,7 @@ def meet(ranks: Ranks, made: Step, waited: float, asked: bool, digest: int = 0) 
     at.
 
     Raises:
-        RankError: the weights are not the same everywhere.
+        SharedError: the weights are not the same everywhere.
     """
     # On the host, as nothing may fail between an update and its line.
     scored = int(np.asarray(made.scores).sum(dtype=np.int64))
@@ -43,7 +45,7 @@ def meet(ranks: Ranks, made: Step, waited: float, asked: bool, digest: int = 0) 
     alone = made.seconds - waited
     mine = scored, made.scores.size, round(alone * 1e6), round(waited * 1e6), asked, digest
     all_scored, tokens, busy, idle, stops, digests = ranks.table(mine).T.tolist()
-    _check(digests)
+    _check(ranks, digests)
     facts = {
         "rank_tokens_per_second": [
             round(n * 1e6 / max(t, 1), 1) for n, t in zip(tokens, busy, strict=True)
@@ -57,32 +59,29 @@ def digest_of(learner: Learner) -> int:
     """64 bits that tell the weights and the memory of one rank from another's."""
     found = hashlib.blake2b(digest_size=8)
     for leaves in (learner.weights, learner.memory):
-        for leaf in leaves.values():
-            found.update(np.asarray(leaf).tobytes())
+        for name in sorted(leaves):
+            found.update(np.asarray(leaves[name]).tobytes())
     return int.from_bytes(found.digest(), "little", signed=True)
 
 
 def check_weights(ranks: Ranks, learner: Learner) -> None:
-    """Raises RankError if the weights are not the same everywhere."""
+    """Raises SharedError if the weights are not the same everywhere."""
     if ranks.size > 1:
-        _check(ranks.table([digest_of(learner)])[:, 0].tolist())
+        _check(ranks, ranks.table([digest_of(learner)])[:, 0].tolist())
 
 
-def _check(digests: Sequence[int]) -> None:
+def _check(ranks: Ranks, digests: Sequence[int]) -> None:
     counts = Counter(digests)
     if len(counts) == 1:
         return
     usual, most = counts.most_common(1)[0]
-    odd = [str(rank) for rank, digest in enumerate(digests) if digest != usual]
-    if 2 * most > len(digests):
-        what = f"the weights of rank{'s' * (len(odd) > 1)} {', '.join(odd)} differ from the others'"
-    else:
-        what = (
-            f"the weights of the {len(digests)} ranks differ, and no majority says which is wrong"
-        )
-    raise RankError(
-        f"{what}: a bit flipped there, or its machine computes wrongly, so look at its memory; no "
-        "checkpoint was made of them"
+    odd = [ranks.name_of(rank) for rank, digest in enumerate(digests) if digest != usual]
+    what = f"the weights of {' and '.join(odd[:MOST_TOLD])} differ from the others'"
+    if 2 * most <= len(digests):
+        what = f"the weights of {ranks.name_of(0)} and {' and '.join(odd[:MOST_TOLD])} differ"
+    raise SharedError(
+        f"{what}: a bit flipped there, or its machine computes wrongly; the last checkpoint, made "
+        "while all were the same, stays."
     )
 
 

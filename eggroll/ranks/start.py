@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,12 @@ import mlx.core as mx
 
 from eggroll.cli import DONE, INTERRUPTED, REFUSED
 from eggroll.errors import InputError
-from eggroll.ranks import RankError, share
-from eggroll.ranks.joined import Elsewhere, Joined
-from eggroll.ranks.watch import Line, Member, Watch
+from eggroll.ranks import RankError, SharedError, share
+from eggroll.ranks.joined import Joined
+from eggroll.ranks.watch import Line, Member, Watch, end_launcher
 
 START = 60  # seconds within which all ranks must be there
 LOOPBACK = "127.0.0.1"
-MOST_TOLD = 4  # differences of ranks
 
 
 class Rank(Joined):
@@ -51,17 +50,9 @@ class Rank(Joined):
             hint = work().resume_hint
             self.table([0])  # what rank 0 wrote is on its disk
         except InputError as error:
-            if self.rank == 0:
-                self._say(f"error: {error}")
-            self.watch.fail("" if isinstance(error, Elsewhere) else str(error), REFUSED)
-            if self.rank:
-                self._say(f"error: {self.members[self.rank]}: {error}")
-            return REFUSED
+            return self._failed(f"error: {error}", REFUSED, isinstance(error, SharedError))
         except KeyboardInterrupt as stop:
-            if self.rank == 0:
-                self._say(str(stop) or "Interrupted.")
-            self.watch.fail("", INTERRUPTED)
-            return INTERRUPTED
+            return self._failed(str(stop) or "Interrupted.", INTERRUPTED)
         # What started the ranks ends all others when the first has stopped.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -69,6 +60,22 @@ class Rank(Joined):
             self._say(hint)
         self.watch.leave(wait=bool(hint))
         return INTERRUPTED if hint else DONE
+
+    def _failed(self, sentence: str, code: int, shared: bool = False) -> int:
+        """Ends all ranks, of which only rank 0 says why; returns the exit code.
+
+        shared: whether rank 0 knows.
+        """
+        if self.rank == 0:
+            self._say(sentence)
+            self.watch.fail(code)
+            end_launcher()
+        elif not self.watch.ended_by_first(sentence, code, shared):
+            self._say(f"{self.name_of(self.rank)}: {sentence}")
+        return code
+
+    def name_of(self, rank: int) -> str:
+        return str(self.members[rank])
 
     def _say(self, sentence: str) -> None:
         with contextlib.suppress(OSError):
@@ -82,22 +89,6 @@ class Rank(Joined):
         here = [member.rank for member in self.members if member.machine == machine]
         first, last = share(cores, here.index(self.rank), len(here))
         return max(last - first, 1)
-
-    def alike(self, facts: Callable[[], Mapping[str, Any]]) -> None:
-        first, *others = self.all_of(facts())
-        told = [
-            f"{self.members[rank]} has {name} {_short(theirs.get(name))} where rank 0 has "
-            f"{_short(first.get(name))}"
-            for rank, theirs in enumerate(others, 1)
-            for name in {**first, **theirs}
-            if theirs.get(name) != first.get(name)
-        ]
-        if told:
-            more = f"; and {len(told) - MOST_TOLD} more differences" * (len(told) > MOST_TOLD)
-            raise RankError(
-                f"{'; '.join(told[:MOST_TOLD])}{more}: give all ranks the same, as they would not "
-                "train one model."
-            )
 
     def _lines(self, server: socket.socket | None, limit: float) -> dict[int, Line]:
         if server:
@@ -158,7 +149,11 @@ def _listening() -> socket.socket:
 def _member(rank: int, server: socket.socket | None) -> Member:
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = boot.read_text().strip() if boot.exists() else f"{uuid.getnode():x}"
-    known = rank, socket.gethostname(), machine, os.getpid()
+    pids = Path("/proc/self/ns/pid")
+    known = (
+        rank, socket.gethostname(), machine, os.getpid(),
+        os.readlink(pids) if pids.is_symlink() else "",
+    )  # fmt: skip
     if server is None:
         return Member(*known)
     addresses = [at.rpartition(":")[0] for at in (_hosts() or [[]])[0]]
@@ -199,11 +194,6 @@ def _connected(first: Member, mine: Member) -> Line:
             if line.received():
                 return line
     raise _unreachable(first, mine)
-
-
-def _short(value: Any) -> str:
-    """A fact in a sentence."""
-    return "none" if value is None else str(value)[:40]
 
 
 def _unreachable(first: Member, other: Member) -> RankError:

@@ -13,10 +13,12 @@ import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from eggroll.ranks import RankError
@@ -24,6 +26,7 @@ from eggroll.ranks import RankError
 REFUSED = 2  # the exit code, as of cli.py
 BEATS = 10  # lines that are sent in the time within which one must come
 LONGEST = 1 << 16  # bytes of a line
+LAST = 0.3  # seconds after a death in which MLX has complained of lost connections
 REACHED = 3.0  # seconds for a line to be sent, or a connection to be made
 
 
@@ -31,13 +34,15 @@ class Member(NamedTuple):
     """A rank as the others know it.
 
     host: its machine's name; machine: tells one machine from another; pid: its process there;
-    addresses: of rank 0, where it listens, and port; secret: which those who connect know.
+    pids: tells one count of processes, as of a container, from another; addresses: of rank 0, where
+    it listens, and port; secret: which those who connect know.
     """
 
     rank: int
     host: str
     machine: str
     pid: int
+    pids: str
     addresses: Sequence[str] = ()
     port: int = 0
     secret: str = ""
@@ -121,17 +126,22 @@ class Watch:
         while wait and self._lines and time.monotonic() < until:
             time.sleep(0.01)
 
-    def fail(self, sentence: str, code: int) -> None:
-        """Ends all other ranks; rank 0 says why, unless the sentence is empty.
+    def fail(self, code: int) -> None:
+        """Ends all other ranks, on rank 0."""
+        self._leaving = True
+        self._tell(failed="", code=code, rank=0)
+        self._close()
 
-        Returns on rank 0, and elsewhere if that does not end this process in time.
+    def ended_by_first(self, sentence: str, code: int, shared: bool) -> bool:
+        """Waits on another rank for rank 0, which says what it is told and ends this process.
+
+        shared: whether it knows without being told. False if that does not come.
         """
         self._leaving = True
-        self._tell(failed=sentence, code=code, rank=self.rank)
-        if self.rank:
-            time.sleep(self.limit)
-        else:
-            self._close()
+        if not shared:
+            self._tell(failed=sentence, code=code, rank=self.rank)
+        time.sleep(self.limit + 1)
+        return False
 
     def _tell(self, **facts: Any) -> None:
         for line in list(self._lines.values()):
@@ -171,12 +181,15 @@ class Watch:
                 return False
             if "failed" in facts:
                 who = self.members[int(facts.get("rank", rank))]
-                said = f"{who}: {facts['failed']}" if facts["failed"] and not self.rank else ""
+                said = f"{who}: {facts['failed']}" if facts["failed"] else ""
                 self._end(said, int(facts["code"]), who)
         if found is None:
             del self._lines[rank]
             if not self._leaving:
-                self._end(f"{self.members[rank]} died{self.resume}.", REFUSED, self.members[rank])
+                time.sleep(LAST)
+                self._end(
+                    f"error: {self.members[rank]} died{self.resume}.", REFUSED, self.members[rank]
+                )
         return found is not None
 
     def _look(self, now: float) -> None:
@@ -184,7 +197,9 @@ class Watch:
             silent = now - self._heard[rank]
             if silent > self.limit and not self._leaving:
                 who = self.members[rank]
-                said = f"{who} hangs, as nothing came from it for {silent:.1f} s{self.resume}."
+                said = (
+                    f"error: {who} hangs, as nothing came from it for {silent:.1f} s{self.resume}."
+                )
                 self._end(said, REFUSED, who, kill=True)
         if os.getppid() != self._parent:  # what started the ranks is gone
             self._parent = os.getppid()
@@ -198,10 +213,29 @@ class Watch:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             if said:
-                print(f"error: {said}", file=sys.stderr, flush=True)
+                print(said, file=sys.stderr, flush=True)
         self._tell(failed="", code=code, rank=who.rank)
-        if kill and who.machine == self.members[self.rank].machine:
+        mine = self.members[self.rank]
+        if kill and (who.machine, who.pids) == (mine.machine, mine.pids):
             with contextlib.suppress(OSError):
                 os.kill(who.pid, signal.SIGKILL)
         self._close()
+        end_launcher()
         os._exit(code)
+
+
+def end_launcher() -> None:
+    """Ends mlx.launch, where it started this process, as it returns 0 whatever ranks return.
+
+    So it ends by SIGTERM, a shell's 143; eggroll.launch has the code of the ranks.
+    """
+    parent = os.getppid()
+    try:
+        command = ["ps", "-o", "args=", "-p", str(parent)]
+        words = subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return
+    if any(Path(word).name == "mlx.launch" for word in words[:2]):
+        time.sleep(0.5)  # in which it passes on what was said
+        with contextlib.suppress(OSError):
+            os.kill(parent, signal.SIGTERM)

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from eggroll import cli, runlog
+from eggroll.ranks import refuse
 from eggroll.sweep import report
 from eggroll.sweep.options import Options, options_from
 from eggroll.sweep.plan import Confirmation, Plan, Search, make_plan
 from eggroll.sweep.study import Results, finished
+from eggroll.sweep.trial import remove_lost_probes
 from eggroll.sweep.workers import run_phase, silence_optuna
 
 AGAIN: Final = "run the same command again to go on."
@@ -33,6 +35,7 @@ def sweep(options: Options) -> bool:
         runlog.new_folder(str(plan.folder), "")
     study = Search(plan).prepared_study()
     runlog.new_folder(str(plan.folder), "")
+    remove_lost_probes(plan.folder)
     print_header(plan, finished(study))
     results = Results(study, options.confirm, options.confirm_seeds)
     with cli.Stop(f"finished trials stay; {AGAIN}") as stop:
@@ -76,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line of eggroll.sweep; returns its exit code."""
 
     def run() -> int:
+        refuse("eggroll.sweep")  # its trials are processes of their own
         options = options_from(sys.argv[1:] if argv is None else argv)
         try:
             done = sweep(options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +19,8 @@ import optuna
 from optuna.trial import TrialState
 
 from eggroll import cli, runlog
-from eggroll.anyrun import fingerprint
+from eggroll.anyrun import corpus_of, fingerprint
 from eggroll.config import CHANGEABLE, Config
-from eggroll.data.streams import load_corpus
 from eggroll.errors import InputError
 from eggroll.options import TYPES
 from eggroll.run import engine_for, validation_batches
@@ -31,9 +31,12 @@ from eggroll.sweep.study import (
     FINISHED,
     REFUSED,
     SEED_OFFSET,
+    STOPPED,
     STORAGE_ERRORS,
     TRIAL,
+    TRIES,
     as_input_errors,
+    asks,
     by_validation,
     open_study,
     prepare_study,
@@ -125,7 +128,7 @@ def engine_and_data(options: Config) -> tuple[str, str]:
     """
     options.check()
     engine, reason = engine_for(options)
-    corpus = load_corpus(options.data, vocabulary=options.vocabulary, steps=options.count_steps)
+    corpus = corpus_of(options)
     corpus.streams("train", options.streams, options.seq_len, options.seed)
     next(validation_batches(corpus, options))
     digest = hashlib.sha256(json.dumps(fingerprint(corpus), sort_keys=True).encode())
@@ -211,9 +214,16 @@ class Confirmation:
     def queue_best(self, search: optuna.Study, study: optuna.Study) -> None:
         """Queues the runs that the best trials of the search lack; none where one is the choice."""
         options, best = self.plan.options, by_validation(search)
-        known = {
-            (t.user_attrs.get(TRIAL), t.user_attrs.get(SEED_OFFSET))
-            for t in study.get_trials(deepcopy=False)
+        runs = [t for t in study.get_trials(deepcopy=False) if asks(t)]
+        lost = Counter(
+            (t.user_attrs[TRIAL], t.user_attrs[SEED_OFFSET])
+            for t in runs
+            if t.state == TrialState.FAIL and not t.user_attrs.get(STOPPED)
+        )
+        known = {asked for asked, times in lost.items() if times >= TRIES}
+        known |= {
+            (t.user_attrs[TRIAL], t.user_attrs[SEED_OFFSET])
+            for t in runs
             if t.state != TrialState.FAIL
         }
         with as_input_errors(self.plan.storage(), *STORAGE_ERRORS):
@@ -233,9 +243,15 @@ class Confirmation:
         asked = trial.user_attrs
         if TRIAL not in asked:  # the last in the queue went to another worker
             raise TooManyTrials
-        found = Search(self.plan).study().get_trials(deepcopy=False)[asked[TRIAL]]
-        seed = (self.plan.base.seed + asked[SEED_OFFSET]) % (1 << 63)
-        options = replace(self.plan.base, **found.params, seed=seed)
+        try:
+            found = Search(self.plan).study().get_trials(deepcopy=False)[asked[TRIAL]]
+            seed = (self.plan.base.seed + asked[SEED_OFFSET]) % (1 << 63)
+            options = replace(self.plan.base, **found.params, seed=seed)
+        except (LookupError, TypeError) as error:
+            raise InputError(
+                f"the confirmation of study {self.plan.options.name()!r} asks for a run that "
+                f"cannot be ({error!r:.80}): give another --study."
+            ) from error
         return self.plan.run(trial, options, f"confirm-{trial.number:04d}", check_stop)
 
 

@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from eggroll.help import invocation
 from eggroll.options import from_dict
 from eggroll.runlog import write_whole
+from eggroll.screen import Screen
 from eggroll.sweep.study import (
     FINISHED,
     REFUSED,
@@ -66,7 +67,8 @@ class Board:
 
             words = rp.TextColumn("{task.fields[done]} of {task.total} trials")
             left = (rp.TextColumn("ETA"), rp.TimeRemainingColumn())
-            console = Console(stderr=True)
+            self._screen = Screen()
+            console = Console(file=self._screen.as_file(), force_terminal=True)
             self._bar = rp.Progress(words, rp.BarColumn(None), *left, console=console, expand=True)
             done = len(self._known)
             self._task = self._bar.add_task("", total=self.total, completed=done, done=done)
@@ -77,6 +79,7 @@ class Board:
         if self._bar:
             with contextlib.suppress(OSError):
                 self._bar.stop()
+                self._screen.close()
 
     def update(self, at_once: bool) -> None:
         """Shows what is new; a screen that is gone does not stop the sweep."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
-from eggroll.cli import Range, flag
+from eggroll.cli import Range, flag, hints_of
 from eggroll.errors import InputError
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Axis:
 def axes(kind: type) -> dict[str, Axis]:
     """Every axis that the options of a dataclass declare, by name, in declared order."""
     found = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
+    for name, hint in hints_of(kind).items():
         value, *notes = get_args(hint) or (hint,)
         allowed = next((note for note in notes if isinstance(note, Range)), None)
         for low, high, log, choices, when in (note for note in notes if isinstance(note, Sweep)):

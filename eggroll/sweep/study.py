@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 SETTINGS = "eggroll"  # attribute of a study: what all its trials share
 # Attributes of trials: the failed one that it repeats; host and process; why it was not trained.
 RETRY, WORKER, REFUSED = "retry", "worker", "refused"
+STOPPED = "stopped"  # of a trial that a signal ended, which is no fault of its options
+TRIES = 3  # of the same options, whose process is lost each time
 TRIAL, SEED_OFFSET = "trial", "seed_offset"  # of a confirmation: which trial, seeds after its seed
 HEARTBEAT, GRACE = 10, 40  # seconds between signs of life, and until their absence means death
 KINDS = "sqlite:///FILE, postgresql://USER@HOST/NAME, mysql://USER@HOST/NAME, journal:///FILE"
@@ -51,10 +54,18 @@ def storage_at(place: str) -> BaseStorage:
         )
     with as_input_errors(place):
         if scheme == "journal":
-            return JournalStorage(JournalFileBackend(rest.removeprefix("/")))
+            return _open_journal(rest.removeprefix("/"))
         connect = {"connect_args": {"timeout": 60}} if scheme.startswith("sqlite") else {}
         url = f"{scheme}://{rest}"
         return _open_database(url, connect)
+
+
+def _open_journal(path: str) -> BaseStorage:
+    """A journal; a ValueError where its lines are JSON, but none of a journal."""
+    try:
+        return JournalStorage(JournalFileBackend(path))
+    except (AssertionError, AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"its lines are damaged: {error!r}") from error
 
 
 def _open_database(url: str, connect: dict[str, Any]) -> BaseStorage:
@@ -165,15 +176,17 @@ def prepare_study(
             if first:
                 study.enqueue_trial(dict(first), skip_if_exists=True)
         elif known != settings:
-            raise _other(study.study_name, known or {}, settings)
+            known = known if isinstance(known, dict) else {}
+            raise _other(study.study_name, known, settings)
         fail_lost_trials(study)
         retry_failed(study)
     return study
 
 
 def _other(name: str, known: Mapping[str, Any], settings: Mapping[str, Any]) -> InputError:
-    which = next(key for key in settings if settings[key] != known.get(key))
-    was, now = known.get(which), settings[which]
+    keys = [*settings, *(known.keys() - settings.keys())]
+    which = next(key for key in keys if settings.get(key) != known.get(key))
+    was, now = known.get(which), settings.get(which)
     return InputError(
         f"study {name!r} was begun with {which} {was!r}, not {now!r}, and only equal trials "
         "compare: give the same options, or another --study."
@@ -184,16 +197,17 @@ def fail_lost_trials(study: optuna.Study) -> None:
     """Fails the trials whose process on this machine is gone; heartbeats tell of others."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         host, _, pid = str(trial.user_attrs.get(WORKER, "")).rpartition(":")
-        if host == socket.gethostname() and not _alive(int(pid)):
+        if host == socket.gethostname() and not alive(pid):
             # It may have ended at this very moment.
             with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
                 study.tell(trial.number, state=TrialState.FAIL)
     optuna.storages.fail_stale_trials(study)
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: str) -> bool:
+    """True if a process of this machine has that number."""
     try:
-        os.kill(pid, 0)
+        os.kill(int(pid) if re.fullmatch("[1-9][0-9]{0,8}", pid) else 0, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
@@ -202,12 +216,25 @@ def _alive(pid: int) -> bool:
 
 
 def retry_failed(study: optuna.Study) -> None:
-    """Enqueues what failed trials were trying, each once."""
+    """Enqueues what failed trials were trying, each once; what was lost TRIES times is given up."""
     trials = study.get_trials(deepcopy=False)
-    done = {trial.user_attrs.get(RETRY) for trial in trials}
+    done = [trial.user_attrs.get(RETRY) for trial in trials]
     for trial in trials:
-        if trial.state == TrialState.FAIL and trial.params and trial.number not in done:
+        failed = trial.state == TrialState.FAIL and trial.params and trial.number not in done
+        if failed and _lost(trial, trials) < TRIES:
             study.enqueue_trial(trial.params, user_attrs={RETRY: trial.number})
+
+
+def _lost(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
+    """How often in a row the options of a failed trial were lost, up to TRIES."""
+    lost = 0
+    for _ in trials:
+        lost += not trial.user_attrs.get(STOPPED)
+        before = trial.user_attrs.get(RETRY)
+        if type(before) is not int or not 0 <= before < len(trials) or lost == TRIES:
+            break
+        trial = trials[before]
+    return lost
 
 
 def finished(study: optuna.Study) -> int:
@@ -219,6 +246,11 @@ def by_validation(study: optuna.Study) -> list[FrozenTrial]:
     """Complete trials, that of the lowest validation first and of equal ones the earlier."""
     trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     return sorted(trials, key=lambda trial: (trial.value, trial.number))
+
+
+def asks(run: FrozenTrial) -> bool:
+    """True of a run of the confirmation that says which trial it repeats, with which seed."""
+    return all(type(run.user_attrs.get(name)) is int for name in (TRIAL, SEED_OFFSET))
 
 
 class Ranked(NamedTuple):
@@ -250,7 +282,7 @@ class Results(NamedTuple):
         if self.confirmation is None:
             return {}
         runs = self.confirmation.get_trials(deepcopy=False, states=FINISHED)
-        asked = [run for run in runs if TRIAL in run.user_attrs]
+        asked = [run for run in runs if asks(run)]
         return {(r.user_attrs[TRIAL], r.user_attrs[SEED_OFFSET]): r for r in reversed(asked)}
 
     def others(self, trial: FrozenTrial) -> tuple[float, ...]:

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import shutil
+import socket
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -24,8 +27,11 @@ import optuna
 from eggroll import runlog
 from eggroll.config import Config
 from eggroll.run import TrainingRun, open_run
+from eggroll.sweep.study import alive
 
+PROBES: Final = ".probe-"  # names of folders of short runs begin with it
 PROBE: Final = 0.05  # of the seconds, in a run of its own
+MOST_TIMED: Final = 10**5  # updates of that run, should the clock stand still
 MOST_STEPS: Final = 10**9  # steps of a run whose length is not known yet
 
 
@@ -63,14 +69,24 @@ def updates_within(
     seconds: float, options: Config, folder: Path, check_stop: Callable[[], None]
 ) -> int:
     """Updates that fit into `seconds`, by the median of a few in a run that is thrown away."""
-    with tempfile.TemporaryDirectory(prefix=".probe-", dir=folder) as place, ExitStack() as stack:
+    mine = f"{PROBES}{socket.gethostname()}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=mine, dir=folder) as place, ExitStack() as stack:
         run = open_quietly(replace(options, out=place, steps=MOST_STEPS), stack)
         run.update()  # not timed, as it wakes threads and fills the noise table
         times: list[float] = []
-        while sum(times) < PROBE * seconds:
+        while sum(times) < PROBE * seconds and len(times) < MOST_TIMED:
             check_stop()
             times.append(run.update()["seconds"])
-    return min(int(seconds / statistics.median(times)), MOST_STEPS)
+    usual = statistics.median(times)
+    return min(int(seconds / usual), MOST_STEPS) if usual > 0 else 0
+
+
+def remove_lost_probes(folder: Path) -> None:
+    """Removes the short runs of processes of this machine that were killed in the middle of one."""
+    for place in folder.glob(f"{PROBES}*"):
+        host, _, pid = place.name.rpartition("-")[0].rpartition("-")
+        if host == f"{PROBES}{socket.gethostname()}" and not alive(pid):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def train_trial(

@@ -22,7 +22,7 @@ from optuna.trial import TrialState
 from eggroll import cli
 from eggroll.errors import InputError
 from eggroll.sweep.plan import Phase, TooManyTrials
-from eggroll.sweep.study import STORAGE_ERRORS, WORKER, as_input_errors
+from eggroll.sweep.study import STOPPED, STORAGE_ERRORS, WORKER, as_input_errors
 
 Progress = Callable[[bool], None]
 
@@ -72,11 +72,19 @@ def run_trial(study: optuna.Study, phase: Phase, check_stop: Callable[[], None])
     def objective(trial: optuna.Trial) -> float:
         begun.append(trial.number)
         trial.set_user_attr(WORKER, f"{socket.gethostname()}:{os.getpid()}")
-        return phase.objective(trial, check_stop)
+        try:
+            return phase.objective(trial, check_stop)
+        except Stopped:
+            trial.set_user_attr(STOPPED, True)
+            raise
 
     try:
         study.optimize(objective, n_trials=1, catch=(TooManyTrials,))
-    except ValueError:  # what Optuna says to one who ends a trial that has ended
+    except Exception as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None  # came within Optuna, which stumbles over it
+        if not isinstance(error, ValueError):  # as it calls the end of a trial that has ended
+            raise
         if not begun or study.get_trials()[begun[0]].state != TrialState.FAIL:
             raise
 

@@ -20,6 +20,8 @@ import numpy as np
 from eggroll import checkpoint, runlog
 
 PATIENCE = 120.0  # seconds until a command counts as hung; the machine may be busy
+PACKAGE = str(Path(runlog.__file__).parent)
+LINGER = 10.0  # that a command's children may take to see that it is gone
 STEPS = 400
 # An update takes about a millisecond.
 TINY = [
@@ -99,6 +101,8 @@ class Child:
         elif self.left_over():
             self.end_all()
             raise Broken(f"{self.words} left processes behind: {err}")
+        if "KeyboardInterrupt" in err and PACKAGE not in err and not out:
+            return Ended(-signal.SIGINT, out, "")  # in Python's own start, before the package's
         for sign in ("Traceback", "Exception ignored", "terminate called", "Fatal Python"):
             if sign in err or sign in out:
                 raise Broken(f"{self.words} says: {err}{out}")
@@ -112,8 +116,9 @@ class Child:
         return found[0], found[1]
 
     def left_over(self) -> bool:
-        """True if a process of the group is still there a second after the command."""
-        for _ in range(100):
+        """True if a process of the group is still there some seconds after the command."""
+        deadline = time.monotonic() + LINGER
+        while time.monotonic() < deadline:
             try:
                 os.killpg(self.process.pid, 0)
             except ProcessLookupError:

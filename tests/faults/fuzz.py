@@ -106,10 +106,10 @@ def unfit(sentence: str) -> str:
     return "" if sentence.endswith((".", "?")) else "no end"
 
 
-def hostile(chance: random.Random) -> Any:
+def hostile(chance: random.Random, deepest: int = 3000) -> Any:
     """A value that nobody expects; a new one each time."""
     if chance.random() < 0.03:
-        return nested(chance.choice([10, 100, 3000]))
+        return nested(chance.choice([10, 100, deepest]))
     if chance.random() < 0.3:
         return chance.randint(-20, 300) if chance.random() < 0.7 else chance.uniform(-9, 99)
     return copied(chance.choice(HOSTILE))

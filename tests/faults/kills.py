@@ -65,7 +65,7 @@ class Chain:
             self.counts[f"{fault} before Python had set a handler"] += 1
         else:
             raise Broken(f"{fault}: {ended} of {child.words}")
-        self._look(ended, killed=ended.code < 0)
+        self._look(ended)
         return ended.code == DONE
 
     def _start(self, fault: str) -> Child:
@@ -110,7 +110,7 @@ class Chain:
         number = {TERM: signal.SIGTERM, TWICE: signal.SIGINT}.get(fault)
         return number is not None and ended.code == -number
 
-    def _look(self, ended: Ended, *, killed: bool) -> None:
+    def _look(self, ended: Ended) -> None:
         path = self.folder / runlog.CHECKPOINT
         before = self.last
         if path.exists():
@@ -127,7 +127,7 @@ class Chain:
             self.counts["exact resumes"] += self.last.step > before.step
         if ended.code == DONE and ended.signature != self.case.signature:
             raise Broken(f"{self.folder}: signature {ended.signature}")
-        if not killed and self.folder.exists() and partials(self.folder):
+        if ended.code == DONE and partials(self.folder):
             raise Broken(f"{self.folder}: {partials(self.folder)} are left")
 
 

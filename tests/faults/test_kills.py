@@ -36,10 +36,10 @@ def test_a_checkpoint_that_is_lost_or_another_is_noticed(tmp_path: Path):
     ended = kills.Ended(-9, "", "")
     chain.case = true._replace(states=dict.fromkeys(true.states, "another"))
     with pytest.raises(Broken, match="is another than undisturbed"):
-        chain._look(ended, killed=True)
+        chain._look(ended)
     chain.case, chain.last = true, State(60, "")
     with pytest.raises(Broken, match="from update 60 back to"):
-        chain._look(ended, killed=True)
+        chain._look(ended)
     (tmp_path / "run" / "checkpoint.safetensors").unlink()
     with pytest.raises(Broken, match="is lost"):
-        chain._look(ended, killed=True)
+        chain._look(ended)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import platform
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +26,7 @@ from typing import Annotated, Any
 from eggroll import __version__, cli
 from eggroll.cli import Range
 from eggroll.errors import InputError
-from faults import fuzz, fuzz_files, fuzz_values, kills
+from faults import disks, fuzz, fuzz_files, fuzz_values, kills, load, rank_faults, sweeps
 from faults.cases import NAMES, case
 from faults.commands import Broken
 
@@ -43,7 +45,15 @@ class Options:
     parts: tuple[str, ...] = ()
     """Which of the parts; all of them if none is named."""
     kills: Annotated[int, Range(1, 10**6)] = 200
-    """Kills, interrupts and pauses of single runs."""
+    """Kills, interrupts and pauses of single runs, and as many exact resumes."""
+    rank_faults: Annotated[int, Range(1, 10**6)] = 60
+    """Kills, interrupts and stops of single ranks of runs of several."""
+    sweeps: Annotated[int, Range(1, 10**6)] = 24
+    """Kills, interrupts and pauses of sweeps."""
+    disk_faults: Annotated[int, Range(1, 10**6)] = 60
+    """File operations that fail."""
+    updates: Annotated[int, Range(1000, 10**8)] = 100_000
+    """Updates of the long run."""
     fuzz: Annotated[int, Range(1, 10**9)] = 1_000_000
     """Inputs for the parsers, all together."""
     jobs: Annotated[int, Range(1, 64)] = 2
@@ -55,8 +65,12 @@ class Options:
 
 
 def killed_runs(options: Options) -> Found:
-    """So many faults over chains of starts and resumes, over every case in turn."""
+    """So many faults and exact resumes, over chains of starts, over every case in turn."""
     counts: Counter[str] = Counter()
+
+    def done() -> int:
+        return min(sum(counts[fault] for fault in kills.ENDS), counts["exact resumes"])
+
     for name in NAMES:
         case(name, 120)
 
@@ -70,15 +84,7 @@ def killed_runs(options: Options) -> Found:
         counts["chains that ended on the exact signature"] += 1
         shutil.rmtree(place)
 
-    return dict(
-        chains(
-            chain_of,
-            lambda: sum(counts[f] for f in kills.ENDS),
-            options.kills,
-            counts,
-            options.jobs,
-        )
-    )
+    return dict(chains(chain_of, done, options.kills, counts, options.jobs))
 
 
 def chains(
@@ -105,6 +111,81 @@ def chains(
             pass
     counts["broken promises"] += 0
     return counts
+
+
+def attacked_sweeps(options: Options) -> Found:
+    """Sweeps with every kind of storage, by one worker and by two, each attacked a few times."""
+    counts: Counter[str] = Counter()
+    each = 4
+
+    def one(turn: int) -> None:
+        counts.update(sweeps.attacked(turn, options.seed, each))
+
+    wanted = options.sweeps
+
+    def done() -> int:
+        return sum(counts[name] for name in sweeps.SIGNALS)
+
+    return dict(chains(one, done, wanted, counts, options.jobs))
+
+
+def failing_disks(options: Options) -> Found:
+    """One file operation fails in each of many short runs, in turn over all there are."""
+    counts: Counter[str] = Counter()
+    chosen = [case(name, 6) for name in NAMES]
+    place = Path(tempfile.mkdtemp(prefix="eggroll-disk-"))
+    most = disks.operations(chosen[0], place / "counted")
+    chance = random.Random(f"disk {options.seed}")
+    numbers = [chance.randint(1, most) for _ in range(options.disk_faults)]
+
+    def one(turn: int) -> None:
+        own = random.Random(f"disk {options.seed} {turn}")
+        run = chosen[turn % len(chosen)]
+        counts.update(disks.failing(run, place / f"run{turn}", numbers[turn], own))
+        counts["operations that failed"] += 1
+
+    done = chains(one, lambda: 0, options.disk_faults, counts, options.jobs)
+    shutil.rmtree(place)
+    return dict(done)
+
+
+def under_load(options: Options) -> Found:
+    """A population of 1,048,576 in half a gibibyte, and a long run in memory that does not grow."""
+    found: Found = {"broken promises": 0}
+    for name, run in (
+        ("large population", lambda: load.large_population(1 << 20, 1 << 29)),
+        ("long run", lambda: load.many_updates(options.updates)),
+    ):
+        try:
+            found[name] = run()
+        except Broken as error:
+            found["broken promises"] += 1
+            print(f"{name}: {error}", flush=True)
+    return found
+
+
+def places_and_limits(options: Options) -> Found:
+    """The tests of test_places.py, those that `make test` leaves out as well."""
+    words = ["-q", "-n", "0", "-p", "no:cacheprovider", "-rs", "tests/faults/test_places.py"]
+    env = {**os.environ, "EGGROLL_TORTURE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], env=env, capture_output=True, text=True
+    )
+    if done.returncode:
+        print(done.stdout[-8000:], flush=True)
+    last = done.stdout.rstrip().rpartition("\n")[2]
+    return {"tests": last, "broken promises": int(done.returncode != 0)}
+
+
+def attacked_ranks(options: Options) -> Found:
+    """So many faults of one rank of a run, each resumed on another number of ranks."""
+    counts, slowest = rank_faults.attacked(options.rank_faults, options.seed)
+    return {**counts, "seconds from a fault to the end of all, at most": round(slowest, 1)}
+
+
+def signed_ranks(options: Options) -> Found:
+    """One signature for every estimator and rule, on any number of ranks."""
+    return dict(rank_faults.signatures())
 
 
 def fuzzed_parsers(options: Options) -> Found:
@@ -137,7 +218,16 @@ def slice_of(work: tuple[str, int, int, int]) -> tuple[str, fuzz.Outcome]:
     return name, fuzz.fuzz(TARGETS[name], number, seed, first)
 
 
-PARTS: dict[str, Callable[[Options], Found]] = {"kills": killed_runs, "fuzz": fuzzed_parsers}
+PARTS: dict[str, Callable[[Options], Found]] = {
+    "kills": killed_runs,
+    "ranks": attacked_ranks,
+    "signatures": signed_ranks,
+    "sweeps": attacked_sweeps,
+    "disks": failing_disks,
+    "places": places_and_limits,
+    "load": under_load,
+    "fuzz": fuzzed_parsers,
+}
 
 
 def machine() -> str:
@@ -156,6 +246,7 @@ def torture(options: Options) -> bool:
         if part not in PARTS:
             raise InputError(f"--parts {part[:60]!r} is none: give some of {', '.join(PARTS)}.")
     record: Found = {"eggroll": __version__, "machine": machine(), "options": asdict(options)}
+    del record["options"]["out"]
     for part in options.parts or PARTS:
         print(f"{part} ...", flush=True)
         began = time.monotonic()

@@ -29,6 +29,7 @@ SHAPES = [
     {"V": 7, "D": 130, "L": 1, "T": 1, "P": 4, "extreme": True},
     {"V": 5, "D": 1, "L": 0, "T": 1, "P": 2, "rank": 2},
     {"V": 300, "D": 12, "L": 1, "T": 2, "P": 6, "sigma_shift": 2, "score_bits": 8},
+    {"V": 11, "D": 256, "L": 1, "T": 1, "P": 4},
 ]
 
 CREDITED = [

@@ -161,6 +161,11 @@ int linear_cases() {
                       kMembers[static_cast<size_t>(count / 3 % 4)]);
         ++count;
       }
+  for (const Values& values : kValues)
+    for (int inputs : kWide) {
+      if (due(done)) linear_case(inputs, 9 + count % 3 * 30, 40, values, 1 + count % 2, 8, 34);
+      ++count;
+    }
   for (const Values& values : kValues) {
     if (due(done)) linear_case(33, 9, 300, values, 0, 8, 33);  // no noise: no need of pairs
     if (due(done)) linear_case(1100, 3, 2, values, 1, 8, 2);   // x.B.A passes 2^31 and wraps
@@ -324,6 +329,10 @@ int elementwise_cases() {
           elementwise_case(what, width, members, Fill::any, rising(members, width), rank < 3, rank);
         ++count;
       }
+  for (int width : kWide)
+    for (const Operation& what : operations(width))
+      if (due(done))
+        elementwise_case(what, width, 34, Fill::any, rising(34, width), true, 1 + width % 3);
   constexpr int kWidth = 129, kAll = 506;  // 129 * 506 > 255 * 255
   for (const Operation& what : operations(kWidth))
     for (Fill weights : {Fill::top, Fill::bottom, Fill::ones, Fill::any}) {
@@ -372,6 +381,8 @@ int votes_cases() {
       if (due(done)) votes_case(rows, cols, 1 + count % 9, 2, Fill::ends, 1 + count % 3, false);
       ++count;
     }
+  for (int cols : kWide)
+    if (due(done)) votes_case(cols == 256 ? 257 : 9, cols, 257, 2, Fill::any, 1, false);
   return done;
 }
 

@@ -16,7 +16,15 @@ extern const Kernels kernels;
 }
 #endif
 
-// Every unit that can run here, fastest first; chosen by name, as a user would.
+#ifdef EGG_PLAIN_TILES
+// The unit of AMX with tiles in plain C++: see isa_amx_plain.cpp.
+namespace eggroll::amx_plain {
+extern const Kernels kernels;
+}
+#endif
+
+// Every unit that can run here, fastest first and chosen by name, as a user would; then those
+// that only tests have.
 inline std::vector<const eggroll::Kernels*> runnable_units() {
   std::vector<const eggroll::Kernels*> all;
   for (const std::string& isa : eggroll::usable_isas()) {
@@ -25,6 +33,9 @@ inline std::vector<const eggroll::Kernels*> runnable_units() {
   }
 #ifdef EGG_REPLAY_AVXVNNI
   all.push_back(&eggroll::avxvnni::kernels);
+#endif
+#ifdef EGG_PLAIN_TILES
+  all.push_back(&eggroll::amx_plain::kernels);
 #endif
   return all;
 }

@@ -11,6 +11,10 @@
 inline const std::vector<int> kSizes = {1,  2,  3,  4,  5,  7,  8,  9,   15,  16,
                                         17, 31, 32, 33, 63, 64, 65, 127, 128, 129};
 
+// Of inputs that fill several sections, tiles and pairs of a product: fewer of them, as they take
+// long.
+inline const std::vector<int> kWide = {192, 256, 257, 512, 1024};
+
 inline std::mt19937 chance(1);
 inline int draw(int low, int high) { return low + static_cast<int>(chance() % (high - low + 1u)); }
 

@@ -189,7 +189,7 @@ struct Block : Layers {
     int block_tokens = clamp(job.block_tokens, 1, job.tokens_per_member);
     if (nodes()) take_swapped();
     size_t step = static_cast<size_t>(tiles_of(job.plan.width)) * (kTile / 4) * kLanes;
-    x = arena.take<uint32_t>(step * block_tokens);
+    x = arena.take<uint32_t>(step * block_tokens + Isa::kPadding);
     xb = arena.take<int32_t[kLanes]>(job.rank);
     size_t mark = arena.used, peak = mark;
     for (int first = 0; first < job.tokens_per_member; first += block_tokens) {
@@ -216,7 +216,8 @@ struct Block : Layers {
   void run_world() {
     int stages = job.plan.stage_count;
     if (nodes()) take_swapped();
-    x = arena.take<uint32_t>(static_cast<size_t>(tiles_of(job.plan.width)) * (kTile / 4) * kLanes);
+    size_t size = static_cast<size_t>(tiles_of(job.plan.width)) * (kTile / 4) * kLanes;
+    x = arena.take<uint32_t>(size + Isa::kPadding);
     xb = arena.take<int32_t[kLanes]>(job.rank);
     Opened* opened = arena.take<Opened>(static_cast<size_t>(stages));
     for (int i = 0; i < stages; ++i) {
@@ -230,6 +231,7 @@ struct Block : Layers {
     world.begin();
     for (int t = 0; t < job.tokens_per_member; ++t) {
       world.observe(t);
+      Isa::resume();
       for (int i = 0; i < stages; ++i) {
         if (stages > 1) resume(i, opened[i]);
         run_row(t);
@@ -294,5 +296,6 @@ static size_t block_bytes(const Job& job) {
 }
 
 static void block(const Job& job, int64_t index, void* scratch) {
+  [[maybe_unused]] const Isa::Session session;
   Block(job, index, scratch).run_all();
 }

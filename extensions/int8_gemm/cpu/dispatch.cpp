@@ -5,6 +5,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__APPLE__)
 #include <sys/sysctl.h>
 #elif defined(__aarch64__)
@@ -22,6 +26,7 @@ EGG_DECLARE(generic)
 EGG_DECLARE(avx2)
 EGG_DECLARE(avxvnni)
 EGG_DECLARE(avx512vnni)
+EGG_DECLARE(amx)
 EGG_DECLARE(neon)
 EGG_DECLARE(neon_dotprod)
 EGG_DECLARE(neon_i8mm)
@@ -58,16 +63,45 @@ bool has_avxvnni() {
 }
 #endif
 
+#if defined(EGG_HAVE_AVX512VNNI) || defined(EGG_HAVE_AMX)
+bool has_avx512vnni() {
+  return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi") &&
+         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi2");
+}
+#endif
+
+#ifdef EGG_HAVE_AMX
+// The processor has tiles of bytes, the system keeps them, and it lets this process use them: Linux
+// alone has to be asked, once, for all threads.
+bool has_amx() {
+#ifdef __linux__
+  static const bool has = [] {
+    constexpr unsigned kOsXsave = 1u << 27, kTile = 1u << 24, kInt8 = 1u << 25, kState = 3u << 17;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & kOsXsave)) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kTile) || !(d & kInt8)) return false;
+    asm("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    return (a & kState) == kState && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return has;
+#else
+  return false;
+#endif
+}
+#endif
+
 // Tests every flag of the unit's row in CMakeLists.txt.
 std::vector<const Kernels*> usable() {
   std::vector<const Kernels*> found;
+#ifdef EGG_HAVE_AMX
+  if (has_avx512vnni() && has_amx()) found.push_back(&amx::kernels);
+#endif
 #ifdef EGG_HAVE_AVX512VNNI
-  if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512f") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi") &&
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("bmi2"))
-    found.push_back(&avx512vnni::kernels);
+  if (has_avx512vnni()) found.push_back(&avx512vnni::kernels);
 #endif
 #ifdef EGG_HAVE_AVXVNNI
   if (has_avxvnni() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

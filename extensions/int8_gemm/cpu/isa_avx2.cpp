@@ -10,6 +10,8 @@ namespace eggroll::avx2 {
 #include "x86_transpose.h"
 //
 #include "avx2_pairs.h"
+//
+#include "x86_epilogue.h"
 
 struct Isa : PortableIsa {
   using Prepared = int32_t;  // [K/4][32] of u8 = x + 128
@@ -50,7 +52,9 @@ struct Isa : PortableIsa {
 
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
                    const Scale& by, uint32_t (*out)[kLanes]) {
-    tile_by<Isa>(w, x, words, noise, by, out);
+    alignas(64) int32_t acc[kTile][kLanes];
+    dot(w, x, words, acc);
+    X86Epilogue<V256>::finish(acc, noise, by, out);
   }
 
   static int64_t peak(int64_t rounds) {

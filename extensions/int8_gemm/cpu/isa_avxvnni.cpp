@@ -9,6 +9,8 @@ namespace eggroll::avxvnni {
 #include "portable_isa.h"
 #include "x86_transpose.h"
 #include "x86_vnni.h"
+//
+#include "x86_epilogue.h"
 
 // The same instruction in AVX-512's encoding runs where the tests have AVX-512 only.
 #ifdef __AVXVNNI__
@@ -61,7 +63,9 @@ struct Isa : VnniIsa {
 
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
                    const Scale& by, uint32_t (*out)[kLanes]) {
-    tile_by<Isa>(w, x, words, noise, by, out);
+    alignas(64) int32_t acc[kTile][kLanes];
+    dot(w, x, words, acc);
+    X86Epilogue<V256>::finish(acc, noise, by, out);
   }
 
   static int64_t peak(int64_t rounds) {

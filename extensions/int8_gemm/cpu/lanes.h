@@ -50,11 +50,32 @@ struct Scale {
   bool power;
   int shift;
   Divisor divisor;  // by floor(sqrt K), after a shift by 4
+  // The same in 16 bits, where it is no power of two: u / d = (u factor >> 16) >> bits for u < 256
+  // d.
+  int factor, bits;
 };
 
+// ceil(2^(16 + bits) / d), 2^bits < d: of 16 bits.
+static constexpr int factor_of(int d, int bits) { return ((1 << (16 + bits)) + d - 1) / d; }
+
+// A quotient is exact while what the factor is too large by, times u, stays below 2^(16 + bits).
+static constexpr bool exact_in_16_bits() {
+  for (int d = 3, bits = 1; d * d <= kSize; ++d) {
+    if (d > 2 << bits) ++bits;
+    const int factor = factor_of(d, bits);
+    if ((d & (d - 1)) &&
+        (factor >= 1 << 16 || 256 * d > 1 << 16 ||
+         (int64_t{factor} * d - (1 << (16 + bits))) * (256 * d - 1) >= int64_t{1} << (16 + bits)))
+      return false;
+  }
+  return true;
+}
+static_assert(exact_in_16_bits());
+
 static inline Scale scale(int inputs) {
-  int root = isqrt(inputs);
-  return {(root & (root - 1)) == 0, 4 + __builtin_ctz(static_cast<unsigned>(root)), divisor(root)};
+  int root = isqrt(inputs), bits = 31 - __builtin_clz(static_cast<unsigned>(root));
+  bool power = (root & (root - 1)) == 0;
+  return {power, 4 + bits, divisor(root), power ? 0 : factor_of(root, bits), bits};
 }
 
 // The low-rank term of one tile: acc[o][m] += (sum_j xb[j][m] a[j][o][m % 16]) >> shift.

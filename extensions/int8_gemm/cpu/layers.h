@@ -49,7 +49,8 @@ struct Layers : Members {
   void open_stage() {
     for (int i = 0; i < stage->register_count; ++i) {
       int words = tiles_of(stage->registers[i]) * (kTile / 4);
-      if (i > 0) registers[i] = arena.take<uint32_t>(static_cast<size_t>(words) * kLanes);
+      size_t size = static_cast<size_t>(words) * kLanes + Isa::kPadding;
+      if (i > 0) registers[i] = arena.take<uint32_t>(size);
       prepared[i] = arena.take<Isa::Prepared>(Isa::prepared_size(words));
     }
     for (int i = 0; i < stage->op_count; ++i)
@@ -96,7 +97,12 @@ struct Layers : Members {
 
   int8_t* bytes(int reg) { return reinterpret_cast<int8_t*>(registers[reg]); }
 
-  Isa::Prepared* prepare(int reg, int n) {
+  // The operation's first input for a product; a copy where the product is to replace it.
+  const Isa::Prepared* prepare(const Op& op, int n) {
+    const int reg = op.in[0];
+    const bool replaced = op.out == reg || (&op)[op.chain].out == reg;
+    if (Isa::kInPlace && !(op.kind == OpKind::linear && replaced))
+      return reinterpret_cast<const Isa::Prepared*>(registers[reg]);
     if (!ready[reg]) Isa::prepare(registers[reg], words_of(n), prepared[reg]);
     ready[reg] = true;
     return prepared[reg];
@@ -171,7 +177,7 @@ struct Layers : Members {
   template <typename Place, typename Done>
   void product(const Op& op, int t, Place place, Done done) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
-    const Isa::Prepared* x = prepare(op.in[0], leaf.cols);
+    const Isa::Prepared* x = prepare(op, leaf.cols);
     Matrix::product(job.weights + leaf.offset, x, words_of(leaf.cols), tiles_of(leaf.rows),
                     open(op, x, t), scale(leaf.cols), place, done);
   }
@@ -195,7 +201,7 @@ struct Layers : Members {
     int8_t* to[kLanes];
     bool give = taken(op, t, int64_t{leaf.rows} * 4, to);
     if (!give && !job.credit_kind) return;
-    const Isa::Prepared* x = prepare(op.in[0], leaf.cols);
+    const Isa::Prepared* x = prepare(op, leaf.cols);
     LowRank noise = open(op, x, t);
     if (!give) return;
     auto take = [&](int i, int32_t (*acc)[kLanes]) {

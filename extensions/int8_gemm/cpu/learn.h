@@ -113,5 +113,6 @@ static size_t learn_bytes(const LearnJob& job) {
 }
 
 static void learn(const LearnJob& job, int64_t index, void* scratch) {
+  [[maybe_unused]] const Isa::Session session;
   Learner(job, index, scratch).learn_all();
 }

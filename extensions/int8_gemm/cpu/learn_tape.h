@@ -66,10 +66,11 @@ struct LearnTape : Block {
     int outputs, values, stages = job.plan.stage_count;
     widest(&outputs, &values);
     size_t tokens = static_cast<size_t>(T()), wide = row_words(outputs > values ? outputs : values);
-    x = arena.take<uint32_t>(step * tokens);
+    x = arena.take<uint32_t>(step * tokens + Isa::kPadding);
     tapes = arena.take<uint32_t*>(static_cast<size_t>(stages));
     for (int i = 0; i < stages; ++i) {
-      uint32_t* tape = arena.take<uint32_t>(form_of(job.plan.stages[i]).size * tokens);
+      size_t size = form_of(job.plan.stages[i]).size * tokens + Isa::kPadding;
+      uint32_t* tape = arena.take<uint32_t>(size);
       if (arena.base) tapes[i] = tape;
     }
     handed = arena.take<int32_t>(4 * step * tokens);

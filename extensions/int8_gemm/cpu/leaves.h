@@ -25,6 +25,7 @@ struct Loader : Members {
 
   // Four neighbouring inputs of B to a word, zero beyond K; prepared for products unless `embed`.
   void load_b(const Op& op, int k) {
+    if (Isa::kNoiseRows && op.kind != OpKind::embed) return keep_rows(op, k);
     int words = words_of(k), r = job.rank;
     size_t one = Isa::noise_size(words), raw_one = static_cast<size_t>(words) * kPairs;
     uint32_t* raw = out.raw = arena.take<uint32_t>(raw_one * r);
@@ -39,6 +40,14 @@ struct Loader : Members {
         for (int p = 0; p < kPairs; ++p) raw[w * kPairs + p] = gather_word(src[p], 4 * w, k, r);
       if (op.kind != OpKind::embed) Isa::prepare_noise(raw, words, out.b + one * j);
     }
+  }
+
+  void keep_rows(const Op& op, int k) {
+    size_t one = Isa::noise_size(words_of(k));
+    out.b = arena.take<Isa::Noise>(one * job.rank);
+    for (int j = 0; arena.base && j < job.rank; ++j)
+      for (int p = 0; p < kPairs; ++p)
+        Isa::keep_noise(slice(op.leaf, p) + j, p, k, job.rank, out.b + one * j);
   }
 
   static uint32_t gather_word(const int8_t* src, int first, int n, int stride) {

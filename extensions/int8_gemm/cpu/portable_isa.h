@@ -5,6 +5,16 @@ struct PortableIsa {
   using Prepared = int16_t;  // [K][32]
   using Noise = int16_t;     // [K][16]
 
+  // Whether registers are multiplied where they lie, with so many words beyond them, and B is kept
+  // as rows of the pairs.
+  static constexpr bool kInPlace = false, kNoiseRows = false;
+  static constexpr size_t kPadding = 0;
+  static void keep_noise(const int8_t*, int, int, int, void*) {}
+
+  // What a thread needs while it runs a block, and again after others' code.
+  struct Session {};
+  static void resume() {}
+
   static size_t prepared_size(int words) { return static_cast<size_t>(words) * 4 * kLanes; }
   static size_t noise_size(int words) { return static_cast<size_t>(words) * 4 * kPairs; }
 

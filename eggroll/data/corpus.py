@@ -1,0 +1,112 @@
+"""What a corpus is: streams of tokens for training and validation.
+
+Letters: S streams, T tokens per update, n positions of a stream, V vocabulary. Token 0 is the
+mark that begins a document; the network's recurrent state is zeroed on reading it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from copy import copy
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eggroll.data.codings import Coding
+from eggroll.data.corpora import Split
+from eggroll.errors import InputError
+
+TOKENS: Final = "tokens"  # the option `data` of a run on arrays of the caller's
+
+Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
+
+
+class Streams(ABC):
+    """S parallel streams, cut into updates of T tokens.
+
+    length: n, positions of a stream before it repeats or has shown all it has;
+    tokens_per_epoch: S * n.
+    """
+
+    def __init__(self, streams: int, seq_len: int, length: int) -> None:
+        self.streams, self.seq_len, self.length = streams, seq_len, length
+        self.tokens_per_epoch = streams * length
+
+    @abstractmethod
+    def only(self, first: int, last: int) -> Self:
+        """These streams alone, first .. last - 1, of which `batch` reads nothing else then.
+
+        What describes them all stays as it is.
+        """
+
+    @abstractmethod
+    def batch(self, step: int) -> Batch:
+        """Tokens and targets of update `step` (0, 1, ...), each [S, T] int32, C-contiguous.
+
+        Update t reads positions t*T .. t*T + T - 1 of each stream; targets lie one further, but
+        for those of count's training documents. It is a function of step alone, so resuming needs
+        no state.
+        """
+
+
+class Corpus(ABC):
+    """A source of token streams.
+
+    name: as given to `load_corpus`; vocabulary: V; warmup: predictions at the start of each
+    validation stream that nothing could foresee and that are not scored; about: JSON-able facts
+    that tell one version of the data from another.
+    """
+
+    name: str
+    vocabulary: int
+    warmup: int
+    coding: Coding
+    about: dict[str, Any]
+
+    @abstractmethod
+    def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
+        """Cuts a split into S = `streams` streams read `seq_len` = T tokens at a time.
+
+        Raises:
+            InputError: S or T is below 1, or the split is too small for them.
+        """
+
+    @abstractmethod
+    def baselines(self) -> dict[str, float]:
+        """'unigram' and 'bigram': bits per token that these models need for the validation split.
+
+        The unigram model knows how often each token occurs, the bigram model what follows each
+        token; for text both are counted on the training split.
+        """
+
+
+class TextStreams(Streams):
+    """Stream i reads data[i*n + p % n] at position p, with n = len(data) // S."""
+
+    def __init__(self, data: NDArray[Any], streams: int, seq_len: int) -> None:
+        super().__init__(streams, seq_len, len(data) // streams)
+        self._rows = data[: self.tokens_per_epoch].reshape(streams, self.length)
+
+    def only(self, first: int, last: int) -> Self:
+        some = copy(self)
+        some._rows = self._rows[first:last]
+        return some
+
+    def batch(self, step: int) -> Batch:
+        start = step * self.seq_len % self.length
+        end = start + self.seq_len + 1
+        block = self._rows[:, start:end]
+        if end > self.length:
+            block = np.concatenate([block, self._rows[:, : end - self.length]], axis=1)
+        return block[:, :-1].astype(np.int32, order="C"), block[:, 1:].astype(np.int32, order="C")
+
+
+def check_shape(streams: int, seq_len: int) -> None:
+    """Raises InputError unless there is a stream, and a token of each."""
+    if streams < 1:
+        raise InputError(
+            f"{streams} streams are too few: use a --pop of at least one --group-size."
+        )
+    if seq_len < 1:
+        raise InputError(f"--seq-len {seq_len} is out of range: use 1 or more.")

@@ -1,0 +1,177 @@
+"""mlx.launch, with an exit code: `python -m eggroll.launch -n 4 -- python -m eggroll.train ...`.
+
+mlx.launch starts the ranks, here and by ssh, from its own options and hostfiles. What carries their
+output and waits for them is replaced: mlx.launch itself returns 0 whatever they return, keeps a
+core busy by asking its pipes without pause, and waits for ever for a rank that is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, BinaryIO
+
+import tyro
+
+from eggroll import cli
+from eggroll.errors import InputError
+
+ABOUT = (
+    "Starts one run as several processes, by mlx.launch and with its options, and returns the exit "
+    "code of the ranks: 0 if all are done, else that of the first that failed. The command stands "
+    "after --. mlx.launch --help lists all options, docs/scaling-out.md says more."
+)
+EXAMPLES = (
+    ("-n 4 -- python -m eggroll.train --out runs/four", "four ranks on this machine"),
+    ("--hostfile hosts.json -- python -m eggroll.train", "the ranks of a file, on their machines"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of mlx.launch that most need; it reads them itself."""
+
+    repeat_hosts: int = 1
+    """Ranks on this machine, or on each host; -n for short."""
+    hostfile: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """Hosts, by the names that ssh knows, and their addresses."""
+    starting_port: int = 32323
+    """First port of the ring, which takes one for every rank."""
+
+
+# Seconds after one rank failed in which the others have to end by themselves, then by SIGTERM.
+GRACE, KILLED = 3.0, 20.0
+POLL = 0.05
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of eggroll.launch; returns the exit code of the ranks."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    own = words[: words.index("--")] if "--" in words else words
+
+    def work() -> int:
+        if not words or cli.asks_for_help(own) or "--version" in own:
+            cli.parse(Options, own or ["--help"], command="launch", about=ABOUT, examples=EXAMPLES)
+        return launched(words)
+
+    return cli.run(work)
+
+
+def launched(words: Sequence[str]) -> int:
+    """Runs mlx.launch on these words; returns the exit code of the ranks.
+
+    Raises:
+        InputError: this MLX has another mlx.launch than the one that this goes with.
+    """
+    codes: list[int] = []
+    launch = _of_mlx()
+    before, argv = launch._launch_with_io, sys.argv
+    launch._launch_with_io = partial(_carried, codes)
+    sys.argv = ["mlx.launch", *words]
+    try:
+        launch.main()
+    except SystemExit as stop:  # a complaint of its own
+        return stop.code if isinstance(stop.code, int) else cli.REFUSED
+    finally:
+        launch._launch_with_io, sys.argv = before, argv
+    return next((code for code in codes if code), cli.DONE)
+
+
+def _of_mlx() -> Any:
+    from mlx._distributed_utils import launch
+
+    if not callable(getattr(launch, "_launch_with_io", None)):
+        raise InputError(
+            "this version of MLX starts ranks in a way that eggroll.launch does not know: use "
+            "mlx.launch, whose exit code is 0 even if ranks fail."
+        )
+    return launch
+
+
+def _carried(codes: list[int], kind: Any, arguments: Sequence[Any], verbose: bool) -> None:
+    """Starts the ranks and waits for them; their exit codes, the first to fail first."""
+    with _own_sessions():
+        ranks = [kind(*given, **named) for given, named in arguments]
+    pipes = [
+        threading.Thread(target=_copy, args=(rank, pipe, out, out is sys.stdout.buffer))
+        for rank in ranks
+        for pipe, out in (
+            (rank.process.stdout, sys.stdout.buffer),
+            (rank.process.stderr, sys.stderr.buffer),
+        )
+    ]
+    for pipe in pipes:
+        pipe.start()
+    asked: list[int] = []
+    with cli.handling(lambda n, frame: asked.append(n), signal.SIGINT, signal.SIGTERM):
+        codes += _waited([rank.process for rank in ranks], asked)
+    for pipe in pipes:
+        pipe.join()
+
+
+@contextlib.contextmanager
+def _own_sessions() -> Iterator[None]:
+    """Processes started within get no Ctrl-C of the terminal, as they are told of it here, once."""
+    launch = _of_mlx()
+    before = launch.Popen
+    launch.Popen = partial(subprocess.Popen, start_new_session=True)
+    try:
+        yield
+    finally:
+        launch.Popen = before
+
+
+def _copy(rank: Any, pipe: BinaryIO, out: BinaryIO, is_stdout: bool) -> None:
+    """Passes on what a rank says, but for the line that mlx.launch reads for itself."""
+    while data := os.read(pipe.fileno(), 1 << 16):
+        said = rank.preprocess_output(data.decode(errors="replace"), is_stdout)
+        with contextlib.suppress(OSError):
+            out.write(said.encode())
+            out.flush()
+
+
+def _waited(ranks: Sequence[subprocess.Popen[bytes]], asked: list[int]) -> list[int]:
+    """Exit codes in the order in which the ranks ended; a signal has 128 added, as in a shell.
+
+    asked: signals that came, which are passed on.
+    """
+    codes: list[int] = []
+    running, failed, sent = list(ranks), float("inf"), False
+    while running:
+        for number in asked[:]:
+            asked.remove(number)
+            for rank in running:
+                rank.send_signal(number)
+        for rank in [rank for rank in running if rank.poll() is not None]:
+            running.remove(rank)
+            code = rank.returncode
+            if code < 0:
+                _say(f"launch: rank {ranks.index(rank)} was ended by signal {-code}.")
+            codes.append(128 - code if code < 0 else code)
+            failed = min(failed, time.monotonic()) if code else failed
+        late = time.monotonic() - failed
+        if late > GRACE and not sent:
+            sent = True
+            asked.append(signal.SIGTERM)  # to those that wait for the others to appear
+        if late > KILLED:
+            for rank in running:
+                rank.kill()
+        time.sleep(POLL)
+    return codes
+
+
+def _say(sentence: str) -> None:
+    with contextlib.suppress(OSError):
+        print(sentence, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

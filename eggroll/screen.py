@@ -1,0 +1,84 @@
+"""A terminal that may be written to and never waited for.
+
+A write to a terminal that nobody reads (stopped by Ctrl-S, or its window hangs) takes until
+somebody does. No run should.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import sys
+import threading
+from typing import IO, Final, TextIO, cast
+
+MOST: Final = 1 << 16  # bytes that wait; what comes on top is left out
+PATIENCE: Final = 1.0  # seconds, at the end of all
+
+
+def takes_text(stream: TextIO, seconds: float) -> bool:
+    """False for a terminal that nobody reads, within so many seconds; True for all else."""
+    with contextlib.suppress(OSError, ValueError):
+        if stream.isatty():
+            return bool(select.select([], [stream.fileno()], [], seconds)[1])
+    return True
+
+
+class Screen(io.TextIOBase):
+    """stderr, a terminal, written to by a thread of its own, the only one that waits for it."""
+
+    def __init__(self) -> None:
+        self._handle, self._coding = sys.stderr.fileno(), sys.stderr.encoding
+        self._left, self._done, self._news = bytearray(), False, threading.Condition()
+        self._writer = threading.Thread(target=self._write_all, daemon=True)
+        self._writer.start()
+
+    def as_file(self) -> IO[str]:
+        """Itself, as rich's types want it."""
+        return cast(IO[str], self)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # rich chooses its signs by it
+        return self._coding
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._handle
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self._news:
+            if len(self._left) < MOST:
+                self._left += text.encode(self._coding, "replace")
+            self._news.notify()
+        return len(text)
+
+    def close(self) -> None:
+        """Waits until all is written, but not long."""
+        with self._news:
+            self._done = True
+            self._news.notify()
+        self._writer.join(PATIENCE)
+
+    def _write_all(self) -> None:
+        with contextlib.suppress(OSError):  # a screen that is gone
+            while part := self._next():
+                while part:
+                    part = part[os.write(self._handle, part) :]
+        with self._news:
+            self._left.clear()
+
+    def _next(self) -> bytes:
+        """All that waits; empty at the end."""
+        with self._news:
+            while not (self._left or self._done):
+                self._news.wait()
+            part = bytes(self._left)
+            self._left.clear()
+        return part

@@ -1,0 +1,175 @@
+// Products on matrix tiles. Included inside a unit's namespace, after its `Tiles` and `Elements`:
+// what is done element by element, and the `piece` of an epilogue.
+//
+// Weights are the A operand, activations the B operand: sixteen rows of a register, [K/4][32 lanes]
+// of words, are two B tiles that lie side by side, and the sums come out as [16 outputs][16 lanes].
+// Signed times signed: there is no bias, and registers are multiplied where they lie. Weights and
+// noise are zero beyond K, so what a register has there does not matter.
+
+constexpr int kStep = 64;   // inputs of a tile
+constexpr int kGroup = 32;  // outputs that are multiplied at a time: two A tiles
+constexpr size_t kTileBytes = 16 * kStep;
+
+static inline int steps_of(int words) { return (4 * words + kStep - 1) / kStep; }
+static inline int groups_of(int tiles) { return (tiles * kTile + kGroup - 1) / kGroup; }
+
+struct Isa : Elements {
+  using Prepared = uint32_t;  // the register
+  using Noise = int8_t;       // [K/64][16 pairs][64]
+
+  static constexpr int kTilesOfGroup = kGroup / kTile;
+  static constexpr bool kInPlace = true, kNoiseRows = true;
+  static constexpr size_t kPadding = (kStep / 4 - 1) * kLanes;
+
+  struct Session {
+    Session() { Tiles::open(); }
+    ~Session() { Tiles::close(); }
+    Session(const Session&) = delete;
+  };
+  static void resume() { Tiles::open(); }
+
+  static size_t prepared_size(int words) { return static_cast<size_t>(words) * kLanes + kPadding; }
+  static size_t noise_size(int words) { return static_cast<size_t>(steps_of(words)) * kTileBytes; }
+  static void prepare(const uint32_t* x, int words, Prepared* out) {
+    __builtin_memcpy(out, x, static_cast<size_t>(words) * kLanes * sizeof *out);
+  }
+
+  static void prepare_noise(const uint32_t*, int, Noise*) {}  // keep_noise does it
+
+  // [O/32][K/64] times two A tiles, [16][64] each.
+  static size_t weight_bytes(int rows, int cols) {
+    size_t groups = static_cast<size_t>(groups_of(tiles_of(rows)));
+    return groups * static_cast<size_t>(steps_of(words_of(cols))) * 2 * kTileBytes;
+  }
+  static void pack(const int8_t* src, int rows, int cols, int8_t* to) {
+    const int steps = steps_of(words_of(cols));
+    for (int o = 0; o < rows; ++o, src += cols)
+      for (int s = 0; s < steps; ++s) {
+        int count = cols - s * kStep < kStep ? cols - s * kStep : kStep;
+        size_t row = (static_cast<size_t>(o / kGroup) * steps + s) * kGroup + o % kGroup;
+        __builtin_memcpy(to + row * kStep, src + s * kStep, static_cast<size_t>(count));
+      }
+  }
+
+  // Row p of the 16 pairs' B, k values, where lane_dot finds it.
+  static void keep_noise(const int8_t* row, int p, int k, int stride, Noise* to) {
+    for (int s = 0; s < steps_of(words_of(k)); ++s, row += kStep * stride) {
+      int8_t* __restrict at = to + s * kTileBytes + static_cast<size_t>(p) * kStep;
+      int count = k - s * kStep < kStep ? k - s * kStep : kStep;
+      for (int i = 0; i < count; ++i) at[i] = row[i * stride];
+      for (int i = count; i < kStep; ++i) at[i] = 0;
+    }
+  }
+
+  // x.B of every lane: the diagonals of what sixteen outputs more would be.
+  static void lane_dot(const Prepared* x, const Noise* b, int words, int32_t* out) {
+    alignas(64) int32_t sums[2][kPairs][kPairs];
+    Tiles::template zero<0>(), Tiles::template zero<1>();
+    for (int s = 0; s < steps_of(words); ++s, x += kStep / 4 * kLanes, b += kTileBytes) {
+      Tiles::template load<4>(b, kStep);
+      Tiles::template load<6>(x, kLanes * 4);
+      Tiles::template load<7>(x + kPairs, kLanes * 4);
+      Tiles::template multiply<0, 4, 6>();
+      Tiles::template multiply<1, 4, 7>();
+    }
+    Tiles::template store<0>(sums[0], kPairs * 4);
+    Tiles::template store<1>(sums[1], kPairs * 4);
+    for (int m = 0; m < kLanes; ++m) out[m] = sums[m / kPairs][m % kPairs][m % kPairs];
+  }
+
+  // kGroup outputs of all lanes; `slot` follows each of four products of a step.
+  template <typename Slot>
+  static inline __attribute__((always_inline)) void multiply(const int8_t* w, const Prepared* x,
+                                                             int steps, Slot slot,
+                                                             int32_t (*acc)[kLanes]) {
+    Tiles::template zero<0>(), Tiles::template zero<1>();
+    Tiles::template zero<2>(), Tiles::template zero<3>();
+    for (int s = 0; s < steps; ++s, w += 2 * kTileBytes, x += kStep / 4 * kLanes) {
+      Tiles::template load<4>(w, kStep);
+      Tiles::template load<6>(x, kLanes * 4);
+      Tiles::template multiply<0, 4, 6>();
+      slot();
+      Tiles::template load<7>(x + kPairs, kLanes * 4);
+      Tiles::template multiply<1, 4, 7>();
+      slot();
+      Tiles::template load<5>(w + kTileBytes, kStep);
+      Tiles::template multiply<2, 5, 6>();
+      slot();
+      Tiles::template multiply<3, 5, 7>();
+      slot();
+    }
+    Tiles::template store<0>(acc[0], kLanes * 4);
+    Tiles::template store<1>(acc[0] + kPairs, kLanes * 4);
+    Tiles::template store<2>(acc[16], kLanes * 4);
+    Tiles::template store<3>(acc[16] + kPairs, kLanes * 4);
+  }
+};
+
+struct AmxMatrix {
+  // The epilogue of one group, in pieces of four outputs x 16 lanes, is woven between the products
+  // of the next: tiles are multiplied beside the vector units.
+  template <bool power, typename Place, typename Done>
+  struct Weave {
+    const LowRank& noise;
+    const Scale& by;
+    Place place;
+    Done done;
+    int tiles, slots;                        // of all groups; of one
+    const int32_t (*acc)[kLanes] = nullptr;  // the sums of the group before
+    int first = 0, pieces = 0, next = 0, due = 0;
+
+    void begin(int group, const int32_t (*sums)[kLanes]) {
+      first = group * Isa::kTilesOfGroup, acc = sums, next = due = 0;
+      int left = tiles - first;
+      pieces = 4 * (left < Isa::kTilesOfGroup ? left : Isa::kTilesOfGroup);
+    }
+
+    inline __attribute__((always_inline)) void slot() {
+      due += pieces;
+      for (; due >= slots && next < pieces; due -= slots) piece();
+    }
+    void finish() {
+      while (next < pieces) piece();
+    }
+
+    inline __attribute__((always_inline)) void piece() {
+      const int tile = next / 4, w = next / 2 % 2, m = next % 2 * kPairs;
+      const int i = first + tile;
+      Elements::template piece<power>(acc + tile * kTile + 4 * w, noise, i * kTile + 4 * w, m, by,
+                                      place(i)[w] + m);
+      if (++next % 4 == 0) done(i);
+    }
+  };
+
+  template <typename Place, typename Done>
+  static void product(const int8_t* w, const uint32_t* x, int words, int tiles,
+                      const LowRank& noise, const Scale& by, Place place, Done done) {
+    by.power
+        ? run(Weave<true, Place, Done>{noise, by, place, done, tiles, 4 * steps_of(words)}, w, x)
+        : run(Weave<false, Place, Done>{noise, by, place, done, tiles, 4 * steps_of(words)}, w, x);
+  }
+
+  template <typename Work>
+  static void run(Work work, const int8_t* w, const uint32_t* x) {
+    alignas(64) int32_t acc[2][kGroup][kLanes];
+    const int steps = work.slots / 4, groups = groups_of(work.tiles);
+    for (int g = 0; g < groups; ++g, w += static_cast<size_t>(steps) * 2 * kTileBytes) {
+      Isa::multiply(w, x, steps, [&] { work.slot(); }, acc[g % 2]);
+      work.finish();
+      work.begin(g, acc[g % 2]);
+    }
+    work.finish();
+  }
+
+  // The sums of every tile, without noise, go to `take(index, acc)`.
+  template <typename Take>
+  static void sums(const int8_t* w, const uint32_t* x, int words, int tiles, Take take) {
+    const int steps = steps_of(words);
+    for (int g = 0; g < groups_of(tiles); ++g, w += static_cast<size_t>(steps) * 2 * kTileBytes) {
+      alignas(64) int32_t acc[kGroup][kLanes];
+      Isa::multiply(w, x, steps, [] {}, acc);
+      for (int i = 0; i < Isa::kTilesOfGroup && g * Isa::kTilesOfGroup + i < tiles; ++i)
+        take(g * Isa::kTilesOfGroup + i, acc + i * kTile);
+    }
+  }
+};

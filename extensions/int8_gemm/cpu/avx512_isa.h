@@ -1,0 +1,267 @@
+// The primitives of AVX512-VNNI, see x86_vnni.h. Included by units of AVX-512 inside their own
+// namespaces, after x86_vnni.h.
+#include "avx512_elements.h"
+//
+#include "x86_epilogue.h"
+//
+#include "avx512_vector.h"
+
+struct Avx512Isa : Avx512Elements {
+  // Eight outputs x 32 lanes in sixteen accumulators, a: members 2i, b: members 2i + 1. The loop is
+  // assembly because gcc spills accumulators of the same loop written with intrinsics.
+  static inline __attribute__((always_inline)) void multiply(const int8_t* tile, const Prepared* x,
+                                                             int words, __m512i* a, __m512i* b) {
+    // Both ends are addressed by one counter, up to zero: other counting would take the ports of
+    // the products.
+    const int8_t* w = tile + kTile * sizeof(int32_t) + words * 4l * kTile;
+    const Prepared* end = x + words * long{kLanes};
+    long n = words * -4l * kTile;
+    register __m512i a0 asm("zmm0");
+    register __m512i b0 asm("zmm8");
+    register __m512i a1 asm("zmm1");
+    register __m512i b1 asm("zmm9");
+    register __m512i a2 asm("zmm2");
+    register __m512i b2 asm("zmm10");
+    register __m512i a3 asm("zmm3");
+    register __m512i b3 asm("zmm11");
+    register __m512i a4 asm("zmm4");
+    register __m512i b4 asm("zmm12");
+    register __m512i a5 asm("zmm5");
+    register __m512i b5 asm("zmm13");
+    register __m512i a6 asm("zmm6");
+    register __m512i b6 asm("zmm14");
+    register __m512i a7 asm("zmm7");
+    register __m512i b7 asm("zmm15");
+    asm volatile(
+        "vpbroadcastd 0(%[s]), %%zmm0\n\t"
+        "vpbroadcastd 4(%[s]), %%zmm1\n\t"
+        "vpbroadcastd 8(%[s]), %%zmm2\n\t"
+        "vpbroadcastd 12(%[s]), %%zmm3\n\t"
+        "vpbroadcastd 16(%[s]), %%zmm4\n\t"
+        "vpbroadcastd 20(%[s]), %%zmm5\n\t"
+        "vpbroadcastd 24(%[s]), %%zmm6\n\t"
+        "vpbroadcastd 28(%[s]), %%zmm7\n\t"
+        "vmovdqa64 %%zmm0, %%zmm8\n\t"
+        "vmovdqa64 %%zmm1, %%zmm9\n\t"
+        "vmovdqa64 %%zmm2, %%zmm10\n\t"
+        "vmovdqa64 %%zmm3, %%zmm11\n\t"
+        "vmovdqa64 %%zmm4, %%zmm12\n\t"
+        "vmovdqa64 %%zmm5, %%zmm13\n\t"
+        "vmovdqa64 %%zmm6, %%zmm14\n\t"
+        "vmovdqa64 %%zmm7, %%zmm15\n\t"
+        "1:\n\t"
+        "vmovdqu32 (%[x],%[n],4), %%zmm16\n\t"
+        "vmovdqu32 64(%[x],%[n],4), %%zmm17\n\t"
+        "vpbroadcastd (%[w],%[n]), %%zmm18\n\t"
+        "vpbroadcastd 4(%[w],%[n]), %%zmm19\n\t"
+        "vpbroadcastd 8(%[w],%[n]), %%zmm20\n\t"
+        "vpbroadcastd 12(%[w],%[n]), %%zmm21\n\t"
+        "vpdpbusd %%zmm18, %%zmm16, %%zmm0\n\t"
+        "vpdpbusd %%zmm18, %%zmm17, %%zmm8\n\t"
+        "vpdpbusd %%zmm19, %%zmm16, %%zmm1\n\t"
+        "vpdpbusd %%zmm19, %%zmm17, %%zmm9\n\t"
+        "vpdpbusd %%zmm20, %%zmm16, %%zmm2\n\t"
+        "vpdpbusd %%zmm20, %%zmm17, %%zmm10\n\t"
+        "vpdpbusd %%zmm21, %%zmm16, %%zmm3\n\t"
+        "vpdpbusd %%zmm21, %%zmm17, %%zmm11\n\t"
+        "vpbroadcastd 16(%[w],%[n]), %%zmm22\n\t"
+        "vpbroadcastd 20(%[w],%[n]), %%zmm23\n\t"
+        "vpbroadcastd 24(%[w],%[n]), %%zmm24\n\t"
+        "vpbroadcastd 28(%[w],%[n]), %%zmm25\n\t"
+        "vpdpbusd %%zmm22, %%zmm16, %%zmm4\n\t"
+        "vpdpbusd %%zmm22, %%zmm17, %%zmm12\n\t"
+        "vpdpbusd %%zmm23, %%zmm16, %%zmm5\n\t"
+        "vpdpbusd %%zmm23, %%zmm17, %%zmm13\n\t"
+        "vpdpbusd %%zmm24, %%zmm16, %%zmm6\n\t"
+        "vpdpbusd %%zmm24, %%zmm17, %%zmm14\n\t"
+        "vpdpbusd %%zmm25, %%zmm16, %%zmm7\n\t"
+        "vpdpbusd %%zmm25, %%zmm17, %%zmm15\n\t"
+        "add $32, %[n]\n\t"
+        "jnz 1b\n\t"
+        : [n] "+r"(n), "=v"(a0), "=v"(b0), "=v"(a1), "=v"(b1), "=v"(a2), "=v"(b2), "=v"(a3),
+          "=v"(b3), "=v"(a4), "=v"(b4), "=v"(a5), "=v"(b5), "=v"(a6), "=v"(b6), "=v"(a7), "=v"(b7)
+        : [s] "r"(tile), [x] "r"(end), [w] "r"(w)
+        : "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25",
+          "cc", "memory");
+    a[0] = a0;
+    b[0] = b0;
+    a[1] = a1;
+    b[1] = b1;
+    a[2] = a2;
+    b[2] = b2;
+    a[3] = a3;
+    b[3] = b3;
+    a[4] = a4;
+    b[4] = b4;
+    a[5] = a5;
+    b[5] = b5;
+    a[6] = a6;
+    b[6] = b6;
+    a[7] = a7;
+    b[7] = b7;
+  }
+
+  static void dot(const int8_t* tile, const Prepared* x, int words, int32_t (*acc)[kLanes]) {
+    __m512i a[kTile], b[kTile];
+    multiply(tile, x, words, a, b);
+    for (int o = 0; o < kTile; ++o) {
+      _mm512_store_si512(acc[o], a[o]);
+      _mm512_store_si512(acc[o] + kPairs, b[o]);
+    }
+  }
+
+  static int64_t peak(int64_t rounds) {
+    int64_t n = rounds;
+    asm volatile(
+        "1:\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm0\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm1\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm2\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm3\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm4\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm5\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm6\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm7\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm8\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm9\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm10\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm11\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm12\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm13\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm14\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm15\n\t"
+        "dec %[n]\n\t"
+        "jnz 1b\n\t"
+        : [n] "+r"(n)
+        :
+        : "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10",
+          "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "cc");
+    return rounds * 16 * 64;
+  }
+
+  static void lane_dot(const Prepared* x, const Noise* b, int words, int32_t* out) {
+    __m512i plus = _mm512_setzero_si512(), minus = plus, bias = plus;
+    const __m512i offset = _mm512_set1_epi8(-128);  // 128 as u8
+    for (int k = 0; k < words; ++k) {
+      __m512i n = _mm512_load_si512(b + static_cast<size_t>(k) * kPairs);
+      plus = _mm512_dpbusd_epi32(plus, _mm512_load_si512(x + static_cast<size_t>(k) * kLanes), n);
+      minus = _mm512_dpbusd_epi32(
+          minus, _mm512_load_si512(x + static_cast<size_t>(k) * kLanes + kPairs), n);
+      bias = _mm512_dpbusd_epi32(bias, offset, n);
+    }
+    _mm512_storeu_si512(out, _mm512_sub_epi32(plus, bias));
+    _mm512_storeu_si512(out + kPairs, _mm512_sub_epi32(minus, bias));
+  }
+
+  // Product, low-rank term, division and clip of one tile, all in registers.
+  static inline __attribute__((always_inline)) void tile(const int8_t* w, const Prepared* x,
+                                                         int words, const LowRank& noise,
+                                                         const Scale& by, uint32_t (*out)[kLanes]) {
+    if (noise.rank > 1) return tile_of_ranks(w, x, words, noise, by, out);
+    using Epilogue = X86Epilogue<V512>;
+    __m512i a[kTile], b[kTile];
+    multiply(w, x, words, a, b);
+    V512 v[2 * kTile];
+    for (int o = 0; o < kTile; ++o) v[o].v = a[o], v[kTile + o].v = b[o];
+    for (int i = 0; noise.rank && i < 2 * kTile; i += 4)
+      Epilogue::perturb_once(v + i, noise, i % kTile, i / kTile * kPairs);
+    for (int i = 0; noise.node && i < 2 * kTile; i += 4)
+      Epilogue::perturb_nodes(v + i, noise, i % kTile, i / kTile * kPairs);
+    by.power ? finish<true>(v, by, out) : finish<false>(v, by, out);
+  }
+
+  template <bool power>
+  static inline __attribute__((always_inline)) void finish(const V512* v, const Scale& by,
+                                                           uint32_t (*out)[kLanes]) {
+    for (int i = 0; i < 2 * kTile; i += 4)
+      X86Epilogue<V512>::word<power>(v + i, by).store(out[i % kTile / 4] + i / kTile * kPairs);
+  }
+
+  // Apart, because here the accumulators go through memory.
+  static __attribute__((noinline)) void tile_of_ranks(const int8_t* w, const Prepared* x, int words,
+                                                      const LowRank& noise, const Scale& by,
+                                                      uint32_t (*out)[kLanes]) {
+    alignas(64) int32_t acc[kTile][kLanes];
+    dot(w, x, words, acc);
+    X86Epilogue<V512>::finish(acc, noise, by, out);
+  }
+
+  static void credit(const uint32_t* x, int words, const int8_t (*c)[kPairs], int tokens,
+                     int32_t (*sum)[4][kPairs]) {
+    size_t stride = static_cast<size_t>(words) * kPairs;
+    int w = 0;
+    for (; w + 4 <= words; w += 4) credit_words_of<4>(x + w * kPairs, stride, c, tokens, sum + w);
+    for (; w < words; ++w) credit_words_of<1>(x + w * kPairs, stride, c, tokens, sum + w);
+  }
+
+  // Four tokens at a time: their words are turned so that a dword holds one input's four tokens.
+  template <int words>
+  static inline void credit_words_of(const uint32_t* x, size_t stride, const int8_t (*c)[kPairs],
+                                     int tokens, int32_t (*sum)[4][kPairs]) {
+    __m512i total[words][4], bias = _mm512_setzero_si512();
+    for (int i = 0; i < words; ++i)
+      for (int j = 0; j < 4; ++j) total[i][j] = _mm512_load_si512(sum[i][j]);
+    const __m512i flip = _mm512_set1_epi8(-128);  // x + 128 as u8
+    int t = 0;
+    for (; t + 4 <= tokens; t += 4, x += 4 * stride) {
+      __m512i w = credit_words(c + t);
+      bias = _mm512_dpbusd_epi32(bias, flip, w);
+      for (int i = 0; i < words; ++i) {
+        __m512i v[4], r[4];
+        for (int k = 0; k < 4; ++k)
+          v[k] = _mm512_xor_si512(_mm512_load_si512(x + k * stride + i * kPairs), flip);
+        turn_bytes(v, r);
+        for (int j = 0; j < 4; ++j) total[i][j] = _mm512_dpbusd_epi32(total[i][j], r[j], w);
+      }
+    }
+    for (int i = 0; i < words; ++i) {
+      for (int j = 0; j < 4; ++j)
+        _mm512_store_si512(sum[i][j], _mm512_sub_epi32(total[i][j], bias));
+      credit_word(x + i * kPairs, stride, c + t, tokens - t, sum[i]);
+    }
+  }
+
+  // r[j] = the j-th bytes of v[0..3], dword by dword.
+  static inline void turn_bytes(const __m512i* v, __m512i* r) {
+    const __mmask64 odd = 0xAAAAAAAAAAAAAAAA;
+    const __mmask32 high = 0xAAAAAAAA;
+    __m512i a = _mm512_mask_blend_epi8(odd, v[0], _mm512_slli_epi32(v[1], 8));  // 0 1 of bytes 0, 2
+    __m512i b = _mm512_mask_blend_epi8(odd, _mm512_srli_epi32(v[0], 8), v[1]);  // of bytes 1, 3
+    __m512i d = _mm512_mask_blend_epi8(odd, v[2], _mm512_slli_epi32(v[3], 8));
+    __m512i e = _mm512_mask_blend_epi8(odd, _mm512_srli_epi32(v[2], 8), v[3]);
+    r[0] = _mm512_mask_blend_epi16(high, a, _mm512_slli_epi32(d, 16));
+    r[1] = _mm512_mask_blend_epi16(high, b, _mm512_slli_epi32(e, 16));
+    r[2] = _mm512_mask_blend_epi16(high, _mm512_srli_epi32(a, 16), d);
+    r[3] = _mm512_mask_blend_epi16(high, _mm512_srli_epi32(b, 16), e);
+  }
+
+  static __m512i credit_words(const int8_t (*c)[kPairs]) {
+    __m128i r[4];
+    for (int i = 0; i < 4; ++i) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(c[i]));
+    __m128i a = _mm_unpacklo_epi8(r[0], r[1]), b = _mm_unpacklo_epi8(r[2], r[3]);
+    __m128i d = _mm_unpackhi_epi8(r[0], r[1]), e = _mm_unpackhi_epi8(r[2], r[3]);
+    __m512i w = _mm512_castsi128_si512(_mm_unpacklo_epi16(a, b));
+    w = _mm512_inserti32x4(w, _mm_unpackhi_epi16(a, b), 1);
+    w = _mm512_inserti32x4(w, _mm_unpacklo_epi16(d, e), 2);
+    return _mm512_inserti32x4(w, _mm_unpackhi_epi16(d, e), 3);
+  }
+
+  // At rank 1 products fit int16, and a shift by more than 15 gives what a shift by 15 does.
+  static void embed_noise(const int32_t (*xb)[kLanes], const uint32_t* raw, int rank, int words,
+                          int shift, uint32_t* y) {
+    if (rank > 1) return PortableIsa::embed_noise(xb, raw, rank, words, shift, y);
+    alignas(64) uint64_t four[kLanes];  // a lane's A once per byte of its word
+    for (int m = 0; m < kLanes; ++m)
+      four[m] = static_cast<uint16_t>(xb[0][m]) * uint64_t{0x0001000100010001};
+    const __m128i by = _mm_cvtsi32_si128(shift < 15 ? shift : 15);
+    for (int q = 0; q < 4 * kLanes; q += 32) {
+      const __m512i a = _mm512_load_si512(four + q / 4);
+      const int8_t* b = reinterpret_cast<const int8_t*>(raw) + q % (4 * kPairs);
+      int8_t* to = reinterpret_cast<int8_t*>(y) + q;
+      for (int w = 0; w < words; ++w, b += 4 * kPairs, to += 4 * kLanes) {
+        __m512i pert = _mm512_sra_epi16(_mm512_mullo_epi16(a, wide16(b)), by);
+        store16(to, _mm512_add_epi16(wide16(to), pert));
+      }
+    }
+  }
+};

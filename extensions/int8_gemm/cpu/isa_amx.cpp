@@ -1,0 +1,62 @@
+// AMX: products of signed bytes on matrix tiles (tdpbssd), and AVX512-VNNI for all else: what is
+// done element by element, votes, and credit that is carried back.
+#include <immintrin.h>
+
+#include "plan.h"
+
+namespace eggroll::amx {
+#include "lanes.h"
+#include "portable_isa.h"
+#include "x86_transpose.h"
+#include "x86_vnni.h"
+//
+#include "avx512_isa.h"
+//
+#include "amx_tiles.h"
+
+struct Elements : Avx512Isa {
+  template <bool power>
+  static inline __attribute__((always_inline)) void piece(const int32_t (*acc)[kLanes],
+                                                          const LowRank& noise, int o, int m,
+                                                          const Scale& by, uint32_t* out) {
+    X86Epilogue<V512>::piece<power>(acc, noise, o, m, by, out);
+  }
+
+  static int64_t peak(int64_t rounds) {
+    Tiles::open();
+    Tiles::zero<0>(), Tiles::zero<1>(), Tiles::zero<2>(), Tiles::zero<3>();
+    Tiles::zero<4>(), Tiles::zero<5>(), Tiles::zero<6>(), Tiles::zero<7>();
+    for (int64_t i = 0; i < rounds; ++i) {
+      Tiles::multiply<0, 4, 6>();
+      Tiles::multiply<1, 4, 7>();
+      Tiles::multiply<2, 5, 6>();
+      Tiles::multiply<3, 5, 7>();
+    }
+    Tiles::close();
+    return rounds * 4 * 16 * 16 * 64;
+  }
+};
+
+#include "amx_isa.h"
+using Matrix = AmxMatrix;
+using Tiled = Avx512Isa;
+//
+#include "block.h"
+//
+#include "learn_isa.h"
+#include "learn_products.h"
+//
+#include "x86_learn.h"
+using LearnIsa = X86Learn;
+using Products = PortableProducts;
+//
+#include "votes.h"
+//
+#include "learn.h"
+//
+#include "adam_isa.h"
+#include "x86_adam.h"
+extern const Kernels kernels = {"amx",       Isa::peak, Isa::weight_bytes, Isa::pack,
+                                block_bytes, block,     vote_bytes,        vote,
+                                learn_bytes, learn,     X86Adam::part};
+}  // namespace eggroll::amx

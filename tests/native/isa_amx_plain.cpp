@@ -1,0 +1,58 @@
+// The unit of AMX with tiles in plain C++, and plain C++ in the place of AVX-512: the same layouts,
+// tails and weaving, wherever the tests run.
+#include "plan.h"
+
+namespace eggroll::amx_plain {
+#include "lanes.h"
+#include "portable_isa.h"
+//
+#include "amx_plain_tiles.h"
+
+struct Elements : PortableIsa {
+  // Four outputs from o on and 16 lanes from m on, as X86Epilogue has them.
+  template <bool power>
+  static void piece(const int32_t (*acc)[kLanes], const LowRank& noise, int o, int m,
+                    const Scale& by, uint32_t* out) {
+    for (int p = 0; p < kPairs; ++p) {
+      out[p] = 0;
+      for (int i = 0; i < 4; ++i) {
+        int32_t v = wrapping_sum(acc[i][m + p], noise_of(noise, (o + i) * kPairs + p, m + p));
+        v = power ? clip(v >> by.shift) : divide(v >> 4, by.divisor.half, by.divisor.reciprocal);
+        out[p] |= (static_cast<uint32_t>(v) & 255u) << 8 * i;
+      }
+    }
+  }
+
+  static int32_t noise_of(const LowRank& noise, int at, int lane) {
+    uint32_t sum = 0;
+    for (int j = 0; j < noise.rank; ++j)
+      sum += static_cast<uint32_t>(noise.xb[j][lane]) *
+             static_cast<uint32_t>(noise.a[static_cast<size_t>(j) * noise.stride + at]);
+    sum = noise.rank ? static_cast<uint32_t>(static_cast<int32_t>(sum) >> noise.shift) : 0;
+    if (!noise.node) return static_cast<int32_t>(sum);
+    uint32_t n = static_cast<uint32_t>(noise.node[at]);
+    n = (n ^ noise.minus[lane]) - noise.minus[lane];
+    return static_cast<int32_t>(lane < kPairs ? sum + n : sum - n);
+  }
+};
+
+#include "amx_isa.h"
+using Matrix = AmxMatrix;
+using Tiled = PortableIsa;
+//
+#include "block.h"
+//
+#include "learn_isa.h"
+#include "learn_products.h"
+using LearnIsa = PortableLearn;
+using Products = PortableProducts;
+//
+#include "votes.h"
+//
+#include "learn.h"
+//
+#include "adam_isa.h"
+extern const Kernels kernels = {"amx_plain", Isa::peak, Isa::weight_bytes, Isa::pack,
+                                block_bytes, block,     vote_bytes,        vote,
+                                learn_bytes, learn,     PortableAdam::part};
+}  // namespace eggroll::amx_plain

@@ -1,0 +1,184 @@
+"""Tokens of byte-pair encodings: lossless, the same everywhere, and bits per byte that compare."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Command
+from corpora import sentence
+from hypothesis import given
+from hypothesis import strategies as st
+
+import eggroll
+from eggroll import adamw, generate
+from eggroll.data import codings, corpora, pairs
+from eggroll.data.streams import load_corpus
+from eggroll.errors import InputError
+
+SMALL = (
+    *("--pop", "8", "--steps", "2", "--seq-len", "4", "--width", "8", "--layers", "1"),
+    *("--val-tokens", "512", "--sample-tokens", "8", "--engine", "portable"),
+)
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some prose, of which 300 tokens can be made; with a few bytes that are no UTF-8."""
+    random = np.random.default_rng(0)
+    letters = list("abcdefghiklmnoprstuvyäï")
+    words = ["the", "hen", *("".join(random.choice(letters, 6)) for _ in range(60))]
+    lines = (" ".join(random.choice(words, 9)) + "\n\n" for _ in range(2000))
+    path = tmp_path_factory.mktemp("text") / "prose.txt"
+    path.write_bytes("".join(lines).encode() + b"\xff\xfe end\n")
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EGGROLL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def coding(text: Path) -> codings.Pairs:
+    return pairs.trained("prose", corpora.read_path(str(text)), 300)
+
+
+@given(st.text())
+def test_a_text_comes_back_from_its_tokens(coding: codings.Pairs, written: str):
+    tokens = coding.tokens(written, "it")
+    found = b"".join(map(coding.bytes_of, tokens))
+    assert found == written.encode("utf-8", "replace")
+    assert all(0 < token < coding.vocabulary == 300 for token in tokens)
+    assert int(coding.sizes[tokens].sum()) == len(found)
+
+
+def test_a_corpus_in_pairs_has_the_text_of_one_in_bytes(text: Path, coding: codings.Pairs):
+    plain = corpora.read_path(str(text))
+    corpus = load_corpus(str(text), vocabulary=300)
+    assert isinstance(corpus, pairs.PairsCorpus)
+    for split, data in (("train", plain.train), ("valid", plain.valid)):
+        tokens = corpus._arrays[split]
+        assert len(tokens) < 0.75 * len(data)
+        found = b"".join(map(coding.bytes_of, tokens.tolist()))
+        assert found == data.tobytes().decode("utf-8", "replace").encode()
+        assert int(coding.sizes[tokens].sum()) == len(found)
+    again = load_corpus(str(text), vocabulary=300)
+    assert again.about == corpus.about
+    assert corpus.about["tokenizer"] == coding.digest
+    assert set(corpus.baselines()) == {"unigram", "bigram"}
+
+
+def test_training_is_the_same_again(text: Path, coding: codings.Pairs, tmp_path, monkeypatch):
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
+    assert pairs.trained("prose", corpora.read_path(str(text)), 300).data == coding.data
+
+
+@pytest.fixture(scope="module")
+def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from eggroll import training
+
+    folder = tmp_path_factory.mktemp("pairs") / "run"
+    words = (*SMALL, "--data", str(text), "--vocabulary", "300", "--out", str(folder))
+    assert training.main(list(words)) == 0
+    return folder
+
+
+def test_bits_per_byte_are_those_of_the_same_text(run: Path, text: Path):
+    row = metrics(run)[-1]
+    config = eggroll.load(run).config
+    corpus = load_corpus(str(text), vocabulary=300)
+    from eggroll.run import validation_batches
+
+    targets = np.concatenate([t.ravel() for _, t in validation_batches(corpus, config)])
+    size = sum(len(corpus.coding.bytes_of(int(token))) for token in targets)
+    assert row["val_bits_per_byte"] == pytest.approx(row["val_loss"] * targets.size / size)
+    about = json.loads((run / "config.json").read_text())["about"]
+    assert about["corpus"]["tokenizer"] == corpus.coding.digest
+    known = corpus.baselines()["unigram"] * targets.size / size
+    assert about["baselines"]["unigram"] == pytest.approx(known)
+
+
+def test_a_run_goes_on_and_is_sampled_by_its_own_tokenizer(run, call: Command, tmp_path: Path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    whole = call(*SMALL[:2], *SMALL[4:], "--steps", 4, "--data", eggroll.load(run).config.data,
+                 "--vocabulary", 300, "--out", tmp_path / "whole")  # fmt: skip
+    assert call("--resume", copy, "--steps", 4).signature == whole.signature
+    drawn = call(run, "--prompt", "the hen", "--tokens", 12, main=generate.main)
+    assert drawn.code == 0, drawn.err
+    assert drawn.out.startswith("the hen")
+    model = eggroll.load(run)
+    assert model.sample("the hen", tokens=12) + "\n" == drawn.out
+    assert len(model.tokens("the hen")) < 1 + len("the hen")
+    (copy / codings.FILE).write_bytes((run / codings.FILE).read_bytes() + b"\n")
+    for words, main in (((copy, "--prompt", "a"), generate.main), (("--resume", copy), None)):
+        ended = call(*words, **({"main": main} if main else {}))
+        assert ended.code == 2
+        assert "is not the one of this run" in ended.err or "has changed since" in ended.err
+    (copy / codings.FILE).unlink()
+    ended = call("--resume", copy)
+    assert ended.code == 2
+    assert "tokenizer.json" in ended.err
+
+
+def test_a_tokenizer_of_others(run: Path, text: Path, call: Command, tmp_path: Path):
+    """And the float network by the same."""
+    words = (*SMALL[2:-2], "--data", text, "--tokenizer", run / codings.FILE)
+    ended = call(*SMALL[:2], *words, "--out", tmp_path / "own")
+    assert ended.code == 0, ended.err
+    assert ended.signature == call("--resume", run).signature
+    assert eggroll.load(tmp_path / "own").config.vocabulary == 300
+    twin = call(*words, "--streams", 4, "--out", tmp_path / "twin", main=adamw.main)
+    assert twin.code == 0, twin.err
+    row = metrics(tmp_path / "twin")[-1]
+    assert row["val_bits_per_byte"] < row["val_loss"]
+    drawn = call(tmp_path / "twin", "--prompt", "the", "--tokens", 3, main=generate.main)
+    assert drawn.out.startswith("the")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--vocabulary 100", "--vocabulary is 100|above 256|try --vocabulary 1024"),
+        ("--vocabulary 60000", "gives no more than|use --vocabulary"),
+        ("--tokenizer absent.json", "absent.json' cannot be read"),
+        ("--tokenizer list.json", "is no tokenizer.json"),
+        ("--tokenizer words.json", "is not byte-level"),
+        ("--tokenizer own.json --vocabulary 400", "--vocabulary is 400|has 300 tokens"),
+        ("--tokenizer own.json --data count", "--tokenizer is for text"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    call: Command, run: Path, text: Path, tmp_path: Path, monkeypatch, words: str, says: str
+):
+    import tokenizers
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.json").write_text("[1, 2]")
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a")).save("words.json")
+    shutil.copy(run / codings.FILE, "own.json")
+    ended = call(*SMALL, "--data", text, *words.split())
+    assert ended.code == 2, ended.err
+    assert ended.err.count("\n") == 1
+    for part in says.split("|"):
+        assert part in ended.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_the_package_one_sentence_says_so(monkeypatch, text: Path):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(InputError, match="pip install tokenizers") as error:
+        load_corpus(str(text), vocabulary=301)
+    sentence(error)
