@@ -32,6 +32,7 @@ import tyro
 
 from eggroll import __version__, help
 from eggroll.errors import EngineWarning, InputError, shortened, shown
+from eggroll.limits import last_words
 from eggroll.screen import PATIENCE, takes_text
 
 if TYPE_CHECKING:
@@ -239,7 +240,11 @@ def run(main: Callable[[], int]) -> int:
             stream.reconfigure(errors="replace")
     try:
         stops = signal.SIGINT, signal.SIGTERM
-        with handling(lambda number, frame: _interrupt(), *stops), plain_warnings():
+        with (
+            handling(lambda number, frame: _interrupt(), *stops),
+            plain_warnings(),
+            last_words(),
+        ):
             code = main()
             sys.stdout.flush()
             return code

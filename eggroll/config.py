@@ -16,6 +16,7 @@ from typing import Annotated, Any, Self
 
 import tyro
 
+from eggroll import limits
 from eggroll.backward import values_kept
 from eggroll.cli import Range, check_names, check_ranges, flag
 from eggroll.data import codings
@@ -146,12 +147,12 @@ class Common:
 
     def check_memory(self, needed: int, names: Sequence[str], more: str = "") -> None:
         """Raises InputError if so many bytes, which these options ask for, are not there."""
-        present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        present, whose = limits.memory()
         if needed > present:
             *first, last = (f"{flag(name)} {getattr(self, name)}" for name in names)
             raise InputError(
-                f"{', '.join(first)} and {last}{more} need some {needed / GIB:.1f} GiB and this "
-                f"machine has {present / GIB:.1f}: make one of them smaller."
+                f"{', '.join(first)} and {last}{more} need some {needed / GIB:.1f} GiB and "
+                f"{whose} {present / GIB:.1f}: make one of them smaller."
             )
 
     def to_dict(self) -> dict[str, Any]:

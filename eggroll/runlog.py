@@ -290,7 +290,7 @@ class Display:
         """Shows one update; a screen that is gone does not stop the run."""
         if "val_loss" in row:
             self._validation = f" · validation {in_bits(row['val_loss'])} {self.unit}"
-            if row["val_bits_per_byte"] != row["val_loss"]:
+            if row.get("val_bits_per_byte", row["val_loss"]) != row["val_loss"]:
                 self._validation += f" ({in_bits(row['val_bits_per_byte'])} per byte)"
         text = (
             f"loss {in_bits(row['loss'])}{self._validation} · {row['update_rate']:.1%} moved · "

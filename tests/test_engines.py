@@ -192,6 +192,20 @@ def test_cpu_engine_refuses_what_it_could_misread():
         engine.evaluate(packed, case.slices, tokens, targets, state[:, 1:])
 
 
+def test_weights_packed_for_another_instruction_set_are_refused(monkeypatch):
+    case = random_case(8)
+    engine = ENGINES["cpu"](case.program)
+    fastest = engine.prepare(case.leaves)
+    monkeypatch.setenv("EGGROLL_ISA", "generic")
+    scores, _ = engine.evaluate(engine.prepare(case.leaves), case.slices, *case.arrays)
+    np.testing.assert_array_equal(np.array(scores), case.oracle()[0])
+    if _extension.load().usable_isas() == ["generic"]:
+        return
+    for wrong in (fastest, mx.array(np.array(fastest)[:-1])):
+        with pytest.raises(ValueError, match=r"not packed for this program and generic: pack them"):
+            engine.evaluate(wrong, case.slices, *case.arrays)
+
+
 def test_unknown_instruction_set_is_refused(monkeypatch):
     monkeypatch.setenv("EGGROLL_ISA", "mmx")
     with pytest.raises(InputError, match=r"'mmx'.*generic"):

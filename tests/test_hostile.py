@@ -169,6 +169,7 @@ def test_a_sentence_keeps_both_ends():
     assert len(cut) < 300
 
 
+@pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("step", [0.0, -1.0])
 def test_a_clock_that_stands_or_goes_back(call: Command, tmp_path: Path, monkeypatch, step: float):
     now = [1e6]
@@ -232,6 +233,7 @@ def test_an_interrupt_while_modules_are_imported(module: str):
         assert ended.stdout == ""
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_lines_of_metrics_that_are_none(call: Command, tmp_path: Path, finished: Path):
     for file in finished.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -1,9 +1,9 @@
 """The kernels without MLX or Python: under sanitizers here, and for arm64 under emulation.
 
-Five programs do the work. `replay` repeats small training runs recorded by the oracle; `kernels`
+Six programs do the work. `replay` repeats small training runs recorded by the oracle; `kernels`
 and `rows` compare every operation with a plain reference at the sizes and values where kernels go
-wrong; `worlds` compares members in worlds with the same members told row by row; `products`
-compares products of credit with plain sums.
+wrong; `worlds` compares members in worlds with the same members told row by row; `ends`
+looks at whole quotients and long sums; `products` compares products of credit with plain sums.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SANITIZE = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
 HEADER = Path(__file__).parents[1] / "eggroll" / "native"
 # As every compiler takes them.
 PLAIN = "dispatch.cpp", "program.cpp", "crediting.cpp", "machine.cpp", "stepper.cpp"
-CASES = {"kernels": 5853, "rows": 401, "worlds": 105}  # that these compare
+CASES = {"kernels": 5853, "rows": 401, "worlds": 105, "ends": 67}  # that these compare
 CROSS = "aarch64-linux-gnu-g++"
 # Where Debian and Ubuntu put the libraries that go with CROSS.
 EMULATE = "qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-cpu"

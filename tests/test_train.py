@@ -174,7 +174,7 @@ def test_a_signal_before_the_first_update_leaves_nothing(
     call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
-        "eggroll.run.load_corpus", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+        "eggroll.anyrun.load_corpus", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
     )
     ended = call(*TINY, "--out", tmp_path / "run")
     assert ended.code == 130

@@ -19,6 +19,29 @@ mx::array ready(const mx::array& a, mx::Dtype dtype, const char* what) {
   return c;
 }
 
+// Where a member's recurrent state begins; no register ever holds -128.
+mx::array ready_state(const mx::array& state, int members, const Plan& plan) {
+  require(state.shape() == mx::Shape{members, plan.state_size},
+          "state: int8 [P, state_size] is needed");
+  mx::array ours = ready(state, mx::int8, "state");
+  require(!ours.size() || !std::memchr(ours.data<int8_t>(), 0x80, ours.size()),
+          "state: a value is -128; -127..127 are allowed");
+  return ours;
+}
+
+// What would be made must be an array of MLX.
+void check_size(const mx::Shape& shape) {
+  int64_t size = 1;
+  bool fits = true;
+  for (int n : shape) fits &= !__builtin_mul_overflow(size, int64_t{n}, &size);
+  std::string given = "[";
+  for (int n : shape) given += (given.size() > 1 ? ", " : "") + std::to_string(n);
+  require(fits && size < int64_t{1} << 31,
+          given +
+              "] is too large a result: an array holds fewer than 2^31 values, so give fewer "
+              "members or rows at a time");
+}
+
 void check_range(const mx::array& a, int32_t low, int32_t high, const char* what) {
   const int32_t* v = a.data<int32_t>();
   bool ok = true;
@@ -30,7 +53,7 @@ void check_range(const mx::array& a, int32_t low, int32_t high, const char* what
 // Every slice must lie in the table.
 void check_starts(const Plan& plan, const mx::array& starts, const mx::array& table, int rank,
                   int64_t pairs) {
-  require(rank >= 1, "rank must be 1 or more");
+  in_range("rank", rank, 1, kRank);
   require(starts.ndim() == 2 && starts.shape(0) == plan.leaf_count && starts.shape(1) == pairs,
           "starts: [leaves, pairs] is needed");
   const int32_t* v = starts.data<int32_t>();
@@ -94,11 +117,13 @@ void check_scored(const Plan& plan) {
   require(plan.scored, "The program has no score: `outputs` gives what it puts out.");
 }
 
-void check_packed(const Kernels& k, const Program& program, const mx::array& packed) {
+mx::array ready_packed(const Kernels& k, const Program& program, const mx::array& given) {
+  mx::array packed = ready(given, mx::int8, "packed");
   require(packed.size() == static_cast<size_t>(kPackedHeader + program.packed_bytes(k)) &&
               packed_for(k, packed.data<int8_t>()),
           std::string("The weights are not packed for this program and ") + k.name +
               ": pack them again after a change of EGGROLL_ISA.");
+  return packed;
 }
 
 // What every evaluation is given, checked.
@@ -106,14 +131,16 @@ Arrays arrays_of(const Program& program, const mx::array& packed, const Noise& n
                  const mx::array& tokens, const mx::array& targets, const mx::array& state,
                  const Rows& rows, const Options& options) {
   const Plan& plan = program.plan();
-  require(tokens.ndim() == 2 && tokens.shape() == targets.shape(), "tokens, targets: [P, T]");
+  require(tokens.ndim() == 2 && tokens.size() && tokens.shape() == targets.shape(),
+          "tokens, targets: [P, T] of at least one member and one row are needed");
   int members = tokens.shape(0);
-  require(state.shape() == mx::Shape{members, plan.state_size}, "state: [P, state_size] is needed");
-  require(options.shift >= 0 && options.shift < 32, "shift must be in 0..31");
+  check_threads(options.threads);
+  in_range("shift", options.shift, 0, 31);
+  in_range("rank", options.rank, 1, kRank);
   require(options.block_tokens >= 1, "block_tokens must be 1 or more");
-  Arrays arrays{{ready(packed, mx::int8, "packed"), ready(noise.table, mx::int8, "table"),
+  Arrays arrays{{ready_packed(kernels(), program, packed), ready(noise.table, mx::int8, "table"),
                  ready(tokens, mx::int32, "tokens"), ready(targets, mx::int32, "targets"),
-                 ready(state, mx::int8, "state")}};
+                 ready_state(state, members, plan)}};
   check_range(arrays.in[2], 0, plan.vocabulary - 1, "tokens");
   if (targets.id() != tokens.id()) check_range(arrays.in[3], 0, plan.vocabulary - 1, "targets");
   if (noise.starts) {
@@ -122,7 +149,6 @@ Arrays arrays_of(const Program& program, const mx::array& packed, const Noise& n
     check_starts(plan, arrays.in.back(), arrays.in[1], options.rank, members / 2);
   }
   add_rows(plan, rows, arrays);
-  check_packed(kernels(), program, arrays.in[0]);
   return arrays;
 }
 

@@ -10,11 +10,13 @@
 #include <nanobind/stl/vector.h>
 
 #include "adam.h"
+#include "checks.h"
 #include "dispatch.h"
 #include "draws.h"
 #include "engine.h"
+#include "last_words.h"
 #include "machine.h"
-#include "mlx/allocator.h"
+#include "memory.h"
 #include "mlx/version.h"
 #include "stepper.h"
 #include "view.h"
@@ -39,9 +41,7 @@ nb::dict built_with() {
 template <typename T, int axes>
 using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
 
-void check(bool ok) {
-  if (!ok) throw std::invalid_argument("an array does not fit the world's members");
-}
+void check(bool ok) { eggroll::require(ok, "an array does not fit the world's members"); }
 
 // Worlds stepped for all members between calls of an engine.
 void add_stepper(nb::module_& m) {
@@ -63,6 +63,7 @@ void add_stepper(nb::module_& m) {
             check(static_cast<int64_t>(inputs.shape(0)) == self.members() &&
                   static_cast<int>(inputs.shape(1)) == self.inputs() &&
                   flags.shape(0) == inputs.shape(0));
+            eggroll::require(row >= 0, "rows count from 0");
             self.observe(row, inputs.data(), flags.data());
           },
           "row"_a, "inputs"_a, "flags"_a, Free(), "Fills inputs [P, n] and flags [P].")
@@ -70,8 +71,10 @@ void add_stepper(nb::module_& m) {
           "act",
           [](const WorldStepper& self, int row, Array<const uint8_t, 2> outputs,
              Array<const uint8_t, 1> flags) {
+            size_t given = outputs.shape(1), size = static_cast<size_t>(self.outputs());
             check(static_cast<int64_t>(outputs.shape(0)) == self.members() &&
-                  flags.shape(0) == outputs.shape(0));
+                  flags.shape(0) == outputs.shape(0) && (given == size || given == 4 * size));
+            eggroll::require(row >= 0, "rows count from 0");
             self.act(row, reinterpret_cast<const char*>(outputs.data()),
                      static_cast<int64_t>(outputs.shape(1)), flags.data());
           },
@@ -79,7 +82,8 @@ void add_stepper(nb::module_& m) {
       .def(
           "value",
           [](const WorldStepper& self, Array<int32_t, 2> values) {
-            check(static_cast<int64_t>(values.shape(0)) == self.members());
+            check(static_cast<int64_t>(values.shape(0)) == self.members() &&
+                  values.size() < size_t{1} << 31);
             self.value(static_cast<int32_t>(values.shape(1)), values.data());
           },
           "values"_a, Free(), "Fills values [P, T].");
@@ -96,22 +100,24 @@ template <typename T>
 mx::array room_for(const Values<T>& given, mx::Dtype dtype) {
   mx::Shape shape;
   for (size_t i = 0; i < given.ndim(); ++i) shape.push_back(static_cast<int>(given.shape(i)));
-  return mx::array(mx::allocator::malloc(given.size() * sizeof(T)), shape, dtype);
+  return mx::array(eggroll::allocated(given.size() * sizeof(T)), shape, dtype);
 }
 
 // New weights, fine copy, mean, size and, if there is one, feedback of every leaf; and how many
 // weights moved.
 std::pair<std::vector<std::vector<mx::array>>, int64_t> updated(
     const std::vector<GivenLeaf>& leaves, int64_t factor, int threads) {
-  check(factor >= 0 && factor <= 64 << 16);
+  eggroll::in_range("adam: factor", factor, 0, 64 << 16);
+  eggroll::check_threads(threads);
   std::vector<std::vector<mx::array>> made;
   std::vector<eggroll::AdamUpdate> work;
   for (const auto& [votes, weights, fine, mean, size, feedback, decay] : leaves) {
     size_t n = votes.size();
     for (size_t other :
          {weights.size(), fine.size(), mean.size(), size.size(), feedback ? feedback->size() : n})
-      check(other == n);
-    check(decay >= 0 && decay <= 1 << 24);
+      eggroll::require(other == n && n < size_t{1} << 31,
+                       "adam: the arrays of a leaf have its size");
+    eggroll::in_range("adam: decay", decay, 0, 1 << 24);
     std::vector<mx::array> out{room_for(weights, mx::int8)};
     for (const Wholes* given : {&fine, &mean, &size}) out.push_back(room_for(*given, mx::int32));
     if (feedback) out.push_back(room_for(*feedback, mx::int32));
@@ -141,6 +147,9 @@ NB_MODULE(_int8_gemm, m) {
   m.def("cache_bytes", &eggroll::cache_bytes, "A core's second-level cache, bytes.");
   m.def("default_threads", &eggroll::default_threads, "Cores this process may run on.");
   m.def("operations", &eggroll::operations, "Names of the operations that the kernels have.");
+  m.def(
+      "last_words", &eggroll::last_words, "sentence"_a,
+      "What this process says, with exit code 2, if a fault or an abort ends it; empty: nothing.");
   m.attr("max_registers") = eggroll::kRegisters;
   m.attr("max_operations") = eggroll::kOps;
   m.attr("max_size") = eggroll::kSize;

@@ -1,12 +1,11 @@
 #include "draws.h"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
+#include "checks.h"
 #include "machine.h"
-#include "mlx/allocator.h"
+#include "memory.h"
 
 namespace eggroll {
 
@@ -18,10 +17,6 @@ constexpr int64_t kFew = 1 << 20;   // numbers that take a millisecond
 constexpr int64_t kPart = 1 << 16;  // of a stream that a thread draws at a time
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
 constexpr uint64_t kFactors[] = {0xBF58476D1CE4E5B9, 0x94D049BB133111EB};
-
-void require(bool ok, const std::string& what) {
-  if (!ok) throw std::invalid_argument("draws: " + what);
-}
 
 // SplitMix64's finalizer.
 inline uint64_t mix(uint64_t z) {
@@ -42,17 +37,19 @@ void draw(uint64_t stream, uint64_t first, int64_t count, uint64_t room, int32_t
 
 mx::array draws(const std::vector<uint64_t>& streams, const std::vector<uint64_t>& rooms,
                 uint64_t first, const std::vector<int>& shape, int threads) {
-  require(streams.size() == rooms.size(), "one room per stream is needed");
-  for (uint64_t room : rooms) require(room <= uint64_t{1} << 32, "rooms are at most 2^32");
+  require(streams.size() == rooms.size(), "draws: one room per stream is needed");
+  for (uint64_t room : rooms) require(room <= uint64_t{1} << 32, "draws: rooms are at most 2^32");
   int64_t size = 1;
   for (int axis : shape) {
-    require(axis >= 0, "a shape has no negative numbers");
-    require(!__builtin_mul_overflow(size, int64_t{axis}, &size), "the shape is too large");
+    require(axis >= 0, "draws: a shape has no negative numbers");
+    require(!__builtin_mul_overflow(size, int64_t{axis}, &size), "draws: the shape is too large");
   }
+  require(size < int64_t{1} << 31, "draws: an array holds fewer than 2^31 numbers");
+  check_threads(threads);
   int64_t count = streams.empty() ? 0 : size / static_cast<int64_t>(streams.size());
   require(count * static_cast<int64_t>(streams.size()) == size,
-          "the shape is not shared by the streams");
-  mx::allocator::Data data = mx::allocator::malloc(static_cast<size_t>(size) * sizeof(int32_t));
+          "draws: the shape is not shared by the streams");
+  mx::allocator::Data data = allocated(static_cast<size_t>(size) * sizeof(int32_t));
   auto* out = static_cast<int32_t*>(data.buffer().raw_ptr());
   // A stream may be long: it is drawn in parts.
   int64_t parts = (count + kPart - 1) / kPart, items = static_cast<int64_t>(streams.size()) * parts;

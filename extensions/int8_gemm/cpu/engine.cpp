@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <stdexcept>
+#include <cmath>
 #include <string>
 
 #include "dispatch.h"
@@ -10,6 +10,7 @@
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "primitives.h"
+#include "stepper.h"
 //
 #include "arguments.h"
 #include "learning.h"
@@ -18,6 +19,7 @@ namespace eggroll {
 
 double peak(int threads) {
   using Clock = std::chrono::steady_clock;
+  check_threads(threads);
   const Kernels& k = kernels();  // here, as it may throw
   auto run = [&](int64_t rounds) {
     int count = threads > 0 ? threads : default_threads();
@@ -40,8 +42,7 @@ mx::array pack(const Program& program, const std::vector<mx::array>& leaves) {
   require(static_cast<int>(leaves.size()) == plan.leaf_count, "pack: one array per leaf is needed");
   const int64_t bytes = kPackedHeader + program.packed_bytes(k);
   require(bytes < int64_t{1} << 31, "pack: the network has too many weights");
-  mx::array out(mx::allocator::malloc(static_cast<size_t>(bytes)), {static_cast<int>(bytes)},
-                mx::int8);
+  mx::array out(allocated(static_cast<size_t>(bytes)), {static_cast<int>(bytes)}, mx::int8);
   std::memset(out.data<int8_t>(), 0, out.nbytes());
   int8_t* to = open_packed(k, out.data<int8_t>());
   for (int i = 0; i < plan.leaf_count; ++i) {
@@ -63,6 +64,7 @@ std::vector<mx::array> run(std::shared_ptr<Program> program, const Arrays& array
   std::vector<mx::Shape> shapes{{members, plan.state_size}};
   std::vector<mx::Dtype> dtypes{mx::int8};
   auto give = [&](mx::Shape shape, mx::Dtype dtype) {
+    check_size(shape);
     shapes.push_back(std::move(shape));
     dtypes.push_back(dtype);
   };
@@ -173,11 +175,10 @@ namespace {
 mx::array made(mx::Shape shape, mx::Dtype dtype) {
   size_t count = 1;
   for (int n : shape) count *= static_cast<size_t>(n);
-  return mx::array(mx::allocator::malloc(count * dtype.size()), std::move(shape), dtype);
+  return mx::array(allocated(count * dtype.size()), std::move(shape), dtype);
 }
 
-void check_world(const Plan& plan, const eggroll_world* world) {
-  require(world && world->abi == EGGROLL_WORLD_ABI, "play: no world of this ABI");
+void check_fits(const Plan& plan, const eggroll_world* world) {
   require(!plan.scored && !plan.indices && plan.inputs && plan.output_count,
           "play: a program with an input and an output is needed, without score or features");
   for (int s = 0; s < plan.stage_count; ++s)
@@ -185,7 +186,6 @@ void check_world(const Plan& plan, const eggroll_world* world) {
       require(plan.stages[s].ops[j].kind != OpKind::embed, "play: a world shows no tokens");
   require(world->inputs == plan.inputs && world->outputs == plan.outputs[0].size,
           "play: the world has other inputs or outputs than the program");
-  require(world->bytes >= 0 && world->bytes < int64_t{1} << 31, "play: the world's bytes");
 }
 
 void run_blocks(const Job& job, int threads) {
@@ -219,20 +219,21 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
   Job job{};
   const Kernels& k = kernels();
   job.plan = program->plan(k);
-  job.world = reinterpret_cast<const eggroll_world*>(play.world);
-  check_world(job.plan, job.world);
-  require(play.rows >= 1 && play.keys.ndim() == 1 && play.keys.shape(0) % 2 == 0,
+  job.world = check_world(reinterpret_cast<const eggroll_world*>(play.world));
+  check_fits(job.plan, job.world);
+  check_threads(threads);
+  require(std::isfinite(play.by), "play: the factor from values to credit must be finite");
+  require(play.rows >= 1 && play.keys.ndim() == 1 && play.keys.size() && play.keys.size() % 2 == 0,
           "play: rows, and keys for an even number of members, are needed");
   require(noise.starts && noise.shift >= 0 && noise.shift < 32, "play: noise is needed");
   int members = play.keys.shape(0);
-  require(state.shape() == mx::Shape{members, job.plan.state_size}, "state: [P, state_size]");
-  const mx::array in[] = {ready(packed, mx::int8, "packed"),
+  check_size({members, play.rows});
+  const mx::array in[] = {ready_packed(k, *program, packed),
                           ready(noise.table, mx::int8, "table"),
                           ready(*noise.starts, mx::int32, "starts"),
-                          ready(state, mx::int8, "state"),
+                          ready_state(state, members, job.plan),
                           ready(play.keys, mx::uint64, "keys"),
                           ready(signs.value_or(*noise.starts), mx::int32, "signs")};
-  check_packed(k, *program, in[0]);
   check_starts(job.plan, in[2], in[1], noise.rank, members / 2);
   std::vector<mx::array> out{made(state.shape(), mx::int8), made({members, play.rows}, mx::int32),
                              made({members, play.rows}, mx::bool_)};
@@ -286,6 +287,8 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
                              const mx::array& table, const mx::array& starts, int rank, bool signs,
                              int threads) {
   const Plan& plan = program->plan();
+  check_threads(threads);
+  require(fitness.ndim() == 1, "fitness: [pairs] is needed");
   std::vector<mx::array> in{ready(fitness, mx::int8, "fitness"), ready(table, mx::int8, "table"),
                             ready(starts, mx::int32, "starts")};
   check_starts(plan, in[2], in[1], rank, static_cast<int64_t>(in[0].size()));

@@ -59,8 +59,8 @@ class LearnPopulation : public CpuPrimitive {
       work->matrices.push_back(at >= 0 ? in[static_cast<size_t>(at)].data<int8_t>() : nullptr);
       work->z.push_back(out[static_cast<size_t>(i) + 3].data<int32_t>());
     }
-    launch(in, out,
-           [&k = kernels_, work, threads = threads_, keep = program_] { work->run(k, threads); });
+    work->prepare(kernels_, threads_);
+    launch(in, out, [work, keep = program_] { work->run(); });
   }
 
  private:
@@ -74,47 +74,68 @@ class LearnPopulation : public CpuPrimitive {
 
     static constexpr int64_t kFew = 1 << 20;  // weights that one thread packs in a millisecond
 
+    // Takes all memory that `run` needs.
+    void prepare(const Kernels& kernels, int count) {
+      const Plan& plan = job.job.plan;
+      size_t leaves = static_cast<size_t>(plan.leaf_count);
+      k = &kernels, threads = count, blocks = (job.job.members + kLanes - 1) / kLanes;
+      packed.resize(leaves), back.assign(leaves, nullptr);
+      at.assign(leaves + 1, leaves * sizeof(int64_t));
+      for (size_t i = 0; i < leaves; ++i) {
+        const Leaf& leaf = plan.leaves[i];
+        if (matrices[i]) packed[i].resize(transposed_bytes(leaf)), back[i] = packed[i].data();
+        at[i + 1] = at[i] + static_cast<size_t>(elements(leaf)) * sizeof(int32_t);
+      }
+      job.back = back.data();
+      scratch = std::make_unique<ScratchPool>(k->learn_bytes(job), blocks, threads);
+      sums = std::make_unique<ScratchPool>(at[leaves], blocks, threads);
+      own_z.resize(static_cast<size_t>(sums->size()));
+      for (int t = 0; t < sums->size(); ++t) {
+        char* base = static_cast<char*>(sums->of(t));
+        for (size_t j = 0; j < leaves; ++j)
+          own_z[static_cast<size_t>(t)].push_back(reinterpret_cast<int32_t*>(base + at[j]));
+      }
+    }
+
+    void run() {
+      const Plan& plan = job.job.plan;
+      sums->clear();
+      parallel_for(plan.leaf_count, weights() < kFew ? 1 : threads, [&](int64_t i, int) {
+        size_t leaf = static_cast<size_t>(i);
+        if (matrices[leaf]) transpose(matrices[leaf], plan.leaves[i], packed[leaf].data());
+      });
+      parallel_for(blocks, threads, [&](int64_t i, int thread) {
+        LearnJob own = job;
+        own.z = own_z[static_cast<size_t>(thread)].data();
+        own.sizes = static_cast<int64_t*>(sums->of(thread));
+        k->learn(own, i, scratch->of(thread));
+      });
+      for (size_t j = 0; j < z.size(); ++j) add_up(j, elements(plan.leaves[j]));
+    }
+
+   private:
+    const Kernels* k = nullptr;
+    int threads = 0;
+    int64_t blocks = 0;
+    std::vector<std::vector<int8_t>> packed;  // [leaves]: their matrices
+    std::vector<const int8_t*> back;          // [leaves]: the same, or null
+    std::vector<size_t> at;                   // [leaves]: where a leaf's votes begin in `sums`
+    std::unique_ptr<ScratchPool> scratch, sums;
+    std::vector<std::vector<int32_t*>> own_z;  // [threads][leaves]
+
     int64_t weights() const {
       int64_t n = 0;
       for (int i = 0; i < job.job.plan.leaf_count; ++i) n += elements(job.job.plan.leaves[i]);
       return n;
     }
 
-    void run(const Kernels& k, int threads) {
-      const Plan& plan = job.job.plan;
-      size_t leaves = static_cast<size_t>(plan.leaf_count);
-      int64_t blocks = (job.job.members + kLanes - 1) / kLanes;
-      std::vector<std::vector<int8_t>> packed(leaves);
-      std::vector<const int8_t*> back(leaves, nullptr);
-      parallel_for(plan.leaf_count, weights() < kFew ? 1 : threads, [&](int64_t i, int) {
-        size_t leaf = static_cast<size_t>(i);
-        if (!matrices[leaf]) return;
-        packed[leaf] = transposed(matrices[leaf], plan.leaves[i]);
-        back[leaf] = packed[leaf].data();
-      });
-      job.back = back.data();
-      std::vector<size_t> at(leaves + 1, leaves * sizeof(int64_t));
-      for (size_t i = 0; i < leaves; ++i)
-        at[i + 1] = at[i] + static_cast<size_t>(elements(plan.leaves[i])) * sizeof(int32_t);
-      ScratchPool scratch(k.learn_bytes(job), blocks, threads), sums(at[leaves], blocks, threads);
-      sums.clear();
-      parallel_for(blocks, threads, [&](int64_t i, int thread) {
-        char* base = static_cast<char*>(sums.of(thread));
-        std::vector<int32_t*> mine(leaves);
-        for (size_t j = 0; j < leaves; ++j) mine[j] = reinterpret_cast<int32_t*>(base + at[j]);
-        LearnJob own = job;
-        own.z = mine.data(), own.sizes = reinterpret_cast<int64_t*>(base);
-        k.learn(own, i, scratch.of(thread));
-      });
-      for (size_t j = 0; j < leaves; ++j) {
-        int64_t n = elements(plan.leaves[j]);
-        std::memset(z[j], 0, static_cast<size_t>(n) * sizeof(int32_t));
-        sizes[j] = 0;
-        for (int t = 0; t < sums.size(); ++t) {
-          const char* base = static_cast<const char*>(sums.of(t));
-          Count::add(z[j], reinterpret_cast<const int32_t*>(base + at[j]), n);
-          sizes[j] += reinterpret_cast<const int64_t*>(base)[j];
-        }
+    void add_up(size_t leaf, int64_t n) const {
+      std::memset(z[leaf], 0, static_cast<size_t>(n) * sizeof(int32_t));
+      sizes[leaf] = 0;
+      for (int t = 0; t < sums->size(); ++t) {
+        const char* base = static_cast<const char*>(sums->of(t));
+        Count::add(z[leaf], reinterpret_cast<const int32_t*>(base + at[leaf]), n);
+        sizes[leaf] += reinterpret_cast<const int64_t*>(base)[leaf];
       }
     }
   };

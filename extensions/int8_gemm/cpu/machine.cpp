@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <exception>
+#include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 
 #ifdef __APPLE__
@@ -37,20 +38,30 @@ int default_threads() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
-void parallel_for(int64_t items, int threads, const std::function<void(int64_t, int)>& run) {
+void parallel_for(int64_t items, int threads, Each each) {
   std::atomic<int64_t> next{0};
+  std::mutex lock;
+  std::exception_ptr failed;
   auto work = [&](int thread) {
-    for (int64_t i = next++; i < items; i = next++) run(i, thread);
+    try {
+      for (int64_t i = next++; i < items; i = next++) each.call(each.what, i, thread);
+    } catch (...) {
+      std::lock_guard<std::mutex> guard(lock);
+      if (!failed) failed = std::current_exception();
+      next = items;
+    }
   };
-  int extra = static_cast<int>(std::min<int64_t>(items, threads > 0 ? threads : default_threads()));
+  int64_t count = std::min<int64_t>(items, threads > 0 ? threads : default_threads());
   std::vector<std::thread> pool;
   try {
-    for (int i = 1; i < extra; ++i) pool.emplace_back(work, i);
-  } catch (const std::system_error&) {
-    // No more threads can be started: those that run, and this one, share the items.
+    pool.reserve(static_cast<size_t>(std::max<int64_t>(count, 1) - 1));
+    for (int64_t i = 1; i < count; ++i) pool.emplace_back(work, static_cast<int>(i));
+  } catch (const std::exception&) {
+    // No more threads, or no memory for them: those that run, and this one, share the items.
   }
   work(0);
   for (std::thread& thread : pool) thread.join();
+  if (failed) std::rethrow_exception(failed);
 }
 
 ScratchPool::ScratchPool(size_t bytes, int64_t items, int threads) : bytes_(bytes) {

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -16,9 +15,24 @@ int64_t cache_bytes();
 // Cores this process may run on.
 int default_threads();
 
+// A call of (item, thread) on what outlives it. Needs no memory, unlike std::function: work is
+// begun where nobody can be told that there is none.
+struct Each {
+  const void* what;
+  void (*call)(const void* what, int64_t item, int thread);
+};
+
+void parallel_for(int64_t items, int threads, Each each);
+
 // Runs (item, thread) for all items. Threads take the next item when done: no spinning, nothing
-// kept alive.
-void parallel_for(int64_t items, int threads, const std::function<void(int64_t, int)>& run);
+// kept alive. Where no more threads can be had, fewer do the work. Throws what `run` throws, once
+// every thread has ended.
+template <typename Run>
+void parallel_for(int64_t items, int threads, const Run& run) {
+  parallel_for(items, threads, Each{&run, [](const void* what, int64_t item, int thread) {
+                                      (*static_cast<const Run*>(what))(item, thread);
+                                    }});
+}
 
 // One scratch area per thread. Made where the caller can still be told that memory ran out, not
 // among the threads that use it.

@@ -10,14 +10,15 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "checks.h"
+#include "count.h"
 #include "crediting.h"
 #include "dispatch.h"
 #include "machine.h"
-#include "mlx/allocator.h"
+#include "memory.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
 #include "packed.h"
@@ -28,10 +29,6 @@ namespace eggroll {
 namespace mx = mlx::core;
 
 namespace {
-
-void require(bool ok, const std::string& what) {
-  if (!ok) throw std::invalid_argument(what);
-}
 
 class CpuPrimitive : public mx::Primitive {
  public:
@@ -45,7 +42,8 @@ class CpuPrimitive : public mx::Primitive {
   }
 
  protected:
-  // Allocates the outputs and enqueues the work on the CPU stream.
+  // Enqueues the work on the CPU stream. It runs on a thread of MLX, which nobody hears: it must
+  // neither throw nor need memory.
   void launch(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs,
               std::function<void()> work) {
     auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -60,7 +58,7 @@ class CpuPrimitive : public mx::Primitive {
 };
 
 void allocate(std::vector<mx::array>& outputs) {
-  for (mx::array& out : outputs) out.set_data(mx::allocator::malloc(out.nbytes()));
+  for (mx::array& out : outputs) out.set_data(allocated(out.nbytes()));
 }
 
 // What an evaluation gives beside the new state.
@@ -154,60 +152,6 @@ class EvaluatePopulation : public CpuPrimitive {
 };
 
 mx::Shape shape_of(const Leaf& l) { return l.cols ? mx::Shape{l.rows, l.cols} : mx::Shape{l.rows}; }
-
-int64_t elements(const Leaf& l) { return static_cast<int64_t>(l.rows) * std::max(l.cols, 1); }
-
-// The votes of all leaves: what must be allocated beforehand, and the work.
-struct Count {
-  const Kernels& k;
-  std::vector<VoteJob> jobs;
-  std::vector<int32_t*> z;
-  int64_t pairs, parts;
-  int threads;
-  std::shared_ptr<ScratchPool> pool, sums;
-
-  Count(const Kernels& kernels, std::vector<VoteJob> votes, std::vector<int32_t*> out, int64_t n,
-        int count)
-      : k(kernels), jobs(std::move(votes)), z(std::move(out)), pairs(n), threads(count) {
-    size_t bytes = 0;
-    int64_t largest = 0;
-    for (const VoteJob& job : jobs) {
-      bytes = std::max(bytes, k.vote_bytes(job));
-      largest = std::max(largest, elements(job.leaf));
-    }
-    parts = std::clamp<int64_t>(pairs / 1024, 1, threads > 0 ? threads : default_threads());
-    int64_t items = static_cast<int64_t>(jobs.size()) * parts;
-    pool = std::make_shared<ScratchPool>(bytes, items, threads);
-    sums = std::make_shared<ScratchPool>(static_cast<size_t>(largest) * 4, items, threads);
-  }
-
-  // Items are (leaf, part of the pairs), big leaves first; each part adds up in its own memory, but
-  // for features, of whose rows most have no vote. Integers make the order of the additions
-  // irrelevant.
-  void run() const {
-    std::vector<size_t> order(jobs.size());
-    for (size_t i = 0; i < jobs.size(); ++i) order[i] = i;
-    std::sort(order.begin(), order.end(),
-              [&](size_t a, size_t b) { return elements(jobs[a].leaf) > elements(jobs[b].leaf); });
-    std::vector<std::mutex> locks(jobs.size());
-    parallel_for(static_cast<int64_t>(jobs.size()) * parts, threads, [&](int64_t item, int thread) {
-      size_t leaf = order[static_cast<size_t>(item / parts)];
-      int64_t part = item % parts, n = elements(jobs[leaf].leaf);
-      if (parts == 1 && jobs[leaf].kind == CreditKind::features)
-        return k.vote(jobs[leaf], 0, pairs, z[leaf], pool->of(thread));
-      int32_t* sum = static_cast<int32_t*>(sums->of(thread));
-      std::memset(sum, 0, static_cast<size_t>(n) * sizeof(int32_t));
-      k.vote(jobs[leaf], pairs * part / parts, pairs * (part + 1) / parts, sum, pool->of(thread));
-      std::lock_guard<std::mutex> guard(locks[leaf]);
-      add(z[leaf], sum, n);
-    });
-  }
-
-  static void add(int32_t* to, const int32_t* from, int64_t n) {
-    for (int64_t i = 0; i < n; ++i)
-      to[i] = static_cast<int32_t>(static_cast<uint32_t>(to[i]) + static_cast<uint32_t>(from[i]));
-  }
-};
 
 class CountVotes : public CpuPrimitive {
  public:

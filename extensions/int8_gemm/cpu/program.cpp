@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 #include <string>
+
+#include "checks.h"
 
 namespace eggroll {
 
@@ -42,10 +43,6 @@ constexpr Form kForms[] = {
     {"sums", OpKind::sums, 1, LeafForm::matrix, 1, false},
 };
 
-void require(bool ok, const std::string& what) {
-  if (!ok) throw std::invalid_argument(what);
-}
-
 const Form& form_of(const std::string& name) {
   for (const Form& form : kForms)
     if (name == form.name) return form;
@@ -75,6 +72,11 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
                  const std::vector<uint64_t>& log2_breakpoints, int inputs, int indices,
                  const std::vector<OutputSpec>& outputs)
     : embedding_(leaves.size(), false), exact_mantissa_(mantissas), breakpoints_(log2_breakpoints) {
+  in_range("the number of stages", static_cast<int64_t>(stages.size()), 1, kStages);
+  in_range("the width", width, 1, kSize);
+  in_range("the vocabulary", vocabulary, 1, kVocabulary);
+  in_range("the size of inputs", inputs, 0, kSize);
+  in_range("the number of indices", indices, 0, kFeatures);
   int score_bits = log2_breakpoints.size() == 255 ? 8 : 4;
   require(mantissas.size() == 16 && log2_breakpoints.size() + 1 == size_t{1} << score_bits,
           "exp2 mantissas or log2 breakpoints: wrong size");
@@ -83,15 +85,22 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
     exp2_.push_back(static_cast<int32_t>(mantissa_[i % 16] >> (15 - i / 16)));
   for (const auto& table : tables) {
     require(table.size() == 256, "lookup table: 256 entries are needed");
-    for (int v : table) tables_.push_back(static_cast<int8_t>(v));
+    for (int v : table) {
+      in_range("an entry of a lookup table", v, -127, 127);
+      tables_.push_back(static_cast<int8_t>(v));
+    }
   }
   for (const StageSpec& stage : stages) add_stage(stage);
   for (size_t i = 0; i < stages.size(); ++i)
     stages_.push_back({ops_[i].data(), static_cast<int>(ops_[i].size()), registers_[i].data(),
                        static_cast<int>(registers_[i].size()), std::get<2>(stages[i])});
-  for (const LeafSpec& leaf : leaves) add_leaf(leaf);
+  int64_t weights = 0;
+  for (const LeafSpec& leaf : leaves) {
+    add_leaf(leaf);
+    weights += int64_t{leaf.first} * std::max(leaf.second, 1);
+  }
+  require(weights < int64_t{1} << 31, "the network has too many weights");
   for (auto [size, wide] : outputs) outputs_.push_back({size, wide});
-  require(inputs >= 0 && inputs <= kSize && indices >= 0, "inputs or indices are out of range");
   plan_ = {stages_.data(),
            static_cast<int>(stages_.size()),
            leaves_.data(),
@@ -114,6 +123,7 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
     for (const Op& op : ops) plan_.scored |= op.kind == OpKind::score;
   for (const Stage& stage : stages_) check(stage);
   check_flow();
+  if (plan_.scored) check_powers();
   for (auto& ops : ops_) chain(ops);
 }
 
@@ -161,7 +171,8 @@ void Program::add_stage(const StageSpec& stage) {
 
 void Program::add_leaf(const LeafSpec& leaf) {
   auto [rows, cols] = leaf;
-  require(rows >= 1 && cols >= 0 && cols <= kSize, "a leaf's shape is out of range");
+  in_range("a leaf's number of rows", rows, 1, kFeatures);
+  in_range("a leaf's number of columns", cols, 0, kSize);
   leaves_.push_back({rows, cols, 0});
 }
 
@@ -190,8 +201,8 @@ void Program::check(const Op& op, const Stage& stage) const {
     require(!other_size || in != op.out, form.name + std::string(" cannot be in place"));
   }
   if (op.kind == OpKind::lookup)
-    require(op.table >= 0 && (op.table + 1) * 256 <= static_cast<int>(tables_.size()),
-            "a lookup table is missing");
+    in_range("the index of a lookup table", op.table, 0,
+             static_cast<int64_t>(tables_.size() / 256) - 1);
   check_rows(op, stage);
   if (op.leaf >= 0) check_leaf(op, stage);
 }
@@ -242,7 +253,8 @@ void Program::check_leaf(const Op& op, const Stage& stage) const {
 // the others once an operation has written them.
 void Program::check_flow() const {
   std::vector<bool> used(leaves_.size(), false), given(outputs_.size(), false);
-  int state = 0, scores = 0;
+  int64_t state = 0;
+  int scores = 0;
   for (size_t i = 0; i < stages_.size(); ++i) {
     const Stage& stage = stages_[i];
     bool has_state = stage.state >= 0, last = i + 1 == stages_.size();
@@ -271,6 +283,15 @@ void Program::check_flow() const {
           "a program has one score or outputs");
   require(std::find(given.begin(), given.end(), false) == given.end(), "an output is never given");
   require(state == plan_.state_size, "state_size is not that of the stages");
+  require(std::find(used.begin(), used.end(), false) == used.end(), "no operation uses a leaf");
+}
+
+// What sums of powers of two are made of and compared with: none is zero, so no logarithm is of 0.
+void Program::check_powers() const {
+  for (uint32_t m : exact_mantissa_) require(m >> 31, "exp2 mantissas must be in 2^31..2^32 - 1");
+  for (size_t i = 0; i < breakpoints_.size(); ++i)
+    require(breakpoints_[i] > (i ? breakpoints_[i - 1] : uint64_t{1} << 63),
+            "log2 breakpoints must rise from above 2^63");
 }
 
 const Program::Layout& Program::layout(const Kernels& k) const {
@@ -308,14 +329,25 @@ void Program::pack(const Kernels& k, int i, const int8_t* src, int8_t* packed) c
   for (size_t o = 0; o < rows; ++o) std::memcpy(to + o * padded, src + o * cols, cols);
 }
 
-std::vector<int8_t> transposed(const int8_t* src, const Leaf& leaf) {
+namespace {
+
+size_t transposed_tile(const Leaf& leaf) {
+  return kTile * (4 * ((static_cast<size_t>(leaf.rows) + 3) / 4) + 4);
+}
+
+}  // namespace
+
+size_t transposed_bytes(const Leaf& leaf) {
+  return (static_cast<size_t>(leaf.cols) + kTile - 1) / kTile * transposed_tile(leaf);
+}
+
+void transpose(const int8_t* src, const Leaf& leaf, int8_t* packed) {
   size_t rows = static_cast<size_t>(leaf.rows), cols = static_cast<size_t>(leaf.cols);
-  size_t words = (rows + 3) / 4, tile = kTile * (4 * words + 4), tiles = (cols + kTile - 1) / kTile;
-  std::vector<int8_t> packed(tiles * tile);
+  size_t tile = transposed_tile(leaf);
   // Four rows at a time, so that memory is read and written in pieces of a tile's width.
   for (size_t o = 0; o < rows; o += 4)
     for (size_t k = 0; k < cols; k += kTile) {
-      int8_t* at = packed.data() + k / kTile * tile;
+      int8_t* at = packed + k / kTile * tile;
       int8_t* to = at + kTile * 4 + o * kTile;
       int32_t bias[kTile];
       std::memcpy(bias, at, sizeof bias);
@@ -326,6 +358,11 @@ std::vector<int8_t> transposed(const int8_t* src, const Leaf& leaf) {
       }
       std::memcpy(at, bias, sizeof bias);
     }
+}
+
+std::vector<int8_t> transposed(const int8_t* src, const Leaf& leaf) {
+  std::vector<int8_t> packed(transposed_bytes(leaf));
+  transpose(src, leaf, packed.data());
   return packed;
 }
 

@@ -52,6 +52,7 @@ class Program {
   void check_leaf(const Op& op, const Stage& stage) const;
   void check_rows(const Op& op, const Stage& stage) const;
   void check_flow() const;
+  void check_powers() const;
   static void chain(std::vector<Op>& ops);
 
   // Where leaves lie in weights packed for one instruction set.
@@ -76,8 +77,11 @@ class Program {
   Plan plan_{};
 };
 
-// The transpose of int8 [leaf.rows, leaf.cols], in the tiles of a linear leaf: what LearnJob::back
-// points to.
+// Writes the transpose of int8 [leaf.rows, leaf.cols], in the tiles of a linear leaf, into zeroed
+// memory: what LearnJob::back points to.
+void transpose(const int8_t* src, const Leaf& leaf, int8_t* packed);
+size_t transposed_bytes(const Leaf& leaf);
+
 std::vector<int8_t> transposed(const int8_t* src, const Leaf& leaf);
 
 }  // namespace eggroll

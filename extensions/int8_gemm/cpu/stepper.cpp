@@ -4,7 +4,9 @@
 #include <cstring>
 #include <new>
 
+#include "checks.h"
 #include "machine.h"
+#include "plan.h"
 
 namespace eggroll {
 
@@ -16,13 +18,24 @@ constexpr int64_t kPart = 256;  // members that a thread takes at a time
 
 }  // namespace
 
+const eggroll_world* check_world(const eggroll_world* world) {
+  require(world && world->abi == EGGROLL_WORLD_ABI, "no world of this ABI");
+  in_range("a world's number of inputs", world->inputs, 1, kSize);
+  in_range("a world's number of outputs", world->outputs, 1, kSize);
+  in_range("a world's number of bytes", world->bytes, 0, (int64_t{1} << 31) - 1);
+  require(world->begin && world->observe && world->act && world->value,
+          "a world lacks one of its functions");
+  return world;
+}
+
 WorldStepper::WorldStepper(const eggroll_world* world, const void* shared, const uint64_t* keys,
                            int64_t members, int threads)
-    : world_(world),
+    : world_(check_world(world)),
       shared_(shared),
       members_(members),
       threads_(threads),
       stride_((static_cast<size_t>(world->bytes) + 63) / 64 * 64) {
+  check_threads(threads);
   size_t bytes = std::max<size_t>(stride_ * static_cast<size_t>(members), 64);
   memory_.reset(static_cast<char*>(std::aligned_alloc(64, bytes)));
   if (!memory_) throw std::bad_alloc();

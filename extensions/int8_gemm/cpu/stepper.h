@@ -10,9 +10,12 @@
 
 namespace eggroll {
 
+// A world of this ABI, with its functions. Throws std::invalid_argument for any other.
+const eggroll_world* check_world(const eggroll_world* world);
+
 class WorldStepper {
  public:
-  // Begins every member's world; keys: [members].
+  // Begins every member's world; keys: [members]. Throws std::invalid_argument, as check_world.
   WorldStepper(const eggroll_world* world, const void* shared, const uint64_t* keys,
                int64_t members, int threads);
 
@@ -27,6 +30,7 @@ class WorldStepper {
 
   int64_t members() const { return members_; }
   int inputs() const { return world_->inputs; }
+  int outputs() const { return world_->outputs; }
 
  private:
   struct Free {

@@ -55,6 +55,7 @@ mx::array view(const nb::object& given) {
   bool bytes = a.dtype() == nb::dtype<int8_t>();
   require(bytes || a.dtype() == nb::dtype<int32_t>(), "int8 or int32 is needed");
   require(contiguous(a), "a C-contiguous array is needed");
+  require(a.size() < size_t{1} << 31, "an array of fewer than 2^31 values is needed");
   mx::Shape shape;
   for (size_t i = 0; i < a.ndim(); ++i) shape.push_back(static_cast<int>(a.shape(i)));
   mx::Dtype dtype = bytes ? mx::int8 : mx::int32;

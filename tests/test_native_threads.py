@@ -1,0 +1,29 @@
+"""How the engine's threads share work, under the sanitizer that sees two of them at one place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).parent / "native"
+ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "extensions" / "int8_gemm" / "cpu"
+
+
+def test_every_pair_votes_once_and_alone(tmp_path: Path):
+    compiler = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-g1", "-pthread", "-Wall"]
+    compiler += ["-Wextra", "-fsanitize=thread", f"-I{SOURCES}", f"-I{ROOT / 'eggroll' / 'native'}"]
+    empty = [*compiler, "-x", "c++", "-", "-o", str(tmp_path / "empty")]
+    if subprocess.run(empty, input=b"int main() {}", check=False, capture_output=True).returncode:
+        pytest.skip(f"{compiler[0]} has no sanitizer of threads")
+    program = tmp_path / "count"
+    sources = [NATIVE / "count.cpp", SOURCES / "machine.cpp"]
+    subprocess.run([*compiler, *sources, "-o", program], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the sanitizer of threads does not run on this kernel")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "every pair and every item once\n"
