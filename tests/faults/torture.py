@@ -56,6 +56,8 @@ class Options:
     """Updates of the long run."""
     fuzz: Annotated[int, Range(1, 10**9)] = 1_000_000
     """Inputs for the parsers, all together."""
+    native: Annotated[int, Range(1, 10**9)] = 1_000_000
+    """Inputs for the native entry points, which need clang."""
     jobs: Annotated[int, Range(1, 64)] = 2
     """Commands or parsers that are tried at the same time."""
     seed: Annotated[int, Range(0, (1 << 63) - 1)] = 0
@@ -218,6 +220,19 @@ def slice_of(work: tuple[str, int, int, int]) -> tuple[str, fuzz.Outcome]:
     return name, fuzz.fuzz(TARGETS[name], number, seed, first)
 
 
+def fuzzed_kernels(options: Options) -> Found:
+    """Inputs for the native entry points, under sanitizers; see tests/fuzz/run.py."""
+    script = Path(__file__).parents[1] / "fuzz" / "run.py"
+    words = ("--inputs", str(options.native), "--seed", str(options.seed % (1 << 31) or 1))
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "counts.json")
+        done = subprocess.run([sys.executable, script, *words, "--out", out], check=False)
+        if done.returncode == cli.REFUSED:
+            return {"left out": "clang is not installed"}
+        counts = json.loads(out.read_text())
+    return {"findings": counts.pop("found"), **counts}
+
+
 PARTS: dict[str, Callable[[Options], Found]] = {
     "kills": killed_runs,
     "ranks": attacked_ranks,
@@ -227,6 +242,7 @@ PARTS: dict[str, Callable[[Options], Found]] = {
     "places": places_and_limits,
     "load": under_load,
     "fuzz": fuzzed_parsers,
+    "native": fuzzed_kernels,
 }
 
 
