@@ -33,7 +33,7 @@ import tyro
 from eggroll import __version__, help
 from eggroll.errors import EngineWarning, InputError, shortened, shown
 from eggroll.limits import last_words
-from eggroll.screen import PATIENCE, takes_text
+from eggroll.screen import HASTE, put, say
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -291,8 +291,7 @@ def _interrupt() -> None:
 
 def _end(code: int, sentence: str) -> int:
     with contextlib.suppress(OSError):
-        if takes_text(sys.stderr, PATIENCE):
-            print(sentence, file=sys.stderr, flush=True)
+        say(f"{sentence}\n")
     return code
 
 
@@ -339,5 +338,4 @@ class Stop:
         self.asked = True
         said = b"\nStopping soon; once more stops at once.\n" if self._says else b""
         with contextlib.suppress(OSError):  # not print, which the signal may have interrupted
-            if takes_text(sys.stderr, 0):
-                os.write(sys.stderr.fileno(), said)
+            put(sys.stderr.fileno(), said, HASTE)

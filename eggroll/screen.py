@@ -9,21 +9,47 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import select
 import sys
 import threading
-from typing import IO, Final, TextIO, cast
+from typing import IO, Final, cast
 
 MOST: Final = 1 << 16  # bytes that wait; what comes on top is left out
 PATIENCE: Final = 1.0  # seconds, at the end of all
+HASTE: Final = 0.1  # in between
 
 
-def takes_text(stream: TextIO, seconds: float) -> bool:
-    """False for a terminal that nobody reads, within so many seconds; True for all else."""
-    with contextlib.suppress(OSError, ValueError):
-        if stream.isatty():
-            return bool(select.select([], [stream.fileno()], [], seconds)[1])
-    return True
+def say(text: str) -> None:
+    """Writes to stderr; what a terminal does not take in time is left out.
+
+    Raises:
+        OSError: it is closed, or a file that is full.
+    """
+    with contextlib.suppress(ValueError):  # it is closed
+        if sys.stderr.isatty():
+            return put(sys.stderr.fileno(), text.encode(sys.stderr.encoding, "replace"), PATIENCE)
+    print(text, end="", file=sys.stderr, flush=True)
+
+
+def put(handle: int, data: bytes, seconds: float) -> None:
+    """Writes to a file, or to a terminal within so many seconds or not at all.
+
+    By a thread, as a terminal that has room for less than all counts as ready.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if not os.isatty(handle):
+        os.write(handle, data)
+        return
+    writer = threading.Thread(target=_write, args=(handle, data), daemon=True)
+    writer.start()
+    writer.join(seconds)
+
+
+def _write(handle: int, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # a terminal that is gone
+        while data:
+            data = data[os.write(handle, data) :]
 
 
 class Screen(io.TextIOBase):
