@@ -11,6 +11,7 @@ from typing import Final
 from eggroll import runlog
 from eggroll.anyrun import bytes_per_token
 from eggroll.config import Common, Config
+from eggroll.data import codings
 from eggroll.data.corpus import TOKENS, Corpus
 from eggroll.generate import TEXT_TEMPERATURE
 from eggroll.help import invocation
@@ -29,7 +30,8 @@ def last_words(
     """
     if folder is None:
         return "\n".join(meaning(config, loss, corpus))
-    written = ", ".join(name for name in runlog.FILES if (folder / name).exists())
+    files = (*runlog.FILES, codings.FILE)
+    written = ", ".join(name for name in files if (folder / name).exists())
     lines = [*meaning(config, loss, corpus), f"written to {folder}: {written}", "next:"]
     for line, does in suggestions(folder, config, loss, corpus, command):
         lines += [f"  {line}", f"      {does}"]
