@@ -34,7 +34,7 @@ struct Avx2Pairs {
     return PortableIsa::tile_bytes(words) + (list_size(words) * 4 + 31) / 32 * 32;
   }
 
-  // Whether sums of four bytes, two neighbours in each of a and b, may be multiplied in a pair.
+  // Where sums of four bytes, two neighbours in each of a and b, are too large for a pair.
   static __m256i too_large(__m256i a, __m256i b) {
     const __m256i zero = _mm256_setzero_si256(), one = _mm256_set1_epi8(1);
     auto sums = [&](__m256i v, __m256i w) {
