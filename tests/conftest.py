@@ -8,9 +8,10 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from ended import Ended
 
 from eggroll import _extension, training
 from eggroll.engines import available
@@ -21,22 +22,6 @@ TINY = [
     *("--table-bits", "16", "--val-tokens", "512", "--validate-every", "2"),
     *("--checkpoint-every", "1", "--sample-tokens", "8"),
 ]
-
-
-class Ended(NamedTuple):
-    """The end of a command: exit code, stdout, stderr."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def signature(self) -> str:
-        assert self.code == 0, self.err
-        name, _, value = self.out.splitlines()[-1].partition(": ")
-        assert name == "signature"
-        assert len(value) == 64
-        return value
 
 
 Command = Callable[..., Ended]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from ended import Broken, Ended
 
 from eggroll import checkpoint, runlog
 
@@ -30,25 +31,6 @@ TINY = [
     *("--sample-tokens", "0", "--steps", str(STEPS)),
 ]
 DONE, REFUSED, INTERRUPTED = 0, 2, 130
-
-
-class Broken(AssertionError):
-    """A promise that a command did not keep."""
-
-
-class Ended(NamedTuple):
-    """The end of a command: exit code (negative: the signal that ended it), stdout, stderr."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def signature(self) -> str:
-        name, _, value = self.out.rstrip().rpartition("\n")[2].partition(": ")
-        if self.code != DONE or name != "signature" or len(value) != 64:
-            raise Broken(f"no signature, but {self}")
-        return value
 
 
 class Child:

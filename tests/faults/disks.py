@@ -8,19 +8,11 @@ import random
 from collections import Counter
 from pathlib import Path
 
+from ended import Broken, Ended
+
 from eggroll import runlog
 from faults.cases import Case
-from faults.commands import (
-    DONE,
-    REFUSED,
-    Broken,
-    Child,
-    Ended,
-    check_metrics,
-    partials,
-    preloaded,
-    state_of,
-)
+from faults.commands import DONE, REFUSED, Child, check_metrics, partials, preloaded, state_of
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.EACCES)
 

@@ -26,6 +26,7 @@ from eggroll.config import Config
 from eggroll.data.streams import load_corpus
 from eggroll.engines import verdicts
 from eggroll.errors import InputError
+from eggroll.learners import engine_for, new_learner
 from eggroll.networks import mlp
 from eggroll.sweep import options as sweep
 from faults.cases import CREDIT, as_baseline, corpus
@@ -155,7 +156,7 @@ def resumed(name: str, chance: random.Random) -> None:
         return
     if chance.random() < 0.9:
         return
-    learner = run.new_learner(kept.config, run.engine_for(kept.config)[0])
+    learner = new_learner(kept.config, engine_for(kept.config)[0])
     learner.step, learner.weights = kept.step, kept.weights
     learner.memory, learner.state = kept.memory, kept.state
     config = kept.config

@@ -8,15 +8,15 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from ended import Broken, Ended
+
 from eggroll import runlog
 from faults.cases import Case
 from faults.commands import (
     DONE,
     INTERRUPTED,
     REFUSED,
-    Broken,
     Child,
-    Ended,
     State,
     check_metrics,
     lines_of,

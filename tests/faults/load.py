@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from faults.commands import DONE, TINY, Broken, Child, lines_of
+from ended import Broken
+
+from faults.commands import DONE, TINY, Child, lines_of
 
 
 class Sample(NamedTuple):

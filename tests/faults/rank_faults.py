@@ -21,9 +21,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ended import Broken
+
 from eggroll import runlog
 from faults.cases import NAMES, Case, case
-from faults.commands import DONE, INTERRUPTED, Broken, Child, check_metrics, lines_of, state_of
+from faults.commands import DONE, INTERRUPTED, Child, check_metrics, lines_of, state_of
 
 ALL = [name for name in NAMES if name != "adamw"]
 STEPS, MOST = 60, 4  # updates of a run, ranks

@@ -11,9 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 import optuna
+from ended import Broken
 
 from eggroll import runlog
-from faults.commands import DONE, INTERRUPTED, TINY, Broken, Child, some, state_of
+from faults.commands import DONE, INTERRUPTED, TINY, Child, some, state_of
 
 WORDS = [
     *TINY[: TINY.index("--steps")], "--search", "alpha", "--pruner", "none", "--confirm", "0",

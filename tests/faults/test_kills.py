@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from ended import Broken
 
 from faults import kills
 from faults.cases import case
-from faults.commands import Broken, State
+from faults.commands import State
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="faults are preloaded on Linux")
 

@@ -15,22 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from ended import Ended
 
 from eggroll import checkpoint, runlog
 from eggroll.errors import InputError
 from faults.cases import case, corpus
-from faults.commands import (
-    DONE,
-    REFUSED,
-    TINY,
-    Child,
-    Ended,
-    lines_of,
-    partials,
-    preloaded,
-    run,
-    state_of,
-)
+from faults.commands import DONE, REFUSED, TINY, Child, lines_of, partials, preloaded, run, state_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and places of Linux")
 torture = pytest.mark.skipif("EGGROLL_TORTURE" not in os.environ, reason="for make torture")

@@ -23,12 +23,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from ended import Broken
+
 from eggroll import __version__, cli
 from eggroll.cli import Range
 from eggroll.errors import InputError
 from faults import disks, fuzz, fuzz_files, fuzz_values, kills, load, rank_faults, sweeps
 from faults.cases import NAMES, case
-from faults.commands import Broken
 
 Found = dict[str, Any]
 TARGETS = {target.name: target for target in (*fuzz_values.TARGETS, *fuzz_files.TARGETS)}
