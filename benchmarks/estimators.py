@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from eggroll.checkpoint import signature
-from eggroll.config import RECIPES, Config
+from eggroll.config import Config
+from eggroll.recipes import RECIPES
 from eggroll.run import TrainingRun, open_run
 
 CREDIT = ("estimator", "rule", "sigma_shift")

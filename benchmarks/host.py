@@ -28,7 +28,7 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 
-from eggroll import draws, run
+from eggroll import draws
 from eggroll import population as populations
 from eggroll.bench import PRESETS
 from eggroll.checkpoint import signature
@@ -36,6 +36,7 @@ from eggroll.config import Config
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.gpu import engine as gpu
 from eggroll.engines.metal.engine import MetalEngine
+from eggroll.learners import new_learner
 from eggroll.noise import Noise
 from eggroll.population import Population
 from eggroll.step import Learner
@@ -111,7 +112,7 @@ def verify() -> None:
         for native in (draws._native(), None):
             with mock.patch.object(draws, "_native", lambda native=native: native):
                 changed = replace(small, **options)
-                learner = run.new_learner(changed, CpuEngine(changed.program()))
+                learner = new_learner(changed, CpuEngine(changed.program()))
                 for _ in range(2):
                     learner.update(batch(changed))
                 found.add(signature(learner.weights))
@@ -132,7 +133,7 @@ def measure(options: Config, repeats: int) -> dict[str, dict[str, list[float]]]:
     for name, own in ESTIMATORS.items():
         changed = replace(options, **own)
         engine = MetalEngine(changed.program(), launcher=ones, nax=False)
-        learners[name] = run.new_learner(changed, engine)
+        learners[name] = new_learner(changed, engine)
     found = {name: {part: list[float]() for part in PARTS} for name in learners}
     given = batch(options)
     for turn in range(repeats + 1):

@@ -26,7 +26,14 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import checkpoint, runlog, training
-from eggroll.anyrun import Run, corpus_of, fingerprint, print_header, write_facts
+from eggroll.anyrun import (
+    Run,
+    corpus_of,
+    fingerprint,
+    print_header,
+    validation_batches,
+    write_facts,
+)
 from eggroll.baseline import reader
 from eggroll.baseline.backprop import Options, Trainer
 from eggroll.baseline.float_numpy import twin_for
@@ -36,7 +43,7 @@ from eggroll.data.corpus import Corpus, Streams
 from eggroll.errors import InputError
 from eggroll.options import from_command_line
 from eggroll.ranks import refuse
-from eggroll.run import check_data, check_options, validation_batches
+from eggroll.run import check_data, check_options
 
 EXAMPLES = (
     ("--steps 2000", "train on the source text of Python's standard library"),

@@ -13,6 +13,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,8 +37,7 @@ class Run(ABC):
 
     folder: None if nothing of it is written;
     val_loss: the validation after the last update, in bits per token; None if there was none;
-    asked: tells whether it is to stop; stops: whether it does, as of the last update;
-    bytes_per_token: of the text that validation reads, 0 before it was counted.
+    asked: tells whether it is to stop; stops: whether it does, as of the last update.
     """
 
     config: Common
@@ -47,7 +47,6 @@ class Run(ABC):
     val_loss: float | None = field(default=None, init=False)
     asked: Callable[[], bool] = field(default_factory=lambda: lambda: False, init=False)
     stops: bool = field(default=False, init=False)
-    bytes_per_token: float = field(default=0.0, init=False)
 
     command: ClassVar[str]
     legend: ClassVar[str]  # what the loss in metrics.jsonl and on the screen is
@@ -86,10 +85,13 @@ class Run(ABC):
     def validation(self) -> runlog.Row:
         """Validates, and returns what the line of metrics.jsonl gets by it."""
         self.val_loss = self.validate()
-        if not self.bytes_per_token:
-            self.bytes_per_token = bytes_per_token(self.corpus, self.config)
         per_byte = self.val_loss / self.bytes_per_token
         return {"val_loss": self.val_loss, "val_bits_per_byte": per_byte}
+
+    @cached_property
+    def bytes_per_token(self) -> float:
+        """Of the text that validation reads."""
+        return bytes_per_token(self.corpus, self.config)
 
     def path(self, name: str) -> Path:
         """The path of one of the files; only of a run with a folder."""
@@ -223,9 +225,9 @@ def write_facts(run: Run) -> None:
 
 def config_json(run: Run) -> bytes:
     """The options, and under `about` what else explains the results."""
-    corpus, per = run.corpus, bytes_per_token(run.corpus, run.config)
+    corpus = run.corpus
     # In bits per byte of text, as pictures are.
-    baselines = {name: bits / per for name, bits in corpus.baselines().items()}
+    baselines = {name: bits / run.bytes_per_token for name, bits in corpus.baselines().items()}
     data = {"corpus": corpus.about, "baselines": baselines}
     return described(run.config.to_dict(), run.engine, run.facts() | data)
 

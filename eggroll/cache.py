@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,3 +38,18 @@ def locked(path: Path) -> Iterator[None]:
     with open(path, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def filling(what: str, size: int | None) -> Iterator[Callable[[int], None]]:
+    """Progress on stderr while a file of the cache is made: gives a function to be told bytes.
+
+    size: of all, None where it is not known.
+    """
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=size)
+        yield lambda done: progress.update(task, completed=done)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import io
 import os
 import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -25,13 +23,13 @@ from typing import (
     TypeVar,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 import tyro
 
 from eggroll import __version__, help
 from eggroll.errors import EngineWarning, InputError, shortened, shown
+from eggroll.help import hints_of
 from eggroll.limits import last_words
 from eggroll.screen import HASTE, put, say
 
@@ -84,16 +82,6 @@ class Range(NamedTuple):
 
     def nearest(self, value: int) -> float:
         return min(max(-(-value // self.step) * self.step, self.low), self.high)
-
-
-def hints_of(kind: type) -> Mapping[str, Any]:
-    """An option's name -> its declared type and notes."""
-    return _hints(kind)
-
-
-@functools.cache
-def _hints(kind: type) -> Mapping[str, Any]:  # which takes longer than to look at all options
-    return MappingProxyType(get_type_hints(kind, include_extras=True))
 
 
 def check_ranges(options: DataclassInstance) -> None:
@@ -290,8 +278,7 @@ def _interrupt() -> None:
 
 
 def _end(code: int, sentence: str) -> int:
-    with contextlib.suppress(OSError):
-        say(f"{sentence}\n")
+    say(sentence)
     return code
 
 

@@ -27,14 +27,12 @@ from eggroll.declaration import program_in
 from eggroll.errors import InputError
 from eggroll.estimator import Estimator
 from eggroll.estimators import ESTIMATORS, EstimatorName, estimators_with
-from eggroll.help import CHANGEABLE as CHANGEABLE
-from eggroll.help import Group
+from eggroll.help import CHANGEABLE, Group
 from eggroll.networks import NETWORKS, Gates, NetworkName
 from eggroll.noise import slice_length
 from eggroll.program import Program
 from eggroll.ranks.options import SeveralRanks
-from eggroll.recipes import RECIPES as RECIPES
-from eggroll.recipes import RecipeName
+from eggroll.recipes import RECIPES, RecipeName
 from eggroll.rule import UpdateRule
 from eggroll.rules import RULES, RuleName, rules_with
 from eggroll.sweep.space import Sweep

@@ -46,8 +46,6 @@ class Decoder:
 
     def __call__(self, token: int) -> str:
         """The text a token completes. A mark becomes an empty line, undecodable bytes U+FFFD."""
-        if self._coding.numbers:
-            return self._coding.bytes_of(token).decode()
         text = self._utf8.decode(self._coding.bytes_of(token))
         return HIDDEN.sub("\ufffd", text).replace("\0", "\n\n")
 

@@ -6,15 +6,17 @@ An option's group, metavar, default and help are read from its declaration in a 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
@@ -40,6 +42,16 @@ class Group(Enum):
     ENGINE = "engine"
     OUTPUT = "validation and samples"
     RANKS = "several processes (mlx.launch)"
+
+
+def hints_of(kind: type) -> Mapping[str, Any]:
+    """An option's name -> its declared type and notes."""
+    return _hints(kind)
+
+
+@functools.cache  # as this takes longer than to look at all options
+def _hints(kind: type) -> Mapping[str, Any]:
+    return MappingProxyType(get_type_hints(kind, include_extras=True))
 
 
 def invocation(command: str) -> str:
@@ -79,7 +91,7 @@ def page(
     """
     width = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
     start, texts = invocation(command), option_texts(kind)
-    hints = get_type_hints(kind, include_extras=True)
+    hints = hints_of(kind)
     groups: dict[Group, list[str]] = {}
     places = ""
     for field in fields(kind):

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from eggroll import checkpoint, engines, generate
 from eggroll.baseline import reader
 from eggroll.config import Config
-from eggroll.data.codings import Bytes, Coding, Numbers, coding_of
+from eggroll.data.codings import Coding, coding_of
 from eggroll.data.tokens import token_ids
 from eggroll.engines import Engine, zero_state
 from eggroll.errors import InputError, in_python, shown
@@ -43,7 +43,7 @@ class LanguageModel:
     document: the network's state is zero where a stream begins, and zeroed again at every mark. All
     results are the same bits on every engine and machine.
 
-    config: options of its run; step: updates made.
+    config: options of its run; step: updates made; coding: what tokens stand for.
     """
 
     def __init__(
@@ -52,11 +52,9 @@ class LanguageModel:
         engine: Engine,
         weights: Leaves,
         step: int,
-        coding: Coding | None = None,
+        coding: Coding,
     ) -> None:
-        """coding: what tokens stand for; None: bytes or numbers, as the options have it."""
-        self.config, self.step = config, step
-        self.coding = coding or (Numbers(config.vocabulary) if config.numbers else Bytes())
+        self.config, self.step, self.coding = config, step, coding
         self._engine, self._weights = engine, weights
         self._prepared: Any = None
 

@@ -7,6 +7,11 @@ core busy by asking its pipes without pause, and waits for ever for a rank that 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll import entry
+
+    raise SystemExit(entry.run("eggroll.launch"))
+
 import contextlib
 import os
 import signal
@@ -23,6 +28,7 @@ import tyro
 
 from eggroll import cli
 from eggroll.errors import InputError
+from eggroll.screen import say
 
 ABOUT = (
     "Starts one run as several processes, by mlx.launch and with its options, and returns the exit "
@@ -154,7 +160,7 @@ def _waited(ranks: Sequence[subprocess.Popen[bytes]], asked: list[int]) -> list[
             running.remove(rank)
             code = rank.returncode
             if code < 0:
-                _say(f"launch: rank {ranks.index(rank)} was ended by signal {-code}.")
+                say(f"launch: rank {ranks.index(rank)} was ended by signal {-code}.")
             codes.append(128 - code if code < 0 else code)
             failed = min(failed, time.monotonic()) if code else failed
         late = time.monotonic() - failed
@@ -166,12 +172,3 @@ def _waited(ranks: Sequence[subprocess.Popen[bytes]], asked: list[int]) -> list[
                 rank.kill()
         time.sleep(POLL)
     return codes
-
-
-def _say(sentence: str) -> None:
-    with contextlib.suppress(OSError):
-        print(sentence, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,7 +7,8 @@ from typing import Any, Final, get_args
 
 from eggroll import checkpoint, runlog
 from eggroll.anyrun import Run
-from eggroll.config import CHANGEABLE, Config
+from eggroll.config import Config
+from eggroll.help import CHANGEABLE
 from eggroll.options import TYPES
 from eggroll.replay_log import SignLog
 from eggroll.run import TrainingRun

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from eggroll import cli
-from eggroll.cli import flag, hints_of
-from eggroll.config import CHANGEABLE, INVOCATION, RECIPES, Common, Config, DeclaredConfig
+from eggroll.cli import flag
+from eggroll.config import INVOCATION, Common, Config, DeclaredConfig
 from eggroll.errors import InputError, shown
+from eggroll.help import CHANGEABLE, hints_of
+from eggroll.recipes import RECIPES
 from eggroll.runlog import open_regular
 
 TYPES = hints_of(Config)

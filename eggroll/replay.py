@@ -31,9 +31,9 @@ from eggroll.config import Config
 from eggroll.errors import InputError
 from eggroll.estimator import Estimate
 from eggroll.fitness import decided
+from eggroll.learners import engine_for, new_learner
 from eggroll.options import from_dict
 from eggroll.replay_log import Header, header_of, records
-from eggroll.run import engine_for, new_learner
 from eggroll.step import Learner
 
 EXAMPLES: Final = (

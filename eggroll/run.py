@@ -14,17 +14,21 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from eggroll import __version__, checkpoint, runlog
-from eggroll.anyrun import Run, corpus_of, fingerprint, print_header, write_facts
-from eggroll.anyrun import validation_batches as validation_batches
+from eggroll.anyrun import (
+    Run,
+    corpus_of,
+    fingerprint,
+    print_header,
+    validation_batches,
+    write_facts,
+)
 from eggroll.checkpoint import Checkpoint
 from eggroll.cli import flag
 from eggroll.config import Common, Config
 from eggroll.data.corpus import Corpus, Streams
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.learners import chunk_size as chunk_size
-from eggroll.learners import engine_for as engine_for
-from eggroll.learners import new_learner as new_learner
+from eggroll.learners import engine_for, new_learner
 from eggroll.likelihood import model_loss
 from eggroll.options import check_resumed
 from eggroll.program import Leaves

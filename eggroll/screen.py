@@ -18,16 +18,17 @@ PATIENCE: Final = 1.0  # seconds, at the end of all
 HASTE: Final = 0.1  # in between
 
 
-def say(text: str) -> None:
-    """Writes to stderr; what a terminal does not take in time is left out.
+def say(sentence: str) -> None:
+    """Writes a line to stderr, if there is one; what a terminal does not take in time is left out.
 
-    Raises:
-        OSError: it is closed, or a file that is full.
+    A terminal or file that is gone, closed or full is no error, as there is nowhere to tell of it.
     """
-    with contextlib.suppress(ValueError):  # it is closed
+    with contextlib.suppress(OSError, ValueError):
         if sys.stderr.isatty():
-            return put(sys.stderr.fileno(), text.encode(sys.stderr.encoding, "replace"), PATIENCE)
-    print(text, end="", file=sys.stderr, flush=True)
+            line = f"{sentence}\n".encode(sys.stderr.encoding, "replace")
+            put(sys.stderr.fileno(), line, PATIENCE)
+        else:
+            print(sentence, file=sys.stderr, flush=True)
 
 
 def put(handle: int, data: bytes, seconds: float) -> None:

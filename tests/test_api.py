@@ -17,8 +17,8 @@ from test_train import SIGNATURE, TIMES, metrics
 
 import eggroll as eg
 from eggroll import checkpoint, generate, options, runlog, training
+from eggroll.anyrun import validation_batches
 from eggroll.data.tokens import token_corpus
-from eggroll.run import validation_batches
 
 CONFIG = training.options_from(TINY)  # the run whose bits test_train knows
 

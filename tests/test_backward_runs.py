@@ -20,10 +20,10 @@ from eggroll.carried import SCALES, Feedback
 from eggroll.config import Config
 from eggroll.data.streams import load_corpus
 from eggroll.errors import InputError
+from eggroll.learners import engine_for, new_learner
 from eggroll.networks import mlp
 from eggroll.population import Population
 from eggroll.rule import feedback_name
-from eggroll.run import engine_for, new_learner
 from eggroll.step import Learner
 from eggroll.trainer import Trainer
 

@@ -16,10 +16,11 @@ import safetensors.numpy
 
 from eggroll import checkpoint, runlog
 from eggroll.checkpoint import Checkpoint
-from eggroll.config import RECIPES, Config
+from eggroll.config import Config
 from eggroll.errors import InputError
 from eggroll.networks import NETWORKS, Gates, egg, initial_weights
 from eggroll.program import Program
+from eggroll.recipes import RECIPES
 
 CONFIG = Config(data="count", seed=1, pop=6, width=4, layers=2, rule="master", table_bits=16)
 

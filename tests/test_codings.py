@@ -97,7 +97,7 @@ def test_bits_per_byte_are_those_of_the_same_text(run: Path, text: Path):
     row = metrics(run)[-1]
     config = eggroll.load(run).config
     corpus = load_corpus(str(text), vocabulary=300)
-    from eggroll.run import validation_batches
+    from eggroll.anyrun import validation_batches
 
     targets = np.concatenate([t.ravel() for _, t in validation_batches(corpus, config)])
     size = sum(len(corpus.coding.bytes_of(int(token))) for token in targets)

@@ -12,8 +12,9 @@ from conftest import TINY, Command
 
 from eggroll import options, training
 from eggroll.baseline.backprop import Options
-from eggroll.config import RECIPES, Common, Config
+from eggroll.config import Common, Config
 from eggroll.errors import InputError
+from eggroll.recipes import RECIPES
 from eggroll.sweep.command import Options as SweepOptions
 
 LANGUAGE = RECIPES["language"]

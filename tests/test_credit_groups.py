@@ -16,9 +16,9 @@ from eggroll.config import Config
 from eggroll.credit import crediting
 from eggroll.engines import ENGINES, choose
 from eggroll.errors import InputError
+from eggroll.learners import chunk_size
 from eggroll.noise import Noise
 from eggroll.population import Population
-from eggroll.run import chunk_size
 
 SHAPES = [
     {"V": 16, "D": 8, "L": 1, "T": 3, "P": 8, "group": 4, "sigma_shift": 0},

@@ -9,13 +9,14 @@ import pytest
 from eggroll import fitness, networks
 from eggroll import program as language
 from eggroll.baseline.backprop import gradient
-from eggroll.config import RECIPES, Config
+from eggroll.config import Config
 from eggroll.credit import crediting
 from eggroll.data.streams import load_corpus
 from eggroll.engines import choose
 from eggroll.likelihood import model_loss
 from eggroll.noise import Noise
 from eggroll.population import Population
+from eggroll.recipes import RECIPES
 
 V, DISCOUNT = 16, 12
 SIGMA_SHIFTS = {"eggroll": 4, "token-votes": 4, "token-credit": 2, "group-credit": 2}

@@ -10,8 +10,8 @@ import pytest
 from conftest import TINY, Command
 
 from eggroll import _extension, checkpoint, runlog
-from eggroll.config import RECIPES
 from eggroll.population import Population
+from eggroll.recipes import RECIPES
 
 WAYS = {
     "token-votes": ["--estimator", "token-votes"],

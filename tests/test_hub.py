@@ -72,7 +72,7 @@ BOTH = [("train", None), ("valid", None)]
 
 
 def check_cached(corpus: TextCorpus, cache: Path) -> None:
-    text = Text(corpus._bytes["train"], corpus._bytes["valid"], corpus.about)
+    text = Text(corpus._arrays["train"], corpus._arrays["valid"], corpus.about)
     split = documents(text)
     assert {side: [d.decode() for d in found] for side, found in split.items()} == CACHED
     files = {"train.bin", "valid.bin", "meta.json"}
@@ -91,7 +91,7 @@ def test_hub_dataset_is_streamed_into_the_cache_once(hub, cache, monkeypatch, ca
 
 
 def test_hub_arrays_are_mapped_read_only(fake_hub):
-    data = load_corpus("tinystories")._bytes["train"]
+    data = load_corpus("tinystories")._arrays["train"]
     assert not data.flags.writeable
     assert isinstance(data.base, np.memmap)
 

@@ -51,7 +51,7 @@ LINES = [f"line {i} of a table" for i in range(40)]
 
 
 def lines_of(corpus: TextCorpus) -> dict[str, list[str]]:
-    text = Text(corpus._bytes["train"], corpus._bytes["valid"], corpus.about)
+    text = Text(corpus._arrays["train"], corpus._arrays["valid"], corpus.about)
     return {side: [d.decode() for d in found] for side, found in documents(text).items()}
 
 

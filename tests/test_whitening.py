@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from eggroll import rule as rule_kinds
 from eggroll import whitening
-from eggroll.config import RECIPES, Config
+from eggroll.config import Config
 from eggroll.estimators import ESTIMATORS
 from eggroll.networks import egg
+from eggroll.recipes import RECIPES
 from eggroll.rules import RULES, WhitenedRule
 from eggroll.whitening import ONE, TOP
 

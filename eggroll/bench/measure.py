@@ -21,8 +21,8 @@ from eggroll.bench.limits import Limits
 from eggroll.bench.options import Options
 from eggroll.config import Config
 from eggroll.engines import Engine
+from eggroll.learners import new_learner
 from eggroll.program import Program
-from eggroll.run import new_learner
 
 
 @dataclass(frozen=True)

@@ -12,26 +12,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.errors import InputError
+from eggroll.runlog import open_regular
 
 BYTES: Final = 256
 FILE: Final = "tokenizer.json"  # of a run's folder
 MOST: Final = 65536  # tokens
 DEFAULT: Final = 16  # the option `vocabulary` where none is given: of data count
 LARGEST: Final = 1 << 28  # bytes of a tokenizer's file
+BATCH: Final = 256  # documents encoded at a time
 
 
 class Coding(ABC):
-    """A way from text to tokens and back. numbers: whether tokens are numbers, and no text."""
+    """A way from text to tokens and back. vocabulary: V."""
 
     vocabulary: int
-    numbers: ClassVar[bool] = False
 
     @abstractmethod
     def tokens(self, text: str, name: str) -> list[int]:
@@ -67,8 +69,6 @@ class Bytes(Coding):
 class Numbers(Coding):
     """A token is a number from 0 to V - 1, written as one."""
 
-    numbers = True
-
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
 
@@ -91,7 +91,8 @@ class Numbers(Coding):
 class Pairs(Coding):
     """Tokens of a byte-level byte-pair encoding; its id i is token i + 1, as 0 is the mark.
 
-    Whatever the text, its tokens' bytes are those of the text.
+    Its tokens' bytes are those of the text, unless the tokenizer changes texts first, as some given
+    ones do (those trained here do not).
     """
 
     def __init__(self, data: bytes, name: str) -> None:
@@ -145,16 +146,12 @@ class Pairs(Coding):
 
     def documents(self, texts: Iterable[bytes]) -> Iterator[NDArray[np.uint16]]:
         """The tokens of documents, each with its mark; what is no UTF-8 becomes U+FFFD."""
-        batch: list[str] = []
-        for content in (*texts, None):
-            if content is not None:
-                batch.append(content.decode("utf-8", "replace"))
-            if batch and (content is None or len(batch) == 256):
-                for found in self._made.encode_batch_fast(batch, add_special_tokens=False):
-                    tokens = np.zeros(len(found.ids) + 1, np.uint16)
-                    tokens[1:] = np.array(found.ids, np.int64) + 1
-                    yield tokens
-                batch.clear()
+        contents = (content.decode("utf-8", "replace") for content in texts)
+        while batch := list(islice(contents, BATCH)):
+            for found in self._made.encode_batch_fast(batch, add_special_tokens=False):
+                tokens = np.zeros(len(found.ids) + 1, np.uint16)
+                tokens[1:] = np.array(found.ids, np.int64) + 1
+                yield tokens
 
 
 def library() -> Any:
@@ -177,7 +174,7 @@ def _bytes_of_ids(made: Any) -> list[bytes]:
     """The bytes of the mark and of every id; those of special tokens are their text's."""
     letters = _letters()
     found = [b"\0"] + [b""] * made.get_vocab_size(with_added_tokens=True)
-    added = {i: str(token.content) for i, token in made.get_added_tokens_decoder().items()}
+    added = made.get_added_tokens_decoder()
     for text, i in made.get_vocab(with_added_tokens=True).items():
         if i + 1 >= len(found):
             raise InputError("the tokenizer has ids beyond its size: give one without gaps.")
@@ -201,15 +198,15 @@ def read(path: str | Path) -> Pairs:
     """
     name = f"tokenizer {str(path)[:200]!r}"
     try:
-        if not Path(path).is_file():
-            raise FileNotFoundError(2, "no file is there")
-        if (size := Path(path).stat().st_size) > LARGEST:
-            raise InputError(f"{name} has {size:,} bytes: {LARGEST:,} are the most.")
-        return Pairs(Path(path).read_bytes(), name)
+        with open_regular(Path(path)) as file:
+            data = file.read(LARGEST + 1)
     except OSError as error:
         raise InputError(
             f"{name} cannot be read ({error.strerror}): give a tokenizer.json."
         ) from None
+    if len(data) > LARGEST:
+        raise InputError(f"{name} has more than {LARGEST:,} bytes: give a smaller one.")
+    return Pairs(data, name)
 
 
 def of_tokenizer(options: Any) -> Any:

@@ -12,7 +12,7 @@ import platform
 import re
 import stat
 import sysconfig
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -25,6 +25,7 @@ Split = Literal["train", "valid"]
 
 MARK: Final = b"\0"
 
+PARTS: Final = 20  # one of so many is for validation
 SNIFF: Final = 8192  # a NUL byte in the first bytes of a file makes it binary
 PIECE: Final = (4096, 16384)  # shortest and longest document cut out of one long file
 FEW_FILES: Final = 20  # a folder of fewer files is cut into pieces, as a single file is
@@ -220,25 +221,34 @@ def _pieces(content: bytes) -> Iterator[bytes]:
         yield content[start:]
 
 
-def _divide(documents: list[Document], what: str, about: dict[str, Any]) -> Text:
-    """Splits by document: of the distinct keys, the twentieth with the lowest MD5 is validation.
+def held_out(keys: Iterable[bytes]) -> NDArray[np.bool_]:
+    """Which documents are for validation: of the distinct keys, the twentieth with the lowest MD5.
 
     The rule knows no order, equal keys stay together, and a changed or added document moves at
-    most one other to the other side. At least one document goes to each side.
+    most one other to the other side. Of fewer than two distinct keys none is held out.
     """
     # MD5 of the module paths holds out the most typical 5 % of the standard library.
-    digests = [hashlib.md5(d.key, usedforsecurity=False).digest() for d in documents]
-    ranked = sorted(set(digests))
+    hashed = (hashlib.md5(key, usedforsecurity=False) for key in keys)
+    digests = np.array([int.from_bytes(h.digest()[:8], "big") for h in hashed], np.uint64)
+    ranked = np.unique(digests)
     if len(ranked) < 2:
+        return np.zeros(len(digests), np.bool_)
+    held: NDArray[np.bool_] = digests <= ranked[-(-len(ranked) // PARTS) - 1]
+    return held
+
+
+def _divide(documents: list[Document], what: str, about: dict[str, Any]) -> Text:
+    """Splits by document, see `held_out`; at least one goes to each side."""
+    held = held_out(d.key for d in documents)
+    if not held.any():
         size = sum(len(d.content) for d in documents)
         raise InputError(
             f"{what} is too small ({size:,} bytes, one distinct document): train and valid need "
             f"one each, so give --data more than {PIECE[1]:,} bytes of text."
         )
-    held_out = set(ranked[: -(-len(ranked) // 20)])
     sides: dict[Split, list[bytes]] = {"train": [], "valid": []}
-    for document, digest in zip(documents, digests, strict=True):
-        sides["valid" if digest in held_out else "train"].append(document.content)
+    for document, out in zip(documents, held.tolist(), strict=True):
+        sides["valid" if out else "train"].append(document.content)
     joined = {side: MARK + MARK.join(contents) for side, contents in sides.items()}
     splits = {side: _facts(len(sides[side]), joined[side]) for side in sides}
     arrays = {side: np.frombuffer(data, np.uint8) for side, data in joined.items()}

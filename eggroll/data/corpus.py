@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from copy import copy
-from typing import Any, Final, Self
+from functools import cached_property
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.data.baselines import cross_entropies
 from eggroll.data.codings import Coding
 from eggroll.data.corpora import Split
 from eggroll.errors import InputError
@@ -100,6 +102,52 @@ class TextStreams(Streams):
         if end > self.length:
             block = np.concatenate([block, self._rows[:, : end - self.length]], axis=1)
         return block[:, :-1].astype(np.int32, order="C"), block[:, 1:].astype(np.int32, order="C")
+
+
+class ArrayCorpus(Corpus):
+    """A corpus whose splits are arrays of tokens [n], in memory or mapped from a file.
+
+    counts: what its tokens are called.
+    """
+
+    counts: ClassVar[str] = "tokens"
+
+    def __init__(
+        self,
+        name: str,
+        train: NDArray[Any],
+        valid: NDArray[Any],
+        coding: Coding,
+        about: dict[str, Any],
+    ) -> None:
+        self.name, self.coding, self.about = name, coding, about
+        self.vocabulary, self.warmup = coding.vocabulary, 0
+        self._arrays: dict[Split, NDArray[Any]] = {"train": train, "valid": valid}
+
+    def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
+        """Contiguous streams of equal length, which do not depend on `seed`."""
+        check_shape(streams, seq_len)
+        data = self._arrays[split]
+        if len(data) // streams < seq_len + 1:
+            raise InputError(self.too_small(split, streams, seq_len))
+        return TextStreams(data, streams, seq_len)
+
+    def too_small(self, split: Split, streams: int, seq_len: int) -> str:
+        """The sentence for a split that has too few tokens."""
+        size = len(self._arrays[split])
+        return (
+            f"the {split} split of {self.name!r} ({size:,} {self.counts}) is too small for "
+            f"{streams} streams of seq_len {seq_len}: at most {size // (seq_len + 1)} fit, so use "
+            "a smaller --pop, a larger --group-size or a shorter --seq-len."
+        )
+
+    def baselines(self) -> dict[str, float]:
+        """Over the whole validation split, marks included; 'bigram' not of a large V."""
+        return dict(self._baselines)
+
+    @cached_property
+    def _baselines(self) -> dict[str, float]:
+        return cross_entropies(self._arrays["train"], self._arrays["valid"], self.vocabulary)
 
 
 def check_shape(streams: int, seq_len: int) -> None:

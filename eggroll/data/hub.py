@@ -13,16 +13,14 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.cache import cache_folder, locked
-from eggroll.data.corpora import MARK, Split, Text, reason
+from eggroll.cache import cache_folder, filling, locked
+from eggroll.data.corpora import MARK, Split, Text, held_out, reason
 from eggroll.data.tables import HUB, Source, Table
 from eggroll.errors import InputError
 from eggroll.runlog import flush_to_disk, write_whole
@@ -31,7 +29,6 @@ SPLITS: Final[tuple[Split, Split]] = ("train", "valid")
 CACHE_VERSION: Final = 1
 PROGRESS: Final = "progress.json"
 EVERY: Final = 2.0  # seconds from one note of how far a stream has come to the next
-PARTS: Final = 20  # one of so many parts is held out where a data set has no validation split
 
 
 def read_table(source: Source) -> Text:
@@ -138,7 +135,11 @@ class _Writer:
         if at["done"]:
             return
         path, size = self.partial / f"{split}.bin", int(at["bytes"])
-        with open(path, "r+b" if size else "wb") as file, _shown(table, split) as show:
+        what = f"{self.source.name} {split}"
+        with (
+            open(path, "r+b" if size else "wb") as file,
+            filling(what, table.size(split)) as show,
+        ):
             file.truncate(size)
             file.seek(size)
             noted = time.monotonic()
@@ -180,18 +181,6 @@ def _sync(file: IO[Any]) -> None:
     flush_to_disk(file.fileno())
 
 
-@contextmanager
-def _shown(table: Table, split: Split) -> Iterator[Any]:
-    """Progress on stderr: gives a function that is told bytes of text."""
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"{table.source.name} {split}", total=table.size(split))
-        yield lambda size: progress.update(task, completed=size)
-
-
 def _facts(path: Path) -> dict[str, Any]:
     """Documents, bytes and digest of a split's file."""
     documents, digest, size = 0, hashlib.sha256(), 0
@@ -203,7 +192,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _hold_out(partial: Path, source: Source) -> None:
-    """Divides train.bin: of the distinct documents, the twentieth with the lowest MD5 is valid's.
+    """Divides train.bin, by the contents of its documents; see `held_out`.
 
     Raises:
         InputError: there are fewer than two.
@@ -218,19 +207,16 @@ def _hold_out(partial: Path, source: Source) -> None:
     starts = np.concatenate([np.zeros(0, np.intp), *marks])
     ends = np.append(starts[1:], len(data))
     each = list(zip(starts.tolist(), ends.tolist(), strict=True))
-    hashed = (hashlib.md5(data[a + 1 : b].tobytes(), usedforsecurity=False) for a, b in each)
-    digests = np.array([int.from_bytes(h.digest()[:8], "big") for h in hashed], np.uint64)
-    ranked = np.unique(digests)
-    if len(ranked) < 2:
+    held = held_out(data[a + 1 : b].tobytes() for a, b in each)
+    if not held.any():
         shutil.rmtree(partial, ignore_errors=True)
         raise InputError(
-            f"data {source.name!r} has {len(ranked)} distinct documents: two are needed, one of "
-            "them for validation."
+            f"data {source.name!r} has {min(len(each), 1)} distinct documents: two are needed, one "
+            "of them for validation."
         )
-    held_out = digests <= ranked[-(-len(ranked) // PARTS) - 1]
     with open(path, "wb") as train, open(partial / "valid.bin", "wb") as valid:
-        for (a, b), held in zip(each, held_out.tolist(), strict=True):
-            (valid if held else train).write(data[a:b].tobytes())
+        for (a, b), out in zip(each, held.tolist(), strict=True):
+            (valid if out else train).write(data[a:b].tobytes())
         _sync(train)
         _sync(valid)
     del data

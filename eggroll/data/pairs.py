@@ -6,51 +6,34 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.cache import cache_folder, locked
-from eggroll.data.baselines import cross_entropies
+from eggroll.cache import cache_folder, filling, locked
 from eggroll.data.codings import Pairs, library, read
-from eggroll.data.corpora import MARK, Split, Text, reason
-from eggroll.data.corpus import Corpus, Streams, TextStreams, check_shape
+from eggroll.data.corpora import MARK, Text, reason
+from eggroll.data.corpus import ArrayCorpus
 from eggroll.errors import InputError
-from eggroll.runlog import write_whole
+from eggroll.runlog import flush_to_disk, write_whole
 
 LEARNT_FROM: Final = 1 << 26  # bytes of training text at most, spread evenly over it
 BLOCK: Final = 1 << 22  # bytes looked at a time
 
 
-class PairsCorpus(Corpus):
+class PairsCorpus(ArrayCorpus):
     """A corpus of text as tokens of a byte-pair encoding, V of them with the mark."""
 
     def __init__(self, name: str, text: Text, coding: Pairs) -> None:
-        self.name, self.vocabulary, self.warmup = name, coding.vocabulary, 0
-        self.coding = coding
-        self.about = text.about | {"tokenizer": coding.digest}
-        digests = text.about["splits"]
-        self._arrays: dict[Split, NDArray[np.uint16]] = {
-            "train": _encoded(text.train, digests["train"]["sha256"], coding, f"{name} train"),
-            "valid": _encoded(text.valid, digests["valid"]["sha256"], coding, f"{name} valid"),
-        }
-
-    def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
-        """Contiguous streams of equal length, which do not depend on `seed`."""
-        check_shape(streams, seq_len)
-        data = self._arrays[split]
-        if len(data) // streams < seq_len + 1:
-            raise InputError(
-                f"the {split} split of {self.name!r} ({len(data):,} tokens) is too small for "
-                f"{streams} streams of seq_len {seq_len}: at most {len(data) // (seq_len + 1)} "
-                "fit, so use a smaller --pop, a larger --group-size or a shorter --seq-len."
-            )
-        return TextStreams(data, streams, seq_len)
-
-    def baselines(self) -> dict[str, float]:
-        """Bits per token, counted on the training split; 'bigram' is left out of a large V."""
-        return cross_entropies(self._arrays["train"], self._arrays["valid"], self.vocabulary)
+        digests = {split: facts["sha256"] for split, facts in text.about["splits"].items()}
+        super().__init__(
+            name,
+            _encoded(text.train, digests["train"], coding, f"{name} train"),
+            _encoded(text.valid, digests["valid"], coding, f"{name} valid"),
+            coding,
+            text.about | {"tokenizer": coding.digest},
+        )
 
 
 def trained(name: str, text: Text, vocabulary: int) -> Pairs:
@@ -122,22 +105,15 @@ def _encoded(data: NDArray[np.uint8], digest: str, coding: Pairs, what: str) -> 
 
 def _encode(data: NDArray[np.uint8], coding: Pairs, path: Path, what: str) -> None:
     """Writes a split's tokens whole or not at all, with progress on stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    columns: Any = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    partial = path.with_name(f".{path.name}.partial")
+    partial, done = path.with_name(f".{path.name}.partial"), 0
     try:
-        with (
-            open(partial, "wb") as file,
-            Progress(*columns, console=Console(stderr=True), transient=True) as progress,
-        ):
-            task = progress.add_task(f"tokens of {what}", total=len(data))
+        with open(partial, "wb") as file, filling(f"tokens of {what}", len(data)) as show:
             for tokens in coding.documents(_documents(data)):
                 file.write(tokens.astype("<u2", copy=False).tobytes())
-                progress.advance(task, int(coding.sizes[tokens].sum()))
+                done += int(coding.sizes[tokens].sum())
+                show(done)
             file.flush()
-            os.fsync(file.fileno())
+            flush_to_disk(file.fileno())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

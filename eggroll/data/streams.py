@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from eggroll import rng
 from eggroll.data import codings, pairs
-from eggroll.data.baselines import cross_entropies
-from eggroll.data.codings import BYTES, Bytes, Coding, Numbers
+from eggroll.data.codings import BYTES, Bytes, Numbers
 from eggroll.data.corpora import Split, Text, read_path, read_stdlib
-from eggroll.data.corpus import TOKENS, Batch, Corpus, Streams, TextStreams, check_shape
+from eggroll.data.corpus import TOKENS, ArrayCorpus, Batch, Corpus, Streams, check_shape
 from eggroll.data.hub import read_table
 from eggroll.data.tables import HUB, near, source_of
 from eggroll.errors import InputError
@@ -66,32 +65,13 @@ def _text(name: str) -> Text:
     return read_path(path)
 
 
-class TextCorpus(Corpus):
+class TextCorpus(ArrayCorpus):
     """Bytes of text, V = 256: every document is the mark 0 followed by its bytes."""
 
+    counts = "bytes"
+
     def __init__(self, name: str, text: Text) -> None:
-        self.name, self.vocabulary, self.warmup, self.about = name, 256, 0, text.about
-        self.coding: Coding = Bytes()
-        self._bytes: dict[Split, NDArray[np.uint8]] = {"train": text.train, "valid": text.valid}
-        self._baselines: dict[str, float] = {}
-
-    def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
-        """Contiguous streams of equal length, which do not depend on `seed`."""
-        check_shape(streams, seq_len)
-        data = self._bytes[split]
-        if len(data) // streams < seq_len + 1:
-            raise InputError(
-                f"the {split} split of {self.name!r} ({len(data):,} bytes) is too small for "
-                f"{streams} streams of seq_len {seq_len}: at most {len(data) // (seq_len + 1)} "
-                "fit, so use a smaller --pop, a larger --group-size or a shorter --seq-len."
-            )
-        return TextStreams(data, streams, seq_len)
-
-    def baselines(self) -> dict[str, float]:
-        """Cross-entropies over the whole validation split, marks included; computed once."""
-        if not self._baselines:
-            self._baselines = cross_entropies(self._bytes["train"], self._bytes["valid"])
-        return dict(self._baselines)
+        super().__init__(name, text.train, text.valid, Bytes(), text.about)
 
 
 class CountCorpus(Corpus):
@@ -123,7 +103,7 @@ class CountCorpus(Corpus):
                 f"{largest}, or a larger vocabulary."
             )
         self.name, self.vocabulary, self.warmup = "count", vocabulary, 2
-        self.coding: Coding = Numbers(vocabulary)
+        self.coding = Numbers(vocabulary)
         self.steps = tuple(sorted(steps))
         self.document = max(vocabulary, 32)
         self.about = {

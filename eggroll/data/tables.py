@@ -20,7 +20,7 @@ HUB: Final = {"tinystories": "roneneldan/TinyStories", "minipile": "JeanKaddour/
 TABLES: Final = {".parquet": "parquet", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
 HELD_OUT: Final = ("validation", "valid", "val", "dev")  # names of a split for validation
 BATCH: Final = 1000  # rows read at a time
-NO_NETWORK: Final = "data that need none: stdlib, count, a file or a folder"
+OFFLINE: Final = "stdlib, count, a file or a folder"  # data that need no network
 
 Texts = Iterator[tuple[Sequence[Any], Any]]  # rows' texts, and the state that goes on after them
 
@@ -106,7 +106,7 @@ class Table:
         except ImportError as error:
             raise InputError(
                 f"data {source.name!r} needs the package 'datasets': run `pip install datasets`, "
-                "or use data that need no network: stdlib, count, a file or a folder."
+                f"or use data that need no network: {OFFLINE}."
             ) from error
         self.source, self.column = source, source.column
         try:
@@ -207,5 +207,5 @@ class Table:
             )
         return InputError(
             f"corpus {source.name!r} is not in the cache and cannot be streamed from the Hugging "
-            f"Face hub ({kind}): connect to the network, or use {NO_NETWORK}."
+            f"Face hub ({kind}): connect to the network, or use data that need none: {OFFLINE}."
         )

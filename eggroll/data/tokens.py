@@ -11,20 +11,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.data.baselines import cross_entropies
 from eggroll.data.codings import Numbers
-from eggroll.data.corpora import Split
-from eggroll.data.corpus import TOKENS, Corpus, Streams, TextStreams, check_shape
+from eggroll.data.corpora import PARTS, Split
+from eggroll.data.corpus import TOKENS, ArrayCorpus
 from eggroll.errors import InputError, shown
 from eggroll.stage import MAX_VOCABULARY
 
-HELD_OUT: Final = 20  # of one array, the last of so many parts is for validation
 DIGESTED: Final = 1 << 22  # tokens at a time
 
 Ids = NDArray[Any]
 
 
-class TokenCorpus(Corpus):
+class TokenCorpus(ArrayCorpus):
     """Two arrays of token ids 0..V-1, [tokens], of any integer type; they are not copied.
 
     Token 0 is the mark that begins a document, as in every corpus: the network's state is zeroed
@@ -32,28 +30,18 @@ class TokenCorpus(Corpus):
     """
 
     def __init__(self, train: Ids, valid: Ids, vocabulary: int) -> None:
-        self.name, self.vocabulary, self.warmup = TOKENS, vocabulary, 0
-        self.coding = Numbers(vocabulary)
-        self._arrays: dict[Split, Ids] = {"train": train, "valid": valid}
-        splits = {k: {"tokens": len(a), "sha256": _digest(a)} for k, a in self._arrays.items()}
-        self.about = {"vocabulary": vocabulary, "splits": splits}
+        arrays = {"train": train, "valid": valid}
+        splits = {k: {"tokens": len(a), "sha256": _digest(a)} for k, a in arrays.items()}
+        about = {"vocabulary": vocabulary, "splits": splits}
+        super().__init__(TOKENS, train, valid, Numbers(vocabulary), about)
 
-    def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
-        """Contiguous streams of equal length, which do not depend on `seed`."""
-        check_shape(streams, seq_len)
-        data = self._arrays[split]
-        if len(data) // streams < seq_len + 1:
-            what = "training" if split == "train" else "validation"
-            raise InputError(
-                f"the {what} tokens are {len(data):,}, too few for {streams:,} streams of seq_len "
-                f"{seq_len}: {streams * (seq_len + 1):,} are needed, so give more of them, or use "
-                "a smaller pop, a larger group_size or a smaller seq_len."
-            )
-        return TextStreams(data, streams, seq_len)
-
-    def baselines(self) -> dict[str, float]:
-        """Counted on the training tokens; 'bigram' is left out of a large vocabulary."""
-        return cross_entropies(self._arrays["train"], self._arrays["valid"], self.vocabulary)
+    def too_small(self, split: Split, streams: int, seq_len: int) -> str:
+        what = "training" if split == "train" else "validation"
+        return (
+            f"the {what} tokens are {len(self._arrays[split]):,}, too few for {streams:,} streams "
+            f"of seq_len {seq_len}: {streams * (seq_len + 1):,} are needed, so give more of them, "
+            "or use a smaller pop, a larger group_size or a smaller seq_len."
+        )
 
 
 def token_corpus(tokens: Any, vocabulary: int | None = None) -> TokenCorpus:
@@ -79,7 +67,7 @@ def token_corpus(tokens: Any, vocabulary: int | None = None) -> TokenCorpus:
         )
     else:
         whole = token_ids(tokens, vocabulary, "tokens", shape="[n]")
-        cut = len(whole) - len(whole) // HELD_OUT
+        cut = len(whole) - len(whole) // PARTS
         train, valid = whole[:cut], whole[cut:]
     for array, name in ((train, "training"), (valid, "validation")):
         if len(array) < 2:

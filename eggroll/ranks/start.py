@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from eggroll.errors import InputError
 from eggroll.ranks import RankError, SharedError, share
 from eggroll.ranks.joined import Joined
 from eggroll.ranks.watch import Line, Member, Watch, end_launcher
+from eggroll.screen import say
 
 START = 60  # seconds within which all ranks must be there
 LOOPBACK = "127.0.0.1"
@@ -57,7 +57,7 @@ class Rank(Joined):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         if hint and self.rank == 0:
-            self._say(hint)
+            say(hint)
         self.watch.leave(wait=bool(hint))
         return INTERRUPTED if hint else DONE
 
@@ -67,19 +67,15 @@ class Rank(Joined):
         shared: whether rank 0 knows.
         """
         if self.rank == 0:
-            self._say(sentence)
+            say(sentence)
             self.watch.fail(code)
             end_launcher()
         elif not self.watch.ended_by_first(sentence, code, shared):
-            self._say(f"{self.name_of(self.rank)}: {sentence}")
+            say(f"{self.name_of(self.rank)}: {sentence}")
         return code
 
     def name_of(self, rank: int) -> str:
         return str(self.members[rank])
-
-    def _say(self, sentence: str) -> None:
-        with contextlib.suppress(OSError):
-            print(sentence, file=sys.stderr, flush=True)
 
     def _unwatched(self, why: str) -> RankError:
         return RankError(f"a rank was lost before the run began ({why}): start it again.")

@@ -21,9 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eggroll.cli import REFUSED
 from eggroll.ranks import RankError
+from eggroll.screen import say
 
-REFUSED = 2  # the exit code, as of cli.py
 BEATS = 10  # lines that are sent in the time within which one must come
 LONGEST = 1 << 16  # bytes of a line
 LAST = 0.3  # seconds after a death in which MLX has complained of lost connections
@@ -212,8 +213,8 @@ class Watch:
         """
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-            if said:
-                print(said, file=sys.stderr, flush=True)
+        if said:
+            say(said)
         self._tell(failed="", code=code, rank=who.rank)
         mine = self.members[self.rank]
         if kill and (who.machine, who.pids) == (mine.machine, mine.pids):

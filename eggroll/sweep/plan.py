@@ -19,11 +19,12 @@ import optuna
 from optuna.trial import TrialState
 
 from eggroll import cli, runlog
-from eggroll.anyrun import corpus_of, fingerprint
-from eggroll.config import CHANGEABLE, Config
+from eggroll.anyrun import corpus_of, fingerprint, validation_batches
+from eggroll.config import Config
 from eggroll.errors import InputError
+from eggroll.help import CHANGEABLE
+from eggroll.learners import engine_for
 from eggroll.options import TYPES
-from eggroll.run import engine_for, validation_batches
 from eggroll.sweep import space
 from eggroll.sweep.options import DEFAULT_SEARCH, Options
 from eggroll.sweep.space import Axis

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
-from eggroll.cli import Range, flag, hints_of
+from eggroll.cli import Range, flag
 from eggroll.errors import InputError
+from eggroll.help import hints_of
 
 if TYPE_CHECKING:
     import optuna

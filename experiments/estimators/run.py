@@ -18,11 +18,12 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll.baseline.backprop import gradient
-from eggroll.config import RECIPES, Config
+from eggroll.config import Config
 from eggroll.data.streams import load_corpus
 from eggroll.estimator import Given
 from eggroll.estimators import ESTIMATORS
-from eggroll.run import engine_for, new_learner
+from eggroll.learners import engine_for, new_learner
+from eggroll.recipes import RECIPES
 
 SHIFTS = (3, 4, 5)  # compared at each of --ranks
 LEARNT = 100  # updates of recipe language before the cosines of "trained"

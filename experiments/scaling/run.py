@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 
 from eggroll import plot
-from eggroll.config import RECIPES, Config
+from eggroll.config import Config
+from eggroll.recipes import RECIPES
 from eggroll.training import train
 
 

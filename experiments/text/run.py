@@ -21,9 +21,9 @@ from pathlib import Path
 
 from eggroll import adamw, plot, runlog, training
 from eggroll.baseline.backprop import Options
-from eggroll.config import RECIPES
 from eggroll.errors import InputError
 from eggroll.options import from_dict, options_of
+from eggroll.recipes import RECIPES
 from eggroll.sweep.trial import updates_within
 
 WHAT = (*RECIPES, "adamw")
