@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,14 @@ def test_every_pair_votes_once_and_alone(tmp_path: Path):
         pytest.skip("the sanitizer of threads does not run on this kernel")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "every pair and every item once\n"
+
+
+def test_a_forked_child_has_threads_of_its_own():
+    words = (
+        "import os; from eggroll import _extension; native = _extension.load(); native.peak(2)\n"
+        "child = os.fork()\n"
+        "if not child: os._exit(0 if native.peak(2) > 0 else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0 and native.peak(2) > 0"
+    )
+    # A child that waited for its parent's threads would wait for ever.
+    subprocess.run([sys.executable, "-c", words], check=True, timeout=60)

@@ -3,15 +3,17 @@
 
 #include "count.h"
 
+#include <atomic>
 #include <iostream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 using namespace eggroll;
 
 namespace {
 
-int failures = 0;
+std::atomic<int> failures{0};
 
 void expect(bool ok, const std::string& what) {
   if (ok) return;
@@ -65,6 +67,24 @@ void items(int64_t count, int threads, int64_t bad) {
   for (int times : done) expect(bad < 0 ? times == 1 : times <= 1, "an item's calls");
 }
 
+// Calls of several threads at once, and calls within calls, share the same threads.
+void at_once(int callers, int threads) {
+  std::vector<std::thread> started;
+  std::atomic<int64_t> done{0};
+  for (int c = 0; c < callers; ++c)
+    started.emplace_back([&] {
+      for (int round = 0; round < 20; ++round)
+        parallel_for(7, threads, [&](int64_t, int) {
+          parallel_for(5, threads, [&](int64_t, int thread) {
+            expect(thread >= 0 && thread < threads, "a thread's number within a call");
+            ++done;
+          });
+        });
+    });
+  for (std::thread& thread : started) thread.join();
+  expect(done == callers * 20 * 7 * 5, "calls within calls of " + std::to_string(callers));
+}
+
 }  // namespace
 
 int main() {
@@ -73,6 +93,8 @@ int main() {
       for (CreditKind kind : {CreditKind::none, CreditKind::features}) votes(pairs, threads, kind);
   for (int threads : {1, 2, 4})
     for (int64_t bad : {-1, 0, 1, 57, 99}) items(100, threads, bad);
+  for (int callers : {1, 2, 5})
+    for (int threads : {1, 2, 4}) at_once(callers, threads);
   std::cout << (failures ? "differs" : "every pair and every item once") << "\n";
   return failures ? 1 : 0;
 }

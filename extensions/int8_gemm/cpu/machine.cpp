@@ -1,7 +1,10 @@
 #include "machine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -12,7 +15,6 @@
 #include <sys/sysctl.h>
 #elif defined(__linux__)
 #include <sched.h>
-#include <unistd.h>
 #endif
 
 namespace eggroll {
@@ -38,30 +40,108 @@ int default_threads() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
-void parallel_for(int64_t items, int threads, Each each) {
+namespace {
+
+// One call of parallel_for. It lives on its caller's stack, until nobody works at it.
+struct Call {
+  Each each;
+  int64_t items;
+  int seats;  // threads of the pool that may still join
   std::atomic<int64_t> next{0};
-  std::mutex lock;
-  std::exception_ptr failed;
-  auto work = [&](int thread) {
+  int joined = 0, at_work = 0;  // under the pool's lock, as are the seats
+  Call* behind = nullptr;
+  std::exception_ptr failed{};
+  std::mutex failing{};
+  std::condition_variable left{};
+
+  void work(int thread) {
     try {
       for (int64_t i = next++; i < items; i = next++) each.call(each.what, i, thread);
     } catch (...) {
-      std::lock_guard<std::mutex> guard(lock);
+      std::lock_guard<std::mutex> guard(failing);
       if (!failed) failed = std::current_exception();
       next = items;
     }
-  };
-  int64_t count = std::min<int64_t>(items, threads > 0 ? threads : default_threads());
-  std::vector<std::thread> pool;
-  try {
-    pool.reserve(static_cast<size_t>(std::max<int64_t>(count, 1) - 1));
-    for (int64_t i = 1; i < count; ++i) pool.emplace_back(work, static_cast<int>(i));
-  } catch (const std::exception&) {
-    // No more threads, or no memory for them: those that run, and this one, share the items.
   }
-  work(0);
-  for (std::thread& thread : pool) thread.join();
-  if (failed) std::rethrow_exception(failed);
+};
+
+// Threads that sleep between calls. Each takes a seat at the call that was posted last, so calls of
+// several threads, and calls within calls, share them; a call whose caller has done everything
+// waits for nobody who has not begun.
+class Pool {
+ public:
+  void run(Call& call) {
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      add_workers(call.seats);
+      call.behind = open_, open_ = &call;
+    }
+    for (int i = 0; i < call.seats; ++i) wake_.notify_one();
+    call.work(0);
+    std::unique_lock<std::mutex> guard(lock_);
+    close(call);
+    call.left.wait(guard, [&] { return !call.at_work; });
+  }
+
+ private:
+  void add_workers(int wanted) {
+    try {
+      for (; workers_ < wanted; ++workers_) std::thread([this] { serve(); }).detach();
+    } catch (const std::exception&) {
+      // No more threads, or no memory for them: those that run, and the caller, share the items.
+    }
+  }
+
+  void close(Call& call) {
+    for (Call** at = &open_; *at; at = &(*at)->behind)
+      if (*at == &call) {
+        *at = call.behind;
+        return;
+      }
+  }
+
+  void serve() {
+    std::unique_lock<std::mutex> guard(lock_);
+    for (;;) {
+      wake_.wait(guard, [&] { return open_; });
+      Call& call = *open_;
+      int thread = ++call.joined;
+      ++call.at_work;
+      if (thread == call.seats) close(call);
+      guard.unlock();
+      call.work(thread);
+      guard.lock();
+      if (!--call.at_work) call.left.notify_one();
+    }
+  }
+
+  std::mutex lock_;
+  std::condition_variable wake_;
+  Call* open_ = nullptr;
+  int workers_ = 0;
+};
+
+// Never destroyed, as its threads sleep in it when the program ends; a forked child, which has no
+// threads, gets one of its own.
+Pool& pool() {
+  static std::mutex lock;
+  static Pool* current = nullptr;
+  static long owner = 0;
+  std::lock_guard<std::mutex> guard(lock);
+  if (owner != getpid()) current = new Pool, owner = getpid();
+  return *current;
+}
+
+}  // namespace
+
+void parallel_for(int64_t items, int threads, Each each) {
+  int64_t count = std::min<int64_t>(items, threads > 0 ? threads : default_threads());
+  Call call{each, items, static_cast<int>(std::max<int64_t>(count, 1) - 1)};
+  if (call.seats)
+    pool().run(call);
+  else
+    call.work(0);
+  if (call.failed) std::rethrow_exception(call.failed);
 }
 
 ScratchPool::ScratchPool(size_t bytes, int64_t items, int threads) : bytes_(bytes) {
