@@ -115,9 +115,25 @@ struct Tape : Members {
     for (int t = 0; t < last; t += kAtOnce)
       Isa::credit(inputs_of[leaf] + t * stride, words, credit + t,
                   last - t < kAtOnce ? last - t : kAtOnce, sums);
-    for (int k = 0; k < cols; ++k)
-      for (int p = 0; p < kPairs; ++p)
-        if (rows[p]) rows[p][k] = byte(sums[k / 4][k % 4][p], job.credit_shift + 4);
+    const int shift = job.credit_shift + 4;
+    for (int w = 0; w < words; ++w) {
+      alignas(64) uint32_t bytes[kPairs];
+      for (int p = 0; p < kPairs; ++p) {
+        uint32_t word = 0;
+        for (int j = 0; j < 4; ++j)
+          word |= static_cast<uint32_t>(clip(rounded(sums[w][j][p], shift)) & 255) << 8 * j;
+        bytes[p] = word;
+      }
+      const int count = cols - 4 * w;
+      for (int p = 0; p < kPairs; ++p) {
+        if (!rows[p]) continue;
+        if (count >= 4)
+          __builtin_memcpy(rows[p] + 4 * w, &bytes[p], 4);
+        else
+          for (int j = 0; j < count; ++j)
+            rows[p][4 * w + j] = static_cast<int8_t>(bytes[p] >> 8 * j);
+      }
+    }
   }
 
   static int8_t byte(int32_t sum, int shift) {
@@ -132,7 +148,10 @@ struct Tape : Members {
       return discounted(i, [&](int t, int32_t* v) {
         alignas(64) uint32_t minus[kLanes];
         turned(job.owners[i], t, minus);
-        for (int p = 0; p < kPairs; ++p) v[p] = minus[p] ? -v[p] : v[p];
+        for (int p = 0; p < kPairs; ++p) {
+          int32_t sign = static_cast<int32_t>(minus[p]);
+          v[p] = (v[p] ^ sign) - sign;
+        }
       });
     if (job.credit_kind[i] == CreditKind::inputs) {
       int shift = 5 + 31 - __builtin_clz(static_cast<unsigned>(isqrt(leaf.cols)));
@@ -200,21 +219,31 @@ struct Draw {
   // A whole number below n, n < 2^44, from the first twenty bits of a random word.
   static uint64_t below(uint64_t n, uint32_t random) { return (n * (random >> 12)) >> 20; }
 
-  void begin(int p, uint32_t random) { total[p] = 0, seed[p] = random; }
+  void begin(int p, uint32_t random) {
+    total[p] = 0, seed[p] = random;
+    chosen[0][p] = chosen[1][p] = weight[p] = index[p] = 0;
+  }
 
   // Adds a tile's EXP2 to sum[32], as Isa::exp2_sum.
   void offer(uint32_t (*words)[kLanes], int tile, int count, const Plan& plan, uint32_t* sum) {
     alignas(64) uint32_t part[kLanes] = {};
     Isa::exp2_sum(words, count, plan, part);
     for (int m = 0; m < kLanes; ++m) sum[m] += part[m];
-    for (int p = 0; p < kPairs; ++p) {
-      total[p] += part[p];
-      bool take = below(total[p], mixed(seed[p] + static_cast<uint32_t>(tile))) < part[p];
-      chosen[0][p] = take ? words[0][p] : chosen[0][p];
-      chosen[1][p] = take ? words[1][p] : chosen[1][p];
-      weight[p] = take ? part[p] : weight[p];
-      index[p] = take ? static_cast<uint32_t>(tile) : index[p];
-    }
+    // In steps of one width each, so that they vectorise.
+    alignas(64) uint32_t random[kPairs];
+    alignas(64) uint64_t bound[kPairs], limit[kPairs];
+    for (int p = 0; p < kPairs; ++p) random[p] = mixed(seed[p] + static_cast<uint32_t>(tile));
+    for (int p = 0; p < kPairs; ++p) limit[p] = part[p];
+    for (int p = 0; p < kPairs; ++p) total[p] += limit[p];
+    for (int p = 0; p < kPairs; ++p) bound[p] = below(total[p], random[p]);
+    for (int p = 0; p < kPairs; ++p) bound[p] = bound[p] < limit[p] ? ~uint64_t{0} : 0;
+    alignas(64) uint32_t take[kPairs];
+    for (int p = 0; p < kPairs; ++p) take[p] = static_cast<uint32_t>(bound[p]);
+    auto choose = [&](uint32_t* kept, const uint32_t* offered) {
+      for (int p = 0; p < kPairs; ++p) kept[p] ^= (kept[p] ^ offered[p]) & take[p];
+    };
+    choose(chosen[0], words[0]), choose(chosen[1], words[1]), choose(weight, part);
+    for (int p = 0; p < kPairs; ++p) index[p] ^= (index[p] ^ static_cast<uint32_t>(tile)) & take[p];
   }
 
   int token(int p, const Plan& plan) const {
