@@ -6,6 +6,7 @@
 # make verify-cuda   with an NVIDIA GPU: check the cuda engine on it, write cuda-report.txt
 # make bench    time whole steps over growing populations; more options in ARGS="..."
 # make check    lint, formatting and types
+# make docs     build the documentation site into build/site; every link and anchor is checked
 # make build    create .venv, install the dependencies, build the extension
 # make clean    remove what was built, but keep .venv
 #
@@ -20,11 +21,12 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 DEPS := $(VENV)/.deps-installed
 BUILT := $(VENV)/.extension-built
+DOCS := $(VENV)/.docs-installed
 SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/* extensions/*/*/*/*) eggroll/__init__.py
 CXX_SOURCES = $(shell find extensions tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: build train test torture test-arm64 verify-metal verify-cuda bench check clean
+.PHONY: build train test torture test-arm64 verify-metal verify-cuda bench check docs clean
 
 build: $(BUILT)
 
@@ -68,6 +70,10 @@ check: $(DEPS)
 	$(VENV)/bin/mypy --strict eggroll
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
 
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --clean
+	@echo "The site is build/site/index.html; '$(VENV)/bin/mkdocs serve' shows it while you write."
+
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(BUILT)
 
@@ -85,6 +91,11 @@ $(DEPS): pyproject.toml
 	@echo "Installing dependencies into $(VENV); the first time takes some minutes."
 	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); q = p["project"]; print(*p["build-system"]["requires"], *q["dependencies"], *q["optional-dependencies"]["dev"], sep="\n")' >$(VENV)/requirements.txt
 	@$(PY) -m pip install --quiet -r $(VENV)/requirements.txt
+	@touch $@
+
+$(DOCS): pyproject.toml $(DEPS)
+	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["optional-dependencies"]["docs"], sep="\n")' >$(VENV)/requirements-docs.txt
+	@$(PY) -m pip install --quiet -r $(VENV)/requirements-docs.txt
 	@touch $@
 
 # The stamp bears the time of the start: a source saved during the build is built next time.
