@@ -71,7 +71,7 @@ check: $(DEPS)
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
 
 docs: $(DOCS)
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --clean
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build
 	@echo "The site is build/site/index.html; '$(VENV)/bin/mkdocs serve' shows it while you write."
 
 clean:

@@ -17,7 +17,14 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-SOURCES = {".py": "python", ".cpp": "cpp", ".h": "cpp", ".cu": "cpp", ".metal": "cpp", ".cff": "yaml"}
+SOURCES = {
+    ".py": "python",
+    ".cpp": "cpp",
+    ".h": "cpp",
+    ".cu": "cpp",
+    ".metal": "cpp",
+    ".cff": "yaml",
+}
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^(```|~~~).*?^\1\s*?$", re.M | re.S)
 UNHEARD = "---\nsearch:\n  exclude: true\n---\n"  # the search need not know sources
@@ -39,7 +46,7 @@ def place(path: str) -> str:
 
 
 def outside(text: str) -> Iterator[tuple[int, int, str]]:
-    """Parts of a Markdown text that are no blocks of code: where they begin and end, and the text."""
+    """Parts of a Markdown text that are no blocks of code: begin, end, and what is in between."""
     last = 0
     for fence in FENCE.finditer(text):
         yield last, fence.start(), text[last : fence.start()]
@@ -69,7 +76,9 @@ def content_of(path: str) -> str | None:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds what pages link to, and what that links to."""
     brought.clear()
-    waiting = [(f"docs/{page.src_uri}", page.content_string) for page in files.documentation_pages()]
+    waiting = [
+        (f"docs/{page.src_uri}", page.content_string) for page in files.documentation_pages()
+    ]
     while waiting:
         path, text = waiting.pop()
         for target in links(path, text):
@@ -80,7 +89,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             target = _page_of(target)
             content = content_of(target)
             if files.get_file_from_path(uri) is None:
-                given = {"abs_src_path": str(ROOT / target)} if content is None else {"content": content}
+                given = (
+                    {"abs_src_path": str(ROOT / target)}
+                    if content is None
+                    else {"content": content}
+                )
                 made = File.generated(config, uri, inclusion=InclusionLevel.NOT_IN_NAV, **given)
                 made.edit_uri = None
                 files.append(made)
@@ -108,7 +121,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def within(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link[2]))
         to = brought.get(target) or (target.startswith("docs/") and place(target))
-        return link[1] + posixpath.relpath(to, posixpath.dirname(uri) or ".") + link[3] if to else link[0]
+        return (
+            link[1] + posixpath.relpath(to, posixpath.dirname(uri) or ".") + link[3]
+            if to
+            else link[0]
+        )
 
     out, last = [], 0
     for begin, end, part in outside(markdown):
@@ -121,7 +138,7 @@ def _listed(text: str) -> str:
     """The text with an empty line before every list, which GitHub does not ask for."""
     lines, made = text.split("\n"), []
     for before, line in zip(["", *lines], lines, strict=False):
-        begins = re.match(r"(- |\* |\d+\. )", line)
+        begins = re.match(r"(- |\* |1\. )", line)
         goes_on = not before.strip() or re.match(r"(- |\* |\d+\. |\s)", before)
         if begins and not goes_on:
             made.append("")
