@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "generate": ("eggroll.generate", "Write text with a trained network."),
     "replay": ("eggroll.replay", "Rebuild past weights of a run from its replay log."),
     "plot": ("eggroll.plot", "Draw the curves of a run, or compare several runs."),
+    "report": ("eggroll.report.command", "Write an HTML page about a run, or about several runs."),
     "adamw": ("eggroll.adamw", "Train the same network in float by AdamW, for comparison."),
     "sweep": ("eggroll.sweep.command", "Search for good options, all trials at equal cost."),
     "bench": ("eggroll.bench.command", "Time training steps over growing populations."),

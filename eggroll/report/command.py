@@ -1,0 +1,96 @@
+"""The command: runs' folders in, one page out.
+
+`python -m eggroll.report DIR... [--out FILE.html] [--title TEXT]`
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import tyro
+
+from eggroll import cli
+from eggroll.errors import InputError
+from eggroll.report import page
+from eggroll.report.record import Record, read_record
+from eggroll.runlog import write_whole
+
+PAGE: Final = "report.html"
+ENDINGS: Final = (".html", ".htm")
+DETAILS: Final = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.015)  # tried in turn until the page fits
+LARGEST: Final = 3_000_000  # bytes of a page
+MOST_RUNS: Final = 64
+EXAMPLES: Final = (
+    ("runs/stdlib-000", "one run, into its folder"),
+    ("runs/a runs/b --label paper recipe --out both.html", "two runs on one page"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of eggroll.report."""
+
+    folders: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR ..."), tyro.conf.Positional] = ()
+    """Folders of runs of eggroll.train or eggroll.adamw, of trials of a sweep, or of
+    eggroll.Trainer."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """The page, a file that ends in .html; DIR/report.html for one run and report.html for several
+    if not given."""
+    title: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    """Title of the page."""
+    label: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT ...")] = ()
+    """Names of the runs, one for each folder."""
+
+
+def write(options: Options) -> Path:
+    """Writes the page that the options ask for; returns its path.
+
+    Raises:
+        InputError: no run is given, one cannot be read, or the page cannot be written.
+    """
+    folders = [Path(folder) for folder in options.folders]
+    if not folders:
+        raise InputError("no folder is given: name those of one or more runs.")
+    if len(folders) > MOST_RUNS:
+        raise InputError(
+            f"{len(folders)} folders are given: a page has from 1 to {MOST_RUNS} runs; make "
+            "several pages."
+        )
+    if options.label and len(options.label) != len(folders):
+        raise InputError(
+            f"--label has {len(options.label)} names for {len(folders)} folders: give one for each."
+        )
+    out = Path(options.out or (folders[0] / PAGE if len(folders) == 1 else PAGE))
+    if out.suffix not in ENDINGS:
+        raise InputError(f"--out {options.out!r} does not end in .html: give it that ending.")
+    names = options.label or ("",) * len(folders)
+    records = [read_record(*pair) for pair in zip(folders, names, strict=True)]
+    write_whole(out, fitting(records, options.title))
+    return out
+
+
+def fitting(records: Sequence[Record], title: str) -> bytes:
+    """The page with as much detail as keeps it below LARGEST, or with the least there is."""
+    whole = b""
+    for detail in DETAILS:
+        whole = page.html_of(records, title, detail)
+        if len(whole) <= LARGEST:
+            break
+    return whole
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of eggroll.report; returns its exit code."""
+
+    def work() -> int:
+        words = sys.argv[1:] if argv is None else argv
+        about = "Writes one HTML page about one run or several, which opens offline."
+        options = cli.parse(Options, words, command="report", about=about, examples=EXAMPLES)
+        print(f"written: {write(options)}")
+        return cli.DONE
+
+    return cli.run(work)
