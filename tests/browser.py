@@ -92,7 +92,9 @@ class Browser:
     def settle(self) -> None:
         """Waits until the page is loaded and has been painted."""
         painted = "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))"
-        ready = "document.readyState === 'complete' || new Promise(r => addEventListener('load', r))"
+        ready = (
+            "document.readyState === 'complete' || new Promise(r => addEventListener('load', r))"
+        )
         self.run(f"(async () => {{ await ({ready}); await {painted}; }})()")
 
     def run(self, script: str) -> Any:

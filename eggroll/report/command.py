@@ -17,7 +17,7 @@ from eggroll import cli
 from eggroll.errors import InputError
 from eggroll.report import page
 from eggroll.report.record import Record, read_record
-from eggroll.runlog import write_whole
+from eggroll.runlog import CONFIG, METRICS, write_whole
 
 PAGE: Final = "report.html"
 ENDINGS: Final = (".html", ".htm")
@@ -35,8 +35,8 @@ class Options:
     """Options of eggroll.report."""
 
     folders: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR ..."), tyro.conf.Positional] = ()
-    """Folders of runs of eggroll.train or eggroll.adamw, of trials of a sweep, or of
-    eggroll.Trainer."""
+    """Folders of runs of eggroll.train, eggroll.adamw or eggroll.Trainer; a folder of several, as
+    that of a sweep, stands for all in it."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """The page, a file that ends in .html; DIR/report.html for one run and report.html for several
     if not given."""
@@ -52,17 +52,16 @@ def write(options: Options) -> Path:
     Raises:
         InputError: no run is given, one cannot be read, or the page cannot be written.
     """
-    folders = [Path(folder) for folder in options.folders]
+    folders = [run for folder in options.folders for run in runs_in(Path(folder))]
     if not folders:
         raise InputError("no folder is given: name those of one or more runs.")
     if len(folders) > MOST_RUNS:
         raise InputError(
-            f"{len(folders)} folders are given: a page has from 1 to {MOST_RUNS} runs; make "
-            "several pages."
+            f"{len(folders)} runs are given: a page has from 1 to {MOST_RUNS}; make several pages."
         )
     if options.label and len(options.label) != len(folders):
         raise InputError(
-            f"--label has {len(options.label)} names for {len(folders)} folders: give one for each."
+            f"--label has {len(options.label)} names for {len(folders)} runs: give one for each."
         )
     out = Path(options.out or (folders[0] / PAGE if len(folders) == 1 else PAGE))
     if out.suffix not in ENDINGS:
@@ -71,6 +70,21 @@ def write(options: Options) -> Path:
     records = [read_record(*pair) for pair in zip(folders, names, strict=True)]
     write_whole(out, fitting(records, options.title))
     return out
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folder itself; of one that is no run's, as a sweep's, those in it that have metrics."""
+    if (folder / CONFIG).exists() or not folder.is_dir():
+        return [folder]
+    inside = sorted(path.parent for path in folder.glob(f"[!.]*/{CONFIG}"))
+    return [run for run in inside if _size(run / METRICS)] or [folder]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def fitting(records: Sequence[Record], title: str) -> bytes:

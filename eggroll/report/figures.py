@@ -7,7 +7,9 @@ stay visible. `detail`, from 0 to 1, scales how much is kept.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,6 +21,9 @@ from eggroll.report.statistics import VOTES, Part, Point
 
 POINTS, PART_POINTS, SNAPSHOTS = 1600, 160, 48  # of a curve; of a leaf's; histograms in time
 LEAST: Final = 16  # points of any curve
+# Surrogates stand for stray bytes; control characters, and those that turn text around, hide it.
+UNSEEN: Final = re.compile("[\ud800-\udfff\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+NAME: Final = 200  # characters of a name
 Json = dict[str, Any]
 
 
@@ -56,7 +61,10 @@ CHARTS: Final = (
         help="Mean |Z| over what chance alone gives, mean of the leaves.",
     ),
     Chart("threshold", "Threshold of the votes", "sum of votes", zero=True),
-    Chart("rate", "Rate of the rule", "bits per vote", zero=True),
+    Chart(
+        "rate", "Alpha or learning rate", "of the rule", zero=True,
+        help="Of rule sign, alpha of its z-test; of the others, their learning rate.",
+    ),
     Chart("speed", "Throughput", "per s", zero=True),
 )  # fmt: skip
 PARTS: Final[Mapping[str, Sequence[Chart]]] = {
@@ -85,6 +93,7 @@ def figures_of(record: Record, detail: float) -> Json:
     groups = {"leaves": statistics.leaves, "activations": statistics.activations}
     steps = snapshots((part for g in groups.values() for part in g.values()), detail)
     figures: Json = {
+        "name": seen(record.name)[:NAME],
         "made_by": record.made_by,
         "counted": curves.counted,
         "speed_unit": f"{curves.over} per s",
@@ -94,8 +103,15 @@ def figures_of(record: Record, detail: float) -> Json:
         "snapshots": steps,
     }
     for group, known in groups.items():
-        figures[group] = {name: _part(part, steps, parts) for name, part in known.items()}
+        figures[group] = {
+            seen(name)[:NAME]: _part(part, steps, parts) for name, part in known.items()
+        }
     return figures
+
+
+def seen(value: object) -> str:
+    """Text without what a page cannot show."""
+    return UNSEEN.sub("\ufffd", str(value))
 
 
 def _curves(record: Record, most: int) -> Json:
@@ -105,7 +121,7 @@ def _curves(record: Record, most: int) -> Json:
     if isinstance(run, LanguageCurves):
         found["loss"] = curve(run.steps, run.loss, most, smoothed=True)
         found["valid"] = curve(run.valid_steps, run.valid, most)
-        found["per_token"] = curve(*record.per_token, most)
+        found["per_token"] = curve(record.per_token[0], record.per_token[1], most)
     if isinstance(run, TrainerCurves):
         found["fitness"] = curve(run.steps, run.fitness, most, smoothed=True)
         found["fitness_best"] = curve(run.steps, run.best, most, smoothed=True)
@@ -166,7 +182,7 @@ def thinned(values: Values, most: int) -> NDArray[np.int64]:
         return np.arange(count)
     edges = np.linspace(0, count, max((most - 2) // 2, 1) + 1).astype(int)
     kept = {0, count - 1}
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges.tolist()):
         part = values[low:high]
         kept |= {low + int(part.argmin()), low + int(part.argmax())}
     return np.array(sorted(kept))

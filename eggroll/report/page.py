@@ -20,16 +20,15 @@ import numpy as np
 
 from eggroll import __version__
 from eggroll.curves import LanguageCurves, TrainerCurves
-from eggroll.report.figures import CHARTS, PARTS, figures_of
+from eggroll.report.figures import CHARTS, NAME, PARTS, figures_of, seen
 from eggroll.report.record import Record
 from eggroll.runlog import in_bits
 
-COLOURS: Final = 8  # of page.css; more runs are told apart by their dashes
+COLOURS, DASHES = 8, ("", "7 3", "2 3", "9 3 2 3")  # of page.css and chart.js
 SAMPLES: Final = 24_000  # characters of samples at full detail
-VALUE: Final = 300  # characters of an option's value
+VALUE, SENTENCE = 300, 1000  # characters of an option's value and of a warning
+MOST_OPTIONS: Final = 1000
 SCRIPTS: Final = ("chart.js", "parts.js", "page.js")
-# Surrogates stand for stray bytes; control characters, and those that turn text around, hide it.
-UNSEEN: Final = re.compile("[\ud800-\udfff\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 PLACES: Final = ("out", "resume", "config")  # options that no two runs share
 
 
@@ -58,14 +57,14 @@ def html_of(records: Sequence[Record], title: str, detail: float) -> bytes:
     return template.substitute(parts).encode("utf-8", "replace")
 
 
-def seen(value: object) -> str:
-    """Text without what a page cannot show."""
-    return UNSEEN.sub("\ufffd", str(value))
-
-
 def text(value: object) -> str:
     """Text as HTML."""
     return html.escape(seen(value))
+
+
+def sentence_of(value: object) -> str:
+    """A sentence as HTML, in which no option is torn at its hyphens."""
+    return re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', text(value))
 
 
 def _policy(style: str, script: str) -> str:
@@ -85,7 +84,7 @@ def _data(records: Sequence[Record], detail: float) -> dict[str, Any]:
     if len({json.dumps(r.curves.about.get("baselines"), sort_keys=True) for r in records}) == 1:
         lines = records[0].curves.about.get("baselines", {})
     return {
-        "runs": [{"name": seen(r.name), **figures_of(r, each)} for r in records],
+        "runs": [figures_of(record, each) for record in records],
         "charts": [chart._asdict() for chart in CHARTS],
         "parts": {group: [chart._asdict() for chart in charts] for group, charts in PARTS.items()},
         "baselines": [[f"{name} model", value] for name, value in lines.items()],
@@ -100,18 +99,25 @@ def _json(data: Mapping[str, Any]) -> str:
 
 def _name(records: Sequence[Record], i: int) -> str:
     """A run's colour and name."""
-    return f'<span class="key run-{i % COLOURS}"></span><bdi>{text(records[i].name)}</bdi>'
+    dashes = DASHES[i // COLOURS % len(DASHES)]
+    path = f'<path d="M0 5H18" class="c{i % COLOURS}" stroke-dasharray="{dashes}"/>'
+    swatch = f'<svg viewBox="0 0 18 10" aria-hidden="true" class="swatch">{path}</svg>'
+    return f"{swatch}<bdi>{text(records[i].name[:NAME])}</bdi>"
+
+
+def _names(records: Sequence[Record], runs: Sequence[int]) -> str:
+    if len(runs) == len(records) > 3:
+        return "All runs"
+    return ", ".join(_name(records, i) for i in runs)
 
 
 def _warnings(records: Sequence[Record]) -> str:
     items = [
-        f"<li>{_name(records, i)} <b>update {step:,}</b>: {text(sentence)}</li>"
+        f"<li>{_name(records, i)}, update {step:,}: {sentence_of(sentence[:SENTENCE])}</li>"
         for i, record in enumerate(records)
         for step, sentence in record.statistics.warnings
     ]
-    if not items:
-        return ""
-    return f'<section id="warnings" class="notes warn"><h2>Warnings</h2><ul>{"".join(items)}</ul></section>'
+    return _notes("warnings", "notes warn", "Warnings", items)
 
 
 def _missing(records: Sequence[Record]) -> str:
@@ -121,12 +127,18 @@ def _missing(records: Sequence[Record]) -> str:
         for sentence in record.missing:
             lacking.setdefault(sentence, []).append(i)
     items = [
-        f"<li>{', '.join(_name(records, i) for i in runs)}: {text(sentence)}</li>"
+        f"<li>{_names(records, runs)}: {sentence_of(sentence)}</li>"
         for sentence, runs in lacking.items()
     ]
+    return _notes("missing", "notes", "Not recorded", items)
+
+
+def _notes(name: str, kind: str, heading: str, items: Sequence[str]) -> str:
+    """A list in a frame; nothing if it is empty."""
     if not items:
         return ""
-    return f'<section id="missing" class="notes"><h2>Not recorded</h2><ul>{"".join(items)}</ul></section>'
+    inside = f"<h2>{heading}</h2><ul>{''.join(items)}</ul>"
+    return f'<section id="{name}" class="{kind}">{inside}</section>'
 
 
 def _runs(records: Sequence[Record]) -> str:
@@ -159,11 +171,17 @@ def _facts(record: Record) -> dict[str, str]:
         facts["best member"] = f"{curves.best[-1]:.4g}"
     facts["time of updates"] = _duration(float(curves.seconds.sum()))
     facts["throughput"] = f"{_prefixed(float(np.median(curves.speed)))} {curves.over}/s"
-    facts["engine"] = text(curves.about.get("engine", "unknown"))
+    facts["engine"] = text(_engine(record))
     if signature := record.signature.text:
-        cut = f"<code>{signature[:12]}…{signature[-6:]}</code>"
-        facts["signature"] = f'<span title="{signature}">{cut}</span> of update {record.signature.step:,}'
+        cut = f"<code>{signature[:8]}…{signature[-8:]}</code>"
+        facts["signature"] = f"{cut} of update {record.signature.step:,}"
     return facts
+
+
+def _engine(record: Record) -> str:
+    """The engine and its kernels, without its threads and blocks, which the options have."""
+    name, comma, _ = str(record.curves.about.get("engine", "unknown")).partition(",")
+    return f"{name})" if comma and "(" in name else name
 
 
 def _duration(seconds: float) -> str:
@@ -184,11 +202,13 @@ def _prefixed(value: float) -> str:
 
 def _samples(records: Sequence[Record], detail: float) -> str:
     most = max(int(SAMPLES * detail / max(len(records) / 3, 1)), 500)
-    blocks = []
+    blocks: list[str] = []
     for i, record in enumerate(records):
         if record.samples:
             cut = record.samples[-most:]
-            said = "" if len(cut) == len(record.samples) else f"<p>The last {most:,} characters.</p>"
+            said = (
+                "" if len(cut) == len(record.samples) else f"<p>The last {most:,} characters.</p>"
+            )
             opened = " open" if len(blocks) < 3 else ""
             blocks.append(
                 f"<details{opened}><summary>{_name(records, i)}</summary>{said}"
@@ -200,12 +220,10 @@ def _samples(records: Sequence[Record], detail: float) -> str:
 
 def _options(records: Sequence[Record]) -> str:
     """All options, and those in which the runs differ before them."""
-    each = [_flat(record.curves.config | {"about": record.curves.about}) for record in records]
-    names = list(dict.fromkeys(name for row in each for name in row))
+    each = [_flat(_all_of(record)) for record in records]
+    names = list(dict.fromkeys(name for row in each for name in row))[:MOST_OPTIONS]
     differ = [
-        name
-        for name in names
-        if name not in PLACES and len({row.get(name) for row in each}) > 1
+        name for name in names if name not in PLACES and len({row.get(name) for row in each}) > 1
     ]
     found = []
     if len(records) > 1:
@@ -217,6 +235,11 @@ def _options(records: Sequence[Record]) -> str:
     return f'<section id="options"><h2>Options</h2>{"".join(found)}</section>'
 
 
+def _all_of(record: Record) -> dict[str, Any]:
+    signed = {"signature": record.signature.text} if record.signature.text else {}
+    return record.curves.config | {"about": record.curves.about | signed}
+
+
 def _flat(value: object, name: str = "", depth: int = 0) -> dict[str, str]:
     """Nested options as one level: 'about.corpus.bytes' -> its value as text."""
     if isinstance(value, dict) and value and depth < 8:
@@ -225,7 +248,7 @@ def _flat(value: object, name: str = "", depth: int = 0) -> dict[str, str]:
             found |= _flat(inner, f"{name}.{key}" if name else str(key), depth + 1)
         return found
     words = value if isinstance(value, str) else json.dumps(value)
-    return {name: words if len(words) <= VALUE else f"{words[:VALUE]}…"}
+    return {name[:NAME]: words if len(words) <= VALUE else f"{words[:VALUE]}…"}
 
 
 def _grid(

@@ -3,7 +3,7 @@
 // or the runs shown change. Every text goes in by textContent.
 const data = JSON.parse(document.getElementById("data").textContent);
 const COLOURS = 8, DASHES = ["", "7 3", "2 3", "9 3 2 3"];
-const state = { over: "steps", log: false, hidden: new Set() };
+const state = { over: "steps", log: { x: false, y: false }, hidden: new Set() };
 const drawings = []; // everything with draw()
 
 function html(tag, attributes = {}, ...inside) {
@@ -23,7 +23,13 @@ function svg(tag, attributes = {}, words = "") {
 const colour = (run) => run % COLOURS;
 const dash = (run) => DASHES[Math.floor(run / COLOURS) % DASHES.length];
 const isShown = (run) => !state.hidden.has(run);
-const key = (run) => html("span", { class: `key run-${colour(run)}` });
+
+// A piece of a run's line, with its dashes.
+function key(run) {
+  const picture = svg("svg", { viewBox: "0 0 18 10", "aria-hidden": "true", class: "swatch" });
+  picture.append(svg("path", { d: "M0 5H18", class: `c${colour(run)}`, "stroke-dasharray": dash(run) }));
+  return picture;
+}
 
 // A number in few characters: 1,234 as 1.23k, small ones with their digits.
 function brief(value, digits = 4) {
@@ -82,10 +88,12 @@ function ticks(low, high, count) {
   return found.map((v) => Number(v.toPrecision(12)));
 }
 
-function logTicks(low, high) {
-  const found = [];
+// Logarithms of round numbers between two logarithms; every number of a small part of a decade.
+function logTicks(low, high, count) {
+  if (high - low < 0.5) return ticks(10 ** low, 10 ** high, count).filter((v) => v > 0).map(Math.log10);
+  const found = [], jump = Math.max(Math.round((high - low) / count), 1);
   for (let e = Math.floor(low); e <= Math.ceil(high); e++)
-    for (const k of high - low < 1.6 ? [1, 2, 5] : [1]) {
+    for (const k of high - low < 1.6 ? [1, 2, 5] : e % jump ? [] : [1]) {
       const value = Math.log10(k) + e;
       if (value >= low && value <= high) found.push(value);
     }
@@ -94,8 +102,8 @@ function logTicks(low, high) {
 
 // series: [{run, x, y, raw}]; chart: as figures.py declares it; lines: [[name, value]].
 class Curves {
-  constructor(parent, chart, series, lines = [], { compact = false, range = null, unit = "" } = {}) {
-    Object.assign(this, { chart, series, lines, compact, range });
+  constructor(parent, chart, series, lines = [], { compact = false, ranges = null, unit = "" } = {}) {
+    Object.assign(this, { chart, series, lines, compact, ranges });
     this.unit = unit || chart.unit;
     this.figure = html("figure", { role: "group", "aria-label": `${chart.title}, ${this.unit}` });
     const title = html("h3", {}, chart.title);
@@ -130,7 +138,7 @@ class Curves {
     this.svg.setAttribute("height", this.height);
     this.svg.setAttribute("aria-label", this.spoken());
     this.svg.replaceChildren();
-    if (this.last) this.last.textContent = seen.map((one) => this.shown(one.y.at(-1), 3)).join(" · ") || "hidden";
+    if (this.last) this.last.replaceChildren(...valuesOf(seen.map((one) => [one.run, this.shown(one.y.at(-1), 3)])));
     if (!seen.length) return;
     this.scales(seen);
     this.axes();
@@ -147,35 +155,49 @@ class Curves {
     for (const one of seen) one.at = along(one.run, one.x, state.over);
     const ends = seen.flatMap((one) => [one.at[0], one.at.at(-1)]);
     let [from, to] = [Math.min(...ends), Math.max(...ends)];
-    this.logs = state.log && to > 0;
+    this.logs = state.log.x && to > 0;
     if (this.logs) {
       const least = Math.min(...seen.map((one) => one.at.find((x) => x > 0) ?? to));
       [from, to] = [Math.log10(least), Math.log10(to)];
     } else if (!this.compact) from = Math.min(from, to * 0.02 > from ? 0 : from);
     if (from === to) [from, to] = [from - 0.5, to + 0.5];
-    let [low, high] = this.range ?? extent(seen.flatMap((one) => (one.raw && !this.compact ? [one.y, one.raw] : [one.y])));
-    for (const [, value] of this.lines) [low, high] = [Math.min(low, value), Math.max(high, value)];
-    if (this.chart.zero) low = Math.min(low, 0);
-    if (low === high) [low, high] = this.chart.zero ? [0, high || 1] : [low - 0.5, high + 0.5];
-    const room = (high - low) * 0.05;
-    high += room;
-    if (!(this.chart.zero && low === 0)) low -= room;
+    const [low, high] = this.heights(seen);
     const { left: l, right: r, top: t, bottom: b } = this.frame;
     this.px = (x) => l + ((this.logs ? Math.log10(Math.max(x, 10 ** from)) : x) - from) / (to - from) * (r - l);
-    this.py = (y) => b - (y - low) / (high - low) * (b - t);
+    this.py = (y) => b - ((this.tall ? Math.log10(y) : y) - low) / (high - low) * (b - t);
     Object.assign(this, { from, to, low, high });
+  }
+
+  // The ends of the axis of values; their logarithms where `tall`.
+  heights(seen) {
+    let values = this.ranges ?? seen.flatMap((one) => (one.raw && !this.compact ? [one.y, one.raw] : [one.y]));
+    values = [...values, this.lines.map(([, value]) => value)];
+    const positive = values.map((list) => list.filter((v) => v > 0));
+    this.tall = state.log.y && positive.some((list) => list.length);
+    let [low, high] = extent(this.tall ? positive : values);
+    if (this.tall) [low, high] = [Math.log10(low), Math.log10(high)];
+    const fromZero = this.chart.zero && !this.tall && low >= 0;
+    if (fromZero) low = 0;
+    if (low === high) [low, high] = fromZero ? [0, 1] : [low - 0.5, high + 0.5];
+    const room = (high - low) * 0.05;
+    return [fromZero ? 0 : low - room, high + room];
   }
 
   axes() {
     const { left, right, top, bottom } = this.frame;
     const scale = this.chart.share ? 100 : 1;
-    for (const value of ticks(this.low * scale, this.high * scale, this.compact ? 2 : (bottom - top) / 42)) {
+    const rows = this.compact ? 2 : (bottom - top) / 42;
+    const shift = Math.log10(scale); // of a logarithm in percent
+    const heights = this.tall
+      ? logTicks(this.low + shift, this.high + shift, rows).map((v) => 10 ** v)
+      : ticks(this.low * scale, this.high * scale, rows);
+    for (const value of heights) {
       const y = this.py(value / scale);
       this.svg.append(svg("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }));
       this.svg.append(svg("text", { x: left - 5, y: y + 4, "text-anchor": "end" }, brief(value, 3)));
     }
     const count = Math.max((right - left) / 85, 1.5);
-    const marks = this.logs ? logTicks(this.from, this.to) : ticks(this.from, this.to, count);
+    const marks = this.logs ? logTicks(this.from, this.to, count) : ticks(this.from, this.to, count);
     for (const value of this.compact ? [marks.at(-1)].filter((v) => v !== undefined) : marks) {
       const x = left + (value - this.from) / (this.to - this.from) * (right - left);
       this.svg.append(svg("line", { class: "axis", x1: x, x2: x, y1: bottom, y2: bottom + 4 }));
@@ -198,7 +220,7 @@ class Curves {
     const parts = [];
     let pen = "M";
     values.forEach((y, i) => {
-      if (y === null) pen = "M";
+      if (!this.fits(y)) pen = "M";
       else {
         parts.push(`${pen}${this.px(one.at[i]).toFixed(1)} ${this.py(y).toFixed(1)}`);
         pen = "L";
@@ -208,8 +230,13 @@ class Curves {
     const attributes = { d: parts.join(""), class: `${kind} c${colour(one.run)}`, "stroke-linecap": "round" };
     if (dash(one.run)) attributes["stroke-dasharray"] = dash(one.run);
     this.svg.append(svg("path", attributes));
-    if (kind || this.compact || values.length > 60) return;
-    values.forEach((y, i) => y !== null && this.svg.append(svg("circle", { r: 2.2, cx: this.px(one.at[i]), cy: this.py(y), class: `f${colour(one.run)}` })));
+    if (kind || this.compact || values.length > 60 || this.series.length > COLOURS) return;
+    values.forEach((y, i) => this.fits(y) && this.svg.append(svg("circle", { r: 2.2, cx: this.px(one.at[i]), cy: this.py(y), class: `f${colour(one.run)}` })));
+  }
+
+  // True if the axis has a place for a value.
+  fits(y) {
+    return y !== null && (!this.tall || y > 0);
   }
 
   shown(value, digits = 4) {
@@ -224,12 +251,13 @@ class Curves {
     const first = rows.reduce((best, row) => (far(row) < far(best) ? row : best));
     const x = this.px(first.one.at[first.i]), { top, bottom } = this.frame;
     this.cross.replaceChildren(svg("line", { class: "cross", x1: x, x2: x, y1: top, y2: bottom }));
-    const head = `${OVER[state.over]} ${brief(first.one.at[first.i], 6)}`;
+    const head = `${OVER[state.over]} ${brief(first.one.at[first.i], state.over === "steps" ? 9 : 4)}`;
     this.tip.replaceChildren(html("strong", {}, head));
     for (const { one, i } of rows) {
       const y = one.y[i];
-      if (y !== null) this.cross.append(svg("circle", { r: 3.5, cx: this.px(one.at[i]), cy: this.py(y), class: `f${colour(one.run)}` }));
-      this.tip.append(html("div", {}, key(one.run), html("bdi", {}, data.runs[one.run].name), html("b", {}, this.shown(y))));
+      if (this.fits(y)) this.cross.append(svg("circle", { r: 3.5, cx: this.px(one.at[i]), cy: this.py(y), class: `f${colour(one.run)}` }));
+      const words = where > one.at.at(-1) * 1.02 ? `${this.shown(y)}, its last` : this.shown(y);
+      this.tip.append(html("div", {}, key(one.run), html("bdi", {}, data.runs[one.run].name), html("b", {}, words)));
     }
     this.tip.hidden = false;
     place(this.tip, this.figure, this.svg, x);
@@ -279,6 +307,12 @@ class Curves {
     });
     return details;
   }
+}
+
+// Values with the colours of their runs, which one run alone does not need: [[run, words]].
+function valuesOf(rows) {
+  const few = rows.slice(0, 6).map(([run, words]) => html("span", {}, ...(data.runs.length > 1 ? [key(run)] : []), words));
+  return rows.length > 6 ? [...few, "…"] : few;
 }
 
 function extent(lists) {

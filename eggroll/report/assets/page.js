@@ -11,10 +11,11 @@ function controls() {
     });
     over.append(html("label", {}, input, name));
   }
-  document.getElementById("log").addEventListener("change", (event) => {
-    state.log = event.target.checked;
-    redraw();
-  });
+  for (const axis of ["x", "y"])
+    document.getElementById(`log-${axis}`).addEventListener("change", (event) => {
+      state.log[axis] = event.target.checked;
+      redraw();
+    });
   const shown = document.getElementById("shown");
   data.runs.forEach((run, i) => {
     const input = html("input", { type: "checkbox", value: i });
@@ -24,7 +25,7 @@ function controls() {
       redraw();
     });
     const name = html("bdi", { title: run.name }, run.name);
-    shown.append(html("label", {}, input, line(i), name));
+    shown.append(html("label", {}, input, key(i), name));
   });
   shown.hidden = data.runs.length === 1;
   document.getElementById("controls").hidden = false;
@@ -33,13 +34,6 @@ function controls() {
 function countedName() {
   const kinds = new Set(data.runs.map((run) => run.speed_unit.split(" ")[0]));
   return [...kinds].join(" / ");
-}
-
-// A piece of the run's line, with its dashes.
-function line(run) {
-  const picture = svg("svg", { width: 22, height: 10, "aria-hidden": "true", class: "swatch" });
-  picture.append(svg("path", { d: "M1 5H21", class: `c${colour(run)}`, "stroke-dasharray": dash(run) }));
-  return picture;
 }
 
 function unitOf(chart, runs) {

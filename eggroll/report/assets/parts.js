@@ -2,6 +2,9 @@
 const MOST_SHOWN = 30; // small pictures, until more are asked for
 const EDGE = 8; // int8 values of a bin; the first begins at -128
 
+// A leaf or an activation of a run, if it has one of that name.
+const partOf = (run, group, name) => (Object.hasOwn(run[group], name) ? run[group][name] : null);
+
 class Parts {
   constructor(section, group, noun) {
     Object.assign(this, { group, noun });
@@ -16,7 +19,7 @@ class Parts {
   // Runs that have a figure of a part: [{run, x, y}].
   series(name, figure) {
     return data.runs.flatMap((run, i) => {
-      const one = run[this.group][name]?.figures[figure];
+      const one = partOf(run, this.group, name)?.figures[figure];
       return one && one.x.length ? [{ run: i, ...one }] : [];
     });
   }
@@ -38,10 +41,10 @@ class Parts {
       table.replaceChildren(table.firstElementChild);
       const chart = charts.find((one) => one.key === select.value);
       const known = this.names.map((name) => [name, this.series(name, chart.key)]).filter(([, series]) => series.length);
-      const range = extent(known.flatMap(([, series]) => series.map((one) => one.y)));
+      const ranges = known.flatMap(([, series]) => series.map((one) => one.y));
       unit.textContent = `${chart.unit}; the same scale for all`;
       for (const [name, series] of known.slice(0, more.all ? undefined : MOST_SHOWN))
-        new Curves(grid, { ...chart, title: name }, series, chart.reference ? [chart.reference] : [], { compact: true, range });
+        new Curves(grid, { ...chart, title: name }, series, chart.reference ? [chart.reference] : [], { compact: true, ranges });
       more.left(known.length);
       table.known = [chart, known];
       redraw(grid);
@@ -61,7 +64,7 @@ class Parts {
   }
 
   histograms(section) {
-    const names = this.names.filter((name) => data.runs.some((run) => run[this.group][name]?.histograms));
+    const names = this.names.filter((name) => data.runs.some((run) => partOf(run, this.group, name)?.histograms));
     if (!names.length) return;
     const steps = [...new Set(data.runs.flatMap((run) => run.snapshots))].sort((a, b) => a - b);
     const slider = html("input", { type: "range", min: 0, max: steps.length - 1, value: steps.length - 1, step: 1, id: `at-${this.group}` });
@@ -107,7 +110,7 @@ const binFrom = (i) => Math.max(i * EDGE - 128, -127);
 // The last histogram of every run shown that is not after an update.
 function histogramsAt(group, name, step) {
   return data.runs.flatMap((run, i) => {
-    const rows = run[group][name]?.histograms;
+    const rows = partOf(run, group, name)?.histograms;
     if (!rows || !isShown(i)) return [];
     let at = before(run.snapshots, step);
     while (at >= 0 && !rows[at]) at--;
@@ -146,19 +149,21 @@ class Histogram {
     }
     for (const [value, anchor] of [[-127, "start"], [0, "middle"], [127, "end"]])
       this.svg.append(svg("text", { x: (value + 127) / 254 * this.width, y: height - 3, "text-anchor": anchor }, value < 0 ? `−${-value}` : `${value}`));
-    this.values.textContent = this.shares().join(" · ") || "none";
-    this.svg.setAttribute("aria-label", `${this.name} at update ${this.now()}: ${this.values.textContent}. Values are in the table below.`);
+    const words = this.shares();
+    this.values.replaceChildren(...valuesOf(words));
+    const spoken = words.map(([run, share]) => `${data.runs[run].name} ${share}`).join("; ");
+    this.svg.setAttribute("aria-label", `${this.name} at update ${this.now()}: ${spoken}. All shares are in the table below.`);
   }
 
   // What is at ±127 and what is dead, of each run shown, at the update of its histogram.
   shares() {
     return this.rows.map(({ run, step }) => {
-      const { saturated, dead } = data.runs[run][this.group][this.name].figures;
+      const { saturated, dead } = partOf(data.runs[run], this.group, this.name).figures;
       const at = (one) => one.y[nearest(one.x, step)];
-      const words = saturated ? [`${brief(100 * at(saturated), 3)} % at ±127`] : [];
-      if (dead && at(dead) > 0) words.push(`${brief(100 * at(dead), 3)} % dead`);
-      return words.join(", ");
-    }).filter(Boolean);
+      const words = saturated ? [`${brief(100 * at(saturated), 2)} % at ±127`] : [];
+      if (dead && at(dead) > 0) words.push(`${brief(100 * at(dead), 2)} % dead`);
+      return [run, words.join(", ")];
+    }).filter(([, words]) => words);
   }
 
   point(px) {
