@@ -97,9 +97,7 @@ def test_the_mouse_shows_values(quiet: Browser):
     assert words.startswith("update ")
     assert "first" in words
     assert HOSTILE in words
-    values = [
-        float(v) for v in quiet.run(f"[...{tip}.querySelectorAll('b')].map(b => b.innerText)")
-    ]
+    shown = quiet.run(f"[...{tip}.querySelectorAll('b')].map(b => b.innerText)")
     step = int(words.split()[1])
     assert float(shown[0]) == pytest.approx(5 / (1 + step / 10) + 0.1, rel=1e-3)
     assert shown[1] == "2.1, its last"

@@ -134,7 +134,7 @@ def _missing(
     if isinstance(curves, LanguageCurves) and not len(curves.valid):
         found.append("No validation yet: --validate-every says how often it is made.")
     if isinstance(curves, LanguageCurves) and not samples:
-        found.append(f"No {SAMPLES}: samples are drawn at the end of a run of eggroll.train.")
+        found.append(f"No {SAMPLES}: samples are drawn at the end of a run.")
     if not signature.text:
         found.append(f"No signature: {signature.why_not.rstrip('.')}.")
     if statistics.left_out:
