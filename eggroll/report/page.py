@@ -173,7 +173,7 @@ def _facts(record: Record) -> dict[str, str]:
     facts["throughput"] = f"{_prefixed(float(np.median(curves.speed)))} {curves.over}/s"
     facts["engine"] = text(_engine(record))
     if signature := record.signature.text:
-        cut = f"<code>{signature[:8]}…{signature[-8:]}</code>"
+        cut = f"<code>{signature[:8]}…</code>"
         facts["signature"] = f"{cut} of update {record.signature.step:,}"
     return facts
 

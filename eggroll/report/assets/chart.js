@@ -186,7 +186,7 @@ class Curves {
   axes() {
     const { left, right, top, bottom } = this.frame;
     const scale = this.chart.share ? 100 : 1;
-    const rows = this.compact ? 2 : (bottom - top) / 42;
+    const rows = this.compact ? 3 : (bottom - top) / 42;
     const shift = Math.log10(scale); // of a logarithm in percent
     const heights = this.tall
       ? logTicks(this.low + shift, this.high + shift, rows).map((v) => 10 ** v)
