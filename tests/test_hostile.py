@@ -205,7 +205,7 @@ def test_a_clock_that_stands_in_a_trainer(monkeypatch):
     assert (update.seconds, update.rows_per_second) == (0, 0)
 
 
-COMMANDS = ["train", "generate", "replay", "plot", "adamw", "sweep", "bench", "probe"]
+COMMANDS = ["train", "generate", "replay", "plot", "report", "adamw", "sweep", "bench", "probe"]
 INTERRUPTING = """
 import os, signal, sys
 class Finder:

@@ -21,6 +21,7 @@ HOSTILE = "</script><img src=https://example.org/x onerror=alert(1)>"
 HISTOGRAM = "#leaves .row:has(input) + .small svg[role]"
 DRAWN = "[...document.querySelectorAll('path')].map(p => p.getAttribute('d'))"
 BROKEN = f"{DRAWN}.filter(d => /NaN|Inf|undef/.test(d)).length"
+NAME = "</script>&lt;"
 PLACE = "(r => [r.x + r.width / 2, r.y + r.height / 2])"
 
 
@@ -34,7 +35,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made_up(folder / "third", updates=1),
     ]
     (runs[1] / "samples.txt").write_text(HOSTILE)
-    labels = ("first", HOSTILE, "__proto__")
+    labels = ("first", NAME, "__proto__")
     out = folder / "page.html"
     return write(Options(tuple(map(str, runs)), str(out), HOSTILE, labels))
 
@@ -96,11 +97,13 @@ def test_the_mouse_shows_values(quiet: Browser):
     words = quiet.run(f"{tip}.innerText")
     assert words.startswith("update ")
     assert "first" in words
-    assert HOSTILE in words
+    assert NAME in words
     shown = quiet.run(f"[...{tip}.querySelectorAll('b')].map(b => b.innerText)")
     step = int(words.split()[1])
     assert float(shown[0]) == pytest.approx(5 / (1 + step / 10) + 0.1, rel=1e-3)
     assert shown[1] == "2.1, its last"
+    left, right = quiet.run(f"(r => [r.left, r.right])({tip}.getBoundingClientRect())")
+    assert 0 < max(left - x, x - right) < 30, "the box is not beside the mouse"
     quiet.move(1, 1)
     assert quiet.run(f"{tip}.hidden")
 
@@ -109,7 +112,7 @@ def test_keys_read_values_aloud(quiet: Browser):
     quiet.run("document.querySelector('#curves svg[tabindex]').focus()")
     quiet.press("Home")
     spoken = "document.getElementById('spoken').textContent"
-    assert quiet.run(spoken) == f"update 10: first 2.6, {HOSTILE} 3.6"
+    assert quiet.run(spoken) == f"update 10: first 2.6, {NAME} 3.6"
     quiet.press("ArrowRight")
     assert quiet.run(spoken).startswith("update 30: first 1.35")
     quiet.press("Escape")

@@ -332,12 +332,13 @@ function spread(count, most) {
   return Array.from({ length: most }, (_, i) => Math.round((i * (count - 1)) / (most - 1)));
 }
 
+// Puts the box beside x of a drawing, on the side that has room.
 function place(tip, figure, drawing, x) {
-  const left = drawing.offsetLeft + x, width = tip.offsetWidth;
-  const room = Math.max(figure.clientWidth - width - 4, 4);
-  const beside = left + 14 + width > figure.clientWidth ? left - width - 14 : left + 14;
-  tip.style.left = `${Math.min(Math.max(beside, 4), room)}px`;
-  tip.style.top = `${figure.querySelector("svg").getBoundingClientRect().top - figure.getBoundingClientRect().top + 4}px`;
+  const outer = figure.getBoundingClientRect(), inner = drawing.getBoundingClientRect();
+  const at = inner.left - outer.left + x, width = tip.offsetWidth;
+  const beside = at + 14 + width > outer.width ? at - width - 14 : at + 14;
+  tip.style.left = `${Math.max(Math.min(beside, outer.width - width - 4), 4)}px`;
+  tip.style.top = `${inner.top - outer.top + 4}px`;
 }
 
 function tableOf(caption, heads, rows) {
