@@ -16,6 +16,7 @@ import pytest
 from conftest import Command
 from reports import made_up, observed, trained
 
+import eggroll as eg
 from eggroll import checkpoint
 from eggroll.report import command, figures, page
 from eggroll.report.record import read_record
@@ -226,6 +227,21 @@ def test_the_signature_is_that_of_the_run(call: Command, tmp_path: Path, finishe
     record = read_record(finished)
     assert record.signature == (checkpoint.signature(kept.weights), kept.step, "")
     assert record.signature.text in reported(call, tmp_path, finished).text
+
+
+def test_the_signature_of_a_trainer(tmp_path: Path):
+    net = eg.Program()
+    net.output(net.linear(net.input(2), "w", 1))
+    with eg.Trainer(net, pop=4, table_bits=16, out=tmp_path / "run") as es:
+        es.ask()(np.ones((4, 1, 2), np.int8))
+        es.tell(np.arange(4))
+    assert read_record(tmp_path / "run").signature == (es.signature, 1, "")
+
+
+def test_a_damaged_checkpoint_has_no_signature(call: Command, tmp_path: Path):
+    run = made_up(tmp_path / "a")
+    (run / CHECKPOINT).write_bytes(b"\xff" * 100)
+    assert "No signature: checkpoint" in reported(call, tmp_path, run).text
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 100, 1000])

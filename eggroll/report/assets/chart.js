@@ -142,9 +142,10 @@ class Curves {
     if (!seen.length) return;
     this.scales(seen);
     this.axes();
-    for (const [name, value] of this.lines) this.reference(name, value);
+    for (const [, value] of this.lines) this.reference(value);
     for (const one of seen) if (one.raw && !this.compact) this.path(one, one.raw, "raw");
     for (const one of seen) this.path(one, one.y, "");
+    if (!this.compact) for (const [name, value] of this.lines) this.label(name, value);
     this.cross = svg("g");
     this.svg.append(this.cross);
   }
@@ -208,10 +209,14 @@ class Curves {
     if (!this.compact) this.svg.append(svg("text", { x: (left + right) / 2, y: this.height - 4, "text-anchor": "middle" }, OVER[state.over]));
   }
 
-  reference(name, value) {
-    const y = this.py(value), { left, right, top } = this.frame;
+  reference(value) {
+    const y = this.py(value), { left, right } = this.frame;
     this.svg.append(svg("line", { class: "ref", x1: left, x2: right, y1: y, y2: y }));
-    if (this.compact) return;
+  }
+
+  // Of a reference, over the curves, below its line where there is no room above.
+  label(name, value) {
+    const y = this.py(value), { right, top } = this.frame;
     const words = `${name}: ${brief(value, 3)}`;
     this.svg.append(svg("text", { class: "halo", x: right - 4, y: y - 4 < top + 8 ? y + 13 : y - 4, "text-anchor": "end" }, words));
   }
@@ -296,7 +301,7 @@ class Curves {
   }
 
   table() {
-    const details = html("details", {}, html("summary", {}, "Table"));
+    const details = html("details", {}, html("summary", { "aria-label": `Table: ${this.chart.title}` }, "Table"));
     details.addEventListener("toggle", () => {
       if (!details.open || details.childElementCount > 1) return;
       const rows = this.series.flatMap((one) => {
@@ -332,12 +337,13 @@ function spread(count, most) {
   return Array.from({ length: most }, (_, i) => Math.round((i * (count - 1)) / (most - 1)));
 }
 
-// Puts the box beside x of a drawing, on the side that has room.
+// Puts the box beside x of a drawing, on the side where the page has room.
 function place(tip, figure, drawing, x) {
   const outer = figure.getBoundingClientRect(), inner = drawing.getBoundingClientRect();
   const at = inner.left - outer.left + x, width = tip.offsetWidth;
-  const beside = at + 14 + width > outer.width ? at - width - 14 : at + 14;
-  tip.style.left = `${Math.max(Math.min(beside, outer.width - width - 4), 4)}px`;
+  const [low, high] = [4 - outer.left, document.documentElement.clientWidth - outer.left - width - 4];
+  const beside = at + 14 > high ? at - width - 14 : at + 14;
+  tip.style.left = `${Math.max(Math.min(beside, high), low)}px`;
   tip.style.top = `${inner.top - outer.top + 4}px`;
 }
 
