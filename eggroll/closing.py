@@ -75,4 +75,5 @@ def suggestions(
     drawn = f"--prompt {prompts.get(data, repr('The '))}"
     drawn += "" if data == "count" else f" --temperature {TEXT_TEMPERATURE}"
     yield f"{invocation('generate')} {run} {drawn}", "continues a prompt"
+    yield f"{invocation('report')} {run}", "writes a page about it, to open in a browser"
     yield f"{invocation('plot')} {run} OTHER_RUN", "draws it beside another run"

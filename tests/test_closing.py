@@ -12,8 +12,12 @@ from eggroll import adamw, closing, generate, plot, training
 from eggroll.config import Config
 from eggroll.data.corpora import Text
 from eggroll.data.streams import CountCorpus, TextCorpus
+from eggroll.report import command as report
 
-MAINS = {"train": training.main, "adamw": adamw.main, "generate": generate.main, "plot": plot.main}
+MAINS = {
+    **{"train": training.main, "adamw": adamw.main, "generate": generate.main},
+    **{"plot": plot.main, "report": report.main},
+}
 WORDS = np.frombuffer(b"\0abracadabra" * 100, np.uint8)
 CORPUS = TextCorpus("stdlib", Text(WORDS, WORDS, {}))
 LINE = CORPUS.baselines()["bigram"]
@@ -84,9 +88,10 @@ def test_the_commands_that_are_shown_work(
     words = TINY if name == "train" else SMALL
     ended = call(*words, "--data", text, "--out", "run", main=MAINS[name])
     assert ended.signature
-    again, drawn, picture = commands(ended.out)[-3:]
+    again, drawn, page, picture = commands(ended.out)[-4:]
     assert again[0] == name
     assert drawn[0] == "generate"
-    assert picture[0] == "plot"
+    assert (page[0], picture[0]) == ("report", "plot")
+    assert call(*page[1:], main=MAINS["report"]).code == 0
     assert call(*again[1:], main=MAINS[name]).code == 0
     assert call("run", "--prompt", "The ", "--temperature", "0.6", main=generate.main).code == 0

@@ -57,7 +57,7 @@ class Parts {
           const [low, high] = extent([one.y]);
           return [name, data.runs[one.run].name, ...[one.y[0], one.y.at(-1), low, high].map((v) => shownValue(chart, v))];
         }));
-      table.append(tableOf(`${chart.title}, ${chart.unit}`, [this.noun, "run", "first", "last", "least", "most"], rows));
+      table.append(tableOf(`${chart.title} of every ${this.noun}, ${chart.unit}`, [this.noun, "run", "first", "last", "least", "most"], rows));
     });
     select.addEventListener("change", fill);
     fill();
