@@ -191,12 +191,14 @@ def read_run(folder: Path) -> RunCurves:
         validations = np.array(valid, np.float64).reshape(-1, 2).T
         if any(column.ndim != 1 for column in (*columns, *validations)):
             raise ValueError("a figure is a list")
+        if not by_values:  # the members' loss in the unit of validation
+            unit = next((per_unit(r) / r["val_loss"] for r in rows if r.get("val_loss")), 1)
+            with np.errstate(over="ignore", invalid="ignore"):  # of a file that is damaged
+                columns[-1] *= unit
         if not all((abs(column) <= MOST).all() for column in (*columns, *validations)):
             raise ValueError("a figure is not finite")
         if (columns[0] < 1).any() or (np.diff(columns[0]) <= 0).any():
             raise ValueError("updates are not in their order")
-        if not by_values:  # the members' loss in the unit of validation
-            columns[-1] *= next((per_unit(r) / r["val_loss"] for r in rows if r.get("val_loss")), 1)
     except OSError as error:
         raise InputError(
             f"{str(folder)!r} holds no run ({error.strerror}): give the folder of a training run."

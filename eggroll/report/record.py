@@ -14,7 +14,7 @@ from eggroll.baseline import reader
 from eggroll.curves import LanguageCurves, RunCurves, TrainerCurves, Values, per_unit, read_run
 from eggroll.errors import InputError
 from eggroll.program import Program
-from eggroll.report.statistics import FILE, Statistics, read_statistics
+from eggroll.report.statistics import FILE, Statistics, is_number, read_statistics
 from eggroll.runlog import CHECKPOINT, METRICS, SAMPLES, open_regular, read_lines
 
 MOST_TEXT: Final = 100_000  # bytes of samples.txt
@@ -106,12 +106,10 @@ def _weights(path: Path) -> tuple[Program, dict[str, Any], int]:
 def _per_token(folder: Path, curves: RunCurves) -> Values:
     if not isinstance(curves, LanguageCurves):
         return np.empty((2, 0))
-    rows = [row for _, row in read_lines(folder / METRICS) if "val_loss" in row]
-    points = [(float(row["step"]), float(row["val_loss"])) for row in rows]
-    if all(value == per_unit(row) for (_, value), row in zip(points, rows, strict=True)):
+    rows = [row for _, row in read_lines(folder / METRICS) if is_number(row.get("val_loss"))]
+    if all(row["val_loss"] == per_unit(row) for row in rows):
         return np.empty((2, 0))
-    found: Values = np.array(points, np.float64).T
-    return found[:, np.isfinite(found[1])]
+    return np.array([(row["step"], row["val_loss"]) for row in rows], np.float64).T
 
 
 def _samples(path: Path) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,18 +126,19 @@ def _add_points(
 ) -> None:
     for name in names:
         value = row.get(name)
-        if _is_number(value) and abs(value) <= LARGEST:  # neither NaN nor infinite
+        if is_number(value):  # neither NaN nor infinite
             known.setdefault(name, []).append(Point(step, float(value)))
 
 
 def _add_histogram(part: Part, step: int, counts: object) -> None:
     if not isinstance(counts, list) or len(counts) != BINS:
         return
-    if all(_is_number(count) and 0 <= count <= LARGEST for count in counts):
+    if all(is_number(count) and count >= 0 for count in counts):
         values = np.array(counts, np.float64)
         if total := values.sum():
             part.histograms[step] = values / total
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return type(value) in (int, float)
+def is_number(value: object) -> TypeGuard[int | float]:
+    """True of a number that is finite, and so small that sums of it are."""
+    return type(value) in (int, float) and abs(cast(float, value)) <= LARGEST

@@ -212,10 +212,8 @@ def metrics_files(chance: random.Random) -> None:
     assert all(row["step"] <= step for row in rows[:-1])
 
 
-def curves_of_runs(chance: random.Random) -> None:
-    """What plot reads of a folder whose config.json and metrics.jsonl are doctored."""
-    from eggroll import curves
-
+def doctored_run(chance: random.Random) -> Path:
+    """A folder whose config.json and metrics.jsonl are doctored."""
     name = chance.choice(["sign", "adamw", "Trainer"])
     path = place() / "drawn"
     path.mkdir(exist_ok=True)
@@ -226,11 +224,39 @@ def curves_of_runs(chance: random.Random) -> None:
         config = mutated_bytes(config, chance)
     (path / runlog.CONFIG).write_bytes(config)
     (path / runlog.METRICS).write_bytes(metrics_of(name, chance))
-    found = curves.read_run(path)
+    return path
+
+
+def curves_of_runs(chance: random.Random) -> None:
+    """What plot reads of a folder."""
+    from eggroll import curves
+
+    found = curves.read_run(doctored_run(chance))
     for metric in found.metrics:
         found.curve(metric)
     getattr(found, found.over)(found.steps)
     found.without_seed()
+
+
+def pages_of_runs(chance: random.Random) -> None:
+    """A report of a folder whose statistics and samples are doctored too: still one page."""
+    from eggroll.report import page, record, statistics
+
+    path = doctored_run(chance)
+    part = {"update_rate": 0.1, "vote_over_noise": 1.0, "saturated": 0.0, "weights": [1] * 32}
+    gate = {"saturated": 0.1, "dead": 0.5, "values": [2] * 32}
+    row = {"step": 2, "tied": 0.1, "threshold": 5, "rate": 0.1, "leaves": {"w": part}}
+    rows = [row | {"activations": {"f": gate}}, {"step": 3, "warning": "</script>"}]
+    lines = [text_of(mutated(row, chance)).encode("utf-8", "surrogatepass") for row in rows * 2]
+    data = b"\n".join([*lines, b""])
+    (path / statistics.FILE).write_bytes(
+        mutated_bytes(data, chance) if chance.random() < 0.3 else data
+    )
+    (path / runlog.SAMPLES).write_bytes(mutated_bytes(b"=== <pre> </script> \xff", chance))
+    whole = page.html_of([record.read_record(path, word(chance)[:300])], word(chance), 0.1)
+    text = whole.decode()
+    assert text.count("</script>") == 2
+    json.loads(text.partition('id="data">')[2].partition("</script>")[0])
 
 
 @functools.cache
@@ -327,6 +353,7 @@ TARGETS = (
     Target("--config files", config_files, cost=4),
     Target("metrics.jsonl", metrics_files),
     Target("folders for plot", curves_of_runs, cost=3),
+    Target("pages of report", pages_of_runs, cost=5),
     Target("corpora", corpora, cost=5),
     Target("names of data", names_of_data),
     Target("trials.json", verdict_files),
