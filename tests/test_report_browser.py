@@ -161,3 +161,15 @@ def test_the_slider_moves_histograms_in_time(quiet: Browser):
     quiet.move(x, y)
     tips = "[...document.querySelectorAll('#leaves .tip')].filter(t => !t.hidden)"
     assert quiet.run(f"{tips}.map(t => t.innerText.split('\\n')[0])") == ["0 to 7"]
+
+
+def test_lines_of_models_are_drawn_where_they_do_not_flatten_curves(quiet: Browser):
+    labels = (
+        "[...document.querySelectorAll('#curves figure:first-child .halo')].map(t => t.textContent)"
+    )
+    both = ["unigram model: 4.7", "bigram model: 3.5"]
+    assert quiet.run(labels) == both
+    quiet.run("[...document.querySelectorAll('#shown input')][1].click()")  # leaves 0.125 to 2.6
+    assert quiet.run(labels) == both
+    quiet.run("data.baselines.push(['far', 99], ['close', 1]); redraw()")
+    assert quiet.run(labels) == [*both, "close: 1"]

@@ -38,8 +38,8 @@ class Options:
     """Folders of runs of eggroll.train, eggroll.adamw or eggroll.Trainer; a folder of several, as
     that of a sweep, stands for all in it."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """The page, a file that ends in .html; DIR/report.html for one run and report.html for several
-    if not given."""
+    """The page, a file that ends in .html; DIR/report.html for one folder and report.html for
+    several if not given."""
     title: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """Title of the page."""
     label: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT ...")] = ()
@@ -63,7 +63,8 @@ def write(options: Options) -> Path:
         raise InputError(
             f"--label has {len(options.label)} names for {len(folders)} runs: give one for each."
         )
-    out = Path(options.out or (folders[0] / PAGE if len(folders) == 1 else PAGE))
+    one = len(options.folders) == 1
+    out = Path(options.out or (Path(options.folders[0], PAGE) if one else PAGE))
     if out.suffix not in ENDINGS:
         raise InputError(f"--out {options.out!r} does not end in .html: give it that ending.")
     names = options.label or ("",) * len(folders)

@@ -142,10 +142,10 @@ class Curves {
     if (!seen.length) return;
     this.scales(seen);
     this.axes();
-    for (const [, value] of this.lines) this.reference(value);
+    for (const [, value] of this.near) this.reference(value);
     for (const one of seen) if (one.raw && !this.compact) this.path(one, one.raw, "raw");
     for (const one of seen) this.path(one, one.y, "");
-    if (!this.compact) for (const [name, value] of this.lines) this.label(name, value);
+    if (!this.compact) for (const [name, value] of this.near) this.label(name, value);
     this.cross = svg("g");
     this.svg.append(this.cross);
   }
@@ -172,7 +172,10 @@ class Curves {
   // The ends of the axis of values; their logarithms where `tall`.
   heights(seen) {
     let values = this.ranges ?? seen.flatMap((one) => (one.raw && !this.compact ? [one.y, one.raw] : [one.y]));
-    values = [...values, this.lines.map(([, value]) => value)];
+    const [least, most] = extent(values);
+    const isNear = ([, v]) => v >= 2 * least - most && v <= 2 * most - least; // else it would flatten curves
+    this.near = this.chart.reference ? this.lines : this.lines.filter(isNear);
+    values = [...values, this.near.map(([, value]) => value)];
     const positive = values.map((list) => list.filter((v) => v > 0));
     this.tall = state.log.y && positive.some((list) => list.length);
     let [low, high] = extent(this.tall ? positive : values);
