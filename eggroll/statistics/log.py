@@ -1,0 +1,60 @@
+"""The file statistics.jsonl of a run, which the updates that are recorded add a line to each.
+
+Letters: R streams, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+from eggroll import runlog
+from eggroll.config import Config
+from eggroll.data.corpus import Streams
+from eggroll.statistics.nodes import STREAMS, TOKENS, Nodes
+from eggroll.statistics.trouble import Watch
+from eggroll.statistics.update import Observed, figures
+from eggroll.step import Learner
+
+
+class StatisticsLog(runlog.Metrics):
+    """statistics.jsonl; opening cuts it back to the updates up to the learner's."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: Config,
+        learner: Learner,
+        streams: Streams,
+        observed: Callable[[], Observed | None],
+        say: Callable[[str], None],
+    ) -> None:
+        """streams: of the whole run, whatever part of them is read here; observed: the last update,
+        if it is to be recorded; say: is told every warning, once in a run."""
+        super().__init__(path, learner.step)
+        self._learner, self._observed, self._say = learner, observed, say
+        self._streams = streams.only(0, min(STREAMS, config.streams))
+        self._watch = Watch(config)
+        for _, row in runlog.read_lines(path):  # what was said before the run was stopped
+            self._watch.troubles(row)
+
+    @cached_property
+    def _nodes(self) -> Nodes:
+        return Nodes(self._learner.population.engine.program)
+
+    def append(self, row: runlog.Row) -> None:
+        """Adds the lines of an update that is to be recorded; row: its line of metrics.jsonl."""
+        seen = self._observed()
+        if seen is None:
+            return
+        tokens = self._streams.batch(seen.given.step)[0][:, :TOKENS]
+        found = {
+            "step": row["step"],
+            **figures(self._learner, seen),
+            "activations": self._nodes.figures(self._learner.weights, tokens),
+        }
+        super().append(found)
+        for sentence in self._watch.troubles(found):
+            super().append({"step": row["step"], "warning": sentence})
+            self._say(sentence)
