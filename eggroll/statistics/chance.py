@@ -9,6 +9,7 @@ from math import pi, sqrt
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from eggroll.credit import Crediting, CreditKind, draw_signs
 from eggroll.estimator import Given
@@ -65,17 +66,16 @@ def _sample(
     mine = np.asarray(scores)[: 2 * pairs].astype(np.int32)
     values = np.roll(mine[0::2] - mine[1::2], 1, axis=0)
     rows = np.arange(2 * pairs) * len(tokens) // population.members
-    read = (mx.array(np.take(shared, rows, axis=0)) for shared in (tokens, targets))
+    read, wanted = (mx.array(np.take(shared, rows, axis=0)) for shared in (tokens, targets))
     votes = engine.credit(
-        population.prepared(given.weights), noise.slices(given.step, first, pairs),
-        signs, crediting, *read, given.state[: 2 * pairs], values=mx.array(values),
+        population.prepared(given.weights), noise.slices(given.step, first, pairs), signs,
+        crediting, read, wanted, given.state[: 2 * pairs], values=mx.array(values),
     )[2]  # fmt: skip
     mx.eval(votes)
     return votes
 
 
-def _deviation(votes: np.ndarray) -> float:
+def _deviation(votes: NDArray[np.int32]) -> float:
     """The deviation of votes [O, K] or [n] about 0, in the mean over the inputs."""
-    return float(np.sqrt((votes.astype(np.float64) ** 2).mean(axis=0)).mean()) if (
-        votes.ndim == 2
-    ) else float(np.sqrt((votes.astype(np.float64) ** 2).mean()))
+    power = (votes.astype(np.float64) ** 2).mean(axis=0)
+    return float(np.sqrt(power).mean())

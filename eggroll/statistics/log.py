@@ -5,6 +5,8 @@ Letters: R streams, T tokens.
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +18,9 @@ from eggroll.statistics.nodes import STREAMS, TOKENS, Nodes
 from eggroll.statistics.trouble import Watch
 from eggroll.statistics.update import Observed, figures
 from eggroll.step import Learner
+
+# What lines that no run has written may lead to; they are left as they are.
+FOREIGN = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 
 
 class StatisticsLog(runlog.Metrics):
@@ -35,9 +40,19 @@ class StatisticsLog(runlog.Metrics):
         super().__init__(path, learner.step)
         self._learner, self._observed, self._say = learner, observed, say
         self._streams = streams.only(0, min(STREAMS, config.streams))
-        self._watch = Watch(config)
-        for _, row in runlog.read_lines(path):  # what was said before the run was stopped
-            self._watch.troubles(row)
+        self._watch = Watch(config, lambda: self._nodes.gates)
+        self._catch_up(path)
+
+    def _catch_up(self, path: Path) -> None:
+        """Shows the watch what it saw before the run was stopped, so that it says nothing twice."""
+        losses = deque(row for _, row in runlog.read_lines(path.with_name(runlog.METRICS)))
+        for _, record in runlog.read_lines(path):
+            while losses and losses[0]["step"] <= record["step"]:
+                self._watch.loss(losses.popleft().get("loss"))
+            with contextlib.suppress(*FOREIGN):
+                self._watch.troubles(record)
+        for row in losses:
+            self._watch.loss(row.get("loss"))
 
     @cached_property
     def _nodes(self) -> Nodes:
@@ -45,6 +60,7 @@ class StatisticsLog(runlog.Metrics):
 
     def append(self, row: runlog.Row) -> None:
         """Adds the lines of an update that is to be recorded; row: its line of metrics.jsonl."""
+        self._watch.loss(row["loss"])
         seen = self._observed()
         if seen is None:
             return

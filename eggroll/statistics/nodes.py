@@ -13,11 +13,21 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.engines import ENGINES, available, zero_state
-from eggroll.program import MAX_OPERATIONS, MAX_SIZE, Leaves, Op, Output, Program, Stage, X
+from eggroll.engines import ENGINES, zero_state
+from eggroll.program import (
+    MAX_OPERATIONS,
+    MAX_REGISTERS,
+    MAX_SIZE,
+    Leaves,
+    Op,
+    Output,
+    Program,
+    Stage,
+    X,
+)
 from eggroll.statistics.counts import distribution, share
 
-STREAMS, TOKENS = 32, 16  # looked at: 32 members are a block of the cpu engine
+STREAMS, TOKENS = 16, 8  # looked at: enough to tell, and little beside an update
 PLAIN = ("input", "concat")  # operations whose values were shown by the caller or elsewhere
 GATED = ("forget", "mix")  # operations whose first input is a gate
 
@@ -32,7 +42,7 @@ class Nodes:
         self.names: list[str] = []
         self.gates: set[str] = set()
         looked_at = self._with_outputs(program)
-        name = next(name for name in ("cpu", "portable") if not available()[name])
+        name = "portable" if ENGINES["cpu"].unavailable_because() else "cpu"
         self._engine = ENGINES[name](looked_at, threads=1)
 
     def _with_outputs(self, program: Program) -> Program:
@@ -52,7 +62,7 @@ class Nodes:
         for op in (op for op in stage.ops if op.kind not in ("output", "sums")):
             if op.kind == "score":
                 rows = program.leaves[op.leaf].shape[0]
-                if rows > MAX_SIZE:
+                if rows > MAX_SIZE or len(registers) == MAX_REGISTERS:
                     continue
                 registers.append(rows)
                 op = op._replace(kind="linear", out=len(registers) - 1)
