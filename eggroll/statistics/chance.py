@@ -5,7 +5,7 @@ Letters: N pairs, T tokens, r rank of the noise, O outputs and K inputs of a mat
 
 from __future__ import annotations
 
-from math import pi, sqrt
+from math import exp, lgamma, pi, sqrt
 
 import mlx.core as mx
 import numpy as np
@@ -18,20 +18,26 @@ from eggroll.population import Population
 NORMAL = sqrt(2 / pi)  # mean size of a normal value over its deviation
 BYTE = 256 + 1 / 12  # variance of a noise byte, rounding included
 SIGN = 0.975  # share of noise bytes that are not 0, and so the variance of their signs
-LARGEST, SHARE = 64, 8  # pairs of a sample: this many at most, and one of so many
+LARGEST, SHARE = 256, 8  # pairs of a sample: this many at most, and one of so many
 LEAST = 4  # pairs of a sample
 
 
 def of_pairs(population: Population, decided: int) -> dict[str, float]:
     """Of votes that follow from the fitness of pairs: each that decided adds its noise.
 
-    decided: their number, or the sum of the squares of their fitness.
+    decided: their number. A sum of k products of two normal values is normal, given the one factor
+    of each, with the deviation that these have together, which is distributed as chi of k degrees.
     """
-    noise = population.noise
-    power = (BYTE if population.clt else SIGN) ** 2 * decided
-    leaves = population.engine.program.leaves
-    ranks = (noise.rank if len(leaf.shape) == 2 else 1 for leaf in leaves)
-    return {leaf.name: NORMAL * sqrt(power * r) for leaf, r in zip(leaves, ranks, strict=True)}
+    power = BYTE if population.clt else SIGN
+    ranks = {2: population.noise.rank, 1: 1}
+    terms = ((leaf.name, decided * ranks[len(leaf.shape)])
+             for leaf in population.engine.program.leaves)  # fmt: skip
+    return {name: NORMAL * power * _mean_chi(k) for name, k in terms if k}
+
+
+def _mean_chi(k: int) -> float:
+    """The mean length of k normal values; sqrt(k) of many."""
+    return sqrt(2) * exp(lgamma((k + 1) / 2) - lgamma(k / 2))
 
 
 def of_credit(population: Population, given: Given, scores: mx.array) -> dict[str, float]:

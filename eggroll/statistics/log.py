@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from eggroll import runlog
 from eggroll.config import Config
@@ -40,7 +42,8 @@ class StatisticsLog(runlog.Metrics):
         super().__init__(path, learner.step)
         self._learner, self._observed, self._say = learner, observed, say
         self._streams = streams.only(0, min(STREAMS, config.streams))
-        self._watch = Watch(config, lambda: self._nodes.gates)
+        self._nodes = Nodes(learner.population.engine.program)
+        self._watch = Watch(config, self._nodes.gates, self._nodes.logits)
         self._catch_up(path)
 
     def _catch_up(self, path: Path) -> None:
@@ -54,9 +57,11 @@ class StatisticsLog(runlog.Metrics):
         for row in losses:
             self._watch.loss(row.get("loss"))
 
-    @cached_property
-    def _nodes(self) -> Nodes:
-        return Nodes(self._learner.population.engine.program)
+    def _tokens(self, step: int) -> NDArray[np.int32]:
+        """Tokens that the first streams read from update `step` on, int32 [R, T]."""
+        batches = range(step, step + -(-TOKENS // self._streams.seq_len))
+        read = [self._streams.batch(number)[0] for number in batches]
+        return np.ascontiguousarray(np.concatenate(read, axis=1)[:, :TOKENS])
 
     def append(self, row: runlog.Row) -> None:
         """Adds the lines of an update that is to be recorded; row: its line of metrics.jsonl."""
@@ -64,11 +69,12 @@ class StatisticsLog(runlog.Metrics):
         seen = self._observed()
         if seen is None:
             return
-        tokens = self._streams.batch(seen.given.step)[0][:, :TOKENS]
         found = {
             "step": row["step"],
             **figures(self._learner, seen),
-            "activations": self._nodes.figures(self._learner.weights, tokens),
+            "activations": self._nodes.figures(
+                self._learner.weights, self._tokens(seen.given.step)
+            ),
         }
         super().append(found)
         for sentence in self._watch.troubles(found):

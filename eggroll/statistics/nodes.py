@@ -35,12 +35,14 @@ GATED = ("forget", "mix")  # operations whose first input is a gate
 class Nodes:
     """Looks into a network.
 
-    names: of the nodes, a leaf's or stage and operation; gates: those that gate a state.
+    names: of the nodes, a leaf's or stage and operation; gates: those that gate a state; logits:
+    those of the score.
     """
 
     def __init__(self, program: Program) -> None:
         self.names: list[str] = []
         self.gates: set[str] = set()
+        self.logits: set[str] = set()
         looked_at = self._with_outputs(program)
         name = "portable" if ENGINES["cpu"].unavailable_because() else "cpu"
         self._engine = ENGINES[name](looked_at, threads=1)
@@ -66,6 +68,7 @@ class Nodes:
                     continue
                 registers.append(rows)
                 op = op._replace(kind="linear", out=len(registers) - 1)
+                self.logits.add(program.leaves[op.leaf].name)
             ops.append(op)
             name = self._name(program, prefix, op)
             if op.kind in GATED and op.inputs[0] in last:

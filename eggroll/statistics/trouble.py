@@ -7,20 +7,20 @@ warning is worth reading. Letters: N pairs, Z votes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from eggroll.config import Config
 
 LASTING = 50  # updates, and at least two records, for which a sign must show itself
-TIED = 0.9  # share of pairs that tie; sound runs have below 0.1
-SATURATED = 0.8  # share of a gate's values at +-127; sound runs have below 0.5
-DEAD = 0.5  # share of a node's units; sound runs have below 0.1
+TIED = 0.8  # share of pairs that tie; sound runs have below 0.1
+SATURATED = 0.6  # share of a gate's values at +-127; sound runs have below 0.4
+DEAD = 0.5  # share of a node's units; sound runs have below 0.2
 STILL, LATE = 1e-4, 0.8  # share of weights that move; share of the steps after which few may
-WILD = 0.95  # share of weights that move; sound runs have that in their first updates alone
-NOISE = 1.03  # mean |Z| over that of chance: no run tells so small a signal from none
-WINDOW, PART, GAIN = 200, 5, 0.002  # updates or part of the steps in which loss falls by this share
+WILD = 0.8  # share of weights that move; sound runs have that in their first updates alone
+NOISE, RECORDS = 1.03, 5  # mean |Z| over that of chance in so many records: no signal to be seen
+WINDOW, PART, GAIN = 400, 4, 0.002  # updates or part of the steps in which loss falls by this share
 SOLVED = 0.1  # bits per token below which there is nothing left to learn
 
 Record = Mapping[str, Any]
@@ -29,10 +29,14 @@ Record = Mapping[str, Any]
 class Watch:
     """Looks at the records of a run, in order, and finds what is to be said of it, once each."""
 
-    def __init__(self, config: Config, gates: Callable[[], Iterable[str]]) -> None:
-        """gates: names of the nodes that gate a state."""
-        self._config, self._gates = config, gates
+    def __init__(
+        self, config: Config, gates: Collection[str] = (), logits: Collection[str] = ()
+    ) -> None:
+        """gates: names of the nodes that gate a state; logits: of those of the score, of which a
+        token that never occurs keeps one value."""
+        self._config, self._gates, self._logits = config, gates, logits
         self._losses = deque[float](maxlen=max(WINDOW, config.steps // PART))
+        self._sizes = deque[float](maxlen=RECORDS)  # of votes, over those of chance
         self._since: dict[Callable[..., str], int] = {}  # update of the first record in a row
         self._said: set[Callable[..., str]] = set()
 
@@ -71,7 +75,7 @@ class Watch:
 
     def _gated(self, record: Record) -> str:
         nodes = record.get("activations", {})
-        found = {name: nodes[name]["saturated"] for name in self._gates() if name in nodes}
+        found = {name: nodes[name]["saturated"] for name in self._gates if name in nodes}
         name, most = _largest(found)
         if most <= SATURATED:
             return ""
@@ -83,7 +87,8 @@ class Watch:
 
     def _dead(self, record: Record) -> str:
         nodes = record.get("activations", {})
-        name, most = _largest({name: node["dead"] for name, node in nodes.items()})
+        found = {name: nodes[name]["dead"] for name in nodes if name not in self._logits}
+        name, most = _largest(found)
         if most <= DEAD:
             return ""
         return (
@@ -103,17 +108,23 @@ class Watch:
         )
 
     def _wild(self, record: Record) -> str:
-        moved = update_rate(record)
-        if moved is None or moved <= WILD:
+        config, moved = self._config, update_rate(record)
+        # A schedule begins with all of them.
+        falls = "alpha" in config.rule_class.reads and config.alpha > 1
+        if moved is None or moved <= WILD or (falls and 2 * record["step"] <= config.alpha_decay):
             return ""
         return (
             f"{moved:.0%} of the weights move in every update, also those whose votes are chance: "
-            f"the steps are too large; try {slower(self._config)}."
+            f"the steps are too large; try {slower(config)}."
         )
 
     def _noise(self, record: Record) -> str:
         size = vote_over_noise(record)
-        if size is None or size >= NOISE or self._solved or not self._stalled():
+        if size is None:
+            return ""
+        self._sizes.append(size)
+        size = sum(self._sizes) / len(self._sizes)
+        if size >= NOISE or self._solved or not self._stalled():
             return ""
         return (
             f"votes are as large as chance makes them ({size:.3f} times) and the loss has not "
