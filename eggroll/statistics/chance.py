@@ -48,12 +48,12 @@ def of_credit(population: Population, given: Given, scores: mx.array) -> dict[st
     there are too few pairs, or where members are compared with a group.
     scores: int16 [P, T], of the update that began with `given`.
     """
-    crediting, all_pairs = population.crediting, population.members // 2
-    pairs = min(LARGEST, all_pairs // SHARE)
+    crediting, all_pairs = population.crediting, population.everyone // 2
+    pairs = min(LARGEST, all_pairs // SHARE, population.members // 2)
     if crediting is None or crediting.group or pairs < LEAST:
         return {}
     votes = population.engine.guarding(lambda: _sample(population, crediting, given, scores, pairs))
-    scale = NORMAL * sqrt(population.everyone // 2 / pairs)
+    scale = NORMAL * sqrt(all_pairs / pairs)
     kinds = zip(population.engine.program.leaves, crediting.kinds, strict=True)
     names = [leaf.name for leaf, kind in kinds if kind in (CreditKind.INPUTS, CreditKind.SCALAR)]
     return {name: scale * _deviation(np.asarray(votes[name])) for name in names}

@@ -106,7 +106,7 @@ class Nodes:
 
     def figures(self, weights: Leaves, tokens: NDArray[np.int32]) -> dict[str, Any]:
         """The figures of every node, by its name."""
-        return {name: _figures(v) for name, v in self.values(weights, tokens).items()}
+        return {name: figures_of(v) for name, v in self.values(weights, tokens).items()}
 
 
 def _prefix(program: Program, number: int, stage: Stage) -> str:
@@ -117,7 +117,7 @@ def _prefix(program: Program, number: int, stage: Stage) -> str:
     return f"stage{number}."
 
 
-def _figures(values: NDArray[np.int8]) -> dict[str, Any]:
+def figures_of(values: NDArray[np.int8]) -> dict[str, Any]:
     """Of a node's values [R, T, n]; a unit is dead if all R * T of its values are the same."""
     rows = values.reshape(-1, values.shape[-1])
     dead = int(np.count_nonzero((rows == rows[0]).all(axis=0))) if len(rows) > 1 else 0

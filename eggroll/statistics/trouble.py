@@ -1,6 +1,6 @@
 """Signs that a run goes wrong, and the sentences that say so: cause and the option to change.
 
-Thresholds are far from what sound runs show (records/statistics-2026-11.md has those), so that a
+Thresholds are far from what sound runs of every recipe, estimator and rule showed, so that a
 warning is worth reading. Letters: N pairs, Z votes.
 """
 
@@ -16,7 +16,7 @@ from eggroll.config import Config
 LASTING = 50  # updates, and at least two records, for which a sign must show itself
 TIED = 0.8  # share of pairs that tie; sound runs have below 0.1
 SATURATED = 0.6  # share of a gate's values at +-127; sound runs have below 0.4
-DEAD = 0.5  # share of a node's units; sound runs have below 0.2
+DEAD = 0.5  # share of a node's units; sound runs have below 0.4
 STILL, LATE = 1e-4, 0.8  # share of weights that move; share of the steps after which few may
 WILD = 0.8  # share of weights that move; sound runs have that in their first updates alone
 NOISE, RECORDS = 1.03, 5  # mean |Z| over that of chance in so many records: no signal to be seen
@@ -128,7 +128,8 @@ class Watch:
             return ""
         return (
             f"votes are as large as chance makes them ({size:.3f} times) and the loss has not "
-            f"fallen in {len(self._losses)} updates: too few members to tell what helps; try a "
+            f"fallen in {len(self._losses)} updates: too few members to tell what helps, or "
+            f"nothing is left to learn; try a "
             f"larger --pop (now {self._config.pop}) or another --sigma-shift (now "
             f"{self._config.sigma_shift})."
         )
