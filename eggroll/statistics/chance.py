@@ -5,6 +5,7 @@ Letters: N pairs, T tokens, r rank of the noise, O outputs and K inputs of a mat
 
 from __future__ import annotations
 
+from functools import partial
 from math import exp, lgamma, pi, sqrt
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.credit import Crediting, CreditKind, draw_signs
+from eggroll.errors import EngineError
 from eggroll.estimator import Given
 from eggroll.population import Population
 
@@ -52,7 +54,11 @@ def of_credit(population: Population, given: Given, scores: mx.array) -> dict[st
     pairs = min(LARGEST, all_pairs // SHARE, population.members // 2)
     if crediting is None or crediting.group or pairs < LEAST:
         return {}
-    votes = population.engine.guarding(lambda: _sample(population, crediting, given, scores, pairs))
+    try:
+        work = partial(_sample, population, crediting, given, scores, pairs)
+        votes = population.engine.guarding(work)
+    except EngineError:  # of which the next update will tell
+        return {}
     scale = NORMAL * sqrt(all_pairs / pairs)
     kinds = zip(population.engine.program.leaves, crediting.kinds, strict=True)
     names = [leaf.name for leaf, kind in kinds if kind in (CreditKind.INPUTS, CreditKind.SCALAR)]

@@ -50,5 +50,6 @@ def changed(before: Any, after: Any) -> int:
 
 
 def total_size(votes: Any) -> int:
-    """The sum of |Z|; that of -2^31 as well."""
-    return sum(int(np.abs(part, dtype=np.int64).sum()) for part in parts(votes))
+    """The sum of |Z| of int32 votes; that of -2^31 wraps to itself, which is 2^31 unsigned."""
+    sizes = (np.abs(part).view(np.uint32) for part in parts(votes))
+    return sum(int(size.sum(dtype=np.uint64)) for size in sizes)
