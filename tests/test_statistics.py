@@ -75,8 +75,12 @@ def test_a_line_says_what_is_in_the_checkpoint(call: Command, tmp_path: Path, ki
     assert ("tied" in last) == (kind not in ("local", "feedback"))
     known = {"eggroll", "master", "votes"}  # of a population as small as that
     assert any("vote_over_noise" in leaf for leaf in last["leaves"].values()) == (kind in known)
-    assert (last["threshold"] is not None) == (kind == "eggroll")
-    assert last["rate"] > 0 or kind in ("local", "feedback")
+    # PHI^-1(1 - 0.930 / 2) is 0.088, or 1/16 rounded down; times 256 sqrt(16 pairs).
+    assert last["threshold"] == (64 if kind == "eggroll" else None)
+    if kind == "eggroll":
+        assert last["rate"] == pytest.approx(1 / (15 * 5 / 1000 + 1), abs=1e-6)
+    else:
+        assert last["rate"] > 0
     nodes = last["activations"]
     assert {"embedding", "layer0.bf", "layer0.forget", "layer0.add2", "head"} <= nodes.keys()
     for node in nodes.values():
