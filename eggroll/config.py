@@ -274,6 +274,9 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
     """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256, which still tells
     members apart where a model is nearly right."""
 
+    statistics_every: Annotated[int, Group.OUTPUT, Range(0, 10**9), CHANGEABLE] = 50
+    """Updates from one line of statistics.jsonl to the next; 0 records and warns of nothing."""
+
     @property
     def streams(self) -> int:
         return self.pop // (self.group_size if self.estimator_class.perturbs else 1)

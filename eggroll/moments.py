@@ -92,6 +92,9 @@ class AdamRule(FineCopyRule):
         """lr in last bits of a fine copy; at most 64 bits of a weight."""
         return round(min(self.rate * self.share(step), 64) * (1 << FINE_BITS))
 
+    def used(self, step: int, decided: int | None) -> tuple[int | None, float | None]:
+        return None, self.factor(step) / (1 << FINE_BITS)
+
     def shrinking(self, name: str, step: int) -> int:
         taken = max(DECAY, FORGET / (step + AGE)) * self.share(step)
         return round(taken * (1 << 24)) if name in self.shrinks else 0

@@ -102,6 +102,10 @@ class UpdateRule(ABC):
         """Its memory before the first update."""
         return {}
 
+    def used(self, step: int, decided: int | None) -> tuple[int | None, float | None]:
+        """For the record of update `step`: (threshold of matrices' |Z|, rate), None for none."""
+        return None, None
+
     @classmethod
     def impossible(cls, weights: Leaves, memory: Leaves, start: Leaves, step: int) -> str:
         """What this rule cannot have left after `step` updates, from weights `start`; empty if all

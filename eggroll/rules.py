@@ -118,6 +118,13 @@ class SignRule(UpdateRule):
     def z_q4(self, step: int) -> int:
         return z_threshold_q4(alpha_at(self.alpha, step, self.decay))
 
+    def used(self, step: int, decided: int | None) -> tuple[int | None, float | None]:
+        rate = alpha_at(self.alpha, step, self.decay)
+        if self.measured:  # by each leaf's own votes
+            return None, rate
+        voters = self.voters(decided)
+        return vote_threshold(self.z_q4(step), voters, self.rank, self.clt), rate
+
     def voters(self, decided: int | None) -> int:
         """N: all pairs, or those that decided where these are the fewer half, or more than all."""
         if decided is None or self.pairs <= 2 * decided <= 2 * self.pairs:
@@ -177,9 +184,16 @@ class MasterRule(FineCopyRule):
             pairs=options.pop // 2, rank=options.rank, clt=options.clt,
         )  # fmt: skip
 
+    def rate_at(self, step: int) -> float:
+        """lr in bits of a weight."""
+        return self.rate / (1 + self.decay * step / self.steps)
+
+    def used(self, step: int, decided: int | None) -> tuple[int | None, float | None]:
+        return None, self.rate_at(step)
+
     def factor(self, step: int, rank: int) -> int:
         """lr / sigma_Z in units of 2^-24 of a fine copy's last bit."""
-        rate = self.rate / (1 + self.decay * step / self.steps)
+        rate = self.rate_at(step)
         deviation_q16 = isqrt(self.pairs * rank << 32) * (256 if self.clt else 1)
         return (round(rate * (1 << 40)) << FINE_BITS) // deviation_q16
 
@@ -236,6 +250,9 @@ class WhitenedRule(FineCopyRule):
             if p is not None and (wrong := whitening.impossible(np.asarray(p))):
                 return f"the whitening matrix of {name!r} {wrong}"
         return super().impossible(weights, memory, start, step)
+
+    def used(self, step: int, decided: int | None) -> tuple[int | None, float | None]:
+        return None, self.factor(step) / (1 << (FINE_BITS + 8))
 
     def factor(self, step: int) -> int:
         """lr in units of 2^-8 of a fine copy's last bit; at most 64 bits of a weight."""

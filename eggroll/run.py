@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -28,11 +28,13 @@ from eggroll.config import Common, Config
 from eggroll.data.corpus import Corpus, Streams
 from eggroll.engines import Engine
 from eggroll.errors import InputError
+from eggroll.estimator import Given
 from eggroll.learners import engine_for, new_learner
 from eggroll.likelihood import model_loss
 from eggroll.options import check_resumed
 from eggroll.program import Leaves
 from eggroll.ranks import ALONE, Ranks, meeting
+from eggroll.statistics.update import Observed, observe
 from eggroll.step import Learner
 
 OWN = ("data", "engine", "threads", "chunk", "block_tokens")  # options in which ranks may differ
@@ -42,12 +44,14 @@ OWN = ("data", "engine", "threads", "chunk", "block_tokens")  # options in which
 class TrainingRun(Run):
     """A run of eggroll.train.
 
-    kept: whether it has a folder, which only rank 0 knows.
+    kept: whether it has a folder, which only rank 0 knows; observed: the last update, if there are
+    to be statistics of it.
     """
 
     config: Config
     learner: Learner
     kept: bool
+    observed: Observed | None = field(default=None, init=False)
 
     command: ClassVar[str] = "train"
     legend: ClassVar[str] = "loss: mean score of the members, rounded down; validation: exact"
@@ -69,13 +73,17 @@ class TrainingRun(Run):
         return self.learner.population.ranks
 
     def update(self) -> runlog.Row:
-        before = self.ranks.seconds
-        made, self.val_loss = self.learner.update(self.streams.batch(self.step)), None
+        before, self.observed, learner = self.ranks.seconds, None, self.learner
+        batch = self.streams.batch(self.step)
+        given = Given(learner.weights, learner.step, batch, learner.state, {})
+        made, self.val_loss = learner.update(batch), None
         every = self.config.rank_check
         looks = self.ranks.size > 1 and every > 0 and self.step % every == 0
         digest = meeting.digest_of(self.learner) if looks else 0
         met = meeting.meet(self.ranks, made, self.ranks.seconds - before, self.asked(), digest)
         self.stops, tokens = met.stops, self.config.pop * made.scores.shape[1]
+        if self.kept and self.config.statistics_every and self.due(self.config.statistics_every):
+            self.observed = observe(learner, given, made)
         return {
             "step": self.step,
             "loss": (0 - met.scored) * self.engine.program.score_unit / tokens,

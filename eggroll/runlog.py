@@ -1,7 +1,7 @@
 """The files of a run, and its live progress on the screen.
 
 A folder holds config.json, checkpoint.safetensors, metrics.jsonl, curves.png and samples.txt, and
-replay.bin where replay_log.py can be of use.
+replay.bin where replay_log.py can be of use; statistics.jsonl is from eggroll/statistics.
 Letters: P members, T tokens.
 """
 
@@ -23,7 +23,8 @@ from eggroll.screen import Screen
 
 CHECKPOINT, CONFIG, METRICS = "checkpoint.safetensors", "config.json", "metrics.jsonl"
 CURVES, SAMPLES, REPLAY = "curves.png", "samples.txt", "replay.bin"
-FILES = (CHECKPOINT, CONFIG, METRICS, CURVES, SAMPLES, REPLAY)
+STATISTICS = "statistics.jsonl"
+FILES = (CHECKPOINT, CONFIG, METRICS, CURVES, SAMPLES, REPLAY, STATISTICS)
 PLAIN_SECONDS = 10.0  # between lines where there is no terminal to draw a bar on
 
 Row = dict[str, Any]
@@ -212,7 +213,7 @@ class Growing:
 
 
 class Metrics(Growing):
-    """metrics.jsonl: one line per update.
+    """metrics.jsonl, or another file of lines that have a step.
 
     Opening cuts it back to the updates up to `step`, as what follows them comes anew.
     """

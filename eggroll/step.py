@@ -19,11 +19,16 @@ from eggroll.rule import Update, UpdateRule
 
 
 class Step(NamedTuple):
-    """Scores of the members int16 [P, T], the share of weights that moved, and wall seconds."""
+    """Scores of the members int16 [P, T], the share of weights that moved, and wall seconds.
+
+    votes, decided: see Estimate.
+    """
 
     scores: mx.array
     rate: float
     seconds: float
+    votes: Leaves
+    decided: int | None
 
 
 @dataclass
@@ -54,7 +59,8 @@ class Learner:
             given = Given(self.weights, self.step, batch, self.state, self.memory)
             found = self.estimator(self.population, given, lap)
             rate = self.adopt(found, lap)
-            return Step(found.scores, rate, max(time.perf_counter() - began, 0.0))
+            seconds = max(time.perf_counter() - began, 0.0)
+            return Step(found.scores, rate, seconds, found.votes, found.decided)
 
         return self.population.engine.guarding(made)
 

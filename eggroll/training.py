@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,7 +70,7 @@ def complete(
     told: list[Callback] = []
     saves, hint = [run.save], run.resume_hint()
     if run.folder:
-        kept = logs.opened(run, stack)
+        kept = logs.opened(run, stack, on_screen if show else in_program)
         told += [log.append for log in kept]
         saves = [*(log.sync for log in kept), *saves]
         hint = f"the last checkpoint stays: {hint}"
@@ -106,6 +107,17 @@ def complete(
         left = f"Interrupted after update {run.step} of {run.config.steps}; {run.resume_hint()}"
     folder = run.folder.path if run.folder else None
     return Result(folder, run.step, signature(run.weights), run.val_loss, left)
+
+
+def on_screen(sentence: str) -> None:
+    """Prints a warning; a screen that is gone does not stop the run."""
+    with suppress(OSError):
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+
+def in_program(sentence: str) -> None:
+    """Gives a warning to the program that trains."""
+    warnings.warn(sentence, stacklevel=2)
 
 
 def updated(run: Run) -> tuple[runlog.Row, EngineError | None]:

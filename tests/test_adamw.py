@@ -254,7 +254,10 @@ def test_a_run_leaves_what_it_promises(call: Command, tmp_path: Path, finished: 
     ended = call(*SMALL, "--out", run, main=adamw.main)
     assert len(ended.signature) == 64
     assert ended.out.startswith("engine: float twin")
-    assert {path.name for path in run.iterdir()} == {*runlog.FILES} - {runlog.REPLAY}
+    assert {path.name for path in run.iterdir()} == {*runlog.FILES} - {
+        runlog.REPLAY,
+        runlog.STATISTICS,
+    }
     ours, theirs = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (run, finished)
