@@ -21,6 +21,7 @@ from eggroll.backward import values_kept
 from eggroll.cli import Range, check_names, check_ranges, flag
 from eggroll.data import codings
 from eggroll.data.codings import BYTES
+from eggroll.data.corpora import VAL_SHARE
 from eggroll.data.corpus import TOKENS
 from eggroll.data.tables import HUB, PREFIX, path_and_column
 from eggroll.declaration import program_in
@@ -32,7 +33,7 @@ from eggroll.networks import NETWORKS, Gates, NetworkName
 from eggroll.noise import slice_length
 from eggroll.program import Program
 from eggroll.ranks.options import SeveralRanks
-from eggroll.recipes import RECIPES, RecipeName
+from eggroll.recipes import RECIPES, OverRecipe, RecipeName
 from eggroll.rule import UpdateRule
 from eggroll.rules import RULES, RuleName, rules_with
 from eggroll.sweep.space import Sweep
@@ -82,6 +83,9 @@ class Common:
     """Text: a byte-level tokenizer.json, whose tokens are read instead of bytes."""
     count_steps: Annotated[tuple[int, ...], Group.DATA] = (1,)
     """Data count: the steps it counts in; every document keeps to one."""
+    val_share: Annotated[float, Group.DATA, Range(0, 0.5, above=True)] = VAL_SHARE
+    """Share of the documents that is held out for validation (rounded up), where the data have no
+    validation split of their own; of token ids in Python, the last part."""
     seed: Annotated[int, Group.RUN, Range(0, (1 << 63) - 1)] = 0
     """Seed of the initial weights, the noise, data count and the samples."""
     threads: Annotated[int, Group.ENGINE, Range(0, 1024), CHANGEABLE] = 0
@@ -142,6 +146,11 @@ class Common:
             )
         if self.tokenizer and self.numbers:
             raise InputError(f"--tokenizer is for text, and --data {self.data} has numbers.")
+        if self.data == "count" and self.val_share != VAL_SHARE:
+            raise InputError(
+                f"--val-share is {self.val_share}, but --data count holds nothing out, as its "
+                "validation streams never end: leave --val-share out."
+            )
 
     def check_memory(self, needed: int, names: Sequence[str], more: str = "") -> None:
         """Raises InputError if so many bytes, which these options ask for, are not there."""
@@ -244,15 +253,6 @@ class Evolution:
     @property
     def rule_class(self) -> type[UpdateRule]:
         return RULES[self.rule]
-
-
-class OverRecipe(type):
-    """Makes a class whose options not given are those of the recipe that is, by name."""
-
-    def __call__(cls, *args: Any, **given: Any) -> Any:
-        recipe = given.get("recipe")
-        brings = RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}
-        return super().__call__(*args, **brings | given)
 
 
 @dataclass(frozen=True)
