@@ -25,6 +25,7 @@ from eggroll.language import LanguageModel
 from eggroll.options import from_dict
 from eggroll.program import Program
 from eggroll.run import open_run
+from eggroll.trackers import NONE
 from eggroll.training import Callback
 
 Tokens = ArrayLike | tuple[ArrayLike, ArrayLike]
@@ -144,6 +145,10 @@ def _options(
     elif vocabulary is not None:
         check_vocabulary(vocabulary)
         options = replace(options, vocabulary=int(vocabulary))
+    if options.track != NONE and not (options.out or options.resume):
+        raise InputError(
+            f"track is {shown(options.track)}, and only a run with a folder is tracked: give out."
+        )
     return (options if network is None else _with_network(options, network)), corpus
 
 

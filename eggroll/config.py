@@ -16,14 +16,13 @@ from typing import Annotated, Any, Self
 
 import tyro
 
-from eggroll import limits
+from eggroll import limits, trackers
 from eggroll.backward import values_kept
 from eggroll.cli import Range, check_names, check_ranges, flag
 from eggroll.data import codings
 from eggroll.data.codings import BYTES
 from eggroll.data.corpora import VAL_SHARE
-from eggroll.data.corpus import TOKENS
-from eggroll.data.tables import HUB, PREFIX, path_and_column
+from eggroll.data.tables import NUMBERED, absolute
 from eggroll.declaration import program_in
 from eggroll.errors import InputError
 from eggroll.estimator import Estimator
@@ -39,7 +38,6 @@ from eggroll.rules import RULES, RuleName, rules_with
 from eggroll.sweep.space import Sweep
 
 GIB = 1 << 30
-NUMBERED = ("count", TOKENS)  # data whose tokens are numbers below --vocabulary, not bytes
 INVOCATION = ("out", "resume", "config")  # where a run lies is no part of what it is
 ENGINE_NAMES = "auto|portable|cpu|metal|cuda"  # written out, so that no engine is imported here
 
@@ -98,6 +96,10 @@ class Common:
     """Updates from one checkpoint to the next; 0 saves at the start and the end only."""
     sample_tokens: Annotated[int, Group.OUTPUT, Range(0, 1 << 20), CHANGEABLE] = 512
     """Tokens of each sample that is written at the end; 0 writes none."""
+    track: Annotated[
+        str, Group.OUTPUT, tyro.conf.arg(metavar="none|tensorboard|wandb|trackio"), CHANGEABLE
+    ] = trackers.NONE
+    """Also logs metrics, options and samples there; several with commas."""
     out: Annotated[str, Group.RUN, hidden_default("DIR")] = ""
     """New folder for the run; if not given, a numbered one in runs."""
     resume: Annotated[str, Group.RUN, hidden_default("DIR")] = ""
@@ -137,6 +139,7 @@ class Common:
         """
         check_ranges(self)
         check_names(self)
+        trackers.names_in(self.track)
         if not self.count_steps:
             raise InputError("--count-steps is empty: at least one is needed; try --count-steps 1.")
         if not self.numbers and self.vocabulary not in (codings.DEFAULT, BYTES) and not self.pairs:
@@ -386,11 +389,3 @@ def with_program(config: Config, program: Program) -> DeclaredConfig:
     options = {option.name: getattr(config, option.name) for option in fields(Config)}
     options |= {"width": program.width, "declaration": json.dumps(program.declaration())}
     return DeclaredConfig(**options)
-
-
-def absolute(data: str) -> str:
-    """The option `data`, made absolute where it is a path."""
-    if data in ("stdlib", *NUMBERED, *HUB) or data.startswith(PREFIX):
-        return data
-    path, column = path_and_column(data)
-    return os.path.abspath(path) + f":{column}" * bool(column) if os.path.exists(path) else data
