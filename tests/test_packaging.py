@@ -141,7 +141,7 @@ def test_the_readme_of_the_metadata_has_addresses(tmp_path: Path, monkeypatch: p
     pictures = re.findall(r"!\[[^]]*\]\(([^)]*)\)", readme)
     assert pictures
     for picture in pictures:
-        assert f"(https://github.com/OWNER/eggroll/raw/HEAD/{picture})" in page
+        assert f"({PYPROJECT['project']['urls']['Source']}/raw/HEAD/{picture})" in page
         assert (ROOT / picture).is_file()
     named = {line.partition(",")[0] for line in metadata.get_all("Project-URL")}
     assert {"Source", "Documentation", "Changelog", "Issues"} <= named
