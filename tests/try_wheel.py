@@ -1,13 +1,14 @@
 """Tries a wheel as a new user would: python try_wheel.py [FILE.whl].
 
 Without a wheel the sdist is built, and the wheel from it, away from the tree. It is installed into
-a fresh environment from which no compiler can be reached, and used there.
+a fresh environment from which no compiler can be reached, and used there. Both end in dist/.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -124,6 +125,10 @@ def main() -> None:
         wheel = Path(sys.argv[1]) if len(sys.argv) > 1 else built(folder)
         check_contents(wheel)
         try_out(wheel, folder)
+        if len(sys.argv) == 1:
+            (ROOT / "dist").mkdir(exist_ok=True)
+            for path in (wheel, *folder.glob("*.tar.gz")):
+                shutil.copy(path, ROOT / "dist")
         print(f"{wheel.name}: contents, training, signature, text, picture and probe are right")
 
 
