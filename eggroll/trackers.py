@@ -1,7 +1,7 @@
 """Where the figures of a run go besides its folder: TensorBoard, Weights & Biases, trackio.
 
-A tracker works in a thread of its own behind a queue. What fails there, or takes its time, costs
-the run nothing: one warning is said, and the run goes on without that tracker.
+A tracker works in a thread of its own behind a queue. What fails there, or takes its time, stops
+no update: one warning is said, and the run goes on without that tracker.
 """
 
 from __future__ import annotations
