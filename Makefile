@@ -1,5 +1,6 @@
 # make train    train with a population of 10240; more options in ARGS="..."
 # make test     run the tests; options for pytest in ARGS="..."
+# make test-wheel   build the sdist and from it the wheel, install it without a compiler, try it
 # make torture  break runs on purpose, for an hour or so; ARGS="--help" lists the parts
 # make test-arm64   replay the arm64 kernels under qemu
 # make verify-metal   on a Mac: check the metal engine on the GPU, write metal-report.txt
@@ -26,7 +27,7 @@ SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/
 CXX_SOURCES = $(shell find extensions tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: build train test torture test-arm64 verify-metal verify-cuda bench check docs clean
+.PHONY: build train test test-wheel torture test-arm64 verify-metal verify-cuda bench check docs clean
 
 build: $(BUILT)
 
@@ -36,6 +37,10 @@ train: $(BUILT)
 
 test: $(BUILT)
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Takes minutes: it builds in isolation. ARGS=FILE.whl tries that one instead.
+test-wheel: $(DEPS)
+	$(PY) tests/try_wheel.py $(ARGS)
 
 # Kills, full disks, hostile files and long runs; ARGS="--out records/DATE-torture" keeps the counts.
 torture: $(BUILT)

@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "bench": ("eggroll.bench.command", "Time training steps over growing populations."),
     "launch": ("eggroll.launch", "Start one run as several processes, with mlx.launch."),
     "probe": ("eggroll.probe", "Report this machine's int8 hardware and the engines that run."),
+    "completion": ("eggroll.completion", "Print a script for completion in bash, zsh or fish."),
 }
 
 

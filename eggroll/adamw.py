@@ -25,7 +25,7 @@ from typing import ClassVar
 import mlx.core as mx
 import numpy as np
 
-from eggroll import checkpoint, runlog, training
+from eggroll import checkpoint, runlog, trackers, training
 from eggroll.anyrun import (
     Run,
     corpus_of,
@@ -121,6 +121,7 @@ def open_run(options: Options, stack: ExitStack) -> BaselineRun:
     """Checks everything that can be checked, then creates or reopens the run's folder."""
     options = options.at_home()
     options.check()
+    trackers.check_installed(options.track)
     trainer, before = Trainer(options, twin_for(options.program(), options.threads)), None
     if options.resume:
         folder = stack.enter_context(runlog.Folder(Path(options.resume)))

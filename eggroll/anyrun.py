@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from eggroll import __version__, runlog
 from eggroll.config import Common
 from eggroll.data.codings import FILE, Pairs
+from eggroll.data.corpora import VAL_SHARE
 from eggroll.data.corpus import TOKENS, Batch, Corpus, Streams
 from eggroll.data.streams import load_corpus
 from eggroll.errors import InputError
@@ -150,8 +151,9 @@ def corpus_of(options: Common) -> Corpus:
     if options.resume and options.pairs:
         tokenizer = str(Path(options.resume) / FILE)
     return load_corpus(
-        options.data, vocabulary=options.vocabulary, steps=options.count_steps, tokenizer=tokenizer
-    )
+        options.data, vocabulary=options.vocabulary, steps=options.count_steps,
+        tokenizer=tokenizer, val_share=options.val_share,
+    )  # fmt: skip
 
 
 def bytes_per_token(corpus: Corpus, options: Common) -> float:
@@ -200,6 +202,7 @@ def print_header(run: Run, reason: str, steps_before: int) -> None:
         *run.details(),
         f"data: {streams.streams:,} streams x {options.seq_len} tokens of {options.data}, "
         f"{streams.tokens_per_epoch:,} in all",
+        *validation_words(run.corpus, options),
     )
     print("\n".join(parts))
     where = run.folder.path if run.folder else "not written"
@@ -212,6 +215,20 @@ def print_header(run: Run, reason: str, steps_before: int) -> None:
             f"{steps_before}, which is not the run of {options.steps} updates from the start."
         )
     sys.stdout.flush()
+
+
+def validation_words(corpus: Corpus, options: Common) -> Sequence[str]:
+    """A line on where the validation split comes from; none of streams without end."""
+    if "val_share" not in corpus.about:  # or a cache of an older version
+        return ()
+    splits, share = corpus.about["splits"], corpus.about["val_share"]
+    counted = "documents" if "documents" in splits["valid"] else "tokens"
+    held = splits["valid"][counted]
+    if share is not None:
+        whole = held + splits["train"][counted]
+        return (f"validation: {held:,} of {whole:,} {counted}, by --val-share {share}",)
+    unused = f"; --val-share {options.val_share} is not used" * (options.val_share != VAL_SHARE)
+    return (f"validation: a split of its own, {held:,} {counted}{unused}",)
 
 
 def write_facts(run: Run) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from eggroll import runlog, training
+from eggroll.cli import check_ranges
 from eggroll.config import Config, DeclaredConfig, with_program
 from eggroll.data.corpus import TOKENS, Corpus
 from eggroll.data.tokens import check_vocabulary, token_corpus
@@ -24,6 +25,7 @@ from eggroll.language import LanguageModel
 from eggroll.options import from_dict
 from eggroll.program import Program
 from eggroll.run import open_run
+from eggroll.trackers import NONE
 from eggroll.training import Callback
 
 Tokens = ArrayLike | tuple[ArrayLike, ArrayLike]
@@ -87,7 +89,7 @@ def train(
 
     config: the options; None takes the defaults.
     tokens: token ids [n] of an integer type to learn in place of `config.data`, or a pair of them,
-        (train, validation); of one array the last twentieth is held out. Token 0 begins a document.
+        (train, validation); of one array the last val_share is held out. Token 0 begins a document.
     vocabulary: V of the tokens; None infers it, from the network or the highest id.
     network: a program with `embed` and `score` in place of `config.network`.
     callbacks: called with every row of metrics, a dict (docs/running.md); one that returns True
@@ -137,11 +139,16 @@ def _options(
             vocabulary = network.vocabulary
         elif vocabulary is None and options.resume:
             vocabulary = options.vocabulary
-        corpus = token_corpus(tokens, vocabulary)
+        check_ranges(options)
+        corpus = token_corpus(tokens, vocabulary, options.val_share)
         options = replace(options, data=TOKENS, vocabulary=corpus.vocabulary)
     elif vocabulary is not None:
         check_vocabulary(vocabulary)
         options = replace(options, vocabulary=int(vocabulary))
+    if options.track != NONE and not (options.out or options.resume):
+        raise InputError(
+            f"track is {shown(options.track)}, and only a run with a folder is tracked: give out."
+        )
     return (options if network is None else _with_network(options, network)), corpus
 
 

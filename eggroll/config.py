@@ -16,13 +16,13 @@ from typing import Annotated, Any, Self
 
 import tyro
 
-from eggroll import limits
+from eggroll import limits, trackers
 from eggroll.backward import values_kept
 from eggroll.cli import Range, check_names, check_ranges, flag
 from eggroll.data import codings
 from eggroll.data.codings import BYTES
-from eggroll.data.corpus import TOKENS
-from eggroll.data.tables import HUB, PREFIX, path_and_column
+from eggroll.data.corpora import VAL_SHARE
+from eggroll.data.tables import NUMBERED, absolute
 from eggroll.declaration import program_in
 from eggroll.errors import InputError
 from eggroll.estimator import Estimator
@@ -32,13 +32,12 @@ from eggroll.networks import NETWORKS, Gates, NetworkName
 from eggroll.noise import slice_length
 from eggroll.program import Program
 from eggroll.ranks.options import SeveralRanks
-from eggroll.recipes import RECIPES, RecipeName
+from eggroll.recipes import RECIPES, OverRecipe, RecipeName
 from eggroll.rule import UpdateRule
 from eggroll.rules import RULES, RuleName, rules_with
 from eggroll.sweep.space import Sweep
 
 GIB = 1 << 30
-NUMBERED = ("count", TOKENS)  # data whose tokens are numbers below --vocabulary, not bytes
 INVOCATION = ("out", "resume", "config")  # where a run lies is no part of what it is
 ENGINE_NAMES = "auto|portable|cpu|metal|cuda"  # written out, so that no engine is imported here
 
@@ -82,6 +81,9 @@ class Common:
     """Text: a byte-level tokenizer.json, whose tokens are read instead of bytes."""
     count_steps: Annotated[tuple[int, ...], Group.DATA] = (1,)
     """Data count: the steps it counts in; every document keeps to one."""
+    val_share: Annotated[float, Group.DATA, Range(0, 0.5, above=True)] = VAL_SHARE
+    """Share of the documents that is held out for validation (rounded up), where the data have no
+    validation split of their own; of token ids in Python, the last part."""
     seed: Annotated[int, Group.RUN, Range(0, (1 << 63) - 1)] = 0
     """Seed of the initial weights, the noise, data count and the samples."""
     threads: Annotated[int, Group.ENGINE, Range(0, 1024), CHANGEABLE] = 0
@@ -94,6 +96,10 @@ class Common:
     """Updates from one checkpoint to the next; 0 saves at the start and the end only."""
     sample_tokens: Annotated[int, Group.OUTPUT, Range(0, 1 << 20), CHANGEABLE] = 512
     """Tokens of each sample that is written at the end; 0 writes none."""
+    track: Annotated[
+        str, Group.OUTPUT, tyro.conf.arg(metavar="none|tensorboard|wandb|trackio"), CHANGEABLE
+    ] = trackers.NONE
+    """Also logs metrics, options and samples there; several with commas."""
     out: Annotated[str, Group.RUN, hidden_default("DIR")] = ""
     """New folder for the run; if not given, a numbered one in runs."""
     resume: Annotated[str, Group.RUN, hidden_default("DIR")] = ""
@@ -133,6 +139,7 @@ class Common:
         """
         check_ranges(self)
         check_names(self)
+        trackers.names_in(self.track)
         if not self.count_steps:
             raise InputError("--count-steps is empty: at least one is needed; try --count-steps 1.")
         if not self.numbers and self.vocabulary not in (codings.DEFAULT, BYTES) and not self.pairs:
@@ -142,6 +149,11 @@ class Common:
             )
         if self.tokenizer and self.numbers:
             raise InputError(f"--tokenizer is for text, and --data {self.data} has numbers.")
+        if self.data == "count" and self.val_share != VAL_SHARE:
+            raise InputError(
+                f"--val-share is {self.val_share}, but --data count holds nothing out, as its "
+                "validation streams never end: leave --val-share out."
+            )
 
     def check_memory(self, needed: int, names: Sequence[str], more: str = "") -> None:
         """Raises InputError if so many bytes, which these options ask for, are not there."""
@@ -244,15 +256,6 @@ class Evolution:
     @property
     def rule_class(self) -> type[UpdateRule]:
         return RULES[self.rule]
-
-
-class OverRecipe(type):
-    """Makes a class whose options not given are those of the recipe that is, by name."""
-
-    def __call__(cls, *args: Any, **given: Any) -> Any:
-        recipe = given.get("recipe")
-        brings = RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}
-        return super().__call__(*args, **brings | given)
 
 
 @dataclass(frozen=True)
@@ -389,11 +392,3 @@ def with_program(config: Config, program: Program) -> DeclaredConfig:
     options = {option.name: getattr(config, option.name) for option in fields(Config)}
     options |= {"width": program.width, "declaration": json.dumps(program.declaration())}
     return DeclaredConfig(**options)
-
-
-def absolute(data: str) -> str:
-    """The option `data`, made absolute where it is a path."""
-    if data in ("stdlib", *NUMBERED, *HUB) or data.startswith(PREFIX):
-        return data
-    path, column = path_and_column(data)
-    return os.path.abspath(path) + f":{column}" * bool(column) if os.path.exists(path) else data

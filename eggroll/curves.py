@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.config import NUMBERED
+from eggroll.data.tables import NUMBERED
 from eggroll.errors import InputError
 from eggroll.fitness import MOST
 from eggroll.runlog import CONFIG, METRICS, open_regular, read_lines

@@ -26,3 +26,12 @@ RECIPES: dict[str, dict[str, Any]] = {
         "steps": 6000,
     },
 }
+
+
+class OverRecipe(type):
+    """Makes a class whose options not given are those of the recipe that is, by name."""
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
+        recipe = given.get("recipe")
+        brings = RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}
+        return super().__call__(*args, **brings | given)

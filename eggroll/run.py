@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from eggroll import __version__, checkpoint, runlog
+from eggroll import __version__, checkpoint, runlog, trackers
 from eggroll.anyrun import (
     Run,
     corpus_of,
@@ -193,6 +193,8 @@ def looked_up(options: Config, stack: ExitStack, corpus: Corpus | None, ranks: R
     engine, reason = engine_for(options, ranks)
     before: Checkpoint | None = None
     folder: runlog.Folder | None = None
+    if ranks.rank == 0:
+        trackers.check_installed(options.track)
     if ranks.rank == 0 and options.resume:
         folder = stack.enter_context(runlog.Folder(Path(options.resume)))
         before = checkpoint.load(folder.path / runlog.CHECKPOINT)

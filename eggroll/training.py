@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eggroll import checkpoint, cli, closing, logs, options, runlog
+from eggroll import checkpoint, cli, closing, logs, options, runlog, trackers
 from eggroll.anyrun import Run, unit
 from eggroll.checkpoint import signature
 from eggroll.config import Config
@@ -79,7 +79,8 @@ def complete(
     if show:
         display = runlog.Display(run.step, run.config.steps, unit(run.config), run.legend)
         told.append(stack.enter_context(display).update)
-    told += callbacks
+    tracked = trackers.tracking(run.config.track, run.folder.path if run.folder else None, run.step)
+    told += [stack.enter_context(tracked).log, *callbacks]
     stop = stack.enter_context(cli.Stop(hint, says=run.ranks.rank == 0))
     run.asked = lambda: stop.asked
     asked = ended = False
@@ -100,7 +101,7 @@ def complete(
             display.close()
         try:
             if run.ranks.rank == 0:
-                finish(run, show)
+                finish(run, show, tracked)
         except EngineError as error:
             raise left_by(error, run, saves) from None
     elif asked:
@@ -145,12 +146,15 @@ def left_by(error: EngineError, run: Run, saves: Sequence[Callable[[], None]]) -
     return EngineError(f"{error} All of update {run.step} is saved: {hint}", error.spare)
 
 
-def finish(run: Run, show: bool) -> None:
+def finish(run: Run, show: bool, tracked: trackers.Tracking) -> None:
     """Samples, curves and the last words of a run that has made all its updates."""
     loss = run.validation()["val_loss"] if run.val_loss is None else run.val_loss
     folder = run.folder.path if run.folder else None
     if folder and run.config.sample_tokens:
-        runlog.write_whole(run.path(runlog.SAMPLES), samples(run).encode())
+        texts = samples(run)
+        runlog.write_whole(run.path(runlog.SAMPLES), texts.encode())
+        tracked.samples(texts)
+    tracked.end()  # before matplotlib comes, which some would take half imported for whole
     if folder and runlog.read_lines(run.path(runlog.METRICS)):
         from eggroll import plot  # here, as matplotlib is slow to import
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import TINY, Command
 from corpora import documents, prose, sentence, write_tree
 from hypothesis import given
 from hypothesis import strategies as st
@@ -233,3 +234,49 @@ def test_stdlib_without_sources_says_so(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="corpus 'stdlib' needs") as error:
         load_corpus("stdlib")
     sentence(error)
+
+
+def test_the_share_held_out_is_an_exact_decimal():
+    """0.05 of 140 are 7, where 0.05 in binary is more than a twentieth; the default is that."""
+    keys = [b"%d" % i for i in range(1000)]
+    for count in range(2, 1000, 46):
+        digests = sorted(hashlib.md5(key).digest()[:8] for key in keys[:count])
+        for share, parts in ((0.05, 20), (0.1, 10), (0.5, 2)):
+            held = corpora.held_out(keys[:count], share)
+            lowest = set(digests[: -(-count // parts)])
+            found = {
+                hashlib.md5(key).digest()[:8] for key, out in zip(keys, held, strict=False) if out
+            }
+            assert found == lowest
+    assert sum(corpora.held_out(keys[:140], corpora.VAL_SHARE)) == 7
+    assert sum(corpora.held_out(keys[:3], 0.999)) == 2  # one is left for training
+
+
+def test_the_share_of_a_folder(tmp_path: Path):
+    write_tree(tmp_path, [f"{i}.txt" for i in range(100)])
+    usual, more = (documents(corpora.read_path(str(tmp_path), *share)) for share in ((), (0.2,)))
+    assert (len(usual["valid"]), len(more["valid"])) == (5, 20)
+    assert set(usual["valid"]) < set(more["valid"])
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_a_run_names_the_share_and_goes_on_with_it_alone(tmp_path: Path, call: Command):
+    write_tree(tmp_path / "text", [f"{i}.txt" for i in range(40)])
+    words = [*TINY, "--data", tmp_path / "text", "--val-share", "0.25", "--out", tmp_path / "run"]
+    assert "\nvalidation: 10 of 40 documents, by --val-share 0.25\n" in call(*words).out
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["val_share"] == 0.25
+    refused = call("--resume", tmp_path / "run", "--val-share", "0.1")
+    assert (refused.code, "--val-share is 0.1, but the run" in refused.err) == (2, True)
+    assert call("--resume", tmp_path / "run").code == 0
+
+
+@pytest.mark.parametrize("share", ["0", "0.51", "nan", "-1"])
+def test_a_share_out_of_range_is_refused(call: Command, share: str):
+    refused = call("--data", "stdlib", "--val-share", share)
+    assert (refused.code, refused.out) == (2, "")
+    assert "a number above 0 and up to 0.5 is needed; try --val-share 0.05." in refused.err
+
+
+def test_counting_holds_nothing_out(call: Command):
+    refused = call("--data", "count", "--val-share", "0.1")
+    assert (refused.code, "its validation streams never end" in refused.err) == (2, True)

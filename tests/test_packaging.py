@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import email
 import importlib
 import importlib.metadata
+import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from try_wheel import relative_links
 
 import eggroll
 from eggroll import _extension
 from eggroll.errors import InputError
 
-PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BUILD = PYPROJECT["build-system"]["requires"]
 RUN = PYPROJECT["project"]["dependencies"]
 
@@ -121,3 +126,64 @@ def test_importing_the_loader_imports_neither_mlx_nor_the_extension():
         "sys.exit(any(m.startswith(('mlx', 'eggroll._int8')) for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_readme_of_the_metadata_has_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As a package index shows it: no picture or link is relative, and none was lost."""
+    from scikit_build_core.build import prepare_metadata_for_build_wheel
+
+    monkeypatch.chdir(ROOT)
+    folder = tmp_path / prepare_metadata_for_build_wheel(str(tmp_path))
+    metadata = email.message_from_string((folder / "METADATA").read_text())
+    page, readme = metadata.get_payload(), (ROOT / "README.md").read_text()
+    assert relative_links(readme)
+    assert relative_links(page) == []
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]*)\)", readme)
+    assert pictures
+    for picture in pictures:
+        assert f"({PYPROJECT['project']['urls']['Source']}/raw/HEAD/{picture})" in page
+        assert (ROOT / picture).is_file()
+    named = {line.partition(",")[0] for line in metadata.get_all("Project-URL")}
+    assert {"Source", "Documentation", "Changelog", "Issues"} <= named
+
+
+def test_the_sdist_has_what_builds_and_tests_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from scikit_build_core.build import build_sdist
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    with tarfile.open(tmp_path / build_sdist(str(tmp_path))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    kinds = {".py", ".h", ".cpp", ".cu", ".metal", ".txt", ".cmake", ".md", ".svg", ".typed"}
+    folders = ("eggroll", "extensions", "tests", "docs", "examples", "benchmarks", "experiments")
+    needed = {
+        path.relative_to(ROOT).as_posix()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in kinds and "__pycache__" not in path.parts
+    }
+    needed |= {"pyproject.toml", "CMakeLists.txt", "Makefile", "README.md", "LICENSE", "PKG-INFO"}
+    assert len(needed) > 400
+    assert needed - names == set()
+    assert [name for name in names if name.endswith((".so", ".pyc")) or ".venv" in name] == []
+
+
+def test_what_takes_long_to_import_is_left_until_it_is_used():
+    heavy = [
+        "datasets",
+        "matplotlib",
+        "optuna",
+        "tokenizers",
+        "shtab",
+        "tensorboardX",
+        "pandas",
+        "pyarrow",
+    ]
+    code = (
+        "import sys, eggroll; from eggroll.__main__ import main\n"
+        f"assert not [m for m in {heavy} if m in sys.modules] and 'mlx.core' not in sys.modules\n"
+        "try:\n    main(['train', '--help'])\n"
+        f"finally:\n    assert not (found := [m for m in {heavy} if m in sys.modules]), found\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("usage: ")

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from corpora import CACHED, documents, hub_shaped, sentence
 
+from eggroll.anyrun import validation_words
+from eggroll.config import Config
 from eggroll.data.corpora import Text
 from eggroll.data.streams import TextCorpus, load_corpus
 from eggroll.errors import InputError
@@ -69,6 +71,31 @@ def test_local_tables_hold_out_a_twentieth(kind: str, tmp_path, cache, capsys):
     assert capsys.readouterr().err == ""  # from the cache
     table(path, {"n": [1, 2, 3], "words": LINES[:3]})
     assert sum(map(len, lines_of(load_corpus(str(path))).values())) == 3
+
+
+def test_another_share_has_a_cache_of_its_own(tmp_path, cache, capsys):
+    path = table(tmp_path / "lines.jsonl", {"text": LINES})
+    usual = lines_of(load_corpus(str(path)))
+    more = lines_of(load_corpus(str(path), val_share=0.3))
+    assert (len(usual["valid"]), len(more["valid"])) == (2, 12)
+    assert set(usual["valid"]) < set(more["valid"])  # the lowest digests, and others
+    assert sorted(more["train"] + more["valid"]) == sorted(LINES)
+    capsys.readouterr()
+    assert lines_of(load_corpus(str(path), val_share=0.3)) == more
+    assert lines_of(load_corpus(str(path))) == usual
+    assert capsys.readouterr().err == ""  # both from the cache
+    assert len([p for p in cache.iterdir() if p.is_dir()]) == 2
+
+
+def test_a_validation_split_of_its_own_wins_over_a_share(hub, cache, capsys):
+    for share in (0.3, 0.05, 0.1):  # one cache, whichever comes first
+        corpus = load_corpus(f"hf:{hub}", val_share=share)
+        assert lines_of(corpus) == CACHED
+        assert corpus.about["val_share"] is None
+    assert len([p for p in cache.iterdir() if p.is_dir()]) == 1
+    options = Config(data=f"hf:{hub}", val_share=0.3)
+    said = "validation: a split of its own, 1 documents; --val-share 0.3 is not used"
+    assert validation_words(corpus, options) == (said,)
 
 
 def test_a_column_is_found_or_named(tmp_path):

@@ -39,9 +39,17 @@ def test_of_one_array_the_last_twentieth_is_held_out():
     corpus = token_corpus(IDS)
     pair = token_corpus((IDS[:3800], IDS[3800:]), 7)
     assert corpus.vocabulary == 7
-    assert corpus.about == pair.about
+    assert corpus.about["splits"] == pair.about["splits"]
     assert corpus.about != token_corpus(IDS[::-1]).about
     assert token_corpus(np.zeros(40, np.int32)).vocabulary == 2
+
+
+def test_another_share_of_one_array_is_held_out():
+    corpus = token_corpus(IDS, share=0.25)
+    assert corpus.about["splits"] == token_corpus((IDS[:3000], IDS[3000:])).about["splits"]
+    assert corpus.about["val_share"] == 0.25
+    with pytest.raises(eg.InputError, match=r"^val_share is 0\.75: .* up to 0\.5 is needed"):
+        eg.train(eg.Config(val_share=0.75), tokens=IDS)
 
 
 def test_a_large_vocabulary_has_no_bigram_model():

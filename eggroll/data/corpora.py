@@ -7,12 +7,14 @@ followed by its bytes; NUL bytes inside documents are dropped and empty document
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import re
 import stat
 import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -25,7 +27,7 @@ Split = Literal["train", "valid"]
 
 MARK: Final = b"\0"
 
-PARTS: Final = 20  # one of so many is for validation
+VAL_SHARE: Final = 0.05  # held out for validation where nothing else is asked for
 SNIFF: Final = 8192  # a NUL byte in the first bytes of a file makes it binary
 PIECE: Final = (4096, 16384)  # shortest and longest document cut out of one long file
 FEW_FILES: Final = 20  # a folder of fewer files is cut into pieces, as a single file is
@@ -42,7 +44,8 @@ class Text(NamedTuple):
     """A text corpus as bytes.
 
     train, valid: uint8 [bytes], read-only; about: JSON-able facts, with documents, bytes and
-    sha256 of each split under 'splits'.
+    sha256 of each split under 'splits', and under 'val_share' the share of documents that was held
+    out, None of data with a validation split of their own.
     """
 
     train: NDArray[np.uint8]
@@ -57,11 +60,11 @@ class Document(NamedTuple):
     content: bytes
 
 
-def read_stdlib() -> Text:
+def read_stdlib(share: float = VAL_SHARE) -> Text:
     """The `.py` sources of the running Python's standard library; the key is a module's path.
 
     Test suites, installed packages and what distributions package apart are left out, so that
-    two installations of one Python version agree as well as possible.
+    two installations of one Python version agree as well as possible. share: see `held_out`.
 
     Raises:
         InputError: the sources are not there.
@@ -77,10 +80,10 @@ def read_stdlib() -> Text:
             f"corpus 'stdlib' needs the .py sources of Python {version}, and there are none in "
             f"{root}: install them or give --data another corpus, a file or a folder."
         )
-    return _divide(found, "corpus 'stdlib'", {"python": version})
+    return _divide(found, share, "corpus 'stdlib'", {"python": version})
 
 
-def read_path(path: str) -> Text:
+def read_path(path: str, share: float = VAL_SHARE) -> Text:
     """The text of a file, or of every file below a folder.
 
     One file is cut into documents of 4 to 16 KiB, each ending at the first blank line past 4 KiB,
@@ -90,7 +93,7 @@ def read_path(path: str) -> Text:
     20, each is cut like a single file. Hidden files and folders, links to folders, special files
     and binary files (a NUL byte in the first 8 KiB) are left out.
 
-    The key of a document is its content.
+    The key of a document is its content. share: see `held_out`.
 
     Raises:
         InputError: missing, unreadable, empty or too small.
@@ -110,7 +113,7 @@ def read_path(path: str) -> Text:
         contents = [_read_file(path)]
     if len(contents) < FEW_FILES:
         contents = [piece for content in contents for piece in _pieces(content)]
-    return _divide([Document(c, c) for c in contents], f"data {path!r}", about)
+    return _divide([Document(c, c) for c in contents], share, f"data {path!r}", about)
 
 
 def _read_file(path: str) -> bytes:
@@ -221,11 +224,12 @@ def _pieces(content: bytes) -> Iterator[bytes]:
         yield content[start:]
 
 
-def held_out(keys: Iterable[bytes]) -> NDArray[np.bool_]:
-    """Which documents are for validation: of the distinct keys, the twentieth with the lowest MD5.
+def held_out(keys: Iterable[bytes], share: float) -> NDArray[np.bool_]:
+    """Which documents are for validation: of the distinct keys, the share with the lowest MD5.
 
-    The rule knows no order, equal keys stay together, and a changed or added document moves at
-    most one other to the other side. Of fewer than two distinct keys none is held out.
+    share: above 0 and below 1; rounded up to whole keys. The rule knows no order, equal keys stay
+    together, and a changed or added document moves at most one other to the other side. Of fewer
+    than two distinct keys none is held out.
     """
     # MD5 of the module paths holds out the most typical 5 % of the standard library.
     hashed = (hashlib.md5(key, usedforsecurity=False) for key in keys)
@@ -233,13 +237,19 @@ def held_out(keys: Iterable[bytes]) -> NDArray[np.bool_]:
     ranked = np.unique(digests)
     if len(ranked) < 2:
         return np.zeros(len(digests), np.bool_)
-    held: NDArray[np.bool_] = digests <= ranked[-(-len(ranked) // PARTS) - 1]
+    count = min(math.ceil(len(ranked) * as_fraction(share)), len(ranked) - 1)
+    held: NDArray[np.bool_] = digests <= ranked[count - 1]
     return held
 
 
-def _divide(documents: list[Document], what: str, about: dict[str, Any]) -> Text:
+def as_fraction(share: float) -> Fraction:
+    """A share exactly as it is written in decimals, so that 0.05 of 140 are 7 and not 8."""
+    return Fraction(str(share))
+
+
+def _divide(documents: list[Document], share: float, what: str, about: dict[str, Any]) -> Text:
     """Splits by document, see `held_out`; at least one goes to each side."""
-    held = held_out(d.key for d in documents)
+    held = held_out((d.key for d in documents), share)
     if not held.any():
         size = sum(len(d.content) for d in documents)
         raise InputError(
@@ -252,7 +262,7 @@ def _divide(documents: list[Document], what: str, about: dict[str, Any]) -> Text
     joined = {side: MARK + MARK.join(contents) for side, contents in sides.items()}
     splits = {side: _facts(len(sides[side]), joined[side]) for side in sides}
     arrays = {side: np.frombuffer(data, np.uint8) for side, data in joined.items()}
-    return Text(arrays["train"], arrays["valid"], about | {"splits": splits})
+    return Text(arrays["train"], arrays["valid"], about | {"val_share": share, "splits": splits})
 
 
 def _facts(documents: int, data: bytes) -> dict[str, Any]:

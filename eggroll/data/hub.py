@@ -1,7 +1,8 @@
 """Tables of text in a memory-mapped cache, into which each is streamed once.
 
-<cache>/<key>/ holds train.bin, valid.bin and meta.json, or is not there. What was interrupted lies
-in <cache>/.<key>.partial and goes on from there.
+<cache>/<key>/ holds train.bin, valid.bin and meta.json, or is not there. <key>-val-<share>/ is a
+table of which another share is held out than usual; data with a validation split of their own have
+none. What was interrupted lies in <cache>/.<key>.partial and goes on from there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.cache import cache_folder, filling, locked
-from eggroll.data.corpora import MARK, Split, Text, held_out, reason
+from eggroll.data.corpora import MARK, VAL_SHARE, Split, Text, held_out, reason
 from eggroll.data.tables import HUB, Source, Table
 from eggroll.errors import InputError
 from eggroll.runlog import flush_to_disk, write_whole
@@ -31,11 +32,11 @@ PROGRESS: Final = "progress.json"
 EVERY: Final = 2.0  # seconds from one note of how far a stream has come to the next
 
 
-def read_table(source: Source) -> Text:
+def read_table(source: Source, share: float = VAL_SHARE) -> Text:
     """The texts of a table with a validation split, streamed once into a memory-mapped cache.
 
-    A data set's own validation split is taken where it has one, else a twentieth of its documents,
-    as of a folder of files. A cache that is missing, damaged or of another version is written anew,
+    A data set's own validation split is taken where it has one, else a share of its documents, as
+    of a folder of files. A cache that is missing, damaged or of another version is written anew,
     from where an interrupted writer came to. Processes that start together wait for the one that
     writes.
 
@@ -43,12 +44,15 @@ def read_table(source: Source) -> Text:
         InputError: no network, no package `datasets`, no column of text, or the cache cannot be
             written.
     """
-    folder = cache_folder() / key_of(source)
+    base = cache_folder() / key_of(source)
+    folder = base
     try:
-        if _cache_fault(folder, source):
-            with locked(folder.with_name(f"{folder.name}.lock")):
-                if fault := _cache_fault(folder, source):
-                    _Writer(folder, source).write(fault)
+        folder, fault = _found(base, source, share)
+        if fault:
+            with locked(base.with_name(f"{base.name}.lock")):
+                folder, fault = _found(base, source, share)
+                if fault:
+                    folder = _Writer(base, source, share).write(fault)
         meta = json.loads((folder / "meta.json").read_bytes())
         train, valid = (
             np.memmap(folder / f"{split}.bin", np.uint8, "r").view(np.ndarray) for split in SPLITS
@@ -71,6 +75,21 @@ def key_of(source: Source) -> str:
     return f"{readable}-{digest}"
 
 
+def _folder(base: Path, share: float) -> Path:
+    """The folder of a table of which this share is held out."""
+    return base if share == VAL_SHARE else base.with_name(f"{base.name}-val-{share}")
+
+
+def _found(base: Path, source: Source, share: float) -> tuple[Path, str | None]:
+    """The folder to read, and the reason why it cannot be, if there is one."""
+    if share != VAL_SHARE and _cache_fault(base, source) is None:
+        meta = json.loads((base / "meta.json").read_bytes())
+        if meta.get("val_share", VAL_SHARE) is None:  # a split of its own
+            return base, None
+    folder = _folder(base, share)
+    return folder, _cache_fault(folder, source)
+
+
 def _cache_fault(folder: Path, source: Source) -> str | None:
     """The reason why a cache cannot be used, None if its sizes are right; contents are trusted."""
     if not folder.exists():
@@ -90,12 +109,13 @@ def _cache_fault(folder: Path, source: Source) -> str | None:
 class _Writer:
     """Writes a whole cache folder or none; whoever uses it holds the lock."""
 
-    def __init__(self, folder: Path, source: Source) -> None:
-        self.folder, self.source = folder, source
-        self.partial = folder.with_name(f".{folder.name}.partial")
+    def __init__(self, base: Path, source: Source, share: float) -> None:
+        self.base, self.source, self.share = base, source, share
+        self.partial = base.with_name(f".{base.name}.partial")
         self.identity = source.identity
 
-    def write(self, fault: str) -> None:
+    def write(self, fault: str) -> Path:
+        """Returns the folder that was written."""
         name = self.source.path if self.source.name in HUB else self.source.name
         came_to = self._came_to()
         print(f"{fault}; {'going on with' if came_to else 'streaming'} {name}", file=sys.stderr)
@@ -104,16 +124,19 @@ class _Writer:
         for split in table.splits:
             self._stream(table, split, came_to)
         meta: dict[str, Any] = {"version": CACHE_VERSION, "dataset": self.identity}
+        folder, meta["val_share"] = self.base, None
         if "valid" not in table.splits:
-            _hold_out(self.partial, self.source)
+            folder, meta["val_share"] = _folder(self.base, self.share), self.share
+            _hold_out(self.partial, self.source, self.share)
         meta["splits"] = {split: _facts(self.partial / f"{split}.bin") for split in SPLITS}
         self._check(meta["splits"])
         (self.partial / PROGRESS).unlink()
         with open(self.partial / "meta.json", "w") as file:
             json.dump(meta, file, indent=1)
             _sync(file)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.rename(self.partial, self.folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(self.partial, folder)
+        return folder
 
     def _came_to(self) -> dict[str, Any]:
         """What an interrupted writer noted, by split; without it nothing of it counts."""
@@ -191,7 +214,7 @@ def _facts(path: Path) -> dict[str, Any]:
     return {"documents": documents, "bytes": size, "sha256": digest.hexdigest()}
 
 
-def _hold_out(partial: Path, source: Source) -> None:
+def _hold_out(partial: Path, source: Source, share: float) -> None:
     """Divides train.bin, by the contents of its documents; see `held_out`.
 
     Raises:
@@ -207,7 +230,7 @@ def _hold_out(partial: Path, source: Source) -> None:
     starts = np.concatenate([np.zeros(0, np.intp), *marks])
     ends = np.append(starts[1:], len(data))
     each = list(zip(starts.tolist(), ends.tolist(), strict=True))
-    held = held_out(data[a + 1 : b].tobytes() for a, b in each)
+    held = held_out((data[a + 1 : b].tobytes() for a, b in each), share)
     if not held.any():
         shutil.rmtree(partial, ignore_errors=True)
         raise InputError(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from eggroll import rng
 from eggroll.data import codings, pairs
 from eggroll.data.codings import BYTES, Bytes, Numbers
-from eggroll.data.corpora import Split, Text, read_path, read_stdlib
+from eggroll.data.corpora import VAL_SHARE, Split, Text, read_path, read_stdlib
 from eggroll.data.corpus import TOKENS, ArrayCorpus, Batch, Corpus, Streams, check_shape
 from eggroll.data.hub import read_table
 from eggroll.data.tables import HUB, near, source_of
@@ -26,13 +26,19 @@ from eggroll.errors import InputError
 
 
 def load_corpus(
-    name: str, *, vocabulary: int = 16, steps: Sequence[int] = (1,), tokenizer: str = ""
+    name: str,
+    *,
+    vocabulary: int = 16,
+    steps: Sequence[int] = (1,),
+    tokenizer: str = "",
+    val_share: float = VAL_SHARE,
 ) -> Corpus:
     """The corpus of that name: stdlib, count, tinystories, minipile, hf:..., or a path.
 
     A known name wins over a path: write ./count for a file of that name. `vocabulary` and `steps`
     are those of count (see `CountCorpus`). Of text, a vocabulary above 256 makes tokens of a
-    byte-pair encoding that is trained on it; tokenizer: the path of one to read it with.
+    byte-pair encoding that is trained on it; tokenizer: the path of one to read it with;
+    val_share: of its documents, held out for validation where the data have no split for it.
 
     Raises:
         InputError: unknown name, missing or unusable data, count options out of range.
@@ -44,25 +50,25 @@ def load_corpus(
             "data 'tokens' stands for arrays that are given in Python: use eggroll.train(config, "
             "tokens=...), or ./tokens for a file of that name."
         )
-    text = _text(name)
+    text = _text(name, val_share)
     if vocabulary <= BYTES and not tokenizer:
         return TextCorpus(name, text)
     coding = codings.read(tokenizer) if tokenizer else pairs.trained(name, text, vocabulary)
     return pairs.PairsCorpus(name, text, coding)
 
 
-def _text(name: str) -> Text:
+def _text(name: str, share: float) -> Text:
     if name == "stdlib":
-        return read_stdlib()
+        return read_stdlib(share)
     if source := source_of(name):
-        return read_table(source)
+        return read_table(source, share)
     path = os.path.expanduser(name)
     if not name or not os.path.exists(path):
         raise InputError(
             f"data {name!r:.200} is unknown: {near(name)}give --data one of stdlib, count, "
             f"{', '.join(HUB)}, hf:NAME, or the path of an existing file or folder."
         )
-    return read_path(path)
+    return read_path(path, share)
 
 
 class TextCorpus(ArrayCorpus):

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from eggroll.data.corpora import Split, reason
+from eggroll.data.corpus import TOKENS
 from eggroll.errors import InputError
 
 PREFIX: Final = "hf:"
+NUMBERED: Final = ("count", TOKENS)  # data whose tokens are numbers below --vocabulary, not bytes
 HUB: Final = {"tinystories": "roneneldan/TinyStories", "minipile": "JeanKaddour/minipile"}
 # What reads a local table, by the end of its name.
 TABLES: Final = {".parquet": "parquet", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
@@ -81,6 +83,14 @@ def path_and_column(name: str) -> tuple[str, str]:
         if os.path.isfile(before):
             return before, column
     return path, ""
+
+
+def absolute(data: str) -> str:
+    """The option `data`, made absolute where it is a path."""
+    if data in ("stdlib", *NUMBERED, *HUB) or data.startswith(PREFIX):
+        return data
+    path, column = path_and_column(data)
+    return os.path.abspath(path) + f":{column}" * bool(column) if os.path.exists(path) else data
 
 
 def near(name: str) -> str:

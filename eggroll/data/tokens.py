@@ -6,13 +6,14 @@ Letters: S streams, T tokens, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.data.codings import Numbers
-from eggroll.data.corpora import PARTS, Split
+from eggroll.data.corpora import VAL_SHARE, Split, as_fraction
 from eggroll.data.corpus import TOKENS, ArrayCorpus
 from eggroll.errors import InputError, shown
 from eggroll.stage import MAX_VOCABULARY
@@ -29,10 +30,11 @@ class TokenCorpus(ArrayCorpus):
     there. An array may do without.
     """
 
-    def __init__(self, train: Ids, valid: Ids, vocabulary: int) -> None:
+    def __init__(self, train: Ids, valid: Ids, vocabulary: int, share: float | None = None) -> None:
+        """share: of the tokens, that was held out; None of two arrays."""
         arrays = {"train": train, "valid": valid}
         splits = {k: {"tokens": len(a), "sha256": _digest(a)} for k, a in arrays.items()}
-        about = {"vocabulary": vocabulary, "splits": splits}
+        about = {"vocabulary": vocabulary, "val_share": share, "splits": splits}
         super().__init__(TOKENS, train, valid, Numbers(vocabulary), about)
 
     def too_small(self, split: Split, streams: int, seq_len: int) -> str:
@@ -44,17 +46,20 @@ class TokenCorpus(ArrayCorpus):
         )
 
 
-def token_corpus(tokens: Any, vocabulary: int | None = None) -> TokenCorpus:
+def token_corpus(
+    tokens: Any, vocabulary: int | None = None, share: float = VAL_SHARE
+) -> TokenCorpus:
     """The corpus of an array [n] of token ids, or of a pair of them: (train, validation).
 
-    Of one array, the last twentieth is held out for validation. vocabulary: V; None: the highest
-    id and 1.
+    vocabulary: V; None: the highest id and 1. share: of one array, the last part that is held out
+    for validation, rounded down to whole tokens.
 
     Raises:
         InputError: the arrays are no token ids, too few, or not below the vocabulary.
     """
     if vocabulary is not None:
         check_vocabulary(vocabulary)
+    held: float | None = None if isinstance(tokens, tuple) else share
     if isinstance(tokens, tuple):
         if len(tokens) != 2:
             raise InputError(
@@ -67,7 +72,7 @@ def token_corpus(tokens: Any, vocabulary: int | None = None) -> TokenCorpus:
         )
     else:
         whole = token_ids(tokens, vocabulary, "tokens", shape="[n]")
-        cut = len(whole) - len(whole) // PARTS
+        cut = len(whole) - math.floor(len(whole) * as_fraction(share))
         train, valid = whole[:cut], whole[cut:]
     for array, name in ((train, "training"), (valid, "validation")):
         if len(array) < 2:
@@ -76,7 +81,7 @@ def token_corpus(tokens: Any, vocabulary: int | None = None) -> TokenCorpus:
                 "array, or a pair (train, validation)."
             )
     found = 1 + max(int(train.max()), int(valid.max()))
-    return TokenCorpus(train, valid, max(found, 2) if vocabulary is None else vocabulary)
+    return TokenCorpus(train, valid, max(found, 2) if vocabulary is None else vocabulary, held)
 
 
 def token_ids(values: Any, vocabulary: int | None, what: str, shape: str = "[T] or [S, T]") -> Ids:

@@ -15,6 +15,7 @@ from eggroll.errors import InputError
 from eggroll.help import Group
 from eggroll.options import from_command_line
 from eggroll.sweep.trial import MOST_STEPS, Budget
+from eggroll.trackers import NONE
 
 DEFAULT_SEARCH = ("sigma_shift", "alpha", "alpha_decay", "learning_rate", "rate_decay")
 EXAMPLES = (
@@ -24,6 +25,7 @@ EXAMPLES = (
 NOT_OFFERED = {
     "--steps": "a trial makes as many updates as its budget allows",
     "--resume": "the same command goes on with its study",
+    "--track": "trials are many and short, and the study keeps them",
 }
 Pruner = Literal["median", "hyperband", "none"]
 
@@ -69,11 +71,17 @@ class Options(Config):
     """Folder for the sweep, its trials and its results; sweeps/<study> if none is given."""
     steps: Annotated[int, tyro.conf.Suppress] = MOST_STEPS
     resume: Annotated[str, tyro.conf.Suppress] = ""
+    track: Annotated[str, tyro.conf.Suppress] = NONE
 
     def run_options(self) -> Config:
         """The options that trials share, with a worker's share of the threads."""
         values = {f.name: getattr(self, f.name) for f in fields(Config)}
-        values |= {"steps": MOST_STEPS, "out": "", "config": ""}  # of a file, they are another's
+        values |= {
+            "steps": MOST_STEPS,
+            "out": "",
+            "config": "",
+            "track": NONE,
+        }  # of a file, they are another's
         shared = Config(**values).at_home()
         return replace(shared, threads=self.threads or max(shared.cores() // self.workers, 1))
 

@@ -1,0 +1,135 @@
+"""Completion of commands, options and their values in a shell: `eggroll completion bash`."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll import entry
+
+    raise SystemExit(entry.run("eggroll.completion"))
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, fields
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+import tyro
+
+from eggroll import cli, help
+from eggroll.errors import InputError
+
+ABOUT = (
+    "Prints a script that completes commands, options and their values in a shell, made from the "
+    "options that this version has."
+)
+EXAMPLES = (
+    ("bash > ~/.local/share/bash-completion/completions/eggroll", "for every bash from now on"),
+    ("fish > ~/.config/fish/completions/eggroll.fish", "for fish; docs/running.md has zsh"),
+)
+SHELLS: Final = ("bash", "zsh", "fish")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of eggroll.completion."""
+
+    shell: Annotated[str, tyro.conf.arg(metavar="|".join(SHELLS)), tyro.conf.Positional] = ""
+    """The shell that reads the script."""
+
+
+# Command -> the class that declares its options.
+PLACES: Final = {
+    "train": "eggroll.config:Config",
+    "generate": "eggroll.generate:Options",
+    "replay": "eggroll.replay:Options",
+    "plot": "eggroll.plot:Options",
+    "adamw": "eggroll.baseline.backprop:Options",
+    "sweep": "eggroll.sweep.options:Options",
+    "bench": "eggroll.bench.options:Options",
+    "launch": "eggroll.launch:Options",
+    "probe": "eggroll.probe:Options",
+    "completion": "eggroll.completion:Options",
+}
+
+
+def script(shell: str, does: Mapping[str, str]) -> str:
+    """The script for a shell; does: command -> what it does.
+
+    Options, choices and kinds of files come from the declarations that --help is made of.
+    """
+    import shtab
+
+    parser = argparse.ArgumentParser("eggroll")
+    parser.add_argument("--version", action="store_true", help=help.SAME_FOR_ALL["--version"])
+    commands = parser.add_subparsers()
+    for name, place in PLACES.items():
+        module, _, kind = place.partition(":")
+        command = commands.add_parser(name, help=does[name])
+        command.add_argument("--version", action="store_true", help=help.SAME_FOR_ALL["--version"])
+        add_options(command, getattr(importlib.import_module(module), kind))
+    made: str = shtab.complete(parser, shell=shell)
+    return made
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
+    """Adds what --help lists of a dataclass to a parser that only completion reads."""
+    texts, hints = help.option_texts(kind), help.hints_of(kind)
+    for field in fields(kind):
+        hint = hints[field.name]
+        notes = getattr(hint, "__metadata__", ())
+        declared = get_args(hint)[0] if notes else hint
+        if tyro.conf.Suppress in notes:
+            continue
+        said = next((n.help for n in notes if getattr(n, "help", "")), texts.get(field.name, ""))
+        first = re.split(r"(?<=[^.])[.;:](?:\s|$)", said)[0].replace("%", "%%")
+        add_option(parser, field, declared, notes, first)
+
+
+def add_option(
+    parser: argparse.ArgumentParser, field: Field[Any], kind: Any, notes: Sequence[Any], said: str
+) -> None:
+    """Adds one option, with its choices, or with the files that it may name."""
+    flag = cli.flag(field.name)
+    if kind is bool:
+        parser.add_argument(flag, action="store_true", help=said)
+        parser.add_argument(f"--no-{flag[2:]}", action="store_true", help=f"not {flag}")
+        return
+    kinds = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]
+    metavar = next((n.metavar for n in notes if getattr(n, "metavar", None)), "")
+    words = list(get_args(kinds[0])) if kinds else metavar.split("|")
+    choices = words if all(re.fullmatch(r"[a-z][a-z0-9-]*", str(word)) for word in words) else None
+    place = tyro.conf.Positional in notes
+    several: dict[str, Any] = {"nargs": "*"} if get_origin(kind) is tuple else {}
+    added: Any = parser.add_argument(
+        field.name if place else flag, help=said, choices=choices, **several
+    )
+    if files := "file" if "FILE" in metavar else "directory" if "DIR" in metavar else "":
+        import shtab
+
+        added.complete = shtab.FILE if files == "file" else shtab.DIRECTORY
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of eggroll.completion; returns its exit code."""
+
+    def work() -> int:
+        options = cli.parse(
+            Options,
+            sys.argv[1:] if argv is None else argv,
+            command="completion",
+            about=ABOUT,
+            examples=EXAMPLES,
+        )
+        if options.shell not in SHELLS:
+            raise InputError(
+                f"the shell is {options.shell[:60]!r}: one of {', '.join(SHELLS)} is needed, as in "
+                f"`{help.invocation('completion')} bash`."
+            )
+        from eggroll.__main__ import COMMANDS
+
+        print(script(options.shell, {name: does for name, (_, does) in COMMANDS.items()}))
+        return cli.DONE
+
+    return cli.run(work)
