@@ -2,7 +2,7 @@
 
     python examples/catch.py --steps 100
 
-A ball falls, and a paddle moves below it. All 25 games are played side by side, as rows.
+A ball falls, a paddle moves below it; all 25 games are played side by side, as rows.
 """
 
 import numpy as np
@@ -12,8 +12,7 @@ import eggroll as eg
 BALL, PADDLE = np.divmod(np.arange(25), 5)  # columns in which the 25 games begin
 
 
-def play(act, players: int) -> np.ndarray:
-    """Whether the ball was caught, bool [players, 25 games]."""
+def play(act, players: int) -> np.ndarray:  # caught or not, bool [players, 25 games]
     paddle = np.tile(PADDLE, (players, 1))
     for row in range(4):
         board = np.zeros((players, 25, 25), np.int8)  # a picture with two bright points
@@ -32,7 +31,7 @@ def main(steps: int = 100, seed: int = 0, pop: int = 256) -> None:
         update = es.tell(play(es.ask().act, es.pop))
         if es.step % 20 == 0:
             print(f"update {es.step}: members caught {update.fitness:.1%}")
-            if play(es.model.act, 1).all():  # the model draws nothing: it takes the likeliest move
+            if play(es.model.act, 1).all():  # the model takes the likeliest move
                 break
     print(f"after {es.step} updates the model caught {play(es.model.act, 1).mean():.0%}")
 

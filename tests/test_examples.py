@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ EXAMPLES = {
     "continue_run": ("--steps 4", r"stopped at update 2: (?s:.*)the same bits: True"),
     "custom_fitness": (
         "--steps 30 --pop 128",
-        r"by accuracy: unseen .*\ntrained by f1 .* F1 0\.[4-9]\d+, found \d+ of 39",
+        r"by accuracy: unseen .*\nby f1 .* F1 0\.[4-9]\d+, found \d+ of 39",
     ),
     "digits": ("--steps 60", r"9\d\.\d\d% right of 397 unseen images"),
     "language_model": ("--steps 3", r"\d\.\d{3} bits per byte of a line of code\ndef "),
@@ -51,24 +52,47 @@ EXAMPLES = {
 NEEDS = {"cartpole": "gymnasium", "custom_fitness": "sklearn", "digits": "sklearn"}
 
 
-def run(path: Path, folder: Path, *words: str) -> str:
+def run(path: Path, folder: Path) -> str:
     """The output of a script, run in a folder of its own."""
-    command = [sys.executable, str(path), *words]
     environment = os.environ | {"PYTHONWARNINGS": "error::DeprecationWarning:__main__"}
-    environment["MPLBACKEND"] = "agg"
     ended = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=environment, check=False
-    )
+        [sys.executable, str(path)],
+        capture_output=True, text=True, cwd=folder, env=environment, check=False,
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """Runs an example as `python NAME.py WORDS` does, in this process, which has its imports."""
+
+    def call(name: str, *words: str) -> tuple[int, str, str]:
+        if name in NEEDS:
+            pytest.importorskip(NEEDS[name])
+        path = ROOT / "examples" / f"{name}.py"
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(path), *words])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(path), run_name="__main__")
+        shown = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, shown.out, shown.err
+
+    return call
+
+
+@pytest.mark.filterwarnings("ignore:update .* pairs differed in value")
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_runs(name: str, tmp_path: Path):
+def test_an_example_runs(example: Call, no_curves: None, no_pictures: None, name: str):
     words, printed = EXAMPLES[name]
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
-    out = run(ROOT / "examples" / f"{name}.py", tmp_path, *words.split())
+    code, out, err = example(name, *words.split())
+    assert code == 0, err
     assert re.search(printed, out), out
 
 
@@ -91,29 +115,15 @@ def test_every_example_is_run_listed_and_short():
         (["--NUMBER", "0"], " is 0: "),
     ],
 )
-def test_options_of_an_example_are_checked(
-    name: str,
-    words: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
+def test_options_of_an_example_are_checked(example: Call, name: str, words: list[str], said: str):
     if name == "native_world" and words[-1] == "0":
         pytest.skip("its options are looked at after its world was compiled")
-    path = ROOT / "examples" / f"{name}.py"
     number = "trials" if name == "sweep_and_train" else "steps"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(path), *(w.replace("NUMBER", number) for w in words)])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(path), run_name="__main__")
-    shown = capsys.readouterr()
+    code, out, err = example(name, *(word.replace("NUMBER", number) for word in words))
     helped = words == ["--help"]
-    assert ended.value.code == (0 if helped else 2)
-    assert said in (shown.out if helped else shown.err)
-    assert len(shown.err.splitlines()) == (0 if helped else 1)
+    assert code == (0 if helped else 2)
+    assert said in (out if helped else err)
+    assert len(err.splitlines()) == (0 if helped else 1)
 
 
 def test_a_script_has_typed_parameters_with_defaults():
@@ -122,7 +132,9 @@ def test_a_script_has_typed_parameters_with_defaults():
             eg.script(wrong)
 
 
-def test_the_notebook_runs_and_its_outputs_are_real(tmp_path: Path):
+def test_the_notebook_runs_and_its_outputs_are_real(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     """Its code cells as one program with small settings; the stored outputs are of a whole run."""
     pytest.importorskip("sklearn")
     assert NOTEBOOK.stat().st_size < LARGEST
@@ -135,9 +147,10 @@ def test_the_notebook_runs_and_its_outputs_are_real(tmp_path: Path):
     source = ["".join(c["source"]) for c in cells]
     small = re.sub(r'"steps": \d+', '"steps": 4', "".join(settings["source"]))
     assert small != source[0]
-    script = tmp_path / "tour.py"
-    script.write_text("\n".join([small, *source[1:]]))
-    assert re.search(r"bits per byte; a (?s:.*)the model catches \d+% of", run(script, tmp_path))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    exec(compile("\n".join([small, *source[1:]]), NOTEBOOK.name, "exec"), {})
+    out = capsys.readouterr().out
+    assert re.search(r"bits per byte; a (?s:.*)the model catches \d+% of", out), out
 
 
 def blocks(page: Path) -> list[tuple[int, str]]:

@@ -88,9 +88,8 @@ def confirm(plan: Plan, results: Results, stop: cli.Stop) -> Results:
 def print_header(plan: Plan, done: int) -> None:
     options = plan.options
     print(f"engine: {plan.engine}")
-    print(
-        f"study: {options.name()} in {report.brief(plan.folder)}; search: {', '.join(map(str, plan.axes))}"
-    )
+    search = ", ".join(map(str, plan.axes))
+    print(f"study: {options.name()} in {report.brief(plan.folder)}; search: {search}")
     print(
         f"trials: {done} of {options.trials} done; {options.trial_budget()} each; "
         f"workers: {options.workers}, threads each: {plan.base.threads}"
