@@ -101,7 +101,7 @@ def test_every_example_is_run_listed_and_short():
     assert found.keys() == EXAMPLES.keys()
     lengths = {name: len(path.read_text().splitlines()) for name, path in found.items()}
     assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
-    listed = re.findall(r"\(\.\./examples/(\w+\.\w+)\)", (ROOT / "docs/examples.md").read_text())
+    listed = re.findall(r"\(\.\./examples/(\w+\.(?:py|ipynb))\)", (ROOT / "docs/examples.md").read_text())
     assert sorted(listed) == sorted([*(path.name for path in found.values()), NOTEBOOK.name])
 
 
