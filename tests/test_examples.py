@@ -72,10 +72,10 @@ def example(
 ) -> Call:
     """Runs an example as `python NAME.py WORDS` does, in this process, which has its imports."""
 
-    def call(name: str, *words: str) -> tuple[int, str, str]:
+    def call(name: str | Path, *words: str) -> tuple[int, str, str]:
         if name in NEEDS:
-            pytest.importorskip(NEEDS[name])
-        path = ROOT / "examples" / f"{name}.py"
+            pytest.importorskip(NEEDS[str(name)])
+        path = name if isinstance(name, Path) else ROOT / "examples" / f"{name}.py"
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [str(path), *words])
         with pytest.raises(SystemExit) as ended:
@@ -101,7 +101,8 @@ def test_every_example_is_run_listed_and_short():
     assert found.keys() == EXAMPLES.keys()
     lengths = {name: len(path.read_text().splitlines()) for name, path in found.items()}
     assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
-    listed = re.findall(r"\(\.\./examples/(\w+\.(?:py|ipynb))\)", (ROOT / "docs/examples.md").read_text())
+    page = (ROOT / "docs" / "examples.md").read_text()
+    listed = re.findall(r"\(\.\./examples/(\w+\.(?:py|ipynb))\)", page)
     assert sorted(listed) == sorted([*(path.name for path in found.values()), NOTEBOOK.name])
 
 
@@ -116,14 +117,21 @@ def test_every_example_is_run_listed_and_short():
     ],
 )
 def test_options_of_an_example_are_checked(example: Call, name: str, words: list[str], said: str):
-    if name == "native_world" and words[-1] == "0":
-        pytest.skip("its options are looked at after its world was compiled")
     number = "trials" if name == "sweep_and_train" else "steps"
     code, out, err = example(name, *(word.replace("NUMBER", number) for word in words))
     helped = words == ["--help"]
     assert code == (0 if helped else 2)
     assert said in (out if helped else err)
     assert len(err.splitlines()) == (0 if helped else 1)
+
+
+def test_the_page_of_examples_runs(example: Call, tmp_path: Path):
+    ((_, program),) = blocks(ROOT / "docs" / "examples.md")
+    (tmp_path / "own.py").write_text(program)
+    code, out, err = example(tmp_path / "own.py", "--steps", "9", "--pop", "64")
+    assert code == 0, err
+    assert re.fullmatch(r"\d\.\d{3} bits per token after 9 updates\n", out)
+    assert "Trains a small network." in example(tmp_path / "own.py", "--help")[1]
 
 
 def test_a_script_has_typed_parameters_with_defaults():
