@@ -269,7 +269,7 @@ def _references(axes: Axes, run: RunCurves, end: float) -> None:
         )
         axes.annotate(
             f"{name}{counted}: {value:.2f}", (1, value), xycoords=("axes fraction", "data"),
-            xytext=(-4, 2 if above else -2), textcoords="offset points",
+            xytext=(-4, 2 if above else -2), textcoords="offset points", zorder=1.5,
             ha="right", va="bottom" if above else "top",
             color=REFERENCE, fontsize=8, bbox={"fc": "white", "alpha": 0.7, "pad": 0.5, "lw": 0},
         )  # fmt: skip
