@@ -191,11 +191,10 @@ def _lines(axes: Axes, series: Sequence[Series], metric: Metric, over: str, unit
     # Reference lines stand for one corpus: none where the runs differ in it.
     alike = all(run.about.get("baselines") == runs[0].about.get("baselines") for run in runs)
     if alike and "loss" in metric:
-        _references(axes, runs[0], max(ends)[1])
+        _references(axes, runs[0], max(ends)[1], named=over == "elapsed")  # beside no legend
     if max(ends)[0] > 10 * min(ends)[0]:  # else the shorter run would be a line at the left
         axes.set_xscale("log")
-    elif over != "elapsed":
-        axes.xaxis.set_major_formatter(_prefixes())
+    axes.xaxis.set_major_formatter("{x:g}" if over == "elapsed" else _prefixes())
     if metric.endswith("per_second"):
         axes.yaxis.set_major_formatter(_prefixes())
     axes.set_xlabel(unit)
@@ -256,7 +255,7 @@ def _loss(axes: Axes, run: LanguageCurves) -> None:
     axes.legend(loc="best")
 
 
-def _references(axes: Axes, run: RunCurves, end: float) -> None:
+def _references(axes: Axes, run: RunCurves, end: float, *, named: bool = True) -> None:
     """Dashed lines at the unigram and the bigram model's losses, labelled away from the end."""
     counted = "" if run.config.get("data") == "count" else " model counted on the training split"
     for name, value in run.about.get("baselines", {}).items():
@@ -267,6 +266,8 @@ def _references(axes: Axes, run: RunCurves, end: float) -> None:
         axes.set_ylim(
             *((low, max(high, value + room)) if above else (min(low, value - room), high))
         )
+        if not named:
+            continue
         axes.annotate(
             f"{name}{counted}: {value:.2f}", (1, value), xycoords=("axes fraction", "data"),
             xytext=(-4, 2 if above else -2), textcoords="offset points", zorder=1.5,
