@@ -5,6 +5,7 @@
 # make test-arm64   replay the arm64 kernels under qemu
 # make verify-metal   on a Mac: check the metal engine on the GPU, write metal-report.txt
 # make verify-cuda   with an NVIDIA GPU: check the cuda engine on it, write cuda-report.txt
+# make notebook   run examples/tour.ipynb again and keep its outputs
 # make bench    time whole steps over growing populations; more options in ARGS="..."
 # make check    lint, formatting and types
 # make docs     build the documentation site into build/site; every link and anchor is checked
@@ -27,7 +28,7 @@ SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/
 CXX_SOURCES = $(shell find extensions tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: build train test test-wheel torture test-arm64 verify-metal verify-cuda bench check docs clean
+.PHONY: build train test test-wheel torture test-arm64 verify-metal verify-cuda notebook bench check docs clean
 
 build: $(BUILT)
 
@@ -68,6 +69,11 @@ verify-cuda:
 
 bench: $(BUILT)
 	$(PY) -m eggroll.bench $(ARGS)
+
+# The outputs are stored with the notebook; its pictures keep it below 400 kB.
+notebook: $(BUILT)
+	$(PY) -m pip install --quiet nbclient ipykernel
+	$(PY) -c 'import nbclient, nbformat; n = nbformat.read("examples/tour.ipynb", 4); nbclient.NotebookClient(n, timeout=1200, record_timing=False, resources={"metadata": {"path": "examples"}}).execute(); nbformat.write(n, "examples/tour.ipynb")'
 
 check: $(DEPS)
 	$(VENV)/bin/ruff check .

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eggroll import envs, networks
+    from eggroll import envs, networks, sweep
     from eggroll.api import Interrupted, Trained, train
     from eggroll.baseline.gradient_trainer import GradientTrainer
     from eggroll.config import Config
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from eggroll.policy import draw
     from eggroll.program import Program
     from eggroll.quantisation import quantise
+    from eggroll.scripts import script
     from eggroll.trainer import Trainer, Update
 
 __version__ = "0.2.0"
@@ -42,6 +43,8 @@ __all__ = [
     "load",
     "networks",
     "quantise",
+    "script",
+    "sweep",
     "train",
 ]
 
@@ -65,6 +68,8 @@ _PLACES = {
     "load": "eggroll.language",
     "networks": "eggroll.networks",
     "quantise": "eggroll.quantisation",
+    "script": "eggroll.scripts",
+    "sweep": "eggroll.sweep",
     "train": "eggroll.api",
 }
 

@@ -49,7 +49,9 @@ def filling(what: str, size: int | None) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn
 
+    console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    hidden = not console.is_terminal  # where rich would draw no bar, but an empty line at its end
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task(what, total=size)
         yield lambda done: progress.update(task, completed=done)

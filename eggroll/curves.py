@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from eggroll.data.tables import NUMBERED
 from eggroll.errors import InputError
+from eggroll.estimators import ESTIMATORS
 from eggroll.fitness import MOST
 from eggroll.runlog import CONFIG, METRICS, open_regular, read_lines
 
@@ -113,7 +115,10 @@ class LanguageCurves(RunCurves):
     def tokens(self, steps: Values) -> Values:
         """Tokens of the corpus read up to each of these updates: updates x S x T."""
         c = self.config
-        streams = c["pop"] // c["group_size"] if self.has_members else c["streams"]
+        streams = c["streams"] if not self.has_members else c["pop"]
+        estimator = ESTIMATORS.get(c.get("estimator", ""))
+        if self.has_members and (estimator is None or estimator.perturbs):
+            streams //= c["group_size"]  # without noise, every member reads a stream of its own
         per_update: int = streams * c["seq_len"]
         return steps * per_update
 
@@ -288,3 +293,33 @@ def grouped(named: Sequence[tuple[str, RunCurves]], metric: Metric) -> list[Seri
         else:
             parts.append(Series(name, [run]))
     return parts
+
+
+def labelled(
+    runs: Sequence[RunCurves], labels: Sequence[str], metric: Metric, group_seeds: bool
+) -> list[Series]:
+    """The lines of a picture with their names: labels of the runs or of the lines, else folders'.
+
+    Raises:
+        InputError: there are labels, but neither as many as runs nor as lines.
+    """
+    each = len(labels) == len(runs)
+    named = list(zip(labels if each else [run.name for run in runs], runs, strict=True))
+    series = grouped(named, metric) if group_seeds else [Series(n, [run]) for n, run in named]
+    if labels and not each and len(labels) != len(series):
+        lines = f", or {len(series)} for the lines that they make" * (len(series) < len(runs))
+        raise InputError(
+            f"--label has {len(labels)} names for {len(runs)} folders: give one for each{lines}."
+        )
+    if not each:
+        labels = labels or [shared_name(one) for one in series]
+        series = [one._replace(label=name) for one, name in zip(series, labels, strict=True)]
+    return series
+
+
+def shared_name(series: Series) -> str:
+    """What the names of its folders begin with, as `wide` of wide-0 and wide-1; else the first."""
+    letters = zip(*(run.name for run in series.runs), strict=False)
+    begin = "".join(c[0] for c in takewhile(lambda c: len(set(c)) == 1, letters))
+    alone = len(series.runs) == 1 or begin[-1:] not in ("-", "_", ".")
+    return series.label if alone else begin.rstrip("-_.") or series.label

@@ -119,7 +119,11 @@ def option_texts(kind: type) -> dict[str, str]:
     """The string that stands below each option in its class, those of base classes included."""
     texts: dict[str, str] = {}
     for owner in reversed([c for c in kind.__mro__ if "__dataclass_fields__" in vars(c)]):
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        try:
+            source = inspect.getsource(owner)
+        except (OSError, TypeError):  # made by a program, as scripts.py does
+            continue
+        (tree,) = ast.parse(textwrap.dedent(source)).body
         assert isinstance(tree, ast.ClassDef)
         for this, below in zip(tree.body, tree.body[1:], strict=False):
             if not isinstance(this, ast.AnnAssign) or not isinstance(this.target, ast.Name):

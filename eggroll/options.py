@@ -22,6 +22,8 @@ LONGEST_FILE = 1 << 24  # bytes of options
 Kind = TypeVar("Kind", bound=Common)
 # Options of runs that began under older versions.
 RENAMED = {"sample_bytes": "sample_tokens", "slab": "block_tokens"}
+# (option, value) that runs of older versions may have -> what took its place.
+GONE = {("rule", "rows"): "whitened"}
 
 
 def check_resumed(old: Kind, new: Kind) -> None:
@@ -68,6 +70,11 @@ def options_of(kind_of_run: type[Kind], values: Mapping[str, Any], source: str) 
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
             raise InputError(f"{source} has the unknown option {name!r}: {hint}")
+        if isinstance(value, str) and (instead := GONE.get((name, value))):
+            raise InputError(
+                f"{source} is of an older version and has the {name} {value}, which is no more: "
+                f"train anew with {flag(name)} {instead}, which took its place."
+            )
         kind = get_args(hints[name])[0] if get_origin(hints[name]) is Annotated else hints[name]
         options[name] = _typed(kind, value, f"{source}: option {name!r}")
     return kind_of_run(**options)

@@ -28,7 +28,7 @@ from eggroll.curves import (
     Series,
     TrainerCurves,
     Values,
-    grouped,
+    labelled,
     read_run,
     smooth,
 )
@@ -139,8 +139,8 @@ def compare(
 ) -> Path:
     """Draws a figure of several runs over tokens or rows and over seconds; returns the path.
 
-    metric: None is validation, or fitness of runs of eggroll.Trainer; labels: one for each run, in
-    the place of its folder's name.
+    metric: None is validation, or fitness of runs of eggroll.Trainer; labels: one for each run or
+    each line, in the place of the folders' names.
 
     Raises:
         InputError: a folder holds no run with that figure, or the picture cannot be written.
@@ -162,9 +162,8 @@ def compare(
             raise InputError(
                 f"the run in {str(folder)!r} has not been validated yet: leave it out."
             )
-    names = [printable(label) for label in labels] or [printable(run.name) for run in runs]
-    named = list(zip(names, runs, strict=True))
-    series = grouped(named, metric) if group_seeds else [Series(n, [run]) for n, run in named]
+    lines = labelled(runs, labels, metric, group_seeds)
+    series = [line._replace(label=printable(line.label)) for line in lines]
     with style():
         figure = new_figure(11, 5 if len(series) <= PALETTE else 5.5)
         left, right = figure.subplots(1, 2, sharey=True)
@@ -192,11 +191,10 @@ def _lines(axes: Axes, series: Sequence[Series], metric: Metric, over: str, unit
     # Reference lines stand for one corpus: none where the runs differ in it.
     alike = all(run.about.get("baselines") == runs[0].about.get("baselines") for run in runs)
     if alike and "loss" in metric:
-        _references(axes, runs[0], max(ends)[1])
+        _references(axes, runs[0], max(ends)[1], named=over == "elapsed")  # beside no legend
     if max(ends)[0] > 10 * min(ends)[0]:  # else the shorter run would be a line at the left
         axes.set_xscale("log")
-    elif over != "elapsed":
-        axes.xaxis.set_major_formatter(_prefixes())
+    axes.xaxis.set_major_formatter("{x:g}" if over == "elapsed" else _prefixes())
     if metric.endswith("per_second"):
         axes.yaxis.set_major_formatter(_prefixes())
     axes.set_xlabel(unit)
@@ -257,7 +255,7 @@ def _loss(axes: Axes, run: LanguageCurves) -> None:
     axes.legend(loc="best")
 
 
-def _references(axes: Axes, run: RunCurves, end: float) -> None:
+def _references(axes: Axes, run: RunCurves, end: float, *, named: bool = True) -> None:
     """Dashed lines at the unigram and the bigram model's losses, labelled away from the end."""
     counted = "" if run.config.get("data") == "count" else " model counted on the training split"
     for name, value in run.about.get("baselines", {}).items():
@@ -268,9 +266,11 @@ def _references(axes: Axes, run: RunCurves, end: float) -> None:
         axes.set_ylim(
             *((low, max(high, value + room)) if above else (min(low, value - room), high))
         )
+        if not named:
+            continue
         axes.annotate(
             f"{name}{counted}: {value:.2f}", (1, value), xycoords=("axes fraction", "data"),
-            xytext=(-4, 2 if above else -2), textcoords="offset points",
+            xytext=(-4, 2 if above else -2), textcoords="offset points", zorder=1.5,
             ha="right", va="bottom" if above else "top",
             color=REFERENCE, fontsize=8, bbox={"fc": "white", "alpha": 0.7, "pad": 0.5, "lw": 0},
         )  # fmt: skip
@@ -326,7 +326,7 @@ class Options:
     title: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """Title of the picture."""
     label: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT ...")] = ()
-    """Names of the runs in the legend, one for each folder."""
+    """Names of the runs in the legend, one for each folder or, with seeds joined, each line."""
     group_seeds: bool = True
     """Draws runs that differ in the seed alone as one line, their mean, with a band from the least
     to the greatest; otherwise each has a line of its own."""
@@ -341,10 +341,6 @@ def draw(options: Options) -> Path:
     folders = [Path(folder) for folder in options.folders]
     if not folders:
         raise InputError("no folder is given: name those of one or more runs.")
-    if options.label and len(options.label) != len(folders):
-        raise InputError(
-            f"--label has {len(options.label)} names for {len(folders)} folders: give one for each."
-        )
     alone = len(folders) == 1 and options.metric is None
     out = Path(options.out or (folders[0] / CURVES if alone else "compare.png"))
     if out.suffix not in FORMATS:

@@ -262,6 +262,7 @@ class Display:
         self.steps, self.unit = steps, unit
         self._text = self._validation = ""
         self._said = float("-inf")
+        self._spent, self._seen = 0.0, 0  # seconds of the updates shown, and their number
         self._live: Any = None
         with contextlib.suppress(OSError):
             if legend and step < steps:
@@ -297,6 +298,7 @@ class Display:
             f"loss {in_bits(row['loss'])}{self._validation} · {row['update_rate']:.1%} moved · "
             f"{_short(row['tokens_per_second'])} tokens/s"
         )
+        self._spent, self._seen = self._spent + row["seconds"], self._seen + 1
         with contextlib.suppress(OSError):
             if self._live:
                 self._text = text
@@ -314,8 +316,10 @@ class Display:
         if not (last or "val_loss" in row or now - self._said >= PLAIN_SECONDS):
             return
         self._said = now
-        left = max((self.steps - step) * row["seconds"], 0)
-        eta = "" if last else f" · ETA {int(left) // 60}:{int(left) % 60:02d}"
+        left = max(int((self.steps - step) * self._spent / self._seen), 0)
+        hours, minutes = divmod(left // 60, 60)
+        clock = f"{hours}:{minutes:02d}" * bool(hours) or f"{minutes}"
+        eta = "" if last else f" · ETA {clock}:{left % 60:02d}"
         print(f"update {step}/{self.steps} · {text}{eta}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:

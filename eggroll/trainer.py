@@ -256,8 +256,8 @@ class Trainer:
         """
         members = self._members
         if members is None or not members.calls:
-            what = "ask" if members is None else "call of the members that ask returned"
-            raise InputError(f"tell comes without {what} before it: call ask(), then its members.")
+            what = "ask" if members is None else "a call of the members that ask returned"
+            raise InputError(f"tell comes without {what}: call ask(), then its members, then tell.")
         if self.options.estimator_class.by_token and not members.acts:
             raise InputError(
                 "The policy's votes come from the actions that it drew: call members.act, not the "

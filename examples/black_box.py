@@ -1,6 +1,11 @@
-"""A black box: the network predicts samples, and zlib says how small the errors can be packed."""
+"""An objective without a derivative: the length of a file that zlib packs.
 
-import sys
+    python examples/black_box.py --steps 150
+
+The network predicts every sample of a signal from the four before it. Its errors are packed by
+zlib, and the fewer bytes come out, the better is the member.
+"""
+
 import zlib
 
 import numpy as np
@@ -14,19 +19,21 @@ SAMPLES = eg.quantise(SIGNAL, 1)
 PAST = np.lib.stride_tricks.sliding_window_view(SAMPLES, 4)[:-1]  # the four before each sample
 
 
-def packed(predicted):
+def packed(predicted: np.ndarray | int) -> int:
     """Bytes that zlib makes of what the prediction misses."""
     return len(zlib.compress(SAMPLES[4:] - predicted, 6))
 
 
-def main(steps=150, seed=0, pop=128):
-    """Bytes of the samples themselves, of their differences, and of the network's errors."""
-    es = eg.Trainer(eg.networks.mlp(4, [16], 1), pop=pop, seed=seed)
+def main(steps: int = 150, seed: int = 0, pop: int = 128) -> None:
+    es = eg.Trainer(eg.networks.mlp(4, [16], 1), pop=pop, seed=seed, steps=steps)
     while es.step < steps:
         predictions = es.ask()(PAST[None])[..., 0]  # all members read the same rows
-        es.tell([-packed(p) for p in predictions])
-    return packed(0), packed(SAMPLES[3:-1]), packed(es.model(PAST[None])[0, :, 0])
+        update = es.tell([-packed(p) for p in predictions])
+        if es.step % 25 == 0:
+            print(f"update {es.step}: {-update.fitness_best:.0f} bytes for the best member")
+    errors = packed(es.model(PAST[None])[0, :, 0])
+    print(f"samples {packed(0)}, differences {packed(SAMPLES[3:-1])}, network {errors} bytes")
 
 
 if __name__ == "__main__":
-    print("samples {}, differences {}, network {} bytes".format(*main(*map(int, sys.argv[1:]))))
+    eg.script(main)

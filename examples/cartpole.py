@@ -1,21 +1,28 @@
-"""CartPole-v1 by the paper's rule and an int8 network: pip install 'eggroll-mlx[gym]'"""
+"""CartPole-v1 by the paper's rule and an int8 network.
 
-import sys
+    python examples/cartpole.py --seed 1
+
+It needs Gymnasium: pip install 'eggroll-mlx[gym]'
+"""
 
 import eggroll as eg
 
 
-def main(most=100, seed=0, pop=128):
-    """Mean return over 100 unseen episodes, and the updates that it took."""
+def main(steps: int = 100, seed: int = 0, pop: int = 128) -> None:
     train = eg.envs.gym("CartPole-v1", members=pop)
     test = eg.envs.gym("CartPole-v1", members=100)
-    es = eg.Trainer(eg.networks.mlp(train.inputs, [32], train.outputs), pop=pop, seed=seed)
-    while es.step < most:
+    net = eg.networks.mlp(train.inputs, [32], train.outputs)
+    es = eg.Trainer(net, pop=pop, seed=seed, steps=steps)
+    while es.step < steps:
         es.tell(train.evaluate(es.ask(), es.keys(1)))  # all members play the same episode
-        if test.evaluate(es.model, es.keys(100, purpose=1)).mean() >= 490:
+        mean = test.evaluate(es.model, es.keys(100, purpose=1)).mean()
+        if mean >= 490 or es.step % 5 == 0:
+            print(f"update {es.step}: mean return {mean:.1f} of 500")
+        if mean >= 490:
             break
-    return test.evaluate(es.model, es.keys(100, purpose=2)).mean(), es.step
+    unseen = test.evaluate(es.model, es.keys(100, purpose=2)).mean()
+    print(f"mean return {unseen:.1f} in 100 unseen episodes after {es.step} updates")
 
 
 if __name__ == "__main__":
-    print("mean return {:.1f} after {} updates".format(*main(*map(int, sys.argv[1:]))))
+    eg.script(main)

@@ -1,15 +1,18 @@
-"""Catch on 5 x 5: a ball falls, a paddle moves, and only the end is worth something."""
+"""Catch on 5 x 5, a game whose end alone is worth something.
 
-import sys
+    python examples/catch.py --steps 100
+
+A ball falls, a paddle moves below it; all 25 games are played side by side, as rows.
+"""
 
 import numpy as np
 
 import eggroll as eg
 
-BALL, PADDLE = np.divmod(np.arange(25), 5)  # where all 25 games begin
+BALL, PADDLE = np.divmod(np.arange(25), 5)  # columns in which the 25 games begin
 
 
-def play(act, players):  # whether the ball was caught, [players, 25 games]
+def play(act, players: int) -> np.ndarray:  # caught or not, bool [players, 25 games]
     paddle = np.tile(PADDLE, (players, 1))
     for row in range(4):
         board = np.zeros((players, 25, 25), np.int8)  # a picture with two bright points
@@ -19,15 +22,19 @@ def play(act, players):  # whether the ball was caught, [players, 25 games]
     return paddle == BALL
 
 
-def main(steps=100, seed=0):
+def main(steps: int = 100, seed: int = 0, pop: int = 256) -> None:
     net = eg.Program()
     net.policy(net.relu(net.bias(net.linear(net.input(25), "hidden", 32), "bias")), "moves", 3)
     options = {"estimator": "token-credit", "rule": "whitened", "learning_rate": 2}
-    es = eg.Trainer(net, pop=256, steps=steps, seed=seed, **options)
+    es = eg.Trainer(net, pop=pop, steps=steps, seed=seed, **options)
     while es.step < steps:
-        es.tell(play(es.ask().act, es.pop))
-    return play(es.model.act, 1).mean()
+        update = es.tell(play(es.ask().act, es.pop))
+        if es.step % 20 == 0:
+            print(f"update {es.step}: members caught {update.fitness:.1%}")
+            if play(es.model.act, 1).all():  # the model takes the likeliest move
+                break
+    print(f"after {es.step} updates the model caught {play(es.model.act, 1).mean():.0%}")
 
 
 if __name__ == "__main__":
-    print(f"caught {main(*map(int, sys.argv[1:])):.0%}")
+    eg.script(main)

@@ -1,18 +1,17 @@
-"""A language model of the source text of Python's own library: train, score, sample."""
+"""Train a language model and sample from it.
 
-import sys
+python examples/language_model.py --recipe language --steps 300
+"""
 
 import eggroll as eg
 
-steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300
-config = eg.Config(recipe="language", pop=1024, steps=steps)  # or data="book.txt", a file or folder
+
+def main(recipe: str = "feedback", steps: int = 1500, data: str = "stdlib") -> None:
+    config = eg.Config(recipe=recipe, data=data, steps=steps)  # data: also a file or a folder
+    trained = eg.train(config, show=True)  # with out="runs/mine" it is kept
+    print(f"\n{trained.model.loss('import numpy as np'):.3f} bits per byte of a line of code")
+    print(trained.model.sample("def ", tokens=300, temperature=0.8))
 
 
-def report(row: dict) -> None:
-    if "val_loss" in row:
-        print(f"update {row['step']}: {row['val_loss']:.3f} bits per byte")
-
-
-trained = eg.train(config, callbacks=report)
-print(f"{trained.model.loss('import numpy as np'):.3f} bits per byte of a line of code")
-print(trained.model.sample("def ", tokens=200))
+if __name__ == "__main__":
+    eg.script(main)

@@ -1,9 +1,9 @@
-"""A recurrent network of one's own learns token ids of one's own.
+"""A network declared here learns token ids made here.
+
+    python examples/recurrent.py --steps 300
 
 They are words whose last letter is the first one again, so the state must remember it.
 """
-
-import sys
 
 import numpy as np
 
@@ -21,19 +21,20 @@ def cell(net: eg.Program, name: str) -> None:
     net.add(x, net.mix(f, h, s, out=s), out=x)
 
 
-net = eg.Program(vocabulary=V, width=D)
-net.stage()
-net.embed("embedding")
-cell(net, "cell.")
-x, _ = net.stage()
-net.score(net.norm(x, "norm"), "head")
+def main(steps: int = 300, seed: int = 0, pop: int = 1024) -> None:
+    net = eg.Program(vocabulary=V, width=D)
+    net.stage()
+    net.embed("embedding")
+    cell(net, "cell.")
+    x, _ = net.stage()
+    net.score(net.norm(x, "norm"), "head")
+    words = np.random.default_rng(0).integers(1, V, (20_000, 5), np.uint16)
+    words[:, 0], words[:, 4] = 0, words[:, 1]
+    config = eg.Config(recipe="language", pop=pop, steps=steps, seed=seed)
+    trained = eg.train(config, tokens=words.reshape(-1), network=net, show=True)
+    print(f"{trained.val_loss:.3f} bits per token; with memory 1.8 are possible, without 2.4")
+    print(trained.model.sample("5 1 2", tokens=7, temperature=0))
 
-rng = np.random.default_rng(0)
-words = rng.integers(1, V, (20_000, 5), np.uint16)
-words[:, 0], words[:, 4] = 0, words[:, 1]
-config = eg.Config(
-    recipe="language", pop=1024, steps=int(sys.argv[1]) if len(sys.argv) > 1 else 300
-)
-trained = eg.train(config, tokens=words.reshape(-1), network=net)
-print(f"{trained.val_loss:.3f} bits per token; with memory 1.8 are possible, without 2.4")
-print(trained.model.sample("5 1 2", tokens=7, temperature=0))
+
+if __name__ == "__main__":
+    eg.script(main)

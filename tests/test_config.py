@@ -87,6 +87,11 @@ def test_a_command_line_without_options_is_one_of_defaults():
     assert training.options_from([]) == Config()
 
 
+def test_a_rule_that_is_no_more_is_named_with_what_took_its_place():
+    with pytest.raises(InputError, match="here is of an older version and has the rule rows, wh"):
+        options.from_dict({"rule": "rows"}, "here")
+
+
 def test_options_of_older_versions_are_read_by_their_new_names():
     found = options.from_dict({"sample_bytes": 7, "slab": 64}, "here")
     assert found == Config(sample_tokens=7, block_tokens=64)

@@ -43,6 +43,14 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
     ]
 
 
+def test_the_time_left_is_by_the_mean_of_all_updates(capsys: pytest.CaptureFixture[str]):
+    with runlog.Display(0, 1003, "bits per byte") as display:
+        for step, seconds in ((1, 1.0), (2, 1.0), (3, 31.0)):  # one that had to wait
+            display.update(ROWS[1] | {"step": step, "seconds": seconds})
+    found = re.findall(r"ETA (.*)", capsys.readouterr().err)
+    assert found == ["16:42", "16:41", "3:03:20"]
+
+
 def test_small_losses_are_told_apart():
     losses = (3.71849, 0.1, 0.09999, 0.00144, 0.0)
     assert [runlog.in_bits(loss) for loss in losses] == [

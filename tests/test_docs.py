@@ -24,6 +24,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 # Page -> the test that runs its blocks, which need a compiler, a folder of their own or checks.
 ELSEWHERE = {
     "python.md": "test_examples.py",
+    "examples.md": "test_examples.py",
     "native.md": "test_native_build.py",
     "running.md": "test_trainer_log.py",
     "float_kernels.md": "test_float_kernels.py",

@@ -117,6 +117,19 @@ def test_seeds_are_one_line_and_a_band(call: Command, tmp_path: Path):
     assert "s0: 1.600, mean of 3 seeds" in text_of(out)  # at update 40, which all have made
     assert "other: 1.100" in text_of(out)
     assert "s1" not in text_of(out)
+    words = ("--label", "three", "one", "--out", out)
+    assert call(*seeds, other, *words, main=plot.main).code == 0
+    assert "three: 1.600, mean of 3 seeds" in text_of(out)
+    ended = call(*seeds, other, "--label", "a", "b", "c", "--out", out, main=plot.main)
+    assert ended.code == 2
+    assert "3 names for 4 folders: give one for each, or 2 for the lines that they" in ended.err
+    for i in range(3):
+        (tmp_path / f"s{i}").rename(tmp_path / f"wide-{i}")
+    folders = (tmp_path / f"wide-{i}" for i in range(3))
+    assert call(*folders, "--out", out, main=plot.main).code == 0
+    assert "wide: 1.600, mean of 3 seeds" in text_of(out)
+    for i in range(3):
+        (tmp_path / f"wide-{i}").rename(tmp_path / f"s{i}")
     assert call(*seeds, other, "--no-group-seeds", "--out", out, main=plot.main).code == 0
     for part in ("s0: 1.100", "s1: 1.433", "s2: 1.814", "other: 1.100"):
         assert part in text_of(out)
@@ -269,6 +282,17 @@ def test_options_that_tokens_are_counted_by_must_be_there(finished: Path, tmp_pa
     (run / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"are damaged \(KeyError: 'seq_len'\)"):
         curves.read_run(run)
+
+
+@pytest.mark.parametrize(("estimator", "streams"), [("token-credit", 32), ("feedback", 64)])
+def test_members_without_noise_read_streams_of_their_own(tmp_path: Path, estimator, streams):
+    folder = made_up(tmp_path / "run")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"pop": 64, "group_size": 2, "seq_len": 16, "estimator": estimator}
+    (folder / "config.json").write_text(json.dumps(config))
+    run = curves.read_run(folder)
+    assert isinstance(run, curves.LanguageCurves)
+    assert run.tokens(np.array([10.0])).tolist() == [10 * streams * 16]
 
 
 def test_rows_are_counted_by_their_rate(tmp_path: Path):

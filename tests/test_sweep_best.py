@@ -241,6 +241,9 @@ def test_all_pictures_and_the_table_have_one_best_trial(
     for figure in (history, parallel, slices):
         (legend,) = figure.legends
         assert words in [text.get_text() for text in legend.get_texts()]
+        figure.draw_without_rendering()
+        assert figure.bbox.x0 <= legend.get_window_extent().x0
+        assert legend.get_window_extent().x1 <= figure.bbox.x1
     (star,) = [c for c in history.axes[0].collections if c.get_label() == words]
     assert star.get_offsets().tolist() == [[3 if confirmed else 0, 2.0]]
     lines = [line for line in parallel.axes[0].get_lines() if list(line.get_xdata()) == [0, 1]]

@@ -356,8 +356,8 @@ def readers_that_change() -> None:
 
 
 REFUSED: dict[Callable[[], object], str] = {
-    told_twice: r"^tell comes without ask before it",
-    told_without_a_call: r"^tell comes without call of the members",
+    told_twice: r"^tell comes without ask: ",
+    told_without_a_call: r"^tell comes without a call of the members",
     asked_of_old_members: r"^These members are of an update that is over: call ask",
     feature_out_of_range: r"9",
     readers_that_change: r"^5 readers follow 4, whose states go on",

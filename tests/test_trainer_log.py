@@ -368,7 +368,7 @@ REFUSED: dict[Callable[[Path], None], str] = {
     another_option: r"^pop belongs to the training in .*: only block_tokens, checkpoint_every, ",
     bad_option: r"^chunk is 3: an even number from 0 to \d+ is needed; try chunk 4\.$",
     damaged: r"^checkpoint '.*' is damaged or no checkpoint .* with another out\.$",
-    told_after_close: r"^tell comes without ask before it",
+    told_after_close: r"^tell comes without ask: ",
     asked_after_close: r"^The folder '.*run' is closed: go on with Trainer\.load\('.*run'\)\.$",
     saved_after_close: r"^The folder '.*run' is closed: ",
     no_path: r"^save was given no path, and the Trainer no folder: give save a path, or Trainer ou",

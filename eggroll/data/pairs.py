@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from eggroll.runlog import flush_to_disk, write_whole
 
 LEARNT_FROM: Final = 1 << 26  # bytes of training text at most, spread evenly over it
 BLOCK: Final = 1 << 22  # bytes looked at a time
+AT_ONCE: Final = 1 << 22  # bytes from which a tokenizer is trained in a second
 
 
 class PairsCorpus(ArrayCorpus):
@@ -47,6 +49,9 @@ def trained(name: str, text: Text, vocabulary: int) -> Pairs:
     path = cache_folder() / "tokenizers" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     with locked(path.with_suffix(".lock")):
         if not path.exists():
+            if len(text.train) > AT_ONCE:
+                what = f"training a tokenizer of {vocabulary:,} tokens on {name} ..."
+                print(what, file=sys.stderr, flush=True)
             made = tokenizers.Tokenizer(tokenizers.models.BPE())
             made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
             made.decoder = tokenizers.decoders.ByteLevel()

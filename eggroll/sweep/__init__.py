@@ -1,0 +1,21 @@
+"""Searches for good options, all trials on the same budget: `search(Options(...))`.
+
+Each name is imported when it is first used, as those of `eggroll` are.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eggroll.sweep.command import search
+    from eggroll.sweep.options import Options
+
+__all__ = ["Options", "search"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        places = {"Options": "eggroll.sweep.options", "search": "eggroll.sweep.command"}
+        if name not in places:
+            raise AttributeError(f"module 'eggroll.sweep' has no attribute {name!r}")
+        return getattr(import_module(places[name]), name)

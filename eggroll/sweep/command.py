@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from eggroll import cli, runlog
+from eggroll.config import Config
+from eggroll.errors import InputError, in_python
+from eggroll.options import read
 from eggroll.ranks import refuse
 from eggroll.sweep import report
 from eggroll.sweep.options import Options, options_from
@@ -21,6 +24,24 @@ from eggroll.sweep.workers import run_phase, silence_optuna
 
 AGAIN: Final = "run the same command again to go on."
 INTERRUPTED: Final = f"Interrupted, and every finished trial is kept; {AGAIN}"
+
+
+def search(options: Options) -> Config:
+    """Makes or goes on with a study, as the command does; returns the best trial's options.
+
+    They are those of `best.json` in the folder, and train that trial once more.
+
+    Raises:
+        InputError: bad input or environment, or no trial has finished; finished trials stay.
+        KeyboardInterrupt: by Ctrl-C or SIGTERM.
+    """
+    with in_python():
+        if not sweep(options):
+            raise KeyboardInterrupt(INTERRUPTED)
+        best = options.folder() / report.BEST
+        if not best.exists():
+            raise InputError("no trial has finished its budget: give more trials or budget.")
+        return read(str(best))
 
 
 def sweep(options: Options) -> bool:
@@ -67,7 +88,8 @@ def confirm(plan: Plan, results: Results, stop: cli.Stop) -> Results:
 def print_header(plan: Plan, done: int) -> None:
     options = plan.options
     print(f"engine: {plan.engine}")
-    print(f"study: {options.name()} in {plan.folder}; search: {', '.join(map(str, plan.axes))}")
+    search = ", ".join(map(str, plan.axes))
+    print(f"study: {options.name()} in {report.brief(plan.folder)}; search: {search}")
     print(
         f"trials: {done} of {options.trials} done; {options.trial_budget()} each; "
         f"workers: {options.workers}, threads each: {plan.base.threads}"

@@ -261,7 +261,9 @@ def _finished(figure: Figure, axes: Axes | None, drawing: Drawing, what: str) ->
     name = plot.printable(drawing.study.study_name)
     figure.suptitle(f"{name}: {what}", x=0.01, ha="left", fontsize=11, fontweight="bold")
     if axes:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        columns = 2 if figure.get_figwidth() >= 7.5 else 1  # so that the label of the best fits
+        drawn = axes.get_legend_handles_labels()
+        figure.legend(*drawn, loc="outside lower center", ncols=columns)
     return figure
 
 

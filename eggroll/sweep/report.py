@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from eggroll.help import invocation
 from eggroll.options import from_dict
-from eggroll.runlog import write_whole
+from eggroll.runlog import in_bits, write_whole
 from eggroll.screen import Screen
 from eggroll.sweep.study import (
     FINISHED,
@@ -105,7 +105,7 @@ class Board:
             return f"{place} · trial {attrs[TRIAL]} with seed +{attrs[SEED_OFFSET]}: {result}"
         tried = f" · {described(trial.params)}" if trial.params else ""
         best = next(iter(by_validation(self.study)), None)
-        known = f" · lowest {best.value:.3f} (trial {best.number})" if best else ""
+        known = f" · lowest {bits(best)} (trial {best.number})" if best else ""
         return f"{place} · trial {trial.number}: {result}{tried}{known}"
 
     def _result(self, trial: FrozenTrial) -> str:
@@ -114,9 +114,9 @@ class Board:
         if trial.state == TrialState.PRUNED:
             last = trial.last_step or 0
             value = trial.intermediate_values.get(last, float("nan"))
-            return f"pruned at {value:.3f} after {last} of {self.slices} slices"
+            return f"pruned at {in_bits(value)} after {last} of {self.slices} slices"
         updates, seconds = (trial.user_attrs.get(name, 0) for name in ("updates", "seconds"))
-        return f"{trial.value:.3f} {self.unit}, {updates:,} updates in {seconds:.1f} s"
+        return f"{bits(trial)} {self.unit}, {updates:,} updates in {seconds:.1f} s"
 
     def _print(self, line: str) -> None:
         if self._bar:
@@ -135,7 +135,7 @@ def write_results(
     Raises:
         InputError: a file cannot be written.
     """
-    ranking, study = results.ranking(), results.study
+    ranking, study, folder = results.ranking(), results.study, brief(folder)
     if path:
         write_whole(Path(path), json.dumps(as_json(results), indent=1).encode() + b"\n")
     print_states(results)
@@ -156,16 +156,26 @@ def write_results(
         print(f"pictures: {', '.join(map(str, draw(results, folder, unit(study))))}")
 
 
+def brief(folder: Path) -> Path:
+    """The folder as seen from the current one, if it is inside: the shorter word to read."""
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+
+
+def bits(trial: FrozenTrial) -> str:
+    """A complete trial's validation."""
+    return in_bits(trial.value or 0)
+
+
 def best_words(results: Results) -> str:
     """The best trial's validation, and how sure it is."""
     best, what = results.ranking()[0], unit(results.study)
     if results.confirmed():
         low, high = min(best.others), max(best.others)
         return (
-            f"{best.mean:.3f} {what} as the mean over {results.seeds} other seeds ({low:.3f} to "
-            f"{high:.3f}; {best.trial.value:.3f} in the search)"
+            f"{in_bits(best.mean)} {what} as the mean over {results.seeds} other seeds "
+            f"({in_bits(low)} to {in_bits(high)}; {bits(best.trial)} in the search)"
         )
-    found = f"{best.trial.value:.3f} {what} with one seed"
+    found = f"{bits(best.trial)} {what} with one seed"
     if results.best and len(by_validation(results.study)) > 1:
         return f"{found}; other seeds have not confirmed it, the same command goes on"
     return found
