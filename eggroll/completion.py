@@ -45,6 +45,7 @@ PLACES: Final = {
     "generate": "eggroll.generate:Options",
     "replay": "eggroll.replay:Options",
     "plot": "eggroll.plot:Options",
+    "report": "eggroll.report.command:Options",
     "adamw": "eggroll.baseline.backprop:Options",
     "sweep": "eggroll.sweep.options:Options",
     "bench": "eggroll.bench.options:Options",

@@ -14,8 +14,8 @@ from eggroll.baseline import reader
 from eggroll.curves import LanguageCurves, RunCurves, TrainerCurves, Values, per_unit, read_run
 from eggroll.errors import InputError
 from eggroll.program import Program
-from eggroll.report.statistics import FILE, Statistics, is_number, read_statistics
-from eggroll.runlog import CHECKPOINT, METRICS, SAMPLES, open_regular, read_lines
+from eggroll.report.statistics import Statistics, is_number, read_statistics
+from eggroll.runlog import CHECKPOINT, METRICS, SAMPLES, STATISTICS, open_regular, read_lines
 
 MOST_TEXT: Final = 100_000  # bytes of samples.txt
 TRAIN, ADAMW, TRAINER = "eggroll.train", "eggroll.adamw", "eggroll.Trainer"
@@ -136,7 +136,9 @@ def _missing(
     if not signature.text:
         found.append(f"No signature: {signature.why_not.rstrip('.')}.")
     if statistics.left_out:
-        found.append(f"{statistics.left_out:,} entries of {FILE} are left out: there are too many.")
+        found.append(
+            f"{statistics.left_out:,} entries of {STATISTICS} are left out: there are too many."
+        )
     return found
 
 
@@ -144,9 +146,9 @@ def _no_statistics(curves: RunCurves) -> str:
     what = "update rates of single leaves, histograms, saturation and vote statistics"
     if made_by(curves) == TRAIN:
         return (
-            f"No {FILE}: {what} are recorded by a run of eggroll.train with --statistics-every "
-            "above 0."
+            f"No {STATISTICS}: {what} are recorded by a run of eggroll.train with "
+            "--statistics-every above 0."
         )
     if isinstance(curves, TrainerCurves):
-        return f"No {FILE}, which has {what}; a Trainer does not record it."
-    return f"No {FILE}, which has {what}; runs of eggroll.adamw do not record it."
+        return f"No {STATISTICS}, which has {what}; a Trainer does not record it."
+    return f"No {STATISTICS}, which has {what}; runs of eggroll.adamw do not record it."

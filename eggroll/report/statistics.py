@@ -14,9 +14,8 @@ from typing import Any, Final, NamedTuple, TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.runlog import read_lines
+from eggroll.runlog import STATISTICS, read_lines
 
-FILE: Final = "statistics.jsonl"
 BINS: Final = 32  # of a histogram, equal ones over -128..127
 OF_RUN: Final = ("tied", "threshold", "rate")
 VOTES: Final = "vote_over_noise"
@@ -72,7 +71,7 @@ def read_statistics(folder: Path) -> Statistics:
         InputError: the file is there and cannot be read.
     """
     found, last = Statistics(), 0
-    for _, row in read_lines(folder / FILE):
+    for _, row in read_lines(folder / STATISTICS):
         step = row["step"]
         if not 0 <= step < 1 << 53:
             continue
