@@ -240,7 +240,7 @@ def curves_of_runs(chance: random.Random) -> None:
 
 def pages_of_runs(chance: random.Random) -> None:
     """A report of a folder whose statistics and samples are doctored too: still one page."""
-    from eggroll.report import page, record, statistics
+    from eggroll.report import page, record
 
     path = doctored_run(chance)
     part = {"update_rate": 0.1, "vote_over_noise": 1.0, "saturated": 0.0, "weights": [1] * 32}
@@ -249,7 +249,7 @@ def pages_of_runs(chance: random.Random) -> None:
     rows = [row | {"activations": {"f": gate}}, {"step": 3, "warning": "</script>"}]
     lines = [text_of(mutated(row, chance)).encode("utf-8", "surrogatepass") for row in rows * 2]
     data = b"\n".join([*lines, b""])
-    (path / statistics.FILE).write_bytes(
+    (path / runlog.STATISTICS).write_bytes(
         mutated_bytes(data, chance) if chance.random() < 0.3 else data
     )
     (path / runlog.SAMPLES).write_bytes(mutated_bytes(b"=== <pre> </script> \xff", chance))
