@@ -59,8 +59,10 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         end = time.monotonic() + PATIENCE
+        answers = select.poll()  # select itself knows no descriptor above 1,023
+        answers.register(self._answers, select.POLLIN)
         while b"\0" not in self._left:
-            ready, _, _ = select.select([self._answers], [], [], max(end - time.monotonic(), 0))
+            ready = answers.poll(max(end - time.monotonic(), 0) * 1000)
             part = os.read(self._answers, 1 << 20) if ready else b""
             if not part:
                 raise TimeoutError(f"the browser ({self._process.poll()}) says nothing")

@@ -97,7 +97,7 @@ def doctored(metadata: Metadata, chance: random.Random) -> Iterator[Metadata]:
         yield {k: v for k, v in metadata.items() if k != name}
         for text in chance.sample(TEXTS, 6):
             yield metadata | {name: text}
-        for _ in range(12 if name in ("config", "corpus", "declaration") else 0):
+        for _ in range(20 if name in ("config", "corpus", "declaration") else 0):
             yield metadata | {name: json.dumps(inside(json.loads(metadata[name]), chance))}
 
 

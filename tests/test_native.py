@@ -219,7 +219,7 @@ def test_a_session_that_misses_a_required_instruction_set_fails(processes: int, 
     test.write_text("def test_it(covered):\n    covered.add('avx2048')\n")
     options = ("-q", "-p", "no:cacheprovider", "-n", str(processes), str(test))
     for required, code in (("avx1024,avx2048", 1), ("avx2048", 0)):
-        env = {**os.environ, "EGGROLL_REQUIRE": required}
+        env = {**os.environ, "EGGROLL_REQUIRE": required, "PYTHONPATH": str(Path(__file__).parent)}
         command = [sys.executable, "-m", "pytest", *options]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stdout

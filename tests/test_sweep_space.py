@@ -171,5 +171,5 @@ def test_help_names_every_option(call: Command, monkeypatch: pytest.MonkeyPatch)
     assert ended.code == 0
     for name in options.Options.__dataclass_fields__:
         shown = re.search(rf"^. {cli.flag(name)}[ ,]", ended.out, re.M) is not None
-        assert shown == (name not in ("steps", "resume"))
+        assert shown == (name not in ("steps", "resume", "track"))
     assert "a free runs/" not in ended.out
