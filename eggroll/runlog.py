@@ -296,7 +296,7 @@ class Display:
                 self._validation += f" ({in_bits(row['val_bits_per_byte'])} per byte)"
         text = (
             f"loss {in_bits(row['loss'])}{self._validation} · {row['update_rate']:.1%} moved · "
-            f"{_short(row['tokens_per_second'])} tokens/s"
+            f"{prefixed(row['tokens_per_second'])} tokens/s"
         )
         self._spent, self._seen = self._spent + row["seconds"], self._seen + 1
         with contextlib.suppress(OSError):
@@ -346,10 +346,10 @@ def in_bits(loss: float) -> str:
     return f"{loss:.3f}" if loss >= 0.1 else f"{loss:.5f}"
 
 
-def _short(value: float) -> str:
+def prefixed(value: float) -> str:
     """Three digits and a prefix: 1.23M."""
     for prefix in ("", "k", "M", "G"):
-        if value < 999.5 or prefix == "G":
+        if abs(value) < 999.5 or prefix == "G":
             break
         value /= 1000
     return f"{value:.3g}{prefix}"

@@ -15,7 +15,7 @@ import eggroll
 from eggroll import runlog
 from eggroll.config import Config
 from eggroll.program import Program
-from eggroll.statistics.trouble import Watch, faster, slower
+from eggroll.statistics.trouble import Watch, option_for
 
 EACH = ["--statistics-every", 10, "--validate-every", 0, "--checkpoint-every", 0]
 # Options -> what is said of the run.
@@ -183,9 +183,9 @@ def test_a_schedule_begins_with_all_weights_and_ends_with_none():
 
 
 def test_the_option_to_change_is_one_that_the_rule_reads():
-    assert "larger --alpha (now 4, a schedule)" in slower(Config())
-    assert "smaller --alpha (now 4, a schedule)" in faster(Config())
-    assert slower(Config(alpha=0.5)) == "a smaller --alpha (now 0.5)"
-    assert faster(Config(alpha=0.5)) == "a larger --alpha (now 0.5)"
-    assert slower(Config(rule="whitened")) == "a smaller --learning-rate (now 1.5)"
-    assert faster(Config(rule="whitened")) == "a larger --learning-rate (now 1.5)"
+    assert "larger --alpha (now 4, a schedule)" in option_for(Config(), more=False)
+    assert "smaller --alpha (now 4, a schedule)" in option_for(Config(), more=True)
+    assert option_for(Config(alpha=0.5), more=False) == "a smaller --alpha (now 0.5)"
+    assert option_for(Config(alpha=0.5), more=True) == "a larger --alpha (now 0.5)"
+    assert option_for(Config(rule="whitened"), more=False) == "a smaller --learning-rate (now 1.5)"
+    assert option_for(Config(rule="whitened"), more=True) == "a larger --learning-rate (now 1.5)"

@@ -22,7 +22,7 @@ from eggroll import __version__
 from eggroll.curves import LanguageCurves, TrainerCurves
 from eggroll.report.figures import CHARTS, NAME, PARTS, figures_of, seen
 from eggroll.report.record import Record
-from eggroll.runlog import in_bits
+from eggroll.runlog import in_bits, prefixed
 
 COLOURS, DASHES = 8, ("", "7 3", "2 3", "9 3 2 3")  # of page.css and chart.js
 SAMPLES: Final = 24_000  # characters of samples at full detail
@@ -170,7 +170,7 @@ def _facts(record: Record) -> dict[str, str]:
         facts["fitness"] = f"{curves.fitness[-1]:.4g}"
         facts["best member"] = f"{curves.best[-1]:.4g}"
     facts["time of updates"] = _duration(float(curves.seconds.sum()))
-    facts["throughput"] = f"{_prefixed(float(np.median(curves.speed)))} {curves.over}/s"
+    facts["throughput"] = f"{prefixed(float(np.median(curves.speed)))} {curves.over}/s"
     facts["engine"] = text(_engine(record))
     if signature := record.signature.text:
         cut = f"<code>{signature[:8]}…</code>"
@@ -190,14 +190,6 @@ def _duration(seconds: float) -> str:
     whole = int(seconds)
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
-
-
-def _prefixed(value: float) -> str:
-    for prefix in ("", "k", "M", "G"):
-        if abs(value) < 999.5 or prefix == "G":
-            break
-        value /= 1000
-    return f"{value:.3g}{prefix}"
 
 
 def _samples(records: Sequence[Record], detail: float) -> str:

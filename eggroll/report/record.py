@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -81,13 +80,11 @@ def read_signature(folder: Path) -> Signature:
     path = folder / CHECKPOINT
     try:
         program, arrays, step = _weights(path)
-        digest = hashlib.sha256()
-        for leaf in program.leaves:
-            digest.update(np.ascontiguousarray(arrays[f"weights/{leaf.name}"]).tobytes())
+        weights = {leaf.name: arrays[f"weights/{leaf.name}"] for leaf in program.leaves}
     except (InputError, KeyError) as error:
         gone = not path.exists()
         return Signature(why_not="there is no checkpoint" if gone else f"{error}")
-    return Signature(digest.hexdigest(), step)
+    return Signature(checkpoint.signature(weights), step)
 
 
 def _weights(path: Path) -> tuple[Program, dict[str, Any], int]:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.runlog import STATISTICS, read_lines
+from eggroll.statistics.counts import BINS
 
-BINS: Final = 32  # of a histogram, equal ones over -128..127
 OF_RUN: Final = ("tied", "threshold", "rate")
 VOTES: Final = "vote_over_noise"
 OF_LEAF: Final = ("update_rate", VOTES, "saturated")

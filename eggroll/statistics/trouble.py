@@ -79,10 +79,10 @@ class Watch:
         name, most = _largest(found)
         if most <= SATURATED:
             return ""
+        less = option_for(self._config, more=False)
         return (
             f"{most:.0%} of the values of gate {name} are at their limits, so that it is open or "
-            f"closed whatever it reads: weights grew too large; try {slower(self._config)}, in a "
-            "new run."
+            f"closed whatever it reads: weights grew too large; try {less}, in a new run."
         )
 
     def _dead(self, record: Record) -> str:
@@ -91,10 +91,10 @@ class Watch:
         name, most = _largest(found)
         if most <= DEAD:
             return ""
+        less = option_for(self._config, more=False)
         return (
             f"{most:.0%} of the units of {name} give the same value at every token, so that they "
-            f"say nothing: weights went astray; try {slower(self._config)}, in a new run, or "
-            "another --seed."
+            f"say nothing: weights went astray; try {less}, in a new run, or another --seed."
         )
 
     def _still(self, record: Record) -> str:
@@ -104,7 +104,7 @@ class Watch:
             return ""
         return (
             f"hardly a weight moves ({moved:.2g} of them in an update): the steps are too small "
-            f"for weights of int8; try {faster(self._config)}."
+            f"for weights of int8; try {option_for(self._config, more=True)}."
         )
 
     def _wild(self, record: Record) -> str:
@@ -115,7 +115,7 @@ class Watch:
             return ""
         return (
             f"{moved:.0%} of the weights move in every update, also those whose votes are chance: "
-            f"the steps are too large; try {slower(config)}."
+            f"the steps are too large; try {option_for(config, more=False)}."
         )
 
     def _noise(self, record: Record) -> str:
@@ -167,25 +167,14 @@ def vote_over_noise(record: Record) -> float | None:
     return _mean(record, "vote_over_noise")
 
 
-def slower(config: Config) -> str:
-    """Words for the option by which weights move less."""
+def option_for(config: Config, *, more: bool) -> str:
+    """Words for the option by which weights move more, or less."""
+    towards, away = ("larger", "smaller") if more else ("smaller", "larger")
     if "alpha" not in config.rule_class.reads:
-        return f"a smaller --learning-rate (now {config.learning_rate:g})"
+        return f"a {towards} --learning-rate (now {config.learning_rate:g})"
     if config.alpha <= 1:
-        return f"a smaller --alpha (now {config.alpha:g})"
+        return f"a {towards} --alpha (now {config.alpha:g})"
     return (
-        f"a larger --alpha (now {config.alpha:g}, a schedule) or a smaller --alpha-decay (now "
-        f"{config.alpha_decay})"
-    )
-
-
-def faster(config: Config) -> str:
-    """Words for the option by which weights move more."""
-    if "alpha" not in config.rule_class.reads:
-        return f"a larger --learning-rate (now {config.learning_rate:g})"
-    if config.alpha <= 1:
-        return f"a larger --alpha (now {config.alpha:g})"
-    return (
-        f"a smaller --alpha (now {config.alpha:g}, a schedule) or a larger --alpha-decay (now "
+        f"a {away} --alpha (now {config.alpha:g}, a schedule) or a {towards} --alpha-decay (now "
         f"{config.alpha_decay})"
     )

@@ -76,12 +76,8 @@ class Options(Config):
     def run_options(self) -> Config:
         """The options that trials share, with a worker's share of the threads."""
         values = {f.name: getattr(self, f.name) for f in fields(Config)}
-        values |= {
-            "steps": MOST_STEPS,
-            "out": "",
-            "config": "",
-            "track": NONE,
-        }  # of a file, they are another's
+        # Of a file, these are another's.
+        values |= {"steps": MOST_STEPS, "out": "", "config": "", "track": NONE}
         shared = Config(**values).at_home()
         return replace(shared, threads=self.threads or max(shared.cores() // self.workers, 1))
 

@@ -121,7 +121,7 @@ struct Tape : Members {
       for (int p = 0; p < kPairs; ++p) {
         uint32_t word = 0;
         for (int j = 0; j < 4; ++j)
-          word |= static_cast<uint32_t>(clip(rounded(sums[w][j][p], shift)) & 255) << 8 * j;
+          word |= static_cast<uint32_t>(static_cast<uint8_t>(byte(sums[w][j][p], shift))) << 8 * j;
         bytes[p] = word;
       }
       const int count = cols - 4 * w;
