@@ -16,10 +16,10 @@ from eggroll.fixed_point import divisor
 from eggroll.networks import random_matrix
 from eggroll.program import Program, Stage
 
-FRACTION = 8  # bits of a register's credit below the unit of the head's error
+FRACTION = 14  # bits of a register's credit below the unit of the head's error
 BOUND = (1 << 22) - 1  # of a register's credit
 SUM_BOUND = 1 << 26  # of what a matrix sends back, before it is scaled
-MOST, FIRST = 16, 8  # scales: the largest, and that of the first update
+MOST, FIRST = 16, 14  # scales: the largest, and that of the first update
 ERROR = 127  # the head's error where a probability is off by one
 BETWEEN_LEAVES = 0x9E3779B9  # from a leaf's random words to the next one's
 CLIPPED = ("linear", "norm", "add", "add_bias", "bias", "features")  # y = clip(..)

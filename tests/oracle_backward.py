@@ -20,7 +20,7 @@ C = 2**22 - 1  # the bound of credit
 CLIPPED = ("linear", "norm", "add", "add_bias", "bias", "features")
 LAYERS = ("linear", "features", "embed")
 RESULTS = ("score", "output", "sums")
-SCORE_SCALE = 8  # credit has eight fraction bits in units of the head's error
+SCORE_SCALE = 14  # credit has fourteen fraction bits in units of the head's error
 
 
 class Row(NamedTuple):

@@ -6,7 +6,7 @@
 // a member.
 
 constexpr uint32_t kNextLeaf = 0x9E3779B9u;  // from a leaf's random words to the next one's
-constexpr int kErrorScale = 8;               // fraction bits of credit, in units of the error
+constexpr int kErrorScale = 14;              // fraction bits of credit, in units of the error
 constexpr int kVoteTokens = 32;              // tokens whose votes are counted at a time
 
 #include "learn_tape.h"
