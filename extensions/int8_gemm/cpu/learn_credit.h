@@ -22,14 +22,14 @@ struct LearnCredit : LearnTape {
     int32_t* to;
     bool adds;
 
-    // A row of it: `value(i)` is within the bounds.
+    // A row of it; what is there afterwards is within the bounds, `value(i)` need not be.
     template <typename Value>
     void row(int w, Value value) const {
       int32_t* __restrict at = to + w * kRow;
       if (adds)
         for (int i = 0; i < kRow; ++i) at[i] = bounded(at[i] + value(i));
       else
-        for (int i = 0; i < kRow; ++i) at[i] = value(i);
+        for (int i = 0; i < kRow; ++i) at[i] = bounded(value(i));
     }
   };
 
@@ -253,7 +253,7 @@ struct LearnCredit : LearnTape {
     for (int w = 0; w < words; ++w, x += kRow) {
       alignas(64) int32_t of[kRow];
       c.row(w, of);
-      to.row(w, [&](int i) { return bounded((of[i] * slope[static_cast<uint8_t>(x[i])]) >> 1); });
+      to.row(w, [&](int i) { return (of[i] * slope[static_cast<uint8_t>(x[i])]) >> 1; });
     }
   }
 
@@ -342,7 +342,7 @@ struct LearnCredit : LearnTape {
                  ((v[i] > 0) - (v[i] < 0)) * mean.back[i];
       if (4 * w + 4 > n)
         for (int i = 0; i < kRow; ++i) own[i] = 4 * w + (i & 3) < n ? own[i] : 0;
-      to.row(w, [&](int i) { return bounded(own[i]); });
+      to.row(w, [&](int i) { return own[i]; });
     }
   }
 
