@@ -7,6 +7,7 @@ arithmetic is docs/estimators.md's.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from math import sqrt
 from typing import Any, ClassVar, Self
 
 import mlx.core as mx
@@ -28,6 +29,7 @@ from eggroll.rule import (
 MEAN, POWER = 26, 13  # in 1/256: what a vote adds to m, and its square to s^2
 VOTE_BOUND, VOTE_BITS = 1 << 26, 4  # of Z, and fraction bits of m and s
 DECAY = 0.001  # share of matrices that an update takes, at the peak
+EASE = 500  # updates; longer runs have smaller rates
 FORGET, AGE = 2, 50  # early updates t take FORGET / (t + AGE), by which initial values go
 
 
@@ -36,6 +38,7 @@ class AdamRule(FineCopyRule):
 
     m and s remember some 10 and 20 updates. lr rises over 20 updates, or a tenth of the run where
     that is shorter, and falls to zero with progress p as (1 - p)^2 (1 + 2 p), close to a cosine.
+    Its peak is `rate`, in runs longer than EASE updates less, down to half of it from 16 EASE on.
     The matrices of layers and of the head, and their feedback, shrink: at first so fast that what
     was random in both is soon gone, however long the run, then by DECAY of themselves at the peak.
     """
@@ -90,7 +93,8 @@ class AdamRule(FineCopyRule):
 
     def factor(self, step: int) -> int:
         """lr in last bits of a fine copy; at most 64 bits of a weight."""
-        return round(min(self.rate * self.share(step), 64) * (1 << FINE_BITS))
+        eased = sqrt(sqrt(EASE / min(max(self.steps, EASE), 16 * EASE)))  # exact on every machine
+        return round(min(self.rate * eased * self.share(step), 64) * (1 << FINE_BITS))
 
     def used(self, step: int, decided: int | None) -> tuple[int | None, float | None]:
         return None, self.factor(step) / (1 << FINE_BITS)

@@ -7,7 +7,7 @@ P members, T rows, K inputs and O outputs of a leaf, Z votes; 32-bit words are P
 
 from __future__ import annotations
 
-from math import isqrt
+from math import isqrt, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -328,6 +328,7 @@ def next_scales(program, scales, sizes, rows):
 VOTES = 2**26  # the bound of a vote
 MEAN, POWER = 26, 13  # of 256: what a vote adds to m, its square to s^2
 LOST, FORGET, AGE = 0.001, 2, 50  # the share that is lost at the peak, and early
+EASE = 500  # updates from which on the rate of a run is smaller
 
 
 class Adam:
@@ -384,4 +385,5 @@ def schedule(t, steps, learning_rate):
     p, w = min(t / steps, 1), max(1, min(20, steps // 10))
     phi = (1 - p) ** 2 * (1 + 2 * p) * min(1, (t + 1) / w)
     lost = max(LOST, FORGET / (t + AGE))
-    return round(2**16 * min(64, learning_rate * phi)), round(2**24 * (lost * phi))
+    eased = sqrt(sqrt(EASE / min(max(steps, 500), 8000)))
+    return round(2**16 * min(64, learning_rate * eased * phi)), round(2**24 * (lost * phi))
