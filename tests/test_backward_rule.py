@@ -130,7 +130,7 @@ def test_a_weight_without_votes_comes_to_rest():
 
 def test_steps_are_as_large_as_promised():
     """A vote that is always the same moves a weight by learning_rate last bits at the peak."""
-    rule, weights, memory = one_leaf()
+    rule, weights, memory = one_leaf(500)
     votes = {"w": mx.array([[5000, -5000, 77, 0]], mx.int32)}
     for _ in range(70):
         before, memory = memory["w"], rule(weights, memory, votes, 20).memory
