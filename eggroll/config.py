@@ -231,8 +231,8 @@ class Evolution:
         Sweep(0.1, 8, log=True, when=("rule", *rules_with("learning_rate"))),
     ] = 1.5
     """Rules master and whitened: bits an average vote moves a weight at the start; rule whitened
-    scales it by sqrt(200 / steps). Rule adam: bits a vote that is always the same moves it; from 500
-    updates on less, half from 8,000 on."""
+    scales it by sqrt(200 / steps). Rule adam: bits a vote that is always the same moves it, less in
+    runs of more than 500 updates, half from 8,000 on."""
     rate_decay: Annotated[
         float,
         Group.EVOLUTION,
