@@ -135,7 +135,7 @@ class SignRule(UpdateRule):
         self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> Update:
         xp, view = _arrays()
-        new, counts, z_q4 = {}, [], self.z_q4(step)
+        new, moved, z_q4 = {}, list[Any](), self.z_q4(step)
         for name, leaf in weights.items():
             w, z, rank = view(leaf), view(votes[name]), self.rank if leaf.ndim == 2 else 1
             threshold: Any = vote_threshold(z_q4, self.voters(decided), rank, self.clt)
@@ -146,9 +146,9 @@ class SignRule(UpdateRule):
             # Not abs(z): |-2^31| would wrap. Z = 0 at threshold 0 moves down, as the reference.
             up = (z >= least) & (w != LIMIT)
             down = (z <= -threshold) & (w != -LIMIT)
-            new[name] = mx.array(w + up.astype(xp.int8) - down.astype(xp.int8))
-            counts += [up.sum(), down.sum()]
-        return Update(new, {}, int(sum(counts)) / sum(w.size for w in weights.values()))
+            new[name] = mx.array(w + up.view(xp.int8) - down.view(xp.int8))
+            moved += [xp.count_nonzero(up | down)] if xp is np else [(up | down).sum()]
+        return Update(new, {}, int(sum(moved)) / sum(w.size for w in weights.values()))
 
 
 class MasterRule(FineCopyRule):

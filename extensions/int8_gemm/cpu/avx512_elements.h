@@ -3,41 +3,41 @@
 // Included by a unit of AVX-512 inside its own namespace, after x86_vnni.h.
 #pragma once
 
-// Division by a mean 1..127 in 16 bits, see Isa::norm.
+// Division by a mean 1..127 in 16 bits, see Avx512Elements::norm.
 struct Means {
-  uint64_t reciprocal[128], shift[128];
+  alignas(64) uint16_t reciprocal[128], shift[128];
 
   constexpr Means() : reciprocal(), shift() {
-    for (uint64_t mean = 1; mean < 128; ++mean) {
-      while ((uint64_t{1} << shift[mean]) < mean) ++shift[mean];
-      reciprocal[mean] = ((uint64_t{1} << (15 + shift[mean])) + mean - 1) / mean;
+    for (uint32_t mean = 1; mean < 128; ++mean) {
+      while ((1u << shift[mean]) < mean) ++shift[mean];
+      reciprocal[mean] = static_cast<uint16_t>(((1u << (15 + shift[mean])) + mean - 1) / mean);
     }
   }
 };
 constexpr Means kMeans;
 
+// The lane of each of a row's first 32 bytes.
+struct Quarters {
+  alignas(64) uint16_t lane[32];
+
+  constexpr Quarters() : lane() {
+    for (uint16_t i = 0; i < 32; ++i) lane[i] = i / 4;
+  }
+};
+constexpr Quarters kQuarters;
+
 struct Avx512Elements : VnniIsa {
   // In 16 bits: the quotient of u = x w + 128 m by the mean m is (2 u M >> 16) >> L with
   // M = ceil(2^(15 + L) / m) and 2^(L - 1) < m <= 2^L, exact for every m and u there can be.
   static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y) {
-    alignas(64) int32_t sum[kLanes];
-    // A lane's constants four times, once per byte of its word.
-    alignas(64) uint64_t half[kLanes], reciprocal[kLanes], shift[kLanes];
-    constexpr uint64_t kFour = 0x0001000100010001;
-    abs_sum(x, n, sum);
-    // sum / n for sums up to 127 n: exact while 127 n^2 < 2^40.
-    uint64_t by = ((uint64_t{1} << 40) + static_cast<uint64_t>(n) - 1) / static_cast<uint64_t>(n);
-    for (int m = 0; m < kLanes; ++m) {
-      uint64_t mean = static_cast<uint64_t>(sum[m]) * by >> 40;
-      mean = mean ? mean : 1;
-      half[m] = 128 * mean * kFour;
-      reciprocal[m] = kMeans.reciprocal[mean] * kFour;
-      shift[m] = kMeans.shift[mean] * kFour;
-    }
+    const __m512i mean = means(x, n), m = _mm512_slli_epi16(mean, 7);
+    const __m512i by = of_mean(kMeans.reciprocal, mean), bits = of_mean(kMeans.shift, mean);
     const int8_t* bytes = reinterpret_cast<const int8_t*>(x);
-    for (int q = 0; q < 4 * kLanes; q += 32) {
-      const __m512i h = _mm512_load_si512(half + q / 4), g = _mm512_load_si512(reciprocal + q / 4);
-      const __m512i s = _mm512_load_si512(shift + q / 4);
+    // A lane's constants four times, once per byte of its word.
+    __m512i lane = _mm512_load_si512(kQuarters.lane);
+    for (int q = 0; q < 4 * kLanes; q += 32, lane = _mm512_add_epi16(lane, _mm512_set1_epi16(8))) {
+      const __m512i h = _mm512_permutexvar_epi16(lane, m), g = _mm512_permutexvar_epi16(lane, by);
+      const __m512i s = _mm512_permutexvar_epi16(lane, bits);
       const __m512i top = _mm512_sub_epi16(h, _mm512_set1_epi16(1));
       const __m512i bottom = _mm512_sub_epi16(_mm512_setzero_si512(), h);
       for (int at = q; at < words_of(n) * 4 * kLanes; at += 4 * kLanes) {
@@ -50,21 +50,55 @@ struct Avx512Elements : VnniIsa {
     }
   }
 
+  // max(1, sum|x| / n) of every lane, in 16 bits.
+  static __m512i means(const uint32_t* x, int n) {
+    alignas(64) int32_t sum[kLanes];
+    abs_sum(x, n, sum);
+    // s / n of sums up to 127 n as s ceil(2^B / n) >> B with B = 31 + floor(log2 n): the factor has
+    // 32 bits, and the quotient is exact while 127 n^2 < 2^B, for n below 2^22.
+    const int bits = 62 - __builtin_clz(static_cast<unsigned>(n));
+    const uint64_t factor = ((uint64_t{1} << bits) + static_cast<uint64_t>(n) - 1) /
+                            static_cast<uint64_t>(n);
+    const __m512i by = _mm512_set1_epi64(static_cast<int64_t>(factor));
+    const __m128i shift = _mm_cvtsi32_si128(bits);
+    __m256i part[2];
+    for (int half = 0; half < 2; ++half) {
+      const __m512i s = _mm512_load_si512(sum + half * kPairs);
+      const __m512i even = _mm512_srl_epi64(_mm512_mul_epu32(s, by), shift);
+      const __m512i odd =
+          _mm512_srl_epi64(_mm512_mul_epu32(_mm512_srli_epi64(s, 32), by), shift);
+      part[half] = _mm512_cvtepi32_epi16(_mm512_or_si512(even, _mm512_slli_epi64(odd, 32)));
+    }
+    const __m512i mean = _mm512_inserti64x4(_mm512_castsi256_si512(part[0]), part[1], 1);
+    return _mm512_max_epi16(mean, _mm512_set1_epi16(1));
+  }
+
+  static __m512i of_mean(const uint16_t* t, __m512i mean) {
+    const __m512i low = _mm512_permutex2var_epi16(_mm512_load_si512(t), mean,
+                                                  _mm512_load_si512(t + 32));
+    const __m512i high = _mm512_permutex2var_epi16(_mm512_load_si512(t + 64), mean,
+                                                   _mm512_load_si512(t + 96));
+    return _mm512_mask_blend_epi16(_mm512_cmpgt_epi16_mask(mean, _mm512_set1_epi16(63)), low, high);
+  }
+
   static __m512i wide16(const int8_t* p) {
     return _mm512_cvtepi8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
   }
 
+  // Two sums a lane, as one would wait for itself.
   static void abs_sum(const uint32_t* x, int n, int32_t* sum) {
-    for (int half = 0; half < kLanes; half += kPairs) {
-      __m512i total = _mm512_setzero_si512();
-      for (int k = 0; k < words_of(n); ++k) {
-        int count = n - 4 * k < 4 ? n - 4 * k : 4;
-        const __m512i ones = _mm512_set1_epi32(0x01010101 >> 8 * (4 - count));
-        __m512i v = _mm512_abs_epi8(_mm512_load_si512(x + k * kLanes + half));
-        total = _mm512_dpbusd_epi32(total, v, ones);
-      }
-      _mm512_store_si512(sum + half, total);
-    }
+    __m512i total[2][2] = {};
+    auto step = [&](int i, int ones) {
+      for (int half = 0; half < 2; ++half, x += kPairs)
+        total[i][half] = _mm512_dpbusd_epi32(
+            total[i][half], _mm512_abs_epi8(_mm512_load_si512(x)), _mm512_set1_epi32(ones));
+    };
+    constexpr int kAll = 0x01010101;
+    for (int k = 0; k < n / 8; ++k) step(0, kAll), step(1, kAll);
+    if (n % 8 >= 4) step(0, kAll);
+    if (n % 4) step(1, kAll >> 8 * (4 - n % 4));
+    for (int half = 0; half < 2; ++half)
+      _mm512_store_si512(sum + half * kPairs, _mm512_add_epi32(total[0][half], total[1][half]));
   }
 
   // EXP2[u] = mantissa[u % 16] >> (15 - u / 16): the table of sixteen fits one register.

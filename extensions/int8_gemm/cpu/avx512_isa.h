@@ -140,17 +140,19 @@ struct Avx512Isa : Avx512Elements {
   }
 
   static void lane_dot(const Prepared* x, const Noise* b, int words, int32_t* out) {
-    __m512i plus = _mm512_setzero_si512(), minus = plus, bias = plus;
-    const __m512i offset = _mm512_set1_epi8(-128);  // 128 as u8
-    for (int k = 0; k < words; ++k) {
-      __m512i n = _mm512_load_si512(b + static_cast<size_t>(k) * kPairs);
-      plus = _mm512_dpbusd_epi32(plus, _mm512_load_si512(x + static_cast<size_t>(k) * kLanes), n);
-      minus = _mm512_dpbusd_epi32(
-          minus, _mm512_load_si512(x + static_cast<size_t>(k) * kLanes + kPairs), n);
-      bias = _mm512_dpbusd_epi32(bias, offset, n);
-    }
-    _mm512_storeu_si512(out, _mm512_sub_epi32(plus, bias));
-    _mm512_storeu_si512(out + kPairs, _mm512_sub_epi32(minus, bias));
+    // Two sums a lane, as one would wait for itself.
+    __m512i plus[2] = {_mm512_load_si512(b), _mm512_setzero_si512()};
+    __m512i minus[2] = {plus[0], plus[1]};
+    auto step = [&](int i) {
+      const __m512i n = _mm512_load_si512(b += kPairs);
+      plus[i] = _mm512_dpbusd_epi32(plus[i], _mm512_load_si512(x), n);
+      minus[i] = _mm512_dpbusd_epi32(minus[i], _mm512_load_si512(x + kPairs), n);
+      x += kLanes;
+    };
+    for (int k = 0; k < words / 2; ++k) step(0), step(1);
+    if (words % 2) step(0);
+    _mm512_storeu_si512(out, _mm512_add_epi32(plus[0], plus[1]));
+    _mm512_storeu_si512(out + kPairs, _mm512_add_epi32(minus[0], minus[1]));
   }
 
   // Product, low-rank term, division and clip of one tile, all in registers.

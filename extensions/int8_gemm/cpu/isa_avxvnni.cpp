@@ -49,15 +49,12 @@ struct Isa : VnniIsa {
   }
 
   static void lane_dot(const Prepared* x, const Noise* b, int words, int32_t* out) {
-    const __m256i offset = _mm256_set1_epi8(-128);  // 128 as u8
     for (int m = 0; m < kLanes; m += 8) {
-      __m256i sum = _mm256_setzero_si256(), bias = sum;
-      for (int k = 0; k < words; ++k) {
-        __m256i n = load(b + static_cast<size_t>(k) * kPairs + m % kPairs);
-        sum = EGG_DPBUSD(sum, load(x + static_cast<size_t>(k) * kLanes + m), n);
-        bias = EGG_DPBUSD(bias, offset, n);
-      }
-      store(out + m, _mm256_sub_epi32(sum, bias));
+      const uint32_t* n = b + m % kPairs;
+      __m256i sum = load(n);
+      for (int k = 0; k < words; ++k)
+        sum = EGG_DPBUSD(sum, load(x + static_cast<size_t>(k) * kLanes + m), load(n += kPairs));
+      store(out + m, sum);
     }
   }
 

@@ -22,6 +22,11 @@ static inline uint32_t mixed(uint32_t v) {
   v = (v ^ (v >> 15)) * 0x846CA68Bu;
   return v ^ (v >> 16);
 }
+// Asks for the cache lines of so many bytes.
+static inline void ask_for(const int8_t* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes + 63; i += 64) __builtin_prefetch(p + (i < bytes ? i : bytes - 1));
+  asm volatile("");  // gcc drops calls of functions that do nothing but this
+}
 static inline int isqrt(int n) {
   int r = 0;
   while ((r + 1) * (r + 1) <= n) ++r;

@@ -109,8 +109,7 @@ struct Votes {
 
   // The slices lie anywhere in the table: asked for some pairs ahead.
   void expect(int64_t p, int bytes) const {
-    const int8_t* slice = job.noise + job.starts[p];
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(slice + i);
+    ask_for(job.noise + job.starts[p], bytes);
   }
 
   void matrix(int64_t first, int64_t last, int32_t* z) {
