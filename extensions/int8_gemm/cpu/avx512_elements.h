@@ -57,16 +57,15 @@ struct Avx512Elements : VnniIsa {
     // s / n of sums up to 127 n as s ceil(2^B / n) >> B with B = 31 + floor(log2 n): the factor has
     // 32 bits, and the quotient is exact while 127 n^2 < 2^B, for n below 2^22.
     const int bits = 62 - __builtin_clz(static_cast<unsigned>(n));
-    const uint64_t factor = ((uint64_t{1} << bits) + static_cast<uint64_t>(n) - 1) /
-                            static_cast<uint64_t>(n);
+    const uint64_t factor =
+        ((uint64_t{1} << bits) + static_cast<uint64_t>(n) - 1) / static_cast<uint64_t>(n);
     const __m512i by = _mm512_set1_epi64(static_cast<int64_t>(factor));
     const __m128i shift = _mm_cvtsi32_si128(bits);
     __m256i part[2];
     for (int half = 0; half < 2; ++half) {
       const __m512i s = _mm512_load_si512(sum + half * kPairs);
       const __m512i even = _mm512_srl_epi64(_mm512_mul_epu32(s, by), shift);
-      const __m512i odd =
-          _mm512_srl_epi64(_mm512_mul_epu32(_mm512_srli_epi64(s, 32), by), shift);
+      const __m512i odd = _mm512_srl_epi64(_mm512_mul_epu32(_mm512_srli_epi64(s, 32), by), shift);
       part[half] = _mm512_cvtepi32_epi16(_mm512_or_si512(even, _mm512_slli_epi64(odd, 32)));
     }
     const __m512i mean = _mm512_inserti64x4(_mm512_castsi256_si512(part[0]), part[1], 1);
@@ -74,10 +73,10 @@ struct Avx512Elements : VnniIsa {
   }
 
   static __m512i of_mean(const uint16_t* t, __m512i mean) {
-    const __m512i low = _mm512_permutex2var_epi16(_mm512_load_si512(t), mean,
-                                                  _mm512_load_si512(t + 32));
-    const __m512i high = _mm512_permutex2var_epi16(_mm512_load_si512(t + 64), mean,
-                                                   _mm512_load_si512(t + 96));
+    const __m512i low =
+        _mm512_permutex2var_epi16(_mm512_load_si512(t), mean, _mm512_load_si512(t + 32));
+    const __m512i high =
+        _mm512_permutex2var_epi16(_mm512_load_si512(t + 64), mean, _mm512_load_si512(t + 96));
     return _mm512_mask_blend_epi16(_mm512_cmpgt_epi16_mask(mean, _mm512_set1_epi16(63)), low, high);
   }
 
@@ -90,8 +89,8 @@ struct Avx512Elements : VnniIsa {
     __m512i total[2][2] = {};
     auto step = [&](int i, int ones) {
       for (int half = 0; half < 2; ++half, x += kPairs)
-        total[i][half] = _mm512_dpbusd_epi32(
-            total[i][half], _mm512_abs_epi8(_mm512_load_si512(x)), _mm512_set1_epi32(ones));
+        total[i][half] = _mm512_dpbusd_epi32(total[i][half], _mm512_abs_epi8(_mm512_load_si512(x)),
+                                             _mm512_set1_epi32(ones));
     };
     constexpr int kAll = 0x01010101;
     for (int k = 0; k < n / 8; ++k) step(0, kAll), step(1, kAll);

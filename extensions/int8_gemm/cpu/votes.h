@@ -108,9 +108,7 @@ struct Votes {
   }
 
   // The slices lie anywhere in the table: asked for some pairs ahead.
-  void expect(int64_t p, int bytes) const {
-    ask_for(job.noise + job.starts[p], bytes);
-  }
+  void expect(int64_t p, int bytes) const { ask_for(job.noise + job.starts[p], bytes); }
 
   void matrix(int64_t first, int64_t last, int32_t* z) {
     int r = job.rank, filled = 0, bytes = r * (job.leaf.rows + job.leaf.cols);
