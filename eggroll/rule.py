@@ -7,7 +7,7 @@ row, an embedding has one row per token. rules.py has the rules by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import mlx.core as mx
@@ -217,9 +217,18 @@ def _add(fine: Any, change: Any) -> None:
     fine[:] = np.clip(change, -FINE_LIMIT, FINE_LIMIT, out=change)
 
 
+def arrays() -> tuple[Any, Callable[[Any], Any]]:
+    """(array module, converter): NumPy on a CPU, MLX on a GPU.
+
+    On a CPU an operation of MLX takes some 20 us or more; on a GPU arrays stay there, unread.
+    """
+    return (np, np.asarray) if mx.default_device() == mx.cpu else (mx, lambda array: array)
+
+
 def rounded(fine: mx.array) -> mx.array:
     """Fine copies as int8."""
-    return ((fine + HALF) >> FINE_BITS).astype(mx.int8)
+    xp, view = arrays()
+    return mx.array(((view(fine) + HALF) >> FINE_BITS).astype(xp.int8))
 
 
 def _round(w: Any, fine: Any) -> int:

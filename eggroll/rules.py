@@ -7,7 +7,7 @@ the arithmetic is docs/estimators.md's. A rule's memory is what it keeps between
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import erfc, isqrt, sqrt
 from typing import Any, Literal, Self
 
@@ -27,6 +27,7 @@ from eggroll.rule import (
     Update,
     UpdateRule,
     VoteScale,
+    arrays,
     parts,
 )
 from eggroll.whitening import ONE, TOP, Whole
@@ -56,14 +57,6 @@ def vote_threshold(z_q4: int, pairs: int, rank: int, clt: bool) -> int:
     bound = (z_q4 * isqrt(pairs) * (256 if clt else 1)) ** 2 * rank  # (16 |Z|)^2 must reach this
     root = isqrt(bound)
     return -(-(root + (root * root < bound)) // 16)
-
-
-def _arrays() -> tuple[Any, Callable[[Any], Any]]:
-    """(array module, converter): NumPy on a CPU, MLX on a GPU.
-
-    On a CPU an operation of MLX takes some 20 us or more; on a GPU arrays stay there, unread.
-    """
-    return (np, np.asarray) if mx.default_device() == mx.cpu else (mx, lambda array: array)
 
 
 def mean_abs(z: Any) -> Any:
@@ -134,7 +127,7 @@ class SignRule(UpdateRule):
     def __call__(
         self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> Update:
-        xp, view = _arrays()
+        xp, view = arrays()
         new, moved, z_q4 = {}, list[Any](), self.z_q4(step)
         for name, leaf in weights.items():
             w, z, rank = view(leaf), view(votes[name]), self.rank if leaf.ndim == 2 else 1

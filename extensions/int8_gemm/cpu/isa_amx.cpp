@@ -47,7 +47,9 @@ using Tiled = Avx512Isa;
 #include "learn_products.h"
 //
 #include "x86_learn.h"
-using LearnIsa = X86Learn;
+//
+#include "avx512_learn.h"
+using LearnIsa = Avx512Learn;
 using Products = PortableProducts;
 //
 #include "votes.h"
@@ -56,7 +58,9 @@ using Products = PortableProducts;
 //
 #include "adam_isa.h"
 #include "x86_adam.h"
+//
+#include "avx512_adam.h"
 extern const Kernels kernels = {"amx",       Isa::peak, Isa::weight_bytes, Isa::pack,
                                 block_bytes, block,     vote_bytes,        vote,
-                                learn_bytes, learn,     X86Adam::part};
+                                learn_bytes, learn,     Avx512Adam::part};
 }  // namespace eggroll::amx
