@@ -28,9 +28,8 @@ from eggroll.rule import (
 
 MEAN, POWER = 26, 13  # in 1/256: what a vote adds to m, and its square to s^2
 VOTE_BOUND, VOTE_BITS = 1 << 26, 4  # of Z, and fraction bits of m and s
-DECAY = 0.001  # share of matrices that an update takes, at the peak
 EASE = 500  # updates; longer runs have smaller rates
-FORGET, AGE = 2, 50  # early updates t take FORGET / (t + AGE), by which initial values go
+FORGET, AGE = 2, 50  # update t takes FORGET / (t + AGE) of matrices, at the peak
 
 
 class AdamRule(FineCopyRule):
@@ -40,7 +39,7 @@ class AdamRule(FineCopyRule):
     that is shorter, and falls to zero with progress p as (1 - p)^2 (1 + 2 p), close to a cosine.
     Its peak is `rate`, in runs longer than EASE updates less, down to half of it from 16 EASE on.
     The matrices of layers and of the head, and their feedback, shrink: at first so fast that what
-    was random in both is soon gone, however long the run, then by DECAY of themselves at the peak.
+    was random in both is soon gone, however long the run, then ever less.
     """
 
     summary = "Adam in integers, for estimators that carry errors back"
@@ -100,7 +99,7 @@ class AdamRule(FineCopyRule):
         return None, self.factor(step) / (1 << FINE_BITS)
 
     def shrinking(self, name: str, step: int) -> int:
-        taken = max(DECAY, FORGET / (step + AGE)) * self.share(step)
+        taken = FORGET / (step + AGE) * self.share(step)
         return round(taken * (1 << 24)) if name in self.shrinks else 0
 
     def changes(

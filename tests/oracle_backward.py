@@ -327,7 +327,7 @@ def next_scales(program, scales, sizes, rows):
 
 VOTES = 2**26  # the bound of a vote
 MEAN, POWER = 26, 13  # of 256: what a vote adds to m, its square to s^2
-LOST, FORGET, AGE = 0.001, 2, 50  # the share that is lost at the peak, and early
+FORGET, AGE = 2, 50  # of the share that is lost, at the peak
 EASE = 500  # updates from which on the rate of a run is smaller
 
 
@@ -384,6 +384,6 @@ def schedule(t, steps, learning_rate):
     """(g, delta) of update t: the factor of a step and the share that is lost."""
     p, w = min(t / steps, 1), max(1, min(20, steps // 10))
     phi = (1 - p) ** 2 * (1 + 2 * p) * min(1, (t + 1) / w)
-    lost = max(LOST, FORGET / (t + AGE))
+    lost = FORGET / (t + AGE)
     eased = sqrt(sqrt(EASE / min(max(steps, 500), 8000)))
     return round(2**16 * min(64, learning_rate * eased * phi)), round(2**24 * (lost * phi))
