@@ -162,9 +162,13 @@ def linux_cpu(root: Path = Path("/")) -> Found:
     values = dict(_pairs(root / "proc/cpuinfo"))
     known = ("CPU implementer", "CPU part")  # arm64 has no name there
     model = ", ".join(f"{name} {values[name]}" for name in known if name in values)
+    if "model name" in values:  # on a virtual machine it may leave the generation open
+        exact = (("family", "cpu family"), ("model", "model"))
+        more = ", ".join(f"{word} {values[name]}" for word, name in exact if name in values)
+        model = values["model name"] + (f" ({more})" if more else "")
     flags = values.get("flags", values.get("Features", "")).split()
     return {
-        "model": values.get("model name", model),
+        "model": model,
         "instructions": [flag for flag in LINUX_FLAGS if flag in flags],
         "caches": linux_caches(root / "sys/devices/system/cpu/cpu0/cache"),
     }

@@ -154,10 +154,12 @@ def linux(root: Path, cpuinfo: str, caches: list[tuple[str, str, str]]) -> Path:
 
 
 def test_cpu_facts_on_linux(tmp_path: Path):
-    x86 = "processor\t: 0\nmodel name\t: A: B\nflags\t\t: fpu avx2 avx_vnni avx512\n"
+    x86 = "processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: A: B\nflags\t\t: fpu avx2 avx_vnni avx512\n"
     caches = [("1", "Data", "48K"), ("2", "Unified", "1024K"), ("3", "Unified", "32M")]
     found = probe.linux_cpu(linux(tmp_path, x86, caches))
-    assert (found["model"], found["instructions"]) == ("A: B", ["avx2", "avx_vnni"])
+    assert (found["model"], found["instructions"]) == (
+        "A: B (family 26, model 2)", ["avx2", "avx_vnni"],
+    )  # fmt: skip
     assert found["caches"] == {"L1d": 48 << 10, "L2": 1 << 20, "L3": 32 << 20}
 
 
