@@ -154,7 +154,8 @@ def linux(root: Path, cpuinfo: str, caches: list[tuple[str, str, str]]) -> Path:
 
 
 def test_cpu_facts_on_linux(tmp_path: Path):
-    x86 = "processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: A: B\nflags\t\t: fpu avx2 avx_vnni avx512\n"
+    x86 = "processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: A: B\n"
+    x86 += "flags\t\t: fpu avx2 avx_vnni avx512\n"
     caches = [("1", "Data", "48K"), ("2", "Unified", "1024K"), ("3", "Unified", "32M")]
     found = probe.linux_cpu(linux(tmp_path, x86, caches))
     assert (found["model"], found["instructions"]) == (
