@@ -9,7 +9,7 @@ import numpy as np
 import oracle_backward
 import pytest
 
-from eggroll import moments
+from eggroll import moments, rule
 from eggroll.config import Config
 from eggroll.moments import AdamRule
 from eggroll.networks import egg, initial_weights
@@ -110,6 +110,14 @@ def test_the_rule_equals_the_oracle(rate: float, threads: int):
         both.update(votes)
         assert both.differing() == set(), t
     assert (np.array(both.memory[feedback_name(WITH_FEEDBACK)]) != before).mean() > 0.9
+
+
+def test_fine_copies_round_alike_on_cpu_and_gpu(monkeypatch: pytest.MonkeyPatch):
+    fine = mx.array([-rule.FINE_LIMIT, -32769, -32768, -1, 32767, 32768, rule.FINE_LIMIT], mx.int32)
+    by_numpy = rule.rounded(fine)
+    monkeypatch.setattr(rule, "arrays", lambda: (mx, lambda array: array))
+    assert by_numpy.tolist() == rule.rounded(fine).tolist() == [-127, -1, 0, 0, 0, 1, 127]
+    assert by_numpy.dtype == rule.rounded(fine).dtype == mx.int8
 
 
 def one_leaf(steps: int = 1000) -> tuple[AdamRule, dict[str, mx.array], dict[str, mx.array]]:

@@ -17,7 +17,7 @@ from eggroll import fitness, rules
 def arrays_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules compute with NumPy on a CPU and with MLX on a GPU: both must give the same."""
     if request.param == "gpu":
-        monkeypatch.setattr(rules, "_arrays", lambda: (mx, lambda array: array))
+        monkeypatch.setattr(rules, "arrays", lambda: (mx, lambda array: array))
 
 
 def test_pair_fitness_is_the_sign_of_the_difference():
