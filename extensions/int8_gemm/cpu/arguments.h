@@ -59,9 +59,7 @@ void check_starts(const Plan& plan, const mx::array& starts, const mx::array& ta
   const int32_t* v = starts.data<int32_t>();
   for (int i = 0; i < plan.leaf_count; ++i) {
     const Leaf& leaf = plan.leaves[i];
-    int64_t length = leaf.cols ? static_cast<int64_t>(rank) * (leaf.rows + leaf.cols)
-                               : 2 * static_cast<int64_t>(leaf.rows);
-    int64_t last = static_cast<int64_t>(table.size()) - length;
+    int64_t last = static_cast<int64_t>(table.size()) - slice_bytes(leaf, rank);
     bool ok = true;
     for (int64_t p = 0; p < pairs; ++p, ++v) ok &= *v >= 0 && *v <= last;
     require(ok, "a noise slice reaches beyond the table");

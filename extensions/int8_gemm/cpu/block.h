@@ -192,7 +192,7 @@ struct Block : Layers {
     x = arena.take<uint32_t>(step * block_tokens + Isa::kPadding);
     xb = arena.take<int32_t[kLanes]>(job.rank);
     size_t mark = arena.used, peak = mark;
-    if (arena.base) fetch(job.plan.stages[0]);
+    if (arena.base) prefetch_stage(job.plan.stages[0]);
     for (int first = 0; first < job.tokens_per_member; first += block_tokens) {
       for (int i = 0; i < job.plan.stage_count; ++i) {
         stage = &job.plan.stages[i];
@@ -200,7 +200,7 @@ struct Block : Layers {
         open_stage();
         peak = arena.used > peak ? arena.used : peak;
         if (!arena.base) continue;
-        if (i + 1 < job.plan.stage_count) fetch(stage[1]);
+        if (i + 1 < job.plan.stage_count) prefetch_stage(stage[1]);
         run_stage(first, block_tokens, step);
       }
     }

@@ -22,9 +22,10 @@ static inline uint32_t mixed(uint32_t v) {
   v = (v ^ (v >> 15)) * 0x846CA68Bu;
   return v ^ (v >> 16);
 }
-// Asks for the cache lines of so many bytes.
-static inline void ask_for(const int8_t* p, int64_t bytes) {
-  for (int64_t i = 0; i < bytes + 63; i += 64) __builtin_prefetch(p + (i < bytes ? i : bytes - 1));
+// Every cache line of so many bytes, of which there is one at least.
+static inline void prefetch(const int8_t* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+  __builtin_prefetch(p + bytes - 1);
   asm volatile("");  // gcc drops calls of functions that do nothing but this
 }
 static inline int isqrt(int n) {

@@ -46,18 +46,15 @@ struct Layers : Members {
     return reinterpret_cast<const int8_t*>(turn(op, plain, words_of(n), t));
   }
 
-  // Asks for the noise of a stage, which is in the cache when the stage opens: the slices lie
-  // anywhere in the table, and each would be waited for in turn.
-  void fetch(const Stage& of) const {
+  // So that a stage's noise is in the cache when the stage opens: its slices lie anywhere in the
+  // table, and each would be waited for in turn.
+  void prefetch_stage(const Stage& of) const {
     if (!job.starts) return;
     for (int i = 0; i < of.op_count; ++i) {
       const Op& op = of.ops[i];
       if (op.leaf < 0 || op.kind == OpKind::features) continue;
-      const Leaf& leaf = job.plan.leaves[op.leaf];
-      const int64_t size = leaf.cols == 0 ? int64_t{2} * leaf.rows
-                           : nodes()      ? int64_t{leaf.cols} + leaf.rows
-                                          : int64_t{job.rank} * (leaf.cols + leaf.rows);
-      for (int p = 0; p < kPairs; ++p) ask_for(slice(op.leaf, p), size);
+      const int64_t size = slice_bytes(job.plan.leaves[op.leaf], job.rank);
+      for (int p = 0; p < kPairs; ++p) prefetch(slice(op.leaf, p), size);
     }
   }
 

@@ -118,25 +118,16 @@ struct Loader : Members {
   }
 
   // The vector as members 2i and 2i + 1 see it. Products of two bytes fit int16, and a shift by
-  // more than 15 gives what a shift by 15 does. The noise is read as pairs of bytes and all is
-  // int16, which vectorises; which byte of a pair comes first is all the same.
+  // more than 15 gives what a shift by 15 does.
   static void perturbed(const int8_t* __restrict w, const int8_t* __restrict two, int n, int shift,
                         int8_t* __restrict plus, int8_t* __restrict minus) {
-    const int by = shift < 15 ? shift : 15;
+    int by = shift < 15 ? shift : 15;
     for (int i = 0; i < n; ++i) {
-      uint16_t pair;
-      __builtin_memcpy(&pair, two + 2 * i, sizeof pair);
-      const int16_t low = static_cast<int8_t>(pair & 255), high = static_cast<int8_t>(pair >> 8);
-      const int16_t product = static_cast<int16_t>(low * high);
-      const int16_t negative = static_cast<int16_t>(-product);
-      plus[i] = clip16(static_cast<int16_t>(w[i] + (product >> by)));
-      minus[i] = clip16(static_cast<int16_t>(w[i] + (negative >> by)));
+      int16_t product = static_cast<int16_t>(two[2 * i] * two[2 * i + 1]);
+      int16_t negative = static_cast<int16_t>(-product);
+      plus[i] = static_cast<int8_t>(clip(w[i] + (product >> by)));
+      minus[i] = static_cast<int8_t>(clip(w[i] + (negative >> by)));
     }
-  }
-
-  static int8_t clip16(int16_t v) {
-    v = v < -127 ? int16_t{-127} : v;
-    return static_cast<int8_t>(v > 127 ? int16_t{127} : v);
   }
 
   void place(const Op& op) {

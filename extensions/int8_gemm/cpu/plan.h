@@ -69,6 +69,11 @@ struct Leaf {
   int64_t offset;
 };
 
+// Bytes of a leaf's noise in the table: B and A of a matrix, two for every value of a vector.
+inline int64_t slice_bytes(const Leaf& leaf, int rank) {
+  return leaf.cols ? int64_t{rank} * (leaf.rows + leaf.cols) : int64_t{2} * leaf.rows;
+}
+
 struct Stage {
   const Op* ops;
   int op_count;

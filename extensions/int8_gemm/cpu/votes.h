@@ -108,13 +108,15 @@ struct Votes {
   }
 
   // The slices lie anywhere in the table: asked for some pairs ahead.
-  void expect(int64_t p, int bytes) const { ask_for(job.noise + job.starts[p], bytes); }
+  void expect(int64_t p) const {
+    prefetch(job.noise + job.starts[p], slice_bytes(job.leaf, job.rank));
+  }
 
   void matrix(int64_t first, int64_t last, int32_t* z) {
-    int r = job.rank, filled = 0, bytes = r * (job.leaf.rows + job.leaf.cols);
+    int r = job.rank, filled = 0;
     negative = 0;
     for (int64_t p = first; p < last; ++p) {
-      if (p + kAhead < last) expect(p + kAhead, bytes);
+      if (p + kAhead < last) expect(p + kAhead);
       if (job.fitness && job.fitness[p] == 0) continue;
       for (int j = 0; j < r; ++j) {
         job.credits ? take_credit(filled % 4, p) : take(filled % 4, job.noise + job.starts[p], j);
@@ -131,7 +133,7 @@ struct Votes {
 
   void vector(int64_t first, int64_t last, int32_t* __restrict z) {
     for (int64_t p = first; p < last; ++p) {
-      if (p + kAhead < last) expect(p + kAhead, 2 * job.leaf.rows);
+      if (p + kAhead < last) expect(p + kAhead);
       int f = job.fitness[p];
       if (f) products(job.noise + job.starts[p], f, z);
     }
