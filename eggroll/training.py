@@ -31,7 +31,7 @@ from eggroll.sampling import Sampling, sample
 SAMPLES = 4
 EXAMPLES = (
     ("--recipe language", "learn Python's source text by token credit, in a minute or two"),
-    ("--data book.txt --steps 5000 --out runs/book", "learn a text of your own"),
+    ("--recipe feedback --data book.txt", "learn a text of your own: the best model per second"),
 )
 
 

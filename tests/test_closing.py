@@ -48,18 +48,19 @@ def module(monkeypatch: pytest.MonkeyPatch):
         ({"data": "some file.txt"}, LINE + 0.1, True),
     ],
 )
-def test_a_run_above_the_bigram_line_is_shown_the_recipe(
+def test_a_run_above_the_bigram_line_is_shown_the_recipes(
     tmp_path: Path, options: dict, loss: float, recipe: bool
 ):
     text = closing.last_words(tmp_path, Config(**options), loss, CORPUS, "train")
-    assert ("--recipe language" in text) == recipe
+    for name, _, bits in closing.RECIPES:
+        assert (f"--recipe {name}" in text) == recipe
+        assert (f"{bits} bits per byte in the same minute" in text) == (recipe and not options)
     assert ("Above the bigram model" in text) == (loss > LINE)
     assert f"{LINE:.3f} a bigram model counted on the training split\n" in text
     assert "8.000 a uniform guess\n" in text
     assert f"--resume {tmp_path} --steps 3000" in text
     assert "--temperature 0.6" in text
     assert ("--data 'some file.txt'" in text) == ("data" in options)
-    assert (closing.MEASURED["stdlib"] in text) == (recipe and not options)
 
 
 def test_counting_has_a_scale_of_its_own(tmp_path: Path):

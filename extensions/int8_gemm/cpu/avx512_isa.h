@@ -2,9 +2,11 @@
 // namespaces, after x86_vnni.h.
 #include "avx512_elements.h"
 //
-#include "x86_epilogue.h"
+#include "x86_vector.h"
 //
 #include "avx512_vector.h"
+//
+#include "x86_epilogue.h"
 
 struct Avx512Isa : Avx512Elements {
   // Eight outputs x 32 lanes in sixteen accumulators, a: members 2i, b: members 2i + 1. The loop is

@@ -1,22 +1,110 @@
-// Sixteen lanes for x86_epilogue.h. Included by units of AVX-512 inside their own namespaces.
+// The vectors of x86_vector.h with AVX-512: sixteen values of 32 bits, and eight of 64 bits.
+// Included by units of AVX-512 inside their own namespaces.
+
+struct Real512 {  // eight doubles
+  __m512d v;
+
+  static Real512 all(double x) { return {_mm512_set1_pd(x)}; }
+  static Real512 of(__m256i x) { return {_mm512_cvtepi32_pd(x)}; }
+  Real512 add(Real512 b) const { return {_mm512_add_pd(v, b.v)}; }
+  Real512 sub(Real512 b) const { return {_mm512_sub_pd(v, b.v)}; }
+  Real512 mul(Real512 b) const { return {_mm512_mul_pd(v, b.v)}; }
+  Real512 div(Real512 b) const { return {_mm512_div_pd(v, b.v)}; }
+  Real512 sqrt() const { return {_mm512_sqrt_pd(v)}; }
+  Real512 cut() const {  // toward zero
+    return {_mm512_roundscale_pd(v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
+  }
+  Real512 bounded(double by) const {
+    return {_mm512_min_pd(_mm512_max_pd(v, _mm512_set1_pd(-by)), _mm512_set1_pd(by))};
+  }
+  __m256i narrowed() const { return _mm512_cvtpd_epi32(v); }
+};
+
+struct Long512 {  // eight whole numbers from 0 to 2^63 - 1
+  __m512i v;
+
+  static Long512 all(int64_t x) { return {_mm512_set1_epi64(x)}; }
+  static Long512 square(__m256i x) {
+    const __m512i wide = _mm512_cvtepi32_epi64(x);
+    return {_mm512_mul_epi32(wide, wide)};
+  }
+  static Long512 cut(Real512 x) { return {_mm512_cvtepu32_epi64(_mm512_cvttpd_epi32(x.v))}; }
+  Long512 add(Long512 b) const { return {_mm512_add_epi64(v, b.v)}; }
+  Long512 sub(Long512 b) const { return {_mm512_sub_epi64(v, b.v)}; }
+  Long512 both(Long512 b) const { return {_mm512_and_si512(v, b.v)}; }
+  Long512 sll(int by) const { return {_mm512_slli_epi64(v, by)}; }
+  Long512 srl(int by) const { return {_mm512_srli_epi64(v, by)}; }
+  Long512 mul_low(Long512 b) const { return {_mm512_mul_epu32(v, b.v)}; }  // of the low 32 bits
+  Long512 above(Long512 b) const {                                         // -1 or 0
+    return {_mm512_movm_epi64(_mm512_cmpgt_epi64_mask(v, b.v))};
+  }
+  Real512 real() const { return {_mm512_cvtepi64_pd(v)}; }
+  __m256i narrowed() const { return _mm512_cvtepi64_epi32(v); }
+};
+
 struct V512 {
+  using Long = Long512;
+  using Real = Real512;
+  using Half = __m256i;
   static constexpr int kWidth = 16;  // lanes
   __m512i v;
 
+  // Aligned but for `loadu`, `storeu`, `widenedu` and what else has a pointer to void.
   static V512 load(const int32_t* p) { return {_mm512_load_si512(p)}; }
-  static V512 loadu(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+  static V512 loadu(const void* p) { return {_mm512_loadu_si512(p)}; }
   static V512 widened(const int8_t* p) {
     return {_mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)))};
   }
+  static V512 widenedu(const int8_t* p) {
+    return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+  }
+  // 16 bytes each, 64 apart.
+  static V512 quarters(const void* p) {
+    const __m128i* at = static_cast<const __m128i*>(p);
+    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128(at));
+    v = _mm512_inserti32x4(v, _mm_loadu_si128(at + 4), 1);
+    v = _mm512_inserti32x4(v, _mm_loadu_si128(at + 8), 2);
+    return {_mm512_inserti32x4(v, _mm_loadu_si128(at + 12), 3)};
+  }
+  // 32 bytes each, `apart` words from one to the next.
+  static V512 halves(const uint32_t* p, size_t apart) {
+    return {_mm512_inserti64x4(_mm512_castsi256_si512(half(p)), half(p + apart), 1)};
+  }
   void store(uint32_t* p) const { _mm512_store_si512(p, v); }
+  void storeu(void* p) const { _mm512_storeu_si512(p, v); }
+  static void storeu(void* p, Half x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
+  static Half half(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  Half half(int i) const { return i ? _mm512_extracti64x4_epi64(v, 1) : _mm512_castsi512_si256(v); }
+  static Half at_least_one(Half x) { return _mm256_max_epi32(x, _mm256_set1_epi32(1)); }
+
   static V512 all32(int32_t x) { return {_mm512_set1_epi32(x)}; }
   static V512 all16(int x) { return {_mm512_set1_epi16(static_cast<int16_t>(x))}; }
   static V512 all8(int x) { return {_mm512_set1_epi8(static_cast<int8_t>(x))}; }
   V512 add32(V512 b) const { return {_mm512_add_epi32(v, b.v)}; }
   V512 sub32(V512 b) const { return {_mm512_sub_epi32(v, b.v)}; }
   V512 mul32(V512 b) const { return {_mm512_mullo_epi32(v, b.v)}; }
+  V512 abs32() const { return {_mm512_abs_epi32(v)}; }
+  V512 with_sign32(V512 b) const {  // b is not 0 unless this is
+    return {_mm512_mask_sub_epi32(v, _mm512_movepi32_mask(b.v), _mm512_setzero_si512(), v)};
+  }
+  V512 bounded32(int32_t by) const {
+    return {_mm512_max_epi32(_mm512_min_epi32(v, _mm512_set1_epi32(by)), _mm512_set1_epi32(-by))};
+  }
   V512 sra32(int by) const { return {_mm512_sra_epi32(v, _mm_cvtsi32_si128(by))}; }
+  V512 sll32(int by) const { return {_mm512_slli_epi32(v, by)}; }
+  V512 srl32(int by) const { return {_mm512_srli_epi32(v, by)}; }
+  V512 srl32(V512 by) const { return {_mm512_srlv_epi32(v, by.v)}; }
+  V512 both(V512 b) const { return {_mm512_and_si512(v, b.v)}; }
   V512 flipped(V512 b) const { return {_mm512_xor_si512(v, b.v)}; }
+  V512 only_where32(V512 a, V512 b) const {  // a = b
+    return {_mm512_maskz_mov_epi32(_mm512_cmpeq_epi32_mask(a.v, b.v), v)};
+  }
+  V512 unless32(V512 a, V512 b) const {
+    return {_mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(a.v, b.v), v)};
+  }
+  V512 unless8(V512 a, V512 b) const {
+    return {_mm512_maskz_mov_epi8(_mm512_cmpneq_epi8_mask(a.v, b.v), v)};
+  }
   V512 packs32(V512 b) const { return {_mm512_packs_epi32(v, b.v)}; }
   V512 packus32(V512 b) const { return {_mm512_packus_epi32(v, b.v)}; }
   V512 packs16(V512 b) const { return {_mm512_packs_epi16(v, b.v)}; }
@@ -24,9 +112,45 @@ struct V512 {
   V512 mulhi_u16(V512 b) const { return {_mm512_mulhi_epu16(v, b.v)}; }
   V512 srl16(int by) const { return {_mm512_srl_epi16(v, _mm_cvtsi32_si128(by))}; }
   V512 sub16(V512 b) const { return {_mm512_sub_epi16(v, b.v)}; }
+  V512 min8(V512 b) const { return {_mm512_min_epi8(v, b.v)}; }
   V512 max8(V512 b) const { return {_mm512_max_epi8(v, b.v)}; }
+  V512 add64(V512 b) const { return {_mm512_add_epi64(v, b.v)}; }
+
   V512 turned() const {  // bytes 4 j + i of 128 bits to 4 i + j
     const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return {_mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order))};
+  }
+  V512 ordered() const {  // what was packed twice within 128 bits, as it was before
+    const __m512i at = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return {_mm512_permutexvar_epi32(at, v)};
+  }
+  // Value i of four vectors becomes vector i's values, 128 bits at a time.
+  static void turn(V512* v) {
+    const __m512i a = _mm512_unpacklo_epi32(v[0].v, v[1].v);
+    const __m512i b = _mm512_unpacklo_epi32(v[2].v, v[3].v);
+    const __m512i c = _mm512_unpackhi_epi32(v[0].v, v[1].v);
+    const __m512i d = _mm512_unpackhi_epi32(v[2].v, v[3].v);
+    const __m512i w[4] = {_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b),
+                          _mm512_unpacklo_epi64(c, d), _mm512_unpackhi_epi64(c, d)};
+    const __m512i e = _mm512_shuffle_i32x4(w[0], w[1], 0x44);  // lanes 0 4 1 5
+    const __m512i f = _mm512_shuffle_i32x4(w[0], w[1], 0xEE);  // 8 12 9 13
+    const __m512i g = _mm512_shuffle_i32x4(w[2], w[3], 0x44);  // 2 6 3 7
+    const __m512i h = _mm512_shuffle_i32x4(w[2], w[3], 0xEE);  // 10 14 11 15
+    v[0].v = _mm512_shuffle_i32x4(e, g, 0x88), v[1].v = _mm512_shuffle_i32x4(e, g, 0xDD);
+    v[2].v = _mm512_shuffle_i32x4(f, h, 0x88), v[3].v = _mm512_shuffle_i32x4(f, h, 0xDD);
+  }
+
+  int32_t total32() const { return _mm512_reduce_add_epi32(v); }
+  int64_t total64() const { return _mm512_reduce_add_epi64(v); }
+  V512 sizes8() const {  // |bytes|, added up eight at a time
+    return {_mm512_sad_epu8(_mm512_abs_epi8(v), _mm512_setzero_si512())};
+  }
+  // Its upper halves' low bytes to `to`; how many of them changed.
+  int move_bytes(int8_t* to) const {
+    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_srai_epi32(v, 16));
+    __m128i* at = reinterpret_cast<__m128i*>(to);
+    const unsigned moved = _mm_cmpneq_epi8_mask(bytes, _mm_loadu_si128(at));
+    _mm_storeu_si128(at, bytes);
+    return __builtin_popcount(moved);
   }
 };

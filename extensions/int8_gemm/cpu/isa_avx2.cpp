@@ -11,6 +11,8 @@ namespace eggroll::avx2 {
 //
 #include "avx2_pairs.h"
 //
+#include "x86_vector.h"
+//
 #include "x86_epilogue.h"
 
 struct Isa : PortableIsa {
@@ -102,7 +104,7 @@ using Tiled = Isa;
 #include "x86_learn.h"
 //
 #include "avx2_products.h"
-using LearnIsa = X86Learn;
+using LearnIsa = X86Learn<V256>;
 using Products = Avx2Products;
 //
 #include "votes.h"
@@ -111,7 +113,7 @@ using Products = Avx2Products;
 //
 #include "adam_isa.h"
 #include "x86_adam.h"
-extern const Kernels kernels = {"avx2",      Isa::peak, Isa::weight_bytes, Isa::pack,
-                                block_bytes, block,     vote_bytes,        vote,
-                                learn_bytes, learn,     X86Adam::part};
+extern const Kernels kernels = {"avx2",      Isa::peak, Isa::weight_bytes,  Isa::pack,
+                                block_bytes, block,     vote_bytes,         vote,
+                                learn_bytes, learn,     X86Adam<V256>::part};
 }  // namespace eggroll::avx2

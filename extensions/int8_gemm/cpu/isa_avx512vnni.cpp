@@ -22,9 +22,7 @@ using Tiled = Isa;
 #include "learn_products.h"
 //
 #include "x86_learn.h"
-//
-#include "avx512_learn.h"
-using LearnIsa = Avx512Learn;
+using LearnIsa = X86Learn<V512>;
 using Products = PortableProducts;
 //
 #include "votes.h"
@@ -33,9 +31,7 @@ using Products = PortableProducts;
 //
 #include "adam_isa.h"
 #include "x86_adam.h"
-//
-#include "avx512_adam.h"
-extern const Kernels kernels = {"avx512vnni", Isa::peak, Isa::weight_bytes, Isa::pack,
-                                block_bytes,  block,     vote_bytes,        vote,
-                                learn_bytes,  learn,     Avx512Adam::part};
+extern const Kernels kernels = {"avx512vnni", Isa::peak, Isa::weight_bytes,  Isa::pack,
+                                block_bytes,  block,     vote_bytes,         vote,
+                                learn_bytes,  learn,     X86Adam<V512>::part};
 }  // namespace eggroll::avx512vnni

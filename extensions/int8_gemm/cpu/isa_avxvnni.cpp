@@ -10,6 +10,8 @@ namespace eggroll::avxvnni {
 #include "x86_transpose.h"
 #include "x86_vnni.h"
 //
+#include "x86_vector.h"
+//
 #include "x86_epilogue.h"
 
 // The same instruction in AVX-512's encoding runs where the tests have AVX-512 only.
@@ -87,7 +89,7 @@ using Tiled = Isa;
 #include "learn_products.h"
 //
 #include "x86_learn.h"
-using LearnIsa = X86Learn;
+using LearnIsa = X86Learn<V256>;
 using Products = PortableProducts;
 //
 #include "votes.h"
@@ -96,7 +98,7 @@ using Products = PortableProducts;
 //
 #include "adam_isa.h"
 #include "x86_adam.h"
-extern const Kernels kernels = {"avxvnni",   Isa::peak, Isa::weight_bytes, Isa::pack,
-                                block_bytes, block,     vote_bytes,        vote,
-                                learn_bytes, learn,     X86Adam::part};
+extern const Kernels kernels = {"avxvnni",   Isa::peak, Isa::weight_bytes,  Isa::pack,
+                                block_bytes, block,     vote_bytes,         vote,
+                                learn_bytes, learn,     X86Adam<V256>::part};
 }  // namespace eggroll::avxvnni

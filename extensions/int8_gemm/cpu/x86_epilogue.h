@@ -1,44 +1,8 @@
 // What follows the sums of a product on x86: noise, division, clip, four outputs to a word.
-// Included inside each unit's namespace, after lanes.h.
+// Included inside each unit's namespace, after lanes.h and x86_vector.h.
 //
 // One template for vectors of 8 (AVX2) and 16 lanes (AVX-512): packs and shuffles work within 128
 // bits in both, so that what is tested at one width is what runs at the other.
-
-struct V256 {
-  static constexpr int kWidth = 8;  // lanes
-  __m256i v;
-
-  static V256 load(const int32_t* p) {
-    return {_mm256_load_si256(reinterpret_cast<const __m256i*>(p))};
-  }
-  static V256 loadu(const uint32_t* p) {
-    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
-  }
-  static V256 widened(const int8_t* p) {
-    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
-  }
-  void store(uint32_t* p) const { _mm256_store_si256(reinterpret_cast<__m256i*>(p), v); }
-  static V256 all32(int32_t x) { return {_mm256_set1_epi32(x)}; }
-  static V256 all16(int x) { return {_mm256_set1_epi16(static_cast<int16_t>(x))}; }
-  static V256 all8(int x) { return {_mm256_set1_epi8(static_cast<int8_t>(x))}; }
-  V256 add32(V256 b) const { return {_mm256_add_epi32(v, b.v)}; }
-  V256 sub32(V256 b) const { return {_mm256_sub_epi32(v, b.v)}; }
-  V256 mul32(V256 b) const { return {_mm256_mullo_epi32(v, b.v)}; }
-  V256 sra32(int by) const { return {_mm256_sra_epi32(v, _mm_cvtsi32_si128(by))}; }
-  V256 flipped(V256 b) const { return {_mm256_xor_si256(v, b.v)}; }
-  V256 packs32(V256 b) const { return {_mm256_packs_epi32(v, b.v)}; }
-  V256 packus32(V256 b) const { return {_mm256_packus_epi32(v, b.v)}; }
-  V256 packs16(V256 b) const { return {_mm256_packs_epi16(v, b.v)}; }
-  V256 min_u16(V256 b) const { return {_mm256_min_epu16(v, b.v)}; }
-  V256 mulhi_u16(V256 b) const { return {_mm256_mulhi_epu16(v, b.v)}; }
-  V256 srl16(int by) const { return {_mm256_srl_epi16(v, _mm_cvtsi32_si128(by))}; }
-  V256 sub16(V256 b) const { return {_mm256_sub_epi16(v, b.v)}; }
-  V256 max8(V256 b) const { return {_mm256_max_epi8(v, b.v)}; }
-  V256 turned() const {  // bytes 4 j + i of 128 bits to 4 i + j
-    const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    return {_mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order))};
-  }
-};
 
 template <typename V>
 struct X86Epilogue {

@@ -1,97 +1,11 @@
-// Primitives of credit with AVX2, for all units that have it. Included inside each unit's
-// namespace, after learn_isa.h.
+// Primitives of credit with AVX2 or AVX-512. Included inside each unit's namespace, after
+// learn_isa.h and the vectors.
 
-struct X86Learn : PortableLearn {
+// Those that have one width.
+struct X86Rows : PortableLearn {
   static __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static void store(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
   static __m256i all(int32_t v) { return _mm256_set1_epi32(v); }
-  static __m256i wide(const int8_t* p) {
-    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  }
-
-  static void take(const int32_t* from, const int8_t* y, int32_t* of) {
-    if (!y) return void(__builtin_memcpy(of, from, kRow * sizeof *of));
-    for (int i = 0; i < kRow; i += 8) {
-      __m256i clipped = _mm256_cmpeq_epi32(_mm256_abs_epi32(wide(y + i)), all(127));
-      store(of + i, _mm256_andnot_si256(clipped, load(from + i)));
-    }
-  }
-
-  // The upper half of `mixed` of a word, and something below.
-  static __m256i mixed_high(__m256i v) {
-    v = _mm256_mullo_epi32(_mm256_xor_si256(v, _mm256_srli_epi32(v, 16)), all(0x7FEB352D));
-    return _mm256_mullo_epi32(_mm256_xor_si256(v, _mm256_srli_epi32(v, 15)),
-                              all(static_cast<int>(0x846CA68Bu)));
-  }
-
-  // 32 values, clipped to +-127.
-  static __m256i bytes(const __m256i* v) {
-    __m256i low = _mm256_packs_epi32(v[0], v[1]), high = _mm256_packs_epi32(v[2], v[3]);
-    return _mm256_max_epi8(_mm256_packs_epi16(low, high), _mm256_set1_epi8(-127));
-  }
-
-  static int32_t total(__m256i v) {
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
-  }
-
-  static int32_t round(const int32_t* of, const uint32_t* places, uint32_t first, int h,
-                       int8_t* to) {
-    // Packing works within halves.
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m256i base = all(static_cast<int>(first));
-    const __m128i by = _mm_cvtsi32_si128(h), up = _mm_cvtsi32_si128(32 - h);
-    __m256i size = _mm256_setzero_si256();
-    for (int i = 0; i < kRow; i += 32) {
-      __m256i v[4];
-      for (int j = 0; j < 4; ++j) {
-        __m256i c = load(of + i + 8 * j);
-        size = _mm256_add_epi32(size, _mm256_abs_epi32(c));
-        __m256i word = mixed_high(_mm256_add_epi32(load(places + i + 8 * j), base));
-        v[j] = _mm256_sra_epi32(_mm256_add_epi32(c, _mm256_srl_epi32(word, up)), by);
-      }
-      store(to + i, _mm256_permutevar8x32_epi32(bytes(v), order));
-    }
-    return total(size);
-  }
-
-  static __m256i bound(__m256i v, int32_t by) {
-    return _mm256_max_epi32(_mm256_min_epi32(v, all(by)), all(-by));
-  }
-
-  template <bool down>
-  static __m256i scale(__m256i v, Reduced by) {
-    v = _mm256_mullo_epi32(bound(v, kSumBound), all(by.a));
-    if (down) return bound(_mm256_sra_epi32(v, _mm_cvtsi32_si128(by.shift)), kBound);
-    return bound(_mm256_sll_epi32(bound(v, kBound), _mm_cvtsi32_si128(-by.shift)), kBound);
-  }
-
-  static void spread(int32_t (*acc)[kLanes], Reduced by, bool adds, int32_t* to) {
-    by.shift >= 0 ? spread_by<true>(acc, by, adds, to) : spread_by<false>(acc, by, adds, to);
-  }
-
-  // Eight lanes of four outputs at a time, turned.
-  template <bool down>
-  static void spread_by(int32_t (*acc)[kLanes], Reduced by, bool adds, int32_t* to) {
-    for (int o = 0; o < kTile; o += 4)
-      for (int m = 0; m < kLanes; m += 8, to += 32) {
-        __m256i v[4];
-        for (int i = 0; i < 4; ++i) v[i] = scale<down>(load(acc[o + i] + m), by);
-        __m256i a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpacklo_epi32(v[2], v[3]);
-        __m256i c = _mm256_unpackhi_epi32(v[0], v[1]), d = _mm256_unpackhi_epi32(v[2], v[3]);
-        __m256i w[4] = {_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b),
-                        _mm256_unpacklo_epi64(c, d), _mm256_unpackhi_epi64(c, d)};
-        v[0] = _mm256_permute2x128_si256(w[0], w[1], 0x20);
-        v[1] = _mm256_permute2x128_si256(w[2], w[3], 0x20);
-        v[2] = _mm256_permute2x128_si256(w[0], w[1], 0x31);
-        v[3] = _mm256_permute2x128_si256(w[2], w[3], 0x31);
-        for (int i = 0; i < 4; ++i) {
-          if (adds) v[i] = bound(_mm256_add_epi32(v[i], load(to + 8 * i)), kBound);
-          store(to + 8 * i, v[i]);
-        }
-      }
-  }
 
   // Four lanes' bytes of one value become neighbours, whose products are added in pairs.
   static void vote(const int8_t* c, const int8_t* factor, int32_t* sum) {
@@ -123,16 +37,6 @@ struct X86Learn : PortableLearn {
       }
       store(sum + m, found);
     }
-  }
-
-  // ---- the head's error ----------------------------------------------------------------------
-  // A block of 32 values, eight lanes, is unpacked within halves, which packing takes back: vector
-  // q has the values 4 q .. 4 q + 3 and 16 more.
-
-  static __m256i halves(const void* from, int q) {
-    const __m128i* p = static_cast<const __m128i*>(from) + q;
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(p)),
-                                   _mm_loadu_si128(p + 4), 1);
   }
 
   // The bytes of four words' tables, and of their shifts, to 32 bits.
@@ -216,52 +120,113 @@ struct X86Learn : PortableLearn {
     }
   }
 
-  static int64_t errors(const int8_t* u, const uint32_t* powers, int words, const ErrorLanes& by,
-                        const uint32_t* places, uint32_t first, int8_t* to) {
-    __m256i size = _mm256_setzero_si256();
-    for (int i = 0; i < kRow; i += 32, powers += static_cast<size_t>(words) * 32) {
-      __m256i place[4], ratio[4], shift[4], target[4];
-      for (int q = 0; q < 4; ++q) {
-        place[q] = _mm256_add_epi32(halves(places + i, q), all(static_cast<int>(first)));
-        ratio[q] = halves(by.ratio + i, q), shift[q] = halves(by.shift + i, q);
-        target[q] = halves(by.target + i, q);
-      }
-      for (int w = 0; w < words; ++w) {
-        __m256i e[4];
-        for (int q = 0; q < 4; ++q) {
-          __m256i at = all(4 * w);
-          __m256i chance = _mm256_srli_epi32(mixed_high(_mm256_add_epi32(place[q], at)), 16);
-          __m256i part = _mm256_srlv_epi32(load(powers + 32 * w + 8 * q), shift[q]);
-          part = _mm256_srli_epi32(_mm256_mullo_epi32(part, ratio[q]), 8);
-          part = _mm256_srli_epi32(_mm256_add_epi32(part, chance), 16);
-          __m256i hit = _mm256_and_si256(_mm256_cmpeq_epi32(target[q], at), all(127));
-          e[q] = _mm256_sub_epi32(hit, part);
-        }
-        __m256i row = unclipped(bytes(e), load(u + w * kRow + i));
-        __m256i sizes = _mm256_sad_epu8(_mm256_abs_epi8(row), _mm256_setzero_si256());
-        size = _mm256_add_epi64(size, sizes);
-        store(to + w * kRow + i, row);
-      }
-    }
-    alignas(32) int64_t sizes[4];
-    store(sizes, size);
-    return sizes[0] + sizes[1] + sizes[2] + sizes[3];
-  }
-
-  // Errors of logits, but for those that would push a clipped one further out.
-  static __m256i unclipped(__m256i e, __m256i u) {
-    const __m256i top = _mm256_set1_epi8(127), zero = _mm256_setzero_si256();
-    __m256i out = _mm256_and_si256(_mm256_cmpeq_epi8(u, top), _mm256_cmpgt_epi8(e, zero));
-    __m256i in =
-        _mm256_and_si256(_mm256_cmpeq_epi8(u, _mm256_set1_epi8(-127)), _mm256_cmpgt_epi8(zero, e));
-    return _mm256_andnot_si256(_mm256_or_si256(out, in), e);
-  }
-
   static void turn(const uint32_t* from, uint32_t* to, int stride) {
     const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     for (int g = 0; g < kLanes / 4; ++g) {
       __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 4 * g));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to + g * stride), _mm_shuffle_epi8(v, order));
     }
+  }
+};
+
+// A block of four vectors of credit, that is of one vector of bytes, is unpacked within 128 bits,
+// which packing takes back: vector q has the values 4 q .. 4 q + 3, and those 16 (and 32, and 48)
+// further.
+template <typename V>
+struct X86Learn : X86Rows {
+  static constexpr int kBlock = 4 * V::kWidth;  // values
+
+  static void take(const int32_t* from, const int8_t* y, int32_t* of) {
+    if (!y) return void(__builtin_memcpy(of, from, kRow * sizeof *of));
+    for (int i = 0; i < kRow; i += V::kWidth)
+      V::loadu(from + i).unless32(V::widenedu(y + i).abs32(), V::all32(127)).storeu(of + i);
+  }
+
+  // The upper half of `mixed` of a word, and something below.
+  static V mixed_high(V v) {
+    v = v.flipped(v.srl32(16)).mul32(V::all32(0x7FEB352D));
+    return v.flipped(v.srl32(15)).mul32(V::all32(static_cast<int>(0x846CA68Bu)));
+  }
+
+  // A block, saturated.
+  static V bytes(const V* v) { return v[0].packs32(v[1]).packs16(v[2].packs32(v[3])); }
+
+  static int32_t round(const int32_t* of, const uint32_t* places, uint32_t first, int h,
+                       int8_t* to) {
+    const V base = V::all32(static_cast<int>(first));
+    V size = V::all32(0);
+    for (int i = 0; i < kRow; i += kBlock) {
+      V v[4];
+      for (int j = 0; j < 4; ++j) {
+        const V c = V::loadu(of + i + j * V::kWidth);
+        size = size.add32(c.abs32());
+        const V word = mixed_high(V::loadu(places + i + j * V::kWidth).add32(base));
+        v[j] = c.add32(word.srl32(32 - h)).sra32(h);
+      }
+      bytes(v).max8(V::all8(-127)).ordered().storeu(to + i);
+    }
+    return size.total32();
+  }
+
+  template <bool down>
+  static V scale(V v, Reduced by) {
+    v = v.bounded32(kSumBound).mul32(V::all32(by.a));
+    if (down) return v.sra32(by.shift).bounded32(kBound);
+    return v.bounded32(kBound).sll32(-by.shift).bounded32(kBound);
+  }
+
+  static void spread(int32_t (*acc)[kLanes], Reduced by, bool adds, int32_t* to) {
+    by.shift >= 0 ? spread_by<true>(acc, by, adds, to) : spread_by<false>(acc, by, adds, to);
+  }
+
+  // A vector's lanes of four outputs at a time, turned.
+  template <bool down>
+  static void spread_by(int32_t (*acc)[kLanes], Reduced by, bool adds, int32_t* to) {
+    for (int o = 0; o < kTile; o += 4)
+      for (int m = 0; m < kLanes; m += V::kWidth, to += kBlock) {
+        V v[4];
+        for (int i = 0; i < 4; ++i) v[i] = scale<down>(V::loadu(acc[o + i] + m), by);
+        V::turn(v);
+        for (int i = 0; i < 4; ++i) {
+          int32_t* at = to + i * V::kWidth;
+          if (adds) v[i] = v[i].add32(V::loadu(at)).bounded32(kBound);
+          v[i].storeu(at);
+        }
+      }
+  }
+
+  // `powers` has blocks of eight lanes.
+  static int64_t errors(const int8_t* u, const uint32_t* powers, int words, const ErrorLanes& by,
+                        const uint32_t* places, uint32_t first, int8_t* to) {
+    const size_t stride = static_cast<size_t>(words) * 32;
+    V size = V::all32(0);
+    for (int i = 0; i < kRow; i += kBlock, powers += V::kWidth / 8 * stride) {
+      V place[4], ratio[4], shift[4], target[4];
+      for (int q = 0; q < 4; ++q) {
+        const int at = i + 4 * q;
+        place[q] = V::quarters(places + at).add32(V::all32(static_cast<int>(first)));
+        ratio[q] = V::quarters(by.ratio + at), shift[q] = V::quarters(by.shift + at);
+        target[q] = V::quarters(by.target + at);
+      }
+      for (int w = 0; w < words; ++w) {
+        V e[4];
+        for (int q = 0; q < 4; ++q) {
+          const V at = V::all32(4 * w), chance = mixed_high(place[q].add32(at)).srl32(16);
+          V part = V::halves(powers + 32 * w + 8 * q, stride).srl32(shift[q]).mul32(ratio[q]);
+          part = part.srl32(8).add32(chance).srl32(16);
+          e[q] = V::all32(127).only_where32(target[q], at).sub32(part);
+        }
+        const V row = unclipped(bytes(e), V::loadu(u + w * kRow + i));
+        size = size.add64(row.sizes8());
+        row.storeu(to + w * kRow + i);
+      }
+    }
+    return size.total64();
+  }
+
+  // Errors of logits within +-127, but for those that would push a clipped one further out.
+  static V unclipped(V e, V u) {
+    const V top = V::all8(127), bottom = V::all8(-127);
+    return e.min8(top.unless8(u, top)).max8(bottom.unless8(u, bottom));
   }
 };
