@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.arrays import array_of
+from eggroll.rule import arrays
 
 FitnessName = Literal["sign", "ranks", "centred"]
 Values = NDArray[np.float64]
@@ -26,8 +27,12 @@ FINE = 1 << 24  # steps of the largest difference, where means are taken
 
 def pair_fitness(scores: mx.array) -> mx.array:
     """Token scores [P, T] -> int8 [N]: sign of member 2i's total minus member 2i+1's."""
-    total = scores.astype(mx.int32).sum(axis=1)
-    return mx.sign(total[0::2] - total[1::2]).astype(mx.int8)
+    xp, view = arrays()
+    if xp is np:  # of its ways to sum short rows by far the fastest
+        total = np.einsum("pt->p", view(scores), dtype=np.int32)
+    else:
+        total = scores.astype(mx.int32).sum(axis=1)
+    return mx.array(xp.sign(total[0::2] - total[1::2]).astype(xp.int8))
 
 
 def decided(fitness: mx.array) -> int:

@@ -158,11 +158,14 @@ class Population:
         prepared = self.prepared(weights)
         scores, states = [], []
         for first, last, slices in self._chunks(step):
-            chunk = self._of(tokens, first, last), self._of(targets, first, last), state[first:last]
+            mine = state if last - first == self.members else state[first:last]
+            chunk = self._of(tokens, first, last), self._of(targets, first, last), mine
             score, after = self.engine.evaluate(prepared, slices, *chunk)
             mx.eval(score, after)
             scores.append(score)
             states.append(after)
+        if len(scores) == 1:
+            return scores[0], states[0]
         return mx.concatenate(scores), mx.concatenate(states)
 
     @whole
@@ -349,10 +352,12 @@ class Population:
         f: NDArray[np.int8] = np.array(fitness)
         every = self.ranks.size == 1 or counts_all(len(f))
         f = f if every else f[self.before // 2 :][: self.members // 2]
-        for bit in range(max(int(abs(f).max()).bit_length(), 1)):
-            plane = mx.array(np.sign(f) * ((abs(f) >> bit) & 1))
+        bits = max(int(abs(f).max()).bit_length(), 1)
+        for bit in range(bits):
+            plane = np.sign(f) * ((abs(f) >> bit) & 1) if bits > 1 else f
             for first, last, slices in self._chunks(step, every=every):
-                part = self.engine.votes(plane[first // 2 : last // 2], slices, self.clt)
+                mine = mx.array(plane[first // 2 : last // 2])
+                part = self.engine.votes(mine, slices, self.clt)
                 part = {k: z << bit for k, z in part.items()} if bit else part
                 total = _added(total, part)
                 mx.eval(total)

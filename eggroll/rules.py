@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll import whitening
+from eggroll.draws import native_module
 from eggroll.errors import InputError
 from eggroll.fixed_point import LIMIT
 from eggroll.moments import AdamRule
@@ -79,10 +80,11 @@ class SignRule(UpdateRule):
     by_steps = False
 
     def __init__(
-        self, *, alpha: float, decay: int, pairs: int, rank: int, clt: bool, measured: bool = False
-    ) -> None:
+        self, *, alpha: float, decay: int, pairs: int, rank: int, clt: bool,
+        measured: bool = False, threads: int = 1,
+    ) -> None:  # fmt: skip
         self.alpha, self.decay, self.pairs, self.rank, self.clt = alpha, decay, pairs, rank, clt
-        self.measured = measured
+        self.measured, self.threads = measured, threads
 
     @classmethod
     def check(cls, options: RuleOptions, scale: type[VoteScale]) -> None:
@@ -97,6 +99,7 @@ class SignRule(UpdateRule):
         return cls(
             alpha=options.alpha, decay=options.alpha_decay, pairs=options.pop // 2,
             rank=options.rank, clt=options.clt, measured=not scale.known_scale,
+            threads=options.threads,
         )  # fmt: skip
 
     @classmethod
@@ -128,21 +131,35 @@ class SignRule(UpdateRule):
         self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> Update:
         xp, view = arrays()
-        new, moved, z_q4 = {}, list[Any](), self.z_q4(step)
-        for name, leaf in weights.items():
-            w, z, rank = view(leaf), view(votes[name]), self.rank if leaf.ndim == 2 else 1
-            threshold: Any = vote_threshold(z_q4, self.voters(decided), rank, self.clt)
-            least: Any = max(threshold, 1)
-            if self.measured:  # 321 / 256 = sqrt(pi / 2); 1/16 from z_q4. It may pass 2^31.
-                z = z.astype(xp.int64)
-                least = threshold = xp.maximum(xp.maximum(mean_abs(z), 1) * z_q4 * 321 >> 12, 1)
-            # Not abs(z): |-2^31| would wrap. Z = 0 at threshold 0 moves down, as the reference.
-            up = (z >= least) & (w != LIMIT)
-            down = (z <= -threshold) & (w != -LIMIT)
-            new[name] = mx.array(w + up.view(xp.int8) - down.view(xp.int8))
-            changed = up | down  # of which NumPy's sum would take several times as long to count
-            moved.append(np.count_nonzero(changed) if xp is np else changed.sum())
-        return Update(new, {}, int(sum(moved)) / sum(w.size for w in weights.values()))
+        total = sum(w.size for w in weights.values())
+        z_q4, voters = self.z_q4(step), self.voters(decided)
+        leaves = [
+            (z, view(w), *self.limits(xp, z, self.rank if w.ndim == 2 else 1, z_q4, voters))
+            for k, w in weights.items() for z in [view(votes[k])]
+        ]  # fmt: skip
+        if xp is np and (native := native_module()):
+            made, moved = native.sign(leaves, self.threads)
+            return Update(dict(zip(weights, made, strict=True)), {}, moved / total)
+        made, moved = [], 0
+        for z, w, least, most in leaves:
+            up, down = (z >= least) & (w != LIMIT), (z <= -most) & (w != -LIMIT)  # |-2^31| wraps
+            made.append(mx.array(w + up.view(xp.int8) - down.view(xp.int8)))
+            moved = moved + (up | down).sum()
+        return Update(dict(zip(weights, made, strict=True)), {}, int(moved) / total)
+
+    def limits(self, xp: Any, z: Any, rank: int, z_q4: int, voters: int) -> tuple[Any, Any]:
+        """The least votes Z that move a weight up, and the least -Z that move one down.
+
+        Whole numbers, or arrays on a GPU, where what is measured stays. Z = 0 moves a weight down
+        where no vote is needed, as in the reference.
+        """
+        if not self.measured:
+            threshold = vote_threshold(z_q4, voters, rank, self.clt)
+            return max(threshold, 1), threshold
+        # 321 / 256 = sqrt(pi / 2); 1/16 from z_q4. It may pass 2^31.
+        size = xp.maximum(mean_abs(z.astype(xp.int64)), 1)
+        least: Any = xp.maximum(size * z_q4 * 321 >> 12, 1)
+        return (int(least), int(least)) if xp is np else (least, least)
 
 
 class MasterRule(FineCopyRule):

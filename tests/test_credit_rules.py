@@ -19,6 +19,12 @@ def arrays_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(rules, "arrays", lambda: (mx, lambda array: array))
 
 
+@pytest.fixture(autouse=True, params=["extension", "numpy"])
+def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "numpy":
+        monkeypatch.setattr(rules, "native_module", lambda: None)
+
+
 def arrays(values: dict[str, list], dtype) -> dict[str, mx.array]:
     return {name: mx.array(np.array(v, np.int64).astype(dtype)) for name, v in values.items()}
 

@@ -13,11 +13,15 @@ import pytest
 from eggroll import fitness, rules
 
 
-@pytest.fixture(autouse=True, params=["cpu", "gpu"])
+@pytest.fixture(autouse=True, params=["extension", "numpy", "gpu"])
 def arrays_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules compute with NumPy on a CPU and with MLX on a GPU: both must give the same."""
+    """Rules compute by the extension, or else with NumPy on a CPU and with MLX on a GPU: all alike.
+    """
     if request.param == "gpu":
-        monkeypatch.setattr(rules, "arrays", lambda: (mx, lambda array: array))
+        for module in (rules, fitness):
+            monkeypatch.setattr(module, "arrays", lambda: (mx, lambda array: array))
+    if request.param == "numpy":
+        monkeypatch.setattr(rules, "native_module", lambda: None)
 
 
 def test_pair_fitness_is_the_sign_of_the_difference():

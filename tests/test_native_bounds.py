@@ -204,3 +204,29 @@ def test_leaves_of_adam_have_one_size():
     for factor, decay in ((-1, 0), (2**40, 0), (1, -1), (1, 2**25)):
         with pytest.raises(ValueError, match="adam: "):
             native.adam([(*leaf[:6], decay)], factor, 1)
+
+
+def test_leaves_of_sign_have_one_size():
+    votes, weights = np.zeros(5, np.int32), np.zeros(5, np.int8)
+    assert native.sign([(votes, weights, 1, 0)], 1)[1] == 5
+    for short in ((votes[:4], weights), (votes, weights[:4])):
+        with pytest.raises(ValueError, match="sign: the arrays of a leaf have its size"):
+            native.sign([(*short, 1, 1)], 1)
+    for up, down in ((0, 1), (-1, 1), (1, -1), (2**63 - 1, 1), (1, 2**63 - 1)):
+        with pytest.raises(ValueError, match="sign: "):
+            native.sign([(votes, weights, up, down)], 1)
+
+
+@pytest.mark.parametrize("isa", native.usable_isas())
+@pytest.mark.parametrize("n", [1, 63, 64, 8191, 8192, 300_001])
+def test_sign_at_the_ends_of_its_range(isa: str, n: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EGGROLL_ISA", isa)
+    rng, ends = np.random.default_rng(n), (-(2**31), -(2**31) + 1, -1, 0, 1, 2**31 - 1)
+    votes = rng.choice(np.array(ends, np.int32), n)
+    weights = rng.choice(np.array((-127, -126, 0, 126, 127), np.int8), n)
+    for up, down in ((1, 0), (1, 1), (2, 2), (2**31 - 1, 2**31 - 1), (2**31, 2**31), (2**40, 2**31 + 1)):
+        z, w = votes.astype(np.int64), weights.astype(np.int64)
+        want = (w + (z >= up) - (z <= -down)).clip(-127, 127)
+        (made,), moved = native.sign([(votes, weights, up, down)], 2)
+        np.testing.assert_array_equal(np.array(made), want)
+        assert moved == np.count_nonzero(want != w)

@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "adam.h"
+#include "rules.h"
 #include "maker.h"
 #include "spec.h"
 
@@ -52,21 +52,14 @@ class AdamCase {
     std::vector<int8_t> w(weights.size());
     std::array<std::vector<int32_t>, 4> made;
     for (auto& values : made) values.resize(w.size());
-    AdamLeaf to{given[0].data(),
-                w.data(),
-                made[0].data(),
-                made[1].data(),
-                made[2].data(),
-                feedback ? made[3].data() : nullptr,
-                n};
-    AdamUpdate update{weights.data(),
-                      given[1].data(),
-                      given[2].data(),
-                      given[3].data(),
-                      feedback ? given[4].data() : nullptr,
-                      decay,
-                      to};
-    int64_t moved = adam({update}, factor, 1);
+    AdamLeaf leaf{{weights.data(), given[1].data(), given[2].data(), given[3].data(),
+                   feedback ? given[4].data() : nullptr},
+                  {w.data(), made[0].data(), made[1].data(), made[2].data(),
+                   feedback ? made[3].data() : nullptr},
+                  given[0].data(),
+                  n,
+                  decay};
+    int64_t moved = adam({leaf}, factor, 1);
     std::vector<mx::array> out{mx::array(moved), array_of(w, {n}, mx::int8)};
     for (const auto& values : made) out.push_back(array_of(values, {n}, mx::int32));
     return out;

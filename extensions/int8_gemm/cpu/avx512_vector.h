@@ -145,12 +145,12 @@ struct V512 {
   V512 sizes8() const {  // |bytes|, added up eight at a time
     return {_mm512_sad_epu8(_mm512_abs_epi8(v), _mm512_setzero_si512())};
   }
-  // Its upper halves' low bytes to `to`; how many of them changed.
-  int move_bytes(int8_t* to) const {
+  // Its upper halves' low bytes to `to`; how many of them differ from those at `from`.
+  int move_bytes(const int8_t* from, int8_t* to) const {
     const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_srai_epi32(v, 16));
-    __m128i* at = reinterpret_cast<__m128i*>(to);
-    const unsigned moved = _mm_cmpneq_epi8_mask(bytes, _mm_loadu_si128(at));
-    _mm_storeu_si128(at, bytes);
+    const __m128i before = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const unsigned moved = _mm_cmpneq_epi8_mask(bytes, before);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
     return __builtin_popcount(moved);
   }
 };

@@ -9,7 +9,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "adam.h"
 #include "checks.h"
 #include "dispatch.h"
 #include "draws.h"
@@ -18,6 +17,7 @@
 #include "machine.h"
 #include "memory.h"
 #include "mlx/version.h"
+#include "rules.h"
 #include "stepper.h"
 #include "view.h"
 
@@ -110,7 +110,7 @@ std::pair<std::vector<std::vector<mx::array>>, int64_t> updated(
   eggroll::in_range("adam: factor", factor, 0, 64 << 16);
   eggroll::check_threads(threads);
   std::vector<std::vector<mx::array>> made;
-  std::vector<eggroll::AdamUpdate> work;
+  std::vector<eggroll::AdamLeaf> work;
   for (const auto& [votes, weights, fine, mean, size, feedback, decay] : leaves) {
     size_t n = votes.size();
     for (size_t other :
@@ -121,15 +121,40 @@ std::pair<std::vector<std::vector<mx::array>>, int64_t> updated(
     std::vector<mx::array> out{room_for(weights, mx::int8)};
     for (const Wholes* given : {&fine, &mean, &size}) out.push_back(room_for(*given, mx::int32));
     if (feedback) out.push_back(room_for(*feedback, mx::int32));
-    eggroll::AdamLeaf to{votes.data(),           out[0].data<int8_t>(),
-                         out[1].data<int32_t>(), out[2].data<int32_t>(),
-                         out[3].data<int32_t>(), feedback ? out[4].data<int32_t>() : nullptr,
-                         static_cast<int64_t>(n)};
-    work.push_back({weights.data(), fine.data(), mean.data(), size.data(),
-                    feedback ? feedback->data() : nullptr, decay, to});
+    work.push_back({{weights.data(), fine.data(), mean.data(), size.data(),
+                     feedback ? feedback->data() : nullptr},
+                    {out[0].data<int8_t>(), out[1].data<int32_t>(), out[2].data<int32_t>(),
+                     out[3].data<int32_t>(), feedback ? out[4].data<int32_t>() : nullptr},
+                    votes.data(),
+                    static_cast<int64_t>(n),
+                    decay});
     made.push_back(std::move(out));
   }
   return {std::move(made), eggroll::adam(work, factor, threads)};
+}
+
+// Votes, weights, and the least votes that move one up and, of the other sign, down.
+using SignedLeaf = std::tuple<Wholes, Values<int8_t>, int64_t, int64_t>;
+
+// New weights of every leaf, and how many moved.
+std::pair<std::vector<mx::array>, int64_t> moved_by_sign(const std::vector<SignedLeaf>& leaves,
+                                                         int threads) {
+  constexpr int64_t kMost = INT32_MAX, kLeast = INT32_MIN;
+  eggroll::check_threads(threads);
+  std::vector<mx::array> made;
+  std::vector<eggroll::SignLeaf> work;
+  for (const auto& [votes, weights, up, down] : leaves) {
+    size_t n = votes.size();
+    eggroll::require(weights.size() == n && n < size_t{1} << 31,
+                     "sign: the arrays of a leaf have its size");
+    eggroll::in_range("sign: up", up, 1, int64_t{1} << 62);
+    eggroll::in_range("sign: down", down, 0, int64_t{1} << 62);
+    made.push_back(room_for(weights, mx::int8));
+    work.push_back({votes.data(), weights.data(), made.back().data<int8_t>(),
+                    static_cast<int64_t>(n), static_cast<int32_t>(std::min(up - 1, kMost)),
+                    static_cast<int32_t>(std::max(1 - down, kLeast))});
+  }
+  return {std::move(made), eggroll::move_by_sign(work, threads)};
 }
 
 }  // namespace
@@ -216,6 +241,9 @@ NB_MODULE(_int8_gemm, m) {
         "tokens"_a, "targets"_a, "state"_a, "rows"_a, "words"_a, "scales"_a, "back"_a, "threads"_a,
         "State, scores, sums of |credit| int64 [leaves] and Z of every leaf.");
   add_stepper(m);
+  m.def("sign", &moved_by_sign, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "threads"_a,
+        "Of leaves (votes, weights, up, down): weights moved by one, up from `up` votes on and "
+        "down from -`down` on, anew for every leaf; and how many moved.");
   m.def("adam", &updated, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "factor"_a,
         "threads"_a,
         "Of leaves (votes, weights, fine, mean, size, feedback or None, decay): those after votes "

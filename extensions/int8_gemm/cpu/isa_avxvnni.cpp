@@ -96,9 +96,9 @@ using Products = PortableProducts;
 //
 #include "learn.h"
 //
-#include "adam_isa.h"
+#include "rules_isa.h"
 #include "x86_adam.h"
-extern const Kernels kernels = {"avxvnni",   Isa::peak, Isa::weight_bytes,  Isa::pack,
-                                block_bytes, block,     vote_bytes,         vote,
-                                learn_bytes, learn,     X86Adam<V256>::part};
+extern const Kernels kernels = {"avxvnni",   Isa::peak, Isa::weight_bytes,   Isa::pack,
+                                block_bytes, block,     vote_bytes,          vote,
+                                learn_bytes, learn,     X86Adam<V256>::part, move_by_sign};
 }  // namespace eggroll::avxvnni

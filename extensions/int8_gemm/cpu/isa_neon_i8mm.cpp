@@ -114,8 +114,8 @@ using Products = PortableProducts;
 //
 #include "learn.h"
 //
-#include "adam_isa.h"
-extern const Kernels kernels = {"neon_i8mm", Isa::peak, Isa::weight_bytes, Isa::pack,
-                                block_bytes, block,     vote_bytes,        vote,
-                                learn_bytes, learn,     PortableAdam::part};
+#include "rules_isa.h"
+extern const Kernels kernels = {"neon_i8mm", Isa::peak, Isa::weight_bytes,  Isa::pack,
+                                block_bytes, block,     vote_bytes,         vote,
+                                learn_bytes, learn,     PortableAdam::part, move_by_sign};
 }  // namespace eggroll::neon_i8mm

@@ -197,13 +197,31 @@ struct LearnJob {
   int64_t* sizes;             // [leaves] of this thread: sum of |credit|
 };
 
-// A leaf of n values that Adam moves. fine, mean, size and feedback (null: none) are replaced, and
-// weights become the rounding of fine.
+// A leaf of n values before an update of Adam's and after it. Both have feedback, or neither
+// (null). Weights are the rounding of fine; all matrices shrink by decay / 2^24.
 struct AdamLeaf {
+  struct Before {
+    const int8_t* weights;
+    const int32_t *fine, *mean, *size, *feedback;
+  };
+  struct After {
+    int8_t* weights;
+    int32_t *fine, *mean, *size, *feedback;
+  };
+  Before from;
+  After to;
   const int32_t* votes;
-  int8_t* weights;
-  int32_t *fine, *mean, *size, *feedback;
+  int64_t n, decay;
+};
+
+// A leaf of n values that move by one: up where votes are above `above`, down where below `below`,
+// which is no more than above + 1.
+struct SignLeaf {
+  const int32_t* votes;
+  const int8_t* from;
+  int8_t* to;
   int64_t n;
+  int32_t above, below;
 };
 
 // One instruction set's kernels. `peak` runs its dot product on registers, as a limit to measure
@@ -221,8 +239,9 @@ struct Kernels {
   void (*vote)(const VoteJob& job, int64_t first, int64_t last, int32_t* z, void* scratch);
   size_t (*learn_bytes)(const LearnJob& job);
   void (*learn)(const LearnJob& job, int64_t block, void* scratch);
-  // Adam on values first .. last - 1 of a leaf, see adam.h; how many weights moved.
-  int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor, int64_t decay);
+  // Rules on values first .. last - 1 of a leaf, see rules.h; how many weights moved.
+  int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor);
+  int64_t (*sign)(const SignLeaf& leaf, int64_t first, int64_t last);
 };
 
 }  // namespace eggroll

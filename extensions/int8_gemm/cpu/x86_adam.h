@@ -1,5 +1,5 @@
 // Adam's part of a leaf with AVX2 or AVX-512. Included inside each unit's namespace, after
-// adam_isa.h and the vectors.
+// rules_isa.h and the vectors.
 //
 // Squares are 64-bit integers. Quotients and shares are doubles: with |mean| factor below 2^53 they
 // are exact before they are cut off, as a quotient of such integers is never rounded up to a whole
@@ -35,32 +35,33 @@ struct X86Adam : PortableAdam {
     return next.add(next.mul_low(next).above(square)).narrowed();
   }
 
-  static void move(int32_t* fine, Real change, Real decay) {
-    const Real v = Real::of(V::half(fine));
-    V::storeu(fine, v.sub(v.mul(decay).cut()).add(change).bounded(kFine).narrowed());
+  static void move(const int32_t* from, int32_t* to, Real change, Real decay) {
+    const Real v = Real::of(V::half(from));
+    V::storeu(to, v.sub(v.mul(decay).cut()).add(change).bounded(kFine).narrowed());
   }
 
-  static int64_t part(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor,
-                      int64_t decay) {
+  static int64_t part(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor) {
+    const auto& [from, to, votes, n, decay] = leaf;
     const Real by = Real::all(static_cast<double>(factor));
     const Real less = Real::all(static_cast<double>(decay) * 0x1p-24);
     int64_t count = 0, i = first;
     for (; i + V::kWidth <= last; i += V::kWidth) {
-      const V z = V::loadu(leaf.votes + i).bounded32(kVote).sll32(4);
-      const V mean = scaled(V::loadu(leaf.mean + i), 230).add32(scaled(z, 26));
-      const V old = V::loadu(leaf.size + i);
-      mean.storeu(leaf.mean + i);
+      const V z = V::loadu(votes + i).bounded32(kVote).sll32(4);
+      const V mean = scaled(V::loadu(from.mean + i), 230).add32(scaled(z, 26));
+      const V old = V::loadu(from.size + i);
+      mean.storeu(to.mean + i);
       for (int j = 0; j < 2; ++j) {
         const int64_t at = i + j * V::kWidth / 2;
         const Half size = root(old.half(j), z.half(j));
         const Real change =
             Real::of(mean.half(j)).mul(by).div(Real::of(V::at_least_one(size))).cut();
-        V::storeu(leaf.size + at, size);
-        move(leaf.fine + at, change, less);
-        if (leaf.feedback) move(leaf.feedback + at, change, less);
+        V::storeu(to.size + at, size);
+        move(from.fine + at, to.fine + at, change, less);
+        if (from.feedback) move(from.feedback + at, to.feedback + at, change, less);
       }
-      count += V::loadu(leaf.fine + i).add32(V::all32(kHalf)).move_bytes(leaf.weights + i);
+      count +=
+          V::loadu(to.fine + i).add32(V::all32(kHalf)).move_bytes(from.weights + i, to.weights + i);
     }
-    return count + PortableAdam::part(leaf, i, last, factor, decay);
+    return count + PortableAdam::part(leaf, i, last, factor);
   }
 };

@@ -152,15 +152,15 @@ struct V256 {
   V256 sizes8() const {  // |bytes|, added up eight at a time
     return {_mm256_sad_epu8(_mm256_abs_epi8(v), _mm256_setzero_si256())};
   }
-  // Its upper halves' low bytes to `to`; how many of them changed.
-  int move_bytes(int8_t* to) const {
+  // Its upper halves' low bytes to `to`; how many of them differ from those at `from`.
+  int move_bytes(const int8_t* from, int8_t* to) const {
     const __m256i high = _mm256_srai_epi32(v, 16);
     __m128i bytes =
         _mm_packs_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
     bytes = _mm_packs_epi16(bytes, bytes);
-    __m128i* at = reinterpret_cast<__m128i*>(to);
-    const int same = _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_loadl_epi64(at))) & 255;
-    _mm_storel_epi64(at, bytes);
+    const __m128i before = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    const int same = _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, before)) & 255;
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), bytes);
     return 8 - __builtin_popcount(static_cast<unsigned>(same));
   }
 };

@@ -1,0 +1,48 @@
+#include "rules.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "dispatch.h"
+#include "machine.h"
+
+namespace eggroll {
+
+namespace {
+
+constexpr int64_t kPart = 1 << 13;  // values that a thread takes at a time
+
+// Adds up what `part` (leaf, first, last + 1) returns for all values. Up to `few` of them one
+// thread is done with sooner than another wakes.
+template <typename Leaf, typename Part>
+int64_t sum_of_parts(const std::vector<Leaf>& leaves, int64_t few, int threads, const Part& part) {
+  std::vector<std::pair<const Leaf*, int64_t>> parts;
+  int64_t values = 0;
+  for (const Leaf& leaf : leaves) {
+    values += leaf.n;
+    for (int64_t first = 0; first < leaf.n; first += kPart) parts.emplace_back(&leaf, first);
+  }
+  std::atomic<int64_t> sum{0};
+  parallel_for(static_cast<int64_t>(parts.size()), values < few ? 1 : threads, [&](int64_t i, int) {
+    const auto& [leaf, first] = parts[static_cast<size_t>(i)];
+    sum += part(*leaf, first, std::min(leaf->n, first + kPart));
+  });
+  return sum;
+}
+
+}  // namespace
+
+int64_t adam(const std::vector<AdamLeaf>& leaves, int64_t factor, int threads) {
+  const auto part = kernels().adam;
+  return sum_of_parts(leaves, 1 << 15, threads,
+                      [&](const AdamLeaf& leaf, int64_t first, int64_t last) {
+                        return part(leaf, first, last, factor);
+                      });
+}
+
+int64_t move_by_sign(const std::vector<SignLeaf>& leaves, int threads) {
+  return sum_of_parts(leaves, 1 << 18, threads, kernels().sign);
+}
+
+}  // namespace eggroll
