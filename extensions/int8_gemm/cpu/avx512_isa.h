@@ -7,8 +7,18 @@
 #include "avx512_vector.h"
 //
 #include "x86_epilogue.h"
+//
+#include "avx512_transpose.h"
 
 struct Avx512Isa : Avx512Elements {
+  static void transpose(const int8_t* const* src, int8_t* dst) { transpose_avx512(src, dst); }
+  static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
+    transpose_words_avx512(src, words, dst, stride);
+  }
+  static void interleave(const int8_t* const* src, uint32_t negative, uint32_t* out) {
+    interleave_avx512(src, negative, out);
+  }
+
   // Eight outputs x 32 lanes in sixteen accumulators, a: members 2i, b: members 2i + 1. The loop is
   // assembly because gcc spills accumulators of the same loop written with intrinsics.
   static inline __attribute__((always_inline)) void multiply(const int8_t* tile, const Prepared* x,

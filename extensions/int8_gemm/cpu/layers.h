@@ -52,10 +52,24 @@ struct Layers : Members {
     if (!job.starts) return;
     for (int i = 0; i < of.op_count; ++i) {
       const Op& op = of.ops[i];
-      if (op.leaf < 0 || op.kind == OpKind::features) continue;
-      const int64_t size = slice_bytes(job.plan.leaves[op.leaf], job.rank);
-      for (int p = 0; p < kPairs; ++p) prefetch(slice(op.leaf, p), size);
+      if (op.leaf < 0 || op.kind == OpKind::features || silent(op)) continue;
+      const auto [first, count] = noise_read(op);
+      for (int p = 0; p < kPairs; ++p) prefetch(slice(op.leaf, p) + first, count);
     }
+  }
+
+  struct Bytes {
+    int64_t first, count;
+  };
+
+  // What an operation reads of a pair's slice.
+  Bytes noise_read(const Op& op) const {
+    const Leaf& leaf = job.plan.leaves[op.leaf];
+    const int64_t all = slice_bytes(leaf, job.rank), inputs = int64_t{leaf.cols} * job.rank;
+    const bool few = leaf.rows > 64 * job.tokens_per_member;  // an embedding's rows that are read
+    if (op.kind == OpKind::embed) return {0, nodes() || few ? inputs : all};
+    if (nodes() && leaf.cols) return {inputs, all - inputs};
+    return {0, all};
   }
 
   void open_stage() {
