@@ -15,8 +15,7 @@ from eggroll import fitness, rules
 
 @pytest.fixture(autouse=True, params=["extension", "numpy", "gpu"])
 def arrays_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rules compute by the extension, or else with NumPy on a CPU and with MLX on a GPU: all alike.
-    """
+    """Rules use the extension, or NumPy on a CPU and MLX on a GPU: all must give the same."""
     if request.param == "gpu":
         for module in (rules, fitness):
             monkeypatch.setattr(module, "arrays", lambda: (mx, lambda array: array))

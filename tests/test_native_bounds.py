@@ -224,7 +224,14 @@ def test_sign_at_the_ends_of_its_range(isa: str, n: int, monkeypatch: pytest.Mon
     rng, ends = np.random.default_rng(n), (-(2**31), -(2**31) + 1, -1, 0, 1, 2**31 - 1)
     votes = rng.choice(np.array(ends, np.int32), n)
     weights = rng.choice(np.array((-127, -126, 0, 126, 127), np.int8), n)
-    for up, down in ((1, 0), (1, 1), (2, 2), (2**31 - 1, 2**31 - 1), (2**31, 2**31), (2**40, 2**31 + 1)):
+    for up, down in (
+        (1, 0),
+        (1, 1),
+        (2, 2),
+        (2**31 - 1, 2**31 - 1),
+        (2**31, 2**31),
+        (2**40, 2**31 + 1),
+    ):
         z, w = votes.astype(np.int64), weights.astype(np.int64)
         want = (w + (z >= up) - (z <= -down)).clip(-127, 127)
         (made,), moved = native.sign([(votes, weights, up, down)], 2)

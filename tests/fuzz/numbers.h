@@ -4,8 +4,8 @@
 #include <array>
 #include <vector>
 
-#include "rules.h"
 #include "maker.h"
+#include "rules.h"
 #include "spec.h"
 
 namespace fuzz {

@@ -40,22 +40,21 @@ struct Count {
     parts = std::clamp<int64_t>(pairs / 1024, 1, threads > 0 ? threads : default_threads());
     int64_t items = static_cast<int64_t>(jobs.size()) * parts;
     pool = std::make_shared<ScratchPool>(bytes, items, threads);
-    sums = std::make_shared<ScratchPool>(static_cast<size_t>(largest) * 4, items, threads);
+    if (parts > 1)
+      sums = std::make_shared<ScratchPool>(static_cast<size_t>(largest) * 4, items, threads);
     locks = std::make_shared<std::vector<std::mutex>>(jobs.size());
     for (size_t i = 0; i < jobs.size(); ++i) order.push_back(i);
     std::sort(order.begin(), order.end(),
               [&](size_t a, size_t b) { return elements(jobs[a].leaf) > elements(jobs[b].leaf); });
   }
 
-  // Items are (leaf, part of the pairs), big leaves first; each part adds up in its own memory, but
-  // for features, of whose rows most have no vote. Integers make the order of the additions
-  // irrelevant.
+  // Adds to z. Items are (leaf, part of the pairs), big leaves first; each of several parts adds up
+  // in its own memory. Integers make the order of the additions irrelevant.
   void run() const {
     parallel_for(static_cast<int64_t>(jobs.size()) * parts, threads, [&](int64_t item, int thread) {
       size_t leaf = order[static_cast<size_t>(item / parts)];
       int64_t part = item % parts, n = elements(jobs[leaf].leaf);
-      if (parts == 1 && jobs[leaf].kind == CreditKind::features)
-        return k.vote(jobs[leaf], 0, pairs, z[leaf], pool->of(thread));
+      if (parts == 1) return k.vote(jobs[leaf], 0, pairs, z[leaf], pool->of(thread));
       int32_t* sum = static_cast<int32_t*>(sums->of(thread));
       std::memset(sum, 0, static_cast<size_t>(n) * sizeof(int32_t));
       k.vote(jobs[leaf], pairs * part / parts, pairs * (part + 1) / parts, sum, pool->of(thread));

@@ -60,7 +60,6 @@ struct Learner : LearnCredit {
   void count_votes(int at, int j) {
     const Op& op = stage->ops[j];
     int rows = rows_of(op), cols = cols_of(op), words = words_of(rows);
-    int32_t* z = learn.z[op.leaf];
     for (int first = 0; first < T(); first += kVoteTokens) {
       int tokens = T() - first < kVoteTokens ? T() - first : kVoteTokens, n = tokens * (kLanes / 4);
       const uint32_t* from = credits[j] + static_cast<size_t>(words) * kLanes * first;
@@ -82,7 +81,7 @@ struct Learner : LearnCredit {
                  columns + t * (kLanes / 4) * kLanes + 4 * w, kLanes);
         }
         Products::close_inputs(columns, n, panel);
-        count_panel(z, rows, cols, k, n);
+        count_tiles(tiles_a, vote_tile, panel, n, rows, cols, k, learn.z[op.leaf]);
       }
     }
   }
@@ -91,18 +90,6 @@ struct Learner : LearnCredit {
   static void turn(const uint32_t* from, uint32_t* to, int stride) {
     if (from) return LearnIsa::turn(from, to, stride);
     for (int g = 0; g < kLanes / 4; ++g, to += stride) __builtin_memset(to, 0, 16);
-  }
-
-  void count_panel(int32_t* z, int rows, int cols, int k, int n) {
-    int count = cols - k < kLanes ? cols - k : kLanes;
-    for (int i = 0; i < tiles_of(rows); ++i) {
-      alignas(64) int32_t acc[kTile][kLanes];
-      Products::count(tiles_a + static_cast<size_t>(i) * vote_tile, panel, n, acc);
-      for (int o = 0; o < kTile && i * kTile + o < rows; ++o) {
-        int32_t* __restrict to = z + static_cast<int64_t>(i * kTile + o) * cols + k;
-        for (int m = 0; m < count; ++m) to[m] = wrapping_sum(to[m], acc[o][m]);
-      }
-    }
   }
 };
 

@@ -72,7 +72,8 @@ class LearnPopulation : public CpuPrimitive {
     std::vector<int32_t*> z;
     int64_t* sizes = nullptr;
 
-    static constexpr int64_t kFew = 1 << 20;  // weights that one thread packs in a millisecond
+    static constexpr int64_t kFew = 1 << 20;    // weights that one thread packs in a millisecond
+    static constexpr int64_t kAdded = 1 << 14;  // votes added up at a time
 
     // Takes all memory that `run` needs.
     void prepare(const Kernels& kernels, int count) {
@@ -80,7 +81,7 @@ class LearnPopulation : public CpuPrimitive {
       size_t leaves = static_cast<size_t>(plan.leaf_count);
       k = &kernels, threads = count, blocks = (job.job.members + kLanes - 1) / kLanes;
       packed.resize(leaves), back.assign(leaves, nullptr);
-      at.assign(leaves + 1, leaves * sizeof(int64_t));
+      at.assign(leaves + 1, 0);
       for (size_t i = 0; i < leaves; ++i) {
         const Leaf& leaf = plan.leaves[i];
         if (matrices[i]) packed[i].resize(transposed_bytes(leaf)), back[i] = packed[i].data();
@@ -88,29 +89,38 @@ class LearnPopulation : public CpuPrimitive {
       }
       job.back = back.data();
       scratch = std::make_unique<ScratchPool>(k->learn_bytes(job), blocks, threads);
-      sums = std::make_unique<ScratchPool>(at[leaves], blocks, threads);
-      own_z.resize(static_cast<size_t>(sums->size()));
-      for (int t = 0; t < sums->size(); ++t) {
-        char* base = static_cast<char*>(sums->of(t));
+      const int64_t others = scratch->size() - 1;
+      sums = std::make_unique<ScratchPool>(at[leaves], others, static_cast<int>(others));
+      own_z.assign(1, z);
+      for (int t = 0; t < others; ++t) {
+        own_z.emplace_back();
         for (size_t j = 0; j < leaves; ++j)
-          own_z[static_cast<size_t>(t)].push_back(reinterpret_cast<int32_t*>(base + at[j]));
+          own_z.back().push_back(
+              reinterpret_cast<int32_t*>(static_cast<char*>(sums->of(t)) + at[j]));
       }
+      for (size_t j = 0; others && j < leaves; ++j)
+        for (int64_t first = 0; first < elements(leaf(j)); first += kAdded)
+          parts.emplace_back(j, first);
+      own_sizes.assign(own_z.size(), std::vector<int64_t>(leaves));
+      begun.assign(own_z.size(), false);
     }
 
     void run() {
       const Plan& plan = job.job.plan;
-      sums->clear();
       parallel_for(plan.leaf_count, weights() < kFew ? 1 : threads, [&](int64_t i, int) {
         size_t leaf = static_cast<size_t>(i);
         if (matrices[leaf]) transpose(matrices[leaf], plan.leaves[i], packed[leaf].data());
       });
       parallel_for(blocks, threads, [&](int64_t i, int thread) {
+        const size_t t = static_cast<size_t>(thread);
+        if (!begun[t]) clear(t);
         LearnJob own = job;
-        own.z = own_z[static_cast<size_t>(thread)].data();
-        own.sizes = static_cast<int64_t*>(sums->of(thread));
+        own.z = own_z[t].data();
+        own.sizes = own_sizes[t].data();
         k->learn(own, i, scratch->of(thread));
       });
-      for (size_t j = 0; j < z.size(); ++j) add_up(j, elements(plan.leaves[j]));
+      if (!begun[0]) clear(0);
+      add_up();
     }
 
    private:
@@ -121,7 +131,10 @@ class LearnPopulation : public CpuPrimitive {
     std::vector<const int8_t*> back;          // [leaves]: the same, or null
     std::vector<size_t> at;                   // [leaves]: where a leaf's votes begin in `sums`
     std::unique_ptr<ScratchPool> scratch, sums;
-    std::vector<std::vector<int32_t*>> own_z;  // [threads][leaves]
+    std::vector<std::vector<int32_t*>> own_z;  // [threads][leaves]: `z`, and the others' in `sums`
+    std::vector<std::vector<int64_t>> own_sizes;    // [threads][leaves]
+    std::vector<std::pair<size_t, int64_t>> parts;  // to add up: a leaf and its first vote
+    std::vector<char> begun;  // [threads]: whether its votes and sizes are cleared
 
     int64_t weights() const {
       int64_t n = 0;
@@ -129,13 +142,27 @@ class LearnPopulation : public CpuPrimitive {
       return n;
     }
 
-    void add_up(size_t leaf, int64_t n) const {
-      std::memset(z[leaf], 0, static_cast<size_t>(n) * sizeof(int32_t));
-      sizes[leaf] = 0;
-      for (int t = 0; t < sums->size(); ++t) {
-        const char* base = static_cast<const char*>(sums->of(t));
-        Count::add(z[leaf], reinterpret_cast<const int32_t*>(base + at[leaf]), n);
-        sizes[leaf] += reinterpret_cast<const int64_t*>(base)[leaf];
+    void clear(size_t thread) {
+      begun[thread] = true;
+      for (size_t j = 0; j < z.size(); ++j)
+        std::memset(own_z[thread][j], 0, static_cast<size_t>(elements(leaf(j))) * sizeof(int32_t));
+    }
+
+    const Leaf& leaf(size_t j) const { return job.job.plan.leaves[j]; }
+
+    // The others' votes to those of the first thread, some at a time.
+    void add_up() const {
+      const int64_t count = static_cast<int64_t>(parts.size());
+      parallel_for(count, weights() < kFew ? 1 : threads, [&](int64_t i, int) {
+        const auto [j, first] = parts[static_cast<size_t>(i)];
+        for (size_t t = 1; t < own_z.size(); ++t)
+          if (begun[t])
+            Count::add(z[j] + first, own_z[t][j] + first,
+                       std::min(kAdded, elements(leaf(j)) - first));
+      });
+      for (size_t j = 0; j < z.size(); ++j) {
+        sizes[j] = 0;
+        for (const auto& own : own_sizes) sizes[j] += own[j];
       }
     }
   };

@@ -5,6 +5,30 @@
 constexpr int kVotePairs = 256;  // pair-ranks gathered at a time
 constexpr int kAhead = 12;       // pairs
 
+// Z [rows, cols] += products of packed tiles of eight rows with a closed panel of the 32 columns
+// from `first` on. What a tile adds to is asked for while it is multiplied.
+static void count_tiles(const int8_t* tiles, size_t tile_bytes, const Products::Panel* panel,
+                        int words, int rows, int cols, int first, int32_t* z) {
+  const int count = cols - first < kLanes ? cols - first : kLanes;
+  alignas(64) int32_t acc[kTile][kLanes];
+  for (int row = 0; row < rows; row += kTile, tiles += tile_bytes) {
+    const int n = rows - row < kTile ? rows - row : kTile;
+    int32_t* to = z + static_cast<int64_t>(row) * cols + first;
+    for (int o = 0; o < n; ++o) {
+      __builtin_prefetch(to + static_cast<int64_t>(o) * cols, 1);
+      __builtin_prefetch(to + static_cast<int64_t>(o) * cols + count - 1, 1);
+    }
+    Products::count(tiles, panel, words, acc);
+    for (int o = 0; o < n; ++o, to += cols) {
+      int32_t* __restrict sums = to;
+      if (count == kLanes)
+        for (int m = 0; m < kLanes; ++m) sums[m] = wrapping_sum(sums[m], acc[o][m]);
+      else
+        for (int m = 0; m < count; ++m) sums[m] = wrapping_sum(sums[m], acc[o][m]);
+    }
+  }
+}
+
 struct Votes {
   const VoteJob& job;
   int8_t* a;                            // packed tiles of f A: [O/8] x (8 biases, [pairs/4][8][4])
@@ -13,7 +37,6 @@ struct Votes {
   int8_t *own_a, *own_b;                // [4] rows that do not lie in the table as they are needed
   const int8_t *rows_a[4], *rows_b[4];  // four pair-ranks' A [O] and B [K]
   uint32_t negative;                    // bytes of all ones where a pair's fitness is -1
-  alignas(64) int32_t acc[kTile][kLanes];
 
   Votes(const VoteJob& j, Arena& arena) : job(j) {
     a = arena.take<int8_t>(tiles() * tile_bytes());
@@ -88,22 +111,11 @@ struct Votes {
   }
 
   void multiply(int words, int32_t* z) {
-    int rows = job.leaf.rows, cols = job.leaf.cols;
     for (size_t t = 0; t < tiles(); ++t) Products::close_tile(a + t * tile_bytes(), words);
     for (size_t p = 0; p < panels(); ++p) {
       Products::close_inputs(b + p * kVoteWords * kLanes, words, panel);
-      int first = static_cast<int>(p) * kLanes,
-          count = cols - first < kLanes ? cols - first : kLanes;
-      for (int t = 0; t < tiles_of(rows); ++t) {
-        Products::count(a + t * tile_bytes(), panel, words, acc);
-        for (int o = 0; o < kTile && t * kTile + o < rows; ++o) {
-          int32_t* __restrict to = z + static_cast<size_t>(t * kTile + o) * cols + first;
-          if (count == kLanes)
-            for (int m = 0; m < kLanes; ++m) to[m] = wrapping_sum(to[m], acc[o][m]);
-          else
-            for (int m = 0; m < count; ++m) to[m] = wrapping_sum(to[m], acc[o][m]);
-        }
-      }
+      count_tiles(a, tile_bytes(), panel, words, job.leaf.rows, job.leaf.cols,
+                  static_cast<int>(p) * kLanes, z);
     }
   }
 
