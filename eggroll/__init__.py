@@ -1,4 +1,4 @@
-"""EGGROLL: training int8 networks by evolution strategies, without gradients or floating point.
+"""EGGROLL: int8 networks trained in integers alone, by evolution or by errors carried back.
 
 The names of `__all__` are the library, docs/python.md its guide. Each is imported when it is first
 used, so `import eggroll` takes no time and needs neither MLX nor the extension.

@@ -20,7 +20,7 @@ from eggroll.errors import InputError
 COMMANDS: Final = {
     "train": (
         "eggroll.training",
-        "Train an int8 network by evolution strategies, without gradients.",
+        "Train an int8 network, by evolution or by errors carried back.",
     ),
     "generate": ("eggroll.generate", "Write text with a trained network."),
     "replay": ("eggroll.replay", "Rebuild past weights of a run from its replay log."),
@@ -41,7 +41,7 @@ def overview() -> str:
     lines = [f"  {name.ljust(width)}  {does}" for name, (_, does) in COMMANDS.items()]
     return "\n".join(
         [
-            f"eggroll {__version__}: train int8 networks by evolution strategies.",
+            f"eggroll {__version__}: train int8 networks in integers alone.",
             "",
             *lines,
             "",

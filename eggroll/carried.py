@@ -34,7 +34,7 @@ class Local(Estimator):
     """The error of the score, sent by the head to the sum of all blocks, and there to each block.
 
     Within a block it passes single operations by their own slopes, a state by its gate's trace, and
-    an inner layer by a fixed random matrix. Nothing flows through other weights.
+    an inner layer by a fixed random matrix. Nothing flows through other weights but a norm's.
     """
 
     summary = "no noise: the score's error, handed to every block, where credit stays local"
@@ -84,7 +84,8 @@ class Local(Estimator):
 class Feedback(Local):
     """The error of the score, carried back to every leaf by matrices that learn beside the weights.
 
-    A backward pass in integers, through a second set of matrices: no weight is read backwards.
+    A backward pass in integers, through a second set of matrices: no weight is read backwards but a
+    norm's, one per value.
     """
 
     summary = "no noise: the score's error, carried back through learnt feedback matrices"

@@ -190,7 +190,10 @@ def options_from(argv: Sequence[str], known: Config | None = None) -> Config:
 
     known: those of the run that goes on, where its folder may lie on another machine.
     """
-    about = "Trains an int8 recurrent language model by evolution strategies, without gradients."
+    about = (
+        "Trains an int8 recurrent language model in integers alone: by evolution strategies, "
+        "without gradients, or by errors carried back (--recipe feedback)."
+    )
     return options.from_command_line(
         Config, argv, command="train", about=about, examples=EXAMPLES,
         resumed=(lambda folder: known) if known else resumed_options,

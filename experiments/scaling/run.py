@@ -1,7 +1,7 @@
 """Bits per byte over the population at equal tokens: `python experiments/scaling/run.py`
 
-Every population reads as many member-tokens in all, so a larger one makes fewer updates. Runs the
-paper's settings and recipe language. See RESULTS.md.
+Every population reads as many member-tokens in all, so a larger one makes fewer updates. Runs every
+recipe: paper, language and feedback. See RESULTS.md.
 """
 
 from __future__ import annotations
