@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -20,6 +21,8 @@ RUNS = [name for name, why in available().items() if not why]
 ISAS = _extension.load().usable_isas() if "cpu" in RUNS else []
 # Every engine, and the cpu engine with every instruction set it can use here.
 BACKENDS = [n for n in RUNS if n != "cpu"] + [f"cpu:{isa}" for isa in ISAS]
+KERNELS = Path(__file__).parents[1] / "extensions" / "int8_gemm" / "cpu"
+KNOWN = {path.stem.removeprefix("isa_") for path in KERNELS.glob("isa_*.cpp")}
 
 
 def test_required_engines_run_here():
@@ -206,10 +209,16 @@ def test_weights_packed_for_another_instruction_set_are_refused(monkeypatch):
             engine.evaluate(wrong, case.slices, *case.arrays)
 
 
-def test_unknown_instruction_set_is_refused(monkeypatch):
-    monkeypatch.setenv("EGGROLL_ISA", "mmx")
-    with pytest.raises(InputError, match=r"'mmx'.*generic"):
+@pytest.mark.parametrize("isa", ["mmx", *sorted(KNOWN - set(ISAS))])
+def test_instruction_set_that_is_not_usable_is_refused(isa, monkeypatch):
+    """One that is known here no less than one that nobody has."""
+    monkeypatch.setenv("EGGROLL_ISA", isa)
+    with pytest.raises(InputError) as caught:
         choose("cpu", networks.egg(4, 4, 1))
+    assert (
+        f"EGGROLL_ISA is '{isa}', which this build on this processor and system cannot run; "
+        f"usable: {', '.join(ISAS)}."
+    ) in str(caught.value)
 
 
 def test_choice_names_what_is_available():

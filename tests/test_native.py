@@ -3,13 +3,15 @@
 Six programs do the work. `replay` repeats small training runs recorded by the oracle; `kernels`
 and `rows` compare every operation with a plain reference at the sizes and values where kernels go
 wrong; `worlds` compares members in worlds with the same members told row by row; `ends`
-looks at whole quotients and long sums; `products` compares products of credit with plain sums.
+looks at whole quotients and long sums; `products` compares products of credit with plain sums. A
+seventh, `choice`, plays processors and systems that lack what an instruction set needs.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -167,6 +169,18 @@ def test_products_of_credit_under_sanitizers(tmp_path: Path):
     command = [compiler, *flags, *folders, NATIVE / "products.cpp", "-o", program]
     subprocess.run(command, check=True)
     assert run(program)[0].startswith("0 wrong")
+
+
+def test_every_unit_of_x86_is_fuzzed_too():
+    assert runpy.run_path(str(NATIVE.parent / "fuzz" / "run.py"))["X86"] == X86
+
+
+def test_choice_on_machines_that_lack_something(tmp_path: Path):
+    """And on one whose system refuses tiles."""
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-Wall", "-Wextra"]
+    command += [f"-I{SOURCES}", f"-I{HEADER}", str(NATIVE / "choice.cpp")]
+    subprocess.run([*command, "-o", tmp_path / "choice"], check=True)
+    assert run(tmp_path / "choice") == ["0 wrong"]
 
 
 # neoverse-n1 has no matrix products, and cortex-a57 no dot product either.

@@ -27,11 +27,13 @@ CHECKED = "program", "crediting", "stepper", "rules", "draws", "engine"  # guide
 PLAIN = "dispatch", "machine"
 X86 = {
     "avx2": ["-mavx2", "-mfma", "-mbmi2"],
+    "avxvnni": ["-mavx2", "-mfma", "-mbmi2", "-mavxvnni"],
     "avx512vnni": [
         *("-mavx2", "-mfma", "-mbmi2", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
         *("-mavx512vbmi", "-mavx512vnni"),
     ],
 }
+X86["amx"] = [*X86["avx512vnni"], "-mamx-tile", "-mamx-int8"]
 SANITIZE = "-fsanitize=address,undefined"
 FLAGS = ["-std=c++20", "-O1", "-g1", SANITIZE, "-fno-sanitize-recover=all"]
 LIMITS = ["-timeout=60", "-rss_limit_mb=4000", "-max_len=512", "-len_control=0"]

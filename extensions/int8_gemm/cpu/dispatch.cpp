@@ -1,7 +1,8 @@
 #include "dispatch.h"
 
 #include <cstdlib>
-#include <stdexcept>
+
+#include "choice.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -51,6 +52,13 @@ bool has_feature(const char* name) {
 #endif
 #endif
 
+#ifdef __x86_64__
+[[maybe_unused]] bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi2");
+}
+#endif
+
 #ifdef EGG_HAVE_AVXVNNI
 // By leaf 7.1, as not every compiler's __builtin_cpu_supports knows the name. Asked once: a virtual
 // machine takes as long for the answer as for a hundred rows.
@@ -65,87 +73,75 @@ bool has_avxvnni() {
 
 #if defined(EGG_HAVE_AVX512VNNI) || defined(EGG_HAVE_AMX)
 bool has_avx512vnni() {
-  return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512f") &&
+  return has_avx2() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512f") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi") &&
-         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi2");
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi");
 }
 #endif
 
 #ifdef EGG_HAVE_AMX
-// The processor has tiles of bytes, the system keeps them, and it lets this process use them: Linux
-// alone has to be asked, once, for all threads.
-bool has_amx() {
+// Volatile, so that it stays behind the test for OSXSAVE, without which it is a fault.
+unsigned xcr0() {
+  unsigned low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return low;
+}
+
+// Linux gives tiles to a process that asks for them; no other system is asked.
+bool lets_use_tiles() {
 #ifdef __linux__
-  static const bool has = [] {
-    constexpr unsigned kOsXsave = 1u << 27, kTile = 1u << 24, kInt8 = 1u << 25, kState = 3u << 17;
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & kOsXsave)) return false;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & kTile) || !(d & kInt8)) return false;
-    asm("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
-    return (a & kState) == kState && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  }();
-  return has;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;
 #endif
 }
+
+// Asked once, for all threads.
+bool has_amx() {
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0, features = 0, extensions = 0;
+    __get_cpuid(1, &a, &b, &features, &d);
+    __get_cpuid_count(7, 0, &a, &b, &c, &extensions);
+    return amx_offered(features, extensions, xcr0, lets_use_tiles);
+  }();
+  return has;
+}
 #endif
 
-// Tests every flag of the unit's row in CMakeLists.txt.
-std::vector<const Kernels*> usable() {
-  std::vector<const Kernels*> found;
+// Fastest first. Tests every flag of the unit's row in CMakeLists.txt.
+constexpr Unit kUnits[] = {
 #ifdef EGG_HAVE_AMX
-  if (has_avx512vnni() && has_amx()) found.push_back(&amx::kernels);
+    {&amx::kernels, [] { return has_avx512vnni() && has_amx(); }},
 #endif
 #ifdef EGG_HAVE_AVX512VNNI
-  if (has_avx512vnni()) found.push_back(&avx512vnni::kernels);
+    {&avx512vnni::kernels, [] { return has_avx512vnni(); }},
 #endif
 #ifdef EGG_HAVE_AVXVNNI
-  if (has_avxvnni() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("bmi2"))
-    found.push_back(&avxvnni::kernels);
+    {&avxvnni::kernels, [] { return has_avxvnni() && has_avx2(); }},
 #endif
 #ifdef EGG_HAVE_AVX2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("bmi2"))
-    found.push_back(&avx2::kernels);
+    {&avx2::kernels, [] { return has_avx2(); }},
 #endif
 #ifdef EGG_HAVE_NEON_I8MM
-  if (has_i8mm() && has_dotprod()) found.push_back(&neon_i8mm::kernels);
+    {&neon_i8mm::kernels, [] { return has_i8mm() && has_dotprod(); }},
 #endif
 #ifdef EGG_HAVE_NEON_DOTPROD
-  if (has_dotprod()) found.push_back(&neon_dotprod::kernels);
+    {&neon_dotprod::kernels, [] { return has_dotprod(); }},
 #endif
 #ifdef EGG_HAVE_NEON
-  found.push_back(&neon::kernels);  // part of the architecture
+    {&neon::kernels, [] { return true; }},  // part of the architecture
 #endif
-  found.push_back(&generic::kernels);
-  return found;
-}
+    {&generic::kernels, [] { return true; }},
+};
 
 }  // namespace
 
-std::vector<std::string> usable_isas() {
-  std::vector<std::string> names;
-  for (const Kernels* k : usable()) names.emplace_back(k->name);
-  return names;
-}
+std::vector<std::string> usable_isas() { return usable(kUnits); }
 
 const Kernels& kernels() {
   const char* wanted = std::getenv("EGGROLL_ISA");
-  std::vector<const Kernels*> found = usable();
-  if (!wanted || !*wanted) return *found.front();
-  std::string names;
-  for (const Kernels* k : found) {
-    if (std::string(wanted) == k->name) return *k;
-    names += std::string(names.empty() ? "" : ", ") + k->name;
-  }
-  throw std::invalid_argument("EGGROLL_ISA is '" + std::string(wanted) +
-                              "', which this build on this processor cannot run; usable: " + names +
-                              ".");
+  return chosen(kUnits, wanted ? wanted : "");
 }
 
 }  // namespace eggroll

@@ -8,7 +8,8 @@
 
 namespace eggroll {
 
-// Names of the instruction sets that are built and that this processor has, fastest first.
+// Names of the instruction sets that are built and that run on this processor and system, fastest
+// first.
 std::vector<std::string> usable_isas();
 
 // The kernels in use: EGGROLL_ISA's, else the fastest. Throws std::invalid_argument for an
