@@ -287,6 +287,7 @@ MISREAD = [
     ("output register is out", [([EMBED, ("add", 5, [0, 0], -1, 0), SCORE], [8, 8], -1)]),
     ("differ in size", [([EMBED, ("add", 2, [0, 0], -1, 0), SCORE], [8, 8, 9], -1)]),
     ("add takes 2 inputs", [([EMBED, ("add", 0, [0], -1, 0), SCORE], [8, 8], -1)]),
+    ("linear cannot be in place", [([EMBED, ("linear", 0, [0], 2, 0), SCORE], [8, 8], -1)]),
     ("two operations have one leaf", [([EMBED, ("score", 0, [0], 0, 0)], [8, 8], -1)]),
     ("embed has the wrong leaf", [([("embed", 0, [], -1, 0), SCORE], [8, 8], -1)]),
     ("score has the wrong leaf", [([EMBED, ("score", 0, [0], 3, 0)], [8, 8], -1)]),

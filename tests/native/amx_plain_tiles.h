@@ -1,6 +1,6 @@
 // The operations of amx_tiles.h in plain C++, which run anywhere. What is loaded is as large as a
-// tile, so a sanitizer sees a step beyond memory; so is using tiles of a thread that has opened
-// none.
+// tile, so a sanitizer sees a step beyond memory. Every thread has its own: using or closing those
+// that it has not opened is a fault, and so is opening them twice.
 #pragma once
 
 struct Tiles {
@@ -18,6 +18,10 @@ struct Tiles {
   }
 
   static void open() {
+    if (own().open) __builtin_trap();
+    open_again();
+  }
+  static void open_again() {
     own().open = true;
     __builtin_memset(own().bytes, 0, sizeof own().bytes);
   }

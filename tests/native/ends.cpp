@@ -52,11 +52,6 @@ Job job_of(const Kernels& k, const Program& p, const Packed& packed, const Bytes
   return job;
 }
 
-void run(const Kernels& k, const Job& job) {
-  Scratch scratch(k.block_bytes(job));
-  for (int64_t b = 0; b < (job.members + kLanes - 1) / kLanes; ++b) k.block(job, b, scratch.p);
-}
-
 // One operation with a leaf on rows of inputs, seen through an output.
 void compare(const char* kind, LeafSpec leaf, const Bytes& weights, const Bytes& inputs, int size,
              const Bytes& want, const std::string& what) {
@@ -71,7 +66,7 @@ void compare(const char* kind, LeafSpec leaf, const Bytes& weights, const Bytes&
     Bytes got(want.size());
     void* to[] = {got.data()};
     job.outputs = to;
-    run(*k, job);
+    run_blocks(*k, job);
     expect(*k, got == want, what);
   }
 }
@@ -144,14 +139,14 @@ void score_case(int vocabulary, int high, int bits) {
     Job job = job_of(*k, *p, packed, inputs, tokens);
     std::vector<int16_t> scores(34);
     job.scores = scores.data();
-    run(*k, job);
+    run_blocks(*k, job);
     std::string what = std::to_string(high) + " of " + std::to_string(vocabulary) +
                        " logits at the top, " + std::to_string(bits) + " bits";
     expect(*k, scores == std::vector<int16_t>(34, static_cast<int16_t>(score)), what);
     std::vector<uint64_t> totals(34);
     Bytes hits(34);
     job.scores = nullptr, job.totals = totals.data(), job.hits = hits.data();
-    run(*k, job);
+    run_blocks(*k, job);
     expect(*k, totals == std::vector<uint64_t>(34, total), what + ", exact");
   }
 }

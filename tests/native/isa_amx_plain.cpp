@@ -55,4 +55,7 @@ using Products = PortableProducts;
 extern const Kernels kernels = {"amx_plain", Isa::peak, Isa::weight_bytes,  Isa::pack,
                                 block_bytes, block,     vote_bytes,         vote,
                                 learn_bytes, learn,     PortableAdam::part, move_by_sign};
+
+bool tiles_open() { return Tiles::own().open; }
+void take_tiles() { Tiles::own().open = false; }
 }  // namespace eggroll::amx_plain

@@ -58,13 +58,12 @@ Result evaluate(const Kernels& k, const Trial& t, bool scored) {
           out.logits.data(),
           t.members,
           1};
-  Scratch scratch(k.block_bytes(job));
-  for (int64_t b = 0; b < (t.members + kLanes - 1) / kLanes; ++b) k.block(job, b, scratch.p);
+  run_blocks(k, job);
   if (!scored) return out;
   out.hits.resize(members), out.totals.resize(members);
   job.scores = nullptr, job.logits = nullptr;
   job.hits = out.hits.data(), job.totals = out.totals.data();
-  for (int64_t b = 0; b < (t.members + kLanes - 1) / kLanes; ++b) k.block(job, b, scratch.p);
+  run_blocks(k, job);
   return out;
 }
 

@@ -209,8 +209,7 @@ void replay(const Kernels& k, Case& c, const std::string& name) {
     Job job{plan,          packed.weights(), c.table.data(),   u.starts.data(), c.rank,
             c.shift,       u.tokens.data(),  u.targets.data(), state.data(),    after.data(),
             scores.data(), nullptr,          c.members,        c.tokens};
-    Scratch scratch(k.block_bytes(job));
-    for (int64_t b = 0; b < (c.members + kLanes - 1) / kLanes; ++b) k.block(job, b, scratch.p);
+    run_blocks(k, job);
     std::vector<int8_t> fitness = fitness_of(scores, c.tokens);
     if (step == 0) expect(scores, c.scores, name + " scores");
     if (step == 0) expect(after, c.state_after, name + " state");
@@ -264,11 +263,6 @@ Job job_of(const Kernels& k, const Credited& c, const Packed& packed, int block_
   return job;
 }
 
-void run(const Kernels& k, const Job& job) {
-  Scratch scratch(k.block_bytes(job));
-  for (int64_t b = 0; b < (job.members + kLanes - 1) / kLanes; ++b) k.block(job, b, scratch.p);
-}
-
 // What the caller has of the members that are credited.
 void replay_outputs(const Kernels& k, const Credited& c, const Packed& packed, int block_tokens,
                     const std::string& name) {
@@ -283,7 +277,7 @@ void replay_outputs(const Kernels& k, const Credited& c, const Packed& packed, i
   job.rank = 1;
   job.outputs = places.data();
   noise_of_nodes(c.crediting, job);
-  run(k, job);
+  run_blocks(k, job);
   expect(after, c.state_after, name + " state with outputs");
   for (size_t i = 0; i < outputs.size(); ++i)
     expect(outputs[i], c.outputs[i], name + " output " + std::to_string(i));
@@ -299,7 +293,7 @@ void replay(const Kernels& k, const Credited& c, int block_tokens, const std::st
   CreditWork work(job, c.crediting);
   std::vector<int32_t> readout(static_cast<size_t>(work.readout), 0);
   work.job.readout = readout.empty() ? nullptr : readout.data();
-  run(k, work.job);
+  run_blocks(k, work.job);
   expect(scores, c.scores, name + " scores");
   expect(after, c.state_after, name + " state");
   expect_votes(k, c, work, readout, name);

@@ -63,7 +63,7 @@ void replay(const Kernels& k, const Carried& c, const std::string& name) {
   learn.scales = c.scales.data();
   learn.back = back.data(), learn.z = z.data(), learn.sizes = sizes.data();
   Scratch scratch(k.learn_bytes(learn));
-  for (int64_t b = 0; b < (c.members + kLanes - 1) / kLanes; ++b) k.learn(learn, b, scratch.p);
+  for (int64_t b = 0; b < blocks_of(job); ++b) k.learn(learn, b, scratch.p), check_tiles(k);
   expect(scores, c.scores, name + " scores");
   expect(after, c.state_after, name + " state");
   expect(sizes, c.sizes, name + " sizes");

@@ -139,8 +139,7 @@ void compare(const Shape& shape) {
     job.members = shape.members;
     job.tokens_per_member = kRows;
     job.outputs = outputs;
-    Scratch scratch(k->block_bytes(job));
-    for (int64_t b = 0; b < (shape.members + kLanes - 1) / kLanes; ++b) k->block(job, b, scratch.p);
+    run_blocks(*k, job);
     if (joined == c.joined && sums == c.sums) continue;
     if (++failures <= 20) std::cout << "  differs: " << k->name << " " << name_of(shape) << "\n";
   }

@@ -1,9 +1,12 @@
-// What replay.cpp and kernels.cpp share: the units this machine can run, and memory for them.
+// What programs that compare units share: those this machine can run, memory for them, and blocks.
 #pragma once
 
 #include <cstdlib>
 #include <cstring>
+#include <latch>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "dispatch.h"
@@ -20,7 +23,9 @@ extern const Kernels kernels;
 // The unit of AMX with tiles in plain C++: see isa_amx_plain.cpp.
 namespace eggroll::amx_plain {
 extern const Kernels kernels;
-}
+bool tiles_open();  // of this thread
+void take_tiles();  // from this thread, as others' code may
+}  // namespace eggroll::amx_plain
 #endif
 
 // Every unit that can run here, fastest first and chosen by name, as a user would; then those
@@ -59,3 +64,47 @@ struct Packed : Scratch {
   }
   const int8_t* weights() const { return static_cast<const int8_t*>(p); }
 };
+
+// Leaves this thread without the tiles that a block may have opened.
+inline void take_tiles() {
+#ifdef EGG_PLAIN_TILES
+  eggroll::amx_plain::take_tiles();
+#endif
+}
+
+// Throws if this thread has tiles that no block has closed.
+inline void check_tiles([[maybe_unused]] const eggroll::Kernels& k) {
+#ifdef EGG_PLAIN_TILES
+  if (eggroll::amx_plain::tiles_open())
+    throw std::logic_error(std::string(k.name) + " left its tiles open");
+#endif
+}
+
+inline void run_block(const eggroll::Kernels& k, const eggroll::Job& job, int64_t block,
+                      void* scratch) {
+  k.block(job, block, scratch);
+  check_tiles(k);
+}
+
+inline int64_t blocks_of(const eggroll::Job& job) {
+  return (job.members + eggroll::kLanes - 1) / eggroll::kLanes;
+}
+
+// All blocks of a job, one after another.
+inline void run_blocks(const eggroll::Kernels& k, const eggroll::Job& job) {
+  Scratch scratch(k.block_bytes(job));
+  for (int64_t b = 0; b < blocks_of(job); ++b) run_block(k, job, b, scratch.p);
+}
+
+// All at once, each in a thread that has run none before.
+inline void run_blocks_at_once(const eggroll::Kernels& k, const eggroll::Job& job) {
+  std::vector<std::thread> threads;
+  std::latch ready(blocks_of(job));
+  for (int64_t b = 0; b < blocks_of(job); ++b)
+    threads.emplace_back([&, b] {
+      Scratch scratch(k.block_bytes(job));
+      ready.arrive_and_wait();
+      run_block(k, job, b, scratch.p);
+    });
+  for (std::thread& thread : threads) thread.join();
+}

@@ -1,6 +1,7 @@
 // Members in worlds within the block, by every unit, against the same kernels told row by row what
 // the worlds showed: hostile worlds of odd sizes, with rows that are idle everywhere and values
-// beyond every limit. Units are compared with each other, too.
+// beyond every limit, some of which take the tiles that a block has opened. Units are compared with
+// each other, too. Blocks with worlds run in threads of their own, as the engine's do.
 //
 // worlds [n]: every n-th case only, where time is short.
 
@@ -114,13 +115,10 @@ Job job_of(const Kernels& k, const Case& c, const Packed& packed, Bytes& after) 
   return job;
 }
 
-void run(const Kernels& k, const Job& job) {
-  Scratch scratch(k.block_bytes(job));
-  for (int64_t b = 0; b < (job.members + kLanes - 1) / kLanes; ++b) k.block(job, b, scratch.p);
-}
+using Run = void (*)(const Kernels&, const Job&);
 
 // Runs a job as it is credited; its credit.
-Bytes credited(const Kernels& k, const Job& job, const Crediting& crediting) {
+Bytes credited(const Kernels& k, const Job& job, const Crediting& crediting, Run run) {
   CreditWork work(job, crediting);
   run(k, work.job);
   return work.credits;
@@ -138,9 +136,9 @@ Result within(const Kernels& k, const Case& c) {
   job.world = s.world, job.shared = &s.shared, job.keys = c.keys.data();
   job.by = c.by, job.worth = r.values.data(), job.active = active.get();
   if (s.mode)
-    r.credits = credited(k, job, c.crediting);
+    r.credits = credited(k, job, c.crediting, run_blocks_at_once);
   else
-    run(k, job);
+    run_blocks_at_once(k, job);
   r.active.assign(active.get(), active.get() + r.values.size());
   return r;
 }
@@ -175,7 +173,7 @@ std::vector<char> outputs(const Kernels& k, const Case& c, const Told& told, int
   std::vector<char> out(static_cast<size_t>(s.members * t * s.world->outputs * (s.wide ? 4 : 1)));
   void* to[] = {out.data()};
   job.outputs = to;
-  run(k, job);
+  run_blocks(k, job);
   return out;
 }
 
@@ -225,15 +223,26 @@ Result told(const Kernels& k, const Case& c) {
   Job job = job_of(k, c, packed, after);
   job.tokens_per_member = s.rows, job.tokens = job.targets = all.tokens.data();
   job.inputs = all.inputs.data(), job.signs = c.signs.data(), job.values = values.data();
-  r.credits = credited(k, job, c.crediting);
+  r.credits = credited(k, job, c.crediting, run_blocks);
   return r;
 }
 
+// A world that uses tiles itself, and leaves the thread without any.
+template <int inputs, int outputs, typename Value>
+eggroll_world taking() {
+  eggroll_world world = trial::world<inputs, outputs, Value>;
+  world.observe = [](const void* shared, void* mine, int32_t row, int8_t* to) {
+    take_tiles();
+    return trial::observe<inputs>(shared, mine, row, to);
+  };
+  return world;
+}
+
 std::vector<Shape> shapes() {
-  static const eggroll_world worlds[] = {trial::world<1, 1, int8_t>,   trial::world<3, 2, int8_t>,
-                                         trial::world<17, 9, int8_t>,  trial::world<64, 33, int8_t>,
+  static const eggroll_world worlds[] = {trial::world<1, 1, int8_t>,   taking<3, 2, int8_t>(),
+                                         trial::world<17, 9, int8_t>,  taking<64, 33, int8_t>(),
                                          trial::world<66, 16, int8_t>, trial::world<1, 1, int32_t>,
-                                         trial::world<5, 17, int32_t>};
+                                         taking<5, 17, int32_t>()};
   const trial::Shared shared[] = {{0, 0, 0}, {40, 30, 0}, {256, 0, 30}, {0, 256, 31}, {128, 9, 24}};
   std::vector<Shape> all;
   int i = 0;

@@ -26,14 +26,11 @@ struct Isa : Elements {
     ~Session() { Tiles::close(); }
     Session(const Session&) = delete;
   };
-  static void resume() { Tiles::open(); }
+  static void resume() { Tiles::open_again(); }
 
-  static size_t prepared_size(int words) { return static_cast<size_t>(words) * kLanes + kPadding; }
+  static size_t prepared_size(int) { return 0; }
   static size_t noise_size(int words) { return static_cast<size_t>(steps_of(words)) * kTileBytes; }
-  static void prepare(const uint32_t* x, int words, Prepared* out) {
-    __builtin_memcpy(out, x, static_cast<size_t>(words) * kLanes * sizeof *out);
-  }
-
+  static void prepare(const uint32_t*, int, Prepared*) {}     // kInPlace: never called
   static void prepare_noise(const uint32_t*, int, Noise*) {}  // keep_noise does it
 
   // [O/32][K/64] times two A tiles, [16][64] each.
@@ -53,10 +50,11 @@ struct Isa : Elements {
 
   // Row p of the 16 pairs' B, k values, where lane_dot finds it.
   static void keep_noise(const int8_t* row, int p, int k, int stride, Noise* to) {
-    for (int s = 0; s < steps_of(words_of(k)); ++s, row += kStep * stride) {
+    for (int s = 0; s < steps_of(words_of(k)); ++s) {
+      const int8_t* from = row + s * kStep * stride;
       int8_t* __restrict at = to + s * kTileBytes + static_cast<size_t>(p) * kStep;
       int count = k - s * kStep < kStep ? k - s * kStep : kStep;
-      for (int i = 0; i < count; ++i) at[i] = row[i * stride];
+      for (int i = 0; i < count; ++i) at[i] = from[i * stride];
       for (int i = count; i < kStep; ++i) at[i] = 0;
     }
   }
@@ -77,7 +75,9 @@ struct Isa : Elements {
     for (int m = 0; m < kLanes; ++m) out[m] = sums[m / kPairs][m % kPairs][m % kPairs];
   }
 
-  // kGroup outputs of all lanes; `slot` follows each of four products of a step.
+  static constexpr int kSlots = 4;  // of a step
+
+  // kGroup outputs of all lanes; `slot` follows each of a step's products.
   template <typename Slot>
   static inline __attribute__((always_inline)) void multiply(const int8_t* w, const Prepared* x,
                                                              int steps, Slot slot,
@@ -114,7 +114,7 @@ struct AmxMatrix {
     const Scale& by;
     Place place;
     Done done;
-    int tiles, slots;                        // of all groups; of one
+    int tiles, steps;                        // of all groups; of one
     const int32_t (*acc)[kLanes] = nullptr;  // the sums of the group before
     int first = 0, pieces = 0, next = 0, due = 0;
 
@@ -125,6 +125,7 @@ struct AmxMatrix {
     }
 
     inline __attribute__((always_inline)) void slot() {
+      const int slots = Isa::kSlots * steps;
       due += pieces;
       for (; due >= slots && next < pieces; due -= slots) piece();
     }
@@ -144,17 +145,17 @@ struct AmxMatrix {
   template <typename Place, typename Done>
   static void product(const int8_t* w, const uint32_t* x, int words, int tiles,
                       const LowRank& noise, const Scale& by, Place place, Done done) {
-    by.power
-        ? run(Weave<true, Place, Done>{noise, by, place, done, tiles, 4 * steps_of(words)}, w, x)
-        : run(Weave<false, Place, Done>{noise, by, place, done, tiles, 4 * steps_of(words)}, w, x);
+    const int steps = steps_of(words);
+    by.power ? run(Weave<true, Place, Done>{noise, by, place, done, tiles, steps}, w, x)
+             : run(Weave<false, Place, Done>{noise, by, place, done, tiles, steps}, w, x);
   }
 
   template <typename Work>
   static void run(Work work, const int8_t* w, const uint32_t* x) {
     alignas(64) int32_t acc[2][kGroup][kLanes];
-    const int steps = work.slots / 4, groups = groups_of(work.tiles);
-    for (int g = 0; g < groups; ++g, w += static_cast<size_t>(steps) * 2 * kTileBytes) {
-      Isa::multiply(w, x, steps, [&] { work.slot(); }, acc[g % 2]);
+    const int groups = groups_of(work.tiles);
+    for (int g = 0; g < groups; ++g, w += static_cast<size_t>(work.steps) * 2 * kTileBytes) {
+      Isa::multiply(w, x, work.steps, [&] { work.slot(); }, acc[g % 2]);
       work.finish();
       work.begin(g, acc[g % 2]);
     }

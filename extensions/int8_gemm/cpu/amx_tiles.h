@@ -14,6 +14,8 @@ struct Tiles {
     } const shape;
     asm volatile("ldtilecfg %0" : : "m"(shape));
   }
+  // The same, whatever has been done with them since.
+  static void open_again() { open(); }
   static void close() { asm volatile("tilerelease" : : : "memory"); }
 
   template <int tile>

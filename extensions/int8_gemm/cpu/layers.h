@@ -123,12 +123,11 @@ struct Layers : Members {
 
   int8_t* bytes(int reg) { return reinterpret_cast<int8_t*>(registers[reg]); }
 
-  // The operation's first input for a product; a copy where the product is to replace it.
+  // The operation's first input for a product, which never replaces it: see Program's check and
+  // chain.
   const Isa::Prepared* prepare(const Op& op, int n) {
     const int reg = op.in[0];
-    const bool replaced = op.out == reg || (&op)[op.chain].out == reg;
-    if (Isa::kInPlace && !(op.kind == OpKind::linear && replaced))
-      return reinterpret_cast<const Isa::Prepared*>(registers[reg]);
+    if (Isa::kInPlace) return reinterpret_cast<const Isa::Prepared*>(registers[reg]);
     if (!ready[reg]) Isa::prepare(registers[reg], words_of(n), prepared[reg]);
     ready[reg] = true;
     return prepared[reg];

@@ -1,5 +1,5 @@
-// Products of a linear leaf's weights with a block's inputs. Included inside each unit's namespace,
-// after its Isa.
+// Products of a linear leaf's weights with a block's inputs. Included after its Isa inside the
+// namespace of each unit that multiplies tile by tile; amx_isa.h has the other way.
 
 struct TileMatrix {
   // Tile by tile into `place(index)`, words [2][32]; `done(index)` follows each.
