@@ -84,7 +84,8 @@ struct V512 {
   V512 sub32(V512 b) const { return {_mm512_sub_epi32(v, b.v)}; }
   V512 mul32(V512 b) const { return {_mm512_mullo_epi32(v, b.v)}; }
   V512 abs32() const { return {_mm512_abs_epi32(v)}; }
-  V512 with_sign32(V512 b) const {  // b is not 0 unless this is
+  // Negated where b is below 0. Where b is 0, V256 gives 0 and V512 does not: callers have 0 there.
+  V512 with_sign32(V512 b) const {
     return {_mm512_mask_sub_epi32(v, _mm512_movepi32_mask(b.v), _mm512_setzero_si512(), v)};
   }
   V512 bounded32(int32_t by) const {

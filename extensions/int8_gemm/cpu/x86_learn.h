@@ -39,7 +39,8 @@ struct X86Rows : PortableLearn {
     }
   }
 
-  // The bytes of four words' tables, and of their shifts, to 32 bits.
+  // Three vectors' bytes, joined to 32 bits each: v[q] has those that lie at 4 q .. 4 q + 3 of
+  // every 128 bits.
   static void widened(__m256i low, __m256i mid, __m256i high, __m256i* v) {
     const __m256i zero = _mm256_setzero_si256();
     __m256i a = _mm256_unpacklo_epi8(low, mid), b = _mm256_unpackhi_epi8(low, mid);
@@ -75,18 +76,18 @@ struct X86Rows : PortableLearn {
 
   static void powers(const int8_t* u, int rows, int words, const uint32_t* mantissa, int bits,
                      uint32_t* to, uint64_t* fine, uint64_t* coarse) {
+    const Table table(mantissa, bits);
     for (int m = 0; m < kLanes; ++m) fine[m] = coarse[m] = 0;
     for (int m = 0; m < kLanes; m += 8, to += static_cast<size_t>(words) * 32)
-      bits == 4 ? lanes<4>(u + 4 * m, rows, words, mantissa, to, fine + m, coarse + m)
-                : lanes<8>(u + 4 * m, rows, words, mantissa, to, fine + m, coarse + m);
+      bits == 4 ? lanes<4>(u + 4 * m, rows, words, table, to, fine + m, coarse + m)
+                : lanes<8>(u + 4 * m, rows, words, table, to, fine + m, coarse + m);
   }
 
   // Powers of eight lanes, [words][32] in the order of the vectors.
   template <int bits>
-  static void lanes(const int8_t* u, int rows, int words, const uint32_t* mantissa, uint32_t* to,
+  static void lanes(const int8_t* u, int rows, int words, const Table& table, uint32_t* to,
                     uint64_t* fine, uint64_t* coarse) {
     constexpr int kFitting = 128;  // words whose powers, below 2^24, fit 32 bits together
-    const Table table(mantissa, bits);
     for (int first = 0; first < words; first += kFitting) {
       int last = words - first < kFitting ? words : first + kFitting;
       __m256i sum[4], less[4];

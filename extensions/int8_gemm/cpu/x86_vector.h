@@ -88,6 +88,7 @@ struct V256 {
   V256 sub32(V256 b) const { return {_mm256_sub_epi32(v, b.v)}; }
   V256 mul32(V256 b) const { return {_mm256_mullo_epi32(v, b.v)}; }
   V256 abs32() const { return {_mm256_abs_epi32(v)}; }
+  // Negated where b is below 0. Where b is 0, V256 gives 0 and V512 does not: callers have 0 there.
   V256 with_sign32(V256 b) const { return {_mm256_sign_epi32(v, b.v)}; }
   V256 bounded32(int32_t by) const {
     return {_mm256_max_epi32(_mm256_min_epi32(v, _mm256_set1_epi32(by)), _mm256_set1_epi32(-by))};
