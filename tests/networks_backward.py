@@ -9,7 +9,7 @@ import numpy as np
 import oracle_backward
 from networks import Case, int8
 
-from eggroll import engines, rng
+from eggroll import _extension, engines, rng
 from eggroll.backward import Backward, Learnt
 from eggroll.carried import Feedback, Local
 from eggroll.config import Config
@@ -17,6 +17,7 @@ from eggroll.engines import Engine
 from eggroll.rule import feedback_name
 
 ENGINES = [name for name, engine in engines.ENGINES.items() if not engine.unavailable_because()]
+ISAS = _extension.load().usable_isas() if "cpu" in ENGINES else []
 ESTIMATORS = {"local": Local, "feedback": Feedback}
 
 
@@ -52,13 +53,19 @@ class Carried:
         )  # fmt: skip
 
     def differing(self, found: Learnt) -> set[str]:
-        """What of a result differs from the oracle's: leaves, "scores", "state" and "sizes"."""
+        """What of a result differs from the oracle's, see below."""
         scores, state, votes, sizes = self.oracle()
-        pairs = {name: (found.votes[name], z) for name, z in votes.items()}
-        pairs |= {"scores": (found.scores, scores), "state": (found.state, state)}
-        pairs |= {"sizes": (found.sizes, np.array(sizes))}
-        assert found.votes.keys() == votes.keys()
-        return {name for name, (a, b) in pairs.items() if not np.array_equal(np.array(a), b)}
+        return differing(found, Learnt(scores, state, votes, sizes))
+
+
+def differing(found: Learnt, right: Learnt) -> set[str]:
+    """What of two results differs: leaves, "scores", "state" and "sizes"."""
+    assert found.votes.keys() == right.votes.keys()
+    one, two = (
+        {**of.votes, "scores": of.scores, "state": of.state, "sizes": of.sizes}
+        for of in (found, right)
+    )
+    return {name for name in one if not np.array_equal(np.array(one[name]), np.array(two[name]))}
 
 
 def carried_of(

@@ -80,8 +80,12 @@ def head_error(logits, target, words):
     R = (127 << 24) // (s >> z)
     e = np.where(np.arange(len(logits)) == target, 127, 0)
     e = e - (((((E >> z) * R) >> 8) + (words >> 16)) >> 16)
-    stuck = (logits == 127) & (e > 0) | (logits == -127) & (e < 0)
-    return np.where(stuck, 0, e)
+    return np.where(stuck(logits, e), 0, e)
+
+
+def stuck(logits, e):
+    """Whether a logit at the clip is pushed further out."""
+    return (logits == 127) & (e > 0) | (logits == -127) & (e < 0)
 
 
 def reciprocal(K):
@@ -318,11 +322,15 @@ def values_of(program):
 
 def next_scales(program, scales, sizes, rows):
     """The scales of the next update; rows: of all members together."""
-    after = []
-    for h, size, values in zip(scales, sizes, values_of(program), strict=True):
-        mean = size // (rows * values)
-        after.append(min(16, max(0, mean.bit_length() - 2)) if mean else h)
-    return after
+    return [
+        next_scale(h, size // (rows * values))
+        for h, size, values in zip(scales, sizes, values_of(program), strict=True)
+    ]
+
+
+def next_scale(h, mean):
+    """The scale that suits a mean |c|."""
+    return min(16, max(0, mean.bit_length() - 2)) if mean else h
 
 
 VOTES = 2**26  # the bound of a vote

@@ -9,11 +9,19 @@ import numpy as np
 import oracle_backward
 import pytest
 from networks import case_of, random_case
-from networks_backward import ENGINES, ESTIMATORS, Carried, carried_of, words_of
+from networks_backward import (
+    ENGINES,
+    ESTIMATORS,
+    ISAS,
+    Carried,
+    carried_of,
+    differing,
+    words_of,
+)
 from networks_random import every_operation, seeded_program
 
 from eggroll import engines
-from eggroll.backward import next_scale, values_credited
+from eggroll.backward import Learnt, next_scale, values_credited
 from eggroll.engines import Engine
 from eggroll.networks import egg
 from eggroll.noise import Noise
@@ -68,7 +76,10 @@ def test_egg_equals_the_oracle(name: str, estimator: str, gates: str, scale: int
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("shape", [{}, {"score_bits": 8}, {"V": 300, "T": 2}, {"D": 33, "L": 1}])
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"score_bits": 8}, {"V": 300, "T": 2}, {"D": 33, "L": 1}, {"V": 1200, "score_bits": 8}],
+)
 def test_saturated_values_equal_the_oracle(name: str, estimator: str, shape: dict[str, Any]):
     carried = egg_case(estimator, 2, extreme=True, seed=5, **shape)
     found = carried.run(engine_of(name, carried.case.program))
@@ -114,17 +125,38 @@ def test_a_document_ends_what_a_state_carries(name: str, estimator: str, marks: 
     assert carried.differing(carried.run(engine_of(name, carried.case.program))) == set()
 
 
+def scales_differ(program: Program) -> bool:
+    """With sizes of all magnitudes."""
+    random, rows, differ = np.random.default_rng(4), 24, False
+    counts = [rows * n for n in values_credited(program)]
+    for size in (0, 1, 2, 3, 4, 7, 8, 1000, 2**17, 2**18, 2**21):
+        sizes = [int(n * size + random.integers(0, n)) for n in counts]
+        before = [int(h) for h in random.integers(0, 17, len(counts))]
+        after = [next_scale(*of) for of in zip(before, sizes, counts, strict=True)]
+        differ |= after != oracle_backward.next_scales(program, before, sizes, rows)
+    return differ
+
+
 def test_the_scales_of_the_next_update_equal_the_oracle():
-    """With sizes of all magnitudes; one scale per leaf, whatever members it came from."""
+    """One scale per leaf, whatever members it came from."""
     for program in (egg(7, 5, 2), every_operation()):
-        random, rows = np.random.default_rng(4), 24
-        counts = [rows * n for n in values_credited(program)]
         assert values_credited(program) == tuple(oracle_backward.values_of(program))
-        for size in (0, 1, 2, 3, 4, 7, 8, 1000, 2**17, 2**18, 2**21):
-            sizes = [int(n * size + random.integers(0, n)) for n in counts]
-            before = [int(h) for h in random.integers(0, 17, len(counts))]
-            after = [next_scale(*of) for of in zip(before, sizes, counts, strict=True)]
-            assert after == oracle_backward.next_scales(program, before, sizes, rows)
+        assert not scales_differ(program)
+
+
+BROKEN_SCALES = {
+    "one more": lambda h, mean: min(16, max(0, mean.bit_length() - 1)) if mean else h,
+    "one less": lambda h, mean: min(16, max(0, mean.bit_length() - 3)) if mean else h,
+    "without a bound": lambda h, mean: max(0, mean.bit_length() - 2) if mean else h,
+    "negative": lambda h, mean: min(16, mean.bit_length() - 2) if mean else h,
+    "lost without credit": lambda h, mean: min(16, max(0, mean.bit_length() - 2)),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_SCALES)
+def test_a_broken_scale_is_noticed(broken: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(oracle_backward, "next_scale", BROKEN_SCALES[broken])
+    assert scales_differ(egg(7, 5, 2))
 
 
 def population(name: str, program: Program, members: int, chunk: int) -> Population:
@@ -143,6 +175,26 @@ def test_chunks_of_members_change_nothing(name: str, chunk: int):
         case.leaves, 4, case.tokens, case.targets, mx.array(case.state), back
     )
     assert carried.differing(found) == set()
+
+
+@pytest.fixture(scope="module", params=ESTIMATORS)
+def many(request: pytest.FixtureRequest) -> tuple[Carried, Learnt]:
+    """Members in four blocks of the kernels, the last of six, and what is right of them."""
+    carried = egg_case(request.param, seed=4, V=33, D=24, P=102, T=16)
+    return carried, carried.run(engine_of("portable", carried.case.program))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_threads_found_adds_up(
+    many: tuple[Carried, Learnt], isa: str, threads: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Each has votes and sizes of its own until the end, whatever it takes of the members."""
+    carried, want = many
+    monkeypatch.setenv("EGGROLL_ISA", isa)
+    made = engines.ENGINES["cpu"](carried.case.program, threads)
+    for _ in range(1 if threads == 1 else 5):  # others may come late to a block
+        assert differing(carried.run(made), want) == set()
 
 
 def broken_mark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,15 +249,33 @@ def broken_slope(kind: str):
     return broken
 
 
+def broken_constant(name: str, value: int):
+    def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(oracle_backward, name, value)
+
+    broken.__name__ = f"broken_{name}"
+    return broken
+
+
+def broken_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle_backward, "stuck", lambda logits, e: np.zeros(len(e), bool))
+
+
+def broken_pull(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle_backward, "stuck", lambda logits, e: np.abs(logits) == 127)
+
+
 BROKEN = [
     broken_mark, broken_mask, broken_scale, broken_chance, broken_divisor, broken_error,
+    broken_constant("SCORE_SCALE", 13),
     *map(broken_slope, ("linear", "norm", "add", "add_bias", "lookup", "forget", "mix")),
 ]  # fmt: skip
+FAR_OUT = [broken_bound, broken_push, broken_pull]  # seen where values are at the clip
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+@pytest.mark.parametrize("broken", [*BROKEN, *FAR_OUT], ids=lambda broken: broken.__name__)
 def test_the_comparison_notices_what_is_broken(broken: Any, monkeypatch: pytest.MonkeyPatch):
-    carried = egg_case("feedback", 4, gates="table", seed=3, extreme=False)
+    carried = egg_case("feedback", 4, gates="table", seed=3, extreme=broken in FAR_OUT)
     found = carried.run(engine_of("portable", carried.case.program))
     assert carried.differing(found) == set()
     broken(monkeypatch)

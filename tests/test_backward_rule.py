@@ -8,12 +8,13 @@ import mlx.core as mx
 import numpy as np
 import oracle_backward
 import pytest
+from networks_backward import ISAS
 
 from eggroll import moments, rule
 from eggroll.config import Config
 from eggroll.moments import AdamRule
 from eggroll.networks import egg, initial_weights
-from eggroll.rule import feedback_name
+from eggroll.rule import Update, feedback_name
 
 STEPS, RATE = 30, 1.3
 WITH_FEEDBACK = "layer0.up"
@@ -94,11 +95,13 @@ class Both:
         return found
 
 
-@pytest.fixture(params=["native", "numpy"])
+@pytest.fixture(params=[*ISAS, "numpy"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the extension, and as a machine without it has the rule."""
+    """With every instruction set, and as a machine without the extension has the rule."""
     if request.param == "numpy":
         monkeypatch.setattr(moments, "native_module", lambda: None)
+    else:
+        monkeypatch.setenv("EGGROLL_ISA", request.param)
 
 
 @pytest.mark.usefixtures("_way")
@@ -110,6 +113,39 @@ def test_the_rule_equals_the_oracle(rate: float, threads: int):
         both.update(votes)
         assert both.differing() == set(), t
     assert (np.array(both.memory[feedback_name(WITH_FEEDBACK)]) != before).mean() > 0.9
+
+
+@pytest.fixture(scope="module")
+def large() -> tuple[dict[str, mx.array], list[Update]]:
+    """Votes on two leaves, more values than one thread takes alone; updates without threads."""
+    random, shapes = np.random.default_rng(2), {"w": (250, 131), "b": (8193,)}
+    votes = {name: mx.array(votes_of(random, s).astype(np.int32)) for name, s in shapes.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moments, "native_module", lambda: None)
+        return votes, updates_of(votes, 1)
+
+
+def updates_of(votes: dict[str, mx.array], threads: int) -> list[Update]:
+    """Three updates with the same votes, from weights of zero."""
+    rule, made = AdamRule(rate=64.0, steps=60, shrinks={"w"}, threads=threads), []
+    weights = {name: mx.zeros(z.shape, mx.int8) for name, z in votes.items()}
+    memory = rule.start(weights) | {feedback_name("w"): mx.full((250, 131), 1 << 22, mx.int32)}
+    for step in range(3):
+        made.append(rule(weights, memory, votes, step))
+        weights, memory = made[-1].weights, made[-1].memory
+    return made
+
+
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_share_large_leaves(large: tuple[dict[str, mx.array], list[Update]], threads: int):
+    """Every value once, and every weight that moved is counted."""
+    votes, right = large
+    for found, want in zip(updates_of(votes, threads), right, strict=True):
+        assert found.rate == want.rate > 0.5
+        for one, two in zip(found[:2], want[:2], strict=True):
+            assert one.keys() == two.keys()
+            assert [name for name in two if not np.array_equal(one[name], two[name])] == []
 
 
 def test_fine_copies_round_alike_on_cpu_and_gpu(monkeypatch: pytest.MonkeyPatch):
