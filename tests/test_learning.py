@@ -40,15 +40,20 @@ def test_default_settings_learn_to_count(tmp_path, pop, seed, updates):
     assert losses[-1] <= 4 * GOAL, losses
 
 
-# estimator -> the options of experiments/count/estimators.py
+# estimator -> options. As in experiments/count/estimators.py, but for half the members where they
+# have noise, and sequences of half the length with token-votes.
 SETTINGS: dict[str, dict[str, Any]] = {
     "token-votes": {
         "recipe": "language", "estimator": "token-votes", "sigma_shift": 3, "learning_rate": 4.0,
         "pop": 512, "seq_len": 16,
     },
+    "group-credit": {
+        "recipe": "language", "estimator": "group-credit", "group_size": 8, "pop": 512,
+    },
     "local": {"recipe": "feedback", "estimator": "local"},
     "feedback": {"recipe": "feedback"},
 }  # fmt: skip
+GOAL_256 = 0.00755  # the least that int8 logits can do, and 0.001 nats
 STEPS_1_2_3 = {"vocabulary": 64, "count_steps": (1, 2, 3)}
 
 
@@ -56,10 +61,13 @@ STEPS_1_2_3 = {"vocabulary": 64, "count_steps": (1, 2, 3)}
     ("estimator", "data", "width", "updates", "goal", "seed"),
     [
         *(("token-votes", {"vocabulary": 8}, 32, 120, GOAL, seed) for seed in range(2)),
+        *(("group-credit", {"vocabulary": 16}, 64, 60, GOAL, seed) for seed in range(2)),
         *(("local", {"vocabulary": 16}, 64, 100, GOAL, seed) for seed in range(2)),
         *(("feedback", {"vocabulary": 16}, 64, 140, GOAL, seed) for seed in range(2)),
         ("local", STEPS_1_2_3, 64, 130, 0.03, 0),
         ("feedback", STEPS_1_2_3, 64, 130, 0.03, 0),
+        ("local", {"vocabulary": 256}, 64, 200, GOAL_256, 0),
+        ("feedback", {"vocabulary": 256}, 64, 200, GOAL_256, 0),
     ],
 )
 def test_other_estimators_learn_to_count(

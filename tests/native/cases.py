@@ -41,6 +41,7 @@ CREDITED = [
     ("token-credit", {"V": 290, "D": 9, "L": 1, "T": 4, "P": 6, "score_bits": 8}),
     ("token-votes", {"V": 13, "D": 6, "L": 1, "T": 5, "P": 4, "score_bits": 8}),
     ("token-credit", {"V": 13, "D": 9, "L": 1, "T": 4, "P": 40, "sigma_shift": 0, "group": 8}),
+    ("token-credit", {"V": 7, "D": 256, "L": 1, "T": 2, "P": 4, "sigma_shift": 2}),
 ]
 
 
@@ -62,6 +63,7 @@ CARRIED = [
     ("feedback", {"V": 21, "D": 10, "L": 2, "T": 5, "P": 34}, None),
     ("local", {"V": 300, "D": 33, "L": 1, "T": 35, "P": 4, "gates": "table"}, 2),
     ("feedback", {"V": 9, "D": 16, "L": 1, "T": 3, "P": 6, "extreme": True}, 0),
+    ("feedback", {"V": 7, "D": 256, "L": 1, "T": 2, "P": 4}, None),
 ]
 
 
