@@ -16,11 +16,15 @@ from eggroll.data.corpus import TOKENS, Corpus
 from eggroll.generate import TEXT_TEMPERATURE
 from eggroll.help import invocation
 
-# Recipes that learn text better, and what they reach in the minute or so that a default run takes:
+# Recipes that learn text better, and the bits per byte they reach in a minute or two on stdlib:
 # experiments/text/RESULTS.md.
 RECIPES: Final = (
     ("language", "evolution by token credit", "about 2.5"),
-    ("feedback", "errors carried back in integers, the best model per second", "about 1.9"),
+    (
+        "feedback --width 128 --layers 2",
+        "errors carried back in integers, the best model per second",
+        "about 1.6",
+    ),
 )
 
 
@@ -69,7 +73,7 @@ def suggestions(
     if not config.numbers and not by_token and loss > bigram:
         other = "" if data == "stdlib" else f" --data {shlex.quote(data)}"
         for recipe, way, bits in RECIPES:
-            does = f"{bits} bits per byte in the same minute" if data == "stdlib" else "far better"
+            does = f"{bits} bits per byte in a minute or two" if data == "stdlib" else "far better"
             yield f"{invocation('train')} --recipe {recipe}{other}", f"{way}: {does}"
     again = f"--resume {run} --steps {2 * config.steps}"
     if data != TOKENS:  # else the arrays are the caller's

@@ -54,7 +54,7 @@ def test_a_run_above_the_bigram_line_is_shown_the_recipes(
     text = closing.last_words(tmp_path, Config(**options), loss, CORPUS, "train")
     for name, _, bits in closing.RECIPES:
         assert (f"--recipe {name}" in text) == recipe
-        assert (f"{bits} bits per byte in the same minute" in text) == (recipe and not options)
+        assert (f"{bits} bits per byte in a minute or two" in text) == (recipe and not options)
     assert ("Above the bigram model" in text) == (loss > LINE)
     assert f"{LINE:.3f} a bigram model counted on the training split\n" in text
     assert "8.000 a uniform guess\n" in text
