@@ -6,7 +6,7 @@ are integers, no chunk size changes a bit of the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -138,6 +138,10 @@ class Population:
         rows = np.arange(first, last) * len(shared) // self.members
         return self.engine.array(np.take(shared, rows, axis=0))
 
+    def _state(self, state: mx.array, first: int, last: int) -> mx.array:
+        """That of members first .. last - 1; as it is where they are all."""
+        return state if last - first == self.members else state[first:last]
+
     def _rows(self, shown: Shown, first: int, last: int) -> Rows:
         return Rows(*(None if a is None else self._of(a, first, last) for a in shown))
 
@@ -158,15 +162,14 @@ class Population:
         prepared = self.prepared(weights)
         scores, states = [], []
         for first, last, slices in self._chunks(step):
-            mine = state if last - first == self.members else state[first:last]
-            chunk = self._of(tokens, first, last), self._of(targets, first, last), mine
-            score, after = self.engine.evaluate(prepared, slices, *chunk)
+            chunk = self._of(tokens, first, last), self._of(targets, first, last)
+            score, after = self.engine.evaluate(
+                prepared, slices, *chunk, self._state(state, first, last)
+            )
             mx.eval(score, after)
             scores.append(score)
             states.append(after)
-        if len(scores) == 1:
-            return scores[0], states[0]
-        return mx.concatenate(scores), mx.concatenate(states)
+        return _joined(scores), _joined(states)
 
     @whole
     def outputs(
@@ -186,7 +189,7 @@ class Population:
         """
         prepared, parts, states = self.prepared(weights), [], []
         for first, last, slices in self._chunks(step):
-            mine = state if last - first == self.members else state[first:last]
+            mine = self._state(state, first, last)
             credited = self._credited(signs, first // 2, last // 2, tokens.shape[1])
             found, after = self.engine.outputs(
                 prepared, slices, self._of(tokens, first, last), mine,
@@ -195,10 +198,7 @@ class Population:
             mx.eval(found, after)
             parts.append(found)
             states.append(after)
-        if len(parts) == 1:
-            return parts[0], states[0]
-        whole = {name: mx.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return whole, mx.concatenate(states)
+        return {k: _joined([part[k] for part in parts]) for k in parts[0]}, _joined(states)
 
     def _credited(
         self, signs: NDArray[np.int32] | None, first: int, last: int, T: int
@@ -230,13 +230,13 @@ class Population:
             )  # fmt: skip
             score, after, part = self.engine.credit(
                 prepared, slices, credit_noise, self.crediting, self._of(tokens, first, last),
-                self._of(targets, first, last), state[first:last],
+                self._of(targets, first, last), self._state(state, first, last),
             )  # fmt: skip
             total = _added(total, part)
             mx.eval(score, after, total)
             scores.append(score)
             states.append(after)
-        return mx.concatenate(scores), mx.concatenate(states), self.ranks.sums(total)
+        return _joined(scores), _joined(states), self.ranks.sums(total)
 
     @whole
     def learn(
@@ -261,13 +261,13 @@ class Population:
             drawn = draws([stream], [WHOLE], at, (last - first, T), self.engine.threads)
             part = self.engine.learn(
                 prepared, mx.array(tokens[first:last]), mx.array(targets[first:last]),
-                state[first:last], drawn.view(mx.uint32), back,
+                self._state(state, first, last), drawn.view(mx.uint32), back,
             )  # fmt: skip
             total = _added(total, part.votes)
             mx.eval(part, total)
             parts.append(part)
-        scores = mx.concatenate([part.scores for part in parts])
-        states = mx.concatenate([part.state for part in parts])
+        scores = _joined([part.scores for part in parts])
+        states = _joined([part.state for part in parts])
         mine = np.sum([np.array(part.sizes) for part in parts], axis=0).tolist()
         sizes = self.ranks.table(mine).sum(axis=0)
         return Learnt(scores, states, self.ranks.sums(total), mx.array(sizes))
@@ -298,7 +298,8 @@ class Population:
             mine = self._of(tokens, first, last)
             part = self.engine.credit(
                 prepared, slices, CreditNoise(mx.array(signs[:, pairs]), draws), crediting, mine,
-                mine, state[first:last], self._rows(shown, first, last), mx.array(values[pairs]),
+                mine, self._state(state, first, last), self._rows(shown, first, last),
+                mx.array(values[pairs]),
             )[2]  # fmt: skip
             total = _added(total, part)
             mx.eval(total)
@@ -325,7 +326,7 @@ class Population:
         for first, last, slices in self._chunks(step):
             turned = None if signs is None else mx.array(signs[:, first // 2 : last // 2])
             *part, Z = self.engine.play(
-                prepared, slices, state[first:last],
+                prepared, slices, self._state(state, first, last),
                 (met.world, met.shared, mx.array(met.keys[first:last]), met.rows),
                 by, turned, crediting,
             )  # fmt: skip
@@ -334,7 +335,7 @@ class Population:
             parts.append(part)
         values, active, states = zip(*parts, strict=True)
         whole = [np.concatenate([np.asarray(a) for a in arrays]) for arrays in (values, active)]
-        return Played(whole[0], whole[1], mx.concatenate(list(states)), total)
+        return Played(whole[0], whole[1], _joined(states), total)
 
     def signs(self, fitness: mx.array) -> mx.array:
         """The fitness of all pairs, int8 [N] of signs, by that of the pairs here."""
@@ -362,6 +363,11 @@ class Population:
                 total = _added(total, part)
                 mx.eval(total)
         return total if every else self.ranks.sums(total)
+
+
+def _joined(parts: Sequence[mx.array]) -> mx.array:
+    """Arrays of all chunks as one; that of a single chunk as it is."""
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
 
 
 def _added(total: Leaves, part: Leaves) -> Leaves:

@@ -42,6 +42,22 @@ struct Long512 {  // eight whole numbers from 0 to 2^63 - 1
   __m256i narrowed() const { return _mm512_cvtepi64_epi32(v); }
 };
 
+// 16 bytes of each row.
+static inline __m512i four_rows(const void* a, const void* b, const void* c, const void* d) {
+  auto row = [](const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); };
+  __m512i v = _mm512_inserti32x4(_mm512_castsi128_si512(row(a)), row(b), 1);
+  v = _mm512_inserti32x4(v, row(c), 2);
+  return _mm512_inserti32x4(v, row(d), 3);
+}
+
+// Words [4][4] of every 128 bits of four vectors, turned: vector i gets the i-th words.
+static inline void turn_words(__m512i* v) {
+  const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpacklo_epi32(v[2], v[3]);
+  const __m512i c = _mm512_unpackhi_epi32(v[0], v[1]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+  v[0] = _mm512_unpacklo_epi64(a, b), v[1] = _mm512_unpackhi_epi64(a, b);
+  v[2] = _mm512_unpacklo_epi64(c, d), v[3] = _mm512_unpackhi_epi64(c, d);
+}
+
 struct V512 {
   using Long = Long512;
   using Real = Real512;
@@ -60,11 +76,8 @@ struct V512 {
   }
   // 16 bytes each, 64 apart.
   static V512 quarters(const void* p) {
-    const __m128i* at = static_cast<const __m128i*>(p);
-    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128(at));
-    v = _mm512_inserti32x4(v, _mm_loadu_si128(at + 4), 1);
-    v = _mm512_inserti32x4(v, _mm_loadu_si128(at + 8), 2);
-    return {_mm512_inserti32x4(v, _mm_loadu_si128(at + 12), 3)};
+    const int8_t* at = static_cast<const int8_t*>(p);
+    return {four_rows(at, at + 64, at + 128, at + 192)};
   }
   // 32 bytes each, `apart` words from one to the next.
   static V512 halves(const uint32_t* p, size_t apart) {
@@ -125,14 +138,10 @@ struct V512 {
     const __m512i at = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return {_mm512_permutexvar_epi32(at, v)};
   }
-  // Value i of four vectors becomes vector i's values, 128 bits at a time.
+  // Vector i has value i of every lane; then each lane's four values are neighbours.
   static void turn(V512* v) {
-    const __m512i a = _mm512_unpacklo_epi32(v[0].v, v[1].v);
-    const __m512i b = _mm512_unpacklo_epi32(v[2].v, v[3].v);
-    const __m512i c = _mm512_unpackhi_epi32(v[0].v, v[1].v);
-    const __m512i d = _mm512_unpackhi_epi32(v[2].v, v[3].v);
-    const __m512i w[4] = {_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b),
-                          _mm512_unpacklo_epi64(c, d), _mm512_unpackhi_epi64(c, d)};
+    __m512i w[4] = {v[0].v, v[1].v, v[2].v, v[3].v};
+    turn_words(w);
     const __m512i e = _mm512_shuffle_i32x4(w[0], w[1], 0x44);  // lanes 0 4 1 5
     const __m512i f = _mm512_shuffle_i32x4(w[0], w[1], 0xEE);  // 8 12 9 13
     const __m512i g = _mm512_shuffle_i32x4(w[2], w[3], 0x44);  // 2 6 3 7

@@ -81,7 +81,7 @@ class LearnPopulation : public CpuPrimitive {
       size_t leaves = static_cast<size_t>(plan.leaf_count);
       k = &kernels, threads = count, blocks = (job.job.members + kLanes - 1) / kLanes;
       packed.resize(leaves), back.assign(leaves, nullptr);
-      at.assign(leaves + 1, 0);
+      std::vector<size_t> at(leaves + 1);  // where a leaf's votes begin in `sums`
       for (size_t i = 0; i < leaves; ++i) {
         const Leaf& leaf = plan.leaves[i];
         if (matrices[i]) packed[i].resize(transposed_bytes(leaf)), back[i] = packed[i].data();
@@ -129,7 +129,6 @@ class LearnPopulation : public CpuPrimitive {
     int64_t blocks = 0;
     std::vector<std::vector<int8_t>> packed;  // [leaves]: their matrices
     std::vector<const int8_t*> back;          // [leaves]: the same, or null
-    std::vector<size_t> at;                   // [leaves]: where a leaf's votes begin in `sums`
     std::unique_ptr<ScratchPool> scratch, sums;
     std::vector<std::vector<int32_t*>> own_z;  // [threads][leaves]: `z`, and the others' in `sums`
     std::vector<std::vector<int64_t>> own_sizes;    // [threads][leaves]

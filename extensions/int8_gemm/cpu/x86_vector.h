@@ -126,7 +126,7 @@ struct V256 {
   V256 ordered() const {  // what was packed twice within 128 bits, as it was before
     return {_mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))};
   }
-  // Value i of four vectors becomes vector i's values, 128 bits at a time.
+  // Vector i has value i of every lane; then each lane's four values are neighbours.
   static void turn(V256* v) {
     const __m256i a = _mm256_unpacklo_epi32(v[0].v, v[1].v);
     const __m256i b = _mm256_unpacklo_epi32(v[2].v, v[3].v);
