@@ -16,10 +16,14 @@ SOURCES = ("embed", "input", "features")  # operations that need no register
 
 
 class Builder:
-    """A program under construction, whose every choice is made by `pick`."""
+    """A program under construction, whose every choice is made by `pick`.
 
-    def __init__(self, pick: Pick) -> None:
-        self.pick = pick
+    joined: a stage passes on all that is found in it, and a score comes last, so that little is
+    found in vain.
+    """
+
+    def __init__(self, pick: Pick, *, joined: bool = False) -> None:
+        self.pick, self.joined = pick, joined
         self.net = Program(pick(range(2, 41)), pick(range(1, WIDEST + 1)))
         self.values: list[Register] = []  # registers that may be read
         self.count = 0
@@ -86,6 +90,18 @@ class Builder:
         self.count += 1
         self.values += [made] * (made is not None and made not in self.values)
 
+    def sum(self) -> Register:
+        """The sum of all that nothing has read, or of as much as there are registers for."""
+        net, stage = self.net, self.net.stages[-1]
+        read = {i for op in stage.ops for i in op.inputs}
+        total = net.add(self.sized(net.width), self.sized(net.width))
+        for r in [r for r in self.values if r.index not in read]:
+            if len(stage.registers) == MAX_REGISTERS:
+                break
+            part = r if r.size == net.width else net.linear(r, f"part{r.index}", net.width)
+            net.add(total, part, out=total)
+        return total
+
     def stage(self, index: int, *, last: bool, scored: bool) -> None:
         """Adds a stage of a dozen operations or so."""
         net, D, state = self.net, self.net.width, self.pick([False, True])
@@ -95,13 +111,16 @@ class Builder:
         plan = [self.pick(kinds) for _ in range(self.pick(range(12)))]
         if last:
             end = "score" if scored else self.pick(["output", "sums"])
-            plan.insert(self.pick(range(len(plan) + 1)), end)
+            if not self.joined:
+                plan.insert(self.pick(range(len(plan) + 1)), end)
         for kind in [self.pick(SOURCES)] * (index == 0) + plan:
             self.operation(kind)
         if state:
             net.mix(self.some(D), self.some(D), self.some(D), out=s)
         if not last:
-            net.add(self.sized(D), self.sized(D), out=x)
+            net.add(self.sum() if self.joined else self.sized(D), self.sized(D), out=x)
+        elif self.joined:
+            EMIT[end](self, net, self.sum(), "head")
 
 
 # operation -> adds it to the builder's program; a: its first input, None for a source; n: the name
@@ -130,9 +149,10 @@ EMIT: dict[str, Callable[[Builder, Program, Any, str], Register | None]] = {
 }
 
 
-def random_program(pick: Pick) -> Program:
-    """A program of one to three stages, with a score or outputs or both."""
-    builder, stages, scored = Builder(pick), pick([1, 2, 3]), pick([True, True, False])
+def random_program(pick: Pick, *, joined: bool = False) -> Program:
+    """A program of one to three stages, with a score or outputs or both; joined: see Builder."""
+    builder = Builder(pick, joined=joined)
+    stages, scored = pick([1, 2, 3]), pick([True, True, False])
     for i in range(stages):
         builder.stage(i, last=i == stages - 1, scored=scored)
     if not builder.net.leaves:
@@ -141,9 +161,9 @@ def random_program(pick: Pick) -> Program:
     return builder.net
 
 
-def seeded_program(seed: int) -> Program:
-    """The same program for the same seed."""
-    return random_program(random.Random(seed).choice)
+def seeded_program(seed: int, *, joined: bool = False) -> Program:
+    """The same program for the same seed; joined: see Builder."""
+    return random_program(random.Random(seed).choice, joined=joined)
 
 
 def every_operation() -> Program:

@@ -97,14 +97,26 @@ def clipped_share(carried: Carried) -> float:
     return float(np.concatenate(at).mean())
 
 
+def random_carried(seed: int, estimator: str) -> Carried:
+    program, extreme = seeded_program(seed, joined=True), seed % 3 == 0
+    random, score_bits = np.random.default_rng(seed), (4, 8)[seed % 2]
+    case = case_of(program, random, T=4, extreme=extreme, score_bits=score_bits)
+    return carried_of(case, estimator, extreme=extreme, seed=seed)
+
+
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("seed", SCORED)
 def test_random_programs_equal_the_oracle(name: str, estimator: str, seed: int):
-    program, random = seeded_program(seed), np.random.default_rng(seed)
-    case = case_of(program, random, T=4, extreme=seed % 3 == 0, score_bits=(4, 8)[seed % 2])
-    carried = carried_of(case, estimator, extreme=seed % 3 == 0, seed=seed)
-    assert carried.differing(carried.run(engine_of(name, program))) == set()
+    carried = random_carried(seed, estimator)
+    assert carried.differing(carried.run(engine_of(name, carried.case.program))) == set()
+
+
+def test_credit_reaches_most_leaves_of_the_random_programs():
+    """So that what is compared above is more than zeros."""
+    votes = [random_carried(seed, "feedback").oracle()[2] for seed in SCORED]
+    reached = [bool(np.any(z)) for leaves in votes for z in leaves.values()]
+    assert np.mean(reached) > 2 / 3
 
 
 @pytest.mark.parametrize("name", ENGINES)

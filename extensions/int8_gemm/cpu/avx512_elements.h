@@ -105,45 +105,56 @@ struct Avx512Elements : VnniIsa {
   // looks at, and 15 - u / 16 is its high nibble ^ 7.
   static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
     const __m512i mantissa = _mm512_loadu_si512(plan.exp2_mantissa);
-    const __m512i nibble = _mm512_set1_epi32(0x0F0F0F0F), seven = _mm512_set1_epi32(0x07070707);
-    const __m512i byte = _mm512_set1_epi32(255);
     for (int half = 0; half < kLanes; half += 16) {
       __m512i total = _mm512_load_si512(sum + half);
       for (int o = 0; o < count; o += 4) {
-        __m512i low = _mm512_load_si512(words[o / 4] + half);
-        __m512i high = _mm512_and_si512(_mm512_srli_epi32(low, 4), nibble);
-        high = _mm512_xor_si512(high, seven);
+        const __m512i low = _mm512_load_si512(words[o / 4] + half);
+        const __m512i high = high_nibbles(low, 7);
         for (int j = 0; j < 4 && o + j < count; ++j) {
-          __m512i value = _mm512_permutexvar_epi32(low, mantissa);
-          total = _mm512_add_epi32(total, _mm512_srlv_epi32(value, _mm512_and_si512(high, byte)));
-          low = _mm512_srli_epi32(low, 8);
-          high = _mm512_srli_epi32(high, 8);
+          const __m512i value = _mm512_permutexvar_epi32(byte_first(low, j), mantissa);
+          total = _mm512_add_epi32(total, _mm512_srlv_epi32(value, only_byte(high, j)));
         }
       }
       _mm512_store_si512(sum + half, total);
     }
   }
 
+  // The high nibble of every byte, but for the bits of `by`.
+  static __m512i high_nibbles(__m512i v, char by) {
+    v = _mm512_and_si512(_mm512_srli_epi32(v, 4), _mm512_set1_epi8(15));
+    return _mm512_xor_si512(v, _mm512_set1_epi8(by));
+  }
+
+  // Every dword with its j-th byte first, whatever follows.
+  static inline __attribute__((always_inline)) __m512i byte_first(__m512i v, int j) {
+    return j ? _mm512_srli_epi32(v, static_cast<unsigned>(8 * j)) : v;
+  }
+
+  // Every dword's j-th byte alone.
+  static inline __attribute__((always_inline)) __m512i only_byte(__m512i v, int j) {
+    if (j == 0) return _mm512_and_si512(v, _mm512_set1_epi32(255));
+    if (j == 3) return _mm512_srli_epi32(v, 24);
+    const __m128i at = _mm_add_epi8(_mm_setr_epi8(0, -128, -128, -128, 4, -128, -128, -128, 8, -128,
+                                                  -128, -128, 12, -128, -128, -128),
+                                    _mm_set1_epi32(j));
+    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(at));
+  }
+
   // 2^(31 + u / 16) = mantissa[u % 16] << (u / 16), of 64 bits; u / 16 is the high nibble ^ 8.
   static void exact_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint64_t* sum) {
     const __m512i mantissa = _mm512_loadu_si512(plan.exact_mantissa);
-    const __m512i nibble = _mm512_set1_epi32(0x0F0F0F0F), eight = _mm512_set1_epi32(0x08080808);
-    const __m512i byte = _mm512_set1_epi32(255);
     for (int half = 0; half < kLanes; half += 16) {
       __m512i first = _mm512_load_si512(sum + half), last = _mm512_load_si512(sum + half + 8);
       for (int o = 0; o < count; o += 4) {
-        __m512i low = _mm512_load_si512(words[o / 4] + half);
-        __m512i high = _mm512_and_si512(_mm512_srli_epi32(low, 4), nibble);
-        high = _mm512_xor_si512(high, eight);
+        const __m512i low = _mm512_load_si512(words[o / 4] + half);
+        const __m512i high = high_nibbles(low, 8);
         for (int j = 0; j < 4 && o + j < count; ++j) {
-          __m512i value = _mm512_permutexvar_epi32(low, mantissa);
-          __m512i by = _mm512_and_si512(high, byte);
+          const __m512i value = _mm512_permutexvar_epi32(byte_first(low, j), mantissa);
+          const __m512i by = only_byte(high, j);
           first = _mm512_add_epi64(
               first, shifted(_mm512_castsi512_si256(value), _mm512_castsi512_si256(by)));
           last = _mm512_add_epi64(
               last, shifted(_mm512_extracti64x4_epi64(value, 1), _mm512_extracti64x4_epi64(by, 1)));
-          low = _mm512_srli_epi32(low, 8);
-          high = _mm512_srli_epi32(high, 8);
         }
       }
       _mm512_store_si512(sum + half, first);

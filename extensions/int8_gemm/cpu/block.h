@@ -23,7 +23,8 @@ struct Block : Layers {
 
   // ---- the score -----------------------------------------------------------------------------
 
-  // Head and log-likelihood in one pass: the logits of a tile live only until they are summed.
+  // Head and log-likelihood in one pass: logits are summed tile by tile, and of the last
+  // kLogitTiles tiles they are kept, where targets are looked up.
   void score(const Op& op, int t) {
     alignas(64) uint64_t total[kLanes] = {};
     alignas(64) uint32_t sum[kLanes] = {};
@@ -32,14 +33,14 @@ struct Block : Layers {
     for (int m = 0; m < kLanes; ++m) target[m] = token(job.targets, m, t);
     int rows = plan.leaves[op.leaf].rows, last = tiles_of(rows) - 1;
     const int fitting = (1 << (16 - plan.score_bits)) / kTile - 1;
-    auto& words = tile;
     Draw draw;
     if (job.readout)
       for (int p = 0; p < kPairs; ++p)
         draw.begin(p, job.draws[pair(p) * job.tokens_per_member + t]);
     product(
-        op, t, [&](int) { return words; },
+        op, t, [&](int i) { return logits[i % kLogitTiles]; },
         [&](int i) {
+          auto& words = logits[i % kLogitTiles];
           int count = i < last ? kTile : rows - last * kTile;
           if (job.totals)
             Isa::exact_sum(words, count, plan, total);
@@ -47,12 +48,8 @@ struct Block : Layers {
             draw.offer(words, i, count, plan, sum);
           else
             Isa::exp2_sum(words, count, plan, sum);
-          for (int m = 0; m < kLanes; ++m) {
-            uint32_t o = static_cast<uint32_t>(target[m] - i * kTile);
-            uint32_t word = o & 4 ? words[1][m] : words[0][m];
-            int32_t u = static_cast<int32_t>(((word >> 8 * (o & 3)) & 255) ^ 128);
-            hit[m] = o < kTile ? u : hit[m];
-          }
+          if (i % kLogitTiles == kLogitTiles - 1 || i == last)
+            find_targets(target, i - i % kLogitTiles, hit);
           // 4096 terms below 2^20 fit 32 bits, or 256 below 2^24.
           if ((i & fitting) == fitting || i == last)
             for (int m = 0; m < kLanes; ++m) total[m] += sum[m], sum[m] = 0;
@@ -73,6 +70,15 @@ struct Block : Layers {
     if (!job.readout) return;
     for (int p = 0; p < kPairs && member(p) < job.members; ++p)
       read(op, p, target[p], clipped >> p & 1, draw.token(p, plan));
+  }
+
+  // The logits + 128 of the lanes whose targets are among the tiles from `first` on.
+  void find_targets(const int32_t* target, int first, int32_t* hit) const {
+    for (int m = 0; m < kLanes; ++m) {
+      const uint32_t o = static_cast<uint32_t>(target[m] - first * kTile);
+      if (o >= kLogitTiles * kTile) continue;
+      hit[m] = byte_at(logits[o / kTile][o % kTile / 4][m], o % 4) + 128;
+    }
   }
 
   // The head's inputs are added to the target's row of the readout and subtracted from that of the
@@ -192,7 +198,7 @@ struct Block : Layers {
     x = arena.take<uint32_t>(step * block_tokens + Isa::kPadding);
     xb = arena.take<int32_t[kLanes]>(job.rank);
     size_t mark = arena.used, peak = mark;
-    if (arena.base) prefetch_stage(job.plan.stages[0]);
+    if (arena.base) prefetch_noise(job.plan.stages[0], 0, job.plan.stages[0].op_count);
     for (int first = 0; first < job.tokens_per_member; first += block_tokens) {
       for (int i = 0; i < job.plan.stage_count; ++i) {
         stage = &job.plan.stages[i];
@@ -200,8 +206,8 @@ struct Block : Layers {
         open_stage();
         peak = arena.used > peak ? arena.used : peak;
         if (!arena.base) continue;
-        if (i + 1 < job.plan.stage_count) prefetch_stage(stage[1]);
-        run_stage(first, block_tokens, step);
+        const int last = clamp(first + block_tokens, 0, job.tokens_per_member);
+        run_stage(first, last, step, i + 1 < job.plan.stage_count ? stage + 1 : nullptr);
       }
     }
     arena.used = peak;
@@ -280,13 +286,25 @@ struct Block : Layers {
     swapped = arena.take<uint32_t>(static_cast<size_t>(words_of(widest)) * kLanes);
   }
 
-  void run_stage(int first, int block_tokens, size_t step) {
+  // Tokens first .. last - 1. The noise of the stage that follows is asked for between the
+  // operations of the last token: sooner, this stage's weights could push it out of the cache
+  // again.
+  void run_stage(int first, int last, size_t step, const Stage* next) {
     load_state(first ? job.state_out : job.state_in);
-    for (int t = first; t < first + block_tokens && t < job.tokens_per_member; ++t) {
+    for (int t = first; t < last; ++t) {
       registers[0] = x + step * (t - first);
       for (int j = 0; j < stage->register_count; ++j) ready[j] = false;
       restart(t);
-      for (int j = 0; j < stage->op_count; j += 1 + stage->ops[j].chain) run(stage->ops[j], t);
+      for (int j = 0, asked = 0; j < stage->op_count;) {
+        const Op& op = stage->ops[j];
+        j += 1 + op.chain;
+        if (next && t + 1 == last) {
+          const int upto = next->op_count * j / stage->op_count;
+          prefetch_noise(*next, asked, upto);
+          asked = upto;
+        }
+        run(op, t);
+      }
     }
     store_state();
   }

@@ -1,6 +1,8 @@
 // The operations of one stage on a block's registers, but for the score, and the recurrent state. A
 // part of block.h, which includes it.
 
+constexpr int kLogitTiles = 32;  // of which a block keeps the logits
+
 struct Layers : Members {
   Arena arena;
   uint32_t* x;  // [T][D/4][32]: activations passed between stages
@@ -15,7 +17,7 @@ struct Layers : Members {
   uint32_t* swapped;  // a vector or a row of noise as one token has it
   alignas(64) uint32_t minus[kLanes];
   int32_t (*xb)[kLanes];  // [r]: signed x.B
-  alignas(64) uint32_t tile[kTile / 4][kLanes];
+  alignas(64) uint32_t logits[kLogitTiles][kTile / 4][kLanes];
 
   Layers(const Job& j, int64_t block, void* scratch)
       : Members{j, block * kLanes},
@@ -46,15 +48,14 @@ struct Layers : Members {
     return reinterpret_cast<const int8_t*>(turn(op, plain, words_of(n), t));
   }
 
-  // So that a stage's noise is in the cache when the stage opens: its slices lie anywhere in the
-  // table, and each would be waited for in turn.
-  void prefetch_stage(const Stage& of) const {
-    if (!job.starts) return;
-    for (int i = 0; i < of.op_count; ++i) {
+  // Asks for the noise of a stage's operations first .. last - 1, so that it is in the cache when
+  // the stage opens: its slices lie anywhere in the table, and each would be waited for in turn.
+  void prefetch_noise(const Stage& of, int first, int last) const {
+    for (int i = first; job.starts && i < last; ++i) {
       const Op& op = of.ops[i];
       if (op.leaf < 0 || op.kind == OpKind::features || silent(op)) continue;
-      const auto [first, count] = noise_read(op);
-      for (int p = 0; p < kPairs; ++p) prefetch(slice(op.leaf, p) + first, count);
+      const auto [at, count] = noise_read(op);
+      for (int p = 0; p < kPairs; ++p) prefetch(slice(op.leaf, p) + at, count);
     }
   }
 
