@@ -12,7 +12,8 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import rng
-from eggroll.program import Program, Register
+from eggroll.errors import shown
+from eggroll.program import Program, ProgramError, Register
 
 Gates = Literal["clip", "table"]
 NetworkName = Literal["egg"]
@@ -53,6 +54,8 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int, *, policy: bool = Fals
     in 1/16 bit by custom. policy: the last layer is one of actions to be drawn, "policy", without
     a bias.
     """
+    if isinstance(hidden, (str, int)):
+        raise ProgramError(f"The hidden layers are {shown(hidden)}: give a list of their sizes.")
     net = Program()
     x = net.input(inputs)
     for i, size in enumerate(hidden):

@@ -11,7 +11,7 @@ from eggroll import _extension, program
 from eggroll import fixed_point as fx
 from eggroll.engines import ENGINES
 from eggroll.errors import InputError
-from eggroll.networks import NETWORKS, NetworkName, egg
+from eggroll.networks import NETWORKS, NetworkName, egg, mlp
 from eggroll.program import Program, ProgramError
 
 
@@ -213,6 +213,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Program(1, 8), r"^The vocabulary is 1: a number from 2 to 65536 is needed\.$"),
     (lambda: Program(65537, 8), r"^The vocabulary is 65537: a number from 2 to 65536 is needed\.$"),
     (lambda: Program(16, 0), r"^The width is 0: a number from 1 to 32767 is needed\.$"),
+    (lambda: mlp(4, 8, 2), r"^The hidden layers are 8: give a list of their sizes\.$"),  # type: ignore[arg-type]
 ]
 
 

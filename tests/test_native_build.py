@@ -83,6 +83,7 @@ def test_one_sentence_for_what_is_not_built(in_c: Path, monkeypatch: pytest.Monk
         ((), {}, "build was given no sources"),
         ((text,), {}, r"world.txt' is neither C nor C\+\+"),
         ((in_c.with_name("none.c"),), {}, "none.c' is no file"),
+        ((3,), {}, "the source 3 is no path"),
         ((bad,), {}, r"does not compile this: .*bad.cpp:2:.*unheard"),
         ((in_c,), {"flags": ["-DA", "-ffast-math"]}, "-ffast-math makes results depend"),
         ((in_c,), {"flags": "-DA"}, "give a list of them"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eggroll.cache import cache_folder
-from eggroll.errors import InputError
+from eggroll.errors import InputError, shown
 
 __all__ = ["Library", "World", "build", "include"]
 
@@ -132,6 +132,8 @@ def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
         InputError: a source or compiler is missing, a source does not compile, a flag would make
             results depend on the machine, or the cache cannot be written.
     """
+    if strange := [source for source in sources if not isinstance(source, (str, Path))]:
+        raise InputError(f"the source {shown(strange[0])} is no path: give that of a file.")
     paths = [Path(source) for source in sources]
     _check(paths, flags)
     commands = [_command(path, flags) for path in paths]
