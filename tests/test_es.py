@@ -20,7 +20,8 @@ def arrays_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         for module in (rules, fitness):
             monkeypatch.setattr(module, "arrays", lambda: (mx, lambda array: array))
     if request.param == "numpy":
-        monkeypatch.setattr(rules, "native_module", lambda: None)
+        for module in (rules, fitness):
+            monkeypatch.setattr(module, "native_module", lambda: None)
 
 
 def test_pair_fitness_is_the_sign_of_the_difference():

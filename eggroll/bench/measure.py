@@ -78,13 +78,16 @@ class Step:
 def measure(options: Options, pop: int, engine: Engine, limits: Limits, base: int) -> Row:
     """Times whole steps of one population, interleaved with the limits; medians count.
 
-    base: resident bytes before the first population.
+    As in training a step follows a step: one that is not timed comes between a limit and a step
+    that is, and finds the caches as the limit left them. base: resident bytes before the first
+    population.
     """
     step = Step(options, pop, engine)
     step.run()
     parts, samples = [], []
     for _ in range(options.repeats):
         samples.append(limits.sample())
+        step.run()
         parts.append(step.run())
     totals = [sum(part) for part in parts]
     seconds = statistics.median(totals)

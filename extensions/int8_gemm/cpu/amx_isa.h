@@ -18,7 +18,7 @@ struct Isa : Elements {
   using Noise = int8_t;       // [K/64][16 pairs][64]
 
   static constexpr int kTilesOfGroup = kGroup / kTile;
-  static constexpr bool kInPlace = true, kNoiseRows = true;
+  static constexpr bool kInPlace = true, kNoiseRows = true, kFlips = false;
   static constexpr size_t kPadding = (kStep / 4 - 1) * kLanes;
 
   struct Session {
@@ -108,7 +108,7 @@ struct Isa : Elements {
 struct AmxMatrix {
   // The epilogue of one group, in pieces of four outputs x 16 lanes, is woven between the products
   // of the next: tiles are multiplied beside the vector units.
-  template <bool power, typename Place, typename Done>
+  template <bool power, bool early, typename Place, typename Done>
   struct Weave {
     const LowRank& noise;
     const Scale& by;
@@ -136,8 +136,8 @@ struct AmxMatrix {
     inline __attribute__((always_inline)) void piece() {
       const int tile = next / 4, w = next / 2 % 2, m = next % 2 * kPairs;
       const int i = first + tile;
-      Elements::template piece<power>(acc + tile * kTile + 4 * w, noise, i * kTile + 4 * w, m, by,
-                                      place(i)[w] + m);
+      Elements::template piece<power, early>(acc + tile * kTile + 4 * w, noise, i * kTile + 4 * w,
+                                             m, by, place(i)[w] + m);
       if (++next % 4 == 0) done(i);
     }
   };
@@ -146,8 +146,10 @@ struct AmxMatrix {
   static void product(const int8_t* w, const uint32_t* x, int words, int tiles,
                       const LowRank& noise, const Scale& by, Place place, Done done) {
     const int steps = steps_of(words);
-    by.power ? run(Weave<true, Place, Done>{noise, by, place, done, tiles, steps}, w, x)
-             : run(Weave<false, Place, Done>{noise, by, place, done, tiles, steps}, w, x);
+    auto weave = [&](auto power, auto early) {
+      run(Weave<power(), early(), Place, Done>{noise, by, place, done, tiles, steps}, w, x);
+    };
+    divided(by, weave);
   }
 
   template <typename Work>

@@ -3,51 +3,106 @@
 // Included by a unit of AVX-512 inside its own namespace, after x86_vnni.h.
 #pragma once
 
-// Division by a mean 1..127 in 16 bits, see Avx512Elements::norm.
+// floor(v / m) of a mean m, 1..127, as (2 v + 1) factor >> 16 + shift: an odd numerator is never a
+// multiple of 2 m, so the factor may be rounded.
 struct Means {
-  alignas(64) uint16_t reciprocal[128], shift[128];
+  alignas(64) uint16_t factor[128], shift[128];
 
-  constexpr Means() : reciprocal(), shift() {
-    for (uint32_t mean = 1; mean < 128; ++mean) {
-      while ((1u << shift[mean]) < mean) ++shift[mean];
-      reciprocal[mean] = static_cast<uint16_t>(((1u << (15 + shift[mean])) + mean - 1) / mean);
+  constexpr Means() : factor(), shift() {
+    for (uint32_t m = 1; m < 128; ++m) {
+      while ((2u << shift[m]) <= m) ++shift[m];
+      const uint32_t rounded = ((2u << (15 + shift[m])) / m + 1) / 2;
+      factor[m] = static_cast<uint16_t>(rounded < 32768 ? rounded : 32767);
     }
+  }
+
+  // Exact to +-128, and beyond that the quotient is clipped.
+  constexpr bool exact() const {
+    for (int64_t m = 1; m < 128; ++m) {
+      const int64_t one = int64_t{1} << (16 + shift[m]), off = 2 * m * factor[m] - one;
+      if ((off < 0 ? -off : off) * (256 * m + 1) >= one) return false;
+    }
+    return true;
   }
 };
 constexpr Means kMeans;
+static_assert(kMeans.exact());
 
-// The lane of each of a row's first 32 bytes.
-struct Quarters {
+// The lane of each byte that unpacklo takes of sixteen lanes' words; unpackhi takes those of lane
+// + 2.
+struct Unpacked {
   alignas(64) uint16_t lane[32];
 
-  constexpr Quarters() : lane() {
-    for (uint16_t i = 0; i < 32; ++i) lane[i] = i / 4;
+  constexpr Unpacked() : lane() {
+    for (uint16_t i = 0; i < 32; ++i) lane[i] = static_cast<uint16_t>(i / 8 * 4 + i % 8 / 4);
   }
 };
-constexpr Quarters kQuarters;
+constexpr Unpacked kUnpacked;
 
 struct Avx512Elements : VnniIsa {
-  // In 16 bits: the quotient of u = x w + 128 m by the mean m is (2 u M >> 16) >> L with
-  // M = ceil(2^(15 + L) / m) and 2^(L - 1) < m <= 2^L, exact for every m and u there can be.
-  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y) {
-    const __m512i mean = means(x, n), m = _mm512_slli_epi16(mean, 7);
-    const __m512i by = of_mean(kMeans.reciprocal, mean), bits = of_mean(kMeans.shift, mean);
+  static constexpr bool kFlips = true;
+
+  // What is added without carry to every byte of a result: 128 for products.
+  static void flip(uint32_t* x, int words) {
+    for (int i = 0; i < words * kLanes; i += kPairs)
+      _mm512_store_si512(x + i, _mm512_xor_si512(_mm512_load_si512(x + i), flipped(true)));
+  }
+  static __m512i flipped(bool flip) { return _mm512_set1_epi8(flip ? -128 : 0); }
+
+  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y, bool flip) {
+    const __m512i mean = means(x, n);
+    const __m512i factor = of_mean(kMeans.factor, mean), shift = of_mean(kMeans.shift, mean);
     const int8_t* bytes = reinterpret_cast<const int8_t*>(x);
-    // A lane's constants four times, once per byte of its word.
-    __m512i lane = _mm512_load_si512(kQuarters.lane);
-    for (int q = 0; q < 4 * kLanes; q += 32, lane = _mm512_add_epi16(lane, _mm512_set1_epi16(8))) {
-      const __m512i h = _mm512_permutexvar_epi16(lane, m), g = _mm512_permutexvar_epi16(lane, by);
-      const __m512i s = _mm512_permutexvar_epi16(lane, bits);
-      const __m512i top = _mm512_sub_epi16(h, _mm512_set1_epi16(1));
-      const __m512i bottom = _mm512_sub_epi16(_mm512_setzero_si512(), h);
-      for (int at = q; at < words_of(n) * 4 * kLanes; at += 4 * kLanes) {
-        __m512i v = _mm512_mullo_epi16(wide16(bytes + at), wide16(w + at));
-        v = _mm512_add_epi16(_mm512_max_epi16(_mm512_min_epi16(v, top), bottom), h);
-        v = _mm512_srlv_epi16(_mm512_mulhi_epu16(_mm512_add_epi16(v, v), g), s);
-        v = _mm512_max_epi16(_mm512_sub_epi16(v, _mm512_set1_epi16(128)), _mm512_set1_epi16(-127));
-        _mm256_store_si256(reinterpret_cast<__m256i*>(y + at), _mm512_cvtepi16_epi8(v));
+    __m512i lane = _mm512_load_si512(kUnpacked.lane);
+    for (int half = 0; half < 2; ++half, lane = _mm512_add_epi16(lane, _mm512_set1_epi16(16))) {
+      const __m512i other = _mm512_add_epi16(lane, _mm512_set1_epi16(2));
+      const __m512i by[2] = {_mm512_permutexvar_epi16(lane, factor),
+                             _mm512_permutexvar_epi16(other, factor)};
+      const __m512i bits[2] = {_mm512_permutexvar_epi16(lane, shift),
+                               _mm512_permutexvar_epi16(other, shift)};
+      for (int at = 64 * half; at < words_of(n) * 4 * kLanes; at += 4 * kLanes) {
+        const __m512i v = load_bytes(bytes + at), u = load_bytes(w + at);
+        auto quotients = [&](__m512i twice, int i) {
+          twice = _mm512_or_si512(twice, _mm512_set1_epi16(1));
+          return _mm512_srav_epi16(_mm512_mulhi_epi16(twice, by[i]), bits[i]);
+        };
+        // Of numbers times 256 the rounding product gives twice theirs.
+        const __m512i low = _mm512_mulhrs_epi16(low_bytes(v), low_bytes(u));
+        const __m512i high = _mm512_mulhrs_epi16(high_bytes(v), high_bytes(u));
+        store16(y + at, quotients(low, 0), quotients(high, 1), flipped(flip));
       }
     }
+  }
+
+  static void perturbed(const int8_t* w, const int8_t* two, int n, int shift, int8_t* plus,
+                        int8_t* minus) {
+    const __m128i by = _mm_cvtsi32_si128(shift < 15 ? shift : 15);
+    auto half = [](const int8_t* p) { return reinterpret_cast<const __m256i*>(p); };
+    auto clipped = [](int8_t* to, __m512i v) {
+      v = _mm512_max_epi16(v, _mm512_set1_epi16(-127));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtsepi16_epi8(v));
+    };
+    int i = 0;
+    for (; i + 32 <= n; i += 32) {
+      const __m512i both = _mm512_loadu_si512(two + 2 * i);
+      const __m512i first = _mm512_srai_epi16(_mm512_slli_epi16(both, 8), 8);
+      const __m512i product = _mm512_mullo_epi16(first, _mm512_srai_epi16(both, 8));
+      const __m512i negative = _mm512_sub_epi16(_mm512_setzero_si512(), product);
+      const __m512i plain = _mm512_cvtepi8_epi16(_mm256_loadu_si256(half(w + i)));
+      clipped(plus + i, _mm512_add_epi16(plain, _mm512_sra_epi16(product, by)));
+      clipped(minus + i, _mm512_add_epi16(plain, _mm512_sra_epi16(negative, by)));
+    }
+    PortableIsa::perturbed(w + i, two + 2 * i, n - i, shift, plus + i, minus + i);
+  }
+
+  // Bytes times 256, of each 128 bits the lower or the upper half.
+  static __m512i low_bytes(__m512i v) { return _mm512_unpacklo_epi8(_mm512_setzero_si512(), v); }
+  static __m512i high_bytes(__m512i v) { return _mm512_unpackhi_epi8(_mm512_setzero_si512(), v); }
+
+  // What was unpacked so, clipped to +-127.
+  static void store16(int8_t* y, __m512i low, __m512i high, __m512i flip = _mm512_setzero_si512()) {
+    const __m512i v = _mm512_max_epi8(_mm512_packs_epi16(low, high), _mm512_set1_epi8(-127));
+    _mm512_store_si512(y, _mm512_xor_si512(v, flip));
   }
 
   // max(1, sum|x| / n) of every lane, in 16 bits.
@@ -78,10 +133,6 @@ struct Avx512Elements : VnniIsa {
     const __m512i high =
         _mm512_permutex2var_epi16(_mm512_load_si512(t + 64), mean, _mm512_load_si512(t + 96));
     return _mm512_mask_blend_epi16(_mm512_cmpgt_epi16_mask(mean, _mm512_set1_epi16(63)), low, high);
-  }
-
-  static __m512i wide16(const int8_t* p) {
-    return _mm512_cvtepi8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(p)));
   }
 
   // Two sums a lane, as one would wait for itself.
@@ -176,32 +227,50 @@ struct Avx512Elements : VnniIsa {
                                          _mm512_set1_epi8(-127)));
   }
 
-  // int16 to bytes, clipped to +-127.
-  static void store16(int8_t* y, __m512i v) {
-    v = _mm512_max_epi16(v, _mm512_set1_epi16(-127));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(y), _mm512_cvtsepi16_epi8(v));
-  }
-
+  // The largest and the smallest first: their sum is clipped only where that of all three is.
   static void add_bias(const int8_t* a, const int8_t* b, const int8_t* w, int count, int8_t* y) {
-    for (int i = 0; i < count; i += 32)
-      store16(y + i,
-              _mm512_add_epi16(_mm512_add_epi16(wide16(a + i), wide16(b + i)), wide16(w + i)));
-  }
-
-  static void forget(const int8_t* f, const int8_t* s, int count, int8_t* y) {
-    for (int i = 0; i < count; i += 32) {
-      __m512i gate = _mm512_add_epi16(wide16(f + i), _mm512_set1_epi16(127));
-      store16(y + i, _mm512_srai_epi16(_mm512_mullo_epi16(gate, wide16(s + i)), 8));
+    for (int i = 0; i < count; i += 64) {
+      const __m512i u = load_bytes(a + i), v = load_bytes(b + i), x = load_bytes(w + i);
+      const __m512i top = _mm512_max_epi8(_mm512_max_epi8(u, v), x);
+      const __m512i bottom = _mm512_min_epi8(_mm512_min_epi8(u, v), x);
+      const __m512i all = _mm512_ternarylogic_epi32(u, v, x, 0x96);
+      const __m512i middle = _mm512_ternarylogic_epi32(all, top, bottom, 0x96);
+      const __m512i sum = _mm512_adds_epi8(_mm512_adds_epi8(top, bottom), middle);
+      _mm512_store_si512(y + i, _mm512_max_epi8(sum, _mm512_set1_epi8(-127)));
     }
   }
 
-  // (gate d) >> 8 with d = h - s of nine bits, as the high half of (128 gate) (2 d).
-  static void mix(const int8_t* f, const int8_t* h, const int8_t* s, int count, int8_t* y) {
-    for (int i = 0; i < count; i += 32) {
-      __m512i gate = _mm512_add_epi16(wide16(f + i), _mm512_set1_epi16(127)), old = wide16(s + i);
-      __m512i d = _mm512_sub_epi16(wide16(h + i), old);
-      __m512i part = _mm512_mulhi_epi16(_mm512_slli_epi16(gate, 7), _mm512_add_epi16(d, d));
-      store16(y + i, _mm512_add_epi16(old, part));
+  static __m512i gates(const int8_t* f) {  // f + 127, unsigned
+    return _mm512_add_epi8(load_bytes(f), _mm512_set1_epi8(127));
+  }
+
+  static void forget(const int8_t* f, const int8_t* s, int count, int8_t* y, bool flip) {
+    const __m512i zero = _mm512_setzero_si512();
+    for (int i = 0; i < count; i += 64) {
+      const __m512i gate = gates(f + i), old = load_bytes(s + i);
+      store16(y + i, _mm512_mulhi_epi16(_mm512_unpacklo_epi8(gate, zero), low_bytes(old)),
+              _mm512_mulhi_epi16(_mm512_unpackhi_epi8(gate, zero), high_bytes(old)), flipped(flip));
+    }
+  }
+
+  // (gate d) >> 8 with d = h - s of nine bits, as the high half of (128 gate) (2 d). What is added
+  // to s can have nine bits, their sum cannot.
+  static void mix(const int8_t* f, const int8_t* h, const int8_t* s, int count, int8_t* y,
+                  int8_t* flipped_too) {
+    const __m512i zero = _mm512_setzero_si512();
+    auto part = [&](__m512i pairs, __m512i gate) {
+      const __m512i twice = _mm512_maddubs_epi16(_mm512_set1_epi8(2), pairs);
+      return _mm512_and_si512(_mm512_mulhi_epi16(_mm512_srli_epi16(gate, 1), twice),
+                              _mm512_set1_epi16(255));
+    };
+    for (int i = 0; i < count; i += 64) {
+      const __m512i gate = gates(f + i), old = load_bytes(s + i), next = load_bytes(h + i);
+      const __m512i minus = _mm512_sub_epi8(zero, old);
+      const __m512i low = part(_mm512_unpacklo_epi8(next, minus), low_bytes(gate));
+      const __m512i high = part(_mm512_unpackhi_epi8(next, minus), high_bytes(gate));
+      const __m512i v = _mm512_add_epi8(old, _mm512_packus_epi16(low, high));
+      _mm512_store_si512(y + i, v);
+      if (flipped_too) _mm512_store_si512(flipped_too + i, _mm512_xor_si512(v, flipped(true)));
     }
   }
 };

@@ -19,6 +19,37 @@ struct Avx512Isa : Avx512Elements {
     interleave_avx512(src, negative, out);
   }
 
+  static constexpr bool kPairsOfOutputs = true;
+
+  // Rows of 16 bytes to words of two rows' bytes, shifted.
+  static void pair_outputs(const int8_t* a, int outputs, int up, bool grouped, uint32_t* to) {
+    const __m128i by = _mm_cvtsi32_si128(up);
+    for (int o = 0; o < outputs; o += 2, to += kPairs) {
+      const __m128i first = _mm_load_si128(reinterpret_cast<const __m128i*>(a + o * kPairs));
+      const __m128i second = _mm_load_si128(reinterpret_cast<const __m128i*>(a + (o + 1) * kPairs));
+      const __m256i bytes = grouped ? _mm256_set_m128i(_mm_unpackhi_epi32(first, second),
+                                                       _mm_unpacklo_epi32(first, second))
+                                    : _mm256_set_m128i(_mm_unpackhi_epi8(first, second),
+                                                       _mm_unpacklo_epi8(first, second));
+      _mm512_store_si512(to, _mm512_sll_epi16(_mm512_cvtepi8_epi16(bytes), by));
+    }
+  }
+
+  // Numbers, shifted, twice in 16 bits; whether each is at most `most` in size.
+  static bool twice(const int32_t* x, int by, int most, bool grouped, uint32_t* to) {
+    if (by < 0) return false;
+    __mmask16 fit = 0xFFFF;
+    const __m512i limit = _mm512_set1_epi32(most >> by);
+    for (int m = 0; m < kLanes; m += kPairs) {
+      const __m512i v = _mm512_loadu_si512(x + m), w = _mm512_sll_epi32(v, _mm_cvtsi32_si128(by));
+      fit &= _mm512_cmple_epu32_mask(_mm512_abs_epi32(v), limit);
+      _mm512_store_si512(
+          to + m, grouped ? _mm512_packs_epi32(w, w)
+                          : _mm512_mask_blend_epi16(0xAAAAAAAA, w, _mm512_slli_epi32(w, 16)));
+    }
+    return fit == 0xFFFF;
+  }
+
   // Eight outputs x 32 lanes in sixteen accumulators, a: members 2i, b: members 2i + 1. The loop is
   // assembly because gcc spills accumulators of the same loop written with intrinsics.
   static inline __attribute__((always_inline)) void multiply(const int8_t* tile, const Prepared* x,
@@ -177,18 +208,42 @@ struct Avx512Isa : Avx512Elements {
     multiply(w, x, words, a, b);
     V512 v[2 * kTile];
     for (int o = 0; o < kTile; ++o) v[o].v = a[o], v[kTile + o].v = b[o];
-    for (int i = 0; noise.rank && i < 2 * kTile; i += 4)
-      Epilogue::perturb_once(v + i, noise, i % kTile, i / kTile * kPairs);
+    if (noise.grouped && noise.fits)
+      return by.power ? finish_grouped<true>(v, noise, by, out)
+                      : finish_grouped<false>(v, noise, by, out);
+    if (noise.pairs && noise.fits)
+      for (int i = 0; i < 2 * kTile; i += 4)
+        Epilogue::perturb_pairs(v + i, noise, i % kTile, i / kTile * kPairs);
+    else if (noise.pairs)
+      for (int i = 0; i < 2 * kTile; i += 4)
+        Epilogue::perturb_wide(v + i, noise, i % kTile, i / kTile * kPairs);
+    else if (noise.rank)
+      for (int i = 0; i < 2 * kTile; i += 4)
+        Epilogue::perturb_once(v + i, noise, i % kTile, i / kTile * kPairs);
     for (int i = 0; noise.node && i < 2 * kTile; i += 4)
       Epilogue::perturb_nodes(v + i, noise, i % kTile, i / kTile * kPairs);
-    by.power ? finish<true>(v, by, out) : finish<false>(v, by, out);
+    if (by.early)
+      by.power ? finish<true, true>(v, by, out) : finish<false, true>(v, by, out);
+    else
+      by.power ? finish<true, false>(v, by, out) : finish<false, false>(v, by, out);
   }
 
   template <bool power>
+  static inline __attribute__((always_inline)) void finish_grouped(const V512* v,
+                                                                   const LowRank& noise,
+                                                                   const Scale& by,
+                                                                   uint32_t (*out)[kLanes]) {
+    for (int i = 0; i < 2 * kTile; i += 4)
+      X86Epilogue<V512>::grouped<power>(v + i, noise, i % kTile, i / kTile * kPairs, by)
+          .store(out[i % kTile / 4] + i / kTile * kPairs);
+  }
+
+  template <bool power, bool early>
   static inline __attribute__((always_inline)) void finish(const V512* v, const Scale& by,
                                                            uint32_t (*out)[kLanes]) {
     for (int i = 0; i < 2 * kTile; i += 4)
-      X86Epilogue<V512>::word<power>(v + i, by).store(out[i % kTile / 4] + i / kTile * kPairs);
+      X86Epilogue<V512>::word<power, early>(v + i, by).store(out[i % kTile / 4] +
+                                                             i / kTile * kPairs);
   }
 
   // Apart, because here the accumulators go through memory.
@@ -260,21 +315,46 @@ struct Avx512Isa : Avx512Elements {
     return _mm512_inserti32x4(w, _mm_unpackhi_epi16(d, e), 3);
   }
 
-  // At rank 1 products fit int16, and a shift by more than 15 gives what a shift by 15 does.
   static void embed_noise(const int32_t (*xb)[kLanes], const uint32_t* raw, int rank, int words,
                           int shift, uint32_t* y) {
-    if (rank > 1) return PortableIsa::embed_noise(xb, raw, rank, words, shift, y);
-    alignas(64) uint64_t four[kLanes];  // a lane's A once per byte of its word
-    for (int m = 0; m < kLanes; ++m)
-      four[m] = static_cast<uint16_t>(xb[0][m]) * uint64_t{0x0001000100010001};
-    const __m128i by = _mm_cvtsi32_si128(shift < 15 ? shift : 15);
-    for (int q = 0; q < 4 * kLanes; q += 32) {
-      const __m512i a = _mm512_load_si512(four + q / 4);
-      const int8_t* b = reinterpret_cast<const int8_t*>(raw) + q % (4 * kPairs);
-      int8_t* to = reinterpret_cast<int8_t*>(y) + q;
-      for (int w = 0; w < words; ++w, b += 4 * kPairs, to += 4 * kLanes) {
-        __m512i pert = _mm512_sra_epi16(_mm512_mullo_epi16(a, wide16(b)), by);
-        store16(to, _mm512_add_epi16(wide16(to), pert));
+    if (rank > 1)
+      PortableIsa::embed_noise(xb, raw, rank, words, shift, y);
+    else if (shift < 8)
+      add_products<true>(xb[0], raw, words, shift, y);
+    else
+      add_products<false>(xb[0], raw, words, shift, y);
+  }
+
+  // y += (a b) >> shift, the high half of a product with b times 256. wide: it can be more than a
+  // byte.
+  template <bool wide>
+  static void add_products(const int32_t* a, const uint32_t* raw, int words, int shift,
+                           uint32_t* y) {
+    const __m128i up = _mm_cvtsi32_si128(wide ? 8 - shift : 0);
+    const __m128i down = _mm_cvtsi32_si128(wide ? 0 : shift - 8);
+    const __m512i lane = _mm512_load_si512(kUnpacked.lane);
+    __m512i by[2][2];  // of members 2i and 2i + 1, for the bytes of each unpacked half
+    for (int half = 0; half < 2; ++half) {
+      const __m512i v = _mm512_load_si512(a + half * kPairs);
+      const __m512i narrow = _mm512_sll_epi16(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(v)), up);
+      by[half][0] = _mm512_permutexvar_epi16(lane, narrow);
+      by[half][1] = _mm512_permutexvar_epi16(_mm512_add_epi16(lane, _mm512_set1_epi16(2)), narrow);
+    }
+    for (int w = 0; w < words; ++w, raw += kPairs) {
+      const __m512i b = _mm512_loadu_si512(raw);
+      const __m512i low = low_bytes(b), high = high_bytes(b);
+      for (int half = 0; half < 2; ++half, y += kPairs) {
+        const __m512i old = _mm512_load_si512(y);
+        const __m512i first = _mm512_sra_epi16(_mm512_mulhi_epi16(low, by[half][0]), down);
+        const __m512i last = _mm512_sra_epi16(_mm512_mulhi_epi16(high, by[half][1]), down);
+        int8_t* to = reinterpret_cast<int8_t*>(y);
+        if (wide)
+          store16(to, _mm512_add_epi16(_mm512_srai_epi16(low_bytes(old), 8), first),
+                  _mm512_add_epi16(_mm512_srai_epi16(high_bytes(old), 8), last));
+        else
+          _mm512_store_si512(to,
+                             _mm512_max_epi8(_mm512_adds_epi8(old, _mm512_packs_epi16(first, last)),
+                                             _mm512_set1_epi8(-127)));
       }
     }
   }

@@ -105,6 +105,15 @@ struct V512 {
     return {_mm512_max_epi32(_mm512_min_epi32(v, _mm512_set1_epi32(by)), _mm512_set1_epi32(-by))};
   }
   V512 sra32(int by) const { return {_mm512_sra_epi32(v, _mm_cvtsi32_si128(by))}; }
+  V512 sra16(int by) const { return {_mm512_sra_epi16(v, _mm_cvtsi32_si128(by))}; }
+  V512 adds16(V512 b) const { return {_mm512_adds_epi16(v, b.v)}; }
+  V512 low16(V512 b) const { return {_mm512_unpacklo_epi16(v, b.v)}; }
+  V512 high16(V512 b) const { return {_mm512_unpackhi_epi16(v, b.v)}; }
+  V512 mulhi16(V512 b) const { return {_mm512_mulhi_epi16(v, b.v)}; }
+  V512 either(V512 b) const { return {_mm512_or_si512(v, b.v)}; }
+  V512 add_low16(V512 b) const {  // the low half of each word, as a signed number
+    return {_mm512_dpwssd_epi32(v, b.v, _mm512_set1_epi32(1))};
+  }
   V512 sll32(int by) const { return {_mm512_slli_epi32(v, by)}; }
   V512 srl32(int by) const { return {_mm512_srli_epi32(v, by)}; }
   V512 srl32(V512 by) const { return {_mm512_srlv_epi32(v, by.v)}; }

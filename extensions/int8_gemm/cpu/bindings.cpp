@@ -253,6 +253,8 @@ NB_MODULE(_int8_gemm, m) {
         "int32 [shape], numbers below every stream's room; see draws.h.");
   m.def("view", &eggroll::view, "array"_a.none(),
         "An MLX array over a C-contiguous int8 or int32 array of NumPy, whose memory it shares.");
+  m.def("pair_signs", &eggroll::pair_signs, nb::call_guard<nb::gil_scoped_release>(), "scores"_a,
+        "int16 [P, T] -> int8 [P/2], the sign of each pair's difference of sums.");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "fitness"_a, "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a,
         "Z int32 of every leaf.");

@@ -58,11 +58,11 @@ struct Block : Layers {
     if (job.totals) return keep_likelihoods(total, hit, t);
     uint32_t clipped = 0;  // pairs whose target has the highest possible logit
     for (int p = 0; p < kPairs; ++p) clipped |= static_cast<uint32_t>(hit[p] == 255) << p;
-    for (int m = 0; m < kLanes; ++m)
-      hit[m] = (hit[m] << (plan.score_bits - 4)) - log2_score(total[m]);
+    alignas(64) int32_t logs[kLanes];
+    log2_scores(total, logs);
+    for (int m = 0; m < kLanes; ++m) hit[m] = (hit[m] << (plan.score_bits - 4)) - logs[m];
     for (int m = 0; job.scores && m < kLanes; ++m)
-      if (member(m) < job.members)
-        job.scores[member(m) * job.tokens_per_member + t] = static_cast<int16_t>(hit[m]);
+      if (member(m) < job.members) job.scores[begins[m] + t] = static_cast<int16_t>(hit[m]);
     if (!job.credit_kind) return;
     if (job.group) tape.compare(t, hit);
     for (int p = 0; !job.values && !job.group && p < kPairs; ++p)
@@ -95,12 +95,27 @@ struct Block : Layers {
     for (int k = 0; k < cols; ++k) of_drawn[k] = wrapping_sum(of_drawn[k], -x[k]);
   }
 
-  // floor(S log2(n / S)), S = 2^score_bits: the fraction is the number of breakpoints passed.
-  int32_t log2_score(uint64_t n) const {
-    int zeros = __builtin_clzll(n), fraction = 0, bits = job.plan.score_bits;
-    for (int step = 1 << bits >> 1; step; step >>= 1)
-      if ((n << zeros) >= job.plan.log2_breakpoints[fraction + step - 1]) fraction += step;
-    return ((63 - zeros - bits) << bits) + fraction;
+  // floor(S log2(n / S)), S = 2^score_bits: the fraction is the number of breakpoints passed. A few
+  // are passed one after another by all lanes, many are halved.
+  void log2_scores(const uint64_t* n, int32_t* out) const {
+    const uint64_t* breakpoints = job.plan.log2_breakpoints;
+    const int bits = job.plan.score_bits, last = (1 << bits) - 1;
+    alignas(64) uint64_t top[kLanes], fraction[kLanes] = {};
+    for (int m = 0; m < kLanes; ++m) {
+      const int zeros = __builtin_clzll(n[m]);
+      top[m] = n[m] << zeros;
+      out[m] = (63 - zeros - bits) << bits;
+    }
+    if (last <= 16)
+      for (int i = 0; i < last; ++i) {
+        const uint64_t from = breakpoints[i];
+        for (int m = 0; m < kLanes; ++m) fraction[m] += top[m] >= from;
+      }
+    else
+      for (int m = 0; m < kLanes; ++m)
+        for (int step = 1 << bits >> 1; step; step >>= 1)
+          if (top[m] >= breakpoints[fraction[m] + step - 1]) fraction[m] += step;
+    for (int m = 0; m < kLanes; ++m) out[m] += static_cast<int32_t>(fraction[m]);
   }
 
   void keep_likelihoods(const uint64_t* total, const int32_t* hit, int t) const {
@@ -121,7 +136,7 @@ struct Block : Layers {
   }
 
   void norm(const Op& op, int n, int t) {
-    Isa::norm(registers[op.in[0]], vector(op, n, t), n, bytes(op.out));
+    Isa::norm(registers[op.in[0]], vector(op, n, t), n, written(op), flipped(op));
   }
 
   // A kind without a case is a compiler's error (-Werror=switch), so there is no default.
@@ -150,10 +165,11 @@ struct Block : Layers {
         lookup(in[0], job.plan.tables[op.table], count, y);
         break;
       case OpKind::forget:
-        Isa::forget(in[0], in[1], count, y);
+        Isa::forget(in[0], in[1], count, written(op), flipped(op));
         break;
       case OpKind::mix:
-        Isa::mix(in[0], in[1], in[2], count, y);
+        Isa::mix(in[0], in[1], in[2], count, y,
+                 flipped(op) ? reinterpret_cast<int8_t*>(prepared[op.out]) : nullptr);
         break;
       case OpKind::input:
         input(op, n, t);
@@ -180,7 +196,7 @@ struct Block : Layers {
       case OpKind::sums:
         return sums(op, t);
     }
-    ready[op.out] = false;
+    ready[op.out] = flipped(op);
   }
 
   static void lookup(const int8_t* x, const int8_t* table, int count, int8_t* y) {
@@ -293,7 +309,9 @@ struct Block : Layers {
     load_state(first ? job.state_out : job.state_in);
     for (int t = first; t < last; ++t) {
       registers[0] = x + step * (t - first);
-      for (int j = 0; j < stage->register_count; ++j) ready[j] = false;
+      // The state stays as it was left.
+      for (int j = 0; j < stage->register_count; ++j)
+        if (j != 1 || t == first) ready[j] = false;
       restart(t);
       for (int j = 0, asked = 0; j < stage->op_count;) {
         const Op& op = stage->ops[j];

@@ -13,7 +13,7 @@ namespace mx = mlx::core;
 
 namespace {
 
-constexpr int64_t kFew = 1 << 20;   // numbers that take a millisecond
+constexpr int64_t kFew = 1 << 16;   // numbers that take 50 microseconds
 constexpr int64_t kPart = 1 << 16;  // of a stream that a thread draws at a time
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
 constexpr uint64_t kFactors[] = {0xBF58476D1CE4E5B9, 0x94D049BB133111EB};

@@ -56,27 +56,49 @@ mx::array pack(const Program& program, const std::vector<mx::array>& leaves) {
 
 namespace {
 
-std::vector<mx::array> run(std::shared_ptr<Program> program, const Arrays& arrays,
-                           const Options& options, Output output,
-                           std::optional<Crediting> crediting = std::nullopt) {
-  const Plan& plan = program->plan();
+mx::array made(mx::Shape shape, mx::Dtype dtype) {
+  size_t count = 1;
+  for (int n : shape) count *= static_cast<size_t>(n);
+  return mx::array(allocated(count * dtype.size()), std::move(shape), dtype);
+}
+
+void run_blocks(const Job& job, int threads) {
+  const Kernels& k = kernels();
+  int64_t blocks = (job.members + kLanes - 1) / kLanes;
+  ScratchPool pool(k.block_bytes(job), blocks, threads);
+  parallel_for(blocks, threads, [&](int64_t i, int thread) { k.block(job, i, pool.of(thread)); });
+}
+
+// Done when it returns: a primitive would go through MLX's thread, which takes longer than the
+// votes of a small population.
+std::vector<mx::array> run(const Program& program, const Arrays& arrays, const Options& options,
+                           Output output,
+                           const std::optional<Crediting>& crediting = std::nullopt) {
+  const Plan& plan = program.plan();
   int members = arrays.in[2].shape(0), count = arrays.in[2].shape(1);
-  std::vector<mx::Shape> shapes{{members, plan.state_size}};
-  std::vector<mx::Dtype> dtypes{mx::int8};
+  std::vector<mx::array> out{made({members, plan.state_size}, mx::int8)};
+  Job job = job_of(kernels(), program, arrays.in, arrays, options);
+  job.state_out = out[0].data<int8_t>();
   auto give = [&](mx::Shape shape, mx::Dtype dtype) {
     check_size(shape);
-    shapes.push_back(std::move(shape));
-    dtypes.push_back(dtype);
+    out.push_back(made(std::move(shape), dtype));
+    return out.back().data<void>();
   };
-  if (output == Output::scores) give({members, count}, mx::int16);
-  if (output == Output::logits) give({members, count, plan.vocabulary}, mx::int8);
+  auto each = [&](mx::Dtype dtype) { return give({members, count}, dtype); };
+  std::vector<void*> given;
+  if (output == Output::scores) job.scores = static_cast<int16_t*>(each(mx::int16));
+  if (output == Output::logits)
+    job.logits = static_cast<int8_t*>(give({members, count, plan.vocabulary}, mx::int8));
   if (output == Output::likelihoods)
-    give({members, count}, mx::uint64), give({members, count}, mx::int8);
+    job.totals = static_cast<uint64_t*>(each(mx::uint64)),
+    job.hits = static_cast<int8_t*>(each(mx::int8));
   for (int i = 0; output == Output::outputs && i < plan.output_count; ++i)
-    give({members, count, plan.outputs[i].size}, plan.outputs[i].wide ? mx::int32 : mx::int8);
-  auto primitive = std::make_shared<EvaluatePopulation>(
-      mx::default_stream(kCpu), std::move(program), arrays, options, output, std::move(crediting));
-  return mx::array::make_arrays(shapes, dtypes, primitive, arrays.in);
+    given.push_back(
+        give({members, count, plan.outputs[i].size}, plan.outputs[i].wide ? mx::int32 : mx::int8));
+  if (output == Output::outputs) job.outputs = given.data();
+  if (crediting) noise_of_nodes(*crediting, job);
+  run_blocks(job, options.threads);
+  return out;
 }
 
 std::vector<mx::array> run_unperturbed(std::shared_ptr<Program> program, const mx::array& packed,
@@ -87,7 +109,7 @@ std::vector<mx::array> run_unperturbed(std::shared_ptr<Program> program, const m
   const Noise none{mx::zeros({1}, mx::int8, kCpu), std::nullopt, 1, 0};
   const Options options{threads, block_tokens, 1, 0};
   Arrays arrays = arrays_of(*program, packed, none, tokens, targets, state, rows, options);
-  return run(std::move(program), arrays, options, output);
+  return run(*program, arrays, options, output);
 }
 
 }  // namespace
@@ -99,7 +121,7 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
   check_scored(program->plan());
   const Options options{threads, block_tokens, noise.rank, noise.shift};
   Arrays arrays = arrays_of(*program, packed, noise, tokens, targets, state, rows, options);
-  return run(std::move(program), arrays, options, Output::scores);
+  return run(*program, arrays, options, Output::scores);
 }
 
 std::vector<mx::array> outputs(std::shared_ptr<Program> program, const mx::array& packed,
@@ -116,7 +138,7 @@ std::vector<mx::array> outputs(std::shared_ptr<Program> program, const mx::array
     check(plan, *crediting);
     add_signs(plan, *signs, arrays);
   }
-  return run(std::move(program), arrays, options, Output::outputs, crediting);
+  return run(*program, arrays, options, Output::outputs, crediting);
 }
 
 std::vector<mx::array> logits(std::shared_ptr<Program> program, const mx::array& packed,
@@ -172,12 +194,6 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
 
 namespace {
 
-mx::array made(mx::Shape shape, mx::Dtype dtype) {
-  size_t count = 1;
-  for (int n : shape) count *= static_cast<size_t>(n);
-  return mx::array(allocated(count * dtype.size()), std::move(shape), dtype);
-}
-
 void check_fits(const Plan& plan, const eggroll_world* world) {
   require(!plan.scored && !plan.indices && plan.inputs && plan.output_count,
           "play: a program with an input and an output is needed, without score or features");
@@ -186,13 +202,6 @@ void check_fits(const Plan& plan, const eggroll_world* world) {
       require(plan.stages[s].ops[j].kind != OpKind::embed, "play: a world shows no tokens");
   require(world->inputs == plan.inputs && world->outputs == plan.outputs[0].size,
           "play: the world has other inputs or outputs than the program");
-}
-
-void run_blocks(const Job& job, int threads) {
-  const Kernels& k = kernels();
-  int64_t blocks = (job.members + kLanes - 1) / kLanes;
-  ScratchPool pool(k.block_bytes(job), blocks, threads);
-  parallel_for(blocks, threads, [&](int64_t i, int thread) { k.block(job, i, pool.of(thread)); });
 }
 
 // The same, then the votes of every leaf, which are added to `out`.
@@ -296,13 +305,41 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
   bool ok = true;
   for (size_t i = 0; i < in[0].size(); ++i) ok &= f[i] >= -1 && f[i] <= 1;
   require(ok, "fitness must be -1, 0 or 1");
-  kernels();
-  std::vector<mx::Shape> shapes;
-  for (int i = 0; i < plan.leaf_count; ++i) shapes.push_back(shape_of(plan.leaves[i]));
-  std::vector<mx::Dtype> dtypes(shapes.size(), mx::int32);
-  auto primitive = std::make_shared<CountVotes>(mx::default_stream(kCpu), std::move(program),
-                                                threads, rank, signs);
-  return mx::array::make_arrays(shapes, dtypes, primitive, in);
+  const int64_t pairs = static_cast<int64_t>(in[0].size());
+  std::vector<mx::array> out;
+  std::vector<VoteJob> jobs;
+  std::vector<int32_t*> z;
+  for (int i = 0; i < plan.leaf_count; ++i) {
+    out.push_back(made(shape_of(plan.leaves[i]), mx::int32));
+    z.push_back(out.back().data<int32_t>());
+    std::memset(z.back(), 0, out.back().nbytes());
+    VoteJob job{};
+    job.leaf = plan.leaves[i];
+    job.noise = in[1].data<int8_t>();
+    job.starts = in[2].data<int32_t>() + i * pairs;
+    job.fitness = f;
+    job.rank = rank;
+    job.signs = signs;
+    jobs.push_back(job);
+  }
+  Count(kernels(), jobs, z, pairs, threads).run();
+  return out;
+}
+
+mx::array pair_signs(const mx::array& scores) {
+  require(scores.ndim() == 2 && scores.shape(0) % 2 == 0, "scores: [P, T] of pairs is needed");
+  const mx::array in = ready(scores, mx::int16, "scores");
+  const int pairs = in.shape(0) / 2, count = in.shape(1);
+  mx::array out = made({pairs}, mx::int8);
+  const int16_t* plus = in.data<int16_t>();
+  int8_t* sign = out.data<int8_t>();
+  for (int p = 0; p < pairs; ++p, plus += 2 * static_cast<int64_t>(count)) {
+    const int16_t* minus = plus + count;
+    int64_t sum = 0;
+    for (int t = 0; t < count; ++t) sum += plus[t] - minus[t];
+    sign[p] = static_cast<int8_t>((sum > 0) - (sum < 0));
+  }
+  return out;
 }
 
 }  // namespace eggroll

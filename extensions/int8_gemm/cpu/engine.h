@@ -92,6 +92,9 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
                              const mx::array& table, const mx::array& starts, int rank, bool signs,
                              int threads);
 
+// Scores int16 [P, T] -> int8 [P/2], the sign of member 2i's sum less that of member 2i + 1.
+mx::array pair_signs(const mx::array& scores);
+
 // Multiply-adds per second of the instruction set's dot product on registers, all threads together.
 double peak(int threads);
 

@@ -15,11 +15,11 @@ namespace eggroll::amx {
 #include "amx_tiles.h"
 
 struct Elements : Avx512Isa {
-  template <bool power>
+  template <bool power, bool early>
   static inline __attribute__((always_inline)) void piece(const int32_t (*acc)[kLanes],
                                                           const LowRank& noise, int o, int m,
                                                           const Scale& by, uint32_t* out) {
-    X86Epilogue<V512>::piece<power>(acc, noise, o, m, by, out);
+    X86Epilogue<V512>::piece<power, early>(acc, noise, o, m, by, out);
   }
 
   static int64_t peak(int64_t rounds) {

@@ -19,6 +19,8 @@ struct Isa : PortableIsa {
   using Prepared = int32_t;  // [K/4][32] of u8 = x + 128
   using Noise = uint32_t;    // [K/4][16]
 
+  static constexpr bool kPairsOfOutputs = true;
+
   static size_t prepared_size(int words) { return static_cast<size_t>(words) * kLanes; }
   static size_t noise_size(int words) { return static_cast<size_t>(words) * kPairs; }
 

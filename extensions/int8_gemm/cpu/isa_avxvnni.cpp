@@ -22,6 +22,8 @@ namespace eggroll::avxvnni {
 #endif
 
 struct Isa : VnniIsa {
+  static constexpr bool kPairsOfOutputs = true;
+
   static __m256i load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
   static void store(int32_t* p, __m256i v) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), v); }
 

@@ -59,6 +59,14 @@ struct Scale {
   // The same in 16 bits, where it is no power of two: u / d = (u factor >> 16) >> bits for u < 256
   // d.
   int factor, bits;
+  // Whether sums that are clipped to 16 bits first give the same, and then floor(v / root), with
+  // v = sum >> 4, as the high half of (2 v + 1) odd_factor.
+  bool early;
+  int odd_factor;
+  // Whether even noise may be added after the clip to 16 bits, and the largest x.B, of A in 16
+  // bits, of which the other's high half is small enough: what is clipped stays beyond 127.
+  bool grouped;
+  int largest;
 };
 
 // ceil(2^(16 + bits) / d), 2^bits < d: of 16 bits.
@@ -78,10 +86,53 @@ static constexpr bool exact_in_16_bits() {
 }
 static_assert(exact_in_16_bits());
 
+// 2^16 / (2 d), rounded.
+static constexpr int odd_factor_of(int d) { return ((1 << 16) + d) / (2 * d); }
+
+// An odd numerator is never a multiple of 2 d, so the factor may be too large or too small.
+static constexpr bool exact_for_odd() {
+  for (int d = 3; d < 16; ++d)
+    for (int v = -2048; v < 2048; ++v) {
+      const int floor = (v + 2048 * d) / d - 2048;
+      if ((d & (d - 1)) && ((2 * v + 1) * odd_factor_of(d)) >> 16 != floor) return false;
+    }
+  return true;
+}
+static_assert(exact_for_odd());
+
+constexpr int kGroupedRoot = 11;
+
 static inline Scale scale(int inputs) {
   int root = isqrt(inputs), bits = 31 - __builtin_clz(static_cast<unsigned>(root));
   bool power = (root & (root - 1)) == 0;
-  return {power, 4 + bits, divisor(root), power ? 0 : factor_of(root, bits), bits};
+  return {power,
+          4 + bits,
+          divisor(root),
+          power ? 0 : factor_of(root, bits),
+          bits,
+          root <= 16,
+          odd_factor_of(root),
+          root <= kGroupedRoot,
+          root <= kGroupedRoot ? clamp(2 * (32767 - 127 * 16 * root), 0, 32767) : 32767};
+}
+
+// By how much A is shifted in LowRank::pairs.
+static inline int up_of(int shift) { return clamp(16 - shift, 0, 8); }
+
+struct Yes {
+  constexpr bool operator()() const { return true; }
+};
+struct No {
+  constexpr bool operator()() const { return false; }
+};
+
+// Calls what has a template for each way to divide.
+template <typename Work>
+static inline __attribute__((always_inline)) void divided(const Scale& by, Work work) {
+  if (by.early)
+    by.power ? work(Yes{}, Yes{}) : work(No{}, Yes{});
+  else
+    by.power ? work(Yes{}, No{}) : work(No{}, No{});
 }
 
 // The low-rank term of one tile: acc[o][m] += (sum_j xb[j][m] a[j][o][m % 16]) >> shift.
@@ -95,4 +146,11 @@ struct LowRank {
   // by `minus`.
   const int32_t* node;    // [outputs][16 pairs], or null
   const uint32_t* minus;  // [32]: all ones turns the sign
+  // Rank 1 in 16 bits, or null: the term is the high half of a product of words, two outputs of a
+  // lane in each.
+  const uint32_t* pairs;  // [outputs/2][16 pairs]: A << up of two outputs
+  const uint32_t* twice;  // [32]: x.B << 16 - shift - up, in both halves
+  int up;
+  bool grouped;
+  bool fits;  // whether they have 16 bits; else `pairs` holds A all the same
 };

@@ -10,12 +10,14 @@ struct Layers : Members {
   Isa::Prepared* prepared[kRegisters];
   bool ready[kRegisters];
   const Stage* stage;
-  LeafNoise noise[kOps];  // of the stage's operations
+  int64_t begins[kLanes];  // where each member's tokens begin
+  LeafNoise noise[kOps];   // of the stage's operations
   Tape tape;
   Features features;
   World world;
+  bool flips;         // whether what products alone read is written as they take it
   uint32_t* swapped;  // a vector or a row of noise as one token has it
-  alignas(64) uint32_t minus[kLanes];
+  alignas(64) uint32_t minus[kLanes], twice[kLanes];
   int32_t (*xb)[kLanes];  // [r]: signed x.B
   alignas(64) uint32_t logits[kLogitTiles][kTile / 4][kLanes];
 
@@ -24,7 +26,12 @@ struct Layers : Members {
         arena{static_cast<char*>(scratch)},
         tape(*this, arena),
         features(*this, arena),
-        world(*this, arena) {}
+        world(*this, arena),
+        flips(Isa::kFlips && !j.credit_kind) {
+    for (int m = 0; m < kLanes; ++m) begins[m] = clamped(m) * job.tokens_per_member;
+  }
+
+  int32_t token(const int32_t* of, int lane, int t) const { return of[begins[lane] + t]; }
 
   LeafNoise& of(const Op& op) { return noise[&op - stage->ops]; }
 
@@ -118,6 +125,7 @@ struct Layers : Members {
   void clear_state(const uint32_t* keep) {
     for (int w = 0; w < words_of(job.plan.width); ++w)
       for (int m = 0; m < kLanes; ++m) registers[1][w * kLanes + m] &= keep[m];
+    ready[1] = false;
   }
 
   // ---- operations ----------------------------------------------------------------------------
@@ -132,6 +140,12 @@ struct Layers : Members {
     if (!ready[reg]) Isa::prepare(registers[reg], words_of(n), prepared[reg]);
     ready[reg] = true;
     return prepared[reg];
+  }
+
+  // Whether an operation writes what `prepare` would make of its result, and where.
+  bool flipped(const Op& op) const { return flips && op.multiplied; }
+  int8_t* written(const Op& op) {
+    return flipped(op) ? reinterpret_cast<int8_t*>(prepared[op.out]) : bytes(op.out);
   }
 
   void embed(const Op& op, int t) {
@@ -164,10 +178,13 @@ struct Layers : Members {
 
   void embed_noise(const Op& op, int t, int words) {
     int r = job.rank, d = job.plan.leaves[op.leaf].cols;
-    for (int m = 0; m < kLanes; ++m) {
-      const int8_t* a = slice(op.leaf, m % kPairs) + r * d;
-      a += static_cast<int64_t>(token(job.tokens, m, t)) * r;
-      for (int j = 0; j < r; ++j) xb[j][m] = m < kPairs ? a[j] : -a[j];
+    for (int p = 0; p < kPairs; ++p) {
+      const int8_t* a = of(op).slices[p] + r * d;
+      const int64_t plus = token(job.tokens, p, t), minus = token(job.tokens, p + kPairs, t);
+      for (int j = 0; j < r; ++j) {
+        xb[j][p] = a[plus * r + j];
+        xb[j][p + kPairs] = -a[minus * r + j];
+      }
     }
     Isa::embed_noise(xb, of(op).raw, r, words, job.shift, registers[op.out]);
   }
@@ -188,9 +205,23 @@ struct Layers : Members {
   inline __attribute__((always_inline)) LowRank open(const Op& op, const Isa::Prepared* x, int t) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     int words = words_of(leaf.cols), r = rank(), tiles = tiles_of(leaf.rows);
-    LowRank noise{xb,      of(op).a, static_cast<size_t>(tiles) * kTile * kPairs, r, job.shift,
-                  nullptr, minus};
+    LowRank noise{xb,
+                  of(op).a,
+                  static_cast<size_t>(tiles) * kTile * kPairs,
+                  r,
+                  job.shift,
+                  nullptr,
+                  minus,
+                  of(op).pairs,
+                  twice,
+                  up_of(job.shift),
+                  false,
+                  false};
     if (r) low_rank(op, x, words, t);
+    noise.grouped = noise.pairs && of(op).by.grouped;
+    if (noise.pairs)
+      noise.fits =
+          Isa::twice(xb[0], 16 - job.shift - noise.up, of(op).by.largest, noise.grouped, twice);
     if (nodes() && !silent(op)) {
       noise.node = of(op).node;
       turned(op.leaf, t, minus);
@@ -205,7 +236,7 @@ struct Layers : Members {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     const Isa::Prepared* x = prepare(op, leaf.cols);
     Matrix::product(job.weights + leaf.offset, x, words_of(leaf.cols), tiles_of(leaf.rows),
-                    open(op, x, t), scale(leaf.cols), place, done);
+                    open(op, x, t), of(op).by, place, done);
   }
 
   // Where `size` bytes of an output go, by lane: to the caller or the world, or nowhere. Whether
@@ -253,8 +284,12 @@ struct Layers : Members {
   void linear(const Op& op, int t) {
     using Words = uint32_t (*)[kLanes];
     if (op.chain) return linear_chain(op, t);
-    Words out = reinterpret_cast<Words>(registers[op.out]);
-    product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
+    Words out = reinterpret_cast<Words>(written(op));
+    if (!flipped(op))
+      return product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
+    product(
+        op, t, [out](int i) { return out + i * (kTile / 4); },
+        [out](int i) { Isa::flip(out[i * (kTile / 4)], kTile / 4); });
   }
 
   // The same with the bias and the relu that follow it.

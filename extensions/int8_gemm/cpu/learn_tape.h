@@ -28,7 +28,9 @@ struct LearnTape : Block {
   alignas(64) uint32_t places[kRow];  // random word of a lane's token, plus 0 to 3
 
   LearnTape(const LearnJob& l, int64_t block, void* scratch)
-      : Block(l.job, block, scratch), learn(l) {}
+      : Block(l.job, block, scratch), learn(l) {
+    flips = false;
+  }
 
   int T() const { return job.tokens_per_member; }
 
@@ -175,6 +177,8 @@ struct LearnTape : Block {
     alignas(64) uint64_t fine[kLanes], coarse[kLanes];
     LearnIsa::powers(small, rows, words, plan.exact_mantissa, plan.score_bits, scratch, fine,
                      coarse);
+    alignas(64) int32_t logs[kLanes];
+    log2_scores(fine, logs);
     ErrorLanes lanes;
     for (int m = 0; m < kLanes; ++m) {
       bool there = member(m) < job.members;
@@ -189,7 +193,7 @@ struct LearnTape : Block {
       }
       if (!there) continue;
       int32_t hit = small[target / 4 * kRow + 4 * m + target % 4] + 128;
-      int32_t value = (hit << (plan.score_bits - 4)) - log2_score(fine[m]);
+      int32_t value = (hit << (plan.score_bits - 4)) - logs[m];
       job.scores[member(m) * T() + t] = static_cast<int16_t>(value);
     }
     draw_places(t);

@@ -2,11 +2,14 @@
 
 // The weights and noise of an operation's leaf for one block.
 struct LeafNoise {
-  uint32_t* raw;   // B as words [r][K/4][16 pairs]
-  Isa::Noise* b;   // the same, prepared for lane_dot
-  int8_t* a;       // [r][O][16 pairs]
-  int8_t* vector;  // [n/4][32][4]: the perturbed vector w', or the plain one
-  int32_t* node;   // [O][16 pairs]: noise on the outputs
+  uint32_t* raw;                // B as words [r][K/4][16 pairs]
+  Isa::Noise* b;                // the same, prepared for lane_dot
+  int8_t* a;                    // [r][O][16 pairs], or null
+  uint32_t* pairs;              // the same of rank 1 in 16 bits, see LowRank
+  int8_t* vector;               // [n/4][32][4]: the perturbed vector w', or the plain one
+  int32_t* node;                // [O][16 pairs]: noise on the outputs
+  Scale by;                     // of a matrix' products
+  const int8_t* const* slices;  // [16 pairs], of an embedding
   uint32_t* row;  // noise on the outputs of an embedding or of features, words [n/4][32]: n, and -n
                   // in the upper lanes
 };
@@ -73,6 +76,30 @@ struct Loader : Members {
     }
   }
 
+  void keep_slices(const Op& op) {
+    const int8_t** to = arena.take<const int8_t*>(kPairs);
+    for (int p = 0; arena.base && p < kPairs; ++p) to[p] = slice(op.leaf, p);
+    out.slices = to;
+  }
+
+  void load_pairs(const Op& op, int k, int outputs) {
+    const int padded = tiles_of(outputs) * kTile, up = up_of(job.shift);
+    uint32_t* dst = out.pairs = arena.take<uint32_t>(static_cast<size_t>(padded) / 2 * kPairs);
+    if (!arena.base) return;
+    const int8_t* src[kPairs];
+    for (int p = 0; p < kPairs; ++p) src[p] = slice(op.leaf, p) + k;
+    for (int o = 0; o < padded; o += 16, dst += 8 * kPairs) {
+      alignas(64) int8_t turned[16 * kPairs];
+      const int count = padded - o < 16 ? padded - o : 16;
+      if (o + 16 <= outputs)
+        Isa::transpose(src, turned);
+      else
+        load_rest(src, outputs - o, 1, count * kPairs, turned);
+      for (int p = 0; p < kPairs; ++p) src[p] += 16;
+      Isa::pair_outputs(turned, count, up, out.by.grouped, dst);
+    }
+  }
+
   // The same for what is left at the end, zero beyond it: `bytes` of at most 16 outputs at rank 1.
   static void load_rest(const int8_t* const* src, int outputs, int r, int bytes, int8_t* dst) {
     if (r > 1) {
@@ -106,7 +133,7 @@ struct Loader : Members {
       for (int i = n; i < words * 4; ++i) plus[i] = minus[i] = 0;
       if (job.starts && !silent(op)) {
         int shift = nodes() ? 4 + job.shifts[op.leaf] : job.shift;
-        perturbed(w, slice(op.leaf, p), n, shift, plus, minus);
+        Isa::perturbed(w, slice(op.leaf, p), n, shift, plus, minus);
       } else {
         __builtin_memcpy(plus, w, static_cast<size_t>(n));
         __builtin_memcpy(minus, w, static_cast<size_t>(n));
@@ -117,28 +144,20 @@ struct Loader : Members {
     Isa::transpose_words(src + kPairs, words, dst + kPairs, kLanes);
   }
 
-  // The vector as members 2i and 2i + 1 see it. Products of two bytes fit int16, and a shift by
-  // more than 15 gives what a shift by 15 does.
-  static void perturbed(const int8_t* __restrict w, const int8_t* __restrict two, int n, int shift,
-                        int8_t* __restrict plus, int8_t* __restrict minus) {
-    int by = shift < 15 ? shift : 15;
-    for (int i = 0; i < n; ++i) {
-      int16_t product = static_cast<int16_t>(two[2 * i] * two[2 * i + 1]);
-      int16_t negative = static_cast<int16_t>(-product);
-      plus[i] = static_cast<int8_t>(clip(w[i] + (product >> by)));
-      minus[i] = static_cast<int8_t>(clip(w[i] + (negative >> by)));
-    }
-  }
-
   void place(const Op& op) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     if (leaf.cols == 0) return load_vector(op);
+    out.by = scale(leaf.cols);
     if (!job.starts || silent(op)) return;
     if (op.kind == OpKind::features)  // the weights' noise is read where it lies
       return nodes() ? load_row(op, op.lists * leaf.cols) : void();
     if (nodes()) return op.kind == OpKind::embed ? load_row(op, leaf.cols) : load_node(op);
     load_b(op, leaf.cols);
-    if (op.kind != OpKind::embed) load_a(op, leaf.cols, leaf.rows);
+    if (op.kind == OpKind::embed) return keep_slices(op);
+    if (Isa::kPairsOfOutputs && job.rank == 1 && op.kind != OpKind::sums)
+      load_pairs(op, leaf.cols, leaf.rows);
+    else
+      load_a(op, leaf.cols, leaf.rows);
   }
 
   // A on the outputs, in the scale of the sums: 2^-shift of the last bit for A = 1.

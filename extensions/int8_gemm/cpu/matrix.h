@@ -11,6 +11,7 @@ struct TileMatrix {
     for (int i = 0; i < tiles; ++i, w += Isa::tile_bytes(words)) {
       Isa::tile(w, x, words, noise, by, place(i));
       if (noise.a) noise.a += kTile * kPairs;
+      if (noise.pairs) noise.pairs += kTile / 2 * kPairs;
       if (noise.node) noise.node += kTile * kPairs;
       done(i);
     }

@@ -56,8 +56,9 @@ struct Op {
   int table;  // index of a 256-byte lookup table, by the register's byte as unsigned
   // Of features: a row's indices first .. first + lists * active - 1, and the right shift of sums.
   int lists, active, first, shift;
-  int place;  // of output and sums: which of the program's outputs
-  int chain;  // of linear: how many operations after it are done with each of its tiles
+  int place;        // of output and sums: which of the program's outputs
+  int chain;        // of linear: how many operations after it are done with each of its tiles
+  bool multiplied;  // products alone read the result; of mix: products read it, too
 };
 
 // A parameter [rows, cols] (cols 0: a vector of `rows`). `offset` is where it begins in the packed

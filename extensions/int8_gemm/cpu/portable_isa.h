@@ -9,6 +9,40 @@ struct PortableIsa {
   // as rows of the pairs.
   static constexpr bool kInPlace = false, kNoiseRows = false;
   static constexpr size_t kPadding = 0;
+  // Whether `norm` and `forget` can give what `prepare` makes of their results.
+  static constexpr bool kFlips = false;
+  static void flip(uint32_t*, int) {}
+  // Whether noise of rank 1 is laid out as LowRank::pairs.
+  static constexpr bool kPairsOfOutputs = false;
+
+  // Rows [outputs][16 pairs] of A, shifted, two rows to a word.
+  static void pair_outputs(const int8_t* a, int outputs, int up, bool grouped, uint32_t* to) {
+    int16_t* at = reinterpret_cast<int16_t*>(to);
+    for (int o = 0; o < outputs; ++o)
+      for (int p = 0; p < kPairs; ++p)
+        at[o / 2 * 2 * kPairs + place_of(p, o % 2, grouped)] =
+            static_cast<int16_t>(a[o * kPairs + p] * (1 << up));
+  }
+
+  // Numbers, shifted, twice in 16 bits; whether each is at most `most` in size then.
+  static bool twice(const int32_t* x, int by, int most, bool grouped, uint32_t* to) {
+    if (by < 0) return false;
+    int16_t* at = reinterpret_cast<int16_t*>(to);
+    bool fits = true;
+    for (int m = 0; m < kLanes; ++m) {
+      fits &= x[m] <= most >> by && x[m] >= -(most >> by);
+      const int16_t v = static_cast<int16_t>(static_cast<uint32_t>(x[m]) << by);
+      for (int i = 0; i < 2; ++i)
+        at[m / kPairs * 2 * kPairs + place_of(m % kPairs, i, grouped)] = v;
+    }
+    return fits;
+  }
+
+  // Where 16 lanes' words have the halves of two outputs: side by side, or four lanes of the one
+  // and then of the other.
+  static int place_of(int lane, int output, bool grouped) {
+    return grouped ? lane / 4 * 8 + lane % 4 + 4 * output : 2 * lane + output;
+  }
   static void keep_noise(const int8_t*, int, int, int, void*) {}
 
   // What a thread needs while it runs a block, and again after others' code.
@@ -55,6 +89,19 @@ struct PortableIsa {
   static void prepare(const uint32_t* x, int words, Prepared* out) { widen<kLanes>(x, words, out); }
   static void prepare_noise(const uint32_t* raw, int words, Noise* out) {
     widen<kPairs>(raw, words, out);
+  }
+
+  // The vector as members 2i and 2i + 1 see it. Products of two bytes fit int16, and a shift by
+  // more than 15 gives what a shift by 15 does.
+  static void perturbed(const int8_t* __restrict w, const int8_t* __restrict two, int n, int shift,
+                        int8_t* __restrict plus, int8_t* __restrict minus) {
+    int by = shift < 15 ? shift : 15;
+    for (int i = 0; i < n; ++i) {
+      int16_t product = static_cast<int16_t>(two[2 * i] * two[2 * i + 1]);
+      int16_t negative = static_cast<int16_t>(-product);
+      plus[i] = static_cast<int8_t>(clip(w[i] + (product >> by)));
+      minus[i] = static_cast<int8_t>(clip(w[i] + (negative >> by)));
+    }
   }
 
   // dst[16 * i + p] = src[p][i] for i, p = 0..15.
@@ -106,10 +153,11 @@ struct PortableIsa {
   static void add_bias(const int8_t* a, const int8_t* b, const int8_t* w, int count, int8_t* y) {
     for (int i = 0; i < count; ++i) y[i] = static_cast<int8_t>(clip(a[i] + b[i] + w[i]));
   }
-  static void forget(const int8_t* f, const int8_t* s, int count, int8_t* y) {
+  static void forget(const int8_t* f, const int8_t* s, int count, int8_t* y, bool) {
     for (int i = 0; i < count; ++i) y[i] = static_cast<int8_t>(((f[i] + 127) * s[i]) >> 8);
   }
-  static void mix(const int8_t* f, const int8_t* h, const int8_t* s, int count, int8_t* y) {
+  static void mix(const int8_t* f, const int8_t* h, const int8_t* s, int count, int8_t* y,
+                  int8_t*) {
     for (int i = 0; i < count; ++i)
       y[i] = static_cast<int8_t>(s[i] + (((f[i] + 127) * (h[i] - s[i])) >> 8));
   }
@@ -140,7 +188,7 @@ struct PortableIsa {
 
   // y = clip((x w) // max(1, sum|x| // n)) for n rows of bytes in words [n/4][32]; x, w, y
   // likewise.
-  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y) {
+  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y, bool) {
     alignas(64) int32_t sum[kLanes] = {}, half[4 * kLanes];
     alignas(64) uint32_t reciprocal[4 * kLanes];
     for (int k = 0; k < words_of(n); ++k)

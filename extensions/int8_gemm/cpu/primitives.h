@@ -1,4 +1,4 @@
-// MLX primitives of the CPU engine: a population's evaluation, its votes, and both by token credit.
+// MLX primitives of the CPU engine: what gives scores and votes at once, and the job of all.
 //
 // Included by engine.cpp alone, which makes arrays of them.
 #pragma once
@@ -107,84 +107,7 @@ Job job_of(const Kernels& k, const Program& program, const std::vector<mx::array
   return job;
 }
 
-class EvaluatePopulation : public CpuPrimitive {
- public:
-  EvaluatePopulation(mx::Stream stream, std::shared_ptr<Program> program, const Arrays& arrays,
-                     const Options& options, Output output, std::optional<Crediting> crediting)
-      : CpuPrimitive(stream, std::move(program), options.threads),
-        where_(arrays),
-        options_(options),
-        output_(output),
-        crediting_(std::move(crediting)) {
-    where_.in.clear();
-  }
-
-  const char* name() const override { return "EvaluatePopulation"; }
-
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    allocate(out);
-    Job job = job_of(kernels_, *program_, in, where_, options_);
-    job.state_out = out[0].data<int8_t>();
-    if (output_ == Output::scores) job.scores = out[1].data<int16_t>();
-    if (output_ == Output::logits) job.logits = out[1].data<int8_t>();
-    if (output_ == Output::likelihoods)
-      job.totals = out[1].data<uint64_t>(), job.hits = out[2].data<int8_t>();
-    auto crediting = std::make_shared<std::optional<Crediting>>(crediting_);
-    if (*crediting) noise_of_nodes(**crediting, job);
-    auto given = std::make_shared<std::vector<void*>>();
-    for (size_t i = 1; output_ == Output::outputs && i < out.size(); ++i)
-      given->push_back(out[i].data<void>());
-    if (output_ == Output::outputs) job.outputs = given->data();
-    const Kernels& k = kernels_;
-    int64_t blocks = (job.members + kLanes - 1) / kLanes;
-    auto pool = std::make_shared<ScratchPool>(k.block_bytes(job), blocks, threads_);
-    launch(in, out, [&k, job, blocks, pool, crediting, given, threads = threads_, keep = program_] {
-      parallel_for(blocks, threads,
-                   [&](int64_t i, int thread) { k.block(job, i, pool->of(thread)); });
-    });
-  }
-
- private:
-  Arrays where_;
-  Options options_;
-  Output output_;
-  std::optional<Crediting> crediting_;
-};
-
 mx::Shape shape_of(const Leaf& l) { return l.cols ? mx::Shape{l.rows, l.cols} : mx::Shape{l.rows}; }
-
-class CountVotes : public CpuPrimitive {
- public:
-  CountVotes(mx::Stream stream, std::shared_ptr<Program> program, int threads, int rank, bool signs)
-      : CpuPrimitive(stream, std::move(program), threads), rank_(rank), signs_(signs) {}
-
-  const char* name() const override { return "CountVotes"; }
-
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    allocate(out);
-    int64_t pairs = in[0].size();
-    std::vector<VoteJob> jobs;
-    std::vector<int32_t*> z;
-    for (size_t i = 0; i < out.size(); ++i) {
-      VoteJob job{};
-      job.leaf = program_->plan().leaves[i];
-      job.noise = in[1].data<int8_t>();
-      job.starts = in[2].data<int32_t>() + static_cast<int64_t>(i) * pairs;
-      job.fitness = in[0].data<int8_t>();
-      job.rank = rank_;
-      job.signs = signs_;
-      jobs.push_back(job);
-      z.push_back(out[i].data<int32_t>());
-      std::memset(z.back(), 0, out[i].nbytes());
-    }
-    Count count(kernels_, jobs, z, pairs, threads_);
-    launch(in, out, [count, keep = program_] { count.run(); });
-  }
-
- private:
-  int rank_;
-  bool signs_;
-};
 
 // Evaluation and votes in one: credit is a matter of the pair alone.
 class CreditPopulation : public CpuPrimitive {

@@ -124,7 +124,22 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
   for (const Stage& stage : stages_) check(stage);
   check_flow();
   if (plan_.scored) check_powers();
-  for (auto& ops : ops_) chain(ops);
+  for (auto& ops : ops_) chain(ops), mark(ops);
+}
+
+void Program::mark(std::vector<Op>& ops) {
+  bool other[kRegisters] = {true, true}, product[kRegisters] = {};  // x and s are read later
+  for (const Op& op : ops) {
+    const bool multiplies =
+        op.kind == OpKind::linear || op.kind == OpKind::score || op.kind == OpKind::sums;
+    for (int in : op.in)
+      if (in >= 0) (multiplies ? product : other)[in] = true;
+  }
+  for (Op& op : ops) {
+    const bool alone = op.kind == OpKind::norm || op.kind == OpKind::forget ||
+                       (op.kind == OpKind::linear && !op.chain);
+    op.multiplied = product[op.out] && (op.kind == OpKind::mix || (alone && !other[op.out]));
+  }
 }
 
 // A bias and a relu that follow a linear operation, and alone read what was written just before,
@@ -154,7 +169,7 @@ void Program::add_stage(const StageSpec& stage) {
     const Form& form = form_of(name);
     require(in.size() == form.inputs, name + " takes " + std::to_string(form.inputs) + " inputs");
     require(numbers.size() == form.numbers, name + " has the wrong numbers");
-    Op op{form.kind, out, {-1, -1, -1}, leaf, table, 0, 0, 0, 0, 0, 0};
+    Op op{form.kind, out, {-1, -1, -1}, leaf, table, 0, 0, 0, 0, 0, 0, false};
     std::copy(in.begin(), in.end(), op.in);
     if (form.numbers == 1) op.place = numbers[0];
     if (form.numbers == 4)

@@ -54,6 +54,7 @@ class Program {
   void check_flow() const;
   void check_powers() const;
   static void chain(std::vector<Op>& ops);
+  static void mark(std::vector<Op>& ops);
 
   // Where leaves lie in weights packed for one instruction set.
   struct Layout {

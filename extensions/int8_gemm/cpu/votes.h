@@ -3,7 +3,7 @@
 // members. Included inside each unit's namespace, after learn_products.h.
 
 constexpr int kVotePairs = 256;  // pair-ranks gathered at a time
-constexpr int kAhead = 12;       // pairs
+constexpr int kAhead = 24;       // pairs
 
 // Z [rows, cols] += products of packed tiles of eight rows with a closed panel of the 32 columns
 // from `first` on. What a tile adds to is asked for while it is multiplied.

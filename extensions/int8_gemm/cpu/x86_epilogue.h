@@ -16,6 +16,44 @@ struct X86Epilogue {
       v[i] = v[i].add32(xb.mul32(V::widened(a + i * kPairs)).sra32(noise.shift));
   }
 
+  // The same in 16 bits, two outputs at a time.
+  static inline __attribute__((always_inline)) void perturb_pairs(V* v, const LowRank& noise, int o,
+                                                                  int m) {
+    const uint32_t* a = noise.pairs + o / 2 * kPairs + m % kPairs;
+    const V x = V::loadu(noise.twice + m);
+    for (int i = 0; i < 4; i += 2, a += kPairs) {
+      const V n = V::loadu(a).mulhi16(x);
+      v[i] = v[i].add_low16(n);
+      v[i + 1] = v[i + 1].add32(n.sra32(16));
+    }
+  }
+
+  // Where x.B has more bits.
+  static inline __attribute__((always_inline)) void perturb_wide(V* v, const LowRank& noise, int o,
+                                                                 int m) {
+    const uint32_t* a = noise.pairs + o / 2 * kPairs + m % kPairs;
+    const V xb = V::load(noise.xb[0] + m);
+    for (int i = 0; i < 4; i += 2, a += kPairs) {
+      const V two = V::loadu(a);
+      const V first = noise.grouped ? two.low16(two) : two.sll32(16);
+      const V second = noise.grouped ? two.high16(two) : two;
+      v[i] = v[i].add32(xb.mul32(first.sra32(16 + noise.up)).sra32(noise.shift));
+      v[i + 1] = v[i + 1].add32(xb.mul32(second.sra32(16 + noise.up)).sra32(noise.shift));
+    }
+  }
+
+  // Noise and division of sums that fit 16 bits well enough, see kGroupedRoot.
+  template <bool power>
+  static inline __attribute__((always_inline)) V grouped(const V* v, const LowRank& noise, int o,
+                                                         int m, const Scale& by) {
+    const uint32_t* a = noise.pairs + o / 2 * kPairs + m % kPairs;
+    const V x = V::loadu(noise.twice + m);
+    V low = v[0].packs32(v[1]), high = v[2].packs32(v[3]);
+    low = early_quotients<power>(low.adds16(V::loadu(a).mulhi16(x)), by);
+    high = early_quotients<power>(high.adds16(V::loadu(a + kPairs).mulhi16(x)), by);
+    return low.packs16(high).max8(V::all8(-127)).turned();
+  }
+
   static inline __attribute__((always_inline)) void perturb(V* v, const LowRank& noise, int o,
                                                             int m) {
     const int8_t* a = noise.a + o * kPairs + m % kPairs;
@@ -40,10 +78,13 @@ struct X86Epilogue {
   }
 
   // Floor division and clip to +-127; four outputs' int32 to the bytes of a word.
-  template <bool power>
+  template <bool power, bool early>
   static inline __attribute__((always_inline)) V word(const V* v, const Scale& by) {
     V low, high;
-    if (power) {
+    if (early) {
+      low = early_quotients<power>(v[0].packs32(v[1]), by);
+      high = early_quotients<power>(v[2].packs32(v[3]), by);
+    } else if (power) {
       low = v[0].sra32(by.shift).packs32(v[1].sra32(by.shift));
       high = v[2].sra32(by.shift).packs32(v[3].sra32(by.shift));
     } else {
@@ -51,6 +92,13 @@ struct X86Epilogue {
       high = quotients(v[2], v[3], by);
     }
     return low.packs16(high).max8(V::all8(-127)).turned();
+  }
+
+  // See Scale::early.
+  template <bool power>
+  static inline __attribute__((always_inline)) V early_quotients(V v, const Scale& by) {
+    return power ? v.sra16(by.shift)
+                 : v.sra16(3).either(V::all16(1)).mulhi16(V::all16(by.odd_factor));
   }
 
   // Of two vectors in 16 bits, see Scale::factor.
@@ -64,26 +112,31 @@ struct X86Epilogue {
   // A tile's sums to its words.
   static void finish(const int32_t (*acc)[kLanes], const LowRank& noise, const Scale& by,
                      uint32_t (*out)[kLanes]) {
-    by.power ? finish<true>(acc, noise, by, out) : finish<false>(acc, noise, by, out);
+    divided(by, [&](auto power, auto early) { finish<power(), early()>(acc, noise, by, out); });
   }
-  template <bool power>
+  template <bool power, bool early>
   static void finish(const int32_t (*acc)[kLanes], const LowRank& noise, const Scale& by,
                      uint32_t (*out)[kLanes]) {
     for (int w = 0; w < kTile / 4; ++w)
       for (int m = 0; m < kLanes; m += V::kWidth)
-        piece<power>(acc + 4 * w, noise, 4 * w, m, by, out[w] + m);
+        piece<power, early>(acc + 4 * w, noise, 4 * w, m, by, out[w] + m);
   }
 
   // Four outputs from o on and V::kWidth lanes from m on; acc has their sums.
-  template <bool power>
+  template <bool power, bool early>
   static inline __attribute__((always_inline)) void piece(const int32_t (*acc)[kLanes],
                                                           const LowRank& noise, int o, int m,
                                                           const Scale& by, uint32_t* out) {
     V v[4];
     for (int i = 0; i < 4; ++i) v[i] = V::load(acc[i] + m);
-    if (noise.rank == 1) perturb_once(v, noise, o, m);
-    if (noise.rank > 1) perturb(v, noise, o, m);
+    if (early && noise.grouped && noise.fits) return grouped<power>(v, noise, o, m, by).store(out);
+    if (noise.pairs)
+      noise.fits ? perturb_pairs(v, noise, o, m) : perturb_wide(v, noise, o, m);
+    else if (noise.rank == 1)
+      perturb_once(v, noise, o, m);
+    else if (noise.rank > 1)
+      perturb(v, noise, o, m);
     if (noise.node) perturb_nodes(v, noise, o, m);
-    word<power>(v, by).store(out);
+    word<power, early>(v, by).store(out);
   }
 };

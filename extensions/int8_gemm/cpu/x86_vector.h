@@ -94,6 +94,15 @@ struct V256 {
     return {_mm256_max_epi32(_mm256_min_epi32(v, _mm256_set1_epi32(by)), _mm256_set1_epi32(-by))};
   }
   V256 sra32(int by) const { return {_mm256_sra_epi32(v, _mm_cvtsi32_si128(by))}; }
+  V256 sra16(int by) const { return {_mm256_sra_epi16(v, _mm_cvtsi32_si128(by))}; }
+  V256 adds16(V256 b) const { return {_mm256_adds_epi16(v, b.v)}; }
+  V256 low16(V256 b) const { return {_mm256_unpacklo_epi16(v, b.v)}; }
+  V256 high16(V256 b) const { return {_mm256_unpackhi_epi16(v, b.v)}; }
+  V256 mulhi16(V256 b) const { return {_mm256_mulhi_epi16(v, b.v)}; }
+  V256 either(V256 b) const { return {_mm256_or_si256(v, b.v)}; }
+  V256 add_low16(V256 b) const {  // the low half of each word, as a signed number
+    return {_mm256_add_epi32(v, _mm256_madd_epi16(b.v, _mm256_set1_epi32(1)))};
+  }
   V256 sll32(int by) const { return {_mm256_slli_epi32(v, by)}; }
   V256 srl32(int by) const { return {_mm256_srli_epi32(v, by)}; }
   V256 srl32(V256 by) const { return {_mm256_srlv_epi32(v, by.v)}; }
