@@ -22,7 +22,7 @@ using namespace eggroll;
 namespace {
 
 const std::vector<int> kMembers = {2, 30, 32, 34};
-const std::vector<int> kShifts = {8, 4, 12, 0, 20};
+const std::vector<int> kShifts = {8, 4, 12, 0, 20, 7, 6};
 
 std::vector<const Kernels*> units;
 int failures = 0, every = 1, turn = 0;
@@ -156,7 +156,7 @@ int linear_cases() {
         int vocabulary = kSizes[static_cast<size_t>(count * 7 % 20)];
         if (due(done))
           linear_case(inputs, outputs, vocabulary, values, 1 + count % 3,
-                      kShifts[static_cast<size_t>(count % 5)],
+                      kShifts[static_cast<size_t>(count % 7)],
                       kMembers[static_cast<size_t>(count / 3 % 4)]);
         ++count;
       }
@@ -223,7 +223,7 @@ void limit_case(int inputs, int wanted, int shift) {
 
 int limit_cases() {
   int done = 0;
-  for (int inputs : {9, 49, 64, 100, 128, 144, 192, 255, 256, 1024})
+  for (int inputs : {9, 49, 64, 100, 128, 144, 192, 255, 256, 300, 400, 1024})
     for (int size : {10414, 10416, 20828, 20830, 20831, 20832, 32766, 32767, 32768, 32769, 41000})
       for (int shift : {8, 7, 12})
         for (int sign : {1, -1})
@@ -334,7 +334,7 @@ void elementwise_case(const Operation& what, int width, int members, Fill weight
           fill(rank % 2 ? Fill::any : Fill::ends, static_cast<size_t>(rank) * (width + 3) * 2 + 99),
           {},
           rank,
-          kShifts[static_cast<size_t>(width % 5)],
+          kShifts[static_cast<size_t>(width % 7)],
           members,
           Ints(members, 2),
           Ints(members, 0),
