@@ -1,4 +1,4 @@
-// The CPU engine as MLX primitives.
+// The CPU engine on arrays of MLX: what members score, the votes of their noise, and credit.
 #pragma once
 
 #include <memory>
