@@ -83,7 +83,6 @@ def measure(options: Options, pop: int, engine: Engine, limits: Limits, base: in
     population.
     """
     step = Step(options, pop, engine)
-    step.run()
     parts, samples = [], []
     for _ in range(options.repeats):
         samples.append(limits.sample())

@@ -43,4 +43,19 @@ struct Result {
   bool operator==(const Result&) const = default;
 };
 
+// What K inputs (the state) -> O outputs -> V logits should give.
+inline Result two_products(const Trial& t, int inputs, int outputs, int vocabulary) {
+  Result want{{}, t.state, {}, {}, {}};
+  for (int m = 0; m < t.members; ++m) {
+    const int target = t.targets[static_cast<size_t>(m)];
+    Bytes y = reference::linear(t.weights[0], outputs, t.state_of(m, 0, inputs), t.noise(0, m));
+    Bytes logits = reference::linear(t.weights[1], vocabulary, y, t.noise(1, m));
+    want.scores.push_back(static_cast<int16_t>(reference::score(logits, target)));
+    want.totals.push_back(reference::total(logits));
+    want.hits.push_back(logits[static_cast<size_t>(target)]);
+    want.logits.insert(want.logits.end(), logits.begin(), logits.end());
+  }
+  return want;
+}
+
 }  // namespace eggroll

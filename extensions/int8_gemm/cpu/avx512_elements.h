@@ -42,11 +42,11 @@ constexpr Unpacked kUnpacked;
 struct Avx512Elements : VnniIsa {
   static constexpr bool kFlips = true;
 
-  // What is added without carry to every byte of a result: 128 for products.
   static void flip(uint32_t* x, int words) {
     for (int i = 0; i < words * kLanes; i += kPairs)
       _mm512_store_si512(x + i, _mm512_xor_si512(_mm512_load_si512(x + i), flipped(true)));
   }
+  // What is added without carry to every byte of a result: 128 for products.
   static __m512i flipped(bool flip) { return _mm512_set1_epi8(flip ? -128 : 0); }
 
   static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y, bool flip) {

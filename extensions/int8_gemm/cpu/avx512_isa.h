@@ -21,7 +21,7 @@ struct Avx512Isa : Avx512Elements {
 
   static constexpr bool kPairsOfOutputs = true;
 
-  // Rows of 16 bytes to words of two rows' bytes, shifted.
+  // See portable_isa.h.
   static void pair_outputs(const int8_t* a, int outputs, int up, bool grouped, uint32_t* to) {
     const __m128i by = _mm_cvtsi32_si128(up);
     for (int o = 0; o < outputs; o += 2, to += kPairs) {
@@ -35,17 +35,16 @@ struct Avx512Isa : Avx512Elements {
     }
   }
 
-  // Numbers, shifted, twice in 16 bits; whether each is at most `most` in size.
-  static bool twice(const int32_t* x, int by, int most, bool grouped, uint32_t* to) {
+  static bool twice(const int32_t* x, int by, const Scale& scale, uint32_t* to) {
     if (by < 0) return false;
     __mmask16 fit = 0xFFFF;
-    const __m512i limit = _mm512_set1_epi32(most >> by);
+    const __m512i limit = _mm512_set1_epi32(scale.largest >> by);
     for (int m = 0; m < kLanes; m += kPairs) {
       const __m512i v = _mm512_loadu_si512(x + m), w = _mm512_sll_epi32(v, _mm_cvtsi32_si128(by));
       fit &= _mm512_cmple_epu32_mask(_mm512_abs_epi32(v), limit);
       _mm512_store_si512(
-          to + m, grouped ? _mm512_packs_epi32(w, w)
-                          : _mm512_mask_blend_epi16(0xAAAAAAAA, w, _mm512_slli_epi32(w, 16)));
+          to + m, scale.grouped ? _mm512_packs_epi32(w, w)
+                                : _mm512_mask_blend_epi16(0xAAAAAAAA, w, _mm512_slli_epi32(w, 16)));
     }
     return fit == 0xFFFF;
   }
@@ -208,20 +207,16 @@ struct Avx512Isa : Avx512Elements {
     multiply(w, x, words, a, b);
     V512 v[2 * kTile];
     for (int o = 0; o < kTile; ++o) v[o].v = a[o], v[kTile + o].v = b[o];
-    if (noise.grouped && noise.fits)
+    if (noise.fits && by.grouped)
       return by.power ? finish_grouped<true>(v, noise, by, out)
                       : finish_grouped<false>(v, noise, by, out);
-    if (noise.pairs && noise.fits)
-      for (int i = 0; i < 2 * kTile; i += 4)
-        Epilogue::perturb_pairs(v + i, noise, i % kTile, i / kTile * kPairs);
-    else if (noise.pairs)
-      for (int i = 0; i < 2 * kTile; i += 4)
-        Epilogue::perturb_wide(v + i, noise, i % kTile, i / kTile * kPairs);
-    else if (noise.rank)
-      for (int i = 0; i < 2 * kTile; i += 4)
-        Epilogue::perturb_once(v + i, noise, i % kTile, i / kTile * kPairs);
+    for (int i = 0; noise.fits && i < 2 * kTile; i += 4)
+      Epilogue::perturb_pairs(v + i, noise, i % kTile, i / kTile * kPairs);
+    for (int i = 0; noise.rank && !noise.fits && i < 2 * kTile; i += 4)
+      Epilogue::perturb_wide(v + i, noise, by, i % kTile, i / kTile * kPairs);
     for (int i = 0; noise.node && i < 2 * kTile; i += 4)
       Epilogue::perturb_nodes(v + i, noise, i % kTile, i / kTile * kPairs);
+    // Not by `divided`: what a lambda refers to goes through memory.
     if (by.early)
       by.power ? finish<true, true>(v, by, out) : finish<false, true>(v, by, out);
     else

@@ -100,7 +100,7 @@ static constexpr bool exact_for_odd() {
 }
 static_assert(exact_for_odd());
 
-constexpr int kGroupedRoot = 11;
+constexpr int kGroupedRoot = 11;  // 127 * 16 of it leave noise a third of what 16 bits hold
 
 static inline Scale scale(int inputs) {
   int root = isqrt(inputs), bits = 31 - __builtin_clz(static_cast<unsigned>(root));
@@ -119,6 +119,7 @@ static inline Scale scale(int inputs) {
 // By how much A is shifted in LowRank::pairs.
 static inline int up_of(int shift) { return clamp(16 - shift, 0, 8); }
 
+// Template arguments that a lambda can be given.
 struct Yes {
   constexpr bool operator()() const { return true; }
 };
@@ -148,9 +149,7 @@ struct LowRank {
   const uint32_t* minus;  // [32]: all ones turns the sign
   // Rank 1 in 16 bits, or null: the term is the high half of a product of words, two outputs of a
   // lane in each.
-  const uint32_t* pairs;  // [outputs/2][16 pairs]: A << up of two outputs
+  const uint32_t* pairs;  // [outputs/2][16 pairs]: A << up of two outputs, see up_of and place_of
   const uint32_t* twice;  // [32]: x.B << 16 - shift - up, in both halves
-  int up;
-  bool grouped;
-  bool fits;  // whether they have 16 bits; else `pairs` holds A all the same
+  bool fits;              // whether there are such and `twice` fits 16 bits; else x.B is in xb
 };

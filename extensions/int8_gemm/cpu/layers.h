@@ -31,6 +31,7 @@ struct Layers : Members {
     for (int m = 0; m < kLanes; ++m) begins[m] = clamped(m) * job.tokens_per_member;
   }
 
+  // As Members has it, for every token.
   int32_t token(const int32_t* of, int lane, int t) const { return of[begins[lane] + t]; }
 
   LeafNoise& of(const Op& op) { return noise[&op - stage->ops]; }
@@ -205,23 +206,13 @@ struct Layers : Members {
   inline __attribute__((always_inline)) LowRank open(const Op& op, const Isa::Prepared* x, int t) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     int words = words_of(leaf.cols), r = rank(), tiles = tiles_of(leaf.rows);
-    LowRank noise{xb,
-                  of(op).a,
-                  static_cast<size_t>(tiles) * kTile * kPairs,
-                  r,
-                  job.shift,
-                  nullptr,
-                  minus,
-                  of(op).pairs,
-                  twice,
-                  up_of(job.shift),
-                  false,
+    LowRank noise{xb,    of(op).a,     static_cast<size_t>(tiles) * kTile * kPairs,
+                  r,     job.shift,    nullptr,
+                  minus, of(op).pairs, twice,
                   false};
     if (r) low_rank(op, x, words, t);
-    noise.grouped = noise.pairs && of(op).by.grouped;
     if (noise.pairs)
-      noise.fits =
-          Isa::twice(xb[0], 16 - job.shift - noise.up, of(op).by.largest, noise.grouped, twice);
+      noise.fits = Isa::twice(xb[0], 16 - job.shift - up_of(job.shift), of(op).by, twice);
     if (nodes() && !silent(op)) {
       noise.node = of(op).node;
       turned(op.leaf, t, minus);

@@ -4,7 +4,7 @@
 struct LeafNoise {
   uint32_t* raw;                // B as words [r][K/4][16 pairs]
   Isa::Noise* b;                // the same, prepared for lane_dot
-  int8_t* a;                    // [r][O][16 pairs], or null
+  int8_t* a;                    // [r][O][16 pairs]
   uint32_t* pairs;              // the same of rank 1 in 16 bits, see LowRank
   int8_t* vector;               // [n/4][32][4]: the perturbed vector w', or the plain one
   int32_t* node;                // [O][16 pairs]: noise on the outputs
@@ -76,30 +76,6 @@ struct Loader : Members {
     }
   }
 
-  void keep_slices(const Op& op) {
-    const int8_t** to = arena.take<const int8_t*>(kPairs);
-    for (int p = 0; arena.base && p < kPairs; ++p) to[p] = slice(op.leaf, p);
-    out.slices = to;
-  }
-
-  void load_pairs(const Op& op, int k, int outputs) {
-    const int padded = tiles_of(outputs) * kTile, up = up_of(job.shift);
-    uint32_t* dst = out.pairs = arena.take<uint32_t>(static_cast<size_t>(padded) / 2 * kPairs);
-    if (!arena.base) return;
-    const int8_t* src[kPairs];
-    for (int p = 0; p < kPairs; ++p) src[p] = slice(op.leaf, p) + k;
-    for (int o = 0; o < padded; o += 16, dst += 8 * kPairs) {
-      alignas(64) int8_t turned[16 * kPairs];
-      const int count = padded - o < 16 ? padded - o : 16;
-      if (o + 16 <= outputs)
-        Isa::transpose(src, turned);
-      else
-        load_rest(src, outputs - o, 1, count * kPairs, turned);
-      for (int p = 0; p < kPairs; ++p) src[p] += 16;
-      Isa::pair_outputs(turned, count, up, out.by.grouped, dst);
-    }
-  }
-
   // The same for what is left at the end, zero beyond it: `bytes` of at most 16 outputs at rank 1.
   static void load_rest(const int8_t* const* src, int outputs, int r, int bytes, int8_t* dst) {
     if (r > 1) {
@@ -116,6 +92,12 @@ struct Loader : Members {
     }
     Isa::transpose(rows, turned);
     __builtin_memcpy(dst, turned, static_cast<size_t>(bytes));
+  }
+
+  void keep_slices(const Op& op) {
+    const int8_t** to = arena.take<const int8_t*>(kPairs);
+    for (int p = 0; arena.base && p < kPairs; ++p) to[p] = slice(op.leaf, p);
+    out.slices = to;
   }
 
   void load_vector(const Op& op) {
@@ -154,10 +136,11 @@ struct Loader : Members {
     if (nodes()) return op.kind == OpKind::embed ? load_row(op, leaf.cols) : load_node(op);
     load_b(op, leaf.cols);
     if (op.kind == OpKind::embed) return keep_slices(op);
-    if (Isa::kPairsOfOutputs && job.rank == 1 && op.kind != OpKind::sums)
-      load_pairs(op, leaf.cols, leaf.rows);
-    else
-      load_a(op, leaf.cols, leaf.rows);
+    load_a(op, leaf.cols, leaf.rows);
+    if (!Isa::kPairsOfOutputs || job.rank > 1 || op.kind == OpKind::sums) return;
+    const int padded = tiles_of(leaf.rows) * kTile;
+    out.pairs = arena.take<uint32_t>(static_cast<size_t>(padded) / 2 * kPairs);
+    if (arena.base) Isa::pair_outputs(out.a, padded, up_of(job.shift), out.by.grouped, out.pairs);
   }
 
   // A on the outputs, in the scale of the sums: 2^-shift of the last bit for A = 1.

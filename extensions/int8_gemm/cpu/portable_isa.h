@@ -9,7 +9,8 @@ struct PortableIsa {
   // as rows of the pairs.
   static constexpr bool kInPlace = false, kNoiseRows = false;
   static constexpr size_t kPadding = 0;
-  // Whether `norm` and `forget` can give what `prepare` makes of their results.
+  // Whether `norm`, `forget` and `mix` can give what `prepare` makes of their results, and `flip`
+  // makes it where a product's lie.
   static constexpr bool kFlips = false;
   static void flip(uint32_t*, int) {}
   // Whether noise of rank 1 is laid out as LowRank::pairs.
@@ -24,16 +25,17 @@ struct PortableIsa {
             static_cast<int16_t>(a[o * kPairs + p] * (1 << up));
   }
 
-  // Numbers, shifted, twice in 16 bits; whether each is at most `most` in size then.
-  static bool twice(const int32_t* x, int by, int most, bool grouped, uint32_t* to) {
+  // x.B, shifted, twice in 16 bits; whether each is small enough then.
+  static bool twice(const int32_t* x, int by, const Scale& scale, uint32_t* to) {
     if (by < 0) return false;
+    const int most = scale.largest >> by;
     int16_t* at = reinterpret_cast<int16_t*>(to);
     bool fits = true;
     for (int m = 0; m < kLanes; ++m) {
-      fits &= x[m] <= most >> by && x[m] >= -(most >> by);
+      fits &= x[m] <= most && x[m] >= -most;
       const int16_t v = static_cast<int16_t>(static_cast<uint32_t>(x[m]) << by);
       for (int i = 0; i < 2; ++i)
-        at[m / kPairs * 2 * kPairs + place_of(m % kPairs, i, grouped)] = v;
+        at[m / kPairs * 2 * kPairs + place_of(m % kPairs, i, scale.grouped)] = v;
     }
     return fits;
   }

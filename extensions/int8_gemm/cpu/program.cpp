@@ -127,6 +127,7 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
   for (auto& ops : ops_) chain(ops), mark(ops);
 }
 
+// Whose results products read, which may then be written as they take them.
 void Program::mark(std::vector<Op>& ops) {
   bool other[kRegisters] = {true, true}, product[kRegisters] = {};  // x and s are read later
   for (const Op& op : ops) {

@@ -6,17 +6,9 @@
 
 template <typename V>
 struct X86Epilogue {
-  // Adds the noise of four outputs from o on to lanes m .. m + V::kWidth - 1: of rank 1, of any
-  // rank, on the nodes. Apart, so that a caller's accumulators stay in registers.
-  static inline __attribute__((always_inline)) void perturb_once(V* v, const LowRank& noise, int o,
-                                                                 int m) {
-    const int8_t* a = noise.a + o * kPairs + m % kPairs;
-    const V xb = V::load(noise.xb[0] + m);
-    for (int i = 0; i < 4; ++i)
-      v[i] = v[i].add32(xb.mul32(V::widened(a + i * kPairs)).sra32(noise.shift));
-  }
-
-  // The same in 16 bits, two outputs at a time.
+  // Adds the noise of four outputs from o on to lanes m .. m + V::kWidth - 1: of rank 1 in 16 bits,
+  // of rank 1 where x.B has more, of any rank, on the nodes. Apart, so that a caller's accumulators
+  // stay in registers.
   static inline __attribute__((always_inline)) void perturb_pairs(V* v, const LowRank& noise, int o,
                                                                   int m) {
     const uint32_t* a = noise.pairs + o / 2 * kPairs + m % kPairs;
@@ -28,21 +20,21 @@ struct X86Epilogue {
     }
   }
 
-  // Where x.B has more bits.
-  static inline __attribute__((always_inline)) void perturb_wide(V* v, const LowRank& noise, int o,
-                                                                 int m) {
+  static inline __attribute__((always_inline)) void perturb_wide(V* v, const LowRank& noise,
+                                                                 const Scale& by, int o, int m) {
     const uint32_t* a = noise.pairs + o / 2 * kPairs + m % kPairs;
     const V xb = V::load(noise.xb[0] + m);
+    const int down = 16 + up_of(noise.shift);
     for (int i = 0; i < 4; i += 2, a += kPairs) {
       const V two = V::loadu(a);
-      const V first = noise.grouped ? two.low16(two) : two.sll32(16);
-      const V second = noise.grouped ? two.high16(two) : two;
-      v[i] = v[i].add32(xb.mul32(first.sra32(16 + noise.up)).sra32(noise.shift));
-      v[i + 1] = v[i + 1].add32(xb.mul32(second.sra32(16 + noise.up)).sra32(noise.shift));
+      const V first = by.grouped ? two.low16(two) : two.sll32(16);
+      const V second = by.grouped ? two.high16(two) : two;
+      v[i] = v[i].add32(xb.mul32(first.sra32(down)).sra32(noise.shift));
+      v[i + 1] = v[i + 1].add32(xb.mul32(second.sra32(down)).sra32(noise.shift));
     }
   }
 
-  // Noise and division of sums that fit 16 bits well enough, see kGroupedRoot.
+  // Noise and division of sums that fit 16 bits well enough, see Scale::grouped.
   template <bool power>
   static inline __attribute__((always_inline)) V grouped(const V* v, const LowRank& noise, int o,
                                                          int m, const Scale& by) {
@@ -129,12 +121,12 @@ struct X86Epilogue {
                                                           const Scale& by, uint32_t* out) {
     V v[4];
     for (int i = 0; i < 4; ++i) v[i] = V::load(acc[i] + m);
-    if (early && noise.grouped && noise.fits) return grouped<power>(v, noise, o, m, by).store(out);
-    if (noise.pairs)
-      noise.fits ? perturb_pairs(v, noise, o, m) : perturb_wide(v, noise, o, m);
-    else if (noise.rank == 1)
-      perturb_once(v, noise, o, m);
-    else if (noise.rank > 1)
+    if (early && noise.fits && by.grouped) return grouped<power>(v, noise, o, m, by).store(out);
+    if (noise.fits)
+      perturb_pairs(v, noise, o, m);
+    else if (noise.pairs)
+      perturb_wide(v, noise, by, o, m);
+    else if (noise.rank)
       perturb(v, noise, o, m);
     if (noise.node) perturb_nodes(v, noise, o, m);
     word<power, early>(v, by).store(out);
