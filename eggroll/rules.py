@@ -29,6 +29,7 @@ from eggroll.rule import (
     UpdateRule,
     VoteScale,
     arrays,
+    feedback_name,
     parts,
 )
 from eggroll.whitening import ONE, TOP, Whole
@@ -232,15 +233,17 @@ class WhitenedRule(FineCopyRule):
     reads = ("learning_rate",)
 
     def __init__(
-        self, *, rate: float, steps: int, floors: Mapping[str, int], whitened: Collection[str]
-    ) -> None:
+        self, *, rate: float, steps: int, floors: Mapping[str, int], whitened: Collection[str],
+        threads: int = 1,
+    ) -> None:  # fmt: skip
         self.rate, self.steps, self.floors, self.whitened = rate, steps, floors, whitened
+        self.threads = threads
 
     @classmethod
     def make(cls, options: RuleOptions, program: Program, scale: VoteScale) -> Self:
         return cls(
             rate=options.learning_rate, steps=options.steps, floors=scale.floors(),
-            whitened=whitening.whitenable(program),
+            whitened=whitening.whitenable(program), threads=options.threads,
         )  # fmt: skip
 
     @classmethod
@@ -271,10 +274,37 @@ class WhitenedRule(FineCopyRule):
         rate = self.rate * sqrt(200 / self.steps) * falling * min(1, (step + 1) / 20)
         return round(min(rate, 64) * (1 << (FINE_BITS + 8)))
 
+    def gain(self, of_matrix: bool, step: int) -> int:
+        """What `factor` is for a leaf."""
+        return self.factor(step) >> (0 if of_matrix else 3)
+
+    def __call__(
+        self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> Update:
+        """By the extension where it is built; without it, as every rule of fine copies."""
+        native = native_module()
+        if native is None:
+            return super().__call__(weights, memory, votes, step, decided)
+        learns = step % whitening.EVERY == 0
+        keys = {name: (name, feedback_name(name), _matrix_name(name)) for name in weights}
+        leaves = [
+            (np.asarray(votes[name]), np.asarray(leaf),
+             *(np.asarray(memory[key]) if key in memory else None for key in keys[name]),
+             self.gain(leaf.ndim == 2, step), self.floors.get(name, 1))
+            for name, leaf in weights.items()
+        ]  # fmt: skip
+        made, moved = native.whitened(leaves, learns, self.threads)
+        new, kept = Leaves(), dict(memory)
+        for name, (leaf, *after) in zip(weights, made, strict=True):
+            new[name] = leaf
+            changed = [key for key in keys[name][: 2 + learns] if key in memory]
+            kept |= dict(zip(changed, after, strict=True))
+        return Update(new, kept, moved / sum(w.size for w in weights.values()))
+
     def changes(
         self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
     ) -> Iterator[tuple[slice, Any]]:
-        factor, floor = self.factor(step) >> (0 if of_matrix else 3), self.floors.get(name, 1)
+        factor, floor = self.gain(of_matrix, step), self.floors.get(name, 1)
         if name not in self.whitened:
             for rows in parts(votes):
                 u, _ = _normalised(votes[rows], floor)

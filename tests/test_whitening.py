@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from networks_backward import ISAS
 
 from eggroll import rule as rule_kinds
-from eggroll import whitening
+from eggroll import rules, whitening
 from eggroll.config import Config
 from eggroll.estimators import ESTIMATORS
 from eggroll.networks import egg
 from eggroll.recipes import RECIPES
+from eggroll.rule import feedback_name
 from eggroll.rules import RULES, WhitenedRule
 from eggroll.whitening import ONE, TOP
 
@@ -73,8 +75,8 @@ def updated_in_integers(p, u, y):
     return np.stack(new)
 
 
-def leaf_in_integers(fine, z, gain, floor, p, look):
-    """One leaf's next fine copy and P by Python's integers; fine, z: [O, K] of objects."""
+def leaf_in_integers(z, gain, floor, p, look):
+    """A leaf's step and next P by Python's integers; z: [O, K] of objects."""
     K = z.shape[1]
     mean = [-(-sum(map(abs, row)) // K) for row in z.tolist()]
     scale = [max(m, floor) for m in mean]
@@ -92,8 +94,7 @@ def leaf_in_integers(fine, z, gain, floor, p, look):
         total = [max(sum(map(abs, row)), 1) for row in y.tolist()]
         size = [256 * m // s for m, s in zip(mean, scale, strict=True)]
         share = [gain * K * n // t for n, t in zip(size, total, strict=True)]
-    step = each(lambda a, b: nearest(a * b), y, np.array(share, object)[:, None])
-    return each(lambda f, s: clip(f + s, BOUND), fine, step), after
+    return each(lambda a, b: nearest(a * b), y, np.array(share, object)[:, None]), after
 
 
 def whole(array) -> np.ndarray:
@@ -102,9 +103,19 @@ def whole(array) -> np.ndarray:
     return values.reshape(-1, values.shape[-1]).astype(object)
 
 
-@pytest.mark.parametrize("rate", [0.001, 0.7, 64])
+@pytest.fixture(params=[*ISAS, "numpy"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every instruction set, and as a machine without the extension has the rule."""
+    if request.param == "numpy":
+        monkeypatch.setattr(rules, "native_module", lambda: None)
+    else:
+        monkeypatch.setenv("EGGROLL_ISA", request.param)
+
+
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize(("rate", "threads"), [(0.001, 1), (0.7, 3), (64, 1)])
 @pytest.mark.parametrize("floor", [1, 5000])
-def test_the_rule_in_exact_integers(rate: float, floor: int):
+def test_the_rule_in_exact_integers(rate: float, threads: int, floor: int):
     rng = np.random.default_rng(0)
     votes = {
         "extreme": np.array([[MOST, LEAST], [LEAST, LEAST], [MOST, 0], [LEAST, 1], [0, 0]]),
@@ -116,12 +127,18 @@ def test_the_rule_in_exact_integers(rate: float, floor: int):
         "vector": rng.integers(-(10**6), 10**6, 40),
     }
     turned = ["extreme", "small", "any", "blocks", "one"]
-    rule = WhitenedRule(rate=rate, steps=30, floors=dict.fromkeys(votes, floor), whitened=turned)
+    rule = WhitenedRule(
+        rate=rate, steps=30, floors=dict.fromkeys(votes, floor), whitened=turned, threads=threads
+    )
     weights = {
         name: mx.array(rng.integers(-127, 128, z.shape).astype(np.int8))
         for name, z in votes.items()
     }
     memory = rule.start(weights)
+    with_feedback = {"any", "blocks", "embedding"}
+    for name in with_feedback:
+        start = rng.integers(-BOUND, BOUND + 1, votes[name].shape)
+        memory[feedback_name(name)] = mx.array(start.astype(np.int32))
     for step in (0, 4, 5, 8, 30):
         z = {name: mx.array(v.astype(np.int64).astype(np.int32)) for name, v in votes.items()}
         update = rule(weights, memory, z, step)
@@ -129,11 +146,16 @@ def test_the_rule_in_exact_integers(rate: float, floor: int):
         for name in votes:
             p = memory.get(f"{name}/whitening")
             gain = rule.factor(step) >> (3 if votes[name].ndim == 1 else 0)
-            want, after = leaf_in_integers(
-                whole(memory[name]), whole(z[name]), gain, floor,
-                None if p is None else np.array(p).astype(object), step % 4 == 0,
+            change, after = leaf_in_integers(
+                whole(z[name]), gain, floor, None if p is None else np.array(p).astype(object),
+                step % 4 == 0,
             )  # fmt: skip
-            np.testing.assert_array_equal(whole(update.memory[name]), want, err_msg=name)
+            for key in (name, feedback_name(name)):
+                assert (key in update.memory) == (key in memory)
+                if key in memory:
+                    want = each(lambda f, s: clip(f + s, BOUND), whole(memory[key]), change)
+                    np.testing.assert_array_equal(whole(update.memory[key]), want, err_msg=key)
+            want = whole(update.memory[name])
             rounded = (want.astype(np.int64) + 2**15) >> 16
             np.testing.assert_array_equal(whole(update.weights[name]), rounded)
             moved += int((rounded != whole(weights[name])).sum())
@@ -151,6 +173,7 @@ def test_how_many_rows_at_a_time_changes_nothing(part: int, monkeypatch: pytest.
     votes = {
         name: mx.array(rng.normal(0, 99, w.shape).astype(np.int32)) for name, w in weights.items()
     }
+    monkeypatch.setattr(rules, "native_module", lambda: None)
     rule = WhitenedRule(rate=1, steps=30, floors={}, whitened=["m"])
     want = rule(weights, rule.start(weights), votes, 0)
     monkeypatch.setattr(rule_kinds, "PART", part)
@@ -159,6 +182,7 @@ def test_how_many_rows_at_a_time_changes_nothing(part: int, monkeypatch: pytest.
         np.testing.assert_array_equal(np.array(got.memory[name]), np.array(array))
 
 
+@pytest.mark.usefixtures("_way")
 def test_the_mean_vote_of_every_row_moves_a_weight_by_the_rate():
     rule = WhitenedRule(rate=1.0, steps=200, floors={}, whitened=[])
     matrix = mx.array(np.array([[0, 0], [10, -10], [0, 0], [5, 5]], np.int8))

@@ -84,6 +84,10 @@ void values(Input& in) {
           draws(given.streams, given.rooms, given.first, given.shape, threads)};
     });
   }
+  if (in.one_in(8)) {
+    WhitenedCase given(in);
+    return compare([&] { return given.run(); });
+  }
   AdamCase given(in);
   compare([&] { return given.run(); });
 }

@@ -1,4 +1,4 @@
-// Draws and Adam, whose arrays may hold anything.
+// Draws and rules, whose arrays may hold anything.
 #pragma once
 
 #include <array>
@@ -71,6 +71,60 @@ class AdamCase {
   bool feedback;
   std::array<std::vector<int32_t>, 5> given;
   std::vector<int8_t> weights;
+};
+
+// Rule whitened on a leaf that holds anything but impossible matrices.
+class WhitenedCase {
+ public:
+  explicit WhitenedCase(Input& in)
+      : outputs(in.draw(1, 40)), inputs(in.draw(1, 140)), threads(in.draw(1, 3)) {
+    matrices = in.one_in(2), learns = in.one_in(2), feedback = in.one_in(3);
+    factor = in.one_in(3) ? 1 << 30 : in.draw(0, 1 << 30);
+    floor = in.one_in(2) ? 1 : in.draw(1, 1 << 30);
+    blocks = (inputs + kWhitenedInputs - 1) / kWhitenedInputs;
+    size = matrices ? (inputs + blocks - 1) / blocks : inputs;
+    const int n = outputs * inputs;
+    for (auto& values : given)
+      for (int i = 0; i < n; ++i)
+        values.push_back(in.one_in(4) ? in.hostile(0) : static_cast<int32_t>(in.word()));
+    for (int i = 0; i < n; ++i) weights.push_back(static_cast<int8_t>(in.any(-128, 127)));
+    constexpr int kMost = (1 << 19) - 1;
+    for (int i = 0; matrices && i < blocks * size * size; ++i)
+      square.push_back(in.one_in(4) ? kMost : in.draw(0, 2 * kMost) - kMost);
+  }
+
+  std::vector<mx::array> run() const {
+    std::vector<int8_t> w(weights.size());
+    std::vector<int16_t> turned(weights.size());
+    std::vector<int32_t> fine(w.size()), back(w.size()), next(square.size());
+    const bool wanted = matrices && learns;
+    WhitenedLeaf leaf{given[0].data(),
+                      weights.data(),
+                      given[1].data(),
+                      feedback ? given[2].data() : nullptr,
+                      {w.data(), fine.data(), feedback ? back.data() : nullptr},
+                      outputs,
+                      inputs,
+                      size,
+                      factor,
+                      floor,
+                      matrices ? square.data() : nullptr,
+                      wanted ? next.data() : nullptr,
+                      wanted ? turned.data() : nullptr};
+    const int64_t moved = whiten({leaf}, threads);
+    const int n = outputs * inputs;
+    return {mx::array(moved), array_of(w, {n}, mx::int8), array_of(fine, {n}, mx::int32),
+            array_of(back, {n}, mx::int32),
+            array_of(next, {static_cast<int>(next.size())}, mx::int32)};
+  }
+
+ private:
+  int outputs, inputs, threads, blocks, size;
+  bool matrices, learns, feedback;
+  double factor, floor;
+  std::array<std::vector<int32_t>, 3> given;
+  std::vector<int8_t> weights;
+  std::vector<int32_t> square;
 };
 
 }  // namespace fuzz

@@ -157,6 +157,68 @@ std::pair<std::vector<mx::array>, int64_t> moved_by_sign(const std::vector<Signe
   return {std::move(made), eggroll::move_by_sign(work, threads)};
 }
 
+// Votes, weights, fine copy, feedback, whitening matrices, lr and floor.
+using WhiteningLeaf = std::tuple<Wholes, Values<int8_t>, Wholes, std::optional<Wholes>,
+                                 std::optional<Wholes>, double, double>;
+
+// New weights, fine copy and, where there are any, feedback and learnt matrices of every leaf; and
+// how many weights moved.
+std::pair<std::vector<std::vector<mx::array>>, int64_t> whitened(
+    const std::vector<WhiteningLeaf>& leaves, bool learns, int threads) {
+  eggroll::check_threads(threads);
+  std::vector<std::vector<mx::array>> made;
+  std::vector<std::vector<int16_t>> turned(leaves.size());
+  std::vector<eggroll::WhitenedLeaf> work;
+  for (const auto& [votes, weights, fine, feedback, matrices, factor, floor] : leaves) {
+    const int64_t n = static_cast<int64_t>(votes.size());
+    const int64_t inputs = votes.ndim() ? static_cast<int64_t>(votes.shape(votes.ndim() - 1)) : 0;
+    for (size_t other : {weights.size(), fine.size(), feedback ? feedback->size() : votes.size()})
+      eggroll::require(static_cast<int64_t>(other) == n && n > 0 && n < int64_t{1} << 31,
+                       "whitened: the arrays of a leaf have its size");
+    eggroll::require(factor >= 0 && factor <= 64 << 24, "whitened: factor is in 0..2^30");
+    eggroll::require(floor >= 1 && floor < 1ll << 40, "whitened: floor is in 1..2^40");
+    int64_t size = inputs;
+    if (matrices) {
+      eggroll::require(matrices->ndim() == 3, "whitened: matrices are [blocks, size, size]");
+      const int64_t blocks = static_cast<int64_t>(matrices->shape(0));
+      size = static_cast<int64_t>(matrices->shape(2));
+      eggroll::require(matrices->shape(1) == matrices->shape(2) &&
+                           size <= eggroll::kWhitenedInputs && size > 0 &&
+                           (inputs + size - 1) / size == blocks,
+                       "whitened: matrices cover a leaf's inputs");
+    }
+    std::vector<mx::array> out{room_for(weights, mx::int8), room_for(fine, mx::int32)};
+    eggroll::WhitenedLeaf leaf{votes.data(),
+                               weights.data(),
+                               fine.data(),
+                               nullptr,
+                               {out[0].data<int8_t>(), out[1].data<int32_t>(), nullptr},
+                               n / inputs,
+                               inputs,
+                               size,
+                               factor,
+                               floor,
+                               nullptr,
+                               nullptr,
+                               nullptr};
+    if (feedback) {
+      out.push_back(room_for(*feedback, mx::int32));
+      leaf.feedback = feedback->data(), leaf.to.feedback = out.back().data<int32_t>();
+    }
+    if (matrices) leaf.before = matrices->data();
+    if (matrices && learns) {
+      out.push_back(room_for(*matrices, mx::int32));
+      leaf.after = out.back().data<int32_t>();
+      auto& room = turned[work.size()];
+      room.resize(static_cast<size_t>(n));
+      leaf.turned = room.data();
+    }
+    work.push_back(leaf);
+    made.push_back(std::move(out));
+  }
+  return {std::move(made), eggroll::whiten(work, threads)};
+}
+
 }  // namespace
 
 NB_MODULE(_int8_gemm, m) {
@@ -248,6 +310,11 @@ NB_MODULE(_int8_gemm, m) {
         "threads"_a,
         "Of leaves (votes, weights, fine, mean, size, feedback or None, decay): those after votes "
         "anew, without None, for every leaf; and how many weights moved.");
+  m.def("whitened", &whitened, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "learns"_a,
+        "threads"_a,
+        "Of leaves (votes, weights, fine, feedback or None, matrices or None, factor, floor): "
+        "weights, fine copy, feedback and, if they learn, matrices after votes anew, without None, "
+        "for every leaf; and how many weights moved.");
   m.def("draws", &eggroll::draws, nb::call_guard<nb::gil_scoped_release>(), "streams"_a, "rooms"_a,
         "first"_a, "shape"_a, "threads"_a,
         "int32 [shape], numbers below every stream's room; see draws.h.");

@@ -99,8 +99,10 @@ using Products = PortableProducts;
 #include "learn.h"
 //
 #include "rules_isa.h"
+#include "whitening_isa.h"
 #include "x86_adam.h"
-extern const Kernels kernels = {"avxvnni",   Isa::peak, Isa::weight_bytes,   Isa::pack,
-                                block_bytes, block,     vote_bytes,          vote,
-                                learn_bytes, learn,     X86Adam<V256>::part, move_by_sign};
+extern const Kernels kernels = {"avxvnni",       Isa::peak,      Isa::weight_bytes,   Isa::pack,
+                                block_bytes,     block,          vote_bytes,          vote,
+                                learn_bytes,     learn,          X86Adam<V256>::part, move_by_sign,
+                                Whitening::rows, Whitening::next};
 }  // namespace eggroll::avxvnni

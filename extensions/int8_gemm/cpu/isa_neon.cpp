@@ -123,7 +123,9 @@ using Products = PortableProducts;
 #include "learn.h"
 //
 #include "rules_isa.h"
-extern const Kernels kernels = {"neon",      Isa::peak, Isa::weight_bytes,  Isa::pack,
-                                block_bytes, block,     vote_bytes,         vote,
-                                learn_bytes, learn,     PortableAdam::part, move_by_sign};
+#include "whitening_isa.h"
+extern const Kernels kernels = {"neon",          Isa::peak,      Isa::weight_bytes,  Isa::pack,
+                                block_bytes,     block,          vote_bytes,         vote,
+                                learn_bytes,     learn,          PortableAdam::part, move_by_sign,
+                                Whitening::rows, Whitening::next};
 }  // namespace eggroll::neon

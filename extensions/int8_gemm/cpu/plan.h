@@ -225,6 +225,27 @@ struct SignLeaf {
   int32_t above, below;
 };
 
+// A leaf [outputs, inputs] before an update of rule whitened and after it. Both have feedback, or
+// neither (null). before, after: its whitening matrices, `size` inputs wide, or null.
+struct WhitenedLeaf {
+  struct After {
+    int8_t* weights;
+    int32_t *fine, *feedback;
+  };
+  const int32_t* votes;
+  const int8_t* weights;
+  const int32_t *fine, *feedback;
+  After to;
+  int64_t outputs, inputs, size;
+  double factor, floor;  // lr in 2^-8 of a fine copy's last bit, the least size taken for a signal
+  const int32_t* before;
+  int32_t* after;
+  int16_t* turned;  // [outputs, inputs]: votes whitened, where `after` is learnt from them, or null
+};
+
+constexpr int kWhitenedInputs = 64, kWhitenedRows = 32;  // a whitening matrix's; rows at a time
+constexpr size_t kWhiteningRoom = sizeof(double) * 4 * kWhitenedInputs * kWhitenedInputs;
+
 // One instruction set's kernels. `peak` runs its dot product on registers, as a limit to measure
 // against, and returns the multiply-adds done.
 struct Kernels {
@@ -243,6 +264,11 @@ struct Kernels {
   // Rules on values first .. last - 1 of a leaf, see rules.h; how many weights moved.
   int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor);
   int64_t (*sign)(const SignLeaf& leaf, int64_t first, int64_t last);
+  // The same of at most kWhitenedRows rows, and the squares of what the leaf's votes are whitened
+  // from are added up; then, where `after` is wanted, that of a block of inputs.
+  int64_t (*whiten)(const WhitenedLeaf& leaf, int64_t first, int64_t last, int64_t* squares,
+                    void* scratch);
+  void (*next_whitening)(const WhitenedLeaf& leaf, int64_t block, double mean, void* scratch);
 };
 
 }  // namespace eggroll

@@ -45,4 +45,41 @@ int64_t move_by_sign(const std::vector<SignLeaf>& leaves, int threads) {
   return sum_of_parts(leaves, 1 << 18, threads, kernels().sign);
 }
 
+int64_t whiten(const std::vector<WhitenedLeaf>& leaves, int threads) {
+  struct Part {
+    size_t leaf;
+    int64_t first;  // row, or block of inputs
+  };
+  std::vector<Part> rows, blocks;
+  int64_t widest = 0;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const WhitenedLeaf& leaf = leaves[i];
+    widest = std::max(widest, leaf.inputs);
+    for (int64_t row = 0; row < leaf.outputs; row += kWhitenedRows) rows.push_back({i, row});
+    for (int64_t at = 0; leaf.after && at < leaf.inputs; at += leaf.size)
+      blocks.push_back({i, at / leaf.size});
+  }
+  const Kernels& by = kernels();
+  const int64_t most = static_cast<int64_t>(std::max(rows.size(), blocks.size()));
+  const ScratchPool pool(
+      kWhiteningRoom + sizeof(int16_t) * 2 * kWhitenedRows * static_cast<size_t>(widest), most,
+      threads);
+  std::vector<std::atomic<int64_t>> squares(leaves.size());
+  std::atomic<int64_t> moved{0};
+  parallel_for(static_cast<int64_t>(rows.size()), pool.size(), [&](int64_t i, int thread) {
+    const auto& [at, first] = rows[static_cast<size_t>(i)];
+    const WhitenedLeaf& leaf = leaves[at];
+    int64_t sum = 0;
+    moved += by.whiten(leaf, first, std::min(leaf.outputs, first + kWhitenedRows), &sum,
+                       pool.of(thread));
+    squares[at] += sum;
+  });
+  parallel_for(static_cast<int64_t>(blocks.size()), pool.size(), [&](int64_t i, int thread) {
+    const auto& [at, block] = blocks[static_cast<size_t>(i)];
+    const int64_t mean = squares[at] / (256 * leaves[at].inputs);
+    by.next_whitening(leaves[at], block, static_cast<double>(mean), pool.of(thread));
+  });
+  return moved;
+}
+
 }  // namespace eggroll

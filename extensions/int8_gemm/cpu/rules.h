@@ -14,4 +14,7 @@ int64_t adam(const std::vector<AdamLeaf>& leaves, int64_t factor, int threads);
 // The same by rule sign.
 int64_t move_by_sign(const std::vector<SignLeaf>& leaves, int threads);
 
+// The same by rule whitened.
+int64_t whiten(const std::vector<WhitenedLeaf>& leaves, int threads);
+
 }  // namespace eggroll
