@@ -156,18 +156,27 @@ struct Avx512Elements : VnniIsa {
   // looks at, and 15 - u / 16 is its high nibble ^ 7.
   static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
     const __m512i mantissa = _mm512_loadu_si512(plan.exp2_mantissa);
-    for (int half = 0; half < kLanes; half += 16) {
-      __m512i total = _mm512_load_si512(sum + half);
-      for (int o = 0; o < count; o += 4) {
-        const __m512i low = _mm512_load_si512(words[o / 4] + half);
-        const __m512i high = high_nibbles(low, 7);
-        for (int j = 0; j < 4 && o + j < count; ++j) {
-          const __m512i value = _mm512_permutexvar_epi32(byte_first(low, j), mantissa);
-          total = _mm512_add_epi32(total, _mm512_srlv_epi32(value, only_byte(high, j)));
-        }
-      }
-      _mm512_store_si512(sum + half, total);
+    for (int half = 0; half < kLanes; half += kPairs)
+      _mm512_store_si512(sum + half, _mm512_add_epi32(_mm512_load_si512(sum + half),
+                                                      exp2_of(words, half, count, mantissa)));
+  }
+
+  static inline __attribute__((always_inline)) __m512i exp2_of(uint32_t (*words)[kLanes], int half,
+                                                               int count, __m512i mantissa) {
+    __m512i total = _mm512_setzero_si512();
+    for (int o = 0; o < count; o += 4) {
+      const __m512i low = _mm512_load_si512(words[o / 4] + half), high = high_nibbles(low, 7);
+      for (int j = 0; j < 4 && o + j < count; ++j)
+        total = _mm512_add_epi32(total, exp2_at(low, high, j, mantissa));
     }
+    return total;
+  }
+
+  // Of the j-th byte of every dword.
+  static inline __attribute__((always_inline)) __m512i exp2_at(__m512i low, __m512i high, int j,
+                                                               __m512i mantissa) {
+    const __m512i value = _mm512_permutexvar_epi32(byte_first(low, j), mantissa);
+    return _mm512_srlv_epi32(value, only_byte(high, j));
   }
 
   // The high nibble of every byte, but for the bits of `by`.

@@ -2,6 +2,8 @@
 // namespaces, after x86_vnni.h.
 #include "avx512_elements.h"
 //
+#include "avx512_credit.h"
+//
 #include "x86_vector.h"
 //
 #include "avx512_vector.h"
@@ -10,7 +12,7 @@
 //
 #include "avx512_transpose.h"
 
-struct Avx512Isa : Avx512Elements {
+struct Avx512Isa : Avx512Credit {
   static void transpose(const int8_t* const* src, int8_t* dst) { transpose_avx512(src, dst); }
   static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
     transpose_words_avx512(src, words, dst, stride);
@@ -248,66 +250,6 @@ struct Avx512Isa : Avx512Elements {
     alignas(64) int32_t acc[kTile][kLanes];
     dot(w, x, words, acc);
     X86Epilogue<V512>::finish(acc, noise, by, out);
-  }
-
-  static void credit(const uint32_t* x, int words, const int8_t (*c)[kPairs], int tokens,
-                     int32_t (*sum)[4][kPairs]) {
-    size_t stride = static_cast<size_t>(words) * kPairs;
-    int w = 0;
-    for (; w + 4 <= words; w += 4) credit_words_of<4>(x + w * kPairs, stride, c, tokens, sum + w);
-    for (; w < words; ++w) credit_words_of<1>(x + w * kPairs, stride, c, tokens, sum + w);
-  }
-
-  // Four tokens at a time: their words are turned so that a dword holds one input's four tokens.
-  template <int words>
-  static inline void credit_words_of(const uint32_t* x, size_t stride, const int8_t (*c)[kPairs],
-                                     int tokens, int32_t (*sum)[4][kPairs]) {
-    __m512i total[words][4], bias = _mm512_setzero_si512();
-    for (int i = 0; i < words; ++i)
-      for (int j = 0; j < 4; ++j) total[i][j] = _mm512_load_si512(sum[i][j]);
-    const __m512i flip = _mm512_set1_epi8(-128);  // x + 128 as u8
-    int t = 0;
-    for (; t + 4 <= tokens; t += 4, x += 4 * stride) {
-      __m512i w = credit_words(c + t);
-      bias = _mm512_dpbusd_epi32(bias, flip, w);
-      for (int i = 0; i < words; ++i) {
-        __m512i v[4], r[4];
-        for (int k = 0; k < 4; ++k)
-          v[k] = _mm512_xor_si512(_mm512_load_si512(x + k * stride + i * kPairs), flip);
-        turn_bytes(v, r);
-        for (int j = 0; j < 4; ++j) total[i][j] = _mm512_dpbusd_epi32(total[i][j], r[j], w);
-      }
-    }
-    for (int i = 0; i < words; ++i) {
-      for (int j = 0; j < 4; ++j)
-        _mm512_store_si512(sum[i][j], _mm512_sub_epi32(total[i][j], bias));
-      credit_word(x + i * kPairs, stride, c + t, tokens - t, sum[i]);
-    }
-  }
-
-  // r[j] = the j-th bytes of v[0..3], dword by dword.
-  static inline void turn_bytes(const __m512i* v, __m512i* r) {
-    const __mmask64 odd = 0xAAAAAAAAAAAAAAAA;
-    const __mmask32 high = 0xAAAAAAAA;
-    __m512i a = _mm512_mask_blend_epi8(odd, v[0], _mm512_slli_epi32(v[1], 8));  // 0 1 of bytes 0, 2
-    __m512i b = _mm512_mask_blend_epi8(odd, _mm512_srli_epi32(v[0], 8), v[1]);  // of bytes 1, 3
-    __m512i d = _mm512_mask_blend_epi8(odd, v[2], _mm512_slli_epi32(v[3], 8));
-    __m512i e = _mm512_mask_blend_epi8(odd, _mm512_srli_epi32(v[2], 8), v[3]);
-    r[0] = _mm512_mask_blend_epi16(high, a, _mm512_slli_epi32(d, 16));
-    r[1] = _mm512_mask_blend_epi16(high, b, _mm512_slli_epi32(e, 16));
-    r[2] = _mm512_mask_blend_epi16(high, _mm512_srli_epi32(a, 16), d);
-    r[3] = _mm512_mask_blend_epi16(high, _mm512_srli_epi32(b, 16), e);
-  }
-
-  static __m512i credit_words(const int8_t (*c)[kPairs]) {
-    __m128i r[4];
-    for (int i = 0; i < 4; ++i) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(c[i]));
-    __m128i a = _mm_unpacklo_epi8(r[0], r[1]), b = _mm_unpacklo_epi8(r[2], r[3]);
-    __m128i d = _mm_unpackhi_epi8(r[0], r[1]), e = _mm_unpackhi_epi8(r[2], r[3]);
-    __m512i w = _mm512_castsi128_si512(_mm_unpacklo_epi16(a, b));
-    w = _mm512_inserti32x4(w, _mm_unpackhi_epi16(a, b), 1);
-    w = _mm512_inserti32x4(w, _mm_unpacklo_epi16(d, e), 2);
-    return _mm512_inserti32x4(w, _mm_unpackhi_epi16(d, e), 3);
   }
 
   static void embed_noise(const int32_t (*xb)[kLanes], const uint32_t* raw, int rank, int words,

@@ -33,10 +33,9 @@ struct Block : Layers {
     for (int m = 0; m < kLanes; ++m) target[m] = token(job.targets, m, t);
     int rows = plan.leaves[op.leaf].rows, last = tiles_of(rows) - 1;
     const int fitting = (1 << (16 - plan.score_bits)) / kTile - 1;
-    Draw draw;
-    if (job.readout)
-      for (int p = 0; p < kPairs; ++p)
-        draw.begin(p, job.draws[pair(p) * job.tokens_per_member + t]);
+    Offers offers{};
+    for (int p = 0; job.readout && p < kPairs; ++p)
+      offers.seed[p] = job.draws[pair(p) * job.tokens_per_member + t];
     product(
         op, t, [&](int i) { return logits[i % kLogitTiles]; },
         [&](int i) {
@@ -45,7 +44,7 @@ struct Block : Layers {
           if (job.totals)
             Isa::exact_sum(words, count, plan, total);
           else if (job.readout)
-            draw.offer(words, i, count, plan, sum);
+            Isa::template offer<Isa>(offers, words, i, count, plan, sum);
           else
             Isa::exp2_sum(words, count, plan, sum);
           if (i % kLogitTiles == kLogitTiles - 1 || i == last)
@@ -68,8 +67,9 @@ struct Block : Layers {
     for (int p = 0; !job.values && !job.group && p < kPairs; ++p)
       tape.score_difference[t][p] = hit[p] - hit[p + kPairs];
     if (!job.readout) return;
-    for (int p = 0; p < kPairs && member(p) < job.members; ++p)
-      read(op, p, target[p], clipped >> p & 1, draw.token(p, plan));
+    alignas(64) int32_t drawn[kPairs];
+    Isa::drawn(offers, plan, drawn);
+    read(op, target, clipped, drawn);
   }
 
   // The logits + 128 of the lanes whose targets are among the tiles from `first` on.
@@ -83,16 +83,26 @@ struct Block : Layers {
 
   // The head's inputs are added to the target's row of the readout and subtracted from that of the
   // token drawn. At the limit of the clip the target's logit no longer follows its row.
-  void read(const Op& op, int p, int target, bool clipped, int drawn) {
-    if (drawn == target) return;
-    int cols = job.plan.leaves[op.leaf].cols, words = words_of(cols);
-    uint32_t* inputs = tape.row;
-    for (int w = 0; w < words; ++w) inputs[w] = registers[op.in[0]][w * kLanes + p];
-    const int8_t* __restrict x = reinterpret_cast<const int8_t*>(inputs);
-    int32_t* __restrict of_target = job.readout + static_cast<int64_t>(target) * cols;
-    int32_t* __restrict of_drawn = job.readout + static_cast<int64_t>(drawn) * cols;
-    for (int k = 0; !clipped && k < cols; ++k) of_target[k] = wrapping_sum(of_target[k], x[k]);
-    for (int k = 0; k < cols; ++k) of_drawn[k] = wrapping_sum(of_drawn[k], -x[k]);
+  void read(const Op& op, const int32_t* target, uint32_t clipped, const int32_t* drawn) {
+    const int cols = job.plan.leaves[op.leaf].cols, stride = words_of(cols) * 4;
+    int8_t* rows[kPairs];
+    for (int p = 0; p < kPairs; ++p) rows[p] = tape.rows + p * stride;
+    scatter(inputs(op), cols, rows, kPairs);
+    constexpr uint8_t kFlip = Isa::kFlips ? 128 : 0;
+    for (int p = 0; p < kPairs && member(p) < job.members; ++p) {
+      if (drawn[p] == target[p]) continue;
+      const int8_t* __restrict x = rows[p];
+      int32_t* __restrict to = job.readout + static_cast<int64_t>(target[p]) * cols;
+      int32_t* __restrict from = job.readout + static_cast<int64_t>(drawn[p]) * cols;
+      auto input = [&](int k) { return static_cast<int8_t>(static_cast<uint8_t>(x[k]) ^ kFlip); };
+      if (clipped >> p & 1)
+        for (int k = 0; k < cols; ++k) from[k] = wrapping_sum(from[k], -input(k));
+      else
+        for (int k = 0; k < cols; ++k) {
+          const int32_t v = input(k);
+          to[k] = wrapping_sum(to[k], v), from[k] = wrapping_sum(from[k], -v);
+        }
+    }
   }
 
   // floor(S log2(n / S)), S = 2^score_bits: the fraction is the number of breakpoints passed. A few

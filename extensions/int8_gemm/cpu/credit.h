@@ -9,7 +9,7 @@ struct Tape : Members {
                                          // the value given in its place; in groups less the mean
   int32_t (*second_difference)[kPairs];  // [T]: in groups, that of member 2i + 1
   int8_t (*credit)[kPairs];              // [T]: of one leaf
-  uint32_t* row;                         // inputs of one member
+  int8_t* rows;                          // [16]: the head's inputs of every pair
   uint8_t (*marks)[kPairs];              // [T]: 1 where a document begins
   int32_t (*sums)[4][kPairs];            // [K/4]: of one leaf's inputs
 
@@ -26,7 +26,7 @@ struct Tape : Members {
     int widest = 0;
     for (size_t i = 0; i < leaves; ++i)
       if (plan.leaves[i].cols > widest) widest = plan.leaves[i].cols;
-    row = arena.take<uint32_t>(static_cast<size_t>(words_of(widest)));
+    rows = arena.take<int8_t>(static_cast<size_t>(words_of(widest)) * 4 * kPairs);
     sums = arena.take<int32_t[4][kPairs]>(static_cast<size_t>(words_of(widest)));
     marks = arena.take<uint8_t[kPairs]>(tokens);
     for (size_t i = 0; i < leaves; ++i) {
@@ -44,19 +44,35 @@ struct Tape : Members {
       __builtin_memcpy(to + w * kPairs, x + w * kLanes, kPairs * sizeof(uint32_t));
   }
 
+  Discount discount(int leaf) const {
+    return {job.discounts[leaf], 8 - job.plan.score_bits, job.unit_shift};
+  }
+
   // Credit of one leaf: the discounted score differences from each token on, first in 1/256 bit,
-  // times the noise's sign or size.
+  // times the noise's sign.
+  void discounted_by_signs(int leaf) const {
+    alignas(64) int32_t r[kPairs] = {};
+    alignas(64) uint32_t turns[kPairs];
+    for (int first = (job.tokens_per_member - 1) / 32 * 32; first >= 0; first -= 32) {
+      const int rest = job.tokens_per_member - first;
+      signs(job.owners[leaf], first, turns);
+      Isa::discount(score_difference + first, marks + first, turns, rest < 32 ? rest : 32,
+                    discount(leaf), r, credit + first);
+    }
+  }
+
+  // The same times the noise's size.
   // Loops over pairs are kept apart and on arrays of their own, so that they vectorise.
   template <typename Coefficient>
   void discounted(int leaf, Coefficient coefficient) const {
     alignas(64) int32_t r[kPairs] = {};
-    const int32_t discount = job.discounts[leaf], finer = 8 - job.plan.score_bits;
-    const int32_t unit = job.unit_shift, half = (1 << unit) >> 1;
+    const auto [kept, finer, unit] = discount(leaf);
+    const int32_t half = (1 << unit) >> 1;
     for (int t = job.tokens_per_member - 1; t >= 0; --t) {
       alignas(64) int32_t v[kPairs];
       alignas(16) int8_t c[kPairs];
       for (int p = 0; p < kPairs; ++p) {
-        r[p] = (score_difference[t][p] << finer) + ((discount * r[p]) >> 4);
+        r[p] = (score_difference[t][p] << finer) + ((kept * r[p]) >> 4);
         v[p] = (r[p] + half) >> unit;
       }
       coefficient(t, v);
@@ -70,16 +86,16 @@ struct Tape : Members {
   // The same in groups, from both members of a pair, each by its own sign.
   void discounted_each(int leaf) const {
     alignas(64) int32_t r[2][kPairs] = {};
-    const int32_t discount = job.discounts[leaf], finer = 8 - job.plan.score_bits;
-    const int32_t unit = job.unit_shift, half = (1 << unit) >> 1;
+    const auto [kept, finer, unit] = discount(leaf);
+    const int32_t half = (1 << unit) >> 1;
     for (int t = job.tokens_per_member - 1; t >= 0; --t) {
       alignas(64) uint32_t minus[kLanes];
       alignas(64) int32_t v[2][kPairs];
       alignas(16) int8_t c[kPairs];
       turned(job.owners[leaf], t, minus);
       for (int p = 0; p < kPairs; ++p) {
-        r[0][p] = (score_difference[t][p] << finer) + ((discount * r[0][p]) >> 4);
-        r[1][p] = (second_difference[t][p] << finer) + ((discount * r[1][p]) >> 4);
+        r[0][p] = (score_difference[t][p] << finer) + ((kept * r[0][p]) >> 4);
+        r[1][p] = (second_difference[t][p] << finer) + ((kept * r[1][p]) >> 4);
         for (int i = 0; i < 2; ++i) v[i][p] = (r[i][p] + half) >> unit;
       }
       for (int p = 0; p < kPairs; ++p)
@@ -118,12 +134,7 @@ struct Tape : Members {
     const int shift = job.credit_shift + 4;
     for (int w = 0; w < words; ++w) {
       alignas(64) uint32_t bytes[kPairs];
-      for (int p = 0; p < kPairs; ++p) {
-        uint32_t word = 0;
-        for (int j = 0; j < 4; ++j)
-          word |= static_cast<uint32_t>(static_cast<uint8_t>(byte(sums[w][j][p], shift))) << 8 * j;
-        bytes[p] = word;
-      }
+      Isa::credit_bytes(sums[w], shift, bytes);
       const int count = cols - 4 * w;
       for (int p = 0; p < kPairs; ++p) {
         if (!rows[p]) continue;
@@ -136,23 +147,11 @@ struct Tape : Members {
     }
   }
 
-  static int8_t byte(int32_t sum, int shift) {
-    return static_cast<int8_t>(clip(rounded(sum, shift)));
-  }
-
   // The credit of a leaf at every token, to `credit`.
   void weigh(int i) {
     const Leaf& leaf = job.plan.leaves[i];
     if (job.group) return discounted_each(i);
-    if (nodes())
-      return discounted(i, [&](int t, int32_t* v) {
-        alignas(64) uint32_t minus[kLanes];
-        turned(job.owners[i], t, minus);
-        for (int p = 0; p < kPairs; ++p) {
-          int32_t sign = static_cast<int32_t>(minus[p]);
-          v[p] = (v[p] ^ sign) - sign;
-        }
-      });
+    if (nodes()) return discounted_by_signs(i);
     if (job.credit_kind[i] == CreditKind::inputs) {
       int shift = 5 + 31 - __builtin_clz(static_cast<unsigned>(isqrt(leaf.cols)));
       return discounted(i, [&](int t, int32_t* v) {
@@ -175,23 +174,26 @@ struct Tape : Members {
   void settle(int i, int8_t* const* rows) const {
     CreditKind kind = job.credit_kind[i];
     if (kind == CreditKind::inputs) return inputs(i, rows);
-    for (int p = 0; p < kPairs; ++p) {
-      int32_t sum = 0;
-      for (int t = 0; rows[p] && t < job.tokens_per_member; ++t) {
-        sum += credit[t][p];
-        if (kind == CreditKind::tokens || kind == CreditKind::features) rows[p][t] = credit[t][p];
-      }
-      if (kind == CreditKind::scalar && rows[p]) *rows[p] = byte(sum, job.credit_shift);
-    }
+    alignas(64) int32_t sum[kPairs] = {};
+    for (int t = 0; t < job.tokens_per_member; ++t)
+      for (int p = 0; p < kPairs; ++p)
+        if (kind == CreditKind::scalar)
+          sum[p] += credit[t][p];
+        else if (rows[p])
+          rows[p][t] = credit[t][p];
+    for (int p = 0; kind == CreditKind::scalar && p < kPairs; ++p)
+      if (rows[p]) *rows[p] = static_cast<int8_t>(clip(rounded(sum[p], job.credit_shift)));
   }
 
   // Documents' marks, and the values given in place of scores.
   void mark() const {
-    for (int t = 0; t < job.tokens_per_member; ++t)
-      for (int p = 0; p < kPairs; ++p) {
-        marks[t][p] = token(job.tokens, p, t) == 0;
-        if (job.values) score_difference[t][p] = job.values[pair(p) * job.tokens_per_member + t];
-      }
+    const int count = job.tokens_per_member;
+    for (int p = 0; p < kPairs; ++p) {
+      const int32_t* tokens = job.tokens + clamped(p) * count;
+      for (int t = 0; t < count; ++t) marks[t][p] = tokens[t] == 0;
+      for (int t = 0; job.values && t < count; ++t)
+        score_difference[t][p] = job.values[pair(p) * count + t];
+    }
   }
 
   // The credit of all leaves, once all tokens are scored and marked.
@@ -206,52 +208,6 @@ struct Tape : Members {
       }
       weigh(i);
       settle(i, rows);
-    }
-  }
-};
-
-// Draws, per pair, a token from member 2i's own prediction while the tiles of logits pass by: a
-// tile replaces those before it with a probability that follows its weight.
-struct Draw {
-  alignas(64) uint64_t total[kPairs];
-  alignas(64) uint32_t chosen[2][kPairs], weight[kPairs], index[kPairs], seed[kPairs];
-
-  // A whole number below n, n < 2^44, from the first twenty bits of a random word.
-  static uint64_t below(uint64_t n, uint32_t random) { return (n * (random >> 12)) >> 20; }
-
-  void begin(int p, uint32_t random) {
-    total[p] = 0, seed[p] = random;
-    chosen[0][p] = chosen[1][p] = weight[p] = index[p] = 0;
-  }
-
-  // Adds a tile's EXP2 to sum[32], as Isa::exp2_sum.
-  void offer(uint32_t (*words)[kLanes], int tile, int count, const Plan& plan, uint32_t* sum) {
-    alignas(64) uint32_t part[kLanes] = {};
-    Isa::exp2_sum(words, count, plan, part);
-    for (int m = 0; m < kLanes; ++m) sum[m] += part[m];
-    // In steps of one width each, so that they vectorise.
-    alignas(64) uint32_t random[kPairs];
-    alignas(64) uint64_t bound[kPairs], limit[kPairs];
-    for (int p = 0; p < kPairs; ++p) random[p] = mixed(seed[p] + static_cast<uint32_t>(tile));
-    for (int p = 0; p < kPairs; ++p) limit[p] = part[p];
-    for (int p = 0; p < kPairs; ++p) total[p] += limit[p];
-    for (int p = 0; p < kPairs; ++p) bound[p] = below(total[p], random[p]);
-    for (int p = 0; p < kPairs; ++p) bound[p] = bound[p] < limit[p] ? ~uint64_t{0} : 0;
-    alignas(64) uint32_t take[kPairs];
-    for (int p = 0; p < kPairs; ++p) take[p] = static_cast<uint32_t>(bound[p]);
-    auto choose = [&](uint32_t* kept, const uint32_t* offered) {
-      for (int p = 0; p < kPairs; ++p) kept[p] ^= (kept[p] ^ offered[p]) & take[p];
-    };
-    choose(chosen[0], words[0]), choose(chosen[1], words[1]), choose(weight, part);
-    for (int p = 0; p < kPairs; ++p) index[p] ^= (index[p] ^ static_cast<uint32_t>(tile)) & take[p];
-  }
-
-  int token(int p, const Plan& plan) const {
-    uint64_t at = below(weight[p], mixed(~seed[p]));
-    for (int o = 0;; ++o) {
-      uint32_t u = ((chosen[o / 4][p] >> 8 * (o % 4)) & 255u) ^ 128u;
-      if (at < static_cast<uint32_t>(plan.exp2[u])) return static_cast<int>(index[p]) * kTile + o;
-      at -= static_cast<uint32_t>(plan.exp2[u]);
     }
   }
 };

@@ -22,6 +22,12 @@ struct Elements : Avx512Isa {
     X86Epilogue<V512>::piece<power, early>(acc, noise, o, m, by, out);
   }
 
+  // Inputs as they are.
+  static void credit(const uint32_t* x, int words, const int8_t (*c)[kPairs], int tokens,
+                     int32_t (*sum)[4][kPairs]) {
+    credit_of<true>(x, words, c, tokens, sum);
+  }
+
   static int64_t peak(int64_t rounds) {
     Tiles::open();
     Tiles::zero<0>(), Tiles::zero<1>(), Tiles::zero<2>(), Tiles::zero<3>();

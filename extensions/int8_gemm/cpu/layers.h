@@ -27,7 +27,7 @@ struct Layers : Members {
         tape(*this, arena),
         features(*this, arena),
         world(*this, arena),
-        flips(Isa::kFlips && !j.credit_kind) {
+        flips(Isa::kFlips) {
     for (int m = 0; m < kLanes; ++m) begins[m] = clamped(m) * job.tokens_per_member;
   }
 
@@ -143,6 +143,12 @@ struct Layers : Members {
     return prepared[reg];
   }
 
+  // What an operation multiplies, as Isa::credit takes it.
+  const uint32_t* inputs(const Op& op) const {
+    const int reg = op.in[0];
+    return Isa::kFlips ? reinterpret_cast<const uint32_t*>(prepared[reg]) : registers[reg];
+  }
+
   // Whether an operation writes what `prepare` would make of its result, and where.
   bool flipped(const Op& op) const { return flips && op.multiplied; }
   int8_t* written(const Op& op) {
@@ -217,7 +223,7 @@ struct Layers : Members {
       noise.node = of(op).node;
       turned(op.leaf, t, minus);
     }
-    if (credited(op.leaf, CreditKind::inputs)) tape.keep(op.leaf, t, registers[op.in[0]], words);
+    if (credited(op.leaf, CreditKind::inputs)) tape.keep(op.leaf, t, inputs(op), words);
     return noise;
   }
 

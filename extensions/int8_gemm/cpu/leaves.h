@@ -157,16 +157,22 @@ struct Loader : Members {
 
   void load_row(const Op& op, int d) {
     int words = words_of(d), by = job.shifts[op.leaf];
-    uint32_t* dst = out.row = arena.take<uint32_t>(static_cast<size_t>(words) * kLanes);
+    out.row = arena.take<uint32_t>(static_cast<size_t>(words) * kLanes);
+    int8_t* rows = arena.take<int8_t>(static_cast<size_t>(words) * 4 * kLanes);
     if (!arena.base) return;
-    int8_t* bytes = reinterpret_cast<int8_t*>(dst);
+    const int8_t* src[kLanes];
     for (int p = 0; p < kPairs; ++p) {
-      const int8_t* b = slice(op.leaf, p);
-      for (int k = 0; k < 4 * words; ++k) {
-        int n = k < d ? rounded(b[k], by) : 0;
-        bytes[(k / 4 * kLanes + p) * 4 + k % 4] = static_cast<int8_t>(n);
-        bytes[(k / 4 * kLanes + p + kPairs) * 4 + k % 4] = static_cast<int8_t>(clip(-n));
+      const int8_t* __restrict b = slice(op.leaf, p);
+      int8_t* __restrict plus = rows + p * words * 4, * __restrict minus =
+                                                          plus + kPairs * words * 4;
+      src[p] = plus, src[p + kPairs] = minus;
+      for (int k = 0; k < d; ++k) {
+        const int n = rounded(b[k], by);
+        plus[k] = static_cast<int8_t>(n), minus[k] = static_cast<int8_t>(clip(-n));
       }
+      for (int k = d; k < 4 * words; ++k) plus[k] = minus[k] = 0;
     }
+    Isa::transpose_words(src, words, out.row, kLanes);
+    Isa::transpose_words(src + kPairs, words, out.row + kPairs, kLanes);
   }
 };

@@ -27,16 +27,21 @@ struct Members {
     return of[clamped(lane) * job.tokens_per_member + t];
   }
 
+  // Of every pair, in bit t % 32, whether the noise of a leaf is turned at token t.
+  void signs(int leaf, int t, uint32_t* to) const {
+    const int64_t row = (job.tokens_per_member + 31) / 32, pairs = job.members / 2;
+    const int32_t* from = job.signs + leaf * pairs * row + t / 32;
+    if (row == 1 && first_member / 2 + kPairs <= pairs)
+      __builtin_memcpy(to, from + first_member / 2, kPairs * sizeof *to);
+    else
+      for (int p = 0; p < kPairs; ++p) to[p] = static_cast<uint32_t>(from[pair(p) * row]);
+  }
+
   // All ones for the lanes whose noise of a leaf is turned at token t. In a group the second member
   // of a pair has signs of its own.
   void turned(int leaf, int t, uint32_t* minus) const {
     alignas(64) uint32_t first[kPairs], second[kPairs];
-    const int64_t row = (job.tokens_per_member + 31) / 32, pairs = job.members / 2;
-    const int32_t* from = job.signs + leaf * pairs * row + t / 32;
-    if (row == 1 && first_member / 2 + kPairs <= pairs)
-      __builtin_memcpy(first, from + first_member / 2, sizeof first);
-    else
-      for (int p = 0; p < kPairs; ++p) first[p] = static_cast<uint32_t>(from[pair(p) * row]);
+    signs(leaf, t, first);
     __builtin_memcpy(second, first, sizeof second);
     for (int p = 0; job.group && p < kPairs; ++p) second[p] = mixed(second[p]);
     for (int p = 0; p < kPairs; ++p) minus[p] = 0u - (first[p] >> (t % 32) & 1u);

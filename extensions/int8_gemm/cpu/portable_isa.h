@@ -1,7 +1,9 @@
 // The primitives an instruction set may replace, in portable C++ for the vectoriser to work on.
 // Included inside each unit's namespace. x and raw are words [K/4][lanes] of four int8.
 
-struct PortableIsa {
+#include "credit_isa.h"
+
+struct PortableIsa : PortableCredit {
   using Prepared = int16_t;  // [K][32]
   using Noise = int16_t;     // [K][16]
 
@@ -128,21 +130,6 @@ struct PortableIsa {
         out[i] |= (static_cast<uint32_t>(v) & 255u) << 8 * j;
       }
     }
-  }
-
-  // sum[w][j][p] += the credit of pair p at every token x the j-th byte of its w-th word there;
-  // x: words [tokens][words][16].
-  static void credit(const uint32_t* x, int words, const int8_t (*c)[kPairs], int tokens,
-                     int32_t (*sum)[4][kPairs]) {
-    size_t stride = static_cast<size_t>(words) * kPairs;
-    for (int w = 0; w < words; ++w) credit_word(x + w * kPairs, stride, c, tokens, sum[w]);
-  }
-
-  static void credit_word(const uint32_t* x, size_t stride, const int8_t (*c)[kPairs], int tokens,
-                          int32_t (*sum)[kPairs]) {
-    for (int t = 0; t < tokens; ++t, x += stride)
-      for (int j = 0; j < 4; ++j)
-        for (int p = 0; p < kPairs; ++p) sum[j][p] += c[t][p] * byte_at(x[p], j);
   }
 
   // Fills the biases of a tile of `words` words where `dot` begins with them.
