@@ -51,12 +51,24 @@ using Products = PortableProducts;
 //
 #include "learn.h"
 //
+#include "draws_isa.h"
 #include "rules_isa.h"
 #include "whitening_isa.h"
-extern const Kernels kernels = {"amx_plain",     Isa::peak,      Isa::weight_bytes,  Isa::pack,
-                                block_bytes,     block,          vote_bytes,         vote,
-                                learn_bytes,     learn,          PortableAdam::part, move_by_sign,
-                                Whitening::rows, Whitening::next};
+extern const Kernels kernels = {"amx_plain",
+                                Isa::peak,
+                                Isa::weight_bytes,
+                                Isa::pack,
+                                block_bytes,
+                                block,
+                                vote_bytes,
+                                vote,
+                                learn_bytes,
+                                learn,
+                                PortableAdam::part,
+                                move_by_sign,
+                                Whitening::rows,
+                                Whitening::next,
+                                draw};
 
 bool tiles_open() { return Tiles::own().open; }
 void take_tiles() { Tiles::own().open = false; }

@@ -1,11 +1,73 @@
 // What the functions of engine.h are given, checked and made ready for the kernels.
 //
-// Included by engine.cpp alone, after primitives.h.
+// Included by engine.cpp alone.
 #pragma once
+
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checks.h"
+#include "crediting.h"
+#include "engine.h"
+#include "packed.h"
+#include "plan.h"
+#include "program.h"
 
 namespace eggroll {
 
+namespace mx = mlx::core;
+
 namespace {
+
+// What an evaluation gives beside the new state.
+enum class Output { scores, logits, likelihoods, outputs };
+
+// The arrays of an evaluation: five that there always are, and where the others stand, or -1.
+struct Arrays {
+  std::vector<mx::array> in;  // packed, table, tokens, targets, state
+  int starts = -1, inputs = -1, features = -1, signs = -1, draws = -1, values = -1;
+
+  int add(const mx::array& a) {
+    in.push_back(a);
+    return static_cast<int>(in.size()) - 1;
+  }
+};
+
+template <typename T>
+const T* data_of(const std::vector<mx::array>& in, int at) {
+  return at < 0 ? nullptr : in[static_cast<size_t>(at)].data<T>();
+}
+
+struct Options {
+  int threads, block_tokens, rank, shift;
+};
+
+Job job_of(const Kernels& k, const Program& program, const std::vector<mx::array>& in,
+           const Arrays& where, const Options& options) {
+  Job job{};
+  job.plan = program.plan(k);
+  job.weights = packed_weights(in[0].data<int8_t>());
+  job.noise = in[1].data<int8_t>();
+  job.tokens = in[2].data<int32_t>();
+  job.targets = in[3].data<int32_t>();
+  job.state_in = in[4].data<int8_t>();
+  job.starts = data_of<int32_t>(in, where.starts);
+  job.inputs = data_of<int8_t>(in, where.inputs);
+  job.features = data_of<int32_t>(in, where.features);
+  job.signs = data_of<int32_t>(in, where.signs);
+  job.draws = data_of<uint32_t>(in, where.draws);
+  job.values = data_of<int32_t>(in, where.values);
+  job.rank = options.rank;
+  job.shift = options.shift;
+  job.members = in[2].shape(0);
+  job.tokens_per_member = in[2].shape(1);
+  job.block_tokens = options.block_tokens;
+  return job;
+}
+
+mx::Shape shape_of(const Leaf& l) { return l.cols ? mx::Shape{l.rows, l.cols} : mx::Shape{l.rows}; }
 
 const mx::Device kCpu(mx::Device::cpu);
 

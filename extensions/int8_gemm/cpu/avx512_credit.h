@@ -28,17 +28,21 @@ struct Avx512Credit : Avx512Elements {
       _mm512_store_si512(total, n);
       return _mm512_sub_epi64(_mm512_srli_epi64(_mm512_mullo_epi64(n, r), 20), limit);
     };
-    const __mmask16 odd = 0xAAAA;
-    const __m512i first = beyond(of.total, _mm512_maskz_mov_epi32(0x5555, part),
-                                 _mm512_maskz_mov_epi32(0x5555, random));
+    const __m512i even = _mm512_set1_epi64(0xFFFFFFFF);
+    const __m512i first =
+        beyond(of.total, _mm512_and_si512(part, even), _mm512_and_si512(random, even));
     const __m512i second =
         beyond(of.total + kPairs / 2, _mm512_srli_epi64(part, 32), _mm512_srli_epi64(random, 32));
-    const __mmask16 take =
-        _mm512_movepi32_mask(_mm512_mask_blend_epi32(odd, _mm512_srli_epi64(first, 32), second));
-    for (int i = 0; i < 2; ++i)
-      _mm512_mask_store_epi32(of.chosen[i], take, _mm512_load_si512(words[i]));
-    _mm512_mask_store_epi32(of.weight, take, part);
-    _mm512_mask_store_epi32(of.index, take, index);
+    // The upper halves of both. Not as a mask of lanes, with which stores are slow.
+    const __m512i upper =
+        _mm512_ternarylogic_epi32(even, _mm512_srli_epi64(first, 32), second, 0xCA);
+    const __m512i take = _mm512_srai_epi32(upper, 31);
+    auto choose = [&](uint32_t* kept, __m512i offered) {
+      const __m512i old = _mm512_load_si512(kept);
+      _mm512_store_si512(kept, _mm512_ternarylogic_epi32(take, offered, old, 0xCA));
+    };
+    for (int i = 0; i < 2; ++i) choose(of.chosen[i], _mm512_load_si512(words[i]));
+    choose(of.weight, part), choose(of.index, index);
   }
 
   // The token is behind as many others of its tile as end at or before the number drawn.

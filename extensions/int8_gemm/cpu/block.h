@@ -11,9 +11,10 @@
 #include "members.h"
 #include "world_calls.h"
 //
-#include "credit.h"
 #include "leaves.h"
 #include "rows.h"
+//
+#include "credit.h"
 #include "world.h"
 //
 #include "layers.h"
@@ -34,26 +35,32 @@ struct Block : Layers {
     int rows = plan.leaves[op.leaf].rows, last = tiles_of(rows) - 1;
     const int fitting = (1 << (16 - plan.score_bits)) / kTile - 1;
     Offers offers{};
-    for (int p = 0; job.readout && p < kPairs; ++p)
-      offers.seed[p] = job.draws[pair(p) * job.tokens_per_member + t];
+    const uint32_t* draws = job.readout ? job.draws + t : nullptr;
+    for (int p = 0; draws && p < kPairs; ++p)
+      offers.seed[p] = draws[pair(p) * job.tokens_per_member];
+    auto count = [&](int i) { return i < last ? kTile : rows - last * kTile; };
+    auto weigh = [&](int i) __attribute__((always_inline)) {
+      auto& words = logits[i % kLogitTiles];
+      if (job.totals)
+        Isa::exact_sum(words, count(i), plan, total);
+      else if (job.readout)
+        Isa::template offer<Isa>(offers, words, i, count(i), plan, sum);
+      else
+        Isa::exp2_sum(words, count(i), plan, sum);
+      // 4096 terms below 2^20 fit 32 bits, or 256 below 2^24.
+      if ((i & fitting) == fitting || i == last)
+        for (int m = 0; m < kLanes; ++m) total[m] += sum[m], sum[m] = 0;
+    };
     product(
         op, t, [&](int i) { return logits[i % kLogitTiles]; },
-        [&](int i) {
-          auto& words = logits[i % kLogitTiles];
-          int count = i < last ? kTile : rows - last * kTile;
-          if (job.totals)
-            Isa::exact_sum(words, count, plan, total);
-          else if (job.readout)
-            Isa::template offer<Isa>(offers, words, i, count, plan, sum);
-          else
-            Isa::exp2_sum(words, count, plan, sum);
+        [&](int i) __attribute__((always_inline)) {
+          // A tile late, while the products of the next one go on.
+          if (i) weigh(i - 1);
           if (i % kLogitTiles == kLogitTiles - 1 || i == last)
             find_targets(target, i - i % kLogitTiles, hit);
-          // 4096 terms below 2^20 fit 32 bits, or 256 below 2^24.
-          if ((i & fitting) == fitting || i == last)
-            for (int m = 0; m < kLanes; ++m) total[m] += sum[m], sum[m] = 0;
-          if (job.logits) keep_logits(words, t, i * kTile, count);
+          if (job.logits) keep_logits(logits[i % kLogitTiles], t, i * kTile, count(i));
         });
+    weigh(last);
     if (job.totals) return keep_likelihoods(total, hit, t);
     uint32_t clipped = 0;  // pairs whose target has the highest possible logit
     for (int p = 0; p < kPairs; ++p) clipped |= static_cast<uint32_t>(hit[p] == 255) << p;

@@ -12,6 +12,7 @@ struct Tape : Members {
   int8_t* rows;                          // [16]: the head's inputs of every pair
   uint8_t (*marks)[kPairs];              // [T]: 1 where a document begins
   int32_t (*sums)[4][kPairs];            // [K/4]: of one leaf's inputs
+  uint32_t* rounds;                      // [K/4][16]: the same as words of bytes
 
   Tape(const Members& who, Arena& arena) : Members(who) {
     if (!job.credit_kind) return;
@@ -28,6 +29,7 @@ struct Tape : Members {
       if (plan.leaves[i].cols > widest) widest = plan.leaves[i].cols;
     rows = arena.take<int8_t>(static_cast<size_t>(words_of(widest)) * 4 * kPairs);
     sums = arena.take<int32_t[4][kPairs]>(static_cast<size_t>(words_of(widest)));
+    rounds = arena.take<uint32_t>(static_cast<size_t>(words_of(widest)) * kPairs);
     marks = arena.take<uint8_t[kPairs]>(tokens);
     for (size_t i = 0; i < leaves; ++i) {
       if (job.credit_kind[i] != CreditKind::inputs) continue;
@@ -131,20 +133,9 @@ struct Tape : Members {
     for (int t = 0; t < last; t += kAtOnce)
       Isa::credit(inputs_of[leaf] + t * stride, words, credit + t,
                   last - t < kAtOnce ? last - t : kAtOnce, sums);
-    const int shift = job.credit_shift + 4;
-    for (int w = 0; w < words; ++w) {
-      alignas(64) uint32_t bytes[kPairs];
-      Isa::credit_bytes(sums[w], shift, bytes);
-      const int count = cols - 4 * w;
-      for (int p = 0; p < kPairs; ++p) {
-        if (!rows[p]) continue;
-        if (count >= 4)
-          __builtin_memcpy(rows[p] + 4 * w, &bytes[p], 4);
-        else
-          for (int j = 0; j < count; ++j)
-            rows[p][4 * w + j] = static_cast<int8_t>(bytes[p] >> 8 * j);
-      }
-    }
+    for (int w = 0; w < words; ++w)
+      Isa::credit_bytes(sums[w], job.credit_shift + 4, rounds + w * kPairs);
+    scatter(rounds, cols, rows, kPairs, kPairs);
   }
 
   // The credit of a leaf at every token, to `credit`.

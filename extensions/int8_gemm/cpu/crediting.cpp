@@ -81,7 +81,9 @@ CreditWork::CreditWork(const Job& given, const Crediting& of) : job(given), cred
     if (kind == CreditKind::scalar) job.credit_size += 1;
     if (kind == CreditKind::readout) readout = static_cast<int64_t>(leaf.rows) * leaf.cols;
   }
-  credits.resize(static_cast<size_t>(job.members / 2 * job.credit_size));
+  // Blocks write all of it.
+  credits = std::make_unique_for_overwrite<int8_t[]>(
+      static_cast<size_t>(job.members / 2 * job.credit_size));
   job.rank = 1;
   job.credit = static_cast<Credit>(crediting.mode);
   job.credit_shift = crediting.credit_shift;
@@ -92,7 +94,7 @@ CreditWork::CreditWork(const Job& given, const Crediting& of) : job(given), cred
   job.discounts = crediting.discounts.data();
   job.credit_kind = kinds.data();
   job.credit_at = at.data();
-  job.credits = credits.data();
+  job.credits = credits.get();
 }
 
 bool CreditWork::counted(int leaf) const {

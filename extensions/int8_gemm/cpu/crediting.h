@@ -1,6 +1,7 @@
 // Token credit of each leaf, checked, and the memory that its jobs need. Independent of MLX.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "plan.h"
@@ -27,7 +28,7 @@ struct CreditWork {
   Crediting crediting;
   std::vector<CreditKind> kinds;
   std::vector<int64_t> at;
-  std::vector<int8_t> credits;
+  std::unique_ptr<int8_t[]> credits;
   int64_t readout = 0;  // weights of the leaf with that kind of credit
 
   CreditWork(const Job& given, const Crediting& crediting);

@@ -1,15 +1,18 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <string>
 
+#include "count.h"
 #include "dispatch.h"
 #include "machine.h"
+#include "memory.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
-#include "primitives.h"
 #include "stepper.h"
 //
 #include "arguments.h"
@@ -67,6 +70,36 @@ void run_blocks(const Job& job, int threads) {
   int64_t blocks = (job.members + kLanes - 1) / kLanes;
   ScratchPool pool(k.block_bytes(job), blocks, threads);
   parallel_for(blocks, threads, [&](int64_t i, int thread) { k.block(job, i, pool.of(thread)); });
+}
+
+// The same, then the votes of every leaf, which are added to `out`. Threads have readouts of their
+// own.
+void run_credited(const Job& job, const Crediting& crediting, int threads,
+                  std::vector<mx::array>& out) {
+  const Kernels& k = kernels();
+  CreditWork work(job, crediting);
+  std::vector<VoteJob> votes;
+  std::vector<int32_t*> z;
+  int32_t* readout = nullptr;
+  for (int i = 0; i < job.plan.leaf_count; ++i) {
+    out.push_back(made(shape_of(job.plan.leaves[i]), mx::int32));
+    int32_t* leaf = out.back().data<int32_t>();
+    std::memset(leaf, 0, out.back().nbytes());
+    if (work.counted(i)) votes.push_back(work.vote(i)), z.push_back(leaf);
+    if (work.kinds[static_cast<size_t>(i)] == CreditKind::readout) readout = leaf;
+  }
+  const int64_t blocks = (job.members + kLanes - 1) / kLanes;
+  const ScratchPool pool(k.block_bytes(work.job), blocks, threads);
+  const ScratchPool heads(static_cast<size_t>(work.readout) * sizeof(int32_t), blocks, threads);
+  heads.clear();
+  parallel_for(blocks, threads, [&](int64_t i, int thread) {
+    Job own = work.job;
+    own.readout = readout ? static_cast<int32_t*>(heads.of(thread)) : nullptr;
+    k.block(own, i, pool.of(thread));
+  });
+  for (int t = 0; readout && t < heads.size(); ++t)
+    Count::add(readout, static_cast<const int32_t*>(heads.of(t)), work.readout);
+  Count(k, votes, z, job.members / 2, threads).run();
 }
 
 // Done when it returns: a primitive would go through MLX's thread, which takes longer than the
@@ -181,15 +214,14 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
     arrays.values = arrays.add(ready(*values, mx::int32, "values"));
     check_range(arrays.in.back(), -kValue, kValue, "values");
   }
-  std::vector<mx::Shape> shapes{{members, plan.state_size}, {members, count}};
-  std::vector<mx::Dtype> dtypes{mx::int8, mx::int16};
-  for (int i = 0; i < plan.leaf_count; ++i) {
-    shapes.push_back(shape_of(plan.leaves[i]));
-    dtypes.push_back(mx::int32);
-  }
-  auto primitive = std::make_shared<CreditPopulation>(mx::default_stream(kCpu), std::move(program),
-                                                      arrays, options, crediting);
-  return mx::array::make_arrays(shapes, dtypes, primitive, arrays.in);
+  std::vector<mx::array> out{made({members, plan.state_size}, mx::int8),
+                             made({members, count}, mx::int16)};
+  Job job = job_of(kernels(), *program, arrays.in, arrays, options);
+  job.state_out = out[0].data<int8_t>();
+  job.scores = out[1].data<int16_t>();
+  if (!plan.scored) std::memset(job.scores, 0, out[1].nbytes());
+  run_credited(job, crediting, threads, out);
+  return out;
 }
 
 namespace {
@@ -202,21 +234,6 @@ void check_fits(const Plan& plan, const eggroll_world* world) {
       require(plan.stages[s].ops[j].kind != OpKind::embed, "play: a world shows no tokens");
   require(world->inputs == plan.inputs && world->outputs == plan.outputs[0].size,
           "play: the world has other inputs or outputs than the program");
-}
-
-// The same, then the votes of every leaf, which are added to `out`.
-void run_credited(const Job& job, const Crediting& crediting, int threads,
-                  std::vector<mx::array>& out) {
-  CreditWork work(job, crediting);
-  run_blocks(work.job, threads);
-  std::vector<VoteJob> votes;
-  std::vector<int32_t*> z;
-  for (int i = 0; i < job.plan.leaf_count; ++i) {
-    out.push_back(made(shape_of(job.plan.leaves[i]), mx::int32));
-    std::memset(out.back().data<int32_t>(), 0, out.back().nbytes());
-    if (work.counted(i)) votes.push_back(work.vote(i)), z.push_back(out.back().data<int32_t>());
-  }
-  Count(kernels(), votes, z, job.members / 2, threads).run();
 }
 
 }  // namespace
@@ -280,16 +297,26 @@ std::vector<mx::array> learn(std::shared_ptr<Program> program, const mx::array& 
   int members = tokens.shape(0), count = tokens.shape(1);
   require(words.shape() == mx::Shape{members, count}, "words: [P, T] is needed");
   arrays.draws = arrays.add(ready(words, mx::uint32, "words"));
-  Feedback feedback = feedback_of(plan, scales, back, arrays);
-  std::vector<mx::Shape> shapes{{members, plan.state_size}, {members, count}, {plan.leaf_count}};
-  std::vector<mx::Dtype> dtypes{mx::int8, mx::int16, mx::int64};
+  const std::vector<int> at = matrices_of(plan, scales, back, arrays);
+  std::vector<mx::array> out{made({members, plan.state_size}, mx::int8),
+                             made({members, count}, mx::int16), made({plan.leaf_count}, mx::int64)};
+  LearnWork work;
+  Job& job = work.job.job;
+  job = job_of(kernels(), *program, arrays.in, arrays, options);
+  job.draws = nullptr;
+  job.state_out = out[0].data<int8_t>();
+  job.scores = out[1].data<int16_t>();
+  work.job.words = data_of<uint32_t>(arrays.in, arrays.draws);
+  work.job.scales = scales.data();
+  work.sizes = out[2].data<int64_t>();
   for (int i = 0; i < plan.leaf_count; ++i) {
-    shapes.push_back(shape_of(plan.leaves[i]));
-    dtypes.push_back(mx::int32);
+    work.matrices.push_back(data_of<int8_t>(arrays.in, at[static_cast<size_t>(i)]));
+    out.push_back(made(shape_of(plan.leaves[i]), mx::int32));
+    work.z.push_back(out.back().data<int32_t>());
   }
-  auto primitive = std::make_shared<LearnPopulation>(mx::default_stream(kCpu), std::move(program),
-                                                     arrays, options, feedback);
-  return mx::array::make_arrays(shapes, dtypes, primitive, arrays.in);
+  work.prepare(kernels(), threads);
+  work.run();
+  return out;
 }
 
 std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& fitness,

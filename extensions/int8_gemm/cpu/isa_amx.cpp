@@ -60,11 +60,23 @@ using Products = PortableProducts;
 //
 #include "learn.h"
 //
+#include "draws_isa.h"
 #include "rules_isa.h"
 #include "whitening_isa.h"
 #include "x86_adam.h"
-extern const Kernels kernels = {"amx",           Isa::peak,      Isa::weight_bytes,   Isa::pack,
-                                block_bytes,     block,          vote_bytes,          vote,
-                                learn_bytes,     learn,          X86Adam<V512>::part, move_by_sign,
-                                Whitening::rows, Whitening::next};
+extern const Kernels kernels = {"amx",
+                                Isa::peak,
+                                Isa::weight_bytes,
+                                Isa::pack,
+                                block_bytes,
+                                block,
+                                vote_bytes,
+                                vote,
+                                learn_bytes,
+                                learn,
+                                X86Adam<V512>::part,
+                                move_by_sign,
+                                Whitening::rows,
+                                Whitening::next,
+                                draw};
 }  // namespace eggroll::amx

@@ -114,10 +114,22 @@ using Products = PortableProducts;
 //
 #include "learn.h"
 //
+#include "draws_isa.h"
 #include "rules_isa.h"
 #include "whitening_isa.h"
-extern const Kernels kernels = {"neon_i8mm",     Isa::peak,      Isa::weight_bytes,  Isa::pack,
-                                block_bytes,     block,          vote_bytes,         vote,
-                                learn_bytes,     learn,          PortableAdam::part, move_by_sign,
-                                Whitening::rows, Whitening::next};
+extern const Kernels kernels = {"neon_i8mm",
+                                Isa::peak,
+                                Isa::weight_bytes,
+                                Isa::pack,
+                                block_bytes,
+                                block,
+                                vote_bytes,
+                                vote,
+                                learn_bytes,
+                                learn,
+                                PortableAdam::part,
+                                move_by_sign,
+                                Whitening::rows,
+                                Whitening::next,
+                                draw};
 }  // namespace eggroll::neon_i8mm

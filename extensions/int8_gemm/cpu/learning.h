@@ -1,4 +1,4 @@
-// The MLX primitive of members that carry their errors back, see learn.h.
+// The work of members that carry their errors back, see learn.h.
 //
 // Included by engine.cpp alone, after arguments.h.
 #pragma once
@@ -7,168 +7,122 @@ namespace eggroll {
 
 namespace {
 
-// Scales of the leaves, and where the matrices that pass credit stand among the arrays, or -1.
-struct Feedback {
-  std::vector<int> scales, at;
-};
-
-Feedback feedback_of(const Plan& plan, const std::vector<int>& scales,
-                     const std::vector<std::optional<mx::array>>& back, Arrays& arrays) {
+// Where the matrices that pass credit stand among the arrays, or -1.
+std::vector<int> matrices_of(const Plan& plan, const std::vector<int>& scales,
+                             const std::vector<std::optional<mx::array>>& back, Arrays& arrays) {
   size_t leaves = static_cast<size_t>(plan.leaf_count);
   require(scales.size() == leaves && back.size() == leaves, "a scale and a matrix for every leaf");
-  Feedback made{scales, std::vector<int>(leaves, -1)};
+  std::vector<int> at(leaves, -1);
   for (size_t i = 0; i < leaves; ++i) {
     require(scales[i] >= 0 && scales[i] <= 16, "a scale must be in 0..16");
     if (!back[i]) continue;
     require(plan.leaves[i].cols && back[i]->shape() == shape_of(plan.leaves[i]),
             "a matrix that passes credit has its leaf's shape");
-    made.at[i] = arrays.add(ready(*back[i], mx::int8, "matrices"));
+    at[i] = arrays.add(ready(*back[i], mx::int8, "matrices"));
     require(!std::memchr(arrays.in.back().data<int8_t>(), 0x80, back[i]->size()),
             "a matrix has -128; -127..127 are allowed");
   }
-  return made;
+  return at;
 }
 
-class LearnPopulation : public CpuPrimitive {
- public:
-  LearnPopulation(mx::Stream stream, std::shared_ptr<Program> program, const Arrays& arrays,
-                  const Options& options, Feedback feedback)
-      : CpuPrimitive(stream, std::move(program), options.threads),
-        where_(arrays),
-        options_(options),
-        feedback_(std::move(feedback)) {
-    where_.in.clear();
+// A run of all blocks: every thread adds up votes and sizes of its own.
+struct LearnWork {
+  LearnJob job{};
+  std::vector<const int8_t*> matrices;  // [leaves], or null
+  std::vector<int32_t*> z;
+  int64_t* sizes = nullptr;
+
+  static constexpr int64_t kFew = 1 << 20;    // weights that one thread packs in a millisecond
+  static constexpr int64_t kAdded = 1 << 14;  // votes added up at a time
+
+  // Takes all memory that `run` needs.
+  void prepare(const Kernels& kernels, int count) {
+    const Plan& plan = job.job.plan;
+    size_t leaves = static_cast<size_t>(plan.leaf_count);
+    k = &kernels, threads = count, blocks = (job.job.members + kLanes - 1) / kLanes;
+    packed.resize(leaves), back.assign(leaves, nullptr);
+    std::vector<size_t> at(leaves + 1);  // where a leaf's votes begin in `sums`
+    for (size_t i = 0; i < leaves; ++i) {
+      const Leaf& leaf = plan.leaves[i];
+      if (matrices[i]) packed[i].resize(transposed_bytes(leaf)), back[i] = packed[i].data();
+      at[i + 1] = at[i] + static_cast<size_t>(elements(leaf)) * sizeof(int32_t);
+    }
+    job.back = back.data();
+    scratch = std::make_unique<ScratchPool>(k->learn_bytes(job), blocks, threads);
+    const int64_t others = scratch->size() - 1;
+    sums = std::make_unique<ScratchPool>(at[leaves], others, static_cast<int>(others));
+    own_z.assign(1, z);
+    for (int t = 0; t < others; ++t) {
+      own_z.emplace_back();
+      for (size_t j = 0; j < leaves; ++j)
+        own_z.back().push_back(reinterpret_cast<int32_t*>(static_cast<char*>(sums->of(t)) + at[j]));
+    }
+    for (size_t j = 0; others && j < leaves; ++j)
+      for (int64_t first = 0; first < elements(leaf(j)); first += kAdded)
+        parts.emplace_back(j, first);
+    own_sizes.assign(own_z.size(), std::vector<int64_t>(leaves));
+    begun.assign(own_z.size(), false);
   }
 
-  const char* name() const override { return "LearnPopulation"; }
-
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    allocate(out);
-    auto work = std::make_shared<Work>();
-    work->job.job = job_of(kernels_, *program_, in, where_, options_);
-    Job& job = work->job.job;
-    job.draws = nullptr;
-    job.state_out = out[0].data<int8_t>();
-    job.scores = out[1].data<int16_t>();
-    work->job.words = in[static_cast<size_t>(where_.draws)].data<uint32_t>();
-    work->scales = feedback_.scales;
-    work->job.scales = work->scales.data();
-    work->sizes = out[2].data<int64_t>();
-    for (int i = 0; i < job.plan.leaf_count; ++i) {
-      int at = feedback_.at[static_cast<size_t>(i)];
-      work->matrices.push_back(at >= 0 ? in[static_cast<size_t>(at)].data<int8_t>() : nullptr);
-      work->z.push_back(out[static_cast<size_t>(i) + 3].data<int32_t>());
-    }
-    work->prepare(kernels_, threads_);
-    launch(in, out, [work, keep = program_] { work->run(); });
+  void run() {
+    const Plan& plan = job.job.plan;
+    parallel_for(plan.leaf_count, weights() < kFew ? 1 : threads, [&](int64_t i, int) {
+      size_t leaf = static_cast<size_t>(i);
+      if (matrices[leaf]) transpose(matrices[leaf], plan.leaves[i], packed[leaf].data());
+    });
+    parallel_for(blocks, threads, [&](int64_t i, int thread) {
+      const size_t t = static_cast<size_t>(thread);
+      if (!begun[t]) clear(t);
+      LearnJob own = job;
+      own.z = own_z[t].data();
+      own.sizes = own_sizes[t].data();
+      k->learn(own, i, scratch->of(thread));
+    });
+    if (!begun[0]) clear(0);
+    add_up();
   }
 
  private:
-  // A run of all blocks: every thread adds up votes and sizes of its own.
-  struct Work {
-    LearnJob job{};
-    std::vector<const int8_t*> matrices;  // [leaves], or null
-    std::vector<int> scales;
-    std::vector<int32_t*> z;
-    int64_t* sizes = nullptr;
+  const Kernels* k = nullptr;
+  int threads = 0;
+  int64_t blocks = 0;
+  std::vector<std::vector<int8_t>> packed;  // [leaves]: their matrices
+  std::vector<const int8_t*> back;          // [leaves]: the same, or null
+  std::unique_ptr<ScratchPool> scratch, sums;
+  std::vector<std::vector<int32_t*>> own_z;     // [threads][leaves]: `z`, and the others' in `sums`
+  std::vector<std::vector<int64_t>> own_sizes;  // [threads][leaves]
+  std::vector<std::pair<size_t, int64_t>> parts;  // to add up: a leaf and its first vote
+  std::vector<char> begun;  // [threads]: whether its votes and sizes are cleared
 
-    static constexpr int64_t kFew = 1 << 20;    // weights that one thread packs in a millisecond
-    static constexpr int64_t kAdded = 1 << 14;  // votes added up at a time
+  int64_t weights() const {
+    int64_t n = 0;
+    for (int i = 0; i < job.job.plan.leaf_count; ++i) n += elements(job.job.plan.leaves[i]);
+    return n;
+  }
 
-    // Takes all memory that `run` needs.
-    void prepare(const Kernels& kernels, int count) {
-      const Plan& plan = job.job.plan;
-      size_t leaves = static_cast<size_t>(plan.leaf_count);
-      k = &kernels, threads = count, blocks = (job.job.members + kLanes - 1) / kLanes;
-      packed.resize(leaves), back.assign(leaves, nullptr);
-      std::vector<size_t> at(leaves + 1);  // where a leaf's votes begin in `sums`
-      for (size_t i = 0; i < leaves; ++i) {
-        const Leaf& leaf = plan.leaves[i];
-        if (matrices[i]) packed[i].resize(transposed_bytes(leaf)), back[i] = packed[i].data();
-        at[i + 1] = at[i] + static_cast<size_t>(elements(leaf)) * sizeof(int32_t);
-      }
-      job.back = back.data();
-      scratch = std::make_unique<ScratchPool>(k->learn_bytes(job), blocks, threads);
-      const int64_t others = scratch->size() - 1;
-      sums = std::make_unique<ScratchPool>(at[leaves], others, static_cast<int>(others));
-      own_z.assign(1, z);
-      for (int t = 0; t < others; ++t) {
-        own_z.emplace_back();
-        for (size_t j = 0; j < leaves; ++j)
-          own_z.back().push_back(
-              reinterpret_cast<int32_t*>(static_cast<char*>(sums->of(t)) + at[j]));
-      }
-      for (size_t j = 0; others && j < leaves; ++j)
-        for (int64_t first = 0; first < elements(leaf(j)); first += kAdded)
-          parts.emplace_back(j, first);
-      own_sizes.assign(own_z.size(), std::vector<int64_t>(leaves));
-      begun.assign(own_z.size(), false);
+  void clear(size_t thread) {
+    begun[thread] = true;
+    for (size_t j = 0; j < z.size(); ++j)
+      std::memset(own_z[thread][j], 0, static_cast<size_t>(elements(leaf(j))) * sizeof(int32_t));
+  }
+
+  const Leaf& leaf(size_t j) const { return job.job.plan.leaves[j]; }
+
+  // The others' votes to those of the first thread, some at a time.
+  void add_up() const {
+    const int64_t count = static_cast<int64_t>(parts.size());
+    parallel_for(count, weights() < kFew ? 1 : threads, [&](int64_t i, int) {
+      const auto [j, first] = parts[static_cast<size_t>(i)];
+      for (size_t t = 1; t < own_z.size(); ++t)
+        if (begun[t])
+          Count::add(z[j] + first, own_z[t][j] + first,
+                     std::min(kAdded, elements(leaf(j)) - first));
+    });
+    for (size_t j = 0; j < z.size(); ++j) {
+      sizes[j] = 0;
+      for (const auto& own : own_sizes) sizes[j] += own[j];
     }
-
-    void run() {
-      const Plan& plan = job.job.plan;
-      parallel_for(plan.leaf_count, weights() < kFew ? 1 : threads, [&](int64_t i, int) {
-        size_t leaf = static_cast<size_t>(i);
-        if (matrices[leaf]) transpose(matrices[leaf], plan.leaves[i], packed[leaf].data());
-      });
-      parallel_for(blocks, threads, [&](int64_t i, int thread) {
-        const size_t t = static_cast<size_t>(thread);
-        if (!begun[t]) clear(t);
-        LearnJob own = job;
-        own.z = own_z[t].data();
-        own.sizes = own_sizes[t].data();
-        k->learn(own, i, scratch->of(thread));
-      });
-      if (!begun[0]) clear(0);
-      add_up();
-    }
-
-   private:
-    const Kernels* k = nullptr;
-    int threads = 0;
-    int64_t blocks = 0;
-    std::vector<std::vector<int8_t>> packed;  // [leaves]: their matrices
-    std::vector<const int8_t*> back;          // [leaves]: the same, or null
-    std::unique_ptr<ScratchPool> scratch, sums;
-    std::vector<std::vector<int32_t*>> own_z;  // [threads][leaves]: `z`, and the others' in `sums`
-    std::vector<std::vector<int64_t>> own_sizes;    // [threads][leaves]
-    std::vector<std::pair<size_t, int64_t>> parts;  // to add up: a leaf and its first vote
-    std::vector<char> begun;  // [threads]: whether its votes and sizes are cleared
-
-    int64_t weights() const {
-      int64_t n = 0;
-      for (int i = 0; i < job.job.plan.leaf_count; ++i) n += elements(job.job.plan.leaves[i]);
-      return n;
-    }
-
-    void clear(size_t thread) {
-      begun[thread] = true;
-      for (size_t j = 0; j < z.size(); ++j)
-        std::memset(own_z[thread][j], 0, static_cast<size_t>(elements(leaf(j))) * sizeof(int32_t));
-    }
-
-    const Leaf& leaf(size_t j) const { return job.job.plan.leaves[j]; }
-
-    // The others' votes to those of the first thread, some at a time.
-    void add_up() const {
-      const int64_t count = static_cast<int64_t>(parts.size());
-      parallel_for(count, weights() < kFew ? 1 : threads, [&](int64_t i, int) {
-        const auto [j, first] = parts[static_cast<size_t>(i)];
-        for (size_t t = 1; t < own_z.size(); ++t)
-          if (begun[t])
-            Count::add(z[j] + first, own_z[t][j] + first,
-                       std::min(kAdded, elements(leaf(j)) - first));
-      });
-      for (size_t j = 0; j < z.size(); ++j) {
-        sizes[j] = 0;
-        for (const auto& own : own_sizes) sizes[j] += own[j];
-      }
-    }
-  };
-
-  Arrays where_;
-  Options options_;
-  Feedback feedback_;
+  }
 };
 
 }  // namespace

@@ -269,6 +269,8 @@ struct Kernels {
   int64_t (*whiten)(const WhitenedLeaf& leaf, int64_t first, int64_t last, int64_t* squares,
                     void* scratch);
   void (*next_whitening)(const WhitenedLeaf& leaf, int64_t block, double mean, void* scratch);
+  // Numbers below `room`, at most 2^32, from position `first` of a stream on; see draws.h.
+  void (*draw)(uint64_t stream, uint64_t first, int64_t count, uint64_t room, int32_t* out);
 };
 
 }  // namespace eggroll

@@ -16,25 +16,26 @@ static inline void gather(const int8_t* const* src, int n, uint32_t* dst) {
   }
 }
 
-// Words [n/4][32] to rows of n bytes, of the first `lanes` lanes; those whose row is null are left
-// out.
-static inline void scatter(const uint32_t* words, int n, int8_t* const* dst, int lanes = kLanes) {
+// Words [n/4][stride] to rows of n bytes, of the first `lanes` lanes; those whose row is null are
+// left out.
+static inline void scatter(const uint32_t* words, int n, int8_t* const* dst, int lanes = kLanes,
+                           int stride = kLanes) {
   alignas(64) uint32_t turned[kLanes][kPairs];
   int w = 0;
   for (; w + kPairs <= n / 4; w += kPairs) {
     const int8_t* src[kPairs];
     for (int i = 0; i < kPairs; ++i)
-      src[i] = reinterpret_cast<const int8_t*>(words + (w + i) * kLanes);
+      src[i] = reinterpret_cast<const int8_t*>(words + (w + i) * stride);
     Isa::transpose_words(src, lanes, turned[0], kPairs);  // a lane is a word of these rows
     for (int m = 0; m < lanes; ++m)
       if (dst[m]) __builtin_memcpy(dst[m] + 4 * w, turned[m], sizeof turned[m]);
   }
   for (; w < n / 4; ++w)
     for (int m = 0; m < lanes; ++m)
-      if (dst[m]) __builtin_memcpy(dst[m] + 4 * w, words + w * kLanes + m, 4);
+      if (dst[m]) __builtin_memcpy(dst[m] + 4 * w, words + w * stride + m, 4);
   for (int m = 0; n % 4 && m < lanes; ++m)
     if (dst[m])
-      __builtin_memcpy(dst[m] + 4 * w, words + w * kLanes + m, static_cast<size_t>(n % 4));
+      __builtin_memcpy(dst[m] + 4 * w, words + w * stride + m, static_cast<size_t>(n % 4));
 }
 
 // y = max(x, low) on `count` bytes, whole words of all lanes; y may be x.

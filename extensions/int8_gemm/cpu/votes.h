@@ -176,8 +176,10 @@ struct CreditVotes {
       for (int t = 0; t < T; ++t) {
         int32_t* __restrict row = z + static_cast<int64_t>(job.tokens[2 * p * T + t]) * cols;
         const int8_t* __restrict b = slice(p);
-        int c = job.credits[p * job.credit_stride + t];
-        for (int k = 0; k < cols; ++k) row[k] = wrapping_sum(row[k], c * b[k]);
+        const int c = job.credits[p * job.credit_stride + t];
+        if (!c) continue;
+        for (int k = 0; k < cols; ++k)
+          row[k] = wrapping_sum(row[k], static_cast<int16_t>(c * b[k]));  // of 15 bits
       }
   }
 
@@ -204,11 +206,13 @@ struct CreditVotes {
   void scalar(int64_t first, int64_t last, int32_t* __restrict z) const {
     for (int64_t p = first; p < last; ++p) {
       const int8_t* __restrict n = slice(p) + (job.a_at < 0 ? 0 : job.a_at);
-      int c = job.credits[p * job.credit_stride];
-      for (int i = 0; i < job.leaf.rows; ++i) {
-        int32_t v = job.a_at < 0 ? n[2 * i] * n[2 * i + 1] : n[i];
-        z[i] = wrapping_sum(z[i], c * v);
-      }
+      const int c = job.credits[p * job.credit_stride];
+      if (job.a_at < 0)
+        for (int i = 0; i < job.leaf.rows; ++i)
+          z[i] = wrapping_sum(z[i], c * static_cast<int16_t>(n[2 * i] * n[2 * i + 1]));
+      else
+        for (int i = 0; i < job.leaf.rows; ++i)
+          z[i] = wrapping_sum(z[i], static_cast<int16_t>(c * n[i]));
     }
   }
 };
