@@ -122,7 +122,7 @@ def test_the_rule_in_exact_integers(rate: float, threads: int, floor: int):
         "small": np.array([[1, 0, 0], [0, -1, 2], [0, 0, 0], [3, 3, 3]]),
         "any": rng.integers(LEAST, MOST, (66, 8)),
         "blocks": rng.normal(0, 10000, (70, 131)),
-        "one": np.eye(3, 130) * 7,
+        "one": np.eye(1, 130) * 70000 + np.eye(1, 130, 50) * 500,
         "embedding": rng.normal(0, 10000, (5, 9)),
         "vector": rng.integers(-(10**6), 10**6, 40),
     }
