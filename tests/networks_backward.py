@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import mlx.core as mx
 import numpy as np
 import oracle_backward
+import pytest
 from networks import Case, int8
 
 from eggroll import _extension, engines, rng
@@ -18,7 +20,16 @@ from eggroll.rule import feedback_name
 
 ENGINES = [name for name, engine in engines.ENGINES.items() if not engine.unavailable_because()]
 ISAS = _extension.load().usable_isas() if "cpu" in ENGINES else []
+WAYS = [*ISAS, "numpy"]  # in which a rule is computed
 ESTIMATORS = {"local": Local, "feedback": Feedback}
+
+
+def go(way: str, rules: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an instruction set, or as a machine without the extension has the rules of a module."""
+    if way == "numpy":
+        monkeypatch.setattr(rules, "native_module", lambda: None)
+    else:
+        monkeypatch.setenv("EGGROLL_ISA", way)
 
 
 @dataclass

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import oracle_backward
 import pytest
-from networks_backward import ISAS
+from networks_backward import WAYS, go
 
 from eggroll import moments, rule
 from eggroll.config import Config
@@ -95,13 +95,9 @@ class Both:
         return found
 
 
-@pytest.fixture(params=[*ISAS, "numpy"])
+@pytest.fixture(params=WAYS)
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every instruction set, and as a machine without the extension has the rule."""
-    if request.param == "numpy":
-        monkeypatch.setattr(moments, "native_module", lambda: None)
-    else:
-        monkeypatch.setenv("EGGROLL_ISA", request.param)
+    go(request.param, moments, monkeypatch)
 
 
 @pytest.mark.usefixtures("_way")

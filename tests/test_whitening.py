@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks_backward import ISAS
+from networks_backward import WAYS, go
 
 from eggroll import rule as rule_kinds
 from eggroll import rules, whitening
@@ -103,13 +103,9 @@ def whole(array) -> np.ndarray:
     return values.reshape(-1, values.shape[-1]).astype(object)
 
 
-@pytest.fixture(params=[*ISAS, "numpy"])
+@pytest.fixture(params=WAYS)
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every instruction set, and as a machine without the extension has the rule."""
-    if request.param == "numpy":
-        monkeypatch.setattr(rules, "native_module", lambda: None)
-    else:
-        monkeypatch.setenv("EGGROLL_ISA", request.param)
+    go(request.param, rules, monkeypatch)
 
 
 @pytest.mark.usefixtures("_way")

@@ -47,28 +47,8 @@ using Tiled = PortableIsa;
 using LearnIsa = PortableLearn;
 using Products = PortableProducts;
 //
-#include "votes.h"
-//
-#include "learn.h"
-//
-#include "draws_isa.h"
-#include "rules_isa.h"
-#include "whitening_isa.h"
-extern const Kernels kernels = {"amx_plain",
-                                Isa::peak,
-                                Isa::weight_bytes,
-                                Isa::pack,
-                                block_bytes,
-                                block,
-                                vote_bytes,
-                                vote,
-                                learn_bytes,
-                                learn,
-                                PortableAdam::part,
-                                move_by_sign,
-                                Whitening::rows,
-                                Whitening::next,
-                                draw};
+#include "unit.h"
+extern const Kernels kernels = kernels_of("amx_plain", PortableAdam::part);
 
 bool tiles_open() { return Tiles::own().open; }
 void take_tiles() { Tiles::own().open = false; }

@@ -1,8 +1,9 @@
 // The primitives of token credit that an instruction set may replace, in portable C++. Lanes here
 // are the 16 pairs. Included inside each unit's namespace, after lanes.h.
 
-// What a tile of logits is offered to, see Draw: a token of each pair's own prediction is in the
-// tile of `index`, whose logits are `chosen` and weigh `weight`. How `total` lies is a unit's own.
+// Draws a token of the prediction of each pair's first member while the tiles of its logits pass
+// by: it is in the tile of `index`, whose logits are `chosen` and weigh `weight`, of `total` so
+// far. How `total` lies is a unit's own.
 struct Offers {
   alignas(64) uint64_t total[kPairs];
   alignas(64) uint32_t chosen[2][kPairs], weight[kPairs], index[kPairs], seed[kPairs];

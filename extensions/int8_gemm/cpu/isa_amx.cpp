@@ -56,27 +56,8 @@ using Tiled = Avx512Isa;
 using LearnIsa = X86Learn<V512>;
 using Products = PortableProducts;
 //
-#include "votes.h"
+#include "unit.h"
 //
-#include "learn.h"
-//
-#include "draws_isa.h"
-#include "rules_isa.h"
-#include "whitening_isa.h"
 #include "x86_adam.h"
-extern const Kernels kernels = {"amx",
-                                Isa::peak,
-                                Isa::weight_bytes,
-                                Isa::pack,
-                                block_bytes,
-                                block,
-                                vote_bytes,
-                                vote,
-                                learn_bytes,
-                                learn,
-                                X86Adam<V512>::part,
-                                move_by_sign,
-                                Whitening::rows,
-                                Whitening::next,
-                                draw};
+extern const Kernels kernels = kernels_of("amx", X86Adam<V512>::part);
 }  // namespace eggroll::amx

@@ -109,27 +109,8 @@ using Tiled = Isa;
 using LearnIsa = X86Learn<V256>;
 using Products = Avx2Products;
 //
-#include "votes.h"
+#include "unit.h"
 //
-#include "learn.h"
-//
-#include "draws_isa.h"
-#include "rules_isa.h"
-#include "whitening_isa.h"
 #include "x86_adam.h"
-extern const Kernels kernels = {"avx2",
-                                Isa::peak,
-                                Isa::weight_bytes,
-                                Isa::pack,
-                                block_bytes,
-                                block,
-                                vote_bytes,
-                                vote,
-                                learn_bytes,
-                                learn,
-                                X86Adam<V256>::part,
-                                move_by_sign,
-                                Whitening::rows,
-                                Whitening::next,
-                                draw};
+extern const Kernels kernels = kernels_of("avx2", X86Adam<V256>::part);
 }  // namespace eggroll::avx2

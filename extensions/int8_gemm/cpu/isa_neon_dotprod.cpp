@@ -87,26 +87,6 @@ using Tiled = Isa;
 using LearnIsa = PortableLearn;
 using Products = PortableProducts;
 //
-#include "votes.h"
-//
-#include "learn.h"
-//
-#include "draws_isa.h"
-#include "rules_isa.h"
-#include "whitening_isa.h"
-extern const Kernels kernels = {"neon_dotprod",
-                                Isa::peak,
-                                Isa::weight_bytes,
-                                Isa::pack,
-                                block_bytes,
-                                block,
-                                vote_bytes,
-                                vote,
-                                learn_bytes,
-                                learn,
-                                PortableAdam::part,
-                                move_by_sign,
-                                Whitening::rows,
-                                Whitening::next,
-                                draw};
+#include "unit.h"
+extern const Kernels kernels = kernels_of("neon_dotprod", PortableAdam::part);
 }  // namespace eggroll::neon_dotprod
