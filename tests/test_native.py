@@ -38,6 +38,7 @@ ARM = {
     "neon_dotprod": ["-march=armv8.2-a+dotprod"],
     "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
 }
+TILES = {"amx_plain": "-DEGG_PLAIN_TILES", "amx_avx512": "-DEGG_PLAIN_TILES_AVX512"}
 SANITIZE = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
 HEADER = Path(__file__).parents[1] / "eggroll" / "native"
 # As every compiler takes them.
@@ -64,11 +65,11 @@ def build(
     isas: dict[str, list[str]],
     *flags: str,
     plain: Sequence[str] = (),
-    tiles: bool = False,
+    tiles: dict[str, list[str]] | None = None,
 ) -> Path:
     """Compiles the kernels; returns the folder of the programs.
 
-    plain: flags of generic code. tiles: also the unit of AMX with tiles in plain C++.
+    plain: flags of generic code. tiles: units of AMX with tiles in plain C++, and their flags.
     """
     recoded = isas.get("avxvnni") == RECODED  # then it is called directly
     dispatched = [name for name in isas if name != "avxvnni" or not recoded]
@@ -78,9 +79,9 @@ def build(
     units = {"generic": [*plain], **isas}
     files = {SOURCES / f"isa_{name}.cpp": extra for name, extra in units.items()}
     files |= {path: [] for path in map(SOURCES.joinpath, PLAIN)}
-    if tiles:
-        files[NATIVE / "isa_amx_plain.cpp"] = ["-O2"]
-        common.append("-DEGG_PLAIN_TILES")
+    for name, extra in (tiles or {}).items():
+        files[NATIVE / f"isa_{name}.cpp"] = ["-O2", *extra]
+        common.append(TILES[name])
     programs = [NATIVE / f"{name}.cpp" for name in ("replay", *CASES)]
     objects, running = {}, []
     for source, extra in (files | {path: [] for path in programs}).items():
@@ -139,9 +140,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], lis
     if isas is X86 and "avxvnni" not in usable:
         isas = {**X86, "avxvnni": RECODED}
         extra = ["-DEGG_REPLAY_AVXVNNI"] if "avx512vnni" in usable else []
-    build(folder, compiler, isas, "-O1", "-g0", *SANITIZE, *extra, tiles=True)
+    tiles: dict[str, list[str]] = {"amx_plain": []}
+    if "avx512vnni" in usable:
+        tiles["amx_avx512"] = X86["avx512vnni"]
+    build(folder, compiler, isas, "-O1", "-g0", *SANITIZE, *extra, tiles=tiles)
     # With real tiles "amx" is among them, and the session says which were covered.
-    return folder, usable, [*usable, *(["avxvnni"] if extra else []), "amx_plain"]
+    return folder, usable, [*usable, *(["avxvnni"] if extra else []), *tiles]
 
 
 def test_recorded_cases_under_sanitizers(here: tuple[Path, list[str], list[str]], cases: Path):

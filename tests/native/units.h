@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <latch>
 #include <stdexcept>
 #include <string>
@@ -19,14 +20,32 @@ extern const Kernels kernels;
 }
 #endif
 
+// Units of AMX with tiles in plain C++, see isa_amx_plain.cpp and isa_amx_avx512.cpp.
+#define EGG_DECLARE_TILES(unit)                                  \
+  namespace eggroll::unit {                                      \
+  extern const Kernels kernels;                                  \
+  bool tiles_open(); /* of this thread */                        \
+  void take_tiles(); /* from this thread, as others' code may */ \
+  }
+EGG_DECLARE_TILES(amx_plain)
+EGG_DECLARE_TILES(amx_avx512)
+
+struct PlainTiles {
+  const eggroll::Kernels* unit;
+  bool (*open)();
+  void (*take)();
+};
+
+// Those that were built.
+constexpr std::initializer_list<PlainTiles> kPlainTiles = {
 #ifdef EGG_PLAIN_TILES
-// The unit of AMX with tiles in plain C++: see isa_amx_plain.cpp.
-namespace eggroll::amx_plain {
-extern const Kernels kernels;
-bool tiles_open();  // of this thread
-void take_tiles();  // from this thread, as others' code may
-}  // namespace eggroll::amx_plain
+    {&eggroll::amx_plain::kernels, eggroll::amx_plain::tiles_open, eggroll::amx_plain::take_tiles},
 #endif
+#ifdef EGG_PLAIN_TILES_AVX512
+    {&eggroll::amx_avx512::kernels, eggroll::amx_avx512::tiles_open,
+     eggroll::amx_avx512::take_tiles},
+#endif
+};
 
 // Every unit that can run here, fastest first and chosen by name, as a user would; then those
 // that only tests have.
@@ -39,9 +58,7 @@ inline std::vector<const eggroll::Kernels*> runnable_units() {
 #ifdef EGG_REPLAY_AVXVNNI
   all.push_back(&eggroll::avxvnni::kernels);
 #endif
-#ifdef EGG_PLAIN_TILES
-  all.push_back(&eggroll::amx_plain::kernels);
-#endif
+  for (const PlainTiles& tiles : kPlainTiles) all.push_back(tiles.unit);
   return all;
 }
 
@@ -67,17 +84,13 @@ struct Packed : Scratch {
 
 // Leaves this thread without the tiles that a block may have opened.
 inline void take_tiles() {
-#ifdef EGG_PLAIN_TILES
-  eggroll::amx_plain::take_tiles();
-#endif
+  for (const PlainTiles& tiles : kPlainTiles) tiles.take();
 }
 
 // Throws if this thread has tiles that no block has closed.
-inline void check_tiles([[maybe_unused]] const eggroll::Kernels& k) {
-#ifdef EGG_PLAIN_TILES
-  if (eggroll::amx_plain::tiles_open())
-    throw std::logic_error(std::string(k.name) + " left its tiles open");
-#endif
+inline void check_tiles(const eggroll::Kernels& k) {
+  for (const PlainTiles& tiles : kPlainTiles)
+    if (tiles.open()) throw std::logic_error(std::string(k.name) + " left its tiles open");
 }
 
 inline void run_block(const eggroll::Kernels& k, const eggroll::Job& job, int64_t block,
