@@ -237,3 +237,40 @@ def test_sign_at_the_ends_of_its_range(isa: str, n: int, monkeypatch: pytest.Mon
         (made,), moved = native.sign([(votes, weights, up, down)], 2)
         np.testing.assert_array_equal(np.array(made), want)
         assert moved == np.count_nonzero(want != w)
+
+
+def whitened_leaf(**changed: Any) -> tuple[Any, ...]:
+    """A leaf [2, 3] as `whitened` takes it, with a whitening matrix."""
+    zeros = np.zeros((2, 3), np.int32)
+    given = {
+        "votes": zeros, "weights": zeros.astype(np.int8), "fine": zeros, "feedback": zeros,
+        "matrices": np.zeros((1, 3, 3), np.int32), "factor": 1, "floor": 1,
+    }  # fmt: skip
+    return tuple({**given, **changed}.values())
+
+
+WHITENED: dict[str, dict[str, Any]] = {
+    "fewer weights": {"weights": np.zeros(5, np.int8)},
+    "fewer fine copies": {"fine": np.zeros((1, 3), np.int32)},
+    "more feedback": {"feedback": np.zeros((3, 3), np.int32)},
+    "no votes": dict.fromkeys(("votes", "fine", "feedback"), np.zeros((0, 3), np.int32))
+    | {"weights": np.zeros((0, 3), np.int8)},
+    "a flat matrix": {"matrices": np.zeros((3, 3), np.int32)},
+    "a matrix too many": {"matrices": np.zeros((2, 3, 3), np.int32)},
+    "no matrix": {"matrices": np.zeros((0, 3, 3), np.int32)},
+    "an oblong matrix": {"matrices": np.zeros((1, 2, 3), np.int32)},
+    "an empty matrix": {"matrices": np.zeros((1, 0, 0), np.int32)},
+    "a wide matrix": {"matrices": np.zeros((1, 65, 65), np.int32)},
+    "a negative factor": {"factor": -1},
+    "a large factor": {"factor": 2**30 + 1},
+    "no factor": {"factor": float("nan")},
+    "no floor": {"floor": 0},
+    "a high floor": {"floor": 2**40},
+}
+
+
+@pytest.mark.parametrize("what", WHITENED)
+def test_rule_whitened_refuses_what_does_not_fit(what: str):
+    native.whitened([whitened_leaf()], True, 1)
+    with pytest.raises(ValueError, match="whitened: "):
+        native.whitened([whitened_leaf(), whitened_leaf(**WHITENED[what])], True, 1)
