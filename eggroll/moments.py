@@ -22,6 +22,7 @@ from eggroll.rule import (
     RuleOptions,
     Update,
     VoteScale,
+    by_extension,
     feedback_name,
     parts,
 )
@@ -124,19 +125,12 @@ class AdamRule(FineCopyRule):
         native = native_module()
         if native is None:
             return super().__call__(weights, memory, votes, step, decided)
-        keys = {name: (name, *_names(name), feedback_name(name)) for name in weights}
-        leaves = [
-            (np.asarray(votes[name]), np.asarray(leaf),
-             *(np.asarray(memory[key]) if key in memory else None for key in keys[name]),
-             self.shrinking(name, step))
-            for name, leaf in weights.items()
-        ]  # fmt: skip
-        made, moved = native.adam(leaves, self.factor(step), self.threads)
-        new, kept = Leaves(), dict(memory)
-        for name, (leaf, *arrays) in zip(weights, made, strict=True):
-            new[name] = leaf
-            kept |= dict(zip(keys[name], arrays, strict=False))  # feedback is last, if at all
-        return Update(new, kept, moved / sum(w.size for w in weights.values()))
+        factor = self.factor(step)
+        return by_extension(
+            lambda leaves: native.adam(leaves, factor, self.threads), weights, memory, votes,
+            lambda name: (name, *_names(name), feedback_name(name)),
+            lambda name: (self.shrinking(name, step),),
+        )  # fmt: skip
 
 
 def _names(leaf: str) -> tuple[str, str]:

@@ -185,6 +185,34 @@ class FineCopyRule(UpdateRule):
         return Update(new, kept, moved / sum(w.size for w in weights.values()))
 
 
+def by_extension(
+    made_by: Callable[[list[tuple[Any, ...]]], tuple[list[list[mx.array]], int]],
+    weights: Leaves,
+    memory: Leaves,
+    votes: Leaves,
+    keys: Callable[[str], tuple[str, ...]],
+    numbers: Callable[[str], tuple[float, ...]],
+) -> Update:
+    """An update by a function of the extension.
+
+    It is given of every leaf votes, weights, the arrays that the memory has by its `keys`, None for
+    those it has not, and its numbers; and gives its weights and such arrays, but for the last ones
+    if they stay, and how many weights moved.
+    """
+    leaves = [
+        (np.asarray(votes[name]), np.asarray(leaf),
+         *(np.asarray(memory[key]) if key in memory else None for key in keys(name)),
+         *numbers(name))
+        for name, leaf in weights.items()
+    ]  # fmt: skip
+    made, moved = made_by(leaves)
+    new, kept = Leaves(), dict(memory)
+    for name, (leaf, *after) in zip(weights, made, strict=True):
+        new[name] = leaf
+        kept |= dict(zip((key for key in keys(name) if key in memory), after, strict=False))
+    return Update(new, kept, moved / sum(w.size for w in weights.values()))
+
+
 def unlike(one: Any, other: Any) -> bool:
     """True if two arrays of one shape differ."""
     return bool((np.asarray(one) != np.asarray(other)).any())

@@ -29,6 +29,7 @@ from eggroll.rule import (
     UpdateRule,
     VoteScale,
     arrays,
+    by_extension,
     feedback_name,
     parts,
 )
@@ -286,20 +287,11 @@ class WhitenedRule(FineCopyRule):
         if native is None:
             return super().__call__(weights, memory, votes, step, decided)
         learns = step % whitening.EVERY == 0
-        keys = {name: (name, feedback_name(name), _matrix_name(name)) for name in weights}
-        leaves = [
-            (np.asarray(votes[name]), np.asarray(leaf),
-             *(np.asarray(memory[key]) if key in memory else None for key in keys[name]),
-             self.gain(leaf.ndim == 2, step), self.floors.get(name, 1))
-            for name, leaf in weights.items()
-        ]  # fmt: skip
-        made, moved = native.whitened(leaves, learns, self.threads)
-        new, kept = Leaves(), dict(memory)
-        for name, (leaf, *after) in zip(weights, made, strict=True):
-            new[name] = leaf
-            changed = [key for key in keys[name][: 2 + learns] if key in memory]
-            kept |= dict(zip(changed, after, strict=True))
-        return Update(new, kept, moved / sum(w.size for w in weights.values()))
+        return by_extension(
+            lambda leaves: native.whitened(leaves, learns, self.threads), weights, memory, votes,
+            lambda name: (name, feedback_name(name), _matrix_name(name)),
+            lambda name: (self.gain(weights[name].ndim == 2, step), self.floors.get(name, 1)),
+        )  # fmt: skip
 
     def changes(
         self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
