@@ -42,7 +42,7 @@ void votes(int64_t pairs, int threads, CreditKind kind) {
     z.emplace_back(static_cast<size_t>(elements(leaves[i])), 0);
   }
   for (auto& votes : z) to.push_back(votes.data());
-  Count(kernels, jobs, to, pairs, threads).run();
+  count_votes(kernels, jobs, to, pairs, threads);
   const std::string name = std::to_string(pairs) + " pairs, " + std::to_string(threads) +
                            " threads, kind " + std::to_string(static_cast<int>(kind));
   for (auto& votes : z)

@@ -33,19 +33,19 @@ struct Arrays {
     in.push_back(a);
     return static_cast<int>(in.size()) - 1;
   }
-};
 
-template <typename T>
-const T* data_of(const std::vector<mx::array>& in, int at) {
-  return at < 0 ? nullptr : in[static_cast<size_t>(at)].data<T>();
-}
+  template <typename T>
+  const T* data(int at) const {
+    return at < 0 ? nullptr : in[static_cast<size_t>(at)].data<T>();
+  }
+};
 
 struct Options {
   int threads, block_tokens, rank, shift;
 };
 
-Job job_of(const Kernels& k, const Program& program, const std::vector<mx::array>& in,
-           const Arrays& where, const Options& options) {
+Job job_of(const Kernels& k, const Program& program, const Arrays& arrays, const Options& options) {
+  const std::vector<mx::array>& in = arrays.in;
   Job job{};
   job.plan = program.plan(k);
   job.weights = packed_weights(in[0].data<int8_t>());
@@ -53,12 +53,12 @@ Job job_of(const Kernels& k, const Program& program, const std::vector<mx::array
   job.tokens = in[2].data<int32_t>();
   job.targets = in[3].data<int32_t>();
   job.state_in = in[4].data<int8_t>();
-  job.starts = data_of<int32_t>(in, where.starts);
-  job.inputs = data_of<int8_t>(in, where.inputs);
-  job.features = data_of<int32_t>(in, where.features);
-  job.signs = data_of<int32_t>(in, where.signs);
-  job.draws = data_of<uint32_t>(in, where.draws);
-  job.values = data_of<int32_t>(in, where.values);
+  job.starts = arrays.data<int32_t>(arrays.starts);
+  job.inputs = arrays.data<int8_t>(arrays.inputs);
+  job.features = arrays.data<int32_t>(arrays.features);
+  job.signs = arrays.data<int32_t>(arrays.signs);
+  job.draws = arrays.data<uint32_t>(arrays.draws);
+  job.values = arrays.data<int32_t>(arrays.values);
   job.rank = options.rank;
   job.shift = options.shift;
   job.members = in[2].shape(0);

@@ -33,7 +33,7 @@ struct Avx512Credit : Avx512Elements {
         beyond(of.total, _mm512_and_si512(part, even), _mm512_and_si512(random, even));
     const __m512i second =
         beyond(of.total + kPairs / 2, _mm512_srli_epi64(part, 32), _mm512_srli_epi64(random, 32));
-    // The upper halves of both. Not as a mask of lanes, with which stores are slow.
+    // The upper halves of both, whose signs say what is taken.
     const __m512i upper =
         _mm512_ternarylogic_epi32(even, _mm512_srli_epi64(first, 32), second, 0xCA);
     const __m512i take = _mm512_srai_epi32(upper, 31);

@@ -268,7 +268,7 @@ NB_MODULE(_int8_gemm, m) {
           },
           "mode"_a, "shifts"_a, "kinds"_a, "owners"_a, "discounts"_a, "credit_shift"_a,
           "unit_shift"_a, "group"_a);
-  // Without the GIL: work waiting on MLX's threads may end by giving up a Python-owned program.
+  // Without the GIL, so that other threads of Python go on.
   m.def("evaluate", &eggroll::evaluate, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "packed"_a, "noise"_a, "tokens"_a, "targets"_a, "state"_a, "rows"_a, "threads"_a,
         "block_tokens"_a, "State int8 [P, state_size] and scores int16 [P, T].");

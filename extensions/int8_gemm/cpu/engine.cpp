@@ -98,8 +98,8 @@ void run_credited(const Job& job, const Crediting& crediting, int threads,
     k.block(own, i, pool.of(thread));
   });
   for (int t = 0; readout && t < heads.size(); ++t)
-    Count::add(readout, static_cast<const int32_t*>(heads.of(t)), work.readout);
-  Count(k, votes, z, job.members / 2, threads).run();
+    add_votes(readout, static_cast<const int32_t*>(heads.of(t)), work.readout);
+  count_votes(k, votes, z, job.members / 2, threads);
 }
 
 // Done when it returns: a primitive would go through MLX's thread, which takes longer than the
@@ -110,7 +110,7 @@ std::vector<mx::array> run(const Program& program, const Arrays& arrays, const O
   const Plan& plan = program.plan();
   int members = arrays.in[2].shape(0), count = arrays.in[2].shape(1);
   std::vector<mx::array> out{made({members, plan.state_size}, mx::int8)};
-  Job job = job_of(kernels(), program, arrays.in, arrays, options);
+  Job job = job_of(kernels(), program, arrays, options);
   job.state_out = out[0].data<int8_t>();
   auto give = [&](mx::Shape shape, mx::Dtype dtype) {
     check_size(shape);
@@ -216,7 +216,7 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
   }
   std::vector<mx::array> out{made({members, plan.state_size}, mx::int8),
                              made({members, count}, mx::int16)};
-  Job job = job_of(kernels(), *program, arrays.in, arrays, options);
+  Job job = job_of(kernels(), *program, arrays, options);
   job.state_out = out[0].data<int8_t>();
   job.scores = out[1].data<int16_t>();
   if (!plan.scored) std::memset(job.scores, 0, out[1].nbytes());
@@ -302,15 +302,15 @@ std::vector<mx::array> learn(std::shared_ptr<Program> program, const mx::array& 
                              made({members, count}, mx::int16), made({plan.leaf_count}, mx::int64)};
   LearnWork work;
   Job& job = work.job.job;
-  job = job_of(kernels(), *program, arrays.in, arrays, options);
+  job = job_of(kernels(), *program, arrays, options);
   job.draws = nullptr;
   job.state_out = out[0].data<int8_t>();
   job.scores = out[1].data<int16_t>();
-  work.job.words = data_of<uint32_t>(arrays.in, arrays.draws);
+  work.job.words = arrays.data<uint32_t>(arrays.draws);
   work.job.scales = scales.data();
   work.sizes = out[2].data<int64_t>();
   for (int i = 0; i < plan.leaf_count; ++i) {
-    work.matrices.push_back(data_of<int8_t>(arrays.in, at[static_cast<size_t>(i)]));
+    work.matrices.push_back(arrays.data<int8_t>(at[static_cast<size_t>(i)]));
     out.push_back(made(shape_of(plan.leaves[i]), mx::int32));
     work.z.push_back(out.back().data<int32_t>());
   }
@@ -349,7 +349,7 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
     job.signs = signs;
     jobs.push_back(job);
   }
-  Count(kernels(), jobs, z, pairs, threads).run();
+  count_votes(kernels(), jobs, z, pairs, threads);
   return out;
 }
 

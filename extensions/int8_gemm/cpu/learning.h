@@ -115,8 +115,7 @@ struct LearnWork {
       const auto [j, first] = parts[static_cast<size_t>(i)];
       for (size_t t = 1; t < own_z.size(); ++t)
         if (begun[t])
-          Count::add(z[j] + first, own_z[t][j] + first,
-                     std::min(kAdded, elements(leaf(j)) - first));
+          add_votes(z[j] + first, own_z[t][j] + first, std::min(kAdded, elements(leaf(j)) - first));
     });
     for (size_t j = 0; j < z.size(); ++j) {
       sizes[j] = 0;

@@ -15,8 +15,7 @@ int64_t cache_bytes();
 // Cores this process may run on.
 int default_threads();
 
-// A call of (item, thread) on what outlives it. Needs no memory, unlike std::function: work is
-// begun where nobody can be told that there is none.
+// A call of (item, thread) on what outlives it. Needs no memory, unlike std::function.
 struct Each {
   const void* what;
   void (*call)(const void* what, int64_t item, int thread);

@@ -1,13 +1,13 @@
 // Rule `whitened` on rows of a leaf, and the next whitening matrix of a block of its inputs, in
 // portable C++ of which a compiler makes vectors; docs/estimators.md has the arithmetic. Included
-// inside each unit's namespace.
+// inside each unit's namespace, after rules_isa.h.
 //
 // Numbers are integers in doubles, which hold them exactly, as in eggroll/whitening.py; quotients
 // are rounded once, there and here.
 
 struct Whitening {
   static constexpr int kBlock = kWhitenedInputs, kTop = 32767;
-  static constexpr int kHalf = 1 << 15, kFine = (127 << 16) + kHalf - 1;
+  static constexpr int kHalf = PortableAdam::kHalf, kFine = PortableAdam::kFine;
   static constexpr double kOne = 65536, kMostP = (1 << 19) - 1, kMostExcess = 1 << 22;
 
 #ifdef __AVX512F__
