@@ -39,7 +39,7 @@ void votes(int64_t pairs, int threads, CreditKind kind) {
   std::vector<int32_t*> to;
   for (size_t i = 0; i < jobs.size(); ++i) {
     jobs[i].leaf = leaves[i], jobs[i].kind = kind;
-    z.emplace_back(static_cast<size_t>(elements(leaves[i])), 0);
+    z.emplace_back(static_cast<size_t>(elements(leaves[i])), 77);
   }
   for (auto& votes : z) to.push_back(votes.data());
   count_votes(kernels, jobs, to, pairs, threads);

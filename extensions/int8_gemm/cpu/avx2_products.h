@@ -44,4 +44,10 @@ struct Avx2Products : Avx2Pairs {
   static void close_inputs(const uint32_t* columns, int words, Panel* to) {
     flip(columns, words * kLanes, to);
   }
+  static void add(const int8_t* tile, const Panel* inputs, int words, int32_t* votes,
+                  int64_t stride) {
+    alignas(64) int32_t acc[kTile][kLanes];
+    count(tile, inputs, words, acc);
+    add_sums(acc, kTile, kLanes, votes, stride);
+  }
 };

@@ -17,8 +17,10 @@ struct Avx512Isa : Avx512Credit {
   static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
     transpose_words_avx512(src, words, dst, stride);
   }
-  static void interleave(const int8_t* const* src, uint32_t negative, uint32_t* out) {
-    interleave_avx512(src, negative, out);
+  static inline __attribute__((always_inline)) void interleave(const int8_t* const* src, int at,
+                                                               uint32_t negative, uint32_t* first,
+                                                               uint32_t* second) {
+    interleave_avx512(src, at, negative, first, second);
   }
 
   static constexpr bool kPairsOfOutputs = true;

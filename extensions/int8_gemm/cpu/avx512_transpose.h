@@ -36,8 +36,15 @@ static inline void transpose_words_avx512(const int8_t* const* src, int words, u
     for (int p = 0; p < 16; ++p) __builtin_memcpy(dst + p, src[p] + 4 * w, 4);
 }
 
-static inline void interleave_avx512(const int8_t* const* src, uint32_t negative, uint32_t* out) {
+// See portable_isa.h.
+static inline __attribute__((always_inline)) void interleave_avx512(const int8_t* const* src,
+                                                                    int at, uint32_t negative,
+                                                                    uint32_t* first,
+                                                                    uint32_t* second) {
   const __m512i mask = _mm512_set1_epi32(static_cast<int>(negative));
-  const __m512i v = columns(four_rows(src[0], src[1], src[2], src[3]), [](int w) { return w; });
-  _mm512_storeu_si512(out, _mm512_sub_epi8(_mm512_xor_si512(v, mask), mask));
+  const __m512i rows = four_rows(src[0] + at, src[1] + at, src[2] + at, src[3] + at);
+  const __m512i v = columns(rows, [](int w) { return w; });
+  const __m512i out = _mm512_sub_epi8(_mm512_xor_si512(v, mask), mask);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(first), _mm512_castsi512_si256(out));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(second), _mm512_extracti64x4_epi64(out, 1));
 }

@@ -21,8 +21,8 @@ inline void add_votes(int32_t* to, const int32_t* from, int64_t n) {
     to[i] = static_cast<int32_t>(static_cast<uint32_t>(to[i]) + static_cast<uint32_t>(from[i]));
 }
 
-// Adds the votes of n pairs to z. Items are (leaf, part of the pairs), big leaves first; each of
-// several parts adds up in its own memory. Integers make the order of the additions irrelevant.
+// Counts the votes of all pairs into z. Items are (leaf, part of the pairs), big leaves first; each
+// of several parts adds up in its own memory. Integers make the order of the additions irrelevant.
 inline void count_votes(const Kernels& k, const std::vector<VoteJob>& jobs,
                         const std::vector<int32_t*>& z, int64_t pairs, int threads) {
   size_t bytes = 0, largest = 0;
@@ -35,7 +35,11 @@ inline void count_votes(const Kernels& k, const std::vector<VoteJob>& jobs,
   const int64_t items = static_cast<int64_t>(jobs.size()) * parts;
   const ScratchPool pool(bytes, items, threads);
   const ScratchPool sums(largest * sizeof(int32_t), parts > 1 ? items : 0, threads);
-  std::vector<std::mutex> locks(jobs.size());
+  struct Sum {
+    std::mutex lock;
+    bool begun = false;
+  };
+  std::vector<Sum> of(jobs.size());
   std::vector<size_t> order(jobs.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(),
@@ -43,12 +47,17 @@ inline void count_votes(const Kernels& k, const std::vector<VoteJob>& jobs,
   parallel_for(items, threads, [&](int64_t item, int thread) {
     const size_t leaf = order[static_cast<size_t>(item / parts)];
     const int64_t part = item % parts, n = elements(jobs[leaf].leaf);
-    if (parts == 1) return k.vote(jobs[leaf], 0, pairs, z[leaf], pool.of(thread));
-    int32_t* sum = static_cast<int32_t*>(sums.of(thread));
-    std::memset(sum, 0, static_cast<size_t>(n) * sizeof(int32_t));
+    const size_t bytes = static_cast<size_t>(n) * sizeof(int32_t);
+    int32_t* sum = parts == 1 ? z[leaf] : static_cast<int32_t*>(sums.of(thread));
+    std::memset(sum, 0, bytes);
     k.vote(jobs[leaf], pairs * part / parts, pairs * (part + 1) / parts, sum, pool.of(thread));
-    std::lock_guard<std::mutex> guard(locks[leaf]);
-    add_votes(z[leaf], sum, n);
+    if (parts == 1) return;
+    std::lock_guard<std::mutex> guard(of[leaf].lock);
+    if (of[leaf].begun)
+      add_votes(z[leaf], sum, n);
+    else
+      std::memcpy(z[leaf], sum, bytes);
+    of[leaf].begun = true;
   });
 }
 

@@ -84,8 +84,10 @@ void run_credited(const Job& job, const Crediting& crediting, int threads,
   for (int i = 0; i < job.plan.leaf_count; ++i) {
     out.push_back(made(shape_of(job.plan.leaves[i]), mx::int32));
     int32_t* leaf = out.back().data<int32_t>();
-    std::memset(leaf, 0, out.back().nbytes());
-    if (work.counted(i)) votes.push_back(work.vote(i)), z.push_back(leaf);
+    if (work.counted(i))
+      votes.push_back(work.vote(i)), z.push_back(leaf);
+    else
+      std::memset(leaf, 0, out.back().nbytes());
     if (work.kinds[static_cast<size_t>(i)] == CreditKind::readout) readout = leaf;
   }
   const int64_t blocks = (job.members + kLanes - 1) / kLanes;
@@ -339,7 +341,6 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
   for (int i = 0; i < plan.leaf_count; ++i) {
     out.push_back(made(shape_of(plan.leaves[i]), mx::int32));
     z.push_back(out.back().data<int32_t>());
-    std::memset(z.back(), 0, out.back().nbytes());
     VoteJob job{};
     job.leaf = plan.leaves[i];
     job.noise = in[1].data<int8_t>();

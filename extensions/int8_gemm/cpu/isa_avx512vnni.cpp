@@ -21,9 +21,11 @@ using Tiled = Isa;
 #include "learn_isa.h"
 #include "learn_products.h"
 //
+#include "avx512_products.h"
+//
 #include "x86_learn.h"
 using LearnIsa = X86Learn<V512>;
-using Products = PortableProducts;
+using Products = Avx512Products;
 //
 #include "unit.h"
 //

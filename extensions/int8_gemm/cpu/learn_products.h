@@ -3,7 +3,17 @@
 //
 // `count` multiplies tiles of credit or of noise, [n/4][8 outputs][4], by a panel of inputs or of
 // noise, [n/4][32 inputs]; `send` multiplies tiles of a matrix, packed by `transposed`, by a panel
-// of credit [O/4][32]. Panels and tiles are closed once and used many times.
+// of credit [O/4][32]. Panels and tiles are closed once and used many times. `add` adds what
+// `count` counts to votes, whose rows lie `stride` apart.
+
+// votes[o][m] += acc[o][m].
+static inline void add_sums(const int32_t (*acc)[kLanes], int outputs, int inputs, int32_t* votes,
+                            int64_t stride) {
+  for (int o = 0; o < outputs; ++o, votes += stride) {
+    int32_t* __restrict to = votes;
+    for (int m = 0; m < inputs; ++m) to[m] = wrapping_sum(to[m], acc[o][m]);
+  }
+}
 
 struct PortableProducts {
   using Panel = Tiled::Prepared;
@@ -24,5 +34,11 @@ struct PortableProducts {
   }
   static void count(const int8_t* tile, const Panel* inputs, int words, int32_t (*acc)[kLanes]) {
     Tiled::dot(tile, inputs, words, acc);
+  }
+  static void add(const int8_t* tile, const Panel* inputs, int words, int32_t* votes,
+                  int64_t stride) {
+    alignas(64) int32_t acc[kTile][kLanes];
+    count(tile, inputs, words, acc);
+    add_sums(acc, kTile, kLanes, votes, stride);
   }
 };

@@ -121,15 +121,20 @@ struct PortableIsa : PortableCredit {
       for (int w = 0; w < words; ++w) __builtin_memcpy(dst + w * stride + p, src[p] + 4 * w, 4);
   }
 
-  // out[i] = the i-th bytes of four rows, i = 0..15; the sign of those under `negative` is turned.
-  static void interleave(const int8_t* const* src, uint32_t negative, uint32_t* __restrict out) {
-    for (int i = 0; i < 16; ++i) {
-      out[i] = 0;
+  // Words of four rows' bytes at + i, to first[i], i = 0..7, and second[i - 8], i = 8..15; the sign
+  // of those under `negative` is turned.
+  static void interleave(const int8_t* const* src, int at, uint32_t negative, uint32_t* first,
+                         uint32_t* second) {
+    auto word = [&](int i) {
+      uint32_t made = 0;
       for (int j = 0; j < 4; ++j) {
-        int v = negative >> 8 * j & 1 ? -src[j][i] : src[j][i];
-        out[i] |= (static_cast<uint32_t>(v) & 255u) << 8 * j;
+        int v = negative >> 8 * j & 1 ? -src[j][at + i] : src[j][at + i];
+        made |= (static_cast<uint32_t>(v) & 255u) << 8 * j;
       }
-    }
+      return made;
+    };
+    for (int i = 0; i < 8; ++i) first[i] = word(i);
+    for (int i = 0; i < 8; ++i) second[i] = word(8 + i);
   }
 
   // Fills the biases of a tile of `words` words where `dot` begins with them.

@@ -10,7 +10,6 @@ constexpr int kAhead = 24;       // pairs
 static void count_tiles(const int8_t* tiles, size_t tile_bytes, const Products::Panel* panel,
                         int words, int rows, int cols, int first, int32_t* z) {
   const int count = cols - first < kLanes ? cols - first : kLanes;
-  alignas(64) int32_t acc[kTile][kLanes];
   for (int row = 0; row < rows; row += kTile, tiles += tile_bytes) {
     const int n = rows - row < kTile ? rows - row : kTile;
     int32_t* to = z + static_cast<int64_t>(row) * cols + first;
@@ -18,14 +17,13 @@ static void count_tiles(const int8_t* tiles, size_t tile_bytes, const Products::
       __builtin_prefetch(to + static_cast<int64_t>(o) * cols, 1);
       __builtin_prefetch(to + static_cast<int64_t>(o) * cols + count - 1, 1);
     }
-    Products::count(tiles, panel, words, acc);
-    for (int o = 0; o < n; ++o, to += cols) {
-      int32_t* __restrict sums = to;
-      if (count == kLanes)
-        for (int m = 0; m < kLanes; ++m) sums[m] = wrapping_sum(sums[m], acc[o][m]);
-      else
-        for (int m = 0; m < count; ++m) sums[m] = wrapping_sum(sums[m], acc[o][m]);
+    if (n == kTile && count == kLanes) {
+      Products::add(tiles, panel, words, to, cols);
+      continue;
     }
+    alignas(64) int32_t acc[kTile][kLanes];
+    Products::count(tiles, panel, words, acc);
+    add_sums(acc, n, count, to, cols);
   }
 }
 
@@ -80,33 +78,32 @@ struct Votes {
     rows_a[slot] = to_a, rows_b[slot] = to_b;
   }
 
-  // Sixteen words of four rows' bytes from `at` on, zero beyond n.
-  static void interleave(const int8_t* const* rows, int at, int n, uint32_t negative,
-                         uint32_t* out) {
-    const int8_t* src[4];
-    int8_t tail[4][16];
-    for (int i = 0; i < 4; ++i) src[i] = rows[i] + at;
-    if (n - at < 16)
-      for (int i = 0; i < 4; ++i) {
-        __builtin_memset(tail[i], 0, 16);
-        __builtin_memcpy(tail[i], src[i], static_cast<size_t>(n - at));
-        src[i] = tail[i];
-      }
-    Isa::interleave(src, negative, out);
+  // Words of the bytes of four rows of n: those from `at` on, a multiple of eight, to `to(at)`.
+  template <typename To>
+  static inline __attribute__((always_inline)) void interleave(const int8_t* const* rows, int n,
+                                                               uint32_t negative, To to) {
+    const int8_t* const src[4] = {rows[0], rows[1], rows[2], rows[3]};
+    int at = 0;
+    for (; at + 16 <= n; at += 16) Isa::interleave(src, at, negative, to(at), to(at + kTile));
+    if (at == n) return;
+    int8_t tail[4][16] = {};
+    uint32_t spare[kTile];
+    const int8_t* const rest[4] = {tail[0], tail[1], tail[2], tail[3]};
+    for (int i = 0; i < 4; ++i) __builtin_memcpy(tail[i], src[i] + at, static_cast<size_t>(n - at));
+    Isa::interleave(rest, 0, negative, to(at), n - at > kTile ? to(at + kTile) : spare);
   }
 
   // Interleaves the four rows into word `w` of every tile and panel.
   void pack(int w) {
-    for (int o = 0; o < job.leaf.rows; o += 2 * kTile) {
-      alignas(64) uint32_t words[2 * kTile];
-      interleave(rows_a, o, job.leaf.rows, negative, words);
-      int8_t* to = a + static_cast<size_t>(o / kTile) * tile_bytes() + (w + 1) * kTile * 4;
-      __builtin_memcpy(to, words, kTile * 4);
-      if (o + kTile < job.leaf.rows) __builtin_memcpy(to + tile_bytes(), words + kTile, kTile * 4);
-    }
-    for (int k = 0; k < job.leaf.cols; k += 16)
-      interleave(rows_b, k, job.leaf.cols, 0,
-                 b + (k / kLanes * kVoteWords + w) * kLanes + k % kLanes);
+    int8_t* const tile = a + (w + 1) * kTile * 4;
+    const size_t step = tile_bytes();
+    interleave(rows_a, job.leaf.rows, negative, [&](int o) {
+      return reinterpret_cast<uint32_t*>(tile + static_cast<size_t>(o / kTile) * step);
+    });
+    uint32_t* const word = b + w * kLanes;
+    interleave(rows_b, job.leaf.cols, 0, [&](int k) {
+      return word + static_cast<size_t>(k / kLanes) * kVoteWords * kLanes + k % kLanes;
+    });
     negative = 0;
   }
 

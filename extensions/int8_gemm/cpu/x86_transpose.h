@@ -34,16 +34,17 @@ static inline void transpose_words_sse2(const int8_t* const* src, int words, uin
     for (int p = 0; p < 16; ++p) __builtin_memcpy(dst + p, src[p] + 4 * w, 4);
 }
 
-// out[i] = the i-th bytes of four rows, i = 0..15; the sign of those under `negative` is turned.
-static inline void interleave_sse2(const int8_t* const* src, uint32_t negative, uint32_t* out) {
+// See portable_isa.h.
+static inline void interleave_sse2(const int8_t* const* src, int at, uint32_t negative,
+                                   uint32_t* first, uint32_t* second) {
   __m128i r[4];
-  for (int i = 0; i < 4; ++i) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src[i]));
+  for (int i = 0; i < 4; ++i) r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src[i] + at));
   __m128i a = _mm_unpacklo_epi8(r[0], r[1]), b = _mm_unpacklo_epi8(r[2], r[3]);
   __m128i c = _mm_unpackhi_epi8(r[0], r[1]), d = _mm_unpackhi_epi8(r[2], r[3]);
   __m128i v[4] = {_mm_unpacklo_epi16(a, b), _mm_unpackhi_epi16(a, b), _mm_unpacklo_epi16(c, d),
                   _mm_unpackhi_epi16(c, d)};
   const __m128i mask = _mm_set1_epi32(static_cast<int>(negative));
   for (int i = 0; i < 4; ++i)
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 4 * i),
+    _mm_storeu_si128(reinterpret_cast<__m128i*>((i < 2 ? first : second) + 4 * (i % 2)),
                      _mm_sub_epi8(_mm_xor_si128(v[i], mask), mask));
 }

@@ -22,8 +22,9 @@ struct VnniIsa : PortableIsa {
   static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
     transpose_words_sse2(src, words, dst, stride);
   }
-  static void interleave(const int8_t* const* src, uint32_t negative, uint32_t* out) {
-    interleave_sse2(src, negative, out);
+  static void interleave(const int8_t* const* src, int at, uint32_t negative, uint32_t* first,
+                         uint32_t* second) {
+    interleave_sse2(src, at, negative, first, second);
   }
 
   // -128 times the sum of each of the eight outputs' bytes.
