@@ -138,6 +138,13 @@ class Population:
         rows = np.arange(first, last) * len(shared) // self.members
         return self.engine.array(np.take(shared, rows, axis=0))
 
+    def _streams(self, shared: NDArray[np.int32], first: int, last: int) -> mx.array:
+        """The same of tokens or targets: of whole groups one row each where the engine shares."""
+        group = self.members // len(shared)
+        if self.engine.shares and first % group == last % group == 0:
+            return self.engine.array(shared[first // group : last // group])
+        return self._of(shared, first, last)
+
     def _state(self, state: mx.array, first: int, last: int) -> mx.array:
         """That of members first .. last - 1; as it is where they are all."""
         return state if last - first == self.members else state[first:last]
@@ -162,7 +169,7 @@ class Population:
         prepared = self.prepared(weights)
         scores, states = [], []
         for first, last, slices in self._chunks(step):
-            chunk = self._of(tokens, first, last), self._of(targets, first, last)
+            chunk = self._streams(tokens, first, last), self._streams(targets, first, last)
             score, after = self.engine.evaluate(
                 prepared, slices, *chunk, self._state(state, first, last)
             )
@@ -192,7 +199,7 @@ class Population:
             mine = self._state(state, first, last)
             credited = self._credited(signs, first // 2, last // 2, tokens.shape[1])
             found, after = self.engine.outputs(
-                prepared, slices, self._of(tokens, first, last), mine,
+                prepared, slices, self._streams(tokens, first, last), mine,
                 self._rows(shown, first, last), *credited,
             )  # fmt: skip
             mx.eval(found, after)
@@ -229,8 +236,9 @@ class Population:
                 seq_len=tokens.shape[1], threads=self.engine.threads,
             )  # fmt: skip
             score, after, part = self.engine.credit(
-                prepared, slices, credit_noise, self.crediting, self._of(tokens, first, last),
-                self._of(targets, first, last), self._state(state, first, last),
+                prepared, slices, credit_noise, self.crediting,
+                self._streams(tokens, first, last), self._streams(targets, first, last),
+                self._state(state, first, last),
             )  # fmt: skip
             total = _added(total, part)
             mx.eval(score, after, total)
@@ -295,7 +303,7 @@ class Population:
         for first, last, slices in self._chunks(step):
             pairs = slice(first // 2, last // 2)
             draws = mx.zeros(((last - first) // 2, T), mx.uint32)
-            mine = self._of(tokens, first, last)
+            mine = self._streams(tokens, first, last)
             part = self.engine.credit(
                 prepared, slices, CreditNoise(mx.array(signs[:, pairs]), draws), crediting, mine,
                 mine, self._state(state, first, last), self._rows(shown, first, last),

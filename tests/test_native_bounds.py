@@ -138,6 +138,14 @@ def test_an_argument_that_does_not_fit_is_refused(name: str):
         native.evaluate(**arguments)
 
 
+@pytest.mark.parametrize("rows", [P - 1, 2 * P, 0])
+def test_rows_of_tokens_must_divide_the_members(rows: int):
+    arguments = given(native.Program(**declared()))
+    read = mx.ones((rows, T), mx.int32)
+    with pytest.raises(ValueError, match=rf"{rows} rows .* {P} members|at least one"):
+        native.evaluate(**{**arguments, "tokens": read, "targets": read})
+
+
 def test_a_noise_slice_may_end_with_the_table_and_not_one_past_it():
     arguments = given(native.Program(**declared()))
     for leaf, (rows, cols) in enumerate(declared()["leaves"]):

@@ -33,6 +33,8 @@ class Engine(ABC):
     name: str
     credits: ClassVar[bool] = True  # whether it has token credit
     plays: ClassVar[bool] = False  # whether its kernels step native worlds
+    shares: ClassVar[bool] = False  # whether tokens and targets may be [R, T], each row of which
+    # P / R members read
     # What the host may do while a GPU computes the next call; done once, or not at all.
     meanwhile: Callable[[], object] | None = None
 
@@ -76,8 +78,8 @@ class Engine(ABC):
     ) -> tuple[mx.array, mx.array]:
         """Runs P members over T tokens of a program that has a score.
 
-        tokens, targets: int32 [P, T]; state: int8 [P, program.state_size]; rows: what the members
-        are shown besides.
+        tokens, targets: int32 [P, T], or fewer rows where the engine `shares`; state: int8
+        [P, program.state_size]; rows: what the members are shown besides.
         noise: the slices of P/2 pairs, or None for P copies of the unperturbed model.
         Returns token scores int16 [P, T] in 2^-program.score_bits bit, and the new state.
         """

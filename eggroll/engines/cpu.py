@@ -27,6 +27,7 @@ class CpuEngine(Engine):
 
     name = "cpu"
     plays: ClassVar[bool] = True
+    shares: ClassVar[bool] = True
 
     @classmethod
     def unavailable_because(cls) -> str:

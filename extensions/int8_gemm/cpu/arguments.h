@@ -61,7 +61,8 @@ Job job_of(const Kernels& k, const Program& program, const Arrays& arrays, const
   job.values = arrays.data<int32_t>(arrays.values);
   job.rank = options.rank;
   job.shift = options.shift;
-  job.members = in[2].shape(0);
+  job.members = in[4].shape(0);
+  job.readers = in[4].shape(0) / in[2].shape(0);
   job.tokens_per_member = in[2].shape(1);
   job.block_tokens = options.block_tokens;
   return job;
@@ -167,7 +168,7 @@ void check_features(const Plan& plan, const Op& op, const mx::array& features) {
 }
 
 void add_rows(const Plan& plan, const Rows& rows, Arrays& arrays) {
-  int members = arrays.in[2].shape(0), count = arrays.in[2].shape(1);
+  int members = arrays.in[4].shape(0), count = arrays.in[2].shape(1);
   if (plan.inputs)
     arrays.inputs =
         arrays.add(shown(rows.first, mx::int8, {members, count, plan.inputs}, "inputs"));
@@ -199,8 +200,12 @@ Arrays arrays_of(const Program& program, const mx::array& packed, const Noise& n
                  const Rows& rows, const Options& options) {
   const Plan& plan = program.plan();
   require(tokens.ndim() == 2 && tokens.size() && tokens.shape() == targets.shape(),
-          "tokens, targets: [P, T] of at least one member and one row are needed");
-  int members = tokens.shape(0);
+          "tokens, targets: [R, T] of at least one reader and one row are needed");
+  require(state.ndim() == 2, "state: int8 [P, state_size] is needed");
+  const int members = state.shape(0), rows_read = tokens.shape(0);
+  require(members >= rows_read && members % rows_read == 0,
+          "tokens: " + std::to_string(rows_read) + " rows do not divide the " +
+              std::to_string(members) + " members of state");
   check_threads(options.threads);
   in_range("shift", options.shift, 0, 31);
   in_range("rank", options.rank, 1, kRank);
@@ -220,7 +225,7 @@ Arrays arrays_of(const Program& program, const mx::array& packed, const Noise& n
 }
 
 void add_signs(const Plan& plan, const mx::array& signs, Arrays& arrays) {
-  int members = arrays.in[2].shape(0), count = arrays.in[2].shape(1);
+  int members = arrays.in[4].shape(0), count = arrays.in[2].shape(1);
   require(signs.shape() == mx::Shape{plan.leaf_count, members / 2, (count + 31) / 32},
           "signs: [leaves, pairs, ceil(T / 32)] is needed");
   arrays.signs = arrays.add(ready(signs, mx::int32, "signs"));

@@ -68,7 +68,8 @@ struct Block : Layers {
     log2_scores(total, logs);
     for (int m = 0; m < kLanes; ++m) hit[m] = (hit[m] << (plan.score_bits - 4)) - logs[m];
     for (int m = 0; job.scores && m < kLanes; ++m)
-      if (member(m) < job.members) job.scores[begins[m] + t] = static_cast<int16_t>(hit[m]);
+      if (member(m) < job.members)
+        job.scores[member(m) * job.tokens_per_member + t] = static_cast<int16_t>(hit[m]);
     if (!job.credit_kind) return;
     if (job.group) tape.compare(t, hit);
     for (int p = 0; !job.values && !job.group && p < kPairs; ++p)

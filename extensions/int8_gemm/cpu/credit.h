@@ -153,11 +153,13 @@ struct Tape : Members {
         }
       });
     }
-    if (job.credit_kind[i] == CreditKind::tokens)
+    if (job.credit_kind[i] == CreditKind::tokens) {
+      const int32_t* tokens[kPairs];
+      for (int p = 0; p < kPairs; ++p) tokens[p] = job.tokens + stream(p);
       return discounted(i, [&](int t, int32_t* v) {
-        for (int p = 0; p < kPairs; ++p)
-          v[p] = (v[p] * slice(i, p)[leaf.cols + token(job.tokens, p, t)]) >> 4;
+        for (int p = 0; p < kPairs; ++p) v[p] = (v[p] * slice(i, p)[leaf.cols + tokens[p][t]]) >> 4;
       });
+    }
     discounted(i, [](int, int32_t*) {});
   }
 
@@ -180,7 +182,7 @@ struct Tape : Members {
   void mark() const {
     const int count = job.tokens_per_member;
     for (int p = 0; p < kPairs; ++p) {
-      const int32_t* tokens = job.tokens + clamped(p) * count;
+      const int32_t* tokens = job.tokens + stream(p);
       for (int t = 0; t < count; ++t) marks[t][p] = tokens[t] == 0;
       for (int t = 0; job.values && t < count; ++t)
         score_difference[t][p] = job.values[pair(p) * count + t];

@@ -116,6 +116,7 @@ VoteJob CreditWork::vote(int leaf) const {
   vote.a_at = product ? -1 : job.plan.leaves[owner].cols;
   vote.tokens = job.tokens;
   vote.tokens_per_member = job.tokens_per_member;
+  vote.readers = job.readers;
   if (vote.kind == CreditKind::features) list(leaf, vote);
   return vote;
 }

@@ -110,7 +110,7 @@ std::vector<mx::array> run(const Program& program, const Arrays& arrays, const O
                            Output output,
                            const std::optional<Crediting>& crediting = std::nullopt) {
   const Plan& plan = program.plan();
-  int members = arrays.in[2].shape(0), count = arrays.in[2].shape(1);
+  int members = arrays.in[4].shape(0), count = arrays.in[2].shape(1);
   std::vector<mx::array> out{made({members, plan.state_size}, mx::int8)};
   Job job = job_of(kernels(), program, arrays, options);
   job.state_out = out[0].data<int8_t>();
@@ -202,7 +202,7 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
   require(noise.starts && noise.rank == 1, "credit: noise of rank 1 is needed");
   check(plan, crediting);
   Arrays arrays = arrays_of(*program, packed, noise, tokens, targets, state, rows, options);
-  int members = tokens.shape(0), count = tokens.shape(1);
+  int members = state.shape(0), count = tokens.shape(1);
   require(!crediting.group || (plan.scored && !values && members % crediting.group == 0),
           "credit: groups need a score, and whole groups of members");
   add_signs(plan, signs, arrays);
@@ -296,7 +296,7 @@ std::vector<mx::array> learn(std::shared_ptr<Program> program, const mx::array& 
   const Options options{threads, 1, 1, 0};
   Noise none{mx::zeros({1}, mx::int8, kCpu), std::nullopt, 1, 0};
   Arrays arrays = arrays_of(*program, packed, none, tokens, targets, state, rows, options);
-  int members = tokens.shape(0), count = tokens.shape(1);
+  int members = state.shape(0), count = tokens.shape(1);
   require(words.shape() == mx::Shape{members, count}, "words: [P, T] is needed");
   arrays.draws = arrays.add(ready(words, mx::uint32, "words"));
   const std::vector<int> at = matrices_of(plan, scales, back, arrays);

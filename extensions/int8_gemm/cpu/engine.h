@@ -28,7 +28,7 @@ struct Noise {
 using Rows = std::pair<std::optional<mx::array>, std::optional<mx::array>>;
 
 // All of these throw std::invalid_argument for what does not fit the program, and give the new
-// state [P, state_size] int8 first.
+// state [P, state_size] int8 first. tokens, targets: [R, T], each row of which P / R members read.
 
 // Then scores [P, T] int16.
 std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::array& packed,

@@ -10,8 +10,8 @@ struct Layers : Members {
   Isa::Prepared* prepared[kRegisters];
   bool ready[kRegisters];
   const Stage* stage;
-  int64_t begins[kLanes];  // where each member's tokens begin
-  LeafNoise noise[kOps];   // of the stage's operations
+  int64_t streams[kLanes];  // where each member's tokens begin
+  LeafNoise noise[kOps];    // of the stage's operations
   Tape tape;
   Features features;
   World world;
@@ -28,11 +28,10 @@ struct Layers : Members {
         features(*this, arena),
         world(*this, arena),
         flips(Isa::kFlips) {
-    for (int m = 0; m < kLanes; ++m) begins[m] = clamped(m) * job.tokens_per_member;
+    for (int m = 0; m < kLanes; ++m) streams[m] = stream(m);
   }
 
-  // As Members has it, for every token.
-  int32_t token(const int32_t* of, int lane, int t) const { return of[begins[lane] + t]; }
+  int32_t token(const int32_t* of, int lane, int t) const { return of[streams[lane] + t]; }
 
   LeafNoise& of(const Op& op) { return noise[&op - stage->ops]; }
 

@@ -23,9 +23,8 @@ struct Members {
   int rank() const { return job.starts && !nodes() ? job.rank : 0; }
   bool silent(const Op& op) const { return nodes() && job.shifts[op.leaf] == kSilent; }
 
-  int32_t token(const int32_t* of, int lane, int t) const {
-    return of[clamped(lane) * job.tokens_per_member + t];
-  }
+  // Where a lane's tokens begin, and its targets.
+  int64_t stream(int lane) const { return clamped(lane) / job.readers * job.tokens_per_member; }
 
   // Of every pair, in bit t % 32, whether the noise of a leaf is turned at token t.
   void signs(int leaf, int t, uint32_t* to) const {

@@ -126,8 +126,8 @@ struct Job {
   const int32_t* starts;  // [leaves, N], or null: no noise
   int rank;
   int shift;
-  const int32_t* tokens;   // [P, T]
-  const int32_t* targets;  // [P, T]
+  const int32_t* tokens;   // [P / readers, T]
+  const int32_t* targets;  // [P / readers, T]
   const int8_t* state_in;  // [P, state_size]
   int8_t* state_out;
   int16_t* scores;  // [P, T], or null
@@ -163,6 +163,7 @@ struct Job {
   double by;             // from differences of what rows were worth to values
   int32_t* worth;        // [P, T]
   bool* active;          // [P, T]: where something was at stake
+  int readers = 1;       // members that read the same tokens, for the same targets
 };
 
 // The votes of one leaf: Z [rows, cols] int32 += over pairs first .. last - 1.
@@ -178,13 +179,14 @@ struct VoteJob {
   int64_t credit_stride;
   CreditKind kind;
   int64_t a_at;           // first byte of A in the slice; -1: a vector's own products
-  const int32_t* tokens;  // [2 N, T], of an embedding
+  const int32_t* tokens;  // [2 N / readers, T], of an embedding
   int tokens_per_member;
   // Of features: [2 N, T, indices], where the operation's lists begin, and whether their noise is
   // on the nodes.
   const int32_t* features;
   int indices, lists, active;
   bool nodes;
+  int readers = 1;  // as of the job
 };
 
 // Members without noise that carry the errors of their scores back (learn.h).

@@ -169,15 +169,17 @@ struct CreditVotes {
   // Rows of an embedding: those of the tokens read.
   void tokens(int64_t first, int64_t last, int32_t* z) const {
     int T = job.tokens_per_member, cols = job.leaf.cols;
-    for (int64_t p = first; p < last; ++p)
+    for (int64_t p = first; p < last; ++p) {
+      const int32_t* tokens = job.tokens + 2 * p / job.readers * T;
       for (int t = 0; t < T; ++t) {
-        int32_t* __restrict row = z + static_cast<int64_t>(job.tokens[2 * p * T + t]) * cols;
+        int32_t* __restrict row = z + int64_t{tokens[t]} * cols;
         const int8_t* __restrict b = slice(p);
         const int c = job.credits[p * job.credit_stride + t];
         if (!c) continue;
         for (int k = 0; k < cols; ++k)
           row[k] = wrapping_sum(row[k], static_cast<int16_t>(c * b[k]));  // of 15 bits
       }
+    }
   }
 
   // Rows of features: those that were active, in every list with noise of its own.
