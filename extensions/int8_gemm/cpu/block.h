@@ -82,9 +82,14 @@ struct Block : Layers {
 
   // The logits + 128 of the lanes whose targets are among the tiles from `first` on.
   void find_targets(const int32_t* target, int first, int32_t* hit) const {
+    const int begin = first * kTile;
+    uint32_t here = 0;
     for (int m = 0; m < kLanes; ++m) {
-      const uint32_t o = static_cast<uint32_t>(target[m] - first * kTile);
-      if (o >= kLogitTiles * kTile) continue;
+      const uint32_t o = static_cast<uint32_t>(target[m] - begin);
+      here |= static_cast<uint32_t>(o < kLogitTiles * kTile) << m;
+    }
+    for (; here; here &= here - 1) {
+      const int m = __builtin_ctz(here), o = target[m] - begin;
       hit[m] = byte_at(logits[o / kTile][o % kTile / 4][m], o % 4) + 128;
     }
   }
