@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from eggroll import engines
+from eggroll.chunks import fitting_chunk
 from eggroll.config import Config
 from eggroll.engines import Engine
 from eggroll.estimator import Estimator
 from eggroll.fixed_point import Q
 from eggroll.networks import initial_weights
 from eggroll.noise import Noise
-from eggroll.population import Population, fitting_chunk
+from eggroll.population import Population
 from eggroll.ranks import ALONE, Ranks
 from eggroll.step import Learner
 

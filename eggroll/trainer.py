@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from eggroll import checkpoint, engines, playing, rng, runlog, trainer_log
 from eggroll.arrays import Store
+from eggroll.chunks import fitting_chunk
 from eggroll.credit import Turns
 from eggroll.declaration import program_of
 from eggroll.errors import InputError, shown
@@ -29,7 +30,7 @@ from eggroll.members import Members, Model
 from eggroll.native import World
 from eggroll.networks import initial_weights
 from eggroll.noise import Noise
-from eggroll.population import Population, Shown, fitting_chunk
+from eggroll.population import Population, Shown
 from eggroll.program import Program
 from eggroll.rules import RuleName
 from eggroll.step import Learner

@@ -56,26 +56,6 @@ def check_backends(credited: Credited, threads: int = 2, block_tokens: int = 0):
     return want
 
 
-@pytest.mark.parametrize("readers", [2, 3, 6, 38])
-@pytest.mark.parametrize("estimator", CREDITED)
-def test_members_may_share_rows_of_tokens(backend, estimator, readers):
-    credited = credited_case(
-        readers, estimator, V=9, D=7, L=1, T=5, P=readers * (38 // readers), alike=False
-    )
-    case = credited.case
-    for array in (case.tokens, case.targets):
-        array[:] = np.repeat(array[::readers], readers, axis=0)
-    engine = ENGINES[backend](case.program, 2)
-    if not engine.shares:
-        pytest.skip("the engine has no shared rows")
-    tokens, targets, *others = case.arrays
-    got = engine.credit(
-        engine.prepare(case.leaves), case.slices, credited.credit_noise, credited.crediting,
-        tokens[::readers], targets[::readers], *others, None,
-    )  # fmt: skip
-    same(got, credited.oracle())
-
-
 SHAPES = [
     {"V": 16, "D": 8, "L": 1, "T": 3, "P": 4},
     {"V": 5, "D": 1, "L": 2, "T": 3, "P": 2, "discount": 15},
