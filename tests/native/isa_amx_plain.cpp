@@ -9,7 +9,7 @@ namespace eggroll::amx_plain {
 #include "amx_plain_tiles.h"
 
 struct Elements : PortableIsa {
-  // Four outputs from o on and 16 lanes from m on, as X86Epilogue has them.
+  // Four outputs from o on and 16 lanes from m on, as Epilogue has them.
   template <bool power, bool early>
   static void piece(const int32_t (*acc)[kLanes], const LowRank& noise, int o, int m,
                     const Scale& by, uint32_t* out) {

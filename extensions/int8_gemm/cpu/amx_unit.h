@@ -6,7 +6,7 @@ struct Elements : Avx512Isa {
   static inline __attribute__((always_inline)) void piece(const int32_t (*acc)[kLanes],
                                                           const LowRank& noise, int o, int m,
                                                           const Scale& by, uint32_t* out) {
-    X86Epilogue<V512>::piece<power, early>(acc, noise, o, m, by, out);
+    Epilogue<V512>::piece<power, early>(acc, noise, o, m, by, out);
   }
 
   // Inputs as they are.

@@ -8,7 +8,7 @@
 //
 #include "avx512_vector.h"
 //
-#include "x86_epilogue.h"
+#include "epilogue.h"
 //
 #include "avx512_transpose.h"
 
@@ -206,7 +206,7 @@ struct Avx512Isa : Avx512Credit {
                                                          int words, const LowRank& noise,
                                                          const Scale& by, uint32_t (*out)[kLanes]) {
     if (noise.rank > 1) return tile_of_ranks(w, x, words, noise, by, out);
-    using Epilogue = X86Epilogue<V512>;
+    using Finish = Epilogue<V512>;
     __m512i a[kTile], b[kTile];
     multiply(w, x, words, a, b);
     V512 v[2 * kTile];
@@ -215,11 +215,11 @@ struct Avx512Isa : Avx512Credit {
       return by.power ? finish_grouped<true>(v, noise, by, out)
                       : finish_grouped<false>(v, noise, by, out);
     for (int i = 0; noise.fits && i < 2 * kTile; i += 4)
-      Epilogue::perturb_pairs(v + i, noise, i % kTile, i / kTile * kPairs);
+      Finish::perturb_pairs(v + i, noise, i % kTile, i / kTile * kPairs);
     for (int i = 0; noise.rank && !noise.fits && i < 2 * kTile; i += 4)
-      Epilogue::perturb_wide(v + i, noise, by, i % kTile, i / kTile * kPairs);
+      Finish::perturb_wide(v + i, noise, by, i % kTile, i / kTile * kPairs);
     for (int i = 0; noise.node && i < 2 * kTile; i += 4)
-      Epilogue::perturb_nodes(v + i, noise, i % kTile, i / kTile * kPairs);
+      Finish::perturb_nodes(v + i, noise, i % kTile, i / kTile * kPairs);
     // Not by `divided`: what a lambda refers to goes through memory.
     if (by.early)
       by.power ? finish<true, true>(v, by, out) : finish<false, true>(v, by, out);
@@ -233,7 +233,7 @@ struct Avx512Isa : Avx512Credit {
                                                                    const Scale& by,
                                                                    uint32_t (*out)[kLanes]) {
     for (int i = 0; i < 2 * kTile; i += 4)
-      X86Epilogue<V512>::grouped<power>(v + i, noise, i % kTile, i / kTile * kPairs, by)
+      Epilogue<V512>::grouped<power>(v + i, noise, i % kTile, i / kTile * kPairs, by)
           .store(out[i % kTile / 4] + i / kTile * kPairs);
   }
 
@@ -241,8 +241,7 @@ struct Avx512Isa : Avx512Credit {
   static inline __attribute__((always_inline)) void finish(const V512* v, const Scale& by,
                                                            uint32_t (*out)[kLanes]) {
     for (int i = 0; i < 2 * kTile; i += 4)
-      X86Epilogue<V512>::word<power, early>(v + i, by).store(out[i % kTile / 4] +
-                                                             i / kTile * kPairs);
+      Epilogue<V512>::word<power, early>(v + i, by).store(out[i % kTile / 4] + i / kTile * kPairs);
   }
 
   // Apart, because here the accumulators go through memory.
@@ -251,7 +250,7 @@ struct Avx512Isa : Avx512Credit {
                                                       uint32_t (*out)[kLanes]) {
     alignas(64) int32_t acc[kTile][kLanes];
     dot(w, x, words, acc);
-    X86Epilogue<V512>::finish(acc, noise, by, out);
+    Epilogue<V512>::finish(acc, noise, by, out);
   }
 
   static void embed_noise(const int32_t (*xb)[kLanes], const uint32_t* raw, int rank, int words,

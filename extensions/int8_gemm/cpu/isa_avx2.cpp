@@ -13,7 +13,7 @@ namespace eggroll::avx2 {
 //
 #include "x86_vector.h"
 //
-#include "x86_epilogue.h"
+#include "epilogue.h"
 
 struct Isa : PortableIsa {
   using Prepared = int32_t;  // [K/4][32] of u8 = x + 128
@@ -59,7 +59,7 @@ struct Isa : PortableIsa {
                    const Scale& by, uint32_t (*out)[kLanes]) {
     alignas(64) int32_t acc[kTile][kLanes];
     dot(w, x, words, acc);
-    X86Epilogue<V256>::finish(acc, noise, by, out);
+    Epilogue<V256>::finish(acc, noise, by, out);
   }
 
   static int64_t peak(int64_t rounds) {

@@ -12,7 +12,7 @@ namespace eggroll::avxvnni {
 //
 #include "x86_vector.h"
 //
-#include "x86_epilogue.h"
+#include "epilogue.h"
 
 // The same instruction in AVX-512's encoding runs where the tests have AVX-512 only.
 #ifdef __AVXVNNI__
@@ -66,7 +66,7 @@ struct Isa : VnniIsa {
                    const Scale& by, uint32_t (*out)[kLanes]) {
     alignas(64) int32_t acc[kTile][kLanes];
     dot(w, x, words, acc);
-    X86Epilogue<V256>::finish(acc, noise, by, out);
+    Epilogue<V256>::finish(acc, noise, by, out);
   }
 
   static int64_t peak(int64_t rounds) {

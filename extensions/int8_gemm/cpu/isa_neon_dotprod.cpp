@@ -8,6 +8,12 @@ namespace eggroll::neon_dotprod {
 #include "lanes.h"
 #include "portable_isa.h"
 
+#include "neon_vector.h"
+//
+#include "epilogue.h"
+//
+#include "neon_elements.h"
+//
 #include "neon_common.h"  // after its base
 
 struct Isa : NeonIsa {
@@ -60,7 +66,9 @@ struct Isa : NeonIsa {
 
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
                    const Scale& by, uint32_t (*out)[kLanes]) {
-    tile_by<Isa>(w, x, words, noise, by, out);
+    alignas(64) int32_t acc[kTile][kLanes];
+    dot(w, x, words, acc);
+    Epilogue<V128>::finish(acc, noise, by, out);
   }
 
   static int64_t peak(int64_t rounds) {

@@ -2,10 +2,7 @@
 // portable_isa.h. The compiler turns the rest of PortableIsa into NEON by itself; these it leaves
 // as loops over single bytes.
 
-struct NeonIsa : PortableIsa {
-  static int8x16_t load(const void* p) { return vld1q_s8(static_cast<const int8_t*>(p)); }
-  static uint32x4_t load_words(const void* p) { return vreinterpretq_u32_s8(load(p)); }
-
+struct NeonIsa : NeonElements {
   // One round interleaves rows i and i + 8; after four rounds rows have become columns.
   static void transpose(const int8_t* const* src, int8_t* dst) {
     int8x16_t a[16], b[16];

@@ -1,11 +1,12 @@
-// What follows the sums of a product on x86: noise, division, clip, four outputs to a word.
-// Included inside each unit's namespace, after lanes.h and x86_vector.h.
+// What follows the sums of a product: noise, division, clip, four outputs to a word. Included
+// inside each unit's namespace, after lanes.h and its vector: x86_vector.h, avx512_vector.h,
+// neon_vector.h.
 //
-// One template for vectors of 8 (AVX2) and 16 lanes (AVX-512): packs and shuffles work within 128
-// bits in both, so that what is tested at one width is what runs at the other.
+// One template for vectors of 4 (NEON), 8 (AVX2) and 16 lanes (AVX-512): packs and shuffles work
+// within 128 bits in all, so that what is tested at one width is what runs at the other.
 
 template <typename V>
-struct X86Epilogue {
+struct Epilogue {
   // Adds the noise of four outputs from o on to lanes m .. m + V::kWidth - 1: of rank 1 in 16 bits,
   // of rank 1 where x.B has more, of any rank, on the nodes. Apart, so that a caller's accumulators
   // stay in registers.
