@@ -13,7 +13,9 @@ namespace eggroll::avx512vnni {
 using Isa = Avx512Isa;
 //
 #include "matrix.h"
-using Matrix = TileMatrix;
+//
+#include "avx512_matrix.h"
+using Matrix = Avx512Matrix;
 using Tiled = Isa;
 //
 #include "block.h"
