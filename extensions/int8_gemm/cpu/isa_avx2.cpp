@@ -14,6 +14,8 @@ namespace eggroll::avx2 {
 #include "x86_vector.h"
 //
 #include "epilogue.h"
+//
+#include "avx2_elements.h"
 
 struct Isa : PortableIsa {
   using Prepared = int32_t;  // [K/4][32] of u8 = x + 128
@@ -53,6 +55,13 @@ struct Isa : PortableIsa {
 
   static void dot(const int8_t* tile, const Prepared* x, int words, int32_t (*acc)[kLanes]) {
     Avx2Pairs::count(tile, x, words, acc);
+  }
+
+  static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
+    Avx2Elements::exp2_sum(words, count, plan, sum);
+  }
+  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y, bool) {
+    Avx2Elements::norm(x, w, n, y);
   }
 
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,

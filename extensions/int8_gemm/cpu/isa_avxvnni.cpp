@@ -13,6 +13,8 @@ namespace eggroll::avxvnni {
 #include "x86_vector.h"
 //
 #include "epilogue.h"
+//
+#include "avx2_elements.h"
 
 // The same instruction in AVX-512's encoding runs where the tests have AVX-512 only.
 #ifdef __AVXVNNI__
@@ -107,6 +109,13 @@ struct Isa : VnniIsa {
         sum = EGG_DPBUSD(sum, load(x + static_cast<size_t>(k) * kLanes + m), load(n += kPairs));
       store(out + m, sum);
     }
+  }
+
+  static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
+    Avx2Elements::exp2_sum(words, count, plan, sum);
+  }
+  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y, bool) {
+    Avx2Elements::norm(x, w, n, y);
   }
 
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
