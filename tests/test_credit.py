@@ -71,6 +71,7 @@ SHAPES = [
     {"V": 11, "D": 9, "L": 1, "T": 4, "P": 6, "alike": False},
     {"V": 300, "D": 11, "L": 1, "T": 6, "P": 34, "sigma_shift": 2, "score_bits": 8},
     {"V": 20, "D": 8, "L": 1, "T": 5, "P": 4, "extreme": True, "score_bits": 8},
+    {"V": 300, "D": 100, "L": 0, "T": 8, "P": 34, "alike": False},
 ]
 
 

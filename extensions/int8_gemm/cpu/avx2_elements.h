@@ -77,7 +77,7 @@ struct Avx2Elements {
       const __m256i v = _mm256_mulhi_epi16(a, b);
       const __m256i odd = _mm256_or_si256(_mm256_add_epi16(v, v), one);
       __m256i q = _mm256_mulhi_epi16(odd, load(factor + at));
-      q = _mm256_adds_epi16(q, q);
+      q = _mm256_slli_epi16(q, 1);  // which fits
       return _mm256_mulhi_epi16(_mm256_adds_epi16(q, q), load(down + at));
     };
     for (int k = 0; k < words_of(n); ++k)

@@ -159,7 +159,6 @@ struct Avx512Matrix : TileMatrix {
         done(i + half);
       }
       done(i + 2);
-      if (noise.a) noise.a += 3 * kTile * kPairs;
       if (noise.pairs) noise.pairs += 3 * kTile / 2 * kPairs;
       if (noise.node) noise.node += 3 * kTile * kPairs;
     }
