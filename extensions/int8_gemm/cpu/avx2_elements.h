@@ -1,37 +1,24 @@
-// Exponentials and norms with AVX2. Included inside the namespaces of AVX2's and AVX-VNNI's units,
-// after portable_isa.h.
+// Exponentials and norms with AVX2, in place of those of a unit's base. Included inside the
+// namespaces of AVX2's and AVX-VNNI's units, after portable_isa.h.
 #pragma once
 
 #include "means.h"
 
-struct Avx2Elements {
+template <typename Base>
+struct Avx2Elements : Base {
   static __m256i load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
   static void store(void* p, __m256i v) { _mm256_store_si256(static_cast<__m256i*>(p), v); }
-
-  // Byte i of each of 16 words of 24 bits, to 128 bits i.
-  static void split(const uint32_t* words, __m128i (&bytes)[4]) {
-    const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    __m128i v[4];
-    for (int i = 0; i < 4; ++i) {
-      const __m128i* from = reinterpret_cast<const __m128i*>(words + 4 * i);
-      v[i] = _mm_shuffle_epi8(_mm_loadu_si128(from), order);
-    }
-    const __m128i a = _mm_unpacklo_epi32(v[0], v[1]), b = _mm_unpacklo_epi32(v[2], v[3]);
-    const __m128i c = _mm_unpackhi_epi32(v[0], v[1]), d = _mm_unpackhi_epi32(v[2], v[3]);
-    bytes[0] = _mm_unpacklo_epi64(a, b), bytes[1] = _mm_unpackhi_epi64(a, b);
-    bytes[2] = _mm_unpacklo_epi64(c, d), bytes[3] = _mm_unpackhi_epi64(c, d);
-  }
 
   // EXP2[u] = mantissa[u % 16] >> (15 - u / 16), 32 logits at a time: the bytes of a mantissa are
   // looked up by a logit's low nibble. A word has it above the number of bits that it is shifted
   // by, eight of them for that number itself. With u = byte ^ 128, 15 - u / 16 is the byte's high
   // nibble ^ 7.
   static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
-    if (count != kTile) return PortableIsa::exp2_sum(words, count, plan, sum);
-    __m128i bytes[4];
-    split(plan.exp2_mantissa, bytes);
-    __m256i table[3];
-    for (int i = 0; i < 3; ++i) table[i] = _mm256_broadcastsi128_si256(bytes[i]);
+    if (count != kTile) return Base::exp2_sum(words, count, plan, sum);
+    alignas(32) uint8_t table[3][2][16];
+    for (int i = 0; i < 3; ++i)
+      for (int f = 0; f < 16; ++f)
+        table[i][0][f] = table[i][1][f] = static_cast<uint8_t>(plan.exp2_mantissa[f] >> 8 * i);
     const __m256i nibble = _mm256_set1_epi8(15), all = _mm256_set1_epi32(255);
     for (int m = 0; m < kLanes; m += 8) {
       __m256i total[4] = {};  // of four logits each: lanes m + i and m + 4 + i
@@ -40,9 +27,9 @@ struct Avx2Elements {
         const __m256i high = _mm256_and_si256(_mm256_srli_epi16(v, 4), nibble);
         const __m256i down =
             _mm256_add_epi8(_mm256_xor_si256(high, _mm256_set1_epi8(7)), _mm256_set1_epi8(8));
-        const __m256i b0 = _mm256_shuffle_epi8(table[0], at);
-        const __m256i b1 = _mm256_shuffle_epi8(table[1], at);
-        const __m256i b2 = _mm256_shuffle_epi8(table[2], at);
+        const __m256i b0 = _mm256_shuffle_epi8(load(table[0]), at);
+        const __m256i b1 = _mm256_shuffle_epi8(load(table[1]), at);
+        const __m256i b2 = _mm256_shuffle_epi8(load(table[2]), at);
         const __m256i even[2] = {_mm256_unpacklo_epi8(down, b0), _mm256_unpackhi_epi8(down, b0)};
         const __m256i odd[2] = {_mm256_unpacklo_epi8(b1, b2), _mm256_unpackhi_epi8(b1, b2)};
         for (int i = 0; i < 4; ++i) {
@@ -60,7 +47,7 @@ struct Avx2Elements {
 
   // By the means of each lane's |x|, as Means divides. Bits are shifted out by a second product, of
   // four times what the first one gave, clipped: beyond 16 bits quotients are clipped anyhow.
-  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y) {
+  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y, bool) {
     alignas(32) int32_t sum[kLanes];
     abs_sum(x, n, sum);
     alignas(32) uint64_t factor[kLanes], down[kLanes];
@@ -68,7 +55,7 @@ struct Avx2Elements {
     for (int m = 0; m < kLanes; ++m) {
       // Lanes 0, 1, 4 and 5 of eight, and then the others, as bytes are unpacked.
       const int at = m / 8 * 8 + m % 4 / 2 * 4 + m % 8 / 4 * 2 + m % 2;
-      const int mean = sum[m] / n < 1 ? 1 : sum[m] / n;
+      const int mean = mean_of(sum[m], n);
       factor[at] = kFour * kMeans.factor[mean];
       down[at] = kFour << (14 - kMeans.shift[mean]);
     }
@@ -93,7 +80,7 @@ struct Avx2Elements {
 
   static void abs_sum(const uint32_t* x, int n, int32_t* sum) {
     const int words = words_of(n);
-    const int rest = static_cast<int>(n % 4 ? ~0u >> (32 - 8 * (n % 4)) : ~0u);  // of the last word
+    const __m256i rest = _mm256_set1_epi32(static_cast<int>(last_word(n)));
     const __m256i one = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
     for (int m = 0; m < kLanes; m += 8) {
       __m256i total = _mm256_setzero_si256();
@@ -102,7 +89,7 @@ struct Avx2Elements {
         total = _mm256_add_epi32(total, _mm256_madd_epi16(two, ones));
       };
       for (int k = 0; k + 1 < words; ++k) step(load(x + k * kLanes + m));
-      step(_mm256_and_si256(load(x + (words - 1) * kLanes + m), _mm256_set1_epi32(rest)));
+      step(_mm256_and_si256(load(x + (words - 1) * kLanes + m), rest));
       store(sum + m, total);
     }
   }

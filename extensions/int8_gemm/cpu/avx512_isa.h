@@ -206,58 +206,49 @@ struct Avx512Isa : Avx512Credit {
                                                          int words, const LowRank& noise,
                                                          const Scale& by, uint32_t (*out)[kLanes]) {
     if (noise.rank > 1) return tile_of_ranks(w, x, words, noise, by, out);
+    using Finish = Epilogue<V512>;
     __m512i a[kTile], b[kTile];
     multiply(w, x, words, a, b);
     V512 v[2 * kTile];
     for (int o = 0; o < kTile; ++o) v[o].v = a[o], v[kTile + o].v = b[o];
-    finish<kTile>(v, noise, 0, by, [out](int o) { return out[o / 4]; });
-  }
-
-  // What follows the sums v of `rows` outputs from `first` on, those of the first 16 lanes before
-  // those of the others; four outputs from o on go to out(o).
-  template <int rows, typename Out>
-  static inline __attribute__((always_inline)) void finish(V512* v, const LowRank& noise, int first,
-                                                           const Scale& by, Out out) {
-    using Finish = Epilogue<V512>;
     if (noise.fits && by.grouped)
-      return by.power ? finish_grouped<rows, true>(v, noise, first, by, out)
-                      : finish_grouped<rows, false>(v, noise, first, by, out);
-    for (int i = 0; noise.fits && i < 2 * rows; i += 4)
-      Finish::perturb_pairs(v + i, noise, first + i % rows, i / rows * kPairs);
-    for (int i = 0; noise.rank && !noise.fits && i < 2 * rows; i += 4)
-      Finish::perturb_wide(v + i, noise, by, first + i % rows, i / rows * kPairs);
-    for (int i = 0; noise.node && i < 2 * rows; i += 4)
-      Finish::perturb_nodes(v + i, noise, first + i % rows, i / rows * kPairs);
+      return by.power ? finish_grouped<true>(v, noise, by, out)
+                      : finish_grouped<false>(v, noise, by, out);
+    for (int i = 0; noise.fits && i < 2 * kTile; i += 4)
+      Finish::perturb_pairs(v + i, noise, i % kTile, i / kTile * kPairs);
+    for (int i = 0; noise.rank && !noise.fits && i < 2 * kTile; i += 4)
+      Finish::perturb_wide(v + i, noise, by, i % kTile, i / kTile * kPairs);
+    for (int i = 0; noise.node && i < 2 * kTile; i += 4)
+      Finish::perturb_nodes(v + i, noise, i % kTile, i / kTile * kPairs);
     // Not by `divided`: what a lambda refers to goes through memory.
     if (by.early)
-      by.power ? divide<rows, true, true>(v, by, out) : divide<rows, false, true>(v, by, out);
+      by.power ? finish<true, true>(v, by, out) : finish<false, true>(v, by, out);
     else
-      by.power ? divide<rows, true, false>(v, by, out) : divide<rows, false, false>(v, by, out);
+      by.power ? finish<true, false>(v, by, out) : finish<false, false>(v, by, out);
   }
 
-  template <int rows, bool power, typename Out>
+  template <bool power>
   static inline __attribute__((always_inline)) void finish_grouped(const V512* v,
-                                                                   const LowRank& noise, int first,
-                                                                   const Scale& by, Out out) {
-    for (int i = 0; i < 2 * rows; i += 4)
-      Epilogue<V512>::grouped<power>(v + i, noise, first + i % rows, i / rows * kPairs, by)
-          .store(out(i % rows) + i / rows * kPairs);
+                                                                   const LowRank& noise,
+                                                                   const Scale& by,
+                                                                   uint32_t (*out)[kLanes]) {
+    for (int i = 0; i < 2 * kTile; i += 4)
+      Epilogue<V512>::grouped<power>(v + i, noise, i % kTile, i / kTile * kPairs, by)
+          .store(out[i % kTile / 4] + i / kTile * kPairs);
   }
 
-  template <int rows, bool power, bool early, typename Out>
-  static inline __attribute__((always_inline)) void divide(const V512* v, const Scale& by,
-                                                           Out out) {
-    for (int i = 0; i < 2 * rows; i += 4)
-      Epilogue<V512>::word<power, early>(v + i, by).store(out(i % rows) + i / rows * kPairs);
+  template <bool power, bool early>
+  static inline __attribute__((always_inline)) void finish(const V512* v, const Scale& by,
+                                                           uint32_t (*out)[kLanes]) {
+    for (int i = 0; i < 2 * kTile; i += 4)
+      Epilogue<V512>::word<power, early>(v + i, by).store(out[i % kTile / 4] + i / kTile * kPairs);
   }
 
   // Apart, because here the accumulators go through memory.
   static __attribute__((noinline)) void tile_of_ranks(const int8_t* w, const Prepared* x, int words,
                                                       const LowRank& noise, const Scale& by,
                                                       uint32_t (*out)[kLanes]) {
-    alignas(64) int32_t acc[kTile][kLanes];
-    dot(w, x, words, acc);
-    Epilogue<V512>::finish(acc, noise, by, out);
+    tile_by<Avx512Isa, Epilogue<V512>>(w, x, words, noise, by, out);
   }
 
   static void embed_noise(const int32_t (*xb)[kLanes], const uint32_t* raw, int rank, int words,

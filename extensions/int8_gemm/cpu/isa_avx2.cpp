@@ -17,7 +17,7 @@ namespace eggroll::avx2 {
 //
 #include "avx2_elements.h"
 
-struct Isa : PortableIsa {
+struct Isa : Avx2Elements<PortableIsa> {
   using Prepared = int32_t;  // [K/4][32] of u8 = x + 128
   using Noise = uint32_t;    // [K/4][16]
 
@@ -57,18 +57,9 @@ struct Isa : PortableIsa {
     Avx2Pairs::count(tile, x, words, acc);
   }
 
-  static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
-    Avx2Elements::exp2_sum(words, count, plan, sum);
-  }
-  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y, bool) {
-    Avx2Elements::norm(x, w, n, y);
-  }
-
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
                    const Scale& by, uint32_t (*out)[kLanes]) {
-    alignas(64) int32_t acc[kTile][kLanes];
-    dot(w, x, words, acc);
-    Epilogue<V256>::finish(acc, noise, by, out);
+    tile_by<Isa, Epilogue<V256>>(w, x, words, noise, by, out);
   }
 
   static int64_t peak(int64_t rounds) {

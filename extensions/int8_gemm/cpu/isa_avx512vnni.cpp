@@ -13,9 +13,7 @@ namespace eggroll::avx512vnni {
 using Isa = Avx512Isa;
 //
 #include "matrix.h"
-//
-#include "avx512_matrix.h"
-using Matrix = Avx512Matrix;
+using Matrix = TileMatrix;
 using Tiled = Isa;
 //
 #include "block.h"

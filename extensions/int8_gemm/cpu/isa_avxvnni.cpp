@@ -37,11 +37,8 @@ namespace eggroll::avxvnni {
   "ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7", "ymm8", "ymm9", "ymm10", \
       "ymm11", "ymm12", "ymm13", "ymm14", "ymm15"
 
-struct Isa : VnniIsa {
+struct Isa : Avx2Elements<VnniIsa> {
   static constexpr bool kPairsOfOutputs = true;
-
-  static __m256i load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
-  static void store(int32_t* p, __m256i v) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), v); }
 
   // Six outputs x 16 lanes in twelve accumulators, as two ports wait five cycles for each product;
   // the last two outputs have eight.
@@ -111,18 +108,9 @@ struct Isa : VnniIsa {
     }
   }
 
-  static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
-    Avx2Elements::exp2_sum(words, count, plan, sum);
-  }
-  static void norm(const uint32_t* x, const int8_t* w, int n, int8_t* y, bool) {
-    Avx2Elements::norm(x, w, n, y);
-  }
-
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
                    const Scale& by, uint32_t (*out)[kLanes]) {
-    alignas(64) int32_t acc[kTile][kLanes];
-    dot(w, x, words, acc);
-    Epilogue<V256>::finish(acc, noise, by, out);
+    tile_by<Isa, Epilogue<V256>>(w, x, words, noise, by, out);
   }
 
   static int64_t peak(int64_t rounds) {

@@ -96,9 +96,7 @@ struct Isa : NeonIsa {
 
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
                    const Scale& by, uint32_t (*out)[kLanes]) {
-    alignas(64) int32_t acc[kTile][kLanes];
-    dot(w, x, words, acc);
-    Epilogue<V128>::finish(acc, noise, by, out);
+    tile_by<Isa, Epilogue<V128>>(w, x, words, noise, by, out);
   }
 
   static int64_t peak(int64_t rounds) {

@@ -2,6 +2,10 @@
 
 static inline int words_of(int n) { return (n + 3) / 4; }
 static inline int tiles_of(int n) { return (n + kTile - 1) / kTile; }
+// All ones where the last of n bytes' words has some of them.
+static inline uint32_t last_word(int n) { return n % 4 ? ~0u >> (32 - 8 * (n % 4)) : ~0u; }
+// What a norm divides by: the mean of n sizes that add up to `sum`, 1 at least.
+static inline int mean_of(int32_t sum, int n) { return sum < n ? 1 : sum / n; }
 static inline int32_t byte_at(uint32_t word, int j) {
   return static_cast<int32_t>(word << (24 - 8 * j)) >> 24;
 }

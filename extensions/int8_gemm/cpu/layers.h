@@ -1,9 +1,7 @@
 // The operations of one stage on a block's registers, but for the score, and the recurrent state. A
 // part of block.h, which includes it.
 
-// Of which a block keeps the logits: a multiple of what a Matrix multiplies before all of it is
-// done.
-constexpr int kLogitTiles = 33;
+constexpr int kLogitTiles = 32;  // of which a block keeps the logits
 
 struct Layers : Members {
   Arena arena;

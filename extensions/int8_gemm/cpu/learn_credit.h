@@ -316,7 +316,7 @@ struct LearnCredit : LearnTape {
     }
     learn.sizes[op.leaf] += size;
     for (int m = 0; m < kLanes; ++m) {
-      int64_t d = magnitude[m] / n < 1 ? 1 : magnitude[m] / n, by = d * d * n;
+      int64_t d = mean_of(magnitude[m], n), by = d * d * n;
       int64_t quotient = total[m] / by;
       quotient -= quotient * by > total[m];
       quotient = quotient > kBound ? kBound : quotient < -kBound ? -kBound : quotient;

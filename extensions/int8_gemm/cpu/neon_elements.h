@@ -64,7 +64,7 @@ struct NeonElements : PortableIsa {
     abs_sum(x, n, sum);
     alignas(64) int16_t factor[4 * kLanes], shift[4 * kLanes];
     for (int m = 0; m < kLanes; ++m) {
-      const int mean = sum[m] / n < 1 ? 1 : sum[m] / n;
+      const int mean = mean_of(sum[m], n);
       vst1_s16(factor + 4 * m, vdup_n_s16(static_cast<int16_t>(kMeans.factor[mean])));
       vst1_s16(shift + 4 * m, vdup_n_s16(static_cast<int16_t>(-1 - kMeans.shift[mean])));
     }
@@ -83,7 +83,6 @@ struct NeonElements : PortableIsa {
   }
 
   static void abs_sum(const uint32_t* x, int n, int32_t* sum) {
-    const uint32_t rest = n % 4 ? ~0u >> (32 - 8 * (n % 4)) : ~0u;  // of the last word
     for (int m = 0; m < kLanes; m += 4) {
       uint32x4_t total = vdupq_n_u32(0);
       const int words = words_of(n);
@@ -92,7 +91,7 @@ struct NeonElements : PortableIsa {
         total = vpadalq_u16(total, vpaddlq_u8(vreinterpretq_u8_s8(size)));
       };
       for (int k = 0; k + 1 < words; ++k) step(vld1q_u32(x + k * kLanes + m));
-      step(vandq_u32(vld1q_u32(x + (words - 1) * kLanes + m), vdupq_n_u32(rest)));
+      step(vandq_u32(vld1q_u32(x + (words - 1) * kLanes + m), vdupq_n_u32(last_word(n))));
       vst1q_s32(sum + m, vreinterpretq_s32_u32(total));
     }
   }

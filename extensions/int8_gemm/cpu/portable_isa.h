@@ -192,8 +192,7 @@ struct PortableIsa : PortableCredit {
           sum[m] += v < 0 ? -v : v;
         }
     for (int m = 0; m < kLanes; ++m) {
-      int mean = sum[m] / n;
-      Divisor d = divisor(mean < 1 ? 1 : mean);
+      Divisor d = divisor(mean_of(sum[m], n));
       for (int j = 0; j < 4; ++j) half[4 * m + j] = d.half, reciprocal[4 * m + j] = d.reciprocal;
     }
     const int8_t* bytes = reinterpret_cast<const int8_t*>(x);
@@ -234,17 +233,18 @@ struct PortableIsa : PortableCredit {
     __builtin_memcpy(out, sum, sizeof sum);
   }
 
-  // Product, low-rank term, division and clip of one tile, by the Isa's own dot.
-  template <typename Self>
+  // Product, low-rank term, division and clip of one tile, by the Isa's own dot and what follows
+  // it.
+  template <typename Self, typename Epilogue>
   static void tile_by(const int8_t* w, const typename Self::Prepared* x, int words,
                       const LowRank& noise, const Scale& by, uint32_t (*out)[kLanes]) {
     alignas(64) int32_t acc[kTile][kLanes];
     Self::dot(w, x, words, acc);
-    finish(acc, noise, by, out);
+    Epilogue::finish(acc, noise, by, out);
   }
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
                    const Scale& by, uint32_t (*out)[kLanes]) {
-    tile_by<PortableIsa>(w, x, words, noise, by, out);
+    tile_by<PortableIsa, PortableIsa>(w, x, words, noise, by, out);
   }
 
   // The noise of a tile, added to its sums.
