@@ -1,4 +1,4 @@
-"""Rows and outputs on the cpu engine, where it goes its own ways: shared sums, parts, wide rows."""
+"""Rows and outputs on the cpu engine, where it goes its own ways: shared sums and rows, parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from networks import Case, case_of
-from networks_credit import credited_of
+from networks_credit import credited_case, credited_of
+from test_credit import CREDITED, same
 from test_engines import ISAS
 from test_programs import check, running
 
@@ -78,3 +79,24 @@ def test_tables_by_byte_are_those_of_the_program():
     assert (tables[0][0], tables[0][127]) == (0, 63)
     assert [tables[0][v % 256] for v in (1, 2, -1, -2, -127, -128)] == [0, 1, -1, -1, -64, -64]
     assert tables[1][5] == net.tables["tanh"][132]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("readers", [2, 3, 6, 38])
+@pytest.mark.parametrize("estimator", CREDITED)
+def test_members_may_share_rows_of_tokens(monkeypatch, isa, estimator, readers):
+    monkeypatch.setenv("EGGROLL_ISA", isa)
+    credited = credited_case(
+        readers, estimator, V=9, D=7, L=1, T=5, P=readers * (38 // readers), alike=False
+    )
+    case = credited.case
+    for array in (case.tokens, case.targets):
+        array[:] = np.repeat(array[::readers], readers, axis=0)
+    engine = ENGINES["cpu"](case.program, 2)
+    assert engine.shares
+    tokens, targets, *others = case.arrays
+    got = engine.credit(
+        engine.prepare(case.leaves), case.slices, credited.credit_noise, credited.crediting,
+        tokens[::readers], targets[::readers], *others, None,
+    )  # fmt: skip
+    same(got, credited.oracle())

@@ -8,8 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from networks_credit import credited_case
-from test_credit import CREDITED, check_backends, same
-from test_engines import ISAS
+from test_credit import check_backends, same
 
 import eggroll as eg
 from eggroll import networks
@@ -84,24 +83,3 @@ def test_chunks_are_whole_groups():
     config = options(chunk=12)
     engine, _ = choose("portable", config.program(), 1)
     assert chunk_size(config, engine, config.estimator_class(config, config.program())) == 8
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("readers", [2, 3, 6, 38])
-@pytest.mark.parametrize("estimator", CREDITED)
-def test_members_may_share_rows_of_tokens(monkeypatch, isa, estimator, readers):
-    monkeypatch.setenv("EGGROLL_ISA", isa)
-    credited = credited_case(
-        readers, estimator, V=9, D=7, L=1, T=5, P=readers * (38 // readers), alike=False
-    )
-    case = credited.case
-    for array in (case.tokens, case.targets):
-        array[:] = np.repeat(array[::readers], readers, axis=0)
-    engine = ENGINES["cpu"](case.program, 2)
-    assert engine.shares
-    tokens, targets, *others = case.arrays
-    got = engine.credit(
-        engine.prepare(case.leaves), case.slices, credited.credit_noise, credited.crediting,
-        tokens[::readers], targets[::readers], *others, None,
-    )  # fmt: skip
-    same(got, credited.oracle())
