@@ -166,11 +166,17 @@ struct CreditVotes {
 
   const int8_t* slice(int64_t p) const { return job.noise + job.starts[p]; }
 
+  // Asks for n bytes of a later pair's slice: they lie anywhere in the table.
+  void expect(int64_t p, int64_t last, int64_t at, int64_t n) const {
+    if (p + kAhead < last) prefetch(slice(p + kAhead) + at, n);
+  }
+
   // Rows of an embedding: those of the tokens read.
   void tokens(int64_t first, int64_t last, int32_t* z) const {
     int T = job.tokens_per_member, cols = job.leaf.cols;
     for (int64_t p = first; p < last; ++p) {
       const int32_t* tokens = job.tokens + 2 * p / job.readers * T;
+      expect(p, last, 0, cols);
       for (int t = 0; t < T; ++t) {
         int32_t* __restrict row = z + int64_t{tokens[t]} * cols;
         const int8_t* __restrict b = slice(p);
@@ -203,8 +209,10 @@ struct CreditVotes {
   }
 
   void scalar(int64_t first, int64_t last, int32_t* __restrict z) const {
+    const int at = job.a_at < 0 ? 0 : job.a_at, width = job.a_at < 0 ? 2 : 1;
     for (int64_t p = first; p < last; ++p) {
-      const int8_t* __restrict n = slice(p) + (job.a_at < 0 ? 0 : job.a_at);
+      const int8_t* __restrict n = slice(p) + at;
+      expect(p, last, at, width * job.leaf.rows);
       const int c = job.credits[p * job.credit_stride];
       if (job.a_at < 0)
         for (int i = 0; i < job.leaf.rows; ++i)
