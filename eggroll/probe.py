@@ -39,7 +39,7 @@ from eggroll.runlog import write_whole
 # What an int8 product may use, by the kernel's names; a report of every flag would hide them.
 LINUX_FLAGS = (
     *("avx2", "fma", "bmi2", "avx_vnni", "avx_vnni_int8", "avx512f", "avx512bw", "avx512vl"),
-    *("avx512dq", "avx512_vbmi", "avx512vbmi", "avx512_vnni", "amx_int8"),
+    *("avx512dq", "avx512_vbmi", "avx512vbmi", "avx512ifma", "avx512_vnni", "amx_int8"),
     *("asimd", "asimddp", "i8mm", "sve", "svei8mm", "sme", "smei8i32"),
 )
 APPLE_MODEL = "machdep.cpu.brand_string"

@@ -27,7 +27,7 @@ X86 = {
     "avxvnni": ["-mavx2", "-mfma", "-mbmi2", "-mavxvnni"],
     "avx512vnni": [
         *("-mavx2", "-mfma", "-mbmi2", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
-        *("-mavx512vbmi", "-mavx512vnni"),
+        *("-mavx512vbmi", "-mavx512ifma", "-mavx512vnni"),
     ],
 }
 X86["amx"] = [*X86["avx512vnni"], "-mamx-tile", "-mamx-int8"]

@@ -20,19 +20,20 @@ struct Avx512Credit : Avx512Elements {
     const __m512i other = exp2_of(words, kPairs, count, mantissa);
     _mm512_store_si512(sum, _mm512_add_epi32(_mm512_load_si512(sum), part));
     _mm512_store_si512(sum + kPairs, _mm512_add_epi32(_mm512_load_si512(sum + kPairs), other));
-    const __m512i index = _mm512_set1_epi32(tile);
+    const __m512i index = _mm512_set1_epi32(tile), zero = _mm512_setzero_si512();
     const __m512i random =
         _mm512_srli_epi32(mixed16(_mm512_add_epi32(_mm512_load_si512(of.seed), index)), 12);
-    auto beyond = [&](uint64_t* total, __m512i limit, __m512i r) {  // below 0 where it is taken
+    // n r >> 20 is the upper half of a product of 52 bits with r << 32. Below 0 where it is taken.
+    auto beyond = [&](uint64_t* total, __m512i limit, __m512i r) {
       const __m512i n = _mm512_add_epi64(_mm512_load_si512(total), limit);
       _mm512_store_si512(total, n);
-      return _mm512_sub_epi64(_mm512_srli_epi64(_mm512_mullo_epi64(n, r), 20), limit);
+      return _mm512_sub_epi64(_mm512_madd52hi_epu64(zero, n, r), limit);
     };
     const __m512i even = _mm512_set1_epi64(0xFFFFFFFF);
     const __m512i first =
-        beyond(of.total, _mm512_and_si512(part, even), _mm512_and_si512(random, even));
-    const __m512i second =
-        beyond(of.total + kPairs / 2, _mm512_srli_epi64(part, 32), _mm512_srli_epi64(random, 32));
+        beyond(of.total, _mm512_and_si512(part, even), _mm512_slli_epi64(random, 32));
+    const __m512i second = beyond(of.total + kPairs / 2, _mm512_srli_epi64(part, 32),
+                                  _mm512_andnot_si512(even, random));
     // The upper halves of both, whose signs say what is taken.
     const __m512i upper =
         _mm512_ternarylogic_epi32(even, _mm512_srli_epi64(first, 32), second, 0xCA);

@@ -51,16 +51,19 @@ struct Block : Layers {
       if ((i & fitting) == fitting || i == last)
         for (int m = 0; m < kLanes; ++m) total[m] += sum[m], sum[m] = 0;
     };
+    // Tiles are weighed late, while the products of the next one go on: two at a time where a
+    // draw's steps wait for each other.
+    const int late = job.readout ? 2 : 1;
     product(
         op, t, [&](int i) { return logits[i % kLogitTiles]; },
         [&](int i) __attribute__((always_inline)) {
-          // A tile late, while the products of the next one go on.
-          if (i) weigh(i - 1);
+          if (i % late == 0)
+            for (int j = i - late; i && j < i; ++j) weigh(j);
           if (i % kLogitTiles == kLogitTiles - 1 || i == last)
             find_targets(target, i - i % kLogitTiles, hit);
           if (job.logits) keep_logits(logits[i % kLogitTiles], t, i * kTile, count(i));
         });
-    weigh(last);
+    for (int j = last / late * late; j <= last; ++j) weigh(j);
     if (job.totals) return keep_likelihoods(total, hit, t);
     uint32_t clipped = 0;  // pairs whose target has the highest possible logit
     for (int p = 0; p < kPairs; ++p) clipped |= static_cast<uint32_t>(hit[p] == 255) << p;

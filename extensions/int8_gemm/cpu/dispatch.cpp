@@ -75,7 +75,8 @@ bool has_avxvnni() {
 bool has_avx512vnni() {
   return has_avx2() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512f") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi");
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi") &&
+         __builtin_cpu_supports("avx512ifma");
 }
 #endif
 
