@@ -220,6 +220,8 @@ struct Avx512Isa : Avx512Credit {
       Finish::perturb_wide(v + i, noise, by, i % kTile, i / kTile * kPairs);
     for (int i = 0; noise.node && i < 2 * kTile; i += 4)
       Finish::perturb_nodes(v + i, noise, i % kTile, i / kTile * kPairs);
+    for (int i = 0; !noise.rank && noise.pairs && i < 2 * kTile; i += 4)
+      Finish::perturb_turned(v + i, noise, i % kTile, i / kTile * kPairs);
     // Not by `divided`: what a lambda refers to goes through memory.
     if (by.early)
       by.power ? finish<true, true>(v, by, out) : finish<false, true>(v, by, out);

@@ -111,8 +111,8 @@ struct V512 {
   V512 high16(V512 b) const { return {_mm512_unpackhi_epi16(v, b.v)}; }
   V512 mulhi16(V512 b) const { return {_mm512_mulhi_epi16(v, b.v)}; }
   V512 either(V512 b) const { return {_mm512_or_si512(v, b.v)}; }
-  V512 add_low16(V512 b) const {  // the low half of each word, as a signed number
-    return {_mm512_dpwssd_epi32(v, b.v, _mm512_set1_epi32(1))};
+  V512 dot16(V512 a, V512 b) const {  // both halves of a word times the other's, added up
+    return {_mm512_dpwssd_epi32(v, a.v, b.v)};
   }
   V512 sll32(int by) const { return {_mm512_slli_epi32(v, by)}; }
   V512 srl32(int by) const { return {_mm512_srli_epi32(v, by)}; }

@@ -8,15 +8,15 @@
 template <typename V>
 struct Epilogue {
   // Adds the noise of four outputs from o on to lanes m .. m + V::kWidth - 1: of rank 1 in 16 bits,
-  // of rank 1 where x.B has more, of any rank, on the nodes. Apart, so that a caller's accumulators
-  // stay in registers.
+  // of rank 1 where x.B has more, of any rank, on the nodes, and that in 16 bits. Apart, so that a
+  // caller's accumulators stay in registers.
   static inline __attribute__((always_inline)) void perturb_pairs(V* v, const LowRank& noise, int o,
                                                                   int m) {
     const uint32_t* a = noise.pairs + o / 2 * kPairs + m % kPairs;
     const V x = V::loadu(noise.twice + m);
     for (int i = 0; i < 4; i += 2, a += kPairs) {
       const V n = V::loadu(a).mulhi16(x);
-      v[i] = v[i].add_low16(n);
+      v[i] = v[i].dot16(n, V::all32(1));
       v[i + 1] = v[i + 1].add32(n.sra32(16));
     }
   }
@@ -67,6 +67,20 @@ struct Epilogue {
       V n = V::load(noise.node + (o + i) * kPairs + m % kPairs);
       n = n.flipped(minus).sub32(minus);
       v[i] = m < kPairs ? v[i].add32(n) : v[i].sub32(n);
+    }
+  }
+
+  // The same in 16 bits.
+  static inline __attribute__((always_inline)) void perturb_turned(V* v, const LowRank& noise,
+                                                                   int o, int m) {
+    const uint32_t* n = noise.pairs + o / 2 * kPairs + m % kPairs;
+    V minus = V::loadu(noise.minus + m);
+    if (m >= kPairs) minus = minus.flipped(V::all32(-1));
+    const V sign = minus.either(V::all32(1));
+    const V even = sign.both(V::all32(0xFFFF)), odd = sign.sll32(16);
+    for (int i = 0; i < 4; i += 2, n += kPairs) {
+      v[i] = v[i].dot16(V::loadu(n), even);
+      v[i + 1] = v[i + 1].dot16(V::loadu(n), odd);
     }
   }
 
@@ -126,7 +140,7 @@ struct Epilogue {
     if (noise.fits)
       perturb_pairs(v, noise, o, m);
     else if (noise.pairs)
-      perturb_wide(v, noise, by, o, m);
+      noise.rank ? perturb_wide(v, noise, by, o, m) : perturb_turned(v, noise, o, m);
     else if (noise.rank)
       perturb(v, noise, o, m);
     if (noise.node) perturb_nodes(v, noise, o, m);

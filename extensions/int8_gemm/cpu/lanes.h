@@ -149,10 +149,10 @@ struct LowRank {
   int shift;
   // Noise on the nodes: acc[o][m] += node[o][m], acc[o][m + 16] -= node[o][m], each lane's turned
   // by `minus`.
-  const int32_t* node;    // [outputs][16 pairs], or null
+  const int32_t* node;    // [outputs][16 pairs], or null, as where `pairs` have it
   const uint32_t* minus;  // [32]: all ones turns the sign
   // Rank 1 in 16 bits, or null: the term is the high half of a product of words, two outputs of a
-  // lane in each.
+  // lane in each. At rank 0 noise on the nodes, the even output below the odd one.
   const uint32_t* pairs;  // [outputs/2][16 pairs]: A << up of two outputs, see up_of and place_of
   const uint32_t* twice;  // [32]: x.B << 16 - shift - up, in both halves
   bool fits;              // whether there are such and `twice` fits 16 bits; else x.B is in xb

@@ -216,7 +216,7 @@ struct Layers : Members {
                   minus, of(op).pairs, twice,
                   false};
     if (r) low_rank(op, x, words, t);
-    if (noise.pairs)
+    if (r && noise.pairs)
       noise.fits = Isa::twice(xb[0], 16 - job.shift - up_of(job.shift), of(op).by, twice);
     if (nodes() && !silent(op)) {
       noise.node = of(op).node;

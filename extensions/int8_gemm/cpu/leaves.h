@@ -5,9 +5,9 @@ struct LeafNoise {
   uint32_t* raw;                // B as words [r][K/4][16 pairs]
   Isa::Noise* b;                // the same, prepared for lane_dot
   int8_t* a;                    // [r][O][16 pairs]
-  uint32_t* pairs;              // the same of rank 1 in 16 bits, see LowRank
+  uint32_t* pairs;              // the same of rank 1, or `node`, in 16 bits, see LowRank
   int8_t* vector;               // [n/4][32][4]: the perturbed vector w', or the plain one
-  int32_t* node;                // [O][16 pairs]: noise on the outputs
+  int32_t* node;                // [O][16 pairs]: noise on the outputs, unless in `pairs`
   Scale by;                     // of a matrix' products
   const int8_t* const* slices;  // [16 pairs], of an embedding
   uint32_t* row;  // noise on the outputs of an embedding or of features, words [n/4][32]: n, and -n
@@ -147,11 +147,20 @@ struct Loader : Members {
   void load_node(const Op& op) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     int count = tiles_of(leaf.rows) * kTile * kPairs, root = isqrt(leaf.cols);
+    const int by = job.shifts[op.leaf], half = by ? 1 << (by - 1) : 0;
+    const bool narrow = (16 * root * 128 + half) >> by <= INT16_MAX;
     load_a(op, leaf.cols, leaf.rows);
+    if (Isa::kPairsOfOutputs && narrow && op.kind != OpKind::sums) {
+      uint32_t* to = out.pairs = arena.take<uint32_t>(static_cast<size_t>(count) / 2);
+      const int8_t* __restrict a = out.a;
+      auto node = [&](int8_t n) { return static_cast<uint32_t>((16 * root * n + half) >> by); };
+      for (int o = 0; arena.base && o < count; o += 2 * kPairs, a += 2 * kPairs, to += kPairs)
+        for (int p = 0; p < kPairs; ++p) to[p] = (node(a[p]) & 0xFFFF) | node(a[p + kPairs]) << 16;
+      return;
+    }
     int32_t* dst = out.node = arena.take<int32_t>(static_cast<size_t>(count));
     if (!arena.base) return;
     const int8_t* __restrict a = out.a;
-    const int by = job.shifts[op.leaf], half = by ? 1 << (by - 1) : 0;
     for (int i = 0; i < count; ++i) dst[i] = (16 * root * a[i] + half) >> by;
   }
 

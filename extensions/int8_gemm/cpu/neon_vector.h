@@ -54,7 +54,9 @@ struct V128 {
   }
   V128 either(V128 b) const { return {vorrq_s32(v, b.v)}; }
   V128 flipped(V128 b) const { return {veorq_s32(v, b.v)}; }
-  V128 add_low16(V128 b) const { return add32(b.sll32(16).sra32(16)); }
+  V128 both(V128 b) const { return {vandq_s32(v, b.v)}; }
+  // Both halves of a word times the other's, whose products fit 16 bits, added up.
+  V128 dot16(V128 a, V128 b) const { return {vpadalq_s16(v, vmulq_s16(a.s16(), b.s16()))}; }
   V128 packs32(V128 b) const { return of(vqmovn_high_s32(vqmovn_s32(v), b.v)); }
   V128 packus32(V128 b) const { return of(vqmovun_high_s32(vqmovun_s32(v), b.v)); }
   V128 packs16(V128 b) const { return of(vqmovn_high_s16(vqmovn_s16(s16()), b.s16())); }

@@ -100,8 +100,8 @@ struct V256 {
   V256 high16(V256 b) const { return {_mm256_unpackhi_epi16(v, b.v)}; }
   V256 mulhi16(V256 b) const { return {_mm256_mulhi_epi16(v, b.v)}; }
   V256 either(V256 b) const { return {_mm256_or_si256(v, b.v)}; }
-  V256 add_low16(V256 b) const {  // the low half of each word, as a signed number
-    return {_mm256_add_epi32(v, _mm256_madd_epi16(b.v, _mm256_set1_epi32(1)))};
+  V256 dot16(V256 a, V256 b) const {  // both halves of a word times the other's, added up
+    return {_mm256_add_epi32(v, _mm256_madd_epi16(a.v, b.v))};
   }
   V256 sll32(int by) const { return {_mm256_slli_epi32(v, by)}; }
   V256 srl32(int by) const { return {_mm256_srli_epi32(v, by)}; }
