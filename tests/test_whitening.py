@@ -103,6 +103,25 @@ def whole(array) -> np.ndarray:
     return values.reshape(-1, values.shape[-1]).astype(object)
 
 
+def halves(size: int) -> np.ndarray:
+    """A row of mean size 512 * size, so that in its scale odd multiples of `size` are halves."""
+    row = np.array([[1, -1, 3, -5, 255, -257, 1023, 2551]])
+    assert abs(row).sum() == 512 * row.size
+    return size * row
+
+
+def nearly_halves(size: int) -> np.ndarray:
+    """A row of this mean size whose first numbers are next to halves in its scale."""
+    odd = pow(size, -1, 512)  # 512 z = odd * size - 1, and (512 - odd) * size + 1
+    first = [(odd * size - 1) // 512, -((512 - odd) * size + 1) // 512]
+    assert [512 * z % size for z in first] == [size - 1, size - 1]
+    rest, more = divmod(8 * size - sum(map(abs, first)), 6)
+    row = np.array([[*first, *[rest] * 5, rest + more]])
+    assert abs(row).sum() == 8 * size
+    assert abs(row).max() < 2**31
+    return row
+
+
 @pytest.fixture(params=WAYS)
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     go(request.param, rules, monkeypatch)
@@ -110,10 +129,13 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize(("rate", "threads"), [(0.001, 1), (0.7, 3), (64, 1)])
-@pytest.mark.parametrize("floor", [1, 5000])
+@pytest.mark.parametrize("floor", [1, 5000, 2**39 - 1])
 def test_the_rule_in_exact_integers(rate: float, threads: int, floor: int):
     rng = np.random.default_rng(0)
     votes = {
+        "halves": np.concatenate([halves(size) for size in (1, 49, 7777, 499999)]),
+        "nearly": nearly_halves(3 * 2**29 - 1),
+        "least": np.array([[2**30, 0], [2**30 - 1, 1 - 2**30]]),  # with that floor half of one
         "extreme": np.array([[MOST, LEAST], [LEAST, LEAST], [MOST, 0], [LEAST, 1], [0, 0]]),
         "small": np.array([[1, 0, 0], [0, -1, 2], [0, 0, 0], [3, 3, 3]]),
         "any": rng.integers(LEAST, MOST, (66, 8)),
@@ -122,7 +144,7 @@ def test_the_rule_in_exact_integers(rate: float, threads: int, floor: int):
         "embedding": rng.normal(0, 10000, (5, 9)),
         "vector": rng.integers(-(10**6), 10**6, 40),
     }
-    turned = ["extreme", "small", "any", "blocks", "one"]
+    turned = ["halves", "nearly", "extreme", "small", "any", "blocks", "one"]
     rule = WhitenedRule(
         rate=rate, steps=30, floors=dict.fromkeys(votes, floor), whitened=turned, threads=threads
     )

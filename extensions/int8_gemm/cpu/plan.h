@@ -245,7 +245,7 @@ struct WhitenedLeaf {
   int16_t* turned;  // [outputs, inputs]: votes whitened, where `after` is learnt from them, or null
 };
 
-constexpr int kWhitenedInputs = 64, kWhitenedRows = 32;  // a whitening matrix's; rows at a time
+constexpr int kWhitenedInputs = 64, kWhitenedRows = 64;  // a whitening matrix's; rows at a time
 constexpr size_t kWhiteningRoom = sizeof(double) * 4 * kWhitenedInputs * kWhitenedInputs;
 
 // One instruction set's kernels. `peak` runs its dot product on registers, as a limit to measure
