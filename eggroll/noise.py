@@ -68,8 +68,8 @@ class Noise:
         """
         if self._epoch != self.epoch(step):
             self._epoch, self._kept = self.epoch(step), {}
-            leaves = range(len(self.shapes))
-            self._streams = [key(self.seed, SLICES, self._epoch, i) for i in leaves]
+            common = key(self.seed, SLICES, self._epoch)
+            self._streams = [key(leaf, after=common) for leaf in range(len(self.shapes))]
         # Evaluation and votes of one update ask for the same chunks.
         if (first_pair, pairs) not in self._kept:
             starts = self._starts(first_pair, pairs, threads)

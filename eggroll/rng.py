@@ -33,9 +33,12 @@ def _mix_one(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def key(*words: int) -> int:
-    """Hashes integers of any size and sign (seed, purpose, index ...) to a 64-bit stream key."""
-    h = 0
+def key(*words: int, after: int = 0) -> int:
+    """Hashes integers of any size and sign (seed, purpose, index ...) to a 64-bit stream key.
+
+    after: the key of the words before these: key(a, b) == key(b, after=key(a)).
+    """
+    h = after
     for word in words:
         h = _mix_one((h ^ (word & _MASK)) + _GOLDEN & _MASK)
     return h

@@ -8,6 +8,7 @@ the arithmetic is docs/estimators.md's. A rule's memory is what it keeps between
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 from math import erfc, isqrt, sqrt
 from typing import Any, Literal, Self
 
@@ -51,6 +52,7 @@ def z_threshold_q4(alpha: float) -> int:
     return q
 
 
+@lru_cache(64)  # the same for most leaves of an update
 def vote_threshold(z_q4: int, pairs: int, rank: int, clt: bool) -> int:
     """The least |Z| that moves a weight: |Z| >= z_q4/16 * floor(sqrt N) * (256 | 1) * sqrt(r).
 
