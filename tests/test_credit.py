@@ -68,6 +68,8 @@ SHAPES = [
     {"V": 64, "D": 10, "L": 2, "T": 5, "P": 6, "sigma_shift": 8, "discount": 0},
     {"V": 24, "D": 6, "L": 1, "T": 8, "P": 4, "marks": 0.0},
     {"V": 8, "D": 130, "L": 1, "T": 2, "P": 2, "extreme": True, "sigma_shift": 1},
+    # 292 inputs, whose noise does not fit 16 bits.
+    {"V": 8, "D": 73, "L": 1, "T": 3, "P": 4, "extreme": True, "sigma_shift": 0},
     {"V": 11, "D": 9, "L": 1, "T": 4, "P": 6, "alike": False},
     {"V": 300, "D": 11, "L": 1, "T": 6, "P": 34, "sigma_shift": 2, "score_bits": 8},
     {"V": 20, "D": 8, "L": 1, "T": 5, "P": 4, "extreme": True, "score_bits": 8},
