@@ -23,7 +23,8 @@ struct Avx512Isa : Avx512Credit {
     interleave_avx512(src, at, negative, first, second);
   }
 
-  static constexpr bool kPairsOfOutputs = true;
+  static constexpr bool kPairsOfOutputs = true, kPairsOfNodes = true;
+  static constexpr int kOffered = 2;
 
   // See portable_isa.h.
   static void pair_outputs(const int8_t* a, int outputs, int up, bool grouped, uint32_t* to) {

@@ -62,7 +62,8 @@ struct V512 {
   using Long = Long512;
   using Real = Real512;
   using Half = __m256i;
-  static constexpr int kWidth = 16;  // lanes
+  static constexpr int kWidth = 16;       // lanes
+  static constexpr bool kTurns16 = true;  // see PortableIsa::kPairsOfNodes
   __m512i v;
 
   // Aligned but for `loadu`, `storeu`, `widenedu` and what else has a pointer to void.

@@ -51,9 +51,8 @@ struct Block : Layers {
       if ((i & fitting) == fitting || i == last)
         for (int m = 0; m < kLanes; ++m) total[m] += sum[m], sum[m] = 0;
     };
-    // Tiles are weighed late, while the products of the next one go on: two at a time where a
-    // draw's steps wait for each other.
-    const int late = job.readout ? 2 : 1;
+    // Tiles are weighed late, while the products of the next one go on.
+    const int late = job.readout ? Isa::kOffered : 1;
     product(
         op, t, [&](int i) { return logits[i % kLogitTiles]; },
         [&](int i) __attribute__((always_inline)) {

@@ -139,8 +139,10 @@ struct Epilogue {
     if (early && noise.fits && by.grouped) return grouped<power>(v, noise, o, m, by).store(out);
     if (noise.fits)
       perturb_pairs(v, noise, o, m);
+    else if (V::kTurns16 && noise.pairs && !noise.rank)
+      perturb_turned(v, noise, o, m);
     else if (noise.pairs)
-      noise.rank ? perturb_wide(v, noise, by, o, m) : perturb_turned(v, noise, o, m);
+      perturb_wide(v, noise, by, o, m);
     else if (noise.rank)
       perturb(v, noise, o, m);
     if (noise.node) perturb_nodes(v, noise, o, m);

@@ -150,7 +150,7 @@ struct Loader : Members {
     const int by = job.shifts[op.leaf], half = by ? 1 << (by - 1) : 0;
     const bool narrow = (16 * root * 128 + half) >> by <= INT16_MAX;
     load_a(op, leaf.cols, leaf.rows);
-    if (Isa::kPairsOfOutputs && narrow && op.kind != OpKind::sums) {
+    if (Isa::kPairsOfNodes && narrow && op.kind != OpKind::sums) {
       uint32_t* to = out.pairs = arena.take<uint32_t>(static_cast<size_t>(count) / 2);
       const int8_t* __restrict a = out.a;
       auto node = [&](int8_t n) { return static_cast<uint32_t>((16 * root * n + half) >> by); };

@@ -2,7 +2,8 @@
 // namespace.
 
 struct V128 {
-  static constexpr int kWidth = 4;  // lanes
+  static constexpr int kWidth = 4;         // lanes
+  static constexpr bool kTurns16 = false;  // see PortableIsa::kPairsOfNodes
   int32x4_t v;
 
   static V128 of(int16x8_t x) { return {vreinterpretq_s32_s16(x)}; }

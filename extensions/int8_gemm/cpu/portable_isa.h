@@ -17,6 +17,10 @@ struct PortableIsa : PortableCredit {
   static void flip(uint32_t*, int) {}
   // Whether noise of rank 1 is laid out as LowRank::pairs.
   static constexpr bool kPairsOfOutputs = false;
+  // Whether noise on the nodes is, where it fits 16 bits, and how many tiles `offer` is given one
+  // after another, as its steps wait for each other: neither helps AVX2.
+  static constexpr bool kPairsOfNodes = false;
+  static constexpr int kOffered = 1;
 
   // Rows [outputs][16 pairs] of A, shifted, two rows to a word.
   static void pair_outputs(const int8_t* a, int outputs, int up, bool grouped, uint32_t* to) {

@@ -54,7 +54,8 @@ struct V256 {
   using Long = Long256;
   using Real = Real256;
   using Half = __m128i;
-  static constexpr int kWidth = 8;  // lanes
+  static constexpr int kWidth = 8;         // lanes
+  static constexpr bool kTurns16 = false;  // see PortableIsa::kPairsOfNodes
   __m256i v;
 
   // Aligned but for `loadu`, `storeu`, `widenedu` and what else has a pointer to void.
