@@ -43,8 +43,8 @@ int default_threads() {
 
 namespace {
 
-// How long a thread looks for what it waits for before it sleeps. To wake it costs 50 to 100
-// microseconds of a virtual machine; from one call of an update to the next Python takes some 100.
+// How long a thread looks for what it waits for before it sleeps. In a virtual machine some 100
+// microseconds pass until it is awake; from one call of an update to the next Python takes as many.
 constexpr std::chrono::microseconds kLook{200};
 
 inline void relax() {
