@@ -59,9 +59,11 @@ inline void relax() {
 template <typename Come>
 void look_for(const Come& come) {
   using Clock = std::chrono::steady_clock;
-  for (const Clock::time_point end = Clock::now() + kLook; Clock::now() < end;)
+  for (const Clock::time_point end = Clock::now() + kLook; Clock::now() < end;) {
     for (int i = 0; i < 8; ++i, relax())
       if (come()) return;
+    std::this_thread::yield();  // to other processes' threads
+  }
 }
 
 // One call of parallel_for. It lives on its caller's stack, until nobody works at it.

@@ -26,8 +26,9 @@ void parallel_for(int64_t items, int threads, Each each);
 // Runs (item, thread) for all items. Threads take the next item when done. Those besides the caller
 // sleep between calls, as starting one costs a small network's update more than waking it; where
 // there is a core for each, they look for the next call for 200 microseconds before they sleep, as
-// waking one costs more than that update's work between calls. Where no more threads can be had, or
-// others' calls have them, fewer do the work. Throws what `run` throws, once nobody is at work.
+// waking one costs more than that update's work between calls, and yield to other processes. Where
+// no more threads can be had, or others' calls have them, fewer do the work. Throws what `run`
+// throws, once nobody is at work.
 template <typename Run>
 void parallel_for(int64_t items, int threads, const Run& run) {
   parallel_for(items, threads, Each{&run, [](const void* what, int64_t item, int thread) {
