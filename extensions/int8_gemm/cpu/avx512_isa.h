@@ -23,7 +23,7 @@ struct Avx512Isa : Avx512Credit {
     interleave_avx512(src, at, negative, first, second);
   }
 
-  static constexpr bool kPairsOfOutputs = true, kPairsOfNodes = true;
+  static constexpr bool kPairsOfOutputs = true, kPairsOfNodes = V512::kTurns16;
   static constexpr int kOffered = 2;
 
   // See portable_isa.h.

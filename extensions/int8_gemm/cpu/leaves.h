@@ -150,18 +150,18 @@ struct Loader : Members {
     const int by = job.shifts[op.leaf], half = by ? 1 << (by - 1) : 0;
     const bool narrow = (16 * root * 128 + half) >> by <= INT16_MAX;
     load_a(op, leaf.cols, leaf.rows);
+    const int8_t* __restrict a = out.a;
+    auto node = [=](int8_t n) { return (16 * root * n + half) >> by; };
     if (Isa::kPairsOfNodes && narrow && op.kind != OpKind::sums) {
       uint32_t* to = out.pairs = arena.take<uint32_t>(static_cast<size_t>(count) / 2);
-      const int8_t* __restrict a = out.a;
-      auto node = [&](int8_t n) { return static_cast<uint32_t>((16 * root * n + half) >> by); };
       for (int o = 0; arena.base && o < count; o += 2 * kPairs, a += 2 * kPairs, to += kPairs)
-        for (int p = 0; p < kPairs; ++p) to[p] = (node(a[p]) & 0xFFFF) | node(a[p + kPairs]) << 16;
+        for (int p = 0; p < kPairs; ++p)
+          to[p] = (static_cast<uint32_t>(node(a[p])) & 0xFFFF) |
+                  static_cast<uint32_t>(node(a[p + kPairs])) << 16;
       return;
     }
     int32_t* dst = out.node = arena.take<int32_t>(static_cast<size_t>(count));
-    if (!arena.base) return;
-    const int8_t* __restrict a = out.a;
-    for (int i = 0; i < count; ++i) dst[i] = (16 * root * a[i] + half) >> by;
+    for (int i = 0; arena.base && i < count; ++i) dst[i] = node(a[i]);
   }
 
   void load_row(const Op& op, int d) {

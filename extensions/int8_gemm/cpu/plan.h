@@ -266,8 +266,8 @@ struct Kernels {
   // Rules on values first .. last - 1 of a leaf, see rules.h; how many weights moved.
   int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor);
   int64_t (*sign)(const SignLeaf& leaf, int64_t first, int64_t last);
-  // The same of at most kWhitenedRows rows, and the squares of what the leaf's votes are whitened
-  // from are added up; then, where `after` is wanted, that of a block of inputs.
+  // The same of at most kWhitenedRows rows; where `after` is wanted the squares of what the leaf's
+  // votes are whitened from are added up, and then `after` is that of a block of inputs.
   int64_t (*whiten)(const WhitenedLeaf& leaf, int64_t first, int64_t last, int64_t* squares,
                     void* scratch);
   void (*next_whitening)(const WhitenedLeaf& leaf, int64_t block, double mean, void* scratch);

@@ -5,6 +5,12 @@
 constexpr int kVotePairs = 256;  // pair-ranks gathered at a time
 constexpr int kAhead = 24;       // pairs
 
+// Asks for n bytes of a later pair's slice from `at` on, up to the pair before `last`: slices lie
+// anywhere in the table.
+static inline void expect(const VoteJob& job, int64_t p, int64_t last, int64_t at, int64_t n) {
+  if (p + kAhead < last) prefetch(job.noise + job.starts[p + kAhead] + at, n);
+}
+
 // Z [rows, cols] += products of packed tiles of eight rows with a closed panel of the 32 columns
 // from `first` on. What a tile adds to is asked for while it is multiplied.
 static void count_tiles(const int8_t* tiles, size_t tile_bytes, const Products::Panel* panel,
@@ -116,16 +122,11 @@ struct Votes {
     }
   }
 
-  // The slices lie anywhere in the table: asked for some pairs ahead.
-  void expect(int64_t p) const {
-    prefetch(job.noise + job.starts[p], slice_bytes(job.leaf, job.rank));
-  }
-
   void matrix(int64_t first, int64_t last, int32_t* z) {
     int r = job.rank, filled = 0;
     negative = 0;
     for (int64_t p = first; p < last; ++p) {
-      if (p + kAhead < last) expect(p + kAhead);
+      expect(job, p, last, 0, slice_bytes(job.leaf, job.rank));
       if (job.fitness && job.fitness[p] == 0) continue;
       for (int j = 0; j < r; ++j) {
         job.credits ? take_credit(filled % 4, p) : take(filled % 4, job.noise + job.starts[p], j);
@@ -142,7 +143,7 @@ struct Votes {
 
   void vector(int64_t first, int64_t last, int32_t* __restrict z) {
     for (int64_t p = first; p < last; ++p) {
-      if (p + kAhead < last) expect(p + kAhead);
+      expect(job, p, last, 0, slice_bytes(job.leaf, job.rank));
       int f = job.fitness[p];
       if (f) products(job.noise + job.starts[p], f, z);
     }
@@ -166,17 +167,12 @@ struct CreditVotes {
 
   const int8_t* slice(int64_t p) const { return job.noise + job.starts[p]; }
 
-  // Asks for n bytes of a later pair's slice: they lie anywhere in the table.
-  void expect(int64_t p, int64_t last, int64_t at, int64_t n) const {
-    if (p + kAhead < last) prefetch(slice(p + kAhead) + at, n);
-  }
-
   // Rows of an embedding: those of the tokens read.
   void tokens(int64_t first, int64_t last, int32_t* z) const {
     int T = job.tokens_per_member, cols = job.leaf.cols;
     for (int64_t p = first; p < last; ++p) {
       const int32_t* tokens = job.tokens + 2 * p / job.readers * T;
-      expect(p, last, 0, cols);
+      expect(job, p, last, 0, cols);
       for (int t = 0; t < T; ++t) {
         int32_t* __restrict row = z + int64_t{tokens[t]} * cols;
         const int8_t* __restrict b = slice(p);
@@ -212,7 +208,7 @@ struct CreditVotes {
     const int at = job.a_at < 0 ? 0 : job.a_at, width = job.a_at < 0 ? 2 : 1;
     for (int64_t p = first; p < last; ++p) {
       const int8_t* __restrict n = slice(p) + at;
-      expect(p, last, at, width * job.leaf.rows);
+      expect(job, p, last, at, width * job.leaf.rows);
       const int c = job.credits[p * job.credit_stride];
       if (job.a_at < 0)
         for (int i = 0; i < job.leaf.rows; ++i)

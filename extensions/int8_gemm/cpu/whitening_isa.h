@@ -3,7 +3,7 @@
 // inside each unit's namespace, after rules_isa.h.
 //
 // Numbers are integers in doubles, which hold them exactly, as in eggroll/whitening.py; quotients
-// are rounded once, there and here.
+// are rounded as there.
 
 struct Whitening {
   static constexpr int kBlock = kWhitenedInputs, kTop = 32767;
@@ -74,7 +74,7 @@ struct Whitening {
     return sum;
   }
 
-  // u of one row, and its squares added up; the mean size that it has then.
+  // u of one row, and where P learns its squares added up; the mean size that it has then.
   static double normalise(const WhitenedLeaf& leaf, int64_t row, int16_t* __restrict u,
                           int64_t* squares) {
     const int64_t n = leaf.inputs;
@@ -92,7 +92,8 @@ struct Whitening {
       for (int64_t k = 0; k < n; ++k)
         u[k] = static_cast<int16_t>(bounded(__builtin_rint(z[k] / (scale / 256)), kTop));
     int64_t sum = 0;
-    for (int64_t k = 0; leaf.after && k < n; ++k) sum += int32_t{u[k]} * u[k];
+    if (leaf.after)
+      for (int64_t k = 0; k < n; ++k) sum += int32_t{u[k]} * u[k];
     *squares += sum;
     return __builtin_floor(256 * mean / scale);
   }
