@@ -237,6 +237,6 @@ def end_launcher() -> None:
     except (OSError, subprocess.SubprocessError):
         return
     if any(Path(word).name == "mlx.launch" for word in words[:2]):
-        time.sleep(0.5)  # in which it passes on what was said
+        time.sleep(2)  # in which it passes on what was said, on a busy machine too
         with contextlib.suppress(OSError):
             os.kill(parent, signal.SIGTERM)
