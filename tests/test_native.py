@@ -4,7 +4,8 @@ Six programs do the work. `replay` repeats small training runs recorded by the o
 and `rows` compare every operation with a plain reference at the sizes and values where kernels go
 wrong; `worlds` compares members in worlds with the same members told row by row; `ends`
 looks at whole quotients and long sums; `products` compares products of credit with plain sums. A
-seventh, `choice`, plays processors and systems that lack what an instruction set needs.
+seventh, `choice`, plays processors and systems that lack what an instruction set needs, and an
+eighth, `parts`, looks at how stages are cut.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ TILES = {"amx_plain": "-DEGG_PLAIN_TILES", "amx_avx512": "-DEGG_PLAIN_TILES_AVX5
 SANITIZE = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
 HEADER = Path(__file__).parents[1] / "eggroll" / "native"
 # As every compiler takes them.
-PLAIN = "dispatch.cpp", "program.cpp", "crediting.cpp", "machine.cpp", "stepper.cpp"
+PLAIN = "dispatch.cpp", "program.cpp", "parts.cpp", "crediting.cpp", "machine.cpp", "stepper.cpp"
 CASES = {"kernels": 6645, "rows": 401, "worlds": 105, "ends": 67}  # that these compare
 CROSS = "aarch64-linux-gnu-g++"
 # Where Debian and Ubuntu put the libraries that go with CROSS.
@@ -179,12 +180,22 @@ def test_every_unit_of_x86_is_fuzzed_too():
     assert runpy.run_path(str(NATIVE.parent / "fuzz" / "run.py"))["X86"] == X86
 
 
+def alone(folder: Path, name: str, *sources: str) -> list[str]:
+    """What a program that needs no kernels says."""
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-Wall", "-Wextra"]
+    command += [f"-I{SOURCES}", f"-I{HEADER}", str(NATIVE / f"{name}.cpp")]
+    command += [str(SOURCES / source) for source in sources]
+    subprocess.run([*command, "-o", folder / name], check=True)
+    return run(folder / name)
+
+
 def test_choice_on_machines_that_lack_something(tmp_path: Path):
     """And on one whose system refuses tiles."""
-    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-Wall", "-Wextra"]
-    command += [f"-I{SOURCES}", f"-I{HEADER}", str(NATIVE / "choice.cpp")]
-    subprocess.run([*command, "-o", tmp_path / "choice"], check=True)
-    assert run(tmp_path / "choice") == ["0 wrong"]
+    assert alone(tmp_path, "choice") == ["0 wrong"]
+
+
+def test_stages_are_cut_where_x_alone_lives(tmp_path: Path):
+    assert alone(tmp_path, "parts", "parts.cpp") == ["0 wrong"]
 
 
 # neoverse-n1 has no matrix products, and cortex-a57 no dot product either.

@@ -239,16 +239,16 @@ struct Block : Layers {
     x = arena.take<uint32_t>(step * block_tokens + Isa::kPadding);
     xb = arena.take<int32_t[kLanes]>(job.rank);
     size_t mark = arena.used, peak = mark;
-    if (arena.base) prefetch_noise(job.plan.stages[0], 0, job.plan.stages[0].op_count);
+    if (arena.base) stage = job.plan.parts, begin_asking(stage), end_asking();
     for (int first = 0; first < job.tokens_per_member; first += block_tokens) {
-      for (int i = 0; i < job.plan.stage_count; ++i) {
-        stage = &job.plan.stages[i];
+      for (int i = 0; i < job.plan.part_count; ++i) {
+        stage = &job.plan.parts[i];
         arena.used = mark;
         open_stage();
         peak = arena.used > peak ? arena.used : peak;
         if (!arena.base) continue;
         const int last = clamp(first + block_tokens, 0, job.tokens_per_member);
-        run_stage(first, last, step, i + 1 < job.plan.stage_count ? stage + 1 : nullptr);
+        run_stage(first, last, step, i + 1 < job.plan.part_count ? stage + 1 : nullptr);
       }
     }
     arena.used = peak;
@@ -338,17 +338,10 @@ struct Block : Layers {
       for (int j = 0; j < stage->register_count; ++j)
         if (j != 1 || t == first) ready[j] = false;
       restart(t);
-      for (int j = 0, asked = 0; j < stage->op_count;) {
-        const Op& op = stage->ops[j];
-        j += 1 + op.chain;
-        if (next && t + 1 == last) {
-          const int upto = next->op_count * j / stage->op_count;
-          prefetch_noise(*next, asked, upto);
-          asked = upto;
-        }
-        run(op, t);
-      }
+      if (t + 1 == last) begin_asking(next);
+      for (int j = 0; j < stage->op_count; j += 1 + stage->ops[j].chain) run(stage->ops[j], t);
     }
+    end_asking();
     store_state();
   }
 };

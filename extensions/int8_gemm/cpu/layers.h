@@ -55,15 +55,38 @@ struct Layers : Members {
     return reinterpret_cast<const int8_t*>(turn(op, plain, words_of(n), t));
   }
 
-  // Asks for the noise of a stage's operations first .. last - 1, so that it is in the cache when
-  // the stage opens: its slices lie anywhere in the table, and each would be waited for in turn.
-  void prefetch_noise(const Stage& of, int first, int last) const {
-    for (int i = first; job.starts && i < last; ++i) {
-      const Op& op = of.ops[i];
+  // A part's noise is asked for while the one before it runs its last token, some slices with every
+  // tile, so that it is in the cache when the part opens: its slices lie anywhere in the table, and
+  // each would be waited for in turn.
+  struct Ahead {
+    const Stage* of;
+    int tiles, tile, slices;  // of the last token, and those that are done; asked for
+  } ahead{};
+
+  void begin_asking(const Stage* next) {
+    ahead = {job.starts ? next : nullptr, 0, 0, 0};
+    for (int j = 0; j < stage->op_count; ++j) {
+      const Op& op = stage->ops[j];
+      if (op.kind == OpKind::linear || op.kind == OpKind::score)
+        ahead.tiles += tiles_of(job.plan.leaves[op.leaf].rows);
+    }
+  }
+
+  void ask(int tiles) {
+    ahead.tile += tiles;
+    const int all = ahead.of->op_count * kPairs;
+    const int upto = ahead.tile < ahead.tiles ? all * ahead.tile / ahead.tiles : all;
+    for (; ahead.slices < upto; ++ahead.slices) {
+      const Op& op = ahead.of->ops[ahead.slices / kPairs];
       if (op.leaf < 0 || op.kind == OpKind::features || silent(op)) continue;
       const auto [at, count] = noise_read(op);
-      for (int p = 0; p < kPairs; ++p) prefetch(slice(op.leaf, p) + at, count);
+      prefetch(slice(op.leaf, ahead.slices % kPairs) + at, count);
     }
+  }
+
+  void end_asking() {
+    if (ahead.of) ask(ahead.tiles);
+    ahead.of = nullptr;
   }
 
   struct Bytes {
@@ -232,7 +255,10 @@ struct Layers : Members {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     const Isa::Prepared* x = prepare(op, leaf.cols);
     Matrix::product(job.weights + leaf.offset, x, words_of(leaf.cols), tiles_of(leaf.rows),
-                    open(op, x, t), of(op).by, place, done);
+                    open(op, x, t), of(op).by, place, [&](int i) __attribute__((always_inline)) {
+                      if (ahead.of) ask(1);
+                      done(i);
+                    });
   }
 
   // Where `size` bytes of an output go, by lane: to the caller or the world, or nowhere. Whether

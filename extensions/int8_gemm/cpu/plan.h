@@ -92,6 +92,8 @@ struct OutputForm {
 struct Plan {
   const Stage* stages;
   int stage_count;
+  const Stage* parts;  // the same, cut where it saves memory traffic: parts_of
+  int part_count;
   const Leaf* leaves;
   int leaf_count;
   int width;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "checks.h"
+#include "parts.h"
 
 namespace eggroll {
 
@@ -103,6 +104,8 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
   for (auto [size, wide] : outputs) outputs_.push_back({size, wide});
   plan_ = {stages_.data(),
            static_cast<int>(stages_.size()),
+           nullptr,
+           0,
            leaves_.data(),
            static_cast<int>(leaves_.size()),
            width,
@@ -125,6 +128,8 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
   check_flow();
   if (plan_.scored) check_powers();
   for (auto& ops : ops_) chain(ops), mark(ops);
+  parts_ = parts_of(stages_);
+  plan_.parts = parts_.data(), plan_.part_count = static_cast<int>(parts_.size());
 }
 
 // Whose results products read, which may then be written as they take them.

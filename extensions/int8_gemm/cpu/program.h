@@ -65,7 +65,7 @@ class Program {
 
   std::vector<std::vector<Op>> ops_;
   std::vector<std::vector<int>> registers_;
-  std::vector<Stage> stages_;
+  std::vector<Stage> stages_, parts_;
   std::vector<Leaf> leaves_;
   std::vector<OutputForm> outputs_;
   std::vector<bool> embedding_;
