@@ -224,7 +224,9 @@ struct Avx512Isa : Avx512Credit {
     for (int i = 0; !noise.rank && noise.pairs && i < 2 * kTile; i += 4)
       Finish::perturb_turned(v + i, noise, i % kTile, i / kTile * kPairs);
     // Not by `divided`: what a lambda refers to goes through memory.
-    if (by.early)
+    if (by.power && by.shift >= 8)
+      by.early ? finish_high<true>(v, by, out) : finish_high<false>(v, by, out);
+    else if (by.early)
       by.power ? finish<true, true>(v, by, out) : finish<false, true>(v, by, out);
     else
       by.power ? finish<true, false>(v, by, out) : finish<false, false>(v, by, out);
@@ -245,6 +247,13 @@ struct Avx512Isa : Avx512Credit {
                                                            uint32_t (*out)[kLanes]) {
     for (int i = 0; i < 2 * kTile; i += 4)
       Epilogue<V512>::word<power, early>(v + i, by).store(out[i % kTile / 4] + i / kTile * kPairs);
+  }
+
+  template <bool early>
+  static inline __attribute__((always_inline)) void finish_high(const V512* v, const Scale& by,
+                                                                uint32_t (*out)[kLanes]) {
+    for (int i = 0; i < 2 * kTile; i += 4)
+      Epilogue<V512>::high_bytes<early>(v + i, by).store(out[i % kTile / 4] + i / kTile * kPairs);
   }
 
   // Apart, because here the accumulators go through memory.

@@ -58,6 +58,17 @@ static inline void turn_words(__m512i* v) {
   v[2] = _mm512_unpacklo_epi64(c, d), v[3] = _mm512_unpackhi_epi64(c, d);
 }
 
+// Where V512::high_turned finds its bytes.
+struct HighTurned {
+  alignas(64) uint8_t at[64];
+
+  constexpr HighTurned() : at() {
+    for (unsigned i = 0; i < 64; ++i)
+      at[i] = static_cast<uint8_t>(i / 16 * 16 + i % 2 * 8 + i / 4 % 4 * 2 + 1 + i % 4 / 2 * 64);
+  }
+};
+constexpr HighTurned kHighTurned;
+
 struct V512 {
   using Long = Long512;
   using Real = Real512;
@@ -143,6 +154,10 @@ struct V512 {
   V512 turned() const {  // bytes 4 j + i of 128 bits to 4 i + j
     const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return {_mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order))};
+  }
+  // The high bytes of 16 bits of `packs32` vectors, four outputs of a lane side by side.
+  V512 high_turned(V512 b) const {
+    return {_mm512_permutex2var_epi8(v, _mm512_load_si512(kHighTurned.at), b.v)};
   }
   V512 ordered() const {  // what was packed twice within 128 bits, as it was before
     const __m512i at = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);

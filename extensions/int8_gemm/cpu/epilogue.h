@@ -101,6 +101,14 @@ struct Epilogue {
     return low.packs16(high).max8(V::all8(-127)).turned();
   }
 
+  // The same by 256 or, if not early, a larger power of two: the high bytes of sums in 16 bits.
+  template <bool early>
+  static inline __attribute__((always_inline)) V high_bytes(const V* v, const Scale& by) {
+    V u[4] = {v[0], v[1], v[2], v[3]};
+    for (int i = 0; !early && i < 4; ++i) u[i] = u[i].sra32(by.shift - 8);
+    return u[0].packs32(u[1]).high_turned(u[2].packs32(u[3])).max8(V::all8(-127));
+  }
+
   // See Scale::early.
   template <bool power>
   static inline __attribute__((always_inline)) V early_quotients(V v, const Scale& by) {
