@@ -228,7 +228,7 @@ struct Block : Layers {
     for (int i = 0; i < count; ++i) y[i] = table[static_cast<uint8_t>(x[i])];
   }
 
-  // Some tokens at a time, in them stage by stage, and there token by token: a stage's weights and
+  // Some tokens at a time, in them part by part, and there token by token: a part's weights and
   // noise and the activations of these tokens stay in cache. Without memory (base null) nothing is
   // computed: the arena only learns how much it needs.
   void run_all() {
@@ -239,7 +239,7 @@ struct Block : Layers {
     x = arena.take<uint32_t>(step * block_tokens + Isa::kPadding);
     xb = arena.take<int32_t[kLanes]>(job.rank);
     size_t mark = arena.used, peak = mark;
-    if (arena.base) stage = job.plan.parts, begin_asking(stage), end_asking();
+    if (arena.base) begin_asking(job.plan.parts, 0), end_asking();
     for (int first = 0; first < job.tokens_per_member; first += block_tokens) {
       for (int i = 0; i < job.plan.part_count; ++i) {
         stage = &job.plan.parts[i];
@@ -248,7 +248,7 @@ struct Block : Layers {
         peak = arena.used > peak ? arena.used : peak;
         if (!arena.base) continue;
         const int last = clamp(first + block_tokens, 0, job.tokens_per_member);
-        run_stage(first, last, step, i + 1 < job.plan.part_count ? stage + 1 : nullptr);
+        run_part(first, last, step, i + 1 < job.plan.part_count ? stage + 1 : nullptr);
       }
     }
     arena.used = peak;
@@ -327,10 +327,9 @@ struct Block : Layers {
     swapped = arena.take<uint32_t>(static_cast<size_t>(words_of(widest)) * kLanes);
   }
 
-  // Tokens first .. last - 1. The noise of the stage that follows is asked for between the
-  // operations of the last token: sooner, this stage's weights could push it out of the cache
-  // again.
-  void run_stage(int first, int last, size_t step, const Stage* next) {
+  // Tokens first .. last - 1. The noise of the part that follows is asked for with the tiles of the
+  // last token: sooner, this part's weights could push it out of the cache again.
+  void run_part(int first, int last, size_t step, const Stage* next) {
     load_state(first ? job.state_out : job.state_in);
     for (int t = first; t < last; ++t) {
       registers[0] = x + step * (t - first);
@@ -338,7 +337,7 @@ struct Block : Layers {
       for (int j = 0; j < stage->register_count; ++j)
         if (j != 1 || t == first) ready[j] = false;
       restart(t);
-      if (t + 1 == last) begin_asking(next);
+      if (t + 1 == last) begin_asking(next, tiles());
       for (int j = 0; j < stage->op_count; j += 1 + stage->ops[j].chain) run(stage->ops[j], t);
     }
     end_asking();

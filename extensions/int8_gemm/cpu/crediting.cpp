@@ -19,8 +19,7 @@ bool fits(CreditKind kind, OpKind op) {
   if (op == OpKind::embed) return kind == CreditKind::tokens;
   if (op == OpKind::features) return kind == CreditKind::features;
   if (op == OpKind::score && kind == CreditKind::readout) return true;
-  bool matrix = op == OpKind::linear || op == OpKind::score || op == OpKind::sums;
-  return kind == (matrix ? CreditKind::inputs : CreditKind::scalar);
+  return kind == (multiplies(op) ? CreditKind::inputs : CreditKind::scalar);
 }
 
 }  // namespace

@@ -101,7 +101,8 @@ struct Epilogue {
     return low.packs16(high).max8(V::all8(-127)).turned();
   }
 
-  // The same by 256 or, if not early, a larger power of two: the high bytes of sums in 16 bits.
+  // The same by a power of two of at least 256 (by 256 if early, see Scale): the high bytes of sums
+  // in 16 bits.
   template <bool early>
   static inline __attribute__((always_inline)) V high_bytes(const V* v, const Scale& by) {
     V u[4] = {v[0], v[1], v[2], v[3]};

@@ -63,13 +63,19 @@ struct Layers : Members {
     int tiles, tile, slices;  // of the last token, and those that are done; asked for
   } ahead{};
 
-  void begin_asking(const Stage* next) {
-    ahead = {job.starts ? next : nullptr, 0, 0, 0};
+  void begin_asking(const Stage* next, int tiles) {
+    ahead = {job.starts ? next : nullptr, tiles, 0, 0};
+  }
+
+  // Of one token of this part, as `product` counts them.
+  int tiles() const {
+    int sum = 0;
     for (int j = 0; j < stage->op_count; ++j) {
       const Op& op = stage->ops[j];
       if (op.kind == OpKind::linear || op.kind == OpKind::score)
-        ahead.tiles += tiles_of(job.plan.leaves[op.leaf].rows);
+        sum += tiles_of(job.plan.leaves[op.leaf].rows);
     }
+    return sum;
   }
 
   void ask(int tiles) {

@@ -47,8 +47,7 @@ struct LearnTape : Block {
   }
 
   static size_t result_words(const Stage& s, const Op& op) {
-    if (op.kind == OpKind::output || op.kind == OpKind::sums || op.kind == OpKind::score) return 0;
-    return row_words(s.registers[op.out]);
+    return writes(op.kind) ? row_words(s.registers[op.out]) : 0;
   }
 
   // The outputs of the widest matrix, and the values of the widest register.

@@ -6,16 +6,10 @@ namespace eggroll {
 
 namespace {
 
-bool multiplies(const Op& op) {
-  return op.kind == OpKind::linear || op.kind == OpKind::score || op.kind == OpKind::sums;
-}
-
-bool writes(const Op& op) {
-  return op.kind != OpKind::score && op.kind != OpKind::output && op.kind != OpKind::sums;
-}
+bool is_product(const Op& op) { return multiplies(op.kind); }
 
 bool uses(const Op& op, int reg) {
-  return (writes(op) && op.out == reg) || std::find(op.in, op.in + 3, reg) != op.in + 3;
+  return (writes(op.kind) && op.out == reg) || std::find(op.in, op.in + 3, reg) != op.in + 3;
 }
 
 bool any_uses(const Op* first, const Op* last, int reg) {
@@ -28,14 +22,14 @@ bool reads_earlier(const Op* first, const Op* last) {
   for (; first < last; ++first) {
     for (int in : first->in)
       if (in >= 0 && !written[in]) return true;
-    if (writes(*first)) written[first->out] = true;
+    if (writes(first->kind)) written[first->out] = true;
   }
   return false;
 }
 
 // Whether the operations before `at` and those from it on are a part each.
 bool parted(const Op* first, const Op* at, const Op* last) {
-  return std::any_of(first, at, multiplies) && std::any_of(at, last, multiplies) &&
+  return std::any_of(first, at, is_product) && std::any_of(at, last, is_product) &&
          !(any_uses(first, at, 1) && any_uses(at, last, 1)) && !reads_earlier(at, last);
 }
 

@@ -1,5 +1,5 @@
 // The contract between the declared program and the kernels: plain data, shared by every
-// instruction set's translation unit (no inline functions that could be emitted twice).
+// instruction set's translation unit (its functions are static: none is emitted for all of them).
 //
 // Letters: P members, N = P/2 pairs, T tokens, D width, V vocabulary, K inputs, O outputs, r rank.
 // A block is 16 pairs: lanes 0..15 are members 2i (noise +), lanes 16..31 members 2i+1 (noise -).
@@ -48,6 +48,16 @@ enum class OpKind : int {
   sums
 };
 
+// Whether an operation multiplies its input by a matrix.
+static constexpr bool multiplies(OpKind kind) {
+  return kind == OpKind::linear || kind == OpKind::score || kind == OpKind::sums;
+}
+
+// Whether it writes its register; the others give something to the caller.
+static constexpr bool writes(OpKind kind) {
+  return kind != OpKind::score && kind != OpKind::output && kind != OpKind::sums;
+}
+
 struct Op {
   OpKind kind;
   int out;
@@ -71,7 +81,7 @@ struct Leaf {
 };
 
 // Bytes of a leaf's noise in the table: B and A of a matrix, two for every value of a vector.
-inline int64_t slice_bytes(const Leaf& leaf, int rank) {
+static inline int64_t slice_bytes(const Leaf& leaf, int rank) {
   return leaf.cols ? int64_t{rank} * (leaf.rows + leaf.cols) : int64_t{2} * leaf.rows;
 }
 
@@ -92,7 +102,7 @@ struct OutputForm {
 struct Plan {
   const Stage* stages;
   int stage_count;
-  const Stage* parts;  // the same, cut where it saves memory traffic: parts_of
+  const Stage* parts;  // the same for evaluation, cut where x alone is read later: parts.h
   int part_count;
   const Leaf* leaves;
   int leaf_count;

@@ -22,7 +22,6 @@ struct Form {
   size_t inputs;
   LeafForm leaf;
   size_t numbers = 0;
-  bool writes = true;  // a register
 };
 
 constexpr Form kForms[] = {
@@ -34,14 +33,14 @@ constexpr Form kForms[] = {
     {"lookup", OpKind::lookup, 1, LeafForm::none},
     {"forget", OpKind::forget, 2, LeafForm::none},
     {"mix", OpKind::mix, 3, LeafForm::none},
-    {"score", OpKind::score, 1, LeafForm::matrix, 0, false},
+    {"score", OpKind::score, 1, LeafForm::matrix},
     {"input", OpKind::input, 0, LeafForm::none},
     {"features", OpKind::features, 0, LeafForm::embedding, 4},
     {"bias", OpKind::bias, 1, LeafForm::vector},
     {"relu", OpKind::relu, 1, LeafForm::none},
     {"concat", OpKind::concat, 2, LeafForm::none},
-    {"output", OpKind::output, 1, LeafForm::none, 1, false},
-    {"sums", OpKind::sums, 1, LeafForm::matrix, 1, false},
+    {"output", OpKind::output, 1, LeafForm::none, 1},
+    {"sums", OpKind::sums, 1, LeafForm::matrix, 1},
 };
 
 const Form& form_of(const std::string& name) {
@@ -135,12 +134,9 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
 // Whose results products read, which may then be written as they take them.
 void Program::mark(std::vector<Op>& ops) {
   bool other[kRegisters] = {true, true}, product[kRegisters] = {};  // x and s are read later
-  for (const Op& op : ops) {
-    const bool multiplies =
-        op.kind == OpKind::linear || op.kind == OpKind::score || op.kind == OpKind::sums;
+  for (const Op& op : ops)
     for (int in : op.in)
-      if (in >= 0) (multiplies ? product : other)[in] = true;
-  }
+      if (in >= 0) (multiplies(op.kind) ? product : other)[in] = true;
   for (Op& op : ops) {
     const bool alone = op.kind == OpKind::norm || op.kind == OpKind::forget ||
                        (op.kind == OpKind::linear && !op.chain);
@@ -217,7 +213,7 @@ void Program::check(const Op& op, const Stage& stage) const {
   for (size_t i = 0; i < form.inputs; ++i) {
     int in = op.in[i];
     require(in >= 0 && in < stage.register_count, "an input register is out of range");
-    if (!form.writes) continue;
+    if (!writes(op.kind)) continue;
     require(other_size || stage.registers[in] == size, "registers of one operation differ in size");
     require(!other_size || in != op.out, form.name + std::string(" cannot be in place"));
   }
@@ -296,7 +292,7 @@ void Program::check_flow() const {
         require(!given[static_cast<size_t>(op.place)], "two operations have one output");
         given[static_cast<size_t>(op.place)] = true;
       }
-      if (form_of(op.kind).writes) written[op.out] = true;
+      if (writes(op.kind)) written[op.out] = true;
     }
     require(last || written[0], "a stage does not write x");
   }
