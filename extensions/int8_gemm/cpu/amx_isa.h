@@ -142,7 +142,7 @@ struct AmxMatrix {
     }
   };
 
-  template <typename Place, typename Done>
+  template <bool, typename Place, typename Done>
   static void product(const int8_t* w, const uint32_t* x, int words, int tiles,
                       const LowRank& noise, const Scale& by, Place place, Done done) {
     const int steps = steps_of(words);

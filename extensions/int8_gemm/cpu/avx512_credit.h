@@ -15,9 +15,9 @@ struct Avx512Credit : Avx512Elements {
   static inline __attribute__((always_inline)) void offer(Offers& of, uint32_t (*words)[kLanes],
                                                           int tile, int count, const Plan& plan,
                                                           uint32_t* sum) {
-    const __m512i mantissa = _mm512_loadu_si512(plan.exp2_mantissa);
-    const __m512i part = exp2_of(words, 0, count, mantissa);
-    const __m512i other = exp2_of(words, kPairs, count, mantissa);
+    __m512i both[2];
+    exp2_of(words, count, plan, both);
+    const __m512i part = both[0], other = both[1];
     _mm512_store_si512(sum, _mm512_add_epi32(_mm512_load_si512(sum), part));
     _mm512_store_si512(sum + kPairs, _mm512_add_epi32(_mm512_load_si512(sum + kPairs), other));
     const __m512i index = _mm512_set1_epi32(tile), zero = _mm512_setzero_si512();
@@ -100,32 +100,54 @@ struct Avx512Credit : Avx512Elements {
   template <bool plain>
   static void credit_of(const uint32_t* x, int words, const int8_t (*c)[kPairs], int tokens,
                         int32_t (*sum)[4][kPairs]) {
-    size_t stride = static_cast<size_t>(words) * kPairs;
-    int w = 0;
-    for (; w + 4 <= words; w += 4)
-      credit_words_of<4, plain>(x + w * kPairs, stride, c, tokens, sum + w);
-    for (; w < words; ++w) credit_words_of<1, plain>(x + w * kPairs, stride, c, tokens, sum + w);
+    const long stride = long{words} * kPairs;
+    for (; tokens > 0; tokens -= kCredits, c += kCredits, x += kCredits * stride) {
+      const Credits by(c, tokens < kCredits ? tokens : kCredits);
+      int w = 0;
+      for (; w + 4 <= words; w += 4) credit_words_of<4, plain>(x + w * kPairs, stride, by, sum + w);
+      for (; w < words; ++w) credit_words_of<1, plain>(x + w * kPairs, stride, by, sum + w);
+    }
   }
 
-  // Four tokens at a time, of the pairs i, i + 4, i + 8 and i + 12 in vector i: a dword has one
-  // input's four tokens, and 128 bits have a pair's four inputs.
+  // The credit of some tokens, four to a word, of the pairs i, i + 4, i + 8 and i + 12 in vector i;
+  // and what products with it have too much, as inputs are x + 128.
+  static constexpr int kCredits = 32;
+  struct Credits {
+    __m512i by[kCredits / 4][4], bias[4];
+    int tokens;
+
+    Credits(const int8_t (*c)[kPairs], int count) : tokens(count) {
+      __m512i sum = _mm512_setzero_si512();
+      for (int t = 0; t < tokens; t += 4) {
+        const __m512i w = credit_words(c + t, tokens - t < 4 ? tokens - t : 4);
+        sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(-128), w);
+        of_pairs(w, by[t / 4]);
+      }
+      of_pairs(sum, bias);
+    }
+    static void of_pairs(__m512i w, __m512i* to) {
+      to[0] = _mm512_shuffle_epi32(w, _MM_PERM_AAAA),
+      to[1] = _mm512_shuffle_epi32(w, _MM_PERM_BBBB);
+      to[2] = _mm512_shuffle_epi32(w, _MM_PERM_CCCC),
+      to[3] = _mm512_shuffle_epi32(w, _MM_PERM_DDDD);
+    }
+  };
+
+  // Four tokens at a time, by pairs as in Credits: a dword has one input's four tokens, and 128
+  // bits have a pair's four inputs.
   template <int words, bool plain>
-  static inline void credit_words_of(const uint32_t* x, size_t stride, const int8_t (*c)[kPairs],
-                                     int tokens, int32_t (*sum)[4][kPairs]) {
-    __m512i total[words][4], bias = _mm512_setzero_si512();
+  static inline void credit_words_of(const uint32_t* x, long stride, const Credits& c,
+                                     int32_t (*sum)[4][kPairs]) {
+    __m512i total[words][4];
     for (int i = 0; i < words; ++i)
-      for (int j = 0; j < 4; ++j) total[i][j] = _mm512_load_si512(sum[i][j]);
-    const __m512i flip = _mm512_set1_epi8(-128);
-    auto step = [&](__m512i w, int count) {
-      bias = _mm512_dpbusd_epi32(bias, flip, w);
-      const __m512i by[4] = {
-          _mm512_shuffle_epi32(w, _MM_PERM_AAAA), _mm512_shuffle_epi32(w, _MM_PERM_BBBB),
-          _mm512_shuffle_epi32(w, _MM_PERM_CCCC), _mm512_shuffle_epi32(w, _MM_PERM_DDDD)};
+      for (int j = 0; j < 4; ++j)
+        total[i][j] = _mm512_sub_epi32(_mm512_load_si512(sum[i][j]), c.bias[j]);
+    auto step = [&](const __m512i* by, int count) {
       for (int i = 0; i < words; ++i) {
         __m512i v[4];
         for (int k = 0; k < 4; ++k) {
           v[k] = _mm512_load_si512(x + (k < count ? k : 0) * stride + i * kPairs);
-          if (plain) v[k] = _mm512_xor_si512(v[k], flip);
+          if (plain) v[k] = _mm512_xor_si512(v[k], _mm512_set1_epi8(-128));
         }
         turn_bytes(v);
         for (int j = 0; j < 4; ++j) total[i][j] = _mm512_dpbusd_epi32(total[i][j], v[j], by[j]);
@@ -133,15 +155,10 @@ struct Avx512Credit : Avx512Elements {
       x += 4 * stride;
     };
     int t = 0;
-    for (; t + 4 <= tokens; t += 4) step(credit_words(c + t, 4), 4);
-    if (t < tokens) step(credit_words(c + t, tokens - t), tokens - t);
-    for (int i = 0; i < words; ++i) {
-      const __m512i of[4] = {
-          _mm512_shuffle_epi32(bias, _MM_PERM_AAAA), _mm512_shuffle_epi32(bias, _MM_PERM_BBBB),
-          _mm512_shuffle_epi32(bias, _MM_PERM_CCCC), _mm512_shuffle_epi32(bias, _MM_PERM_DDDD)};
-      for (int j = 0; j < 4; ++j)
-        _mm512_store_si512(sum[i][j], _mm512_sub_epi32(total[i][j], of[j]));
-    }
+    for (; t + 4 <= c.tokens; t += 4) step(c.by[t / 4], 4);
+    if (t < c.tokens) step(c.by[t / 4], c.tokens - t);
+    for (int i = 0; i < words; ++i)
+      for (int j = 0; j < 4; ++j) _mm512_store_si512(sum[i][j], total[i][j]);
   }
 
   // Of four tokens' words the bytes of one input together: the first dword of all 128 bits to v[0],

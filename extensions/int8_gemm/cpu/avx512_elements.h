@@ -19,10 +19,6 @@ constexpr Unpacked kUnpacked;
 struct Avx512Elements : VnniIsa {
   static constexpr bool kFlips = true;
 
-  static void flip(uint32_t* x, int words) {
-    for (int i = 0; i < words * kLanes; i += kPairs)
-      _mm512_store_si512(x + i, _mm512_xor_si512(_mm512_load_si512(x + i), flipped(true)));
-  }
   // What is added without carry to every byte of a result: 128 for products.
   static __m512i flipped(bool flip) { return _mm512_set1_epi8(flip ? -128 : 0); }
 
@@ -128,27 +124,50 @@ struct Avx512Elements : VnniIsa {
       _mm512_store_si512(sum + half * kPairs, _mm512_add_epi32(total[0][half], total[1][half]));
   }
 
-  // EXP2[u] = mantissa[u % 16] >> (15 - u / 16): the table of sixteen fits one register.
-  // With u = logit + 128 = byte ^ 128: u % 16 is the byte's low nibble, which the permutation alone
-  // looks at, and 15 - u / 16 is its high nibble ^ 7.
   static void exp2_sum(uint32_t (*words)[kLanes], int count, const Plan& plan, uint32_t* sum) {
-    const __m512i mantissa = _mm512_loadu_si512(plan.exp2_mantissa);
-    for (int half = 0; half < kLanes; half += kPairs)
-      _mm512_store_si512(sum + half, _mm512_add_epi32(_mm512_load_si512(sum + half),
-                                                      exp2_of(words, half, count, mantissa)));
+    __m512i part[2];
+    exp2_of(words, count, plan, part);
+    for (int half = 0; half < 2; ++half)
+      _mm512_store_si512(sum + half * kPairs,
+                         _mm512_add_epi32(_mm512_load_si512(sum + half * kPairs), part[half]));
   }
 
-  static inline __attribute__((always_inline)) __m512i exp2_of(uint32_t (*words)[kLanes], int half,
-                                                               int count, __m512i mantissa) {
-    __m512i total = _mm512_setzero_si512();
-    for (int o = 0; o < count; o += 4) {
-      const __m512i low = _mm512_load_si512(words[o / 4] + half), high = high_nibbles(low, 7);
-      for (int j = 0; j < 4 && o + j < count; ++j)
-        total = _mm512_add_epi32(total, exp2_at(low, high, j, mantissa));
+  // A tile's sums of EXP2[u], u = logit + 128, of both halves of the lanes. One byte of the table's
+  // values after another is looked up for 64 logits at a time, and added up by products with 1, or
+  // with 0 where there is no output.
+  static inline __attribute__((always_inline)) void exp2_of(uint32_t (*words)[kLanes], int count,
+                                                            const Plan& plan, __m512i* part) {
+    __m512i v[kTile / 4][2], ones[kTile / 4], total[3][2] = {};
+    __mmask64 low[kTile / 4][2];  // u < 128; the rest of the byte's bits are u's
+    for (int w = 0; w < kTile / 4; ++w) {
+      const int absent = 4 - clamp(count - 4 * w, 0, 4);
+      ones[w] = _mm512_set1_epi32(static_cast<int32_t>(uint64_t{0x01010101} >> 8 * absent));
+      for (int half = 0; half < 2; ++half) {
+        v[w][half] = _mm512_load_si512(words[w] + half * kPairs);
+        low[w][half] = _mm512_movepi8_mask(v[w][half]);
+      }
     }
-    return total;
+    for (int j = 0; j < 3; ++j) {
+      __m512i t[4];
+      for (int i = 0; i < 4; ++i) t[i] = _mm512_loadu_si512(plan.exp2_bytes[j] + 64 * i);
+      for (int w = 0; w < kTile / 4; ++w)
+        for (int half = 0; half < 2; ++half) {
+          const __m512i at = v[w][half];
+          const __m512i lower = _mm512_permutex2var_epi8(t[0], at, t[1]);
+          const __m512i upper = _mm512_permutex2var_epi8(t[2], at, t[3]);
+          total[j][half] = _mm512_dpbusd_epi32(
+              total[j][half], _mm512_mask_blend_epi8(low[w][half], upper, lower), ones[w]);
+        }
+    }
+    for (int half = 0; half < 2; ++half)
+      part[half] =
+          _mm512_add_epi32(total[0][half], _mm512_add_epi32(_mm512_slli_epi32(total[1][half], 8),
+                                                            _mm512_slli_epi32(total[2][half], 16)));
   }
 
+  // EXP2[u] = mantissa[u % 16] >> (15 - u / 16): the table of sixteen fits one register. u % 16 is
+  // the low nibble of the byte = u ^ 128, which the permutation alone looks at, and 15 - u / 16 is
+  // its high nibble ^ 7.
   // Of the j-th byte of every dword.
   static inline __attribute__((always_inline)) __m512i exp2_at(__m512i low, __m512i high, int j,
                                                                __m512i mantissa) {

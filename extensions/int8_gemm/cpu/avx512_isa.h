@@ -60,6 +60,8 @@ struct Avx512Isa : Avx512Credit {
                                                              int words, __m512i* a, __m512i* b) {
     // Both ends are addressed by one counter, up to zero: other counting would take the ports of
     // the products.
+    // Weights are asked for 32 rounds before they are multiplied: where a part has more of them
+    // than the first cache holds, products would wait for the second.
     const int8_t* w = tile + kTile * sizeof(int32_t) + words * 4l * kTile;
     const Prepared* end = x + words * long{kLanes};
     long n = words * -4l * kTile;
@@ -103,6 +105,7 @@ struct Avx512Isa : Avx512Credit {
         "vpbroadcastd 4(%[w],%[n]), %%zmm19\n\t"
         "vpbroadcastd 8(%[w],%[n]), %%zmm20\n\t"
         "vpbroadcastd 12(%[w],%[n]), %%zmm21\n\t"
+        "prefetcht0 1024(%[w],%[n])\n\t"
         "vpdpbusd %%zmm18, %%zmm16, %%zmm0\n\t"
         "vpdpbusd %%zmm18, %%zmm17, %%zmm8\n\t"
         "vpdpbusd %%zmm19, %%zmm16, %%zmm1\n\t"
@@ -203,18 +206,19 @@ struct Avx512Isa : Avx512Credit {
   }
 
   // Product, low-rank term, division and clip of one tile, all in registers.
+  template <bool flip>
   static inline __attribute__((always_inline)) void tile(const int8_t* w, const Prepared* x,
                                                          int words, const LowRank& noise,
                                                          const Scale& by, uint32_t (*out)[kLanes]) {
-    if (noise.rank > 1) return tile_of_ranks(w, x, words, noise, by, out);
+    if (noise.rank > 1) return tile_of_ranks<flip>(w, x, words, noise, by, out);
     using Finish = Epilogue<V512>;
     __m512i a[kTile], b[kTile];
     multiply(w, x, words, a, b);
     V512 v[2 * kTile];
     for (int o = 0; o < kTile; ++o) v[o].v = a[o], v[kTile + o].v = b[o];
     if (noise.fits && by.grouped)
-      return by.power ? finish_grouped<true>(v, noise, by, out)
-                      : finish_grouped<false>(v, noise, by, out);
+      return by.power ? finish_grouped<true, flip>(v, noise, by, out)
+                      : finish_grouped<false, flip>(v, noise, by, out);
     for (int i = 0; noise.fits && i < 2 * kTile; i += 4)
       Finish::perturb_pairs(v + i, noise, i % kTile, i / kTile * kPairs);
     for (int i = 0; noise.rank && !noise.fits && i < 2 * kTile; i += 4)
@@ -225,42 +229,52 @@ struct Avx512Isa : Avx512Credit {
       Finish::perturb_turned(v + i, noise, i % kTile, i / kTile * kPairs);
     // Not by `divided`: what a lambda refers to goes through memory.
     if (by.power && by.shift >= 8)
-      by.early ? finish_high<true>(v, by, out) : finish_high<false>(v, by, out);
+      by.early ? finish_high<true, flip>(v, by, out) : finish_high<false, flip>(v, by, out);
     else if (by.early)
-      by.power ? finish<true, true>(v, by, out) : finish<false, true>(v, by, out);
+      by.power ? finish<true, true, flip>(v, by, out) : finish<false, true, flip>(v, by, out);
     else
-      by.power ? finish<true, false>(v, by, out) : finish<false, false>(v, by, out);
+      by.power ? finish<true, false, flip>(v, by, out) : finish<false, false, flip>(v, by, out);
   }
 
-  template <bool power>
+  // Each for four outputs of 16 lanes after another.
+  template <bool power, bool flip>
   static inline __attribute__((always_inline)) void finish_grouped(const V512* v,
                                                                    const LowRank& noise,
                                                                    const Scale& by,
                                                                    uint32_t (*out)[kLanes]) {
     for (int i = 0; i < 2 * kTile; i += 4)
-      Epilogue<V512>::grouped<power>(v + i, noise, i % kTile, i / kTile * kPairs, by)
-          .store(out[i % kTile / 4] + i / kTile * kPairs);
+      put<flip>(Epilogue<V512>::grouped<power>(v + i, noise, i % kTile, i / kTile * kPairs, by), i,
+                out);
   }
 
-  template <bool power, bool early>
+  template <bool power, bool early, bool flip>
   static inline __attribute__((always_inline)) void finish(const V512* v, const Scale& by,
                                                            uint32_t (*out)[kLanes]) {
     for (int i = 0; i < 2 * kTile; i += 4)
-      Epilogue<V512>::word<power, early>(v + i, by).store(out[i % kTile / 4] + i / kTile * kPairs);
+      put<flip>(Epilogue<V512>::word<power, early>(v + i, by), i, out);
   }
 
-  template <bool early>
+  template <bool early, bool flip>
   static inline __attribute__((always_inline)) void finish_high(const V512* v, const Scale& by,
                                                                 uint32_t (*out)[kLanes]) {
     for (int i = 0; i < 2 * kTile; i += 4)
-      Epilogue<V512>::high_bytes<early>(v + i, by).store(out[i % kTile / 4] + i / kTile * kPairs);
+      put<flip>(Epilogue<V512>::high_bytes<early>(v + i, by), i, out);
+  }
+
+  template <bool flip>
+  static inline __attribute__((always_inline)) void put(V512 word, int i, uint32_t (*out)[kLanes]) {
+    _mm512_store_si512(out[i % kTile / 4] + i / kTile * kPairs,
+                       _mm512_xor_si512(word.v, flipped(flip)));
   }
 
   // Apart, because here the accumulators go through memory.
+  template <bool flip>
   static __attribute__((noinline)) void tile_of_ranks(const int8_t* w, const Prepared* x, int words,
                                                       const LowRank& noise, const Scale& by,
                                                       uint32_t (*out)[kLanes]) {
     tile_by<Avx512Isa, Epilogue<V512>>(w, x, words, noise, by, out);
+    for (int i = 0; flip && i < 2 * kTile; i += 4)
+      put<flip>(V512::loadu(out[i % kTile / 4] + i / kTile * kPairs), i, out);
   }
 
   static void embed_noise(const int32_t (*xb)[kLanes], const uint32_t* raw, int rank, int words,

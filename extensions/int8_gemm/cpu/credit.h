@@ -40,10 +40,21 @@ struct Tape : Members {
     }
   }
 
-  void keep(int leaf, int t, const uint32_t* x, int words) const {
+  // Inputs that are kept while they are multiplied, some words with every tile: stored all at once
+  // they would wait for memory.
+  struct Keeping {
+    const uint32_t* from = nullptr;
+    uint32_t* to = nullptr;
+    int words = 0, each = 0, kept = 0;
+
+    inline __attribute__((always_inline)) void keep() {
+      for (int last = kept + each < words ? kept + each : words; kept < last; ++kept)
+        __builtin_memcpy(to + kept * kPairs, from + kept * kLanes, kPairs * sizeof(uint32_t));
+    }
+  };
+  Keeping keeping(int leaf, int t, const uint32_t* x, int words, int tiles) const {
     uint32_t* to = inputs_of[leaf] + static_cast<size_t>(t) * words * kPairs;
-    for (int w = 0; w < words; ++w)
-      __builtin_memcpy(to + w * kPairs, x + w * kLanes, kPairs * sizeof(uint32_t));
+    return {x, to, words, (words + tiles - 1) / tiles};
   }
 
   Discount discount(int leaf) const {

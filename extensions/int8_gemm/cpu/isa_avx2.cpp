@@ -57,6 +57,7 @@ struct Isa : Avx2Elements<PortableIsa> {
     Avx2Pairs::count(tile, x, words, acc);
   }
 
+  template <bool>
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
                    const Scale& by, uint32_t (*out)[kLanes]) {
     tile_by<Isa, Epilogue<V256>>(w, x, words, noise, by, out);

@@ -94,6 +94,7 @@ struct Isa : NeonIsa {
     }
   }
 
+  template <bool>
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
                    const Scale& by, uint32_t (*out)[kLanes]) {
     tile_by<Isa, Epilogue<V128>>(w, x, words, noise, by, out);

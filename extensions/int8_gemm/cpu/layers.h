@@ -236,7 +236,7 @@ struct Layers : Members {
     }
   }
 
-  // The noise of one linear leaf at token t, for its first tile; its inputs are kept for credit.
+  // The noise of one linear leaf at token t, for its first tile.
   inline __attribute__((always_inline)) LowRank open(const Op& op, const Isa::Prepared* x, int t) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     int words = words_of(leaf.cols), r = rank(), tiles = tiles_of(leaf.rows);
@@ -251,20 +251,30 @@ struct Layers : Members {
       noise.node = of(op).node;
       turned(op.leaf, t, minus);
     }
-    if (credited(op.leaf, CreditKind::inputs)) tape.keep(op.leaf, t, inputs(op), words);
     return noise;
   }
 
-  // One linear leaf, tile by tile into `place(index)`, words [2][32]; `done(index)` follows each.
-  template <typename Place, typename Done>
+  // Inputs of a leaf that credit needs, to be kept with so many tiles.
+  Tape::Keeping keeping(const Op& op, int t, int tiles) const {
+    if (!credited(op.leaf, CreditKind::inputs)) return {};
+    return tape.keeping(op.leaf, t, inputs(op), words_of(job.plan.leaves[op.leaf].cols), tiles);
+  }
+
+  // One linear leaf, tile by tile into `place(index)`, words [2][32], as `prepare` makes them if
+  // flip; `done(index)` follows each.
+  template <bool flip = false, typename Place, typename Done>
   void product(const Op& op, int t, Place place, Done done) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     const Isa::Prepared* x = prepare(op, leaf.cols);
-    Matrix::product(job.weights + leaf.offset, x, words_of(leaf.cols), tiles_of(leaf.rows),
-                    open(op, x, t), of(op).by, place, [&](int i) __attribute__((always_inline)) {
-                      if (ahead.of) ask(1);
-                      done(i);
-                    });
+    const int tiles = tiles_of(leaf.rows);
+    Tape::Keeping inputs = keeping(op, t, tiles);
+    Matrix::template product<flip>(job.weights + leaf.offset, x, words_of(leaf.cols), tiles,
+                                   open(op, x, t), of(op).by, place,
+                                   [&](int i) __attribute__((always_inline)) {
+                                     if (ahead.of) ask(1);
+                                     inputs.keep();
+                                     done(i);
+                                   });
   }
 
   // Where `size` bytes of an output go, by lane: to the caller or the world, or nowhere. Whether
@@ -288,6 +298,7 @@ struct Layers : Members {
     if (!give && !job.credit_kind) return;
     const Isa::Prepared* x = prepare(op, leaf.cols);
     LowRank noise = open(op, x, t);
+    keeping(op, t, 1).keep();
     if (!give) return;
     auto take = [&](int i, int32_t (*acc)[kLanes]) {
       PortableIsa::add_noise(acc, noise);
@@ -313,11 +324,9 @@ struct Layers : Members {
     using Words = uint32_t (*)[kLanes];
     if (op.chain) return linear_chain(op, t);
     Words out = reinterpret_cast<Words>(written(op));
-    if (!flipped(op))
-      return product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
-    product(
-        op, t, [out](int i) { return out + i * (kTile / 4); },
-        [out](int i) { Isa::flip(out[i * (kTile / 4)], kTile / 4); });
+    auto place = [out](int i) { return out + i * (kTile / 4); };
+    auto none = [](int) {};
+    flipped(op) ? product<true>(op, t, place, none) : product(op, t, place, none);
   }
 
   // The same with the bias and the relu that follow it.

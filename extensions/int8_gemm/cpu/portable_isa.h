@@ -11,10 +11,9 @@ struct PortableIsa : PortableCredit {
   // as rows of the pairs.
   static constexpr bool kInPlace = false, kNoiseRows = false;
   static constexpr size_t kPadding = 0;
-  // Whether `norm`, `forget` and `mix` can give what `prepare` makes of their results, and `flip`
-  // makes it where a product's lie.
+  // Whether `norm`, `forget`, `mix` and, if its template says so, `tile` give what `prepare` makes
+  // of their results.
   static constexpr bool kFlips = false;
-  static void flip(uint32_t*, int) {}
   // Whether noise of rank 1 is laid out as LowRank::pairs.
   static constexpr bool kPairsOfOutputs = false;
   // Whether noise on the nodes is, where it fits 16 bits, and how many tiles `offer` is given one
@@ -246,6 +245,7 @@ struct PortableIsa : PortableCredit {
     Self::dot(w, x, words, acc);
     Epilogue::finish(acc, noise, by, out);
   }
+  template <bool>
   static void tile(const int8_t* w, const Prepared* x, int words, const LowRank& noise,
                    const Scale& by, uint32_t (*out)[kLanes]) {
     tile_by<PortableIsa, PortableIsa>(w, x, words, noise, by, out);
