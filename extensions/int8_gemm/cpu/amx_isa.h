@@ -18,7 +18,7 @@ struct Isa : Elements {
   using Noise = int8_t;       // [K/64][16 pairs][64]
 
   static constexpr int kTilesOfGroup = kGroup / kTile;
-  static constexpr bool kInPlace = true, kNoiseRows = true, kFlips = false;
+  static constexpr bool kInPlace = true, kNoiseRows = true, kFlips = false, kDotsFirst = false;
   static constexpr size_t kPadding = (kStep / 4 - 1) * kLanes;
 
   struct Session {

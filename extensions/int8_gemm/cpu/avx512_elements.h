@@ -132,32 +132,29 @@ struct Avx512Elements : VnniIsa {
                          _mm512_add_epi32(_mm512_load_si512(sum + half * kPairs), part[half]));
   }
 
-  // A tile's sums of EXP2[u], u = logit + 128, of both halves of the lanes. One byte of the table's
-  // values after another is looked up for 64 logits at a time, and added up by products with 1, or
-  // with 0 where there is no output.
+  // A tile's sums of EXP2[u], u = logit + 128, of both halves of the lanes. The three bytes of
+  // EXP2[u | 128] are looked up for 64 logits at a time; EXP2[u - 128] is EXP2[u] >> 8, the same
+  // but for the lowest. Products with 1 add them up, or with 0 where there is no output.
   static inline __attribute__((always_inline)) void exp2_of(uint32_t (*words)[kLanes], int count,
                                                             const Plan& plan, __m512i* part) {
-    __m512i v[kTile / 4][2], ones[kTile / 4], total[3][2] = {};
-    __mmask64 low[kTile / 4][2];  // u < 128; the rest of the byte's bits are u's
+    __m512i table[3][2], total[3][2] = {};
+    for (int j = 0; j < 3; ++j)
+      for (int i = 0; i < 2; ++i) table[j][i] = _mm512_loadu_si512(plan.exp2_bytes[j] + 64 * i);
     for (int w = 0; w < kTile / 4; ++w) {
       const int absent = 4 - clamp(count - 4 * w, 0, 4);
-      ones[w] = _mm512_set1_epi32(static_cast<int32_t>(uint64_t{0x01010101} >> 8 * absent));
+      const __m512i ones =
+          _mm512_set1_epi32(static_cast<int32_t>(uint64_t{0x01010101} >> 8 * absent));
       for (int half = 0; half < 2; ++half) {
-        v[w][half] = _mm512_load_si512(words[w] + half * kPairs);
-        low[w][half] = _mm512_movepi8_mask(v[w][half]);
+        const __m512i v = _mm512_load_si512(words[w] + half * kPairs);
+        const __mmask64 lower = _mm512_movepi8_mask(v);  // u < 128; else the byte's bits are u's
+        __m512i byte[3];
+        for (int j = 0; j < 3; ++j) byte[j] = _mm512_permutex2var_epi8(table[j][0], v, table[j][1]);
+        const __m512i of[3] = {_mm512_mask_blend_epi8(lower, byte[0], byte[1]),
+                               _mm512_mask_blend_epi8(lower, byte[1], byte[2]),
+                               _mm512_maskz_mov_epi8(~lower, byte[2])};
+        for (int j = 0; j < 3; ++j)
+          total[j][half] = _mm512_dpbusd_epi32(total[j][half], of[j], ones);
       }
-    }
-    for (int j = 0; j < 3; ++j) {
-      __m512i t[4];
-      for (int i = 0; i < 4; ++i) t[i] = _mm512_loadu_si512(plan.exp2_bytes[j] + 64 * i);
-      for (int w = 0; w < kTile / 4; ++w)
-        for (int half = 0; half < 2; ++half) {
-          const __m512i at = v[w][half];
-          const __m512i lower = _mm512_permutex2var_epi8(t[0], at, t[1]);
-          const __m512i upper = _mm512_permutex2var_epi8(t[2], at, t[3]);
-          total[j][half] = _mm512_dpbusd_epi32(
-              total[j][half], _mm512_mask_blend_epi8(low[w][half], upper, lower), ones[w]);
-        }
     }
     for (int half = 0; half < 2; ++half)
       part[half] =

@@ -11,6 +11,8 @@
 #include "epilogue.h"
 //
 #include "avx512_transpose.h"
+//
+#include "avx512_loop.h"
 
 struct Avx512Isa : Avx512Credit {
   static void transpose(const int8_t* const* src, int8_t* dst) { transpose_avx512(src, dst); }
@@ -24,6 +26,7 @@ struct Avx512Isa : Avx512Credit {
   }
 
   static constexpr bool kPairsOfOutputs = true, kPairsOfNodes = V512::kTurns16;
+  static constexpr bool kDotsFirst = true;
   static constexpr int kOffered = 2;
 
   // See portable_isa.h.
@@ -40,7 +43,10 @@ struct Avx512Isa : Avx512Credit {
     }
   }
 
-  static bool twice(const int32_t* x, int by, const Scale& scale, uint32_t* to) {
+  static bool twice(const LowRank& noise, const Scale& scale) {
+    const int32_t* x = noise.xb[0];
+    uint32_t* to = noise.twice;
+    const int by = 16 - noise.shift - up_of(noise.shift);
     if (by < 0) return false;
     __mmask16 fit = 0xFFFF;
     const __m512i limit = _mm512_set1_epi32(scale.largest >> by);
@@ -54,106 +60,30 @@ struct Avx512Isa : Avx512Credit {
     return fit == 0xFFFF;
   }
 
-  // Eight outputs x 32 lanes in sixteen accumulators, a: members 2i, b: members 2i + 1. The loop is
-  // assembly because gcc spills accumulators of the same loop written with intrinsics.
+  // Eight outputs x 32 lanes in sixteen accumulators, a: members 2i, b: members 2i + 1. If `first`,
+  // the lanes' x.B too, of noise `of`, to `dots`.
+  template <bool first>
   static inline __attribute__((always_inline)) void multiply(const int8_t* tile, const Prepared* x,
-                                                             int words, __m512i* a, __m512i* b) {
-    // Both ends are addressed by one counter, up to zero: other counting would take the ports of
-    // the products.
-    // Weights are asked for 32 rounds before they are multiplied: where a part has more of them
-    // than the first cache holds, products would wait for the second.
-    const int8_t* w = tile + kTile * sizeof(int32_t) + words * 4l * kTile;
-    const Prepared* end = x + words * long{kLanes};
+                                                             int words, __m512i* a, __m512i* b,
+                                                             const Noise* of = nullptr,
+                                                             int32_t* dots = nullptr) {
+    register __m512i a0 asm("zmm0"), a1 asm("zmm1"), a2 asm("zmm2"), a3 asm("zmm3");
+    register __m512i a4 asm("zmm4"), a5 asm("zmm5"), a6 asm("zmm6"), a7 asm("zmm7");
+    register __m512i b0 asm("zmm8"), b1 asm("zmm9"), b2 asm("zmm10"), b3 asm("zmm11");
+    register __m512i b4 asm("zmm12"), b5 asm("zmm13"), b6 asm("zmm14"), b7 asm("zmm15");
     long n = words * -4l * kTile;
-    register __m512i a0 asm("zmm0");
-    register __m512i b0 asm("zmm8");
-    register __m512i a1 asm("zmm1");
-    register __m512i b1 asm("zmm9");
-    register __m512i a2 asm("zmm2");
-    register __m512i b2 asm("zmm10");
-    register __m512i a3 asm("zmm3");
-    register __m512i b3 asm("zmm11");
-    register __m512i a4 asm("zmm4");
-    register __m512i b4 asm("zmm12");
-    register __m512i a5 asm("zmm5");
-    register __m512i b5 asm("zmm13");
-    register __m512i a6 asm("zmm6");
-    register __m512i b6 asm("zmm14");
-    register __m512i a7 asm("zmm7");
-    register __m512i b7 asm("zmm15");
-    asm volatile(
-        "vpbroadcastd 0(%[s]), %%zmm0\n\t"
-        "vpbroadcastd 4(%[s]), %%zmm1\n\t"
-        "vpbroadcastd 8(%[s]), %%zmm2\n\t"
-        "vpbroadcastd 12(%[s]), %%zmm3\n\t"
-        "vpbroadcastd 16(%[s]), %%zmm4\n\t"
-        "vpbroadcastd 20(%[s]), %%zmm5\n\t"
-        "vpbroadcastd 24(%[s]), %%zmm6\n\t"
-        "vpbroadcastd 28(%[s]), %%zmm7\n\t"
-        "vmovdqa64 %%zmm0, %%zmm8\n\t"
-        "vmovdqa64 %%zmm1, %%zmm9\n\t"
-        "vmovdqa64 %%zmm2, %%zmm10\n\t"
-        "vmovdqa64 %%zmm3, %%zmm11\n\t"
-        "vmovdqa64 %%zmm4, %%zmm12\n\t"
-        "vmovdqa64 %%zmm5, %%zmm13\n\t"
-        "vmovdqa64 %%zmm6, %%zmm14\n\t"
-        "vmovdqa64 %%zmm7, %%zmm15\n\t"
-        "1:\n\t"
-        "vmovdqu32 (%[x],%[n],4), %%zmm16\n\t"
-        "vmovdqu32 64(%[x],%[n],4), %%zmm17\n\t"
-        "vpbroadcastd (%[w],%[n]), %%zmm18\n\t"
-        "vpbroadcastd 4(%[w],%[n]), %%zmm19\n\t"
-        "vpbroadcastd 8(%[w],%[n]), %%zmm20\n\t"
-        "vpbroadcastd 12(%[w],%[n]), %%zmm21\n\t"
-        "prefetcht0 1024(%[w],%[n])\n\t"
-        "vpdpbusd %%zmm18, %%zmm16, %%zmm0\n\t"
-        "vpdpbusd %%zmm18, %%zmm17, %%zmm8\n\t"
-        "vpdpbusd %%zmm19, %%zmm16, %%zmm1\n\t"
-        "vpdpbusd %%zmm19, %%zmm17, %%zmm9\n\t"
-        "vpdpbusd %%zmm20, %%zmm16, %%zmm2\n\t"
-        "vpdpbusd %%zmm20, %%zmm17, %%zmm10\n\t"
-        "vpdpbusd %%zmm21, %%zmm16, %%zmm3\n\t"
-        "vpdpbusd %%zmm21, %%zmm17, %%zmm11\n\t"
-        "vpbroadcastd 16(%[w],%[n]), %%zmm22\n\t"
-        "vpbroadcastd 20(%[w],%[n]), %%zmm23\n\t"
-        "vpbroadcastd 24(%[w],%[n]), %%zmm24\n\t"
-        "vpbroadcastd 28(%[w],%[n]), %%zmm25\n\t"
-        "vpdpbusd %%zmm22, %%zmm16, %%zmm4\n\t"
-        "vpdpbusd %%zmm22, %%zmm17, %%zmm12\n\t"
-        "vpdpbusd %%zmm23, %%zmm16, %%zmm5\n\t"
-        "vpdpbusd %%zmm23, %%zmm17, %%zmm13\n\t"
-        "vpdpbusd %%zmm24, %%zmm16, %%zmm6\n\t"
-        "vpdpbusd %%zmm24, %%zmm17, %%zmm14\n\t"
-        "vpdpbusd %%zmm25, %%zmm16, %%zmm7\n\t"
-        "vpdpbusd %%zmm25, %%zmm17, %%zmm15\n\t"
-        "add $32, %[n]\n\t"
-        "jnz 1b\n\t"
-        : [n] "+r"(n), "=v"(a0), "=v"(b0), "=v"(a1), "=v"(b1), "=v"(a2), "=v"(b2), "=v"(a3),
-          "=v"(b3), "=v"(a4), "=v"(b4), "=v"(a5), "=v"(b5), "=v"(a6), "=v"(b6), "=v"(a7), "=v"(b7)
-        : [s] "r"(tile), [x] "r"(end), [w] "r"(w)
-        : "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25",
-          "cc", "memory");
-    a[0] = a0;
-    b[0] = b0;
-    a[1] = a1;
-    b[1] = b1;
-    a[2] = a2;
-    b[2] = b2;
-    a[3] = a3;
-    b[3] = b3;
-    a[4] = a4;
-    b[4] = b4;
-    a[5] = a5;
-    b[5] = b5;
-    a[6] = a6;
-    b[6] = b6;
-    a[7] = a7;
-    b[7] = b7;
+    if constexpr (first)
+      EGG_LOOP(EGG_DOTS_BEGIN, EGG_DOTS, EGG_DOTS_END, [biases] "r"(of),
+               [b] "r"(of + (1 + words) * long{kPairs}), [dots] "r"(dots));
+    else
+      EGG_LOOP("", "", "");
+    a[0] = a0, a[1] = a1, a[2] = a2, a[3] = a3, a[4] = a4, a[5] = a5, a[6] = a6, a[7] = a7;
+    b[0] = b0, b[1] = b1, b[2] = b2, b[3] = b3, b[4] = b4, b[5] = b5, b[6] = b6, b[7] = b7;
   }
 
   static void dot(const int8_t* tile, const Prepared* x, int words, int32_t (*acc)[kLanes]) {
     __m512i a[kTile], b[kTile];
-    multiply(tile, x, words, a, b);
+    multiply<false>(tile, x, words, a, b);
     for (int o = 0; o < kTile; ++o) {
       _mm512_store_si512(acc[o], a[o]);
       _mm512_store_si512(acc[o] + kPairs, b[o]);
@@ -208,12 +138,34 @@ struct Avx512Isa : Avx512Credit {
   // Product, low-rank term, division and clip of one tile, all in registers.
   template <bool flip>
   static inline __attribute__((always_inline)) void tile(const int8_t* w, const Prepared* x,
-                                                         int words, const LowRank& noise,
-                                                         const Scale& by, uint32_t (*out)[kLanes]) {
+                                                         int words, LowRank& noise, const Scale& by,
+                                                         uint32_t (*out)[kLanes]) {
     if (noise.rank > 1) return tile_of_ranks<flip>(w, x, words, noise, by, out);
-    using Finish = Epilogue<V512>;
+    if (noise.b) return first_tile<flip>(w, x, words, noise, by, out);
     __m512i a[kTile], b[kTile];
-    multiply(w, x, words, a, b);
+    multiply<false>(w, x, words, a, b);
+    finish_tile<flip>(a, b, noise, by, out);
+  }
+
+  // The same of a product whose x.B is not known yet.
+  template <bool flip>
+  static __attribute__((noinline)) void first_tile(const int8_t* w, const Prepared* x, int words,
+                                                   LowRank& noise, const Scale& by,
+                                                   uint32_t (*out)[kLanes]) {
+    __m512i a[kTile], b[kTile];
+    multiply<true>(w, x, words, a, b, static_cast<const Noise*>(noise.b), noise.xb[0]);
+    noise.b = nullptr;
+    noise.found(0);
+    noise.fits = twice(noise, by);
+    finish_tile<flip>(a, b, noise, by, out);
+  }
+
+  template <bool flip>
+  static inline __attribute__((always_inline)) void finish_tile(const __m512i* a, const __m512i* b,
+                                                                const LowRank& noise,
+                                                                const Scale& by,
+                                                                uint32_t (*out)[kLanes]) {
+    using Finish = Epilogue<V512>;
     V512 v[2 * kTile];
     for (int o = 0; o < kTile; ++o) v[o].v = a[o], v[kTile + o].v = b[o];
     if (noise.fits && by.grouped)

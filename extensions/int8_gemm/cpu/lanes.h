@@ -142,8 +142,8 @@ static inline __attribute__((always_inline)) void divided(const Scale& by, Work 
 
 // The low-rank term of one tile: acc[o][m] += (sum_j xb[j][m] a[j][o][m % 16]) >> shift.
 struct LowRank {
-  const int32_t (*xb)[kLanes];  // signed x.B, [rank]
-  const int8_t* a;              // [rank] rows of `stride`, each [8 outputs][16 pairs]
+  int32_t (*xb)[kLanes];  // signed x.B, [rank]
+  const int8_t* a;        // [rank] rows of `stride`, each [8 outputs][16 pairs]
   size_t stride;
   int rank;  // 0: no such term
   int shift;
@@ -154,6 +154,15 @@ struct LowRank {
   // Rank 1 in 16 bits, or null: the term is the high half of a product of words, two outputs of a
   // lane in each. At rank 0 noise on the nodes, the even output below the odd one.
   const uint32_t* pairs;  // [outputs/2][16 pairs]: A << up of two outputs, see up_of and place_of
-  const uint32_t* twice;  // [32]: x.B << 16 - shift - up, in both halves
+  uint32_t* twice;        // [32]: x.B << 16 - shift - up, in both halves
   bool fits;              // whether there are such and `twice` fits 16 bits; else x.B is in xb
+  const void* b;          // of rank 1, where the first tile is to find x.B; else null
+  int32_t* projection;    // [rank][16]: where x.B of the plus lanes goes too, or null
+
+  // Of row j, as it was summed. The minus lanes' is negated, where the sign of A would be.
+  void found(int j) const {
+    if (projection) __builtin_memcpy(projection, xb[j], kPairs * sizeof(int32_t));
+    for (int m = kPairs; m < kLanes; ++m)
+      xb[j][m] = static_cast<int32_t>(0u - static_cast<uint32_t>(xb[j][m]));
+  }
 };

@@ -224,18 +224,6 @@ struct Layers : Members {
     Isa::embed_noise(xb, of(op).raw, r, words, job.shift, registers[op.out]);
   }
 
-  // x.B per lane and rank, negated on the minus lanes (where the sign of A would be).
-  void low_rank(const Op& op, const Isa::Prepared* x, int words, int t) {
-    size_t one = Isa::noise_size(words);
-    for (int j = 0; j < job.rank; ++j) {
-      Isa::lane_dot(x, of(op).b + one * j, words, xb[j]);
-      if (job.credit == Credit::weights && credited(op.leaf, CreditKind::inputs))
-        __builtin_memcpy(tape.projection[op.leaf] + t * kPairs, xb[j], kPairs * sizeof(int32_t));
-      for (int m = kPairs; m < kLanes; ++m)
-        xb[j][m] = static_cast<int32_t>(0u - static_cast<uint32_t>(xb[j][m]));
-    }
-  }
-
   // The noise of one linear leaf at token t, for its first tile.
   inline __attribute__((always_inline)) LowRank open(const Op& op, const Isa::Prepared* x, int t) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
@@ -243,10 +231,17 @@ struct Layers : Members {
     LowRank noise{xb,    of(op).a,     static_cast<size_t>(tiles) * kTile * kPairs,
                   r,     job.shift,    nullptr,
                   minus, of(op).pairs, twice,
-                  false};
-    if (r) low_rank(op, x, words, t);
-    if (r && noise.pairs)
-      noise.fits = Isa::twice(xb[0], 16 - job.shift - up_of(job.shift), of(op).by, twice);
+                  false, nullptr,      nullptr};
+    if (job.credit == Credit::weights && credited(op.leaf, CreditKind::inputs))
+      noise.projection = tape.projection[op.leaf] + t * kPairs;
+    if (Isa::kDotsFirst && r && noise.pairs) {
+      noise.b = of(op).b;
+    } else if (r) {
+      const size_t one = Isa::noise_size(words);
+      for (int j = 0; j < r; ++j)
+        Isa::lane_dot(x, of(op).b + one * j, words, xb[j]), noise.found(j);
+      if (noise.pairs) noise.fits = Isa::twice(noise, of(op).by);
+    }
     if (nodes() && !silent(op)) {
       noise.node = of(op).node;
       turned(op.leaf, t, minus);

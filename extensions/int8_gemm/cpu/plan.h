@@ -112,7 +112,7 @@ struct Plan {
   const int8_t (*tables)[256];
   int score_bits;                    // a score's unit is 2^-score_bits of a bit: 4 or 8
   const int32_t* exp2;               // [256]: floor(2^(score_bits + i/16)), below 2^24
-  const uint8_t (*exp2_bytes)[256];  // [3]: their lowest bytes, the next and the highest
+  const uint8_t (*exp2_bytes)[128];  // [3]: bytes of the upper half, from the lowest on
   const uint32_t* exp2_mantissa;     // [16]: floor(2^(15 + score_bits + f/16))
   const uint32_t* exact_mantissa;    // [16]: floor(2^(31 + f/16))
   const uint64_t* log2_breakpoints;  // [2^score_bits - 1]

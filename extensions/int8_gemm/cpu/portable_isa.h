@@ -14,8 +14,9 @@ struct PortableIsa : PortableCredit {
   // Whether `norm`, `forget`, `mix` and, if its template says so, `tile` give what `prepare` makes
   // of their results.
   static constexpr bool kFlips = false;
-  // Whether noise of rank 1 is laid out as LowRank::pairs.
-  static constexpr bool kPairsOfOutputs = false;
+  // Whether noise of rank 1 is laid out as LowRank::pairs, and whether the first tile finds its
+  // x.B.
+  static constexpr bool kPairsOfOutputs = false, kDotsFirst = false;
   // Whether noise on the nodes is, where it fits 16 bits, and how many tiles `offer` is given one
   // after another, as its steps wait for each other: neither helps AVX2.
   static constexpr bool kPairsOfNodes = false;
@@ -31,7 +32,10 @@ struct PortableIsa : PortableCredit {
   }
 
   // x.B, shifted, twice in 16 bits; whether each is small enough then.
-  static bool twice(const int32_t* x, int by, const Scale& scale, uint32_t* to) {
+  static bool twice(const LowRank& noise, const Scale& scale) {
+    const int32_t* x = noise.xb[0];
+    uint32_t* to = noise.twice;
+    const int by = 16 - noise.shift - up_of(noise.shift);
     if (by < 0) return false;
     const int most = scale.largest >> by;
     int16_t* at = reinterpret_cast<int16_t*>(to);

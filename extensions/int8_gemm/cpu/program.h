@@ -72,7 +72,7 @@ class Program {
   std::vector<int8_t> tables_;
   std::vector<uint32_t> exact_mantissa_, mantissa_;
   std::vector<int32_t> exp2_;
-  alignas(64) uint8_t exp2_bytes_[3][256];
+  alignas(64) uint8_t exp2_bytes_[3][128];
   std::vector<uint64_t> breakpoints_;
   mutable std::mutex lock_;
   mutable std::map<const Kernels*, Layout> layouts_;
