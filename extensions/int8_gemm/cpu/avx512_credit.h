@@ -101,19 +101,16 @@ struct Avx512Credit : Avx512Elements {
   static void credit_of(const uint32_t* x, int words, const int8_t (*c)[kPairs], int tokens,
                         int32_t (*sum)[4][kPairs]) {
     const long stride = long{words} * kPairs;
-    for (; tokens > 0; tokens -= kCredits, c += kCredits, x += kCredits * stride) {
-      const Credits by(c, tokens < kCredits ? tokens : kCredits);
-      int w = 0;
-      for (; w + 4 <= words; w += 4) credit_words_of<4, plain>(x + w * kPairs, stride, by, sum + w);
-      for (; w < words; ++w) credit_words_of<1, plain>(x + w * kPairs, stride, by, sum + w);
-    }
+    const Credits by(c, tokens);
+    int w = 0;
+    for (; w + 4 <= words; w += 4) credit_words_of<4, plain>(x + w * kPairs, stride, by, sum + w);
+    for (; w < words; ++w) credit_words_of<1, plain>(x + w * kPairs, stride, by, sum + w);
   }
 
   // The credit of some tokens, four to a word, of the pairs i, i + 4, i + 8 and i + 12 in vector i;
   // and what products with it have too much, as inputs are x + 128.
-  static constexpr int kCredits = 32;
   struct Credits {
-    __m512i by[kCredits / 4][4], bias[4];
+    __m512i by[kCreditTokens / 4][4], bias[4];
     int tokens;
 
     Credits(const int8_t (*c)[kPairs], int count) : tokens(count) {

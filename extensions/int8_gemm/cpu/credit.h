@@ -134,16 +134,14 @@ struct Tape : Members {
     }
   }
 
-  static constexpr int kAtOnce = 32;  // tokens whose inputs a core's cache holds
-
   // sum_t credit x_t, to the pairs' rows.
   void inputs(int leaf, int8_t* const* rows) const {
     int cols = job.plan.leaves[leaf].cols, words = words_of(cols), last = job.tokens_per_member;
     size_t stride = static_cast<size_t>(words) * kPairs;
     __builtin_memset(sums, 0, static_cast<size_t>(words) * sizeof *sums);
-    for (int t = 0; t < last; t += kAtOnce)
+    for (int t = 0; t < last; t += kCreditTokens)
       Isa::credit(inputs_of[leaf] + t * stride, words, credit + t,
-                  last - t < kAtOnce ? last - t : kAtOnce, sums);
+                  last - t < kCreditTokens ? last - t : kCreditTokens, sums);
     for (int w = 0; w < words; ++w)
       Isa::credit_bytes(sums[w], job.credit_shift + 4, rounds + w * kPairs);
     scatter(rounds, cols, rows, kPairs, kPairs);

@@ -15,6 +15,9 @@ struct Discount {
   int32_t kept, finer, unit;
 };
 
+// Tokens that Isa::credit is given at once, at most: their inputs fit a core's cache.
+constexpr int kCreditTokens = 32;
+
 struct PortableCredit {
   // A whole number below n, n < 2^44, from the first twenty bits of a random word.
   static uint64_t below(uint64_t n, uint32_t random) { return (n * (random >> 12)) >> 20; }
@@ -81,7 +84,7 @@ struct PortableCredit {
   }
 
   // sum[w] += the credit of each pair at every token x the bytes of its w-th word there; x: words
-  // [tokens][words][16], as Tape::keep has them. What of four bytes and 16 pairs lies where in a
+  // [tokens][words][16], as Tape::keeping has them. What of four bytes and 16 pairs lies where in a
   // sum is a unit's own.
   static void credit(const uint32_t* x, int words, const int8_t (*c)[kPairs], int tokens,
                      int32_t (*sum)[4][kPairs]) {
