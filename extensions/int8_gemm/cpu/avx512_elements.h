@@ -162,10 +162,9 @@ struct Avx512Elements : VnniIsa {
                                                             _mm512_slli_epi32(total[2][half], 16)));
   }
 
-  // EXP2[u] = mantissa[u % 16] >> (15 - u / 16): the table of sixteen fits one register. u % 16 is
-  // the low nibble of the byte = u ^ 128, which the permutation alone looks at, and 15 - u / 16 is
-  // its high nibble ^ 7.
-  // Of the j-th byte of every dword.
+  // One EXP2[u] = mantissa[u % 16] >> (15 - u / 16), of the j-th byte of every dword: the table of
+  // sixteen fits one register. u % 16 is the low nibble of the byte = u ^ 128, which the
+  // permutation alone looks at, and 15 - u / 16 is its high nibble ^ 7.
   static inline __attribute__((always_inline)) __m512i exp2_at(__m512i low, __m512i high, int j,
                                                                __m512i mantissa) {
     const __m512i value = _mm512_permutexvar_epi32(byte_first(low, j), mantissa);

@@ -321,7 +321,7 @@ struct Layers : Members {
     Words out = reinterpret_cast<Words>(written(op));
     auto place = [out](int i) { return out + i * (kTile / 4); };
     auto none = [](int) {};
-    flipped(op) ? product<true>(op, t, place, none) : product(op, t, place, none);
+    flipped(op) ? product<Isa::kFlips>(op, t, place, none) : product(op, t, place, none);
   }
 
   // The same with the bias and the relu that follow it.
