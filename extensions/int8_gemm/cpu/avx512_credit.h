@@ -123,9 +123,9 @@ struct Avx512Credit : Avx512Elements {
       of_pairs(sum, bias);
     }
     static void of_pairs(__m512i w, __m512i* to) {
-      to[0] = _mm512_shuffle_epi32(w, _MM_PERM_AAAA),
+      to[0] = _mm512_shuffle_epi32(w, _MM_PERM_AAAA);
       to[1] = _mm512_shuffle_epi32(w, _MM_PERM_BBBB);
-      to[2] = _mm512_shuffle_epi32(w, _MM_PERM_CCCC),
+      to[2] = _mm512_shuffle_epi32(w, _MM_PERM_CCCC);
       to[3] = _mm512_shuffle_epi32(w, _MM_PERM_DDDD);
     }
   };

@@ -160,6 +160,7 @@ struct Avx512Isa : Avx512Credit {
     finish_tile<flip>(a, b, noise, by, out);
   }
 
+  // What follows a tile's sums a (members 2i) and b (2i + 1): noise, division, clip.
   template <bool flip>
   static inline __attribute__((always_inline)) void finish_tile(const __m512i* a, const __m512i* b,
                                                                 const LowRank& noise,

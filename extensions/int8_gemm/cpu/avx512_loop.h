@@ -17,7 +17,7 @@
 // Products of a tile at s, whose weights end at w, with inputs that end at x; n counts up to zero
 // and addresses both: other counting would take the ports of the products. Weights are asked for
 // 32 rounds ahead: where a part has more of them than the first cache holds, products would wait
-// for the second. `more`: operands of what is done beside them.
+// for the second. `begin`, `round` and `end` are what is done beside them, whose operands follow.
 #define EGG_LOOP(begin, round, end, ...)                                                          \
   asm volatile(                                                                                   \
       EGG_FIRST(0, 0, 8) EGG_FIRST(4, 1, 9) EGG_FIRST(8, 2, 10) EGG_FIRST(12, 3, 11)              \

@@ -157,7 +157,7 @@ struct LowRank {
   uint32_t* twice;        // [32]: x.B << 16 - shift - up, in both halves
   bool fits;              // whether there are such and `twice` fits 16 bits; else x.B is in xb
   const void* b;          // of rank 1, where the first tile is to find x.B; else null
-  int32_t* projection;    // [rank][16]: where x.B of the plus lanes goes too, or null
+  int32_t* projection;    // [16]: where x.B of the plus lanes goes too, or null
 
   // Of row j, as it was summed. The minus lanes' is negated, where the sign of A would be.
   void found(int j) const {

@@ -81,10 +81,10 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
   require(mantissas.size() == 16 && log2_breakpoints.size() + 1 == size_t{1} << score_bits,
           "exp2 mantissas or log2 breakpoints: wrong size");
   for (uint32_t m : mantissas) mantissa_.push_back(m >> (16 - score_bits));
-  for (size_t i = 0; i < 256; ++i) {
+  for (size_t i = 0; i < 256; ++i)
     exp2_.push_back(static_cast<int32_t>(mantissa_[i % 16] >> (15 - i / 16)));
-    for (int j = 0; j < 3; ++j) exp2_bytes_[j][i % 128] = static_cast<uint8_t>(exp2_[i] >> 8 * j);
-  }
+  for (size_t i = 0; i < 128; ++i)
+    for (int j = 0; j < 3; ++j) exp2_bytes_[j][i] = static_cast<uint8_t>(exp2_[128 + i] >> 8 * j);
   for (const auto& table : tables) {
     require(table.size() == 256, "lookup table: 256 entries are needed");
     for (int v : table) {
