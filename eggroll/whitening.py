@@ -9,7 +9,7 @@ white, P becomes M P M with M = 1 - (y'y + P P / 10 - 1) / 128; that is never ne
 Inputs are taken in blocks of at most 64, so the cost grows as the width times 64. All numbers are
 integers; they are held in float64, where sums and products below 2^53 are exact, and so is a
 quotient of two such once rounded to an integer, as NumPy is fast with floats only. Where the
-extension is built, it does the same (whitening_isa.h).
+extension is built, it does the same (rules_isa.h).
 
 Letters: O outputs and K inputs of a matrix; a vector is one row, an embedding has one per token.
 """

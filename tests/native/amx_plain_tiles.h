@@ -1,4 +1,4 @@
-// The operations of amx_tiles.h in plain C++, which run anywhere. What is loaded is as large as a
+// The tiles of isa_amx.cpp in plain C++, which run anywhere. What is loaded is as large as a
 // tile, so a sanitizer sees a step beyond memory. Every thread has its own: using or closing those
 // that it has not opened is a fault, and so is opening them twice.
 #pragma once

@@ -5,17 +5,17 @@
 #include "plan.h"
 
 namespace eggroll::amx_avx512 {
-#include "lanes.h"
-#include "portable_isa.h"
-#include "x86_transpose.h"
-#include "x86_vnni.h"
-//
-#include "avx512_isa.h"
-//
 #include "amx_plain_tiles.h"
-//
-#include "amx_unit.h"
-extern const Kernels kernels = kernels_of("amx_avx512", X86Adam<V512>::part);
+#include "avx512.h"
+
+using Isa = AmxIsa<Tiles, Avx512Signed>;
+using Matrix = AmxMatrix<Isa>;
+using LearnIsa = X86Learn<V512>;
+using Products = Avx512Products;
+using Adam = X86Adam<V512>;
+
+#include "unit.h"
+extern const Kernels kernels = kernels_of("amx_avx512");
 
 bool tiles_open() { return Tiles::own().open; }
 void take_tiles() { Tiles::own().open = false; }

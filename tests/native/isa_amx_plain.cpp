@@ -3,10 +3,8 @@
 #include "plan.h"
 
 namespace eggroll::amx_plain {
-#include "lanes.h"
-#include "portable_isa.h"
-//
 #include "amx_plain_tiles.h"
+#include "portable.h"
 
 struct Elements : PortableIsa {
   // Four outputs from o on and 16 lanes from m on, as Epilogue has them.
@@ -36,19 +34,14 @@ struct Elements : PortableIsa {
   }
 };
 
-#include "amx_isa.h"
-using Matrix = AmxMatrix;
-using Tiled = PortableIsa;
-//
-#include "block.h"
-//
-#include "learn_isa.h"
-#include "learn_products.h"
+using Isa = AmxIsa<Tiles, Elements>;
+using Matrix = AmxMatrix<Isa>;
 using LearnIsa = PortableLearn;
-using Products = PortableProducts;
-//
+using Products = PortableProducts<PortableIsa>;
+using Adam = PortableAdam;
+
 #include "unit.h"
-extern const Kernels kernels = kernels_of("amx_plain", PortableAdam::part);
+extern const Kernels kernels = kernels_of("amx_plain");
 
 bool tiles_open() { return Tiles::own().open; }
 void take_tiles() { Tiles::own().open = false; }

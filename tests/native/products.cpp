@@ -10,18 +10,7 @@
 #include "plan.h"
 
 namespace eggroll::avx2 {
-#include "lanes.h"
-#include "portable_isa.h"
-
-struct Isa : PortableIsa {};
-using Tiled = Isa;
-
-#include "avx2_pairs.h"
-
-#include "learn_isa.h"
-#include "learn_products.h"
-//
-#include "avx2_products.h"
+#include "x86.h"
 
 struct Trial {
   std::mt19937 random{3};

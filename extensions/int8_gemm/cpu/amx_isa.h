@@ -1,5 +1,5 @@
-// Products on matrix tiles. Included inside a unit's namespace, after its `Tiles` and `Elements`:
-// what is done element by element, and the `piece` of an epilogue.
+// Products on matrix tiles: Tiles has eight of 16 rows of 64 bytes, and Elements what is done
+// element by element, with the `piece` of an epilogue.
 //
 // Weights are the A operand, activations the B operand: sixteen rows of a register, [K/4][32 lanes]
 // of words, are two B tiles that lie side by side, and the sums come out as [16 outputs][16 lanes].
@@ -13,7 +13,8 @@ constexpr size_t kTileBytes = 16 * kStep;
 static inline int steps_of(int words) { return (4 * words + kStep - 1) / kStep; }
 static inline int groups_of(int tiles) { return (tiles * kTile + kGroup - 1) / kGroup; }
 
-struct Isa : Elements {
+template <typename Tiles, typename Elements>
+struct AmxIsa : Elements {
   using Prepared = uint32_t;  // the register
   using Noise = int8_t;       // [K/64][16 pairs][64]
 
@@ -103,8 +104,25 @@ struct Isa : Elements {
     Tiles::template store<2>(acc[16], kLanes * 4);
     Tiles::template store<3>(acc[16] + kPairs, kLanes * 4);
   }
+
+  static int64_t peak(int64_t rounds) {
+    Tiles::open();
+    Tiles::template zero<0>(), Tiles::template zero<1>();
+    Tiles::template zero<2>(), Tiles::template zero<3>();
+    Tiles::template zero<4>(), Tiles::template zero<5>();
+    Tiles::template zero<6>(), Tiles::template zero<7>();
+    for (int64_t i = 0; i < rounds; ++i) {
+      Tiles::template multiply<0, 4, 6>();
+      Tiles::template multiply<1, 4, 7>();
+      Tiles::template multiply<2, 5, 6>();
+      Tiles::template multiply<3, 5, 7>();
+    }
+    Tiles::close();
+    return rounds * 4 * 16 * 16 * 64;
+  }
 };
 
+template <typename Isa>
 struct AmxMatrix {
   // The epilogue of one group, in pieces of four outputs x 16 lanes, is woven between the products
   // of the next: tiles are multiplied beside the vector units.
@@ -136,8 +154,8 @@ struct AmxMatrix {
     inline __attribute__((always_inline)) void piece() {
       const int tile = next / 4, w = next / 2 % 2, m = next % 2 * kPairs;
       const int i = first + tile;
-      Elements::template piece<power, early>(acc + tile * kTile + 4 * w, noise, i * kTile + 4 * w,
-                                             m, by, place(i)[w] + m);
+      Isa::template piece<power, early>(acc + tile * kTile + 4 * w, noise, i * kTile + 4 * w, m, by,
+                                        place(i)[w] + m);
       if (++next % 4 == 0) done(i);
     }
   };

@@ -1,8 +1,4 @@
-// Exponentials and norms with AVX2, in place of those of a unit's base. Included inside the
-// namespaces of AVX2's and AVX-VNNI's units, after portable_isa.h.
-#pragma once
-
-#include "means.h"
+// Exponentials and norms with AVX2, in place of those of a unit's base.
 
 template <typename Base>
 struct Avx2Elements : Base {

@@ -1,5 +1,4 @@
-// Token credit with AVX-512, see credit_isa.h. Included by units of AVX-512 inside their own
-// namespaces, after avx512_elements.h.
+// Token credit with AVX-512, see credit_isa.h.
 
 struct Avx512Credit : Avx512Elements {
   static __m512i mixed16(__m512i v) {

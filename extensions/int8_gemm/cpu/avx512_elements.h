@@ -1,9 +1,4 @@
 // AVX-512 without products: norm, sums of exponentials, and operations element by element.
-//
-// Included by a unit of AVX-512 inside its own namespace, after x86_vnni.h.
-#pragma once
-
-#include "means.h"
 
 // The lane of each byte that unpacklo takes of sixteen lanes' words; unpackhi takes those of lane
 // + 2.

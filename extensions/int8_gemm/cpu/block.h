@@ -1,23 +1,9 @@
 // The block interpreter: 32 members run all T tokens through the whole program.
 //
-// Included by one translation unit per instruction set, inside that unit's own namespace, after it
-// has defined `struct Isa` (see portable_isa.h). A register of K bytes is kept as words
-// [K/4][32 lanes] of four neighbouring bytes, so elementwise work is layout-free, a tile of eight
-// outputs makes two words per lane, and a word is one operand of a dot-product instruction.
-// Sums wrap: they are formed in uint32_t. All loops over lanes are meant for the vectoriser.
-
-// Parts of this file; each uses those before it.
-#include "arena.h"
-#include "members.h"
-#include "world_calls.h"
-//
-#include "leaves.h"
-#include "rows.h"
-//
-#include "credit.h"
-#include "world.h"
-//
-#include "layers.h"
+// A register of K bytes is kept as words [K/4][32 lanes] of four neighbouring bytes, so elementwise
+// work is layout-free, a tile of eight outputs makes two words per lane, and a word is one operand
+// of a dot-product instruction. Sums wrap: they are formed in uint32_t. All loops over lanes are
+// meant for the vectoriser.
 
 struct Block : Layers {
   using Layers::Layers;

@@ -1,6 +1,6 @@
 // Token credit in a block: the layers' inputs, kept until the scores exist, and then each pair's
-// credit per leaf. A part of block.h, which includes it. Lanes here are the 16 pairs; inputs are
-// those of members 2i. See docs/estimators.md for the arithmetic.
+// credit per leaf. Lanes here are the 16 pairs; inputs are those of members 2i. See
+// docs/estimators.md for the arithmetic.
 
 struct Tape : Members {
   uint32_t** inputs_of;                  // [leaves]: inputs of a linear leaf, words [T][K/4][16]

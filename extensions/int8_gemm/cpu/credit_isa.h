@@ -1,5 +1,5 @@
 // The primitives of token credit that an instruction set may replace, in portable C++. Lanes here
-// are the 16 pairs. Included inside each unit's namespace, after lanes.h.
+// are the 16 pairs.
 
 // Draws a token of the prediction of each pair's first member while the tiles of its logits pass
 // by: it is in the tile of `index`, whose logits are `chosen` and weigh `weight`, of `total` so

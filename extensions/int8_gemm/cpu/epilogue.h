@@ -1,9 +1,8 @@
-// What follows the sums of a product: noise, division, clip, four outputs to a word. Included
-// inside each unit's namespace, after lanes.h and its vector: x86_vector.h, avx512_vector.h,
-// neon_vector.h.
+// What follows the sums of a product: noise, division, clip, four outputs to a word.
 //
-// One template for vectors of 4 (NEON), 8 (AVX2) and 16 lanes (AVX-512): packs and shuffles work
-// within 128 bits in all, so that what is tested at one width is what runs at the other.
+// One template for vectors of 4 (V128 of NEON), 8 (V256 of AVX2) and 16 lanes (V512 of AVX-512):
+// packs and shuffles work within 128 bits in all, so that what is tested at one width is what runs
+// at the other.
 
 template <typename V>
 struct Epilogue {

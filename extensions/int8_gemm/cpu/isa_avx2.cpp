@@ -5,17 +5,7 @@
 #include "plan.h"
 
 namespace eggroll::avx2 {
-#include "lanes.h"
-#include "portable_isa.h"
-#include "x86_transpose.h"
-//
-#include "avx2_pairs.h"
-//
-#include "x86_vector.h"
-//
-#include "epilogue.h"
-//
-#include "avx2_elements.h"
+#include "x86.h"
 
 struct Isa : Avx2Elements<PortableIsa> {
   using Prepared = int32_t;  // [K/4][32] of u8 = x + 128
@@ -96,23 +86,11 @@ struct Isa : Avx2Elements<PortableIsa> {
   }
 };
 
-#include "matrix.h"
-using Matrix = TileMatrix;
-using Tiled = Isa;
-//
-#include "block.h"
-//
-#include "learn_isa.h"
-#include "learn_products.h"
-//
-#include "x86_learn.h"
-//
-#include "avx2_products.h"
+using Matrix = TileMatrix<Isa>;
 using LearnIsa = X86Learn<V256>;
 using Products = Avx2Products;
-//
+using Adam = X86Adam<V256>;
+
 #include "unit.h"
-//
-#include "x86_adam.h"
-extern const Kernels kernels = kernels_of("avx2", X86Adam<V256>::part);
+extern const Kernels kernels = kernels_of("avx2");
 }  // namespace eggroll::avx2

@@ -1,20 +1,11 @@
 // AVX-VNNI: unsigned x signed dot products of four bytes in 256 bits, for processors without
-// AVX-512. See x86_vnni.h for the bias.
+// AVX-512. See VnniIsa for the bias.
 #include <immintrin.h>
 
 #include "plan.h"
 
 namespace eggroll::avxvnni {
-#include "lanes.h"
-#include "portable_isa.h"
-#include "x86_transpose.h"
-#include "x86_vnni.h"
-//
-#include "x86_vector.h"
-//
-#include "epilogue.h"
-//
-#include "avx2_elements.h"
+#include "x86.h"
 
 // The same instruction in AVX-512's encoding runs where the tests have AVX-512 only.
 #ifdef __AVXVNNI__
@@ -133,21 +124,11 @@ struct Isa : Avx2Elements<VnniIsa> {
   }
 };
 
-#include "matrix.h"
-using Matrix = TileMatrix;
-using Tiled = Isa;
-//
-#include "block.h"
-//
-#include "learn_isa.h"
-#include "learn_products.h"
-//
-#include "x86_learn.h"
+using Matrix = TileMatrix<Isa>;
 using LearnIsa = X86Learn<V256>;
-using Products = PortableProducts;
-//
+using Products = PortableProducts<Isa>;
+using Adam = X86Adam<V256>;
+
 #include "unit.h"
-//
-#include "x86_adam.h"
-extern const Kernels kernels = kernels_of("avxvnni", X86Adam<V256>::part);
+extern const Kernels kernels = kernels_of("avxvnni");
 }  // namespace eggroll::avxvnni

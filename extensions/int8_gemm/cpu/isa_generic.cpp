@@ -2,20 +2,14 @@
 #include "plan.h"
 
 namespace eggroll::generic {
-#include "lanes.h"
-#include "portable_isa.h"
+#include "portable.h"
+
 using Isa = PortableIsa;
-#include "matrix.h"
-using Matrix = TileMatrix;
-using Tiled = Isa;
-//
-#include "block.h"
-//
-#include "learn_isa.h"
-#include "learn_products.h"
+using Matrix = TileMatrix<Isa>;
 using LearnIsa = PortableLearn;
-using Products = PortableProducts;
-//
+using Products = PortableProducts<Isa>;
+using Adam = PortableAdam;
+
 #include "unit.h"
-extern const Kernels kernels = kernels_of("generic", PortableAdam::part);
+extern const Kernels kernels = kernels_of("generic");
 }  // namespace eggroll::generic

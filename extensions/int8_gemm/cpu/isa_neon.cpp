@@ -5,16 +5,7 @@
 #include "plan.h"
 
 namespace eggroll::neon {
-#include "lanes.h"
-#include "portable_isa.h"
-
-#include "neon_vector.h"
-//
-#include "epilogue.h"
-//
-#include "neon_elements.h"
-//
-#include "neon_common.h"  // after its base
+#include "neon.h"
 
 struct Isa : NeonIsa {
   using Prepared = uint16_t;  // [K/2][32] pairs of neighbouring bytes
@@ -114,17 +105,11 @@ struct Isa : NeonIsa {
   }
 };
 
-#include "matrix.h"
-using Matrix = TileMatrix;
-using Tiled = Isa;
-//
-#include "block.h"
-//
-#include "learn_isa.h"
-#include "learn_products.h"
+using Matrix = TileMatrix<Isa>;
 using LearnIsa = PortableLearn;
-using Products = PortableProducts;
-//
+using Products = PortableProducts<Isa>;
+using Adam = PortableAdam;
+
 #include "unit.h"
-extern const Kernels kernels = kernels_of("neon", PortableAdam::part);
+extern const Kernels kernels = kernels_of("neon");
 }  // namespace eggroll::neon

@@ -1,5 +1,4 @@
-// The operations of one stage on a block's registers, but for the score, and the recurrent state. A
-// part of block.h, which includes it.
+// The operations of one stage on a block's registers, but for the score, and the recurrent state.
 
 constexpr int kLogitTiles = 32;  // of which a block keeps the logits
 

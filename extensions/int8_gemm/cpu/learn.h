@@ -1,17 +1,9 @@
 // Credit carried back: a block of 32 members without noise runs all T tokens, remembers what every
-// operation gave, and then hands the errors of its scores back, operation by operation. Included
-// inside each unit's namespace, after block.h. docs/estimators.md has the arithmetic.
+// operation gave, and then hands the errors of its scores back, operation by operation.
+// docs/estimators.md has the arithmetic.
 //
 // Credit lies as activations do, [K/4][32][4], in int32; it is zero beyond K and in lanes without
 // a member.
-
-constexpr uint32_t kNextLeaf = 0x9E3779B9u;  // from a leaf's random words to the next one's
-constexpr int kErrorScale = 14;              // fraction bits of credit, in units of the error
-constexpr int kVoteTokens = 32;              // tokens whose votes are counted at a time
-
-#include "learn_tape.h"
-//
-#include "learn_credit.h"
 
 struct Learner : LearnCredit {
   using LearnCredit::LearnCredit;

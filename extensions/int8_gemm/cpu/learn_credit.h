@@ -1,5 +1,4 @@
-// Credit of each operation's inputs and leaf, from that of its result. A part of learn.h, which
-// includes it.
+// Credit of each operation's inputs and leaf, from that of its result.
 //
 // Operations take their result's credit row by row (four values of all lanes), and only then give
 // credit to that row of their inputs, of which one may be the register of the result.
@@ -184,7 +183,7 @@ struct LearnCredit : LearnTape {
     const Reduced factor = reduced(cols, by);
     const Given to = give(op.in[0]);
     Products::close_credit(reinterpret_cast<const uint32_t*>(credit_of(j, t)), words, panel);
-    for (int i = 0; i < tiles_of(cols); ++i, w += PortableProducts::tile_bytes(words)) {
+    for (int i = 0; i < tiles_of(cols); ++i, w += PortableIsa::tile_bytes(words)) {
       alignas(64) int32_t acc[kTile][kLanes];
       Products::send(w, panel, words, acc);
       LearnIsa::spread(acc, factor, to.adds, to.to + 2 * i * kRow);

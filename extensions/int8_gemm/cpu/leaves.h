@@ -1,4 +1,4 @@
-// An operation's leaf and noise in the layouts of one block. A part of block.h, which includes it.
+// An operation's leaf and noise in the layouts of one block.
 
 // The weights and noise of an operation's leaf for one block.
 struct LeafNoise {

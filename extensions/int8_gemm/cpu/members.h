@@ -1,4 +1,18 @@
-// The members of a block, and their parts of the job. A part of block.h, which includes it.
+// The members of a block, and their parts of the job; and its memory.
+
+// Scratch memory handed out piece by piece; without a base it only counts the bytes needed.
+struct Arena {
+  char* base;
+  size_t used = 0;
+
+  template <typename T>
+  T* take(size_t count) {
+    used = (used + 63) & ~size_t{63};
+    T* p = base ? reinterpret_cast<T*>(base + used) : nullptr;
+    used += count * sizeof(T);
+    return p;
+  }
+};
 
 struct Members {
   const Job& job;

@@ -1,7 +1,5 @@
 // The primitives an instruction set may replace, in portable C++ for the vectoriser to work on.
-// Included inside each unit's namespace. x and raw are words [K/4][lanes] of four int8.
-
-#include "credit_isa.h"
+// x and raw are words [K/4][lanes] of four int8.
 
 struct PortableIsa : PortableCredit {
   using Prepared = int16_t;  // [K][32]
@@ -331,5 +329,38 @@ struct PortableIsa : PortableCredit {
         uint32_t u = (words[o / 4][m] >> 8 * (o % 4) & 255u) ^ 128u;
         sum[m] += uint64_t{plan.exact_mantissa[u & 15]} << (u >> 4);
       }
+  }
+};
+
+// Products of a linear leaf's weights with a block's inputs, tile by tile; amx_isa.h has the other
+// way.
+template <typename Isa>
+struct TileMatrix {
+  // Tile by tile into `place(index)`, words [2][32]; `done(index)` follows each. See
+  // Layers::product.
+  template <bool flip, typename Place, typename Done>
+  static inline __attribute__((always_inline)) void product(const int8_t* w,
+                                                            const typename Isa::Prepared* x,
+                                                            int words, int tiles, LowRank noise,
+                                                            const Scale& by, Place place,
+                                                            Done done) {
+    for (int i = 0; i < tiles; ++i, w += Isa::tile_bytes(words)) {
+      Isa::template tile<flip>(w, x, words, noise, by, place(i));
+      if (noise.a) noise.a += kTile * kPairs;
+      if (noise.pairs) noise.pairs += kTile / 2 * kPairs;
+      if (noise.node) noise.node += kTile * kPairs;
+      done(i);
+    }
+  }
+
+  // The sums of every tile, without noise, go to `take(index, acc)`.
+  template <typename Take>
+  static void sums(const int8_t* w, const typename Isa::Prepared* x, int words, int tiles,
+                   Take take) {
+    for (int i = 0; i < tiles; ++i, w += Isa::tile_bytes(words)) {
+      alignas(64) int32_t acc[kTile][kLanes];
+      Isa::dot(w, x, words, acc);
+      take(i, acc);
+    }
   }
 };

@@ -1,5 +1,5 @@
 // What members are shown beside tokens and what the caller has of every row, in the registers'
-// layout. A part of block.h, which includes it.
+// layout.
 
 // Rows of bytes, one per lane, to words [n/4][32], zero beyond n.
 static inline void gather(const int8_t* const* src, int n, uint32_t* dst) {

@@ -12,8 +12,6 @@ namespace eggroll {
 
 namespace {
 
-#include "world_calls.h"
-
 constexpr int64_t kPart = 256;  // members that a thread takes at a time
 
 }  // namespace

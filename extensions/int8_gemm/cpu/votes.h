@@ -1,6 +1,6 @@
 // Votes Z = sum_i f_i A_i B_i^T of one leaf as an int8 matrix product whose inner dimension is the
 // pairs (times the rank): f A in the place of the weights, 32 columns of B in the place of 32
-// members. Included inside each unit's namespace, after learn_products.h.
+// members.
 
 constexpr int kVotePairs = 256;  // pair-ranks gathered at a time
 constexpr int kAhead = 24;       // pairs

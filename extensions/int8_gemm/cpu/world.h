@@ -1,5 +1,4 @@
-// The worlds of a block's members (eggroll_world.h), which it steps row by row. A part of block.h,
-// which includes it.
+// The worlds of a block's members (eggroll_world.h), which it steps row by row.
 
 struct World : Members {
   char* mine;                // [32] members' memories, `stride` apart

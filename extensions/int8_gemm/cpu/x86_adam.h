@@ -1,5 +1,4 @@
-// Adam's part of a leaf with AVX2 or AVX-512. Included inside each unit's namespace, after
-// rules_isa.h and the vectors.
+// Adam's part of a leaf with AVX2 or AVX-512.
 //
 // Squares are 64-bit integers. Quotients and shares are doubles: with |mean| factor below 2^53 they
 // are exact before they are cut off, as a quotient of such integers is never rounded up to a whole

@@ -1,5 +1,4 @@
-// Primitives of credit with AVX2 or AVX-512. Included inside each unit's namespace, after
-// learn_isa.h and the vectors.
+// Primitives of credit with AVX2 or AVX-512.
 
 // Those that have one width.
 struct X86Rows : PortableLearn {

@@ -1,6 +1,6 @@
 // Vectors of AVX2 for the templates of x86: eight values of 32 bits, and four of 64 bits. Packs,
 // unpacks and shuffles work within 128 bits, here as in avx512_vector.h, so that what is tested at
-// one width is what runs at the other. Included inside each unit's namespace.
+// one width is what runs at the other.
 
 struct Real256 {  // four doubles
   __m256d v;

@@ -1,19 +1,58 @@
-// The primitives of AVX512-VNNI, see x86_vnni.h. Included by units of AVX-512 inside their own
-// namespaces, after x86_vnni.h.
-#include "avx512_elements.h"
-//
-#include "avx512_credit.h"
-//
-#include "x86_vector.h"
-//
-#include "avx512_vector.h"
-//
-#include "epilogue.h"
-//
-#include "avx512_transpose.h"
-//
-#include "avx512_loop.h"
+// Parts of the units of AVX-512, in the order in which they use each other, and the primitives of
+// AVX512-VNNI.
 
+// clang-format off
+#include "x86.h"
+#include "avx512_vector.h"
+#include "avx512_elements.h"
+#include "avx512_credit.h"
+// clang-format on
+
+// ---- the loop of products, in assembly because gcc spills accumulators of the same loop written
+// with intrinsics
+
+// clang-format off
+#define EGG_FIRST(at, a, b) \
+  "vpbroadcastd " #at "(%[s]), %%zmm" #a "\n\tvmovdqa64 %%zmm" #a ", %%zmm" #b "\n\t"
+#define EGG_WEIGHT(at, to) "vpbroadcastd " #at "(%[w],%[n]), %%zmm" #to "\n\t"
+#define EGG_PRODUCTS(w, a, b)                      \
+  "vpdpbusd %%zmm" #w ", %%zmm16, %%zmm" #a "\n\t" \
+  "vpdpbusd %%zmm" #w ", %%zmm17, %%zmm" #b "\n\t"
+
+// x.B of the lanes: its biases, a word of every lane, and where the sums go.
+#define EGG_DOTS_BEGIN "vmovdqu32 (%[biases]), %%zmm26\n\tvmovdqa64 %%zmm26, %%zmm27\n\t"
+#define EGG_DOTS "vmovdqu32 (%[b],%[n],2), %%zmm28\n\t" EGG_PRODUCTS(28, 26, 27)
+#define EGG_DOTS_END "vmovdqu32 %%zmm26, (%[dots])\n\tvmovdqu32 %%zmm27, 64(%[dots])\n\t"
+
+// Products of a tile at s, whose weights end at w, with inputs that end at x; n counts up to zero
+// and addresses both: other counting would take the ports of the products. Weights are asked for
+// 32 rounds ahead: where a part has more of them than the first cache holds, products would wait
+// for the second. `begin`, `round` and `end` are what is done beside them, whose operands follow.
+#define EGG_LOOP(begin, round, end, ...)                                                          \
+  asm volatile(                                                                                   \
+      EGG_FIRST(0, 0, 8) EGG_FIRST(4, 1, 9) EGG_FIRST(8, 2, 10) EGG_FIRST(12, 3, 11)              \
+      EGG_FIRST(16, 4, 12) EGG_FIRST(20, 5, 13) EGG_FIRST(24, 6, 14) EGG_FIRST(28, 7, 15) begin   \
+      "1:\n\t"                                                                                    \
+      "vmovdqu32 (%[x],%[n],4), %%zmm16\n\t"                                                      \
+      "vmovdqu32 64(%[x],%[n],4), %%zmm17\n\t"                                                    \
+      EGG_WEIGHT(0, 18) EGG_WEIGHT(4, 19) EGG_WEIGHT(8, 20) EGG_WEIGHT(12, 21)                    \
+      "prefetcht0 1024(%[w],%[n])\n\t"                                                            \
+      EGG_PRODUCTS(18, 0, 8) EGG_PRODUCTS(19, 1, 9) EGG_PRODUCTS(20, 2, 10)                       \
+      EGG_PRODUCTS(21, 3, 11)                                                                     \
+      EGG_WEIGHT(16, 22) EGG_WEIGHT(20, 23) EGG_WEIGHT(24, 24) EGG_WEIGHT(28, 25)                 \
+      EGG_PRODUCTS(22, 4, 12) EGG_PRODUCTS(23, 5, 13) EGG_PRODUCTS(24, 6, 14)                     \
+      EGG_PRODUCTS(25, 7, 15) round                                                               \
+      "add $32, %[n]\n\t"                                                                         \
+      "jnz 1b\n\t" end                                                                            \
+      : [n] "+r"(n), "=v"(a0), "=v"(b0), "=v"(a1), "=v"(b1), "=v"(a2), "=v"(b2), "=v"(a3),        \
+        "=v"(b3), "=v"(a4), "=v"(b4), "=v"(a5), "=v"(b5), "=v"(a6), "=v"(b6), "=v"(a7), "=v"(b7)  \
+      : [s] "r"(tile), [x] "r"(x + words * long{kLanes}),                                         \
+        [w] "r"(tile + kTile * sizeof(int32_t) + words * 4l * kTile) __VA_OPT__(, ) __VA_ARGS__   \
+      : "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", \
+        "zmm26", "zmm27", "zmm28", "cc", "memory")
+// clang-format on
+
+// Inputs are biased, see VnniIsa.
 struct Avx512Isa : Avx512Credit {
   static void transpose(const int8_t* const* src, int8_t* dst) { transpose_avx512(src, dst); }
   static void transpose_words(const int8_t* const* src, int words, uint32_t* dst, int stride) {
@@ -271,6 +310,35 @@ struct Avx512Isa : Avx512Credit {
                              _mm512_max_epi8(_mm512_adds_epi8(old, _mm512_packs_epi16(first, last)),
                                              _mm512_set1_epi8(-127)));
       }
+    }
+  }
+};
+
+// The same beside matrix tiles, which multiply inputs as they are.
+struct Avx512Signed : Avx512Isa {
+  template <bool power, bool early>
+  static inline __attribute__((always_inline)) void piece(const int32_t (*acc)[kLanes],
+                                                          const LowRank& noise, int o, int m,
+                                                          const Scale& by, uint32_t* out) {
+    Epilogue<V512>::piece<power, early>(acc, noise, o, m, by, out);
+  }
+
+  static void credit(const uint32_t* x, int words, const int8_t (*c)[kPairs], int tokens,
+                     int32_t (*sum)[4][kPairs]) {
+    credit_of<true>(x, words, c, tokens, sum);
+  }
+};
+
+// Votes are added up from registers.
+struct Avx512Products : PortableProducts<Avx512Isa> {
+  static void add(const int8_t* tile, const Panel* inputs, int words, int32_t* votes,
+                  int64_t stride) {
+    __m512i a[kTile], b[kTile];
+    Avx512Isa::multiply<false>(tile, inputs, words, a, b);
+    for (int o = 0; o < kTile; ++o, votes += stride) {
+      const __m512i first = _mm512_loadu_si512(votes), last = _mm512_loadu_si512(votes + kPairs);
+      _mm512_storeu_si512(votes, _mm512_add_epi32(first, a[o]));
+      _mm512_storeu_si512(votes + kPairs, _mm512_add_epi32(last, b[o]));
     }
   }
 };
