@@ -11,7 +11,6 @@
 
 #include "calls.h"
 #include "dispatch.h"
-#include "draws.h"
 #include "numbers.h"
 #include "played.h"
 

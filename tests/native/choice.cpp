@@ -1,7 +1,7 @@
-// How an instruction set is chosen (choice.h), on processors and systems of our own: one that lacks
-// a bit, and one that refuses.
+// How an instruction set is chosen (dispatch.h), on processors and systems of our own: one that
+// lacks a bit, and one that refuses.
 
-#include "choice.h"
+#include "dispatch.h"
 
 #include <iostream>
 

@@ -1,10 +1,10 @@
-// How stages are cut to parts (parts.h): where, with what state, and where they must stay whole.
-
-#include "parts.h"
+// How stages are cut to parts (parts_of): where, with what state, and where they must stay whole.
 
 #include <iostream>
 #include <string>
 #include <utility>
+
+#include "program.h"
 
 using namespace eggroll;
 

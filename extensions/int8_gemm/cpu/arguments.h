@@ -1,6 +1,5 @@
-// What the functions of engine.h are given, checked and made ready for the kernels.
-//
-// Included by engine.cpp alone.
+// Arguments of the functions of engine.h, checked and made ready for the kernels: a part of
+// engine.cpp.
 #pragma once
 
 #include <cstring>
@@ -10,8 +9,9 @@
 
 #include "checks.h"
 #include "crediting.h"
+#include "dispatch.h"
 #include "engine.h"
-#include "packed.h"
+#include "mlx/ops.h"
 #include "plan.h"
 #include "program.h"
 
@@ -20,6 +20,28 @@ namespace eggroll {
 namespace mx = mlx::core;
 
 namespace {
+
+// Packed weights as an array: a header that names the instruction set, then weights at a cache
+// line. The lines may be shifted within the array, by as much as the header says.
+constexpr int64_t kPackedHeader = 128;  // bytes, with those that the weights are shifted by
+constexpr int64_t kPackedName = 56;     // of the instruction set, and then the shift
+
+// Writes the header into zeros; where the weights begin.
+int8_t* open_packed(const Kernels& k, int8_t* packed) {
+  std::strncpy(reinterpret_cast<char*>(packed), k.name, kPackedName - 1);
+  const uintptr_t at = reinterpret_cast<uintptr_t>(packed) + 64;
+  packed[kPackedName] = static_cast<int8_t>((64 - at % 64) % 64);
+  return packed + 64 + packed[kPackedName];
+}
+
+const int8_t* packed_weights(const int8_t* packed) { return packed + 64 + packed[kPackedName]; }
+
+// Whether it is a header of this instruction set.
+bool packed_for(const Kernels& k, const int8_t* packed) {
+  const char* name = reinterpret_cast<const char*>(packed);
+  return std::strncmp(name, k.name, kPackedName) == 0 && packed[kPackedName] >= 0 &&
+         packed[kPackedName] < 64;
+}
 
 // What an evaluation gives beside the new state.
 enum class Output { scores, logits, likelihoods, outputs };
@@ -183,6 +205,16 @@ void add_rows(const Plan& plan, const Rows& rows, Arrays& arrays) {
 
 void check_scored(const Plan& plan) {
   require(plan.scored, "The program has no score: `outputs` gives what it puts out.");
+}
+
+void check_fits(const Plan& plan, const eggroll_world* world) {
+  require(!plan.scored && !plan.indices && plan.inputs && plan.output_count,
+          "play: a program with an input and an output is needed, without score or features");
+  for (int s = 0; s < plan.stage_count; ++s)
+    for (int j = 0; j < plan.stages[s].op_count; ++j)
+      require(plan.stages[s].ops[j].kind != OpKind::embed, "play: a world shows no tokens");
+  require(world->inputs == plan.inputs && world->outputs == plan.outputs[0].size,
+          "play: the world has other inputs or outputs than the program");
 }
 
 mx::array ready_packed(const Kernels& k, const Program& program, const mx::array& given) {

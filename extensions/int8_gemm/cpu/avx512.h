@@ -1,5 +1,5 @@
-// Parts of the units of AVX-512, in the order in which they use each other, and the primitives of
-// AVX512-VNNI.
+// The parts of the units of AVX-512, in the order in which they use each other, and the primitives
+// of AVX512-VNNI.
 
 // clang-format off
 #include "x86.h"
@@ -8,8 +8,8 @@
 #include "avx512_credit.h"
 // clang-format on
 
-// ---- the loop of products, in assembly because gcc spills accumulators of the same loop written
-// with intrinsics
+// The loop of products is assembly because gcc spills accumulators of the same loop written with
+// intrinsics. Its lines come first.
 
 // clang-format off
 #define EGG_FIRST(at, a, b) \
@@ -314,7 +314,7 @@ struct Avx512Isa : Avx512Credit {
   }
 };
 
-// The same beside matrix tiles, which multiply inputs as they are.
+// What AmxIsa takes: tiles multiply inputs as they are.
 struct Avx512Signed : Avx512Isa {
   template <bool power, bool early>
   static inline __attribute__((always_inline)) void piece(const int32_t (*acc)[kLanes],

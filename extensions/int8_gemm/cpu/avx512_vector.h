@@ -190,8 +190,7 @@ struct V512 {
   }
 };
 
-// ---- the transpositions of x86.h with AVX-512
-// ----------------------------------------------------
+// ---- the transpositions of x86.h with AVX-512 --------------------------------------------------
 
 // Columns of four rows to words, column by_column(w) to word w.
 template <typename Column>

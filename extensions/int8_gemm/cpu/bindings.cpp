@@ -11,15 +11,12 @@
 
 #include "checks.h"
 #include "dispatch.h"
-#include "draws.h"
 #include "engine.h"
-#include "last_words.h"
 #include "machine.h"
-#include "memory.h"
+#include "mlx/allocator.h"
 #include "mlx/version.h"
 #include "rules.h"
 #include "stepper.h"
-#include "view.h"
 
 namespace mx = mlx::core;
 namespace nb = nanobind;
@@ -89,11 +86,72 @@ void add_stepper(nb::module_& m) {
           "values"_a, Free(), "Fills values [P, T].");
 }
 
+// ---- NumPy's memory as an MLX array -------------------------------------------------------------
+
+using NumpyArray = nb::ndarray<nb::ro, nb::device::cpu>;
+
+// Gives up what was kept alive, on whichever thread MLX is done with it. A reference that outlives
+// the interpreter is leaked.
+void release(PyObject* owner) {
+  if (!Py_IsInitialized() || !nb::is_alive()) return;
+  nb::gil_scoped_acquire gil;
+  Py_DECREF(owner);
+}
+
+// Bytes of its own that MLX's CPU allocator has before the data of a buffer, the same in every
+// buffer; -1: buffers are of another kind.
+ptrdiff_t header() {
+  auto before = [] {
+    mx::allocator::Data data = mx::allocator::malloc(64);
+    mx::allocator::Buffer buffer = data.buffer();
+    return static_cast<char*>(buffer.raw_ptr()) - static_cast<char*>(buffer.ptr());
+  };
+  ptrdiff_t first = before();
+  return first == before() && first >= 0 && first <= 64 ? first : -1;
+}
+
+bool contiguous(const NumpyArray& a) {
+  int64_t stride = 1;
+  for (size_t i = a.ndim(); a.size() && i-- > 0; stride *= static_cast<int64_t>(a.shape(i)))
+    if (a.shape(i) != 1 && a.stride(i) != stride) return false;
+  return true;
+}
+
+// An array over the memory of a C-contiguous int8 or int32 array of NumPy, which it keeps alive:
+// what is written there later is seen by what is computed later. Where MLX's allocator has no place
+// for foreign memory, it is a copy. Throws std::invalid_argument for any other array.
+mx::array view(const nb::object& given) {
+  NumpyArray a;
+  eggroll::require(nb::ndarray_check(given) && nb::try_cast(given, a),
+                   "view: an array of NumPy is needed");
+  bool bytes = a.dtype() == nb::dtype<int8_t>();
+  eggroll::require(bytes || a.dtype() == nb::dtype<int32_t>(), "view: int8 or int32 is needed");
+  eggroll::require(contiguous(a), "view: a C-contiguous array is needed");
+  eggroll::require(a.size() < size_t{1} << 31,
+                   "view: an array of fewer than 2^31 values is needed");
+  mx::Shape shape;
+  for (size_t i = 0; i < a.ndim(); ++i) shape.push_back(static_cast<int>(a.shape(i)));
+  mx::Dtype dtype = bytes ? mx::int8 : mx::int32;
+  void* data = const_cast<void*>(a.data());
+  PyObject* owner = given.inc_ref().ptr();
+  static const ptrdiff_t before = header();
+  // This MLX never reuses, resizes or caches a buffer that is not its own, so of its allocator's
+  // header only the place counts.
+  if (before >= 0 && a.size()) {
+    mx::allocator::Buffer buffer(static_cast<char*>(data) - before);
+    auto deleter = [owner](mx::allocator::Buffer) { release(owner); };
+    return mx::array(mx::allocator::Data(buffer, deleter), shape, dtype);
+  }
+  return mx::array(data, shape, dtype, [owner](void*) { release(owner); });
+}
+
+// ---- update rules -------------------------------------------------------------------------------
+
 template <typename T>
 using Values = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
 using Wholes = Values<int32_t>;
 // Votes, weights, fine copy, mean, size, feedback and decay.
-using GivenLeaf =
+using AdamInputs =
     std::tuple<Wholes, Values<int8_t>, Wholes, Wholes, Wholes, std::optional<Wholes>, int64_t>;
 
 template <typename T>
@@ -105,8 +163,8 @@ mx::array room_for(const Values<T>& given, mx::Dtype dtype) {
 
 // New weights, fine copy, mean, size and, if there is one, feedback of every leaf; and how many
 // weights moved.
-std::pair<std::vector<std::vector<mx::array>>, int64_t> updated(
-    const std::vector<GivenLeaf>& leaves, int64_t factor, int threads) {
+std::pair<std::vector<std::vector<mx::array>>, int64_t> adam(const std::vector<AdamInputs>& leaves,
+                                                             int64_t factor, int threads) {
   eggroll::in_range("adam: factor", factor, 0, 64 << 16);
   eggroll::check_threads(threads);
   std::vector<std::vector<mx::array>> made;
@@ -134,11 +192,11 @@ std::pair<std::vector<std::vector<mx::array>>, int64_t> updated(
 }
 
 // Votes, weights, and the least votes that move one up and, of the other sign, down.
-using SignedLeaf = std::tuple<Wholes, Values<int8_t>, int64_t, int64_t>;
+using SignInputs = std::tuple<Wholes, Values<int8_t>, int64_t, int64_t>;
 
 // New weights of every leaf, and how many moved.
-std::pair<std::vector<mx::array>, int64_t> moved_by_sign(const std::vector<SignedLeaf>& leaves,
-                                                         int threads) {
+std::pair<std::vector<mx::array>, int64_t> sign(const std::vector<SignInputs>& leaves,
+                                                int threads) {
   constexpr int64_t kMost = INT32_MAX, kLeast = INT32_MIN;
   eggroll::check_threads(threads);
   std::vector<mx::array> made;
@@ -158,13 +216,13 @@ std::pair<std::vector<mx::array>, int64_t> moved_by_sign(const std::vector<Signe
 }
 
 // Votes, weights, fine copy, feedback, whitening matrices, lr and floor.
-using WhiteningLeaf = std::tuple<Wholes, Values<int8_t>, Wholes, std::optional<Wholes>,
-                                 std::optional<Wholes>, double, double>;
+using WhiteningInputs = std::tuple<Wholes, Values<int8_t>, Wholes, std::optional<Wholes>,
+                                   std::optional<Wholes>, double, double>;
 
 // New weights, fine copy and, where there are any, feedback and learnt matrices of every leaf; and
 // how many weights moved.
-std::pair<std::vector<std::vector<mx::array>>, int64_t> whitened(
-    const std::vector<WhiteningLeaf>& leaves, bool learns, int threads) {
+std::pair<std::vector<std::vector<mx::array>>, int64_t> whiten(
+    const std::vector<WhiteningInputs>& leaves, bool learns, int threads) {
   eggroll::check_threads(threads);
   std::vector<std::vector<mx::array>> made;
   std::vector<std::vector<int16_t>> turned(leaves.size());
@@ -303,22 +361,22 @@ NB_MODULE(_int8_gemm, m) {
         "tokens"_a, "targets"_a, "state"_a, "rows"_a, "words"_a, "scales"_a, "back"_a, "threads"_a,
         "State, scores, sums of |credit| int64 [leaves] and Z of every leaf.");
   add_stepper(m);
-  m.def("sign", &moved_by_sign, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "threads"_a,
+  m.def("sign", &sign, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "threads"_a,
         "Of leaves (votes, weights, up, down): weights moved by one, up from `up` votes on and "
         "down from -`down` on, anew for every leaf; and how many moved.");
-  m.def("adam", &updated, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "factor"_a,
+  m.def("adam", &adam, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "factor"_a,
         "threads"_a,
         "Of leaves (votes, weights, fine, mean, size, feedback or None, decay): those after votes "
         "anew, without None, for every leaf; and how many weights moved.");
-  m.def("whitened", &whitened, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "learns"_a,
+  m.def("whitened", &whiten, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "learns"_a,
         "threads"_a,
         "Of leaves (votes, weights, fine, feedback or None, matrices or None, factor, floor): "
         "weights, fine copy, feedback and, if they learn, matrices after votes anew, without None, "
         "for every leaf; and how many weights moved.");
   m.def("draws", &eggroll::draws, nb::call_guard<nb::gil_scoped_release>(), "streams"_a, "rooms"_a,
         "first"_a, "shape"_a, "threads"_a,
-        "int32 [shape], numbers below every stream's room; see draws.h.");
-  m.def("view", &eggroll::view, "array"_a.none(),
+        "int32 [shape], numbers below every stream's room; see engine.h.");
+  m.def("view", &view, "array"_a.none(),
         "An MLX array over a C-contiguous int8 or int32 array of NumPy, whose memory it shares.");
   m.def("pair_signs", &eggroll::pair_signs, nb::call_guard<nb::gil_scoped_release>(), "scores"_a,
         "int16 [P, T] -> int8 [P/2], the sign of each pair's difference of sums.");

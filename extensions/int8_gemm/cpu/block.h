@@ -242,7 +242,7 @@ struct Block : Layers {
   }
 
   // What a stage has while another one runs.
-  struct Opened {
+  struct StageContext {
     uint32_t* registers[kRegisters];
     Isa::Prepared* prepared[kRegisters];
     LeafNoise noise[kOps];
@@ -255,13 +255,13 @@ struct Block : Layers {
     size_t size = static_cast<size_t>(tiles_of(job.plan.width)) * (kTile / 4) * kLanes;
     x = arena.take<uint32_t>(size + Isa::kPadding);
     xb = arena.take<int32_t[kLanes]>(job.rank);
-    Opened* opened = arena.take<Opened>(static_cast<size_t>(stages));
+    StageContext* contexts = arena.take<StageContext>(static_cast<size_t>(stages));
     for (int i = 0; i < stages; ++i) {
       stage = &job.plan.stages[i];
       open_stage();
       if (!arena.base) continue;
       load_state(job.state_in);
-      if (stages > 1) keep(opened[i]);
+      if (stages > 1) keep(contexts[i]);
     }
     if (!arena.base) return;
     world.begin();
@@ -269,26 +269,26 @@ struct Block : Layers {
       world.observe(t);
       Isa::resume();
       for (int i = 0; i < stages; ++i) {
-        if (stages > 1) resume(i, opened[i]);
+        if (stages > 1) resume(i, contexts[i]);
         run_row(t);
       }
       world.act(t);
     }
     for (int i = 0; i < stages; ++i) {
-      if (stages > 1) resume(i, opened[i]);
+      if (stages > 1) resume(i, contexts[i]);
       store_state();
     }
     world.settle(tape);
     if (job.credit_kind) tape.close();
   }
 
-  void keep(Opened& to) const {
+  void keep(StageContext& to) const {
     __builtin_memcpy(to.registers, registers, sizeof registers);
     __builtin_memcpy(to.prepared, prepared, sizeof prepared);
     __builtin_memcpy(to.noise, noise, sizeof noise);
   }
 
-  void resume(int i, const Opened& from) {
+  void resume(int i, const StageContext& from) {
     stage = &job.plan.stages[i];
     __builtin_memcpy(registers, from.registers, sizeof registers);
     __builtin_memcpy(prepared, from.prepared, sizeof prepared);

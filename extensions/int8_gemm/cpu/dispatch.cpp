@@ -2,8 +2,6 @@
 
 #include <cstdlib>
 
-#include "choice.h"
-
 #if defined(__x86_64__)
 #include <cpuid.h>
 #ifdef __linux__

@@ -273,7 +273,7 @@ struct Layers : Members {
 
   // Where `size` bytes of an output go, by lane: to the caller or the world, or nowhere. Whether
   // they go anywhere.
-  bool taken(const Op& op, int t, int64_t size, int8_t** to) const {
+  bool output_rows(const Op& op, int t, int64_t size, int8_t** to) const {
     if (!job.outputs && !(job.world && op.place == 0)) return false;
     for (int m = 0; m < kLanes; ++m) {
       int8_t* row = job.world ? world.output(m)
@@ -288,7 +288,7 @@ struct Layers : Members {
   void sums(const Op& op, int t) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     int8_t* to[kLanes];
-    bool give = taken(op, t, int64_t{leaf.rows} * 4, to);
+    bool give = output_rows(op, t, int64_t{leaf.rows} * 4, to);
     if (!give && !job.credit_kind) return;
     const Isa::Prepared* x = prepare(op, leaf.cols);
     LowRank noise = open(op, x, t);
@@ -311,7 +311,7 @@ struct Layers : Members {
   void output(const Op& op, int t) {
     int8_t* to[kLanes];
     int n = stage->registers[op.in[0]];
-    if (taken(op, t, n, to)) scatter(registers[op.in[0]], n, to);
+    if (output_rows(op, t, n, to)) scatter(registers[op.in[0]], n, to);
   }
 
   void linear(const Op& op, int t) {

@@ -7,7 +7,7 @@ struct LearnCredit : LearnTape {
   using LearnTape::LearnTape;
 
   // The credit of a result, which the operation takes out of its register.
-  struct Taken {
+  struct ResultCredit {
     const int32_t* from;
     const int8_t* y;  // the result where it is clipped, or null
 
@@ -17,7 +17,7 @@ struct LearnCredit : LearnTape {
   };
 
   // Where credit of an input goes, and whether it has some already.
-  struct Given {
+  struct InputCredit {
     int32_t* to;
     bool adds;
 
@@ -32,8 +32,8 @@ struct LearnCredit : LearnTape {
     }
   };
 
-  Given give(int reg) {
-    Given to{credit[reg], has[reg]};
+  InputCredit give(int reg) {
+    InputCredit to{credit[reg], has[reg]};
     has[reg] = true;
     return to;
   }
@@ -61,7 +61,7 @@ struct LearnCredit : LearnTape {
     has[op.out] = false;
     int n = stage->registers[op.out], words = words_of(n);
     const int8_t* y = reinterpret_cast<const int8_t*>(row + form.of[j]);
-    const Taken c{credit[op.out], clipped(op.kind) ? y : nullptr};
+    const ResultCredit c{credit[op.out], clipped(op.kind) ? y : nullptr};
     const int8_t* in[3];
     for (int i = 0; i < 3; ++i) in[i] = op.in[i] >= 0 ? read(j, i) : nullptr;
     switch (op.kind) {
@@ -104,7 +104,7 @@ struct LearnCredit : LearnTape {
                            to + w * kRow);
   }
 
-  void round_to_bytes(const Op& op, const Taken& c, int words, int8_t* to) {
+  void round_to_bytes(const Op& op, const ResultCredit& c, int words, int8_t* to) {
     int64_t size = 0;
     for (int w = 0; w < words; ++w) {
       alignas(64) int32_t of[kRow];
@@ -115,7 +115,7 @@ struct LearnCredit : LearnTape {
   }
 
   // The credit of every member's token, int8 [32][cols].
-  void pass_embed(const Op& op, const Taken& c, int words, int t) {
+  void pass_embed(const Op& op, const ResultCredit& c, int words, int t) {
     round_to_bytes(op, c, words, small);
     int cols = cols_of(op);
     int8_t* rows = reinterpret_cast<int8_t*>(scratch);
@@ -133,7 +133,7 @@ struct LearnCredit : LearnTape {
     for (int k = 0; k < n; ++k) z[k] = wrapping_sum(z[k], from[k]);
   }
 
-  void pass_features(const Op& op, const Taken& c, int n, int words, int t) {
+  void pass_features(const Op& op, const ResultCredit& c, int n, int words, int t) {
     round_to_bytes(op, c, words, small);
     int cols = cols_of(op);
     for (int m = 0; m < kLanes; ++m) {
@@ -156,7 +156,7 @@ struct LearnCredit : LearnTape {
     for (int i = 0; i < 4 && 4 * w + i < n; ++i) z[i] = wrapping_sum(z[i], sum[i]);
   }
 
-  void pass_linear(const Op& op, const Taken& c, int j, int words, int t) {
+  void pass_linear(const Op& op, const ResultCredit& c, int j, int words, int t) {
     round_to_bytes(op, c, words, credit_of(j, t));
     voted[j] = true;
     through(op, j, t, learn.scales[op.leaf]);
@@ -181,7 +181,7 @@ struct LearnCredit : LearnTape {
     if (!w) return;
     int cols = cols_of(op), words = words_of(rows_of(op));
     const Reduced factor = reduced(cols, by);
-    const Given to = give(op.in[0]);
+    const InputCredit to = give(op.in[0]);
     Products::close_credit(reinterpret_cast<const uint32_t*>(credit_of(j, t)), words, panel);
     for (int i = 0; i < tiles_of(cols); ++i, w += PortableIsa::tile_bytes(words)) {
       alignas(64) int32_t acc[kTile][kLanes];
@@ -192,9 +192,9 @@ struct LearnCredit : LearnTape {
 
   // ---- operations on single values ------------------------------------------------------------
 
-  void pass_sum(const Op& op, const Taken& c, int n) {
+  void pass_sum(const Op& op, const ResultCredit& c, int n) {
     const bool voting = op.kind != OpKind::add, one = op.kind == OpKind::bias;
-    const Given a = give(op.in[0]), b = one ? a : give(op.in[1]);
+    const InputCredit a = give(op.in[0]), b = one ? a : give(op.in[1]);
     int64_t size = 0;
     for (int w = 0; w < words_of(n); ++w) {
       alignas(64) int32_t of[kRow];
@@ -208,8 +208,9 @@ struct LearnCredit : LearnTape {
     if (voting) learn.sizes[op.leaf] += size;
   }
 
-  void pass_forget(const Op& op, const Taken& c, int words, const int8_t* f, const int8_t* s) {
-    const Given of_f = give(op.in[0]), of_s = give(op.in[1]);
+  void pass_forget(const Op& op, const ResultCredit& c, int words, const int8_t* f,
+                   const int8_t* s) {
+    const InputCredit of_f = give(op.in[0]), of_s = give(op.in[1]);
     for (int w = 0; w < words; ++w, f += kRow, s += kRow) {
       alignas(64) int32_t of[kRow];
       c.row(w, of);
@@ -218,9 +219,9 @@ struct LearnCredit : LearnTape {
     }
   }
 
-  void pass_mix(const Op& op, const Taken& c, int words, const int8_t* f, const int8_t* h,
+  void pass_mix(const Op& op, const ResultCredit& c, int words, const int8_t* f, const int8_t* h,
                 const int8_t* s) {
-    const Given of_f = give(op.in[0]), of_h = give(op.in[1]), of_s = give(op.in[2]);
+    const InputCredit of_f = give(op.in[0]), of_h = give(op.in[1]), of_s = give(op.in[2]);
     for (int w = 0; w < words; ++w, f += kRow, h += kRow, s += kRow) {
       alignas(64) int32_t of[kRow], part[kRow];
       c.row(w, of);
@@ -231,8 +232,8 @@ struct LearnCredit : LearnTape {
     }
   }
 
-  void pass_relu(const Op& op, const Taken& c, int words, const int8_t* x) {
-    const Given to = give(op.in[0]);
+  void pass_relu(const Op& op, const ResultCredit& c, int words, const int8_t* x) {
+    const InputCredit to = give(op.in[0]);
     for (int w = 0; w < words; ++w, x += kRow) {
       alignas(64) int32_t of[kRow];
       c.row(w, of);
@@ -240,7 +241,7 @@ struct LearnCredit : LearnTape {
     }
   }
 
-  void pass_lookup(const Op& op, const Taken& c, int words, const int8_t* x) {
+  void pass_lookup(const Op& op, const ResultCredit& c, int words, const int8_t* x) {
     int32_t slope[256];
     const int8_t* table = job.plan.tables[op.table];
     for (int v = -127; v <= 127; ++v) {
@@ -248,7 +249,7 @@ struct LearnCredit : LearnTape {
       slope[v & 255] = table[up & 255] - table[down & 255];
     }
     slope[128] = 0;
-    const Given to = give(op.in[0]);
+    const InputCredit to = give(op.in[0]);
     for (int w = 0; w < words; ++w, x += kRow) {
       alignas(64) int32_t of[kRow];
       c.row(w, of);
@@ -256,12 +257,12 @@ struct LearnCredit : LearnTape {
     }
   }
 
-  void pass_concat(const Op& op, const Taken& of) {
+  void pass_concat(const Op& op, const ResultCredit& of) {
     int words = words_of(stage->registers[op.out]), first = 0;
     __builtin_memcpy(c, of.from, static_cast<size_t>(words) * kRow * sizeof(int32_t));
     for (int i = 0; i < 2; ++i) {
       int n = stage->registers[op.in[i]];
-      const Given to = give(op.in[i]);
+      const InputCredit to = give(op.in[i]);
       for (int k = 0; k < words_of(n) * 4; ++k)
         for (int m = 0; m < kLanes; ++m) {
           int at = k / 4 * kRow + 4 * m + k % 4, from = (first + k) / 4 * kRow + 4 * m;
@@ -291,7 +292,7 @@ struct LearnCredit : LearnTape {
   };
 
   // Rounds the credit, and finds the means.
-  void norm_sums(const Op& op, const Taken& c, int n, const int8_t* x, const int8_t* weight,
+  void norm_sums(const Op& op, const ResultCredit& c, int n, const int8_t* x, const int8_t* weight,
                  Mean& mean) {
     constexpr int kFitting = 64;  // words whose parts of products fit 32 bits together
     int words = words_of(n);
@@ -323,11 +324,11 @@ struct LearnCredit : LearnTape {
     }
   }
 
-  void pass_norm(const Op& op, const Taken& c, int n, const int8_t* x) {
+  void pass_norm(const Op& op, const ResultCredit& c, int n, const int8_t* x) {
     const int8_t* __restrict weight = of(op).vector;
     Mean mean;
     norm_sums(op, c, n, x, weight, mean);
-    const Given to = give(op.in[0]);
+    const InputCredit to = give(op.in[0]);
     for (int w = 0; w < words_of(n); ++w) {
       alignas(64) int32_t of[kRow], own[kRow];
       alignas(64) int8_t factor[kRow];

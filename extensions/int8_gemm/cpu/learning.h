@@ -1,7 +1,15 @@
-// The work of members that carry their errors back, see learn.h.
-//
-// Included by engine.cpp alone, after arguments.h.
+// The work of members that carry their errors back, see learn.h. A part of engine.cpp.
 #pragma once
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "arguments.h"
+#include "count.h"
+#include "machine.h"
 
 namespace eggroll {
 

@@ -1,10 +1,11 @@
-// Threads, scratch memory and caches of this machine.
+// Threads, scratch memory and caches of this machine, and what a process says at its end.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace eggroll {
@@ -53,5 +54,10 @@ class ScratchPool {
   size_t bytes_;
   std::vector<std::unique_ptr<void, Free>> areas_;
 };
+
+// From now on a segmentation fault, an abort, an exception that nobody takes and a library's call
+// of exit() end the process with this sentence and exit code 2; empty: as ever. For processes whose
+// address space is limited: where malloc answers null there, libraries beneath do any of these.
+void last_words(const std::string& sentence);
 
 }  // namespace eggroll

@@ -1,6 +1,6 @@
-// The members of a block, and their parts of the job; and its memory.
+// A block's scratch memory, and its members with their parts of the job.
 
-// Scratch memory handed out piece by piece; without a base it only counts the bytes needed.
+// Hands memory out piece by piece; without a base it only counts the bytes needed.
 struct Arena {
   char* base;
   size_t used = 0;

@@ -1,4 +1,4 @@
-// Parts of the units of NEON: its vector, and the primitives that all of them share.
+// The parts that all units of NEON share: a vector, and primitives.
 
 #include "portable.h"
 

@@ -1,6 +1,8 @@
-#include "parts.h"
+// Cuts stages to parts.
 
 #include <algorithm>
+
+#include "program.h"
 
 namespace eggroll {
 

@@ -102,7 +102,7 @@ struct OutputForm {
 struct Plan {
   const Stage* stages;
   int stage_count;
-  const Stage* parts;  // the same for evaluation, cut where x alone is read later: parts.h
+  const Stage* parts;  // the same for evaluation, cut where x alone is read later: parts_of
   int part_count;
   const Leaf* leaves;
   int leaf_count;
@@ -304,7 +304,8 @@ struct Kernels {
   int64_t (*whiten)(const WhitenedLeaf& leaf, int64_t first, int64_t last, int64_t* squares,
                     void* scratch);
   void (*next_whitening)(const WhitenedLeaf& leaf, int64_t block, double mean, void* scratch);
-  // Numbers below `room`, at most 2^32, from position `first` of a stream on; see draws.h.
+  // Numbers below `room`, at most 2^32, from position `first` of a stream on; see
+  // `draws` of engine.h.
   void (*draw)(uint64_t stream, uint64_t first, int64_t count, uint64_t room, int32_t* out);
 };
 

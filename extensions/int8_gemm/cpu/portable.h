@@ -1,6 +1,5 @@
-// What units are made of that is not of one instruction set, in the order in which parts use each
-// other. Such parts have no guards: each unit has its own copy, compiled with its flags, inside its
-// namespace.
+// The parts that are not of one instruction set, in the order in which they use each other. They
+// have no guards and no namespace: every unit has its own copy of them, compiled with its flags.
 
 // clang-format off
 #include "lanes.h"

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "checks.h"
-#include "parts.h"
 
 namespace eggroll {
 

@@ -79,6 +79,11 @@ class Program {
   Plan plan_{};
 };
 
+// The parts of declared stages, which Program has checked and chained: a stage is cut where x alone
+// is read later, so that the weights and noise of one part stay in the cache for all tokens. Each
+// part has a product, and its stage's registers; the state goes to the one part that uses it.
+std::vector<Stage> parts_of(const std::vector<Stage>& stages);
+
 // Writes the transpose of int8 [leaf.rows, leaf.cols], in the tiles of a linear leaf, into zeroed
 // memory: what LearnJob::back points to.
 void transpose(const int8_t* src, const Leaf& leaf, int8_t* packed);

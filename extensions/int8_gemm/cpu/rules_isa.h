@@ -1,4 +1,4 @@
-// Update rules on a part of a leaf, in portable C++ of which a compiler makes vectors;
+// Update rules on a part of a leaf, in portable C++ for the vectoriser to work on;
 // docs/estimators.md has the arithmetic.
 
 static inline int64_t move_by_sign(const SignLeaf& leaf, int64_t first, int64_t last) {

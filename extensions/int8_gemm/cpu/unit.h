@@ -1,11 +1,12 @@
-// A unit's kernels from its primitives: the parts that all units have, in the order in which they
-// use each other. These names say what a unit is made of:
+// The kernels of a unit, made of its primitives: the parts of all units, in the order in which they
+// use each other. They have no guards: every unit includes them in its own namespace, where it says
+// by `using` what it is made of:
 //
 //   Isa       the primitives of a block, as PortableIsa has them
 //   Matrix    the products of a linear leaf: TileMatrix or AmxMatrix
 //   LearnIsa  the primitives of credit that is carried back, as PortableLearn has them
-//   Products  the products for votes, as PortableProducts has them
-//   Adam      the rule, as PortableAdam has it
+//   Products  the products for votes and carried credit, as PortableProducts has them
+//   Adam      the update rule, as PortableAdam has it
 
 // clang-format off
 #include "members.h"
@@ -21,7 +22,7 @@
 #include "learn.h"
 // clang-format on
 
-// Words of a counter-based stream.
+// Draws numbers of a counter-based stream.
 static void draw(uint64_t stream, uint64_t first, int64_t count, uint64_t room,
                  int32_t* __restrict out) {
   constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;

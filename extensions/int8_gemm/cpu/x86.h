@@ -1,4 +1,4 @@
-// Parts of the units of x86, in the order in which they use each other.
+// The parts of all units of x86, in the order in which they use each other.
 
 // clang-format off
 #include "portable.h"
@@ -60,8 +60,7 @@ static inline void interleave_sse2(const int8_t* const* src, int at, uint32_t ne
                      _mm_sub_epi8(_mm_xor_si128(v[i], mask), mask));
 }
 
-// ---- primitives of both VNNI units
-// ---------------------------------------------------------------
+// ---- primitives of the VNNI units --------------------------------------------------------------
 
 // Activations are biased to u8 = x + 128, so sum w u = sum w x + 128 sum w: accumulators begin at
 // the bias -128 sum w that each packed tile carries. No step saturates.

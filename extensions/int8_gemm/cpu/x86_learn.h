@@ -1,6 +1,6 @@
 // Primitives of credit with AVX2 or AVX-512.
 
-// Those that have one width.
+// These have the same width in every unit.
 struct X86Rows : PortableLearn {
   static __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static void store(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
