@@ -52,6 +52,16 @@ def test_no_file_is_too_long():
     assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
 
 
+def test_the_order_of_a_units_parts_is_written_once():
+    """Headers without a guard are included by one other, but for those that units begin with."""
+    headers = sorted((ROOT / "extensions" / "int8_gemm" / "cpu").glob("*.h"))
+    parts = {p.name for p in headers if "#pragma once" not in p.read_text()}
+    shared = {"portable.h", "x86.h", "avx512.h", "neon.h", "unit.h"}
+    included = [n for p in headers for n in re.findall(r'^#include "(.*)"', p.read_text(), re.M)]
+    assert shared < parts
+    assert {n: included.count(n) for n in parts - shared if included.count(n) != 1} == {}
+
+
 @pytest.mark.parametrize(
     ("choice", "places"), [(r"ESTIMATORS\[", 1), (r"RULES\[", 1), (r"NETWORKS\[", 1)]
 )
