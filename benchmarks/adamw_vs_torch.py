@@ -16,11 +16,11 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import networks
-from eggroll import program as language
-from eggroll.baseline import host
-from eggroll.baseline.backprop import Options, Trainer, gradient
-from eggroll.baseline.float_numpy import twin_for
-from eggroll.baseline.float_twin import IN, LIMIT, ONE, STATE, schedule_of
+from eggroll.baseline import twin_numpy as host
+from eggroll.baseline.backprop import AdamwOptions, AdamwTrainer, gradient
+from eggroll.baseline.twin import IN, LIMIT, ONE, STATE, schedule_of
+from eggroll.baseline.twin_numpy import twin_for
+from eggroll.spec import program as language
 
 REPEATS = 15
 NETWORKS = ((64, 1), (128, 2), (256, 6))
@@ -98,7 +98,7 @@ class TorchTwin:
         return loss, torch.cat(states, 1).detach()
 
 
-def torch_step(twin: TorchTwin, options: Options, tokens, targets) -> Callable[[], float]:
+def torch_step(twin: TorchTwin, options: AdamwOptions, tokens, targets) -> Callable[[], float]:
     leaves = list(twin.weights.values())
     groups = [
         {"params": [w for w in leaves if w.ndim == 2], "weight_decay": options.weight_decay},
@@ -120,19 +120,19 @@ def torch_step(twin: TorchTwin, options: Options, tokens, targets) -> Callable[[
     return step
 
 
-def batch(seed: int) -> tuple[np.ndarray, np.ndarray]:
+def batch(seed: int) -> language.Batch:
     """Tokens and targets, int32 [S, T]."""
     tokens = np.random.default_rng(seed).integers(0, 256, (STREAMS, TOKENS + 1)).astype(np.int32)
-    return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+    return language.Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy())
 
 
 def verify(program: language.Program, weights: dict[str, mx.array]) -> None:
     """Raises unless both give the same gradients, but for float32's rounding."""
-    tokens, targets = batch(1)
     state = np.zeros((STREAMS, program.state_size), np.int8)
-    ours = gradient(program, weights, tokens, targets, state)
+    read = batch(1)._replace(state=state)
+    ours = gradient(program, weights, read)
     peer = TorchTwin(program, weights)
-    rows = (torch.from_numpy(a.T.astype(np.int64)) for a in (tokens, targets))
+    rows = (torch.from_numpy(a.T.astype(np.int64)) for a in read[:2])
     peer.loss(*rows, torch.from_numpy(state).float())[0].backward()
     for name, mine in ours.items():
         theirs = peer.weights[name].grad.numpy() / ONE
@@ -151,14 +151,14 @@ def compare(width: int, layers: int) -> None:
     program = networks.egg(256, width, layers)
     weights = networks.initial_weights(program, 0)
     verify(program, weights)
-    tokens, targets = batch(0)
-    options = Options(width=width, layers=layers, streams=STREAMS, seq_len=TOKENS)
-    trainer = Trainer(options, twin_for(program))
-    rows = (torch.from_numpy(a.T.astype(np.int64)) for a in (tokens, targets))
+    read = batch(0)
+    options = AdamwOptions(width=width, layers=layers, streams=STREAMS, seq_len=TOKENS)
+    trainer = AdamwTrainer(options, twin_for(program))
+    rows = (torch.from_numpy(a.T.astype(np.int64)) for a in read[:2])
     peer = torch_step(TorchTwin(program, weights), options, *rows)
 
     def ours() -> None:
-        trainer.update(tokens, targets)
+        trainer.update(read)
 
     for _ in range(3):
         ours(), peer()

@@ -20,10 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eggroll.checkpoint import signature
-from eggroll.config import Config
-from eggroll.recipes import RECIPES
-from eggroll.run import TrainingRun, open_run
+from eggroll.training.checkpoint import signature
+from eggroll.training.config import RECIPES, Config
+from eggroll.training.run import TrainingRun, open_run
 
 CREDIT = ("estimator", "rule", "sigma_shift")
 ESTIMATORS: dict[str, dict[str, Any]] = {

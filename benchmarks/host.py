@@ -28,18 +28,19 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 
-from eggroll import draws
-from eggroll import population as populations
 from eggroll.bench import PRESETS
-from eggroll.checkpoint import signature
-from eggroll.config import Config
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.gpu import engine as gpu
-from eggroll.engines.metal.engine import MetalEngine
-from eggroll.learners import new_learner
-from eggroll.noise import Noise
-from eggroll.population import Population
-from eggroll.step import Learner
+from eggroll.engines.metal import MetalEngine
+from eggroll.evolution import population as populations
+from eggroll.evolution.population import Population
+from eggroll.evolution.step import Learner
+from eggroll.spec import rng as draws
+from eggroll.spec.noise import Noise
+from eggroll.spec.program import Batch
+from eggroll.training.checkpoint import signature
+from eggroll.training.config import Config
+from eggroll.training.learner import new_learner
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "eggroll, sign": {},
@@ -109,8 +110,8 @@ def verify() -> None:
     small = Config(pop=36, width=24, seq_len=5, chunk=10, table_bits=18, vocabulary=9)
     for name, options in ESTIMATORS.items():
         found = set()
-        for native in (draws._native(), None):
-            with mock.patch.object(draws, "_native", lambda native=native: native):
+        for native in (draws.native_module(), None):
+            with mock.patch.object(draws, "native_module", lambda native=native: native):
                 changed = replace(small, **options)
                 learner = new_learner(changed, CpuEngine(changed.program()))
                 for _ in range(2):
@@ -120,11 +121,11 @@ def verify() -> None:
             sys.exit(f"{name}: draws differ.")
 
 
-def batch(options: Config) -> tuple[Any, Any]:
+def batch(options: Config) -> Batch:
     """Random tokens and targets, int32 [streams, T] each."""
     shape = 2, options.streams, options.seq_len
     tokens, targets = np.random.default_rng(0).integers(0, options.symbols, shape).astype(np.int32)
-    return tokens, targets
+    return Batch(tokens, targets)
 
 
 def measure(options: Config, repeats: int) -> dict[str, dict[str, list[float]]]:

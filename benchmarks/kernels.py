@@ -37,14 +37,16 @@ from tiny_programs import (
     verify,
 )
 
-from eggroll import _extension, cli, rng
-from eggroll.bench.measure import macs_per_token
-from eggroll.cli import Range
+from eggroll import _extension
+from eggroll.bench.command import macs_per_token
+from eggroll.cli import command as cli
+from eggroll.cli.command import Range
 from eggroll.engines.cpu import LANES, CpuEngine
 from eggroll.errors import InputError
+from eggroll.files import write_whole
 from eggroll.networks import egg
-from eggroll.program import Program
-from eggroll.runlog import write_whole
+from eggroll.spec import rng
+from eggroll.spec.program import Program
 
 TARGET, LONGEST = 0.01, 0.5  # seconds that a timed call should and, for votes, may take
 

@@ -22,10 +22,11 @@ import mlx.core as mx
 import numpy as np
 from estimators import NETWORKS, opened, verify
 
-from eggroll.backward import Backward
-from eggroll.carried import SCALES, Local
-from eggroll.config import Config
-from eggroll.run import TrainingRun
+from eggroll.evolution.estimators import SCALES, Local
+from eggroll.spec.backward import Backward
+from eggroll.spec.program import Batch
+from eggroll.training.config import Config
+from eggroll.training.run import TrainingRun
 
 ESTIMATORS = {name: {"estimator": name, "rule": "adam"} for name in ("local", "feedback")}
 WARM_UP = 3  # updates that are not counted: scales of credit settle
@@ -33,27 +34,30 @@ WARM_UP = 3  # updates that are not counted: scales of credit settle
 Work = Callable[[], object]
 
 
+def given(run: TrainingRun) -> Batch:
+    """What members read in an update, as engines take it."""
+    return run.learner.start_of(run.streams.batch(0)).batch.rows(mx.array)
+
+
 def inference(run: TrainingRun) -> Work:
     """The same members over the same tokens, without noise and without credit."""
     learner = run.learner
-    engine, state = learner.population.engine, learner.state
-    tokens, targets = (mx.array(a) for a in run.streams.batch(0))
+    engine, batch = learner.population.engine, given(run)
     prepared = engine.prepare(learner.weights)
-    return lambda: mx.eval(engine.evaluate(prepared, None, tokens, targets, state))
+    return lambda: mx.eval(engine.evaluate(prepared, None, batch))
 
 
 def learning(run: TrainingRun) -> Work:
     """The kernels of an update alone."""
     learner = run.learner
-    engine, state, estimator = learner.population.engine, learner.state, learner.estimator
+    engine, batch, estimator = learner.population.engine, given(run), learner.estimator
     assert isinstance(estimator, Local)
-    tokens, targets = (mx.array(a) for a in run.streams.batch(0))
     prepared = engine.prepare(learner.weights)
-    words = mx.array(np.random.default_rng(0).integers(0, 1 << 32, tokens.shape, np.uint32))
+    words = mx.array(np.random.default_rng(0).integers(0, 1 << 32, batch.size, np.uint32))
     scales = tuple[int, ...](np.array(learner.memory[SCALES]).tolist())
     back = Backward(scales, estimator.matrices(learner.weights, learner.memory))
     mx.eval(back.matrices)
-    return lambda: mx.eval(engine.learn(prepared, tokens, targets, state, words, back))
+    return lambda: mx.eval(engine.learn(prepared, batch, words, back))
 
 
 def compare(options: Config, repeats: int) -> dict[str, Any]:

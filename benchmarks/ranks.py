@@ -22,10 +22,13 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from eggroll import config, engines, learners
+from eggroll import engines
 from eggroll.bench import PRESETS
-from eggroll.bench.measure import macs_per_token
+from eggroll.bench.command import macs_per_token
 from eggroll.ranks import PRODUCTS_PER_BYTE
+from eggroll.spec.program import Batch
+from eggroll.training import config
+from eggroll.training import learner as learners
 
 POP = 10240
 HOPS, LARGE = 2000, 12 << 20  # small exchanges that are timed, and bytes of the large ones
@@ -91,11 +94,12 @@ def measured() -> Constants:
         rng = np.random.default_rng(0)
         shape = (pop // 2, chosen.seq_len)
         tokens = rng.integers(0, chosen.symbols, shape, np.int32)
+        batch = Batch(tokens, tokens, learner.state)
         fitness = mx.array(rng.integers(-1, 2, pop // 2).astype(np.int8))
         people, weights = learner.population, learner.weights
         for step in range(2):  # the first is not timed
             began = time.process_time()
-            mx.eval(people.evaluate(weights, step, tokens, tokens, learner.state))
+            mx.eval(people.evaluate(weights, step, batch))
             between = time.process_time()
             mx.eval(people.votes(fitness, step))
             ended_at = time.process_time()

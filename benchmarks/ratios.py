@@ -19,11 +19,12 @@ import mlx.core as mx
 import numpy as np
 from tiny_programs import Disagreement, using
 
-from eggroll import _extension, cli, engines
+from eggroll import _extension, engines
 from eggroll.bench import PRESETS
-from eggroll.bench import options as bench
-from eggroll.bench.measure import Step
-from eggroll.cli import Range
+from eggroll.bench import command as bench
+from eggroll.bench.command import Step
+from eggroll.cli import command as cli
+from eggroll.cli.command import Range
 from eggroll.errors import InputError
 from eggroll.networks import egg
 
@@ -41,7 +42,7 @@ class Options:
 
 
 def make(preset: str, pop: int, threads: int, seq_len: int = 0) -> Step:
-    options = bench.Options(preset=preset, pops=(pop,), seq_len=seq_len, threads=threads)  # type: ignore[arg-type]
+    options = bench.BenchOptions(preset=preset, pops=(pop,), seq_len=seq_len, threads=threads)  # type: ignore[arg-type]
     network = PRESETS[preset]
     program = egg(network["vocabulary"], network["width"], network["layers"])
     return Step(options, pop, engines.choose("cpu", program, threads)[0])
@@ -70,16 +71,17 @@ def inference(step: Step) -> Callable[[], object]:
     """The unperturbed model over the same tokens and members."""
     learner = step.learner
     engine = learner.population.engine
-    tokens, targets = (mx.array(np.repeat(a, 2, axis=0)) for a in step.batch)
-    prepared, state = engine.prepare(learner.weights), learner.population.initial_state()
-    return lambda: mx.eval(engine.evaluate(prepared, None, tokens, targets, state))
+    batch = learner.start_of(step.batch).batch.rows(lambda a: mx.array(np.repeat(a, 2, axis=0)))
+    prepared = engine.prepare(learner.weights)
+    return lambda: mx.eval(engine.evaluate(prepared, None, batch))
 
 
 def scores(preset: str, isa: str) -> np.ndarray:
     with using(isa):
         step = make(preset, 66, 1, seq_len=2)
         learner = step.learner
-        score, _ = learner.population.evaluate(learner.weights, 0, *step.batch, learner.state)
+        batch = learner.start_of(step.batch).batch
+        score, _ = learner.population.evaluate(learner.weights, 0, batch)
         return np.array(score)
 
 
@@ -114,10 +116,10 @@ def compare_sets(preset: str, pop: int, isas: Sequence[str]) -> None:
 def peak_mb(vocabulary: int) -> float:
     """Peak resident memory of a step with 64 streams and 1,024 members in a fresh process."""
     code = (
-        "from eggroll.bench import PRESETS, measure\n"
+        "from eggroll.bench import PRESETS, command\n"
         f"PRESETS['small'] = dict(width=64, layers=1, vocabulary={vocabulary}, seq_len=16)\n"
         "import runpy, sys; sys.path.insert(0, 'benchmarks'); import ratios\n"
-        "ratios.make('small', 1024, 2).run(); print(measure.resident_peak())"
+        "ratios.make('small', 1024, 2).run(); print(command.resident_peak())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     return int(done.stdout) / 1e6

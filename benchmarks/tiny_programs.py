@@ -16,12 +16,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from eggroll import rng
 from eggroll.engines.base import Engine
 from eggroll.engines.cpu import LANES, CpuEngine
 from eggroll.engines.portable.engine import PortableEngine
-from eggroll.noise import Slices, slice_length
-from eggroll.program import Program, Register
+from eggroll.spec import rng
+from eggroll.spec.noise import Slices, slice_length
+from eggroll.spec.program import Batch, Program, Register
 
 # operation -> copies in the two programs; those of a matrix weigh together what a layer does. A
 # program has one head: instead of none there is that of the smallest vocabulary.
@@ -155,13 +155,13 @@ class Subject:
         starts = np.stack([numbers(pairs, n, 3 + i) for i, n in enumerate(room)])
         return Slices(self.table, mx.array(starts), rank, SHIFT)
 
-    def _inputs(self, members: int, seq_len: int) -> tuple[mx.array, mx.array, mx.array]:
+    def _inputs(self, members: int, seq_len: int) -> Batch:
         """Tokens (never the mark 0), targets, state."""
         program, n = self.engine.program, members * seq_len
         tokens = 1 + numbers(n, program.vocabulary - 1, 0)
         targets = numbers(n, program.vocabulary, 1)
         state = rng.normal_bytes(rng.key(0, rng.TABLE, 1), members * program.state_size)
-        return (
+        return Batch(
             mx.array(tokens.reshape(members, seq_len)),
             mx.array(targets.reshape(members, seq_len)),
             mx.array(state.reshape(members, program.state_size)),
@@ -173,7 +173,7 @@ class Subject:
     def evaluate(self, rank: int, members: int, seq_len: int) -> list[mx.array]:
         """Scores int16 [P, T] and state int8 [P, D]."""
         noise = self.slices(rank, members // 2) if rank else None
-        found = self.engine.evaluate(self.prepared, noise, *self.inputs(members, seq_len))
+        found = self.engine.evaluate(self.prepared, noise, self.inputs(members, seq_len))
         mx.eval(found)
         return list(found)
 

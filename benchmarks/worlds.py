@@ -20,9 +20,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from eggroll import _extension, native, playing
+from eggroll import _extension, native
+from eggroll.evolution.population import WorldCall
+from eggroll.library import worlds as playing
+from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
-from eggroll.trainer import Trainer
 
 INPUTS, OUTPUTS = 27, 9
 NETWORKS = {"27-64-64-9": [64, 64], "27-4x256-9": [256] * 4}
@@ -96,21 +98,21 @@ class Lockstep:
 
     def measure(self, peak: float) -> dict[str, float]:
         es, options = self.es, self.es.options
-        met = playing.meeting(es.program, options, self.world, LOCKSTEP_ROWS, None, es.keys, 2)
+        call = playing.world_call(es.program, options, self.world, LOCKSTEP_ROWS, None, es.keys, 2)
         members, self.network.seconds = es.ask(), 0.0
         began = time.perf_counter()
-        playing.lockstep(members, met, options.threads)
+        playing.lockstep(members, call, options.threads)
         step = (time.perf_counter() - began) / LOCKSTEP_ROWS
-        worlds = self._worlds(met)
+        worlds = self._worlds(call)
         inside = self.network.seconds / LOCKSTEP_ROWS + worlds
         return {
             "rows_per_second": LOCKSTEP_POP / step, "step_seconds": step,
             "outside_kernels": 1 - inside / step,
         }  # fmt: skip
 
-    def _worlds(self, met: Any) -> float:
+    def _worlds(self, call: WorldCall) -> float:
         """Seconds that stepping all worlds once takes by itself."""
-        worlds = _extension.load().Worlds(met.world, 0, met.keys, self.es.options.threads)
+        worlds = _extension.load().Worlds(call.world, 0, call.keys, self.es.options.threads)
         inputs = np.zeros((LOCKSTEP_POP, INPUTS), np.int8)
         outputs = np.zeros((LOCKSTEP_POP, OUTPUTS), np.uint8)
         flags = np.zeros(LOCKSTEP_POP, np.uint8)

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from eggroll import envs, networks, sweep
-    from eggroll.api import Interrupted, Trained, train
-    from eggroll.baseline.gradient_trainer import GradientTrainer
-    from eggroll.config import Config
+    from eggroll.cli.command import script
     from eggroll.errors import EngineError, EngineWarning, InputError
-    from eggroll.language import LanguageModel, load
-    from eggroll.members import Members, Model
-    from eggroll.policy import draw
-    from eggroll.program import Program
-    from eggroll.quantisation import quantise
-    from eggroll.scripts import script
-    from eggroll.trainer import Trainer, Update
+    from eggroll.library.gradient_trainer import GradientTrainer
+    from eggroll.library.language import Interrupted, LanguageModel, Trained, load, train
+    from eggroll.library.members import Members, Model
+    from eggroll.library.trainer import Trainer, Update
+    from eggroll.spec.credit import draw
+    from eggroll.spec.fixed_point import quantise
+    from eggroll.spec.program import Program
+    from eggroll.training.config import Config
 
 __version__ = "0.2.0"
 
@@ -50,27 +49,27 @@ __all__ = [
 
 # Name -> the module that has it, or that it is.
 _PLACES = {
-    "Config": "eggroll.config",
+    "Config": "eggroll.training.config",
     "EngineError": "eggroll.errors",
     "EngineWarning": "eggroll.errors",
-    "GradientTrainer": "eggroll.baseline.gradient_trainer",
+    "GradientTrainer": "eggroll.library.gradient_trainer",
     "InputError": "eggroll.errors",
-    "Interrupted": "eggroll.api",
-    "LanguageModel": "eggroll.language",
-    "Members": "eggroll.members",
-    "Model": "eggroll.members",
-    "Program": "eggroll.program",
-    "Trained": "eggroll.api",
-    "Trainer": "eggroll.trainer",
-    "Update": "eggroll.trainer",
-    "draw": "eggroll.policy",
+    "Interrupted": "eggroll.library.language",
+    "LanguageModel": "eggroll.library.language",
+    "Members": "eggroll.library.members",
+    "Model": "eggroll.library.members",
+    "Program": "eggroll.spec.program",
+    "Trained": "eggroll.library.language",
+    "Trainer": "eggroll.library.trainer",
+    "Update": "eggroll.library.trainer",
+    "draw": "eggroll.spec.credit",
     "envs": "eggroll.envs",
-    "load": "eggroll.language",
+    "load": "eggroll.library.language",
     "networks": "eggroll.networks",
-    "quantise": "eggroll.quantisation",
-    "script": "eggroll.scripts",
+    "quantise": "eggroll.spec.fixed_point",
+    "script": "eggroll.cli.command",
     "sweep": "eggroll.sweep",
-    "train": "eggroll.api",
+    "train": "eggroll.library.language",
 }
 
 if not TYPE_CHECKING:  # else a type checker would take any name for known

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # before imports that take a while
-    from eggroll import entry
+    from eggroll.cli import entry
 
     raise SystemExit(entry.main())
 
@@ -13,13 +13,15 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from eggroll import __version__, cli, help
+from eggroll.cli import command as cli
+from eggroll.cli import help
 from eggroll.errors import InputError
+from eggroll.files import VERSION
 
 # Command -> its module and what it does.
 COMMANDS: Final = {
     "train": (
-        "eggroll.training",
+        "eggroll.training.loop",
         "Train an int8 network, by evolution or by errors carried back.",
     ),
     "generate": ("eggroll.generate", "Write text with a trained network."),
@@ -41,7 +43,7 @@ def overview() -> str:
     lines = [f"  {name.ljust(width)}  {does}" for name, (_, does) in COMMANDS.items()]
     return "\n".join(
         [
-            f"eggroll {__version__}: train int8 networks in integers alone.",
+            f"eggroll {VERSION}: train int8 networks in integers alone.",
             "",
             *lines,
             "",
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         if words and words[0] == "--version":
-            print(f"eggroll {__version__}")
+            print(f"eggroll {VERSION}")
         elif not words or cli.asks_for_help(words):
             print(overview())
         else:

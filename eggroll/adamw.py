@@ -9,7 +9,7 @@ Letters: P samples, S streams, T tokens per update, V vocabulary.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before imports that take a while
-    from eggroll import entry
+    from eggroll.cli import entry
 
     raise SystemExit(entry.run("eggroll.adamw"))
 
@@ -25,25 +25,30 @@ from typing import ClassVar
 import mlx.core as mx
 import numpy as np
 
-from eggroll import checkpoint, runlog, trackers, training
-from eggroll.anyrun import (
-    Run,
-    corpus_of,
-    fingerprint,
-    print_header,
-    validation_batches,
-    write_facts,
-)
-from eggroll.baseline import reader
-from eggroll.baseline.backprop import Options, Trainer
-from eggroll.baseline.float_numpy import twin_for
-from eggroll.baseline.float_twin import ONE, Leaves, by_token
-from eggroll.baseline.reader import FORMAT, Reader
+from eggroll.baseline import backprop as reader
+from eggroll.baseline.backprop import FORMAT, AdamwOptions, AdamwTrainer, TwinReader
+from eggroll.baseline.twin import ONE, Leaves, by_token
+from eggroll.baseline.twin_numpy import twin_for
+from eggroll.cli import command as cli
+from eggroll.cli.screen import per_second
 from eggroll.data.corpus import Corpus, Streams
 from eggroll.errors import InputError
-from eggroll.options import from_command_line
+from eggroll.files import CHECKPOINT, Row
 from eggroll.ranks import refuse
-from eggroll.run import check_data, check_options
+from eggroll.training import checkpoint, trackers
+from eggroll.training import loop as training
+from eggroll.training.folder import Folder, check_free, new_folder
+from eggroll.training.options import from_command_line
+from eggroll.training.run import (
+    Run,
+    check_data,
+    check_options,
+    fingerprint,
+    load_run_corpus,
+    print_header,
+    validation_batches,
+    write_config,
+)
 
 EXAMPLES = (
     ("--steps 2000", "train on the source text of Python's standard library"),
@@ -55,8 +60,8 @@ EXAMPLES = (
 class BaselineRun(Run):
     """A run of eggroll.adamw."""
 
-    config: Options
-    trainer: Trainer
+    config: AdamwOptions
+    trainer: AdamwTrainer
     rounded: Leaves = field(default_factory=dict)
 
     command: ClassVar[str] = "adamw"
@@ -71,13 +76,13 @@ class BaselineRun(Run):
         return self.trainer.weights
 
     @property
-    def engine(self) -> Reader:
-        return Reader(self.trainer.twin)
+    def engine(self) -> TwinReader:
+        return TwinReader(self.trainer.twin)
 
-    def update(self) -> runlog.Row:
+    def update(self) -> Row:
         began, self.val_loss = time.perf_counter(), None
-        tokens, targets = self.streams.batch(self.step)
-        loss = self.trainer.update(tokens, targets)
+        batch = self.streams.batch(self.step)
+        loss = self.trainer.update(batch)
         seconds = max(time.perf_counter() - began, 0.0)
         if not math.isfinite(loss):
             raise InputError(
@@ -88,23 +93,24 @@ class BaselineRun(Run):
             "step": self.step,
             "loss": loss,
             "update_rate": self.moved(),
-            "tokens_per_second": round(runlog.per_second(tokens.size, seconds), 1),
+            "tokens_per_second": round(per_second(batch.tokens.size, seconds), 1),
             "seconds": round(seconds, 6),
         }
 
     def save(self) -> None:
         """Replaces the checkpoint by one of the present step."""
-        path, facts = self.path(runlog.CHECKPOINT), fingerprint(self.corpus)
+        path, facts = self.path(CHECKPOINT), fingerprint(self.corpus)
         checkpoint.write(path, FORMAT, self.step, self.config, facts, self.trainer.arrays())
 
     def validate(self) -> float:
         """Bits per token on the validation split, read as eggroll.train reads it."""
         state, total, count = None, 0.0, 0
-        for i, (tokens, targets) in enumerate(validation_batches(self.corpus, self.config)):
+        for i, batch in enumerate(validation_batches(self.corpus, self.config)):
             if state is None:
-                state = mx.zeros((len(tokens), self.trainer.twin.program.state_size))
-            batch = by_token(tokens), by_token(targets)
-            bits, state = self.trainer.twin.bits(self.weights, *batch, state)
+                state = mx.zeros((len(batch.tokens), self.trainer.twin.program.state_size))
+            bits, state = self.trainer.twin.bits(
+                self.weights, by_token(batch._replace(state=state))
+            )
             scored = np.array(bits)[self.corpus.warmup if i == 0 else 0 :]
             total, count = total + scored.sum(dtype=np.float64), count + scored.size
         return float(total) / count
@@ -117,38 +123,38 @@ class BaselineRun(Run):
         return int(np.array(changed)) / sum(w.size for w in now.values())
 
 
-def open_run(options: Options, stack: ExitStack) -> BaselineRun:
+def open_run(options: AdamwOptions, stack: ExitStack) -> BaselineRun:
     """Checks everything that can be checked, then creates or reopens the run's folder."""
     options = options.at_home()
     options.check()
     trackers.check_installed(options.track)
-    trainer, before = Trainer(options, twin_for(options.program(), options.threads)), None
+    trainer, before = AdamwTrainer(options, twin_for(options.program(), options.threads)), None
     if options.resume:
-        folder = stack.enter_context(runlog.Folder(Path(options.resume)))
-        path = folder.path / runlog.CHECKPOINT
+        folder = stack.enter_context(Folder(Path(options.resume)))
+        path = folder.path / CHECKPOINT
         before, done, facts, arrays = reader.read(path)
         check_options(before, done, options)
         trainer.restore(arrays, done, f"checkpoint {str(path)!r}")
     elif options.out:
-        runlog.check_free(Path(options.out))
-    corpus = corpus_of(options)
+        check_free(Path(options.out))
+    corpus = load_run_corpus(options)
     if before:
         check_data(facts, fingerprint(corpus), options)
     streams = training_streams(corpus, options)
     next(validation_batches(corpus, options))  # complains now if the split is too small
     if not before:
         name = f"adamw-{Path(options.data).stem}"
-        folder = stack.enter_context(runlog.Folder(runlog.new_folder(options.out, name)))
-        runlog.check_free(folder.path)  # another run may have come first
+        folder = stack.enter_context(Folder(new_folder(options.out, name)))
+        check_free(folder.path)  # another run may have come first
     run = BaselineRun(options, folder, corpus, streams, trainer)
     run.moved()
     print_header(run, "", before.steps if before else options.steps)
     run.save()
-    write_facts(run)
+    write_config(run)
     return run
 
 
-def training_streams(corpus: Corpus, options: Options) -> Streams:
+def training_streams(corpus: Corpus, options: AdamwOptions) -> Streams:
     """The streams that eggroll.train gives a population with as many groups."""
     try:
         return corpus.streams("train", options.streams, options.seq_len, options.seed)
@@ -159,7 +165,7 @@ def training_streams(corpus: Corpus, options: Options) -> Streams:
         ) from error
 
 
-def train_twin(options: Options) -> training.Result:
+def train_twin(options: AdamwOptions) -> training.RunResult:
     """Trains from the start, or from the checkpoint in `options.resume`, up to `options.steps`.
 
     Raises:
@@ -169,21 +175,25 @@ def train_twin(options: Options) -> training.Result:
         return training.complete(open_run(options, stack), stack)
 
 
-def options_from(argv: Sequence[str]) -> Options:
+def options_from(argv: Sequence[str]) -> AdamwOptions:
     """The options of the command line; see options.from_command_line."""
     about = "Trains the float twin of the int8 network by back-propagation and AdamW: the baseline."
     return from_command_line(
-        Options, argv, command="adamw", about=about, examples=EXAMPLES,
-        resumed=lambda folder: reader.read(Path(folder) / runlog.CHECKPOINT)[0],
+        AdamwOptions, argv, command="adamw", about=about, examples=EXAMPLES,
+        resumed=lambda folder: reader.read(Path(folder) / CHECKPOINT)[0],
     )  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of eggroll.adamw; returns its exit code."""
-    words = sys.argv[1:] if argv is None else argv
+def train_and_tell(options: AdamwOptions) -> None:
+    """Command line of eggroll.adamw."""
+    training.tell_result(train_twin(options))
 
-    def trained(words: Sequence[str]) -> training.Result:
-        refuse("eggroll.adamw")
-        return train_twin(options_from(words))
 
-    return training.command(words, trained)
+def refuse_ranks() -> None:
+    refuse("eggroll.adamw")
+
+
+main = cli.Command(AdamwOptions, train_and_tell, options_from, refuse_ranks)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # before imports that take a while
-    from eggroll import entry
+    from eggroll.cli import entry
 
     raise SystemExit(entry.run("eggroll.completion"))
 
 import argparse
 import importlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import tyro
 
-from eggroll import cli, help
+from eggroll.cli import command as cli
+from eggroll.cli import help
 from eggroll.errors import InputError
 
 ABOUT = (
@@ -32,31 +32,15 @@ SHELLS: Final = ("bash", "zsh", "fish")
 
 
 @dataclass(frozen=True)
-class Options:
+class CompletionOptions:
     """Options of eggroll.completion."""
 
     shell: Annotated[str, tyro.conf.arg(metavar="|".join(SHELLS)), tyro.conf.Positional] = ""
     """The shell that reads the script."""
 
 
-# Command -> the class that declares its options.
-PLACES: Final = {
-    "train": "eggroll.config:Config",
-    "generate": "eggroll.generate:Options",
-    "replay": "eggroll.replay:Options",
-    "plot": "eggroll.plot:Options",
-    "report": "eggroll.report.command:Options",
-    "adamw": "eggroll.baseline.backprop:Options",
-    "sweep": "eggroll.sweep.options:Options",
-    "bench": "eggroll.bench.options:Options",
-    "launch": "eggroll.launch:Options",
-    "probe": "eggroll.probe:Options",
-    "completion": "eggroll.completion:Options",
-}
-
-
-def script(shell: str, does: Mapping[str, str]) -> str:
-    """The script for a shell; does: command -> what it does.
+def script(shell: str, commands: Mapping[str, tuple[str, str]]) -> str:
+    """The script for a shell. commands: name -> the module with its `main`, and what it does.
 
     Options, choices and kinds of files come from the declarations that --help is made of.
     """
@@ -64,12 +48,11 @@ def script(shell: str, does: Mapping[str, str]) -> str:
 
     parser = argparse.ArgumentParser("eggroll")
     parser.add_argument("--version", action="store_true", help=help.SAME_FOR_ALL["--version"])
-    commands = parser.add_subparsers()
-    for name, place in PLACES.items():
-        module, _, kind = place.partition(":")
-        command = commands.add_parser(name, help=does[name])
+    parsers = parser.add_subparsers()
+    for name, (module, does) in commands.items():
+        command = parsers.add_parser(name, help=does)
         command.add_argument("--version", action="store_true", help=help.SAME_FOR_ALL["--version"])
-        add_options(command, getattr(importlib.import_module(module), kind))
+        add_options(command, importlib.import_module(module).main.options)
     made: str = shtab.complete(parser, shell=shell)
     return made
 
@@ -112,25 +95,14 @@ def add_option(
         added.complete = shtab.FILE if files == "file" else shtab.DIRECTORY
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of eggroll.completion; returns its exit code."""
-
-    def work() -> int:
-        options = cli.parse(
-            Options,
-            sys.argv[1:] if argv is None else argv,
-            command="completion",
-            about=ABOUT,
-            examples=EXAMPLES,
+@cli.command(CompletionOptions, name="completion", about=ABOUT, examples=EXAMPLES)
+def main(options: CompletionOptions) -> None:
+    """Command line of eggroll.completion."""
+    if options.shell not in SHELLS:
+        raise InputError(
+            f"the shell is {options.shell[:60]!r}: one of {', '.join(SHELLS)} is needed, as in "
+            f"`{help.invocation('completion')} bash`."
         )
-        if options.shell not in SHELLS:
-            raise InputError(
-                f"the shell is {options.shell[:60]!r}: one of {', '.join(SHELLS)} is needed, as in "
-                f"`{help.invocation('completion')} bash`."
-            )
-        from eggroll.__main__ import COMMANDS
+    from eggroll.__main__ import COMMANDS
 
-        print(script(options.shell, {name: does for name, (_, does) in COMMANDS.items()}))
-        return cli.DONE
-
-    return cli.run(work)
+    print(script(options.shell, COMMANDS))

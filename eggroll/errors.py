@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 LONGEST_WORD, LONGEST = 240, 500  # characters of a word and of a sentence
 
@@ -48,8 +52,8 @@ def in_python() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        said = re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda m: m[1].replace("-", "_"), str(error))
-        error.args = (said,)
+        sentence = re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda m: m[1].replace("-", "_"), str(error))
+        error.args = (sentence,)
         raise
 
 
@@ -60,3 +64,35 @@ def shown(value: object, most: int = 60) -> str:
     except (RecursionError, ValueError):  # nested too deeply; a number of too many digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def array_of(name: str, value: Any) -> NDArray[Any]:
+    """The value as an array, without a copy where it is one.
+
+    Raises:
+        InputError: NumPy makes none of it, as of rows of several lengths or of bfloat16.
+    """
+    try:
+        return np.asarray(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).split(". ")[0].rstrip(".")
+        raise InputError(
+            f"{name} is no array ({reason}): give rows of one length, of a type that NumPy has."
+        ) from None
+
+
+def is_whole(value: Any) -> bool:
+    """True for a whole number of Python's or NumPy's; True and False are none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """A whole number of Python's or NumPy's, as Python's.
+
+    Raises:
+        InputError: it is none, or out of range.
+    """
+    if not is_whole(value) or value < low or (high is not None and value > high):
+        allowed = f"from {low} on" if high is None else f"from {low} to {high}"
+        raise InputError(f"{name} is {shown(value)}: a whole number {allowed} is needed.")
+    return int(value)

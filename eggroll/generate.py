@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 if __name__ == "__main__":  # before imports that take a while
-    from eggroll import entry
+    from eggroll.cli import entry
 
     raise SystemExit(entry.run("eggroll.generate"))
 
-import codecs
 import itertools
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,43 +16,32 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import tyro
 
-from eggroll import checkpoint, cli, engines
-from eggroll.baseline import reader
-from eggroll.config import Common
+from eggroll import engines
+from eggroll.baseline import backprop as reader
+from eggroll.cli import command as cli
 from eggroll.data import codings
 from eggroll.data.codings import Coding
 from eggroll.errors import InputError
-from eggroll.runlog import CHECKPOINT
-from eggroll.sampling import Sampled, Sampling, Stops, sample
+from eggroll.files import CHECKPOINT
+from eggroll.inference import (
+    Decoder,
+    Sampled,
+    Sampling,
+    Stops,
+    sample,
+    usual_temperature,
+)
+from eggroll.training import checkpoint
+from eggroll.training.config import Common
 
-TEXT_TEMPERATURE: Final = 0.6
-COUNT_TEMPERATURE: Final = 0.1
 LONGEST_PROMPT = 1 << 20  # bytes
 EXAMPLES: Final = (
     ('runs/stdlib-000 --prompt "def main("', "continue a line of Python"),
     ("runs/stdlib-000 --seed 1 --temperature 1", "draw from the network's own probabilities"),
 )
-HIDDEN = re.compile("[\x01-\x08\x0b-\x1f\x7f-\x9f]")  # would steer a terminal
 
 
-class Decoder:
-    """Turns tokens into text piece by piece."""
-
-    def __init__(self, coding: Coding) -> None:
-        self._coding = coding
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def __call__(self, token: int) -> str:
-        """The text a token completes. A mark becomes an empty line, undecodable bytes U+FFFD."""
-        text = self._utf8.decode(self._coding.bytes_of(token))
-        return HIDDEN.sub("\ufffd", text).replace("\0", "\n\n")
-
-    def end(self) -> str:
-        """The replacement of an unfinished character, and the last line's end."""
-        return self._utf8.decode(b"", True) + "\n"
-
-
-class Model(NamedTuple):
+class SampledModel(NamedTuple):
     """A trained network, ready to be sampled.
 
     coding: what its tokens stand for; temperature: the usual one.
@@ -66,7 +53,7 @@ class Model(NamedTuple):
     temperature: float
 
 
-def load(where: Path, engine: str, threads: int) -> Model:
+def load(where: Path, engine: str, threads: int) -> SampledModel:
     """The network of a run of eggroll.train or eggroll.adamw: its folder, or the checkpoint itself.
 
     Raises:
@@ -82,13 +69,13 @@ def load(where: Path, engine: str, threads: int) -> Model:
     return model_of(kept.config, chosen, kept.weights, coding)
 
 
-def model_of(config: Common, engine: Sampled, weights: Any, coding: Coding) -> Model:
+def model_of(config: Common, engine: Sampled, weights: Any, coding: Coding) -> SampledModel:
     """The network of a run with these options."""
-    return Model(engine, weights, coding, usual_temperature(config.data))
+    return SampledModel(engine, weights, coding, usual_temperature(config.data))
 
 
 def texts(
-    model: Model,
+    model: SampledModel,
     prompt: Sequence[int],
     *,
     tokens: int,
@@ -115,7 +102,7 @@ def texts(
 
 
 def _text(
-    model: Model, prompt: Sequence[int], tokens: Iterable[int], stops: Sequence[str]
+    model: SampledModel, prompt: Sequence[int], tokens: Iterable[int], stops: Sequence[str]
 ) -> Iterator[str]:
     decode, shown = Decoder(model.coding), Stops(stops)
     yield from (decode(token) for token in prompt)
@@ -126,13 +113,8 @@ def _text(
     yield shown.end() + decode.end()
 
 
-def usual_temperature(data: str) -> float:
-    """At which what a trained network writes is readable: for count, nearly the likeliest token."""
-    return COUNT_TEMPERATURE if data == "count" else TEXT_TEMPERATURE
-
-
 @dataclass(frozen=True)
-class Options:
+class GenerateOptions:
     """Options of eggroll.generate."""
 
     folder: Annotated[str, tyro.conf.arg(metavar="DIR"), tyro.conf.Positional] = ""
@@ -180,7 +162,7 @@ class Options:
             )
 
 
-def prompt_of(options: Options) -> str:
+def prompt_of(options: GenerateOptions) -> str:
     """The prompt, from wherever it comes; a byte that is no UTF-8 stays what it is.
 
     Raises:
@@ -208,7 +190,7 @@ def prompt_of(options: Options) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def generate(options: Options) -> Iterator[str]:
+def generate(options: GenerateOptions) -> Iterator[str]:
     """The prompt and its continuation, piece by piece.
 
     Raises:
@@ -226,19 +208,13 @@ def generate(options: Options) -> Iterator[str]:
     )  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of eggroll.generate; returns its exit code."""
-
-    def work() -> int:
-        options = cli.parse(
-            Options,
-            sys.argv[1:] if argv is None else argv,
-            command="generate",
-            about="Writes text with a network that eggroll.train or eggroll.adamw trained.",
-            examples=EXAMPLES,
-        )
-        for piece in generate(options):
-            print(piece, end="", flush=True)
-        return cli.DONE
-
-    return cli.run(work)
+@cli.command(
+    GenerateOptions,
+    name="generate",
+    about="Writes text with a network that eggroll.train or eggroll.adamw trained.",
+    examples=EXAMPLES,
+)
+def main(options: GenerateOptions) -> None:
+    """Command line of eggroll.generate."""
+    for piece in generate(options):
+        print(piece, end="", flush=True)

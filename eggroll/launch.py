@@ -8,7 +8,7 @@ core busy by asking its pipes without pause, and waits for ever for a rank that 
 from __future__ import annotations
 
 if __name__ == "__main__":  # before imports that take a while
-    from eggroll import entry
+    from eggroll.cli import entry
 
     raise SystemExit(entry.run("eggroll.launch"))
 
@@ -26,9 +26,9 @@ from typing import Annotated, Any, BinaryIO
 
 import tyro
 
-from eggroll import cli
+from eggroll.cli import command as cli
+from eggroll.cli.screen import say
 from eggroll.errors import InputError
-from eggroll.screen import say
 
 ABOUT = (
     "Starts one run as several processes, by mlx.launch and with its options, and returns the exit "
@@ -42,7 +42,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True)
-class Options:
+class LaunchOptions:
     """Options of mlx.launch that most need; it reads them itself."""
 
     repeat_hosts: int = 1
@@ -58,17 +58,14 @@ GRACE, KILLED = 3.0, 20.0
 POLL = 0.05
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of eggroll.launch; returns the exit code of the ranks."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    own = words[: words.index("--")] if "--" in words else words
-
-    def work() -> int:
-        if not words or cli.asks_for_help(own) or "--version" in own:
-            cli.parse(Options, own or ["--help"], command="launch", about=ABOUT, examples=EXAMPLES)
-        return launched(words)
-
-    return cli.run(work)
+def words_for_mlx(words: Sequence[str]) -> list[str]:
+    """The words as they are, which mlx.launch reads itself; but for those that ask for help."""
+    own = list(words[: words.index("--")] if "--" in words else words)
+    if not words or cli.asks_for_help(own) or "--version" in own:
+        cli.parse(
+            LaunchOptions, own or ["--help"], command="launch", about=ABOUT, examples=EXAMPLES
+        )
+    return list(words)
 
 
 def launched(words: Sequence[str]) -> int:
@@ -172,3 +169,6 @@ def _waited(ranks: Sequence[subprocess.Popen[bytes]], asked: list[int]) -> list[
                 rank.kill()
         time.sleep(POLL)
     return codes
+
+
+main = cli.Command(LaunchOptions, launched, words_for_mlx)

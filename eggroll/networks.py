@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import mlx.core as mx
-import numpy as np
 
-from eggroll import rng
 from eggroll.errors import shown
-from eggroll.program import Program, ProgramError, Register
+from eggroll.spec import rng
+from eggroll.spec.program import Program, ProgramError, Register
+from eggroll.spec.rng import random_matrix
 
 Gates = Literal["clip", "table"]
 NetworkName = Literal["egg"]
@@ -87,11 +87,6 @@ def nnue(
 # name -> the network's builder. Those of NetworkName, language models, are built from (vocabulary,
 # width, layers, gates).
 NETWORKS: dict[str, Callable[..., Program]] = {"egg": egg, "mlp": mlp, "nnue": nnue}
-
-
-def random_matrix(stream: int, shape: tuple[int, ...]) -> mx.array:
-    """Int8 round(16 N(0, 1)) of this shape, from a stream of rng.py."""
-    return mx.array(rng.normal_bytes(stream, int(np.prod(shape))).reshape(shape))
 
 
 def initial_weights(program: Program, seed: int) -> dict[str, mx.array]:

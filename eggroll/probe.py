@@ -8,7 +8,7 @@ the engines that run here.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before imports that take a while
-    from eggroll import entry
+    from eggroll.cli import entry
 
     raise SystemExit(entry.run("eggroll.probe"))
 
@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import platform
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -28,13 +27,14 @@ import nax_check
 import tyro
 from nax_check.facts import sysctl
 
-from eggroll import _extension, cli
-from eggroll.cli import Range
-from eggroll.engines import verdicts
+from eggroll import _extension
+from eggroll.cli import command as cli
+from eggroll.cli.command import Range
+from eggroll.engines import metal
+from eggroll.engines import trial as verdicts
 from eggroll.engines.choice import available
-from eggroll.engines.metal import device as metal
 from eggroll.errors import InputError
-from eggroll.runlog import write_whole
+from eggroll.files import write_whole
 
 # What an int8 product may use, by the kernel's names; a report of every flag would hide them.
 LINUX_FLAGS = (
@@ -67,7 +67,7 @@ Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Options:
+class ProbeOptions:
     """Options of eggroll.probe."""
 
     json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
@@ -303,7 +303,7 @@ def show(found: Found) -> None:
     Console(width=120).print(table)
 
 
-def check(options: Options) -> Options:
+def check(options: ProbeOptions) -> ProbeOptions:
     """Raises InputError for bad options."""
     cli.check_ranges(options)
     path = Path(options.json)
@@ -315,22 +315,19 @@ def check(options: Options) -> Options:
     return options
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of eggroll.probe; returns its exit code."""
-
-    def work() -> int:
-        about = "Says what this machine offers: matrix units, int8 instructions, engines."
-        words = sys.argv[1:] if argv is None else argv
-        given = cli.parse(Options, words, command="probe", about=about, examples=EXAMPLES)
-        options = check(given)
-        found = survey(options.seconds)
-        text = json.dumps(found, indent=1)
-        if options.json == "-":
-            print(text)
-            return cli.DONE
-        show(found)
-        if options.json:
-            write_whole(Path(options.json), text.encode() + b"\n")
-        return cli.DONE
-
-    return cli.run(work)
+@cli.command(
+    ProbeOptions,
+    name="probe",
+    about="Says what this machine offers: matrix units, int8 instructions, engines.",
+    examples=EXAMPLES,
+)
+def main(options: ProbeOptions) -> None:
+    """Command line of eggroll.probe."""
+    findings = survey(check(options).seconds)
+    text = json.dumps(findings, indent=1)
+    if options.json == "-":
+        print(text)
+        return
+    show(findings)
+    if options.json:
+        write_whole(Path(options.json), text.encode() + b"\n")

@@ -10,14 +10,14 @@ Letters: N pairs.
 from __future__ import annotations
 
 if __name__ == "__main__":  # before imports that take a while
-    from eggroll import entry
+    from eggroll.cli import entry
 
     raise SystemExit(entry.run("eggroll.replay"))
 
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -26,15 +26,16 @@ from typing import Annotated, BinaryIO, Final, NamedTuple
 import mlx.core as mx
 import tyro
 
-from eggroll import checkpoint, cli, runlog
-from eggroll.config import Config
+from eggroll.cli import command as cli
 from eggroll.errors import InputError
-from eggroll.estimator import Estimate
-from eggroll.fitness import decided
-from eggroll.learners import engine_for, new_learner
-from eggroll.options import from_dict
-from eggroll.replay_log import Header, header_of, records
-from eggroll.step import Learner
+from eggroll.evolution.estimators import Estimate, decided
+from eggroll.evolution.step import Learner
+from eggroll.files import CHECKPOINT, REPLAY, open_regular
+from eggroll.training import checkpoint
+from eggroll.training.config import Config
+from eggroll.training.learner import engine_for, new_learner
+from eggroll.training.options import from_dict
+from eggroll.training.replay_log import Header, header_of, records
 
 EXAMPLES: Final = (
     ("runs/stdlib-000", "rebuild the last weights and compare them with the checkpoint"),
@@ -44,7 +45,7 @@ SAID_SECONDS: Final = 10.0  # between lines of progress
 
 
 @dataclass(frozen=True)
-class Options:
+class ReplayOptions:
     """Options of eggroll.replay."""
 
     folder: Annotated[str, tyro.conf.arg(metavar="DIR"), tyro.conf.Positional] = ""
@@ -75,9 +76,9 @@ def opened(place: str) -> Source:
         InputError: there is none, or it cannot be read.
     """
     path = Path(place)
-    path = path / runlog.REPLAY if path.is_dir() else path
+    path = path / REPLAY if path.is_dir() else path
     try:
-        file = runlog.open_regular(path)
+        file = open_regular(path)
     except FileNotFoundError:
         raise without_log(path) from None
     except OSError as error:
@@ -105,7 +106,7 @@ def without_log(path: Path) -> InputError:
     """The error for a run that has no replay log."""
     folder = path.parent
     try:
-        options = checkpoint.load_options(folder / runlog.CHECKPOINT)
+        options = checkpoint.load_options(folder / CHECKPOINT)
     except InputError as error:
         return InputError(f"there is no {str(path)!r}, and {error}")
     if not options.estimator_class.replays:
@@ -155,7 +156,7 @@ def replayed(source: Source, learner: Learner, step: int) -> Iterator[Learner]:
         yield learner
 
 
-def replay(options: Options) -> str:
+def replay(options: ReplayOptions) -> str:
     """Rebuilds the weights of an update, prints what was done and returns their signature.
 
     Raises:
@@ -170,7 +171,7 @@ def replay(options: Options) -> str:
     with source.file:
         step = updates(source, options.step)
         config = replace(source.config, engine=options.engine, threads=options.threads, chunk=0)
-        engine, reason = engine_for(config)
+        engine, reason = engine_for(config, config.program())
         known, why_not = checkpoint_of(source.path.parent, step)
         learner = new_learner(config, engine)
         print(f"engine: {engine.description}{', ' * bool(reason)}{reason}")
@@ -196,7 +197,7 @@ Known = tuple[int, str]  # update and signature of a checkpoint; update -1 where
 def checkpoint_of(folder: Path, step: int) -> tuple[Known, str]:
     """The checkpoint that a replay up to `step` passes, and why there is none to compare with."""
     try:
-        kept = checkpoint.load(folder / runlog.CHECKPOINT)
+        kept = checkpoint.load(folder / CHECKPOINT)
     except InputError as error:
         return (-1, ""), f"not compared with a checkpoint: {error}"
     if kept.step > step:
@@ -230,18 +231,12 @@ def write(path: Path, config: Config, learner: Learner) -> None:
     checkpoint.save_weights(path, learner.step, config, learner.weights, learner.memory)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of eggroll.replay; returns its exit code."""
-
-    def work() -> int:
-        options = cli.parse(
-            Options,
-            sys.argv[1:] if argv is None else argv,
-            command="replay",
-            about="Rebuilds past weights of a run from the signs of its pairs, without its text.",
-            examples=EXAMPLES,
-        )
-        print(f"signature: {replay(options)}")
-        return cli.DONE
-
-    return cli.run(work)
+@cli.command(
+    ReplayOptions,
+    name="replay",
+    about="Rebuilds past weights of a run from the signs of its pairs, without its text.",
+    examples=EXAMPLES,
+)
+def main(options: ReplayOptions) -> None:
+    """Command line of eggroll.replay."""
+    print(f"signature: {replay(options)}")

@@ -6,13 +6,13 @@ It is run, never imported: once imported, a submodule takes the place of the pac
 
 import sys
 
-from eggroll import entry
+from eggroll.cli import entry
 
 if __name__ == "eggroll.train":
     raise ImportError(
         "eggroll.train is a function and no module to import: use `from eggroll import train`, or "
-        "eggroll.training for the loop; the command is `python -m eggroll.train`."
+        "eggroll.training.loop for the loop; the command is `python -m eggroll.train`."
     )
 
 if __name__ == "__main__":
-    sys.exit(entry.run("eggroll.training"))
+    sys.exit(entry.run("eggroll.training.loop"))

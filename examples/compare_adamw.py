@@ -9,7 +9,8 @@ tokens and over seconds.
 from pathlib import Path
 
 import eggroll as eg
-from eggroll import adamw, plot
+from eggroll import adamw
+from eggroll.training import curves, pictures
 
 
 def main(steps: int = 60, data: str = "stdlib", out: str = "runs/compare") -> None:
@@ -25,11 +26,11 @@ def main(steps: int = 60, data: str = "stdlib", out: str = "runs/compare") -> No
 
     print(f"\n{'run':10} {'bits per byte':>13} {'tokens':>11} {'seconds of updates':>19}")
     for folder in folders:
-        run = plot.read_run(folder)
+        run = curves.read_run(folder)
         updates, loss = run.curve("val_loss")
         tokens, seconds = run.tokens(updates)[-1], run.elapsed(updates)[-1]
         print(f"{folder.name:10} {loss[-1]:13.3f} {tokens:11,.0f} {seconds:19.1f}")
-    print(f"written: {plot.compare(folders, Path(out) / 'compare.png')}")
+    print(f"written: {pictures.compare(folders, Path(out) / 'compare.png')}")
 
 
 if __name__ == "__main__":

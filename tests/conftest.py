@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 from ended import Ended
 
-from eggroll import _extension, training
+from eggroll import _extension, files
 from eggroll.engines import available
+from eggroll.training import loop as training
 
 # Seconds matter: a run of these options takes hundredths of one.
 TINY = [
@@ -116,16 +118,24 @@ def call(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
+def replace_in_files(patch: pytest.MonkeyPatch, name: str, function: object) -> None:
+    """Replaces a function of eggroll.files in every module that has it under that name."""
+    real = getattr(files, name)
+    for module in [m for key, m in sys.modules.items() if key.partition(".")[0] == "eggroll"]:
+        if vars(module).get(name) is real:
+            patch.setattr(module, name, function)
+
+
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a sweep: they take longer than a tiny one."""
-    monkeypatch.setattr("eggroll.sweep.pictures.draw", lambda results, folder, unit: [])
+    monkeypatch.setattr("eggroll.sweep.report.draw", lambda results, folder, unit: [])
 
 
 @pytest.fixture
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out curves.png, which takes longer than a tiny run."""
-    monkeypatch.setattr("eggroll.plot.curves", lambda folder: folder)
+    monkeypatch.setattr("eggroll.training.pictures.curves", lambda folder: folder)
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eggroll.data.corpora import Text
 from eggroll.data.streams import TextCorpus
+from eggroll.data.text import Text
 
 PROSE = b"The hen laid an egg.\nThe egg rolled.\n\n"
 

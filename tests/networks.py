@@ -11,19 +11,21 @@ import numpy as np
 import oracle
 
 from eggroll import networks
-from eggroll import program as language
-from eggroll.fixed_point import gate_tables
 from eggroll.networks import Gates
-from eggroll.noise import Slices, slice_length
+from eggroll.spec.fixed_point import gate_tables
+from eggroll.spec.noise import Slices, slice_length
+from eggroll.spec.program import Batch, Program
 
 GOLDEN = Path(__file__).parent / "golden"
+
+Rows = tuple[np.ndarray | None, np.ndarray | None]  # inputs and features, as oracles take them
 
 
 @dataclass
 class Case:
     """One evaluation, as engines and oracle take it; arrays are NumPy."""
 
-    program: language.Program
+    program: Program
     weights: dict[str, np.ndarray]
     table: np.ndarray
     starts: np.ndarray  # [leaves, N]
@@ -33,7 +35,8 @@ class Case:
     targets: np.ndarray
     state: np.ndarray
     gates: str = "clip"
-    rows: language.Rows = language.NO_ROWS  # of NumPy arrays
+    inputs: np.ndarray | None = None
+    features: np.ndarray | None = None
 
     @property
     def slices(self) -> Slices:
@@ -41,9 +44,13 @@ class Case:
         return Slices(mx.array(self.table), mx.array(self.starts), self.rank, shift)
 
     @property
-    def arrays(self) -> tuple[mx.array, mx.array, mx.array, language.Rows]:
-        shown = language.Rows(*(a if a is None else mx.array(a) for a in self.rows))
-        return mx.array(self.tokens), mx.array(self.targets), mx.array(self.state), shown
+    def rows(self) -> Rows:
+        return self.inputs, self.features
+
+    @property
+    def batch(self) -> Batch:
+        """As engines take it."""
+        return Batch(self.tokens, self.targets, self.state, *self.rows).each(mx.array)
 
     @property
     def leaves(self) -> dict[str, mx.array]:
@@ -78,7 +85,7 @@ def int8(rng: np.random.Generator, shape, extreme: bool = False) -> np.ndarray:
 
 
 def case_of(
-    program: language.Program,
+    program: Program,
     rng: np.random.Generator,
     *,
     T: int = 3,
@@ -93,7 +100,7 @@ def case_of(
     V, lengths = program.vocabulary, [slice_length(p.shape, rank) for p in program.leaves]
     table = int8(rng, 4 * max(lengths), extreme)
     starts = np.stack([rng.integers(0, table.size - n + 1, P // 2) for n in lengths])
-    return Case(
+    case = Case(
         program,
         {leaf.name: int8(rng, leaf.shape, extreme) for leaf in program.leaves},
         table,
@@ -103,13 +110,12 @@ def case_of(
         rng.integers(0, V, (P, T)).astype(np.int32),
         rng.integers(0, V, (P, T)).astype(np.int32),
         int8(rng, (P, program.state_size), extreme),
-        rows=rows_of(program, rng, P, T, extreme),
     )
+    case.inputs, case.features = rows_of(program, rng, P, T, extreme)
+    return case
 
 
-def rows_of(
-    program: language.Program, rng: np.random.Generator, P: int, T: int, extreme: bool
-) -> language.Rows:
+def rows_of(program: Program, rng: np.random.Generator, P: int, T: int, extreme: bool) -> Rows:
     """What members are shown: inputs with a -128 here and there, and features of few values.
 
     So that lists have the same index twice, and the absent mark -1 anywhere.
@@ -124,7 +130,7 @@ def rows_of(
         indices[rng.random(shape) < 0.1] = count - 1
         indices[rng.random(shape) < rng.random()] = -1
         features[:, :, first : first + lists * active] = indices
-    return language.Rows(inputs if program.inputs else None, features if program.indices else None)
+    return inputs if program.inputs else None, features if program.indices else None
 
 
 def random_case(

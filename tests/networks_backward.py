@@ -11,12 +11,13 @@ import oracle_backward
 import pytest
 from networks import Case, int8
 
-from eggroll import _extension, engines, rng
-from eggroll.backward import Backward, Learnt
-from eggroll.carried import Feedback, Local
-from eggroll.config import Config
+from eggroll import _extension, engines
 from eggroll.engines import Engine
-from eggroll.rule import feedback_name
+from eggroll.evolution.estimators import Feedback, Local
+from eggroll.evolution.rules import feedback_name
+from eggroll.spec import rng
+from eggroll.spec.backward import Backward, Learnt
+from eggroll.training.config import Config
 
 ENGINES = [name for name, engine in engines.ENGINES.items() if not engine.unavailable_because()]
 ISAS = _extension.load().usable_isas() if "cpu" in ENGINES else []
@@ -51,9 +52,8 @@ class Carried:
         return Backward(tuple(self.scales), made.matrices(case.leaves, kept))
 
     def run(self, engine: Engine) -> Learnt:
-        tokens, targets, state, rows = self.case.arrays
         prepared, words = engine.prepare(self.case.leaves), mx.array(self.words)
-        return engine.learn(prepared, tokens, targets, state, words, self.backward, rows)
+        return engine.learn(prepared, self.case.batch, words, self.backward)
 
     def oracle(self):
         """Scores, states, votes and sizes."""

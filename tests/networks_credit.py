@@ -10,9 +10,9 @@ import oracle_credit
 import oracle_rows
 from networks import Case, random_case
 
-from eggroll.credit import Crediting, CreditNoise, crediting
 from eggroll.engines import Engine
-from eggroll.fixed_point import gate_tables
+from eggroll.spec.credit import Crediting, CreditNoise, crediting
+from eggroll.spec.fixed_point import gate_tables
 
 LARGEST = 1 << 19  # value in place of a score difference
 
@@ -85,14 +85,13 @@ class Credited:
         case, values = self.case, None if self.values is None else mx.array(self.values)
         prepared = engine.prepare(case.leaves)
         return engine.credit(
-            prepared, case.slices, self.credit_noise, self.crediting, *case.arrays, values
+            prepared, case.slices, case.batch, self.credit_noise, self.crediting, values
         )
 
     def outputs(self, engine: Engine):
-        tokens, _, state, rows = self.case.arrays
         prepared = engine.prepare(self.case.leaves)
         return engine.outputs(
-            prepared, self.case.slices, tokens, state, rows, self.credit_noise, self.crediting
+            prepared, self.case.slices, self.case.batch, self.credit_noise, self.crediting
         )
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eggroll.program import MAX_REGISTERS, Program, Register
+from eggroll.spec.program import MAX_REGISTERS, Program, Register
 
 Pick = Callable[[Sequence[Any]], Any]  # one of some options
 TABLES = ["sigmoid", "tanh"]

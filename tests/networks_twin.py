@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import mlx.core as mx
 import numpy as np
 from networks import rows_of
 
-from eggroll.baseline.float_numpy import Pass
-from eggroll.baseline.float_twin import ONE, Twin, real, rows_by_token
+from eggroll.baseline.twin import ONE, Twin, by_token, real
+from eggroll.baseline.twin_numpy import Pass
 from eggroll.networks import mlp, nnue
-from eggroll.program import OPERATIONS, Program, Register, Rows
+from eggroll.spec.program import OPERATIONS, Batch, Program, Register
 
 STEPS = [max(-127, min(127, (v // 9) * 11 + v % 9)) for v in range(-127, 128)]  # steep and flat
 D = 4
@@ -70,12 +69,14 @@ class Case(NamedTuple):
     features: np.ndarray | None
 
     @property
-    def rows(self) -> Rows:
-        return rows_by_token(self.inputs, self.features)
+    def shown(self) -> Batch:
+        """What engines are given, in NumPy's arrays."""
+        return Batch(self.tokens, None, self.state, self.inputs, self.features)
 
     @property
-    def start(self) -> mx.array:
-        return real({"state": self.state})["state"]
+    def batch(self) -> Batch:
+        """As twins read it, in MLX's arrays."""
+        return by_token(self.shown)._replace(state=real({"state": self.state})["state"])
 
 
 def case_of(program: Program, S: int, T: int, seed: int = 0) -> Case:
@@ -102,11 +103,9 @@ NETWORKS = {kind: program_of(kind) for kind in KINDS} | {
 
 def loss_of(case: Case, weights: dict[str, np.ndarray], slopes: dict[str, np.ndarray]):
     """In float64: the sum of slope x output, logits among them, and the pass behind it."""
-    run = Pass(
-        Twin(case.program), weights, case.tokens.T,
-        *(None if a is None else a.swapaxes(0, 1) for a in (case.inputs, case.features)),
-    )  # fmt: skip
-    run.forward(case.state / ONE)
+    by_row = case.shown.rows(lambda a: a.swapaxes(0, 1))._replace(state=case.state / ONE)
+    run = Pass(Twin(case.program), weights, by_row)
+    run.forward()
     found = run.outputs | ({} if run.logits is None else {"logits": run.logits})
     assert all(a.dtype == np.float64 for a in found.values())
     return sum((found[name] * slope).sum() for name, slope in slopes.items()), run

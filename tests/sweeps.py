@@ -10,8 +10,8 @@ from pathlib import Path
 import optuna
 import pytest
 
-from eggroll.config import Config
-from eggroll.run import TrainingRun
+from eggroll.training.config import Config
+from eggroll.training.run import TrainingRun
 
 TINY = [
     *("--data", "count", "--pop", "32", "--width", "16", "--seq-len", "8", "--table-bits", "16"),
@@ -57,7 +57,7 @@ def finished(study: optuna.Study) -> int:
 
 def start(*words: object, patch: str = "") -> subprocess.Popen[str]:
     """A sweep in a process of its own, with something changed in it before it begins."""
-    begin = "import sys\nfrom eggroll.sweep import command, trial"
+    begin = "import sys\nfrom eggroll.sweep import command, plan"
     code = f"{begin}\n{patch}\nsys.exit(command.main())"
     begin = ["-c", code] if patch else ["-m", "eggroll.sweep"]
     command = [sys.executable, *begin, *map(str, words)]

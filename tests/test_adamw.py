@@ -13,15 +13,19 @@ from conftest import TINY, Command
 from networks import rows_of
 from networks_random import every_operation
 
-from eggroll import adamw, checkpoint, generate, networks, plot, runlog
-from eggroll import program as language
-from eggroll.baseline import backprop, float_numpy, float_twin
-from eggroll.baseline.backprop import Options, Trainer
-from eggroll.baseline.float_numpy import NumpyTwin
-from eggroll.baseline.float_twin import ONE, Twin, by_token, real, rows_by_token
+from eggroll import adamw, generate, networks, plot
+from eggroll.baseline import backprop
+from eggroll.baseline import twin as float_twin
+from eggroll.baseline import twin_numpy as float_numpy
+from eggroll.baseline.backprop import AdamwOptions, AdamwTrainer
+from eggroll.baseline.twin import ONE, Twin, by_token, real
+from eggroll.baseline.twin_numpy import NumpyTwin
 from eggroll.data.streams import load_corpus
 from eggroll.engines import choose
-from eggroll.population import Population
+from eggroll.evolution.population import Population
+from eggroll.files import CHECKPOINT, FILES, REPLAY, STATISTICS
+from eggroll.spec import program as language
+from eggroll.training import checkpoint, curves
 
 SMALL = [
     *("--data", "count", "--streams", "8", "--width", "16", "--seq-len", "8", "--steps", "6"),
@@ -66,7 +70,7 @@ NETWORKS = {
 
 
 def case(program: language.Program, S: int, T: int, seed: int = 0):
-    """Int8 weights, tokens and targets [S, T] with marks among them, int8 state."""
+    """Int8 weights, and a batch: tokens and targets [S, T] with marks among them, int8 state."""
     rng = np.random.default_rng(seed)
     weights = {
         leaf.name: np.clip(np.rint(rng.normal(leaf.init or 0, 16, leaf.shape)), -127, 127)
@@ -74,15 +78,23 @@ def case(program: language.Program, S: int, T: int, seed: int = 0):
     }
     tokens, targets = rng.integers(0, program.vocabulary, (2, S, T)).astype(np.int32)
     state = np.rint(rng.normal(0, 16, (S, program.state_size))).astype(np.int8)
-    return {k: w.astype(np.int8) for k, w in weights.items()}, tokens, targets, state
+    batch = language.Batch(tokens, targets, state)
+    return {k: w.astype(np.int8) for k, w in weights.items()}, batch
 
 
-def integer_logits(program: language.Program, weights, tokens, state) -> np.ndarray:
+def read(batch: language.Batch) -> language.Batch:
+    """As twins read it: by token, from a state in real units."""
+    return by_token(batch)._replace(state=real({"state": batch.state})["state"])
+
+
+def integer_logits(program: language.Program, weights, batch: language.Batch) -> np.ndarray:
     """Logits [T, S, V] of the int8 network, in bits."""
     engine, _ = choose("portable", program, 1)
-    leaves, state, rows = {k: mx.array(w) for k, w in weights.items()}, mx.array(state), []
-    for column in tokens.T:
-        logits, state = engine.logits(engine.prepare(leaves), mx.array(column), state)
+    leaves, given, rows = {k: mx.array(w) for k, w in weights.items()}, batch.each(mx.array), []
+    state = given.state
+    for t in range(batch.size[1]):
+        row = given.window(slice(t, t + 1))._replace(state=state)
+        logits, state = engine.logits(engine.prepare(leaves), row)
         rows.append(np.array(logits) / ONE)
     return np.stack(rows)
 
@@ -99,18 +111,14 @@ def test_twin_is_near_the_integer_network(gates: networks.Gates, twin: str):
     """First weights, D 64, L 1: logits within 3 last bits on average, loss within 0.06 bits."""
     program = networks.egg(256, 64, 1, gates)
     weights = networks.initial_weights(program, 0)
-    _, tokens, targets, _ = case(program, 32, 16)
-    state = np.zeros((32, 64), np.int8)
-    whole = integer_logits(program, weights, tokens, state)
-    start = real({"state": state})["state"]
-    batch = by_token(tokens), by_token(targets)
-    logits, _ = TWINS[twin](program).logits(real(weights), batch[0], start)
+    batch = case(program, 32, 16)[1]._replace(state=np.zeros((32, 64), np.int8))
+    whole = integer_logits(program, weights, batch)
+    logits, _ = TWINS[twin](program).logits(real(weights), read(batch))
     assert np.corrcoef(np.array(logits).ravel(), whole.ravel())[0, 1] > 0.98
     assert np.abs(np.array(logits) - whole).mean() * ONE < 3
     engine, _ = choose("auto", program, 1)
-    arrays = (mx.array(a) for a in (tokens, targets, state))
-    scores, _ = engine.evaluate(engine.prepare(weights), None, *arrays)
-    bits, _ = TWINS[twin](program).bits(real(weights), *batch, start)
+    scores, _ = engine.evaluate(engine.prepare(weights), None, batch.each(mx.array))
+    bits, _ = TWINS[twin](program).bits(real(weights), read(batch))
     assert abs(np.array(bits).mean() + np.array(scores).mean() / ONE) < 0.06
 
 
@@ -133,10 +141,9 @@ def test_with_every_floor_the_twin_is_the_integer_network(
     new = {kind: floored(f) for kind, f in float_twin.OPERATIONS.items()}
     monkeypatch.setattr(float_twin, "OPERATIONS", new | {"norm": norm, "lookup": lookup})
     program = networks.egg(32, 16, 3, gates)  # 16 and 64 inputs: powers of two divide exactly
-    weights, tokens, _, state = case(program, 40, 9)
-    start = real({"state": state})["state"]
-    logits, _ = Twin(program).logits(real(weights), by_token(tokens), start)
-    assert np.array_equal(np.array(logits), integer_logits(program, weights, tokens, state))
+    weights, batch = case(program, 40, 9)
+    logits, _ = Twin(program).logits(real(weights), read(batch))
+    assert np.array_equal(np.array(logits), integer_logits(program, weights, batch))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -144,17 +151,17 @@ def test_both_twins_are_one(name: str):
     """NumPy's values and gradients against MLX's automatic ones, marks and threads included."""
     program = NETWORKS[name]
     slack = 10 if name == "every operation" else 1  # roundings pass through more divisions there
-    weights, tokens, targets, state = case(program, 50, 5)
-    rows = rows_by_token(*rows_of(program, np.random.default_rng(1), 50, 5, False))
-    args = real(weights), *map(by_token, (tokens, targets)), real({"state": state})["state"], rows
+    weights, batch = case(program, 50, 5)
+    inputs, features = rows_of(program, np.random.default_rng(1), 50, 5, False)
+    args = real(weights), read(batch._replace(inputs=inputs, features=features))
     mean, after, leaves = Twin(program).gradient(*args)
-    logits, _ = Twin(program).logits(args[0], args[1], *args[3:])
+    logits, _ = Twin(program).logits(*args)
     for threads in (1, 3):
         twin = NumpyTwin(program, threads)
         mine, mine_after, mine_leaves = twin.gradient(*args)
         np.testing.assert_allclose(np.array(mine), np.array(mean), rtol=1e-5)
         np.testing.assert_allclose(np.array(mine_after), np.array(after), atol=slack * 1e-4)
-        found = np.array(twin.logits(args[0], args[1], *args[3:])[0])
+        found = np.array(twin.logits(*args)[0])
         np.testing.assert_allclose(found, np.array(logits), atol=slack * 1e-4)
         assert mine_leaves.keys() == leaves.keys()
         for key, g in leaves.items():
@@ -168,14 +175,14 @@ def test_both_twins_are_one(name: str):
 def test_gradient_is_the_slope_of_the_loss(name: str):
     """Central differences of the MLX twin's loss along a random direction of every leaf."""
     program = NETWORKS[name]
-    weights, tokens, targets, state = case(program, 6, 4, seed=2)
-    gradient = backprop.gradient(program, weights, tokens, targets, state)
+    weights, batch = case(program, 6, 4, seed=2)
+    gradient = backprop.gradient(program, weights, batch)
     rng, twin = np.random.default_rng(1), Twin(program)
-    rest = (by_token(tokens), by_token(targets), real({"state": state})["state"])
+    given = read(batch)
 
     def loss(key: str, step: np.ndarray) -> float:
         moved = real(weights | {key: weights[key] + step})
-        return float(np.array(twin.bits(moved, *rest)[0]).mean(dtype=np.float64))
+        return float(np.array(twin.bits(moved, given)[0]).mean(dtype=np.float64))
 
     for key, g in gradient.items():
         direction = np.sign(g) + 0.1 * rng.normal(size=g.shape)  # a slope that stands out
@@ -188,7 +195,8 @@ def test_log_likelihood_survives_far_apart_logits():
     """No overflow and no sentinel: far apart logits cost their distance."""
     run = float_numpy.Pass.__new__(float_numpy.Pass)
     run.logits = np.array([[[900.0, -900.0]]], np.float32)
-    bits, chances = float_numpy.token_bits(run, np.array([[1]]))
+    run.batch = language.Batch(np.array([[0]]), np.array([[1]]))
+    bits, chances = float_numpy.token_bits(run)
     assert bits.tolist() == [[1800.0]]
     assert chances.tolist() == [[[1.0, 0.0]]]
 
@@ -199,18 +207,18 @@ def test_reads_the_batches_that_eggroll_reads(
 ):
     """Two members to a stream: a population of 16 reads what 8 streams are."""
     seen: dict[str, list[np.ndarray]] = {"es": [], "adamw": []}
-    evaluate, update = Population.evaluate, Trainer.update
+    evaluate, update = Population.evaluate, AdamwTrainer.update
 
-    def evaluating(self, weights, epoch, tokens, targets, state):
-        seen["es"].append(np.stack([tokens, targets]))
-        return evaluate(self, weights, epoch, tokens, targets, state)
+    def evaluating(self, weights, epoch, batch):
+        seen["es"].append(np.stack(batch[:2]))
+        return evaluate(self, weights, epoch, batch)
 
-    def updating(self, tokens, targets):
-        seen["adamw"].append(np.stack([tokens, targets]))
-        return update(self, tokens, targets)
+    def updating(self, batch):
+        seen["adamw"].append(np.stack(batch[:2]))
+        return update(self, batch)
 
     monkeypatch.setattr(Population, "evaluate", evaluating)
-    monkeypatch.setattr(Trainer, "update", updating)
+    monkeypatch.setattr(AdamwTrainer, "update", updating)
     for data in (["--data", text], ["--count-steps", 2, 3]):
         call(*TINY, *data, "--pop", 16, "--out", tmp_path / f"es{len(seen['es'])}")
         call(*SMALL, *data, "--out", tmp_path / f"a{len(seen['es'])}", main=adamw.main)
@@ -221,26 +229,26 @@ def test_reads_the_batches_that_eggroll_reads(
 @pytest.mark.parametrize("seed", [0, 1])
 def test_count_is_learnt_in_44_updates(seed: int):
     """V = 16, D = 64, one layer, T = 16, 128 streams: below 0.05 bits per token."""
-    options = Options(data="count", seed=seed, steps=44)
-    trainer = Trainer(options, NumpyTwin(options.program()))
+    options = AdamwOptions(data="count", seed=seed, steps=44)
+    trainer = AdamwTrainer(options, NumpyTwin(options.program()))
     corpus = load_corpus("count", vocabulary=16)
     streams = corpus.streams("train", options.streams, options.seq_len, seed)
     for step in range(options.steps):
-        trainer.update(*streams.batch(step))
-    tokens, targets = corpus.streams("valid", 64, 64, seed).batch(0)
-    state = mx.zeros((64, trainer.twin.program.state_size))
-    bits, _ = trainer.twin.bits(trainer.weights, by_token(tokens), by_token(targets), state)
+        trainer.update(streams.batch(step))
+    start = mx.zeros((64, trainer.twin.program.state_size))
+    batch = corpus.streams("valid", 64, 64, seed).batch(0)._replace(state=start)
+    bits, _ = trainer.twin.bits(trainer.weights, by_token(batch))
     assert np.array(bits)[corpus.warmup :].mean() < 0.05
 
 
 def test_learning_rate_rises_and_falls():
-    options = Options(steps=100, learning_rate=1.0, warmup=0.1, floor=0.2)
+    options = AdamwOptions(steps=100, learning_rate=1.0, warmup=0.1, floor=0.2)
     rates = [options.rate(step) for step in range(100)]
     assert rates[:9] == pytest.approx(np.arange(1, 10) / 10)
     assert max(rates) == rates[9] == 1
     assert rates[9:] == sorted(rates[9:], reverse=True)
     assert rates[99] == pytest.approx(0.2)
-    assert Options(steps=1).rate(0) > 0
+    assert AdamwOptions(steps=1).rate(0) > 0
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
@@ -254,9 +262,9 @@ def test_a_run_leaves_what_it_promises(call: Command, tmp_path: Path, finished: 
     ended = call(*SMALL, "--out", run, main=adamw.main)
     assert len(ended.signature) == 64
     assert ended.out.startswith("engine: float twin")
-    assert {path.name for path in run.iterdir()} == {*runlog.FILES} - {
-        runlog.REPLAY,
-        runlog.STATISTICS,
+    assert {path.name for path in run.iterdir()} == {*FILES} - {
+        REPLAY,
+        STATISTICS,
     }
     ours, theirs = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -268,7 +276,7 @@ def test_a_run_leaves_what_it_promises(call: Command, tmp_path: Path, finished: 
     assert (run / "samples.txt").read_text().count("===") == 8
     both = call(finished, run, "--out", tmp_path / "both.png", main=plot.main)
     assert (both.code, both.err) == (0, "")
-    es, base = (plot.read_run(folder) for folder in (finished, run))
+    es, base = (curves.read_run(folder) for folder in (finished, run))
     assert es.tokens(es.valid_steps).tolist() == [2 * 16 * 8, 4 * 16 * 8, 6 * 16 * 8]
     assert base.tokens(base.valid_steps).tolist() == [2 * 8 * 8, 4 * 8 * 8, 6 * 8 * 8]
     seconds = np.cumsum([row["seconds"] for row in ours])
@@ -284,25 +292,25 @@ def test_stopped_and_resumed_is_the_same_run(
 ):
     words = [*SMALL, "--data", text, "--layers", 2, "--gates", "table", "--checkpoint-every", 0]
     whole = call(*words, "--out", tmp_path / "whole", main=adamw.main)
-    update = Trainer.update
+    update = AdamwTrainer.update
 
-    def stopping(self, tokens, targets):
+    def stopping(self, batch):
         if self.step == step:
             signal.raise_signal(signal.SIGTERM)
-        return update(self, tokens, targets)
+        return update(self, batch)
 
-    monkeypatch.setattr(Trainer, "update", stopping)
+    monkeypatch.setattr(AdamwTrainer, "update", stopping)
     ended = call(*words, "--out", tmp_path / "run", main=adamw.main)
     assert ended.code == 130
     assert f"after update {step + 1} of 6; go on with: " in ended.err
     assert " -m eggroll.adamw --resume " in ended.err
-    monkeypatch.setattr(Trainer, "update", update)
+    monkeypatch.setattr(AdamwTrainer, "update", update)
     resumed = call("--resume", tmp_path / "run", main=adamw.main)
     assert resumed.signature == whole.signature
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
     one, two = (tmp_path / folder for folder in ("whole", "run"))
     assert (one / "samples.txt").read_bytes() == (two / "samples.txt").read_bytes()
-    kept = [checkpoint.read(f / runlog.CHECKPOINT, adamw.FORMAT)[1] for f in (one, two)]
+    kept = [checkpoint.read(f / CHECKPOINT, adamw.FORMAT)[1] for f in (one, two)]
     assert all(np.array_equal(kept[0][name], kept[1][name]) for name in kept[0])
 
 
@@ -375,9 +383,9 @@ def test_text_is_generated_from_the_twin(call: Command, tmp_path: Path):
 def test_a_checkpoint_of_another_network_is_refused(call: Command, tmp_path: Path):
     run = tmp_path / "run"
     assert call(*SMALL, "--steps", 1, "--out", run, main=adamw.main).code == 0
-    path = run / runlog.CHECKPOINT
+    path = run / CHECKPOINT
     metadata, arrays = checkpoint.read(path, adamw.FORMAT)
-    facts = (adamw.reader.read(path)[0], json.loads(metadata["corpus"]))
+    facts = (backprop.read(path)[0], json.loads(metadata["corpus"]))
     arrays["weights/head"] = arrays["weights/head"][:, :3].copy()
     checkpoint.write(path, adamw.FORMAT, 1, *facts, arrays)
     ended = call("--resume", run, "--steps", 2, main=adamw.main)
@@ -389,7 +397,7 @@ def test_a_checkpoint_of_another_network_is_refused(call: Command, tmp_path: Pat
 def test_a_loss_that_is_no_number_ends_the_run(
     call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Trainer, "update", lambda *_: float("nan"))
+    monkeypatch.setattr(AdamwTrainer, "update", lambda *_: float("nan"))
     ended = call(*SMALL, "--out", tmp_path / "run", main=adamw.main)
     assert ended.code == 2
     assert "is nan: try a --learning-rate below" in ended.err

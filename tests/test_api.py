@@ -16,14 +16,17 @@ from conftest import TINY, Command
 from test_train import SIGNATURE, TIMES, metrics
 
 import eggroll as eg
-from eggroll import checkpoint, generate, options, runlog, training
-from eggroll.anyrun import validation_batches
-from eggroll.data.tokens import token_corpus
+from eggroll import generate
+from eggroll.data.streams import token_corpus
+from eggroll.files import CHECKPOINT, FILES, SAMPLES, Row
+from eggroll.training import checkpoint, options
+from eggroll.training import loop as training
+from eggroll.training.run import validation_batches
 
 CONFIG = training.options_from(TINY)  # the run whose bits test_train knows
 
 
-def timeless(history: list[runlog.Row]) -> list[runlog.Row]:
+def timeless(history: list[Row]) -> list[Row]:
     return [{k: v for k, v in row.items() if k not in TIMES} for row in history]
 
 
@@ -54,19 +57,18 @@ def test_training_is_the_commands_and_writes_nothing(folder: Path, finished: Pat
 def test_training_writes_what_the_command_writes(folder: Path, finished: Path, capfd):
     made = eg.train(CONFIG, out=folder / "run")
     assert made.folder == folder / "run"
-    assert {path.name for path in made.folder.iterdir()} == set(runlog.FILES)
+    assert {path.name for path in made.folder.iterdir()} == set(FILES)
     assert capfd.readouterr() == ("", "")
     mine, theirs = (
-        checkpoint.read(path / runlog.CHECKPOINT, checkpoint.FORMAT)
-        for path in (made.folder, finished)
+        checkpoint.read(path / CHECKPOINT, checkpoint.FORMAT) for path in (made.folder, finished)
     )
     assert mine[0] == theirs[0]
     assert {k: v.tobytes() for k, v in mine[1].items()} == {
         k: v.tobytes() for k, v in theirs[1].items()
     }
-    samples = made.folder / runlog.SAMPLES
-    assert samples.read_bytes() == (finished / runlog.SAMPLES).read_bytes()
-    loaded = [eg.load(made.folder), eg.load(str(made.folder / runlog.CHECKPOINT))]
+    samples = made.folder / SAMPLES
+    assert samples.read_bytes() == (finished / SAMPLES).read_bytes()
+    loaded = [eg.load(made.folder), eg.load(str(made.folder / CHECKPOINT))]
     for model in (made.model, *loaded):
         assert model.weights.keys() == made.weights.keys()
         assert all(np.array_equal(model.weights[k], v) for k, v in made.weights.items())
@@ -91,8 +93,8 @@ def test_a_callback_stops_the_run_and_it_goes_on(folder: Path, no_curves: None, 
     stops = [lambda row: seen.append(row["step"]), lambda row: answer if row["step"] == 3 else None]
     made = eg.train(CONFIG, callbacks=stops, out=folder / "run")
     assert (seen, made.step, len(made.history)) == ([1, 2, 3], 3, 3)
-    assert checkpoint.load(folder / "run" / runlog.CHECKPOINT).step == 3
-    assert not (folder / "run" / runlog.SAMPLES).exists()
+    assert checkpoint.load(folder / "run" / CHECKPOINT).step == 3
+    assert not (folder / "run" / SAMPLES).exists()
     ended = eg.train(replace(CONFIG, resume=str(folder / "run")), callbacks=stops[0])
     assert (seen, ended.signature) == ([1, 2, 3, 4, 5, 6], SIGNATURE)
     assert [row["step"] for row in ended.history] == seen
@@ -103,7 +105,7 @@ def test_no_other_answer_of_a_callback_stops_the_run(answer):
     assert eg.train(CONFIG, callbacks=lambda row: answer).signature == SIGNATURE
 
 
-def press(row: runlog.Row) -> None:
+def press(row: Row) -> None:
     if row["step"] == 3:
         signal.raise_signal(signal.SIGINT)
 
@@ -237,7 +239,7 @@ def test_a_users_type_checker_knows_it(tmp_path: Path):
     assert types[0].startswith("dict[str, numpy.ndarray[")
     assert types[1].startswith("numpy.ndarray[")
     assert all("signedinteger" in kind and "8Bit" in kind for kind in types[:2])
-    assert types[2:] == ["str", "eggroll.program.Program"]
+    assert types[2:] == ["str", "eggroll.spec.program.Program"]
     errors = [note for note in notes if "error" in note]
     assert len(errors) == 2, ended.stdout
     assert 'argument "callback"' in errors[0]

@@ -21,12 +21,12 @@ from networks_backward import (
 from networks_random import every_operation, seeded_program
 
 from eggroll import engines
-from eggroll.backward import Learnt, next_scale, values_credited
 from eggroll.engines import Engine
+from eggroll.evolution.population import Population
 from eggroll.networks import egg
-from eggroll.noise import Noise
-from eggroll.population import Population
-from eggroll.program import Program
+from eggroll.spec.backward import Learnt, next_scale, values_credited
+from eggroll.spec.noise import Noise
+from eggroll.spec.program import Batch, Program
 
 SCALES = [0, 3, 8, 16, None]
 SCORED = [seed for seed in range(64) if seeded_program(seed).scored]
@@ -184,7 +184,7 @@ def test_chunks_of_members_change_nothing(name: str, chunk: int):
     carried.words = words_of(7, 4, 10, 5)
     case, back = carried.case, carried.backward
     found = population(name, case.program, 10, chunk).learn(
-        case.leaves, 4, case.tokens, case.targets, mx.array(case.state), back
+        case.leaves, 4, Batch(case.tokens, case.targets, mx.array(case.state)), back
     )
     assert carried.differing(found) == set()
 

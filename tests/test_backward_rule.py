@@ -10,11 +10,11 @@ import oracle_backward
 import pytest
 from networks_backward import WAYS, go
 
-from eggroll import moments, rule
-from eggroll.config import Config
-from eggroll.moments import AdamRule
+from eggroll.evolution import rules as moments
+from eggroll.evolution import rules as rule
+from eggroll.evolution.rules import AdamRule, MovedWeights, feedback_name
 from eggroll.networks import egg, initial_weights
-from eggroll.rule import Update, feedback_name
+from eggroll.training.config import Config
 
 STEPS, RATE = 30, 1.3
 WITH_FEEDBACK = "layer0.up"
@@ -112,7 +112,7 @@ def test_the_rule_equals_the_oracle(rate: float, threads: int):
 
 
 @pytest.fixture(scope="module")
-def large() -> tuple[dict[str, mx.array], list[Update]]:
+def large() -> tuple[dict[str, mx.array], list[MovedWeights]]:
     """Votes on two leaves, more values than one thread takes alone; updates without threads."""
     random, shapes = np.random.default_rng(2), {"w": (250, 131), "b": (8193,)}
     votes = {name: mx.array(votes_of(random, s).astype(np.int32)) for name, s in shapes.items()}
@@ -121,7 +121,7 @@ def large() -> tuple[dict[str, mx.array], list[Update]]:
         return votes, updates_of(votes, 1)
 
 
-def updates_of(votes: dict[str, mx.array], threads: int) -> list[Update]:
+def updates_of(votes: dict[str, mx.array], threads: int) -> list[MovedWeights]:
     """Three updates with the same votes, from weights of zero."""
     rule, made = AdamRule(rate=64.0, steps=60, shrinks={"w"}, threads=threads), []
     weights = {name: mx.zeros(z.shape, mx.int8) for name, z in votes.items()}
@@ -134,7 +134,9 @@ def updates_of(votes: dict[str, mx.array], threads: int) -> list[Update]:
 
 @pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_share_large_leaves(large: tuple[dict[str, mx.array], list[Update]], threads: int):
+def test_threads_share_large_leaves(
+    large: tuple[dict[str, mx.array], list[MovedWeights]], threads: int
+):
     """Every value once, and every weight that moved is counted."""
     votes, right = large
     for found, want in zip(updates_of(votes, threads), right, strict=True):

@@ -13,20 +13,22 @@ import pytest
 from conftest import TINY, Command
 from networks_backward import ENGINES, ESTIMATORS, ISAS
 
-from eggroll import checkpoint, rng, runlog
-from eggroll.backward import FIRST, FRACTION, Backward, Learnt, next_scale, values_credited
-from eggroll.baseline.float_numpy import NumpyTwin
-from eggroll.baseline.float_twin import by_token, real
-from eggroll.carried import SCALES, Feedback
-from eggroll.config import Config
+from eggroll.baseline.twin import by_token, real
+from eggroll.baseline.twin_numpy import NumpyTwin
 from eggroll.data.streams import load_corpus
 from eggroll.errors import InputError
-from eggroll.learners import engine_for, new_learner
+from eggroll.evolution.estimators import SCALES, Feedback
+from eggroll.evolution.population import Population
+from eggroll.evolution.rules import feedback_name
+from eggroll.evolution.step import Learner
+from eggroll.files import CHECKPOINT
+from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
-from eggroll.population import Population
-from eggroll.rule import feedback_name
-from eggroll.step import Learner
-from eggroll.trainer import Trainer
+from eggroll.spec import rng
+from eggroll.spec.backward import FIRST, FRACTION, Backward, Learnt, next_scale, values_credited
+from eggroll.training import checkpoint
+from eggroll.training.config import Config
+from eggroll.training.learner import engine_for, new_learner
 
 SMALL = [*TINY, "--pop", 8, "--engine", "portable"]
 WAYS = {name: ["--estimator", name, "--rule", "adam"] for name in ESTIMATORS}
@@ -53,7 +55,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 def kept(folder: Path) -> dict[str, list[int]]:
     """All that a run's last checkpoint holds, by name."""
-    found = checkpoint.load(folder / runlog.CHECKPOINT)
+    found = checkpoint.load(folder / CHECKPOINT)
     arrays = found.weights | {f"memory of {k}": a for k, a in found.memory.items()}
     return {k: np.array(a).tolist() for k, a in {**arrays, "state": found.state}.items()}
 
@@ -151,7 +153,7 @@ def small(estimator: str = "feedback", **more: object) -> Learner:
             "steps": 40, "estimator": estimator, "rule": "adam", "engine": ENGINES[0], "seed": 1,
         } | more
     )  # fmt: skip
-    return new_learner(options, engine_for(options)[0])
+    return new_learner(options, engine_for(options, options.program())[0])
 
 
 def batches(learner: Learner):
@@ -192,9 +194,9 @@ def cosine(a, b) -> float:
 
 def downhill(learner: Learner, batch) -> dict[str, np.ndarray]:
     """The gradient of the float twin's loss, turned round, by leaf."""
-    program, state = learner.population.engine.program, real({"state": learner.state})["state"]
-    given = real(learner.weights), *map(by_token, batch), state
-    _, _, slopes = NumpyTwin(program, 1).gradient(*given)
+    program, start = learner.population.engine.program, real({"state": learner.state})["state"]
+    read = by_token(batch)._replace(state=start)
+    _, _, slopes = NumpyTwin(program, 1).gradient(real(learner.weights), read)
     return {name: -np.array(g, np.float64) for name, g in slopes.items()}
 
 
@@ -245,12 +247,12 @@ def votes_by_weights(learner: Learner, batch) -> tuple[dict[str, mx.array], list
     """Votes where F is W, with the scales that suit them, and these scales."""
     program = learner.population.engine.program
     matrices = {name: learner.weights[name] for name in Feedback.passing(program)}
-    counts = [batch[0].size * n for n in values_credited(program)]
+    counts = [batch.tokens.size * n for n in values_credited(program)]
     scales = [FIRST] * len(counts)
+    read = batch._replace(state=learner.state)
     for _ in range(2):
-        used, found = scales, learner.population.learn(
-            learner.weights, 99, *batch, learner.state, Backward(tuple(scales), matrices)
-        )  # fmt: skip
+        back = Backward(tuple(scales), matrices)
+        used, found = scales, learner.population.learn(learner.weights, 99, read, back)
         sizes = np.array(found.sizes).tolist()
         scales = [next_scale(*of) for of in zip(used, sizes, counts, strict=True)]
     return found.votes, used

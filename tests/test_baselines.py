@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from corpora import corpus_of
 
-from eggroll.data import baselines
+from eggroll.data import corpus as baselines
 
 
 def plain_cross_entropies(train: bytes, valid: bytes) -> dict[str, float]:

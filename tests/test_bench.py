@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-from eggroll import _extension, networks, performance, plot
-from eggroll.bench import PRESETS, PUBLISHED, command, picture
+from eggroll import _extension, networks
+from eggroll.bench import PRESETS, PUBLISHED, command
+from eggroll.bench import command as picture
+from eggroll.bench import prediction as performance
+from eggroll.bench.command import BenchOptions, Row, macs_per_token
 from eggroll.bench.limits import Limits, Sample, register_loop
-from eggroll.bench.measure import Row, macs_per_token
-from eggroll.bench.options import Options
+from eggroll.training import pictures
 
 TINY = ("--preset", "small", "--seq-len", "2", "--repeats", "2", "--threads", "1")
 
@@ -55,7 +57,7 @@ def test_a_table_and_three_files(call: Command, tmp_path: Path):
 
 
 def test_predictions_are_hollow_and_called_so():
-    axes = plot.new_figure(4, 4).subplots()
+    axes = pictures.new_figure(4, 4).subplots()
     predicted = performance.predictions(PRESETS["seed"])
     picture.mark_predictions(axes, predicted)
     (line,) = axes.get_lines()
@@ -130,14 +132,14 @@ ROW = Row(1024, 1024, 0.1, 0.0, 10.0, 163840.0, 1.0, 3000, 10.0, 0.9, 0.05, 0.05
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        (Options(preset="seed"), "seed"),
-        (Options(preset="paper", seq_len=16), "paper"),
-        (Options(preset="small"), ""),
-        (Options(preset="seed", seq_len=100), ""),
-        (Options(preset="seed", rank=4), ""),
+        (BenchOptions(preset="seed"), "seed"),
+        (BenchOptions(preset="paper", seq_len=16), "paper"),
+        (BenchOptions(preset="small"), ""),
+        (BenchOptions(preset="seed", seq_len=100), ""),
+        (BenchOptions(preset="seed", rank=4), ""),
     ],
 )
-def test_published_rates_are_of_the_same_work(options: Options, name: str, warning: str):
+def test_published_rates_are_of_the_same_work(options: BenchOptions, name: str, warning: str):
     predicted = performance.predictions(PRESETS[options.preset], seq_len=options.seq_len)
     figure = picture.draw(options, [ROW], predicted, "Some CPU, cpu (2 threads)", warning)
     _, right = figure.axes

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from eggroll import checkpoint, runlog
-from eggroll.checkpoint import Checkpoint
-from eggroll.config import Config
 from eggroll.errors import InputError
+from eggroll.files import CHECKPOINT, METRICS
 from eggroll.networks import NETWORKS, Gates, egg, initial_weights
-from eggroll.program import Program
-from eggroll.recipes import RECIPES
+from eggroll.spec.program import Program
+from eggroll.training import checkpoint
+from eggroll.training import folder as runlog
+from eggroll.training.checkpoint import Checkpoint
+from eggroll.training.config import RECIPES, Config
 
 CONFIG = Config(data="count", seed=1, pop=6, width=4, layers=2, rule="master", table_bits=16)
 
@@ -35,7 +36,7 @@ def sound() -> Checkpoint:
 
 @pytest.fixture
 def path(tmp_path: Path, sound: Checkpoint) -> Path:
-    path = tmp_path / runlog.CHECKPOINT
+    path = tmp_path / CHECKPOINT
     checkpoint.save(path, sound)
     return path
 
@@ -69,8 +70,8 @@ def test_no_layers_no_state(tmp_path: Path):
     config = replace(CONFIG, layers=0, rule="sign")
     weights = initial_weights(config.program(), 1)
     kept = Checkpoint(config, 0, weights, {}, mx.zeros((6, 0), mx.int8), {})
-    checkpoint.save(tmp_path / runlog.CHECKPOINT, kept)
-    assert equal(checkpoint.load(tmp_path / runlog.CHECKPOINT), kept)
+    checkpoint.save(tmp_path / CHECKPOINT, kept)
+    assert equal(checkpoint.load(tmp_path / CHECKPOINT), kept)
 
 
 def test_signature_tells_one_changed_weight(sound: Checkpoint):
@@ -220,7 +221,7 @@ def test_a_leftover_of_a_killed_writer_does_no_harm(path: Path, sound: Checkpoin
 
 
 def test_metrics_are_cut_back_to_whole_lines_of_the_past(tmp_path: Path):
-    path = tmp_path / runlog.METRICS
+    path = tmp_path / METRICS
     lines = [json.dumps({"step": step, "loss": 1.5}) + "\n" for step in range(1, 6)]
     path.write_text("".join(lines) + 'null\n{"step": 3}\n' + '{"step": 2')
     with runlog.Metrics(path, 2) as metrics:
@@ -229,7 +230,7 @@ def test_metrics_are_cut_back_to_whole_lines_of_the_past(tmp_path: Path):
 
 
 def test_a_line_that_does_not_fit_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path, real = tmp_path / runlog.METRICS, os.write
+    path, real = tmp_path / METRICS, os.write
     with runlog.Metrics(path, 0) as metrics:
         metrics.append({"step": 1})
         monkeypatch.setattr(os, "write", lambda handle, data: real(handle, data[:5]))

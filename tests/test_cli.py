@@ -12,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import TINY, Command, Ended
+from conftest import TINY, Command, Ended, replace_in_files
 
-from eggroll import __main__, cli, generate, plot, runlog
-from eggroll.config import Config
-from eggroll.options import from_dict
+from eggroll import __main__, generate, plot
+from eggroll.cli import command as cli
+from eggroll.training import folder as runlog
+from eggroll.training.config import Config
+from eggroll.training.options import from_dict
 
 PROGRAM = Config().program()
 
@@ -225,7 +227,7 @@ def test_an_unreadable_file_is_refused(call: Command, place: Path, monkeypatch: 
 
     before = contents(place)
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    monkeypatch.setattr(runlog, "open_regular", open_regular)
+    replace_in_files(monkeypatch, "open_regular", open_regular)
     assert_refused(call(*TINY, "--data", "file"), "file' cannot be read|Permission denied")
     assert_refused(call("--resume", "run"), "cannot be read|Permission denied")
     assert_refused(call("run", main=plot.main), "cannot be read|Permission denied")

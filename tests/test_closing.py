@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from conftest import TINY, Command
 
-from eggroll import adamw, closing, generate, plot, training
-from eggroll.config import Config
-from eggroll.data.corpora import Text
+from eggroll import adamw, generate, plot
 from eggroll.data.streams import CountCorpus, TextCorpus
+from eggroll.data.text import Text
 from eggroll.report import command as report
+from eggroll.training import loop as closing
+from eggroll.training import loop as training
+from eggroll.training.config import Config
 
 MAINS = {
     **{"train": training.main, "adamw": adamw.main, "generate": generate.main},

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 import eggroll
 from eggroll import adamw, generate
-from eggroll.data import codings, corpora, pairs
+from eggroll.data import codings
+from eggroll.data import streams as pairs
+from eggroll.data import text as corpora
 from eggroll.data.streams import load_corpus
 from eggroll.errors import InputError
 
@@ -85,7 +87,7 @@ def test_training_is_the_same_again(text: Path, coding: codings.Pairs, tmp_path,
 
 @pytest.fixture(scope="module")
 def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from eggroll import training
+    from eggroll.training import loop as training
 
     folder = tmp_path_factory.mktemp("pairs") / "run"
     words = (*SMALL, "--data", str(text), "--vocabulary", "300", "--out", str(folder))
@@ -97,7 +99,7 @@ def test_bits_per_byte_are_those_of_the_same_text(run: Path, text: Path):
     row = metrics(run)[-1]
     config = eggroll.load(run).config
     corpus = load_corpus(str(text), vocabulary=300)
-    from eggroll.anyrun import validation_batches
+    from eggroll.training.run import validation_batches
 
     targets = np.concatenate([t.ravel() for _, t in validation_batches(corpus, config)])
     size = sum(len(corpus.coding.bytes_of(int(token))) for token in targets)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from conftest import TINY, Command
 
-from eggroll import options, training
-from eggroll.baseline.backprop import Options
-from eggroll.config import Common, Config
+from eggroll.baseline.backprop import AdamwOptions
 from eggroll.errors import InputError
-from eggroll.recipes import RECIPES
 from eggroll.sweep.command import Options as SweepOptions
+from eggroll.training import loop as training
+from eggroll.training import options
+from eggroll.training.config import RECIPES, Common, Config
 
 LANGUAGE = RECIPES["language"]
 
@@ -78,7 +78,7 @@ def test_unknown_names_are_refused_in_python_too(name: str):
 def test_options_of_all_runs_are_declared_once():
     common = Common.__annotations__.keys()
     assert len(common) > 15
-    for kind in (Config, Options):
+    for kind in (Config, AdamwOptions):
         assert not common & kind.__annotations__.keys()
 
 

@@ -16,7 +16,7 @@ from corpora import documents, prose, sentence, write_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eggroll.data import corpora
+from eggroll.data import text as corpora
 from eggroll.data.streams import load_corpus
 from eggroll.errors import InputError
 

@@ -14,13 +14,13 @@ from test_programs import check, running
 from eggroll.engines import ENGINES
 from eggroll.engines.cpu import lookup_tables
 from eggroll.networks import mlp, nnue
-from eggroll.program import Program, Rows
+from eggroll.spec.program import Batch, Program
 
 pytestmark = pytest.mark.skipif(not ISAS, reason="the cpu engine does not run here")
 
 
 def with_features(case: Case, features: np.ndarray) -> Case:
-    case.rows = Rows(case.rows.inputs, features.astype(np.int32))
+    case.features = features.astype(np.int32)
     return case
 
 
@@ -31,7 +31,7 @@ def test_sums_shared_by_members_that_are_shown_the_same(isa: str, rank: int, gro
     """Groups of members, whether or not they end where pairs and blocks do."""
     program = nnue(30, 7, 3, active=3)
     case = case_of(program, np.random.default_rng(group), T=2, P=68, rank=rank, sigma_shift=1)
-    shown = np.asarray(case.rows.features)
+    shown = np.asarray(case.features)
     same = np.arange(68) // group * group
     with running(f"cpu:{isa}", program, 2) as engine:
         check(engine, with_features(case, shown[same]))
@@ -62,10 +62,10 @@ def test_votes_of_features_in_several_parts(estimator: str):
 def test_a_program_without_leaves(isa: str):
     net = Program()
     net.output(net.relu(net.input(5)))
-    rows = Rows(mx.array([[[-128, -1, 0, 1, 127]]] * 3, mx.int8))
+    inputs = mx.array([[[-128, -1, 0, 1, 127]]] * 3, mx.int8)
     tokens, state = mx.ones((3, 1), mx.int32), mx.zeros((3, 0), mx.int8)
     with running(f"cpu:{isa}", net) as engine:
-        got, _ = engine.outputs(engine.prepare({}), None, tokens, state, rows)
+        got, _ = engine.outputs(engine.prepare({}), None, Batch(tokens, None, state, inputs))
     assert got["output"].tolist() == [[[0, 0, 0, 1, 127]]] * 3
 
 
@@ -94,9 +94,9 @@ def test_members_may_share_rows_of_tokens(monkeypatch, isa, estimator, readers):
         array[:] = np.repeat(array[::readers], readers, axis=0)
     engine = ENGINES["cpu"](case.program, 2)
     assert engine.shares
-    tokens, targets, *others = case.arrays
+    batch = case.batch
+    shared = batch._replace(tokens=batch.tokens[::readers], targets=batch.targets[::readers])
     got = engine.credit(
-        engine.prepare(case.leaves), case.slices, credited.credit_noise, credited.crediting,
-        tokens[::readers], targets[::readers], *others, None,
-    )  # fmt: skip
+        engine.prepare(case.leaves), case.slices, shared, credited.credit_noise, credited.crediting
+    )
     same(got, credited.oracle())

@@ -15,11 +15,11 @@ from oracle import EXP2
 from test_engines import BACKENDS
 
 from eggroll import networks
-from eggroll import program as language
-from eggroll.credit import SILENT, CreditKind, CreditNoise, crediting, draw_signs
 from eggroll.engines import ENGINES
-from eggroll.noise import Noise
-from eggroll.population import Population
+from eggroll.evolution.population import Population
+from eggroll.spec import program as language
+from eggroll.spec.credit import SILENT, CreditKind, CreditNoise, crediting, draw_signs
+from eggroll.spec.noise import Noise
 
 CREDITED = ["token-votes", "token-credit"]
 
@@ -138,7 +138,7 @@ def test_chunks_blocks_and_threads_change_no_bit(name, estimator):
     for chunk, threads, block_tokens in cuts if name == "cpu" else cuts[0::2]:
         engine = ENGINES[name](program, threads, block_tokens)
         population = Population(engine, noise, members=P, group=2, chunk=chunk, crediting=by_leaf)
-        results.append(population.credit(weights, 5, tokens, targets, state))
+        results.append(population.credit(weights, 5, language.Batch(tokens, targets, state)))
     first = results[0]
     want = np.array(first[0]), np.array(first[1]), {k: np.array(z) for k, z in first[2].items()}
     for got in results[1:]:
@@ -200,17 +200,16 @@ def test_engines_agree_on_another_network(estimator):
     assert {n for n, g in zip(names, by_leaf.discounts, strict=True) if g == 0} == behind
     rng = np.random.default_rng(0)
     noise = Noise([leaf.shape for leaf in net.leaves], seed=0, rank=1, shift=5, table_bits=10)
-    arrays = [rng.integers(0, 21, (12, 7)).astype(np.int32) for _ in range(2)]
+    arrays = [mx.array(rng.integers(0, 21, (12, 7)).astype(np.int32)) for _ in range(2)]
+    batch = language.Batch(*arrays, mx.zeros((12, 6), mx.int8))
     credit_noise = draw_signs(by_leaf, seed=0, step=0, first_pair=0, pairs=6, seq_len=7)
     weights, results = networks.initial_weights(net, 0), []
     some = by_leaf._replace(kinds=(CreditKind.NONE, *by_leaf.kinds[1:]))  # and one leaf left out
     for name in ("portable", "cpu"):
         for way in (by_leaf, some):
             engine = ENGINES[name](net)
-            given = engine.prepare(weights), noise.slices(0, 0, 6), credit_noise, way
-            results.append(
-                engine.credit(*given, *map(mx.array, arrays), mx.zeros((12, 6), mx.int8))
-            )
+            given = engine.prepare(weights), noise.slices(0, 0, 6), batch, credit_noise, way
+            results.append(engine.credit(*given))
     for got, want in zip(results[2:], results[:2], strict=True):
         same(got, (want[0], want[1], {k: np.array(z) for k, z in want[2].items()}))
     assert all(np.any(np.array(z)) for z in results[0][2].values())
@@ -236,7 +235,7 @@ def test_the_noise_of_the_forward_pass_is_the_noise_of_the_votes(backend, leaf):
     def run(signs, starts):
         credit_noise = CreditNoise(mx.array(signs), mx.array(made.draws))
         slices = made.case.slices._replace(starts=mx.array(starts))
-        given = engine.prepare(made.case.leaves), slices, credit_noise, by_leaf, *made.case.arrays
+        given = engine.prepare(made.case.leaves), slices, made.case.batch, credit_noise, by_leaf
         scores, _, Z = engine.credit(*given)
         return np.array(scores), np.array(Z[leaf])
 
@@ -339,11 +338,14 @@ def test_the_readout_draws_as_the_softmax(name):
     x = member.inputs["head", 0]
     noise = Noise([leaf.shape for leaf in program.leaves], seed=0, rank=1, shift=4, table_bits=12)
     engine = ENGINES[name](program)
-    _, _, Z = engine.credit(
-        engine.prepare({k: mx.array(w) for k, w in weights.items()}), noise.slices(0, 0, N),
-        draw_signs(by_leaf, seed=0, step=0, first_pair=0, pairs=N, seq_len=T), by_leaf,
-        mx.full((2 * N, T), 7, mx.int32), mx.full((2 * N, T), target, mx.int32),
+    batch = language.Batch(
+        mx.full((2 * N, T), 7, mx.int32),
+        mx.full((2 * N, T), target, mx.int32),
         mx.zeros((2 * N, 0), mx.int8),
+    )
+    _, _, Z = engine.credit(
+        engine.prepare({k: mx.array(w) for k, w in weights.items()}), noise.slices(0, 0, N), batch,
+        draw_signs(by_leaf, seed=0, step=0, first_pair=0, pairs=N, seq_len=T), by_leaf,
     )  # fmt: skip
     z, n, hit = np.array(Z["head"]), N * T, np.arange(V) == target
     # Every draw took x from its row, every token gave x to the target's.
@@ -376,8 +378,8 @@ def test_cpu_engine_refuses_crediting_it_could_misread():
         credit_noise = CreditNoise(mx.array(made.signs), mx.array(made.draws))
         with pytest.raises(ValueError, match=match):
             engine.credit(
-                engine.prepare(made.case.leaves), made.case.slices, credit_noise,
-                by_leaf._replace(**made_of), *made.case.arrays,
+                engine.prepare(made.case.leaves), made.case.slices, made.case.batch, credit_noise,
+                by_leaf._replace(**made_of),
             )  # fmt: skip
 
     for leaf, kind in ((0, 1), (0, 4), (2, 2), (2, 4), (1, 1), (last, 2), (last, 3)):

@@ -12,13 +12,14 @@ from test_credit import check_backends, same
 
 import eggroll as eg
 from eggroll import networks
-from eggroll.config import Config
-from eggroll.credit import crediting
 from eggroll.engines import ENGINES, choose
 from eggroll.errors import InputError
-from eggroll.learners import chunk_size
-from eggroll.noise import Noise
-from eggroll.population import Population
+from eggroll.evolution.population import Population
+from eggroll.spec.credit import crediting
+from eggroll.spec.noise import Noise
+from eggroll.spec.program import Batch
+from eggroll.training.config import Config
+from eggroll.training.learner import chunk_size
 
 SHAPES = [
     {"V": 16, "D": 8, "L": 1, "T": 3, "P": 8, "group": 4, "sigma_shift": 0},
@@ -54,7 +55,7 @@ def test_chunks_of_whole_groups_change_no_bit(name):
         population = Population(
             engine, noise, members=P, group=group, chunk=chunk, crediting=by_leaf
         )
-        results.append(population.credit(weights, 5, tokens, targets, state))
+        results.append(population.credit(weights, 5, Batch(tokens, targets, state)))
     scores, after, votes = results[0]
     want = np.array(scores), np.array(after), {k: np.array(z) for k, z in votes.items()}
     for got in results[1:]:

@@ -6,17 +6,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from eggroll import fitness, networks
-from eggroll import program as language
+from eggroll import networks
 from eggroll.baseline.backprop import gradient
-from eggroll.config import Config
-from eggroll.credit import crediting
 from eggroll.data.streams import load_corpus
 from eggroll.engines import choose
-from eggroll.likelihood import model_loss
-from eggroll.noise import Noise
-from eggroll.population import Population
-from eggroll.recipes import RECIPES
+from eggroll.evolution import estimators as fitness
+from eggroll.evolution.population import Population
+from eggroll.inference import model_loss
+from eggroll.spec import program as language
+from eggroll.spec.credit import crediting
+from eggroll.spec.noise import Noise
+from eggroll.training.config import RECIPES, Config
 
 V, DISCOUNT = 16, 12
 SIGMA_SHIFTS = {"eggroll": 4, "token-votes": 4, "token-credit": 2, "group-credit": 2}
@@ -63,8 +63,8 @@ class Learner:
         self.batches = load_corpus("count", vocabulary=V).streams("train", 256, T, seed)
 
     def update(self, step: int) -> None:
-        batch = self.batches.batch(step)
-        _, self.state, Z = self.population.credit(self.weights, step, *batch, self.state)
+        batch = self.batches.batch(step)._replace(state=self.state)
+        _, self.state, Z = self.population.credit(self.weights, step, batch)
         self.weights, self.memory, _ = self.rule(self.weights, self.memory, Z, step)
 
 
@@ -102,15 +102,16 @@ def cosines() -> dict[str, dict[str, np.ndarray]]:
     for estimator in SIGMA_SHIFTS:
         streams = members // GROUPS.get(estimator, 2)
         batch = corpus.streams("train", streams, T, 1).batch(0)
-        slope = gradient(program, weights, *batch, mx.zeros((streams, program.state_size), mx.int8))
+        start = mx.zeros((streams, program.state_size), mx.int8)
+        slope = gradient(program, weights, batch._replace(state=start))
         for seed in range(12):
             people = population(program, estimator, seed=seed, members=members, T=T)
-            state = people.initial_state()
+            read = batch._replace(state=people.initial_state())
             if estimator == "eggroll":
-                scores, _ = people.evaluate(weights, 0, *batch, state)
+                scores, _ = people.evaluate(weights, 0, read)
                 Z = people.votes(fitness.pair_fitness(scores), 0)
             else:
-                _, _, Z = people.credit(weights, 0, *batch, state)
+                _, _, Z = people.credit(weights, 0, read)
             for name, g in slope.items():
                 z = np.array(Z[name], np.float64)
                 cosine = -(z * g).sum() / np.linalg.norm(z) / np.linalg.norm(g)

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from eggroll import rules
-from eggroll.rules import WhitenedRule
+from eggroll.evolution import rules
+from eggroll.evolution.rules import WhitenedRule
 
 TOP, BOTTOM = 2**31 - 1, -(2**31)
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from conftest import TINY, Command
 
-from eggroll import _extension, checkpoint, runlog
-from eggroll.population import Population
-from eggroll.recipes import RECIPES
+from eggroll import _extension
+from eggroll.evolution.population import Population
+from eggroll.files import CHECKPOINT
+from eggroll.training import checkpoint
+from eggroll.training.config import RECIPES
 
 WAYS = {
     "token-votes": ["--estimator", "token-votes"],
@@ -95,9 +97,7 @@ def test_stopped_and_resumed_is_the_same_run(
     stop_in(-1)
     other = ["--engine", "portable", "--chunk", 10] if step == 2 else []
     assert call("--resume", tmp_path / "run", *other).signature == whole.signature
-    one, two = (
-        checkpoint.load(tmp_path / folder / runlog.CHECKPOINT) for folder in ("whole", "run")
-    )
+    one, two = (checkpoint.load(tmp_path / folder / CHECKPOINT) for folder in ("whole", "run"))
     assert one.state.tolist() == two.state.tolist()
 
 

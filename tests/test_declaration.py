@@ -7,12 +7,13 @@ from typing import get_args
 
 import pytest
 
-from eggroll import _extension, program
-from eggroll import fixed_point as fx
+from eggroll import _extension
 from eggroll.engines import ENGINES
 from eggroll.errors import InputError
 from eggroll.networks import NETWORKS, NetworkName, egg, mlp
-from eggroll.program import Program, ProgramError
+from eggroll.spec import fixed_point as fx
+from eggroll.spec import program
+from eggroll.spec.program import Program, ProgramError
 
 
 def begun(**options) -> tuple:

@@ -10,11 +10,20 @@ import pytest
 from networks_random import every_operation, seeded_program
 from test_declaration import native_program
 
-from eggroll.declaration import program_of
 from eggroll.errors import InputError
 from eggroll.networks import mlp, nnue
-from eggroll.program import NO_ROWS, Op, Output, Program, ProgramError
-from eggroll.stage import MAX_ACTIVE, MAX_FEATURES, MAX_LISTS, MAX_SIZE
+from eggroll.spec.program import (
+    MAX_ACTIVE,
+    MAX_FEATURES,
+    MAX_LISTS,
+    MAX_SIZE,
+    Batch,
+    Op,
+    Output,
+    Program,
+    ProgramError,
+    program_of,
+)
 
 
 def begun(**options) -> tuple:
@@ -242,7 +251,7 @@ def test_rows_of_a_program():
     assert (net.inputs, net.indices) == (7, 10)
     assert net.outputs == [Output("output", 2), Output("W", 2, True)]
     assert not net.scored
-    assert NO_ROWS == (None, None)
+    assert Batch(None)[3:] == (None, None)
 
 
 def changed(change: str = "") -> Program:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from eggroll import cli, runlog, screen
+from eggroll.cli import command as cli
+from eggroll.cli import screen
+from eggroll.cli.screen import Display, in_bits
 from eggroll.errors import InputError
 
 ROWS = [
@@ -25,7 +27,7 @@ ROWS = [
 
 
 def shown(rows: list[dict[str, float]], **options: str) -> None:
-    with runlog.Display(0, 4, "bits per byte", **options) as display:
+    with Display(0, 4, "bits per byte", **options) as display:
         for row in rows:
             display.update(row)
 
@@ -44,7 +46,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
 
 
 def test_the_time_left_is_by_the_mean_of_all_updates(capsys: pytest.CaptureFixture[str]):
-    with runlog.Display(0, 1003, "bits per byte") as display:
+    with Display(0, 1003, "bits per byte") as display:
         for step, seconds in ((1, 1.0), (2, 1.0), (3, 31.0)):  # one that had to wait
             display.update(ROWS[1] | {"step": step, "seconds": seconds})
     found = re.findall(r"ETA (.*)", capsys.readouterr().err)
@@ -53,7 +55,7 @@ def test_the_time_left_is_by_the_mean_of_all_updates(capsys: pytest.CaptureFixtu
 
 def test_small_losses_are_told_apart():
     losses = (3.71849, 0.1, 0.09999, 0.00144, 0.0)
-    assert [runlog.in_bits(loss) for loss in losses] == [
+    assert [in_bits(loss) for loss in losses] == [
         "3.718", "0.100", "0.09999", "0.00144", "0.00000",
     ]  # fmt: skip
 
@@ -90,7 +92,7 @@ def test_validations_stay_above_the_bar(monkeypatch: pytest.MonkeyPatch, width: 
 
 
 def test_a_finished_run_has_no_legend(capsys: pytest.CaptureFixture[str]):
-    with runlog.Display(4, 4, "bits per byte", legend="loss: this"):
+    with Display(4, 4, "bits per byte", legend="loss: this"):
         pass
     assert capsys.readouterr() == ("", "")
 

@@ -17,7 +17,8 @@ from conftest import Command
 from test_examples import blocks
 
 import eggroll as eg
-from eggroll import __main__, cli
+from eggroll import __main__
+from eggroll.cli import command as cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))

@@ -14,10 +14,13 @@ import safetensors.numpy
 from conftest import TINY
 
 import eggroll as eg
-from eggroll import adamw, checkpoint, runlog, training
-from eggroll.baseline import reader
-from eggroll.checkpoint import Arrays
+from eggroll import adamw
+from eggroll.baseline import backprop as reader
 from eggroll.errors import InputError
+from eggroll.files import CHECKPOINT
+from eggroll.training import checkpoint
+from eggroll.training import loop as training
+from eggroll.training.checkpoint import Arrays
 
 DIGITS = "9" * 5000
 HOSTILE = (
@@ -55,7 +58,7 @@ class Kind:
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kind]:
     root = tmp_path_factory.mktemp("doctored")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eggroll.plot.curves", lambda folder: folder)
+        patch.setattr("eggroll.training.pictures.curves", lambda folder: folder)
         for rule in ("sign", "master", "whitened"):
             assert training.main([*TINY, "--rule", rule, "--out", str(root / rule)]) == 0
         words = ["--estimator", "feedback", "--rule", "adam", "--out", str(root / "adam")]
@@ -68,11 +71,11 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kind]:
     es.tell(np.arange(8))
     es.save(root / "trainer.safetensors")
     found = {
-        rule: Kind(root / rule / runlog.CHECKPOINT, checkpoint.FORMAT, checkpoint.load)
+        rule: Kind(root / rule / CHECKPOINT, checkpoint.FORMAT, checkpoint.load)
         for rule in ("sign", "master", "whitened", "adam")
     }
     found["float"] = Kind(
-        root / "float" / runlog.CHECKPOINT, reader.FORMAT, lambda path: reader.load(path, 1)
+        root / "float" / CHECKPOINT, reader.FORMAT, lambda path: reader.load(path, 1)
     )
     found["trainer"] = Kind(root / "trainer.safetensors", checkpoint.LIBRARY, eg.Trainer.load)
     return found

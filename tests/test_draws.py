@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eggroll import _extension, draws, networks, noise, rng
-from eggroll.credit import SILENT, CreditNoise, Turns, crediting, draw_signs
+from eggroll import _extension, networks
 from eggroll.engines import ENGINES
-from eggroll.noise import Noise, Slices, slice_length
-from eggroll.population import Population
+from eggroll.evolution.population import Population
+from eggroll.spec import noise, rng
+from eggroll.spec import rng as draws
+from eggroll.spec.credit import SILENT, CreditNoise, Turns, crediting, draw_signs
+from eggroll.spec.noise import Noise, Slices, slice_length
+from eggroll.spec.program import Batch
 
 FAR = [0, 1, (1 << 32) - 3, 1 << 32, (1 << 40) + 7, (1 << 63) - 2, (1 << 64) - 5]
 STREAM = st.integers(0, (1 << 64) - 1)
@@ -160,7 +163,7 @@ def run(population: Population, step: int) -> dict[str, np.ndarray]:
     weights = networks.initial_weights(program, 0)
     random = np.random.default_rng(0)
     tokens, targets = random.integers(0, 9, (2, population.members // 2, 3)).astype(np.int32)
-    population.evaluate(weights, step, tokens, targets, population.initial_state())
+    population.evaluate(weights, step, Batch(tokens, targets, population.initial_state()))
     fitness = mx.array(random.integers(-3, 4, population.members // 2).astype(np.int8))
     return {k: np.array(z) for k, z in population.votes(fitness, step).items()}
 

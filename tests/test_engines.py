@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import Case, random_case
 
-from eggroll import _extension, networks, rules
+from eggroll import _extension, networks
 from eggroll.engines import ENGINES, Engine, available, choose
 from eggroll.errors import InputError
+from eggroll.evolution import rules
 
 RUNS = [name for name, why in available().items() if not why]
 ISAS = _extension.load().usable_isas() if "cpu" in RUNS else []
@@ -40,7 +41,7 @@ def backend(request, monkeypatch):
 def check_evaluation(engine: Engine, case: Case, *, noise: bool = True):
     scores, state, _ = case.oracle(noise)
     got, after = engine.evaluate(
-        engine.prepare(case.leaves), case.slices if noise else None, *case.arrays
+        engine.prepare(case.leaves), case.slices if noise else None, case.batch
     )
     np.testing.assert_array_equal(np.array(got), scores)
     np.testing.assert_array_equal(np.array(after), state)
@@ -50,7 +51,7 @@ def check_evaluation(engine: Engine, case: Case, *, noise: bool = True):
 def check_likelihoods(engine: Engine, case: Case):
     _, state, logits = case.oracle(noise=False)
     totals, hits = oracle.likelihoods(logits, case.targets)
-    got = engine.likelihoods(engine.prepare(case.leaves), *case.arrays)
+    got = engine.likelihoods(engine.prepare(case.leaves), case.batch)
     assert [a.dtype for a in got] == [mx.uint64, mx.int8, mx.int8]
     np.testing.assert_array_equal(np.array(got[0]), totals)
     np.testing.assert_array_equal(np.array(got[1]), hits)
@@ -159,9 +160,7 @@ def test_logits_are_those_the_scores_come_from(backend):
     case = random_case(6, V=11, D=12, L=2, T=1, P=4)
     _, state, logits = case.oracle(noise=False)
     engine = ENGINES[backend](case.program)
-    got, after = engine.logits(
-        engine.prepare(case.leaves), mx.array(case.tokens[:, 0]), mx.array(case.state)
-    )
+    got, after = engine.logits(engine.prepare(case.leaves), case.batch)
     np.testing.assert_array_equal(np.array(got), logits[:, 0])
     np.testing.assert_array_equal(np.array(after), state)
 
@@ -171,10 +170,11 @@ def test_lazy_calls_chain(backend):
     case = random_case(6, V=11, D=12, L=2, T=5, P=4)
     _, _, want = case.oracle(noise=False)
     engine = ENGINES[backend](case.program)
-    prepared, state = engine.prepare(case.leaves), mx.array(case.state)
-    rows = []
+    prepared, batch = engine.prepare(case.leaves), case.batch
+    state, rows = batch.state, []
     for t in range(5):
-        logits, state = engine.logits(prepared, mx.array(case.tokens[:, t]), state)
+        row = batch.window(slice(t, t + 1))._replace(state=state)
+        logits, state = engine.logits(prepared, row)
         rows.append(logits)
     np.testing.assert_array_equal(np.array(mx.stack(rows, axis=1)), want)
 
@@ -187,12 +187,12 @@ def test_cpu_engine_refuses_what_it_could_misread():
         engine.prepare(case.leaves | {"head": mx.full((16, 8), -128, mx.int8)})
     beyond = case.slices._replace(starts=case.slices.starts + case.table.size)
     with pytest.raises(ValueError, match="beyond the table"):
-        engine.evaluate(packed, beyond, *case.arrays)
-    tokens, targets, state, _ = case.arrays
+        engine.evaluate(packed, beyond, case.batch)
+    batch = case.batch
     with pytest.raises(ValueError, match=r"tokens must be in 0\.\.15"):
-        engine.evaluate(packed, case.slices, tokens + 16, targets, state)
+        engine.evaluate(packed, case.slices, batch._replace(tokens=batch.tokens + 16))
     with pytest.raises(ValueError, match="state_size"):
-        engine.evaluate(packed, case.slices, tokens, targets, state[:, 1:])
+        engine.evaluate(packed, case.slices, batch._replace(state=batch.state[:, 1:]))
 
 
 def test_weights_packed_for_another_instruction_set_are_refused(monkeypatch):
@@ -200,13 +200,13 @@ def test_weights_packed_for_another_instruction_set_are_refused(monkeypatch):
     engine = ENGINES["cpu"](case.program)
     fastest = engine.prepare(case.leaves)
     monkeypatch.setenv("EGGROLL_ISA", "generic")
-    scores, _ = engine.evaluate(engine.prepare(case.leaves), case.slices, *case.arrays)
+    scores, _ = engine.evaluate(engine.prepare(case.leaves), case.slices, case.batch)
     np.testing.assert_array_equal(np.array(scores), case.oracle()[0])
     if _extension.load().usable_isas() == ["generic"]:
         return
     for wrong in (fastest, mx.array(np.array(fastest)[:-1])):
         with pytest.raises(ValueError, match=r"not packed for this program and generic: pack them"):
-            engine.evaluate(wrong, case.slices, *case.arrays)
+            engine.evaluate(wrong, case.slices, case.batch)
 
 
 @pytest.mark.parametrize("isa", ["mmx", *sorted(KNOWN - set(ISAS))])

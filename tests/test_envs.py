@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 import eggroll as eg
-from eggroll import rng
 from eggroll.envs import argmax, box, scales
+from eggroll.spec import rng
 
 P = 12
 

@@ -10,7 +10,8 @@ import numpy as np
 import oracle
 import pytest
 
-from eggroll import fitness, rules
+from eggroll.evolution import estimators as fitness
+from eggroll.evolution import rules
 
 
 @pytest.fixture(autouse=True, params=["extension", "numpy", "gpu"])

@@ -10,8 +10,9 @@ import oracle
 import pytest
 from networks import GOLDEN, recorded
 
-from eggroll import fitness, rules
 from eggroll.engines import ENGINES, available
+from eggroll.evolution import estimators as fitness
+from eggroll.evolution import rules
 
 FOLDERS = [
     GOLDEN,
@@ -64,7 +65,7 @@ def test_engine(run, name):
     for i in range(f["epochs"]):
         case = run.case(i, weights)
         engine = ENGINES[name](case.program)
-        scores, state = engine.evaluate(engine.prepare(case.leaves), case.slices, *case.arrays)
+        scores, state = engine.evaluate(engine.prepare(case.leaves), case.slices, case.batch)
         same(scores, run.arrays[f"e{i}/token_scores"])
         same(state, run.arrays[f"e{i}/state_out"])
         signs = fitness.pair_fitness(scores)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eggroll.baseline.gradient_trainer import GradientTrainer
 from eggroll.errors import InputError
+from eggroll.library.gradient_trainer import GradientTrainer
 from eggroll.networks import egg, initial_weights, mlp, nnue
-from eggroll.program import Program
+from eggroll.spec.program import Program
 
 
 def recurrent() -> Program:

@@ -13,10 +13,12 @@ import pytest
 import tyro
 from conftest import Command, Ended
 
-from eggroll import __main__, __version__, cli, help
-from eggroll.baseline.backprop import Options as Baseline
-from eggroll.config import Config
-from eggroll.options import TYPES
+from eggroll import __main__, __version__
+from eggroll.baseline.backprop import AdamwOptions as Baseline
+from eggroll.cli import command as cli
+from eggroll.cli import help
+from eggroll.training.config import Config
+from eggroll.training.options import TYPES
 
 COMMANDS = {name: importlib.import_module(path) for name, (path, _) in __main__.COMMANDS.items()}
 

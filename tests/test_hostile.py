@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 from conftest import TINY, Command, Ended
 
-from eggroll import checkpoint, generate, plot, replay, runlog
-from eggroll.data import corpora
+from eggroll import generate, plot, replay
+from eggroll.data import text as corpora
+from eggroll.files import CHECKPOINT, METRICS
 from eggroll.sweep import command as sweep
+from eggroll.training import checkpoint
+from eggroll.training import folder as runlog
 
 DIGITS = "9" * 5000  # more than Python makes a number of
 
@@ -184,7 +187,7 @@ def test_a_clock_that_stands_or_goes_back(call: Command, tmp_path: Path, monkeyp
     ended = call(*TINY, "--out", tmp_path / "run")
     assert ended.signature
     assert "-" not in ended.err.replace(" - ", "")
-    for _, row in runlog.read_lines(tmp_path / "run" / runlog.METRICS):
+    for _, row in runlog.read_lines(tmp_path / "run" / METRICS):
         assert row["seconds"] == 0
         assert row["tokens_per_second"] == 0
     assert call("--resume", tmp_path / "run", "--steps", 8).signature
@@ -238,8 +241,8 @@ def test_lines_of_metrics_that_are_none(call: Command, tmp_path: Path, finished:
     for file in finished.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     hostile = ["[" * 100_000, DIGITS, '{"step": ' + DIGITS + "}", '{"step": true}', "null"]
-    with (tmp_path / runlog.METRICS).open("a") as file:
+    with (tmp_path / METRICS).open("a") as file:
         file.write("\n".join(hostile) + "\n")
-    assert len(runlog.read_lines(tmp_path / runlog.METRICS)) == 6
+    assert len(runlog.read_lines(tmp_path / METRICS)) == 6
     assert call("--resume", tmp_path, "--steps", 7).signature
-    assert checkpoint.load(tmp_path / runlog.CHECKPOINT).step == 7
+    assert checkpoint.load(tmp_path / CHECKPOINT).step == 7

@@ -15,9 +15,9 @@ import pytest
 from corpora import CACHED, STORIES, documents, hub_shaped, sentence
 
 from eggroll.data import hub as hub_data
-from eggroll.data import tables
-from eggroll.data.corpora import Text
+from eggroll.data import hub as tables
 from eggroll.data.streams import TextCorpus, load_corpus
+from eggroll.data.text import Text
 from eggroll.errors import InputError
 
 
@@ -78,7 +78,7 @@ def check_cached(corpus: TextCorpus, cache: Path) -> None:
     files = {"train.bin", "valid.bin", "meta.json"}
     assert {path.name for path in (cache / "tinystories").iterdir()} == files
     assert {path.name for path in cache.iterdir()} == {"tinystories", "tinystories.lock"}
-    tokens, _ = corpus.streams("train", 2, 20, seed=0).batch(0)
+    tokens = corpus.streams("train", 2, 20, seed=0).batch(0).tokens
     assert bytes(tokens[0, :12].tolist()) == b"\0Once an egg"
 
 

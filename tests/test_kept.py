@@ -15,12 +15,16 @@ from test_trainer import run as run_trainer
 from test_whitening import updated_in_integers
 
 import eggroll as eg
-from eggroll import networks, runlog, training, whitening
-from eggroll.credit import crediting
+from eggroll import networks
 from eggroll.engines import ENGINES
-from eggroll.noise import Noise
-from eggroll.population import Population
-from eggroll.whitening import ONE
+from eggroll.evolution import whitening
+from eggroll.evolution.population import Population
+from eggroll.evolution.whitening import ONE
+from eggroll.files import write_whole
+from eggroll.spec.credit import crediting
+from eggroll.spec.noise import Noise
+from eggroll.spec.program import Batch
+from eggroll.training import loop as training
 
 CONFIG = training.options_from(TINY)
 
@@ -37,7 +41,7 @@ def test_signs_are_drawn_anew_though_noise_is_kept(reuse: int):
     weights = networks.initial_weights(program, 0)
     tokens, targets = np.random.default_rng(0).integers(0, 9, (2, P // 2, T)).astype(np.int32)
     votes = [
-        members.credit(weights, step, tokens, targets, members.initial_state())[2]
+        members.credit(weights, step, Batch(tokens, targets, members.initial_state()))[2]
         for step in (0, 1, 0)
     ]
     found = [{name: np.array(z).tolist() for name, z in of.items()} for of in votes]
@@ -62,7 +66,7 @@ def test_a_rename_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replaced)
-    runlog.write_whole(tmp_path / "file", b"data")
+    write_whole(tmp_path / "file", b"data")
     file, folder = (tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino
     assert events == [("file", file), ("rename", file), ("folder", folder)]
 

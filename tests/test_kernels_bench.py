@@ -13,9 +13,10 @@ import mlx.core as mx
 import pytest
 from conftest import Command
 
-from eggroll import _extension, rng
+from eggroll import _extension
 from eggroll.engines.cpu import CpuEngine
 from eggroll.networks import egg
+from eggroll.spec import rng
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import kernels

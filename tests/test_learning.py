@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from eggroll.config import Config
-from eggroll.run import open_run
+from eggroll.training.config import Config
+from eggroll.training.run import open_run
 
 GOAL = 0.00144  # bits per token: 0.001 nats
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from eggroll import limits
-from eggroll.config import Config
+from eggroll.cli import command as limits
 from eggroll.errors import InputError
+from eggroll.training.config import Config
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are Linux's")
 
@@ -24,7 +24,7 @@ ENDS = {
 SCRIPT = """
 import ctypes, os, resource, sys
 import mlx.core as mx, numpy as np
-from eggroll import cli
+from eggroll.cli import command as cli
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + (800 << 20),) * 2)
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

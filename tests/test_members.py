@@ -11,13 +11,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from eggroll.arrays import Store
-from eggroll.baseline.gradient_trainer import GradientTrainer
-from eggroll.errors import InputError
-from eggroll.policy import draw
-from eggroll.program import Program
-from eggroll.quantisation import quantise
-from eggroll.trainer import Trainer
+from eggroll.errors import InputError, Store
+from eggroll.library.gradient_trainer import GradientTrainer
+from eggroll.library.trainer import Trainer
+from eggroll.spec.credit import draw
+from eggroll.spec.fixed_point import quantise
+from eggroll.spec.program import Program
 
 P = 12
 

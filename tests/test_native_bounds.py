@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eggroll import _extension
-from eggroll import fixed_point as fx
+from eggroll.spec import fixed_point as fx
 
 native = _extension.load()
 WIDTH, VOCABULARY, P, T = 8, 20, 4, 3

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from test_engines import BACKENDS
 
 from eggroll import native
+from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
-from eggroll.program import Program
-from eggroll.trainer import Trainer
+from eggroll.spec.program import Program
 
 ESTIMATORS = ("eggroll", "token-votes", "token-credit")
 P, UPDATES = 36, 3

@@ -9,12 +9,13 @@ import numpy as np
 import oracle
 import pytest
 
-from eggroll import fixed_point as fx
-from eggroll import networks, noise, rng
-from eggroll import program as language
+from eggroll import networks
 from eggroll.engines import ENGINES, available
 from eggroll.engines.portable.operations import log2_score
-from eggroll.population import Population
+from eggroll.evolution.population import Population
+from eggroll.spec import fixed_point as fx
+from eggroll.spec import noise, rng
+from eggroll.spec import program as language
 
 FROZEN = "f5dfaad07384df132cdd94116e838b48669b08742f9200be189bd7cf1fbf1016"
 
@@ -91,7 +92,8 @@ def test_forward_noise_is_voted_noise(name, rank, epoch):
     population = Population(ENGINES[name](program), shared, members=P, group=2, chunk=8, clt=True)
     tokens = random.integers(0, 12, (P // 2, T)).astype(np.int32)
     targets = random.integers(0, 12, (P // 2, T)).astype(np.int32)
-    scores, _ = population.evaluate(weights, epoch, tokens, targets, population.initial_state())
+    batch = language.Batch(tokens, targets, population.initial_state())
+    scores, _ = population.evaluate(weights, epoch, batch)
     plain = {k: np.array(w).astype(np.int64) for k, w in weights.items()}
     for pair in range(P // 2):
         fitness = mx.array([int(i == pair) for i in range(P // 2)], mx.int8)

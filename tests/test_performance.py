@@ -17,11 +17,12 @@ sys.path.insert(0, str(Path(__file__).parent / "metal"))
 import emulator
 from counting import CYCLES, token_counts, vote_counts
 
-from eggroll import bench, networks, performance
-from eggroll.engines.gpu.counts import cost
+from eggroll import bench, networks
+from eggroll.bench import prediction as performance
+from eggroll.engines.gpu.dialect import Source
+from eggroll.engines.gpu.launch import cost
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, stage_plans
-from eggroll.engines.gpu.source import Source
-from eggroll.program import X
+from eggroll.spec.program import X
 
 DOCS = Path(__file__).parents[1] / "docs" / "performance.md"
 M4_PRO = next(chip for chip in performance.CHIPS if chip.name == "M4 Pro")

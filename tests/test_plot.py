@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from conftest import Command
 
-from eggroll import curves, plot
+from eggroll import plot
 from eggroll.errors import InputError
+from eggroll.training import curves, pictures
 
 
 def made_up(
@@ -182,8 +183,8 @@ def test_many_runs_have_colours_of_their_own(call: Command, tmp_path: Path):
     assert call(*runs, "--out", out, main=plot.main).code == 0
     for run in runs:
         assert run.name in text_of(out)
-    assert len({plot._colour(i, 24) for i in range(24)}) == 24
-    assert len({plot._colour(i, 10) for i in range(10)}) == 10
+    assert len({pictures._colour(i, 24) for i in range(24)}) == 24
+    assert len({pictures._colour(i, 10) for i in range(10)}) == 10
 
 
 def test_reference_lines_stand_for_one_corpus(call: Command, tmp_path: Path):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from eggroll.errors import InputError
-from eggroll.policy import Acted, draw, other_words, readout
-from eggroll.program import Program
-from eggroll.rng import counters
-from eggroll.trainer import Trainer
+from eggroll.library.trainer import Trainer
+from eggroll.spec.credit import Acted, draw, other_words, readout
+from eggroll.spec.program import Program
+from eggroll.spec.rng import counters
 
 ESTIMATORS = ("eggroll", "token-votes", "token-credit")
 

@@ -12,11 +12,12 @@ from networks import Case
 
 from eggroll import networks
 from eggroll.engines import ENGINES, Engine, available
-from eggroll.fitness import pair_fitness
-from eggroll.fixed_point import exact_exp2, total_bits
-from eggroll.likelihood import model_loss
-from eggroll.noise import Noise
-from eggroll.population import Population
+from eggroll.evolution.estimators import pair_fitness
+from eggroll.evolution.population import Population
+from eggroll.inference import model_loss
+from eggroll.spec.fixed_point import exact_exp2, total_bits
+from eggroll.spec.noise import Noise
+from eggroll.spec.program import Batch
 
 
 @pytest.mark.parametrize("name", [name for name, why in available().items() if not why])
@@ -46,7 +47,7 @@ def test_population_equals_the_oracle(name, groups, group, chunk, threads, rank,
 
     engine = ENGINES[name](program, threads)
     population = Population(engine, noise, members=P, group=group, chunk=chunk, clt=True)
-    got = population.evaluate(case.leaves, 3, tokens, targets, mx.array(state))
+    got = population.evaluate(case.leaves, 3, Batch(tokens, targets, mx.array(state)))
     np.testing.assert_array_equal(np.array(got[0]), scores)
     np.testing.assert_array_equal(np.array(got[1]), after)
     np.testing.assert_array_equal(np.array(pair_fitness(got[0])), fitness)
@@ -68,7 +69,7 @@ def test_model_loss_carries_the_state_and_leaves_the_warmup_out(warmup):
     random = np.random.default_rng(0)
     tokens, targets = random.integers(0, 9, (2, 3, 8)).astype(np.int32)
     _, _, logits = oracle.evaluate(weights, tokens, targets, np.zeros((3, 1, 6), np.int64))
-    batches = [(tokens[:, :5], targets[:, :5]), (tokens[:, 5:], targets[:, 5:])]
+    batches = [Batch(tokens, targets).window(rows) for rows in (slice(5), slice(5, None))]
     leaves = {k: mx.array(w) for k, w in weights.items()}
     names = [name for name, why in available().items() if not why]
     engines = [ENGINES[name](program) for name in names] + [ByLogits(program)]

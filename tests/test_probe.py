@@ -15,7 +15,7 @@ from nax_check import Outcome, child
 from test_nax_check import M5
 
 from eggroll import _extension, engines, probe
-from eggroll.engines import verdicts
+from eggroll.engines import trial as verdicts
 
 
 def test_report_of_this_machine(call: Command, tmp_path: Path):

@@ -22,16 +22,18 @@ from networks_credit import Credited, credited_case, credited_of
 from networks_random import random_program, seeded_program
 from test_engines import BACKENDS, ISAS
 
-from eggroll import _extension, credit, fixed_point
-from eggroll.baseline import float_numpy, float_twin
+from eggroll import _extension
+from eggroll.baseline import twin as float_twin
+from eggroll.baseline import twin_numpy as float_numpy
 from eggroll.engines import ENGINES, Engine
-from eggroll.engines.gpu import carry_back
+from eggroll.engines.gpu import backward_kernels as carry_back
 from eggroll.engines.gpu import stage as gpu_stage
 from eggroll.engines.portable import operations as portable
 from eggroll.engines.portable.backward import CREDITS
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.networks import NETWORKS, NetworkName
-from eggroll.program import OPERATIONS, Program, Rows
+from eggroll.spec import credit, fixed_point
+from eggroll.spec.program import OPERATIONS, Program
 
 CREDITED = ("token-votes", "token-credit")
 SEEDS = (33, 28, 8)  # of programs that the emulated kernels of tests/gpu run, too
@@ -79,9 +81,8 @@ def same_outputs(got, want) -> None:
 
 def check_outputs(engine: Engine, prepared, case: Case) -> None:
     """What the caller has of the members and of the unperturbed model is the oracle's."""
-    tokens, _, state, rows = case.arrays
     for noise, slices in ((case.noise(), case.slices), (None, None)):
-        got = engine.outputs(prepared, slices, tokens, state, rows)
+        got = engine.outputs(prepared, slices, case.batch)
         for out in case.program.outputs:
             assert got[0][out.name].dtype == out.dtype
         member = partial(oracle_program.Member, case.program, case.weights, noise)
@@ -92,17 +93,15 @@ def check_outputs(engine: Engine, prepared, case: Case) -> None:
 def check_scores(engine: Engine, prepared, case: Case) -> None:
     """Scores and states are the oracle's, and so is what the unperturbed model says."""
     scores, state, _ = evaluate(case, case.noise())
-    got, after = engine.evaluate(prepared, case.slices, *case.arrays)
+    got, after = engine.evaluate(prepared, case.slices, case.batch)
     np.testing.assert_array_equal(np.array(got), scores)
     np.testing.assert_array_equal(np.array(after), state)
     _, state, logits = evaluate(case)
-    got = engine.likelihoods(prepared, *case.arrays)
+    got = engine.likelihoods(prepared, case.batch)
     for a, b in zip(got, (*oracle.likelihoods(logits, case.targets), state), strict=True):
         np.testing.assert_array_equal(np.array(a), b)
     _, state, logits = evaluate(case, tokens=1)
-    tokens, _, before, rows = case.arrays
-    first = Rows(*(shown if shown is None else shown[:, :1] for shown in rows))
-    got, after = engine.logits(prepared, tokens[:, 0], before, first)
+    got, after = engine.logits(prepared, case.batch.window(slice(1)))
     np.testing.assert_array_equal(np.array(got), logits[:, 0])
     np.testing.assert_array_equal(np.array(after), state)
 

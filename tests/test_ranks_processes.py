@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from eggroll import checkpoint, replay_log, training
-from eggroll.api import Trained, train
-from eggroll.runlog import CHECKPOINT
+from eggroll.files import CHECKPOINT
+from eggroll.library.language import Trained, train
+from eggroll.training import checkpoint, replay_log
+from eggroll.training import loop as training
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="ranks are found in /proc")
 

@@ -12,7 +12,7 @@ from conftest import Command
 
 from eggroll import _extension
 from eggroll.bench import PRESETS
-from eggroll.bench.measure import Step
+from eggroll.bench.command import Step
 from eggroll.engines.cpu import CpuEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TINY, Command
+from conftest import TINY, Command, replace_in_files
 
 import eggroll
-from eggroll import checkpoint, generate, replay, replay_log, runlog, ternary, training
-from eggroll.population import Population
+from eggroll import files as ternary
+from eggroll import generate, replay
+from eggroll.evolution.population import Population
+from eggroll.files import CHECKPOINT, METRICS, REPLAY, write_whole
+from eggroll.training import checkpoint, replay_log
+from eggroll.training import loop as training
 
 RULES = {
     "sign": [],
@@ -30,7 +34,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
     folder = tmp_path_factory.mktemp("replay") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eggroll.plot.curves", lambda folder: folder)
+        patch.setattr("eggroll.training.pictures.curves", lambda folder: folder)
         assert training.main([*TINY, "--out", str(folder)]) == 0
     return folder
 
@@ -53,14 +57,14 @@ def refused(call: Command, *words: object) -> str:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_update_is_rebuilt(call: Command, tmp_path: Path, rule: str, monkeypatch):
-    made, real = [], runlog.write_whole
+    made, real = [], write_whole
 
     def write(path: Path, data: bytes) -> None:
         real(path, data)
-        if path.name == runlog.CHECKPOINT:
+        if path.name == CHECKPOINT:
             made.append(checkpoint.signature(checkpoint.load(path).weights))
 
-    monkeypatch.setattr(runlog, "write_whole", write)
+    replace_in_files(monkeypatch, "write_whole", write)
     whole = call(*TINY, *RULES[rule], "--out", tmp_path / "run")
     assert whole.signature == made[6] == made[-1]
     monkeypatch.setattr(Population, "evaluate", None)  # no network runs
@@ -84,23 +88,23 @@ def test_stopped_resumed_and_longer_is_rebuilt(call: Command, tmp_path: Path, ru
 
 
 def test_what_follows_the_checkpoint_is_cut_off_and_comes_anew(call: Command, run: Path):
-    log = run / runlog.REPLAY
+    log = run / REPLAY
     whole, record = log.read_bytes(), 8 + ternary.packed_size(16) + 4
-    before = (run / runlog.CHECKPOINT).read_bytes()
+    before = (run / CHECKPOINT).read_bytes()
     assert call("--resume", run, "--steps", 8).code == 0
     longer = log.read_bytes()
     assert longer[: len(whole)] == whole
     assert len(longer) == len(whole) + 2 * record
-    (run / runlog.CHECKPOINT).write_bytes(before)
+    (run / CHECKPOINT).write_bytes(before)
     log.write_bytes(longer[:-7])  # killed in the middle of a record
     assert call("--resume", run, "--steps", 8).code == 0
     assert log.read_bytes() == longer
 
 
 def test_the_log_alone_is_enough(call: Command, run: Path, tmp_path: Path):
-    kept = checkpoint.load(run / runlog.CHECKPOINT)
+    kept = checkpoint.load(run / CHECKPOINT)
     alone = tmp_path / "alone.bin"
-    shutil.copy(run / runlog.REPLAY, alone)
+    shutil.copy(run / REPLAY, alone)
     out = tmp_path / "w.safetensors"
     ended = call(alone, "--out", out, main=replay.main)
     assert ended.signature == checkpoint.signature(kept.weights)
@@ -111,7 +115,7 @@ def test_the_log_alone_is_enough(call: Command, run: Path, tmp_path: Path):
     assert texts[0] == texts[1]
     refusal = refused(call, alone, "--out", out)
     assert "is no place for a new file" in refusal
-    (run / runlog.CHECKPOINT).write_bytes(out.read_bytes())
+    (run / CHECKPOINT).write_bytes(out.read_bytes())
     ended = call("--resume", run)
     assert ended.code == 2
     assert "of a run of eggroll.replay, which eggroll.train cannot go on with" in ended.err
@@ -119,16 +123,16 @@ def test_the_log_alone_is_enough(call: Command, run: Path, tmp_path: Path):
 
 def test_it_takes_what_it_says(run: Path):
     """1.6 bits for each of 16 pairs, and 12 bytes, in each of 6 updates."""
-    with open(run / runlog.REPLAY, "rb") as file:
+    with open(run / REPLAY, "rb") as file:
         header = replay_log.header_of(file, run)
         signs = [record.signs for record in replay_log.records(file, header)]
-    assert (run / runlog.REPLAY).stat().st_size == header.size + 6 * (4 + 12)
+    assert (run / REPLAY).stat().st_size == header.size + 6 * (4 + 12)
     assert [len(s) for s in signs] == [16] * 6
     assert np.unique(signs).tolist() == [-1, 0, 1]
 
 
 def test_a_changed_bit_is_noticed(call: Command, run: Path):
-    log = run / runlog.REPLAY
+    log = run / REPLAY
     sound = log.read_bytes()
     with open(log, "rb") as file:
         size = replay_log.header_of(file, log).size
@@ -144,38 +148,38 @@ def test_a_changed_bit_is_noticed(call: Command, run: Path):
 def test_records_of_another_run_are_noticed(call: Command, run: Path, tmp_path: Path):
     other = tmp_path / "other"
     assert call(*TINY, "--seed", 1, "--out", other).code == 0
-    with open(other / runlog.REPLAY, "rb") as file:
+    with open(other / REPLAY, "rb") as file:
         header = replay_log.header_of(file, other)
         theirs = list(replay_log.records(file, header))
-    with open(run / runlog.REPLAY, "rb") as file:
+    with open(run / REPLAY, "rb") as file:
         mine = replay_log.header_of(file, run)
-    assert refused(call, run / runlog.CHECKPOINT).count("is no replay log") == 1
-    swapped = (run / runlog.REPLAY).read_bytes()[: mine.size] + b"".join(
+    assert refused(call, run / CHECKPOINT).count("is no replay log") == 1
+    swapped = (run / REPLAY).read_bytes()[: mine.size] + b"".join(
         header.recorded(*record) for record in theirs
     )
-    (run / runlog.REPLAY).write_bytes(swapped)
+    (run / REPLAY).write_bytes(swapped)
     assert "is damaged after update 0" in refused(call, run, "--step", 1)
     sound = b"".join(mine.recorded(*record) for record in theirs)  # with fitting checksums
-    (run / runlog.REPLAY).write_bytes(swapped[: mine.size] + sound)
+    (run / REPLAY).write_bytes(swapped[: mine.size] + sound)
     assert "replay log and checkpoint are not of one run" in refused(call, run)
-    shutil.copy(other / runlog.REPLAY, run / runlog.REPLAY)
+    shutil.copy(other / REPLAY, run / REPLAY)
     assert "replay log and checkpoint are not of one run" in refused(call, run)
     ended = call("--resume", run, "--steps", 7)
     assert "is of another run: updates from here on cannot be replayed" in ended.err
-    assert (run / runlog.REPLAY).read_bytes() == (other / runlog.REPLAY).read_bytes()
+    assert (run / REPLAY).read_bytes() == (other / REPLAY).read_bytes()
 
 
 def test_a_run_without_a_log_goes_on_without(call: Command, run: Path, tmp_path: Path):
-    (run / runlog.REPLAY).unlink()
+    (run / REPLAY).unlink()
     assert "runs that began before there were replay logs" in refused(call, run)
     ended = call("--resume", run, "--steps", 8)
     assert ended.signature
     assert "the run began without a replay log: updates from here on cannot be" in ended.err
-    assert not (run / runlog.REPLAY).exists()
+    assert not (run / REPLAY).exists()
 
 
 def test_a_log_that_lost_records_is_not_gone_on_with(call: Command, run: Path):
-    log = run / runlog.REPLAY
+    log = run / REPLAY
     data = log.read_bytes()
     log.write_bytes(data[:-20])
     ended = call("--resume", run, "--steps", 8)
@@ -191,7 +195,7 @@ def test_what_credits_tokens_has_no_log(call: Command, tmp_path: Path, estimator
     rule = "adam" if estimator == "feedback" else "whitened"
     words = ["--estimator", estimator, "--rule", rule, "--out", tmp_path / "run"]
     assert call(*TINY, *words).code == 0
-    assert not (tmp_path / "run" / runlog.REPLAY).exists()
+    assert not (tmp_path / "run" / REPLAY).exists()
     said = refused(call, tmp_path / "run")
     assert "it is offered for --estimator eggroll only" in said
 
@@ -209,9 +213,9 @@ def test_a_record_is_on_the_disk_before_the_checkpoint_that_counts_on_it(
         synced[about.st_ino] = about.st_size
 
     def replace(source: Path, target: Path) -> None:
-        for name in (runlog.METRICS, runlog.REPLAY):
+        for name in (METRICS, REPLAY):
             grown = target.with_name(name)
-            if target.name == runlog.CHECKPOINT and grown.exists():
+            if target.name == CHECKPOINT and grown.exists():
                 about = grown.stat()
                 seen.append((name, about.st_size))
                 assert synced.get(about.st_ino) == about.st_size, name
@@ -236,7 +240,7 @@ def test_a_full_disk_leaves_whole_records(call: Command, tmp_path: Path, monkeyp
     assert ended.code == 2
     assert "replay.bin' cannot be written (No space left on device)" in ended.err
     monkeypatch.undo()
-    monkeypatch.setattr("eggroll.plot.curves", lambda folder: folder)
+    monkeypatch.setattr("eggroll.training.pictures.curves", lambda folder: folder)
     assert call(run, "--step", 3, main=replay.main).signature
     last = call("--resume", run)
     assert call(run, main=replay.main).signature == last.signature

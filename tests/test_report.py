@@ -17,11 +17,11 @@ from conftest import Command
 from reports import made_up, observed, trained
 
 import eggroll as eg
-from eggroll import checkpoint
-from eggroll.report import command, figures, page
-from eggroll.report.record import read_record
-from eggroll.report.statistics import VOTES, read_statistics
-from eggroll.runlog import CHECKPOINT
+from eggroll.files import CHECKPOINT
+from eggroll.report import command, page
+from eggroll.report import page as figures
+from eggroll.report.record import VOTES, read_record, read_statistics
+from eggroll.training import checkpoint
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e&\0"
 VOID = {"meta", "link", "input", "img", "br", "path"}

@@ -13,7 +13,7 @@ import pytest
 from browser import Browser, browser, found
 from reports import made_up, observed
 
-from eggroll.report.command import Options, write
+from eggroll.report.command import ReportOptions, write
 
 if found() is None:
     pytest.skip("no chromium is installed", allow_module_level=True)
@@ -38,7 +38,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (runs[1] / "samples.txt").write_text(HOSTILE)
     labels = ("first", NAME, "__proto__")
     out = folder / "page.html"
-    return write(Options(tuple(map(str, runs)), str(out), HOSTILE, labels))
+    return write(ReportOptions(tuple(map(str, runs)), str(out), HOSTILE, labels))
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,16 @@ import mlx.core as mx
 import numpy as np
 import oracle_program
 import pytest
-from networks import Case, case_of
+from networks import Case, Rows, case_of
 from networks_credit import LARGEST, Credited, credited_of
 from networks_random import every_operation
 from test_engines import BACKENDS
 from test_programs import CREDITED, check, check_credit, running
 
 from eggroll.engines import Engine
-from eggroll.fitness import scaled
+from eggroll.evolution.estimators import scaled
 from eggroll.networks import mlp, nnue
-from eggroll.program import Program, Rows
+from eggroll.spec.program import Batch, Program
 
 ENGINE_NAMES = [*dict.fromkeys(name.partition(":")[0] for name in BACKENDS)]
 
@@ -30,9 +30,8 @@ def shown(program: Program, weights: dict, rows: Rows, backend: str) -> dict[str
     member = partial(oracle_program.Member, program, weights, None)
     want, _ = oracle_program.outputs(program, tokens, state, rows, member)
     with running(backend, program) as engine:
-        given = Rows(*(a if a is None else mx.array(a) for a in rows))
-        prepared = engine.prepare(arrays)
-        got, _ = engine.outputs(prepared, None, mx.array(tokens), mx.array(state), given)
+        batch = Batch(tokens, None, state, *rows).each(mx.array)
+        got, _ = engine.outputs(engine.prepare(arrays), None, batch)
     for name, values in want.items():
         np.testing.assert_array_equal(np.array(got[name]), values, err_msg=name)
     return {name: values[0, 0].tolist() for name, values in want.items()}
@@ -62,7 +61,7 @@ WEIGHTS = {"E": [[10, -1], [20, -2], [40, -4], [100, 50], [127, -127]], "W": [[1
     ],
 )
 def test_features_are_summed_shifted_and_clipped(backend: str, lists: list, pairs: list):
-    rows = Rows(features=np.array([[lists]], np.int32))
+    rows = None, np.array([[lists]], np.int32)
     a, b, c, d = (max(v, 0) for v in pairs)
     want = {"pairs": pairs, "W": [a + 2 * b + 3 * c - 127 * d]}
     assert shown(side_by_side(), WEIGHTS, rows, backend) == want
@@ -77,7 +76,7 @@ def test_inputs_joined_biased_and_looked_up(backend: str):
     mirror = net.table("mirror", [-v for v in range(-127, 128)])
     y = net.concat(net.bias(x, "b"), net.lookup(x, mirror), net.relu(x))
     net.output(y, "joined")
-    rows = Rows(inputs=np.array([[[-128, 5, 120]]], np.int8))
+    rows = np.array([[[-128, 5, 120]]], np.int8), None
     got = shown(net, {"b": [-1, 2, 20]}, rows, backend)
     assert got["row"] == [-127, 5, 120]
     assert got["joined"] == [-127, 7, 127, 127, -5, -120, 0, 5, 120]
@@ -108,13 +107,14 @@ def test_rows_one_by_one_give_what_all_at_once_do(backend: str, noise: bool):
     """As environments in lockstep have them: T = 1 with the state carried on."""
     case = case_of(every_operation(), np.random.default_rng(2), T=4, P=6, sigma_shift=1)
     case.tokens[:, 2] = [0, 1] * 3  # half of the members begin anew
-    slices, (tokens, _, state, rows) = case.slices if noise else None, case.arrays
+    slices, batch = case.slices if noise else None, case.batch
     with running(backend, case.program) as engine:
         prepared = engine.prepare(case.leaves)
-        want, after = engine.outputs(prepared, slices, tokens, state, rows)
-        for t in range(tokens.shape[1]):
-            one = Rows(*(a if a is None else a[:, t : t + 1] for a in rows))
-            got, state = engine.outputs(prepared, slices, tokens[:, t : t + 1], state, one)
+        want, after = engine.outputs(prepared, slices, batch)
+        state = batch.state
+        for t in range(batch.size[1]):
+            one = batch.window(slice(t, t + 1))._replace(state=state)
+            got, state = engine.outputs(prepared, slices, one)
             for name, values in got.items():
                 np.testing.assert_array_equal(np.array(values), np.array(want[name][:, t : t + 1]))
         np.testing.assert_array_equal(np.array(state), np.array(after))
@@ -175,8 +175,8 @@ def refused_case() -> Case:
     return case_of(net, np.random.default_rng(0), T=2, P=4)
 
 
-def replaced(rows: Rows, field: str, change: Callable[[mx.array], mx.array | None]) -> Rows:
-    return rows._replace(**{field: change(getattr(rows, field))})
+def replaced(batch: Batch, field: str, change: Callable[[mx.array], mx.array | None]) -> Batch:
+    return batch._replace(**{field: change(getattr(batch, field))})
 
 
 def with_index(at: int, value: int) -> Callable[[mx.array], mx.array]:
@@ -205,21 +205,18 @@ WRONG_ROWS: list[tuple[str, str, Callable]] = [
 ]
 
 
-def calls(engine: Engine, case: Case) -> dict[str, Callable[[Rows, mx.array | None], object]]:
-    """What takes rows in a program without a score, from rows and values."""
-    tokens, targets, state, _ = case.arrays
+def calls(engine: Engine, case: Case) -> dict[str, Callable[[Batch, mx.array | None], object]]:
+    """What takes rows in a program without a score, from a batch and values."""
     credited = credited_of(case, np.random.default_rng(0), "token-credit")
     prepared, signs, kinds = engine.prepare(case.leaves), credited.credit_noise, credited.crediting
     return {
-        "outputs": lambda rows, _: engine.outputs(prepared, case.slices, tokens, state, rows),
-        "credit": lambda rows, values: engine.credit(
-            prepared, case.slices, signs, kinds, tokens, targets, state, rows, values
+        "outputs": lambda batch, _: engine.outputs(prepared, case.slices, batch),
+        "credit": lambda batch, values: engine.credit(
+            prepared, case.slices, batch, signs, kinds, values
         ),
-        "evaluate": lambda rows, _: engine.evaluate(
-            prepared, case.slices, tokens, targets, state, rows
-        ),
-        "likelihoods": lambda rows, _: engine.likelihoods(prepared, tokens, targets, state, rows),
-        "logits": lambda rows, _: engine.logits(prepared, tokens[:, 0], state, rows),
+        "evaluate": lambda batch, _: engine.evaluate(prepared, case.slices, batch),
+        "likelihoods": lambda batch, _: engine.likelihoods(prepared, batch),
+        "logits": lambda batch, _: engine.logits(prepared, batch),
     }
 
 
@@ -229,12 +226,12 @@ def calls(engine: Engine, case: Case) -> dict[str, Callable[[Rows, mx.array | No
 def test_rows_that_do_not_fit_are_refused(name, call, says, field, change):
     case = refused_case()
     with running(name, case.program) as engine:
-        ask, rows = calls(engine, case)[call], case.arrays[3]
+        ask, batch = calls(engine, case)[call], case.batch
         values = mx.zeros((2, 2), mx.int32)
-        ask(rows, values)
+        ask(batch, values)
         with pytest.raises(ValueError, match=says):
-            ask(replaced(rows, field, change), values)
-        ask(rows, values)
+            ask(replaced(batch, field, change), values)
+        ask(batch, values)
 
 
 @pytest.mark.parametrize("name", ENGINE_NAMES)
@@ -257,7 +254,7 @@ def test_values_that_do_not_fit_are_refused(name: str, values: mx.array | None):
         running(name, case.program) as engine,
         pytest.raises(ValueError, match="values"),
     ):
-        calls(engine, case)["credit"](case.arrays[3], values)
+        calls(engine, case)["credit"](case.batch, values)
 
 
 @pytest.mark.parametrize("name", ENGINE_NAMES)
@@ -268,4 +265,4 @@ def test_what_needs_a_score_is_refused_without_one(name: str, call: str):
         running(name, case.program) as engine,
         pytest.raises(ValueError, match="score"),
     ):
-        calls(engine, case)[call](case.arrays[3], None)
+        calls(engine, case)[call](case.batch, None)

@@ -14,8 +14,9 @@ import pytest
 from conftest import Command
 
 from eggroll import engines, generate, networks
-from eggroll.fixed_point import exp2_table
-from eggroll.sampling import UNIT, Sampling, Stops, choice_weights, sample
+from eggroll.inference import UNIT, Sampling, Stops, choice_weights, sample
+from eggroll.spec.fixed_point import exp2_table
+from eggroll.spec.program import Batch
 
 RUN = (
     *("--data", "count", "--vocabulary", "16", "--pop", "8", "--steps", "2", "--seq-len", "3"),
@@ -25,7 +26,7 @@ RUN = (
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from eggroll import training
+    from eggroll.training import loop as training
 
     folder = tmp_path_factory.mktemp("sampling") / "run"
     assert training.main([*RUN, "--out", str(folder)]) == 0
@@ -85,7 +86,7 @@ def test_draws_follow_the_weights():
     drawn = next(sample(engine, leaves, [1], samples=many, sampling=sampling))
     prepared, state = engine.prepare(leaves), engines.zero_state(program, 1)
     for token in (0, 1):
-        logits, state = engine.logits(prepared, mx.array([token]), state)
+        logits, state = engine.logits(prepared, Batch(mx.array([[token]]), state=state))
     weights = sampling.weights(np.array(logits))[0]
     p = weights / weights.sum()
     counts = np.bincount(drawn, minlength=12)

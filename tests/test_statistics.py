@@ -15,20 +15,25 @@ import pytest
 import simulated_ranks
 from conftest import TINY, Command
 
-from eggroll import checkpoint, logs, networks, replay_log, runlog
-from eggroll.config import Config
-from eggroll.credit import draw_signs
+from eggroll import networks
 from eggroll.engines import zero_state
 from eggroll.engines.portable.backward import RecordedRun
 from eggroll.engines.portable.engine import PortableEngine
-from eggroll.estimator import Given
-from eggroll.learners import engine_for, new_learner
-from eggroll.noise import Noise
-from eggroll.population import Population
+from eggroll.evolution.population import Population
+from eggroll.files import CHECKPOINT, METRICS, REPLAY, STATISTICS
 from eggroll.ranks import ALONE, Ranks
-from eggroll.run import open_run
-from eggroll.statistics import chance, counts
-from eggroll.statistics.nodes import Nodes, figures_of
+from eggroll.spec.credit import draw_signs
+from eggroll.spec.noise import Noise
+from eggroll.spec.program import Batch
+from eggroll.training import checkpoint, replay_log
+from eggroll.training import folder as runlog
+from eggroll.training import loop as logs
+from eggroll.training import statistics as chance
+from eggroll.training import statistics as counts
+from eggroll.training.config import Config
+from eggroll.training.learner import engine_for, new_learner
+from eggroll.training.run import open_run
+from eggroll.training.statistics import Nodes, figures_of
 
 KINDS: dict[str, list[object]] = {
     "eggroll": [],
@@ -43,12 +48,12 @@ EACH = ["--statistics-every", 2]
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    path = folder / runlog.STATISTICS
+    path = folder / STATISTICS
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def weights_of(folder: Path) -> dict[str, np.ndarray]:
-    kept = checkpoint.load(folder / runlog.CHECKPOINT).weights
+    kept = checkpoint.load(folder / CHECKPOINT).weights
     return {name: np.array(leaf) for name, leaf in kept.items()}
 
 
@@ -57,7 +62,7 @@ def weights_of(folder: Path) -> dict[str, np.ndarray]:
 def test_a_line_says_what_is_in_the_checkpoint(call: Command, tmp_path: Path, kind: str):
     run = tmp_path / "run"
     plain = call(*TINY, *KINDS[kind], "--statistics-every", 0, "--out", tmp_path / "plain")
-    assert not (tmp_path / "plain" / runlog.STATISTICS).exists()
+    assert not (tmp_path / "plain" / STATISTICS).exists()
     ended = call(*TINY, *KINDS[kind], *EACH, "--out", run)
     assert ended.signature == plain.signature
     found = lines(run)
@@ -69,7 +74,7 @@ def test_a_line_says_what_is_in_the_checkpoint(call: Command, tmp_path: Path, ki
         assert said["weights"] == np.histogram(leaf, bins=32, range=(-128, 128))[0].tolist()
         assert said["saturated"] == pytest.approx((abs(leaf.astype(int)) == 127).mean(), abs=1e-6)
     moved = sum(said["update_rate"] * weights[k].size for k, said in last["leaves"].items())
-    rows = [row for _, row in runlog.read_lines(run / runlog.METRICS)]
+    rows = [row for _, row in runlog.read_lines(run / METRICS)]
     size = sum(leaf.size for leaf in weights.values())
     assert moved / size == pytest.approx(rows[-1]["update_rate"], abs=1e-6)
     assert ("tied" in last) == (kind not in ("local", "feedback"))
@@ -89,7 +94,7 @@ def test_a_line_says_what_is_in_the_checkpoint(call: Command, tmp_path: Path, ki
 
 
 def test_ties_are_those_of_the_replay_log(finished: Path):
-    path = finished / runlog.REPLAY
+    path = finished / REPLAY
     with path.open("rb") as file:
         header = replay_log.header_of(file, path)
         signs = [np.array(record.signs) for record in replay_log.records(file, header)]
@@ -126,7 +131,7 @@ def test_the_lines_are_the_same_on_any_number_of_ranks(tmp_path: Path, kind: str
         )  # fmt: skip
         with ExitStack() as stack:
             run = open_run(config, stack, show=False, ranks=ranks)
-            kept = logs.opened(run, stack, pytest.fail) if run.folder else []
+            kept = logs.open_logs(run, stack, pytest.fail) if run.folder else []
             for _ in range(config.steps):
                 row = run.update()
                 for log in kept:
@@ -156,7 +161,7 @@ def test_stopped_and_resumed_has_the_same_lines(
     run = tmp_path / "run"
     assert call(*words, "--out", run).code == 130
     monkeypatch.setattr(Population, "votes", real)
-    with (run / runlog.STATISTICS).open("a") as file:  # a later line, and what no run wrote
+    with (run / STATISTICS).open("a") as file:  # a later line, and what no run wrote
         file.write('{"step": 5, "tied": 1}\n{"step": 2, "leaves": [7], "tied": "x"}\n{"st')
     assert call("--resume", run).signature == whole.signature
     found = lines(run)
@@ -170,7 +175,7 @@ def test_a_resumed_run_without_statistics_keeps_none_of_later_updates(
 ):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
-    with (run / runlog.STATISTICS).open("a") as file:
+    with (run / STATISTICS).open("a") as file:
         file.write('{"step": 7}\n')
     assert call("--resume", run, "--steps", 8, "--statistics-every", 0).code == 0
     assert [line["step"] for line in lines(run)] == [6]
@@ -196,7 +201,7 @@ def test_activations_are_those_of_every_operation(program: Any):
         return done[-1]
 
     states = engine._split(zero_state(program, 5))
-    for _ in engine._rows(lambda t: begin, mx.array(tokens), states, (None, None)):
+    for _ in engine._rows(lambda t: begin, Batch(mx.array(tokens)), states):
         pass
     kinds = [op.kind for stage in program.stages for op in stage.ops]
     assert len(values) == len(kinds)
@@ -250,12 +255,12 @@ def test_votes_credited_by_chance_have_the_size_of_chance():
         data="count", pop=1024, width=16, seq_len=8, table_bits=18, estimator="token-credit",
         rule="whitened", engine="cpu", score_bits=8,
     )  # fmt: skip
-    learner = new_learner(config, engine_for(config)[0])
+    learner = new_learner(config, engine_for(config, config.program())[0])
     tokens = np.random.default_rng(2).integers(1, 16, (512, 9)).astype(np.int32)
-    batch = tuple(np.ascontiguousarray(a) for a in (tokens[:, :-1], tokens[:, 1:]))
-    given = Given(learner.weights, 0, batch, learner.state, {})
+    batch = Batch(*(np.ascontiguousarray(a) for a in (tokens[:, :-1], tokens[:, 1:])))
+    start = learner.start_of(batch)
     made = learner.update(batch)
-    found = chance.of_credit(learner.population, given, made.scores)
+    found = chance.of_credit(learner.population, start, made.scores)
     scores = np.array(made.scores).astype(np.int32)
     values = np.roll(scores[0::2] - scores[1::2], 7, axis=0)
     people = learner.population
@@ -263,10 +268,10 @@ def test_votes_credited_by_chance_have_the_size_of_chance():
     signs = draw_signs(
         people.crediting, seed=people.noise.seed, step=0, first_pair=0, pairs=512, seq_len=8
     )
+    read = start.batch.rows(lambda a: mx.array(np.repeat(a, 2, axis=0)))
     votes = people.engine.credit(
-        people.prepared(given.weights), people.noise.slices(0, 0, 512), signs, people.crediting,
-        *(mx.array(np.repeat(a, 2, axis=0)) for a in batch), given.state,
-        values=mx.array(values),
+        people.prepared(start.weights), people.noise.slices(0, 0, 512), read, signs,
+        people.crediting, values=mx.array(values),
     )[2]  # fmt: skip
     assert {"layer0.Wf", "layer0.up", "layer0.norm1"} <= found.keys()
     assert not {"embedding", "head"} & found.keys()

@@ -12,10 +12,10 @@ import pytest
 from conftest import TINY, Command
 
 import eggroll
-from eggroll import runlog
-from eggroll.config import Config
-from eggroll.program import Program
-from eggroll.statistics.trouble import Watch, option_for
+from eggroll.files import STATISTICS
+from eggroll.spec.program import Program
+from eggroll.training.config import Config
+from eggroll.training.warnings import Watch, option_for
 
 EACH = ["--statistics-every", 10, "--validate-every", 0, "--checkpoint-every", 0]
 # Options -> what is said of the run.
@@ -45,7 +45,7 @@ SOUND: list[list[object]] = [
 
 
 def warnings_in(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / runlog.STATISTICS).read_text().splitlines()
+    lines = (folder / STATISTICS).read_text().splitlines()
     return [line for line in map(json.loads, lines) if "warning" in line]
 
 

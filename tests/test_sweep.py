@@ -10,9 +10,10 @@ import pytest
 from conftest import Command
 from sweeps import QUICK, SEARCH, finished, states, study_at
 
-from eggroll import checkpoint, curves
-from eggroll.sweep import command, pictures, report
+from eggroll.sweep import command, report
+from eggroll.sweep import report as pictures
 from eggroll.sweep.study import Ranked, Results
+from eggroll.training import checkpoint, curves
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

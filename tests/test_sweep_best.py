@@ -16,14 +16,14 @@ from conftest import Command, Ended
 from optuna.trial import TrialState
 from sweeps import TINY, MadeUp, made_up_runs, study_at
 
-from eggroll import plot
-from eggroll.config import Config
-from eggroll.sweep import command, pictures, report
+from eggroll.sweep import command, report
 from eggroll.sweep.study import Results
+from eggroll.training import pictures
+from eggroll.training.config import Config
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
-draw = pictures.draw  # itself, which those tests miss that leave pictures out
+draw = report.draw  # itself, which those tests miss that leave pictures out
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_all_pictures_and_the_table_have_one_best_trial(
         other.add_trial(optuna.trial.create_trial(value=value, user_attrs=attrs))
     results = Results(study, 3, 1, other if confirmed else None)
     shown = []
-    monkeypatch.setattr(plot, "save", lambda figure, path: shown.append(figure))
+    monkeypatch.setattr(pictures, "save", lambda figure, path: shown.append(figure))
     draw(results, tmp_path, "bits per byte")
     words = "best: trial 3, 2.0000 (2.2500 as the mean over 1 other seeds)"
     words = words if confirmed else "best: trial 0, 2.0000"

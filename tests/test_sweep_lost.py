@@ -133,7 +133,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished sweep of two trials."""
     folder = tmp_path_factory.mktemp("swept")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eggroll.sweep.pictures.draw", lambda results, folder, unit: [])
+        patch.setattr("eggroll.sweep.report.draw", lambda results, folder, unit: [])
         made_up_runs(patch)(0.01, lambda config, step: 1.0)
         assert command.main([*QUICK, "--trials", "2", "--out", str(folder)]) == 0
     return folder

@@ -14,13 +14,13 @@ from conftest import Command
 from optuna.trial import FixedTrial
 from sweeps import QUICK
 
-from eggroll import cli
-from eggroll.cli import Range
-from eggroll.config import Config
+from eggroll.cli import command as cli
+from eggroll.cli.command import Range
 from eggroll.errors import InputError
-from eggroll.sweep import command, options, space
-from eggroll.sweep.space import Sweep
+from eggroll.sweep import command, space
+from eggroll.sweep import plan as options
 from eggroll.sweep.study import redacted
+from eggroll.training.config import Config, Sweep
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -169,7 +169,7 @@ def test_help_names_every_option(call: Command, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "100")
     ended = call("--help", main=command.main)
     assert ended.code == 0
-    for name in options.Options.__dataclass_fields__:
+    for name in options.SweepOptions.__dataclass_fields__:
         shown = re.search(rf"^. {cli.flag(name)}[ ,]", ended.out, re.M) is not None
         assert shown == (name not in ("steps", "resume", "track"))
     assert "a free runs/" not in ended.out

@@ -10,10 +10,12 @@ from conftest import Command
 from optuna.trial import TrialState
 from sweeps import QUICK, TINY, MadeUp, made_up_runs, states, study_at
 
-from eggroll import checkpoint
-from eggroll.config import Config
-from eggroll.sweep import command, options, plan, trial
-from eggroll.sweep.trial import Budget
+from eggroll.sweep import command, plan
+from eggroll.sweep import plan as options
+from eggroll.sweep import plan as trial
+from eggroll.sweep.plan import Budget
+from eggroll.training import checkpoint
+from eggroll.training.config import Config
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -16,7 +16,8 @@ from conftest import Command
 from optuna.trial import TrialState
 from sweeps import KINDS, QUICK, TINY, finished, start, states, study_at
 
-from eggroll.sweep import command, workers
+from eggroll.sweep import command
+from eggroll.sweep import command as workers
 from eggroll.sweep.study import open_study
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -47,12 +48,12 @@ def test_two_commands_share_a_study(tmp_path: Path):
     (tmp_path / "begun").mkdir()
     patch = f"""
 import os, pathlib, time
-real, place = trial.updates_within, pathlib.Path({str(tmp_path / "begun")!r})
+real, place = plan.updates_within, pathlib.Path({str(tmp_path / "begun")!r})
 def both(*words):
     (place / str(os.getpid())).touch()
     while len(list(place.iterdir())) < 2: time.sleep(0.01)
     return real(*words)
-trial.updates_within = both
+plan.updates_within = both
 """
     words = [*QUICK, "--search", "alpha", "--trials", 5]
     words += ["--storage", f"journal:///{tmp_path / 'study.log'}"]

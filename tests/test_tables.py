@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from corpora import CACHED, documents, hub_shaped, sentence
 
-from eggroll.anyrun import validation_words
-from eggroll.config import Config
-from eggroll.data.corpora import Text
 from eggroll.data.streams import TextCorpus, load_corpus
+from eggroll.data.text import Text
 from eggroll.errors import InputError
+from eggroll.training.config import Config
+from eggroll.training.run import validation_words
 
 
 @pytest.fixture(autouse=True)

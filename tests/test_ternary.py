@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eggroll import ternary
+from eggroll import files as ternary
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 5, 6, 1001])

@@ -17,8 +17,9 @@ from conftest import TINY, Command
 from test_train import SIGNATURE
 
 import eggroll
-from eggroll import adamw, trackers
+from eggroll import adamw
 from eggroll.sweep import command as sweep
+from eggroll.training import trackers
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -167,7 +168,7 @@ def test_trials_and_runs_without_a_folder_are_not_tracked(fake: type[Fake], call
 
 def test_no_tracker_is_imported_for_a_run_without():
     code = (
-        "import sys; from eggroll.trackers import *; check_installed('tensorboard');"
+        "import sys; from eggroll.training.trackers import *; check_installed('tensorboard');"
         "sys.exit(any(t.package in sys.modules for t in TRACKERS.values()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

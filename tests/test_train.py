@@ -15,9 +15,13 @@ from pathlib import Path
 import pytest
 from conftest import TINY, Command
 
-from eggroll import _extension, checkpoint, generate, runlog, training
+from eggroll import _extension, generate
 from eggroll.data import codings
-from eggroll.population import Population
+from eggroll.evolution.population import Population
+from eggroll.files import CHECKPOINT, FILES
+from eggroll.inference import Decoder
+from eggroll.training import checkpoint
+from eggroll.training import loop as training
 
 # Of the run TINY describes, on every machine and engine. Changes only with the algorithm.
 SIGNATURE = "642b011c75ef229af8c33d96f80fbe952437516942181e66171d8d2d94c9c960"
@@ -52,7 +56,7 @@ def test_a_run_leaves_what_it_promises(call: Command, tmp_path: Path):
     ended = call(*TINY, "--out", tmp_path / "run")
     assert ended.signature == SIGNATURE
     assert ended.out.startswith("engine: ")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == set(runlog.FILES)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == set(FILES)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
@@ -66,7 +70,7 @@ def test_a_run_leaves_what_it_promises(call: Command, tmp_path: Path):
         assert 0 <= row["update_rate"] <= 1
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
     samples = (tmp_path / "run" / "samples.txt").read_text()
-    assert samples.count("===") == 2 * training.SAMPLES
+    assert samples.count("===") == 2 * training.DRAWN_SAMPLES
     assert "update 6/6" in ended.err
 
 
@@ -126,7 +130,7 @@ def test_stopped_and_resumed_is_the_same_run(
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
     one, two = (tmp_path / folder for folder in ("whole", "run"))
     assert (one / "samples.txt").read_bytes() == (two / "samples.txt").read_bytes()
-    kept = [checkpoint.load(folder / runlog.CHECKPOINT) for folder in (one, two)]
+    kept = [checkpoint.load(folder / CHECKPOINT) for folder in (one, two)]
     assert kept[0].state.tolist() == kept[1].state.tolist()
 
 
@@ -155,7 +159,7 @@ def test_a_finished_run_is_finished_again(call: Command, tmp_path: Path, finishe
     assert "All 6 updates are done" in ended.out
     assert metrics(run) == metrics(finished)
     assert (run / "samples.txt").read_bytes() == (finished / "samples.txt").read_bytes()
-    assert {path.name for path in run.iterdir()} == set(runlog.FILES)
+    assert {path.name for path in run.iterdir()} == set(FILES)
 
 
 def test_a_second_signal_stops_at_once(call: Command, tmp_path: Path, stop_in, no_curves: None):
@@ -164,7 +168,7 @@ def test_a_second_signal_stops_at_once(call: Command, tmp_path: Path, stop_in, n
     ended = call(*TINY, "--out", tmp_path / "run")
     assert ended.code == 130
     assert "Stopped at once" in ended.err
-    assert checkpoint.load(tmp_path / "run" / runlog.CHECKPOINT).step == 3
+    assert checkpoint.load(tmp_path / "run" / CHECKPOINT).step == 3
     assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
     stop_in(-1)
     assert call("--resume", tmp_path / "run").signature == SIGNATURE
@@ -174,7 +178,7 @@ def test_a_signal_before_the_first_update_leaves_nothing(
     call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
-        "eggroll.anyrun.load_corpus", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+        "eggroll.training.run.load_corpus", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
     )
     ended = call(*TINY, "--out", tmp_path / "run")
     assert ended.code == 130
@@ -189,7 +193,7 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(
 
     def replace(source: Path, target: Path) -> None:
         kept.append(target.name)
-        if kept.count(runlog.CHECKPOINT) == 5:  # the first is of step 0
+        if kept.count(CHECKPOINT) == 5:  # the first is of step 0
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(source, target)
 
@@ -198,9 +202,9 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(
     assert ended.code == 2
     assert "checkpoint.safetensors' cannot be written (No space left on device)" in ended.err
     assert f"--resume {run}" in ended.err
-    assert checkpoint.load(run / runlog.CHECKPOINT).step == 3
+    assert checkpoint.load(run / CHECKPOINT).step == 3
     monkeypatch.undo()
-    monkeypatch.setattr("eggroll.plot.curves", lambda folder: folder)
+    monkeypatch.setattr("eggroll.training.pictures.curves", lambda folder: folder)
     assert call("--resume", run).signature == SIGNATURE
     assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 5, 6]
 
@@ -209,7 +213,7 @@ def start(*words: object, patch: str = "") -> subprocess.Popen[str]:
     """A training process of its own, with something changed in it before it begins."""
     code = (
         "import os, signal, sys, time\n"
-        f"from eggroll import training\n{patch}\nsys.exit(training.main())"
+        f"from eggroll.training import loop as training\n{patch}\nsys.exit(training.main())"
     )
     command = [sys.executable, "-c", code, *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -233,7 +237,7 @@ def test_a_process_that_is_told_to_stop(call: Command, tmp_path: Path, number: s
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "signature" not in out
-    step = checkpoint.load(run / runlog.CHECKPOINT).step
+    step = checkpoint.load(run / CHECKPOINT).step
     assert f"after update {step} of 100000" in err
     assert len(metrics(run)) == step
     resumed = call("--resume", run, "--steps", step + 3)
@@ -264,7 +268,7 @@ os.replace = replace
     with start(*TINY, "--out", run, patch=patch) as process:
         process.communicate(timeout=30)
     assert process.returncode == -signal.SIGKILL
-    step = checkpoint.load(run / runlog.CHECKPOINT).step
+    step = checkpoint.load(run / CHECKPOINT).step
     assert step == (4 if when == "after" else 3)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')  # a line that was under way
@@ -288,6 +292,6 @@ def test_text_is_generated_the_same_everywhere(call: Command, finished: Path):
 
 
 def test_text_shows_no_bytes_that_steer_a_terminal():
-    decode = generate.Decoder(codings.Bytes())
+    decode = Decoder(codings.Bytes())
     text = "".join(map(decode, b"a\0b\x1b[2J\r\xc3\xa9\xff\tc\n\xe2\x82")) + decode.end()
     assert text == "a\n\nb\ufffd[2J\ufffd\u00e9\ufffd\tc\n\ufffd\n"

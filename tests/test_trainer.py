@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from test_engines import BACKENDS
 
 from eggroll.errors import InputError
+from eggroll.library.trainer import Trainer
 from eggroll.networks import egg, mlp
-from eggroll.program import Program
-from eggroll.trainer import Trainer
+from eggroll.spec.program import Program
 
 P, T = 12, 6
 ESTIMATORS = ("eggroll", "token-votes", "token-credit")

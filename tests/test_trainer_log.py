@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eggroll import runlog
-from eggroll.declaration import program_of
 from eggroll.errors import InputError
+from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
-from eggroll.program import Program
-from eggroll.trainer import Trainer
+from eggroll.spec.program import Program, program_of
+from eggroll.training import folder as runlog
 
 P, T = 8, 3
 STOPPED = """

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from gpu.report_kernels import run_step
 
-from eggroll.cache import cache_folder
-from eggroll.engines import failure, trial, verdicts
+from eggroll.engines import metal, trial
+from eggroll.engines import trial as failure
+from eggroll.engines import trial as verdicts
 from eggroll.engines.cpu import CpuEngine
-from eggroll.engines.metal import device as metal
 from eggroll.engines.portable import engine as portable
 from eggroll.errors import InputError
-from eggroll.program import OPERATIONS
+from eggroll.files import cache_folder
+from eggroll.spec.program import OPERATIONS
 
 COMPILER = """[metal::Device] Unable to build metal library from source
 program_source:7:3: warning: unused variable 'y'
@@ -241,7 +242,8 @@ def test_the_kept_verdict_spares_a_trial(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(tried) == 6
     # Another text of the kernels or of what writes them.
     files = dict(verdicts.source_files())
-    assert {"engines/gpu/stage.py", "program.py", "gpu/mix.h", "metal/linear.metal"} <= set(files)
+    names = "engines/gpu/stage.py", "spec/program.py", "gpu/mix.h", "metal/linear.metal"
+    assert set(names) <= set(files)
     changed = {**files, "gpu/mix.h": files["gpu/mix.h"] + b" "}
     monkeypatch.setattr(verdicts, "source_files", lambda: iter(changed.items()))
     verdicts.source_hash.cache_clear()

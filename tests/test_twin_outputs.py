@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from networks_twin import KINDS, NETWORKS, case_of, loss_of
 
-from eggroll.baseline import host
-from eggroll.baseline.float_numpy import NumpyTwin
-from eggroll.baseline.float_twin import ONE, Twin, by_token, real, rows_by_token
-from eggroll.program import Rows
+from eggroll.baseline import twin_numpy as host
+from eggroll.baseline.twin import ONE, Twin, real
+from eggroll.baseline.twin_numpy import NumpyTwin
 
 TWINS = {"mlx": Twin, "numpy": NumpyTwin}
 
@@ -26,7 +25,7 @@ def test_every_operation_is_in_a_network():
 def test_both_twins_are_one(name: str):
     """Outputs, state and gradient, by MLX's automatic differentiation and by hand, in threads."""
     case, rng = case_of(NETWORKS[name], 50, 5), np.random.default_rng(1)
-    args = real(case.weights), case.rows, case.start, by_token(case.tokens)
+    args = real(case.weights), case.batch
     outputs, after, back = Twin(case.program).run(*args)
     slopes = {k: mx.array(rng.normal(size=a.shape).astype(np.float32)) for k, a in outputs.items()}
     gradient = back(slopes)
@@ -43,7 +42,7 @@ def test_both_twins_are_one(name: str):
         for key, g in gradient.items():
             error = np.abs(np.array(leaves[key]) - np.array(g)).max()
             assert error <= 1e-4 * np.abs(np.array(g)).max() + 1e-6, key
-        again = twin.gradient_at(args[0], args[1], args[2], slopes, args[3])
+        again = twin.gradient_at(*args, slopes)
         assert all(np.array_equal(again[key], leaves[key]) for key in again)
 
 
@@ -74,7 +73,7 @@ def test_gradient_is_the_slope_of_the_loss(name: str):
 @pytest.mark.parametrize("twin", TWINS)
 def test_a_loss_in_mlx_is_differentiated_through_the_outputs(twin: str):
     case = case_of(NETWORKS["mlp"], 20, 1)
-    args = real(case.weights), case.rows, case.start
+    args = real(case.weights), case.batch._replace(tokens=None)
     outputs, _, back = TWINS[twin](case.program).run(*args)
     value, after, gradient = TWINS[twin](case.program).gradient_of(
         lambda found: mx.square(found["output"]).sum(), *args
@@ -88,7 +87,7 @@ def test_a_loss_in_mlx_is_differentiated_through_the_outputs(twin: str):
 @pytest.mark.parametrize("twin", TWINS)
 def test_output_left_out_has_no_slope(twin: str):
     case = case_of(NETWORKS["relu"], 5, 2)
-    args = real(case.weights), case.rows, case.start, by_token(case.tokens)
+    args = real(case.weights), case.batch
     outputs, _, back = TWINS[twin](case.program).run(*args)
     some = mx.ones_like(outputs["aside"])
     zero = {name: mx.zeros_like(a) for name, a in outputs.items()}
@@ -103,19 +102,18 @@ def test_output_left_out_has_no_slope(twin: str):
 @pytest.mark.parametrize("twin", TWINS)
 def test_what_a_program_lacks_or_reads_is_said(twin: str):
     case = case_of(NETWORKS["nnue"], 2, 3)
-    weights, made = real(case.weights), TWINS[twin](case.program)
-    tokens = by_token(case.tokens)
-    for call in (made.logits, lambda *a: made.bits(*a[:2], tokens, *a[2:])):
+    weights, made, batch = real(case.weights), TWINS[twin](case.program), case.batch
+    for call in (made.logits, made.bits):
         with pytest.raises(ValueError, match="has no score"):
-            call(weights, tokens, case.start, case.rows)
+            call(weights, batch._replace(targets=batch.tokens))
     with pytest.raises(ValueError, match=r"reads features int32 \[T, S, 10\]"):
-        made.run(weights, Rows(), case.start, tokens)
-    wrong = rows_by_token(None, np.where(case.features < 0, -1, 20).astype(np.int32))
+        made.run(weights, batch._replace(features=None))
+    wrong = mx.where(batch.features < 0, -1, 20)
     with pytest.raises(ValueError, match="features reach from -1 to 20: -1 to 19"):
-        made.run(weights, wrong, case.start)
+        made.run(weights, batch._replace(tokens=None, features=wrong))
     case = case_of(NETWORKS["relu"], 2, 3)
     with pytest.raises(ValueError, match="reads tokens"):
-        TWINS[twin](case.program).run(real(case.weights), case.rows, case.start)
+        TWINS[twin](case.program).run(real(case.weights), case.batch._replace(tokens=None))
 
 
 def test_blas_has_its_threads_back():

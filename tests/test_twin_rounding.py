@@ -10,21 +10,18 @@ import numpy as np
 import pytest
 from networks_twin import NETWORKS, STEPS, Case, case_of, loss_of
 
-from eggroll.baseline import float_twin
-from eggroll.baseline.float_numpy import Pass
-from eggroll.baseline.float_twin import IN, ONE, STATE, Twin, by_token, real
+from eggroll.baseline import twin as float_twin
+from eggroll.baseline.twin import IN, ONE, STATE, Twin, real
+from eggroll.baseline.twin_numpy import Pass
 from eggroll.engines import choose
-from eggroll.program import OPERATIONS, Op, Program, Rows
+from eggroll.spec.program import OPERATIONS, Op, Program
 
 
 def integer_outputs(case: Case) -> dict[str, np.ndarray]:
     """Outputs [T, S, size] of the int8 network, in real units."""
     engine, _ = choose("portable", case.program, 1)
     leaves = {name: mx.array(w) for name, w in case.weights.items()}
-    rows = Rows(*(None if a is None else mx.array(a) for a in (case.inputs, case.features)))
-    found, _ = engine.outputs(
-        engine.prepare(leaves), None, mx.array(case.tokens), mx.array(case.state), rows
-    )
+    found, _ = engine.outputs(engine.prepare(leaves), None, case.shown.each(mx.array))
     assert list(found) == [output.name for output in case.program.outputs]
     units = {output.name: ONE * ONE if output.wide else ONE for output in case.program.outputs}
     return {k: np.array(a).astype(np.float64).swapaxes(0, 1) / units[k] for k, a in found.items()}
@@ -70,9 +67,7 @@ def test_with_every_floor_the_twin_is_the_integer_network(monkeypatch: pytest.Mo
     case = case_of(powers_of_two(), 40, 9)
     expected = integer_outputs(case)
     monkeypatch.setattr(float_twin, "OPERATIONS", new)
-    outputs, _, _ = Twin(case.program).run(
-        real(case.weights), case.rows, case.start, by_token(case.tokens)
-    )
+    outputs, _, _ = Twin(case.program).run(real(case.weights), case.batch)
     for name, a in outputs.items():
         assert np.array_equal(np.array(a), expected[name]), name
 

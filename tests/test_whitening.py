@@ -11,15 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks_backward import WAYS, go
 
-from eggroll import rule as rule_kinds
-from eggroll import rules, whitening
-from eggroll.config import Config
-from eggroll.estimators import ESTIMATORS
+from eggroll.evolution import rules, whitening
+from eggroll.evolution import rules as rule_kinds
+from eggroll.evolution.estimators import ESTIMATORS
+from eggroll.evolution.rules import RULES, WhitenedRule, feedback_name
+from eggroll.evolution.whitening import ONE, TOP
 from eggroll.networks import egg
-from eggroll.recipes import RECIPES
-from eggroll.rule import feedback_name
-from eggroll.rules import RULES, WhitenedRule
-from eggroll.whitening import ONE, TOP
+from eggroll.training.config import RECIPES, Config
 
 MOST, LEAST = 2**31 - 1, -(2**31)
 BOUND = 127 * 2**16 + 2**15 - 1

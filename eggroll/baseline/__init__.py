@@ -1,0 +1,1 @@
+"""The same network in float, its gradients and AdamW, for comparison."""

@@ -9,26 +9,99 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import mlx.core as mx
+import mlx.optimizers as optim
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.baseline.adam import AdamW
-from eggroll.baseline.float_numpy import twin_for
-from eggroll.baseline.float_twin import ONE, Twin, by_token, real
-from eggroll.checkpoint import Arrays
-from eggroll.cli import Range
-from eggroll.config import Common
+from eggroll.baseline.twin import ONE, Leaves, Twin, by_token, real
+from eggroll.baseline.twin_numpy import twin_for
+from eggroll.cli.command import Range
+from eggroll.cli.help import Group
 from eggroll.errors import InputError
-from eggroll.help import Group
 from eggroll.networks import initial_weights
-from eggroll.program import Program
+from eggroll.spec.program import Batch, Program
+from eggroll.training import checkpoint
+from eggroll.training.checkpoint import Arrays
+from eggroll.training.config import Common
+from eggroll.training.options import options_of
+
+KINDS = {"matrices": 2, "vectors": 1}  # and their dimensions
+
+
+class AdamW:
+    """AdamW's memory of float32 leaves; weight_decay is of matrices alone.
+
+    All matrices are one array there, and all vectors another, as many small operations would cost
+    more.
+    """
+
+    def __init__(self, weights: Leaves, betas: tuple[float, float], weight_decay: float) -> None:
+        names = {k: [n for n, w in weights.items() if w.ndim == d] for k, d in KINDS.items()}
+        self.names = {kind: of_kind for kind, of_kind in names.items() if of_kind}
+        self.optimizers = {
+            kind: optim.AdamW(
+                0.0,
+                betas=list(betas),
+                weight_decay=weight_decay if kind == "matrices" else 0.0,
+                bias_correction=True,
+            )
+            for kind in self.names
+        }
+        for kind, optimizer in self.optimizers.items():
+            optimizer.init({kind: self._joined(weights, kind)})
+
+    def _joined(self, leaves: Leaves, kind: str) -> mx.array:
+        return mx.concatenate([leaves[name].reshape(-1) for name in self.names[kind]])
+
+    def _parted(self, joined: mx.array, kind: str, weights: Leaves) -> Leaves:
+        old = [weights[name] for name in self.names[kind]]
+        ends = np.cumsum([w.size for w in old]).tolist()
+        parts = zip(self.names[kind], old, mx.split(joined, ends[:-1]), strict=True)
+        return {name: part.reshape(w.shape) for name, w, part in parts}
+
+    def update(self, weights: Leaves, gradient: Leaves, rate: float, clip_norm: float) -> Leaves:
+        """The weights after one update; a gradient longer than clip_norm is shortened to it.
+
+        rate: the learning rate; clip_norm: 0 never shortens.
+        """
+        slopes = {kind: self._joined(gradient, kind) for kind in self.names}
+        if clip_norm:
+            clip: Any = optim.clip_grad_norm  # ships no types
+            slopes, _ = clip(slopes, clip_norm)
+        moved: Leaves = {}
+        for kind, optimizer in self.optimizers.items():
+            optimizer.learning_rate = rate
+            before = {kind: self._joined(weights, kind)}
+            after = optimizer.apply_gradients({kind: slopes[kind]}, before)
+            moved |= self._parted(after[kind], kind, weights)
+        return {name: moved[name] for name in weights}
+
+    @property
+    def state(self) -> list[Any]:
+        """All that MLX computes for it, to be evaluated with the weights."""
+        return [optimizer.state for optimizer in self.optimizers.values()]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The memory, float32: m/ and v/ by kind."""
+        return {
+            f"{part}/{kind}": np.array(optimizer.state[kind][part])
+            for kind, optimizer in self.optimizers.items()
+            for part in ("m", "v")
+        }
+
+    def restore(self, arrays: Mapping[str, Any], step: int) -> None:
+        """Goes back to what `arrays` gave after `step` updates."""
+        for kind, optimizer in self.optimizers.items():
+            optimizer.state[kind] = {p: mx.array(arrays[f"{p}/{kind}"]) for p in ("m", "v")}
+            optimizer.state["step"] = mx.array(step, mx.uint64)
 
 
 @dataclass(frozen=True)
-class Options(Common):
+class AdamwOptions(Common):
     """Options of a run of the baseline; those that eggroll.train has mean the same here."""
 
     streams: Annotated[int, Group.GRADIENTS, Range(1, 1 << 20)] = 128
@@ -74,7 +147,7 @@ class Options(Common):
         return self.learning_rate * (self.floor + (1 - self.floor) * left)
 
 
-class Trainer:
+class AdamwTrainer:
     """Weights, AdamW's memory and the recurrent state, and one update of all three.
 
     weights: float32 leaves in declared order, of any size, where int8 ends at +-127/16; state:
@@ -82,17 +155,17 @@ class Trainer:
     threads, not across machines: these are floats.
     """
 
-    def __init__(self, options: Options, twin: Twin) -> None:
+    def __init__(self, options: AdamwOptions, twin: Twin) -> None:
         self.options, self.twin, self.step = options, twin, 0
         self.weights = real(initial_weights(twin.program, options.seed))
         self.state = mx.zeros((options.streams, twin.program.state_size))
         betas = options.beta1, options.beta2
         self.optimizer = AdamW(self.weights, betas, options.weight_decay)
 
-    def update(self, tokens: NDArray[np.int32], targets: NDArray[np.int32]) -> float:
+    def update(self, batch: Batch) -> float:
         """Makes one update from tokens and targets, int32 [S, T]; returns bits per token before."""
         loss, self.state, gradient = self.twin.gradient(
-            self.weights, by_token(tokens), by_token(targets), self.state
+            self.weights, by_token(batch._replace(state=self.state))
         )
         rate = self.options.rate(self.step)
         self.weights = self.optimizer.update(self.weights, gradient, rate, self.options.clip_norm)
@@ -126,20 +199,61 @@ class Trainer:
         self.optimizer.restore(arrays, step)
 
 
-def gradient(
-    program: Program,
-    weights: Mapping[str, Any],
-    tokens: NDArray[Any],
-    targets: NDArray[Any],
-    state: Any,
-) -> dict[str, NDArray[Any]]:
+def gradient(program: Program, weights: Mapping[str, Any], batch: Batch) -> dict[str, NDArray[Any]]:
     """The true gradient of the twin's loss, bits per token, at given int8 weights.
 
-    weights: int8 leaves by name, Q4; tokens, targets: int32 [S, T]; state: int8 [S, state_size],
-    Q4. Returns float32 leaves: the slope of the loss for a weight's last bit (1/16). Evolution's
-    votes estimate its opposite, as they are for a higher likelihood.
+    weights: int8 leaves by name, Q4; batch: of S streams. Returns float32 leaves: the slope of the
+    loss for a weight's last bit (1/16). Evolution's votes estimate its opposite, as they are for a
+    higher likelihood.
     """
-    start = real({"state": state})["state"]
-    batch = by_token(tokens), by_token(targets)
-    leaves = twin_for(program).gradient(real(weights), batch[0], batch[1], start)[2]
+    start = real({"state": batch.state})["state"]
+    read = by_token(batch._replace(state=start))
+    leaves = twin_for(program).gradient(real(weights), read)[2]
     return {name: np.array(g) / np.float32(ONE) for name, g in leaves.items()}
+
+
+FORMAT = "eggroll-adamw"  # of checkpoints
+
+
+class TwinReader:
+    """The twin as `sampling.sample` takes an engine: logits rounded to Q4, int8 [P, V]."""
+
+    def __init__(self, twin: Twin) -> None:
+        self.twin, self.program = twin, twin.program
+        self.description = twin.description
+
+    def prepare(self, weights: Leaves) -> Leaves:
+        return weights
+
+    def logits(self, weights: Leaves, batch: Batch) -> tuple[mx.array, mx.array]:
+        start = batch._replace(state=batch.state.astype(mx.float32))
+        logits, after = self.twin.logits(weights, by_token(start))
+        return mx.round(logits[0] * ONE).astype(mx.int8), after
+
+
+def read(path: Path) -> tuple[AdamwOptions, int, Any, Arrays]:
+    """Options, updates made, facts of the data and tensors of a run's checkpoint.
+
+    Raises:
+        InputError: it cannot be read, or is of another network.
+    """
+    metadata, arrays = checkpoint.read(path, FORMAT)
+    config = options_of(
+        AdamwOptions, checkpoint.json_of(metadata, "config", path), f"checkpoint {str(path)!r}"
+    )
+    config.check()
+    checkpoint.check_network(metadata, config, path)
+    step = checkpoint.step_of(metadata, config.steps, path)
+    return config, step, checkpoint.json_of(metadata, "corpus", path), arrays
+
+
+def load(path: Path, threads: int) -> tuple[AdamwOptions, Any, TwinReader, Leaves]:
+    """Options, facts of the data, twin and weights of a checkpoint; threads: 0 is all cores.
+
+    Raises:
+        InputError: it cannot be read, or is of another network.
+    """
+    options, step, facts, arrays = read(path)
+    trainer = AdamwTrainer(options, twin_for(options.program(), threads))
+    trainer.restore(arrays, step, f"checkpoint {str(path)!r}")
+    return options, facts, TwinReader(trainer.twin), trainer.weights

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.errors import InputError
-from eggroll.runlog import open_regular
+from eggroll.files import open_regular
 
 BYTES: Final = 256
 FILE: Final = "tokenizer.json"  # of a run's folder

@@ -7,6 +7,7 @@ mark that begins a document; the network's recurrent state is zeroed on reading 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from copy import copy
 from functools import cached_property
 from typing import Any, ClassVar, Final, Self
@@ -14,14 +15,81 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.data.baselines import cross_entropies
 from eggroll.data.codings import Coding
-from eggroll.data.corpora import Split
+from eggroll.data.text import Split
 from eggroll.errors import InputError
+from eggroll.spec.program import Batch
+
+BYTES = 256
+DENSE = 1024  # values of which pairs are counted, in an array of all of them
+BLOCK = 1 << 16  # tokens counted at a time: they stay in cache, and a mapped file out of memory
+COUNTED = 1 << 26  # tokens of a split that are counted at most, in blocks spread evenly over it
+
+Floats = NDArray[np.float64]
+
+
+def cross_entropies(
+    train: NDArray[Any], valid: NDArray[Any], values: int = BYTES
+) -> dict[str, float]:
+    """Bits per token of `valid` under models counted on `train`; ids of both are below `values`.
+
+    unigram: p(b), counts smoothed towards the uniform distribution; bigram: p(b | a), counts
+    smoothed towards the unigram model, left out of more than 1,024 values. Both are asked for every
+    token but the first.
+    """
+    count = pair_counts if values <= DENSE else counts
+    seen, asked = count(train, values), count(valid, values)
+    uniform = np.full((1, values), 1 / values)
+    models = {"unigram": smoothed(seen.sum(axis=0, keepdims=True), uniform)}
+    if values <= DENSE:
+        models["bigram"] = smoothed(seen, models["unigram"])
+    total = max(int(asked.sum()), 1)
+    return {name: float(-(asked * np.log2(p)).sum()) / total for name, p in models.items()}
+
+
+def pair_counts(data: NDArray[Any], values: int = BYTES) -> NDArray[np.int64]:
+    """Counts of token b after token a, [a, b]; of a long split, in a sample of COUNTED tokens."""
+    found = np.zeros(values * values, np.int64)
+    for block in _blocks(data):
+        found += np.bincount(block[:-1] * values + block[1:], minlength=len(found))
+    return found.reshape(values, values)
+
+
+def counts(data: NDArray[Any], values: int = BYTES) -> NDArray[np.int64]:
+    """Counts of tokens that follow any other, [1, V]; sampled as those of pairs."""
+    found = np.zeros(values, np.int64)
+    for block in _blocks(data):
+        found += np.bincount(block[1:], minlength=values)
+    return found[None]
+
+
+def _blocks(data: NDArray[Any]) -> Iterator[NDArray[np.intp]]:
+    """Blocks that are counted, each with the token before its first one."""
+    stride = max(BLOCK, -(-len(data) * BLOCK // COUNTED))
+    for start in range(0, len(data) - 1, stride):
+        yield data[start : start + BLOCK + 1].astype(np.intp)
+
+
+def smoothed(counts: NDArray[np.int64], prior: Floats) -> Floats:
+    """Probabilities [H, V]: (counts + strength * prior) / (sum of counts + strength).
+
+    counts: [H, V]; prior: [1, V], positive. The strength is the power of two under which each
+    counted event is likeliest given all the others (leave-one-out), so that noise is smoothed away
+    and regularities are kept: the hierarchical Dirichlet model of MacKay and Peto, 1995.
+    """
+    totals = counts.sum(axis=1, keepdims=True)
+
+    def left_out(strength: float) -> float:
+        others = np.maximum(counts - 1, 0) + strength * prior
+        share = others / (np.maximum(totals - 1, 0) + strength)
+        return float((counts * np.log2(share)).sum())
+
+    strength = max((2.0**power for power in range(28)), key=left_out)
+    result: Floats = (counts + strength * prior) / (totals + strength)
+    return result
+
 
 TOKENS: Final = "tokens"  # the option `data` of a run on arrays of the caller's
-
-Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
 class Streams(ABC):
@@ -101,7 +169,8 @@ class TextStreams(Streams):
         block = self._rows[:, start:end]
         if end > self.length:
             block = np.concatenate([block, self._rows[:, : end - self.length]], axis=1)
-        return block[:, :-1].astype(np.int32, order="C"), block[:, 1:].astype(np.int32, order="C")
+        tokens, targets = block[:, :-1], block[:, 1:]
+        return Batch(tokens.astype(np.int32, order="C"), targets.astype(np.int32, order="C"))
 
 
 class ArrayCorpus(Corpus):

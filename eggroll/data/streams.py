@@ -6,23 +6,259 @@ mark that begins a document; the network's recurrent state is zeroed on reading 
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from copy import copy
 from math import log2
-from typing import Self
+from pathlib import Path
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll import rng
-from eggroll.data import codings, pairs
-from eggroll.data.codings import BYTES, Bytes, Numbers
-from eggroll.data.corpora import VAL_SHARE, Split, Text, read_path, read_stdlib
-from eggroll.data.corpus import TOKENS, ArrayCorpus, Batch, Corpus, Streams, check_shape
-from eggroll.data.hub import read_table
-from eggroll.data.tables import HUB, near, source_of
-from eggroll.errors import InputError
+from eggroll.data import codings
+from eggroll.data.codings import BYTES, Bytes, Numbers, Pairs, library, read
+from eggroll.data.corpus import TOKENS, ArrayCorpus, Corpus, Streams, check_shape
+from eggroll.data.hub import HUB, near, read_table, source_of
+from eggroll.data.text import (
+    MARK,
+    VAL_SHARE,
+    Split,
+    Text,
+    as_fraction,
+    read_path,
+    read_stdlib,
+    reason,
+)
+from eggroll.errors import InputError, shown
+from eggroll.files import cache_folder, filling, flush_to_disk, locked, write_whole
+from eggroll.spec import rng
+from eggroll.spec.program import MAX_VOCABULARY, Batch
+
+LEARNT_FROM: Final = 1 << 26  # bytes of training text at most, spread evenly over it
+BLOCK: Final = 1 << 22  # bytes looked at a time
+AT_ONCE: Final = 1 << 22  # bytes from which a tokenizer is trained in a second
+
+
+class PairsCorpus(ArrayCorpus):
+    """A corpus of text as tokens of a byte-pair encoding, V of them with the mark."""
+
+    def __init__(self, name: str, text: Text, coding: Pairs) -> None:
+        digests = {split: facts["sha256"] for split, facts in text.about["splits"].items()}
+        super().__init__(
+            name,
+            _encoded(text.train, digests["train"], coding, f"{name} train"),
+            _encoded(text.valid, digests["valid"], coding, f"{name} valid"),
+            coding,
+            text.about | {"tokenizer": coding.digest},
+        )
+
+
+def trained(name: str, text: Text, vocabulary: int) -> Pairs:
+    """A byte-level BPE with V tokens, the mark included, trained on the training split; cached.
+
+    Raises:
+        InputError: the text does not give so many.
+    """
+    tokenizers = library()
+    key = f"{text.about['splits']['train']['sha256']} {vocabulary} {tokenizers.__version__}"
+    path = cache_folder() / "tokenizers" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+    with locked(path.with_suffix(".lock")):
+        if not path.exists():
+            if len(text.train) > AT_ONCE:
+                what = f"training a tokenizer of {vocabulary:,} tokens on {name} ..."
+                print(what, file=sys.stderr, flush=True)
+            made = tokenizers.Tokenizer(tokenizers.models.BPE())
+            made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+            made.decoder = tokenizers.decoders.ByteLevel()
+            trainer = tokenizers.trainers.BpeTrainer(
+                vocab_size=vocabulary - 1, show_progress=False,
+                initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            )  # fmt: skip
+            made.train_from_iterator(_some(text.train), trainer)
+            write_whole(path, made.to_str().encode())
+        found = read(path)
+    if found.vocabulary != vocabulary:
+        path.unlink(missing_ok=True)
+        raise InputError(
+            f"--vocabulary is {vocabulary}: the training text of {name!r} gives no more than "
+            f"{found.vocabulary} tokens; use --vocabulary {found.vocabulary} or less, or more text."
+        )
+    return found
+
+
+def _documents(data: NDArray[np.uint8]) -> Iterator[bytes]:
+    """The documents of a split, without their marks."""
+    rest = b""
+    for start in range(1, len(data), BLOCK):
+        *whole, rest = (rest + data[start : start + BLOCK].tobytes()).split(MARK)
+        yield from whole
+    yield rest
+
+
+def _some(data: NDArray[np.uint8]) -> Iterator[str]:
+    """Documents of at most LEARNT_FROM bytes, spread evenly."""
+    every = -(-len(data) // LEARNT_FROM)
+    for number, content in enumerate(_documents(data)):
+        if number % every == 0:
+            yield content.decode("utf-8", "replace")
+
+
+def _encoded(data: NDArray[np.uint8], digest: str, coding: Pairs, what: str) -> NDArray[np.uint16]:
+    """The tokens of a split, memory-mapped from the cache, where they are put once.
+
+    digest: of the split; what: named while it takes its time.
+    """
+    key = hashlib.sha256(f"{digest} {coding.digest}".encode()).hexdigest()[:24]
+    path = cache_folder() / "tokens" / f"{key}.u16"
+    try:
+        with locked(path.with_suffix(".lock")):
+            if not path.exists():
+                _encode(data, coding, path, what)
+        found: NDArray[np.uint16] = np.memmap(path, "<u2", "r").view(np.ndarray)
+    except OSError as error:
+        raise InputError(
+            f"the cache of tokens {str(path)!r} cannot be read or written ({reason(error)}): make "
+            "room there, or set EGGROLL_CACHE to another folder."
+        ) from error
+    return found
+
+
+def _encode(data: NDArray[np.uint8], coding: Pairs, path: Path, what: str) -> None:
+    """Writes a split's tokens whole or not at all, with progress on stderr."""
+    partial, done = path.with_name(f".{path.name}.partial"), 0
+    try:
+        with open(partial, "wb") as file, filling(f"tokens of {what}", len(data)) as show:
+            for tokens in coding.documents(_documents(data)):
+                file.write(tokens.astype("<u2", copy=False).tobytes())
+                done += int(coding.sizes[tokens].sum())
+                show(done)
+            file.flush()
+            flush_to_disk(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+DIGESTED: Final = 1 << 22  # tokens at a time
+
+Ids = NDArray[Any]
+
+
+class TokenCorpus(ArrayCorpus):
+    """Two arrays of token ids 0..V-1, [tokens], of any integer type; they are not copied.
+
+    Token 0 is the mark that begins a document, as in every corpus: the network's state is zeroed
+    there. An array may do without.
+    """
+
+    def __init__(self, train: Ids, valid: Ids, vocabulary: int, share: float | None = None) -> None:
+        """share: of the tokens, that was held out; None of two arrays."""
+        arrays = {"train": train, "valid": valid}
+        splits = {k: {"tokens": len(a), "sha256": _digest(a)} for k, a in arrays.items()}
+        about = {"vocabulary": vocabulary, "val_share": share, "splits": splits}
+        super().__init__(TOKENS, train, valid, Numbers(vocabulary), about)
+
+    def too_small(self, split: Split, streams: int, seq_len: int) -> str:
+        what = "training" if split == "train" else "validation"
+        return (
+            f"the {what} tokens are {len(self._arrays[split]):,}, too few for {streams:,} streams "
+            f"of seq_len {seq_len}: {streams * (seq_len + 1):,} are needed, so give more of them, "
+            "or use a smaller pop, a larger group_size or a smaller seq_len."
+        )
+
+
+def token_corpus(
+    tokens: Any, vocabulary: int | None = None, share: float = VAL_SHARE
+) -> TokenCorpus:
+    """The corpus of an array [n] of token ids, or of a pair of them: (train, validation).
+
+    vocabulary: V; None: the highest id and 1. share: of one array, the last part that is held out
+    for validation, rounded down to whole tokens.
+
+    Raises:
+        InputError: the arrays are no token ids, too few, or not below the vocabulary.
+    """
+    if vocabulary is not None:
+        check_vocabulary(vocabulary)
+    held: float | None = None if isinstance(tokens, tuple) else share
+    if isinstance(tokens, tuple):
+        if len(tokens) != 2:
+            raise InputError(
+                f"tokens is a tuple of {len(tokens)}: one array or a pair (train, validation) is "
+                "needed."
+            )
+        train, valid = (
+            token_ids(array, vocabulary, f"tokens[{i}]", shape="[n]")
+            for i, array in enumerate(tokens)
+        )
+    else:
+        whole = token_ids(tokens, vocabulary, "tokens", shape="[n]")
+        cut = len(whole) - math.floor(len(whole) * as_fraction(share))
+        train, valid = whole[:cut], whole[cut:]
+    for array, name in ((train, "training"), (valid, "validation")):
+        if len(array) < 2:
+            raise InputError(
+                f"there are {len(array)} {name} tokens: 2 or more are needed, so give a longer "
+                "array, or a pair (train, validation)."
+            )
+    found = 1 + max(int(train.max()), int(valid.max()))
+    return TokenCorpus(train, valid, max(found, 2) if vocabulary is None else vocabulary, held)
+
+
+def token_ids(values: Any, vocabulary: int | None, what: str, shape: str = "[T] or [S, T]") -> Ids:
+    """An array of token ids, checked: of integers, not empty, each in 0..V-1.
+
+    vocabulary: V; None allows as many as there can be. shape: [n], or [T] or [S, T].
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{what} is no array ({error}): an array of token ids {shape}, such as int32 or "
+            "uint16, is needed."
+        ) from error
+    described = f"{array.dtype} {list(array.shape)}"
+    if array.ndim not in ((1,) if shape == "[n]" else (1, 2)):
+        raise InputError(f"{what} is {described}: token ids of shape {shape} are needed.")
+    if not array.size:
+        raise InputError(f"{what} is empty ({described}): token ids of shape {shape} are needed.")
+    if array.dtype.kind not in "iu":
+        raise InputError(
+            f"{what} is {described}: token ids are whole numbers, so convert it to an integer "
+            "type, such as int32 or uint16."
+        )
+    low, high = int(array.min()), int(array.max())
+    most = (vocabulary or MAX_VOCABULARY) - 1
+    if low < 0 or high > most:
+        wrong = low if low < 0 else high
+        more = "" if vocabulary is None or wrong < 0 else ", or a larger vocabulary"
+        raise InputError(f"{what} has the token {wrong}: ids from 0 to {most} are needed{more}.")
+    return array
+
+
+def check_vocabulary(vocabulary: Any) -> None:
+    """Raises InputError unless it is a size that a vocabulary can have."""
+    whole = isinstance(vocabulary, int | np.integer) and not isinstance(vocabulary, bool)
+    if not whole or not 2 <= vocabulary <= MAX_VOCABULARY:
+        raise InputError(
+            f"vocabulary is {shown(vocabulary)}: a whole number from 2 to {MAX_VOCABULARY} is "
+            "needed, one more than the highest token id, or none, to infer it."
+        )
+
+
+def _digest(array: Ids) -> str:
+    """Sha256, hex, of the ids as int32, so that their type makes no difference."""
+    digest = hashlib.sha256()
+    for start in range(0, len(array), DIGESTED):
+        digest.update(array[start : start + DIGESTED].astype("<i4").tobytes())
+    return digest.hexdigest()
 
 
 def load_corpus(
@@ -53,8 +289,8 @@ def load_corpus(
     text = _text(name, val_share)
     if vocabulary <= BYTES and not tokenizer:
         return TextCorpus(name, text)
-    coding = codings.read(tokenizer) if tokenizer else pairs.trained(name, text, vocabulary)
-    return pairs.PairsCorpus(name, text, coding)
+    coding = codings.read(tokenizer) if tokenizer else trained(name, text, vocabulary)
+    return PairsCorpus(name, text, coding)
 
 
 def _text(name: str, share: float) -> Text:
@@ -174,11 +410,11 @@ class CountStreams(Streams):
             tokens[rows] = np.where(later, news[0], tokens[rows])
             targets[rows] = np.where(later, news[1], targets[rows])
             left = left + self.symbols
-        return tokens, targets
+        return Batch(tokens, targets)
 
     def _count(
         self, rows: NDArray[np.int64], document: NDArray[np.int64], begin: NDArray[np.int64]
-    ) -> Batch:
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """A document of each of these streams, whose symbol number `begin` is the first here.
 
         begin: [rows]; below 0 the document begins later, and what stands before it is undefined.

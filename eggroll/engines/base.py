@@ -10,11 +10,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll import fixed_point as fx
-from eggroll.backward import Backward, Learnt
-from eggroll.credit import Crediting, CreditNoise
-from eggroll.noise import Slices
-from eggroll.program import NO_ROWS, Program, Rows, Weights
+from eggroll.spec import fixed_point as fx
+from eggroll.spec.backward import Backward, Learnt
+from eggroll.spec.credit import Crediting, CreditNoise
+from eggroll.spec.noise import Slices
+from eggroll.spec.program import Batch, Program, Weights
 
 T = TypeVar("T")
 
@@ -68,18 +68,11 @@ class Engine(ABC):
 
     @abstractmethod
     def evaluate(
-        self,
-        prepared: Any,
-        noise: Slices | None,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
+        self, prepared: Any, noise: Slices | None, batch: Batch
     ) -> tuple[mx.array, mx.array]:
         """Runs P members over T tokens of a program that has a score.
 
-        tokens, targets: int32 [P, T], or fewer rows where the engine `shares`; state: int8
-        [P, program.state_size]; rows: what the members are shown besides.
+        batch: tokens and targets may have fewer rows than members where the engine `shares`.
         noise: the slices of P/2 pairs, or None for P copies of the unperturbed model.
         Returns token scores int16 [P, T] in 2^-program.score_bits bit, and the new state.
         """
@@ -88,9 +81,7 @@ class Engine(ABC):
         self,
         prepared: Any,
         noise: Slices | None,
-        tokens: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
+        batch: Batch,
         credit_noise: CreditNoise | None = None,
         crediting: Crediting | None = None,
     ) -> tuple[dict[str, mx.array], mx.array]:
@@ -114,12 +105,9 @@ class Engine(ABC):
         self,
         prepared: Any,
         noise: Slices,
+        batch: Batch,
         credit_noise: CreditNoise,
         crediting: Crediting,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
         values: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
         """Runs P members over T tokens, as `evaluate`, and counts token-credited votes.
@@ -132,16 +120,7 @@ class Engine(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def learn(
-        self,
-        prepared: Any,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        words: mx.array,
-        back: Backward,
-        rows: Rows = NO_ROWS,
-    ) -> Learnt:
+    def learn(self, prepared: Any, batch: Batch, words: mx.array, back: Backward) -> Learnt:
         """Runs P members without noise over T tokens, as `evaluate`, and carries their errors back.
 
         words: random, uint32 [P, T], to round credit by. See docs/estimators.md.
@@ -167,35 +146,85 @@ class Engine(ABC):
         """
         raise NotImplementedError
 
-    def likelihoods(
-        self,
-        prepared: Any,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
-    ) -> tuple[mx.array, mx.array, mx.array]:
+    def likelihoods(self, prepared: Any, batch: Batch) -> tuple[mx.array, mx.array, mx.array]:
         """The integers that give the unperturbed model's exact losses; see `fixed_point.bits`.
 
-        tokens, targets: int32 [P, T]; state: int8 [P, program.state_size].
         Returns totals uint64 [P, T], the sums over the vocabulary of 2^(31 + (logit + 128) / 16) in
         the integers of `fixed_point.exact_exp2`, hits int8 [P, T], the targets' logits, and the new
         state. Here token by token from `logits`: engines may do better, with the same integers.
         """
-        table, totals, hits = fx.exact_exp2(), [], []
-        for t in range(tokens.shape[1]):
-            shown = Rows(*(a if a is None else a[:, t : t + 1] for a in rows))
-            logits, state = self.logits(prepared, tokens[:, t], state, shown)
+        table, totals, hits, state = fx.exact_exp2(), [], [], batch.state
+        for t in range(batch.size[1]):
+            row = batch.window(slice(t, t + 1))._replace(state=state)
+            logits, state = self.logits(prepared, row)
             mx.eval(logits, state)
             totals.append(table[np.array(logits).astype(np.int32) + 128].sum(axis=1))
-            hits.append(mx.take_along_axis(logits, targets[:, t, None], axis=1)[:, 0])
+            hits.append(mx.take_along_axis(logits, row.targets, axis=1)[:, 0])
         return mx.array(np.stack(totals, axis=1)), mx.stack(hits, axis=1), state
 
     @abstractmethod
-    def logits(
-        self, prepared: Any, tokens: mx.array, state: mx.array, rows: Rows = NO_ROWS
-    ) -> tuple[mx.array, mx.array]:
-        """The unperturbed model, one token: tokens int32 [P] -> logits int8 [P, V], new state.
+    def logits(self, prepared: Any, batch: Batch) -> tuple[mx.array, mx.array]:
+        """The unperturbed model on one row, T = 1: logits int8 [P, V], and the new state."""
 
-        rows: of T = 1.
-        """
+
+LARGEST_VALUE = 1 << 19  # 15 times its discounted sum, in 1/256 bit, is below 2^31
+
+
+def on_host(a: mx.array) -> NDArray[Any]:
+    """An array's integers as unsigned ones: one below 0 is larger than 2^31.
+
+    Those of 32 bits or more are not copied. What the host has made it can look at without waiting
+    for a GPU.
+    """
+    host = np.asarray(a)
+    if host.dtype.kind not in "biu":
+        raise ValueError(f"{host.dtype} was given: integers are needed")
+    if host.dtype.kind != "i":
+        return host
+    host = host if host.itemsize >= 4 else host.astype(np.int32)  # else -1 would be 255
+    return host.view(f"u{host.itemsize}")
+
+
+def check_rows(program: Program, batch: Batch) -> None:
+    """Raises ValueError unless inputs and features are what the program reads."""
+    members, length = batch.size
+    if program.inputs:
+        _check("inputs", batch.inputs, mx.int8, (members, length, program.inputs))
+    if not program.indices:
+        return
+    shown = batch.features
+    _check("features", shown, mx.int32, (members, length, program.indices))
+    for op in (op for stage in program.stages for op in stage.ops if op.kind == "features"):
+        lists, active, first, _ = op.numbers
+        leaf, mine = program.leaves[op.leaf], np.asarray(shown)[..., first : first + lists * active]
+        if mine.size and not -1 <= mine.min() <= mine.max() < leaf.shape[0]:
+            raise ValueError(
+                f"features of {leaf.name!r} are {mine.min()} to {mine.max()}: "
+                f"0 to {leaf.shape[0] - 1} is needed, or -1 for none."
+            )
+
+
+def check_values(program: Program, values: mx.array | None, pairs: int, length: int) -> None:
+    """Raises ValueError unless there is a score, or values [N, T] in its place."""
+    if values is None and program.scored:
+        return
+    _check("values", values, mx.int32, (pairs, length))
+    assert values is not None
+    host = np.asarray(values)
+    if host.size and not -LARGEST_VALUE <= host.min() <= host.max() <= LARGEST_VALUE:
+        raise ValueError(f"values are beyond {LARGEST_VALUE}: scale them down.")
+
+
+def check_scored(program: Program) -> None:
+    """Raises ValueError for a program without a score."""
+    if not program.scored:
+        raise ValueError("The program has no score: ask for its outputs.")
+
+
+def _check(name: str, array: mx.array | None, dtype: mx.Dtype, shape: tuple[int, ...]) -> None:
+    needed = f"{str(dtype).removeprefix('mlx.core.')} {list(shape)} is needed."
+    if array is None:
+        raise ValueError(f"{name} is missing: {needed}")
+    if array.dtype != dtype or tuple(array.shape) != shape:
+        given = f"{str(array.dtype).removeprefix('mlx.core.')} {list(array.shape)}"
+        raise ValueError(f"{name} is {given}: {needed}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from eggroll.engines import guard
 from eggroll.engines.base import Engine
 from eggroll.engines.cpu import CpuEngine
-from eggroll.engines.cuda.engine import CudaEngine
+from eggroll.engines.cuda import CudaEngine
 from eggroll.engines.gpu.engine import StagedEngine
-from eggroll.engines.metal.engine import MetalEngine
+from eggroll.engines.metal import MetalEngine
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.errors import InputError, shown
-from eggroll.program import Program
+from eggroll.spec.program import Program
 
 # Fastest first: `auto` takes the first that is available.
 ENGINES: dict[str, type[Engine]] = {

@@ -11,13 +11,13 @@ import mlx.core as mx
 from numpy.typing import NDArray
 
 from eggroll import _extension
-from eggroll import fixed_point as fx
-from eggroll.backward import Backward, Learnt
-from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines.base import Engine
 from eggroll.errors import InputError
-from eggroll.noise import Slices
-from eggroll.program import NO_ROWS, Program, Rows, Weights
+from eggroll.spec import fixed_point as fx
+from eggroll.spec.backward import Backward, Learnt
+from eggroll.spec.credit import Crediting, CreditNoise
+from eggroll.spec.noise import Slices
+from eggroll.spec.program import Batch, Program, Weights
 
 LANES = 32  # members of a block
 
@@ -96,17 +96,11 @@ class CpuEngine(Engine):
         return self._program.pack([weights[leaf.name] for leaf in self.program.leaves])
 
     def evaluate(
-        self,
-        prepared: Any,
-        noise: Slices | None,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
+        self, prepared: Any, noise: Slices | None, batch: Batch
     ) -> tuple[mx.array, mx.array]:
         after, scores = self._native.evaluate(
-            self._program, prepared, self._noise(noise), tokens, targets, state, rows,
-            self.threads, self.block_tokens,
+            self._program, prepared, self._noise(noise), batch.tokens, batch.targets, batch.state,
+            shown(batch), self.threads, self.block_tokens,
         )  # fmt: skip
         return scores, after
 
@@ -114,14 +108,12 @@ class CpuEngine(Engine):
         self,
         prepared: Any,
         noise: Slices | None,
-        tokens: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
+        batch: Batch,
         credit_noise: CreditNoise | None = None,
         crediting: Crediting | None = None,
     ) -> tuple[dict[str, mx.array], mx.array]:
         after, *values = self._native.outputs(
-            self._program, prepared, self._noise(noise), tokens, state, rows,
+            self._program, prepared, self._noise(noise), batch.tokens, batch.state, shown(batch),
             credit_noise and credit_noise.signs, crediting and self._crediting(crediting),
             self.threads, self.block_tokens,
         )  # fmt: skip
@@ -132,37 +124,25 @@ class CpuEngine(Engine):
         self,
         prepared: Any,
         noise: Slices,
+        batch: Batch,
         credit_noise: CreditNoise,
         crediting: Crediting,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
         values: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
         after, scores, *Z = self._native.credit(
             self._program, prepared, self._noise(noise), credit_noise.signs, credit_noise.draws,
-            self._crediting(crediting), tokens, targets, state, rows, values, self.threads,
-            self.block_tokens,
+            self._crediting(crediting), batch.tokens, batch.targets, batch.state, shown(batch),
+            values, self.threads, self.block_tokens,
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
         return scores, after, dict(zip(names, Z, strict=True))
 
-    def learn(
-        self,
-        prepared: Any,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        words: mx.array,
-        back: Backward,
-        rows: Rows = NO_ROWS,
-    ) -> Learnt:
+    def learn(self, prepared: Any, batch: Batch, words: mx.array, back: Backward) -> Learnt:
         matrices = [back.matrices.get(leaf.name) for leaf in self.program.leaves]
         mx.eval([matrix for matrix in matrices if matrix is not None])  # all at once
         after, scores, sizes, *Z = self._native.learn(
-            self._program, prepared, tokens, targets, state, rows, words, list(back.scales),
-            matrices, self.threads,
+            self._program, prepared, batch.tokens, batch.targets, batch.state, shown(batch), words,
+            list(back.scales), matrices, self.threads,
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
         return Learnt(scores, after, dict(zip(names, Z, strict=True)), sizes)
@@ -184,25 +164,18 @@ class CpuEngine(Engine):
         names = [leaf.name for leaf in self.program.leaves] if Z else []
         return values, active, after, dict(zip(names, Z, strict=True))
 
-    def logits(
-        self, prepared: Any, tokens: mx.array, state: mx.array, rows: Rows = NO_ROWS
-    ) -> tuple[mx.array, mx.array]:
+    def logits(self, prepared: Any, batch: Batch) -> tuple[mx.array, mx.array]:
         after, logits = self._native.logits(
-            self._program, prepared, tokens[:, None], state, rows, self.threads, self.block_tokens
-        )
+            self._program, prepared, batch.tokens, batch.state, shown(batch), self.threads,
+            self.block_tokens,
+        )  # fmt: skip
         return logits[:, 0], after
 
-    def likelihoods(
-        self,
-        prepared: Any,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
-    ) -> tuple[mx.array, mx.array, mx.array]:
+    def likelihoods(self, prepared: Any, batch: Batch) -> tuple[mx.array, mx.array, mx.array]:
         after, totals, hits = self._native.likelihoods(
-            self._program, prepared, tokens, targets, state, rows, self.threads, self.block_tokens
-        )
+            self._program, prepared, batch.tokens, batch.targets, batch.state, shown(batch),
+            self.threads, self.block_tokens,
+        )  # fmt: skip
         return totals, hits, after
 
     def _noise(self, noise: Slices | None) -> Any:
@@ -227,6 +200,11 @@ class CpuEngine(Engine):
             self._program, fitness, noise.table, noise.starts, noise.rank, not clt, self.threads
         )
         return dict(zip(names, Z, strict=True))
+
+
+def shown(batch: Batch) -> tuple[mx.array | None, mx.array | None]:
+    """What a batch shows beside tokens, as the extension takes it."""
+    return batch.inputs, batch.features
 
 
 def lookup_tables(program: Program) -> tuple[list[str], list[list[int]]]:

@@ -14,15 +14,15 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.backward import Backward, Learnt
-from eggroll.credit import Crediting, CreditNoise
 from eggroll.engines.base import Engine
-from eggroll.engines.failure import sentence
-from eggroll.engines.gpu.counts import matrix_macs
 from eggroll.engines.gpu.engine import StagedEngine
+from eggroll.engines.gpu.launch import matrix_macs
+from eggroll.engines.trial import sentence
 from eggroll.errors import EngineError, EngineWarning
-from eggroll.noise import Slices
-from eggroll.program import NO_ROWS, Rows, Weights
+from eggroll.spec.backward import Backward
+from eggroll.spec.credit import Crediting, CreditNoise
+from eggroll.spec.noise import Slices
+from eggroll.spec.program import Batch, Weights
 
 COMPARED_MACS = 1 << 40  # multiply-adds that the cpu engine repeats at most: a second or some
 SIZES = "all leaves, the sums of their credit"  # among the votes
@@ -48,58 +48,128 @@ class Prepared:
 
 
 class Result(NamedTuple):
-    """What a call returns: arrays of a row per member by name, and votes per leaf."""
+    """The arrays of a call, named: those with a row for every member, and votes per leaf."""
 
     members: dict[str, mx.array]
     votes: dict[str, mx.array] = {}  # noqa: RUF012
 
 
-class Some:
-    """Some pairs of a call, or all of them; gives of every array what is theirs.
+# Method of an engine -> the names of what it returns.
+RESULTS: dict[str, Callable[[Any], Result]] = {
+    "evaluate": lambda found: Result({"scores": found[0], "state": found[1]}),
+    "outputs": lambda found: Result({**found[0], "state": found[1]}),
+    "votes": lambda found: Result({}, found),
+    "credit": lambda found: Result({"scores": found[0], "state": found[1]}, found[2]),
+    "learn": lambda found: Result(
+        {"scores": found.scores, "state": found.state}, {**found.votes, SIZES: found.sizes}
+    ),
+    "likelihoods": lambda found: Result(
+        {"totals": found[0], "target logits": found[1], "state": found[2]}
+    ),
+    "logits": lambda found: Result({"logits": found[0], "state": found[1]}),
+}
+
+
+class Subset:
+    """Selects the same pairs from every argument of a call.
 
     pairs: their numbers, None for all; P: members of the whole call.
     """
 
     def __init__(self, P: int, pairs: NDArray[np.int32] | None = None) -> None:
         self._pairs = self._members = None
-        self.count = P
+        self.P = self.count = P
         if pairs is not None:
             members = (2 * pairs[:, None] + np.arange(2)).reshape(-1)
             members = members[members < P]
             self.count, self._pairs = len(members), mx.array(pairs)
             self._members = mx.array(members)
 
-    def pairs(self, a: mx.array, axis: int = 0) -> mx.array:
-        return a if self._pairs is None else mx.take(a, self._pairs, axis=axis)
-
     def members(self, a: mx.array) -> mx.array:
+        """Their rows of an array that has one for every member."""
         return a if self._members is None else mx.take(a, self._members, axis=0)
 
-    def noise(self, noise: Slices) -> Slices:
-        return noise._replace(starts=self.pairs(noise.starts, 1))
+    def pairs(self, a: mx.array, axis: int = 0) -> mx.array:
+        """The same of an array that has one for every pair."""
+        return a if self._pairs is None else mx.take(a, self._pairs, axis=axis)
 
-    def signs(self, noise: CreditNoise) -> CreditNoise:
-        return CreditNoise(self.pairs(noise.signs, 1), self.pairs(noise.draws))
-
-    def rows(self, rows: Rows) -> Rows:
-        return Rows(*(None if a is None else self.members(a) for a in rows))
-
-
-Work = Callable[[Engine, Some], Result]  # a call, on an engine and for some of the pairs
+    def of(self, argument: Any) -> Any:
+        """Their part of an argument; one that belongs to no member stays as it is."""
+        match argument:
+            case Batch():
+                return argument.each(self.members)
+            case Slices():
+                return argument._replace(starts=self.pairs(argument.starts, 1))
+            case CreditNoise():
+                return CreditNoise(self.pairs(argument.signs, 1), self.pairs(argument.draws))
+            case mx.array():
+                return (self.members if len(argument) == self.P else self.pairs)(argument)
+        return argument
 
 
 class Call(NamedTuple):
-    """A call of an engine: its name, sizes, the rank of its noise (0: none), what else it is of.
+    """A call of an engine: the method, its arguments, and the names of the last of them."""
 
-    together: pairs whose members are compared with each other, N being a multiple.
-    """
+    method: str
+    arguments: tuple[Any, ...]
+    names: tuple[str, ...] = ()
 
-    name: str
-    members: int
-    tokens: int
-    rank: int = 0
-    kind: tuple[object, ...] = ()
-    together: int = 1
+    def on(self, engine: Engine, subset: Subset) -> Any:
+        """What an engine returns for some of the pairs."""
+        own = (a.of(engine) if isinstance(a, Prepared) else a for a in self.arguments)
+        arguments = [subset.of(a) for a in own]
+        first = len(arguments) - len(self.names)
+        named = dict(zip(self.names, arguments[first:], strict=True))
+        return getattr(engine, self.method)(*arguments[:first], **named)
+
+    def results(self, found: Any) -> Result:
+        return RESULTS[self.method](found)
+
+    def _first(self, kind: type[Any]) -> Any:
+        return next((a for a in self.arguments if isinstance(a, kind)), None)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """P and T."""
+        batch = self._first(Batch)
+        return batch.size if batch else (2 * self._first(mx.array).size, 1)
+
+    @property
+    def rank(self) -> int:
+        """That of the noise, 0 without."""
+        noise = self._first(Slices)
+        return noise.rank if noise else 0
+
+    @property
+    def together(self) -> int:
+        """Pairs whose members are compared with each other, N being a multiple."""
+        crediting = self._first(Crediting)
+        return max(crediting.group // 2, 1) if crediting else 1
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What else decides which kernels run."""
+        return tuple(map(kind_of, self.arguments))
+
+
+def kind_of(argument: Any) -> object:
+    match argument:
+        case Crediting():
+            return argument.nodes, argument.group
+        case Backward():
+            return frozenset(argument.matrices)
+        case bool():
+            return argument
+    return argument is None
+
+
+def guarded(method: str) -> Callable[..., Any]:
+    """A method of an engine, compared and replaced as `Guarded._call` does it."""
+
+    def call(self: Guarded, *arguments: Any, **named: Any) -> Any:
+        return self._call(Call(method, (*arguments, *named.values()), tuple(named)))
+
+    return call
 
 
 class Guarded(Engine):
@@ -123,131 +193,13 @@ class Guarded(Engine):
     def prepare(self, weights: Weights) -> Prepared:
         return Prepared(weights)
 
-    def evaluate(
-        self,
-        prepared: Prepared,
-        noise: Slices | None,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
-    ) -> tuple[mx.array, mx.array]:
-        def work(engine: Engine, some: Some) -> Result:
-            scores, after = engine.evaluate(
-                prepared.of(engine), noise and some.noise(noise), some.members(tokens),
-                some.members(targets), some.members(state), some.rows(rows),
-            )  # fmt: skip
-            return Result({"scores": scores, "state": after})
-
-        call = Call("evaluate", *sizes(tokens), noise.rank if noise else 0)
-        found = self._do(call, work).members
-        return found["scores"], found["state"]
-
-    def outputs(
-        self,
-        prepared: Prepared,
-        noise: Slices | None,
-        tokens: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
-        credit_noise: CreditNoise | None = None,
-        crediting: Crediting | None = None,
-    ) -> tuple[dict[str, mx.array], mx.array]:
-        def work(engine: Engine, some: Some) -> Result:
-            found, after = engine.outputs(
-                prepared.of(engine), noise and some.noise(noise), some.members(tokens),
-                some.members(state), some.rows(rows), credit_noise and some.signs(credit_noise),
-                crediting,
-            )  # fmt: skip
-            return Result({**found, "state": after})
-
-        kind = (crediting and crediting.nodes,)
-        call = Call("outputs", *sizes(tokens), noise.rank if noise else 0, kind)
-        found = dict(self._do(call, work).members)
-        return found, found.pop("state")
-
-    def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
-        def work(engine: Engine, some: Some) -> Result:
-            return Result({}, engine.votes(some.pairs(fitness), some.noise(noise), clt))
-
-        return self._do(Call("votes", 2 * fitness.size, 1, noise.rank, (clt,)), work).votes
-
-    def credit(
-        self,
-        prepared: Prepared,
-        noise: Slices,
-        credit_noise: CreditNoise,
-        crediting: Crediting,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
-        values: mx.array | None = None,
-    ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
-        def work(engine: Engine, some: Some) -> Result:
-            scores, after, Z = engine.credit(
-                prepared.of(engine), some.noise(noise), some.signs(credit_noise), crediting,
-                some.members(tokens), some.members(targets), some.members(state), some.rows(rows),
-                None if values is None else some.pairs(values),
-            )  # fmt: skip
-            return Result({"scores": scores, "state": after}, Z)
-
-        kind = (crediting.nodes, values is None, crediting.group)
-        call = Call("credit", *sizes(tokens), noise.rank, kind, max(crediting.group // 2, 1))
-        members, votes = self._do(call, work)
-        return members["scores"], members["state"], votes
-
-    def learn(
-        self,
-        prepared: Prepared,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        words: mx.array,
-        back: Backward,
-        rows: Rows = NO_ROWS,
-    ) -> Learnt:
-        def work(engine: Engine, some: Some) -> Result:
-            scores, after, Z, sizes = engine.learn(
-                prepared.of(engine), some.members(tokens), some.members(targets),
-                some.members(state), some.members(words), back, some.rows(rows),
-            )  # fmt: skip
-            return Result({"scores": scores, "state": after}, {**Z, SIZES: sizes})
-
-        call = Call("learn", *sizes(tokens), kind=(frozenset(back.matrices),))
-        members, votes = self._do(call, work)
-        votes = dict(votes)
-        return Learnt(members["scores"], members["state"], votes, votes.pop(SIZES))
-
-    def likelihoods(
-        self,
-        prepared: Prepared,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
-    ) -> tuple[mx.array, mx.array, mx.array]:
-        def work(engine: Engine, some: Some) -> Result:
-            totals, hits, after = engine.likelihoods(
-                prepared.of(engine), some.members(tokens), some.members(targets),
-                some.members(state), some.rows(rows),
-            )  # fmt: skip
-            return Result({"totals": totals, "target logits": hits, "state": after})
-
-        found = self._do(Call("likelihoods", *sizes(tokens)), work).members
-        return found["totals"], found["target logits"], found["state"]
-
-    def logits(
-        self, prepared: Prepared, tokens: mx.array, state: mx.array, rows: Rows = NO_ROWS
-    ) -> tuple[mx.array, mx.array]:
-        def work(engine: Engine, some: Some) -> Result:
-            logits, after = engine.logits(
-                prepared.of(engine), some.members(tokens), some.members(state), some.rows(rows)
-            )
-            return Result({"logits": logits, "state": after})
-
-        found = self._do(Call("logits", tokens.size, 1), work).members
-        return found["logits"], found["state"]
+    evaluate = guarded("evaluate")
+    outputs = guarded("outputs")
+    votes = guarded("votes")
+    credit = guarded("credit")
+    learn = guarded("learn")
+    likelihoods = guarded("likelihoods")
+    logits = guarded("logits")
 
     def guarding(self, work: Callable[[], T]) -> T:
         """The result of `work`, which is done again by the spare engine if MLX fails within it."""
@@ -265,15 +217,16 @@ class Guarded(Engine):
                 self._failed(f"failed ({sentence(str(error))})")
         return work()
 
-    def _do(self, call: Call, work: Work) -> Result:
+    def _call(self, call: Call) -> Any:
         """The result of a call, computed when it returns, so that what fails fails here."""
+        everyone = Subset(call.size[0])
 
-        def done() -> Result:
-            gpu, everyone = self._on_gpu, Some(call.members)
+        def compared() -> Any:
+            gpu = self._on_gpu
             if gpu is None:
-                return work(self.engine, everyone)
+                return call.on(self.engine, everyone)
             kernels = gpu.kernels_made
-            found = work(gpu, everyone)
+            found = call.on(gpu, everyone)
             mx.async_eval(found)  # type: ignore[no-untyped-call]
             meanwhile, self.meanwhile = self.meanwhile, None
             if meanwhile:
@@ -283,41 +236,44 @@ class Guarded(Engine):
             if key in self._compared and gpu.kernels_made == kernels:
                 return found
             self._compared.discard(key)  # until all of it is looked at, and right
-            if wrong := self._wrong(gpu, call, work, found):
+            if wrong := self._wrong(gpu, call, found):
                 self._failed(f"gives other integers than engine {self.spare.name!r} ({wrong})")
-                return work(self.engine, everyone)
+                return call.on(self.engine, everyone)
             self._compared.add(key)
             return found
 
-        return self.guarding(done)
+        return self.guarding(compared)
 
     def _key(self, gpu: StagedEngine, call: Call) -> tuple[object, ...]:
         """The kind of a call, and the size of its threadgroups: what is compared once.
 
         So is every call that makes kernels, as its launches may have smaller threadgroups.
         """
-        P, rank = call.members, call.rank
-        return call.name, rank, call.kind, gpu.group_members(P, rank), gpu.group_members(P, 0)
+        (P, _), rank = call.size, call.rank
+        sizes = gpu.group_members(P, rank), gpu.group_members(P, 0)
+        return call.method, rank, call.kind, *sizes
 
-    def _wrong(self, gpu: StagedEngine, call: Call, work: Work, found: Result) -> str:
+    def _wrong(self, gpu: StagedEngine, call: Call, found: Any) -> str:
         """The first difference from the spare engine; empty if there is none.
 
         Looked for in all that was found, or in as many pairs as the other engine does in a second
         or some.
         """
-        P, rank = call.members, call.rank
-        budget = COMPARED_MACS // (matrix_macs(self.program) * call.tokens * max(rank, 1))
+        (P, T), rank, results = call.size, call.rank, call.results(found)
+        budget = COMPARED_MACS // (matrix_macs(self.program) * T * max(rank, 1))
         if max(budget, LEAST) >= P:
-            return difference(call, found, work(self.spare, Some(P)))
+            want = call.results(call.on(self.spare, Subset(P)))
+            return difference(call.method, results, want)
         group = 2 * call.together
         groups = spread(-(-P // group), max(max(budget, LEAST) // group, 1))
         pairs = groups[:, None] * call.together + np.arange(call.together)
-        few = Some(P, pairs.reshape(-1).astype(np.int32))
+        few = Subset(P, pairs.reshape(-1).astype(np.int32))
         for r in (0, rank):
             gpu.take_groups_of(P, few.count, r)
-        want, theirs = work(self.spare, few), {k: few.members(a) for k, a in found.members.items()}
-        return difference(call, work(gpu, few), want) or difference(
-            call, Result(theirs, want.votes), want
+        want = call.results(call.on(self.spare, few))
+        theirs = {name: few.members(a) for name, a in results.members.items()}
+        return difference(call.method, call.results(call.on(gpu, few)), want) or difference(
+            call.method, Result(theirs, want.votes), want
         )
 
     def _failed(self, why: str) -> None:
@@ -339,12 +295,6 @@ class Guarded(Engine):
         )  # fmt: skip
 
 
-def sizes(tokens: mx.array) -> tuple[int, int]:
-    """P and T."""
-    P, length = tokens.shape
-    return P, length
-
-
 def spread(N: int, count: int) -> NDArray[np.int32]:
     """Numbers of about `count` of N pairs: half of them the first ones, half up to the last.
 
@@ -355,7 +305,7 @@ def spread(N: int, count: int) -> NDArray[np.int32]:
     return np.unique(np.concatenate([np.arange(half), rest])).astype(np.int32)
 
 
-def difference(call: Call, found: Result, want: Result) -> str:
+def difference(method: str, found: Result, want: Result) -> str:
     """Names the first element that differs; empty if none does."""
     of_members: Sequence[tuple[str, mx.array, mx.array]] = [
         (name, a, want.members[name]) for name, a in found.members.items()
@@ -364,8 +314,8 @@ def difference(call: Call, found: Result, want: Result) -> str:
     for name, one, other in [*of_members, *of_votes]:
         a, b = np.array(one), np.array(other)
         if a.shape != b.shape:
-            return f"{call.name}: {name} of shape {list(a.shape)} instead of {list(b.shape)}"
+            return f"{method}: {name} of shape {list(a.shape)} instead of {list(b.shape)}"
         if not np.array_equal(a, b):
             at = tuple(int(i) for i in np.argwhere(a != b)[0])
-            return f"{call.name}: {name}{list(at)} is {a[at]} instead of {b[at]}"
+            return f"{method}: {name}{list(at)} is {a[at]} instead of {b[at]}"
     return ""

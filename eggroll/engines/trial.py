@@ -6,23 +6,287 @@ not; it says nothing of shapes that it does not try, and a real run compares its
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module, metadata, resources
+from importlib.resources.abc import Traversable
 from os import environ
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import mlx.core as mx
 import numpy as np
+from nax_check.product import death
+from numpy.typing import NDArray
 
-from eggroll.engines import verdicts
 from eggroll.engines.base import Engine
 from eggroll.engines.cpu import CpuEngine
-from eggroll.engines.failure import why_ended, why_late
+from eggroll.engines.gpu.dialect import IN_TREE
 from eggroll.engines.portable.engine import PortableEngine
-from eggroll.engines.trial_networks import Results, rows_network, trial_results
+from eggroll.errors import InputError
+from eggroll.files import cache_folder, write_whole
 from eggroll.networks import egg
-from eggroll.program import Program
+from eggroll.spec.backward import MOST, Backward
+from eggroll.spec.credit import Crediting, CreditNoise, crediting, draw_signs
+from eggroll.spec.noise import Noise, Slices
+from eggroll.spec.program import Batch, Program
+
+LINES, WIDTH = 3, 240  # of what goes into a sentence
+TRACEBACK = "Traceback (most recent call last):"
+FAULT = "Fatal Python error:"  # faulthandler's; what follows says where, at length
+FRAME = re.compile(r'  File "(?:.*/)?(.+)", line (\d+), in (.+)')
+
+
+def sentence(message: str) -> str:
+    """The lines of an exception's message that say why, cut to a length that can be read.
+
+    A compiler's errors if there are any, without the code and the marks beneath; else the first
+    lines.
+    """
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    errors = list(dict.fromkeys(line for line in lines if "error:" in line))
+    if not errors:
+        return " ".join(map(_cut, lines[:LINES]))
+    more = len(errors) - LINES
+    return "; ".join(map(_cut, errors[:LINES])) + (f"; and {more} more" if more > 0 else "")
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 4]} ..."
+
+
+def why_ended(stderr: str, code: int) -> str:
+    """The reason why a process ended with a code other than 0, out of its stderr."""
+    said = stderr.partition(FAULT)[0].splitlines()
+    heads = [i for i, line in enumerate(said) if line == TRACEBACK]
+    after = range(heads[-1] + 1 if heads else len(said), len(said))
+    begin = next((i for i in after if said[i][:1] not in ("", " ")), None)
+    if begin is not None:  # the exception that nobody caught
+        text = sentence("\n".join(said[begin:]))
+        if re.fullmatch(r"\w+", text):  # its name is all it says
+            text += _place(said[heads[-1] : begin])
+    else:  # warnings may come before the line that counts
+        errors = [line for line in said if "error:" in line]
+        text = sentence("\n".join(errors or _last(said)))
+    if code < 0:
+        return death(code) + (f": {text}" if text else "")
+    return text or death(code)
+
+
+def why_late(stderr: str, seconds: float) -> str:
+    """The reason why a process was ended that had this on its stderr when its time was up."""
+    last = _last(stderr.splitlines())
+    return f"no answer in {seconds:g} seconds" + "".join(f"; last it said: {_cut(x)}" for x in last)
+
+
+def _place(traceback: list[str]) -> str:
+    found = [match for line in traceback if (match := FRAME.match(line))]
+    return " in {2} ({0}, line {1})".format(*found[-1].groups()) if found else ""
+
+
+def _last(lines: list[str]) -> list[str]:
+    return [line.strip() for line in lines if line.strip()][-1:]
+
+
+Results = tuple[str, NDArray[np.generic]]
+SHIFT, TABLE_BITS, T = 6, 18, 2
+ESTIMATORS = {"token-votes": False, "token-credit": True}  # whether the noise is on nodes
+
+
+def rows_network() -> Program:
+    """Every operation but EGG's embedding, on sizes that fill no tile, with a score and outputs."""
+    net = Program(29, 40)
+    x, s = net.stage(state=True)
+    shown = net.features("rows", 61, 20, active=5, lists=2, shift=1)
+    joined = net.concat(shown, net.input(13))
+    hidden = net.relu(net.bias(net.linear(joined, "hidden", 40), "bias"))
+    forgotten = net.forget(hidden, s)
+    sums = net.add_bias(net.linear(hidden, "from_x", 40), net.linear(forgotten, "from_s", 40), "b")
+    net.mix(net.lookup(sums, "sigmoid"), hidden, s, out=s)
+    net.add(net.norm(hidden, "norm"), s, out=x)
+    net.output(net.linear(x, "turn", 9), "turn")
+    net.sums(x, "value", 3)
+    net.score(x, "head")
+    net.check()
+    return net
+
+
+class Case:
+    """What P members of a program read over T tokens, and their noise; always the same."""
+
+    def __init__(self, program: Program, members: int) -> None:
+        words = np.random.Generator(np.random.PCG64(1))
+        V, shape = program.vocabulary, (members, T)
+        self.weights = {
+            leaf.name: mx.array(words.integers(-40, 41, leaf.shape, np.int8))
+            for leaf in program.leaves
+        }
+        tokens, targets = (mx.array(words.integers(0, V, shape, np.int32)) for _ in "ab")
+        state = mx.array(words.integers(-127, 128, (members, program.state_size), np.int8))
+        inputs = words.integers(-128, 128, (*shape, program.inputs), np.int8)
+        features = np.full((*shape, program.indices), -1, np.int32)
+        for op in (op for stage in program.stages for op in stage.ops if op.kind == "features"):
+            lists, active, first, _ = op.numbers
+            size, count = lists * active, program.leaves[op.leaf].shape[0]
+            features[..., first : first + size] = words.integers(-1, count, (*shape, size))
+        self.batch = Batch(
+            tokens, targets, state,
+            mx.array(inputs) if program.inputs else None,
+            mx.array(features) if program.indices else None,
+        )  # fmt: skip
+        self.fitness = mx.array((np.arange(members // 2) % 3 - 1).astype(np.int8))
+        self.words = mx.array(words.integers(0, 1 << 32, shape, np.uint32))
+        matrices = [leaf for leaf in program.leaves if len(leaf.shape) == 2]
+        self.matrices = {
+            leaf.name: mx.array(words.integers(-127, 128, leaf.shape, np.int8)) for leaf in matrices
+        }
+
+    def noise(self, program: Program, rank: int) -> Slices:
+        """The slices of all pairs."""
+        shapes = [leaf.shape for leaf in program.leaves]
+        table = Noise(shapes, seed=0, rank=rank, shift=SHIFT, table_bits=TABLE_BITS)
+        return table.slices(0, 0, self.fitness.size)
+
+    def back(self, program: Program) -> Backward:
+        """Scales from fine to coarse, and a matrix wherever one can send credit on."""
+        ops = [op for stage in program.stages for op in stage.ops]
+        names = [program.leaves[op.leaf].name for op in ops if op.kind in ("linear", "score")]
+        scales = tuple(i % (MOST + 1) for i in range(len(program.leaves)))
+        return Backward(scales, {name: self.matrices[name] for name in names})
+
+    def credited(self, program: Program, nodes: bool) -> tuple[CreditNoise, Crediting]:
+        """What token credit needs besides."""
+        made = crediting(program, nodes=nodes, sigma_shift=2, discount=12, seq_len=T)
+        return draw_signs(
+            made, seed=0, step=0, first_pair=0, pairs=self.fitness.size, seq_len=T
+        ), made
+
+
+def trial_results(engine: Engine, members: int) -> Iterator[Results]:
+    """All that the engine computes for P members, by name; says on stderr what comes next."""
+    program = engine.program
+    case = Case(program, members)
+    prepared, slices = engine.prepare(case.weights), case.noise(program, 1)
+
+    def named(title: str, arrays: dict[str, mx.array]) -> Iterator[Results]:
+        for name, array in arrays.items():
+            yield f"{title}, {name}" if name else title, np.array(array)
+
+    def begin(title: str) -> str:
+        print(f"{engine.name}: {title}", file=sys.stderr, flush=True)
+        return title
+
+    for rank in (1, 3) if program.outputs else (1,):
+        title = begin(f"scores of rank {rank}")
+        found = engine.evaluate(prepared, case.noise(program, rank), case.batch)
+        yield from named(title, dict(zip(("", "state"), found, strict=True)))
+    title = begin("exact likelihoods")
+    exact = engine.likelihoods(prepared, case.batch)
+    yield from named(title, dict(zip(("totals", "hits", "state"), exact, strict=True)))
+    for clt in (True, False):
+        title = begin("votes by the noise's " + ("values" if clt else "signs"))
+        yield from named(title, engine.votes(case.fitness, slices, clt))
+    for estimator, nodes in ESTIMATORS.items():
+        noise, made = case.credited(program, nodes)
+        title = begin(estimator)
+        scores, state, votes = engine.credit(prepared, slices, case.batch, noise, made)
+        yield from named(title, {"scores": scores, "state": state, **votes})
+    title = begin("errors carried back")
+    learnt = engine.learn(prepared, case.batch, case.words, case.back(program))
+    arrays = {"scores": learnt.scores, "state": learnt.state, "sizes": learnt.sizes}
+    yield from named(title, arrays | learnt.votes)
+    if program.outputs:
+        for title, credited in (("outputs", ()), ("outputs of token-credit", (noise, made))):
+            begin(title)
+            outputs, state = engine.outputs(prepared, slices, case.batch, *credited)
+            yield from named(title, {**outputs, "state": state})
+
+
+SWITCH = "EGGROLL_TRIAL"  # 1: verdicts that are kept do not count
+KEPT = 32  # the last ones
+LANGUAGES = ("gpu", "metal", "cuda")  # folders of kernel files
+
+
+def path() -> Path:
+    """The file with all verdicts."""
+    return cache_folder() / "trials.json"
+
+
+def passed_before(facts: Mapping[str, str]) -> bool:
+    """True if a trial with these facts passed and nobody asks for another."""
+    return os.environ.get(SWITCH) != "1" and key_of(facts) in read()
+
+
+def keep_passed(facts: Mapping[str, str]) -> None:
+    """Keeps that a trial passed. Where no file can be written, nothing is kept."""
+    found = read()
+    found[key_of(facts)] = dict(facts)
+    last = dict(list(found.items())[-KEPT:])
+    with contextlib.suppress(OSError, InputError):
+        path().parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path(), json.dumps(last, indent=1).encode() + b"\n")
+
+
+def forget() -> None:
+    """Lets every engine be tried again."""
+    with contextlib.suppress(OSError, InputError):
+        path().unlink()
+
+
+def read() -> dict[str, dict[str, str]]:
+    """Key -> facts of every verdict; none if the file is missing or unreadable."""
+    try:
+        found = json.loads(path().read_text())
+    except (OSError, InputError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def key_of(facts: Mapping[str, str]) -> str:
+    """A hash of the facts, of the system and of all that kernels are written from."""
+    name, _, *system = os.uname()
+    versions = platform.python_version(), metadata.version("mlx")
+    known = [name, *system, *versions, source_hash(), dict(facts)]
+    text = json.dumps(known, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@cache
+def source_hash() -> str:
+    """A hash of this package's Python files and of the kernel files, installed or in-tree."""
+    found = hashlib.sha256()
+    for name, content in source_files():
+        found.update(f"{name} {len(content)}\n".encode() + content)
+    return found.hexdigest()
+
+
+def source_files() -> Iterator[tuple[str, bytes]]:
+    """Name and content of each: Python files of the package and kernel files."""
+    package = Path(__file__).parents[1]
+    folders = package / "spec", package / "engines"
+    files = [*package.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
+    for file in sorted(files):
+        yield str(file.relative_to(package)), file.read_bytes()
+    installed = resources.files("eggroll").joinpath("kernels")
+    for root in (installed, IN_TREE):
+        for language in LANGUAGES:
+            yield from _files(root.joinpath(language))
+
+
+def _files(folder: Traversable) -> Iterator[tuple[str, bytes]]:
+    if folder.is_dir():
+        for file in sorted(folder.iterdir(), key=lambda file: file.name):
+            if file.is_file():
+                yield f"{folder.name}/{file.name}", file.read_bytes()
+
 
 # float32 products as they are, for a yardstick that MLX computes on the same GPU.
 EXACT = {"MLX_ENABLE_TF32": "0"}
@@ -47,19 +311,19 @@ def trial_error(
     """The reason why the trial of "module:Class" failed in its own process; empty if it passed.
 
     facts: of the device and its system; where the trial passed with the same before, it is not
-    repeated (see verdicts.py). options: keyword arguments of the class; environment: set for the
+    repeated (see py). options: keyword arguments of the class; environment: set for the
     process besides.
     """
     tried = {"engine": engine, **facts, **{k: str(v) for k, v in (options or {}).items()}}
-    if verdicts.passed_before(tried):
+    if passed_before(tried):
         return ""
     if sys.stderr and sys.stderr.isatty():  # a program with windows may have none
-        name = engine.split(".")[-2]
+        name = engine.partition(":")[0].rpartition(".")[2]
         print(f"trying the {name} engine on this GPU, for at most {seconds} s; if it passes, this "
               "is not repeated", file=sys.stderr, flush=True)  # fmt: skip
     why = run_in_child(trial_code(engine, options), seconds, environment or {}).why
     if not why:
-        verdicts.keep_passed(tried)
+        keep_passed(tried)
     return why
 
 

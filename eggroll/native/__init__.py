@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eggroll.cache import cache_folder
 from eggroll.errors import InputError, shown
+from eggroll.files import cache_folder
 
 __all__ = ["Library", "World", "build", "include"]
 

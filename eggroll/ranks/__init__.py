@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.errors import InputError
-from eggroll.program import Leaves
+from eggroll.spec.program import Leaves
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll import ternary
+from eggroll import files as ternary
 from eggroll.errors import InputError
-from eggroll.program import Leaves
 from eggroll.ranks import RankError, Ranks, SharedError, share
+from eggroll.spec.program import Leaves
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from eggroll import entry
+from eggroll.cli import entry
 
 if __name__ == "__main__":
     sys.exit(entry.run("eggroll.report.command"))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Annotated, Final
 
 import tyro
 
-from eggroll import cli
+from eggroll.cli import command as cli
 from eggroll.errors import InputError
+from eggroll.files import CONFIG, METRICS, write_whole
 from eggroll.report import page
 from eggroll.report.record import Record, read_record
-from eggroll.runlog import CONFIG, METRICS, write_whole
 
 PAGE: Final = "report.html"
 ENDINGS: Final = (".html", ".htm")
@@ -31,7 +30,7 @@ EXAMPLES: Final = (
 
 
 @dataclass(frozen=True)
-class Options:
+class ReportOptions:
     """Options of eggroll.report."""
 
     folders: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR ..."), tyro.conf.Positional] = ()
@@ -46,7 +45,7 @@ class Options:
     """Names of the runs, one for each folder."""
 
 
-def write(options: Options) -> Path:
+def write(options: ReportOptions) -> Path:
     """Writes the page that the options ask for; returns its path.
 
     Raises:
@@ -98,14 +97,12 @@ def fitting(records: Sequence[Record], title: str) -> bytes:
     return whole
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of eggroll.report; returns its exit code."""
-
-    def work() -> int:
-        words = sys.argv[1:] if argv is None else argv
-        about = "Writes one HTML page about one run or several, which opens offline."
-        options = cli.parse(Options, words, command="report", about=about, examples=EXAMPLES)
-        print(f"written: {write(options)}")
-        return cli.DONE
-
-    return cli.run(work)
+@cli.command(
+    ReportOptions,
+    name="report",
+    about="Writes one HTML page about one run or several, which opens offline.",
+    examples=EXAMPLES,
+)
+def main(options: ReportOptions) -> None:
+    """Command line of eggroll.report."""
+    print(f"written: {write(options)}")

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from eggroll.sweep.command import search
-    from eggroll.sweep.options import Options
+    from eggroll.sweep.plan import SweepOptions as Options
 
 __all__ = ["Options", "search"]
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        places = {"Options": "eggroll.sweep.options", "search": "eggroll.sweep.command"}
+        places = {
+            "Options": ("eggroll.sweep.plan", "SweepOptions"),
+            "search": ("eggroll.sweep.command", "search"),
+        }
         if name not in places:
             raise AttributeError(f"module 'eggroll.sweep' has no attribute {name!r}")
-        return getattr(import_module(places[name]), name)
+        module, attribute = places[name]
+        return getattr(import_module(module), attribute)

@@ -7,26 +7,32 @@ Each phase is an Optuna study of its own in the same storage, so both resume and
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
+import os
+import shutil
+import socket
+import statistics
+import tempfile
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, get_args
 
 import optuna
+import tyro
 from optuna.trial import TrialState
 
-from eggroll import cli, runlog
-from eggroll.anyrun import corpus_of, fingerprint, validation_batches
-from eggroll.config import Config
+from eggroll.cli import command as cli
+from eggroll.cli.command import Range
+from eggroll.cli.help import CHANGEABLE, Group
 from eggroll.errors import InputError
-from eggroll.help import CHANGEABLE
-from eggroll.learners import engine_for
-from eggroll.options import TYPES
+from eggroll.files import METRICS
 from eggroll.sweep import space
-from eggroll.sweep.options import DEFAULT_SEARCH, Options
 from eggroll.sweep.space import Axis
 from eggroll.sweep.study import (
     FINISHED,
@@ -36,13 +42,218 @@ from eggroll.sweep.study import (
     STORAGE_ERRORS,
     TRIAL,
     TRIES,
+    alive,
     as_input_errors,
     asks,
     by_validation,
     open_study,
     prepare_study,
 )
-from eggroll.sweep.trial import train_trial
+from eggroll.training.config import Config, hidden_default
+from eggroll.training.folder import Metrics, check_free
+from eggroll.training.learner import engine_for
+from eggroll.training.options import TYPES, from_command_line
+from eggroll.training.run import (
+    TrainingRun,
+    fingerprint,
+    load_run_corpus,
+    open_run,
+    validation_batches,
+)
+from eggroll.training.trackers import NONE
+
+PROBES: Final = ".probe-"  # names of folders of short runs begin with it
+PROBE: Final = 0.05  # of the seconds, in a run of its own
+MOST_TIMED: Final = 10**5  # updates of that run, should the clock stand still
+MOST_STEPS: Final = 10**9  # steps of a run whose length is not known yet
+
+
+class Budget(NamedTuple):
+    """The budget of every trial: seconds of updates or, if not 0, tokens over all members."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+
+    def __str__(self) -> str:
+        if self.tokens:
+            return f"{self.tokens:,} member-tokens"
+        return f"{self.seconds:g} s of updates"
+
+    def steps(self, options: Config, folder: Path, check_stop: Callable[[], None]) -> int:
+        """Updates that the budget allows, 0 if not even one; `folder` takes the short run."""
+        if self.tokens:
+            return min(self.tokens // (options.pop * options.seq_len), MOST_STEPS)
+        return updates_within(self.seconds, options, folder, check_stop)
+
+    def slices_done(self, slices: int, step: int, steps: int, seconds: float) -> int:
+        """Whole slices of the budget that `step` of `steps` updates have used, in `seconds`."""
+        if step == steps:
+            return slices
+        done = step * slices // steps if self.tokens else int(seconds / self.seconds * slices)
+        return min(done, slices)
+
+
+def open_quietly(options: Config, stack: ExitStack) -> TrainingRun:
+    with contextlib.redirect_stdout(io.StringIO()):  # the sweep has said it once for all runs
+        return open_run(options, stack)
+
+
+def updates_within(
+    seconds: float, options: Config, folder: Path, check_stop: Callable[[], None]
+) -> int:
+    """Updates that fit into `seconds`, by the median of a few in a run that is thrown away."""
+    mine = f"{PROBES}{socket.gethostname()}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=mine, dir=folder) as place, ExitStack() as stack:
+        run = open_quietly(replace(options, out=place, steps=MOST_STEPS), stack)
+        run.update()  # not timed, as it wakes threads and fills the noise table
+        times: list[float] = []
+        while sum(times) < PROBE * seconds and len(times) < MOST_TIMED:
+            check_stop()
+            times.append(run.update()["seconds"])
+    usual = statistics.median(times)
+    return min(int(seconds / usual), MOST_STEPS) if usual > 0 else 0
+
+
+def remove_lost_probes(folder: Path) -> None:
+    """Removes the short runs of processes of this machine that were killed in the middle of one."""
+    for place in folder.glob(f"{PROBES}*"):
+        host, _, pid = place.name.rpartition("-")[0].rpartition("-")
+        if host == f"{PROBES}{socket.gethostname()}" and not alive(pid):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def train_trial(
+    trial: optuna.Trial,
+    options: Config,
+    budget: Budget,
+    slices: int,
+    check_stop: Callable[[], None],
+) -> float:
+    """Trains in `options.out`; returns the last validation in bits per token.
+
+    check_stop: called before every update; what it raises ends the trial.
+
+    Raises:
+        TrialPruned: others had reached more at the same slice of the budget.
+    """
+    with ExitStack() as stack:
+        run = open_quietly(options, stack)
+        metrics = stack.enter_context(Metrics(run.path(METRICS), 0))
+        value, spent, done = run.validate(), 0.0, 0
+        while done < slices:
+            check_stop()
+            row = run.update()
+            spent += row["seconds"]
+            now = budget.slices_done(slices, run.step, options.steps, spent)
+            row |= run.validation() if now > done else {}
+            metrics.append(row)
+            for part in range(done + 1, now + 1):  # an update across several counts in the last
+                value = run.val_loss if part == now and run.val_loss is not None else value
+                trial.report(value, part)
+            behind = done < now < slices and trial.should_prune()
+            done = slices if behind else now
+        metrics.sync()
+        run.save()
+        trial.set_user_attr("updates", run.step)
+        trial.set_user_attr("seconds", round(spent, 3))
+    if behind:
+        raise optuna.TrialPruned
+    return value
+
+
+DEFAULT_SEARCH = ("sigma_shift", "alpha", "alpha_decay", "learning_rate", "rate_decay")
+EXAMPLES = (
+    ("--data count --pop 1024 --trials 20 --budget 10", "settings for counting, 10 s a trial"),
+    ("--config runs/a/config.json --search alpha width=64,128", "vary two options of a run"),
+)
+NOT_OFFERED = {
+    "--steps": "a trial makes as many updates as its budget allows",
+    "--resume": "the same command goes on with its study",
+    "--track": "trials are many and short, and the study keeps them",
+}
+Pruner = Literal["median", "hyperband", "none"]
+
+
+@dataclass(frozen=True)
+class SweepOptions(Config):
+    """Options of a sweep; those of a run are the same for all trials, but for the --search."""
+
+    trials: Annotated[int, Range(1, 10**6)] = 20
+    """Trials of the search, those of earlier commands included; confirmation comes on top."""
+    budget: Annotated[float, Range(0, 10**7, above=True)] = 60.0
+    """Seconds of updates per trial, validation not counted; a busy machine makes fewer updates."""
+    budget_tokens: Annotated[int, Range(0, 1 << 60)] = 0
+    """Instead of --budget: tokens per trial, over all members (--pop x --seq-len per update), so
+    that a trial's result depends on its options alone; 0 for seconds."""
+    search: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME[=LOW:HIGH[:log]|=A,B] ...")] = (
+        DEFAULT_SEARCH
+    )
+    """Options to try, in their declared range, in a given one (log: evenly by ratio) or among given
+    values."""
+    confirm: Annotated[int, Range(0, 1000)] = 3
+    """Best trials that are trained again on other seeds before one is named best; 0 for none."""
+    confirm_seeds: Annotated[int, Range(1, 1000)] = 2
+    """Other seeds for each of them, the whole budget each; the best mean over these seeds wins."""
+    study: Annotated[str, hidden_default("NAME")] = ""
+    """Name of the study; that of the data if none is given."""
+    storage: Annotated[str, hidden_default("URL|FILE")] = ""
+    """postgresql://..., mysql://..., sqlite:///FILE, journal:///FILE, FILE.db or FILE.log; study.db
+    in the folder if none is given."""
+    workers: Annotated[int, Range(1, 1024)] = 1
+    """Processes that train trials side by side; they share the threads."""
+    pruner: Pruner = "median"
+    """Which trials end early: those worse than the median of others at the same share of the
+    budget, those Hyperband drops, or none."""
+    slices: Annotated[int, Range(1, 1000)] = 10
+    """Validations per trial, after equal parts of its budget; the pruner looks at each."""
+    startup: Annotated[int, Range(0, 10**6)] = 5
+    """First trials, which draw their options at random and, with pruner median, are not pruned."""
+    json: Annotated[str, hidden_default("FILE")] = ""
+    """Also write all trials as JSON."""
+
+    out: Annotated[str, Group.RUN, hidden_default("DIR")] = ""
+    """Folder for the sweep, its trials and its results; sweeps/<study> if none is given."""
+    steps: Annotated[int, tyro.conf.Suppress] = MOST_STEPS
+    resume: Annotated[str, tyro.conf.Suppress] = ""
+    track: Annotated[str, tyro.conf.Suppress] = NONE
+
+    def run_options(self) -> Config:
+        """The options that trials share, with a worker's share of the threads."""
+        values = {f.name: getattr(self, f.name) for f in fields(Config)}
+        # Of a file, these are another's.
+        values |= {"steps": MOST_STEPS, "out": "", "config": "", "track": NONE}
+        shared = Config(**values).at_home()
+        return replace(shared, threads=self.threads or max(shared.cores() // self.workers, 1))
+
+    def trial_budget(self) -> Budget:
+        """Tokens if they are given, else seconds."""
+        return Budget(tokens=self.budget_tokens) if self.budget_tokens else Budget(self.budget)
+
+    def name(self) -> str:
+        return self.study or Path(self.at_home().data).stem or "sweep"
+
+    def folder(self) -> Path:
+        return Path(self.out or Path("sweeps", self.name()))
+
+
+def options_from(argv: Sequence[str]) -> SweepOptions:
+    """The command line over --config FILE or --recipe NAME.
+
+    Raises:
+        InputError: an option or the file is no good.
+    """
+    about = "Searches for good options of a training run, every trial on the same budget."
+    names = {word.partition("=")[0] for word in argv}
+    for name in sorted(names & NOT_OFFERED.keys()):
+        why = NOT_OFFERED[name]
+        raise InputError(f"{name} is no option of eggroll.sweep, as {why}: leave it out.")
+    given = from_command_line(SweepOptions, argv, command="sweep", about=about, examples=EXAMPLES)
+    if "--budget" in names and given.budget_tokens > 0:
+        raise InputError(
+            f"--budget {given.budget:g} and --budget-tokens {given.budget_tokens} are both given, "
+            "and a trial ends with one of them: leave the other out."
+        )
+    return given
 
 
 class TooManyTrials(Exception):
@@ -53,7 +264,7 @@ class TooManyTrials(Exception):
 class Plan:
     """The plan of a sweep, the same for all workers."""
 
-    options: Options
+    options: SweepOptions
     base: Config
     axes: list[Axis]
     folder: Path
@@ -101,7 +312,7 @@ class Plan:
         return train_trial(trial, options, budget, self.options.slices, check_stop)
 
 
-def make_plan(options: Options) -> Plan:
+def make_plan(options: SweepOptions) -> Plan:
     """Checks everything that can be checked; creates nothing.
 
     Raises:
@@ -117,7 +328,7 @@ def make_plan(options: Options) -> Plan:
             "there."
         )
     folder = options.folder().absolute()
-    runlog.check_free(folder)
+    check_free(folder)
     return Plan(options, base, axes, folder, engine, corpus)
 
 
@@ -128,8 +339,8 @@ def engine_and_data(options: Config) -> tuple[str, str]:
         InputError: the options do not go together, or not with the data.
     """
     options.check()
-    engine, reason = engine_for(options)
-    corpus = corpus_of(options)
+    engine, reason = engine_for(options, options.program())
+    corpus = load_run_corpus(options)
     corpus.streams("train", options.streams, options.seq_len, options.seed)
     next(validation_batches(corpus, options))
     digest = hashlib.sha256(json.dumps(fingerprint(corpus), sort_keys=True).encode())
@@ -259,12 +470,12 @@ class Confirmation:
 PRUNE_NOTHING = optuna.pruners.NopPruner()
 
 
-def sampler(options: Options) -> optuna.samplers.BaseSampler:
+def sampler(options: SweepOptions) -> optuna.samplers.BaseSampler:
     # No seed: workers that share one would all try the same.
     return optuna.samplers.TPESampler(n_startup_trials=options.startup, constant_liar=True)
 
 
-def pruner(options: Options) -> optuna.pruners.BasePruner:
+def pruner(options: SweepOptions) -> optuna.pruners.BasePruner:
     if options.pruner == "median":
         return optuna.pruners.MedianPruner(options.startup, n_warmup_steps=options.slices // 5)
     if options.pruner == "hyperband":

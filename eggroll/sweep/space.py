@@ -8,30 +8,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from eggroll.cli import Range, flag
+from eggroll.cli.command import Range, flag
+from eggroll.cli.help import hints_of
 from eggroll.errors import InputError
-from eggroll.help import hints_of
+from eggroll.training.config import Choice, Sweep
 
 if TYPE_CHECKING:
     import optuna
-
-Choice = int | float | str | bool
-
-
-class Sweep(NamedTuple):
-    """Marks an option that a sweep may change: numbers from `low` to `high`, or `choices`.
-
-    Without either, all values of a Literal or bool. log: tried evenly by ratio. when: an option
-    and its values; with any other value this option has no effect and is not tried.
-    """
-
-    low: float = 0
-    high: float = 0
-    log: bool = False
-    choices: tuple[Choice, ...] = ()
-    when: tuple[Choice, ...] = ()
 
 
 @dataclass(frozen=True)

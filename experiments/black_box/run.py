@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 import eggroll as eg
 from eggroll import engines
-from eggroll.members import Model
+from eggroll.library.members import Model
 from experiments.black_box.problems import PROBLEMS, PROXIES, Network, Problem
 
 matplotlib.use("Agg")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import eggroll as eg
-from eggroll import rng
+from eggroll.spec import rng
 
 HIDDEN = 32
 SOLVED = 490  # of the validation: above 475, so that other episodes pass, too

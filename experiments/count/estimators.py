@@ -15,7 +15,7 @@ from pathlib import Path
 
 from run import Found, summary, train
 
-from eggroll.config import Config
+from eggroll.training.config import Config
 
 NATS = 0.001 / math.log(2)  # bits per token
 # name -> options of the data

@@ -22,9 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from eggroll.config import Config
-from eggroll.recipes import RECIPES
-from eggroll.run import open_run
+from eggroll.training.config import RECIPES, Config
+from eggroll.training.run import open_run
 
 # name -> (options, goal in bits per token, seconds at most)
 TASKS = {

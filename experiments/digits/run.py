@@ -24,11 +24,11 @@ from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
 from eggroll import engines
-from eggroll.baseline.gradient_trainer import GradientTrainer
-from eggroll.members import Model
+from eggroll.library.gradient_trainer import GradientTrainer
+from eggroll.library.members import Model
+from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
-from eggroll.program import Program
-from eggroll.trainer import Trainer
+from eggroll.spec.program import Program
 
 matplotlib.use("Agg")
 

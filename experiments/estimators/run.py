@@ -18,12 +18,10 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll.baseline.backprop import gradient
-from eggroll.config import Config
 from eggroll.data.streams import load_corpus
-from eggroll.estimator import Given
-from eggroll.estimators import ESTIMATORS
-from eggroll.learners import engine_for, new_learner
-from eggroll.recipes import RECIPES
+from eggroll.evolution.estimators import ESTIMATORS, UpdateInput
+from eggroll.training.config import RECIPES, Config
+from eggroll.training.learner import engine_for, new_learner
 
 SHIFTS = (3, 4, 5)  # compared at each of --ranks
 LEARNT = 100  # updates of recipe language before the cosines of "trained"
@@ -32,7 +30,7 @@ LEARNT = 100  # updates of recipe language before the cosines of "trained"
 def trained(config: Config, corpus, updates: int) -> dict[str, mx.array]:
     """Weights after some updates of recipe language."""
     options = Config(recipe="language", width=config.width, layers=config.layers)
-    learner = new_learner(options, engine_for(options)[0])
+    learner = new_learner(options, engine_for(options, options.program())[0])
     streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
     for step in range(updates):
         learner.update(streams.batch(step))
@@ -41,18 +39,18 @@ def trained(config: Config, corpus, updates: int) -> dict[str, mx.array]:
 
 def cosines(config: Config, corpus, weights: dict, repeats: int) -> dict[str, list[float]]:
     """Per leaf, the cosine of votes and gradient in each of some updates."""
-    learner = new_learner(config, engine_for(config)[0])
+    learner = new_learner(config, engine_for(config, config.program())[0])
     program = learner.population.engine.program
     streams = corpus.streams("train", config.streams, config.seq_len, config.seed)
     found: dict[str, list[float]] = {}
     for step in range(repeats):
-        tokens, targets = batch = streams.batch(step)
-        state = learner.population.initial_state()
+        batch = streams.batch(step)
+        start = batch._replace(state=learner.population.initial_state())
         Z = learner.estimator(
-            learner.population, Given(weights, step, batch, state, learner.memory)
+            learner.population, UpdateInput(weights, step, start, learner.memory)
         ).votes
-        zero = np.zeros((len(tokens), program.state_size), np.int8)
-        true = gradient(program, weights, tokens, targets, zero)
+        zero = np.zeros((len(batch.tokens), program.state_size), np.int8)
+        true = gradient(program, weights, batch._replace(state=zero))
         for name, g in true.items():
             z = np.array(Z[name]).astype(np.float64)
             norm = np.linalg.norm(z) * np.linalg.norm(g)

@@ -15,10 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from eggroll import plot
-from eggroll.config import Config
-from eggroll.recipes import RECIPES
-from eggroll.training import train
+from eggroll.training import pictures
+from eggroll.training.config import RECIPES, Config
+from eggroll.training.loop import train
 
 
 def bits(recipe: str, pop: int, seed: int, tokens: int) -> tuple[int, float]:
@@ -61,8 +60,8 @@ def main() -> None:
 
 
 def draw(populations: list[int], means: dict[str, list[float]], path: Path) -> None:
-    with plot.style():
-        figure = plot.new_figure(6, 4)
+    with pictures.style():
+        figure = pictures.new_figure(6, 4)
         axes = figure.add_subplot()
         for recipe, values in means.items():
             axes.plot(populations, values, marker="o", label=f"recipe {recipe}")
@@ -70,7 +69,7 @@ def draw(populations: list[int], means: dict[str, list[float]], path: Path) -> N
         axes.set_xlabel("population")
         axes.set_ylabel("validation, bits per byte")
         axes.legend()
-        plot.save(figure, path)
+        pictures.save(figure, path)
 
 
 if __name__ == "__main__":

@@ -19,21 +19,25 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from eggroll import adamw, plot, runlog, training
-from eggroll.baseline.backprop import Options
+from eggroll import adamw
+from eggroll.baseline.backprop import AdamwOptions
 from eggroll.errors import InputError
-from eggroll.options import from_dict, options_of
-from eggroll.recipes import RECIPES
-from eggroll.sweep.trial import updates_within
+from eggroll.files import METRICS, Row
+from eggroll.sweep.plan import updates_within
+from eggroll.training import folder as runlog
+from eggroll.training import loop as training
+from eggroll.training import pictures
+from eggroll.training.config import RECIPES
+from eggroll.training.options import from_dict, options_of
 
 WHAT = (*RECIPES, "adamw")
 
 
-def rows_of(folder: Path) -> list[runlog.Row]:
-    return [row for _, row in runlog.read_lines(folder / runlog.METRICS)]
+def rows_of(folder: Path) -> list[Row]:
+    return [row for _, row in runlog.read_lines(folder / METRICS)]
 
 
-def updates_of_adamw(seconds: float, options: Options) -> int:
+def updates_of_adamw(seconds: float, options: AdamwOptions) -> int:
     """Updates of the baseline that the time has room for, from a short run thrown away."""
     with tempfile.TemporaryDirectory() as folder:
         few = replace(options, out=f"{folder}/probe", steps=40, validate_every=0, sample_tokens=0)
@@ -49,7 +53,7 @@ def run(what: str, seconds: float, seed: int, out: Path, extra: dict) -> tuple[i
     given = {k: json.loads(v) if v[0] in "0123456789" else v for k, v in given.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
     if name == "adamw":
-        named = options_of(Options, {**extra, **given}, f"--what {what}")
+        named = options_of(AdamwOptions, {**extra, **given}, f"--what {what}")
         options = replace(named, seed=seed, out=str(out))
         if "steps" not in given:
             options = replace(options, steps=updates_of_adamw(seconds, options))
@@ -106,7 +110,7 @@ def main() -> None:
                 flush=True,
             )
         shown = [args.out / f"{w.replace(':', '-')}-{minutes:g}min-seed0" for w in args.what]
-        plot.compare(shown, args.out / f"{minutes:g}min.png")
+        pictures.compare(shown, args.out / f"{minutes:g}min.png")
     if args.csv:
         with args.csv.open("w", newline="") as file:
             writer = csv.writer(file)

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll import _extension, playing
+from eggroll import _extension
 from eggroll.errors import InputError
+from eggroll.library import worlds as playing
 from experiments.tictactoe import evolution, game, judges, worlds
 
 MILLION = 10**6
@@ -150,10 +151,12 @@ def native_steps(members: int, steps: int) -> Steps:
     """Rows of the world `games` in C++: what the mover sees, its move and the reply."""
     es = evolution.trainer("64", evolution.recipe("games", "64", pop=members, rows=steps), 0)
     shared, outputs = _tables(), _outputs(members)
-    met = playing.meeting(es.program, es.options, worlds.library().games, steps, shared, es.keys, 2)
+    call = playing.world_call(
+        es.program, es.options, worlds.library().games, steps, shared, es.keys, 2
+    )
 
     def measured() -> int:
-        world = _extension.load().Worlds(met.world, met.shared, met.keys, 1)
+        world = _extension.load().Worlds(call.world, call.shared, call.keys, 1)
         inputs, flags = np.zeros((members, game.INPUTS), np.int8), np.zeros(members, np.uint8)
         for row in range(steps):
             world.observe(row, inputs, flags)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import eggroll as eg
-from eggroll.rules import Update
+from eggroll.evolution.rules import MovedWeights
 from experiments.tictactoe import evolution, judges, worlds
 
 MILLION = 10**6
@@ -28,9 +28,9 @@ class Recorder:
 
     def __call__(
         self, weights: Any, memory: Any, votes: Any, step: int, decided: int | None = None
-    ) -> Update:
+    ) -> MovedWeights:
         self.votes.append({name: np.array(z, np.float64).ravel() for name, z in votes.items()})
-        return Update(weights, memory, 0.0)
+        return MovedWeights(weights, memory, 0.0)
 
 
 def recorded(estimator: str, weights: Any, updates: int, seed: int) -> tuple[int, list[Any]]:

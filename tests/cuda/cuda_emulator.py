@@ -17,9 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "metal"))
 import emulator as metal
 from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError
 
-from eggroll.engines.cuda.declaration import declaration
-from eggroll.engines.cuda.plan import SHARED
-from eggroll.engines.gpu.source import Source
+from eggroll.engines.cuda import SHARED, declaration
+from eggroll.engines.gpu.dialect import Source
 
 HERE = Path(__file__).parent
 METAL = HERE.parent / "metal"

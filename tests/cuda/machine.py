@@ -14,8 +14,8 @@ import sass
 from sass import Instruction
 from warp_walk import PARAMETERS, Launch, Walk
 
-from eggroll.engines.cuda.plan import WARPS
-from eggroll.engines.gpu.source import Source
+from eggroll.engines.cuda import WARPS
+from eggroll.engines.gpu.dialect import Source
 
 REGISTERS = 1 << 16  # of a multiprocessor
 THREADS = {75: 1024, 86: 1536, 89: 1536, 120: 1536}  # of a multiprocessor; else 2048

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eggroll import adamw, runlog, training
-from eggroll import run as runs
-from eggroll.checkpoint import signature
+from eggroll import adamw
+from eggroll.files import CHECKPOINT
+from eggroll.training import loop as training
+from eggroll.training import run as runs
+from eggroll.training.checkpoint import signature
 from faults.commands import TINY, State, state_of
 
 CREDIT = ["--estimator", "token-credit", "--sigma-shift", "2"]
@@ -89,7 +91,7 @@ def case(name: str, steps: int) -> Case:
             run = runs.open_run(training.options_from(given), stack, show=False)
         while True:
             run.save()
-            state = state_of(place / runlog.CHECKPOINT)
+            state = state_of(place / CHECKPOINT)
             states[state.step] = state.digest
             if run.step == steps:
                 return Case(module, words, states, signature(run.weights))

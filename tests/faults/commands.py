@@ -18,7 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from ended import Broken, Ended
 
-from eggroll import checkpoint, runlog
+from eggroll.files import METRICS
+from eggroll.training import checkpoint
+from eggroll.training import folder as runlog
 
 PATIENCE = 120.0  # seconds until a command counts as hung; the machine may be busy
 PACKAGE = str(Path(runlog.__file__).parent)
@@ -163,14 +165,14 @@ def state_of(path: Path) -> State:
 def lines_of(folder: Path) -> int:
     """Whole lines of metrics.jsonl."""
     try:
-        return (folder / runlog.METRICS).read_bytes().count(b"\n")
+        return (folder / METRICS).read_bytes().count(b"\n")
     except FileNotFoundError:
         return 0
 
 
 def check_metrics(folder: Path, step: int) -> None:
     """Rows of every update from 1 on, at least up to that of the checkpoint."""
-    steps = [row["step"] for _, row in runlog.read_lines(folder / runlog.METRICS)]
+    steps = [row["step"] for _, row in runlog.read_lines(folder / METRICS)]
     if steps != list(range(1, len(steps) + 1)) or len(steps) < step:
         raise Broken(f"{folder}: metrics of {steps[:3]}..{steps[-3:]}, checkpoint of {step}")
 

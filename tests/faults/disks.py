@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ended import Broken, Ended
 
-from eggroll import runlog
+from eggroll.files import CHECKPOINT
 from faults.cases import Case
 from faults.commands import DONE, REFUSED, Child, check_metrics, partials, preloaded, state_of
 
@@ -42,7 +42,7 @@ def failing(case: Case, folder: Path, number: int, chance: random.Random) -> Cou
     counts["refused in a sentence"] += ended.code == REFUSED
     if ended.code == REFUSED and os.strerror(error) not in ended.err:
         raise Broken(f"operation {number}: the error is not named: {ended}")
-    path = folder / runlog.CHECKPOINT
+    path = folder / CHECKPOINT
     if path.exists():
         counts["checkpoints verified"] += 1
         state = state_of(path)
@@ -60,6 +60,6 @@ def failing(case: Case, folder: Path, number: int, chance: random.Random) -> Cou
 
 def gone_on(case: Case, folder: Path, chance: random.Random) -> Ended:
     """The run resumed, or begun again where it had no checkpoint yet."""
-    begun = (folder / runlog.CHECKPOINT).exists()
+    begun = (folder / CHECKPOINT).exists()
     words = ["--resume", folder] if begun else [*case.words, "--out", folder]
     return Child(*words, module=case.module).ended()

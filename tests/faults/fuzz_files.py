@@ -18,17 +18,22 @@ import numpy as np
 import safetensors.numpy
 
 import eggroll as eg
-from eggroll import adamw, checkpoint, cli, generate, options, probe, run, runlog, training
-from eggroll.baseline import reader
+from eggroll import adamw, generate, probe
+from eggroll.baseline import backprop as reader
 from eggroll.bench import command as bench
-from eggroll.checkpoint import Arrays
-from eggroll.config import Config
+from eggroll.cli import command as cli
 from eggroll.data.streams import load_corpus
-from eggroll.engines import verdicts
+from eggroll.engines import trial as verdicts
 from eggroll.errors import InputError
-from eggroll.learners import engine_for, new_learner
+from eggroll.files import CHECKPOINT, CONFIG, METRICS, SAMPLES, STATISTICS
 from eggroll.networks import mlp
-from eggroll.sweep import options as sweep
+from eggroll.sweep import plan as sweep
+from eggroll.training import checkpoint, options, run
+from eggroll.training import folder as runlog
+from eggroll.training import loop as training
+from eggroll.training.checkpoint import Arrays
+from eggroll.training.config import Config
+from eggroll.training.learner import engine_for, new_learner
 from faults.cases import CREDIT, as_baseline, corpus
 from faults.commands import TINY
 from faults.fuzz import Target, hostile, mutated, mutated_bytes, text_of
@@ -61,7 +66,7 @@ def folder(name: str) -> Path:
             made: run.Run = adamw.open_run(adamw.options_from(as_baseline(words)), stack)
         else:
             made = run.open_run(training.options_from(words), stack, show=False)
-        with runlog.Metrics(path / runlog.METRICS, 0) as metrics:
+        with runlog.Metrics(path / METRICS, 0) as metrics:
             while made.step < made.config.steps:
                 metrics.append(made.update() | made.validation())
         made.save()
@@ -71,7 +76,7 @@ def folder(name: str) -> Path:
 @functools.cache
 def contents(name: str) -> tuple[dict[str, str], Arrays, bytes]:
     """Metadata, tensors and bytes of its checkpoint."""
-    path = folder(name) / runlog.CHECKPOINT
+    path = folder(name) / CHECKPOINT
     data = path.read_bytes()
     kind = next(kind for kind in checkpoint.COMMANDS if f'"{kind}"'.encode() in data)
     metadata, arrays = checkpoint.read(path, kind)
@@ -87,7 +92,7 @@ def doctored(name: str, chance: random.Random) -> Path:
             _doctor_metadata(metadata, chance)
         else:
             _doctor_arrays(arrays, chance)
-    path = place() / "doctored" / runlog.CHECKPOINT
+    path = place() / "doctored" / CHECKPOINT
     path.parent.mkdir(exist_ok=True)
     if chance.random() < 0.25:
         path.write_bytes(mutated_bytes(data, chance))
@@ -151,12 +156,12 @@ def resumed(name: str, chance: random.Random) -> None:
     """A doctored checkpoint; one that is accepted makes an update whose weights are in range."""
     path = doctored(name, chance)
     kept = checkpoint.load(path)
-    if kept.config != checkpoint.load(folder(name) / runlog.CHECKPOINT).config:
+    if kept.config != checkpoint.load(folder(name) / CHECKPOINT).config:
         kept.config.check()  # any options that are possible may be there, also of costly runs
         return
     if chance.random() < 0.9:
         return
-    learner = new_learner(kept.config, engine_for(kept.config)[0])
+    learner = new_learner(kept.config, engine_for(kept.config, kept.config.program())[0])
     learner.step, learner.weights = kept.step, kept.weights
     learner.memory, learner.state = kept.memory, kept.state
     config = kept.config
@@ -188,13 +193,13 @@ def file_of(data: bytes, name: str = "file") -> Path:
 def config_files(chance: random.Random) -> None:
     known = Config(data="count").to_dict() | {"about": {"eggroll": "0"}}
     data = text_of(mutated(known, chance) if chance.random() < 0.3 else known).encode()
-    kind = chance.choice([Config, adamw.Options, sweep.Options])
+    kind = chance.choice([Config, adamw.Options, sweep.SweepOptions])
     path = file_of(mutated_bytes(data, chance), "config.json")
     options.options_in(kind, str(path)).check()
 
 
 def metrics_of(name: str, chance: random.Random) -> bytes:
-    data = (folder(name) / runlog.METRICS).read_bytes()
+    data = (folder(name) / METRICS).read_bytes()
     if chance.random() < 0.5:
         return mutated_bytes(data, chance)
     lines = [text_of(mutated(json.loads(line), chance)) for line in data.splitlines()]
@@ -204,7 +209,7 @@ def metrics_of(name: str, chance: random.Random) -> bytes:
 def metrics_files(chance: random.Random) -> None:
     """Read, cut back and gone on with; what is kept is of the updates up to the checkpoint."""
     step = chance.choice([0, 1, 2, 3, 9])
-    path = file_of(metrics_of("sign", chance), runlog.METRICS)
+    path = file_of(metrics_of("sign", chance), METRICS)
     with runlog.Metrics(path, step) as metrics:
         metrics.append({"step": step + 1, "loss": 0.5})
     rows = [row for _, row in runlog.read_lines(path)]
@@ -217,19 +222,19 @@ def doctored_run(chance: random.Random) -> Path:
     name = chance.choice(["sign", "adamw", "Trainer"])
     path = place() / "drawn"
     path.mkdir(exist_ok=True)
-    config = (folder(name) / runlog.CONFIG).read_bytes()
+    config = (folder(name) / CONFIG).read_bytes()
     if chance.random() < 0.5:
         config = text_of(mutated(json.loads(config), chance)).encode("utf-8", "surrogatepass")
     elif chance.random() < 0.3:
         config = mutated_bytes(config, chance)
-    (path / runlog.CONFIG).write_bytes(config)
-    (path / runlog.METRICS).write_bytes(metrics_of(name, chance))
+    (path / CONFIG).write_bytes(config)
+    (path / METRICS).write_bytes(metrics_of(name, chance))
     return path
 
 
 def curves_of_runs(chance: random.Random) -> None:
     """What plot reads of a folder."""
-    from eggroll import curves
+    from eggroll.training import curves
 
     found = curves.read_run(doctored_run(chance))
     for metric in found.metrics:
@@ -249,10 +254,8 @@ def pages_of_runs(chance: random.Random) -> None:
     rows = [row | {"activations": {"f": gate}}, {"step": 3, "warning": "</script>"}]
     lines = [text_of(mutated(row, chance)).encode("utf-8", "surrogatepass") for row in rows * 2]
     data = b"\n".join([*lines, b""])
-    (path / runlog.STATISTICS).write_bytes(
-        mutated_bytes(data, chance) if chance.random() < 0.3 else data
-    )
-    (path / runlog.SAMPLES).write_bytes(mutated_bytes(b"=== <pre> </script> \xff", chance))
+    (path / STATISTICS).write_bytes(mutated_bytes(data, chance) if chance.random() < 0.3 else data)
+    (path / SAMPLES).write_bytes(mutated_bytes(b"=== <pre> </script> \xff", chance))
     whole = page.html_of([record.read_record(path, word(chance)[:300])], word(chance), 0.1)
     text = whole.decode()
     assert text.count("</script>") == 2
@@ -314,7 +317,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], Any]] = {
 FLAGS = {
     "train": [f"--{n.replace('_', '-')}" for n in vars(Config())],
     "adamw": [f"--{n.replace('_', '-')}" for n in vars(adamw.Options())],
-    "sweep": [f"--{n.replace('_', '-')}" for n in vars(sweep.Options())],
+    "sweep": [f"--{n.replace('_', '-')}" for n in vars(sweep.SweepOptions())],
 }
 SAID = ["1", "2", "64", "0", "-1", "1e3", "nan", "inf", "", "x", "sign", "count", "language",
         "True", "--", "-", "-x", "--no-clt", "9" * 5000, "1" * 20, "\u0663", "\n", "\udc80",
@@ -334,7 +337,7 @@ def command_lines(chance: random.Random) -> None:
 
 def other_command_lines(chance: random.Random) -> None:
     """Commands whose options are looked at by `parse` alone."""
-    kinds: list[Any] = [generate.Options, probe.Options, bench.Options]
+    kinds: list[Any] = [generate.GenerateOptions, probe.ProbeOptions, bench.BenchOptions]
     kind = chance.choice(kinds)
     flags = [f"--{n.replace('_', '-')}" for n in vars(kind())]
     words = []

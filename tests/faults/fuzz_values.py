@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 
 import eggroll as eg
-from eggroll import api, options, quantisation
-from eggroll.config import Config, with_program
 from eggroll.data import codings
-from eggroll.data.tokens import token_corpus, token_ids
-from eggroll.declaration import program_of
+from eggroll.data.streams import token_corpus, token_ids
 from eggroll.errors import InputError
-from eggroll.fitness import as_values
+from eggroll.evolution.estimators import as_values
+from eggroll.library import language as api
+from eggroll.library.trainer import TrainerOptions as TrainerOptions
 from eggroll.networks import egg, mlp
-from eggroll.program import Program, Register
-from eggroll.sweep.options import Options as SweepOptions
+from eggroll.spec import fixed_point as quantisation
+from eggroll.spec.program import Program, Register, program_of
+from eggroll.sweep.plan import SweepOptions as SweepOptions
 from eggroll.sweep.space import choose_axes
-from eggroll.trainer_options import Options as TrainerOptions
+from eggroll.training import options
+from eggroll.training.config import Config, with_program
 from faults.fuzz import Target, hostile, mutated, text_of
 
 SMALL = Config(data="count", pop=8, width=8, table_bits=16, steps=5)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ended import Broken, Ended
 
-from eggroll import runlog
+from eggroll.files import CHECKPOINT, METRICS
 from faults.cases import Case
 from faults.commands import (
     DONE,
@@ -81,7 +81,7 @@ class Chain:
 
     def _metrics(self) -> int:
         """Which file metrics.jsonl is: a start replaces it, and lines before that are old ones."""
-        path = self.folder / runlog.METRICS
+        path = self.folder / METRICS
         return path.stat().st_ino if path.exists() else 0
 
     def _strike(self, child: Child, fault: str) -> None:
@@ -111,7 +111,7 @@ class Chain:
         return number is not None and ended.code == -number
 
     def _look(self, ended: Ended) -> None:
-        path = self.folder / runlog.CHECKPOINT
+        path = self.folder / CHECKPOINT
         before = self.last
         if path.exists():
             self.counts["checkpoints verified"] += 1

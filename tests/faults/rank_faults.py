@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ended import Broken
 
-from eggroll import runlog
+from eggroll.files import CHECKPOINT, METRICS
 from faults.cases import NAMES, Case, case
 from faults.commands import DONE, INTERRUPTED, Child, check_metrics, lines_of, state_of
 
@@ -159,11 +159,11 @@ class RankChain:
         return self._look(job, fault, rank, code, said, time.monotonic() - began)
 
     def _metrics(self) -> int:
-        path = self.folder / runlog.METRICS
+        path = self.folder / METRICS
         return path.stat().st_ino if path.exists() else 0
 
     def _look(self, job: Job, fault: str, rank: int, code: int, said: str, seconds: float) -> bool:
-        state = state_of(self.folder / runlog.CHECKPOINT)
+        state = state_of(self.folder / CHECKPOINT)
         self.counts["checkpoints verified"] += 1
         if not self.case.expects(state) or state.step < self.step:
             raise Broken(f"{self.folder}: update {state.step} is another than undisturbed")
@@ -197,7 +197,7 @@ class RankChain:
             self.counts["starts"] += 1
             if code != DONE or f"signature: {self.case.signature}" not in out:
                 raise Broken(f"{self.folder} ended with {code}: {out} {said}")
-        state = state_of(self.folder / runlog.CHECKPOINT)
+        state = state_of(self.folder / CHECKPOINT)
         if state.step != STEPS or not self.case.expects(state):
             raise Broken(f"{self.folder}: {state}")
         self.counts["runs that ended on the exact signature"] += 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import optuna
 from ended import Broken
 
-from eggroll import runlog
+from eggroll.files import CHECKPOINT
 from faults.commands import DONE, INTERRUPTED, TINY, Child, some, state_of
 
 WORDS = [
@@ -60,7 +60,7 @@ class Sweep:
         child = Child(*self.words, "--trials", 10**6, module="eggroll.sweep")
         if self.chance.random() < 0.8:
             wanted = len(self.finished) + int(some(self.chance, 1, 4))
-            pattern = "trial-*/" + runlog.CHECKPOINT
+            pattern = "trial-*/" + CHECKPOINT
             child.wait_for(lambda: len(list(self.folder.glob(pattern))) >= wanted)
         time.sleep(self.chance.uniform(0, 0.3))
         for number in signals:
@@ -86,7 +86,7 @@ class Sweep:
         done = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE]
         self.finished = {t.number: t.value for t in done}
         for trial in done:
-            state_of(self.folder / f"trial-{trial.number:04d}" / runlog.CHECKPOINT)
+            state_of(self.folder / f"trial-{trial.number:04d}" / CHECKPOINT)
             self.counts["checkpoints of trials verified"] += 1
 
     def end(self) -> None:

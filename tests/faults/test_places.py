@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from ended import Ended
 
-from eggroll import checkpoint, runlog
 from eggroll.errors import InputError
+from eggroll.files import CHECKPOINT, CONFIG
+from eggroll.training import checkpoint
 from faults.cases import case, corpus
 from faults.commands import DONE, REFUSED, TINY, Child, lines_of, partials, preloaded, run, state_of
 
@@ -63,7 +64,7 @@ def test_nothing_that_is_read_is_ever_executed(tmp_path: Path):
         def __reduce__(self) -> tuple[Callable[..., object], tuple[str, ...]]:
             return os.mkdir, (str(tmp_path / "executed"),)
 
-    path = tmp_path / runlog.CHECKPOINT
+    path = tmp_path / CHECKPOINT
     for data in (pickle.dumps(Hostile()), b"\x80\x04" + pickle.dumps(Hostile(), 0)):
         path.write_bytes(data)
         with pytest.raises(InputError, match="damaged or no checkpoint"):
@@ -95,7 +96,7 @@ def test_the_folder_vanishes(tmp_path: Path):
 @torture
 def test_two_runs_in_one_folder(tmp_path: Path):
     child = Child(*ENDLESS, "--out", tmp_path / "run")
-    assert child.wait_for(lambda: (tmp_path / "run" / runlog.CONFIG).exists())
+    assert child.wait_for(lambda: (tmp_path / "run" / CONFIG).exists())
     refused(run("--resume", tmp_path / "run"), "in use by another run")
     refused(run(*TINY, "--out", tmp_path / "run"), "already holds a run")
     child.send(signal.SIGTERM)
@@ -108,12 +109,12 @@ def test_a_corpus_that_changes_between_stop_and_resume(tmp_path: Path):
     text = corpus(tmp_path)
     words = [*TINY, "--data", text, "--seq-len", "4", "--steps", "3", "--out", tmp_path / "run"]
     assert run(*words).code == DONE
-    before = state_of(tmp_path / "run" / runlog.CHECKPOINT)
+    before = state_of(tmp_path / "run" / CHECKPOINT)
     text.write_bytes(text.read_bytes().replace(b"a", b"z", 1))
     refused(run("--resume", tmp_path / "run", "--steps", "9"), "has changed since the run")
     text.unlink()
     refused(run("--resume", tmp_path / "run", "--steps", "9"), "data")
-    assert state_of(tmp_path / "run" / runlog.CHECKPOINT) == before
+    assert state_of(tmp_path / "run" / CHECKPOINT) == before
 
 
 @torture
@@ -122,7 +123,7 @@ def test_output_that_nobody_reads(tmp_path: Path):
     true = case("sign", 6)
     closed = run(*true.words, "--out", tmp_path / "a", before=lambda: os.closerange(0, 3))
     assert closed.code == DONE
-    assert true.expects(state_of(tmp_path / "a" / runlog.CHECKPOINT))
+    assert true.expects(state_of(tmp_path / "a" / CHECKPOINT))
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "eggroll.train", *true.words, "--out", tmp_path / "b"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
@@ -153,8 +154,8 @@ def test_limits_of_the_system(tmp_path: Path, kind: int, most: int):
     assert ended.code in (DONE, REFUSED), ended
     if ended.code == DONE:
         assert ended.signature == true.signature
-    if (folder / runlog.CHECKPOINT).exists():
-        assert true.expects(state_of(folder / runlog.CHECKPOINT))
+    if (folder / CHECKPOINT).exists():
+        assert true.expects(state_of(folder / CHECKPOINT))
 
 
 CLOCKS = ["still 0.3", *(pytest.param(f"{w} 0.3", marks=torture) for w in JUMPS)]
@@ -191,7 +192,7 @@ def test_a_disk_that_is_full(tmp_path: Path):
     command = apart(fill, then)
     refused(run(*true.words, "--out", small / "run", command=command), "No space left")
     saved = tmp_path / "saved"
-    assert true.expects(state_of(saved / runlog.CHECKPOINT))
+    assert true.expects(state_of(saved / CHECKPOINT))
     assert partials(saved) == []
     assert run("--resume", saved).signature == true.signature
 
@@ -226,5 +227,5 @@ def test_a_user_who_is_not_root(tmp_path: Path):
     out = Path("/mnt/1") / "theirs" / "run"
     ended = run(*true.words, "--out", out, command=command, env={"HOME": "/nonexistent"})
     assert ended.signature == true.signature
-    assert true.expects(state_of(place / "run" / runlog.CHECKPOINT))
+    assert true.expects(state_of(place / "run" / CHECKPOINT))
     refused(run(*true.words, "--out", "/mnt/1/no", command=command), "cannot be written")

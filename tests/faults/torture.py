@@ -25,8 +25,9 @@ from typing import Annotated, Any
 
 from ended import Broken
 
-from eggroll import __version__, cli
-from eggroll.cli import Range
+from eggroll import __version__
+from eggroll.cli import command as cli
+from eggroll.cli.command import Range
 from eggroll.errors import InputError
 from faults import disks, fuzz, fuzz_files, fuzz_values, kills, load, rank_faults, sweeps
 from faults.cases import NAMES, case

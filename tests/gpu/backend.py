@@ -18,22 +18,17 @@ from networks import Case, random_case
 from networks_credit import Credited
 from test_credit import same
 
-from eggroll.credit import Crediting
 from eggroll.engines import choice
-from eggroll.engines.cuda.dialect import Cuda
-from eggroll.engines.cuda.engine import CudaEngine
-from eggroll.engines.cuda.plan import Target, cuda_credit_plans, cuda_plans, target
-from eggroll.engines.gpu.credit_plan import CreditPlan, credit_plans
-from eggroll.engines.gpu.credit_stage import CreditStageWriter
-from eggroll.engines.gpu.dialect import Dialect
+from eggroll.engines.cuda import Cuda, CudaEngine, Target, cuda_credit_plans, cuda_plans, target
+from eggroll.engines.gpu.credit import CreditPlan, CreditStageWriter, credit_plans
+from eggroll.engines.gpu.dialect import Dialect, Source
 from eggroll.engines.gpu.engine import StagedEngine
 from eggroll.engines.gpu.plan import StagePlan, stage_plans
-from eggroll.engines.gpu.source import Source
 from eggroll.engines.gpu.stage import StageWriter
-from eggroll.engines.metal.dialect import Metal
-from eggroll.engines.metal.engine import MetalEngine
-from eggroll.noise import slice_length
-from eggroll.program import Program
+from eggroll.engines.metal import Metal, MetalEngine
+from eggroll.spec.credit import Crediting
+from eggroll.spec.noise import slice_length
+from eggroll.spec.program import Program
 
 NO_ROOM = 16 << 10  # bytes of shared memory that are too few for wide networks
 
@@ -156,7 +151,7 @@ def per_token(source: Source) -> str:
 def check_scores(engine: StagedEngine, case: Case, *, noise: bool = True) -> np.ndarray:
     scores, state, _ = case.oracle(noise)
     prepared = engine.prepare(case.leaves)
-    got, after = engine.evaluate(prepared, case.slices if noise else None, *case.arrays)
+    got, after = engine.evaluate(prepared, case.slices if noise else None, case.batch)
     np.testing.assert_array_equal(np.array(got), scores)
     np.testing.assert_array_equal(np.array(after), state)
     return scores

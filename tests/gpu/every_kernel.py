@@ -17,14 +17,13 @@ from networks_backward import carried_of
 from networks_credit import credited_of
 
 from eggroll import networks
-from eggroll.engines.cuda.engine import CudaEngine
-from eggroll.engines.cuda.plan import block_members, target
+from eggroll.engines.cuda import CudaEngine, block_members, target
+from eggroll.engines.gpu.dialect import Source
 from eggroll.engines.gpu.engine import StagedEngine
 from eggroll.engines.gpu.launch import Shape
 from eggroll.engines.gpu.plan import best_members
-from eggroll.engines.gpu.source import Source
-from eggroll.engines.metal.engine import MetalEngine
-from eggroll.program import Program
+from eggroll.engines.metal import MetalEngine
+from eggroll.spec.program import Program
 
 PRESETS = {"seed": (256, 64, 1), "paper": (256, 256, 6)}
 POPULATION = 10240
@@ -90,18 +89,18 @@ def small(program: Program, members: int, **options) -> Case:
 
 def run_case(engine: StagedEngine, case: Case, recorder: Recorder) -> None:
     """All that an engine launches for whole sequences and for text, with every rank of noise."""
-    prepared, (tokens, targets, state, rows) = engine.prepare(case.leaves), case.arrays
+    prepared, batch = engine.prepare(case.leaves), case.batch
     of = recorder.of
     if case.program.outputs:
         recorder.of = f"{of} outputs"
-        engine.outputs(prepared, case.slices, tokens, state, rows)
+        engine.outputs(prepared, case.slices, batch)
         return
-    engine.evaluate(prepared, case.slices, tokens, targets, state, rows)
-    engine.votes(mx.ones(len(tokens) // 2, mx.int8), case.slices, True)
+    engine.evaluate(prepared, case.slices, batch)
+    engine.votes(mx.ones(len(batch.tokens) // 2, mx.int8), case.slices, True)
     recorder.of = f"{of} exact"
-    engine.likelihoods(prepared, tokens, targets, state, rows)
+    engine.likelihoods(prepared, batch)
     recorder.of = f"{of} logits"
-    engine.logits(prepared, tokens[:, 0], state, rows)
+    engine.logits(prepared, batch.window(slice(1)))
 
 
 def run_credit(engine: StagedEngine, case: Case, recorder: Recorder) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from eggroll.backward import Learnt
 from eggroll.engines.cpu import CpuEngine
-from eggroll.engines.metal.engine import MetalEngine
-from eggroll.program import Program
+from eggroll.engines.metal import MetalEngine
+from eggroll.spec.backward import Learnt
+from eggroll.spec.program import Program
 
 METHODS = ("evaluate", "outputs", "votes", "credit", "learn", "likelihoods", "logits")
 COMPILE = """[metal::Device] Unable to build metal library from source

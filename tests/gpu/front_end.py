@@ -21,7 +21,7 @@ from pathlib import Path
 import mlx.core as mx
 from nax_check.facts import macos_version
 
-from eggroll.engines.metal import device
+from eggroll.engines import metal as device
 from gpu.every_kernel import Launched, every_kernel, uses_nax
 
 NAX_MACOS = 26

@@ -21,11 +21,10 @@ from typing import NamedTuple
 import mlx.core as mx
 import nax_check
 
-from eggroll.engines import trial, verdicts
+from eggroll.engines import cuda, metal, trial
+from eggroll.engines import trial as verdicts
 from eggroll.engines.choice import available
-from eggroll.engines.cuda import device as cuda
-from eggroll.engines.metal import device as metal
-from eggroll.runlog import write_whole
+from eggroll.files import write_whole
 from gpu.report_kernels import DEVICES, Kernels, run_step, try_kernels
 
 TRAIN = ["-m", "eggroll.train", "--data", "count", "--pop", "512", "--steps", "20"]

@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from eggroll.engines.failure import why_ended, why_late
-from eggroll.engines.trial import PLAIN
+from eggroll.engines.trial import PLAIN, why_ended, why_late
 from gpu.run_kernel import MARK
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120  # for one kernel
 MOST_SECONDS = 1800  # for all of them
-DEVICES = {name: f"eggroll.engines.{name}.device" for name in ("metal", "cuda")}
+DEVICES = {name: f"eggroll.engines.{name}" for name in ("metal", "cuda")}
 
 
 class Done(NamedTuple):

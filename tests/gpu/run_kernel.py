@@ -1,7 +1,7 @@
 """Kernels as files, and a process for one of them: it may fail, crash or hang, and no other does.
 
 PYTHONPATH=tests python -m gpu.run_kernel list metal FOLDER [VARIANT ..]    every kernel's file
-PYTHONPATH=tests python -m gpu.run_kernel run eggroll.engines.metal.device FILE    one of them
+PYTHONPATH=tests python -m gpu.run_kernel run eggroll.engines.metal FILE    one of them
 
 Running one prints the text that MLX compiles before it compiles it. What comes out is not looked
 at; the engine tests do that.
@@ -20,8 +20,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from eggroll.engines.gpu.dialect import Source
 from eggroll.engines.gpu.launch import launcher
-from eggroll.engines.gpu.source import Source
 
 MARK = "built and ran in"
 

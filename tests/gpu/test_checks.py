@@ -11,9 +11,10 @@ import pytest
 from eggroll import networks
 from eggroll.engines.gpu import checks
 from eggroll.engines.gpu.checks import check_noise, check_tokens
-from eggroll.engines.gpu.counts import vote_work
-from eggroll.engines.metal.engine import MetalEngine
-from eggroll.noise import Noise, Slices, slice_length
+from eggroll.engines.gpu.launch import vote_work
+from eggroll.engines.metal import MetalEngine
+from eggroll.spec.noise import Noise, Slices, slice_length
+from eggroll.spec.program import Batch
 
 PROGRAM = networks.egg(9, 6, 1)
 PAIRS = 5
@@ -86,27 +87,27 @@ def test_checked_starts_are_not_kept(slices: Slices):
 @pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.int16, mx.uint8])
 def test_tokens_are_in_the_vocabulary(dtype: mx.Dtype):
     right, state = mx.array([[0, 8], [3, 4]], dtype), mx.zeros((2, 6), mx.int8)
-    check_tokens(PROGRAM, right, right, state)
-    check_tokens(PROGRAM, right, None, state)
+    check_tokens(PROGRAM, Batch(right, right, state))
+    check_tokens(PROGRAM, Batch(right, None, state))
     for number in (9, 127, *([] if dtype == mx.uint8 else [-1, -(1 << 15)])):
         wrong = mx.array([[0, 8], [number, 4]], dtype)
         with pytest.raises(ValueError, match=r"tokens must be in 0\.\.8"):
-            check_tokens(PROGRAM, wrong, right, state)
+            check_tokens(PROGRAM, Batch(wrong, right, state))
         with pytest.raises(ValueError, match=r"targets must be in 0\.\.8"):
-            check_tokens(PROGRAM, right, wrong, state)
+            check_tokens(PROGRAM, Batch(right, wrong, state))
 
 
 @pytest.mark.parametrize("dtype", [mx.int8, mx.int32])
 def test_no_number_below_0_is_a_byte(dtype: mx.Dtype):
     tokens, state = mx.array([[-1]], dtype), mx.zeros((1, 8), mx.int8)
     with pytest.raises(ValueError, match=r"tokens must be in 0\.\.255"):
-        check_tokens(networks.egg(256, 8, 1), tokens, None, state)
+        check_tokens(networks.egg(256, 8, 1), Batch(tokens, None, state))
 
 
 def test_tokens_are_integers():
     tokens, state = mx.array([[0.0, -1.0]]), mx.zeros((1, 6), mx.int8)
     with pytest.raises(ValueError, match="float32 was given"):
-        check_tokens(PROGRAM, tokens, None, state)
+        check_tokens(PROGRAM, Batch(tokens, None, state))
 
 
 def test_lists_of_votes_are_made_once(slices: Slices):

@@ -19,11 +19,9 @@ from networks_credit import credited_case
 from test_credit import CREDITED, same
 
 from eggroll import networks
-from eggroll.engines import verdicts
-from eggroll.engines.cuda import device
-from eggroll.engines.cuda.dialect import Cuda
-from eggroll.engines.cuda.engine import CudaEngine
-from eggroll.engines.cuda.plan import PRODUCTS
+from eggroll.engines import cuda as device
+from eggroll.engines import trial as verdicts
+from eggroll.engines.cuda import PRODUCTS, Cuda, CudaEngine
 from eggroll.engines.gpu.stage import StageWriter
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.errors import InputError
@@ -145,7 +143,7 @@ def test_on_this_gpu(product: str, monkeypatch):
         fitness = mx.array(np.random.default_rng(0).integers(-1, 2, case.starts.shape[1], np.int8))
         results = []
         for engine in (CudaEngine(case.program), PortableEngine(case.program)):
-            scored = engine.evaluate(engine.prepare(case.leaves), case.slices, *case.arrays)
+            scored = engine.evaluate(engine.prepare(case.leaves), case.slices, case.batch)
             votes = engine.votes(fitness, case.slices, True)
             results.append([np.array(a) for a in (*scored, *votes.values())])
         for mine, plain in zip(*results, strict=True):

@@ -13,14 +13,14 @@ import pytest
 from conftest import REQUIRED
 from cuda_emulator import written
 
-from eggroll import credit, networks
-from eggroll.engines.cuda import plan as cuda_plan
-from eggroll.engines.cuda.dialect import Cuda
-from eggroll.engines.cuda.plan import target
-from eggroll.engines.gpu.credit_stage import CreditStageWriter
-from eggroll.engines.gpu.source import Source
+from eggroll import networks
+from eggroll.engines import cuda as cuda_plan
+from eggroll.engines.cuda import Cuda, target
+from eggroll.engines.gpu.credit import CreditStageWriter
+from eggroll.engines.gpu.dialect import Source
 from eggroll.engines.gpu.stage import RESULTS, StageWriter
 from eggroll.engines.gpu.votes import vote_sources
+from eggroll.spec import credit
 from gpu.backend import on
 from gpu.test_gpu_sources import cuda_sources
 

@@ -18,10 +18,10 @@ import sass
 from conftest import REQUIRED
 from warp_walk import PARAMETERS, Launch, Walk, WalkError
 
-from eggroll import bench, performance
-from eggroll.engines.cuda.dialect import Cuda
-from eggroll.engines.cuda.plan import CudaPlan, block_members, cuda_plans, target
-from eggroll.engines.gpu.source import Source
+from eggroll import bench
+from eggroll.bench import prediction as performance
+from eggroll.engines.cuda import Cuda, CudaPlan, block_members, cuda_plans, target
+from eggroll.engines.gpu.dialect import Source
 from eggroll.engines.gpu.stage import StageWriter
 from gpu.test_cuda_compile import whole_text
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from emulator import FORWARD, REVERSE, EmulationError
 
-from eggroll.engines.gpu.source import Source, kernel_text
+from eggroll.engines.gpu.dialect import Source, kernel_text
 from gpu.backend import CudaGpu, MetalGpu
 
 metal_only = pytest.mark.parametrize("gpu", ["metal"], indirect=True)

@@ -20,8 +20,8 @@ from test_engines import check_likelihoods
 
 from eggroll import networks
 from eggroll.engines import available, trial
-from eggroll.engines.gpu.counts import split_terms
-from eggroll.engines.gpu.launch_size import Limits, Need, launch_size
+from eggroll.engines.gpu.engine import Limits, Need, launch_size
+from eggroll.engines.gpu.launch import split_terms
 from gpu.backend import Gpu, at_the_end, check_scores, check_votes, engine, stage_source
 from gpu.backend import install as install_gpu
 
@@ -113,7 +113,7 @@ def test_logits_are_those_the_scores_come_from(gpu: Gpu, launcher: Emulator):
     _, state, logits = case.oracle(noise=False)
     made = engine(gpu, case.program, launcher)
     prepared = made.prepare(case.leaves)
-    got, after = made.logits(prepared, mx.array(case.tokens[:, 0]), mx.array(case.state))
+    got, after = made.logits(prepared, case.batch)
     np.testing.assert_array_equal(np.array(got), logits[:, 0])
     np.testing.assert_array_equal(np.array(after), state)
 
@@ -136,7 +136,7 @@ def extreme_votes() -> tuple[Case, np.ndarray]:
 
 
 def test_votes_of_many_pairs_leave_float_in_time(gpu: Gpu, launcher: Emulator, monkeypatch):
-    whole = "eggroll.engines.gpu.vote_run.split_terms"
+    whole = "eggroll.engines.gpu.votes.split_terms"
     monkeypatch.setattr(whole, lambda terms, groups: (1, -(-terms // 32) * 32))
     case, fitness = extreme_votes()
     check_votes(engine(gpu, case.program, launcher), case, fitness)
@@ -293,18 +293,18 @@ def test_the_trial_takes_shapes_as_runs_do(gpu: Gpu):
 def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
     case = random_case(7)
     made = engine(gpu, case.program, launcher)
-    prepared, (tokens, targets, state, _) = made.prepare(case.leaves), case.arrays
+    prepared, batch = made.prepare(case.leaves), case.batch
     beyond = case.slices._replace(starts=case.slices.starts + case.table.size)
     with pytest.raises(ValueError, match="beyond the table"):
-        made.evaluate(prepared, beyond, tokens, targets, state)
+        made.evaluate(prepared, beyond, batch)
     with pytest.raises(ValueError, match="beyond the table"):
         made.votes(mx.ones(2, mx.int8), beyond, True)
     with pytest.raises(ValueError, match=r"tokens must be in 0\.\.15"):
-        made.evaluate(prepared, case.slices, tokens + 16, targets, state)
+        made.evaluate(prepared, case.slices, batch._replace(tokens=batch.tokens + 16))
     with pytest.raises(ValueError, match=r"targets must be in 0\.\.15"):
-        made.evaluate(prepared, case.slices, tokens, targets - 16, state)
+        made.evaluate(prepared, case.slices, batch._replace(targets=batch.targets - 16))
     with pytest.raises(ValueError, match="state_size"):
-        made.evaluate(prepared, case.slices, tokens, targets, state[:, 1:])
+        made.evaluate(prepared, case.slices, batch._replace(state=batch.state[:, 1:]))
     with pytest.raises(ValueError, match="for 3 members"):
-        made.evaluate(prepared, case.slices, tokens[:3], targets[:3], state[:3])
+        made.evaluate(prepared, case.slices, batch.members(slice(3)))
     assert not launcher.launches

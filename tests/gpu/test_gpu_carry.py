@@ -13,8 +13,8 @@ from networks import case_of, random_case
 from networks_backward import Carried, carried_of
 from networks_random import every_operation, seeded_program
 
-from eggroll.backward import Backward
-from eggroll.program import Program
+from eggroll.spec.backward import Backward
+from eggroll.spec.program import Program
 from gpu.backend import Gpu, engine, faulty, install
 
 RUN = (
@@ -104,7 +104,6 @@ def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
     carried = complete("feedback")
     case, back = carried.case, carried.backward
     here, words = engine(gpu, case.program, launcher), mx.array(carried.words)
-    tokens, targets, state, rows = case.arrays
     name = next(iter(back.matrices))
     for match, wrong, given in (
         ("words are", words[:, 1:], back),
@@ -115,7 +114,7 @@ def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
         ("the matrix of", words, Backward(back.scales, {"none": back.matrices[name]})),
     ):
         with pytest.raises(ValueError, match=match):
-            here.learn(here.prepare(case.leaves), tokens, targets, state, wrong, given, rows)
+            here.learn(here.prepare(case.leaves), case.batch, wrong, given)
     assert not launcher.launches
 
 

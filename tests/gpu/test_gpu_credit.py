@@ -13,16 +13,17 @@ from emulator import FORWARD, REVERSE, SHUFFLED, Emulator
 from networks_credit import credited_case
 from test_credit import CREDITED, same
 
-from eggroll import credit, networks
-from eggroll import program as language
-from eggroll.credit import Crediting, CreditKind, CreditNoise, draw_signs
-from eggroll.engines.gpu import pace
-from eggroll.engines.gpu.counts import split_terms
-from eggroll.engines.gpu.credit import CreditRun, CreditWork, as_int32
-from eggroll.engines.gpu.credit_plan import CreditPlan, row_shares
+from eggroll import networks
+from eggroll.engines.gpu import launch as pace
+from eggroll.engines.gpu.credit import CreditPlan, CreditRun, CreditWork, as_int32, row_shares
+from eggroll.engines.gpu.launch import split_terms
 from eggroll.engines.gpu.votes import credit_kernels
 from eggroll.engines.portable.engine import PortableEngine
-from eggroll.noise import Noise, Slices
+from eggroll.spec import credit
+from eggroll.spec import program as language
+from eggroll.spec.credit import Crediting, CreditKind, CreditNoise, draw_signs
+from eggroll.spec.noise import Noise, Slices
+from eggroll.spec.program import Batch
 from gpu.backend import Gpu, at_the_end, check_credit, engine
 from gpu.backend import install as install_gpu
 
@@ -120,11 +121,11 @@ def test_engines_agree_on_another_network(gpu: Gpu, launcher: Emulator, estimato
     noise = Noise([leaf.shape for leaf in net.leaves], seed=0, rank=1, shift=5, table_bits=10)
     arrays = [mx.array(rng.integers(0, 21, (P, T)).astype(np.int32)) for _ in range(2)]
     signs = draw_signs(crediting, seed=0, step=0, first_pair=0, pairs=P // 2, seq_len=T)
-    weights, state = networks.initial_weights(net, 0), mx.zeros((P, 6), mx.int8)
+    weights, batch = networks.initial_weights(net, 0), Batch(*arrays, mx.zeros((P, 6), mx.int8))
     slices = noise.slices(0, 0, P // 2)
     for way in (crediting, crediting._replace(kinds=(CreditKind.NONE, *crediting.kinds[1:]))):
         got, want = (
-            each.credit(each.prepare(weights), slices, signs, way, *arrays, state)
+            each.credit(each.prepare(weights), slices, batch, signs, way)
             for each in (engine(gpu, net, launcher), PortableEngine(net))
         )
         same(got, (want[0], want[1], {name: np.array(z) for name, z in want[2].items()}))
@@ -151,7 +152,7 @@ def small(
     signs = mx.zeros((len(program.leaves), N, 1), mx.int32)
     credit_noise = CreditNoise(signs, mx.zeros((N, T), mx.uint32))
     work = CreditWork(gpu.credit_plans(program, crediting, 8), credit_kernels(gpu.dialect))
-    return CreditRun(launcher, work, noise, credit_noise, mx.zeros((2 * N, T), mx.int32))
+    return CreditRun(launcher, work, noise, credit_noise, Batch(mx.zeros((2 * N, T), mx.int32)))
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -297,9 +298,9 @@ def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
 
     def refused(match: str, crediting: Crediting = crediting) -> None:
         credit_noise = CreditNoise(mx.array(made.signs), mx.array(made.draws))
-        given = here.prepare(made.case.leaves), made.case.slices, credit_noise, crediting
+        given = made.case.slices, made.case.batch, credit_noise, crediting
         with pytest.raises(ValueError, match=match):
-            here.credit(*given, *made.case.arrays)
+            here.credit(here.prepare(made.case.leaves), *given)
 
     def changed(name: str, leaf: int, value: int) -> Crediting:
         values = list(getattr(crediting, name))

@@ -14,7 +14,7 @@ from networks_credit import Credited, credited_case, credited_of
 from test_programs import same_credit, same_outputs
 
 from eggroll import networks
-from eggroll.program import Program
+from eggroll.spec.program import Program
 from gpu.backend import (
     Gpu,
     at_the_end,
@@ -222,14 +222,12 @@ def rows_case() -> Case:
 def test_faults_of_rows_are_found(gpu: Gpu, fault: str):
     case, found = rows_case(), list[bool]()
     launcher = gpu.launcher(edit=faulty(*ROW_FAULTS[gpu.name][fault], found))
-    here, (tokens, _, state, rows) = engine(gpu, case.program, launcher, 8), case.arrays
+    here = engine(gpu, case.program, launcher, 8)
     member = partial(oracle_program.Member, case.program, case.weights, case.noise())
     args = case.program, case.tokens, case.state, case.rows
     want = oracle_program.outputs(*args, member)
     with pytest.raises((EmulationError, AssertionError)):
-        same_outputs(
-            here.outputs(here.prepare(case.leaves), case.slices, tokens, state, rows), want
-        )
+        same_outputs(here.outputs(here.prepare(case.leaves), case.slices, case.batch), want)
     assert found == [True]
 
 

@@ -23,7 +23,7 @@ from test_programs import (
     small_case,
 )
 
-from eggroll.program import Program, Rows
+from eggroll.spec.program import Program
 from gpu.backend import Gpu, at_the_end, engine
 
 VARIANTS = {"metal": ("", "nax"), "cuda": ("m16n8k32", "m8n8k16", "dp4a")}
@@ -37,13 +37,13 @@ def test_equals_oracle_on_random_programs(gpu: Gpu, launcher: Emulator, seed: in
     check(engine(gpu, case.program, launcher, members, first), case)
     for variant in others:
         here = engine(gpu, case.program, launcher, max(members, 16), variant)
-        prepared, (tokens, targets, state, rows) = here.prepare(case.leaves), case.arrays
-        got = here.outputs(prepared, case.slices, tokens, state, rows)
+        prepared = here.prepare(case.leaves)
+        got = here.outputs(prepared, case.slices, case.batch)
         member = partial(oracle_program.Member, case.program, case.weights, case.noise())
         args = case.program, case.tokens, case.state, case.rows
         same_outputs(got, oracle_program.outputs(*args, member))
         if case.program.scored:
-            scores, after = here.evaluate(prepared, case.slices, tokens, targets, state, rows)
+            scores, after = here.evaluate(prepared, case.slices, case.batch)
             want = evaluate(case, case.noise())
             np.testing.assert_array_equal(np.array(scores), want[0])
             np.testing.assert_array_equal(np.array(after), want[1])
@@ -101,22 +101,22 @@ def test_rows_and_outputs_in_launches_of_some_members_and_tokens(
 def test_rows_that_a_kernel_would_misread_are_refused(gpu: Gpu, launcher: Emulator):
     case = case_of(unscored(), np.random.default_rng(0))
     credited = credited_of(case, np.random.default_rng(0), "token-credit")
-    here, (tokens, targets, state, rows) = engine(gpu, case.program, launcher), case.arrays
+    here, batch = engine(gpu, case.program, launcher), case.batch
     prepared = here.prepare(case.leaves)
     for match, wrong in (
-        ("rows.inputs is missing", rows._replace(inputs=None)),
-        ("rows.inputs is int8", rows._replace(inputs=rows.inputs[:, 1:])),
-        ("rows.features is int8", rows._replace(features=rows.features.astype(mx.int8))),
-        ("rows.features of 'a.rows' are", rows._replace(features=rows.features + 40)),
+        ("inputs is missing", batch._replace(inputs=None)),
+        ("inputs is int8", batch._replace(inputs=batch.inputs[:, 1:])),
+        ("features is int8", batch._replace(features=batch.features.astype(mx.int8))),
+        ("features of 'a.rows' are", batch._replace(features=batch.features + 40)),
     ):
         with pytest.raises(ValueError, match=match):
-            here.outputs(prepared, case.slices, tokens, state, Rows(*wrong))
+            here.outputs(prepared, case.slices, wrong)
     with pytest.raises(ValueError, match="no score"):
-        here.evaluate(prepared, case.slices, tokens, targets, state, rows)
+        here.evaluate(prepared, case.slices, batch)
     with pytest.raises(ValueError, match="no score"):
-        here.logits(prepared, tokens[:, 0], state, rows)
+        here.logits(prepared, batch.window(slice(1)))
     with pytest.raises(ValueError, match="noise and credit_noise"):
-        here.outputs(prepared, None, tokens, state, rows, crediting=credited.crediting)
+        here.outputs(prepared, None, batch, crediting=credited.crediting)
     for match, values in (("values is missing", None), ("scale them down", 1 << 20)):
         credited.values = None if values is None else np.full((2, 3), values, np.int32)
         with pytest.raises(ValueError, match=match):
@@ -170,8 +170,7 @@ def test_results_that_nobody_reads(gpu: Gpu, launcher: Emulator, D: int):
     want = evaluate(case, case.noise())[:2]
     for variant in others if D == 12 else ():
         here = engine(gpu, case.program, launcher, 16, variant)
-        tokens, targets, state, rows = case.arrays
-        got = here.evaluate(here.prepare(case.leaves), case.slices, tokens, targets, state, rows)
+        got = here.evaluate(here.prepare(case.leaves), case.slices, case.batch)
         for a, b in zip(got, want, strict=True):
             np.testing.assert_array_equal(np.array(a), b)
 

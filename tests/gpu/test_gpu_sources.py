@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 from test_credit import CREDITED
 
-from eggroll import backward, credit, networks
-from eggroll import program as language
-from eggroll.engines.cuda import plan as cuda_plan
-from eggroll.engines.cuda.dialect import Cuda
-from eggroll.engines.gpu import carry_plan, credit_plan, plan
-from eggroll.engines.gpu.carry_back import CarryWriter
-from eggroll.engines.gpu.carry_plan import CarryPlan
-from eggroll.engines.gpu.carry_stage import TapeStageWriter
-from eggroll.engines.gpu.counts import cost, count_rows, count_table
-from eggroll.engines.gpu.credit_stage import CreditStageWriter
-from eggroll.engines.gpu.dialect import Dialect
-from eggroll.engines.gpu.source import Source
-from eggroll.engines.gpu.stage import OPERATIONS, StageWriter
+from eggroll import networks
+from eggroll.engines import cuda as cuda_plan
+from eggroll.engines.cuda import Cuda
+from eggroll.engines.gpu import backward_plan as carry_plan
+from eggroll.engines.gpu import credit as credit_plan
+from eggroll.engines.gpu import plan
+from eggroll.engines.gpu.backward_kernels import CarryWriter, TapeStageWriter
+from eggroll.engines.gpu.backward_plan import CarryPlan
+from eggroll.engines.gpu.credit import CreditStageWriter
+from eggroll.engines.gpu.dialect import Dialect, Source
+from eggroll.engines.gpu.launch import cost, count_rows, count_table
+from eggroll.engines.gpu.stage import OPERATIONS, Result, StageWriter
 from eggroll.engines.gpu.votes import carry_kernels, credit_kernels, vote_sources
-from eggroll.engines.gpu.writer import Result
-from eggroll.engines.metal.dialect import Metal
+from eggroll.engines.metal import Metal
+from eggroll.spec import backward, credit
+from eggroll.spec import program as language
 from gpu.backend import (
     GPUS,
     CudaGpu,

@@ -11,8 +11,9 @@ from networks import random_case
 
 from eggroll import EngineError, EngineWarning, engines
 from eggroll.engines import guard
-from eggroll.noise import Noise
-from eggroll.population import Population
+from eggroll.evolution.population import Population
+from eggroll.spec.noise import Noise
+from eggroll.spec.program import Batch
 from gpu.faulty import KILLED, at_call, off_by_one, raises, wrong_scores
 
 
@@ -22,7 +23,7 @@ def test_without_nax_there_is_a_third_way(faulty):
     made, _ = engines.choose("metal", case.program)
     made.engine.nax = True
     with pytest.raises(EngineError, match="EGGROLL_NAX=0 leaves NAX unused; `make verify-metal`"):
-        made.evaluate(made.prepare(case.leaves), case.slices, *case.arrays)
+        made.evaluate(made.prepare(case.leaves), case.slices, case.batch)
 
 
 def test_large_calls_are_compared_in_part(faulty, monkeypatch: pytest.MonkeyPatch):
@@ -39,7 +40,7 @@ def test_large_calls_are_compared_in_part(faulty, monkeypatch: pytest.MonkeyPatc
         made, _ = engines.choose("metal", case.program)
         seen = counting(made.spare, monkeypatch)
         with pytest.raises(EngineError, match=r"evaluate: scores\["):
-            made.evaluate(made.prepare(case.leaves), case.slices, *case.arrays)
+            made.evaluate(made.prepare(case.leaves), case.slices, case.batch)
         assert seen == [(128, 3)]
         large = made.engine.group_members(4098, case.rank)
         assert made.engine.group_members(128, case.rank) == large > 8
@@ -51,7 +52,7 @@ def counting(engine: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ..
     right = engine.evaluate
 
     def evaluate(*given: Any) -> Any:
-        seen.append(given[2].shape)
+        seen.append(given[2].size)
         return right(*given)
 
     monkeypatch.setattr(engine, "evaluate", evaluate)
@@ -62,7 +63,7 @@ def test_the_same_call_is_compared_once(faulty):
     faulty(at_call(2, "evaluate", wrong_scores))  # so the second call is believed
     case = random_case(1, V=8, D=8, T=3, P=36)
     made, _ = engines.choose("metal", case.program)
-    given = made.prepare(case.leaves), case.slices, *case.arrays
+    given = made.prepare(case.leaves), case.slices, case.batch
     first, second = (np.array(made.evaluate(*given)[0]) for _ in range(2))
     assert (first != second).sum() == 1
     with pytest.raises(NotImplementedError):  # no failure of the GPU
@@ -74,7 +75,7 @@ def test_a_difference_is_told_every_time(faulty):
     faulty(lambda method, found: wrong_scores(found) if method == "evaluate" else found)
     case = random_case(1, V=8, D=8, T=3, P=36)
     made, _ = engines.choose("metal", case.program)
-    given = made.prepare(case.leaves), case.slices, *case.arrays
+    given = made.prepare(case.leaves), case.slices, case.batch
     for _ in range(3):
         with pytest.raises(EngineError, match="gives other integers"):
             made.evaluate(*given)
@@ -93,7 +94,7 @@ def test_new_kernels_are_compared(faulty):
         return wrong_scores(found)
 
     faulty(at_call(2, "evaluate", another))
-    given = made.prepare(case.leaves), case.slices, *case.arrays
+    given = made.prepare(case.leaves), case.slices, case.batch
     made.evaluate(*given)
     with pytest.raises(EngineError, match="gives other integers"):
         made.evaluate(*given)
@@ -104,7 +105,7 @@ def test_a_gpu_that_failed_is_left_alone(faulty):
     faulty(at_call(1, "evaluate", raises(KILLED)))
     case = random_case(1, V=8, D=8, T=3, P=36)
     first, second = (engines.choose("auto", case.program)[0] for _ in "ab")
-    given = first.prepare(case.leaves), case.slices, *case.arrays
+    given = first.prepare(case.leaves), case.slices, case.batch
     with pytest.warns(EngineWarning, match="GPU Timeout"):
         right = np.array(first.evaluate(*given)[0])
 
@@ -126,7 +127,7 @@ def test_a_failure_within_a_failure_is_told_once(faulty):
     pending = [RuntimeError(KILLED)]
 
     def update() -> Any:
-        scores, _ = made.evaluate(made.prepare(case.leaves), case.slices, *case.arrays)
+        scores, _ = made.evaluate(made.prepare(case.leaves), case.slices, case.batch)
         if pending:
             raise pending.pop()
         return scores
@@ -144,9 +145,9 @@ def test_an_error_of_the_caller_stays_one(faulty):
     faulty(lambda method, found: found)
     case = random_case(1, V=8, D=8, T=3, P=36)
     made, _ = engines.choose("auto", case.program)
-    tokens, *rest = case.arrays
+    wrong = case.batch._replace(tokens=case.batch.tokens + 100)
     with pytest.raises(ValueError, match="tokens"):
-        made.evaluate(made.prepare(case.leaves), case.slices, tokens + 100, *rest)
+        made.evaluate(made.prepare(case.leaves), case.slices, wrong)
 
 
 def test_noise_is_drawn_while_the_gpu_computes(faulty, monkeypatch: pytest.MonkeyPatch):
@@ -176,7 +177,7 @@ def test_noise_is_drawn_while_the_gpu_computes(faulty, monkeypatch: pytest.Monke
     monkeypatch.setattr(made.engine, "evaluate", evaluate)
     population = Population(made, noise, members=10, group=2, chunk=4)
     monkeypatch.setattr(mx, "eval", wait)
-    population.evaluate(case.leaves, 0, case.tokens, case.targets, mx.array(case.state))
+    population.evaluate(case.leaves, 0, Batch(case.tokens, case.targets, mx.array(case.state)))
     expected = [0, "launch", 2, "wait", "launch", 4, "wait", "launch", "wait"]
     assert told == expected
     population.votes(mx.ones(5, mx.int8), 0)

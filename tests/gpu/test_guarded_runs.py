@@ -14,10 +14,10 @@ from conftest import Command, Ended
 
 from eggroll import Config, EngineError, EngineWarning, Trainer, train
 from eggroll.bench import command as bench
+from eggroll.evolution.rules import SignRule
+from eggroll.evolution.step import Learner
 from eggroll.networks import mlp
-from eggroll.rules import SignRule
-from eggroll.run import TrainingRun
-from eggroll.step import Learner
+from eggroll.training.run import TrainingRun
 from gpu.faulty import (
     COMPILE,
     KILLED,
@@ -164,7 +164,7 @@ def test_what_fails_outside_the_engine(
     call: Command, tmp_path: Path, faulty, monkeypatch: pytest.MonkeyPatch, engine: str
 ):
     """MLX may tell of a command buffer that was killed in any later call of its own."""
-    from eggroll.rules import RULES
+    from eggroll.evolution.rules import RULES
 
     rule, made = RULES["sign"], []
     right = rule.__call__

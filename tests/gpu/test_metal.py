@@ -19,12 +19,11 @@ from networks_credit import credited_case
 from test_nax_check import M5
 
 from eggroll import networks
-from eggroll.engines import verdicts
+from eggroll.engines import metal as device
+from eggroll.engines import trial as verdicts
 from eggroll.engines.gpu import plan
 from eggroll.engines.gpu.stage import StageWriter
-from eggroll.engines.metal import device
-from eggroll.engines.metal.dialect import Metal
-from eggroll.engines.metal.engine import MetalEngine
+from eggroll.engines.metal import Metal, MetalEngine
 from gpu.backend import (
     MetalGpu,
     at_the_end,

@@ -16,11 +16,11 @@ from test_programs import complete_case, small_case
 
 from eggroll import networks
 from eggroll.engines.gpu import plan
-from eggroll.engines.gpu.source import Source
+from eggroll.engines.gpu.dialect import Source
 from eggroll.engines.gpu.stage import RESULTS, StageWriter
 from eggroll.engines.gpu.votes import vote_sources
-from eggroll.engines.metal.dialect import Metal
-from eggroll.program import Program
+from eggroll.engines.metal import Metal
+from eggroll.spec.program import Program
 from gpu.test_cuda_compile import BYTES, KINDS
 from gpu.test_gpu_programs import in_place, padded, unscored, wide
 from gpu.test_gpu_sources import metal_sources

@@ -15,7 +15,7 @@ from test_programs import CREDITED, check, check_credit, marked
 
 from eggroll.engines import ENGINES, available
 from eggroll.networks import egg
-from eggroll.program import Program
+from eggroll.spec.program import Program
 from gpu.backend import GPUS
 from gpu.test_gpu_programs import unscored, wide
 

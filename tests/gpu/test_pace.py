@@ -16,8 +16,7 @@ from emulator import Emulator
 from networks import random_case
 
 from eggroll import engines
-from eggroll.engines.gpu.counts import matrix_macs
-from eggroll.engines.gpu.pace import FIRST, LEAST, MOST, SECONDS, Pace
+from eggroll.engines.gpu.launch import FIRST, LEAST_MACS, MOST_MACS, SECONDS, Pace, matrix_macs
 from eggroll.errors import InputError
 from gpu.backend import Gpu, check_scores, check_votes, engine
 
@@ -40,10 +39,10 @@ def portions(pace: Pace, kernels: list[str]) -> list[int]:
 
 def test_portions_follow_the_time_they_take():
     assert portions(paced(SECONDS / 3), ["a"] * 40)[:2] == [2 * FIRST, 4 * FIRST]
-    assert portions(paced(SECONDS / 3), ["a"] * 40)[-1] == MOST
+    assert portions(paced(SECONDS / 3), ["a"] * 40)[-1] == MOST_MACS
     assert portions(paced(SECONDS * 0.9), ["a"] * 3) == [FIRST] * 3
     slow = portions(paced(SECONDS * 20), ["a"] * 40)
-    assert slow[-1] == LEAST
+    assert slow[-1] == LEAST_MACS
     # The first portion of a kernel has its compilation in it, which says nothing.
     assert portions(paced(SECONDS * 20), ["a", "b", "b", "c", "a"]) == [
         FIRST, FIRST, FIRST // 2, FIRST // 2, FIRST // 4,
@@ -80,7 +79,7 @@ def test_emulated_launches_wait_for_nothing(gpu: Gpu, launcher: Emulator):
     made = engine(gpu, random_case(8).program, launcher)
     assert not made.pace.waits
     made.pace.begin("a")
-    made.pace.launched([mx.zeros(1)], MOST)
+    made.pace.launched([mx.zeros(1)], MOST_MACS)
     assert made.pace.macs == FIRST
 
 
@@ -107,7 +106,7 @@ def test_metal_puts_a_portion_into_one_command_buffer():
     """
     code = """
 import os
-from eggroll.engines.metal.engine import MetalEngine
+from eggroll.engines.metal import MetalEngine
 from eggroll.networks import egg
 MetalEngine(egg(8, 8, 1), nax=False, launcher=lambda *_: [])
 assert "MLX_MAX_OPS_PER_BUFFER" not in os.environ

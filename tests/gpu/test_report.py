@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from test_nax_check import M5
 
-from eggroll.engines import verdicts
-from eggroll.engines.gpu.source import Source
+from eggroll.engines import trial as verdicts
+from eggroll.engines.gpu.dialect import Source
 from gpu import report, report_kernels, run_kernel
 from gpu.every_kernel import Launched, every_kernel
 from gpu.report_kernels import run_step

@@ -19,8 +19,8 @@ import mlx.core as mx
 from emulator import FLAGS, FORWARD, HERE, Emulator, build, clang, entry
 from networks import random_case
 
-from eggroll.engines.gpu.source import Source
-from eggroll.engines.metal.engine import MetalEngine
+from eggroll.engines.gpu.dialect import Source
+from eggroll.engines.metal import MetalEngine
 
 COUNTED = ("-O2", "-fno-vectorize", "-fno-slp-vectorize", "-DEMU_COUNT")
 HOOKS = ("-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0")
@@ -206,7 +206,7 @@ def token_counts(
         case = random_case(1, D=D, V=V, T=T, P=members, rank=rank)
         launcher = Counting(folder, edit=edit)
         engine = MetalEngine(case.program, launcher=launcher, members=members)
-        engine.evaluate(engine.prepare(case.leaves), case.slices, *case.arrays)
+        engine.evaluate(engine.prepare(case.leaves), case.slices, case.batch)
         found.append(launcher.counts())
     return [two.minus(one) for one, two in zip(*found, strict=True)]
 

@@ -13,8 +13,8 @@ from counting import Counting, Counts
 from networks import random_case
 from networks_backward import carried_of
 
-from eggroll.engines.gpu.source import Source
-from eggroll.engines.metal.engine import MetalEngine
+from eggroll.engines.gpu.dialect import Source
+from eggroll.engines.metal import MetalEngine
 
 
 def launched(folder: Path, carried: bool, **shape: int) -> dict[str, Counts]:
@@ -30,7 +30,7 @@ def launched(folder: Path, carried: bool, **shape: int) -> dict[str, Counts]:
     if carried:
         carried_of(case, "feedback").run(engine)
     else:
-        engine.evaluate(engine.prepare(case.leaves), None, *case.arrays)
+        engine.evaluate(engine.prepare(case.leaves), None, case.batch)
     return dict(zip(names, launcher.counts(), strict=True))
 
 

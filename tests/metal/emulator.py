@@ -25,9 +25,9 @@ import numpy as np
 from metal_lint import unnamed_spaces
 from metal_parse import refused
 
+from eggroll.engines.gpu.dialect import Source
 from eggroll.engines.gpu.launch import launcher
-from eggroll.engines.gpu.source import Source
-from eggroll.engines.metal.device import compiled
+from eggroll.engines.metal import compiled
 
 HERE = Path(__file__).parent
 FORWARD, REVERSE, SHUFFLED = range(3)

@@ -14,11 +14,11 @@ from networks import Case, case_of, random_case
 from networks_backward import Carried, carried_of
 from networks_credit import Credited, credited_case, credited_of
 
-from eggroll import fixed_point as fx
 from eggroll.engines.cpu import lookup_tables
+from eggroll.evolution.rules import vote_threshold
 from eggroll.networks import mlp, nnue
-from eggroll.program import Program
-from eggroll.rules import vote_threshold
+from eggroll.spec import fixed_point as fx
+from eggroll.spec.program import Program
 
 UPDATES, Z_Q4 = 3, 8
 

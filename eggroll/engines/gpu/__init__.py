@@ -1,0 +1,1 @@
+"""Plans, kernels and launches that the Metal and the CUDA engine share."""

@@ -7,11 +7,11 @@ from weakref import WeakValueDictionary
 import mlx.core as mx
 import numpy as np
 
-from eggroll.backward import MOST, Backward
-from eggroll.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
-from eggroll.engines.rows import on_host
-from eggroll.noise import Slices, slice_length
-from eggroll.program import Program
+from eggroll.engines.base import on_host
+from eggroll.spec.backward import MOST, Backward
+from eggroll.spec.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
+from eggroll.spec.noise import Slices, slice_length
+from eggroll.spec.program import Batch, Program
 
 MOST_SHIFT = 27  # of a vector's noise at the largest sigma_shift
 
@@ -82,14 +82,10 @@ def check_back(program: Program, words: mx.array, back: Backward, P: int, T: int
             raise ValueError(f"the matrix of {name!r} that sends credit is not as its leaf")
 
 
-def check_tokens(
-    program: Program, tokens: mx.array, targets: mx.array | None, state: mx.array
-) -> None:
-    """Raises ValueError unless tokens, targets [P, T] and state [P, state_size] are the program's.
-
-    targets: None where nothing is scored.
-    """
+def check_tokens(program: Program, batch: Batch) -> None:
+    """Raises ValueError unless tokens, targets (if there are any) and state are the program's."""
     V, size = program.vocabulary, program.state_size
+    tokens, targets, state = batch.tokens, batch.targets, batch.state
     if tokens.ndim != 2 or tokens.size == 0:
         raise ValueError(f"tokens {tokens.shape} must be [P, T]")
     if targets is not None and targets.shape != tokens.shape:

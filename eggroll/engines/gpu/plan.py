@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
-from eggroll.program import Op, Program, S, X
+from eggroll.spec.program import Op, Program, S, X
 
 # One simdgroup per pair, as they look across a member's features or along what it is shown.
 ROW_KINDS = ("embed", "norm", "input", "features")

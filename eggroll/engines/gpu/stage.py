@@ -6,21 +6,229 @@ Letters: M members of a threadgroup, T tokens, V vocabulary, K inputs and O outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
-from eggroll import fixed_point as fx
-from eggroll.engines.gpu.operations import (
-    COPIES,
-    ELEMENTS,
-    ROWS,
-    TILES,
-    output_name,
-    table_name,
-)
+from eggroll.engines.gpu.dialect import Dialect, Source
 from eggroll.engines.gpu.plan import ALONE, PRODUCTS, Phase, StagePlan, crossed
-from eggroll.engines.gpu.source import Source
-from eggroll.engines.gpu.writer import KernelWriter, Result
-from eggroll.program import Op, S, X
+from eggroll.spec import fixed_point as fx
+from eggroll.spec.program import Op, Program, S, X
+
+Result = Literal["scores", "logits", "likelihoods", "outputs"]
+SIZES = {"int": 4, "uint": 4, "uint32_t": 4, "char2": 2, "int8_t": 1}  # bytes of what is shared
+
+
+class KernelWriter:
+    """Collects the lines of a kernel.
+
+    result: what the stage leaves; shift: of the noise, Q + sigma_shift.
+    """
+
+    def __init__(
+        self, plan: StagePlan, dialect: Dialect, result: Result = "scores", *, shift: int = 0
+    ) -> None:
+        self.plan, self.dialect, self.result, self.shift = plan, dialect, result, shift
+        self.rank, self.perturbed = plan.rank, plan.perturbed
+        self.scored = plan.scores and result != "logits"
+        self.exact = result == "likelihoods"
+        self.lines: list[str] = []
+        self.local: dict[int, str] = {}  # register -> the value that a lane holds of it
+        self.shared = 0  # bytes of threadgroup memory given out
+
+    def __call__(self, *lines: str) -> None:
+        self.lines += lines
+
+    def scored_tile(self, op: Op) -> None:
+        """Hook: after a tile of logits."""
+
+    def node_shift(self, op: Op) -> int:
+        """Shift of an operation's noise on nodes; -1 where its weights have the noise."""
+        return -1
+
+    @property
+    def wide(self) -> bool:
+        """True if a sum of EXP2, each below 2^(16 + score bits), needs 64 bits."""
+        program = self.plan.program
+        return self.exact or program.vocabulary > 1 << (16 - program.score_bits)
+
+    @property
+    def exp2(self) -> str:
+        """The argument for EXP2, where threadgroup memory has a copy."""
+        return "exp2, " if self.dialect.exp2_words else ""
+
+    def barrier(self) -> None:
+        self(self.dialect.barrier(bool(self.plan.scratch_bytes)))
+
+    def share(self, kind: str, name: str, size: int) -> None:
+        """Declares an array of `size` bytes in threadgroup memory, aligned to 16."""
+        each = (8 if self.wide else 4) if kind == "Total" else SIZES[kind]
+        self(*self.dialect.share(kind, name, size // each, self.shared))
+        self.shared += -(-size // 16) * 16
+
+    def spilled(self, kind: str, name: str, memory: str, at: int = 0) -> None:
+        """Declares a pointer into this threadgroup's device memory."""
+        pointer, offset = f"{self.dialect.device}{kind}*", f" + {at}" if at else ""
+        self(f"{pointer} const {name} = reinterpret_cast<{pointer}>({memory}){offset};")
+
+    def at_token(self, t: str) -> str:
+        """Offset of a token's activations in [threadgroup][T][tile_bytes]."""
+        size = self.dialect.tile_bytes(self.plan.program.width, self.plan.members)
+        return f"({self.dialect.stage_group} * T + {t}) * {size}"
+
+    def row_of(self, array: str, size: int) -> str:
+        """A pointer to this token's row of the first member, in an array [P, T, size]."""
+        return f"{array} + (first * T + t) * {size}"
+
+    def weights(self, op: Op) -> str:
+        return f"weights + {self.plan.layout[op.leaf].offset}"
+
+    def leaf(self, op: Op) -> int:
+        return self.plan.layout[op.leaf].index
+
+    def vector(self, op: Op) -> str:
+        """Arguments that give an operation its vector: as kept, or what it is made from."""
+        if op.leaf in self.plan.kept_vectors:
+            return f"kept{self.leaf(op)}"
+        return f"{self.weights(op)}, noise, {self.leaf(op)}"
+
+    def sums_of(self, op: Op) -> str:
+        """A pointer to x B of a product, among those of its phase."""
+        plan = self.plan
+        if not plan.perturbed:
+            return self.dialect.no_sums[1]
+        phase = next(p for p in plan.phases if op in p.products)
+        return f"sums + {phase.products.index(op) * plan.rank * plan.members}"
+
+
+def table_name(program: Program, name: str) -> str:
+    """The identifier of a table; one whose name is none gets a number."""
+    plain = name.isidentifier() and name.isascii()
+    return f"table_{name if plain else list(program.tables).index(name)}"
+
+
+def row_embed(write: KernelWriter, op: Op) -> None:
+    write(
+        f"egg::embed<{write.plan.sizes[op.out]}>(r{op.out}, {write.weights(op)}, noise, "
+        f"{write.leaf(op)}, tokens + first * T + t, T, members, {write.dialect.row});"
+    )
+
+
+def row_norm(write: KernelWriter, op: Op) -> None:
+    write(
+        f"egg::norm<{write.plan.sizes[op.out]}>(r{op.out}, r{op.inputs[0]}, {write.vector(op)}, "
+        f"{write.dialect.row});"
+    )
+
+
+def row_input(write: KernelWriter, op: Op) -> None:
+    size = write.plan.sizes[op.out]
+    write(
+        f"egg::input<{size}>(r{op.out}, {write.row_of('shown', size)}, T, members, "
+        f"{write.dialect.row});"
+    )
+
+
+def row_features(write: KernelWriter, op: Op) -> None:
+    program, (lists, active, at, shift) = write.plan.program, op.numbers
+    D, indices = program.leaves[op.leaf].shape[1], program.indices
+    write(
+        f"egg::features<{D}, {lists}, {active}, {shift}, {write.node_shift(op)}>(r{op.out}, "
+        f"{write.weights(op)}, noise, {write.leaf(op)}, {write.row_of('listed', indices)} + {at}, "
+        f"T * {indices}, members, {write.dialect.row});"
+    )
+
+
+def tile_linear(write: KernelWriter, op: Op) -> None:
+    (O, K), dialect = write.plan.program.leaves[op.leaf].shape, write.dialect
+    out = "logit" if op.kind == "score" else f"v{op.out}"
+    x = dialect.product_input(write.plan, op.inputs[0])
+    write(
+        f"egg::linear<{K}, {O}, {fx.divisor(K)}{dialect.tile_template}>({out}, "
+        f"{write.weights(op)}, {x}, {write.sums_of(op)}, noise, {write.leaf(op)}, {dialect.tile});"
+    )
+
+
+def tile_score(write: KernelWriter, op: Op) -> None:
+    tile_linear(write, op)
+    V = write.plan.program.leaves[op.leaf].shape[0]
+    if not write.scored:
+        write(f"egg::store_logits<{V}>(logits + first * {V}, logit, tile, members, lane);")
+    else:
+        write(f"egg::score<{V}>(likelihood, hits, {write.exp2}logit, tile, lane);")
+        write.scored_tile(op)
+
+
+def tile_sums(write: KernelWriter, op: Op) -> None:
+    (O, K), dialect = write.plan.program.leaves[op.leaf].shape, write.dialect
+    x, to = dialect.product_input(write.plan, op.inputs[0]), write.row_of(output_name(op), O)
+    write(
+        f"egg::sums<{K}, {O}, {fx.divisor(K)}{dialect.tile_template}>({to}, total, "
+        f"{write.weights(op)}, {x}, {write.sums_of(op)}, noise, {write.leaf(op)}, T, members, "
+        f"{dialect.tile});"
+    )
+
+
+def output_name(op: Op) -> str:
+    """The kernel's name for what the operation gives to the caller."""
+    return f"out{op.numbers[0]}"
+
+
+def bias(write: KernelWriter, op: Op) -> str:
+    """Declares the bias; gives it as an argument."""
+    name, size = f"w{write.leaf(op)}", write.plan.sizes[op.out]
+    kept = op.leaf in write.plan.kept_vectors
+    declaration, argument = write.dialect.bias(name, size, write.vector(op), kept)
+    write(declaration)
+    return argument
+
+
+def nothing(write: KernelWriter, op: Op) -> str:
+    return ""
+
+
+def copy_concat(write: KernelWriter, op: Op) -> None:
+    a, b = op.inputs
+    sizes = f"{write.plan.sizes[a]}, {write.plan.sizes[b]}"
+    out = f"v{op.out}{write.dialect.element}"
+    write(f"{out} = egg::concat<{sizes}>(r{a}, r{b}, {write.dialect.feature}, member);")
+    write.local[op.out] = out
+
+
+def copy_output(write: KernelWriter, op: Op) -> None:
+    size = write.plan.sizes[op.inputs[0]]
+    write(
+        f"egg::output<{size}>({write.row_of(output_name(op), size)}, {write.local[op.inputs[0]]}, "
+        f"{write.dialect.feature}, member, T, members);"
+    )
+
+
+ROWS: dict[str, Callable[[KernelWriter, Op], None]] = {
+    "embed": row_embed,
+    "norm": row_norm,
+    "input": row_input,
+    "features": row_features,
+}
+TILES: dict[str, Callable[[KernelWriter, Op], None]] = {
+    "linear": tile_linear,
+    "score": tile_score,
+    "sums": tile_sums,
+}
+# Operations element by element: one more argument than the registers that they read, or none.
+ELEMENTS: dict[str, Callable[[KernelWriter, Op], str]] = {
+    "add": nothing,
+    "add_bias": bias,
+    "bias": bias,
+    "relu": nothing,
+    "lookup": lambda write, op: table_name(write.plan.program, op.table),
+    "forget": nothing,
+    "mix": nothing,
+}
+# The same, but only moving a value: of other elements, or to the caller.
+COPIES: dict[str, Callable[[KernelWriter, Op], None]] = {
+    "concat": copy_concat,
+    "output": copy_output,
+}
+
 
 OPERATIONS = {**ROWS, **TILES, **ELEMENTS, **COPIES}
 # What a head leaves: of every token, or the last one's logits. Names of its outputs.

@@ -1,0 +1,1 @@
+"""The yardstick: every operation in plain MLX, slow and obvious."""

@@ -12,8 +12,10 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from eggroll import fixed_point as fx
-from eggroll.backward import (
+from eggroll.engines.portable.credit import mixed
+from eggroll.engines.portable.operations import Run, clip, exact_matmul, lists_of
+from eggroll.spec import fixed_point as fx
+from eggroll.spec.backward import (
     BETWEEN_LEAVES,
     BOUND,
     CLIPPED,
@@ -23,9 +25,7 @@ from eggroll.backward import (
     Backward,
     reduced,
 )
-from eggroll.engines.portable.credit import mixed
-from eggroll.engines.portable.operations import Run, clip, exact_matmul, lists_of
-from eggroll.program import Op, Program, Rows, S, Weights, X
+from eggroll.spec.program import Batch, Op, Program, S, Weights, X
 
 
 class Done(NamedTuple):
@@ -55,16 +55,14 @@ class RecordedRun(Run):
 class Errors:
     """Carries the errors of P members back, row by row, and counts the votes.
 
-    words: uint32 [P, T]; tokens, targets: int32 [P, T].
+    words: uint32 [P, T], random, to round credit by.
     """
 
     program: Program
     weights: Weights
     back: Backward
-    tokens: mx.array
-    targets: mx.array
+    batch: Batch
     words: mx.array
-    rows: Rows
     t: int = 0
     votes: dict[str, mx.array] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
@@ -90,7 +88,7 @@ class Errors:
                 if stage.state < 0:
                     carried = None
                 if carried is not None:  # a document's state begins at zero
-                    carried = carried * (self.tokens[:, self.t] != 0)[:, None]
+                    carried = carried * (self.batch.tokens[:, self.t] != 0)[:, None]
                 mx.eval([c for c in (x[self.t], carried) if c is not None], self.votes)
             end = first
 
@@ -142,7 +140,7 @@ class Errors:
 
     def _score(self, ran: Done) -> None:
         op, (x,), u = ran.op, ran.inputs, ran.y
-        e = self._error(u, self.targets[:, self.t], op.leaf)
+        e = self._error(u, self.batch.targets[:, self.t], op.leaf)
         self.sizes[op.leaf] += int(mx.abs(e).sum())
         self.vote(op.leaf, exact_matmul(e.T, x))
         c = self.through(op.leaf, e, FRACTION)
@@ -167,36 +165,35 @@ class Errors:
         return mx.where(outward, 0, e)
 
 
-Given = tuple[mx.array | None, ...]  # credit of each input
+InputCredit = tuple[mx.array | None, ...]  # of each input of an operation
 
 
-def of_embed(errors: Errors, ran: Done, c: mx.array) -> Given:
+def of_embed(errors: Errors, ran: Done, c: mx.array) -> InputCredit:
     name = errors.program.leaves[ran.op.leaf].name
-    rows = errors.tokens[:, errors.t]
+    rows = errors.batch.tokens[:, errors.t]
     errors.votes[name] = errors.votes[name].at[rows].add(errors.rounded(ran.op.leaf, c))
     return ()
 
 
-def of_features(errors: Errors, ran: Done, c: mx.array) -> Given:
+def of_features(errors: Errors, ran: Done, c: mx.array) -> InputCredit:
     op, name = ran.op, errors.program.leaves[ran.op.leaf].name
     D, Z = errors.program.leaves[op.leaf].shape[1], errors.votes[name]
-    assert errors.rows.features is not None
     c = errors.rounded(op.leaf, c)
-    for place, indices in enumerate(lists_of(op, errors.rows.features[:, errors.t])):
+    for place, indices in enumerate(lists_of(op, errors.batch.features[:, errors.t])):
         shown = (indices >= 0)[..., None]
         Z = Z.at[mx.maximum(indices, 0)].add(c[:, None, place * D : (place + 1) * D] * shown)
     errors.votes[name] = Z
     return ()
 
 
-def of_linear(errors: Errors, ran: Done, c: mx.array) -> Given:
+def of_linear(errors: Errors, ran: Done, c: mx.array) -> InputCredit:
     leaf, (x,) = ran.op.leaf, ran.inputs
     c = errors.rounded(leaf, c)
     errors.vote(leaf, exact_matmul(c.T, x))
     return (errors.through(leaf, c, errors.back.scales[leaf]),)
 
 
-def of_norm(errors: Errors, ran: Done, c: mx.array) -> Given:
+def of_norm(errors: Errors, ran: Done, c: mx.array) -> InputCredit:
     leaf, (x,) = ran.op.leaf, ran.inputs
     D = x.shape[1]
     m = mx.maximum(mx.abs(x).sum(axis=1, keepdims=True) // D, 1)
@@ -207,48 +204,48 @@ def of_norm(errors: Errors, ran: Done, c: mx.array) -> Given:
     return (a // m - mx.sign(x) * mean,)
 
 
-def of_add(errors: Errors, ran: Done, c: mx.array) -> Given:
+def of_add(errors: Errors, ran: Done, c: mx.array) -> InputCredit:
     return (c, c)
 
 
-def of_bias(errors: Errors, ran: Done, c: mx.array) -> Given:
+def of_bias(errors: Errors, ran: Done, c: mx.array) -> InputCredit:
     errors.vote(ran.op.leaf, errors.rounded(ran.op.leaf, c).sum(axis=0))
     return (c,) * len(ran.inputs)
 
 
-def of_lookup(errors: Errors, ran: Done, c: mx.array) -> Given:
+def of_lookup(errors: Errors, ran: Done, c: mx.array) -> InputCredit:
     table = errors.program.tables[ran.op.table].astype(np.int32)
     slope = np.append(table[1:], table[-1]) - np.append(table[0], table[:-1])
     return ((c * mx.array(slope)[ran.inputs[0] + fx.LIMIT]) >> 1,)
 
 
-def of_forget(errors: Errors, ran: Done, c: mx.array) -> Given:
+def of_forget(errors: Errors, ran: Done, c: mx.array) -> InputCredit:
     f, s = ran.inputs
     return (c * s) >> 8, (c * (f + fx.LIMIT)) >> 8
 
 
-def of_mix(errors: Errors, ran: Done, c: mx.array) -> Given:
+def of_mix(errors: Errors, ran: Done, c: mx.array) -> InputCredit:
     f, h, s = ran.inputs
     to_h = (c * (f + fx.LIMIT)) >> 8
     return (c * (h - s)) >> 8, to_h, c - to_h
 
 
-def of_relu(errors: Errors, ran: Done, c: mx.array) -> Given:
+def of_relu(errors: Errors, ran: Done, c: mx.array) -> InputCredit:
     return (mx.where(ran.inputs[0] > 0, c, 0),)
 
 
-def of_concat(errors: Errors, ran: Done, c: mx.array) -> Given:
+def of_concat(errors: Errors, ran: Done, c: mx.array) -> InputCredit:
     n = ran.inputs[0].shape[1]
     return c[:, :n], c[:, n:]
 
 
-def of_input(errors: Errors, ran: Done, c: mx.array) -> Given:
+def of_input(errors: Errors, ran: Done, c: mx.array) -> InputCredit:
     return ()
 
 
 # Operation -> the credit of its inputs and leaf, from that of its result. Of `score` the credit is
 # its own error; `output` and `sums` have none.
-CREDITS: dict[str, Callable[[Errors, Done, mx.array], Given]] = {
+CREDITS: dict[str, Callable[[Errors, Done, mx.array], InputCredit]] = {
     "embed": of_embed,
     "linear": of_linear,
     "norm": of_norm,

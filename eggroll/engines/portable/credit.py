@@ -11,8 +11,6 @@ from math import isqrt
 
 import mlx.core as mx
 
-from eggroll import fixed_point as fx
-from eggroll.credit import SILENT, Crediting, CreditKind, CreditNoise
 from eggroll.engines.portable.operations import (
     Run,
     clip,
@@ -21,8 +19,10 @@ from eggroll.engines.portable.operations import (
     lists_of,
     table_slice,
 )
-from eggroll.noise import Slices
-from eggroll.program import Op, Program, Rows
+from eggroll.spec import fixed_point as fx
+from eggroll.spec.credit import SILENT, Crediting, CreditKind, CreditNoise
+from eggroll.spec.noise import Slices
+from eggroll.spec.program import Batch, Op, Program
 
 TILE = 8  # logits that are drawn from together
 
@@ -83,12 +83,11 @@ class Tape:
         noise: Slices,
         credit_noise: CreditNoise,
         crediting: Crediting,
-        tokens: mx.array,
-        rows: Rows,
+        batch: Batch,
     ) -> Tape:
-        """An empty tape; tokens and rows are those of all members."""
-        features = None if rows.features is None else rows.features[0::2]
-        return cls(program, noise, credit_noise, crediting, tokens[0::2], features)
+        """An empty tape of what all members read."""
+        first = batch.members(slice(0, None, 2))
+        return cls(program, noise, credit_noise, crediting, first.tokens, first.features)
 
     def signs(self, leaf: int, t: int) -> tuple[mx.array, mx.array]:
         """Of members 2p and 2p + 1, int32 [N] each: 1, or -1 where their noise is turned at t.

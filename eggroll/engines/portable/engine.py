@@ -14,10 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from eggroll import fixed_point as fx
-from eggroll.backward import Backward, Learnt
-from eggroll.credit import Crediting, CreditNoise
-from eggroll.engines.base import Engine
+from eggroll.engines.base import Engine, check_rows, check_scored, check_values
 from eggroll.engines.portable.backward import Done, Errors, RecordedRun
 from eggroll.engines.portable.credit import CreditRun, Tape
 from eggroll.engines.portable.operations import (
@@ -28,9 +25,11 @@ from eggroll.engines.portable.operations import (
     scores,
     table_slice,
 )
-from eggroll.engines.rows import check_rows, check_scored, check_values
-from eggroll.noise import Slices
-from eggroll.program import NO_ROWS, Program, Rows, S, X
+from eggroll.spec import fixed_point as fx
+from eggroll.spec.backward import Backward, Learnt
+from eggroll.spec.credit import Crediting, CreditNoise
+from eggroll.spec.noise import Slices
+from eggroll.spec.program import Batch, Program, S, X
 
 Begin = Callable[[Seen], Run]
 
@@ -54,44 +53,36 @@ class PortableEngine(Engine):
         )
 
     def evaluate(
-        self,
-        prepared: Any,
-        noise: Slices | None,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
+        self, prepared: Any, noise: Slices | None, batch: Batch
     ) -> tuple[mx.array, mx.array]:
         check_scored(self.program)
-        run, states, found = partial(Run, self.program, prepared, noise), self._split(state), []
-        for t, seen in self._rows(lambda t: run, tokens, states, rows):
-            found.append(self._scores(seen, targets[:, t]))
+        run, states = partial(Run, self.program, prepared, noise), self._split(batch.state)
+        found = []
+        for t, seen in self._rows(lambda t: run, batch, states):
+            found.append(self._scores(seen, batch.targets[:, t]))
         return mx.stack(found, axis=1).astype(mx.int16), self._join(states)
 
     def outputs(
         self,
         prepared: Any,
         noise: Slices | None,
-        tokens: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
+        batch: Batch,
         credit_noise: CreditNoise | None = None,
         crediting: Crediting | None = None,
     ) -> tuple[dict[str, mx.array], mx.array]:
-        states: list[mx.array] = self._split(state)
-        given: dict[str, list[mx.array]] = {out.name: [] for out in self.program.outputs}
-        begin = self._beginning(prepared, noise, tokens, rows, credit_noise, crediting)
-        for _, seen in self._rows(begin, tokens, states, rows):
+        states = self._split(batch.state)
+        outputs: dict[str, list[mx.array]] = {out.name: [] for out in self.program.outputs}
+        begin = self._beginning(prepared, noise, batch, credit_noise, crediting)
+        for _, seen in self._rows(begin, batch, states):
             for out in self.program.outputs:
-                given[out.name].append(seen.outputs[out.name].astype(out.dtype))
-        return {name: mx.stack(each, axis=1) for name, each in given.items()}, self._join(states)
+                outputs[out.name].append(seen.outputs[out.name].astype(out.dtype))
+        return {name: mx.stack(each, axis=1) for name, each in outputs.items()}, self._join(states)
 
     def _beginning(
         self,
         prepared: Any,
         noise: Slices | None,
-        tokens: mx.array,
-        rows: Rows,
+        batch: Batch,
         credit_noise: CreditNoise | None,
         crediting: Crediting | None,
     ) -> Callable[[int], Begin]:
@@ -100,48 +91,37 @@ class PortableEngine(Engine):
             return lambda t: partial(Run, self.program, prepared, noise)
         if noise is None or credit_noise is None:
             raise ValueError("noise and credit_noise are needed for the members that are credited.")
-        tape = Tape.of(self.program, noise, credit_noise, crediting, tokens, rows)
+        tape = Tape.of(self.program, noise, credit_noise, crediting, batch)
         return lambda t: partial(CreditRun, self.program, prepared, noise, tape=tape, t=t)
 
     def credit(
         self,
         prepared: Any,
         noise: Slices,
+        batch: Batch,
         credit_noise: CreditNoise,
         crediting: Crediting,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
         values: mx.array | None = None,
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
-        check_values(self.program, values, tokens.shape[0] // 2, tokens.shape[1])
-        tape = Tape.of(self.program, noise, credit_noise, crediting, tokens, rows)
-        states, found = self._split(state), []
+        P, T = batch.size
+        check_values(self.program, values, P // 2, T)
+        tape = Tape.of(self.program, noise, credit_noise, crediting, batch)
+        states, found = self._split(batch.state), []
 
         def begin(t: int) -> Begin:
             return partial(CreditRun, self.program, prepared, noise, tape=tape, t=t)
 
-        for t, seen in self._rows(begin, tokens, states, rows):
+        for t, seen in self._rows(begin, batch, states):
             if self.program.scored:
-                tape.read(seen.logits[0::2], targets[0::2, t], t)
-                found.append(self._scores(seen, targets[:, t]))
-        stacked = mx.stack(found, axis=1) if found else mx.zeros(tokens.shape, mx.int32)
+                tape.read(seen.logits[0::2], batch.targets[0::2, t], t)
+                found.append(self._scores(seen, batch.targets[:, t]))
+        stacked = mx.stack(found, axis=1) if found else mx.zeros((P, T), mx.int32)
         Z = tape.votes(tape.differences(stacked) if values is None else values)
         return stacked.astype(mx.int16), self._join(states), Z
 
-    def learn(
-        self,
-        prepared: Any,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        words: mx.array,
-        back: Backward,
-        rows: Rows = NO_ROWS,
-    ) -> Learnt:
+    def learn(self, prepared: Any, batch: Batch, words: mx.array, back: Backward) -> Learnt:
         check_scored(self.program)
-        run, states = partial(RecordedRun, self.program, prepared, None), self._split(state)
+        run, states = partial(RecordedRun, self.program, prepared, None), self._split(batch.state)
         done: list[list[Done]] = []
 
         def begin(seen: Seen) -> Run:
@@ -150,51 +130,41 @@ class PortableEngine(Engine):
             return made
 
         found = [
-            self._scores(seen, targets[:, t])
-            for t, seen in self._rows(lambda t: begin, tokens, states, rows)
+            self._scores(seen, batch.targets[:, t])
+            for t, seen in self._rows(lambda t: begin, batch, states)
         ]
-        errors = Errors(self.program, prepared, back, tokens, targets, words, rows)
+        errors = Errors(self.program, prepared, back, batch, words)
         errors.run(done)
         scores = mx.stack(found, axis=1).astype(mx.int16)
         sizes = mx.array(np.array(errors.sizes, np.int64))
         return Learnt(scores, self._join(states), errors.votes, sizes)
 
-    def logits(
-        self, prepared: Any, tokens: mx.array, state: mx.array, rows: Rows = NO_ROWS
-    ) -> tuple[mx.array, mx.array]:
+    def logits(self, prepared: Any, batch: Batch) -> tuple[mx.array, mx.array]:
         check_scored(self.program)
-        run, states = partial(Run, self.program, prepared, None), self._split(state)
-        ((_, seen),) = self._rows(lambda t: run, tokens[:, None], states, rows)
+        run, states = partial(Run, self.program, prepared, None), self._split(batch.state)
+        ((_, seen),) = self._rows(lambda t: run, batch, states)
         return seen.logits.astype(mx.int8), self._join(states)
 
-    def likelihoods(
-        self,
-        prepared: Any,
-        tokens: mx.array,
-        targets: mx.array,
-        state: mx.array,
-        rows: Rows = NO_ROWS,
-    ) -> tuple[mx.array, mx.array, mx.array]:
+    def likelihoods(self, prepared: Any, batch: Batch) -> tuple[mx.array, mx.array, mx.array]:
         check_scored(self.program)
-        run, states = partial(Run, self.program, prepared, None), self._split(state)
+        run, states = partial(Run, self.program, prepared, None), self._split(batch.state)
         table, totals, hits = mx.array(fx.exact_exp2()), [], []
-        for t, seen in self._rows(lambda t: run, tokens, states, rows):
+        for t, seen in self._rows(lambda t: run, batch, states):
             totals.append(table[seen.logits + 128].sum(axis=1))
-            hits.append(mx.take_along_axis(seen.logits, targets[:, t, None], axis=1)[:, 0])
+            hits.append(mx.take_along_axis(seen.logits, batch.targets[:, t, None], axis=1)[:, 0])
             mx.eval(totals[-1], hits[-1])
         return mx.stack(totals, axis=1), mx.stack(hits, axis=1).astype(mx.int8), self._join(states)
 
     def _rows(
-        self, begin: Callable[[int], Begin], tokens: mx.array, states: list[mx.array], rows: Rows
+        self, begin: Callable[[int], Begin], batch: Batch, states: list[mx.array]
     ) -> Iterator[tuple[int, Seen]]:
         """Runs row after row; gives each and its place in [P, T]. `states` become the new ones."""
-        P, T = tokens.shape
-        check_rows(self.program, rows, P, T)
-        for t in range(T):
+        check_rows(self.program, batch)
+        for t in range(batch.size[1]):
+            row = batch.at(t)
             # The document mark 0 zeroes a member's state.
-            states[:] = [s * (tokens[:, t] != 0)[:, None] for s in states]
-            inputs, features = (a if a is None else a[:, t] for a in rows)
-            run = begin(t)(Seen(tokens[:, t], inputs, features))
+            states[:] = [s * (row.tokens != 0)[:, None] for s in states]
+            run = begin(t)(Seen(row.tokens, row.inputs, row.features))
             self._run(run, states)
             mx.eval(states, run.seen.outputs)
             yield t, run.seen

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from eggroll import fixed_point as fx
-from eggroll.noise import Slices
-from eggroll.program import Op, Program, Weights
+from eggroll.spec import fixed_point as fx
+from eggroll.spec.noise import Slices
+from eggroll.spec.program import Op, Program, Weights
 
 
 def exact_matmul(a: mx.array, b: mx.array) -> mx.array:

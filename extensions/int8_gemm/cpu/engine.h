@@ -106,11 +106,11 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
 // Scores int16 [P, T] -> int8 [P/2], the sign of member 2i's sum less that of member 2i + 1.
 mx::array pair_signs(const mx::array& scores);
 
-// Words of the counter-based generator, as eggroll/rng.py defines them: int32 of this shape, its
-// rows dealt to the streams in equal shares. Element i of a stream is floor(room x / 2^32), where x
-// is the upper half of the stream's word at position first + i: a number below the room, or x
-// itself with room 2^32. A stream of room 0 has zeros. Few numbers are drawn on one thread. Throws
-// std::invalid_argument for a room beyond 2^32, or a shape that does not fit the streams.
+// Words of the counter-based generator, as eggroll/spec/rng.py defines them: int32 of this shape,
+// its rows dealt to the streams in equal shares. Element i of a stream is floor(room x / 2^32),
+// where x is the upper half of the stream's word at position first + i: a number below the room, or
+// x itself with room 2^32. A stream of room 0 has zeros. Few numbers are drawn on one thread.
+// Throws std::invalid_argument for a room beyond 2^32, or a shape that does not fit the streams.
 mx::array draws(const std::vector<uint64_t>& streams, const std::vector<uint64_t>& rooms,
                 uint64_t first, const std::vector<int>& shape, int threads);
 

@@ -56,8 +56,8 @@ struct PortableAdam {
 
 // Rule `whitened` on rows of a leaf, and the next whitening matrix of a block of its inputs.
 //
-// Numbers are integers in doubles, which hold them exactly, as in eggroll/whitening.py; quotients
-// are rounded as there.
+// Numbers are integers in doubles, which hold them exactly, as in eggroll/evolution/whitening.py;
+// quotients are rounded as there.
 struct Whitening {
   static constexpr int kBlock = kWhitenedInputs, kTop = 32767;
   static constexpr int kHalf = PortableAdam::kHalf, kFine = PortableAdam::kFine;

@@ -1,0 +1,1 @@
+"""The command line of every command: options, help, the screen. Nothing of training."""

@@ -1,0 +1,220 @@
+"""A terminal that may be written to and never waited for.
+
+A write to a terminal that nobody reads (stopped by Ctrl-S, or its window hangs) takes until
+somebody does. No run should.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import threading
+import time
+from typing import IO, Any, Final, Self, cast
+
+from eggroll.files import Row
+
+PLAIN_SECONDS = 10.0  # between lines where there is no terminal to draw a bar on
+
+
+class Display:
+    """Live progress on stderr: on a terminal a bar below the validations so far, else plain lines.
+
+    unit: of loss and validation; legend: printed first, says what the two are.
+    """
+
+    def __init__(self, step: int, steps: int, unit: str, legend: str = "") -> None:
+        self.steps, self.unit = steps, unit
+        self._text = self._validation = ""
+        self._said = float("-inf")
+        self._spent, self._seen = 0.0, 0  # seconds of the updates shown, and their number
+        self._live: Any = None
+        with contextlib.suppress(OSError):
+            if legend and step < steps:
+                print(legend, file=sys.stderr, flush=True)
+            if sys.stderr.isatty():
+                self._start(step)
+
+    def _start(self, step: int) -> None:
+        from rich import progress as rp
+        from rich.console import Console, Group
+        from rich.live import Live
+
+        count = rp.TextColumn("update {task.completed}/{task.total}")
+        left = (rp.TextColumn("ETA"), rp.TimeRemainingColumn())
+        self._screen = Screen()
+        console = Console(file=self._screen.as_file(), force_terminal=True, highlight=False)
+        self._bar = rp.Progress(count, rp.BarColumn(None), *left, console=console, expand=True)
+        self._task = self._bar.add_task("", total=self.steps, completed=step)
+        self._live = Live(
+            get_renderable=lambda: Group(self._bar.get_renderable(), self._text),
+            console=console,
+            redirect_stdout=False,
+        )
+        self._live.start()
+
+    def update(self, row: Row) -> None:
+        """Shows one update; a screen that is gone does not stop the run."""
+        if "val_loss" in row:
+            self._validation = f" · validation {in_bits(row['val_loss'])} {self.unit}"
+            if row.get("val_bits_per_byte", row["val_loss"]) != row["val_loss"]:
+                self._validation += f" ({in_bits(row['val_bits_per_byte'])} per byte)"
+        text = (
+            f"loss {in_bits(row['loss'])}{self._validation} · {row['update_rate']:.1%} moved · "
+            f"{prefixed(row['tokens_per_second'])} tokens/s"
+        )
+        self._spent, self._seen = self._spent + row["seconds"], self._seen + 1
+        with contextlib.suppress(OSError):
+            if self._live:
+                self._text = text
+                self._bar.update(self._task, completed=row["step"])
+                if "val_loss" in row:  # stays above the bar, where the next ones follow
+                    self._live.console.print(
+                        f"update {row['step']} · loss {in_bits(row['loss'])}{self._validation}"
+                    )
+            else:
+                self._line(row, text)
+
+    def _line(self, row: Row, text: str) -> None:
+        now, step = time.monotonic(), row["step"]
+        last = step == self.steps
+        if not (last or "val_loss" in row or now - self._said >= PLAIN_SECONDS):
+            return
+        self._said = now
+        left = max(int((self.steps - step) * self._spent / self._seen), 0)
+        hours, minutes = divmod(left // 60, 60)
+        clock = f"{hours}:{minutes:02d}" * bool(hours) or f"{minutes}"
+        eta = "" if last else f" · ETA {clock}:{left % 60:02d}"
+        print(f"update {step}/{self.steps} · {text}{eta}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the screen to others; may be called again."""
+        with contextlib.suppress(OSError):
+            if self._live:
+                self._live.stop()
+                self._screen.close()
+
+
+def per_second(count: int, seconds: float) -> float:
+    """A rate; 0 of a clock that stood still or went back."""
+    return count / seconds if seconds > 0 else 0.0
+
+
+def in_bits(loss: float) -> str:
+    """A loss as people read it: three decimals, and five where the first ones say little."""
+    return f"{loss:.3f}" if loss >= 0.1 else f"{loss:.5f}"
+
+
+def prefixed(value: float) -> str:
+    """Three digits and a prefix: 1.23M."""
+    for prefix in ("", "k", "M", "G"):
+        if abs(value) < 999.5 or prefix == "G":
+            break
+        value /= 1000
+    return f"{value:.3g}{prefix}"
+
+
+MOST: Final = 1 << 16  # bytes that wait; what comes on top is left out
+PATIENCE: Final = 1.0  # seconds, at the end of all
+HASTE: Final = 0.1  # in between
+
+
+def say(sentence: str) -> None:
+    """Writes a line to stderr, if there is one; what a terminal does not take in time is left out.
+
+    A terminal or file that is gone, closed or full is no error, as there is nowhere to tell of it.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr.isatty():
+            line = f"{sentence}\n".encode(sys.stderr.encoding, "replace")
+            put(sys.stderr.fileno(), line, PATIENCE)
+        else:
+            print(sentence, file=sys.stderr, flush=True)
+
+
+def put(handle: int, data: bytes, seconds: float) -> None:
+    """Writes to a file, or to a terminal within so many seconds or not at all.
+
+    By a thread, as a terminal that has room for less than all counts as ready.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if not os.isatty(handle):
+        os.write(handle, data)
+        return
+    writer = threading.Thread(target=_write, args=(handle, data), daemon=True)
+    writer.start()
+    writer.join(seconds)
+
+
+def _write(handle: int, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # a terminal that is gone
+        while data:
+            data = data[os.write(handle, data) :]
+
+
+class Screen(io.TextIOBase):
+    """stderr, a terminal, written to by a thread of its own, the only one that waits for it."""
+
+    def __init__(self) -> None:
+        self._handle, self._coding = sys.stderr.fileno(), sys.stderr.encoding
+        self._left, self._done, self._news = bytearray(), False, threading.Condition()
+        self._writer = threading.Thread(target=self._write_all, daemon=True)
+        self._writer.start()
+
+    def as_file(self) -> IO[str]:
+        """Itself, as rich's types want it."""
+        return cast(IO[str], self)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # rich chooses its signs by it
+        return self._coding
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._handle
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self._news:
+            if len(self._left) < MOST:
+                self._left += text.encode(self._coding, "replace")
+            self._news.notify()
+        return len(text)
+
+    def close(self) -> None:
+        """Waits until all is written, but not long."""
+        with self._news:
+            self._done = True
+            self._news.notify()
+        self._writer.join(PATIENCE)
+
+    def _write_all(self) -> None:
+        with contextlib.suppress(OSError):  # a screen that is gone
+            while part := self._next():
+                while part:
+                    part = part[os.write(self._handle, part) :]
+        with self._news:
+            self._left.clear()
+
+    def _next(self) -> bytes:
+        """All that waits; empty at the end."""
+        with self._news:
+            while not (self._left or self._done):
+                self._news.wait()
+            part = bytes(self._left)
+            self._left.clear()
+        return part

@@ -1,0 +1,1 @@
+"""The library for Python programs: Trainer, members, language models, worlds."""

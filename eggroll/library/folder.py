@@ -1,0 +1,296 @@
+"""The files of a Trainer: a checkpoint, or a folder as a run of the command line has it.
+
+Letters: P members.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from eggroll.cli import command as cli
+from eggroll.errors import InputError, in_python, shown
+from eggroll.evolution.population import Population
+from eggroll.evolution.rules import UpdateRule
+from eggroll.evolution.step import Learner
+from eggroll.files import CHECKPOINT, CONFIG, METRICS, Row, write_whole
+from eggroll.spec.program import Program, ProgramError, program_of
+from eggroll.training import checkpoint
+from eggroll.training.folder import Folder, Metrics, check_free, new_folder
+from eggroll.training.run import config_file
+
+MOST_STEPS = 10**10 - 1  # a Trainer makes as many updates as it is told to
+CHANGEABLE = ("block_tokens", "checkpoint_every", "chunk", "engine", "threads")
+
+
+class TrainerLog:
+    """A folder, locked until it is closed.
+
+    saved: the update of the checkpoint in it, -1 if this process has written none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Locks a folder that is there."""
+        self.path, self.saved, self.closed = path, -1, False
+        self._rows: list[Row] = []  # not yet on the disk
+        self._metrics: Metrics | None = None
+        self._open = ExitStack()
+        with in_folder(path):
+            self._open.enter_context(Folder(path))
+        weakref.finalize(self, self._open.close)  # who forgets to close it keeps no lock
+
+    @classmethod
+    def new(cls, path: Path) -> Self:
+        """Makes the folder of a new run.
+
+        Raises:
+            InputError: it cannot be made, or holds a run.
+        """
+        with in_folder(path):
+            check_free(path)
+            log = cls(new_folder(str(path), ""))
+            with log.closed_by_errors():
+                check_free(path)  # another run may have come first
+        return log
+
+    @property
+    def hint(self) -> str:
+        return f"go on with Trainer.load({str(self.path)!r})"
+
+    def begin(self, program: Program, options: Mapping[str, Any], population: Population) -> None:
+        """Writes config.json and cuts the metrics back to the update of the checkpoint."""
+        network = {
+            "network": program.digest(),
+            "declaration": json.dumps(program.declaration()),
+            "score_bits": program.score_bits,
+        }
+        facts = {"chunk": population.chunk}
+        config = config_file({**options, **network}, population.engine, facts)
+        with in_folder(self.path):
+            write_whole(self.path / CONFIG, config)
+            metrics = Metrics(self.path / METRICS, self.saved)
+            self._metrics = self._open.enter_context(metrics)
+
+    def add(self, row: Row) -> None:
+        """Adds the line of an update; one that cannot be written is written before the next."""
+        self._rows.append(row | {key: round(row[key], 6) for key in ("rows_per_second", "seconds")})
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._metrics and self._rows:
+            with in_folder(self.path):
+                self._metrics.append(self._rows[0])
+            del self._rows[0]
+
+    def sync(self) -> None:
+        """Sees all lines on the disk, so that a checkpoint never knows more than they do.
+
+        Raises:
+            InputError: they cannot be written, or the folder is closed.
+        """
+        self.check_open()
+        self._flush()
+        if self._metrics:
+            self._metrics.sync()
+
+    def check_open(self) -> None:
+        """Raises InputError after `close`."""
+        if self.closed:
+            raise InputError(f"The folder {str(self.path)!r} is closed: {self.hint}.")
+
+    def heed_signals(self) -> None:
+        """Makes SIGTERM and a lost terminal interrupt as Ctrl-C does, until the folder is closed.
+
+        Where the caller handles or ignores them, that stays.
+        """
+        numbers = (signal.SIGTERM, signal.SIGHUP)
+        plain = [n for n in numbers if signal.getsignal(n) is signal.SIG_DFL]
+        self._open.enter_context(cli.handling(_interrupt, *plain))
+
+    def close(self) -> None:
+        """Gives the folder free; may be called again."""
+        self.closed = True
+        self._open.close()
+
+    @contextmanager
+    def closed_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+class Saved(NamedTuple):
+    """A checkpoint, read and of the right network.
+
+    options: those of the Trainer; value_scale: see estimators.Rollout.
+    """
+
+    path: Path
+    program: Program
+    options: dict[str, Any]
+    step: int
+    value_scale: float
+    arrays: checkpoint.Arrays
+
+    def restore(self, learner: Learner, rule: type[UpdateRule]) -> None:
+        """Puts a new learner where the one that was saved stood.
+
+        Raises:
+            InputError: an array is missing, too many, or of another shape or range.
+        """
+        memory_shapes = rule.memory(self.program)
+        with in_folder(self.path.parent):
+            weights, memory, state = checkpoint.fitting(
+                self.program, memory_shapes, learner.population.members, self.arrays, self.path
+            )
+            if wrong := rule.impossible(weights, memory, learner.weights, self.step):
+                raise checkpoint.damaged(self.path, wrong)
+        learner.weights, learner.memory, learner.state = weights, memory, state
+        learner.step = self.step
+
+
+def save(
+    to: Path | TrainerLog | None,
+    program: Program,
+    options: Mapping[str, Any],
+    learner: Learner,
+    value_scale: float,
+) -> None:
+    """Replaces a checkpoint, of a path or of a folder, as a whole.
+
+    Raises:
+        InputError: it cannot be written; what was there before is intact.
+    """
+    if to is None:
+        raise InputError(
+            "save was given no path, and the Trainer no folder: give save a path, or Trainer out."
+        )
+    path = to if isinstance(to, Path) else to.path / CHECKPOINT
+    arrays = {"state": np.array(learner.state)}
+    for group, leaves in (("weights", learner.weights), ("memory", learner.memory)):
+        arrays |= {f"{group}/{name}": np.array(leaf) for name, leaf in leaves.items()}
+    facts = {
+        "config": json.dumps(options),
+        "declaration": json.dumps(program.declaration()),
+        "score_bits": str(program.score_bits),
+        "unit": value_scale.hex(),
+        "network": program.digest(),
+    }
+    if isinstance(to, TrainerLog):
+        to.sync()
+    with in_folder(path.parent):
+        checkpoint.store(path, checkpoint.LIBRARY, learner.step, facts, arrays)
+    if isinstance(to, TrainerLog):
+        to.saved = learner.step
+
+
+def read(path: Path, net: Program | None, changes: Mapping[str, Any]) -> Saved:
+    """The checkpoint in a file, with options changed.
+
+    net: the network that it must be of, if it is to be checked.
+
+    Raises:
+        InputError: missing, damaged, foreign, of another network, or an option must stay.
+    """
+    with in_folder(path.parent):
+        metadata, arrays = checkpoint.read(path, checkpoint.LIBRARY)
+    if fixed := sorted(changes.keys() - {*CHANGEABLE}):
+        raise InputError(
+            f"{fixed[0]} belongs to the training in {str(path)!r}: only {', '.join(CHANGEABLE)} "
+            "may change, or start a new Trainer."
+        )
+    with in_folder(path.parent):
+        program, options, step, unit = _facts(metadata, path)
+    if net is not None and net.digest() != program.digest():
+        raise InputError(
+            f"checkpoint {str(path)!r} is of another network (declaration "
+            f"{program.digest()[:12]}) than was given ({net.digest()[:12]}): declare the network "
+            "that it was saved with, or leave net out."
+        )
+    return Saved(path, program, {**options, **changes}, step, unit, arrays)
+
+
+def _facts(metadata: Mapping[str, str], path: Path) -> tuple[Program, dict[str, Any], int, float]:
+    """Program, options, updates made and unit; an InputError where they cannot be."""
+    score_bits = checkpoint.number_of(metadata, "score_bits", 8, path)
+    try:
+        program = program_of(checkpoint.json_of(metadata, "declaration", path), score_bits)
+    except ProgramError as error:
+        raise checkpoint.damaged(path, "its declaration is of no program") from error
+    if metadata.get("network") != program.digest():
+        raise checkpoint.damaged(path, "its declaration is not of its network")
+    text = metadata.get("unit", "")
+    try:
+        unit = float.fromhex(text) if len(text) < 40 else math.inf
+    except (ValueError, OverflowError):
+        unit = math.inf
+    if not 0 <= unit < math.inf:
+        raise checkpoint.damaged(path, f"its unit is {text[:20]!r}")
+    step = checkpoint.step_of(metadata, MOST_STEPS, path)
+    return program, checkpoint.json_of(metadata, "config", path), step, unit
+
+
+def place(path: Any) -> Path:
+    """A path; an InputError for what is none."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"{shown(path)} is no path: give a str or a Path.")
+    return Path(path)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Path, TrainerLog | None]]:
+    """The checkpoint of a path, and the folder, locked, if it is one; errors close it again.
+
+    Raises:
+        InputError: the path is neither file nor folder, or the folder is in use.
+    """
+    if os.path.isdir(path):
+        log = TrainerLog(path)
+        with log.closed_by_errors():
+            yield path / CHECKPOINT, log
+    elif os.path.isfile(path):
+        yield path, None
+    else:
+        raise InputError(
+            f"{str(path)!r} is no file or folder: give the path that save was given, or the out of "
+            "a Trainer."
+        )
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Lets Ctrl-C, SIGTERM and a lost terminal wait for the end of the block."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    try:
+        with cli.handling(lambda number, frame: came.append(number), *numbers):
+            yield
+    finally:
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
+@contextmanager
+def in_folder(path: Path) -> Iterator[None]:
+    """Makes what a command line would say of a run's folder into what Python says."""
+    with in_python():
+        try:
+            yield
+        except InputError as error:
+            there = f"Trainer.load({str(path)!r})"
+            raise InputError(str(error).replace(f"--resume {path}", there)) from None
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt

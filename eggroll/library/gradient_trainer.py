@@ -1,0 +1,200 @@
+"""GradientTrainer, the ruler of the library: any declared network in float, by its gradient.
+
+Letters: R readers, T rows of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import ArrayLike
+
+from eggroll.baseline.backprop import AdamW
+from eggroll.baseline.twin import Back, Twin, by_token, real
+from eggroll.baseline.twin_numpy import twin_for
+from eggroll.errors import InputError, array_of
+from eggroll.library.members import RowArrays, RowReader
+from eggroll.library.trainer import check_trainable
+from eggroll.networks import initial_weights
+from eggroll.spec.program import Batch, Leaves, Program
+
+
+class FloatModel:
+    """The float network with its weights, called as members.Model is, for outputs in real units.
+
+    Calls carry the state of a recurrent program on, for as many readers as the first call had;
+    `reset` begins anew. weights: float32 leaves by name.
+    """
+
+    def __init__(self, twin: Twin, weights: Leaves) -> None:
+        self.twin, self.weights = twin, weights
+        self.back: Back | None = None  # of the last call
+        self._reader = RowReader(twin.program, None, self._outputs)
+        self._state: mx.array | None = None
+
+    def reset(self) -> None:
+        """Zeroes the state."""
+        self._state = None
+
+    def __call__(
+        self,
+        inputs: ArrayLike | None = None,
+        *,
+        features: ArrayLike | None = None,
+        tokens: ArrayLike | None = None,
+        begins: ArrayLike | None = None,
+    ) -> Any:
+        """Outputs float32 [R, T, size] of rows [R, T, ..]; see GradientTrainer.ask."""
+        return self._reader(RowArrays(inputs, features, tokens, begins))
+
+    def _outputs(self, batch: Batch) -> dict[str, mx.array]:
+        (R, _), size = batch.size, self.twin.program.state_size
+        state = mx.zeros((R, size)) if self._state is None else self._state
+        if len(state) != R:
+            raise InputError(
+                f"{R} readers follow {len(state)}, whose states go on: give as many, or call "
+                "reset() first."
+            )
+        read = by_token(batch._replace(state=state))
+        outputs, after, self.back = self.twin.run(self.weights, read)
+        self._state = after if size else None
+        return {name: mx.swapaxes(a, 0, 1) for name, a in outputs.items()}
+
+
+class GradientTrainer:
+    """Trains the float twin of a declared network by Adam: `ask`, then `tell_gradient`.
+
+    It is shown the arrays that the int8 network is shown, and begins with its first weights. An
+    int8 value u is u / 16 here: so are inputs and int8 outputs, and `sums` are their value / 256.
+    twin: the float network; weights: float32 leaves by name; step: updates made.
+    """
+
+    def __init__(
+        self,
+        net: Program,
+        *,
+        learning_rate: float = 0.03,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        clip_norm: float = 0.0,
+        seed: int = 0,
+        carry: bool = False,
+        threads: int = 0,
+    ) -> None:
+        """A trainer before its first update.
+
+        Args:
+            net: the network, with an output; it must not change any more.
+            learning_rate: of the next update; an attribute that may be set between two of them.
+                Matrices begin as N(0, 1), so rates are larger than elsewhere.
+            betas: Adam's.
+            weight_decay: of matrices per update, times the learning rate (AdamW).
+            clip_norm: largest norm of the gradient of all leaves together; 0 never shortens it.
+            seed: of the initial weights.
+            carry: whether the state goes on from `ask` to `ask`; gradients do not.
+            threads: of a CPU; 0 takes all cores.
+
+        Raises:
+            InputError: a network without an output or weights, or with a score.
+        """
+        check_trainable(net)
+        self.program, self.carry, self.step = net, carry, 0
+        self.learning_rate, self.clip_norm = learning_rate, clip_norm
+        self.twin = twin_for(net, threads)
+        self._running = FloatModel(self.twin, real(initial_weights(net, seed)))
+        self._optimizer = AdamW(self.weights, betas, weight_decay)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def weights(self) -> Leaves:
+        """float32 leaves by name, in declared order."""
+        return self._running.weights
+
+    @property
+    def model(self) -> FloatModel:
+        """The network as it is now, whatever updates follow; called as `ask` is."""
+        return FloatModel(self.twin, self.weights)
+
+    def ask(
+        self,
+        inputs: ArrayLike | None = None,
+        *,
+        features: ArrayLike | None = None,
+        tokens: ArrayLike | None = None,
+        begins: ArrayLike | None = None,
+    ) -> Any:
+        """The outputs of rows for the present weights; the gradient is then told of these rows.
+
+        Without the axis T it is one row.
+
+        Args:
+            inputs: int8 [R, T, n] or [R, n], for a program with an input of n values. The first
+                argument may also be the tokens or features of a program that has no input.
+            features: whole numbers [R, T, lists, active], -1 for none.
+            tokens: whole numbers [R, T], for a program that embeds tokens.
+            begins: bool [R] or [R, T], where an episode begins: there the state is zero.
+
+        Returns:
+            float32 [R, T, size], or [R, size] for one row; a dict by name if the program has
+            several outputs.
+
+        Raises:
+            InputError: a wrong shape, dtype or range; nothing has changed.
+        """
+        if not self.carry:
+            self._running.reset()
+        outputs = self._running(inputs, features=features, tokens=tokens, begins=begins)
+        self._shapes = {name: a.shape for name, a in self._named(outputs).items()}
+        return outputs
+
+    def tell_gradient(self, slopes: ArrayLike | Mapping[str, ArrayLike]) -> None:
+        """Makes the update that lowers a loss, by its slopes at the outputs that `ask` gave last.
+
+        slopes: d loss / d output, of the outputs' shape; by name if the program has several
+        outputs, 0 for those left out. Rows are summed: for their mean, divide by their number.
+
+        Raises:
+            InputError: another shape or name, a slope that is not finite, or no `ask` before it;
+                nothing has changed.
+        """
+        back = self._running.back
+        if not self._shapes or back is None:
+            raise InputError("tell_gradient comes without ask before it: call ask() first.")
+        gradient = back({name: self._slope(name, a) for name, a in self._named(slopes).items()})
+        self._shapes, self._running.back = {}, None
+        self._running.weights = self._optimizer.update(
+            self.weights, gradient, self.learning_rate, self.clip_norm
+        )
+        mx.eval(self.weights, self._optimizer.state)
+        self.step += 1
+
+    def _named(self, arrays: Any) -> dict[str, Any]:
+        """Arrays by name, as the caller has them only of several outputs."""
+        if isinstance(arrays, Mapping):
+            return dict(arrays)
+        if len(self.program.outputs) > 1:
+            known = ", ".join(output.name for output in self.program.outputs)
+            raise InputError(f"slopes are one array: give them by name, a dict of {known}.")
+        return {self.program.outputs[0].name: arrays}
+
+    def _slope(self, name: str, slopes: ArrayLike) -> mx.array:
+        """One output's slopes as the twin takes them, float32 [T, R, size]."""
+        if name not in self._shapes:
+            known = ", ".join(self._shapes)
+            raise InputError(f"{name!r} is no output of this network: it has {known}.")
+        a, shape = array_of(f"slopes of {name!r}", slopes), self._shapes[name]
+        if a.dtype.kind not in "biuf":
+            raise InputError(f"slopes of {name!r} are {a.dtype}: real numbers are needed.")
+        a = a.astype(np.float32, copy=False)
+        if a.shape != shape:
+            raise InputError(
+                f"slopes of {name!r} have the shape {list(a.shape)}: {list(shape)} is needed, "
+                "that of what ask returned."
+            )
+        if not np.isfinite(a).all():
+            raise InputError(f"a slope of {name!r} is not finite: try a lower learning_rate.")
+        by_row = a.reshape(len(a), -1, a.shape[-1]).swapaxes(0, 1)
+        return mx.array(np.ascontiguousarray(by_row))

@@ -1,0 +1,466 @@
+"""Trainer: any declared network, any fitness, by ask and tell.
+
+Letters: P members, N = P/2 pairs, R readers, T rows. The update is step.Learner's, as of every run
+of the command line.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from eggroll.cli.command import Range, check_names, check_ranges
+from eggroll.cli.screen import per_second
+from eggroll.errors import InputError, in_python, is_whole, shown
+from eggroll.evolution.estimators import (
+    MIN_DIFFERING,
+    Estimate,
+    EstimatorName,
+    FitnessName,
+    as_values,
+)
+from eggroll.evolution.rules import RuleName
+from eggroll.library import folder as trainer_log
+from eggroll.library import worlds
+from eggroll.library.folder import TrainerLog, uninterrupted
+from eggroll.library.members import Members, Model, Store
+from eggroll.native import World
+from eggroll.spec import rng
+from eggroll.spec.credit import Turns
+from eggroll.spec.noise import slice_length
+from eggroll.spec.program import Batch, Program, program_of
+from eggroll.training import checkpoint
+from eggroll.training.config import Evolution
+from eggroll.training.learner import engine_for, new_learner
+
+WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+
+
+@dataclass(frozen=True)
+class TrainerOptions(Evolution):
+    """See Trainer, which has an argument for most of them."""
+
+    seed: Annotated[int, Range(0, (1 << 63) - 1)] = 0
+    threads: Annotated[int, Range(0, 1024)] = 0
+    steps: Annotated[int, Range(1, 10**9)] = 1000
+    fitness: FitnessName = "sign"
+    carry: bool = False
+    checkpoint_every: Annotated[int, Range(0, 10**9)] = 50
+
+    group_size: ClassVar[int] = 2  # members that are compared: those of a pair
+    seq_len: ClassVar[int] = 1  # rows of an update, as far as they are known when it begins
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Options of numbers of Python's or NumPy's.
+
+        Raises:
+            InputError: an option is unknown or of another type.
+        """
+        known, hints = [field.name for field in fields(cls)], get_type_hints(cls)
+        if unknown := sorted(values.keys() - {*known}):
+            raise InputError(
+                f"Option {unknown[0]!r} is unknown: the options are {', '.join(known)}."
+            )
+        plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
+        for name, value in plain.items():
+            kind = hints[name]
+            if kind in WORDS and type(value) not in ((int, float) if kind is float else (kind,)):
+                raise InputError(f"{name} is {shown(value)}: {WORDS[kind]} is needed.")
+        return cls(**plain)
+
+    def check(self, program: Program) -> None:
+        """Raises InputError, in the words of a caller from Python."""
+        with in_python():
+            check_ranges(self)
+            check_names(self)
+        if reason := self.estimator_class.refuses_values:
+            raise InputError(
+                f'estimator is {self.estimator!r}: {reason}; use "eggroll" or "token-credit".'
+            )
+        with in_python():
+            self.estimator_class.check(self)
+            self.rule_class.check(self, self.estimator_class)
+        if self.fitness != "sign" and self.estimator_class.by_token:
+            raise InputError(
+                f"fitness is {self.fitness!r}: estimator {self.estimator} credits the rows "
+                'themselves; leave it out, or use estimator="eggroll".'
+            )
+        if self.fitness != "sign" and not self.rule_class.any_scale:
+            raise InputError(
+                f"fitness is {self.fitness!r}: rule {self.rule} knows the scale of the votes of "
+                'fitness "sign" alone; use rule="sign" or "whitened".'
+            )
+        if self.estimator_class.by_token and len(program.policies) > 1:
+            raise InputError(
+                f"The network has {len(program.policies)} policies and estimator {self.estimator} "
+                'credits the actions of one: declare one, or use estimator="eggroll".'
+            )
+        longest = max((slice_length(leaf.shape, self.rank) for leaf in program.leaves), default=0)
+        if longest > 1 << (self.table_bits - 1):
+            raise InputError(
+                f"table_bits is {self.table_bits}: half of the noise table must hold the longest "
+                f"slice, {longest} bytes; try table_bits={(longest - 1).bit_length() + 1}."
+            )
+
+
+def check_trainable(net: Program) -> None:
+    """Raises InputError for a network that no values from outside can train."""
+    if not isinstance(net, Program):
+        raise InputError(
+            f"net is of type {type(net).__name__}: an eggroll.Program is needed, such as "
+            "networks.mlp(27, [64], 9)."
+        )
+    net.check()
+    if net.scored:
+        raise InputError(
+            "The network has a score: a language model is trained by eggroll.train; leave the "
+            "score out, and give its logits to a caller by output."
+        )
+    if not net.leaves:
+        raise InputError("The network has no weights: give it a linear operation, for one.")
+
+
+STALLED_UPDATES = 10  # with hardly a difference between members, that are worth a warning
+ACTIONS = -1  # the purpose of the words that policies draw by
+
+
+class Update(NamedTuple):
+    """The end of an update: its number, and what it was like.
+
+    fitness: mean value of the members; update_rate: share of the weights that moved; nonzero_ratio:
+    share of the pairs (with token credit: of their rows) whose two members were worth different
+    values, below 0.01 nothing is learnt; seconds: since `ask`; fitness_best: that of the best
+    member; rows_per_second: of all members together.
+    """
+
+    step: int
+    fitness: float
+    update_rate: float
+    nonzero_ratio: float
+    seconds: float
+    fitness_best: float
+    rows_per_second: float
+
+
+class Trainer:
+    """Trains a declared network by evolution: `ask` for its members, `tell` what they were worth.
+
+    step: updates made. The same seed and the same values told give the same weights on every
+    engine, chunk and number of threads, and after `save` and `load`. A `with` block closes it, and
+    what ends the block, Ctrl-C and SIGTERM too, leaves a checkpoint of the last update in `out`.
+    """
+
+    def __init__(
+        self,
+        net: Program,
+        *,
+        pop: int = 1024,
+        estimator: EstimatorName = "eggroll",
+        rule: RuleName = "sign",
+        seed: int = 0,
+        steps: int = 1000,
+        fitness: FitnessName = "sign",
+        sigma_shift: int = 1,
+        rank: int = 1,
+        alpha: float = 4.0,
+        alpha_decay: int = 1000,
+        learning_rate: float = 1.0,
+        discount: int = 0,
+        carry: bool = False,
+        engine: str = "auto",
+        threads: int = 0,
+        chunk: int = 0,
+        out: str | Path = "",
+        checkpoint_every: int = 50,
+        **more: Any,
+    ) -> None:
+        """A trainer before its first update.
+
+        Args:
+            net: the network, with an output.
+            pop: P, members of the population, even: 2i and 2i + 1 have opposite noise.
+            estimator: "eggroll", noise on weights and one value per member; "token-credit" and
+                "token-votes" credit every row.
+            rule: "sign", the paper's; "whitened" for token credit of larger networks; "master".
+            seed: of the initial weights and the noise.
+            steps: updates planned, which shape the learning rate of rules whitened and master.
+            fitness: what estimator eggroll makes of the values of a pair: "sign" of the difference;
+                "ranks", "centred": their size counts.
+            sigma_shift: the noise is divided by 2^(4 + this): 1 or 2 for decisions, 3 or 4 for
+                smooth losses.
+            rank: of the noise on a matrix, estimator eggroll.
+            alpha, alpha_decay: rule sign, see eggroll.train --help.
+            learning_rate: rules whitened, master and adam; of whitened about 0.7 x 64 / K for plain
+                ReLU layers of K inputs.
+            discount: token credit, what a value is worth to the row before, in sixteenths, in a
+                recurrent network.
+            carry: whether members' states go on from update to update.
+            engine: "auto", "cpu", "portable", "metal" or "cuda"; all give the same bits.
+            threads: of engine cpu; 0 takes all cores.
+            chunk: members at a time, even; 0 fits them into a memory budget.
+            out: a new folder, which gets config.json, a line of metrics.jsonl for every update and
+                checkpoint.safetensors; without it nothing is written.
+            checkpoint_every: updates from one checkpoint to the next; 0 leaves it to `close`.
+            more: options of eggroll.train: clt, noise_reuse, table_bits, rate_decay, block_tokens.
+
+        Raises:
+            InputError: an option out of range, a network that cannot be trained so, or a folder
+                that cannot be made or holds a run.
+        """
+        given = dict(locals())
+        for name in ("self", "net", "out", "more"):
+            del given[name]
+        self._begin(net, TrainerOptions.of(given | more))
+        if out:
+            self._write_into(TrainerLog.new(trainer_log.place(out)))
+
+    def _begin(self, net: Program, options: TrainerOptions) -> None:
+        check_trainable(net)
+        options.check(net)
+        net = program_of(
+            net.declaration(), net.score_bits
+        )  # its own, whatever becomes of the given
+        self.program, self.options = net, options
+        self.engine, self.reason = engine_for(options, net)
+        self._learner = new_learner(options, self.engine)
+        # What is not yet computed, only this thread could compute.
+        mx.eval(self._learner.weights, self._learner.memory, self._learner.state)
+        self._members: Members | None = None
+        self._value_scale, self._stalled, self._store = 0.0, 0, Store()
+        self._log: TrainerLog | None = None
+
+    def _write_into(self, log: TrainerLog) -> None:
+        with log.closed_by_errors():
+            self._log = log
+            self.save()
+            log.begin(self.program, asdict(self.options), self._learner.population)
+
+    @property
+    def pop(self) -> int:
+        """P, members."""
+        return self.options.pop
+
+    @property
+    def step(self) -> int:
+        """Updates made."""
+        return self._learner.step
+
+    @property
+    def weights(self) -> dict[str, NDArray[np.int8]]:
+        """int8 leaves by name, in declared order; copies."""
+        return {name: np.array(leaf) for name, leaf in self._learner.weights.items()}
+
+    @property
+    def signature(self) -> str:
+        """Hex sha256 of all int8 weights in declared order: equal for bit-identical models."""
+        return checkpoint.signature(self._learner.weights)
+
+    @property
+    def model(self) -> Model:
+        """The network as it is now, without noise; each of them begins with a zero state."""
+        return Model(self.engine, self._learner.weights)
+
+    def keys(self, readers: int, purpose: int = 0) -> NDArray[np.uint64]:
+        """Random words [readers] of this update, for a caller's own chance.
+
+        The same for the members of a group, as common random numbers are: reader i of R stands for
+        members i P / R and on. A pure function of (seed, step, purpose, reader).
+        """
+        if not is_whole(readers) or not 1 <= readers <= 1 << 32:
+            raise InputError(f"readers is {shown(readers)}: a whole number from 1 on is needed.")
+        stream = rng.key(self.options.seed, rng.CALLER, self.step, purpose)
+        return rng.counters(stream, 0, readers)
+
+    def ask(self) -> Members:
+        """This update's perturbed networks; asking again begins the update anew."""
+        if self._log:
+            self._log.check_open()
+        learner = self._learner
+        population = learner.population
+        self._state = learner.state if self.options.carry else population.initial_state()
+        crediting, turns = population.crediting, None
+        if crediting is not None:
+            turns = Turns(
+                crediting, seed=self.options.seed, step=self.step, pairs=self.options.pop // 2
+            )
+        nodes = crediting is not None and crediting.nodes
+        self._began = time.perf_counter()
+
+        def run(batch: Batch) -> dict[str, mx.array]:
+            if members is not self._members:
+                raise InputError(
+                    "These members are of an update that is over: call ask() for the new ones."
+                )
+            signs = turns.window(members.rows, batch.size[1]) if turns and nodes else None
+            outputs, self._state = population.outputs(
+                learner.weights, learner.step, batch._replace(state=self._state), signs
+            )
+            return outputs
+
+        action_key = rng.key(self.options.seed, rng.CALLER, self.step, ACTIONS)
+        self._store.clear()
+        members = Members(
+            self.program, self.options.pop, run, turns, self._state, action_key, self._store
+        )
+        self._members = members
+        return members
+
+    def tell(self, values: ArrayLike) -> Update:
+        """Makes the update, by what the members were worth: larger is better.
+
+        values: real numbers [P]; or [P, T], one for every row that was shown since `ask`; or [P, G]
+        where every call showed G rows, as of G games side by side, which are credited with it.
+        Whole numbers below 2^53 are exact on every machine.
+
+        Raises:
+            InputError: another shape, a value that is not finite, or no `ask` with a call of its
+                members before it; nothing has changed. Or a file of `out` cannot be written; the
+                update is made.
+        """
+        members = self._members
+        if members is None or not members.calls:
+            what = "ask" if members is None else "a call of the members that ask returned"
+            raise InputError(f"tell comes without {what}: call ask(), then its members, then tell.")
+        if self.options.estimator_class.by_token and not members.acts:
+            raise InputError(
+                "The policy's votes come from the actions that it drew: call members.act, not the "
+                'members alone, or use estimator="eggroll".'
+            )
+        checked = self._checked(members, values)
+        learner = self._learner
+        rollout = members.rollout(self._state)._replace(value_scale=self._value_scale)
+        result = learner.estimator.votes_from_values(
+            learner.population, learner.weights, self.step, rollout, checked, self.options.fitness
+        )
+        after = self._state if self.options.carry else learner.state
+        estimate = Estimate(mx.zeros(0, mx.int16), after, result.votes, result.decided)
+        with uninterrupted():
+            rate = learner.adopt(estimate)
+            self._members, self._value_scale = None, result.value_scale
+            seconds = max(time.perf_counter() - self._began, 0.0)
+            best = checked.reshape(self.pop, -1).mean(axis=1).max()
+            update = Update(
+                self.step, float(checked.mean()), rate, result.differing, seconds, float(best),
+                per_second(self.pop * members.rows, seconds),
+            )  # fmt: skip
+            if self._log:
+                self._log.add(update._asdict())
+                every = self.options.checkpoint_every
+                if self.step == self.options.steps or (every and self.step % every == 0):
+                    self.save()
+        self._stalled = self._stalled + 1 if result.differing < MIN_DIFFERING else 0
+        if self._stalled == STALLED_UPDATES:
+            warnings.warn(
+                f"update {self.step}: in {STALLED_UPDATES} updates fewer than "
+                f"{MIN_DIFFERING:.0%} of the pairs differed in value: the task is solved, or all "
+                "members fail alike; then try a smaller sigma_shift, a larger network or a finer "
+                "fitness.",
+                stacklevel=2,
+            )
+        return update
+
+    def play(self, world: World, rows: int, *, shared: Any = None, group: int = 2) -> Update:
+        """Makes an update by a native world, in which every member has `rows` rows; docs/native.md.
+
+        The weights are those of `ask`, a call of the members for every row and `tell`. On the cpu
+        engine worlds are stepped within its kernels, on others row by row.
+
+        shared: what the world reads, an array, ctypes object or address; group: members that are
+        given the same key, even.
+
+        Raises:
+            InputError: they do not fit the network or the population; nothing has changed.
+        """
+        call = worlds.world_call(self.program, self.options, world, rows, shared, self.keys, group)
+        members, learner = self.ask(), self._learner
+        if worlds.plays_inside(learner.population, self._value_scale):
+            values, self._state = worlds.inside(
+                learner, members, call, self._state, self._value_scale
+            )
+        else:
+            values = worlds.lockstep(members, call, self.options.threads)
+        return self.tell(values)
+
+    def _checked(self, members: Members, values: ArrayLike) -> NDArray[np.float64]:
+        """Values as float64, [P] or [P, rows]."""
+        P, rows, columns = self.options.pop, members.rows, members.columns
+        try:
+            checked = as_values(values)
+        except ValueError as error:
+            raise InputError(f"{error}.") from None
+        if checked.shape == (P, columns) and rows != columns and rows == columns * members.calls:
+            return np.tile(checked, (1, members.calls))
+        if checked.shape not in ((P,), (P, rows)):
+            raise InputError(
+                f"fitness has the shape {list(checked.shape)}: [{P}] is needed, a value for every "
+                f"member, or [{P}, {rows}], for every row that was shown to it"
+                + f", or [{P}, {columns}], for every game"
+                * (rows == columns * members.calls > columns)
+                + "."
+            )
+        return checked
+
+    def save(self, path: str | Path = "") -> None:
+        """Writes everything that `load` needs to go on, bit for bit, as one safetensors file.
+
+        An update that was asked for and not told is no part of it. path: the file; if left out, the
+        checkpoint of the folder `out`.
+
+        Raises:
+            InputError: the file cannot be written; what was there before is intact.
+        """
+        trainer_log.save(
+            trainer_log.place(path) if path else self._log, self.program, asdict(self.options),
+            self._learner, self._value_scale,
+        )  # fmt: skip
+
+    @classmethod
+    def load(cls, path: str | Path, net: Program | None = None, **changes: Any) -> Self:
+        """The trainer that was saved, which goes on as if it had never stopped.
+
+        path: a file, or a folder `out`, where it goes on writing; net: the network that it must be
+        of, if it is to be checked; changes: options that no update depends on: engine, threads,
+        chunk, block_tokens, checkpoint_every.
+
+        Raises:
+            InputError: missing, damaged, foreign, in use, or of another network.
+        """
+        with trainer_log.opened(trainer_log.place(path)) as (file, log):
+            saved = trainer_log.read(file, net, changes)
+            self = cls.__new__(cls)
+            self._begin(saved.program, TrainerOptions.of(saved.options))
+            self._value_scale = saved.value_scale
+            saved.restore(self._learner, self.options.rule_class)
+            if log:
+                self._write_into(log)
+        return self
+
+    def close(self) -> None:
+        """Saves what is new into the folder `out` and gives it free: no more updates are made."""
+        if self._log and not self._log.closed:
+            with uninterrupted():
+                try:
+                    if self._log.saved < self.step:
+                        self.save()
+                finally:
+                    self._members = None
+                    self._log.close()
+
+    def __enter__(self) -> Self:
+        if self._log:
+            self._log.heed_signals()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.close()
+        if self._log and isinstance(error, KeyboardInterrupt):
+            error.add_note(f"Update {self.step} is saved; {self._log.hint}.")

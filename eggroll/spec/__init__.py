@@ -1,0 +1,1 @@
+"""The specification: programs, arithmetic, noise, credit. It knows no engine and no file."""

@@ -1,0 +1,86 @@
+"""The shared noise table and the slices each pair cuts out of it.
+
+Letters: N pairs, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from eggroll.spec.rng import SLICES, TABLE, draws, key, normal_bytes
+
+KEPT = 1 << 28  # bytes of slices that are kept for the votes and for later updates of an epoch
+
+
+class Slices(NamedTuple):
+    """The noise of some consecutive pairs: what evaluation adds and the votes credit.
+
+    table: int8 [size]; starts: int32 [leaves, pairs], first table index of each slice, which does
+    not change once it was given to an engine; rank: r; shift: the right shift Q + sigma_shift of
+    every perturbation.
+    """
+
+    table: mx.array
+    starts: mx.array
+    rank: int
+    shift: int
+
+
+def slice_length(shape: tuple[int, ...], rank: int) -> int:
+    """Bytes a pair's slice takes: B then A for [out, in], two bytes an element for a vector."""
+    return rank * sum(shape) if len(shape) == 2 else 2 * shape[0]
+
+
+class Noise:
+    """Shared noise: a table of `1 << table_bits` normal bytes, and (epoch, leaf, pair) -> slice.
+
+    `shapes` are those of the leaves in declared order; a leaf's index there names it in the hash.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        *,
+        seed: int,
+        rank: int,
+        shift: int,
+        reuse: int = 1,
+        table_bits: int = 24,
+    ) -> None:
+        self.shapes, self.seed, self.rank, self.shift, self.reuse = shapes, seed, rank, shift, reuse
+        self.table = mx.array(normal_bytes(key(seed, TABLE), 1 << table_bits))
+        self._epoch, self._kept = -1, dict[tuple[int, int], Slices]()
+        self._streams: list[int] = []  # of the epoch
+
+    def epoch(self, step: int) -> int:
+        """The epoch of update `step`: its noise is drawn anew with every epoch."""
+        return step // self.reuse if self.reuse else 0
+
+    def slices(self, step: int, first_pair: int, pairs: int, threads: int = 1) -> Slices:
+        """The slices of pairs first_pair .. first_pair + pairs - 1 in update `step`.
+
+        Slices stay the same for `reuse` updates; reuse 0 freezes them for ever. threads: that draw
+        them, 0 takes all cores.
+        """
+        if self._epoch != self.epoch(step):
+            self._epoch, self._kept = self.epoch(step), {}
+            common = key(self.seed, SLICES, self._epoch)
+            self._streams = [key(leaf, after=common) for leaf in range(len(self.shapes))]
+        # Evaluation and votes of one update ask for the same chunks.
+        if (first_pair, pairs) not in self._kept:
+            starts = self._starts(first_pair, pairs, threads)
+            drawn = Slices(self.table, starts, self.rank, self.shift)
+            room = KEPT - drawn.starts.nbytes
+            # The last goes first, as an update asks for its chunks from the first on.
+            while self._kept and sum(kept.starts.nbytes for kept in self._kept.values()) > room:
+                self._kept.popitem()
+            self._kept[first_pair, pairs] = drawn
+        return self._kept[first_pair, pairs]
+
+    def _starts(self, first_pair: int, pairs: int, threads: int) -> mx.array:
+        """First table index of every leaf's slice, int32 [leaves, pairs]."""
+        rooms = [self.table.size - slice_length(shape, self.rank) + 1 for shape in self.shapes]
+        return draws(self._streams, rooms, first_pair, (len(self.shapes), pairs), threads)

@@ -1,0 +1,1 @@
+"""A run: its options, loop, checkpoint, folder, statistics, trackers and pictures."""

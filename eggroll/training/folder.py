@@ -1,0 +1,184 @@
+"""The files of a run, and its live progress on the screen.
+
+A folder holds config.json, checkpoint.safetensors, metrics.jsonl, curves.png and samples.txt, and
+replay.bin where replay_log.py can be of use; statistics.jsonl is from eggroll/statistics.
+Letters: P members, T tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Self
+
+from eggroll.errors import InputError
+from eggroll.files import (
+    FILES,
+    Row,
+    flush_to_disk,
+    open_regular,
+    unwritable,
+    write_whole,
+)
+
+
+class Folder:
+    """A run's folder, locked while the run lasts so that two never write into one."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise InputError(
+                f"folder {str(path)!r} cannot be used ({error.strerror}): give another one."
+            ) from error
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._handle)
+            raise InputError(
+                f"folder {str(path)!r} is in use by another run: wait for its end or stop it, or "
+                "give another --out."
+            ) from error
+        self.path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+
+def check_free(path: Path) -> None:
+    """Raises InputError unless a new run may be put at `path`; creates nothing."""
+    where = f"--out {str(path)!r}"
+    try:
+        if held := [name for name in FILES if os.path.lexists(path / name)]:
+            raise InputError(
+                f"{where} already holds a run ({held[0]}): go on with --resume {path}, or give "
+                "another --out."
+            )
+        nearest = next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
+    except OSError as error:
+        raise InputError(
+            f"{where} cannot be used ({error.strerror}): give another --out."
+        ) from error
+    if not nearest.is_dir():
+        raise InputError(
+            f"{where} is no folder, as {str(nearest)!r} is a file: give another --out."
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(
+            f"{where} cannot be written, as {str(nearest)!r} denies it: give another --out."
+        )
+
+
+def new_folder(out: str, data: str) -> Path:
+    """Creates the folder of a new run: `out`, or the first free runs/<data>-<number>."""
+    if out:
+        path = Path(out)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path, error) from error
+        return path
+    letters = [c if c.isalnum() or c in "_-" else "-" for c in Path(data).stem[:40]]
+    name = "".join(letters).strip("-") or "run"
+    for number in range(1000):
+        path = Path("runs", f"{name}-{number:03d}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise unwritable(path, error) from error
+        return path
+    raise InputError(f"runs/{name}-000 to runs/{name}-999 are all taken: give --out.")
+
+
+class Growing:
+    """A file that grows by whole records, each handed to the system as soon as it is known."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens a file that is there."""
+        self.path = path
+        try:
+            self._handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            raise unwritable(path, error) from error
+
+    def write(self, record: bytes) -> None:
+        """Adds a whole record or none.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        end = os.fstat(self._handle).st_size
+        try:
+            if os.write(self._handle, record) < len(record):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._handle, end)
+            raise unwritable(self.path, error) from error
+
+    def sync(self) -> None:
+        """Sees the records on the disk, so that a checkpoint never knows more than they do.
+
+        Raises:
+            InputError: the disk refuses them.
+        """
+        try:
+            flush_to_disk(self._handle)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+
+class Metrics(Growing):
+    """metrics.jsonl, or another file of lines that have a step.
+
+    Opening cuts it back to the updates up to `step`, as what follows them comes anew.
+    """
+
+    def __init__(self, path: Path, step: int) -> None:
+        lines = [line for line, row in read_lines(path) if row["step"] <= step]
+        write_whole(path, b"".join(lines))
+        super().__init__(path)
+
+    def append(self, row: Row) -> None:
+        """Adds a whole line or none.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        self.write(json.dumps(row).encode() + b"\n")
+
+
+def read_lines(path: Path) -> list[tuple[bytes, Row]]:
+    """Every whole line of metrics.jsonl with its row, in order; none if there is no file."""
+    try:
+        with open_regular(path) as file:
+            data = file.read()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(
+            f"{str(path)!r} cannot be read ({error.strerror}): make it readable."
+        ) from error
+    rows = []
+    for line in data.splitlines(keepends=True):
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            if line.endswith(b"\n") and isinstance(row, dict) and type(row.get("step")) is int:
+                rows.append((line, row))
+    return rows

@@ -1,0 +1,412 @@
+"""The training loop: updates, validation, logs and checkpoints up to the last words of a run.
+
+`complete` is the loop. run.py opens a run, evolution/step.py makes one update, and `main` is the
+command `python -m eggroll.train`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from math import log2
+from pathlib import Path
+from typing import Any, Final, NamedTuple, get_args
+
+import numpy as np
+
+from eggroll.cli import command as cli
+from eggroll.cli.help import CHANGEABLE, invocation
+from eggroll.cli.screen import Display, in_bits
+from eggroll.data import codings
+from eggroll.data.corpus import TOKENS, Corpus
+from eggroll.errors import EngineError
+from eggroll.files import CHECKPOINT, FILES, METRICS, REPLAY, SAMPLES, STATISTICS, Row, write_whole
+from eggroll.inference import TEXT_TEMPERATURE, Decoder, Sampling, sample, usual_temperature
+from eggroll.ranks import launched
+from eggroll.ranks.watch import Rank, join
+from eggroll.training import checkpoint, options, pictures, trackers
+from eggroll.training.checkpoint import signature
+from eggroll.training.config import Common, Config, SeveralRanks
+from eggroll.training.folder import Metrics, read_lines
+from eggroll.training.options import TYPES
+from eggroll.training.replay_log import SignLog
+from eggroll.training.run import Run, TrainingRun, bytes_per_token, loss_unit, open_run
+from eggroll.training.statistics import StatisticsLog
+
+# Is told every line of metrics; if it returns True, the run stops after this update.
+Callback = Callable[[Row], object]
+
+
+class RunResult(NamedTuple):
+    """The end of a run."""
+
+    folder: Path | None  # None if nothing was written
+    step: int
+    signature: str
+    val_loss: float | None  # bits per token; None where the last update was not validated
+    resume_hint: str  # empty unless the run was interrupted
+
+
+def train(config: Config) -> RunResult:
+    """Trains from the start, or from the checkpoint in `config.resume`, up to `config.steps`.
+
+    Raises:
+        InputError: bad input or environment; what was on the disk before is intact.
+    """
+    with ExitStack() as stack:
+        return complete(open_run(config, stack), stack)
+
+
+def complete(
+    run: Run, stack: ExitStack, callbacks: Sequence[Callback] = (), *, show: bool = True
+) -> RunResult:
+    """Makes the updates that a run has left: the training loop, of eggroll.adamw as well.
+
+    callbacks: told every line of metrics, after the file and the screen; show: whether there is a
+    screen.
+    """
+    receivers: list[Callback] = []  # of every line of metrics
+    saves, hint = [run.save], run.resume_hint()
+    if run.folder:
+        logs = open_logs(run, stack, warn_on_screen if show else warn_in_python)
+        receivers += [log.append for log in logs]
+        saves = [*(log.sync for log in logs), *saves]
+        hint = f"the last checkpoint stays: {hint}"
+        for note in notes_on_logs(logs) * show:
+            print(note, file=sys.stderr, flush=True)
+    if show:
+        display = Display(run.step, run.config.steps, loss_unit(run.config), run.legend)
+        receivers.append(stack.enter_context(display).update)
+    folder = run.folder.path if run.folder else None
+    tracking = stack.enter_context(trackers.tracking(run.config.track, folder, run.step))
+    receivers += [tracking.log, *callbacks]
+    stop = stack.enter_context(cli.Stop(hint, says=run.ranks.rank == 0))
+    run.asked = lambda: stop.asked
+    asked = ended = False
+    while run.step < run.config.steps and not (asked or ended):
+        row, error = make_update(run)
+        replies = [receive(row) for receive in receivers if row]  # all, whichever wants to stop
+        ended = any(isinstance(reply, bool | np.bool_) and bool(reply) for reply in replies)
+        # Once, as a signal may come between two looks; ranks stop after the same update.
+        asked = stop.asked if run.ranks.size == 1 else run.stops
+        if error:
+            raise with_resume_hint(error, run, saves)
+        if asked or ended or run.due(run.config.checkpoint_every):
+            for save in saves:
+                save()
+    resume_hint = ""
+    if run.step == run.config.steps:
+        if show:
+            display.close()
+        try:
+            if run.ranks.rank == 0:
+                finish(run, show, tracking)
+        except EngineError as error:
+            raise with_resume_hint(error, run, saves) from None
+    elif asked:
+        at = f"Interrupted after update {run.step} of {run.config.steps}"
+        resume_hint = f"{at}; {run.resume_hint()}"
+    return RunResult(folder, run.step, signature(run.weights), run.val_loss, resume_hint)
+
+
+def make_update(run: Run) -> tuple[Row, EngineError | None]:
+    """Makes an update: its line, empty if there is none, and the error of an engine that failed."""
+    row: Row = {}
+    try:
+        row |= run.update()
+        if run.due(run.config.validate_every):
+            row |= run.validation()
+    except EngineError as error:
+        return row, error
+    return row, None
+
+
+def with_resume_hint(
+    error: EngineError, run: Run, saves: Sequence[Callable[[], None]]
+) -> EngineError:
+    """The error that ends a run whose engine failed, with what there is of the run."""
+    hint = run.resume_hint(error.spare)
+    if run.ranks.size > 1:  # the others wait elsewhere
+        return EngineError(f"{error} The last checkpoint stays: {hint}", error.spare)
+    try:
+        for save in saves:
+            save()
+    except RuntimeError:  # what a GPU holds may be lost with it
+        return EngineError(f"{error} The last checkpoint stays: {hint}", error.spare)
+    return EngineError(f"{error} All of update {run.step} is saved: {hint}", error.spare)
+
+
+def warn_on_screen(sentence: str) -> None:
+    """Prints a warning; a screen that is gone does not stop the run."""
+    with suppress(OSError):
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+
+def warn_in_python(sentence: str) -> None:
+    """Gives a warning to the program that trains."""
+    warnings.warn(sentence, stacklevel=2)
+
+
+def finish(run: Run, show: bool, tracking: trackers.Tracking) -> None:
+    """Samples, curves and the last words of a run that has made all its updates."""
+    loss = run.validation()["val_loss"] if run.val_loss is None else run.val_loss
+    folder = run.folder.path if run.folder else None
+    if folder and run.config.sample_tokens:
+        texts = draw_samples(run)
+        write_whole(run.path(SAMPLES), texts.encode())
+        tracking.samples(texts)
+    tracking.end()  # before matplotlib comes, which some would take half imported for whole
+    if folder and read_lines(run.path(METRICS)):
+        pictures.curves(folder)
+    if show:
+        print(last_words(folder, run.config, loss, run.corpus, run.command))
+
+
+DRAWN_SAMPLES = 4
+
+
+def draw_samples(run: Run) -> str:
+    """Continuations of the document mark, side by side from one seed."""
+    config = run.config
+    temperature = usual_temperature(config.data)
+    drawn = sample(
+        run.engine,
+        run.weights,
+        samples=DRAWN_SAMPLES,
+        seed=config.seed,
+        sampling=Sampling(temperature),
+    )
+    tokens = list(itertools.islice(drawn, config.sample_tokens))
+    texts = []
+    for i in range(DRAWN_SAMPLES):
+        decode = Decoder(run.corpus.coding)
+        text = "".join(decode(int(token[i])) for token in tokens) + decode.end()
+        heading = f"temperature {temperature}, seed {config.seed}, sample {i + 1}"
+        texts.append(f"=== update {run.step}, {heading} ===\n{text}")
+    return "\n".join(texts)
+
+
+# The files that grow with a run: metrics, statistics, and the replay log of some.
+
+Log = Metrics | SignLog
+MAY_CHANGE: Final = {name for name, hint in TYPES.items() if CHANGEABLE in get_args(hint)[1:]}
+
+
+def open_logs(run: Run, stack: ExitStack, say: Callable[[str], None]) -> list[Log]:
+    """The logs of a run with a folder, cut back to its present step; the stack closes them.
+
+    say: is told what goes wrong in the run, a sentence at a time.
+    """
+    logs: list[Log] = [stack.enter_context(Metrics(run.path(METRICS), run.step))]
+    if isinstance(run, TrainingRun) and run.config.estimator_class.replays:
+        logs.append(stack.enter_context(_sign_log(run)))
+    if isinstance(run, TrainingRun) and _keeps_statistics(run):
+        logs.append(stack.enter_context(_statistics_log(run, say)))
+    return logs
+
+
+def notes_on_logs(logs: list[Log]) -> list[str]:
+    """Sentences on logs that are not kept."""
+    return [
+        f"No more signs of pairs are recorded, as {log.lacks}: updates from here on cannot be "
+        "replayed."
+        for log in logs
+        if isinstance(log, SignLog) and log.lacks
+    ]
+
+
+def _keeps_statistics(run: TrainingRun) -> bool:
+    """True for those of an earlier part of a run as well, which are cut back at least."""
+    return bool(run.config.statistics_every) or run.path(STATISTICS).exists()
+
+
+def _statistics_log(run: TrainingRun, say: Callable[[str], None]) -> StatisticsLog:
+    config = run.config
+    streams = run.corpus.streams("train", config.streams, config.seq_len, config.seed)
+    return StatisticsLog(
+        run.path(STATISTICS), config, run.learner, streams, lambda: run.observed, say
+    )
+
+
+def _sign_log(run: TrainingRun) -> SignLog:
+    return SignLog(
+        run.path(REPLAY), replay_header(run.config), run.step, run.config.steps,
+        lambda: run.learner.fitness, MAY_CHANGE,
+    )  # fmt: skip
+
+
+def replay_header(config: Config) -> dict[str, Any]:
+    """The header of the replay log of a run of eggroll.train with these options."""
+    return {
+        "kind": checkpoint.FORMAT,
+        "pairs": config.pop // 2,
+        "config": config.to_dict(),
+        "network": config.program().digest(),
+    }
+
+
+# The last lines of a run.
+
+# Recipes that learn text better, and the bits per byte they reach in a minute or two on stdlib:
+# experiments/text/RESULTS.md.
+RECIPES: Final = (
+    ("language", "evolution by token credit", "about 2.5"),
+    (
+        "feedback --width 128 --layers 2",
+        "errors carried back in integers, the best model per second",
+        "about 1.65",
+    ),
+)
+
+
+def last_words(
+    folder: Path | None, config: Common, loss: float, corpus: Corpus, command: str
+) -> str:
+    """The report of a finished run.
+
+    folder: None of a run that wrote nothing; loss: exact cross-entropy on validation, bits per
+    token; command: the one that made the run.
+    """
+    if folder is None:
+        return "\n".join(compare_with_baselines(config, loss, corpus))
+    files = (*FILES, codings.FILE)
+    written = ", ".join(name for name in files if (folder / name).exists())
+    lines = [
+        *compare_with_baselines(config, loss, corpus),
+        f"written to {folder}: {written}",
+        "next:",
+    ]
+    for line, does in suggestions(folder, config, loss, corpus, command):
+        lines += [f"  {line}", f"      {does}"]
+    return "\n".join(lines)
+
+
+def compare_with_baselines(config: Common, loss: float, corpus: Corpus) -> Iterator[str]:
+    """The loss above those of models that know little, and what follows from that."""
+    count, known = config.data == "count", corpus.baselines()
+    counted = "" if count else " counted on the training split"
+    token = "token" if config.numbers else "token of text" if config.pairs else "byte of text"
+    of = "token; 0 is perfect counting" if count else f"{token} that training never reads"
+    byte = in_bits(loss / bytes_per_token(corpus, config)) if config.pairs else ""
+    yield f"validation: {in_bits(loss)} bits per {of}{byte and f', {byte} per byte'}"
+    yield f"{log2(corpus.vocabulary):17.3f} a uniform guess"
+    yield from (f"{bits:17.3f} a {name} model{counted}" for name, bits in known.items())
+    if not count and "bigram" in known and loss > known["bigram"]:
+        yield "Above the bigram model, samples are hardly readable: it needs more training."
+    elif not count and "bigram" in known:
+        last = "token" if config.numbers or config.pairs else "byte"
+        yield f"Below the bigram model: the network makes use of more than the last {last}."
+
+
+def suggestions(
+    folder: Path, config: Common, loss: float, corpus: Corpus, command: str
+) -> Iterator[tuple[str, str]]:
+    """Command lines that make sense after this run, and what each does."""
+    run, data = shlex.quote(str(folder)), config.data
+    by_token = not isinstance(config, Config) or config.estimator_class.by_token
+    bigram = corpus.baselines().get("bigram", loss)
+    if not config.numbers and not by_token and loss > bigram:
+        other = "" if data == "stdlib" else f" --data {shlex.quote(data)}"
+        for recipe, way, bits in RECIPES:
+            does = f"{bits} bits per byte in a minute or two" if data == "stdlib" else "far better"
+            yield f"{invocation('train')} --recipe {recipe}{other}", f"{way}: {does}"
+    again = f"--resume {run} --steps {2 * config.steps}"
+    if data != TOKENS:  # else the arrays are the caller's
+        yield f"{invocation(command)} {again}", "trains as long again"
+    prompts = {"count": "'3 4 5'", TOKENS: "'1 2 3'", "stdlib": "'def '"}
+    drawn = f"--prompt {prompts.get(data, repr('The '))}"
+    drawn += "" if data == "count" else f" --temperature {TEXT_TEMPERATURE}"
+    yield f"{invocation('generate')} {run} {drawn}", "continues a prompt"
+    yield f"{invocation('report')} {run}", "writes a page about it, to open in a browser"
+    yield f"{invocation('plot')} {run} OTHER_RUN", "draws it beside another run"
+
+
+# The command.
+
+EXAMPLES = (
+    ("--recipe language", "learn Python's source text by token credit, in a minute or two"),
+    ("--recipe feedback --data book.txt", "learn a text of your own: the best model per second"),
+)
+
+
+def resumed_options(folder: str) -> Config:
+    """The options of the run in a folder."""
+    return checkpoint.load_options(Path(folder) / CHECKPOINT)
+
+
+def options_from(argv: Sequence[str], resumed: Config | None = None) -> Config:
+    """The options of the command line; see options.from_command_line.
+
+    resumed: those of the run that goes on, where its folder may lie on another machine.
+    """
+    about = (
+        "Trains an int8 recurrent language model in integers alone: by evolution strategies, "
+        "without gradients, or by errors carried back (--recipe feedback)."
+    )
+    return options.from_command_line(
+        Config, argv, command="train", about=about, examples=EXAMPLES,
+        resumed=(lambda folder: resumed) if resumed else resumed_options,
+    )  # fmt: skip
+
+
+def tell_result(result: RunResult) -> None:
+    """Ends a command that trained: its last line is the signature.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted; says how it goes on.
+    """
+    if result.resume_hint:
+        raise KeyboardInterrupt(result.resume_hint)
+    print(f"signature: {result.signature}")
+
+
+def train_and_tell(config: Config) -> None:
+    """Command line of eggroll.train."""
+    tell_result(train(config))
+
+
+class TrainCommand(cli.Command[Config]):
+    """eggroll.train, in one process or as one of the ranks that mlx.launch started."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        words = list(sys.argv[1:] if argv is None else argv)
+        if launched():
+            return cli.run(lambda: self._as_rank(words))
+        return super().__call__(words)
+
+    def _as_rank(self, words: Sequence[str]) -> int:
+        if cli.asks_for_help(words) and os.environ[launched()] != "0":
+            return cli.DONE
+        rank = join(SeveralRanks.rank_timeout)
+        if rank is None:
+            return super().__call__(words)
+        return rank.run(lambda: train_as_rank(rank, words))
+
+
+def train_as_rank(rank: Rank, words: Sequence[str]) -> RunResult:
+    """Trains on this rank; the words of the command line are those of all ranks."""
+    folder = cli.word_of(words, "--resume")
+    stored = rank.from_first(lambda: resumed_options(folder).to_dict() if folder else None)
+    resumed = options.from_dict(stored, "the checkpoint") if stored else None
+    config = rank.together(lambda: options_from(words, resumed))
+    rank.watch.limit = config.rank_timeout
+    first = rank.rank == 0
+    with ExitStack() as stack:
+        run = open_run(config, stack, show=first, ranks=rank)
+        rank.watch.resume = f"; {rank.from_first(run.resume_hint)}"
+        result = complete(run, stack, show=first)
+    if first and not result.resume_hint:
+        print(f"signature: {result.signature}")
+    return result
+
+
+main = TrainCommand(Config, train_and_tell, options_from)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,297 @@
+"""Draws a run's curves, or one figure of several runs, with matplotlib.
+
+Letters: P members, S streams, T tokens.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from eggroll.cli.screen import in_bits
+from eggroll.errors import InputError
+from eggroll.evolution.estimators import MIN_DIFFERING
+from eggroll.files import CURVES, write_whole
+from eggroll.training.curves import (
+    LanguageCurves,
+    Metric,
+    RunCurves,
+    Series,
+    TrainerCurves,
+    Values,
+    labelled,
+    read_run,
+    smooth,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STYLE: Any = {
+    "figure.dpi": 150,
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+}
+TRAIN, VALID, RATE, SPEED, REFERENCE = "#4c78a8", "#d1495b", "#6a994e", "#7b6d8d", "#444444"
+DIFFER = "#c98a2b"
+FORMATS = (".png", ".svg", ".pdf")
+TITLES: Final[dict[Metric, str]] = {
+    "val_loss": "validation",
+    "loss": "training loss",
+    "update_rate": "weights that moved",
+    "tokens_per_second": "throughput",
+    "fitness": "fitness, mean of the members",
+    "fitness_best": "fitness of the best member",
+    "nonzero_ratio": "pairs whose members differ in value",
+    "rows_per_second": "throughput",
+}
+PALETTE = 10  # runs that matplotlib's own colours tell apart; more take theirs from a colour map
+
+
+def printable(name: str) -> str:
+    """A file's name as text that matplotlib takes literally: no formulas, no stray bytes."""
+    text = re.sub("[\ud800-\udfff]", "\ufffd", name)[:300]
+    return text.replace("$", r"\$")
+
+
+def curves(folder: Path, out: Path | None = None, *, title: str = "") -> Path:
+    """Draws the curves of the run in a folder, into its curves.png or `out`; returns the path.
+
+    Raises:
+        InputError: there is nothing to draw, or the picture cannot be written.
+    """
+    run = read_run(folder)
+    heading = printable(title or _title(run))
+    with style():
+        figure = _trainer(run) if isinstance(run, TrainerCurves) else _language(run)
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        return save(figure, out or folder / CURVES)
+
+
+def _language(run: RunCurves) -> Figure:
+    assert isinstance(run, LanguageCurves)
+    figure = new_figure(8, 7.5)
+    top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
+    _loss(top, run)
+    _panel(middle, run.steps, 100 * run.rate, RATE, "weights that moved", "% per update")
+    speed = "throughput" + " of all members" * run.has_members
+    _panel(bottom, run.steps, run.speed, SPEED, speed, "tokens per s")
+    bottom.set_xlabel("update")
+    bottom.yaxis.set_major_formatter(_prefixes())
+    return figure
+
+
+def _trainer(run: TrainerCurves) -> Figure:
+    figure = new_figure(8, 8.5)
+    top, moved, differ, speed = figure.subplots(4, 1, sharex=True, height_ratios=[3, 1, 1, 1])
+    for values, colour, name in ((run.best, VALID, "best member"), (run.fitness, TRAIN, "mean")):
+        top.plot(run.steps, values, color=colour, lw=0.8, alpha=0.3)
+        label = f"{name}: {_brief(smooth(values)[-1])} at the end"
+        top.plot(run.steps, smooth(values), color=colour, lw=1.6, label=label)
+    top.set(ylabel="value told", title="fitness")
+    top.legend(loc="best")
+    _panel(moved, run.steps, 100 * run.rate, RATE, "weights that moved", "% per update")
+    lively = 100 * MIN_DIFFERING
+    heading = f"{TITLES['nonzero_ratio']}: below {lively:g} % hardly anything is learnt"
+    _panel(differ, run.steps, 100 * run.differing, DIFFER, heading, "% per update")
+    differ.set_yscale("symlog", linthresh=lively)  # so that what is below can be told from nothing
+    differ.set_ylim(0, 130)
+    differ.set_yticks([0, lively, 10, 100], ["0", f"{lively:g}", "10", "100"])
+    differ.axhline(lively, color=REFERENCE, lw=0.9, ls="--", alpha=0.7)
+    _panel(speed, run.steps, run.speed, SPEED, "throughput of all members", "rows per s")
+    speed.yaxis.set_major_formatter(_prefixes())
+    speed.set_xlabel("update")
+    return figure
+
+
+def compare(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    metric: Metric | None = None,
+    title: str = "",
+    labels: Sequence[str] = (),
+    group_seeds: bool = True,
+) -> Path:
+    """Draws a figure of several runs over tokens or rows and over seconds; returns the path.
+
+    metric: None is validation, or fitness of runs of eggroll.Trainer; labels: one for each run or
+    each line, in the place of the folders' names.
+
+    Raises:
+        InputError: a folder holds no run with that figure, or the picture cannot be written.
+    """
+    runs = [read_run(folder) for folder in folders]
+    metric = metric or runs[0].metrics[0]
+    for folder, run in zip(folders, runs, strict=True):
+        if type(run) is not type(runs[0]):
+            raise InputError(
+                f"{str(folder)!r} is a run {run.of} and {str(folders[0])!r} one {runs[0].of}: plot "
+                "them apart, as their figures do not compare."
+            )
+        if metric not in run.metrics:
+            raise InputError(
+                f"--metric is {metric}: {str(folder)!r} is a run {run.of}, which has "
+                f"{', '.join(run.metrics)}."
+            )
+        if not len(run.curve(metric)[0]):
+            raise InputError(
+                f"the run in {str(folder)!r} has not been validated yet: leave it out."
+            )
+    lines = labelled(runs, labels, metric, group_seeds)
+    series = [line._replace(label=printable(line.label)) for line in lines]
+    with style():
+        figure = new_figure(11, 5 if len(series) <= PALETTE else 5.5)
+        left, right = figure.subplots(1, 2, sharey=True)
+        _lines(left, series, metric, runs[0].over, runs[0].counted)
+        _lines(right, series, metric, "elapsed", "seconds of updates")
+        left.set(ylabel=" / ".join(sorted({run.unit_of(metric) for run in runs})))
+        _legend(figure, left, len(series))
+        heading = printable(title) if title else TITLES[metric]
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        return save(figure, out)
+
+
+def _lines(axes: Axes, series: Sequence[Series], metric: Metric, over: str, unit: str) -> None:
+    ends = []
+    for i, one in enumerate(series):
+        x, mean, low, high = one.points(metric, over)
+        seeds = f", mean of {len(one.runs)} seeds" if len(one.runs) > 1 else ""
+        label, colour = f"{one.label}: {_brief(mean[-1])}{seeds}", _colour(i, len(series))
+        marker = "o" if len(x) <= 80 else ""
+        axes.plot(x, mean, color=colour, lw=1.6, marker=marker, markersize=3, label=label)
+        if seeds:
+            axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
+        ends.append((x[-1], mean[-1]))
+    runs = [run for one in series for run in one.runs]
+    # Reference lines stand for one corpus: none where the runs differ in it.
+    alike = all(run.about.get("baselines") == runs[0].about.get("baselines") for run in runs)
+    if alike and "loss" in metric:
+        _references(axes, runs[0], max(ends)[1], named=over == "elapsed")  # beside no legend
+    if max(ends)[0] > 10 * min(ends)[0]:  # else the shorter run would be a line at the left
+        axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}" if over == "elapsed" else _prefixes())
+    if metric.endswith("per_second"):
+        axes.yaxis.set_major_formatter(_prefixes())
+    axes.set_xlabel(unit)
+
+
+def _colour(i: int, count: int) -> Any:
+    from matplotlib import colormaps
+
+    return f"C{i}" if count <= PALETTE else colormaps["turbo"](0.05 + 0.9 * i / (count - 1))
+
+
+def _brief(value: float) -> str:
+    """As losses are written; a prefix for large values."""
+    if abs(value) >= 1000 or value == 0:
+        return str(_prefixes().format_data(value))
+    return in_bits(value) if value > 0 else f"-{in_bits(-value)}"
+
+
+def _legend(figure: Figure, axes: Axes, count: int) -> None:
+    """Beside the lines, or below the picture if there are many."""
+    if count <= PALETTE:
+        axes.legend(title="run: last value")
+        return
+    columns = 3 if count <= 30 else 4
+    figure.legend(
+        *axes.get_legend_handles_labels(), title="run: last value", loc="outside lower center",
+        ncols=columns, fontsize=7,
+    )  # fmt: skip
+
+
+def style() -> Any:
+    """A context with the house's look; nothing global stays changed."""
+    import matplotlib
+
+    return matplotlib.rc_context(STYLE)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _loss(axes: Axes, run: LanguageCurves) -> None:
+    label = "training" + ": members' integer score" * run.has_members
+    axes.plot(run.steps, run.loss, color=TRAIN, lw=0.8, alpha=0.3)
+    axes.plot(run.steps, smooth(run.loss), color=TRAIN, lw=1.6, label=label)
+    if len(run.valid):
+        axes.plot(
+            run.valid_steps, run.valid, color=VALID, marker="o", markersize=3, lw=1.6,
+            label=f"validation: {in_bits(run.valid[-1])} at the end",
+        )  # fmt: skip
+    _references(axes, run, run.loss[-1])
+    axes.set(ylabel=run.unit, title="loss")
+    axes.legend(loc="best")
+
+
+def _references(axes: Axes, run: RunCurves, end: float, *, named: bool = True) -> None:
+    """Dashed lines at the unigram and the bigram model's losses, labelled away from the end."""
+    counted = "" if run.config.get("data") == "count" else " model counted on the training split"
+    for name, value in run.about.get("baselines", {}).items():
+        above = value > end
+        axes.axhline(value, color=REFERENCE, lw=0.9, ls="--", alpha=0.7, zorder=1)
+        low, high = axes.get_ylim()
+        room = 0.07 * (high - low)  # of the label
+        axes.set_ylim(
+            *((low, max(high, value + room)) if above else (min(low, value - room), high))
+        )
+        if not named:
+            continue
+        axes.annotate(
+            f"{name}{counted}: {value:.2f}", (1, value), xycoords=("axes fraction", "data"),
+            xytext=(-4, 2 if above else -2), textcoords="offset points", zorder=1.5,
+            ha="right", va="bottom" if above else "top",
+            color=REFERENCE, fontsize=8, bbox={"fc": "white", "alpha": 0.7, "pad": 0.5, "lw": 0},
+        )  # fmt: skip
+
+
+def _panel(axes: Axes, x: Values, y: Values, colour: str, title: str, unit: str) -> None:
+    axes.plot(x, y, color=colour, lw=0.8, alpha=0.35)
+    axes.plot(x, smooth(y), color=colour, lw=1.4)
+    axes.set(title=title, ylabel=unit)
+    axes.set_ylim(bottom=0)
+
+
+def _prefixes() -> Any:
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(sep="")
+
+
+def _title(run: RunCurves) -> str:
+    c, name = run.config, run.name
+    if isinstance(run, TrainerCurves):
+        options = ", ".join(f"{key} {c.get(key)}" for key in ("rule", "sigma_shift", "seed"))
+        return f"{name}: {c.get('estimator')}, population {c.get('pop')}, {options}"
+    data = Path(str(c.get("data"))).name
+    recipe = f"recipe {c['recipe']}, " if c.get("recipe", "paper") != "paper" else ""
+    trained = f"{recipe}population {c.get('pop')}, rank {c.get('rank')}"
+    if "pop" not in c:
+        trained = f"AdamW, streams {c.get('streams')}"
+    rest = ", ".join(f"{key} {c.get(key)}" for key in ("layers", "width", "seed"))
+    return f"{name}: {data}, {trained}, {rest}"
+
+
+def save(figure: Figure, path: Path) -> Path:
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix[1:])
+    write_whole(path, picture.getvalue())
+    return path
