@@ -7,12 +7,13 @@
 # make verify-cuda   with an NVIDIA GPU: check the cuda engine on it, write cuda-report.txt
 # make notebook   run examples/tour.ipynb again and keep its outputs
 # make bench    time whole steps over growing populations; more options in ARGS="..."
-# make check    lint, formatting and types
+# make check    lint, formatting, types and the measure of the house
 # make docs     build the documentation site into build/site; every link and anchor is checked
 # make build    create .venv, install the dependencies, build the extension
 # make clean    remove what was built, but keep .venv
 #
-# A fresh machine needs Python 3.11 or newer and a C++20 compiler; all else goes into .venv.
+# A fresh machine needs Python 3.11 or newer with its venv module and C headers, a C++20 compiler and
+# a network connection; all else goes into .venv.
 
 PYTHON ?= python3
 ARGS ?=
@@ -79,6 +80,7 @@ check: $(DEPS)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy --strict eggroll
+	@$(PY) tests/house.py
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
 
 docs: $(DOCS)

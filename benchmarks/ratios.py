@@ -22,7 +22,7 @@ from tiny_programs import Disagreement, using
 from eggroll import _extension, engines
 from eggroll.bench import PRESETS
 from eggroll.bench import command as bench
-from eggroll.bench.command import Step
+from eggroll.bench.command import BenchStep
 from eggroll.cli import command as cli
 from eggroll.cli.command import Range
 from eggroll.errors import InputError
@@ -41,11 +41,11 @@ class Options:
     """Population of that comparison."""
 
 
-def make(preset: str, pop: int, threads: int, seq_len: int = 0) -> Step:
+def make(preset: str, pop: int, threads: int, seq_len: int = 0) -> BenchStep:
     options = bench.BenchOptions(preset=preset, pops=(pop,), seq_len=seq_len, threads=threads)  # type: ignore[arg-type]
     network = PRESETS[preset]
     program = egg(network["vocabulary"], network["width"], network["layers"])
-    return Step(options, pop, engines.choose("cpu", program, threads)[0])
+    return BenchStep(options, pop, engines.choose("cpu", program, threads)[0])
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -67,7 +67,7 @@ def compare(name: str, first: Callable[[], object], second: Callable[[], object]
     )
 
 
-def inference(step: Step) -> Callable[[], object]:
+def inference(step: BenchStep) -> Callable[[], object]:
     """The unperturbed model over the same tokens and members."""
     learner = step.learner
     engine = learner.population.engine

@@ -1,4 +1,4 @@
-"""Loads the compiled extension, or says in one sentence why it cannot be loaded."""
+"""The compiled extension, loaded and checked against the installed mlx."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 from eggroll.errors import InputError
 
 NAME = "eggroll._int8_gemm"
-WAY_OUT = "run `make build` in a checkout, or reinstall eggroll-mlx"
+REPAIR = "run `make build` in a checkout, or reinstall eggroll-mlx"
 
 
 def load() -> ModuleType:
@@ -23,24 +23,23 @@ def load() -> ModuleType:
         # First, so that mlx's own library and types are the ones the extension finds.
         importlib.import_module("mlx.core")
     except (importlib.metadata.PackageNotFoundError, ImportError) as error:
-        raise InputError(f"mlx does not import ({error}): {WAY_OUT}.") from error
+        raise InputError(f"mlx does not import ({error}): {REPAIR}.") from error
 
     try:
         module = importlib.import_module(NAME)
     except ModuleNotFoundError as error:
         if error.name != NAME:
             raise
-        raise InputError(f"The compiled extension {NAME} is missing: {WAY_OUT}.") from error
+        raise InputError(f"The compiled extension {NAME} is missing: {REPAIR}.") from error
     except ImportError as error:
         raise InputError(
-            f"The compiled extension {NAME} does not load with mlx {installed} "
-            f"({error}): {WAY_OUT}."
+            f"The compiled extension {NAME} does not load with mlx {installed} ({error}): {REPAIR}."
         ) from error
 
-    built: str = module.built_with()["mlx"]
-    if built != installed:
+    mlx_version: str = module.built_with()["mlx"]
+    if mlx_version != installed:
         raise InputError(
-            f"The compiled extension {NAME} was built with mlx {built} and mlx {installed} "
-            f"is installed: {WAY_OUT}."
+            f"The compiled extension {NAME} was built with mlx {mlx_version} and mlx {installed} "
+            f"is installed: {REPAIR}."
         )
     return module

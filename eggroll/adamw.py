@@ -1,7 +1,7 @@
 """The baseline with gradients: `python -m eggroll.adamw` trains the network's float twin by AdamW.
 
-The same declared network, data, streams, validation, loop and files as eggroll.train; float_twin.py
-lists the differences. Gradients go back through the T tokens of an update. A seed gives the same
+The same declared network, data, streams, validation, loop and files as eggroll.train; twin.py lists
+the differences. Gradients go back through the T tokens of an update. A seed gives the same
 bits again on one machine with equal threads, not on another.
 Letters: P samples, S streams, T tokens per update, V vocabulary.
 """
@@ -25,9 +25,8 @@ from typing import ClassVar
 import mlx.core as mx
 import numpy as np
 
-from eggroll.baseline import backprop as reader
-from eggroll.baseline.backprop import FORMAT, AdamwOptions, AdamwTrainer, TwinReader
-from eggroll.baseline.twin import ONE, Leaves, by_token
+from eggroll.baseline.backprop import FORMAT, AdamwOptions, AdamwTrainer, TwinReader, read_run
+from eggroll.baseline.twin import ONE, by_token
 from eggroll.baseline.twin_numpy import twin_for
 from eggroll.cli import command as cli
 from eggroll.cli.screen import per_second
@@ -35,10 +34,11 @@ from eggroll.data.corpus import Corpus, Streams
 from eggroll.errors import InputError
 from eggroll.files import CHECKPOINT, Row
 from eggroll.ranks import refuse
+from eggroll.spec.program import Leaves
 from eggroll.training import checkpoint, trackers
 from eggroll.training import loop as training
+from eggroll.training.config import from_command_line
 from eggroll.training.folder import Folder, check_free, new_folder
-from eggroll.training.options import from_command_line
 from eggroll.training.run import (
     Run,
     check_data,
@@ -80,10 +80,10 @@ class BaselineRun(Run):
         return TwinReader(self.trainer.twin)
 
     def update(self) -> Row:
-        began, self.val_loss = time.perf_counter(), None
+        start, self.val_loss = time.perf_counter(), None
         batch = self.streams.batch(self.step)
         loss = self.trainer.update(batch)
-        seconds = max(time.perf_counter() - began, 0.0)
+        seconds = max(time.perf_counter() - start, 0.0)
         if not math.isfinite(loss):
             raise InputError(
                 f"the loss of update {self.step} is {loss}: try a --learning-rate below "
@@ -92,7 +92,7 @@ class BaselineRun(Run):
         return {
             "step": self.step,
             "loss": loss,
-            "update_rate": self.moved(),
+            "update_rate": self.update_rate(),
             "tokens_per_second": round(per_second(batch.tokens.size, seconds), 1),
             "seconds": round(seconds, 6),
         }
@@ -115,12 +115,12 @@ class BaselineRun(Run):
             total, count = total + scored.sum(dtype=np.float64), count + scored.size
         return float(total) / count
 
-    def moved(self) -> float:
+    def update_rate(self) -> float:
         """Share of the weights whose rounding to Q4 changed since this was asked last."""
-        now = {name: mx.round(w * ONE) for name, w in self.weights.items()}
-        before, self.rounded = self.rounded or now, now
-        changed = mx.stack([mx.sum(now[k] != before[k]) for k in now]).sum()
-        return int(np.array(changed)) / sum(w.size for w in now.values())
+        rounded = {name: mx.round(w * ONE) for name, w in self.weights.items()}
+        previous, self.rounded = self.rounded or rounded, rounded
+        changed = mx.stack([mx.sum(rounded[k] != previous[k]) for k in rounded]).sum()
+        return int(np.array(changed)) / sum(w.size for w in rounded.values())
 
 
 def open_run(options: AdamwOptions, stack: ExitStack) -> BaselineRun:
@@ -128,27 +128,27 @@ def open_run(options: AdamwOptions, stack: ExitStack) -> BaselineRun:
     options = options.at_home()
     options.check()
     trackers.check_installed(options.track)
-    trainer, before = AdamwTrainer(options, twin_for(options.program(), options.threads)), None
+    trainer, old_options = AdamwTrainer(options, twin_for(options.program(), options.threads)), None
     if options.resume:
         folder = stack.enter_context(Folder(Path(options.resume)))
         path = folder.path / CHECKPOINT
-        before, done, facts, arrays = reader.read(path)
-        check_options(before, done, options)
-        trainer.restore(arrays, done, f"checkpoint {str(path)!r}")
+        old_options, step, old_facts, arrays = read_run(path)
+        check_options(old_options, step, options)
+        trainer.restore(arrays, step, f"checkpoint {str(path)!r}")
     elif options.out:
         check_free(Path(options.out))
     corpus = load_run_corpus(options)
-    if before:
-        check_data(facts, fingerprint(corpus), options)
+    if old_options:
+        check_data(old_facts, fingerprint(corpus), options)
     streams = training_streams(corpus, options)
     next(validation_batches(corpus, options))  # complains now if the split is too small
-    if not before:
+    if not old_options:
         name = f"adamw-{Path(options.data).stem}"
         folder = stack.enter_context(Folder(new_folder(options.out, name)))
         check_free(folder.path)  # another run may have come first
     run = BaselineRun(options, folder, corpus, streams, trainer)
-    run.moved()
-    print_header(run, "", before.steps if before else options.steps)
+    run.update_rate()
+    print_header(run, "", old_options.steps if old_options else options.steps)
     run.save()
     write_config(run)
     return run
@@ -180,7 +180,7 @@ def options_from(argv: Sequence[str]) -> AdamwOptions:
     about = "Trains the float twin of the int8 network by back-propagation and AdamW: the baseline."
     return from_command_line(
         AdamwOptions, argv, command="adamw", about=about, examples=EXAMPLES,
-        resumed=lambda folder: reader.read(Path(folder) / CHECKPOINT)[0],
+        resumed=lambda folder: read_run(Path(folder) / CHECKPOINT)[0],
     )  # fmt: skip
 
 

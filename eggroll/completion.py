@@ -53,8 +53,8 @@ def script(shell: str, commands: Mapping[str, tuple[str, str]]) -> str:
         command = parsers.add_parser(name, help=does)
         command.add_argument("--version", action="store_true", help=help.SAME_FOR_ALL["--version"])
         add_options(command, importlib.import_module(module).main.options)
-    made: str = shtab.complete(parser, shell=shell)
-    return made
+    text: str = shtab.complete(parser, shell=shell)
+    return text
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
@@ -66,33 +66,39 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
         declared = get_args(hint)[0] if notes else hint
         if tyro.conf.Suppress in notes:
             continue
-        said = next((n.help for n in notes if getattr(n, "help", "")), texts.get(field.name, ""))
-        first = re.split(r"(?<=[^.])[.;:](?:\s|$)", said)[0].replace("%", "%%")
-        add_option(parser, field, declared, notes, first)
+        help_text = next(
+            (n.help for n in notes if getattr(n, "help", "")), texts.get(field.name, "")
+        )
+        first_sentence = re.split(r"(?<=[^.])[.;:](?:\s|$)", help_text)[0].replace("%", "%%")
+        add_option(parser, field, declared, notes, first_sentence)
 
 
 def add_option(
-    parser: argparse.ArgumentParser, field: Field[Any], kind: Any, notes: Sequence[Any], said: str
+    parser: argparse.ArgumentParser,
+    field: Field[Any],
+    kind: Any,
+    notes: Sequence[Any],
+    help_text: str,
 ) -> None:
     """Adds one option, with its choices, or with the files that it may name."""
     flag = cli.flag(field.name)
     if kind is bool:
-        parser.add_argument(flag, action="store_true", help=said)
+        parser.add_argument(flag, action="store_true", help=help_text)
         parser.add_argument(f"--no-{flag[2:]}", action="store_true", help=f"not {flag}")
         return
-    kinds = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]
+    literals = [t for t in (kind, *get_args(kind)) if get_origin(t) is Literal]
     metavar = next((n.metavar for n in notes if getattr(n, "metavar", None)), "")
-    words = list(get_args(kinds[0])) if kinds else metavar.split("|")
+    words = list(get_args(literals[0])) if literals else metavar.split("|")
     choices = words if all(re.fullmatch(r"[a-z][a-z0-9-]*", str(word)) for word in words) else None
     place = tyro.conf.Positional in notes
-    several: dict[str, Any] = {"nargs": "*"} if get_origin(kind) is tuple else {}
-    added: Any = parser.add_argument(
-        field.name if place else flag, help=said, choices=choices, **several
+    repetition: dict[str, Any] = {"nargs": "*"} if get_origin(kind) is tuple else {}
+    argument: Any = parser.add_argument(
+        field.name if place else flag, help=help_text, choices=choices, **repetition
     )
     if files := "file" if "FILE" in metavar else "directory" if "DIR" in metavar else "":
         import shtab
 
-        added.complete = shtab.FILE if files == "file" else shtab.DIRECTORY
+        argument.complete = shtab.FILE if files == "file" else shtab.DIRECTORY
 
 
 @cli.command(CompletionOptions, name="completion", about=ABOUT, examples=EXAMPLES)

@@ -17,20 +17,13 @@ from typing import Annotated, Any, Final, NamedTuple
 import tyro
 
 from eggroll import engines
-from eggroll.baseline import backprop as reader
+from eggroll.baseline import backprop
 from eggroll.cli import command as cli
 from eggroll.data import codings
 from eggroll.data.codings import Coding
 from eggroll.errors import InputError
 from eggroll.files import CHECKPOINT
-from eggroll.inference import (
-    Decoder,
-    Sampled,
-    Sampling,
-    Stops,
-    sample,
-    usual_temperature,
-)
+from eggroll.inference import Decoder, Sampled, Sampling, Stops, sample, usual_temperature
 from eggroll.training import checkpoint
 from eggroll.training.config import Common
 
@@ -39,78 +32,6 @@ EXAMPLES: Final = (
     ('runs/stdlib-000 --prompt "def main("', "continue a line of Python"),
     ("runs/stdlib-000 --seed 1 --temperature 1", "draw from the network's own probabilities"),
 )
-
-
-class SampledModel(NamedTuple):
-    """A trained network, ready to be sampled.
-
-    coding: what its tokens stand for; temperature: the usual one.
-    """
-
-    engine: Sampled
-    weights: Any
-    coding: Coding
-    temperature: float
-
-
-def load(where: Path, engine: str, threads: int) -> SampledModel:
-    """The network of a run of eggroll.train or eggroll.adamw: its folder, or the checkpoint itself.
-
-    Raises:
-        InputError: there is no sound checkpoint, or the engine cannot run here.
-    """
-    path = where if where.is_file() else where / CHECKPOINT
-    if checkpoint.kind_of(path) == reader.FORMAT:
-        options, facts, twin, weights = reader.load(path, threads)
-        return model_of(options, twin, weights, codings.coding_of(options, path.parent, facts))
-    kept = checkpoint.load_model(path)
-    coding = codings.coding_of(kept.config, path.parent, kept.corpus)
-    chosen, _ = engines.choose(engine, kept.config.program(), threads)
-    return model_of(kept.config, chosen, kept.weights, coding)
-
-
-def model_of(config: Common, engine: Sampled, weights: Any, coding: Coding) -> SampledModel:
-    """The network of a run with these options."""
-    return SampledModel(engine, weights, coding, usual_temperature(config.data))
-
-
-def texts(
-    model: SampledModel,
-    prompt: Sequence[int],
-    *,
-    tokens: int,
-    seed: int,
-    sampling: Sampling,
-    samples: int = 1,
-    stops: Sequence[str] = (),
-) -> Iterator[str]:
-    """A prompt and at most so many tokens after it, piece by piece; several one below the other.
-
-    A text ends before the first of `stops` that its new part has. Sample 0 does not depend on how
-    many there are.
-    """
-    drawn = sample(
-        model.engine, model.weights, prompt, samples=samples, seed=seed, sampling=sampling
-    )
-    rows = itertools.islice(drawn, tokens)
-    if samples == 1:
-        yield from _text(model, prompt, (int(row[0]) for row in rows), stops)
-        return
-    for number, column in enumerate(zip(*(row.tolist() for row in rows), strict=True), 1):
-        yield f"--- sample {number} of {samples}\n"
-        yield from _text(model, prompt, column, stops)
-
-
-def _text(
-    model: SampledModel, prompt: Sequence[int], tokens: Iterable[int], stops: Sequence[str]
-) -> Iterator[str]:
-    decode, shown = Decoder(model.coding), Stops(stops)
-    yield from (decode(token) for token in prompt)
-    for token in tokens:
-        yield shown(decode(token))
-        if shown.stopped:
-            break
-    yield shown.end() + decode.end()
 
 
 @dataclass(frozen=True)
@@ -146,9 +67,9 @@ class GenerateOptions:
     threads: Annotated[int, cli.Range(0, 1024)] = 1
     """Threads on a CPU; 0 is all cores."""
 
-    def sampling(self, usual: float) -> Sampling:
-        """How tokens are drawn; usual: the temperature where none is given."""
-        warm = usual if self.temperature is None else self.temperature
+    def sampling(self, default: float) -> Sampling:
+        """The sampling that is asked for; default: the temperature where none is given."""
+        warm = default if self.temperature is None else self.temperature
         return Sampling(warm, self.top_k, self.top_p, self.min_p)
 
     def check(self) -> None:
@@ -160,6 +81,24 @@ class GenerateOptions:
             raise InputError(
                 f"--prompt and --prompt-file {self.prompt_file!r} are both given: give one of them."
             )
+
+
+def generate(options: GenerateOptions) -> Iterator[str]:
+    """The prompt and its continuation, piece by piece.
+
+    Raises:
+        InputError: an option is out of range, or the folder holds no sound checkpoint.
+    """
+    options.check()
+    if not options.folder:
+        raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
+    model = load(Path(options.folder), options.engine, options.threads)
+    name = "--prompt-file" if options.prompt_file else "--prompt"
+    yield from texts(
+        model, model.coding.tokens(prompt_of(options), name),
+        tokens=options.tokens, seed=options.seed, sampling=options.sampling(model.temperature),
+        samples=options.samples, stops=options.stop,
+    )  # fmt: skip
 
 
 def prompt_of(options: GenerateOptions) -> str:
@@ -190,22 +129,73 @@ def prompt_of(options: GenerateOptions) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def generate(options: GenerateOptions) -> Iterator[str]:
-    """The prompt and its continuation, piece by piece.
+class SampledModel(NamedTuple):
+    """A trained network, ready to be sampled."""
+
+    engine: Sampled
+    weights: Any
+    coding: Coding  # of its tokens
+    temperature: float  # where none is given
+
+
+def load(where: Path, engine: str, threads: int) -> SampledModel:
+    """The network of a run of eggroll.train or eggroll.adamw: its folder, or the checkpoint itself.
 
     Raises:
-        InputError: an option is out of range, or the folder holds no sound checkpoint.
+        InputError: there is no sound checkpoint, or the engine cannot run here.
     """
-    options.check()
-    if not options.folder:
-        raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
-    model = load(Path(options.folder), options.engine, options.threads)
-    name = "--prompt-file" if options.prompt_file else "--prompt"
-    yield from texts(
-        model, model.coding.tokens(prompt_of(options), name),
-        tokens=options.tokens, seed=options.seed, sampling=options.sampling(model.temperature),
-        samples=options.samples, stops=options.stop,
-    )  # fmt: skip
+    path = where if where.is_file() else where / CHECKPOINT
+    if checkpoint.kind_of(path) == backprop.FORMAT:
+        options, facts, twin, weights = backprop.load_run(path, threads)
+        return model_of(options, twin, weights, codings.coding_of(options, path.parent, facts))
+    model = checkpoint.load_model(path)
+    coding = codings.coding_of(model.config, path.parent, model.corpus)
+    sampler, _ = engines.choose(engine, model.config.program(), threads)
+    return model_of(model.config, sampler, model.weights, coding)
+
+
+def model_of(config: Common, engine: Sampled, weights: Any, coding: Coding) -> SampledModel:
+    """The network of a run with these options."""
+    return SampledModel(engine, weights, coding, usual_temperature(config.data))
+
+
+def texts(
+    model: SampledModel,
+    prompt: Sequence[int],
+    *,
+    tokens: int,
+    seed: int,
+    sampling: Sampling,
+    samples: int = 1,
+    stops: Sequence[str] = (),
+) -> Iterator[str]:
+    """A prompt and at most so many tokens after it, piece by piece; several one below the other.
+
+    A text ends before the first of `stops` that its new part has. Sample 0 does not depend on how
+    many there are.
+    """
+    batches = sample(
+        model.engine, model.weights, prompt, samples=samples, seed=seed, sampling=sampling
+    )
+    rows = itertools.islice(batches, tokens)
+    if samples == 1:
+        yield from _sample_text(model, prompt, (int(row[0]) for row in rows), stops)
+        return
+    for number, column in enumerate(zip(*(row.tolist() for row in rows), strict=True), 1):
+        yield f"--- sample {number} of {samples}\n"
+        yield from _sample_text(model, prompt, column, stops)
+
+
+def _sample_text(
+    model: SampledModel, prompt: Sequence[int], tokens: Iterable[int], stops: Sequence[str]
+) -> Iterator[str]:
+    decode, until_stop = Decoder(model.coding), Stops(stops)
+    yield from (decode(token) for token in prompt)
+    for token in tokens:
+        yield until_stop(decode(token))
+        if until_stop.stopped:
+            break
+    yield until_stop.end() + decode.end()
 
 
 @cli.command(
@@ -216,5 +206,5 @@ def generate(options: GenerateOptions) -> Iterator[str]:
 )
 def main(options: GenerateOptions) -> None:
     """Command line of eggroll.generate."""
-    for piece in generate(options):
-        print(piece, end="", flush=True)
+    for text in generate(options):
+        print(text, end="", flush=True)

@@ -39,6 +39,9 @@ EXAMPLES = (
     ("-n 4 -- python -m eggroll.train --out runs/four", "four ranks on this machine"),
     ("--hostfile hosts.json -- python -m eggroll.train", "the ranks of a file, on their machines"),
 )
+# Seconds after one rank failed in which the others have to end by themselves, then by SIGTERM.
+GRACE, KILL_AFTER = 3.0, 20.0
+POLL = 0.05
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,6 @@ class LaunchOptions:
     """First port of the ring, which takes one for every rank."""
 
 
-# Seconds after one rank failed in which the others have to end by themselves, then by SIGTERM.
-GRACE, KILLED = 3.0, 20.0
-POLL = 0.05
-
-
 def words_for_mlx(words: Sequence[str]) -> list[str]:
     """The words as they are, which mlx.launch reads itself; but for those that ask for help."""
     own = list(words[: words.index("--")] if "--" in words else words)
@@ -68,27 +66,27 @@ def words_for_mlx(words: Sequence[str]) -> list[str]:
     return list(words)
 
 
-def launched(words: Sequence[str]) -> int:
+def run_mlx_launch(words: Sequence[str]) -> int:
     """Runs mlx.launch on these words; returns the exit code of the ranks.
 
     Raises:
         InputError: this MLX has another mlx.launch than the one that this goes with.
     """
     codes: list[int] = []
-    launch = _of_mlx()
-    before, argv = launch._launch_with_io, sys.argv
-    launch._launch_with_io = partial(_carried, codes)
+    launch = _mlx_launch()
+    original, argv = launch._launch_with_io, sys.argv
+    launch._launch_with_io = partial(_run_ranks, codes)
     sys.argv = ["mlx.launch", *words]
     try:
         launch.main()
     except SystemExit as stop:  # a complaint of its own
         return stop.code if isinstance(stop.code, int) else cli.REFUSED
     finally:
-        launch._launch_with_io, sys.argv = before, argv
+        launch._launch_with_io, sys.argv = original, argv
     return next((code for code in codes if code), cli.DONE)
 
 
-def _of_mlx() -> Any:
+def _mlx_launch() -> Any:
     from mlx._distributed_utils import launch
 
     if not callable(getattr(launch, "_launch_with_io", None)):
@@ -99,10 +97,10 @@ def _of_mlx() -> Any:
     return launch
 
 
-def _carried(codes: list[int], kind: Any, arguments: Sequence[Any], verbose: bool) -> None:
+def _run_ranks(codes: list[int], kind: Any, arguments: Sequence[Any], verbose: bool) -> None:
     """Starts the ranks and waits for them; their exit codes, the first to fail first."""
     with _own_sessions():
-        ranks = [kind(*given, **named) for given, named in arguments]
+        ranks = [kind(*positional, **named) for positional, named in arguments]
     pipes = [
         threading.Thread(target=_copy, args=(rank, pipe, out, out is sys.stdout.buffer))
         for rank in ranks
@@ -113,9 +111,9 @@ def _carried(codes: list[int], kind: Any, arguments: Sequence[Any], verbose: boo
     ]
     for pipe in pipes:
         pipe.start()
-    asked: list[int] = []
-    with cli.handling(lambda n, frame: asked.append(n), signal.SIGINT, signal.SIGTERM):
-        codes += _waited([rank.process for rank in ranks], asked)
+    signals: list[int] = []
+    with cli.handling(lambda n, frame: signals.append(n), signal.SIGINT, signal.SIGTERM):
+        codes += _wait_for([rank.process for rank in ranks], signals)
     for pipe in pipes:
         pipe.join()
 
@@ -123,34 +121,34 @@ def _carried(codes: list[int], kind: Any, arguments: Sequence[Any], verbose: boo
 @contextlib.contextmanager
 def _own_sessions() -> Iterator[None]:
     """Processes started within get no Ctrl-C of the terminal, as they are told of it here, once."""
-    launch = _of_mlx()
-    before = launch.Popen
+    launch = _mlx_launch()
+    original = launch.Popen
     launch.Popen = partial(subprocess.Popen, start_new_session=True)
     try:
         yield
     finally:
-        launch.Popen = before
+        launch.Popen = original
 
 
 def _copy(rank: Any, pipe: BinaryIO, out: BinaryIO, is_stdout: bool) -> None:
     """Passes on what a rank says, but for the line that mlx.launch reads for itself."""
     while data := os.read(pipe.fileno(), 1 << 16):
-        said = rank.preprocess_output(data.decode(errors="replace"), is_stdout)
+        text = rank.preprocess_output(data.decode(errors="replace"), is_stdout)
         with contextlib.suppress(OSError):
-            out.write(said.encode())
+            out.write(text.encode())
             out.flush()
 
 
-def _waited(ranks: Sequence[subprocess.Popen[bytes]], asked: list[int]) -> list[int]:
+def _wait_for(ranks: Sequence[subprocess.Popen[bytes]], signals: list[int]) -> list[int]:
     """Exit codes in the order in which the ranks ended; a signal has 128 added, as in a shell.
 
     asked: signals that came, which are passed on.
     """
     codes: list[int] = []
-    running, failed, sent = list(ranks), float("inf"), False
+    running, first_failure, asked_to_end = list(ranks), float("inf"), False
     while running:
-        for number in asked[:]:
-            asked.remove(number)
+        for number in signals[:]:
+            signals.remove(number)
             for rank in running:
                 rank.send_signal(number)
         for rank in [rank for rank in running if rank.poll() is not None]:
@@ -159,16 +157,16 @@ def _waited(ranks: Sequence[subprocess.Popen[bytes]], asked: list[int]) -> list[
             if code < 0:
                 say(f"launch: rank {ranks.index(rank)} was ended by signal {-code}.")
             codes.append(128 - code if code < 0 else code)
-            failed = min(failed, time.monotonic()) if code else failed
-        late = time.monotonic() - failed
-        if late > GRACE and not sent:
-            sent = True
-            asked.append(signal.SIGTERM)  # to those that wait for the others to appear
-        if late > KILLED:
+            first_failure = min(first_failure, time.monotonic()) if code else first_failure
+        since_failure = time.monotonic() - first_failure
+        if since_failure > GRACE and not asked_to_end:
+            asked_to_end = True
+            signals.append(signal.SIGTERM)  # to those that wait for the others to appear
+        if since_failure > KILL_AFTER:
             for rank in running:
                 rank.kill()
         time.sleep(POLL)
     return codes
 
 
-main = cli.Command(LaunchOptions, launched, words_for_mlx)
+main = cli.Command(LaunchOptions, run_mlx_launch, words_for_mlx)

@@ -1,4 +1,4 @@
-"""`nax_check` under eggroll's roof: whether MLX uses this Apple GPU's matrix units, and why."""
+"""`nax_check` under eggroll's roof: MLX's use of this Apple GPU's matrix units, with reasons."""
 
 from nax_check import (
     Decision,

@@ -1,4 +1,4 @@
-"""Networks by name, each declared once in the language of program.py, and first weights.
+"""Networks by name, declared in the language of spec/program.py, and their initial weights.
 
 Letters: V vocabulary, D width, L layers.
 """

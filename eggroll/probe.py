@@ -30,13 +30,11 @@ from nax_check.facts import sysctl
 from eggroll import _extension
 from eggroll.cli import command as cli
 from eggroll.cli.command import Range
-from eggroll.engines import metal
-from eggroll.engines import trial as verdicts
-from eggroll.engines.choice import available
+from eggroll.engines import available, metal, trial
 from eggroll.errors import InputError
 from eggroll.files import write_whole
 
-# What an int8 product may use, by the kernel's names; a report of every flag would hide them.
+# Flags of Linux that matter to an int8 product; a report of every flag would hide them.
 LINUX_FLAGS = (
     *("avx2", "fma", "bmi2", "avx_vnni", "avx_vnni_int8", "avx512f", "avx512bw", "avx512vl"),
     *("avx512dq", "avx512_vbmi", "avx512vbmi", "avx512ifma", "avx512_vnni", "amx_int8"),
@@ -57,13 +55,12 @@ GATED = (
     *(("int8", 256, False), ("float16", 256, False), ("float32", 256, False)),
     *(("float16", 256, True), ("float16", 96, True)),
 )
-
 EXAMPLES = (
     ("--json machine.json", "the table, and everything in it as a file"),
     ("--json - | less", "everything as JSON on the screen"),
 )
 
-Found = dict[str, Any]
+Report = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -76,10 +73,22 @@ class ProbeOptions:
     """Seconds each product on a GPU may take, compilation included."""
 
 
-def survey(seconds: float = 60) -> Found:
-    """The whole report, ready for JSON. Nothing is raised for hardware that is missing."""
+def check(options: ProbeOptions) -> ProbeOptions:
+    """Raises InputError for bad options."""
+    cli.check_ranges(options)
+    path = Path(options.json)
+    if options.json not in ("", "-") and (path.is_dir() or not path.parent.is_dir()):
+        raise InputError(
+            f"--json {options.json!r} is no place for a file: give a file in a folder that is "
+            "there, or - for the screen."
+        )
+    return options
+
+
+def survey(seconds: float = 60) -> Report:
+    """The whole report, ready for JSON; missing hardware raises nothing."""
     facts = nax_check.read_facts()
-    verdicts.forget()  # so that every engine is tried here and now
+    trial.forget_verdicts()  # so that every engine is tried here and now
     return {
         "system": {
             "name": facts.system,
@@ -102,14 +111,14 @@ def survey(seconds: float = 60) -> Found:
     }
 
 
-def nax(facts: nax_check.Facts, seconds: float) -> Found:
-    """MLX's decision with its reasons, what passes its gates, and the products tried."""
+def nax(facts: nax_check.Facts, seconds: float) -> Report:
+    """MLX's decision with its reasons, the products that pass its gates, and those tried."""
     decision, tf32 = nax_check.decide(facts), nax_check.tf32_enabled(facts.tf32)
     if facts.metal:
-        tried = {name: nax_check.try_product(name, seconds=seconds) for name in PRODUCTS}
+        products = {name: nax_check.try_product(name, seconds=seconds) for name in PRODUCTS}
     else:
-        why = "there is no Metal device"
-        tried = {name: nax_check.Outcome("not tried", why) for name in PRODUCTS}
+        reason = "there is no Metal device"
+        products = {name: nax_check.Outcome("not tried", reason) for name in PRODUCTS}
     return {
         "available": decision.available,
         "reasons": [reason._asdict() for reason in decision.reasons],
@@ -125,31 +134,31 @@ def nax(facts: nax_check.Facts, seconds: float) -> Found:
             }
             for dtype, k, quantized in GATED
         ],
-        "products": {name: asdict(outcome) for name, outcome in tried.items()},
+        "products": {name: asdict(outcome) for name, outcome in products.items()},
     }
 
 
-def cuda() -> Found:
+def cuda() -> Report:
     """MLX's CUDA backend and its device, or the reason why there is none."""
-    found: Found = {"available": False, "device": "", "reason": "this MLX has no CUDA backend"}
+    missing: Report = {"available": False, "device": "", "reason": "this MLX has no CUDA backend"}
     module: Any = getattr(mx, "cuda", None)
     if module is None or not module.is_available():
-        return found
+        return missing
     try:
         info: Any = mx.device_info(mx.Device(mx.DeviceType.gpu, 0))
         return {"available": True, "device": str(info.get("device_name", "")), "reason": ""}
     except Exception as error:  # a driver may be missing or too old
-        return {**found, "reason": " ".join(str(error).split())[:200] or type(error).__name__}
+        return {**missing, "reason": " ".join(str(error).split())[:200] or type(error).__name__}
 
 
-def cpu(system: str) -> Found:
+def cpu(system: str) -> Report:
     """The processor, its int8 instructions, the kernels that are built for them, its caches."""
-    found = apple_cpu() if system == "Darwin" else linux_cpu()
+    processor = apple_cpu() if system == "Darwin" else linux_cpu()
     cores = {"cores": os.cpu_count() or 0, "usable_cores": usable_cores()}
-    return {**found, **cores, **kernels()}
+    return {**processor, **cores, **kernels()}
 
 
-def apple_cpu() -> Found:
+def apple_cpu() -> Report:
     """Model, int8 instructions and a fast core's caches, by macOS."""
     state = sysctl(APPLE_MODEL, *APPLE_FLAGS, *APPLE_CACHES.values())
     flags = [name.rpartition("FEAT_")[2] for name in APPLE_FLAGS if state.get(name) == "1"]
@@ -157,21 +166,47 @@ def apple_cpu() -> Found:
     return {"model": state.get(APPLE_MODEL, ""), "instructions": flags, "caches": caches}
 
 
-def linux_cpu(root: Path = Path("/")) -> Found:
+def linux_cpu(root: Path = Path("/")) -> Report:
     """Model, those of LINUX_FLAGS that it has, and the first core's caches, by Linux."""
     values = dict(_pairs(root / "proc/cpuinfo"))
-    known = ("CPU implementer", "CPU part")  # arm64 has no name there
-    model = ", ".join(f"{name} {values[name]}" for name in known if name in values)
+    arm_names = ("CPU implementer", "CPU part")  # arm64 has no name there
+    model = ", ".join(f"{name} {values[name]}" for name in arm_names if name in values)
     if "model name" in values:  # on a virtual machine it may leave the generation open
-        exact = (("family", "cpu family"), ("model", "model"))
-        more = ", ".join(f"{word} {values[name]}" for word, name in exact if name in values)
-        model = values["model name"] + (f" ({more})" if more else "")
+        generation = (("family", "cpu family"), ("model", "model"))
+        details = ", ".join(f"{word} {values[name]}" for word, name in generation if name in values)
+        model = values["model name"] + (f" ({details})" if details else "")
     flags = values.get("flags", values.get("Features", "")).split()
     return {
         "model": model,
         "instructions": [flag for flag in LINUX_FLAGS if flag in flags],
         "caches": linux_caches(root / "sys/devices/system/cpu/cpu0/cache"),
     }
+
+
+def linux_caches(folder: Path) -> dict[str, int]:
+    """Bytes of the first core's caches by name: L1d, L1i, L2, L3."""
+    caches = {}
+    for index in sorted(folder.glob("index*")):
+        with contextlib.suppress(OSError):
+            level, kind, size = (
+                (index / name).read_text().strip() for name in ("level", "type", "size")
+            )
+            letter = {"Data": "d", "Instruction": "i"}.get(kind, "")
+            caches[f"L{level}{letter}"] = _size(size)
+    return caches
+
+
+def _pairs(cpuinfo: Path) -> Iterator[tuple[str, str]]:
+    with contextlib.suppress(OSError):
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            yield name.strip(), value.strip()
+
+
+def _size(text: str) -> int:
+    """Bytes of a number that may end in K, M or G; 0 if it is none."""
+    digits, factor = text.rstrip("KMG"), {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(digits) * factor.get(text[-1], 1) if digits.isdecimal() else 0
 
 
 def usable_cores() -> int:
@@ -181,7 +216,7 @@ def usable_cores() -> int:
     return os.cpu_count() or 0
 
 
-def kernels() -> Found:
+def kernels() -> Report:
     """Instruction sets the cpu engine can use (built and detected), and the one it takes."""
     try:
         native = _extension.load()
@@ -194,38 +229,13 @@ def kernels() -> Found:
         return {"usable_isas": usable, "isa": "", "reason": str(error)}
 
 
-def _pairs(cpuinfo: Path) -> Iterator[tuple[str, str]]:
-    with contextlib.suppress(OSError):
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            yield name.strip(), value.strip()
-
-
-def linux_caches(folder: Path) -> dict[str, int]:
-    """Bytes of the first core's caches by name: L1d, L1i, L2, L3."""
-    found = {}
-    for index in sorted(folder.glob("index*")):
-        with contextlib.suppress(OSError):
-            level, kind, size = (
-                (index / name).read_text().strip() for name in ("level", "type", "size")
-            )
-            letter = {"Data": "d", "Instruction": "i"}.get(kind, "")
-            found[f"L{level}{letter}"] = _size(size)
-    return found
-
-
-def _size(text: str) -> int:
-    """Bytes of a number that may end in K, M or G; 0 if it is none."""
-    digits, factor = text.rstrip("KMG"), {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    return int(digits) * factor.get(text[-1], 1) if digits.isdecimal() else 0
-
-
 def engines() -> dict[str, str]:
-    """Engine -> why it cannot run here ("" if it can), fastest first."""
+    """Engine -> the reason why it cannot run here ("" if it can), fastest first."""
     return available()
 
 
 def _version(package: str) -> str:
+    """The version of an installed package; empty if it is not there."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -236,32 +246,49 @@ def _default_device() -> str:
     return str(mx.default_device().type.name)
 
 
-def lines(found: Found) -> Iterator[tuple[str, str]]:
+# The table.
+
+
+def show(report: Report) -> None:
+    """Prints the table for people."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in lines(report):
+        table.add_row(Text(name), Text(text))
+    Console(width=120).print(table)
+
+
+def lines(report: Report) -> Iterator[tuple[str, str]]:
     """The table's rows, in two columns; a name that goes on over several rows comes once."""
-    system, mlx, gpu, processor = found["system"], found["mlx"], found["gpu"], found["cpu"]
+    system, mlx, gpu, processor = report["system"], report["mlx"], report["gpu"], report["cpu"]
     yield "system", f"{system['name']} {system['version']}, {system['machine']}"
     yield "Python, MLX", f"{system['python']}, {mlx['version']} on the {mlx['device']}"
     yield "wheel", mlx["wheel"] or "unknown"
     if gpu["chip"] or gpu["architecture"]:
         yield "GPU", f"{gpu['chip']}, {gpu['architecture']}"
         yield "", f"{_bytes(gpu['memory'])}, {_bytes(gpu['working_set'])} recommended at most"
-    yield from nax_lines(found["nax"])
-    cuda = found["cuda"]
+    yield from nax_lines(report["nax"])
+    cuda = report["cuda"]
     yield "CUDA", f"yes: {cuda['device']}" if cuda["available"] else f"no: {cuda['reason']}"
     cores = f"{processor['cores']} cores, {processor['usable_cores']} usable"
     yield "CPU", f"{processor['model'] or 'unknown'}, {cores}"
-    yield "", "caches: " + _listed(f"{n} {_bytes(s)}" for n, s in processor["caches"].items())
-    yield "", "instructions: " + _listed(processor["instructions"])
-    yield "", "kernels: " + _listed(processor["usable_isas"])
+    yield "", "caches: " + _join_names(f"{n} {_bytes(s)}" for n, s in processor["caches"].items())
+    yield "", "instructions: " + _join_names(processor["instructions"])
+    yield "", "kernels: " + _join_names(processor["usable_isas"])
     yield "", f"in use: {processor['isa'] or processor['reason']}"
-    for i, (name, why) in enumerate(found["engines"].items()):
+    for i, (name, why) in enumerate(report["engines"].items()):
         yield "" if i else "engines", f"{name}: {why or 'available'}"
 
 
-def nax_lines(nax: Found) -> Iterator[tuple[str, str]]:
+def nax_lines(nax: Report) -> Iterator[tuple[str, str]]:
     """Rows on the matrix units; gates are of interest only where there is something to pass."""
-    tried = nax["products"]["tensor"]["state"]
-    yield "NAX", f"{'yes' if nax['available'] else 'no'}, by MLX's rule; int8 product: {tried}"
+    state = nax["products"]["tensor"]["state"]
+    yield "NAX", f"{'yes' if nax['available'] else 'no'}, by MLX's rule; int8 product: {state}"
     for reason in nax["reasons"]:
         whose = " (of MLX's own kernels alone)" if reason["mlx_only"] else ""
         yield "", f"{'+' if reason['met'] else '-'} {reason['name']}: {reason['text']}{whose}"
@@ -278,7 +305,7 @@ def nax_lines(nax: Found) -> Iterator[tuple[str, str]]:
         yield "" if i else "products", text
 
 
-def _listed(names: Iterator[str] | Sequence[str]) -> str:
+def _join_names(names: Iterator[str] | Sequence[str]) -> str:
     return ", ".join(names) or "none known"
 
 
@@ -287,32 +314,6 @@ def _bytes(size: int) -> str:
         if size >= factor:
             return f"{size / factor:.4g} {unit}"
     return f"{size} bytes" if size else "unknown"
-
-
-def show(found: Found) -> None:
-    """Prints the table for people."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, text in lines(found):
-        table.add_row(Text(name), Text(text))
-    Console(width=120).print(table)
-
-
-def check(options: ProbeOptions) -> ProbeOptions:
-    """Raises InputError for bad options."""
-    cli.check_ranges(options)
-    path = Path(options.json)
-    if options.json not in ("", "-") and (path.is_dir() or not path.parent.is_dir()):
-        raise InputError(
-            f"--json {options.json!r} is no place for a file: give a file in a folder that is "
-            "there, or - for the screen."
-        )
-    return options
 
 
 @cli.command(

@@ -32,16 +32,15 @@ from eggroll.evolution.estimators import Estimate, decided
 from eggroll.evolution.step import Learner
 from eggroll.files import CHECKPOINT, REPLAY, open_regular
 from eggroll.training import checkpoint
-from eggroll.training.config import Config
+from eggroll.training.config import Config, from_dict
 from eggroll.training.learner import engine_for, new_learner
-from eggroll.training.options import from_dict
 from eggroll.training.replay_log import Header, header_of, records
 
+PROGRESS_SECONDS: Final = 10.0  # between lines of progress
 EXAMPLES: Final = (
     ("runs/stdlib-000", "rebuild the last weights and compare them with the checkpoint"),
     ("runs/stdlib-000 --step 500 --out then.safetensors", "write the weights of update 500"),
 )
-SAID_SECONDS: Final = 10.0  # between lines of progress
 
 
 @dataclass(frozen=True)
@@ -60,16 +59,45 @@ class ReplayOptions:
     """Threads on a CPU; 0 is all cores."""
 
 
-class Source(NamedTuple):
-    """A replay log, open at its first record, and the options of its run."""
-
-    path: Path
-    file: BinaryIO
-    header: Header
-    config: Config
+KnownCheckpoint = tuple[int, str]  # update and signature; update -1 where there is none
 
 
-def opened(place: str) -> Source:
+def replay(options: ReplayOptions) -> str:
+    """Rebuilds the weights of an update, prints what was done and returns their signature.
+
+    Raises:
+        InputError: bad options, no replay log, a damaged one, or weights other than those of the
+            run's checkpoint.
+    """
+    cli.check_ranges(options)
+    if not options.folder:
+        raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
+    check_free(options.out)
+    source = open_log(options.folder)
+    with source.file:
+        step = count_updates(source, options.step)
+        config = replace(source.config, engine=options.engine, threads=options.threads, chunk=0)
+        engine, reason = engine_for(config, config.program())
+        saved, why_not = checkpoint_of(source.path.parent, step)
+        learner = new_learner(config, engine)
+        print(f"engine: {engine.description}{', ' * bool(reason)}{reason}")
+        print(f"replay: {source.path}, updates 0 to {step} of {learner.population.members // 2:,} "
+              "pairs", flush=True)  # fmt: skip
+        compare(learner, saved)
+        printed = time.monotonic()
+        for current in replay_updates(source, learner, step):
+            compare(current, saved)
+            if time.monotonic() - printed >= PROGRESS_SECONDS:
+                printed = time.monotonic()
+                print(f"update {current.step}/{step}", file=sys.stderr, flush=True)
+    print(why_not or f"equal to the weights in the checkpoint of update {saved[0]}")
+    if options.out:
+        write(Path(options.out), source.config, learner)
+        print(f"written to {options.out}: the weights of update {step}")
+    return checkpoint.signature(learner.weights)
+
+
+def open_log(place: str) -> ReplaySource:
     """The replay log of a run.
 
     Raises:
@@ -80,29 +108,38 @@ def opened(place: str) -> Source:
     try:
         file = open_regular(path)
     except FileNotFoundError:
-        raise without_log(path) from None
+        raise no_log_error(path) from None
     except OSError as error:
         raise InputError(
             f"replay log {str(path)!r} cannot be read ({error.strerror}): make it readable or give "
             "the folder of another run."
         ) from error
     header = header_of(file, path)
-    what = f"replay log {str(path)!r}"
+    name = f"replay log {str(path)!r}"
     options = header.facts.get("config")
     if header.facts.get("kind") != checkpoint.FORMAT or not isinstance(options, dict):
-        raise InputError(f"{what} is not of a run of eggroll.train: give the folder of one.")
-    config = from_dict(options, what)
+        raise InputError(f"{name} is not of a run of eggroll.train: give the folder of one.")
+    config = from_dict(options, name)
     config.check()
     checkpoint.check_network(header.facts, config, path)
     if header.pairs != config.pop // 2 or not config.estimator_class.replays:
         raise InputError(
-            f"{what} has signs of {header.pairs} pairs, which do not fit its options (--pop "
+            f"{name} has signs of {header.pairs} pairs, which do not fit its options (--pop "
             f"{config.pop}, --estimator {config.estimator}): restore it from a copy."
         )
-    return Source(path, file, header, config)
+    return ReplaySource(path, file, header, config)
 
 
-def without_log(path: Path) -> InputError:
+class ReplaySource(NamedTuple):
+    """A replay log, open at its first record, and the options of its run."""
+
+    path: Path
+    file: BinaryIO
+    header: Header
+    config: Config
+
+
+def no_log_error(path: Path) -> InputError:
     """The error for a run that has no replay log."""
     folder = path.parent
     try:
@@ -122,31 +159,31 @@ def without_log(path: Path) -> InputError:
     )
 
 
-def updates(source: Source, step: int | None) -> int:
+def count_updates(source: ReplaySource, step: int | None) -> int:
     """Updates to replay: `step`, or all that are recorded.
 
     Raises:
         InputError: fewer are recorded.
     """
-    whole = sum(1 for _ in islice(records(source.file, source.header), step))
+    count = sum(1 for _ in islice(records(source.file, source.header), step))
     source.file.seek(source.header.size)
-    if step is None or whole == step:
-        return whole
+    if step is None or count == step:
+        return count
     size = source.path.stat().st_size - source.header.size
-    torn = size - whole * source.header.record >= source.header.record
-    ends, more = ("is damaged after", ", or restore it from a copy") if torn else ("ends with", "")
+    torn = size - count * source.header.record >= source.header.record
+    end, more = ("is damaged after", ", or restore it from a copy") if torn else ("ends with", "")
     raise InputError(
-        f"{str(source.path)!r} {ends} update {whole}: give --step {whole} or less{more}."
+        f"{str(source.path)!r} {end} update {count}: give --step {count} or less{more}."
     )
 
 
-def replayed(source: Source, learner: Learner, step: int) -> Iterator[Learner]:
+def replay_updates(source: ReplaySource, learner: Learner, step: int) -> Iterator[Learner]:
     """The learner after each update up to `step`; the states of its members stay zero."""
-    planned = source.config.steps
+    total = source.config.steps
     for record in islice(records(source.file, source.header), step):
-        if record.steps != planned:  # the run was resumed with another total
-            planned = record.steps
-            options = replace(source.config, steps=planned)
+        if record.steps != total:  # the run was resumed with another total
+            total = record.steps
+            options = replace(source.config, steps=total)
             learner.rule = options.rule_class.make(
                 options, learner.population.engine.program, learner.estimator
             )
@@ -156,61 +193,23 @@ def replayed(source: Source, learner: Learner, step: int) -> Iterator[Learner]:
         yield learner
 
 
-def replay(options: ReplayOptions) -> str:
-    """Rebuilds the weights of an update, prints what was done and returns their signature.
-
-    Raises:
-        InputError: bad options, no replay log, a damaged one, or weights other than those of the
-            run's checkpoint.
-    """
-    cli.check_ranges(options)
-    if not options.folder:
-        raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
-    check_free(options.out)
-    source = opened(options.folder)
-    with source.file:
-        step = updates(source, options.step)
-        config = replace(source.config, engine=options.engine, threads=options.threads, chunk=0)
-        engine, reason = engine_for(config, config.program())
-        known, why_not = checkpoint_of(source.path.parent, step)
-        learner = new_learner(config, engine)
-        print(f"engine: {engine.description}{', ' * bool(reason)}{reason}")
-        print(f"replay: {source.path}, updates 0 to {step} of {learner.population.members // 2:,} "
-              "pairs", flush=True)  # fmt: skip
-        compare(learner, known)
-        said = time.monotonic()
-        for now in replayed(source, learner, step):
-            compare(now, known)
-            if time.monotonic() - said >= SAID_SECONDS:
-                said = time.monotonic()
-                print(f"update {now.step}/{step}", file=sys.stderr, flush=True)
-    print(why_not or f"equal to the weights in the checkpoint of update {known[0]}")
-    if options.out:
-        write(Path(options.out), source.config, learner)
-        print(f"written to {options.out}: the weights of update {step}")
-    return checkpoint.signature(learner.weights)
-
-
-Known = tuple[int, str]  # update and signature of a checkpoint; update -1 where there is none
-
-
-def checkpoint_of(folder: Path, step: int) -> tuple[Known, str]:
-    """The checkpoint that a replay up to `step` passes, and why there is none to compare with."""
+def checkpoint_of(folder: Path, step: int) -> tuple[KnownCheckpoint, str]:
+    """The checkpoint that a replay up to `step` passes; else the reason why none is compared."""
     try:
-        kept = checkpoint.load(folder / CHECKPOINT)
+        saved = checkpoint.load(folder / CHECKPOINT)
     except InputError as error:
         return (-1, ""), f"not compared with a checkpoint: {error}"
-    if kept.step > step:
-        return (-1, ""), f"not compared: the checkpoint is of update {kept.step}"
-    return (kept.step, checkpoint.signature(kept.weights)), ""
+    if saved.step > step:
+        return (-1, ""), f"not compared: the checkpoint is of update {saved.step}"
+    return (saved.step, checkpoint.signature(saved.weights)), ""
 
 
-def compare(learner: Learner, known: Known) -> None:
+def compare(learner: Learner, saved: KnownCheckpoint) -> None:
     """Raises InputError if the learner stands where the checkpoint does, with other weights."""
-    if learner.step == known[0] and checkpoint.signature(learner.weights) != known[1]:
+    if learner.step == saved[0] and checkpoint.signature(learner.weights) != saved[1]:
         raise InputError(
             f"the weights of update {learner.step} are rebuilt as "
-            f"{checkpoint.signature(learner.weights)[:12]} and the checkpoint has {known[1][:12]}: "
+            f"{checkpoint.signature(learner.weights)[:12]} and the checkpoint has {saved[1][:12]}: "
             "replay log and checkpoint are not of one run, or one of them has been changed; "
             "restore them from a copy."
         )

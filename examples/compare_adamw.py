@@ -22,7 +22,7 @@ def main(steps: int = 60, data: str = "stdlib", out: str = "runs/compare") -> No
     often["validate_every"] *= 8  # the other two read 128 x 16 tokens per update
     config = eg.Config(recipe="feedback", steps=8 * steps, **often)
     eg.train(config, out=feedback, show=True)
-    adamw.train_twin(adamw.Options(steps=8 * steps, out=str(baseline), **often))
+    adamw.train_twin(adamw.AdamwOptions(steps=8 * steps, out=str(baseline), **often))
 
     print(f"\n{'run':10} {'bits per byte':>13} {'tokens':>11} {'seconds of updates':>19}")
     for folder in folders:

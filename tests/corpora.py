@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eggroll.data.streams import TextCorpus
+from eggroll.data.corpus import TextCorpus
 from eggroll.data.text import Text
 
 PROSE = b"The hen laid an egg.\nThe egg rolled.\n\n"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from networks import rows_of
 
-from eggroll.baseline.twin import ONE, Twin, by_token, real
+from eggroll.baseline.twin import ONE, Twin, by_token, dequantise
 from eggroll.baseline.twin_numpy import Pass
 from eggroll.networks import mlp, nnue
 from eggroll.spec.program import OPERATIONS, Batch, Program, Register
@@ -76,7 +76,7 @@ class Case(NamedTuple):
     @property
     def batch(self) -> Batch:
         """As twins read it, in MLX's arrays."""
-        return by_token(self.shown)._replace(state=real({"state": self.state})["state"])
+        return by_token(self.shown)._replace(state=dequantise({"state": self.state})["state"])
 
 
 def case_of(program: Program, S: int, T: int, seed: int = 0) -> Case:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from eggroll.ranks import RankError
-from eggroll.ranks.joined import Joined
+from eggroll.ranks.joined import JoinedRanks
 
 
 class Hub:
@@ -40,16 +40,16 @@ class Hub:
         return self.found
 
 
-class Simulated(Joined):
+class Simulated(JoinedRanks):
     def __init__(self, hub: Hub, rank: int) -> None:
         self.hub, self.rank, self.size = hub, rank, hub.size
         self.seconds, self._exchanges = 0.0, 0
         self.lost = RankError
 
-    def _all(self, mine: np.ndarray) -> np.ndarray:
+    def _all_gather(self, mine: np.ndarray) -> np.ndarray:
         return self.hub.met(self.rank, mine)
 
-    def _summed(self, mine: np.ndarray) -> np.ndarray:
+    def _all_sum(self, mine: np.ndarray) -> np.ndarray:
         return self.hub.met(self.rank, mine).sum(axis=0, dtype=np.uint32)
 
 

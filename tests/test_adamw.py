@@ -18,9 +18,9 @@ from eggroll.baseline import backprop
 from eggroll.baseline import twin as float_twin
 from eggroll.baseline import twin_numpy as float_numpy
 from eggroll.baseline.backprop import AdamwOptions, AdamwTrainer
-from eggroll.baseline.twin import ONE, Twin, by_token, real
+from eggroll.baseline.twin import ONE, Twin, by_token, dequantise
 from eggroll.baseline.twin_numpy import NumpyTwin
-from eggroll.data.streams import load_corpus
+from eggroll.data.corpus import load_corpus
 from eggroll.engines import choose
 from eggroll.evolution.population import Population
 from eggroll.files import CHECKPOINT, FILES, REPLAY, STATISTICS
@@ -84,7 +84,7 @@ def case(program: language.Program, S: int, T: int, seed: int = 0):
 
 def read(batch: language.Batch) -> language.Batch:
     """As twins read it: by token, from a state in real units."""
-    return by_token(batch)._replace(state=real({"state": batch.state})["state"])
+    return by_token(batch)._replace(state=dequantise({"state": batch.state})["state"])
 
 
 def integer_logits(program: language.Program, weights, batch: language.Batch) -> np.ndarray:
@@ -102,7 +102,7 @@ def integer_logits(program: language.Program, weights, batch: language.Batch) ->
 def test_both_twins_know_every_operation():
     assert set(float_twin.OPERATIONS) == set(language.OPERATIONS)
     assert set(float_numpy.OPERATIONS) | {"embed", "lookup"} == set(language.OPERATIONS)
-    assert set(float_numpy.LOOKUPS) == set(float_twin.TABLES)
+    assert set(float_numpy.LOOKUPS) == set(float_twin.TABLE_FUNCTIONS)
 
 
 @pytest.mark.parametrize("gates", ["clip", "table"])
@@ -113,12 +113,12 @@ def test_twin_is_near_the_integer_network(gates: networks.Gates, twin: str):
     weights = networks.initial_weights(program, 0)
     batch = case(program, 32, 16)[1]._replace(state=np.zeros((32, 64), np.int8))
     whole = integer_logits(program, weights, batch)
-    logits, _ = TWINS[twin](program).logits(real(weights), read(batch))
+    logits, _ = TWINS[twin](program).logits(dequantise(weights), read(batch))
     assert np.corrcoef(np.array(logits).ravel(), whole.ravel())[0, 1] > 0.98
     assert np.abs(np.array(logits) - whole).mean() * ONE < 3
     engine, _ = choose("auto", program, 1)
     scores, _ = engine.evaluate(engine.prepare(weights), None, batch.each(mx.array))
-    bits, _ = TWINS[twin](program).bits(real(weights), read(batch))
+    bits, _ = TWINS[twin](program).bits(dequantise(weights), read(batch))
     assert abs(np.array(bits).mean() + np.array(scores).mean() / ONE) < 0.06
 
 
@@ -136,13 +136,13 @@ def test_with_every_floor_the_twin_is_the_integer_network(
         return float_twin.clip(mx.floor(x * read.leaf(op) / mean * ONE) / ONE)
 
     def lookup(read, op, x):
-        return mx.round(float_twin.TABLES[op.table](x) * ONE) / ONE
+        return mx.round(float_twin.TABLE_FUNCTIONS[op.table](x) * ONE) / ONE
 
     new = {kind: floored(f) for kind, f in float_twin.OPERATIONS.items()}
     monkeypatch.setattr(float_twin, "OPERATIONS", new | {"norm": norm, "lookup": lookup})
     program = networks.egg(32, 16, 3, gates)  # 16 and 64 inputs: powers of two divide exactly
     weights, batch = case(program, 40, 9)
-    logits, _ = Twin(program).logits(real(weights), read(batch))
+    logits, _ = Twin(program).logits(dequantise(weights), read(batch))
     assert np.array_equal(np.array(logits), integer_logits(program, weights, batch))
 
 
@@ -153,7 +153,7 @@ def test_both_twins_are_one(name: str):
     slack = 10 if name == "every operation" else 1  # roundings pass through more divisions there
     weights, batch = case(program, 50, 5)
     inputs, features = rows_of(program, np.random.default_rng(1), 50, 5, False)
-    args = real(weights), read(batch._replace(inputs=inputs, features=features))
+    args = dequantise(weights), read(batch._replace(inputs=inputs, features=features))
     mean, after, leaves = Twin(program).gradient(*args)
     logits, _ = Twin(program).logits(*args)
     for threads in (1, 3):
@@ -181,7 +181,7 @@ def test_gradient_is_the_slope_of_the_loss(name: str):
     given = read(batch)
 
     def loss(key: str, step: np.ndarray) -> float:
-        moved = real(weights | {key: weights[key] + step})
+        moved = dequantise(weights | {key: weights[key] + step})
         return float(np.array(twin.bits(moved, given)[0]).mean(dtype=np.float64))
 
     for key, g in gradient.items():
@@ -385,7 +385,7 @@ def test_a_checkpoint_of_another_network_is_refused(call: Command, tmp_path: Pat
     assert call(*SMALL, "--steps", 1, "--out", run, main=adamw.main).code == 0
     path = run / CHECKPOINT
     metadata, arrays = checkpoint.read(path, adamw.FORMAT)
-    facts = (backprop.read(path)[0], json.loads(metadata["corpus"]))
+    facts = (backprop.read_run(path)[0], json.loads(metadata["corpus"]))
     arrays["weights/head"] = arrays["weights/head"][:, :3].copy()
     checkpoint.write(path, adamw.FORMAT, 1, *facts, arrays)
     ended = call("--resume", run, "--steps", 2, main=adamw.main)

@@ -17,9 +17,10 @@ from test_train import SIGNATURE, TIMES, metrics
 
 import eggroll as eg
 from eggroll import generate
-from eggroll.data.streams import token_corpus
+from eggroll.data.corpus import token_corpus
 from eggroll.files import CHECKPOINT, FILES, SAMPLES, Row
-from eggroll.training import checkpoint, options
+from eggroll.training import checkpoint
+from eggroll.training import config as options
 from eggroll.training import loop as training
 from eggroll.training.run import validation_batches
 
@@ -165,7 +166,7 @@ def test_loss_is_the_validation(folder: Path):
     made = eg.train(replace(CONFIG, steps=1), tokens=(ids, ids[:700]))
     corpus = token_corpus((ids, ids[:700]))
     batches = list(validation_batches(corpus, made.config))
-    rows = np.concatenate([tokens for tokens, _ in batches] + [batches[-1][1][:, -1:]], axis=1)
+    rows = np.concatenate([batch.tokens for batch in batches] + [batches[-1][1][:, -1:]], axis=1)
     assert len(batches) == 1
     assert made.model.loss(rows) == made.val_loss
 

@@ -13,9 +13,9 @@ import pytest
 from conftest import TINY, Command
 from networks_backward import ENGINES, ESTIMATORS, ISAS
 
-from eggroll.baseline.twin import by_token, real
+from eggroll.baseline.twin import by_token, dequantise
 from eggroll.baseline.twin_numpy import NumpyTwin
-from eggroll.data.streams import load_corpus
+from eggroll.data.corpus import load_corpus
 from eggroll.errors import InputError
 from eggroll.evolution.estimators import SCALES, Feedback
 from eggroll.evolution.population import Population
@@ -194,9 +194,9 @@ def cosine(a, b) -> float:
 
 def downhill(learner: Learner, batch) -> dict[str, np.ndarray]:
     """The gradient of the float twin's loss, turned round, by leaf."""
-    program, start = learner.population.engine.program, real({"state": learner.state})["state"]
-    read = by_token(batch)._replace(state=start)
-    _, _, slopes = NumpyTwin(program, 1).gradient(real(learner.weights), read)
+    program = learner.population.engine.program
+    read = by_token(batch)._replace(state=dequantise({"state": learner.state})["state"])
+    _, _, slopes = NumpyTwin(program, 1).gradient(dequantise(learner.weights), read)
     return {name: -np.array(g, np.float64) for name, g in slopes.items()}
 
 

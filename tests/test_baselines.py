@@ -65,13 +65,13 @@ def test_a_regular_text_is_worth_next_to_nothing_to_the_bigram_model():
 
 def test_pairs_are_counted_across_blocks_and_long_splits_in_a_sample(monkeypatch):
     data = np.random.default_rng(0).integers(0, 4, 3 * baselines.BLOCK + 7, np.uint8)
-    counts = baselines.pair_counts(data)
+    counts = baselines.bigram_counts(data)
     assert counts.sum() == len(data) - 1
     assert {(a, b): n for a, b in product(range(4), repeat=2) if (n := int(counts[a, b]))} == (
         Counter(pairwise(data.tolist()))
     )
     monkeypatch.setattr(baselines, "COUNTED", 2 * baselines.BLOCK)
-    assert baselines.BLOCK < baselines.pair_counts(data).sum() <= 2 * baselines.BLOCK
+    assert baselines.BLOCK < baselines.bigram_counts(data).sum() <= 2 * baselines.BLOCK
 
 
 def test_baselines_of_splits_without_a_pair_are_zero():

@@ -14,8 +14,14 @@ from eggroll import _extension, networks
 from eggroll.bench import PRESETS, PUBLISHED, command
 from eggroll.bench import command as picture
 from eggroll.bench import prediction as performance
-from eggroll.bench.command import BenchOptions, Row, macs_per_token
-from eggroll.bench.limits import Limits, Sample, register_loop
+from eggroll.bench.command import (
+    BenchOptions,
+    BenchRow,
+    LimitSample,
+    ProcessorLimits,
+    macs_per_token,
+    register_loop,
+)
 from eggroll.training import pictures
 
 TINY = ("--preset", "small", "--seq-len", "2", "--repeats", "2", "--threads", "1")
@@ -63,19 +69,19 @@ def test_predictions_are_hollow_and_called_so():
     (line,) = axes.get_lines()
     assert line.get_markerfacecolor() == "none"
     assert line.get_linestyle() == "None"
-    rates = [p.tokens_per_second for p in predicted if p.chip.name in performance.SHOWN]
+    rates = [p.tokens_per_second for p in predicted if p.chip.name in performance.DRAWN_CHIPS]
     assert list(line.get_ydata()) == rates
-    assert {text.get_text() for text in axes.texts} == set(performance.SHOWN)
+    assert {text.get_text() for text in axes.texts} == set(performance.DRAWN_CHIPS)
     assert line.get_label().startswith("predicted, never run")
 
 
-def limits_with(*samples: Sample) -> Limits:
-    limits = Limits(1, on_cpu=True)
+def limits_with(*samples: LimitSample) -> ProcessorLimits:
+    limits = ProcessorLimits(1, on_cpu=True)
     limits.samples = list(samples)
     return limits
 
 
-IDLE = Sample(400.0, 0.99, 380.0)
+IDLE = LimitSample(400.0, 0.99, 380.0)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,7 @@ IDLE = Sample(400.0, 0.99, 380.0)
     ],
 )
 def test_a_busy_machine_is_told(
-    samples: tuple[Sample, ...], of_limit: float | None, of_torch: float | None, says: str
+    samples: tuple[LimitSample, ...], of_limit: float | None, of_torch: float | None, says: str
 ):
     shares = [[share] if share else [] for share in (of_limit, of_torch)]
     told = limits_with(*samples).warning(*shares)
@@ -103,7 +109,7 @@ def test_a_busy_machine_is_told(
 
 def test_the_loop_tells_how_much_of_the_processor_it_had(monkeypatch: pytest.MonkeyPatch):
     """A loop that computes has its thread's time, one that waits has none of it."""
-    limits = Limits(1, on_cpu=True)
+    limits = ProcessorLimits(1, on_cpu=True)
     limits.torch = None
 
     def compute() -> float:
@@ -122,10 +128,12 @@ def test_the_loop_tells_how_much_of_the_processor_it_had(monkeypatch: pytest.Mon
     computed, waited = (sample.granted for sample in limits.samples)
     assert waited < 0.5
     assert waited < computed <= 1.1
-    assert Limits(1, on_cpu=False).sample() is None
+    assert ProcessorLimits(1, on_cpu=False).sample() is None
 
 
-ROW = Row(1024, 1024, 0.1, 0.0, 10.0, 163840.0, 1.0, 3000, 10.0, 0.9, 0.05, 0.05, 9.0, 0.8, None)
+ROW = BenchRow(
+    1024, 1024, 0.1, 0.0, 10.0, 163840.0, 1.0, 3000, 10.0, 0.9, 0.05, 0.05, 9.0, 0.8, None
+)
 
 
 @pytest.mark.parametrize("warning", ["", "these figures are in doubt."])
@@ -143,7 +151,7 @@ def test_published_rates_are_of_the_same_work(options: BenchOptions, name: str, 
     predicted = performance.predictions(PRESETS[options.preset], seq_len=options.seq_len)
     figure = picture.draw(options, [ROW], predicted, "Some CPU, cpu (2 threads)", warning)
     _, right = figure.axes
-    words = {text.get_text() for text in right.texts} - set(performance.SHOWN)
+    words = {text.get_text() for text in right.texts} - set(performance.DRAWN_CHIPS)
     known = PUBLISHED.get(name)
     assert words == ({f"{known.name}: {known.tokens_per_second:,}"} if known else set())
     dashed = [line.get_ydata()[0] for line in right.get_lines() if line.get_linestyle() == "--"]

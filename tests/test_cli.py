@@ -10,15 +10,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import TINY, Command, Ended, replace_in_files
 
 from eggroll import __main__, generate, plot
 from eggroll.cli import command as cli
+from eggroll.files import open_regular
 from eggroll.training import folder as runlog
-from eggroll.training.config import Config
-from eggroll.training.options import from_dict
+from eggroll.training.config import Config, from_dict
 
 PROGRAM = Config().program()
 
@@ -215,19 +216,17 @@ def test_other_commands_refuse(
 
 
 def test_an_unreadable_file_is_refused(call: Command, place: Path, monkeypatch: pytest.MonkeyPatch):
-    real = Path.read_bytes
+    def denying(real: Callable[[Path], Any]) -> Callable[[Path], Any]:
+        def read(path: Path) -> Any:
+            if path.name in ("file", "checkpoint.safetensors", "metrics.jsonl"):
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path)
 
-    def read_bytes(path: Path) -> bytes:
-        if path.name in ("file", "checkpoint.safetensors", "metrics.jsonl"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path)
-
-    def open_regular(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+        return read
 
     before = contents(place)
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    replace_in_files(monkeypatch, "open_regular", open_regular)
+    monkeypatch.setattr(Path, "read_bytes", denying(Path.read_bytes))
+    replace_in_files(monkeypatch, "open_regular", denying(open_regular))
     assert_refused(call(*TINY, "--data", "file"), "file' cannot be read|Permission denied")
     assert_refused(call("--resume", "run"), "cannot be read|Permission denied")
     assert_refused(call("run", main=plot.main), "cannot be read|Permission denied")

@@ -9,7 +9,7 @@ import pytest
 from conftest import TINY, Command
 
 from eggroll import adamw, generate, plot
-from eggroll.data.streams import CountCorpus, TextCorpus
+from eggroll.data.corpus import CountCorpus, TextCorpus
 from eggroll.data.text import Text
 from eggroll.report import command as report
 from eggroll.training import loop as closing

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import eggroll
 from eggroll import adamw, generate
 from eggroll.data import codings
-from eggroll.data import streams as pairs
+from eggroll.data import corpus as pairs
 from eggroll.data import text as corpora
-from eggroll.data.streams import load_corpus
+from eggroll.data.corpus import load_corpus
 from eggroll.errors import InputError
 
 SMALL = (
@@ -51,12 +51,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module")
-def coding(text: Path) -> codings.Pairs:
-    return pairs.trained("prose", corpora.read_path(str(text)), 300)
+def coding(text: Path) -> codings.BytePairs:
+    return codings.train_tokenizer("prose", corpora.read_path(str(text)), 300)
 
 
 @given(st.text())
-def test_a_text_comes_back_from_its_tokens(coding: codings.Pairs, written: str):
+def test_a_text_comes_back_from_its_tokens(coding: codings.BytePairs, written: str):
     tokens = coding.tokens(written, "it")
     found = b"".join(map(coding.bytes_of, tokens))
     assert found == written.encode("utf-8", "replace")
@@ -64,10 +64,10 @@ def test_a_text_comes_back_from_its_tokens(coding: codings.Pairs, written: str):
     assert int(coding.sizes[tokens].sum()) == len(found)
 
 
-def test_a_corpus_in_pairs_has_the_text_of_one_in_bytes(text: Path, coding: codings.Pairs):
+def test_a_corpus_in_pairs_has_the_text_of_one_in_bytes(text: Path, coding: codings.BytePairs):
     plain = corpora.read_path(str(text))
     corpus = load_corpus(str(text), vocabulary=300)
-    assert isinstance(corpus, pairs.PairsCorpus)
+    assert isinstance(corpus, pairs.BytePairCorpus)
     for split, data in (("train", plain.train), ("valid", plain.valid)):
         tokens = corpus._arrays[split]
         assert len(tokens) < 0.75 * len(data)
@@ -80,9 +80,9 @@ def test_a_corpus_in_pairs_has_the_text_of_one_in_bytes(text: Path, coding: codi
     assert set(corpus.baselines()) == {"unigram", "bigram"}
 
 
-def test_training_is_the_same_again(text: Path, coding: codings.Pairs, tmp_path, monkeypatch):
+def test_training_is_the_same_again(text: Path, coding: codings.BytePairs, tmp_path, monkeypatch):
     monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
-    assert pairs.trained("prose", corpora.read_path(str(text)), 300).data == coding.data
+    assert codings.train_tokenizer("prose", corpora.read_path(str(text)), 300).data == coding.data
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_bits_per_byte_are_those_of_the_same_text(run: Path, text: Path):
     corpus = load_corpus(str(text), vocabulary=300)
     from eggroll.training.run import validation_batches
 
-    targets = np.concatenate([t.ravel() for _, t in validation_batches(corpus, config)])
+    targets = np.concatenate([b.targets.ravel() for b in validation_batches(corpus, config)])
     size = sum(len(corpus.coding.bytes_of(int(token))) for token in targets)
     assert row["val_bits_per_byte"] == pytest.approx(row["val_loss"] * targets.size / size)
     about = json.loads((run / "config.json").read_text())["about"]
@@ -122,12 +122,12 @@ def test_a_run_goes_on_and_is_sampled_by_its_own_tokenizer(run, call: Command, t
     model = eggroll.load(run)
     assert model.sample("the hen", tokens=12) + "\n" == drawn.out
     assert len(model.tokens("the hen")) < 1 + len("the hen")
-    (copy / codings.FILE).write_bytes((run / codings.FILE).read_bytes() + b"\n")
+    (copy / codings.TOKENIZER_FILE).write_bytes((run / codings.TOKENIZER_FILE).read_bytes() + b"\n")
     for words, main in (((copy, "--prompt", "a"), generate.main), (("--resume", copy), None)):
         ended = call(*words, **({"main": main} if main else {}))
         assert ended.code == 2
         assert "is not the one of this run" in ended.err or "has changed since" in ended.err
-    (copy / codings.FILE).unlink()
+    (copy / codings.TOKENIZER_FILE).unlink()
     ended = call("--resume", copy)
     assert ended.code == 2
     assert "tokenizer.json" in ended.err
@@ -135,7 +135,7 @@ def test_a_run_goes_on_and_is_sampled_by_its_own_tokenizer(run, call: Command, t
 
 def test_a_tokenizer_of_others(run: Path, text: Path, call: Command, tmp_path: Path):
     """And the float network by the same."""
-    words = (*SMALL[2:-2], "--data", text, "--tokenizer", run / codings.FILE)
+    words = (*SMALL[2:-2], "--data", text, "--tokenizer", run / codings.TOKENIZER_FILE)
     ended = call(*SMALL[:2], *words, "--out", tmp_path / "own")
     assert ended.code == 0, ended.err
     assert ended.signature == call("--resume", run).signature
@@ -168,7 +168,7 @@ def test_what_cannot_be_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.json").write_text("[1, 2]")
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a")).save("words.json")
-    shutil.copy(run / codings.FILE, "own.json")
+    shutil.copy(run / codings.TOKENIZER_FILE, "own.json")
     ended = call(*SMALL, "--data", text, *words.split())
     assert ended.code == 2, ended.err
     assert ended.err.count("\n") == 1

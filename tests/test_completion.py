@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import subprocess
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
@@ -24,10 +26,9 @@ echo "${COMPREPLY[@]}"
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("completion")
-    does = {name: text for name, (_, text) in __main__.COMMANDS.items()}
     made = {shell: folder / f"eggroll.{shell}" for shell in completion.SHELLS}
     for shell, path in made.items():
-        path.write_text(completion.script(shell, does))
+        path.write_text(completion.script(shell, __main__.COMMANDS))
     return made
 
 
@@ -40,7 +41,8 @@ def completed(scripts: dict[str, Path], *words: str) -> set[str]:
 
 
 def test_every_command_is_there(scripts: dict[str, Path]):
-    assert completion.PLACES.keys() == __main__.COMMANDS.keys()
+    for module, _ in __main__.COMMANDS.values():
+        assert is_dataclass(importlib.import_module(module).main.options)
     assert completed(scripts, "") == __main__.COMMANDS.keys()
 
 

@@ -12,9 +12,9 @@ from conftest import TINY, Command
 
 from eggroll.baseline.backprop import AdamwOptions
 from eggroll.errors import InputError
-from eggroll.sweep.command import Options as SweepOptions
+from eggroll.sweep.plan import SweepOptions
+from eggroll.training import config as options
 from eggroll.training import loop as training
-from eggroll.training import options
 from eggroll.training.config import RECIPES, Common, Config
 
 LANGUAGE = RECIPES["language"]

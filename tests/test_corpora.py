@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eggroll.data import text as corpora
-from eggroll.data.streams import load_corpus
+from eggroll.data.corpus import load_corpus
 from eggroll.errors import InputError
 
 

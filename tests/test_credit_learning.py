@@ -8,7 +8,7 @@ import pytest
 
 from eggroll import networks
 from eggroll.baseline.backprop import gradient
-from eggroll.data.streams import load_corpus
+from eggroll.data.corpus import load_corpus
 from eggroll.engines import choose
 from eggroll.evolution import estimators as fitness
 from eggroll.evolution.population import Population

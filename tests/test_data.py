@@ -13,7 +13,7 @@ from corpora import corpus_of, prose, sentence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eggroll.data.streams import CountCorpus, load_corpus
+from eggroll.data.corpus import CountCorpus, load_corpus
 from eggroll.errors import InputError
 
 

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Command
@@ -68,15 +69,9 @@ def test_blocks_are_run_somewhere():
         assert blocks(ROOT / "docs" / page)
 
 
-def test_the_readmes_parts_of_networks_can_be_declared():
-    parts = [program for _, program in blocks(ROOT / "README.md") if "import" not in program]
-    assert parts
-    for part in parts:
-        net = eg.Program(vocabulary=16, width=8)
-        net.stage()
-        x = net.embed("embedding")
-        exec(part, {"net": net, "x": x, "width": 8})
-        assert net.leaves
+def test_the_readme_has_one_block_and_a_test_runs_it():
+    (only,) = (program for _, program in blocks(ROOT / "README.md"))
+    assert "eg.Trainer(" in only, "test_examples.py runs the block of README with a Trainer"
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -106,13 +101,15 @@ def own(words: list[str]) -> tuple[str, list[str]] | None:
 @pytest.fixture
 def parsing_only(monkeypatch: pytest.MonkeyPatch):
     """Commands end once their options are read."""
-    parse = cli.parse
 
-    def only(kind: type, argv: list[str], **named: object) -> None:
-        parse(kind, argv, **named)
-        raise SystemExit(0)
+    def only(command: cli.Command[Any], argv: list[str]) -> int:
+        def work() -> int:
+            command._read(argv)
+            return cli.DONE
 
-    monkeypatch.setattr(cli, "parse", only)
+        return cli.run(work)
+
+    monkeypatch.setattr(cli.Command, "__call__", only)
 
 
 def taken(words: list[str]) -> list[str]:
@@ -153,23 +150,24 @@ def test_other_programs_of_the_pages_exist():
             assert (ROOT / words[1]).exists() or words[1].startswith("tests/"), place
 
 
-def test_options_named_in_the_text_exist(monkeypatch: pytest.MonkeyPatch):
+def options_of_script(span: str) -> set[str]:
+    """The options that a script of the repository declares, if the span is a call of one."""
+    script = re.match(r"`python (\S+\.py)\b", span)
+    text = (ROOT / script[1]).read_text() if script else ""
+    return set(re.findall(r"[\"'](--[a-z][a-z-]+)[\"']", text))
+
+
+def test_options_named_in_the_text_exist():
     known: set[str] = set(OTHERS)
-
-    def note(kind: type, argv: object, **named: object) -> None:
-        for field in fields(kind):
-            known.update((cli.flag(field.name), cli.flag(f"no_{field.name}")))
-        raise SystemExit(0)
-
-    monkeypatch.setattr(cli, "parse", note)
     for command in COMMANDS.values():
-        with contextlib.suppress(SystemExit):
-            command.main(["--help"])
+        for field in fields(command.main.options):
+            known.update((cli.flag(field.name), cli.flag(f"no_{field.name}")))
     named = {
         (page.name, option)
         for page in PAGES
         for span in re.findall(r"`[^`\n]+`", page.read_text())
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", span)
+        if option not in options_of_script(span)
     }
     assert len(named) > 40
     assert {pair for pair in named if pair[1] not in known} == set()
@@ -180,6 +178,12 @@ def anchors(page: Path) -> set[str]:
     text = FENCE.sub("", page.read_text())
     heads = [re.sub(r"[`*]|\]\([^)]*\)", "", head) for head in re.findall(r"^#+ (.*)$", text, re.M)]
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+def test_the_map_of_the_readme_has_every_package():
+    table = (ROOT / "README.md").read_text().partition("## Map\n")[2].partition("\n## ")[0]
+    packages = {path.parent.name for path in (ROOT / "eggroll").glob("*/__init__.py")}
+    assert set(re.findall(r"`(\w+)/`", table)) == packages | {"eggroll"}
 
 
 def test_links_lead_somewhere():

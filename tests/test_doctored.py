@@ -75,7 +75,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kind]:
         for rule in ("sign", "master", "whitened", "adam")
     }
     found["float"] = Kind(
-        root / "float" / CHECKPOINT, reader.FORMAT, lambda path: reader.load(path, 1)
+        root / "float" / CHECKPOINT, reader.FORMAT, lambda path: reader.load_run(path, 1)
     )
     found["trainer"] = Kind(root / "trainer.safetensors", checkpoint.LIBRARY, eg.Trainer.load)
     return found

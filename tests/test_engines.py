@@ -232,21 +232,6 @@ def test_choice_names_what_is_available():
         choose("quantum", program)
 
 
-def test_choice_looks_for_token_credit(monkeypatch):
-    """Of an engine without it; every engine that is has it."""
-    name = "metal"
-    assert all(engine.credits for engine in ENGINES.values())
-    monkeypatch.setattr(ENGINES[name], "credits", False)
-    monkeypatch.setattr(ENGINES[name], "unavailable_because", classmethod(lambda cls: ""))
-    program = networks.egg(4, 4, 1)
-    assert available()[name] == ""
-    engine, reason = choose("auto", program, credit=True)
-    assert engine.name == "cpu"
-    assert f"{name}: it has no token credit" in reason
-    with pytest.raises(InputError, match=rf"'{name}' cannot run here.*no token credit.*cpu"):
-        choose(name, program, credit=True)
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     z_q4=st.integers(0, 70),

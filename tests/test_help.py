@@ -17,8 +17,7 @@ from eggroll import __main__, __version__
 from eggroll.baseline.backprop import AdamwOptions as Baseline
 from eggroll.cli import command as cli
 from eggroll.cli import help
-from eggroll.training.config import Config
-from eggroll.training.options import TYPES
+from eggroll.training.config import TYPES, Config
 
 COMMANDS = {name: importlib.import_module(path) for name, (path, _) in __main__.COMMANDS.items()}
 

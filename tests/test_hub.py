@@ -16,7 +16,7 @@ from corpora import CACHED, STORIES, documents, hub_shaped, sentence
 
 from eggroll.data import hub as hub_data
 from eggroll.data import hub as tables
-from eggroll.data.streams import TextCorpus, load_corpus
+from eggroll.data.corpus import TextCorpus, load_corpus
 from eggroll.data.text import Text
 from eggroll.errors import InputError
 
@@ -64,7 +64,7 @@ class FakeTable:
 def fake_hub(monkeypatch):
     monkeypatch.setattr(FakeTable, "streamed", [])
     monkeypatch.setattr(hub_data, "Table", FakeTable)
-    monkeypatch.setattr(hub_data, "EVERY", -1)
+    monkeypatch.setattr(hub_data, "NOTE_SECONDS", -1)
     return FakeTable
 
 
@@ -85,7 +85,7 @@ def check_cached(corpus: TextCorpus, cache: Path) -> None:
 def test_hub_dataset_is_streamed_into_the_cache_once(hub, cache, monkeypatch, capsys):
     check_cached(load_corpus("tinystories"), cache)
     assert "streaming" in capsys.readouterr().err
-    monkeypatch.setattr(hub_data, "_Writer", None)
+    monkeypatch.setattr(hub_data, "CacheWriter", None)
     check_cached(load_corpus("tinystories"), cache)
     assert capsys.readouterr() == ("", "")
 
@@ -154,7 +154,7 @@ def test_what_an_interrupted_stream_left_counts_only_whole(
         with pytest.raises(KeyboardInterrupt):
             load_corpus("tinystories")
     partial = cache / ".tinystories.partial"
-    noted = partial / hub_data.PROGRESS
+    noted = partial / hub_data.PROGRESS_FILE
     if damage == "cut":
         os.truncate(partial / "train.bin", 100)
     elif damage == "gone":
@@ -180,7 +180,7 @@ class Killed:
         yield ["a story"] * 100_000, 1
         os.kill(os.getpid(), signal.SIGKILL)
 hub.Table = Killed
-from eggroll.data.streams import load_corpus
+from eggroll.data.corpus import load_corpus
 load_corpus("tinystories")
 """
     done = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
@@ -233,7 +233,7 @@ def test_cache_folder_follows_the_environment(tmp_path, monkeypatch):
 
 def test_no_network_names_the_data_that_need_none(cache):
     program = """
-from eggroll.data.streams import load_corpus
+from eggroll.data.corpus import load_corpus
 from eggroll.errors import InputError
 try:
     load_corpus("tinystories")
@@ -262,7 +262,7 @@ def test_missing_package_says_how_to_get_it(monkeypatch):
 def test_importing_and_offline_corpora_load_no_hub_package():
     program = """
 import sys
-from eggroll.data.streams import load_corpus
+from eggroll.data.corpus import load_corpus
 load_corpus("stdlib"), load_corpus("count")
 print(sorted({"datasets", "huggingface_hub", "mlx", "rich"} & set(sys.modules)))
 """

@@ -11,8 +11,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from eggroll.errors import InputError, Store
+from eggroll.errors import InputError
 from eggroll.library.gradient_trainer import GradientTrainer
+from eggroll.library.members import Store
 from eggroll.library.trainer import Trainer
 from eggroll.spec.credit import draw
 from eggroll.spec.fixed_point import quantise

@@ -19,9 +19,8 @@ from counting import CYCLES, token_counts, vote_counts
 
 from eggroll import bench, networks
 from eggroll.bench import prediction as performance
-from eggroll.engines.gpu.dialect import Source
-from eggroll.engines.gpu.launch import cost
-from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, stage_plans
+from eggroll.engines.gpu.dialect import KernelSource
+from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, stage_cost, stage_plans
 from eggroll.spec.program import X
 
 DOCS = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -37,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def beside(plan: StagePlan) -> int:
-    """Bytes per member of spilled registers that are moved beyond what `cost` counts.
+    """Bytes per member of spilled registers that are moved beyond what `stage_cost` counts.
 
     A norm reads its input twice, a low-rank sum what its product reads again, and X comes and goes;
     what a tile has just computed or read is not read again.
@@ -62,11 +61,11 @@ def test_emulated_kernels_do_what_is_counted(folder: Path, D: int, V: int, rank:
     program, M = networks.egg(V, D, 1), 32
     plans = stage_plans(program, members=M, rank=rank)
     for plan, got in zip(plans, token_counts(folder, D=D, V=V, members=M, rank=rank), strict=True):
-        counted = cost(plan)
+        counted = stage_cost(plan)
         matrices = [op for op in plan.stage.ops if op.kind in PRODUCTS]
         shapes = [program.leaves[op.leaf].shape for op in matrices]
         low_rank = sum(rank * (O + K) for O, K in shapes)
-        assert got.products * performance.PRODUCT == M * (counted.macs - low_rank)
+        assert got.products * performance.PRODUCT_MACS == M * (counted.macs - low_rank)
         if plan.first:  # the noise's A of a token is met at every feature, if the compiler likes
             assert M * counted.noise <= got.read["1"] <= M // 2 * rank * 3 * D
         else:
@@ -100,7 +99,7 @@ def test_emulated_votes_do_what_is_counted(folder: Path):
     assert matrices.cycles + vectors.cycles == pytest.approx(2 * pairs * work.cycles, rel=0.2)
 
 
-def not_unrolled(source: Source) -> Source:
+def not_unrolled(source: KernelSource) -> KernelSource:
     """The kernel as a compiler takes it that neither unrolls loops nor inlines all functions."""
     header = source.header.replace('_Pragma("clang loop unroll(full)")', "")
     return source._replace(header=header.replace("__attribute__((always_inline))", ""))
@@ -122,10 +121,10 @@ def test_the_documentation_shows_what_is_computed():
     text = DOCS.read_text()
     for name, block in blocks().items():
         assert f"<!-- {name} -->\n{block}<!-- /{name} -->" in text
-    readme = (DOCS.parents[1] / "README.md").read_text()
+    figures = DOCS.with_name("figures.md").read_text()
     program = performance.network(bench.PRESETS["seed"])
     rate = performance.predict(M4_PRO, program, 16).tokens_per_second
-    assert f"about {rate / 1e6:.1f} million tokens/s on an M4 Pro" in readme
+    assert f"about {rate / 1e6:.1f} million tokens/s on an M4 Pro" in " ".join(figures.split())
 
 
 def machine_table() -> str:
@@ -141,7 +140,7 @@ def machine_table() -> str:
 def blocks() -> dict[str, str]:
     networks = {name: bench.PRESETS[name] for name in ("seed", "paper")}
     return {
-        "worked": f"```\n{performance.worked(M4_PRO, networks['seed'])}```\n",
+        "worked": f"```\n{performance.worked_example(M4_PRO, networks['seed'])}```\n",
         "chips": performance.chip_table(networks),
         "counts": performance.counts_table(networks),
         "machine": machine_table(),
@@ -190,7 +189,7 @@ def test_more_of_a_chip_predicts_more():
         sizes = [rates[name] for name in (family, f"{family} Pro", f"{family} Max")]
         assert sizes == sorted(sizes)
     assert rates["M5 Max"] < rates["H100 SXM"] <= rates["H200"]
-    assert set(performance.SHOWN) <= set(rates)
+    assert set(performance.DRAWN_CHIPS) <= set(rates)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def test_report_of_an_older_mac(call: Command, monkeypatch: pytest.MonkeyPatch):
 def test_engines_are_tried_anew(call: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Whoever asks the probe has a reason to doubt a verdict that was kept."""
     monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
-    verdicts.keep_passed({"chip": "M4"})
+    verdicts.keep_verdict({"chip": "M4"})
     assert call(main=probe.main).code == 0
     assert not verdicts.passed_before({"chip": "M4"})
 

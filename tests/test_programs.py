@@ -26,10 +26,10 @@ from eggroll import _extension
 from eggroll.baseline import twin as float_twin
 from eggroll.baseline import twin_numpy as float_numpy
 from eggroll.engines import ENGINES, Engine
-from eggroll.engines.gpu import backward_kernels as carry_back
 from eggroll.engines.gpu import stage as gpu_stage
+from eggroll.engines.gpu.backward_kernels import ELEMENT_STEPS, LONE_STEPS
 from eggroll.engines.portable import operations as portable
-from eggroll.engines.portable.backward import CREDITS
+from eggroll.engines.portable.backward import BACKWARD_OPERATIONS
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.networks import NETWORKS, NetworkName
 from eggroll.spec import credit, fixed_point
@@ -243,8 +243,8 @@ ROWS = {
     "float twin": set(float_twin.OPERATIONS),
     "float twin in NumPy": {*float_numpy.OPERATIONS, "embed", "lookup"},
     "token credit": (set(OPERATIONS) - with_leaf()) | set(credit.OF),
-    "credit carried back on GPUs": {*carry_back.ELEMENTS, *carry_back.ALONE, "output", "sums"},
-    "credit carried back": {*CREDITS, "score", "output", "sums"},
+    "credit carried back on GPUs": {*ELEMENT_STEPS, *LONE_STEPS, "output", "sums"},
+    "credit carried back": {*BACKWARD_OPERATIONS, "score", "output", "sums"},
     "oracle of credit carried back": set(oracle_backward.SLOPES),
 }
 
@@ -262,7 +262,7 @@ def test_no_row_is_left_over(place: str):
 
 def test_every_table_has_its_row():
     tables = set(fixed_point.gate_tables())
-    assert tables == set(oracle_program.TABLES) == set(float_twin.TABLES)
+    assert tables == set(oracle_program.TABLES) == set(float_twin.TABLE_FUNCTIONS)
     assert tables == set(float_numpy.LOOKUPS) == set(networks_random.TABLES)
 
 

@@ -17,11 +17,10 @@ from eggroll.errors import InputError
 from eggroll.evolution import population as population_module
 from eggroll.files import CHECKPOINT
 from eggroll.ranks import ALONE, RankError, Ranks, counts_all, share
-from eggroll.ranks.joined import Joined
-from eggroll.training import sync as meeting
+from eggroll.ranks.joined import JoinedRanks
 from eggroll.training.checkpoint import load, signature
 from eggroll.training.config import Config
-from eggroll.training.run import open_run
+from eggroll.training.run import gather_state, open_run
 
 SMALL: dict[str, Any] = {
     "data": "count", "pop": 20, "width": 8, "seq_len": 3, "steps": 4, "table_bits": 16,
@@ -49,7 +48,7 @@ def made(options: Mapping[str, Any], ranks: Ranks = ALONE) -> tuple[Any, ...]:
         losses = [run.update()["loss"] for _ in range(run.config.steps)]
         made = run.learner
         memory = {name: np.array(leaf).tolist() for name, leaf in made.memory.items()}
-        state = np.array(meeting.gather_state(ranks, made)).tolist()
+        state = np.array(gather_state(ranks, made)).tolist()
         return signature(made.weights), memory, losses, state
 
 
@@ -181,7 +180,7 @@ def test_votes_wrap_as_they_do_in_one_process():
     """int8 would wrap at 2^7; int32 does at 2^31, here as in a sum on one machine."""
     high = mx.array(np.array([2**31 - 5, -(2**31), 300], np.int32))
 
-    def summed(ranks: Joined) -> list[int]:
+    def summed(ranks: JoinedRanks) -> list[int]:
         found = ranks.sums({"a": high, "b": mx.array(np.full((2, 2), ranks.rank, np.int32))})
         assert np.array(found["b"]).tolist() == [[3, 3], [3, 3]]
         out: list[int] = np.array(found["a"]).tolist()
@@ -203,7 +202,7 @@ def test_an_exchange_of_signs_is_a_fifth_of_a_byte_a_pair_and_its_frame():
 
 def test_what_nobody_filled_is_not_taken_for_an_answer(monkeypatch: pytest.MonkeyPatch):
     """MLX was seen to return such arrays for the exchange in which a rank is killed."""
-    whole = simulated_ranks.Simulated._all
+    whole = simulated_ranks.Simulated._all_gather
 
     for broken in (slice(0, 8), slice(-8, None), slice(None)):
 
@@ -213,7 +212,7 @@ def test_what_nobody_filled_is_not_taken_for_an_answer(monkeypatch: pytest.Monke
                 found[1, broken] = 0
             return found
 
-        monkeypatch.setattr(simulated_ranks.Simulated, "_all", partly)
+        monkeypatch.setattr(simulated_ranks.Simulated, "_all_gather", partly)
         with pytest.raises(RankError, match="not whole"):
             simulated_ranks.run(2, lambda ranks: ranks.table([7]))
 

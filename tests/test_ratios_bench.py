@@ -12,7 +12,7 @@ from conftest import Command
 
 from eggroll import _extension
 from eggroll.bench import PRESETS
-from eggroll.bench.command import Step
+from eggroll.bench.command import BenchStep
 from eggroll.engines.cpu import CpuEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -27,9 +27,9 @@ TURNS = {FAST: 2.0, SLOW: 5.0}
 def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Tiny presets, a clock that knows the set in use, and the sets that steps ran under."""
     ran: list[str] = []
-    run = Step.run
+    run = BenchStep.run
 
-    def noted(step: Step) -> tuple[float, float, float]:
+    def noted(step: BenchStep) -> tuple[float, float, float]:
         ran.append(os.environ["EGGROLL_ISA"])
         return run(step)
 
@@ -41,7 +41,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setitem(
             PRESETS, name, {"width": 8, "layers": 1, "vocabulary": 16, "seq_len": 2}
         )
-    monkeypatch.setattr(Step, "run", noted)
+    monkeypatch.setattr(BenchStep, "run", noted)
     monkeypatch.setattr(ratios, "seconds", seconds)
     monkeypatch.setattr(ratios, "REPEATS", 2)
     monkeypatch.setenv("EGGROLL_ISA", "")

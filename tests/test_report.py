@@ -247,7 +247,7 @@ def test_a_damaged_checkpoint_has_no_signature(call: Command, tmp_path: Path):
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 100, 1000])
 def test_thinning_keeps_the_extremes(count: int):
     values = np.random.default_rng(count).normal(size=count)
-    kept = figures.thinned(values, 16)
+    kept = figures.thin(values, 16)
     assert len(kept) <= 16
     assert (np.diff(kept) > 0).all()
     if count:
@@ -262,7 +262,7 @@ def test_large_runs_are_thinned_until_they_fit(tmp_path: Path, monkeypatch: pyte
     records = [read_record(run)]
     whole = len(page.html_of(records, "", 1.0))
     monkeypatch.setattr(command, "LARGEST", whole * 2 // 3)
-    assert len(command.fitting(records, "")) <= whole * 2 // 3
+    assert len(command.fitting_page(records, "")) <= whole * 2 // 3
 
 
 def test_histograms_are_evenly_chosen(tmp_path: Path):

@@ -17,7 +17,7 @@ from conftest import TINY, Command
 
 from eggroll import networks
 from eggroll.engines import zero_state
-from eggroll.engines.portable.backward import RecordedRun
+from eggroll.engines.portable.backward import RecordedPass
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.evolution.population import Population
 from eggroll.files import CHECKPOINT, METRICS, REPLAY, STATISTICS
@@ -196,17 +196,17 @@ def test_activations_are_those_of_every_operation(program: Any):
     values = found.values(weights, tokens)
     engine, done = PortableEngine(program), list[Any]()
 
-    def begin(seen: Any) -> RecordedRun:
-        done.append(RecordedRun(program, weights, None, seen))
+    def begin(t: int, row: Any) -> RecordedPass:
+        done.append(RecordedPass(program, weights, None, row))
         return done[-1]
 
     states = engine._split(zero_state(program, 5))
-    for _ in engine._rows(lambda t: begin, Batch(mx.array(tokens)), states):
+    for _ in engine._rows(begin, Batch(mx.array(tokens)), states):
         pass
     kinds = [op.kind for stage in program.stages for op in stage.ops]
     assert len(values) == len(kinds)
     for place, name in enumerate(found.names):
-        right = np.stack([np.array(run.done[place].y) for run in done], axis=1)
+        right = np.stack([np.array(run.records[place].y) for run in done], axis=1)
         assert (values[name] == right).all(), name
     assert found.logits == {"head"}
     gate = "layer0.bf" if "lookup" not in kinds else "layer0.lookup"

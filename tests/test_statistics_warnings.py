@@ -15,7 +15,7 @@ import eggroll
 from eggroll.files import STATISTICS
 from eggroll.spec.program import Program
 from eggroll.training.config import Config
-from eggroll.training.warnings import Watch, option_for
+from eggroll.training.statistics import TroubleWatch, option_for
 
 EACH = ["--statistics-every", 10, "--validate-every", 0, "--checkpoint-every", 0]
 # Options -> what is said of the run.
@@ -153,7 +153,7 @@ def record(step: int, **figures: Any) -> dict[str, Any]:
 
 
 def test_a_sign_must_last():
-    watch = Watch(Config())
+    watch = TroubleWatch(Config())
     watch.loss(4.0)
     found = [watch.troubles(record(step, tied=0.99)) for step in (10, 50)]
     assert found == [[], []]
@@ -166,7 +166,7 @@ def test_a_sign_must_last():
 
 
 def test_what_has_learnt_all_may_tie_and_rest():
-    watch = Watch(Config())
+    watch = TroubleWatch(Config())
     watch.loss(0.01)
     still = {"w": {"update_rate": 0.0, "weights": [7]}}
     for step in range(50, 500, 50):
@@ -175,10 +175,11 @@ def test_what_has_learnt_all_may_tie_and_rest():
 
 def test_a_schedule_begins_with_all_weights_and_ends_with_none():
     moved = {"w": {"update_rate": 0.95, "weights": [7]}}
-    assert not any(Watch(Config()).troubles(record(s, leaves=moved)) for s in range(50, 500, 50))
-    watch = Watch(Config(alpha=0.9))
+    watch = TroubleWatch(Config())
+    assert not any(watch.troubles(record(s, leaves=moved)) for s in range(50, 500, 50))
+    watch = TroubleWatch(Config(alpha=0.9))
     assert [len(watch.troubles(record(s, leaves=moved))) for s in (50, 100, 150)] == [0, 1, 0]
-    watch, rests = Watch(Config(steps=1000)), {"w": {"update_rate": 0.0, "weights": [7]}}
+    watch, rests = TroubleWatch(Config(steps=1000)), {"w": {"update_rate": 0.0, "weights": [7]}}
     assert not any(watch.troubles(record(s, leaves=rests)) for s in range(810, 1010, 50))
 
 

@@ -158,7 +158,7 @@ def test_uneven_seconds_are_told(
         attrs = {"seconds": took, "updates": 5, "config": {"steps": 6, "rule": "master"}}
         study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs=attrs))
     results = Results(study, 0, 1)
-    report.write_results(results, tmp_path, str(tmp_path / "all.json"), {}, pictures=False)
+    report.write_results(results, tmp_path, str(tmp_path / "all.json"), {}, draw_pictures=False)
     told = capsys.readouterr().out
     assert ("warning: " in told) == bool(says)
     assert says in told

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from corpora import CACHED, documents, hub_shaped, sentence
 
-from eggroll.data.streams import TextCorpus, load_corpus
+from eggroll.data.corpus import TextCorpus, load_corpus
 from eggroll.data.text import Text
 from eggroll.errors import InputError
 from eggroll.training.config import Config

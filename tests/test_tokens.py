@@ -13,7 +13,7 @@ from test_train import SIGNATURE
 
 import eggroll as eg
 from eggroll import adamw, generate, networks
-from eggroll.data.streams import token_corpus
+from eggroll.data.corpus import token_corpus
 from eggroll.training import curves
 from eggroll.training import loop as training
 

@@ -151,9 +151,9 @@ def test_long_lines_are_cut():
 
 def test_yardstick_is_the_cpu_engine_or_exact_float(monkeypatch: pytest.MonkeyPatch):
     """Plain MLX on the GPU under trial takes its place only without the extension, and exactly."""
-    assert trial.yardstick() is CpuEngine
+    assert trial.reference_engine() is CpuEngine
     monkeypatch.setattr(CpuEngine, "unavailable_because", classmethod(lambda cls: "no extension"))
-    assert trial.yardstick() is portable.PortableEngine
+    assert trial.reference_engine() is portable.PortableEngine
     monkeypatch.setenv("MLX_ENABLE_TF32", "1")
     said = trial.run_in_child("import os; print(os.environ['MLX_ENABLE_TF32'])", 60, {})
     assert said.text.strip() == "0"
@@ -162,7 +162,7 @@ def test_yardstick_is_the_cpu_engine_or_exact_float(monkeypatch: pytest.MonkeyPa
 def test_portable_on_a_gpu_is_exact(monkeypatch: pytest.MonkeyPatch):
     """MLX reads the switch before its first product: on a CPU nobody else's is changed."""
     monkeypatch.setenv("MLX_ENABLE_TF32", "1")
-    program = trial.networks()["rows"]
+    program = trial.trial_networks()["rows"]
     monkeypatch.setattr(mx, "default_device", lambda: SimpleNamespace(type=mx.DeviceType.cpu))
     portable.PortableEngine(program)
     assert os.environ["MLX_ENABLE_TF32"] == "1"
@@ -172,14 +172,14 @@ def test_portable_on_a_gpu_is_exact(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_every_operation_is_tried():
-    kinds = {op.kind for net in trial.networks().values() for s in net.stages for op in s.ops}
+    kinds = {op.kind for net in trial.trial_networks().values() for s in net.stages for op in s.ops}
     assert kinds == set(OPERATIONS)
 
 
-@pytest.mark.parametrize("name", trial.networks())
+@pytest.mark.parametrize("name", trial.trial_networks())
 def test_engines_of_this_machine_pass(name: str):
     """Plain MLX stands for an engine of its own: both yardsticks agree on all that is tried."""
-    assert trial.differences(portable.PortableEngine(trial.networks()[name]), 34) == []
+    assert trial.differences(portable.PortableEngine(trial.trial_networks()[name]), 34) == []
 
 
 class Wrong(portable.PortableEngine):
@@ -227,7 +227,7 @@ def test_the_kept_verdict_spares_a_trial(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(subprocess, "run", run)
     assert error() == "the process ended with code 1"
-    assert not verdicts.path().exists()  # a failure is not kept
+    assert not verdicts.verdicts_path().exists()  # a failure is not kept
     assert [error(), error()] == ["", ""]
     assert len(tried) == 2
     assert [error("M5"), error(nax=True)] == ["", ""]  # another chip, another path
@@ -236,8 +236,8 @@ def test_the_kept_verdict_spares_a_trial(tmp_path: Path, monkeypatch: pytest.Mon
     assert error() == ""
     assert len(tried) == 5
     monkeypatch.delenv(verdicts.SWITCH)
-    verdicts.forget()
-    verdicts.forget()
+    verdicts.forget_verdicts()
+    verdicts.forget_verdicts()
     assert error() == ""
     assert len(tried) == 6
     # Another text of the kernels or of what writes them.
@@ -258,7 +258,7 @@ def test_who_waits_for_a_trial_is_told(tmp_path: Path, monkeypatch, capsys):
     """On a terminal, where somebody waits; and not where a verdict is kept."""
     monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
     monkeypatch.delenv(verdicts.SWITCH, raising=False)
-    monkeypatch.setattr(trial, "run_in_child", lambda *given: trial.Ended("", ""))
+    monkeypatch.setattr(trial, "run_in_child", lambda *given: trial.ChildEnd("", ""))
     with monkeypatch.context() as windowed:
         windowed.setattr(sys, "stderr", None)
         assert not trial.trial_error(metal.ENGINE, 9, facts={"chip": "M3"})
@@ -273,9 +273,9 @@ def test_who_waits_for_a_trial_is_told(tmp_path: Path, monkeypatch, capsys):
 def test_an_unreadable_verdict_does_not_count(content: str, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
     monkeypatch.delenv(verdicts.SWITCH, raising=False)
-    verdicts.path().write_text(content)
+    verdicts.verdicts_path().write_text(content)
     assert not verdicts.passed_before({"chip": "M4"})
-    verdicts.keep_passed({"chip": "M4"})
+    verdicts.keep_verdict({"chip": "M4"})
     assert verdicts.passed_before({"chip": "M4"})
 
 
@@ -288,25 +288,25 @@ def test_a_user_without_a_home_keeps_no_verdict(monkeypatch: pytest.MonkeyPatch)
     for name in ("EGGROLL_CACHE", "XDG_CACHE_HOME", verdicts.SWITCH):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", home)
-    verdicts.keep_passed({})
+    verdicts.keep_verdict({})
     assert not verdicts.passed_before({})
-    verdicts.forget()
+    verdicts.forget_verdicts()
     with pytest.raises(InputError, match="set EGGROLL_CACHE to a folder"):
         cache_folder()
 
 
 def test_only_the_last_verdicts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
-    for i in range(verdicts.KEPT + 3):
-        verdicts.keep_passed({"chip": str(i)})
-    found = json.loads(verdicts.path().read_text())
+    for i in range(verdicts.MAX_VERDICTS + 3):
+        verdicts.keep_verdict({"chip": str(i)})
+    found = json.loads(verdicts.verdicts_path().read_text())
     assert next(iter(found.values())) == {"chip": "3"}
-    assert len(found) == verdicts.KEPT
+    assert len(found) == verdicts.MAX_VERDICTS
 
 
 def test_where_no_file_can_be_written_nothing_is_kept(tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path / "file"))
-    verdicts.keep_passed({})
+    verdicts.keep_verdict({})
     assert not verdicts.passed_before({})
-    verdicts.forget()
+    verdicts.forget_verdicts()

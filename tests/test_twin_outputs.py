@@ -8,7 +8,7 @@ import pytest
 from networks_twin import KINDS, NETWORKS, case_of, loss_of
 
 from eggroll.baseline import twin_numpy as host
-from eggroll.baseline.twin import ONE, Twin, real
+from eggroll.baseline.twin import ONE, Twin, dequantise
 from eggroll.baseline.twin_numpy import NumpyTwin
 
 TWINS = {"mlx": Twin, "numpy": NumpyTwin}
@@ -25,7 +25,7 @@ def test_every_operation_is_in_a_network():
 def test_both_twins_are_one(name: str):
     """Outputs, state and gradient, by MLX's automatic differentiation and by hand, in threads."""
     case, rng = case_of(NETWORKS[name], 50, 5), np.random.default_rng(1)
-    args = real(case.weights), case.batch
+    args = dequantise(case.weights), case.batch
     outputs, after, back = Twin(case.program).run(*args)
     slopes = {k: mx.array(rng.normal(size=a.shape).astype(np.float32)) for k, a in outputs.items()}
     gradient = back(slopes)
@@ -73,7 +73,7 @@ def test_gradient_is_the_slope_of_the_loss(name: str):
 @pytest.mark.parametrize("twin", TWINS)
 def test_a_loss_in_mlx_is_differentiated_through_the_outputs(twin: str):
     case = case_of(NETWORKS["mlp"], 20, 1)
-    args = real(case.weights), case.batch._replace(tokens=None)
+    args = dequantise(case.weights), case.batch._replace(tokens=None)
     outputs, _, back = TWINS[twin](case.program).run(*args)
     value, after, gradient = TWINS[twin](case.program).gradient_of(
         lambda found: mx.square(found["output"]).sum(), *args
@@ -87,7 +87,7 @@ def test_a_loss_in_mlx_is_differentiated_through_the_outputs(twin: str):
 @pytest.mark.parametrize("twin", TWINS)
 def test_output_left_out_has_no_slope(twin: str):
     case = case_of(NETWORKS["relu"], 5, 2)
-    args = real(case.weights), case.batch
+    args = dequantise(case.weights), case.batch
     outputs, _, back = TWINS[twin](case.program).run(*args)
     some = mx.ones_like(outputs["aside"])
     zero = {name: mx.zeros_like(a) for name, a in outputs.items()}
@@ -102,7 +102,7 @@ def test_output_left_out_has_no_slope(twin: str):
 @pytest.mark.parametrize("twin", TWINS)
 def test_what_a_program_lacks_or_reads_is_said(twin: str):
     case = case_of(NETWORKS["nnue"], 2, 3)
-    weights, made, batch = real(case.weights), TWINS[twin](case.program), case.batch
+    weights, made, batch = dequantise(case.weights), TWINS[twin](case.program), case.batch
     for call in (made.logits, made.bits):
         with pytest.raises(ValueError, match="has no score"):
             call(weights, batch._replace(targets=batch.tokens))
@@ -113,7 +113,7 @@ def test_what_a_program_lacks_or_reads_is_said(twin: str):
         made.run(weights, batch._replace(tokens=None, features=wrong))
     case = case_of(NETWORKS["relu"], 2, 3)
     with pytest.raises(ValueError, match="reads tokens"):
-        TWINS[twin](case.program).run(real(case.weights), case.batch._replace(tokens=None))
+        TWINS[twin](case.program).run(dequantise(case.weights), case.batch._replace(tokens=None))
 
 
 def test_blas_has_its_threads_back():

@@ -11,7 +11,7 @@ import pytest
 from networks_twin import NETWORKS, STEPS, Case, case_of, loss_of
 
 from eggroll.baseline import twin as float_twin
-from eggroll.baseline.twin import IN, ONE, STATE, Twin, real
+from eggroll.baseline.twin import IN, ONE, STATE, Twin, dequantise
 from eggroll.baseline.twin_numpy import Pass
 from eggroll.engines import choose
 from eggroll.spec.program import OPERATIONS, Op, Program
@@ -67,7 +67,7 @@ def test_with_every_floor_the_twin_is_the_integer_network(monkeypatch: pytest.Mo
     case = case_of(powers_of_two(), 40, 9)
     expected = integer_outputs(case)
     monkeypatch.setattr(float_twin, "OPERATIONS", new)
-    outputs, _, _ = Twin(case.program).run(real(case.weights), case.batch)
+    outputs, _, _ = Twin(case.program).run(dequantise(case.weights), case.batch)
     for name, a in outputs.items():
         assert np.array_equal(np.array(a), expected[name]), name
 

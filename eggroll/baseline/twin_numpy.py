@@ -1,7 +1,7 @@
-"""The float twin on a CPU: float_twin.py's numbers, forwards and backwards, by NumPy.
+"""The float twin of twin.py on a CPU, forwards and backwards, by NumPy.
 
 MLX's own products and exponentials are many times slower there than NumPy's, which would make a
-weak baseline. MLX's automatic gradient of float_twin.py says what is right: tests compare them.
+weak baseline. MLX's automatic gradient of twin.py defines the result: tests compare them.
 Letters: S streams, T tokens, V vocabulary, D width, n values.
 """
 
@@ -28,286 +28,148 @@ from eggroll.baseline.twin import (
     LN2,
     ONE,
     STATE,
-    Back,
-    Leaves,
-    Outputs,
+    Pullback,
     Schedule,
     Twin,
-    checked,
+    TwinOutputs,
+    check_batch,
     on_cpu,
-    scored,
+    require_score,
 )
 from eggroll.spec import fixed_point as fx
-from eggroll.spec.program import Batch, Op, Program, Stage
+from eggroll.spec.program import Batch, Leaves, Op, Program, Stage
 
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-@cache
-def _openblas() -> tuple[Any, Any] | None:
-    """The functions (get, set) for the threads of the OpenBLAS in NumPy's wheel; None without."""
-    site = Path(np.__file__).parent
-    for folder in (site.parent / "numpy.libs", site / ".dylibs"):
-        for path in sorted(folder.glob("*openblas*")):
-            with contextlib.suppress(OSError):
-                library = ctypes.CDLL(str(path))
-                for end in ("64_", ""):
-                    names = (f"scipy_openblas_{verb}_num_threads{end}" for verb in ("get", "set"))
-                    found = [getattr(library, name, None) for name in names]
-                    if all(found):
-                        return found[0], found[1]
-    return None
-
-
-@cache
-def keep_memory() -> None:
-    """Lets this process keep what it frees, so that large arrays cost no page faults every time.
-
-    For good; glibc only, elsewhere nothing happens.
-    """
-    mmap_threshold, trim_threshold = -3, -1  # of malloc.h
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        library = ctypes.CDLL(None)
-        if hasattr(library, "gnu_get_libc_version"):
-            library.mallopt(mmap_threshold, 1 << 25)
-            library.mallopt(trim_threshold, 1 << 30)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """NumPy's BLAS on one thread inside, on as many as before outside; only OpenBLAS is known.
-
-    Its threads spin while they wait: beside other work, small products then take far longer than
-    with one. Whoever shares out larger pieces needs no more.
-    """
-    if not (functions := _openblas()):
-        yield
-        return
-    get, put = functions
-    before = get()
-    put(1)
-    try:
-        yield
-    finally:
-        put(before)
-
+GATHER_ROWS = 1 << 16  # rows of a leaf of features added at once
+STREAMS_PER_THREAD = 16  # at least
 
 Array = NDArray[Any]
-
-GATHERED = 1 << 16  # rows of a leaf of features that are added at once
-
-
-class Operation(NamedTuple):
-    """An operation's value and gradient; w is its leaf (divided already where it is linear).
-
-    forward(w, *inputs) -> y;
-    back(g, y, w, *inputs) -> h, the gradient before the clip, and that of every input;
-    leaf(h, *inputs) -> the leaf's gradient from all tokens, None where there is no leaf.
-    What embed, input and features read are their inputs, which have no gradient.
-    """
-
-    forward: Callable[..., Array]
-    back: Callable[..., tuple[Array, tuple[Array, ...]]]
-    leaf: Callable[..., Array] | None = None
-
-
-def clip(v: Array) -> Array:
-    """Clamps v, a fresh array, in place."""
-    return np.clip(v, -LIMIT, LIMIT, out=v)
-
-
-def inside(g: Array, y: Array) -> Array:
-    """The gradient before a clip whose result is y."""
-    out: Array = np.abs(y)
-    np.less(out, LIMIT, out=out)
-    out *= g
-    return out
-
-
-def rows(v: Array) -> Array:
-    return v.reshape(-1, v.shape[-1])
-
-
-def linear_back(g: Array, y: Array, w: Array, x: Array) -> tuple[Array, tuple[Array, ...]]:
-    h = inside(g, y)
-    return h, (h @ w,)
-
-
-def linear_leaf(h: Array, x: Array) -> Array:
-    return product(h, x) * np.float32(1 / isqrt(x.shape[-1]))
-
-
-def product(h: Array, x: Array) -> Array:
-    out: Array = rows(h).T @ rows(x)
-    return out
-
-
-def halves(g: Array, y: Array, w: Array, a: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
-    size = a.shape[-1]
-    return g, (g[..., :size], g[..., size:])
-
-
-def mean_size(x: Array) -> tuple[Array, Array]:
-    """A norm's divisor, and whether it depends on x."""
-    mean = np.abs(x).mean(axis=-1, keepdims=True)
-    return np.maximum(mean, np.float32(1 / ONE)), mean > 1 / ONE
-
-
-def norm_back(g: Array, y: Array, w: Array, x: Array) -> tuple[Array, tuple[Array, ...]]:
-    h, (mean, free) = inside(g, y), mean_size(x)
-    dr = h * w
-    along = (dr * x).sum(axis=-1, keepdims=True) * free / (mean * x.shape[-1])
-    return h, ((dr - np.sign(x) * along) / mean,)
-
-
-def norm_leaf(h: Array, x: Array) -> Array:
-    out: Array = rows(h * (x / mean_size(x)[0])).sum(axis=0)
-    return out
-
-
-def bias_back(g: Array, y: Array, w: Array, x: Array) -> tuple[Array, tuple[Array, ...]]:
-    h = inside(g, y)
-    return h, (h,)
-
-
-def total(h: Array, *inputs: Array) -> Array:
-    out: Array = rows(h).sum(axis=0)
-    return out
-
-
-def sum_back(g: Array, y: Array, w: Array, *inputs: Array) -> tuple[Array, tuple[Array, ...]]:
-    h = inside(g, y)
-    return h, (h, h)
-
-
-def share(f: Array) -> Array:
-    return (f + np.float32(LIMIT)) * np.float32(ONE / 256)
-
-
-def forget_back(
-    g: Array, y: Array, w: Array, f: Array, s: Array
-) -> tuple[Array, tuple[Array, ...]]:
-    return g, (g * s * np.float32(ONE / 256), g * share(f))
-
-
-def mix(w: Array, f: Array, h: Array, s: Array) -> Array:
-    out: Array = s + share(f) * (h - s)
-    return out
-
-
-def mix_back(
-    g: Array, y: Array, w: Array, f: Array, h: Array, s: Array
-) -> tuple[Array, tuple[Array, ...]]:
-    dh = g * share(f)
-    return g, (g * (h - s) * np.float32(ONE / 256), dh, g - dh)
-
-
-def embed_leaf(h: Array, tokens: Array, vocabulary: int) -> Array:
-    """Sums the rows of h [T, S, D] that belong to one token, for every token."""
-    flat, out = tokens.reshape(-1), np.zeros((vocabulary, h.shape[-1]), h.dtype)
-    by_token = np.argsort(flat, kind="stable")
-    seen, first = np.unique(flat[by_token], return_index=True)
-    out[seen] = np.add.reduceat(rows(h)[by_token], first, axis=0)
-    return out
-
-
-def read_back(g: Array, y: Array, w: Array, *read: Any) -> tuple[Array, tuple[Array, ...]]:
-    return inside(g, y), ()
-
-
-def features(E: Array, index: Array, scale: Any) -> Array:
-    """index: int32 [T, S, lists, active], -1 for none; scale: 2^-shift."""
-    extended = np.concatenate([E, np.zeros((1, E.shape[1]), E.dtype)])  # index -1: nothing
-    sums = np.zeros((*index.shape[:3], E.shape[1]), E.dtype)
-    for i in range(index.shape[3]):  # all at once would take `active` times the memory
-        sums += extended[index[..., i]]
-    sums *= scale
-    return clip(sums.reshape(*index.shape[:2], -1))
-
-
-def features_leaf(h: Array, index: Array, scale: Any, count: int) -> Array:
-    """The gradient of a leaf [count, D], block of rows by block."""
-    lists, active = index.shape[2:]
-    parts, flat = h.reshape(-1, h.shape[-1] // lists) * scale, index.reshape(-1, active)
-    out, block = np.zeros((count, parts.shape[1]), h.dtype), max(1, GATHERED // active)
-    for start in range(0, len(flat), block):
-        some = flat[start : start + block]
-        row, column = np.nonzero(some >= 0)
-        if len(row):
-            active_rows = some[row, column]
-            order = np.argsort(active_rows, kind="stable")
-            seen, first = np.unique(active_rows[order], return_index=True)
-            out[seen] += np.add.reduceat(parts[start + row[order]], first, axis=0)
-    return out
-
-
-def through_points(table: NDArray[np.int8]) -> Operation:
-    """A table's 255 points joined by straight lines; the gradient is the slope to the right."""
-    points = table.astype(np.float32) / np.float32(ONE)
-
-    steps = np.diff(points)
-
-    def left(v: Array) -> Array:
-        out: Array = np.clip(np.floor(v * ONE), -fx.LIMIT, fx.LIMIT - 1)
-        return out
-
-    def forward(w: Array, v: Array) -> Array:
-        low = left(v)
-        i = low.astype(np.int32) + fx.LIMIT
-        out: Array = points[i] + (v * ONE - low) * steps[i]
-        return out
-
-    def back(g: Array, y: Array, w: Array, v: Array) -> tuple[Array, tuple[Array, ...]]:
-        return g, (g * steps[left(v).astype(np.int32) + fx.LIMIT] * ONE,)
-
-    return Operation(forward, back)
-
-
-LINEAR = Operation(lambda w, x: clip(x @ w.T), linear_back, linear_leaf)
-
-OPERATIONS: dict[str, Operation] = {
-    "embed": Operation(lambda w, tokens, V: clip(w[tokens]), read_back, embed_leaf),
-    "linear": LINEAR,
-    "score": LINEAR,
-    "norm": Operation(lambda w, x: clip(x * w / mean_size(x)[0]), norm_back, norm_leaf),
-    "add": Operation(lambda w, a, b: clip(a + b), sum_back),
-    "add_bias": Operation(lambda w, a, b: clip(a + b + w), sum_back, total),
-    "forget": Operation(lambda w, f, s: share(f) * s, forget_back),
-    "mix": Operation(mix, mix_back),
-    "input": Operation(lambda w, shown: shown, read_back),
-    "features": Operation(
-        lambda w, index, scale, count: features(w, index, scale), read_back, features_leaf
-    ),
-    "bias": Operation(lambda w, x: clip(x + w), bias_back, total),
-    "relu": Operation(lambda w, x: np.maximum(x, 0), lambda g, y, w, x: (g, (g * (y > 0),))),
-    "concat": Operation(lambda w, a, b: np.concatenate([a, b], axis=-1), halves),
-    "output": Operation(lambda w, x: x, lambda g, y, w, x: (g, (g,))),
-    "sums": Operation(lambda w, x: x @ w.T, lambda g, y, w, x: (g, (g @ w,)), product),
-}
-
-# The tables that fixed_point.gate_tables rounds; any other is `through_points`.
-LOOKUPS: dict[str, Operation] = {
-    "sigmoid": Operation(
-        lambda w, v: (254 / (1 + np.exp(-v)) - fx.LIMIT) / ONE,
-        lambda g, y, w, v: (g, (g * (y + LIMIT) * (254 / ONE - LIMIT - y) * (ONE / 254),)),
-    ),
-    "tanh": Operation(
-        lambda w, v: 4 * np.tanh(v / 4),
-        lambda g, y, w, v: (g, (g * (1 - np.square(y / 4)),)),
-    ),
-}
-
-
 Values = dict[int, Array]
 
-LEAST_STREAMS = 16  # that are worth a thread of their own
+
+def twin_for(program: Program, threads: int = 0) -> Twin:
+    """The twin that is fastest on MLX's default device; threads are of a CPU."""
+    return NumpyTwin(program, threads) if on_cpu() else Twin(program)
+
+
+class NumpyTwin(Twin):
+    """The twin with its work done by NumPy; takes and returns what `Twin` does.
+
+    threads: each runs its own share of the streams, forwards and backwards; 0 is all cores.
+    """
+
+    def __init__(self, program: Program, threads: int = 0) -> None:
+        super().__init__(program)
+        self.threads = threads or cores()
+        keep_memory()
+
+    @property
+    def description(self) -> str:
+        return f"float twin (NumPy on the cpu, {self.threads} threads)"
+
+    def logits(self, weights: Leaves, batch: Batch) -> tuple[mx.array, mx.array]:
+        with one_thread():
+            run = Pass(self, numpy_leaves(weights), batch.each(np.array))
+            after = run.forward()
+        return mx.array(require_score(run.logits)), mx.array(after)
+
+    def bits(self, weights: Leaves, batch: Batch) -> tuple[mx.array, mx.array]:
+        leaves = numpy_leaves(weights)
+
+        def work(gate_share: Batch) -> tuple[Array, Array]:
+            run = Pass(self, leaves, gate_share)
+            after = run.forward()
+            return token_bits(run)[0], after
+
+        bits, after = zip(*self._share_out(work, batch), strict=True)
+        return mx.array(np.concatenate(bits, axis=1)), mx.array(np.concatenate(after))
+
+    def gradient(self, weights: Leaves, batch: Batch) -> tuple[mx.array, mx.array, Leaves]:
+        leaves = numpy_leaves(weights)
+
+        def work(gate_share: Batch) -> tuple[Array, Array, list[Array]]:
+            run = Pass(self, leaves, gate_share)
+            after = run.forward()
+            bits, slope = token_bits(run)
+            c = gate_share.targets[..., None]
+            np.put_along_axis(slope, c, np.take_along_axis(slope, c, axis=-1) - 1, axis=-1)
+            return bits, after, run.backward(slope, {})
+
+        bits, after, gradients = zip(*self._share_out(work, batch), strict=True)
+        bias_leaf, count = sum(float(b.sum(dtype=np.float64)) for b in bits), batch.targets.size
+        grads = {
+            name: mx.array(gradient * np.float32(1 / count))
+            for name, gradient in self._sum(gradients).items()
+        }
+        return mx.array(bias_leaf / count), mx.array(np.concatenate(after)), grads
+
+    def run(self, weights: Leaves, batch: Batch) -> tuple[TwinOutputs, mx.array, Pullback]:
+        leaves, batch = numpy_leaves(weights), check_batch(self.program, batch)
+
+        def work(gate_share: Batch) -> tuple[Pass, Array]:
+            run = Pass(self, leaves, gate_share)
+            return run, run.forward()
+
+        passes, after = zip(*self._share_out(work, batch), strict=True)
+
+        def back(slopes: Mapping[str, mx.array]) -> Leaves:
+            self.check_slopes(slopes)
+            ends = np.cumsum([run.tokens.shape[1] for run in passes])[:-1]
+            slices = {name: np.split(np.array(a), ends, axis=1) for name, a in slopes.items()}
+            shares = [{name: a[i] for name, a in slices.items()} for i in range(len(passes))]
+            gradients = map_threads(Pass.backward, passes, [None] * len(passes), shares)
+            return {name: mx.array(g) for name, g in self._sum(gradients).items()}
+
+        names = [output.name for output in self.program.outputs]
+        joined = {name: np.concatenate([p.outputs[name] for p in passes], axis=1) for name in names}
+        outputs = {name: mx.array(a) for name, a in joined.items()}
+        return outputs, mx.array(np.concatenate(after)), back
+
+    def _sum(self, gradients: Sequence[list[Array]]) -> dict[str, Array]:
+        """The shares' gradients, as `Pass.backward` gives them, added up, by leaf."""
+        columns = zip(self.program.leaves, zip(*gradients, strict=True), strict=True)
+        return {leaf.name: sum(column[1:], column[0]) for leaf, column in columns}
+
+    def _share_out(self, work: Callable[[Batch], Any], batch: Batch) -> list[Any]:
+        """The results of `work` on each thread's share of the streams, in their order."""
+        S = batch.state.shape[0]
+        shares = max(1, min(self.threads, S // STREAMS_PER_THREAD))
+        host, numbers = batch.each(np.array), np.array_split(np.arange(S), shares)
+        spans = (slice(group[0], group[-1] + 1) for group in numbers)
+        return map_threads(work, [
+            host.window(span)._replace(state=host.state[span]) for span in spans
+        ])  # fmt: skip
+
+
+def map_threads(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
+    """`work` on the first of every column, on the second .., each in a thread of its own."""
+    if len(columns[0]) == 1:
+        with one_thread():
+            return [work(*(column[0] for column in columns))]
+    with one_thread(), ThreadPoolExecutor(len(columns[0])) as pool:
+        return list(pool.map(work, *columns))
+
+
+def token_bits(run: Pass) -> tuple[Array, Array]:
+    """Bits [T, S] of the targets, and the softmax [T, S, V] of the logits."""
+    logits = require_score(run.logits)
+    top = logits.max(axis=-1, keepdims=True)
+    chances = (logits - top) * np.float32(LN2)
+    np.exp(chances, out=chances)
+    bias_leaf = chances.sum(axis=-1, keepdims=True)
+    chances /= bias_leaf
+    bits = (
+        np.log2(bias_leaf) + top - np.take_along_axis(logits, run.batch.targets[..., None], axis=-1)
+    )
+    return bits[..., 0], chances
+
+
+def numpy_leaves(weights: Leaves) -> dict[str, Array]:
+    """NumPy's view of leaves in MLX."""
+    return {name: np.array(w, copy=False) for name, w in weights.items()}
 
 
 class Pass:
-    """One pass over T tokens of S streams: every value [T, S, n], kept for the way back.
+    """One pass over T tokens of S streams: every value [T, S, n], for `backward`.
 
     weights: leaves by name, float32 (of another type, so are all values); batch: by token, in
     NumPy's arrays.
@@ -331,10 +193,11 @@ class Pass:
         self.logits: Array | None = None
         self.outputs: dict[str, Array] = {}
 
-    def operation(self, op: Op) -> tuple[Operation, Array | None]:
+    def operation(self, op: Op) -> tuple[NumpyOperation, Array | None]:
+        """An operation, and its leaf."""
         if op.kind == "lookup":
-            known = LOOKUPS.get(op.table)
-            return known or through_points(self.program.tables[op.table]), None
+            table = LOOKUPS.get(op.table)
+            return table or interpolation(self.program.tables[op.table]), None
         return OPERATIONS[op.kind], self.leaves[op.leaf] if op.leaf >= 0 else None
 
     def inputs_of(self, op: Op, sources: tuple[int, ...], values: Values) -> list[Any]:
@@ -372,8 +235,8 @@ class Pass:
     def _batched(self, stage: Stage, plan: Schedule, indices: list[int], values: Values) -> None:
         for i in indices:
             op = stage.ops[i]
-            kind, w = self.operation(op)
-            values[i] = kind.forward(w, *self.inputs_of(op, plan.inputs[i], values))
+            operation, w = self.operation(op)
+            values[i] = operation.forward(w, *self.inputs_of(op, plan.inputs[i], values))
 
     def _recurrence(self, stage: Stage, plan: Schedule, values: Values, state: Array) -> Array:
         """Runs the loop; the state [S, D] that every token begins with is a value, too."""
@@ -382,8 +245,8 @@ class Pass:
         values[STATE] = np.empty((T, *state.shape), self.dtype)
         for t in range(T):
             np.multiply(state, self.fresh[t], out=values[STATE][t])
-            for i, kind, w, inputs in loop:
-                y = kind.forward(w, *(values[j][t] for j in inputs))
+            for i, operation, w, inputs in loop:
+                y = operation.forward(w, *(values[j][t] for j in inputs))
                 if t == 0:
                     values[i] = np.empty((T, *y.shape), self.dtype)
                 values[i][t] = y
@@ -420,162 +283,308 @@ class Pass:
             op = stage.ops[i]
             if i not in grads:
                 continue
-            kind, w = self.operation(op)
+            operation, w = self.operation(op)
             inputs = self.inputs_of(op, plan.inputs[i], values)
-            h, parts = kind.back(grads[i], values[i], w, *inputs)
-            if kind.leaf and op.leaf >= 0:
-                leaves[op.leaf] = kind.leaf(h, *inputs)
-            accumulate(grads, plan.inputs[i], parts)
+            h, slopes_of_inputs = operation.back(grads[i], values[i], w, *inputs)
+            if operation.leaf and op.leaf >= 0:
+                leaves[op.leaf] = operation.leaf(h, *inputs)
+            accumulate(grads, plan.inputs[i], slopes_of_inputs)
 
     def _recurrence_back(
         self, stage: Stage, plan: Schedule, values: Values, grads: Values, leaves: list[Array]
     ) -> None:
         """Back through the tokens; products for the leaves wait until all tokens are known."""
         loop = [(i, *self.operation(stage.ops[i]), plan.inputs[i]) for i in reversed(plan.loop)]
-        before = {j for i in plan.loop for j in plan.inputs[i]} | {plan.state}
-        before -= {STATE, *plan.loop}
-        for j in before:  # a copy, as an operation may have given it to two values
+        outer = {j for i in plan.loop for j in plan.inputs[i]} | {plan.state}
+        outer -= {STATE, *plan.loop}
+        for j in outer:  # a copy, as an operation may have given it to two values
             grads[j] = grads[j].copy() if j in grads else np.zeros_like(values[j])
-        held = {i: np.empty_like(values[i]) for i, kind, _, _ in loop if kind.leaf}
-        arriving = [j for j in (STATE, *plan.loop) if j in grads]
+        slopes = {i: np.empty_like(values[i]) for i, operation, _, _ in loop if operation.leaf}
+        received = [j for j in (STATE, *plan.loop) if j in grads]
         carried = np.zeros_like(values[STATE][0])
         for t in reversed(range(len(self.tokens))):
-            now = {j: grads[j][t] for j in arriving}
-            accumulate(now, (plan.state,), (carried,))
-            for i, kind, w, inputs in loop:
-                h, parts = kind.back(now[i], values[i][t], w, *(values[j][t] for j in inputs))
-                if i in held:
-                    held[i][t] = h
-                accumulate(now, inputs, parts)
-            for j in before & now.keys():
-                grads[j][t] += now[j]
-            carried = now[STATE] * self.fresh[t] if STATE in now else carried * 0
-        for i, kind, _, inputs in loop:
-            if kind.leaf:
-                leaves[stage.ops[i].leaf] = kind.leaf(held[i], *(values[j] for j in inputs))
+            grads_t = {j: grads[j][t] for j in received}
+            accumulate(grads_t, (plan.state,), (carried,))
+            for i, operation, w, inputs in loop:
+                h, slopes_of_inputs = operation.back(
+                    grads_t[i], values[i][t], w, *(values[j][t] for j in inputs)
+                )
+                if i in slopes:
+                    slopes[i][t] = h
+                accumulate(grads_t, inputs, slopes_of_inputs)
+            for j in outer & grads_t.keys():
+                grads[j][t] += grads_t[j]
+            carried = grads_t[STATE] * self.fresh[t] if STATE in grads_t else carried * 0
+        for i, operation, _, inputs in loop:
+            if operation.leaf:
+                leaves[stage.ops[i].leaf] = operation.leaf(slopes[i], *(values[j] for j in inputs))
 
 
-def accumulate(grads: Values, where: tuple[int, ...], parts: tuple[Array, ...]) -> None:
+def accumulate(grads: Values, indices: tuple[int, ...], terms: tuple[Array, ...]) -> None:
     """Adds without touching an array in place, as an operation may return one array twice."""
-    for j, part in zip(where, parts, strict=True):
-        grads[j] = grads[j] + part if j in grads else part
+    for j, term in zip(indices, terms, strict=True):
+        grads[j] = grads[j] + term if j in grads else term
 
 
-class NumpyTwin(Twin):
-    """The twin with its work done by NumPy; takes and returns what `Twin` does.
+# The operations, each with its gradient by hand; values are float in real units.
 
-    threads: each runs its own share of the streams, forwards and backwards; 0 is all cores.
+
+class NumpyOperation(NamedTuple):
+    """An operation's value and gradient; w is its leaf (divided already where it is linear).
+
+    forward(w, *inputs) -> y;
+    back(g, y, w, *inputs) -> h, the gradient before the clip, and that of every input;
+    leaf(h, *inputs) -> the leaf's gradient from all tokens, None where there is no leaf.
+    Tokens, rows and features are inputs of embed, input and features, without a gradient.
     """
 
-    def __init__(self, program: Program, threads: int = 0) -> None:
-        super().__init__(program)
-        self.threads = threads or cores()
-        keep_memory()
-
-    @property
-    def description(self) -> str:
-        return f"float twin (NumPy on the cpu, {self.threads} threads)"
-
-    def logits(self, weights: Leaves, batch: Batch) -> tuple[mx.array, mx.array]:
-        with one_thread():
-            run = Pass(self, arrays(weights), batch.each(np.array))
-            after = run.forward()
-        return mx.array(scored(run.logits)), mx.array(after)
-
-    def bits(self, weights: Leaves, batch: Batch) -> tuple[mx.array, mx.array]:
-        leaves = arrays(weights)
-
-        def work(share: Batch) -> tuple[Array, Array]:
-            run = Pass(self, leaves, share)
-            after = run.forward()
-            return token_bits(run)[0], after
-
-        bits, after = zip(*self._share_out(work, batch), strict=True)
-        return mx.array(np.concatenate(bits, axis=1)), mx.array(np.concatenate(after))
-
-    def gradient(self, weights: Leaves, batch: Batch) -> tuple[mx.array, mx.array, Leaves]:
-        leaves = arrays(weights)
-
-        def work(share: Batch) -> tuple[Array, Array, list[Array]]:
-            run = Pass(self, leaves, share)
-            after = run.forward()
-            bits, slope = token_bits(run)
-            c = share.targets[..., None]
-            np.put_along_axis(slope, c, np.take_along_axis(slope, c, axis=-1) - 1, axis=-1)
-            return bits, after, run.backward(slope, {})
-
-        bits, after, parts = zip(*self._share_out(work, batch), strict=True)
-        total, count = sum(float(b.sum(dtype=np.float64)) for b in bits), batch.targets.size
-        grads = {
-            name: mx.array(gradient * np.float32(1 / count))
-            for name, gradient in self._summed(parts).items()
-        }
-        return mx.array(total / count), mx.array(np.concatenate(after)), grads
-
-    def run(self, weights: Leaves, batch: Batch) -> tuple[Outputs, mx.array, Back]:
-        leaves, batch = arrays(weights), checked(self.program, batch)
-
-        def work(share: Batch) -> tuple[Pass, Array]:
-            run = Pass(self, leaves, share)
-            return run, run.forward()
-
-        passes, after = zip(*self._share_out(work, batch), strict=True)
-
-        def back(slopes: Mapping[str, mx.array]) -> Leaves:
-            self.check_slopes(slopes)
-            ends = np.cumsum([run.tokens.shape[1] for run in passes])[:-1]
-            parted = {name: np.split(np.array(a), ends, axis=1) for name, a in slopes.items()}
-            shares = [{name: a[i] for name, a in parted.items()} for i in range(len(passes))]
-            parts = in_threads(Pass.backward, passes, [None] * len(passes), shares)
-            return {name: mx.array(g) for name, g in self._summed(parts).items()}
-
-        names = [output.name for output in self.program.outputs]
-        joined = {name: np.concatenate([p.outputs[name] for p in passes], axis=1) for name in names}
-        outputs = {name: mx.array(a) for name, a in joined.items()}
-        return outputs, mx.array(np.concatenate(after)), back
-
-    def _summed(self, parts: Sequence[list[Array]]) -> dict[str, Array]:
-        """The shares' gradients, as `Pass.backward` gives them, added up, by leaf."""
-        columns = zip(self.program.leaves, zip(*parts, strict=True), strict=True)
-        return {leaf.name: sum(column[1:], column[0]) for leaf, column in columns}
-
-    def _share_out(self, work: Callable[[Batch], Any], batch: Batch) -> list[Any]:
-        """The results of `work` on each thread's share of the streams, in their order."""
-        S = batch.state.shape[0]
-        shares = max(1, min(self.threads, S // LEAST_STREAMS))
-        host, numbers = batch.each(np.array), np.array_split(np.arange(S), shares)
-        parts = (slice(each[0], each[-1] + 1) for each in numbers)
-        return in_threads(work, [
-            host.window(part)._replace(state=host.state[part]) for part in parts
-        ])  # fmt: skip
+    forward: Callable[..., Array]
+    back: Callable[..., tuple[Array, tuple[Array, ...]]]
+    leaf: Callable[..., Array] | None = None
 
 
-def in_threads(work: Callable[..., Any], *columns: Sequence[Any]) -> list[Any]:
-    """`work` on the first of every column, on the second .., each in a thread of its own."""
-    if len(columns[0]) == 1:
-        with one_thread():
-            return [work(*(column[0] for column in columns))]
-    with one_thread(), ThreadPoolExecutor(len(columns[0])) as pool:
-        return list(pool.map(work, *columns))
+def clip(v: Array) -> Array:
+    """Clamps v, a fresh array, in place."""
+    return np.clip(v, -LIMIT, LIMIT, out=v)
 
 
-def token_bits(run: Pass) -> tuple[Array, Array]:
-    """Bits [T, S] of the targets, and the softmax [T, S, V] of the logits."""
-    logits = scored(run.logits)
-    top = logits.max(axis=-1, keepdims=True)
-    chances = (logits - top) * np.float32(LN2)
-    np.exp(chances, out=chances)
-    total = chances.sum(axis=-1, keepdims=True)
-    chances /= total
-    bits = np.log2(total) + top - np.take_along_axis(logits, run.batch.targets[..., None], axis=-1)
-    return bits[..., 0], chances
+def through_clip(g: Array, y: Array) -> Array:
+    """The gradient before a clip whose result is y."""
+    out: Array = np.abs(y)
+    np.less(out, LIMIT, out=out)
+    out *= g
+    return out
 
 
-def arrays(weights: Leaves) -> dict[str, Array]:
-    """NumPy's view of leaves in MLX."""
-    return {name: np.array(w, copy=False) for name, w in weights.items()}
+def flat_rows(v: Array) -> Array:
+    """[.., n] -> [rows, n]."""
+    return v.reshape(-1, v.shape[-1])
 
 
-def twin_for(program: Program, threads: int = 0) -> Twin:
-    """The twin that is fastest on MLX's default device; threads are of a CPU."""
-    return NumpyTwin(program, threads) if on_cpu() else Twin(program)
+def linear_back(g: Array, y: Array, w: Array, x: Array) -> tuple[Array, tuple[Array, ...]]:
+    h = through_clip(g, y)
+    return h, (h @ w,)
+
+
+def linear_leaf(h: Array, x: Array) -> Array:
+    return weight_gradient(h, x) * np.float32(1 / isqrt(x.shape[-1]))
+
+
+def weight_gradient(h: Array, x: Array) -> Array:
+    """The gradient of the weights of h = x W^T, summed over all tokens."""
+    out: Array = flat_rows(h).T @ flat_rows(x)
+    return out
+
+
+def norm_divisor(x: Array) -> tuple[Array, Array]:
+    """A norm's divisor, and true where it depends on x."""
+    mean = np.abs(x).mean(axis=-1, keepdims=True)
+    return np.maximum(mean, np.float32(1 / ONE)), mean > 1 / ONE
+
+
+def norm_back(g: Array, y: Array, w: Array, x: Array) -> tuple[Array, tuple[Array, ...]]:
+    h, (mean, free) = through_clip(g, y), norm_divisor(x)
+    dr = h * w
+    along = (dr * x).sum(axis=-1, keepdims=True) * free / (mean * x.shape[-1])
+    return h, ((dr - np.sign(x) * along) / mean,)
+
+
+def norm_leaf(h: Array, x: Array) -> Array:
+    out: Array = flat_rows(h * (x / norm_divisor(x)[0])).sum(axis=0)
+    return out
+
+
+def add_back(g: Array, y: Array, w: Array, *inputs: Array) -> tuple[Array, tuple[Array, ...]]:
+    h = through_clip(g, y)
+    return h, (h, h)
+
+
+def bias_back(g: Array, y: Array, w: Array, x: Array) -> tuple[Array, tuple[Array, ...]]:
+    h = through_clip(g, y)
+    return h, (h,)
+
+
+def bias_leaf(h: Array, *inputs: Array) -> Array:
+    """The gradient of a bias."""
+    out: Array = flat_rows(h).sum(axis=0)
+    return out
+
+
+def concat_back(
+    g: Array, y: Array, w: Array, a: Array, b: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    size = a.shape[-1]
+    return g, (g[..., :size], g[..., size:])
+
+
+def gate_share(f: Array) -> Array:
+    """A gate f as a factor: (f + 127) / 256 of the int8 value."""
+    return (f + np.float32(LIMIT)) * np.float32(ONE / 256)
+
+
+def forget_back(
+    g: Array, y: Array, w: Array, f: Array, s: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    return g, (g * s * np.float32(ONE / 256), g * gate_share(f))
+
+
+def mix(w: Array, f: Array, h: Array, s: Array) -> Array:
+    out: Array = s + gate_share(f) * (h - s)
+    return out
+
+
+def mix_back(g: Array, y: Array, w: Array, *inputs: Array) -> tuple[Array, tuple[Array, ...]]:
+    f, h, s = inputs
+    dh = g * gate_share(f)
+    return g, (g * (h - s) * np.float32(ONE / 256), dh, g - dh)
+
+
+def input_back(g: Array, y: Array, w: Array, *read: Any) -> tuple[Array, tuple[Array, ...]]:
+    return through_clip(g, y), ()
+
+
+def embed_leaf(h: Array, tokens: Array, vocabulary: int) -> Array:
+    """Sums the rows of h [T, S, D] that belong to one token, for every token."""
+    flat, out = tokens.reshape(-1), np.zeros((vocabulary, h.shape[-1]), h.dtype)
+    by_token = np.argsort(flat, kind="stable")
+    unique, first = np.unique(flat[by_token], return_index=True)
+    out[unique] = np.add.reduceat(flat_rows(h)[by_token], first, axis=0)
+    return out
+
+
+def features(E: Array, index: Array, scale: Any) -> Array:
+    """index: int32 [T, S, lists, active], -1 for none; scale: 2^-shift."""
+    extended = np.concatenate([E, np.zeros((1, E.shape[1]), E.dtype)])  # index -1: nothing
+    sums = np.zeros((*index.shape[:3], E.shape[1]), E.dtype)
+    for i in range(index.shape[3]):  # all at once would take `active` times the memory
+        sums += extended[index[..., i]]
+    sums *= scale
+    return clip(sums.reshape(*index.shape[:2], -1))
+
+
+def features_leaf(h: Array, index: Array, scale: Any, count: int) -> Array:
+    """The gradient of a leaf [count, D], block of rows by block."""
+    lists, active = index.shape[2:]
+    slopes, flat = h.reshape(-1, h.shape[-1] // lists) * scale, index.reshape(-1, active)
+    out, block = np.zeros((count, slopes.shape[1]), h.dtype), max(1, GATHER_ROWS // active)
+    for start in range(0, len(flat), block):
+        lists_of_block = flat[start : start + block]
+        row, column = np.nonzero(lists_of_block >= 0)
+        if len(row):
+            active_rows = lists_of_block[row, column]
+            order = np.argsort(active_rows, kind="stable")
+            unique, first = np.unique(active_rows[order], return_index=True)
+            out[unique] += np.add.reduceat(slopes[start + row[order]], first, axis=0)
+    return out
+
+
+def interpolation(table: NDArray[np.int8]) -> NumpyOperation:
+    """A table's 255 points joined by straight lines; the gradient is the slope to the right."""
+    points = table.astype(np.float32) / np.float32(ONE)
+
+    steps = np.diff(points)
+
+    def cell(v: Array) -> Array:
+        out: Array = np.clip(np.floor(v * ONE), -fx.LIMIT, fx.LIMIT - 1)
+        return out
+
+    def forward(w: Array, v: Array) -> Array:
+        low = cell(v)
+        i = low.astype(np.int32) + fx.LIMIT
+        out: Array = points[i] + (v * ONE - low) * steps[i]
+        return out
+
+    def back(g: Array, y: Array, w: Array, v: Array) -> tuple[Array, tuple[Array, ...]]:
+        return g, (g * steps[cell(v).astype(np.int32) + fx.LIMIT] * ONE,)
+
+    return NumpyOperation(forward, back)
+
+
+LINEAR = NumpyOperation(lambda w, x: clip(x @ w.T), linear_back, linear_leaf)
+OPERATIONS: dict[str, NumpyOperation] = {
+    "embed": NumpyOperation(lambda w, tokens, V: clip(w[tokens]), input_back, embed_leaf),
+    "linear": LINEAR,
+    "score": LINEAR,
+    "norm": NumpyOperation(lambda w, x: clip(x * w / norm_divisor(x)[0]), norm_back, norm_leaf),
+    "add": NumpyOperation(lambda w, a, b: clip(a + b), add_back),
+    "add_bias": NumpyOperation(lambda w, a, b: clip(a + b + w), add_back, bias_leaf),
+    "forget": NumpyOperation(lambda w, f, s: gate_share(f) * s, forget_back),
+    "mix": NumpyOperation(mix, mix_back),
+    "input": NumpyOperation(lambda w, shown: shown, input_back),
+    "features": NumpyOperation(
+        lambda w, index, scale, count: features(w, index, scale), input_back, features_leaf
+    ),
+    "bias": NumpyOperation(lambda w, x: clip(x + w), bias_back, bias_leaf),
+    "relu": NumpyOperation(lambda w, x: np.maximum(x, 0), lambda g, y, w, x: (g, (g * (y > 0),))),
+    "concat": NumpyOperation(lambda w, a, b: np.concatenate([a, b], axis=-1), concat_back),
+    "output": NumpyOperation(lambda w, x: x, lambda g, y, w, x: (g, (g,))),
+    "sums": NumpyOperation(lambda w, x: x @ w.T, lambda g, y, w, x: (g, (g @ w,)), weight_gradient),
+}
+# The tables that fixed_point.gate_tables rounds; any other is `through_points`.
+LOOKUPS: dict[str, NumpyOperation] = {
+    "sigmoid": NumpyOperation(
+        lambda w, v: (254 / (1 + np.exp(-v)) - fx.LIMIT) / ONE,
+        lambda g, y, w, v: (g, (g * (y + LIMIT) * (254 / ONE - LIMIT - y) * (ONE / 254),)),
+    ),
+    "tanh": NumpyOperation(
+        lambda w, v: 4 * np.tanh(v / 4),
+        lambda g, y, w, v: (g, (g * (1 - np.square(y / 4)),)),
+    ),
+}
+
+
+# Threads and memory of the process.
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """NumPy's BLAS on one thread inside, on as many as before outside; only OpenBLAS is known.
+
+    Its threads spin while they wait: beside other work, small products then take far longer than
+    with one. Threads that each compute a share of the streams need no more.
+    """
+    if not (functions := _openblas()):
+        yield
+        return
+    get_threads, set_threads = functions
+    threads = get_threads()
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(threads)
+
+
+@cache
+def _openblas() -> tuple[Any, Any] | None:
+    """The functions (get, set) for the threads of the OpenBLAS in NumPy's wheel; None without."""
+    site = Path(np.__file__).parent
+    for folder in (site.parent / "numpy.libs", site / ".dylibs"):
+        for path in sorted(folder.glob("*openblas*")):
+            with contextlib.suppress(OSError):
+                library = ctypes.CDLL(str(path))
+                for end in ("64_", ""):
+                    names = (f"scipy_openblas_{verb}_num_threads{end}" for verb in ("get", "set"))
+                    functions = [getattr(library, name, None) for name in names]
+                    if all(functions):
+                        return functions[0], functions[1]
+    return None
+
+
+@cache
+def keep_memory() -> None:
+    """Lets this process keep what it frees, so that large arrays cost no page faults every time.
+
+    For good; glibc only, elsewhere nothing happens.
+    """
+    mmap_threshold, trim_threshold = -3, -1  # of malloc.h
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        library = ctypes.CDLL(None)
+        if hasattr(library, "gnu_get_libc_version"):
+            library.mallopt(mmap_threshold, 1 << 25)
+            library.mallopt(trim_threshold, 1 << 30)

@@ -14,7 +14,7 @@ PRESETS: dict[str, dict[str, int]] = {
 }
 
 
-class Published(NamedTuple):
+class PublishedRate(NamedTuple):
     """Member-tokens per second of whole steps, rank 1, by another program on another machine."""
 
     name: str
@@ -23,6 +23,8 @@ class Published(NamedTuple):
 
 # By preset: a rate says nothing about another network.
 PUBLISHED = {
-    "seed": Published("MLX port, an Apple GPU", 97_000),
-    "paper": Published("JAX trainer, 2 Zen 4 cores, P 1,024", 1_770),  # records/2026-11-21-bench
+    "seed": PublishedRate("MLX port, an Apple GPU", 97_000),
+    "paper": PublishedRate(
+        "JAX trainer, 2 Zen 4 cores, P 1,024", 1_770
+    ),  # records/2026-11-21-bench
 }

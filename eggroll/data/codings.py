@@ -1,4 +1,4 @@
-"""What tokens stand for: bytes, numbers, or pairs of bytes that a tokenizer joined.
+"""Codings of tokens: bytes, numbers, or byte pairs of a tokenizer, which may be trained here.
 
 Token 0 is the mark that begins a document in all of them. Letters: V vocabulary.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -19,21 +20,25 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.data.text import MARK, Text, reason
 from eggroll.errors import InputError
-from eggroll.files import open_regular
+from eggroll.files import cache_folder, filling, flush_to_disk, locked, open_regular, write_whole
 
 BYTES: Final = 256
-FILE: Final = "tokenizer.json"  # of a run's folder
-MOST: Final = 65536  # tokens
-DEFAULT: Final = 16  # the option `vocabulary` where none is given: of data count
-LARGEST: Final = 1 << 28  # bytes of a tokenizer's file
+TOKENIZER_FILE: Final = "tokenizer.json"  # of a run's folder
+MOST_TOKENS: Final = 65536
+DEFAULT_VOCABULARY: Final = 16  # the option `vocabulary` where none is given: of data count
+LARGEST_FILE: Final = 1 << 28  # bytes of a tokenizer's file
 BATCH: Final = 256  # documents encoded at a time
+SAMPLED: Final = 1 << 26  # bytes of training text that a tokenizer learns from, at most
+READ_BLOCK: Final = 1 << 22  # bytes of a split read at a time
+QUIET: Final = 1 << 22  # bytes of text from which a tokenizer is trained in a second
 
 
 class Coding(ABC):
-    """A way from text to tokens and back. vocabulary: V."""
+    """A way from text to tokens and back."""
 
-    vocabulary: int
+    vocabulary: int  # V
 
     @abstractmethod
     def tokens(self, text: str, name: str) -> list[int]:
@@ -46,6 +51,45 @@ class Coding(ABC):
     @abstractmethod
     def bytes_of(self, token: int) -> bytes:
         """The bytes that a token stands for."""
+
+
+def coding_of(config: Any, folder: Path, facts: Any) -> Coding:
+    """The coding of a run with these options.
+
+    folder: of its files; facts: of its data, as its checkpoint has them, None if it has none.
+
+    Raises:
+        InputError: its tokenizer is not there, or another.
+    """
+    if config.numbers:
+        return Numbers(config.vocabulary)
+    if not config.pairs:
+        return Bytes()
+    tokenizer = read_tokenizer(folder / TOKENIZER_FILE)
+    if facts is not None and tokenizer.digest != facts.get("tokenizer"):
+        raise InputError(
+            f"tokenizer {str(folder / TOKENIZER_FILE)[:200]!r} is not the one of this run: bring "
+            "back the file that the run had."
+        )
+    return tokenizer
+
+
+def with_tokenizer(options: Any) -> Any:
+    """Options of a run with the vocabulary of its tokenizer, whose path is made absolute.
+
+    Raises:
+        InputError: the tokenizer cannot be used, or another vocabulary is given beside it.
+    """
+    if not options.tokenizer:
+        return options
+    path = os.path.abspath(os.path.expanduser(options.tokenizer))
+    vocabulary = read_tokenizer(path).vocabulary
+    if options.vocabulary not in (DEFAULT_VOCABULARY, vocabulary):
+        raise InputError(
+            f"--vocabulary is {options.vocabulary}, and --tokenizer {options.tokenizer!r:.200} has "
+            f"{vocabulary} tokens, the mark included: leave --vocabulary out."
+        )
+    return replace(options, tokenizer=path, vocabulary=vocabulary)
 
 
 class Bytes(Coding):
@@ -88,7 +132,7 @@ class Numbers(Coding):
         return b"%d " % token
 
 
-class Pairs(Coding):
+class BytePairs(Coding):
     """Tokens of a byte-level byte-pair encoding; its id i is token i + 1, as 0 is the mark.
 
     Its tokens' bytes are those of the text, unless the tokenizer changes texts first, as some given
@@ -101,10 +145,10 @@ class Pairs(Coding):
         Raises:
             InputError: it is none, or not byte-level, or too large.
         """
-        tokenizers = library()
+        tokenizers = tokenizers_package()
         self.data = data
         try:
-            self._made: Any = tokenizers.Tokenizer.from_buffer(data)
+            self._tokenizer: Any = tokenizers.Tokenizer.from_buffer(data)
             facts = json.loads(data)
         except Exception as error:  # whatever Rust made of it
             raise InputError(
@@ -117,14 +161,14 @@ class Pairs(Coding):
                 "byte-level BPE, as those of GPT-2 and Llama 3, or --vocabulary for one of the "
                 "corpus."
             )
-        self._made.no_truncation()
-        self._made.no_padding()
-        self._bytes = _bytes_of_ids(self._made)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._bytes = _bytes_of_ids(self._tokenizer)
         self.vocabulary = len(self._bytes)
-        if not 2 <= self.vocabulary <= MOST:
+        if not 2 <= self.vocabulary <= MOST_TOKENS:
             raise InputError(
-                f"{name} has {self.vocabulary - 1:,} tokens: at most {MOST - 1:,} are possible; "
-                "give a smaller one."
+                f"{name} has {self.vocabulary - 1:,} tokens: at most {MOST_TOKENS - 1:,} are "
+                "possible; give a smaller one."
             )
 
     @cached_property
@@ -135,11 +179,11 @@ class Pairs(Coding):
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """Bytes of every token, int64 [V]; the mark counts as one, as in a corpus of bytes."""
-        return np.array([len(found) for found in self._bytes], np.int64)
+        return np.array([len(content) for content in self._bytes], np.int64)
 
     def tokens(self, text: str, name: str) -> list[int]:
         text = text.encode("utf-8", "replace").decode("utf-8")
-        return [i + 1 for i in self._made.encode(text, add_special_tokens=False).ids]
+        return [i + 1 for i in self._tokenizer.encode(text, add_special_tokens=False).ids]
 
     def bytes_of(self, token: int) -> bytes:
         return self._bytes[token]
@@ -148,13 +192,52 @@ class Pairs(Coding):
         """The tokens of documents, each with its mark; what is no UTF-8 becomes U+FFFD."""
         contents = (content.decode("utf-8", "replace") for content in texts)
         while batch := list(islice(contents, BATCH)):
-            for found in self._made.encode_batch_fast(batch, add_special_tokens=False):
-                tokens = np.zeros(len(found.ids) + 1, np.uint16)
-                tokens[1:] = np.array(found.ids, np.int64) + 1
+            for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                tokens = np.zeros(len(encoding.ids) + 1, np.uint16)
+                tokens[1:] = np.array(encoding.ids, np.int64) + 1
                 yield tokens
 
 
-def library() -> Any:
+def _bytes_of_ids(tokenizer: Any) -> list[bytes]:
+    """The bytes of the mark and of every id; those of special tokens are their text's."""
+    letters = _letters()
+    contents = [b"\0"] + [b""] * tokenizer.get_vocab_size(with_added_tokens=True)
+    added = tokenizer.get_added_tokens_decoder()
+    for text, i in tokenizer.get_vocab(with_added_tokens=True).items():
+        if i + 1 >= len(contents):
+            raise InputError("the tokenizer has ids beyond its size: give one without gaps.")
+        ordinary = all(letter in letters for letter in text) and i not in added
+        contents[i + 1] = bytes(letters[letter] for letter in text) if ordinary else text.encode()
+    return contents
+
+
+def _letters() -> dict[str, int]:
+    """The byte that each letter of a byte-level vocabulary stands for (Radford et al. 2019)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def read_tokenizer(path: str | Path) -> BytePairs:
+    """The tokenizer in a file.
+
+    Raises:
+        InputError: it cannot be read, or is none.
+    """
+    name = f"tokenizer {str(path)[:200]!r}"
+    try:
+        with open_regular(Path(path)) as file:
+            data = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise InputError(
+            f"{name} cannot be read ({error.strerror}): give a tokenizer.json."
+        ) from None
+    if len(data) > LARGEST_FILE:
+        raise InputError(f"{name} has more than {LARGEST_FILE:,} bytes: give a smaller one.")
+    return BytePairs(data, name)
+
+
+def tokenizers_package() -> Any:
     """The package tokenizers.
 
     Raises:
@@ -170,79 +253,93 @@ def library() -> Any:
     return tokenizers
 
 
-def _bytes_of_ids(made: Any) -> list[bytes]:
-    """The bytes of the mark and of every id; those of special tokens are their text's."""
-    letters = _letters()
-    found = [b"\0"] + [b""] * made.get_vocab_size(with_added_tokens=True)
-    added = made.get_added_tokens_decoder()
-    for text, i in made.get_vocab(with_added_tokens=True).items():
-        if i + 1 >= len(found):
-            raise InputError("the tokenizer has ids beyond its size: give one without gaps.")
-        known = all(letter in letters for letter in text) and i not in added
-        found[i + 1] = bytes(letters[letter] for letter in text) if known else text.encode()
-    return found
+# A tokenizer trained on a text, and a split encoded by one; both are kept in the cache.
 
 
-def _letters() -> dict[str, int]:
-    """The byte that each letter of a byte-level vocabulary stands for (Radford et al. 2019)."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
-
-
-def read(path: str | Path) -> Pairs:
-    """The tokenizer in a file.
+def train_tokenizer(name: str, text: Text, vocabulary: int) -> BytePairs:
+    """A byte-level BPE with V tokens, the mark included, trained on the training split; cached.
 
     Raises:
-        InputError: it cannot be read, or is none.
+        InputError: the text does not give so many.
     """
-    name = f"tokenizer {str(path)[:200]!r}"
+    tokenizers = tokenizers_package()
+    key = f"{text.about['splits']['train']['sha256']} {vocabulary} {tokenizers.__version__}"
+    path = cache_folder() / "tokenizers" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+    with locked(path.with_suffix(".lock")):
+        if not path.exists():
+            if len(text.train) > QUIET:
+                message = f"training a tokenizer of {vocabulary:,} tokens on {name} ..."
+                print(message, file=sys.stderr, flush=True)
+            tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+            tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.decoder = tokenizers.decoders.ByteLevel()
+            trainer = tokenizers.trainers.BpeTrainer(
+                vocab_size=vocabulary - 1, show_progress=False,
+                initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            )  # fmt: skip
+            tokenizer.train_from_iterator(_sample(text.train), trainer)
+            write_whole(path, tokenizer.to_str().encode())
+        coding = read_tokenizer(path)
+    if coding.vocabulary != vocabulary:
+        path.unlink(missing_ok=True)
+        raise InputError(
+            f"--vocabulary is {vocabulary}: the training text of {name!r} gives no more than "
+            f"{coding.vocabulary} tokens; use --vocabulary {coding.vocabulary} or less, or more "
+            "text."
+        )
+    return coding
+
+
+def _sample(data: NDArray[np.uint8]) -> Iterator[str]:
+    """Documents of at most SAMPLED bytes, spread evenly."""
+    stride = -(-len(data) // SAMPLED)
+    for number, content in enumerate(_documents(data)):
+        if number % stride == 0:
+            yield content.decode("utf-8", "replace")
+
+
+def encoded_split(
+    data: NDArray[np.uint8], digest: str, coding: BytePairs, title: str
+) -> NDArray[np.uint16]:
+    """The tokens of a split, memory-mapped from the cache, where they are put once.
+
+    digest: of the split; what: named while it takes its time.
+    """
+    key = hashlib.sha256(f"{digest} {coding.digest}".encode()).hexdigest()[:24]
+    path = cache_folder() / "tokens" / f"{key}.u16"
     try:
-        with open_regular(Path(path)) as file:
-            data = file.read(LARGEST + 1)
+        with locked(path.with_suffix(".lock")):
+            if not path.exists():
+                _encode(data, coding, path, title)
+        tokens: NDArray[np.uint16] = np.memmap(path, "<u2", "r").view(np.ndarray)
     except OSError as error:
         raise InputError(
-            f"{name} cannot be read ({error.strerror}): give a tokenizer.json."
-        ) from None
-    if len(data) > LARGEST:
-        raise InputError(f"{name} has more than {LARGEST:,} bytes: give a smaller one.")
-    return Pairs(data, name)
+            f"the cache of tokens {str(path)!r} cannot be read or written ({reason(error)}): make "
+            "room there, or set EGGROLL_CACHE to another folder."
+        ) from error
+    return tokens
 
 
-def of_tokenizer(options: Any) -> Any:
-    """Options of a run with the vocabulary of its tokenizer, whose path is made absolute.
-
-    Raises:
-        InputError: the tokenizer cannot be used, or another vocabulary is given beside it.
-    """
-    if not options.tokenizer:
-        return options
-    path = os.path.abspath(os.path.expanduser(options.tokenizer))
-    found = read(path).vocabulary
-    if options.vocabulary not in (DEFAULT, found):
-        raise InputError(
-            f"--vocabulary is {options.vocabulary}, and --tokenizer {options.tokenizer!r:.200} has "
-            f"{found} tokens, the mark included: leave --vocabulary out."
-        )
-    return replace(options, tokenizer=path, vocabulary=found)
+def _encode(data: NDArray[np.uint8], coding: BytePairs, path: Path, title: str) -> None:
+    """Writes a split's tokens whole or not at all, with progress on stderr."""
+    partial, done = path.with_name(f".{path.name}.partial"), 0
+    try:
+        with open(partial, "wb") as file, filling(f"tokens of {title}", len(data)) as show:
+            for tokens in coding.documents(_documents(data)):
+                file.write(tokens.astype("<u2", copy=False).tobytes())
+                done += int(coding.sizes[tokens].sum())
+                show(done)
+            file.flush()
+            flush_to_disk(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
-def coding_of(config: Any, folder: Path, facts: Any) -> Coding:
-    """What the tokens of a run with these options stand for.
-
-    folder: of its files; facts: of its data, as its checkpoint has them, None if it has none.
-
-    Raises:
-        InputError: its tokenizer is not there, or another.
-    """
-    if config.numbers:
-        return Numbers(config.vocabulary)
-    if not config.pairs:
-        return Bytes()
-    found = read(folder / FILE)
-    if facts is not None and found.digest != facts.get("tokenizer"):
-        raise InputError(
-            f"tokenizer {str(folder / FILE)[:200]!r} is not the one of this run: bring back the "
-            "file that the run had."
-        )
-    return found
+def _documents(data: NDArray[np.uint8]) -> Iterator[bytes]:
+    """The documents of a split, without their marks."""
+    rest = b""
+    for start in range(1, len(data), READ_BLOCK):
+        *whole, rest = (rest + data[start : start + READ_BLOCK].tobytes()).split(MARK)
+        yield from whole
+    yield rest

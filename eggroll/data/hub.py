@@ -1,8 +1,9 @@
-"""Tables of text in a memory-mapped cache, into which each is streamed once.
+"""Tables of text, of the Hugging Face hub or local, streamed once into a memory-mapped cache.
 
-<cache>/<key>/ holds train.bin, valid.bin and meta.json, or is not there. <key>-val-<share>/ is a
-table of which another share is held out than usual; data with a validation split of their own have
-none. What was interrupted lies in <cache>/.<key>.partial and goes on from there.
+Rows are read by the package `datasets`; nothing comes from the network but what the option `data`
+names. <cache>/<key>/ holds train.bin, valid.bin and meta.json, or is not there.
+<key>-val-<share>/ is a table of which another share is held out than usual; data with a validation
+split of their own have none. An interrupted cache lies in <cache>/.<key>.partial and goes on there.
 """
 
 from __future__ import annotations
@@ -22,36 +23,35 @@ from typing import IO, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.data.corpus import TOKENS
 from eggroll.data.text import MARK, VAL_SHARE, Split, Text, held_out, reason
 from eggroll.errors import InputError
 from eggroll.files import cache_folder, filling, flush_to_disk, locked, write_whole
 
 PREFIX: Final = "hf:"
-NUMBERED: Final = ("count", TOKENS)  # data whose tokens are numbers below --vocabulary, not bytes
 HUB: Final = {"tinystories": "roneneldan/TinyStories", "minipile": "JeanKaddour/minipile"}
-# What reads a local table, by the end of its name.
+TOKENS: Final = "tokens"  # the option `data` of a run on arrays of the caller's
+NUMBERED: Final = ("count", TOKENS)  # data whose tokens are numbers below --vocabulary, not bytes
+# Suffix of a local table -> its reader in `datasets`.
 TABLES: Final = {".parquet": "parquet", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
-HELD_OUT: Final = ("validation", "valid", "val", "dev")  # names of a split for validation
+HELD_OUT_NAMES: Final = ("validation", "valid", "val", "dev")  # names of a split for validation
 BATCH: Final = 1000  # rows read at a time
 OFFLINE: Final = "stdlib, count, a file or a folder"  # data that need no network
+SPLITS: Final[tuple[Split, Split]] = ("train", "valid")
+CACHE_VERSION: Final = 1
+PROGRESS_FILE: Final = "progress.json"
+NOTE_SECONDS: Final = 2.0  # from one note of how far a stream has come to the next
+READ_BLOCK: Final = 1 << 22  # bytes of a split read at a time, to count its documents
+Texts = Iterator[tuple[Sequence[Any], Any]]  # rows' texts, and the state to go on after them
 
-Texts = Iterator[tuple[Sequence[Any], Any]]  # rows' texts, and the state that goes on after them
 
+class HubSource(NamedTuple):
+    """A table with a column of text."""
 
-class Source(NamedTuple):
-    """A table with a column of text.
-
-    name: as given; path: of a data set on the hub (or a folder of its shape), or of a local file;
-    builder: what reads a local file, empty for the hub; config: of the data set; column: of the
-    text. Where they are empty, they are found.
-    """
-
-    name: str
-    path: str
-    builder: str = ""
-    config: str = ""
-    column: str = ""
+    name: str  # the option `data`
+    path: str  # of a data set on the hub (or a folder of its shape), or of a local file
+    builder: str = ""  # reader of a local file in `datasets`; empty for the hub
+    config: str = ""  # of the data set; empty for its only or default one
+    column: str = ""  # of the text; empty where the rows are to tell
 
     @property
     def identity(self) -> str:
@@ -63,14 +63,50 @@ class Source(NamedTuple):
         return ":".join([*words, str(facts.st_size), str(facts.st_mtime_ns)])
 
 
-def source_of(name: str) -> Source | None:
+def read_table(source: HubSource, share: float = VAL_SHARE) -> Text:
+    """The texts of a table with a validation split, streamed once into a memory-mapped cache.
+
+    A data set's own validation split is taken where it has one, else a share of its documents, as
+    of a folder of files. A cache that is missing, damaged or of another version is written anew,
+    from where an interrupted writer came to. Processes that start together wait for the one that
+    writes.
+
+    Raises:
+        InputError: no network, no package `datasets`, no column of text, or the cache cannot be
+            written.
+    """
+    base = cache_folder() / key_of(source)
+    folder = base
+    try:
+        folder, fault = _find_cache(base, source, share)
+        if fault:
+            with locked(base.with_name(f"{base.name}.lock")):
+                folder, fault = _find_cache(base, source, share)
+                if fault:
+                    folder = CacheWriter(base, source, share).write(fault)
+        meta = json.loads((folder / "meta.json").read_bytes())
+        train, valid = (
+            np.memmap(folder / f"{split}.bin", np.uint8, "r").view(np.ndarray) for split in SPLITS
+        )
+    except OSError as error:
+        raise InputError(
+            f"the cache of {source.name!r} in {folder} cannot be read or written "
+            f"({reason(error)}): make room there, or set EGGROLL_CACHE to another folder."
+        ) from error
+    return Text(train, valid, meta)
+
+
+# Names: the option `data`, and the sources that it names.
+
+
+def source_of(name: str) -> HubSource | None:
     """The table that the option `data` names, if it names one.
 
     Raises:
         InputError: it begins as one and is none.
     """
     if name in HUB:
-        return Source(name, HUB[name])
+        return HubSource(name, HUB[name])
     if name.startswith(PREFIX):
         path, *rest = name.removeprefix(PREFIX).split(":")
         if not path or len(rest) > 2:
@@ -79,12 +115,12 @@ def source_of(name: str) -> Source | None:
                 "hf:NAME:CONFIG:COLUMN is needed, as in hf:roneneldan/TinyStories."
             )
         config, column = ([*rest, "", ""])[:2]
-        return Source(name, path, "", config, column)
+        return HubSource(name, path, "", config, column)
     path, column = path_and_column(name)
     builder = TABLES.get(os.path.splitext(path)[1].lower(), "")
     if not builder or not os.path.isfile(path):
         return None
-    return Source(name, os.path.abspath(path), builder, "", column)
+    return HubSource(name, os.path.abspath(path), builder, "", column)
 
 
 def path_and_column(name: str) -> tuple[str, str]:
@@ -105,24 +141,212 @@ def absolute(data: str) -> str:
     return os.path.abspath(path) + f":{column}" * bool(column) if os.path.exists(path) else data
 
 
-def near(name: str) -> str:
+def similar_name(name: str) -> str:
     """A hint at what an unknown name may have been meant to be, or nothing."""
-    known = {"stdlib": "stdlib", "count": "count", **{k: k for k in HUB}}
-    known |= {path.lower(): name for name, path in HUB.items()}
-    if found := difflib.get_close_matches(name.lower(), known, 1, 0.75):
-        return f"did you mean {known[found[0]]}? If not, "
+    names = {"stdlib": "stdlib", "count": "count", **{k: k for k in HUB}}
+    names |= {path.lower(): name for name, path in HUB.items()}
+    if matches := difflib.get_close_matches(name.lower(), names, 1, 0.75):
+        return f"did you mean {names[matches[0]]}? If not, "
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return f"write {PREFIX}{name} for a data set of the Hugging Face hub, or "
     return ""
 
 
+# The cache.
+
+
+def key_of(source: HubSource) -> str:
+    """The name of a source's folder in the cache."""
+    if source.name in HUB:
+        return source.name
+    words = ":".join((source.path, source.config, source.column))
+    digest = hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", Path(source.path).name).strip("-")[:40].lower()
+    return f"{readable}-{digest}"
+
+
+def _folder_of(base: Path, share: float) -> Path:
+    """The folder of a table of which this share is held out."""
+    return base if share == VAL_SHARE else base.with_name(f"{base.name}-val-{share}")
+
+
+def _find_cache(base: Path, source: HubSource, share: float) -> tuple[Path, str | None]:
+    """The folder to read, and the reason why it cannot be, if there is one."""
+    if share != VAL_SHARE and _cache_fault(base, source) is None:
+        meta = json.loads((base / "meta.json").read_bytes())
+        if meta.get("val_share", VAL_SHARE) is None:  # a split of its own
+            return base, None
+    folder = _folder_of(base, share)
+    return folder, _cache_fault(folder, source)
+
+
+def _cache_fault(folder: Path, source: HubSource) -> str | None:
+    """The reason why a cache cannot be used, None if its sizes are right; contents are trusted."""
+    if not folder.exists():
+        return f"{source.name!r} is not in the cache {folder}"
+    try:
+        meta = json.loads((folder / "meta.json").read_bytes())
+        if (meta["version"], meta["dataset"]) != (CACHE_VERSION, source.identity):
+            return f"the cache {folder} has another version or origin"
+        for split in SPLITS:
+            if (folder / f"{split}.bin").stat().st_size != meta["splits"][split]["bytes"]:
+                return f"the cache {folder} is damaged: {split}.bin has the wrong size"
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        return f"the cache {folder} is damaged ({type(error).__name__})"
+    return None
+
+
+class CacheWriter:
+    """Writes a whole cache folder or none; its caller holds the lock."""
+
+    def __init__(self, base: Path, source: HubSource, share: float) -> None:
+        self.base, self.source, self.share = base, source, share
+        self.partial = base.with_name(f".{base.name}.partial")
+        self.identity = source.identity
+
+    def write(self, fault: str) -> Path:
+        """Returns the folder that was written."""
+        name = self.source.path if self.source.name in HUB else self.source.name
+        progress = self._read_progress()
+        print(f"{fault}; {'going on with' if progress else 'streaming'} {name}", file=sys.stderr)
+        table = Table(self.source)
+        self.partial.mkdir(exist_ok=True)
+        for split in table.splits:
+            self._stream(table, split, progress)
+        meta: dict[str, Any] = {"version": CACHE_VERSION, "dataset": self.identity}
+        folder, meta["val_share"] = self.base, None
+        if "valid" not in table.splits:
+            folder, meta["val_share"] = _folder_of(self.base, self.share), self.share
+            _hold_out(self.partial, self.source, self.share)
+        meta["splits"] = {split: _facts(self.partial / f"{split}.bin") for split in SPLITS}
+        self._check(meta["splits"])
+        (self.partial / PROGRESS_FILE).unlink()
+        with open(self.partial / "meta.json", "w") as file:
+            json.dump(meta, file, indent=1)
+            _sync(file)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(self.partial, folder)
+        return folder
+
+    def _read_progress(self) -> dict[str, Any]:
+        """An interrupted writer's notes, by split; without them its files are removed."""
+        try:
+            progress = json.loads((self.partial / PROGRESS_FILE).read_bytes())
+            if progress["version"] == CACHE_VERSION and progress["dataset"] == self.identity:
+                splits: dict[str, Any] = progress["splits"]
+                sizes = {s: (self.partial / f"{s}.bin").stat().st_size for s in splits}
+                if all(sizes[split] >= note["bytes"] for split, note in splits.items()):
+                    return splits
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        shutil.rmtree(self.partial, ignore_errors=True)
+        return {}
+
+    def _stream(self, table: Table, split: Split, progress: dict[str, Any]) -> None:
+        """Streams one split into a file, with progress on stderr."""
+        note = progress.get(split, {"bytes": 0, "state": None, "done": False})
+        if note["done"]:
+            return
+        path, size = self.partial / f"{split}.bin", int(note["bytes"])
+        title = f"{self.source.name} {split}"
+        with (
+            open(path, "r+b" if size else "wb") as file,
+            filling(title, table.size(split)) as show,
+        ):
+            file.truncate(size)
+            file.seek(size)
+            written = time.monotonic()
+            for texts, state in table.texts(split, note["state"]):
+                block = _block(texts)
+                file.write(block)
+                size += len(block)
+                show(size)
+                if time.monotonic() - written > NOTE_SECONDS:
+                    progress[split] = {"bytes": size, "state": state, "done": False}
+                    self._write_progress(file, progress)
+                    written = time.monotonic()
+            progress[split] = {"bytes": size, "state": None, "done": True}
+            self._write_progress(file, progress)
+
+    def _write_progress(self, file: IO[bytes], progress: dict[str, Any]) -> None:
+        """Notes how far the streams have come, once the file is on the disk."""
+        _sync(file)
+        content = {"version": CACHE_VERSION, "dataset": self.identity, "splits": progress}
+        write_whole(self.partial / PROGRESS_FILE, json.dumps(content).encode())
+
+    def _check(self, splits: dict[str, Any]) -> None:
+        """Raises InputError for a split without documents."""
+        for split, facts in splits.items():
+            if not facts["documents"]:
+                shutil.rmtree(self.partial, ignore_errors=True)
+                raise InputError(f"data {self.source.name!r} has no text in its {split} split.")
+
+
+def _block(texts: Any) -> bytes:
+    """Documents, each a mark and the bytes of a text; empty ones are skipped."""
+    contents = [text.encode("utf-8", "surrogatepass") for text in texts if text]
+    contents = [c for content in contents if (c := content.replace(MARK, b""))]
+    return b"".join(MARK + content for content in contents)
+
+
+def _sync(file: IO[Any]) -> None:
+    """Sees that a file is on the disk before what makes it count."""
+    file.flush()
+    flush_to_disk(file.fileno())
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """Documents, bytes and digest of a split's file."""
+    documents, digest, size = 0, hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while block := file.read(READ_BLOCK):
+            documents, size = documents + block.count(MARK), size + len(block)
+            digest.update(block)
+    return {"documents": documents, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _hold_out(partial: Path, source: HubSource, share: float) -> None:
+    """Divides train.bin, by the contents of its documents; see `held_out`.
+
+    Raises:
+        InputError: there are fewer than two.
+    """
+    path, original = partial / "train.bin", partial / "all.bin"
+    os.replace(path, original)
+    data: NDArray[np.uint8] = (
+        np.memmap(original, np.uint8, "r") if original.stat().st_size else np.zeros(0, np.uint8)
+    )
+    offsets = range(0, len(data), 1 << 26)  # the mask of all at once may not fit into memory
+    marks = [np.flatnonzero(data[i : i + (1 << 26)] == MARK[0]) + i for i in offsets]
+    starts = np.concatenate([np.zeros(0, np.intp), *marks])
+    ends = np.append(starts[1:], len(data))
+    spans = list(zip(starts.tolist(), ends.tolist(), strict=True))
+    mask = held_out((data[a + 1 : b].tobytes() for a, b in spans), share)
+    if not mask.any():
+        shutil.rmtree(partial, ignore_errors=True)
+        raise InputError(
+            f"data {source.name!r} has {min(len(spans), 1)} distinct documents: two are needed, "
+            "one of them for validation."
+        )
+    with open(path, "wb") as train, open(partial / "valid.bin", "wb") as valid:
+        for (a, b), is_held in zip(spans, mask.tolist(), strict=True):
+            (valid if is_held else train).write(data[a:b].tobytes())
+        _sync(train)
+        _sync(valid)
+    del data
+    original.unlink()
+
+
+# Rows, by the package `datasets`.
+
+
 class Table:
     """A source that is open: its splits, and their texts from wherever reading stopped.
 
-    splits: what `datasets` calls the split for training and, if there is one, for validation.
+    The split for validation is left out of `splits` where there is none.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: HubSource) -> None:
         try:
             import datasets  # type: ignore[import-untyped, unused-ignore]
         except ImportError as error:
@@ -142,31 +366,31 @@ class Table:
         source = self.source
         if source.builder:
             files = {"train": source.path}
-            self._found = datasets.load_dataset(source.builder, data_files=files, streaming=True)
+            self._dataset = datasets.load_dataset(source.builder, data_files=files, streaming=True)
         else:
             if not os.path.isdir(source.path):
                 from huggingface_hub import HfApi
 
                 HfApi().dataset_info(source.path, timeout=10)  # load_dataset would retry for long
             config = source.config
-            either = config and not source.column  # hf:NAME:WORD
-            if either and config not in datasets.get_dataset_config_names(source.path):
+            ambiguous = config and not source.column  # hf:NAME:WORD
+            if ambiguous and config not in datasets.get_dataset_config_names(source.path):
                 config, self.column = "", config
-            self._found = datasets.load_dataset(source.path, config or None, streaming=True)
-        names = list(self._found)
+            self._dataset = datasets.load_dataset(source.path, config or None, streaming=True)
+        names = list(self._dataset)
         if "train" not in names:
             raise InputError(
                 f"data {source.name!r} has the splits {', '.join(names)[:200]}: one that is called "
                 "train is needed."
             )
-        self.splits: dict[Split, str] = {"train": "train"}
-        if held_out := next((name for name in HELD_OUT if name in names), None):
+        self.splits: dict[Split, str] = {"train": "train"}  # names of them in `datasets`
+        if held_out := next((name for name in HELD_OUT_NAMES if name in names), None):
             self.splits["valid"] = held_out
 
     def size(self, split: Split) -> int | None:
         """Bytes of a split's rows, where the data set says so."""
-        known: Mapping[str, Any] = getattr(self._found["train"].info, "splits", None) or {}
-        facts = known.get(self.splits[split])
+        splits: Mapping[str, Any] = getattr(self._dataset["train"].info, "splits", None) or {}
+        facts = splits.get(self.splits[split])
         return getattr(facts, "num_bytes", None) or None
 
     def texts(self, split: Split, state: Any = None) -> Texts:
@@ -174,7 +398,7 @@ class Table:
 
         Errors of the reader of this generator are not seen here: every one caught is the source's.
         """
-        stream = self._found[self.splits[split]]
+        stream = self._dataset[self.splits[split]]
         try:
             if state is not None:
                 stream.load_state_dict(state)
@@ -211,11 +435,12 @@ class Table:
         return self.column
 
     def _failure(self, error: Exception) -> InputError:
+        """The sentence for an error of `datasets`."""
         source = self.source
-        said = " ".join(str(error).split())[:160] or type(error).__name__
+        message = " ".join(str(error).split())[:160] or type(error).__name__
         if source.builder:
-            what = reason(error) if isinstance(error, OSError) else said
-            return InputError(f"data {source.name!r} cannot be read as {source.builder} ({what}).")
+            cause = reason(error) if isinstance(error, OSError) else message
+            return InputError(f"data {source.name!r} cannot be read as {source.builder} ({cause}).")
         kind = type(error).__name__
         if kind in ("RepositoryNotFoundError", "DatasetNotFoundError", "HFValidationError"):
             return InputError(
@@ -224,230 +449,10 @@ class Table:
             )
         if isinstance(error, ValueError):  # of `datasets`: a configuration that is not there
             return InputError(
-                f"data {source.name!r} cannot be read ({said}): look at hf.co/datasets/"
+                f"data {source.name!r} cannot be read ({message}): look at hf.co/datasets/"
                 f"{source.path} for its configurations, and write hf:NAME:CONFIG."
             )
         return InputError(
             f"corpus {source.name!r} is not in the cache and cannot be streamed from the Hugging "
             f"Face hub ({kind}): connect to the network, or use data that need none: {OFFLINE}."
         )
-
-
-SPLITS: Final[tuple[Split, Split]] = ("train", "valid")
-CACHE_VERSION: Final = 1
-PROGRESS: Final = "progress.json"
-EVERY: Final = 2.0  # seconds from one note of how far a stream has come to the next
-
-
-def read_table(source: Source, share: float = VAL_SHARE) -> Text:
-    """The texts of a table with a validation split, streamed once into a memory-mapped cache.
-
-    A data set's own validation split is taken where it has one, else a share of its documents, as
-    of a folder of files. A cache that is missing, damaged or of another version is written anew,
-    from where an interrupted writer came to. Processes that start together wait for the one that
-    writes.
-
-    Raises:
-        InputError: no network, no package `datasets`, no column of text, or the cache cannot be
-            written.
-    """
-    base = cache_folder() / key_of(source)
-    folder = base
-    try:
-        folder, fault = _found(base, source, share)
-        if fault:
-            with locked(base.with_name(f"{base.name}.lock")):
-                folder, fault = _found(base, source, share)
-                if fault:
-                    folder = _Writer(base, source, share).write(fault)
-        meta = json.loads((folder / "meta.json").read_bytes())
-        train, valid = (
-            np.memmap(folder / f"{split}.bin", np.uint8, "r").view(np.ndarray) for split in SPLITS
-        )
-    except OSError as error:
-        raise InputError(
-            f"the cache of {source.name!r} in {folder} cannot be read or written "
-            f"({reason(error)}): make room there, or set EGGROLL_CACHE to another folder."
-        ) from error
-    return Text(train, valid, meta)
-
-
-def key_of(source: Source) -> str:
-    """The name of a source's folder in the cache."""
-    if source.name in HUB:
-        return source.name
-    words = ":".join((source.path, source.config, source.column))
-    digest = hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    readable = re.sub(r"[^A-Za-z0-9]+", "-", Path(source.path).name).strip("-")[:40].lower()
-    return f"{readable}-{digest}"
-
-
-def _folder(base: Path, share: float) -> Path:
-    """The folder of a table of which this share is held out."""
-    return base if share == VAL_SHARE else base.with_name(f"{base.name}-val-{share}")
-
-
-def _found(base: Path, source: Source, share: float) -> tuple[Path, str | None]:
-    """The folder to read, and the reason why it cannot be, if there is one."""
-    if share != VAL_SHARE and _cache_fault(base, source) is None:
-        meta = json.loads((base / "meta.json").read_bytes())
-        if meta.get("val_share", VAL_SHARE) is None:  # a split of its own
-            return base, None
-    folder = _folder(base, share)
-    return folder, _cache_fault(folder, source)
-
-
-def _cache_fault(folder: Path, source: Source) -> str | None:
-    """The reason why a cache cannot be used, None if its sizes are right; contents are trusted."""
-    if not folder.exists():
-        return f"{source.name!r} is not in the cache {folder}"
-    try:
-        meta = json.loads((folder / "meta.json").read_bytes())
-        if (meta["version"], meta["dataset"]) != (CACHE_VERSION, source.identity):
-            return f"the cache {folder} has another version or origin"
-        for split in SPLITS:
-            if (folder / f"{split}.bin").stat().st_size != meta["splits"][split]["bytes"]:
-                return f"the cache {folder} is damaged: {split}.bin has the wrong size"
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        return f"the cache {folder} is damaged ({type(error).__name__})"
-    return None
-
-
-class _Writer:
-    """Writes a whole cache folder or none; whoever uses it holds the lock."""
-
-    def __init__(self, base: Path, source: Source, share: float) -> None:
-        self.base, self.source, self.share = base, source, share
-        self.partial = base.with_name(f".{base.name}.partial")
-        self.identity = source.identity
-
-    def write(self, fault: str) -> Path:
-        """Returns the folder that was written."""
-        name = self.source.path if self.source.name in HUB else self.source.name
-        came_to = self._came_to()
-        print(f"{fault}; {'going on with' if came_to else 'streaming'} {name}", file=sys.stderr)
-        table = Table(self.source)
-        self.partial.mkdir(exist_ok=True)
-        for split in table.splits:
-            self._stream(table, split, came_to)
-        meta: dict[str, Any] = {"version": CACHE_VERSION, "dataset": self.identity}
-        folder, meta["val_share"] = self.base, None
-        if "valid" not in table.splits:
-            folder, meta["val_share"] = _folder(self.base, self.share), self.share
-            _hold_out(self.partial, self.source, self.share)
-        meta["splits"] = {split: _facts(self.partial / f"{split}.bin") for split in SPLITS}
-        self._check(meta["splits"])
-        (self.partial / PROGRESS).unlink()
-        with open(self.partial / "meta.json", "w") as file:
-            json.dump(meta, file, indent=1)
-            _sync(file)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(self.partial, folder)
-        return folder
-
-    def _came_to(self) -> dict[str, Any]:
-        """What an interrupted writer noted, by split; without it nothing of it counts."""
-        try:
-            noted = json.loads((self.partial / PROGRESS).read_bytes())
-            if noted["version"] == CACHE_VERSION and noted["dataset"] == self.identity:
-                splits: dict[str, Any] = noted["splits"]
-                sizes = {s: (self.partial / f"{s}.bin").stat().st_size for s in splits}
-                if all(sizes[split] >= at["bytes"] for split, at in splits.items()):
-                    return splits
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass
-        shutil.rmtree(self.partial, ignore_errors=True)
-        return {}
-
-    def _stream(self, table: Table, split: Split, came_to: dict[str, Any]) -> None:
-        """Streams one split into a file, with progress on stderr."""
-        at = came_to.get(split, {"bytes": 0, "state": None, "done": False})
-        if at["done"]:
-            return
-        path, size = self.partial / f"{split}.bin", int(at["bytes"])
-        what = f"{self.source.name} {split}"
-        with (
-            open(path, "r+b" if size else "wb") as file,
-            filling(what, table.size(split)) as show,
-        ):
-            file.truncate(size)
-            file.seek(size)
-            noted = time.monotonic()
-            for texts, state in table.texts(split, at["state"]):
-                block = _block(texts)
-                file.write(block)
-                size += len(block)
-                show(size)
-                if time.monotonic() - noted > EVERY:
-                    came_to[split] = {"bytes": size, "state": state, "done": False}
-                    self._note(file, came_to)
-                    noted = time.monotonic()
-            came_to[split] = {"bytes": size, "state": None, "done": True}
-            self._note(file, came_to)
-
-    def _note(self, file: IO[bytes], came_to: dict[str, Any]) -> None:
-        """Notes how far the streams have come, once that is on the disk."""
-        _sync(file)
-        noted = {"version": CACHE_VERSION, "dataset": self.identity, "splits": came_to}
-        write_whole(self.partial / PROGRESS, json.dumps(noted).encode())
-
-    def _check(self, splits: dict[str, Any]) -> None:
-        for split, facts in splits.items():
-            if not facts["documents"]:
-                shutil.rmtree(self.partial, ignore_errors=True)
-                raise InputError(f"data {self.source.name!r} has no text in its {split} split.")
-
-
-def _block(texts: Any) -> bytes:
-    """Documents, each a mark and the bytes of a text; empty ones are skipped."""
-    contents = [text.encode("utf-8", "surrogatepass") for text in texts if text]
-    contents = [c for content in contents if (c := content.replace(MARK, b""))]
-    return b"".join(MARK + content for content in contents)
-
-
-def _sync(file: IO[Any]) -> None:
-    """Sees that a file is on the disk before what makes it count."""
-    file.flush()
-    flush_to_disk(file.fileno())
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    """Documents, bytes and digest of a split's file."""
-    documents, digest, size = 0, hashlib.sha256(), 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            documents, size = documents + block.count(MARK), size + len(block)
-            digest.update(block)
-    return {"documents": documents, "bytes": size, "sha256": digest.hexdigest()}
-
-
-def _hold_out(partial: Path, source: Source, share: float) -> None:
-    """Divides train.bin, by the contents of its documents; see `held_out`.
-
-    Raises:
-        InputError: there are fewer than two.
-    """
-    path, whole = partial / "train.bin", partial / "all.bin"
-    os.replace(path, whole)
-    data: NDArray[np.uint8] = (
-        np.memmap(whole, np.uint8, "r") if whole.stat().st_size else np.zeros(0, np.uint8)
-    )
-    cuts = range(0, len(data), 1 << 26)  # the mask of all at once may not fit into memory
-    marks = [np.flatnonzero(data[at : at + (1 << 26)] == MARK[0]) + at for at in cuts]
-    starts = np.concatenate([np.zeros(0, np.intp), *marks])
-    ends = np.append(starts[1:], len(data))
-    each = list(zip(starts.tolist(), ends.tolist(), strict=True))
-    held = held_out((data[a + 1 : b].tobytes() for a, b in each), share)
-    if not held.any():
-        shutil.rmtree(partial, ignore_errors=True)
-        raise InputError(
-            f"data {source.name!r} has {min(len(each), 1)} distinct documents: two are needed, one "
-            "of them for validation."
-        )
-    with open(path, "wb") as train, open(partial / "valid.bin", "wb") as valid:
-        for (a, b), out in zip(each, held.tolist(), strict=True):
-            (valid if out else train).write(data[a:b].tobytes())
-        _sync(train)
-        _sync(valid)
-    del data
-    whole.unlink()

@@ -26,12 +26,10 @@ from eggroll.errors import InputError
 Split = Literal["train", "valid"]
 
 MARK: Final = b"\0"
-
 VAL_SHARE: Final = 0.05  # held out for validation where nothing else is asked for
 SNIFF: Final = 8192  # a NUL byte in the first bytes of a file makes it binary
-PIECE: Final = (4096, 16384)  # shortest and longest document cut out of one long file
+PIECE_BYTES: Final = (4096, 16384)  # shortest and longest document cut out of one long file
 FEW_FILES: Final = 20  # a folder of fewer files is cut into pieces, as a single file is
-
 # Folders of the standard library that are no part of the corpus: not source of its own ...
 NOT_SOURCE: Final = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"}
 # ... or packaged apart by some distributions, or dropped by a later Python.
@@ -43,12 +41,12 @@ MACHINE_MADE: Final = ("config-", "_sysconfigdata", "sitecustomize", "usercustom
 class Text(NamedTuple):
     """A text corpus as bytes.
 
-    train, valid: uint8 [bytes], read-only; about: JSON-able facts, with documents, bytes and
-    sha256 of each split under 'splits', and under 'val_share' the share of documents that was held
-    out, None of data with a validation split of their own.
+    about: JSON-able facts, with documents, bytes and sha256 of each split under 'splits', and under
+    'val_share' the share of documents that was held out, None of data with a validation split of
+    their own.
     """
 
-    train: NDArray[np.uint8]
+    train: NDArray[np.uint8]  # [bytes], read-only
     valid: NDArray[np.uint8]
     about: dict[str, Any]
 
@@ -70,17 +68,17 @@ def read_stdlib(share: float = VAL_SHARE) -> Text:
         InputError: the sources are not there.
     """
     root, version = sysconfig.get_path("stdlib"), platform.python_version()
-    found = [
+    sources = [
         Document(os.fsencode(path), content)
         for path, content in _text_files(root, NOT_SOURCE | NOT_EVERYWHERE, ".py")[0]
         if not path.startswith(MACHINE_MADE)
     ]
-    if not found:
+    if not sources:
         raise InputError(
             f"corpus 'stdlib' needs the .py sources of Python {version}, and there are none in "
             f"{root}: install them or give --data another corpus, a file or a folder."
         )
-    return _divide(found, share, "corpus 'stdlib'", {"python": version})
+    return _divide(sources, share, "corpus 'stdlib'", {"python": version})
 
 
 def read_path(path: str, share: float = VAL_SHARE) -> Text:
@@ -112,7 +110,7 @@ def read_path(path: str, share: float = VAL_SHARE) -> Text:
     else:
         contents = [_read_file(path)]
     if len(contents) < FEW_FILES:
-        contents = [piece for content in contents for piece in _pieces(content)]
+        contents = [document for content in contents for document in _pieces(content)]
     return _divide([Document(c, c) for c in contents], share, f"data {path!r}", about)
 
 
@@ -168,11 +166,11 @@ def _folders(
 
     os.walk calls itself for every level, and mounts may form a circle.
     """
-    left, seen = [root], set[tuple[int, int]]()
+    left, visited = [root], set[tuple[int, int]]()
     while left:
         folder = left.pop()
         try:
-            entries = list(os.scandir(folder)) if _first(seen, os.stat(folder)) else []
+            entries = list(os.scandir(folder)) if _add_new(visited, os.stat(folder)) else []
         except OSError as error:
             unreadable(error)
             continue
@@ -192,11 +190,12 @@ def _is_folder(entry: os.DirEntry[str], linked: bool) -> bool:
         return False
 
 
-def _first(seen: set[tuple[int, int]], about: os.stat_result) -> bool:
-    """True if this file or folder was not met before."""
-    known = (about.st_dev, about.st_ino) in seen
-    seen.add((about.st_dev, about.st_ino))
-    return not known
+def _add_new(visited: set[tuple[int, int]], stat: os.stat_result) -> bool:
+    """Adds a file or folder to those visited; false if it is there."""
+    key = stat.st_dev, stat.st_ino
+    new = key not in visited
+    visited.add(key)
+    return new
 
 
 def _read_text(path: str) -> bytes | None:
@@ -210,22 +209,40 @@ def _read_text(path: str) -> bytes | None:
 
 def _pieces(content: bytes) -> Iterator[bytes]:
     """Cuts one long text into documents, by the rule of `read_path`."""
-    shortest, longest = PIECE
+    shortest, longest = PIECE_BYTES
     blank = re.compile(rb"\n\r?\n")
     start = 0
     while len(content) - start > shortest:
         low, high = start + shortest, start + longest
-        found = blank.search(content, low - 1, high)
+        paragraph = blank.search(content, low - 1, high)
         line = content.rfind(b"\n", low, high) + 1 if high < len(content) else 0
-        end = found.end() if found else (line or high)
+        end = paragraph.end() if paragraph else (line or high)
         yield content[start:end]
         start = end
     if start < len(content):
         yield content[start:]
 
 
+def _divide(documents: list[Document], share: float, name: str, about: dict[str, Any]) -> Text:
+    """Splits by document, see `held_out`; at least one goes to each side."""
+    mask = held_out((d.key for d in documents), share)
+    if not mask.any():
+        size = sum(len(d.content) for d in documents)
+        raise InputError(
+            f"{name} is too small ({size:,} bytes, one distinct document): train and valid need "
+            f"one each, so give --data more than {PIECE_BYTES[1]:,} bytes of text."
+        )
+    sides: dict[Split, list[bytes]] = {"train": [], "valid": []}
+    for document, out in zip(documents, mask.tolist(), strict=True):
+        sides["valid" if out else "train"].append(document.content)
+    joined = {side: MARK + MARK.join(contents) for side, contents in sides.items()}
+    splits = {side: _facts(len(sides[side]), joined[side]) for side in sides}
+    arrays = {side: np.frombuffer(data, np.uint8) for side, data in joined.items()}
+    return Text(arrays["train"], arrays["valid"], about | {"val_share": share, "splits": splits})
+
+
 def held_out(keys: Iterable[bytes], share: float) -> NDArray[np.bool_]:
-    """Which documents are for validation: of the distinct keys, the share with the lowest MD5.
+    """Marks the documents for validation: of the distinct keys, the share with the lowest MD5.
 
     share: above 0 and below 1; rounded up to whole keys. The rule knows no order, equal keys stay
     together, and a changed or added document moves at most one other to the other side. Of fewer
@@ -238,8 +255,8 @@ def held_out(keys: Iterable[bytes], share: float) -> NDArray[np.bool_]:
     if len(ranked) < 2:
         return np.zeros(len(digests), np.bool_)
     count = min(math.ceil(len(ranked) * as_fraction(share)), len(ranked) - 1)
-    held: NDArray[np.bool_] = digests <= ranked[count - 1]
-    return held
+    mask: NDArray[np.bool_] = digests <= ranked[count - 1]
+    return mask
 
 
 def as_fraction(share: float) -> Fraction:
@@ -247,25 +264,8 @@ def as_fraction(share: float) -> Fraction:
     return Fraction(str(share))
 
 
-def _divide(documents: list[Document], share: float, what: str, about: dict[str, Any]) -> Text:
-    """Splits by document, see `held_out`; at least one goes to each side."""
-    held = held_out((d.key for d in documents), share)
-    if not held.any():
-        size = sum(len(d.content) for d in documents)
-        raise InputError(
-            f"{what} is too small ({size:,} bytes, one distinct document): train and valid need "
-            f"one each, so give --data more than {PIECE[1]:,} bytes of text."
-        )
-    sides: dict[Split, list[bytes]] = {"train": [], "valid": []}
-    for document, out in zip(documents, held.tolist(), strict=True):
-        sides["valid" if out else "train"].append(document.content)
-    joined = {side: MARK + MARK.join(contents) for side, contents in sides.items()}
-    splits = {side: _facts(len(sides[side]), joined[side]) for side in sides}
-    arrays = {side: np.frombuffer(data, np.uint8) for side, data in joined.items()}
-    return Text(arrays["train"], arrays["valid"], about | {"val_share": share, "splits": splits})
-
-
 def _facts(documents: int, data: bytes) -> dict[str, Any]:
+    """Documents, bytes and digest of a split."""
     return {
         "documents": documents,
         "bytes": len(data),

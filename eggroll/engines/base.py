@@ -1,4 +1,8 @@
-"""The interface of every engine."""
+"""The interface of every engine, and the checks of what it is given.
+
+Letters: P members, N = P/2 pairs, T tokens or rows, V vocabulary, K inputs, O outputs, R rows of
+arrays that groups of members share, Z votes.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,7 @@ from eggroll.spec.program import Batch, Program, Weights
 
 T = TypeVar("T")
 
-
-def zero_state(program: Program, rows: int) -> mx.array:
-    """Where every reader begins: int8 [rows, state_size], of the host, which no GPU must make."""
-    return mx.array(np.zeros((rows, program.state_size), np.int8))
+MAX_VALUE = 1 << 19  # 15 times its discounted sum, in 1/256 bit, is below 2^31
 
 
 class Engine(ABC):
@@ -31,12 +32,11 @@ class Engine(ABC):
     """
 
     name: str
-    credits: ClassVar[bool] = True  # whether it has token credit
     plays: ClassVar[bool] = False  # whether its kernels step native worlds
-    shares: ClassVar[bool] = False  # whether tokens and targets may be [R, T], each row of which
-    # P / R members read
-    # What the host may do while a GPU computes the next call; done once, or not at all.
-    meanwhile: Callable[[], object] | None = None
+    # Whether tokens and targets may be [R, T], each row of which P / R members read.
+    shares: ClassVar[bool] = False
+    # Run on the host while a GPU computes the next call: once, or not at all.
+    host_work: Callable[[], object] | None = None
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
         program.check()
@@ -55,10 +55,10 @@ class Engine(ABC):
         return self.name
 
     def array(self, shared: NDArray[Any]) -> mx.array:
-        """An array of a call's rows, which lives no longer than the call does."""
+        """An array of a call's rows, as the engine reads it; it lives as long as the call."""
         return mx.array(shared)
 
-    def guarding(self, work: Callable[[], T]) -> T:
+    def run_guarded(self, work: Callable[[], T]) -> T:
         """The result of `work`, which calls this engine and may be done again if the GPU fails."""
         return work()
 
@@ -133,15 +133,15 @@ class Engine(ABC):
         noise: Slices,
         state: mx.array,
         world: tuple[int, int, mx.array, int],
-        by: float = 0.0,
+        scale: float = 0.0,
         signs: mx.array | None = None,
         crediting: Crediting | None = None,
     ) -> tuple[mx.array, mx.array, mx.array, dict[str, mx.array]]:
         """Runs P members in native worlds (docs/native.md), if the engine `plays`.
 
-        world: the address of the eggroll_world and of what it is given, keys uint64 [P], and T.
-        by, signs, crediting: with token credit; by turns a difference of what a row was worth to
-        members 2p and 2p + 1 into the value that `credit` takes.
+        world: the address of the eggroll_world and of its shared array, keys uint64 [P], and T.
+        scale, signs, crediting: with token credit; scale turns a difference of what a row was worth
+        to members 2p and 2p + 1 into the value that `credit` takes.
         Returns values int32 [P, T], active bool [P, T], the new state and Z, empty without credit.
         """
         raise NotImplementedError
@@ -167,14 +167,15 @@ class Engine(ABC):
         """The unperturbed model on one row, T = 1: logits int8 [P, V], and the new state."""
 
 
-LARGEST_VALUE = 1 << 19  # 15 times its discounted sum, in 1/256 bit, is below 2^31
+def zero_state(program: Program, rows: int) -> mx.array:
+    """The state before the first row, int8 [rows, state_size]: of the host, so no GPU makes it."""
+    return mx.array(np.zeros((rows, program.state_size), np.int8))
 
 
-def on_host(a: mx.array) -> NDArray[Any]:
+def as_unsigned(a: mx.array) -> NDArray[Any]:
     """An array's integers as unsigned ones: one below 0 is larger than 2^31.
 
-    Those of 32 bits or more are not copied. What the host has made it can look at without waiting
-    for a GPU.
+    Those of 32 bits or more are not copied, and arrays of the host need not wait for a GPU.
     """
     host = np.asarray(a)
     if host.dtype.kind not in "biu":
@@ -192,14 +193,15 @@ def check_rows(program: Program, batch: Batch) -> None:
         _check("inputs", batch.inputs, mx.int8, (members, length, program.inputs))
     if not program.indices:
         return
-    shown = batch.features
-    _check("features", shown, mx.int32, (members, length, program.indices))
+    features = batch.features
+    _check("features", features, mx.int32, (members, length, program.indices))
+    host = np.asarray(features)
     for op in (op for stage in program.stages for op in stage.ops if op.kind == "features"):
         lists, active, first, _ = op.numbers
-        leaf, mine = program.leaves[op.leaf], np.asarray(shown)[..., first : first + lists * active]
-        if mine.size and not -1 <= mine.min() <= mine.max() < leaf.shape[0]:
+        leaf, indices = program.leaves[op.leaf], host[..., first : first + lists * active]
+        if indices.size and not -1 <= indices.min() <= indices.max() < leaf.shape[0]:
             raise ValueError(
-                f"features of {leaf.name!r} are {mine.min()} to {mine.max()}: "
+                f"features of {leaf.name!r} are {indices.min()} to {indices.max()}: "
                 f"0 to {leaf.shape[0] - 1} is needed, or -1 for none."
             )
 
@@ -211,8 +213,8 @@ def check_values(program: Program, values: mx.array | None, pairs: int, length: 
     _check("values", values, mx.int32, (pairs, length))
     assert values is not None
     host = np.asarray(values)
-    if host.size and not -LARGEST_VALUE <= host.min() <= host.max() <= LARGEST_VALUE:
-        raise ValueError(f"values are beyond {LARGEST_VALUE}: scale them down.")
+    if host.size and not -MAX_VALUE <= host.min() <= host.max() <= MAX_VALUE:
+        raise ValueError(f"values are beyond {MAX_VALUE}: scale them down.")
 
 
 def check_scored(program: Program) -> None:
@@ -226,5 +228,5 @@ def _check(name: str, array: mx.array | None, dtype: mx.Dtype, shape: tuple[int,
     if array is None:
         raise ValueError(f"{name} is missing: {needed}")
     if array.dtype != dtype or tuple(array.shape) != shape:
-        given = f"{str(array.dtype).removeprefix('mlx.core.')} {list(array.shape)}"
-        raise ValueError(f"{name} is {given}: {needed}")
+        actual = f"{str(array.dtype).removeprefix('mlx.core.')} {list(array.shape)}"
+        raise ValueError(f"{name} is {actual}: {needed}")

@@ -40,7 +40,7 @@ class CpuEngine(Engine):
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
         super().__init__(program, threads, block_tokens)
         self._native = _extension.load()
-        # Half a core's cache for the activations passed on, and noise gathered not too often.
+        # Half a core's cache for the activations passed on; shorter blocks gather noise too often.
         self.block_tokens = block_tokens or max(
             64, self._native.cache_bytes() // 2 // (LANES * program.width)
         )
@@ -89,8 +89,8 @@ class CpuEngine(Engine):
         )
 
     def array(self, shared: NDArray[Any]) -> mx.array:
-        seen: mx.array = self._native.view(shared)  # without a copy
-        return seen
+        view: mx.array = self._native.view(shared)  # without a copy
+        return view
 
     def prepare(self, weights: Weights) -> Any:
         return self._program.pack([weights[leaf.name] for leaf in self.program.leaves])
@@ -100,7 +100,7 @@ class CpuEngine(Engine):
     ) -> tuple[mx.array, mx.array]:
         after, scores = self._native.evaluate(
             self._program, prepared, self._noise(noise), batch.tokens, batch.targets, batch.state,
-            shown(batch), self.threads, self.block_tokens,
+            row_arrays(batch), self.threads, self.block_tokens,
         )  # fmt: skip
         return scores, after
 
@@ -113,12 +113,19 @@ class CpuEngine(Engine):
         crediting: Crediting | None = None,
     ) -> tuple[dict[str, mx.array], mx.array]:
         after, *values = self._native.outputs(
-            self._program, prepared, self._noise(noise), batch.tokens, batch.state, shown(batch),
-            credit_noise and credit_noise.signs, crediting and self._crediting(crediting),
-            self.threads, self.block_tokens,
+            self._program, prepared, self._noise(noise), batch.tokens, batch.state,
+            row_arrays(batch), credit_noise and credit_noise.signs,
+            crediting and self._crediting(crediting), self.threads, self.block_tokens,
         )  # fmt: skip
         names = [output.name for output in self.program.outputs]
         return dict(zip(names, values, strict=True)), after
+
+    def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
+        names = [leaf.name for leaf in self.program.leaves]
+        Z = self._native.votes(
+            self._program, fitness, noise.table, noise.starts, noise.rank, not clt, self.threads
+        )
+        return dict(zip(names, Z, strict=True))
 
     def credit(
         self,
@@ -131,7 +138,7 @@ class CpuEngine(Engine):
     ) -> tuple[mx.array, mx.array, dict[str, mx.array]]:
         after, scores, *Z = self._native.credit(
             self._program, prepared, self._noise(noise), credit_noise.signs, credit_noise.draws,
-            self._crediting(crediting), batch.tokens, batch.targets, batch.state, shown(batch),
+            self._crediting(crediting), batch.tokens, batch.targets, batch.state, row_arrays(batch),
             values, self.threads, self.block_tokens,
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
@@ -141,8 +148,8 @@ class CpuEngine(Engine):
         matrices = [back.matrices.get(leaf.name) for leaf in self.program.leaves]
         mx.eval([matrix for matrix in matrices if matrix is not None])  # all at once
         after, scores, sizes, *Z = self._native.learn(
-            self._program, prepared, batch.tokens, batch.targets, batch.state, shown(batch), words,
-            list(back.scales), matrices, self.threads,
+            self._program, prepared, batch.tokens, batch.targets, batch.state,
+            row_arrays(batch), words, list(back.scales), matrices, self.threads,
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
         return Learnt(scores, after, dict(zip(names, Z, strict=True)), sizes)
@@ -153,12 +160,12 @@ class CpuEngine(Engine):
         noise: Slices,
         state: mx.array,
         world: tuple[int, int, mx.array, int],
-        by: float = 0.0,
+        scale: float = 0.0,
         signs: mx.array | None = None,
         crediting: Crediting | None = None,
     ) -> tuple[mx.array, mx.array, mx.array, dict[str, mx.array]]:
         after, values, active, *Z = self._native.play(
-            self._program, prepared, self._noise(noise), state, *world, by, signs,
+            self._program, prepared, self._noise(noise), state, *world, scale, signs,
             crediting and self._crediting(crediting), self.threads,
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves] if Z else []
@@ -166,14 +173,14 @@ class CpuEngine(Engine):
 
     def logits(self, prepared: Any, batch: Batch) -> tuple[mx.array, mx.array]:
         after, logits = self._native.logits(
-            self._program, prepared, batch.tokens, batch.state, shown(batch), self.threads,
+            self._program, prepared, batch.tokens, batch.state, row_arrays(batch), self.threads,
             self.block_tokens,
         )  # fmt: skip
         return logits[:, 0], after
 
     def likelihoods(self, prepared: Any, batch: Batch) -> tuple[mx.array, mx.array, mx.array]:
         after, totals, hits = self._native.likelihoods(
-            self._program, prepared, batch.tokens, batch.targets, batch.state, shown(batch),
+            self._program, prepared, batch.tokens, batch.targets, batch.state, row_arrays(batch),
             self.threads, self.block_tokens,
         )  # fmt: skip
         return totals, hits, after
@@ -194,23 +201,16 @@ class CpuEngine(Engine):
             group=crediting.group,
         )
 
-    def votes(self, fitness: mx.array, noise: Slices, clt: bool) -> dict[str, mx.array]:
-        names = [leaf.name for leaf in self.program.leaves]
-        Z = self._native.votes(
-            self._program, fitness, noise.table, noise.starts, noise.rank, not clt, self.threads
-        )
-        return dict(zip(names, Z, strict=True))
 
-
-def shown(batch: Batch) -> tuple[mx.array | None, mx.array | None]:
-    """What a batch shows beside tokens, as the extension takes it."""
+def row_arrays(batch: Batch) -> tuple[mx.array | None, mx.array | None]:
+    """The inputs and features of a batch, as the extension takes them."""
     return batch.inputs, batch.features
 
 
 def lookup_tables(program: Program) -> tuple[list[str], list[list[int]]]:
-    """Names of the tables a program looks up, and each as 256 entries by a register's byte.
+    """Names of the tables that a program looks up, and their 256 entries by a register's byte.
 
-    Bytes count as unsigned there: 0..127, then -128 (which never occurs) to -1.
+    Bytes are unsigned there: 0..127, then -128 (which never occurs) to -1.
     """
     names = sorted({op.table for stage in program.stages for op in stage.ops if op.table})
     tables, values = program.tables, [v - 256 * (v > 127) for v in range(256)]

@@ -1,7 +1,7 @@
 """The CUDA engine: a block of members runs all T tokens of a stage in one launch.
 
 Kernels are compiled at run time from the sources in extensions/int8_gemm; see docs/cuda.md.
-Letters: P members, K inputs, O outputs.
+Letters: P members, M of a block, D width, K inputs, O outputs, r rank.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import mlx.core as mx
 
 from eggroll.engines import trial
-from eggroll.engines.gpu.backward_plan import CarryPlan, chained
+from eggroll.engines.gpu.backward_plan import BackwardPlan, plans_from_last
 from eggroll.engines.gpu.credit import CreditPlan
-from eggroll.engines.gpu.dialect import VOTE_THREADS, Dialect, Source
-from eggroll.engines.gpu.engine import StagedEngine
+from eggroll.engines.gpu.dialect import VOTE_THREADS, Dialect, KernelSource
+from eggroll.engines.gpu.engine import GpuEngine
 from eggroll.engines.gpu.launch import Launcher, Pace, kernel_name, launcher, pad_flat
 from eggroll.engines.gpu.plan import StagePlan, padded
 from eggroll.errors import InputError
@@ -31,43 +31,28 @@ from eggroll.spec.credit import Crediting
 from eggroll.spec.noise import Slices
 from eggroll.spec.program import Op, Program
 
-PREFIX = "custom_kernel_"  # of MLX's kernels
+ENGINE = "eggroll.engines.cuda:CudaEngine"
+SWITCH = "EGGROLL_CUDA"  # m16n8k32, m8n8k16 or dp4a: another product than the fastest
+TRIAL_SECONDS = 300  # MLX compiles every kernel; each takes seconds the first time
+DEVICE_FACTS = (
+    "device_name",
+    "compute_capability_major",
+    "compute_capability_minor",
+    "architecture",
+)
+PACKAGES = (
+    *("mlx-cuda-13", "mlx-cuda-12", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
+    *("nvidia-cuda-nvrtc-cu13", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
+)
+PREFIX = "custom_kernel_"  # of the names of MLX's kernels
 
-
-def declaration(source: Source, name: str, dtypes: Sequence[mx.Dtype]) -> str:
-    """The kernel's declaration, for MLX's whole name; empty where nothing is to be said.
-
-    dtypes: of its arrays, inputs first.
-    """
-    if not source.blocks:
-        return ""
-    count, kinds = len(source.inputs), (str(dtype).rpartition(".")[2] for dtype in dtypes)
-    parameters = ", ".join(f"{'const ' * (i < count)}{kind}_t*" for i, kind in enumerate(kinds))
-    bounds = f"__launch_bounds__({source.threads}, {source.blocks})"
-    return (
-        f"namespace mlx::core::cu {{\n__global__ {bounds} void {name}({parameters});\n"
-        "}  // namespace mlx::core::cu\n"
-    )
-
-
+PRODUCTS = ("m16n8k32", "m8n8k16", "dp4a")  # fastest first; kernels are mma_<name>.cu
 WARPS = 8  # of a block; a thread may then have as many registers as there can be
 MEMBERS = (64, 32, 16, 8)  # that a block may hold
 TILE = 32  # outputs of a warp's tile, for 8 members or more
-MULTIPROCESSORS = {80: 108, 86: 84, 89: 128, 100: 148}  # of a large GPU, as MLX does not tell
-OTHERS = 132  # H100, and those not in the table
-NEAR, FAR = 1024, 47  # multiply-adds, and bytes from the second cache, in a cycle of one of them
-WAIT = 100  # cycles of a block at a barrier
-CACHED = 64 << 10  # bytes of a stage's weights that may stay in a multiprocessor's own cache
-EXP2_WORDS = 16  # of shared memory, beside what the plan counts
-LEAST_SHARED = 48 << 10  # bytes of shared memory that every block may have
-# The same where two blocks share a multiprocessor; each takes 1 KiB besides, from sm_80 on.
-HALF = {
-    75: 32 << 10,
-    **dict.fromkeys((80, 87), 81 << 10),
-    **dict.fromkeys((86, 89, 120, 121), 49 << 10),
-    **dict.fromkeys((90, 100, 101, 103, 110), 113 << 10),
-}
+EXP2_WORDS = 16  # of shared memory, beside those that the plan counts
 SPILL = 4  # bytes of weights that one of a register in device memory is worth
+MIN_SHARED = 48 << 10  # bytes of shared memory that every block may have
 # Of a block that asks for it, by architecture; from the CUDA programming guide's table.
 SHARED = {
     75: 64 << 10,
@@ -75,192 +60,22 @@ SHARED = {
     **dict.fromkeys((86, 89, 120, 121), 99 << 10),
     **dict.fromkeys((90, 100, 101, 103, 110), 227 << 10),
 }
-PRODUCTS = ("m16n8k32", "m8n8k16", "dp4a")  # fastest first; kernels are mma_<name>.cu
-
-
-class Target(NamedTuple):
-    """The GPU that kernels are written for: 10 major + minor capability, product, memory.
-
-    half_bytes: of shared memory, with which two blocks fit on a multiprocessor.
-    """
-
-    architecture: int
-    product: str
-    shared_bytes: int
-    half_bytes: int
-
-
-def target(architecture: int, product: str = "") -> Target:
-    """The target of a compute capability such as 80; product: another than its fastest."""
-    fastest = "m16n8k32" if architecture >= 80 else "m8n8k16" if architecture >= 75 else "dp4a"
-    shared = (of.get(architecture, LEAST_SHARED) for of in (SHARED, HALF))
-    return Target(architecture, product or fastest, *shared)
-
-
-class CudaPlan(StagePlan):
-    """One stage for blocks of M members with noise of rank r (0: without noise)."""
-
-    def __init__(
-        self,
-        program: Program,
-        index: int,
-        *,
-        members: int,
-        rank: int,
-        puts_out: bool = False,
-    ) -> None:
-        super().__init__(program, index, members=members, rank=rank, puts_out=puts_out)
-        self.simdgroups = WARPS
-
-    def on(self, gpu: Target) -> Self:
-        """The plan for a GPU: for two blocks on a multiprocessor, unless too much would leave it.
-
-        Where one waits for memory or at a barrier, the other one goes on.
-        """
-        own = 4 * EXP2_WORDS if self.scores else 0
-        half, whole = copy(self), copy(self)
-        # Higher ranks need more registers than half of them.
-        half.shared_bytes, half.blocks = gpu.half_bytes - own, 2 if self.rank <= 1 else 1
-        whole.shared_bytes, whole.blocks = gpu.shared_bytes - own, 1
-        beyond = SPILL * (half.spilled - whole.spilled)
-        return half if beyond <= self.weights_read else whole
-
-    def tiles(self, outputs: int) -> int:
-        """Rows of 8 outputs that a warp computes at a time."""
-        return TILE // 8
-
-    @property
-    def vectors_at(self) -> int:
-        """Bytes of device memory before the vectors that a launch keeps."""
-        return -(-super().scratch_bytes // 8) * 8
-
-    @cached_property
-    def kept_vectors(self) -> dict[int, int]:
-        """Each as words [pairs][quads][2]; weights' noise is the same at every token."""
-        if not self.perturbed:
-            return {}
-        vectors = [leaf for leaf, at in self.layout.items() if len(at.shape) == 1]
-        sizes = [padded(self.layout[leaf].shape[0]) * self.members for leaf in vectors]
-        starts = accumulate(sizes[:-1], initial=self.vectors_at)
-        return dict(zip(vectors, starts, strict=False))
-
-    @property
-    def scratch_bytes(self) -> int:
-        vectors = (padded(self.layout[leaf].shape[0]) for leaf in self.kept_vectors)
-        return self.vectors_at + sum(vectors) * self.members
-
-    def columns(self, outputs: int) -> int:
-        """Groups of 8 members that a warp computes at a time: 4, or fewer to use every warp.
-
-        More than 4 take all its registers, and the weights of a tile stay near for the next 4.
-        """
-        groups = self.members // 8
-        choice = [n for n in (4, 2, 1) if n <= groups]
-        return next(
-            (n for n in choice if self.tile_count(outputs) * (groups // n) >= self.simdgroups), 1
-        )
-
-
-class CudaCreditPlan(CreditPlan, CudaPlan):
-    """A stage whose pairs are credited, for blocks of M members."""
-
-    together = 4  # inputs of a member that are a word, in registers and on the tape
-
-    def __init__(
-        self,
-        program: Program,
-        index: int,
-        crediting: Crediting,
-        *,
-        members: int,
-        puts_out: bool = False,
-    ) -> None:
-        CudaPlan.__init__(
-            self, program, index,
-            members=members, rank=0 if crediting.nodes else 1, puts_out=puts_out,
-        )  # fmt: skip
-        self.trace(crediting, puts_out)
-
-
-class CudaCarryPlan(CarryPlan, CudaPlan):
-    """A stage whose members carry errors back, for blocks of M members."""
-
-    beside = 8
-
-    def __init__(
-        self,
-        program: Program,
-        index: int,
-        *,
-        members: int,
-        passing: Collection[int],
-        handed: bool,
-    ) -> None:
-        CudaPlan.__init__(self, program, index, members=members, rank=0)
-        self.carry(passing, handed)
-
-
-def cuda_carry_plans(
-    program: Program, passing: Collection[int], on: Target, *, members: int
-) -> list[CudaCarryPlan]:
-    """A plan per stage for blocks of `members`."""
-
-    def plan(index: int, handed: bool) -> CudaCarryPlan:
-        return CudaCarryPlan(program, index, members=members, passing=passing, handed=handed).on(on)
-
-    return chained(plan, len(program.stages))
-
-
-def cuda_credit_plans(
-    program: Program, crediting: Crediting, on: Target, *, members: int, puts_out: bool = False
-) -> list[CudaCreditPlan]:
-    """A plan per stage for blocks of `members`."""
-    of = range(len(program.stages))
-    return [
-        CudaCreditPlan(program, i, crediting, members=members, puts_out=puts_out).on(on) for i in of
-    ]
-
-
-def cuda_plans(
-    program: Program, on: Target, *, members: int, rank: int, puts_out: bool = False
-) -> list[CudaPlan]:
-    """A plan per stage for blocks of `members`."""
-    of = range(len(program.stages))
-    return [CudaPlan(program, i, members=members, rank=rank, puts_out=puts_out).on(on) for i in of]
-
-
-def block_members(program: Program, on: Target, rank: int, population: int) -> int:
-    """M for a network: the least cycles of the multiprocessor that gets most blocks.
-
-    A member takes those of its products, twice as many where a block is alone, those of what comes
-    from the second cache, and its part of the block's barriers.
-    """
-    multiprocessors = MULTIPROCESSORS.get(on.architecture, OTHERS)
-
-    def cycles(members: int) -> float:
-        total = 0.0
-        for plan in cuda_plans(program, on, members=members, rank=rank):
-            far = plan.weights_read if plan.weight_bytes > CACHED else 0
-            total += plan.macs * (2 / plan.blocks) / NEAR + (far + plan.spilled) / FAR
-            total += WAIT * plan.barriers / members
-        blocks = -(-population // members)
-        return -(-blocks // multiprocessors) * members * total
-
-    return min(MEMBERS, key=lambda m: (cycles(m), -m))
-
-
-ENGINE = "eggroll.engines.cuda:CudaEngine"
-SWITCH = "EGGROLL_CUDA"  # m16n8k32, m8n8k16 or dp4a: another product than the fastest
-TRIAL_SECONDS = 300  # MLX compiles every kernel; each takes seconds the first time
-NAMED = ("device_name", "compute_capability_major", "compute_capability_minor", "architecture")
-COMPILERS = (
-    *("mlx-cuda-13", "mlx-cuda-12", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
-    *("nvidia-cuda-nvrtc-cu13", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
-)
+# The same where two blocks share a multiprocessor; each takes 1 KiB besides, from sm_80 on.
+HALF = {
+    75: 32 << 10,
+    **dict.fromkeys((80, 87), 81 << 10),
+    **dict.fromkeys((86, 89, 120, 121), 49 << 10),
+    **dict.fromkeys((90, 100, 101, 103, 110), 113 << 10),
+}
+MULTIPROCESSORS = {80: 108, 86: 84, 89: 128, 100: 148}  # of a large GPU, as MLX does not tell
+OTHER_MULTIPROCESSORS = 132  # of an H100, and of those not in the table
+NEAR, FAR = 1024, 47  # multiply-adds, and bytes from the second cache, in a cycle of one of them
+WAIT = 100  # cycles of a block at a barrier
+CACHED = 64 << 10  # bytes of a stage's weights that may stay in a multiprocessor's own cache
 
 
 @cache
-def compiled(source: Source, dtypes: tuple[mx.Dtype, ...]) -> Any:
+def compiled(source: KernelSource, dtypes: tuple[mx.Dtype, ...]) -> Any:
     """The kernel as MLX compiles it, for arrays of these types."""
     name = kernel_name(source, str(architecture()), str(source.blocks))
     return mx.fast.cuda_kernel(
@@ -276,252 +91,10 @@ def compiled(source: Source, dtypes: tuple[mx.Dtype, ...]) -> Any:
 launch = launcher(compiled)
 
 
-def has_gpu() -> bool:
-    """True if MLX is built for CUDA and finds a GPU."""
-    module: Any = getattr(mx, "cuda", None)
-    return module is not None and bool(module.is_available())
-
-
-def device_info() -> dict[str, Any]:
-    """MLX's facts of the GPU; empty without one."""
-    if not has_gpu():
-        return {}
-    return dict(mx.device_info(mx.Device(mx.DeviceType.gpu, 0)))
-
-
-@cache
-def architecture() -> int:
-    """Compute capability, 10 major + minor; 0 without a GPU."""
-    found = device_info()
-    major, minor = (found.get(f"compute_capability_{name}", 0) for name in ("major", "minor"))
-    return 10 * int(major) + int(minor)
-
-
-def total_memory() -> int:
-    """Bytes of the GPU's memory."""
-    return int(device_info().get("total_memory", 0))
-
-
-def chosen_product() -> str:
-    """The product that EGGROLL_CUDA names; empty for the fastest of the GPU.
-
-    Raises InputError for any other name.
-    """
-    name = os.environ.get(SWITCH, "")
-    if name and name not in PRODUCTS:
-        raise InputError(
-            f"{SWITCH}={name!r} is no product of the cuda engine: set it to one of "
-            f"{', '.join(PRODUCTS)}, or unset it."
-        )
-    return name
-
-
-def versions() -> dict[str, str]:
-    """What compiles and runs kernels besides MLX: packages of CUDA, and the driver."""
-    found = {}
-    for name in COMPILERS:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    with contextlib.suppress(OSError):
-        found["driver"] = Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
-    return found
-
-
-@cache
-def trial_error(product: str) -> str:
-    """The reason why the trial with a product (empty: the fastest) failed; empty if it passed."""
-    found = {name: str(value) for name, value in device_info().items() if name in NAMED}
-    known = {**found, **versions(), "product": product}
-    return trial.trial_error(ENGINE, TRIAL_SECONDS, facts=known, environment={SWITCH: product})
-
-
-KINDS = {"uint": "uint32_t", "ulong": "uint64_t"}
-WORDS = ("add", "add_bias", "bias", "forget", "mix")  # operations that take four features at once
-VOTE_STAGE = 16 * (64 + 8) * 4  # bytes of a staged matrix: DEPTH / 4 quads, LINE words
-
-TRACES = """\
-egg::Tape of;
-of.tape = tape;
-of.credits = credits;
-of.pairs = sizes[2];
-of.T = sizes[3];
-of.begin = sizes[4];
-of.total = sizes[5];
-of.rows = sizes[6];
-of.of_block = 4 * sizes[7];
-of.lanes = 4 * sizes[8];
-const uint32_t at = $thread;
-const egg::Trace trace = egg::trace_at(work, sizes[0], at / of.lanes);
-if (trace.K > 0) egg::follow(sums, of, trace, at % of.lanes);
-"""
-
-
-@dataclass(frozen=True)
-class Cuda(Dialect):
-    """CUDA C++, with the matrix product named `product` (of cuda.plan.PRODUCTS)."""
-
-    product: str
-
-    folder, suffix = "cuda", ".cu"
-    constant, simdgroups = "constexpr int", "WARPS"
-    uint, ulong = KINDS["uint"], KINDS["ulong"]
-    group = stage_group = "blockIdx.x"
-    part, thread = "blockIdx.y", f"blockIdx.x * {VOTE_THREADS} + threadIdx.x"
-    unit, logit, value = ("uint32_t", 4), ("uint32_t", 4), "uint2"
-    kept = "uint2", 8
-    element, feature = "[j]", "quad"
-    beside, in_group, in_lane = 8, "lane.thread", "lane.warp"
-    row, tile = "row", "tile, column, lane"
-    no_sums = "", "nullptr"
-    state_barrier = False
-    exp2_words = EXP2_WORDS
-    # Those of a stage that common.cu needs.
-    vote_constants = {  # noqa: RUF012
-        "M": 8, "LD": 8, "SHIFT": 0, "PERTURBED": 1,
-        "WARPS": VOTE_THREADS // 32, "THREADS": VOTE_THREADS,
-    }  # fmt: skip
-    vote_staging = {  # noqa: RUF012
-        "votes": ("turn", "stage_pairs"),
-        "carry_votes": ("turn", "stage_carried"),
-    }
-    vote_memory = f"""\
-EGG_SHARED_MEMORY;
-EGG_SHARED(uint32_t, left, 0, {VOTE_STAGE // 4});
-EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
-"""
-    vote_bytes = 2 * VOTE_STAGE
-    vote_lane = "egg::lane_of(threadIdx.x)"
-    traces = TRACES
-
-    def array(self, kind: str, name: str, values: Sequence[int], *, gathered: bool = False) -> str:
-        text = ", ".join(f"{v}{'ull' * (kind == 'ulong')}" for v in values)
-        # Constant memory serves one address at a time.
-        space, kind = "__device__" if gathered else "__constant__", KINDS.get(kind, kind)
-        return f"{space} const {kind} {name}[{len(values)}] = {{{text}}};\n"
-
-    def share(self, kind: str, name: str, count: int, offset: int) -> list[str]:
-        declared = [f"EGG_SHARED({kind}, {name}, {offset}, {count});"]
-        return declared if offset else ["EGG_SHARED_MEMORY;", *declared]
-
-    def barrier(self, device: bool) -> str:
-        return "__syncthreads();"
-
-    def lane(self, plan: StagePlan) -> str:
-        return "egg::lane_of(threadIdx.x)"
-
-    def header(self, constants: str, files: Sequence[str]) -> str:
-        pack = "pack_bytes" if self.product == "dp4a" else "pack_sat"
-        return super().header(constants, [pack, *files])
-
-    def product_files(self, plan: StagePlan) -> list[str]:
-        return ["words", f"mma_{self.product}", "product_mma"]
-
-    @property
-    def vote_files(self) -> list[str]:
-        return ["noise", "common", f"mma_{self.product}", "vote_product"]
-
-    def product_input(self, plan: StagePlan, register: int) -> str:
-        return f"r{register}"
-
-    def rows_of(self, size: int) -> int:
-        """Quads of whole octets."""
-        return -(-size // 8) * 2
-
-    def taped(self, plan: StagePlan, values: str) -> str:
-        return f"reinterpret_cast<const uint32_t*>({values})"
-
-    def row_loop(self) -> list[str]:
-        return [
-            "for (uint32_t pair = egg::lane_again(threadIdx.x).warp; "
-            "pair < M / 2; pair += WARPS) {",
-            "const egg::Row row = egg::row_of(pair, lane);",
-        ]
-
-    def _columns(self, plan: StagePlan, outputs: int, head: bool) -> int:
-        """Groups of 8 members in a tile. A head's has all, so that sums need not tell which."""
-        return plan.members // 8 if head else cast(CudaPlan, plan).columns(outputs)
-
-    def tile_loop(self, plan: StagePlan, outputs: int, head: bool) -> list[str]:
-        tiles, columns = plan.tile_count(outputs), self._columns(plan, outputs, head)
-        parts = plan.members // 8 // columns
-        # Neighbouring warps share a tile's weights.
-        return [
-            "const egg::Lane lane = egg::lane_again(threadIdx.x);",
-            f"for (uint32_t item = lane.warp; item < {tiles * parts}; item += WARPS) {{",
-            f"const uint32_t tile = item / {parts}, column = item % {parts} * {8 * columns};",
-        ]
-
-    def tile_values(self, plan: StagePlan, name: str, outputs: int, head: bool) -> str:
-        return f"uint2 {name}[{'M / 8' if head else self._columns(plan, outputs, False)}];"
-
-    def tile_sums(self, plan: StagePlan, name: str, outputs: int) -> str:
-        return f"int {name}[2][{self._columns(plan, outputs, False)}][4];"
-
-    def element_loop(self, plan: StagePlan, outputs: int, head: bool = False) -> list[str]:
-        return [
-            "const uint32_t quad = 8 * tile + lane.group;",
-            "#pragma unroll",
-            f"for (int j = 0; j < {self._columns(plan, outputs, head)}; ++j) {{",
-            "const uint32_t member = column + 8 * j + 2 * lane.quad;",
-        ]
-
-    def elementwise(self, op: Op, operands: Sequence[str], argument: str) -> list[str]:
-        lines, of_word = [], "@" in argument
-        for part in "xy":
-            words = [f"{name}.{part}" for name in operands]
-            words += [argument.replace("@", part)] * of_word
-            if op.kind in WORDS:
-                made = f"egg::{op.kind}({', '.join(words)})"
-            else:
-                rest = [argument] * bool(argument and not of_word)
-                each = (
-                    [*(f"egg::byte_of({word}, {e})" for word in words), *rest] for e in range(4)
-                )
-                calls = (f"egg::{op.kind}({', '.join(values)})" for values in each)
-                made = f"egg::packed({', '.join(calls)})"
-            lines.append(f"const uint32_t {part} = {made};")
-        return ["{", *lines, f"v{op.out}[j] = make_uint2(x, y);", "}"]
-
-    def bias(self, name: str, size: int, arguments: str, kept: bool) -> tuple[str, str]:
-        if kept:
-            return (
-                f"const uint2 {name} = egg::kept_of<{size}>({arguments}, member)[quad];",
-                f"{name}.@",
-            )
-        halves = (
-            f"egg::perturbed<{size}>({arguments}, member, quad, {odd})" for odd in ("false", "true")
-        )
-        return f"const uint2 {name} = make_uint2({', '.join(halves)});", f"{name}.@"
-
-    def tile_bytes(self, width: int, members: int) -> int:
-        """[D / 8][M][8]"""
-        return -(-width // 8) * 8 * members
-
-
-def packed(w: mx.array) -> mx.array:
-    """A matrix [O, K] as `product` reads it: [O/32][K/32][2][lane][16 bytes], flat.
-
-    A lane is 4 group + quad; its bytes are [input half][row half][4], of outputs 4 group + 2 i +
-    row half and inputs 8 quad + 4 input half + 0..3.
-    """
-    O, K = w.shape
-    w = mx.pad(w, [(0, padded(O) - O), (0, padded(K) - K)])
-    w = w.reshape(padded(O) // 32, 8, 2, 2, padded(K) // 32, 4, 2, 4)
-    return w.transpose(0, 4, 2, 1, 5, 6, 3, 7).reshape(-1)
-
-
-def words(a: mx.array) -> mx.array:
-    """Bytes, flat, as whole words and one more, at an address of its own.
-
-    Kernels read the noise by words, of which two hold four bytes from anywhere.
-    """
-    return pad_flat(a, -(-a.size // 4) * 4 + 4)
-
-
-class CudaEngine(StagedEngine):
+class CudaEngine(GpuEngine):
     """Custom CUDA kernels.
 
-    on is what kernels are generated for (None: this machine's GPU).
+    on: the GPU that kernels are generated for (None: this machine's).
     """
 
     name = "cuda"
@@ -563,8 +136,10 @@ class CudaEngine(StagedEngine):
         program, on = self.program, self.on
         return cuda_credit_plans(program, crediting, on, members=members, puts_out=puts_out)
 
-    def carry_plans(self, passing: frozenset[int], members: int) -> list[CudaCarryPlan]:
-        return cuda_carry_plans(self.program, passing, self.on, members=members)
+    def backward_plans(
+        self, feedback_leaves: frozenset[int], members: int
+    ) -> list[CudaBackwardPlan]:
+        return cuda_backward_plans(self.program, feedback_leaves, self.on, members=members)
 
     def choose_members(self, P: int, rank: int) -> int:
         return block_members(self.program, self.on, rank, P)
@@ -580,3 +155,439 @@ class CudaEngine(StagedEngine):
         if not has_gpu():
             return 1 << 30
         return min(total_memory() // 8, (1 << 31) - 1)
+
+
+def declaration(source: KernelSource, name: str, dtypes: Sequence[mx.Dtype]) -> str:
+    """The kernel's declaration, by MLX's whole name; empty where it has no launch bounds.
+
+    dtypes: of its arrays, inputs first.
+    """
+    if not source.blocks:
+        return ""
+    count, kinds = len(source.inputs), (str(dtype).rpartition(".")[2] for dtype in dtypes)
+    parameters = ", ".join(f"{'const ' * (i < count)}{kind}_t*" for i, kind in enumerate(kinds))
+    bounds = f"__launch_bounds__({source.threads}, {source.blocks})"
+    return (
+        f"namespace mlx::core::cu {{\n__global__ {bounds} void {name}({parameters});\n"
+        "}  // namespace mlx::core::cu\n"
+    )
+
+
+def packed(w: mx.array) -> mx.array:
+    """A matrix [O, K] as `product` reads it: [O/32][K/32][2][lane][16 bytes], flat.
+
+    A lane is 4 group + quad; its bytes are [input half][row half][4], of outputs 4 group + 2 i +
+    row half and inputs 8 quad + 4 input half + 0..3.
+    """
+    O, K = w.shape
+    w = mx.pad(w, [(0, padded(O) - O), (0, padded(K) - K)])
+    w = w.reshape(padded(O) // 32, 8, 2, 2, padded(K) // 32, 4, 2, 4)
+    return w.transpose(0, 4, 2, 1, 5, 6, 3, 7).reshape(-1)
+
+
+def words(a: mx.array) -> mx.array:
+    """Bytes, flat, as whole words and one more, at an address of its own.
+
+    Kernels read the noise by words, of which two hold four bytes from anywhere.
+    """
+    return pad_flat(a, -(-a.size // 4) * 4 + 4)
+
+
+# The device and its trial.
+
+
+class Target(NamedTuple):
+    """The GPU that kernels are written for."""
+
+    architecture: int  # 10 major + minor compute capability
+    product: str  # of PRODUCTS
+    shared_bytes: int  # of shared memory that a block may have
+    half_bytes: int  # the same, with which two blocks fit on a multiprocessor
+
+
+def target(architecture: int, product: str = "") -> Target:
+    """The target of a compute capability such as 80; product: another than its fastest."""
+    fastest = "m16n8k32" if architecture >= 80 else "m8n8k16" if architecture >= 75 else "dp4a"
+    shared = (of.get(architecture, MIN_SHARED) for of in (SHARED, HALF))
+    return Target(architecture, product or fastest, *shared)
+
+
+def has_gpu() -> bool:
+    """True if MLX is built for CUDA and finds a GPU."""
+    module: Any = getattr(mx, "cuda", None)
+    return module is not None and bool(module.is_available())
+
+
+def device_info() -> dict[str, Any]:
+    """MLX's facts of the GPU; empty without one."""
+    if not has_gpu():
+        return {}
+    return dict(mx.device_info(mx.Device(mx.DeviceType.gpu, 0)))
+
+
+@cache
+def architecture() -> int:
+    """Compute capability, 10 major + minor; 0 without a GPU."""
+    info = device_info()
+    major, minor = (info.get(f"compute_capability_{name}", 0) for name in ("major", "minor"))
+    return 10 * int(major) + int(minor)
+
+
+def total_memory() -> int:
+    """Bytes of the GPU's memory."""
+    return int(device_info().get("total_memory", 0))
+
+
+def chosen_product() -> str:
+    """The product that EGGROLL_CUDA names; empty for the fastest of the GPU.
+
+    Raises InputError for any other name.
+    """
+    name = os.environ.get(SWITCH, "")
+    if name and name not in PRODUCTS:
+        raise InputError(
+            f"{SWITCH}={name!r} is no product of the cuda engine: set it to one of "
+            f"{', '.join(PRODUCTS)}, or unset it."
+        )
+    return name
+
+
+def versions() -> dict[str, str]:
+    """Versions of the driver and of CUDA's packages, which compile and run kernels besides MLX."""
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    with contextlib.suppress(OSError):
+        versions["driver"] = Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
+    return versions
+
+
+@cache
+def trial_error(product: str) -> str:
+    """The reason why the trial with a product (empty: the fastest) failed; empty if it passed."""
+    device = {name: str(value) for name, value in device_info().items() if name in DEVICE_FACTS}
+    facts = {**device, **versions(), "product": product}
+    return trial.trial_error(ENGINE, TRIAL_SECONDS, facts=facts, environment={SWITCH: product})
+
+
+# Plans.
+
+
+class CudaPlan(StagePlan):
+    """One stage for blocks of M members with noise of rank r (0: without noise)."""
+
+    def __init__(
+        self,
+        program: Program,
+        index: int,
+        *,
+        members: int,
+        rank: int,
+        puts_out: bool = False,
+    ) -> None:
+        super().__init__(program, index, members=members, rank=rank, puts_out=puts_out)
+        self.simdgroups = WARPS
+
+    def on(self, gpu: Target) -> Self:
+        """The plan for a GPU: for two blocks on a multiprocessor, unless too much would leave it.
+
+        Where one waits for memory or at a barrier, the other one goes on.
+        """
+        exp2_bytes = 4 * EXP2_WORDS if self.scores else 0
+        half, whole = copy(self), copy(self)
+        # Higher ranks need more registers than half of them.
+        half.shared_bytes, half.blocks = gpu.half_bytes - exp2_bytes, 2 if self.rank <= 1 else 1
+        whole.shared_bytes, whole.blocks = gpu.shared_bytes - exp2_bytes, 1
+        spilled = SPILL * (half.spilled - whole.spilled)
+        return half if spilled <= self.weights_read else whole
+
+    def tiles(self, outputs: int) -> int:
+        """Rows of 8 outputs that a warp computes at a time."""
+        return TILE // 8
+
+    @property
+    def vectors_offset(self) -> int:
+        """Bytes of device memory before the vectors that a launch stores."""
+        return -(-super().scratch_bytes // 8) * 8
+
+    @cached_property
+    def noisy_vectors(self) -> dict[int, int]:
+        """Each as words [pairs][quads][2], where the noise is the same at every token."""
+        if not self.perturbed:
+            return {}
+        vectors = [leaf for leaf, at in self.layout.items() if len(at.shape) == 1]
+        sizes = [padded(self.layout[leaf].shape[0]) * self.members for leaf in vectors]
+        starts = accumulate(sizes[:-1], initial=self.vectors_offset)
+        return dict(zip(vectors, starts, strict=False))
+
+    @property
+    def scratch_bytes(self) -> int:
+        vectors = (padded(self.layout[leaf].shape[0]) for leaf in self.noisy_vectors)
+        return self.vectors_offset + sum(vectors) * self.members
+
+    def columns(self, outputs: int) -> int:
+        """Groups of 8 members that a warp computes at a time: 4, or fewer to use every warp.
+
+        More than 4 take all its registers, and the weights of a tile stay near for the next 4.
+        """
+        groups = self.members // 8
+        choice = [n for n in (4, 2, 1) if n <= groups]
+        return next(
+            (n for n in choice if self.tile_count(outputs) * (groups // n) >= self.simdgroups), 1
+        )
+
+
+class CudaCreditPlan(CreditPlan, CudaPlan):
+    """A stage whose pairs are credited, for blocks of M members."""
+
+    element_rows = 4  # a member's inputs in a word, as in registers
+
+    def __init__(
+        self,
+        program: Program,
+        index: int,
+        crediting: Crediting,
+        *,
+        members: int,
+        puts_out: bool = False,
+    ) -> None:
+        CudaPlan.__init__(
+            self, program, index,
+            members=members, rank=0 if crediting.nodes else 1, puts_out=puts_out,
+        )  # fmt: skip
+        self.trace(crediting, puts_out)
+
+
+class CudaBackwardPlan(BackwardPlan, CudaPlan):
+    """A stage whose members carry errors back, for blocks of M members."""
+
+    adjacent = 8
+
+    def __init__(
+        self,
+        program: Program,
+        index: int,
+        *,
+        members: int,
+        feedback_leaves: Collection[int],
+        receives_x: bool,
+    ) -> None:
+        CudaPlan.__init__(self, program, index, members=members, rank=0)
+        self.plan_backward(feedback_leaves, receives_x)
+
+
+def cuda_plans(
+    program: Program, on: Target, *, members: int, rank: int, puts_out: bool = False
+) -> list[CudaPlan]:
+    """A plan per stage for blocks of `members`."""
+    of = range(len(program.stages))
+    return [CudaPlan(program, i, members=members, rank=rank, puts_out=puts_out).on(on) for i in of]
+
+
+def cuda_credit_plans(
+    program: Program, crediting: Crediting, on: Target, *, members: int, puts_out: bool = False
+) -> list[CudaCreditPlan]:
+    """A plan per stage for blocks of `members`."""
+    of = range(len(program.stages))
+    return [
+        CudaCreditPlan(program, i, crediting, members=members, puts_out=puts_out).on(on) for i in of
+    ]
+
+
+def cuda_backward_plans(
+    program: Program, feedback_leaves: Collection[int], on: Target, *, members: int
+) -> list[CudaBackwardPlan]:
+    """A plan per stage for blocks of `members`."""
+
+    def plan(index: int, receives_x: bool) -> CudaBackwardPlan:
+        return CudaBackwardPlan(
+            program, index, members=members, feedback_leaves=feedback_leaves, receives_x=receives_x
+        ).on(on)
+
+    return plans_from_last(plan, len(program.stages))
+
+
+def block_members(program: Program, on: Target, rank: int, population: int) -> int:
+    """M for a network: the least cycles of the multiprocessor that gets most blocks.
+
+    A member takes those of its products, twice as many where a block is alone, those of what comes
+    from the second cache, and its part of the block's barriers.
+    """
+    multiprocessors = MULTIPROCESSORS.get(on.architecture, OTHER_MULTIPROCESSORS)
+
+    def cycles(members: int) -> float:
+        total = 0.0
+        for plan in cuda_plans(program, on, members=members, rank=rank):
+            far = plan.weights_read if plan.weight_bytes > CACHED else 0  # bytes
+            total += plan.macs * (2 / plan.blocks) / NEAR + (far + plan.spilled) / FAR
+            total += WAIT * plan.barriers / members
+        blocks = -(-population // members)
+        return -(-blocks // multiprocessors) * members * total
+
+    return min(MEMBERS, key=lambda m: (cycles(m), -m))
+
+
+# The language.
+
+TYPES = {"uint": "uint32_t", "ulong": "uint64_t"}  # Metal's names -> CUDA's
+WORD_OPERATIONS = ("add", "add_bias", "bias", "forget", "mix")  # on four features at once
+VOTE_STAGE = 16 * (64 + 8) * 4  # bytes of a staged matrix: DEPTH / 4 quads, LINE words
+
+TRACES = """\
+egg::Tape of;
+of.tape = tape;
+of.credits = credits;
+of.pairs = sizes[2];
+of.T = sizes[3];
+of.begin = sizes[4];
+of.total = sizes[5];
+of.rows = sizes[6];
+of.of_block = 4 * sizes[7];
+of.lanes = 4 * sizes[8];
+const uint32_t at = $thread;
+const egg::Trace trace = egg::trace_at(work, sizes[0], at / of.lanes);
+if (trace.K > 0) egg::follow(sums, of, trace, at % of.lanes);
+"""
+
+
+@dataclass(frozen=True)
+class Cuda(Dialect):
+    """CUDA C++, with the matrix product named `product` (of PRODUCTS)."""
+
+    product: str
+
+    folder, suffix = "cuda", ".cu"
+    constant, simdgroups = "constexpr int", "WARPS"
+    uint, ulong = TYPES["uint"], TYPES["ulong"]
+    group = stage_group = "blockIdx.x"
+    part, thread = "blockIdx.y", f"blockIdx.x * {VOTE_THREADS} + threadIdx.x"
+    unit, logit, value = ("uint32_t", 4), ("uint32_t", 4), "uint2"
+    vector = "uint2", 8
+    element, feature = "[j]", "quad"
+    adjacent, in_group, in_lane = 8, "lane.thread", "lane.warp"
+    row, tile = "row", "tile, column, lane"
+    no_sums = "", "nullptr"
+    state_barrier = False
+    exp2_words = EXP2_WORDS
+    # Those of a stage that common.cu needs.
+    vote_constants = {  # noqa: RUF012
+        "M": 8, "LD": 8, "SHIFT": 0, "PERTURBED": 1,
+        "WARPS": VOTE_THREADS // 32, "THREADS": VOTE_THREADS,
+    }  # fmt: skip
+    vote_staging = {  # noqa: RUF012
+        "votes": ("turn", "stage_pairs"),
+        "carry_votes": ("turn", "stage_carried"),
+    }
+    vote_memory = f"""\
+EGG_SHARED_MEMORY;
+EGG_SHARED(uint32_t, left, 0, {VOTE_STAGE // 4});
+EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
+"""
+    vote_bytes = 2 * VOTE_STAGE
+    vote_lane = "egg::lane_of(threadIdx.x)"
+    traces = TRACES
+
+    def array(self, kind: str, name: str, values: Sequence[int], *, gathered: bool = False) -> str:
+        text = ", ".join(f"{v}{'ull' * (kind == 'ulong')}" for v in values)
+        # Constant memory serves one address at a time.
+        space, kind = "__device__" if gathered else "__constant__", TYPES.get(kind, kind)
+        return f"{space} const {kind} {name}[{len(values)}] = {{{text}}};\n"
+
+    def share(self, kind: str, name: str, count: int, offset: int) -> list[str]:
+        lines = [f"EGG_SHARED({kind}, {name}, {offset}, {count});"]
+        return lines if offset else ["EGG_SHARED_MEMORY;", *lines]
+
+    def barrier(self, device: bool) -> str:
+        return "__syncthreads();"
+
+    def lane(self, plan: StagePlan) -> str:
+        return "egg::lane_of(threadIdx.x)"
+
+    def header(self, constants: str, files: Sequence[str]) -> str:
+        pack = "pack_bytes" if self.product == "dp4a" else "pack_sat"
+        return super().header(constants, [pack, *files])
+
+    def product_files(self, plan: StagePlan) -> list[str]:
+        return ["words", f"mma_{self.product}", "product_mma"]
+
+    @property
+    def vote_files(self) -> list[str]:
+        return ["noise", "common", f"mma_{self.product}", "vote_product"]
+
+    def product_input(self, plan: StagePlan, register: int) -> str:
+        return f"r{register}"
+
+    def rows_of(self, size: int) -> int:
+        """Quads of whole octets."""
+        return -(-size // 8) * 2
+
+    def tape_pointer(self, plan: StagePlan, values: str) -> str:
+        return f"reinterpret_cast<const uint32_t*>({values})"
+
+    def row_loop(self) -> list[str]:
+        return [
+            "for (uint32_t pair = egg::lane_again(threadIdx.x).warp; "
+            "pair < M / 2; pair += WARPS) {",
+            "const egg::Row row = egg::row_of(pair, lane);",
+        ]
+
+    def _columns(self, plan: StagePlan, outputs: int, head: bool) -> int:
+        """Groups of 8 members in a tile. A head's has all, so that sums need not tell which."""
+        return plan.members // 8 if head else cast(CudaPlan, plan).columns(outputs)
+
+    def tile_loop(self, plan: StagePlan, outputs: int, head: bool) -> list[str]:
+        tiles, columns = plan.tile_count(outputs), self._columns(plan, outputs, head)
+        groups = plan.members // 8 // columns
+        # Neighbouring warps share a tile's weights.
+        return [
+            "const egg::Lane lane = egg::lane_again(threadIdx.x);",
+            f"for (uint32_t item = lane.warp; item < {tiles * groups}; item += WARPS) {{",
+            f"const uint32_t tile = item / {groups}, column = item % {groups} * {8 * columns};",
+        ]
+
+    def tile_values(self, plan: StagePlan, name: str, outputs: int, head: bool) -> str:
+        return f"uint2 {name}[{'M / 8' if head else self._columns(plan, outputs, False)}];"
+
+    def tile_sums(self, plan: StagePlan, name: str, outputs: int) -> str:
+        return f"int {name}[2][{self._columns(plan, outputs, False)}][4];"
+
+    def element_loop(self, plan: StagePlan, outputs: int, head: bool = False) -> list[str]:
+        return [
+            "const uint32_t quad = 8 * tile + lane.group;",
+            "#pragma unroll",
+            f"for (int j = 0; j < {self._columns(plan, outputs, head)}; ++j) {{",
+            "const uint32_t member = column + 8 * j + 2 * lane.quad;",
+        ]
+
+    def elementwise(self, op: Op, operands: Sequence[str], argument: str) -> list[str]:
+        lines, of_word = [], "@" in argument
+        for half in "xy":
+            words = [f"{name}.{half}" for name in operands]
+            words += [argument.replace("@", half)] * of_word
+            if op.kind in WORD_OPERATIONS:
+                result = f"egg::{op.kind}({', '.join(words)})"
+            else:
+                rest = [argument] * bool(argument and not of_word)
+                features = (
+                    [*(f"egg::byte_of({word}, {e})" for word in words), *rest] for e in range(4)
+                )
+                calls = (f"egg::{op.kind}({', '.join(values)})" for values in features)
+                result = f"egg::packed({', '.join(calls)})"
+            lines.append(f"const uint32_t {half} = {result};")
+        return ["{", *lines, f"v{op.out}[j] = make_uint2(x, y);", "}"]
+
+    def bias(self, name: str, size: int, arguments: str, stored: bool) -> tuple[str, str]:
+        if stored:
+            return (
+                f"const uint2 {name} = egg::kept_of<{size}>({arguments}, member)[quad];",
+                f"{name}.@",
+            )
+        halves = (
+            f"egg::perturbed<{size}>({arguments}, member, quad, {odd})" for odd in ("false", "true")
+        )
+        return f"const uint2 {name} = make_uint2({', '.join(halves)});", f"{name}.@"
+
+    def tile_bytes(self, width: int, members: int) -> int:
+        """[D / 8][M][8]"""
+        return -(-width // 8) * 8 * members

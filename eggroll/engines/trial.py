@@ -1,7 +1,8 @@
 """A trial of an engine: small networks in a process of its own, against the cpu engine.
 
 The engine is named as "module:Class", so that engines can ask for their trial. A trial is passed or
-not; it says nothing of shapes that it does not try, and a real run compares its own.
+not; it says nothing of shapes that it does not try, and a real run compares its own. Letters: P
+members, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module, metadata, resources
 from importlib.resources.abc import Traversable
-from os import environ
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,66 +39,99 @@ from eggroll.spec.credit import Crediting, CreditNoise, crediting, draw_signs
 from eggroll.spec.noise import Noise, Slices
 from eggroll.spec.program import Batch, Program
 
-LINES, WIDTH = 3, 240  # of what goes into a sentence
+SHIFT, TABLE_BITS, T = 6, 18, 2  # of the noise, and tokens
+ESTIMATORS = {"token-votes": False, "token-credit": True}  # whether the noise is on nodes
+MAX_VERDICTS = 32  # on disk, the last ones
+SWITCH = "EGGROLL_TRIAL"  # 1: verdicts on disk do not count
+LANGUAGES = ("gpu", "metal", "cuda")  # folders of kernel files
+# float32 products as they are, not in TF32, as the reference may be MLX on the same GPU.
+EXACT = {"MLX_ENABLE_TF32": "0"}
+PLAIN = {"PYTHON_COLORS": "0"}  # no escape sequences in tracebacks, even under FORCE_COLOR
+MAX_LINES, MAX_WIDTH = 3, 240  # of an exception's message, in a sentence
 TRACEBACK = "Traceback (most recent call last):"
 FAULT = "Fatal Python error:"  # faulthandler's; what follows says where, at length
 FRAME = re.compile(r'  File "(?:.*/)?(.+)", line (\d+), in (.+)')
 
+NamedArray = tuple[str, NDArray[np.generic]]
 
-def sentence(message: str) -> str:
-    """The lines of an exception's message that say why, cut to a length that can be read.
 
-    A compiler's errors if there are any, without the code and the marks beneath; else the first
-    lines.
+def trial_error(
+    engine: str,
+    seconds: int,
+    *,
+    facts: Mapping[str, str],
+    options: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """The reason why the trial of "module:Class" failed in its own process; empty if it passed.
+
+    facts: of the device and its system; where the trial passed with the same before, it is not
+    repeated. options: keyword arguments of the class; environment: set for the process besides.
     """
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    errors = list(dict.fromkeys(line for line in lines if "error:" in line))
-    if not errors:
-        return " ".join(map(_cut, lines[:LINES]))
-    more = len(errors) - LINES
-    return "; ".join(map(_cut, errors[:LINES])) + (f"; and {more} more" if more > 0 else "")
+    key = {"engine": engine, **facts, **{k: str(v) for k, v in (options or {}).items()}}
+    if passed_before(key):
+        return ""
+    if sys.stderr and sys.stderr.isatty():  # a program with windows may have none
+        name = engine.partition(":")[0].rpartition(".")[2]
+        print(f"trying the {name} engine on this GPU, for at most {seconds} s; if it passes, this "
+              "is not repeated", file=sys.stderr, flush=True)  # fmt: skip
+    why = run_in_child(trial_code(engine, options), seconds, environment or {}).why
+    if not why:
+        keep_verdict(key)
+    return why
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= WIDTH else f"{line[: WIDTH - 4]} ..."
+def trial_code(engine: str, options: Mapping[str, Any] | None = None) -> str:
+    """Python code that tries "module:Class" and ends with a code other than 0 if that fails."""
+    return f"from eggroll.engines.trial import main; main({engine!r}, {dict(options or {})!r})"
 
 
-def why_ended(stderr: str, code: int) -> str:
-    """The reason why a process ended with a code other than 0, out of its stderr."""
-    said = stderr.partition(FAULT)[0].splitlines()
-    heads = [i for i, line in enumerate(said) if line == TRACEBACK]
-    after = range(heads[-1] + 1 if heads else len(said), len(said))
-    begin = next((i for i in after if said[i][:1] not in ("", " ")), None)
-    if begin is not None:  # the exception that nobody caught
-        text = sentence("\n".join(said[begin:]))
-        if re.fullmatch(r"\w+", text):  # its name is all it says
-            text += _place(said[heads[-1] : begin])
-    else:  # warnings may come before the line that counts
-        errors = [line for line in said if "error:" in line]
-        text = sentence("\n".join(errors or _last(said)))
-    if code < 0:
-        return death(code) + (f": {text}" if text else "")
-    return text or death(code)
+def main(engine: str, options: Mapping[str, Any]) -> None:
+    """Ends the process with a sentence unless the trial of "module:Class" passes.
+
+    Members share a threadgroup as in runs: as many as one may hold, and some that are left over.
+    """
+    module, _, name = engine.partition(":")
+    kind, wrong = getattr(import_module(module), name), []
+    for title, program in trial_networks().items():
+        print(f"trying {title}", file=sys.stderr, flush=True)
+        group = max(kind.group_sizes)
+        tried: Engine = kind(program, members=group, **options)
+        wrong += [f"{title}, {each}" for each in differences(tried, group + 2)]
+    print("\n".join(wrong))
+    if wrong:
+        sys.exit(
+            f"the kernels give other integers than engine {reference_engine().name}: {wrong[0]}"
+        )
 
 
-def why_late(stderr: str, seconds: float) -> str:
-    """The reason why a process was ended that had this on its stderr when its time was up."""
-    last = _last(stderr.splitlines())
-    return f"no answer in {seconds:g} seconds" + "".join(f"; last it said: {_cut(x)}" for x in last)
+def differences(engine: Engine, members: int) -> list[str]:
+    """Every result of P members that is not the reference's, by name, with its first number."""
+    reference = reference_engine()(engine.program)
+    pairs = zip(trial_results(engine, members), trial_results(reference, members), strict=True)
+    return [f"{name}: {text}" for (name, a), (_, b) in pairs if (text := difference(a, b))]
 
 
-def _place(traceback: list[str]) -> str:
-    found = [match for line in traceback if (match := FRAME.match(line))]
-    return " in {2} ({0}, line {1})".format(*found[-1].groups()) if found else ""
+def difference(array: NDArray[np.generic], expected: NDArray[np.generic]) -> str:
+    """The way in which an array is not the expected one; empty if it is."""
+    if array.shape != expected.shape or array.dtype != expected.dtype:
+        return f"{array.dtype} {list(array.shape)} for {expected.dtype} {list(expected.shape)}"
+    wrong = np.argwhere(array != expected)
+    if not len(wrong):
+        return ""
+    at = tuple(wrong[0])
+    place = f"{array[at]} for {expected[at]} at {[int(i) for i in at]}"
+    return f"{len(wrong)} of {expected.size} differ, the first is {place}"
 
 
-def _last(lines: list[str]) -> list[str]:
-    return [line.strip() for line in lines if line.strip()][-1:]
+def reference_engine() -> type[Engine]:
+    """The cpu engine, or plain MLX where its extension is missing."""
+    return PortableEngine if CpuEngine.unavailable_because() else CpuEngine
 
 
-Results = tuple[str, NDArray[np.generic]]
-SHIFT, TABLE_BITS, T = 6, 18, 2
-ESTIMATORS = {"token-votes": False, "token-credit": True}  # whether the noise is on nodes
+def trial_networks() -> dict[str, Program]:
+    """Two networks: one so wide that registers leave threadgroup memory, one of every operation."""
+    return {"egg": egg(40, 256, 1), "rows": rows_network()}
 
 
 def rows_network() -> Program:
@@ -119,8 +152,12 @@ def rows_network() -> Program:
     return net
 
 
-class Case:
-    """What P members of a program read over T tokens, and their noise; always the same."""
+class TrialCase:
+    """The arrays that P members of a program read over T tokens, and their noise: always the same.
+
+    Attributes: weights, batch, fitness int8 [N] in {-1, 0, 1}, words uint32 [P, T] to round credit
+    by, and matrices, int8 [O, K] by leaf, for `back`.
+    """
 
     def __init__(self, program: Program, members: int) -> None:
         words = np.random.Generator(np.random.PCG64(1))
@@ -163,20 +200,20 @@ class Case:
         return Backward(scales, {name: self.matrices[name] for name in names})
 
     def credited(self, program: Program, nodes: bool) -> tuple[CreditNoise, Crediting]:
-        """What token credit needs besides."""
-        made = crediting(program, nodes=nodes, sigma_shift=2, discount=12, seq_len=T)
-        return draw_signs(
-            made, seed=0, step=0, first_pair=0, pairs=self.fitness.size, seq_len=T
-        ), made
+        """The last arguments of `Engine.credit`."""
+        plan = crediting(program, nodes=nodes, sigma_shift=2, discount=12, seq_len=T)
+        pairs = self.fitness.size
+        noise = draw_signs(plan, seed=0, step=0, first_pair=0, pairs=pairs, seq_len=T)
+        return noise, plan
 
 
-def trial_results(engine: Engine, members: int) -> Iterator[Results]:
+def trial_results(engine: Engine, members: int) -> Iterator[NamedArray]:
     """All that the engine computes for P members, by name; says on stderr what comes next."""
     program = engine.program
-    case = Case(program, members)
+    case = TrialCase(program, members)
     prepared, slices = engine.prepare(case.weights), case.noise(program, 1)
 
-    def named(title: str, arrays: dict[str, mx.array]) -> Iterator[Results]:
+    def named(title: str, arrays: dict[str, mx.array]) -> Iterator[NamedArray]:
         for name, array in arrays.items():
             yield f"{title}, {name}" if name else title, np.array(array)
 
@@ -186,8 +223,8 @@ def trial_results(engine: Engine, members: int) -> Iterator[Results]:
 
     for rank in (1, 3) if program.outputs else (1,):
         title = begin(f"scores of rank {rank}")
-        found = engine.evaluate(prepared, case.noise(program, rank), case.batch)
-        yield from named(title, dict(zip(("", "state"), found, strict=True)))
+        scores, state = engine.evaluate(prepared, case.noise(program, rank), case.batch)
+        yield from named(title, {"": scores, "state": state})
     title = begin("exact likelihoods")
     exact = engine.likelihoods(prepared, case.batch)
     yield from named(title, dict(zip(("totals", "hits", "state"), exact, strict=True)))
@@ -195,77 +232,163 @@ def trial_results(engine: Engine, members: int) -> Iterator[Results]:
         title = begin("votes by the noise's " + ("values" if clt else "signs"))
         yield from named(title, engine.votes(case.fitness, slices, clt))
     for estimator, nodes in ESTIMATORS.items():
-        noise, made = case.credited(program, nodes)
+        credited = case.credited(program, nodes)
         title = begin(estimator)
-        scores, state, votes = engine.credit(prepared, slices, case.batch, noise, made)
+        scores, state, votes = engine.credit(prepared, slices, case.batch, *credited)
         yield from named(title, {"scores": scores, "state": state, **votes})
     title = begin("errors carried back")
     learnt = engine.learn(prepared, case.batch, case.words, case.back(program))
     arrays = {"scores": learnt.scores, "state": learnt.state, "sizes": learnt.sizes}
     yield from named(title, arrays | learnt.votes)
     if program.outputs:
-        for title, credited in (("outputs", ()), ("outputs of token-credit", (noise, made))):
+        for title, noise in (("outputs", ()), ("outputs of token-credit", credited)):
             begin(title)
-            outputs, state = engine.outputs(prepared, slices, case.batch, *credited)
+            outputs, state = engine.outputs(prepared, slices, case.batch, *noise)
             yield from named(title, {**outputs, "state": state})
 
 
-SWITCH = "EGGROLL_TRIAL"  # 1: verdicts that are kept do not count
-KEPT = 32  # the last ones
-LANGUAGES = ("gpu", "metal", "cuda")  # folders of kernel files
+# The process of a trial, and one sentence for why it failed.
 
 
-def path() -> Path:
+class ChildEnd(NamedTuple):
+    """The end of a child process."""
+
+    why: str  # it failed; empty if it did not
+    text: str  # its stdout, then its stderr
+
+
+def run_in_child(code: str, seconds: float, environment: Mapping[str, str]) -> ChildEnd:
+    """Runs Python code in a process of its own, as a kernel can end its process, or never end."""
+    command = [sys.executable, "-X", "faulthandler", "-c", code]
+    env = {**os.environ, **EXACT, **PLAIN}
+    try:
+        process = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False,
+            env={**env, **environment},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        output, errors = _text(late.stdout), _text(late.stderr)
+        return ChildEnd(why_late(errors, seconds), output + errors)
+    except OSError as error:
+        return ChildEnd(str(error), "")
+    output, errors, end = _text(process.stdout), _text(process.stderr), process.returncode
+    return ChildEnd(why_ended(errors, end) if end else "", output + errors)
+
+
+def _text(output: bytes | None) -> str:
+    return (output or b"").decode(errors="replace")
+
+
+def why_ended(stderr: str, code: int) -> str:
+    """The reason why a process ended with a code other than 0, out of its stderr."""
+    lines = stderr.partition(FAULT)[0].splitlines()
+    heads = [i for i, line in enumerate(lines) if line == TRACEBACK]
+    after = range(heads[-1] + 1 if heads else len(lines), len(lines))
+    begin = next((i for i in after if lines[i][:1] not in ("", " ")), None)
+    if begin is not None:  # the exception that nobody caught
+        text = sentence("\n".join(lines[begin:]))
+        if re.fullmatch(r"\w+", text):  # its name is all it says
+            text += _place(lines[heads[-1] : begin])
+    else:  # warnings may come before the line that counts
+        errors = [line for line in lines if "error:" in line]
+        text = sentence("\n".join(errors or _last(lines)))
+    if code < 0:
+        return death(code) + (f": {text}" if text else "")
+    return text or death(code)
+
+
+def why_late(stderr: str, seconds: float) -> str:
+    """The reason why a process was ended that had this on its stderr when its time was up."""
+    last = _last(stderr.splitlines())
+    return f"no answer in {seconds:g} seconds" + "".join(f"; last it said: {_cut(x)}" for x in last)
+
+
+def _place(traceback: list[str]) -> str:
+    frames = [match for line in traceback if (match := FRAME.match(line))]
+    return " in {2} ({0}, line {1})".format(*frames[-1].groups()) if frames else ""
+
+
+def _last(lines: list[str]) -> list[str]:
+    return [line.strip() for line in lines if line.strip()][-1:]
+
+
+def sentence(message: str) -> str:
+    """The lines of an exception's message that say why, cut to a length that can be read.
+
+    MLX's RuntimeError has several: a kernel does not build, no pipeline takes it, or the GPU ended
+    a launch. A compiler's errors if there are any, without the code and the marks beneath; else the
+    first lines.
+    """
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    errors = list(dict.fromkeys(line for line in lines if "error:" in line))
+    if not errors:
+        return " ".join(map(_cut, lines[:MAX_LINES]))
+    more = len(errors) - MAX_LINES
+    return "; ".join(map(_cut, errors[:MAX_LINES])) + (f"; and {more} more" if more > 0 else "")
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_WIDTH else f"{line[: MAX_WIDTH - 4]} ..."
+
+
+# Verdicts on disk, so that no run waits for the same trial again.
+
+
+def passed_before(facts: Mapping[str, str]) -> bool:
+    """True if a trial with these facts passed and nobody asks for another.
+
+    Verdicts hold for one device, system, MLX, Python and text of this package. One that failed is
+    not kept, so that every process tries again.
+    """
+    return os.environ.get(SWITCH) != "1" and verdict_key(facts) in read_verdicts()
+
+
+def keep_verdict(facts: Mapping[str, str]) -> None:
+    """Keeps that a trial passed. Where no file can be written, nothing is kept."""
+    verdicts = read_verdicts()
+    verdicts[verdict_key(facts)] = dict(facts)
+    last = dict(list(verdicts.items())[-MAX_VERDICTS:])
+    with contextlib.suppress(OSError, InputError):
+        verdicts_path().parent.mkdir(parents=True, exist_ok=True)
+        write_whole(verdicts_path(), json.dumps(last, indent=1).encode() + b"\n")
+
+
+def forget_verdicts() -> None:
+    """Lets every engine be tried again."""
+    with contextlib.suppress(OSError, InputError):
+        verdicts_path().unlink()
+
+
+def verdicts_path() -> Path:
     """The file with all verdicts."""
     return cache_folder() / "trials.json"
 
 
-def passed_before(facts: Mapping[str, str]) -> bool:
-    """True if a trial with these facts passed and nobody asks for another."""
-    return os.environ.get(SWITCH) != "1" and key_of(facts) in read()
-
-
-def keep_passed(facts: Mapping[str, str]) -> None:
-    """Keeps that a trial passed. Where no file can be written, nothing is kept."""
-    found = read()
-    found[key_of(facts)] = dict(facts)
-    last = dict(list(found.items())[-KEPT:])
-    with contextlib.suppress(OSError, InputError):
-        path().parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path(), json.dumps(last, indent=1).encode() + b"\n")
-
-
-def forget() -> None:
-    """Lets every engine be tried again."""
-    with contextlib.suppress(OSError, InputError):
-        path().unlink()
-
-
-def read() -> dict[str, dict[str, str]]:
+def read_verdicts() -> dict[str, dict[str, str]]:
     """Key -> facts of every verdict; none if the file is missing or unreadable."""
     try:
-        found = json.loads(path().read_text())
+        verdicts = json.loads(verdicts_path().read_text())
     except (OSError, InputError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return verdicts if isinstance(verdicts, dict) else {}
 
 
-def key_of(facts: Mapping[str, str]) -> str:
+def verdict_key(facts: Mapping[str, str]) -> str:
     """A hash of the facts, of the system and of all that kernels are written from."""
     name, _, *system = os.uname()
     versions = platform.python_version(), metadata.version("mlx")
-    known = [name, *system, *versions, source_hash(), dict(facts)]
-    text = json.dumps(known, sort_keys=True)
+    parts = [name, *system, *versions, source_hash(), dict(facts)]
+    text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @cache
 def source_hash() -> str:
     """A hash of this package's Python files and of the kernel files, installed or in-tree."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, content in source_files():
-        found.update(f"{name} {len(content)}\n".encode() + content)
-    return found.hexdigest()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def source_files() -> Iterator[tuple[str, bytes]]:
@@ -286,115 +409,3 @@ def _files(folder: Traversable) -> Iterator[tuple[str, bytes]]:
         for file in sorted(folder.iterdir(), key=lambda file: file.name):
             if file.is_file():
                 yield f"{folder.name}/{file.name}", file.read_bytes()
-
-
-# float32 products as they are, for a yardstick that MLX computes on the same GPU.
-EXACT = {"MLX_ENABLE_TF32": "0"}
-PLAIN = {"PYTHON_COLORS": "0"}  # no escape sequences in tracebacks, even under FORCE_COLOR
-
-
-class Ended(NamedTuple):
-    """The end of a child: why it failed (empty if it did not), and all that it said."""
-
-    why: str
-    text: str
-
-
-def trial_error(
-    engine: str,
-    seconds: int,
-    *,
-    facts: Mapping[str, str],
-    options: Mapping[str, Any] | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> str:
-    """The reason why the trial of "module:Class" failed in its own process; empty if it passed.
-
-    facts: of the device and its system; where the trial passed with the same before, it is not
-    repeated (see py). options: keyword arguments of the class; environment: set for the
-    process besides.
-    """
-    tried = {"engine": engine, **facts, **{k: str(v) for k, v in (options or {}).items()}}
-    if passed_before(tried):
-        return ""
-    if sys.stderr and sys.stderr.isatty():  # a program with windows may have none
-        name = engine.partition(":")[0].rpartition(".")[2]
-        print(f"trying the {name} engine on this GPU, for at most {seconds} s; if it passes, this "
-              "is not repeated", file=sys.stderr, flush=True)  # fmt: skip
-    why = run_in_child(trial_code(engine, options), seconds, environment or {}).why
-    if not why:
-        keep_passed(tried)
-    return why
-
-
-def trial_code(engine: str, options: Mapping[str, Any] | None = None) -> str:
-    """Python code that tries "module:Class" and ends with a code other than 0 if that fails."""
-    return f"from eggroll.engines.trial import main; main({engine!r}, {dict(options or {})!r})"
-
-
-def run_in_child(code: str, seconds: float, environment: Mapping[str, str]) -> Ended:
-    """Runs Python code in a process of its own, as a kernel can end its process, or never end."""
-    command, env = [sys.executable, "-X", "faulthandler", "-c", code], {**environ, **EXACT, **PLAIN}
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False,
-            env={**env, **environment},
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as late:
-        said, errors = (_text(each) for each in (late.stdout, late.stderr))
-        return Ended(why_late(errors, seconds), said + errors)
-    except OSError as error:
-        return Ended(str(error), "")
-    said, errors = _text(done.stdout), _text(done.stderr)
-    return Ended(why_ended(errors, done.returncode) if done.returncode else "", said + errors)
-
-
-def _text(said: bytes | None) -> str:
-    return (said or b"").decode(errors="replace")
-
-
-def networks() -> dict[str, Program]:
-    """What is tried: wide enough that registers leave threadgroup memory; and every operation."""
-    return {"egg": egg(40, 256, 1), "rows": rows_network()}
-
-
-def yardstick() -> type[Engine]:
-    """The cpu engine, or plain MLX where its extension is missing."""
-    return PortableEngine if CpuEngine.unavailable_because() else CpuEngine
-
-
-def differences(engine: Engine, members: int) -> list[str]:
-    """Every result of P members that is not the yardstick's, by name, with its first number."""
-    other = yardstick()(engine.program)
-    pairs = zip(trial_results(engine, members), trial_results(other, members), strict=True)
-    return [f"{a[0]}: {found}" for a, b in pairs if (found := difference(a, b))]
-
-
-def difference(a: Results, b: Results) -> str:
-    """How an array differs from the one that it should be; empty if it does not."""
-    (_, found), (_, wanted) = a, b
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return f"{found.dtype} {list(found.shape)} for {wanted.dtype} {list(wanted.shape)}"
-    wrong = np.argwhere(found != wanted)
-    if not len(wrong):
-        return ""
-    at = tuple(wrong[0])
-    place = f"{found[at]} for {wanted[at]} at {[int(i) for i in at]}"
-    return f"{len(wrong)} of {wanted.size} differ, the first is {place}"
-
-
-def main(engine: str, options: Mapping[str, Any]) -> None:
-    """Ends the process with a sentence unless the trial of "module:Class" passes.
-
-    Members share a threadgroup as in runs: as many as one may hold, and some that are left over.
-    """
-    module, _, name = engine.partition(":")
-    kind, wrong = getattr(import_module(module), name), []
-    for title, program in networks().items():
-        print(f"trying {title}", file=sys.stderr, flush=True)
-        group = max(kind.group_sizes)
-        made: Engine = kind(program, members=group, **options)
-        wrong += [f"{title}, {each}" for each in differences(made, group + 2)]
-    print("\n".join(wrong))
-    if wrong:
-        sys.exit(f"the kernels give other integers than engine {yardstick().name}: {wrong[0]}")

@@ -58,7 +58,7 @@ def evaluated(
             mx.eval(result)
             return result
 
-        return self.engine.guarding(forced)
+        return self.engine.run_guarded(forced)
 
     return method  # type: ignore[return-value]
 
@@ -110,7 +110,7 @@ class Population:
             last = min(first + self.chunk, members)
             slices = draw(skip + first // 2, (last - first) // 2)
             ahead = (min(last + self.chunk, members) - last) // 2
-            self.engine.meanwhile = partial(draw, skip + last // 2, ahead) if ahead else None
+            self.engine.host_work = partial(draw, skip + last // 2, ahead) if ahead else None
             yield first, last, slices
 
     def _of(self, shared: NDArray[Any], first: int, last: int) -> mx.array:

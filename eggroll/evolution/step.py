@@ -54,7 +54,7 @@ class Learner:
             seconds = max(time.perf_counter() - began, 0.0)
             return Step(estimate.scores, rate, seconds, estimate.votes, estimate.decided)
 
-        return self.population.engine.guarding(evaluate_and_move)
+        return self.population.engine.run_guarded(evaluate_and_move)
 
     def start_of(self, batch: Batch) -> UpdateInput:
         """The start of an update with this batch; its members go on from their states."""
@@ -70,7 +70,7 @@ class Learner:
             mx.eval(update.weights, update.memory, estimate.state, estimate.scores)
             return update
 
-        update = self.population.engine.guarding(move)
+        update = self.population.engine.run_guarded(move)
         timer("update")
         self.weights, self.state, self.fitness = update.weights, estimate.state, estimate.fitness
         self.memory = {**self.memory, **update.memory, **(estimate.memory or {})}

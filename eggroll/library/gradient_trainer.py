@@ -1,4 +1,4 @@
-"""GradientTrainer, the ruler of the library: any declared network in float, by its gradient.
+"""GradientTrainer, for comparison: any declared network in floating point, by its gradient.
 
 Letters: R readers, T rows of a call.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from eggroll.baseline.backprop import AdamW
-from eggroll.baseline.twin import Back, Twin, by_token, real
+from eggroll.baseline.twin import Pullback, Twin, by_token, dequantise
 from eggroll.baseline.twin_numpy import twin_for
 from eggroll.errors import InputError, array_of
 from eggroll.library.members import RowArrays, RowReader
@@ -31,7 +31,7 @@ class FloatModel:
 
     def __init__(self, twin: Twin, weights: Leaves) -> None:
         self.twin, self.weights = twin, weights
-        self.back: Back | None = None  # of the last call
+        self.back: Pullback | None = None  # of the last call
         self._reader = RowReader(twin.program, None, self._outputs)
         self._state: mx.array | None = None
 
@@ -58,8 +58,8 @@ class FloatModel:
                 f"{R} readers follow {len(state)}, whose states go on: give as many, or call "
                 "reset() first."
             )
-        read = by_token(batch._replace(state=state))
-        outputs, after, self.back = self.twin.run(self.weights, read)
+        batch_by_token = by_token(batch._replace(state=state))
+        outputs, after, self.back = self.twin.run(self.weights, batch_by_token)
         self._state = after if size else None
         return {name: mx.swapaxes(a, 0, 1) for name, a in outputs.items()}
 
@@ -94,7 +94,7 @@ class GradientTrainer:
             weight_decay: of matrices per update, times the learning rate (AdamW).
             clip_norm: largest norm of the gradient of all leaves together; 0 never shortens it.
             seed: of the initial weights.
-            carry: whether the state goes on from `ask` to `ask`; gradients do not.
+            carry: the state goes on from `ask` to `ask`; gradients do not.
             threads: of a CPU; 0 takes all cores.
 
         Raises:
@@ -104,7 +104,7 @@ class GradientTrainer:
         self.program, self.carry, self.step = net, carry, 0
         self.learning_rate, self.clip_norm = learning_rate, clip_norm
         self.twin = twin_for(net, threads)
-        self._running = FloatModel(self.twin, real(initial_weights(net, seed)))
+        self._running = FloatModel(self.twin, dequantise(initial_weights(net, seed)))
         self._optimizer = AdamW(self.weights, betas, weight_decay)
         self._shapes: dict[str, tuple[int, ...]] = {}
 
@@ -126,7 +126,7 @@ class GradientTrainer:
         tokens: ArrayLike | None = None,
         begins: ArrayLike | None = None,
     ) -> Any:
-        """The outputs of rows for the present weights; the gradient is then told of these rows.
+        """The outputs of rows for the present weights; `tell_gradient` is then about these rows.
 
         Without the axis T it is one row.
 
@@ -176,25 +176,25 @@ class GradientTrainer:
         if isinstance(arrays, Mapping):
             return dict(arrays)
         if len(self.program.outputs) > 1:
-            known = ", ".join(output.name for output in self.program.outputs)
-            raise InputError(f"slopes are one array: give them by name, a dict of {known}.")
+            names = ", ".join(output.name for output in self.program.outputs)
+            raise InputError(f"slopes are one array: give them by name, a dict of {names}.")
         return {self.program.outputs[0].name: arrays}
 
     def _slope(self, name: str, slopes: ArrayLike) -> mx.array:
         """One output's slopes as the twin takes them, float32 [T, R, size]."""
         if name not in self._shapes:
-            known = ", ".join(self._shapes)
-            raise InputError(f"{name!r} is no output of this network: it has {known}.")
-        a, shape = array_of(f"slopes of {name!r}", slopes), self._shapes[name]
-        if a.dtype.kind not in "biuf":
-            raise InputError(f"slopes of {name!r} are {a.dtype}: real numbers are needed.")
-        a = a.astype(np.float32, copy=False)
-        if a.shape != shape:
+            names = ", ".join(self._shapes)
+            raise InputError(f"{name!r} is no output of this network: it has {names}.")
+        array, shape = array_of(f"slopes of {name!r}", slopes), self._shapes[name]
+        if array.dtype.kind not in "biuf":
+            raise InputError(f"slopes of {name!r} are {array.dtype}: real numbers are needed.")
+        array = array.astype(np.float32, copy=False)
+        if array.shape != shape:
             raise InputError(
-                f"slopes of {name!r} have the shape {list(a.shape)}: {list(shape)} is needed, "
+                f"slopes of {name!r} have the shape {list(array.shape)}: {list(shape)} is needed, "
                 "that of what ask returned."
             )
-        if not np.isfinite(a).all():
+        if not np.isfinite(array).all():
             raise InputError(f"a slope of {name!r} is not finite: try a lower learning_rate.")
-        by_row = a.reshape(len(a), -1, a.shape[-1]).swapaxes(0, 1)
+        by_row = array.reshape(len(array), -1, array.shape[-1]).swapaxes(0, 1)
         return mx.array(np.ascontiguousarray(by_row))

@@ -20,18 +20,17 @@ from eggroll import engines, generate
 from eggroll.baseline import backprop as reader
 from eggroll.cli.command import check_ranges
 from eggroll.data.codings import Coding, coding_of
-from eggroll.data.corpus import TOKENS, Corpus
-from eggroll.data.streams import check_vocabulary, token_corpus, token_ids
+from eggroll.data.corpus import Corpus, check_vocabulary, token_corpus, token_ids
+from eggroll.data.hub import TOKENS
 from eggroll.engines import Engine, zero_state
 from eggroll.errors import InputError, in_python, shown, whole_number
 from eggroll.files import CHECKPOINT, METRICS, Row
 from eggroll.inference import MARK, model_loss, sample, usual_temperature
 from eggroll.spec.program import Batch, Leaves, Program
 from eggroll.training import checkpoint, loop
-from eggroll.training.config import Config, DeclaredConfig, with_program
+from eggroll.training.config import Config, DeclaredConfig, from_dict, with_program
 from eggroll.training.folder import read_lines
 from eggroll.training.loop import Callback
-from eggroll.training.options import from_dict
 from eggroll.training.run import open_run
 from eggroll.training.trackers import NONE
 

@@ -195,7 +195,7 @@ class Trainer:
             steps: updates planned, which shape the learning rate of rules whitened and master.
             fitness: what estimator eggroll makes of the values of a pair: "sign" of the difference;
                 "ranks", "centred": their size counts.
-            sigma_shift: the noise is divided by 2^(4 + this): 1 or 2 for decisions, 3 or 4 for
+            sigma_shift: N of the noise scale 2^-(4 + N): 1 or 2 for decisions, 3 or 4 for
                 smooth losses.
             rank: of the noise on a matrix, estimator eggroll.
             alpha, alpha_decay: rule sign, see eggroll.train --help.

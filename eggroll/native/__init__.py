@@ -21,14 +21,93 @@ from eggroll.files import cache_folder
 __all__ = ["Library", "World", "build", "include"]
 
 ABI = 1  # EGGROLL_WORLD_ABI
-# Suffix -> (variable that names a compiler, the usual one, language standard).
+# Suffix -> (variable that names a compiler, the default one, language standard).
 LANGUAGES = {
     ".c": ("CC", "cc", "-std=c11"),
     **dict.fromkeys((".cpp", ".cc", ".cxx"), ("CXX", "c++", "-std=c++20")),
 }
 # No product is added without rounding, which would differ between machines.
 FLAGS = ("-O3", "-fPIC", "-ffp-contract=off")
-REFUSED = ("-ffast-math", "-Ofast", "-funsafe-math-optimizations")
+FORBIDDEN_FLAGS = ("-ffast-math", "-Ofast", "-funsafe-math-optimizations")
+
+
+def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
+    """Compiles C (.c) or C++ (.cpp, .cc, .cxx) sources to a library, and loads it.
+
+    It is compiled once: the result lies in the cache ($EGGROLL_CACHE, else eggroll/ in
+    $XDG_CACHE_HOME or ~/.cache), under a name made of the sources with all that they include, the
+    flags, the compiler and the machine. $CC and $CXX name compilers; eggroll_world.h is found.
+
+    flags: more for the compiler and the linker, such as -Ifolder or -lm.
+
+    Raises:
+        InputError: a source or compiler is missing, a source does not compile, a flag would make
+            results depend on the machine, or the cache cannot be written.
+    """
+    if others := [source for source in sources if not isinstance(source, (str, Path))]:
+        raise InputError(f"the source {shown(others[0])} is no path: give that of a file.")
+    paths = [Path(source) for source in sources]
+    _check(paths, flags)
+    commands = [_command(path, flags) for path in paths]
+    linker = max(commands, key=lambda command: command[0] == _compiler(".cpp")[0])
+    key = hashlib.sha256(repr((platform.machine(), platform.system(), flags)).encode())
+    for path, command in zip(paths, commands, strict=True):
+        for output in (_run([command[0], "--version"]), _run([*command, "-E", "-P", str(path)])):
+            key.update(hashlib.sha256(output).digest())
+    target = cache_folder() / "native" / f"{paths[0].stem}-{key.hexdigest()[:24]}.so"
+    if not target.exists():
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                _compile(paths, commands, linker[0], flags, Path(folder) / target.name)
+                os.replace(Path(folder) / target.name, target)
+        except OSError as error:
+            raise InputError(
+                f"the cache {target.parent} cannot be written ({error.strerror or error}): make "
+                "room there, or set EGGROLL_CACHE to another folder."
+            ) from None
+    return Library(target)
+
+
+def _check(paths: list[Path], flags: Sequence[str]) -> None:
+    """Raises InputError for sources or flags that cannot be used."""
+    if not paths:
+        raise InputError("build was given no sources: name the C or C++ files of a world.")
+    for path in paths:
+        if path.suffix not in LANGUAGES:
+            raise InputError(
+                f"the source {str(path)!r} is neither C nor C++: its name must end in "
+                f"{', '.join(LANGUAGES)}."
+            )
+        if not path.is_file():
+            raise InputError(f"the source {str(path)!r} is no file: give the path of one.")
+    if isinstance(flags, str):
+        raise InputError(f'flags is {flags!r}: give a list of them, as flags=["{flags}"].')
+    if forbidden := [flag for flag in flags if flag in FORBIDDEN_FLAGS]:
+        raise InputError(
+            f"the flag {forbidden[0]} makes results depend on compiler and machine: leave it out."
+        )
+
+
+def _command(path: Path, flags: Sequence[str]) -> list[str]:
+    """The command that compiles a source, but for what to do with it."""
+    return [*_compiler(path.suffix), *FLAGS, f"-I{include()}", *flags]
+
+
+def _compiler(suffix: str) -> list[str]:
+    """The command of a language's compiler, with its standard.
+
+    Raises:
+        InputError: there is none.
+    """
+    variable, default, standard = LANGUAGES[suffix]
+    command = shlex.split(os.environ.get(variable, "")) or [default]
+    if not shutil.which(command[0]):
+        raise InputError(
+            f"No compiler answers to {command[0]!r}: install one (Debian and Ubuntu: 'apt install "
+            f"g++', macOS: 'xcode-select --install') or set {variable}."
+        )
+    return [*command, standard]
 
 
 def include() -> Path:
@@ -36,39 +115,36 @@ def include() -> Path:
     return Path(__file__).parent
 
 
-class _Struct(ctypes.Structure):
-    """eggroll_world of eggroll_world.h."""
+def _compile(
+    paths: list[Path], commands: list[list[str]], linker: str, flags: Sequence[str], target: Path
+) -> None:
+    """Compiles every source, and links them to the library `target`."""
+    objects = []
+    for i, (path, command) in enumerate(zip(paths, commands, strict=True)):
+        objects.append(str(target.with_name(f"{i}.o")))
+        _run([*command, "-c", str(path), "-o", objects[-1]])
+    _run([linker, "-shared", *objects, *flags, "-o", str(target)])
 
-    _fields_ = (
-        ("abi", ctypes.c_int32),
-        ("inputs", ctypes.c_int32),
-        ("outputs", ctypes.c_int32),
-        ("bytes", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("begin", "observe", "act", "value")),
-    )
 
+def _run(command: list[str]) -> bytes:
+    """The output of a compiler.
 
-@dataclass(frozen=True)
-class World:
-    """A world of a library: what a population's members meet.
-
-    inputs: int8 values that a member is shown in a row; outputs: values of the network's first
-    output; bytes: memory of a member; address: of the C struct; library: what keeps it loaded.
+    Raises:
+        InputError: it ended with an error, whose first line is quoted.
     """
-
-    name: str
-    inputs: int
-    outputs: int
-    bytes: int
-    address: int
-    library: Any = field(repr=False)
+    process = subprocess.run(command, capture_output=True, check=False)
+    if process.returncode:
+        lines = process.stderr.decode(errors="replace").splitlines()
+        message = next((line for line in lines if "error" in line), lines[0] if lines else "")
+        raise InputError(f"{command[0]} does not compile this: {message.strip()}")
+    return process.stdout
 
 
 class Library:
-    """A loaded library. Its attributes are the worlds that it exports, by name.
+    """A loaded library, whose attributes are the worlds that it exports, by name."""
 
-    path: of the file; handle: ctypes.CDLL of it.
-    """
+    path: Path
+    handle: ctypes.CDLL
 
     def __init__(self, path: str | Path) -> None:
         """Loads a library that was built elsewhere.
@@ -103,118 +179,45 @@ class Library:
         if name.startswith("_") or name == "handle":
             raise AttributeError(name)
         address = self.symbol(name)
-        found = _Struct.in_dll(self.handle, name)
-        if found.abi != ABI:
+        struct = _Struct.in_dll(self.handle, name)
+        if struct.abi != ABI:
             raise InputError(
                 f"{name!r} of the library {self.path.name} is no eggroll_world of ABI {ABI} (it "
-                f"says {found.abi}): build it with the header in {include()}."
+                f"says {struct.abi}): build it with the header in {include()}."
             )
-        calls = all((found.begin, found.observe, found.act, found.value))
-        if min(found.inputs, found.outputs) < 1 or not 0 <= found.bytes < 1 << 31 or not calls:
+        complete = all((struct.begin, struct.observe, struct.act, struct.value))
+        if (
+            min(struct.inputs, struct.outputs) < 1
+            or not 0 <= struct.bytes < 1 << 31
+            or not complete
+        ):
             raise InputError(
-                f"the world {name!r} has inputs {found.inputs}, outputs {found.outputs} and bytes "
-                f"{found.bytes}: at least 1, 1 and 0 are needed, bytes below 2^31, and all four "
-                "functions."
+                f"the world {name!r} has inputs {struct.inputs}, outputs {struct.outputs} and "
+                f"bytes {struct.bytes}: at least 1, 1 and 0 are needed, bytes below 2^31, and all "
+                "four functions."
             )
-        return World(name, found.inputs, found.outputs, found.bytes, address, self.handle)
+        return World(name, struct.inputs, struct.outputs, struct.bytes, address, self.handle)
 
 
-def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
-    """Compiles C (.c) or C++ (.cpp, .cc, .cxx) sources to a library, and loads it.
+@dataclass(frozen=True)
+class World:
+    """A world of a library, in which each member of a population has an episode of its own."""
 
-    It is compiled once: the result lies in the cache ($EGGROLL_CACHE, else eggroll/ in
-    $XDG_CACHE_HOME or ~/.cache), under a name made of the sources with all that they include, the
-    flags, the compiler and the machine. $CC and $CXX name compilers; eggroll_world.h is found.
-
-    flags: more for the compiler and the linker, such as -Ifolder or -lm.
-
-    Raises:
-        InputError: a source or compiler is missing, a source does not compile, a flag would make
-            results depend on the machine, or the cache cannot be written.
-    """
-    if strange := [source for source in sources if not isinstance(source, (str, Path))]:
-        raise InputError(f"the source {shown(strange[0])} is no path: give that of a file.")
-    paths = [Path(source) for source in sources]
-    _check(paths, flags)
-    commands = [_command(path, flags) for path in paths]
-    linker = max(commands, key=lambda command: command[0] == _compiler(".cpp")[0])
-    key = hashlib.sha256(repr((platform.machine(), platform.system(), flags)).encode())
-    for path, command in zip(paths, commands, strict=True):
-        for part in (_run([command[0], "--version"]), _run([*command, "-E", "-P", str(path)])):
-            key.update(hashlib.sha256(part).digest())
-    target = cache_folder() / "native" / f"{paths[0].stem}-{key.hexdigest()[:24]}.so"
-    if not target.exists():
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                _compile(paths, commands, linker[0], flags, Path(folder) / target.name)
-                os.replace(Path(folder) / target.name, target)
-        except OSError as error:
-            raise InputError(
-                f"the cache {target.parent} cannot be written ({error.strerror or error}): make "
-                "room there, or set EGGROLL_CACHE to another folder."
-            ) from None
-    return Library(target)
+    name: str
+    inputs: int  # int8 values that a member is shown in a row
+    outputs: int  # values of the network's first output
+    bytes: int  # memory of a member
+    address: int  # of the C struct
+    library: Any = field(repr=False)  # the handle, which keeps it loaded
 
 
-def _check(paths: list[Path], flags: Sequence[str]) -> None:
-    if not paths:
-        raise InputError("build was given no sources: name the C or C++ files of a world.")
-    for path in paths:
-        if path.suffix not in LANGUAGES:
-            raise InputError(
-                f"the source {str(path)!r} is neither C nor C++: its name must end in "
-                f"{', '.join(LANGUAGES)}."
-            )
-        if not path.is_file():
-            raise InputError(f"the source {str(path)!r} is no file: give the path of one.")
-    if isinstance(flags, str):
-        raise InputError(f'flags is {flags!r}: give a list of them, as flags=["{flags}"].')
-    if bad := [flag for flag in flags if flag in REFUSED]:
-        raise InputError(
-            f"the flag {bad[0]} makes results depend on compiler and machine: leave it out."
-        )
+class _Struct(ctypes.Structure):
+    """eggroll_world of eggroll_world.h."""
 
-
-def _compiler(suffix: str) -> list[str]:
-    """The command of a language's compiler, with its standard.
-
-    Raises:
-        InputError: there is none.
-    """
-    variable, usual, standard = LANGUAGES[suffix]
-    command = shlex.split(os.environ.get(variable, "")) or [usual]
-    if not shutil.which(command[0]):
-        raise InputError(
-            f"No compiler answers to {command[0]!r}: install one (Debian and Ubuntu: 'apt install "
-            f"g++', macOS: 'xcode-select --install') or set {variable}."
-        )
-    return [*command, standard]
-
-
-def _command(path: Path, flags: Sequence[str]) -> list[str]:
-    return [*_compiler(path.suffix), *FLAGS, f"-I{include()}", *flags]
-
-
-def _compile(
-    paths: list[Path], commands: list[list[str]], linker: str, flags: Sequence[str], target: Path
-) -> None:
-    objects = []
-    for i, (path, command) in enumerate(zip(paths, commands, strict=True)):
-        objects.append(str(target.with_name(f"{i}.o")))
-        _run([*command, "-c", str(path), "-o", objects[-1]])
-    _run([linker, "-shared", *objects, *flags, "-o", str(target)])
-
-
-def _run(command: list[str]) -> bytes:
-    """What a compiler prints.
-
-    Raises:
-        InputError: it ended with an error, whose first line is quoted.
-    """
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").splitlines()
-        told = next((line for line in lines if "error" in line), lines[0] if lines else "")
-        raise InputError(f"{command[0]} does not compile this: {told.strip()}")
-    return done.stdout
+    _fields_ = (
+        ("abi", ctypes.c_int32),
+        ("inputs", ctypes.c_int32),
+        ("outputs", ctypes.c_int32),
+        ("bytes", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("begin", "observe", "act", "value")),
+    )

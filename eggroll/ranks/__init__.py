@@ -26,42 +26,6 @@ LAUNCHED: Final = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 PRODUCTS_PER_BYTE: Final = 64
 
 
-class RankError(InputError):
-    """Another rank of the run died, hangs, failed or differs; the sentence names it."""
-
-
-class SharedError(RankError):
-    """What all ranks found out together, and only rank 0 tells."""
-
-
-def launched() -> str:
-    """The variable that says that this process is one of several, empty if there is none."""
-    return next((name for name in LAUNCHED if os.environ.get(name)), "")
-
-
-def refuse(command: str) -> None:
-    """Raises InputError where a command that runs in one process was started as several."""
-    if name := launched():
-        raise InputError(
-            f"{command} runs in one process, and {name} says that this is one of several: start it "
-            "without mlx.launch."
-        )
-
-
-def share(count: int, rank: int, size: int) -> tuple[int, int]:
-    """(first, last + 1) of `count` things that are dealt evenly, in order."""
-    return count * rank // size, count * (rank + 1) // size
-
-
-def counts_all(pairs: int) -> bool:
-    """Whether a rank counts the votes of all pairs, or those of its own, which are summed then.
-
-    Both are exact. Of R ranks each counts (R - 1) / R * N * weights products more in the first
-    case, and sends 2 (R - 1) / R * 4 * weights bytes in the second: R makes no difference.
-    """
-    return pairs <= 8 * PRODUCTS_PER_BYTE
-
-
 class Ranks:
     """A process alone: rank 0 of 1.
 
@@ -76,13 +40,13 @@ class Ranks:
         first, last = share(members // unit, self.rank, self.size)
         return first * unit, last * unit
 
-    def signs(self, mine: NDArray[np.int8], pairs: int, unit: int) -> NDArray[np.int8]:
+    def signs(self, local: NDArray[np.int8], pairs: int, unit: int) -> NDArray[np.int8]:
         """Signs of all N pairs, int8 [N], by those of the pairs here, whole units of so many."""
-        return mine
+        return local
 
-    def rows(self, mine: NDArray[Any], members: int, unit: int) -> NDArray[Any]:
+    def rows(self, local: NDArray[Any], members: int, unit: int) -> NDArray[Any]:
         """Rows of all members [P, ..], by those of the members here; on rank 0, elsewhere none."""
-        return mine
+        return local
 
     def sums(self, arrays: Leaves) -> Leaves:
         """The sum over all ranks of every int32 array (mod 2^32)."""
@@ -104,7 +68,7 @@ class Ranks:
         """Raises SharedError if these facts, plain data by what they are called, differ."""
 
     def from_first(self, work: Callable[[], T]) -> T:
-        """What `work` returns on rank 0, which alone does it: plain data for JSON."""
+        """The result of `work` on rank 0, which alone does it: plain data for JSON."""
         return work()
 
     def arrays_from_first(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -112,8 +76,44 @@ class Ranks:
         return dict(arrays)
 
     def together(self, work: Callable[[], T]) -> T:
-        """What `work` returns; if it raises InputError anywhere, all ranks end."""
+        """The result of `work`; if it raises InputError anywhere, all ranks end."""
         return work()
 
 
 ALONE: Final = Ranks()
+
+
+def share(count: int, rank: int, size: int) -> tuple[int, int]:
+    """(first, last + 1) of `count` things that are dealt evenly, in order."""
+    return count * rank // size, count * (rank + 1) // size
+
+
+def counts_all(pairs: int) -> bool:
+    """True if every rank counts the votes of all pairs; else of its own, and they are summed.
+
+    Both are exact. Of R ranks each counts (R - 1) / R * N * weights products more in the first
+    case, and sends 2 (R - 1) / R * 4 * weights bytes in the second: R makes no difference.
+    """
+    return pairs <= 8 * PRODUCTS_PER_BYTE
+
+
+def launched() -> str:
+    """The variable that says that this process is one of several, empty if there is none."""
+    return next((name for name in LAUNCHED if os.environ.get(name)), "")
+
+
+def refuse(command: str) -> None:
+    """Raises InputError where a command that runs in one process was started as several."""
+    if name := launched():
+        raise InputError(
+            f"{command} runs in one process, and {name} says that this is one of several: start it "
+            "without mlx.launch."
+        )
+
+
+class RankError(InputError):
+    """Another rank of the run died, hangs, failed or differs; the sentence names it."""
+
+
+class SharedError(RankError):
+    """An error that all ranks know of; only rank 0 prints it."""

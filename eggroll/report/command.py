@@ -1,7 +1,4 @@
-"""The command: runs' folders in, one page out.
-
-`python -m eggroll.report DIR... [--out FILE.html] [--title TEXT]`
-"""
+"""The command that writes one page about runs, by their folders: `python -m eggroll.report`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from eggroll.cli import command as cli
 from eggroll.errors import InputError
 from eggroll.files import CONFIG, METRICS, write_whole
 from eggroll.report import page
-from eggroll.report.record import Record, read_record
+from eggroll.report.record import RunRecord, read_record
 
 PAGE: Final = "report.html"
 ENDINGS: Final = (".html", ".htm")
@@ -62,13 +59,13 @@ def write(options: ReportOptions) -> Path:
         raise InputError(
             f"--label has {len(options.label)} names for {len(folders)} runs: give one for each."
         )
-    one = len(options.folders) == 1
-    out = Path(options.out or (Path(options.folders[0], PAGE) if one else PAGE))
+    single = len(options.folders) == 1
+    out = Path(options.out or (Path(options.folders[0], PAGE) if single else PAGE))
     if out.suffix not in ENDINGS:
         raise InputError(f"--out {options.out!r} does not end in .html: give it that ending.")
     names = options.label or ("",) * len(folders)
     records = [read_record(*pair) for pair in zip(folders, names, strict=True)]
-    write_whole(out, fitting(records, options.title))
+    write_whole(out, fitting_page(records, options.title))
     return out
 
 
@@ -76,8 +73,8 @@ def runs_in(folder: Path) -> list[Path]:
     """The folder itself; of one that is no run's, as a sweep's, those in it that have metrics."""
     if (folder / CONFIG).exists() or not folder.is_dir():
         return [folder]
-    inside = sorted(path.parent for path in folder.glob(f"[!.]*/{CONFIG}"))
-    return [run for run in inside if _size(run / METRICS)] or [folder]
+    runs = sorted(path.parent for path in folder.glob(f"[!.]*/{CONFIG}"))
+    return [run for run in runs if _size(run / METRICS)] or [folder]
 
 
 def _size(path: Path) -> int:
@@ -87,14 +84,14 @@ def _size(path: Path) -> int:
         return 0
 
 
-def fitting(records: Sequence[Record], title: str) -> bytes:
+def fitting_page(records: Sequence[RunRecord], title: str) -> bytes:
     """The page with as much detail as keeps it below LARGEST, or with the least there is."""
-    whole = b""
+    content = b""
     for detail in DETAILS:
-        whole = page.html_of(records, title, detail)
-        if len(whole) <= LARGEST:
+        content = page.html_of(records, title, detail)
+        if len(content) <= LARGEST:
             break
-    return whole
+    return content
 
 
 @cli.command(

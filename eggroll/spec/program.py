@@ -16,14 +16,16 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.errors import InputError, array_of, is_whole, shown
 from eggroll.spec.fixed_point import LIMIT, gate_tables
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 # name -> meaning. All values int8, clip(v) = clamp to +-127, w' = the member's perturbed leaf.
 OPERATIONS: dict[str, str] = {
@@ -59,8 +61,8 @@ class ProgramError(InputError, ValueError):
     """A declaration that an engine could not run: one sentence with the way out."""
 
 
-Weights = Mapping[str, mx.array]
-Leaves = dict[str, mx.array]
+Weights = Mapping[str, "mx.array"]
+Leaves = dict[str, "mx.array"]
 
 
 class Batch(NamedTuple):
@@ -146,6 +148,8 @@ class Output(NamedTuple):
 
     @property
     def dtype(self) -> mx.Dtype:
+        import mlx.core as mx  # data are read without it
+
         return mx.int32 if self.wide else mx.int8
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from eggroll import _extension
 from eggroll.errors import InputError
 from eggroll.spec.fixed_point import normal_quantiles
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 # What a stream of words is for: the second word of its key, so that no two purposes share one.
 TABLE, SLICES, WEIGHTS, SAMPLES, COUNT, SIGNS, DRAWS, CALLER, FEEDBACK = range(1, 10)
@@ -73,6 +76,8 @@ def normal_bytes(stream: int, count: int) -> NDArray[np.int8]:
 
 def random_matrix(stream: int, shape: tuple[int, ...]) -> mx.array:
     """Int8 round(16 N(0, 1)) of this shape, from a stream of py."""
+    import mlx.core as mx
+
     return mx.array(normal_bytes(stream, int(np.prod(shape))).reshape(shape))
 
 
@@ -94,6 +99,8 @@ def draws(
     """
     native = native_module()
     if native is None:
+        import mlx.core as mx
+
         return mx.array(draws_numpy(streams, rooms, first, shape))
     drawn: mx.array = native.draws(streams, rooms, first, shape, threads)
     return drawn

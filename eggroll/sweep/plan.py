@@ -1,4 +1,4 @@
-"""The plan of a sweep, which its workers share, and its two phases: search and confirmation.
+"""The plan of a sweep, which its workers share: options, two phases of trials, and one trial.
 
 The lowest of many noisy validations is lower than what its options reach with another seed. So the
 best few trials of the search are trained again on other seeds before one of them is named best.
@@ -42,17 +42,16 @@ from eggroll.sweep.study import (
     STORAGE_ERRORS,
     TRIAL,
     TRIES,
-    alive,
     as_input_errors,
-    asks,
     by_validation,
+    is_confirmation,
     open_study,
     prepare_study,
+    process_exists,
 )
-from eggroll.training.config import Config, hidden_default
+from eggroll.training.config import TYPES, Config, from_command_line, hidden_default
 from eggroll.training.folder import Metrics, check_free
 from eggroll.training.learner import engine_for
-from eggroll.training.options import TYPES, from_command_line
 from eggroll.training.run import (
     TrainingRun,
     fingerprint,
@@ -62,115 +61,22 @@ from eggroll.training.run import (
 )
 from eggroll.training.trackers import NONE
 
-PROBES: Final = ".probe-"  # names of folders of short runs begin with it
-PROBE: Final = 0.05  # of the seconds, in a run of its own
-MOST_TIMED: Final = 10**5  # updates of that run, should the clock stand still
-MOST_STEPS: Final = 10**9  # steps of a run whose length is not known yet
-
-
-class Budget(NamedTuple):
-    """The budget of every trial: seconds of updates or, if not 0, tokens over all members."""
-
-    seconds: float = 0.0
-    tokens: int = 0
-
-    def __str__(self) -> str:
-        if self.tokens:
-            return f"{self.tokens:,} member-tokens"
-        return f"{self.seconds:g} s of updates"
-
-    def steps(self, options: Config, folder: Path, check_stop: Callable[[], None]) -> int:
-        """Updates that the budget allows, 0 if not even one; `folder` takes the short run."""
-        if self.tokens:
-            return min(self.tokens // (options.pop * options.seq_len), MOST_STEPS)
-        return updates_within(self.seconds, options, folder, check_stop)
-
-    def slices_done(self, slices: int, step: int, steps: int, seconds: float) -> int:
-        """Whole slices of the budget that `step` of `steps` updates have used, in `seconds`."""
-        if step == steps:
-            return slices
-        done = step * slices // steps if self.tokens else int(seconds / self.seconds * slices)
-        return min(done, slices)
-
-
-def open_quietly(options: Config, stack: ExitStack) -> TrainingRun:
-    with contextlib.redirect_stdout(io.StringIO()):  # the sweep has said it once for all runs
-        return open_run(options, stack)
-
-
-def updates_within(
-    seconds: float, options: Config, folder: Path, check_stop: Callable[[], None]
-) -> int:
-    """Updates that fit into `seconds`, by the median of a few in a run that is thrown away."""
-    mine = f"{PROBES}{socket.gethostname()}-{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=mine, dir=folder) as place, ExitStack() as stack:
-        run = open_quietly(replace(options, out=place, steps=MOST_STEPS), stack)
-        run.update()  # not timed, as it wakes threads and fills the noise table
-        times: list[float] = []
-        while sum(times) < PROBE * seconds and len(times) < MOST_TIMED:
-            check_stop()
-            times.append(run.update()["seconds"])
-    usual = statistics.median(times)
-    return min(int(seconds / usual), MOST_STEPS) if usual > 0 else 0
-
-
-def remove_lost_probes(folder: Path) -> None:
-    """Removes the short runs of processes of this machine that were killed in the middle of one."""
-    for place in folder.glob(f"{PROBES}*"):
-        host, _, pid = place.name.rpartition("-")[0].rpartition("-")
-        if host == f"{PROBES}{socket.gethostname()}" and not alive(pid):
-            shutil.rmtree(place, ignore_errors=True)
-
-
-def train_trial(
-    trial: optuna.Trial,
-    options: Config,
-    budget: Budget,
-    slices: int,
-    check_stop: Callable[[], None],
-) -> float:
-    """Trains in `options.out`; returns the last validation in bits per token.
-
-    check_stop: called before every update; what it raises ends the trial.
-
-    Raises:
-        TrialPruned: others had reached more at the same slice of the budget.
-    """
-    with ExitStack() as stack:
-        run = open_quietly(options, stack)
-        metrics = stack.enter_context(Metrics(run.path(METRICS), 0))
-        value, spent, done = run.validate(), 0.0, 0
-        while done < slices:
-            check_stop()
-            row = run.update()
-            spent += row["seconds"]
-            now = budget.slices_done(slices, run.step, options.steps, spent)
-            row |= run.validation() if now > done else {}
-            metrics.append(row)
-            for part in range(done + 1, now + 1):  # an update across several counts in the last
-                value = run.val_loss if part == now and run.val_loss is not None else value
-                trial.report(value, part)
-            behind = done < now < slices and trial.should_prune()
-            done = slices if behind else now
-        metrics.sync()
-        run.save()
-        trial.set_user_attr("updates", run.step)
-        trial.set_user_attr("seconds", round(spent, 3))
-    if behind:
-        raise optuna.TrialPruned
-    return value
-
-
 DEFAULT_SEARCH = ("sigma_shift", "alpha", "alpha_decay", "learning_rate", "rate_decay")
-EXAMPLES = (
-    ("--data count --pop 1024 --trials 20 --budget 10", "settings for counting, 10 s a trial"),
-    ("--config runs/a/config.json --search alpha width=64,128", "vary two options of a run"),
-)
 NOT_OFFERED = {
     "--steps": "a trial makes as many updates as its budget allows",
     "--resume": "the same command goes on with its study",
     "--track": "trials are many and short, and the study keeps them",
 }
+EXAMPLES = (
+    ("--data count --pop 1024 --trials 20 --budget 10", "settings for counting, 10 s a trial"),
+    ("--config runs/a/config.json --search alpha width=64,128", "vary two options of a run"),
+)
+PROBE_FOLDERS: Final = ".probe-"  # prefix of the folders of short runs
+PROBE_SHARE: Final = 0.05  # of the budget's seconds, spent in a short run to time updates
+MOST_TIMED: Final = 10**5  # updates of that run, should the clock stand still
+MOST_STEPS: Final = 10**9  # steps of a run whose length is not known yet
+PRUNE_NOTHING = optuna.pruners.NopPruner()
+
 Pruner = Literal["median", "hyperband", "none"]
 
 
@@ -247,69 +153,13 @@ def options_from(argv: Sequence[str]) -> SweepOptions:
     for name in sorted(names & NOT_OFFERED.keys()):
         why = NOT_OFFERED[name]
         raise InputError(f"{name} is no option of eggroll.sweep, as {why}: leave it out.")
-    given = from_command_line(SweepOptions, argv, command="sweep", about=about, examples=EXAMPLES)
-    if "--budget" in names and given.budget_tokens > 0:
+    options = from_command_line(SweepOptions, argv, command="sweep", about=about, examples=EXAMPLES)
+    if "--budget" in names and options.budget_tokens > 0:
         raise InputError(
-            f"--budget {given.budget:g} and --budget-tokens {given.budget_tokens} are both given, "
-            "and a trial ends with one of them: leave the other out."
+            f"--budget {options.budget:g} and --budget-tokens {options.budget_tokens} are both "
+            "given, and a trial ends with one of them: leave the other out."
         )
-    return given
-
-
-class TooManyTrials(Exception):
-    """Ends a trial that several workers began at once beyond those wanted."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The plan of a sweep, the same for all workers."""
-
-    options: SweepOptions
-    base: Config
-    axes: list[Axis]
-    folder: Path
-    engine: str
-    corpus: str
-
-    def settings(self) -> dict[str, Any]:
-        """The facts that must be equal in all trials of a study for them to compare."""
-        same = {
-            name: value
-            for name, value in self.base.to_dict().items()
-            if CHANGEABLE not in get_args(TYPES[name])[1:] or name == "val_tokens"
-        }
-        budget, slices = str(self.options.trial_budget()), self.options.slices
-        mine = {"budget": budget, "slices": slices, "text": self.corpus}
-        return same | mine | {"search": " ".join(sorted(map(str, self.axes)))}
-
-    def storage(self) -> str:
-        return self.options.storage or f"sqlite:///{self.folder / 'study.db'}"
-
-    def run(
-        self,
-        trial: optuna.Trial,
-        options: Config,
-        name: str,
-        check_stop: Callable[[], None],
-    ) -> float:
-        """Trains one trial in the folder `name`; returns its validation in bits per token.
-
-        Raises:
-            TrialPruned: the options are impossible, or the pruner ends the trial.
-        """
-        budget = self.options.trial_budget()
-        try:
-            engine_and_data(options)
-        except InputError as error:
-            trial.set_user_attr(REFUSED, str(error))
-            raise optuna.TrialPruned from error
-        steps = budget.steps(options, self.folder, check_stop)
-        if not steps:
-            trial.set_user_attr(REFUSED, "one update takes more than the budget")
-            raise optuna.TrialPruned
-        options = replace(options, steps=steps, out=str(self.folder / name))
-        trial.set_user_attr("config", options.to_dict())
-        return train_trial(trial, options, budget, self.options.slices, check_stop)
+    return options
 
 
 def make_plan(options: SweepOptions) -> Plan:
@@ -347,8 +197,67 @@ def engine_and_data(options: Config) -> tuple[str, str]:
     return f"{engine.description}, {reason}", digest.hexdigest()[:12]
 
 
-class Phase(Protocol):
-    """A study and how its trials are made. Workers get it pickled."""
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a sweep, the same for all workers."""
+
+    options: SweepOptions
+    base: Config  # options that all trials share
+    axes: list[Axis]
+    folder: Path
+    engine: str  # and the reason for it, in words
+    corpus: str  # digest of the data
+
+    def settings(self) -> dict[str, Any]:
+        """The facts that must be equal in all trials of a study for them to compare."""
+        shared = {
+            name: value
+            for name, value in self.base.to_dict().items()
+            if CHANGEABLE not in get_args(TYPES[name])[1:] or name == "val_tokens"
+        }
+        budget, slices = str(self.options.trial_budget()), self.options.slices
+        trial_facts = {"budget": budget, "slices": slices, "text": self.corpus}
+        return shared | trial_facts | {"search": " ".join(sorted(map(str, self.axes)))}
+
+    def storage(self) -> str:
+        return self.options.storage or f"sqlite:///{self.folder / 'study.db'}"
+
+    def run(
+        self,
+        trial: optuna.Trial,
+        options: Config,
+        name: str,
+        check_stop: Callable[[], None],
+    ) -> float:
+        """Trains one trial in the folder `name`; returns its validation in bits per token.
+
+        Raises:
+            TrialPruned: the options are impossible, or the pruner ends the trial.
+        """
+        budget = self.options.trial_budget()
+        try:
+            engine_and_data(options)
+        except InputError as error:
+            trial.set_user_attr(REFUSED, str(error))
+            raise optuna.TrialPruned from error
+        steps = budget.steps(options, self.folder, check_stop)
+        if not steps:
+            trial.set_user_attr(REFUSED, "one update takes more than the budget")
+            raise optuna.TrialPruned
+        options = replace(options, steps=steps, out=str(self.folder / name))
+        trial.set_user_attr("config", options.to_dict())
+        return train_trial(trial, options, budget, self.options.slices, check_stop)
+
+
+class TooManyTrials(Exception):
+    """Ends a trial that several workers began at once beyond those wanted."""
+
+
+# The phases of a sweep.
+
+
+class SearchPhase(Protocol):
+    """A study, and the training of its trials. Workers get it pickled."""
 
     @property
     def plan(self) -> Plan: ...
@@ -426,14 +335,14 @@ class Confirmation:
     def queue_best(self, search: optuna.Study, study: optuna.Study) -> None:
         """Queues the runs that the best trials of the search lack; none where one is the choice."""
         options, best = self.plan.options, by_validation(search)
-        runs = [t for t in study.get_trials(deepcopy=False) if asks(t)]
-        lost = Counter(
+        runs = [t for t in study.get_trials(deepcopy=False) if is_confirmation(t)]
+        losses = Counter(
             (t.user_attrs[TRIAL], t.user_attrs[SEED_OFFSET])
             for t in runs
             if t.state == TrialState.FAIL and not t.user_attrs.get(STOPPED)
         )
-        known = {asked for asked, times in lost.items() if times >= TRIES}
-        known |= {
+        settled = {attributes for attributes, times in losses.items() if times >= TRIES}
+        settled |= {
             (t.user_attrs[TRIAL], t.user_attrs[SEED_OFFSET])
             for t in runs
             if t.state != TrialState.FAIL
@@ -441,9 +350,9 @@ class Confirmation:
         with as_input_errors(self.plan.storage(), *STORAGE_ERRORS):
             for offset in range(1, options.confirm_seeds + 1):
                 for trial in best[: options.confirm if len(best) > 1 else 0]:
-                    if (trial.number, offset) not in known:
-                        asked = {TRIAL: trial.number, SEED_OFFSET: offset}
-                        study.enqueue_trial({}, user_attrs=asked)
+                    if (trial.number, offset) not in settled:
+                        attributes = {TRIAL: trial.number, SEED_OFFSET: offset}
+                        study.enqueue_trial({}, user_attrs=attributes)
 
     def total(self, study: optuna.Study) -> int:
         return sum(t.state != TrialState.FAIL for t in study.get_trials(deepcopy=False))
@@ -452,13 +361,13 @@ class Confirmation:
         return bool(study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
 
     def objective(self, trial: optuna.Trial, check_stop: Callable[[], None]) -> float:
-        asked = trial.user_attrs
-        if TRIAL not in asked:  # the last in the queue went to another worker
+        attributes = trial.user_attrs
+        if TRIAL not in attributes:  # the last in the queue went to another worker
             raise TooManyTrials
         try:
-            found = Search(self.plan).study().get_trials(deepcopy=False)[asked[TRIAL]]
-            seed = (self.plan.base.seed + asked[SEED_OFFSET]) % (1 << 63)
-            options = replace(self.plan.base, **found.params, seed=seed)
+            best = Search(self.plan).study().get_trials(deepcopy=False)[attributes[TRIAL]]
+            seed = (self.plan.base.seed + attributes[SEED_OFFSET]) % (1 << 63)
+            options = replace(self.plan.base, **best.params, seed=seed)
         except (LookupError, TypeError) as error:
             raise InputError(
                 f"the confirmation of study {self.plan.options.name()!r} asks for a run that "
@@ -467,17 +376,114 @@ class Confirmation:
         return self.plan.run(trial, options, f"confirm-{trial.number:04d}", check_stop)
 
 
-PRUNE_NOTHING = optuna.pruners.NopPruner()
-
-
 def sampler(options: SweepOptions) -> optuna.samplers.BaseSampler:
+    """The sampler of a search."""
     # No seed: workers that share one would all try the same.
     return optuna.samplers.TPESampler(n_startup_trials=options.startup, constant_liar=True)
 
 
 def pruner(options: SweepOptions) -> optuna.pruners.BasePruner:
+    """The pruner that --pruner names."""
     if options.pruner == "median":
         return optuna.pruners.MedianPruner(options.startup, n_warmup_steps=options.slices // 5)
     if options.pruner == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=options.slices)
     return PRUNE_NOTHING
+
+
+# The training of one trial.
+
+
+class Budget(NamedTuple):
+    """The budget of every trial: seconds of updates or, if not 0, tokens over all members."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+
+    def __str__(self) -> str:
+        if self.tokens:
+            return f"{self.tokens:,} member-tokens"
+        return f"{self.seconds:g} s of updates"
+
+    def steps(self, options: Config, folder: Path, check_stop: Callable[[], None]) -> int:
+        """Updates that the budget allows, 0 if not even one; `folder` takes the short run."""
+        if self.tokens:
+            return min(self.tokens // (options.pop * options.seq_len), MOST_STEPS)
+        return updates_within(self.seconds, options, folder, check_stop)
+
+    def slices_done(self, slices: int, step: int, steps: int, seconds: float) -> int:
+        """Whole slices of the budget that `step` of `steps` updates have used, in `seconds`."""
+        if step == steps:
+            return slices
+        done = step * slices // steps if self.tokens else int(seconds / self.seconds * slices)
+        return min(done, slices)
+
+
+def train_trial(
+    trial: optuna.Trial,
+    options: Config,
+    budget: Budget,
+    slices: int,
+    check_stop: Callable[[], None],
+) -> float:
+    """Trains in `options.out`; returns the last validation in bits per token.
+
+    check_stop: called before every update; what it raises ends the trial.
+
+    Raises:
+        TrialPruned: others had reached more at the same slice of the budget.
+    """
+    with ExitStack() as stack:
+        run = open_quietly(options, stack)
+        metrics = stack.enter_context(Metrics(run.path(METRICS), 0))
+        value, seconds, validated = run.validate(), 0.0, 0
+        while validated < slices:
+            check_stop()
+            row = run.update()
+            seconds += row["seconds"]
+            used = budget.slices_done(slices, run.step, options.steps, seconds)
+            row |= run.validation() if used > validated else {}
+            metrics.append(row)
+            # An update that ends several slices is validated once, in the last of them.
+            for number in range(validated + 1, used + 1):
+                value = run.val_loss if number == used and run.val_loss is not None else value
+                trial.report(value, number)
+            behind = validated < used < slices and trial.should_prune()
+            validated = slices if behind else used
+        metrics.sync()
+        run.save()
+        trial.set_user_attr("updates", run.step)
+        trial.set_user_attr("seconds", round(seconds, 3))
+    if behind:
+        raise optuna.TrialPruned
+    return value
+
+
+def updates_within(
+    seconds: float, options: Config, folder: Path, check_stop: Callable[[], None]
+) -> int:
+    """Updates that fit into `seconds`, by the median of a few in a run that is thrown away."""
+    prefix = f"{PROBE_FOLDERS}{socket.gethostname()}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as scratch, ExitStack() as stack:
+        run = open_quietly(replace(options, out=scratch, steps=MOST_STEPS), stack)
+        run.update()  # not timed, as it wakes threads and fills the noise table
+        times: list[float] = []
+        while sum(times) < PROBE_SHARE * seconds and len(times) < MOST_TIMED:
+            check_stop()
+            times.append(run.update()["seconds"])
+    median = statistics.median(times)
+    return min(int(seconds / median), MOST_STEPS) if median > 0 else 0
+
+
+def open_quietly(options: Config, stack: ExitStack) -> TrainingRun:
+    """A run that prints nothing when it opens."""
+    with contextlib.redirect_stdout(io.StringIO()):  # the sweep has said it once for all runs
+        return open_run(options, stack)
+
+
+def remove_lost_probes(folder: Path) -> None:
+    """Removes the short runs of processes of this machine that were killed in the middle of one."""
+    for probe in folder.glob(f"{PROBE_FOLDERS}*"):
+        host, _, pid = probe.name.rpartition("-")[0].rpartition("-")
+        if host == f"{PROBE_FOLDERS}{socket.gethostname()}" and not process_exists(pid):
+            shutil.rmtree(probe, ignore_errors=True)

@@ -24,13 +24,13 @@ class Axis:
     """An option as a sweep tries it: one of `choices`, or a number from `low` to `high`."""
 
     name: str
-    kind: Any
+    kind: Any  # type of its values
     allowed: Range | None
     low: float
     high: float
-    log: bool
+    log: bool  # even by ratio, not by difference
     choices: tuple[Choice, ...]
-    when: tuple[Choice, ...]
+    when: tuple[Choice, ...]  # an option, and its values with which this one has an effect
 
     def __str__(self) -> str:
         if self.choices:
@@ -111,14 +111,14 @@ class Axis:
 
 def axes(kind: type) -> dict[str, Axis]:
     """Every axis that the options of a dataclass declare, by name, in declared order."""
-    found = {}
+    axes = {}
     for name, hint in hints_of(kind).items():
-        value, *notes = get_args(hint) or (hint,)
+        value_type, *notes = get_args(hint) or (hint,)
         allowed = next((note for note in notes if isinstance(note, Range)), None)
         for low, high, log, choices, when in (note for note in notes if isinstance(note, Sweep)):
-            members = choices or _members(value)
-            found[name] = Axis(name, value, allowed, low, high, log, members, when)
-    return found
+            members = choices or _members(value_type)
+            axes[name] = Axis(name, value_type, allowed, low, high, log, members, when)
+    return axes
 
 
 def choose_axes(words: Sequence[str], base: object, *, strict: bool = True) -> list[Axis]:
@@ -129,28 +129,42 @@ def choose_axes(words: Sequence[str], base: object, *, strict: bool = True) -> l
     Raises:
         InputError: an unknown, repeated, malformed or ineffective axis, or none.
     """
-    known, found = axes(type(base)), dict[str, Axis]()
+    declared, chosen = axes(type(base)), dict[str, Axis]()
     for word in words:
         name, equals, text = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
+        if name not in declared:
+            similar = difflib.get_close_matches(name, declared, 1)
+            hint = f"did you mean {similar[0]}?" if similar else f"there are {', '.join(declared)}."
             raise InputError(f"--search {word[:60]!r} is no option that can be swept: {hint}")
-        if name in found:
+        if name in chosen:
             raise InputError(f"--search names {name} twice: name it once.")
-        found[name] = known[name].narrowed(text) if equals else known[name]
-    unused = [axis for axis in found.values() if not _possible(axis, found, base)]
+        chosen[name] = declared[name].narrowed(text) if equals else declared[name]
+    unused = [axis for axis in chosen.values() if not _has_effect_somewhere(axis, chosen, base)]
     if unused and strict:
         parent, *allowed = unused[0].when
-        now = found.get(str(parent)) or f"{parent}={_as_word(getattr(base, str(parent)))}"
+        setting = chosen.get(str(parent)) or f"{parent}={_as_word(getattr(base, str(parent)))}"
         raise InputError(
-            f"--search {unused[0].name} has no effect with {now}: it needs {flag(str(parent))} "
+            f"--search {unused[0].name} has no effect with {setting}: it needs {flag(str(parent))} "
             f"{' or '.join(map(_as_word, allowed))}."
         )
-    if not found:
-        raise InputError(f"--search is empty: name options to try, of {', '.join(known)}.")
-    return sorted((a for a in found.values() if a not in unused), key=lambda a: _depth(a, found))
+    if not chosen:
+        raise InputError(f"--search is empty: name options to try, of {', '.join(declared)}.")
+    return sorted((a for a in chosen.values() if a not in unused), key=lambda a: _depth(a, chosen))
+
+
+def _has_effect_somewhere(axis: Axis, chosen: Mapping[str, Axis], base: object) -> bool:
+    """True if the axis has an effect for some value of the option that it depends on."""
+    if not axis.when or not (parent := chosen.get(str(axis.when[0]))):
+        return axis.has_effect({}, base)
+    possible = any(parent.contains(value) for value in axis.when[1:])
+    return possible and _has_effect_somewhere(parent, chosen, base)
+
+
+def _depth(axis: Axis, chosen: Mapping[str, Axis]) -> int:
+    """The number of chosen axes that decide whether this one has an effect."""
+    parent = chosen.get(str(axis.when[0])) if axis.when else None
+    return 1 + _depth(parent, chosen) if parent else 0
 
 
 def suggest(trial: optuna.Trial, space: Sequence[Axis], base: object) -> dict[str, Any]:
@@ -168,19 +182,8 @@ def baseline(space: Sequence[Axis], base: object) -> dict[str, Any]:
     return values if all(axis.contains(values[axis.name]) for axis in space) else {}
 
 
-def _possible(axis: Axis, found: Mapping[str, Axis], base: object) -> bool:
-    """True if the axis has an effect for some value of the option that it depends on."""
-    if not axis.when or not (parent := found.get(str(axis.when[0]))):
-        return axis.has_effect({}, base)
-    return any(parent.contains(value) for value in axis.when[1:]) and _possible(parent, found, base)
-
-
-def _depth(axis: Axis, found: Mapping[str, Axis]) -> int:
-    parent = found.get(str(axis.when[0])) if axis.when else None
-    return 1 + _depth(parent, found) if parent else 0
-
-
 def _members(kind: Any) -> tuple[Choice, ...]:
+    """The values of a type that has only some."""
     if kind is bool:
         return (False, True)
     return get_args(kind) if get_origin(kind) is Literal else ()

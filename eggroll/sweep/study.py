@@ -1,4 +1,4 @@
-"""The studies of a sweep: where trials are kept, who may join, what is retried, which is best.
+"""The studies of a sweep: their storage, lost and repeated trials, and which trial is best.
 
 Search and confirmation are a study each. A trial of the confirmation is a trial of the search once
 more, with another seed; its attributes say of which, and with which seed.
@@ -27,14 +27,201 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from eggroll.errors import InputError
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
-SETTINGS = "eggroll"  # attribute of a study: what all its trials share
+SETTINGS = "eggroll"  # attribute of a study: the options that its trials share
 # Attributes of trials: the failed one that it repeats; host and process; why it was not trained.
 RETRY, WORKER, REFUSED = "retry", "worker", "refused"
 STOPPED = "stopped"  # of a trial that a signal ended, which is no fault of its options
-TRIES = 3  # of the same options, whose process is lost each time
+TRIES = 3  # losses of a process after which its options are given up
 TRIAL, SEED_OFFSET = "trial", "seed_offset"  # of a confirmation: which trial, seeds after its seed
 HEARTBEAT, GRACE = 10, 40  # seconds between signs of life, and until their absence means death
-KINDS = "sqlite:///FILE, postgresql://USER@HOST/NAME, mysql://USER@HOST/NAME, journal:///FILE"
+STORAGE_URLS = (
+    "sqlite:///FILE, postgresql://USER@HOST/NAME, mysql://USER@HOST/NAME, journal:///FILE"
+)
+STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.OptunaError)
+
+
+def open_study(
+    place: str, name: str, sampler: optuna.samplers.BaseSampler, pruner: optuna.pruners.BasePruner
+) -> optuna.Study:
+    """The study of that name, made if it is not there.
+
+    Raises:
+        InputError: the storage is no good.
+    """
+    storage = storage_at(place)
+    with as_input_errors(place):
+        return optuna.create_study(
+            storage=storage, study_name=name, sampler=sampler, pruner=pruner, load_if_exists=True
+        )
+
+
+def prepare_study(
+    open: Callable[[], optuna.Study],
+    settings: Mapping[str, Any],
+    first: Mapping[str, Any],
+    place: str,
+) -> optuna.Study:
+    """A study ready for more trials: new with `first` as its first one, or an old one that fits.
+
+    Trials whose process is gone fail, and failed trials are queued again.
+
+    Raises:
+        InputError: its trials had other settings, so new ones would not compare with them.
+    """
+    study = open()
+    with as_input_errors(place):
+        begun = study.user_attrs.get(SETTINGS)
+        if begun is None and not study.get_trials(deepcopy=False):
+            study.set_user_attr(SETTINGS, dict(settings))
+            if first:
+                study.enqueue_trial(dict(first), skip_if_exists=True)
+        elif begun != settings:
+            begun = begun if isinstance(begun, dict) else {}
+            raise _begun_otherwise(study.study_name, begun, settings)
+        fail_lost_trials(study)
+        retry_failed(study)
+    return study
+
+
+def _begun_otherwise(
+    study: str, begun: Mapping[str, Any], settings: Mapping[str, Any]
+) -> InputError:
+    keys = [*settings, *(begun.keys() - settings.keys())]
+    name = next(key for key in keys if settings.get(key) != begun.get(key))
+    old, new = begun.get(name), settings.get(name)
+    return InputError(
+        f"study {study!r} was begun with {name} {old!r}, not {new!r}, and only equal trials "
+        "compare: give the same options, or another --study."
+    )
+
+
+def fail_lost_trials(study: optuna.Study) -> None:
+    """Fails the trials whose process on this machine is gone; heartbeats tell of others."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        host, _, pid = str(trial.user_attrs.get(WORKER, "")).rpartition(":")
+        if host == socket.gethostname() and not process_exists(pid):
+            # It may have ended at this very moment.
+            with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
+                study.tell(trial.number, state=TrialState.FAIL)
+    optuna.storages.fail_stale_trials(study)
+
+
+def process_exists(pid: str) -> bool:
+    """True if a process of this machine has that number."""
+    try:
+        os.kill(int(pid) if re.fullmatch("[1-9][0-9]{0,8}", pid) else 0, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def retry_failed(study: optuna.Study) -> None:
+    """Enqueues what failed trials were trying, each once; what was lost TRIES times is given up."""
+    trials = study.get_trials(deepcopy=False)
+    retried = [trial.user_attrs.get(RETRY) for trial in trials]
+    for trial in trials:
+        retriable = trial.state == TrialState.FAIL and trial.params and trial.number not in retried
+        if retriable and _losses(trial, trials) < TRIES:
+            study.enqueue_trial(trial.params, user_attrs={RETRY: trial.number})
+
+
+def _losses(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
+    """The number of times in a row that a failed trial's options were lost, up to TRIES."""
+    losses = 0
+    for _ in trials:
+        losses += not trial.user_attrs.get(STOPPED)
+        number = trial.user_attrs.get(RETRY)
+        if type(number) is not int or not 0 <= number < len(trials) or losses == TRIES:
+            break
+        trial = trials[number]
+    return losses
+
+
+# The results of its trials.
+
+
+def finished(study: optuna.Study) -> int:
+    """Trials that count: complete or pruned."""
+    return len(study.get_trials(deepcopy=False, states=FINISHED))
+
+
+def by_validation(study: optuna.Study) -> list[FrozenTrial]:
+    """Complete trials, that of the lowest validation first and of equal ones the earlier."""
+    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return sorted(trials, key=lambda trial: (trial.value, trial.number))
+
+
+def is_confirmation(run: FrozenTrial) -> bool:
+    """True of a run of the confirmation that says which trial it repeats, with which seed."""
+    return all(type(run.user_attrs.get(name)) is int for name in (TRIAL, SEED_OFFSET))
+
+
+class Results(NamedTuple):
+    """A search and, where there is one, its confirmation of `best` trials on `seeds` seeds."""
+
+    study: optuna.Study
+    best: int
+    seeds: int
+    confirmation: optuna.Study | None = None
+
+    def confirmations(self) -> dict[tuple[int, int], FrozenTrial]:
+        """(Trial, seed offset) -> its finished run in the confirmation."""
+        if self.confirmation is None:
+            return {}
+        runs = self.confirmation.get_trials(deepcopy=False, states=FINISHED)
+        confirmations = [run for run in runs if is_confirmation(run)]
+        return {
+            (r.user_attrs[TRIAL], r.user_attrs[SEED_OFFSET]): r for r in reversed(confirmations)
+        }
+
+    def others(self, trial: FrozenTrial) -> tuple[float, ...]:
+        """A trial's validations with other seeds, once it has them all; else none."""
+        confirmations = self.confirmations()
+        runs = [confirmations.get((trial.number, offset)) for offset in self._offsets()]
+        values = tuple(run.value for run in runs if run and run.value is not None)
+        return values if len(values) == self.seeds else ()
+
+    def confirmed(self) -> bool:
+        """True once the best trials have made their runs with other seeds, one of them all."""
+        trials, confirmations = by_validation(self.study)[: self.best], self.confirmations()
+        complete = all(
+            (t.number, offset) in confirmations for t in trials for offset in self._offsets()
+        )
+        return complete and any(self.others(trial) for trial in trials)
+
+    def ranking(self) -> list[Ranked]:
+        """Complete trials, the best one first; nothing else decides which is best.
+
+        Once confirmed, trials with all their other seeds come first, by the mean over these.
+        """
+        ranking = [Ranked(trial, self.others(trial)) for trial in by_validation(self.study)]
+        if not self.confirmed():
+            return ranking
+        return sorted(ranking, key=lambda r: (not r.others, r.mean if r.others else 0.0))
+
+    def _offsets(self) -> range:
+        return range(1, self.seeds + 1)
+
+
+class Ranked(NamedTuple):
+    """A complete trial of the search and its validations with other seeds, in bits per token."""
+
+    trial: FrozenTrial
+    others: tuple[float, ...] = ()
+
+    @property
+    def mean(self) -> float:
+        """Over the other seeds alone: the search's own validation was chosen for being low."""
+        return fmean(self.others)
+
+    @property
+    def spread(self) -> float:
+        return max(self.others) - min(self.others)
+
+
+# Storages.
 
 
 def storage_at(place: str) -> BaseStorage:
@@ -45,12 +232,12 @@ def storage_at(place: str) -> BaseStorage:
     """
     scheme, separator, rest = place.partition("://")
     if not separator:
-        kind = {".log": "journal", ".journal": "journal", ".db": "sqlite", ".sqlite3": "sqlite"}
-        scheme, rest = kind.get(Path(place).suffix, ""), f"/{place}"
+        schemes = {".log": "journal", ".journal": "journal", ".db": "sqlite", ".sqlite3": "sqlite"}
+        scheme, rest = schemes.get(Path(place).suffix, ""), f"/{place}"
     if not scheme or not rest.strip("/"):
         raise InputError(
-            f"--storage {redacted(place)!r} names no storage: give {KINDS}, or a file that ends in "
-            ".db or .log."
+            f"--storage {redacted(place)!r} names no storage: give {STORAGE_URLS}, or a file that "
+            "ends in .db or .log."
         )
     with as_input_errors(place):
         if scheme == "journal":
@@ -103,9 +290,6 @@ def _lock_before_reading(storage: RDBStorage) -> None:
     storage.engine.dispose()  # connections from before know nothing of this
 
 
-STORAGE_ERRORS = (SQLAlchemyError, optuna.exceptions.OptunaError)
-
-
 @contextlib.contextmanager
 def as_input_errors(place: str, *errors: type[Exception]) -> Iterator[None]:
     """Turns errors of a storage into an InputError; `errors`: of these types, or all known."""
@@ -113,12 +297,12 @@ def as_input_errors(place: str, *errors: type[Exception]) -> Iterator[None]:
         yield
     except (NoSuchModuleError, ArgumentError) as error:
         raise InputError(
-            f"--storage {redacted(place)!r} names no database: give {KINDS}."
+            f"--storage {redacted(place)!r} names no database: give {STORAGE_URLS}."
         ) from error
     except ImportError as error:
-        missing = getattr(error.__cause__ or error, "name", "") or str(error)
+        driver = getattr(error.__cause__ or error, "name", "") or str(error)
         raise InputError(
-            f"--storage {redacted(place)!r} needs the driver {missing!r}, which is not installed: "
+            f"--storage {redacted(place)!r} needs the driver {driver!r}, which is not installed: "
             "install it with pip, or name an installed one as in postgresql+DRIVER://USER@HOST/NAME."
         ) from error
     except Exception as error:
@@ -136,177 +320,5 @@ def as_input_errors(place: str, *errors: type[Exception]) -> Iterator[None]:
 def redacted(place: str) -> str:
     """A URL without its password."""
     scheme, separator, rest = place.partition("://")
-    user, at, host = rest.rpartition("@")
-    return f"{scheme}{separator}{user.partition(':')[0]}{at}{host}"
-
-
-def open_study(
-    place: str, name: str, sampler: optuna.samplers.BaseSampler, pruner: optuna.pruners.BasePruner
-) -> optuna.Study:
-    """The study of that name, made if it is not there.
-
-    Raises:
-        InputError: the storage is no good.
-    """
-    storage = storage_at(place)
-    with as_input_errors(place):
-        return optuna.create_study(
-            storage=storage, study_name=name, sampler=sampler, pruner=pruner, load_if_exists=True
-        )
-
-
-def prepare_study(
-    opened: Callable[[], optuna.Study],
-    settings: Mapping[str, Any],
-    first: Mapping[str, Any],
-    place: str,
-) -> optuna.Study:
-    """A study ready for more trials: new with `first` as its first one, or an old one that fits.
-
-    Trials whose process is gone fail, and failed trials are queued again.
-
-    Raises:
-        InputError: its trials had other settings, so new ones would not compare with them.
-    """
-    study = opened()
-    with as_input_errors(place):
-        known = study.user_attrs.get(SETTINGS)
-        if known is None and not study.get_trials(deepcopy=False):
-            study.set_user_attr(SETTINGS, dict(settings))
-            if first:
-                study.enqueue_trial(dict(first), skip_if_exists=True)
-        elif known != settings:
-            known = known if isinstance(known, dict) else {}
-            raise _other(study.study_name, known, settings)
-        fail_lost_trials(study)
-        retry_failed(study)
-    return study
-
-
-def _other(name: str, known: Mapping[str, Any], settings: Mapping[str, Any]) -> InputError:
-    keys = [*settings, *(known.keys() - settings.keys())]
-    which = next(key for key in keys if settings.get(key) != known.get(key))
-    was, now = known.get(which), settings.get(which)
-    return InputError(
-        f"study {name!r} was begun with {which} {was!r}, not {now!r}, and only equal trials "
-        "compare: give the same options, or another --study."
-    )
-
-
-def fail_lost_trials(study: optuna.Study) -> None:
-    """Fails the trials whose process on this machine is gone; heartbeats tell of others."""
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        host, _, pid = str(trial.user_attrs.get(WORKER, "")).rpartition(":")
-        if host == socket.gethostname() and not alive(pid):
-            # It may have ended at this very moment.
-            with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
-                study.tell(trial.number, state=TrialState.FAIL)
-    optuna.storages.fail_stale_trials(study)
-
-
-def alive(pid: str) -> bool:
-    """True if a process of this machine has that number."""
-    try:
-        os.kill(int(pid) if re.fullmatch("[1-9][0-9]{0,8}", pid) else 0, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def retry_failed(study: optuna.Study) -> None:
-    """Enqueues what failed trials were trying, each once; what was lost TRIES times is given up."""
-    trials = study.get_trials(deepcopy=False)
-    done = [trial.user_attrs.get(RETRY) for trial in trials]
-    for trial in trials:
-        failed = trial.state == TrialState.FAIL and trial.params and trial.number not in done
-        if failed and _lost(trial, trials) < TRIES:
-            study.enqueue_trial(trial.params, user_attrs={RETRY: trial.number})
-
-
-def _lost(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
-    """How often in a row the options of a failed trial were lost, up to TRIES."""
-    lost = 0
-    for _ in trials:
-        lost += not trial.user_attrs.get(STOPPED)
-        before = trial.user_attrs.get(RETRY)
-        if type(before) is not int or not 0 <= before < len(trials) or lost == TRIES:
-            break
-        trial = trials[before]
-    return lost
-
-
-def finished(study: optuna.Study) -> int:
-    """Trials that count: complete or pruned."""
-    return len(study.get_trials(deepcopy=False, states=FINISHED))
-
-
-def by_validation(study: optuna.Study) -> list[FrozenTrial]:
-    """Complete trials, that of the lowest validation first and of equal ones the earlier."""
-    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return sorted(trials, key=lambda trial: (trial.value, trial.number))
-
-
-def asks(run: FrozenTrial) -> bool:
-    """True of a run of the confirmation that says which trial it repeats, with which seed."""
-    return all(type(run.user_attrs.get(name)) is int for name in (TRIAL, SEED_OFFSET))
-
-
-class Ranked(NamedTuple):
-    """A complete trial of the search and its validations with other seeds, in bits per token."""
-
-    trial: FrozenTrial
-    others: tuple[float, ...] = ()
-
-    @property
-    def mean(self) -> float:
-        """Over the other seeds alone: the search's own validation was chosen for being low."""
-        return fmean(self.others)
-
-    @property
-    def spread(self) -> float:
-        return max(self.others) - min(self.others)
-
-
-class Results(NamedTuple):
-    """A search and, where there is one, its confirmation of `best` trials on `seeds` seeds."""
-
-    study: optuna.Study
-    best: int
-    seeds: int
-    confirmation: optuna.Study | None = None
-
-    def confirmations(self) -> dict[tuple[int, int], FrozenTrial]:
-        """(Trial, seed offset) -> its finished run in the confirmation."""
-        if self.confirmation is None:
-            return {}
-        runs = self.confirmation.get_trials(deepcopy=False, states=FINISHED)
-        asked = [run for run in runs if asks(run)]
-        return {(r.user_attrs[TRIAL], r.user_attrs[SEED_OFFSET]): r for r in reversed(asked)}
-
-    def others(self, trial: FrozenTrial) -> tuple[float, ...]:
-        """A trial's validations with other seeds, once it has them all; else none."""
-        known = self.confirmations()
-        runs = [known.get((trial.number, offset)) for offset in self._offsets()]
-        values = tuple(run.value for run in runs if run and run.value is not None)
-        return values if len(values) == self.seeds else ()
-
-    def confirmed(self) -> bool:
-        """True once the best trials have made their runs with other seeds, one of them all."""
-        trials, known = by_validation(self.study)[: self.best], self.confirmations()
-        made = all((t.number, offset) in known for t in trials for offset in self._offsets())
-        return made and any(self.others(trial) for trial in trials)
-
-    def ranking(self) -> list[Ranked]:
-        """Complete trials, the best one first; nothing else decides which is best.
-
-        Once confirmed, trials with all their other seeds come first, by the mean over these.
-        """
-        found = [Ranked(trial, self.others(trial)) for trial in by_validation(self.study)]
-        if not self.confirmed():
-            return found
-        return sorted(found, key=lambda r: (not r.others, r.mean if r.others else 0.0))
-
-    def _offsets(self) -> range:
-        return range(1, self.seeds + 1)
+    user, at_sign, host = rest.rpartition("@")
+    return f"{scheme}{separator}{user.partition(':')[0]}{at_sign}{host}"

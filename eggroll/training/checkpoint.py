@@ -25,8 +25,7 @@ from eggroll.errors import InputError
 from eggroll.files import open_regular, write_whole
 from eggroll.networks import initial_weights
 from eggroll.spec.program import Leaves, Program
-from eggroll.training.config import Common, Config
-from eggroll.training.options import from_dict
+from eggroll.training.config import Common, Config, from_dict
 
 FORMAT, VERSION = "eggroll", 2
 LIBRARY = "eggroll-trainer"

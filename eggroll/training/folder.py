@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from eggroll.errors import InputError
-from eggroll.files import (
-    FILES,
-    Row,
-    flush_to_disk,
-    open_regular,
-    unwritable,
-    write_whole,
-)
+from eggroll.files import FILES, Row, flush_to_disk, open_regular, unwritable, write_whole
 
 
 class Folder:

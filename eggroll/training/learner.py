@@ -42,12 +42,11 @@ def engine_for(options: RunOptions, program: Program, ranks: Ranks = ALONE) -> t
     No other takes over from a GPU that fails where ranks wait for it.
 
     Raises:
-        InputError: it is unknown, cannot run here, or lacks what the estimator needs.
+        InputError: it is unknown or cannot run here.
     """
-    estimator = options.estimator_class
     return engines.choose(
         options.engine, program, options.threads, options.block_tokens,
-        credit=estimator.by_token, replaceable=ranks.size == 1,
+        replaceable=ranks.size == 1,
     )  # fmt: skip
 
 

@@ -23,17 +23,24 @@ from eggroll.cli import command as cli
 from eggroll.cli.help import CHANGEABLE, invocation
 from eggroll.cli.screen import Display, in_bits
 from eggroll.data import codings
-from eggroll.data.corpus import TOKENS, Corpus
+from eggroll.data.corpus import Corpus
+from eggroll.data.hub import TOKENS
 from eggroll.errors import EngineError
 from eggroll.files import CHECKPOINT, FILES, METRICS, REPLAY, SAMPLES, STATISTICS, Row, write_whole
 from eggroll.inference import TEXT_TEMPERATURE, Decoder, Sampling, sample, usual_temperature
 from eggroll.ranks import launched
-from eggroll.ranks.watch import Rank, join
-from eggroll.training import checkpoint, options, pictures, trackers
+from eggroll.ranks.watch import WatchedRanks, join
+from eggroll.training import checkpoint, pictures, trackers
 from eggroll.training.checkpoint import signature
-from eggroll.training.config import Common, Config, SeveralRanks
+from eggroll.training.config import (
+    TYPES,
+    Common,
+    Config,
+    SeveralRanks,
+    from_command_line,
+    from_dict,
+)
 from eggroll.training.folder import Metrics, read_lines
-from eggroll.training.options import TYPES
 from eggroll.training.replay_log import SignLog
 from eggroll.training.run import Run, TrainingRun, bytes_per_token, loss_unit, open_run
 from eggroll.training.statistics import StatisticsLog
@@ -274,7 +281,7 @@ def last_words(
     """
     if folder is None:
         return "\n".join(compare_with_baselines(config, loss, corpus))
-    files = (*FILES, codings.FILE)
+    files = (*FILES, codings.TOKENIZER_FILE)
     written = ", ".join(name for name in files if (folder / name).exists())
     lines = [
         *compare_with_baselines(config, loss, corpus),
@@ -340,7 +347,7 @@ def resumed_options(folder: str) -> Config:
 
 
 def options_from(argv: Sequence[str], resumed: Config | None = None) -> Config:
-    """The options of the command line; see options.from_command_line.
+    """The options of the command line; see config.from_command_line.
 
     resumed: those of the run that goes on, where its folder may lie on another machine.
     """
@@ -348,7 +355,7 @@ def options_from(argv: Sequence[str], resumed: Config | None = None) -> Config:
         "Trains an int8 recurrent language model in integers alone: by evolution strategies, "
         "without gradients, or by errors carried back (--recipe feedback)."
     )
-    return options.from_command_line(
+    return from_command_line(
         Config, argv, command="train", about=about, examples=EXAMPLES,
         resumed=(lambda folder: resumed) if resumed else resumed_options,
     )  # fmt: skip
@@ -388,11 +395,11 @@ class TrainCommand(cli.Command[Config]):
         return rank.run(lambda: train_as_rank(rank, words))
 
 
-def train_as_rank(rank: Rank, words: Sequence[str]) -> RunResult:
+def train_as_rank(rank: WatchedRanks, words: Sequence[str]) -> RunResult:
     """Trains on this rank; the words of the command line are those of all ranks."""
     folder = cli.word_of(words, "--resume")
     stored = rank.from_first(lambda: resumed_options(folder).to_dict() if folder else None)
-    resumed = options.from_dict(stored, "the checkpoint") if stored else None
+    resumed = from_dict(stored, "the checkpoint") if stored else None
     config = rank.together(lambda: options_from(words, resumed))
     rank.watch.limit = config.rank_timeout
     first = rank.rank == 0

@@ -12,6 +12,7 @@ import platform
 import shlex
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -20,26 +21,28 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import mlx.core as mx
+import numpy as np
+
 from eggroll.cli.command import flag
 from eggroll.cli.help import invocation
 from eggroll.cli.screen import per_second
-from eggroll.data.codings import FILE, Pairs
-from eggroll.data.corpus import TOKENS, Corpus, Streams
-from eggroll.data.streams import load_corpus
+from eggroll.data.codings import TOKENIZER_FILE, BytePairs
+from eggroll.data.corpus import Corpus, Streams, load_corpus
+from eggroll.data.hub import TOKENS
 from eggroll.data.text import VAL_SHARE
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.evolution.step import Learner
+from eggroll.evolution.step import Learner, Step
 from eggroll.files import CHECKPOINT, CONFIG, VERSION, Row, write_whole
 from eggroll.inference import model_loss
-from eggroll.ranks import ALONE, Ranks
+from eggroll.ranks import ALONE, Ranks, SharedError
 from eggroll.spec.program import Batch, Leaves, Program
-from eggroll.training import checkpoint, sync, trackers
+from eggroll.training import checkpoint, trackers
 from eggroll.training.checkpoint import Checkpoint
-from eggroll.training.config import Common, Config
+from eggroll.training.config import Common, Config, check_resumed
 from eggroll.training.folder import Folder, check_free, new_folder
 from eggroll.training.learner import engine_for, new_learner
-from eggroll.training.options import check_resumed
 from eggroll.training.statistics import Observed, observe
 
 
@@ -146,7 +149,10 @@ class TrainingRun(Run):
     observed: Observed | None = field(default=None, init=False)  # the last update, for statistics
 
     command: ClassVar[str] = "train"
-    legend: ClassVar[str] = "loss: mean score of the members, rounded down; validation: exact"
+    legend: ClassVar[str] = (
+        "loss: the members' mean score, rounded down (training signal); validation: exact loss, "
+        "compare this"
+    )
 
     @property
     def step(self) -> int:
@@ -171,9 +177,9 @@ class TrainingRun(Run):
         made, self.val_loss = learner.update(batch), None
         every = self.config.rank_check
         compares = self.ranks.size > 1 and every > 0 and self.step % every == 0
-        digest = sync.digest_of(self.learner) if compares else 0
+        digest = digest_of(self.learner) if compares else 0
         waited = self.ranks.seconds - before
-        exchange = sync.exchange_results(self.ranks, made, waited, self.asked(), digest)
+        exchange = exchange_results(self.ranks, made, waited, self.asked(), digest)
         self.stops, tokens = exchange.stops, self.config.pop * made.scores.shape[1]
         if (
             self.has_folder
@@ -201,8 +207,8 @@ class TrainingRun(Run):
         if not self.has_folder:
             return
         learner, ranks = self.learner, self.ranks
-        sync.check_weights(ranks, learner)
-        state = sync.gather_state(ranks, learner)
+        check_weights(ranks, learner)
+        state = gather_state(ranks, learner)
         if self.folder:
             present = Checkpoint(
                 self.config, learner.step, learner.weights, learner.memory, state,
@@ -257,7 +263,7 @@ def open_run(
         learner.step, learner.weights = before.step, before.weights
         learner.memory, learner.state = before.memory, before.state
     if options.resume:
-        sync.broadcast_learner(ranks, learner)
+        broadcast_learner(ranks, learner)
     population = learner.population
     ends = (population.before + n for n in (0, population.members))
     own_streams = streams.only(*(n * streams.streams // options.pop for n in ends))
@@ -376,6 +382,100 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
+# The exchange between ranks after an update, and before a checkpoint. Letters: R ranks.
+
+MOST_NAMED = 4  # ranks
+
+
+class Exchange(NamedTuple):
+    """The results that all ranks have in common after an update."""
+
+    total_score: int  # the sum of all members' scores
+    stops: bool  # whether a rank was asked to stop
+    facts: dict[str, Any]  # of the ranks, for metrics.jsonl; none of a process alone
+
+
+def exchange_results(
+    ranks: Ranks, step: Step, waited: float, asked: bool, weights_digest: int = 0
+) -> Exchange:
+    """Ends an update on all ranks.
+
+    waited: seconds of it in communication; weights_digest: of the weights after it, where they are
+    compared.
+
+    Raises:
+        SharedError: the weights are not the same everywhere.
+    """
+    # On the host, as nothing may fail between an update and its line.
+    total_score = int(np.asarray(step.scores).sum(dtype=np.int64))
+    if ranks.size == 1:
+        return Exchange(total_score, asked, {})
+    busy_here, idle_here = (round(s * 1e6) for s in (step.seconds - waited, waited))
+    mine = total_score, step.scores.size, busy_here, idle_here, asked, weights_digest
+    all_scores, tokens, busy, idle, stops, digests = ranks.table(mine).T.tolist()
+    _check(ranks, digests)
+    facts = {
+        "rank_tokens_per_second": [
+            round(n * 1e6 / max(t, 1), 1) for n, t in zip(tokens, busy, strict=True)
+        ],
+        "rank_communication_seconds": [t / 1e6 for t in idle],
+    }
+    return Exchange(sum(all_scores), any(stops), facts)
+
+
+def digest_of(learner: Learner) -> int:
+    """64 bits that tell the weights and the memory of one rank from another's."""
+    digest = hashlib.blake2b(digest_size=8)
+    for leaves in (learner.weights, learner.memory):
+        for name in sorted(leaves):
+            digest.update(np.asarray(leaves[name]).tobytes())
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def check_weights(ranks: Ranks, learner: Learner) -> None:
+    """Raises SharedError if the weights are not the same everywhere."""
+    if ranks.size > 1:
+        _check(ranks, ranks.table([digest_of(learner)])[:, 0].tolist())
+
+
+def _check(ranks: Ranks, digests: Sequence[int]) -> None:
+    counts = Counter(digests)
+    if len(counts) == 1:
+        return
+    usual, most = counts.most_common(1)[0]
+    odd = [ranks.name_of(rank) for rank, digest in enumerate(digests) if digest != usual]
+    what = f"the weights of {' and '.join(odd[:MOST_NAMED])} differ from the others'"
+    if 2 * most <= len(digests):
+        what = f"the weights of {ranks.name_of(0)} and {' and '.join(odd[:MOST_NAMED])} differ"
+    raise SharedError(
+        f"{what}: a bit flipped there, or its machine computes wrongly; the last checkpoint, made "
+        "while all were the same, stays."
+    )
+
+
+def gather_state(ranks: Ranks, learner: Learner) -> mx.array:
+    """The state of all members, int8 [P, state_size]; of none on ranks other than 0."""
+    if ranks.size == 1:
+        return learner.state
+    population = learner.population
+    state = np.array(learner.state)
+    return mx.array(ranks.rows(state, population.everyone, population.group))
+
+
+def broadcast_learner(ranks: Ranks, learner: Learner) -> None:
+    """Gives every rank the learner that rank 0 has read, whose state is of all members there."""
+    if ranks.size == 1:
+        return
+    learner.step = ranks.from_first(lambda: learner.step)
+    groups = {"weights": learner.weights, "memory": learner.memory}
+    for leaves in groups.values():
+        given = ranks.arrays_from_first({name: np.array(leaf) for name, leaf in leaves.items()})
+        leaves.update({name: mx.array(leaf) for name, leaf in given.items()})
+    state = ranks.arrays_from_first({"state": np.array(learner.state)})["state"]
+    first = learner.population.before
+    learner.state = mx.array(state[first : first + learner.population.members])
+
+
 # The data of a run.
 
 VALID_STREAMS, VALID_TOKENS = 256, 64  # of validation: most streams, most tokens of a batch
@@ -389,7 +489,7 @@ def load_run_corpus(options: Common) -> Corpus:
     """
     tokenizer = options.tokenizer
     if options.resume and options.pairs:
-        tokenizer = str(Path(options.resume) / FILE)
+        tokenizer = str(Path(options.resume) / TOKENIZER_FILE)
     return load_corpus(
         options.data, vocabulary=options.vocabulary, steps=options.count_steps,
         tokenizer=tokenizer, val_share=options.val_share,
@@ -430,7 +530,7 @@ def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:
 def bytes_per_token(corpus: Corpus, options: Common) -> float:
     """Bytes of a token of the validation, a mark counted as one; of numbers, 1."""
     coding, size, count = corpus.coding, 0, 0
-    if not isinstance(coding, Pairs):
+    if not isinstance(coding, BytePairs):
         return 1.0
     for i, batch in enumerate(validation_batches(corpus, options)):
         scored = batch.targets[:, corpus.warmup if i == 0 else 0 :]
@@ -491,8 +591,8 @@ def write_config(run: Run) -> None:
     """Writes config.json, and the tokenizer where there is one; nothing without a folder."""
     if not run.folder:
         return
-    if isinstance(run.corpus.coding, Pairs):
-        write_whole(run.path(FILE), run.corpus.coding.data)
+    if isinstance(run.corpus.coding, BytePairs):
+        write_whole(run.path(TOKENIZER_FILE), run.corpus.coding.data)
     write_whole(run.path(CONFIG), run_config_file(run))
 
 

@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll.baseline.backprop import gradient
-from eggroll.data.streams import load_corpus
+from eggroll.data.corpus import load_corpus
 from eggroll.evolution.estimators import ESTIMATORS, UpdateInput
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.learner import engine_for, new_learner

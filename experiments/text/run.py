@@ -27,8 +27,7 @@ from eggroll.sweep.plan import updates_within
 from eggroll.training import folder as runlog
 from eggroll.training import loop as training
 from eggroll.training import pictures
-from eggroll.training.config import RECIPES
-from eggroll.training.options import from_dict, options_of
+from eggroll.training.config import RECIPES, from_dict, options_of
 
 WHAT = (*RECIPES, "adamw")
 

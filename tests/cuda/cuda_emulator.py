@@ -18,7 +18,7 @@ import emulator as metal
 from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError
 
 from eggroll.engines.cuda import SHARED, declaration
-from eggroll.engines.gpu.dialect import Source
+from eggroll.engines.gpu.dialect import KernelSource
 
 HERE = Path(__file__).parent
 METAL = HERE.parent / "metal"
@@ -50,7 +50,7 @@ PACK = re.compile(  # result; high, low, above
 )
 
 
-def written(source: Source, inputs: Sequence[mx.array], outputs) -> str:
+def written(source: KernelSource, inputs: Sequence[mx.array], outputs) -> str:
     """The text that MLX compiles for these arrays: its header, ours, a signature, the body."""
     dtypes = [*(a.dtype for a in inputs), *(dtype for _, dtype in outputs)]
     kinds = [str(dtype).rpartition(".")[2] for dtype in dtypes]
@@ -128,7 +128,7 @@ class CudaEmulator(metal.Emulator):
     def units(self) -> list[tuple[Path, tuple[str, ...]]]:
         return [*super().units, (HERE / "warp.cpp", ("-O2",))]
 
-    def text(self, source: Source, inputs, outputs) -> str:  # type: ignore[override]
+    def text(self, source: KernelSource, inputs, outputs) -> str:  # type: ignore[override]
         return written(source, inputs, outputs)
 
     def program(self, text: str) -> str:

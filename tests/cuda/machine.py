@@ -15,7 +15,7 @@ from sass import Instruction
 from warp_walk import PARAMETERS, Launch, Walk
 
 from eggroll.engines.cuda import WARPS
-from eggroll.engines.gpu.dialect import Source
+from eggroll.engines.gpu.dialect import KernelSource
 
 REGISTERS = 1 << 16  # of a multiprocessor
 THREADS = {75: 1024, 86: 1536, 89: 1536, 120: 1536}  # of a multiprocessor; else 2048
@@ -60,7 +60,7 @@ def blocks(resources: nvrtc.Resources, shared: int, threads: int, architecture: 
     return min(by_registers, by_shared, THREADS.get(number, 2048) // threads)
 
 
-def traces(made: Machine, source: Source, T: int) -> list[list[int]]:
+def traces(made: Machine, source: KernelSource, T: int) -> list[list[int]]:
     """The instructions that each warp of a stage's block issues for T tokens."""
     sizes = source.inputs.index("sizes")
     out = []
@@ -80,7 +80,7 @@ class Issued(NamedTuple):
     launch: float
 
 
-def issued(made: Machine, source: Source, members: int) -> Issued:
+def issued(made: Machine, source: KernelSource, members: int) -> Issued:
     """Counted from launches of one and of two tokens."""
     one, two = (total(traces(made, source, T)) for T in (1, 2))
     return Issued((two - one) / members, (2 * one - two) / members)

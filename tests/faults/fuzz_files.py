@@ -22,13 +22,14 @@ from eggroll import adamw, generate, probe
 from eggroll.baseline import backprop as reader
 from eggroll.bench import command as bench
 from eggroll.cli import command as cli
-from eggroll.data.streams import load_corpus
+from eggroll.data.corpus import load_corpus
 from eggroll.engines import trial as verdicts
 from eggroll.errors import InputError
 from eggroll.files import CHECKPOINT, CONFIG, METRICS, SAMPLES, STATISTICS
 from eggroll.networks import mlp
 from eggroll.sweep import plan as sweep
-from eggroll.training import checkpoint, options, run
+from eggroll.training import checkpoint, run
+from eggroll.training import config as options
 from eggroll.training import folder as runlog
 from eggroll.training import loop as training
 from eggroll.training.checkpoint import Arrays
@@ -177,7 +178,7 @@ def loaded_trainer(chance: random.Random) -> None:
 
 
 def loaded_adamw(chance: random.Random) -> None:
-    reader.load(doctored("adamw", chance), 1)
+    reader.load_run(doctored("adamw", chance), 1)
 
 
 def generated(chance: random.Random) -> None:
@@ -193,7 +194,7 @@ def file_of(data: bytes, name: str = "file") -> Path:
 def config_files(chance: random.Random) -> None:
     known = Config(data="count").to_dict() | {"about": {"eggroll": "0"}}
     data = text_of(mutated(known, chance) if chance.random() < 0.3 else known).encode()
-    kind = chance.choice([Config, adamw.Options, sweep.SweepOptions])
+    kind = chance.choice([Config, adamw.AdamwOptions, sweep.SweepOptions])
     path = file_of(mutated_bytes(data, chance), "config.json")
     options.options_in(kind, str(path)).check()
 
@@ -299,7 +300,7 @@ def verdict_files(chance: random.Random) -> None:
     """The file of trials that engines passed: whatever it holds, it only costs another trial."""
     os.environ["EGGROLL_CACHE"] = str(place())
     file_of(mutated_bytes(b'{"k": {"engine": "metal"}}', chance), "trials.json")
-    verdicts.read()
+    verdicts.read_verdicts()
     verdicts.passed_before({"engine": "metal"})
 
 
@@ -316,7 +317,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], Any]] = {
 }
 FLAGS = {
     "train": [f"--{n.replace('_', '-')}" for n in vars(Config())],
-    "adamw": [f"--{n.replace('_', '-')}" for n in vars(adamw.Options())],
+    "adamw": [f"--{n.replace('_', '-')}" for n in vars(adamw.AdamwOptions())],
     "sweep": [f"--{n.replace('_', '-')}" for n in vars(sweep.SweepOptions())],
 }
 SAID = ["1", "2", "64", "0", "-1", "1e3", "nan", "inf", "", "x", "sign", "count", "language",

@@ -9,17 +9,17 @@ import numpy as np
 
 import eggroll as eg
 from eggroll.data import codings
-from eggroll.data.streams import token_corpus, token_ids
+from eggroll.data.corpus import token_corpus, token_ids
 from eggroll.errors import InputError
 from eggroll.evolution.estimators import as_values
 from eggroll.library import language as api
-from eggroll.library.trainer import TrainerOptions as TrainerOptions
+from eggroll.library.trainer import TrainerOptions
 from eggroll.networks import egg, mlp
 from eggroll.spec import fixed_point as quantisation
 from eggroll.spec.program import Program, Register, program_of
-from eggroll.sweep.plan import SweepOptions as SweepOptions
+from eggroll.sweep.plan import SweepOptions
 from eggroll.sweep.space import choose_axes
-from eggroll.training import options
+from eggroll.training import config as options
 from eggroll.training.config import Config, with_program
 from faults.fuzz import Target, hostile, mutated, text_of
 

@@ -18,11 +18,11 @@ from networks import Case, random_case
 from networks_credit import Credited
 from test_credit import same
 
-from eggroll.engines import choice
+from eggroll import engines as choice
 from eggroll.engines.cuda import Cuda, CudaEngine, Target, cuda_credit_plans, cuda_plans, target
 from eggroll.engines.gpu.credit import CreditPlan, CreditStageWriter, credit_plans
-from eggroll.engines.gpu.dialect import Dialect, Source
-from eggroll.engines.gpu.engine import StagedEngine
+from eggroll.engines.gpu.dialect import Dialect, KernelSource
+from eggroll.engines.gpu.engine import GpuEngine
 from eggroll.engines.gpu.plan import StagePlan, stage_plans
 from eggroll.engines.gpu.stage import StageWriter
 from eggroll.engines.metal import Metal, MetalEngine
@@ -114,7 +114,7 @@ def engine(
     members: int = 0,
     variant: str = "",
     cramped: bool = False,
-) -> StagedEngine:
+) -> GpuEngine:
     """The engine with M members of a threadgroup (0: as it takes by itself)."""
     options = gpu.options(variant, cramped)
     return gpu.kind(program, launcher=launcher, members=members, **options)
@@ -135,20 +135,20 @@ def install(gpu: Gpu, monkeypatch, launcher: emulator.Emulator, variant: str = "
     monkeypatch.setitem(choice.ENGINES, gpu.name, Emulated)
 
 
-def stage_source(gpu: Gpu, plan: StagePlan, shift: int = 8) -> Source:
+def stage_source(gpu: Gpu, plan: StagePlan, shift: int = 8) -> KernelSource:
     return StageWriter(plan, gpu.dialect, shift=shift).source()
 
 
-def credit_source(gpu: Gpu, plan: CreditPlan, shift: int = 6) -> Source:
+def credit_source(gpu: Gpu, plan: CreditPlan, shift: int = 6) -> KernelSource:
     return CreditStageWriter(plan, gpu.dialect, shift=shift).source()
 
 
-def per_token(source: Source) -> str:
+def per_token(source: KernelSource) -> str:
     """The part of a stage's kernel that runs for every token."""
     return source.body.partition("++t)")[2]
 
 
-def check_scores(engine: StagedEngine, case: Case, *, noise: bool = True) -> np.ndarray:
+def check_scores(engine: GpuEngine, case: Case, *, noise: bool = True) -> np.ndarray:
     scores, state, _ = case.oracle(noise)
     prepared = engine.prepare(case.leaves)
     got, after = engine.evaluate(prepared, case.slices if noise else None, case.batch)
@@ -157,7 +157,7 @@ def check_scores(engine: StagedEngine, case: Case, *, noise: bool = True) -> np.
     return scores
 
 
-def check_votes(engine: StagedEngine, case: Case, fitness: np.ndarray, *, clt: bool = True) -> None:
+def check_votes(engine: GpuEngine, case: Case, fitness: np.ndarray, *, clt: bool = True) -> None:
     Z = engine.votes(mx.array(fitness.astype(np.int8)), case.slices, clt)
     want = oracle.votes(case.weights, case.noise(), fitness, clt)
     assert list(Z) == list(want)
@@ -165,7 +165,7 @@ def check_votes(engine: StagedEngine, case: Case, fitness: np.ndarray, *, clt: b
         np.testing.assert_array_equal(np.array(z), want[name], err_msg=name)
 
 
-def check_credit(engine: StagedEngine, made: Credited) -> None:
+def check_credit(engine: GpuEngine, made: Credited) -> None:
     same(made.run(engine), made.oracle())
 
 
@@ -184,10 +184,10 @@ def beyond_float() -> Case:
     return at_the_end(case)
 
 
-def faulty(old: str, new: str, found: list[bool]) -> Callable[[Source], Source]:
+def faulty(old: str, new: str, found: list[bool]) -> Callable[[KernelSource], KernelSource]:
     """Puts a fault into kernels; `found` says of each whether it got in."""
 
-    def edit(source: Source) -> Source:
+    def edit(source: KernelSource) -> KernelSource:
         found.append(old in source.header + source.body)
         header, body = (text.replace(old, new) for text in (source.header, source.body))
         return source._replace(header=header, body=body)

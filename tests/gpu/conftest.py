@@ -46,5 +46,5 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
         monkeypatch.setattr(Faulty, "fault", staticmethod(fault))
 
     monkeypatch.setitem(choice.ENGINES, "metal", Faulty)
-    monkeypatch.setattr(guard, "given_up", {})
+    monkeypatch.setattr(guard, "failed_engines", {})
     return put

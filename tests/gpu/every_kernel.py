@@ -18,8 +18,8 @@ from networks_credit import credited_of
 
 from eggroll import networks
 from eggroll.engines.cuda import CudaEngine, block_members, target
-from eggroll.engines.gpu.dialect import Source
-from eggroll.engines.gpu.engine import StagedEngine
+from eggroll.engines.gpu.dialect import KernelSource
+from eggroll.engines.gpu.engine import GpuEngine
 from eggroll.engines.gpu.launch import Shape
 from eggroll.engines.gpu.plan import best_members
 from eggroll.engines.metal import MetalEngine
@@ -38,14 +38,14 @@ class Launched(NamedTuple):
     """
 
     name: str
-    source: Source
+    source: KernelSource
     inputs: tuple[mx.array, ...]
     outputs: tuple[tuple[Shape, mx.Dtype], ...]
     grid: Shape
     threadgroup: Shape
 
 
-def part_of(source: Source) -> str:
+def part_of(source: KernelSource) -> str:
     """What a kernel is for; of a stage, by whether activations come in and go out."""
     if source.name == "egg_carry":
         hands = "handed" in source.inputs, "handed_on" in source.outputs
@@ -61,10 +61,10 @@ class Recorder:
     """A launcher that keeps the first launch of every source, and gives zeros."""
 
     def __init__(self) -> None:
-        self.found: dict[Source, Launched] = {}
+        self.found: dict[KernelSource, Launched] = {}
         self.of = ""  # what the engine does now
 
-    def __call__(self, source: Source, inputs, outputs, grid, threadgroup) -> list[mx.array]:
+    def __call__(self, source: KernelSource, inputs, outputs, grid, threadgroup) -> list[mx.array]:
         if source not in self.found:
             name, given, made = f"{self.of} {part_of(source)}", tuple(inputs), tuple(outputs)
             self.found[source] = Launched(name, source, given, made, grid, threadgroup)
@@ -87,7 +87,7 @@ def small(program: Program, members: int, **options) -> Case:
     return case_of(program, np.random.default_rng(0), T=2, P=members, **options)
 
 
-def run_case(engine: StagedEngine, case: Case, recorder: Recorder) -> None:
+def run_case(engine: GpuEngine, case: Case, recorder: Recorder) -> None:
     """All that an engine launches for whole sequences and for text, with every rank of noise."""
     prepared, batch = engine.prepare(case.leaves), case.batch
     of = recorder.of
@@ -103,7 +103,7 @@ def run_case(engine: StagedEngine, case: Case, recorder: Recorder) -> None:
     engine.logits(prepared, batch.window(slice(1)))
 
 
-def run_credit(engine: StagedEngine, case: Case, recorder: Recorder) -> None:
+def run_credit(engine: GpuEngine, case: Case, recorder: Recorder) -> None:
     """The same of token credit."""
     of = recorder.of
     for estimator in ESTIMATORS:
@@ -119,7 +119,7 @@ def run_credit(engine: StagedEngine, case: Case, recorder: Recorder) -> None:
         made.run(engine)
 
 
-def run_carry(engine: StagedEngine, case: Case, recorder: Recorder) -> None:
+def run_carry(engine: GpuEngine, case: Case, recorder: Recorder) -> None:
     """The same of errors carried back."""
     recorder.of += " feedback"
     carried_of(case, "feedback").run(engine)
@@ -167,14 +167,14 @@ def nax_checks() -> Iterator[Launched]:
     """The kernels by which the NAX check multiplies."""
     for name, kernel in child.KERNELS.items():
         named = ("left", "right"), ("product",)
-        source = Source(f"nax_check_{name}", *named, child.defines(kernel), kernel.source)
+        source = KernelSource(f"nax_check_{name}", *named, child.defines(kernel), kernel.source)
         grid = kernel.n // kernel.tile_n * kernel.threads, kernel.m // kernel.tile_m, 1
         inputs = tuple(map(mx.array, child.operands(kernel)))
         outputs = (((kernel.m, kernel.n), mx.int32),)
         yield Launched(f"nax_check {name}", source, inputs, outputs, grid, (kernel.threads, 1, 1))
 
 
-def uses_nax(source: Source) -> bool:
+def uses_nax(source: KernelSource) -> bool:
     """True for a kernel that needs Metal 4's header of matrix operations."""
     return "MetalPerformancePrimitives" in source.header
 

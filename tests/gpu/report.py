@@ -21,9 +21,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import nax_check
 
-from eggroll.engines import cuda, metal, trial
+from eggroll.engines import available, cuda, metal, trial
 from eggroll.engines import trial as verdicts
-from eggroll.engines.choice import available
 from eggroll.files import write_whole
 from gpu.report_kernels import DEVICES, Kernels, run_step, try_kernels
 
@@ -183,7 +182,7 @@ def versions() -> str:
 
 
 def main(engine: str = "metal") -> int:
-    verdicts.forget()  # every engine is tried here and now
+    verdicts.forget_verdicts()  # every engine is tried here and now
     report = Report(Path(f"{engine}-report.txt"))
     about = f"{platform.platform()}, {platform.machine()}, Python {platform.python_version()}"
     report.put("system", f"{about}\n{versions()}\nsources {verdicts.source_hash()}")

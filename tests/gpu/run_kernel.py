@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from eggroll.engines.gpu.dialect import Source
+from eggroll.engines.gpu.dialect import KernelSource
 from eggroll.engines.gpu.launch import launcher
 
 MARK = "built and ran in"
@@ -46,11 +46,11 @@ def write_all(kind: str, folder: Path, variants: Sequence[str]) -> None:
         write_kernel(folder / f"{i:03}.json", launched)
 
 
-def source_of(found: dict[str, Any]) -> Source:
+def source_of(found: dict[str, Any]) -> KernelSource:
     """The source in a file's content."""
     fields = found["source"]
     names = {name: tuple(fields[name]) for name in ("inputs", "outputs")}
-    return Source(**{**fields, **names})
+    return KernelSource(**{**fields, **names})
 
 
 def run(module: str, path: Path) -> None:

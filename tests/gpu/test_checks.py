@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from eggroll import networks
-from eggroll.engines.gpu import checks
-from eggroll.engines.gpu.checks import check_noise, check_tokens
-from eggroll.engines.gpu.launch import vote_work
+from eggroll.engines.gpu import engine as checks
+from eggroll.engines.gpu.engine import check_noise, check_tokens
+from eggroll.engines.gpu.votes import vote_work
 from eggroll.engines.metal import MetalEngine
 from eggroll.spec.noise import Noise, Slices, slice_length
 from eggroll.spec.program import Batch
@@ -29,8 +29,8 @@ def slices() -> Slices:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
     """The arrays whose values were looked at."""
-    seen, look = list[mx.array](), checks.on_host
-    monkeypatch.setattr(checks, "on_host", lambda a: (seen.append(a), look(a))[1])
+    seen, look = list[mx.array](), checks.as_unsigned
+    monkeypatch.setattr(checks, "as_unsigned", lambda a: (seen.append(a), look(a))[1])
     return seen
 
 

@@ -112,7 +112,7 @@ def test_it_is_used_only_after_a_trial(monkeypatch, tmp_path: Path):
     assert asked == ["dp4a"] * 3
     monkeypatch.delenv(verdicts.SWITCH)
     assert CudaEngine.unavailable_because() == ""  # by the verdict of the trial that passed
-    (facts,) = verdicts.read().values()
+    (facts,) = verdicts.read_verdicts().values()
     assert (facts["device_name"], facts["product"]) == ("NVIDIA X", "dp4a")
     assert "uuid" not in facts
     monkeypatch.setenv(device.SWITCH, "fast")

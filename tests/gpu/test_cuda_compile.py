@@ -17,8 +17,8 @@ from eggroll import networks
 from eggroll.engines import cuda as cuda_plan
 from eggroll.engines.cuda import Cuda, target
 from eggroll.engines.gpu.credit import CreditStageWriter
-from eggroll.engines.gpu.dialect import Source
-from eggroll.engines.gpu.stage import RESULTS, StageWriter
+from eggroll.engines.gpu.dialect import KernelSource
+from eggroll.engines.gpu.stage import RESULT_OUTPUTS, StageWriter
 from eggroll.engines.gpu.votes import vote_sources
 from eggroll.spec import credit
 from gpu.backend import on
@@ -51,7 +51,7 @@ KINDS = dict.fromkeys(INT32, mx.int32) | {
 BYTES = ("egg_credits", "egg_value_credits", "egg_credit_vector_votes")
 
 
-def whole_text(source: Source) -> str:
+def whole_text(source: KernelSource) -> str:
     """The text that MLX would compile, for arrays of the engine's types."""
     kinds = KINDS | ({"sums": mx.int8} if source.name in BYTES else {})
     kinds |= {"scores": mx.int32} if source.name == "egg_value_credits" else {}
@@ -87,7 +87,7 @@ def test_nvrtc_compiles_what_presets_do_not_have():
     for gpu in (on("dp4a", 2 << 10), on("m16n8k32", 2 << 10)):
         for plan in cuda_plan.cuda_plans(program, gpu, members=8, rank=4):
             assert plan.scratch_bytes or plan.first or plan.scores
-            for result in RESULTS if plan.scores else ("scores",):
+            for result in RESULT_OUTPUTS if plan.scores else ("scores",):
                 source = StageWriter(plan, Cuda(gpu.product), result, shift=8).source()
                 nvrtc.compile(whole_text(source), "sm_80")
         for source in vote_sources(Cuda(gpu.product), 4, False):

@@ -21,7 +21,7 @@ from warp_walk import PARAMETERS, Launch, Walk, WalkError
 from eggroll import bench
 from eggroll.bench import prediction as performance
 from eggroll.engines.cuda import Cuda, CudaPlan, block_members, cuda_plans, target
-from eggroll.engines.gpu.dialect import Source
+from eggroll.engines.gpu.dialect import KernelSource
 from eggroll.engines.gpu.stage import StageWriter
 from gpu.test_cuda_compile import whole_text
 
@@ -37,7 +37,7 @@ def refuse() -> None:
         pytest.fail(sentence) if "cuda" in REQUIRED else pytest.skip(sentence)
 
 
-def stages(architecture: str, population: int) -> Iterator[tuple[str, CudaPlan, Source]]:
+def stages(architecture: str, population: int) -> Iterator[tuple[str, CudaPlan, KernelSource]]:
     """The kinds of stages of both presets, with the plans of a population."""
     gpu = target(machine.number_of(architecture))
     for name in ("seed", "paper"):
@@ -51,7 +51,7 @@ def stages(architecture: str, population: int) -> Iterator[tuple[str, CudaPlan, 
 
 
 @cache
-def made(source: Source, architecture: str) -> machine.Machine:
+def made(source: KernelSource, architecture: str) -> machine.Machine:
     return machine.machine(whole_text(source), architecture)
 
 
@@ -168,7 +168,7 @@ def test_two_blocks_issue_as_the_prediction_has_it():
             for blocks in (1, 2)
         ]
         assert rates[1] > 1.4 * rates[0]
-        assert rates[1] / in_order.SCHEDULERS == pytest.approx(performance.ISSUED, rel=0.1)
+        assert rates[1] / in_order.SCHEDULERS == pytest.approx(performance.ISSUE_SHARE, rel=0.1)
 
 
 if __name__ == "__main__":

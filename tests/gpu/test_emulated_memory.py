@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from emulator import FORWARD, REVERSE, EmulationError
 
-from eggroll.engines.gpu.dialect import Source, kernel_text
+from eggroll.engines.gpu.dialect import KernelSource, kernel_text
 from gpu.backend import CudaGpu, MetalGpu
 
 metal_only = pytest.mark.parametrize("gpu", ["metal"], indirect=True)
@@ -41,7 +41,7 @@ def in_device_memory(between: str) -> str:
 def run(gpu: MetalGpu, body: str, groups: int = 1, order: int = FORWARD) -> None:
     """Runs a kernel of 64 threads a threadgroup: `given`, 64 int32, and `out`, 64 for each."""
     names = ("out", "scratch") if "scratch" in body else ("out",)
-    source = Source("memory", ("given",), names, HEADER, OPENING + body)
+    source = KernelSource("memory", ("given",), names, HEADER, OPENING + body)
     outputs = [((64 * groups,), mx.int32)] * len(names)
     launcher = gpu.launcher(orders=(order,))
     for _ in range(2):  # what one launch did is nothing to the next one
@@ -164,7 +164,7 @@ def test_races_of_cuda_are_found(gpu: CudaGpu, between: str, race: bool):
     """A shuffle orders no memory."""
     body = "const uint32_t t = threadIdx.x;\nEGG_SHARED_MEMORY;\nEGG_SHARED(int, own, 0, 64);\n"
     body += f"own[t] = 1;\n{between}\nout[t] = own[t ^ 1];\n"
-    source = Source("memory", ("given",), ("out",), "", body)
+    source = KernelSource("memory", ("given",), ("out",), "", body)
     call = [mx.arange(64)], [((64,), mx.int32)], (64, 1, 1), (64, 1, 1)
     if not race:
         gpu.launcher()(source, *call)

@@ -20,8 +20,8 @@ from test_engines import check_likelihoods
 
 from eggroll import networks
 from eggroll.engines import available, trial
-from eggroll.engines.gpu.engine import Limits, Need, launch_size
-from eggroll.engines.gpu.launch import split_terms
+from eggroll.engines.gpu.engine import LaunchLimits, LaunchNeed, launch_size
+from eggroll.engines.gpu.votes import split_terms
 from gpu.backend import Gpu, at_the_end, check_scores, check_votes, engine, stage_source
 from gpu.backend import install as install_gpu
 
@@ -171,7 +171,7 @@ def test_launches_of_some_members_and_tokens(gpu: Gpu, launcher: Emulator, monke
 )  # fmt: skip
 def test_a_launch_takes_what_fits(scratch, passed, macs, memory, most, P, T):
     """Scratch is a member's, whatever the tokens; and no launch is smaller than it must be."""
-    need, limits = Need(scratch, macs), Limits(memory, most, passed)
+    need, limits = LaunchNeed(scratch, macs), LaunchLimits(memory, most, passed)
     members, tokens = launch_size(need, limits, P, T)
     assert 1 <= tokens <= T
     assert 1 <= members <= P
@@ -206,7 +206,7 @@ for (int v = -700000 + int(at); v <= 700000; v += 128) {
 }
 out[at] = wrong + given[0];
 """
-    body = gpu.dialect.spelled(body).replace("@", gpu.over_mean)
+    body = gpu.dialect.translate(body).replace("@", gpu.over_mean)
     source = norm._replace(inputs=("given",), outputs=("out",), body=body, shared=0)
     zeros = mx.zeros(8, mx.int32)
     (wrong,) = launcher(source, [zeros], [((128,), mx.int32)], (128, 1, 1), (128, 1, 1))
@@ -271,7 +271,7 @@ def test_without_a_gpu_the_engine_is_refused(call: Command, gpu: Gpu):
 def test_the_trial_passes_where_kernels_are_right(gpu: Gpu, monkeypatch):
     """And fails where they are not. (EGG at full width for one of the two, as it takes seconds.)"""
     launcher, group = gpu.launcher(orders=(FORWARD,)), max(gpu.kind.group_sizes)
-    tried = trial.networks()
+    tried = trial.trial_networks()
     for name in ("egg", "rows") if gpu.name == "metal" else ("rows",):
         made = engine(gpu, tried[name], launcher, group)
         assert trial.differences(made, group + 2) == []
@@ -285,7 +285,7 @@ def test_the_trial_takes_shapes_as_runs_do(gpu: Gpu):
     """Full threadgroups, all their simdgroups, and on Metal registers in device memory."""
     group = max(gpu.kind.group_sizes)
     assert group == gpu.largest
-    layer = gpu.plans(trial.networks()["egg"], group, 1)[1]
+    layer = gpu.plans(trial.trial_networks()["egg"], group, 1)[1]
     assert layer.simdgroups == 8
     assert (layer.spilled_rows > 0) == (gpu.name == "metal")
 

@@ -67,7 +67,7 @@ def test_launches_of_some_members_and_tokens(gpu: Gpu, launcher: Emulator, monke
     for macs, memory in ((1, 1 << 30), (60_000, 1 << 30), (most, 20_000), (most, 1 << 30)):
         monkeypatch.setattr(made.pace, "macs", macs)
         monkeypatch.setattr(gpu.kind, "memory", lambda _, memory=memory: memory)
-        sizes.add(made.carry_launch_size(passing, 6, 5))
+        sizes.add(made.backward_launch_size(passing, 6, 5))
         same(carried, made)
     assert {(2, 1), (6, 5)} < sizes, sizes
     assert len(sizes) == 4, sizes

@@ -15,9 +15,9 @@ from test_credit import CREDITED, same
 
 from eggroll import networks
 from eggroll.engines.gpu import launch as pace
-from eggroll.engines.gpu.credit import CreditPlan, CreditRun, CreditWork, as_int32, row_shares
+from eggroll.engines.gpu.credit import CreditPlan, CreditRun, CreditWork, as_int32
 from eggroll.engines.gpu.launch import split_terms
-from eggroll.engines.gpu.votes import credit_kernels
+from eggroll.engines.gpu.votes import credit_kernels, row_shares
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.spec import credit
 from eggroll.spec import program as language
@@ -216,7 +216,7 @@ def test_rows_add_up_whoever_names_them(gpu: Gpu, launcher: Emulator, V: int, K:
     rows = np.minimum(rng.integers(-1, V + 2, 2 * entries), V - 1)
     inputs = rng.integers(-127, 128, (entries, K)).astype(np.int8)
     here, named = small(gpu, launcher, 2), mx.array(rows.astype(np.int32))
-    Z = here._rows(here.work.kernels.read, [mx.array(inputs)], named, (V, K), [])
+    Z = here._sum_rows(here.work.kernels.read, [mx.array(inputs)], named, (V, K), [])
     want = np.zeros((V + 1, K), np.int64)
     np.add.at(want, rows, np.repeat(inputs, 2, axis=0) * np.resize([[1], [-1]], (2 * entries, 1)))
     np.testing.assert_array_equal(np.array(Z), want[:V])
@@ -267,7 +267,7 @@ def test_whole_runs_have_one_signature(
         RUNS[name][1],
     )
     if some := name == "some tokens at a time":
-        monkeypatch.setattr(pace, "FIRST", 300_000)
+        monkeypatch.setattr(pace, "FIRST_MACS", 300_000)
     install_gpu(gpu, monkeypatch, launcher, variant)
     signatures = {}
     for each in ("portable", "cpu", "auto"):

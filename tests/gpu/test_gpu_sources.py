@@ -14,16 +14,15 @@ from test_credit import CREDITED
 from eggroll import networks
 from eggroll.engines import cuda as cuda_plan
 from eggroll.engines.cuda import Cuda
-from eggroll.engines.gpu import backward_plan as carry_plan
+from eggroll.engines.gpu import backward_plan, plan
 from eggroll.engines.gpu import credit as credit_plan
-from eggroll.engines.gpu import plan
-from eggroll.engines.gpu.backward_kernels import CarryWriter, TapeStageWriter
-from eggroll.engines.gpu.backward_plan import CarryPlan
+from eggroll.engines.gpu.backward_kernels import BackwardWriter, TapeStageWriter
+from eggroll.engines.gpu.backward_plan import BackwardPlan
 from eggroll.engines.gpu.credit import CreditStageWriter
-from eggroll.engines.gpu.dialect import Dialect, Source
-from eggroll.engines.gpu.launch import cost, count_rows, count_table
-from eggroll.engines.gpu.stage import OPERATIONS, Result, StageWriter
-from eggroll.engines.gpu.votes import carry_kernels, credit_kernels, vote_sources
+from eggroll.engines.gpu.dialect import Dialect, KernelSource
+from eggroll.engines.gpu.plan import cost_table, format_costs, stage_cost
+from eggroll.engines.gpu.stage import OPERATIONS, StageResult, StageWriter
+from eggroll.engines.gpu.votes import backward_vote_kernels, credit_kernels, vote_sources
 from eggroll.engines.metal import Metal
 from eggroll.spec import backward, credit
 from eggroll.spec import program as language
@@ -46,7 +45,9 @@ PRESETS = {"seed": (256, 64, 1), "paper": (256, 256, 6)}
 STAGES = ("embedding", "layer", "head")
 
 
-def head_sources(plans: Sequence[plan.StagePlan], dialect: Dialect) -> Iterator[tuple[str, Source]]:
+def head_sources(
+    plans: Sequence[plan.StagePlan], dialect: Dialect
+) -> Iterator[tuple[str, KernelSource]]:
     """A head's other results: exact losses, and scores in 1/256 bit."""
     head = plans[-1]
     yield "seed head, exact", StageWriter(head, dialect, "likelihoods").source()
@@ -54,7 +55,9 @@ def head_sources(plans: Sequence[plan.StagePlan], dialect: Dialect) -> Iterator[
     yield "seed head, 1/256 bit", StageWriter(head, dialect, shift=8).source()
 
 
-def game_sources(gpu: Gpu, dialect: Dialect, variant: str = "") -> Iterator[tuple[str, Source]]:
+def game_sources(
+    gpu: Gpu, dialect: Dialect, variant: str = ""
+) -> Iterator[tuple[str, KernelSource]]:
     """Its only stage: what it puts out, and what it leaves for credit."""
     made = engine(gpu, game(), gpu.launcher(), variant=variant)
     (outputs,) = made.plans(16, 1, puts_out=True)
@@ -66,7 +69,7 @@ def game_sources(gpu: Gpu, dialect: Dialect, variant: str = "") -> Iterator[tupl
         crediting = credit.crediting(
             made.program, nodes=estimator == "token-credit", sigma_shift=2, discount=0, seq_len=8
         )
-        results: tuple[Result, ...] = ("scores", "outputs")
+        results: tuple[StageResult, ...] = ("scores", "outputs")
         for result in results[: 1 + crediting.nodes]:
             (each,) = made.credit_plans(crediting, 16, puts_out=result == "outputs")
             name = f"game {estimator} {result} {variant}".strip()
@@ -85,13 +88,13 @@ def creditings(program: language.Program) -> Iterator[tuple[str, credit.Creditin
 
 
 def carry_sources(
-    plans: Sequence[CarryPlan], dialect: Dialect, members: int
-) -> Iterator[tuple[str, Source]]:
+    plans: Sequence[BackwardPlan], dialect: Dialect, members: int
+) -> Iterator[tuple[str, KernelSource]]:
     """Errors carried back: stages there and back, and votes."""
     for each, stage in zip(plans, STAGES, strict=True):
         yield f"feedback {stage}", TapeStageWriter(each, dialect).source()
-        yield f"feedback {stage}, back", CarryWriter(each, dialect).source()
-    for source in carry_kernels(dialect, members):
+        yield f"feedback {stage}, back", BackwardWriter(each, dialect).source()
+    for source in backward_vote_kernels(dialect, members):
         yield source.name, source
 
 
@@ -101,7 +104,7 @@ def passing(program: language.Program) -> frozenset[int]:
     return frozenset(i for i, leaf in enumerate(program.leaves) if leaf.name in names)
 
 
-def metal_sources() -> Iterator[tuple[str, Source]]:
+def metal_sources() -> Iterator[tuple[str, KernelSource]]:
     """Kernels of both presets at full size, and of token credit."""
     for name, (V, D, L) in PRESETS.items():
         program = networks.egg(V, D, L)
@@ -121,13 +124,13 @@ def metal_sources() -> Iterator[tuple[str, Source]]:
             yield f"{estimator} {stage}", CreditStageWriter(each, Metal(), shift=6).source()
     for source in credit_kernels(Metal()):
         yield source.name, source
-    carried = carry_plan.carry_plans(program, passing(program), members=16)
+    carried = backward_plan.backward_plans(program, passing(program), members=16)
     yield from carry_sources(carried, Metal(), 16)
     for variant in ("", "nax"):
         yield from game_sources(MetalGpu(Path()), Metal(), variant)
 
 
-def cuda_sources(architecture: int) -> Iterator[tuple[str, Source]]:
+def cuda_sources(architecture: int) -> Iterator[tuple[str, KernelSource]]:
     """The same for a compute capability."""
     gpu = cuda_plan.target(architecture)
     dialect = Cuda(gpu.product)
@@ -148,7 +151,7 @@ def cuda_sources(architecture: int) -> Iterator[tuple[str, Source]]:
             yield f"{estimator} {stage}", CreditStageWriter(each, dialect, shift=6).source()
     for source in credit_kernels(dialect):
         yield source.name, source
-    carried = cuda_plan.cuda_carry_plans(program, passing(program), gpu, members=16)
+    carried = cuda_plan.cuda_backward_plans(program, passing(program), gpu, members=16)
     yield from carry_sources(carried, dialect, 16)
     yield from game_sources(CudaGpu(Path()), dialect, gpu.product)
 
@@ -262,13 +265,13 @@ def test_counts_in_the_documentation_are_computed(kind: str):
     for V, D, L, rank in ((256, 64, 1, 1), (256, 256, 6, 1), (256, 256, 6, 4)):
         program = networks.egg(V, D, L)
         if isinstance(gpu, MetalGpu):
-            assert count_table(program, rank, 10240) in text
+            assert cost_table(program, rank, 10240) in text
         else:
             M = cuda_plan.block_members(program, on(), rank, 10240)
-            assert count_rows(gpu.plans(program, M, rank)) in text
+            assert format_costs(gpu.plans(program, M, rank)) in text
         layer = gpu.plans(program, 8, rank)[1]
-        assert cost(layer).macs == 12 * D * D + 18 * D * rank
-        assert cost(layer).weights * 8 == 12 * D * D + 4 * D
+        assert stage_cost(layer).macs == 12 * D * D + 18 * D * rank
+        assert stage_cost(layer).weights * 8 == 12 * D * D + 4 * D
         for each in gpu.plans(program, 8, rank):
             token = per_token(stage_source(gpu, each))
             assert token.count(gpu.barrier.partition("(")[0]) == each.barriers
@@ -295,7 +298,7 @@ def test_counts_of_credit_in_the_documentation_are_computed():
         assert plans[1].macs == 12 * D * D + (0 if nodes else 18 * D)
         # Wf and Wh read the same; of int8, and with token-votes an int32 for each of six.
         assert plans[1].tape_bytes == 8 * D + (0 if nodes else 24)
-        after = credit_plan.afterwards(plans)
+        after = credit_plan.follow_up_costs(plans)
         launches = len(plans) + sum(counts.launches for counts in after.values())
         assert launches == 3 * L + (6 if nodes else 7)
         assert after["votes of matrices"].per_member == (12 * D * D * L + V * D * (not nodes)) / 2

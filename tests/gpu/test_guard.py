@@ -67,7 +67,7 @@ def test_the_same_call_is_compared_once(faulty):
     first, second = (np.array(made.evaluate(*given)[0]) for _ in range(2))
     assert (first != second).sum() == 1
     with pytest.raises(NotImplementedError):  # no failure of the GPU
-        made.guarding(raises_not_implemented)
+        made.run_guarded(raises_not_implemented)
 
 
 def test_a_difference_is_told_every_time(faulty):
@@ -133,7 +133,7 @@ def test_a_failure_within_a_failure_is_told_once(faulty):
         return scores
 
     with pytest.warns(EngineWarning) as told:
-        made.guarding(update)
+        made.run_guarded(update)
     assert len(told) == 1
 
 

@@ -16,8 +16,8 @@ from test_programs import complete_case, small_case
 
 from eggroll import networks
 from eggroll.engines.gpu import plan
-from eggroll.engines.gpu.dialect import Source
-from eggroll.engines.gpu.stage import RESULTS, StageWriter
+from eggroll.engines.gpu.dialect import KernelSource
+from eggroll.engines.gpu.stage import RESULT_OUTPUTS, StageWriter
 from eggroll.engines.gpu.votes import vote_sources
 from eggroll.engines.metal import Metal
 from eggroll.spec.program import Program
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def whole_text(source: Source, program: Program | None = None) -> str:
+def whole_text(source: KernelSource, program: Program | None = None) -> str:
     """The MSL that MLX prints, for arrays of the engine's types; the outputs are the program's."""
     outputs = {f"out{i}": out.dtype for i, out in enumerate(program.outputs if program else ())}
     kinds = KINDS | outputs | ({"sums": mx.int8} if source.name in BYTES else {})
@@ -44,7 +44,7 @@ def odd_kernels() -> Iterator[tuple[str, str]]:
     for V, D, L in ((1024, 256, 1), (5000, 64, 1)):
         program = networks.egg(V, D, L)
         for i, each in enumerate(plan.stage_plans(program, members=32, rank=4)):
-            for result in RESULTS if each.scores else ("scores",):
+            for result in RESULT_OUTPUTS if each.scores else ("scores",):
                 name = f"V {V}, D {D}, stage {i}, {result}"
                 yield name, whole_text(StageWriter(each, Metal(), result, shift=8).source())
     for source in vote_sources(Metal(), 4, False):

@@ -16,7 +16,8 @@ from emulator import Emulator
 from networks import random_case
 
 from eggroll import engines
-from eggroll.engines.gpu.launch import FIRST, LEAST_MACS, MOST_MACS, SECONDS, Pace, matrix_macs
+from eggroll.engines.gpu.launch import FIRST_MACS, MAX_MACS, MIN_MACS, SECONDS, Pace
+from eggroll.engines.gpu.plan import matrix_macs
 from eggroll.errors import InputError
 from gpu.backend import Gpu, check_scores, check_votes, engine
 
@@ -38,14 +39,14 @@ def portions(pace: Pace, kernels: list[str]) -> list[int]:
 
 
 def test_portions_follow_the_time_they_take():
-    assert portions(paced(SECONDS / 3), ["a"] * 40)[:2] == [2 * FIRST, 4 * FIRST]
-    assert portions(paced(SECONDS / 3), ["a"] * 40)[-1] == MOST_MACS
-    assert portions(paced(SECONDS * 0.9), ["a"] * 3) == [FIRST] * 3
+    assert portions(paced(SECONDS / 3), ["a"] * 40)[:2] == [2 * FIRST_MACS, 4 * FIRST_MACS]
+    assert portions(paced(SECONDS / 3), ["a"] * 40)[-1] == MAX_MACS
+    assert portions(paced(SECONDS * 0.9), ["a"] * 3) == [FIRST_MACS] * 3
     slow = portions(paced(SECONDS * 20), ["a"] * 40)
-    assert slow[-1] == LEAST_MACS
+    assert slow[-1] == MIN_MACS
     # The first portion of a kernel has its compilation in it, which says nothing.
     assert portions(paced(SECONDS * 20), ["a", "b", "b", "c", "a"]) == [
-        FIRST, FIRST, FIRST // 2, FIRST // 2, FIRST // 4,
+        FIRST_MACS, FIRST_MACS, FIRST_MACS // 2, FIRST_MACS // 2, FIRST_MACS // 4,
     ]  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def test_small_launches_share_a_portion(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mx, "eval", lambda *_: waited.append(1))
     for _ in range(8):
         pace.begin("a")
-        pace.launched([mx.zeros(1)], FIRST // 8)
+        pace.launched([mx.zeros(1)], FIRST_MACS // 8)
     assert len(waited) == 2
 
 
@@ -79,8 +80,8 @@ def test_emulated_launches_wait_for_nothing(gpu: Gpu, launcher: Emulator):
     made = engine(gpu, random_case(8).program, launcher)
     assert not made.pace.waits
     made.pace.begin("a")
-    made.pace.launched([mx.zeros(1)], MOST_MACS)
-    assert made.pace.macs == FIRST
+    made.pace.launched([mx.zeros(1)], MAX_MACS)
+    assert made.pace.macs == FIRST_MACS
 
 
 def test_a_resumed_run_opens_no_gpu_before_it_has_an_engine(
@@ -118,7 +119,7 @@ for name in [name for name in os.environ if name.startswith("MLX_MAX")]:
     del os.environ[name]
 import mlx.core as mx
 import nax_check
-from eggroll.engines import choice
+from eggroll import engines as choice
 class Asked(Exception): pass
 def read_facts():
     raise Asked(os.environ["MLX_MAX_OPS_PER_BUFFER"])

@@ -18,7 +18,7 @@ import pytest
 from test_nax_check import M5
 
 from eggroll.engines import trial as verdicts
-from eggroll.engines.gpu.dialect import Source
+from eggroll.engines.gpu.dialect import KernelSource
 from gpu import report, report_kernels, run_kernel
 from gpu.every_kernel import Launched, every_kernel
 from gpu.report_kernels import run_step
@@ -204,7 +204,7 @@ def kernels(folder: Path, monkeypatch) -> Callable[[], list[Path]]:
         (folder / "kernels").mkdir()
         files = [folder / "kernels" / f"{i}.json" for i in range(len(NAMES))]
         for file, name in zip(files, NAMES, strict=True):
-            source = Source(name, ("a",), ("b",), "// header", f"b[0] = a[0]; // {name}")
+            source = KernelSource(name, ("a",), ("b",), "// header", f"b[0] = a[0]; // {name}")
             made = Launched(name, source, (mx.array([3, 4]),), (((2,), mx.int32),), (64, 1, 1),
                             (64, 1, 1))  # fmt: skip
             run_kernel.write_kernel(file, made)

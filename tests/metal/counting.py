@@ -19,7 +19,7 @@ import mlx.core as mx
 from emulator import FLAGS, FORWARD, HERE, Emulator, build, clang, entry
 from networks import random_case
 
-from eggroll.engines.gpu.dialect import Source
+from eggroll.engines.gpu.dialect import KernelSource
 from eggroll.engines.metal import MetalEngine
 
 COUNTED = ("-O2", "-fno-vectorize", "-fno-slp-vectorize", "-DEMU_COUNT")
@@ -35,7 +35,7 @@ CYCLES = dict.fromkeys((*SIMPLE.split(), "zext i8"), 1.6) | {
     **{"sitofp i8": 8, "udiv": 16, "sdiv": 16, "sum": 17, "shuffle": 2, "access": 4},
     **{"private": 4},  # of a lane's own array in memory: at least what another access takes
 }
-Edit = Callable[[Source], Source]  # of a kernel, before it is compiled
+Edit = Callable[[KernelSource], KernelSource]  # of a kernel, before it is compiled
 POINTERS = ("getelementptr", "bitcast", "select", "phi", "freeze", "addrspacecast")
 NAME = re.compile(r"%[\w.]+")
 

@@ -13,7 +13,7 @@ from counting import Counting, Counts
 from networks import random_case
 from networks_backward import carried_of
 
-from eggroll.engines.gpu.dialect import Source
+from eggroll.engines.gpu.dialect import KernelSource
 from eggroll.engines.metal import MetalEngine
 
 
@@ -21,7 +21,7 @@ def launched(folder: Path, carried: bool, **shape: int) -> dict[str, Counts]:
     """Counts of every kernel that a threadgroup's call launches, by name and number."""
     case, names, launcher = random_case(1, **shape), list[str](), Counting(folder)
 
-    def launch(source: Source, *rest):
+    def launch(source: KernelSource, *rest):
         known, made = len(launcher.kernels), launcher(source, *rest)
         names.extend([f"{len(names)} {source.name}"] * (len(launcher.kernels) - known))
         return made

@@ -25,7 +25,7 @@ import numpy as np
 from metal_lint import unnamed_spaces
 from metal_parse import refused
 
-from eggroll.engines.gpu.dialect import Source
+from eggroll.engines.gpu.dialect import KernelSource
 from eggroll.engines.gpu.launch import launcher
 from eggroll.engines.metal import compiled
 
@@ -71,7 +71,7 @@ def unavailable_because() -> str:
     return ""
 
 
-def generated(source: Source, inputs: Sequence[mx.array], outputs) -> str:
+def generated(source: KernelSource, inputs: Sequence[mx.array], outputs) -> str:
     """The MSL that MLX generates for these arrays, as its verbose mode prints it."""
 
     def call(*arrays: mx.array):
@@ -125,7 +125,7 @@ void emu::entry(void** arrays) {{
 """
 
 
-def named(said: str, source: Source) -> str:
+def named(said: str, source: KernelSource) -> str:
     """A message with the names of a kernel's arrays in place of their numbers."""
     names = [*source.inputs, *source.outputs]
     return re.sub(r" byte (\d+) of (\d+)", lambda m: f" byte {m[1]} of {names[int(m[2])]}", said)
@@ -138,7 +138,7 @@ class Kernel:
     program: Path
     process: subprocess.Popen | None = None
 
-    def run(self, source: Source, order: int, inputs, outputs, grid, threadgroup):
+    def run(self, source: KernelSource, order: int, inputs, outputs, grid, threadgroup):
         """The outputs. Raises EmulationError for what a kernel must not do."""
         if self.process is None:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -177,12 +177,13 @@ class Emulator:
     orders: tuple[int, ...] = (FORWARD,)
     alternate: bool = False
     optimize: str = "-O0"  # compiling takes most of the time
-    edit: Callable[[Source], Source] = lambda source: source  # puts a fault in, to see it found
+    # Puts a fault in, to see it found.
+    edit: Callable[[KernelSource], KernelSource] = lambda source: source
     kernels: dict[str, Kernel] = field(default_factory=dict)
     launches: list[str] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, source: Source, inputs, outputs, grid, threadgroup) -> list[mx.array]:
+    def __call__(self, source: KernelSource, inputs, outputs, grid, threadgroup) -> list[mx.array]:
         source = self.edit(source)
         kernel = self.kernel(self.text(source, inputs, outputs))
         self.launches.append(source.name)
@@ -217,7 +218,7 @@ class Emulator:
             build([*common, *flags, "-c", str(path), "-o", str(made)])
         return made
 
-    def text(self, source: Source, inputs, outputs) -> str:
+    def text(self, source: KernelSource, inputs, outputs) -> str:
         """The text to compile."""
         return generated(source, inputs, outputs)
 

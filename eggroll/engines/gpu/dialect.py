@@ -1,4 +1,4 @@
-"""Base of the GPU languages, metal/dialect.py and cuda/dialect.py, for the writers of kernels.
+"""Base of the GPU languages, Metal's and CUDA C++, for the writers of kernels.
 
 Letters: M members of a threadgroup, D width. CUDA calls a threadgroup a block, a simdgroup a warp.
 """
@@ -18,40 +18,21 @@ from eggroll.errors import InputError
 from eggroll.spec.program import Op
 
 IN_TREE = Path(__file__).parents[3] / "extensions" / "int8_gemm"
+VOTE_SIDE = 64  # SIDE of vote_product: a threadgroup counts VOTE_SIDE x VOTE_SIDE votes
+VOTE_THREADS = 128  # of a threadgroup, in all kernels but those of stages
 
 
-class Source(NamedTuple):
-    """A kernel as mx.fast takes it: names of its arrays, header and body.
-
-    shared: bytes of threadgroup memory that the body declares; a CUDA launch asks for them. blocks:
-    of CUDA, of `threads` each, for which a multiprocessor must have registers; 0 if none is said.
-    """
+class KernelSource(NamedTuple):
+    """A kernel as mx.fast takes it."""
 
     name: str
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...]  # names of arrays
     outputs: tuple[str, ...]
     header: str
     body: str
-    shared: int = 0
-    blocks: int = 0
-    threads: int = 0
-
-
-@cache
-def kernel_text(*files: str) -> str:
-    """Text of the first of some kernel files that is there, e.g. gpu/mix.h; installed or in-tree.
-
-    Raises InputError if none is.
-    """
-    installed = resources.files("eggroll").joinpath("kernels")
-    for place in (root.joinpath(file) for root in (installed, IN_TREE) for file in files):
-        if place.is_file():
-            return place.read_text("ascii")
-    raise InputError(f"the kernel {files[0]} is missing: run `make build`, then try again.")
-
-
-VOTE_SIDE = 64  # SIDE of vote_product: a threadgroup counts VOTE_SIDE x VOTE_SIDE votes
-VOTE_THREADS = 128  # of a threadgroup, in all kernels but those of stages
+    shared: int = 0  # bytes of threadgroup memory that the body declares; CUDA launches ask for it
+    blocks: int = 0  # of CUDA, that a multiprocessor must have registers for; 0 if none is said
+    threads: int = 0  # of such a block
 
 
 class Dialect(ABC):
@@ -71,10 +52,10 @@ class Dialect(ABC):
     part: ClassVar[str]  # its number along y
     thread: ClassVar[str]  # a thread's number, in kernels of VOTE_THREADS
     unit: ClassVar[tuple[str, int]]  # element of registers in memory: type, bytes
-    logit: ClassVar[tuple[str, int]]  # the same of logits kept for a draw
-    kept: ClassVar[tuple[str, int]] = ("", 1)  # the same of vectors kept with their noise
-    value: ClassVar[str]  # type of what a lane reads of a register
-    beside: ClassVar[int]  # features of a member that lie side by side, in registers and on tapes
+    logit: ClassVar[tuple[str, int]]  # the same of logits stored for a draw
+    vector: ClassVar[tuple[str, int]] = ("", 1)  # the same of vectors stored with their noise
+    value: ClassVar[str]  # type of a lane's value of a register
+    adjacent: ClassVar[int]  # features of a member side by side, in registers and on tapes
     in_group: ClassVar[str]  # a thread's number in its threadgroup, of a Lane
     in_lane: ClassVar[str]  # the number of its simdgroup there
     element: ClassVar[str]  # index of a value in its tile
@@ -82,13 +63,13 @@ class Dialect(ABC):
     row: ClassVar[str]  # arguments that give a row operation the lane's place
     tile: ClassVar[str]  # arguments that give a product its tile
     tile_template: ClassVar[str] = ""  # template argument for the size of a tile
-    no_sums: ClassVar[tuple[str, str]]  # without x B: what is declared, and what products are given
+    no_sums: ClassVar[tuple[str, str]]  # without x B: a declaration, and the products' argument
     state_barrier: ClassVar[bool]  # whether a state is restarted by other threads than loaded it
     exp2_words: ClassVar[int] = 0  # last entries of EXP2, which threadgroup memory gets a copy of
     vote_constants: ClassVar[Mapping[str, int]] = {}  # that vote_product needs besides RANK and CLT
     vote_staging: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # files that stage some terms faster
-    vote_memory: ClassVar[str]  # declares what vote_product stages terms in
-    vote_bytes: ClassVar[int]  # of that
+    vote_memory: ClassVar[str]  # declares the arrays in which vote_product stages terms
+    vote_bytes: ClassVar[int]  # of those arrays
     vote_lane: ClassVar[str]  # arguments that give vote_product the lane's place
     traces: ClassVar[str]  # body of the kernel that sums credit x input, as its tape is laid out
 
@@ -109,7 +90,7 @@ class Dialect(ABC):
         """Rows, as `feature` counts them, that `size` features take."""
         return size
 
-    def spelled(self, body: str) -> str:
+    def translate(self, body: str) -> str:
         """A kernel body with $group, $part, $thread, $uint and $device in this language's words."""
         words = ("group", "part", "thread", "uint", "device")
         return Template(body).substitute({word: getattr(self, word) for word in words})
@@ -144,7 +125,7 @@ class Dialect(ABC):
         """A register as a product reads it."""
 
     @abstractmethod
-    def taped(self, plan: StagePlan, values: str) -> str:
+    def tape_pointer(self, plan: StagePlan, values: str) -> str:
         """Bytes on a tape, of whose rows LD is the length, as a product reads a register."""
 
     @abstractmethod
@@ -169,15 +150,28 @@ class Dialect(ABC):
 
     @abstractmethod
     def elementwise(self, op: Op, operands: Sequence[str], argument: str) -> list[str]:
-        """An operation on operands that a lane holds. argument: one more; @ is x or y of a pair."""
+        """An operation on operands that a lane holds; in its other argument, @ is x or y."""
 
     @abstractmethod
-    def bias(self, name: str, size: int, arguments: str, kept: bool) -> tuple[str, str]:
-        """Declares a bias with its noise, and gives it as an argument of `elementwise`.
+    def bias(self, name: str, size: int, arguments: str, stored: bool) -> tuple[str, str]:
+        """Declares a bias with its noise, and returns it as an argument of `elementwise`.
 
-        kept: the arguments are where `keep_vector` left it.
+        stored: `arguments` say where `keep_vector` stored it.
         """
 
     @abstractmethod
     def tile_bytes(self, width: int, members: int) -> int:
         """Bytes of a token's activations of `members`, as a stage passes them on."""
+
+
+@cache
+def kernel_text(*files: str) -> str:
+    """Text of the first of some kernel files that is there, e.g. gpu/mix.h; installed or in-tree.
+
+    Raises InputError if none is.
+    """
+    installed = resources.files("eggroll").joinpath("kernels")
+    for place in (root.joinpath(file) for root in (installed, IN_TREE) for file in files):
+        if place.is_file():
+            return place.read_text("ascii")
+    raise InputError(f"the kernel {files[0]} is missing: run `make build`, then try again.")

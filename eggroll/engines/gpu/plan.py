@@ -1,19 +1,20 @@
-"""The plan of a stage on a GPU: phases between barriers, places of registers, traffic.
+"""The plan of a stage on a GPU: phases between barriers, places of registers, costs.
 
-The figures are those of Apple GPUs; cuda/plan.py has what differs. Letters: M members of a
+The figures are those of Apple GPUs; `CudaPlan` has those of NVIDIA's. Letters: M members of a
 threadgroup, P members, T tokens, D width, V vocabulary, K inputs and O outputs of an operation, r
 rank. Nothing here needs MLX or a GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from eggroll.spec.program import Op, Program, S, X
 
-# One simdgroup per pair, as they look across a member's features or along what it is shown.
+# A simdgroup per pair runs them, as they read across a member's features, its inputs or indices.
 ROW_KINDS = ("embed", "norm", "input", "features")
 PRODUCTS = ("linear", "score", "sums")
 ALONE = ("score", "sums")  # products whose tiles no other operation shares
@@ -22,81 +23,7 @@ SHARED_BYTES = 32768  # of threadgroup memory on every Apple GPU
 NAX_BYTES = 1024  # of that, left to matmul2d
 PAD = 32  # outputs and inputs of a packed matrix are multiples of it
 GAP = 4  # bytes after a row of M, so that rows begin in different banks
-FULL = 64  # threadgroups that keep a GPU of 40 cores busy, at least
-
-
-def padded(n: int) -> int:
-    """n rounded up to a multiple of PAD."""
-    return -(-n // PAD) * PAD
-
-
-@dataclass
-class Phase:
-    """Row operations, then a barrier, then operations that share output tiles, then a barrier."""
-
-    rows: list[Op] = field(default_factory=list)
-    tiles: list[Op] = field(default_factory=list)
-
-    @property
-    def products(self) -> list[Op]:
-        return [op for op in self.tiles if op.kind in PRODUCTS]
-
-
-def crossed(op: Op) -> tuple[int, ...]:
-    """Registers whose other elements the operation reads, not only the one it writes."""
-    return op.inputs if op.kind in (*PRODUCTS, *ROW_KINDS, "concat") else ()
-
-
-def written(op: Op) -> set[int]:
-    """The register that the operation writes, or none."""
-    return {op.out} if op.writes else set()
-
-
-def extent(op: Op, sizes: list[int]) -> int:
-    """Elements that an operation goes through; a product beside its tiles of outputs."""
-    return sizes[op.inputs[0] if op.kind == "output" else op.out]
-
-
-def phases(ops: list[Op], sizes: list[int]) -> list[Phase]:
-    """Operations in program order, cut where one needs what other lanes have just written."""
-    out = [Phase()]
-    for op in ops:
-        now = out[-1]
-        if op.kind in ROW_KINDS:
-            if now.tiles:
-                out.append(Phase())
-            out[-1].rows.append(op)
-        else:
-            if now.tiles and not joins(op, now.tiles, sizes):
-                out.append(Phase())
-            out[-1].tiles.append(op)
-    return out
-
-
-def joins(op: Op, tiles: list[Op], sizes: list[int]) -> bool:
-    """True if `op` may share output tiles with `tiles`."""
-    wrote = {r for other in [*tiles, op] for r in written(other)}
-    read_across = {r for other in [*tiles, op] for r in crossed(other)}
-    alike = extent(op, sizes) == extent(tiles[0], sizes)
-    alone = op.kind in ALONE or tiles[-1].kind in ALONE
-    return alike and not alone and not read_across & wrote
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A leaf in a stage's packed weights: byte offset, and its place among the leaves."""
-
-    offset: int
-    index: int
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Place:
-    """A register's home: in threadgroup memory or in device memory, from row `row`."""
-
-    shared: bool
-    row: int
+FULL_GROUPS = 64  # threadgroups that keep a GPU of 40 cores busy, at least
 
 
 class StagePlan:
@@ -106,8 +33,8 @@ class StagePlan:
     whether the caller has the program's outputs, and no score.
     """
 
-    blocks = 0  # of a multiprocessor, where that is said
-    unscored: ClassVar[tuple[str, ...]] = ("output", "sums")  # left out where there is a score
+    blocks = 0  # that a multiprocessor must have registers for; 0 if none is said
+    left_out: ClassVar[tuple[str, ...]] = ("output", "sums")  # where the caller has no outputs
 
     def __init__(
         self,
@@ -124,9 +51,9 @@ class StagePlan:
         self.rank, self.perturbed = rank, rank > 0
         self.first, self.passes_on = index == 0, index < len(program.stages) - 1
         self.sizes = stage.registers
-        left_out = ("score",) if puts_out else self.unscored
+        left_out = ("score",) if puts_out else self.left_out
         self.ops = [op for op in stage.ops if op.kind not in left_out]
-        self.given = [op for op in self.ops if puts_out and op.kind in ("output", "sums")]
+        self.results = [op for op in self.ops if puts_out and op.kind in ("output", "sums")]
         self.phases = phases(self.ops, self.sizes)
         self.simdgroups = 8 if program.width >= 128 else 4
         self.shared_bytes = SHARED_BYTES - (NAX_BYTES if nax else 0)
@@ -135,7 +62,7 @@ class StagePlan:
         self.layout = self._layout()
 
     def _layout(self) -> dict[int, Layout]:
-        """Program leaf -> its place; matrices of products are padded, the rest is as it is."""
+        """Program leaf -> its layout; matrices of products are padded, the rest is as it is."""
         out: dict[int, Layout] = {}
         offset = 0
         for op in self.stage.ops:
@@ -166,26 +93,26 @@ class StagePlan:
     @cached_property
     def lives(self) -> dict[int, tuple[int, int]]:
         """Register in memory -> first and last half-phase (rows, tiles) in which it is needed."""
-        wrote: dict[int, list[int]] = {}
-        read: dict[int, int] = {}
+        writes: dict[int, list[int]] = {}
+        last_read: dict[int, int] = {}
         for i, phase in enumerate(self.phases):
             for half, ops in ((2 * i, phase.rows), (2 * i + 1, phase.tiles)):
-                inside: set[int] = set()
+                in_tile: set[int] = set()
                 for op in ops:
                     for r in op.inputs:
-                        if half % 2 == 0 or r not in inside or r in crossed(op):
-                            read[r] = half
+                        if half % 2 == 0 or r not in in_tile or r in registers_read_across(op):
+                            last_read[r] = half
                     if not op.writes:
                         continue
-                    inside.add(op.out)
-                    wrote.setdefault(op.out, []).append(half)
+                    in_tile.add(op.out)
+                    writes.setdefault(op.out, []).append(half)
                     if op.kind in ROW_KINDS:  # writes to memory, read or not
-                        read.setdefault(op.out, half)
-        end = 2 * len(self.phases)
-        lives = {r: (wrote[r][0], max(read[r], *wrote[r])) for r in read.keys() & wrote.keys()}
-        return lives | {r: (-1, end) for r in (X, S) if r in read or r in wrote}
+                        last_read.setdefault(op.out, half)
+        end, both = 2 * len(self.phases), last_read.keys() & writes.keys()
+        lives = {r: (writes[r][0], max(last_read[r], *writes[r])) for r in both}
+        return lives | {r: (-1, end) for r in (X, S) if r in last_read or r in writes}
 
-    def kept(self, op: Op) -> bool:
+    def stores(self, op: Op) -> bool:
         """True if an operation's result goes to memory, not only on to its own tile."""
         return op.writes and op.out in self.lives
 
@@ -199,9 +126,9 @@ class StagePlan:
                     total[op.out] += self.sizes[op.out]
                 outputs = self.extent(op) if op.kind == "sums" else self.sizes[op.out]
                 for r in op.inputs:
-                    again = self.tile_count(outputs) if op.kind in PRODUCTS else 1
+                    reads = self.tile_count(outputs) if op.kind in PRODUCTS else 1
                     if r in total:
-                        total[r] += again * self.sizes[r]
+                        total[r] += reads * self.sizes[r]
         return total
 
     @property
@@ -222,12 +149,12 @@ class StagePlan:
         return (8 * self.simdgroups + 4) * self.members if self.scores else 0
 
     @property
-    def kept_bytes(self) -> int:
+    def extra_bytes(self) -> int:
         """Bytes of threadgroup memory that a derived plan needs besides."""
         return 0
 
     @property
-    def kept_vectors(self) -> dict[int, int]:
+    def noisy_vectors(self) -> dict[int, int]:
         """Leaf -> offset in device memory of a vector with its noise, where a launch keeps it."""
         return {}
 
@@ -239,7 +166,7 @@ class StagePlan:
     def places(self) -> dict[int, Place]:
         """Home of every register: those that are read most stay in threadgroup memory."""
         fixed = self.spare_bytes + (self.sums_bytes if self.sums_shared else 0)
-        fixed += self.likelihood_bytes + self.kept_bytes
+        fixed += self.likelihood_bytes + self.extra_bytes
         shared: set[int] = set()
         for r in sorted(self.lives, key=lambda r: (-self.traffic[r] / self.sizes[r], r)):
             if self.rows(self._pack(shared | {r})) * self.stride + fixed <= self.shared_bytes:
@@ -253,17 +180,17 @@ class StagePlan:
         rows: dict[int, int] = {}
         for r in sorted(registers, key=lambda r: (self.lives[r], r)):
             (begin, end), size = self.lives[r], padded(self.sizes[r])
-            taken = sorted(
+            occupied = sorted(
                 (rows[o], rows[o] + padded(self.sizes[o]))
                 for o in rows
                 if self.lives[o][0] <= end and begin <= self.lives[o][1]
             )
-            at = 0
-            for low, high in taken:
-                if at + size <= low:
+            row = 0
+            for low, high in occupied:
+                if row + size <= low:
                     break
-                at = max(at, high)
-            rows[r] = at
+                row = max(row, high)
+            rows[r] = row
         return rows
 
     def rows(self, packed: dict[int, int]) -> int:
@@ -275,7 +202,7 @@ class StagePlan:
 
     @property
     def scratch_bytes(self) -> int:
-        """Device memory of one threadgroup, for what threadgroup memory does not hold."""
+        """Bytes of device memory of one threadgroup, for what threadgroup memory does not hold."""
         return self.spilled_rows * self.stride + (0 if self.sums_shared else self.sums_bytes)
 
     @cached_property
@@ -334,9 +261,78 @@ class StagePlan:
         return total
 
 
+@dataclass(frozen=True)
+class Layout:
+    """A leaf in a stage's packed weights: byte offset, and its place among the leaves."""
+
+    offset: int
+    index: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A register's home: in threadgroup memory or in device memory, from row `row`."""
+
+    shared: bool
+    row: int
+
+
+def padded(n: int) -> int:
+    """n rounded up to a multiple of PAD."""
+    return -(-n // PAD) * PAD
+
+
 def rows_read(op: Op) -> int:
     """Rows of its leaf that `embed` or `features` reads of a token, at most."""
     return op.numbers[0] * op.numbers[1] if op.kind == "features" else 1
+
+
+@dataclass
+class Phase:
+    """Row operations, then a barrier, then operations that share output tiles, then a barrier."""
+
+    rows: list[Op] = field(default_factory=list)
+    tiles: list[Op] = field(default_factory=list)
+
+    @property
+    def products(self) -> list[Op]:
+        return [op for op in self.tiles if op.kind in PRODUCTS]
+
+
+def phases(ops: list[Op], sizes: list[int]) -> list[Phase]:
+    """Operations in program order, cut where one needs what other lanes have just written."""
+    out = [Phase()]
+    for op in ops:
+        tiles = out[-1].tiles
+        if op.kind in ROW_KINDS:
+            if tiles:
+                out.append(Phase())
+            out[-1].rows.append(op)
+        else:
+            if tiles and not joins(op, tiles, sizes):
+                out.append(Phase())
+            out[-1].tiles.append(op)
+    return out
+
+
+def joins(op: Op, tiles: list[Op], sizes: list[int]) -> bool:
+    """True if `op` may share output tiles with `tiles`."""
+    written = {other.out for other in [*tiles, op] if other.writes}
+    read_across = {r for other in [*tiles, op] for r in registers_read_across(other)}
+    same_extent = extent(op, sizes) == extent(tiles[0], sizes)
+    alone = op.kind in ALONE or tiles[-1].kind in ALONE
+    return same_extent and not alone and not read_across & written
+
+
+def registers_read_across(op: Op) -> tuple[int, ...]:
+    """Registers whose other elements the operation reads, not only the one it writes."""
+    return op.inputs if op.kind in (*PRODUCTS, *ROW_KINDS, "concat") else ()
+
+
+def extent(op: Op, sizes: list[int]) -> int:
+    """Elements that an operation goes through; a product beside its tiles of outputs."""
+    return sizes[op.inputs[0] if op.kind == "output" else op.out]
 
 
 def stage_plans(
@@ -357,5 +353,60 @@ def best_members(program: Program, rank: int, population: int, nax: bool = False
         return sum(plan.weights_read + plan.spilled for plan in plans)
 
     choice = [m for m in MEMBERS if m % 16 == 0 or not nax]
-    full = [m for m in choice if -(-population // m) >= FULL] or choice[-1:]
+    full = [m for m in choice if -(-population // m) >= FULL_GROUPS] or choice[-1:]
     return min(full, key=streamed)
+
+
+# Costs, counted from plans.
+
+
+class StageCost(NamedTuple):
+    """The cost of a stage: launches per update and chunk, the rest per member and token."""
+
+    launches: int
+    barriers: int  # of a threadgroup
+    macs: int  # int8 multiply-adds
+    weights: float  # bytes, M members share them
+    noise: float  # bytes, a pair shares them
+    registers: int  # bytes that do not stay in threadgroup memory
+    passed: int  # bytes from the stage before and to the next one
+
+
+def stage_cost(plan: StagePlan) -> StageCost:
+    """Counts of a stage, from the plan that its kernel is generated from."""
+    D = plan.program.width
+    return StageCost(
+        launches=1,
+        barriers=plan.barriers,
+        macs=plan.macs,
+        weights=plan.weights_read,
+        noise=plan.noise_bytes / 2,
+        registers=plan.spilled,
+        passed=D * (not plan.first) + D * plan.passes_on,
+    )
+
+
+def cost_table(program: Program, rank: int, population: int) -> str:
+    """Markdown: the cost of every kind of stage of a network, as docs/metal.md has it."""
+    M = best_members(program, rank, population)
+    return format_costs(stage_plans(program, members=M, rank=rank))
+
+
+def format_costs(plans: Sequence[StagePlan]) -> str:
+    """The table of `cost_table`, from the plans of embedding, layers and head."""
+    names = ["embedding", *["layer"] * (len(plans) - 2), "head"]
+    rows = [
+        "| stage | " + " | ".join(StageCost._fields) + " |",
+        "|---|" + "---:|" * len(StageCost._fields),
+    ]
+    for name, plan in zip(names, plans, strict=True):
+        counts = " | ".join(f"{count:,.0f}" for count in stage_cost(plan))
+        row = f"| {name} | {counts} |"
+        rows += [row] * (row not in rows)
+    return f"M = {plans[0].members} members\n\n" + "\n".join(rows) + "\n"
+
+
+def matrix_macs(program: Program) -> int:
+    """Multiply-adds of all matrices, of a member's token or of a pair's votes; at least 1."""
+    shapes = [leaf.shape for leaf in program.leaves]
+    return max(1, sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2))

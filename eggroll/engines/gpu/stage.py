@@ -9,23 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from eggroll.engines.gpu.dialect import Dialect, Source
-from eggroll.engines.gpu.plan import ALONE, PRODUCTS, Phase, StagePlan, crossed
+from eggroll.engines.gpu.dialect import Dialect, KernelSource
+from eggroll.engines.gpu.plan import ALONE, PRODUCTS, Phase, StagePlan, registers_read_across
 from eggroll.spec import fixed_point as fx
 from eggroll.spec.program import Op, Program, S, X
 
-Result = Literal["scores", "logits", "likelihoods", "outputs"]
-SIZES = {"int": 4, "uint": 4, "uint32_t": 4, "char2": 2, "int8_t": 1}  # bytes of what is shared
+StageResult = Literal["scores", "logits", "likelihoods", "outputs"]
+TYPE_BYTES = {"int": 4, "uint": 4, "uint32_t": 4, "char2": 2, "int8_t": 1}  # in shared arrays
+# Names of a head's outputs: of every token, or the last one's logits.
+RESULT_OUTPUTS: dict[StageResult, tuple[str, ...]] = {
+    "scores": ("scores",),
+    "logits": ("logits",),
+    "likelihoods": ("totals", "target_logits"),
+}
 
 
 class KernelWriter:
-    """Collects the lines of a kernel.
+    """Collects the lines of a kernel: `write(line)` adds one.
 
-    result: what the stage leaves; shift: of the noise, Q + sigma_shift.
+    result: of the head, which the stage leaves; shift: of the noise, Q + sigma_shift.
     """
 
     def __init__(
-        self, plan: StagePlan, dialect: Dialect, result: Result = "scores", *, shift: int = 0
+        self, plan: StagePlan, dialect: Dialect, result: StageResult = "scores", *, shift: int = 0
     ) -> None:
         self.plan, self.dialect, self.result, self.shift = plan, dialect, result, shift
         self.rank, self.perturbed = plan.rank, plan.perturbed
@@ -61,7 +67,7 @@ class KernelWriter:
 
     def share(self, kind: str, name: str, size: int) -> None:
         """Declares an array of `size` bytes in threadgroup memory, aligned to 16."""
-        each = (8 if self.wide else 4) if kind == "Total" else SIZES[kind]
+        each = (8 if self.wide else 4) if kind == "Total" else TYPE_BYTES[kind]
         self(*self.dialect.share(kind, name, size // each, self.shared))
         self.shared += -(-size // 16) * 16
 
@@ -86,8 +92,8 @@ class KernelWriter:
         return self.plan.layout[op.leaf].index
 
     def vector(self, op: Op) -> str:
-        """Arguments that give an operation its vector: as kept, or what it is made from."""
-        if op.leaf in self.plan.kept_vectors:
+        """Arguments that give an operation its vector: with its noise, or weights and noise."""
+        if op.leaf in self.plan.noisy_vectors:
             return f"kept{self.leaf(op)}"
         return f"{self.weights(op)}, noise, {self.leaf(op)}"
 
@@ -100,157 +106,18 @@ class KernelWriter:
         return f"sums + {phase.products.index(op) * plan.rank * plan.members}"
 
 
-def table_name(program: Program, name: str) -> str:
-    """The identifier of a table; one whose name is none gets a number."""
-    plain = name.isidentifier() and name.isascii()
-    return f"table_{name if plain else list(program.tables).index(name)}"
-
-
-def row_embed(write: KernelWriter, op: Op) -> None:
-    write(
-        f"egg::embed<{write.plan.sizes[op.out]}>(r{op.out}, {write.weights(op)}, noise, "
-        f"{write.leaf(op)}, tokens + first * T + t, T, members, {write.dialect.row});"
-    )
-
-
-def row_norm(write: KernelWriter, op: Op) -> None:
-    write(
-        f"egg::norm<{write.plan.sizes[op.out]}>(r{op.out}, r{op.inputs[0]}, {write.vector(op)}, "
-        f"{write.dialect.row});"
-    )
-
-
-def row_input(write: KernelWriter, op: Op) -> None:
-    size = write.plan.sizes[op.out]
-    write(
-        f"egg::input<{size}>(r{op.out}, {write.row_of('shown', size)}, T, members, "
-        f"{write.dialect.row});"
-    )
-
-
-def row_features(write: KernelWriter, op: Op) -> None:
-    program, (lists, active, at, shift) = write.plan.program, op.numbers
-    D, indices = program.leaves[op.leaf].shape[1], program.indices
-    write(
-        f"egg::features<{D}, {lists}, {active}, {shift}, {write.node_shift(op)}>(r{op.out}, "
-        f"{write.weights(op)}, noise, {write.leaf(op)}, {write.row_of('listed', indices)} + {at}, "
-        f"T * {indices}, members, {write.dialect.row});"
-    )
-
-
-def tile_linear(write: KernelWriter, op: Op) -> None:
-    (O, K), dialect = write.plan.program.leaves[op.leaf].shape, write.dialect
-    out = "logit" if op.kind == "score" else f"v{op.out}"
-    x = dialect.product_input(write.plan, op.inputs[0])
-    write(
-        f"egg::linear<{K}, {O}, {fx.divisor(K)}{dialect.tile_template}>({out}, "
-        f"{write.weights(op)}, {x}, {write.sums_of(op)}, noise, {write.leaf(op)}, {dialect.tile});"
-    )
-
-
-def tile_score(write: KernelWriter, op: Op) -> None:
-    tile_linear(write, op)
-    V = write.plan.program.leaves[op.leaf].shape[0]
-    if not write.scored:
-        write(f"egg::store_logits<{V}>(logits + first * {V}, logit, tile, members, lane);")
-    else:
-        write(f"egg::score<{V}>(likelihood, hits, {write.exp2}logit, tile, lane);")
-        write.scored_tile(op)
-
-
-def tile_sums(write: KernelWriter, op: Op) -> None:
-    (O, K), dialect = write.plan.program.leaves[op.leaf].shape, write.dialect
-    x, to = dialect.product_input(write.plan, op.inputs[0]), write.row_of(output_name(op), O)
-    write(
-        f"egg::sums<{K}, {O}, {fx.divisor(K)}{dialect.tile_template}>({to}, total, "
-        f"{write.weights(op)}, {x}, {write.sums_of(op)}, noise, {write.leaf(op)}, T, members, "
-        f"{dialect.tile});"
-    )
-
-
-def output_name(op: Op) -> str:
-    """The kernel's name for what the operation gives to the caller."""
-    return f"out{op.numbers[0]}"
-
-
-def bias(write: KernelWriter, op: Op) -> str:
-    """Declares the bias; gives it as an argument."""
-    name, size = f"w{write.leaf(op)}", write.plan.sizes[op.out]
-    kept = op.leaf in write.plan.kept_vectors
-    declaration, argument = write.dialect.bias(name, size, write.vector(op), kept)
-    write(declaration)
-    return argument
-
-
-def nothing(write: KernelWriter, op: Op) -> str:
-    return ""
-
-
-def copy_concat(write: KernelWriter, op: Op) -> None:
-    a, b = op.inputs
-    sizes = f"{write.plan.sizes[a]}, {write.plan.sizes[b]}"
-    out = f"v{op.out}{write.dialect.element}"
-    write(f"{out} = egg::concat<{sizes}>(r{a}, r{b}, {write.dialect.feature}, member);")
-    write.local[op.out] = out
-
-
-def copy_output(write: KernelWriter, op: Op) -> None:
-    size = write.plan.sizes[op.inputs[0]]
-    write(
-        f"egg::output<{size}>({write.row_of(output_name(op), size)}, {write.local[op.inputs[0]]}, "
-        f"{write.dialect.feature}, member, T, members);"
-    )
-
-
-ROWS: dict[str, Callable[[KernelWriter, Op], None]] = {
-    "embed": row_embed,
-    "norm": row_norm,
-    "input": row_input,
-    "features": row_features,
-}
-TILES: dict[str, Callable[[KernelWriter, Op], None]] = {
-    "linear": tile_linear,
-    "score": tile_score,
-    "sums": tile_sums,
-}
-# Operations element by element: one more argument than the registers that they read, or none.
-ELEMENTS: dict[str, Callable[[KernelWriter, Op], str]] = {
-    "add": nothing,
-    "add_bias": bias,
-    "bias": bias,
-    "relu": nothing,
-    "lookup": lambda write, op: table_name(write.plan.program, op.table),
-    "forget": nothing,
-    "mix": nothing,
-}
-# The same, but only moving a value: of other elements, or to the caller.
-COPIES: dict[str, Callable[[KernelWriter, Op], None]] = {
-    "concat": copy_concat,
-    "output": copy_output,
-}
-
-
-OPERATIONS = {**ROWS, **TILES, **ELEMENTS, **COPIES}
-# What a head leaves: of every token, or the last one's logits. Names of its outputs.
-RESULTS: dict[Result, tuple[str, ...]] = {
-    "scores": ("scores",),
-    "logits": ("logits",),
-    "likelihoods": ("totals", "target_logits"),
-}
-
-
 class StageWriter(KernelWriter):
     """Writes the kernel of a stage; a derived writer adds to it by the hooks."""
 
     noise_files: Sequence[str] = ("weights",)  # the kernel files with the noise's functions
 
-    def source(self) -> Source:
+    def source(self) -> KernelSource:
         """The kernel."""
         names = ["noise", "common", *self.noise_files, *self.files()]
         header = self.dialect.header(self.constants(), names)
         inputs, outputs, body = tuple(self.inputs()), tuple(self.outputs()), self.body()
         size = self.shared, self.plan.blocks, 32 * self.plan.simdgroups
-        return Source("egg_stage", inputs, outputs, header, body, *size)
+        return KernelSource("egg_stage", inputs, outputs, header, body, *size)
 
     def inputs(self) -> list[str]:
         plan = self.plan
@@ -262,11 +129,11 @@ class StageWriter(KernelWriter):
     def outputs(self) -> list[str]:
         plan = self.plan
         names = ["passed_on"] * plan.passes_on + ["state_after"] * (plan.stage.state >= 0)
-        names += RESULTS[self.result] if plan.scores else map(output_name, plan.given)
+        names += RESULT_OUTPUTS[self.result] if plan.scores else map(output_name, plan.results)
         return names + ["scratch"] * bool(plan.scratch_bytes)
 
     def has(self, kind: str) -> bool:
-        """Whether the stage has an operation of this kind."""
+        """True if the stage has an operation of this kind."""
         return any(op.kind == kind for op in self.plan.ops)
 
     def files(self) -> list[str]:
@@ -322,7 +189,7 @@ class StageWriter(KernelWriter):
         """Hook: before the tiles of a phase, when all inputs of its products are there."""
 
     def row_written(self, op: Op) -> None:
-        """Hook: after a row operation, whose result the same lanes have of all of them."""
+        """Hook: after a row operation, of whose result each lane has the same features."""
 
     def element_written(self, op: Op, value: str) -> None:
         """Hook: after an operation's value of an element, which a lane holds."""
@@ -402,17 +269,17 @@ class StageWriter(KernelWriter):
         )
 
     def keep_vectors(self) -> None:
-        """Vectors get their noise once, where it is the same at every token."""
-        for leaf, at in self.plan.kept_vectors.items():
+        """Stores vectors with their noise once, where it is the same at every token."""
+        for leaf, at in self.plan.noisy_vectors.items():
             place, (size,) = self.plan.layout[leaf], self.plan.program.leaves[leaf].shape
             kept = f"kept{place.index}"
-            kind, size_of = self.dialect.kept
+            kind, size_of = self.dialect.vector
             self.spilled(kind, kept, "spilled", at // size_of)
             arguments = f"weights + {place.offset}, noise, {place.index}"
             self(f"egg::keep_vector<{size}>({kept}, {arguments}, lane);")
 
     def load_state(self) -> None:
-        """The state comes in, or is zero where it is not kept."""
+        """Loads the state, or zeros where the stage has none."""
         D = self.plan.program.width
         if S not in self.plan.lives:
             return
@@ -424,7 +291,7 @@ class StageWriter(KernelWriter):
             self.barrier()
 
     def move_in(self, t: str) -> None:
-        """The token's activations come in, and a document mark zeroes the state."""
+        """Loads the token's activations; a document mark zeroes the state."""
         plan, D = self.plan, self.plan.program.width
         if X in plan.lives and not plan.first:
             self(f"egg::load_tile<{D}>(r{X}, passed + {self.at_token(t)}, lane);")
@@ -456,7 +323,7 @@ class StageWriter(KernelWriter):
             return
         self.products(phase)
         kind, outputs = phase.tiles[0].kind, plan.extent(phase.tiles[0])
-        if kind == "sums" and phase.tiles[0] not in plan.given:  # only its inputs are asked for
+        if kind == "sums" and phase.tiles[0] not in plan.results:  # only its inputs are asked for
             self.barrier()
             return
         head = kind == "score"
@@ -481,7 +348,7 @@ class StageWriter(KernelWriter):
         self("}")
         self.barrier()
         if scored:
-            results = ", ".join(f"{name} + first * T + t" for name in RESULTS[self.result])
+            results = ", ".join(f"{name} + first * T + t" for name in RESULT_OUTPUTS[self.result])
             self(f"egg::finish({results}, parts, hits, T, members, lane);")
             self.scored_token()
 
@@ -493,12 +360,12 @@ class StageWriter(KernelWriter):
         for op in phase.tiles:
             if op.kind not in PRODUCTS:
                 for r in op.inputs:
-                    if r not in self.local and r not in crossed(op):
+                    if r not in self.local and r not in registers_read_across(op):
                         self(f"const {value} m{r} = egg::get(r{r}, {dialect.feature}, member);")
                         self.local[r] = f"m{r}"
                 self.element(op)
             self.element_written(op, self.local[op.out] if op.writes else "")
-            if self.plan.kept(op):
+            if self.plan.stores(op):
                 self(f"egg::put(r{op.out}, {dialect.feature}, member, {self.local[op.out]});")
         self("}")
 
@@ -520,3 +387,137 @@ def reads_first(plan: StagePlan, register: int) -> bool:
         if op.writes and op.out == register:
             return False
     return False
+
+
+def table_name(program: Program, name: str) -> str:
+    """The identifier of a table: its name, or a number if that is no identifier."""
+    plain = name.isidentifier() and name.isascii()
+    return f"table_{name if plain else list(program.tables).index(name)}"
+
+
+# The text of each operation: calls of the functions in its kernel file.
+
+
+def row_embed(write: KernelWriter, op: Op) -> None:
+    write(
+        f"egg::embed<{write.plan.sizes[op.out]}>(r{op.out}, {write.weights(op)}, noise, "
+        f"{write.leaf(op)}, tokens + first * T + t, T, members, {write.dialect.row});"
+    )
+
+
+def row_norm(write: KernelWriter, op: Op) -> None:
+    write(
+        f"egg::norm<{write.plan.sizes[op.out]}>(r{op.out}, r{op.inputs[0]}, {write.vector(op)}, "
+        f"{write.dialect.row});"
+    )
+
+
+def row_input(write: KernelWriter, op: Op) -> None:
+    size = write.plan.sizes[op.out]
+    write(
+        f"egg::input<{size}>(r{op.out}, {write.row_of('shown', size)}, T, members, "
+        f"{write.dialect.row});"
+    )
+
+
+def row_features(write: KernelWriter, op: Op) -> None:
+    program, (lists, active, at, shift) = write.plan.program, op.numbers
+    D, indices = program.leaves[op.leaf].shape[1], program.indices
+    write(
+        f"egg::features<{D}, {lists}, {active}, {shift}, {write.node_shift(op)}>(r{op.out}, "
+        f"{write.weights(op)}, noise, {write.leaf(op)}, {write.row_of('listed', indices)} + {at}, "
+        f"T * {indices}, members, {write.dialect.row});"
+    )
+
+
+def tile_linear(write: KernelWriter, op: Op) -> None:
+    (O, K), dialect = write.plan.program.leaves[op.leaf].shape, write.dialect
+    out = "logit" if op.kind == "score" else f"v{op.out}"
+    x = dialect.product_input(write.plan, op.inputs[0])
+    write(
+        f"egg::linear<{K}, {O}, {fx.divisor(K)}{dialect.tile_template}>({out}, "
+        f"{write.weights(op)}, {x}, {write.sums_of(op)}, noise, {write.leaf(op)}, {dialect.tile});"
+    )
+
+
+def tile_score(write: KernelWriter, op: Op) -> None:
+    tile_linear(write, op)
+    V = write.plan.program.leaves[op.leaf].shape[0]
+    if not write.scored:
+        write(f"egg::store_logits<{V}>(logits + first * {V}, logit, tile, members, lane);")
+    else:
+        write(f"egg::score<{V}>(likelihood, hits, {write.exp2}logit, tile, lane);")
+        write.scored_tile(op)
+
+
+def tile_sums(write: KernelWriter, op: Op) -> None:
+    (O, K), dialect = write.plan.program.leaves[op.leaf].shape, write.dialect
+    x, to = dialect.product_input(write.plan, op.inputs[0]), write.row_of(output_name(op), O)
+    write(
+        f"egg::sums<{K}, {O}, {fx.divisor(K)}{dialect.tile_template}>({to}, total, "
+        f"{write.weights(op)}, {x}, {write.sums_of(op)}, noise, {write.leaf(op)}, T, members, "
+        f"{dialect.tile});"
+    )
+
+
+def output_name(op: Op) -> str:
+    """The kernel's name for the operation's output to the caller."""
+    return f"out{op.numbers[0]}"
+
+
+def bias(write: KernelWriter, op: Op) -> str:
+    """Declares the bias; returns it as an argument."""
+    name, size = f"w{write.leaf(op)}", write.plan.sizes[op.out]
+    stored = op.leaf in write.plan.noisy_vectors
+    declaration, argument = write.dialect.bias(name, size, write.vector(op), stored)
+    write(declaration)
+    return argument
+
+
+def no_argument(write: KernelWriter, op: Op) -> str:
+    return ""
+
+
+def copy_concat(write: KernelWriter, op: Op) -> None:
+    a, b = op.inputs
+    sizes = f"{write.plan.sizes[a]}, {write.plan.sizes[b]}"
+    out = f"v{op.out}{write.dialect.element}"
+    write(f"{out} = egg::concat<{sizes}>(r{a}, r{b}, {write.dialect.feature}, member);")
+    write.local[op.out] = out
+
+
+def copy_output(write: KernelWriter, op: Op) -> None:
+    size = write.plan.sizes[op.inputs[0]]
+    write(
+        f"egg::output<{size}>({write.row_of(output_name(op), size)}, {write.local[op.inputs[0]]}, "
+        f"{write.dialect.feature}, member, T, members);"
+    )
+
+
+ROWS: dict[str, Callable[[KernelWriter, Op], None]] = {
+    "embed": row_embed,
+    "norm": row_norm,
+    "input": row_input,
+    "features": row_features,
+}
+TILES: dict[str, Callable[[KernelWriter, Op], None]] = {
+    "linear": tile_linear,
+    "score": tile_score,
+    "sums": tile_sums,
+}
+# Operations element by element: their argument besides the registers that they read, if any.
+ELEMENTS: dict[str, Callable[[KernelWriter, Op], str]] = {
+    "add": no_argument,
+    "add_bias": bias,
+    "bias": bias,
+    "relu": no_argument,
+    "lookup": lambda write, op: table_name(write.plan.program, op.table),
+    "forget": no_argument,
+    "mix": no_argument,
+}
+# Operations that only move a value: from other elements, or to the caller.
+COPIES: dict[str, Callable[[KernelWriter, Op], None]] = {
+    "concat": copy_concat,
+    "output": copy_output,
+}
+OPERATIONS = {**ROWS, **TILES, **ELEMENTS, **COPIES}

@@ -1,20 +1,277 @@
-"""The kernels that count votes, with token credit and without: the same for all networks.
+"""Votes on a GPU: the kernels that count them, the same for all networks, and their launches.
 
-Letters: T tokens, K inputs, Z votes. Lanes are the pairs of whole threadgroups.
+Letters: N pairs, T tokens, K inputs and O outputs of a leaf, V vocabulary, D width, Z votes. Lanes
+are the pairs of whole threadgroups.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from itertools import product
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
-from eggroll.engines.gpu.dialect import VOTE_SIDE, VOTE_THREADS, Dialect, Source
-from eggroll.engines.gpu.launch import Launcher, pad_flat, split_terms, vote_work
+from eggroll.engines.gpu.dialect import VOTE_SIDE, VOTE_THREADS, Dialect, KernelSource
+from eggroll.engines.gpu.launch import Launcher, Shape, pad_flat
+from eggroll.engines.gpu.plan import FULL_GROUPS
 from eggroll.spec.noise import Slices
 from eggroll.spec.program import Program
+
+MIN_ROW_ENTRIES = 512  # of a part
+MAX_PART_SUMS = 1 << 22  # of all parts
+
+
+def count_votes(
+    launcher: Launcher,
+    dialect: Dialect,
+    program: Program,
+    table: mx.array,
+    noise: Slices,
+    fitness: mx.array,
+    clt: bool,
+) -> dict[str, mx.array]:
+    """Z per leaf, as `Engine.votes` gives it. table: that of the noise, as kernels read it."""
+    N, leaves = fitness.size, program.leaves
+    inputs = [table, noise.starts, fitness.astype(mx.int8)]
+    matrices, vectors = vote_sources(dialect, noise.rank, clt)
+    work = vote_work(tuple(leaf.shape for leaf in leaves), VOTE_SIDE)
+    flat: dict[bool, mx.array] = {}
+    for of_matrix, source, rows, terms, size, threads in (
+        (True, matrices, work.tiles, N * noise.rank, work.votes, VOTE_THREADS),
+        (False, vectors, work.elements, N, len(work.elements), 1),
+    ):
+        if not len(rows):
+            continue
+        count = len(rows) * threads
+        parts, share = split_terms(terms, -(-count // VOTE_THREADS))
+        (Z,) = launch_counts(
+            launcher, source, [*inputs, mx.array(rows)], [N, share, size],
+            [((parts, size), mx.int32)], count, parts,
+        )  # fmt: skip
+        flat[of_matrix] = Z.sum(axis=0)
+    votes, first = {}, {True: 0, False: 0}
+    for leaf in leaves:
+        matrix, size = len(leaf.shape) == 2, math.prod(leaf.shape)
+        votes[leaf.name] = flat[matrix][first[matrix] :][:size].reshape(leaf.shape)
+        first[matrix] += size
+    return votes
+
+
+class VoteWork(NamedTuple):
+    """The tiles and elements of one count of votes, in the order of its flat results."""
+
+    tiles: NDArray[np.int32]  # [tiles, (leaf, row, column, O, K, offset)] of the matrices
+    elements: NDArray[np.int32]  # [elements, (leaf, element)] of the vectors
+    votes: int  # of all matrices, one after the other
+
+
+@lru_cache(maxsize=8)
+def vote_work(shapes: tuple[tuple[int, ...], ...], side: int) -> VoteWork:
+    """Tiles of side x side votes, and single votes of vectors, of leaves of these shapes."""
+    tiles: list[tuple[int, ...]] = []
+    elements: list[tuple[int, int]] = []
+    offset = 0
+    for i, shape in enumerate(shapes):
+        if len(shape) == 1:
+            elements += [(i, k) for k in range(shape[0])]
+            continue
+        O, K = shape
+        corners = product(range(0, O, side), range(0, K, side))
+        tiles += [(i, row, column, O, K, offset) for row, column in corners]
+        offset += O * K
+    return VoteWork(np.array(tiles, np.int32), np.array(elements, np.int32), offset)
+
+
+def launch_counts(
+    launcher: Launcher,
+    source: KernelSource,
+    arrays: Sequence[mx.array],
+    sizes: Sequence[int],
+    outputs: Sequence[tuple[Shape, mx.Dtype]],
+    threads: int,
+    parts: int = 1,
+) -> list[mx.array]:
+    """Launches a kernel in threadgroups of VOTE_THREADS, `parts` times along y."""
+    grid = -(-threads // VOTE_THREADS) * VOTE_THREADS, parts, 1
+    inputs = [pad_flat(a) for a in arrays] + [mx.array(list(sizes), mx.int32)]
+    return launcher(source, inputs, outputs, grid, (VOTE_THREADS, 1, 1))
+
+
+def split_terms(terms: int, groups: int) -> tuple[int, int]:
+    """(parts, terms of each) that bring `groups` threadgroups near 4 FULL; a part has 256 or more.
+
+    A part's terms are a multiple of 32, as vote_product.metal takes that many at a time.
+    """
+    parts = max(1, min(-(-4 * FULL_GROUPS // groups), terms // 256))
+    share = -(-terms // parts // 32) * 32
+    return -(-terms // share), share
+
+
+def sum_rows(
+    launcher: Launcher,
+    source: KernelSource,
+    arrays: Sequence[mx.array],
+    rows: mx.array,
+    entries: mx.array,
+    shape: tuple[int, ...],
+    sizes: Sequence[int],
+) -> mx.array:
+    """Sums of entries by the rows that they name, int32 [V, K] = shape.
+
+    rows: sorted, a negative one names none; entries: int32, their numbers in the order of rows;
+    sizes: those that the kernel takes after its first four.
+    """
+    V, K = shape
+    parts, share = row_shares(rows.size, V * K)
+    (Z,) = launch_counts(
+        launcher, source, [*arrays, rows, entries], [V, K, rows.size, share, *sizes],
+        [((parts, V, K), mx.int32)], 32 * V * -(-K // 32), parts,
+    )  # fmt: skip
+    return Z.sum(axis=0)
+
+
+def row_shares(entries: int, votes: int) -> tuple[int, int]:
+    """(parts, entries of each) for the sums of rows, `votes` in all.
+
+    Some rows have a large part of the entries, and a simdgroup goes through them one by one: so a
+    part is short, as long as the sums of all parts are few.
+    """
+    parts = max(1, min(entries // MIN_ROW_ENTRIES, MAX_PART_SUMS // votes))
+    share = -(-entries // parts)
+    return -(-entries // share), share
+
+
+# The kernels.
+
+
+@cache
+def vote_sources(dialect: Dialect, rank: int, clt: bool) -> tuple[KernelSource, KernelSource]:
+    """The kernels that count the votes of matrices and of vectors.
+
+    sizes: pairs, terms of a part, votes.
+    """
+    inputs = "table starts fitness work sizes"
+    return _vote_kernels(dialect, "", inputs, "votes", VOTES, VECTOR_VOTES, rank, clt)
+
+
+class CreditKernels(NamedTuple):
+    """Kernels that run after the stages with token credit."""
+
+    # Credits int8 [credits][T][lanes], and their clipped sums [credits][lanes]. sizes: credits, T,
+    # pairs, words, lanes, shift of the sums, a score in 1/256 bit, shift to the unit of credit.
+    credits: KernelSource
+    # Sums of credit x input, int32 [pairs][K] of every matrix of a stage. sizes: matrices, inputs
+    # of all, pairs, T, first token, all tokens, tape rows, fours of pairs of a group, and in all.
+    traces: KernelSource
+    # Credited votes of a stage's matrices. sizes: pairs, pairs of a part, votes, shift of the sums.
+    matrices: KernelSource
+    # The same of all vectors. sizes: pairs, pairs of a part, votes, lanes of the credits.
+    vectors: KernelSource
+    # Sums of entries by row, of an embedding and of the readout. sizes: rows, columns, entries,
+    # entries of a part; of an embedding T, lanes and where the credits begin.
+    embedded: KernelSource
+    read: KernelSource
+    of_values: KernelSource  # as credits, of int32 in place of scores
+    # As embedded, of sparse features. sizes: besides, indices of a row, those of a list, nodes.
+    featured: KernelSource
+    # As credits, of members compared with their group's mean. sizes: besides, members of a group.
+    of_groups: KernelSource
+
+
+@cache
+def credit_kernels(dialect: Dialect) -> CreditKernels:
+    """All that runs after the stages."""
+    inputs = "scores tokens signs starts projection table work sizes"
+    credits, of_values = (
+        _kernel(dialect, name, inputs, "credits sums", "credits", CREDITS, f"typedef {t} Score;\n")
+        for name, t in (("egg_credits", "int16_t"), ("egg_value_credits", "int32_t"))
+    )
+    assert WEIGHED in CREDITS
+    of_groups = _kernel(
+        dialect, "egg_group_credits", inputs, "credits sums", "credits mixed turns group_credits",
+        CREDITS.replace(WEIGHED, WEIGHED_BOTH),
+        "typedef int16_t Score;\n" + dialect.constants(GROUPED=True),
+    )  # fmt: skip
+    inputs = "tape credits work sizes"
+    traces = _kernel(dialect, "egg_traces", inputs, "sums", "traces", dialect.traces)
+    votes = _vote_kernels(
+        dialect, "credit_", "table starts sums work sizes", "credit_votes",
+        CREDIT_VOTES, CREDIT_VECTOR_VOTES,
+    )  # fmt: skip
+    ordered = "sorted order sizes"
+    embedded, read, featured = (
+        ROW_VOTES.replace("@", entries) for entries in (EMBEDDED, READ, FEATURED)
+    )
+    credited = f"table starts credits {ordered}"
+    return CreditKernels(
+        credits, traces, *votes,
+        _kernel(dialect, "egg_embedded", credited, "Z", "rows", embedded),
+        _kernel(dialect, "egg_read", f"read {ordered}", "Z", "rows", read),
+        of_values,
+        _kernel(dialect, "egg_featured", credited, "Z", "rows feature_rows", featured),
+        of_groups,
+    )  # fmt: skip
+
+
+class BackwardVoteKernels(NamedTuple):
+    """Kernels that count the votes of errors carried back."""
+
+    # Of a stage's matrices. sizes: terms, terms of a part, votes, rows of the tape and of credit.
+    matrices: KernelSource
+    # Sums of entries by row, of an embedding or of sparse features. sizes: rows, columns, entries,
+    # entries of a part, rows of credit, the first of them, lists.
+    rows: KernelSource
+
+
+@cache
+def backward_vote_kernels(dialect: Dialect, members: int) -> BackwardVoteKernels:
+    """For tapes of threadgroups of `members`."""
+    layout = {"M": members, "BESIDE": dialect.adjacent}
+    constants = dialect.constants(**{**dialect.vote_constants, **layout, "RANK": 0, "CLT": True})
+    files = ["vote_tile", *dialect.vote_files, "carry", "carry_votes"]
+    files += dialect.vote_staging.get("carry_votes", ())
+    body = dialect.translate(BACKWARD_VOTES).replace("@", dialect.vote_lane)
+    header, names = dialect.header(constants, files), ("tape", "credits", "work", "sizes")
+    matrices = KernelSource(
+        "egg_carried_votes", names, ("Z",), header, dialect.vote_memory + body, dialect.vote_bytes
+    )
+    rows = _kernel(
+        dialect, "egg_carried_rows", "credits sorted order sizes", "Z", "carry rows carry_rows",
+        ROW_VOTES.replace("@", BACKWARD_ROWS), dialect.constants(**layout),
+    )  # fmt: skip
+    return BackwardVoteKernels(matrices, rows)
+
+
+def _vote_kernels(
+    dialect: Dialect, name: str, inputs: str, terms: str, matrices: str, vectors: str,
+    rank: int = 1, clt: bool = True,
+) -> tuple[KernelSource, KernelSource]:  # fmt: skip
+    """The kernels for matrices and for vectors. terms: the kernel file of what they add up."""
+    constants = dialect.constants(**dialect.vote_constants, RANK=rank, CLT=clt)
+    staged = dialect.vote_staging.get(terms, ())
+    header = dialect.header(constants, ["vote_tile", *dialect.vote_files, terms, *staged])
+    names = tuple(inputs.split())
+    tiles = dialect.vote_memory + dialect.translate(matrices).replace("@", dialect.vote_lane)
+    return (
+        KernelSource(f"egg_{name}votes", names, ("Z",), header, tiles, dialect.vote_bytes),
+        KernelSource(f"egg_{name}vector_votes", names, ("Z",), header, dialect.translate(vectors)),
+    )
+
+
+def _kernel(
+    dialect: Dialect, name: str, inputs: str, outputs: str, files: str, body: str,
+    constants: str = "",
+) -> KernelSource:  # fmt: skip
+    header, text = dialect.header(constants, files.split()), dialect.translate(body)
+    return KernelSource(name, tuple(inputs.split()), tuple(outputs.split()), header, text)
+
+
+# Their bodies, in words that a dialect translates.
 
 VOTES = """\
 const $uint begin = $part * sizes[1];
@@ -115,7 +372,11 @@ egg::Featured from;
   from.columns = columns;
   from.row = row;
   from.nodes = sizes[9] != 0;"""
-CARRIED_VOTES = """\
+READ = """\
+egg::Read from;
+  from.inputs = read;
+  from.K = columns;"""
+BACKWARD_VOTES = """\
 const ${device}int32_t* const mine = work + 8 * $group;
 const $uint begin = $part * sizes[1];
 egg::CarriedTerms terms;
@@ -128,185 +389,10 @@ terms.credit_row = mine[7];
 egg::matrix_votes(Z + $part * sizes[2], left, right, egg::tile_of(mine), terms, begin,
                   min(begin + $uint(sizes[1]), $uint(sizes[0])), @);
 """
-CARRIED = """\
+BACKWARD_ROWS = """\
 egg::Carried from;
   from.credits = credits;
   from.rows = sizes[4];
   from.row = sizes[5];
   from.lists = sizes[6];
   from.columns = columns;"""
-READ = """\
-egg::Read from;
-  from.inputs = read;
-  from.K = columns;"""
-
-
-class CreditKernels(NamedTuple):
-    """Kernels that run after the stages.
-
-    credits: int8 [credits][T][lanes], and their clipped sums [credits][lanes]. sizes: credits, T,
-    pairs, words, lanes, the shift of the sums, a score's unit in 1/256 bit, and the shift from
-    1/256 bit to the unit of credit.
-    traces: sums of credit x input, int32 [pairs][K] of every matrix of a stage. sizes: matrices,
-    inputs of all, pairs, T, first token, all tokens, rows of the tape, fours of pairs in a
-    threadgroup, and in all.
-    of_values: as credits, of int32 in place of scores; of_groups: as credits, of members that are
-    compared with the mean of their group. sizes: besides, members of a group.
-    matrices, vectors: credited votes of a stage's matrices, and of all vectors. sizes: pairs, pairs
-    of a part, votes, then the shift of the sums or the lanes of the credits.
-    embedded, read: sums of entries by row, of an embedding and of the readout. sizes: rows,
-    columns, entries, entries of a part, then T, lanes and where the credits begin.
-    featured: as embedded, of sparse features. sizes: besides, indices of a row, those of a list,
-    and whether the noise is on nodes.
-    """
-
-    credits: Source
-    traces: Source
-    matrices: Source
-    vectors: Source
-    embedded: Source
-    read: Source
-    of_values: Source
-    featured: Source
-    of_groups: Source
-
-
-def _kernel(
-    dialect: Dialect, name: str, inputs: str, outputs: str, files: str, body: str,
-    constants: str = "",
-) -> Source:  # fmt: skip
-    header, text = dialect.header(constants, files.split()), dialect.spelled(body)
-    return Source(name, tuple(inputs.split()), tuple(outputs.split()), header, text)
-
-
-def _vote_kernels(
-    dialect: Dialect, name: str, inputs: str, terms: str, matrices: str, vectors: str,
-    rank: int = 1, clt: bool = True,
-) -> tuple[Source, Source]:  # fmt: skip
-    """The kernels for matrices and for vectors, by the file that says what their terms are."""
-    constants = dialect.constants(**dialect.vote_constants, RANK=rank, CLT=clt)
-    staged = dialect.vote_staging.get(terms, ())
-    header = dialect.header(constants, ["vote_tile", *dialect.vote_files, terms, *staged])
-    names = tuple(inputs.split())
-    tiles = dialect.vote_memory + dialect.spelled(matrices).replace("@", dialect.vote_lane)
-    return (
-        Source(f"egg_{name}votes", names, ("Z",), header, tiles, dialect.vote_bytes),
-        Source(f"egg_{name}vector_votes", names, ("Z",), header, dialect.spelled(vectors)),
-    )
-
-
-@cache
-def vote_sources(dialect: Dialect, rank: int, clt: bool) -> tuple[Source, Source]:
-    """The kernels that count the votes of matrices and of vectors.
-
-    sizes: pairs, terms of a part, votes.
-    """
-    inputs = "table starts fitness work sizes"
-    return _vote_kernels(dialect, "", inputs, "votes", VOTES, VECTOR_VOTES, rank, clt)
-
-
-@cache
-def credit_kernels(dialect: Dialect) -> CreditKernels:
-    """All that runs after the stages."""
-    inputs = "scores tokens signs starts projection table work sizes"
-    credits, of_values = (
-        _kernel(dialect, name, inputs, "credits sums", "credits", CREDITS, f"typedef {t} Score;\n")
-        for name, t in (("egg_credits", "int16_t"), ("egg_value_credits", "int32_t"))
-    )
-    assert WEIGHED in CREDITS
-    of_groups = _kernel(
-        dialect, "egg_group_credits", inputs, "credits sums", "credits mixed turns group_credits",
-        CREDITS.replace(WEIGHED, WEIGHED_BOTH),
-        "typedef int16_t Score;\n" + dialect.constants(GROUPED=True),
-    )  # fmt: skip
-    inputs = "tape credits work sizes"
-    traces = _kernel(dialect, "egg_traces", inputs, "sums", "traces", dialect.traces)
-    votes = _vote_kernels(
-        dialect, "credit_", "table starts sums work sizes", "credit_votes",
-        CREDIT_VOTES, CREDIT_VECTOR_VOTES,
-    )  # fmt: skip
-    ordered = "sorted order sizes"
-    embedded, read, featured = (
-        ROW_VOTES.replace("@", entries) for entries in (EMBEDDED, READ, FEATURED)
-    )
-    credited = f"table starts credits {ordered}"
-    return CreditKernels(
-        credits, traces, *votes,
-        _kernel(dialect, "egg_embedded", credited, "Z", "rows", embedded),
-        _kernel(dialect, "egg_read", f"read {ordered}", "Z", "rows", read),
-        of_values,
-        _kernel(dialect, "egg_featured", credited, "Z", "rows feature_rows", featured),
-        of_groups,
-    )  # fmt: skip
-
-
-class CarryKernels(NamedTuple):
-    """Kernels that count the votes of errors carried back.
-
-    matrices: of a stage's matrices. sizes: terms, terms of a part, votes, rows of the tape and of
-    credit. rows: sums of entries by row, of an embedding or of sparse features. sizes: rows,
-    columns, entries, entries of a part, rows of credit, the first of them, lists.
-    """
-
-    matrices: Source
-    rows: Source
-
-
-@cache
-def carry_kernels(dialect: Dialect, members: int) -> CarryKernels:
-    """For tapes of threadgroups of `members`."""
-    layout = {"M": members, "BESIDE": dialect.beside}
-    constants = dialect.constants(**{**dialect.vote_constants, **layout, "RANK": 0, "CLT": True})
-    files = ["vote_tile", *dialect.vote_files, "carry", "carry_votes"]
-    files += dialect.vote_staging.get("carry_votes", ())
-    body = dialect.spelled(CARRIED_VOTES).replace("@", dialect.vote_lane)
-    header, names = dialect.header(constants, files), ("tape", "credits", "work", "sizes")
-    bytes_shared = dialect.vote_bytes
-    matrices = Source(
-        "egg_carried_votes", names, ("Z",), header, dialect.vote_memory + body, bytes_shared
-    )
-    rows = _kernel(
-        dialect, "egg_carried_rows", "credits sorted order sizes", "Z", "carry rows carry_rows",
-        ROW_VOTES.replace("@", CARRIED), dialect.constants(**layout),
-    )  # fmt: skip
-    return CarryKernels(matrices, rows)
-
-
-def count_votes(
-    launcher: Launcher,
-    dialect: Dialect,
-    program: Program,
-    table: mx.array,
-    noise: Slices,
-    fitness: mx.array,
-    clt: bool,
-) -> dict[str, mx.array]:
-    """Z per leaf, as `Engine.votes` gives it. table: that of the noise, as kernels read it."""
-    N, leaves = fitness.size, program.leaves
-    given = [table, *map(pad_flat, (noise.starts, fitness.astype(mx.int8)))]
-    matrices, vectors = vote_sources(dialect, noise.rank, clt)
-    work = vote_work(tuple(leaf.shape for leaf in leaves), VOTE_SIDE)
-    flat: dict[bool, mx.array] = {}
-    for of_matrix, source, rows, terms, size, threads in (
-        (True, matrices, work.tiles, N * noise.rank, work.votes, VOTE_THREADS),
-        (False, vectors, work.elements, N, len(work.elements), 1),
-    ):
-        if not len(rows):
-            continue
-        groups = -(-len(rows) * threads // VOTE_THREADS)
-        parts, share = split_terms(terms, groups)
-        sizes = mx.array([N, share, size], mx.int32)
-        (Z,) = launcher(
-            source,
-            [*given, pad_flat(mx.array(rows)), sizes],
-            [((parts, size), mx.int32)],
-            (groups * VOTE_THREADS, parts, 1),
-            (VOTE_THREADS, 1, 1),
-        )
-        flat[of_matrix] = Z.sum(axis=0)
-    out, at = {}, {True: 0, False: 0}
-    for leaf in leaves:
-        kind, size = len(leaf.shape) == 2, math.prod(leaf.shape)
-        out[leaf.name] = flat[kind][at[kind] : at[kind] + size].reshape(leaf.shape)
-        at[kind] += size
-    return out

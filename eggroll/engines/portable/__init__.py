@@ -1,1 +1,1 @@
-"""The yardstick: every operation in plain MLX, slow and obvious."""
+"""The portable engine: every operation in plain MLX, slow and obvious."""

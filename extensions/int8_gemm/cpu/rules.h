@@ -1,4 +1,4 @@
-// Update rules in integers, see docs/estimators.md, eggroll/evolution/rules.py and eggroll/evolution/rules.py.
+// Update rules in integers, see docs/estimators.md and eggroll/evolution/rules.py.
 // Independent of MLX.
 #pragma once
 
