@@ -26,6 +26,8 @@ DEPS := $(VENV)/.deps-installed
 BUILT := $(VENV)/.extension-built
 DOCS := $(VENV)/.docs-installed
 SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/* extensions/*/*/*/*) eggroll/__init__.py
+MODULES := $(sort $(wildcard eggroll/*.py eggroll/*/*.py eggroll/*/*/*.py))
+NAMES := $(VENV)/.modules
 CXX_SOURCES = $(shell find extensions tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -111,8 +113,14 @@ $(DOCS): pyproject.toml $(DEPS)
 	@$(PY) -m pip install --quiet -r $(VENV)/requirements-docs.txt
 	@touch $@
 
+# An editable install lists the modules, so one that came, went or moved needs another.
+$(NAMES): FORCE | $(DEPS)
+	@echo $(MODULES) | cmp -s - $@ || echo $(MODULES) >$@
+
+FORCE:
+
 # The stamp bears the time of the start: a source saved during the build is built next time.
-$(BUILT): $(DEPS) $(SOURCES)
+$(BUILT): $(DEPS) $(NAMES) $(SOURCES)
 	@echo "Building the extension."
 	@touch $@.new
 	@$(PY) -m pip install --quiet --no-build-isolation --no-deps --config-settings=cmake.define.EGG_WERROR=$(WERROR) --editable .

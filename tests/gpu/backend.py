@@ -18,7 +18,7 @@ from networks import Case, random_case
 from networks_credit import Credited
 from test_credit import same
 
-from eggroll import engines as choice
+from eggroll import engines
 from eggroll.engines.cuda import Cuda, CudaEngine, Target, cuda_credit_plans, cuda_plans, target
 from eggroll.engines.gpu.credit import CreditPlan, CreditStageWriter, credit_plans
 from eggroll.engines.gpu.dialect import Dialect, KernelSource
@@ -132,7 +132,7 @@ def install(gpu: Gpu, monkeypatch, launcher: emulator.Emulator, variant: str = "
             options = gpu.options(variant)
             super().__init__(program, threads, block_tokens, launcher=launcher, **options)
 
-    monkeypatch.setitem(choice.ENGINES, gpu.name, Emulated)
+    monkeypatch.setitem(engines.ENGINES, gpu.name, Emulated)
 
 
 def stage_source(gpu: Gpu, plan: StagePlan, shift: int = 8) -> KernelSource:

@@ -9,7 +9,8 @@ import emulator
 import pytest
 from conftest import REQUIRED
 
-from eggroll.engines import choice, guard
+from eggroll import engines
+from eggroll.engines import guard
 from gpu.backend import GPUS, Gpu
 from gpu.faulty import Fault, Faulty
 
@@ -45,6 +46,6 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
     def put(fault: Fault) -> None:
         monkeypatch.setattr(Faulty, "fault", staticmethod(fault))
 
-    monkeypatch.setitem(choice.ENGINES, "metal", Faulty)
+    monkeypatch.setitem(engines.ENGINES, "metal", Faulty)
     monkeypatch.setattr(guard, "failed_engines", {})
     return put

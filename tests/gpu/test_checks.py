@@ -76,12 +76,12 @@ def test_what_was_right_elsewhere_is_looked_at_again(slices: Slices):
 def test_checked_starts_are_not_kept(slices: Slices):
     """Nor is another array taken for one that lay at the same address."""
     other = slices._replace(starts=slices.starts + 0)
-    before = len(checks._inside)
+    before = len(checks._checked)
     check_noise(PROGRAM, other, 2 * PAIRS)
-    assert len(checks._inside) == before + 1
+    assert len(checks._checked) == before + 1
     del other
     gc.collect()
-    assert len(checks._inside) == before
+    assert len(checks._checked) == before
 
 
 @pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.int16, mx.uint8])

@@ -16,8 +16,7 @@ from test_credit import CREDITED, same
 from eggroll import networks
 from eggroll.engines.gpu import launch as pace
 from eggroll.engines.gpu.credit import CreditPlan, CreditRun, CreditWork, as_int32
-from eggroll.engines.gpu.launch import split_terms
-from eggroll.engines.gpu.votes import credit_kernels, row_shares
+from eggroll.engines.gpu.votes import credit_kernels, launch_counts, row_shares, split_terms
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.spec import credit
 from eggroll.spec import program as language
@@ -165,10 +164,10 @@ def test_votes_of_many_pairs_leave_float_in_time(gpu: Gpu, launcher: Emulator, w
     # Rounding goes up from half, and what is beyond int8 is clipped.
     pair = np.array([[127 << shift, (1 << 30)], [-16, -17], [15, 16]], np.int32)
     sums = np.resize(pair, (N, K))
-    (Z,) = here._launch(
+    (Z,) = launch_counts(
+        launcher,
         here.work.kernels.matrices,
-        [here.noise.table, here.noise.starts, mx.array(sums)],
-        [as_int32([(0, 0, 0, O, K, 0, 3, 0)])],
+        [here.noise.table, here.noise.starts, mx.array(sums), as_int32([(0, 0, 0, O, K, 0, 3, 0)])],
         [N, terms, O * K, shift],
         [((parts, O * K), mx.int32)],
         128,

@@ -57,7 +57,8 @@ def count_votes(
     votes, first = {}, {True: 0, False: 0}
     for leaf in leaves:
         matrix, size = len(leaf.shape) == 2, math.prod(leaf.shape)
-        votes[leaf.name] = flat[matrix][first[matrix] :][:size].reshape(leaf.shape)
+        begin = first[matrix]
+        votes[leaf.name] = flat[matrix][begin : begin + size].reshape(leaf.shape)
         first[matrix] += size
     return votes
 
@@ -103,7 +104,7 @@ def launch_counts(
 
 
 def split_terms(terms: int, groups: int) -> tuple[int, int]:
-    """(parts, terms of each) that bring `groups` threadgroups near 4 FULL; a part has 256 or more.
+    """(parts, terms of each) that bring `groups` threadgroups near 4 FULL_GROUPS, 256 at least.
 
     A part's terms are a multiple of 32, as vote_product.metal takes that many at a time.
     """
