@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,33 @@ def shown(value: object, most: int = 60) -> str:
     except (RecursionError, ValueError):  # nested too deeply; a number of too many digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def object_in(
+    text: str | bytes, schema: Mapping[str, type | UnionType] | None = None
+) -> dict[str, Any]:
+    """The object that JSON has, as of a file or a header, whose values of these names have types.
+
+    schema: names and types, `X | None` for one that may be missing; others may be anything.
+
+    Raises:
+        ValueError: it is no JSON, no object, or a value has another type; it says what is wrong as
+            the rest of a sentence.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:  # that of text which is no UTF-8 among them
+        raise ValueError(f"is not valid JSON ({error})") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"holds {shown(found)} where an object is needed")
+    for name, kind in (schema or {}).items():
+        value = found.get(name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+            words = getattr(kind, "__name__", kind)
+            raise ValueError(f"has {shown(value)} as {name!r} where {words} is needed")
+    return found
 
 
 def array_of(name: str, value: Any) -> NDArray[Any]:

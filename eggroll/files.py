@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,29 +34,78 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         InputError: it cannot be written; what was there before is intact.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        try:
-            with open(partial, "wb") as file:
-                file.write(data)
-                file.flush()
-                flush_to_disk(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
+        with replacing(path) as file:
+            file.write(data)
     except OSError as error:
         raise unwritable(path, error) from error
 
 
-def open_regular(path: Path) -> BinaryIO:
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file for writing that takes the place of `path` once it is whole and on the disk.
+
+    Raises:
+        OSError: it cannot be written; what was there before is intact.
+    """
+    partial, handle = _new_partial(path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            flush_to_disk(file.fileno())
+            os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _new_partial(path: Path) -> tuple[Path, int]:
+    """A new file beside `path`, to which no link led, and its handle, locked while it is written.
+
+    What a killed writer left under its name is removed; if another is writing there, or it is not
+    ours to remove, the file has a name of its own.
+    """
+    usual = path.with_name(f".{path.name}.partial")
+    with contextlib.suppress(OSError):
+        _remove_stale(usual)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(FileExistsError):
+        handle = os.open(usual, flags, 0o666)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(handle), os.lstat(usual)):
+                return usual, handle
+        os.close(handle)  # taken for a leftover before it was locked
+    own = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    return own, os.open(own, flags, 0o666)
+
+
+def _remove_stale(partial: Path) -> None:
+    """Removes a leftover, or a link; not a file that is being written.
+
+    Raises:
+        OSError: nothing is there, it is being written, or not ours to remove.
+    """
+    if stat.S_ISLNK(os.lstat(partial).st_mode):
+        partial.unlink()
+        return
+    with open_regular(partial, os.O_NOFOLLOW) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), os.lstat(partial)):
+            partial.unlink()
+
+
+def open_regular(path: Path, flags: int = 0) -> BinaryIO:
     """A file open for reading; an OSError for what is none, as a pipe would be waited for.
+
+    flags: more of them for `os.open`.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -110,17 +160,40 @@ def cache_folder() -> Path:
         ) from None
 
 
+def check_own(path: Path, code: bool = False) -> None:
+    """Sees that a file or folder of the cache is of this user or of root, before it is believed.
+
+    code: it is executed, so nobody else may write to it either.
+
+    Raises:
+        InputError: another user could have put it there.
+        OSError: it is not there.
+    """
+    facts = os.stat(path)
+    foreign = facts.st_uid not in (os.geteuid(), 0)
+    if foreign or (code and facts.st_mode & stat.S_IWOTH):
+        cause = f"belongs to user {facts.st_uid}" if foreign else "can be written by everybody"
+        raise InputError(
+            f"{str(path)!r} of the cache {cause}, so it is not used: remove it, or set "
+            "EGGROLL_CACHE to a folder of your own."
+        )
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Holds a file lock; the kernel frees it when its process ends, however it ends.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be made, or is a link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(path, flags, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager

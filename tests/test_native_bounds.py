@@ -104,12 +104,23 @@ def noise(starts: mx.array | None, table: int = 100, rank: int = 1, shift: int =
     return native.Noise(mx.ones(table, mx.int8), starts, rank, shift)
 
 
+def with_byte(packed: mx.array, at: int) -> mx.array:
+    """The packed weights, a byte of whose header is changed in its place."""
+    np.array(packed, copy=False)[at] += 1
+    return packed
+
+
 START = mx.zeros((3, P // 2), mx.int32)
 ARGUMENTS = {
     "packed too short": ("packed", lambda a: a["packed"][:-1]),
     "no packed weights": ("packed", lambda a: mx.zeros(0, mx.int8)),
     "packed too long": ("packed", lambda a: mx.concatenate([a["packed"]] * 2)),
     "packed by nobody": ("packed", lambda a: mx.zeros_like(a["packed"])),
+    "packed copied": ("packed", lambda a: mx.array(np.array(a["packed"]))),
+    "packed and changed": ("packed", lambda a: a["packed"] ^ mx.array(1, mx.int8)),
+    "packed shifted": ("packed", lambda a: with_byte(a["packed"], 56)),
+    "packed for another": ("packed", lambda a: with_byte(a["packed"], 0)),
+    "packed elsewhere": ("packed", lambda a: with_byte(a["packed"], 48)),
     "tokens beyond": ("tokens", lambda a: mx.full((P, T), VOCABULARY, mx.int32)),
     "targets below": ("targets", lambda a: mx.full((P, T), -1, mx.int32)),
     "targets of another shape": ("targets", lambda a: mx.ones((P, T + 1), mx.int32)),
@@ -269,6 +280,10 @@ WHITENED: dict[str, dict[str, Any]] = {
     "an oblong matrix": {"matrices": np.zeros((1, 2, 3), np.int32)},
     "an empty matrix": {"matrices": np.zeros((1, 0, 0), np.int32)},
     "a wide matrix": {"matrices": np.zeros((1, 65, 65), np.int32)},
+    "numbers": dict.fromkeys(("votes", "fine", "feedback"), np.array(0, np.int32))
+    | {"weights": np.array(0, np.int8)},
+    "numbers without a matrix": dict.fromkeys(("votes", "fine"), np.array(0, np.int32))
+    | {"weights": np.array(0, np.int8), "feedback": None, "matrices": None},
     "a negative factor": {"factor": -1},
     "a large factor": {"factor": 2**30 + 1},
     "no factor": {"factor": float("nan")},

@@ -43,3 +43,24 @@ def test_a_forked_child_has_threads_of_its_own():
     if not Path("/proc/self/task").exists():
         pytest.skip("threads are counted in /proc")
     subprocess.run([sys.executable, "-c", words], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "portable"])
+def test_a_child_forked_after_the_first_use_trains_on(engine: str):
+    """MLX's thread of a stream does not survive a fork either, and the child waited for it."""
+    words = (
+        "import os, signal, numpy as np, mlx.core as mx\n"
+        "from networks import random_case\n"
+        "from eggroll.engines import ENGINES\n"
+        f"case = random_case(8); engine = ENGINES[{engine!r}](case.program)\n"
+        "def scores(): return np.array(mx.abs(engine.evaluate(engine.prepare(case.leaves), "
+        "case.slices, case.batch)[0]))\n"
+        "first = scores(); child = os.fork()\n"
+        "if not child:\n"
+        "    signal.alarm(20)\n"
+        "    os._exit(0 if (scores() == first).all() else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "assert (scores() == first).all()"
+    )
+    folder = Path(__file__).parent
+    subprocess.run([sys.executable, "-c", words], check=True, timeout=180, cwd=folder)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from corpora import CACHED, documents, hub_shaped, sentence
 
+from eggroll.data.columns import ColumnFile
 from eggroll.data.corpus import TextCorpus, load_corpus
 from eggroll.data.text import Text
 from eggroll.errors import InputError
@@ -160,3 +165,105 @@ def test_damaged_tables_are_refused(tmp_path, cache, name: str, content: bytes, 
         load_corpus(str(tmp_path / name))
     sentence(error)
     assert all(path.suffix in (".lock", ".partial") for path in cache.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("q?.jsonl", "qz.jsonl"),
+        ("d[12].jsonl", "d1.jsonl"),
+        ("a*b.csv", "aXb.csv"),
+        ("[!a].parquet", "z.parquet"),
+        ("**.arrow", "z.arrow"),
+    ],
+)
+def test_a_table_is_its_name_and_no_pattern(tmp_path, name: str, other: str):
+    table(tmp_path / name, {"text": LINES})
+    table(tmp_path / other, {"text": [f"another {i}" for i in range(40)]})
+    found = lines_of(load_corpus(str(tmp_path / name)))
+    assert sorted(found["train"] + found["valid"]) == sorted(LINES)
+
+
+def test_a_path_that_means_a_file_inside_another_is_refused(tmp_path):
+    path = table(tmp_path / "a::b.jsonl", {"text": LINES})
+    with pytest.raises(InputError, match="has '::' in its path") as error:
+        load_corpus(str(path))
+    sentence(error)
+    path = table(tmp_path / "a::b.parquet", {"text": LINES})
+    assert sum(map(len, lines_of(load_corpus(str(path))).values())) == len(LINES)
+
+
+@contextmanager
+def listener() -> Iterator[tuple[str, list[bytes]]]:
+    """An address on this machine, and what came to it."""
+    seen: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def listen() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    seen.append(connection.recv(4096))
+                    connection.close()
+
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", seen
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def declaring(texts: dict[str, list], media: dict[str, list], feature: str):
+    """A table of Arrow whose metadata declare some columns as media at these addresses."""
+    import pyarrow as pa
+
+    stored = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    columns = {name: pa.array(values) for name, values in texts.items()}
+    for name, paths in media.items():
+        columns[name] = pa.array([{"bytes": None, "path": path} for path in paths], stored)
+    features = {name: {"dtype": "string", "_type": "Value"} for name in texts}
+    features |= {name: {"_type": feature} for name in media}
+    facts = json.dumps({"info": {"features": features}})
+    return pa.table(columns).replace_schema_metadata({"huggingface": facts})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "hub"])
+@pytest.mark.parametrize("feature", ["Image", "Audio"])
+def test_metadata_of_a_table_open_nothing(tmp_path, kind: str, feature: str):
+    """Neither the column that they declare is fetched, nor the text, if they declare that."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    def write(made) -> str:
+        if kind == "arrow":
+            path = tmp_path / "t.arrow"
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, made.schema) as writer:
+                writer.write_table(made)
+            return str(path)
+        path = tmp_path / ("hub/data/train.parquet" if kind == "hub" else "t.parquet")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(made, path)
+        return f"hf:{tmp_path}/hub" if kind == "hub" else str(path)
+
+    with listener() as (address, seen):
+        addresses = [f"{address}/{i}.png" for i in range(40)]
+        path = write(declaring({"text": LINES}, {"picture": addresses}, feature))
+        words = "::" if kind == "hub" else ":"
+        found = lines_of(load_corpus(f"{path}{words}text"))
+        assert sorted(found["train"] + found["valid"]) == sorted(LINES)
+        with pytest.raises(InputError, match="which is no text: name one of text"):
+            load_corpus(f"{path}{words}picture")
+        path = write(declaring({"more": LINES}, {"text": addresses}, feature))
+        with pytest.raises(InputError, match="which is no text"):
+            load_corpus(f"{path}{words}text", val_share=0.1)
+        assert seen == []
+
+
+def test_an_interrupted_table_of_arrow_goes_on_from_its_row(tmp_path):
+    lines = [f"line {i}" for i in range(3500)]
+    path = table(tmp_path / "t.parquet", {"text": lines, "n": [*range(3500)]})
+    file = ColumnFile(str(path), "parquet")
+    for first in (0, 1, 999, 1000, 1001, 3499, 3500):
+        batches = list(file.texts("text", first))
+        assert [text for texts, _ in batches for text in texts] == lines[first:]
+        assert [row for _, row in batches] == [r for r in (1000, 2000, 3000, 3500) if r > first]

@@ -36,7 +36,7 @@ from typing import (
 import tyro
 
 from eggroll import _extension
-from eggroll.cli import help
+from eggroll.cli import entry, help
 from eggroll.cli.help import hints_of
 from eggroll.cli.screen import HASTE, put, say
 from eggroll.errors import EngineWarning, InputError, shortened, shown
@@ -133,6 +133,10 @@ def run(main: Callable[[], int]) -> int:
         return READER_GONE  # in silence, as `| head` wants no more
     except MemoryError:
         return _end(REFUSED, "error: memory ran out; try a smaller --pop, --width or --chunk.")
+    except RuntimeError as error:
+        if any(words in str(error) for words in entry.NO_THREADS):
+            return _end(REFUSED, f"error: {entry.limit_reached(error)}.")
+        raise
     except OSError as error:
         where = f"{error.filename!r}: " if error.filename else ""
         reason = error.strerror or type(error).__name__

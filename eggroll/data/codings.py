@@ -6,11 +6,11 @@ Token 0 is the mark that begins a document in all of them. Letters: V vocabulary
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -21,8 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.data.text import MARK, Text, reason
-from eggroll.errors import InputError
-from eggroll.files import cache_folder, filling, flush_to_disk, locked, open_regular, write_whole
+from eggroll.errors import InputError, object_in
+from eggroll.files import (
+    cache_folder,
+    check_own,
+    filling,
+    locked,
+    open_regular,
+    replacing,
+    write_whole,
+)
 
 BYTES: Final = 256
 TOKENIZER_FILE: Final = "tokenizer.json"  # of a run's folder
@@ -146,24 +154,20 @@ class BytePairs(Coding):
             InputError: it is none, or not byte-level, or too large.
         """
         tokenizers = tokenizers_package()
-        self.data = data
-        try:
+        self.data, self.name = data, name
+        with _refusing(name):
             self._tokenizer: Any = tokenizers.Tokenizer.from_buffer(data)
-            facts = json.loads(data)
-        except Exception as error:  # whatever Rust made of it
-            raise InputError(
-                f"{name} is no tokenizer.json ({' '.join(str(error).split())[:100]}): give one as "
-                "the package tokenizers writes it."
-            ) from None
+            facts = object_in(data, {"decoder": dict | None})
         if (facts.get("decoder") or {}).get("type") != "ByteLevel":
             raise InputError(
                 f"{name} is not byte-level, so a text cannot be had back from its tokens: give a "
                 "byte-level BPE, as those of GPT-2 and Llama 3, or --vocabulary for one of the "
                 "corpus."
             )
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._bytes = _bytes_of_ids(self._tokenizer)
+        with _refusing(name):
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self._bytes = _bytes_of_ids(self._tokenizer)
         self.vocabulary = len(self._bytes)
         if not 2 <= self.vocabulary <= MOST_TOKENS:
             raise InputError(
@@ -183,7 +187,8 @@ class BytePairs(Coding):
 
     def tokens(self, text: str, name: str) -> list[int]:
         text = text.encode("utf-8", "replace").decode("utf-8")
-        return [i + 1 for i in self._tokenizer.encode(text, add_special_tokens=False).ids]
+        with _refusing(self.name):
+            return [i + 1 for i in self._tokenizer.encode(text, add_special_tokens=False).ids]
 
     def bytes_of(self, token: int) -> bytes:
         return self._bytes[token]
@@ -192,10 +197,26 @@ class BytePairs(Coding):
         """The tokens of documents, each with its mark; what is no UTF-8 becomes U+FFFD."""
         contents = (content.decode("utf-8", "replace") for content in texts)
         while batch := list(islice(contents, BATCH)):
-            for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+            with _refusing(self.name):
+                encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            for encoding in encodings:
                 tokens = np.zeros(len(encoding.ids) + 1, np.uint16)
                 tokens[1:] = np.array(encoding.ids, np.int64) + 1
                 yield tokens
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Raises InputError for whatever Rust makes of a tokenizer: a panic is no Exception."""
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise InputError(
+            f"{name} is no tokenizer.json ({' '.join(str(error).split())[:100]}): give one as the "
+            "package tokenizers writes it."
+        ) from None
 
 
 def _bytes_of_ids(tokenizer: Any) -> list[bytes]:
@@ -279,6 +300,7 @@ def train_tokenizer(name: str, text: Text, vocabulary: int) -> BytePairs:
             )  # fmt: skip
             tokenizer.train_from_iterator(_sample(text.train), trainer)
             write_whole(path, tokenizer.to_str().encode())
+        check_own(path)
         coding = read_tokenizer(path)
     if coding.vocabulary != vocabulary:
         path.unlink(missing_ok=True)
@@ -311,6 +333,7 @@ def encoded_split(
         with locked(path.with_suffix(".lock")):
             if not path.exists():
                 _encode(data, coding, path, title)
+        check_own(path)
         tokens: NDArray[np.uint16] = np.memmap(path, "<u2", "r").view(np.ndarray)
     except OSError as error:
         raise InputError(
@@ -322,18 +345,12 @@ def encoded_split(
 
 def _encode(data: NDArray[np.uint8], coding: BytePairs, path: Path, title: str) -> None:
     """Writes a split's tokens whole or not at all, with progress on stderr."""
-    partial, done = path.with_name(f".{path.name}.partial"), 0
-    try:
-        with open(partial, "wb") as file, filling(f"tokens of {title}", len(data)) as show:
-            for tokens in coding.documents(_documents(data)):
-                file.write(tokens.astype("<u2", copy=False).tobytes())
-                done += int(coding.sizes[tokens].sum())
-                show(done)
-            file.flush()
-            flush_to_disk(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    done = 0
+    with replacing(path) as file, filling(f"tokens of {title}", len(data)) as show:
+        for tokens in coding.documents(_documents(data)):
+            file.write(tokens.astype("<u2", copy=False).tobytes())
+            done += int(coding.sizes[tokens].sum())
+            show(done)
 
 
 def _documents(data: NDArray[np.uint8]) -> Iterator[bytes]:

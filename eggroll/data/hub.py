@@ -1,14 +1,16 @@
 """Tables of text, of the Hugging Face hub or local, streamed once into a memory-mapped cache.
 
-Rows are read by the package `datasets`; nothing comes from the network but what the option `data`
-names. <cache>/<key>/ holds train.bin, valid.bin and meta.json, or is not there.
-<key>-val-<share>/ is a table of which another share is held out than usual; data with a validation
-split of their own have none. An interrupted cache lies in <cache>/.<key>.partial and goes on there.
+Rows are read by the package `datasets`, those of local Parquet and Arrow files by columns.py;
+nothing comes from the network but what the option `data` names. <cache>/<key>/ holds train.bin,
+valid.bin and meta.json, or is not there. <key>-val-<share>/ is a table of which another share is
+held out than usual; data with a validation split of their own have none. An interrupted cache lies
+in <cache>/.<key>.partial and goes on there.
 """
 
 from __future__ import annotations
 
 import difflib
+import glob
 import hashlib
 import json
 import os
@@ -16,16 +18,17 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.data.columns import BATCH, ColumnFile, is_text
 from eggroll.data.text import MARK, VAL_SHARE, Split, Text, held_out, reason
-from eggroll.errors import InputError
-from eggroll.files import cache_folder, filling, flush_to_disk, locked, write_whole
+from eggroll.errors import InputError, object_in
+from eggroll.files import cache_folder, check_own, filling, flush_to_disk, locked, write_whole
 
 PREFIX: Final = "hf:"
 HUB: Final = {"tinystories": "roneneldan/TinyStories", "minipile": "JeanKaddour/minipile"}
@@ -33,12 +36,12 @@ TOKENS: Final = "tokens"  # the option `data` of a run on arrays of the caller's
 NUMBERED: Final = ("count", TOKENS)  # data whose tokens are numbers below --vocabulary, not bytes
 # Suffix of a local table -> its reader in `datasets`.
 TABLES: Final = {".parquet": "parquet", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
+ARROW_TABLES: Final = ("parquet", "arrow")  # read here, as `datasets` does what their metadata say
 HELD_OUT_NAMES: Final = ("validation", "valid", "val", "dev")  # names of a split for validation
-BATCH: Final = 1000  # rows read at a time
 OFFLINE: Final = "stdlib, count, a file or a folder"  # data that need no network
 SPLITS: Final[tuple[Split, Split]] = ("train", "valid")
 CACHE_VERSION: Final = 1
-PROGRESS_FILE: Final = "progress.json"
+PROGRESS_FILE: Final = "progress-2.json"
 NOTE_SECONDS: Final = 2.0  # from one note of how far a stream has come to the next
 READ_BLOCK: Final = 1 << 22  # bytes of a split read at a time, to count its documents
 Texts = Iterator[tuple[Sequence[Any], Any]]  # rows' texts, and the state to go on after them
@@ -84,7 +87,10 @@ def read_table(source: HubSource, share: float = VAL_SHARE) -> Text:
                 folder, fault = _find_cache(base, source, share)
                 if fault:
                     folder = CacheWriter(base, source, share).write(fault)
-        meta = json.loads((folder / "meta.json").read_bytes())
+        check_own(folder)
+        for name in ("meta.json", *(f"{split}.bin" for split in SPLITS)):
+            check_own(folder / name)
+        meta = object_in((folder / "meta.json").read_bytes())
         train, valid = (
             np.memmap(folder / f"{split}.bin", np.uint8, "r").view(np.ndarray) for split in SPLITS
         )
@@ -120,7 +126,13 @@ def source_of(name: str) -> HubSource | None:
     builder = TABLES.get(os.path.splitext(path)[1].lower(), "")
     if not builder or not os.path.isfile(path):
         return None
-    return HubSource(name, os.path.abspath(path), builder, "", column)
+    path = os.path.abspath(path)
+    if "::" in path and builder not in ARROW_TABLES:
+        raise InputError(
+            f"data {name[:80]!r} has '::' in its path, which stands for a file inside another in "
+            "`datasets`: rename it."
+        )
+    return HubSource(name, path, builder, "", column)
 
 
 def path_and_column(name: str) -> tuple[str, str]:
@@ -173,7 +185,7 @@ def _folder_of(base: Path, share: float) -> Path:
 def _find_cache(base: Path, source: HubSource, share: float) -> tuple[Path, str | None]:
     """The folder to read, and the reason why it cannot be, if there is one."""
     if share != VAL_SHARE and _cache_fault(base, source) is None:
-        meta = json.loads((base / "meta.json").read_bytes())
+        meta = object_in((base / "meta.json").read_bytes())
         if meta.get("val_share", VAL_SHARE) is None:  # a split of its own
             return base, None
     folder = _folder_of(base, share)
@@ -185,7 +197,7 @@ def _cache_fault(folder: Path, source: HubSource) -> str | None:
     if not folder.exists():
         return f"{source.name!r} is not in the cache {folder}"
     try:
-        meta = json.loads((folder / "meta.json").read_bytes())
+        meta = object_in((folder / "meta.json").read_bytes())
         if (meta["version"], meta["dataset"]) != (CACHE_VERSION, source.identity):
             return f"the cache {folder} has another version or origin"
         for split in SPLITS:
@@ -210,7 +222,10 @@ class CacheWriter:
         progress = self._read_progress()
         print(f"{fault}; {'going on with' if progress else 'streaming'} {name}", file=sys.stderr)
         table = Table(self.source)
+        if self.partial.is_symlink():
+            self.partial.unlink()
         self.partial.mkdir(exist_ok=True)
+        check_own(self.partial)
         for split in table.splits:
             self._stream(table, split, progress)
         meta: dict[str, Any] = {"version": CACHE_VERSION, "dataset": self.identity}
@@ -231,7 +246,7 @@ class CacheWriter:
     def _read_progress(self) -> dict[str, Any]:
         """An interrupted writer's notes, by split; without them its files are removed."""
         try:
-            progress = json.loads((self.partial / PROGRESS_FILE).read_bytes())
+            progress = object_in((self.partial / PROGRESS_FILE).read_bytes(), {"splits": dict})
             if progress["version"] == CACHE_VERSION and progress["dataset"] == self.identity:
                 splits: dict[str, Any] = progress["splits"]
                 sizes = {s: (self.partial / f"{s}.bin").stat().st_size for s in splits}
@@ -319,7 +334,7 @@ def _hold_out(partial: Path, source: HubSource, share: float) -> None:
     offsets = range(0, len(data), 1 << 26)  # the mask of all at once may not fit into memory
     marks = [np.flatnonzero(data[i : i + (1 << 26)] == MARK[0]) + i for i in offsets]
     starts = np.concatenate([np.zeros(0, np.intp), *marks])
-    ends = np.append(starts[1:], len(data))
+    ends = np.append(starts[1:], len(data))[: len(starts)]  # none of an empty table
     spans = list(zip(starts.tolist(), ends.tolist(), strict=True))
     mask = held_out((data[a + 1 : b].tobytes() for a, b in spans), share)
     if not mask.any():
@@ -343,52 +358,69 @@ def _hold_out(partial: Path, source: HubSource, share: float) -> None:
 class Table:
     """A source that is open: its splits, and their texts from wherever reading stopped.
 
-    The split for validation is left out of `splits` where there is none.
+    The split for validation is left out of `splits` where there is none. Features other than text,
+    as of images, are never decoded: their values are addresses, which nobody here asked for.
     """
 
     def __init__(self, source: HubSource) -> None:
+        self.source, self.column = source, source.column
+        self.splits: dict[Split, str] = {"train": "train"}  # names of them in `datasets`
+        self._file: ColumnFile | None = None
+        self._texts: list[str] = []  # columns that hold any
         try:
-            import datasets  # type: ignore[import-untyped, unused-ignore]
+            self._open()
+        except InputError:
+            raise
         except ImportError as error:
             raise InputError(
                 f"data {source.name!r} needs the package 'datasets': run `pip install datasets`, "
                 f"or use data that need no network: {OFFLINE}."
             ) from error
-        self.source, self.column = source, source.column
-        try:
-            self._open(datasets)
-        except InputError:
-            raise
         except Exception as error:
             raise self._failure(error) from error
 
-    def _open(self, datasets: Any) -> None:
+    def _open(self) -> None:
         source = self.source
+        if source.builder in ARROW_TABLES:
+            self._file = ColumnFile(source.path, source.builder)
+            types = self._file.schema()
+            self._texts = [name for name, kind in types.items() if is_text(kind)]
+            self._choose_column(types, self._texts)
+            if not is_text(types[self.column]):
+                raise self._no_text(f"values of type {types[self.column]}")
+            return
+        import datasets  # type: ignore[import-untyped, unused-ignore]
+
         if source.builder:
-            files = {"train": source.path}
+            files = {"train": glob.escape(source.path)}
             self._dataset = datasets.load_dataset(source.builder, data_files=files, streaming=True)
         else:
-            if not os.path.isdir(source.path):
-                from huggingface_hub import HfApi
-
-                HfApi().dataset_info(source.path, timeout=10)  # load_dataset would retry for long
-            config = source.config
-            ambiguous = config and not source.column  # hf:NAME:WORD
-            if ambiguous and config not in datasets.get_dataset_config_names(source.path):
-                config, self.column = "", config
-            self._dataset = datasets.load_dataset(source.path, config or None, streaming=True)
+            self._dataset = self._load_hub(datasets)
         names = list(self._dataset)
         if "train" not in names:
             raise InputError(
                 f"data {source.name!r} has the splits {', '.join(names)[:200]}: one that is called "
                 "train is needed."
             )
-        self.splits: dict[Split, str] = {"train": "train"}  # names of them in `datasets`
         if held_out := next((name for name in HELD_OUT_NAMES if name in names), None):
             self.splits["valid"] = held_out
 
+    def _load_hub(self, datasets: Any) -> Any:
+        """A data set of the hub, or a folder of its shape."""
+        path, config = self.source.path, self.source.config
+        if not os.path.isdir(path):
+            from huggingface_hub import HfApi
+
+            HfApi().dataset_info(path, timeout=10)  # load_dataset would retry for long
+        ambiguous = config and not self.source.column  # hf:NAME:WORD
+        if ambiguous and config not in datasets.get_dataset_config_names(path):
+            config, self.column = "", config
+        return datasets.load_dataset(path, config or None, streaming=True)
+
     def size(self, split: Split) -> int | None:
         """Bytes of a split's rows, where the data set says so."""
+        if self._file:
+            return None
         splits: Mapping[str, Any] = getattr(self._dataset["train"].info, "splits", None) or {}
         facts = splits.get(self.splits[split])
         return getattr(facts, "num_bytes", None) or None
@@ -398,22 +430,46 @@ class Table:
 
         Errors of the reader of this generator are not seen here: every one caught is the source's.
         """
-        stream = self._dataset[self.splits[split]]
         try:
+            if self._file:
+                for texts, row in self._file.texts(self.column, state or 0):
+                    self._check_texts(texts)
+                    yield texts, row
+                return
+            stream = self._undecoded(split)
             if state is not None:
                 stream.load_state_dict(state)
             for batch in stream.iter(batch_size=BATCH):
-                column = self._column(batch)
-                yield batch[column], stream.state_dict()
+                texts = self._column(batch)
+                yield texts, stream.state_dict()
         except InputError:
             raise
         except Exception as error:
             raise self._failure(error) from error
 
-    def _column(self, batch: Mapping[str, Sequence[Any]]) -> str:
-        """The column of the text, which must hold texts."""
+    def _undecoded(self, split: Split) -> Any:
+        """A split as a stream of the column of the text alone, of which nothing is decoded."""
+        stream = self._dataset[self.splits[split]]
+        if not stream.features:  # nothing says that anything is to be decoded
+            return stream
+        kinds = {name: getattr(kind, "dtype", "") for name, kind in stream.features.items()}
+        self._texts = [name for name, kind in kinds.items() if kind in ("string", "large_string")]
+        self._choose_column(kinds, self._texts)
+        return stream.decode(False).select_columns([self.column])
+
+    def _column(self, batch: Mapping[str, Sequence[Any]]) -> Sequence[Any]:
+        """The column of the text in some rows, which must hold texts."""
+        if not self._texts:
+            self._texts = [
+                k for k, values in batch.items() if any(isinstance(v, str) for v in values)
+            ]
+        self._choose_column(batch, self._texts)
+        self._check_texts(batch[self.column])
+        return batch[self.column]
+
+    def _choose_column(self, columns: Collection[str], texts: Sequence[str]) -> None:
+        """Finds the column of the text among those that hold any, or the one that was named."""
         name = self.source.name
-        texts = [k for k, values in batch.items() if any(isinstance(v, str) for v in values)]
         if not self.column:
             if "text" not in texts and len(texts) != 1:
                 example = f"{name}::{texts[0]}" if name.startswith(PREFIX) else f"{name}:COLUMN"
@@ -422,17 +478,23 @@ class Table:
                     + (f" ({', '.join(texts)[:200]}): name one, as in {example}." if texts else ".")
                 )
             self.column = "text" if "text" in texts else texts[0]
-        if self.column not in batch:
+        if self.column not in columns:
             raise InputError(
                 f"data {name!r}: there is no column {self.column[:60]!r}, but there are "
-                f"{', '.join(batch)[:200]}."
+                f"{', '.join(columns)[:200]}."
             )
-        if wrong := [v for v in batch[self.column] if not isinstance(v, str | None)]:
-            raise InputError(
-                f"data {name!r}: the column {self.column[:60]!r} holds {wrong[0]!r:.40}, which is "
-                f"no text{': name one of ' * bool(texts)}{', '.join(texts)[:200]}."
-            )
-        return self.column
+
+    def _check_texts(self, values: Sequence[Any]) -> None:
+        """Raises InputError for a value that is no text."""
+        if wrong := [v for v in values if not isinstance(v, str | None)]:
+            raise self._no_text(f"{wrong[0]!r:.40}")
+
+    def _no_text(self, what: str) -> InputError:
+        others = f": name one of {', '.join(self._texts)[:200]}" if self._texts else ""
+        return InputError(
+            f"data {self.source.name!r}: the column {self.column[:60]!r} holds {what}, which is "
+            f"no text{others}."
+        )
 
     def _failure(self, error: Exception) -> InputError:
         """The sentence for an error of `datasets`."""

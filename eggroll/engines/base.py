@@ -6,8 +6,10 @@ arrays that groups of members share, Z votes.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import mlx.core as mx
@@ -25,6 +27,21 @@ T = TypeVar("T")
 MAX_VALUE = 1 << 19  # 15 times its discounted sum, in 1/256 bit, is below 2^31
 
 
+@cache
+def serve_forks() -> None:
+    """Lets forked children go on: MLX's thread of a CPU stream is not theirs, so they get another.
+
+    A GPU serves none but the process that opened it.
+    """
+
+    def new_stream() -> None:
+        if mx.default_device() == mx.Device(mx.cpu):
+            mx.set_default_stream(mx.new_stream(mx.cpu))
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=new_stream)
+
+
 class Engine(ABC):
     """Evaluates populations and single models of one program, and counts their votes.
 
@@ -40,6 +57,7 @@ class Engine(ABC):
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
         program.check()
+        serve_forks()
         self.program = program
         self.threads = threads
         self.block_tokens = block_tokens

@@ -31,8 +31,8 @@ from eggroll.engines.base import Engine
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.gpu.dialect import IN_TREE
 from eggroll.engines.portable.engine import PortableEngine
-from eggroll.errors import InputError
-from eggroll.files import cache_folder, write_whole
+from eggroll.errors import InputError, object_in
+from eggroll.files import cache_folder, check_own, write_whole
 from eggroll.networks import egg
 from eggroll.spec.backward import MOST, Backward
 from eggroll.spec.credit import Crediting, CreditNoise, crediting, draw_signs
@@ -367,10 +367,10 @@ def verdicts_path() -> Path:
 def read_verdicts() -> dict[str, dict[str, str]]:
     """Key -> facts of every verdict; none if the file is missing or unreadable."""
     try:
-        verdicts = json.loads(verdicts_path().read_text())
-    except (OSError, InputError, ValueError, RecursionError):
+        check_own(verdicts_path())
+        return object_in(verdicts_path().read_bytes())
+    except (OSError, InputError, ValueError):
         return {}
-    return verdicts if isinstance(verdicts, dict) else {}
 
 
 def verdict_key(facts: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eggroll.errors import InputError, shown
-from eggroll.files import cache_folder
+from eggroll.files import cache_folder, check_own
 
 __all__ = ["Library", "World", "build", "include"]
 
@@ -57,15 +57,19 @@ def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
     target = cache_folder() / "native" / f"{paths[0].stem}-{key.hexdigest()[:24]}.so"
     if not target.exists():
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(0o755, parents=True, exist_ok=True)
+            check_own(target.parent, code=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
                 _compile(paths, commands, linker[0], flags, Path(folder) / target.name)
+                os.chmod(Path(folder) / target.name, 0o755)
                 os.replace(Path(folder) / target.name, target)
         except OSError as error:
             raise InputError(
                 f"the cache {target.parent} cannot be written ({error.strerror or error}): make "
                 "room there, or set EGGROLL_CACHE to another folder."
             ) from None
+    check_own(target.parent, code=True)
+    check_own(target, code=True)
     return Library(target)
 
 

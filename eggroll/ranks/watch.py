@@ -9,9 +9,7 @@ this way.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import secrets
 import selectors
 import signal
 import socket
@@ -19,10 +17,9 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
@@ -31,13 +28,19 @@ from eggroll.cli.screen import say
 from eggroll.errors import InputError
 from eggroll.ranks import RankError, SharedError, share
 from eggroll.ranks.joined import JoinedRanks
+from eggroll.ranks.rendezvous import (
+    START_SECONDS,
+    Connection,
+    Peer,
+    accept_ranks,
+    connect,
+    listening,
+    own_peer,
+    ring_hosts,
+)
 
-START_SECONDS = 60  # within which all ranks must be there
-LOOPBACK = "127.0.0.1"
 BEATS = 10  # lines that are sent in the time within which one must come
-LONGEST_LINE = 1 << 16  # bytes of a line
 DEATH_SECONDS = 0.3  # after a death: by then MLX has complained of lost connections
-REACH_SECONDS = 3.0  # for a line to be sent, or a connection to be made
 
 
 def join(limit: float) -> WatchedRanks | None:
@@ -48,7 +51,7 @@ def join(limit: float) -> WatchedRanks | None:
     Raises:
         InputError: the others do not come.
     """
-    if os.environ.get("MLX_HOSTFILE") and not _hosts():
+    if os.environ.get("MLX_HOSTFILE") and not ring_hosts():
         return None  # as of `mlx.launch -n 1`
     with _patience():
         try:
@@ -83,8 +86,8 @@ class WatchedRanks(JoinedRanks):
 
     def __init__(self, group: mx.distributed.Group, limit: float) -> None:
         super().__init__(group, self._lost_early)
-        with _listening() if self.rank == 0 else contextlib.nullcontext() as server:
-            own = _own_peer(self.rank, server)
+        with listening() if self.rank == 0 else contextlib.nullcontext() as server:
+            own = own_peer(self.rank, server)
             self.peers = [Peer(*facts) for facts in self.all_of(own)]
             self.watch = Watch(self.rank, self.peers, self._connections(server), limit)
         self.lost = self.watch.lost
@@ -136,101 +139,8 @@ class WatchedRanks(JoinedRanks):
 
     def _connections(self, server: socket.socket | None) -> dict[int, Connection]:
         if server:
-            return _accept(server, self.peers)
-        return {0: _connect(self.peers[0], self.peers[self.rank])}
-
-
-# How ranks find each other.
-
-
-class Peer(NamedTuple):
-    """The facts by which the other ranks know one; the last three are of rank 0, which listens."""
-
-    rank: int
-    host: str  # its machine's name
-    machine: str  # tells one machine from another
-    pid: int  # of its process there
-    pids: str  # tells one process namespace, as of a container, from another
-    addresses: Sequence[str] = ()
-    port: int = 0
-    secret: str = ""  # proves that who connects is a rank of this run
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} on {self.host}"
-
-
-def _own_peer(rank: int, server: socket.socket | None) -> Peer:
-    """This process; server: of rank 0."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    machine = boot.read_text().strip() if boot.exists() else f"{uuid.getnode():x}"
-    pids = Path("/proc/self/ns/pid")
-    facts = (
-        rank, socket.gethostname(), machine, os.getpid(),
-        os.readlink(pids) if pids.is_symlink() else "",
-    )  # fmt: skip
-    if server is None:
-        return Peer(*facts)
-    addresses = [host.rpartition(":")[0] for host in (_hosts() or [[]])[0]]
-    with contextlib.suppress(OSError):
-        addresses += socket.gethostbyname_ex(socket.gethostname())[2]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # nothing is sent; it tells the usual way out
-        addresses.append(probe.getsockname()[0])
-    port = server.getsockname()[1]
-    return Peer(*facts, list(dict.fromkeys(addresses)), port, secrets.token_hex(16))
-
-
-def _hosts() -> list[list[str]]:
-    """Addresses of every rank, ["ip:port", ..] each, where the ring's file has them."""
-    try:
-        hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text() or "[]")
-    except (KeyError, OSError, ValueError):
-        return []
-    return hosts if isinstance(hosts, list) else []
-
-
-def _listening() -> socket.socket:
-    """A server of rank 0, on this machine alone where all ranks are."""
-    addresses = {address.rpartition(":")[0] for host in _hosts() for address in host}
-    return socket.create_server((LOOPBACK if addresses == {LOOPBACK} else "", 0), backlog=1024)
-
-
-def _accept(server: socket.socket, peers: Sequence[Peer]) -> dict[int, Connection]:
-    """The connections of all other ranks, on rank 0."""
-    connections: dict[int, Connection] = {}
-    deadline = time.monotonic() + START_SECONDS
-    while len(connections) < len(peers) - 1:
-        server.settimeout(max(deadline - time.monotonic(), 0.01))
-        try:
-            connection = Connection(server.accept()[0])
-        except TimeoutError:
-            absent = next(peer for peer in peers[1:] if peer.rank not in connections)
-            raise _unreachable(peers[0], absent) from None
-        greeting: list[dict[str, Any]] = connection.receive() or []
-        if greeting and greeting[0].get("secret") == peers[0].secret:
-            connections[int(greeting[0]["rank"])] = connection
-            connection.send(welcome=True)
-    return connections
-
-
-def _connect(first: Peer, own: Peer) -> Connection:
-    """The connection to rank 0."""
-    addresses = [LOOPBACK] * (first.machine == own.machine) + list(first.addresses)
-    for address in dict.fromkeys(addresses):
-        with contextlib.suppress(OSError):
-            connection = Connection(socket.create_connection((address, first.port), timeout=3))
-            connection.send(rank=own.rank, secret=first.secret)
-            if connection.receive():
-                return connection
-    raise _unreachable(first, own)
-
-
-def _unreachable(first: Peer, other: Peer) -> RankError:
-    addresses = ", ".join(first.addresses) or LOOPBACK
-    return RankError(
-        f"{other} cannot reach rank 0 on {first.host} at {addresses}, port {first.port}: let it "
-        "through there, as by this way ranks know that the others live."
-    )
+            return accept_ranks(server, self.peers)
+        return {0: connect(self.peers[0], self.peers[self.rank])}
 
 
 # The watch.
@@ -340,73 +250,57 @@ class Watch:
 
     def _check_alive(self, now: float) -> None:
         """Ends this process if a rank hangs, and asks it to end if its launcher is gone."""
-        for rank in list(self._connections):
-            silence = now - self._heard[rank]
-            if silence > self.limit and not self._leaving:
-                peer = self.peers[rank]
-                cause = f"as nothing came from it for {silence:.1f} s{self.resume}."
-                self._end(f"error: {peer} hangs, {cause}", REFUSED, peer, kill=True)
+        if not self._leaving:
+            for rank in list(self._connections):
+                if now - self._heard[rank] > self.limit:
+                    self._end_silent(rank, now)
         if os.getppid() != self._parent:  # what started the ranks is gone
             self._parent = os.getppid()
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _end(self, sentence: str, code: int, peer: Peer, *, kill: bool = False) -> None:
+    def _end_silent(self, rank: int, now: float) -> None:
+        """Ends this process, as nothing comes from a rank; kills that one only if it is stopped."""
+        own, peer, connection = self.peers[self.rank], self.peers[rank], self._connections[rank]
+        cause = f"as nothing came from it for {now - self._heard[rank]:.1f} s"
+        latest = max(self._heard[other] for other in self._connections)
+        if (peer.machine, peer.pids) == (own.machine, own.pids) and is_stopped(peer.pid):
+            sentence = f"{peer} hangs, {cause}"
+            with contextlib.suppress(OSError):
+                os.kill(peer.pid, signal.SIGKILL)
+        elif connection.answers():
+            sentence = f"{peer} hangs, {cause}"
+        elif self.rank or (len(self._connections) > 1 and now - latest > 0.7 * self.limit):
+            others = "any other rank" if self.rank == 0 else str(peer)
+            sentence = f"{own} is cut off, as nothing came from {others} for {now - latest:.1f} s"
+        else:
+            sentence = f"{peer} is cut off, {cause}"
+        self._end(f"error: {sentence}{self.resume}.", REFUSED, peer)
+
+    def _end(self, sentence: str, code: int, peer: Peer) -> None:
         """Prints the sentence, tells all others, and ends this process, whatever it waits for.
 
-        peer: the rank that is the cause; kill: also ends it, where it is on this machine.
+        peer: the rank that is the cause.
         """
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         if sentence:
             say(sentence)
         self._send(failed="", code=code, rank=peer.rank)
-        own = self.peers[self.rank]
-        if kill and (peer.machine, peer.pids) == (own.machine, own.pids):
-            with contextlib.suppress(OSError):
-                os.kill(peer.pid, signal.SIGKILL)
         self._close()
         end_launcher()
         os._exit(code)
 
 
-class Connection:
-    """A connection to another rank, in lines of JSON."""
-
-    def __init__(self, endpoint: socket.socket) -> None:
-        self.socket, self._rest = endpoint, b""
-        self._lock = threading.Lock()
-        endpoint.settimeout(REACH_SECONDS)
-
-    def send(self, **facts: Any) -> None:
-        """Sends a line; if nobody is there any more, `receive` will tell."""
-        with self._lock, contextlib.suppress(OSError):
-            self.socket.sendall(json.dumps(facts).encode() + b"\n")
-
-    def receive(self) -> list[dict[str, Any]] | None:
-        """Returns the lines that have come, once there is something to read; None at the end."""
-        try:
-            data = self.socket.recv(LONGEST_LINE)
-        except TimeoutError:
-            return []
-        except OSError:
-            return None
-        if not data or len(self._rest) > LONGEST_LINE:
-            return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        try:
-            rows = [json.loads(line) for line in lines]
-        except ValueError:
-            return None
-        return [facts for facts in rows if isinstance(facts, dict)]
-
-    def close(self) -> None:
-        """Ends it; what was sent still arrives, as the other side is waited for."""
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_WR)
-            self.socket.settimeout(1)
-            while self.socket.recv(LONGEST_LINE):
-                pass
-        self.socket.close()
+def is_stopped(pid: int) -> bool:
+    """True for a process of this machine that a signal has stopped, so that it surely hangs."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    try:
+        command = ["ps", "-o", "state=", "-p", str(pid)]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5).stdout
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return found.strip()[:1] in ("T", "t")
 
 
 def end_launcher() -> None:

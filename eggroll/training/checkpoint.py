@@ -21,7 +21,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from eggroll.errors import InputError
+from eggroll.errors import InputError, object_in
 from eggroll.files import open_regular, write_whole
 from eggroll.networks import initial_weights
 from eggroll.spec.program import Leaves, Program
@@ -167,9 +167,9 @@ def kind_of(path: Path) -> str:
     try:
         with open_regular(path) as file:
             size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size)) if size <= LONGEST_HEADER else {}
-            return str(header["__metadata__"]["format"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            data = file.read(size) if size <= LONGEST_HEADER else b""
+            return str(object_in(data, {"__metadata__": dict})["__metadata__"]["format"])
+    except (OSError, ValueError, KeyError):
         return ""
 
 
@@ -206,12 +206,9 @@ def check_network(metadata: Mapping[str, str], config: Common, path: Path) -> No
 def json_of(metadata: Mapping[str, str], name: str, path: Path) -> dict[str, Any]:
     """A JSON object of the metadata; an InputError where it is none."""
     try:
-        value = json.loads(metadata[name])
-    except (KeyError, ValueError, RecursionError) as error:
-        raise damaged(path, f"its {name} cannot be read") from error
-    if not isinstance(value, dict):
-        raise damaged(path, f"its {name} is no object")
-    return value
+        return object_in(metadata[name])
+    except (KeyError, ValueError) as error:
+        raise damaged(path, f"its {name} {error}") from error
 
 
 def step_of(metadata: Mapping[str, str], most: int, path: Path) -> int:
@@ -269,11 +266,11 @@ def _metadata(data: bytes, path: Path, kind: str) -> dict[str, str]:
     try:
         if len(data) < 8 or 8 + size > len(data):
             raise ValueError("shorter than its header")
-        header = json.loads(data[8 : 8 + size])
-        metadata = dict(header.get("__metadata__") or {})
+        header = object_in(data[8 : 8 + size], {"__metadata__": dict | None})
+        metadata: dict[str, str] = header.get("__metadata__") or {}
         if not all(isinstance(text, str) for pair in metadata.items() for text in pair):
             raise ValueError("metadata that is no text")
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except ValueError as error:
         raise damaged(path, "its header cannot be read") from error
     if (other := metadata.get("format")) != kind and other in COMMANDS:
         raise InputError(

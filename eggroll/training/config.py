@@ -25,7 +25,7 @@ from eggroll.data import codings
 from eggroll.data.codings import BYTES
 from eggroll.data.hub import NUMBERED, absolute
 from eggroll.data.text import VAL_SHARE
-from eggroll.errors import InputError, shown
+from eggroll.errors import InputError, object_in, shown
 from eggroll.evolution.estimators import ESTIMATORS, Estimator, EstimatorName, estimators_with
 from eggroll.evolution.rules import RULES, RuleName, UpdateRule, rules_with
 from eggroll.files import open_regular
@@ -574,18 +574,12 @@ def options_in(kind_of_run: type[Kind], path: str) -> Kind:
         ) from error
     try:
         if len(data) > LONGEST_FILE:
-            raise ValueError(f"it has more than {LONGEST_FILE:,} bytes")
-        values = json.loads(data)
-    except (ValueError, RecursionError) as error:
+            raise ValueError(f"has more than {LONGEST_FILE:,} bytes")
+        values = object_in(data)
+    except ValueError as error:
         raise InputError(
-            f"--config {path!r} is not valid JSON ({error}): correct it, or take the config.json "
-            "of a run."
+            f"--config {path!r} {error}: correct it, or take the config.json of a run."
         ) from error
-    if not isinstance(values, dict):
-        raise InputError(
-            f"--config {path!r} holds {json.dumps(values)[:60]}, but an object like "
-            '{"width": 64} is needed.'
-        )
     return options_of(kind_of_run, values, f"--config {path!r}")
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.data.hub import NUMBERED
-from eggroll.errors import InputError
+from eggroll.errors import InputError, object_in
 from eggroll.evolution.estimators import ESTIMATORS, MOST
 from eggroll.files import CONFIG, METRICS, open_regular
 from eggroll.training.folder import read_lines
@@ -174,7 +174,7 @@ def read_run(folder: Path) -> RunCurves:
     """
     try:
         with open_regular(folder / CONFIG) as file:
-            config = json.loads(file.read())
+            config = object_in(file.read(), {"about": dict | None})
         about = config.pop("about", {})
         _check(config, about)
         rows = [row for _, row in read_lines(folder / METRICS)]

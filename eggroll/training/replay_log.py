@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll import files as ternary
-from eggroll.errors import InputError
+from eggroll.errors import InputError, object_in
 from eggroll.files import Row, flush_to_disk, unwritable, write_whole
 from eggroll.training.folder import Growing
 
@@ -32,6 +32,15 @@ VERSION: Final = 1
 FRONT: Final = struct.Struct("<8sII")
 NUMBERS, CHECK = struct.Struct("<II"), struct.Struct("<I")
 LONGEST_FACTS, MOST_PAIRS = 1 << 24, 1 << 23
+# Of the header's facts; those that may be missing are not of every kind of run.
+SCHEMA: Final = {
+    "pairs": int,
+    "config": dict,
+    "kind": str | None,
+    "network": str | None,
+    "declaration": str | None,
+    "score_bits": int | None,
+}
 
 Signs = NDArray[np.int8]
 Facts = dict[str, Any]
@@ -116,11 +125,10 @@ def header_of(file: BinaryIO, path: Path) -> Header:
     if len(text) < length or file.read(CHECK.size) != CHECK.pack(check):
         raise _damaged(path, "its header is not whole")
     try:
-        facts = json.loads(text)
-        pairs = facts["pairs"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise _damaged(path, "its header cannot be read") from error
-    if type(pairs) is not int or not 1 <= pairs <= MOST_PAIRS:
+        facts = object_in(text, SCHEMA)
+    except ValueError as error:
+        raise _damaged(path, f"its header {error}") from error
+    if not 1 <= facts["pairs"] <= MOST_PAIRS:
         raise _damaged(path, "it names no number of pairs")
     return Header(facts, check, FRONT.size + length + CHECK.size)
 

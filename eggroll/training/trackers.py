@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from eggroll.cli.screen import say
-from eggroll.errors import InputError
+from eggroll.errors import InputError, object_in
 from eggroll.files import CONFIG, Row, write_whole
 
 NONE: Final = "none"
@@ -250,7 +250,7 @@ def tracking(track: str, folder: Path | None, step: int) -> Tracking:
     names = names_in(track)
     if not names or folder is None:
         return Tracking([], None)
-    config = json.loads((folder / CONFIG).read_bytes())
+    config = object_in((folder / CONFIG).read_bytes())
     return Tracking(names, Tracked(folder.absolute(), _id_of(folder / FILE), step, config))
 
 
@@ -264,9 +264,9 @@ def _numbers(row: Row) -> Iterator[tuple[str, float]]:
 
 def _id_of(path: Path) -> str:
     """The id of a run for trackers, which stays when it goes on."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(path.read_bytes())["id"]
-        if isinstance(found, str) and found.isalnum() and len(found) <= 64:
+    with contextlib.suppress(OSError, ValueError):
+        found: str = object_in(path.read_bytes(), {"id": str})["id"]
+        if found.isalnum() and len(found) <= 64:
             return found
     made = secrets.token_hex(4)
     write_whole(path, json.dumps({"id": made}).encode() + b"\n")

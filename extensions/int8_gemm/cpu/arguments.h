@@ -22,25 +22,32 @@ namespace mx = mlx::core;
 namespace {
 
 // Packed weights as an array: a header that names the instruction set, then weights at a cache
-// line. The lines may be shifted within the array, by as much as the header says.
+// line. The lines may be shifted within the array, by as much as the header says. The header also
+// has its own address, so that a copy, which Python may have changed, is not taken for them.
 constexpr int64_t kPackedHeader = 128;  // bytes, with those that the weights are shifted by
-constexpr int64_t kPackedName = 56;     // of the instruction set, and then the shift
+constexpr int64_t kPackedName = 40;     // of the instruction set
+constexpr int64_t kPackedAddress = 48, kPackedShift = 56;
+
+uintptr_t address_of(const int8_t* packed) { return reinterpret_cast<uintptr_t>(packed); }
 
 // Writes the header into zeros; where the weights begin.
 int8_t* open_packed(const Kernels& k, int8_t* packed) {
+  const uintptr_t at = address_of(packed);
   std::strncpy(reinterpret_cast<char*>(packed), k.name, kPackedName - 1);
-  const uintptr_t at = reinterpret_cast<uintptr_t>(packed) + 64;
-  packed[kPackedName] = static_cast<int8_t>((64 - at % 64) % 64);
-  return packed + 64 + packed[kPackedName];
+  std::memcpy(packed + kPackedAddress, &at, sizeof at);
+  packed[kPackedShift] = static_cast<int8_t>((64 - at % 64) % 64);
+  return packed + 64 + packed[kPackedShift];
 }
 
-const int8_t* packed_weights(const int8_t* packed) { return packed + 64 + packed[kPackedName]; }
+const int8_t* packed_weights(const int8_t* packed) { return packed + 64 + packed[kPackedShift]; }
 
-// Whether it is a header of this instruction set.
+// Whether it is the header that `pack` wrote there for this instruction set.
 bool packed_for(const Kernels& k, const int8_t* packed) {
-  const char* name = reinterpret_cast<const char*>(packed);
-  return std::strncmp(name, k.name, kPackedName) == 0 && packed[kPackedName] >= 0 &&
-         packed[kPackedName] < 64;
+  uintptr_t at = 0;
+  std::memcpy(&at, packed + kPackedAddress, sizeof at);
+  return std::strncmp(reinterpret_cast<const char*>(packed), k.name, kPackedName) == 0 &&
+         at == address_of(packed) &&
+         packed[kPackedShift] == static_cast<int8_t>((64 - at % 64) % 64);
 }
 
 // What an evaluation gives beside the new state.
@@ -222,7 +229,7 @@ mx::array ready_packed(const Kernels& k, const Program& program, const mx::array
   require(packed.size() == static_cast<size_t>(kPackedHeader + program.packed_bytes(k)) &&
               packed_for(k, packed.data<int8_t>()),
           std::string("The weights are not packed for this program and ") + k.name +
-              ": pack them again after a change of EGGROLL_ISA.");
+              ": pack them again after a change of EGGROLL_ISA, and use what pack gave, no copy.");
   return packed;
 }
 

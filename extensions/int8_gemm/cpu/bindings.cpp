@@ -233,6 +233,7 @@ std::pair<std::vector<std::vector<mx::array>>, int64_t> whiten(
     for (size_t other : {weights.size(), fine.size(), feedback ? feedback->size() : votes.size()})
       eggroll::require(static_cast<int64_t>(other) == n && n > 0 && n < int64_t{1} << 31,
                        "whitened: the arrays of a leaf have its size");
+    eggroll::require(inputs > 0, "whitened: votes are [.., inputs], not a number");
     eggroll::require(factor >= 0 && factor <= 64 << 24, "whitened: factor is in 0..2^30");
     eggroll::require(floor >= 1 && floor < 1ll << 40, "whitened: floor is in 1..2^40");
     int64_t size = inputs;
