@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eggroll.lm import rewards
+    import eggroll.lm.rewards as rewards
     from eggroll.lm.trainer import Members, Trainer, Update
 
 __all__ = ["Members", "Trainer", "Update", "rewards"]

@@ -13,18 +13,23 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import safetensors.numpy
 
 from eggroll.errors import InputError
 from eggroll.files import unwritable, write_whole
 from eggroll.lm.layers import signs
-from eggroll.lm.learner import Leaf
+from eggroll.lm.learner import Delta
 from eggroll.spec.program import Leaves
 
 WEIGHTS, CONFIG = "adapters.safetensors", "adapter_config.json"
+# Names in a safetensors file, and a type of as many bytes that NumPy has.
+KINDS = {
+    mx.float32: ("F32", mx.uint32),
+    mx.float16: ("F16", mx.uint16),
+    mx.bfloat16: ("BF16", mx.uint16),
+}
 
 
-def save_low_rank(path: Path, leaves: Sequence[Leaf], deltas: Leaves, seed: int) -> None:
+def save_low_rank(path: Path, leaves: Sequence[Delta], deltas: Leaves, seed: int) -> None:
     """Writes deltas int8 [O, C] as the LoRA adapter that they are; no model is needed.
 
     Raises:
@@ -32,10 +37,10 @@ def save_low_rank(path: Path, leaves: Sequence[Leaf], deltas: Leaves, seed: int)
     """
     arrays = {}
     for index, leaf in enumerate(leaves):
-        fixed = signs(seed, index, leaf.inputs, leaf.columns)
-        arrays[f"{leaf.name}.lora_a"] = fixed.astype(np.float32)
-        learnt = np.asarray(deltas[leaf.name]).astype(np.float32).T * np.float32(leaf.unit)
-        arrays[f"{leaf.name}.lora_b"] = np.ascontiguousarray(learnt)
+        dtype = getattr(mx, leaf.dtype)
+        fixed = mx.array(signs(seed, index, leaf.inputs, leaf.columns))
+        arrays[f"{leaf.name}.lora_a"] = fixed.astype(dtype)
+        arrays[f"{leaf.name}.lora_b"] = (deltas[leaf.name].T * leaf.unit).astype(dtype)
     parts = [leaf.name.split(".") for leaf in leaves]
     # A layer's name is that of the list of blocks, the block's number and the name within it.
     numbers = [next(i for i, word in enumerate(words) if word.isdecimal()) for words in parts]
@@ -48,7 +53,7 @@ def save_low_rank(path: Path, leaves: Sequence[Leaf], deltas: Leaves, seed: int)
             "rank": leaves[0].columns, "scale": 1.0, "dropout": 0.0, "keys": keys,
         },
     }  # fmt: skip
-    _write(path, safetensors.numpy.save(arrays, {"format": "mlx"}), config)
+    _write(path, arrays, config)
 
 
 def save_arrays(path: Path, arrays: Mapping[str, mx.array]) -> None:
@@ -57,33 +62,32 @@ def save_arrays(path: Path, arrays: Mapping[str, mx.array]) -> None:
     Raises:
         InputError: the files cannot be written.
     """
-    folder = _folder(path)
-    partial = folder / f".partial.{WEIGHTS}"  # by MLX, as NumPy has no bfloat16
-    try:
-        mx.save_safetensors(str(partial), dict(arrays), {"format": "mlx"})
-        data = partial.read_bytes()
-    except (OSError, RuntimeError) as error:
-        raise InputError(
-            f"{str(partial)!r} cannot be written ({error}): make room or grant access there and "
-            "save the adapter again."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
-    _write(path, data, {"fine_tune_type": "full", "num_layers": -1, "lora_parameters": {}})
+    _write(path, arrays, {"fine_tune_type": "full", "num_layers": -1, "lora_parameters": {}})
 
 
-def _folder(path: Path) -> Path:
+def tensors_file(arrays: Mapping[str, mx.array]) -> bytes:
+    """Arrays as a safetensors file, the same bytes wherever it is made."""
+    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
+    data, place = list[bytes](), 0
+    for name in sorted(arrays):
+        array = arrays[name]
+        kind, view = KINDS[array.dtype]
+        data.append(np.ascontiguousarray(np.asarray(array.view(view))).tobytes())
+        end = place + len(data[-1])
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *data])
+
+
+def _write(path: Path, arrays: Mapping[str, mx.array], config: Mapping[str, Any]) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(path, error) from error
-    return path
-
-
-def _write(path: Path, weights: bytes, config: Mapping[str, Any]) -> None:
-    folder = _folder(path)
-    write_whole(folder / WEIGHTS, weights)
-    write_whole(folder / CONFIG, json.dumps(config, indent=1).encode() + b"\n")
+    write_whole(path / WEIGHTS, tensors_file(arrays))
+    write_whole(path / CONFIG, json.dumps(config, indent=1).encode() + b"\n")
 
 
 def check_free(path: Path) -> None:

@@ -31,7 +31,7 @@ class Sampling(NamedTuple):
     update: int = 0
 
 
-class Batch(NamedTuple):
+class Requests(NamedTuple):
     """Prompts of R rows and where each of them ends.
 
     prompts: ids of each row; names: the number of a row's prompt in the call; limit: most new
@@ -110,7 +110,7 @@ def _padded(one: Any, padding: Sequence[int], kinds: Any) -> Any:
 
 
 def generate(
-    model: Any, tokenizer: Any, batch: Batch, sampling: Sampling, length: int
+    model: Any, tokenizer: Any, batch: Requests, sampling: Sampling, length: int
 ) -> tuple[list[Text], int]:
     """Continues every row; the texts, and how many tokens the model read for them.
 

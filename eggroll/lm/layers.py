@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import log2, sqrt
+from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
@@ -20,7 +21,7 @@ import numpy as np
 from mlx.utils import tree_unflatten
 
 from eggroll.errors import InputError
-from eggroll.lm.learner import NOISE_BITS, Leaf, Mode, Options, PairNoise, mode_of
+from eggroll.lm.learner import NOISE_BITS, Delta, Mode, Options, PairNoise, mode_of
 from eggroll.spec import rng
 from eggroll.spec.program import Leaves
 
@@ -37,7 +38,7 @@ class NoisyLinear(nn.Module):  # type: ignore[misc, name-defined]
     linear: the layer, whose biases or weights are those of the delta in modes biases and dense.
     """
 
-    def __init__(self, linear: Any, leaf: Leaf, mode: Mode, seed: int, index: int) -> None:
+    def __init__(self, linear: Any, leaf: Delta, mode: Mode, seed: int, index: int) -> None:
         super().__init__()
         self.linear = linear
         self.runner = LinearRunner(linear, leaf, mode, seed, index)
@@ -54,7 +55,7 @@ class LinearRunner:
     biases and dense the array that the delta is added to.
     """
 
-    def __init__(self, linear: Any, leaf: Leaf, mode: Mode, seed: int, index: int) -> None:
+    def __init__(self, linear: Any, leaf: Delta, mode: Mode, seed: int, index: int) -> None:
         self.linear, self.leaf, self.mode = linear, leaf, mode
         self.fixed: mx.array | None = None
         self.learnt: Any = None
@@ -251,7 +252,7 @@ def _usable(linear: Any, mode: Mode) -> bool:
     return not quantised if mode.name == "dense" else quantised and "biases" in linear
 
 
-def leaf_of(name: str, linear: Any, mode: Mode, sigma: float) -> Leaf:
+def leaf_of(name: str, linear: Any, mode: Mode, sigma: float) -> Delta:
     """The delta of a layer, its last bit an eighth of the noise's deviation."""
     weights = weights_of(linear)
     outputs, inputs = weights.shape
@@ -263,7 +264,8 @@ def leaf_of(name: str, linear: Any, mode: Mode, sigma: float) -> Leaf:
         # An adapter's C columns add up.
         spread = mode.rank if mode.name == "adapter" else 1
         exponent = round(log2(sigma * sqrt(mean_square / spread))) - NOISE_BITS
-    return Leaf(name, outputs, inputs, columns, exponent)
+    dtype = str(float_of(linear)).removeprefix("mlx.core.")
+    return Delta(name, outputs, inputs, columns, exponent, dtype)
 
 
 def weights_of(linear: Any) -> mx.array:
@@ -276,3 +278,25 @@ def weights_of(linear: Any) -> mx.array:
         return wide.astype(mx.float32)
     plain: mx.array = linear.weight.astype(mx.float32)
     return plain
+
+
+def load_model(path: str | Path) -> tuple[Any, Any]:
+    """Model and tokenizer of a folder or of the Hugging Face hub, by mlx-lm.
+
+    Raises:
+        InputError: mlx-lm is missing, or cannot load it.
+    """
+    try:
+        import mlx_lm
+    except ImportError as error:
+        raise InputError(
+            f"eggroll.lm needs mlx-lm ({error}): install it with pip install 'eggroll-mlx[lm]'."
+        ) from error
+    try:
+        loaded: tuple[Any, Any] = mlx_lm.load(str(path))[:2]
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise InputError(
+            f"mlx-lm cannot load the model {str(path)!r} ({type(error).__name__}: {error!s:.200}): "
+            "give a folder in mlx-lm's format, or the name of a model on the Hugging Face hub."
+        ) from error
+    return loaded

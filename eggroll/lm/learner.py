@@ -9,7 +9,7 @@ delta, Z votes, int32 [O, C].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Annotated, Final, Literal, NamedTuple
@@ -124,14 +124,19 @@ def mode_of(learn: str) -> Mode:
     )
 
 
-class Leaf(NamedTuple):
-    """The delta of a layer: its name in the model, O, K inputs, C, and the last bit's exponent."""
+class Delta(NamedTuple):
+    """The delta of a layer: its name in the model, O, K inputs, C, and the last bit's exponent.
+
+    dtype: the float type in which the layer computes; a delta times its unit is exact in all of
+    them.
+    """
 
     name: str
     outputs: int
     inputs: int
     columns: int
     exponent: int
+    dtype: str
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -150,13 +155,13 @@ class PairNoise(NamedTuple):
     B: NDArray[np.int8]  # [pairs, C, r]
 
 
-class Learner:
+class DeltaLearner:
     """The deltas of all layers, and what moves them.
 
     step: updates made; weights: int8 [O, C] by a layer's name; memory: of the rule.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], options: Options) -> None:
+    def __init__(self, leaves: Sequence[Delta], options: Options) -> None:
         self.leaves, self.options, self.step = list(leaves), options, 0
         self._noise = Noise(
             [leaf.shape for leaf in leaves], seed=options.seed, rank=options.rank, shift=0,
@@ -186,7 +191,7 @@ class Learner:
         return np.asarray(self._noise.slices(self.step, 0, self.options.pop // 2).starts)
 
     def _pair_noise(
-        self, starts: NDArray[np.int32], leaf: Leaf, which: NDArray[np.intp]
+        self, starts: NDArray[np.int32], leaf: Delta, which: NDArray[np.intp]
     ) -> PairNoise:
         r, (outputs, columns) = self.options.rank, leaf.shape
         size = r * (outputs + columns)
@@ -247,7 +252,8 @@ def fitness_of(values: Values, name: FitnessName) -> Votes:
         z = (centred / np.where(useful, deviation, 1) * useful).sum(axis=1)
         # The difference of two members' sums has a deviation of sqrt(2 G).
         scaled = (z[0::2] - z[1::2]) * sqrt(MEAN_SQUARE / (2 * columns.shape[1]))
-        return np.clip(np.rint(scaled), -MOST_FITNESS, MOST_FITNESS).astype(np.int8)
+        found: Votes = np.clip(np.rint(scaled), -MOST_FITNESS, MOST_FITNESS).astype(np.int8)
+        return found
     mean = values.reshape(len(values), -1).mean(axis=1)
     return estimators.FITNESS[name].of(mean)
 
@@ -293,16 +299,26 @@ class AnchoredAdam(AdamRule):
         return round(self.anchor * (1 << 24))
 
 
+def _master(options: Options) -> AnchoredMaster:
+    square = 1 if digits_of(options.fitness) == 1 else MEAN_SQUARE
+    return AnchoredMaster(
+        rate=options.rate, decay=options.rate_decay, steps=options.steps,
+        pairs=options.pop // 2 * square, rank=options.rank, clt=True,
+    )  # fmt: skip
+
+
+def _adam(options: Options) -> AnchoredAdam:
+    return AnchoredAdam(rate=options.rate, steps=options.steps)
+
+
+MAKERS: Final[dict[str, Callable[[Options], AnchoredMaster | AnchoredAdam]]] = {
+    "master": _master,
+    "adam": _adam,
+}
+
+
 def rule_of(options: Options) -> FineCopyRule:
     """The update rule of a fine-tune."""
-    rule: AnchoredMaster | AnchoredAdam
-    if options.rule == "adam":
-        rule = AnchoredAdam(rate=options.rate, steps=options.steps)
-    else:
-        square = 1 if options.fitness == "sign" else MEAN_SQUARE
-        rule = AnchoredMaster(
-            rate=options.rate, decay=options.rate_decay, steps=options.steps,
-            pairs=options.pop // 2 * square, rank=options.rank, clt=True,
-        )  # fmt: skip
+    rule = MAKERS[options.rule](options)
     rule.anchor = options.decay
     return rule

@@ -32,13 +32,16 @@ from eggroll.files import (
     write_whole,
 )
 from eggroll.library.folder import TrainerLog, in_folder
+from eggroll.lm import adapter
+from eggroll.lm.layers import Layers, load_model
 from eggroll.lm.learner import (
-    Leaf,
-    Learner,
+    Delta,
+    DeltaLearner,
     Options,
     Votes,
     digits_of,
     from_trits,
+    mode_of,
     rule_of,
     to_trits,
 )
@@ -61,7 +64,7 @@ class Facts:
     """
 
     options: Options
-    leaves: list[Leaf]
+    leaves: list[Delta]
     model: str
     fingerprint: str
 
@@ -87,8 +90,8 @@ class Facts:
             known = {field.name for field in fields(Options)}
             options = Options(**{k: v for k, v in header["config"].items() if k in known})
             options.check()
-            leaves = [Leaf(str(n), int(o), int(i), int(c), int(e))
-                      for n, o, i, c, e in header["leaves"]]  # fmt: skip
+            leaves = [Delta(str(n), int(o), int(i), int(c), int(e), str(d))
+                      for n, o, i, c, e, d in header["leaves"]]  # fmt: skip
             return cls(options, leaves, str(header["model"]), str(header["network"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
@@ -97,7 +100,7 @@ class Facts:
             ) from error
 
 
-def signature(learner: Learner) -> str:
+def signature(learner: DeltaLearner) -> str:
     """Hex sha256 of all deltas."""
     return checkpoint.signature(learner.weights)
 
@@ -175,6 +178,7 @@ class Saved(NamedTuple):
     step: int
     sigma_scale: float
     same: list[float]
+    notes: dict[str, Any]
     arrays: checkpoint.Arrays
 
     def check_model(self, facts: Facts) -> None:
@@ -186,7 +190,7 @@ class Saved(NamedTuple):
                 "model that it began with."
             )
 
-    def restore(self, learner: Learner) -> None:
+    def restore(self, learner: DeltaLearner) -> None:
         """Puts a new learner where the one that was saved stood.
 
         Raises:
@@ -204,11 +208,11 @@ class Saved(NamedTuple):
 
 
 def save(
-    to: Path | RunLog | None, facts: Facts, learner: Learner, adapted: Mapping[str, Any]
+    to: Path | RunLog | None, facts: Facts, learner: DeltaLearner, adapted: Mapping[str, Any]
 ) -> None:
     """Replaces a checkpoint, of a path or of a folder, as a whole.
 
-    adapted: what sigma depends on.
+    adapted: plain data that goes on besides what is learnt.
 
     Raises:
         InputError: it cannot be written; what was there before is intact.
@@ -240,7 +244,8 @@ def read(path: Path, changes: Mapping[str, Any] | None = None) -> Saved:
         adapted = checkpoint.json_of(metadata, "adapted", path)
         step = checkpoint.step_of(metadata, MOST_STEPS, path)
         scale, same = adapted.get("sigma_scale"), adapted.get("same")
-        if not isinstance(scale, float) or not isinstance(same, list):
+        notes = adapted.get("notes")
+        if not (isinstance(scale, float) and isinstance(same, list) and isinstance(notes, dict)):
             raise checkpoint.damaged(path, "its sigma cannot be read")
     if fixed := sorted((changes or {}).keys() - CHANGEABLE):
         raise InputError(
@@ -248,7 +253,7 @@ def read(path: Path, changes: Mapping[str, Any] | None = None) -> Saved:
             f"{', '.join(sorted(CHANGEABLE))} may change, or start a new Trainer."
         )
     options = replace(facts.options, **(changes or {}))
-    return Saved(path, replace(facts, options=options), step, scale, same, arrays)
+    return Saved(path, replace(facts, options=options), step, scale, same, notes, arrays)
 
 
 @contextmanager
@@ -284,7 +289,7 @@ def is_fine_tune(folder: Path) -> bool:
         return False
 
 
-def replayed(place: Path, step: int | None = None) -> tuple[Facts, Learner]:
+def replayed(place: Path, step: int | None = None) -> tuple[Facts, DeltaLearner]:
     """The fine-tune after update `step`, the last if not given, by its replay log alone.
 
     Raises:
@@ -307,7 +312,7 @@ def replayed(place: Path, step: int | None = None) -> tuple[Facts, Learner]:
                 f"{str(path)!r} is damaged (its pairs do not fit its options): restore it from a "
                 "copy."
             )
-        learner = Learner(facts.leaves, facts.options)
+        learner = DeltaLearner(facts.leaves, facts.options)
         planned = facts.options.steps
         for one in islice(records(file, header), step):
             if one.steps != planned:  # the run was resumed with another total
@@ -319,3 +324,49 @@ def replayed(place: Path, step: int | None = None) -> tuple[Facts, Learner]:
             f"{str(path)!r} ends with update {learner.step}: give --step {learner.step} or less."
         )
     return facts, learner
+
+
+def compare(folder: Path, learner: DeltaLearner) -> str:
+    """A sentence on the checkpoint in a folder, which a replay up to its update must equal.
+
+    Raises:
+        InputError: it has other deltas.
+    """
+    try:
+        saved = read(folder / CHECKPOINT)
+    except InputError as error:
+        return f"not compared with a checkpoint: {error}"
+    if saved.step != learner.step:
+        return f"not compared: the checkpoint is of update {saved.step}"
+    names = [leaf.name for leaf in learner.leaves]
+    stored = {name: mx.array(saved.arrays[f"weights/{name}"]) for name in names}
+    if (found := checkpoint.signature(stored)) != signature(learner):
+        raise InputError(
+            f"the deltas of update {learner.step} are rebuilt as {signature(learner)[:12]} and the "
+            f"checkpoint has {found[:12]}: replay log and checkpoint are not of one run, or one "
+            "of them has been changed; restore them from a copy."
+        )
+    return f"equal to the deltas in the checkpoint of update {learner.step}"
+
+
+def write_adapter(path: Path, facts: Facts, learner: DeltaLearner) -> None:
+    """Writes the adapter of a replayed fine-tune.
+
+    Raises:
+        InputError: it changes arrays of a model that is not there, or cannot be written.
+    """
+    if mode_of(facts.options.learn).name == "adapter":
+        adapter.save_low_rank(path, facts.leaves, learner.weights, facts.options.seed)
+        return
+    if not facts.model:
+        raise InputError(
+            f"--learn {facts.options.learn} changes arrays of the model, and this run was given "
+            "one in memory: use lm.Trainer.load and save_adapter."
+        )
+    layers = Layers(load_model(facts.model)[0], facts.options)
+    if layers.leaves != facts.leaves:
+        raise InputError(
+            f"the model {facts.model!r} has other layers than this run began with: restore it."
+        )
+    layers.set_deltas(learner.weights)
+    adapter.save_arrays(path, layers.changed())

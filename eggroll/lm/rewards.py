@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from eggroll.errors import InputError, shown
 
@@ -276,15 +276,17 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, alarm)
 
 
-def scores(
-    reward: Callable[..., Any],
-    prompts: Sequence[str],
-    answers: Sequence[str],
-    rows: Sequence[Row],
-    seconds: float,
-) -> list[float]:
-    """The rewards of answers to prompts, one each; see `score`."""
+class Answered(NamedTuple):
+    """Prompts, answers to them, and the rows they came from, equally many."""
+
+    prompts: Sequence[str]
+    answers: Sequence[str]
+    rows: Sequence[Row]
+
+
+def scores(reward: Callable[..., Any], answered: Answered, seconds: float) -> list[float]:
+    """The rewards of answers, one each; see `score`."""
     return [
         score(reward, prompt, answer, row, seconds)
-        for prompt, answer, row in zip(prompts, answers, rows, strict=True)
+        for prompt, answer, row in zip(*answered, strict=True)
     ]

@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,9 +25,9 @@ from eggroll.evolution.estimators import MIN_DIFFERING, as_values
 from eggroll.library import folder
 from eggroll.library.folder import uninterrupted
 from eggroll.lm import adapter, generation, record
-from eggroll.lm.generation import Batch, Sampling, Text, Tokens
-from eggroll.lm.layers import Layers
-from eggroll.lm.learner import Learner, Options, fitness_of
+from eggroll.lm.generation import Requests, Sampling, Text, Tokens
+from eggroll.lm.layers import Layers, load_model
+from eggroll.lm.learner import DeltaLearner, Options, fitness_of
 from eggroll.lm.record import Facts, RunLog
 
 STALLED: Final = 10  # updates
@@ -55,28 +55,6 @@ class Update(NamedTuple):
     seconds: float
     tokens: int
     rows_per_second: float
-
-
-def load_model(path: str | Path) -> tuple[Any, Any]:
-    """Model and tokenizer of a folder or of the Hugging Face hub, by mlx-lm.
-
-    Raises:
-        InputError: mlx-lm is missing, or cannot load it.
-    """
-    try:
-        import mlx_lm
-    except ImportError as error:
-        raise InputError(
-            f"eggroll.lm needs mlx-lm ({error}): install it with pip install 'eggroll-mlx[lm]'."
-        ) from error
-    try:
-        loaded: tuple[Any, Any] = mlx_lm.load(str(path))[:2]
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise InputError(
-            f"mlx-lm cannot load the model {str(path)!r} ({type(error).__name__}: {error!s:.200}): "
-            "give a folder in mlx-lm's format, or the name of a model on the Hugging Face hub."
-        ) from error
-    return loaded
 
 
 class Members:
@@ -156,7 +134,7 @@ class Members:
                 names += [*range(at * count, (at + 1) * count)] * 2
             with trainer.running(first, pairs, len(ids)):
                 found, read = generation.generate(
-                    trainer.model, trainer.tokenizer, Batch(ids, names, limit, stops), sampling,
+                    trainer.model, trainer.tokenizer, Requests(ids, names, limit, stops), sampling,
                     length,
                 )  # fmt: skip
             texts += [found[i : i + count] for i in range(0, len(found), count)]
@@ -256,9 +234,11 @@ class Trainer:
         self.options = options
         self.layers = Layers(self.model, options)
         self._fingerprint = fingerprint(self.layers)
-        self.learner = Learner(self.layers.leaves, options)
+        self.learner = DeltaLearner(self.layers.leaves, options)
         self.asked: Members | None = None
         self.sigma_scale, self._same, self._stalled = 1.0, list[float](), 0
+        self.notes: dict[str, Any] = {}  # of the caller, kept in checkpoints: plain data for JSON
+        self.judged: dict[str, float] = {}  # figures of the last update's judge
         self._log: RunLog | None = None
         self.last_fitness = np.zeros(options.pop // 2, np.int8)
         self.layers.set_deltas(self.learner.weights)
@@ -302,10 +282,13 @@ class Trainer:
         self.asked = Members(self)
         return self.asked
 
-    def tell(self, values: ArrayLike) -> Update:
+    def tell(
+        self, values: ArrayLike, judge: Callable[[], dict[str, float]] | None = None
+    ) -> Update:
         """Makes the update by what members were worth: larger is better.
 
-        values: real numbers [P], or [P, G], one for each prompt.
+        values: real numbers [P], or [P, G], one for each prompt; judge: called once the model has
+        moved, for more figures of this update's line of metrics.
 
         Raises:
             InputError: another shape, a value that is not finite, or no `ask` with a call of its
@@ -332,13 +315,23 @@ class Trainer:
                 members.identical, sigma, seconds, members.tokens,
                 per_second(members.rows, seconds),
             )  # fmt: skip
-            if self._log:
-                self._log.add(update._asdict())
-                every = self.options.checkpoint_every
-                if self.step == self.options.steps or (every and self.step % every == 0):
-                    self.save()
+            try:
+                self.judged = judge() if judge else {}
+            except BaseException:
+                self.judged = {}
+                raise
+            finally:  # whatever a judge does, the update is made and kept
+                self._keep(update)
         self._warn(differing)
         return update
+
+    def _keep(self, update: Update) -> None:
+        """Writes an update's line, and a checkpoint where one is due."""
+        if self._log:
+            self._log.add(update._asdict() | self.judged)
+            every = self.options.checkpoint_every
+            if self.step == self.options.steps or (every and self.step % every == 0):
+                self.save()
 
     def _adapt(self, members: Members) -> None:
         """Doubles sigma if most pairs wrote the same in the last updates."""
@@ -396,7 +389,7 @@ class Trainer:
             names = [*range(first, first + rows)]
             with self.layers.members(None, rows):
                 found, _ = generation.generate(
-                    self.model, self.tokenizer, Batch(ids, names, limit, stops), sampling, length
+                    self.model, self.tokenizer, Requests(ids, names, limit, stops), sampling, length
                 )
             texts += [text.text for text in found]
         return texts
@@ -526,8 +519,8 @@ class Trainer:
         record.save(to, self.facts, self.learner, self._adapted())
 
     def _adapted(self) -> dict[str, Any]:
-        """The numbers that sigma depends on."""
-        return {"sigma_scale": self.sigma_scale, "same": self._same}
+        """Plain data that goes on besides what is learnt."""
+        return {"sigma_scale": self.sigma_scale, "same": self._same, "notes": self.notes}
 
     @classmethod
     def load(
@@ -557,7 +550,7 @@ class Trainer:
                 self._begin(model or saved.facts.model, saved.facts.options)
             saved.check_model(self.facts)
             saved.restore(self.learner)
-            self.sigma_scale, self._same = saved.sigma_scale, saved.same
+            self.sigma_scale, self._same, self.notes = saved.sigma_scale, saved.same, saved.notes
             self.model_name = saved.facts.model if model is None else self.model_name
             self.layers.set_deltas(self.learner.weights)
             if log:
