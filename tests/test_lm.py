@@ -175,10 +175,10 @@ def test_samples_come_from_seed_update_prompt_and_token() -> None:
 
 
 def test_draws_follow_the_probabilities() -> None:
-    from eggroll.lm.generation import Sampling, _drawer
+    from eggroll.lm.generation import DrawSettings, _drawer
 
     logits = mx.log(mx.array([[0.5, 0.3, 0.15, 0.05]] * 4000))
-    tokens = np.asarray(_drawer(range(4000), Sampling(1.0, 3, 0))(logits, 0))
+    tokens = np.asarray(_drawer(range(4000), DrawSettings(1.0, 3, 0))(logits, 0))
     shares = np.bincount(tokens, minlength=4) / 4000
     assert abs(shares - [0.5, 0.3, 0.15, 0.05]).max() < 0.03
 

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import eggroll.lm.rewards as rewards
-    from eggroll.lm.trainer import Members, Trainer, Update
+    from eggroll.lm.trainer import ModelMembers as Members
+    from eggroll.lm.trainer import ModelTrainer as Trainer
+    from eggroll.lm.trainer import ModelUpdate as Update
 
 __all__ = ["Members", "Trainer", "Update", "rewards"]
 
@@ -14,5 +16,6 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module 'eggroll.lm' has no attribute {name!r}")
-        module = import_module("eggroll.lm.rewards" if name == "rewards" else "eggroll.lm.trainer")
-        return getattr(module, name, module)
+        if name == "rewards":
+            return import_module("eggroll.lm.rewards")
+        return getattr(import_module("eggroll.lm.trainer"), f"Model{name}")

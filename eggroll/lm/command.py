@@ -31,7 +31,7 @@ from eggroll.files import CHECKPOINT, METRICS, SAMPLES, open_regular, write_whol
 from eggroll.lm import record, rewards
 from eggroll.lm.learner import Options
 from eggroll.lm.rewards import Row
-from eggroll.lm.trainer import Trainer, Update
+from eggroll.lm.trainer import ModelTrainer, ModelUpdate
 from eggroll.spec import rng
 from eggroll.training import trackers
 from eggroll.training.folder import new_folder, read_lines
@@ -207,9 +207,9 @@ def reward_of(name: str) -> Callable[..., Any]:
 
 
 class Finetune:
-    """A run of the command: a Trainer, its task and its reward."""
+    """A run of the command: a ModelTrainer, its task and its reward."""
 
-    def __init__(self, options: FinetuneOptions, trainer: Trainer, task: Task) -> None:
+    def __init__(self, options: FinetuneOptions, trainer: ModelTrainer, task: Task) -> None:
         self.options, self.trainer, self.task = options, trainer, task
         self.reward = reward_of(options.reward)
         template = getattr(trainer.tokenizer, "has_chat_template", False)
@@ -232,7 +232,7 @@ class Finetune:
         self.answers = answers
         return {"held_out": float(np.mean(self.scores(self.task.held_out, answers)))}
 
-    def update(self) -> Update:
+    def update(self) -> ModelUpdate:
         """Makes an update."""
         options, es = self.options, self.trainer
         rows = rows_of_update(self.task.train, es.step, options.prompts, options.seed)
@@ -293,20 +293,20 @@ def finetune(options: FinetuneOptions) -> None:
         finish(run, folder, first)
 
 
-def begin(options: FinetuneOptions) -> Trainer:
+def begin(options: FinetuneOptions) -> ModelTrainer:
     """The trainer of a new run, or of the one that goes on."""
     if options.resume:
         changes = {name: getattr(options, name) for name in record.CHANGEABLE}
-        es = Trainer.load(options.resume, **changes)
+        es = ModelTrainer.load(options.resume, **changes)
     else:
         folder = options.out or new_folder("", options.data)
         learning = {name: getattr(options, name) for name in LEARNING}
-        es = Trainer(options.model, out=folder, **learning)
+        es = ModelTrainer(options.model, out=folder, **learning)
     es.notes["command"] = asdict(options)
     return es
 
 
-def about(es: Trainer) -> str:
+def about(es: ModelTrainer) -> str:
     """The layers that learn and those that do not, in a line."""
     numbers = sum(leaf.outputs * leaf.columns for leaf in es.learner.leaves)
     rest = ", ".join(f"{count} {kind}" for kind, count in sorted(es.layers.untouched.items()))
@@ -319,7 +319,7 @@ class Progress:
     def __init__(self, steps: int) -> None:
         self.steps, self._said = steps, float("-inf")
 
-    def __call__(self, update: Update, judged: dict[str, float]) -> None:
+    def __call__(self, update: ModelUpdate, judged: dict[str, float]) -> None:
         now = time.monotonic()
         if not judged and now - self._said < SAID_SECONDS:
             return

@@ -19,7 +19,7 @@ PREFILL: Final = 256  # tokens of a prompt at a time
 LOOK: Final = 8  # tokens from one look for stop strings to the next
 
 
-class Sampling(NamedTuple):
+class DrawSettings(NamedTuple):
     """The way tokens are drawn: temperature 0 takes the likeliest.
 
     seed, update: those of the fine-tune; a word is drawn from (seed, update, prompt, token), so all
@@ -44,7 +44,7 @@ class Requests(NamedTuple):
     stops: tuple[str, ...] = ()
 
 
-class Text(NamedTuple):
+class Answer(NamedTuple):
     """A row's new tokens, without the one that ended it, and what they say."""
 
     text: str
@@ -110,8 +110,8 @@ def _padded(one: Any, padding: Sequence[int], kinds: Any) -> Any:
 
 
 def generate(
-    model: Any, tokenizer: Any, batch: Requests, sampling: Sampling, length: int
-) -> tuple[list[Text], int]:
+    model: Any, tokenizer: Any, batch: Requests, sampling: DrawSettings, length: int
+) -> tuple[list[Answer], int]:
     """Continues every row; the texts, and how many tokens the model read for them.
 
     length: tokens to which prompts are padded, at least that of the longest.
@@ -154,7 +154,7 @@ def _stopped(tokenizer: Any, columns: list[mx.array], ends: set[int], stops: Any
     )
 
 
-def _drawer(names: Sequence[int], sampling: Sampling) -> Callable[[mx.array, int], mx.array]:
+def _drawer(names: Sequence[int], sampling: DrawSettings) -> Callable[[mx.array, int], mx.array]:
     """Draws the tokens [R] of logits [R, V] for the new token of a number."""
     if not sampling.temperature:
         return lambda logits, number: mx.argmax(logits, axis=-1)
@@ -178,14 +178,14 @@ def _drawer(names: Sequence[int], sampling: Sampling) -> Callable[[mx.array, int
     return draw
 
 
-def finished(tokenizer: Any, ids: Tokens, ends: set[int], stops: Sequence[str]) -> Text:
+def finished(tokenizer: Any, ids: Tokens, ends: set[int], stops: Sequence[str]) -> Answer:
     """A row's text up to its ending token or the first stop string."""
     end = next((i for i, token in enumerate(ids) if token in ends), len(ids))
     ids = ids[:end]
     text = str(tokenizer.decode(ids))
     cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
     if not cuts:
-        return Text(text, ids)
+        return Answer(text, ids)
     # The tokens up to the one that completes the stop string.
     low, high = 0, len(ids)
     while low < high:
@@ -194,7 +194,7 @@ def finished(tokenizer: Any, ids: Tokens, ends: set[int], stops: Sequence[str]) 
             high = middle
         else:
             low = middle + 1
-    return Text(text[: min(cuts)], ids[:low])
+    return Answer(text[: min(cuts)], ids[:low])
 
 
 def losses(model: Any, rows: Sequence[tuple[Tokens, Tokens]]) -> mx.array:

@@ -170,7 +170,7 @@ class RunLog(TrainerLog):
             self._signs.sync()
 
 
-class Saved(NamedTuple):
+class SavedFineTune(NamedTuple):
     """A checkpoint of a fine-tune, read."""
 
     path: Path
@@ -232,7 +232,7 @@ def save(
         to.saved = learner.step
 
 
-def read(path: Path, changes: Mapping[str, Any] | None = None) -> Saved:
+def read(path: Path, changes: Mapping[str, Any] | None = None) -> SavedFineTune:
     """The checkpoint in a file, with options changed.
 
     Raises:
@@ -253,7 +253,7 @@ def read(path: Path, changes: Mapping[str, Any] | None = None) -> Saved:
             f"{', '.join(sorted(CHANGEABLE))} may change, or start a new Trainer."
         )
     options = replace(facts.options, **(changes or {}))
-    return Saved(path, replace(facts, options=options), step, scale, same, notes, arrays)
+    return SavedFineTune(path, replace(facts, options=options), step, scale, same, notes, arrays)
 
 
 @contextmanager

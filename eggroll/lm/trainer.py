@@ -25,7 +25,7 @@ from eggroll.evolution.estimators import MIN_DIFFERING, as_values
 from eggroll.library import folder
 from eggroll.library.folder import uninterrupted
 from eggroll.lm import adapter, generation, record
-from eggroll.lm.generation import Requests, Sampling, Text, Tokens
+from eggroll.lm.generation import Answer, DrawSettings, Requests, Tokens
 from eggroll.lm.layers import Layers, load_model
 from eggroll.lm.learner import DeltaLearner, Options, fitness_of
 from eggroll.lm.record import Facts, RunLog
@@ -36,7 +36,7 @@ SAME_UPDATES: Final = 5  # in the mean of so many updates
 MOST_SCALE: Final = 8.0  # of sigma
 
 
-class Update(NamedTuple):
+class ModelUpdate(NamedTuple):
     """The figures of one update.
 
     step: updates made; fitness: mean value of the members; update_rate: share of the deltas that
@@ -57,14 +57,14 @@ class Update(NamedTuple):
     rows_per_second: float
 
 
-class Members:
+class ModelMembers:
     """The members of an update. All that is called between `ask` and `tell` adds up.
 
     identical: share of pairs whose members wrote the same texts so far; tokens: that the model read
     for them.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: ModelTrainer) -> None:
         self._trainer, self.pop = trainer, trainer.pop
         self.tokens, self.rows, self.calls = 0, 0, 0
         self._same = np.ones(self.pop // 2, np.bool_)
@@ -114,7 +114,7 @@ class Members:
 
     def _write(
         self, prompts: Sequence[Any], tokens: int, temperature: float, stop: str | Sequence[str]
-    ) -> list[list[Text]]:
+    ) -> list[list[Answer]]:
         trainer = self._current()
         groups = trainer.encoded(prompts)
         if len(groups) not in (1, self.pop // 2):
@@ -125,7 +125,7 @@ class Members:
         sampling = trainer.sampling(temperature)
         limit, stops = checked_limit(tokens), checked_stops(stop)
         length = max(len(ids) for group in groups for ids in group)
-        count, texts = len(groups[0]), list[list[Text]]()
+        count, texts = len(groups[0]), list[list[Answer]]()
         for first, pairs in trainer.chunks(count, length + limit):
             ids, names = list[Tokens](), list[int]()
             for pair in range(first, first + pairs):
@@ -142,7 +142,7 @@ class Members:
         self._note(texts)
         return texts
 
-    def _note(self, texts: list[list[Text]]) -> None:
+    def _note(self, texts: list[list[Answer]]) -> None:
         """Takes down what was written."""
         for pair, (one, other) in enumerate(zip(texts[0::2], texts[1::2], strict=True)):
             self._same[pair] &= [t.text for t in one] == [t.text for t in other]
@@ -176,7 +176,7 @@ class Members:
         self.rows += self.pop * len(rows)
         return np.concatenate(found)
 
-    def _current(self) -> Trainer:
+    def _current(self) -> ModelTrainer:
         if self._trainer.asked is not self:
             raise InputError(
                 "These members are of an update that is over: call ask() for the new ones."
@@ -197,7 +197,7 @@ def checked_stops(stop: str | Sequence[str]) -> tuple[str, ...]:
     return stops
 
 
-class Trainer:
+class ModelTrainer:
     """Tunes a model of mlx-lm by evolution: `ask` for members, `tell` what they were worth.
 
     step: updates made. A `with` block closes it, and what ends the block, Ctrl-C and SIGTERM too,
@@ -235,7 +235,7 @@ class Trainer:
         self.layers = Layers(self.model, options)
         self._fingerprint = fingerprint(self.layers)
         self.learner = DeltaLearner(self.layers.leaves, options)
-        self.asked: Members | None = None
+        self.asked: ModelMembers | None = None
         self.sigma_scale, self._same, self._stalled = 1.0, list[float](), 0
         self.notes: dict[str, Any] = {}  # of the caller, kept in checkpoints: plain data for JSON
         self.judged: dict[str, float] = {}  # figures of the last update's judge
@@ -274,17 +274,17 @@ class Trainer:
         """The folder that is written into."""
         return self._log
 
-    def ask(self) -> Members:
+    def ask(self) -> ModelMembers:
         """This update's members; asking again begins the update anew."""
         if self._log:
             self._log.check_open()
         self._began = time.perf_counter()
-        self.asked = Members(self)
+        self.asked = ModelMembers(self)
         return self.asked
 
     def tell(
         self, values: ArrayLike, judge: Callable[[], dict[str, float]] | None = None
-    ) -> Update:
+    ) -> ModelUpdate:
         """Makes the update by what members were worth: larger is better.
 
         values: real numbers [P], or [P, G], one for each prompt; judge: called once the model has
@@ -310,7 +310,7 @@ class Trainer:
             self._adapt(members)
             seconds = max(time.perf_counter() - self._began, 0.0)
             of_member = checked.reshape(self.pop, -1).mean(axis=1)
-            update = Update(
+            update = ModelUpdate(
                 self.step, float(of_member.mean()), float(of_member.max()), rate, differing,
                 members.identical, sigma, seconds, members.tokens,
                 per_second(members.rows, seconds),
@@ -325,7 +325,7 @@ class Trainer:
         self._warn(differing)
         return update
 
-    def _keep(self, update: Update) -> None:
+    def _keep(self, update: ModelUpdate) -> None:
         """Writes an update's line, and a checkpoint where one is due."""
         if self._log:
             self._log.add(update._asdict() | self.judged)
@@ -333,7 +333,7 @@ class Trainer:
             if self.step == self.options.steps or (every and self.step % every == 0):
                 self.save()
 
-    def _adapt(self, members: Members) -> None:
+    def _adapt(self, members: ModelMembers) -> None:
         """Doubles sigma if most pairs wrote the same in the last updates."""
         if not self.options.raise_sigma or not members.rows:
             return
@@ -447,13 +447,13 @@ class Trainer:
             raise InputError("a text has no token to score: give texts of two tokens or more.")
         return rows
 
-    def sampling(self, temperature: float) -> Sampling:
+    def sampling(self, temperature: float) -> DrawSettings:
         """The way that tokens are drawn in this update."""
         if not isinstance(temperature, int | float) or not 0 <= temperature <= 100:
             raise InputError(
                 f"temperature is {shown(temperature)}: a number from 0 to 100 is needed."
             )
-        return Sampling(float(temperature), self.options.seed, self.step)
+        return DrawSettings(float(temperature), self.options.seed, self.step)
 
     def chunks(
         self, prompts: int, positions: int, *, logits: bool = False
@@ -577,7 +577,7 @@ class Trainer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
         if self._log and isinstance(error, KeyboardInterrupt):
-            error.add_note(f"Update {self.step} is saved; {self._log.hint}.")
+            error.add_note(f"ModelUpdate {self.step} is saved; {self._log.hint}.")
 
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:
