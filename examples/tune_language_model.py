@@ -2,8 +2,8 @@
 
     python examples/tune_language_model.py
 
-The reward likes vowels and dislikes repetition. Of a real model give lm.Trainer the path, or its
-name on the Hugging Face hub. Needs mlx-lm: pip install 'eggroll-mlx[lm]'
+The reward counts different vowels. Give lm.Trainer the path of a real model, or its name on the
+Hugging Face hub. Needs mlx-lm: pip install 'eggroll-mlx[lm]'
 """
 
 import mlx.core as mx
@@ -22,10 +22,6 @@ class Letters:  # any tokenizer with these will do
     decode = staticmethod(lambda tokens: "".join(chr(token + 96) for token in tokens))
 
 
-def reward(text: str) -> float:
-    return len(set(text) & set("aeiou")) + 0.1 * len(set(text))
-
-
 def main(steps: int = 40, seed: int = 0, pop: int = 64) -> None:
     mx.random.seed(seed)
     model = llama.Model(llama.ModelArgs("llama", **SIZES, **HEADS))
@@ -33,7 +29,7 @@ def main(steps: int = 40, seed: int = 0, pop: int = 64) -> None:
     print("before:", es.generate(PROMPTS, tokens=8))
     while es.step < steps:
         answers = es.ask().generate(PROMPTS, tokens=8)
-        update = es.tell([[reward(text) for text in row] for row in answers])
+        update = es.tell([[len(set(text) & set("aeiou")) for text in row] for row in answers])
     print("after: ", es.generate(PROMPTS, tokens=8), f"mean reward {update.fitness:.2f}")
 
 

@@ -18,7 +18,7 @@ from eggroll.lm.layers import signs, weights_of
 from eggroll.lm.learner import DeltaLearner, Options, PairNoise, from_trits, summed, to_trits
 
 PROMPTS = ["sort 312=", "a", "hello"]
-SMALL: dict[str, Any] = {"pop": 8, "table_bits": 16, "raise_sigma": False}
+SMALL: dict[str, Any] = {"pop": 8, "table_bits": 16, "raise_sigma": False, "rate": 4.0}
 
 
 def trainer(family: str, bits: int, learn: str, **options: Any) -> Trainer:
@@ -29,6 +29,8 @@ def moved(es: Trainer) -> Trainer:
     """The trainer after an update, so that deltas are not zero."""
     es.ask().generate(PROMPTS, tokens=2)
     es.tell(np.random.default_rng(0).normal(size=(es.pop, 3)))
+    for delta in es.learner.weights.values():
+        assert np.asarray(delta).any()
     return es
 
 
@@ -116,6 +118,8 @@ def test_the_model_comes_back_as_it_was() -> None:
         before, modules = np.asarray(model(ids)), dict(model.named_modules())
         with Trainer((model, Letters()), learn=learn, **SMALL) as es:
             moved(es)
+            with es.layers.members(None, 1):
+                assert (np.asarray(model(ids)) != before).any()
         assert (np.asarray(model(ids)) == before).all()
         assert all(module is modules[name] for name, module in model.named_modules())
 

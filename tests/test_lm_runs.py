@@ -140,6 +140,16 @@ def test_resumed_runs_end_on_the_same_bits(tmp_path: Path, learn: str) -> None:
     assert record.signature(record.replayed(tmp_path / "run")[1]) == es.signature
 
 
+def test_a_raised_sigma_stays(tmp_path: Path) -> None:
+    with Trainer((tiny(), Letters()), out=tmp_path / "run", sigma=1e-6, **SMALL) as es:
+        while es.step < 6:
+            es.ask().generate(PROMPTS, tokens=1)
+            es.tell(np.zeros(8))
+    other = Trainer.load(tmp_path / "run", (tiny(), Letters()))
+    assert other.sigma_scale == es.sigma_scale == 2
+    other.close()
+
+
 def test_what_cannot_go_on_is_named(tmp_path: Path) -> None:
     with Trainer((tiny(), Letters()), out=tmp_path / "run", **SMALL) as es:
         make_updates(es, 1)

@@ -60,9 +60,9 @@ class Options:
     """A pair's fitness. sign: which member had the larger mean value; ranks, centred: the size of
     the difference counts; z-scores: values over their deviation among the members, prompt by
     prompt, as GRPO has them."""
-    rule: RuleName = "adam"
-    """adam: votes by their mean over their size, with memory; master: votes added up on one
-    scale."""
+    rule: RuleName = "master"
+    """master: votes added up on one scale; adam: votes by their mean over their size, with
+    memory."""
     rate: Annotated[float, Range(0, 64, above=True)] = 2.0
     """Learning rate in last bits of a delta, of which the noise's deviation is eight."""
     rate_decay: Annotated[float, Range(0, 100)] = 1.0
