@@ -18,7 +18,13 @@ from eggroll.lm.layers import signs, weights_of
 from eggroll.lm.learner import DeltaLearner, Options, PairNoise, from_trits, summed, to_trits
 
 PROMPTS = ["sort 312=", "a", "hello"]
-SMALL: dict[str, Any] = {"pop": 8, "table_bits": 16, "raise_sigma": False, "rate": 4.0}
+SMALL: dict[str, Any] = {
+    "sigma": 0.1,
+    "pop": 8,
+    "table_bits": 16,
+    "raise_sigma": False,
+    "rate": 4.0,
+}
 
 
 def trainer(family: str, bits: int, learn: str, **options: Any) -> Trainer:

@@ -30,7 +30,7 @@ from eggroll.lm.rewards import score
 from eggroll.training.replay_log import CHECK, header_of
 
 Command = Callable[..., Ended]
-SMALL: dict[str, Any] = {"pop": 8, "table_bits": 16, "steps": 6}
+SMALL: dict[str, Any] = {"sigma": 0.1, "pop": 8, "table_bits": 16, "steps": 6}
 PROMPTS = ["abc", "hello there"]
 
 
@@ -141,7 +141,8 @@ def test_resumed_runs_end_on_the_same_bits(tmp_path: Path, learn: str) -> None:
 
 
 def test_a_raised_sigma_stays(tmp_path: Path) -> None:
-    with Trainer((tiny(), Letters()), out=tmp_path / "run", sigma=1e-6, **SMALL) as es:
+    options = SMALL | {"sigma": 1e-6}
+    with Trainer((tiny(), Letters()), out=tmp_path / "run", **options) as es:
         while es.step < 6:
             es.ask().generate(PROMPTS, tokens=1)
             es.tell(np.zeros(8))
