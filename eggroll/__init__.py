@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eggroll import envs, networks, sweep
+    from eggroll import envs, lm, networks, sweep
     from eggroll.cli.command import script
     from eggroll.errors import EngineError, EngineWarning, InputError
     from eggroll.library.gradient_trainer import GradientTrainer
@@ -39,6 +39,7 @@ __all__ = [
     "__version__",
     "draw",
     "envs",
+    "lm",
     "load",
     "networks",
     "quantise",
@@ -64,6 +65,7 @@ _PLACES = {
     "Update": "eggroll.library.trainer",
     "draw": "eggroll.spec.credit",
     "envs": "eggroll.envs",
+    "lm": "eggroll.lm",
     "load": "eggroll.library.language",
     "networks": "eggroll.networks",
     "quantise": "eggroll.spec.fixed_point",

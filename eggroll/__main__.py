@@ -26,6 +26,10 @@ COMMANDS: Final = {
     ),
     "generate": ("eggroll.generate", "Write text with a trained network."),
     "replay": ("eggroll.replay", "Rebuild past weights of a run from its replay log."),
+    "finetune": (
+        "eggroll.lm.command",
+        "Tune a pretrained language model of mlx-lm from a reward.",
+    ),
     "plot": ("eggroll.plot", "Draw the curves of a run, or compare several runs."),
     "report": ("eggroll.report.command", "Write an HTML page about a run, or about several runs."),
     "adamw": ("eggroll.adamw", "Train the same network in float by AdamW, for comparison."),

@@ -31,6 +31,7 @@ from eggroll.errors import InputError
 from eggroll.evolution.estimators import Estimate, decided
 from eggroll.evolution.step import Learner
 from eggroll.files import CHECKPOINT, REPLAY, open_regular
+from eggroll.lm import adapter, record
 from eggroll.training import checkpoint
 from eggroll.training.config import Config, from_dict
 from eggroll.training.learner import engine_for, new_learner
@@ -53,6 +54,8 @@ class ReplayOptions:
     """The update whose weights are rebuilt, 0 for those before the first; the last if not given."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """New safetensors file for the weights, which eggroll.load and generate read."""
+    adapter: Annotated[str, tyro.conf.arg(metavar="DIR")] = ""
+    """New folder for the adapter of a run of eggroll finetune, as mlx-lm reads it."""
     engine: Annotated[str, tyro.conf.arg(metavar="auto|portable|cpu|metal|cuda")] = "auto"
     """The engine that counts votes; all give the same bits."""
     threads: Annotated[int, cli.Range(0, 1024)] = 0
@@ -73,6 +76,13 @@ def replay(options: ReplayOptions) -> str:
     if not options.folder:
         raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
     check_free(options.out)
+    if record.is_fine_tune(Path(options.folder)):
+        return replay_fine_tune(options)
+    if options.adapter:
+        raise InputError(
+            f"--adapter {options.adapter!r} is for runs of eggroll finetune, and "
+            f"{options.folder!r} is none: use --out for its weights."
+        )
     source = open_log(options.folder)
     with source.file:
         step = count_updates(source, options.step)
@@ -95,6 +105,27 @@ def replay(options: ReplayOptions) -> str:
         write(Path(options.out), source.config, learner)
         print(f"written to {options.out}: the weights of update {step}")
     return checkpoint.signature(learner.weights)
+
+
+def replay_fine_tune(options: ReplayOptions) -> str:
+    """The same for a fine-tune, whose model is not run, and not read either for an adapter of low
+    rank.
+    """
+    if options.out:
+        raise InputError(
+            f"--out {options.out!r} is for weights of networks, and {options.folder!r} is a run of "
+            "eggroll finetune: use --adapter DIR."
+        )
+    place = Path(options.folder)
+    if options.adapter:
+        adapter.check_free(Path(options.adapter))
+    facts, learner = record.replayed(place, options.step)
+    print(f"replay: {place}, updates 0 to {learner.step} of {facts.options.pop // 2:,} pairs")
+    print(record.compare(place if place.is_dir() else place.parent, learner))
+    if options.adapter:
+        record.write_adapter(Path(options.adapter), facts, learner)
+        print(f"written to {options.adapter}: the adapter of update {learner.step}")
+    return record.signature(learner)
 
 
 def open_log(place: str) -> ReplaySource:
@@ -180,15 +211,15 @@ def count_updates(source: ReplaySource, step: int | None) -> int:
 def replay_updates(source: ReplaySource, learner: Learner, step: int) -> Iterator[Learner]:
     """The learner after each update up to `step`; the states of its members stay zero."""
     total = source.config.steps
-    for record in islice(records(source.file, source.header), step):
-        if record.steps != total:  # the run was resumed with another total
-            total = record.steps
+    for recorded in islice(records(source.file, source.header), step):
+        if recorded.steps != total:  # the run was resumed with another total
+            total = recorded.steps
             options = replace(source.config, steps=total)
             learner.rule = options.rule_class.make(
                 options, learner.population.engine.program, learner.estimator
             )
-        votes = learner.population.votes(mx.array(record.signs), learner.step)
-        signs = mx.array(record.signs)
+        votes = learner.population.votes(mx.array(recorded.signs), learner.step)
+        signs = mx.array(recorded.signs)
         learner.adopt(Estimate(mx.zeros(0), learner.state, votes, decided(signs)))
         yield learner
 

@@ -44,7 +44,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 # Options in the documentation of programs other than eggroll's commands.
 OTHERS = {
     *("--help", "--version", "--hosts", "--over", "--backend", "--output-hostfile", "--hostfile"),
-    *("--cwd", "--python", "--checkpoint", "--logdir", "--project"),
+    *("--adapter-path", "--cwd", "--python", "--checkpoint", "--logdir", "--project"),
 }
 
 

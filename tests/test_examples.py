@@ -48,9 +48,18 @@ EXAMPLES = {
         "--trials 2 --budget-tokens 90000",
         r"best: sigma_shift \d, .*, 10 updates\n(?s:.*)bits per number after 40 updates\n3 4 ",
     ),
+    "tune_language_model": (
+        "--steps 10 --pop 32",
+        r"before: \['.*\]\nafter:  \['.*\] mean reward \d\.\d\d",
+    ),
 }
 # Example -> the package of an optional extra that it needs.
-NEEDS = {"cartpole": "gymnasium", "custom_fitness": "sklearn", "digits": "sklearn"}
+NEEDS = {
+    "cartpole": "gymnasium",
+    "custom_fitness": "sklearn",
+    "digits": "sklearn",
+    "tune_language_model": "mlx_lm",
+}
 
 
 def run(path: Path, folder: Path) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 # What a stream of words is for: the second word of its key, so that no two purposes share one.
-TABLE, SLICES, WEIGHTS, SAMPLES, COUNT, SIGNS, DRAWS, CALLER, FEEDBACK = range(1, 10)
+TABLE, SLICES, WEIGHTS, SAMPLES, COUNT, SIGNS, DRAWS, CALLER, FEEDBACK, PROJECTION = range(1, 11)
 BLOCK = 1 << 18  # bytes drawn at a time, a multiple of the four of a word
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1

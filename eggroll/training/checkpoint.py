@@ -30,11 +30,13 @@ from eggroll.training.config import Common, Config, from_dict
 FORMAT, VERSION = "eggroll", 2
 LIBRARY = "eggroll-trainer"
 WEIGHTS = "eggroll-weights"  # without the members' states
+FINE_TUNE = "eggroll-lm"
 COMMANDS = {
     FORMAT: "eggroll.train",
     "eggroll-adamw": "eggroll.adamw",
     LIBRARY: "eggroll.Trainer",
     WEIGHTS: "eggroll.replay",
+    FINE_TUNE: "eggroll.lm.Trainer",
 }
 
 LONGEST_HEADER = 100_000_000  # bytes, as of every safetensors file

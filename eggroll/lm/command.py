@@ -1,0 +1,395 @@
+"""Fine-tuning from a reward: `eggroll finetune --model PATH --data FILE --reward FILE.py:function`.
+
+Letters: P members, G prompts of an update.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before imports that take a while
+    from eggroll.cli import entry
+
+    raise SystemExit(entry.run("eggroll.lm.command"))
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import numpy as np
+import tyro
+
+from eggroll.cli import command as cli
+from eggroll.cli.help import CHANGEABLE, Group, hints_of
+from eggroll.cli.screen import say
+from eggroll.errors import InputError, shown
+from eggroll.files import CHECKPOINT, METRICS, SAMPLES, open_regular, write_whole
+from eggroll.lm import record, rewards
+from eggroll.lm.learner import Options
+from eggroll.lm.rewards import Row
+from eggroll.lm.trainer import ModelTrainer, ModelUpdate
+from eggroll.spec import rng
+from eggroll.training import trackers
+from eggroll.training.folder import new_folder, read_lines
+
+EXAMPLES: Final = (
+    ("--model DIR --data FILE.jsonl --reward mine.py:reward", "tune by a function of yours"),
+    ("--resume runs/prompts-000 --steps 400", "go on with a run"),
+)
+ADAPTER: Final = "adapter"  # of the run's folder
+SHOWN: Final = 4  # samples
+SAID_SECONDS: Final = 10.0  # between lines of progress
+HELD_OUT, ORDER = 0, 1  # purposes of the caller's random words
+
+
+@dataclass(frozen=True)
+class FinetuneOptions(Options):
+    """Options of eggroll finetune."""
+
+    model: Annotated[str, Group.DATA, tyro.conf.arg(metavar="DIR|NAME")] = ""
+    """The model, in mlx-lm's format: a folder, or a name on the Hugging Face hub."""
+    data: Annotated[str, Group.DATA, tyro.conf.arg(metavar="FILE")] = ""
+    """Prompts, a JSON object a line: "prompt" is a text, or "messages" those of a chat; the reward
+    gets all its fields."""
+    reward: Annotated[str, Group.DATA, tyro.conf.arg(metavar="FILE.py:FUNCTION|NAME")] = ""
+    """The reward: a function of (prompt, answer) or (prompt, answer, row) in a file, or exact,
+    contains, json, python or countdown."""
+    reward_seconds: Annotated[float, Group.DATA, cli.Range(0, 3600), CHANGEABLE] = 5.0
+    """Seconds that one call of the reward may take; 0 for any time."""
+    chat: Annotated[bool, Group.DATA] = True
+    """Puts prompts into the model's chat template, where it has one."""
+    prompts: Annotated[int, Group.DATA, cli.Range(1, 1 << 16)] = 8
+    """G, prompts of an update, the same for all members."""
+    tokens: Annotated[int, Group.DATA, cli.Range(1, 1 << 16)] = 64
+    """Most new tokens of an answer."""
+    temperature: Annotated[float, Group.DATA, cli.Range(0, 100)] = 0.0
+    """Temperature of the members' answers; 0 takes the likeliest tokens."""
+    stop: Annotated[str, Group.DATA, tyro.conf.arg(metavar="TEXT")] = ""
+    """A text before which answers end."""
+    rows: Annotated[int, Group.OUTPUT, cli.Range(1, 1 << 20)] = 64
+    """Prompts that are held out, to judge the model by greedy answers."""
+    judge_every: Annotated[int, Group.OUTPUT, cli.Range(0, 10**9), CHANGEABLE] = 10
+    """Updates from one judgement on the held-out prompts to the next; 0 for first and last only."""
+    track: Annotated[
+        str, Group.OUTPUT, tyro.conf.arg(metavar="none|tensorboard|wandb|trackio"), CHANGEABLE
+    ] = trackers.NONE
+    """Trackers that are told the figures of every update, with commas between them."""
+    out: Annotated[str, Group.RUN, tyro.conf.arg(metavar="DIR")] = ""
+    """Folder of the run; the first free runs/NAME-000 if not given."""
+    resume: Annotated[str, Group.RUN, tyro.conf.arg(metavar="DIR")] = ""
+    """Folder of a run that goes on, bit for bit on the same device."""
+
+    def check(self) -> None:
+        super().check()
+        trackers.names_in(self.track)
+        for name in ("model", "data", "reward"):
+            if not getattr(self, name):
+                raise InputError(f"--{name} is missing: {MISSING[name]}.")
+
+
+MISSING: Final = {
+    "model": "give the folder of a model in mlx-lm's format, or its name on the hub",
+    "data": "give a file with a JSON object a line, such as {\"prompt\": \"2 + 2 =\"}",
+    "reward": "give FILE.py:FUNCTION, or one of " + ", ".join(rewards.BY_NAME),
+}  # fmt: skip
+LEARNING: Final = tuple(field.name for field in fields(Options))
+MAY_CHANGE: Final = {
+    name for name, hint in hints_of(FinetuneOptions).items()
+    if CHANGEABLE in getattr(hint, "__metadata__", ())
+}  # fmt: skip
+
+
+class Task(NamedTuple):
+    """Prompts and their rows, those trained on and those held out."""
+
+    train: list[Row]
+    held_out: list[Row]
+
+
+def read_rows(path: str) -> list[Row]:
+    """The objects of a file of lines.
+
+    Raises:
+        InputError: it cannot be read, or a line is none with a prompt.
+    """
+    try:
+        with open_regular(Path(path)) as file:
+            lines = file.read().decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--data {path!r} cannot be read ({error!s:.100}): give a file with a JSON object a "
+            "line, in UTF-8."
+        ) from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            good = isinstance(row["prompt"], str) if "prompt" in row else bool(row["messages"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            good = False
+        if not good:
+            raise InputError(
+                f'line {number} of {path!r} is {shown(line)}: a JSON object with "prompt", a text, '
+                'or "messages" is needed.'
+            )
+        rows.append(row)
+    return rows
+
+
+def task_of(rows: Sequence[Row], held_out: int, prompts: int, seed: int) -> Task:
+    """Rows dealt by the seed into those held out and those trained on."""
+    if len(rows) < held_out + prompts:
+        raise InputError(
+            f"the data have {len(rows)} prompts: {held_out} held out (--rows) and {prompts} of an "
+            "update (--prompts) are needed; lower these or add prompts."
+        )
+    order = np.argsort(rng.counters(rng.key(seed, rng.CALLER, HELD_OUT), 0, len(rows)))
+    shuffled = [rows[i] for i in order]
+    return Task(shuffled[held_out:], shuffled[:held_out])
+
+
+def rows_of_update(rows: Sequence[Row], update: int, count: int, seed: int) -> list[Row]:
+    """The rows of an update: all in an order of their own, then all in another."""
+    chosen = []
+    for place in range(update * count, (update + 1) * count):
+        epoch, at = divmod(place, len(rows))
+        words = rng.counters(rng.key(seed, rng.CALLER, ORDER, epoch), 0, len(rows))
+        chosen.append(rows[int(np.argsort(words)[at])])
+    return chosen
+
+
+def text_of(row: Row) -> str:
+    """A row's prompt as the reward gets it: of a chat the last message."""
+    return str(row["prompt"] if "prompt" in row else row["messages"][-1].get("content", ""))
+
+
+def prompt_of(row: Row, chat: bool) -> Any:
+    """A row's prompt as the model gets it."""
+    if "prompt" not in row:
+        return row["messages"]
+    return [{"role": "user", "content": row["prompt"]}] if chat else row["prompt"]
+
+
+def reward_of(name: str) -> Callable[..., Any]:
+    """The function that --reward names.
+
+    Raises:
+        InputError: there is none, or its file cannot be run.
+    """
+    if name in rewards.BY_NAME:
+        ready: Callable[..., Any] = rewards.BY_NAME[name]()
+        return ready
+    path, _, function = name.rpartition(":")
+    spec = importlib.util.spec_from_file_location("reward", path) if path else None
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise InputError(
+            f"--reward {name!r} is no FILE.py:FUNCTION: give one, or {', '.join(rewards.BY_NAME)}."
+        )
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(
+            f"the file of --reward {name!r} fails ({type(error).__name__}: {error!s:.200}): "
+            "correct it."
+        ) from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise InputError(f"{path!r} has no function {function!r}: correct --reward.")
+    reward: Callable[..., Any] = found
+    return reward
+
+
+class Finetune:
+    """A run of the command: a ModelTrainer, its task and its reward."""
+
+    def __init__(self, options: FinetuneOptions, trainer: ModelTrainer, task: Task) -> None:
+        self.options, self.trainer, self.task = options, trainer, task
+        self.reward = reward_of(options.reward)
+        template = getattr(trainer.tokenizer, "has_chat_template", False)
+        self.chat = options.chat and bool(template)
+        stop = (options.stop,) if options.stop else ()
+        self.writing: dict[str, Any] = {"tokens": options.tokens, "stop": stop}
+
+    def prompts(self, rows: Sequence[Row]) -> list[Any]:
+        return [prompt_of(row, self.chat) for row in rows]
+
+    def scores(self, rows: Sequence[Row], answers: Sequence[str]) -> list[float]:
+        """The rewards of answers to these rows."""
+        texts = [text_of(row) for row in rows]
+        limit = self.options.reward_seconds
+        return rewards.scores(self.reward, rewards.Answered(texts, answers, rows), limit)
+
+    def judge(self) -> dict[str, float]:
+        """The mean reward of greedy answers to the held-out prompts."""
+        answers = self.trainer.generate(self.prompts(self.task.held_out), **self.writing)
+        self.answers = answers
+        return {"held_out": float(np.mean(self.scores(self.task.held_out, answers)))}
+
+    def update(self) -> ModelUpdate:
+        """Makes an update."""
+        options, es = self.options, self.trainer
+        rows = rows_of_update(self.task.train, es.step, options.prompts, options.seed)
+        members = es.ask()
+        answers = members.generate(
+            self.prompts(rows), temperature=options.temperature, **self.writing
+        )
+        values = [self.scores(rows, row) for row in answers]
+        now = es.step + 1
+        due = now == options.steps or (options.judge_every and now % options.judge_every == 0)
+        return es.tell(values, self.judge if due else None)
+
+    def samples(self) -> str:
+        """Held-out prompts with the answers before and now."""
+        before, lines = self.trainer.notes["samples"], list[str]()
+        for row, first, last in zip(self.task.held_out, before, self.answers, strict=False):
+            lines += [f"=== {text_of(row)}", f"--- before: {first}", f"--- now: {last}", ""]
+        return "\n".join(lines)
+
+
+def finetune(options: FinetuneOptions) -> None:
+    """Makes the updates that a run has left, and writes the adapter.
+
+    Raises:
+        InputError: an option, the model, the data or the reward is no good; what was learnt is
+            kept.
+        KeyboardInterrupt: it was interrupted; says how it goes on.
+    """
+    options.check()
+    reward_of(options.reward)
+    task = task_of(read_rows(options.data), options.rows, options.prompts, options.seed)
+    with ExitStack() as stack:
+        es = stack.enter_context(begin(options))
+        assert es.log is not None
+        folder = es.log.path
+        hint = f"eggroll finetune --resume {folder}"
+        run = Finetune(options, es, task)
+        if not es.step:
+            es.notes |= run.judge() | {"samples": run.answers[:SHOWN]}
+            es.save()
+        if es.log.lacks:
+            say(f"No more of this run can be replayed, as {es.log.lacks}.")
+        first = es.notes["held_out"]
+        print(f"model: {options.model}, {about(es)}", flush=True)
+        print(f"held out: {first:.3f} before", flush=True)
+        tracking = stack.enter_context(trackers.tracking(options.track, folder, es.step))
+        stop = stack.enter_context(cli.Stop(f"the last update is saved; go on with {hint}."))
+        progress = Progress(options.steps)
+        while es.step < options.steps and not stop.asked:
+            update = run.update()
+            progress(update, es.judged)
+            tracking.log(update._asdict() | es.judged)
+        if es.step < options.steps:
+            es.close()
+            raise KeyboardInterrupt(
+                f"Interrupted after update {es.step} of {options.steps}; go on with {hint}."
+            )
+        finish(run, folder, first)
+
+
+def begin(options: FinetuneOptions) -> ModelTrainer:
+    """The trainer of a new run, or of the one that goes on."""
+    if options.resume:
+        changes = {name: getattr(options, name) for name in record.CHANGEABLE}
+        es = ModelTrainer.load(options.resume, **changes)
+    else:
+        folder = options.out or new_folder("", options.data)
+        learning = {name: getattr(options, name) for name in LEARNING}
+        es = ModelTrainer(options.model, out=folder, **learning)
+    es.notes["command"] = asdict(options)
+    return es
+
+
+def about(es: ModelTrainer) -> str:
+    """The layers that learn and those that do not, in a line."""
+    numbers = sum(leaf.outputs * leaf.columns for leaf in es.learner.leaves)
+    rest = ", ".join(f"{count} {kind}" for kind, count in sorted(es.layers.untouched.items()))
+    return f"{numbers:,} numbers learn in {len(es.learner.leaves)} layers; unchanged are {rest}"
+
+
+class Progress:
+    """Lines on stderr, one in some seconds and one for every judgement."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self._said = steps, float("-inf")
+
+    def __call__(self, update: ModelUpdate, judged: dict[str, float]) -> None:
+        now = time.monotonic()
+        if not judged and now - self._said < SAID_SECONDS:
+            return
+        self._said = now
+        held_out = f" · held out {judged['held_out']:.3f}" if judged else ""
+        say(
+            f"update {update.step}/{self.steps} · reward {update.fitness:.3f}{held_out} · "
+            f"{update.identical:.0%} of pairs alike · {update.seconds:.1f} s"
+        )
+
+
+def finish(run: Finetune, folder: Path, first: float) -> None:
+    """The adapter, the samples and the last words of a run."""
+    es = run.trainer
+    adapter = folder / ADAPTER
+    if not adapter.exists():
+        es.save_adapter(adapter)
+    if not hasattr(run, "answers"):
+        run.judge()
+    write_whole(folder / SAMPLES, run.samples().encode())
+    last = float(np.mean(run.scores(run.task.held_out, run.answers)))
+    print(f"held out: {last:.3f} after {es.step} updates ({first:.3f} before)")
+    lines = len(read_lines(folder / METRICS))
+    print(f"written to {folder}: {ADAPTER}/, {SAMPLES}, {METRICS} ({lines} lines)")
+    print(f"next: mlx_lm.generate --model {run.options.model} --adapter-path {adapter}")
+    print(f"signature: {es.signature}")
+
+
+def options_from(argv: Sequence[str]) -> FinetuneOptions:
+    """The options of the command line, over those of the run in --resume.
+
+    Raises:
+        InputError: an option is unknown or may not change, or there is no run.
+    """
+    folder = cli.word_of(argv, "--resume")
+    base = resumed_options(folder) if folder and not cli.asks_for_help(argv) else None
+    options = cli.parse(
+        FinetuneOptions, argv, command="finetune", about=ABOUT, examples=EXAMPLES, base=base
+    )
+    if base:
+        for name in (field.name for field in fields(base)):
+            before, now = getattr(base, name), getattr(options, name)
+            if name not in MAY_CHANGE and name not in ("out", "resume") and before != now:
+                raise InputError(
+                    f"{cli.flag(name)} is {now}, but the run in {folder!r} has {before}: leave "
+                    f"{cli.flag(name)} out to go on with it, or start a new run without --resume."
+                )
+    return options
+
+
+def resumed_options(folder: str) -> FinetuneOptions:
+    """The options of the run in a folder."""
+    saved = record.read(Path(folder) / CHECKPOINT)
+    stored = saved.notes.get("command")
+    if not isinstance(stored, dict):
+        raise InputError(
+            f"the run in {folder!r} was begun from Python: go on with lm.Trainer.load({folder!r})."
+        )
+    known = {field.name for field in fields(FinetuneOptions)}
+    options = FinetuneOptions(**{k: v for k, v in stored.items() if k in known})
+    return replace(options, out="", resume=folder)
+
+
+ABOUT: Final = (
+    "Tunes a pretrained language model of mlx-lm from a reward, with the memory of generation: "
+    "members of a population write answers, and the better ones move an adapter."
+)
+
+main = cli.Command(FinetuneOptions, finetune, options_from)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,366 @@
+"""Members of pretrained models against materialised weights, their votes, and what they write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lm_models
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from lm_models import Letters, tiny
+from mlx.utils import tree_map
+
+from eggroll import InputError
+from eggroll.lm import Trainer, learner
+from eggroll.lm.layers import signs, weights_of
+from eggroll.lm.learner import DeltaLearner, Options, PairNoise, from_trits, summed, to_trits
+
+PROMPTS = ["sort 312=", "a", "hello"]
+SMALL: dict[str, Any] = {
+    "sigma": 0.1,
+    "pop": 8,
+    "table_bits": 16,
+    "raise_sigma": False,
+    "rate": 4.0,
+}
+
+
+def trainer(family: str, bits: int, learn: str, **options: Any) -> Trainer:
+    return Trainer((tiny(family, bits), Letters()), learn=learn, **(SMALL | options))
+
+
+def moved(es: Trainer) -> Trainer:
+    """The trainer after an update, so that deltas are not zero."""
+    es.ask().generate(PROMPTS, tokens=2)
+    es.tell(np.random.default_rng(0).normal(size=(es.pop, 3)))
+    for delta in es.learner.weights.values():
+        assert np.asarray(delta).any()
+    return es
+
+
+def materialised(es: Trainer, member: int) -> Any:
+    """A plain model in which every layer has the member's own float32 weights."""
+    model = es.model
+    noise = es.learner.noise(member // 2, 1)
+    plain = []
+    for index, (leaf, n) in enumerate(zip(es.learner.leaves, noise, strict=True)):
+        linear = dict(model.named_modules())[leaf.name]
+        delta = np.asarray(es.learner.weights[leaf.name]).astype(np.float64)
+        scale = (-1) ** member * es.sigma_scale * 2.0**learner.NOISE_BITS / 256
+        part = n.A[0].astype(np.float64) @ n.B[0].T.astype(np.float64)
+        part *= scale / np.sqrt(es.options.rank)
+        weight = np.array(weights_of(linear)).astype(np.float64)
+        if es.layers.mode.name == "adapter":
+            V = signs(es.options.seed, index, leaf.inputs, leaf.columns).T
+            weight += leaf.unit * (delta + part) @ V
+        elif es.layers.mode.name == "biases":  # the delta is in the layer already
+            weight += leaf.unit * np.repeat(part, leaf.inputs // leaf.columns, axis=1)
+        else:
+            weight += leaf.unit * part
+        own = nn.Linear(leaf.inputs, leaf.outputs, bias="bias" in linear)
+        own.weight = mx.array(weight.astype(np.float32))
+        if "bias" in linear:
+            own.bias = linear.bias
+        plain.append((leaf.name, own))
+    return plain
+
+
+def logits_of_members(es: Trainer, ids: mx.array) -> Any:
+    """Logits of all members [P, G, T, V]."""
+    rows = mx.concatenate([ids] * es.pop)
+    with es.running(0, es.pop // 2, len(rows)):
+        return np.asarray(es.model(rows).astype(mx.float32)).reshape(es.pop, *ids.shape, -1)
+
+
+MODES = [
+    *((family, bits, "adapter:4") for family in lm_models.SIZES for bits in (32, 16, 8, 4)),
+    *((family, bits, "biases") for family in lm_models.SIZES for bits in (8, 4)),
+    *((family, 32, "dense") for family in lm_models.SIZES),
+    ("llama", 2, "adapter:4"), ("llama", 3, "biases"), ("llama", 6, "adapter:1"),
+    ("llama", 16, "dense"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize(("family", "bits", "learn"), MODES)
+def test_members_equal_materialised_weights(family: str, bits: int, learn: str, rank: int) -> None:
+    from mlx.utils import tree_unflatten
+
+    es = moved(trainer(family, bits, learn, rank=rank, pop=4))
+    if bits == 16:  # the weights of 16 bits, with activations that show small differences
+        es.layers.reset()
+        es.model.update(tree_map(lambda a: a.astype(mx.float32), es.model.parameters()))
+        es = moved(
+            Trainer((es.model, Letters()), learn=learn, **(SMALL | {"rank": rank, "pop": 4}))
+        )
+    ids = mx.array([[5, 9, 33, 2, 7, 11], [3, 3, 8, 1, 50, 4]])
+    members = logits_of_members(es, ids)
+    for member in range(es.pop):
+        own = materialised(es, member)
+        before = [(name, dict(es.model.named_modules())[name]) for name, _ in own]
+        es.model.update_modules(tree_unflatten(own))
+        alone = np.asarray(es.model(ids).astype(mx.float32))
+        es.model.update_modules(tree_unflatten(before))
+        assert abs(members[member] - alone).max() <= 1e-5 * abs(alone).max()
+    assert abs(members[0] - members[1]).max() > 1e-3 * abs(members).max()
+
+
+@pytest.mark.parametrize("family", list(lm_models.SIZES))
+def test_chunks_change_nothing(family: str) -> None:
+    whole = trainer(family, 32, "adapter:4").ask()
+    parts = trainer(family, 32, "adapter:4", chunk=2).ask()
+    for temperature in (0.0, 0.8):
+        one = whole.generate(PROMPTS, tokens=8, temperature=temperature)
+        assert one == parts.generate(PROMPTS, tokens=8, temperature=temperature)
+    texts = ["abc", "hello there"]
+    np.testing.assert_allclose(whole.loss(texts), parts.loss(texts), rtol=1e-5)
+
+
+def test_the_model_comes_back_as_it_was() -> None:
+    for bits, learn in ((4, "biases"), (32, "dense"), (4, "adapter:2")):
+        model, ids = tiny("llama", bits), mx.array([[4, 5, 6]])
+        before, modules = np.asarray(model(ids)), dict(model.named_modules())
+        with Trainer((model, Letters()), learn=learn, **SMALL) as es:
+            moved(es)
+            with es.layers.members(None, 1):
+                assert (np.asarray(model(ids)) != before).any()
+        assert (np.asarray(model(ids)) == before).all()
+        assert all(module is modules[name] for name, module in model.named_modules())
+
+
+def test_left_padding_changes_no_answer() -> None:
+    """A prompt among longer ones is answered as alone."""
+    for family in lm_models.SIZES:
+        es = trainer(family, 32, "adapter:4")
+        together = es.generate(PROMPTS, tokens=8)
+        assert together == [es.generate([prompt], tokens=8)[0] for prompt in PROMPTS]
+
+
+def test_a_member_alone_writes_what_it_writes_among_others() -> None:
+    es = moved(trainer("llama", 32, "adapter:4"))
+    members = es.ask()
+    shared = members.generate(PROMPTS, tokens=6)
+    each = members.generate([PROMPTS] * (es.pop // 2), tokens=6)
+    assert shared == each
+    own = [[PROMPTS[pair % 3]] for pair in range(es.pop // 2)]
+    assert [row[0] for row in members.generate(own, tokens=6)] == [
+        shared[member][member // 2 % 3] for member in range(es.pop)
+    ]
+
+
+def test_generation_against_a_plain_loop() -> None:
+    """The tokens that argmax takes of the whole text, again for every token, without a cache."""
+    es = trainer("qwen3", 32, "adapter:4")
+    ids = Letters().encode(PROMPTS[0])
+    start = len(ids)
+    while len(ids) < start + 10:
+        ids.append(int(mx.argmax(es.model(mx.array([ids]))[0, -1]).item()))
+    new = ids[start:]
+    new = new[: new.index(1)] if 1 in new else new
+    assert es.generate(PROMPTS[:1], tokens=10) == [Letters().decode(new)]
+
+
+def test_stop_strings_end_a_text() -> None:
+    es = trainer("llama", 32, "adapter:4")
+    (whole,) = es.generate(["abc"], tokens=24)
+    stop = whole[5:7]
+    (short,) = es.generate(["abc"], tokens=24, stop=stop)
+    assert short == whole[: whole.index(stop)]
+    assert es.generate(["abc"], tokens=24, stop=["no such", stop]) == [short]
+
+
+def test_samples_come_from_seed_update_prompt_and_token() -> None:
+    """Members without noise draw the same; another update or prompt draws other words."""
+    es = trainer("llama", 32, "adapter:4", sigma=1e-6)
+    members = es.ask()
+    texts = members.generate(["abc", "abc"], tokens=12, temperature=1.0)
+    assert all(row == texts[0] for row in texts)
+    assert texts[0][0] != texts[0][1]
+    assert members.identical == 1.0
+    assert es.generate(["abc", "abc"], tokens=12, temperature=1.0) == texts[0]
+    es.tell(np.arange(es.pop))
+    assert es.ask().generate(["abc"], tokens=12, temperature=1.0)[0][0] != texts[0][0]
+
+
+def test_draws_follow_the_probabilities() -> None:
+    from eggroll.lm.generation import DrawSettings, _drawer
+
+    logits = mx.log(mx.array([[0.5, 0.3, 0.15, 0.05]] * 4000))
+    tokens = np.asarray(_drawer(range(4000), DrawSettings(1.0, 3, 0))(logits, 0))
+    shares = np.bincount(tokens, minlength=4) / 4000
+    assert abs(shares - [0.5, 0.3, 0.15, 0.05]).max() < 0.03
+
+
+def test_losses_are_those_of_the_model() -> None:
+    es = trainer("gemma", 32, "adapter:4")
+    text, prompt = "hello", "say "
+    ids = Letters().encode(prompt + text)
+    logits = es.model(mx.array([ids[:-1]]))[0].astype(mx.float32)
+    nats = nn.losses.cross_entropy(logits, mx.array(ids[1:]))
+    after = float(nats[len(prompt) - 1 :].mean().item())
+    assert es.loss([text], [prompt])[0] == pytest.approx(after, rel=1e-5)
+    assert es.loss([prompt + text])[0] == pytest.approx(float(nats.mean().item()), rel=1e-5)
+    tiny_noise = trainer("gemma", 32, "adapter:4", sigma=1e-6).ask().loss([text], [prompt])
+    assert tiny_noise == pytest.approx(np.full((8, 1), after), rel=1e-4)
+
+
+# Votes, fitness and the replay log's digits.
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("fitness", [1, learner.MOST_FITNESS])
+def test_votes_are_exact(rank: int, fitness: int) -> None:
+    """Against int64 sums, with noise bytes and fitness as large as they can be."""
+    pairs = 1500
+    options = Options(pop=2 * pairs, rank=rank, table_bits=12,
+                      fitness="sign" if fitness == 1 else "z-scores")  # fmt: skip
+    made = DeltaLearner([learner.Delta("a", 5, 8, 4, -8, "float32")], options)
+    made._table = np.full(1 << 12, 127, np.int8)
+    made._table[::7] = -127
+    f = np.random.default_rng(1).integers(-fitness, fitness + 1, pairs).astype(np.int8)
+    f[:1200] = fitness
+    noise = made.noise(0, pairs)[0]
+    wide = np.einsum("n,nor,ncr->oc", *(x.astype(np.int64) for x in (f, noise.A, noise.B)))
+    assert (np.asarray(made.votes(f)["a"]) == wide).all()
+
+
+def test_float_sums_stay_within_their_exact_range() -> None:
+    """As many products as EXACT allows are exact, whatever their order; more may not be."""
+    assert learner.EXACT * 127**2 <= 1 << 24
+    n = learner.EXACT
+    noise = PairNoise(np.full((n, 2, 1), 127, np.int8), np.full((n, 3, 1), 127, np.int8))
+    assert (summed(noise, np.ones(n, np.int8)) == n * 127**2).all()
+
+
+def test_votes_beyond_int32_are_refused() -> None:
+    with pytest.raises(InputError, match="fit int32"):
+        Options(pop=1 << 16, rank=8, fitness="z-scores").check()
+    Options(pop=1 << 12, rank=4, fitness="z-scores").check()
+
+
+def test_trits_hold_any_fitness() -> None:
+    fitness = np.arange(-13, 14).astype(np.int8)
+    trits = to_trits(fitness, 3)
+    assert set(trits.tolist()) == {-1, 0, 1}
+    assert (from_trits(trits, 3) == fitness).all()
+
+
+def test_z_scores_weigh_prompts_by_their_spread() -> None:
+    """A prompt with rewards a hundred times as large counts no more, a solved one not at all."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(64, 4))
+    values[:, 3] = 1
+    other = values * [1, 100, 1, 1] + [5, 0, 0, 0]
+    fitness = learner.fitness_of(values, "z-scores")
+    assert (fitness == learner.fitness_of(other, "z-scores")).all()
+    assert 2 < abs(fitness).mean() < 4
+    assert not learner.fitness_of(np.ones((64, 4)), "z-scores").any()
+    assert (learner.fitness_of(values, "sign") == np.sign(
+        values.mean(axis=1)[0::2] - values.mean(axis=1)[1::2])).all()  # fmt: skip
+
+
+# What is refused.
+
+
+class Strange(nn.Module):
+    """A layer with weights of a kind that is not known."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return x @ self.weight.T
+
+
+def test_unknown_layers_stay_as_they_are() -> None:
+    model = tiny("llama")
+    model.layers[0].mlp.up_proj = Strange(model.layers[0].mlp.up_proj)
+    es = moved(Trainer((model, Letters()), **SMALL))
+    assert es.layers.untouched["Strange"] == 1
+    assert es.layers.untouched["RMSNorm"] == 5
+    assert len(es.learner.leaves) == 2 * 7 - 1
+
+
+@pytest.mark.parametrize(
+    ("bits", "options", "sentence"),
+    [
+        (32, {"learn": "biases"}, "needs .they have Embedding, Linear, RMSNorm"),
+        (4, {"learn": "dense"}, "no layer of kind Linear"),
+        (4, {"learn": "adapter:0"}, "rank 1 to 256"),
+        (4, {"learn": "everything"}, "biases or dense"),
+        (4, {"pop": 7}, "pop is 7: an even number"),
+        (4, {"sigma": 0.0}, "sigma is 0.0"),
+        (4, {"fitness": "best"}, "one of sign, ranks"),
+        (4, {"nonsense": 1}, "no option of lm.Trainer"),
+        (4, {"pop": "many"}, "int is needed"),
+        (4, {"table_bits": 12, "rank": 40}, "noise table"),
+    ],
+)
+def test_bad_options_are_sentences(bits: int, options: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Trainer((tiny("llama", bits), Letters()), **(SMALL | options))
+
+
+def test_a_model_with_an_adapter_is_refused() -> None:
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+
+    model = tiny("llama")
+    linear_to_lora_layers(model, 2, {"rank": 2, "scale": 1.0, "dropout": 0.0})
+    with pytest.raises(InputError, match="fuse its adapter first"):
+        Trainer((model, Letters()), **SMALL)
+
+
+def test_layers_that_regroup_rows_are_named() -> None:
+    model = tiny("llama")
+    block = model.layers[1].mlp
+    kind = type(block)
+
+    class Flat(kind):  # type: ignore[misc, valid-type]
+        def __call__(self, x: mx.array) -> mx.array:
+            return super().__call__(x.reshape(1, -1, x.shape[-1])).reshape(x.shape)
+
+    block.__class__ = Flat
+    with pytest.raises(InputError, match=r"model.layers.1.mlp.\w+' gets inputs of shape"):
+        Trainer((model, Letters()), **SMALL).ask().generate(PROMPTS)
+
+
+def test_calls_out_of_order() -> None:
+    es = trainer("llama", 32, "adapter:4")
+    with pytest.raises(InputError, match="tell comes without ask"):
+        es.tell(np.zeros(8))
+    members = es.ask()
+    with pytest.raises(InputError, match="tell comes without a call"):
+        es.tell(np.zeros(8))
+    members.generate(["a"], tokens=1)
+    for wrong in (np.zeros(7), np.zeros((8, 0)), np.zeros((8, 2, 2))):
+        with pytest.raises(InputError, match=r"\[8\] is needed"):
+            es.tell(wrong)
+    with pytest.raises(InputError, match="nan at"):
+        es.tell([float("nan")] * 8)
+    es.tell(np.arange(8))
+    with pytest.raises(InputError, match="update that is over"):
+        members.generate(["a"])
+    for call, sentence in (
+        (lambda m: m.generate([]), "prompts are none"),
+        (lambda m: m.generate([3.5]), "token ids or messages"),
+        (lambda m: m.generate([""]), "no tokens"),
+        (lambda m: m.generate(["a"], tokens=0), "tokens is 0"),
+        (lambda m: m.generate(["a"], temperature=-1), "temperature is -1"),
+        (lambda m: m.generate([["a"]] * 3), "of 3 pairs"),
+        (lambda m: m.loss(["a"]), "no token to score"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            call(es.ask())
+
+
+def test_sigma_rises_where_members_write_the_same() -> None:
+    es = trainer("llama", 32, "adapter:4", sigma=1e-6, raise_sigma=True)
+    for _ in range(5):
+        es.ask().generate(["abc"], tokens=2)
+        update = es.tell(np.zeros(8))
+    assert update.identical == 1
+    assert update.nonzero_ratio == 0
+    assert es.sigma_scale == 2

@@ -1,0 +1,416 @@
+"""Fine-tunes as runs: adapters that mlx-lm loads, replay, resume, kills, the command, rewards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lm_models
+import mlx.core as mx
+import numpy as np
+import pytest
+from ended import Ended
+from lm_models import Letters, tiny
+
+from eggroll import InputError
+from eggroll.__main__ import main as all_commands
+from eggroll.files import CHECKPOINT, METRICS, REPLAY
+from eggroll.lm import Trainer, record, rewards
+from eggroll.lm.rewards import score
+from eggroll.training.replay_log import CHECK, header_of
+
+Command = Callable[..., Ended]
+SMALL: dict[str, Any] = {"sigma": 0.1, "pop": 8, "table_bits": 16, "steps": 6}
+PROMPTS = ["abc", "hello there"]
+
+
+def worth(answer: str) -> float:
+    """A number that differs for almost all answers."""
+    return sum(map(ord, answer)) % 101
+
+
+def make_updates(es: Trainer, until: int) -> Trainer:
+    while es.step < until:
+        answers = es.ask().generate(PROMPTS, tokens=6, temperature=0.5)
+        es.tell([[worth(answer) for answer in row] for row in answers])
+    return es
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Path]:
+    """Models in mlx-lm's format."""
+    folder = tmp_path_factory.mktemp("models")
+    names = [("llama", 32), ("qwen3", 4), ("gemma", 16), ("llama", 8)]
+    return {(f, b): lm_models.save(folder / f"{f}-{b}", f, b) for f, b in names}
+
+
+@pytest.mark.parametrize(
+    ("name", "learn"),
+    [
+        (("llama", 32), "adapter:4"), (("qwen3", 4), "adapter:3"), (("gemma", 16), "adapter:2"),
+        (("llama", 8), "biases"), (("gemma", 16), "dense"),
+    ],
+)  # fmt: skip
+def test_mlx_lm_loads_the_adapter_with_the_same_results(
+    saved: dict[tuple[str, int], Path], tmp_path: Path, name: Any, learn: str
+) -> None:
+    from mlx_lm import load
+
+    es = make_updates(Trainer(str(saved[name]), learn=learn, **SMALL), 3)
+    es.save_adapter(tmp_path / "adapter")
+    model, _ = load(str(saved[name]), adapter_path=str(tmp_path / "adapter"))
+    plain, _ = load(str(saved[name]))
+    ids = mx.array([[5, 9, 33, 2, 7, 11]])
+    with es.layers.members(None, 1):
+        own = np.asarray(es.model(ids).astype(mx.float32))
+    assert (np.asarray(model(ids).astype(mx.float32)) == own).all()
+    assert (np.asarray(plain(ids).astype(mx.float32)) != own).any()
+    with pytest.raises(InputError, match="not an empty folder"):
+        es.save_adapter(tmp_path / "adapter")
+
+
+def test_a_model_that_cannot_be_loaded_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="mlx-lm cannot load the model"):
+        Trainer(tmp_path)
+
+
+def test_a_missing_mlx_lm_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_lm", None)
+    with pytest.raises(InputError, match=r"pip install 'eggroll-mlx\[lm\]'"):
+        Trainer("somewhere")
+
+
+# Replay and resume.
+
+
+@pytest.mark.parametrize("fitness", ["sign", "z-scores", "ranks"])
+@pytest.mark.parametrize("rule", ["master", "adam"])
+def test_replay_equals_the_run(tmp_path: Path, fitness: Any, rule: Any) -> None:
+    options = SMALL | {"fitness": fitness, "rule": rule, "decay": 0.01}
+    model = tiny("llama", 4)
+    with Trainer((model, Letters()), out=tmp_path / "run", **options) as es:
+        make_updates(es, 6)
+        es.save_adapter(tmp_path / "own")
+    facts, learner = record.replayed(tmp_path / "run")
+    assert learner.step == 6
+    assert record.signature(learner) == es.signature
+    assert all(np.asarray(learner.weights[leaf.name]).any() for leaf in facts.leaves)
+    record.write_adapter(tmp_path / "again", facts, learner)
+    for name in ("adapters.safetensors", "adapter_config.json"):
+        assert (tmp_path / "own" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    _, half = record.replayed(tmp_path / "run", 3)
+    assert half.step == 3
+    with pytest.raises(InputError, match="ends with update 6"):
+        record.replayed(tmp_path / "run", 7)
+
+
+def test_a_line_of_the_log_is_short(tmp_path: Path) -> None:
+    with Trainer((tiny(), Letters()), out=tmp_path / "run", pop=64, fitness="sign",
+                 table_bits=16) as es:  # fmt: skip
+        make_updates(es, 1)
+    path = tmp_path / "run" / REPLAY
+    with open(path, "rb") as file:
+        assert header_of(file, path).record <= 20
+
+
+@pytest.mark.parametrize("learn", ["adapter:4", "dense", "biases"])
+def test_resumed_runs_end_on_the_same_bits(tmp_path: Path, learn: str) -> None:
+    bits = 4 if learn == "biases" else 32
+    whole = make_updates(Trainer((tiny("llama", bits), Letters()), learn=learn, **SMALL), 6)
+    model = tiny("llama", bits)
+    with Trainer((model, Letters()), learn=learn, out=tmp_path / "run", **SMALL) as es:
+        make_updates(es, 3)
+    with Trainer.load(tmp_path / "run", (tiny("llama", bits), Letters()), chunk=2) as es:
+        assert es.step == 3
+        make_updates(es, 6)
+    assert es.signature == whole.signature
+    assert es.sigma_scale == whole.sigma_scale
+    rows = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert record.signature(record.replayed(tmp_path / "run")[1]) == es.signature
+
+
+def test_a_raised_sigma_stays(tmp_path: Path) -> None:
+    options = SMALL | {"sigma": 1e-6}
+    with Trainer((tiny(), Letters()), out=tmp_path / "run", **options) as es:
+        while es.step < 6:
+            es.ask().generate(PROMPTS, tokens=1)
+            es.tell(np.zeros(8))
+    other = Trainer.load(tmp_path / "run", (tiny(), Letters()))
+    assert other.sigma_scale == es.sigma_scale == 2
+    other.close()
+
+
+def test_what_cannot_go_on_is_named(tmp_path: Path) -> None:
+    with Trainer((tiny(), Letters()), out=tmp_path / "run", **SMALL) as es:
+        make_updates(es, 1)
+        with pytest.raises(InputError, match="in use"):
+            Trainer.load(tmp_path / "run", (tiny(), Letters()))
+    with pytest.raises(InputError, match="another model"):
+        Trainer.load(tmp_path / "run", (tiny("llama", seed=1), Letters()))
+    with pytest.raises(InputError, match="model in memory"):
+        Trainer.load(tmp_path / "run")
+    with pytest.raises(InputError, match="sigma belongs to the training"):
+        Trainer.load(tmp_path / "run", (tiny(), Letters()), sigma=1.0)
+    with pytest.raises(InputError, match="holds a run"):
+        Trainer((tiny(), Letters()), out=tmp_path / "run", **SMALL)
+    with pytest.raises(InputError, match="is closed"):
+        es.ask()
+    data = bytearray((tmp_path / "run" / CHECKPOINT).read_bytes())
+    data[-5] ^= 1
+    (tmp_path / "run" / CHECKPOINT).write_bytes(data)
+    with pytest.raises(InputError, match="checksum"):
+        Trainer.load(tmp_path / "run", (tiny(), Letters()))
+    log = bytearray((tmp_path / "run" / REPLAY).read_bytes())
+    log[-CHECK.size] ^= 1
+    (tmp_path / "run" / REPLAY).write_bytes(log)
+    assert record.replayed(tmp_path / "run")[1].step == 0
+
+
+def test_an_interrupt_leaves_a_checkpoint(tmp_path: Path) -> None:
+    es = Trainer((tiny(), Letters()), out=tmp_path / "run", checkpoint_every=0, **SMALL)
+
+    def interrupted() -> None:
+        with es:
+            make_updates(es, 2)
+            es.ask()
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupted()
+    assert "Update 2 is saved" in caught.value.__notes__[0]
+    assert Trainer.load(tmp_path / "run", (tiny(), Letters())).step == 2
+
+
+# The command.
+
+
+@pytest.fixture
+def task(tmp_path: Path, saved: dict[tuple[str, int], Path]) -> list[str]:
+    """The words of a small run."""
+    data = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": f"say {i}", "answer": str(i)} for i in range(20)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.py").write_text(
+        "import time\ndef slow(prompt, answer):\n    time.sleep(0.005)\n"
+        "    return sum(map(ord, answer)) % 101\n"
+        "def good(prompt, answer):\n    return sum(map(ord, answer)) % 101\n"
+        "def fails(prompt, answer, row):\n    return {}[row['answer']]\n"
+        "def nan(prompt, answer):\n    return float('nan')\n"
+        "def hangs(prompt, answer):\n    time.sleep(60)\n"
+    )
+    return [
+        *("--model", str(saved["llama", 32]), "--data", str(data), "--pop", "8"),
+        *("--reward", f"{tmp_path / 'mine.py'}:good", "--prompts", "2", "--tokens", "6"),
+        *("--steps", "6", "--rows", "4", "--judge-every", "2", "--table-bits", "16"),
+        *("--out", str(tmp_path / "run"), "--checkpoint-every", "1"),
+    ]
+
+
+@pytest.fixture
+def eggroll(call: Command) -> Command:
+    """Runs a command of eggroll in this process."""
+    return partial(call, main=all_commands)
+
+
+def changed(words: list[str], name: str, value: str) -> list[str]:
+    at = words.index(name)
+    return [*words[: at + 1], value, *words[at + 2 :]]
+
+
+def test_the_command_tunes_and_its_run_is_replayed(
+    task: list[str], tmp_path: Path, eggroll: Command, saved: dict[tuple[str, int], Path]
+) -> None:
+    ended = eggroll("finetune", *task)
+    assert ended.code == 0, ended.err
+    run = tmp_path / "run"
+    assert {p.name for p in run.iterdir()} == {
+        "adapter", "checkpoint.safetensors", "config.json", METRICS, REPLAY, "samples.txt",
+    }  # fmt: skip
+    rows = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+    assert [row["step"] for row in rows if "held_out" in row] == [2, 4, 6]
+    assert "--- before: " in (run / "samples.txt").read_text()
+    replayed = eggroll("replay", str(run), "--adapter", str(tmp_path / "again"))
+    assert replayed.code == 0, replayed.err
+    assert "equal to the deltas in the checkpoint of update 6" in replayed.out
+    assert replayed.out.splitlines()[-1] == ended.out.splitlines()[-1]
+    for name in ("adapters.safetensors", "adapter_config.json"):
+        assert (run / "adapter" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_a_killed_run_goes_on_to_the_same_end(
+    task: list[str], tmp_path: Path, eggroll: Command
+) -> None:
+    task = changed(task, "--reward", f"{tmp_path / 'mine.py'}:slow")
+    whole = eggroll("finetune", *task)
+    assert whole.code == 0, whole.err
+    for kind in (signal.SIGKILL, signal.SIGTERM):
+        words = changed(task, "--out", str(tmp_path / kind.name))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "eggroll", "finetune", *words],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        path, until = tmp_path / kind.name / METRICS, time.monotonic() + 60
+        while not (path.exists() and path.read_bytes().count(b"\n") >= 2):
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.kill(process.pid, kind)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == (-signal.SIGKILL if kind == signal.SIGKILL else 130)
+        assert kind == signal.SIGKILL or "--resume" in err
+        ended = eggroll("finetune", "--resume", str(tmp_path / kind.name))
+        assert ended.code == 0, ended.err
+        assert ended.out.splitlines()[-1] == whole.out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("fails", 'raised "KeyError: '),
+        ("nan", "gave nan"),
+        ("hangs", "more than 0.2 seconds"),
+    ],
+)
+def test_rewards_that_misbehave_are_named(
+    task: list[str], tmp_path: Path, eggroll: Command, function: str, sentence: str
+) -> None:
+    words = changed(task, "--reward", f"{tmp_path / 'mine.py'}:{function}")
+    ended = eggroll("finetune", *words, "--reward-seconds", "0.2")
+    assert ended.code == 2
+    assert sentence in ended.err
+    assert "for prompt 'say " in ended.err
+
+
+def test_a_reward_that_fails_later_loses_nothing(
+    task: list[str], tmp_path: Path, eggroll: Command
+) -> None:
+    """The judge fails at update 4: four updates are kept, and a repaired reward goes on."""
+    mine = tmp_path / "mine.py"
+    sound = mine.read_text()
+    mine.write_text(
+        sound + "calls = 0\ndef good(prompt, answer):\n    global calls\n    calls += 1\n"
+        f"    assert calls <= {4 + 2 * 16 + 4 + 2 * 16}\n    return len(answer)\n"
+    )
+    ended = eggroll("finetune", *task)
+    assert ended.code == 2
+    assert "raised" in ended.err
+    assert len((tmp_path / "run" / METRICS).read_text().splitlines()) == 4
+    mine.write_text(sound + "def good(prompt, answer):\n    return len(answer)\n")
+    ended = eggroll("finetune", "--resume", str(tmp_path / "run"))
+    assert ended.code == 0, ended.err
+    assert record.replayed(tmp_path / "run")[1].step == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("--reward", "nothing", "is no FILE.py:FUNCTION"),
+        ("--reward", "mine.py:missing", "is no FILE.py:FUNCTION"),
+        ("--data", "none.jsonl", "cannot be read"),
+        ("--rows", "40", "the data have 20 prompts"),
+        ("--model", "/nowhere", "mlx-lm cannot load"),
+        ("--pop", "7", "an even number"),
+    ],
+)
+def test_bad_words_are_sentences(
+    task: list[str], eggroll: Command, name: str, value: str, sentence: str
+) -> None:
+    ended = eggroll("finetune", *changed(task, name, value))
+    assert ended.code == 2
+    assert sentence in ended.err
+
+
+def test_options_of_a_run_stay(task: list[str], tmp_path: Path, eggroll: Command) -> None:
+    assert eggroll("finetune", *task).code == 0
+    ended = eggroll("finetune", "--resume", str(tmp_path / "run"), "--sigma", "0.5")
+    assert ended.code == 2
+    assert "--sigma is 0.5, but the run in" in ended.err
+    ended = eggroll("finetune", "--resume", str(tmp_path / "run"), "--steps", "8")
+    assert ended.code == 0, ended.err
+    assert record.replayed(tmp_path / "run")[1].step == 8
+
+
+# Rewards.
+
+
+def test_ready_rewards() -> None:
+    row = {"answer": "42", "target": 10, "numbers": [2, 3, 4]}
+    cases = [
+        (rewards.exact(), " 42\n", 1), (rewards.exact(), "421", 0),
+        (rewards.contains(), "it is 42.", 1), (rewards.contains(), "it is 421", 0),
+        (rewards.matches(r"[a-z]+"), "word", 1), (rewards.matches(r"[a-z]+"), "two words", 0),
+        (rewards.valid_json(), '{"a": [1, 2]}', 1), (rewards.valid_json(), "{'a': 1}", 0),
+        (rewards.valid_python(), "x = 1", 1), (rewards.valid_python(), "x =", 0),
+        (rewards.valid_python(), "Here:\n```python\nf(2)\n```\nDone.", 1),
+        (rewards.valid_python(), "", 0), (rewards.valid_json(), "[" * 100000, 0),
+        (rewards.length(2, 4), "a b c", 1), (rewards.length(2, 4), "a b c d e f", 0.5),
+        (rewards.length(1, 3, words=False), "", 0),
+        (rewards.countdown(), "2 * 3 + 4", 1), (rewards.countdown(), "so\n(2*3)+4 = 10", 1),
+        (rewards.countdown(), "2 + 3", 0.1), (rewards.countdown(), "5 + 5", 0),
+        (rewards.countdown(), "2 * 2 + 3 + 3", 0), (rewards.countdown(), "2 / 0", 0),
+        (rewards.countdown(), "__import__('os').getpid()", 0), (rewards.countdown(), "", 0),
+        (rewards.countdown(), "2 ** 3", 0), (rewards.classified(len), "abc", 3),
+        (rewards.weighted((1, rewards.exact()), (0.5, rewards.length(1, 1))), "42", 1.5),
+    ]  # fmt: skip
+    for reward, answer, value in cases:
+        assert reward("", answer, row) == pytest.approx(value), answer
+
+
+def test_schemas() -> None:
+    schema = {
+        "type": "object", "required": ["name"], "additionalProperties": False,
+        "properties": {
+            "name": {"type": "string"}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}},
+            "count": {"type": "integer"},
+        },
+    }  # fmt: skip
+    fits = rewards.valid_json(schema)
+    for text, value in (
+        ('{"name": "x", "tags": ["a"], "count": 2}', 1), ('{"tags": []}', 0.2), ("[]", 0.2),
+        ('{"name": 3}', 0.2), ('{"name": "x", "more": 1}', 0.2), ("{", 0),
+        ('{"name": "x", "tags": ["c"]}', 0.2), ('{"name": "x", "count": true}', 0.2),
+    ):  # fmt: skip
+        assert fits("", text, {}) == value, text
+    with pytest.raises(InputError, match="'pattern', which is not checked"):
+        rewards.valid_json({"type": "string", "pattern": "a"})
+    with pytest.raises(InputError, match="no regular expression"):
+        rewards.matches("(")
+
+
+def test_a_reward_cannot_swallow_its_time_limit() -> None:
+    def stubborn(prompt: str, answer: str) -> float:
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            with contextlib.suppress(Exception):
+                time.sleep(0.01)
+        return 0.0
+
+    began = time.monotonic()
+    with pytest.raises(InputError, match=r"more than 0\.1 seconds for prompt 'p' and answer 'a'"):
+        score(stubborn, "p", "a", {}, 0.1)
+    assert time.monotonic() - began < 2
+    backtracking = "a" * 40 + "!"
+    with pytest.raises(InputError, match=r"more than 0\.1 seconds"):
+        score(rewards.matches("(a+)+"), "p", backtracking, {}, 0.1)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def test_stalled_runs_warn() -> None:
+    es = Trainer((tiny(), Letters()), **(SMALL | {"raise_sigma": False}))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(10):
+            es.ask().generate(["a"], tokens=1)
+            es.tell(np.zeros(8))
+    assert "in 10 updates fewer than 1% of the pairs differed" in str(caught[-1].message)
