@@ -54,7 +54,7 @@ ARROWS: dict[str, str] = {
 BUDGETS: dict[str, int] = {
     "baseline": 850,
     "bench": 750,
-    "cli": 650,
+    "cli": 710,
     "data": 1100,
     "engines": 5250,
     "evolution": 1150,
@@ -62,10 +62,10 @@ BUDGETS: dict[str, int] = {
     "native": 150,
     "ranks": 550,
     "report": 650,
-    "root": 1700,
+    "root": 1720,
     "spec": 900,
-    "sweep": 1350,
-    "training": 2800,
+    "sweep": 1420,
+    "training": 3320,
 }
 
 LONGEST_FILE = 1000  # lines
