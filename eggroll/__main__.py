@@ -32,6 +32,10 @@ COMMANDS: Final = {
     ),
     "plot": ("eggroll.plot", "Draw the curves of a run, or compare several runs."),
     "report": ("eggroll.report.command", "Write an HTML page about a run, or about several runs."),
+    "verify": (
+        "eggroll.training.verify",
+        "Prove a run: make its updates again, bit for bit.",
+    ),
     "adamw": ("eggroll.adamw", "Train the same network in float by AdamW, for comparison."),
     "sweep": ("eggroll.sweep.command", "Search for good options, all trials at equal cost."),
     "bench": ("eggroll.bench.command", "Time training steps over growing populations."),
@@ -59,6 +63,8 @@ def overview() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of eggroll; returns the exit code of the command it names."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:  # as in `eggroll help train`
+        words = [*words[1:2], *["--help"] * (len(words) == 1 or words[1] in COMMANDS)]
     if words and words[0] in COMMANDS:
         module = importlib.import_module(COMMANDS[words[0]][0])
         return int(module.main(words[1:]))
@@ -69,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif not words or cli.asks_for_help(words):
             print(overview())
         else:
-            near = difflib.get_close_matches(words[0], COMMANDS, 1)
+            near = difflib.get_close_matches(words[0], [*COMMANDS, "help"], 1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(COMMANDS)}."
             raise InputError(f"{words[0]!r} is no command of eggroll: {hint}")
         return cli.DONE

@@ -21,8 +21,9 @@ from eggroll.errors import InputError
 
 CHECKPOINT, CONFIG, METRICS = "checkpoint.safetensors", "config.json", "metrics.jsonl"
 CURVES, SAMPLES, REPLAY = "curves.png", "samples.txt", "replay.bin"
-STATISTICS = "statistics.jsonl"
-FILES = (CHECKPOINT, CONFIG, METRICS, CURVES, SAMPLES, REPLAY, STATISTICS)
+STATISTICS, CHAIN = "statistics.jsonl", "chain.bin"
+FILES = (CHECKPOINT, CONFIG, METRICS, CURVES, SAMPLES, REPLAY, STATISTICS, CHAIN)
+ANCHORS = "anchors"  # the folder of earlier checkpoints
 
 VERSION: Final = version("eggroll-mlx")
 Row = dict[str, Any]

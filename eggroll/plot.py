@@ -18,10 +18,11 @@ import tyro
 
 from eggroll.cli import command as cli
 from eggroll.errors import InputError
-from eggroll.files import CURVES
-from eggroll.training.curves import Metric
+from eggroll.files import CURVES, METRICS
+from eggroll.training.curves import Metric, read_run
 from eggroll.training.pictures import FORMATS, compare, curves
 
+COMPARED: Final = "compare.png"
 EXAMPLES: Final = (
     ("runs/stdlib-000", "the curves of one run, into its folder"),
     ("runs/a runs/b --label paper recipe --out both.svg", "two runs, by validation or fitness"),
@@ -33,10 +34,11 @@ class PlotOptions:
     """Options of eggroll.plot."""
 
     folders: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR ..."), tyro.conf.Positional] = ()
-    """Folders of runs of eggroll.train or eggroll.adamw, or of eggroll.Trainer."""
+    """Folders of runs of eggroll.train or eggroll.adamw, or of eggroll.Trainer; that of a sweep
+    stands for its trials."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """The picture, in the format of its ending: .png, .svg or .pdf; DIR/curves.png for one run and
-    compare.png for several if not given."""
+    """The picture, in the format of its ending: .png, .svg or .pdf; DIR/curves.png for one run,
+    DIR/compare.png for one sweep and compare.png for several runs if not given."""
     metric: Metric | None = None
     """Draws this figure alone, over tokens or rows and over seconds; if not given, all of one run,
     val_loss of several, and fitness of those of eggroll.Trainer. Figures of single updates are
@@ -56,11 +58,14 @@ def draw(options: PlotOptions) -> Path:
     Raises:
         InputError: no run is given, one cannot be read, or the picture cannot be written.
     """
-    folders = [Path(folder) for folder in options.folders]
-    if not folders:
+    named = [Path(folder) for folder in options.folders]
+    if not named:
         raise InputError("no folder is given: name those of one or more runs.")
-    alone = len(folders) == 1 and options.metric is None
-    out = Path(options.out or (folders[0] / CURVES if alone else "compare.png"))
+    folders = [run for folder in named for run in runs_in(folder)]
+    swept = len(named) == 1 and folders != named
+    alone = folders == named and len(named) == 1 and options.metric is None
+    usual = named[0] / CURVES if alone else named[0] / COMPARED if swept else Path(COMPARED)
+    out = Path(options.out or usual)
     if out.suffix not in FORMATS:
         raise InputError(
             f"--out {options.out!r} does not end in {', '.join(FORMATS)}: give it one of these."
@@ -72,6 +77,33 @@ def draw(options: PlotOptions) -> Path:
         folders, out, metric=options.metric, title=options.title,
         labels=options.label, group_seeds=options.group_seeds,
     )  # fmt: skip
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs that a folder stands for: itself, or the trials of a sweep that were validated.
+
+    Raises:
+        InputError: it is a sweep's, and no trial was validated.
+    """
+    trials = sorted(path for path in folder.glob("trial-[0-9]*") if path.is_dir())
+    if not trials or (folder / METRICS).exists():
+        return [folder]
+    validated = [trial for trial in trials if has_validation(trial)]
+    if not validated:
+        raise InputError(
+            f"none of the {len(trials)} trials of the sweep in {str(folder)!r} has been validated: "
+            "give it time, or more --budget."
+        )
+    return validated
+
+
+def has_validation(folder: Path) -> bool:
+    """True of a run that can be drawn and was validated at least once."""
+    try:
+        run = read_run(folder)
+    except InputError:
+        return False
+    return bool(len(run.curve(run.metrics[0])[0]))
 
 
 @cli.command(

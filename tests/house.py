@@ -64,8 +64,8 @@ BUDGETS: dict[str, int] = {
     "report": 650,
     "root": 1750,
     "spec": 900,
-    "sweep": 1350,
-    "training": 2800,
+    "sweep": 1420,
+    "training": 3320,
 }
 
 LONGEST_FILE = 1000  # lines

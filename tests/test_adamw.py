@@ -23,7 +23,7 @@ from eggroll.baseline.twin_numpy import NumpyTwin
 from eggroll.data.corpus import load_corpus
 from eggroll.engines import choose
 from eggroll.evolution.population import Population
-from eggroll.files import CHECKPOINT, FILES, REPLAY, STATISTICS
+from eggroll.files import CHAIN, CHECKPOINT, FILES, REPLAY, STATISTICS
 from eggroll.spec import program as language
 from eggroll.training import checkpoint, curves
 
@@ -263,6 +263,7 @@ def test_a_run_leaves_what_it_promises(call: Command, tmp_path: Path, finished: 
     assert len(ended.signature) == 64
     assert ended.out.startswith("engine: float twin")
     assert {path.name for path in run.iterdir()} == {*FILES} - {
+        CHAIN,
         REPLAY,
         STATISTICS,
     }

@@ -163,6 +163,17 @@ def test_published_rates_are_of_the_same_work(options: BenchOptions, name: str, 
     assert legend.get_title().get_text() == (f"Warning: {warning}" if warning else "")
 
 
+def test_the_title_of_the_picture_fits():
+    where = (
+        "AMD EPYC 9R45 96-Core Processor of a machine, cpu (avx512vnni, 192 threads, blocks of 32)"
+    )
+    figure = picture.draw(BenchOptions(preset="paper", seq_len=100), [ROW], [], where, "")
+    figure.draw_without_rendering()
+    (title,) = figure.texts
+    assert title.get_window_extent().x1 <= figure.bbox.x1
+    assert where in " ".join(title.get_text().split())
+
+
 def test_multiply_adds_of_the_presets():
     """L 12 D^2 + V D: the embedding is a look-up, noise and votes are not counted."""
     for preset in PRESETS.values():

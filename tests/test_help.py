@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import sys
 from dataclasses import dataclass
@@ -32,7 +33,9 @@ def test_help_names_every_option_of_a_command(
     assert (pages[0].code, pages[0].err) == (0, "")
     lines = pages[0].out.splitlines()
     assert lines[0].startswith("usage: ")
-    assert lines[0].split(" -m ")[1].startswith(f"eggroll.{name} ")
+    module = importlib.util.find_spec(f"eggroll.{name}")
+    start = f"eggroll.{name} " if module else f"eggroll {name} "
+    assert lines[0].split(" -m ")[1].startswith(start)
     assert max(map(len, lines)) <= 100
     assert lines.count("examples:") == 1
     assert sum(line.startswith(f"  {lines[0].split()[1]} -m") for line in lines) == 2
@@ -53,6 +56,14 @@ def test_without_a_command_all_are_listed(call: Command, words: list[str]):
     for name, (_, does) in __main__.COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(does)}$", ended.out, re.MULTILINE)
     assert max(map(len, ended.out.splitlines())) <= 80
+
+
+def test_help_is_a_command_too(call: Command):
+    assert call("help", main=__main__.main) == call(main=__main__.main)
+    page = call("help", "replay", main=__main__.main)
+    assert page.code == 0
+    assert page == call("replay", "--help", main=__main__.main)
+    assert call("help", "fly", main=__main__.main).code == 2
 
 
 @dataclass(frozen=True)

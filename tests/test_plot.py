@@ -326,3 +326,21 @@ def test_figures_that_do_not_compare(
     ended = call(*folders, *words, main=plot.main)
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert says in ended.err
+
+
+@pytest.mark.parametrize("name", ["run", "a long name of a run " * 6, "x" * 150])
+def test_titles_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    run = made_up(tmp_path / name, layers=4, width=256, recipe="language", rank=1)
+    shown = []
+    monkeypatch.setattr(pictures, "save", lambda figure, path: shown.append(figure))
+    pictures.curves(run)
+    pictures.compare([run, run], tmp_path / "b.png", title=name, labels=["a", "b"])
+    for figure in shown:
+        figure.draw_without_rendering()
+        (title,) = figure.texts
+        extent = title.get_window_extent()
+        assert extent.x0 >= figure.bbox.x0
+        assert extent.x1 <= figure.bbox.x1
+        assert extent.y1 <= figure.bbox.y1
+        assert min(axes.get_window_extent().y1 for axes in figure.axes[:1]) <= extent.y0
+        assert "".join(name.split()) in "".join(title.get_text().split())

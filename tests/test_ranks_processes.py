@@ -18,7 +18,7 @@ import pytest
 
 from eggroll.files import CHECKPOINT
 from eggroll.library.language import Trained, train
-from eggroll.training import checkpoint, replay_log
+from eggroll.training import checkpoint, replay_log, verify
 from eggroll.training import loop as training
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="ranks are found in /proc")
@@ -131,6 +131,8 @@ def test_three_ranks_train_stop_and_go_on(tmp_path: Path):
     assert said.splitlines()[-1] == f"signature: {alone.signature}"
     assert signs_in(out) == signs_in(tmp_path / "alone")
     assert len(signs_in(out)) == done + 2
+    assert len(verify.verify(verify.VerifyOptions(str(out)))) == 64  # by this process alone
+    assert len(verify.read_chain(out).links) == done + 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])

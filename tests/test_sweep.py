@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import optuna
@@ -10,7 +12,8 @@ import pytest
 from conftest import Command
 from sweeps import QUICK, SEARCH, finished, states, study_at
 
-from eggroll.sweep import command, report
+from eggroll import plot
+from eggroll.sweep import command, plan, report
 from eggroll.sweep import report as pictures
 from eggroll.sweep.study import Ranked, Results
 from eggroll.training import checkpoint, curves
@@ -33,7 +36,7 @@ def test_a_sweep_leaves_what_it_promises(swept: Path):
     assert states(study) == ["COMPLETE"] * 5
     assert {path.name for path in swept.iterdir() if path.is_file()} == {
         *("study.db", "best.json", "all.json"),
-        *(f"{name}.png" for name in pictures.PICTURES),
+        *(f"{name}.png" for name in pictures.PICTURES if name != "importance"),  # of 20 trials
     }
     first = study.trials[0].params  # the options as given
     assert first == {"rule": "sign", "sigma_shift": 4, "alpha": 4.0}
@@ -50,6 +53,39 @@ def test_a_sweep_leaves_what_it_promises(swept: Path):
     assert [t["validation"] for t in found["trials"]] == [t.value for t in study.trials]
     assert found["best"] == study.best_trial.number
     assert found["unit"] == "bits per token"
+
+
+def test_a_sweep_is_plotted_by_its_trials(call: Command, swept: Path, tmp_path: Path):
+    out = tmp_path / "trials.svg"
+    ended = call(swept, "--out", out, main=plot.main)
+    assert (ended.code, ended.err) == (0, "")
+    words = " ".join(re.findall(r"<!-- (.*?) -->", out.read_text()))
+    assert all(f"trial-{number:04d}: " in words for number in range(5))
+    ended = call(swept, main=plot.main)
+    assert ended.out == f"written: {swept / 'compare.png'}\n"
+    (swept / "compare.png").unlink()
+    (tmp_path / "empty" / "trial-0000").mkdir(parents=True)
+    ended = call(tmp_path / "empty", main=plot.main)
+    assert ended.code == 2
+    assert "none of the 1 trials of the sweep" in ended.err
+
+
+@pytest.mark.parametrize("name", ["random", "qmc", "cmaes", "gp"])
+def test_other_samplers_search_or_name_their_packages(call: Command, tmp_path: Path, name: str):
+    words = [*QUICK, "--trials", 3, "--search", "alpha", "--out", tmp_path, "--startup", 1]
+    ended = call(*words, "--sampler", name, main=command.main)
+    missing = [p for p in plan.SAMPLER_PACKAGES.get(name, ()) if find_spec(p) is None]
+    if missing:
+        assert ended.code == 2
+        assert f"--sampler {name} needs {' and '.join(missing)}" in ended.err
+        assert not (tmp_path / "study.db").exists()
+    else:
+        assert ended.code == 0, ended.err
+        assert len(study_at(tmp_path).trials) == 3
+    kinds = {"random": "RandomSampler", "qmc": "QMCSampler", "cmaes": "CmaEsSampler"}
+    if not missing and name in kinds:
+        given = plan.options_from([*map(str, words), "--sampler", name])
+        assert type(plan.sampler(given)).__name__ == kinds[name]
 
 
 def test_the_best_options_are_for_train(
@@ -132,7 +168,7 @@ def test_other_text_does_not_join(call: Command, tmp_path: Path, text: Path):
     data = tmp_path / "words.txt"
     data.write_bytes(text.read_bytes())
     words = [*QUICK, "--data", data, "--out", tmp_path / "sweep", "--search", "group_size=6"]
-    assert call(*words, "--trials", 1, main=command.main).code == 0
+    assert call(*words, "--trials", 1, main=command.main).code == 2  # no such groups, but a study
     with data.open("a") as file:
         file.write("one more line\n" * 50)
     ended = call(*words, "--trials", 2, main=command.main)

@@ -180,6 +180,43 @@ def test_pictures_of_equal_values(tmp_path: Path):
     assert {"history.png", "parallel.png", "slice.png"} <= {path.name for path in drawn}
 
 
+def test_importance_waits_for_trials_and_counts_pruned_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Complete trials alone would say that beta matters, which only they happen to follow."""
+    study = optuna.create_study(study_name="s")
+    space = {k: optuna.distributions.FloatDistribution(0, 1) for k in ("alpha", "beta")}
+
+    def add(alpha: float, beta: float, value: float, pruned: bool) -> None:
+        state = TrialState.PRUNED if pruned else TrialState.COMPLETE
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=state, params={"alpha": alpha, "beta": beta}, distributions=space,
+                value=None if pruned else value, intermediate_values={1: value},
+                user_attrs={"updates": 1, "seconds": 1.0, "config": {}},
+            )
+        )  # fmt: skip
+
+    for i in range(5):
+        add(0.1, i / 5, 1 + i / 1000, False)
+    for i in range(14):
+        add(0.3 + i / 20, (i * 7 % 14) / 14, 3 + i, True)
+    shown = []
+    monkeypatch.setattr(pictures, "save", lambda figure, path: shown.append((path.stem, figure)))
+    draw(Results(study, 0, 1), tmp_path, "bits per byte")
+    assert "importance" not in dict(shown)
+    assert "importance.png waits for 20 trials" in report.importance_waits(study)
+    assert "19 so far" in report.importance_waits(study)
+    add(1.0, 0.5, 20, True)
+    assert report.importance_waits(study) == ""
+    draw(Results(study, 0, 1), tmp_path, "bits per byte")
+    figure = dict(shown)["importance"]
+    assert "best of 20 trials, 15 of them pruned" in " ".join(figure.get_suptitle().split())
+    bars = {label.get_text(): bar.get_width() for label, bar in
+            zip(figure.axes[0].get_yticklabels(), figure.axes[0].patches, strict=True)}  # fmt: skip
+    assert bars["alpha"] > 2 * bars["beta"]
+
+
 def test_means_count_once_all_of_the_best_have_them():
     """A trial that came later, into the best two, is not passed over for having none yet."""
     study, other = optuna.create_study(), optuna.create_study()
@@ -237,7 +274,7 @@ def test_all_pictures_and_the_table_have_one_best_trial(
     draw(results, tmp_path, "bits per byte")
     words = "best: trial 3, 2.0000 (2.2500 as the mean over 1 other seeds)"
     words = words if confirmed else "best: trial 0, 2.0000"
-    history, _, parallel, slices = shown
+    history, parallel, slices = shown  # importance waits for more trials
     for figure in (history, parallel, slices):
         (legend,) = figure.legends
         assert words in [text.get_text() for text in legend.get_texts()]

@@ -100,7 +100,8 @@ def test_an_impossible_combination_is_pruned(
 ):
     words = [*QUICK, "--data", text, "--study", "count", "--trials", 2]
     ended = call(*words, "--out", tmp_path, "--search", axis, main=command.main)
-    assert ended.code == 0
+    assert ended.code == 2, "no trial could make an update"
+    assert "error: none of the 2 trials could make an update (trial 1: " in ended.err
     assert states(study_at(tmp_path)) == ["PRUNED", "PRUNED"]
     assert ended.err.count(": not possible (") == 2
     assert says in ended.err
@@ -113,7 +114,10 @@ def test_an_update_longer_than_the_budget_is_not_possible(
 ):
     made_up(2.0, lambda config, step: 1.0)
     words = [*QUICK, "--trials", 1, "--out", tmp_path, "--search", "alpha"]
-    assert "one update takes more than the budget" in call(*words, main=command.main).err
+    ended = call(*words, main=command.main)
+    assert "one update takes more than the budget" in ended.err
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].startswith("error: none of the 1 trials could make an update")
     assert states(study_at(tmp_path)) == ["PRUNED"]
 
 

@@ -252,16 +252,16 @@ KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 @pytest.mark.parametrize("moment", ["before fsync", "before replace", "after replace"])
 def test_killed_while_it_writes_a_checkpoint(call: Command, tmp_path: Path, moment: str):
     run, (when, name) = tmp_path / "run", moment.split()
-    # Four checkpoints and four files that grow or tell are written before the ninth file.
+    # Four checkpoints and five files that grow or tell are written before the tenth file.
     first, last = ("real(*a)", KILL) if when == "after" else (KILL, "real(*a)")
     patch = f"""
 calls, real = [], os.replace
 def replace(*a):
     calls.append(a)
-    if len(calls) < 9: return real(*a)
+    if len(calls) < 10: return real(*a)
     {first}; {last}
 def fsync(*a):
-    if len(calls) == 8 and os.path.exists({str(run / ".checkpoint.safetensors.partial")!r}): {KILL}
+    if len(calls) == 9 and os.path.exists({str(run / ".checkpoint.safetensors.partial")!r}): {KILL}
 os.replace = replace
 """
     patch += "os.fsync = fsync" if name == "fsync" else ""

@@ -80,6 +80,16 @@ def test_signature_depends_on_no_engine_or_chunk_or_thread(net, estimator):
                 assert run(es) == known, (backend, more)
 
 
+def test_repr_tells_how_far_it_is():
+    es = trainer(feed_forward(), steps=5)
+    parameters = sum(leaf.size for leaf in es.weights.values())
+    run(es, 2)
+    assert repr(es) == (
+        f"<Trainer: {parameters:,} parameters, {P} members, estimator eggroll, rule sign, "
+        "2 of 5 updates, engine portable>"
+    )
+
+
 @pytest.mark.parametrize("net", [recurrent, feed_forward])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_rows_may_come_one_by_one(net, estimator):

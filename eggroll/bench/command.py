@@ -508,7 +508,7 @@ def draw(
         f"Training steps of preset {options.preset} (D {network['width']}, L {network['layers']}, "
         f"V {network['vocabulary']}, T {options.tokens}, rank {options.rank})\n{where}"
     )
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    pictures.set_title(figure, title, 10)
     return figure
 
 

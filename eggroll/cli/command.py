@@ -218,11 +218,51 @@ def parse(
     except SystemExit:
         raise InputError(f"{_sentence(complaint.getvalue())}; see --help.") from None
     if unknown:
-        names = [flag(field.name) for field in fields(kind)]
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
-        hint = f"did you mean {near[0]}?" if near else "see --help."
+        near = similar_option(unknown[0], [field.name for field in fields(kind)])
+        hint = f"did you mean {near}?" if near else "see --help."
         raise InputError(f"{unknown[0]!r} is no option of {name}: {hint}")
     return options
+
+
+# Words that other programs have for options; a word may stand for the first that a command has.
+ALIASES: Final = {
+    "learning_rate": "lr rate step-size eta",
+    "engine": "device backend gpu cuda cpu accelerator",
+    "pop": "population population-size pop-size popsize batch-size batch members",
+    "width": "hidden hidden-size hidden-dim dim d-model n-embd embed-dim size",
+    "layers": "n-layers num-layers n-layer depth blocks",
+    "seq_len": "block-size context context-length sequence-length max-length ctx",
+    "steps": "epochs iterations max-steps num-steps updates iters max-iters",
+    "step": "update",
+    "tokens": "max-tokens max-new-tokens n-tokens length",
+    "sample_tokens": "max-tokens max-new-tokens",
+    "vocabulary": "vocab vocab-size n-vocab",
+    "data": "dataset corpus input file train-data",
+    "out": "output output-dir out-dir save-dir folder",
+    "resume": "checkpoint load from-checkpoint continue",
+    "recipe": "preset profile mode",
+    "sigma_shift": "sigma noise std noise-scale",
+    "estimator": "algorithm algo method",
+    "rule": "optimizer optim optimiser",
+    "val_share": "val-split validation-split test-size val-fraction",
+    "validate_every": "eval-every eval-interval val-every",
+    "checkpoint_every": "save-every save-interval ckpt-every",
+    "threads": "num-threads n-threads jobs num-workers cores",
+    "workers": "jobs n-jobs num-workers parallel",
+    "track": "wandb tensorboard logger log-to",
+    "trials": "n-trials num-trials",
+    "temperature": "temp t",
+    "samples": "num-samples n-samples",
+}
+NEAR: Final = 0.72  # likeness from which on a word counts as mistyped
+
+
+def similar_option(word: str, names: Sequence[str]) -> str:
+    """The option of a command that a word may mean, by another name or mistyped; else nothing."""
+    plain = word.partition("=")[0].lstrip("-").lower().replace("_", "-")
+    known = [name for name in names if plain in ALIASES.get(name, "").split()]
+    near = difflib.get_close_matches(plain, [flag(name)[2:] for name in names], 1, NEAR)
+    return flag(known[0]) if known else f"--{near[0]}" if near else ""
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:

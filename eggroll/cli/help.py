@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CHANGEABLE = "changeable"  # marks options a resumed run may change: no past update depends on them
 COLUMN, NARROWEST, WIDEST = 26, 60, 100  # where help begins; widths of the page
+INNER = ("verify",)  # commands of a package, which have no module of their name
 SAME_FOR_ALL = {"--help": "Show this page.", "--version": "Show the version."}
 
 
@@ -57,12 +58,13 @@ def _hints(kind: type) -> Mapping[str, Any]:
 def invocation(command: str) -> str:
     """The words that start a command of this package, as whoever runs this process would type them.
 
-    command: a module of eggroll, or the path of a script.
+    command: a command of eggroll, or the path of a script.
     """
     if Path(sys.argv[0]).name == "eggroll":
         return f"{_typed(sys.argv[0])} {command}"
-    script = command.endswith(".py")
-    return f"{_typed(sys.executable)} {command if script else f'-m eggroll.{command}'}"
+    if not command.endswith(".py"):
+        command = f"-m eggroll{' ' if command in INNER else '.'}{command}"
+    return f"{_typed(sys.executable)} {command}"
 
 
 def _typed(program: str) -> str:

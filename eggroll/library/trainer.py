@@ -244,6 +244,13 @@ class Trainer:
             self.save()
             log.begin(self.program, asdict(self.options), self._learner.population)
 
+    def __repr__(self) -> str:
+        o, parameters = self.options, sum(leaf.size for leaf in self._learner.weights.values())
+        return (
+            f"<Trainer: {parameters:,} parameters, {o.pop:,} members, estimator {o.estimator}, "
+            f"rule {o.rule}, {self.step} of {o.steps} updates, engine {self.engine.name}>"
+        )
+
     @property
     def pop(self) -> int:
         """P, members."""

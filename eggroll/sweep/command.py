@@ -31,7 +31,16 @@ from eggroll.sweep.plan import (
     options_from,
     remove_lost_probes,
 )
-from eggroll.sweep.study import STOPPED, STORAGE_ERRORS, WORKER, Results, as_input_errors, finished
+from eggroll.sweep.study import (
+    FINISHED,
+    REFUSED,
+    STOPPED,
+    STORAGE_ERRORS,
+    WORKER,
+    Results,
+    as_input_errors,
+    finished,
+)
 from eggroll.training.config import Config, read
 from eggroll.training.folder import new_folder
 
@@ -83,7 +92,22 @@ def sweep(options: SweepOptions) -> bool:
     report.write_results(
         results, plan.folder, options.json, engine_options, draw_pictures=not interrupted
     )
+    if not interrupted:
+        check_trained(study, options)
     return not interrupted
+
+
+def check_trained(study: optuna.Study, options: SweepOptions) -> None:
+    """Raises InputError where a sweep is done and none of its trials could make an update."""
+    trials = study.get_trials(deepcopy=False, states=FINISHED)
+    reasons = [trial.user_attrs.get(REFUSED) for trial in trials]
+    if reasons and all(reasons):
+        way = "a larger --budget-tokens" if options.budget_tokens else "a larger --budget"
+        raise InputError(
+            f"none of the {len(reasons)} trials could make an update (trial {trials[-1].number}: "
+            f"{str(reasons[-1]).rstrip('.')}): give {way}, a smaller network or another --search, "
+            "and --study for a new one."
+        )
 
 
 def confirm(plan: Plan, results: Results, stop: cli.Stop) -> Results:

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, get_args
 
@@ -78,6 +79,9 @@ MOST_STEPS: Final = 10**9  # steps of a run whose length is not known yet
 PRUNE_NOTHING = optuna.pruners.NopPruner()
 
 Pruner = Literal["median", "hyperband", "none"]
+SamplerName = Literal["tpe", "random", "qmc", "cmaes", "gp"]
+# Packages that Optuna asks for.
+SAMPLER_PACKAGES: Final = {"qmc": ("scipy",), "cmaes": ("cmaes",), "gp": ("scipy", "torch")}
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,9 @@ class SweepOptions(Config):
     pruner: Pruner = "median"
     """Which trials end early: those worse than the median of others at the same share of the
     budget, those Hyperband drops, or none."""
+    sampler: SamplerName = "tpe"
+    """Optuna's sampler, which proposes the next options: tpe (the usual one), random, qmc (evenly
+    spread), cmaes (for numbers) or gp (a Gaussian process); the last three need more packages."""
     slices: Annotated[int, Range(1, 1000)] = 10
     """Validations per trial, after equal parts of its budget; the pruner looks at each."""
     startup: Annotated[int, Range(0, 10**6)] = 5
@@ -169,6 +176,8 @@ def make_plan(options: SweepOptions) -> Plan:
         InputError: bad options, environment or data.
     """
     cli.check_ranges(options)
+    cli.check_names(options)
+    sampler(options)
     base = options.run_options()
     axes = space.choose_axes(options.search, base, strict=options.search != DEFAULT_SEARCH)
     engine, corpus = engine_and_data(base)
@@ -377,9 +386,29 @@ class Confirmation:
 
 
 def sampler(options: SweepOptions) -> optuna.samplers.BaseSampler:
-    """The sampler of a search."""
-    # No seed: workers that share one would all try the same.
-    return optuna.samplers.TPESampler(n_startup_trials=options.startup, constant_liar=True)
+    """The sampler that --sampler names.
+
+    Raises:
+        InputError: it needs a package that is not installed.
+    """
+    # No seeds: workers that share one would all try the same.
+    samplers, startup = optuna.samplers, options.startup
+    missing = [p for p in SAMPLER_PACKAGES.get(options.sampler, ()) if find_spec(p) is None]
+    if missing:
+        raise InputError(
+            f"--sampler {options.sampler} needs {' and '.join(missing)}, not installed here: "
+            f"'pip install {' '.join(missing)}', or use --sampler tpe or random."
+        )
+    make: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
+        "tpe": lambda: samplers.TPESampler(n_startup_trials=startup, constant_liar=True),
+        "random": samplers.RandomSampler,
+        "qmc": lambda: samplers.QMCSampler(scramble=True, warn_independent_sampling=False),
+        "cmaes": lambda: samplers.CmaEsSampler(
+            n_startup_trials=max(startup, 1), warn_independent_sampling=False
+        ),
+        "gp": lambda: samplers.GPSampler(n_startup_trials=startup),
+    }
+    return make[options.sampler]()
 
 
 def pruner(options: SweepOptions) -> optuna.pruners.BasePruner:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 BEST, ROWS = "best.json", 10
 REFRESH_SECONDS = 1.0  # between two readings of the study
+IMPORTANCE_TRIALS = 20  # from which on the options' importance is drawn
 UNEVEN = 1.1  # longest over shortest trial, from which on they do not count as equally long
 NOT_USED_HEIGHT = -0.12  # height in the parallel picture of an option that a trial did not have
 
@@ -79,6 +80,8 @@ def write_results(
     print_commands(ranking[0].trial, folder / BEST)
     if draw_pictures and len(ranking) > 1:
         print(f"pictures: {', '.join(map(str, draw(results, folder, unit(study))))}")
+        if waits := importance_waits(study):
+            print(waits)
 
 
 def print_states(results: Results) -> None:
@@ -324,7 +327,7 @@ class Board:
 
 
 def draw(results: Results, folder: Path, unit: str) -> list[Path]:
-    """Draws history, slice, parallel and importance.png; returns what could be drawn.
+    """Draws history, slice, parallel and, of enough trials, importance.png; returns what was drawn.
 
     Raises:
         InputError: a picture cannot be written.
@@ -499,12 +502,31 @@ def _parallel(drawing: Drawing) -> Figure:
     return _with_title(figure, axes, drawing, "complete trials, darker is lower")
 
 
+def importance_waits(study: optuna.Study) -> str:
+    """A sentence as long as there are too few trials to tell what is important, else empty."""
+    count = len(_points(study))
+    if count >= IMPORTANCE_TRIALS:
+        return ""
+    return f"importance.png waits for {IMPORTANCE_TRIALS} trials with a validation: {count} so far."
+
+
 def _importance(drawing: Drawing) -> Figure | None:
+    if importance_waits(drawing.study):
+        return None
+    # Optuna looks at complete trials only: a pruned one counts with its last validation.
+    study = optuna.create_study()
+    for point in drawing.points:
+        trial = point.trial
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=trial.params, distributions=trial.distributions, value=point.value
+            )
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the evaluator is called experimental
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-            shares = optuna.importance.get_param_importances(drawing.study, evaluator=evaluator)
+            shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
     except (RuntimeError, ValueError):  # all values are equal, or none was varied
         return None
     figure = pictures.new_figure(6, 0.45 * len(shares) + 1.4)
@@ -516,9 +538,10 @@ def _importance(drawing: Drawing) -> Figure | None:
         xlim=(0, 1.1 * max(*shares.values(), 0.01)), xlabel="share of the importance (PED-ANOVA)"
     )
     axes.grid(visible=False, axis="y")
-    return _with_title(
-        figure, None, drawing, "options that tell the best complete trials from the others"
-    )
+    of = f"{len(drawing.points)} trials"
+    if pruned := len(drawing.points) - len(drawing.complete):
+        of += f", {pruned} of them pruned"
+    return _with_title(figure, None, drawing, f"options that tell the best of {of}")
 
 
 def _scatter(
@@ -556,7 +579,7 @@ def _scale_axis(axes: Axes, points: Sequence[TrialPoint]) -> None:
 def _with_title(figure: Figure, axes: Axes | None, drawing: Drawing, title: str) -> Figure:
     """Adds the title and, below the picture, a legend with the labels of `axes`."""
     name = pictures.printable(drawing.study.study_name)
-    figure.suptitle(f"{name}: {title}", x=0.01, ha="left", fontsize=11, fontweight="bold")
+    pictures.set_title(figure, f"{name}: {title}")
     if axes:
         columns = 2 if figure.get_figwidth() >= 7.5 else 1  # so that the label of the best fits
         entries = axes.get_legend_handles_labels()

@@ -26,11 +26,22 @@ from eggroll.data import codings
 from eggroll.data.corpus import Corpus
 from eggroll.data.hub import TOKENS
 from eggroll.errors import EngineError
-from eggroll.files import CHECKPOINT, FILES, METRICS, REPLAY, SAMPLES, STATISTICS, Row, write_whole
+from eggroll.files import (
+    CHAIN,
+    CHECKPOINT,
+    FILES,
+    METRICS,
+    REPLAY,
+    SAMPLES,
+    STATISTICS,
+    Row,
+    write_whole,
+)
 from eggroll.inference import TEXT_TEMPERATURE, Decoder, Sampling, sample, usual_temperature
 from eggroll.ranks import launched
 from eggroll.ranks.watch import WatchedRanks, join
 from eggroll.training import checkpoint, pictures, trackers
+from eggroll.training.chain import ChainLog, Link, drop_anchors
 from eggroll.training.checkpoint import signature
 from eggroll.training.config import (
     TYPES,
@@ -42,7 +53,14 @@ from eggroll.training.config import (
 )
 from eggroll.training.folder import Metrics, read_lines
 from eggroll.training.replay_log import SignLog
-from eggroll.training.run import Run, TrainingRun, bytes_per_token, loss_unit, open_run
+from eggroll.training.run import (
+    Run,
+    TrainingRun,
+    bytes_per_token,
+    fingerprint,
+    loss_unit,
+    open_run,
+)
 from eggroll.training.statistics import StatisticsLog
 
 # Is told every line of metrics; if it returns True, the run stops after this update.
@@ -82,7 +100,8 @@ def complete(
     if run.folder:
         logs = open_logs(run, stack, warn_on_screen if show else warn_in_python)
         receivers += [log.append for log in logs]
-        saves = [*(log.sync for log in logs), *saves]
+        anchors = [log.keep_anchor for log in logs if isinstance(log, ChainLog)]
+        saves = [*(log.sync for log in logs), *saves, *anchors]
         hint = f"the last checkpoint stays: {hint}"
         for note in notes_on_logs(logs) * show:
             print(note, file=sys.stderr, flush=True)
@@ -198,9 +217,9 @@ def draw_samples(run: Run) -> str:
     return "\n".join(texts)
 
 
-# The files that grow with a run: metrics, statistics, and the replay log of some.
+# The files that grow with a run: metrics, chain, statistics, and the replay log of some.
 
-Log = Metrics | SignLog
+Log = Metrics | SignLog | ChainLog
 MAY_CHANGE: Final = {name for name, hint in TYPES.items() if CHANGEABLE in get_args(hint)[1:]}
 
 
@@ -212,6 +231,8 @@ def open_logs(run: Run, stack: ExitStack, say: Callable[[str], None]) -> list[Lo
     logs: list[Log] = [stack.enter_context(Metrics(run.path(METRICS), run.step))]
     if isinstance(run, TrainingRun) and run.config.estimator_class.replays:
         logs.append(stack.enter_context(_sign_log(run)))
+    if isinstance(run, TrainingRun):
+        logs.append(stack.enter_context(_chain_log(run)))
     if isinstance(run, TrainingRun) and _keeps_statistics(run):
         logs.append(stack.enter_context(_statistics_log(run, say)))
     return logs
@@ -219,12 +240,15 @@ def open_logs(run: Run, stack: ExitStack, say: Callable[[str], None]) -> list[Lo
 
 def notes_on_logs(logs: list[Log]) -> list[str]:
     """Sentences on logs that are not kept."""
-    return [
-        f"No more signs of pairs are recorded, as {log.lacks}: updates from here on cannot be "
-        "replayed."
-        for log in logs
-        if isinstance(log, SignLog) and log.lacks
-    ]
+    missing = {SignLog: ("signs of pairs are", "replayed"), ChainLog: ("digests are", "verified")}
+    notes = []
+    for log in logs:
+        if isinstance(log, SignLog | ChainLog) and log.lacks:
+            what, use = missing[type(log)]
+            notes.append(
+                f"No more {what} recorded, as {log.lacks}: updates from here on cannot be {use}."
+            )
+    return notes
 
 
 def _keeps_statistics(run: TrainingRun) -> bool:
@@ -245,6 +269,31 @@ def _sign_log(run: TrainingRun) -> SignLog:
         run.path(REPLAY), replay_header(run.config), run.step, run.config.steps,
         lambda: run.learner.fitness, MAY_CHANGE,
     )  # fmt: skip
+
+
+def _chain_log(run: TrainingRun) -> ChainLog:
+    def made() -> Link:
+        assert run.made
+        return run.made
+
+    drop_anchors(run.path(CHAIN).parent, run.step)
+    return ChainLog(run.path(CHAIN), chain_header(run.config, run.corpus), run.step, made)
+
+
+# Options that say where a run's data lie or which others it took: the chain is the same without.
+PLACES: Final = {"data", "tokenizer", "recipe"}
+
+
+def chain_header(config: Config, corpus: Corpus) -> dict[str, Any]:
+    """The header of the chain of a run of eggroll.train with these options and data."""
+    options = config.to_dict()
+    return {
+        "kind": checkpoint.FORMAT,
+        "config": options,
+        "bound": {k: v for k, v in options.items() if k not in MAY_CHANGE | PLACES},
+        "corpus": fingerprint(corpus),
+        "network": config.program().digest(),
+    }
 
 
 def replay_header(config: Config) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -75,7 +76,7 @@ def curves(folder: Path, out: Path | None = None, *, title: str = "") -> Path:
     heading = printable(title or _title(run))
     with style():
         figure = _trainer(run) if isinstance(run, TrainerCurves) else _language(run)
-        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        set_title(figure, heading)
         return save(figure, out or folder / CURVES)
 
 
@@ -159,7 +160,7 @@ def compare(
         left.set(ylabel=" / ".join(sorted({run.unit_of(metric) for run in runs})))
         _legend(figure, left, len(series))
         heading = printable(title) if title else TITLES[metric]
-        figure.suptitle(heading, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        set_title(figure, heading)
         return save(figure, out)
 
 
@@ -226,6 +227,16 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def set_title(figure: Figure, words: str, size: float = 11) -> None:
+    """Writes a title over a picture, in as many lines as it takes to fit."""
+    title = figure.suptitle(words, x=0.01, ha="left", fontsize=size, fontweight="bold")
+    room, columns = 0.98 * figure.bbox.width, max(map(len, words.splitlines() or [""]))
+    while title.get_window_extent().width > room and columns > 20:
+        columns -= 4
+        lines = [textwrap.fill(line, columns) for line in words.splitlines()]
+        title.set_text("\n".join(lines))
 
 
 def _loss(axes: Axes, run: LanguageCurves) -> None:

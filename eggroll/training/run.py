@@ -39,6 +39,7 @@ from eggroll.inference import model_loss
 from eggroll.ranks import ALONE, Ranks, SharedError
 from eggroll.spec.program import Batch, Leaves, Program
 from eggroll.training import checkpoint, trackers
+from eggroll.training.chain import NONE, Link, digest_signs, digest_state, takes_state
 from eggroll.training.checkpoint import Checkpoint
 from eggroll.training.config import Common, Config, check_resumed
 from eggroll.training.folder import Folder, check_free, new_folder
@@ -147,6 +148,7 @@ class TrainingRun(Run):
     learner: Learner
     has_folder: bool  # on rank 0, which alone has its path
     observed: Observed | None = field(default=None, init=False)  # the last update, for statistics
+    made: Link | None = field(default=None, init=False)  # the last update, for the chain
 
     command: ClassVar[str] = "train"
     legend: ClassVar[str] = (
@@ -187,6 +189,8 @@ class TrainingRun(Run):
             and self.due(self.config.statistics_every)
         ):
             self.observed = observe(learner, start, made)
+        if self.has_folder:
+            self.made = self._link(exchange.total_score)
         return {
             "step": self.step,
             "loss": (0 - exchange.total_score) * self.engine.program.score_unit / tokens,
@@ -195,6 +199,15 @@ class TrainingRun(Run):
             "seconds": round(made.seconds, 6),
             **exchange.facts,
         }
+
+    def _link(self, total_score: int) -> Link:
+        """The last update as the chain has it; all ranks give what they have of the states."""
+        learner, steps, digest = self.learner, self.config.steps, NONE
+        if takes_state(self.step, steps):
+            state = gather_state(self.ranks, learner)
+            if self.folder:
+                digest = digest_state(learner.weights, learner.memory, state)
+        return Link(self.step, steps, total_score, digest_signs(learner.fitness), digest)
 
     def validation(self) -> Row:
         return {} if self.ranks.rank else super().validation()
