@@ -54,15 +54,40 @@ def test_a_run_above_the_bigram_line_is_shown_the_recipes(
     tmp_path: Path, options: dict, loss: float, recipe: bool
 ):
     text = closing.last_words(tmp_path, Config(**options), loss, CORPUS, "train")
-    for name, _, bits in closing.RECIPES:
+    for name, way in closing.RECIPES:
         assert (f"--recipe {name}" in text) == recipe
-        assert (f"{bits} bits per byte in a minute or two" in text) == (recipe and not options)
+        assert (f"{way}: far better in the same time" in text) == recipe
     assert ("Above the bigram model" in text) == (loss > LINE)
     assert f"{LINE:.3f} a bigram model counted on the training split\n" in text
     assert "8.000 a uniform guess\n" in text
     assert f"--resume {tmp_path} --steps 3000" in text
     assert "--temperature 0.6" in text
     assert ("--data 'some file.txt'" in text) == ("data" in options)
+
+
+def test_a_long_text_is_recommended_byte_pairs(tmp_path: Path):
+    long = np.tile(WORDS, 1000)
+    found = []
+    for words, options in ((WORDS, {}), (long, {}), (long, {"vocabulary": 1024})):
+        corpus = TextCorpus("stdlib", Text(words, WORDS, {}))
+        lines = closing.suggestions(tmp_path, Config(**options), 9.0, corpus, "train")
+        found.append([line.partition("--recipe ")[2] for line, _ in lines if "--recipe" in line])
+    assert found == [
+        ["language", "feedback --width 128"],
+        ["language --vocabulary 4096", "feedback --width 128 --vocabulary 4096"],
+        ["language --vocabulary 1024", "feedback --width 128 --vocabulary 1024"],
+    ]
+
+
+def test_a_strong_counting_model_stands_beside(tmp_path: Path):
+    (strong,) = CORPUS.frozen_counts()
+    text = closing.last_words(tmp_path, Config(), strong.bits + 0.01, CORPUS, "train")
+    line = f"{strong.bits:.3f} a frozen Kneser-Ney order-7 model counted on the training split ("
+    assert line in text
+    assert f"({strong.seconds:.1f} s, {strong.entries:,} entries, " in text
+    assert "counting still knows this text better" in text
+    text = closing.last_words(tmp_path, Config(), strong.bits - 0.01, CORPUS, "train")
+    assert "counting still knows" not in text
 
 
 def test_counting_has_a_scale_of_its_own(tmp_path: Path):
