@@ -65,18 +65,32 @@ def test_a_run_above_the_bigram_line_is_shown_the_recipes(
     assert ("--data 'some file.txt'" in text) == ("data" in options)
 
 
-def test_a_long_text_is_recommended_byte_pairs(tmp_path: Path):
-    long = np.tile(WORDS, 1000)
-    found = []
-    for words, options in ((WORDS, {}), (long, {}), (long, {"vocabulary": 1024})):
-        corpus = TextCorpus("stdlib", Text(words, WORDS, {}))
-        lines = closing.suggestions(tmp_path, Config(**options), 9.0, corpus, "train")
-        found.append([line.partition("--recipe ")[2] for line, _ in lines if "--recipe" in line])
-    assert found == [
-        ["language", "feedback --width 128"],
-        ["language --vocabulary 4096", "feedback --width 128 --vocabulary 4096"],
-        ["language --vocabulary 1024", "feedback --width 128 --vocabulary 1024"],
-    ]
+BY_CREDIT = {"estimator": "token-credit", "rule": "whitened"}
+BACKWARD = {"recipe": "feedback"}
+
+
+@pytest.mark.parametrize(
+    ("times", "options", "loss", "recipes"),
+    [
+        (1, {}, 9.0, ["language", "feedback --width 128"]),
+        (1000, {}, 9.0, ["language --vocabulary 4096", "feedback --width 128 --vocabulary 4096"]),
+        (1000, {"vocabulary": 1024}, 9.0,
+         ["language --vocabulary 1024", "feedback --width 128 --vocabulary 1024"]),
+        (1000, {"vocabulary": 1024}, 0.0, []),
+        (1000, BY_CREDIT, 0.0,
+         ["language --vocabulary 4096", "feedback --width 128 --vocabulary 4096"]),
+        (1000, BACKWARD, 0.0, ["feedback --width 128 --vocabulary 4096"]),
+        (1000, BACKWARD | {"vocabulary": 4096}, 9.0, []),
+        (1, BACKWARD, 9.0, []),
+    ],
+)  # fmt: skip
+def test_a_text_is_recommended_what_is_better_for_it(
+    tmp_path: Path, times: int, options: dict, loss: float, recipes: list[str]
+):
+    corpus = TextCorpus("stdlib", Text(np.tile(WORDS, times), WORDS, {}))
+    lines = closing.suggestions(tmp_path, Config(**options), loss, corpus, "train")
+    found = [line.partition("--recipe ")[2] for line, _ in lines if "--recipe" in line]
+    assert found == recipes
 
 
 def test_a_strong_counting_model_stands_beside(tmp_path: Path):

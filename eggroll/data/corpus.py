@@ -216,7 +216,8 @@ class ArrayCorpus(Corpus):
         if splits:
             digests = (facts["sha256"] for facts in splits.values())
             key = " ".join([*digests, str(self.about.get("tokenizer")), str(self.vocabulary)])
-        strong = kept_counts(key, lambda: self.counted, valid)
+        title = self.name if len(train) > codings.QUIET // 4 else ""
+        strong = kept_counts(key, lambda: self.counted, valid, title)
         if self.vocabulary <= DENSE:
             return (strong,)
         pairs = kept_counts(

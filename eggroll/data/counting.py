@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
@@ -287,11 +288,13 @@ class FrozenCounts(NamedTuple):
         return f"{self.seconds:.1f} s, {self.entries:,} entries, {self.size / 1e6:.0f} MB"
 
 
-def kept_counts(key: str, model: Callable[[], CountedModel], text: NDArray[Any]) -> FrozenCounts:
+def kept_counts(
+    key: str, model: Callable[[], CountedModel], text: NDArray[Any], title: str = ""
+) -> FrozenCounts:
     """The model's figure on a text [n]: from the cache, or found now and put there.
 
     key: tells both from others; empty where nothing does, and nothing is kept. A cache that cannot
-    be used is none.
+    be used is none. title: of a text whose counting takes seconds, to be named.
     """
     digest = hashlib.sha256(key.encode()).hexdigest()[:24]
     with contextlib.suppress(OSError, InputError, ValueError, TypeError, RecursionError):
@@ -299,6 +302,8 @@ def kept_counts(key: str, model: Callable[[], CountedModel], text: NDArray[Any])
             known = FrozenCounts(**json.loads(file.read(1 << 12)))
         if key and all(type(v) in (int, float) and math.isfinite(v) for v in known):
             return known
+    if title:
+        print(f"counting the training text of {title}, once ...", file=sys.stderr, flush=True)
     counted = model()
     bits = counted.bits_per_token(text)
     found = FrozenCounts(

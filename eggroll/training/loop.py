@@ -389,14 +389,11 @@ def suggestions(
 ) -> Iterator[tuple[str, str]]:
     """Command lines that make sense after this run, and what each does."""
     run, data = shlex.quote(str(folder)), config.data
-    by_token = not isinstance(config, Config) or config.estimator_class.by_token
-    line = bigram_of(corpus)
-    if not config.numbers and not by_token and line and loss > line[1]:
-        words = f" --vocabulary {vocabulary}" if (vocabulary := pairs_for(config, corpus)) else ""
+    for recipe, way, vocabulary in better_recipes(config, loss, corpus):
+        words = f" --vocabulary {vocabulary}" * bool(vocabulary)
         words += "" if data == "stdlib" else f" --data {shlex.quote(data)}"
-        for recipe, way in RECIPES:
-            does = f"{way}{', on byte pairs' * bool(vocabulary)}: far better in the same time"
-            yield f"{invocation('train')} --recipe {recipe}{words}", does
+        does = f"{way}{', on byte pairs' * bool(vocabulary)}: far better in the same time"
+        yield f"{invocation('train')} --recipe {recipe}{words}", does
     again = f"--resume {run} --steps {2 * config.steps}"
     if data != TOKENS:  # else the arrays are the caller's
         yield f"{invocation(command)} {again}", "trains as long again"
@@ -406,6 +403,23 @@ def suggestions(
     yield f"{invocation('generate')} {run} {drawn}", "continues a prompt"
     yield f"{invocation('report')} {run}", "writes a page about it, to open in a browser"
     yield f"{invocation('plot')} {run} OTHER_RUN", "draws it beside another run"
+
+
+def better_recipes(config: Common, loss: float, corpus: Corpus) -> Iterator[tuple[str, str, int]]:
+    """Recipes that learn this text better, their ways, and their vocabulary, 0 for bytes.
+
+    All of them after plain evolution that ended above the bigram model; after a run on bytes, its
+    own on byte pairs and what is better still.
+    """
+    if not isinstance(config, Config) or config.numbers:
+        return
+    estimator, line = config.estimator_class, bigram_of(corpus)
+    plain = estimator.perturbs and not estimator.by_token
+    above = line is not None and loss > line[1]
+    vocabulary = pairs_for(config, corpus)
+    if (plain and above) or (vocabulary and not config.pairs):
+        for recipe, way in RECIPES if estimator.perturbs else RECIPES[1:]:
+            yield recipe, way, vocabulary
 
 
 def pairs_for(config: Common, corpus: Corpus) -> int:
