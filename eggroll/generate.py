@@ -10,9 +10,9 @@ if __name__ == "__main__":  # before imports that take a while
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import tyro
 
@@ -21,11 +21,14 @@ from eggroll.baseline import backprop
 from eggroll.cli import command as cli
 from eggroll.data import codings
 from eggroll.data.codings import Coding
+from eggroll.data.expert import Mixture
+from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.files import CHECKPOINT
 from eggroll.inference import Decoder, Sampled, Sampling, Stops, sample, usual_temperature
 from eggroll.training import checkpoint
 from eggroll.training.config import Common
+from eggroll.training.run import fingerprint, load_run_corpus, mixture_of
 
 LONGEST_PROMPT = 1 << 20  # bytes
 EXAMPLES: Final = (
@@ -62,6 +65,9 @@ class GenerateOptions:
     """Draw from tokens that have at least this share of the likeliest one's probability."""
     seed: Annotated[int, cli.Range(0, (1 << 63) - 1)] = 0
     """Another seed gives another text."""
+    expert: Literal["none", "counts"] = "none"
+    """counts: draw from the network mixed with a model that is counted on its training text, which
+    must be where the run found it."""
     engine: Annotated[str, tyro.conf.arg(metavar="auto|portable|cpu|metal|cuda")] = "auto"
     """The engine that runs the network; all write the same text."""
     threads: Annotated[int, cli.Range(0, 1024)] = 1
@@ -92,7 +98,7 @@ def generate(options: GenerateOptions) -> Iterator[str]:
     options.check()
     if not options.folder:
         raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
-    model = load(Path(options.folder), options.engine, options.threads)
+    model = load(Path(options.folder), options.engine, options.threads, options.expert)
     name = "--prompt-file" if options.prompt_file else "--prompt"
     yield from texts(
         model, model.coding.tokens(prompt_of(options), name),
@@ -136,22 +142,45 @@ class SampledModel(NamedTuple):
     weights: Any
     coding: Coding  # of its tokens
     temperature: float  # where none is given
+    expert: Mixture | None = None
 
 
-def load(where: Path, engine: str, threads: int) -> SampledModel:
+def load(where: Path, engine: str, threads: int, expert: str = "none") -> SampledModel:
     """The network of a run of eggroll.train or eggroll.adamw: its folder, or the checkpoint itself.
 
+    expert: counts adds the counted one, which is counted anew.
+
     Raises:
-        InputError: there is no sound checkpoint, or the engine cannot run here.
+        InputError: there is no sound checkpoint, the engine cannot run here, or the expert's text
+            is not there.
     """
     path = where if where.is_file() else where / CHECKPOINT
     if checkpoint.kind_of(path) == backprop.FORMAT:
+        if expert != "none":
+            raise InputError(
+                f"--expert is {expert}, and {str(where)!r} is a float network of eggroll.adamw: "
+                "give a run of eggroll.train, or leave --expert out."
+            )
         options, facts, twin, weights = backprop.load_run(path, threads)
         return model_of(options, twin, weights, codings.coding_of(options, path.parent, facts))
     model = checkpoint.load_model(path)
     coding = codings.coding_of(model.config, path.parent, model.corpus)
     sampler, _ = engines.choose(engine, model.config.program(), threads)
-    return model_of(model.config, sampler, model.weights, coding)
+    made = model_of(model.config, sampler, model.weights, coding)
+    return made._replace(expert=_mixture(model, sampler, path)) if expert != "none" else made
+
+
+def _mixture(model: checkpoint.StoredModel, engine: Engine, path: Path) -> Mixture:
+    """The network with its counted expert."""
+    config = model.config
+    replace(config, expert="counts").check()
+    corpus = load_run_corpus(replace(config, resume=str(path.parent)))
+    if model.corpus is not None and fingerprint(corpus) != model.corpus:
+        raise InputError(
+            f"--expert counts needs the text that the run in {str(path.parent)!r} learned, and "
+            f"--data {config.data!r} is another by now: bring it back, or leave --expert out."
+        )
+    return mixture_of(config, corpus, engine, model.weights)
 
 
 def model_of(config: Common, engine: Sampled, weights: Any, coding: Coding) -> SampledModel:
@@ -175,8 +204,9 @@ def texts(
     many there are.
     """
     batches = sample(
-        model.engine, model.weights, prompt, samples=samples, seed=seed, sampling=sampling
-    )
+        model.engine, model.weights, prompt, samples=samples, seed=seed, sampling=sampling,
+        expert=model.expert,
+    )  # fmt: skip
     rows = itertools.islice(batches, tokens)
     if samples == 1:
         yield from _sample_text(model, prompt, (int(row[0]) for row in rows), stops)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.data.codings import Coding
+from eggroll.data.expert import Mixture
 from eggroll.engines import Engine, zero_state
 from eggroll.spec import fixed_point as fx
 from eggroll.spec import rng
@@ -36,6 +37,9 @@ def usual_temperature(data: str) -> float:
     return COUNT_TEMPERATURE if data == "count" else TEXT_TEMPERATURE
 
 
+Likelihoods = tuple[NDArray[np.uint64], NDArray[np.int8]]  # of tokens: totals and hits, [S, T]
+
+
 def model_loss(
     engine: Engine,
     weights: Weights,
@@ -47,18 +51,30 @@ def model_loss(
     batches: tokens and targets, int32 [S, T]. The state begins at zero and is carried from
     batch to batch; the first `warmup` predictions of every stream are not scored.
     """
-    prepared, state, count = engine.prepare(weights), None, 0
-    bits: list[float] = []
-    for i, batch in enumerate(batches):
-        S, T = batch.size
+    return loss_of(token_likelihoods(engine, weights, batches), warmup)
+
+
+def token_likelihoods(
+    engine: Engine, weights: Weights, batches: Iterable[Batch]
+) -> Iterator[Likelihoods]:
+    """Totals and hits of `Engine.likelihoods` for batches that follow each other."""
+    prepared, state = engine.prepare(weights), None
+    for batch in batches:
         if state is None:
-            state = zero_state(engine.program, S)
+            state = zero_state(engine.program, batch.size[0])
         read = batch.rows(mx.array)._replace(state=state)
         totals, hits, state = engine.likelihoods(prepared, read)
         mx.eval(totals, hits, state)
-        first = warmup if i == 0 else 0
-        bits.append(total_bits(np.array(totals)[:, first:], np.array(hits)[:, first:]))
-        count += S * (T - first)
+        yield np.array(totals), np.array(hits)
+
+
+def loss_of(likelihoods: Iterable[Likelihoods], warmup: int = 0) -> float:
+    """Cross-entropy in bits per token; the first `warmup` tokens of every stream are not scored."""
+    bits, count = list[float](), 0
+    for i, (totals, hits) in enumerate(likelihoods):
+        scored = slice(warmup if i == 0 else 0, None)
+        bits.append(total_bits(totals[:, scored], hits[:, scored]))
+        count += hits[:, scored].size
     return fsum(bits) / count
 
 
@@ -119,24 +135,32 @@ def sample(
     samples: int = 1,
     seed: int = 0,
     sampling: Sampling = PLAIN,
+    expert: Mixture | None = None,
 ) -> Iterator[NDArray[np.int32]]:
     """Endless continuations of the mark and a prompt: int32 [P] for each token.
+
+    expert: a counted one, whose mixture with the network is drawn from.
 
     At temperature 1 token v has weight EXP2[logit_v + 128], as in training; integer arithmetic and
     counter-based random words make a seed give the same text everywhere.
     """
     prepared, state = engine.prepare(weights), zero_state(engine.program, samples)
+    history = np.zeros((samples, 0), np.int32)
 
-    def read(tokens: NDArray[np.int32]) -> mx.array:
-        nonlocal state
+    def read(tokens: NDArray[np.int32]) -> NDArray[np.int8]:
+        nonlocal state, history
         logits, state = engine.logits(prepared, Batch(mx.array(tokens[:, None]), state=state))
         mx.eval(logits, state)  # else a long text would be one long graph
-        return logits
+        own = np.array(logits)
+        if expert is None:
+            return own
+        history = np.concatenate([history, tokens[:, None]], axis=1)[:, -expert.model.order :]
+        return expert.logits(own, history)
 
     for token in (MARK, *prompt):
         logits = read(np.full(samples, token, np.int32))
     for position in itertools.count():
-        sums = sampling.weights(np.array(logits)).cumsum(axis=1)
+        sums = sampling.weights(logits).cumsum(axis=1)
         words = rng.counters(rng.key(seed, rng.SAMPLES, position), 0, samples)
         drawn = [int(w) * int(row[-1]) >> 64 for w, row in zip(words, sums, strict=True)]
         drawn = drawn if sampling.temperature else [0] * samples

@@ -32,7 +32,7 @@ SMALL = [
     *("--val-tokens", "512", "--validate-every", "2", "--checkpoint-every", "1"),
     *("--sample-tokens", "8"),
 ]
-TIMES = ("seconds", "tokens_per_second")
+TIMES = ("seconds", "seconds_total", "tokens_per_second")
 TWINS = {"mlx": Twin, "numpy": NumpyTwin}
 
 

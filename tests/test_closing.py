@@ -54,15 +54,54 @@ def test_a_run_above_the_bigram_line_is_shown_the_recipes(
     tmp_path: Path, options: dict, loss: float, recipe: bool
 ):
     text = closing.last_words(tmp_path, Config(**options), loss, CORPUS, "train")
-    for name, _, bits in closing.RECIPES:
+    for name, way in closing.RECIPES:
         assert (f"--recipe {name}" in text) == recipe
-        assert (f"{bits} bits per byte in a minute or two" in text) == (recipe and not options)
+        assert (f"{way}: far better in the same time" in text) == recipe
     assert ("Above the bigram model" in text) == (loss > LINE)
     assert f"{LINE:.3f} a bigram model counted on the training split\n" in text
     assert "8.000 a uniform guess\n" in text
     assert f"--resume {tmp_path} --steps 3000" in text
     assert "--temperature 0.6" in text
     assert ("--data 'some file.txt'" in text) == ("data" in options)
+
+
+BY_CREDIT = {"estimator": "token-credit", "rule": "whitened"}
+BACKWARD = {"recipe": "feedback"}
+
+
+@pytest.mark.parametrize(
+    ("times", "options", "loss", "recipes"),
+    [
+        (1, {}, 9.0, ["language", "feedback --width 128"]),
+        (1000, {}, 9.0, ["language --vocabulary 4096", "feedback --width 128 --vocabulary 4096"]),
+        (1000, {"vocabulary": 1024}, 9.0,
+         ["language --vocabulary 1024", "feedback --width 128 --vocabulary 1024"]),
+        (1000, {"vocabulary": 1024}, 0.0, []),
+        (1000, BY_CREDIT, 0.0,
+         ["language --vocabulary 4096", "feedback --width 128 --vocabulary 4096"]),
+        (1000, BACKWARD, 0.0, ["feedback --width 128 --vocabulary 4096"]),
+        (1000, BACKWARD | {"vocabulary": 4096}, 9.0, []),
+        (1, BACKWARD, 9.0, []),
+    ],
+)  # fmt: skip
+def test_a_text_is_recommended_what_is_better_for_it(
+    tmp_path: Path, times: int, options: dict, loss: float, recipes: list[str]
+):
+    corpus = TextCorpus("stdlib", Text(np.tile(WORDS, times), WORDS, {}))
+    lines = closing.suggestions(tmp_path, Config(**options), loss, corpus, "train")
+    found = [line.partition("--recipe ")[2] for line, _ in lines if "--recipe" in line]
+    assert found == recipes
+
+
+def test_a_strong_counting_model_stands_beside(tmp_path: Path):
+    (strong,) = CORPUS.frozen_counts()
+    text = closing.last_words(tmp_path, Config(), strong.bits + 0.01, CORPUS, "train")
+    line = f"{strong.bits:.3f} a frozen Kneser-Ney order-7 model counted on the training split ("
+    assert line in text
+    assert f"({strong.seconds:.1f} s, {strong.entries:,} entries, " in text
+    assert "counting still knows this text better" in text
+    text = closing.last_words(tmp_path, Config(), strong.bits - 0.01, CORPUS, "train")
+    assert "counting still knows" not in text
 
 
 def test_counting_has_a_scale_of_its_own(tmp_path: Path):

@@ -45,7 +45,10 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
     ]
 
 
-def test_the_time_left_is_by_the_mean_of_all_updates(capsys: pytest.CaptureFixture[str]):
+def test_the_time_left_is_by_the_mean_of_all_updates(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(screen, "PLAIN_SECONDS", 0.0)
     with Display(0, 1003, "bits per byte") as display:
         for step, seconds in ((1, 1.0), (2, 1.0), (3, 31.0)):  # one that had to wait
             display.update(ROWS[1] | {"step": step, "seconds": seconds})

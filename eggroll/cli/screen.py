@@ -17,10 +17,13 @@ from typing import IO, Any, Final, Self, cast
 from eggroll.files import Row
 
 PLAIN_SECONDS = 10.0  # between lines where there is no terminal to draw a bar on
+LINE_SECONDS = 5.0  # between validations that stay above the bar
 
 
 class Display:
-    """Live progress on stderr: on a terminal a bar below the validations so far, else plain lines.
+    """Live progress on stderr: on a terminal a bar below validations so far, else plain lines.
+
+    A line every few seconds; the first validation and the last are always shown.
 
     unit: of loss and validation; legend: printed first, says what the two are.
     """
@@ -28,6 +31,7 @@ class Display:
     def __init__(self, step: int, steps: int, unit: str, legend: str = "") -> None:
         self.steps, self.unit = steps, unit
         self._text = self._validation = ""
+        self._validated = False  # whether a line has said a validation
         self._said = float("-inf")
         self._spent, self._seen = 0.0, 0  # seconds of the updates shown, and their number
         self._live: Any = None
@@ -61,6 +65,9 @@ class Display:
             self._validation = f" · validation {in_bits(row['val_loss'])} {self.unit}"
             if row.get("val_bits_per_byte", row["val_loss"]) != row["val_loss"]:
                 self._validation += f" ({in_bits(row['val_bits_per_byte'])} per byte)"
+            if "val_bits_per_byte_with_counts" in row:
+                both = in_bits(row["val_bits_per_byte_with_counts"])
+                self._validation += f", {both} per byte with counts"
         text = (
             f"loss {in_bits(row['loss'])}{self._validation} · {row['update_rate']:.1%} moved · "
             f"{prefixed(row['tokens_per_second'])} tokens/s"
@@ -70,19 +77,26 @@ class Display:
             if self._live:
                 self._text = text
                 self._bar.update(self._task, completed=row["step"])
-                if "val_loss" in row:  # stays above the bar, where the next ones follow
+                # It stays above the bar, where the next ones follow.
+                if "val_loss" in row and self._says(row, LINE_SECONDS):
                     self._live.console.print(
                         f"update {row['step']} · loss {in_bits(row['loss'])}{self._validation}"
                     )
-            else:
+            elif self._says(row, PLAIN_SECONDS):
                 self._line(row, text)
 
+    def _says(self, row: Row, seconds: float) -> bool:
+        """True if it is time for a line about this update; the next one follows `seconds` later."""
+        now = time.monotonic()
+        first = "val_loss" in row and not self._validated
+        if not (first or row["step"] == self.steps or now - self._said >= seconds):
+            return False
+        self._said, self._validated = now, self._validated or "val_loss" in row
+        return True
+
     def _line(self, row: Row, text: str) -> None:
-        now, step = time.monotonic(), row["step"]
+        step = row["step"]
         last = step == self.steps
-        if not (last or "val_loss" in row or now - self._said >= PLAIN_SECONDS):
-            return
-        self._said = now
         left = max(int((self.steps - step) * self._spent / self._seen), 0)
         hours, minutes = divmod(left // 60, 60)
         clock = f"{hours}:{minutes:02d}" * bool(hours) or f"{minutes}"

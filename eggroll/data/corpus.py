@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from eggroll.data import codings
 from eggroll.data.codings import BYTES, BytePairs, Bytes, Coding, Numbers
+from eggroll.data.counting import CountedModel, FrozenCounts, kept_counts
 from eggroll.data.hub import HUB, TOKENS, read_table, similar_name, source_of
 from eggroll.data.text import VAL_SHARE, Split, Text, as_fraction, read_path, read_stdlib
 from eggroll.errors import InputError, shown
@@ -112,6 +113,10 @@ class Corpus(ABC):
         token; for text both are counted on the training split.
         """
 
+    def frozen_counts(self) -> Sequence[FrozenCounts]:
+        """Stronger counting models of text: first that of pairs where `baselines` has no bigram."""
+        return ()
+
 
 class Streams(ABC):
     """S parallel streams, cut into updates of T tokens.
@@ -195,6 +200,30 @@ class ArrayCorpus(Corpus):
     @cached_property
     def _baselines(self) -> dict[str, float]:
         return cross_entropies(self._arrays["train"], self._arrays["valid"], self.vocabulary)
+
+    @cached_property
+    def counted(self) -> CountedModel:
+        """The strong counting model of the training split."""
+        return CountedModel(self._arrays["train"], self.vocabulary)
+
+    def frozen_counts(self) -> Sequence[FrozenCounts]:
+        return () if isinstance(self.coding, Numbers) else self._frozen_counts
+
+    @cached_property
+    def _frozen_counts(self) -> Sequence[FrozenCounts]:
+        train, valid = self._arrays["train"], self._arrays["valid"]
+        splits, key = self.about.get("splits"), ""
+        if splits:
+            digests = (facts["sha256"] for facts in splits.values())
+            key = " ".join([*digests, str(self.about.get("tokenizer")), str(self.vocabulary)])
+        title = self.name if len(train) > codings.QUIET // 4 else ""
+        strong = kept_counts(key, lambda: self.counted, valid, title)
+        if self.vocabulary <= DENSE:
+            return (strong,)
+        pairs = kept_counts(
+            key and f"{key} 2", lambda: CountedModel(train, self.vocabulary, 2), valid
+        )
+        return pairs, strong
 
 
 class TextStreams(Streams):

@@ -34,6 +34,7 @@ from eggroll.spec.backward import values_kept
 from eggroll.spec.noise import slice_length
 from eggroll.spec.program import Program, program_in
 from eggroll.training import trackers
+from eggroll.training.clock import BY_TIME
 
 Choice = int | float | str | bool
 
@@ -103,12 +104,14 @@ class Common:
     """Seed of the initial weights, the noise, data count and the samples."""
     threads: Annotated[int, Group.ENGINE, Range(0, 1024), CHANGEABLE] = 0
     """Threads on a CPU; 0 takes all cores."""
-    validate_every: Annotated[int, Group.OUTPUT, Range(0, 10**9), CHANGEABLE] = 25
-    """Updates from one validation to the next; 0 validates at the end only."""
+    validate_every: Annotated[int, Group.OUTPUT, Range(BY_TIME, 10**9), CHANGEABLE] = BY_TIME
+    """Updates from one validation to the next; 0 validates at the end only, -1 as time allows: at
+    most 4 % of the run's, sparse at first."""
     val_tokens: Annotated[int, Group.OUTPUT, Range(1, 1 << 40), CHANGEABLE] = 1 << 17
     """Most tokens of the validation split that one validation reads."""
-    checkpoint_every: Annotated[int, Group.OUTPUT, Range(0, 10**9), CHANGEABLE] = 50
-    """Updates from one checkpoint to the next; 0 saves at the start and the end only."""
+    checkpoint_every: Annotated[int, Group.OUTPUT, Range(BY_TIME, 10**9), CHANGEABLE] = BY_TIME
+    """Updates from one checkpoint to the next; 0 saves at the start and the end only, -1 as time
+    allows: at most 1 % of the run's, 5 seconds apart or more."""
     sample_tokens: Annotated[int, Group.OUTPUT, Range(0, 1 << 20), CHANGEABLE] = 512
     """Tokens of each sample that is written at the end; 0 writes none."""
     track: Annotated[
@@ -340,6 +343,9 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
     """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256, which still tells
     members apart where a model is nearly right."""
 
+    expert: Annotated[Literal["none", "counts"], Group.OUTPUT, CHANGEABLE] = "none"
+    """A model beside the network in validation and samples, which are shown with and without it.
+    counts: text counted on the training split, mixed in integers; no weight depends on it."""
     statistics_every: Annotated[int, Group.OUTPUT, Range(0, 10**9), CHANGEABLE] = 50
     """Updates from one line of statistics.jsonl to the next; 0 records and warns of nothing."""
 
@@ -357,6 +363,11 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
         self._check_together()
 
     def _check_together(self) -> None:
+        if self.expert != "none" and self.numbers:
+            raise InputError(
+                f"--expert is {self.expert}, which counts text, and --data {self.data} has "
+                "numbers: leave --expert out."
+            )
         if self.pop % self.group_size:
             better = next(g for g in range(min(self.group_size, self.pop), 1, -1)
                           if g % 2 == 0 and self.pop % g == 0)  # fmt: skip

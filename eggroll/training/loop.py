@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from math import log2
+from math import isfinite, log2
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
@@ -24,6 +24,7 @@ from eggroll.cli.help import CHANGEABLE, invocation
 from eggroll.cli.screen import Display, in_bits
 from eggroll.data import codings
 from eggroll.data.corpus import Corpus
+from eggroll.data.expert import WHOLE, Beside, Mixture
 from eggroll.data.hub import TOKENS
 from eggroll.errors import EngineError
 from eggroll.files import (
@@ -43,6 +44,7 @@ from eggroll.ranks.watch import WatchedRanks, join
 from eggroll.training import checkpoint, pictures, trackers
 from eggroll.training.chain import ChainLog, Link, drop_anchors
 from eggroll.training.checkpoint import signature
+from eggroll.training.clock import BY_TIME, RunClock
 from eggroll.training.config import (
     TYPES,
     Common,
@@ -60,6 +62,7 @@ from eggroll.training.run import (
     fingerprint,
     loss_unit,
     open_run,
+    rulers,
 )
 from eggroll.training.statistics import StatisticsLog
 
@@ -112,26 +115,28 @@ def complete(
     tracking = stack.enter_context(trackers.tracking(run.config.track, folder, run.step))
     receivers += [tracking.log, *callbacks]
     stop = stack.enter_context(cli.Stop(hint, says=run.ranks.rank == 0))
-    run.asked = lambda: stop.asked
+    clock = RunClock(seconds_before(run))
+    run.asked, run.wants_save = lambda: stop.asked, lambda: wants_save(run, clock)
     asked = ended = False
     while run.step < run.config.steps and not (asked or ended):
-        row, error = make_update(run)
+        row, error = make_update(run, clock)
         replies = [receive(row) for receive in receivers if row]  # all, whichever wants to stop
         ended = any(isinstance(reply, bool | np.bool_) and bool(reply) for reply in replies)
         # Once, as a signal may come between two looks; ranks stop after the same update.
         asked = stop.asked if run.ranks.size == 1 else run.stops
         if error:
             raise with_resume_hint(error, run, saves)
-        if asked or ended or run.due(run.config.checkpoint_every):
-            for save in saves:
-                save()
+        if asked or ended or save_is_due(run, clock):
+            with clock.spent_on(clock.checkpoints):
+                for save in saves:
+                    save()
     resume_hint = ""
     if run.step == run.config.steps:
         if show:
             display.close()
         try:
             if run.ranks.rank == 0:
-                finish(run, show, tracking)
+                finish(run, show, tracking, clock)
         except EngineError as error:
             raise with_resume_hint(error, run, saves) from None
     elif asked:
@@ -140,16 +145,48 @@ def complete(
     return RunResult(folder, run.step, signature(run.weights), run.val_loss, resume_hint)
 
 
-def make_update(run: Run) -> tuple[Row, EngineError | None]:
+def make_update(run: Run, clock: RunClock) -> tuple[Row, EngineError | None]:
     """Makes an update: its line, empty if there is none, and the error of an engine that failed."""
     row: Row = {}
+    failure: EngineError | None = None
     try:
         row |= run.update()
-        if run.due(run.config.validate_every):
-            row |= run.validation()
+        clock.updates += row["seconds"]
+        if validation_is_due(run, row, clock):
+            with clock.spent_on(clock.validations):
+                row |= run.validation()
     except EngineError as error:
-        return row, error
-    return row, None
+        failure = error
+    if row:
+        row["seconds_total"] = clock.total
+    return row, failure
+
+
+def validation_is_due(run: Run, row: Row, clock: RunClock) -> bool:
+    """True if this update is validated: its turn has come, or there is time."""
+    every, tokens = run.config.validate_every, run.config.val_tokens
+    return run.due(every) or (every == BY_TIME and clock.validation_fits(row, tokens))
+
+
+def wants_save(run: Run, clock: RunClock) -> bool:
+    """True if the first rank has time for a checkpoint; asked before the ranks exchange results."""
+    by_time = run.config.checkpoint_every == BY_TIME
+    return by_time and run.ranks.rank == 0 and clock.checkpoint_fits()
+
+
+def save_is_due(run: Run, clock: RunClock) -> bool:
+    """True if this update is saved, on all ranks alike."""
+    wanted = run.saves if run.ranks.size > 1 else wants_save(run, clock)
+    return run.due(run.config.checkpoint_every) or wanted
+
+
+def seconds_before(run: Run) -> float:
+    """Seconds of the earlier parts of a run that goes on, as its metrics have them."""
+    rows = read_lines(run.path(METRICS)) if run.folder and run.step else []
+    seconds = [row.get("seconds_total", 0.0) for _, row in rows if row["step"] <= run.step]
+    last = seconds[-1] if seconds else 0.0
+    known = isinstance(last, int | float) and isfinite(last) and last > 0
+    return float(last) if known else 0.0
 
 
 def with_resume_hint(
@@ -178,9 +215,13 @@ def warn_in_python(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=2)
 
 
-def finish(run: Run, show: bool, tracking: trackers.Tracking) -> None:
+def finish(run: Run, show: bool, tracking: trackers.Tracking, clock: RunClock) -> None:
     """Samples, curves and the last words of a run that has made all its updates."""
-    loss = run.validation()["val_loss"] if run.val_loss is None else run.val_loss
+    loss, start = run.val_loss, clock.elapsed
+    if loss is None:
+        with clock.spent_on(clock.validations):
+            loss = run.validation()["val_loss"]
+        start = clock.elapsed
     folder = run.folder.path if run.folder else None
     if folder and run.config.sample_tokens:
         texts = draw_samples(run)
@@ -190,31 +231,38 @@ def finish(run: Run, show: bool, tracking: trackers.Tracking) -> None:
     if folder and read_lines(run.path(METRICS)):
         pictures.curves(folder)
     if show:
-        print(last_words(folder, run.config, loss, run.corpus, run.command))
+        print(clock.words(clock.elapsed - start))
+        expert = run.beside if isinstance(run, TrainingRun) else None
+        print(last_words(folder, run.config, loss, run.corpus, run.command, expert))
 
 
 DRAWN_SAMPLES = 4
 
 
 def draw_samples(run: Run) -> str:
-    """Continuations of the document mark, side by side from one seed."""
+    """Continuations of the document mark, side by side from one seed; with an expert, twice."""
+    texts = _drawn(run, None)
+    if isinstance(run, TrainingRun) and run.expert and run.beside:
+        texts += _drawn(run, Mixture(run.expert.model, run.beside.weights))
+    return "\n".join(texts)
+
+
+def _drawn(run: Run, expert: Mixture | None) -> list[str]:
     config = run.config
     temperature = usual_temperature(config.data)
     drawn = sample(
-        run.engine,
-        run.weights,
-        samples=DRAWN_SAMPLES,
-        seed=config.seed,
-        sampling=Sampling(temperature),
-    )
+        run.engine, run.weights, samples=DRAWN_SAMPLES, seed=config.seed,
+        sampling=Sampling(temperature), expert=expert,
+    )  # fmt: skip
     tokens = list(itertools.islice(drawn, config.sample_tokens))
     texts = []
     for i in range(DRAWN_SAMPLES):
         decode = Decoder(run.corpus.coding)
         text = "".join(decode(int(token[i])) for token in tokens) + decode.end()
         heading = f"temperature {temperature}, seed {config.seed}, sample {i + 1}"
+        heading += ", with counts" * (expert is not None)
         texts.append(f"=== update {run.step}, {heading} ===\n{text}")
-    return "\n".join(texts)
+    return texts
 
 
 # The files that grow with a run: metrics, chain, statistics, and the replay log of some.
@@ -308,32 +356,41 @@ def replay_header(config: Config) -> dict[str, Any]:
 
 # The last lines of a run.
 
-# Recipes that learn text better, and the bits per byte they reach in a minute or two on stdlib:
-# experiments/text/RESULTS.md.
+# Recipes that learn text better, and their ways: docs/figures.md has what they reach.
 RECIPES: Final = (
-    ("language", "evolution by token credit", "about 2.5"),
-    (
-        "feedback --width 128 --layers 2",
-        "errors carried back in integers, the best model per second",
-        "about 1.65",
-    ),
+    ("language", "evolution by token credit"),
+    ("feedback --width 128", "errors carried back in integers, no evolution"),
 )
+PAIRS: Final = 4096  # tokens of a byte-pair encoding that serve both well
+ENOUGH_TEXT: Final = 1 << 20  # bytes from which so many tokens can be had
 
 
 def last_words(
-    folder: Path | None, config: Common, loss: float, corpus: Corpus, command: str
+    folder: Path | None,
+    config: Common,
+    loss: float,
+    corpus: Corpus,
+    command: str,
+    beside: Beside | None = None,
 ) -> str:
     """The report of a finished run.
 
     folder: None of a run that wrote nothing; loss: exact cross-entropy on validation, bits per
-    token; command: the one that made the run.
+    token; command: the one that made the run; beside: the validation with an expert.
     """
+    compared = [*compare_with_baselines(config, loss, corpus)]
+    if beside:
+        bits = beside.bits
+        byte = f", {in_bits(bits / bytes_per_token(corpus, config))} per byte" * config.pairs
+        shares = ", ".join(f"{weight / WHOLE:.2f}" for weight in beside.weights)
+        compared.append(f"with its counted expert: {in_bits(bits)} bits{byte}")
+        compared.append(f"  (the network's share by the depth of the counted context: {shares})")
     if folder is None:
-        return "\n".join(compare_with_baselines(config, loss, corpus))
+        return "\n".join(compared)
     files = (*FILES, codings.TOKENIZER_FILE)
     written = ", ".join(name for name in files if (folder / name).exists())
     lines = [
-        *compare_with_baselines(config, loss, corpus),
+        *compared,
         f"written to {folder}: {written}",
         "next:",
     ]
@@ -343,20 +400,38 @@ def last_words(
 
 
 def compare_with_baselines(config: Common, loss: float, corpus: Corpus) -> Iterator[str]:
-    """The loss above those of models that know little, and what follows from that."""
-    count, known = config.data == "count", corpus.baselines()
+    """The loss above those of models that only count, and what follows from that."""
+    count, known = config.data == "count", rulers(corpus)
     counted = "" if count else " counted on the training split"
+    cost = {counts.name: f" ({counts.cost})" for counts in corpus.frozen_counts()}
     token = "token" if config.numbers else "token of text" if config.pairs else "byte of text"
     of = "token; 0 is perfect counting" if count else f"{token} that training never reads"
-    byte = in_bits(loss / bytes_per_token(corpus, config)) if config.pairs else ""
-    yield f"validation: {in_bits(loss)} bits per {of}{byte and f', {byte} per byte'}"
+    size = bytes_per_token(corpus, config) if config.pairs else 0.0
+
+    def per_byte(bits: float) -> str:
+        return f", {in_bits(bits / size)} per byte" if size else ""
+
+    yield f"validation: {in_bits(loss)} bits per {of}{per_byte(loss)}"
     yield f"{log2(corpus.vocabulary):17.3f} a uniform guess"
-    yield from (f"{bits:17.3f} a {name} model{counted}" for name, bits in known.items())
-    if not count and "bigram" in known and loss > known["bigram"]:
-        yield "Above the bigram model, samples are hardly readable: it needs more training."
-    elif not count and "bigram" in known:
+    for name, bits in known.items():
+        yield f"{bits:17.3f} a {name} model{counted}{per_byte(bits)}{cost.get(name, '')}"
+    if count or not (line := bigram_of(corpus)):
+        return
+    name, bits = line
+    if loss > bits:
+        yield f"Above the {name} model, samples are hardly readable: it needs more training."
+    else:
         last = "token" if config.numbers or config.pairs else "byte"
-        yield f"Below the bigram model: the network makes use of more than the last {last}."
+        yield f"Below the {name} model: the network makes use of more than the last {last}."
+    name, bits = list(known.items())[-1]
+    if cost and loss > bits:
+        yield f"Above the {name} model: counting still knows this text better."
+
+
+def bigram_of(corpus: Corpus) -> tuple[str, float] | None:
+    """The name and bits of the model that knows one token of context, however it is smoothed."""
+    models = corpus.baselines() | {m.name: m.bits for m in corpus.frozen_counts() if m.order == 2}
+    return next(((n, b) for n, b in models.items() if n != "unigram"), None)
 
 
 def suggestions(
@@ -364,13 +439,11 @@ def suggestions(
 ) -> Iterator[tuple[str, str]]:
     """Command lines that make sense after this run, and what each does."""
     run, data = shlex.quote(str(folder)), config.data
-    by_token = not isinstance(config, Config) or config.estimator_class.by_token
-    bigram = corpus.baselines().get("bigram", loss)
-    if not config.numbers and not by_token and loss > bigram:
-        other = "" if data == "stdlib" else f" --data {shlex.quote(data)}"
-        for recipe, way, bits in RECIPES:
-            does = f"{bits} bits per byte in a minute or two" if data == "stdlib" else "far better"
-            yield f"{invocation('train')} --recipe {recipe}{other}", f"{way}: {does}"
+    for recipe, way, vocabulary in better_recipes(config, loss, corpus):
+        words = f" --vocabulary {vocabulary}" * bool(vocabulary)
+        words += "" if data == "stdlib" else f" --data {shlex.quote(data)}"
+        does = f"{way}{', on byte pairs' * bool(vocabulary)}: far better in the same time"
+        yield f"{invocation('train')} --recipe {recipe}{words}", does
     again = f"--resume {run} --steps {2 * config.steps}"
     if data != TOKENS:  # else the arrays are the caller's
         yield f"{invocation(command)} {again}", "trains as long again"
@@ -382,11 +455,38 @@ def suggestions(
     yield f"{invocation('plot')} {run} OTHER_RUN", "draws it beside another run"
 
 
+def better_recipes(config: Common, loss: float, corpus: Corpus) -> Iterator[tuple[str, str, int]]:
+    """Recipes that learn this text better, their ways, and their vocabulary, 0 for bytes.
+
+    All of them after plain evolution that ended above the bigram model; after a run on bytes, its
+    own on byte pairs and what is better still.
+    """
+    if not isinstance(config, Config) or config.numbers:
+        return
+    estimator, line = config.estimator_class, bigram_of(corpus)
+    plain = estimator.perturbs and not estimator.by_token
+    above = line is not None and loss > line[1]
+    vocabulary = pairs_for(config, corpus)
+    if (plain and above) or (vocabulary and not config.pairs):
+        for recipe, way in RECIPES if estimator.perturbs else RECIPES[1:]:
+            yield recipe, way, vocabulary
+
+
+def pairs_for(config: Common, corpus: Corpus) -> int:
+    """The vocabulary to recommend for a text: its own, or that of a text long enough; else 0."""
+    if config.pairs:
+        return config.vocabulary
+    return PAIRS if corpus.streams("train", 1, 1, 0).length >= ENOUGH_TEXT else 0
+
+
 # The command.
 
 EXAMPLES = (
-    ("--recipe language", "learn Python's source text by token credit, in a minute or two"),
-    ("--recipe feedback --data book.txt", "learn a text of your own: the best model per second"),
+    ("--recipe language --vocabulary 4096", "learn Python's source by token credit"),
+    (
+        "--recipe feedback --vocabulary 4096 --width 128 --data book.txt",
+        "learn a text of your own by errors carried back in integers",
+    ),
 )
 
 

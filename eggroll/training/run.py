@@ -28,14 +28,16 @@ from eggroll.cli.command import flag
 from eggroll.cli.help import invocation
 from eggroll.cli.screen import per_second
 from eggroll.data.codings import TOKENIZER_FILE, BytePairs
-from eggroll.data.corpus import Corpus, Streams, load_corpus
+from eggroll.data.corpus import ArrayCorpus, Corpus, Streams, load_corpus
+from eggroll.data.counting import CountedModel, FrozenCounts
+from eggroll.data.expert import Beside, CountedExpert, Mixture, rows_of
 from eggroll.data.hub import TOKENS
 from eggroll.data.text import VAL_SHARE
 from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.evolution.step import Learner, Step
 from eggroll.files import CHECKPOINT, CONFIG, VERSION, Row, write_whole
-from eggroll.inference import model_loss
+from eggroll.inference import Likelihoods, loss_of, token_likelihoods
 from eggroll.ranks import ALONE, Ranks, SharedError
 from eggroll.spec.program import Batch, Leaves, Program
 from eggroll.training import checkpoint, trackers
@@ -57,9 +59,11 @@ class Run(ABC):
     streams: Streams
     # The validation after the last update, in bits per token; None if there was none.
     val_loss: float | None = field(default=None, init=False)
-    # Tells whether it is to stop, and whether it does, as of the last update.
+    # Tells whether it is to stop or to be saved, and whether it is, as of the last update.
     asked: Callable[[], bool] = field(default_factory=lambda: lambda: False, init=False)
+    wants_save: Callable[[], bool] = field(default_factory=lambda: lambda: False, init=False)
     stops: bool = field(default=False, init=False)
+    saves: bool = field(default=False, init=False)
 
     command: ClassVar[str]
     legend: ClassVar[str]  # what the loss in metrics.jsonl and on the screen is
@@ -149,6 +153,9 @@ class TrainingRun(Run):
     has_folder: bool  # on rank 0, which alone has its path
     observed: Observed | None = field(default=None, init=False)  # the last update, for statistics
     made: Link | None = field(default=None, init=False)  # the last update, for the chain
+    expert: CountedExpert | None = field(default=None, init=False)  # on rank 0
+    # The last validation with the expert.
+    beside: Beside | None = field(default=None, init=False)
 
     command: ClassVar[str] = "train"
     legend: ClassVar[str] = (
@@ -181,8 +188,9 @@ class TrainingRun(Run):
         compares = self.ranks.size > 1 and every > 0 and self.step % every == 0
         digest = digest_of(self.learner) if compares else 0
         waited = self.ranks.seconds - before
-        exchange = exchange_results(self.ranks, made, waited, self.asked(), digest)
-        self.stops, tokens = exchange.stops, self.config.pop * made.scores.shape[1]
+        wishes = Wishes(self.asked(), self.wants_save())
+        exchange = exchange_results(self.ranks, made, waited, wishes, digest)
+        (self.stops, self.saves), tokens = exchange.wishes, self.config.pop * made.scores.shape[1]
         if (
             self.has_folder
             and self.config.statistics_every
@@ -210,11 +218,22 @@ class TrainingRun(Run):
         return Link(self.step, steps, total_score, digest_signs(learner.fitness), digest)
 
     def validation(self) -> Row:
-        return {} if self.ranks.rank else super().validation()
+        if self.ranks.rank:
+            return {}
+        row = super().validation()
+        if self.beside:
+            bits = self.beside.bits
+            row["val_loss_with_counts"] = bits
+            row["val_bits_per_byte_with_counts"] = bits / self.bytes_per_token
+        return row
 
     def validate(self) -> float:
         batches = validation_batches(self.corpus, self.config)
-        return model_loss(self.engine, self.weights, batches, self.corpus.warmup)
+        likelihoods = token_likelihoods(self.engine, self.weights, batches)
+        if self.expert:
+            known = list(likelihoods)
+            self.beside, likelihoods = beside(self.expert, known), iter(known)
+        return loss_of(likelihoods, self.corpus.warmup)
 
     def save(self) -> None:
         if not self.has_folder:
@@ -244,6 +263,8 @@ class TrainingRun(Run):
         if self.ranks.size > 1:
             here = f"{population.members:,} of the members on this one"
             lines.append(f"ranks: {self.ranks.size}, {here}")
+        if self.expert:
+            lines.append(f"expert beside the network: {expert_words(self.expert.model)}")
         return lines
 
     def facts(self) -> dict[str, Any]:
@@ -282,6 +303,8 @@ def open_run(
     own_streams = streams.only(*(n * streams.streams // options.pop for n in ends))
     has_folder = write or bool(options.resume)
     run = TrainingRun(options, folder, corpus, own_streams, learner, has_folder)
+    if options.expert == "counts" and ranks.rank == 0:
+        run.expert = counted_expert(corpus, options)
     if show:
         print_header(run, reason, before.config.steps if before else options.steps)
     run.save()
@@ -400,16 +423,23 @@ def source_digest() -> str:
 MOST_NAMED = 4  # ranks
 
 
+class Wishes(NamedTuple):
+    """The wishes of one rank after an update; of all ranks, whether one has them."""
+
+    stop: bool
+    save: bool
+
+
 class Exchange(NamedTuple):
     """The results that all ranks have in common after an update."""
 
     total_score: int  # the sum of all members' scores
-    stops: bool  # whether a rank was asked to stop
+    wishes: Wishes
     facts: dict[str, Any]  # of the ranks, for metrics.jsonl; none of a process alone
 
 
 def exchange_results(
-    ranks: Ranks, step: Step, waited: float, asked: bool, weights_digest: int = 0
+    ranks: Ranks, step: Step, waited: float, wishes: Wishes, weights_digest: int = 0
 ) -> Exchange:
     """Ends an update on all ranks.
 
@@ -422,10 +452,10 @@ def exchange_results(
     # On the host, as nothing may fail between an update and its line.
     total_score = int(np.asarray(step.scores).sum(dtype=np.int64))
     if ranks.size == 1:
-        return Exchange(total_score, asked, {})
+        return Exchange(total_score, wishes, {})
     busy_here, idle_here = (round(s * 1e6) for s in (step.seconds - waited, waited))
-    mine = total_score, step.scores.size, busy_here, idle_here, asked, weights_digest
-    all_scores, tokens, busy, idle, stops, digests = ranks.table(mine).T.tolist()
+    mine = total_score, step.scores.size, busy_here, idle_here, *wishes, weights_digest
+    all_scores, tokens, busy, idle, stops, saves, digests = ranks.table(mine).T.tolist()
     _check(ranks, digests)
     facts = {
         "rank_tokens_per_second": [
@@ -433,7 +463,7 @@ def exchange_results(
         ],
         "rank_communication_seconds": [t / 1e6 for t in idle],
     }
-    return Exchange(sum(all_scores), any(stops), facts)
+    return Exchange(sum(all_scores), Wishes(any(stops), any(saves)), facts)
 
 
 def digest_of(learner: Learner) -> int:
@@ -509,6 +539,11 @@ def load_run_corpus(options: Common) -> Corpus:
     )  # fmt: skip
 
 
+def rulers(corpus: Corpus) -> dict[str, float]:
+    """Models that a network is compared with, by name: bits per token of the validation split."""
+    return corpus.baselines() | {model.name: model.bits for model in corpus.frozen_counts()}
+
+
 def fingerprint(corpus: Corpus) -> Any:
     """The identity of the data: the digest of each split, or the options of corpus count."""
     splits = corpus.about.get("splits")
@@ -538,6 +573,33 @@ def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:
     streams = corpus.streams("valid", shape.streams, length, options.seed)
     batches = min(options.val_tokens // shape.streams, shape.length - 1) // length
     return (streams.batch(i) for i in range(max(batches, 1)))
+
+
+def counted_expert(corpus: Corpus, options: Common) -> CountedExpert:
+    """The counted expert of a run's text and validation."""
+    assert isinstance(corpus, ArrayCorpus)  # as the options were checked
+    batches = validation_batches(corpus, options)
+    return CountedExpert(corpus.counted, rows_of((b.tokens, b.targets) for b in batches))
+
+
+def beside(expert: CountedExpert, likelihoods: Sequence[Likelihoods]) -> Beside:
+    """The validation with the expert, from that of the network."""
+    totals, hits = (np.concatenate(part, axis=1) for part in zip(*likelihoods, strict=True))
+    return expert.beside(totals, hits)
+
+
+def mixture_of(options: Common, corpus: Corpus, engine: Engine, weights: Leaves) -> Mixture:
+    """The network of these weights with its counted expert, as a run of it would draw samples."""
+    expert = counted_expert(corpus, options)
+    batches = validation_batches(corpus, options)
+    found = beside(expert, list(token_likelihoods(engine, weights, batches)))
+    return Mixture(expert.model, found.weights)
+
+
+def expert_words(model: CountedModel) -> str:
+    """The name of a counted expert, its seconds and its size."""
+    counts = FrozenCounts(model.order, 0.0, model.seconds, model.entries, model.size)
+    return f"{counts.name}, {counts.cost}"
 
 
 def bytes_per_token(corpus: Corpus, options: Common) -> float:
@@ -613,8 +675,10 @@ def run_config_file(run: Run) -> bytes:
     """The options, and under `about` what else explains the results."""
     corpus = run.corpus
     # In bits per byte of text, as pictures are.
-    baselines = {name: bits / run.bytes_per_token for name, bits in corpus.baselines().items()}
+    baselines = {name: bits / run.bytes_per_token for name, bits in rulers(corpus).items()}
     data = {"corpus": corpus.about, "baselines": baselines}
+    if counts := corpus.frozen_counts():
+        data["counts"] = {model.name: model._asdict() for model in counts}
     return config_file(run.config.to_dict(), run.engine, run.facts() | data)
 
 
