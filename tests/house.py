@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def rooms_in(folder: Path) -> list[Path]:
-    """Python files and folders with some in a folder of the package, __init__ and __main__ apart."""
+    """Python files and folders with some in a folder; __init__ and __main__ are no rooms."""
     inside = [p for p in folder.iterdir() if not p.name.startswith("__")]
     return [p for p in inside if p.suffix == ".py" or (p.is_dir() and any(p.rglob("*.py")))]
 

@@ -147,7 +147,7 @@ def generate(
 
 
 def _stopped(tokenizer: Any, columns: list[mx.array], ends: set[int], stops: Any) -> Any:
-    """Whether each row has a stop string or an ending token by now, bool [R]."""
+    """Rows that have a stop string or an ending token by now, bool [R]."""
     written = np.asarray(mx.stack(columns, axis=1)).tolist()
     return np.array(
         [bool(ends & {*ids}) or any(s in tokenizer.decode(ids) for s in stops) for ids in written]
