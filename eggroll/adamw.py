@@ -56,6 +56,9 @@ EXAMPLES = (
 )
 
 
+Options = AdamwOptions  # its name for programs, as before there were several
+
+
 @dataclass
 class BaselineRun(Run):
     """A run of eggroll.adamw."""
