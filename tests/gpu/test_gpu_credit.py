@@ -164,18 +164,10 @@ def test_votes_of_many_pairs_leave_float_in_time(gpu: Gpu, launcher: Emulator, w
     # Rounding goes up from half, and what is beyond int8 is clipped.
     pair = np.array([[127 << shift, (1 << 30)], [-16, -17], [15, 16]], np.int32)
     sums = np.resize(pair, (N, K))
-<<<<<<< HEAD
-    work = as_int32([(0, 0, 0, O, K, 0, 3, 0)])
-    (Z,) = launch_counts(
-        here.launcher,
-        here.kernels.matrices,
-        [here.noise.table, here.noise.starts, mx.array(sums), work],
-=======
     (Z,) = launch_counts(
         launcher,
         here.work.kernels.matrices,
         [here.noise.table, here.noise.starts, mx.array(sums), as_int32([(0, 0, 0, O, K, 0, 3, 0)])],
->>>>>>> refs/heads/tests
         [N, terms, O * K, shift],
         [((parts, O * K), mx.int32)],
         128,
