@@ -2,6 +2,7 @@
 # make test     run the tests; options for pytest in ARGS="..."
 # make test-wheel   build the sdist and from it the wheel, install it without a compiler, try it
 # make torture  break runs on purpose, for an hour or so; ARGS="--help" lists the parts
+# make mutants  plant faults one at a time and see that tests fail; ARGS="--help" lists the options
 # make test-arm64   replay the arm64 kernels under qemu
 # make verify-metal   on a Mac: check the metal engine on the GPU, write metal-report.txt
 # make verify-cuda   with an NVIDIA GPU: check the cuda engine on it, write cuda-report.txt
@@ -31,7 +32,7 @@ NAMES := $(VENV)/.modules
 CXX_SOURCES = $(shell find extensions tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: build train test test-wheel torture test-arm64 verify-metal verify-cuda notebook bench check docs clean
+.PHONY: build train test test-wheel torture mutants test-arm64 verify-metal verify-cuda notebook bench check docs clean
 
 build: $(BUILT)
 
@@ -49,6 +50,10 @@ test-wheel: $(DEPS)
 # Kills, full disks, hostile files and long runs; ARGS="--out records/DATE-torture" keeps the counts.
 torture: $(BUILT)
 	PYTHONPATH=tests $(PY) -m faults.torture $(ARGS)
+
+# Nightly: ARGS="--count 200 --out records/DATE-mutants" keeps the record.
+mutants: $(BUILT)
+	PYTHONPATH=tests $(PY) -m mutants.run $(ARGS)
 
 # Needs qemu-user and g++-aarch64-linux-gnu.
 test-arm64: $(BUILT)

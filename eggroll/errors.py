@@ -68,6 +68,10 @@ def shown(value: object, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+class NoObjectError(ValueError):
+    """JSON that is none of an object."""
+
+
 def object_in(
     text: str | bytes, schema: Mapping[str, type | UnionType] | None = None
 ) -> dict[str, Any]:
@@ -86,7 +90,7 @@ def object_in(
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError(f"holds {shown(found)} where an object is needed")
+        raise NoObjectError(f"holds {shown(found)} where an object is needed")
     for name, kind in (schema or {}).items():
         value = found.get(name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -70,3 +72,52 @@ def test_a_missing_torch_is_said(method: str, monkeypatch, tmp_path: Path, capsy
     assert capsys.readouterr().err == (
         "torch is missing: pip install '.[experiments]' brings it.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--method vine --iterations 3", "--iterations is of PPO, and --method vine"),
+        ("--method states --settings document", "--settings is of PPO, and --method states"),
+        ("--method states --settings strict", "--settings is of PPO, and --method states"),
+        ("--method games --look 5", "--look is of PPO, and --method games"),
+        ("--smoke --iterations 3", "--smoke sets --iterations itself"),
+        ("--smoke --look 3", "--smoke sets --look itself"),
+    ],
+)
+def test_an_option_that_is_not_read_is_refused(words: str, says: str, tmp_path: Path, capsys):
+    assert main(["run", *words.split(), "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith(says)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_report_writes_the_committed_pictures_unless_told_otherwise(
+    tmp_path: Path, monkeypatch
+):
+    given: list[object] = []
+    monkeypatch.setattr(pictures, "report", lambda *words: given.extend(words) or [])
+    assert main(["report", "a", "b"]) == 0
+    folder = Path(metrics.__file__).parent
+    assert given == [[Path("a"), Path("b")], folder / "pictures", None, folder]
+    assert (folder / "comparison.png").exists()
+    assert (folder / "pictures" / "01_training_time.png").exists()
+    given.clear()
+    assert main(["report", "a", "--out", str(tmp_path)]) == 0
+    assert given == [[Path("a")], tmp_path, None, tmp_path]
+
+
+def test_a_run_fixes_blas_to_one_thread():
+    """Before NumPy is loaded, whatever the environment says."""
+    words = (
+        "import os, runpy, sys\n"
+        "sys.argv = ['tictactoe', 'run', '--seed', '-1']\n"
+        "try: runpy.run_module('experiments.tictactoe', run_name='__main__')\n"
+        "except SystemExit as end: assert end.code == 2\n"
+        "from threadpoolctl import threadpool_info\n"
+        "assert os.environ['OPENBLAS_NUM_THREADS'] == '1'\n"
+        "threads = {facts['num_threads'] for facts in threadpool_info()}\n"
+        "assert threads == {1}, threads"
+    )
+    pytest.importorskip("threadpoolctl")
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", words], check=True, env=env, timeout=120)

@@ -21,7 +21,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from eggroll.errors import InputError, object_in
+from eggroll.errors import InputError, NoObjectError, object_in
 from eggroll.files import open_regular, write_whole
 from eggroll.networks import initial_weights
 from eggroll.spec.program import Leaves, Program
@@ -209,8 +209,10 @@ def json_of(metadata: Mapping[str, str], name: str, path: Path) -> dict[str, Any
     """A JSON object of the metadata; an InputError where it is none."""
     try:
         return object_in(metadata[name])
+    except NoObjectError as error:
+        raise damaged(path, f"its {name} is no object") from error
     except (KeyError, ValueError) as error:
-        raise damaged(path, f"its {name} {error}") from error
+        raise damaged(path, f"its {name} cannot be read") from error
 
 
 def step_of(metadata: Mapping[str, str], most: int, path: Path) -> int:

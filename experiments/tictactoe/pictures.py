@@ -32,8 +32,12 @@ NAMES = {
 Groups = dict[str, list[Run]]
 
 
-def report(folders: Sequence[Path], out: Path, table: Path | None = None) -> list[str]:
+def report(
+    folders: Sequence[Path], out: Path, table: Path | None = None, compared: Path | None = None
+) -> list[str]:
     """Draws pictures in `out`, writes a CSV file of all looks, and answers tables, line by line.
+
+    compared: the folder of comparison.png, if another.
 
     Raises:
         InputError: a folder has no metrics, or a file cannot be written.
@@ -55,7 +59,7 @@ def report(folders: Sequence[Path], out: Path, table: Path | None = None) -> lis
     if table:
         write_looks(table, runs)
     found = comparison.groups(folders)
-    comparison.picture(out / "comparison.png", found)
+    comparison.picture((compared or out) / "comparison.png", found)
     for rows in (comparison.until_table(found), comparison.end_table(found)):
         lines += ["", *comparison.written(rows).splitlines()]
     return lines

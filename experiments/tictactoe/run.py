@@ -18,15 +18,16 @@ from experiments.tictactoe import training
 from experiments.tictactoe.settings import SETTINGS
 
 EVOLUTION = ("states", "vine", "games", "pool")
+COMMITTED = Path(__file__).parent  # where the repository has the pictures of RESULTS.md
+LOOK = 5  # iterations of PPO between two looks
 
 
 def run(args: argparse.Namespace) -> None:
     """Trains by one method."""
+    _refuse_ignored(args)
     if args.smoke:
         args.iterations, args.look = 2, 1
-    for name, value in (("iterations", args.iterations), ("look", args.look)):
-        if value is not None and value < 1:
-            raise InputError(f"--{name} is {value}: at least 1 is needed.")
+    args.settings, args.look = args.settings or "strict", args.look or LOOK
     if args.seed < 0:
         raise InputError(f"--seed is {args.seed}: seeds are whole numbers from 0.")
     if args.out:
@@ -36,6 +37,23 @@ def run(args: argparse.Namespace) -> None:
         if not args.smoke:
             raise InputError("--out is missing: name the folder for metrics and weights.")
         _train(args, Path(folder))
+
+
+def _refuse_ignored(args: argparse.Namespace) -> None:
+    """Raises InputError for an option that the method does not read, or that is out of range."""
+    for name in ("iterations", "look"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name} is {value}: at least 1 is needed.")
+    names = ("settings", "iterations", "look")
+    given = [f"--{name}" for name in names if getattr(args, name) is not None]
+    if args.method in EVOLUTION and given:
+        raise InputError(
+            f"{given[0]} is of PPO, and --method {args.method} does not read it: leave it out, or "
+            f"use --method {', '.join(training.METHODS)}."
+        )
+    if args.smoke and (given := [word for word in given if word != "--settings"]):
+        raise InputError(f"--smoke sets {given[0]} itself: leave one of them out.")
 
 
 def _train(args: argparse.Namespace, out: Path) -> None:
@@ -69,7 +87,8 @@ def _say(text: str) -> None:
 def report(args: argparse.Namespace) -> None:
     from experiments.tictactoe import pictures
 
-    for line in pictures.report(args.runs, args.out, args.csv):
+    compared = args.out or COMMITTED
+    for line in pictures.report(args.runs, args.out or COMMITTED / "pictures", args.csv, compared):
         _say(line)
 
 
@@ -87,17 +106,21 @@ def parser() -> argparse.ArgumentParser:
     part = commands.add_parser("run", help="train by one method")
     part.add_argument("--method", default="ppo-native", choices=[*training.METHODS, *EVOLUTION])
     part.add_argument("--net", choices=["64", "256"], help="256: 4x256; 64: 64-64, of evolution")
-    part.add_argument("--settings", default="strict", choices=list(SETTINGS), help="of PPO")
+    part.add_argument("--settings", choices=list(SETTINGS), help="of PPO, strict otherwise")
     part.add_argument("--seed", type=int, default=0)
     part.add_argument("--iterations", type=int, help="of PPO, 500 otherwise")
-    part.add_argument("--look", type=int, default=5, help="iterations of PPO between two looks")
+    part.add_argument(
+        "--look", type=int, help=f"iterations of PPO between two looks, {LOOK} otherwise"
+    )
     part.add_argument("--threads", type=int, default=1)
     part.add_argument("--out", type=Path, help="folder for metrics.jsonl and weights")
     part.add_argument("--smoke", action="store_true", help="a few iterations")
     part.set_defaults(call=run)
     part = commands.add_parser("report", help="draw pictures and tables of runs")
     part.add_argument("runs", type=Path, nargs="+", help="folders that run --out has written")
-    part.add_argument("--out", type=Path, default=Path("."), help="folder for the pictures")
+    part.add_argument(
+        "--out", type=Path, help="folder for the pictures; those of RESULTS.md otherwise"
+    )
     part.add_argument("--csv", type=Path, help="file for a row of each look")
     part.set_defaults(call=report)
     part = commands.add_parser("bench", help="time the three stages of PPO")

@@ -1,0 +1,287 @@
+"""Plants faults in the package, one at a time, and sees that the tests named for it fail.
+
+`make mutants` plants some in every module; ARGS="--count 200" more, ARGS="--only ranks" those of
+one package, ARGS="--out records/DATE-mutants" keeps the record. A fault that no test sees is named
+with its line: give it a test, or a line in `REASONS` that says why it changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from house import MODULES, ROOT
+
+HERE = Path(__file__).parent
+SECONDS = 600  # that the tests of a module may take before a mutant counts as caught
+# Modules, by the beginning of their names -> the tests that hold them. The longest beginning wins.
+TESTS: dict[str, str] = {
+    "eggroll.spec.rng": "noise draws edges",
+    "eggroll.spec.noise": "noise edges",
+    "eggroll.spec.fixed_point": "draws golden noise rows engines",
+    "eggroll.spec.credit": "credit credit_groups edges",
+    "eggroll.spec.backward": "backward backward_rule",
+    "eggroll.spec.program": "programs declaration declaration_rows",
+    "eggroll.evolution.rules": "es golden edges",
+    "eggroll.evolution.whitening": "whitening",
+    "eggroll.evolution.estimators": "edges credit rows population",
+    "eggroll.evolution.population": "population ranks noise",
+    "eggroll.engines.base": "engines edges rows",
+    "eggroll.engines.portable": "engines programs credit",
+    "eggroll.ranks": "ranks ranks_rendezvous edges",
+    "eggroll.data.columns": "tables safety",
+    "eggroll.data.hub": "hub tables",
+    "eggroll.data.codings": "codings safety",
+    "eggroll.data": "data corpora",
+    "eggroll.files": "safety checkpoint ternary",
+    "eggroll.errors": "safety api config",
+    "eggroll.training.replay_log": "replay edges safety",
+    "eggroll.training.checkpoint": "checkpoint doctored",
+    "eggroll.training.config": "config cli",
+    "eggroll.networks": "networks programs golden",
+    "eggroll.replay": "replay edges",
+    "eggroll.sweep.space": "sweep_space",
+    "eggroll.cli.entry": "limits",
+}
+# (module, line's text) -> why a mutant of that line that no test sees is none.
+REASONS: dict[tuple[str, str], str] = {}
+# Faults that went unseen once, with the tests that see them now: module, old and new text, tests.
+KNOWN: tuple[tuple[str, str, str, str], ...] = (
+    ("spec.noise", "self.rank) + 1 for", "self.rank) for", "edges"),
+    ("evolution.rules", "alpha if alpha <= 1", "alpha if alpha < 1", "edges"),
+    ("training.replay_log", "signs) if found == step else None", "signs)", "edges"),
+    ("evolution.estimators", "((2 * abs(n) + by) // (2 * by))", "(abs(n) // by)", "edges"),
+    ("evolution.estimators", "np.rint(difference * (mean", "np.floor(difference * (mean", "edges"),
+    (
+        "ranks.rendezvous",
+        'if not _same(answer.get("proof")',
+        "if not _same(own",
+        "ranks_rendezvous",
+    ),
+    (
+        "ranks.watch",
+        "self._heard[rank] > self.limit:",
+        "self._heard[rank] > 3 * self.limit:",
+        "edges",
+    ),
+    ("ranks.watch", "if now - previous > 2 * period:", "if False:", "edges"),
+    ("evolution.estimators", "(16 if one_byte", "(32 if one_byte", "edges"),
+    ("engines.base", "MAX_VALUE = 1 << 19", "MAX_VALUE = 1 << 18", "edges"),
+    ("evolution.estimators", "discount=options.discount", "discount=0", "edges"),
+)
+SWAPS = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.LShift: ">>",
+    ast.RShift: "<<", ast.Mod: "//", ast.And: "or", ast.Or: "and",
+}  # fmt: skip
+SIGNS = {
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.LShift: "<<",
+    ast.RShift: ">>", ast.Mod: "%", ast.And: "and", ast.Or: "or",
+}  # fmt: skip
+CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of a module's text: at this offset, `old` becomes `new`."""
+
+    module: str
+    line: int
+    at: int
+    old: str
+    new: str
+    text: str  # of the line
+    tests: tuple[str, ...]
+
+
+def mutants_of(module: str) -> list[Mutant]:
+    """Every mutant of a module."""
+    text = MODULES[module].read_text()
+    lines = text.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+
+    def place(line: int, column: int) -> int:
+        """The offset in the text of a column that counts UTF-8."""
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+    tree = ast.parse(text)
+    silent, tests = _silent(tree), tuple(tests_of(module))
+    found = []
+    for node in ast.walk(tree):
+        if node in silent or not hasattr(node, "lineno"):
+            continue
+        for first, last, old, new in _changes(node):
+            begin, end = place(*first), place(*last)
+            at = text.find(old, begin, end)
+            if at >= 0 and text[begin:at].strip(" ()\n") == "":
+                row = text.count("\n", 0, at) + 1
+                line_text = lines[row - 1].strip()
+                found.append(Mutant(module, row, at, old, new, line_text, tests))
+    return sorted(set(found), key=lambda mutant: (mutant.at, mutant.new))
+
+
+def known_mutants() -> list[Mutant]:
+    """Those of KNOWN, whose text must stand in its module once."""
+    found = []
+    for name, old, new, words in KNOWN:
+        module = f"eggroll.{name}"
+        text = MODULES[module].read_text()
+        if text.count(old) != 1:
+            raise ValueError(f"{module} has {old!r} {text.count(old)} times")
+        at, tests = text.index(old), tuple(f"tests/test_{word}.py" for word in words.split())
+        found.append(Mutant(module, text.count("\n", 0, at) + 1, at, old, new, old, tests))
+    return found
+
+
+Change = tuple[tuple[int, int], tuple[int, int], str, str]  # begin, end, old and new text
+
+
+def _changes(node: ast.AST) -> Iterator[Change]:
+    """Where a node may be changed: between two places, one text into another."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
+        yield _between(node.left, node.comparators[0], node.ops[0])
+    elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
+        if not isinstance(node.left, ast.Constant | ast.JoinedStr) or not isinstance(
+            getattr(node.left, "value", 0), str
+        ):
+            yield _between(node.left, node.right, node.op)
+    elif isinstance(node, ast.BoolOp):
+        yield _between(node.values[0], node.values[1], node.op)
+    elif isinstance(node, ast.Constant) and type(node.value) is int and 0 <= node.value < 1 << 20:
+        begin, end = (
+            (node.lineno, node.col_offset),
+            (node.end_lineno or 0, node.end_col_offset or 0),
+        )
+        yield begin, end, ast.unparse(node), str(node.value + 1)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        begin = (node.lineno, node.col_offset)
+        yield begin, (node.operand.lineno, node.operand.col_offset), "not ", ""
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in CALLS:
+        name = node.func
+        assert isinstance(name, ast.Name)
+        begin = (name.lineno, name.col_offset)
+        yield begin, (name.end_lineno or 0, name.end_col_offset or 0), name.id, CALLS[name.id]
+
+
+def _between(left: ast.expr, right: ast.expr, op: ast.AST) -> Change:
+    begin = (left.end_lineno or 0, left.end_col_offset or 0)
+    return begin, (right.lineno, right.col_offset), SIGNS[type(op)], SWAPS[type(op)]
+
+
+def _silent(tree: ast.AST) -> set[ast.AST]:
+    """Nodes whose change is none of behaviour: types, and what a sentence is made of."""
+    silent: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        parts: list[ast.AST | None] = []
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            every = (*node.args.args, *node.args.kwonlyargs, *node.args.posonlyargs)
+            parts = [node.returns, *(argument.annotation for argument in every)]
+        elif isinstance(node, ast.AnnAssign):
+            parts = [node.annotation]
+        elif isinstance(node, ast.JoinedStr | ast.Raise):
+            parts = [node]
+        for part in parts:
+            silent |= set(ast.walk(part)) if part else set()
+    return silent
+
+
+def tests_of(module: str) -> list[str]:
+    """Files of the tests that hold a module; none where the table has none."""
+    longest = max((name for name in TESTS if module.startswith(name)), key=len, default="")
+    names = [f"tests/test_{word}.py" for word in TESTS.get(longest, "").split()]
+    return [name for name in names if (ROOT / name).exists()]
+
+
+def outcome_of(module: str, text: str, tests: Sequence[str]) -> str:
+    """The fate of a changed module: caught, survived, or slow."""
+    with tempfile.TemporaryDirectory() as folder:
+        changed = Path(folder) / "changed.py"
+        changed.write_text(text)
+        env = os.environ | {
+            "EGGROLL_MUTANT": f"{module}:{changed}",
+            "PYTHONPATH": f"{HERE / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            return "survived" if process.wait(SECONDS) == 0 else "caught"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            return "slow"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--count", type=int, default=60, help="beside those once unseen, dealt to modules evenly"
+    )
+    parser.add_argument(
+        "--only", default="", help="the beginning of modules' names, without eggroll."
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the choice among all mutants")
+    parser.add_argument("--out", type=Path, help="a folder for mutants.jsonl")
+    options = parser.parse_args()
+    names = [name for name in MODULES if tests_of(name)]
+    names = [name for name in names if name.startswith(f"eggroll.{options.only}")]
+    chance = random.Random(options.seed)
+    decks = {name: mutants_of(name) for name in names}
+    for deck in decks.values():
+        chance.shuffle(deck)
+    chosen = [m for m in known_mutants() if m.module.startswith(f"eggroll.{options.only}")]
+    total = min(len(chosen) + options.count, len(chosen) + sum(map(len, decks.values())))
+    while len(chosen) < total:
+        chosen += [deck.pop() for deck in decks.values() if deck][: total - len(chosen)]
+    print(f"{len(chosen)} mutants of {len(names)} modules", flush=True)
+    counts: Counter[str] = Counter()
+    rows = []
+    for tests in sorted({mutant.tests for mutant in chosen}):
+        if outcome_of("", "", tests) != "survived":
+            print(f"fail without a mutant: {' '.join(tests)}", file=sys.stderr)
+            return 1
+    for mutant in chosen:
+        text = MODULES[mutant.module].read_text()
+        changed = text[: mutant.at] + mutant.new + text[mutant.at + len(mutant.old) :]
+        began = time.monotonic()
+        fate = outcome_of(mutant.module, changed, mutant.tests)
+        reason = REASONS.get((mutant.module, mutant.text), "")
+        fate = "changes nothing" if fate == "survived" and reason else fate
+        counts[fate] += 1
+        rows.append(asdict(mutant) | {"fate": fate, "reason": reason})
+        if fate == "survived":
+            where = f"{MODULES[mutant.module].relative_to(ROOT)}:{mutant.line}"
+            print(
+                f"survived: {where}: {mutant.old!r} -> {mutant.new!r} in {mutant.text}", flush=True
+            )
+        print(
+            f"{len(rows)}/{len(chosen)} {fate} {mutant.module} {time.monotonic() - began:.0f} s",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            (options.out / "mutants.jsonl").write_text(lines)
+    print(", ".join(f"{count} {fate}" for fate, count in sorted(counts.items())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
