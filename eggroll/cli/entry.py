@@ -23,7 +23,18 @@ def run(module: str) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) not in (signal.SIG_IGN, None):
             signal.signal(number, _end)
-    return int(importlib.import_module(module).main())
+    return start(module)
+
+
+def start(module: str, *words: list[str]) -> int:
+    """Imports a module and runs its `main`, with words if given; a missing extra is a sentence."""
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        from eggroll.cli.command import end_with
+
+        return end_with(error)
+    return int(imported.main(*words))
 
 
 def main() -> int:
