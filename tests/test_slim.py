@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import try_wheel
 from conftest import TINY, Command
 
 from eggroll import files, probe
@@ -79,6 +81,17 @@ def test_every_extra_is_a_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {word.partition(">")[0] for word in project["dependencies"]}
     assert EXTRAS.keys() - {"sqlalchemy"} <= names  # which comes with optuna
+
+
+def test_the_documented_set_is_that_of_the_project():
+    """The command in docs/running.md asks for what pyproject.toml does, and test-wheel tries it."""
+    page = (ROOT / "docs" / "running.md").read_text()
+    (line,) = re.findall(r'^pip install ("mlx.*)$', page, re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = {re.split("[>=[]", word)[0]: word for word in reversed(project["dependencies"])}
+    needed = [asked[name].partition(";")[0].strip() for name in try_wheel.SLIM]
+    assert re.findall(r'"([^"]+)"', line) == needed
+    assert asked.keys() == {*try_wheel.SLIM} | EXTRAS.keys() - {"sqlalchemy"}
 
 
 def test_another_package_of_the_name_is_refused(
