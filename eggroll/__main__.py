@@ -8,13 +8,12 @@ if __name__ == "__main__":  # before imports that take a while
     raise SystemExit(entry.main())
 
 import difflib
-import importlib
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from eggroll.cli import command as cli
-from eggroll.cli import help
+from eggroll.cli import entry, help
 from eggroll.errors import InputError
 from eggroll.files import VERSION
 
@@ -66,8 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["help"]:  # as in `eggroll help train`
         words = [*words[1:2], *["--help"] * (len(words) == 1 or words[1] in COMMANDS)]
     if words and words[0] in COMMANDS:
-        module = importlib.import_module(COMMANDS[words[0]][0])
-        return int(module.main(words[1:]))
+        return entry.start(COMMANDS[words[0]][0], words[1:])
 
     def work() -> int:
         if words and words[0] == "--version":

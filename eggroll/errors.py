@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import UnionType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,28 @@ class EngineError(InputError):
     def __init__(self, sentence: str, spare: str = "") -> None:
         super().__init__(sentence)  # which is all that pickle passes on; spare follows it
         self.spare = spare
+
+
+# Packages that a slim installation leaves out, and what goes without them.
+EXTRAS: Final = {
+    "matplotlib": "pictures are drawn",
+    "optuna": "sweeps are searched",
+    "sqlalchemy": "studies of sweeps are kept",
+    "datasets": "data sets and tables are read",
+    "tokenizers": "texts are read as tokens other than bytes",
+    "shtab": "completion scripts are written",
+}
+
+
+def missing_extra(error: ModuleNotFoundError) -> InputError | None:
+    """The sentence for a package that is not installed; None where it is none of EXTRAS."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    return InputError(
+        f"the package {package}, by which {EXTRAS[package]}, is not installed: run `pip install "
+        f"{package}`, or go on without."
+    )
 
 
 def shortened(sentence: str) -> str:

@@ -6,8 +6,10 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -25,8 +27,28 @@ STATISTICS, CHAIN = "statistics.jsonl", "chain.bin"
 FILES = (CHECKPOINT, CONFIG, METRICS, CURVES, SAMPLES, REPLAY, STATISTICS, CHAIN)
 ANCHORS = "anchors"  # the folder of earlier checkpoints
 
-VERSION: Final = version("eggroll-mlx")
+DISTRIBUTION: Final = "eggroll_mlx"
+VERSION: Final = version(DISTRIBUTION)
 Row = dict[str, Any]
+
+
+def check_alone() -> None:
+    """Raises InputError where another distribution has a package `eggroll` in this environment.
+
+    pip puts the files of both into one folder, and either would run with files of the other.
+    """
+    for place in map(Path, sys.path):
+        for about in place.glob("*eggroll*.dist-info") if place.is_dir() else ():
+            name, _, other = about.name.removesuffix(".dist-info").partition("-")
+            with contextlib.suppress(OSError):
+                files = (about / "RECORD").read_text(errors="replace")
+                if name != DISTRIBUTION and re.search("^eggroll/", files, re.MULTILINE):
+                    raise InputError(
+                        f"the distribution {name} {other} in {str(place)!r} has a package named "
+                        "eggroll too, and their files mix: run `pip uninstall "
+                        f"{name.replace('_', '-')}` and install eggroll-mlx again, or give each an "
+                        "environment of its own."
+                    )
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -16,6 +16,8 @@ import contextlib
 import json
 import os
 import platform
+import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -47,6 +49,13 @@ APPLE_CACHES = {
     "L1i": "hw.perflevel0.l1icachesize",
     "L2": "hw.perflevel0.l2cachesize",
 }
+# GFLOP/s below which MLX's BLAS is taken for the reference one, which has 2 to 3 where OpenBLAS has
+# about 30; a busy machine may look as slow.
+SLOW_GFLOPS = 8.0
+MEND = (
+    "install OpenBLAS (Debian, Ubuntu: apt install libopenblas0) and start commands with "
+    "LD_PRELOAD=libopenblas.so.0"
+)
 PRODUCTS = {
     "tensor": "int8 x int8 -> int32 by Metal 4's matmul2d",
     "simdgroup": "int8 by half 8 x 8 simdgroup products",
@@ -97,6 +106,7 @@ def survey(seconds: float = 60) -> Report:
             "python": platform.python_version(),
         },
         "mlx": {"version": _version("mlx"), "wheel": facts.wheel, "device": _default_device()},
+        "blas": blas(),
         "gpu": {
             "chip": facts.chip,
             "architecture": facts.architecture,
@@ -109,6 +119,31 @@ def survey(seconds: float = 60) -> Report:
         "cpu": cpu(facts.system),
         "engines": engines(),
     }
+
+
+def blas() -> Report:
+    """GFLOP/s of MLX's float32 product on the CPU, and the BLAS that this process has loaded."""
+    names = set[str]()
+    with contextlib.suppress(OSError):  # only Linux has that file
+        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+            name = line.rpartition("/")[2]
+            if re.match(r"lib(openblas|blas|mkl_rt|blis)\w*[-.]", name):
+                names.add(name)
+    rate = blas_rate()
+    return {"gflops": round(rate, 1), "libraries": sorted(names), "slow": rate < SLOW_GFLOPS}
+
+
+def blas_rate(size: int = 384, repeats: int = 5) -> float:
+    """GFLOP/s of the best of some products of two float32 matrices [size, size]."""
+    best = 0.0
+    with mx.stream(mx.cpu):
+        a = mx.random.normal((size, size), key=mx.random.key(0))
+        mx.eval(a)
+        for _ in range(repeats):
+            began = time.perf_counter()
+            mx.eval(a @ a)
+            best = max(best, 2e-9 * size**3 / max(time.perf_counter() - began, 1e-9))
+    return best
 
 
 def nax(facts: nax_check.Facts, seconds: float) -> Report:
@@ -269,6 +304,11 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
     yield "system", f"{system['name']} {system['version']}, {system['machine']}"
     yield "Python, MLX", f"{system['python']}, {mlx['version']} on the {mlx['device']}"
     yield "wheel", mlx["wheel"] or "unknown"
+    if blas := report.get("blas"):
+        speed = f"{blas['gflops']:g} GFLOP/s in float32 (for products of your own: ours do without)"
+        yield "MLX's BLAS", f"{', '.join(blas['libraries']) or 'of the system'}, {speed}"
+        if blas["slow"]:
+            yield "", f"slow, as the reference BLAS is: {MEND}"
     if gpu["chip"] or gpu["architecture"]:
         yield "GPU", f"{gpu['chip']}, {gpu['architecture']}"
         yield "", f"{_bytes(gpu['memory'])}, {_bytes(gpu['working_set'])} recommended at most"

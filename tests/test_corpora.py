@@ -280,3 +280,40 @@ def test_a_share_out_of_range_is_refused(call: Command, share: str):
 def test_counting_holds_nothing_out(call: Command):
     refused = call("--data", "count", "--val-share", "0.1")
     assert (refused.code, "its validation streams never end" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text, ""),
+        (lambda text: text[:9000] + b"\0\0" + text[9000:], "2 NUL bytes were dropped from '"),
+        (lambda text: b"\0" + text, "1 NUL bytes were dropped from '"),
+        (lambda text: text.decode().encode("utf-16"), "as from a binary file or UTF-16"),
+        (lambda text: text + "é".encode("latin-1"), "no UTF-8 in '"),
+        (lambda text: text[:9000], "% of the bytes are held out for validation where --val-share"),
+    ],
+)
+def test_odd_data_are_one_warning(tmp_path: Path, text: Path, call: Command, change, says: str):
+    data = tmp_path / "odd.txt"
+    data.write_bytes(change(text.read_bytes()))
+    words = [*TINY, "--pop", 8, "--steps", 1, "--data", data, "--out", tmp_path / "run"]
+    ended = call(*words)
+    assert ended.code == 0, ended.err
+    warned = [line for line in ended.out.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == bool(says)
+    assert says in "".join(warned)
+
+
+def test_binaries_left_out_of_a_folder_are_one_warning(tmp_path: Path, text: Path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(text.read_bytes())
+    (folder / "empty.txt").write_bytes(b"")
+    assert corpora.read_path(str(folder)).warnings == ()
+    for name in ("b.bin", "c.bin"):
+        (folder / name).write_bytes(b"x\0y" * 99)
+    assert corpora.read_path(str(folder)).warnings == ("files left out: 2 binary",)
+    for i in range(3):
+        (folder / f"l{i}.txt").write_bytes(text.read_bytes() + b"\xe9")
+    (_, other) = corpora.read_path(str(folder)).warnings
+    assert other == "no UTF-8 in 'l0.txt' and 2 more: its bytes are read as they are"

@@ -66,6 +66,15 @@ def test_help_is_a_command_too(call: Command):
     assert call("help", "fly", main=__main__.main).code == 2
 
 
+@pytest.mark.parametrize("columns", range(60, 100, 3))
+def test_no_option_is_torn_at_its_hyphens(monkeypatch: pytest.MonkeyPatch, columns: int):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    about = "Carries errors back (--recipe feedback), and --checkpoint-every so many updates. " * 9
+    for line in help.page(Sample, command="train", about=about).splitlines():
+        assert not re.search(r"(^|[ (])--$|-$", line), line
+        assert not re.match(r" *(recipe|checkpoint|every)\b(?!.*--)", line[:12]), line
+
+
 @dataclass(frozen=True)
 class Base:
     near: Annotated[int, cli.Range(0, 9), help.Group.ENGINE] = 4

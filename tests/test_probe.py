@@ -203,3 +203,17 @@ def test_a_file_that_cannot_be_written_is_told_at_once(
 
     monkeypatch.setattr(probe, "survey", fails)
     assert call("--json", tmp_path / "none" / "x", main=probe.main).code == 2
+
+
+@pytest.mark.parametrize(("rate", "slow"), [(2.5, True), (30.0, False)])
+def test_a_slow_blas_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch, rate, slow):
+    assert probe.blas_rate(64, 1) > 0
+    monkeypatch.setattr(probe, "blas_rate", lambda: rate)
+    found = probe.blas()
+    assert (found["gflops"], found["slow"]) == (rate, slow)
+    report = json.loads(json.dumps(probe.survey(1) | {"blas": found}))
+    rows = [text for name, text in probe.lines(report)]
+    (row,) = [text for name, text in probe.lines(report) if name == "MLX's BLAS"]
+    assert f"{rate:g} GFLOP/s in float32" in row
+    told = [text for text in rows if "LD_PRELOAD=libopenblas.so.0" in text]
+    assert len(told) == slow

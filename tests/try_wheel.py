@@ -78,14 +78,17 @@ def relative_links(page: str) -> list[str]:
     return found
 
 
-def run(venv: Path, folder: Path, *words: str) -> str:
-    """A command in the environment, with no other programs in reach; returns what it printed."""
+def run(venv: Path, folder: Path, *words: str, code: int = 0) -> str:
+    """A command in the environment, with no other programs in reach; returns what it printed.
+
+    code: the exit code that it must have; of another than 0, stderr is returned.
+    """
     env = NO_COMPILER | {"PATH": str(venv / "bin"), "HOME": str(folder)}
     argv = [str(venv / "bin" / words[0]), *words[1:]]
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
     print(f"{' '.join(words)[:90]}: exit code {done.returncode}", flush=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr if code else done.stdout
 
 
 def pinned() -> tuple[list[str], str]:
@@ -113,10 +116,53 @@ def try_out(wheel: Path, folder: Path) -> None:
     assert run(venv, folder, "eggroll", "generate", "run", "--prompt", "3 4 5")
     run(venv, folder, "eggroll", "plot", "run", "--out", "curves.svg")
     run(venv, folder, "eggroll", "replay", "run", "--step", "3")
+    run(venv, folder, "eggroll", "verify", "run")
     run(venv, folder, "eggroll", "probe", "--json", "probe.json")
     assert "_eggroll" in run(venv, folder, "eggroll", "completion", "bash")
     for name in ("run/checkpoint.safetensors", "run/curves.png", "curves.svg", "probe.json"):
         assert (folder / name).stat().st_size, name
+
+
+SLIM = ("mlx", "numpy", "safetensors", "tyro", "rich")  # as docs/running.md has it
+SLIM_MB = 170
+
+
+def try_slim(wheel: Path, folder: Path) -> None:
+    """Installs the wheel with the few packages that training needs, and uses it."""
+    venv, runs = folder / "slim-venv", folder / "slim"
+    runs.mkdir()
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        asked = re.findall(r"^Requires-Dist: (.*)$", archive.read(metadata).decode(), re.MULTILINE)
+    needed = [line for line in asked if re.match(r"[\w-]+", line)[0] in SLIM  # type: ignore[index]
+              and "extra ==" not in line]  # fmt: skip
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--only-binary=:all:"]
+    for words in ([*pip, "--no-deps", str(wheel.resolve())], [*pip, *needed]):
+        subprocess.run(words, check=True, cwd=folder, env=os.environ | NO_COMPILER)
+    packages = next((venv / "lib").glob("python*/site-packages"))
+    size = sum(
+        path.stat().st_blocks * 512
+        for path in packages.rglob("*")
+        if path.is_file() and path.relative_to(packages).parts[0].partition("-")[0] not in TOOLS
+    )
+    print(f"slim installation: {size / 1e6:.0f} MB", flush=True)
+    assert size <= SLIM_MB * 1e6, size
+    tiny, signature = pinned()
+    said = run(venv, runs, "eggroll", "train", *tiny, "--out", "run")
+    assert said.endswith(f"signature: {signature}\n"), said
+    assert run(venv, runs, "eggroll", "generate", "run", "--prompt", "3 4 5")
+    run(venv, runs, "eggroll", "verify", "run")
+    run(venv, runs, "eggroll", "train", "--resume", "run", "--steps", "8")
+    run(venv, runs, "eggroll", "verify", "run")
+    for words in (["plot", "run"], ["sweep", "--data", "count"], ["train", "--vocabulary", "512"]):
+        said = run(venv, runs, "eggroll", *words, code=2)
+        assert "Traceback" not in said, said
+        assert said.splitlines()[-1].startswith("error: "), said
+        assert "pip install " in said, said
+
+
+TOOLS = {"pip", "setuptools", "_distutils_hack", "distutils"}  # which a venv brings along
 
 
 def main() -> None:
@@ -125,11 +171,13 @@ def main() -> None:
         wheel = Path(sys.argv[1]) if len(sys.argv) > 1 else built(folder)
         check_contents(wheel)
         try_out(wheel, folder)
+        try_slim(wheel, folder)
         if len(sys.argv) == 1:
             (ROOT / "dist").mkdir(exist_ok=True)
             for path in (wheel, *folder.glob("*.tar.gz")):
                 shutil.copy(path, ROOT / "dist")
-        print(f"{wheel.name}: contents, training, signature, text, picture and probe are right")
+        tried = "contents, training, signature, text, picture, probe and a slim installation"
+        print(f"{wheel.name}: {tried} are right")
 
 
 if __name__ == "__main__":

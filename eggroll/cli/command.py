@@ -39,8 +39,8 @@ from eggroll import _extension
 from eggroll.cli import entry, help
 from eggroll.cli.help import hints_of
 from eggroll.cli.screen import HASTE, put, say
-from eggroll.errors import EngineWarning, InputError, shortened, shown
-from eggroll.files import VERSION
+from eggroll.errors import EngineWarning, InputError, missing_extra, shortened, shown
+from eggroll.files import VERSION, check_alone
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -120,11 +120,16 @@ def run(main: Callable[[], int]) -> int:
             plain_warnings(),
             last_words(),
         ):
+            check_alone()
             code = main()
             sys.stdout.flush()
             return code
     except InputError as error:
         return _end(REFUSED, f"error: {error}")
+    except ModuleNotFoundError as error:
+        if missing := missing_extra(error):
+            return _end(REFUSED, f"error: {missing}")
+        raise
     except KeyboardInterrupt as stop:
         return _end(INTERRUPTED, str(stop) or "Interrupted.")
     except BrokenPipeError:
@@ -142,6 +147,15 @@ def run(main: Callable[[], int]) -> int:
         reason = error.strerror or type(error).__name__
         sentence = f"{where}{reason}; correct this and run the command again."
         return _end(REFUSED, f"error: {shortened(sentence)}")
+
+
+def end_with(error: Exception) -> int:
+    """Ends a command that an error kept from its start, as `run` does."""
+
+    def work() -> int:
+        raise error
+
+    return run(work)
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ def run(module: str) -> int:
         if signal.getsignal(number) not in (signal.SIG_IGN, None):
             signal.signal(number, _end)
     try:
-        return int(importlib.import_module(module).main())
+        return start(module)
     except (ImportError, MemoryError, RuntimeError) as error:
         if sentence := limit_reached(error):
             return _refused(sentence)
@@ -73,6 +73,17 @@ def _refused(sentence: str) -> int:
     with contextlib.suppress(OSError):
         os.write(2, f"error: {sentence}.\n".encode())
     return REFUSED
+
+
+def start(module: str, *words: list[str]) -> int:
+    """Imports a module and runs its `main`, with words if given; a missing extra is a sentence."""
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        from eggroll.cli.command import end_with
+
+        return end_with(error)
+    return int(imported.main(*words))
 
 
 def main() -> int:

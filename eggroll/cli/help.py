@@ -108,7 +108,7 @@ def page(
         groups.setdefault(group, []).append(
             _entry(name, (_note(notes, "help") or texts.get(field.name, "")) + default, width)
         )
-    lines = [f"usage: {start}{places} [OPTIONS]", "", *textwrap.wrap(about, width)]
+    lines = [f"usage: {start}{places} [OPTIONS]", "", *wrapped(about, width, "")]
     lines += ["", _bold("examples")] * bool(examples)
     lines += [f"  {start} {words}\n      {does}" for words, does in examples]
     for group in (group for group in Group if group in groups):

@@ -96,6 +96,7 @@ class Corpus(ABC):
     warmup: int  # predictions at a validation stream's start that nothing foretells: not scored
     coding: Coding
     about: dict[str, Any]  # JSON-able facts that tell one version of the data from another
+    warnings: tuple[str, ...] = ()  # see Text
 
     @abstractmethod
     def streams(self, split: Split, streams: int, seq_len: int, seed: int) -> Streams:
@@ -255,6 +256,7 @@ class TextCorpus(ArrayCorpus):
 
     def __init__(self, name: str, text: Text) -> None:
         super().__init__(name, text.train, text.valid, Bytes(), text.about)
+        self.warnings = text.warnings
 
 
 class BytePairCorpus(ArrayCorpus):
@@ -269,6 +271,7 @@ class BytePairCorpus(ArrayCorpus):
             coding,
             text.about | {"tokenizer": coding.digest},
         )
+        self.warnings = text.warnings
 
 
 class TokenCorpus(ArrayCorpus):

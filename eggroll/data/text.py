@@ -13,7 +13,7 @@ import platform
 import re
 import stat
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -29,6 +29,7 @@ MARK: Final = b"\0"
 VAL_SHARE: Final = 0.05  # held out for validation where nothing else is asked for
 SNIFF: Final = 8192  # a NUL byte in the first bytes of a file makes it binary
 PIECE_BYTES: Final = (4096, 16384)  # shortest and longest document cut out of one long file
+FAR_MORE: Final = 2  # times the asked share, from which on a warning tells what is held out
 FEW_FILES: Final = 20  # a folder of fewer files is cut into pieces, as a single file is
 # Folders of the standard library that are no part of the corpus: not source of its own ...
 NOT_SOURCE: Final = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"}
@@ -43,12 +44,13 @@ class Text(NamedTuple):
 
     about: JSON-able facts, with documents, bytes and sha256 of each split under 'splits', and under
     'val_share' the share of documents that was held out, None of data with a validation split of
-    their own.
+    their own. warnings: sentences on what was dropped, read wrongly or held out beyond that share.
     """
 
     train: NDArray[np.uint8]  # [bytes], read-only
     valid: NDArray[np.uint8]
     about: dict[str, Any]
+    warnings: tuple[str, ...] = ()
 
 
 class Document(NamedTuple):
@@ -69,7 +71,7 @@ def read_stdlib(share: float = VAL_SHARE) -> Text:
     """
     root, version = sysconfig.get_path("stdlib"), platform.python_version()
     sources = [
-        Document(os.fsencode(path), content)
+        Document(os.fsencode(path), content.replace(MARK, b""))
         for path, content in _text_files(root, NOT_SOURCE | NOT_EVERYWHERE, ".py")[0]
         if not path.startswith(MACHINE_MADE)
     ]
@@ -105,26 +107,64 @@ def read_path(path: str, share: float = VAL_SHARE) -> Text:
                 f"folder {path!r} holds no text (left out: {left}; hidden files are not looked "
                 "at): give --data a folder with readable text files."
             )
-        contents = [content for _, content in files]
         about |= {"files": len(files), "skipped": skipped}
     else:
-        contents = [_read_file(path)]
+        files, skipped = [(path, _read_file(path))], {}
+    contents = [content.replace(MARK, b"") for _, content in files]
+    odd = oddities(files, skipped)
     if len(contents) < FEW_FILES:
         contents = [document for content in contents for document in _pieces(content)]
-    return _divide([Document(c, c) for c in contents], share, f"data {path!r}", about)
+    text = _divide([Document(c, c) for c in contents], share, f"data {path!r}", about)
+    return text._replace(warnings=(*odd, *surplus_held_out(text, share)))
+
+
+def oddities(files: list[tuple[str, bytes]], skipped: Mapping[str, int]) -> Iterator[str]:
+    """Sentences on what is no plain UTF-8 text in (path, content) of files, and on files left out.
+
+    skipped: how many files were left out, by the reason.
+    """
+    if left := [f"{count} {why}" for why, count in skipped.items() if count and why != "empty"]:
+        yield f"files left out: {', '.join(left)}"
+    if nuls := sum(content.count(MARK) for _, content in files):
+        where = _some([path for path, content in files if MARK in content])
+        yield f"{nuls:,} NUL bytes were dropped from {where}, as from a binary file or UTF-16"
+    if other := [path for path, content in files if not _is_utf8(content)]:
+        yield f"no UTF-8 in {_some(other)}: its bytes are read as they are"
+
+
+def _some(paths: Sequence[str]) -> str:
+    return repr(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def surplus_held_out(text: Text, share: float) -> Iterator[str]:
+    """A sentence where far more than the share is held out, as of a few long documents."""
+    held = len(text.valid) / (len(text.valid) + len(text.train))
+    if held > FAR_MORE * share:
+        yield (
+            f"{100 * held:.0f} % of the bytes are held out for validation where --val-share asks "
+            f"for {100 * share:g} %, as documents stay whole: give more text, or in more files"
+        )
 
 
 def _read_file(path: str) -> bytes:
     if not os.path.isfile(path):
         raise InputError(f"data {path!r} is neither a file nor a folder: give --data one of them.")
     try:
-        content = Path(path).read_bytes().replace(MARK, b"")
+        content = Path(path).read_bytes()
     except OSError as error:
         raise InputError(
             f"file {path!r} cannot be read ({reason(error)}): make it readable or give --data "
             "another one."
         ) from error
-    if not content:
+    if not content.strip(MARK):
         raise InputError(f"file {path!r} is empty: give --data a file with text.")
     return content
 
@@ -199,12 +239,12 @@ def _add_new(visited: set[tuple[int, int]], stat: os.stat_result) -> bool:
 
 
 def _read_text(path: str) -> bytes | None:
-    """The bytes of a text file without NULs; None if it is binary or no regular file."""
+    """The bytes of a text file; None if it is binary or no regular file."""
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for ever
         return None
     with open(path, "rb") as file:
         head = file.read(SNIFF)
-        return None if MARK in head else (head + file.read()).replace(MARK, b"")
+        return None if MARK in head else head + file.read()
 
 
 def _pieces(content: bytes) -> Iterator[bytes]:

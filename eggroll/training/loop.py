@@ -26,10 +26,11 @@ from eggroll.data import codings
 from eggroll.data.corpus import Corpus
 from eggroll.data.expert import WHOLE, Beside, Mixture
 from eggroll.data.hub import TOKENS
-from eggroll.errors import EngineError
+from eggroll.errors import EngineError, missing_extra
 from eggroll.files import (
     CHAIN,
     CHECKPOINT,
+    CURVES,
     FILES,
     METRICS,
     REPLAY,
@@ -229,7 +230,12 @@ def finish(run: Run, show: bool, tracking: trackers.Tracking, clock: RunClock) -
         tracking.samples(texts)
     tracking.end()  # before matplotlib comes, which some would take half imported for whole
     if folder and read_lines(run.path(METRICS)):
-        pictures.curves(folder)
+        try:
+            pictures.curves(folder)
+        except ModuleNotFoundError as error:  # of a slim installation
+            if not (sentence := missing_extra(error)):
+                raise
+            print(f"no {CURVES}: {sentence}", file=sys.stderr, flush=True)
     if show:
         print(clock.words(clock.elapsed - start))
         expert = run.beside if isinstance(run, TrainingRun) else None

@@ -630,6 +630,7 @@ def print_header(run: Run, reason: str, steps_before: int) -> None:
         f"data: {streams.streams:,} streams x {options.seq_len} tokens of {options.data}, "
         f"{streams.tokens_per_epoch:,} in all",
         *validation_words(run.corpus, options),
+        *(["warning: " + "; ".join(run.corpus.warnings) + "."] if run.corpus.warnings else []),
     )
     print("\n".join(parts))
     where = run.folder.path if run.folder else "not written"
