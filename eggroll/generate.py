@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import tyro
 
@@ -21,7 +21,7 @@ from eggroll.baseline import backprop
 from eggroll.cli import command as cli
 from eggroll.data import codings
 from eggroll.data.codings import Coding
-from eggroll.data.expert import Mixture
+from eggroll.data.expert import ExpertName, Mixture
 from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.files import CHECKPOINT
@@ -65,7 +65,7 @@ class GenerateOptions:
     """Draw from tokens that have at least this share of the likeliest one's probability."""
     seed: Annotated[int, cli.Range(0, (1 << 63) - 1)] = 0
     """Another seed gives another text."""
-    expert: Literal["none", "counts"] = "none"
+    expert: ExpertName = "none"
     """counts: draw from the network mixed with a model that is counted on its training text, which
     must be where the run found it."""
     engine: Annotated[str, tyro.conf.arg(metavar="auto|portable|cpu|metal|cuda")] = "auto"
@@ -145,7 +145,7 @@ class SampledModel(NamedTuple):
     expert: Mixture | None = None
 
 
-def load(where: Path, engine: str, threads: int, expert: str = "none") -> SampledModel:
+def load(where: Path, engine: str, threads: int, expert: ExpertName = "none") -> SampledModel:
     """The network of a run of eggroll.train or eggroll.adamw: its folder, or the checkpoint itself.
 
     expert: counts adds the counted one, which is counted anew.
@@ -167,11 +167,15 @@ def load(where: Path, engine: str, threads: int, expert: str = "none") -> Sample
     coding = codings.coding_of(model.config, path.parent, model.corpus)
     sampler, _ = engines.choose(engine, model.config.program(), threads)
     made = model_of(model.config, sampler, model.weights, coding)
-    return made._replace(expert=_mixture(model, sampler, path)) if expert != "none" else made
+    return made._replace(expert=mixture_in(model, sampler, path)) if expert != "none" else made
 
 
-def _mixture(model: checkpoint.StoredModel, engine: Engine, path: Path) -> Mixture:
-    """The network with its counted expert."""
+def mixture_in(model: checkpoint.StoredModel, engine: Engine, path: Path) -> Mixture:
+    """The network of a checkpoint with the expert, which is counted anew on its run's text.
+
+    Raises:
+        InputError: the tokens are no text, or the text is not there any more.
+    """
     config = model.config
     replace(config, expert="counts").check()
     corpus = load_run_corpus(replace(config, resume=str(path.parent)))

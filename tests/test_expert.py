@@ -200,6 +200,31 @@ def test_samples_are_drawn_from_the_mixture(runs: tuple[Path, Path]):
             assert token == sum(each <= drawn_at for each in row)
 
 
+def test_the_library_has_the_mixture(runs: tuple[Path, Path], call: Command):
+    plain, both = eggroll.load(runs[0]), eggroll.load(runs[0], expert="counts")
+    assert plain.signature == both.signature
+    rows = np.array([plain.tokens("aeiou run")[:6], plain.tokens("stern aria")[:6]])
+    assert rows.shape == (2, 6)
+    logits, alone = both.logits(rows), plain.logits(rows)
+    assert (logits.max(axis=2) == 127).all()
+    assert (logits != alone).any()
+    mixture = both._mixture
+    for t in range(6):
+        assert (mixture.logits(alone[:, t], rows[:, : t + 1]) == logits[:, t]).all()
+    odds = 2.0 ** (logits[:, :-1].astype(float) / 16)
+    targets = rows[:, 1:, None]
+    near = -np.log2(np.take_along_axis(odds, targets, 2)[..., 0] / odds.sum(axis=2)).mean()
+    assert both.loss(rows) == pytest.approx(near, abs=1 / 16)
+    assert abs(both.loss(rows) - plain.loss(rows)) > 0.5
+    drawn = call(runs[0], "--prompt", "ae", "--tokens", 8, "--expert", "counts",
+                 main=generate.main)  # fmt: skip
+    assert both.sample("ae", tokens=8) + "\n" == drawn.out
+    ids = both.sample_tokens(both.tokens("ae")[1:], tokens=8)[0]
+    assert "ae" + b"".join(map(both.coding.bytes_of, ids.tolist())).decode() == drawn.out[:-1]
+    with pytest.raises(eggroll.InputError, match="expert is 'count'"):
+        eggroll.load(runs[0], expert="count")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

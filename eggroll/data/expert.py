@@ -7,7 +7,7 @@ predictions, P samples.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from eggroll.data.counting import CountedModel, Counts, places
 from eggroll.spec import fixed_point as fx
 
+ExpertName = Literal["none", "counts"]
 WEIGHT_BITS: Final = 8
 WHOLE: Final = 1 << WEIGHT_BITS  # of the weights of both
 START: Final = 176  # the network's weight at a depth that no text has told of
@@ -121,6 +122,19 @@ class Mixture(NamedTuple):
         below = np.minimum(log.max(axis=1, keepdims=True) - log, 254)
         result: NDArray[np.int8] = (127 - below).astype(np.int8)
         return result
+
+    def loss(
+        self,
+        likelihoods: Iterable[tuple[NDArray[np.uint64], NDArray[np.int8]]],
+        rows: NDArray[Any],
+    ) -> float:
+        """Bits per token of streams [S, T + 1]; likelihoods: the network's, in batches [S, t]."""
+        totals, hits = (np.concatenate(part, 1) for part in zip(*likelihoods, strict=True))
+        at = places(rows, self.model.bits, self.model.order)
+        counted, depths = (part.reshape(hits.shape) for part in self.model.probabilities(at))
+        weights = np.array(self.weights, np.int64)[depths]
+        both = mixed(network_probabilities(totals, hits), counted, weights)
+        return float((MIXED_BITS - np.log2(both)).mean())
 
 
 def log2_16ths(values: Counts) -> Counts:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import mlx.core as mx
 import numpy as np
@@ -21,11 +21,12 @@ from eggroll.baseline import backprop as reader
 from eggroll.cli.command import check_ranges
 from eggroll.data.codings import Coding, coding_of
 from eggroll.data.corpus import Corpus, check_vocabulary, token_corpus, token_ids
+from eggroll.data.expert import ExpertName, Mixture
 from eggroll.data.hub import TOKENS
 from eggroll.engines import Engine, zero_state
 from eggroll.errors import InputError, in_python, shown, whole_number
 from eggroll.files import CHECKPOINT, METRICS, Row
-from eggroll.inference import MARK, model_loss, sample, usual_temperature
+from eggroll.inference import MARK, model_loss, sample, token_likelihoods, usual_temperature
 from eggroll.spec.program import Batch, Leaves, Program
 from eggroll.training import checkpoint, loop
 from eggroll.training.config import Config, DeclaredConfig, from_dict, with_program
@@ -251,13 +252,21 @@ FOREIGN = {
 }
 
 
-def load(path: str | os.PathLike[str], *, engine: str = "auto", threads: int = 0) -> LanguageModel:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    engine: str = "auto",
+    threads: int = 0,
+    expert: ExpertName = "none",
+) -> LanguageModel:
     """The model of a run: of its folder, or of a checkpoint file.
 
-    engine: auto, portable, cpu, metal or cuda; threads: on a CPU, 0 takes all cores.
+    engine: auto, portable, cpu, metal or cuda; threads: on a CPU, 0 takes all cores; expert: counts
+    mixes it with a model that is counted anew on its text, as docs/estimators.md says.
 
     Raises:
-        InputError: there is no sound checkpoint of eggroll.train, or the engine cannot run here.
+        InputError: there is no sound checkpoint of eggroll.train, the engine cannot run here, or
+            the expert's text is not there.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(
@@ -272,8 +281,12 @@ def load(path: str | os.PathLike[str], *, engine: str = "auto", threads: int = 0
         stored = checkpoint.load_model(file)
         config, coding = stored.config, coding_of(stored.config, file.parent, stored.corpus)
     cores = whole_number("threads", threads, 0, 1024)
+    if expert not in get_args(ExpertName):
+        raise InputError(f"expert is {shown(expert)}: one of none, counts is needed.")
     chosen, _ = engines.choose(engine, config.program(), cores)
-    return LanguageModel(config, chosen, stored.weights, stored.step, coding)
+    with in_python():
+        mixture = generate.mixture_in(stored, chosen, file) if expert == "counts" else None
+    return LanguageModel(config, chosen, stored.weights, stored.step, coding, mixture)
 
 
 BLOCK = 64  # tokens of a stream that a loss reads at a time
@@ -296,8 +309,10 @@ class LanguageModel:
         weights: Leaves,
         step: int,
         coding: Coding,
+        mixture: Mixture | None = None,
     ) -> None:
         self.config, self.step, self.coding = config, step, coding
+        self._mixture = mixture
         self._engine, self._weights = engine, weights
         self._prepared: Any = None
 
@@ -339,7 +354,8 @@ class LanguageModel:
         """Logits of the next token after each of these, in Q4: 16 stand for one bit.
 
         tokens: integers [T] or [S, T], or a text. The probability of token v after token t is
-        2^(logits[t, v] / 16), divided by the sum of that over v.
+        2^(logits[t, v] / 16), divided by the sum of that over v. With an expert they are the
+        mixture's, rounded to 16ths of a bit.
         Returns int8 [T, V] or [S, T, V].
 
         Raises:
@@ -352,14 +368,18 @@ class LanguageModel:
             read = Batch(mx.array(rows[:, t : t + 1]), state=state)
             logits, state = self._engine.logits(self._ready(), read)
             mx.eval(logits, state)
-            all_logits[:, t] = np.array(logits)
+            own = np.array(logits)
+            if self._mixture:
+                own = self._mixture.logits(own, rows[:, : t + 1][:, -self._mixture.model.order :])
+            all_logits[:, t] = own
         return all_logits[0] if single else all_logits
 
     def loss(self, tokens: ArrayLike | str) -> float:
         """Exact cross-entropy in bits per token, of every token but the first of each stream.
 
         tokens: integers [T] or [S, T] with T > 1, or a text, all of whose tokens are predicted, as
-        a mark stands before them. Validation is the same figure.
+        a mark stands before them. Validation is the same figure. With an expert it is that of the
+        mixture, whose weights were counted on validation.
 
         Raises:
             InputError: the tokens are of another shape or type, outside 0..V-1, or too few.
@@ -373,6 +393,8 @@ class LanguageModel:
         inputs, targets = rows[:, :-1], rows[:, 1:]
         cuts = (slice(i, i + BLOCK) for i in range(0, inputs.shape[1], BLOCK))
         batches = (Batch(inputs[:, cut], targets[:, cut]) for cut in cuts)
+        if self._mixture:
+            return self._mixture.loss(token_likelihoods(self._engine, self._weights, batches), rows)
         return model_loss(self._engine, self._weights, batches)
 
     def sample(
@@ -399,6 +421,7 @@ class LanguageModel:
         """
         drawn = sampling_options(tokens, temperature, top_k, top_p, min_p, seed, stop)
         model = generate.model_of(self.config, self._engine, self._weights, self.coding)
+        model = model._replace(expert=self._mixture)
         pieces = generate.texts(
             model, self._prompt(prompt), tokens=drawn.tokens, seed=drawn.seed,
             sampling=drawn.sampling(model.temperature), stops=drawn.stop,
@@ -433,7 +456,7 @@ class LanguageModel:
             begin = token_ids(prompt, self.vocabulary, "prompt", shape="[n]").tolist()
         stream = sample(
             self._engine, self._weights, begin, samples=wide, seed=drawn.seed,
-            sampling=drawn.sampling(usual_temperature(self.config.data)),
+            sampling=drawn.sampling(usual_temperature(self.config.data)), expert=self._mixture,
         )  # fmt: skip
         return np.stack([next(stream) for _ in range(drawn.tokens)], axis=1)
 

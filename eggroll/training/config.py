@@ -23,6 +23,7 @@ from eggroll.cli.command import Range, check_names, check_ranges, flag
 from eggroll.cli.help import CHANGEABLE, Group, hints_of
 from eggroll.data import codings
 from eggroll.data.codings import BYTES
+from eggroll.data.expert import ExpertName
 from eggroll.data.hub import NUMBERED, absolute
 from eggroll.data.text import VAL_SHARE
 from eggroll.errors import InputError, object_in, shown
@@ -343,7 +344,7 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
     """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256, which still tells
     members apart where a model is nearly right."""
 
-    expert: Annotated[Literal["none", "counts"], Group.OUTPUT, CHANGEABLE] = "none"
+    expert: Annotated[ExpertName, Group.OUTPUT, CHANGEABLE] = "none"
     """A model beside the network in validation and samples, which are shown with and without it.
     counts: text counted on the training split, mixed in integers; no weight depends on it."""
     statistics_every: Annotated[int, Group.OUTPUT, Range(0, 10**9), CHANGEABLE] = 50
