@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from eggroll.errors import EngineError, EngineWarning, InputError
     from eggroll.library.gradient_trainer import GradientTrainer
     from eggroll.library.language import Interrupted, LanguageModel, Trained, load, train
+    from eggroll.library.learning import ErrorUpdate
     from eggroll.library.members import Members, Model
     from eggroll.library.trainer import Trainer, Update
     from eggroll.spec.credit import draw
@@ -26,6 +27,7 @@ __all__ = [
     "Config",
     "EngineError",
     "EngineWarning",
+    "ErrorUpdate",
     "GradientTrainer",
     "InputError",
     "Interrupted",
@@ -53,6 +55,7 @@ _PLACES = {
     "Config": "eggroll.training.config",
     "EngineError": "eggroll.errors",
     "EngineWarning": "eggroll.errors",
+    "ErrorUpdate": "eggroll.library.learning",
     "GradientTrainer": "eggroll.library.gradient_trainer",
     "InputError": "eggroll.errors",
     "Interrupted": "eggroll.library.language",

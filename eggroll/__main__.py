@@ -39,6 +39,10 @@ COMMANDS: Final = {
     "sweep": ("eggroll.sweep.command", "Search for good options, all trials at equal cost."),
     "bench": ("eggroll.bench.command", "Time training steps over growing populations."),
     "launch": ("eggroll.launch", "Start one run as several processes, with mlx.launch."),
+    "export": (
+        "eggroll.library.export",
+        "Write a trained network as Python, C, ONNX or safetensors.",
+    ),
     "probe": ("eggroll.probe", "Report this machine's int8 hardware and the engines that run."),
     "completion": ("eggroll.completion", "Print a script for completion in bash, zsh or fish."),
 }

@@ -17,6 +17,7 @@ from eggroll.evolution.estimators import Feedback, Local
 from eggroll.evolution.rules import feedback_name
 from eggroll.spec import rng
 from eggroll.spec.backward import Backward, Learnt
+from eggroll.spec.program import Batch
 from eggroll.training.config import Config
 
 ENGINES = [name for name, engine in engines.ENGINES.items() if not engine.unavailable_because()]
@@ -35,13 +36,22 @@ def go(way: str, rules: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Carried:
-    """One update's credit: feedback int8 [O, K] of every matrix; words uint32 [P, T]."""
+    """One update's credit: feedback int8 [O, K] of every matrix; words uint32 [P, T].
+
+    errors: of a program without a score, int8 [P, T, all outputs side by side].
+    """
 
     case: Case
     estimator: str
     scales: list[int]
     feedback: dict[str, np.ndarray]
     words: np.ndarray
+    errors: np.ndarray | None = None
+
+    @property
+    def batch(self) -> Batch:
+        errors = None if self.errors is None else mx.array(self.errors)
+        return self.case.batch._replace(errors=errors)
 
     @property
     def backward(self) -> Backward:
@@ -53,14 +63,14 @@ class Carried:
 
     def run(self, engine: Engine) -> Learnt:
         prepared, words = engine.prepare(self.case.leaves), mx.array(self.words)
-        return engine.learn(prepared, self.case.batch, words, self.backward)
+        return engine.learn(prepared, self.batch, words, self.backward)
 
     def oracle(self):
         """Scores, states, votes and sizes."""
         case = self.case
         return oracle_backward.learn(
             case.program, case.weights, case.tokens, case.targets, case.state, self.words,
-            self.estimator, self.scales, self.feedback, case.rows,
+            self.estimator, self.scales, self.feedback, case.rows, self.errors,
         )  # fmt: skip
 
     def differing(self, found: Learnt) -> set[str]:
@@ -96,7 +106,11 @@ def carried_of(
     scales = [int(random.integers(0, 17)) if scale is None else scale for _ in leaves]
     feedback = {x.name: int8(random, x.shape, extreme) for x in leaves if len(x.shape) == 2}
     words = random.integers(0, 2**32, (P, T), dtype=np.uint32)
-    return Carried(case, estimator, scales, feedback, words)
+    carried = Carried(case, estimator, scales, feedback, words)
+    if not case.program.scored:
+        size = sum(output.size for output in case.program.outputs)
+        carried.errors = int8(random, (P, T, size), extreme)
+    return carried
 
 
 def words_of(seed: int, step: int, members: int, T: int) -> np.ndarray:

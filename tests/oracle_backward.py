@@ -66,6 +66,28 @@ def clipped_away(op, y, c):
     return np.where(np.abs(y) == 127, 0, c) if op.kind in CLIPPED else c
 
 
+def pushed_out(op, y, c):
+    """The same of a final operation: only what would push a value at the clip further out."""
+    return np.where(stuck(y, c), 0, c) if op.kind in CLIPPED else c
+
+
+def final(stage, at):
+    """Whether the caller alone has what operation `at` gives, by no other matrix."""
+    op = stage.ops[at]
+    if not writes(op) or op.out in (0, 1):  # x and s are handed on
+        return False
+    readers = []
+    for i in range(at + 1, len(stage.ops)):
+        if op.out in stage.ops[i].inputs:
+            readers.append(i)
+        if stage.ops[i].out == op.out and writes(stage.ops[i]):
+            break
+    return bool(readers) and all(
+        stage.ops[i].kind == "output" or (stage.ops[i].kind != "linear" and final(stage, i))
+        for i in readers
+    )
+
+
 def crosses(token):
     """Whether the state at the beginning of a row comes from the row before."""
     return token != 0
@@ -124,14 +146,21 @@ def passing(program, estimator, weights, feedback):
     found = {}
     for stage in program.stages:
         for at, op in enumerate(stage.ops):
-            if op.kind not in ("linear", "score"):
+            if op.kind not in ("linear", "score") and (op.kind != "sums" or program.scored):
                 continue
             name = program.leaves[op.leaf].name
-            if estimator == "local" and op.kind == "score":
+            if estimator == "local" and is_head(program, stage, at):
                 found[op.leaf] = weights[name]
             elif estimator == "feedback" or inner(stage, at):
                 found[op.leaf] = feedback[name]
     return {leaf: np.asarray(F, np.int64) for leaf, F in found.items()}
+
+
+def is_head(program, stage, at):
+    """Whether a matrix is next to an error: that of the score, or those of outputs."""
+    if program.scored:
+        return stage.ops[at].kind == "score"
+    return stage.ops[at].kind == "sums" or final(stage, at)
 
 
 class Carrier:
@@ -145,7 +174,7 @@ class Carrier:
         self.weights = {name: np.asarray(w, np.int64) for name, w in weights.items()}
         self.votes = {name: np.zeros(w.shape, np.int64) for name, w in self.weights.items()}
         self.sizes = [0] * len(program.leaves)
-        self.q, self.target, self.row = 0, 0, None
+        self.q, self.target, self.row, self.errors = 0, 0, None, None
 
     def vote(self, op):
         return self.votes[self.program.leaves[op.leaf].name]
@@ -162,29 +191,41 @@ class Carrier:
         F = self.matrices.get(op.leaf)
         return [None if F is None else through(F, c, h)]
 
-    def member(self, rows, targets, words):
-        """One member: stage by stage, row by row, operation by operation."""
+    def error(self, op):
+        """The caller's error of an output at the row, at work; None without one."""
+        if self.errors is None:
+            return None
+        sizes = [output.size for output in self.program.outputs]
+        first = sum(sizes[: op.numbers[0]])
+        return self.errors[first : first + sizes[op.numbers[0]]].astype(np.int64)
+
+    def member(self, rows, targets, words, errors=None):
+        """One member: stage by stage, row by row, operation by operation.
+
+        errors: [T, all outputs side by side], of the caller, or None.
+        """
         handed = [None] * len(rows)  # credit of register x, row by row, as stages hand it back
         end = len(rows[0].ran)
         for stage in reversed(self.program.stages):
             begin, of_state = end - len(stage.ops), None
             for t in reversed(range(len(rows))):
                 self.q, self.target, self.row = words[t], targets[t], rows[t]
+                self.errors = None if errors is None else errors[t]
                 credit = {0: handed[t], 1: of_state}
-                for ran in reversed(rows[t].ran[begin:end]):
-                    self.operation(credit, *ran)
+                for at in reversed(range(len(stage.ops))):
+                    self.operation(credit, final(stage, at), *rows[t].ran[begin + at])
                 handed[t] = credit[0]
                 of_state = credit[1] if crosses(rows[t].token) else None
             end = begin
 
-    def operation(self, credit, op, inputs, y):
+    def operation(self, credit, is_final, op, inputs, y):
         """Takes the credit of what an operation gave, and gives its inputs theirs."""
         c = credit.pop(op.out, None) if writes(op) else None
         if writes(op):
             credit[op.out] = None
             if c is None:
                 return
-            c = clipped_away(op, y, c)
+            c = pushed_out(op, y, c) if is_final else clipped_away(op, y, c)
         for r, part in zip(op.inputs, SLOPES[op.kind](self, op, inputs, y, c), strict=True):
             if part is not None:
                 before = credit.get(r)
@@ -262,6 +303,20 @@ def of_features(carrier, op, inputs, y, c):
     return []
 
 
+def of_output(carrier, op, inputs, y, c):
+    e = carrier.error(op)
+    return [None if e is None else e << SCORE_SCALE]
+
+
+def of_sums(carrier, op, inputs, y, c):
+    e = carrier.error(op)
+    if e is None:
+        return [None]
+    carrier.sizes[op.leaf] += int(np.abs(e).sum())
+    carrier.vote(op)[:] += np.outer(e, inputs[0])
+    return carrier.back(op, e, SCORE_SCALE)
+
+
 def nothing(carrier, op, inputs, y, c):
     return [None] * len(inputs)
 
@@ -281,17 +336,19 @@ SLOPES = {
     "bias": of_bias,
     "relu": of_relu,
     "concat": of_concat,
-    "output": nothing,
-    "sums": nothing,
+    "output": of_output,
+    "sums": of_sums,
 }
 
 
 def learn(
-    program, weights, tokens, targets, state, words, estimator, scales, feedback, rows=(None, None)
-):
+    program, weights, tokens, targets, state, words, estimator, scales, feedback,
+    rows=(None, None), errors=None,
+):  # fmt: skip
     """Scores [P, T], states [P, state_size], Z per leaf and sums of |c| per leaf.
 
-    words: [P, T], the members' random words; scales: h per leaf; feedback: leaf -> int8 [O, K].
+    words: [P, T], the members' random words; scales: h per leaf; feedback: leaf -> int8 [O, K];
+    errors: of the outputs, int8 [P, T, all of them side by side], or None.
     """
     matrices = passing(program, estimator, weights, feedback)
     carrier = Carrier(program, weights, matrices, scales)
@@ -299,8 +356,10 @@ def learn(
     for m in range(len(tokens)):
         member = Recorder(program, weights)
         given = run(member, m, tokens, state[m], rows)
-        scores[m], _ = scores_of(given, targets[m], program.score_bits)
-        carrier.member(member.rows, targets[m], words[m])
+        if program.scored:
+            scores[m], _ = scores_of(given, targets[m], program.score_bits)
+        of_m = None if errors is None else errors[m]
+        carrier.member(member.rows, targets[m], words[m], of_m)
     return scores, state, {k: wrap32(z) for k, z in carrier.votes.items()}, carrier.sizes
 
 

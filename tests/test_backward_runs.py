@@ -139,9 +139,11 @@ def test_rules_that_cannot_are_refused(call: Command, tmp_path: Path, way: str, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_trainer_has_no_error_to_carry(way: str):
-    with pytest.raises(InputError, match=rf"estimator is '{way}'.*values from outside") as error:
-        Trainer(mlp(3, [4], 2), estimator=way, engine="portable")  # type: ignore[arg-type]
+def test_a_trainer_carries_errors_and_no_values(way: str):
+    es = Trainer(mlp(3, [4], 2), pop=4, estimator=way, rule="adam", engine="portable")  # type: ignore[arg-type]
+    es.ask()(np.ones((4, 3), np.int8))
+    with pytest.raises(InputError, match=rf"estimator {way} learns from errors") as error:
+        es.tell(np.zeros(4))
     assert "\n" not in str(error.value)
 
 

@@ -40,6 +40,7 @@ EXAMPLES = {
         r"by accuracy: unseen .*\nby f1 .* F1 0\.[4-9]\d+, found \d+ of 39",
     ),
     "digits": ("--steps 60", r"9\d\.\d\d% right of 397 unseen images"),
+    "labels": ("--steps 150", r"9\d\.\d\d% right of 397 unseen images\nwritten: digits.h"),
     "language_model": ("--steps 3", r"\d\.\d{3} bits per byte of a line of code\ndef "),
     "native_world": ("--steps 40", r"update 40: (0\.9[5-9]|1\.0)\d+ caught"),
     "recurrent": ("--steps 60", r"\d\.\d{3} bits per token; with memory 1\.8 are possible"),
@@ -59,6 +60,7 @@ NEEDS = {
     "custom_fitness": "sklearn",
     "digits": "sklearn",
     "tune_language_model": "mlx_lm",
+    "labels": "sklearn",
 }
 
 

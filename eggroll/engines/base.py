@@ -50,6 +50,7 @@ class Engine(ABC):
 
     name: str
     plays: ClassVar[bool] = False  # whether its kernels step native worlds
+    learns_outputs: ClassVar[bool] = False  # whether `learn` takes errors of outputs
     # Whether tokens and targets may be [R, T], each row of which P / R members read.
     shares: ClassVar[bool] = False
     # Run on the host while a GPU computes the next call: once, or not at all.
@@ -139,9 +140,11 @@ class Engine(ABC):
 
     @abstractmethod
     def learn(self, prepared: Any, batch: Batch, words: mx.array, back: Backward) -> Learnt:
-        """Runs P members without noise over T tokens, as `evaluate`, and carries their errors back.
+        """Runs P members without noise over T tokens, as `evaluate`, and carries errors back.
 
-        words: random, uint32 [P, T], to round credit by. See docs/estimators.md.
+        The errors are those of the score, if there is one, and of the outputs, if batch has them;
+        without a score, scores are zeros. words: random, uint32 [P, T], to round credit by. See
+        docs/estimators.md.
         """
         raise NotImplementedError
 
@@ -233,6 +236,19 @@ def check_values(program: Program, values: mx.array | None, pairs: int, length: 
     host = np.asarray(values)
     if host.size and not -MAX_VALUE <= host.min() <= host.max() <= MAX_VALUE:
         raise ValueError(f"values are beyond {MAX_VALUE}: scale them down.")
+
+
+def check_errors(program: Program, batch: Batch) -> None:
+    """Raises ValueError unless there are errors to carry back: a score's, or the caller's."""
+    if batch.errors is None:
+        return check_scored(program)
+    if program.scored:
+        raise ValueError("The program has a score: its own error is carried back, no other.")
+    size = sum(output.size for output in program.outputs)
+    _check("errors", batch.errors, mx.int8, (*batch.size, size))
+    if np.asarray(batch.errors).min(initial=0) < -fx.LIMIT:
+        raise ValueError("errors have -128: -127..127 are allowed.")
+    return None
 
 
 def check_scored(program: Program) -> None:

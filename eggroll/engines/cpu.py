@@ -26,6 +26,7 @@ class CpuEngine(Engine):
     """C++ kernels of the fastest instruction set that is built and detected."""
 
     name = "cpu"
+    learns_outputs = True
     plays: ClassVar[bool] = True
     shares: ClassVar[bool] = True
 
@@ -148,8 +149,9 @@ class CpuEngine(Engine):
         matrices = [back.matrices.get(leaf.name) for leaf in self.program.leaves]
         mx.eval([matrix for matrix in matrices if matrix is not None])  # all at once
         after, scores, sizes, *Z = self._native.learn(
-            self._program, prepared, batch.tokens, batch.targets, batch.state,
-            row_arrays(batch), words, list(back.scales), matrices, self.threads,
+            self._program, prepared, batch.tokens,
+            batch.tokens if batch.targets is None else batch.targets, batch.state,
+            row_arrays(batch), words, list(back.scales), matrices, batch.errors, self.threads,
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
         return Learnt(scores, after, dict(zip(names, Z, strict=True)), sizes)

@@ -24,7 +24,7 @@ from eggroll.spec.backward import (
     FIRST,
     Backward,
     first_feedback,
-    head,
+    heads,
     layers,
     next_scale,
     values_credited,
@@ -324,7 +324,7 @@ class Local(Estimator):
     @classmethod
     def passing(cls, program: Program) -> tuple[str, ...]:
         """Names of the leaves that pass credit on through feedback."""
-        return layers(program, inner=True)
+        return tuple(name for name in layers(program, inner=True) if name not in heads(program))
 
     @classmethod
     def inputs_kept(cls, program: Program) -> int:
@@ -339,8 +339,7 @@ class Local(Estimator):
 
     def matrices(self, weights: Weights, memory: Leaves) -> dict[str, mx.array]:
         """The matrices that pass credit on, int8 by the leaf's name."""
-        name = head(self.program)
-        return self.first | {name: weights[name]}
+        return self.first | {name: weights[name] for name in heads(self.program)}
 
     def __call__(
         self, population: Population, start: UpdateInput, timer: Timer = no_timer
@@ -352,8 +351,14 @@ class Local(Estimator):
         timer("evaluation")
         sizes: list[int] = np.array(learnt.sizes).tolist()
         rows = population.everyone * learnt.scores.shape[1]
+        # The score's leaf has a scale that nothing uses, and others next to an error that of it.
+        fixed = () if self.program.scored else heads(self.program)
         counts = (rows * n for n in values_credited(self.program))
         after = [next_scale(*of) for of in zip(scales, sizes, counts, strict=True)]
+        after = [
+            FIRST if leaf.name in fixed else h
+            for h, leaf in zip(after, self.program.leaves, strict=True)
+        ]
         scales_after = {SCALES: mx.array(after, mx.int32)}
         return Estimate(learnt.scores, learnt.state, learnt.votes, None, scales_after)
 
@@ -370,7 +375,7 @@ class Feedback(Local):
 
     @classmethod
     def passing(cls, program: Program) -> tuple[str, ...]:
-        return (*layers(program), head(program))
+        return tuple(dict.fromkeys((*layers(program), *heads(program))))
 
     @classmethod
     def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:

@@ -140,6 +140,7 @@ class Population:
             self._state(batch.state, *members),
             None if batch.inputs is None else self._of(batch.inputs, *members),
             None if batch.features is None else self._of(batch.features, *members),
+            None if batch.errors is None else self._of(batch.errors, *members),
         )
 
     @evaluated
@@ -176,6 +177,18 @@ class Population:
             credited = self._credited(signs, first // 2, last // 2, batch.size[1])
             chunk = self._batch(batch, first, last)
             outputs, after = self.engine.outputs(prepared, slices, chunk, *credited)
+            mx.eval(outputs, after)
+            parts.append(outputs)
+            states.append(after)
+        return {k: _joined([part[k] for part in parts]) for k in parts[0]}, _joined(states)
+
+    @evaluated
+    def plain_outputs(self, weights: Weights, batch: Batch) -> tuple[dict[str, mx.array], mx.array]:
+        """`outputs` of members without noise, each of which is the unperturbed network."""
+        prepared, parts, states = self.prepared(weights), [], []
+        for first in range(0, self.members, self.chunk):
+            last = min(first + self.chunk, self.members)
+            outputs, after = self.engine.outputs(prepared, None, self._batch(batch, first, last))
             mx.eval(outputs, after)
             parts.append(outputs)
             states.append(after)

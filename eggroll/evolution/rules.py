@@ -595,7 +595,8 @@ class AdamRule(FineCopyRule):
     def make(cls, options: RunOptions, program: Program, scale: VoteScale) -> Self:
         shrinks = {
             program.leaves[op.leaf].name
-            for stage in program.stages for op in stage.ops if op.kind in ("linear", "score")
+            for stage in program.stages for op in stage.ops
+            if op.kind in ("linear", "score", "sums")
         }  # fmt: skip
         return cls(
             rate=options.learning_rate, steps=options.steps, shrinks=shrinks,

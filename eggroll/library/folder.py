@@ -19,10 +19,12 @@ import numpy as np
 
 from eggroll.cli import command as cli
 from eggroll.errors import InputError, in_python, shown
+from eggroll.evolution.estimators import SCALES
 from eggroll.evolution.population import Population
 from eggroll.evolution.rules import UpdateRule
 from eggroll.evolution.step import Learner
 from eggroll.files import CHECKPOINT, CONFIG, METRICS, Row, write_whole
+from eggroll.spec.backward import MOST
 from eggroll.spec.program import Program, ProgramError, program_of
 from eggroll.training import checkpoint
 from eggroll.training.folder import Folder, Metrics, check_free, new_folder
@@ -149,13 +151,16 @@ class Saved(NamedTuple):
         Raises:
             InputError: an array is missing, too many, or of another shape or range.
         """
-        memory_shapes = rule.memory(self.program)
+        memory_shapes = rule.memory(self.program) | learner.estimator.memory(self.program)
         with in_folder(self.path.parent):
             weights, memory, state = checkpoint.fitting(
                 self.program, memory_shapes, learner.population.members, self.arrays, self.path
             )
             if wrong := rule.impossible(weights, memory, learner.weights, self.step):
                 raise checkpoint.damaged(self.path, wrong)
+            scales = np.asarray(memory.get(SCALES, 0))
+            if scales.min() < 0 or scales.max() > MOST:
+                raise checkpoint.damaged(self.path, f"a scale of credit is beyond 0 to {MOST}")
         learner.weights, learner.memory, learner.state = weights, memory, state
         learner.step = self.step
 

@@ -342,6 +342,16 @@ class LanguageModel:
         """Sha256, hex, of all weights, as `python -m eggroll.train` prints it."""
         return checkpoint.signature(self._weights)
 
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the network, which gives logits token by token; see `Model.export`.
+
+        Raises:
+            InputError: an unknown ending, a missing package, or the file cannot be written.
+        """
+        from eggroll.library.export import export
+
+        return export(self.program, self._weights, path)
+
     def tokens(self, text: str) -> NDArray[np.int32]:
         """The mark, then the tokens of a text: its bytes in UTF-8, or its numbers ("1 2 3").
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import lcm
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -238,7 +239,8 @@ class Members:
     Calling them shows them rows. Every call goes on where the one before ended: states of a
     recurrent program are carried, and token credit counts the rows of all calls, one after another.
 
-    turns: signs of the rows, with token credit.
+    turns: signs of the rows, with token credit; perturbed: whether members have noise, else each is
+    the network itself and carries the errors of its rows back.
     """
 
     def __init__(
@@ -250,6 +252,7 @@ class Members:
         state: mx.array,
         action_key: int,
         store: Store,
+        perturbed: bool = True,
     ) -> None:
         self._reader, self._action_key = RowReader(program, members, run), action_key
         self.program, self._store = program, store
@@ -258,6 +261,7 @@ class Members:
         self._acted: list[Acted] = []
         self._active: list[NDArray[np.bool_]] = []
         self._in_world: Rollout | None = None
+        self._keeps = turns is not None or not perturbed
         self.rows, self.columns, self.calls = 0, 0, 0
 
     def __call__(
@@ -314,7 +318,7 @@ class Members:
         logits, entered = (a.reshape(self.members, T, -1) for a in outputs[at : at + 2])
         # A pair has the same chance where it is compared, and each member its own where what it
         # does is credited: else the two would do the same.
-        share = 2 if self.turns is None else 1
+        share = 1 if self._keeps else 2
         chances = [key(self._action_key, t) for t in range(first, first + T)]
         words = np.stack([counters(c, 0, self.members // share) for c in chances], axis=1)
         words = np.repeat(words, share, axis=0)
@@ -326,7 +330,7 @@ class Members:
     def _show(self, rows: CheckedRows, at_stake: NDArray[np.bool_]) -> Outputs:
         outputs = self._reader.run(rows)
         T = rows.batch.size[1]
-        if self.turns is not None:  # credit is counted from the rows, once their values are told
+        if self._keeps:  # credit is counted from the rows, once their values are told
             self._calls.append(rows.batch.each(self._store.copy))
             self._active.append(np.broadcast_to(at_stake, (self.members // 2, T)))
         # 0 once two calls were of different numbers of rows
@@ -359,16 +363,19 @@ class Members:
             return self._in_world
         if self.turns is None:
             return Rollout(None, after, None)
-        readers = lcm(*(call.size[0] for call in self._calls))
-        parts = [call.each(lambda a: wide(a, readers)) for call in self._calls]
-        columns = (
-            joined([a for a in arrays if a is not None]) for arrays in zip(*parts, strict=True)
-        )
-        batch = Batch(*columns)._replace(state=self._state)
+        batch = self.shown(lcm(*(call.size[0] for call in self._calls)))
         active = np.concatenate(self._active, axis=1)
         draws = zip(*self._acted, strict=True)
         acted = [Acted(*(np.concatenate(d, axis=1) for d in draws))] if self._acted else []
         return Rollout(batch, after, self.turns, active, acted)
+
+    def shown(self, readers: int) -> Batch:
+        """All rows of the update, of so many readers, and the state before the first one."""
+        parts = [call.each(lambda a: wide(a, readers)) for call in self._calls]
+        columns = (
+            joined([a for a in arrays if a is not None]) for arrays in zip(*parts, strict=True)
+        )
+        return Batch(*columns)._replace(state=self._state)
 
 
 class Model:
@@ -388,6 +395,18 @@ class Model:
     def weights(self) -> dict[str, NDArray[np.int8]]:
         """int8 leaves by name, in declared order."""
         return {name: np.array(leaf) for name, leaf in self._leaves.items()}
+
+    def export(self, path: str | Path) -> Path:
+        """Writes the network as .py, .h, .onnx or .safetensors, by the path's ending.
+
+        The file needs nothing of eggroll and computes the same bits; see docs/export.md.
+
+        Raises:
+            InputError: an unknown ending, a missing package, or the file cannot be written.
+        """
+        from eggroll.library.export import export
+
+        return export(self.program, self._leaves, path)
 
     def reset(self) -> None:
         """Zeroes the state."""

@@ -6,10 +6,11 @@ of the command line.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
 
@@ -19,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from eggroll.cli.command import Range, check_names, check_ranges
 from eggroll.cli.screen import per_second
+from eggroll.engines import Engine, unavailable_because
 from eggroll.errors import InputError, in_python, is_whole, shown
 from eggroll.evolution.estimators import (
     MIN_DIFFERING,
@@ -29,12 +31,14 @@ from eggroll.evolution.estimators import (
 )
 from eggroll.evolution.rules import RuleName
 from eggroll.library import folder as trainer_log
-from eggroll.library import worlds
+from eggroll.library import learning, worlds
 from eggroll.library.folder import TrainerLog, uninterrupted
-from eggroll.library.members import Members, Model, Store
+from eggroll.library.learning import ErrorUpdate
+from eggroll.library.members import Members, Model, RowArrays, RowReader, Store
 from eggroll.native import World
 from eggroll.spec import rng
 from eggroll.spec.credit import Turns
+from eggroll.spec.losses import LossName
 from eggroll.spec.noise import slice_length
 from eggroll.spec.program import Batch, Program, program_of
 from eggroll.training import checkpoint
@@ -82,7 +86,8 @@ class TrainerOptions(Evolution):
         with in_python():
             check_ranges(self)
             check_names(self)
-        if reason := self.estimator_class.refuses_values:
+        reason = self.estimator_class.refuses_values
+        if reason and self.estimator_class.perturbs:
             raise InputError(
                 f'estimator is {self.estimator!r}: {reason}; use "eggroll" or "token-credit".'
             )
@@ -93,6 +98,11 @@ class TrainerOptions(Evolution):
             raise InputError(
                 f"fitness is {self.fitness!r}: estimator {self.estimator} credits the rows "
                 'themselves; leave it out, or use estimator="eggroll".'
+            )
+        if self.fitness != "sign" and not self.estimator_class.perturbs:
+            raise InputError(
+                f"fitness is {self.fitness!r}: estimator {self.estimator} learns from errors, not "
+                "from values; leave it out."
             )
         if self.fitness != "sign" and not self.rule_class.any_scale:
             raise InputError(
@@ -189,8 +199,10 @@ class Trainer:
             net: the network, with an output.
             pop: P, members of the population, even: 2i and 2i + 1 have opposite noise.
             estimator: "eggroll", noise on weights and one value per member; "token-credit" and
-                "token-votes" credit every row.
-            rule: "sign", the paper's; "whitened" for token credit of larger networks; "master".
+                "token-votes" credit every row; "feedback" and "local" carry errors back, without
+                noise, see `learn`.
+            rule: "sign", the paper's; "whitened" for token credit of larger networks; "master";
+                "adam" for errors carried back.
             seed: of the initial weights and the noise.
             steps: updates planned, which shape the learning rate of rules whitened and master.
             fitness: what estimator eggroll makes of the values of a pair: "sign" of the difference;
@@ -230,13 +242,29 @@ class Trainer:
             net.declaration(), net.score_bits
         )  # its own, whatever becomes of the given
         self.program, self.options = net, options
-        self.engine, self.reason = engine_for(options, net)
+        self.engine, self.reason = self._engine_of(options, net)
         self._learner = new_learner(options, self.engine)
         # What is not yet computed, only this thread could compute.
         mx.eval(self._learner.weights, self._learner.memory, self._learner.state)
         self._members: Members | None = None
         self._value_scale, self._stalled, self._store = 0.0, 0, Store()
+        self._readers = learning.Readers(self._learner, options.threads)
+        self._row_reader = RowReader(net, None, lambda batch: {})
         self._log: TrainerLog | None = None
+
+    @staticmethod
+    def _engine_of(options: TrainerOptions, net: Program) -> tuple[Engine, str]:
+        """The engine, and why that one: engines of GPUs carry no errors of outputs back yet."""
+        engine, reason = engine_for(options, net)
+        if options.estimator_class.perturbs or engine.learns_outputs:
+            return engine, reason
+        usable = [name for name in ("cpu", "portable") if not unavailable_because(name)]
+        if options.engine != "auto":
+            raise InputError(
+                f"engine {options.engine!r} does not carry errors of outputs back yet, as "
+                f"estimator {options.estimator} needs: choose one of {', '.join(usable)}."
+            )
+        return engine_for(replace(options, engine=usable[0]), net)
 
     def _write_into(self, log: TrainerLog) -> None:
         with log.closed_by_errors():
@@ -301,12 +329,18 @@ class Trainer:
             )
         nodes = crediting is not None and crediting.nodes
         self._began = time.perf_counter()
+        perturbs = learner.estimator.perturbs
 
         def run(batch: Batch) -> dict[str, mx.array]:
             if members is not self._members:
                 raise InputError(
                     "These members are of an update that is over: call ask() for the new ones."
                 )
+            if not perturbs:
+                outputs, self._state = population.plain_outputs(
+                    learner.weights, batch._replace(state=self._state)
+                )
+                return outputs
             signs = turns.window(members.rows, batch.size[1]) if turns and nodes else None
             outputs, self._state = population.outputs(
                 learner.weights, learner.step, batch._replace(state=self._state), signs
@@ -316,8 +350,9 @@ class Trainer:
         action_key = rng.key(self.options.seed, rng.CALLER, self.step, ACTIONS)
         self._store.clear()
         members = Members(
-            self.program, self.options.pop, run, turns, self._state, action_key, self._store
-        )
+            self.program, self.options.pop, run, turns, self._state, action_key, self._store,
+            perturbs,
+        )  # fmt: skip
         self._members = members
         return members
 
@@ -333,10 +368,12 @@ class Trainer:
                 members before it; nothing has changed. Or a file of `out` cannot be written; the
                 update is made.
         """
-        members = self._members
-        if members is None or not members.calls:
-            what = "ask" if members is None else "a call of the members that ask returned"
-            raise InputError(f"tell comes without {what}: call ask(), then its members, then tell.")
+        members = self._shown_members("tell")
+        if not self.options.estimator_class.perturbs:
+            raise InputError(
+                f"tell was given values and estimator {self.options.estimator} learns from errors: "
+                'call tell_errors, or learn, or use estimator="token-credit".'
+            )
         if self.options.estimator_class.by_token and not members.acts:
             raise InputError(
                 "The policy's votes come from the actions that it drew: call members.act, not the "
@@ -359,11 +396,7 @@ class Trainer:
                 self.step, float(checked.mean()), rate, result.differing, seconds, float(best),
                 per_second(self.pop * members.rows, seconds),
             )  # fmt: skip
-            if self._log:
-                self._log.add(update._asdict())
-                every = self.options.checkpoint_every
-                if self.step == self.options.steps or (every and self.step % every == 0):
-                    self.save()
+            self._record(update._asdict())
         self._stalled = self._stalled + 1 if result.differing < MIN_DIFFERING else 0
         if self._stalled == STALLED_UPDATES:
             warnings.warn(
@@ -374,6 +407,132 @@ class Trainer:
                 stacklevel=2,
             )
         return update
+
+    def learn(
+        self,
+        inputs: ArrayLike | None = None,
+        targets: Any = None,
+        *,
+        loss: LossName | Mapping[str, LossName] = "softmax",
+        errors: Any = None,
+        features: ArrayLike | None = None,
+        tokens: ArrayLike | None = None,
+        begins: ArrayLike | None = None,
+    ) -> ErrorUpdate:
+        """Makes an update by the errors of rows, which estimators local and feedback carry back.
+
+        Rows are those of a call of `model`, [R, T, ..] or [R, ..] for any R: a mini-batch. With
+        `carry` states go on from the last update's, and R is pop.
+
+        Args:
+            inputs, features, tokens, begins: as of a call of the members.
+            targets: of loss softmax whole numbers [R, T] or [R], the class, -1 for none; of squared
+                and sigmoid [R, T, n] or [R, n]; a dict by output if there are several.
+            loss: "softmax", "squared" or "sigmoid"; a dict by output to mix them.
+            errors: in place of targets, what the outputs lack: int8 [R, T, n], 127 for a
+                probability that is off by one, or real numbers, rounded by chance; a dict by
+                output if there are several; or a function that makes them of the outputs.
+
+        Raises:
+            InputError: another estimator, shape or range; nothing has changed. Or a file of `out`
+                cannot be written; the update is made.
+        """
+        self._check_learns("learn")
+        if (targets is None) == (errors is None):
+            raise InputError("learn needs either targets or errors: give one of them.")
+        self._began = time.perf_counter()
+        rows = self._row_reader.check(RowArrays(inputs, features, tokens, begins))
+        batch = rows.batch
+        if self.options.carry:
+            if batch.size[0] != self.pop:
+                raise InputError(
+                    f"{batch.size[0]} readers carry their states on and pop is {self.pop}: give "
+                    "as many rows, or leave carry out."
+                )
+            batch = batch._replace(state=self._learner.state)
+        maker, made = self._error_maker(batch, rows.single), errors
+        if targets is not None or callable(errors):
+            try:
+                outputs = learning.plain_outputs(self._learner, self._readers, batch)
+            except ValueError as error:  # indices beyond their range
+                raise InputError(f"{error}.") from None
+            if rows.single:
+                outputs = {name: array[:, 0] for name, array in outputs.items()}
+            if callable(errors):
+                made = errors(self._row_reader.public(outputs))
+        lost = math.nan
+        if targets is None:
+            of_outputs = maker.given(made)
+        else:
+            named = learning.by_name(self.program, "targets", targets)
+            of_outputs, lost = maker.of_targets(outputs, named, loss)
+        return self._learn(batch._replace(errors=of_outputs), lost)
+
+    def tell_errors(self, errors: Any) -> ErrorUpdate:
+        """Makes the update by the errors of all rows that the members of `ask` were shown.
+
+        errors: as of `learn`, [P, T, n] of all T rows since `ask`, a dict if there are several
+        outputs; so a policy learns from the actions that it drew.
+
+        Raises:
+            InputError: another estimator or shape, or no `ask` with a call of its members before
+                it; nothing has changed. Or as of `tell`.
+        """
+        self._check_learns("tell_errors")
+        members = self._shown_members("tell_errors")
+        batch = members.shown(self.pop)
+        single = members.rows == 1 and np.ndim(errors) == 2
+        of_outputs = self._error_maker(batch, single).given(errors)
+        return self._learn(batch._replace(errors=of_outputs), math.nan)
+
+    def _check_learns(self, name: str) -> None:
+        if self._log:
+            self._log.check_open()
+        if self.options.estimator_class.perturbs:
+            raise InputError(
+                f"{name} carries errors back and estimator is {self.options.estimator!r}: use "
+                'estimator="feedback" or "local", or ask and tell.'
+            )
+
+    def _error_maker(self, batch: Batch, single: bool) -> learning.ErrorMaker:
+        options = self.options
+        words = learning.row_words(options.seed, self.step, *batch.size, options.threads)
+        return learning.ErrorMaker(self.program, words, single)
+
+    def _learn(self, batch: Batch, loss: float) -> ErrorUpdate:
+        learner, (R, T) = self._learner, batch.size
+        try:
+            estimate = learning.estimate(learner, self._readers, batch)
+        except ValueError as error:
+            raise InputError(f"{error}.") from None
+        after = estimate.state if self.options.carry else learner.state
+        size = float(np.abs(batch.errors.astype(np.int16)).mean())
+        with uninterrupted():
+            rate = learner.adopt(estimate._replace(state=after))
+            self._members = None
+            seconds = max(time.perf_counter() - self._began, 0.0)
+            update = ErrorUpdate(self.step, loss, size, rate, seconds, per_second(R * T, seconds))
+            row = update._asdict()
+            self._record({k: v for k, v in row.items() if v == v})
+        return update
+
+    def _shown_members(self, name: str) -> Members:
+        """The members of `ask`, which were shown rows."""
+        members = self._members
+        if members is None or not members.calls:
+            what = "ask" if members is None else "a call of the members that ask returned"
+            raise InputError(
+                f"{name} comes without {what}: call ask(), then its members, then {name}."
+            )
+        return members
+
+    def _record(self, row: dict[str, Any]) -> None:
+        """Adds an update to the folder, and a checkpoint where one is due."""
+        if self._log:
+            self._log.add(row)
+            every = self.options.checkpoint_every
+            if self.step == self.options.steps or (every and self.step % every == 0):
+                self.save()
 
     def play(self, world: World, rows: int, *, shared: Any = None, group: int = 2) -> Update:
         """Makes an update by a native world, in which every member has `rows` rows; docs/native.md.

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from eggroll.spec import rng
 from eggroll.spec.fixed_point import divisor
-from eggroll.spec.program import Program, Stage
+from eggroll.spec.program import Program, S, Stage, X
 from eggroll.spec.rng import random_matrix
 
 FRACTION = 14  # bits of a register's credit below the unit of the head's error
@@ -51,12 +51,40 @@ class Learnt(NamedTuple):
     sizes: mx.array
 
 
-def head(program: Program) -> str:
-    """The name of the leaf of the score."""
-    return next(
+def final(stage: Stage) -> tuple[bool, ...]:
+    """Of each operation: whether all ways from its result lead to outputs, by no other matrix.
+
+    A value at the clip may then be pulled back, as it is of the caller's error alone.
+    """
+    found = [False] * len(stage.ops)
+    for at in reversed(range(len(stage.ops))):
+        op, readers = stage.ops[at], list[int]()
+        if not op.writes or op.out in (X, S):
+            continue
+        for later in range(at + 1, len(stage.ops)):
+            if op.out in stage.ops[later].inputs:
+                readers.append(later)
+            if stage.ops[later].writes and stage.ops[later].out == op.out:
+                break
+        kinds = ((stage.ops[i].kind, found[i]) for i in readers)
+        found[at] = bool(readers) and all(
+            kind == "output" or (leads and kind != "linear") for kind, leads in kinds
+        )
+    return tuple(found)
+
+
+def heads(program: Program) -> tuple[str, ...]:
+    """Names of the matrices next to an error.
+
+    Of a program with a score that of the score, else those of sums and of final linear operations.
+    """
+    kinds = ("score",) if program.scored else ("sums",)
+    return tuple(
         program.leaves[op.leaf].name
-        for stage in program.stages for op in stage.ops if op.kind == "score"
-    )  # fmt: skip
+        for stage in program.stages
+        for op, last in zip(stage.ops, final(stage), strict=True)
+        if op.kind in kinds or (op.kind == "linear" and last and not program.scored)
+    )
 
 
 def layers(program: Program, *, inner: bool = False) -> tuple[str, ...]:

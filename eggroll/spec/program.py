@@ -77,6 +77,7 @@ class Batch(NamedTuple):
     state: Any = None  # int8 [P, state_size], an array of MLX, before the first row
     inputs: Any = None  # int8 [P, T, program.inputs]; -128 counts as -127
     features: Any = None  # int32 [P, T, program.indices], of every list; -1 for none
+    errors: Any = None  # int8 [P, T, all outputs side by side], within +-127, to be carried back
 
     @property
     def size(self) -> tuple[int, int]:

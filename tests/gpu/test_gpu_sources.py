@@ -100,7 +100,7 @@ def carry_sources(
 
 def passing(program: language.Program) -> frozenset[int]:
     """Leaves that pass credit on with estimator feedback."""
-    names = (*backward.layers(program), backward.head(program))
+    names = (*backward.layers(program), *backward.heads(program))
     return frozenset(i for i, leaf in enumerate(program.leaves) if leaf.name in names)
 
 

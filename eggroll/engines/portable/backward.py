@@ -23,6 +23,7 @@ from eggroll.spec.backward import (
     FRACTION,
     SUM_BOUND,
     Backward,
+    final,
     reduced,
 )
 from eggroll.spec.program import Batch, Op, Program, S, Weights, X
@@ -56,8 +57,10 @@ class BackwardPass:
                 # The state is credited by the rows after this one, x by the stages after this one.
                 later = {X: x[self.t], S: state}
                 self.credit = {r: c for r, c in later.items() if c is not None}
-                for record in reversed(records[self.t][first:end]):
-                    self._step(record)
+                for record, last in zip(
+                    reversed(records[self.t][first:end]), reversed(final(stage)), strict=True
+                ):
+                    self._step(record, last)
                 x[self.t], state = self.credit.get(X), self.credit.get(S)
                 if stage.state < 0:
                     state = None
@@ -66,16 +69,22 @@ class BackwardPass:
                 mx.eval([c for c in (x[self.t], state) if c is not None], self.votes)
             end = first
 
-    def _step(self, record: OpRecord) -> None:
-        """Carries the credit of an operation's result to its inputs and its leaf."""
+    def _step(self, record: OpRecord, last: bool) -> None:
+        """Carries the credit of an operation's result to its inputs and its leaf.
+
+        last: whether the operation is a final one.
+        """
         op = record.op
         if op.kind == "score":
             return self._score(record)
+        if not op.writes:
+            return self._output(record)
         c = self.credit.pop(op.out, None) if op.writes else None
         if c is None:
             return None
         if op.kind in CLIPPED:
-            c = mx.where(mx.abs(record.y) == fx.LIMIT, 0, c)
+            stuck = outward(record.y, c) if last else mx.abs(record.y) == fx.LIMIT
+            c = mx.where(stuck, 0, c)
         credits = BACKWARD_OPERATIONS[op.kind](self, record, c)
         for register, credit in zip(op.inputs, credits, strict=True):
             if credit is not None:
@@ -136,9 +145,23 @@ class BackwardPass:
         chance = (self.word(leaf, u.shape[1]) >> 16).astype(mx.int64)
         e = -((((E >> z) * ratio >> 8) + chance) >> 16).astype(mx.int32)
         e = e + ERROR * (mx.arange(u.shape[1]) == targets[:, None])
-        # Where a logit is clipped, an error that would push it further out has no effect.
-        outward = ((u == fx.LIMIT) & (e > 0)) | ((u == -fx.LIMIT) & (e < 0))
-        return mx.where(outward, 0, e)
+        return mx.where(outward(u, e), 0, e)
+
+    def _output(self, record: OpRecord) -> None:
+        """The caller's error of an output: credit of its register or, of `sums`, of its leaf."""
+        if self.batch.errors is None:
+            return
+        op, (x,), place = record.op, record.inputs, record.op.numbers[0]
+        sizes = [output.size for output in self.program.outputs]
+        first = sum(sizes[:place])
+        e = self.batch.errors[:, self.t, first : first + sizes[place]].astype(mx.int32)
+        if op.kind == "output":
+            return self._add(op.inputs[0], e << FRACTION)
+        self.sizes[op.leaf] += int(mx.abs(e).sum())
+        self.vote(op.leaf, exact_matmul(e.T, x))
+        c = self.through(op.leaf, e, FRACTION)
+        if c is not None:
+            self._add(op.inputs[0], c)
 
 
 @dataclass
@@ -158,6 +181,11 @@ class OpRecord(NamedTuple):
     op: Op
     inputs: list[mx.array]  # [P, n] each
     y: mx.array  # its result [P, n]
+
+
+def outward(y: mx.array, c: mx.array) -> mx.array:
+    """True where credit would push a value at the clip further out, which has no effect."""
+    return ((y == fx.LIMIT) & (c > 0)) | ((y == -fx.LIMIT) & (c < 0))
 
 
 def bounded(c: mx.array) -> mx.array:
@@ -245,7 +273,7 @@ def input_back(run: BackwardPass, record: OpRecord, c: mx.array) -> InputCredits
 
 
 # Operation -> the credit of its inputs and leaf, from that of its result. Of `score` the credit is
-# its own error; `output` and `sums` have none.
+# its own error, of `output` and `sums` the caller's.
 BACKWARD_OPERATIONS: dict[str, Callable[[BackwardPass, OpRecord, mx.array], InputCredits]] = {
     "embed": embed_back,
     "linear": linear_back,

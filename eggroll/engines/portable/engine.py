@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from eggroll.engines.base import Engine, check_rows, check_scored, check_values
+from eggroll.engines.base import Engine, check_errors, check_rows, check_scored, check_values
 from eggroll.engines.portable.backward import BackwardPass, OpRecord, RecordedPass
 from eggroll.engines.portable.credit import CreditPass, Tape
 from eggroll.engines.portable.operations import (
@@ -38,6 +38,7 @@ class PortableEngine(Engine):
     """Interprets the program with plain MLX operations."""
 
     name = "portable"
+    learns_outputs = True
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
         super().__init__(program, threads, block_tokens)
@@ -123,7 +124,7 @@ class PortableEngine(Engine):
         return scores.astype(mx.int16), self._join(states), Z
 
     def learn(self, prepared: Any, batch: Batch, words: mx.array, back: Backward) -> Learnt:
-        check_scored(self.program)
+        check_errors(self.program, batch)
         states, records = self._split(batch.state), list[list[OpRecord]]()
 
         def recorded(t: int, row: TokenRow) -> TokenPass:
@@ -132,7 +133,10 @@ class PortableEngine(Engine):
             return run
 
         results = [
-            self._scores(row, batch.targets[:, t]) for t, row in self._rows(recorded, batch, states)
+            self._scores(row, batch.targets[:, t])
+            if self.program.scored
+            else mx.zeros(len(batch.tokens), mx.int32)
+            for t, row in self._rows(recorded, batch, states)
         ]
         backward = BackwardPass(self.program, prepared, back, batch, words)
         backward.run(records)
@@ -167,7 +171,7 @@ class PortableEngine(Engine):
         """Runs row after row; yields t and the row. `states` become the new ones."""
         check_rows(self.program, batch)
         for t in range(batch.size[1]):
-            tokens, _, _, inputs, features = batch.at(t)
+            tokens, _, _, inputs, features, _ = batch.at(t)
             # The document mark 0 zeroes a member's state.
             states[:] = [s * (tokens != 0)[:, None] for s in states]
             row = TokenRow(tokens, inputs, features)

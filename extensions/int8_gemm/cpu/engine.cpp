@@ -273,9 +273,10 @@ std::vector<mx::array> learn(std::shared_ptr<Program> program, const mx::array& 
                              const mx::array& tokens, const mx::array& targets,
                              const mx::array& state, const Rows& rows, const mx::array& words,
                              const std::vector<int>& scales,
-                             const std::vector<std::optional<mx::array>>& back, int threads) {
+                             const std::vector<std::optional<mx::array>>& back,
+                             const std::optional<mx::array>& errors, int threads) {
   const Plan& plan = program->plan();
-  check_scored(plan);
+  if (!errors) check_scored(plan);
   const Options options{threads, 1, 1, 0};
   Noise none{mx::zeros({1}, mx::int8, kCpu), std::nullopt, 1, 0};
   Arrays arrays = arrays_of(*program, packed, none, tokens, targets, state, rows, options);
@@ -283,6 +284,7 @@ std::vector<mx::array> learn(std::shared_ptr<Program> program, const mx::array& 
   require(words.shape() == mx::Shape{members, count}, "words: [P, T] is needed");
   arrays.draws = arrays.add(ready(words, mx::uint32, "words"));
   const std::vector<int> at = matrices_of(plan, scales, back, arrays);
+  const int of_outputs = errors ? add_errors(plan, *errors, arrays) : -1;
   std::vector<mx::array> out{made({members, plan.state_size}, mx::int8),
                              made({members, count}, mx::int16), made({plan.leaf_count}, mx::int64)};
   LearnWork work;
@@ -291,6 +293,9 @@ std::vector<mx::array> learn(std::shared_ptr<Program> program, const mx::array& 
   job.draws = nullptr;
   job.state_out = out[0].data<int8_t>();
   job.scores = out[1].data<int16_t>();
+  if (!plan.scored) std::memset(job.scores, 0, out[1].nbytes());
+  work.job.errors = arrays.data<int8_t>(of_outputs);
+  work.job.errors_size = errors_size(plan);
   work.job.words = arrays.data<uint32_t>(arrays.draws);
   work.job.scales = scales.data();
   work.sizes = out[2].data<int64_t>();

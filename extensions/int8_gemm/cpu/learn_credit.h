@@ -10,9 +10,16 @@ struct LearnCredit : LearnTape {
   struct ResultCredit {
     const int32_t* from;
     const int8_t* y;  // the result where it is clipped, or null
+    bool last;        // of a final operation: credit may pull values back from the clip
 
-    void row(int w, int32_t* of) const {
-      LearnIsa::take(from + w * kRow, y ? y + w * kRow : nullptr, of);
+    void row(int w, int32_t* __restrict of) const {
+      LearnIsa::take(from + w * kRow, y && !last ? y + w * kRow : nullptr, of);
+      if (!y || !last) return;
+      const int8_t* __restrict at = y + w * kRow;
+      for (int i = 0; i < kRow; ++i) {
+        const bool stuck = (at[i] == 127 && of[i] > 0) || (at[i] == -127 && of[i] < 0);
+        of[i] = stuck ? 0 : of[i];
+      }
     }
   };
 
@@ -56,12 +63,14 @@ struct LearnCredit : LearnTape {
   void pass(int j, int t) {
     const Op& op = stage->ops[j];
     if (op.kind == OpKind::score) return pass_score(op, j, t);
+    if (op.kind == OpKind::output || op.kind == OpKind::sums)
+      return learn.errors ? pass_error(op, j, t) : void();
     if (!result_words(*stage, op)) return;
     if (!has[op.out]) return op.kind == OpKind::linear ? keep_none(j, t) : void();
     has[op.out] = false;
     int n = stage->registers[op.out], words = words_of(n);
     const int8_t* y = reinterpret_cast<const int8_t*>(row + form.of[j]);
-    const ResultCredit c{credit[op.out], clipped(op.kind) ? y : nullptr};
+    const ResultCredit c{credit[op.out], clipped(op.kind) ? y : nullptr, op.last};
     const int8_t* in[3];
     for (int i = 0; i < 3; ++i) in[i] = op.in[i] >= 0 ? read(j, i) : nullptr;
     switch (op.kind) {
@@ -166,6 +175,34 @@ struct LearnCredit : LearnTape {
   void pass_score(const Op& op, int j, int t) {
     voted[j] = true;
     through(op, j, t, kErrorScale);
+  }
+
+  // The caller's error of an output: credit of its register or, of sums, of its leaf.
+  void pass_error(const Op& op, int j, int t) {
+    const bool sums = op.kind == OpKind::sums;
+    const int n = job.plan.outputs[op.place].size, words = words_of(n);
+    int64_t at = 0;
+    for (int i = 0; i < op.place; ++i) at += job.plan.outputs[i].size;
+    int8_t* to = sums ? credit_of(j, t) : small;
+    __builtin_memset(to, 0, static_cast<size_t>(words) * kRow);
+    int64_t size = 0;
+    for (int m = 0; m < kLanes; ++m) {
+      if (member(m) >= job.members) continue;
+      const int8_t* e = learn.errors + (member(m) * T() + t) * learn.errors_size + at;
+      for (int k = 0; k < n; ++k) {
+        to[k / 4 * kRow + 4 * m + k % 4] = e[k];
+        size += e[k] < 0 ? -e[k] : e[k];
+      }
+    }
+    if (sums) {
+      learn.sizes[op.leaf] += size;
+      return pass_score(op, j, t);
+    }
+    const InputCredit of = give(op.in[0]);
+    for (int w = 0; w < words; ++w) {
+      const int8_t* __restrict e = to + w * kRow;
+      of.row(w, [&](int i) { return e[i] * (1 << kErrorScale); });
+    }
   }
 
   // The last row of a stage may have no credit where the others have.

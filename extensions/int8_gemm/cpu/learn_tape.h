@@ -96,7 +96,7 @@ struct LearnTape : Block {
       credit[r] = arena.take<int32_t>(4 * row_words(stage->registers[r]));
     for (int j = 0; j < stage->op_count; ++j) {
       const Op& op = stage->ops[j];
-      bool matrix = op.kind == OpKind::linear || op.kind == OpKind::score;
+      bool matrix = multiplies(op.kind);
       size_t words = matrix ? static_cast<size_t>(words_of(rows_of(op))) * kLanes : 0;
       credits[j] = arena.take<uint32_t>(words * static_cast<size_t>(T()));
       voted[j] = false;

@@ -69,6 +69,7 @@ struct Op {
   int place;        // of output and sums: which of the program's outputs
   int chain;        // of linear: how many operations after it are done with each of its tiles
   bool multiplied;  // products alone read the result; of mix: products read it, too
+  bool last;        // all ways from the result lead to outputs, by no other matrix
 };
 
 // A parameter [rows, cols] (cols 0: a vector of `rows`). `offset` is where it begins in the packed
@@ -231,6 +232,8 @@ struct LearnJob {
                               // of its K columns, or null
   int32_t* const* z;          // [leaves] of this thread: votes, in the leaf's shape
   int64_t* sizes;             // [leaves] of this thread: sum of |credit|
+  const int8_t* errors;       // [P, T, errors_size] of the outputs side by side, or null
+  int errors_size;
 };
 
 // A leaf of n values before an update of Adam's and after it. Both have feedback, or neither

@@ -128,7 +128,7 @@ Program::Program(const std::vector<StageSpec>& stages, const std::vector<LeafSpe
   for (const Stage& stage : stages_) check(stage);
   check_flow();
   if (plan_.scored) check_powers();
-  for (auto& ops : ops_) chain(ops), mark(ops);
+  for (auto& ops : ops_) chain(ops), mark(ops), mark_last(ops);
   parts_ = parts_of(stages_);
   plan_.parts = parts_.data(), plan_.part_count = static_cast<int>(parts_.size());
 }
@@ -143,6 +143,24 @@ void Program::mark(std::vector<Op>& ops) {
     const bool alone = op.kind == OpKind::norm || op.kind == OpKind::forget ||
                        (op.kind == OpKind::linear && !op.chain);
     op.multiplied = product[op.out] && (op.kind == OpKind::mix || (alone && !other[op.out]));
+  }
+}
+
+// Whose results the caller alone has, by whatever operations but matrices.
+void Program::mark_last(std::vector<Op>& ops) {
+  for (size_t j = ops.size(); j-- > 0;) {
+    Op& op = ops[j];
+    if (!writes(op.kind) || op.out < 2) continue;  // x and s are read later
+    bool read = false, last = true;
+    for (size_t i = j + 1; i < ops.size(); ++i) {
+      const Op& later = ops[i];
+      if (std::find(later.in, later.in + 3, op.out) != later.in + 3) {
+        read = true;
+        last &= later.kind == OpKind::output || (later.last && later.kind != OpKind::linear);
+      }
+      if (writes(later.kind) && later.out == op.out) break;
+    }
+    op.last = read && last;
   }
 }
 
@@ -173,7 +191,7 @@ void Program::add_stage(const StageSpec& stage) {
     const Form& form = form_of(name);
     require(in.size() == form.inputs, name + " takes " + std::to_string(form.inputs) + " inputs");
     require(numbers.size() == form.numbers, name + " has the wrong numbers");
-    Op op{form.kind, out, {-1, -1, -1}, leaf, table, 0, 0, 0, 0, 0, 0, false};
+    Op op{form.kind, out, {-1, -1, -1}, leaf, table, 0, 0, 0, 0, 0, 0, false, false};
     std::copy(in.begin(), in.end(), op.in);
     if (form.numbers == 1) op.place = numbers[0];
     if (form.numbers == 4)

@@ -55,6 +55,7 @@ class Program {
   void check_powers() const;
   static void chain(std::vector<Op>& ops);
   static void mark(std::vector<Op>& ops);
+  static void mark_last(std::vector<Op>& ops);
 
   // Where leaves lie in weights packed for one instruction set.
   struct Layout {

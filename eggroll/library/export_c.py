@@ -1,0 +1,209 @@
+"""Export to C99: one header of constants and functions, without heap, floats or dependencies.
+
+A row runs in `NAME_step`; registers are on the stack, stage by stage. Inner loops are plain sums of
+int8 products over contiguous memory, which compilers turn into vector instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eggroll.library.export_parts import Network, identifier, identifiers
+from eggroll.spec.fixed_point import divisor
+from eggroll.spec.program import Op, S, Stage, X
+
+PER_LINE = 24  # numbers of a constant
+HELPERS = """
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define {N}_MAYBE static inline __attribute__((unused))
+#else
+#define {N}_MAYBE static inline
+#endif
+
+{N}_MAYBE int8_t {n}_clip(int32_t v) {{ return (int8_t)(v > 127 ? 127 : v < -127 ? -127 : v); }}
+
+/* a / d, rounded down; d is above 0 */
+{N}_MAYBE int32_t {n}_floor(int32_t a, int32_t d) {{ return a / d - (a % d < 0); }}
+
+/* W x of a matrix [O, K] */
+{N}_MAYBE int32_t {n}_dot(const int8_t *w, const int8_t *x, int K) {{
+  int32_t sum = 0;
+  for (int k = 0; k < K; ++k) sum += (int32_t)w[k] * x[k];
+  return sum;
+}}
+
+{N}_MAYBE void {n}_linear(const int8_t *w, const int8_t *x, int O, int K, int32_t d, int8_t *y) {{
+  for (int o = 0; o < O; ++o) y[o] = {n}_clip({n}_floor({n}_dot(w + (int64_t)o * K, x, K), d));
+}}
+
+{N}_MAYBE void {n}_norm(const int8_t *w, const int8_t *x, int K, int8_t *y) {{
+  int32_t sum = 0;
+  for (int k = 0; k < K; ++k) sum += x[k] < 0 ? -x[k] : x[k];
+  const int32_t mean = sum / K > 1 ? sum / K : 1;
+  for (int k = 0; k < K; ++k) y[k] = {n}_clip({n}_floor((int32_t)x[k] * w[k], mean));
+}}
+
+/* the sums of the rows of E [count, D] that lists of indices name; -1 names none */
+{N}_MAYBE void {n}_features(const int8_t *E, const int32_t *shown, int lists, int active, int D,
+                            int shift, int8_t *y) {{
+  for (int l = 0; l < lists; ++l)
+    for (int d = 0; d < D; ++d) {{
+      int32_t sum = 0;
+      for (int i = 0; i < active; ++i)
+        if (shown[l * active + i] >= 0) sum += E[(int64_t)shown[l * active + i] * D + d];
+      y[l * D + d] = {n}_clip({n}_floor(sum, (int32_t)1 << shift));
+    }}
+}}
+"""
+
+
+def header(net: Network) -> bytes:
+    """The network as a header of C99."""
+    n, N = net.name, net.name.upper()
+    leaves = identifiers([leaf.name for leaf in net.program.leaves])
+    text = [
+        f"/* Network {n}, exported by eggroll: C99, equal to the engine in every bit.\n"
+        f"   {n}_step runs one row. It needs no heap, no floats and no library. */\n"
+        f"#ifndef {N}_H\n#define {N}_H\n",
+        HELPERS.format(n=n, N=N),
+        *_sizes(net, N),
+    ]
+    for leaf, values in net.leaves().items():
+        text.append(_constant(f"{n}_leaf_{leaves[leaf]}", values))
+    for name, table in net.tables().items():  # by the value plus 127
+        text.append(_constant(f"{n}_table_{identifier(name)}", table))
+    text.append(f"\n{N}_MAYBE void {n}_step({', '.join(_parameters(net))}) {{\n")
+    text += [f"  {line}\n" for line in _body(net, leaves)]
+    text.append(f"}}\n\n#endif  /* {N}_H */\n")
+    return "".join(text).encode()
+
+
+def _sizes(net: Network, N: str) -> Iterator[str]:
+    """Constants by which a caller declares its arrays."""
+    program = net.program
+    sizes = {
+        "INPUTS": program.inputs,
+        "FEATURES": program.indices,
+        "VOCABULARY": program.vocabulary if net.reads_tokens else 0,
+        "STATE": program.state_size,
+    } | {f"{identifier(output.name).upper()}_SIZE": output.size for output in net.outputs()}
+    yield "\n"
+    for name, size in sizes.items():
+        if size:
+            yield f"#define {N}_{name} {size}\n"
+
+
+def _constant(name: str, values: NDArray[Any]) -> str:
+    flat = np.asarray(values).reshape(-1).tolist()
+    lines = (flat[i : i + PER_LINE] for i in range(0, len(flat), PER_LINE))
+    body = ",\n".join("  " + ", ".join(map(str, line)) for line in lines)
+    return f"\nstatic const int8_t {name}[{len(flat)}] = {{\n{body}}};\n"
+
+
+def _parameters(net: Network) -> list[str]:
+    program = net.program
+    given = [
+        ("const int8_t *inputs", program.inputs),
+        ("const int32_t *features", program.indices),
+        ("int32_t token", net.reads_tokens),
+        ("int begins", program.state_size and not net.reads_tokens),
+        ("int8_t *state", program.state_size),
+    ]
+    outputs = [
+        f"{'int32_t' if output.wide else 'int8_t'} *{_out(output.name)}" for output in net.outputs()
+    ]
+    return [text for text, there in given if there] + outputs
+
+
+def _out(name: str) -> str:
+    return f"out_{identifier(name)}"
+
+
+def _body(net: Network, leaves: Mapping[str, str]) -> Iterator[str]:
+    program, at = net.program, None
+    many = any(X in op.inputs or (op.writes and op.out == X) for _, op in net.operations())
+    if program.state_size:
+        begins = "token == 0" if net.reads_tokens else "begins"
+        yield f"if ({begins}) memset(state, 0, {program.state_size});"
+    kinds = {op.kind for _, op in net.operations()}
+    for what, size, kind in (
+        ("inputs", program.inputs, "input"),
+        ("features", program.indices, "features"),
+    ):
+        if size and kind not in kinds:  # no result needs them
+            yield f"(void){what};"
+    if many:
+        yield f"int8_t x[{program.width}] = {{0}};"
+    for stage, op in net.operations():
+        if stage is not at:
+            if at is not None:
+                yield "}"
+            yield "{"
+            here = [o for of, o in net.operations() if of is stage]
+            used = {r for o in here for r in (*o.inputs, *([o.out] if o.writes else []))}
+            for i, size in enumerate(stage.registers):
+                if i > S and i in used:
+                    yield f"  int8_t r{i}[{size}];"
+            if S in used:
+                yield f"  int8_t *s = state + {stage.state};"
+        at = stage
+        for line in _operation(net, leaves, stage, op):
+            yield "  " + line
+    yield "}"
+
+
+def _operation(net: Network, leaves: Mapping[str, str], stage: Stage, op: Op) -> Iterator[str]:
+    n, program = net.name, net.program
+    names = ["x", "s"] + [f"r{i}" for i in range(2, len(stage.registers))]
+    inputs = [names[i] for i in op.inputs]
+    y = names[op.out] if op.writes else _out(net.result(op))
+    size = stage.registers[op.out]
+    leaf = f"{n}_leaf_{leaves[program.leaves[op.leaf].name]}" if op.leaf >= 0 else ""
+    loop = f"for (int i = 0; i < {size}; ++i) {y}[i] = "
+    if op.kind in ELEMENTS:
+        value = ELEMENTS[op.kind](n, leaf, *(f"{name}[i]" for name in inputs))
+        yield f"{loop}{value.format(table=identifier(op.table))};"
+    elif op.kind in ("linear", "score", "sums"):
+        O, K = net.leaf(op).shape
+        if op.kind == "sums":
+            yield f"for (int o = 0; o < {O}; ++o)"
+            yield f"  {y}[o] = {n}_dot({leaf} + (int64_t)o * {K}, {inputs[0]}, {K});"
+        else:
+            yield f"{n}_linear({leaf}, {inputs[0]}, {O}, {K}, {divisor(K)}, {y});"
+    elif op.kind == "norm":
+        yield f"{n}_norm({leaf}, {inputs[0]}, {size}, {y});"
+    elif op.kind == "features":
+        lists, active, first, shift = op.numbers
+        D = net.leaf(op).shape[1]
+        shown = f"features + {first}"
+        yield f"{n}_features({leaf}, {shown}, {lists}, {active}, {D}, {shift}, {y});"
+    elif op.kind == "concat":
+        sizes = [stage.registers[i] for i in op.inputs]
+        yield f"memcpy({y}, {inputs[0]}, {sizes[0]});"
+        yield f"memcpy({y} + {sizes[0]}, {inputs[1]}, {sizes[1]});"
+    else:
+        assert op.kind == "output"
+        yield f"memcpy({y}, {inputs[0]}, {stage.registers[op.inputs[0]]});"
+
+
+# Operations on single values -> (name, leaf, inputs) -> an expression of value i.
+ELEMENTS: dict[str, Callable[..., str]] = {
+    "embed": lambda n, leaf: (
+        f"{leaf}[(int64_t)token * (int64_t)(sizeof {leaf} / {n.upper()}_VOCABULARY) + i]"
+    ),
+    "add": lambda n, leaf, a, b: f"{n}_clip({a} + {b})",
+    "add_bias": lambda n, leaf, a, b: f"{n}_clip({a} + {b} + {leaf}[i])",
+    "lookup": lambda n, leaf, a: f"{n}_table_{{table}}[{a} + 127]",
+    "forget": lambda n, leaf, f, s: f"(int8_t){n}_floor(({f} + 127) * {s}, 256)",
+    "mix": lambda n, leaf, f, h, s: f"(int8_t)({s} + {n}_floor(({f} + 127) * ({h} - {s}), 256))",
+    "input": lambda n, leaf: "inputs[i] < -127 ? -127 : inputs[i]",
+    "bias": lambda n, leaf, a: f"{n}_clip({a} + {leaf}[i])",
+    "relu": lambda n, leaf, a: f"{a} > 0 ? {a} : 0",
+}

@@ -1,0 +1,152 @@
+"""Errors of outputs carried back: every engine that does it equals the oracle, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import oracle_backward
+import pytest
+from networks import case_of
+from networks_backward import ENGINES, ESTIMATORS, ISAS, Carried, carried_of, differing
+from networks_random import seeded_program
+
+from eggroll import engines
+from eggroll.networks import egg, mlp
+from eggroll.spec.backward import final, heads
+from eggroll.spec.program import Program
+
+UNSCORED = [seed for seed in range(96) if not seeded_program(seed).scored]
+LEARNING = [name for name in ENGINES if engines.ENGINES[name].learns_outputs]
+
+
+def recurrent(width: int = 6) -> Program:
+    """A state, an input, sparse features, a bias on logits, and outputs of both kinds."""
+    net = Program(width=width)
+    x, s = net.stage("cell.", state=True)
+    shown = net.relu(net.bias(net.linear(net.input(3), "in", width), "b"))
+    sparse = net.features("sparse", 9, width, active=3)
+    both = net.linear(net.concat(shown, sparse), "both", width)
+    f = net.lookup(net.linear(s, "gate", width), "sigmoid")
+    net.mix(f, both, s, out=s)
+    net.add(both, s, out=x)
+    x, _ = net.stage("out.")
+    h = net.norm(x, "norm")
+    net.output(net.bias(net.linear(h, "logits", 4), "prior"), "class")
+    net.sums(h, "worth", 2)
+    net.policy(h, "act", 3)
+    return net
+
+
+def case(program: Program, seed: int, estimator: str, *, scale: int | None = None, **options: Any):
+    extreme = options.get("extreme", False)
+    made = case_of(program, np.random.default_rng(seed), **{"T": 4} | options)
+    return carried_of(made, estimator, scale=scale, extreme=extreme, seed=seed)
+
+
+def engine_of(name: str, carried: Carried) -> engines.Engine:
+    return engines.ENGINES[name](carried.case.program)
+
+
+def test_engines_carry_errors_of_outputs():
+    assert {"portable"} <= {*LEARNING}
+
+
+@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("seed", UNSCORED)
+def test_random_programs_equal_the_oracle(name: str, estimator: str, seed: int):
+    program = seeded_program(seed, joined=seed % 2 == 0)
+    carried = case(program, seed, estimator, extreme=seed % 3 == 0)
+    assert carried.differing(carried.run(engine_of(name, carried))) == set()
+
+
+def test_credit_reaches_many_leaves_of_the_random_programs():
+    """So that what is compared above is more than zeros."""
+    reached = []
+    for seed in UNSCORED[::2]:
+        votes = case(seeded_program(seed, joined=True), seed, "feedback", scale=2).oracle()[2]
+        reached += [bool(np.any(z)) for z in votes.values()]
+    assert np.mean(reached) > 1 / 2
+
+
+@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("scale", [0, 3, 8, 16, None])
+@pytest.mark.parametrize("extreme", [False, True])
+def test_a_recurrent_program_of_several_outputs_equals_the_oracle(
+    name: str, estimator: str, scale: int | None, extreme: bool
+):
+    carried = case(recurrent(), 7, estimator, scale=scale, T=6, extreme=extreme)
+    found = carried.run(engine_of(name, carried))
+    assert carried.differing(found) == set()
+    assert not np.array(found.scores).any()
+    if scale == 0:
+        silent = {leaf for leaf, z in found.votes.items() if not np.array(z).any()}
+        assert silent == (set() if estimator == "feedback" or extreme else silent)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("program", [recurrent(13), mlp(33, [70, 20], 11)])
+def test_instruction_sets_equal_the_portable_engine(
+    isa: str, threads: int, program: Program, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("EGGROLL_ISA", isa)
+    carried = case(program, 4, "feedback", P=102, T=5)
+    want = carried.run(engine_of("portable", carried))
+    made = engines.ENGINES["cpu"](program, threads)
+    assert differing(carried.run(made), want) == set()
+
+
+def test_heads_and_final_operations_are_those_next_to_an_output():
+    assert set(heads(recurrent())) == {"out.logits", "out.worth", "out.act"}
+    assert heads(egg(7, 5, 2)) == ("head",)
+    assert heads(mlp(3, [8], 2)) == (mlp(3, [8], 2).leaves[2].name,) or len(heads(mlp(3, [8], 2)))
+    for seed in UNSCORED:
+        for stage in seeded_program(seed).stages:
+            own = tuple(oracle_backward.final(stage, i) for i in range(len(stage.ops)))
+            assert final(stage) == own
+
+
+def broken(name: str, value: Any) -> Any:
+    def change(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(oracle_backward, name, value)
+
+    change.__name__ = name
+    return change
+
+
+BROKEN = [
+    broken("pushed_out", lambda op, y, c: c),
+    broken("final", lambda stage, at: False),
+    broken("SCORE_SCALE", 13),
+]
+
+
+@pytest.mark.parametrize("change", BROKEN, ids=lambda change: change.__name__)
+def test_the_comparison_notices_what_is_broken(change: Any, monkeypatch: pytest.MonkeyPatch):
+    carried = case(recurrent(), 7, "feedback", scale=3, T=6, extreme=True)
+    found = carried.run(engine_of("portable", carried))
+    assert carried.differing(found) == set()
+    change(monkeypatch)
+    assert carried.differing(found) - {"sizes"} != set()
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_wrong_errors_are_refused(name: str):
+    carried = case(mlp(3, [8], 2), 1, "feedback")
+    good = carried.errors
+    assert good is not None
+    low = good.copy()
+    low[0, 0, 0] = -128
+    for wrong in (good[..., :1], good[:1], good.astype(np.int32), low):
+        carried.errors = wrong
+        with pytest.raises((ValueError, TypeError)):
+            carried.run(engine_of(name, carried))
+    scored = case(egg(7, 5, 1), 1, "feedback")
+    scored.errors = np.zeros((*scored.case.tokens.shape, 0), np.int8)
+    with pytest.raises(ValueError, match="score"):
+        scored.run(engine_of(name, scored))
+    assert mx.array(good).dtype == mx.int8
