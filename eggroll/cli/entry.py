@@ -80,9 +80,7 @@ def start(module: str, *words: list[str]) -> int:
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        from eggroll.cli.command import end_with
-
-        return end_with(error)
+        return int(importlib.import_module("eggroll.cli.command").end_with(error))
     return int(imported.main(*words))
 
 
