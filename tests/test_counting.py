@@ -92,3 +92,47 @@ def test_a_long_text_is_counted_in_blocks(monkeypatch: pytest.MonkeyPatch):
     counts = sum((oracle_counts.counted(b.tolist(), 3)[2] for b in sampled), start=Counter())
     assert model.tables[2].counts.sum() == sum(counts.values())
     assert len(model.tables[2].keys) == len(counts)
+
+
+# The figure in the cache.
+
+
+def test_a_figure_is_found_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
+    text, made = texts(9, 500, 0), []
+
+    def model() -> CountedModel:
+        made.append(CountedModel(text, 9, 3))
+        return made[-1]
+
+    first = counting.kept_counts("one", model, text, "this text")
+    assert first == counting.kept_counts("one", model, text, "this text")
+    assert len(made) == 1
+    assert capsys.readouterr().err == "counting the training text of this text, once ...\n"
+    assert first.bits == made[0].bits_per_token(text)
+    assert (first.order, first.entries) == (3, sum(len(t.keys) for t in made[0].tables))
+    counting.kept_counts("another", model, text)
+    counting.kept_counts("", model, text)
+    counting.kept_counts("", model, text)
+    assert len(made) == 4, "what nothing tells from others is not kept"
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"[1]", b"{}", b'{"order": 3}', b"\xff" * 99, b"[" * 4000,
+     b'{"order": 3, "bits": NaN, "seconds": 1, "entries": 1, "size": 1}',
+     b'{"order": "3", "bits": 1, "seconds": 1, "entries": 1, "size": 1}'],
+)  # fmt: skip
+def test_a_damaged_cache_is_none(tmp_path, monkeypatch, damage: bytes):
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path))
+    text = texts(9, 300, 0)
+    first = counting.kept_counts("one", lambda: CountedModel(text, 9, 3), text)
+    (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    file.write_bytes(damage)
+    again = counting.kept_counts("one", lambda: CountedModel(text, 9, 3), text)
+    assert again._replace(seconds=0) == first._replace(seconds=0)
+    file.unlink()
+    file.mkdir()
+    third = counting.kept_counts("one", lambda: CountedModel(text, 9, 3), text)
+    assert third.bits == first.bits

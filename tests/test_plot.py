@@ -54,6 +54,19 @@ def text_of(picture: Path) -> str:
     return " ".join(re.findall(r"<!-- (.*?) -->", picture.read_text()))
 
 
+def test_validations_with_an_expert_are_drawn_beside_those_without(tmp_path: Path):
+    run = made_up(tmp_path / "a")
+    assert "with counts" not in text_of(pictures.curves(run, tmp_path / "plain.svg"))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in lines:
+        if "val_loss" in row:
+            row["val_bits_per_byte_with_counts"] = row["val_loss"] - 0.5
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+    drawn = text_of(pictures.curves(run, tmp_path / "both.svg"))
+    assert "validation: 1.100 at the end" in drawn
+    assert "with counts: 0.600 at the end" in drawn
+
+
 def test_what_was_written_is_said(call: Command, tmp_path: Path):
     run = made_up(tmp_path / "a")
     ended = call(run, main=plot.main)

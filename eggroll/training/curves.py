@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ Metric = Literal[
     "tokens_per_second",
     "rows_per_second",
 ]
+
+
+MIXED: Final = "val_bits_per_byte_with_counts"
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,14 @@ class RunCurves(ABC):
 class LanguageCurves(RunCurves):
     """A run of eggroll.train or eggroll.adamw.
 
-    loss: [updates]; valid_steps, valid: [validations].
+    loss: [updates]; valid_steps, valid: [validations]; with_counts: [2, validations with an
+    expert], steps and figures.
     """
 
     loss: Values
     valid_steps: Values
     valid: Values
+    with_counts: Values
 
     of: ClassVar[str] = "of a language model"
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -194,13 +199,15 @@ def read_run(folder: Path) -> RunCurves:
         ]
         valid = [(row["step"], per_unit(row)) for row in rows if "val_loss" in row]
         validations = np.array(valid, np.float64).reshape(-1, 2).T
+        beside = [(row["step"], row[MIXED]) for row in rows if "val_loss" in row and MIXED in row]
+        with_counts = np.array(beside, np.float64).reshape(-1, 2).T
         if any(column.ndim != 1 for column in (*columns, *validations)):
             raise ValueError("a figure is a list")
         if not by_values:  # the members' loss in the unit of validation
             unit = next((per_unit(r) / r["val_loss"] for r in rows if r.get("val_loss")), 1)
             with np.errstate(over="ignore", invalid="ignore"):  # of a file that is damaged
                 columns[-1] *= unit
-        if not all((abs(column) <= MOST).all() for column in (*columns, *validations)):
+        if not all((abs(c) <= MOST).all() for c in (*columns, *validations, *with_counts)):
             raise ValueError("a figure is not finite")
         if (columns[0] < 1).any() or (np.diff(columns[0]) <= 0).any():
             raise ValueError("updates are not in their order")
@@ -220,7 +227,8 @@ def read_run(folder: Path) -> RunCurves:
     name = folder.resolve().name
     if by_values:
         return TrainerCurves(name, config, about, *columns)
-    return LanguageCurves(name, config, about, *columns, *validations)
+    columns += [*validations, with_counts]
+    return LanguageCurves(name, config, about, *columns)
 
 
 def per_unit(row: dict[str, Any]) -> float:

@@ -248,6 +248,12 @@ def _loss(axes: Axes, run: LanguageCurves) -> None:
             run.valid_steps, run.valid, color=VALID, marker="o", markersize=3, lw=1.6,
             label=f"validation: {in_bits(run.valid[-1])} at the end",
         )  # fmt: skip
+    steps, both = run.with_counts
+    if len(both):
+        axes.plot(
+            steps, both, color=VALID, marker="o", markersize=3, lw=1.2, ls=":",
+            label=f"with counts: {in_bits(both[-1])} at the end",
+        )  # fmt: skip
     _references(axes, run, run.loss[-1])
     axes.set(ylabel=run.unit, title="loss")
     axes.legend(loc="best")
