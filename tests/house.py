@@ -54,7 +54,7 @@ ARROWS: dict[str, str] = {
 BUDGETS: dict[str, int] = {
     "baseline": 850,
     "bench": 750,
-    "cli": 710,
+    "cli": 750,
     "data": 1130,
     "engines": 5250,
     "evolution": 1150,
