@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 CELL, PAIRS = 17, 64
+WIDTH, HEIGHT, ROW = 508, 552, 254  # two rows of two panels, so that a phone can show the words
 BLUE, ORANGE, INK, GREY, LINE = "#2f6fb0", "#d9822b", "#1f2328", "#59636e", "#d0d7de"
 
 
@@ -69,11 +70,11 @@ def evaluate(x: float, scores: tuple[float, float]) -> list[str]:
             f'<rect x="{x + 70:g}" y="{y}" width="86" height="42" rx="5" fill="#fff" '
             f'stroke="{LINE}"/>',
             text(x + 113, y + 18, f"W {sign} A Bᵀ", 13),
-            text(x + 113, y + 34, f"{name} member", 10.5, fill=GREY),
+            text(x + 113, y + 34, f"{name} member", 12, fill=GREY),
             arrow(f"M {x + 54:g} 131 L {x + 64:g} {y + 21}"),
             text(x + 190, y + 26, f"{score:.1f}".replace("-", "−"), 14, font_weight=weight),
         ]
-    out.append(text(x + 28, 135, "“def…”", 11, font_family="monospace"))
+    out.append(text(x + 28, 135, "“def…”", 12, font_family="monospace"))
     return out
 
 
@@ -85,7 +86,7 @@ def vote(x: float, fitness: float, product: np.ndarray, votes: np.ndarray) -> li
         text(x + 37, 141, "·", 17),
         text(x + 78, 88, "A Bᵀ", 12, fill=GREY),
         grid(x + 44, 100, product, 600),
-        text(x + 130, 139, "+ … =", 11),
+        text(x + 130, 139, "+…=", 12),
         text(x + 182, 88, "votes Z", 12, fill=GREY),
         grid(x + 148, 100, votes, 8000),
     ]
@@ -112,22 +113,32 @@ def main() -> None:
     votes = np.einsum("p,pi,pj->ij", fitness, a, b)
     moved = abs(votes) >= 1.5 * np.sqrt(PAIRS) * 256
     apart = differences[0] / 1000
+    below = [*vote(20, fitness[0], np.outer(a[0], b[0]), votes), *update(266, w, votes, moved)]
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 292" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+        f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         'font-family="Helvetica, Arial, sans-serif">',
         "<title>One update: perturb, evaluate, vote, update</title>",
         f'<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" '
         f'markerHeight="6" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{GREY}"/></marker>'
         "</defs>",
-        f'<rect x="1" y="1" width="998" height="290" rx="12" fill="#fff" stroke="{LINE}"/>',
+        f'<rect x="1" y="1" width="{WIDTH - 2}" height="{HEIGHT - 2}" rx="12" fill="#fff" '
+        f'stroke="{LINE}"/>',
         *perturb(20, w, a[0], b[0]),
         *evaluate(266, (-52.6 + apart, -52.6 - apart)),
-        *vote(512, fitness[0], np.outer(a[0], b[0]), votes),
-        *update(758, w, votes, moved),
-        *(arrow(f"M {x} 131 L {x + 20} 131") for x in (244, 490, 736)),
-        arrow("M 869 244 L 869 266 L 131 266 L 131 246"),
-        '<rect x="320" y="256" width="360" height="20" fill="#fff"/>',
-        text(500, 271, "the next update takes other noise and the next tokens", 12.5, fill=GREY),
+        f'<g transform="translate(0 {ROW})">',
+        *below,
+        "</g>",
+        *(arrow(f"M 244 {y} L 264 {y}") for y in (131, 131 + ROW)),
+        arrow(f"M 377 244 L 377 {8 + ROW} L 131 {8 + ROW} L 131 {18 + ROW}"),
+        arrow(f"M 377 {244 + ROW} L 377 {262 + ROW} L 9 {262 + ROW} L 9 131 L 18 131"),
+        text(
+            WIDTH / 2,
+            284 + ROW,
+            "the next update takes other noise and the next tokens",
+            14,
+            fill=GREY,
+        ),
         "</svg>",
     ]
     Path(__file__).with_suffix(".svg").write_text("\n".join(parts) + "\n")

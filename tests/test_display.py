@@ -7,10 +7,12 @@ import os
 import pty
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -176,3 +178,46 @@ def test_a_screen_writes_all_that_is_read(monkeypatch: pytest.MonkeyPatch):
     reader.join()
     os.close(main)
     assert b"".join(parts).decode() == "".join(f"{i} " for i in range(500))
+
+
+class Pages(list[str]):
+    """A notebook's display: all that it was told to show, and that with an id."""
+
+    HTML = str
+
+    def display(self, page: str, *, display_id: bool) -> Pages:
+        assert display_id
+        self.append(page)
+        return self
+
+    def update(self, page: str) -> None:
+        self.append(page)
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_a_notebook_shows_a_bar_and_curves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kernel: bool
+):
+    shell, pages = ModuleType("IPython"), Pages()
+    running = SimpleNamespace(kernel=1) if kernel else SimpleNamespace()
+    shell.get_ipython = lambda: running  # type: ignore[attr-defined]
+    shell.display = pages  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    monkeypatch.setitem(sys.modules, "IPython.display", pages)
+    shown(ROWS, legend="loss: this")
+    out, err = capsys.readouterr()
+    if not kernel:  # as in IPython on a terminal
+        assert not pages
+        assert "update 4/4" in err
+        return
+    assert (out, err) == ("", "")
+    assert 2 <= len(pages) <= 4
+    assert 'value="0" max="4"' in pages[0]
+    last = pages[-1]
+    assert 'value="4" max="4"' in last
+    assert "loss 1.000 · validation 0.900 bits per byte" in last
+    assert "loss: this" in last
+    loss, valid = re.findall('points="([^"]*)"', last)
+    assert loss.split()[0] == "90.0,4.5"
+    assert len(loss.split()) == 4
+    assert len(valid.split()) == 2

@@ -30,6 +30,32 @@ def test_the_site_is_made_for_the_disk():
     assert (ROOT / "docs" / shim).exists()
 
 
+DRAWINGS = [ROOT / "docs" / "step.svg", *sorted((ROOT / "docs" / "pictures").glob("*.svg"))]
+READABLE = 9  # pixels of the smallest letters
+
+
+def width_and_letters(drawing: Path) -> tuple[float, float]:
+    """A drawing's own width, and the size of its smallest letters."""
+    text = drawing.read_text()
+    view = re.search(r'viewBox="0 0 ([0-9.]+) ', text)
+    assert view
+    return float(view[1]), min(map(float, re.findall(r'font-size="([0-9.]+)"', text)))
+
+
+def test_the_readmes_drawing_can_be_read_on_a_phone():
+    width, letters = width_and_letters(DRAWINGS[0])
+    assert letters * 400 / width >= READABLE
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda path: path.stem)
+def test_drawings_have_a_card_that_is_light_in_the_dark(drawing: Path):
+    text = drawing.read_text()
+    width, _ = width_and_letters(drawing)
+    card = rf'<rect x="1" y="1" width="{width - 2:g}" height="[0-9]+" rx="12" fill="#fff"'
+    assert re.search(card, text)
+    assert re.search(card, text).start() < text.index("<text ")  # type: ignore[union-attr]
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if importlib.util.find_spec("material") is None or importlib.util.find_spec("mkdocs") is None:
@@ -103,3 +129,24 @@ def test_navigation_and_search_work_from_disk(site: Path, tmp_path: Path):
                 assert Path(unquote(urlsplit(hit).path)).is_file(), hit
         outside = [address for address in page.asked if not address.startswith(("file:", "data:"))]
         assert [a for a in outside if not a.startswith(("about:", "blob:"))] == []
+
+
+@pytest.mark.skipif(found() is None, reason="no chromium is installed")
+def test_drawings_can_be_read_at_400_pixels(site: Path, tmp_path: Path):
+    sizes = {path.name: width_and_letters(path) for path in DRAWINGS}
+    shown = set()
+    with browser(tmp_path) as page:
+        for place in sorted(site.glob("*.html")):
+            if ".svg" not in place.read_text():
+                continue
+            page.open(place, width=400, dark=True)
+            widths = page.run(
+                "[...document.querySelectorAll('img[src$=\".svg\"]')]"
+                ".map(i => [i.src.split('/').pop(), i.getBoundingClientRect().width])"
+            )
+            assert page.run("document.documentElement.scrollWidth") <= 400, place.name
+            for name, width in widths:
+                own, letters = sizes[name]
+                assert letters * width / own >= READABLE, (place.name, name, width)
+                shown.add(name)
+    assert shown == sizes.keys()

@@ -12,6 +12,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from importlib import import_module
 from typing import IO, Any, Final, Self, cast
 
 from eggroll.files import Row
@@ -25,6 +27,8 @@ class Display:
 
     A line every few seconds; the first validation and the last are always shown.
 
+    In a notebook a bar and curves below the cell.
+
     unit: of loss and validation; legend: printed first, says what the two are.
     """
 
@@ -35,6 +39,9 @@ class Display:
         self._said = float("-inf")
         self._spent, self._seen = 0.0, 0  # seconds of the updates shown, and their number
         self._live: Any = None
+        self._notebook = Notebook.here(step, steps, legend) if step < steps else None
+        if self._notebook:
+            return
         with contextlib.suppress(OSError):
             if legend and step < steps:
                 print(legend, file=sys.stderr, flush=True)
@@ -73,6 +80,9 @@ class Display:
             f"{prefixed(row['tokens_per_second'])} tokens/s"
         )
         self._spent, self._seen = self._spent + row["seconds"], self._seen + 1
+        if self._notebook:
+            self._notebook.update(row, text)
+            return
         with contextlib.suppress(OSError):
             if self._live:
                 self._text = text
@@ -115,6 +125,61 @@ class Display:
             if self._live:
                 self._live.stop()
                 self._screen.close()
+
+
+NOTEBOOK_SECONDS = 0.5  # between two pictures of a notebook
+CURVE = 360, 90  # pixels
+POINTS = 400  # of a curve, at most
+
+
+class Notebook:
+    """A bar and the curves of loss and validation below a notebook's cell, drawn now and then."""
+
+    def __init__(self, shell: Any, step: int, steps: int, legend: str) -> None:
+        self._display, self._steps, self._legend = shell, steps, legend
+        self._drawn = float("-inf")
+        self._loss, self._valid = list[tuple[int, float]](), list[tuple[int, float]]()
+        self._handle = shell.display(self.page(step, ""), display_id=True)
+
+    @classmethod
+    def here(cls, step: int, steps: int, legend: str) -> Self | None:
+        """The one of this process, if it is a notebook's kernel."""
+        shell = sys.modules.get("IPython")
+        if shell is None or not hasattr(shell.get_ipython(), "kernel"):
+            return None
+        return cls(import_module("IPython.display"), step, steps, legend)
+
+    def update(self, row: Row, text: str) -> None:
+        """Shows an update, if the last was shown some time ago or is worth it."""
+        self._loss.append((row["step"], row["loss"]))
+        if "val_loss" in row:
+            self._valid.append((row["step"], row["val_loss"]))
+        now = time.monotonic()
+        if now - self._drawn >= NOTEBOOK_SECONDS or row["step"] == self._steps:
+            self._drawn = now
+            self._handle.update(self.page(row["step"], text))
+
+    def page(self, step: int, text: str) -> Any:
+        """The bar, a line of words and the curves, as HTML."""
+        lines = "".join(
+            f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{points}"/>'
+            for colour, points in (("#4c78a8", self._points(self._loss)),
+                                   ("#d1495b", self._points(self._valid)))
+        )  # fmt: skip
+        return self._display.HTML(
+            f'<progress value="{step}" max="{self._steps}" style="width:{CURVE[0]}px"></progress> '
+            f"update {step}/{self._steps}<br>{text}<br><small>{self._legend}</small><br>"
+            f'<svg width="{CURVE[0]}" height="{CURVE[1]}">{lines}</svg>'
+        )
+
+    def _points(self, curve: Sequence[tuple[int, float]]) -> str:
+        """A curve's corners in pixels, from the loss 0 at the bottom to the highest."""
+        highest = max((loss for _, loss in (*self._loss, *self._valid)), default=1.0) or 1.0
+        kept = curve[:: max(len(curve) // POINTS, 1)]
+        return " ".join(
+            f"{CURVE[0] * step / self._steps:.1f},{CURVE[1] * (1 - 0.95 * loss / highest):.1f}"
+            for step, loss in kept
+        )
 
 
 def per_second(count: int, seconds: float) -> float:

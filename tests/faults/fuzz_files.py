@@ -25,10 +25,10 @@ from eggroll.cli import command as cli
 from eggroll.data.corpus import load_corpus
 from eggroll.engines import trial as verdicts
 from eggroll.errors import InputError
-from eggroll.files import CHECKPOINT, CONFIG, METRICS, SAMPLES, STATISTICS
+from eggroll.files import CHAIN, CHECKPOINT, CONFIG, METRICS, SAMPLES, STATISTICS
 from eggroll.networks import mlp
 from eggroll.sweep import plan as sweep
-from eggroll.training import checkpoint, run
+from eggroll.training import chain, checkpoint, run, verify
 from eggroll.training import config as options
 from eggroll.training import folder as runlog
 from eggroll.training import loop as training
@@ -296,6 +296,33 @@ def names_of_data(chance: random.Random) -> None:
         load_corpus(name, vocabulary=chance.choice([16, 2, 1, 1 << 20]), steps=(1,))
 
 
+@functools.cache
+def chain_of_a_run() -> Path:
+    """The folder of a run with a chain, and a copy of that for the attempts."""
+    path = place() / "chained"
+    assert training.main([*QUIET, "--out", str(path), "--sample-tokens", "0"]) == 0
+    return path
+
+
+def chains(chance: random.Random) -> None:
+    """chain.bin with anything changed, its header with other facts whose checksum fits."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        path = chain_of_a_run()
+        sound = path / "sound.bin"
+        if not sound.exists():
+            sound.write_bytes((path / CHAIN).read_bytes())
+        data = mutated_bytes(sound.read_bytes(), chance)
+        if chance.random() < 0.5:
+            with open(sound, "rb") as file:
+                header = chain.read_header(file, sound)
+                records = file.read()
+            facts = mutated(header.facts, chance)
+            with contextlib.suppress(TypeError, ValueError, RecursionError):
+                data = header._replace(facts=facts).data() + records
+        (path / CHAIN).write_bytes(data)
+        verify.verify(verify.VerifyOptions(str(path), threads=1))
+
+
 def verdict_files(chance: random.Random) -> None:
     """The file of trials that engines passed: whatever it holds, it only costs another trial."""
     os.environ["EGGROLL_CACHE"] = str(place())
@@ -361,6 +388,7 @@ TARGETS = (
     Target("corpora", corpora, cost=5),
     Target("names of data", names_of_data),
     Target("trials.json", verdict_files),
+    Target("chains", chains, cost=10),
     Target("command lines", command_lines, (InputError, SystemExit), cost=30),
     Target("command lines of others", other_command_lines, (InputError, SystemExit), cost=15),
 )
