@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from eggroll.library.language import Interrupted, LanguageModel, Trained, load, train
     from eggroll.library.learning import ErrorUpdate
     from eggroll.library.members import Members, Model
-    from eggroll.library.trainer import Trainer, Update
+    from eggroll.library.trainer import Best, Trainer, Update
     from eggroll.spec.credit import draw
     from eggroll.spec.fixed_point import quantise
     from eggroll.spec.program import Program
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "Best",
     "Config",
     "EngineError",
     "EngineWarning",
@@ -52,6 +53,7 @@ __all__ = [
 
 # Name -> the module that has it, or that it is.
 _PLACES = {
+    "Best": "eggroll.library.trainer",
     "Config": "eggroll.training.config",
     "EngineError": "eggroll.errors",
     "EngineWarning": "eggroll.errors",

@@ -400,8 +400,8 @@ def test_another_networks_checkpoint_is_refused(tmp_path: Path):
     trainer(feed_forward()).save(path)
     with pytest.raises(InputError, match=r"is of another network \(declaration \w{12}\)"):
         Trainer.load(path, net=mlp(3, [9], 2))
-    with pytest.raises(InputError, match=r"^sigma_shift belongs to the training"):
-        Trainer.load(path, sigma_shift=3)
+    with pytest.raises(InputError, match=r"^seed belongs to the training"):
+        Trainer.load(path, seed=5)
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
     path.write_bytes(damaged)

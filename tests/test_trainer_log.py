@@ -313,7 +313,7 @@ def other_network(out: Path) -> None:
 
 def another_option(out: Path) -> None:
     new(out).close()
-    Trainer.load(out, pop=16)
+    Trainer.load(out, seed=9)
 
 
 def bad_option(out: Path) -> None:
@@ -364,7 +364,7 @@ REFUSED: dict[Callable[[Path], None], str] = {
     in_use: r"^folder '.*run' is in use by another run: wait .*, or give another out\.$",
     empty: r"^'.*run' holds no checkpoint: give .*, or start a new run with another out\.$",
     other_network: r"is of another network \(declaration \w{12}\) than was given",
-    another_option: r"^pop belongs to the training in .*: only block_tokens, checkpoint_every, ",
+    another_option: r"^seed belongs to the training in .*: other options may change, or start ",
     bad_option: r"^chunk is 3: an even number from 0 to \d+ is needed; try chunk 4\.$",
     damaged: r"^checkpoint '.*' is damaged or no checkpoint .* with another out\.$",
     told_after_close: r"^tell comes without ask: ",

@@ -6,7 +6,7 @@ Letters: P members, N = P/2 pairs, T tokens, V vocabulary, Z votes.
 from __future__ import annotations
 
 from eggroll.engines import guard
-from eggroll.engines.base import Engine, zero_state
+from eggroll.engines.base import Engine, check_process, zero_state
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.cuda import CudaEngine
 from eggroll.engines.gpu.engine import GpuEngine
@@ -15,7 +15,15 @@ from eggroll.engines.portable.engine import PortableEngine
 from eggroll.errors import InputError, shown
 from eggroll.spec.program import Program
 
-__all__ = ["ENGINES", "Engine", "available", "choose", "unavailable_because", "zero_state"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "available",
+    "check_process",
+    "choose",
+    "unavailable_because",
+    "zero_state",
+]
 
 # Fastest first: `auto` takes the first that is available.
 ENGINES: dict[str, type[Engine]] = {

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.errors import InputError
 from eggroll.spec import fixed_point as fx
 from eggroll.spec.backward import Backward, Learnt
 from eggroll.spec.credit import Crediting, CreditNoise
@@ -23,6 +24,22 @@ from eggroll.spec.noise import Slices
 from eggroll.spec.program import Batch, Program, Weights
 
 T = TypeVar("T")
+
+# The process that made the first engine: its threads, MLX's too, are not in a fork of it.
+_owner: list[int] = []
+
+
+def check_process() -> None:
+    """Raises InputError in a fork of a process that had an engine: MLX would wait for ever."""
+    if not _owner:
+        _owner.append(os.getpid())
+    if _owner[0] != os.getpid():
+        raise InputError(
+            f"process {os.getpid()} is a fork of process {_owner[0]}, which had used eggroll, and "
+            "a fork has none of its threads: fork before the first Trainer or model, or start "
+            'processes by multiprocessing.get_context("spawn").'
+        )
+
 
 MAX_VALUE = 1 << 19  # 15 times its discounted sum, in 1/256 bit, is below 2^31
 
@@ -57,6 +74,7 @@ class Engine(ABC):
     host_work: Callable[[], object] | None = None
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
+        check_process()
         program.check()
         serve_forks()
         self.program = program
@@ -79,6 +97,7 @@ class Engine(ABC):
 
     def run_guarded(self, work: Callable[[], T]) -> T:
         """The result of `work`, which calls this engine and may be done again if the GPU fails."""
+        check_process()
         return work()
 
     def prepare(self, weights: Weights) -> Any:

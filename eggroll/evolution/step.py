@@ -40,6 +40,11 @@ class Learner:
     state: mx.array  # int8 [P, state_size]
     fitness: mx.array | None = None  # of the last update's pairs, see Estimate
 
+    def begin_with(self, weights: Leaves) -> None:
+        """Takes these weights, int8 in declared order; what rule and estimator keep begins anew."""
+        self.weights = weights
+        self.memory = self.rule.start(weights) | self.estimator.start()
+
     def update(self, batch: Batch, timer: Timer = no_timer) -> Step:
         """Makes one update from tokens and targets, int32 [S, T] each.
 

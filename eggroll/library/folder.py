@@ -19,7 +19,7 @@ import numpy as np
 
 from eggroll.cli import command as cli
 from eggroll.errors import InputError, in_python, shown
-from eggroll.evolution.estimators import SCALES
+from eggroll.evolution.estimators import SCALES, Estimator
 from eggroll.evolution.population import Population
 from eggroll.evolution.rules import UpdateRule
 from eggroll.evolution.step import Learner
@@ -135,7 +135,8 @@ class TrainerLog:
 class Saved(NamedTuple):
     """A checkpoint, read and of the right network.
 
-    options: those of the Trainer; value_scale: see estimators.Rollout.
+    options: those of the Trainer from now on; before: those that it had; value_scale: see
+    estimators.Rollout; warm: whether it began with weights of a caller, not its seed's.
     """
 
     path: Path
@@ -144,24 +145,38 @@ class Saved(NamedTuple):
     step: int
     value_scale: float
     arrays: checkpoint.Arrays
+    before: dict[str, Any]
+    warm: bool
 
-    def restore(self, learner: Learner, rule: type[UpdateRule]) -> None:
+    def restore(
+        self, learner: Learner, rule: type[UpdateRule], estimator: type[Estimator], members: int
+    ) -> None:
         """Puts a new learner where the one that was saved stood.
+
+        rule, estimator, members: those that it had. What the new ones keep beyond them begins anew.
 
         Raises:
             InputError: an array is missing, too many, or of another shape or range.
         """
-        memory_shapes = rule.memory(self.program) | learner.estimator.memory(self.program)
+        memory_shapes = rule.memory(self.program) | estimator.memory(self.program)
         with in_folder(self.path.parent):
             weights, memory, state = checkpoint.fitting(
-                self.program, memory_shapes, learner.population.members, self.arrays, self.path
+                self.program, memory_shapes, members, self.arrays, self.path
             )
-            if wrong := rule.impossible(weights, memory, learner.weights, self.step):
+            start = weights if self.warm else learner.weights
+            if wrong := rule.impossible(weights, memory, start, self.step):
                 raise checkpoint.damaged(self.path, wrong)
             scales = np.asarray(memory.get(SCALES, 0))
             if scales.min() < 0 or scales.max() > MOST:
                 raise checkpoint.damaged(self.path, f"a scale of credit is beyond 0 to {MOST}")
-        learner.weights, learner.memory, learner.state = weights, memory, state
+        learner.begin_with(weights)
+        learner.memory |= {
+            name: kept
+            for name, kept in memory.items()
+            if name in learner.memory and learner.memory[name].shape == kept.shape
+        }
+        if members == learner.population.members:
+            learner.state = state
         learner.step = self.step
 
 
@@ -171,6 +186,8 @@ def save(
     options: Mapping[str, Any],
     learner: Learner,
     value_scale: float,
+    *,
+    warm: bool = False,
 ) -> None:
     """Replaces a checkpoint, of a path or of a folder, as a whole.
 
@@ -191,7 +208,7 @@ def save(
         "score_bits": str(program.score_bits),
         "unit": value_scale.hex(),
         "network": program.digest(),
-    }
+    } | ({"warm": "1"} if warm else {})
     if isinstance(to, TrainerLog):
         to.sync()
     with in_folder(path.parent):
@@ -210,10 +227,10 @@ def read(path: Path, net: Program | None, changes: Mapping[str, Any]) -> Saved:
     """
     with in_folder(path.parent):
         metadata, arrays = checkpoint.read(path, checkpoint.LIBRARY)
-    if fixed := sorted(changes.keys() - {*CHANGEABLE}):
+    if "seed" in changes:
         raise InputError(
-            f"{fixed[0]} belongs to the training in {str(path)!r}: only {', '.join(CHANGEABLE)} "
-            "may change, or start a new Trainer."
+            f"seed belongs to the training in {str(path)!r}: other options may change, or start a "
+            "new Trainer with weights=."
         )
     with in_folder(path.parent):
         program, options, step, unit = _facts(metadata, path)
@@ -223,7 +240,10 @@ def read(path: Path, net: Program | None, changes: Mapping[str, Any]) -> Saved:
             f"{program.digest()[:12]}) than was given ({net.digest()[:12]}): declare the network "
             "that it was saved with, or leave net out."
         )
-    return Saved(path, program, {**options, **changes}, step, unit, arrays)
+    # A warm start or another phase has other weights than those of its seed and its rule.
+    warm = bool(metadata.get("warm")) or bool(changes.keys() - {*CHANGEABLE})
+    after = {**options, **changes}
+    return Saved(path, program, after, step, unit, arrays, options, warm)
 
 
 def _facts(metadata: Mapping[str, str], path: Path) -> tuple[Program, dict[str, Any], int, float]:

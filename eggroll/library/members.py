@@ -15,11 +15,13 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from eggroll.engines import Engine, zero_state
-from eggroll.errors import InputError, array_of
+from eggroll.engines import Engine, check_process, choose, unavailable_because, zero_state
+from eggroll.errors import InputError, array_of, is_whole, shown
 from eggroll.evolution.estimators import Rollout
 from eggroll.spec.credit import Acted, Turns, draw, other_words
-from eggroll.spec.program import Batch, Leaves, Program
+from eggroll.spec.fixed_point import LIMIT
+from eggroll.spec.noise import Slices, slice_length
+from eggroll.spec.program import Batch, Leaves, Program, program_of
 from eggroll.spec.rng import counters, key
 
 Outputs = dict[str, NDArray[Any]]
@@ -233,6 +235,32 @@ class RowReader:
         return out
 
 
+def member_weights(
+    program: Program, weights: Leaves, noise: Slices, sign: int
+) -> dict[str, NDArray[np.int8]]:
+    """The weights of a member with noise on weights, int8 by name.
+
+    noise: the slices of its pair alone; sign: 1 or -1. Vectors and embeddings are its own; the
+    noise of other matrices is finer than a weight, and is rounded here.
+    """
+    rows = {op.leaf for stage in program.stages for op in stage.ops if op.kind == "embed"}
+    table, starts, rank, shift = np.array(noise.table), np.array(noise.starts), *noise[2:]
+    made = dict[str, NDArray[np.int8]]()
+    for i, leaf in enumerate(program.leaves):
+        count = slice_length(leaf.shape, rank)
+        cut = table[starts[i, 0] : starts[i, 0] + count].astype(np.int64)
+        if len(leaf.shape) == 1:
+            change = sign * cut[0::2] * cut[1::2] >> shift
+        else:
+            O, K = leaf.shape
+            A, B = cut[rank * K :].reshape(O, rank), cut[: rank * K].reshape(K, rank)
+            half = 0 if i in rows else 1 << shift >> 1
+            change = sign * (A @ B.T) + half >> shift
+        whole = np.array(weights[leaf.name]) + change
+        made[leaf.name] = np.clip(whole, -LIMIT, LIMIT).astype(np.int8)
+    return made
+
+
 class Members:
     """The perturbed networks of one update; nothing of them is copied or kept.
 
@@ -253,6 +281,7 @@ class Members:
         action_key: int,
         store: Store,
         perturbed: bool = True,
+        weights_of: Callable[[int], dict[str, NDArray[np.int8]]] | None = None,
     ) -> None:
         self._reader, self._action_key = RowReader(program, members, run), action_key
         self.program, self._store = program, store
@@ -261,7 +290,7 @@ class Members:
         self._acted: list[Acted] = []
         self._active: list[NDArray[np.bool_]] = []
         self._in_world: Rollout | None = None
-        self._keeps = turns is not None or not perturbed
+        self._keeps, self._weights_of = turns is not None or not perturbed, weights_of
         self.rows, self.columns, self.calls = 0, 0, 0
 
     def __call__(
@@ -326,6 +355,23 @@ class Members:
         if self.turns is not None:
             self._acted.append(Acted(actions, draw(logits, other_words(words)), entered.copy()))
         return actions[:, 0] if rows.single else actions
+
+    def weights(self, member: int) -> dict[str, NDArray[np.int8]]:
+        """The weights of a member, int8 by name, rebuilt from its noise; see `member_weights`.
+
+        Raises:
+            InputError: no such member, or members have no noise on weights.
+        """
+        if self._weights_of is None:
+            raise InputError(
+                "These members have no weights of their own, as their noise is on outputs or there "
+                'is none: use estimator="eggroll", or es.weights.'
+            )
+        if not is_whole(member) or not 0 <= member < self.members:
+            raise InputError(
+                f"member is {shown(member)}: a number from 0 to {self.members - 1} is needed."
+            )
+        return self._weights_of(int(member))
 
     def _show(self, rows: CheckedRows, at_stake: NDArray[np.bool_]) -> Outputs:
         outputs = self._reader.run(rows)
@@ -396,6 +442,25 @@ class Model:
         """int8 leaves by name, in declared order."""
         return {name: np.array(leaf) for name, leaf in self._leaves.items()}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All that copies and other processes need."""
+        return {
+            "declaration": self.program.declaration(),
+            "score_bits": self.program.score_bits,
+            "engine": self._engine.name,
+            "threads": self._engine.threads,
+            "weights": self.weights,
+            "state": None if self._state is None else np.array(self._state),
+        }
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        """On the same engine, or on another one where that cannot run; all give the same bits."""
+        net = program_of(kept["declaration"], kept["score_bits"])
+        name = "auto" if unavailable_because(kept["engine"]) else kept["engine"]
+        engine, _ = choose(name, net, kept["threads"])
+        Model.__init__(self, engine, {k: mx.array(leaf) for k, leaf in kept["weights"].items()})
+        self._state = None if kept["state"] is None else mx.array(kept["state"])
+
     def export(self, path: str | Path) -> Path:
         """Writes the network as .py, .h, .onnx or .safetensors, by the path's ending.
 
@@ -439,6 +504,7 @@ class Model:
         return likeliest
 
     def _outputs(self, batch: Batch) -> dict[str, mx.array]:
+        check_process()
         state, readers = self._state, batch.size[0]
         if state is None:
             state = zero_state(self.program, readers)

@@ -9,10 +9,19 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Self,
+    TypedDict,
+    Unpack,
+    get_type_hints,
+)
 
 import mlx.core as mx
 import numpy as np
@@ -21,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from eggroll.cli.command import Range, check_names, check_ranges
 from eggroll.cli.screen import per_second
 from eggroll.engines import Engine, unavailable_because
-from eggroll.errors import InputError, in_python, is_whole, shown
+from eggroll.errors import InputError, array_of, in_python, is_whole, shown
 from eggroll.evolution.estimators import (
     MIN_DIFFERING,
     Estimate,
@@ -34,13 +43,21 @@ from eggroll.library import folder as trainer_log
 from eggroll.library import learning, worlds
 from eggroll.library.folder import TrainerLog, uninterrupted
 from eggroll.library.learning import ErrorUpdate
-from eggroll.library.members import Members, Model, RowArrays, RowReader, Store
+from eggroll.library.members import (
+    Members,
+    Model,
+    RowArrays,
+    RowReader,
+    Store,
+    member_weights,
+)
 from eggroll.native import World
 from eggroll.spec import rng
 from eggroll.spec.credit import Turns
+from eggroll.spec.fixed_point import LIMIT
 from eggroll.spec.losses import LossName
 from eggroll.spec.noise import slice_length
-from eggroll.spec.program import Batch, Program, program_of
+from eggroll.spec.program import Batch, Leaves, Program, program_of
 from eggroll.training import checkpoint
 from eggroll.training.config import Evolution
 from eggroll.training.learner import engine_for, new_learner
@@ -139,6 +156,50 @@ def check_trainable(net: Program) -> None:
         raise InputError("The network has no weights: give it a linear operation, for one.")
 
 
+class MoreOptions(TypedDict, total=False):
+    """Options of eggroll.train that a Trainer has, too."""
+
+    clt: bool
+    noise_reuse: int
+    table_bits: int
+    rate_decay: float
+    block_tokens: int
+
+
+def checked_weights(net: Program, given: Any) -> Leaves:
+    """Weights of a caller as int8 arrays of MLX, in declared order.
+
+    Raises:
+        InputError: a leaf is missing, unknown, or of another shape, type or range.
+    """
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"weights is of type {type(given).__name__}: a dict of int8 arrays by the names of "
+            "leaves is needed, such as the weights of a Trainer."
+        )
+    names = [leaf.name for leaf in net.leaves]
+    for name in (*names, *given):
+        if (name in given) != (name in names):
+            what = "has no" if name in names else "has an unknown"
+            raise InputError(f"weights {what} leaf {shown(name)}: {', '.join(names)} are needed.")
+    made = Leaves()
+    for leaf in net.leaves:
+        array = array_of(f"weights of {leaf.name!r}", given[leaf.name])
+        if array.dtype != np.int8 or array.shape != leaf.shape:
+            hint = "; eggroll.quantise makes them of real numbers" * (array.dtype.kind == "f")
+            raise InputError(
+                f"weights of {leaf.name!r} are {array.dtype} {list(array.shape)}: int8 "
+                f"{list(leaf.shape)} are needed{hint}."
+            )
+        if array.min(initial=0) < -LIMIT:
+            raise InputError(f"weights of {leaf.name!r} have -128: -127 to 127 are allowed.")
+        made[leaf.name] = mx.array(array)
+    return made
+
+
+# Fitness, updates before, member, and what rebuilds the weights of a member then.
+_BestSeen = tuple[float, int, int, Callable[[int], dict[str, NDArray[np.int8]]]]
+
 STALLED_UPDATES = 10  # with hardly a difference between members, that are worth a warning
 ACTIONS = -1  # the purpose of the words that policies draw by
 
@@ -159,6 +220,18 @@ class Update(NamedTuple):
     seconds: float
     fitness_best: float
     rows_per_second: float
+
+
+class Best(NamedTuple):
+    """The best member that `tell` was given a value of.
+
+    step: updates made before its own; fitness: its mean value; weights: int8 by name, see Members.
+    """
+
+    step: int
+    member: int
+    fitness: float
+    weights: dict[str, NDArray[np.int8]]
 
 
 class Trainer:
@@ -191,7 +264,8 @@ class Trainer:
         chunk: int = 0,
         out: str | Path = "",
         checkpoint_every: int = 50,
-        **more: Any,
+        weights: Mapping[str, ArrayLike] | None = None,
+        **more: Unpack[MoreOptions],
     ) -> None:
         """A trainer before its first update.
 
@@ -222,6 +296,8 @@ class Trainer:
             out: a new folder, which gets config.json, a line of metrics.jsonl for every update and
                 checkpoint.safetensors; without it nothing is written.
             checkpoint_every: updates from one checkpoint to the next; 0 leaves it to `close`.
+            weights: what to begin with, int8 by the leaf's name, such as `weights` of a Trainer or
+                of a model; None draws them by the seed.
             more: options of eggroll.train: clt, noise_reuse, table_bits, rate_decay, block_tokens.
 
         Raises:
@@ -229,13 +305,18 @@ class Trainer:
                 that cannot be made or holds a run.
         """
         given = dict(locals())
-        for name in ("self", "net", "out", "more"):
+        for name in ("self", "net", "out", "more", "weights"):
             del given[name]
-        self._begin(net, TrainerOptions.of(given | more))
+        self._begin(net, TrainerOptions.of(given | more), weights)
         if out:
             self._write_into(TrainerLog.new(trainer_log.place(out)))
 
-    def _begin(self, net: Program, options: TrainerOptions) -> None:
+    def _begin(
+        self,
+        net: Program,
+        options: TrainerOptions,
+        weights: Mapping[str, ArrayLike] | None = None,
+    ) -> None:
         check_trainable(net)
         options.check(net)
         net = program_of(
@@ -244,10 +325,15 @@ class Trainer:
         self.program, self.options = net, options
         self.engine, self.reason = self._engine_of(options, net)
         self._learner = new_learner(options, self.engine)
+        self._warm = weights is not None
+        if weights is not None:
+            self._learner.begin_with(checked_weights(net, weights))
         # What is not yet computed, only this thread could compute.
         mx.eval(self._learner.weights, self._learner.memory, self._learner.state)
         self._members: Members | None = None
         self._value_scale, self._stalled, self._store = 0.0, 0, Store()
+        self._beyond = False
+        self._best: _BestSeen | None = None
         self._readers = learning.Readers(self._learner, options.threads)
         self._row_reader = RowReader(net, None, lambda batch: {})
         self._log: TrainerLog | None = None
@@ -304,6 +390,40 @@ class Trainer:
         """The network as it is now, without noise; each of them begins with a zero state."""
         return Model(self.engine, self._learner.weights)
 
+    @property
+    def best(self) -> Best | None:
+        """The best member since this trainer was made or loaded, None before one.
+
+        Its weights are rebuilt from its noise, so noise must be on weights.
+
+        Raises:
+            InputError: members of this estimator have no weights of their own.
+        """
+        if self._weights_of(self._learner.weights, self.step) is None:
+            raise InputError(
+                f"Members of estimator {self.options.estimator} have no weights of their own: "
+                'es.weights are those of the network, or use estimator="eggroll".'
+            )
+        if self._best is None:
+            return None
+        fitness, step, member, rebuild = self._best
+        return Best(step, member, fitness, rebuild(member))
+
+    def _weights_of(
+        self, weights: Leaves, step: int
+    ) -> Callable[[int], dict[str, NDArray[np.int8]]] | None:
+        """Member -> its weights in update `step`; None where noise is not on weights."""
+        population = self._learner.population
+        crediting = population.crediting
+        if not self.options.estimator_class.perturbs or (crediting and crediting.nodes):
+            return None
+
+        def rebuilt(member: int) -> dict[str, NDArray[np.int8]]:
+            noise = population.noise.slices(step, member // 2, 1)
+            return member_weights(self.program, weights, noise, 1 - 2 * (member % 2))
+
+        return rebuilt
+
     def keys(self, readers: int, purpose: int = 0) -> NDArray[np.uint64]:
         """Random words [readers] of this update, for a caller's own chance.
 
@@ -351,7 +471,7 @@ class Trainer:
         self._store.clear()
         members = Members(
             self.program, self.options.pop, run, turns, self._state, action_key, self._store,
-            perturbs,
+            perturbs, self._weights_of(learner.weights, learner.step),
         )  # fmt: skip
         self._members = members
         return members
@@ -387,13 +507,17 @@ class Trainer:
         )
         after = self._state if self.options.carry else learner.state
         estimate = Estimate(mx.zeros(0, mx.int16), after, result.votes, result.decided)
+        fitness = checked.reshape(self.pop, -1).mean(axis=1)
+        best, rebuild = int(fitness.argmax()), self._weights_of(learner.weights, learner.step)
+        if rebuild and (self._best is None or fitness[best] > self._best[0]):
+            self._best = float(fitness[best]), learner.step, best, rebuild
         with uninterrupted():
             rate = learner.adopt(estimate)
             self._members, self._value_scale = None, result.value_scale
             seconds = max(time.perf_counter() - self._began, 0.0)
-            best = checked.reshape(self.pop, -1).mean(axis=1).max()
             update = Update(
-                self.step, float(checked.mean()), rate, result.differing, seconds, float(best),
+                self.step, float(checked.mean()), rate, result.differing, seconds,
+                float(fitness[best]),
                 per_second(self.pop * members.rows, seconds),
             )  # fmt: skip
             self._record(update._asdict())
@@ -527,7 +651,18 @@ class Trainer:
         return members
 
     def _record(self, row: dict[str, Any]) -> None:
-        """Adds an update to the folder, and a checkpoint where one is due."""
+        """Adds an update to the folder, and a checkpoint where one is due.
+
+        Warns of the first update of this process beyond the last one planned.
+        """
+        if self.step > self.options.steps and not self._beyond and self._learner.rule.by_steps:
+            self._beyond = True
+            warnings.warn(
+                f"update {self.step}: {self.options.steps} were planned, by which rule "
+                f"{self.options.rule} has let its rate fall as far as it goes; save and go on with "
+                "Trainer.load(path, steps=...).",
+                stacklevel=4,
+            )
         if self._log:
             self._log.add(row)
             every = self.options.checkpoint_every
@@ -586,7 +721,7 @@ class Trainer:
         """
         trainer_log.save(
             trainer_log.place(path) if path else self._log, self.program, asdict(self.options),
-            self._learner, self._value_scale,
+            self._learner, self._value_scale, warm=self._warm,
         )  # fmt: skip
 
     @classmethod
@@ -594,21 +729,49 @@ class Trainer:
         """The trainer that was saved, which goes on as if it had never stopped.
 
         path: a file, or a folder `out`, where it goes on writing; net: the network that it must be
-        of, if it is to be checked; changes: options that no update depends on: engine, threads,
-        chunk, block_tokens, checkpoint_every.
+        of, if it is to be checked; changes: options that are to be others from now on, such as
+        engine, which changes no bit, steps, pop, or estimator and rule for another phase; all but
+        the seed. What a new rule or estimator keeps and the old one did not begins anew.
 
         Raises:
-            InputError: missing, damaged, foreign, in use, or of another network.
+            InputError: missing, damaged, foreign, in use, of another network, or options that do
+                not go together.
         """
         with trainer_log.opened(trainer_log.place(path)) as (file, log):
             saved = trainer_log.read(file, net, changes)
             self = cls.__new__(cls)
+            before = TrainerOptions.of(saved.before)
             self._begin(saved.program, TrainerOptions.of(saved.options))
-            self._value_scale = saved.value_scale
-            saved.restore(self._learner, self.options.rule_class)
+            self._value_scale, self._warm = saved.value_scale, saved.warm
+            saved.restore(self._learner, before.rule_class, before.estimator_class, before.pop)
             if log:
                 self._write_into(log)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All that copies and other processes need; a copy has no folder."""
+        learner = self._learner
+        return {
+            "declaration": self.program.declaration(),
+            "score_bits": self.program.score_bits,
+            "options": asdict(self.options),
+            "step": learner.step,
+            "weights": {name: np.array(leaf) for name, leaf in learner.weights.items()},
+            "memory": {name: np.array(leaf) for name, leaf in learner.memory.items()},
+            "state": np.array(learner.state),
+            "value_scale": self._value_scale,
+            "warm": self._warm,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        net = program_of(state["declaration"], state["score_bits"])
+        self._begin(net, TrainerOptions.of(state["options"]))
+        learner = self._learner
+        learner.step, learner.state = state["step"], mx.array(state["state"])
+        learner.weights = {name: mx.array(leaf) for name, leaf in state["weights"].items()}
+        learner.memory = {name: mx.array(leaf) for name, leaf in state["memory"].items()}
+        mx.eval(learner.weights, learner.memory, learner.state)
+        self._value_scale, self._warm = state["value_scale"], state["warm"]
 
     def close(self) -> None:
         """Saves what is new into the folder `out` and gives it free: no more updates are made."""
