@@ -1,0 +1,155 @@
+"""An int8 network by labels beside torch's Adam in float32: accuracy at equal CPU seconds.
+
+    python benchmarks/labels.py --data digits --seeds 5 --seconds 4
+
+Data: digits (scikit-learn) or made (make_classification, 24,000 rows, 10 classes). One thread each.
+Rates are swept on validation rows by the first seed, for both sides alike, and the best is used for
+all seeds on unseen rows. It needs torch and scikit-learn.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits, make_classification
+
+import eggroll as eg
+
+RATES = {"eggroll": (0.5, 1.0, 1.5, 2.5, 4.0), "torch": (3e-4, 1e-3, 3e-3, 1e-2)}
+
+
+@dataclass
+class Data:
+    """Rows of three parts: real [n, K], int8 [n, K] and classes [n]."""
+
+    real: list[np.ndarray]
+    whole: list[np.ndarray]
+    classes: list[np.ndarray]
+
+
+def data_of(name: str) -> Data:
+    if name == "digits":
+        x, y = load_digits(return_X_y=True)
+        scale, parts = 7.0, (1200, 1400)
+    elif name == "made":
+        x, y = make_classification(
+            24_000, 64, n_informative=24, n_redundant=8, n_classes=10, random_state=0
+        )
+        scale, parts = 16.0, (20_000, 22_000)
+    else:
+        raise eg.InputError(f"data is {name!r}: choose digits or made.")
+    order = np.random.default_rng(0).permutation(len(y))
+    x, y = x[order], y[order].astype(np.int64)
+    whole = eg.quantise(x, scale) if name == "made" else (scale * x).astype(np.int8)
+    mean, spread = x[: parts[0]].mean(0), x[: parts[0]].std(0) + 1e-6
+    real = ((x - mean) / spread).astype(np.float32)
+    return Data(*(list(np.split(a, parts)) for a in (real, whole, y)))
+
+
+def batches(count: int, size: int, seed: int) -> Iterator[np.ndarray]:
+    chance = np.random.default_rng(seed)
+    while True:
+        order = chance.permutation(count)
+        yield from (order[i : i + size] for i in range(0, count - size + 1, size))
+
+
+def by_eggroll(
+    data: Data, rate: float, seed: int, seconds: float, batch: int, hidden: int, engine: str
+) -> tuple[Callable[[np.ndarray], np.ndarray], float]:
+    """A classifier of int8 rows, and rows/s. The number of steps follows from a short trial."""
+    net = eg.networks.mlp(data.whole[0].shape[1], [hidden], 10)
+
+    def trainer(steps: int) -> eg.Trainer:
+        return eg.Trainer(
+            net, estimator="feedback", rule="adam", learning_rate=rate, steps=steps, seed=seed,
+            engine=engine, threads=1,
+        )  # fmt: skip
+
+    def run(steps: int) -> tuple[eg.Trainer, float]:
+        es, rows = trainer(steps), batches(len(data.classes[0]), batch, seed)
+        began = time.process_time()
+        for _ in range(steps):
+            at = next(rows)
+            es.learn(data.whole[0][at], data.classes[0][at])
+        return es, time.process_time() - began
+
+    run(20)
+    _, trial = run(100)
+    steps = max(int(100 * seconds / trial), 20)
+    es, took = run(steps)
+    model = es.model
+    return (lambda x: model(x).argmax(-1)), steps * batch / took
+
+
+def by_torch(
+    data: Data, rate: float, seed: int, seconds: float, batch: int, hidden: int
+) -> tuple[Callable[[np.ndarray], np.ndarray], float]:
+    """A classifier of real rows, and rows/s; its rate falls as half a cosine."""
+    torch.set_num_threads(1)
+
+    def run(steps: int) -> tuple[torch.nn.Module, float]:
+        torch.manual_seed(seed)
+        net = torch.nn.Sequential(
+            torch.nn.Linear(data.real[0].shape[1], hidden), torch.nn.ReLU(),
+            torch.nn.Linear(hidden, 10),
+        )  # fmt: skip
+        optimiser = torch.optim.Adam(net.parameters(), rate)
+        falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+        x, y = torch.from_numpy(data.real[0]), torch.from_numpy(data.classes[0])
+        rows = batches(len(y), batch, seed)
+        began = time.process_time()
+        for _ in range(steps):
+            at = torch.from_numpy(next(rows))
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(net(x[at]), y[at]).backward()
+            optimiser.step()
+            falling.step()
+        return net, time.process_time() - began
+
+    run(20)
+    _, trial = run(100)
+    steps = max(int(100 * seconds / trial), 20)
+    net, took = run(steps)
+
+    def classify(x: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return net(torch.from_numpy(x)).argmax(-1).numpy()
+
+    return classify, steps * batch / took
+
+
+def main(
+    data: str = "digits", seeds: int = 5, seconds: float = 4.0, batch: int = 128,
+    hidden: int = 256, engine: str = "cpu",
+) -> None:  # fmt: skip
+    rows = data_of(data)
+    sides = {
+        "eggroll": (lambda *a: by_eggroll(rows, *a, batch, hidden, engine), rows.whole),
+        "torch": (lambda *a: by_torch(rows, *a, batch, hidden), rows.real),
+    }
+    best = {}
+    for side, (train, x) in sides.items():
+        found = {}
+        for rate in RATES[side]:
+            classify, _ = train(rate, 0, seconds)
+            found[rate] = (classify(x[1]) == rows.classes[1]).mean()
+            print(f"{side} rate {rate}: {found[rate]:.2%} of validation rows")
+        best[side] = max(found, key=lambda rate: found[rate])
+    for side, (train, x) in sides.items():
+        right, speed = [], []
+        for seed in range(seeds):
+            classify, rows_per_second = train(best[side], seed, seconds)
+            right.append(float((classify(x[2]) == rows.classes[2]).mean()))
+            speed.append(rows_per_second)
+        print(
+            f"{side} rate {best[side]}: mean {statistics.mean(right):.2%} "
+            f"({min(right):.2%} to {max(right):.2%}) of unseen rows, "
+            f"{statistics.median(speed):,.0f} rows/s"
+        )
+
+
+if __name__ == "__main__":
+    eg.script(main)
