@@ -212,8 +212,7 @@ def finish(run: Run, show: bool, tracking: trackers.Tracking, clock: RunClock) -
         pictures.curves(folder)
     if show:
         print(clock.words(clock.elapsed - start))
-        expert = run.beside if isinstance(run, TrainingRun) else None
-        print(last_words(folder, run.config, loss, run.corpus, run.command, expert))
+        print(last_words(folder, run.config, loss, run.corpus, run.command, run.beside))
 
 
 DRAWN_SAMPLES = 4
@@ -222,7 +221,7 @@ DRAWN_SAMPLES = 4
 def draw_samples(run: Run) -> str:
     """Continuations of the document mark, side by side from one seed; with an expert, twice."""
     texts = _drawn(run, None)
-    if isinstance(run, TrainingRun) and run.expert and run.beside:
+    if run.expert and run.beside:
         texts += _drawn(run, Mixture(run.expert.model, run.beside.weights))
     return "\n".join(texts)
 
