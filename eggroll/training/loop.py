@@ -369,9 +369,9 @@ def compare_with_baselines(config: Common, loss: float, corpus: Corpus) -> Itera
     name, bits = line
     if loss > bits:
         yield f"Above the {name} model, samples are hardly readable: it needs more training."
-    else:
-        last = "token" if config.numbers or config.pairs else "byte"
-        yield f"Below the {name} model: the network makes use of more than the last {last}."
+        return
+    last = "token" if config.numbers or config.pairs else "byte"
+    yield f"Below the {name} model: the network makes use of more than the last {last}."
     name, bits = list(known.items())[-1]
     if cost and loss > bits:
         yield f"Above the {name} model: counting still knows this text better."
