@@ -24,6 +24,7 @@ from typing import ClassVar
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from eggroll.baseline.backprop import FORMAT, AdamwOptions, AdamwTrainer, TwinReader, read_run
 from eggroll.baseline.twin import ONE, by_token
@@ -43,6 +44,7 @@ from eggroll.training.run import (
     Run,
     check_data,
     check_options,
+    counted_expert,
     fingerprint,
     load_run_corpus,
     print_header,
@@ -108,6 +110,7 @@ class BaselineRun(Run):
     def validate(self) -> float:
         """Bits per token on the validation split, read as eggroll.train reads it."""
         state, total, count = None, 0.0, 0
+        network: list[NDArray[np.int64]] = []  # in 2^-30, [S, T]
         for i, batch in enumerate(validation_batches(self.corpus, self.config)):
             if state is None:
                 state = mx.zeros((len(batch.tokens), self.trainer.twin.program.state_size))
@@ -115,7 +118,10 @@ class BaselineRun(Run):
                 self.weights, by_token(batch._replace(state=state))
             )
             scored = np.array(bits)[self.corpus.warmup if i == 0 else 0 :]
+            network.append(np.exp2(30 - scored.T.astype(np.float64)).astype(np.int64))
             total, count = total + scored.sum(dtype=np.float64), count + scored.size
+        if self.expert:
+            self.beside = self.expert.beside(np.concatenate(network, axis=1))
         return float(total) / count
 
     def update_rate(self) -> float:
@@ -151,6 +157,7 @@ def open_run(options: AdamwOptions, stack: ExitStack) -> BaselineRun:
         check_free(folder.path)  # another run may have come first
     run = BaselineRun(options, folder, corpus, streams, trainer)
     run.update_rate()
+    run.expert = counted_expert(corpus, options)
     print_header(run, "", old_options.steps if old_options else options.steps)
     run.save()
     write_config(run)

@@ -176,8 +176,8 @@ def mixture_in(model: checkpoint.StoredModel, engine: Engine, path: Path) -> Mix
     Raises:
         InputError: the tokens are no text, or the text is not there any more.
     """
-    config = model.config
-    replace(config, expert="counts").check()
+    config = replace(model.config, expert="counts")
+    config.check()
     corpus = load_run_corpus(replace(config, resume=str(path.parent)))
     if model.corpus is not None and fingerprint(corpus) != model.corpus:
         raise InputError(

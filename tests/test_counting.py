@@ -10,6 +10,7 @@ import oracle_counts
 import pytest
 
 from eggroll.data import counting
+from eggroll.data.corpus import load_corpus
 from eggroll.data.counting import UNIT, CountedModel, places
 
 
@@ -116,6 +117,18 @@ def test_a_figure_is_found_once(tmp_path, monkeypatch, capsys):
     counting.kept_counts("", model, text)
     assert len(made) == 4, "what nothing tells from others is not kept"
     assert capsys.readouterr().err == ""
+
+
+def test_a_corpus_keeps_a_figure_for_every_order(tmp_path, monkeypatch):
+    monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "words.txt").write_text("abracadabra, said she.\n" * 900)
+    orders = []
+    for order in (7, 3, 7):
+        monkeypatch.setattr(counting, "BYTES_ORDER", order)
+        (counts,) = load_corpus(str(tmp_path / "words.txt")).frozen_counts()
+        orders.append(counts.order)
+    assert orders == [7, 3, 7]
+    assert len(list((tmp_path / "cache").rglob("*.json"))) == 2
 
 
 @pytest.mark.parametrize(

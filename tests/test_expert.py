@@ -15,9 +15,15 @@ from conftest import Command
 from test_counting import texts
 
 import eggroll
-from eggroll import generate
+from eggroll import adamw, generate
 from eggroll.data.counting import CountedModel
-from eggroll.data.expert import CountedExpert, Mixture, counted_weights, log2_16ths
+from eggroll.data.expert import (
+    CountedExpert,
+    Mixture,
+    counted_weights,
+    log2_16ths,
+    network_probabilities,
+)
 from eggroll.engines import available, choose, zero_state
 from eggroll.inference import sample
 from eggroll.spec import fixed_point as fx
@@ -47,7 +53,7 @@ def test_a_validation_with_the_expert_is_the_oracles():
     expert = CountedExpert(model, rows)
     powers = fx.exact_exp2()[logits.astype(int) + 128]
     hits = np.take_along_axis(logits, rows[:, 1:, None].astype(int), 2)[..., 0]
-    found = expert.beside(powers.sum(axis=2), hits)
+    found = expert.beside(network_probabilities(powers.sum(axis=2), hits))
     bits = 0.0
     for scored, others in ((told[::2], told[1::2]), (told[1::2], told[::2])):
         w = oracle.weights([each for row in others for each in row], ORDER - 1)
@@ -172,6 +178,23 @@ def test_text_is_drawn_with_the_expert_counted_anew(
     refused = call(tmp_path / "run", "--expert", "counts", main=generate.main)
     assert refused.code == 2
     assert "is another by now" in refused.err
+
+
+def test_the_float_twin_may_have_it_too(call: Command, text: Path, tmp_path: Path):
+    words = ["--streams", 4, "--width", 16, "--seq-len", 8, "--steps", 4, "--threads", 1,
+             "--vocabulary", 300, "--val-tokens", 1024, "--sample-tokens", 6,
+             "--data", text]  # fmt: skip
+    for name, more in (("without", ()), ("with", ("--expert", "counts"))):
+        ended = call(*words, *more, "--out", tmp_path / name, main=adamw.main)
+        assert ended.code == 0, ended.err
+    without, beside = (last_row(tmp_path / name) for name in ("without", "with"))
+    assert beside["val_loss"] == without["val_loss"]
+    assert beside["val_loss_with_counts"] < beside["val_loss"] - 1
+    assert f"with its counted expert: {beside['val_loss_with_counts']:.3f} bits" in ended.out
+    assert (tmp_path / "with" / "samples.txt").read_text().count(", with counts ===") == 4
+    refused = call(tmp_path / "with", "--expert", "counts", main=generate.main)
+    assert refused.code == 2
+    assert "is a float network of eggroll.adamw" in refused.err
 
 
 def test_samples_are_drawn_from_the_mixture(runs: tuple[Path, Path]):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from eggroll.data import codings
 from eggroll.data.codings import BYTES, BytePairs, Bytes, Coding, Numbers
-from eggroll.data.counting import CountedModel, FrozenCounts, kept_counts
+from eggroll.data.counting import CountedModel, FrozenCounts, kept_counts, usual_order
 from eggroll.data.hub import HUB, TOKENS, read_table, similar_name, source_of
 from eggroll.data.text import VAL_SHARE, Split, Text, as_fraction, read_path, read_stdlib
 from eggroll.errors import InputError, shown
@@ -218,7 +218,8 @@ class ArrayCorpus(Corpus):
             digests = (facts["sha256"] for facts in splits.values())
             key = " ".join([*digests, str(self.about.get("tokenizer")), str(self.vocabulary)])
         title = self.name if len(train) > codings.QUIET // 4 else ""
-        strong = kept_counts(key, lambda: self.counted, valid, title)
+        order = usual_order(self.vocabulary)
+        strong = kept_counts(key and f"{key} {order}", lambda: self.counted, valid, title)
         if self.vocabulary <= DENSE:
             return (strong,)
         pairs = kept_counts(

@@ -77,9 +77,8 @@ class CountedExpert:
         self._counted = counted.reshape(len(rows), -1)
         self._depths = depths.reshape(len(rows), -1)
 
-    def beside(self, totals: NDArray[np.uint64], hits: NDArray[np.int8]) -> Beside:
-        """The validation of a network with its likelihoods [S, T]."""
-        network = network_probabilities(totals, hits)
+    def beside(self, network: Counts) -> Beside:
+        """The validation with a network's probabilities of the targets in 2^-30, int64 [S, T]."""
         most, halves = self.model.order - 1, (slice(0, None, 2), slice(1, None, 2))
 
         def weights_by(part: slice) -> Counts:

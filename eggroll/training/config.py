@@ -115,6 +115,9 @@ class Common:
     allows: at most 1 % of the run's, 5 seconds apart or more."""
     sample_tokens: Annotated[int, Group.OUTPUT, Range(0, 1 << 20), CHANGEABLE] = 512
     """Tokens of each sample that is written at the end; 0 writes none."""
+    expert: Annotated[ExpertName, Group.OUTPUT, CHANGEABLE] = "none"
+    """A model beside the network in validation and samples, which are shown with and without it.
+    counts: text counted on the training split, mixed in integers; no weight depends on it."""
     track: Annotated[
         str, Group.OUTPUT, tyro.conf.arg(metavar="none|tensorboard|wandb|trackio"), CHANGEABLE
     ] = trackers.NONE
@@ -172,6 +175,11 @@ class Common:
             )
         if self.tokenizer and self.numbers:
             raise InputError(f"--tokenizer is for text, and --data {self.data} has numbers.")
+        if self.expert != "none" and self.numbers:
+            raise InputError(
+                f"--expert is {self.expert}, which counts text, and --data {self.data} has "
+                "numbers: leave --expert out."
+            )
         if self.data == "count" and self.val_share != VAL_SHARE:
             raise InputError(
                 f"--val-share is {self.val_share}, but --data count holds nothing out, as its "
@@ -344,9 +352,6 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
     """Members' scores count in 2^-this bits: 1/16 as the paper's, or 1/256, which still tells
     members apart where a model is nearly right."""
 
-    expert: Annotated[ExpertName, Group.OUTPUT, CHANGEABLE] = "none"
-    """A model beside the network in validation and samples, which are shown with and without it.
-    counts: text counted on the training split, mixed in integers; no weight depends on it."""
     statistics_every: Annotated[int, Group.OUTPUT, Range(0, 10**9), CHANGEABLE] = 50
     """Updates from one line of statistics.jsonl to the next; 0 records and warns of nothing."""
 
@@ -364,11 +369,6 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
         self._check_together()
 
     def _check_together(self) -> None:
-        if self.expert != "none" and self.numbers:
-            raise InputError(
-                f"--expert is {self.expert}, which counts text, and --data {self.data} has "
-                "numbers: leave --expert out."
-            )
         if self.pop % self.group_size:
             better = next(g for g in range(min(self.group_size, self.pop), 1, -1)
                           if g % 2 == 0 and self.pop % g == 0)  # fmt: skip

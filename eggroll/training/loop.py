@@ -238,8 +238,7 @@ def finish(run: Run, show: bool, tracking: trackers.Tracking, clock: RunClock) -
             print(f"no {CURVES}: {sentence}", file=sys.stderr, flush=True)
     if show:
         print(clock.words(clock.elapsed - start))
-        expert = run.beside if isinstance(run, TrainingRun) else None
-        print(last_words(folder, run.config, loss, run.corpus, run.command, expert))
+        print(last_words(folder, run.config, loss, run.corpus, run.command, run.beside))
 
 
 DRAWN_SAMPLES = 4
@@ -248,7 +247,7 @@ DRAWN_SAMPLES = 4
 def draw_samples(run: Run) -> str:
     """Continuations of the document mark, side by side from one seed; with an expert, twice."""
     texts = _drawn(run, None)
-    if isinstance(run, TrainingRun) and run.expert and run.beside:
+    if run.expert and run.beside:
         texts += _drawn(run, Mixture(run.expert.model, run.beside.weights))
     return "\n".join(texts)
 
@@ -426,9 +425,9 @@ def compare_with_baselines(config: Common, loss: float, corpus: Corpus) -> Itera
     name, bits = line
     if loss > bits:
         yield f"Above the {name} model, samples are hardly readable: it needs more training."
-    else:
-        last = "token" if config.numbers or config.pairs else "byte"
-        yield f"Below the {name} model: the network makes use of more than the last {last}."
+        return
+    last = "token" if config.numbers or config.pairs else "byte"
+    yield f"Below the {name} model: the network makes use of more than the last {last}."
     name, bits = list(known.items())[-1]
     if cost and loss > bits:
         yield f"Above the {name} model: counting still knows this text better."

@@ -30,7 +30,7 @@ from eggroll.cli.screen import per_second
 from eggroll.data.codings import TOKENIZER_FILE, BytePairs
 from eggroll.data.corpus import ArrayCorpus, Corpus, Streams, load_corpus
 from eggroll.data.counting import CountedModel, FrozenCounts
-from eggroll.data.expert import Beside, CountedExpert, Mixture, rows_of
+from eggroll.data.expert import Beside, CountedExpert, Mixture, network_probabilities, rows_of
 from eggroll.data.hub import TOKENS
 from eggroll.data.text import VAL_SHARE
 from eggroll.engines import Engine
@@ -59,6 +59,9 @@ class Run(ABC):
     streams: Streams
     # The validation after the last update, in bits per token; None if there was none.
     val_loss: float | None = field(default=None, init=False)
+    expert: CountedExpert | None = field(default=None, init=False)  # on rank 0
+    # The last validation with the expert.
+    beside: Beside | None = field(default=None, init=False)
     # Tells whether it is to stop or to be saved, and whether it is, as of the last update.
     asked: Callable[[], bool] = field(default_factory=lambda: lambda: False, init=False)
     wants_save: Callable[[], bool] = field(default_factory=lambda: lambda: False, init=False)
@@ -102,8 +105,12 @@ class Run(ABC):
     def validation(self) -> Row:
         """Validates, and returns what the line of metrics.jsonl gets by it."""
         self.val_loss = self.validate()
-        per_byte = self.val_loss / self.bytes_per_token
-        return {"val_loss": self.val_loss, "val_bits_per_byte": per_byte}
+        size = self.bytes_per_token
+        row = {"val_loss": self.val_loss, "val_bits_per_byte": self.val_loss / size}
+        if self.beside:
+            bits = self.beside.bits
+            row |= {"val_loss_with_counts": bits, "val_bits_per_byte_with_counts": bits / size}
+        return row
 
     @cached_property
     def bytes_per_token(self) -> float:
@@ -218,14 +225,7 @@ class TrainingRun(Run):
         return Link(self.step, steps, total_score, digest_signs(learner.fitness), digest)
 
     def validation(self) -> Row:
-        if self.ranks.rank:
-            return {}
-        row = super().validation()
-        if self.beside:
-            bits = self.beside.bits
-            row["val_loss_with_counts"] = bits
-            row["val_bits_per_byte_with_counts"] = bits / self.bytes_per_token
-        return row
+        return {} if self.ranks.rank else super().validation()
 
     def validate(self) -> float:
         batches = validation_batches(self.corpus, self.config)
@@ -263,8 +263,6 @@ class TrainingRun(Run):
         if self.ranks.size > 1:
             here = f"{population.members:,} of the members on this one"
             lines.append(f"ranks: {self.ranks.size}, {here}")
-        if self.expert:
-            lines.append(f"expert beside the network: {expert_words(self.expert.model)}")
         return lines
 
     def facts(self) -> dict[str, Any]:
@@ -303,7 +301,7 @@ def open_run(
     own_streams = streams.only(*(n * streams.streams // options.pop for n in ends))
     has_folder = write or bool(options.resume)
     run = TrainingRun(options, folder, corpus, own_streams, learner, has_folder)
-    if options.expert == "counts" and ranks.rank == 0:
+    if ranks.rank == 0:
         run.expert = counted_expert(corpus, options)
     if show:
         print_header(run, reason, before.config.steps if before else options.steps)
@@ -575,8 +573,10 @@ def validation_batches(corpus: Corpus, options: Common) -> Iterator[Batch]:
     return (streams.batch(i) for i in range(max(batches, 1)))
 
 
-def counted_expert(corpus: Corpus, options: Common) -> CountedExpert:
-    """The counted expert of a run's text and validation."""
+def counted_expert(corpus: Corpus, options: Common) -> CountedExpert | None:
+    """The counted expert of a run's text and validation, if the options ask for one."""
+    if options.expert == "none":
+        return None
     assert isinstance(corpus, ArrayCorpus)  # as the options were checked
     batches = validation_batches(corpus, options)
     return CountedExpert(corpus.counted, rows_of((b.tokens, b.targets) for b in batches))
@@ -585,12 +585,13 @@ def counted_expert(corpus: Corpus, options: Common) -> CountedExpert:
 def beside(expert: CountedExpert, likelihoods: Sequence[Likelihoods]) -> Beside:
     """The validation with the expert, from that of the network."""
     totals, hits = (np.concatenate(part, axis=1) for part in zip(*likelihoods, strict=True))
-    return expert.beside(totals, hits)
+    return expert.beside(network_probabilities(totals, hits))
 
 
 def mixture_of(options: Common, corpus: Corpus, engine: Engine, weights: Leaves) -> Mixture:
-    """The network of these weights with its counted expert, as a run of it would draw samples."""
+    """The network of these weights with its counted expert, which the options ask for."""
     expert = counted_expert(corpus, options)
+    assert expert
     batches = validation_batches(corpus, options)
     found = beside(expert, list(token_likelihoods(engine, weights, batches)))
     return Mixture(expert.model, found.weights)
@@ -623,10 +624,12 @@ def loss_unit(options: Common) -> str:
 def print_header(run: Run, reason: str, steps_before: int) -> None:
     """Prints the first lines of a run: what runs where, and why there."""
     options, engine, streams = run.config, run.engine, run.streams
+    expert = run.expert
     print(f"engine: {engine.description}{', ' * bool(reason)}{reason}")
     parts = (
         f"network: {options.network_words}, {parameters(engine.program):,} parameters",
         *run.details(),
+        *([f"expert beside the network: {expert_words(expert.model)}"] if expert else []),
         f"data: {streams.streams:,} streams x {options.seq_len} tokens of {options.data}, "
         f"{streams.tokens_per_epoch:,} in all",
         *validation_words(run.corpus, options),
