@@ -310,7 +310,7 @@ def test_anchors_are_few_and_evenly_spread(tmp_path: Path, monkeypatch):
         assert len(kept) <= chain.MOST_ANCHORS
         assert all(at % chain.EVERY == 0 for at in kept)
         gaps = [b - a for a, b in zip([0, *kept], [*kept, step], strict=True)]
-        assert max(gaps) <= max(step // 3, 100)
+        assert max(gaps) <= max(step // 6, 100)
     assert kept[-1] == 5000
     chain.drop_anchors(tmp_path, 2000)
     assert max(chain.anchors_in(tmp_path)) <= 2000

@@ -46,7 +46,7 @@ EVERY: Final = 50  # updates from one digest of the whole state to the next
 NONE: Final = bytes(LINK)  # in the place of a digest that was not taken
 BOUND: Final = ("kind", "every", "bound", "corpus", "network")  # what the first link binds
 
-MOST_ANCHORS, ANCHOR_BYTES = 8, 1 << 26  # of a run, and bytes of all of them
+MOST_ANCHORS, ANCHOR_BYTES = 16, 1 << 26  # of a run, and bytes of all of them
 
 Facts = dict[str, Any]
 
