@@ -111,6 +111,27 @@ def test_a_cache_of_another_user_is_not_believed(tmp_path: Path, monkeypatch):
     sentence(error)
 
 
+def test_a_cache_of_root_is_believed_by_everybody(tmp_path: Path, monkeypatch):
+    """As one that an administrator filled; any other user's is not."""
+    owner = 0
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    real = os.stat
+
+    def owned(name, *words, **named):
+        facts = real(name, *words, **named)
+        return os.stat_result((*facts[:4], owner, *facts[5:10]))
+
+    monkeypatch.setattr(os, "stat", owned)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    check_own(path)
+    for owner in (1, 999):
+        with pytest.raises(InputError, match=f"belongs to user {owner}, "):
+            check_own(path)
+    owner = 1000
+    check_own(path)
+
+
 @pytest.mark.parametrize("part", ["folder", "library"])
 def test_a_compiled_world_that_all_may_write_is_not_loaded(tmp_path: Path, monkeypatch, part: str):
     from eggroll import native
