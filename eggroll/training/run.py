@@ -160,9 +160,6 @@ class TrainingRun(Run):
     has_folder: bool  # on rank 0, which alone has its path
     observed: Observed | None = field(default=None, init=False)  # the last update, for statistics
     made: Link | None = field(default=None, init=False)  # the last update, for the chain
-    expert: CountedExpert | None = field(default=None, init=False)  # on rank 0
-    # The last validation with the expert.
-    beside: Beside | None = field(default=None, init=False)
 
     command: ClassVar[str] = "train"
     legend: ClassVar[str] = (
