@@ -360,7 +360,8 @@ NB_MODULE(_int8_gemm, m) {
       "State, values [P, rows], active [P, rows] and, with crediting, Z of every leaf.");
   m.def("learn", &eggroll::learn, nb::call_guard<nb::gil_scoped_release>(), "program"_a, "packed"_a,
         "tokens"_a, "targets"_a, "state"_a, "rows"_a, "words"_a, "scales"_a, "back"_a,
-        "errors"_a.none(), "threads"_a, "State, scores, sums of |credit| int64 [leaves] and Z of every leaf.");
+        "errors"_a.none(), "threads"_a,
+        "State, scores, sums of |credit| int64 [leaves] and Z of every leaf.");
   add_stepper(m);
   m.def("sign", &sign, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "threads"_a,
         "Of leaves (votes, weights, up, down): weights moved by one, up from `up` votes on and "

@@ -91,8 +91,8 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
 
 // Of members without noise that carry the errors of their scores back: then scores [P, T] int16,
 // sums of |credit| [leaves] int64, and Z of every leaf. words: uint32 [P, T]; scales: of the
-// leaves; back: the matrix [O, K] that a leaf's credit passes, or none; errors: of a program without
-// a score, int8 [P, T, all outputs side by side], and scores are zeros.
+// leaves; back: the matrix [O, K] that a leaf's credit passes, or none; errors: of a program
+// without a score, int8 [P, T, all outputs side by side], and scores are zeros.
 std::vector<mx::array> learn(std::shared_ptr<Program> program, const mx::array& packed,
                              const mx::array& tokens, const mx::array& targets,
                              const mx::array& state, const Rows& rows, const mx::array& words,
