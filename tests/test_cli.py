@@ -325,7 +325,8 @@ def test_a_command_runs_by_its_name(call: Command, place: Path):
     assert call("generate", *words, main=__main__.main) == call(*words, main=generate.main)
     assert_refused(call("trian", main=__main__.main), "'trian' is no command|did you mean train?")
     assert_refused(
-        call("fly", main=__main__.main), "'fly' is no command|train, generate, replay, plot"
+        call("fly", main=__main__.main),
+        "'fly' is no command|train, generate, replay, finetune, plot",
     )
 
 

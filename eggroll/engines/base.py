@@ -25,19 +25,19 @@ from eggroll.spec.program import Batch, Program, Weights
 
 T = TypeVar("T")
 
-# The process that made the first engine: its threads, MLX's too, are not in a fork of it.
+# The process that made the first engine.
 _owner: list[int] = []
 
 
 def check_process() -> None:
-    """Raises InputError in a fork of a process that had an engine: MLX would wait for ever."""
+    """Raises InputError in a fork of a process that had an engine, where MLX runs on a GPU."""
     if not _owner:
         _owner.append(os.getpid())
-    if _owner[0] != os.getpid():
+    if _owner[0] != os.getpid() and mx.default_device() != mx.Device(mx.cpu):
         raise InputError(
             f"process {os.getpid()} is a fork of process {_owner[0]}, which had used eggroll, and "
-            "a fork has none of its threads: fork before the first Trainer or model, or start "
-            'processes by multiprocessing.get_context("spawn").'
+            "a GPU serves none but the process that opened it: fork before the first Trainer or "
+            'model, or start processes by multiprocessing.get_context("spawn").'
         )
 
 
@@ -46,10 +46,7 @@ MAX_VALUE = 1 << 19  # 15 times its discounted sum, in 1/256 bit, is below 2^31
 
 @cache
 def serve_forks() -> None:
-    """Lets forked children go on: MLX's thread of a CPU stream is not theirs, so they get another.
-
-    A GPU serves none but the process that opened it.
-    """
+    """Lets forked children go on: a thread of MLX serves a stream, so they get a new stream."""
 
     def new_stream() -> None:
         if mx.default_device() == mx.Device(mx.cpu):
