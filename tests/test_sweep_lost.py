@@ -92,7 +92,7 @@ def test_a_worker_that_is_none_is_left_to_heartbeats(worker: object):
 
 
 def test_short_runs_of_killed_processes_are_removed(call: Command, tmp_path: Path, made_up):
-    made_up(0.25, lambda config, step: 1.0)
+    made_up(0.001, lambda config, step: 1.0)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     here = f".probe-{socket.gethostname()}"
@@ -117,7 +117,7 @@ def sentence(ended) -> str:
     "data", [b"", b"\0" * 999, b"[1, 2\n", b"true\n7\n", b'{"op_code": "x"}\n']
 )
 def test_a_damaged_study_is_refused(call: Command, tmp_path: Path, made_up, kind: str, data: bytes):
-    made_up(0.25, lambda config, step: 1.0)
+    made_up(0.001, lambda config, step: 1.0)
     place = tmp_path / KINDS[kind]
     place.write_bytes(data)
     words = ["--trials", 1, "--out", tmp_path / "sweep", "--storage", place]
