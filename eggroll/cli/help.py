@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CHANGEABLE = "changeable"  # marks options a resumed run may change: no past update depends on them
 COLUMN, NARROWEST, WIDEST = 26, 60, 100  # where help begins; widths of the page
-INNER = ("verify", "finetune", "export")  # commands of a package, which have no module of their name
+INNER = ("verify", "finetune", "export")  # commands of packages, without a module of their name
 SAME_FOR_ALL = {"--help": "Show this page.", "--version": "Show the version."}
 
 
