@@ -577,7 +577,7 @@ class ModelTrainer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
         if self._log and isinstance(error, KeyboardInterrupt):
-            error.add_note(f"ModelUpdate {self.step} is saved; {self._log.hint}.")
+            error.add_note(f"Update {self.step} is saved; {self._log.hint}.")
 
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:
