@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from eggroll.spec.program import MAX_REGISTERS, Program, Register
+from eggroll.spec.program import FORWARD_ONLY, MAX_REGISTERS, Program, Register
 
 Pick = Callable[[Sequence[Any]], Any]  # one of some options
 TABLES = ["sigmoid", "tanh"]
@@ -166,7 +166,12 @@ def seeded_program(seed: int, *, joined: bool = False) -> Program:
     return random_program(random.Random(seed).choice, joined=joined)
 
 
-def every_operation() -> Program:
+def passable(program: Program) -> bool:
+    """True if errors can be carried back through all operations."""
+    return all(op.kind not in FORWARD_ONLY for stage in program.stages for op in stage.ops)
+
+
+def every_operation(*, without: Collection[str] = ()) -> Program:
     """Each operation once, in order of the table, on x; each result is added to x."""
     build = Builder(random.Random(SEED).choice)
     net, D = build.net, build.net.width
@@ -175,7 +180,7 @@ def every_operation() -> Program:
     net.add(x, s, out=x)
     build.values = [x]
     for kind, emit in EMIT.items():
-        if kind == "score":
+        if kind == "score" or kind in without:
             continue
         made = emit(build, net, x, kind)
         if made is None:

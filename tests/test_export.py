@@ -21,6 +21,7 @@ from eggroll import __main__ as commands
 from eggroll import engines
 from eggroll.engines import zero_state
 from eggroll.errors import InputError
+from eggroll.library import export_numpy
 from eggroll.library.export import FORMATS, export
 from eggroll.library.export_parts import Network
 from eggroll.library.trainer import Trainer
@@ -378,3 +379,15 @@ def test_other_endings_and_missing_packages_get_a_sentence(
     assert FORMATS.keys() == {".py", ".h", ".onnx", ".safetensors"}
     assert json.dumps(rows.program.declaration())
     assert Batch(mx.zeros((1, 1), mx.int32)).size == (1, 1)
+
+
+@pytest.mark.parametrize("ending", [".py", ".h", ".onnx"])
+def test_an_operation_without_a_form_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+):
+    monkeypatch.delitem(export_numpy.EXPRESSIONS, "linear")
+    net = recurrent()
+    weights = {leaf.name: np.zeros(leaf.shape, np.int8) for leaf in net.leaves}
+    with pytest.raises(InputError, match=r"'linear' has no form in .* export to \.safetensors"):
+        export(net, weights, tmp_path / f"net{ending}")
+    assert export(net, weights, tmp_path / "net.safetensors").exists()

@@ -10,14 +10,17 @@ import oracle_backward
 import pytest
 from networks import case_of
 from networks_backward import ENGINES, ESTIMATORS, ISAS, Carried, carried_of, differing
-from networks_random import seeded_program
+from networks_random import passable, seeded_program
 
 from eggroll import engines
+from eggroll.errors import InputError
+from eggroll.library.trainer import Trainer
 from eggroll.networks import egg, mlp
+from eggroll.spec import backward
 from eggroll.spec.backward import final, heads
 from eggroll.spec.program import Program
 
-UNSCORED = [seed for seed in range(96) if not seeded_program(seed).scored]
+UNSCORED = [seed for seed in range(96) if passable(p := seeded_program(seed)) and not p.scored]
 LEARNING = [name for name in ENGINES if engines.ENGINES[name].learns_outputs]
 
 
@@ -108,6 +111,14 @@ def test_heads_and_final_operations_are_those_next_to_an_output():
         for stage in seeded_program(seed).stages:
             own = tuple(oracle_backward.final(stage, i) for i in range(len(stage.ops)))
             assert final(stage) == own
+
+
+def test_an_operation_that_passes_no_error_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backward, "FORWARD_ONLY", {"relu"})
+    net = mlp(3, [8], 2)
+    with pytest.raises(InputError, match="operation 'relu' of this network passes none: try est"):
+        Trainer(net, pop=2, estimator="feedback", rule="adam", steps=1)
+    Trainer(net, pop=2, estimator="token-credit", rule="whitened", steps=1)
 
 
 def broken(name: str, value: Any) -> Any:

@@ -33,7 +33,7 @@ from eggroll.engines.portable.backward import BACKWARD_OPERATIONS
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.networks import NETWORKS, NetworkName
 from eggroll.spec import credit, fixed_point
-from eggroll.spec.program import OPERATIONS, Program
+from eggroll.spec.program import FORWARD_ONLY, OPERATIONS, Program
 
 CREDITED = ("token-votes", "token-credit")
 SEEDS = (33, 28, 8)  # of programs that the emulated kernels of tests/gpu run, too
@@ -243,9 +243,9 @@ ROWS = {
     "float twin": set(float_twin.OPERATIONS),
     "float twin in NumPy": {*float_numpy.OPERATIONS, "embed", "lookup"},
     "token credit": (set(OPERATIONS) - with_leaf()) | set(credit.OF),
-    "credit carried back on GPUs": {*ELEMENT_STEPS, *LONE_STEPS, "output", "sums"},
-    "credit carried back": {*BACKWARD_OPERATIONS, "score", "output", "sums"},
-    "oracle of credit carried back": set(oracle_backward.SLOPES),
+    "credit carried back on GPUs": {*ELEMENT_STEPS, *LONE_STEPS, "output", "sums", *FORWARD_ONLY},
+    "credit carried back": {*BACKWARD_OPERATIONS, "score", "output", "sums", *FORWARD_ONLY},
+    "oracle of credit carried back": {*oracle_backward.SLOPES, *FORWARD_ONLY},
 }
 
 

@@ -23,6 +23,7 @@ from eggroll.evolution.rules import FINE_BITS, RunOptions, arrays, feedback_name
 from eggroll.spec.backward import (
     FIRST,
     Backward,
+    check_passable,
     first_feedback,
     heads,
     layers,
@@ -319,6 +320,7 @@ class Local(Estimator):
 
     def __init__(self, options: RunOptions, program: Program) -> None:
         super().__init__(options, program)
+        check_passable(program, options.estimator)
         self.first = first_feedback(program, self.passing(program), options.seed)
 
     @classmethod

@@ -64,7 +64,14 @@ def export(program: Program, weights: Mapping[str, Any], path: Any) -> Path:
             "the format."
         )
     leaves = {leaf.name: np.asarray(weights[leaf.name]) for leaf in program.leaves}
-    made = FORMATS[to.suffix](Network(program, leaves, identifier(to.stem)))
+    net = Network(program, leaves, identifier(to.stem))
+    for _, op in net.operations():
+        if op.kind not in export_numpy.EXPRESSIONS and to.suffix != ".safetensors":
+            raise InputError(
+                f"the operation {op.kind!r} has no form in {to.suffix}: export to .safetensors, "
+                "which keeps declaration and weights."
+            )
+    made = FORMATS[to.suffix](net)
     with in_python():
         write_whole(to, made)
     return to

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from eggroll.spec import rng
 from eggroll.spec.fixed_point import divisor
-from eggroll.spec.program import Program, S, Stage, X
+from eggroll.spec.program import FORWARD_ONLY, Program, ProgramError, S, Stage, X
 from eggroll.spec.rng import random_matrix
 
 FRACTION = 14  # bits of a register's credit below the unit of the head's error
@@ -49,6 +49,16 @@ class Learnt(NamedTuple):
     state: mx.array
     votes: dict[str, mx.array]
     sizes: mx.array
+
+
+def check_passable(program: Program, estimator: str) -> None:
+    """Raises ProgramError if errors cannot be carried back through one of its operations."""
+    for op in (op for stage in program.stages for op in stage.ops):
+        if op.kind in FORWARD_ONLY:
+            raise ProgramError(
+                f"estimator {estimator!r} carries errors back, and the operation {op.kind!r} of "
+                "this network passes none: try estimator='token-credit'."
+            )
 
 
 def final(stage: Stage) -> tuple[bool, ...]:

@@ -47,6 +47,8 @@ OPERATIONS: dict[str, str] = {
     "sums": "the caller has W x + noise, int32",
 }
 RESULTS = ("score", "output", "sums")  # operations that write no register
+# Operations that carry no error back: a network that has one is trained by evolution.
+FORWARD_ONLY: frozenset[str] = frozenset()
 MAX_REGISTERS = 32  # of a stage, x and s included; kRegisters of plan.h
 MAX_OPERATIONS = 64  # of a stage; kOps of plan.h
 MAX_SIZE = 32767  # of a register; kSize of plan.h

@@ -14,7 +14,7 @@ from networks_backward import Carried, carried_of
 from networks_random import every_operation, seeded_program
 
 from eggroll.spec.backward import Backward
-from eggroll.spec.program import Program
+from eggroll.spec.program import FORWARD_ONLY, Program
 from gpu.backend import Gpu, engine, faulty, install
 
 RUN = (
@@ -27,7 +27,9 @@ OTHER = {"metal": "nax", "cuda": "m8n8k16"}  # than the product that an engine t
 
 
 def complete(estimator: str, **options) -> Carried:
-    case = case_of(every_operation(), np.random.default_rng(1), T=5, P=options.pop("P", 4))
+    case = case_of(
+        every_operation(without=FORWARD_ONLY), np.random.default_rng(1), T=5, P=options.pop("P", 4)
+    )
     return carried_of(case, estimator, **options)
 
 
