@@ -54,8 +54,8 @@ def test_a_run_above_the_bigram_line_is_shown_the_recipes(
     tmp_path: Path, options: dict, loss: float, recipe: bool
 ):
     text = closing.last_words(tmp_path, Config(**options), loss, CORPUS, "train")
-    for name, way in closing.RECIPES:
-        assert (f"--recipe {name}" in text) == recipe
+    for name, way in closing.BETTER_RECIPES:
+        assert (f"--recipe {closing.ON_BYTES[name]}" in text) == recipe
         assert (f"{way}: far better in the same time" in text) == recipe
     assert ("Above the bigram model" in text) == (loss > LINE)
     assert f"{LINE:.3f} a bigram model counted on the training split\n" in text
@@ -73,13 +73,15 @@ BACKWARD = {"recipe": "feedback"}
     ("times", "options", "loss", "recipes"),
     [
         (1, {}, 9.0, ["language", "feedback --width 128"]),
-        (1000, {}, 9.0, ["language --vocabulary 4096", "feedback --width 128 --vocabulary 4096"]),
+        (1000, {}, 9.0, ["evolution", "text"]),
         (1000, {"vocabulary": 1024}, 9.0,
-         ["language --vocabulary 1024", "feedback --width 128 --vocabulary 1024"]),
+         ["evolution --vocabulary 1024", "text --vocabulary 1024"]),
+        (1000, {"vocabulary": 4096}, 9.0, ["evolution", "text"]),
+        (1000, {"vocabulary": 300, "tokenizer": "my own.json"}, 9.0,
+         ["evolution --tokenizer 'my own.json'", "text --tokenizer 'my own.json'"]),
         (1000, {"vocabulary": 1024}, 0.0, []),
-        (1000, BY_CREDIT, 0.0,
-         ["language --vocabulary 4096", "feedback --width 128 --vocabulary 4096"]),
-        (1000, BACKWARD, 0.0, ["feedback --width 128 --vocabulary 4096"]),
+        (1000, BY_CREDIT, 0.0, ["evolution", "text"]),
+        (1000, BACKWARD, 0.0, ["text"]),
         (1000, BACKWARD | {"vocabulary": 4096}, 9.0, []),
         (1, BACKWARD, 9.0, []),
     ],

@@ -119,6 +119,8 @@ BAD = {
     "--recipe language --rule master": "--rule master",
     "--recipe language --config config.json": "--config",
     "--recipe language --resume run": "--resume",
+    "--recipe text --data count": "--recipe feedback",
+    "--recipe evolution --data count": "--recipe language",
 }
 
 

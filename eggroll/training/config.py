@@ -301,27 +301,35 @@ class SeveralRanks:
     checkpoints only."""
 
 
-RecipeName = Literal["paper", "language", "feedback"]
+RecipeName = Literal["paper", "text", "evolution", "language", "feedback"]
 # Recommended combinations, chosen by --recipe; the first is the paper's, which is the default.
+LANGUAGE: dict[str, Any] = {
+    "estimator": "token-credit",
+    "score_bits": 8,
+    "rule": "whitened",
+    "sigma_shift": 2,
+    "pop": 4096,
+    "seq_len": 32,
+    "steps": 2000,
+}
+FEEDBACK: dict[str, Any] = {
+    "estimator": "feedback",
+    "rule": "adam",
+    "pop": 128,
+    "seq_len": 16,
+    "steps": 6000,
+}
+# text and evolution: a minute of two cores, byte pairs; docs/figures.md has what was compared.
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {},
-    "language": {
-        "estimator": "token-credit",
-        "score_bits": 8,
-        "rule": "whitened",
-        "sigma_shift": 2,
-        "pop": 4096,
-        "seq_len": 32,
-        "steps": 2000,
-    },
-    "feedback": {
-        "estimator": "feedback",
-        "rule": "adam",
-        "pop": 128,
-        "seq_len": 16,
-        "steps": 6000,
-    },
+    "text": FEEDBACK
+    | {"vocabulary": 4096, "width": 128, "seq_len": 32, "expert": "counts", "steps": 1400},
+    "evolution": LANGUAGE | {"vocabulary": 4096, "steps": 400},
+    "language": LANGUAGE,
+    "feedback": FEEDBACK,
 }
+# Recipes that read byte pairs, and those that are the same on any tokens.
+OF_TEXT = {"text": "feedback", "evolution": "language"}
 
 
 class OverRecipe(type):
@@ -341,9 +349,10 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
     """
 
     recipe: Annotated[RecipeName, Group.RUN] = "paper"
-    """Settings that go well together. paper: those of the paper; language: token credit, which
-    learns text far better; feedback: no noise, but errors carried back in integers, which learns it
-    best."""
+    """Settings that go well together. paper: those of the paper; text: the lowest loss on text in a
+    minute, by errors carried back in integers, on byte pairs, with counts beside the network;
+    evolution: the lowest by evolution, credited token by token, on byte pairs; feedback and
+    language: the same two on bytes."""
     group_size: Annotated[
         int, Group.EVOLUTION, Range(2, 1 << 24, 2), Sweep(choices=(2, 4, 8, 16))
     ] = 2
@@ -365,6 +374,11 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
         return program
 
     def check(self) -> None:
+        if self.numbers and self.recipe in OF_TEXT:
+            raise InputError(
+                f"--recipe is {self.recipe}, which is for text, and --data {self.data} has "
+                f"numbers: try --recipe {OF_TEXT[self.recipe]}."
+            )
         super().check()
         self._check_together()
 
@@ -432,6 +446,12 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
         if self.threads:
             return self.threads
         return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+    def at_home(self) -> Self:
+        """As of every run; a tokenizer's vocabulary takes the place of the recipe's."""
+        own = self.tokenizer and self.vocabulary == RECIPES[self.recipe].get("vocabulary")
+        options = replace(self, vocabulary=codings.DEFAULT_VOCABULARY) if own else self
+        return super(Config, options).at_home()
 
     def changed(self) -> dict[str, Any]:
         """The settings of its recipe that are not as the recipe has them."""

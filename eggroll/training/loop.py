@@ -47,6 +47,7 @@ from eggroll.training.chain import ChainLog, Link, drop_anchors
 from eggroll.training.checkpoint import signature
 from eggroll.training.clock import BY_TIME, RunClock
 from eggroll.training.config import (
+    RECIPES,
     TYPES,
     Common,
     Config,
@@ -362,12 +363,13 @@ def replay_header(config: Config) -> dict[str, Any]:
 # The last lines of a run.
 
 # Recipes that learn text better, and their ways: docs/figures.md has what they reach.
-RECIPES: Final = (
-    ("language", "evolution by token credit"),
-    ("feedback --width 128", "errors carried back in integers, no evolution"),
+BETTER_RECIPES: Final = (
+    ("evolution", "evolution by token credit"),
+    ("text", "errors carried back in integers, no evolution"),
 )
-PAIRS: Final = 4096  # tokens of a byte-pair encoding that serve both well
-ENOUGH_TEXT: Final = 1 << 20  # bytes from which so many tokens can be had
+# Their words for a text too short for a byte-pair encoding of so many tokens.
+ON_BYTES: Final = {"evolution": "language", "text": "feedback --width 128"}
+ENOUGH_TEXT: Final = 1 << 20  # bytes from which it can be had
 
 
 def last_words(
@@ -444,11 +446,9 @@ def suggestions(
 ) -> Iterator[tuple[str, str]]:
     """Command lines that make sense after this run, and what each does."""
     run, data = shlex.quote(str(folder)), config.data
-    for recipe, way, vocabulary in better_recipes(config, loss, corpus):
-        words = f" --vocabulary {vocabulary}" * bool(vocabulary)
+    for words, way in better_recipes(config, loss, corpus):
         words += "" if data == "stdlib" else f" --data {shlex.quote(data)}"
-        does = f"{way}{', on byte pairs' * bool(vocabulary)}: far better in the same time"
-        yield f"{invocation('train')} --recipe {recipe}{words}", does
+        yield f"{invocation('train')} --recipe {words}", f"{way}: far better in the same time"
     again = f"--resume {run} --steps {2 * config.steps}"
     if data != TOKENS:  # else the arrays are the caller's
         yield f"{invocation(command)} {again}", "trains as long again"
@@ -460,36 +460,34 @@ def suggestions(
     yield f"{invocation('plot')} {run} OTHER_RUN", "draws it beside another run"
 
 
-def better_recipes(config: Common, loss: float, corpus: Corpus) -> Iterator[tuple[str, str, int]]:
-    """Recipes that learn this text better, their ways, and their vocabulary, 0 for bytes.
+def better_recipes(config: Common, loss: float, corpus: Corpus) -> Iterator[tuple[str, str]]:
+    """The words after --recipe that learn this text better, and their ways.
 
-    All of them after plain evolution that ended above the bigram model; after a run on bytes, its
-    own on byte pairs and what is better still.
+    All of them after plain evolution that ended above the bigram model; after a run on bytes that
+    are enough for byte pairs, its own way and what is better still.
     """
     if not isinstance(config, Config) or config.numbers:
         return
     estimator, line = config.estimator_class, bigram_of(corpus)
     plain = estimator.perturbs and not estimator.by_token
     above = line is not None and loss > line[1]
-    vocabulary = pairs_for(config, corpus)
-    if (plain and above) or (vocabulary and not config.pairs):
-        for recipe, way in RECIPES if estimator.perturbs else RECIPES[1:]:
-            yield recipe, way, vocabulary
-
-
-def pairs_for(config: Common, corpus: Corpus) -> int:
-    """The vocabulary to recommend for a text: its own, or that of a text long enough; else 0."""
-    if config.pairs:
-        return config.vocabulary
-    return PAIRS if corpus.streams("train", 1, 1, 0).length >= ENOUGH_TEXT else 0
+    enough = config.pairs or corpus.streams("train", 1, 1, 0).length >= ENOUGH_TEXT
+    if not (plain and above) and (config.pairs or not enough):
+        return
+    own = f" --vocabulary {config.vocabulary}" * (config.pairs and not config.tokenizer)
+    own += f" --tokenizer {shlex.quote(config.tokenizer)}" * bool(config.tokenizer)
+    for recipe, way in BETTER_RECIPES if estimator.perturbs else BETTER_RECIPES[1:]:
+        same = own == f" --vocabulary {RECIPES[recipe]['vocabulary']}"
+        words = recipe + own * (not same) if enough else ON_BYTES[recipe]
+        yield words, f"{way}{', on byte pairs' * enough}"
 
 
 # The command.
 
 EXAMPLES = (
-    ("--recipe language --vocabulary 4096", "learn Python's source by token credit"),
+    ("--recipe evolution", "learn Python's source by token credit"),
     (
-        "--recipe feedback --vocabulary 4096 --width 128 --data book.txt",
+        "--recipe text --data book.txt",
         "learn a text of your own by errors carried back in integers",
     ),
 )
@@ -507,7 +505,7 @@ def options_from(argv: Sequence[str], resumed: Config | None = None) -> Config:
     """
     about = (
         "Trains an int8 recurrent language model in integers alone: by evolution strategies, "
-        "without gradients, or by errors carried back (--recipe feedback)."
+        "without gradients, or by errors carried back (--recipe text)."
     )
     return from_command_line(
         Config, argv, command="train", about=about, examples=EXAMPLES,

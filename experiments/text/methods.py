@@ -1,0 +1,267 @@
+"""All methods in the same minute: `python experiments/text/methods.py pace`, then `run --seeds 5`
+
+A minute is that of a whole command: its start, the coding of the text, training, validation,
+samples and pictures all count. `pace` times a short pilot of each method, which an idle machine
+needs, and writes how many updates the minute has room for. `run` makes so many, on any machine and
+beside other work, since weights depend on the number of updates alone; PyTorch's peers, whose
+learning rate follows the clock, need the idle machine again. A row of the CSV is one run; a stopped
+table goes on. `draw` makes the picture: methods as dots, models that only count as lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eggroll.errors import InputError
+from eggroll.files import METRICS
+from eggroll.training import folder as runlog
+
+HERE = Path(__file__).parent
+TRAIN = ("-m", "eggroll.train")
+PAIRS = ("--vocabulary", "4096")
+# A method's command, but for --data, --seed, --out and --steps.
+METHODS: dict[str, Sequence[str]] = {
+    "evolution, the paper's rule, bytes": TRAIN,
+    "evolution, the paper's rule": (*TRAIN, *PAIRS),
+    "evolution, no own error for the last layer": (
+        *TRAIN, "--recipe", "evolution", "--estimator", "token-votes",
+    ),
+    "evolution (recipe language), bytes": (*TRAIN, "--recipe", "language"),
+    "evolution in groups of 8": (
+        *TRAIN, "--recipe", "evolution", "--estimator", "group-credit", "--group-size", "8",
+    ),
+    "evolution (recipe evolution)": (*TRAIN, "--recipe", "evolution"),
+    "errors to every block (local)": (*TRAIN, "--recipe", "text", "--estimator", "local"),
+    "errors carried back, bytes": (
+        *TRAIN, "--recipe", "feedback", "--width", "128", "--layers", "2",
+    ),
+    "errors carried back (recipe text)": (*TRAIN, "--recipe", "text"),
+    "float: AdamW, the same network": (
+        "-m", "eggroll.adamw", *PAIRS, "--learning-rate", "0.05",
+    ),
+    "float: PyTorch GRU, AdamW": (
+        str(HERE / "peers.py"), "run", "gru:rate=0.016,width=128,streams=96,seq_len=16",
+    ),
+}  # fmt: skip
+PILOT = 60  # updates of a pilot
+SPARE = 0.88  # the share of the time that updates are planned for: a pilot is faster, and logs grow
+COUNTED = re.compile(r"a (frozen Kneser-Ney order-\d+|unigram|bigram) model .*?([\d.]+) per byte")
+NAMES = ["method", "data", "seed", "steps", "bits_per_byte", "with_counts"]
+
+
+def command(method: str, data: str, seed: int, amount: float, out: str) -> list[str]:
+    """The whole command; amount: updates, or minutes of a peer, which counts its own time."""
+    words = [sys.executable, *METHODS[method], "--data", data, "--seed", str(seed)]
+    if is_peer(method):
+        return [*words, "--minutes", f"{amount:.3f}"]
+    return [*words, "--steps", str(int(amount)), "--out", out]
+
+
+def is_peer(method: str) -> bool:
+    return METHODS[method][0].endswith("peers.py")
+
+
+def call(words: list[str]) -> tuple[str, float]:
+    """A command's output and the seconds that it took by the wall.
+
+    Raises:
+        InputError: it fails.
+    """
+    start = time.perf_counter()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1])])}
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    if ended.returncode:
+        raise InputError(f"{' '.join(words)} ended with {ended.returncode}: {ended.stderr[-500:]}")
+    return ended.stdout, time.perf_counter() - start
+
+
+def amount_within(method: str, data: str, seconds: float) -> float:
+    """Updates (of a peer: minutes) that a whole command of so many seconds has room for."""
+    with tempfile.TemporaryDirectory() as folder:
+        if is_peer(method):
+            _, wall = call(command(method, data, 0, 0.05, ""))
+            return (seconds - (wall - 3)) / 60
+        out = f"{folder}/pilot"
+        _, wall = call(command(method, data, 0, PILOT, out))
+        taken = [row["seconds"] for _, row in runlog.read_lines(Path(out) / METRICS)]
+    update = statistics.median(taken[3:])
+    return max(1, SPARE * (seconds - (wall - sum(taken))) / update)
+
+
+def figures(output: str) -> tuple[float, float | None]:
+    """Bits per byte of the last validation, and with counts where the run has them."""
+    last = re.findall(r"^validation: .*$", output, re.M)[-1]
+    both = re.search(r"^with its counted expert: .*$", output, re.M)
+    return per_byte(last), per_byte(both.group()) if both else None
+
+
+def per_byte(line: str) -> float:
+    found = re.search(r"([\d.]+) per byte", line) or re.search(r"([\d.]+) bits", line)
+    assert found, line
+    return float(found.group(1))
+
+
+def rows_in(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, NAMES)
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def pace(args: argparse.Namespace) -> None:
+    """The median of pilots in turn, for each method; updates, of a peer minutes."""
+    found: dict[str, list[float]] = {}
+    for turn in range(args.turns):
+        for method in args.methods or METHODS:
+            amount = amount_within(method, args.data, args.seconds)
+            found.setdefault(method, []).append(amount)
+            print(f"{method}, turn {turn}: {amount:.2f}", flush=True)
+    known = json.loads(args.pace.read_text()) if args.pace.exists() else {}
+    new = {method: round(statistics.median(each), 3) for method, each in found.items()}
+    args.pace.write_text(json.dumps(known | new, indent=1) + "\n")
+
+
+def run(args: argparse.Namespace) -> None:
+    """All methods, seed after seed; rows that the file has are not run again."""
+    if not args.pace.exists():
+        raise InputError(f"{args.pace} is missing: `methods.py pace` writes it on an idle machine.")
+    amounts = json.loads(args.pace.read_text())
+    for seed in range(args.seeds):
+        for method in args.methods or amounts:
+            if any((row["method"], row["data"], row["seed"]) == (method, args.data, str(seed))
+                   for row in rows_in(args.csv)):  # fmt: skip
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                output, wall = call(
+                    command(method, args.data, seed, amounts[method], f"{folder}/run")
+                )
+            bits, both = figures(output)
+            steps = "" if is_peer(method) else int(amounts[method])
+            append(args.csv, {
+                "method": method, "data": args.data, "seed": seed, "steps": steps,
+                "bits_per_byte": bits, "with_counts": "" if both is None else both,
+            })  # fmt: skip
+            for name, counted in COUNTED.findall(output):
+                key = (f"counted: {name}", args.data)
+                if key not in [(row["method"], row["data"]) for row in rows_in(args.csv)]:
+                    append(args.csv, {"method": key[0], "data": args.data,
+                                      "bits_per_byte": counted})  # fmt: skip
+            print(f"{method}, seed {seed}: {bits} ({both}) in {wall:.1f} s", flush=True)
+    print(table(rows_in(args.csv), args.data))
+
+
+def summaries(rows: list[dict[str, str]], data: str) -> list[tuple[str, list[float], str]]:
+    """(method, bits of all seeds, updates) of a text, the lowest mean first; counts apart."""
+    found: dict[str, tuple[list[float], str]] = {}
+    for row in rows:
+        if row["data"] == data:
+            for name, bits in ((row["method"], row["bits_per_byte"]),
+                               (f"{row['method']}, with counts", row["with_counts"])):  # fmt: skip
+                if bits:
+                    found.setdefault(name, ([], row["steps"]))[0].append(float(bits))
+    return sorted(
+        ((name, bits, steps) for name, (bits, steps) in found.items()),
+        key=lambda each: statistics.mean(each[1]),
+    )
+
+
+def table(rows: list[dict[str, str]], data: str) -> str:
+    lines = ["| method | updates | bits per byte: mean (range) | seeds |", "|---|---|---|---|"]
+    for name, bits, steps in summaries(rows, data):
+        spread = f" ({min(bits):.3f} to {max(bits):.3f})" * (len(bits) > 1)
+        seeds = "" if name.startswith("counted") else str(len(bits))
+        lines.append(f"| {name} | {steps} | {statistics.mean(bits):.3f}{spread} | {seeds} |")
+    return "\n".join(lines)
+
+
+def draw(args: argparse.Namespace) -> None:
+    """The picture: a dot for every seed, a line for every model that only counts."""
+    from matplotlib.figure import Figure
+
+    kinds = summaries(rows_in(args.csv), args.data)
+    methods = [k for k in kinds if not k[0].startswith("counted")][::-1]
+    figure = Figure((8.4, 0.6 + 0.42 * len(methods)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, (name, bits, _) in enumerate(methods):
+        colour = "tab:green" if name.startswith("float") else (
+            "tab:blue" if name.startswith("evolution") else "tab:orange")  # fmt: skip
+        axes.plot(bits, [place] * len(bits), "o", color=colour, alpha=0.7)
+        axes.annotate(f"{statistics.mean(bits):.2f}", (max(bits), place), (7, 0),
+                      textcoords="offset points", va="center", fontsize=9)  # fmt: skip
+    low = min(min(bits) for _, bits, _ in methods)
+    high = max(max(bits) for _, bits, _ in methods)
+    for name, bits, _ in kinds:
+        if name.startswith("counted") and bits[0] <= high + 0.3:
+            axes.axvline(bits[0], color="0.5", linestyle="--", linewidth=1, zorder=0)
+            axes.annotate(name.removeprefix("counted: ").removeprefix("frozen "), (bits[0], 1),
+                          (2, -2), xycoords=("data", "axes fraction"), fontsize=8, rotation=90,
+                          textcoords="offset points", va="top", color="0.35")  # fmt: skip
+    axes.set_yticks(range(len(methods)), [name for name, _, _ in methods])
+    axes.set_xlim(low - 0.1, high + 0.35)
+    axes.set_xlabel("bits per byte of validation text, lower is better")
+    axes.set_title("One minute by the wall on two cores, whole commands", fontsize=11)
+    axes.grid(axis="x", alpha=0.3)
+    figure.savefig(args.out)
+    print(f"written: {args.out}")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parts = parser.add_subparsers(dest="part", required=True)
+    pacing = parts.add_parser("pace", help="time pilots on an idle machine")
+    pacing.add_argument("--seconds", type=float, default=60.0, help="of a whole command")
+    pacing.add_argument("--turns", type=int, default=3, help="pilots of each method")
+    running = parts.add_parser("run", help="train all methods and print the table")
+    running.add_argument("--seeds", type=int, default=5)
+    drawing = parts.add_parser("draw", help="make the picture of a CSV")
+    drawing.add_argument("--out", type=Path, default=Path("methods.svg"))
+    tabling = parts.add_parser("table", help="print the table of a CSV")
+    for part in (pacing, running):
+        part.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD")
+        part.add_argument("--pace", type=Path, default=HERE / "methods.json", help="the pilots")
+    for part in (running, drawing, tabling):
+        part.add_argument("--csv", type=Path, default=HERE / "methods.csv", help="a row per run")
+    for part in (pacing, running, drawing, tabling):
+        part.add_argument("--data", default="stdlib")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    if args.part == "pace":
+        pace(args)
+    elif args.part == "run":
+        run(args)
+    elif args.part == "draw":
+        draw(args)
+    else:
+        print(table(rows_in(args.csv), args.data))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
