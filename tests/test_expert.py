@@ -26,6 +26,7 @@ from eggroll.data.expert import (
 )
 from eggroll.engines import available, choose, zero_state
 from eggroll.inference import sample
+from eggroll.report import command as report
 from eggroll.spec import fixed_point as fx
 from eggroll.spec import rng
 from eggroll.spec.program import Batch
@@ -153,6 +154,13 @@ def test_the_last_lines_say_both(call: Command, text: Path, tmp_path: Path):
     assert f"{said}{row['val_bits_per_byte_with_counts']:.3f} per byte" in ended.out
     assert "expert beside the network: frozen Kneser-Ney order-5, " in ended.out
     assert "per byte with counts" in ended.err
+
+
+def test_the_report_has_both_figures(runs: tuple[Path, Path], call: Command, tmp_path: Path):
+    assert call(*runs, "--out", tmp_path / "page.html", main=report.main).code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('<th scope="col">with counts</th>') == 1
+    assert f"<td>{last_row(runs[1])['val_bits_per_byte_with_counts']:.3f} bits" in page
 
 
 def test_text_is_drawn_with_the_expert_counted_anew(

@@ -279,6 +279,14 @@ class FrozenCounts(NamedTuple):
     size: int  # bytes
 
     @property
+    def sound(self) -> bool:
+        """True of figures that can be those of a count, as a cache may hold anything."""
+        whole = (self.order, self.entries, self.size)
+        return all(type(n) is int and 0 < n < 1 << 63 for n in whole) and all(
+            type(v) in (int, float) and 0 <= v < 1e9 for v in (self.bits, self.seconds)
+        )
+
+    @property
     def name(self) -> str:
         return f"frozen Kneser-Ney order-{self.order}"
 
@@ -300,7 +308,7 @@ def kept_counts(
     with contextlib.suppress(OSError, InputError, ValueError, TypeError, RecursionError):
         with open_regular(cache_folder() / KEPT / f"{digest}.json") as file:
             known = FrozenCounts(**json.loads(file.read(1 << 12)))
-        if key and all(type(v) in (int, float) and math.isfinite(v) for v in known):
+        if key and known.sound:
             return known
     if title:
         print(f"counting the training text of {title}, once ...", file=sys.stderr, flush=True)

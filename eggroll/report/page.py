@@ -166,6 +166,8 @@ def _facts(record: RunRecord) -> dict[str, str]:
                 f"{in_bits(curves.valid.min())} at update "
                 f"{int(curves.valid_steps[curves.valid.argmin()]):,}"
             )
+        if curves.with_counts.size:
+            facts["with counts"] = f"{in_bits(curves.with_counts[1, -1])} {curves.unit}"
         facts["training loss"] = in_bits(curves.loss[-1])
     if isinstance(curves, TrainerCurves):
         facts["fitness"] = f"{curves.fitness[-1]:.4g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import io
 import json
 import os
@@ -22,6 +23,7 @@ from eggroll import adamw, generate, probe
 from eggroll.baseline import backprop as reader
 from eggroll.bench import command as bench
 from eggroll.cli import command as cli
+from eggroll.data import counting
 from eggroll.data.corpus import load_corpus
 from eggroll.engines import trial as verdicts
 from eggroll.errors import InputError
@@ -331,6 +333,19 @@ def verdict_files(chance: random.Random) -> None:
     verdicts.passed_before({"engine": "metal"})
 
 
+def kept_figures(chance: random.Random) -> None:
+    """The cache of counted rulers: a figure that cannot be one is counted anew."""
+    os.environ["EGGROLL_CACHE"] = str(place())
+    text = np.arange(40) % 5
+    name = hashlib.sha256(b"fuzz").hexdigest()[:24]
+    sound = b'{"order": 2, "bits": 1.5, "seconds": 0.1, "entries": 5, "size": 80}'
+    (place() / counting.KEPT).mkdir(exist_ok=True)
+    file_of(mutated_bytes(sound, chance), f"{counting.KEPT}/{name}.json")
+    found = counting.kept_counts("fuzz", lambda: counting.CountedModel(text, 5, 2), text)
+    assert found.order > 0 and found.bits >= 0 and found.name and found.cost
+    assert isinstance(found.order, int) and isinstance(found.entries, int)
+
+
 def swept(words: Sequence[str]) -> None:
     given = sweep.options_from(words)
     cli.check_ranges(given)
@@ -388,6 +403,7 @@ TARGETS = (
     Target("corpora", corpora, cost=5),
     Target("names of data", names_of_data),
     Target("trials.json", verdict_files),
+    Target("cache of counts", kept_figures),
     Target("chains", chains, cost=10),
     Target("command lines", command_lines, (InputError, SystemExit), cost=30),
     Target("command lines of others", other_command_lines, (InputError, SystemExit), cost=15),
