@@ -16,10 +16,10 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll import networks
-from eggroll.baseline import twin_numpy as host
 from eggroll.baseline.backprop import AdamwOptions, AdamwTrainer, gradient
 from eggroll.baseline.twin import IN, LIMIT, ONE, STATE, schedule_of
 from eggroll.baseline.twin_numpy import twin_for
+from eggroll.cli import command as cli
 from eggroll.spec import program as language
 
 REPEATS = 15
@@ -177,7 +177,7 @@ def main() -> int:
     if torch is None:
         print("torch is missing: install it (pip install torch) to compare with it.")
         return 0
-    torch.set_num_threads(host.cores())
+    torch.set_num_threads(cli.usable_cores())
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; mlx {mx.__version__}")
     for width, layers in NETWORKS:
         compare(width, layers)

@@ -189,7 +189,7 @@ def cuda() -> Report:
 def cpu(system: str) -> Report:
     """The processor, its int8 instructions, the kernels that are built for them, its caches."""
     processor = apple_cpu() if system == "Darwin" else linux_cpu()
-    cores = {"cores": os.cpu_count() or 0, "usable_cores": usable_cores()}
+    cores = {"cores": os.cpu_count() or 0, "usable_cores": cli.usable_cores()}
     return {**processor, **cores, **kernels()}
 
 
@@ -242,13 +242,6 @@ def _size(text: str) -> int:
     """Bytes of a number that may end in K, M or G; 0 if it is none."""
     digits, factor = text.rstrip("KMG"), {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     return int(digits) * factor.get(text[-1], 1) if digits.isdecimal() else 0
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    if affinity := getattr(os, "sched_getaffinity", None):
-        return len(affinity(0))
-    return os.cpu_count() or 0
 
 
 def kernels() -> Report:

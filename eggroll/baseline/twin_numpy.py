@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -36,6 +34,7 @@ from eggroll.baseline.twin import (
     on_cpu,
     require_score,
 )
+from eggroll.cli import command as cli
 from eggroll.spec import fixed_point as fx
 from eggroll.spec.program import Batch, Leaves, Op, Program, Stage
 
@@ -59,7 +58,7 @@ class NumpyTwin(Twin):
 
     def __init__(self, program: Program, threads: int = 0) -> None:
         super().__init__(program)
-        self.threads = threads or cores()
+        self.threads = threads or cli.usable_cores()
         keep_memory()
 
     @property
@@ -534,11 +533,6 @@ LOOKUPS: dict[str, NumpyOperation] = {
 
 
 # Threads and memory of the process.
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @contextlib.contextmanager

@@ -358,7 +358,7 @@ class ProcessorLimits:
             return None
         wall, processor = time.perf_counter(), time.process_time()
         rate = self.registers()
-        available = (time.perf_counter() - wall) * min(self.threads, probe.usable_cores())
+        available = (time.perf_counter() - wall) * min(self.threads, cli.usable_cores())
         granted = (time.process_time() - processor) / available
         self.samples.append(LimitSample(rate, granted, self.torch() if self.torch else None))
         return self.samples[-1]

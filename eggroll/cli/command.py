@@ -500,6 +500,12 @@ def address_space() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 def memory() -> tuple[int, str]:
     """Bytes that a run may take, and the words for whose they are."""
     page = os.sysconf("SC_PAGE_SIZE")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator

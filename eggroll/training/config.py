@@ -10,7 +10,6 @@ import difflib
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -443,9 +442,7 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
 
     def cores(self) -> int:
         """Threads of the cpu engine."""
-        if self.threads:
-            return self.threads
-        return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        return self.threads or cli.usable_cores()
 
     def at_home(self) -> Self:
         """As of every run; a tokenizer's vocabulary takes the place of the recipe's."""
