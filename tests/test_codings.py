@@ -20,6 +20,7 @@ from eggroll.data import corpus as pairs
 from eggroll.data import text as corpora
 from eggroll.data.corpus import load_corpus
 from eggroll.errors import InputError
+from eggroll.training.config import Config
 
 SMALL = (
     *("--pop", "8", "--steps", "2", "--seq-len", "4", "--width", "8", "--layers", "1"),
@@ -131,6 +132,14 @@ def test_a_run_goes_on_and_is_sampled_by_its_own_tokenizer(run, call: Command, t
     ended = call("--resume", copy)
     assert ended.code == 2
     assert "tokenizer.json" in ended.err
+
+
+@pytest.mark.parametrize("recipe", ["text", "evolution"])
+def test_a_tokenizer_takes_the_place_of_the_recipes_vocabulary(run: Path, recipe: str):
+    file = str(run / codings.TOKENIZER_FILE)
+    assert Config(recipe=recipe, tokenizer=file).at_home().vocabulary == 300
+    with pytest.raises(InputError, match="--vocabulary is 400"):
+        Config(recipe=recipe, tokenizer=file, vocabulary=400).at_home()
 
 
 def test_a_tokenizer_of_others(run: Path, text: Path, call: Command, tmp_path: Path):
