@@ -166,9 +166,15 @@ def seeded_program(seed: int, *, joined: bool = False) -> Program:
     return random_program(random.Random(seed).choice, joined=joined)
 
 
-def passable(program: Program) -> bool:
-    """True if errors can be carried back through all operations."""
-    return all(op.kind not in FORWARD_ONLY for stage in program.stages for op in stage.ops)
+def kinds(program: Program) -> set[str]:
+    """Its operations."""
+    return {op.kind for stage in program.stages for op in stage.ops}
+
+
+def passable(seed: int) -> bool:
+    """True if errors can be carried back through all operations of a seed's programs."""
+    programs = (seeded_program(seed), seeded_program(seed, joined=True))
+    return not any(kinds(program) & FORWARD_ONLY for program in programs)
 
 
 def every_operation(*, without: Collection[str] = ()) -> Program:

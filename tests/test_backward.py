@@ -29,7 +29,7 @@ from eggroll.spec.noise import Noise
 from eggroll.spec.program import FORWARD_ONLY, Batch, Program
 
 SCALES = [0, 3, 8, 16, None]
-SCORED = [seed for seed in range(64) if passable(p := seeded_program(seed)) and p.scored]
+SCORED = [seed for seed in range(64) if seeded_program(seed).scored and passable(seed)]
 
 
 def engine_of(name: str, program: Program) -> Engine:

@@ -20,7 +20,7 @@ from eggroll.spec import backward
 from eggroll.spec.backward import final, heads
 from eggroll.spec.program import Program
 
-UNSCORED = [seed for seed in range(96) if passable(p := seeded_program(seed)) and not p.scored]
+UNSCORED = [seed for seed in range(96) if not seeded_program(seed).scored and passable(seed)]
 LEARNING = [name for name in ENGINES if engines.ENGINES[name].learns_outputs]
 
 
