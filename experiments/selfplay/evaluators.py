@@ -6,7 +6,10 @@ has its own module. Letters: F values of a state, A actions, n positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import eggroll as eg
+from eggroll import native
 from eggroll.errors import InputError
-from experiments.selfplay.games import Game, pointer
-from experiments.selfplay.operations import Evaluate
+from experiments.selfplay.games import NATIVE, Game, pointer
+from experiments.selfplay.operations import UNITS, Evaluate
 
 ONE = 64  # of a plane's 1
 LOG_2 = float(np.log(2))
@@ -39,16 +43,29 @@ class Int8:
     def __init__(
         self, game: Game, hidden: Sequence[int] = (128, 64), seed: int = 0, threads: int = 1
     ) -> None:
-        whole, value = (declare(game, hidden, policy) for policy in (True, False))
-        rng = np.random.default_rng(seed)
-        weights = {}
-        for leaf in whole.leaves:
+        rng, made = np.random.default_rng(seed), {}
+        for leaf in declare(game, hidden, True).leaves:
             spread = 24 if len(leaf.shape) == 2 else 8
-            weights[leaf.name] = rng.integers(-spread, spread + 1, leaf.shape).astype(np.int8)
-        self.weights = weights
-        self.model = eg.Trainer(whole, weights=weights, threads=threads).model
-        mine = {leaf.name: weights[leaf.name] for leaf in value.leaves}
-        self.value_model = eg.Trainer(value, weights=mine, threads=threads).model
+            made[leaf.name] = rng.integers(-spread, spread + 1, leaf.shape).astype(np.int8)
+        self._take(game, hidden, made, threads)
+
+    @classmethod
+    def of(cls, game: Game, hidden: Sequence[int], weights: Mapping[str, Any]) -> Int8:
+        """A network of given leaves, int8 by name."""
+        found = cls.__new__(cls)
+        found._take(game, hidden, weights, 1)
+        return found
+
+    def _take(
+        self, game: Game, hidden: Sequence[int], weights: Mapping[str, Any], threads: int
+    ) -> None:
+        self.weights = dict(weights)
+        models = []
+        for policy in (True, False):
+            net = declare(game, hidden, policy)
+            mine = {leaf.name: weights[leaf.name] for leaf in net.leaves}
+            models.append(eg.Trainer(net, weights=mine, threads=threads).model)
+        self.model, self.value_model = models
 
     def __call__(self, states: NDArray[np.int8], legal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         outputs = self.model(states * np.int8(ONE))
@@ -61,10 +78,15 @@ class Int8:
         return odds(self.value_model(states * np.int8(ONE))[:, 0])
 
 
+@cache
+def value_table() -> Floats:
+    """Values in (-1, 1) of log-odds -128 to 127 in 1/16 bit, so that equal sums are equal."""
+    return np.tanh(np.arange(-128, 128, dtype=np.float32) * np.float32(LOG_2 / 16) / 2)
+
+
 def odds(sums: NDArray[np.generic]) -> Floats:
-    """Values in (-1, 1) of log-odds in 1/16 bit, from a table, so that equal sums are equal."""
-    table = np.tanh(np.arange(-128, 128) * (LOG_2 / 32)).astype(np.float32)
-    return table[sums.astype(np.int64) + 128]
+    """Values of log-odds in 1/16 bit."""
+    return value_table()[sums.astype(np.int64) + 128]
 
 
 def declare(game: Game, hidden: Sequence[int], policy: bool) -> eg.Program:
@@ -76,6 +98,109 @@ def declare(game: Game, hidden: Sequence[int], policy: bool) -> eg.Program:
     for name, size in (("policy", game.actions), ("value", 1))[not policy :]:
         net.output(net.bias(net.linear(x, f"{name}.weights", size), f"{name}.bias"), name)
     return net
+
+
+@cache
+def library() -> Any:
+    """The functions of net.cpp, compiled once.
+
+    Raises:
+        InputError: there is no compiler, or the cache cannot be written.
+    """
+    names = ("net", "net_generic", *(("net_vnni",) if "avx512" in UNITS else ()))
+    return native.build(*(NATIVE / f"{name}.cpp" for name in names)).handle
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "divisor", "relu")),
+        *((name, ctypes.c_void_p) for name in ("weights", "bias")),
+    )
+
+
+class _Net(ctypes.Structure):
+    _fields_ = (
+        ("count", ctypes.c_int32),
+        ("layers", ctypes.c_void_p),
+        ("one", ctypes.c_int32),
+        ("logit", ctypes.c_float),
+        ("values", ctypes.c_void_p),
+        ("set", ctypes.c_int32),
+    )
+
+
+class Native:
+    """The same network in C++ for few rows at a time, with the bits of `Int8`.
+
+    weights: int8 leaves by name, as `declare` names them, of a network with at least one hidden
+    layer. Searches in trees ask it without coming back to Python: `native` has the addresses of the
+    function and of its network.
+    """
+
+    def __init__(self, weights: Mapping[str, Any], set_: int = -1) -> None:
+        names = [f"layer{i}" for i in range(len(weights) // 2 - 2)] + ["policy", "value"]
+        try:
+            leaves = [
+                tuple(np.asarray(weights[f"{name}.{part}"]) for part in ("weights", "bias"))
+                for name in names
+            ]
+        except KeyError as error:
+            raise InputError(
+                f"the network has no leaf {error.args[0]!r}: layer0.weights, layer0.bias and so "
+                "on, then policy and value are needed."
+            ) from None
+        self.calls = library()
+        if set_ < 0:
+            set_ = max(i for i in (0, 1) if self.calls.net_runs(i))
+        self._arrays = [packed(w, b) for w, b in leaves]
+        self.actions, self.inputs = len(leaves[-2][0]), leaves[0][0].shape[1]
+        self._layers = (_Layer * len(names))()
+        for layer, (w, _), (kernel, bias), name in zip(
+            self._layers, leaves, self._arrays, names, strict=True
+        ):
+            relu = name not in ("policy", "value")
+            layer.inputs, layer.outputs = w.shape[1], w.shape[0]
+            layer.divisor, layer.relu = 16 * math.isqrt(w.shape[1]), relu
+            layer.weights, layer.bias = kernel.ctypes.data, bias.ctypes.data
+        self._net = _Net(
+            len(names), ctypes.addressof(self._layers), ONE, LOG_2 / 16,
+            value_table().ctypes.data, set_,
+        )  # fmt: skip
+        function = ctypes.cast(self.calls.net_evaluate, ctypes.c_void_p)
+        self.native = (function.value, ctypes.addressof(self._net))
+
+    def __call__(self, states: NDArray[np.int8], legal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        logits = np.empty((len(states), self.actions), np.float32)
+        return logits, self._evaluate(states, logits)
+
+    def values(self, states: NDArray[np.int8]) -> Floats:
+        """Values alone, float32 [n]."""
+        return self._evaluate(states, None)
+
+    def _evaluate(self, states: NDArray[np.int8], logits: Floats | None) -> Floats:
+        planes = np.ascontiguousarray(states, np.int8)
+        if planes.shape != (len(planes), self.inputs):
+            raise InputError(
+                f"states have the shape {list(planes.shape)}: [n, {self.inputs}] is needed."
+            )
+        values = np.empty(len(planes), np.float32)
+        self.calls.net_evaluate(
+            ctypes.byref(self._net), len(planes), pointer(planes), pointer(logits),
+            pointer(values),
+        )  # fmt: skip
+        return values
+
+
+def packed(w: NDArray[np.int8], b: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """Weights [N, K] as [K / 4, N / 16, 16, 4] and biases as whole lanes, zero beyond."""
+    N, K = w.shape
+    groups, quads = -(-N // 16), -(-K // 4)
+    wide = np.zeros((16 * groups, 4 * quads), np.int8)
+    wide[:N, :K] = w
+    bias = np.zeros(16 * groups, np.int8)
+    bias[:N] = b
+    kernel = wide.reshape(groups, 16, quads, 4).transpose(2, 0, 1, 3)
+    return np.ascontiguousarray(kernel), bias
 
 
 class Float:
@@ -146,6 +271,7 @@ class Chunks:
 
     def __init__(self, evaluate: Evaluate, rows: int) -> None:
         self._evaluate, self._rows = evaluate, rows
+        self.native = getattr(evaluate, "native", None)
         if (values := getattr(evaluate, "values", None)) is not None:
             self.values = lambda states: np.concatenate(
                 [values(states[i : i + rows]) for i in range(0, len(states), rows)]

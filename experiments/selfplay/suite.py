@@ -59,7 +59,9 @@ def setting(args: argparse.Namespace) -> measure.Setting:
         return SMOKE
     found = measure.Setting(
         args.game, args.simulations, args.games, args.rows, args.batch, depth=args.depth,
-        seed=args.seed, hidden=tuple(args.hidden),
+        seed=args.seed,
+        hidden=tuple(args.hidden),
+        native=not args.engine,
     )  # fmt: skip
     for name in ("simulations", "games", "rows", "batch", "depth"):
         value = getattr(found, name)
@@ -200,6 +202,7 @@ def parser() -> argparse.ArgumentParser:
         part.add_argument("--hidden", type=int, nargs="+", default=d.hidden, help="units of layers")
         part.add_argument("--depth", type=int, default=d.depth, help="plies searched; 1: root-PUCT")
         part.add_argument("--seed", type=int, default=d.seed)
+        part.add_argument("--engine", action="store_true", help="the library's engine, not C++")
         part.add_argument("--rounds", type=int, default=3)
         part.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
         part.add_argument("--boards", type=int, nargs="+", default=[8, 16, 32, 64], help="of sweep")
