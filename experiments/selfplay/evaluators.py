@@ -24,6 +24,7 @@ from experiments.selfplay.operations import UNITS, Evaluate
 
 ONE = 64  # of a plane's 1
 LOG_2 = float(np.log(2))
+MOST_INPUTS = 4096  # of a layer in native code, kMostInputs of net.h
 
 Floats = NDArray[np.float32]
 
@@ -149,6 +150,8 @@ class Native:
                 f"the network has no leaf {error.args[0]!r}: layer0.weights, layer0.bias and so "
                 "on, then policy and value are needed."
             ) from None
+        if (most := max(w.shape[1] for w, _ in leaves)) > MOST_INPUTS:
+            raise InputError(f"a layer reads {most} values: {MOST_INPUTS} are the most.")
         self.calls = library()
         if set_ < 0:
             set_ = max(i for i in (0, 1) if self.calls.net_runs(i))
@@ -192,14 +195,14 @@ class Native:
 
 
 def packed(w: NDArray[np.int8], b: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """Weights [N, K] as [K / 4, N / 16, 16, 4] and biases as whole lanes, zero beyond."""
+    """Weights [N, K] as [N / 16, K / 4, 16, 4] and biases as whole lanes, zero beyond."""
     N, K = w.shape
     groups, quads = -(-N // 16), -(-K // 4)
     wide = np.zeros((16 * groups, 4 * quads), np.int8)
     wide[:N, :K] = w
     bias = np.zeros(16 * groups, np.int8)
     bias[:N] = b
-    kernel = wide.reshape(groups, 16, quads, 4).transpose(2, 0, 1, 3)
+    kernel = wide.reshape(groups, 16, quads, 4).transpose(0, 2, 1, 3)
     return np.ascontiguousarray(kernel), bias
 
 

@@ -38,6 +38,7 @@ EGGROLL_EXPORT void net_evaluate(const Net* net, int32_t n, const int8_t* planes
   const int32_t F = net->layers[0].inputs, hidden = net->count - 2;
   int32_t pitch = whole(F);
   for (int32_t i = 0; i < net->count; ++i) pitch = std::max(pitch, whole(net->layers[i].outputs));
+  const uint8_t one = static_cast<uint8_t>(net->one);
   static thread_local std::vector<uint8_t> memory;
   if (memory.size() < size_t{3} * kChunk * pitch) memory.resize(size_t{3} * kChunk * pitch);
   for (int32_t first = 0; first < n; first += kChunk) {
@@ -47,7 +48,7 @@ EGGROLL_EXPORT void net_evaluate(const Net* net, int32_t n, const int8_t* planes
     for (int32_t r = 0; r < rows; ++r) {
       const int8_t* row = planes + int64_t{first + r} * F;
       uint8_t* to = x + int64_t{r} * pitch;
-      for (int32_t i = 0; i < F; ++i) to[i] = static_cast<uint8_t>(row[i] * net->one);
+      for (int32_t i = 0; i < F; ++i) to[i] = static_cast<uint8_t>(-row[i]) & one;
       std::memset(to + F, 0, pitch - F);
     }
     for (int32_t i = 0; i < hidden; ++i, std::swap(x, y))

@@ -7,12 +7,14 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 namespace selfplay {
 
 constexpr int kLane = 16;  // outputs side by side
+constexpr int kMostInputs = 4096;
 
-// A layer: weights as [K / 4][N / 16][16][4], zero beyond K and N; bias [N].
+// A layer: weights as [N / 16][K / 4][16][4], zero beyond K and N; bias [N].
 struct Layer {
   int32_t inputs, outputs;  // K, N
   int32_t divisor;
@@ -37,6 +39,7 @@ namespace {
 
 typedef int32_t Sums __attribute__((vector_size(4 * kLane)));
 typedef float Reals __attribute__((vector_size(4 * kLane)));
+typedef int8_t Bytes __attribute__((vector_size(kLane)));
 
 inline Sums within(Sums x, int32_t least, int32_t most) {
   x = x < least ? Sums{} + least : x;
@@ -50,21 +53,36 @@ inline void finish(const Layer& layer, Sums sums, int32_t group, int8_t* y) {
   const Sums shifted = within(sums, -128 * d, 127 * d) + 128 * d;
   const Reals quotients = __builtin_convertvector(shifted, Reals) / static_cast<float>(d);
   Sums v = within(__builtin_convertvector(quotients, Sums) - 128, -127, 127);
-  for (int i = 0; i < kLane; ++i) v[i] += layer.bias[group * kLane + i];
-  v = within(v, layer.relu ? 0 : -127, 127);
-  for (int i = 0; i < kLane; ++i) y[group * kLane + i] = static_cast<int8_t>(v[i]);
+  Bytes bytes;
+  std::memcpy(&bytes, layer.bias + group * kLane, kLane);
+  v = within(v + __builtin_convertvector(bytes, Sums), layer.relu ? 0 : -127, 127);
+  bytes = __builtin_convertvector(v, Bytes);
+  std::memcpy(y + group * kLane, &bytes, kLane);
 }
 
+// Inputs that are zero in all rows, as most planes are, are left out four by four.
 template <int kRows>
 inline void run_rows(const Layer& layer, const uint8_t* x, int32_t pitch_x, int8_t* y,
                      int32_t pitch_y) {
   const int32_t quads = layer.quads(), groups = layer.groups();
+  int32_t used[kMostInputs / 4], count = 0;
+  for (int32_t k = 0; k < quads; ++k) {
+    uint32_t any = 0;
+    for (int r = 0; r < kRows; ++r) {
+      uint32_t four;
+      std::memcpy(&four, x + int64_t{r} * pitch_x + 4 * k, 4);
+      any |= four;
+    }
+    used[count] = 4 * k;
+    count += any != 0;
+  }
   for (int32_t g = 0; g < groups; ++g) {
     Sums sums[kRows] = {};
-    const int8_t* w = layer.weights + int64_t{g} * 4 * kLane;
-    for (int32_t k = 0; k < quads; ++k, w += int64_t{groups} * 4 * kLane)
+    const int8_t* w = layer.weights + int64_t{g} * quads * 4 * kLane;
+    for (int32_t i = 0; i < count; ++i)
       for (int r = 0; r < kRows; ++r)
-        sums[r] = SELFPLAY_DOT(sums[r], x + int64_t{r} * pitch_x + 4 * k, w);
+        sums[r] =
+            SELFPLAY_DOT(sums[r], x + int64_t{r} * pitch_x + used[i], w + int64_t{kLane} * used[i]);
     for (int r = 0; r < kRows; ++r) finish(layer, sums[r], g, y + int64_t{r} * pitch_y);
   }
 }
