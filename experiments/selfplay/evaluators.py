@@ -206,56 +206,93 @@ def packed(w: NDArray[np.int8], b: NDArray[np.int8]) -> tuple[NDArray[np.int8], 
     return np.ascontiguousarray(kernel), bias
 
 
+@cache
+def float_library() -> Any:
+    """The functions of net_float.cpp, compiled once.
+
+    Raises:
+        InputError: there is no compiler, or the float kernels are not built.
+    """
+    try:
+        import float_kernels
+    except ImportError as error:
+        raise InputError(f"The float kernels cannot be used ({error}): `make build`.") from None
+    return native.build(NATIVE / "net_float.cpp", flags=[f"-I{float_kernels.include()}"]).handle
+
+
+class _FloatLayer(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs")),
+        *((name, ctypes.c_void_p) for name in ("packed", "bias")),
+    )
+
+
+class _FloatNet(ctypes.Structure):
+    _fields_ = (
+        ("count", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("layers", "kernels")),
+    )
+
+
 class Float:
-    """The same shape in float32 on the float kernels, 1 for a plane's 1.
+    """A network of the same shape in float32 on the float kernels, a plane's 1 being 1.
 
     layers: weights float32 [outputs, inputs] and biases of the hidden layers, the policy and the
-    value, in this order.
+    value, in this order; random ones unless given. Values are tanh of the last layer's output.
+    Roundings depend on the number of rows, so gates ask a network in int8.
     """
 
-    def __init__(self, game: Game, hidden: Sequence[int] = (128, 64), seed: int = 0) -> None:
-        rng = np.random.default_rng(seed)
-        self.layers: list[tuple[Floats, Floats]] = []
-        for inputs, size in pairwise((game.inputs, *hidden)):
-            self.layers.append(random_layer(rng, size, inputs, 2.0))
-        for size in (game.actions, 1):
-            self.layers.append(random_layer(rng, size, hidden[-1], 1.0))
-        try:
-            import float_kernels
+    def __init__(
+        self,
+        game: Game,
+        hidden: Sequence[int] = (128, 64),
+        seed: int = 0,
+        layers: Sequence[tuple[Floats, Floats]] | None = None,
+    ) -> None:
+        self.layers = [
+            (np.ascontiguousarray(w, np.float32), np.ascontiguousarray(b, np.float32))
+            for w, b in layers or random_layers(game, hidden, seed)
+        ]
+        self._call = float_library().float_net_evaluate
+        import float_kernels
 
-            self._table: Any = float_kernels.best()
-        except (ImportError, ValueError) as error:
-            raise InputError(f"The float kernels cannot be used ({error}): `make build`.") from None
-        self._packed = [self._pack(w) for w, _ in self.layers]
+        kernels: Any = float_kernels.best()
+        self._packed, self.actions = [], game.actions
+        self._layers = (_FloatLayer * len(self.layers))()
+        for layer, (w, b) in zip(self._layers, self.layers, strict=True):
+            n, k = w.shape
+            self._packed.append(np.empty(kernels.packed_floats(k, n), np.float32))
+            kernels.pack(k, n, pointer(w), k, 1, pointer(self._packed[-1]))
+            layer.inputs, layer.outputs = k, n
+            layer.packed, layer.bias = self._packed[-1].ctypes.data, b.ctypes.data
+        self._net = _FloatNet(
+            len(self.layers), ctypes.addressof(self._layers), float_kernels.table()
+        )
+        function = ctypes.cast(self._call, ctypes.c_void_p)
+        self.native = (function.value, ctypes.addressof(self._net))
 
     def __call__(self, states: NDArray[np.int8], legal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        x = self._trunk(states)
-        return self._linear(x, -2), np.tanh(self._linear(x, -1)[:, 0])
+        logits = np.empty((len(states), self.actions), np.float32)
+        return logits, self._evaluate(states, logits)
 
     def values(self, states: NDArray[np.int8]) -> Floats:
         """Values alone, float32 [n]."""
-        return np.tanh(self._linear(self._trunk(states), -1)[:, 0])
+        return self._evaluate(states, None)
 
-    def _trunk(self, states: NDArray[np.int8]) -> Floats:
-        x = states.astype(np.float32)
-        for i in range(len(self.layers) - 2):
-            x = self._linear(x, i, relu=1)
-        return x
+    def _evaluate(self, states: NDArray[np.int8], logits: Floats | None) -> Floats:
+        planes, values = np.ascontiguousarray(states, np.int8), np.empty(len(states), np.float32)
+        self._call(
+            ctypes.byref(self._net), len(planes), pointer(planes), pointer(logits), pointer(values)
+        )
+        return values
 
-    def _pack(self, w: Floats) -> Floats:
-        packed = np.empty(self._table.packed_floats(w.shape[1], len(w)), np.float32)
-        self._table.pack(w.shape[1], len(w), pointer(w), w.shape[1], 1, pointer(packed))
-        return packed
 
-    def _linear(self, x: Floats, i: int, relu: int = 0) -> Floats:
-        w, b = self.layers[i]
-        n, k = w.shape
-        y = np.empty((len(x), n), np.float32)
-        self._table.linear_packed(
-            len(x), n, k, pointer(x), k, pointer(self._packed[i]), pointer(b), pointer(y), n, relu,
-            None, 1,
-        )  # fmt: skip
-        return y
+def random_layers(game: Game, hidden: Sequence[int], seed: int) -> list[tuple[Floats, Floats]]:
+    """Layers of the shape that `Float` has."""
+    rng, found = np.random.default_rng(seed), []
+    for inputs, size in pairwise((game.inputs, *hidden)):
+        found.append(random_layer(rng, size, inputs, 2.0))
+    return found + [random_layer(rng, size, hidden[-1], 1.0) for size in (game.actions, 1)]
 
 
 def random_layer(
