@@ -413,3 +413,41 @@ def test_an_error_of_the_evaluation_comes_through_the_old_search() -> None:
     with pytest.raises(RuntimeError, match="is gone"):
         list(v0.play_games("tictactoe", broken, games=1, simulations=4, seed=0,
                            temperature_plies=0))  # fmt: skip
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_the_float_network_is_that_of_numpy(game: str) -> None:
+    net = evaluators.Float(GAMES[game], (48, 32), seed=3)
+    rng = np.random.default_rng(0)
+    for n in (1, 5, 300):
+        states = (rng.random((n, GAMES[game].inputs)) < 0.4).astype(np.int8)
+        x = states.astype(np.float64)
+        for w, b in net.layers[:-2]:
+            x = np.maximum(x @ w.T.astype(np.float64) + b, 0)
+        wanted = [x @ w.T.astype(np.float64) + b for w, b in net.layers[-2:]]
+        logits, values = net(states, np.ones((n, GAMES[game].actions), bool))
+        np.testing.assert_allclose(logits, wanted[0], atol=1e-4)
+        np.testing.assert_allclose(values, np.tanh(wanted[1][:, 0]), atol=1e-5)
+        np.testing.assert_allclose(net.values(states), values, atol=1e-6)
+
+
+def test_connect_four_is_that_of_pgx() -> None:
+    """Observations, legal moves and ends of random games, where pgx is installed."""
+    pytest.importorskip("pgx", reason="pgx is missing: pip install '.[peers]' brings it")
+    pytest.importorskip("mctx", reason="mctx is missing: pip install '.[peers]' brings it")
+    from experiments.selfplay import mctx_peer
+
+    count, rng = 16, np.random.default_rng(0)
+    peer = mctx_peer.Peer(evaluators.Float(GAMES["connect4"], (8,)), 4)
+    theirs = peer.start(peer.jax.random.split(peer.jax.random.key(0), count))
+    boards = Boards("connect4", count)
+    while not boards.over.all():
+        open_, legal = boards.over == 0, boards.legal()
+        seen = np.asarray(mctx_peer.inputs(peer.jax.numpy, theirs.observation))
+        assert (boards.observe()[open_] == seen[open_]).all()
+        assert (legal[open_] == np.asarray(theirs.legal_action_mask)[open_]).all()
+        assert (np.asarray(theirs.terminated) == ~open_).all()
+        odds = legal + 1e-9 * ~open_[:, None]
+        actions = np.array([rng.choice(7, p=row / row.sum()) for row in odds], np.int32)
+        boards.step(actions)
+        theirs = peer.step(theirs, actions)
