@@ -1,0 +1,453 @@
+"""Operations, searches and pipelines of experiments/selfplay, against plain Python."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eggroll.errors import InputError
+from experiments.selfplay import evaluators, gates, operations, plain, v0, v1
+from experiments.selfplay.evaluators import Int8, uniform
+from experiments.selfplay.games import GAMES, Boards
+from experiments.selfplay.operations import Draws
+from experiments.selfplay.search import Search, Trees
+
+Single = np.float32
+SETS = {"generic": 0, "avx2": 1, "avx512": 2}
+
+
+def guess(states: Any, legal: Any) -> tuple[Any, Any]:
+    """An evaluation that is a hash of every row: cheap, and different everywhere."""
+    rows = np.ascontiguousarray(states).astype(np.int64) @ WORDS[: states.shape[1]]
+    rows ^= rows >> 13
+    logits = (rows[:, None] * WORDS[: legal.shape[1]] >> 20) % 97 / np.float32(16)
+    return logits.astype(np.float32), ((rows >> 7) % 201 / 100 - 1).astype(np.float32)
+
+
+WORDS = np.random.default_rng(3).integers(1, 1 << 40, 512)
+
+
+def allotted(
+    priors: Any, leaves: Any, valid: Any, simulations: int, c: float
+) -> tuple[Any, Any, Any]:
+    """root_puct_allocate_visits in NumPy, a row at a time, as puct.h defines it."""
+    visits, sums = np.zeros_like(priors), np.zeros_like(priors)
+    for p, v, mask, n, w in zip(priors, leaves, valid, visits, sums, strict=True):
+        if not mask.any():
+            continue
+        weight = Single(c) * p
+        for t in range(simulations):
+            q = np.divide(w, n, out=np.zeros_like(w), where=n > 0)
+            score = q + np.sqrt(Single(1 + t)) * (weight / (1 + n))
+            a = np.where(mask, score, -np.inf).argmax()
+            n[a] += 1
+            w[a] += v[a]
+    totals = [sum_in_order(row[mask]) for row, mask in zip(sums, valid, strict=True)]
+    return visits, sums, np.array(totals, np.float32) / Single(max(simulations, 1))
+
+
+def sum_in_order(values: Any) -> Any:
+    total = Single(0)
+    for value in values:
+        total += value
+    return total
+
+
+@pytest.fixture(params=SETS)
+def instruction_set(request: pytest.FixtureRequest) -> Any:
+    if not operations.library().puct_use(SETS[request.param]):
+        pytest.skip(f"{request.param} does not run here")
+    yield request.param
+    operations.library().puct_use(-1)
+
+
+@pytest.mark.parametrize("A", [1, 2, 7, 8, 9, 16, 31, 32, 33, 220, 256])
+def test_root_puct_allots_as_its_definition(instruction_set: str, A: int) -> None:
+    rng = np.random.default_rng(A)
+    priors = rng.dirichlet(np.full(A, 0.5), 5).astype(np.float32)
+    leaves = rng.uniform(-1, 1, (5, A)).astype(np.float32)
+    valid = rng.random((5, A)) < 0.6
+    valid[0], valid[1] = True, False
+    found = operations.root_puct_allocate_visits(priors, leaves, valid, 48, 1.5)
+    for own, wanted in zip(found, allotted(priors, leaves, valid, 48, 1.5), strict=True):
+        assert (own == wanted).all()
+
+
+def test_root_puct_takes_the_first_of_equals(instruction_set: str) -> None:
+    """Equal priors and values everywhere: simulation t goes to action t, round and round."""
+    for A in (5, 40, 220):
+        same = np.full((1, A), 0.25, np.float32)
+        mask = np.ones((1, A), bool)
+        for simulations in (1, A - 1, A, A + 3):
+            found = operations.root_puct_allocate_visits(same, same, mask, simulations, 1.0)
+            expected = allotted(same, same, mask, simulations, 1.0)[0]
+            assert (found.visits == expected).all()
+        zero = np.zeros((1, A), np.float32)
+        found = operations.root_puct_allocate_visits(same, zero, mask, A + 2, 1.0)
+        assert found.visits[0].tolist() == [2, 2] + [1] * (A - 2)
+
+
+def test_legal_rows_are_packed_in_order() -> None:
+    rng = np.random.default_rng(0)
+    for R, A in ((1, 1), (3, 7), (16, 220)):
+        legal = rng.random((R, A)) < 0.4
+        found = operations.pack_legal_rows(legal)
+        actions = np.nonzero(legal)[1]
+        assert found.actions.tolist() == actions.tolist()
+        assert np.diff(found.row_ptr).tolist() == legal.sum(axis=1).tolist()
+
+
+def test_visits_are_drawn_in_logarithms() -> None:
+    """The same places as plain Python's, also where a power would be no number."""
+    rng = np.random.default_rng(1)
+    weights = rng.integers(0, 400, (300, 9)).astype(np.float32)
+    weights[:, 4] += 1
+    u = rng.random(300)
+    for temperature in (0.0, 1e-3, 0.1, 0.5, 1.0, 3.0):
+        found = operations.sample_visits(weights, temperature, u)
+        wanted = [
+            plain.sampled(w.tolist(), temperature, x) for w, x in zip(weights, u, strict=True)
+        ]
+        assert found.tolist() == wanted
+        assert (weights[np.arange(300), found] > 0).all()
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert not np.isfinite(np.float32(400) ** np.float32(1000))
+        odds = weights ** np.float32(1 / 1e-3)
+        assert np.isnan(odds / odds.sum(axis=1, keepdims=True)).any()
+    close = operations.sample_visits(weights, 1e-3, u)
+    assert (weights[np.arange(300), close] >= 0.97 * weights.max(axis=1)).all()
+
+
+def test_drawn_visits_have_their_odds() -> None:
+    weights = np.array([[1, 0, 3, 6]], np.float32)
+    u = (np.arange(20_000) + 0.5) / 20_000
+    for temperature, power in ((1.0, 1), (0.5, 2)):
+        found = operations.sample_visits(np.repeat(weights, len(u), 0), temperature, u)
+        odds = weights[0] ** power / (weights[0] ** power).sum()
+        assert np.bincount(found, minlength=4) / len(u) == pytest.approx(odds, abs=1e-4)
+
+
+# ---- searches ----------------------------------------------------------------------------------
+
+
+def positions_of(game: str, count: int, plies: int) -> list[plain.Position]:
+    """Positions of random games, none of them over."""
+    rng, found = np.random.default_rng(plies), []
+    while len(found) < count:
+        position: plain.Position = plain.GAMES[game].begin()
+        for _ in range(int(rng.integers(0, plies))):
+            if not position.over:
+                position = position.apply(int(rng.choice(position.legal())))
+        if not position.over:
+            found.append(position)
+    return found
+
+
+def boards_of(game: str, positions: list[plain.Position]) -> Boards:
+    boards = Boards(game, len(positions))
+    for row, position in enumerate(positions):
+        state = v0.state_of(position)
+        boards.white[row], boards.black[row] = state.white, state.black
+        boards.marks[row] = state.marks
+        boards.facts[row] = tuple(getattr(state, name) for name in boards.facts.dtype.names)
+    return boards
+
+
+def tree_search(
+    game: str, positions: list[plain.Position], search: Search, evaluate: Any = guess, seed: int = 0
+) -> tuple[Any, Any, Any]:
+    """Visits [R, A], chosen moves and values of a tree search of arrays."""
+    boards = boards_of(game, positions)
+    trees, R = Trees(boards, search), len(positions)
+    slots = np.arange(R, dtype=np.int32)
+    draws = Draws(seed, slots, np.array([p.plies for p in positions], np.int32))
+    policy = np.empty((R, GAMES[game].actions), np.uint16)
+    trees.run(slots, draws, v1.Evaluation(evaluate))
+    chosen, values = trees.finish(slots, draws, np.zeros(R, np.float32), policy)
+    return policy, chosen, values
+
+
+@pytest.mark.parametrize(
+    ("game", "plies", "simulations"),
+    [("tictactoe", 6, 60), ("connect4", 30, 50), ("liuzhou", 100, 40)],
+)
+def test_trees_of_arrays_search_as_plain_python(game: str, plies: int, simulations: int) -> None:
+    positions = positions_of(game, 8, plies)
+    for depth in (1, 2, 3, 1000):
+        found = tree_search(game, positions, Search(simulations, depth))
+        for row, position in enumerate(positions):
+            wanted = plain.tree_puct(plain.Node(position), guess, simulations, 1.5, depth)
+            assert found[0][row].tolist() == wanted.visits
+            assert found[2][row] == Single(wanted.value)
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_a_tree_of_depth_one_is_root_puct(game: str) -> None:
+    positions = positions_of(game, 8, 40)
+    found = tree_search(game, positions, Search(70, 1))
+    for row, position in enumerate(positions):
+        wanted = plain.root_puct(position, guess, 70, 1.5)
+        assert (found[0][row].tolist(), found[2][row]) == (wanted.visits, Single(wanted.value))
+
+
+@pytest.mark.parametrize("leaves", [1, 4, 16])
+@pytest.mark.parametrize("noise", [0.0, 0.25])
+def test_trees_of_arrays_and_of_objects_are_equal(leaves: int, noise: float) -> None:
+    """With several leaves at a time, and with Dirichlet noise: v0's nodes and v1's arrays."""
+    for game, depth in (("tictactoe", 1000), ("connect4", 1000), ("connect4", 3), ("liuzhou", 5)):
+        search = Search(50, depth, leaves=leaves, noise=noise)
+        positions = positions_of(game, 6, 40)
+        found = tree_search(game, positions, search, seed=5)
+        tree = v0.Tree(game, guess, search, 5)
+        for row, position in enumerate(positions):
+            wanted = tree.search(position, row)
+            assert found[0][row].tolist() == wanted.visits
+            assert found[2][row] == Single(wanted.value)
+
+
+def test_a_subtree_goes_on_to_grow() -> None:
+    """A game with reuse: the visits of plain nodes that are handed on from move to move."""
+    for game, simulations in (("tictactoe", 40), ("connect4", 60)):
+        boards, slots = Boards(game, 1), np.zeros(1, np.int32)
+        search = Search(simulations, 1000, reuse=True)
+        trees, top = Trees(boards, search), plain.Node(plain.GAMES[game].begin())
+        policy = np.empty((1, boards.game.actions), np.uint16)
+        kept, room = 0, 3 * (simulations + 2)
+        while not boards.over[0]:
+            draws = Draws(0, slots, slots)
+            trees.run(slots, draws, v1.Evaluation(guess))
+            chosen, _ = trees.finish(slots, draws, np.zeros(1, np.float32), policy)
+            wanted = plain.tree_puct(top, guess, simulations, 1.5, 1000)
+            assert policy[0].tolist() == wanted.visits
+            trees.advance(slots, chosen)
+            boards.step(chosen)
+            node = next(child for child in top.children if child.action == chosen[0])
+            fits = size(node) + simulations + 1 <= room
+            kept += bool(node.children and fits)
+            position = top.position.apply(int(chosen[0]))
+            top = node if node.children and fits else plain.Node(position)
+        assert kept > 2
+
+
+def size(node: plain.Node) -> int:
+    """Nodes of a subtree that were met."""
+    met = [c for c in node.children if c.position is not node.position]
+    return 1 + sum(size(child) for child in met)
+
+
+def test_a_gumbel_root_halves_and_improves() -> None:
+    positions = positions_of("connect4", 16, 20)
+    for m, simulations in ((4, 16), (7, 50), (16, 32)):
+        policy, chosen, _ = tree_search(
+            "connect4", positions, Search(simulations, 1000, gumbel=m), guess
+        )
+        assert abs(policy.sum(axis=1, dtype=np.int64) - 65535).max() <= 4
+        for row, position in enumerate(positions):
+            assert chosen[row] in position.legal()
+    seen = {
+        tree_search("connect4", positions, Search(16, 1000, gumbel=4), guess, seed)[1].tobytes()
+        for seed in range(6)
+    }
+    assert len(seen) > 1  # chance is of the seed
+
+
+def test_a_gumbel_root_finds_the_win() -> None:
+    """White wins at once in column 0: all of the improved policy goes there."""
+    position: plain.Position = plain.Connect4.begin()
+    for move in (0, 1, 0, 1, 0, 1):
+        position = position.apply(move)
+    policy, chosen, _ = tree_search("connect4", [position], Search(64, 1000, gumbel=7), uniform)
+    assert chosen[0] == 0
+    assert policy[0, 0] > 60_000
+
+
+# ---- whole games -------------------------------------------------------------------------------
+
+WHOLE = [("tictactoe", 24, 6), ("connect4", 12, 4), ("liuzhou", 8, 1)]
+
+
+@pytest.mark.parametrize(("game", "simulations", "games"), WHOLE)
+@pytest.mark.parametrize("depth", [1, 1000])
+def test_v1_v0_and_plain_python_play_the_same_games(
+    game: str, simulations: int, games: int, depth: int
+) -> None:
+    given: dict[str, Any] = {
+        "simulations": simulations, "seed": 3, "temperature_plies": 4, "depth": depth,
+    }  # fmt: skip
+    found = v1.play_games(game, guess, games=games, batch=3, **given)
+    lines = [json.loads(line) for text in v0.play_games(game, guess, games=games, **given)
+             for line in text.splitlines()]  # fmt: skip
+    report = gates.compare(found, gates.parsed(game, lines))
+    assert report.passed, report
+    row = 0
+    for number in range(games):
+        steps, last = plain.play_game(game, guess, number=number, **given)
+        for step in steps:
+            assert found.game[row] == number
+            assert found.state[row].tolist() == np.ravel(step.position.planes()).tolist()
+            assert np.flatnonzero(found.legal[row]).tolist() == step.position.legal()
+            assert found.policy[row].tolist() == step.found.visits
+            assert found.root[row] == Single(step.found.value)
+            assert found.action[row] == step.action
+            assert found.value[row] == last.result * step.position.mover
+            assert found.soft[row] == Single(last.soft() * step.position.mover)
+            after = step.position.apply(step.action)
+            assert found.material[row] == Single(after.soft())
+            assert found.still[row] == getattr(after, "still", 0)
+            row += 1
+    assert row == len(found.game)
+
+
+@pytest.mark.parametrize(("game", "simulations"), [("connect4", 24), ("liuzhou", 12)])
+def test_values_alone_give_the_games_of_whole_evaluations(game: str, simulations: int) -> None:
+    net = Int8(GAMES[game], (32,), seed=1)
+    play = partial(
+        v1.play_games, game, net, games=3, simulations=simulations, batch=3, seed=0,
+        temperature_plies=6,
+    )  # fmt: skip
+    assert gates.compare(play(), play(full=True)).passed
+
+
+@pytest.mark.parametrize("set_", [0, 1])
+@pytest.mark.parametrize("hidden", [(16,), (33, 20), (128, 64)])
+def test_the_native_network_has_the_bits_of_the_engine(set_: int, hidden: tuple[int, ...]) -> None:
+    if not evaluators.library().net_runs(set_):
+        pytest.skip("the instruction set does not run here")
+    rng = np.random.default_rng(len(hidden))
+    for game in GAMES.values():
+        whole = Int8(game, hidden, seed=2)
+        for name, leaf in whole.weights.items():
+            if "policy" in name:  # up to the clip
+                leaf[:] = rng.integers(-127, 128, leaf.shape)
+        whole = Int8.of(game, hidden, whole.weights)
+        own = evaluators.Native(whole.weights, set_)
+        for n in (1, 7, 8, 9, 300):
+            states = (rng.random((n, game.inputs)) < 0.4).astype(np.int8)
+            legal = np.ones((n, game.actions), bool)
+            for mine, wanted in zip(own(states, legal), whole(states, legal), strict=True):
+                assert (mine == wanted).all()
+            assert (own.values(states) == whole.values(states)).all()
+            assert (whole.values(states) == whole(states, legal)[1]).all()
+
+
+@pytest.mark.parametrize("depth", [1, 1000])
+def test_a_network_in_native_code_plays_the_games_of_the_engine(depth: int) -> None:
+    whole = Int8(GAMES["connect4"], (32,), seed=4)
+    play = partial(
+        v1.play_games, "connect4", games=4, simulations=16, batch=4, seed=0, temperature_plies=6,
+        depth=depth,
+    )  # fmt: skip
+    assert gates.compare(play(whole), play(evaluators.Native(whole.weights))).passed
+    with pytest.raises(InputError, match=r"no leaf 'layer0.bias'"):
+        evaluators.Native({"layer0.weights": 0, "a": 0, "b": 0, "c": 0, "d": 0, "e": 0})
+    with pytest.raises(InputError, match=r"\[n, 126\] is needed"):
+        evaluators.Native(whole.weights).values(np.zeros((2, 9), np.int8))
+
+
+@pytest.mark.parametrize(("game", "games"), [("tictactoe", 20), ("connect4", 8), ("liuzhou", 5)])
+@pytest.mark.parametrize("depth", [1, 1000])
+def test_a_game_does_not_depend_on_the_games_beside_it(game: str, games: int, depth: int) -> None:
+    play = partial(
+        v1.play_games, game, guess, games=games, simulations=16, seed=1, temperature_plies=8,
+        depth=depth, noise=0.25,
+    )  # fmt: skip
+    alone = play(batch=1)
+    for batch in (2, 3, games):
+        assert gates.compare(play(batch=batch), alone).passed
+    # Games that ended leave room for others at once: numbers and chance are their own.
+    later = play(batch=4, first=2)
+    rows = np.flatnonzero(alone.game >= 2)
+    shared = np.flatnonzero(later.game < games)
+    assert (later.policy[shared] == alone.policy[rows]).all()
+
+
+@pytest.mark.parametrize("depth", [1, 1000])
+def test_the_gate_sees_values_that_leak_between_games(depth: int) -> None:
+    """Two planted leaks, as LightZero had one for years: the gate must fail both."""
+    play = partial(
+        v1.play_games, "connect4", games=6, simulations=20, seed=1, temperature_plies=8, depth=depth
+    )
+    for leak in (gates.leaking_rows, gates.leaking_scale):
+        evaluate = leak(guess)
+        assert not gates.compare(play(evaluate, batch=6), play(evaluate, batch=1)).passed
+    assert gates.compare(play(guess, batch=6), play(guess, batch=1)).passed
+
+
+def test_steps_in_place_and_by_copies_are_equal() -> None:
+    play = partial(
+        v1.play_games, "liuzhou", guess, games=40, simulations=8, batch=40, seed=2,
+        temperature_plies=20,
+    )  # fmt: skip
+    assert gates.compare(play(in_place=1), play(in_place=1 << 30)).passed
+
+
+def test_bad_settings_get_a_sentence() -> None:
+    play = partial(v1.play_games, games=1, simulations=8, batch=1, seed=0, temperature_plies=0)
+    for options, words in (
+        ({"noise": 2}, "noise is 2"),
+        ({"depth": 1, "gumbel": 4}, "depth is 1"),
+        ({"depth": 5, "reuse": True}, "reuse needs"),
+        ({"depth": 99, "gumbel": 4, "noise": 0.1}, "gumbel counts"),
+        ({"simulations": 0}, "simulations is 0"),
+        ({"games": 0}, "games is 0"),
+        ({"seed": -1}, "seed is -1"),
+    ):
+        with pytest.raises(InputError, match=words):
+            play("tictactoe", guess, **{**options})
+    with pytest.raises(InputError, match="choose one of"):
+        play("go", guess)
+    with pytest.raises(InputError, match="must have the same shape"):
+        play("tictactoe", lambda s, legal: (legal[:, :3].astype(np.float32), np.zeros(len(s))))
+    with pytest.raises(InputError, match="finite"):
+        play("tictactoe", lambda s, legal: (legal.astype(np.float32), np.full(len(s), np.nan)))
+
+
+def test_an_error_of_the_evaluation_comes_through_the_old_search() -> None:
+    def broken(states: Any, legal: Any) -> Any:
+        raise RuntimeError("the network is gone")
+
+    with pytest.raises(RuntimeError, match="is gone"):
+        list(v0.play_games("tictactoe", broken, games=1, simulations=4, seed=0,
+                           temperature_plies=0))  # fmt: skip
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_the_float_network_is_that_of_numpy(game: str) -> None:
+    net = evaluators.Float(GAMES[game], (48, 32), seed=3)
+    rng = np.random.default_rng(0)
+    for n in (1, 5, 300):
+        states = (rng.random((n, GAMES[game].inputs)) < 0.4).astype(np.int8)
+        x = states.astype(np.float64)
+        for w, b in net.layers[:-2]:
+            x = np.maximum(x @ w.T.astype(np.float64) + b, 0)
+        wanted = [x @ w.T.astype(np.float64) + b for w, b in net.layers[-2:]]
+        logits, values = net(states, np.ones((n, GAMES[game].actions), bool))
+        np.testing.assert_allclose(logits, wanted[0], atol=1e-4)
+        np.testing.assert_allclose(values, np.tanh(wanted[1][:, 0]), atol=1e-5)
+        np.testing.assert_allclose(net.values(states), values, atol=1e-6)
+
+
+def test_connect_four_is_that_of_pgx() -> None:
+    """Observations, legal moves and ends of random games, where pgx is installed."""
+    pytest.importorskip("pgx", reason="pgx is missing: pip install '.[peers]' brings it")
+    pytest.importorskip("mctx", reason="mctx is missing: pip install '.[peers]' brings it")
+    from experiments.selfplay import mctx_peer
+
+    count, rng = 16, np.random.default_rng(0)
+    peer = mctx_peer.Peer(evaluators.Float(GAMES["connect4"], (8,)), 4)
+    theirs = peer.start(peer.jax.random.split(peer.jax.random.key(0), count))
+    boards = Boards("connect4", count)
+    while not boards.over.all():
+        open_, legal = boards.over == 0, boards.legal()
+        seen = np.asarray(mctx_peer.inputs(peer.jax.numpy, theirs.observation))
+        assert (boards.observe()[open_] == seen[open_]).all()
+        assert (legal[open_] == np.asarray(theirs.legal_action_mask)[open_]).all()
+        assert (np.asarray(theirs.terminated) == ~open_).all()
+        odds = legal + 1e-9 * ~open_[:, None]
+        actions = np.array([rng.choice(7, p=row / row.sum()) for row in odds], np.int32)
+        boards.step(actions)
+        theirs = peer.step(theirs, actions)
