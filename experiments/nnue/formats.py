@@ -30,6 +30,7 @@ BULLET_GAME = 1024  # records of bullet's that count as one game, as it stores n
 REPAIR = "repair the file or leave the record out."
 GAMES = {
     "plain": "a game ends where the ply does not grow",
+    "binpack": "a game ends where the ply does not grow",
     "bullet": f"runs of {BULLET_GAME} records, as the format has no games",
 }
 
@@ -63,6 +64,8 @@ def read_foreign(path: Path, name: str | None = None) -> tuple[NDArray[np.void],
 def _recognise(path: Path, first: bytes, size: int) -> str:
     if first.startswith(b"fen "):
         return "plain"
+    if first.startswith(b"BINP"):
+        return "binpack"
     if size % BULLET.itemsize:
         raise InputError(
             f"{str(path)!r} is of no format that is read here (it begins with {first!r}): plain "
@@ -98,6 +101,10 @@ def _native(function: str, state: Any, path: Path, data: mmap.mmap) -> Iterator[
 
 def _read_plain(path: Path, data: mmap.mmap) -> Iterator[NDArray[np.void]]:
     return _native("nnue_plain_read", native.Plain(), path, data)
+
+
+def _read_binpack(path: Path, data: mmap.mmap) -> Iterator[NDArray[np.void]]:
+    return _native("nnue_binpack_read", native.Binpack(), path, data)
 
 
 def _read_bullet(path: Path, data: mmap.mmap) -> Iterator[NDArray[np.void]]:
@@ -160,5 +167,6 @@ def check(path: Path, records: NDArray[np.void], first: int = 0) -> None:
 
 READERS: dict[str, Callable[[Path, mmap.mmap], Iterator[NDArray[np.void]]]] = {
     "plain": _read_plain,
+    "binpack": _read_binpack,
     "bullet": _read_bullet,
 }

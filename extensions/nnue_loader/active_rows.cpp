@@ -1,4 +1,4 @@
-#include "features.h"
+#include "active_rows.h"
 
 namespace nnue {
 namespace {
