@@ -320,6 +320,12 @@ def test_a_game_ends_by_the_rules_and_by_scores():
     assert result(FENS[1], [200] * 400) == 0
 
 
+def test_an_engine_that_ended_is_named():
+    pytest.importorskip("chess", reason="python-chess is not installed")
+    with pytest.raises(InputError, match="stockfish ended with code 0: try `stockfish bench`"):
+        players.Stockfish("/bin/true", 1)
+
+
 def test_a_process_that_died_is_named():
     end, other = games.multiprocessing.Pipe(duplex=False)
     other.close()

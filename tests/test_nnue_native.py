@@ -38,10 +38,10 @@ def test_batches_and_early_ends_under_sanitizers(kind: str, tmp_path: Path):
     subprocess.run([compiler, *sanitize, "-pthread", *objects, "-o", str(program)], check=True)
     small = read_pack(SMALL)
     pack, text, packed = tmp_path / "some.bin", tmp_path / "some.plain", tmp_path / "some.binpack"
-    write_pack(pack, small.records[:500], {})
+    write_pack(pack, small.records[:250], {})
     text.write_text(plain_text(fixed_records()))
     packed.write_bytes(binpack([[game(Random(5), 30)]]))
-    words = [pack, read_pack(pack).offset, 500, text, len(fixed_records()), packed]
+    words = [pack, read_pack(pack).offset, 250, text, len(fixed_records()), packed]
     done = subprocess.run([program, *map(str, words)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "all well\n"

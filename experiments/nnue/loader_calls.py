@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "extensions" / "nnue_loader"
 SOURCES = [
     FOLDER / f"{name}.cpp" for name in ("loader", "active_rows", "record", "plain", "binpack")
 ]
-ABI = 1  # NNUE_LOADER_ABI
+ABI = 2  # NNUE_LOADER_ABI
 ERROR_BYTES = 400  # NNUE_ERROR_BYTES
 
 
