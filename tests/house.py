@@ -57,7 +57,7 @@ BUDGETS: dict[str, int] = {
     "bench": 750,
     "cli": 800,
     "data": 1550,
-    "engines": 5300,
+    "engines": 5700,
     "evolution": 1200,
     "library": 2450,
     "lm": 1850,

@@ -202,9 +202,9 @@ def test_a_wrong_engine_is_told_what_is_wrong(capsys: pytest.CaptureFixture[str]
         trial.main(name, {})
     sentence = str(end.value)
     assert sentence.startswith("the kernels give other integers than engine cpu: egg, scores of ")
-    assert "2 of 20 differ, the first is " in sentence
+    assert "2 of 84 differ, the first is " in sentence  # of five threadgroups and a rest
     out, err = capsys.readouterr()
-    assert "rows, scores of rank 3: 2 of 20" in out
+    assert "rows, scores of rank 3: 2 of 84" in out
     assert out.count("\n") == 3
     assert "Wrong" not in err
     assert "portable: votes by the noise's signs" in err

@@ -40,25 +40,25 @@ def choose(
     threads: int = 0,
     block_tokens: int = 0,
     *,
-    replaceable: bool = True,
+    replaceable: bool | None = None,
 ) -> tuple[Engine, str]:
     """The engine called `name` ("auto": the fastest available) and a phrase saying why.
 
-    replaceable: whether another engine takes over if "auto" took a GPU's and that fails; else
-    EngineError is raised, as it is for an engine asked for.
+    replaceable: whether another engine takes over from a GPU's that fails or is wrong, or
+    EngineError is raised; None: it takes over from one that "auto" took.
     Raises InputError for a name that is unknown or an engine that cannot run here.
     """
     if not isinstance(name, str):
         raise InputError(f"engine is {shown(name)}: a name such as 'auto' or 'cpu' is needed.")
     # An engine asked for waits for no other's trial.
     if name in ENGINES and not unavailable_because(name):
-        return _build(name, program, threads, block_tokens, False), "as asked"
+        return _build(name, program, threads, block_tokens, bool(replaceable)), "as asked"
     reasons = available()
     usable = [n for n, why in reasons.items() if not why]
     if name == "auto":
         passed_over = [f"{n}: {why}" for n, why in reasons.items() if why]
         reason = "the fastest available here" + "".join(f"; {p}" for p in passed_over)
-        return _build(usable[0], program, threads, block_tokens, replaceable), reason
+        return _build(usable[0], program, threads, block_tokens, replaceable is not False), reason
     if name not in reasons:
         raise InputError(f"engine {name!r} is unknown; available here: auto, {', '.join(usable)}.")
     raise InputError(

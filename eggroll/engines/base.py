@@ -69,6 +69,7 @@ class Engine(ABC):
     shares: ClassVar[bool] = False
     # Run on the host while a GPU computes the next call: once, or not at all.
     host_work: Callable[[], object] | None = None
+    step: int | None = None  # updates made before those that calls belong to; None outside of any
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
         check_process()

@@ -1,6 +1,7 @@
 """The CUDA engine: a block of members runs all T tokens of a stage in one launch.
 
-Kernels are compiled at run time from the sources in extensions/int8_gemm; see docs/cuda.md.
+Kernels are compiled from the sources in extensions/int8_gemm where they are first needed, and kept;
+see docs/cuda.md.
 Letters: P members, M of a block, D width, K inputs, O outputs, r rank.
 """
 
@@ -20,11 +21,12 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import mlx.core as mx
 
 from eggroll.engines import trial
+from eggroll.engines.cuda_launch import CudaLauncher, together
 from eggroll.engines.gpu.backward_plan import BackwardPlan, plans_from_last
 from eggroll.engines.gpu.credit import CreditPlan
-from eggroll.engines.gpu.dialect import VOTE_THREADS, Dialect, KernelSource
+from eggroll.engines.gpu.dialect import VOTE_THREADS, Dialect
 from eggroll.engines.gpu.engine import GpuEngine
-from eggroll.engines.gpu.launch import Launcher, Pace, kernel_name, launcher, pad_flat
+from eggroll.engines.gpu.launch import Launcher, Pace, pad_flat
 from eggroll.engines.gpu.plan import StagePlan, padded
 from eggroll.errors import InputError
 from eggroll.spec.credit import Crediting
@@ -33,7 +35,7 @@ from eggroll.spec.program import Op, Program
 
 ENGINE = "eggroll.engines.cuda:CudaEngine"
 SWITCH = "EGGROLL_CUDA"  # m16n8k32, m8n8k16 or dp4a: another product than the fastest
-TRIAL_SECONDS = 300  # MLX compiles every kernel; each takes seconds the first time
+TRIAL_SECONDS = 300  # most of it where MLX has to compile the kernels
 DEVICE_FACTS = (
     "device_name",
     "compute_capability_major",
@@ -44,8 +46,6 @@ PACKAGES = (
     *("mlx-cuda-13", "mlx-cuda-12", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
     *("nvidia-cuda-nvrtc-cu13", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
 )
-PREFIX = "custom_kernel_"  # of the names of MLX's kernels
-
 PRODUCTS = ("m16n8k32", "m8n8k16", "dp4a")  # fastest first; kernels are mma_<name>.cu
 WARPS = 8  # of a block; a thread may then have as many registers as there can be
 MEMBERS = (64, 32, 16, 8)  # that a block may hold
@@ -74,23 +74,6 @@ WAIT = 100  # cycles of a block at a barrier
 CACHED = 64 << 10  # bytes of a stage's weights that may stay in a multiprocessor's own cache
 
 
-@cache
-def compiled(source: KernelSource, dtypes: tuple[mx.Dtype, ...]) -> Any:
-    """The kernel as MLX compiles it, for arrays of these types."""
-    name = kernel_name(source, str(architecture()), str(source.blocks))
-    return mx.fast.cuda_kernel(
-        name=name,
-        input_names=list(source.inputs),
-        output_names=list(source.outputs),
-        header=source.header + declaration(source, PREFIX + name, dtypes),
-        source=source.body,
-        shared_memory=source.shared,
-    )
-
-
-launch = launcher(compiled)
-
-
 class CudaEngine(GpuEngine):
     """Custom CUDA kernels.
 
@@ -114,11 +97,11 @@ class CudaEngine(GpuEngine):
         threads: int = 0,
         block_tokens: int = 0,
         *,
-        launcher: Launcher = launch,
+        launcher: Launcher | None = None,
         members: int = 0,
         on: Target | None = None,
     ) -> None:
-        self.on = on or target(architecture(), chosen_product())
+        self.on, launcher = on or target(architecture(), chosen_product()), launcher or launch
         dialect, pace = Cuda(self.on.product), Pace(waits=launcher is launch)
         super().__init__(program, threads, block_tokens, dialect, launcher, members, pace)
 
@@ -141,6 +124,14 @@ class CudaEngine(GpuEngine):
     ) -> list[CudaBackwardPlan]:
         return cuda_backward_plans(self.program, feedback_leaves, self.on, members=members)
 
+    evaluate = together(GpuEngine.evaluate)
+    outputs = together(GpuEngine.outputs)
+    votes = together(GpuEngine.votes)
+    credit = together(GpuEngine.credit)
+    learn = together(GpuEngine.learn)
+    likelihoods = together(GpuEngine.likelihoods)
+    logits = together(GpuEngine.logits)
+
     def choose_members(self, P: int, rank: int) -> int:
         return block_members(self.program, self.on, rank, P)
 
@@ -155,22 +146,6 @@ class CudaEngine(GpuEngine):
         if not has_gpu():
             return 1 << 30
         return min(total_memory() // 8, (1 << 31) - 1)
-
-
-def declaration(source: KernelSource, name: str, dtypes: Sequence[mx.Dtype]) -> str:
-    """The kernel's declaration, by MLX's whole name; empty where it has no launch bounds.
-
-    dtypes: of its arrays, inputs first.
-    """
-    if not source.blocks:
-        return ""
-    count, kinds = len(source.inputs), (str(dtype).rpartition(".")[2] for dtype in dtypes)
-    parameters = ", ".join(f"{'const ' * (i < count)}{kind}_t*" for i, kind in enumerate(kinds))
-    bounds = f"__launch_bounds__({source.threads}, {source.blocks})"
-    return (
-        f"namespace mlx::core::cu {{\n__global__ {bounds} void {name}({parameters});\n"
-        "}  // namespace mlx::core::cu\n"
-    )
 
 
 def packed(w: mx.array) -> mx.array:
@@ -231,6 +206,10 @@ def architecture() -> int:
     info = device_info()
     major, minor = (info.get(f"compute_capability_{name}", 0) for name in ("major", "minor"))
     return 10 * int(major) + int(minor)
+
+
+launch = CudaLauncher(architecture)
+compiled = launch.compiled
 
 
 def total_memory() -> int:

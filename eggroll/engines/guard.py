@@ -1,13 +1,17 @@
-"""A GPU engine under guard: compared with the cpu engine where a run begins, replaced if it fails.
+"""A GPU engine under guard: compared with the cpu engine again and again, replaced if it fails.
 
 Engines are exact, so two of them must agree on every integer, at a run's own shapes as well as in
-the small trial that lets the engine run at all. Letters: P members, N = P/2 pairs, T tokens.
+the small trial that lets the engine run at all, and in the last update as in the first. Letters: P
+members, N = P/2 pairs, T tokens.
 """
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import gcd
 from typing import Any, NamedTuple, TypeVar
 
 import mlx.core as mx
@@ -22,16 +26,23 @@ from eggroll.errors import EngineError, EngineWarning
 from eggroll.spec.backward import Backward
 from eggroll.spec.credit import Crediting, CreditNoise
 from eggroll.spec.noise import Slices
-from eggroll.spec.program import Batch, Weights
+from eggroll.spec.program import Batch, Program, Weights
 
 COMPARED_MACS = 1 << 40  # multiply-adds that the cpu engine repeats at most: a second or some
 MIN_COMPARED = 128  # members that are compared at least: more than the largest threadgroup has
+SHARE = 0.01  # of the time of a kind of calls, for which some of them are repeated in part
+GOLDEN = (5**0.5 - 1) / 2
+MOST_RANGES = 4  # of members, that a difference names
 SIZES = "all leaves, the sums of their credit"  # the name of `Learnt.sizes` among the votes
 T = TypeVar("T")
 
 # Engine -> why this process does without it from now on. MLX's default device is the CPU then, and
 # no kernel of a GPU can be launched.
 failed_engines: dict[str, str] = {}
+
+
+class WrongIntegers(RuntimeError):
+    """The engine that gave them is replaced, and the work that took them is to be done again."""
 
 
 def guarded(method: str) -> Callable[..., Any]:
@@ -55,7 +66,9 @@ class Guarded(Engine):
         self.engine: Engine = engine
         self.spare, self.replaceable, self.name = spare, replaceable, engine.name
         self._gpu: GpuEngine | None = engine
-        self._compared: set[tuple[object, ...]] = set()
+        self._inspections: dict[tuple[object, ...], Inspection] = {}
+        self._clock: Callable[[], float] = time.perf_counter
+        self._depth = 0  # of work within work
 
     @property
     def description(self) -> str:
@@ -79,6 +92,7 @@ class Guarded(Engine):
         if why := failed_engines.get(self.name):
             self._replace(why)
             return work()
+        self._depth += 1
         try:
             return work()
         except NotImplementedError:
@@ -86,6 +100,10 @@ class Guarded(Engine):
         except RuntimeError as error:  # MLX's: of a compiler, a launch, or one before it
             if self._gpu is not None:  # else a call within has replaced the engine already
                 self._replace(f"failed ({sentence(str(error))})")
+            elif isinstance(error, WrongIntegers) and self._depth > 1:
+                raise  # so that all of an update is made again
+        finally:
+            self._depth -= 1
         return work()
 
     def _call(self, call: Call) -> Any:
@@ -96,74 +114,171 @@ class Guarded(Engine):
             gpu = self._gpu
             if gpu is None:
                 return call.on(self.engine, all_pairs)
-            kernels = gpu.kernel_count
+            kernels, began = gpu.kernel_count, self._clock()
             returned = call.on(gpu, all_pairs)
             mx.async_eval(returned)  # type: ignore[no-untyped-call]
             host_work, self.host_work = self.host_work, None
             if host_work:
                 host_work()
             mx.eval(returned)
-            key = self._key(gpu, call)
-            if key in self._compared and gpu.kernel_count == kernels:
-                return returned
-            self._compared.discard(key)  # until all of it is looked at, and right
-            if wrong := self._difference(gpu, call, returned):
-                self._replace(f"gives other integers than engine {self.spare.name!r} ({wrong})")
-                return call.on(self.engine, all_pairs)
-            self._compared.add(key)
+            key, seconds = self._key(gpu, call), self._clock() - began
+            inspection = self._inspections.get(key)
+            if inspection and gpu.kernel_count == kernels:
+                inspection.seconds += seconds
+                if not inspection.due:
+                    return returned
+                sample = self._block(gpu, call, inspection.looks)
+            else:
+                sample, inspection = self._sample(call), Inspection()
+            self._inspections.pop(key, None)  # until all of it is looked at, and right
+            began = self._clock()
+            if wrong := self._difference(gpu, call, returned, sample, inspection.looks < 0):
+                self._replace(f"gives other integers than engine {self.spare.name!r} ({wrong})",
+                              inspection.update)  # fmt: skip
+                raise WrongIntegers
+            inspection.looked(
+                self._clock() - began, self._update, self._block_part(gpu, call, sample)
+            )
+            self._inspections[key] = inspection
             return returned
 
         return self.run_guarded(compared)
 
-    def _key(self, gpu: GpuEngine, call: Call) -> tuple[object, ...]:
-        """The kind of a call and the size of its threadgroups: each is compared once.
+    @property
+    def _update(self) -> int | None:
+        """The number of the update that calls belong to."""
+        return None if self.step is None else self.step + 1
 
-        So is every call that makes kernels, as its launches may have smaller threadgroups.
+    def _key(self, gpu: GpuEngine, call: Call) -> tuple[object, ...]:
+        """The kind of a call and the size of its threadgroups.
+
+        Each is compared once at length, and so is every call that makes kernels, as its launches
+        may have smaller threadgroups.
         """
         (P, _), rank = call.size, call.rank
         sizes = gpu.group_members(P, rank), gpu.group_members(P, 0)
         return call.method, rank, call.kernel_key, *sizes
 
-    def _difference(self, gpu: GpuEngine, call: Call, returned: Any) -> str:
-        """The first difference from the spare engine; empty if there is none.
+    def _affordable(self, call: Call) -> int:
+        """Members that the spare engine runs in about a second."""
+        macs = matrix_macs(self.program) * call.size[1] * max(call.rank, 1)
+        return max(COMPARED_MACS // macs, MIN_COMPARED)
 
-        Compares all results, or those of as many pairs as the spare engine runs in about a second.
-        """
-        (P, T), rank, results = call.size, call.rank, call.results(returned)
-        budget = COMPARED_MACS // (matrix_macs(self.program) * T * max(rank, 1))
-        if max(budget, MIN_COMPARED) >= P:
-            expected = call.results(call.on(self.spare, Subset(P)))
-            return difference(call.method, results, expected)
-        group = 2 * call.group_pairs
-        groups = spread(-(-P // group), max(max(budget, MIN_COMPARED) // group, 1))
+    def _sample(self, call: Call) -> Subset:
+        """All members, or as many as are affordable: the first ones, and some up to the last."""
+        (P, _), group = call.size, 2 * call.group_pairs
+        if self._affordable(call) >= P:
+            return Subset(P)
+        groups = spread(-(-P // group), max(self._affordable(call) // group, 1))
         pairs = groups[:, None] * call.group_pairs + np.arange(call.group_pairs)
-        sample = Subset(P, pairs.reshape(-1).astype(np.int32))
-        for r in (0, rank):
-            gpu.reuse_groups_of(P, sample.count, r)
-        expected = call.results(call.on(self.spare, sample))
-        again = call.results(call.on(gpu, sample))
-        rows = {name: sample.members(a) for name, a in results.members.items()}
-        return difference(call.method, again, expected) or difference(
-            call.method, CallResult(rows, expected.votes), expected
-        )
+        return Subset(P, pairs.reshape(-1).astype(np.int32))
 
-    def _replace(self, why: str) -> None:
-        """Goes on with the spare engine and says so, or raises EngineError."""
+    def _block(self, gpu: GpuEngine, call: Call, turn: int) -> Subset:
+        """The members of a threadgroup, or of whole groups, another block at every turn.
+
+        Votes of a call that does nothing else are cheap, so all of them are counted if they are
+        affordable.
+        """
+        P = call.size[0]
+        if call.method == "votes" and self._affordable(call) >= P:
+            return Subset(P)
+        pairs = self._block_pairs(gpu, call)
+        all_pairs = -(-P // 2)
+        first = pairs * in_turn(turn, -(-all_pairs // pairs))
+        return Subset(P, np.arange(first, min(first + pairs, all_pairs), dtype=np.int32))
+
+    def _block_pairs(self, gpu: GpuEngine, call: Call) -> int:
+        group = call.group_pairs
+        return max(gpu.group_members(call.size[0], call.rank) // 2 // group, 1) * group
+
+    def _block_part(self, gpu: GpuEngine, call: Call, sample: Subset) -> float:
+        """The part that the next block is of a sample, at most all of it."""
+        whole = call.method == "votes" and sample.count == sample.P
+        return 1.0 if whole else min(2 * self._block_pairs(gpu, call) / sample.count, 1.0)
+
+    def _difference(
+        self, gpu: GpuEngine, call: Call, returned: Any, sample: Subset, first: bool
+    ) -> str:
+        """Names the first difference from the spare engine; empty if there is none.
+
+        Looks at what was returned of a sample, and at what the GPU makes of the sample alone: the
+        first time, and where a sum of all members was returned.
+        """
+        results = call.results(returned)
+        expected = call.results(call.on(self.spare, sample))
+        wrong, part = "", sample.count < sample.P
+        if part and (first or results.votes):
+            for r in (0, call.rank):
+                gpu.reuse_groups_of(sample.P, sample.count, r)
+            again = call.results(call.on(gpu, sample))
+            wrong = difference(self.program, again, expected, sample)
+        if part:
+            rows = {name: sample.members(a) for name, a in results.members.items()}
+            results = CallResult(rows, {})
+        wrong = wrong or difference(self.program, results, expected, sample)
+        update = "" if self._update is None else f"update {self._update}, "
+        return wrong and f"{update}{call.method}: {wrong}"
+
+    def _replace(self, why: str, right: int | None = None) -> None:
+        """Goes on with the spare engine and says so, or raises EngineError.
+
+        right: an earlier update whose like was compared last, None if there is none.
+        """
         text = f"engine {self.name!r} {why}"
         remedy = self._gpu.remedy if self._gpu else ""
         report = f"{remedy}`make verify-{self.name}` writes a report"
+        late = (
+            f"such calls were last compared in update {right}, and `eggroll verify` tells what of "
+            "the run since then is wrong; "
+            if right is not None
+            else ""
+        )
         if not self.replaceable:
             raise EngineError(
-                f"{text}: take --engine {self.spare.name}, which gives the same bits; {report}.",
+                f"{text}: take --engine {self.spare.name}, which gives the same bits; {late}"
+                f"{report}.",
                 self.spare.name,
             )
         self.engine, self._gpu = self.spare, None
         failed_engines.setdefault(self.name, f"is not used again, as it {why}")
         mx.set_default_device(mx.cpu)  # nothing else runs on a GPU that fails
+        same = "" if late else ", with the same bits"
         warnings.warn(
-            f"{text}: engine {self.spare.name!r} goes on, with the same bits; {report}.",
+            f"{text}: engine {self.spare.name!r} goes on{same}; {late}{report}.",
             EngineWarning, stacklevel=2,
         )  # fmt: skip
+
+
+@dataclass
+class Inspection:
+    """A kind of calls: the seconds that they took, and those for which some were repeated.
+
+    A look is paid for before it is taken: by half of what the last one cost, or three halves, so
+    that in the long run all chunks of a population have their turn.
+    """
+
+    seconds: float = 0.0  # of calls since the first was compared
+    spent: float = 0.0  # of looks at them
+    cost: float = 0.0  # of the next look, about
+    looks: int = -1  # after the first
+    update: int | None = None  # of the last look
+
+    @property
+    def due(self) -> bool:
+        ahead = 0.5 + self.looks * GOLDEN % 1
+        return SHARE * self.seconds >= self.spent + ahead * self.cost
+
+    def looked(self, seconds: float, update: int | None, part: float) -> None:
+        """Tells that a look took so many seconds; part: that the next one has of its members."""
+        self.spent += seconds * (self.looks >= 0)
+        self.cost, self.update = seconds * part, update
+        self.looks += 1
+
+
+def in_turn(turn: int, count: int) -> int:
+    """One of `count` blocks, each once in `count` turns, far from the one before."""
+    stride = next(n for n in range(max(int(GOLDEN * count), 1), count + 2) if gcd(n, count) == 1)
+    return turn * stride % count
 
 
 class Call(NamedTuple):
@@ -227,17 +342,17 @@ def _kernel_key(argument: Any) -> object:
 class Subset:
     """Selects the same pairs from every argument of a call of P members.
 
-    pairs: their numbers, int32 [pairs]; None for all.
+    pairs: their numbers, int32 [pairs]; None for all. numbers: of their members.
     """
 
     def __init__(self, P: int, pairs: NDArray[np.int32] | None = None) -> None:
         self._pairs = self._members = None
-        self.P = self.count = P
+        self.P, self.numbers = P, np.arange(P)
         if pairs is not None:
             members = (2 * pairs[:, None] + np.arange(2)).reshape(-1)
-            members = members[members < P]
-            self.count, self._pairs = len(members), mx.array(pairs)
-            self._members = mx.array(members)
+            self.numbers = members[members < P]
+            self._pairs, self._members = mx.array(pairs), mx.array(self.numbers)
+        self.count = len(self.numbers)
 
     def members(self, a: mx.array) -> mx.array:
         """Rows of an array that has one for every member."""
@@ -304,17 +419,59 @@ def spread(N: int, count: int) -> NDArray[np.int32]:
     return np.unique(np.concatenate([np.arange(half), rest])).astype(np.int32)
 
 
-def difference(method: str, results: CallResult, expected: CallResult) -> str:
-    """Names the first element that differs; empty if none does."""
-    arrays: list[tuple[str, mx.array, mx.array]] = [
-        *((name, a, expected.members[name]) for name, a in results.members.items()),
-        *((f"votes of {name}", a, expected.votes[name]) for name, a in results.votes.items()),
-    ]
-    for name, one, other in arrays:
-        a, b = np.array(one), np.array(other)
+def difference(program: Program, results: CallResult, expected: CallResult, sample: Subset) -> str:
+    """Names the first element that differs, its stage and its members; empty if none does."""
+    wrong = next(differences(results, expected, sample.numbers), None)
+    if wrong is None:
+        return ""
+    name, text, columns, members = wrong
+    stage = stage_of(program, name, columns)
+    place = f", stage {stage + 1} of {len(program.stages)}" if stage >= 0 else ""
+    if len(members) == 0 and sample.count < sample.P:
+        members = sample.numbers
+    return text + place + (f", of members {ranges_of(members)}" if len(members) else "")
+
+
+def differences(
+    results: CallResult, expected: CallResult, numbers: NDArray[np.int_]
+) -> Iterator[tuple[str, str, NDArray[np.int_], NDArray[np.int_]]]:
+    """Every array that differs: its name, its first difference, the columns and members of all.
+
+    States come first, as they tell the stage. numbers: of the members whose rows these are.
+    """
+    names = sorted(results.members, key=lambda name: name != "state")
+    arrays = [(name, name, results.members[name], expected.members[name]) for name in names]
+    arrays += [(f"votes of {k}", k, a, expected.votes[k]) for k, a in results.votes.items()]
+    nobody = np.zeros(0, int)
+    for shown, name, one, other in arrays:
+        a, b, of_members = np.array(one), np.array(other), shown == name
         if a.shape != b.shape:
-            return f"{method}: {name} of shape {list(a.shape)} instead of {list(b.shape)}"
-        if not np.array_equal(a, b):
-            at = tuple(int(i) for i in np.argwhere(a != b)[0])
-            return f"{method}: {name}{list(at)} is {a[at]} instead of {b[at]}"
-    return ""
+            text = f"{shown} of shape {list(a.shape)} instead of {list(b.shape)}"
+            yield name, text, nobody, nobody
+        elif not np.array_equal(a, b):
+            places = np.argwhere(a != b)
+            at = tuple(int(i) for i in places[0])
+            of = [int(numbers[at[0]]), *at[1:]] if of_members else list(at)
+            columns = places[:, -1] if places.shape[1] > 1 else nobody
+            members = numbers[np.unique(places[:, 0])] if of_members else nobody
+            yield name, f"{shown}{of} is {a[at]} instead of {b[at]}", columns, members
+
+
+def stage_of(program: Program, name: str, columns: NDArray[np.int_]) -> int:
+    """The stage that an array is of, by its columns if it is the state; -1 if it is unknown."""
+    leaves = [leaf.name for leaf in program.leaves]
+    for i, stage in enumerate(program.stages):
+        of_state = (stage.state <= columns) & (columns < stage.state + program.width)
+        if name == "state" and stage.state >= 0 and of_state.any():
+            return i
+        if any(op.leaf >= 0 and leaves[op.leaf] == name for op in stage.ops):
+            return i
+    return len(program.stages) - 1 if name in ("scores", "logits", "totals") else -1
+
+
+def ranges_of(numbers: NDArray[np.int_]) -> str:
+    """Ascending numbers as a reader takes them in: "3, 5 to 9 and 40 more"."""
+    parts = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    shown = [f"{p[0]}" if len(p) == 1 else f"{p[0]} to {p[-1]}" for p in parts[:MOST_RANGES]]
+    more = sum(map(len, parts[MOST_RANGES:]))
+    return ", ".join(shown) + (f" and {more} more" if more else "")

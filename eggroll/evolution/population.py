@@ -104,6 +104,7 @@ class Population:
 
         every: of all members, else of those here, which are counted from 0.
         """
+        self.engine.step = step
         draw = partial(self.noise.slices, step, threads=self.engine.threads)
         members, skip = (self.everyone, 0) if every else (self.members, self.before // 2)
         for first in range(0, members, self.chunk):
@@ -232,6 +233,7 @@ class Population:
         prepared, parts = self.prepared(weights), list[Learnt]()
         total: Leaves = {}
         stream, T = rng.key(self.noise.seed, rng.DRAWS, step), batch.size[1]
+        self.engine.step = step
         for first in range(0, self.members, self.chunk):
             last = min(first + self.chunk, self.members)
             at = (self.before + first) * T

@@ -31,7 +31,7 @@ from eggroll.training.folder import Folder, Metrics, check_free, new_folder
 from eggroll.training.run import config_file
 
 MOST_STEPS = 10**10 - 1  # a Trainer makes as many updates as it is told to
-CHANGEABLE = ("block_tokens", "checkpoint_every", "chunk", "engine", "threads")
+CHANGEABLE = ("block_tokens", "checkpoint_every", "chunk", "engine", "guard", "threads")
 
 
 class TrainerLog:

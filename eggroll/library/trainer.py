@@ -59,7 +59,7 @@ from eggroll.spec.losses import LossName
 from eggroll.spec.noise import slice_length
 from eggroll.spec.program import Batch, Leaves, Program, program_of
 from eggroll.training import checkpoint
-from eggroll.training.config import Evolution
+from eggroll.training.config import Evolution, GuardName
 from eggroll.training.learner import engine_for, new_learner
 
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
@@ -164,6 +164,7 @@ class MoreOptions(TypedDict, total=False):
     table_bits: int
     rate_decay: float
     block_tokens: int
+    guard: GuardName
 
 
 def checked_weights(net: Program, given: Any) -> Leaves:
@@ -298,7 +299,8 @@ class Trainer:
             checkpoint_every: updates from one checkpoint to the next; 0 leaves it to `close`.
             weights: what to begin with, int8 by the leaf's name, such as `weights` of a Trainer or
                 of a model; None draws them by the seed.
-            more: options of eggroll.train: clt, noise_reuse, table_bits, rate_decay, block_tokens.
+            more: options of eggroll.train: clt, noise_reuse, table_bits, rate_decay, block_tokens,
+                guard.
 
         Raises:
             InputError: an option out of range, a network that cannot be trained so, or a folder

@@ -37,6 +37,7 @@ from eggroll.training import trackers
 from eggroll.training.clock import BY_TIME
 
 Choice = int | float | str | bool
+GuardName = Literal["auto", "stop", "cpu"]
 
 
 class Sweep(NamedTuple):
@@ -274,6 +275,10 @@ class Evolution:
         str, Group.ENGINE, tyro.conf.arg(metavar="auto|portable|cpu|metal|cuda"), CHANGEABLE
     ] = "auto"
     """The engine that computes; all give the same bits. auto takes the fastest that works here."""
+    guard: Annotated[GuardName, Group.ENGINE, CHANGEABLE] = "auto"
+    """What a GPU that fails, or whose integers are not the cpu engine's, ends in: stop ends the run
+    after a checkpoint, cpu lets the cpu engine go on; auto is stop for an engine that --engine
+    names, else cpu."""
     chunk: Annotated[int, Group.ENGINE, Range(0, 1 << 24, 2), CHANGEABLE] = 0
     """Members evaluated at a time (even); 0 fits them into a memory budget."""
     block_tokens: Annotated[int, Group.ENGINE, Range(0, 1 << 16), CHANGEABLE] = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from eggroll import engines
 from eggroll.engines import Engine
+from eggroll.errors import InputError
 from eggroll.evolution.estimators import Estimator
 from eggroll.evolution.population import Population
 from eggroll.evolution.rules import RunOptions
@@ -44,9 +45,15 @@ def engine_for(options: RunOptions, program: Program, ranks: Ranks = ALONE) -> t
     Raises:
         InputError: it is unknown or cannot run here.
     """
+    if ranks.size > 1 and options.guard == "cpu":
+        raise InputError(
+            f"--guard is cpu and the run has {ranks.size} ranks, which cannot wait for one that "
+            "goes on more slowly: leave --guard out, or start one process."
+        )
+    replaceable = {"auto": None, "stop": False, "cpu": True}[options.guard]
     return engines.choose(
         options.engine, program, options.threads, options.block_tokens,
-        replaceable=ranks.size == 1,
+        replaceable=False if ranks.size > 1 else replaceable,
     )  # fmt: skip
 
 

@@ -347,7 +347,7 @@ def prepare(options: Config, stack: ExitStack, corpus: Corpus | None, ranks: Ran
 
 
 # Options in which the ranks of a run may differ.
-MAY_DIFFER_BETWEEN_RANKS = ("data", "engine", "threads", "chunk", "block_tokens")
+MAY_DIFFER_BETWEEN_RANKS = ("data", "engine", "guard", "threads", "chunk", "block_tokens")
 
 
 def create_folder(options: Config, stack: ExitStack, ranks: Ranks) -> Folder | None:

@@ -1,7 +1,6 @@
-"""CUDA kernels on this CPU: the text that MLX would compile, in C++ by clang through include/.
+"""CUDA kernels on this CPU: the text that the engine compiles, in C++ by clang through include/.
 
-Metal's emulator runs it; here is what CUDA has in place of MSL. MLX without a CUDA back-end prints
-no text, so `written` puts it together as MLX's custom_kernel.cpp does.
+Metal's emulator runs it; here is what CUDA has in place of MSL.
 """
 
 from __future__ import annotations
@@ -17,27 +16,21 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "metal"))
 import emulator as metal
 from emulator import FORWARD, REVERSE, SHUFFLED, EmulationError
 
-from eggroll.engines.cuda import SHARED, declaration
+from eggroll.engines.cuda import SHARED
+from eggroll.engines.cuda_launch import PRELUDE, cuda_text
 from eggroll.engines.gpu.dialect import KernelSource
 
 HERE = Path(__file__).parent
 METAL = HERE.parent / "metal"
 __all__ = ["FORWARD", "REVERSE", "SHUFFLED", "CudaEmulator", "EmulationError", "written"]
 
-MLX_HEADER = """
-#include "mlx/backend/cuda/device/utils.cuh"
-
-#include <cooperative_groups.h>
-
-#define inf cuda::std::numeric_limits<float>::infinity()
-
-"""
 FLAGS = [
     *("-std=c++17", "-Wno-unknown-pragmas", "-Wno-pass-failed", "-Wno-unused-but-set-parameter"),
     *metal.FLAGS,
     f"-I{HERE / 'include'}",
     f"-DEMU_SHARED_BYTES={max(SHARED.values())}",
 ]
+ENTRY = re.compile(r"__global__ void (?:__launch_bounds__\(.*?\) )?(\w+)\((.*?)\) \{", re.S)
 AGAIN = re.compile(r'"" : "\+r"\(\w+\)')  # a value that the compiler is to take as new
 HALVES = re.compile(  # result; high, low
     r'"cvt\.pack\.sat\.s16\.s32 %0, %1, %2;"\s*'
@@ -51,22 +44,11 @@ PACK = re.compile(  # result; high, low, above
 
 
 def written(source: KernelSource, inputs: Sequence[mx.array], outputs) -> str:
-    """The text that MLX compiles for these arrays: its header, ours, a signature, the body."""
-    dtypes = [*(a.dtype for a in inputs), *(dtype for _, dtype in outputs)]
-    kinds = [str(dtype).rpartition(".")[2] for dtype in dtypes]
-    names = [*source.inputs, *source.outputs]
-    assert not any(f"{name}_{fact}" in source.body for name in names for fact in ("shape", "ndim"))
-    parameters = ",\n".join(
-        f"    {'const ' * (i < len(inputs))}{kind}_t* {name}"
-        for i, (kind, name) in enumerate(zip(kinds, names, strict=True))
-    )
-    declared = declaration(source, source.name, dtypes)
-    return (
-        f"{MLX_HEADER}{source.header}{declared}namespace mlx::core::cu {{\n\n"
-        "namespace cg = cooperative_groups;\n\n"
-        f"__global__ void {source.name}(\n{parameters}) {{\n{source.body}\n}}\n\n"
-        "} // namespace mlx::core::cu\n"
-    )
+    """The text that the engine compiles for these arrays, with what stands for CUDA before it."""
+    dtypes = (*(a.dtype for a in inputs), *(dtype for _, dtype in outputs))
+    text = cuda_text(source, dtypes, source.name)
+    assert text.startswith(PRELUDE)
+    return f'#include "mlx/backend/cuda/device/utils.cuh"\n{text.removeprefix(PRELUDE)}'
 
 
 def without_asm(text: str) -> str:
@@ -99,7 +81,7 @@ def without_asm(text: str) -> str:
 
 def entry(text: str) -> str:
     """Functions that call the kernel for the running thread, and tell it where it stands."""
-    name, parameters = re.search(r"__global__ void (\w+)\((.*?)\) \{", text, re.S).groups()  # type: ignore[union-attr]
+    name, parameters = ENTRY.search(text).groups()  # type: ignore[union-attr]
     kinds = [p.strip().rpartition(" ")[0] for p in parameters.split(",\n")]
     arguments = ", ".join(f"({kind})arrays[{i}]" for i, kind in enumerate(kinds))
     return f"""
@@ -117,7 +99,7 @@ uint3 emu::block_index() {{
   at.z = position.group[2];
   return at;
 }}
-void emu::entry(void** arrays) {{ mlx::core::cu::{name}({arguments}); }}
+void emu::entry(void** arrays) {{ {name}({arguments}); }}
 """
 
 

@@ -11,11 +11,11 @@ import mlx.core as mx
 import nvrtc
 import pytest
 from conftest import REQUIRED
-from cuda_emulator import written
 
 from eggroll import networks
 from eggroll.engines import cuda as cuda_plan
 from eggroll.engines.cuda import Cuda, target
+from eggroll.engines.cuda_launch import cuda_text
 from eggroll.engines.gpu.credit import CreditStageWriter
 from eggroll.engines.gpu.dialect import KernelSource
 from eggroll.engines.gpu.stage import RESULT_OUTPUTS, StageWriter
@@ -52,11 +52,11 @@ BYTES = ("egg_credits", "egg_value_credits", "egg_credit_vector_votes")
 
 
 def whole_text(source: KernelSource) -> str:
-    """The text that MLX would compile, for arrays of the engine's types."""
+    """The text that the engine compiles, for arrays of its types."""
     kinds = KINDS | ({"sums": mx.int8} if source.name in BYTES else {})
     kinds |= {"scores": mx.int32} if source.name == "egg_value_credits" else {}
-    inputs = [mx.zeros(1, kinds.get(name, mx.int8)) for name in source.inputs]
-    return written(source, inputs, [((1,), kinds.get(name, mx.int8)) for name in source.outputs])
+    dtypes = tuple(kinds.get(name, mx.int8) for name in source.inputs + source.outputs)
+    return cuda_text(source, dtypes, source.name)
 
 
 def resources(architecture: str) -> dict[str, nvrtc.Resources]:

@@ -77,8 +77,7 @@ def test_registers_and_shared_memory_make_blocks():
         assert found == blocks, (registers, shared)
 
 
-def test_a_declaration_before_the_kernel_bounds_its_registers():
-    """NVRTC takes the blocks from the declaration, though MLX's signature says nothing of them."""
+def test_launch_bounds_bound_the_registers():
     layer = next(source for name, _, source in stages("sm_90a", LARGE) if name == "paper layer")
     free, tight = (
         nvrtc.compile(whole_text(layer._replace(blocks=blocks)), "sm_90a").registers

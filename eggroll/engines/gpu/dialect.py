@@ -166,12 +166,12 @@ class Dialect(ABC):
 
 @cache
 def kernel_text(*files: str) -> str:
-    """Text of the first of some kernel files that is there, e.g. gpu/mix.h; installed or in-tree.
+    """Text of the first of some kernel files that is there, e.g. gpu/mix.h; in-tree or installed.
 
-    Raises InputError if none is.
+    In a checkout an edited file is in effect at once. Raises InputError if none is there.
     """
     installed = resources.files("eggroll").joinpath("kernels")
-    for place in (root.joinpath(file) for root in (installed, IN_TREE) for file in files):
+    for place in (root.joinpath(file) for root in (IN_TREE, installed) for file in files):
         if place.is_file():
             return place.read_text("ascii")
     raise InputError(f"the kernel {files[0]} is missing: run `make build`, then try again.")
