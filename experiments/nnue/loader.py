@@ -78,9 +78,10 @@ class Batch(_Fields):
             values = torch.ones(len(lists.index))
         else:
             values = torch.from_numpy(lists.count.astype(np.float32))
-        found = torch._sparse_coo_tensor_unsafe(
-            torch.from_numpy(index), values, (len(self.stm), self.rows)
-        )
+        given = torch.from_numpy(index), values, (len(self.stm), self.rows)
+        if not hasattr(torch, "_sparse_coo_tensor_unsafe"):  # newer ones say so by arguments
+            return torch.sparse_coo_tensor(*given, check_invariants=False, is_coalesced=True)
+        found = torch._sparse_coo_tensor_unsafe(*given)
         found._coalesced_(True)
         return found
 
