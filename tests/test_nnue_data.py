@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from faults import fuzz_positions
 from nnue_binpack import binpack, game
 from nnue_positions import FENS, fixed_records, plain_text
 
@@ -198,6 +199,13 @@ def test_a_bad_record_of_bullets_is_named(field: str, value: int, said: str, tmp
     assert said in str(error.value)
 
 
+def test_a_cut_file_of_bullets_is_named(tmp_path: Path):
+    path = tmp_path / "some.data"
+    path.write_bytes(bullet_of(fixed_records()).tobytes()[:-5])
+    with pytest.raises(InputError, match="record 13: the file ends after 27 of its 32 bytes"):
+        read_foreign(path, "bullet")
+
+
 def test_bullets_types_that_are_none_are_named(tmp_path: Path):
     path, records = tmp_path / "some.data", bullet_of(fixed_records())
     records[4]["codes"][0] = 0x6 | 0x3 << 4
@@ -224,6 +232,15 @@ def test_a_binpack_is_read(tmp_path: Path):
     last = moves[passed].record(len(played))
     np.testing.assert_array_equal(found, np.array([*expected, last]))
     assert about["format"] == "binpack"
+
+
+def test_the_fuzzed_binpack_is_one(tmp_path: Path):
+    path = tmp_path / "some.binpack"
+    path.write_bytes(fuzz_positions.BINPACK)
+    found, _ = read_foreign(path)
+    scores = [-32767, 2000, -32767, 3, -250, 3, 32767, 32767, 0, 2000, 3, 3]
+    assert found["score"].tolist() == scores
+    assert Position.from_record(found[-1]).fen().startswith("R7/6k1/8/8/8/6r1/8/4K3 w ")
 
 
 @pytest.fixture
