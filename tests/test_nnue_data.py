@@ -308,9 +308,12 @@ def test_stockfish_labels_positions(tmp_path: Path):
         players.find_stockfish()
     except InputError as error:
         pytest.skip(str(error))
-    path = tmp_path / "some.bin"
-    data_command(["--out", str(path), "--positions", "40", "--nodes", "20", "--processes", "1"])
-    pack = read_pack(path)
+    words = ["--positions", "40", "--nodes", "20"]
+    paths = [tmp_path / f"{n}.bin" for n in (1, 2)]
+    for n, path in enumerate(paths, 1):
+        data_command([*words, "--processes", str(n), "--out", str(path)])
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    pack = read_pack(paths[0])
     assert pack.about["player"].startswith("Stockfish")
     assert pack.about["nodes"] == 20
     assert len(pack.records) == 40
