@@ -64,7 +64,8 @@ def test_sets_have_the_rows_of_the_document():
     assert FEATURES["halfkp+p+k+relative"] == 41_600 + 64 + 10 * 15 * 15
     assert FEATURES["halfrelativekp"] == 2250
     assert FEATURES["768"] == 768
-    assert len(FEATURES) == 10
+    assert FEATURES["768+pairs"] == 768 + 96 * 95 // 2
+    assert len(FEATURES) == 11
 
 
 @pytest.mark.parametrize("features", FEATURES)
@@ -84,6 +85,15 @@ def test_rows_are_those_that_python_finds(features: str, fixed: Path):
             assert labels == (record["stm"], record["score"], record["result"])
 
 
+def test_pairs_of_pawns_have_a_row_each():
+    board = Position.from_fen("4k3/8/8/4p3/8/8/P1P5/4K3 w - - 0 1")
+    a2, c2, e5 = 0, 2, 48 + 36 - 8
+    rows = [c2 * (c2 - 1) // 2 + a2, e5 * (e5 - 1) // 2 + a2, e5 * (e5 - 1) // 2 + c2]
+    found = [row - 768 for row, _ in reference_lists(board, "768+pairs").white if row >= 768]
+    assert found == sorted(rows)
+    assert e5 * (e5 - 1) // 2 + c2 < 96 * 95 // 2 - 1
+
+
 def test_both_sides_have_lists_of_their_own_length(fixed: Path):
     """The document sizes black's lists by white's count; a king's square and K tell them apart."""
     (batch,) = in_order(fixed, "halfkp+p+k")
@@ -96,7 +106,7 @@ def test_both_sides_have_lists_of_their_own_length(fixed: Path):
     assert rows(batch.white, lone) == rows(batch.black, lone) == []
 
 
-@pytest.mark.parametrize("features", [name for name in FEATURES if name != "768"])
+@pytest.mark.parametrize("features", [name for name in FEATURES if "768" not in name])
 @pytest.mark.parametrize("kind", [np.int8, np.float64])
 def test_coalesced_rows_give_the_sums_of_all_factors(features: str, kind: type, fixed: Path):
     drawn = np.random.default_rng(1).integers(-127, 128, (FEATURES[features], 3))
@@ -277,6 +287,7 @@ BAD = [
         with_board("k7/8/PPPPPPPP/PPPPPPPP/8/8/8/K7 w - -"),
         "white has 17 pieces, of 16 at most",
     ),
+    (with_board("k7/8/PPPPPPPP/P7/8/8/8/K7 w - -"), "white has 9 pawns, of 8 at most"),
     (with_board("k6R/8/8/8/8/8/8/K7 w - -"), "the king on square 56 is in check and its side is"),
     (with_board("k7/8/8/8/8/8/6n1/4K3 b - -"), "the king on square 4 is in check"),
     (with_board("k7/1P6/8/8/8/8/8/4K3 w - -"), "the king on square 56 is in check"),

@@ -8,13 +8,14 @@ board as if it were white: its own pieces first, and for black the ranks turned 
 - `p`: (piece, square), a factor of HalfKP.
 - `k`: (own king's square), a factor whose value is the number of pieces other than kings.
 - `relative`: (piece, file and rank of the piece minus those of the king), a factor, 15 x 15 places.
+- `pairs`: two pawns, beside 768.
 
 `reference_lists` defines which rows are active; the native loader is tested against it.
 """
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ BLOCKS: dict[str, tuple[int, int]] = {
     "p": (4, 10 * 64),
     "k": (8, 64),
     "relative": (16, 10 * 15 * 15),
+    "pairs": (32, 96 * 95 // 2),
 }
 FACTORS = ("p", "k", "relative")
 SETS: dict[str, tuple[str, ...]] = {
@@ -40,6 +42,7 @@ SETS: dict[str, tuple[str, ...]] = {
         if (blocks := ("halfkp", *(f for f, use in zip(FACTORS, used, strict=True) if use)))
     },
     "halfrelativekp": ("relative",),
+    "768+pairs": ("768", "pairs"),
 }
 # Feature set -> its number of rows.
 FEATURES: dict[str, int] = {
@@ -85,13 +88,23 @@ def _rows(board: Position, features: str, side: int) -> Rows:
     """side: 0 white, 1 black."""
     found: dict[int, int] = {}
     (king,) = (square for square, code in board.pieces.items() if code == KINGS[side])
+    seen = {_seen(square, side): code ^ side for square, code in board.pieces.items()}
     for block, offset in offsets_of(features).items():
-        for square, code in board.pieces.items():
+        if block == "pairs":
+            found |= {offset + row: 1 for row in _pairs(seen)}
+            continue
+        for square, code in seen.items():
             if code in KINGS and block != "768":
                 continue
-            row = offset + row_of(block, _seen(king, side), code ^ side, _seen(square, side))
+            row = offset + row_of(block, _seen(king, side), code, square)
             found[row] = found.get(row, 0) + 1
     return sorted(found.items())
+
+
+def _pairs(seen: dict[int, int]) -> list[int]:
+    """Rows of every two pawns, each a number below 96: the own side's squares first."""
+    pawns = sorted(48 * code + square - 8 for square, code in seen.items() if code < 2)
+    return [j * (j - 1) // 2 + i for i, j in combinations(pawns, 2)]
 
 
 def _seen(square: int, side: int) -> int:
@@ -123,7 +136,9 @@ def coalesce(rows: NDArray, features: str) -> NDArray:
     """
     blocks = blocks_of(features)
     if "768" in blocks:
-        raise InputError("768 cannot be coalesced into HalfKP: it has rows of kings. Use it as is.")
+        raise InputError(
+            f"{features} cannot be coalesced into HalfKP, as it has rows of kings: use it as it is."
+        )
     if len(rows) != FEATURES[features]:
         raise InputError(f"{features} has {FEATURES[features]} rows, not {len(rows)}.")
     kind = np.int32 if np.issubdtype(rows.dtype, np.integer) else rows.dtype

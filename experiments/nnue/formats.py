@@ -30,6 +30,7 @@ BULLET_GAME = 1024  # records of bullet's that count as one game, as it stores n
 REPAIR = "repair the file or leave the record out."
 GAMES = {
     "plain": "a game ends where the ply does not grow",
+    "binpack": "a game ends where the ply does not grow",
     "bullet": f"runs of {BULLET_GAME} records, as the format has no games",
 }
 
@@ -63,6 +64,8 @@ def read_foreign(path: Path, name: str | None = None) -> tuple[NDArray[np.void],
 def _recognise(path: Path, first: bytes, size: int) -> str:
     if first.startswith(b"fen "):
         return "plain"
+    if first.startswith(b"BINP"):
+        return "binpack"
     if size % BULLET.itemsize:
         raise InputError(
             f"{str(path)!r} is of no format that is read here (it begins with {first!r}): plain "
@@ -100,11 +103,18 @@ def _read_plain(path: Path, data: mmap.mmap) -> Iterator[NDArray[np.void]]:
     return _native("nnue_plain_read", native.Plain(), path, data)
 
 
+def _read_binpack(path: Path, data: mmap.mmap) -> Iterator[NDArray[np.void]]:
+    return _native("nnue_binpack_read", native.Binpack(), path, data)
+
+
 def _read_bullet(path: Path, data: mmap.mmap) -> Iterator[NDArray[np.void]]:
     # Bit 3 of bullet's nibbles is the colour (0: of the side to move), the others the type.
     nibble = np.array([2 * (c & 7) + (c >> 3) for c in range(16)], np.uint8)  # 12 up: refused
     both = (nibble[np.arange(256) & 15] | nibble[np.arange(256) >> 4] << 4).astype(np.uint8)
-    for first in range(0, len(data) // BULLET.itemsize, CHUNK):
+    whole, rest = divmod(len(data), BULLET.itemsize)
+    if rest:
+        _refuse(path, whole, f"the file ends after {rest} of its {BULLET.itemsize} bytes")
+    for first in range(0, whole, CHUNK):
         given = np.frombuffer(
             data[first * BULLET.itemsize : (first + CHUNK) * BULLET.itemsize], BULLET
         )
@@ -160,5 +170,6 @@ def check(path: Path, records: NDArray[np.void], first: int = 0) -> None:
 
 READERS: dict[str, Callable[[Path, mmap.mmap], Iterator[NDArray[np.void]]]] = {
     "plain": _read_plain,
+    "binpack": _read_binpack,
     "bullet": _read_bullet,
 }

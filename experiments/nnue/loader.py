@@ -106,7 +106,11 @@ def data_loader(loader: Loader) -> Any:
         def __iter__(self) -> Iterator[Batch]:
             return iter(loader)
 
-    return torch.utils.data.DataLoader(Batches(), batch_size=None, num_workers=0)
+    return torch.utils.data.DataLoader(Batches(), batch_size=None, collate_fn=_as_it_is)
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
 
 
 class _Memory:

@@ -12,8 +12,10 @@ from eggroll import native
 from eggroll.errors import InputError
 
 FOLDER = Path(__file__).parents[2] / "extensions" / "nnue_loader"
-SOURCES = [FOLDER / f"{name}.cpp" for name in ("loader", "features", "record", "plain", "binpack")]
-ABI = 1  # NNUE_LOADER_ABI
+SOURCES = [
+    FOLDER / f"{name}.cpp" for name in ("loader", "active_rows", "record", "plain", "binpack")
+]
+ABI = 2  # NNUE_LOADER_ABI
 ERROR_BYTES = 400  # NNUE_ERROR_BYTES
 
 

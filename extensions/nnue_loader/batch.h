@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "features.h"
+#include "active_rows.h"
 
 namespace nnue {
 

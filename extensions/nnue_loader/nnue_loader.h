@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define NNUE_LOADER_ABI 1
+#define NNUE_LOADER_ABI 2
 #define NNUE_ERROR_BYTES 400
 
 // Blocks of rows that a feature set has, added up; the rows of a set lie in this order. Squares are
@@ -27,7 +27,8 @@ enum {
   NNUE_P = 4,          // [code 10, square 64]
   NNUE_K = 8,          // [own king's square 64], its value the number of HalfKP's active rows
   NNUE_RELATIVE = 16,  // [code 10, file 15, rank 15] of the piece minus the king's, plus 7
-  NNUE_BLOCKS = 31
+  NNUE_PAIRS = 32,     // every two pawns i < j: j * (j - 1) / 2 + i, pawns [code 2, square - 8 48]
+  NNUE_BLOCKS = 63
 };
 
 enum { NNUE_ALL, NNUE_TRAIN, NNUE_VALIDATION };  // of a loader: positions of which games

@@ -38,6 +38,10 @@ Fault fault_of(const Record& record, const Board& board) {
   const int white = std::popcount(all);
   if (white > 16) return {"white has %d pieces, of 16 at most", white};
   if (pieces - white > 16) return {"black has %d pieces, of 16 at most", pieces - white};
+  for (int colour = 0; colour < 2; ++colour)
+    if (const int pawns = std::popcount(board.of[colour]); pawns > kMostPawns / 2)
+      return {colour ? "black has %d pawns, of 8 at most" : "white has %d pawns, of 8 at most",
+              pawns};
   const int mover = record.stm ? 0 : 1, waiting = std::countr_zero(board.of[kKing + 1 - mover]);
   if (attacked(board, record.occupied, waiting, mover))
     return {"the king on square %d is in check and its side is not to move", waiting};

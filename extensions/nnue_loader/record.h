@@ -10,8 +10,9 @@ namespace nnue {
 
 static_assert(std::endian::native == std::endian::little, "records are little-endian");
 
-constexpr int kCodes = 12, kKing = 10;                  // of white's view: white even, black odd
-constexpr int kPieces = 32, kMostActive = kPieces - 2;  // kings are no features of HalfKP
+constexpr int kCodes = 12, kKing = 10;  // of white's view: white even, black odd
+constexpr int kPieces = 32, kMostPawns = 16,
+              kMostActive = kPieces - 2;  // kings are no features of HalfKP
 
 struct Record {
   uint64_t occupied;  // bit s: a piece stands on square s

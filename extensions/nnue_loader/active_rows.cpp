@@ -1,4 +1,4 @@
-#include "features.h"
+#include "active_rows.h"
 
 namespace nnue {
 namespace {
@@ -28,6 +28,16 @@ int32_t* list_relative(const Board& seen, int king, int32_t first, int32_t* at) 
       const int square = std::countr_zero(rest);  // 8 * file + rank
       *at++ = first + middle + square / 8 * 15 + square % 8;
     }
+  return at;
+}
+
+// Pairs of pawns, those of the own side first; a record has 16 pawns at most.
+int32_t* list_pairs(const Board& seen, int32_t first, int32_t* at) {
+  int32_t pawns[kMostPawns];
+  const int32_t* const end = list_squares(seen.of, 1, -8, pawns);
+  const int32_t* const all = list_squares(seen.of + 1, 1, 48 - 8, pawns + (end - pawns));
+  for (const int32_t* j = pawns; j != all; ++j)
+    for (const int32_t* i = pawns; i != j; ++i) *at++ = first + *j * (*j - 1) / 2 + *i;
   return at;
 }
 
@@ -64,7 +74,11 @@ int list_rows(const Board& seen, int features, int32_t* index, int8_t* counts) {
     if (pieces) *(factor = at++) = first + king;
     first += kKRows;
   }
-  if (features & NNUE_RELATIVE) at = list_relative(seen, king, first, at);
+  if (features & NNUE_RELATIVE) {
+    at = list_relative(seen, king, first, at);
+    first += kRelativeRows;
+  }
+  if (features & NNUE_PAIRS) at = list_pairs(seen, first, at);
   const int64_t active = at - index;
   if (counts) {
     std::memset(counts, 1, static_cast<size_t>(active));
