@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "data": 1550,
     "engines": 5700,
     "evolution": 1200,
-    "library": 2450,
+    "library": 2500,
     "lm": 1850,
     "native": 200,
     "ranks": 700,

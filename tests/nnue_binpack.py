@@ -1,6 +1,6 @@
 """A writer of Stockfish's .binpack on python-chess, from the format's description in DATA.md.
 
-It shares no code with the reader, which it tests; neither has met a file of another program.
+It shares no code with the reader, which it tests.
 """
 
 from __future__ import annotations

@@ -186,8 +186,32 @@ def test_the_onnx_model_equals_the_engine(name: str, extreme: bool, tmp_path: Pa
     rows.check(rows.stepped(onnx_step(rows, tmp_path / "net.onnx")))
 
 
-def c_program(rows: Rows) -> str:
-    """A main that reads rows from stdin and writes outputs to stdout, one reader after another."""
+def by_difference(program: Program) -> list[str]:
+    """C that keeps the sums of `features` by the indices that came and went since the last row."""
+    lines = ["if (t == 0) memset(before, -1, sizeof before), memset(kept, 0, sizeof kept);"]
+    lines += [
+        "const int16_t *sums[NET_LISTS];",
+        "for (int l = 0; l < NET_LISTS; ++l) sums[l] = kept[l];",
+    ]
+    number = 0
+    for op in (op for _, op in Network(program, {}, "net").operations() if op.kind == "features"):
+        for at in range(op.numbers[2], op.numbers[2] + op.numbers[0] * op.numbers[1]):
+            l = number + (at - op.numbers[2]) // op.numbers[1]
+            lines += [
+                f"if (before[{at}] != features[{at}]) {{",
+                f"  if (before[{at}] >= 0) net_remove({l}, before[{at}], kept[{l}]);",
+                f"  if (features[{at}] >= 0) net_add({l}, features[{at}], kept[{l}]);",
+                "}",
+            ]
+        number += op.numbers[0]
+    return [*lines, "memcpy(before, features, sizeof before);"]
+
+
+def c_program(rows: Rows, kept: bool = False) -> str:
+    """A main that reads rows from stdin and writes outputs to stdout, one reader after another.
+
+    kept: the sums of features are changed by the difference to the row before.
+    """
     net, program = rows.net, rows.program
     size = {out.name: out.size * (4 if out.wide else 1) for out in net.outputs()}
     reads, given = [], []
@@ -208,7 +232,13 @@ def c_program(rows: Rows) -> str:
         reads.append(f"{'int32_t' if out.wide else 'int8_t'} out{i}[{out.size}];")
         given.append(f"out{i}")
     writes = " ".join(f"put(out{i}, {n});" for i, n in enumerate(size.values()))
+    if kept:
+        reads = [*reads, *by_difference(program)]
+        given[given.index("features")] = "sums"
     begin = f"int8_t state[{program.state_size}] = {{0}};" if program.state_size else ""
+    begin += (
+        f"int32_t before[{program.indices}]; int16_t kept[NET_LISTS][NET_SUMS];" if kept else ""
+    )
     end = "put(state, sizeof state);" if program.state_size else ""
     return f"""#include <stdio.h>
 #include <stdlib.h>
@@ -220,7 +250,7 @@ int main(void) {{
     {begin}
     for (int t = 0; t < {rows.T}; ++t) {{
       {chr(10).join(reads)}
-      net_step({", ".join(given)});
+      net_step{"_sums" * kept}({", ".join(given)});
       {writes}
     }}
     {end}
@@ -230,9 +260,11 @@ int main(void) {{
 """
 
 
-def run_c(rows: Rows, folder: Path, *flags: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def run_c(
+    rows: Rows, folder: Path, *flags: str, kept: bool = False
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     export(rows.program, rows.case.weights, folder / "net.h")
-    (folder / "main.c").write_text(c_program(rows))
+    (folder / "main.c").write_text(c_program(rows, kept))
     assert CC is not None
     strict = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic"]
     subprocess.run([CC, *strict, *flags, "main.c", "-o", "main"], cwd=folder, check=True)
@@ -266,6 +298,21 @@ def run_c(rows: Rows, folder: Path, *flags: str) -> tuple[dict[str, np.ndarray],
 def test_the_c_header_equals_the_engine(name: str, tmp_path: Path):
     rows = rows_of(name, extreme=name.endswith("1"))
     rows.check(run_c(rows, tmp_path))
+
+
+def shows_features(name: str) -> bool:
+    """Whether a result of the program needs features."""
+    net = Network(PROGRAMS[name](), {}, "net")
+    return any(op.kind == "features" for _, op in net.operations())
+
+
+@pytest.mark.skipif(CC is None, reason="there is no C compiler")
+@pytest.mark.parametrize("name", [*filter(shows_features, PROGRAMS)])
+def test_sums_that_are_kept_equal_those_of_all_rows(name: str, tmp_path: Path):
+    rows = rows_of(name, T=40, extreme=name.endswith("1"))
+    assert np.diff(rows.case.features, axis=1).any()
+    flags = ["-fsanitize=undefined", "-fno-sanitize-recover=all"]
+    rows.check(run_c(rows, tmp_path, *flags, kept=True))
 
 
 @pytest.mark.skipif(CC is None, reason="there is no C compiler")

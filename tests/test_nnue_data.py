@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from faults import fuzz_positions
 from nnue_binpack import binpack, game
 from nnue_positions import FENS, fixed_records, plain_text
 
@@ -198,6 +199,13 @@ def test_a_bad_record_of_bullets_is_named(field: str, value: int, said: str, tmp
     assert said in str(error.value)
 
 
+def test_a_cut_file_of_bullets_is_named(tmp_path: Path):
+    path = tmp_path / "some.data"
+    path.write_bytes(bullet_of(fixed_records()).tobytes()[:-5])
+    with pytest.raises(InputError, match="record 13: the file ends after 27 of its 32 bytes"):
+        read_foreign(path, "bullet")
+
+
 def test_bullets_types_that_are_none_are_named(tmp_path: Path):
     path, records = tmp_path / "some.data", bullet_of(fixed_records())
     records[4]["codes"][0] = 0x6 | 0x3 << 4
@@ -224,6 +232,15 @@ def test_a_binpack_is_read(tmp_path: Path):
     last = moves[passed].record(len(played))
     np.testing.assert_array_equal(found, np.array([*expected, last]))
     assert about["format"] == "binpack"
+
+
+def test_the_fuzzed_binpack_is_one(tmp_path: Path):
+    path = tmp_path / "some.binpack"
+    path.write_bytes(fuzz_positions.BINPACK)
+    found, _ = read_foreign(path)
+    scores = [-32767, 2000, -32767, 3, -250, 3, 32767, 32767, 0, 2000, 3, 3]
+    assert found["score"].tolist() == scores
+    assert Position.from_record(found[-1]).fen().startswith("R7/6k1/8/8/8/6r1/8/4K3 w ")
 
 
 @pytest.fixture
@@ -291,9 +308,12 @@ def test_stockfish_labels_positions(tmp_path: Path):
         players.find_stockfish()
     except InputError as error:
         pytest.skip(str(error))
-    path = tmp_path / "some.bin"
-    data_command(["--out", str(path), "--positions", "40", "--nodes", "20", "--processes", "1"])
-    pack = read_pack(path)
+    words = ["--positions", "40", "--nodes", "20"]
+    paths = [tmp_path / f"{n}.bin" for n in (1, 2)]
+    for n, path in enumerate(paths, 1):
+        data_command([*words, "--processes", str(n), "--out", str(path)])
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    pack = read_pack(paths[0])
     assert pack.about["player"].startswith("Stockfish")
     assert pack.about["nodes"] == 20
     assert len(pack.records) == 40

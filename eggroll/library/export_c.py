@@ -6,7 +6,7 @@ int8 products over contiguous memory, which compilers turn into vector instructi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,16 +50,28 @@ HELPERS = """
   for (int k = 0; k < K; ++k) y[k] = {n}_clip({n}_floor((int32_t)x[k] * w[k], mean));
 }}
 
-/* the sums of the rows of E [count, D] that lists of indices name; -1 names none */
-{N}_MAYBE void {n}_features(const int8_t *E, const int32_t *shown, int lists, int active, int D,
-                            int shift, int8_t *y) {{
+/* sums [D] of the rows of E [count, D] that a list of indices names; -1 names none */
+{N}_MAYBE void {n}_sum_up(const int8_t *E, const int32_t *index, int active, int D,
+                          int16_t *sums) {{
+  for (int d = 0; d < D; ++d) sums[d] = 0;
+  for (int i = 0; i < active; ++i) {{
+    if (index[i] < 0) continue;
+    const int8_t *row = E + (int64_t)index[i] * D;
+    for (int d = 0; d < D; ++d) sums[d] = (int16_t)(sums[d] + row[d]);
+  }}
+}}
+
+/* sums plus a row of E, or less it where sign is -1 */
+{N}_MAYBE void {n}_change(const int8_t *E, int32_t index, int sign, int D, int16_t *sums) {{
+  const int8_t *row = E + (int64_t)index * D;
+  for (int d = 0; d < D; ++d) sums[d] = (int16_t)(sums[d] + sign * row[d]);
+}}
+
+/* the sums of lists, shifted right and rounded down */
+{N}_MAYBE void {n}_features(const int16_t *const *sums, int lists, int D, int shift, int8_t *y) {{
   for (int l = 0; l < lists; ++l)
-    for (int d = 0; d < D; ++d) {{
-      int32_t sum = 0;
-      for (int i = 0; i < active; ++i)
-        if (shown[l * active + i] >= 0) sum += E[(int64_t)shown[l * active + i] * D + d];
-      y[l * D + d] = {n}_clip({n}_floor(sum, (int32_t)1 << shift));
-    }}
+    for (int d = 0; d < D; ++d)
+      y[l * D + d] = {n}_clip({n}_floor(sums[l][d], (int32_t)1 << shift));
 }}
 """
 
@@ -79,10 +91,75 @@ def header(net: Network) -> bytes:
         text.append(_constant(f"{n}_leaf_{leaves[leaf]}", values))
     for name, table in net.tables().items():  # by the value plus 127
         text.append(_constant(f"{n}_table_{identifier(name)}", table))
-    text.append(f"\n{N}_MAYBE void {n}_step({', '.join(_parameters(net))}) {{\n")
-    text += [f"  {line}\n" for line in _body(net, leaves)]
-    text.append(f"}}\n\n#endif  /* {N}_H */\n")
+    lists = _lists(net)
+    text += _accumulators(net, leaves, lists) if lists else ()
+    name = f"{n}_step_sums" if lists else f"{n}_step"
+    text += _function(
+        N, name, _parameters(net, "sums" if lists else "features"), _body(net, leaves)
+    )
+    if lists:
+        text += _function(N, f"{n}_step", _parameters(net, "features"), _whole_step(net, lists))
+    text.append(f"\n#endif  /* {N}_H */\n")
     return "".join(text).encode()
+
+
+def _function(N: str, name: str, parameters: Sequence[str], body: Iterable[str]) -> Iterator[str]:
+    yield f"\n{N}_MAYBE void {name}({', '.join(parameters)}) {{\n"
+    yield from (f"  {line}\n" for line in body)
+    yield "}\n"
+
+
+def _lists(net: Network) -> list[tuple[int, Op]]:
+    """Operations of features, and the number of the first list of each; lists count through."""
+    found, first = list[tuple[int, Op]](), 0
+    for _, op in net.operations():
+        if op.kind == "features":
+            found.append((first, op))
+            first += op.numbers[0]
+    return found
+
+
+def _accumulators(
+    net: Network, leaves: Mapping[str, str], lists: Sequence[tuple[int, Op]]
+) -> Iterator[str]:
+    """Functions that keep the sums of a list: from all its indices, or by the difference."""
+    n, N, last = net.name, net.name.upper(), lists[-1]
+    widest = max(net.leaf(op).shape[1] for _, op in lists)
+    yield (
+        "\n/* Accumulators: the sums of a list's rows, which a caller may keep and change by the\n"
+        "   indices that come and go; lists count through all features of the network. */\n"
+        f"#define {N}_LISTS {last[0] + last[1].numbers[0]}\n"
+        f"#define {N}_SUMS {widest}  /* of a list, at most */\n"
+    )
+    for name, given, call in (
+        (
+            "refresh",
+            "const int32_t *index, int16_t *sums",
+            "sum_up({leaf}, index, {active}, {D}, sums)",
+        ),
+        ("add", "int32_t index, int16_t *sums", "change({leaf}, index, 1, {D}, sums)"),
+        ("remove", "int32_t index, int16_t *sums", "change({leaf}, index, -1, {D}, sums)"),
+    ):
+        body = ["(void)list;"]
+        for first, op in reversed(lists):
+            leaf = f"{n}_leaf_{leaves[net.program.leaves[op.leaf].name]}"
+            made = call.format(leaf=leaf, active=op.numbers[1], D=net.leaf(op).shape[1])
+            body.append(f"if (list >= {first}) {{ {n}_{made}; return; }}")
+        yield from _function(N, f"{n}_{name}", ["int list", *given.split(", ")], body)
+
+
+def _whole_step(net: Network, lists: Sequence[tuple[int, Op]]) -> Iterator[str]:
+    """A step from the indices of all lists."""
+    n, N = net.name, net.name.upper()
+    yield f"int16_t made[{N}_LISTS][{N}_SUMS];"
+    yield f"const int16_t *sums[{N}_LISTS];"
+    yield f"for (int l = 0; l < {N}_LISTS; ++l) sums[l] = made[l];"
+    for first, op in lists:
+        count, active, at, _ = op.numbers
+        yield f"for (int l = 0; l < {count}; ++l)"
+        yield f"  {n}_refresh({first} + l, features + {at} + l * {active}, made[{first} + l]);"
+    given = [text.split()[-1].lstrip("*") for text in _parameters(net, "sums")]
+    yield f"{n}_step_sums({', '.join(given)});"
 
 
 def _sizes(net: Network, N: str) -> Iterator[str]:
@@ -107,11 +184,13 @@ def _constant(name: str, values: NDArray[Any]) -> str:
     return f"\nstatic const int8_t {name}[{len(flat)}] = {{\n{body}}};\n"
 
 
-def _parameters(net: Network) -> list[str]:
+def _parameters(net: Network, sparse: str) -> list[str]:
+    """Arguments of a step. sparse: "features", indices, or "sums" of their rows."""
     program = net.program
+    kind = "const int16_t *const *" if sparse == "sums" else "const int32_t *"
     given = [
         ("const int8_t *inputs", program.inputs),
-        ("const int32_t *features", program.indices),
+        (kind + sparse, program.indices),
         ("int32_t token", net.reads_tokens),
         ("int begins", program.state_size and not net.reads_tokens),
         ("int8_t *state", program.state_size),
@@ -180,10 +259,9 @@ def _operation(net: Network, leaves: Mapping[str, str], stage: Stage, op: Op) ->
     elif op.kind == "norm":
         yield f"{n}_norm({leaf}, {inputs[0]}, {size}, {y});"
     elif op.kind == "features":
-        lists, active, first, shift = op.numbers
-        D = net.leaf(op).shape[1]
-        shown = f"features + {first}"
-        yield f"{n}_features({leaf}, {shown}, {lists}, {active}, {D}, {shift}, {y});"
+        first = next(first for first, other in _lists(net) if other is op)
+        lists, D, shift = op.numbers[0], net.leaf(op).shape[1], op.numbers[3]
+        yield f"{n}_features(sums + {first}, {lists}, {D}, {shift}, {y});"
     elif op.kind == "concat":
         sizes = [stage.registers[i] for i in op.inputs]
         yield f"memcpy({y}, {inputs[0]}, {sizes[0]});"

@@ -111,7 +111,10 @@ def _read_bullet(path: Path, data: mmap.mmap) -> Iterator[NDArray[np.void]]:
     # Bit 3 of bullet's nibbles is the colour (0: of the side to move), the others the type.
     nibble = np.array([2 * (c & 7) + (c >> 3) for c in range(16)], np.uint8)  # 12 up: refused
     both = (nibble[np.arange(256) & 15] | nibble[np.arange(256) >> 4] << 4).astype(np.uint8)
-    for first in range(0, len(data) // BULLET.itemsize, CHUNK):
+    whole, rest = divmod(len(data), BULLET.itemsize)
+    if rest:
+        _refuse(path, whole, f"the file ends after {rest} of its {BULLET.itemsize} bytes")
+    for first in range(0, whole, CHUNK):
         given = np.frombuffer(
             data[first * BULLET.itemsize : (first + CHUNK) * BULLET.itemsize], BULLET
         )

@@ -78,9 +78,10 @@ class Batch(_Fields):
             values = torch.ones(len(lists.index))
         else:
             values = torch.from_numpy(lists.count.astype(np.float32))
-        found = torch._sparse_coo_tensor_unsafe(
-            torch.from_numpy(index), values, (len(self.stm), self.rows)
-        )
+        given = torch.from_numpy(index), values, (len(self.stm), self.rows)
+        if not hasattr(torch, "_sparse_coo_tensor_unsafe"):  # newer ones say so by arguments
+            return torch.sparse_coo_tensor(*given, check_invariants=False, is_coalesced=True)
+        found = torch._sparse_coo_tensor_unsafe(*given)
         found._coalesced_(True)
         return found
 
@@ -105,7 +106,11 @@ def data_loader(loader: Loader) -> Any:
         def __iter__(self) -> Iterator[Batch]:
             return iter(loader)
 
-    return torch.utils.data.DataLoader(Batches(), batch_size=None, num_workers=0)
+    return torch.utils.data.DataLoader(Batches(), batch_size=None, collate_fn=_as_it_is)
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
 
 
 class _Memory:

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from eggroll.errors import InputError
-from faults import fuzz, fuzz_files, fuzz_values
+from faults import fuzz, fuzz_files, fuzz_positions, fuzz_values
 from faults.fuzz import Target
 
-TARGETS = (*fuzz_values.TARGETS, *fuzz_files.TARGETS)
+TARGETS = (*fuzz_values.TARGETS, *fuzz_files.TARGETS, *fuzz_positions.TARGETS)
 SECONDS = 0.05  # for each target, and a few attempts at least
 
 

@@ -29,11 +29,22 @@ from eggroll import __version__
 from eggroll.cli import command as cli
 from eggroll.cli.command import Range
 from eggroll.errors import InputError
-from faults import disks, fuzz, fuzz_files, fuzz_values, kills, load, rank_faults, sweeps
+from faults import (
+    disks,
+    fuzz,
+    fuzz_files,
+    fuzz_positions,
+    fuzz_values,
+    kills,
+    load,
+    rank_faults,
+    sweeps,
+)
 from faults.cases import NAMES, case
 
 Found = dict[str, Any]
-TARGETS = {target.name: target for target in (*fuzz_values.TARGETS, *fuzz_files.TARGETS)}
+FUZZED = (*fuzz_values.TARGETS, *fuzz_files.TARGETS, *fuzz_positions.TARGETS)
+TARGETS = {target.name: target for target in FUZZED}
 EXAMPLES = (
     ("--parts kills --kills 20", "twenty kills, each followed by a resume"),
     ("--parts fuzz --fuzz 10000", "some inputs for every parser"),

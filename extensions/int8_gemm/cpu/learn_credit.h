@@ -142,18 +142,21 @@ struct LearnCredit : LearnTape {
     for (int k = 0; k < n; ++k) z[k] = wrapping_sum(z[k], from[k]);
   }
 
+  // The credit of every member's lists, int8 [32][lists * cols], to each row that is active there.
   void pass_features(const Op& op, const ResultCredit& c, int n, int words, int t) {
     round_to_bytes(op, c, words, small);
     int cols = cols_of(op);
+    int8_t* rows = reinterpret_cast<int8_t*>(scratch);
+    int8_t* of[kLanes];
+    for (int m = 0; m < kLanes; ++m) of[m] = rows + m * n;
+    scatter(reinterpret_cast<const uint32_t*>(small), n, of);
     for (int m = 0; m < kLanes; ++m) {
       if (member(m) >= job.members) continue;
       const int32_t* shown = job.features + (member(m) * T() + t) * job.plan.indices + op.first;
-      for (int i = 0; i < op.lists * op.active; ++i) {
-        if (shown[i] < 0) continue;
-        int32_t* z = learn.z[op.leaf] + static_cast<int64_t>(shown[i]) * cols;
-        for (int k = 0, at = i / op.active * cols; k < cols && at < n; ++k, ++at)
-          z[k] = wrapping_sum(z[k], small[at / 4 * kRow + 4 * m + at % 4]);
-      }
+      for (int l = 0; l < op.lists; ++l, shown += op.active)
+        for (int i = 0; i < op.active; ++i)
+          if (shown[i] >= 0)
+            add_bytes(of[m] + l * cols, cols, learn.z[op.leaf] + int64_t{shown[i]} * cols);
     }
   }
 

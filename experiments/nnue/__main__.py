@@ -1,0 +1,14 @@
+"""`python -m experiments.nnue`: see commands.py."""
+
+import os
+import sys
+
+# NumPy's BLAS reads these when it is loaded; with more threads CPU seconds would exceed seconds.
+if sys.argv[1:2] in (["run"], ["bench"]):
+    for library in ("OPENBLAS", "MKL", "OMP"):
+        os.environ[f"{library}_NUM_THREADS"] = "1"
+
+from experiments.nnue.commands import main
+
+if __name__ == "__main__":
+    sys.exit(main())
