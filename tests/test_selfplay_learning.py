@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 
 import numpy as np
@@ -14,6 +15,8 @@ from experiments.selfplay import (
     labels,
     learners,
     rewards,
+    rwd,
+    settings,
     v1,
     views,
 )
@@ -276,3 +279,45 @@ def test_alphabeta_is_negamax():
             columns = [[int(s) for s in column if s] for column in sides[0] - sides[1]]
             assert scores[b] == plain_score(columns, 2)
             assert boards.legal()[b, actions[b]]
+
+
+def test_reports_of_rewards_have_the_documents_fields(tmp_path):
+    s = settings.new(
+        {"game": "liuzhou", "games": 4, "simulations": 4, "hidden": "16", "temperature_plies": 144}
+    )
+    lines: list[str] = []
+    whole = rwd.write(tmp_path, s, 2, None, lines.append)
+    reports = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("round-*.json"))]
+    assert len(reports) == 6
+    for report in reports:
+        assert report["decisive_games"] + report["draw_games"] == report["games"] == 4
+        assert report["decisive_game_ratio"] + report["draw_game_ratio"] == 1
+        value = report["value_target_summary"]
+        assert value["nonzero_ratio"] == value["nonzero_count"] / value["count"]
+        assert value["count"] == report["positions"]
+        assert report["positions_per_sec"] > report["games_per_sec"] > 0
+    of = whole["rewards"]
+    assert of["terminal"]["gates"]["positions_per_sec"]["found"] == 1
+    # The same games: what a reward changes is what the value learns.
+    assert len({means["decisive_game_ratio"] for means in of.values()}) == 1
+    assert of["mended"]["value_target_summary"]["outside_count"] == 0
+    nonzero = [of[r]["value_target_summary"]["nonzero_ratio"] for r in ("terminal", "document")]
+    assert nonzero[0] < nonzero[1]
+    assert lines[2].startswith("| RWD-0 | ")
+
+
+@pytest.mark.parametrize(
+    ("decisive", "nonzero", "draws", "speed", "failed"),
+    [
+        (0.01, 0.01, 0.99, 0.85, set()),
+        (0.009, 0.01, 0.99, 0.85, {"decisive_game_ratio"}),
+        (0.01, 0.009, 0.991, 0.84, {"nonzero_ratio", "draw_game_ratio", "positions_per_sec"}),
+    ],
+)
+def test_gates_of_rewards(decisive, nonzero, draws, speed, failed):
+    means = {
+        "decisive_game_ratio": decisive, "draw_game_ratio": draws,
+        "value_target_summary": {"nonzero_ratio": nonzero},
+    }  # fmt: skip
+    found = rwd.gates(means, speed)
+    assert {name for name, gate in found.items() if not gate["passed"]} == failed
