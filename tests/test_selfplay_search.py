@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eggroll.errors import InputError
-from experiments.selfplay import gates, operations, plain, v0, v1
+from experiments.selfplay import evaluators, gates, operations, plain, v0, v1
 from experiments.selfplay.evaluators import Int8, uniform
 from experiments.selfplay.games import GAMES, Boards
 from experiments.selfplay.operations import Draws
@@ -312,6 +312,42 @@ def test_values_alone_give_the_games_of_whole_evaluations(game: str, simulations
     assert gates.compare(play(), play(full=True)).passed
 
 
+@pytest.mark.parametrize("set_", [0, 1])
+@pytest.mark.parametrize("hidden", [(16,), (33, 20), (128, 64)])
+def test_the_native_network_has_the_bits_of_the_engine(set_: int, hidden: tuple[int, ...]) -> None:
+    if not evaluators.library().net_runs(set_):
+        pytest.skip("the instruction set does not run here")
+    rng = np.random.default_rng(len(hidden))
+    for game in GAMES.values():
+        whole = Int8(game, hidden, seed=2)
+        for name, leaf in whole.weights.items():
+            if "policy" in name:  # up to the clip
+                leaf[:] = rng.integers(-127, 128, leaf.shape)
+        whole = Int8.of(game, hidden, whole.weights)
+        own = evaluators.Native(whole.weights, set_)
+        for n in (1, 7, 8, 9, 300):
+            states = (rng.random((n, game.inputs)) < 0.4).astype(np.int8)
+            legal = np.ones((n, game.actions), bool)
+            for mine, wanted in zip(own(states, legal), whole(states, legal), strict=True):
+                assert (mine == wanted).all()
+            assert (own.values(states) == whole.values(states)).all()
+            assert (whole.values(states) == whole(states, legal)[1]).all()
+
+
+@pytest.mark.parametrize("depth", [1, 1000])
+def test_a_network_in_native_code_plays_the_games_of_the_engine(depth: int) -> None:
+    whole = Int8(GAMES["connect4"], (32,), seed=4)
+    play = partial(
+        v1.play_games, "connect4", games=4, simulations=16, batch=4, seed=0, temperature_plies=6,
+        depth=depth,
+    )  # fmt: skip
+    assert gates.compare(play(whole), play(evaluators.Native(whole.weights))).passed
+    with pytest.raises(InputError, match=r"no leaf 'layer0.bias'"):
+        evaluators.Native({"layer0.weights": 0, "a": 0, "b": 0, "c": 0, "d": 0, "e": 0})
+    with pytest.raises(InputError, match=r"\[n, 126\] is needed"):
+        evaluators.Native(whole.weights).values(np.zeros((2, 9), np.int8))
+
+
 @pytest.mark.parametrize(("game", "games"), [("tictactoe", 20), ("connect4", 8), ("liuzhou", 5)])
 @pytest.mark.parametrize("depth", [1, 1000])
 def test_a_game_does_not_depend_on_the_games_beside_it(game: str, games: int, depth: int) -> None:
@@ -377,3 +413,41 @@ def test_an_error_of_the_evaluation_comes_through_the_old_search() -> None:
     with pytest.raises(RuntimeError, match="is gone"):
         list(v0.play_games("tictactoe", broken, games=1, simulations=4, seed=0,
                            temperature_plies=0))  # fmt: skip
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_the_float_network_is_that_of_numpy(game: str) -> None:
+    net = evaluators.Float(GAMES[game], (48, 32), seed=3)
+    rng = np.random.default_rng(0)
+    for n in (1, 5, 300):
+        states = (rng.random((n, GAMES[game].inputs)) < 0.4).astype(np.int8)
+        x = states.astype(np.float64)
+        for w, b in net.layers[:-2]:
+            x = np.maximum(x @ w.T.astype(np.float64) + b, 0)
+        wanted = [x @ w.T.astype(np.float64) + b for w, b in net.layers[-2:]]
+        logits, values = net(states, np.ones((n, GAMES[game].actions), bool))
+        np.testing.assert_allclose(logits, wanted[0], atol=1e-4)
+        np.testing.assert_allclose(values, np.tanh(wanted[1][:, 0]), atol=1e-5)
+        np.testing.assert_allclose(net.values(states), values, atol=1e-6)
+
+
+def test_connect_four_is_that_of_pgx() -> None:
+    """Observations, legal moves and ends of random games, where pgx is installed."""
+    pytest.importorskip("pgx", reason="pgx is missing: pip install '.[peers]' brings it")
+    pytest.importorskip("mctx", reason="mctx is missing: pip install '.[peers]' brings it")
+    from experiments.selfplay import mctx_peer
+
+    count, rng = 16, np.random.default_rng(0)
+    peer = mctx_peer.Peer(evaluators.Float(GAMES["connect4"], (8,)), 4)
+    theirs = peer.start(peer.jax.random.split(peer.jax.random.key(0), count))
+    boards = Boards("connect4", count)
+    while not boards.over.all():
+        open_, legal = boards.over == 0, boards.legal()
+        seen = np.asarray(mctx_peer.inputs(peer.jax.numpy, theirs.observation))
+        assert (boards.observe()[open_] == seen[open_]).all()
+        assert (legal[open_] == np.asarray(theirs.legal_action_mask)[open_]).all()
+        assert (np.asarray(theirs.terminated) == ~open_).all()
+        odds = legal + 1e-9 * ~open_[:, None]
+        actions = np.array([rng.choice(7, p=row / row.sum()) for row in odds], np.int32)
+        boards.step(actions)
+        theirs = peer.step(theirs, actions)

@@ -6,7 +6,10 @@ has its own module. Letters: F values of a state, A actions, n positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -14,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import eggroll as eg
+from eggroll import native
 from eggroll.errors import InputError
-from experiments.selfplay.games import Game, pointer
-from experiments.selfplay.operations import Evaluate
+from experiments.selfplay.games import NATIVE, Game, pointer
+from experiments.selfplay.operations import UNITS, Evaluate
 
 ONE = 64  # of a plane's 1
 LOG_2 = float(np.log(2))
+MOST_INPUTS = 4096  # of a layer in native code, kMostInputs of net.h
 
 Floats = NDArray[np.float32]
 
@@ -39,16 +44,29 @@ class Int8:
     def __init__(
         self, game: Game, hidden: Sequence[int] = (128, 64), seed: int = 0, threads: int = 1
     ) -> None:
-        whole, value = (declare(game, hidden, policy) for policy in (True, False))
-        rng = np.random.default_rng(seed)
-        weights = {}
-        for leaf in whole.leaves:
+        rng, made = np.random.default_rng(seed), {}
+        for leaf in declare(game, hidden, True).leaves:
             spread = 24 if len(leaf.shape) == 2 else 8
-            weights[leaf.name] = rng.integers(-spread, spread + 1, leaf.shape).astype(np.int8)
-        self.weights = weights
-        self.model = eg.Trainer(whole, weights=weights, threads=threads).model
-        mine = {leaf.name: weights[leaf.name] for leaf in value.leaves}
-        self.value_model = eg.Trainer(value, weights=mine, threads=threads).model
+            made[leaf.name] = rng.integers(-spread, spread + 1, leaf.shape).astype(np.int8)
+        self._take(game, hidden, made, threads)
+
+    @classmethod
+    def of(cls, game: Game, hidden: Sequence[int], weights: Mapping[str, Any]) -> Int8:
+        """A network of given leaves, int8 by name."""
+        found = cls.__new__(cls)
+        found._take(game, hidden, weights, 1)
+        return found
+
+    def _take(
+        self, game: Game, hidden: Sequence[int], weights: Mapping[str, Any], threads: int
+    ) -> None:
+        self.weights = dict(weights)
+        models = []
+        for policy in (True, False):
+            net = declare(game, hidden, policy)
+            mine = {leaf.name: weights[leaf.name] for leaf in net.leaves}
+            models.append(eg.Trainer(net, weights=mine, threads=threads).model)
+        self.model, self.value_model = models
 
     def __call__(self, states: NDArray[np.int8], legal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         outputs = self.model(states * np.int8(ONE))
@@ -61,10 +79,15 @@ class Int8:
         return odds(self.value_model(states * np.int8(ONE))[:, 0])
 
 
+@cache
+def value_table() -> Floats:
+    """Values in (-1, 1) of log-odds -128 to 127 in 1/16 bit, so that equal sums are equal."""
+    return np.tanh(np.arange(-128, 128, dtype=np.float32) * np.float32(LOG_2 / 16) / 2)
+
+
 def odds(sums: NDArray[np.generic]) -> Floats:
-    """Values in (-1, 1) of log-odds in 1/16 bit, from a table, so that equal sums are equal."""
-    table = np.tanh(np.arange(-128, 128) * (LOG_2 / 32)).astype(np.float32)
-    return table[sums.astype(np.int64) + 128]
+    """Values of log-odds in 1/16 bit."""
+    return value_table()[sums.astype(np.int64) + 128]
 
 
 def declare(game: Game, hidden: Sequence[int], policy: bool) -> eg.Program:
@@ -78,56 +101,198 @@ def declare(game: Game, hidden: Sequence[int], policy: bool) -> eg.Program:
     return net
 
 
-class Float:
-    """The same shape in float32 on the float kernels, 1 for a plane's 1.
+@cache
+def library() -> Any:
+    """The functions of net.cpp, compiled once.
 
-    layers: weights float32 [outputs, inputs] and biases of the hidden layers, the policy and the
-    value, in this order.
+    Raises:
+        InputError: there is no compiler, or the cache cannot be written.
+    """
+    names = ("net", "net_generic", *(("net_vnni",) if "avx512" in UNITS else ()))
+    return native.build(*(NATIVE / f"{name}.cpp" for name in names)).handle
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "divisor", "relu")),
+        *((name, ctypes.c_void_p) for name in ("weights", "bias")),
+    )
+
+
+class _Net(ctypes.Structure):
+    _fields_ = (
+        ("count", ctypes.c_int32),
+        ("layers", ctypes.c_void_p),
+        ("one", ctypes.c_int32),
+        ("logit", ctypes.c_float),
+        ("values", ctypes.c_void_p),
+        ("set", ctypes.c_int32),
+    )
+
+
+class Native:
+    """The same network in C++ for few rows at a time, with the bits of `Int8`.
+
+    weights: int8 leaves by name, as `declare` names them, of a network with at least one hidden
+    layer. Searches in trees ask it without coming back to Python: `native` has the addresses of the
+    function and of its network.
     """
 
-    def __init__(self, game: Game, hidden: Sequence[int] = (128, 64), seed: int = 0) -> None:
-        rng = np.random.default_rng(seed)
-        self.layers: list[tuple[Floats, Floats]] = []
-        for inputs, size in pairwise((game.inputs, *hidden)):
-            self.layers.append(random_layer(rng, size, inputs, 2.0))
-        for size in (game.actions, 1):
-            self.layers.append(random_layer(rng, size, hidden[-1], 1.0))
+    def __init__(self, weights: Mapping[str, Any], set_: int = -1) -> None:
+        names = [f"layer{i}" for i in range(len(weights) // 2 - 2)] + ["policy", "value"]
         try:
-            import float_kernels
-
-            self._table: Any = float_kernels.best()
-        except (ImportError, ValueError) as error:
-            raise InputError(f"The float kernels cannot be used ({error}): `make build`.") from None
-        self._packed = [self._pack(w) for w, _ in self.layers]
+            leaves = [
+                tuple(np.asarray(weights[f"{name}.{part}"]) for part in ("weights", "bias"))
+                for name in names
+            ]
+        except KeyError as error:
+            raise InputError(
+                f"the network has no leaf {error.args[0]!r}: layer0.weights, layer0.bias and so "
+                "on, then policy and value are needed."
+            ) from None
+        if (most := max(w.shape[1] for w, _ in leaves)) > MOST_INPUTS:
+            raise InputError(f"a layer reads {most} values: {MOST_INPUTS} are the most.")
+        self.calls = library()
+        if set_ < 0:
+            set_ = max(i for i in (0, 1) if self.calls.net_runs(i))
+        self._arrays = [packed(w, b) for w, b in leaves]
+        self.actions, self.inputs = len(leaves[-2][0]), leaves[0][0].shape[1]
+        self._layers = (_Layer * len(names))()
+        for layer, (w, _), (kernel, bias), name in zip(
+            self._layers, leaves, self._arrays, names, strict=True
+        ):
+            relu = name not in ("policy", "value")
+            layer.inputs, layer.outputs = w.shape[1], w.shape[0]
+            layer.divisor, layer.relu = 16 * math.isqrt(w.shape[1]), relu
+            layer.weights, layer.bias = kernel.ctypes.data, bias.ctypes.data
+        self._net = _Net(
+            len(names), ctypes.addressof(self._layers), ONE, LOG_2 / 16,
+            value_table().ctypes.data, set_,
+        )  # fmt: skip
+        function = ctypes.cast(self.calls.net_evaluate, ctypes.c_void_p)
+        self.native = (function.value, ctypes.addressof(self._net))
 
     def __call__(self, states: NDArray[np.int8], legal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        x = self._trunk(states)
-        return self._linear(x, -2), np.tanh(self._linear(x, -1)[:, 0])
+        logits = np.empty((len(states), self.actions), np.float32)
+        return logits, self._evaluate(states, logits)
 
     def values(self, states: NDArray[np.int8]) -> Floats:
         """Values alone, float32 [n]."""
-        return np.tanh(self._linear(self._trunk(states), -1)[:, 0])
+        return self._evaluate(states, None)
 
-    def _trunk(self, states: NDArray[np.int8]) -> Floats:
-        x = states.astype(np.float32)
-        for i in range(len(self.layers) - 2):
-            x = self._linear(x, i, relu=1)
-        return x
-
-    def _pack(self, w: Floats) -> Floats:
-        packed = np.empty(self._table.packed_floats(w.shape[1], len(w)), np.float32)
-        self._table.pack(w.shape[1], len(w), pointer(w), w.shape[1], 1, pointer(packed))
-        return packed
-
-    def _linear(self, x: Floats, i: int, relu: int = 0) -> Floats:
-        w, b = self.layers[i]
-        n, k = w.shape
-        y = np.empty((len(x), n), np.float32)
-        self._table.linear_packed(
-            len(x), n, k, pointer(x), k, pointer(self._packed[i]), pointer(b), pointer(y), n, relu,
-            None, 1,
+    def _evaluate(self, states: NDArray[np.int8], logits: Floats | None) -> Floats:
+        planes = np.ascontiguousarray(states, np.int8)
+        if planes.shape != (len(planes), self.inputs):
+            raise InputError(
+                f"states have the shape {list(planes.shape)}: [n, {self.inputs}] is needed."
+            )
+        values = np.empty(len(planes), np.float32)
+        self.calls.net_evaluate(
+            ctypes.byref(self._net), len(planes), pointer(planes), pointer(logits),
+            pointer(values),
         )  # fmt: skip
-        return y
+        return values
+
+
+def packed(w: NDArray[np.int8], b: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """Weights [N, K] as [N / 16, K / 4, 16, 4] and biases as whole lanes, zero beyond."""
+    N, K = w.shape
+    groups, quads = -(-N // 16), -(-K // 4)
+    wide = np.zeros((16 * groups, 4 * quads), np.int8)
+    wide[:N, :K] = w
+    bias = np.zeros(16 * groups, np.int8)
+    bias[:N] = b
+    kernel = wide.reshape(groups, 16, quads, 4).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(kernel), bias
+
+
+@cache
+def float_library() -> Any:
+    """The functions of net_float.cpp, compiled once.
+
+    Raises:
+        InputError: there is no compiler, or the float kernels are not built.
+    """
+    try:
+        import float_kernels
+    except ImportError as error:
+        raise InputError(f"The float kernels cannot be used ({error}): `make build`.") from None
+    return native.build(NATIVE / "net_float.cpp", flags=[f"-I{float_kernels.include()}"]).handle
+
+
+class _FloatLayer(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs")),
+        *((name, ctypes.c_void_p) for name in ("packed", "bias")),
+    )
+
+
+class _FloatNet(ctypes.Structure):
+    _fields_ = (
+        ("count", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("layers", "kernels")),
+    )
+
+
+class Float:
+    """A network of the same shape in float32 on the float kernels, a plane's 1 being 1.
+
+    layers: weights float32 [outputs, inputs] and biases of the hidden layers, the policy and the
+    value, in this order; random ones unless given. Values are tanh of the last layer's output.
+    Roundings depend on the number of rows, so gates ask a network in int8.
+    """
+
+    def __init__(
+        self,
+        game: Game,
+        hidden: Sequence[int] = (128, 64),
+        seed: int = 0,
+        layers: Sequence[tuple[Floats, Floats]] | None = None,
+    ) -> None:
+        self.layers = [
+            (np.ascontiguousarray(w, np.float32), np.ascontiguousarray(b, np.float32))
+            for w, b in layers or random_layers(game, hidden, seed)
+        ]
+        self._call = float_library().float_net_evaluate
+        import float_kernels
+
+        kernels: Any = float_kernels.best()
+        self._packed, self.actions = [], game.actions
+        self._layers = (_FloatLayer * len(self.layers))()
+        for layer, (w, b) in zip(self._layers, self.layers, strict=True):
+            n, k = w.shape
+            self._packed.append(np.empty(kernels.packed_floats(k, n), np.float32))
+            kernels.pack(k, n, pointer(w), k, 1, pointer(self._packed[-1]))
+            layer.inputs, layer.outputs = k, n
+            layer.packed, layer.bias = self._packed[-1].ctypes.data, b.ctypes.data
+        self._net = _FloatNet(
+            len(self.layers), ctypes.addressof(self._layers), float_kernels.table()
+        )
+        function = ctypes.cast(self._call, ctypes.c_void_p)
+        self.native = (function.value, ctypes.addressof(self._net))
+
+    def __call__(self, states: NDArray[np.int8], legal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        logits = np.empty((len(states), self.actions), np.float32)
+        return logits, self._evaluate(states, logits)
+
+    def values(self, states: NDArray[np.int8]) -> Floats:
+        """Values alone, float32 [n]."""
+        return self._evaluate(states, None)
+
+    def _evaluate(self, states: NDArray[np.int8], logits: Floats | None) -> Floats:
+        planes, values = np.ascontiguousarray(states, np.int8), np.empty(len(states), np.float32)
+        self._call(
+            ctypes.byref(self._net), len(planes), pointer(planes), pointer(logits), pointer(values)
+        )
+        return values
+
+
+def random_layers(game: Game, hidden: Sequence[int], seed: int) -> list[tuple[Floats, Floats]]:
+    """Layers of the shape that `Float` has."""
+    rng, found = np.random.default_rng(seed), []
+    for inputs, size in pairwise((game.inputs, *hidden)):
+        found.append(random_layer(rng, size, inputs, 2.0))
+    return found + [random_layer(rng, size, hidden[-1], 1.0) for size in (game.actions, 1)]
 
 
 def random_layer(
@@ -146,6 +311,7 @@ class Chunks:
 
     def __init__(self, evaluate: Evaluate, rows: int) -> None:
         self._evaluate, self._rows = evaluate, rows
+        self.native = getattr(evaluate, "native", None)
         if (values := getattr(evaluate, "values", None)) is not None:
             self.values = lambda states: np.concatenate(
                 [values(states[i : i + rows]) for i in range(0, len(states), rows)]

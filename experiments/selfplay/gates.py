@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.selfplay import plain, v0, v1
-from experiments.selfplay.evaluators import Chunks, Int8
+from experiments.selfplay.evaluators import Chunks, Int8, Native
 from experiments.selfplay.games import GAMES, find
 from experiments.selfplay.operations import Evaluate
 from experiments.selfplay.v1 import Trajectories
@@ -152,8 +152,10 @@ def leaking_scale(evaluate: Evaluate) -> Evaluate:
 def semantic(
     game: str, simulations: int, games: int, seed: int, say: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """All comparisons of one game and number of simulations, by name; an int8 network."""
-    net = Chunks(Int8(GAMES[game], seed=seed), v0.LEAVES)
+    """All comparisons of one game and number of simulations, by name; an int8 network, which the
+    library's engine and native code evaluate to the same bits."""
+    engine = Int8(GAMES[game], seed=seed)
+    net = Chunks(Native(engine.weights), v0.LEAVES)
     given: dict[str, Any] = {
         "simulations": simulations, "seed": seed, "temperature_plies": 10, "noise": 0.25,
     }  # fmt: skip
@@ -169,6 +171,9 @@ def semantic(
     whole = arrays(games, BATCH)
     rows = {
         "v1 against v0": compare(whole, objects(games)),
+        "engine against native code": compare(
+            v1.play_games(game, engine, games=games, batch=BATCH, **given), whole
+        ),
         "values alone against full": compare(whole, arrays(games, BATCH, full=True)),
         f"batch of {BATCH} against {BATCH} single games": compare(
             arrays(BATCH, BATCH), arrays(BATCH, 1)

@@ -35,7 +35,7 @@ from experiments.selfplay.search import Search, Trees
 GAME = GAMES["connect4"]
 TREE = 1000  # a depth without a limit
 CONSIDERED = 7  # actions of a Gumbel root
-CANDIDATES = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+CANDIDATES = (8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 160, 192, 256, 384, 512)
 
 
 def modules() -> tuple[Any, Any, Any]:
@@ -140,11 +140,11 @@ def own_games_per_second(
     games, began, first = 0, time.perf_counter(), 0
     while not games or time.perf_counter() - began < seconds:
         v1.play_games(
-            "connect4", net, games=8 * boards, simulations=simulations, batch=boards, seed=0,
+            "connect4", net, games=16 * boards, simulations=simulations, batch=boards, seed=0,
             temperature_plies=0, depth=TREE, gumbel=gumbel, first=first,
         )  # fmt: skip
-        first += 8 * boards
-        games += 8 * boards
+        first += 16 * boards
+        games += 16 * boards
     return games / (time.perf_counter() - began)
 
 

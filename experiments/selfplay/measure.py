@@ -24,7 +24,7 @@ import numpy as np
 
 from eggroll.errors import InputError
 from experiments.selfplay import plain, v0, v1
-from experiments.selfplay.evaluators import Chunks, Int8
+from experiments.selfplay.evaluators import Chunks, Int8, Native
 from experiments.selfplay.games import GAMES
 from experiments.selfplay.operations import Evaluate
 
@@ -38,7 +38,8 @@ CUDA_ONLY = (
 class Setting(NamedTuple):
     """What is the same for both sides of a comparison.
 
-    games: of each worker; rows: of a network call at most; batch: boards of v1 side by side.
+    games: of each worker; rows: of a network call at most; batch: boards of v1 side by side;
+    native: whether the network is asked in C++, else by the library's engine, with the same bits.
     """
 
     game: str = "liuzhou"
@@ -49,10 +50,14 @@ class Setting(NamedTuple):
     hidden: tuple[int, ...] = (128, 64)
     depth: int = 1
     seed: int = 12345
+    native: bool = True
 
     def evaluate(self) -> Evaluate:
         """The network of a worker, on one thread."""
-        return Chunks(Int8(GAMES[self.game], self.hidden, self.seed), self.rows)
+        net: Evaluate = Int8(GAMES[self.game], self.hidden, self.seed)
+        if self.native:
+            net = Native(net.weights)
+        return Chunks(net, self.rows)
 
 
 class Played(NamedTuple):
@@ -63,8 +68,8 @@ class Played(NamedTuple):
     seconds: float
 
 
-def play_v0(s: Setting, games: int, first: int = 0) -> Played:
-    evaluate, positions = s.evaluate(), 0
+def play_v0(s: Setting, evaluate: Evaluate, games: int, first: int = 0) -> Played:
+    positions = 0
     began = time.perf_counter()
     for text in v0.play_games(
         s.game, evaluate, games=games, first=first, simulations=s.simulations, seed=s.seed,
@@ -75,9 +80,12 @@ def play_v0(s: Setting, games: int, first: int = 0) -> Played:
 
 
 def play_v1(
-    s: Setting, games: int, first: int = 0, telemetry: v1.Telemetry | None = None
+    s: Setting,
+    evaluate: Evaluate,
+    games: int,
+    first: int = 0,
+    telemetry: v1.Telemetry | None = None,
 ) -> Played:
-    evaluate = s.evaluate()
     began = time.perf_counter()
     found = v1.play_games(
         s.game, evaluate, games=games, first=first, batch=s.batch, simulations=s.simulations,
@@ -86,8 +94,8 @@ def play_v1(
     return Played(games, len(found.game), time.perf_counter() - began)
 
 
-def play_plain(s: Setting, games: int, first: int = 0) -> Played:
-    evaluate, positions = s.evaluate(), 0
+def play_plain(s: Setting, evaluate: Evaluate, games: int, first: int = 0) -> Played:
+    positions = 0
     began = time.perf_counter()
     for number in range(first, first + games):
         steps, _ = plain.play_game(
@@ -103,9 +111,10 @@ PLAYERS = {"v0": play_v0, "v1": play_v1, "plain": play_plain}
 
 def _work(name: str, s: Setting, worker: int, ready: Any, results: Any) -> None:
     """A worker: a short game to warm up, then, once all are ready, its games."""
-    PLAYERS[name](s._replace(simulations=2), 1)
+    evaluate = s.evaluate()
+    PLAYERS[name](s._replace(simulations=2), evaluate, 1)
     ready.wait()
-    results.put(PLAYERS[name](s, s.games, worker * s.games))
+    results.put(PLAYERS[name](s, evaluate, s.games, worker * s.games))
 
 
 def side_by_side(name: str, s: Setting, workers: int) -> Played:
@@ -129,7 +138,7 @@ def side_by_side(name: str, s: Setting, workers: int) -> Played:
 
 def same(a: Setting, b: Setting) -> None:
     """Raises InputError where two sides of a comparison differ in what must be equal."""
-    for name in ("game", "simulations", "rows", "hidden", "depth", "seed"):
+    for name in ("game", "simulations", "rows", "hidden", "depth", "seed", "native"):
         mine, theirs = getattr(a, name), getattr(b, name)
         if mine != theirs:
             raise InputError(
@@ -236,11 +245,12 @@ def validate(
 def sweep(s: Setting, boards: Sequence[int], rounds: int, say: Say) -> dict[str, Any]:
     """v1 with so many boards side by side, in turn; games/s and positions/s, medians."""
     found: dict[int, list[Played]] = {count: [] for count in boards}
+    evaluate = s.evaluate()
     for count in boards:
-        play_v1(s._replace(simulations=2, batch=count), 1)
+        play_v1(s._replace(simulations=2, batch=count), evaluate, 1)
     for _ in range(rounds):
         for count in boards:
-            found[count].append(play_v1(s._replace(batch=count), max(s.games, count)))
+            found[count].append(play_v1(s._replace(batch=count), evaluate, whole_games(s, count)))
     rows = []
     say("| boards | games/s, median (range) | positions/s |\n|---|---|---|")
     for count, played in found.items():
@@ -254,16 +264,23 @@ def sweep(s: Setting, boards: Sequence[int], rounds: int, say: Say) -> dict[str,
     return {"machine": machine(), "setting": s._asdict(), "rows": rows}
 
 
+def whole_games(s: Setting, boards: int) -> int:
+    """So many games that the end, when boards run empty, is a small part; few in a short trial."""
+    return max(s.games, 16 * boards if s.games >= boards else boards)
+
+
 def workload(s: Setting, seconds: float, say: Say) -> dict[str, Any]:
     """v1 in one configuration for so long: speed over time, and where the steps' time goes."""
-    play_v1(s._replace(simulations=2), 1)
+    evaluate = s.evaluate()
+    play_v1(s._replace(simulations=2), evaluate, 1)
     steps: list[dict[str, float]] = []
     runs = []
+    count = whole_games(s, s.batch)
     began, first = time.perf_counter(), 0
     while not runs or time.perf_counter() - began < seconds:
         telemetry = v1.Telemetry()
-        played = play_v1(s, s.games, first, telemetry)
-        first += s.games
+        played = play_v1(s, evaluate, count, first, telemetry)
+        first += count
         steps += telemetry.steps
         runs.append(
             {"at": time.perf_counter() - began, "games_per_s": played.games / played.seconds,
@@ -277,7 +294,7 @@ def workload(s: Setting, seconds: float, say: Say) -> dict[str, Any]:
             f"{row['p95']:.3f} |"
         )
     mean = statistics.fmean(run["games_per_s"] for run in runs)
-    say(f"\n{len(runs)} runs of {s.games} games, {mean:.2f} games/s")
+    say(f"\n{len(runs)} runs of {count} games, {mean:.2f} games/s")
     return {
         "machine": machine(), "setting": s._asdict(), "segments": table, "runs": runs,
         **dict.fromkeys(CUDA_ONLY, NOT_MEASURED),
@@ -300,7 +317,7 @@ def segments(steps: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
 def profile(s: Setting, say: Say) -> None:
     """Functions by their own time; apart from all timing, which a profiler would distort."""
     profiler = cProfile.Profile()
-    profiler.runcall(partial(play_v1, s), s.games)
+    profiler.runcall(partial(play_v1, s), s.evaluate(), s.games)
     text = io.StringIO()
     pstats.Stats(profiler, stream=text).sort_stats("tottime").print_stats(15)
     say(text.getvalue())

@@ -18,7 +18,6 @@ from experiments.selfplay.games import NATIVE, Boards, pointer
 from experiments.selfplay.operations import Draws, Evaluate
 
 ROOM = 1 << 31  # edges of all slots, whose numbers are int32
-ARRAYS = 41  # bytes of an edge
 
 
 class Search(NamedTuple):
@@ -65,6 +64,10 @@ class Search(NamedTuple):
             )
 
 
+class _Round(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("planes", "legal", "logits", "values"))
+
+
 class _Options(ctypes.Structure):
     _fields_ = (
         *((n, ctypes.c_int32) for n in ("slots", "simulations", "leaves", "depth", "reuse")),
@@ -82,8 +85,6 @@ def library() -> Any:
     """
     calls = native.build(NATIVE / "tree.cpp").handle
     calls.trees_new.restype = ctypes.c_void_p
-    for name in ("delete", "start", "select", "expand", "finish", "advance", "forget"):
-        getattr(calls, f"trees_{name}").argtypes = None
     return calls
 
 
@@ -114,19 +115,27 @@ class Trees:
         rows = boards.count * search.leaves
         self.states = np.empty((rows, boards.game.inputs), np.int8)
         self.legal = np.empty((rows, boards.game.actions), np.bool_)
+        self.logits = np.empty((rows, boards.game.actions), np.float32)
+        self.values = np.empty(rows, np.float32)
+        round_ = (self.states, self.legal, self.logits, self.values)
+        self._round = _Round(*(a.ctypes.data for a in round_))
 
     def __del__(self) -> None:
         if hasattr(self, "_memory"):
             self.calls.trees_delete(self._memory)
 
     def run(self, slots: NDArray[np.int32], draws: Draws, evaluate: Evaluate) -> None:
-        """All simulations of the searches of `slots`, int32 [R], round by round."""
+        """All simulations of the searches of `slots`, int32 [R], round by round; an evaluation with
+        an attribute `native` is asked in C++."""
         c, R, memory = self.calls, len(slots), self._memory
         c.trees_start(
             memory, self.boards.address, R, pointer(slots), draws.address,
             ctypes.c_double(self.search.noise), ctypes.c_double(self.search.shape),
         )  # fmt: skip
         at, states, legal = pointer(slots), pointer(self.states), pointer(self.legal)
+        if asked := getattr(evaluate, "native", None):
+            c.trees_run(memory, R, at, ctypes.byref(self._round), *map(ctypes.c_void_p, asked))
+            return
         while m := c.trees_select(memory, R, at, states, legal):
             logits, values = evaluate(self.states[:m], self.legal[:m])
             c.trees_expand(memory, pointer(logits), pointer(values))

@@ -21,6 +21,8 @@ from experiments.selfplay import gates, measure, root_puct, stages
 from experiments.selfplay.games import GAMES
 
 SIMULATIONS = (256, 512)  # of the semantic gate
+LONGER = 32  # times as many games are v1's in `validate`: v0's would be over at once
+STAGED = 8  # times as many games are played by every stage
 SMOKE = measure.Setting("tictactoe", simulations=8, games=4, batch=4, hidden=(16,))
 
 
@@ -59,7 +61,9 @@ def setting(args: argparse.Namespace) -> measure.Setting:
         return SMOKE
     found = measure.Setting(
         args.game, args.simulations, args.games, args.rows, args.batch, depth=args.depth,
-        seed=args.seed, hidden=tuple(args.hidden),
+        seed=args.seed,
+        hidden=tuple(args.hidden),
+        native=not args.engine,
     )  # fmt: skip
     for name in ("simulations", "games", "rows", "batch", "depth"):
         value = getattr(found, name)
@@ -94,7 +98,8 @@ def validate(args: argparse.Namespace) -> dict[str, Any]:
     """v0 and v1 with the same workers."""
     s = setting(args)
     workers, rounds = ([1], 1) if args.smoke else (args.workers, args.rounds)
-    return measure.validate(s, s, workers, rounds, 1 if args.smoke else args.plain, say)
+    fast = s if args.smoke else s._replace(games=LONGER * s.games)
+    return measure.validate(s, fast, workers, rounds, 1 if args.smoke else args.plain, say)
 
 
 def sweep(args: argparse.Namespace) -> dict[str, Any]:
@@ -113,7 +118,10 @@ def workload(args: argparse.Namespace) -> dict[str, Any]:
 
 def stage_exits(args: argparse.Namespace) -> dict[str, Any]:
     """Stages R1 to R4."""
-    return stages.run(setting(args), 1 if args.smoke else args.rounds, say)
+    s = setting(args)
+    if not args.smoke:
+        s = s._replace(games=STAGED * s.games)
+    return stages.run(s, 1 if args.smoke else args.rounds, say)
 
 
 def bench(args: argparse.Namespace) -> dict[str, Any]:
@@ -200,6 +208,7 @@ def parser() -> argparse.ArgumentParser:
         part.add_argument("--hidden", type=int, nargs="+", default=d.hidden, help="units of layers")
         part.add_argument("--depth", type=int, default=d.depth, help="plies searched; 1: root-PUCT")
         part.add_argument("--seed", type=int, default=d.seed)
+        part.add_argument("--engine", action="store_true", help="the library's engine, not C++")
         part.add_argument("--rounds", type=int, default=3)
         part.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
         part.add_argument("--boards", type=int, nargs="+", default=[8, 16, 32, 64], help="of sweep")

@@ -272,6 +272,7 @@ class Evaluation:
 
     def __init__(self, evaluate: Evaluate) -> None:
         self._evaluate = evaluate
+        self.native = getattr(evaluate, "native", None)
         if (values := getattr(evaluate, "values", None)) is not None:
             self.values = lambda states: self._values(values(states), len(states))
 

@@ -22,16 +22,16 @@ struct Rows {
   const int32_t* actions;  // int32 [n]
 };
 
-AllocateRow chosen_set = nullptr;
+AllocateRows chosen_set = nullptr;
 
-AllocateRow allocate_of_choice() { return chosen_set ? chosen_set : allocate_row(); }
+AllocateRows allocate_of_choice() { return chosen_set ? chosen_set : allocate_rows(); }
 
 }  // namespace
 
 // Takes an instruction set for root-PUCT: 0 the generic one, 1 AVX2, 2 AVX-512, -1 the widest.
 // Returns 0 where it does not run here.
 EGGROLL_EXPORT int32_t puct_use(int32_t set) {
-  const AllocateRow found = set < 0 ? allocate_row() : allocate_row_of(set);
+  const AllocateRows found = set < 0 ? allocate_rows() : allocate_rows_of(set);
   if (found) chosen_set = found;
   return found != nullptr;
 }
@@ -129,14 +129,10 @@ EGGROLL_EXPORT void make_priors(const Rows* rows, int32_t A, const float* logits
 EGGROLL_EXPORT void allocate_visits_rows(int32_t R, const int32_t* row_ptr, const float* priors,
                                          const float* leaves, int32_t simulations, float c,
                                          float* visits, float* sums, float* values) {
-  const AllocateRow allocate = allocate_of_choice();
+  allocate_of_choice()(R, row_ptr, priors, leaves, simulations, c, visits, sums);
   for (int32_t r = 0; r < R; ++r) {
-    const int32_t first = row_ptr[r], count = row_ptr[r + 1] - first;
     float total = 0;
-    if (count) {
-      allocate(count, priors + first, leaves + first, simulations, c, visits + first, sums + first);
-      for (int32_t i = first; i < first + count; ++i) total += sums[i];
-    }
+    for (int32_t i = row_ptr[r]; i < row_ptr[r + 1]; ++i) total += sums[i];
     values[r] = simulations ? total / static_cast<float>(simulations) : 0;
   }
 }
@@ -146,26 +142,24 @@ EGGROLL_EXPORT void root_puct_allocate_visits(int32_t R, int32_t A, const float*
                                               const float* leaves, const uint8_t* valid,
                                               int32_t simulations, float c, float* visits,
                                               float* sums, float* values) {
-  const AllocateRow allocate = allocate_of_choice();
-  int32_t at[kMostActions];
-  float p[kMostActions], v[kMostActions], n[kMostActions], w[kMostActions];
+  const int64_t size = int64_t{R} * A;
+  std::vector<int32_t> row_ptr(R + 1), at(size);
+  std::vector<float> p(size), v(size), n(size), w(size);
+  int32_t count = 0;
   for (int32_t r = 0; r < R; ++r) {
-    const int64_t row = int64_t{r} * A;
-    int32_t count = 0;
     for (int32_t a = 0; a < A; ++a) {
-      at[count] = a, p[count] = priors[row + a], v[count] = leaves[row + a];
-      count += valid[row + a] != 0;
+      const int32_t i = r * A + a;
+      if (!valid[i]) continue;
+      at[count] = i, p[count] = priors[i], v[count] = leaves[i];
+      ++count;
     }
-    std::fill_n(visits + row, A, 0.0f);
-    std::fill_n(sums + row, A, 0.0f);
-    float total = 0;
-    if (count) allocate(count, p, v, simulations, c, n, w);
-    for (int32_t i = 0; i < count; ++i) {
-      visits[row + at[i]] = n[i], sums[row + at[i]] = w[i];
-      total += w[i];
-    }
-    values[r] = simulations ? total / static_cast<float>(simulations) : 0;
+    row_ptr[r + 1] = count;
   }
+  allocate_visits_rows(R, row_ptr.data(), p.data(), v.data(), simulations, c, n.data(), w.data(),
+                       values);
+  std::fill_n(visits, size, 0.0f);
+  std::fill_n(sums, size, 0.0f);
+  for (int32_t i = 0; i < count; ++i) visits[at[i]] = n[i], sums[at[i]] = w[i];
 }
 
 // From visits float32 [n]: policy uint16 [R, A], the visits of all actions, and chosen int32 [R],

@@ -1,4 +1,4 @@
-// Root-PUCT of one row over the vectors of an instruction set; puct_<name>.cpp includes it.
+// Root-PUCT over the vectors of an instruction set; puct_<name>.cpp includes it.
 //
 // A simulation visits the action of the largest q + sqrt(1 + simulations so far) * c p / (1 + n),
 // the first of equals, and adds its leaf's value to its sum; q = sum / n, 0 before the first visit.
@@ -6,68 +6,113 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 namespace selfplay {
 
-constexpr int kMostActions = 256, kWidest = 16;
+constexpr int kMostActions = 256;
 
-// n legal actions: priors, leaf values -> visits, sums of values; all float32 [n].
-using AllocateRow = void (*)(int32_t n, const float* priors, const float* leaves,
-                             int32_t simulations, float c, float* visits, float* sums);
+// R roots, whose legal actions are row_ptr[r] to row_ptr[r + 1] - 1, at most kMostActions of each:
+// priors, leaf values -> visits, sums of values; all float32 [n].
+using AllocateRows = void (*)(int32_t R, const int32_t* row_ptr, const float* priors,
+                              const float* leaves, int32_t simulations, float c, float* visits,
+                              float* sums);
 
-AllocateRow allocate_row();                // of the widest set that this processor has
-AllocateRow allocate_row_of(int32_t set);  // 0 generic, 1 AVX2, 2 AVX-512; or NULL
+AllocateRows allocate_rows();                // of the widest set that this processor has
+AllocateRows allocate_rows_of(int32_t set);  // 0 generic, 1 AVX2, 2 AVX-512; or NULL
 
 #ifdef SELFPLAY_WIDTH
 
 namespace {
 
 constexpr int kWidth = SELFPLAY_WIDTH;
-typedef float Floats __attribute__((vector_size(4 * kWidth)));
-typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
+constexpr int kTogether = 4;  // roots in turn, as the simulations of one wait for each other
 
-// Two chains of comparisons, as one would wait for itself.
-void allocate(int32_t n, const float* priors, const float* leaves, int32_t simulations, float c,
-              float* visits, float* sums) {
-  const int32_t blocks = (n + 2 * kWidth - 1) / (2 * kWidth) * 2;
-  Floats q[kMostActions / kWidth + 2], u[kMostActions / kWidth + 2];
-  float *mean = reinterpret_cast<float*>(q), *bonus = reinterpret_cast<float*>(u);
+template <int kLanes>
+struct Vector {
+  typedef float Floats __attribute__((vector_size(4 * kLanes)));
+  typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+};
+typedef Vector<kWidth>::Floats Floats;
+typedef Vector<kWidth>::Ints Ints;
+
+// The first place of the largest score, of lanes with a score and a place each.
+template <int kLanes>
+inline int32_t first_of(typename Vector<kLanes>::Floats score,
+                        typename Vector<kLanes>::Ints place) {
+  if constexpr (kLanes == 1) {
+    return place[0];
+  } else {
+    constexpr int kHalf = kLanes / 2;
+    typename Vector<kHalf>::Floats a, b;
+    typename Vector<kHalf>::Ints p, q;
+    std::memcpy(&a, &score, sizeof a);
+    std::memcpy(&b, reinterpret_cast<const char*>(&score) + sizeof a, sizeof b);
+    std::memcpy(&p, &place, sizeof p);
+    std::memcpy(&q, reinterpret_cast<const char*>(&place) + sizeof p, sizeof q);
+    const auto second = (b > a) | ((b == a) & (q < p));
+    return first_of<kHalf>(second ? b : a, second ? q : p);
+  }
+}
+
+struct Root {
+  Floats mean[kMostActions / kWidth + 2], bonus[kMostActions / kWidth + 2];
   float weight[kMostActions];
+  const float* leaves;
+  float *visits, *sums;
+  int32_t blocks;
+};
+
+inline void begin(Root& root, int32_t n, const float* priors, float c) {
+  root.blocks = (n + 2 * kWidth - 1) / (2 * kWidth) * 2;
+  float *mean = reinterpret_cast<float*>(root.mean), *bonus = reinterpret_cast<float*>(root.bonus);
   for (int32_t i = 0; i < n; ++i) {
-    bonus[i] = weight[i] = c * priors[i];
-    mean[i] = visits[i] = sums[i] = 0;
+    bonus[i] = root.weight[i] = c * priors[i];
+    mean[i] = root.visits[i] = root.sums[i] = 0;
   }
   constexpr float kNever = -std::numeric_limits<float>::infinity();
-  for (int32_t i = n; i < blocks * kWidth; ++i) mean[i] = kNever, bonus[i] = 0;
+  for (int32_t i = n; i < root.blocks * kWidth; ++i) mean[i] = kNever, bonus[i] = 0;
+}
+
+// Two chains of comparisons, as one would wait for itself.
+inline void simulate(Root& root, float scale) {
   Ints first;
   for (int i = 0; i < kWidth; ++i) first[i] = i;
-  for (int32_t t = 0; t < simulations; ++t) {
-    const float root = __builtin_sqrtf(static_cast<float>(1 + t));
-    Floats best[2] = {q[0] + root * u[0], q[1] + root * u[1]};
-    Ints at[2] = {first, first + kWidth}, place[2] = {at[0], at[1]};
-    for (int32_t b = 2; b < blocks; b += 2)
-      for (int k = 0; k < 2; ++k) {
-        const Floats score = q[b + k] + root * u[b + k];
-        const Ints better = score > best[k];
-        place[k] += 2 * kWidth;
-        best[k] = better ? score : best[k];
-        at[k] = better ? place[k] : at[k];
-      }
-    const Ints second = (best[1] > best[0]) | ((best[1] == best[0]) & (at[1] < at[0]));
-    const Floats top = second ? best[1] : best[0];
-    const Ints where = second ? at[1] : at[0];
-    float most = top[0];
-    int32_t a = where[0];
-    for (int i = 1; i < kWidth; ++i) {
-      const bool take = top[i] > most || (top[i] == most && where[i] < a);
-      most = take ? top[i] : most;
-      a = take ? where[i] : a;
+  Floats best[2] = {root.mean[0] + scale * root.bonus[0], root.mean[1] + scale * root.bonus[1]};
+  Ints at[2] = {first, first + kWidth}, place[2] = {at[0], at[1]};
+  for (int32_t b = 2; b < root.blocks; b += 2)
+    for (int k = 0; k < 2; ++k) {
+      const Floats score = root.mean[b + k] + scale * root.bonus[b + k];
+      const Ints better = score > best[k];
+      place[k] += 2 * kWidth;
+      best[k] = better ? score : best[k];
+      at[k] = better ? place[k] : at[k];
     }
-    visits[a] += 1;
-    sums[a] += leaves[a];
-    mean[a] = sums[a] / visits[a];
-    bonus[a] = weight[a] / (1 + visits[a]);
+  const Ints second = (best[1] > best[0]) | ((best[1] == best[0]) & (at[1] < at[0]));
+  const int32_t a = first_of<kWidth>(second ? best[1] : best[0], second ? at[1] : at[0]);
+  const float visits = root.visits[a] + 1, sum = root.sums[a] + root.leaves[a];
+  root.visits[a] = visits, root.sums[a] = sum;
+  reinterpret_cast<float*>(root.mean)[a] = sum / visits;
+  reinterpret_cast<float*>(root.bonus)[a] = root.weight[a] / (1 + visits);
+}
+
+void allocate(int32_t R, const int32_t* row_ptr, const float* priors, const float* leaves,
+              int32_t simulations, float c, float* visits, float* sums) {
+  Root roots[kTogether];
+  for (int32_t r = 0; r < R;) {
+    int count = 0;
+    for (; r < R && count < kTogether; ++r) {
+      const int32_t first = row_ptr[r], n = row_ptr[r + 1] - first;
+      if (n <= 0) continue;
+      Root& root = roots[count++];
+      root.leaves = leaves + first, root.visits = visits + first, root.sums = sums + first;
+      begin(root, n, priors + first, c);
+    }
+    for (int32_t t = 0; t < simulations; ++t) {
+      const float scale = __builtin_sqrtf(static_cast<float>(1 + t));
+      for (int i = 0; i < count; ++i) simulate(roots[i], scale);
+    }
   }
 }
 

@@ -5,7 +5,7 @@
 
 namespace selfplay {
 
-extern const AllocateRow allocate_row_avx2;
-const AllocateRow allocate_row_avx2 = allocate;
+extern const AllocateRows allocate_rows_avx2;
+const AllocateRows allocate_rows_avx2 = allocate;
 
 }  // namespace selfplay

@@ -5,7 +5,7 @@
 
 namespace selfplay {
 
-extern const AllocateRow allocate_row_avx512;
-const AllocateRow allocate_row_avx512 = allocate;
+extern const AllocateRows allocate_rows_avx512;
+const AllocateRows allocate_rows_avx512 = allocate;
 
 }  // namespace selfplay

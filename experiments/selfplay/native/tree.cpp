@@ -31,6 +31,26 @@ EGGROLL_EXPORT void trees_expand(AnyTrees* trees, const float* logits, const flo
   trees->expand(logits, values);
 }
 
+// A network in native code: planes int8 [m, F] -> logits float32 [m, A], values float32 [m].
+using NativeNet = void (*)(const void* net, int32_t m, const int8_t* planes, float* logits,
+                           float* values);
+
+// Rows of a round, in memory of the caller.
+struct Round {
+  int8_t* planes;
+  uint8_t* legal;
+  float *logits, *values;
+};
+
+// All rounds of a search by a native network.
+EGGROLL_EXPORT void trees_run(AnyTrees* trees, int32_t R, const int32_t* slots, const Round* round,
+                              NativeNet evaluate, const void* net) {
+  while (const int32_t m = trees->select(R, slots, round->planes, round->legal)) {
+    evaluate(net, m, round->planes, round->logits, round->values);
+    trees->expand(round->logits, round->values);
+  }
+}
+
 EGGROLL_EXPORT void trees_finish(AnyTrees* trees, int32_t R, const int32_t* slots,
                                  const float* temperatures, const Draws* draws, uint16_t* policy,
                                  int32_t* chosen, float* values) {
