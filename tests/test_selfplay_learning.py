@@ -14,6 +14,7 @@ from experiments.selfplay import (
     evaluation,
     labels,
     learners,
+    play,
     rewards,
     rwd,
     settings,
@@ -22,6 +23,7 @@ from experiments.selfplay import (
 )
 from experiments.selfplay.games import GAMES, Boards
 from experiments.selfplay.learners import Positions
+from experiments.selfplay.search import Search
 from experiments.selfplay.settings import Settings
 from experiments.tictactoe import game as exact
 
@@ -321,3 +323,30 @@ def test_gates_of_rewards(decisive, nonzero, draws, speed, failed):
     }  # fmt: skip
     found = rwd.gates(means, speed)
     assert {name for name, gate in found.items() if not gate["passed"]} == failed
+
+
+def test_a_match_is_fair():
+    """Of equal players from equal openings each wins as often as it loses."""
+    for player in (play.search_player(unknowing, Search(12, 42)), play.policy_player(unknowing)):
+        found = play.match("connect4", player, player, games=10, openings=2, seed=3)
+        assert found["wins"] == found["losses"]
+        assert found["wins"] + found["draws"] + found["losses"] == 10
+    stronger = play.match(
+        "connect4", play.alphabeta_player(2), play.random_player, games=10, openings=0, seed=1
+    )
+    assert stronger["wins"] >= 8
+
+
+@pytest.mark.parametrize("depth", [1, 9])
+def test_a_search_moves_as_self_play_does(depth: int):
+    """Without chance, the moves of a match are those that self-play records."""
+    s = Settings(simulations=20, depth=depth, temperature_plies=0, noise=0.0, hidden="16")
+    evaluate = learners.new(s).evaluator()
+    played = play.chunk(s, evaluate, 1, seed=0)
+    boards, searcher = Boards("tictactoe", 1), play.Searcher(evaluate, play.search_of(s))
+    for state, visits in zip(played.state, played.visits, strict=True):
+        np.testing.assert_array_equal(boards.observe()[0], state)
+        found, actions, _ = searcher(boards)
+        np.testing.assert_array_equal(found[0], visits)
+        boards.step(actions)
+    assert boards.over[0]

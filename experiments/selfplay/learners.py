@@ -25,9 +25,9 @@ from eggroll.library.gradient_trainer import FloatModel
 from eggroll.networks import initial_weights
 from eggroll.training.checkpoint import signature
 from experiments.selfplay import labels
-from experiments.selfplay.evaluators import declare
+from experiments.selfplay.evaluators import Int8, Native, declare
 from experiments.selfplay.games import find
-from experiments.selfplay.network import Float, Int8, shown
+from experiments.selfplay.network import Float, shown
 from experiments.selfplay.operations import Evaluate
 from experiments.selfplay.settings import Settings
 
@@ -126,7 +126,10 @@ class Feedback:
         self.es.learn(shown(positions.state), errors=errors)
 
     def evaluator(self) -> Evaluate:
-        return Int8(self.es, find(self.settings.game), self.settings.layers)
+        if self.settings.depth > 1:  # trees ask for few rows at a time; the bits are the same
+            return Native(self.es.weights)
+        s = self.settings
+        return Int8.of(find(s.game), s.layers, self.es.weights)
 
     def save(self, path: Path) -> None:
         self.es.save(path)

@@ -91,10 +91,11 @@ class Settings:
 # What differs from the defaults in other games.
 PRESETS: dict[str, dict[str, Any]] = {
     "tictactoe": {},
-    "connect4": {"hidden": "256,256", "temperature_plies": 12, "games": 1024, "window": 10,
-                 "updates": 64, "batch": 1024, "iterations": 300, "eval_every": 25},
-    "liuzhou": {"hidden": "256,256", "temperature_plies": 40, "games": 256, "window": 8,
-                "updates": 64, "batch": 1024, "iterations": 40, "eval_games": 100},
+    "connect4": {"hidden": "256,256", "depth": 42, "temperature_plies": 12, "iterations": 240,
+                 "games": 4096, "chunk": 512, "window": 10, "updates": 400, "batch": 1024,
+                 "eval_every": 24},
+    "liuzhou": {"hidden": "256,256", "temperature_plies": 40, "iterations": 40, "games": 256,
+                "window": 8, "updates": 64, "batch": 1024, "eval_games": 100},
 }  # fmt: skip
 
 
