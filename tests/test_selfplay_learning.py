@@ -350,3 +350,15 @@ def test_a_search_moves_as_self_play_does(depth: int):
         np.testing.assert_array_equal(found[0], visits)
         boards.step(actions)
     assert boards.over[0]
+
+
+def test_thresholds_hold_from_the_iteration_after_the_last_failure():
+    def row(decisive):
+        return {
+            "decisive_game_ratio": decisive, "draw_game_ratio": 1 - decisive,
+            "value_target_summary": {"nonzero_ratio": 1.0},
+        }  # fmt: skip
+
+    assert rwd.holds_from([row(d) for d in (0, 0.5, 0.009, 0.2, 0.01)]) == 3
+    assert rwd.holds_from([row(0.5)]) == 0
+    assert rwd.holds_from([row(0.5), row(0.0)]) is None

@@ -101,7 +101,7 @@ def draw(path: Path, game: str, runs: list[RunFiles]) -> None:
             label = None if run.name in labelled else run.name
             labelled.add(run.name)
             panel.plot(*zip(*points, strict=True), color=colours[run.name], label=label, lw=1.2)
-        panel.set(title=title, xlabel="games", ylim=(0, None))
+        panel.set(title=title, xlabel="games", xlim=(0, None), ylim=(0, None))
         panel.grid(alpha=0.3)
     panels[0].legend(fontsize=8)
     figure.tight_layout()

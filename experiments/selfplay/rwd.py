@@ -154,21 +154,35 @@ def table(rewards: dict[str, Any]) -> list[str]:
 
 
 def scaled(runs: list[Path]) -> list[str]:
-    """RWD-3: the fields over the iterations of whole runs, worst and last quarter's mean."""
-    lines = ["| run | reward | iterations | decisive, worst | decisive, end | nonzero, worst | "
-             "draws, end | outcome |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    """RWD-3: the fields over the iterations of whole runs.
+
+    The first games are an untrained network's, whatever the reward, so the table says from which
+    iteration on RWD-2's thresholds hold in all of them.
+    """
+    lines = [
+        "| reward | iterations | thresholds hold from | decisive, last quarter | nonzero, last "
+        "quarter | draws, last quarter |",
+        "|---|---|---|---|---|---|",
+    ]
     for folder in runs:
         run = Run(folder)
         rows = [json.loads(p.read_text()) for p in sorted((folder / "games").glob("[0-9]*.json"))]
         if not rows:
             raise InputError(f"{str(folder)!r} has no games yet: run 'selfplay' first.")
-        decisive = [row["decisive_game_ratio"] for row in rows]
-        nonzero = [row["value_target_summary"]["nonzero_ratio"] for row in rows]
-        end = decisive[-max(1, len(rows) // 4) :]
-        holds = min(decisive) >= 0.01 and min(nonzero) >= 0.01
+        end = rows[-max(1, len(rows) // 4) :]
+        decisive = fmean(row["decisive_game_ratio"] for row in end)
+        nonzero = fmean(row["value_target_summary"]["nonzero_ratio"] for row in end)
+        since = holds_from(rows)
         lines.append(
-            f"| {folder.name} | {run.settings.reward} | {len(rows)} | {min(decisive):.2%} | "
-            f"{fmean(end):.2%} | {min(nonzero):.2%} | {1 - fmean(end):.2%} | "
-            f"{'holds' if holds else 'falls below 1 %'} |"
+            f"| {run.settings.reward} | {len(rows)} | {'never' if since is None else since} | "
+            f"{decisive:.1%} | {nonzero:.1%} | {1 - decisive:.1%} |"
         )
     return lines
+
+
+def holds_from(rows: list[dict[str, Any]]) -> int | None:
+    """The first iteration from which on the thresholds hold in every one; None for never."""
+    held = [all(gate["passed"] for gate in gates(row, 1.0).values()) for row in rows]
+    failed = [i for i, holds in enumerate(held) if not holds]
+    since = failed[-1] + 1 if failed else 0
+    return since if since < len(rows) else None
