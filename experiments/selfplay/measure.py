@@ -250,7 +250,7 @@ def sweep(s: Setting, boards: Sequence[int], rounds: int, say: Say) -> dict[str,
         play_v1(s._replace(simulations=2, batch=count), evaluate, 1)
     for _ in range(rounds):
         for count in boards:
-            found[count].append(play_v1(s._replace(batch=count), evaluate, max(s.games, count)))
+            found[count].append(play_v1(s._replace(batch=count), evaluate, whole_games(s, count)))
     rows = []
     say("| boards | games/s, median (range) | positions/s |\n|---|---|---|")
     for count, played in found.items():
@@ -264,17 +264,23 @@ def sweep(s: Setting, boards: Sequence[int], rounds: int, say: Say) -> dict[str,
     return {"machine": machine(), "setting": s._asdict(), "rows": rows}
 
 
+def whole_games(s: Setting, boards: int) -> int:
+    """So many games that the end, when boards run empty, is a small part; few in a short trial."""
+    return max(s.games, 16 * boards if s.games >= boards else boards)
+
+
 def workload(s: Setting, seconds: float, say: Say) -> dict[str, Any]:
     """v1 in one configuration for so long: speed over time, and where the steps' time goes."""
     evaluate = s.evaluate()
     play_v1(s._replace(simulations=2), evaluate, 1)
     steps: list[dict[str, float]] = []
     runs = []
+    count = whole_games(s, s.batch)
     began, first = time.perf_counter(), 0
     while not runs or time.perf_counter() - began < seconds:
         telemetry = v1.Telemetry()
-        played = play_v1(s, evaluate, s.games, first, telemetry)
-        first += s.games
+        played = play_v1(s, evaluate, count, first, telemetry)
+        first += count
         steps += telemetry.steps
         runs.append(
             {"at": time.perf_counter() - began, "games_per_s": played.games / played.seconds,
@@ -288,7 +294,7 @@ def workload(s: Setting, seconds: float, say: Say) -> dict[str, Any]:
             f"{row['p95']:.3f} |"
         )
     mean = statistics.fmean(run["games_per_s"] for run in runs)
-    say(f"\n{len(runs)} runs of {s.games} games, {mean:.2f} games/s")
+    say(f"\n{len(runs)} runs of {count} games, {mean:.2f} games/s")
     return {
         "machine": machine(), "setting": s._asdict(), "segments": table, "runs": runs,
         **dict.fromkeys(CUDA_ONLY, NOT_MEASURED),

@@ -21,6 +21,8 @@ from experiments.selfplay import gates, measure, root_puct, stages
 from experiments.selfplay.games import GAMES
 
 SIMULATIONS = (256, 512)  # of the semantic gate
+LONGER = 32  # times as many games are v1's in `validate`: v0's would be over at once
+STAGED = 8  # times as many games are played by every stage
 SMOKE = measure.Setting("tictactoe", simulations=8, games=4, batch=4, hidden=(16,))
 
 
@@ -96,7 +98,8 @@ def validate(args: argparse.Namespace) -> dict[str, Any]:
     """v0 and v1 with the same workers."""
     s = setting(args)
     workers, rounds = ([1], 1) if args.smoke else (args.workers, args.rounds)
-    return measure.validate(s, s, workers, rounds, 1 if args.smoke else args.plain, say)
+    fast = s if args.smoke else s._replace(games=LONGER * s.games)
+    return measure.validate(s, fast, workers, rounds, 1 if args.smoke else args.plain, say)
 
 
 def sweep(args: argparse.Namespace) -> dict[str, Any]:
@@ -115,7 +118,10 @@ def workload(args: argparse.Namespace) -> dict[str, Any]:
 
 def stage_exits(args: argparse.Namespace) -> dict[str, Any]:
     """Stages R1 to R4."""
-    return stages.run(setting(args), 1 if args.smoke else args.rounds, say)
+    s = setting(args)
+    if not args.smoke:
+        s = s._replace(games=STAGED * s.games)
+    return stages.run(s, 1 if args.smoke else args.rounds, say)
 
 
 def bench(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 // Layers with AVX-512 VNNI, on x86-64: four products of bytes for each of sixteen outputs at a
 // time.
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni")
 #include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
+
+#include "target.h"
+
+SELFPLAY_TARGET("avx512f,avx512bw,avx512vl,avx512vnni")
 
 static inline auto dot_vnni(auto sums, const uint8_t* x, const int8_t* w) {
   int32_t four;
@@ -16,6 +19,8 @@ static inline auto dot_vnni(auto sums, const uint8_t* x, const int8_t* w) {
 
 #define SELFPLAY_DOT dot_vnni
 #include "net.h"
+
+SELFPLAY_TARGET_END
 
 namespace selfplay {
 

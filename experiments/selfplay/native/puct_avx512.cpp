@@ -1,7 +1,14 @@
 // Root-PUCT with sixteen floats at a time, on x86-64.
-#pragma GCC target("avx512f")
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "target.h"
+
+SELFPLAY_TARGET("avx512f")
 #define SELFPLAY_WIDTH 16
 #include "puct.h"
+SELFPLAY_TARGET_END
 
 namespace selfplay {
 

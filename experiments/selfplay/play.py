@@ -1,0 +1,163 @@
+"""Self-play of a chunk, and matches between players: everything that asks the games and the search.
+
+Letters: B games side by side, n positions, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.selfplay import alphabeta, rewards
+from experiments.selfplay.games import Boards
+from experiments.selfplay.operations import Draws, Evaluate, RootStep
+from experiments.selfplay.search import Search, Trees
+from experiments.selfplay.settings import Settings
+from experiments.selfplay.shards import Games
+from experiments.selfplay.v1 import Evaluation, play_games
+
+# boards, chance -> actions int32 [B]; what it says of games that are over is not read
+Player = Callable[[Boards, np.random.Generator], NDArray[np.int32]]
+
+
+def search_of(settings: Settings, noise: float = 0.0) -> Search:
+    """The search of a run's moves, with Dirichlet noise where it plays to learn."""
+    s = settings
+    return Search(
+        s.simulations, s.depth, noise=0.0 if s.gumbel else noise, leaves=s.leaves, gumbel=s.gumbel
+    )
+
+
+def chunk(settings: Settings, evaluate: Evaluate, games: int, seed: int) -> Games:
+    """Complete games of a network against itself."""
+    s = settings
+    options = search_of(s, s.noise)._asdict()
+    del options["simulations"], options["depth"]
+    found = play_games(
+        s.game, evaluate, games=games, simulations=s.simulations, batch=games, seed=seed,
+        temperature_plies=s.temperature_plies, depth=s.depth, **options,
+    )  # fmt: skip
+    target = rewards.targets(s.game, s.reward, found)
+    target += np.float32(s.bootstrap) * (found.root - target)
+    return Games(
+        state=found.state,
+        visits=found.policy,
+        value=found.value,
+        target=target,
+        soft=found.soft,
+        mover=found.mover,
+        legal=np.packbits(found.legal, axis=1),
+        game=found.game,
+    )
+
+
+def random_player(boards: Boards, chance: np.random.Generator) -> NDArray[np.int32]:
+    """Draws lots among the legal actions."""
+    legal = boards.legal()
+    return np.where(legal, chance.random(legal.shape), -1).argmax(axis=1).astype(np.int32)
+
+
+def alphabeta_player(depth: int) -> Player:
+    """Alpha-beta search of connect four, so many moves ahead."""
+
+    def move(boards: Boards, chance: np.random.Generator) -> NDArray[np.int32]:
+        planes = boards.observe()[:, : 2 * alphabeta.CELLS]
+        keys = chance.integers(0, 1 << 63, len(planes), np.uint64)
+        return alphabeta.best(planes, depth, keys)[0]
+
+    return move
+
+
+def policy_player(evaluate: Evaluate) -> Player:
+    """The legal action of the largest logit, without search."""
+
+    def move(boards: Boards, chance: np.random.Generator) -> NDArray[np.int32]:
+        legal = boards.legal()
+        logits, _ = evaluate(boards.observe(), legal)
+        return np.where(legal, logits, -np.inf).argmax(axis=1).astype(np.int32)
+
+    return move
+
+
+class Searcher:
+    """Searches from boards as they stand, without noise; the most visited action is its move."""
+
+    def __init__(self, evaluate: Evaluate, search: Search) -> None:
+        self.evaluate, self.search = Evaluation(evaluate), search._replace(noise=0.0)
+
+    def __call__(
+        self, boards: Boards
+    ) -> tuple[NDArray[np.uint16], NDArray[np.int32], NDArray[np.float32]]:
+        """Visits [B, A], actions [B] and values [B] for the mover; 0 where the game is over."""
+        slots = np.flatnonzero(boards.over == 0).astype(np.int32)
+        visits = np.zeros((boards.count, boards.game.actions), np.uint16)
+        actions, values = np.zeros(boards.count, np.int32), np.zeros(boards.count, np.float32)
+        if len(slots):
+            policy = np.zeros((len(slots), boards.game.actions), np.uint16)
+            seek = self.deep if self.search.depth > 1 else self.shallow
+            actions[slots], values[slots] = seek(boards, slots, policy)
+            visits[slots] = policy
+        return visits, actions, values
+
+    def deep(
+        self, boards: Boards, slots: NDArray[np.int32], policy: NDArray[np.uint16]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """By trees."""
+        trees, draws = Trees(boards, self.search._replace(reuse=False)), Draws(0, slots, slots)
+        trees.run(slots, draws, self.evaluate)
+        return trees.finish(slots, draws, np.zeros(len(slots), np.float32), policy)
+
+    def shallow(
+        self, boards: Boards, slots: NDArray[np.int32], policy: NDArray[np.uint16]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """By root-PUCT."""
+        step, s, game = RootStep(boards), self.search, boards.game
+        states = np.empty((len(slots), game.inputs), np.int8)
+        legal = np.empty((len(slots), game.actions), np.bool_)
+        step.roots(slots, Draws(0, slots, slots), states, legal)
+        logits, _ = self.evaluate(states, legal)
+        children, theirs = step.children(True)
+        found = np.zeros(0, np.float32)
+        if len(children):
+            found = self.evaluate(children, theirs)[1]
+        values = step.allocate(logits, found, (0.0, 1.0), s.simulations, s.exploration)
+        return step.choose(np.zeros(len(slots), np.float32), policy), values
+
+
+def search_player(evaluate: Evaluate, search: Search) -> Player:
+    """The move of a search."""
+    searcher = Searcher(evaluate, search)
+
+    def move(boards: Boards, chance: np.random.Generator) -> NDArray[np.int32]:
+        return searcher(boards)[1]
+
+    return move
+
+
+def match(
+    game: str, first: Player, second: Player, *, games: int, openings: int, seed: int
+) -> dict[str, Any]:
+    """Results of `first`: half of the games it moves first, in pairs from equal openings.
+
+    openings: random moves that a game begins with.
+    """
+    pairs, chance = (games + 1) // 2, np.random.default_rng(seed)
+    boards = Boards(game, 2 * pairs)
+    mine = np.repeat([1, -1], pairs) * boards.to_move[0]  # the side of `first`
+    for _ in range(openings):
+        drawn = random_player(boards, chance)
+        drawn[pairs:] = drawn[:pairs]
+        boards.step(drawn)
+    while not boards.over.all():
+        by_first = boards.to_move == mine
+        boards.step(np.where(by_first, first(boards, chance), second(boards, chance)))
+    results = boards.result.astype(int) * mine
+    wins, losses = int((results > 0).sum()), int((results < 0).sum())
+    draws = 2 * pairs - wins - losses
+    return {
+        "games": 2 * pairs, "wins": wins, "draws": draws, "losses": losses,
+        "win_ratio": wins / (2 * pairs), "score": (wins + draws / 2) / (2 * pairs),
+    }  # fmt: skip
