@@ -40,7 +40,7 @@ def run_step(words: Sequence[str], env: Mapping[str, str], seconds: float) -> Do
     with tempfile.TemporaryFile() as file:
         child = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", *words], stdin=subprocess.DEVNULL, stdout=file,
-            stderr=subprocess.STDOUT, env=env, start_new_session=True,
+            stderr=subprocess.STDOUT, env=env, cwd=ROOT, start_new_session=True,
         )  # fmt: skip
         late = False
         try:

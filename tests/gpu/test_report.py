@@ -436,3 +436,9 @@ def test_the_report_tells_that_nax_is_off(folder: Path, monkeypatch):
     assert report.main("metal", "trial") == 0
     said = (folder / "metal-report.txt").read_text()
     assert "=== engine: metal: runs; NAX is not used: EGGROLL_NAX=0" in said
+
+
+def test_steps_run_in_the_checkout(folder: Path):
+    """Wherever the report is written."""
+    said = run_step(["-c", "import os; print(os.getcwd())"], {}, 60).said
+    assert Path(said.strip()) == Path(__file__).parents[2]
