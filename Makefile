@@ -4,8 +4,11 @@
 # make torture  break runs on purpose, for an hour or so; ARGS="--help" lists the parts
 # make mutants  plant faults one at a time and see that tests fail; ARGS="--help" lists the options
 # make test-arm64   replay the arm64 kernels under qemu
-# make verify-metal   on a Mac: check the metal engine on the GPU, write metal-report.txt
-# make verify-cuda   with an NVIDIA GPU: check the cuda engine on it, write cuda-report.txt
+# make verify-metal   on a Mac: check the metal engine on the GPU, write metal-report.txt;
+#               ARGS="look trial" does two of its pieces, at most ten minutes each
+# make verify-cuda   with an NVIDIA GPU: check the cuda engine on it, write cuda-report.txt; likewise
+# make time-cuda   with an NVIDIA GPU: time kernels; ARGS="paper layer" those of such a name
+# make gpu-bundle   write build/eggroll-gpu.tar.xz for a machine with an NVIDIA GPU and no network
 # make notebook   run examples/tour.ipynb again and keep its outputs
 # make bench    time whole steps over growing populations; more options in ARGS="..."
 # make check    lint, formatting, types and the measure of the house
@@ -25,6 +28,13 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 DEPS := $(VENV)/.deps-installed
 BUILT := $(VENV)/.extension-built
+# The folder of the mlx/ to build against, where that is not the environment's; and of the build, so
+# that no environment finds what another configured.
+MLX ?=
+BUILD_DIR := $(if $(filter-out .venv,$(VENV)),build/$(patsubst .%,%,$(notdir $(VENV)))-{state}-{wheel_tag})
+BUILD_SETTINGS = --config-settings=cmake.define.EGG_WERROR=$(WERROR) \
+  $(if $(MLX),--config-settings=cmake.define.EGG_MLX=$(abspath $(MLX))) \
+  $(if $(BUILD_DIR),'--config-settings=build-dir=$(BUILD_DIR)')
 DOCS := $(VENV)/.docs-installed
 SOURCES := $(wildcard CMakeLists.txt extensions/* extensions/*/* extensions/*/*/* extensions/*/*/*/*) eggroll/__init__.py
 MODULES := $(sort $(wildcard eggroll/*.py eggroll/*/*.py eggroll/*/*/*.py))
@@ -32,7 +42,7 @@ NAMES := $(VENV)/.modules
 CXX_SOURCES = $(shell find extensions tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.metal')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: build train test test-wheel torture mutants test-arm64 verify-metal verify-cuda notebook bench check docs clean
+.PHONY: build train test test-wheel torture mutants test-arm64 verify-metal verify-cuda cuda-environment time-cuda gpu-bundle notebook bench check docs clean
 
 build: $(BUILT)
 
@@ -67,20 +77,28 @@ test-arm64: $(BUILT)
 	EGGROLL_REQUIRE=arm64 $(PY) -m pytest tests/test_native.py $(ARGS)
 
 # For the owner of a Mac: trial, every kernel, engine tests and benchmarks, into metal-report.txt.
+# Pieces: look trial kernels tests runs bench report; one goes on where it was when its time was over.
 verify-metal: $(BUILT)
-	PYTHONPATH=tests $(PY) -m gpu.report
+	PYTHONPATH=tests $(PY) -m gpu.report metal $(ARGS)
 
 # For the owner of an NVIDIA GPU: the same, into cuda-report.txt. CUDA=cuda12 for older drivers.
 # In an environment of its own, as MLX for CUDA takes the place of MLX for the CPU.
 CUDA ?= cuda
-verify-cuda:
+verify-cuda: cuda-environment
+	PYTHONPATH=tests .venv-cuda/bin/python -m gpu.report cuda $(ARGS)
+
+time-cuda: cuda-environment
+	PYTHONPATH=tests .venv-cuda/bin/python -m gpu.driver time $(ARGS)
+
+cuda-environment:
 	@command -v nvidia-smi >/dev/null || \
-	  { echo "verify-cuda needs an NVIDIA GPU, and nvidia-smi, which comes with its driver, is missing." >&2; exit 1; }
-	$(MAKE) VENV=.venv-cuda build
-	@.venv-cuda/bin/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["optional-dependencies"]["$(CUDA)"], sep="\n")' >.venv-cuda/requirements-cuda.txt
-	.venv-cuda/bin/python -m pip uninstall --quiet --yes mlx-cpu mlx-cuda-12 mlx-cuda-13
-	.venv-cuda/bin/python -m pip install --quiet -r .venv-cuda/requirements-cuda.txt
-	PYTHONPATH=tests .venv-cuda/bin/python -m gpu.report cuda
+	  { echo "this needs an NVIDIA GPU, and nvidia-smi, which comes with its driver, is missing." >&2; exit 1; }
+	$(MAKE) VENV=.venv-cuda .venv-cuda/.$(CUDA)-installed
+	$(MAKE) VENV=.venv-cuda MLX=.venv-cuda/mlx-cpu build
+
+# Wheels for PYTHON, whose version the other machine must have; the extension is that of VENV.
+gpu-bundle: $(BUILT)
+	PYTHONPATH=tests $(PY) -m gpu.bundle $(ARGS)
 
 bench: $(BUILT)
 	$(PY) -m eggroll.bench $(ARGS)
@@ -120,6 +138,17 @@ $(DEPS): pyproject.toml
 	@$(PY) -m pip install --quiet -r $(VENV)/requirements.txt
 	@touch $@
 
+# MLX for CUDA, and beside it a folder with mlx-cpu for the build.
+$(VENV)/.cuda-installed $(VENV)/.cuda12-installed: $(VENV)/.%-installed: $(DEPS)
+	@echo "Installing MLX for CUDA into $(VENV)."
+	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); pins = [r.partition(";")[0].strip() for r in p["build-system"]["requires"] if r.startswith("mlx[cpu]")]; print(*(pin.replace("mlx[cpu]", name) for pin in pins for name in ("mlx", "mlx-cpu")), sep="\n")' >$(VENV)/requirements-mlx-cpu.txt
+	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["optional-dependencies"]["$*"], sep="\n")' >$(VENV)/requirements-cuda.txt
+	@$(PY) -m pip install --quiet --no-deps --upgrade --target $(VENV)/mlx-cpu -r $(VENV)/requirements-mlx-cpu.txt
+	@$(PY) -m pip uninstall --quiet --yes mlx-cpu mlx-cuda-12 mlx-cuda-13
+	@$(PY) -m pip install --quiet -r $(VENV)/requirements-cuda.txt
+	@rm -f $(VENV)/.cuda-installed $(VENV)/.cuda12-installed
+	@touch $@
+
 $(DOCS): pyproject.toml $(DEPS)
 	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); print(*p["project"]["optional-dependencies"]["docs"], sep="\n")' >$(VENV)/requirements-docs.txt
 	@$(PY) -m pip install --quiet -r $(VENV)/requirements-docs.txt
@@ -135,5 +164,5 @@ FORCE:
 $(BUILT): $(DEPS) $(NAMES) $(SOURCES)
 	@echo "Building the extension."
 	@touch $@.new
-	@$(PY) -m pip install --quiet --no-build-isolation --no-deps --config-settings=cmake.define.EGG_WERROR=$(WERROR) --editable .
+	@$(PY) -m pip install --quiet --no-build-isolation --no-deps $(BUILD_SETTINGS) --editable .
 	@mv $@.new $@

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ def run_step(words: Sequence[str], env: Mapping[str, str], seconds: float) -> Do
     with tempfile.TemporaryFile() as file:
         child = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", *words], stdin=subprocess.DEVNULL, stdout=file,
-            stderr=subprocess.STDOUT, env=env, start_new_session=True,
+            stderr=subprocess.STDOUT, env=env, cwd=ROOT, start_new_session=True,
         )  # fmt: skip
         late = False
         try:
@@ -91,26 +92,47 @@ def failure_text(name: str, found: dict, done: Done) -> str:
 
 
 def try_kernels(
-    device: str, files: Sequence[Path], tell: Callable[[Kernels], None], seconds: float = SECONDS
+    device: str,
+    files: Sequence[Path],
+    tell: Callable[[Kernels], None],
+    seconds: float = SECONDS,
+    *,
+    before: Kernels | None = None,
+    side_by_side: int = 1,
+    most_seconds: float | None = None,
 ) -> Kernels:
-    """Builds and launches the kernels of files, one after the other; tells after each.
+    """Builds and launches the kernels of files, some side by side; tells after each.
 
-    device: the module whose `compiled` makes a kernel. Goes on after failures, until all the time
-    is used up.
+    device: the module whose `compiled` makes a kernel; before: what came of earlier ones. Goes on
+    after failures, until all the time is used up: then those that are left are told as failed, or,
+    with most_seconds, left for later.
     """
-    so_far, end = Kernels([], [], []), time.monotonic() + MOST_SECONDS
-    for file in files:
-        found = json.loads(file.read_text())
-        name = found["name"]
-        if time.monotonic() > end:
-            done = Done(1, "", f"not tried: {MOST_SECONDS} seconds were over")
+    so_far = before or Kernels([], [], [])
+    end = time.monotonic() + (MOST_SECONDS if most_seconds is None else most_seconds)
+
+    def tried(file: Path) -> Done | None:
+        if time.monotonic() <= end:
+            return run_step(["-m", "gpu.run_kernel", "run", device, str(file)], {}, seconds)
+        late = f"not tried: {MOST_SECONDS} seconds were over"
+        return Done(1, "", late) if most_seconds is None else None
+
+    for first in range(0, len(files), side_by_side):
+        some = files[first : first + side_by_side]
+        if side_by_side == 1:
+            ended = [tried(some[0])]
         else:
-            done = run_step(["-m", "gpu.run_kernel", "run", device, str(file)], {}, seconds)
-        if done.code == 0:
-            last = next(line for line in done.said.splitlines()[::-1] if line.startswith(MARK))
-            so_far.ran.append(f"{name}: {last}, sha256 {digest(found)[:16]}")
-        else:
-            so_far.names.append(f"{name}: {done.why}")
-            so_far.failed.append(failure_text(name, found, done))
-        tell(so_far)
+            with ThreadPoolExecutor(side_by_side) as pool:
+                ended = list(pool.map(tried, some))
+        for file, done in zip(some, ended, strict=True):
+            if done is None:  # and so are all that follow
+                return so_far
+            found = json.loads(file.read_text())
+            name = found["name"]
+            if done.code == 0:
+                last = next(line for line in done.said.splitlines()[::-1] if line.startswith(MARK))
+                so_far.ran.append(f"{name}: {last}, sha256 {digest(found)[:16]}")
+            else:
+                so_far.names.append(f"{name}: {done.why}")
+                so_far.failed.append(failure_text(name, found, done))
+            tell(so_far)
     return so_far

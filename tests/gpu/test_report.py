@@ -35,6 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EGGROLL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(report, "first_steps", lambda engine: {"probe": step("probed")})
     monkeypatch.setattr(report, "has_gpu", lambda engine: False)
+    monkeypatch.setattr(report, "driver_steps", lambda engine, piece: {})
     return tmp_path
 
 
@@ -98,6 +99,7 @@ def test_it_compares_signatures_and_names_failures(
         "one": step("signature: a"), "two": step(f"signature: {other}"), "three": step("", code),
     }  # fmt: skip
     monkeypatch.setattr(report, "steps", lambda engine: steps)
+    monkeypatch.setattr(report, "piece_of", lambda name: "runs")
     assert report.main() == exit_code
     assert f"signatures of both engines: {words}" in (folder / "metal-report.txt").read_text()
     assert ("failed: three" in capsys.readouterr().out) == (code > 0)
@@ -110,7 +112,8 @@ def test_its_steps_name_what_is_there(engine: str):
     assert len(tests) == 5
     assert all((root / test).is_file() for test in tests)
     assert sum(bool(step.env) for step in todo.values()) == len(report.VARIANTS[engine])
-    assert f"-m gpu.report{' cuda' * (engine == 'cuda')}\n" in (root / "Makefile").read_text()
+    assert f"-m gpu.report {engine} $(ARGS)\n" in (root / "Makefile").read_text()
+    assert {report.piece_of(name) for name in todo} == {"tests", "runs", "bench"}
 
 
 def test_first_steps_of_a_machine_without_a_gpu(monkeypatch):
@@ -315,3 +318,127 @@ def test_a_step_that_hangs_ends_with_all_that_it_started(tmp_path: Path):
                 break
             assert time.monotonic() < end, "it goes on"
             time.sleep(0.01)
+
+
+def test_a_piece_goes_on_where_its_time_was_over(folder: Path, monkeypatch, capsys):
+    """A step that did not get its time has no verdict; one that had it all has one."""
+    ran = folder / "ran"
+    count = f"open({str(ran)!r}, 'a').write('x'); "
+    todo = {
+        "tests one": report.Step(["-c", f"{count}print('signature: a')"]),
+        "tests two": report.Step(["-c", "import time; time.sleep(60)"]),
+        "tests three": report.Step(["-c", f"{count}print('three')"]),
+        "training on cpu": report.Step(["-c", f"{count}print('runs')"]),
+    }
+    monkeypatch.setattr(report, "available", lambda: {"metal": ""})
+    monkeypatch.setattr(report, "steps", lambda engine: todo)
+    monkeypatch.setattr(report, "PIECE_SECONDS", 3)
+    monkeypatch.setattr(report, "LEAST_SECONDS", 1)
+    assert report.main("metal", "look") == 0
+    assert report.main("metal", "tests") == report.UNFINISHED
+    said = (folder / "metal-report.txt").read_text()
+    assert "probed" in said
+    assert ran.read_text() == "x"
+    assert "not yet: tests two, tests three" in capsys.readouterr().out
+    todo["tests two"] = report.Step(["-c", "raise SystemExit(4)"])
+    assert report.main("metal", "tests") == 1
+    assert ran.read_text() == "xx"  # the first has its verdict
+    said = (folder / "metal-report.txt").read_text()
+    assert "=== tests two: exit code 4" in said
+    assert "three" in said
+    assert report.main("metal", "runs", "report") == 1  # what failed stays so
+    assert ran.read_text() == "xxx"
+    out = capsys.readouterr().out
+    assert "failed: tests two" in out
+    todo["tests two"] = report.Step(["-c", "print('mended')"])
+    assert report.main("metal", "tests") == 0  # a piece that was done is done anew
+    assert ran.read_text() == "xxxxx"
+    assert "not yet" not in out.splitlines()[-1]
+    assert report.main("metal", "look") == 0  # all of it begins anew
+    assert "tests" not in (folder / "metal-report.txt").read_text()
+
+
+def test_a_step_that_has_a_whole_piece_and_hangs_gets_its_verdict(folder: Path, monkeypatch):
+    todo = {"tests one": report.Step(["-c", "import time; time.sleep(60)"])}
+    monkeypatch.setattr(report, "available", lambda: {"metal": ""})
+    monkeypatch.setattr(report, "steps", lambda engine: todo)
+    monkeypatch.setattr(report, "PIECE_SECONDS", 2)
+    monkeypatch.setattr(report, "LEAST_SECONDS", 1)
+    assert report.main("metal", "tests") == 1
+    assert "=== tests one: exit code 124 (no answer in" in (
+        (folder / "metal-report.txt").read_text()
+    )
+
+
+def test_kernels_go_on_too(kernels, folder: Path, monkeypatch):
+    """Some side by side; those tried before are not tried again."""
+    kernels()
+    copy = f"import shutil, sys; shutil.copytree({str(folder / 'kernels')!r}, sys.argv[2],"
+    monkeypatch.setattr(report, "LIST", ["-c", f"{copy} dirs_exist_ok=True)"])
+    monkeypatch.setattr(report, "has_gpu", lambda engine: True)
+    monkeypatch.setattr(report, "kernel_variants", lambda engine: [""])
+    monkeypatch.setattr(report, "SIDE_BY_SIDE", {"metal": 3})
+    monkeypatch.setattr(report, "available", lambda: {"metal": ""})
+    real, tried = report_kernels.run_step, []
+
+    def run(words: list[str], env: dict[str, str], seconds: float) -> report_kernels.Done:
+        tried.append(Path(words[-1]).stem)
+        if words[-1].endswith("3.json"):
+            return report_kernels.Done(124, "", "no answer")
+        return real(words, env, seconds)
+
+    monkeypatch.setattr(report_kernels, "run_step", run)
+    monkeypatch.setattr(report, "PIECE_SECONDS", 1e12)
+    # The first three begin in time: each looks at the clock once.
+    monkeypatch.setattr(report_kernels, "time", SimpleNamespace(monotonic=clock_of(4, 1e13)))
+    assert report.main("metal", "kernels") == report.UNFINISHED
+    assert sorted(tried) == ["0", "1", "2"]
+    assert "3 of 5 (no NAX); name the piece again" in (folder / "metal-report.txt").read_text()
+    monkeypatch.setattr(report_kernels, "time", SimpleNamespace(monotonic=clock_of(99, 1e13)))
+    assert report.main("metal", "kernels") == 1
+    assert sorted(tried) == ["0", "1", "2", "3", "4"]
+    assert "5 of 5 (no NAX)\n2 kernels ran, 3 failed" in (folder / "metal-report.txt").read_text()
+
+
+def clock_of(looks: int, then: float) -> Callable[[], float]:
+    """A clock that stands still for so many looks at it."""
+    seen: list[int] = []
+
+    def look() -> float:
+        seen.append(1)
+        return 0.0 if len(seen) <= looks else then
+
+    return look
+
+
+@pytest.mark.parametrize("words", [["silver"], ["metal", "runs", "walks"]])
+def test_an_unknown_piece_is_refused(folder: Path, capsys, words: list[str]):
+    assert report.main(*words) == 2
+    error = capsys.readouterr().err
+    assert repr(words[-1]) in error
+    assert "look, trial, kernels, tests, runs, bench, report" in error
+    assert not list(folder.glob("*.txt"))
+
+
+def test_runs_are_compared_kind_by_kind():
+    parts = {
+        "training by feedback on cuda": "signature: a",
+        "training by feedback on cpu": "signature: b",
+        "training on cuda": "signature: c", "training on cpu": "signature: c",
+    }  # fmt: skip
+    assert report.signatures_of(parts) == {"training by feedback": {"a", "b"}, "training": {"c"}}
+
+
+def test_the_report_tells_that_nax_is_off(folder: Path, monkeypatch):
+    monkeypatch.setenv("EGGROLL_NAX", "0")
+    monkeypatch.setattr(report, "available", lambda: {"metal": ""})
+    monkeypatch.setattr(report, "steps", lambda engine: {})
+    assert report.main("metal", "trial") == 0
+    said = (folder / "metal-report.txt").read_text()
+    assert "=== engine: metal: runs; NAX is not used: EGGROLL_NAX=0" in said
+
+
+def test_steps_run_in_the_checkout(folder: Path):
+    """Wherever the report is written."""
+    said = run_step(["-c", "import os; print(os.getcwd())"], {}, 60).said
+    assert Path(said.strip()) == Path(__file__).parents[2]
