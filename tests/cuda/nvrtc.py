@@ -7,12 +7,15 @@ library. MLX's own headers are not in a CPU wheel, so HEADERS has what our kerne
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib.util
 import os
 import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from built import contents, folder_of, used, whole
 
 HEADERS = {
     "mlx/backend/cuda/device/utils.cuh": """
@@ -98,7 +101,26 @@ def compile(text: str, architecture: str, *options: str) -> Resources:
 
 
 def compiled(text: str, architecture: str, *options: str) -> tuple[Resources, bytes]:
-    """The same, and the machine code."""
+    """The same, and the machine code; kept in build/, as it takes a second or some to make."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    path = library_path()
+    assert path
+    means = f"{path} {path.stat().st_size} {major.value}.{minor.value}".encode()
+    folder = folder_of("nvrtc", means + contents([Path(__file__)]))
+    key = hashlib.sha256("\0".join((text, architecture, *options)).encode("ascii")).hexdigest()
+    kept = folder / key[:24]
+    if used(kept):
+        numbers, _, code = kept.read_bytes().partition(b"\n")
+        return Resources(*map(int, numbers.split())), code
+    resources, code = fresh(text, architecture, *options)
+    with whole(kept) as file:
+        file.write_bytes(f"{resources.registers} {resources.spilled}\n".encode() + code)
+    return resources, code
+
+
+def fresh(text: str, architecture: str, *options: str) -> tuple[Resources, bytes]:
+    """`compiled`, made anew."""
     nvrtc, program = library(), ctypes.c_void_p()
     created = nvrtc.nvrtcCreateProgram(
         ctypes.byref(program), text.encode("ascii"), b"kernel.cu", len(HEADERS),
