@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import emulator
 import pytest
@@ -12,6 +12,22 @@ from eggroll import engines
 from eggroll.engines import guard
 from gpu.backend import GPUS, Gpu
 from gpu.faulty import Fault, Faulty
+
+
+REASONS: set[str] = set()  # why kernels have no reader
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Lets all tests that miss a reader share a line of the summary, as one place skips them."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2]
+        if reason.removeprefix("Skipped: ") in REASONS:
+            report.longrepr = __file__, 1, reason
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +41,7 @@ def reader(pytestconfig: pytest.Config) -> Callable[[str, str, str], None]:
         assert name in READERS
         pytestconfig.stash[UNREAD if unavailable_because else READ].add(name)
         if unavailable_because:
+            REASONS.add(unavailable_because)
             (pytest.fail if gpu in REQUIRED else pytest.skip)(unavailable_because)
 
     return note
