@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -17,13 +16,14 @@ KEPT_BYTES = 1 << 30  # of a kind: the files used last
 
 @cache
 def folder_of(kind: str, means: bytes) -> Path:
-    """The folder of a kind of files that are made by these means; those of others are removed."""
+    """The folder of a kind of files that are made by these means.
+
+    Files of all means that were not used for longest are removed, as other tests may be running.
+    """
     folder = BUILD / kind / hashlib.sha256(means).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    for other in set(folder.parent.iterdir()) - {folder}:
-        shutil.rmtree(other, ignore_errors=True)
     found: list[tuple[float, int, Path]] = []
-    for path in folder.rglob("*"):
+    for path in folder.parent.rglob("*"):
         with contextlib.suppress(OSError):  # another process removes what it is done with
             if path.is_file():
                 found.append((path.stat().st_mtime, path.stat().st_size, path))

@@ -13,7 +13,6 @@ from eggroll.engines import guard
 from gpu.backend import GPUS, Gpu
 from gpu.faulty import Fault, Faulty
 
-
 REASONS: set[str] = set()  # why kernels have no reader
 
 

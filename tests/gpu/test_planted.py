@@ -24,7 +24,7 @@ from eggroll.engines.gpu.dialect import KernelSource
 from eggroll.engines.gpu.plan import MEMBERS, best_members
 from eggroll.engines.gpu.stage import StageWriter
 from gpu.backend import Gpu, check_scores, check_votes, engine
-from gpu.faulty import at_call, off_by_one
+from gpu.faulty import at_call, off_by_one, wrong_scores
 
 Edit = Callable[[KernelSource], KernelSource]
 PLACE = re.compile(r"(EGG_SHARED\(\w+, \w+, )(\d+)(, \d+\))")  # of CUDA's arrays, in bytes
@@ -136,6 +136,25 @@ def test_a_guard_looks_at_the_state(faulty, method: str):
     made, _ = engines.choose("metal", case.program)
     with pytest.raises(EngineError, match=rf"{method}: state\[33, 0\] is"):
         call(made, method, case)
+
+
+def test_a_difference_of_new_kernels_is_told_every_time(faulty):
+    """Whoever catches the error and asks again does not get the wrong integers."""
+    case, calls = random_case(1, V=8, D=8, T=3, P=36), list[str]()
+    made, _ = engines.choose("metal", case.program)
+
+    def fault(method: str, found: Any) -> Any:
+        calls.append(method)
+        if len(calls) == 2:
+            made.engine._kernels[8, case.rank, 6, "scores"] = []
+        return wrong_scores(found) if len(calls) > 1 else found
+
+    faulty(fault)
+    given = made.prepare(case.leaves), case.slices, case.batch
+    made.evaluate(*given)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="gives other integers"):
+            made.evaluate(*given)
 
 
 def test_nax_has_no_threadgroups_of_8_members():

@@ -23,8 +23,8 @@ def test_one_line_names_the_readers():
     assert nobody.count("\n") == 0
 
 
-def test_files_are_kept_until_the_means_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """And the ones used last, as long as they are not too many bytes."""
+def test_files_are_kept_that_were_used_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Those made by other means as well, but no test takes them."""
     monkeypatch.setattr(built, "BUILD", tmp_path)
     monkeypatch.setattr(built, "KEPT_BYTES", 30)
     folder_of = built.folder_of.__wrapped__
@@ -39,7 +39,13 @@ def test_files_are_kept_until_the_means_change(tmp_path: Path, monkeypatch: pyte
     assert folder_of("kind", b"means") == folder
     assert sorted(path.name for path in folder.iterdir()) == ["a", "c", "d"]
     other = folder_of("kind", b"other means")
-    assert [path.name for path in (tmp_path / "kind").iterdir()] == [other.name]
+    assert other != folder
+    assert not list(other.iterdir())
+    for name in "ef":
+        (other / name).write_bytes(bytes(10))
+    folder_of("kind", b"other means")
+    assert [path.name for path in folder.iterdir()] == ["c"]
+    assert sorted(path.name for path in other.iterdir()) == ["e", "f"]
 
 
 def test_what_fails_leaves_no_file(tmp_path: Path):
