@@ -50,15 +50,8 @@ train: WERROR := OFF
 train: $(BUILT)
 	$(PY) -m eggroll.train $(ARGS)
 
-# The emulated GPUs have processes of their own: what they leave in one is not shared.
-PYTEST = $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(BUILT)
-ifeq ($(strip $(ARGS)),)
-	EGGROLL_REQUIRE=$$(echo "$$EGGROLL_REQUIRE" | tr , '\n' | grep -xE 'metal|cuda' | paste -sd, -) $(PYTEST) tests/gpu
-	EGGROLL_REQUIRE=$$(echo "$$EGGROLL_REQUIRE" | tr , '\n' | grep -vxE 'metal|cuda' | paste -sd, -) $(PYTEST) --ignore tests/gpu
-else
-	$(PYTEST) $(ARGS)
-endif
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Takes minutes: it builds in isolation. ARGS=FILE.whl tries that one instead.
 test-wheel: $(DEPS)

@@ -34,6 +34,12 @@ Command = Callable[..., Ended]
 EMULATED = ["neon_i8mm", "neon_dotprod", "neon"]
 REQUIRED = [name for name in os.environ.get("EGGROLL_REQUIRE", "").split(",") if name]
 COVERED = pytest.StashKey[set[str]]()
+# How kernels of GPUs are read without a GPU, and what each reading needs.
+CLANG = "install clang 14 or newer with its sanitizers"
+NVIDIA = "pip install '.[nvrtc]'"
+READERS = {"emulation": CLANG, "OpenCL reading": CLANG, "NVRTC": NVIDIA, "machine code": NVIDIA}
+READ, UNREAD = pytest.StashKey[set[str]](), pytest.StashKey[set[str]]()
+KEPT = {"covered": COVERED, "read": READ, "unread": UNREAD}  # by the names that processes tell
 
 
 def emulation_lacks() -> str | None:
@@ -57,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     ):  # fmt: skip
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
-    config.stash[COVERED] = set()
+    for key in KEPT.values():
+        config.stash[key] = set()
 
 
 @pytest.fixture(scope="session")
@@ -80,12 +87,14 @@ def pytest_report_header() -> list[str]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """What one of several processes has covered counts for the session."""
-    node.config.stash[COVERED].update(getattr(node, "workeroutput", {}).get("covered", ()))
+    for name, key in KEPT.items():
+        node.config.stash[key].update(getattr(node, "workeroutput", {}).get(name, ()))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workeroutput"):  # a process of several, which does not judge
-        session.config.workeroutput["covered"] = sorted(session.config.stash[COVERED])
+        for name, key in KEPT.items():
+            session.config.workeroutput[name] = sorted(session.config.stash[key])
     elif exitstatus == pytest.ExitCode.OK and uncovered(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -97,10 +106,26 @@ def pytest_terminal_summary(
     done, missing = sorted(config.stash[COVERED]), uncovered(config)
     if done:
         terminalreporter.write_line(f"kernels compared with the reference: {', '.join(done)}")
+    if readers := readers_line(config.stash[READ], config.stash[UNREAD]):
+        terminalreporter.write_line(readers)
     if missing:
         terminalreporter.write_line(
             f"EGGROLL_REQUIRE={','.join(REQUIRED)}: not covered: {', '.join(missing)}", red=True
         )
+
+
+def readers_line(read: set[str], unread: set[str]) -> str:
+    """The readers that kernels of GPUs had, and what others need; empty where none was asked."""
+    if not read | unread:
+        return ""
+    done = ", ".join(name for name in READERS if name in read)
+    left = dict[str, list[str]]()
+    for name, need in READERS.items():
+        if name in unread:
+            left.setdefault(need, []).append(name)
+    missing = "; ".join(f"{', '.join(names)} ({need})" for need, names in left.items())
+    rest = f"; missing: {missing}" if missing else ""
+    return f"kernels of GPUs were read by: {done or 'nobody'}{rest}"
 
 
 @pytest.fixture

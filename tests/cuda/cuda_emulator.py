@@ -119,5 +119,5 @@ class CudaEmulator(metal.Emulator):
     def flags(self, text: str) -> list[str]:
         return FLAGS
 
-    def check(self, compiler: str, text: str, digest: str) -> None:
-        """CUDA has no second reading."""
+    def check(self, compiler: str, text: str, folder: Path) -> None:
+        """CUDA's second reading is that of its machine code, by machine_code.py."""

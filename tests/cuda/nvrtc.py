@@ -6,8 +6,12 @@ library.
 
 from __future__ import annotations
 
+import hashlib
 import re
+from pathlib import Path
 from typing import NamedTuple
+
+from built import contents, folder_of, used, whole
 
 from eggroll.engines import nvrtc as engine
 from eggroll.engines.nvrtc import CompileError
@@ -39,7 +43,22 @@ def compile(text: str, architecture: str, *options: str) -> Resources:
 
 
 def compiled(text: str, architecture: str, *options: str) -> tuple[Resources, bytes]:
-    """The same, and the machine code."""
+    """The same, and the machine code; kept in build/, as it takes a second or some to make."""
+    means = f"{engine.load()[1]} {engine.version()}".encode()
+    folder = folder_of("nvrtc", means + contents([Path(__file__), Path(engine.__file__)]))
+    key = hashlib.sha256("\0".join((text, architecture, *options)).encode("ascii")).hexdigest()
+    kept = folder / key[:24]
+    if used(kept):
+        numbers, _, code = kept.read_bytes().partition(b"\n")
+        return Resources(*map(int, numbers.split())), code
+    resources, code = fresh(text, architecture, *options)
+    with whole(kept) as file:
+        file.write_bytes(f"{resources.registers} {resources.spilled}\n".encode() + code)
+    return resources, code
+
+
+def fresh(text: str, architecture: str, *options: str) -> tuple[Resources, bytes]:
+    """`compiled`, made anew."""
     cubin, log = engine.compiled(text, architecture, *OPTIONS, *options)
     registers = re.search(r"Used (\d+) registers", log)
     spills = re.findall(r"(\d+) bytes spill", log)

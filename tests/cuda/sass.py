@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-LABEL = re.compile(r"^(\.L\w+):")
+LABEL = re.compile(r"^([.$\w]+):")
 LINE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z]\w*(?:\.\w+)*)\s*(.*?)\s*;")
 WORD = re.compile(r"/\* 0x([0-9a-f]{16}) \*/\s*$")
 
@@ -86,8 +86,8 @@ def parsed(text: str) -> list[Instruction]:
             lines[-1] = (*lines[-1][:3], int(word[1], 16))
     out = []
     for guard, name, rest, word in lines:
-        label = re.search(r"`\((\.L\w+)\)", rest)
-        target = labels[label[1]] if label else -1
+        label = re.search(r"`\(([.$\w]+)\)", rest)
+        target = labels.get(label[1], -1) if label else -1
         out.append(Instruction(guard, name, operands_of(rest), target, control_of(word)))
     return out
 

@@ -99,10 +99,11 @@ def multiply(walk: Walk, i: Instruction) -> None:
             walk.put(out, None if values[2] is None or carried is None else values[2] + carried)
         return
     a, b, c = values
-    if ".HI" in name:
+    if ".HI" in name:  # the third operand is a pair
+        pair = walk.wide(texts[2])
         if ".U32" not in name:
             a, b = signed(a), signed(b)  # type: ignore[arg-type]
-        walk.put(out, (a * b >> 32) + c)  # type: ignore[operator]
+        walk.put(out, None if pair is None else a * b + pair >> 32)  # type: ignore[operator]
     else:
         walk.put(out, a * b + c + carried)  # type: ignore[operator]
 

@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Generator
 
 import emulator
 import pytest
-from conftest import REQUIRED
+from conftest import READ, READERS, REQUIRED, UNREAD
 
 from eggroll import engines
 from eggroll.engines import guard
 from gpu.backend import GPUS, Gpu
 from gpu.faulty import Fault, Faulty
 
+REASONS: set[str] = set()  # why kernels have no reader
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Lets all tests that miss a reader share a line of the summary, as one place skips them."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2]
+        if reason.removeprefix("Skipped: ") in REASONS:
+            report.longrepr = __file__, 1, reason
+    return report
+
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder for compiled kernels; one that several tests need is compiled once."""
-    return tmp_path_factory.mktemp("kernels")
+def reader(pytestconfig: pytest.Config) -> Callable[[str, str, str], None]:
+    """Notes that kernels of a GPU have a reader, or skips for the reason why they have not.
+
+    It fails where EGGROLL_REQUIRE names the GPU.
+    """
+
+    def note(name: str, gpu: str, unavailable_because: str) -> None:
+        assert name in READERS
+        pytestconfig.stash[UNREAD if unavailable_because else READ].add(name)
+        if unavailable_because:
+            REASONS.add(unavailable_because)
+            (pytest.fail if gpu in REQUIRED else pytest.skip)(unavailable_because)
+
+    return note
 
 
 @pytest.fixture(scope="session", params=list(GPUS))
-def gpu(request: pytest.FixtureRequest, folder: Path, covered: set[str]) -> Gpu:
+def gpu(
+    request: pytest.FixtureRequest, covered: set[str], reader: Callable[[str, str, str], None]
+) -> Gpu:
     """A GPU under emulation. Metal is covered by that; CUDA needs NVRTC besides."""
     name: str = request.param
-    if sentence := emulator.unavailable_because():
-        pytest.fail(sentence) if name in REQUIRED else pytest.skip(sentence)
+    reader("emulation", name, emulator.unavailable_because())
     if name == "metal":
         covered.add("metal")
-    (folder / name).mkdir(exist_ok=True)
-    return GPUS[name](folder / name)
+    folder = emulator.built_folder() / name
+    folder.mkdir(exist_ok=True)
+    return GPUS[name](folder)
 
 
 @pytest.fixture

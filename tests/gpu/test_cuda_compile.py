@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import nvrtc
 import pytest
-from conftest import REQUIRED
+from cuda_emulator import written
 
 from eggroll import networks
 from eggroll.engines import cuda as cuda_plan
@@ -29,10 +29,10 @@ ARCHITECTURES = {"sm_75": 75, "sm_80": 80, "sm_90a": 90, "sm_100": 100}
 COMPILED: set[str] = set()  # those seen by NVRTC in this session
 
 
-def refuse() -> None:
+@pytest.fixture(autouse=True)
+def refuse(reader) -> None:
     """Skips without NVRTC; fails where EGGROLL_REQUIRE wants cuda covered."""
-    if sentence := nvrtc.unavailable_because():
-        pytest.fail(sentence) if "cuda" in REQUIRED else pytest.skip(sentence)
+    reader("NVRTC", "cuda", nvrtc.unavailable_because())
 
 
 INT32 = (
@@ -71,7 +71,6 @@ def resources(architecture: str) -> dict[str, nvrtc.Resources]:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nvrtc_compiles_every_kernel(architecture: str, covered: set[str]):
     """To machine code, without spills, with registers for the threads that a block has."""
-    refuse()
     for name, made in resources(architecture).items():
         assert made.spilled == 0, name
         assert made.registers * 32 * cuda_plan.WARPS <= 1 << 16, name
@@ -82,7 +81,6 @@ def test_nvrtc_compiles_every_kernel(architecture: str, covered: set[str]):
 
 def test_nvrtc_compiles_what_presets_do_not_have():
     """dp4a, tables of gates, rank 4, device memory, logits, sums of 64 bits."""
-    refuse()
     program = networks.egg(5000, 36, 1, "table")
     for gpu in (on("dp4a", 2 << 10), on("m16n8k32", 2 << 10)):
         for plan in cuda_plan.cuda_plans(program, gpu, members=8, rank=4):
@@ -100,7 +98,6 @@ def test_nvrtc_compiles_what_presets_do_not_have():
 
 
 def test_higher_ranks_do_not_spill():
-    refuse()
     program, gpu = networks.egg(256, 128, 1, "table"), target(80)
     plan = cuda_plan.cuda_plans(program, gpu, members=64, rank=8)[1]
     source = StageWriter(plan, Cuda(gpu.product), shift=8).source()
@@ -109,7 +106,6 @@ def test_higher_ranks_do_not_spill():
 
 def test_nvrtc_refuses_what_is_wrong():
     """The compile check is worth what it notices."""
-    refuse()
     source = dict(cuda_sources(80))["seed head"]
     for old, new in (
         ("__dp4a(", "__dp5a("), ("s32.s8.s8.s32", "s32.s8.s8.s16"), ("uint2 v", "uint2 unused, v")

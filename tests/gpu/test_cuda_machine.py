@@ -15,7 +15,6 @@ import machine
 import nvrtc
 import pytest
 import sass
-from conftest import REQUIRED
 from warp_walk import PARAMETERS, Launch, Walk, WalkError
 
 from eggroll import bench
@@ -31,10 +30,9 @@ ALIKE = 0.1  # part by which the model of performance.py may differ from machine
 
 
 @pytest.fixture(autouse=True)
-def refuse() -> None:
+def refuse(reader) -> None:
     """Skips without NVRTC or nvdisasm; fails where EGGROLL_REQUIRE wants cuda covered."""
-    if sentence := machine.unavailable_because():
-        pytest.fail(sentence) if "cuda" in REQUIRED else pytest.skip(sentence)
+    reader("NVRTC", "cuda", machine.unavailable_because())
 
 
 def stages(architecture: str, population: int) -> Iterator[tuple[str, CudaPlan, KernelSource]]:

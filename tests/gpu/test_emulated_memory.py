@@ -6,8 +6,11 @@ One order of the threads is enough: every byte keeps who touched it since the la
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import emulator
 import mlx.core as mx
+import numpy as np
 import pytest
 from emulator import FORWARD, REVERSE, EmulationError
 
@@ -38,12 +41,24 @@ def in_device_memory(between: str) -> str:
     return f"scratch[t] = 1;\n{between}out[t] = scratch[t ^ 32];\n"
 
 
-def run(gpu: MetalGpu, body: str, groups: int = 1, order: int = FORWARD) -> None:
+def run_cuda(launcher: emulator.Emulator) -> None:
+    body = "out[threadIdx.x] = given[threadIdx.x];\n"
+    source = KernelSource("memory", ("given",), ("out",), "", body)
+    launcher(source, [mx.arange(64)], [((64,), mx.int32)], (64, 1, 1), (64, 1, 1))
+
+
+def run(
+    gpu: MetalGpu,
+    body: str,
+    groups: int = 1,
+    order: int = FORWARD,
+    launcher: emulator.Emulator | None = None,
+) -> None:
     """Runs a kernel of 64 threads a threadgroup: `given`, 64 int32, and `out`, 64 for each."""
     names = ("out", "scratch") if "scratch" in body else ("out",)
-    source = KernelSource("memory", ("given",), names, HEADER, OPENING + body)
+    source = KernelSource("memory", ("given",), names, HEADER, OPENING + body, 4 * 64)
     outputs = [((64 * groups,), mx.int32)] * len(names)
-    launcher = gpu.launcher(orders=(order,))
+    launcher = launcher or gpu.launcher(orders=(order,))
     for _ in range(2):  # what one launch did is nothing to the next one
         launcher(source, [mx.arange(64)], outputs, (64 * groups, 1, 1), (64, 1, 1))
 
@@ -155,6 +170,70 @@ def test_bounds_are_kept(gpu: MetalGpu, fault: str):
         run(gpu, body)
 
 
+PLACES = {
+    "side by side": ("EGG_SHARED(int, own, 0, 64); EGG_SHARED(int8_t, more, 256, 5);", 261, ""),
+    "one over another": (
+        "EGG_SHARED(int, own, 0, 64); EGG_SHARED(int, more, 240, 4);", 256,
+        "more of threadgroup memory overlaps own",
+    ),
+    "within 16 bytes": ("EGG_SHARED(int, own, 4, 64);", 260, "own of threadgroup memory begins"),
+    "beyond what is asked for": (
+        "EGG_SHARED(int, own, 0, 64);", 252, "own of threadgroup memory ends behind",
+    ),
+    "less than is asked for": (
+        "EGG_SHARED(int, own, 0, 64);", 272, "asks for 272 bytes of threadgroup memory",
+    ),
+    "a name twice": (
+        "EGG_SHARED(int, own, 0, 64); { EGG_SHARED(int, own, 256, 64); own[t] = 1; }", 512,
+        "two arrays of threadgroup memory have the name own",
+    ),
+    "more than there is": ("EGG_SHARED(int, own, 0, 64);", 1 << 18, "more threadgroup memory"),
+}  # fmt: skip
+
+
+@cuda_only
+@pytest.mark.parametrize("places", PLACES)
+def test_shared_memory_is_one_block(gpu: CudaGpu, places: str):
+    declared, size, said = PLACES[places]
+    body = f"const uint32_t t = threadIdx.x;\n{declared}\nown[t] = 0;\nout[t] = own[t];\n"
+    source = KernelSource("memory", ("given",), ("out",), "", body, size)
+    call = [mx.arange(64)], [((64,), mx.int32)], (64, 1, 1), (64, 1, 1)
+    if not said:
+        gpu.launcher()(source, *call)
+        return
+    with pytest.raises(EmulationError, match=said):
+        gpu.launcher()(source, *call)
+
+
+@cuda_only
+def test_arrays_lie_where_their_offsets_say(gpu: CudaGpu):
+    """In one block; bounds are those of the array that a pointer was made from."""
+    declared = "EGG_SHARED(int, own, 0, 64);\nEGG_SHARED(int, more, 256, 64);\n"
+    body = f"const uint32_t t = threadIdx.x;\n{declared}more[t] = int(t);\n__syncthreads();\n"
+    source = KernelSource("memory", ("given",), ("out",), "", "", 512)
+    call = [mx.arange(64)], [((64,), mx.int32)], (64, 1, 1), (64, 1, 1)
+    with pytest.raises(EmulationError, match="reads byte 256 of own"):
+        gpu.launcher()(source._replace(body=body + "out[t] = own[64 + t];\n"), *call)
+    (out,) = gpu.launcher()(source._replace(body=body + "out[t] = own[t] + more[t];\n"), *call)
+    garbage = set((np.array(out) - np.arange(64)).tolist())
+    assert garbage in ({int(np.int32(0x5A5A5A5A))}, {0x80808080 - (1 << 32)})
+
+
+def test_processes_of_kernels_are_few(gpu: MetalGpu | CudaGpu, monkeypatch: pytest.MonkeyPatch):
+    """Each has three pipes: thousands of them would leave this process no files to open."""
+    monkeypatch.setattr(emulator, "MOST_RUNNING", 3)
+    launchers = [gpu.launcher() for _ in range(6)]
+    before = open_files()
+    for launcher in launchers * 2:
+        run(gpu, OUT, launcher=launcher) if gpu.name == "metal" else run_cuda(launcher)
+    assert len(emulator.running) == 3
+    assert open_files() <= before + 9
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @cuda_only
 @pytest.mark.parametrize(
     ("between", "race"),
@@ -164,7 +243,7 @@ def test_races_of_cuda_are_found(gpu: CudaGpu, between: str, race: bool):
     """A shuffle orders no memory."""
     body = "const uint32_t t = threadIdx.x;\nEGG_SHARED_MEMORY;\nEGG_SHARED(int, own, 0, 64);\n"
     body += f"own[t] = 1;\n{between}\nout[t] = own[t ^ 1];\n"
-    source = KernelSource("memory", ("given",), ("out",), "", body)
+    source = KernelSource("memory", ("given",), ("out",), "", body, 4 * 64)
     call = [mx.arange(64)], [((64,), mx.int32)], (64, 1, 1), (64, 1, 1)
     if not race:
         gpu.launcher()(source, *call)

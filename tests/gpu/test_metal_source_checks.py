@@ -10,7 +10,6 @@ from pathlib import Path
 
 import emulator
 import pytest
-from conftest import REQUIRED
 from metal_lint import plain, unnamed_spaces
 from metal_parse import refused
 
@@ -31,10 +30,10 @@ def texts() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def compiler() -> str:
+def compiler(reader) -> str:
     found = emulator.clang()
-    if not found:
-        pytest.fail("no clang++") if "metal" in REQUIRED else pytest.skip("no clang++")
+    reader("OpenCL reading", "metal", "" if found else "clang++ is not installed")
+    assert found
     return found
 
 

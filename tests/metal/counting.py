@@ -177,8 +177,7 @@ class Counting(Emulator):
         out = []
         for kernel in self.kernels.values():
             if kernel.process is not None:
-                kernel.process.communicate()
-                kernel.process = None
+                kernel.end()
                 out.append(self.read(kernel.program))
         return out
 

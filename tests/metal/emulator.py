@@ -22,6 +22,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+from built import contents, folder_of, used, whole
 from metal_lint import unnamed_spaces
 from metal_parse import refused
 
@@ -30,12 +31,17 @@ from eggroll.engines.gpu.launch import launcher
 from eggroll.engines.metal import compiled
 
 HERE = Path(__file__).parent
+# Processes of kernels; each takes three pipes and some MB. Whoever imports mlx_lm may have no more
+# than 2,048 files open from then on, as that sets the limit.
+MOST_RUNNING = 32
 FORWARD, REVERSE, SHUFFLED = range(3)
 INPUT, OUTPUT, SCRATCH = range(3)
+LEFT_OUT = (".json", ".pyc")  # files of the emulators that no program is made of
 UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
 # ThreadSanitizer's hooks at every access, which memory.cpp defines.
 HOOKS = ("-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0")
 COPIES = ("-Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset",)
+FAST_LINKER = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()  # half of a kernel's time, else
 FLAGS = (
     *("-x", "c++", "-fsigned-char", "-Wall", "-Wextra", "-Werror"),
     *("-Wno-unknown-attributes", "-Wno-duplicate-decl-specifier", "-Wno-unused-parameter"),
@@ -131,20 +137,33 @@ def named(said: str, source: KernelSource) -> str:
     return re.sub(r" byte (\d+) of (\d+)", lambda m: f" byte {m[1]} of {names[int(m[2])]}", said)
 
 
-@dataclass
+@dataclass(eq=False)
 class Kernel:
-    """A compiled kernel as a process."""
+    """A compiled kernel as a process, which runs while it is among the last ones used."""
 
     program: Path
     process: subprocess.Popen | None = None
 
+    def start(self) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen([self.program], **pipes)  # type: ignore[call-overload]
+        running[self] = None
+        while len(running) > MOST_RUNNING:
+            next(iter(running)).end()
+
+    def end(self) -> str:
+        """Ends the process, closes its pipes and returns what it has said of a failure."""
+        running.pop(self, None)
+        process, self.process = self.process, None
+        return process.communicate()[1].decode(errors="replace") if process else ""
+
     def run(self, source: KernelSource, order: int, inputs, outputs, grid, threadgroup):
         """The outputs. Raises EmulationError for what a kernel must not do."""
         if self.process is None:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            self.process = subprocess.Popen([self.program], **pipes)  # type: ignore[call-overload]
-            atexit.register(self.process.kill)
-        request = [struct.pack("8I", order, *grid, *threadgroup, len(inputs) + len(outputs))]
+            self.start()
+        running[self] = running.pop(self)  # the last one used
+        head = order, *grid, *threadgroup, len(inputs) + len(outputs), source.shared
+        request = [struct.pack("9I", *head)]
         for array in inputs:
             request += [struct.pack("2Q", INPUT, array.nbytes), array.tobytes()]
         sizes = [int(np.prod(shape)) * dtype.size for shape, dtype in outputs]
@@ -157,12 +176,20 @@ class Kernel:
         except BrokenPipeError:
             answers = []
         if [len(answer) for answer in answers] != sizes:
-            _, said = self.process.communicate()
-            raise EmulationError(named(said.decode(errors="replace"), source))
+            raise EmulationError(named(self.end(), source))
         return [
             np.frombuffer(answer, np.dtype(str(dtype).rpartition(".")[2])).reshape(shape)
             for answer, (shape, dtype) in zip(answers, outputs, strict=True)
         ]
+
+
+running: dict[Kernel, None] = {}  # the last one used comes last
+
+
+@atexit.register
+def end_all() -> None:
+    for kernel in list(running):
+        kernel.end()
 
 
 class EmulationError(Exception):
@@ -215,7 +242,8 @@ class Emulator:
         """The object file of a unit, compiled by whoever needs it first."""
         made = self.folder / f"{path.stem}.o"
         if not made.exists():
-            build([*common, *flags, "-c", str(path), "-o", str(made)])
+            with whole(made) as object_file:
+                build([*common, *flags, "-c", str(path), "-o", str(object_file)])
         return made
 
     def text(self, source: KernelSource, inputs, outputs) -> str:
@@ -231,9 +259,9 @@ class Emulator:
         standard = "-std=c++20" if "MetalPerformancePrimitives" in text else "-std=c++17"
         return [standard, *FLAGS]
 
-    def check(self, compiler: str, text: str, digest: str) -> None:
+    def check(self, compiler: str, text: str, folder: Path) -> None:
         """Address spaces: what Metal would refuse."""
-        said = unnamed_spaces(text) or refused(compiler, {digest: text}, self.folder)
+        said = unnamed_spaces(text) or refused(compiler, {"kernel": text}, folder)
         if said:
             raise EmulationError(str(said))
 
@@ -241,17 +269,29 @@ class Emulator:
         compiler = clang()
         assert compiler
         program = self.folder / digest
+        if used(program):
+            return program
         common = [compiler, *self.flags(msl)]
         runtime = [str(self.once(common, path, *flags)) for path, flags in self.units]
-        if not program.exists():
-            text = self.folder / f"{digest}.cpp"
+        with whole(program) as made:
+            text, kernel = made.with_name("kernel.cpp"), made.with_name("kernel.o")
             text.write_text(self.program(msl), "ascii")
-            self.check(compiler, msl, digest)
-            kernel = self.folder / f"{digest}.o"
+            self.check(compiler, msl, made.parent)
             checked = [*UNDEFINED, *HOOKS, self.optimize]
             build([*common, *checked, "-c", str(text), "-o", str(kernel)])
-            build([compiler, *UNDEFINED, *COPIES, str(kernel), *runtime, "-o", str(program)])
+            linked = [compiler, *UNDEFINED, *COPIES, *FAST_LINKER]
+            build([*linked, str(kernel), *runtime, "-o", str(made)])
         return program
+
+
+def built_folder() -> Path:
+    """The folder of programs that earlier tests have compiled by the same means."""
+    compiler = clang()
+    assert compiler
+    said = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    files = [*HERE.rglob("*"), *(HERE.parent / "cuda").rglob("*")]
+    parts = (path for path in files if path.is_file() and path.suffix not in LEFT_OUT)
+    return folder_of("emulated", compiler.encode() + said + contents(parts))
 
 
 def build(command: list[str]) -> None:

@@ -5,6 +5,9 @@
 // Each byte that may be written keeps the last writer and the readers with the epoch, which is the
 // number of barriers before. Lanes of a simdgroup are also ordered by its own barriers, counted
 // within an epoch.
+//
+// Threadgroup memory is one block, as on a GPU. Every array in it has its own view of the whole
+// block, the same pages at other addresses, so that a pointer tells of which array it is.
 
 #include "memory.h"
 
@@ -12,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <deque>
 #include <string>
@@ -47,11 +51,6 @@ struct Array {
   Byte* bytes;
 };
 
-// How much is taken.
-struct Mark {
-  size_t arrays, page, byte;
-} of_device;
-
 uint32_t clock_now = 1;  // of both kinds of memory, as bytes of one may come after the other's
 
 // Epochs of device and of threadgroup memory.
@@ -82,6 +81,26 @@ void* reserved(size_t bytes) {
 
 char* const room = static_cast<char*>(reserved(ROOM));
 Byte* const all_bytes = static_cast<Byte*>(reserved(ROOM));
+
+// A view has room for more than any GPU's threadgroup memory, so an array's bounds are left in it.
+constexpr size_t VIEW = 1 << 20, VIEWS = 32;
+
+char* views_of_shared() {
+  char* all = static_cast<char*>(reserved(VIEW * VIEWS));
+  const int file = memfd_create("shared", 0);
+  if (file < 0 || ftruncate(file, VIEW)) fail("no threadgroup memory");
+  for (size_t i = 0; i < VIEWS; ++i)
+    if (mmap(all + i * VIEW, VIEW, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) ==
+        MAP_FAILED)
+      fail("no view of threadgroup memory");
+  close(file);
+  return all;
+}
+
+char* const views = views_of_shared();
+Byte shared_block[VIEW];
+Array shared_arrays[VIEWS];
+size_t shared_count;
 
 [[noreturn]] void report(const Array& array, const void* at, const char* what, int other = -1) {
   char text[400];
@@ -151,9 +170,23 @@ void check_write(const Array& array, const char* at, Byte& byte, const Epochs& e
   byte.writer_at = lanes_now;
 }
 
+inline bool within(const void* at, const char* begin, size_t bytes) {
+  return size_t(static_cast<const char*>(at) - begin) < bytes;
+}
+
+inline bool in_arrays(const void* at) {
+  return within(at, room, ROOM) || within(at, views, VIEW * VIEWS);
+}
+
+const Array* owner_of(const char* at) {
+  if (within(at, room, ROOM)) return owners[size_t(at - room) / PAGE];
+  const size_t view = size_t(at - views) / VIEW;
+  return view < shared_count ? &shared_arrays[view] : nullptr;
+}
+
 // Checks an access inside the room for arrays.
 void check(const char* at, size_t size, bool write, unsigned thread) {
-  Array* array = owners[size_t(at - room) / PAGE];
+  const Array* array = owner_of(at);
   if (!array) fail("an access outside every array");
   if (at < array->begin || at + size > array->end) report(*array, at, write ? "writes" : "reads");
   if (array->kind == INPUT) {
@@ -167,28 +200,16 @@ void check(const char* at, size_t size, bool write, unsigned thread) {
           : check_read(*array, at + i, byte[i], epochs, thread);
 }
 
-inline bool within(const void* at, const char* begin, size_t bytes) {
-  return size_t(static_cast<const char*>(at) - begin) < bytes;
-}
-
 inline void access(const void* at, size_t size, bool write) {
   if (within(at, stack_now, stack_bytes)) return;
-  if (within(at, room, ROOM)) return check(static_cast<const char*>(at), size, write, thread_now);
+  if (in_arrays(at)) return check(static_cast<const char*>(at), size, write, thread_now);
   if (write || !within(at, &__executable_start, size_t(&_end - &__executable_start)))
     fail(write ? "a write outside every array" : "a read outside every array");
 }
 
 // Of a copy: its other end may be anything that the compiler copies from.
 void range(const void* at, size_t size, bool write) {
-  if (size && within(at, room, ROOM)) check(static_cast<const char*>(at), size, write, thread_now);
-}
-
-// Arrays that are gone leave epochs of the past behind, which count as none.
-void drop(const Mark& kept) {
-  for (size_t page = kept.page; page < next_page; ++page) owners[page] = nullptr;
-  while (taken.size() > kept.arrays) taken.pop_back();
-  next_page = kept.page;
-  next_byte = kept.byte;
+  if (size && in_arrays(at)) check(static_cast<const char*>(at), size, write, thread_now);
 }
 
 }  // namespace
@@ -202,21 +223,31 @@ void* take(Kind kind, const char* name, size_t bytes, int garbage) {
   for (size_t i = 0; i + 1 < pages; ++i) owners[first + i] = &taken.back();
   next_page = first + pages;
   if (kind != INPUT) next_byte += bytes;
-  if (kind != SHARED) of_device = {taken.size(), next_page, next_byte};
   return __real_memset(begin, garbage, bytes);
+}
+
+void* take_shared(const char* name, size_t begin, size_t bytes) {
+  if (shared_count == VIEWS) fail("more arrays of threadgroup memory than there are views");
+  char* at = views + shared_count * VIEW + begin;
+  shared_arrays[shared_count++] = {SHARED, name, at, at + bytes, shared_block + begin};
+  return at;
 }
 
 void begin_launch() {
   constexpr size_t MUCH = 1 << 20;  // that a process which waits should not keep
   if (next_page * PAGE > MUCH) madvise(room, next_page * PAGE, MADV_DONTNEED);
   if (next_byte * sizeof(Byte) > MUCH) madvise(all_bytes, next_byte * sizeof(Byte), MADV_DONTNEED);
-  drop({0, 0, 0});
+  // Arrays that are gone leave epochs of the past behind, which count as none.
+  memset(owners, 0, next_page * sizeof *owners);
+  taken.clear();
+  next_page = next_byte = 0;
   device_epochs.next();
   device_epochs.launch = device_epochs.now;
 }
 
-void begin_threadgroup() {
-  drop(of_device);
+void begin_threadgroup(size_t shared_bytes, int garbage) {
+  shared_count = 0;
+  if (shared_bytes) __real_memset(views, garbage, shared_bytes);
   for (Epochs* epochs : {&device_epochs, &shared_epochs}) {
     epochs->next();
     epochs->group = epochs->now;
@@ -250,7 +281,7 @@ void begin_thread(unsigned thread, const char* stack, size_t bytes) {
 
 // As two lanes: whoever wrote is not one of them, or not the other.
 void read_by_any_lane(const void* from, size_t bytes) {
-  if (thread_now % LANES > 1 || !within(from, room, ROOM)) return;
+  if (thread_now % LANES > 1 || !in_arrays(from)) return;
   check(static_cast<const char*>(from), bytes, false, thread_now);
 }
 

@@ -9,12 +9,16 @@ enum { DEVICE_MEMORY = 1, THREADGROUP_MEMORY = 2 };  // as mem_flags has them
 // memory.
 enum Kind { INPUT, OUTPUT, SCRATCH, SHARED };
 
-// Room for an array of a launch, or of a threadgroup if it is shared, filled with garbage.
+// Room for an array of a launch in device memory, filled with garbage.
 void* take(Kind kind, const char* name, size_t bytes, int garbage);
+
+// An array in threadgroup memory, of which it is bytes begin .. begin + bytes - 1.
+void* take_shared(const char* name, size_t begin, size_t bytes);
 
 void begin_launch();  // the arrays of the last one are gone
 void end_launch();
-void begin_threadgroup();  // so are those that were shared
+// So are those in threadgroup memory, of which there are so many bytes, filled with garbage.
+void begin_threadgroup(size_t shared_bytes, int garbage);
 
 // What comes after is ordered behind what came before, in these kinds of memory: for all
 // threads, or for the lanes of one simdgroup.

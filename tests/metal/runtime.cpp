@@ -56,9 +56,14 @@ WEAK void* take(Kind, const char* name, size_t bytes, int garbage) {
   lies_at(name, block.data(), bytes);
   return block.data();
 }
+WEAK void* take_shared(const char* name, size_t begin, size_t bytes) {
+  alignas(16) static char block[EMU_SHARED_BYTES];
+  lies_at(name, block + begin, bytes);
+  return block + begin;
+}
 WEAK void begin_launch() {}
 WEAK void end_launch() {}
-WEAK void begin_threadgroup() {}
+WEAK void begin_threadgroup(size_t, int) {}
 WEAK void order_threads(unsigned) {}
 WEAK void order_lanes(unsigned, unsigned) {}
 WEAK void begin_thread(unsigned, const char*, size_t) {}
@@ -71,7 +76,16 @@ std::vector<Fiber*> fibers;
 Fiber* now;
 void* arrays[64];  // inputs, then outputs; a kernel's entry reads it
 unsigned char garbage;
-std::map<std::string, std::pair<void*, size_t>> shared_arrays;
+
+// An array of threadgroup memory: its place among the bytes that the launch asks for.
+struct Part {
+  void* at;
+  size_t begin, bytes;
+};
+std::map<std::string, Part> parts;
+size_t shared_bytes, parts_end;  // asked for; up to the end of the last array
+
+size_t whole(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
 void to_scheduler() { switch_context(&now->context, &scheduler); }
 
@@ -157,8 +171,9 @@ void run_group(uint threads, Order order, std::mt19937& chance) {
     fibers.push_back(fiber);
   }
   for (uint i = 0; i < threads; ++i) make(fibers[i], i);
-  begin_threadgroup();
-  shared_arrays.clear();
+  begin_threadgroup(shared_bytes, garbage);
+  parts.clear();
+  parts_end = 0;
   std::vector<int> groups(threads / LANES), lanes(LANES);
   std::iota(groups.begin(), groups.end(), 0);
   std::iota(lanes.begin(), lanes.end(), 0);
@@ -179,6 +194,10 @@ void run_group(uint threads, Order order, std::mt19937& chance) {
     if (first.wait == FINISHED) break;
     order_threads(first.mask);
   }
+  if (parts_end != whole(shared_bytes))
+    fail(("a launch asks for " + std::to_string(shared_bytes) + " bytes of threadgroup memory, " +
+          "and its arrays take " + std::to_string(parts_end))
+             .c_str());
 }
 
 void run_grid(const uint (&grid)[3], const uint (&group)[3], Order order) {
@@ -202,14 +221,16 @@ bool get(T* to, size_t count) {
   return fread(to, sizeof(T), count, stdin) == count;
 }
 
-// Request: order, grid, threadgroup, number of arrays; then of each its kind, its bytes, and what
-// an input has. Answer: what the others have.
+// Request: order, grid, threadgroup, number of arrays, bytes of threadgroup memory; then of each
+// array its kind, its bytes, and what an input has. Answer: what the others have.
 bool answer() {
-  uint head[8];
-  if (!get(head, 8)) return false;
+  uint head[9];
+  if (!get(head, 9)) return false;
   const uint grid[3] = {head[1], head[2], head[3]}, group[3] = {head[4], head[5], head[6]};
   std::vector<std::pair<void*, uint64_t>> going;
   if (head[7] > std::size(arrays)) fail("too many arrays");
+  shared_bytes = head[8];
+  if (shared_bytes > EMU_SHARED_BYTES) fail("more threadgroup memory than there is");
   garbage = garbage == 0x80 ? 0x5a : 0x80;
   begin_launch();
   for (uint i = 0; i < head[7]; ++i) {
@@ -255,16 +276,25 @@ float2 multiply(float2 a, float2 b, float2 c) {
   return d;
 }
 
-void* shared(const char* name, unsigned long bytes) {
-  auto& [block, size] = shared_arrays[name];
-  if (!block) {
-    size_t total = bytes;
-    for (auto& [other, it] : shared_arrays) total += it.second;
-    if (total > EMU_SHARED_BYTES) fail("more threadgroup memory than there is");
-    block = take(SHARED, name, bytes, garbage);
-    size = bytes;
+void* shared(const char* name, unsigned long offset, unsigned long bytes) {
+  const auto found = parts.find(name);
+  if (found != parts.end()) {
+    const Part& part = found->second;
+    if (part.bytes != bytes || (offset != AFTER && part.begin != offset))
+      fail(("two arrays of threadgroup memory have the name " + std::string(name)).c_str());
+    return part.at;
   }
-  return block;
+  const size_t begin = offset == AFTER ? parts_end : offset, end = begin + bytes;
+  const std::string array = std::string("the array ") + name + " of threadgroup memory ";
+  if (begin % 16) fail((array + "begins within 16 bytes").c_str());
+  if (end > shared_bytes) fail((array + "ends behind what the launch asks for").c_str());
+  for (const auto& [other, part] : parts)
+    if (begin < part.begin + part.bytes && part.begin < end)
+      fail((array + "overlaps " + other).c_str());
+  parts_end = std::max(parts_end, whole(end));
+  void* at = take_shared(name, begin, bytes);
+  parts[name] = {at, begin, bytes};
+  return at;
 }
 
 unsigned lane_index() { return position.lane; }

@@ -86,6 +86,29 @@ KNOWN: tuple[tuple[str, str, str, str], ...] = (
     ("evolution.estimators", "(16 if one_byte", "(32 if one_byte", "edges"),
     ("engines.base", "MAX_VALUE = 1 << 19", "MAX_VALUE = 1 << 18", "edges"),
     ("evolution.estimators", "discount=options.discount", "discount=0", "edges"),
+    # Of GPUs. Faults in the text of kernels (a loop that is not unrolled, a barrier or an address
+    # space left out, float sums beyond 2^24) are planted by tests/gpu in every `make test`.
+    ("engines.gpu.stage", "-(-size // 16) * 16", "-(-size // 32) * 16", "gpu/test_planted"),
+    ("engines.cuda", "right, {VOTE_STAGE}, {", "right, {VOTE_STAGE - 288}, {", "gpu/test_planted"),
+    ("engines.cuda", "vote_bytes = 2 * VOTE_STAGE", "vote_bytes = VOTE_STAGE", "gpu/test_planted"),
+    ("engines.metal", "vote_bytes = 64", "vote_bytes = 32", "gpu/test_planted"),
+    (
+        "engines.guard",
+        '"evaluate": lambda out: CallResult({"scores": out[0], "state": out[1]}),',
+        '"evaluate": lambda out: CallResult({"scores": out[0]}),',
+        "gpu/test_planted",
+    ),
+    ("engines.gpu.plan", "if m % 16 == 0 or not nax", "if m", "gpu/test_planted"),
+    ("engines.cuda", "if not source.blocks:", "if True:", "gpu/test_planted"),
+    ("engines.gpu.launch", "elif seconds > SECONDS and not", "elif False and not", "gpu/test_pace"),
+    (
+        "engines.gpu.engine",
+        "count = min(max(self.pace.macs // macs, MIN_PAIRS), N - first)",
+        "count = N - first",
+        "gpu/test_pace",
+    ),
+    ("engines.guard", "self._compared.discard(key)", "pass", "gpu/test_planted"),
+    ("engines.guard", "np.linspace(half, N - 1", "np.linspace(0, half", "gpu/test_guard"),
 )
 SWAPS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -149,7 +172,8 @@ def known_mutants() -> list[Mutant]:
         text = MODULES[module].read_text()
         if text.count(old) != 1:
             raise ValueError(f"{module} has {old!r} {text.count(old)} times")
-        at, tests = text.index(old), tuple(f"tests/test_{word}.py" for word in words.split())
+        files = (word if "/" in word else f"test_{word}" for word in words.split())
+        at, tests = text.index(old), tuple(f"tests/{file}.py" for file in files)
         found.append(Mutant(module, text.count("\n", 0, at) + 1, at, old, new, old, tests))
     return found
 

@@ -15,7 +15,7 @@
 #define __constant__ static
 #define EGG_SHARED_MEMORY static_assert(true)
 #define EGG_SHARED(type, name, offset, count) \
-  type* const name = static_cast<type*>(emu::shared(#name, sizeof(type) * (count)))
+  type* const name = static_cast<type*>(emu::shared(#name, offset, sizeof(type) * (count)))
 #define threadIdx (emu::thread_index())
 #define blockIdx (emu::block_index())
 
