@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "eggroll_world.h"
+#include "operations.h"
 
 namespace eggroll {
 
@@ -28,25 +29,6 @@ constexpr int kActive = 256;          // features of a list, at most: their sums
 // What a pair may earn at a token, at most: 15 times its discounted sum, in 1/256 bit, fits 32
 // bits.
 constexpr int kValue = 1 << 19;
-
-enum class OpKind : int {
-  embed,
-  linear,
-  norm,
-  add,
-  add_bias,
-  lookup,
-  forget,
-  mix,
-  score,
-  input,
-  features,
-  bias,
-  relu,
-  concat,
-  output,
-  sums
-};
 
 // Whether an operation multiplies its input by a matrix.
 static constexpr bool multiplies(OpKind kind) {

@@ -12,36 +12,6 @@ namespace eggroll {
 
 namespace {
 
-enum class LeafForm { none, embedding, matrix, vector };
-
-// What an operation takes; its arithmetic is in Block::run.
-struct Form {
-  const char* name;
-  OpKind kind;
-  size_t inputs;
-  LeafForm leaf;
-  size_t numbers = 0;
-};
-
-constexpr Form kForms[] = {
-    {"embed", OpKind::embed, 0, LeafForm::embedding},
-    {"linear", OpKind::linear, 1, LeafForm::matrix},
-    {"norm", OpKind::norm, 1, LeafForm::vector},
-    {"add", OpKind::add, 2, LeafForm::none},
-    {"add_bias", OpKind::add_bias, 2, LeafForm::vector},
-    {"lookup", OpKind::lookup, 1, LeafForm::none},
-    {"forget", OpKind::forget, 2, LeafForm::none},
-    {"mix", OpKind::mix, 3, LeafForm::none},
-    {"score", OpKind::score, 1, LeafForm::matrix},
-    {"input", OpKind::input, 0, LeafForm::none},
-    {"features", OpKind::features, 0, LeafForm::embedding, 4},
-    {"bias", OpKind::bias, 1, LeafForm::vector},
-    {"relu", OpKind::relu, 1, LeafForm::none},
-    {"concat", OpKind::concat, 2, LeafForm::none},
-    {"output", OpKind::output, 1, LeafForm::none, 1},
-    {"sums", OpKind::sums, 1, LeafForm::matrix, 1},
-};
-
 const Form& form_of(const std::string& name) {
   for (const Form& form : kForms)
     if (name == form.name) return form;
