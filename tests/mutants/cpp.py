@@ -21,7 +21,7 @@ from house import ROOT
 SOURCES = Path("extensions/int8_gemm/cpu")
 MODULE = "eggroll._int8_gemm"
 SETS = ("generic", "avx2", "avx512vnni")
-KERNELS = "programs engines rows cpu_rows credit backward"
+KERNELS = "cpu_rows rows engines credit backward programs"  # those that take less time first
 # File -> the instruction set that it is tried with, and the tests that hold it.
 FILES: dict[str, tuple[str, str]] = {
     "arguments.h": ("generic", "native_bounds engines rows"),
@@ -41,14 +41,14 @@ FILES: dict[str, tuple[str, str]] = {
     "learn_tape.h": ("generic", "backward programs"),
     "learning.h": ("generic", "backward native_bounds labels"),
     "leaves.h": ("generic", KERNELS),
-    "machine.cpp": ("generic", "native_threads native engines"),
+    "machine.cpp": ("generic", "native_threads engines native"),
     "members.h": ("generic", KERNELS),
-    "parts.cpp": ("generic", "native programs"),
+    "parts.cpp": ("generic", "programs native"),
     "portable_isa.h": ("generic", f"{KERNELS} draws es"),
     "program.cpp": ("generic", f"native_bounds {KERNELS}"),
     "rows.h": ("generic", "rows cpu_rows programs"),
-    "rules.cpp": ("generic", "es whitening backward_rule native_bounds"),
-    "rules_isa.h": ("generic", "es whitening backward_rule native_bounds"),
+    "rules.cpp": ("generic", "native_bounds whitening backward_rule es"),
+    "rules_isa.h": ("generic", "native_bounds whitening backward_rule es"),
     "stepper.cpp": ("generic", "native_worlds worlds_examples"),
     "votes.h": ("generic", "engines programs credit"),
     "avx2_elements.h": ("avx2", KERNELS),
@@ -64,7 +64,12 @@ FILES: dict[str, tuple[str, str]] = {
     "avx512_vector.h": ("avx512vnni", f"{KERNELS} draws whitening"),
 }
 # (file, line's text) -> why a change there that no test sees is none.
-REASONS: dict[tuple[str, str], str] = {}
+REASONS: dict[tuple[str, str], str] = {
+    (
+        "rules.cpp",
+        "for (int64_t row = 0; row < leaf.outputs; row += kWhitenedRows) rows.push_back({i, row});",
+    ): "a part of no rows does nothing",
+}
 # clang-format puts spaces around binary operators, and around neither brackets of templates nor
 # signs of types.
 SWAPS = {
@@ -159,7 +164,7 @@ class Build:
         return found
 
     def _compile(self) -> bool:
-        command = ["cmake", "--build", self.tree / "build", "--target", "_int8_gemm"]
+        command = ["cmake", "--build", self.tree / "build", "-j", "2", "--target", "_int8_gemm"]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return done.returncode == 0
 
