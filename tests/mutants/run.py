@@ -73,7 +73,7 @@ REASONS: dict[tuple[str, str], str] = {
 KNOWN: tuple[tuple[str, str, str, str], ...] = (
     ("spec.noise", "self.rank) + 1 for", "self.rank) for", "edges"),
     ("evolution.rules", "alpha if alpha <= 1", "alpha if alpha < 1", "edges"),
-    ("training.replay_log", "signs) if found == step else None", "signs)", "edges"),
+    ("training.replay_log", "found and found.step == step else", "found else", "edges"),
     ("evolution.estimators", "((2 * abs(n) + by) // (2 * by))", "(abs(n) // by)", "edges"),
     ("evolution.estimators", "np.rint(difference * (mean", "np.floor(difference * (mean", "edges"),
     (
