@@ -134,6 +134,23 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return "".join(out)
 
 
+OPTION = re.compile(r"--[\w-]+")
+INLINE = re.compile(r"(?<!</span>)<code>([^<]*)</code>")
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Marks the options in sentences, so that no line breaks at their hyphens (site.css)."""
+
+    def marked(code: re.Match[str]) -> str:
+        return f"<code>{OPTION.sub(_option, code[1])}</code>"
+
+    return INLINE.sub(marked, html)
+
+
+def _option(found: re.Match[str]) -> str:
+    return f'<span class="option">{found[0]}</span>'
+
+
 def _listed(text: str) -> str:
     """The text with an empty line before every list, which GitHub does not ask for."""
     lines, made = text.split("\n"), []

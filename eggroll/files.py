@@ -275,3 +275,47 @@ def unpack(data: NDArray[np.uint8], count: int) -> NDArray[np.int8]:
     if rest.any():
         raise ValueError("signs beyond the last are packed as well")
     return digits.reshape(-1)[:count].astype(np.int8)
+
+
+# Small numbers in Rice's code with parameter 4. Of u = 2 v, or -2 v - 1 below zero, it has u // 4
+# ones, a zero, and the two last bits of u: three bits for -2 to 1, nine for 12.
+
+MOST_SMALL = 15  # so that no code begins with eight ones
+
+
+def pack_small(values: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Numbers from -15 to 15, int8 [n], one after another in as few bytes as hold their bits.
+
+    Raises:
+        ValueError: one is another.
+    """
+    wide = values.astype(np.int32)
+    if abs(wide).max(initial=0) > MOST_SMALL:
+        raise ValueError(f"a number other than -{MOST_SMALL} to {MOST_SMALL} cannot be packed")
+    unsigned = np.where(wide < 0, -2 * wide - 1, 2 * wide)
+    ends = np.cumsum(unsigned // 4 + 3)
+    bits = np.ones(ends[-1] if len(ends) else 0, np.uint8)
+    bits[ends - 3], bits[ends - 2], bits[ends - 1] = 0, unsigned >> 1 & 1, unsigned & 1
+    return np.packbits(bits)
+
+
+def unpack_small(data: NDArray[np.uint8], count: int) -> tuple[NDArray[np.int8], int]:
+    """The first `count` numbers in packed bytes, int8 [count], and how many bytes they take.
+
+    Raises:
+        ValueError: the bytes end before, or `pack_small` does not make them.
+    """
+    bits = np.unpackbits(data).tolist()
+    found, at = [], 0
+    try:
+        for _ in range(count):
+            zero = bits.index(0, at, at + MOST_SMALL // 2 + 1)
+            found.append(4 * (zero - at) + 2 * bits[zero + 1] + bits[zero + 2])
+            at = zero + 3
+    except (ValueError, IndexError):
+        raise ValueError(f"these bytes do not hold {count} small numbers") from None
+    size = -(-at // 8)
+    if any(bits[at : 8 * size]) or 2 * MOST_SMALL + 1 in found:
+        raise ValueError("small numbers are packed in another way")
+    unsigned = np.array(found, np.int32)
+    return np.where(unsigned & 1, -(unsigned + 1) // 2, unsigned // 2).astype(np.int8), size

@@ -153,7 +153,8 @@ def open_log(place: str) -> ReplaySource:
     config = from_dict(options, name)
     config.check()
     checkpoint.check_network(header.facts, config, path)
-    if header.pairs != config.pop // 2 or not config.estimator_class.replays:
+    fits = header.pairs == config.pop // 2 and not header.is_small
+    if not (fits and config.estimator_class.replays):
         raise InputError(
             f"{name} has signs of {header.pairs} pairs, which do not fit its options (--pop "
             f"{config.pop}, --estimator {config.estimator}): restore it from a copy."

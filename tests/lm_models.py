@@ -25,6 +25,20 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "gemma": {"num_key_value_heads": 1, "head_dim": 32},
 }  # fmt: skip
+# Families that are tried less: biases in attention, windows, fused projections, norms with means,
+# and a name that stands for another family's code.
+OTHERS: dict[str, dict[str, Any]] = {
+    "qwen2": {"num_key_value_heads": 2},
+    "gemma3_text": {
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
+    },
+    "phi": {"num_key_value_heads": 2, "partial_rotary_factor": 0.5},
+    "phi3": {"num_key_value_heads": 1},
+    "mistral": {"num_key_value_heads": 1, "head_dim": 32},
+}
 
 
 class Letters:
@@ -45,13 +59,15 @@ def config(family: str) -> dict[str, Any]:
     return {
         "model_type": family, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96,
         "num_attention_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": VOCABULARY,
-        **SIZES[family],
+        **(SIZES | OTHERS)[family],
     }  # fmt: skip
 
 
 def tiny(family: str = "llama", bits: int = 32, seed: int = 0) -> Any:
     """A random model: bits 32 and 16 are float32 and bfloat16, others quantise to as many."""
-    module = importlib.import_module(f"mlx_lm.models.{family}")
+    from mlx_lm.utils import MODEL_REMAPPING
+
+    module = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(family, family)}")
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(config(family)))
     # Larger than at initialisation, so that logits differ clearly.

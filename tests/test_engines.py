@@ -204,9 +204,8 @@ def test_weights_packed_for_another_instruction_set_are_refused(monkeypatch):
     np.testing.assert_array_equal(np.array(scores), case.oracle()[0])
     if _extension.load().usable_isas() == ["generic"]:
         return
-    for wrong in (fastest, mx.array(np.array(fastest)[:-1])):
-        with pytest.raises(ValueError, match=r"not packed for this program and generic: pack them"):
-            engine.evaluate(wrong, case.slices, case.batch)
+    with pytest.raises(ValueError, match=r"not packed for this program and generic: pack them"):
+        engine.evaluate(fastest, case.slices, case.batch)
 
 
 @pytest.mark.parametrize("isa", ["mmx", *sorted(KNOWN - set(ISAS))])

@@ -13,9 +13,10 @@ from lm_models import Letters, tiny
 from mlx.utils import tree_map
 
 from eggroll import InputError
+from eggroll.files import MOST_SMALL
 from eggroll.lm import Trainer, learner
 from eggroll.lm.layers import signs, weights_of
-from eggroll.lm.learner import DeltaLearner, Options, PairNoise, from_trits, summed, to_trits
+from eggroll.lm.learner import DeltaLearner, Options, PairNoise, summed
 
 PROMPTS = ["sort 312=", "a", "hello"]
 SMALL: dict[str, Any] = {
@@ -80,6 +81,8 @@ MODES = [
     *((family, 32, "dense") for family in lm_models.SIZES),
     ("llama", 2, "adapter:4"), ("llama", 3, "biases"), ("llama", 6, "adapter:1"),
     ("llama", 16, "dense"),
+    *((family, 32, "adapter:4") for family in lm_models.OTHERS),
+    *((family, 4, "biases") for family in lm_models.OTHERS),
 ]  # fmt: skip
 
 
@@ -107,7 +110,7 @@ def test_members_equal_materialised_weights(family: str, bits: int, learn: str, 
     assert abs(members[0] - members[1]).max() > 1e-3 * abs(members).max()
 
 
-@pytest.mark.parametrize("family", list(lm_models.SIZES))
+@pytest.mark.parametrize("family", [*lm_models.SIZES, *lm_models.OTHERS])
 def test_chunks_change_nothing(family: str) -> None:
     whole = trainer(family, 32, "adapter:4").ask()
     parts = trainer(family, 32, "adapter:4", chunk=2).ask()
@@ -206,7 +209,7 @@ def test_losses_are_those_of_the_model() -> None:
     assert tiny_noise == pytest.approx(np.full((8, 1), after), rel=1e-4)
 
 
-# Votes, fitness and the replay log's digits.
+# Votes and fitness.
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -240,11 +243,10 @@ def test_votes_beyond_int32_are_refused() -> None:
     Options(pop=1 << 12, rank=4, fitness="z-scores").check()
 
 
-def test_trits_hold_any_fitness() -> None:
-    fitness = np.arange(-13, 14).astype(np.int8)
-    trits = to_trits(fitness, 3)
-    assert set(trits.tolist()) == {-1, 0, 1}
-    assert (from_trits(trits, 3) == fitness).all()
+@pytest.mark.parametrize("name", ["sign", "ranks", "centred", "z-scores"])
+def test_the_replay_log_holds_any_fitness(name: Any) -> None:
+    values = np.random.default_rng(0).standard_cauchy((64, 8))
+    assert 0 < abs(learner.fitness_of(values, name)).max() <= learner.MOST_FITNESS <= MOST_SMALL
 
 
 def test_z_scores_weigh_prompts_by_their_spread() -> None:

@@ -27,7 +27,7 @@ from eggroll.__main__ import main as all_commands
 from eggroll.files import CHECKPOINT, METRICS, REPLAY
 from eggroll.lm import Trainer, record, rewards
 from eggroll.lm.rewards import score
-from eggroll.training.replay_log import CHECK, header_of
+from eggroll.training.replay_log import CHECK, header_of, records
 
 Command = Callable[..., Ended]
 SMALL: dict[str, Any] = {"sigma": 0.1, "pop": 8, "table_bits": 16, "steps": 6}
@@ -114,13 +114,34 @@ def test_replay_equals_the_run(tmp_path: Path, fitness: Any, rule: Any) -> None:
         record.replayed(tmp_path / "run", 7)
 
 
-def test_a_line_of_the_log_is_short(tmp_path: Path) -> None:
-    with Trainer((tiny(), Letters()), out=tmp_path / "run", pop=64, fitness="sign",
-                 table_bits=16) as es:  # fmt: skip
-        make_updates(es, 1)
+@pytest.mark.parametrize("fitness", ["sign", "z-scores", "ranks"])
+def test_an_update_takes_twenty_bytes_of_the_log(tmp_path: Path, fitness: Any) -> None:
+    options: Any = {"sigma": 0.1, "pop": 64, "table_bits": 16, "steps": 8, "fitness": fitness}
+    with Trainer((tiny(), Letters()), out=tmp_path / "run", **options) as es:
+        make_updates(es, 8)
     path = tmp_path / "run" / REPLAY
     with open(path, "rb") as file:
-        assert header_of(file, path).record <= 20
+        header = header_of(file, path)
+        found = [abs(one.signs).max() for one in records(file, header)]
+    assert len(found) == 8
+    assert max(found) == 1 if fitness == "sign" else max(found) > 5
+    assert path.stat().st_size - header.size <= 8 * 20
+
+
+def test_another_total_is_in_the_log(tmp_path: Path) -> None:
+    """A rate that falls over the updates planned: the replay takes those of each stretch."""
+    with Trainer((tiny(), Letters()), out=tmp_path / "run", **SMALL) as es:
+        make_updates(es, 3)
+    for steps, until in ((9, 5), (300, 8)):
+        with Trainer.load(tmp_path / "run", (tiny(), Letters()), steps=steps) as es:
+            make_updates(es, until)
+    _, learner = record.replayed(tmp_path / "run")
+    assert learner.step == 8
+    assert record.signature(learner) == es.signature
+    path = tmp_path / "run" / REPLAY
+    with open(path, "rb") as file:
+        planned = [one.steps for one in records(file, header_of(file, path))]
+    assert planned == [6] * 3 + [9] * 2 + [300] * 3
 
 
 @pytest.mark.parametrize("learn", ["adapter:4", "dense", "biases"])

@@ -10,6 +10,7 @@ eighth, `parts`, looks at how stages are cut.
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import runpy
@@ -187,6 +188,15 @@ def alone(folder: Path, name: str, *sources: str) -> list[str]:
     command += [str(SOURCES / source) for source in sources]
     subprocess.run([*command, "-o", folder / name], check=True)
     return run(folder / name)
+
+
+def test_the_fuzzed_calls_are_those_of_today():
+    """Their program is compiled for `make torture` alone, and would be left behind."""
+    mlx = next(Path(folder) for folder in importlib.import_module("mlx").__path__)
+    include = [f"-I{SOURCES}", f"-I{HEADER}", "-isystem", str(mlx / "include")]
+    flags = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run([compiler, *flags, *include, NATIVE.parent / "fuzz/entries.cpp"], check=True)
 
 
 def test_choice_on_machines_that_lack_something(tmp_path: Path):

@@ -82,6 +82,25 @@ def test_rank_0_listens_at_its_address_alone(hosts: Path, monkeypatch):
         assert server.getsockname()[0] == "127.0.0.3"
 
 
+@pytest.mark.parametrize("names", rendezvous.MPI_SIZES)
+def test_under_mpi_rank_0_listens_at_one_address_too(monkeypatch, names: tuple[str, str]):
+    monkeypatch.delenv("MLX_HOSTFILE", raising=False)
+    for name in sum(rendezvous.MPI_SIZES, ()):
+        monkeypatch.delenv(name, raising=False)
+    local, size = names
+    monkeypatch.setenv(size, "4")
+    monkeypatch.setenv(local, "4")
+    with listening() as server:
+        assert server.getsockname()[0] == "127.0.0.1", "all ranks are here"
+        assert own_peer(0, server).addresses == ["127.0.0.1"]
+    monkeypatch.setenv(local, "2")
+    with listening() as server:
+        assert server.getsockname()[0] != "0.0.0.0"
+    monkeypatch.setenv(rendezvous.OWN_ADDRESS, "127.0.0.3")
+    with listening() as server:
+        assert server.getsockname()[0] == "127.0.0.3"
+
+
 def test_silent_strangers_hold_nobody_up(hosts: Path):
     """Twenty-five were enough to end the start after a minute."""
     with ExitStack() as held:

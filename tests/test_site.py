@@ -42,8 +42,10 @@ def width_and_letters(drawing: Path) -> tuple[float, float]:
     return float(view[1]), min(map(float, re.findall(r'font-size="([0-9.]+)"', text)))
 
 
-def test_the_readmes_drawing_can_be_read_on_a_phone():
-    width, letters = width_and_letters(DRAWINGS[0])
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda path: path.stem)
+def test_drawings_can_be_read_on_a_phone(drawing: Path):
+    """Where a page has no style of ours, a drawing is as wide as the screen."""
+    width, letters = width_and_letters(drawing)
     assert letters * 400 / width >= READABLE
 
 
@@ -99,6 +101,12 @@ def test_every_link_leads_to_a_file(site: Path):
                 assert target.is_file(), (page.name, address)
 
 
+def test_options_in_sentences_are_marked(site: Path):
+    page = (site / "running.html").read_text()
+    assert '<code><span class="option">--resume</span>' in page
+    assert ".option { white-space: nowrap; }" in (site / "pictures" / "site.css").read_text()
+
+
 SEARCH = """(async () => {
   document.querySelector('[for="__search"]').click();
   const query = document.querySelector("[data-md-component=search-query]");
@@ -145,6 +153,11 @@ def test_drawings_can_be_read_at_400_pixels(site: Path, tmp_path: Path):
                 ".map(i => [i.src.split('/').pop(), i.getBoundingClientRect().width])"
             )
             assert page.run("document.documentElement.scrollWidth") <= 400, place.name
+            torn = page.run(
+                "[...document.querySelectorAll('.option')]"
+                ".filter(o => o.getClientRects().length > 1).map(o => o.textContent)"
+            )
+            assert torn == [], place.name
             for name, width in widths:
                 own, letters = sizes[name]
                 assert letters * width / own >= READABLE, (place.name, name, width)

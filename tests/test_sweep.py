@@ -70,6 +70,14 @@ def test_a_sweep_is_plotted_by_its_trials(call: Command, swept: Path, tmp_path: 
     assert "none of the 1 trials of the sweep" in ended.err
 
 
+def test_the_address_that_the_docs_give_optuna_dashboard_has_the_study(swept: Path):
+    page = (Path(__file__).parents[1] / "docs" / "running.md").read_text()
+    (address,) = re.findall(r"`optuna-dashboard (sqlite:///sweeps/\S+)`", page)
+    here = address.replace("sweeps/stdlib", str(swept))
+    (name,) = optuna.get_all_study_names(here)
+    assert len(optuna.load_study(study_name=name, storage=here).trials) == 5
+
+
 @pytest.mark.parametrize("name", ["random", "qmc", "cmaes", "gp"])
 def test_other_samplers_search_or_name_their_packages(call: Command, tmp_path: Path, name: str):
     words = [*QUICK, "--trials", 3, "--search", "alpha", "--out", tmp_path, "--startup", 1]

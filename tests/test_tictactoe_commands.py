@@ -41,6 +41,23 @@ def both(folders: list[str]) -> list[float]:
     return [metrics.read(Path(folder)).looks()[-1]["random_win"] for folder in folders]
 
 
+def test_the_table_has_speed_ups():
+    """Of an iteration, over the slowest, by medians of runs; none where there is one method."""
+    look = dict.fromkeys((key for key, _ in pictures.ROWS.values()), 0.5)
+
+    def run(seconds: float, steps: int) -> metrics.Run:
+        return metrics.Run({}, [look | {"seconds": seconds, "step": steps}])
+
+    groups = {"slow": [run(60, 20), run(20, 10), run(90, 10)], "fast": [run(5, 20)]}
+    table = pictures.final_table(groups)
+    assert table[-3:] == [
+        "| training, s | 60.0 (20.0 to 90.0) | 5.0 |",
+        "| an iteration, ms | 3000.0 (2000.0 to 9000.0) | 250.0 |",
+        "| speed-up, of an iteration | 1.0 | 12.0 |",
+    ]
+    assert "speed-up" not in "".join(pictures.final_table({"slow": groups["slow"]}))
+
+
 def test_a_smoothed_line_averages_the_last_iterations():
     values = np.arange(50.0)
     expected = [values[max(0, i - 19) : i + 1].mean() for i in range(50)]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments.tictactoe import game, metrics, network, training
-from experiments.tictactoe import transitions as tr
-from experiments.tictactoe.settings import SETTINGS
+from experiments.tictactoe import game, metrics
+from experiments.tictactoe.ppo import bugs, network, training
+from experiments.tictactoe.ppo import transitions as tr
+from experiments.tictactoe.ppo.settings import SETTINGS
+from experiments.tictactoe.run import main
 
-ROOT = Path(__file__).parents[1]
 STRICT = SETTINGS["strict"]
 FEW = replace(STRICT, games=128, iterations=16, snapshot=8)
 
@@ -23,7 +21,7 @@ FEW = replace(STRICT, games=128, iterations=16, snapshot=8)
 @pytest.fixture(scope="module")
 def ppo_native():
     pytest.importorskip("float_kernels", reason="the float kernels are not built")
-    from experiments.tictactoe import ppo_native
+    from experiments.tictactoe.ppo import native as ppo_native
 
     ppo_native.library()
     return ppo_native
@@ -33,7 +31,7 @@ def ppo_native():
 def ppo_torch():
     torch = pytest.importorskip("torch", reason="torch is missing: '.[experiments]' brings it")
     torch.set_num_threads(1)
-    from experiments.tictactoe import ppo_torch
+    from experiments.tictactoe.ppo import pytorch as ppo_torch
 
     return ppo_torch
 
@@ -124,28 +122,54 @@ def one_game_at_a_time(t: tr.Transitions):
 # The third bug: an arithmetic mask, compiled with -ffast-math.
 
 
-def test_fast_math_makes_the_arithmetic_mask_uniform_but_not_the_branch(tmp_path):
-    if not shutil.which("clang++"):
-        pytest.skip("clang++ is missing; gcc keeps the order of these sums")
-    library = tmp_path / "mask.so"
-    include = f"-I{ROOT / 'experiments/tictactoe'}"
-    source = ROOT / "tests/native/tictactoe_mask.cpp"
-    subprocess.run(
-        ["clang++", "-std=c++20", "-O3", "-ffast-math", "-shared", "-fPIC", include, source,
-         "-o", library],
-        check=True,
-    )  # fmt: skip
-    calls = ctypes.CDLL(str(library))
-    logits = np.array([0.05, 1.5, -2, 0.3, 3, 0, -1, 2, 0.7], np.float32)
-    mask = np.array([1, 0, 1, 1, 1, 0, 1, 1, 0], np.float32)
-    expected = network.probabilities(logits[None], mask[None] > 0)[0]
-    branch, arithmetic = np.zeros((2, 9), np.int32)
-    for call, counts in ((calls.count_by_branch, branch), (calls.count_by_arithmetic, arithmetic)):
-        call(*(ctypes.c_void_p(a.ctypes.data) for a in (logits, mask)), 60_000,
-             ctypes.c_void_p(counts.ctypes.data))  # fmt: skip
-    np.testing.assert_allclose(branch / 60_000, expected, atol=0.01)
-    np.testing.assert_allclose(arithmetic / 60_000, mask / mask.sum(), atol=0.01)
-    assert abs(branch - arithmetic).max() > 20_000
+@pytest.mark.parametrize("flags", bugs.FLAGS.values(), ids=bugs.FLAGS)
+def test_reordered_sums_of_the_mask_make_moves_uniform_but_not_the_branch(tmp_path, flags):
+    """By any compiler: the branch is right with all flags, the reordering written out is not."""
+    calls = bugs.compiled(bugs.found_compilers()[0], flags, tmp_path)
+    expected = network.probabilities(bugs.LOGITS[None], bugs.LEGAL[None] > 0)[0]
+    uniform = bugs.LEGAL / bugs.LEGAL.sum()
+    np.testing.assert_allclose(bugs.shares(calls, "branch"), expected, atol=0.01)
+    np.testing.assert_allclose(bugs.shares(calls, "reordered"), uniform, atol=0.01)
+    if not flags:
+        np.testing.assert_allclose(bugs.shares(calls, "arithmetic"), expected, atol=0.01)
+    assert abs(expected - uniform).max() > 0.3
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="gcc keeps the order of these sums")
+def test_a_compiler_reorders_the_arithmetic_mask(tmp_path):
+    calls = bugs.compiled("clang++", ["-ffast-math"], tmp_path)
+    uniform = bugs.LEGAL / bugs.LEGAL.sum()
+    np.testing.assert_allclose(bugs.shares(calls, "arithmetic"), uniform, atol=0.01)
+
+
+# The five steps that find them.
+
+
+@pytest.mark.parametrize("step", bugs.STEPS)
+def test_each_step_shows_its_bug(ppo_native, step: str, capsys):
+    assert main(["bugs", step, "--iterations", "16"]) == 0
+    said = capsys.readouterr().out
+    table = [line for line in said.splitlines() if "|" in line]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
+    rows = {row[0]: row[1:] for row in cells[2:]}
+    if step == "isolate":
+        judged, won = (
+            {name: float(row[i].rstrip("%")) for name, row in rows.items()} for i in (1, 2)
+        )
+        assert judged["right"] > judged["not regrouped"] + 15
+        assert judged["every logit 0"] > won["every logit 0"] + 8, "it learns, and plays at random"
+    elif step == "compare":
+        assert float(rows["cell by cell"][0]) < 1e-5
+        assert float(rows["channel by channel"][0]) > 0.01
+        assert "in lockstep's order" in said
+    elif step == "inspect":
+        assert rows["branch, -O3"][4] != rows["reordered, -O3"][4]
+        assert rows["softmax over legal moves"][1] == "0.0 %"
+    elif step == "bisect":
+        assert len(rows) >= 3
+        assert all(float(row[0]) < 0.01 for row in rows.values())
+    else:
+        assert rows["0.05"] == ["0.05", "0"]
 
 
 # The update, against the definition in float64.
@@ -334,7 +358,7 @@ def test_sequential_games_are_games(ppo_torch):
 
 
 def test_policy_of_saved_weights(ppo_native, ppo_torch, tmp_path):
-    from experiments.tictactoe import policy
+    from experiments.tictactoe.ppo import policy
 
     flat = some_weights(7)
     training.save("ppo-native", flat, tmp_path, print)

@@ -17,7 +17,9 @@ from test_native import HEADER, SANITIZE, has_sanitizers
 
 import eggroll as eg
 from eggroll.errors import InputError
-from experiments.tictactoe import comparison, evolution, game, judges, metrics, votes, worlds
+from experiments.tictactoe import comparison, game, judges, metrics
+from experiments.tictactoe.evolution import training as evolution
+from experiments.tictactoe.evolution import votes, worlds
 
 PROGRAM = Path(__file__).with_name("native") / "tictactoe.cpp"
 FIRST = game.legal().argmax(axis=1)

@@ -34,8 +34,7 @@ RuleName = Literal["master", "adam"]
 NOISE_BITS: Final = 3  # the noise's deviation is 2^3 last bits of a delta
 EXACT: Final = (1 << 24) // 127**2  # products of two noise bytes that float32 adds up exactly
 MOST_PRODUCTS: Final = (1 << 31) // 127**2  # and int32
-TRITS: Final = 3  # digits of a fitness that is not a sign alone
-MOST_FITNESS: Final = 13  # of three balanced ternary digits
+MOST_FITNESS: Final = 13  # of a pair, where its size counts; files.pack_small holds it
 MEAN_SQUARE: Final = 12  # of such a fitness, about
 
 
@@ -237,7 +236,7 @@ def summed(noise: PairNoise, fitness: Votes) -> NDArray[np.int32]:
     return np.asarray(left @ right).astype(np.int32)
 
 
-# From values to the fitness of pairs, and the fitness as ternary digits for the replay log.
+# From values to the fitness of pairs.
 
 
 def fitness_of(values: Values, name: FitnessName) -> Votes:
@@ -256,26 +255,6 @@ def fitness_of(values: Values, name: FitnessName) -> Votes:
         return found
     mean = values.reshape(len(values), -1).mean(axis=1)
     return estimators.FITNESS[name].of(mean)
-
-
-def digits_of(name: FitnessName) -> int:
-    """Ternary digits that the fitness of a pair takes."""
-    return 1 if name == "sign" else TRITS
-
-
-def to_trits(fitness: Votes, digits: int) -> Votes:
-    """Fitness int8 [N] in balanced ternary, -1, 0 and 1, the lowest digit of each pair first."""
-    rest, trits = fitness.astype(np.int16), np.empty((len(fitness), digits), np.int8)
-    for i in range(digits):
-        trits[:, i] = (rest + 1) % 3 - 1
-        rest = (rest - trits[:, i]) // 3
-    return trits.reshape(-1)
-
-
-def from_trits(trits: Votes, digits: int) -> Votes:
-    """The fitness int8 [N] that `to_trits` wrote."""
-    fitness: Votes = (trits.reshape(-1, digits) @ 3 ** np.arange(digits)).astype(np.int8)
-    return fitness
 
 
 # Rules: the package's own, with a decay that anchors the model.
@@ -300,7 +279,7 @@ class AnchoredAdam(AdamRule):
 
 
 def _master(options: Options) -> AnchoredMaster:
-    square = 1 if digits_of(options.fitness) == 1 else MEAN_SQUARE
+    square = 1 if options.fitness == "sign" else MEAN_SQUARE
     return AnchoredMaster(
         rate=options.rate, decay=options.rate_decay, steps=options.steps,
         pairs=options.pop // 2 * square, rank=options.rank, clt=True,

@@ -1,7 +1,6 @@
 """The files of a fine-tune: checkpoint, metrics and replay log, and a replay without the model.
 
-The replay log has the fitness of every pair as ternary digits: one for fitness sign, three for the
-others (learner.to_trits). Letters: N pairs.
+Letters: N pairs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import mlx.core as mx
-import numpy as np
 
 from eggroll.cli.help import CHANGEABLE as MARK
 from eggroll.cli.help import hints_of
@@ -39,15 +37,12 @@ from eggroll.lm.learner import (
     DeltaLearner,
     Options,
     Votes,
-    digits_of,
-    from_trits,
     mode_of,
     rule_of,
-    to_trits,
 )
 from eggroll.training import checkpoint
 from eggroll.training.folder import Metrics
-from eggroll.training.replay_log import SignLog, header_of, records
+from eggroll.training.replay_log import SMALL, SignLog, header_of, records
 
 KIND: Final = checkpoint.FINE_TUNE
 CHANGEABLE: Final = {
@@ -72,7 +67,8 @@ class Facts:
         """The beginning of the replay log."""
         return {
             "kind": KIND,
-            "pairs": self.options.pop // 2 * digits_of(self.options.fitness),
+            "pairs": self.options.pop // 2,
+            "packing": None if self.options.fitness == "sign" else SMALL,
             "config": asdict(self.options),
             "network": self.fingerprint,
             "leaves": [list(leaf) for leaf in self.leaves],
@@ -120,7 +116,6 @@ class RunLog(TrainerLog):
         self._signs: SignLog | None = None
         self._waiting: list[tuple[Row, Votes]] = []  # not yet in the replay log
         self._fitness: Callable[[], Votes]
-        self._digits = 1
 
     @property
     def hint(self) -> str:
@@ -134,7 +129,7 @@ class RunLog(TrainerLog):
 
         fitness: gives that of the last update's pairs, int8 [N].
         """
-        self._fitness, self._digits = fitness, digits_of(facts.options.fitness)
+        self._fitness = fitness
         options = asdict(facts.options)
         config = {**options, "model": facts.model, "fingerprint": facts.fingerprint}
         with in_folder(self.path):
@@ -154,7 +149,7 @@ class RunLog(TrainerLog):
         return self._signs.lacks if self._signs else ""
 
     def add(self, row: Row) -> None:
-        self._waiting.append((row, to_trits(self._fitness(), self._digits)))
+        self._waiting.append((row, self._fitness()))
         super().add(row)
 
     def _flush(self) -> None:
@@ -306,8 +301,8 @@ def replayed(place: Path, step: int | None = None) -> tuple[Facts, DeltaLearner]
     with file:
         header = header_of(file, path)
         facts = Facts.of(header.facts, path)
-        digits = digits_of(facts.options.fitness)
-        if header.pairs != facts.options.pop // 2 * digits:
+        expected = facts.header()
+        if any(header.facts.get(name) != expected[name] for name in ("pairs", "packing")):
             raise InputError(
                 f"{str(path)!r} is damaged (its pairs do not fit its options): restore it from a "
                 "copy."
@@ -318,7 +313,7 @@ def replayed(place: Path, step: int | None = None) -> tuple[Facts, DeltaLearner]
             if one.steps != planned:  # the run was resumed with another total
                 planned = one.steps
                 learner.rule = rule_of(replace(facts.options, steps=planned))
-            learner.move(from_trits(np.asarray(one.signs), digits))
+            learner.move(one.signs)
     if step is not None and learner.step < step:
         raise InputError(
             f"{str(path)!r} ends with update {learner.step}: give --step {learner.step} or less."

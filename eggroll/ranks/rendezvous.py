@@ -1,8 +1,9 @@
 """The connections between ranks: how they find each other, and know that no stranger joins them.
 
-Rank 0 listens, at the address that the ring's file has for it. Who connects gets a number, and
-answers with a digest of it by a key (HMAC); rank 0 answers likewise. The key is exchanged over
-MLX's ring, whose network must be trusted. Others are dropped, and hold nobody up.
+Rank 0 listens at one address: that which the ring's file has for it, or under MPI, which has none,
+127.0.0.1 where all ranks are on its machine, else that of its usual way out. Who connects gets a
+number, and answers with a digest of it by a key (HMAC); rank 0 answers likewise. The key is
+exchanged over MLX's ring, whose network must be trusted. Others are dropped, and hold nobody up.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ LONGEST_GREETING = 1 << 10  # bytes that a connection may send before it is know
 MOST_STRANGERS = 256  # connections that have not answered yet; beyond that the oldest is dropped
 TRIES = 3  # of a connection, which many strangers may push out
 OWN_ADDRESS = "EGGROLL_RANK0_ADDRESS"
+# Variables of Open MPI and MPICH: ranks on this machine, and of the run.
+MPI_SIZES = (
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    ("MPI_LOCALNRANKS", "PMI_SIZE"),
+)
 
 
 class Peer(NamedTuple):
@@ -61,19 +67,19 @@ def own_peer(rank: int, server: socket.socket | None) -> Peer:
     if server is None:
         return Peer(*facts)
     address, port = server.getsockname()
-    addresses = [address] if address != "0.0.0.0" else _own_addresses()
-    return Peer(*facts, addresses, port, secrets.token_hex(16))
+    return Peer(*facts, [address], port, secrets.token_hex(16))
 
 
-def _own_addresses() -> list[str]:
-    """Addresses of this machine, where no file says which the others know."""
-    addresses = [LOOPBACK]
-    with contextlib.suppress(OSError):
-        addresses += socket.gethostbyname_ex(socket.gethostname())[2]
+def _address_without_file() -> str:
+    """The address of rank 0 where no file says which the others know."""
+    if any(os.environ.get(local) == os.environ.get(size, "") for local, size in MPI_SIZES):
+        return LOOPBACK
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # nothing is sent; it tells the usual way out
-        addresses.append(probe.getsockname()[0])
-    return list(dict.fromkeys(addresses))
+        return str(probe.getsockname()[0])
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return LOOPBACK
 
 
 def ring_hosts() -> list[list[str]]:
@@ -94,14 +100,16 @@ def listening() -> socket.socket:
     Raises:
         RankError: this machine has no such address.
     """
-    first = (ring_hosts() or [[""]])[0][0].rpartition(":")[0]
+    hosts = ring_hosts()
+    first = hosts[0][0].rpartition(":")[0] if hosts else _address_without_file()
     address = os.environ.get(OWN_ADDRESS) or first
     try:
         return socket.create_server((address, 0), backlog=1024)
     except OSError as error:
         raise RankError(
-            f"rank 0 cannot listen at {address} ({error.strerror or error}), its address in the "
-            f"ring's file: set {OWN_ADDRESS} there to one of its own that all ranks reach."
+            f"rank 0 cannot listen at {address} ({error.strerror or error}), its address "
+            f"{'in the ring file' if hosts else 'on the way out'}: set {OWN_ADDRESS} there to one "
+            "of its own that all ranks reach."
         ) from None
 
 

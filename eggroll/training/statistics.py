@@ -250,7 +250,7 @@ class TroubleWatch:
         less = option_for(self._config, more=False)
         return (
             f"{most:.0%} of the units of {name} give the same value at every token, so that they "
-            f"say nothing: weights went astray; try {less}, in a new run, or another --seed."
+            f"say nothing: training diverged; try {less}, in a new run, or another --seed."
         )
 
     def _still(self, record: Record) -> str:

@@ -106,8 +106,11 @@ def training_time(figure: Any, groups: Groups) -> None:
     panel = figure.subplots()
     seconds = {name: middle(runs, "seconds") for name, runs in groups.items()}
     bars = panel.barh(list(seconds), list(seconds.values()), color=list(colours(groups).values()))
-    panel.bar_label(bars, [f"{s:.1f} s" for s in seconds.values()], padding=3)
-    panel.margins(x=0.15)
+    labels = [f"{s:.1f} s" for s in seconds.values()]
+    if len(groups) > 1:
+        labels = [f"{s}, {r:.1f} x" for s, r in zip(labels, speed_ups(groups), strict=True)]
+    panel.bar_label(bars, labels, padding=3)
+    panel.margins(x=0.25)
     panel.invert_yaxis()
     panel.set(title="Training time", xlabel="seconds, judging apart")
 
@@ -218,11 +221,23 @@ def final_table(groups: Groups) -> list[str]:
     for row, (key, form) in ROWS.items():
         cells = [cell(last(runs, key), form) for runs in groups.values()]
         found.append(f"| {row} | " + " | ".join(cells) + " |")
-    each = [
-        cell([1e3 * run.lines[-1]["seconds"] / run.lines[-1]["step"] for run in runs], "{:.1f}")
-        for runs in groups.values()
-    ]
-    return [*found, "| an iteration, ms | " + " | ".join(each) + " |"]
+    each = [cell(milliseconds(runs), "{:.1f}") for runs in groups.values()]
+    found.append("| an iteration, ms | " + " | ".join(each) + " |")
+    if len(groups) > 1:
+        ratios = " | ".join(f"{ratio:.1f}" for ratio in speed_ups(groups))
+        found.append(f"| speed-up, of an iteration | {ratios} |")
+    return found
+
+
+def milliseconds(runs: Sequence[Run]) -> list[float]:
+    """Of an iteration of each run, in the mean."""
+    return [1e3 * run.lines[-1]["seconds"] / run.lines[-1]["step"] for run in runs]
+
+
+def speed_ups(groups: Groups) -> list[float]:
+    """The slowest group's median time of an iteration, over that of each."""
+    each = [statistics.median(milliseconds(runs)) for runs in groups.values()]
+    return [max(each) / own for own in each]
 
 
 def cell(values: list[float], form: str) -> str:

@@ -1,8 +1,8 @@
-"""Tic-tac-toe by PPO and by evolution: `python -m experiments.tictactoe run|report|bench`
+"""Tic-tac-toe by PPO and by evolution: `python -m experiments.tictactoe run|report|bench|bugs`
 
 `run` trains by one method and writes metrics.jsonl and the weights; `report` draws the pictures and
-tables of runs from their metrics alone; `bench` times the three stages of PPO against each other.
-See RESULTS.md.
+tables of runs from their metrics alone; `bench` times the three stages of PPO against each other;
+`bugs` finds three bugs again, step by step. See RESULTS.md.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from eggroll.errors import InputError
-from experiments.tictactoe import training
-from experiments.tictactoe.settings import SETTINGS
+from experiments.tictactoe.ppo import training
+from experiments.tictactoe.ppo.settings import SETTINGS
 
 EVOLUTION = ("states", "vine", "games", "pool")
 COMMITTED = Path(__file__).parent  # where the repository has the pictures of RESULTS.md
@@ -58,7 +58,7 @@ def _refuse_ignored(args: argparse.Namespace) -> None:
 
 def _train(args: argparse.Namespace, out: Path) -> None:
     if args.method in EVOLUTION:
-        from experiments.tictactoe import evolution
+        from experiments.tictactoe.evolution import training as evolution
 
         evolution.train(
             args.method, args.net or "64", args.seed, out, threads=args.threads, smoke=args.smoke,
@@ -93,9 +93,15 @@ def report(args: argparse.Namespace) -> None:
 
 
 def bench(args: argparse.Namespace) -> None:
-    from experiments.tictactoe import bench as benchmark
+    from experiments.tictactoe.ppo import bench as benchmark
 
     benchmark.run(args.rounds, args.threads, args.compile, args.json, _say)
+
+
+def bugs(args: argparse.Namespace) -> None:
+    from experiments.tictactoe.ppo import bugs as steps
+
+    steps.run(args.step, args.iterations, _say)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -129,6 +135,13 @@ def parser() -> argparse.ArgumentParser:
     part.add_argument("--compile", action="store_true", help="torch.compile too, a minute more")
     part.add_argument("--json", type=Path, help="file for all times")
     part.set_defaults(call=bench)
+    part = commands.add_parser("bugs", help="find three bugs in five steps, as BUGS.md tells")
+    part.add_argument(
+        "step", nargs="?", default="all",
+        choices=["all", "isolate", "compare", "inspect", "bisect", "explain"],
+    )  # fmt: skip
+    part.add_argument("--iterations", type=int, default=60, help="of isolate")
+    part.set_defaults(call=bugs)
     return whole
 
 

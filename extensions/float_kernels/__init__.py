@@ -6,6 +6,7 @@ nothing. `Kernels` calls the table from Python on NumPy arrays.
 Importing this package does nothing; the library is loaded at the first call.
 """
 
+from float_kernels.blas import products
 from float_kernels.calls import Gradients, Kernels, Profile, TwoLayers
 from float_kernels.library import best, include, isa, isas, load, table
 
@@ -19,5 +20,6 @@ __all__ = [
     "isa",
     "isas",
     "load",
+    "products",
     "table",
 ]

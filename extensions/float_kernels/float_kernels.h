@@ -169,6 +169,11 @@ typedef struct float_kernels {
 FLOAT_KERNELS_EXPORT const float_kernels* float_kernels_best(void);
 // The i-th table that this processor runs, fastest first; NULL past the last.
 FLOAT_KERNELS_EXPORT const float_kernels* float_kernels_usable(int32_t i);
+// `table` with the four plain products (sgemm*) of the BLAS at `path`, by its cblas_sgemm with
+// 32-bit sizes; NULL if there is none. Its results may depend on what the BLAS likes, and `threads`
+// does not reach it. One in a process: the next call changes the table that the last one gave.
+FLOAT_KERNELS_EXPORT const float_kernels* float_kernels_over_blas(const float_kernels* table,
+                                                                  const char* path);
 
 #ifdef __cplusplus
 }

@@ -88,6 +88,8 @@ def load(path: str | None = None) -> ctypes.CDLL:
     library.float_kernels_best.restype = POINTER(Table)
     library.float_kernels_usable.restype = POINTER(Table)
     library.float_kernels_usable.argtypes = [c_int32]
+    library.float_kernels_over_blas.restype = POINTER(Table)
+    library.float_kernels_over_blas.argtypes = [POINTER(Table), c_char_p]
     return library
 
 
@@ -100,23 +102,30 @@ def _candidates() -> list[Path]:
 
 @cache
 def best(isa: str | None = None) -> Table:
-    """The table of an instruction set, or of the fastest that this processor runs.
+    """The table of an instruction set, or that which is in use (blas.products).
 
     Raises ValueError if this processor or this build has none of that name.
     """
-    if isa is not None:
-        for found in _tables():
-            if found.isa == isa.encode():
-                return found
-        raise ValueError(f"instruction set {isa!r} is none of those usable here: {isas()}")
+    if isa is None:
+        from float_kernels.blas import products
+
+        return products().table
+    for found in _tables():
+        if found.isa == isa.encode():
+            return found
+    raise ValueError(f"instruction set {isa!r} is none of those usable here: {isas()}")
+
+
+def fastest() -> Table:
+    """The own table of the fastest instruction set, or of that which FLOAT_KERNELS_ISA names."""
     pointer = load().float_kernels_best()
     if not pointer:
         named = os.environ.get("FLOAT_KERNELS_ISA")
         raise ValueError(f"FLOAT_KERNELS_ISA is {named!r}, which is none of those usable: {isas()}")
     if pointer.contents.abi != ABI:
         raise ImportError(f"{NAME} has ABI {pointer.contents.abi}, not {ABI}: `make build` again.")
-    fastest: Table = pointer.contents
-    return fastest
+    found: Table = pointer.contents
+    return found
 
 
 def _tables() -> list[Table]:

@@ -44,7 +44,7 @@ def compile(text: str, architecture: str, *options: str) -> Resources:
 
 def compiled(text: str, architecture: str, *options: str) -> tuple[Resources, bytes]:
     """The same, and the machine code; kept in build/, as it takes a second or some to make."""
-    means = f"{engine.load()[1]} {engine.version()}".encode()
+    means = engine.version().encode()
     folder = folder_of("nvrtc", means + contents([Path(__file__), Path(engine.__file__)]))
     key = hashlib.sha256("\0".join((text, architecture, *options)).encode("ascii")).hexdigest()
     kept = folder / key[:24]

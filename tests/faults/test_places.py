@@ -20,11 +20,12 @@ from ended import Ended
 from eggroll.errors import InputError
 from eggroll.files import CHECKPOINT, CONFIG
 from eggroll.training import checkpoint
+from faults import torture
 from faults.cases import case, corpus
 from faults.commands import DONE, REFUSED, TINY, Child, lines_of, partials, preloaded, run, state_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and places of Linux")
-torture = pytest.mark.skipif("EGGROLL_TORTURE" not in os.environ, reason="for make torture")
+torture_only = pytest.mark.skipif("EGGROLL_TORTURE" not in os.environ, reason="for make torture")
 ROOT = Path(__file__).parents[2]
 JUMPS = ("ahead", "back", "steady-back")
 LOADERS = {"pickle", "marshal", "shelve", "joblib", "dill", "cloudpickle", "yaml", "torch"}
@@ -72,7 +73,15 @@ def test_nothing_that_is_read_is_ever_executed(tmp_path: Path):
     assert not (tmp_path / "executed").exists()
 
 
-@torture
+def test_every_fault_of_surroundings_is_tried():
+    for tests in torture.SURROUNDINGS.values():
+        for test in tests:
+            file, _, name = test.partition("::")
+            text = (ROOT / "tests" / file).read_text()
+            assert f"\ndef {name}(" in text if name else "\ndef test_" in text, test
+
+
+@torture_only
 def test_names_with_spaces_lines_and_links(tmp_path: Path):
     """Folders and corpora with any name that a file system takes; links are followed."""
     odd = tmp_path / "a b\n\u00e9\U0001f95a 'q' \udcff -x"
@@ -93,7 +102,7 @@ def test_the_folder_vanishes(tmp_path: Path):
     refused(child.ended(), "cannot be written")
 
 
-@torture
+@torture_only
 def test_two_runs_in_one_folder(tmp_path: Path):
     child = Child(*ENDLESS, "--out", tmp_path / "run")
     assert child.wait_for(lambda: (tmp_path / "run" / CONFIG).exists())
@@ -104,7 +113,7 @@ def test_two_runs_in_one_folder(tmp_path: Path):
     assert partials(tmp_path / "run") == []
 
 
-@torture
+@torture_only
 def test_a_corpus_that_changes_between_stop_and_resume(tmp_path: Path):
     text = corpus(tmp_path)
     words = [*TINY, "--data", text, "--seq-len", "4", "--steps", "3", "--out", tmp_path / "run"]
@@ -117,7 +126,7 @@ def test_a_corpus_that_changes_between_stop_and_resume(tmp_path: Path):
     assert state_of(tmp_path / "run" / CHECKPOINT) == before
 
 
-@torture
+@torture_only
 def test_output_that_nobody_reads(tmp_path: Path):
     """stdout and stderr closed, and a stdout that is full: the run is the same."""
     true = case("sign", 6)
@@ -138,11 +147,11 @@ def limited(kind: int, most: int) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("kind", "most"),
     [
-        pytest.param(resource.RLIMIT_AS, 400 << 20, marks=torture),
-        pytest.param(resource.RLIMIT_AS, 900 << 20, marks=torture),
-        pytest.param(resource.RLIMIT_NOFILE, 8, marks=torture),
+        pytest.param(resource.RLIMIT_AS, 400 << 20, marks=torture_only),
+        pytest.param(resource.RLIMIT_AS, 900 << 20, marks=torture_only),
+        pytest.param(resource.RLIMIT_NOFILE, 8, marks=torture_only),
         (resource.RLIMIT_FSIZE, 2000),
-        pytest.param(resource.RLIMIT_STACK, 256 << 10, marks=torture),
+        pytest.param(resource.RLIMIT_STACK, 256 << 10, marks=torture_only),
     ],
     ids=["memory", "more memory", "files", "size of files", "stack"],
 )
@@ -158,7 +167,7 @@ def test_limits_of_the_system(tmp_path: Path, kind: int, most: int):
         assert true.expects(state_of(folder / CHECKPOINT))
 
 
-CLOCKS = ["still 0.3", *(pytest.param(f"{w} 0.3", marks=torture) for w in JUMPS)]
+CLOCKS = ["still 0.3", *(pytest.param(f"{w} 0.3", marks=torture_only) for w in JUMPS)]
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
@@ -182,7 +191,7 @@ def apart(mounts: str, then: str = 'exec "$@"', before: Sequence[str] = ()) -> l
     return [*begin, f"{mounts}\n{then}", "sh", *before, sys.executable, "-m", "eggroll.train"]
 
 
-@torture
+@torture_only
 def test_a_disk_that_is_full(tmp_path: Path):
     """A file system of 64 kB: the run ends in a sentence, and goes on where there is room."""
     true, small = case("sign", 120), tmp_path / "small"
@@ -197,7 +206,7 @@ def test_a_disk_that_is_full(tmp_path: Path):
     assert run("--resume", saved).signature == true.signature
 
 
-@torture
+@torture_only
 def test_an_installation_that_is_read_only(tmp_path: Path):
     true = case("sign", 6)
     mounts = f"mount -o bind,ro {ROOT} {ROOT}"
@@ -207,7 +216,7 @@ def test_an_installation_that_is_read_only(tmp_path: Path):
     refused(run(*true.words, "--out", ROOT / "no", command=apart(mounts)), "cannot be written")
 
 
-@torture
+@torture_only
 def test_a_user_who_is_not_root(tmp_path: Path):
     """Nobody, with neither home nor cache; of the folders of others nothing is written."""
     true = case("sign", 6)

@@ -42,6 +42,7 @@ from faults import (
 )
 from faults.cases import NAMES, case
 
+ROOT = Path(__file__).parents[2]
 Found = dict[str, Any]
 FUZZED = (*fuzz_values.TARGETS, *fuzz_files.TARGETS, *fuzz_positions.TARGETS)
 TARGETS = {target.name: target for target in FUZZED}
@@ -192,6 +193,52 @@ def places_and_limits(options: Options) -> Found:
     return {"tests": last, "broken promises": int(done.returncode != 0)}
 
 
+# What surroundings may do to a run -> the tests that do it.
+SURROUNDINGS: dict[str, tuple[str, ...]] = {
+    "a table's name taken for a pattern": (
+        "test_tables.py::test_a_table_is_its_name_and_no_pattern",
+    ),
+    "tables that reach out": ("test_tables.py::test_metadata_of_a_table_open_nothing",),
+    "tables of no rows": ("test_safety.py::test_a_table_of_no_rows_is_one_sentence",),
+    "tokenizers that panic": ("test_safety.py::test_a_tokenizer_that_panics_is_one_sentence",),
+    "headers of other types": (
+        "test_safety.py::test_objects_have_the_types_that_their_readers_count_on",
+        "test_safety.py::test_a_replay_log_of_other_types_is_one_sentence",
+        "test_doctored.py",
+    ),
+    "strangers among ranks": ("test_ranks_rendezvous.py",),
+    "limits of the shell": ("test_limits.py",),
+    "native calls of what does not fit": (
+        "test_native_bounds.py",
+        "test_engines.py::test_weights_packed_for_another_instruction_set_are_refused",
+    ),
+    "links and shared folders": (
+        "test_safety.py::test_a_planted_link_is_neither_followed_nor_kept",
+        "test_safety.py::test_what_cannot_be_removed_is_left_alone",
+        "test_safety.py::test_many_writers_leave_one_whole_file",
+        "test_safety.py::test_a_lock_is_no_link_and_empties_no_file",
+        "test_safety.py::test_a_cache_of_another_user_is_not_believed",
+        "test_safety.py::test_a_compiled_world_that_all_may_write_is_not_loaded",
+    ),
+    "forks after the first use": ("test_native_threads.py",),
+}
+
+
+def surroundings(options: Options) -> Found:
+    """The tests of SURROUNDINGS, and for each how they ended."""
+    found: Found = {"broken promises": 0}
+    for name, tests in SURROUNDINGS.items():
+        words = ["-q", "-n", "0", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *words], capture_output=True, text=True, cwd=ROOT
+        )
+        if done.returncode:
+            found["broken promises"] += 1
+            print(f"{name}: {done.stdout[-4000:]}", flush=True)
+        found[name] = done.stdout.rstrip().rpartition("\n")[2]
+    return found
+
+
 def attacked_ranks(options: Options) -> Found:
     """So many faults of one rank of a run, each resumed on another number of ranks."""
     counts, slowest = rank_faults.attacked(options.rank_faults, options.seed)
@@ -253,6 +300,7 @@ PARTS: dict[str, Callable[[Options], Found]] = {
     "sweeps": attacked_sweeps,
     "disks": failing_disks,
     "places": places_and_limits,
+    "surroundings": surroundings,
     "load": under_load,
     "fuzz": fuzzed_parsers,
     "native": fuzzed_kernels,

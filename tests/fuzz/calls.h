@@ -43,8 +43,6 @@ class Call {
     Packing made;
     for (const mx::Shape& shape : leaves) made.leaves.push_back(make.bytes(shape));
     if (make.due() && !made.leaves.empty()) made.leaves.pop_back();
-    if (make.due()) made.cut = in.draw(1, 300);
-    if (make.due()) made.instead = make.bytes({in.draw(0, 2000)}, -128);
     return made;
   }
 
@@ -138,23 +136,23 @@ class Call {
     switch (which) {
       case 0:
         called = [=] {
-          return evaluate(of, w.of(*of), n, read, next, before, shown, threads, block);
+          return evaluate(of, w.of(of), n, read, next, before, shown, threads, block);
         };
         break;
       case 1: {
         std::optional<mx::array> s;
         if (c && !make.due()) s = signs();
         called = [=] {
-          return outputs(of, w.of(*of), n, read, before, shown, s, c, threads, block);
+          return outputs(of, w.of(of), n, read, before, shown, s, c, threads, block);
         };
         break;
       }
       case 2:
-        called = [=] { return logits(of, w.of(*of), read, before, shown, threads, block); };
+        called = [=] { return logits(of, w.of(of), read, before, shown, threads, block); };
         break;
       case 3:
         called = [=] {
-          return likelihoods(of, w.of(*of), read, next, before, shown, threads, block);
+          return likelihoods(of, w.of(of), read, next, before, shown, threads, block);
         };
         break;
       case 4: {
@@ -163,7 +161,7 @@ class Call {
         if (!plan.scored || (!c->group && in.one_in(3)))
           v = make.whole({pairs, T}, -kValue, kValue);
         called = [=] {
-          return credit(of, w.of(*of), n, s, d, *c, read, next, before, shown, v, threads, block);
+          return credit(of, w.of(of), n, s, d, *c, read, next, before, shown, v, threads, block);
         };
         break;
       }
@@ -195,9 +193,13 @@ class Call {
     }
     if (make.due()) change(in, scales);
     if (make.due()) disarrange(in, back);
+    int outputs = 0;
+    for (int i = 0; i < plan.output_count; ++i) outputs += plan.outputs[i].size;
+    std::optional<mx::array> errors;
+    if (make.due() == plan.scored) errors = make.bytes({P, T, outputs});
     auto of = program;
     called = [=] {
-      return learn(of, w.of(*of), read, next, before, shown, drawn, scales, back, threads);
+      return learn(of, w.of(of), read, next, before, shown, drawn, scales, back, errors, threads);
     };
   }
 

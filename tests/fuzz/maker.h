@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "engine.h"
@@ -99,17 +99,12 @@ class Maker {
   int wrong;
 };
 
-// Weights, packed for the instruction set in use, and perhaps cut or replaced by anything.
+// Weights, to be packed for the instruction set in use.
 struct Packing {
   std::vector<mx::array> leaves;
-  int cut = 0;
-  std::optional<mx::array> instead;
 
-  mx::array of(const eggroll::Program& program) const {
-    if (instead) return *instead;
-    mx::array whole = pack(program, leaves);
-    int bytes = static_cast<int>(whole.size());
-    return cut ? mx::slice(whole, {0}, {std::max(0, bytes - cut)}) : whole;
+  eggroll::Packed of(const std::shared_ptr<eggroll::Program>& program) const {
+    return {program, leaves};
   }
 };
 

@@ -56,7 +56,7 @@ class PlayCase {
 
   std::vector<mx::array> run() {
     Play played{null ? 0 : reinterpret_cast<uint64_t>(&world), 0, keys, rows, by};
-    auto out = play(program, packed.of(*program), *noise, state, played, signs, crediting, threads);
+    auto out = play(program, packed.of(program), *noise, state, played, signs, crediting, threads);
     if (!null && in.one_in(2)) step();
     return out;
   }

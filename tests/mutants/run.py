@@ -1,8 +1,9 @@
 """Plants faults in the package, one at a time, and sees that the tests named for it fail.
 
 `make mutants` plants some in every module; ARGS="--count 200" more, ARGS="--only ranks" those of
-one package, ARGS="--out records/DATE-mutants" keeps the record. A fault that no test sees is named
-with its line: give it a test, or a line in `REASONS` that says why it changes nothing.
+one package, ARGS="--cpp --count 100" those of the C++ kernels (cpp.py), ARGS="--out
+records/DATE-mutants" keeps the record. A fault that no test sees is named with its line: give it a
+test, or a line in `REASONS` that says why it changes nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from house import MODULES, ROOT
+from mutants import cpp
+from mutants.cpp import CppMutant
+
+from eggroll import _extension
 
 HERE = Path(__file__).parent
 SECONDS = 600  # that the tests of a module may take before a mutant counts as caught
@@ -45,7 +51,7 @@ TESTS: dict[str, str] = {
     "eggroll.data.codings": "codings safety",
     "eggroll.data": "data corpora",
     "eggroll.files": "safety checkpoint ternary hub",
-    "eggroll.errors": "safety api config",
+    "eggroll.errors": "errors safety api config",
     "eggroll.training.replay_log": "replay edges safety",
     "eggroll.training.checkpoint": "checkpoint doctored",
     "eggroll.training.config": "config cli",
@@ -67,7 +73,7 @@ REASONS: dict[tuple[str, str], str] = {
 KNOWN: tuple[tuple[str, str, str, str], ...] = (
     ("spec.noise", "self.rank) + 1 for", "self.rank) for", "edges"),
     ("evolution.rules", "alpha if alpha <= 1", "alpha if alpha < 1", "edges"),
-    ("training.replay_log", "signs) if found == step else None", "signs)", "edges"),
+    ("training.replay_log", "found and found.step == step else", "found else", "edges"),
     ("evolution.estimators", "((2 * abs(n) + by) // (2 * by))", "(abs(n) // by)", "edges"),
     ("evolution.estimators", "np.rint(difference * (mean", "np.floor(difference * (mean", "edges"),
     (
@@ -237,81 +243,131 @@ def tests_of(module: str) -> list[str]:
     return [name for name in names if (ROOT / name).exists()]
 
 
-def outcome_of(module: str, content: bytes, tests: Sequence[str]) -> str:
-    """The fate of a changed module: caught, survived, or slow."""
+def outcome_of(module: str, changed: Path, tests: Sequence[str], isa: str = "") -> str:
+    """The fate of a module in whose place a file is put: caught, survived, or slow."""
+    env = os.environ | {
+        "EGGROLL_MUTANT": f"{module}:{changed}",
+        "PYTHONPATH": f"{HERE / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    env |= {"EGGROLL_ISA": isa} if isa else {}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        return "survived" if process.wait(SECONDS) == 0 else "caught"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.wait()
+        return "slow"
+
+
+T = TypeVar("T")
+
+
+def dealt(decks: Sequence[list[T]], count: int, chance: random.Random) -> list[T]:
+    """So many mutants at random, from every deck as many."""
+    for deck in decks:
+        chance.shuffle(deck)
+    chosen: list[T] = []
+    total = min(count, sum(map(len, decks)))
+    while len(chosen) < total:
+        chosen += [deck.pop() for deck in decks if deck][: total - len(chosen)]
+    return chosen
+
+
+class Record:
+    """What became of mutants, printed and written as it comes."""
+
+    def __init__(self, out: Path | None) -> None:
+        self.out, self.rows, self.counts = out, list[dict[str, Any]](), Counter[str]()
+        self._began = time.monotonic()
+
+    def add(self, mutant: Mutant | CppMutant, path: Path, fate: str, reason: str) -> None:
+        """path: of the file that it changes."""
+        fate = "changes nothing" if fate == "survived" and reason else fate
+        self.counts[fate] += 1
+        self.rows.append(asdict(mutant) | {"fate": fate, "reason": reason})
+        where = f"{path.relative_to(ROOT)}:{mutant.line}"
+        if fate == "survived":
+            change = f"{mutant.old!r} -> {mutant.new!r} in {mutant.text}"
+            print(f"survived: {where}: {change}", flush=True)
+        seconds = time.monotonic() - self._began
+        print(f"{len(self.rows)} {fate} {where} {seconds:.0f} s", file=sys.stderr, flush=True)
+        self._began += seconds
+        if self.out:
+            self.out.mkdir(parents=True, exist_ok=True)
+            lines = "".join(json.dumps(row) + "\n" for row in self.rows)
+            (self.out / ("mutants-cpp.jsonl" if isinstance(mutant, CppMutant) else "mutants.jsonl")
+             ).write_text(lines)  # fmt: skip
+
+
+def python(options: argparse.Namespace, record: Record) -> int:
+    """Mutants of the package's modules."""
+    names = [name for name in MODULES if tests_of(name)]
+    names = [name for name in names if name.startswith(f"eggroll.{options.only}")]
+    chosen = [m for m in known_mutants() if m.module.startswith(f"eggroll.{options.only}")]
+    decks = [mutants_of(name) for name in names]
+    chosen += dealt(decks, options.count, random.Random(options.seed))
+    print(f"{len(chosen)} mutants of {len(names)} modules", flush=True)
+    for tests in sorted({mutant.tests for mutant in chosen}):
+        if outcome_of("", Path(), tests) != "survived":
+            print(f"fail without a mutant: {' '.join(tests)}", file=sys.stderr)
+            return 1
     with tempfile.TemporaryDirectory() as folder:
         changed = Path(folder) / "changed.py"
-        changed.write_bytes(content)
-        env = os.environ | {
-            "EGGROLL_MUTANT": f"{module}:{changed}",
-            "PYTHONPATH": f"{HERE / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            return "survived" if process.wait(SECONDS) == 0 else "caught"
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
-            return "slow"
+        for mutant in chosen:
+            path = MODULES[mutant.module]
+            text = path.read_text()
+            end = mutant.at + len(mutant.old)
+            changed.write_text(text[: mutant.at] + mutant.new + text[end:])
+            fate = outcome_of(mutant.module, changed, mutant.tests)
+            record.add(mutant, path, fate, REASONS.get((mutant.module, mutant.text), ""))
+    return 0
+
+
+def kernels(options: argparse.Namespace, record: Record) -> int:
+    """Mutants of the C++ kernels, for the instruction sets that this processor has."""
+    usable = set(_extension.load().usable_isas())
+    files = [f for f, (isa, _) in cpp.FILES.items() if isa in usable and f.startswith(options.only)]
+    decks = [cpp.mutants_of(file) for file in files]
+    # Twice as many as are wanted, as some do not compile or give the same library.
+    waiting = dealt(decks, 2 * options.count, random.Random(options.seed))
+    builds = {isa: cpp.Build(isa) for isa in sorted({mutant.isa for mutant in waiting})}
+    with tempfile.TemporaryDirectory() as folder:
+        changed = Path(folder) / "_int8_gemm.so"
+        for mutant in waiting:
+            library = builds[mutant.isa].build(mutant)
+            if library is None or library == builds[mutant.isa].original:
+                record.counts["left out"] += 1
+                continue
+            changed.write_bytes(library)
+            fate = outcome_of(cpp.MODULE, changed, mutant.tests, mutant.isa)
+            reason = cpp.REASONS.get((mutant.file, mutant.text), "")
+            record.add(mutant, ROOT / cpp.SOURCES / mutant.file, fate, reason)
+            if len(record.rows) == options.count:
+                break
+    return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cpp", action="store_true", help="of the C++ kernels")
     parser.add_argument(
-        "--count", type=int, default=60, help="beside those once unseen, dealt to modules evenly"
+        "--count", type=int, default=60, help="beside those once unseen, dealt to files evenly"
     )
     parser.add_argument(
-        "--only", default="", help="the beginning of modules' names, without eggroll."
+        "--only", default="", help="the beginning of modules' names, without eggroll., or of files'"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the choice among all mutants")
-    parser.add_argument("--out", type=Path, help="a folder for mutants.jsonl")
+    parser.add_argument("--out", type=Path, help="a folder for the record")
     options = parser.parse_args()
-    names = [name for name in MODULES if tests_of(name)]
-    names = [name for name in names if name.startswith(f"eggroll.{options.only}")]
-    chance = random.Random(options.seed)
-    decks = {name: mutants_of(name) for name in names}
-    for deck in decks.values():
-        chance.shuffle(deck)
-    chosen = [m for m in known_mutants() if m.module.startswith(f"eggroll.{options.only}")]
-    total = min(len(chosen) + options.count, len(chosen) + sum(map(len, decks.values())))
-    while len(chosen) < total:
-        chosen += [deck.pop() for deck in decks.values() if deck][: total - len(chosen)]
-    print(f"{len(chosen)} mutants of {len(names)} modules", flush=True)
-    counts: Counter[str] = Counter()
-    rows = []
-    for tests in sorted({mutant.tests for mutant in chosen}):
-        if outcome_of("", b"", tests) != "survived":
-            print(f"fail without a mutant: {' '.join(tests)}", file=sys.stderr)
-            return 1
-    for mutant in chosen:
-        text = MODULES[mutant.module].read_text()
-        changed = text[: mutant.at] + mutant.new + text[mutant.at + len(mutant.old) :]
-        began = time.monotonic()
-        fate = outcome_of(mutant.module, changed.encode(), mutant.tests)
-        reason = REASONS.get((mutant.module, mutant.text), "")
-        fate = "changes nothing" if fate == "survived" and reason else fate
-        counts[fate] += 1
-        rows.append(asdict(mutant) | {"fate": fate, "reason": reason})
-        if fate == "survived":
-            where = f"{MODULES[mutant.module].relative_to(ROOT)}:{mutant.line}"
-            print(
-                f"survived: {where}: {mutant.old!r} -> {mutant.new!r} in {mutant.text}", flush=True
-            )
-        print(
-            f"{len(rows)}/{len(chosen)} {fate} {mutant.module} {time.monotonic() - began:.0f} s",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            lines = "".join(json.dumps(row) + "\n" for row in rows)
-            (options.out / "mutants.jsonl").write_text(lines)
-    print(", ".join(f"{count} {fate}" for fate, count in sorted(counts.items())))
-    return 0
+    record = Record(options.out)
+    code = (kernels if options.cpp else python)(options, record)
+    print(", ".join(f"{count} {fate}" for fate, count in sorted(record.counts.items())))
+    return code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// The worlds of experiments/tictactoe/world.cpp outside the engine, as sanitizers like it.
+// The worlds of tictactoe/evolution/world.cpp outside the engine, as sanitizers like it.
 //
 // tictactoe SHARED ROWS: SHARED is a file with what the worlds read. Three members of each world
 // meet outputs at random for ROWS rows; says what their rows were worth, and how many were idle.

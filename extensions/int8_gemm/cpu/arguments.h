@@ -21,42 +21,17 @@ namespace mx = mlx::core;
 
 namespace {
 
-// Packed weights as an array: a header that names the instruction set, then weights at a cache
-// line. The lines may be shifted within the array, by as much as the header says. The header also
-// has its own address, so that a copy, which Python may have changed, is not taken for them.
-constexpr int64_t kPackedHeader = 128;  // bytes, with those that the weights are shifted by
-constexpr int64_t kPackedName = 40;     // of the instruction set
-constexpr int64_t kPackedAddress = 48, kPackedShift = 56;
-
-uintptr_t address_of(const int8_t* packed) { return reinterpret_cast<uintptr_t>(packed); }
-
-// Writes the header into zeros; where the weights begin.
-int8_t* open_packed(const Kernels& k, int8_t* packed) {
-  const uintptr_t at = address_of(packed);
-  std::strncpy(reinterpret_cast<char*>(packed), k.name, kPackedName - 1);
-  std::memcpy(packed + kPackedAddress, &at, sizeof at);
-  packed[kPackedShift] = static_cast<int8_t>((64 - at % 64) % 64);
-  return packed + 64 + packed[kPackedShift];
-}
-
-const int8_t* packed_weights(const int8_t* packed) { return packed + 64 + packed[kPackedShift]; }
-
-// Whether it is the header that `pack` wrote there for this instruction set.
-bool packed_for(const Kernels& k, const int8_t* packed) {
-  uintptr_t at = 0;
-  std::memcpy(&at, packed + kPackedAddress, sizeof at);
-  return std::strncmp(reinterpret_cast<const char*>(packed), k.name, kPackedName) == 0 &&
-         at == address_of(packed) &&
-         packed[kPackedShift] == static_cast<int8_t>((64 - at % 64) % 64);
-}
-
 // What an evaluation gives beside the new state.
 enum class Output { scores, logits, likelihoods, outputs };
 
-// The arrays of an evaluation: five that there always are, and where the others stand, or -1.
+// The arrays of an evaluation: four that there always are, and where the others stand, or -1.
 struct Arrays {
-  std::vector<mx::array> in;  // packed, table, tokens, targets, state
+  const int8_t* weights;      // packed
+  std::vector<mx::array> in;  // table, tokens, targets, state
   int starts = -1, inputs = -1, features = -1, signs = -1, draws = -1, values = -1;
+
+  const mx::array& tokens() const { return in[1]; }
+  const mx::array& state() const { return in[3]; }
 
   int add(const mx::array& a) {
     in.push_back(a);
@@ -77,11 +52,11 @@ Job job_of(const Kernels& k, const Program& program, const Arrays& arrays, const
   const std::vector<mx::array>& in = arrays.in;
   Job job{};
   job.plan = program.plan(k);
-  job.weights = packed_weights(in[0].data<int8_t>());
-  job.noise = in[1].data<int8_t>();
-  job.tokens = in[2].data<int32_t>();
-  job.targets = in[3].data<int32_t>();
-  job.state_in = in[4].data<int8_t>();
+  job.weights = arrays.weights;
+  job.noise = in[0].data<int8_t>();
+  job.tokens = in[1].data<int32_t>();
+  job.targets = in[2].data<int32_t>();
+  job.state_in = in[3].data<int8_t>();
   job.starts = arrays.data<int32_t>(arrays.starts);
   job.inputs = arrays.data<int8_t>(arrays.inputs);
   job.features = arrays.data<int32_t>(arrays.features);
@@ -90,9 +65,9 @@ Job job_of(const Kernels& k, const Program& program, const Arrays& arrays, const
   job.values = arrays.data<int32_t>(arrays.values);
   job.rank = options.rank;
   job.shift = options.shift;
-  job.members = in[4].shape(0);
-  job.readers = in[4].shape(0) / in[2].shape(0);
-  job.tokens_per_member = in[2].shape(1);
+  job.members = arrays.state().shape(0);
+  job.readers = arrays.state().shape(0) / arrays.tokens().shape(0);
+  job.tokens_per_member = arrays.tokens().shape(1);
   job.block_tokens = options.block_tokens;
   return job;
 }
@@ -197,7 +172,7 @@ void check_features(const Plan& plan, const Op& op, const mx::array& features) {
 }
 
 void add_rows(const Plan& plan, const Rows& rows, Arrays& arrays) {
-  int members = arrays.in[4].shape(0), count = arrays.in[2].shape(1);
+  int members = arrays.state().shape(0), count = arrays.tokens().shape(1);
   if (plan.inputs)
     arrays.inputs =
         arrays.add(shown(rows.first, mx::int8, {members, count, plan.inputs}, "inputs"));
@@ -224,17 +199,8 @@ void check_fits(const Plan& plan, const eggroll_world* world) {
           "play: the world has other inputs or outputs than the program");
 }
 
-mx::array ready_packed(const Kernels& k, const Program& program, const mx::array& given) {
-  mx::array packed = ready(given, mx::int8, "packed");
-  require(packed.size() == static_cast<size_t>(kPackedHeader + program.packed_bytes(k)) &&
-              packed_for(k, packed.data<int8_t>()),
-          std::string("The weights are not packed for this program and ") + k.name +
-              ": pack them again after a change of EGGROLL_ISA, and use what pack gave, no copy.");
-  return packed;
-}
-
 // What every evaluation is given, checked.
-Arrays arrays_of(const Program& program, const mx::array& packed, const Noise& noise,
+Arrays arrays_of(const Program& program, const Packed& packed, const Noise& noise,
                  const mx::array& tokens, const mx::array& targets, const mx::array& state,
                  const Rows& rows, const Options& options) {
   const Plan& plan = program.plan();
@@ -249,22 +215,22 @@ Arrays arrays_of(const Program& program, const mx::array& packed, const Noise& n
   in_range("shift", options.shift, 0, 31);
   in_range("rank", options.rank, 1, kRank);
   require(options.block_tokens >= 1, "block_tokens must be 1 or more");
-  Arrays arrays{{ready_packed(kernels(), program, packed), ready(noise.table, mx::int8, "table"),
-                 ready(tokens, mx::int32, "tokens"), ready(targets, mx::int32, "targets"),
-                 ready_state(state, members, plan)}};
-  check_range(arrays.in[2], 0, plan.vocabulary - 1, "tokens");
-  if (targets.id() != tokens.id()) check_range(arrays.in[3], 0, plan.vocabulary - 1, "targets");
+  Arrays arrays{packed.weights(program, kernels()),
+                {ready(noise.table, mx::int8, "table"), ready(tokens, mx::int32, "tokens"),
+                 ready(targets, mx::int32, "targets"), ready_state(state, members, plan)}};
+  check_range(arrays.in[1], 0, plan.vocabulary - 1, "tokens");
+  if (targets.id() != tokens.id()) check_range(arrays.in[2], 0, plan.vocabulary - 1, "targets");
   if (noise.starts) {
     require(members % 2 == 0, "a population is made of pairs: P must be even");
     arrays.starts = arrays.add(ready(*noise.starts, mx::int32, "starts"));
-    check_starts(plan, arrays.in.back(), arrays.in[1], options.rank, members / 2);
+    check_starts(plan, arrays.in.back(), arrays.in[0], options.rank, members / 2);
   }
   add_rows(plan, rows, arrays);
   return arrays;
 }
 
 void add_signs(const Plan& plan, const mx::array& signs, Arrays& arrays) {
-  int members = arrays.in[4].shape(0), count = arrays.in[2].shape(1);
+  int members = arrays.state().shape(0), count = arrays.tokens().shape(1);
   require(signs.shape() == mx::Shape{plan.leaf_count, members / 2, (count + 31) / 32},
           "signs: [leaves, pairs, ceil(T / 32)] is needed");
   arrays.signs = arrays.add(ready(signs, mx::int32, "signs"));

@@ -307,8 +307,14 @@ NB_MODULE(_int8_gemm, m) {
                     const std::vector<eggroll::OutputSpec>&>(),
            "stages"_a, "leaves"_a, "width"_a, "vocabulary"_a, "state_size"_a, "tables"_a,
            "exp2_mantissas"_a, "log2_breakpoints"_a, "inputs"_a, "indices"_a, "outputs"_a)
-      .def("pack", &eggroll::pack, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a,
-           "int8 leaves in declared order -> one int8 array in the kernels' layout.");
+      .def(
+          "pack",
+          [](std::shared_ptr<eggroll::Program> self, const std::vector<mx::array>& leaves) {
+            return eggroll::Packed(std::move(self), leaves);
+          },
+          nb::call_guard<nb::gil_scoped_release>(), "leaves"_a,
+          "int8 leaves in declared order -> weights in the kernels' layout.");
+  nb::class_<eggroll::Packed>(m, "Packed", "Weights for the kernels alone.");
   nb::class_<eggroll::Noise>(m, "Noise", "Slices of the table; starts None: no noise.")
       .def(
           "__init__",
@@ -347,7 +353,7 @@ NB_MODULE(_int8_gemm, m) {
         "State, scores and Z int32 of every leaf.");
   m.def(
       "play",
-      [](std::shared_ptr<eggroll::Program> program, const mx::array& packed,
+      [](std::shared_ptr<eggroll::Program> program, const eggroll::Packed& packed,
          const eggroll::Noise& noise, const mx::array& state, uint64_t world, uint64_t shared,
          const mx::array& keys, int rows, double by, const std::optional<mx::array>& signs,
          const std::optional<eggroll::Crediting>& crediting, int threads) {

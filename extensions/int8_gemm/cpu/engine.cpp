@@ -17,6 +17,21 @@
 
 namespace eggroll {
 
+namespace {
+
+constexpr size_t kCacheLine = 64;  // bytes
+
+// Zeros for packed weights, which may begin up to a cache line later.
+mx::array room_for_weights(int64_t bytes) {
+  bytes += kCacheLine;
+  require(bytes < int64_t{1} << 31, "pack: the network has too many weights");
+  mx::array room(allocated(static_cast<size_t>(bytes)), {static_cast<int>(bytes)}, mx::int8);
+  std::memset(room.data<int8_t>(), 0, room.nbytes());
+  return room;
+}
+
+}  // namespace
+
 double peak(int threads) {
   using Clock = std::chrono::steady_clock;
   check_threads(threads);
@@ -36,22 +51,28 @@ double peak(int threads) {
   return macs / seconds;
 }
 
-mx::array pack(const Program& program, const std::vector<mx::array>& leaves) {
-  const Plan& plan = program.plan();
-  const Kernels& k = kernels();
+Packed::Packed(std::shared_ptr<const Program> program, const std::vector<mx::array>& leaves)
+    : program_(std::move(program)),
+      kernels_(&kernels()),
+      memory_(room_for_weights(program_->packed_bytes(*kernels_))) {
+  const Plan& plan = program_->plan();
   require(static_cast<int>(leaves.size()) == plan.leaf_count, "pack: one array per leaf is needed");
-  const int64_t bytes = kPackedHeader + program.packed_bytes(k);
-  require(bytes < int64_t{1} << 31, "pack: the network has too many weights");
-  mx::array out(allocated(static_cast<size_t>(bytes)), {static_cast<int>(bytes)}, mx::int8);
-  std::memset(out.data<int8_t>(), 0, out.nbytes());
-  int8_t* to = open_packed(k, out.data<int8_t>());
+  int8_t* to = memory_.data<int8_t>();
+  to += (kCacheLine - reinterpret_cast<uintptr_t>(to) % kCacheLine) % kCacheLine;
   for (int i = 0; i < plan.leaf_count; ++i) {
     const Leaf& leaf = plan.leaves[i];
     const mx::array& given = leaves[static_cast<size_t>(i)];
     require(given.shape() == shape_of(leaf), "pack: a leaf has the wrong shape");
-    program.pack(k, i, ready(given, mx::int8, "a leaf").data<int8_t>(), to);
+    program_->pack(*kernels_, i, ready(given, mx::int8, "a leaf").data<int8_t>(), to);
   }
-  return out;
+  weights_ = to;
+}
+
+const int8_t* Packed::weights(const Program& program, const Kernels& k) const {
+  require(&program == program_.get() && &k == kernels_,
+          std::string("The weights are not packed for this program and ") + k.name +
+              ": pack them again after a change of EGGROLL_ISA.");
+  return weights_;
 }
 
 namespace {
@@ -107,7 +128,7 @@ std::vector<mx::array> run(const Program& program, const Arrays& arrays, const O
                            Output output,
                            const std::optional<Crediting>& crediting = std::nullopt) {
   const Plan& plan = program.plan();
-  int members = arrays.in[4].shape(0), count = arrays.in[2].shape(1);
+  int members = arrays.state().shape(0), count = arrays.tokens().shape(1);
   std::vector<mx::array> out{made({members, plan.state_size}, mx::int8)};
   Job job = job_of(kernels(), program, arrays, options);
   job.state_out = out[0].data<int8_t>();
@@ -133,7 +154,7 @@ std::vector<mx::array> run(const Program& program, const Arrays& arrays, const O
   return out;
 }
 
-std::vector<mx::array> run_unperturbed(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> run_unperturbed(std::shared_ptr<Program> program, const Packed& packed,
                                        const mx::array& tokens, const mx::array& targets,
                                        const mx::array& state, const Rows& rows, int threads,
                                        int block_tokens, Output output) {
@@ -146,7 +167,7 @@ std::vector<mx::array> run_unperturbed(std::shared_ptr<Program> program, const m
 
 }  // namespace
 
-std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const Packed& packed,
                                 const Noise& noise, const mx::array& tokens,
                                 const mx::array& targets, const mx::array& state, const Rows& rows,
                                 int threads, int block_tokens) {
@@ -156,7 +177,7 @@ std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::arra
   return run(*program, arrays, options, Output::scores);
 }
 
-std::vector<mx::array> outputs(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> outputs(std::shared_ptr<Program> program, const Packed& packed,
                                const Noise& noise, const mx::array& tokens, const mx::array& state,
                                const Rows& rows, const std::optional<mx::array>& signs,
                                const std::optional<Crediting>& crediting, int threads,
@@ -173,14 +194,14 @@ std::vector<mx::array> outputs(std::shared_ptr<Program> program, const mx::array
   return run(*program, arrays, options, Output::outputs, crediting);
 }
 
-std::vector<mx::array> logits(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> logits(std::shared_ptr<Program> program, const Packed& packed,
                               const mx::array& tokens, const mx::array& state, const Rows& rows,
                               int threads, int block_tokens) {
   return run_unperturbed(std::move(program), packed, tokens, tokens, state, rows, threads,
                          block_tokens, Output::logits);
 }
 
-std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const Packed& packed,
                                    const mx::array& tokens, const mx::array& targets,
                                    const mx::array& state, const Rows& rows, int threads,
                                    int block_tokens) {
@@ -188,7 +209,7 @@ std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::a
                          block_tokens, Output::likelihoods);
 }
 
-std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> credit(std::shared_ptr<Program> program, const Packed& packed,
                               const Noise& noise, const mx::array& signs, const mx::array& draws,
                               const Crediting& crediting, const mx::array& tokens,
                               const mx::array& targets, const mx::array& state, const Rows& rows,
@@ -223,7 +244,7 @@ std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array&
   return out;
 }
 
-std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> play(std::shared_ptr<Program> program, const Packed& packed,
                             const Noise& noise, const mx::array& state, const Play& play,
                             const std::optional<mx::array>& signs,
                             const std::optional<Crediting>& crediting, int threads) {
@@ -239,18 +260,17 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
   require(noise.starts && noise.shift >= 0 && noise.shift < 32, "play: noise is needed");
   int members = play.keys.shape(0);
   check_size({members, play.rows});
-  const mx::array in[] = {ready_packed(k, *program, packed),
-                          ready(noise.table, mx::int8, "table"),
-                          ready(*noise.starts, mx::int32, "starts"),
-                          ready_state(state, members, job.plan),
-                          ready(play.keys, mx::uint64, "keys"),
-                          ready(signs.value_or(*noise.starts), mx::int32, "signs")};
-  check_starts(job.plan, in[2], in[1], noise.rank, members / 2);
+  job.weights = packed.weights(*program, k);
+  const mx::array in[] = {
+      ready(noise.table, mx::int8, "table"), ready(*noise.starts, mx::int32, "starts"),
+      ready_state(state, members, job.plan), ready(play.keys, mx::uint64, "keys"),
+      ready(signs.value_or(*noise.starts), mx::int32, "signs")};
+  check_starts(job.plan, in[1], in[0], noise.rank, members / 2);
   std::vector<mx::array> out{made(state.shape(), mx::int8), made({members, play.rows}, mx::int32),
                              made({members, play.rows}, mx::bool_)};
-  job.weights = packed_weights(in[0].data<int8_t>()), job.noise = in[1].data<int8_t>();
-  job.starts = in[2].data<int32_t>(), job.state_in = in[3].data<int8_t>();
-  job.keys = in[4].data<uint64_t>(), job.shared = reinterpret_cast<const void*>(play.shared);
+  job.noise = in[0].data<int8_t>();
+  job.starts = in[1].data<int32_t>(), job.state_in = in[2].data<int8_t>();
+  job.keys = in[3].data<uint64_t>(), job.shared = reinterpret_cast<const void*>(play.shared);
   job.rank = noise.rank, job.shift = noise.shift, job.block_tokens = 1;
   job.members = members, job.tokens_per_member = play.rows, job.by = play.by;
   job.state_out = out[0].data<int8_t>(), job.worth = out[1].data<int32_t>();
@@ -264,12 +284,12 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
           "play: noise of rank 1 and, where it is of nodes, signs [leaves, pairs, ceil(T / 32)]");
   check(job.plan, *crediting);
   require(!crediting->group, "play: members of a world are compared in pairs");
-  job.signs = in[5].data<int32_t>();
+  job.signs = in[4].data<int32_t>();
   run_credited(job, *crediting, threads, out);
   return out;
 }
 
-std::vector<mx::array> learn(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> learn(std::shared_ptr<Program> program, const Packed& packed,
                              const mx::array& tokens, const mx::array& targets,
                              const mx::array& state, const Rows& rows, const mx::array& words,
                              const std::vector<int>& scales,

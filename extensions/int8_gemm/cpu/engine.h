@@ -25,8 +25,22 @@ inline mx::allocator::Data allocated(size_t bytes) {
   return data;
 }
 
-// int8 leaves in declared order -> int8 [bytes] in the layout of plan.h's Leaf.
-mx::array pack(const Program& program, const std::vector<mx::array>& leaves);
+// Weights in the layout of one program and instruction set (plan.h's Leaf). They are reached
+// through `weights` alone: kernels trust every byte of them.
+class Packed {
+ public:
+  // leaves: int8 in declared order. Throws std::invalid_argument for those that do not fit.
+  Packed(std::shared_ptr<const Program> program, const std::vector<mx::array>& leaves);
+
+  // Where they begin. Throws std::invalid_argument for another program or instruction set.
+  const int8_t* weights(const Program& program, const Kernels& k) const;
+
+ private:
+  std::shared_ptr<const Program> program_;  // kept, so that no other comes to lie where it does
+  const Kernels* kernels_;
+  mx::array memory_;
+  const int8_t* weights_;  // at a cache line
+};
 
 // The slices of noise.py's Slices; without starts, members are the unperturbed model.
 struct Noise {
@@ -42,31 +56,31 @@ using Rows = std::pair<std::optional<mx::array>, std::optional<mx::array>>;
 // state [P, state_size] int8 first. tokens, targets: [R, T], each row of which P / R members read.
 
 // Then scores [P, T] int16.
-std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> evaluate(std::shared_ptr<Program> program, const Packed& packed,
                                 const Noise& noise, const mx::array& tokens,
                                 const mx::array& targets, const mx::array& state, const Rows& rows,
                                 int threads, int block_tokens);
 
 // Then every output, [P, T, size] int8 or int32. With crediting, members have its noise.
-std::vector<mx::array> outputs(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> outputs(std::shared_ptr<Program> program, const Packed& packed,
                                const Noise& noise, const mx::array& tokens, const mx::array& state,
                                const Rows& rows, const std::optional<mx::array>& signs,
                                const std::optional<Crediting>& crediting, int threads,
                                int block_tokens);
 
 // Of the unperturbed model: then logits [P, T, V] int8.
-std::vector<mx::array> logits(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> logits(std::shared_ptr<Program> program, const Packed& packed,
                               const mx::array& tokens, const mx::array& state, const Rows& rows,
                               int threads, int block_tokens);
 
 // Of the unperturbed model: then totals [P, T] uint64 and hits [P, T] int8 (see plan.h).
-std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> likelihoods(std::shared_ptr<Program> program, const Packed& packed,
                                    const mx::array& tokens, const mx::array& targets,
                                    const mx::array& state, const Rows& rows, int threads,
                                    int block_tokens);
 
 // Then scores [P, T] int16 and Z of every leaf by token credit; values: [N, T] int32.
-std::vector<mx::array> credit(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> credit(std::shared_ptr<Program> program, const Packed& packed,
                               const Noise& noise, const mx::array& signs, const mx::array& draws,
                               const Crediting& crediting, const mx::array& tokens,
                               const mx::array& targets, const mx::array& state, const Rows& rows,
@@ -84,7 +98,7 @@ struct Play {
 
 // Members that meet a world: then int32 [P, rows], what their rows were worth, bool [P, rows],
 // whether anything was at stake, and with crediting Z of every leaf. Done when it returns.
-std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> play(std::shared_ptr<Program> program, const Packed& packed,
                             const Noise& noise, const mx::array& state, const Play& play,
                             const std::optional<mx::array>& signs,
                             const std::optional<Crediting>& crediting, int threads);
@@ -93,7 +107,7 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const mx::array& p
 // sums of |credit| [leaves] int64, and Z of every leaf. words: uint32 [P, T]; scales: of the
 // leaves; back: the matrix [O, K] that a leaf's credit passes, or none; errors: of a program
 // without a score, int8 [P, T, all outputs side by side], and scores are zeros.
-std::vector<mx::array> learn(std::shared_ptr<Program> program, const mx::array& packed,
+std::vector<mx::array> learn(std::shared_ptr<Program> program, const Packed& packed,
                              const mx::array& tokens, const mx::array& targets,
                              const mx::array& state, const Rows& rows, const mx::array& words,
                              const std::vector<int>& scales,

@@ -43,9 +43,9 @@ int errors_size(const Plan& plan) {
 // Where the caller's errors stand among the arrays.
 int add_errors(const Plan& plan, const mx::array& errors, Arrays& arrays) {
   require(!plan.scored, "errors: a program with a score has its own");
-  require(
-      errors.shape() == mx::Shape{arrays.in[4].shape(0), arrays.in[2].shape(1), errors_size(plan)},
-      "errors: int8 [P, T, values of all outputs] is needed");
+  require(errors.shape() ==
+              mx::Shape{arrays.state().shape(0), arrays.tokens().shape(1), errors_size(plan)},
+          "errors: int8 [P, T, values of all outputs] is needed");
   const int at = arrays.add(ready(errors, mx::int8, "errors"));
   require(!errors.size() || !std::memchr(arrays.in.back().data<int8_t>(), 0x80, errors.size()),
           "errors: a value is -128; -127..127 are allowed");

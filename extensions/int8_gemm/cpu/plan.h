@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "eggroll_world.h"
+#include "operations.h"
 
 namespace eggroll {
 
@@ -28,33 +29,6 @@ constexpr int kActive = 256;          // features of a list, at most: their sums
 // What a pair may earn at a token, at most: 15 times its discounted sum, in 1/256 bit, fits 32
 // bits.
 constexpr int kValue = 1 << 19;
-
-enum class LeafForm { none, embedding, matrix, vector };
-
-// The operations: name, inputs, the form of the leaf, further numbers.
-#define EGG_OPERATIONS(X)      \
-  X(embed, 0, embedding, 0)    \
-  X(linear, 1, matrix, 0)      \
-  X(norm, 1, vector, 0)        \
-  X(add, 2, none, 0)           \
-  X(add_bias, 2, vector, 0)    \
-  X(lookup, 1, none, 0)        \
-  X(forget, 2, none, 0)        \
-  X(mix, 3, none, 0)           \
-  X(score, 1, matrix, 0)       \
-  X(input, 0, none, 0)         \
-  X(features, 0, embedding, 4) \
-  X(bias, 1, vector, 0)        \
-  X(relu, 1, none, 0)          \
-  X(concat, 2, none, 0)        \
-  X(output, 1, none, 1)        \
-  X(sums, 1, matrix, 1)
-
-enum class OpKind : int {
-#define EGG_KIND(name, inputs, leaf, numbers) name,
-  EGG_OPERATIONS(EGG_KIND)
-#undef EGG_KIND
-};
 
 // Whether an operation multiplies its input by a matrix.
 static constexpr bool multiplies(OpKind kind) {

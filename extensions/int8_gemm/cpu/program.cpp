@@ -12,22 +12,6 @@ namespace eggroll {
 
 namespace {
 
-// What an operation takes; its arithmetic is in Block::run.
-struct Form {
-  const char* name;
-  OpKind kind;
-  size_t inputs;
-  LeafForm leaf;
-  size_t numbers;
-};
-
-constexpr Form kForms[] = {
-#define EGG_FORM(name, inputs, leaf, numbers) \
-  {#name, OpKind::name, inputs, LeafForm::leaf, numbers},
-    EGG_OPERATIONS(EGG_FORM)
-#undef EGG_FORM
-};
-
 const Form& form_of(const std::string& name) {
   for (const Form& form : kForms)
     if (name == form.name) return form;

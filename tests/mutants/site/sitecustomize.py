@@ -1,13 +1,13 @@
 """Puts a mutant in the place of one module, in a process that runs tests and in all it starts.
 
-EGGROLL_MUTANT is NAME:PATH of the module and of the file with its changed text. Python imports this
-file at its start where its folder is in PYTHONPATH.
+EGGROLL_MUTANT is NAME:PATH of the module and of the file with its changed text, or with a library.
+Python imports this file at its start where its folder is in PYTHONPATH.
 """
 
 import importlib.util
 import os
 import sys
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.machinery import ExtensionFileLoader, PathFinder, SourceFileLoader
 from pathlib import Path
 
 NAME, _, CHANGED = os.environ.get("EGGROLL_MUTANT", "").partition(":")
@@ -30,6 +30,9 @@ class MutantFinder:
     def find_spec(name, path=None, target=None):
         if name != NAME:
             return None
+        if CHANGED.endswith(".so"):
+            loader = ExtensionFileLoader(name, CHANGED)
+            return importlib.util.spec_from_file_location(name, CHANGED, loader=loader)
         others = (f.find_spec(name, path, target) for f in sys.meta_path if f is not MutantFinder)
         found = next((spec for spec in others if spec), None) or PathFinder.find_spec(name, path)
         return importlib.util.spec_from_file_location(

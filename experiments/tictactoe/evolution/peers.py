@@ -1,4 +1,4 @@
-"""Tic-tac-toe beside other people's code, in one run: `python -m experiments.tictactoe.peers`.
+"""Tic-tac-toe beside other people's code: `python -m experiments.tictactoe.evolution.peers`.
 
 - evosax's OpenES on the network 27-64-64-9 in float32 (JAX), fitness and judges of method `states`,
   beside this library's two estimators, all with the same number of network evaluations;
@@ -27,7 +27,9 @@ from numpy.typing import NDArray
 from eggroll import _extension
 from eggroll.errors import InputError
 from eggroll.library import worlds as playing
-from experiments.tictactoe import evolution, game, judges, worlds
+from experiments.tictactoe import game, judges
+from experiments.tictactoe.evolution import training as evolution
+from experiments.tictactoe.evolution import worlds
 
 MILLION = 10**6
 HIDDEN = (64, 64)

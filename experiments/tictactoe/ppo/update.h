@@ -1,10 +1,10 @@
 // PPO's loss and its minimisation.
 #pragma once
 
-#include "ppo_collect.h"
-#include "ppo_layout.h"
-#include "ppo_net.h"
-#include "ppo_random.h"
+#include "collect.h"
+#include "layout.h"
+#include "net.h"
+#include "random.h"
 
 namespace ppo {
 

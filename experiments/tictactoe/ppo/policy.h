@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ppo_layout.h"
+#include "layout.h"
 
 namespace ppo {
 

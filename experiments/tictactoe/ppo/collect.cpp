@@ -1,4 +1,4 @@
-#include "ppo_collect.h"
+#include "collect.h"
 
 #include <algorithm>
 #include <vector>

@@ -1,11 +1,11 @@
 // Games in lockstep, regrouped by game, and advantages.
 #pragma once
 
-#include "ppo_game.h"
-#include "ppo_layout.h"
-#include "ppo_net.h"
-#include "ppo_policy.h"
-#include "ppo_random.h"
+#include "game.h"
+#include "layout.h"
+#include "net.h"
+#include "policy.h"
+#include "random.h"
 
 namespace ppo {
 

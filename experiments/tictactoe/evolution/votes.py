@@ -1,4 +1,4 @@
-"""How much of an update's votes is signal: `python -m experiments.tictactoe.votes`
+"""How much of an update's votes is signal: `python -m experiments.tictactoe.evolution.votes`
 
 Votes of updates at the same weights have the signal in common and the noise apart, so the cosine c
 between two of them is the signal's share of their power. Noise falls with the number of rows; after
@@ -15,7 +15,9 @@ import numpy as np
 
 import eggroll as eg
 from eggroll.evolution.rules import MovedWeights
-from experiments.tictactoe import evolution, judges, worlds
+from experiments.tictactoe import judges
+from experiments.tictactoe.evolution import training as evolution
+from experiments.tictactoe.evolution import worlds
 
 MILLION = 10**6
 

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from experiments.tictactoe.network import ILLEGAL, initial, multiply_adds, probabilities
-from experiments.tictactoe.policy import TicTacToeNet
-from experiments.tictactoe.settings import Settings
-from experiments.tictactoe.transitions import (
+from experiments.tictactoe.ppo.network import ILLEGAL, initial, multiply_adds, probabilities
+from experiments.tictactoe.ppo.policy import TicTacToeNet
+from experiments.tictactoe.ppo.settings import Settings
+from experiments.tictactoe.ppo.transitions import (
     Collected,
     Iteration,
     Losses,

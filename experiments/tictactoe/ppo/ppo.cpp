@@ -1,11 +1,11 @@
-// PPO by self-play in native code: what Python calls. See ppo_native.py.
+// PPO by self-play in native code: what Python calls. See native.py.
 #include <chrono>
 #include <cstring>
 #include <new>
 
+#include "denormals.h"
 #include "eggroll_world.h"
-#include "ppo_denormals.h"
-#include "ppo_update.h"
+#include "update.h"
 
 using ppo::Evaluator;
 using ppo::Learner;

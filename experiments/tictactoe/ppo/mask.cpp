@@ -1,7 +1,7 @@
-// Moves drawn through the masked softmax of experiments/tictactoe, and through the usual arithmetic
-// mask, to be compiled with -ffast-math.
-#include "ppo_policy.h"
-#include "ppo_random.h"
+// Moves drawn through the masked softmax, through the usual arithmetic mask, and through what a
+// compiler may make of that with -ffast-math. For bugs.py and the tests.
+#include "policy.h"
+#include "random.h"
 
 namespace {
 
@@ -27,6 +27,18 @@ void count_by_branch(const float* logits, const float* mask, int draws, int* cou
 void count_by_arithmetic(const float* logits, const float* mask, int draws, int* counts) {
   float masked[ppo::kMoves];
   for (int j = 0; j < ppo::kMoves; ++j) masked[j] = logits[j] + (1.0f - mask[j]) * -1e8f;
+  ppo::Random random(0, 0, 0);
+  for (int i = 0; i < draws; ++i) ++counts[drawn(masked, 0x1ff, random)];
+}
+
+// The same after the sums were reordered, written out: what stays in float32 of logit - 1e8 is
+// -1e8, so every legal move has logit 0.
+void count_by_reordered(const float* logits, const float* mask, int draws, int* counts) {
+  float masked[ppo::kMoves];
+  for (int j = 0; j < ppo::kMoves; ++j) {
+    volatile float far = logits[j] - 1e8f;
+    masked[j] = far + mask[j] * 1e8f;
+  }
   ppo::Random random(0, 0, 0);
   for (int i = 0; i < draws; ++i) ++counts[drawn(masked, 0x1ff, random)];
 }

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.errors import InputError
-from experiments.tictactoe.network import HIDDEN, ILLEGAL, INPUTS, LAYERS, MOVES, unflatten
+from experiments.tictactoe.ppo.network import HIDDEN, ILLEGAL, INPUTS, LAYERS, MOVES, unflatten
 
 try:
     import torch

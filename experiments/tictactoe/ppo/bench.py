@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from eggroll.errors import InputError
-from experiments.tictactoe import game, metrics, network, training
-from experiments.tictactoe.settings import SETTINGS
-from experiments.tictactoe.transitions import Iteration
+from experiments.tictactoe import game, metrics
+from experiments.tictactoe.ppo import network, training
+from experiments.tictactoe.ppo.settings import SETTINGS
+from experiments.tictactoe.ppo.transitions import Iteration
 
 Say = Callable[[str], None]
 STRICT = SETTINGS["strict"]
@@ -62,7 +63,7 @@ def run(rounds: int, threads: int, compiled: bool, file: Path | None, say: Say) 
 
 
 def make_stages(threads: int) -> dict[str, Any]:
-    from experiments.tictactoe.ppo_native import NativePPO
+    from experiments.tictactoe.ppo.native import NativePPO
 
     stages = {name: training.backend(name, STRICT, 0, threads) for name in training.METHODS}
     dense = NativePPO(STRICT, 0, threads, distinct=False, sparse=False)
@@ -191,7 +192,7 @@ def clocked(call: Callable[[], Any]) -> float:
 
 def alternatives(rounds: int, compiled: bool, say: Say) -> dict[str, list[float]]:
     """What the C-backend report ruled out, measured here: microseconds per call, interleaved."""
-    from experiments.tictactoe.alternatives import calls, missing
+    from experiments.tictactoe.ppo.alternatives import calls, missing
 
     todo = calls(compiled)
     found: dict[str, list[float]] = {name: [] for name in todo}

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "float_kernels.h"
-#include "ppo_layout.h"
+#include "layout.h"
 
 namespace ppo {
 
@@ -36,7 +36,7 @@ struct Deltas {
   alignas(64) float gathered[kHidden * kHidden];
 };
 
-// Parameters, their gradient and Adam's moments, in the order of ppo_layout.h. The gradient of a
+// Parameters, their gradient and Adam's moments, in the order of layout.h. The gradient of a
 // matrix is [active inputs, active outputs] at the matrix's place.
 struct Optimiser {
   alignas(64) float weights[kParameters];

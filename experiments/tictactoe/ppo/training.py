@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.errors import InputError
-from experiments.tictactoe import game, metrics, network
-from experiments.tictactoe.settings import Settings
-from experiments.tictactoe.transitions import Iteration
+from experiments.tictactoe import game, metrics
+from experiments.tictactoe.ppo import network
+from experiments.tictactoe.ppo.settings import Settings
+from experiments.tictactoe.ppo.transitions import Iteration
 
 
 class Backend(Protocol):
@@ -34,12 +35,12 @@ def backend(method: str, settings: Settings, seed: int, threads: int = 1) -> Bac
         InputError: it needs torch, which is missing, or a compiler.
     """
     if method == "ppo-native":
-        from experiments.tictactoe.ppo_native import NativePPO
+        from experiments.tictactoe.ppo.native import NativePPO
 
         return NativePPO(settings, seed, threads)
     torch = require_torch()
     torch.set_num_threads(threads)
-    from experiments.tictactoe.ppo_torch import STAGES, TorchPPO
+    from experiments.tictactoe.ppo.pytorch import STAGES, TorchPPO
 
     return TorchPPO(STAGES[method], settings, seed)
 
@@ -80,7 +81,12 @@ def train(
     trainer = backend(method, settings, seed, threads)
     totals = dict.fromkeys(("seconds", "cpu_seconds", "games", "rows", "multiply_adds"), 0.0)
     judged: dict[str, float] = {}
-    about = {"method": method, "net": "4x256", "arithmetic": "float32", "seed": seed}
+    about: dict[str, object] = {
+        "method": method, "net": "4x256", "arithmetic": "float32", "seed": seed,
+    }  # fmt: skip
+    if products := getattr(trainer, "products", ""):
+        about["products"] = products
+        say(f"products: {products}")
     with metrics.Writer(
         out, **about, settings=name, threads=threads, iterations=settings.iterations
     ) as writer:
@@ -135,6 +141,6 @@ def save(method: str, flat: NDArray[np.float32], folder: Path, say: Callable[[st
     except InputError as error:
         say(f"{error} Without it c_policy.pt is not written.")
         return
-    from experiments.tictactoe.policy import state_dict
+    from experiments.tictactoe.ppo.policy import state_dict
 
     torch.save(state_dict(flat), folder / ("c_policy.pt" if native else "pytorch_policy.pt"))

@@ -1,4 +1,4 @@
-#include "ppo_update.h"
+#include "update.h"
 
 #include <algorithm>
 #include <chrono>

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "ppo_layout.h"
+#include "layout.h"
 
 namespace ppo {
 

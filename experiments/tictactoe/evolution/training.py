@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 import eggroll as eg
 from eggroll.errors import InputError
-from experiments.tictactoe import game, judges, metrics, worlds
+from experiments.tictactoe import game, judges, metrics
+from experiments.tictactoe.evolution import worlds
 
 NETS = {"64": (64, 64), "256": (256,) * 4}
 NAMES = {"64": "64x64", "256": "4x256"}  # in metrics files
@@ -305,7 +306,3 @@ def main() -> None:
             smoke=args.smoke, show=lambda text: print(text, flush=True),
             estimator=args.estimator, **changes,
         )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

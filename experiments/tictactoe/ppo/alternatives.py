@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from experiments.tictactoe.network import HIDDEN, PARAMETERS
-from experiments.tictactoe.policy import TicTacToeNet
-from experiments.tictactoe.settings import SETTINGS
+from experiments.tictactoe.ppo.network import HIDDEN, PARAMETERS
+from experiments.tictactoe.ppo.policy import TicTacToeNet
+from experiments.tictactoe.ppo.settings import SETTINGS
 
 STRICT = SETTINGS["strict"]
 BATCH = STRICT.batch
@@ -26,7 +26,13 @@ def calls(compiled: bool) -> dict[str, Callable[[], Any]]:
 def missing(compiled: bool) -> list[str]:
     """What could not be measured, and why."""
     found = [] if compiled else ["torch.compile (bench --compile measures it)"]
-    return [*found, "GPU (no backend for one is built)"]
+    return [*found, *([] if gpus() else ["GPU (torch reaches none here)"])]
+
+
+def gpus() -> list[str]:
+    """Devices that torch computes on besides the processor."""
+    there = {"mps": torch.backends.mps.is_available(), "cuda": torch.cuda.is_available()}
+    return [name for name, found in there.items() if found]
 
 
 def products() -> dict[str, Callable[[], Any]]:
@@ -84,19 +90,25 @@ def stepper(table: Any, arrays: list[NDArray[np.float32]]) -> Callable[[], None]
 
 
 def networks(compiled: bool) -> dict[str, Callable[[], Any]]:
-    """Forward and backward of a minibatch by torch, as it is and compiled."""
+    """Forward and backward of a minibatch by torch, as it is, compiled, and on GPUs."""
     found: dict[str, Callable[[], Any]] = {"forward and backward: torch": passes(TicTacToeNet())}
+    for device in gpus():
+        found[f"forward and backward: torch, {device}"] = passes(TicTacToeNet(), device)
     if compiled:
         found["forward and backward: torch.compile"] = passes(torch.compile(TicTacToeNet()))
     return found
 
 
-def passes(net: Any) -> Callable[[], None]:
-    seen = torch.ones(BATCH, 27)
+def passes(net: Any, device: str = "cpu") -> Callable[[], None]:
+    """A call that is done when it returns, on a GPU as well."""
+    seen, net = torch.ones(BATCH, 27, device=device), net.to(device)
+    wait = {"mps": torch.mps, "cuda": torch.cuda}.get(device)
 
     def both() -> None:
         net.zero_grad()
         logits, values = net(seen)
         (logits.square().mean() + values.square().mean()).backward()
+        if wait:
+            wait.synchronize()
 
     return both

@@ -5,7 +5,7 @@ products and Adam's loop are those of extensions/float_kernels, whose table it i
 xoshiro128+, a stream for each (seed, iteration, game). With `distinct`, equal boards of a batch are
 one row of the network: they have equal outputs, and their gradients by the outputs are added before
 the backward pass, which is linear in them. With `sparse`, units that no board of a batch activates
-are left out of products (ppo_net.h). Both change roundings alone.
+are left out of products (net.h). Both change roundings alone.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from eggroll import native
 from eggroll.errors import InputError
-from experiments.tictactoe.network import INPUTS, MOVES, PARAMETERS, initial
-from experiments.tictactoe.settings import Settings
-from experiments.tictactoe.transitions import Collected, Iteration, Losses, Transitions
+from experiments.tictactoe.ppo.network import INPUTS, MOVES, PARAMETERS, initial
+from experiments.tictactoe.ppo.settings import Settings
+from experiments.tictactoe.ppo.transitions import Collected, Iteration, Losses, Transitions
 
 HERE = Path(__file__).parent
-MOST_BATCH, MOST_TRANSITIONS, MOST_GAMES = 1024, 8192, 1024  # of ppo_layout.h
+MOST_BATCH, MOST_TRANSITIONS, MOST_GAMES = 1024, 8192, 1024  # of layout.h
 OPEN_BOARDS = 4520  # that a snapshot is asked about
 PARTS = ("backward", "adam", "forward", "collection", "loss", "other")
 
@@ -73,9 +73,7 @@ def library() -> native.Library:
     Raises:
         InputError: there is no compiler, or the cache cannot be written.
     """
-    sources = [
-        HERE / name for name in ("ppo.cpp", "ppo_net.cpp", "ppo_collect.cpp", "ppo_update.cpp")
-    ]
+    sources = [HERE / name for name in ("ppo.cpp", "net.cpp", "collect.cpp", "update.cpp")]
     return native.build(*sources, flags=[f"-I{kernels().include()}"])
 
 
@@ -107,6 +105,7 @@ class NativePPO:
         self.calls: Any = library().handle
         self.calls.ppo_new.restype = ctypes.c_void_p
         self.kernels = ctypes.c_void_p(kernels().table())
+        self.products = str(kernels().products())  # who computes them
         first = initial(seed)
         of = _struct(settings, threads, distinct, sparse)
         self.room = settings.iterations // settings.snapshot + 2  # the last for any opponent

@@ -1,4 +1,4 @@
-#include "ppo_net.h"
+#include "net.h"
 
 #include <algorithm>
 #include <bit>
