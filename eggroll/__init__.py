@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from eggroll.library.language import Interrupted, LanguageModel, Trained, load, train
     from eggroll.library.learning import ErrorUpdate
     from eggroll.library.members import Members, Model
-    from eggroll.library.trainer import Best, Trainer, Update
+    from eggroll.library.trainer import Best, Trainer, Update, control
     from eggroll.spec.credit import draw
     from eggroll.spec.fixed_point import quantise
     from eggroll.spec.program import Program
@@ -40,6 +40,7 @@ __all__ = [
     "Trainer",
     "Update",
     "__version__",
+    "control",
     "draw",
     "envs",
     "lm",
@@ -68,6 +69,7 @@ _PLACES = {
     "Trained": "eggroll.library.language",
     "Trainer": "eggroll.library.trainer",
     "Update": "eggroll.library.trainer",
+    "control": "eggroll.library.trainer",
     "draw": "eggroll.spec.credit",
     "envs": "eggroll.envs",
     "lm": "eggroll.lm",

@@ -226,17 +226,90 @@ REFUSED = {
         ),
         r"^outputs are 3: one output of 2 values is needed",
     ),
-    "episodes of recurrent": (
-        lambda: cartpole(episodes=2).evaluate(
+    "space": (
+        lambda: eg.envs.gym(Text, members=2),
+        r"^observations are of a Text space: pass observe",
+    ),
+    "space of actions": (
+        lambda: eg.envs.gym(lambda: Text(acts=True), members=2),
+        r"^actions are of a Text space: pass decode",
+    ),
+    "no environment": (lambda: eg.envs.gym(3, members=2), r"^name is 3: an id, a function that"),
+    "a function of something else": (
+        lambda: eg.envs.gym(list, members=2),
+        r"^the function made \[\]: an environment is needed",
+    ),
+    "mode of a function": (
+        lambda: eg.envs.gym(Text, members=2, mode="fast"),
+        r'^mode is .fast.: "sync" or "async"',
+    ),
+    "squash": (lambda: pendulum(squash="hard"), r'^squash is .hard.: "clip" or "tanh"'),
+    "normalise and observe": (
+        lambda: cartpole(normalise=True, observe=len),
+        r"^observe and normalise are both given",
+    ),
+    "normalise of numbers": (
+        lambda: eg.envs.gym("FrozenLake-v1", members=2, normalise=True),
+        r"^normalise is for numbers and observations have a Discrete space",
+    ),
+    "vector of another size": (
+        lambda: eg.envs.gym(vector(3), members=2),
+        r"^the vector environment has 3 environments: members x episodes, 2, are",
+    ),
+    "options of a vector": (
+        lambda: eg.envs.gym(vector(2), members=2, mode="sync"),
+        r"^mode and options are for environments that are still to be made",
+    ),
+    "option of an environment": (
+        lambda: eg.envs.gym(single("CartPole-v1"), members=2, x=1),
+        r"^option 'x' was given to an environment that is made already",
+    ),
+    "policy for numbers": (
+        lambda: pendulum().play(
+            eg.Trainer(eg.networks.mlp(3, [], 1, policy=True), pop=P, table_bits=16).ask(), keys(1)
+        ),
+        r"^the network has a policy, which draws one of several actions, and the environment",
+    ),
+    "vector and recurrent": (
+        lambda: eg.envs.gym(vector(2 * P), members=P, episodes=2).play(
             eg.Trainer(recurrent(4, 2), pop=P, table_bits=16).ask(), keys(1)
         ),
-        r"^episodes is 2 and the network is recurrent: .*; use episodes=1",
-    ),
-    "space": (
-        lambda: eg.envs.gym("Blackjack-v1", members=2),
-        r"^observations are of a Tuple space: pass observe",
+        r"^episodes is 2 and the network is recurrent: it plays one at a time; give a vector",
     ),
 }
+
+
+class Text:
+    """Stands for an environment of texts, which gymnasium is imported for."""
+
+    def __new__(cls, acts: bool = False) -> Any:
+        import gymnasium
+
+        numbers, text = gymnasium.spaces.Discrete(2), gymnasium.spaces.Text(3)
+
+        class Of(gymnasium.Env):
+            observation_space, action_space = (numbers, text) if acts else (text, numbers)
+
+            def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+                return (1 if acts else "abc"), {}
+
+        return Of()
+
+
+def pendulum(**options: Any) -> Any:
+    return eg.envs.gym("Pendulum-v1", members=P, **options)
+
+
+def single(name: str) -> Any:
+    import gymnasium
+
+    return gymnasium.make(name)
+
+
+def vector(count: int) -> Any:
+    import gymnasium
+
+    return gymnasium.make_vec("CartPole-v1", num_envs=count, vectorization_mode="sync")
 
 
 def cartpole(**options: Any) -> Any:

@@ -25,6 +25,7 @@ from eggroll.errors import InputError
 from eggroll.library.trainer import MoreOptions, Trainer, TrainerOptions
 from eggroll.networks import mlp
 from eggroll.spec.program import Program
+from eggroll.training import checkpoint
 
 
 def test_a_trainer_begins_with_given_weights(tmp_path: Path):
@@ -157,6 +158,61 @@ def test_the_best_member_is_kept():
     for name, leaf in weights.items():
         np.testing.assert_array_equal(found.weights[name], leaf)
     trainer(feed_forward(), weights=found.weights)
+
+
+def test_checkpoints_and_copies_have_the_best_member(tmp_path: Path):
+    es = trainer(feed_forward())
+    run(es, 3)
+    known = es.best
+    assert known is not None
+    es.save(tmp_path / "es.safetensors")
+    again = Trainer.load(tmp_path / "es.safetensors")
+    again.save(tmp_path / "again.safetensors")
+    loaded = Trainer.load(tmp_path / "again.safetensors", pop=4)
+    for found in (again.best, loaded.best, copy.deepcopy(es).best):
+        assert found is not None
+        assert found[:3] == known[:3]
+        assert list(found.weights) == list(es.weights)
+        for name, leaf in known.weights.items():
+            np.testing.assert_array_equal(found.weights[name], leaf)
+    assert run(es, 3) == run(again, 3)
+    assert es.best[:3] == again.best[:3]
+    assert trainer(feed_forward()).best is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("best", lambda facts, arrays: facts.update(best='{"fitness": "0x1p+0"}')),
+        ("best", lambda facts, arrays: facts.update(best="3")),
+        ("best", lambda facts, arrays: facts.update(best='{"fitness": "nan", "step": 0, "memb'
+                                                    'er": 0}')),
+        ("shape", lambda facts, arrays: arrays.update({"best/hidden": np.zeros(2, np.int8)})),
+        ("missing", lambda facts, arrays: [arrays.pop(k) for k in list(arrays) if "best/" in k]),
+        ("more", lambda facts, arrays: facts.pop("best")),
+    ],
+)  # fmt: skip
+def test_another_best_member_is_refused(tmp_path: Path, name: str, change: Any):
+    path = tmp_path / "es.safetensors"
+    es = trainer(feed_forward())
+    run(es, 2)
+    es.save(path)
+    metadata, arrays = checkpoint.read(path, checkpoint.LIBRARY)
+    change(metadata, arrays)
+    facts = {k: v for k, v in metadata.items() if k not in ("format", "version", "step")}
+    checkpoint.store(path, checkpoint.LIBRARY, 2, facts, arrays)
+    with pytest.raises(InputError, match="damaged") as refused:
+        Trainer.load(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_rule_that_moves_nothing_is_warned_of():
+    es = trainer(feed_forward(), rule="whitened", learning_rate=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(es, 9, whole=True)
+    with pytest.warns(UserWarning, match="rule whitened moved no weight: try a larger learning_ra"):
+        run(es, 1, whole=True)
 
 
 def test_members_without_weights_of_their_own_say_so():

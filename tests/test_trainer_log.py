@@ -23,6 +23,7 @@ from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
 from eggroll.spec.program import Program, program_of
 from eggroll.training import folder as runlog
+from eggroll.training import trackers
 
 P, T = 8, 3
 STOPPED = """
@@ -397,3 +398,45 @@ def test_runs_of_the_command_line_are_not_a_trainers(call: Any, finished: Path, 
     ended = call("--resume", tmp_path / "run")
     assert ended.code == 2
     assert "is of a run of eggroll.Trainer, which eggroll.train cannot" in ended.err
+
+
+def test_trackers_are_told_of_updates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    told: list[Any] = []
+
+    class Fake(trackers.Tracker):
+        package = "json"  # which is installed
+
+        def begin(self, run: trackers.Tracked) -> None:
+            told.append((run.step, run.config["track"], run.id))
+
+        def log(self, step: int, values: dict[str, float]) -> None:
+            told.append((step, values))
+
+        def text(self, step: int, name: str, text: str) -> None:
+            raise AssertionError
+
+        def end(self) -> None:
+            told.append("end")
+
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Fake)
+    out = tmp_path / "run"
+    with new(out, track="wandb") as es:
+        update(es)
+        update(es)
+    with Trainer.load(out) as es:
+        update(es)
+    known = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    begun, *rows, end, again, last, end_again = told
+    assert (begun[:2], again[:2]) == ((0, "wandb"), (2, "wandb"))
+    assert begun[2] == again[2]
+    assert [*rows, last] == [(row.pop("step"), row) for row in known]
+    assert len(known) == 3
+    assert end == end_again == "end"
+    assert signature(3) == es.signature
+    told.clear()
+    Trainer.load(out, track="none").close()
+    assert told == []
+    with pytest.raises(InputError, match=r"^track is 'wandb' and trackers go with a folder"):
+        new("", track="wandb")
+    with pytest.raises(InputError, match=r"^track is .nobody.: none or one of"):
+        new("", track="nobody")

@@ -61,7 +61,8 @@ class UpdateRule(ABC):
     summary: ClassVar[str]
     reads: ClassVar[tuple[str, ...]]
     bytes_per_parameter: ClassVar[int] = 24
-    by_steps: ClassVar[bool] = True  # whether its steps depend on how many updates a run has
+    by_steps: bool = True  # whether its steps depend on how many updates a run has
+    schedules: ClassVar[bool] = False  # whether its rate may also stay as it is
     any_scale: ClassVar[bool] = True  # whether it takes the votes of fitness larger than 1
 
     @classmethod
@@ -451,24 +452,27 @@ class WhitenedRule(FineCopyRule):
     leaves its mean size. lr rises over 20 updates and falls linearly with progress, to a twentieth;
     its size is rate * sqrt(200 / steps), as noise adds up with the root of the number of updates.
     floors: the least mean size that is taken for a signal, per leaf, so that what is learnt is not
-    undone by the few pairs that still differ; whitened: the matrices whose votes are whitened.
+    undone by the few pairs that still differ; whitened: the matrices whose votes are whitened;
+    constant: lr is the rate in every update.
     """
 
     summary = "votes whitened over a layer's inputs (one-sided Shampoo), each row normalised"
     reads = ("learning_rate",)
+    schedules: ClassVar[bool] = True
 
     def __init__(
         self, *, rate: float, steps: int, floors: Mapping[str, int], whitened: Collection[str],
-        threads: int = 1,
+        threads: int = 1, constant: bool = False,
     ) -> None:  # fmt: skip
         self.rate, self.steps, self.floors, self.whitened = rate, steps, floors, whitened
-        self.threads = threads
+        self.threads, self.constant, self.by_steps = threads, constant, not constant
 
     @classmethod
     def make(cls, options: RunOptions, program: Program, scale: VoteScale) -> Self:
         return cls(
             rate=options.learning_rate, steps=options.steps, floors=scale.floors(),
             whitened=whitening.whitenable(program), threads=options.threads,
+            constant=_constant(options),
         )  # fmt: skip
 
     @classmethod
@@ -495,6 +499,8 @@ class WhitenedRule(FineCopyRule):
 
     def factor(self, step: int) -> int:
         """lr in units of 2^-8 of a fine copy's last bit; at most 64 bits of a weight."""
+        if self.constant:
+            return round(min(self.rate, 64) * (1 << (FINE_BITS + 8)))
         falling = 1 - 0.95 * min(step / self.steps, 1)
         rate = self.rate * sqrt(200 / self.steps) * falling * min(1, (step + 1) / 20)
         return round(min(rate, 64) * (1 << (FINE_BITS + 8)))
@@ -541,6 +547,11 @@ class WhitenedRule(FineCopyRule):
             memory[_matrix_name(name)] = mx.array(whitening.updated(p, power, mean))
 
 
+def _constant(options: RunOptions) -> bool:
+    """True if rates stay as they are, which Trainer alone has an option for."""
+    return getattr(options, "schedule", "") == "constant"
+
+
 def _normalised(z: Any, floor: int) -> tuple[Whole, Whole]:
     """Votes int32 [O, K] over the mean size of their row, if that is not below the floor, in Q8.
 
@@ -578,18 +589,22 @@ class AdamRule(FineCopyRule):
     that is shorter, and falls to zero with progress p as (1 - p)^2 (1 + 2 p), close to a cosine.
     Its peak is `rate`, in runs longer than EASE updates less, down to half of it from 16 EASE on.
     The matrices of layers and of the head, and their feedback, shrink: at first so fast that what
-    was random in both is soon gone, however long the run, then ever less.
+    was random in both is soon gone, however long the run, then ever less. constant: lr is the rate
+    in every update, and nothing shrinks.
     """
 
     summary = "Adam in integers, for estimators that carry errors back"
     reads = ("learning_rate",)
+    schedules: ClassVar[bool] = True
     bytes_per_parameter: ClassVar[int] = 48
 
     def __init__(
-        self, *, rate: float, steps: int, shrinks: Collection[str] = (), threads: int = 1
-    ) -> None:
+        self, *, rate: float, steps: int, shrinks: Collection[str] = (), threads: int = 1,
+        constant: bool = False,
+    ) -> None:  # fmt: skip
         """shrinks: names of the leaves that do."""
         self.rate, self.steps, self.shrinks, self.threads = rate, steps, shrinks, threads
+        self.constant, self.by_steps = constant, not constant
 
     @classmethod
     def make(cls, options: RunOptions, program: Program, scale: VoteScale) -> Self:
@@ -600,7 +615,7 @@ class AdamRule(FineCopyRule):
         }  # fmt: skip
         return cls(
             rate=options.learning_rate, steps=options.steps, shrinks=shrinks,
-            threads=options.threads,
+            threads=options.threads, constant=_constant(options),
         )  # fmt: skip
 
     @classmethod
@@ -632,6 +647,8 @@ class AdamRule(FineCopyRule):
 
     def factor(self, step: int) -> int:
         """lr in last bits of a fine copy; at most 64 bits of a weight."""
+        if self.constant:
+            return round(min(self.rate, 64) * (1 << FINE_BITS))
         eased = sqrt(sqrt(EASE / min(max(self.steps, EASE), 16 * EASE)))  # exact on every machine
         return round(min(self.rate * eased * self.share(step), 64) * (1 << FINE_BITS))
 
@@ -639,6 +656,8 @@ class AdamRule(FineCopyRule):
         return None, self.factor(step) / (1 << FINE_BITS)
 
     def shrinking(self, name: str, step: int) -> int:
+        if self.constant:
+            return 0
         taken = FORGET / (step + AGE) * self.share(step)
         return round(taken * (1 << 24)) if name in self.shrinks else 0
 

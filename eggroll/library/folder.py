@@ -18,20 +18,21 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from eggroll.cli import command as cli
-from eggroll.errors import InputError, in_python, shown
+from eggroll.errors import InputError, in_python, shown, whole_number
 from eggroll.evolution.estimators import SCALES, Estimator
 from eggroll.evolution.population import Population
 from eggroll.evolution.rules import UpdateRule
 from eggroll.evolution.step import Learner
 from eggroll.files import CHECKPOINT, CONFIG, METRICS, Row, write_whole
 from eggroll.spec.backward import MOST
+from eggroll.spec.fixed_point import LIMIT
 from eggroll.spec.program import Program, ProgramError, program_of
-from eggroll.training import checkpoint
+from eggroll.training import checkpoint, trackers
 from eggroll.training.folder import Folder, Metrics, check_free, new_folder
 from eggroll.training.run import config_file
 
 MOST_STEPS = 10**10 - 1  # a Trainer makes as many updates as it is told to
-CHANGEABLE = ("block_tokens", "checkpoint_every", "chunk", "engine", "guard", "threads")
+CHANGEABLE = ("block_tokens", "checkpoint_every", "chunk", "engine", "guard", "threads", "track")
 
 
 class TrainerLog:
@@ -45,6 +46,7 @@ class TrainerLog:
         self.path, self.saved, self.closed = path, -1, False
         self._rows: list[Row] = []  # not yet on the disk
         self._metrics: Metrics | None = None
+        self._tracking: trackers.Tracking | None = None
         self._open = ExitStack()
         with in_folder(path):
             self._open.enter_context(Folder(path))
@@ -81,10 +83,15 @@ class TrainerLog:
             write_whole(self.path / CONFIG, config)
             metrics = Metrics(self.path / METRICS, self.saved)
             self._metrics = self._open.enter_context(metrics)
+            tracking = trackers.tracking(options["track"], self.path, max(self.saved, 0))
+            self._tracking = self._open.enter_context(tracking)
 
     def add(self, row: Row) -> None:
         """Adds the line of an update; one that cannot be written is written before the next."""
-        self._rows.append(row | {key: round(row[key], 6) for key in ("rows_per_second", "seconds")})
+        rounded = row | {key: round(row[key], 6) for key in ("rows_per_second", "seconds")}
+        self._rows.append(rounded)
+        if self._tracking:
+            self._tracking.log(rounded)
         self._flush()
 
     def _flush(self) -> None:
@@ -132,6 +139,60 @@ class TrainerLog:
             raise
 
 
+class Extras(NamedTuple):
+    """The parts of a checkpoint beside the learner.
+
+    kept: arrays of the caller's objects, by the object's name and their own; best: fitness, updates
+    before, member and weights of the best member seen.
+    """
+
+    kept: dict[str, checkpoint.Arrays] = {}  # noqa: RUF012  # nobody changes it
+    best: tuple[float, int, int, checkpoint.Arrays] | None = None
+
+    def write(self, facts: dict[str, str], arrays: checkpoint.Arrays) -> None:
+        """Adds itself to what a file will have."""
+        for name, of in self.kept.items():
+            arrays.update({f"kept/{name}/{key}": array for key, array in of.items()})
+        if self.best:
+            fitness, step, member, weights = self.best
+            facts["best"] = json.dumps({"fitness": fitness.hex(), "step": step, "member": member})
+            arrays.update({f"best/{name}": leaf for name, leaf in weights.items()})
+
+    @classmethod
+    def take(
+        cls, metadata: Mapping[str, str], arrays: checkpoint.Arrays, program: Program, path: Path
+    ) -> Self:
+        """Takes itself out of what a file had.
+
+        Raises:
+            InputError: the best member's weights are none of the network.
+        """
+        kept, weights = dict[str, checkpoint.Arrays](), checkpoint.Arrays()
+        for name in [name for name in arrays if name.startswith(("kept/", "best/"))]:
+            group, _, rest = name.partition("/")
+            if group == "best":
+                weights[rest] = arrays.pop(name)
+            else:
+                owner, _, key = rest.partition("/")
+                kept.setdefault(owner, {})[key] = arrays.pop(name)
+        if "best" not in metadata and not weights:
+            return cls(kept)
+        facts = checkpoint.json_of(metadata, "best", path)
+        shapes = {leaf.name: leaf.shape for leaf in program.leaves}
+        fits = {name: leaf.shape for name, leaf in weights.items()} == shapes and all(
+            leaf.dtype == np.int8 and leaf.min(initial=0) >= -LIMIT for leaf in weights.values()
+        )
+        try:
+            fitness = float.fromhex(facts["fitness"])
+            numbers = [whole_number(name, facts[name], 0) for name in ("step", "member")]
+        except (InputError, KeyError, OverflowError, TypeError, ValueError):
+            fits, fitness, numbers = False, 0.0, [0, 0]
+        if not fits or not math.isfinite(fitness):
+            raise checkpoint.damaged(path, "its best member is none of its network")
+        ordered = {name: weights[name] for name in shapes}
+        return cls(kept, (fitness, numbers[0], numbers[1], ordered))
+
+
 class Saved(NamedTuple):
     """A checkpoint, read and of the right network.
 
@@ -147,6 +208,7 @@ class Saved(NamedTuple):
     arrays: checkpoint.Arrays
     before: dict[str, Any]
     warm: bool
+    extras: Extras
 
     def restore(
         self, learner: Learner, rule: type[UpdateRule], estimator: type[Estimator], members: int
@@ -188,6 +250,7 @@ def save(
     value_scale: float,
     *,
     warm: bool = False,
+    extras: Extras = Extras(),  # noqa: B008  # nobody changes it
 ) -> None:
     """Replaces a checkpoint, of a path or of a folder, as a whole.
 
@@ -209,6 +272,7 @@ def save(
         "unit": value_scale.hex(),
         "network": program.digest(),
     } | ({"warm": "1"} if warm else {})
+    extras.write(facts, arrays)
     if isinstance(to, TrainerLog):
         to.sync()
     with in_folder(path.parent):
@@ -243,7 +307,9 @@ def read(path: Path, net: Program | None, changes: Mapping[str, Any]) -> Saved:
     # A warm start or another phase has other weights than those of its seed and its rule.
     warm = bool(metadata.get("warm")) or bool(changes.keys() - {*CHANGEABLE})
     after = {**options, **changes}
-    return Saved(path, program, after, step, unit, arrays, options, warm)
+    with in_folder(path.parent):
+        extras = Extras.take(metadata, arrays, program, path)
+    return Saved(path, program, after, step, unit, arrays, options, warm, extras)
 
 
 def _facts(metadata: Mapping[str, str], path: Path) -> tuple[Program, dict[str, Any], int, float]:

@@ -392,16 +392,16 @@ class Members:
     def _at_stake(self, active: ArrayLike | None, T: int) -> NDArray[np.bool_]:
         if active is None:
             return np.ones((1, 1), np.bool_)
-        at, P = array_of("active", active), self.members
-        if at.dtype != np.bool_ or at.shape not in ((P,), (P, T)):
-            raise InputError(
-                f"active is {at.dtype} {list(at.shape)}: bool [{P}] or [{P}, {T}] is needed."
-            )
+        at = _check_active(active, self.members, T)
         return (at if at.ndim == 2 else at[:, None])[0::2].copy()  # the caller may reuse it
 
     def ran_in_world(self, rows: int, rollout: Rollout) -> None:
         """Takes note of rows that an engine ran by itself: all there are, see worlds.py."""
         self.rows, self.columns, self.calls, self._in_world = rows, rows, 1, rollout
+
+    def ran_elsewhere(self) -> None:
+        """Takes note of members that other processes ran, a row each."""
+        self.rows, self.columns, self.calls = 1, 1, 1
 
     def rollout(self, after: mx.array) -> Rollout:
         """All rows of the update. after: the state after the last one."""
@@ -422,6 +422,18 @@ class Members:
             joined([a for a in arrays if a is not None]) for arrays in zip(*parts, strict=True)
         )
         return Batch(*columns)._replace(state=self._state)
+
+
+def _check_active(active: ArrayLike | None, R: int, T: int) -> NDArray[np.bool_]:
+    """The rows at stake, bool [R] or [R, T]; all of them for None. An InputError for another."""
+    if active is None:
+        return np.ones((1, 1), np.bool_)
+    at = array_of("active", active)
+    if at.dtype != np.bool_ or at.shape not in ((R,), (R, T)):
+        raise InputError(
+            f"active is {at.dtype} {list(at.shape)}: bool [{R}] or [{R}, {T}] is needed."
+        )
+    return at
 
 
 class Model:
@@ -484,9 +496,15 @@ class Model:
         features: ArrayLike | None = None,
         tokens: ArrayLike | None = None,
         begins: ArrayLike | None = None,
+        active: ArrayLike | None = None,
     ) -> Any:
-        """Outputs [R, T, size] of rows [R, T, ..], for any R; see `Members`."""
-        return self._reader(RowArrays(inputs, features, tokens, begins))
+        """Outputs [R, T, size] of rows [R, T, ..], for any R; see `Members`.
+
+        active: bool [R] or [R, T], as members take it; it changes nothing here.
+        """
+        rows = self._reader.check(RowArrays(inputs, features, tokens, begins))
+        _check_active(active, *rows.batch.size)
+        return self._reader.public(self._reader.run(rows))
 
     def act(
         self,
@@ -495,10 +513,15 @@ class Model:
         features: ArrayLike | None = None,
         tokens: ArrayLike | None = None,
         begins: ArrayLike | None = None,
+        active: ArrayLike | None = None,
     ) -> NDArray[np.int32]:
-        """The likeliest actions of the network's policy, int32 [R, T] or [R]."""
+        """The likeliest actions of the network's policy, int32 [R, T] or [R].
+
+        active: as of a call.
+        """
         at = self._reader.policy()
         rows = self._reader.check(RowArrays(inputs, features, tokens, begins))
+        _check_active(active, *rows.batch.size)
         logits = list(self._reader.run(rows).values())[at]
         likeliest: NDArray[np.int32] = logits.argmax(axis=-1).astype(np.int32)
         return likeliest

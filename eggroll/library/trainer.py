@@ -16,7 +16,9 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    Literal,
     NamedTuple,
+    Protocol,
     Self,
     TypedDict,
     Unpack,
@@ -51,6 +53,7 @@ from eggroll.library.members import (
     Store,
     member_weights,
 )
+from eggroll.library.pool import Pool
 from eggroll.native import World
 from eggroll.spec import rng
 from eggroll.spec.credit import Turns
@@ -58,9 +61,11 @@ from eggroll.spec.fixed_point import LIMIT
 from eggroll.spec.losses import LossName
 from eggroll.spec.noise import slice_length
 from eggroll.spec.program import Batch, Leaves, Program, program_of
-from eggroll.training import checkpoint
+from eggroll.training import checkpoint, trackers
 from eggroll.training.config import Evolution, GuardName
 from eggroll.training.learner import engine_for, new_learner
+
+ScheduleName = Literal["falling", "constant"]
 
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
 
@@ -75,6 +80,8 @@ class TrainerOptions(Evolution):
     fitness: FitnessName = "sign"
     carry: bool = False
     checkpoint_every: Annotated[int, Range(0, 10**9)] = 50
+    track: str = trackers.NONE
+    schedule: ScheduleName = "falling"
 
     group_size: ClassVar[int] = 2  # members that are compared: those of a pair
     seq_len: ClassVar[int] = 1  # rows of an update, as far as they are known when it begins
@@ -103,6 +110,7 @@ class TrainerOptions(Evolution):
         with in_python():
             check_ranges(self)
             check_names(self)
+            trackers.check_installed(self.track)
         reason = self.estimator_class.refuses_values
         if reason and self.estimator_class.perturbs:
             raise InputError(
@@ -125,6 +133,11 @@ class TrainerOptions(Evolution):
             raise InputError(
                 f"fitness is {self.fitness!r}: rule {self.rule} knows the scale of the votes of "
                 'fitness "sign" alone; use rule="sign" or "whitened".'
+            )
+        if self.schedule != "falling" and not self.rule_class.schedules:
+            raise InputError(
+                f"schedule is {self.schedule!r}: rule {self.rule} has none; leave it out, or use "
+                'rule="adam" or "whitened".'
             )
         if self.estimator_class.by_token and len(program.policies) > 1:
             raise InputError(
@@ -165,6 +178,48 @@ class MoreOptions(TypedDict, total=False):
     rate_decay: float
     block_tokens: int
     guard: GuardName
+    track: str
+    schedule: ScheduleName
+
+
+class Control(TypedDict):
+    """The options of `control`."""
+
+    rule: RuleName
+    fitness: FitnessName
+    sigma_shift: int
+    learning_rate: float
+    schedule: ScheduleName
+
+
+def control(
+    *,
+    rule: RuleName = "adam",
+    fitness: FitnessName = "ranks",
+    sigma_shift: int = 2,
+    learning_rate: float = 2.0,
+    schedule: ScheduleName = "constant",
+) -> Control:
+    """Options of a Trainer that is told returns: `eg.Trainer(net, **eg.control())`.
+
+    They were measured to hold over the tasks of experiments/control; docs/control.md says what each
+    one does. Arguments replace them, as of `Trainer`.
+    """
+    return {
+        "rule": rule,
+        "fitness": fitness,
+        "sigma_shift": sigma_shift,
+        "learning_rate": learning_rate,
+        "schedule": schedule,
+    }
+
+
+class Kept(Protocol):
+    """An object whose arrays go into checkpoints; see `Trainer.keep`."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]: ...
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None: ...
 
 
 def checked_weights(net: Program, given: Any) -> Leaves:
@@ -300,7 +355,9 @@ class Trainer:
             weights: what to begin with, int8 by the leaf's name, such as `weights` of a Trainer or
                 of a model; None draws them by the seed.
             more: options of eggroll.train: clt, noise_reuse, table_bits, rate_decay, block_tokens,
-                guard.
+                guard; track, "tensorboard", "wandb" or "trackio", with `out`; and schedule, of rules
+                whitened and adam: "falling", or "constant", a learning rate that is in bits of a
+                weight and stays.
 
         Raises:
             InputError: an option out of range, a network that cannot be trained so, or a folder
@@ -310,6 +367,10 @@ class Trainer:
         for name in ("self", "net", "out", "more", "weights"):
             del given[name]
         self._begin(net, TrainerOptions.of(given | more), weights)
+        if self.options.track != trackers.NONE and not out:
+            raise InputError(
+                f"track is {self.options.track!r} and trackers go with a folder: give out, too."
+            )
         if out:
             self._write_into(TrainerLog.new(trainer_log.place(out)))
 
@@ -333,9 +394,11 @@ class Trainer:
         # What is not yet computed, only this thread could compute.
         mx.eval(self._learner.weights, self._learner.memory, self._learner.state)
         self._members: Members | None = None
-        self._value_scale, self._stalled, self._store = 0.0, 0, Store()
+        self._value_scale, self._stalled, self._still, self._store = 0.0, 0, 0, Store()
         self._beyond = False
         self._best: _BestSeen | None = None
+        self._kept, self._kept_arrays = dict[str, Kept](), dict[str, checkpoint.Arrays]()
+        self._pool: Pool | None = None
         self._readers = learning.Readers(self._learner, options.threads)
         self._row_reader = RowReader(net, None, lambda batch: {})
         self._log: TrainerLog | None = None
@@ -394,7 +457,7 @@ class Trainer:
 
     @property
     def best(self) -> Best | None:
-        """The best member since this trainer was made or loaded, None before one.
+        """The best member so far, None before one; checkpoints keep it.
 
         Its weights are rebuilt from its noise, so noise must be on weights.
 
@@ -532,6 +595,14 @@ class Trainer:
                 "fitness.",
                 stacklevel=2,
             )
+        self._still = 0 if rate or result.differing < MIN_DIFFERING else self._still + 1
+        if self._still == STALLED_UPDATES:
+            larger = "alpha" if self.options.rule == "sign" else "learning_rate"
+            warnings.warn(
+                f"update {self.step}: in {STALLED_UPDATES} updates members differed in value and "
+                f"rule {self.options.rule} moved no weight: try a larger {larger}.",
+                stacklevel=2,
+            )
         return update
 
     def learn(
@@ -665,6 +736,9 @@ class Trainer:
                 "Trainer.load(path, steps=...).",
                 stacklevel=4,
             )
+        self._kept_arrays = {
+            **self._kept_arrays, **{name: thing.arrays() for name, thing in self._kept.items()}
+        }  # fmt: skip
         if self._log:
             self._log.add(row)
             every = self.options.checkpoint_every
@@ -692,6 +766,47 @@ class Trainer:
         else:
             values = worlds.lockstep(members, call, self.options.threads)
         return self.tell(values)
+
+    def map(
+        self,
+        fitness: Callable[[Model, int], float],
+        *,
+        processes: int = 0,
+        timeout: float = 0.0,
+    ) -> Update:
+        """Makes an update by a fitness in plain Python, called in worker processes.
+
+        fitness(model, key) -> a number, larger is better, for every member; key: a random word,
+        the same for all members of the update. model: a Model with the weights of
+        `members.weights`. A member whose fitness crashes is worth as little as the worst of the
+        others, and a warning names it; its process is replaced.
+
+        Args:
+            fitness: a function at the top of a module, which other processes can import.
+            processes: workers; 0 for as many as cores. They live until `close`, or another fitness.
+            timeout: seconds after which a fitness counts as crashed; 0 for none.
+
+        Raises:
+            InputError: another estimator than "eggroll", a fitness that cannot be sent, workers
+                that do not start, or every member crashed; nothing has changed.
+        """
+        if self.options.estimator != "eggroll":
+            raise InputError(
+                f"map gives members as networks, and those of estimator {self.options.estimator} "
+                'have no weights of their own: use estimator="eggroll".'
+            )
+        members, key = self.ask(), int(self.keys(1)[0])
+        if self._pool is None or not self._pool.serves(fitness, processes):
+            self._close_pool()
+            self._pool = Pool(fitness, processes, self.program, self.engine.name)
+        values = self._pool.values(members.weights, self.pop, key, timeout)
+        members.ran_elsewhere()
+        return self.tell(values)
+
+    def _close_pool(self) -> None:
+        if self._pool:
+            self._pool.close()
+        self._pool = None
 
     def _checked(self, members: Members, values: ArrayLike) -> NDArray[np.float64]:
         """Values as float64, [P] or [P, rows]."""
@@ -723,8 +838,36 @@ class Trainer:
         """
         trainer_log.save(
             trainer_log.place(path) if path else self._log, self.program, asdict(self.options),
-            self._learner, self._value_scale, warm=self._warm,
+            self._learner, self._value_scale, warm=self._warm, extras=self._extras(),
         )  # fmt: skip
+
+    def _extras(self) -> trainer_log.Extras:
+        """The parts of a checkpoint beside the learner."""
+        best = self._best and (*self._best[:3], self._best[3](self._best[2]))
+        return trainer_log.Extras(self._kept_arrays, best)
+
+    def _take_extras(self, extras: trainer_log.Extras) -> None:
+        self._kept_arrays = extras.kept
+        if extras.best:
+            fitness, step, member, weights = extras.best
+            self._best = fitness, step, member, lambda member: dict(weights)
+
+    def keep(self, thing: Kept, name: str = "environment") -> None:
+        """Puts what an object has learnt, such as an environment's normalisation, in checkpoints.
+
+        It goes in as it was at the end of the last update. A trainer that was loaded gives the
+        object what its checkpoint has under this name. thing: with methods `arrays` -> arrays by
+        name, and `restore`, which takes them, as of `eg.envs.gym`.
+
+        Raises:
+            InputError: a name that is none, or arrays of another object.
+        """
+        if not isinstance(name, str) or not name or "/" in name:
+            raise InputError(f"name is {shown(name)}: a text without / is needed.")
+        if name in self._kept_arrays:
+            thing.restore(self._kept_arrays[name])
+        self._kept[name] = thing
+        self._kept_arrays = {**self._kept_arrays, name: thing.arrays()}
 
     @classmethod
     def load(cls, path: str | Path, net: Program | None = None, **changes: Any) -> Self:
@@ -745,6 +888,7 @@ class Trainer:
             before = TrainerOptions.of(saved.before)
             self._begin(saved.program, TrainerOptions.of(saved.options))
             self._value_scale, self._warm = saved.value_scale, saved.warm
+            self._take_extras(saved.extras)
             saved.restore(self._learner, before.rule_class, before.estimator_class, before.pop)
             if log:
                 self._write_into(log)
@@ -763,6 +907,7 @@ class Trainer:
             "state": np.array(learner.state),
             "value_scale": self._value_scale,
             "warm": self._warm,
+            "extras": self._extras(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -774,9 +919,14 @@ class Trainer:
         learner.memory = {name: mx.array(leaf) for name, leaf in state["memory"].items()}
         mx.eval(learner.weights, learner.memory, learner.state)
         self._value_scale, self._warm = state["value_scale"], state["warm"]
+        self._take_extras(state["extras"])
 
     def close(self) -> None:
-        """Saves what is new into the folder `out` and gives it free: no more updates are made."""
+        """Saves what is new into the folder `out` and gives it free: no more updates are made.
+
+        Without a folder it ends the processes of `map` alone.
+        """
+        self._close_pool()
         if self._log and not self._log.closed:
             with uninterrupted():
                 try:

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import nvrtc
 import pytest
-from cuda_emulator import written
 
 from eggroll import networks
 from eggroll.engines import cuda as cuda_plan

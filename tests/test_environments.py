@@ -1,0 +1,310 @@
+"""Environments of every kind: spaces, what is given, classic control, normalisation, recurrence."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from test_envs import keys, recurrent, trainer
+
+import eggroll as eg
+from eggroll.envs.classic import CLASSIC
+from eggroll.envs.normalisation import BOUND, FINE, LEAST, Normalisation
+from eggroll.envs.spaces import decode_for, observe_for, soft, soft_table
+
+gymnasium = pytest.importorskip("gymnasium")
+spaces = gymnasium.spaces
+P = 12
+
+
+# Classic control.
+
+
+@pytest.mark.parametrize("name", CLASSIC)
+def test_classic_control_is_gymnasiums(name: str):
+    """From the same starts, by the same actions: rewards and ends equal, observations to 1e-6."""
+    n, chance = 8, np.random.default_rng(0)
+    env = eg.envs.gym(name, members=n)
+    own = env._env
+    assert type(own) is CLASSIC[name]
+    singles = [gymnasium.make(name) for _ in range(n)]
+    seen = own.begin(own.starts(chance, n))
+    assert own.single_observation_space == singles[0].observation_space
+    for i, one in enumerate(singles):
+        one.reset(seed=i)
+        kind = np.float32 if name == "Acrobot-v1" else np.float64
+        state = own.state[:, i].astype(kind)
+        one.unwrapped.state = tuple(state) if name == "MountainCar-v0" else state
+    space = own.single_action_space
+    going, ended = np.ones(n, np.bool_), 0
+    for t in range(own.limit):
+        # a car climbs the hill if it is pushed on
+        pushes = {"MountainCar-v0": 2 * (seen[:, 1] >= 0), "MountainCarContinuous-v0": (
+            np.where(seen[:, 1:] >= 0, 1, -1).astype(np.float32))}  # fmt: skip
+        drawn = np.array([space.sample() for _ in range(n)])
+        actions = pushes.get(name, drawn) if t % 8 else drawn
+        seen, rewards, over, late, _ = own.step(actions)
+        for i in np.flatnonzero(going):
+            known, reward, terminated, truncated, _ = singles[i].step(actions[i])
+            np.testing.assert_allclose(seen[i], known, rtol=0, atol=1e-6)
+            assert math.isclose(rewards[i], reward, rel_tol=1e-9)
+            assert (over[i], late[i]) == (terminated, truncated)
+            # small differences would grow in a chaotic system, and are not what is tested
+            state = np.asarray(singles[i].unwrapped.state)
+            own.state[:, i] = state
+        ended += int((going & over).sum())
+        going &= ~(over | late)
+        if not going.any():
+            break
+    assert ended or name == "Pendulum-v1" or name == "Acrobot-v1"
+
+
+@pytest.mark.parametrize("name", CLASSIC)
+def test_starts_of_classic_control_are_gymnasiums(name: str):
+    """As widely spread as those of 400 resets."""
+    one = gymnasium.make(name).unwrapped
+    known = np.array([one.reset(seed=i)[0] for i in range(400)])
+    own = eg.envs.gym(name, members=400)._env
+    found = own.begin(own.starts(np.random.default_rng(1), 400))
+    assert found.shape == known.shape
+    assert found.dtype == known.dtype
+    for of in (np.mean, np.std, np.min, np.max):
+        np.testing.assert_allclose(of(found, axis=0), of(known, axis=0), atol=0.12)
+
+
+# What is given.
+
+
+class Corridor(gymnasium.Env):
+    """Ends after `length` steps; the reward is the seed's number of the episode."""
+
+    def __init__(self, length: int = 3) -> None:
+        self.length = length
+        self.observation_space = spaces.Dict(
+            {
+                "far": spaces.Box(-2, 2, (2,), np.float32),
+                "room": spaces.Discrete(3, start=1),
+                "doors": spaces.Tuple([spaces.MultiBinary(2), spaces.MultiDiscrete([2, 3])]),
+            }
+        )
+        self.action_space = spaces.Box(-1, 1, (2, 1), np.float32)
+
+    def seen(self) -> Any:
+        return {
+            "far": np.array([1, -2], np.float32),
+            "room": np.int64(3),
+            "doors": (np.array([0, 1], np.int8), np.array([1, 2])),
+        }
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = self.length
+        return self.seen(), {}
+
+    def step(self, action: NDArray[Any]) -> Any:
+        assert action.shape == (2, 1)
+        assert self.action_space.contains(action)
+        self.left -= 1
+        return self.seen(), float(self.np_random.random()), self.left == 0, False, {}
+
+
+def test_parts_of_observations_stand_side_by_side():
+    env = eg.envs.gym(Corridor, members=P)
+    rows = env.observe(env._reset(keys(1)))
+    by_name = {"doors": [0, 64, 0, 64, 0, 0, 64], "far": [64, -127], "room": [0, 0, 64]}
+    order = list(Corridor().observation_space.spaces)
+    assert rows.dtype == np.int8
+    np.testing.assert_array_equal(rows, [[v for name in order for v in by_name[name]]] * P)
+    assert (env.inputs, env.outputs) == (12, 2)
+
+
+@pytest.mark.parametrize("given", ["function", "options", "environment", "vector", "async"])
+def test_what_may_be_given(given: str):
+    made = {
+        "function": lambda: eg.envs.gym(Corridor, members=P, episodes=2),
+        "options": lambda: eg.envs.gym(
+            lambda length: Corridor(length), members=P, episodes=2, length=3
+        ),
+        "environment": lambda: eg.envs.gym(Corridor(), members=P, episodes=2),
+        "vector": lambda: eg.envs.gym(
+            gymnasium.vector.SyncVectorEnv([Corridor] * 2 * P), members=P, episodes=2
+        ),
+        "async": lambda: eg.envs.gym(Corridor, members=2, episodes=1, mode="async"),
+    }[given]
+    env = made()
+    es = trainer(env)
+    R = 1 if given == "async" else 3
+    found = env.play(es.model, keys(R))
+    np.testing.assert_array_equal(found, env.play(es.model, keys(R)))
+    assert (env.lengths == 3).all()
+    assert not env.truncated.any()
+    if given != "async":
+        np.testing.assert_array_equal(found, found[::4].repeat(4, axis=0))
+        np.testing.assert_array_equal(
+            found, eg.envs.gym(Corridor, members=P, episodes=2).play(es.model, keys(3))
+        )
+    env.close()
+
+
+def test_a_limit_of_steps_is_a_truncation():
+    env = eg.envs.gym(Corridor, members=P, max_episode_steps=2)
+    env.evaluate(trainer(env).model, keys(1))
+    assert (env.lengths == 2).all()
+    assert env.truncated.all()
+    short = eg.envs.gym("Pendulum-v1", members=P, max_episode_steps=5)
+    short.evaluate(trainer(short).model, keys(1))
+    assert short.truncated.all()
+    assert short.steps == 5 * P
+
+
+def test_an_environment_that_cannot_be_copied_is_made_by_its_spec():
+    env = gymnasium.make("CartPole-v1", sutton_barto_reward=True)
+    env.unwrapped.lock = (i for i in range(3))  # as handles of other languages
+    played = eg.envs.gym(env, members=2)
+    found = played.evaluate(trainer(played).model, keys(1))
+    assert (found == -1).all()
+    bare = Corridor()
+    bare.lock = (i for i in range(3))
+    with pytest.raises(eg.InputError, match=r"cannot be copied .* give a function that makes it"):
+        eg.envs.gym(bare, members=2)
+
+
+def test_actions_of_several_parts():
+    decode, size = decode_for(spaces.MultiDiscrete([2, 3], start=[5, 0]))
+    found = decode(np.array([[1, 2, 9, 8, 7], [2, 1, 0, 0, 1]], np.int8))
+    np.testing.assert_array_equal(found, [[6, 0], [5, 2]])
+    assert size == 5
+    decode, size = decode_for(spaces.MultiBinary([2, 2]))
+    np.testing.assert_array_equal(decode(np.int8([[1, 0, -1, 5]])), [[[1, 0], [0, 1]]])
+    assert size == 4
+    decode, size = decode_for(spaces.Box(np.float32([0, -1]), np.float32([1, 3])), "tanh")
+    found = decode(np.int8([[-127, 127], [0, 0], [127, -127]]))
+    np.testing.assert_allclose(found, [[0, 3], [0.5, 1], [1, -1]])
+
+
+def test_the_table_of_tanh():
+    table = soft_table()
+    assert (table[0], table[127], table[254]) == (-127, 0, 127)
+    np.testing.assert_array_equal(table, -table[::-1])
+    assert (np.diff(table.astype(int)) >= 0).all()
+    slopes = np.diff(table.astype(int))
+    assert slopes[126:130].min() >= 2 > slopes[:20].max()
+    np.testing.assert_array_equal(soft(np.int8([-127, 3])), [-127, table[130]])
+
+
+def test_observations_of_several_numbers():
+    of = observe_for(spaces.MultiDiscrete([[2, 2], [3, 1]], start=[[0, 1], [0, 0]]))
+    found = of(np.array([[[1, 1], [2, 0]], [[0, 2], [0, 0]]]))
+    np.testing.assert_array_equal(found, 64 * np.array([
+        [0, 1, 1, 0, 0, 0, 1, 1], [1, 0, 0, 1, 1, 0, 0, 1]]))  # fmt: skip
+
+
+# Normalisation.
+
+
+def test_rows_are_normalised_in_integers():
+    """By the definition, in Python's whole numbers."""
+    chance = np.random.default_rng(0)
+    seen = chance.normal([3, -1, 100], [0.5, 2, 40], (500, 3))
+    found = Normalisation(3)
+    np.testing.assert_array_equal(found.rows(np.array([[1.0, -1, 9]])), [[32, -32, 127]])
+    for part in np.array_split(seen, 7):
+        found.add(part)
+    found.settle()
+    for k in range(3):
+        whole = [round(float(v) * 65536) for v in seen[:, k]]
+        n, s, square = len(whole), sum(whole), sum(v * v for v in whole)
+        mean = (2 * s + n) // (2 * n)
+        deviation = math.isqrt((n * square - s * s) // n**2)
+        assert (found.mean[k], found.deviation[k]) == (mean, deviation)
+        known = [(64 * (v - mean) + deviation) // (2 * deviation) for v in whole]
+        np.testing.assert_array_equal(found.rows(seen)[:, k], np.clip(known, -127, 127))
+    assert abs(found.rows(seen).astype(int).std(axis=0) - 32).max() < 1
+    again = Normalisation(3)
+    again.restore(found.arrays())
+    for name in ("mean", "deviation"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(again, name))
+
+
+def test_extremes_are_normalised():
+    found = Normalisation(2)
+    found.add(np.array([[1e300, 5.0], [-np.inf, 5.0]]).repeat(4000, axis=0))
+    found.settle()
+    assert found.mean.tolist() == [0, 5 << FINE]
+    assert found.deviation.tolist() == [BOUND, LEAST]
+    np.testing.assert_array_equal(found.rows(np.array([[np.inf, 5.0]])), [[32, 0]])
+    with pytest.raises(eg.InputError, match=r"^an observation is NaN at \[0, 1\]"):
+        found.rows(np.array([[0.0, np.nan]]))
+
+
+@pytest.mark.parametrize("wrong", ["size", "type", "sums"])
+def test_a_normalisation_of_others_is_refused(wrong: str):
+    found = Normalisation(2)
+    found.add(np.ones((3, 2)))
+    given = found.arrays()
+    if wrong == "size":
+        given["sums"] = given["sums"][:1]
+    elif wrong == "type":
+        given["count"] = given["count"].astype(np.float64)
+    else:
+        given["sums"] = given["sums"] * 1000
+    with pytest.raises(eg.InputError, match=r"^the normalisation has"):
+        Normalisation(2).restore(given)
+
+
+def test_normalisation_goes_on_from_a_checkpoint(tmp_path: Path):
+    """To the bits of a run that never stopped; an update that was not told is no part of it."""
+
+    def made() -> Any:
+        return eg.envs.gym("CartPole-v1", members=P, normalise=True)
+
+    def updates(es: eg.Trainer, env: Any, count: int) -> str:
+        for _ in range(count):
+            es.tell(env.evaluate(es.ask(), es.keys(1)))
+        return es.signature
+
+    env = made()
+    es = trainer(env)
+    es.keep(env)
+    updates(es, env, 2)
+    env.evaluate(es.ask(), es.keys(1))  # not told
+    es.save(tmp_path / "es.safetensors")
+    other = made()
+    again = eg.Trainer.load(tmp_path / "es.safetensors")
+    again.keep(other)
+    counted = other.normalisation.count
+    assert counted > 2 * P
+    other.evaluate(again.model, keys(1))  # a model's observations change nothing
+    assert other.normalisation.count == counted
+    whole = made()
+    known = trainer(whole)
+    known.keep(whole)
+    assert updates(again, other, 2) == updates(known, whole, 4)
+    np.testing.assert_array_equal(other.normalisation.mean, whole.normalisation.mean)
+    plain = made()
+    assert updates(trainer(plain), plain, 4) == known.signature
+    for name in ("", "a/b", 3):
+        with pytest.raises(eg.InputError, match="a text without / is needed"):
+            es.keep(env, name)
+
+
+# Recurrent networks.
+
+
+def test_a_recurrent_network_plays_episode_after_episode():
+    env = eg.envs.gym("CartPole-v1", members=P, episodes=3)
+    es = trainer(env)
+    es = eg.Trainer(recurrent(4, 2), pop=P, table_bits=16)
+    found = env.play(es.model, keys(3))
+    assert found.shape == env.lengths.shape == (P, 3)
+    np.testing.assert_array_equal(found, env.lengths)
+    assert env.steps == found.sum()
+    np.testing.assert_array_equal(found, found[::4].repeat(4, axis=0))
+    np.testing.assert_array_equal(found, env.play(es.model, keys(3)))
+    assert len(np.unique(found)) > 3
+    told = es.tell(env.play(es.ask(), es.keys(1)).mean(axis=1))
+    assert told.nonzero_ratio > 0
