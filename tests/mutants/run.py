@@ -322,7 +322,7 @@ def kernels(options: argparse.Namespace, record: Record) -> int:
                 continue
             changed.write_bytes(library)
             fate = outcome_of(cpp.MODULE, changed, mutant.tests, mutant.isa)
-            reason = cpp.REASONS.get((mutant.file, mutant.text), "")
+            reason = cpp.REASONS.get(mutant.change, "")
             record.add(mutant, ROOT / cpp.SOURCES / mutant.file, fate, reason)
             if len(record.rows) == options.count:
                 break
