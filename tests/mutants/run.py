@@ -52,9 +52,10 @@ TESTS: dict[str, str] = {
     "eggroll.data": "data corpora",
     "eggroll.files": "safety checkpoint ternary hub",
     "eggroll.errors": "errors safety api config",
-    "eggroll.training.replay_log": "replay edges safety",
+    "eggroll.training.replay_log": "edges replay safety lm_runs",
     "eggroll.training.checkpoint": "checkpoint doctored",
     "eggroll.training.config": "config cli",
+    "eggroll.lm": "lm lm_runs",
     "eggroll.networks": "networks programs golden",
     "eggroll.replay": "replay edges",
     "eggroll.sweep.space": "sweep_space",
@@ -345,7 +346,7 @@ def kernels(options: argparse.Namespace, record: Record) -> int:
                 continue
             changed.write_bytes(library)
             fate = outcome_of(cpp.MODULE, changed, mutant.tests, mutant.isa)
-            reason = cpp.REASONS.get((mutant.file, mutant.text), "")
+            reason = cpp.REASONS.get(mutant.change, "")
             record.add(mutant, ROOT / cpp.SOURCES / mutant.file, fate, reason)
             if len(record.rows) == options.count:
                 break
