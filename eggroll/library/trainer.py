@@ -355,9 +355,9 @@ class Trainer:
             weights: what to begin with, int8 by the leaf's name, such as `weights` of a Trainer or
                 of a model; None draws them by the seed.
             more: options of eggroll.train: clt, noise_reuse, table_bits, rate_decay, block_tokens,
-                guard; track, "tensorboard", "wandb" or "trackio", with `out`; and schedule, of rules
-                whitened and adam: "falling", or "constant", a learning rate that is in bits of a
-                weight and stays.
+                guard; track, "tensorboard", "wandb" or "trackio", with `out`; and schedule, of
+                rules whitened and adam: "falling", or "constant", a learning rate that is in bits
+                of a weight and stays.
 
         Raises:
             InputError: an option out of range, a network that cannot be trained so, or a folder
