@@ -1,10 +1,12 @@
-"""The host's part of an update on a GPU: `python benchmarks/host.py`
+"""The host's part of an update on a GPU: `python benchmarks/host.py [--engine cuda]`
 
-Makes whole updates with the metal engine's Python code and a launcher that returns ones at once, so
+Makes whole updates with a GPU engine's Python code and a launcher that returns ones at once, so
 no GPU is needed, and times what the host does before and between launches, in the order and as
 often as an update does it, in seconds of the CPU. What a GPU would compute is left out, but for
 rule `sign`, which is MLX operations on a GPU and NumPy here. Estimators take turns; the table has
-medians in ms per update. First two small runs are compared, one of which draws its noise by NumPy.
+medians in ms per update. For cuda, with an H200's memory and the largest launches, it names the
+share of an update that is left where noise is drawn while the GPU computes, as fast as predicted.
+First two small runs are compared, one of which draws its noise by NumPy.
 
 Letters: P members, N = P/2 pairs, T tokens.
 """
@@ -28,16 +30,19 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 
-from eggroll.bench import PRESETS
+from eggroll.bench import PRESETS, prediction
 from eggroll.engines.cpu import CpuEngine
+from eggroll.engines.cuda import CudaEngine, target
 from eggroll.engines.gpu import engine as gpu
+from eggroll.engines.gpu.engine import GpuEngine
+from eggroll.engines.gpu.launch import MAX_MACS
 from eggroll.engines.metal import MetalEngine
 from eggroll.evolution import population as populations
 from eggroll.evolution.population import Population
 from eggroll.evolution.step import Learner
 from eggroll.spec import rng as draws
 from eggroll.spec.noise import Noise
-from eggroll.spec.program import Batch
+from eggroll.spec.program import Batch, Program
 from eggroll.training.checkpoint import signature
 from eggroll.training.config import Config
 from eggroll.training.learner import new_learner
@@ -128,13 +133,39 @@ def batch(options: Config) -> Batch:
     return Batch(tokens, targets)
 
 
-def measure(options: Config, repeats: int) -> dict[str, dict[str, list[float]]]:
+class Hopper(CudaEngine):
+    """Engine cuda as it is on an H200 after some updates, with kernels that leave ones."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program, launcher=ones, on=target(prediction.HOPPER))
+        self.pace.macs = MAX_MACS
+
+    def memory(self) -> int:
+        return (1 << 31) - 1
+
+
+def engine_of(name: str, program: Program) -> GpuEngine:
+    return Hopper(program) if name == "cuda" else MetalEngine(program, launcher=ones, nax=False)
+
+
+def share_words(options: Config, host: dict[str, float]) -> str:
+    """The host's share of an update on an H200, without what that does, or what overlaps with it.
+
+    host: ms of the parts.
+    """
+    chip = next(chip for chip in prediction.CHIPS if chip.name == "H200")
+    made = prediction.predict(chip, options.program(), options.seq_len, population=options.pop)
+    device = 1e3 * (made.seconds - made.host)
+    left = host["all"] - host["noise"] - host["rule"] * (options.rule == "sign")
+    return f"; {left / (left + device):.1%} of {left + device:.0f} ms on an H200, by prediction"
+
+
+def measure(options: Config, repeats: int, engine: str) -> dict[str, dict[str, list[float]]]:
     """Seconds of every part, of each estimator's updates, after one that is not counted."""
     learners = {}
     for name, own in ESTIMATORS.items():
         changed = replace(options, **own)
-        engine = MetalEngine(changed.program(), launcher=ones, nax=False)
-        learners[name] = new_learner(changed, engine)
+        learners[name] = new_learner(changed, engine_of(engine, changed.program()))
     found = {name: {part: list[float]() for part in PARTS} for name in learners}
     given = batch(options)
     for turn in range(repeats + 1):
@@ -153,12 +184,14 @@ def main() -> None:
     parser.add_argument("--preset", default="paper", choices=PRESETS)
     parser.add_argument("--pairs", type=int, default=1 << 17)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--engine", default="metal", choices=("metal", "cuda"))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     verify()
     print("verified: runs are the same with noise drawn by the extension and by NumPy", flush=True)
     network = PRESETS[args.preset]
-    found = measure(Config(**network, pop=2 * args.pairs), args.repeats)
+    options = Config(**network, pop=2 * args.pairs)
+    found = measure(options, args.repeats, args.engine)
     rows = []
     for name, parts in found.items():
         middle = {part: 1e3 * statistics.median(seconds) for part, seconds in parts.items()}
@@ -166,10 +199,13 @@ def main() -> None:
         row = {"all": statistics.median(whole)} | middle
         spread = (max(whole) - min(whole)) / row["all"]
         rows.append({"estimator": name, "ms": row, "spread": spread})
+        own = replace(options, **ESTIMATORS[name])
+        share = share_words(own, row) if args.engine == "cuda" else ""
         print(f"{name}: " + ", ".join(f"{part} {ms:.1f}" for part, ms in row.items())
-              + f" ms per update, spread {spread:.0%}", flush=True)  # fmt: skip
+              + f" ms per update, spread {spread:.0%}{share}", flush=True)  # fmt: skip
     if args.json:
-        facts = {"machine": platform.platform(), "preset": args.preset, "pairs": args.pairs}
+        facts = {"machine": platform.platform(), "preset": args.preset, "pairs": args.pairs,
+                 "engine": args.engine}  # fmt: skip
         args.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
 
 

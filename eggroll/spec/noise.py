@@ -53,7 +53,7 @@ class Noise:
         self.shapes, self.seed, self.rank, self.shift, self.reuse = shapes, seed, rank, shift, reuse
         self.table = mx.array(normal_bytes(key(seed, TABLE), 1 << table_bits))
         self._epoch, self._kept = -1, dict[tuple[int, int], Slices]()
-        self._streams: list[int] = []  # of the epoch
+        self._ahead = -1, dict[tuple[int, int], Slices]()  # the same of a later epoch
 
     def epoch(self, step: int) -> int:
         """The epoch of update `step`: its noise is drawn anew with every epoch."""
@@ -66,12 +66,11 @@ class Noise:
         them, 0 takes all cores.
         """
         if self._epoch != self.epoch(step):
-            self._epoch, self._kept = self.epoch(step), {}
-            common = key(self.seed, SLICES, self._epoch)
-            self._streams = [key(leaf, after=common) for leaf in range(len(self.shapes))]
+            self._epoch, (ahead, drawn_ahead) = self.epoch(step), self._ahead
+            self._kept = drawn_ahead if ahead == self._epoch else {}
         # Evaluation and votes of one update ask for the same chunks.
         if (first_pair, pairs) not in self._kept:
-            starts = self._starts(first_pair, pairs, threads)
+            starts = self._starts(first_pair, pairs, threads, self._epoch)
             drawn = Slices(self.table, starts, self.rank, self.shift)
             room = KEPT - drawn.starts.nbytes
             # The last goes first, as an update asks for its chunks from the first on.
@@ -80,7 +79,17 @@ class Noise:
             self._kept[first_pair, pairs] = drawn
         return self._kept[first_pair, pairs]
 
-    def _starts(self, first_pair: int, pairs: int, threads: int) -> mx.array:
-        """First table index of every leaf's slice, int32 [leaves, pairs]."""
+    def draw_ahead(self, step: int, first_pair: int, pairs: int, threads: int = 1) -> None:
+        """Draws the slices that a later update will ask for first, unless they are there."""
+        epoch = self.epoch(step)
+        if epoch != self._epoch and self._ahead[0] != epoch:
+            starts = self._starts(first_pair, pairs, threads, epoch)
+            drawn = Slices(self.table, starts, self.rank, self.shift)
+            self._ahead = epoch, {(first_pair, pairs): drawn}
+
+    def _starts(self, first_pair: int, pairs: int, threads: int, epoch: int) -> mx.array:
+        """First table index of every leaf's slice in an epoch, int32 [leaves, pairs]."""
+        common = key(self.seed, SLICES, epoch)
+        streams = [key(leaf, after=common) for leaf in range(len(self.shapes))]
         rooms = [self.table.size - slice_length(shape, self.rank) + 1 for shape in self.shapes]
-        return draws(self._streams, rooms, first_pair, (len(self.shapes), pairs), threads)
+        return draws(streams, rooms, first_pair, (len(self.shapes), pairs), threads)

@@ -151,7 +151,7 @@ def test_an_error_of_the_caller_stays_one(faulty):
 
 
 def test_noise_is_drawn_while_the_gpu_computes(faulty, monkeypatch: pytest.MonkeyPatch):
-    """That of the next chunk, between the launches of one and the wait for them."""
+    """That of the next chunk, or update, between the launches of one and the wait for them."""
     faulty(lambda method, found: found)
     case = random_case(1, V=8, D=8, T=3, P=10)
     made, _ = engines.choose("metal", case.program)
@@ -178,7 +178,10 @@ def test_noise_is_drawn_while_the_gpu_computes(faulty, monkeypatch: pytest.Monke
     population = Population(made, noise, members=10, group=2, chunk=4)
     monkeypatch.setattr(mx, "eval", wait)
     population.evaluate(case.leaves, 0, Batch(case.tokens, case.targets, mx.array(case.state)))
-    expected = [0, "launch", 2, "wait", "launch", 4, "wait", "launch", "wait"]
+    expected = [0, "launch", 2, "wait", "launch", 4, "wait", "launch", 0, "wait"]
     assert told == expected
     population.votes(mx.ones(5, mx.int8), 0)
-    assert [each for each in told if each not in ("launch", "wait")] == [0, 2, 4]
+    assert [each for each in told if each not in ("launch", "wait")] == [0, 2, 4, 0]
+    told.clear()
+    population.evaluate(case.leaves, 1, Batch(case.tokens, case.targets, mx.array(case.state)))
+    assert told == ["launch", 2, *expected[3:]]  # the first chunk's is there
