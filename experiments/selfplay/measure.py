@@ -13,7 +13,9 @@ import multiprocessing
 import os
 import platform
 import pstats
+import queue
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,6 +31,7 @@ from experiments.selfplay.games import GAMES
 from experiments.selfplay.operations import Evaluate
 
 Say = Callable[[str], None]
+PATIENCE = 300  # seconds until all workers are ready
 NOT_MEASURED = "not measured"  # for what needs a CUDA device
 CUDA_ONLY = (
     "share of P0", "power", "graph capture and replay", "launches per second", "share of launches",
@@ -127,13 +130,31 @@ def side_by_side(name: str, s: Setting, workers: int) -> Played:
     ]
     for one in crew:
         one.start()
-    ready.wait()
-    began = time.perf_counter()
-    found = [results.get() for _ in crew]
-    seconds = time.perf_counter() - began
+    try:
+        ready.wait(PATIENCE)
+        began = time.perf_counter()
+        found = [answer(results, crew) for _ in crew]
+        seconds = time.perf_counter() - began
+    except threading.BrokenBarrierError:
+        raise InputError(f"a worker of {name} was not ready in {PATIENCE} s: see above.") from None
     for one in crew:
         one.join()
     return Played(sum(f.games for f in found), sum(f.positions for f in found), seconds)
+
+
+def answer(results: Any, crew: Sequence[Any]) -> Played:
+    """What a worker answers.
+
+    Raises:
+        InputError: one has died.
+    """
+    while True:
+        try:
+            found: Played = results.get(timeout=1)
+            return found
+        except queue.Empty:
+            if any(one.exitcode for one in crew):
+                raise InputError("a worker died: see above, and try fewer games.") from None
 
 
 def same(a: Setting, b: Setting) -> None:
