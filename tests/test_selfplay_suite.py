@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,14 @@ def test_a_stage_below_its_exit_is_not_met() -> None:
     equal["R1"] = equal["R1"]._replace(root_max=1e-7)
     found = stages.report(s, seconds, steps, equal, lambda text: None)
     assert found["stages"][1]["met"] is False
+
+
+def test_a_worker_that_died_is_said() -> None:
+    class Dead:
+        exitcode = -9
+
+    with pytest.raises(InputError, match="a worker died"):
+        measure.answer(queue.Queue(), [Dead()])
 
 
 def test_verdicts_of_the_summary() -> None:

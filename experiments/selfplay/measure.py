@@ -13,7 +13,9 @@ import multiprocessing
 import os
 import platform
 import pstats
+import queue
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,6 +31,7 @@ from experiments.selfplay.games import GAMES
 from experiments.selfplay.operations import Evaluate
 
 Say = Callable[[str], None]
+PATIENCE = 300  # seconds until all workers are ready
 NOT_MEASURED = "not measured"  # for what needs a CUDA device
 CUDA_ONLY = (
     "share of P0", "power", "graph capture and replay", "launches per second", "share of launches",
@@ -127,13 +130,31 @@ def side_by_side(name: str, s: Setting, workers: int) -> Played:
     ]
     for one in crew:
         one.start()
-    ready.wait()
-    began = time.perf_counter()
-    found = [results.get() for _ in crew]
-    seconds = time.perf_counter() - began
+    try:
+        ready.wait(PATIENCE)
+        began = time.perf_counter()
+        found = [answer(results, crew) for _ in crew]
+        seconds = time.perf_counter() - began
+    except threading.BrokenBarrierError:
+        raise InputError(f"a worker of {name} was not ready in {PATIENCE} s: see above.") from None
     for one in crew:
         one.join()
     return Played(sum(f.games for f in found), sum(f.positions for f in found), seconds)
+
+
+def answer(results: Any, crew: Sequence[Any]) -> Played:
+    """What a worker answers.
+
+    Raises:
+        InputError: one has died.
+    """
+    while True:
+        try:
+            found: Played = results.get(timeout=1)
+            return found
+        except queue.Empty:
+            if any(one.exitcode for one in crew):
+                raise InputError("a worker died: see above, and try fewer games.") from None
 
 
 def same(a: Setting, b: Setting) -> None:
@@ -267,6 +288,27 @@ def sweep(s: Setting, boards: Sequence[int], rounds: int, say: Say) -> dict[str,
 def whole_games(s: Setting, boards: int) -> int:
     """So many games that the end, when boards run empty, is a small part; few in a short trial."""
     return max(s.games, 16 * boards if s.games >= boards else boards)
+
+
+def guard(s: Setting, boards: Sequence[int], rounds: int, say: Say) -> dict[str, Any]:
+    """Steps in place against steps by copies: microseconds of a step, medians of all full steps."""
+    evaluate, rows = s.evaluate(), []
+    say("| boards | in place, µs | by copies, µs | in place / copies |\n|---|---|---|---|")
+    for count in boards:
+        times: dict[int, list[float]] = {1: [], 1 << 30: []}
+        for _ in range(rounds + 1):  # the first warms up
+            for least, found in times.items():
+                telemetry = v1.Telemetry()
+                v1.play_games(
+                    s.game, evaluate, games=count, batch=count, simulations=2, seed=s.seed,
+                    temperature_plies=10, in_place=least, telemetry=telemetry,
+                )  # fmt: skip
+                found += [1e6 * step["step"] for step in telemetry.steps[: GAMES[s.game].cells]]
+        first = len(times[1]) // (rounds + 1)
+        place, copy = (statistics.median(found[first:]) for found in times.values())
+        rows.append({"boards": count, "in_place_us": place, "copies_us": copy})
+        say(f"| {count} | {place:.1f} | {copy:.1f} | {place / copy:.2f} |")
+    return {"machine": machine(), "setting": s._asdict(), "rows": rows}
 
 
 def workload(s: Setting, seconds: float, say: Say) -> dict[str, Any]:
