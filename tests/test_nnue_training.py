@@ -449,10 +449,15 @@ def test_a_run_and_its_report(tmp_path: Path, capsys: Any):
     others = ["board_0.png", "curves.png", "sigmoid_wdl_fit.png"]
     assert sorted(path.name for path in drawn.iterdir()) == sorted([*kinds, *others])
     assert "scale fitted to" in capsys.readouterr().out
-    nets = [str(out / f"{name}-768-0{end}") for name, end in (("native", ".npz:int8"), ("feedback", ".safetensors"))]  # fmt: skip  # noqa: E501
-    words = ["match", *nets, "--pairs", "1", "--depth", "1", "--net-folder", str(tmp_path / "nets")]
-    assert main(words) == 0
-    assert "native-768-0, int8 - feedback-768-0, depth 1: +" in capsys.readouterr().out
+    words = ["match", str(out / "feedback-768-0.safetensors"), "material", "--pairs", "1"]
+    assert main([*words, "--depth", "1", "--net-folder", str(tmp_path / "nets")]) == 0
+    assert "feedback-768-0 - material, depth 1: +" in capsys.readouterr().out
+
+
+def test_looks_are_read_as_they_were_written(tmp_path: Path):
+    looks = [training.Look("native", "768", 0, 1.25, 123_456_789, 0.0625, 0.5)]
+    training.write_looks(tmp_path / "looks.csv", looks)
+    assert training.read_looks(tmp_path / "looks.csv") == looks
 
 
 def test_tables_say_what_was_not_measured():

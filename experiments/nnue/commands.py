@@ -17,7 +17,7 @@ import numpy as np
 
 from eggroll.errors import InputError
 from eggroll.files import write_whole
-from experiments.nnue import bench, data, match, pictures, report, training
+from experiments.nnue import bench, data, loader_bench, match, pictures, report, training
 from experiments.nnue.loader import FEATURES
 from experiments.nnue.losses import SCALE, Loss, fitted_scale
 from experiments.nnue.positions import Positions
@@ -132,6 +132,11 @@ def player(word: str, folder: Path) -> match.Player:
 
 
 def make_bench(args: argparse.Namespace) -> None:
+    if args.loader:
+        print("\n".join(loader_bench.run(args.data, args.rounds, 1, args.json)))
+        return
+    if not args.data:
+        raise InputError("--data is missing: name a pack; `data --out` makes one.")
     print(bench.main(args.data, args.rounds, args.batch, args.widths, args.json, args.net_folder))
 
 
@@ -172,7 +177,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     three.add_argument("--seed", type=int, default=0)
     three.set_defaults(call=make_match)
     four = commands.add_parser("bench", help="times, one thread on all sides")
-    four.add_argument("--data", type=Path, required=True, help="file of positions")
+    four.add_argument("--data", type=Path, help="file of positions")
+    four.add_argument("--loader", action="store_true", help="the loader in place of trainers")
     four.add_argument("--rounds", type=positive, default=7)
     four.add_argument("--batch", type=positive, default=8192)
     four.add_argument("--widths", type=positive, nargs="+", default=[32, 256])

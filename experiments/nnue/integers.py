@@ -20,6 +20,7 @@ from eggroll.networks import initial_weights
 from eggroll.spec.backward import first_feedback
 from eggroll.spec.fixed_point import divisor
 from experiments.nnue import native
+from experiments.nnue.features import blocks_of
 from experiments.nnue.loader import Batch, coalesce
 from experiments.nnue.losses import Loss, Real, sigmoid, targets
 from experiments.nnue.shape import Shape
@@ -29,8 +30,8 @@ ONE = 127  # a probability of 1
 
 def active_of(features: str) -> int:
     """Indices of a list at most: K's one stands there as often as its value says."""
-    parts = features.split("+")
-    return 32 * ("768" in parts) + 30 * (len(parts) - ("768" in parts))
+    most = {"768": 32, "pairs": 120}  # of 16 pawns
+    return sum(most.get(block, 30) for block in blocks_of(features))
 
 
 def program(shape: Shape, active: int, shift: int = 0) -> eg.Program:

@@ -253,7 +253,7 @@ def of_float(
     features = sizes[shape.features]
     if int8:
         return integer(f"{name}, int8", quantise(flat, shape, features), folder / name)
-    if "+" in features:
+    if features.startswith("halfkp+"):
         flat, shape = plain(flat, shape, features)
     return floating(f"{name}, float", flat, shape)
 
@@ -264,7 +264,7 @@ def of_checkpoint(path: Path, folder: Path) -> Player:
     weights = es.weights
     sizes = {size: features for features, size in FEATURES.items()}
     features = sizes[len(weights["ft"])]
-    if "+" in features:
+    if features.startswith("halfkp+"):
         weights["ft"], features = plain_rows(weights["ft"], features), "halfkp"
     rows, width = weights["ft"].shape
     shape = Shape(rows, width, len(weights["l1.bias"]))

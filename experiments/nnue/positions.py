@@ -50,14 +50,21 @@ class Positions:
     def __len__(self) -> int:
         return len(self.all.stm)
 
-    def __getitem__(self, i: int) -> Batch:
-        """Batch i: every epoch has an order of its own, and leaves out what fills no batch."""
+    def deal(self, i: int, most: int = 0) -> Batch:
+        """Batch i: every epoch has an order of its own, and leaves out what fills no batch.
+
+        most: of its positions, the first ones; 0 for all.
+        """
         per_epoch = len(self) // self.batch
         epoch, at = divmod(i, per_epoch)
         if epoch != self._epoch:
             self._epoch = epoch
             self._order = np.random.default_rng([self.seed, epoch]).permutation(len(self))
-        return self.take(self._order[at * self.batch : (at + 1) * self.batch])
+        return self.take(self._order[at * self.batch :][: most or self.batch])
+
+    def __getitem__(self, i: int) -> Batch:
+        """Batch i."""
+        return self.deal(i)
 
     def take(self, rows: NDArray[np.int64]) -> Batch:
         """Some positions, in that order."""

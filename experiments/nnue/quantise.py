@@ -103,7 +103,7 @@ def with_room_for_biases(parts: Parts) -> Parts:
 
 def quantise(flat: NDArray[np.float32], shape: Shape, features: str) -> Integers:
     """The int8 network of float weights that were trained on a feature set."""
-    if "+" in features:
+    if features.startswith("halfkp+"):
         flat, shape = plain(flat, shape, features)
         features = "halfkp"
     parts = with_room_for_biases(shape.split(flat))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from experiments.nnue.positions import Positions
 from experiments.nnue.shape import Shape
 
 PIECE = 8192  # positions that are validated at a time
+PACED = 15  # updates by which the pace of a way is found; the first third warms up
 REMOVED = 0.1  # the share of a budget with the factoriser, of ways that remove it then
 FIELDS = ("way", "features", "seed", "seconds", "positions", "squares", "entropy")
 
@@ -69,13 +71,15 @@ class Way(NamedTuple):
     """A way of training. make: settings, planned updates -> a trainer and its update.
 
     rate: of learning at the peak; planned: whether it must know the number of its updates before;
-    removes: the share of the budget after which the factoriser is removed, 0 for never.
+    removes: the share of the budget after which the factoriser is removed, 0 for never; most: of a
+    batch's positions that an update takes, 0 for all.
     """
 
     make: Callable[[Settings, float, int], tuple[Any, Callable[[Batch, float], object]]]
     rate: float
     planned: bool = False
     removes: float = 0.0
+    most: int = 0
 
 
 def _native(coalesce: bool) -> Any:
@@ -116,7 +120,7 @@ WAYS: dict[str, Way] = {
     "token-credit": Way(_integers(integers.Evolution), 1.0, planned=True),
     "eggroll": Way(
         _integers(integers.Evolution, estimator="eggroll", rule="sign", pop=512, sigma_shift=1),
-        1.0, planned=True,
+        1.0, planned=True, most=256,
     ),
 }  # fmt: skip
 
@@ -157,6 +161,7 @@ class Run:
         """
         kind, self.rate = chosen(way)
         self.way, self.settings, self._train = way, settings, train
+        self._most = min(kind.most or train.batch, train.batch)
         self._valid = valid.parts(PIECE)
         self.steps = self._planned(kind) if kind.planned else 0
         self.trainer, self._update = kind.make(settings, self.rate, self.steps)
@@ -168,12 +173,12 @@ class Run:
         """Updates that fit the budget, by the pace of a trainer that is thrown away."""
         _, update = kind.make(self.settings, self.rate, 1 << 20)
         took = []
-        for i in range(6):
-            batch = self._train[i]
+        for i in range(PACED):
+            batch = self._train.deal(i, self._most)
             began = time.process_time()
             update(batch, self.rate)
             took.append(time.process_time() - began)
-        return max(int(self.settings.seconds / (sum(took[2:]) / 4)), 1)
+        return max(int(self.settings.seconds / statistics.median(took[PACED // 3 :])), 1)
 
     @property
     def progress(self) -> float:
@@ -189,7 +194,7 @@ class Run:
     def advance(self, share: float) -> None:
         """Trains until that share of the budget is used, and looks."""
         while self.progress < share:
-            batch = self._train[self.updates]
+            batch = self._train.deal(self.updates, self._most)
             began = time.process_time()
             if self.progress >= self._removes:
                 self.trainer.remove_factoriser()
@@ -202,7 +207,7 @@ class Run:
     def look(self) -> Look:
         """The validation of the network as it is."""
         squares, entropy = validation(self.trainer, self._valid, self.settings.loss)
-        positions = self.updates * self._train.batch
+        positions = self.updates * self._most
         s = self.settings
         return Look(self.way, s.features, s.seed, self.seconds, positions, squares, entropy)
 
@@ -244,7 +249,7 @@ def run(
 
 def write_looks(path: Path, looks: Sequence[Look]) -> None:
     """Looks as a CSV file."""
-    rows = [FIELDS, *([*look[:3], *(f"{v:.7g}" for v in look[3:])] for look in looks)]
+    rows = [FIELDS, *([f"{v:.7g}" if isinstance(v, float) else v for v in x] for x in looks)]
     write_whole(path, "".join(",".join(map(str, row)) + "\n" for row in rows).encode())
 
 
