@@ -90,8 +90,10 @@ def library() -> Any:
 
 def pointer(array: NDArray[Any] | None) -> ctypes.c_void_p:
     """The address of a contiguous array, for as long as it lives."""
-    assert array is None or array.flags.c_contiguous
-    return ctypes.c_void_p(None if array is None else array.ctypes.data)
+    if array is None:
+        return ctypes.c_void_p(None)
+    assert array.flags.c_contiguous
+    return ctypes.c_void_p(array.__array_interface__["data"][0])  # quicker than array.ctypes
 
 
 class Positions(ctypes.Structure):

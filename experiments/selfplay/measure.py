@@ -269,6 +269,27 @@ def whole_games(s: Setting, boards: int) -> int:
     return max(s.games, 16 * boards if s.games >= boards else boards)
 
 
+def guard(s: Setting, boards: Sequence[int], rounds: int, say: Say) -> dict[str, Any]:
+    """Steps in place against steps by copies: microseconds of a step, medians of all full steps."""
+    evaluate, rows = s.evaluate(), []
+    say("| boards | in place, µs | by copies, µs | in place / copies |\n|---|---|---|---|")
+    for count in boards:
+        times: dict[int, list[float]] = {1: [], 1 << 30: []}
+        for _ in range(rounds + 1):  # the first warms up
+            for least, found in times.items():
+                telemetry = v1.Telemetry()
+                v1.play_games(
+                    s.game, evaluate, games=count, batch=count, simulations=2, seed=s.seed,
+                    temperature_plies=10, in_place=least, telemetry=telemetry,
+                )  # fmt: skip
+                found += [1e6 * step["step"] for step in telemetry.steps[: GAMES[s.game].cells]]
+        first = len(times[1]) // (rounds + 1)
+        place, copy = (statistics.median(found[first:]) for found in times.values())
+        rows.append({"boards": count, "in_place_us": place, "copies_us": copy})
+        say(f"| {count} | {place:.1f} | {copy:.1f} | {place / copy:.2f} |")
+    return {"machine": machine(), "setting": s._asdict(), "rows": rows}
+
+
 def workload(s: Setting, seconds: float, say: Say) -> dict[str, Any]:
     """v1 in one configuration for so long: speed over time, and where the steps' time goes."""
     evaluate = s.evaluate()

@@ -108,6 +108,12 @@ def sweep(args: argparse.Namespace) -> dict[str, Any]:
     return measure.sweep(setting(args), boards, rounds, say)
 
 
+def guard(args: argparse.Namespace) -> dict[str, Any]:
+    """Steps in place and by copies."""
+    boards, rounds = ([2, 4], 1) if args.smoke else (args.boards, args.rounds)
+    return measure.guard(setting(args), boards, rounds, say)
+
+
 def workload(args: argparse.Namespace) -> dict[str, Any]:
     """v1 for some time, with its segments."""
     found = measure.workload(setting(args), 0 if args.smoke else args.seconds, say)
@@ -140,7 +146,7 @@ def acceptance(args: argparse.Namespace) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     for name, call in (
         ("ab", ab), ("bench", bench), ("validate", validate), ("stages", stage_exits),
-        ("sweep", sweep), ("workload", workload),
+        ("sweep", sweep), ("guard", guard), ("workload", workload),
     ):  # fmt: skip
         say(f"\n## {name}\n")
         parts[name] = call(args)
@@ -183,6 +189,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], str]] = {
     ),
     "validate": (validate, "v0 and v1 with the same workers, in rounds"),
     "sweep": (sweep, "v1 with more and more boards side by side"),
+    "guard": (guard, "steps in place against steps by copies, with more and more boards"),
     "workload": (workload, "v1 for some time, with the segments of its steps"),
     "stages": (stage_exits, "stages R1 to R4, each with its exit"),
     "bench": (bench, "root-PUCT beside NumPy and torch"),

@@ -24,6 +24,7 @@ from experiments.selfplay.operations import IN_PLACE, Draws, Evaluate, RootStep
 from experiments.selfplay.operations import library as operations
 from experiments.selfplay.search import Search, Trees
 
+MOST_ROWS = 1 << 18
 SEGMENTS = ("evaluate", "search", "pack_writeback", "step", "finalize")
 
 
@@ -73,12 +74,13 @@ class Telemetry:
 
 
 class Buffer:
-    """Positions in the order of their steps, in memory that grows by doubling."""
+    """Positions in the order of their steps, in memory that grows by doubling from MOST_ROWS on."""
 
     def __init__(self, game: Game, boards: int, games: int) -> None:
         self.game, self.size = game, 0
-        self.room = boards * game.longest if games > boards else games * game.longest
-        self.room = max(self.room // 4, boards)
+        self.room = min(
+            games * game.longest, MOST_ROWS
+        )  # memory is taken page by page, as it fills
         self.arrays = {
             name: np.empty((self.room, *shape), dtype) for name, (dtype, shape) in self.kinds()
         }
