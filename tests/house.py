@@ -66,7 +66,7 @@ BUDGETS: dict[str, int] = {
     "ranks": 700,
     "report": 650,
     "root": 1760,
-    "spec": 1050,
+    "spec": 1060,
     "sweep": 1400,
     "training": 3560,
 }

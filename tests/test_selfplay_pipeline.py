@@ -214,6 +214,6 @@ def test_bad_input_gets_a_sentence(tmp_path, whole, capsys, words, said):
 def test_a_report_of_a_run(tmp_path, whole, capsys):
     words = ["report", str(whole), "--out", str(tmp_path), "--csv", str(tmp_path / "evals.csv")]
     assert main(words) == 0
-    assert capsys.readouterr().out.count("| int8, errors carried back | 0 | 24 |") == 1
+    assert capsys.readouterr().out.count("| errors carried back, int8 16 | 0 | 24 |") == 1
     assert (tmp_path / "tictactoe.png").stat().st_size > 10_000
     assert len((tmp_path / "evals.csv").read_text().splitlines()) == 4

@@ -18,8 +18,8 @@ from experiments.selfplay.settings import Settings
 
 matplotlib.use("Agg")
 
-NAMES = {"feedback": "int8, errors carried back", "token-credit": "int8, token credit",
-         "adam": "float, Adam"}  # fmt: skip
+NAMES = {"feedback": "errors carried back, int8", "token-credit": "token credit, int8",
+         "adam": "Adam, float"}  # fmt: skip
 MATCHES = ("raw_against_random", "search_against_random", "search_against_previous",
            "search_against_untrained", "search_against_alphabeta")  # fmt: skip
 
@@ -36,7 +36,7 @@ class RunFiles(NamedTuple):
     @property
     def name(self) -> str:
         reward = "" if self.settings.reward == "terminal" else f", reward {self.settings.reward}"
-        return NAMES[self.settings.learner] + reward
+        return f"{NAMES[self.settings.learner]} {self.settings.hidden.replace(',', '-')}{reward}"
 
     def played(self, figures: dict[str, Any]) -> int:
         """Games before an evaluation."""

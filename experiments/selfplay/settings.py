@@ -51,9 +51,9 @@ class Settings:
     temperature_plies: int = option(9, "moves of a game that are drawn from the visits", 0)
     noise: float = option(0.25, "share of Dirichlet noise in the priors of the root", 0, 1)
     bootstrap: float = option(0.0, "share of the search's value in what the value learns", 0, 1)
-    hidden: str = option("64,64", "units of the hidden layers")
+    hidden: str = option("128,128", "units of the hidden layers")
     window: int = option(20, "iterations whose games are learnt from", 1)
-    updates: int = option(32, "updates of an iteration", 1)
+    updates: int = option(64, "updates of an iteration", 1)
     batch: int = option(512, "positions of an update", 64)
     rate: float = option(0.0, "learning rate; 0 takes the learner's own", 0, 64)
     symmetries: int = option(1, "1 shows positions turned and mirrored, 0 as they were", 0, 1)
@@ -78,7 +78,7 @@ class Settings:
             found = []
         if not found or min(found) < 1 or max(found) > 4096:
             raise InputError(
-                f"--hidden is {shown(self.hidden)}: give 1 to 4096 units a layer, such as 64,64."
+                f"--hidden is {shown(self.hidden)}: give 1 to 4096 units a layer, such as 128,128."
             )
         return found
 
