@@ -396,3 +396,16 @@ def test_cpu_engine_refuses_crediting_it_could_misread():
     refused(r"signs: \[leaves, pairs, ceil\(T / 32\)\]")
     made.signs, made.draws = short, made.draws[:, :1]
     refused(r"draws: \[pairs, T\]")
+
+
+@pytest.mark.parametrize(("name", "most"), [("unit_shift", 8), ("credit_shift", 16)])
+def test_shifts_of_credit_are_taken_from_0_to_the_most(name: str, most: int):
+    made = credited_case(7, "token-credit")
+    engine = ENGINES["cpu"](made.case.program)
+    given = engine.prepare(made.case.leaves), made.case.slices, made.case.batch
+    credit_noise = CreditNoise(mx.array(made.signs), mx.array(made.draws))
+    for shift in (0, most):
+        engine.credit(*given, credit_noise, made.crediting._replace(**{name: shift}))
+    for shift in (-1, most + 1):
+        with pytest.raises(ValueError, match=rf"{name} is in 0\.\.{most}"):
+            engine.credit(*given, credit_noise, made.crediting._replace(**{name: shift}))

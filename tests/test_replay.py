@@ -15,6 +15,7 @@ from conftest import TINY, Command, replace_in_files
 import eggroll
 from eggroll import files as ternary
 from eggroll import generate, replay
+from eggroll.errors import InputError
 from eggroll.evolution.population import Population
 from eggroll.files import CHECKPOINT, METRICS, REPLAY, write_whole
 from eggroll.training import checkpoint, replay_log
@@ -259,3 +260,15 @@ def test_stopped_in_the_middle(call: Command, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(Population, "votes", real)
     assert call(tmp_path / "run", "--step", 3, main=replay.main).signature
     assert "ends with update 3" in refused(call, tmp_path / "run", "--step", 4)
+
+
+@pytest.mark.parametrize(("pairs", "fits"), [(0, False), (1, True), (1 << 23, True)])
+def test_a_log_is_of_one_pair_or_more(tmp_path: Path, pairs: int, fits: bool):
+    path = tmp_path / REPLAY
+    path.write_bytes(replay_log.Header.of({"pairs": pairs, "config": {}}).data())
+    with open(path, "rb") as file:
+        if fits:
+            assert replay_log.header_of(file, path).pairs == pairs
+            return
+        with pytest.raises(InputError, match="names no number of pairs"):
+            replay_log.header_of(file, path)
