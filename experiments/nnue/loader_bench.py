@@ -1,5 +1,6 @@
 """Positions a second of the native loader beside Python's extraction of the same rows.
 
+Plain text is read natively, too: its line has the positions of such a file that become records.
 Both begin with packed records; Python also with FENs, as a loader without a packed format would.
 The rows are compared before anything is timed, and the sides take turns.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -18,6 +20,7 @@ import numpy as np
 
 from experiments.nnue.data import SMALL
 from experiments.nnue.features import reference_lists
+from experiments.nnue.formats import read_foreign
 from experiments.nnue.loader import Batch, Loader
 from experiments.nnue.pack import read_pack
 from experiments.nnue.position import Position
@@ -26,6 +29,7 @@ SETS = ("768", "halfkp", "halfkp+p", "halfkp+p+k", "halfkp+p+k+relative")
 PYTHON = "halfkp+p"  # the set of the comparison
 FEW = 500  # positions that Python extracts in a round
 LEAST = 1_000_000  # positions that the loader deals in a round
+PLAIN = 100_000  # positions of a plain text
 
 
 class Speed(NamedTuple):
@@ -56,10 +60,15 @@ def run(pack: Path | None, rounds: int, threads: int, out: Path | None) -> list[
         lambda: _extract(Position.from_record(record) for record in records)
     )
     ways["Python from FENs"] = lambda: _timed(lambda: _extract(map(Position.from_fen, fens)))
-    found: dict[str, list[Speed]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            found[name].append(way())
+    found: dict[str, list[Speed]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "some.plain"
+        entries = [f"fen {fen}\nmove 0000\nscore 0\nply 0\nresult 0\ne\n" for fen in fens]
+        text.write_text("".join(entries) * (PLAIN // len(entries)))
+        ways["plain text into records"] = lambda: _timed(lambda: len(read_foreign(text)[0]))
+        for _ in range(rounds):
+            for name, way in ways.items():
+                found.setdefault(name, []).append(way())
     if out:
         out.write_text(json.dumps(found, indent=1) + "\n")
     return _table(found)
