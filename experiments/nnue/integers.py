@@ -64,14 +64,26 @@ def plain_rows(ft: NDArray[np.int8], features: str) -> NDArray[np.int8]:
     return held
 
 
-def mirrored(net: eg.Program, seed: int) -> dict[str, NDArray[np.int8]]:
+def first_weights(net: eg.Program, features: str, seed: int) -> dict[str, NDArray[np.int8]]:
+    """First weights: the library's, but a piece on a square begins alike for all kings' squares.
+
+    So rows that are hardly ever seen are no noise. With the factor P theirs begin as 0.
+    """
+    drawn = {name: np.array(leaf) for name, leaf in initial_weights(net, seed).items()}
+    if features.startswith("halfkp"):
+        rows = drawn["ft"][: native.REAL].reshape(-1, native.BLOCK, drawn["ft"].shape[1])
+        rows[:] = 0 if "p" in blocks_of(features) else rows[:1].copy()
+    return drawn
+
+
+def mirrored(net: eg.Program, features: str, seed: int) -> dict[str, NDArray[np.int8]]:
     """First weights whose matrices are those that carry errors back.
 
     One output's error has one sign for most positions at first. Carried through other random
     matrices it drives all hidden units of a kind the same way, where they die; they never part
     again. Begun alike, and moved alike, the two sets of matrices stay equal in every bit.
     """
-    drawn = {name: np.array(leaf) for name, leaf in initial_weights(net, seed).items()}
+    drawn = first_weights(net, features, seed)
     back = first_feedback(net, ("l1", "value"), seed)
     return drawn | {name: np.array(leaf) for name, leaf in back.items()}
 
@@ -90,7 +102,7 @@ class Feedback:
             "pop": 2, "estimator": "feedback", "rule": "adam", "seed": seed, "steps": steps,
             "learning_rate": learning_rate, "threads": threads,
         }  # fmt: skip
-        self.es = eg.Trainer(self.net, weights=mirrored(self.net, seed), **self.options)
+        self.es = eg.Trainer(self.net, weights=mirrored(self.net, features, seed), **self.options)
 
     def remove_factoriser(self) -> None:
         """Adds P's rows to those of HalfKP, and goes on without them, the rule's memory anew.
@@ -144,7 +156,9 @@ class Evolution(Feedback):
             "sigma_shift": sigma_shift, "threads": threads, "estimator": estimator, "rule": rule,
             "fitness": fitness,
         }  # fmt: skip
-        self.es = eg.Trainer(self.net, **self.options)
+        self.es = eg.Trainer(
+            self.net, weights=first_weights(self.net, features, seed), **self.options
+        )
         self.readers = 1 if estimator == "eggroll" else pop // 2 // pairs
 
     def train(self, batch: Batch, rate: float = 0) -> None:

@@ -166,8 +166,8 @@ def curves_picture(path: Path, looks: Sequence[Look], variance: dict[str, float]
             if features in variance:
                 panel.axhline(variance[features], color="0.5", ls=":", lw=1)
             panel.set(
-                xscale="log", yscale="log", title=f"{features}", ylabel="squared error",
-                xlabel=AXES[key],
+                xscale="log" if key == "positions" else "linear", yscale="log", title=features,
+                ylabel="squared error", xlabel=AXES[key],
             )  # fmt: skip
             panel.grid(alpha=0.3, which="both")
     rows[0][1].legend(fontsize=8)
