@@ -24,7 +24,6 @@ Forward = Callable[[Any, Any], Any]
 class Peer(NamedTuple):
     """Settings of a strategy: the best of the sweep in tried.csv."""
 
-    pop: int
     std: float
     rate: float  # of Adam, for OpenES
     divisor: float  # of int8 rows
@@ -40,7 +39,7 @@ class Compiled(NamedTuple):
 
 
 @cache
-def compiled(name: str, peer: Peer, sizes: tuple[int, ...], bounded: bool) -> Compiled:
+def compiled(name: str, peer: Peer, pop: int, sizes: tuple[int, ...], bounded: bool) -> Compiled:
     """A strategy for a network of layers of these sizes, compiled once for all seeds."""
     try:
         import jax
@@ -60,12 +59,12 @@ def compiled(name: str, peer: Peer, sizes: tuple[int, ...], bounded: bool) -> Co
     solution = {key: jnp.asarray(w) for key, w in first_weights(sizes, 0).items()}
     if name == "OpenES":
         strategy = Open_ES(
-            peer.pop, solution, optimizer=optax.adam(peer.rate),
+            pop, solution, optimizer=optax.adam(peer.rate),
             std_schedule=optax.constant_schedule(peer.std),
         )  # fmt: skip
         params = strategy.default_params
     else:
-        strategy = {"SNES": SNES, "CMA-ES": CMA_ES}[name](peer.pop, solution)
+        strategy = {"SNES": SNES, "CMA-ES": CMA_ES}[name](pop, solution)
         params = strategy.default_params.replace(std_init=peer.std)
     return Compiled(strategy, params, jax.jit(jax.vmap(forward)), jax.jit(forward))
 
@@ -85,7 +84,7 @@ def evolve(name: str, peer: Peer, env: Any, hidden: tuple[int, ...], seed: int) 
     import jax.numpy as jnp
 
     sizes = (env.inputs, *hidden, env.outputs)
-    es = compiled(name, peer, sizes, not env.draws)
+    es = compiled(name, peer, env.members, sizes, not env.draws)
     strategy, params = es.strategy, es.params
     weights = {key: jnp.asarray(w) for key, w in first_weights(sizes, seed).items()}
     key = jax.random.key(seed)

@@ -32,9 +32,9 @@ FEW, MANY = 20, 100  # episodes that look whether a run is solved, and that deci
 POP = 64
 INT8 = {"span": 64, "squash": "tanh"}  # of rows and actions
 PEERS = {
-    "OpenES": Peer(64, 0.2, 0.1, 16),
-    "SNES": Peer(64, 0.2, 0, 16),
-    "CMA-ES": Peer(64, 0.2, 0, 16),
+    "OpenES": Peer(0.2, 0.1, 16),
+    "SNES": Peer(0.2, 0, 16),
+    "CMA-ES": Peer(0.2, 0, 16),
 }
 METHODS = ("int8", *PEERS)
 
@@ -68,7 +68,7 @@ def solve(name: str, method: str, seed: int, args: argparse.Namespace) -> Run:
     """A run of one method on one task."""
     task, peer = TASKS[name], PEERS.get(method)
     options = {} if peer else INT8
-    env = environment(task, peer.pop if peer else args.pop, **options)
+    env = environment(task, args.pop, **options)
     updating = evolve(method, peer, env, HIDDEN, seed) if peer else int8(env, seed, args)
     few, many = (environment(task, count, **options) for count in (FEW, MANY))
     seconds, updates, unseen, solved = 0.0, 0, float("nan"), False
@@ -119,7 +119,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=positive, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--pop", type=positive, default=POP, help="members of int8, even")
+    parser.add_argument("--pop", type=positive, default=POP, help="members of every method, even")
     parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--steps", type=positive, help="most environment steps of a run")
     parser.add_argument("--updates", type=positive, help="most updates of a run")
