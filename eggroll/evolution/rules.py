@@ -62,6 +62,7 @@ class UpdateRule(ABC):
     reads: ClassVar[tuple[str, ...]]
     bytes_per_parameter: ClassVar[int] = 24
     by_steps: bool = True  # whether its steps depend on how many updates a run has
+    fitness: ClassVar[tuple[str, ...]] = ()  # those it takes besides "sign"; empty for all
 
     @classmethod
     def check(cls, options: RunOptions, scale: type[VoteScale]) -> None:
@@ -396,6 +397,7 @@ class MasterRule(FineCopyRule):
     """
 
     summary = "votes add up in a finer copy of the weights, all on one scale"
+    fitness = ("log-ranks",)
     reads = ("learning_rate", "rate_decay")
 
     def __init__(

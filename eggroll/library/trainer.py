@@ -125,6 +125,12 @@ class TrainerOptions(Evolution):
                 f"fitness is {self.fitness!r}: estimator {self.estimator} learns from errors, not "
                 "from values; leave it out."
             )
+        others = self.rule_class.fitness
+        if self.fitness != "sign" and others and self.fitness not in others:
+            raise InputError(
+                f"fitness is {self.fitness!r}: rule {self.rule} knows the scale of the votes of "
+                f'fitness "sign" and {", ".join(others)} alone; use rule="sign" or "whitened".'
+            )
         if self.estimator_class.by_token and len(program.policies) > 1:
             raise InputError(
                 f"The network has {len(program.policies)} policies and estimator {self.estimator} "
@@ -772,7 +778,7 @@ class Trainer:
             InputError: another estimator than "eggroll", a fitness that cannot be sent, workers
                 that do not start, or every member crashed; nothing has changed.
         """
-        if self.options.estimator != "eggroll":
+        if not self.options.estimator_class.replays:
             raise InputError(
                 f"map gives members as networks, and those of estimator {self.options.estimator} "
                 'have no weights of their own: use estimator="eggroll".'
