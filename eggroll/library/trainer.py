@@ -585,7 +585,7 @@ class Trainer:
             )
         self._still = 0 if rate or result.differing < MIN_DIFFERING else self._still + 1
         if self._still == STALLED_UPDATES:
-            larger = "alpha" if self.options.rule == "sign" else "learning_rate"
+            larger = self.options.rule_class.reads[0]
             warnings.warn(
                 f"update {self.step}: in {STALLED_UPDATES} updates members differed in value and "
                 f"rule {self.options.rule} moved no weight: try a larger {larger}.",
