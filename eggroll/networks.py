@@ -9,9 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
-from eggroll.errors import shown
+from eggroll.errors import shown, whole_number
 from eggroll.spec import rng
+from eggroll.spec.backward import heads
+from eggroll.spec.fixed_point import LIMIT
 from eggroll.spec.program import Program, ProgramError, Register
 from eggroll.spec.rng import random_matrix
 
@@ -47,24 +51,28 @@ def egg(vocabulary: int, width: int, layers: int, gates: Gates = "clip") -> Prog
     return net
 
 
-def mlp(inputs: int, hidden: Sequence[int], outputs: int, *, policy: bool = False) -> Program:
+def mlp(
+    inputs: int, hidden: Sequence[int], outputs: int, *, policy: bool = False, bias: bool = True
+) -> Program:
     """Layers of weights, bias and ReLU on an int8 row, and one of int8 [outputs].
 
     Layer i has the leaves `layer{i}.weights` and `layer{i}.bias`; the output, "output", is logits
     in 1/16 bit by custom. policy: the last layer is one of actions to be drawn, "policy", without
-    a bias.
+    a bias. bias: False leaves them all out, as noise on them is large beside that on weights.
     """
     if isinstance(hidden, (str, int)):
         raise ProgramError(f"The hidden layers are {shown(hidden)}: give a list of their sizes.")
     net = Program()
     x = net.input(inputs)
     for i, size in enumerate(hidden):
-        x = net.relu(net.bias(net.linear(x, f"layer{i}.weights", size), f"layer{i}.bias"))
+        x = net.linear(x, f"layer{i}.weights", size)
+        x = net.relu(net.bias(x, f"layer{i}.bias") if bias else x)
     if policy:
         net.policy(x, "policy", outputs)
         return net
     last = f"layer{len(hidden)}."
-    net.output(net.bias(net.linear(x, last + "weights", outputs), last + "bias"))
+    x = net.linear(x, last + "weights", outputs)
+    net.output(net.bias(x, last + "bias") if bias else x)
     return net
 
 
@@ -98,3 +106,20 @@ def initial_weights(program: Program, seed: int) -> dict[str, mx.array]:
         else:
             weights[leaf.name] = mx.full(leaf.shape, leaf.init, mx.int8)
     return weights
+
+
+def small_outputs(program: Program, seed: int, divisor: int = 2) -> dict[str, NDArray[np.int8]]:
+    """The first weights of a seed, int8 by leaf, those that make outputs divided, toward zero.
+
+    Noise has one size for all weights, so it moves outputs of small weights further, and members
+    differ more. For `weights` of a Trainer.
+
+    Raises:
+        InputError: a divisor out of range.
+    """
+    by, ends = whole_number("divisor", divisor, 1, LIMIT), heads(program)
+    made = {name: np.array(w) for name, w in initial_weights(program, seed).items()}
+    return {
+        name: np.sign(w) * (abs(w) // np.int8(by)) if name in ends else w
+        for name, w in made.items()
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -20,7 +21,15 @@ from conftest import TINY
 from eggroll import replay
 from eggroll.engines.base import MAX_VALUE, check_values
 from eggroll.evolution import rules
-from eggroll.evolution.estimators import ESTIMATORS, centred, ranks, scaled
+from eggroll.evolution.estimators import (
+    ESTIMATORS,
+    centred,
+    log2_fixed,
+    log_ranks,
+    log_worth,
+    ranks,
+    scaled,
+)
 from eggroll.files import REPLAY
 from eggroll.networks import egg
 from eggroll.spec.credit import CreditKind
@@ -196,3 +205,21 @@ def test_a_rank_that_was_stopped_itself_does_not_blame_another():
         finally:
             watcher.kill()
             watcher.communicate()
+
+
+def test_log_ranks_by_fractions_of_logarithms():
+    """By Python's own logarithm; the worse half is worth nothing."""
+    values = np.array([3, 0, 1, 5, 4, 2, 9, 7, 8, 6, 6, 11, 12, 12, -1, -2], np.float64)
+    P = len(values)
+    worth = [max(0.0, math.log2(P / 2 + 1) - math.log2(k)) for k in range(P, 0, -1)]
+    order = np.sort(values).tolist()
+    of = [sum(w for w, o in zip(worth, order, strict=True) if o == v) / order.count(v)
+          for v in values.tolist()]  # fmt: skip
+    want = [round(15 * (of[i] - of[i + 1]) / worth[-1]) for i in range(0, P, 2)]
+    assert log_ranks(values).tolist() == want
+    assert want[5] < want[1] == 0 < want[3]
+    assert log_ranks(np.zeros(6)).tolist() == [0, 0, 0]
+    for n in (1, 2, 3, 5, 1000, 8193):
+        assert abs(log2_fixed(n) / 65536 - math.log2(n)) < 2**-15
+    assert log2_fixed(1024) == 10 << 16
+    assert log_worth(20000)[0] == 0

@@ -191,9 +191,9 @@ def test_the_table_of_tanh():
     assert (table[0], table[127], table[254]) == (-127, 0, 127)
     np.testing.assert_array_equal(table, -table[::-1])
     assert (np.diff(table.astype(int)) >= 0).all()
-    slopes = np.diff(table.astype(int))
-    assert slopes[126:130].min() >= 2 > slopes[:20].max()
-    np.testing.assert_array_equal(soft(np.int8([-127, 3])), [-127, table[130]])
+    known = [round(127 * math.tanh(v / 8)) for v in (-50, -8, 1, 8, 40)]
+    np.testing.assert_array_equal(soft(np.int8([-50, -8, 1, 8, 40])), known)
+    assert known[3] == 97
 
 
 def test_observations_of_several_numbers():
@@ -201,6 +201,26 @@ def test_observations_of_several_numbers():
     found = of(np.array([[[1, 1], [2, 0]], [[0, 2], [0, 0]]]))
     np.testing.assert_array_equal(found, 64 * np.array([
         [0, 1, 1, 0, 0, 0, 1, 1], [1, 0, 0, 1, 1, 0, 0, 1]]))  # fmt: skip
+
+
+def test_the_span_of_a_number():
+    env = eg.envs.gym("CartPole-v1", members=P, span=64)
+    seen = np.float32([[4.8, 2, -0.4188790, 1]])
+    np.testing.assert_array_equal(env.observe(seen), [[64, 32, -64, 16]])
+    with pytest.raises(eg.InputError, match=r"^span is 128: a whole number from 1 to 127"):
+        eg.envs.gym("CartPole-v1", members=P, span=128)
+
+
+def test_the_settings_for_returns_learn():
+    env = eg.envs.gym("CartPole-v1", members=64, span=64)
+    net = eg.networks.mlp(env.inputs, [32], env.outputs, bias=False)
+    assert [leaf.name for leaf in net.leaves] == ["layer0.weights", "layer1.weights"]
+    es = eg.Trainer(net, pop=64, table_bits=16, **eg.control())
+    first = es.tell(env.evaluate(es.ask(), es.keys(1))).fitness
+    for _ in range(7):
+        last = es.tell(env.evaluate(es.ask(), es.keys(1))).fitness
+    assert last > 3 * first
+    assert eg.control(sigma_shift=3) == eg.control() | {"sigma_shift": 3}
 
 
 # Normalisation.

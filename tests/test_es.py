@@ -128,3 +128,21 @@ def test_master_gain_is_an_integer_of_known_precision():
         assert abs(rule.factor(0, 1) / want - 1) < 1e-5
         # The largest vote there can be fits 64 bits, at rates up to 64.
         assert 64 * rule.factor(0, 1) * pairs * 127 * 127 < 2**63
+
+
+def test_master_rule_takes_the_power_of_a_fitness_for_its_pairs():
+    """A deviation of votes is 256 times the root of the fitness' squares, whatever their scale."""
+    weights = {"m": mx.zeros((3, 4), mx.int8), "v": mx.zeros(4, mx.int8)}
+    votes = {k: mx.array(np.full(w.shape, 256 * 60, np.int32)) for k, w in weights.items()}
+    make = {"rate": 2.0, "decay": 0, "steps": 9, "pairs": 50, "rank": 1, "clt": True}
+    rule = rules.MasterRule(**make, by_power=True)
+    for decided in (3600, 900, 0):
+        found = rule(weights, rule.start(weights), votes, 7, decided)
+        moved = 2 * 60 / max(decided, 1) ** 0.5
+        for w in found.weights.values():
+            np.testing.assert_array_equal(np.array(w), min(round(moved), 127))
+    plain = rules.MasterRule(**make)
+    found = plain(weights, plain.start(weights), votes, 7, 3600)
+    assert np.array(found.weights["m"])[0, 0] == round(2 * 60 / 50**0.5)
+    assert not rule.by_steps
+    assert rules.MasterRule(**make | {"decay": 1}).by_steps

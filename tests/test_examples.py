@@ -42,9 +42,16 @@ EXAMPLES = {
     "digits": ("--steps 60", r"9\d\.\d\d% right of 397 unseen images"),
     "labels": ("--steps 150", r"9\d\.\d\d% right of 397 unseen images\nwritten: digits.h"),
     "language_model": ("--steps 3", r"\d\.\d{3} bits per byte of a line of code\ndef "),
+    "maze": ("--steps 40", r"after \d+ updates the model leaves 100% of the mazes"),
     "native_world": ("--steps 40", r"update 40: (0\.9[5-9]|1\.0)\d+ caught"),
+    "pendulum": ("--steps 3 --pop 16", r"mean return -\d+ in 100 unseen episodes"),
+    "phases": (
+        "--steps 120",
+        r"by labels: F1 0\.[01]\d+ of unseen points\nby evolution: F1 0\.[45]\d+ of unseen points",
+    ),
     "recurrent": ("--steps 60", r"\d\.\d{3} bits per token; with memory 1\.8 are possible"),
     "sampling": ("--steps 40", r"<LanguageModel: egg, .* 40 updates>\ntemperature 0\.0: '3 4 5 "),
+    "thermostat": ("--steps 30", r"minute 120: (19|20)\.\d\d degrees"),
     "sweep_and_train": (
         "--trials 2 --budget-tokens 90000",
         r"best: sigma_shift \d, .*, 10 updates\n(?s:.*)bits per number after 40 updates\n3 4 ",
@@ -61,6 +68,7 @@ NEEDS = {
     "digits": "sklearn",
     "tune_language_model": "mlx_lm",
     "labels": "sklearn",
+    "pendulum": "gymnasium",
 }
 
 

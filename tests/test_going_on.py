@@ -20,10 +20,12 @@ import oracle_program
 import pytest
 from test_trainer import P, feed_forward, recurrent, run, shown, trainer, worth
 
+from eggroll import networks
 from eggroll.engines import base
 from eggroll.errors import InputError
 from eggroll.library.trainer import MoreOptions, Trainer, TrainerOptions
 from eggroll.networks import mlp
+from eggroll.spec.backward import heads
 from eggroll.spec.program import Program
 from eggroll.training import checkpoint
 
@@ -316,3 +318,19 @@ def test_more_options_are_all_that_no_argument_has():
     known = {field.name for field in fields(TrainerOptions)}
     arguments = set(Trainer.__init__.__annotations__)
     assert known - arguments == set(MoreOptions.__annotations__)
+
+
+def test_small_outputs_are_the_seeds_weights_divided():
+    net = mlp(3, [8, 8], 2)
+    first, small = trainer(net).weights, networks.small_outputs(net, 3)
+    assert list(first) == list(small)
+    for name, leaf in first.items():
+        by = 2 if name == "layer2.weights" else 1
+        np.testing.assert_array_equal(small[name], np.trunc(leaf / by))
+        assert small[name].dtype == np.int8
+    recurrent_net = recurrent()
+    divided = networks.small_outputs(recurrent_net, 3, 127)
+    changed = [n for n, w in trainer(recurrent_net).weights.items() if (w != divided[n]).any()]
+    assert len(changed) == len(heads(recurrent_net)) > 0
+    with pytest.raises(InputError, match="divisor is 0: a whole number from 1 to 127"):
+        networks.small_outputs(net, 3, 0)

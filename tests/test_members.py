@@ -15,6 +15,7 @@ from eggroll.errors import InputError
 from eggroll.library.gradient_trainer import GradientTrainer
 from eggroll.library.members import Store
 from eggroll.library.trainer import Trainer
+from eggroll.networks import mlp
 from eggroll.spec.credit import draw
 from eggroll.spec.fixed_point import quantise
 from eggroll.spec.program import Program
@@ -64,6 +65,20 @@ def test_arrays_may_be_reused_after_a_call():
         es.tell(np.arange(P) ** 2 % 7)
         signatures.append(es.signature)
     assert signatures[0] == signatures[1] != trainer(answering()).signature
+
+
+def test_a_model_takes_active_as_members_do():
+    """So that the same function plays both; it changes nothing."""
+    es = trainer(answering(), estimator="token-credit")
+    shown, active = rows(0), np.arange(P) % 3 > 0
+    one, other = es.model(shown, active=active), es.model(shown)
+    np.testing.assert_array_equal(one, other)
+    drawing = trainer(mlp(3, [4], 2, policy=True)).model
+    np.testing.assert_array_equal(drawing.act(shown, active=active), drawing.act(shown))
+    for wrong in (active[:2], active.astype(int)):
+        for call in (es.model, drawing.act):
+            with pytest.raises(InputError, match=rf"^active is .*: bool \[{P}\] or \[{P}, 1\]"):
+                call(shown, active=wrong)
 
 
 @pytest.mark.parametrize("lists", [1, 2])

@@ -223,7 +223,7 @@ def test_model_is_the_network_without_noise():
         np.testing.assert_array_equal(leaf, before[name])
 
 
-@pytest.mark.parametrize("fitness", ["sign", "ranks", "centred"])
+@pytest.mark.parametrize("fitness", ["sign", "ranks", "centred", "log-ranks"])
 def test_fitness_follows_values(fitness):
     """Members that are worth more pull the weights their way: the mean value rises."""
     es = trainer(feed_forward(), fitness=fitness, pop=128, alpha=0.5)

@@ -21,6 +21,16 @@ EXPERIMENTS = {
     "black_box": ((), (), r"\nsmooth carriage, adam: 4 evaluations, \d+\.\d+ "),
     "cartpole": (("gymnasium", "evosax"), (), r"\nOpenES: \d of 1 solved, "),
     "cartpole int8": (("gymnasium",), ("--methods", "int8"), r"\nint8: \d of 1 solved, .* unseen "),
+    "control": (
+        ("gymnasium", "evosax"),
+        ("--tasks", "Pendulum"),
+        r"\nPendulum, CMA-ES: 0 of 1 solved, ",
+    ),
+    "control int8": (
+        ("gymnasium",),
+        ("--tasks", "Pendulum", "CartPole", "--methods", "int8"),
+        r"\nCartPole, int8: \d of 1 solved, .* unseen ",
+    ),
     "digits": (("sklearn",), (), r"\n64-256-10, adam: 20 updates: \d\d\.\d\d "),
     "tictactoe": (
         ("float_kernels",),

@@ -24,9 +24,10 @@ from eggroll.envs.spaces import (
     numbers_for,
     observe_for,
 )
-from eggroll.errors import InputError, array_of, shown
+from eggroll.errors import InputError, array_of, shown, whole_number
 from eggroll.library.members import Members, Model
 from eggroll.spec import rng
+from eggroll.spec.fixed_point import LIMIT
 
 # Members, a model, or a function of rows int8 [P, E, inputs] -> outputs [P, E, size].
 Players = Members | Model | Callable[[NDArray[np.int8]], NDArray[Any]]
@@ -45,6 +46,7 @@ def gym(
     mode: str = "",
     normalise: bool = False,
     squash: Squash = "clip",
+    span: int = LIMIT,
     **options: Any,
 ) -> Gym:
     """An environment of Gymnasium's, as many times as a population plays it.
@@ -61,6 +63,8 @@ def gym(
             for classic control a form of eggroll's own that is tested to be Gymnasium's.
         normalise: whether rows are observations less their running mean, over their deviation, in
             integers; see `Gym.normalisation`, and `Trainer.keep`, which puts it into checkpoints.
+        span: what the wider bound of a number becomes, 127 or less; 64 keeps sums of a network
+            with few inputs from the clip.
         squash: of actions between bounds: "clip", in a straight line, or "tanh", by a table.
         options: of gymnasium.make, or of the function; max_episode_steps is a limit for either.
 
@@ -68,7 +72,12 @@ def gym(
         InputError: Gymnasium is missing, or it has no such environment.
     """
     how = _Source(name, mode, options)
-    return Gym(how, members, episodes, _Functions(observe, decode, normalise, squash))
+    return Gym(
+        how,
+        members,
+        episodes,
+        _Functions(observe, decode, normalise, squash, whole_number("span", span, 1, LIMIT)),
+    )
 
 
 class _Source(NamedTuple):
@@ -86,6 +95,7 @@ class _Functions(NamedTuple):
     decode: Decode | None
     normalise: bool
     squash: Squash
+    span: int
 
 
 class Gym:
@@ -116,7 +126,7 @@ class Gym:
         if functions.normalise:
             self._use_normalisation(seen_space)
         else:
-            self.observe = functions.observe or observe_for(seen_space)
+            self.observe = functions.observe or observe_for(seen_space, functions.span)
         if functions.decode is None:
             self.decode, self.outputs = decode_for(action_space, functions.squash)
         else:

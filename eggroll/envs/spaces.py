@@ -6,7 +6,7 @@ Letters: n environments of one kind.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from math import tanh
 from typing import Any, Literal
 
@@ -29,7 +29,6 @@ UNBOUNDED_FROM = 1e6  # bounds from here on count as none
 UNBOUNDED_SCALE = (
     32.0  # scale of a value without bounds: 1.0 is 32, and values beyond 4 are clipped
 )
-SOFT_SLOPE = 2  # of the table of `soft` at zero
 KINDS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
 
 
@@ -42,19 +41,19 @@ def kind_of(space: Any) -> str:
 # Observations.
 
 
-def observe_for(space: Any) -> Observe:
+def observe_for(space: Any, span: int = LIMIT) -> Observe:
     """The function that makes int8 of observations of a Gymnasium space.
 
     Box: `quantise` with `scales` of its bounds, flat. Discrete and each part of MultiDiscrete: 64
     at the place of the number, 0 elsewhere. MultiBinary: 64 for a bit that is set. Dict and Tuple:
-    all parts side by side.
+    all parts side by side. span: what the wider bound of a Box becomes, 127 or less.
 
     Raises:
         InputError: another space.
     """
     kind = kind_of(space)
     if kind == "Box":
-        factors = scales(space.low, space.high)
+        factors = scales(space.low, space.high) * np.float32(span / LIMIT)
         return lambda seen: quantise(seen.reshape(len(seen), -1), factors)
     if kind == "Discrete":
         one_hot = np.diag(np.full(int(space.n), ONE, np.int8))
@@ -72,7 +71,7 @@ def observe_for(space: Any) -> Observe:
     if kind == "MultiBinary":
         return lambda seen: seen.reshape(len(seen), -1).astype(np.int8) * np.int8(ONE)
     if kind in ("Dict", "Tuple"):
-        return _side_by_side(space, observe_for)
+        return _side_by_side(space, partial(observe_for, span=span))
     raise InputError(
         f"observations are of a {kind} space: pass observe, a function that makes int8 [n, inputs] "
         "of them."
@@ -183,15 +182,13 @@ def box(outputs: NDArray[Any], low: ArrayLike, high: ArrayLike) -> NDArray[np.fl
 
 @cache
 def soft_table() -> NDArray[np.int8]:
-    """round(127 tanh(2 v / 127)) over its end for v = -127..127, int8 [255]: -127 to 127."""
-    end = tanh(SOFT_SLOPE)
-    v = range(-LIMIT, LIMIT + 1)
-    table = np.array([round(LIMIT * tanh(SOFT_SLOPE * i / LIMIT) / end) for i in v], np.int8)
+    """round(127 tanh(v / 8)) for v = -127..127, int8 [255]: -127 to 127."""
+    table = np.array([round(LIMIT * tanh(i / 8)) for i in range(-LIMIT, LIMIT + 1)], np.int8)
     table.setflags(write=False)  # as it is made once
     return table
 
 
 def soft(outputs: NDArray[Any]) -> NDArray[np.int8]:
-    """Outputs int8 [..] through an integer table of tanh: steeper at zero, flat at the bounds."""
+    """Outputs int8 [..] through an integer table of tanh: 8, half of 1.0, becomes 97 of 127."""
     found: NDArray[np.int8] = soft_table()[outputs.astype(np.int64) + LIMIT]
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import mlx.core as mx
@@ -418,7 +419,7 @@ def estimators_with(option: str) -> tuple[str, ...]:
 # From values to the fitness of pairs.
 
 Values = NDArray[np.float64]
-FitnessName = Literal["sign", "ranks", "centred"]
+FitnessName = Literal["sign", "ranks", "centred", "log-ranks"]
 
 
 class Fitness(NamedTuple):
@@ -449,6 +450,8 @@ def power(fitness: NDArray[np.int8]) -> int:
     return int((fitness.astype(np.int64) ** 2).sum())
 
 
+LOG_LEVELS = 15  # of a pair's fitness by log-ranks on either side of zero, four bits
+LOG_BITS = 16  # fraction bits of logarithms
 LEVELS = 7  # of a pair's fitness on either side of zero, three bits
 CREDIT = 32  # mean size of the values that token credit is given: wide, and rarely clipped to int8
 MOST, LEAST = 1e290, 1e-290  # of values, and of differences that count by their size
@@ -471,6 +474,40 @@ def ranks(values: Values) -> NDArray[np.int8]:
     difference = twice[place[0::2]] - twice[place[1::2]]  # at most 2 (P - 1)
     most = 2 * (len(values) - 1)
     return _rounded(LEVELS * difference, most).astype(np.int8)
+
+
+@cache
+def log_worth(members: int) -> NDArray[np.int64]:
+    """max(0, log2(P/2 + 1) - log2(k)) of the k-th best of P members, from the worst, in 2^-16."""
+    levels = [log2_fixed(members // 2 + 1) - log2_fixed(k) for k in range(1, members + 1)]
+    worth = np.maximum(np.array(levels, np.int64), 0)[::-1].copy()
+    worth.setflags(write=False)  # as it is made once
+    return worth
+
+
+def log2_fixed(n: int) -> int:
+    """log2(n) of a whole number, in 2^-16, by squaring 32 bits: the same on every machine."""
+    whole = n.bit_length() - 1
+    x, fraction = n << 31 >> whole, 0
+    for _ in range(LOG_BITS):
+        x = x * x >> 31
+        fraction = 2 * fraction + (x >> 32)
+        x >>= x >> 32
+    return (whole << LOG_BITS) + fraction
+
+
+def log_ranks(values: Values) -> NDArray[np.int8]:
+    """Values [P] -> the difference of what each pair's ranks are worth, in -15..15, int8 [N].
+
+    The utilities of natural evolution strategies (Wierstra et al. 2014): the worse half is worth
+    nothing, and the best most. Equal values share the mean of theirs.
+    """
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    worth, ends = log_worth(len(values)), np.cumsum(count)
+    before = np.concatenate([[0], np.cumsum(worth)])
+    mean = (before[ends] - before[ends - count]) // count
+    difference = mean[place[0::2]] - mean[place[1::2]]
+    return _rounded(LOG_LEVELS * difference, int(worth[-1])).astype(np.int8)
 
 
 def centred(values: Values) -> NDArray[np.int8]:
@@ -512,6 +549,7 @@ FITNESS: dict[str, Fitness] = {
     "sign": Fitness("one vote per pair, for the member of the larger value", signs),
     "ranks": Fitness("votes grow with the difference of the ranks", ranks),
     "centred": Fitness("votes grow with the difference of the values", centred),
+    "log-ranks": Fitness("votes grow with the rank's logarithm: the best count most", log_ranks),
 }
 
 

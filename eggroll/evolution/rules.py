@@ -62,8 +62,7 @@ class UpdateRule(ABC):
     reads: ClassVar[tuple[str, ...]]
     bytes_per_parameter: ClassVar[int] = 24
     by_steps: bool = True  # whether its steps depend on how many updates a run has
-    schedules: ClassVar[bool] = False  # whether its rate may also stay as it is
-    any_scale: ClassVar[bool] = True  # whether it takes the votes of fitness larger than 1
+    fitness: ClassVar[tuple[str, ...]] = ()  # those it takes besides "sign"; empty for all
 
     @classmethod
     def check(cls, options: RunOptions, scale: type[VoteScale]) -> None:
@@ -393,18 +392,21 @@ class MasterRule(FineCopyRule):
     """All votes on one scale: the fine copy moves by lr * Z / sigma_Z.
 
     sigma_Z = (256 | 1) * sqrt(N r), so a vote of one standard deviation moves a weight by lr of its
-    last bit. lr falls as 1 / (1 + decay * progress) over the run. Integers throughout.
+    last bit. lr falls as 1 / (1 + decay * progress) over the run. Integers throughout. by_power: N
+    is the sum of the squares of the pairs' fitness, which is then of any scale.
     """
 
     summary = "votes add up in a finer copy of the weights, all on one scale"
-    any_scale = False
+    fitness = ("log-ranks",)
     reads = ("learning_rate", "rate_decay")
 
     def __init__(
-        self, *, rate: float, decay: float, steps: int, pairs: int, rank: int, clt: bool
-    ) -> None:
+        self, *, rate: float, decay: float, steps: int, pairs: int, rank: int, clt: bool,
+        by_power: bool = False,
+    ) -> None:  # fmt: skip
         self.rate, self.decay, self.steps = rate, decay, steps
-        self.pairs, self.rank, self.clt = pairs, rank, clt
+        self.pairs, self.rank, self.clt, self.by_power = pairs, rank, clt, by_power
+        self.by_steps = decay > 0
 
     @classmethod
     def check(cls, options: RunOptions, scale: type[VoteScale]) -> None:
@@ -420,6 +422,7 @@ class MasterRule(FineCopyRule):
         return cls(
             rate=options.learning_rate, decay=options.rate_decay, steps=options.steps,
             pairs=options.pop // 2, rank=options.rank, clt=options.clt,
+            by_power=getattr(options, "fitness", "sign") != "sign",  # which a Trainer alone has
         )  # fmt: skip
 
     def rate_at(self, step: int) -> float:
@@ -429,16 +432,22 @@ class MasterRule(FineCopyRule):
     def used(self, step: int, decided: int | None) -> tuple[int | None, float | None]:
         return None, self.rate_at(step)
 
-    def factor(self, step: int, rank: int) -> int:
-        """lr / sigma_Z in units of 2^-24 of a fine copy's last bit."""
+    def __call__(
+        self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
+    ) -> MovedWeights:
+        self._voters = max(decided or 0, 1) if self.by_power else self.pairs
+        return super().__call__(weights, memory, votes, step, decided)
+
+    def factor(self, step: int, rank: int, voters: int = 0) -> int:
+        """lr / sigma_Z in units of 2^-24 of a fine copy's last bit; voters: N, 0 for all pairs."""
         rate = self.rate_at(step)
-        deviation_q16 = isqrt(self.pairs * rank << 32) * (256 if self.clt else 1)
+        deviation_q16 = isqrt((voters or self.pairs) * rank << 32) * (256 if self.clt else 1)
         return (round(rate * (1 << 40)) << FINE_BITS) // deviation_q16
 
     def changes(
         self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
     ) -> Iterator[tuple[slice, Any]]:
-        factor = self.factor(step, self.rank if of_matrix else 1)
+        factor = self.factor(step, self.rank if of_matrix else 1, self._voters)
         for rows in parts(votes):
             yield rows, (votes[rows].astype(np.int64) * factor) >> 24
 
@@ -452,27 +461,24 @@ class WhitenedRule(FineCopyRule):
     leaves its mean size. lr rises over 20 updates and falls linearly with progress, to a twentieth;
     its size is rate * sqrt(200 / steps), as noise adds up with the root of the number of updates.
     floors: the least mean size that is taken for a signal, per leaf, so that what is learnt is not
-    undone by the few pairs that still differ; whitened: the matrices whose votes are whitened;
-    constant: lr is the rate in every update.
+    undone by the few pairs that still differ; whitened: the matrices whose votes are whitened.
     """
 
     summary = "votes whitened over a layer's inputs (one-sided Shampoo), each row normalised"
     reads = ("learning_rate",)
-    schedules: ClassVar[bool] = True
 
     def __init__(
         self, *, rate: float, steps: int, floors: Mapping[str, int], whitened: Collection[str],
-        threads: int = 1, constant: bool = False,
+        threads: int = 1,
     ) -> None:  # fmt: skip
         self.rate, self.steps, self.floors, self.whitened = rate, steps, floors, whitened
-        self.threads, self.constant, self.by_steps = threads, constant, not constant
+        self.threads = threads
 
     @classmethod
     def make(cls, options: RunOptions, program: Program, scale: VoteScale) -> Self:
         return cls(
             rate=options.learning_rate, steps=options.steps, floors=scale.floors(),
             whitened=whitening.whitenable(program), threads=options.threads,
-            constant=_constant(options),
         )  # fmt: skip
 
     @classmethod
@@ -499,8 +505,6 @@ class WhitenedRule(FineCopyRule):
 
     def factor(self, step: int) -> int:
         """lr in units of 2^-8 of a fine copy's last bit; at most 64 bits of a weight."""
-        if self.constant:
-            return round(min(self.rate, 64) * (1 << (FINE_BITS + 8)))
         falling = 1 - 0.95 * min(step / self.steps, 1)
         rate = self.rate * sqrt(200 / self.steps) * falling * min(1, (step + 1) / 20)
         return round(min(rate, 64) * (1 << (FINE_BITS + 8)))
@@ -547,11 +551,6 @@ class WhitenedRule(FineCopyRule):
             memory[_matrix_name(name)] = mx.array(whitening.updated(p, power, mean))
 
 
-def _constant(options: RunOptions) -> bool:
-    """True if rates stay as they are, which Trainer alone has an option for."""
-    return getattr(options, "schedule", "") == "constant"
-
-
 def _normalised(z: Any, floor: int) -> tuple[Whole, Whole]:
     """Votes int32 [O, K] over the mean size of their row, if that is not below the floor, in Q8.
 
@@ -589,22 +588,18 @@ class AdamRule(FineCopyRule):
     that is shorter, and falls to zero with progress p as (1 - p)^2 (1 + 2 p), close to a cosine.
     Its peak is `rate`, in runs longer than EASE updates less, down to half of it from 16 EASE on.
     The matrices of layers and of the head, and their feedback, shrink: at first so fast that what
-    was random in both is soon gone, however long the run, then ever less. constant: lr is the rate
-    in every update, and nothing shrinks.
+    was random in both is soon gone, however long the run, then ever less.
     """
 
     summary = "Adam in integers, for estimators that carry errors back"
     reads = ("learning_rate",)
-    schedules: ClassVar[bool] = True
     bytes_per_parameter: ClassVar[int] = 48
 
     def __init__(
-        self, *, rate: float, steps: int, shrinks: Collection[str] = (), threads: int = 1,
-        constant: bool = False,
-    ) -> None:  # fmt: skip
+        self, *, rate: float, steps: int, shrinks: Collection[str] = (), threads: int = 1
+    ) -> None:
         """shrinks: names of the leaves that do."""
         self.rate, self.steps, self.shrinks, self.threads = rate, steps, shrinks, threads
-        self.constant, self.by_steps = constant, not constant
 
     @classmethod
     def make(cls, options: RunOptions, program: Program, scale: VoteScale) -> Self:
@@ -615,7 +610,7 @@ class AdamRule(FineCopyRule):
         }  # fmt: skip
         return cls(
             rate=options.learning_rate, steps=options.steps, shrinks=shrinks,
-            threads=options.threads, constant=_constant(options),
+            threads=options.threads,
         )  # fmt: skip
 
     @classmethod
@@ -647,8 +642,6 @@ class AdamRule(FineCopyRule):
 
     def factor(self, step: int) -> int:
         """lr in last bits of a fine copy; at most 64 bits of a weight."""
-        if self.constant:
-            return round(min(self.rate, 64) * (1 << FINE_BITS))
         eased = sqrt(sqrt(EASE / min(max(self.steps, EASE), 16 * EASE)))  # exact on every machine
         return round(min(self.rate * eased * self.share(step), 64) * (1 << FINE_BITS))
 
@@ -656,8 +649,6 @@ class AdamRule(FineCopyRule):
         return None, self.factor(step) / (1 << FINE_BITS)
 
     def shrinking(self, name: str, step: int) -> int:
-        if self.constant:
-            return 0
         taken = FORGET / (step + AGE) * self.share(step)
         return round(taken * (1 << 24)) if name in self.shrinks else 0
 

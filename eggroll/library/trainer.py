@@ -16,7 +16,6 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
-    Literal,
     NamedTuple,
     Protocol,
     Self,
@@ -65,8 +64,6 @@ from eggroll.training import checkpoint, trackers
 from eggroll.training.config import Evolution, GuardName
 from eggroll.training.learner import engine_for, new_learner
 
-ScheduleName = Literal["falling", "constant"]
-
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
 
 
@@ -81,7 +78,6 @@ class TrainerOptions(Evolution):
     carry: bool = False
     checkpoint_every: Annotated[int, Range(0, 10**9)] = 50
     track: str = trackers.NONE
-    schedule: ScheduleName = "falling"
 
     group_size: ClassVar[int] = 2  # members that are compared: those of a pair
     seq_len: ClassVar[int] = 1  # rows of an update, as far as they are known when it begins
@@ -129,15 +125,11 @@ class TrainerOptions(Evolution):
                 f"fitness is {self.fitness!r}: estimator {self.estimator} learns from errors, not "
                 "from values; leave it out."
             )
-        if self.fitness != "sign" and not self.rule_class.any_scale:
+        others = self.rule_class.fitness
+        if self.fitness != "sign" and others and self.fitness not in others:
             raise InputError(
                 f"fitness is {self.fitness!r}: rule {self.rule} knows the scale of the votes of "
-                'fitness "sign" alone; use rule="sign" or "whitened".'
-            )
-        if self.schedule != "falling" and not self.rule_class.schedules:
-            raise InputError(
-                f"schedule is {self.schedule!r}: rule {self.rule} has none; leave it out, or use "
-                'rule="adam" or "whitened".'
+                f'fitness "sign" and {", ".join(others)} alone; use rule="sign" or "whitened".'
             )
         if self.estimator_class.by_token and len(program.policies) > 1:
             raise InputError(
@@ -179,7 +171,6 @@ class MoreOptions(TypedDict, total=False):
     block_tokens: int
     guard: GuardName
     track: str
-    schedule: ScheduleName
 
 
 class Control(TypedDict):
@@ -189,16 +180,16 @@ class Control(TypedDict):
     fitness: FitnessName
     sigma_shift: int
     learning_rate: float
-    schedule: ScheduleName
+    rate_decay: float
 
 
 def control(
     *,
-    rule: RuleName = "adam",
-    fitness: FitnessName = "ranks",
-    sigma_shift: int = 2,
+    rule: RuleName = "master",
+    fitness: FitnessName = "log-ranks",
+    sigma_shift: int = 1,
     learning_rate: float = 2.0,
-    schedule: ScheduleName = "constant",
+    rate_decay: float = 0.0,
 ) -> Control:
     """Options of a Trainer that is told returns: `eg.Trainer(net, **eg.control())`.
 
@@ -210,7 +201,7 @@ def control(
         "fitness": fitness,
         "sigma_shift": sigma_shift,
         "learning_rate": learning_rate,
-        "schedule": schedule,
+        "rate_decay": rate_decay,
     }
 
 
@@ -336,7 +327,7 @@ class Trainer:
             seed: of the initial weights and the noise.
             steps: updates planned, which shape the learning rate of rules whitened and master.
             fitness: what estimator eggroll makes of the values of a pair: "sign" of the difference;
-                "ranks", "centred": their size counts.
+                "ranks", "centred": their size counts; "log-ranks": that of the best most.
             sigma_shift: N of the noise scale 2^-(4 + N): 1 or 2 for decisions, 3 or 4 for
                 smooth losses.
             rank: of the noise on a matrix, estimator eggroll.
@@ -355,9 +346,7 @@ class Trainer:
             weights: what to begin with, int8 by the leaf's name, such as `weights` of a Trainer or
                 of a model; None draws them by the seed.
             more: options of eggroll.train: clt, noise_reuse, table_bits, rate_decay, block_tokens,
-                guard; track, "tensorboard", "wandb" or "trackio", with `out`; and schedule, of
-                rules whitened and adam: "falling", or "constant", a learning rate that is in bits
-                of a weight and stays.
+                guard; and track, "tensorboard", "wandb" or "trackio", with `out`.
 
         Raises:
             InputError: an option out of range, a network that cannot be trained so, or a folder
@@ -597,7 +586,7 @@ class Trainer:
             )
         self._still = 0 if rate or result.differing < MIN_DIFFERING else self._still + 1
         if self._still == STALLED_UPDATES:
-            larger = "alpha" if self.options.rule == "sign" else "learning_rate"
+            larger = self.options.rule_class.reads[0]
             warnings.warn(
                 f"update {self.step}: in {STALLED_UPDATES} updates members differed in value and "
                 f"rule {self.options.rule} moved no weight: try a larger {larger}.",
@@ -790,7 +779,7 @@ class Trainer:
             InputError: another estimator than "eggroll", a fitness that cannot be sent, workers
                 that do not start, or every member crashed; nothing has changed.
         """
-        if self.options.estimator != "eggroll":
+        if not self.options.estimator_class.replays:
             raise InputError(
                 f"map gives members as networks, and those of estimator {self.options.estimator} "
                 'have no weights of their own: use estimator="eggroll".'

@@ -1,0 +1,160 @@
+"""Continuous and classic control beside evosax: `python -m experiments.control`
+
+int8 is eg.Trainer with the settings of `eg.control`, one for all tasks; OpenES, SNES and CMA-ES are
+evosax's, on the same network in float32, each with one setting for all tasks, which was not swept
+as int8's was. A run ends when 100 unseen episodes reach the task's threshold; environment steps are
+those of training, where all members play the same episode in an update. int8's are the same on
+every machine; seconds are those of updates, without judging and compilation. See RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import eggroll as eg
+from eggroll.errors import InputError
+from eggroll.spec import rng
+from experiments.control.peers import Peer, evolve
+from experiments.control.tasks import TASKS, environment
+
+HIDDEN = (32,)
+FEW, MANY = 20, 100  # episodes that look whether a run is solved, and that decide
+# Of all tasks; see tried.csv.
+POP = 64
+INT8 = {"span": 64, "squash": "tanh"}  # of rows and actions
+PEERS = {
+    "OpenES": Peer(0.2, 0.1, 16),
+    "SNES": Peer(0.2, 0, 16),
+    "CMA-ES": Peer(0.2, 0, 16),
+}
+METHODS = ("int8", *PEERS)
+
+
+class Run(NamedTuple):
+    """A run until its end; steps: of environments; unseen: mean return of unseen episodes."""
+
+    task: str
+    method: str
+    seed: int
+    solved: bool
+    updates: int
+    steps: int
+    seconds: float
+    unseen: float
+
+
+def int8(env: Any, seed: int, args: argparse.Namespace) -> Iterator[Any]:
+    """eg.Trainer by the settings for control."""
+    net = eg.networks.mlp(env.inputs, HIDDEN, env.outputs, bias=False)
+    es = eg.Trainer(
+        net, pop=env.members, seed=seed, threads=args.threads,
+        weights=eg.networks.small_outputs(net, seed), **eg.control(),
+    )  # fmt: skip
+    while True:
+        es.tell(env.evaluate(es.ask(), es.keys(1)))
+        yield es.model
+
+
+def solve(name: str, method: str, seed: int, args: argparse.Namespace) -> Run:
+    """A run of one method on one task."""
+    task, peer = TASKS[name], PEERS.get(method)
+    options = {} if peer else INT8
+    env = environment(task, args.pop, **options)
+    updating = evolve(method, peer, env, HIDDEN, seed) if peer else int8(env, seed, args)
+    few, many = (environment(task, count, **options) for count in (FEW, MANY))
+    seconds, updates, unseen, solved = 0.0, 0, float("nan"), False
+    most = args.steps or task.most
+    while not solved and env.steps < most and updates < (args.updates or 1 << 30):
+        began = time.perf_counter()
+        model = next(updating)
+        seconds += time.perf_counter() - began
+        updates += 1
+        if few.evaluate(model, words(seed, 1, updates, FEW)).mean() >= task.threshold:
+            unseen = float(many.evaluate(model, words(seed, 2, updates, MANY)).mean())
+            solved = unseen >= task.threshold
+    if not solved:
+        unseen = float(many.evaluate(model, words(seed, 2, updates, MANY)).mean())
+    return Run(name, method, seed, solved, updates, env.steps, seconds, unseen)
+
+
+def words(seed: int, purpose: int, update: int, count: int) -> Any:
+    """The keys of episodes that judge, other ones after each update."""
+    return rng.counters(rng.key(seed, purpose, update), 0, count)
+
+
+def summary(runs: list[Run]) -> str:
+    """Median and range of what runs took."""
+
+    def of(values: list[float], digits: int = 0) -> str:
+        low, high = min(values), max(values)
+        return f"{statistics.median(values):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+
+    return (
+        f"{sum(run.solved for run in runs)} of {len(runs)} solved, {of([r.steps for r in runs])} "
+        f"steps, {of([r.updates for r in runs])} updates, {of([r.seconds for r in runs], 2)} s, "
+        f"unseen {of([r.unseen for r in runs], 1)}"
+    )
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is too few: give 1 or more.")
+    return value
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    usual = [name for name in TASKS if not TASKS[name].extra]
+    parser.add_argument("--tasks", nargs="+", default=usual, choices=list(TASKS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--seeds", type=positive, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--pop", type=positive, default=POP, help="members of every method, even")
+    parser.add_argument("--threads", type=positive, default=1)
+    parser.add_argument("--steps", type=positive, help="most environment steps of a run")
+    parser.add_argument("--updates", type=positive, help="most updates of a run")
+    parser.add_argument("--csv", type=Path, help="file for a row per run")
+    parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
+    return parser.parse_args(words)
+
+
+def bench(args: argparse.Namespace) -> list[Run]:
+    """All runs, seed by seed in turn; each is printed when it ends."""
+    runs = list[Run]()
+    for name in args.tasks:
+        for seed in range(args.first_seed, args.first_seed + args.seeds):
+            for method in args.methods:
+                runs.append(solve(name, method, seed, args))
+                print(f"{name}, {method}, seed {seed}: {summary(runs[-1:])}", flush=True)
+    return runs
+
+
+def main(words: list[str] | None = None) -> int:
+    args = parse(words)
+    if args.smoke:
+        args.seeds, args.updates, args.pop = 1, 2, 16
+    warnings.filterwarnings("ignore", message=".*hardly anything is learnt")  # seen in the result
+    try:
+        runs = bench(args)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for name in args.tasks:
+        for method in args.methods:
+            found = [run for run in runs if (run.task, run.method) == (name, method)]
+            print(f"{name}, {method}: {summary(found)}")
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(Run._fields)
+            writer.writerows(runs)
+    return 0
