@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import pickle
 import time
 import warnings
 import weakref
 from collections.abc import Callable
 from multiprocessing import connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -88,8 +88,9 @@ class Pool:
         self._fitness, self._processes = fitness, processes
         declared = program.declaration(), program.score_bits, engine
         try:
-            self._task = pickle.dumps((fitness, declared))
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            # As multiprocessing sends what a process begins with.
+            self._task = bytes(ForkingPickler.dumps((fitness, declared)))
+        except Exception as error:  # whatever others' objects raise
             raise InputError(
                 f"fitness {shown(fitness)} cannot be sent to other processes ({error}): define it "
                 "at the top of a module."
@@ -208,7 +209,7 @@ def _ending(worker: Worker) -> str:
 def _work(pipe: Any, task: bytes) -> None:
     """Answers with the fitness of one member after another."""
     try:
-        fitness, (declaration, score_bits, name) = pickle.loads(task)
+        fitness, (declaration, score_bits, name) = ForkingPickler.loads(task)
         engine, _ = choose(name, program_of(declaration, score_bits), 1)
     except BaseException as error:
         pipe.send(("broken", _words(error)))
