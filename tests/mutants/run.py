@@ -122,7 +122,7 @@ KNOWN: tuple[tuple[str, str, str, str], ...] = (
         "count = N - first",
         "gpu/test_pace",
     ),
-    ("engines.guard", "self._compared.discard(key)", "pass", "gpu/test_planted"),
+    ("engines.guard", "self._inspections.pop(key, None)", "pass", "gpu/test_planted"),
     ("engines.guard", "np.linspace(half, N - 1", "np.linspace(0, half", "gpu/test_guard"),
 )
 SWAPS = {
