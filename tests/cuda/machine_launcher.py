@@ -15,13 +15,13 @@ import numpy as np
 import nvrtc
 import sass
 from cubin import Cubin, cubin_of
-from cuda_emulator import written
 from lane_arithmetic import steps_of
 from lanes import BLOCK, GRID, STACK, STACK_POINTERS, Blocks, MachineError, Memory, Step, Threads
 from machine import number_of
 from numpy.typing import NDArray
 from warp_walk import PARAMETERS
 
+from eggroll.engines.cuda_launch import cuda_text
 from eggroll.engines.gpu.dialect import KernelSource
 from eggroll.engines.gpu.launch import Shape
 
@@ -94,7 +94,8 @@ class MachineLauncher:
     ) -> list[mx.array]:  # fmt: skip
         """The outputs. Raises MachineError for what a kernel must not do."""
         source = self.edit(source)
-        steps, cubin = compiled(written(source, inputs, outputs), self.architecture)
+        dtypes = (*(a.dtype for a in inputs), *(dtype for _, dtype in outputs))
+        steps, cubin = compiled(cuda_text(source, dtypes, source.name), self.architecture)
         self.launches.append(source.name)
         kinds = [np.dtype(str(dtype).rpartition(".")[2]) for _, dtype in outputs]
         shapes = [shape for shape, _ in outputs]
