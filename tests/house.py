@@ -65,7 +65,7 @@ BUDGETS: dict[str, int] = {
     "native": 200,
     "ranks": 700,
     "report": 650,
-    "root": 1760,
+    "root": 1780,
     "spec": 1060,
     "sweep": 1400,
     "training": 3560,

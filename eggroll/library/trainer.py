@@ -205,7 +205,7 @@ def control(
     }
 
 
-class Kept(Protocol):
+class CheckpointPart(Protocol):
     """An object whose arrays go into checkpoints; see `Trainer.keep`."""
 
     def arrays(self) -> dict[str, NDArray[Any]]: ...
@@ -386,7 +386,7 @@ class Trainer:
         self._value_scale, self._stalled, self._still, self._store = 0.0, 0, 0, Store()
         self._beyond = False
         self._best: _BestSeen | None = None
-        self._kept, self._kept_arrays = dict[str, Kept](), dict[str, checkpoint.Arrays]()
+        self._kept, self._kept_arrays = dict[str, CheckpointPart](), dict[str, checkpoint.Arrays]()
         self._pool: Pool | None = None
         self._readers = learning.Readers(self._learner, options.threads)
         self._row_reader = RowReader(net, None, lambda batch: {})
@@ -841,7 +841,7 @@ class Trainer:
             fitness, step, member, weights = extras.best
             self._best = fitness, step, member, lambda member: dict(weights)
 
-    def keep(self, thing: Kept, name: str = "environment") -> None:
+    def keep(self, thing: CheckpointPart, name: str = "environment") -> None:
         """Puts what an object has learnt, such as an environment's normalisation, in checkpoints.
 
         It goes in as it was at the end of the last update. A trainer that was loaded gives the

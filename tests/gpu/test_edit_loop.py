@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -43,8 +44,9 @@ def commands(*words: str) -> str:
     make = shutil.which("make")
     if not make:
         pytest.skip("make is not installed")
+    own = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     done = subprocess.run(
-        [make, "-n", "-B", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        [make, "-n", "-B", *words], cwd=ROOT, capture_output=True, text=True, check=False, env=own
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -105,16 +105,17 @@ def test_a_gpu_that_failed_is_left_alone(faulty):
     faulty(at_call(1, "evaluate", raises(KILLED)))
     case = random_case(1, V=8, D=8, T=3, P=36)
     first, second = (engines.choose("auto", case.program)[0] for _ in "ab")
-    given = first.prepare(case.leaves), case.slices, case.batch
+    rest = case.slices, case.batch
+    packed = [engine.prepare(case.leaves) for engine in (first, second)]
     with pytest.warns(EngineWarning, match="GPU Timeout"):
-        right = np.array(first.evaluate(*given)[0])
+        right = np.array(first.evaluate(packed[0], *rest)[0])
 
     def launched(method: str, found: Any) -> Any:
         raise ValueError("[metal_kernel] Only supports the GPU.")
 
     faulty(launched)
     with pytest.warns(EngineWarning, match="is not used again, as it failed"):
-        assert np.array_equal(second.evaluate(*given)[0], right)
+        assert np.array_equal(second.evaluate(packed[1], *rest)[0], right)
     third, why = engines.choose("auto", case.program)
     assert (third.name, "metal: is not used again" in why) == ("cpu", True)
 

@@ -19,7 +19,8 @@ from networks_backward import carried_of
 from networks_credit import credited_case
 
 from eggroll import EngineError, engines, networks
-from eggroll.engines.cuda import Cuda, cuda_plans, declaration, target
+from eggroll.engines.cuda import Cuda, cuda_plans, target
+from eggroll.engines.cuda_launch import cuda_text
 from eggroll.engines.gpu.dialect import KernelSource
 from eggroll.engines.gpu.plan import MEMBERS, best_members
 from eggroll.engines.gpu.stage import StageWriter
@@ -170,6 +171,6 @@ def test_stages_declare_the_blocks_that_registers_must_leave_room_for():
     for plan in cuda_plans(networks.egg(256, 64, 1), target(90), members=32, rank=1):
         source = StageWriter(plan, Cuda("m16n8k32"), shift=8).source()
         kinds = [mx.int8] * (len(source.inputs) + len(source.outputs))
-        declared = declaration(source, source.name, kinds)
+        declared = cuda_text(source, kinds, source.name)
         assert f"__launch_bounds__({32 * plan.simdgroups}, {plan.blocks})" in declared
         assert plan.blocks == 2

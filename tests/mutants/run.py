@@ -114,7 +114,7 @@ KNOWN: tuple[tuple[str, str, str, str], ...] = (
         "gpu/test_planted",
     ),
     ("engines.gpu.plan", "if m % 16 == 0 or not nax", "if m", "gpu/test_planted"),
-    ("engines.cuda", "if not source.blocks:", "if True:", "gpu/test_planted"),
+    ("engines.cuda_launch", 'if source.blocks else ""', 'if False else ""', "gpu/test_planted"),
     ("engines.gpu.launch", "elif seconds > SECONDS and not", "elif False and not", "gpu/test_pace"),
     (
         "engines.gpu.engine",
@@ -122,7 +122,7 @@ KNOWN: tuple[tuple[str, str, str, str], ...] = (
         "count = N - first",
         "gpu/test_pace",
     ),
-    ("engines.guard", "self._compared.discard(key)", "pass", "gpu/test_planted"),
+    ("engines.guard", "self._inspections.pop(key, None)", "pass", "gpu/test_planted"),
     ("engines.guard", "np.linspace(half, N - 1", "np.linspace(0, half", "gpu/test_guard"),
 )
 SWAPS = {
