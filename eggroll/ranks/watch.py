@@ -264,10 +264,12 @@ class Watch:
         cause = f"as nothing came from it for {now - self._heard[rank]:.1f} s"
         latest = max(self._heard[other] for other in self._connections)
         if (peer.machine, peer.pids) == (own.machine, own.pids) and is_stopped(peer.pid):
-            sentence = f"{peer} hangs, {cause}"
+            say(f"error: {peer} hangs, {cause}{self.resume}.")
+            time.sleep(1)  # as mlx.launch ends all ranks at once when it sees one dead
             with contextlib.suppress(OSError):
                 os.kill(peer.pid, signal.SIGKILL)
-        elif connection.answers():
+            return self._end("", REFUSED, peer)
+        if connection.answers():
             sentence = f"{peer} hangs, {cause}"
         elif self.rank or (len(self._connections) > 1 and now - latest > 0.7 * self.limit):
             others = "any other rank" if self.rank == 0 else str(peer)
