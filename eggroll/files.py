@@ -164,6 +164,19 @@ def unwritable(path: Path, error: OSError) -> InputError:
     )
 
 
+def make_folder(path: Path) -> Path:
+    """The folder, made with those above it where it is missing.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return path
+
+
 # The cache: data sets, compiled worlds, verdicts of trials, all of which can be made again.
 
 

@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -124,6 +124,22 @@ class TrainerLog:
         numbers = (signal.SIGTERM, signal.SIGHUP)
         plain = [n for n in numbers if signal.getsignal(n) is signal.SIG_DFL]
         self._open.enter_context(cli.handling(_interrupt, *plain))
+
+    def finish(self, step: int, save: Callable[[], None]) -> None:
+        """Saves an update that the checkpoint lacks, and gives the folder free."""
+        if self.closed:
+            return
+        with uninterrupted():
+            try:
+                if self.saved < step:
+                    save()
+            finally:
+                self.close()
+
+    def note_interrupt(self, error: BaseException | None, step: int) -> None:
+        """Adds to Ctrl-C what is saved, and how it goes on."""
+        if isinstance(error, KeyboardInterrupt):
+            error.add_note(f"Update {step} is saved; {self.hint}.")
 
     def close(self) -> None:
         """Gives the folder free; may be called again."""
@@ -242,6 +258,31 @@ class Saved(NamedTuple):
         learner.step = self.step
 
 
+def store(
+    to: Path | TrainerLog | None,
+    kind: str,
+    step: int,
+    metadata: dict[str, str],
+    arrays: checkpoint.Arrays,
+) -> None:
+    """Replaces a checkpoint, of a path or of a folder, whose lines are on the disk before.
+
+    Raises:
+        InputError: there is neither, or it cannot be written; what was there before is intact.
+    """
+    if to is None:
+        raise InputError(
+            "save was given no path, and the Trainer no folder: give save a path, or Trainer out."
+        )
+    path = to if isinstance(to, Path) else to.path / CHECKPOINT
+    if isinstance(to, TrainerLog):
+        to.sync()
+    with in_folder(path.parent):
+        checkpoint.store(path, kind, step, metadata, arrays)
+    if isinstance(to, TrainerLog):
+        to.saved = step
+
+
 def save(
     to: Path | TrainerLog | None,
     program: Program,
@@ -257,11 +298,6 @@ def save(
     Raises:
         InputError: it cannot be written; what was there before is intact.
     """
-    if to is None:
-        raise InputError(
-            "save was given no path, and the Trainer no folder: give save a path, or Trainer out."
-        )
-    path = to if isinstance(to, Path) else to.path / CHECKPOINT
     arrays = {"state": np.array(learner.state)}
     for group, leaves in (("weights", learner.weights), ("memory", learner.memory)):
         arrays |= {f"{group}/{name}": np.array(leaf) for name, leaf in leaves.items()}
@@ -273,12 +309,7 @@ def save(
         "network": program.digest(),
     } | ({"warm": "1"} if warm else {})
     extras.write(facts, arrays)
-    if isinstance(to, TrainerLog):
-        to.sync()
-    with in_folder(path.parent):
-        checkpoint.store(path, checkpoint.LIBRARY, learner.step, facts, arrays)
-    if isinstance(to, TrainerLog):
-        to.saved = learner.step
+    store(to, checkpoint.LIBRARY, learner.step, facts, arrays)
 
 
 def read(path: Path, net: Program | None, changes: Mapping[str, Any]) -> Saved:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
 import time
 import warnings
 import weakref
@@ -21,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.cli import command as cli
 from eggroll.engines import choose
 from eggroll.errors import InputError, is_whole, shown
 from eggroll.library.members import Model
@@ -136,7 +136,7 @@ class Pool:
         timeout: float,
     ) -> None:  # fmt: skip
         """Gives members to idle workers until all have a value or crashed."""
-        count = min(self._processes or os.cpu_count() or 1, len(values))
+        count = min(self._processes or cli.usable_cores(), len(values))
         todo = iter(range(len(values)))
         ready, left = [w for w in self._workers if w.begun], len(values)  # all of these are idle
         while len(self._workers) < count:

@@ -916,14 +916,11 @@ class Trainer:
         Without a folder it ends the processes of `map` alone.
         """
         self._close_pool()
-        if self._log and not self._log.closed:
-            with uninterrupted():
-                try:
-                    if self._log.saved < self.step:
-                        self.save()
-                finally:
-                    self._members = None
-                    self._log.close()
+        if self._log:
+            try:
+                self._log.finish(self.step, self.save)
+            finally:
+                self._members = None
 
     def __enter__(self) -> Self:
         if self._log:
@@ -932,5 +929,5 @@ class Trainer:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
-        if self._log and isinstance(error, KeyboardInterrupt):
-            error.add_note(f"Update {self.step} is saved; {self._log.hint}.")
+        if self._log:
+            self._log.note_interrupt(error, self.step)

@@ -29,7 +29,7 @@ from eggroll.files import (
     open_regular,
     write_whole,
 )
-from eggroll.library.folder import TrainerLog, in_folder
+from eggroll.library.folder import TrainerLog, in_folder, store
 from eggroll.lm import adapter
 from eggroll.lm.layers import Layers, load_model
 from eggroll.lm.learner import (
@@ -212,19 +212,9 @@ def save(
     Raises:
         InputError: it cannot be written; what was there before is intact.
     """
-    if to is None:
-        raise InputError(
-            "save was given no path, and the Trainer no folder: give save a path, or Trainer out."
-        )
-    path = to if isinstance(to, Path) else to.path / CHECKPOINT
     arrays = checkpoint.tensors(learner.weights, learner.memory)
-    if isinstance(to, RunLog):
-        to.sync()
     metadata = {"facts": json.dumps(facts.header()), "adapted": json.dumps(adapted)}
-    with in_folder(path.parent):
-        checkpoint.store(path, KIND, learner.step, metadata, arrays)
-    if isinstance(to, RunLog):
-        to.saved = learner.step
+    store(to, KIND, learner.step, metadata, arrays)
 
 
 def read(path: Path, changes: Mapping[str, Any] | None = None) -> SavedFineTune:

@@ -559,14 +559,11 @@ class ModelTrainer:
 
     def close(self) -> None:
         """Saves what is new into the folder `out`, gives it free, and the model back."""
-        if self._log and not self._log.closed:
-            with uninterrupted():
-                try:
-                    if self._log.saved < self.step:
-                        self.save()
-                finally:
-                    self.asked = None
-                    self._log.close()
+        if self._log:
+            try:
+                self._log.finish(self.step, self.save)
+            finally:
+                self.asked = None
         self.layers.reset()
 
     def __enter__(self) -> Self:
@@ -576,8 +573,8 @@ class ModelTrainer:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
-        if self._log and isinstance(error, KeyboardInterrupt):
-            error.add_note(f"Update {self.step} is saved; {self._log.hint}.")
+        if self._log:
+            self._log.note_interrupt(error, self.step)
 
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:

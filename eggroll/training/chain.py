@@ -187,8 +187,7 @@ def _fault(link: Link, step: int) -> str:
 class ChainLog(Growing):
     """chain.bin of a run under way: one record per update.
 
-    Opening cuts it back to the updates up to `step`, as what follows them comes anew. lacks: why
-    nothing more is recorded, empty if all is well.
+    Opening cuts it back to the updates up to `step`, as what follows them comes anew.
     """
 
     def __init__(
@@ -222,14 +221,6 @@ class ChainLog(Growing):
         """Keeps the checkpoint, which is of the last record's update, as an anchor if it is due."""
         if not self.lacks:
             keep_anchor(self.path.parent, self._step)
-
-    def sync(self) -> None:
-        if not self.lacks:
-            super().sync()
-
-    def __exit__(self, *error: object) -> None:
-        if not self.lacks:
-            super().__exit__(*error)
 
 
 def _cut_back(path: Path, facts: Facts, step: int) -> tuple[bytes, str]:

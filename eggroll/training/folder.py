@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Self
 
 from eggroll.errors import InputError
-from eggroll.files import FILES, Row, flush_to_disk, open_regular, unwritable, write_whole
+from eggroll.files import (
+    FILES,
+    Row,
+    flush_to_disk,
+    make_folder,
+    open_regular,
+    unwritable,
+    write_whole,
+)
 
 
 class Folder:
@@ -73,12 +81,7 @@ def check_free(path: Path) -> None:
 def new_folder(out: str, data: str) -> Path:
     """Creates the folder of a new run: `out`, or the first free runs/<data>-<number>."""
     if out:
-        path = Path(out)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unwritable(path, error) from error
-        return path
+        return make_folder(Path(out))
     letters = [c if c.isalnum() or c in "_-" else "-" for c in Path(data).stem[:40]]
     name = "".join(letters).strip("-") or "run"
     for number in range(1000):
@@ -94,7 +97,12 @@ def new_folder(out: str, data: str) -> Path:
 
 
 class Growing:
-    """A file that grows by whole records, each handed to the system as soon as it is known."""
+    """A file that grows by whole records, each handed to the system as soon as it is known.
+
+    lacks: why nothing is recorded, and no file is open; empty if all is well.
+    """
+
+    lacks = ""
 
     def __init__(self, path: Path) -> None:
         """Opens a file that is there."""
@@ -125,6 +133,8 @@ class Growing:
         Raises:
             InputError: the disk refuses them.
         """
+        if self.lacks:
+            return
         try:
             flush_to_disk(self._handle)
         except OSError as error:
@@ -134,7 +144,8 @@ class Growing:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
+        if not self.lacks:
+            os.close(self._handle)
 
 
 class Metrics(Growing):

@@ -243,8 +243,7 @@ def _same_run(one: Facts, other: Facts, changeable: Collection[str]) -> bool:
 class SignLog(Growing):
     """replay.bin of a run under way: one record per update.
 
-    Opening cuts it back to the updates up to `step`, as what follows them comes anew. lacks: why
-    nothing more is recorded, empty if all is well.
+    Opening cuts it back to the updates up to `step`, as what follows them comes anew.
     """
 
     def __init__(
@@ -281,11 +280,3 @@ class SignLog(Growing):
             signs = np.asarray(self._signs())
             self.write(self._header.recorded(row["step"], self._steps, signs, self._planned))
             self._planned = self._steps
-
-    def sync(self) -> None:
-        if not self.lacks:
-            super().sync()
-
-    def __exit__(self, *error: object) -> None:
-        if not self.lacks:
-            super().__exit__(*error)

@@ -9,6 +9,7 @@ files; match plays games between its networks; bench times. See RESULTS.md.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from eggroll.errors import InputError
-from eggroll.files import write_whole
+from eggroll.files import make_folder, write_whole
 from experiments.nnue import bench, data, loader_bench, match, pictures, report, training
 from experiments.nnue.loader import FEATURES
 from experiments.nnue.losses import SCALE, Loss, fitted_scale
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> None:
         args.seconds, args.looks, args.seeds, args.batch = 1.0, 2, 1, min(args.batch, 1024)
         args.ways = args.ways or list(SMOKE)
     loss = Loss(args.cross_entropy, args.after, args.scale, args.weight, args.exponent).check()
+    if args.out:
+        make_folder(args.out)
     looks: list[training.Look] = []
     about = {"variance": dict[str, float](), "words": sys.argv[1:]}
     for features in args.features:
@@ -61,7 +64,6 @@ def run(args: argparse.Namespace) -> None:
             runs = training.run(args.ways or USUAL, settings, train, valid)
             looks += [look for one in runs.values() for look in one.looks]
             if args.out:
-                args.out.mkdir(parents=True, exist_ok=True)
                 training.write_looks(args.out / LOOKS, looks)
                 write_whole(args.out / ABOUT, json.dumps(about, indent=1).encode())
                 keep(args.out, runs, seed)
@@ -74,17 +76,16 @@ def keep(folder: Path, runs: dict[str, training.Run], seed: int) -> None:
         name = f"{way}-{one.settings.features}-{seed}"
         if way.startswith("native"):
             shape = list(one.trainer.shape)
-            to = folder / f"{name}.npz"
-            with to.open("wb") as file:
-                np.savez(file, weights=one.trainer.weights, shape=shape)
+            file = io.BytesIO()
+            np.savez(file, weights=one.trainer.weights, shape=shape)
+            write_whole(folder / f"{name}.npz", file.getvalue())
         elif hasattr(one.trainer, "es"):
             one.trainer.es.save(folder / f"{name}.safetensors")
 
 
 def make_report(args: argparse.Namespace) -> None:
     """Pictures and tables."""
-    out = args.out or args.folder or Path()
-    out.mkdir(parents=True, exist_ok=True)
+    out = make_folder(args.out or args.folder or Path())
     pictures.loss_pictures(out)
     pictures.board_picture(out / "board_0.png")
     if args.data:

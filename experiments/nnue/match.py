@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import eggroll as eg
 from eggroll import native
 from eggroll.errors import InputError
+from eggroll.files import make_folder
 from experiments.nnue.integers import active_of, plain_rows, program
 from experiments.nnue.loader import FEATURES
 from experiments.nnue.quantise import Integers, plain, quantise
@@ -150,10 +151,7 @@ def integer(name: str, found: Integers, folder: Path) -> Player:
             f"A player needs 768 or 40960 features, and the network has {found.shape.features}: "
             "coalesce it first."
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{str(folder)!r} cannot be made ({error.strerror}).") from None
+    make_folder(folder)
     found.model.export(folder / "net.h")
     flags = (f"-I{folder.resolve()}", f"-DNET_ROWS={found.shape.features}")
     return Player(name, "evaluate_net.h", np.array([found.offset], np.int32), *flags)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -112,6 +113,24 @@ def library() -> Any:
     return native.build(*(NATIVE / f"{name}.cpp" for name in names)).handle
 
 
+class NativeNetwork(ABC):
+    """A network whose forward pass is a function in C++ that fills arrays."""
+
+    actions: int
+
+    def __call__(self, states: NDArray[np.int8], legal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        logits = np.empty((len(states), self.actions), np.float32)
+        return logits, self._evaluate(states, logits)
+
+    def values(self, states: NDArray[np.int8]) -> Floats:
+        """Values alone, float32 [n]."""
+        return self._evaluate(states, None)
+
+    @abstractmethod
+    def _evaluate(self, states: NDArray[np.int8], logits: Floats | None) -> Floats:
+        """Values float32 [n]; fills logits float32 [n, A] where there are any."""
+
+
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("inputs", "outputs", "divisor", "relu")),
@@ -130,7 +149,7 @@ class _Net(ctypes.Structure):
     )
 
 
-class Native:
+class Native(NativeNetwork):
     """The same network in C++ for few rows at a time, with the bits of `Int8`.
 
     weights: int8 leaves by name, as `declare` names them, of a network with at least one hidden
@@ -171,14 +190,6 @@ class Native:
         )  # fmt: skip
         function = ctypes.cast(self.calls.net_evaluate, ctypes.c_void_p)
         self.native = (function.value, ctypes.addressof(self._net))
-
-    def __call__(self, states: NDArray[np.int8], legal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        logits = np.empty((len(states), self.actions), np.float32)
-        return logits, self._evaluate(states, logits)
-
-    def values(self, states: NDArray[np.int8]) -> Floats:
-        """Values alone, float32 [n]."""
-        return self._evaluate(states, None)
 
     def _evaluate(self, states: NDArray[np.int8], logits: Floats | None) -> Floats:
         planes = np.ascontiguousarray(states, np.int8)
@@ -234,7 +245,7 @@ class _FloatNet(ctypes.Structure):
     )
 
 
-class Float:
+class Float(NativeNetwork):
     """A network of the same shape in float32 on the float kernels, a plane's 1 being 1.
 
     layers: weights float32 [outputs, inputs] and biases of the hidden layers, the policy and the
@@ -270,14 +281,6 @@ class Float:
         )
         function = ctypes.cast(self._call, ctypes.c_void_p)
         self.native = (function.value, ctypes.addressof(self._net))
-
-    def __call__(self, states: NDArray[np.int8], legal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        logits = np.empty((len(states), self.actions), np.float32)
-        return logits, self._evaluate(states, logits)
-
-    def values(self, states: NDArray[np.int8]) -> Floats:
-        """Values alone, float32 [n]."""
-        return self._evaluate(states, None)
 
     def _evaluate(self, states: NDArray[np.int8], logits: Floats | None) -> Floats:
         planes, values = np.ascontiguousarray(states, np.int8), np.empty(len(states), np.float32)

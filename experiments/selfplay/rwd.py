@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from eggroll.errors import InputError
-from eggroll.files import write_whole
+from eggroll.files import make_folder, write_whole
 from experiments.selfplay import play, shards
 from experiments.selfplay.learners import new
 from experiments.selfplay.pipeline import Run
@@ -115,13 +115,8 @@ def write(
             )
         k = trained.trained
         evaluate = trained.learner(k).evaluator()
+    make_folder(out)
     reports = rounds(settings, evaluate, count, settings.seed)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"--out {str(out)!r} cannot be made ({error.strerror}): name another folder."
-        ) from None
     for r in reports:
         path = out / f"round-{r['round']}-{r['reward']}.json"
         write_whole(path, json.dumps(r, indent=1).encode() + b"\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eggroll.errors import InputError, shown
-from eggroll.files import write_whole
+from eggroll.files import make_folder, write_whole
 
 LEARNERS = ("feedback", "token-credit", "adam")
 REWARDS = ("terminal", "document", "mended")
@@ -150,12 +150,7 @@ def settle(folder: Path, named: dict[str, Any]) -> Settings:
     path = folder / CONFIG
     if not path.exists():
         made = new(named)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"{str(folder)!r} cannot be made ({error.strerror}): name another folder."
-            ) from None
+        make_folder(folder)
         write_whole(path, json.dumps(asdict(made), indent=1).encode() + b"\n")
         return made
     known = read(folder)

@@ -26,9 +26,9 @@ from lanes import (
 )
 from numpy.typing import NDArray
 from sass import Instruction
+from warp_arithmetic import PREDICATE, parts
 
 Value = Callable[[Threads], Words]
-PREDICATE = re.compile(r"!?U?P(\d|T)")
 LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -308,14 +308,7 @@ def read_predicate(text: str, uniform: bool) -> Callable[[Threads], Mask]:
 
 
 def operands(i: Instruction, uniform: bool) -> Operands:
-    out, written, texts, read = "", list[str](), list[str](), list[str]()
-    for text in i.operands:
-        if PREDICATE.fullmatch(text):
-            (read if texts else written).append(text)
-        elif not out:
-            out = text
-        else:
-            texts.append(text)
+    out, written, texts, read = parts(i)
     values = [value_of(text, uniform) for text in texts]
     found = [read_predicate(text, uniform) for text in read]
     return Operands(out, written, values, texts, found, uniform)
@@ -339,14 +332,7 @@ def plain(i: Instruction, kind: str, uniform: bool) -> Compute:
 def add(i: Instruction, kind: str, uniform: bool) -> Compute:
     """IADD3: up to two carries out; with .X as many in. A negative is a complement and one more."""
     of_name(i.name, ("", "X"))
-    out, written, texts, read = "", list[str](), list[str](), list[str]()
-    for text in i.operands:
-        if PREDICATE.fullmatch(text):
-            (read if texts else written).append(text)
-        elif not out:
-            out = text
-        else:
-            texts.append(text)
+    out, written, texts, read = parts(i)
     carried = [read_predicate(text, uniform) for text in read] if i.name.endswith(".X") else []
     minus = [text[0] == "-" and "0x" not in text for text in texts]
     values = [
