@@ -327,8 +327,8 @@ FEEDBACK: dict[str, Any] = {
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {},
     "text": FEEDBACK
-    | {"vocabulary": 4096, "width": 128, "seq_len": 32, "expert": "counts", "steps": 1400},
-    "evolution": LANGUAGE | {"vocabulary": 4096, "steps": 400},
+    | {"vocabulary": 4096, "width": 128, "seq_len": 32, "expert": "counts", "steps": 1200},
+    "evolution": LANGUAGE | {"vocabulary": 4096, "steps": 330},
     "language": LANGUAGE,
     "feedback": FEEDBACK,
 }

@@ -3,9 +3,9 @@
 A minute is that of a whole command: its start, the coding of the text, training, validation,
 samples and pictures all count. `pace` times a short pilot of each method, which an idle machine
 needs, and writes how many updates the minute has room for. `run` makes so many, on any machine and
-beside other work, since weights depend on the number of updates alone; PyTorch's peers, whose
-learning rate follows the clock, need the idle machine again. A row of the CSV is one run; a stopped
-table goes on. `draw` makes the picture: methods as dots, models that only count as lines.
+beside other work, since weights depend on the number of updates alone. A row of the CSV is one
+run; a stopped table goes on. `draw` makes the picture: methods as dots, models that only count as
+lines.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ METHODS: dict[str, Sequence[str]] = {
 }  # fmt: skip
 PILOT = 60  # updates of a pilot
 SPARE = 0.88  # the share of the time that updates are planned for: a pilot is faster, and logs grow
+OF_PEER = re.compile(r"updates of ([\d.]+) ms")
 COUNTED = re.compile(r"a (frozen Kneser-Ney order-\d+|unigram|bigram) model .*?([\d.]+) per byte")
 NAMES = ["method", "data", "seed", "steps", "bits_per_byte", "with_counts"]
 
 
-def command(method: str, data: str, seed: int, amount: float, out: str) -> list[str]:
-    """The whole command; amount: updates, or minutes of a peer, which counts its own time."""
+def command(method: str, data: str, seed: int, updates: int, out: str) -> list[str]:
     words = [sys.executable, *METHODS[method], "--data", data, "--seed", str(seed)]
     if is_peer(method):
-        return [*words, "--minutes", f"{amount:.3f}"]
-    return [*words, "--steps", str(int(amount)), "--out", out]
+        return [*words, "--updates", str(updates)]
+    return [*words, "--steps", str(updates), "--out", out]
 
 
 def is_peer(method: str) -> bool:
@@ -74,28 +74,29 @@ def is_peer(method: str) -> bool:
 
 
 def call(words: list[str]) -> tuple[str, float]:
-    """A command's output and the seconds that it took by the wall.
+    """A command's output and the seconds that it took by the wall, with nothing in the cache.
 
     Raises:
         InputError: it fails.
     """
     start = time.perf_counter()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1])])}
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "EGGROLL_CACHE": cache}
+        ended = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     if ended.returncode:
         raise InputError(f"{' '.join(words)} ended with {ended.returncode}: {ended.stderr[-500:]}")
     return ended.stdout, time.perf_counter() - start
 
 
-def amount_within(method: str, data: str, seconds: float) -> float:
-    """Updates (of a peer: minutes) that a whole command of so many seconds has room for."""
+def updates_within(method: str, data: str, seconds: float) -> float:
+    """Updates that a whole command of so many seconds has room for."""
     with tempfile.TemporaryDirectory() as folder:
-        if is_peer(method):
-            _, wall = call(command(method, data, 0, 0.05, ""))
-            return (seconds - (wall - 3)) / 60
         out = f"{folder}/pilot"
-        _, wall = call(command(method, data, 0, PILOT, out))
-        taken = [row["seconds"] for _, row in runlog.read_lines(Path(out) / METRICS)]
+        output, wall = call(command(method, data, 0, PILOT, out))
+        if is_peer(method):
+            taken = [float(OF_PEER.findall(output)[0]) / 1e3] * PILOT
+        else:
+            taken = [row["seconds"] for _, row in runlog.read_lines(Path(out) / METRICS)]
     update = statistics.median(taken[3:])
     return max(1, SPARE * (seconds - (wall - sum(taken))) / update)
 
@@ -130,15 +131,15 @@ def append(path: Path, row: dict[str, Any]) -> None:
 
 
 def pace(args: argparse.Namespace) -> None:
-    """The median of pilots in turn, for each method; updates, of a peer minutes."""
+    """The median of pilots in turn, for each method: updates."""
     found: dict[str, list[float]] = {}
     for turn in range(args.turns):
         for method in args.methods or METHODS:
-            amount = amount_within(method, args.data, args.seconds)
-            found.setdefault(method, []).append(amount)
-            print(f"{method}, turn {turn}: {amount:.2f}", flush=True)
+            updates = updates_within(method, args.data, args.seconds)
+            found.setdefault(method, []).append(updates)
+            print(f"{method}, turn {turn}: {updates:.0f}", flush=True)
     known = json.loads(args.pace.read_text()) if args.pace.exists() else {}
-    new = {method: round(statistics.median(each), 3) for method, each in found.items()}
+    new = {method: int(statistics.median(each)) for method, each in found.items()}
     args.pace.write_text(json.dumps(known | new, indent=1) + "\n")
 
 
@@ -146,20 +147,21 @@ def run(args: argparse.Namespace) -> None:
     """All methods, seed after seed; rows that the file has are not run again."""
     if not args.pace.exists():
         raise InputError(f"{args.pace} is missing: `methods.py pace` writes it on an idle machine.")
-    amounts = json.loads(args.pace.read_text())
+    updates = json.loads(args.pace.read_text())
     for seed in range(args.seeds):
-        for method in args.methods or amounts:
+        for method in args.methods or updates:
             if any((row["method"], row["data"], row["seed"]) == (method, args.data, str(seed))
                    for row in rows_in(args.csv)):  # fmt: skip
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                output, wall = call(
-                    command(method, args.data, seed, amounts[method], f"{folder}/run")
-                )
+                words = command(method, args.data, seed, updates[method], f"{folder}/run")
+                if args.threads and not is_peer(method):
+                    words += ["--threads", str(args.threads)]
+                output, wall = call(words)
             bits, both = figures(output)
-            steps = "" if is_peer(method) else int(amounts[method])
             append(args.csv, {
-                "method": method, "data": args.data, "seed": seed, "steps": steps,
+                "method": method, "data": args.data, "seed": seed,
+                "steps": updates[method],
                 "bits_per_byte": bits, "with_counts": "" if both is None else both,
             })  # fmt: skip
             for name, counted in COUNTED.findall(output):
@@ -234,6 +236,7 @@ def arguments() -> argparse.Namespace:
     pacing.add_argument("--turns", type=int, default=3, help="pilots of each method")
     running = parts.add_parser("run", help="train all methods and print the table")
     running.add_argument("--seeds", type=int, default=5)
+    running.add_argument("--threads", type=int, default=0, help="of int8 methods and the twin")
     drawing = parts.add_parser("draw", help="make the picture of a CSV")
     drawing.add_argument("--out", type=Path, default=Path("methods.svg"))
     tabling = parts.add_parser("table", help="print the table of a CSV")

@@ -1,20 +1,21 @@
-"""PyTorch beside eggroll on the same text: `python experiments/text/peers.py sweep --minutes 1`
+"""PyTorch beside eggroll on the same text: `python experiments/text/peers.py pace`, then `sweep`
 
 A GRU, an LSTM and a small transformer with AdamW or Muon, on the training streams and the
-validation tokens of `eggroll train` with the same --data and --vocabulary. The learning rate falls
-with the time, so that a run ends with its seconds. Validation and what comes before the first
-update are not counted in them; the whole command's wall time is printed beside.
+validation tokens of `eggroll train` with the same --data and --vocabulary.
 
-`sweep` draws settings at random, one run each, and writes a row per run, so that a sweep that was
-stopped goes on and all that was tried is recorded; then it trains the best setting of each kind on
-other seeds. `run gru:rate=0.016,width=128,streams=96` trains one setting. Needs torch:
-`pip install '.[experiments]'`; Muon needs torch 2.9 or newer.
+`pace` times an update of every setting of the sweep, which needs an idle machine, and `sweep` gives
+each setting as many updates as the time has room for, on any machine and beside other work. It
+draws settings at random and trains each for a third of the time, then the best of each kind for all
+of it, then the best of these on other seeds. A row is written per run, so that a sweep that was
+stopped goes on and all that was tried is recorded. `run gru:rate=0.016,width=128,streams=96`
+trains one setting. Needs torch: `pip install '.[experiments]'`; Muon needs torch 2.9 or newer.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
 import random
 import statistics
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +55,22 @@ class Setting:
     threads: int = 2
 
 
+PILOT = 30  # updates that are timed
+# Seconds of a run beside its updates: torch's import, the text's coding, validation.
+BESIDE = 6.0
+SEARCH = 1 / 3  # of the time, for each setting of the search
+
 # The sweep's ranges: a pair is tried evenly by ratio, a tuple otherwise value by value.
 RANGES: dict[str, dict[str, Any]] = {
     kind: {
-        "rate": (0.001, 0.04) if kind != "transformer" else (0.0005, 0.02),
-        "width": [96, 128, 160, 192, 256],
-        "layers": [1, 1, 2] if kind != "transformer" else [1, 2, 3, 4],
-        "streams": [32, 48, 64, 96, 128],
-        "seq_len": [16, 24, 32, 64] if kind != "transformer" else [32, 64, 128],
+        "rate": (0.002, 0.03) if kind != "transformer" else (0.001, 0.015),
+        "width": [96, 128, 160, 192, 256] if kind != "transformer" else [96, 128, 192],
+        "layers": [1, 1, 2] if kind != "transformer" else [1, 2, 3],
+        "streams": [16, 24, 32, 48, 64, 96] if kind != "transformer" else [8, 12, 16, 24, 32],
+        "seq_len": [16, 24, 32] if kind != "transformer" else [32, 48, 64],
         "weight_decay": [0.0, 0.01, 0.1],
         "tied": [0, 1],
-        "threads": [1, 2],
+        "threads": [2],
     }
     for kind in KINDS
 }
@@ -163,24 +170,24 @@ def optimisers(torch: Any, s: Setting, model: Any) -> list[Any]:
 
 
 def share_of_rate(progress: float, warmup: float) -> float:
-    """The learning rate's share after a share of the time: it rises, then falls as a cosine."""
+    """The learning rate's share after a share of the updates: it rises, then falls as a cosine."""
     if progress < warmup:
         return progress / warmup
     return (1 + math.cos(math.pi * min((progress - warmup) / (1 - warmup), 1))) / 2
 
 
-def train(s: Setting, corpus: Corpus, seconds: float, seed: int) -> tuple[float, int, float]:
-    """Trains for so many seconds; returns bits per token of validation, updates and seconds."""
+def train(s: Setting, corpus: Corpus, updates: int, seed: int) -> tuple[Any, float]:
+    """The network after so many updates, and the median seconds of one."""
     torch = load_torch(s.threads)
     torch.manual_seed(seed)
     model = network(torch, s, corpus.vocabulary)
     made = optimisers(torch, s, model)
     streams = corpus.streams("train", s.streams, s.seq_len, seed)
-    state, step, start = None, 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < seconds:
+    state, times = None, [time.perf_counter()]
+    for step in range(updates):
         for optimiser in made:
             for group in optimiser.param_groups:
-                group["lr"] = s.rate * max(share_of_rate(spent / seconds, s.warmup), 1e-4)
+                group["lr"] = s.rate * max(share_of_rate(step / updates, s.warmup), 1e-4)
         batch = streams.batch(step)
         tokens, targets = (torch.from_numpy(a).long() for a in (batch.tokens, batch.targets))
         logits, state = model(tokens, detached(state))
@@ -191,9 +198,8 @@ def train(s: Setting, corpus: Corpus, seconds: float, seed: int) -> tuple[float,
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimiser in made:
             optimiser.step()
-        step += 1
-    spent = time.perf_counter() - start
-    return validate(torch, model, corpus), step, spent
+        times.append(time.perf_counter())
+    return model, statistics.median(b - a for a, b in pairwise(times))
 
 
 def validate(torch: Any, model: Any, corpus: Corpus) -> float:
@@ -251,21 +257,32 @@ def drawn(kind: str, optimiser: str, trial: int) -> Setting:
     return replace(Setting(kind=kind, optimiser=optimiser), **values)
 
 
+def in_words(s: Setting) -> str:
+    """The setting as `setting_of` reads it."""
+    values = asdict(s)
+    return f"{values.pop('kind')}:" + ",".join(f"{name}={v}" for name, v in values.items())
+
+
 def trials(
     args: argparse.Namespace, kind: str, optimiser: str
-) -> Iterator[tuple[str, Setting, int]]:
-    """(phase, setting, seed) of all runs of a kind; the best setting's seeds come last."""
+) -> Iterator[tuple[str, Setting, int, float]]:
+    """(phase, setting, seed, share of the time) of all runs of a kind, in turn."""
+
+    def best_of(phase: str, count: int) -> list[Setting]:
+        chosen = {"phase": phase, "kind": kind, "optimiser": optimiser, "data": args.data,
+                  "minutes": str(args.minutes), "vocabulary": str(args.vocabulary)}  # fmt: skip
+        found = [row for row in rows_in(args.csv) if chosen.items() <= row.items()]
+        found.sort(key=lambda row: float(row["bits_per_byte"]))
+        return [setting_of(f"{kind}:" + ",".join(
+            f"{field.name}={row[field.name]}" for field in fields(Setting) if field.name != "kind"
+        )) for row in found[:count]]  # fmt: skip
+
     for trial in range(args.trials):
-        yield "search", drawn(kind, optimiser, trial), 0
-    found = [row for row in rows_in(args.csv)
-             if (row["phase"], row["kind"], row["optimiser"]) == ("search", kind, optimiser)
-             and float(row["minutes"]) == args.minutes and int(row["vocabulary"]) == args.vocabulary
-             and row["data"] == args.data]  # fmt: skip
-    best = min(found, key=lambda row: float(row["bits_per_byte"]))
-    words = ",".join(f"{field.name}={best[field.name]}" for field in fields(Setting)
-                     if field.name != "kind")  # fmt: skip
+        yield "search", drawn(kind, optimiser, trial), 0, SEARCH
+    for setting in best_of("search", args.finalists):
+        yield "final", setting, 0, 1.0
     for seed in range(1, args.seeds + 1):
-        yield "seeds", setting_of(f"{kind}:{words}"), seed
+        yield "seeds", best_of("final", 1)[0], seed, 1.0
 
 
 def rows_in(path: Path) -> list[dict[str, str]]:
@@ -275,54 +292,87 @@ def rows_in(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def pace(args: argparse.Namespace, corpus: Corpus) -> None:
+    """Times an update of every setting of a sweep; those of the file are not timed again."""
+    known = json.loads(args.pace.read_text()) if args.pace.exists() else {}
+    for kind in args.kinds:
+        for optimiser in args.optimisers:
+            for trial in range(args.trials):
+                setting = drawn(kind, optimiser, trial)
+                words = f"{in_words(setting)} V{args.vocabulary}"
+                if words not in known:
+                    _, known[words] = train(setting, corpus, PILOT, 0)
+                    print(f"{words}: {1e3 * known[words]:.1f} ms an update", flush=True)
+                    args.pace.write_text(json.dumps(known, indent=1) + "\n")
+
+
 def sweep(args: argparse.Namespace, corpus: Corpus, size: float) -> None:
-    """All kinds' trials and seeds; rows that the file has are not run again."""
+    """All kinds' trials, finals and seeds; rows that the file has are not run again.
+
+    Raises:
+        InputError: a setting's pace is not known.
+    """
+    known = json.loads(args.pace.read_text()) if args.pace.exists() else {}
     names = ["phase", "data", "vocabulary", "minutes", "seed",
-             *(field.name for field in fields(Setting)),
-             "bits_per_byte", "updates", "seconds"]  # fmt: skip
+             *(field.name for field in fields(Setting)), "updates", "bits_per_byte"]  # fmt: skip
     for kind in args.kinds:
         for optimiser in args.optimisers:
             bits = []
-            for phase, setting, seed in trials(args, kind, optimiser):
+            for phase, setting, seed, share in trials(args, kind, optimiser):
+                words = f"{in_words(setting)} V{args.vocabulary}"
+                if words not in known:
+                    raise InputError(
+                        f"{args.pace} lacks {words}: `peers.py pace` with the same options times "
+                        "it on an idle machine."
+                    )
+                seconds = share * (60 * args.minutes - BESIDE)
                 key = {"phase": phase, "data": args.data, "vocabulary": args.vocabulary,
-                       "minutes": args.minutes, "seed": seed, **asdict(setting)}  # fmt: skip
-                known = {name: str(value) for name, value in key.items()}
-                done = [row for row in rows_in(args.csv) if known.items() <= row.items()]
+                       "minutes": args.minutes, "seed": seed, **asdict(setting),
+                       "updates": round(seconds / known[words])}  # fmt: skip
+                texts = {name: str(value) for name, value in key.items()}
+                done = [row for row in rows_in(args.csv) if texts.items() <= row.items()]
                 if not done:
-                    loss, updates, spent = train(setting, corpus, 60 * args.minutes, seed)
-                    row = key | {"bits_per_byte": loss / size, "updates": updates, "seconds": spent}
+                    model, _ = train(setting, corpus, int(key["updates"]), seed)
+                    loss = validate(load_torch(setting.threads), model, corpus)
+                    row = key | {"bits_per_byte": loss / size}
                     new = not args.csv.exists()
                     with args.csv.open("a", newline="") as file:
                         writer = csv.DictWriter(file, names)
                         if new:
                             writer.writeheader()
                         writer.writerow(row)
-                    print(f"{phase} {setting}: {loss / size:.3f}", flush=True)
+                    print(f"{phase} {words}: {loss / size:.3f}", flush=True)
                     done = [{name: str(value) for name, value in row.items()}]
                 if phase == "seeds":
                     bits.append(float(done[0]["bits_per_byte"]))
-            print(
-                f"RESULT {kind} by {optimiser}, {args.minutes:g} min, {args.trials} settings: "
-                f"{statistics.mean(bits):.3f} bits per byte ({min(bits):.3f} to {max(bits):.3f}, "
-                f"{len(bits)} seeds)",
-                flush=True,
-            )
+            if bits:
+                print(
+                    f"RESULT {kind} by {optimiser}, {args.minutes:g} min, {args.trials} settings: "
+                    f"{statistics.mean(bits):.3f} bits per byte ({min(bits):.3f} to "
+                    f"{max(bits):.3f}, {len(bits)} seeds)",
+                    flush=True,
+                )
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parts = parser.add_subparsers(dest="part", required=True)
+    pacing = parts.add_parser("pace", help="time an update of every setting, on an idle machine")
     search = parts.add_parser("sweep", help="search settings, then train the best on other seeds")
-    search.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
-    search.add_argument("--optimisers", nargs="+", default=["adamw"], choices=OPTIMISERS)
-    search.add_argument("--trials", type=int, default=20, help="settings of each kind")
+    search.add_argument("--minutes", type=float, default=1.0, help="of a whole run")
+    search.add_argument("--finalists", type=int, default=4, help="trained for the whole time")
     search.add_argument("--seeds", type=int, default=5, help="seeds of the best setting")
     search.add_argument("--csv", type=Path, default=Path("peers.csv"), help="a row per run")
+    for part in (pacing, search):
+        part.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+        part.add_argument("--optimisers", nargs="+", default=["adamw"], choices=OPTIMISERS)
+        part.add_argument("--trials", type=int, default=20, help="settings of each kind")
+        part.add_argument("--pace", type=Path, default=Path("peers.json"), help="the pilots")
     one = parts.add_parser("run", help="train one setting")
     one.add_argument("setting", help="as in gru:rate=0.016,width=128,streams=96")
+    one.add_argument("--updates", type=int, default=2000)
     one.add_argument("--seed", type=int, default=0)
-    for part in (search, one):
-        part.add_argument("--minutes", type=float, default=1.0)
+    for part in (pacing, search, one):
         part.add_argument("--data", default="stdlib")
         part.add_argument("--vocabulary", type=int, default=4096, help="256: bytes")
     return parser.parse_args()
@@ -334,14 +384,21 @@ def main() -> None:
     config.check()
     corpus = load_run_corpus(config)
     size = bytes_per_token(corpus, config)
+    if args.part == "pace":
+        pace(args, corpus)
+        return
     if args.part == "sweep":
-        if args.trials < 1 or args.seeds < 1:
-            raise InputError("--trials and --seeds: 1 or more of each are needed.")
+        if min(args.trials, args.finalists) < 1:
+            raise InputError("--trials and --finalists: 1 or more of each are needed.")
         sweep(args, corpus, size)
         return
-    loss, updates, spent = train(setting_of(args.setting), corpus, 60 * args.minutes, args.seed)
+    if args.updates < 1:
+        raise InputError(f"--updates is {args.updates}: 1 or more are needed.")
+    setting = setting_of(args.setting)
+    model, update = train(setting, corpus, args.updates, args.seed)
+    loss = validate(load_torch(setting.threads), model, corpus)
     wall = time.perf_counter() - begin
-    print(f"{updates} updates in {spent:.1f} s; {wall:.1f} s with all but the start of Python")
+    print(f"{args.updates} updates of {1e3 * update:.2f} ms (median); {wall:.1f} s by the wall")
     print(f"validation: {loss / size:.3f} bits per byte")
 
 
