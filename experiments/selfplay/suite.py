@@ -220,7 +220,7 @@ def parser() -> argparse.ArgumentParser:
         part.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
         part.add_argument("--boards", type=int, nargs="+", default=[8, 16, 32, 64], help="of sweep")
         part.add_argument("--seconds", type=float, default=180, help="of workload")
-        part.add_argument("--plain", type=int, default=1, help="games of plain Python in a round")
+        part.add_argument("--plain", type=int, default=8, help="games of plain Python in a round")
         part.add_argument("--picture", type=Path, help="of workload, a .png")
         part.add_argument("--json", type=Path, help="file for all that was found")
         part.add_argument("--smoke", action="store_true", help="a few games of tic-tac-toe")
