@@ -53,7 +53,8 @@ def measure(words: list[str]) -> tuple[Row, str]:
         text = text_of_run(Path(folder))
     if ended.returncode:
         raise ValueError(f"the command ended with code {ended.returncode}:\n{ended.stdout}")
-    return {"wall_seconds": round(wall, 1), **said(ended.stdout), "text": text}, ended.stdout
+    output = ended.stdout.replace(sys.executable, "python")
+    return {"wall_seconds": round(wall, 1), **said(output), "text": text}, output
 
 
 def said(output: str) -> Row:
