@@ -36,7 +36,7 @@ ARROWS: dict[str, str] = {
     "launch": "cli errors",
     "library": "_extension baseline cli data engines errors evolution files "
     "generate inference native networks spec training",
-    "lm": "cli errors evolution files library spec training",
+    "lm": "cli errors evolution files library ranks spec training",
     "native": "errors files",
     "networks": "errors spec",
     "plot": "cli errors files training",
@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "envs": 620,
     "evolution": 1200,
     "library": 2850,
-    "lm": 1850,
+    "lm": 1920,
     "native": 200,
     "ranks": 700,
     "report": 650,

@@ -21,12 +21,14 @@ import numpy as np
 import pytest
 from ended import Ended
 from lm_models import Letters, tiny
+from test_ranks_processes import free_port
 
 from eggroll import InputError
 from eggroll.__main__ import main as all_commands
 from eggroll.files import CHECKPOINT, METRICS, REPLAY
 from eggroll.lm import Trainer, record, rewards
 from eggroll.lm.rewards import score
+from eggroll.ranks import Ranks
 from eggroll.training.replay_log import CHECK, header_of, records
 
 Command = Callable[..., Ended]
@@ -293,6 +295,78 @@ def test_a_killed_run_goes_on_to_the_same_end(
         ended = eggroll("finetune", "--resume", str(tmp_path / kind.name))
         assert ended.code == 0, ended.err
         assert ended.out.splitlines()[-1] == whole.out.splitlines()[-1]
+
+
+def as_ranks(count: int, *words: str) -> subprocess.Popen[str]:
+    """eggroll finetune on so many ranks of this machine."""
+    launch = ["-m", "eggroll.launch", "-n", str(count), "--starting-port", str(free_port(count))]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_")}
+    return subprocess.Popen(
+        [sys.executable, *launch, "--", sys.executable, "-m", "eggroll", "finetune", *words],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment,
+    )  # fmt: skip
+
+
+def without_times(path: Path) -> list[dict[str, Any]]:
+    """Lines of metrics, but for what depends on the clock."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    clocks = ("seconds", "rows_per_second", "seconds_total")
+    return [{k: v for k, v in row.items() if k not in clocks} for row in rows]
+
+
+def test_ranks_end_on_the_bits_of_one_process(
+    task: list[str], tmp_path: Path, eggroll: Command
+) -> None:
+    one = eggroll("finetune", *task)
+    assert one.code == 0, one.err
+    launcher = as_ranks(3, *changed(task, "--out", str(tmp_path / "three")))
+    out, err = launcher.communicate(timeout=120)
+    assert out.splitlines()[-1] == one.out.splitlines()[-1], err
+    assert out.count("signature: ") == 1
+    assert (tmp_path / "run" / REPLAY).read_bytes() == (tmp_path / "three" / REPLAY).read_bytes()
+    assert without_times(tmp_path / "run" / METRICS) == without_times(tmp_path / "three" / METRICS)
+
+
+def test_stopped_ranks_go_on_as_one_process(
+    task: list[str], tmp_path: Path, eggroll: Command
+) -> None:
+    task = [*changed(task, "--reward", f"{tmp_path / 'mine.py'}:slow"), "--fitness", "sign"]
+    whole = eggroll("finetune", *task)
+    path, until = tmp_path / "two" / METRICS, time.monotonic() + 60
+    with as_ranks(2, *changed(task, "--out", str(tmp_path / "two"))) as launcher:
+        while not (path.exists() and path.read_bytes().count(b"\n") >= 2):
+            assert time.monotonic() < until
+            assert launcher.poll() is None
+            time.sleep(0.02)
+        os.kill(launcher.pid, signal.SIGTERM)
+        _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130, err
+    assert f"go on with eggroll finetune --resume {tmp_path / 'two'}" in err
+    assert len(path.read_text().splitlines()) < 6
+    ended = eggroll("finetune", "--resume", str(tmp_path / "two"))
+    assert ended.out.splitlines()[-1] == whole.out.splitlines()[-1], ended.err
+
+
+def test_a_reward_that_fails_on_one_rank_ends_all(task: list[str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import os\ndef good(prompt, answer):\n    return 1 / (os.environ['MLX_RANK'] == '0')\n"
+    )
+    launcher = as_ranks(2, *task)
+    _, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 2
+    assert err.count("ZeroDivisionError") == 1
+    assert "rank 1" in err
+    assert "Traceback" not in err
+
+
+def test_more_ranks_than_pairs_are_refused(saved: dict[tuple[str, int], Path]) -> None:
+    class Five(Ranks):
+        size = 5
+
+    with pytest.raises(InputError, match="5 ranks are too many for the 4 pairs of pop 8: give"):
+        Trainer(saved["llama", 32], ranks=Five(), **SMALL)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ if __name__ == "__main__":  # before imports that take a while
 
     raise SystemExit(entry.run("eggroll.lm.command"))
 
+import hashlib
 import importlib.util
 import json
 import sys
@@ -32,8 +33,11 @@ from eggroll.lm import record, rewards
 from eggroll.lm.learner import Options
 from eggroll.lm.rewards import Row
 from eggroll.lm.trainer import ModelTrainer, ModelUpdate
+from eggroll.ranks import ALONE, Ranks, launched
+from eggroll.ranks.watch import WatchedRanks, join
 from eggroll.spec import rng
 from eggroll.training import trackers
+from eggroll.training.config import SeveralRanks
 from eggroll.training.folder import new_folder, read_lines
 
 EXAMPLES: Final = (
@@ -209,9 +213,14 @@ def reward_of(name: str) -> Callable[..., Any]:
 class Finetune:
     """A run of the command: a ModelTrainer, its task and its reward."""
 
-    def __init__(self, options: FinetuneOptions, trainer: ModelTrainer, task: Task) -> None:
-        self.options, self.trainer, self.task = options, trainer, task
-        self.reward = reward_of(options.reward)
+    def __init__(
+        self,
+        options: FinetuneOptions,
+        trainer: ModelTrainer,
+        task: Task,
+        reward: Callable[..., Any],
+    ) -> None:
+        self.options, self.trainer, self.task, self.reward = options, trainer, task, reward
         template = getattr(trainer.tokenizer, "has_chat_template", False)
         self.chat = options.chat and bool(template)
         stop = (options.stop,) if options.stop else ()
@@ -237,13 +246,17 @@ class Finetune:
         options, es = self.options, self.trainer
         rows = rows_of_update(self.task.train, es.step, options.prompts, options.seed)
         members = es.ask()
-        answers = members.generate(
-            self.prompts(rows), temperature=options.temperature, **self.writing
-        )
-        values = [self.scores(rows, row) for row in answers]
+
+        def values() -> list[list[float]]:
+            answers = members.generate(
+                self.prompts(rows), temperature=options.temperature, **self.writing
+            )
+            return [self.scores(rows, row) for row in answers]
+
+        told = es.ranks.together(values)
         now = es.step + 1
         due = now == options.steps or (options.judge_every and now % options.judge_every == 0)
-        return es.tell(values, self.judge if due else None)
+        return es.tell(told, self.judge if due else None)
 
     def samples(self) -> str:
         """Held-out prompts with the answers before and now."""
@@ -251,6 +264,12 @@ class Finetune:
         for row, first, last in zip(self.task.held_out, before, self.answers, strict=False):
             lines += [f"=== {text_of(row)}", f"--- before: {first}", f"--- now: {last}", ""]
         return "\n".join(lines)
+
+
+class Tuned(NamedTuple):
+    """How a run ended; resume_hint: says how it goes on, if it was interrupted."""
+
+    resume_hint: str = ""
 
 
 def finetune(options: FinetuneOptions) -> None:
@@ -261,49 +280,82 @@ def finetune(options: FinetuneOptions) -> None:
             kept.
         KeyboardInterrupt: it was interrupted; says how it goes on.
     """
+    if hint := tune(options, ALONE).resume_hint:
+        raise KeyboardInterrupt(hint)
+
+
+def tune(options: FinetuneOptions, ranks: Ranks) -> Tuned:
+    """The run on this rank; of several only rank 0 writes and speaks."""
     options.check()
-    reward_of(options.reward)
-    task = task_of(read_rows(options.data), options.rows, options.prompts, options.seed)
+
+    def task_and_reward() -> tuple[Task, Callable[..., Any]]:
+        rows = read_rows(options.data)
+        task = task_of(rows, options.rows, options.prompts, options.seed)
+        return task, reward_of(options.reward)
+
+    task, reward = ranks.together(task_and_reward)
     with ExitStack() as stack:
-        es = stack.enter_context(begin(options))
-        assert es.log is not None
-        folder = es.log.path
-        hint = f"eggroll finetune --resume {folder}"
-        run = Finetune(options, es, task)
+        es = ranks.together(lambda: stack.enter_context(begin(options, ranks)))
+        es.agree(**digests(options))
+        run = Finetune(options, es, task, reward)
         if not es.step:
-            es.notes |= run.judge() | {"samples": run.answers[:SHOWN]}
-            es.save()
-        if es.log.lacks:
-            say(f"No more of this run can be replayed, as {es.log.lacks}.")
+            es.notes |= ranks.from_first(lambda: run.judge() | {"samples": run.answers[:SHOWN]})
         first = es.notes["held_out"]
-        print(f"model: {options.model}, {about(es)}", flush=True)
-        print(f"held out: {first:.3f} before", flush=True)
-        tracking = stack.enter_context(trackers.tracking(options.track, folder, es.step))
-        stop = stack.enter_context(cli.Stop(f"the last update is saved; go on with {hint}."))
+        folder = Path(ranks.from_first(lambda: str(folder_of(es))))
+        hint = f"go on with eggroll finetune --resume {folder}"
+        if isinstance(ranks, WatchedRanks):
+            ranks.watch.resume = f"; {hint}"
+        if es.log:
+            if not es.step:
+                es.save()
+            if es.log.lacks:
+                say(f"No more of this run can be replayed, as {es.log.lacks}.")
+            print(f"model: {options.model}, {about(es)}", flush=True)
+            print(f"held out: {first:.3f} before", flush=True)
+        track = "none" if ranks.rank else options.track
+        tracking = stack.enter_context(trackers.tracking(track, folder, es.step))
+        stop = cli.Stop(f"the last update is saved; {hint}.", says=ranks.rank == 0)
+        stack.enter_context(stop)
         progress = Progress(options.steps)
-        while es.step < options.steps and not stop.asked:
+        while es.step < options.steps and not ranks.table([stop.asked]).any():
             update = run.update()
-            progress(update, es.judged)
+            if es.log:
+                progress(update, es.judged)
             tracking.log(update._asdict() | es.judged)
         if es.step < options.steps:
             es.close()
-            raise KeyboardInterrupt(
-                f"Interrupted after update {es.step} of {options.steps}; go on with {hint}."
-            )
-        finish(run, folder, first)
+            return Tuned(f"Interrupted after update {es.step} of {options.steps}; {hint}.")
+        if es.log:
+            finish(run, folder, first)
+        return Tuned()
 
 
-def begin(options: FinetuneOptions) -> ModelTrainer:
-    """The trainer of a new run, or of the one that goes on."""
+def begin(options: FinetuneOptions, ranks: Ranks) -> ModelTrainer:
+    """The trainer of a new run, or of the one that goes on, which rank 0 alone reads."""
+    learning = {name: getattr(options, name) for name in LEARNING}
+    if ranks.rank:
+        return ModelTrainer(options.model, ranks=ranks, **learning)
     if options.resume:
         changes = {name: getattr(options, name) for name in record.CHANGEABLE}
-        es = ModelTrainer.load(options.resume, **changes)
+        es = ModelTrainer.load(options.resume, ranks=ranks, **changes)
     else:
         folder = options.out or new_folder("", options.data)
-        learning = {name: getattr(options, name) for name in LEARNING}
-        es = ModelTrainer(options.model, out=folder, **learning)
+        es = ModelTrainer(options.model, out=folder, ranks=ranks, **learning)
     es.notes["command"] = asdict(options)
     return es
+
+
+def folder_of(es: ModelTrainer) -> Path:
+    assert es.log is not None
+    return es.log.path
+
+
+def digests(options: FinetuneOptions) -> dict[str, str]:
+    """The contents of the files that all ranks must have alike, as hex sha256."""
+    path = options.reward.rpartition(":")[0]
+    files = {"the prompts": options.data} | ({"the reward's file": path} if path else {})
+    return {name: hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            for name, file in files.items()}  # fmt: skip
 
 
 def about(es: ModelTrainer) -> str:
@@ -348,14 +400,18 @@ def finish(run: Finetune, folder: Path, first: float) -> None:
     print(f"signature: {es.signature}")
 
 
-def options_from(argv: Sequence[str]) -> FinetuneOptions:
+def options_from(argv: Sequence[str], resumed: FinetuneOptions | None = None) -> FinetuneOptions:
     """The options of the command line, over those of the run in --resume.
+
+    resumed: the latter, where the folder may lie on another machine.
 
     Raises:
         InputError: an option is unknown or may not change, or there is no run.
     """
     folder = cli.word_of(argv, "--resume")
-    base = resumed_options(folder) if folder and not cli.asks_for_help(argv) else None
+    base = resumed
+    if folder and not base and not cli.asks_for_help(argv):
+        base = resumed_options(folder)
     options = cli.parse(
         FinetuneOptions, argv, command="finetune", about=ABOUT, examples=EXAMPLES, base=base
     )
@@ -388,7 +444,31 @@ ABOUT: Final = (
     "members of a population write answers, and the better ones move an adapter."
 )
 
-main = cli.Command(FinetuneOptions, finetune, options_from)
+
+class FinetuneCommand(cli.Command[FinetuneOptions]):
+    """eggroll finetune, in one process or as one of the ranks that mlx.launch started."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        words = list(sys.argv[1:] if argv is None else argv)
+        if launched() and not cli.asks_for_help(words):
+            return cli.run(lambda: self._as_rank(words))
+        return super().__call__(words)
+
+    def _as_rank(self, words: Sequence[str]) -> int:
+        rank = join(SeveralRanks.rank_timeout)
+        if rank is None:
+            return super().__call__(words)
+
+        def work() -> Tuned:
+            folder = cli.word_of(words, "--resume")
+            stored = rank.from_first(lambda: asdict(resumed_options(folder)) if folder else None)
+            resumed = FinetuneOptions(**stored) if stored else None
+            return tune(rank.together(lambda: options_from(words, resumed)), rank)
+
+        return rank.run(work)
+
+
+main = FinetuneCommand(FinetuneOptions, finetune, options_from)
 
 
 if __name__ == "__main__":

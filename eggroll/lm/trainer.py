@@ -29,6 +29,8 @@ from eggroll.lm.generation import Answer, DrawSettings, Requests, Tokens
 from eggroll.lm.layers import Layers, load_model
 from eggroll.lm.learner import DeltaLearner, Options, fitness_of
 from eggroll.lm.record import Facts, RunLog
+from eggroll.ranks import ALONE, Ranks
+from eggroll.training import checkpoint
 
 STALLED: Final = 10  # updates
 SAME: Final = 0.6  # share of pairs with the same texts above which sigma is doubled
@@ -60,19 +62,20 @@ class ModelUpdate(NamedTuple):
 class ModelMembers:
     """The members of an update. All that is called between `ask` and `tell` adds up.
 
-    identical: share of pairs whose members wrote the same texts so far; tokens: that the model read
-    for them.
+    pop: P, or as many of them as live on this rank; same: whether a pair's members wrote the same
+    texts so far, bool [N]; tokens: that the model read for them.
     """
 
     def __init__(self, trainer: ModelTrainer) -> None:
-        self._trainer, self.pop = trainer, trainer.pop
+        first, last = trainer.ranks.share(trainer.pop, 2)
+        self._trainer, self.pop = trainer, last - first
         self.tokens, self.rows, self.calls = 0, 0, 0
-        self._same = np.ones(self.pop // 2, np.bool_)
-        self._texts = 0
+        self.same, self._wrote = np.zeros(self.pop // 2, np.bool_), False
 
     @property
     def identical(self) -> float:
-        return float(self._same.mean()) if self._texts else 0.0
+        """Share of pairs whose members wrote the same texts so far."""
+        return float(self.same.mean())
 
     def generate(
         self,
@@ -117,10 +120,10 @@ class ModelMembers:
     ) -> list[list[Answer]]:
         trainer = self._current()
         groups = trainer.encoded(prompts)
-        if len(groups) not in (1, self.pop // 2):
+        if len(groups) not in (1, trainer.pop // 2):
             raise InputError(
-                f"prompts are of {len(groups)} pairs and the population has {self.pop // 2}: give "
-                "one list for all, or a list for every pair."
+                f"prompts are of {len(groups)} pairs and the population has {trainer.pop // 2}: "
+                "give one list for all, or a list for every pair."
             )
         sampling = trainer.sampling(temperature)
         limit, stops = checked_limit(tokens), checked_stops(stop)
@@ -145,8 +148,9 @@ class ModelMembers:
     def _note(self, texts: list[list[Answer]]) -> None:
         """Takes down what was written."""
         for pair, (one, other) in enumerate(zip(texts[0::2], texts[1::2], strict=True)):
-            self._same[pair] &= [t.text for t in one] == [t.text for t in other]
-        self._texts += 1
+            alike = [t.text for t in one] == [t.text for t in other]
+            self.same[pair] = alike and (self.same[pair] or not self._wrote)
+        self._wrote = True
         self.rows += len(texts) * len(texts[0])
         self.calls += 1
 
@@ -206,7 +210,12 @@ class ModelTrainer:
     """
 
     def __init__(
-        self, model: str | Path | tuple[Any, Any], *, out: str | Path = "", **options: Any
+        self,
+        model: str | Path | tuple[Any, Any],
+        *,
+        out: str | Path = "",
+        ranks: Ranks = ALONE,
+        **options: Any,
     ) -> None:
         """A trainer before its first update.
 
@@ -215,6 +224,8 @@ class ModelTrainer:
                 its tokenizer.
             out: a new folder, which gets config.json, metrics.jsonl, replay.bin and
                 checkpoint.safetensors; without it nothing is written.
+            ranks: the processes that share the population, of which each shows its own members
+                and is told their values; call `agree` on all of them before the first update.
             options: see lm.learner.Options.
 
         Raises:
@@ -222,12 +233,20 @@ class ModelTrainer:
                 can learn, or a folder that cannot be made or holds a run.
         """
         with in_python():
-            self._begin(model, Options(**_known(options)))
+            self._begin(model, Options(**_known(options)), ranks)
         if out:
             self._write_into(RunLog.new(folder.place(out)))
 
-    def _begin(self, model: str | Path | tuple[Any, Any], options: Options) -> None:
+    def _begin(
+        self, model: str | Path | tuple[Any, Any], options: Options, ranks: Ranks = ALONE
+    ) -> None:
         options.check()
+        if ranks.size > options.pop // 2:
+            raise InputError(
+                f"{ranks.size} ranks are too many for the {options.pop // 2} pairs of --pop "
+                f"{options.pop}: give --pop {2 * ranks.size} or more, or start fewer."
+            )
+        self.ranks = ranks
         self.model_name = str(model) if isinstance(model, str | Path) else ""
         loaded = load_model(model) if isinstance(model, str | Path) else model
         self.model, self.tokenizer = loaded
@@ -253,6 +272,26 @@ class ModelTrainer:
             self._log = log
             self.save()
             log.begin_run(self.facts, self.step, lambda: self.last_fitness)
+
+    def agree(self, **facts: Any) -> None:
+        """Makes all ranks start from what rank 0 has learnt.
+
+        facts: more that must be the same everywhere, by the words for it.
+
+        Raises:
+            SharedError: ranks differ in options or model.
+        """
+        options = {k: v for k, v in asdict(self.options).items() if k not in record.CHANGEABLE}
+        self.ranks.alike(lambda: {**options, "the model's weights": self._fingerprint, **facts})
+        kept = self.ranks.from_first(lambda: {"step": self.step, **self._adapted()})
+        learner = self.learner
+        own = checkpoint.tensors(learner.weights, learner.memory)
+        arrays = {n: mx.array(a) for n, a in self.ranks.arrays_from_first(own).items()}
+        learner.weights = {name: arrays[f"weights/{name}"] for name in learner.weights}
+        learner.memory = {name: arrays[f"memory/{name}"] for name in learner.memory}
+        learner.step = kept["step"]
+        self.sigma_scale, self._same, self.notes = kept["sigma_scale"], kept["same"], kept["notes"]
+        self.layers.set_deltas(learner.weights)
 
     @property
     def pop(self) -> int:
@@ -287,8 +326,9 @@ class ModelTrainer:
     ) -> ModelUpdate:
         """Makes the update by what members were worth: larger is better.
 
-        values: real numbers [P], or [P, G], one for each prompt; judge: called once the model has
-        moved, for more figures of this update's line of metrics.
+        values: real numbers [P], or [P, G], one for each prompt, of the members that live on this
+        rank; judge: called, on rank 0, once the model has moved, for more figures of this update's
+        line of metrics.
 
         Raises:
             InputError: another shape, a value that is not finite, or no `ask` with a call of its
@@ -299,24 +339,24 @@ class ModelTrainer:
         if members is None or not members.calls:
             what = "ask" if members is None else "a call of the members that ask returned"
             raise InputError(f"tell comes without {what}: call ask(), then its members, then tell.")
-        checked = self._checked(values)
+        checked = self._checked(values, members.pop)
         sigma = self.options.sigma * self.sigma_scale
-        fitness = fitness_of(checked, self.options.fitness)
+        told = self._told(members, checked)
+        fitness = np.array(told["fitness"], np.int8)
         with uninterrupted():
             rate = self.learner.move(fitness)
             self.layers.set_deltas(self.learner.weights)
             self.last_fitness, self.asked = fitness, None
             differing = int(np.count_nonzero(fitness)) / fitness.size
-            self._adapt(members)
+            if told["rows"]:
+                self._adapt(told["identical"])
             seconds = max(time.perf_counter() - self._began, 0.0)
-            of_member = checked.reshape(self.pop, -1).mean(axis=1)
             update = ModelUpdate(
-                self.step, float(of_member.mean()), float(of_member.max()), rate, differing,
-                members.identical, sigma, seconds, members.tokens,
-                per_second(members.rows, seconds),
+                self.step, told["mean"], told["best"], rate, differing, told["identical"], sigma,
+                seconds, told["tokens"], per_second(told["rows"], seconds),
             )  # fmt: skip
             try:
-                self.judged = judge() if judge else {}
+                self.judged = self.ranks.from_first(judge) if judge else {}
             except BaseException:
                 self.judged = {}
                 raise
@@ -324,6 +364,22 @@ class ModelTrainer:
                 self._keep(update)
         self._warn(differing)
         return update
+
+    def _told(self, members: ModelMembers, values: NDArray[np.float64]) -> dict[str, Any]:
+        """The fitness of all pairs and the figures of all members, as rank 0 makes them."""
+        counts = self.ranks.table([members.tokens, members.rows]).sum(axis=0).tolist()
+        same = self.ranks.rows(members.same, self.pop // 2, 1)
+        every = self.ranks.rows(values, self.pop, 2)
+
+        def made() -> dict[str, Any]:
+            mean = every.reshape(self.pop, -1).mean(axis=1)
+            return {
+                "fitness": fitness_of(every, self.options.fitness).tolist(),
+                "mean": float(mean.mean()), "best": float(mean.max()),
+                "identical": float(same.mean()), "tokens": counts[0], "rows": counts[1],
+            }  # fmt: skip
+
+        return self.ranks.from_first(made)
 
     def _keep(self, update: ModelUpdate) -> None:
         """Writes an update's line, and a checkpoint where one is due."""
@@ -333,11 +389,11 @@ class ModelTrainer:
             if self.step == self.options.steps or (every and self.step % every == 0):
                 self.save()
 
-    def _adapt(self, members: ModelMembers) -> None:
+    def _adapt(self, identical: float) -> None:
         """Doubles sigma if most pairs wrote the same in the last updates."""
-        if not self.options.raise_sigma or not members.rows:
+        if not self.options.raise_sigma:
             return
-        self._same = [*self._same, members.identical][-SAME_UPDATES:]
+        self._same = [*self._same, identical][-SAME_UPDATES:]
         many = len(self._same) == SAME_UPDATES and sum(self._same) > SAME * SAME_UPDATES
         if many and self.sigma_scale < MOST_SCALE:
             self.sigma_scale, self._same = 2 * self.sigma_scale, []
@@ -352,16 +408,16 @@ class ModelTrainer:
                 stacklevel=3,
             )
 
-    def _checked(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Values as float64, [P] or [P, G]."""
+    def _checked(self, values: ArrayLike, members: int) -> NDArray[np.float64]:
+        """Values of so many members as float64, [P] or [P, G]."""
         try:
             checked = as_values(values)
         except ValueError as error:
             raise InputError(f"{error}.") from None
-        if checked.ndim not in (1, 2) or len(checked) != self.pop or not checked.size:
+        if checked.ndim not in (1, 2) or len(checked) != members or not checked.size:
             raise InputError(
-                f"fitness has the shape {list(checked.shape)}: [{self.pop}] is needed, a value for "
-                f"every member, or [{self.pop}, G], one for each of its G prompts."
+                f"fitness has the shape {list(checked.shape)}: [{members}] is needed, a value for "
+                f"every member, or [{members}, G], one for each of its G prompts."
             )
         return checked
 
@@ -458,15 +514,14 @@ class ModelTrainer:
     def chunks(
         self, prompts: int, positions: int, *, logits: bool = False
     ) -> Iterator[tuple[int, int]]:
-        """(first pair, pairs) of every chunk that the memory holds."""
+        """(first pair, pairs) of every chunk of this rank's that the memory holds."""
+        begin, end = (member // 2 for member in self.ranks.share(self.pop, 2))
         row = self._bytes_of_row(positions, logits)
         noise = sum(4 * self.options.rank * sum(leaf.shape) for leaf in self.layers.leaves)
         pairs = (self.options.memory << 20) // (2 * prompts * row + 3 * noise)
-        pairs = min(max(pairs, 1), self.pop // 2)
-        if self.options.chunk:
-            pairs = min(self.options.chunk // 2, self.pop // 2)
-        for first in range(0, self.pop // 2, pairs):
-            yield first, min(pairs, self.pop // 2 - first)
+        pairs = self.options.chunk // 2 or max(pairs, 1)
+        for first in range(begin, end, pairs):
+            yield first, min(pairs, end - first)
 
     def row_chunks(
         self, rows: int, positions: int, *, logits: bool = False
@@ -527,12 +582,15 @@ class ModelTrainer:
         cls,
         path: str | Path,
         model: str | Path | tuple[Any, Any] | None = None,
+        *,
+        ranks: Ranks = ALONE,
         **changes: Any,
     ) -> Self:
         """The trainer that was saved, which goes on as if it had never stopped.
 
         path: a file, or a folder `out`, where it goes on writing; model: needed where the trainer
-        was given a model in memory, or where its folder has moved; changes: steps, chunk, memory
+        was given a model in memory, or where its folder has moved; ranks: as in a new one, of which
+        rank 0 alone loads; changes: steps, chunk, memory
         and checkpoint_every may change.
 
         Raises:
@@ -547,7 +605,7 @@ class ModelTrainer:
                 )
             self = cls.__new__(cls)
             with in_python():
-                self._begin(model or saved.facts.model, saved.facts.options)
+                self._begin(model or saved.facts.model, saved.facts.options, ranks)
             saved.check_model(self.facts)
             saved.restore(self.learner)
             self.sigma_scale, self._same, self.notes = saved.sigma_scale, saved.same, saved.notes
