@@ -141,7 +141,7 @@ class Dialect(ABC):
         """Opens the loop over a simdgroup's pairs."""
 
     def noise(self, plan: StagePlan) -> BlockNoise:
-        """What a stage's kernel calls its noise, and needs for it."""
+        """Noise as a stage's kernel has it."""
         return BlockNoise("egg::Noise")
 
     def tile_turns(self, plan: StagePlan, phase: Phase) -> list[list[Op]]:
