@@ -35,19 +35,21 @@ VOTE = 37.0  # per product of the votes: staging both matrices
 VECTOR = 1.6  # per vote of a vector's element and pair
 
 # The same of CUDA, counted in its machine code (tests/cuda/machine.py): warp instructions, products
-# and all. CUDA_MAC is per 8192 multiply-adds; CUDA_KEPT of a vector that a launch keeps with its
-# noise.
-CUDA_MAC = 5.0
-CUDA_OUTPUT, CUDA_LOW_RANK, SCORE = 9.0, 6.0, 20.0
-CUDA_ELEMENT, CUDA_NORM = 9.5, 31.0
+# and all. A product takes some per 8192 multiply-adds, per output, per output and rank. Where lanes
+# have octets of pairs they are CUDA_OCTETS, and those of a norm and of x B CUDA_OCTET_ROWS.
+# CUDA_KEPT is of a vector that a launch keeps with its noise.
+CUDA_PRODUCT = 5.0, 9.0, 6.0
+CUDA_OCTETS = 3.2, 3.0, 4.3
+CUDA_ROWS, CUDA_OCTET_ROWS = (31.0, 5.5), (17.0, 2.1)
+SCORE, CUDA_ELEMENT = 20.0, 9.5
 CUDA_EMBED, CUDA_EMBED_RANK = 21.0, 9.3
-CUDA_SUMS, CUDA_KEPT = 5.5, 34.0
+CUDA_KEPT = 34.0
 CUDA_BYTES = 3.5  # more per rank from rank 2 on, whose factors are read by bytes
 CUDA_PASSED = 55.0  # per member: activations, state and targets come and go
 CUDA_VOTE, CUDA_VECTOR = 3.4, 0.47
-# Of the four instructions that a multiprocessor could issue in a cycle: 1.56 by the in-order model
+# Of the four instructions that a multiprocessor could issue in a cycle: 1.37 by the in-order model
 # of tests/cuda/in_order.py, for two blocks of a layer of preset paper.
-ISSUE_SHARE = 0.39
+ISSUE_SHARE = 0.34
 
 BUSY = 0.85  # assumed: the rest is latency and waiting at barriers
 # Seconds of the host: per update, and per pair and leaf (slices drawn, streams copied). Measured.
@@ -196,22 +198,24 @@ def instructions(plan: StagePlan) -> float:
     """Warp instructions of a CUDA stage per member and token."""
     total = CUDA_PASSED * (not plan.first)
     by_bytes = CUDA_BYTES * (plan.rank > 1)
+    of_cuda = plan if isinstance(plan, cuda_plan.CudaPlan) else None
     for phase in plan.phases:
+        octet_rows = of_cuda and of_cuda.has_octet_rows(phase)
+        norm, sums = CUDA_OCTET_ROWS if octet_rows else CUDA_ROWS
         for op in phase.rows:
-            norm = op.kind == "norm"
-            instructions_each = CUDA_NORM if norm else CUDA_EMBED + CUDA_EMBED_RANK * plan.rank
-            total += instructions_each * plan.sizes[op.out] / 64
+            each = norm if op.kind == "norm" else CUDA_EMBED + CUDA_EMBED_RANK * plan.rank
+            total += each * plan.sizes[op.out] / 64
         for op in phase.tiles:
             if op.kind not in PRODUCTS:
                 total += CUDA_ELEMENT * plan.sizes[op.out] / 64
                 continue
             O, K = plan.program.leaves[op.leaf].shape
+            octets = of_cuda and op.kind == "linear" and of_cuda.octet_tile(O)[0]
+            mac, output, low_rank = CUDA_OCTETS if octets else CUDA_PRODUCT
             outputs, inputs = plan.tile_count(O) * 32, ceil(K / 32) * 32
-            total += CUDA_MAC * outputs * inputs / 8192
-            instructions_each = (
-                CUDA_OUTPUT + (CUDA_LOW_RANK + by_bytes) * plan.rank + SCORE * (op.kind == "score")
-            )
-            total += (instructions_each * outputs + (CUDA_SUMS + by_bytes) * plan.rank * K) / 64
+            total += mac * outputs * inputs / 8192
+            each = output + (low_rank + by_bytes) * plan.rank + SCORE * (op.kind == "score")
+            total += (each * outputs + (sums + by_bytes) * plan.rank * K) / 64
     return total
 
 

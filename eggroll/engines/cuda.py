@@ -24,10 +24,10 @@ from eggroll.engines import trial
 from eggroll.engines.cuda_launch import CudaLauncher, together
 from eggroll.engines.gpu.backward_plan import BackwardPlan, plans_from_last
 from eggroll.engines.gpu.credit import CreditPlan
-from eggroll.engines.gpu.dialect import VOTE_THREADS, Dialect
+from eggroll.engines.gpu.dialect import VOTE_THREADS, BlockNoise, Dialect
 from eggroll.engines.gpu.engine import GpuEngine
 from eggroll.engines.gpu.launch import Launcher, Pace, pad_flat
-from eggroll.engines.gpu.plan import StagePlan, padded
+from eggroll.engines.gpu.plan import Phase, StagePlan, padded
 from eggroll.errors import InputError
 from eggroll.spec.credit import Crediting
 from eggroll.spec.noise import Slices
@@ -281,9 +281,29 @@ class CudaPlan(StagePlan):
         spilled = SPILL * (half.spilled - whole.spilled)
         return half if spilled <= self.weights_read else whole
 
+    octets: ClassVar[bool] = True  # whether lanes may have eight neighbouring features of pairs
+
     def tiles(self, outputs: int) -> int:
         """Rows of 8 outputs that a warp computes at a time."""
         return TILE // 8
+
+    def octet_tile(self, outputs: int) -> tuple[int, int]:
+        """Tiles of 64 outputs, and groups of 8 members in one, if each warp has one; else 0, 0."""
+        tiles, groups = outputs // 64, self.members // 8
+        fits = self.octets and outputs % 64 == 0 and all(op.kind != "sums" for op in self.ops)
+        choice = [n for n in (4, 2) if n <= groups and tiles * (groups // n) >= self.simdgroups]
+        return (tiles, choice[0]) if fits and choice else (0, 0)
+
+    def has_octet_rows(self, phase: Phase) -> bool:
+        """True if a phase's row operations are of octets: norms and x B of many whole ones."""
+        inputs = [self.sizes[op.inputs[0]] for op in (*phase.rows, *phase.products) if op.inputs]
+        norms = all(op.kind == "norm" for op in phase.rows)
+        return self.octets and self.rank == 1 and norms and not any(K % 256 for K in inputs)
+
+    @property
+    def extra_bytes(self) -> int:
+        """Bytes of the places where slices begin, of every leaf and pair."""
+        return 4 * len(self.layout) * self.members if self.octets and self.rank == 1 else 0
 
     @property
     def vectors_offset(self) -> int:
@@ -320,6 +340,7 @@ class CudaPlan(StagePlan):
 class CudaCreditPlan(CreditPlan, CudaPlan):
     """A stage whose pairs are credited, for blocks of M members."""
 
+    octets = False
     element_rows = 4  # a member's inputs in a word, as in registers
 
     def __init__(
@@ -341,7 +362,7 @@ class CudaCreditPlan(CreditPlan, CudaPlan):
 class CudaBackwardPlan(BackwardPlan, CudaPlan):
     """A stage whose members carry errors back, for blocks of M members."""
 
-    adjacent = 8
+    adjacent, octets = 8, False
 
     def __init__(
         self,
@@ -441,7 +462,7 @@ class Cuda(Dialect):
     uint, ulong = TYPES["uint"], TYPES["ulong"]
     group = stage_group = "blockIdx.x"
     part, thread = "blockIdx.y", f"blockIdx.x * {VOTE_THREADS} + threadIdx.x"
-    unit, logit, value = ("uint32_t", 4), ("uint32_t", 4), "uint2"
+    unit, logit, value = ("uint32_t", 4), ("uint32_t", 4), "auto"
     vector = "uint2", 8
     element, feature = "[j]", "quad"
     adjacent, in_group, in_lane = 8, "lane.thread", "lane.warp"
@@ -488,7 +509,8 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
         return super().header(constants, [pack, *files])
 
     def product_files(self, plan: StagePlan) -> list[str]:
-        return ["words", f"mma_{self.product}", "product_mma"]
+        octets = ["octets"] * cast(CudaPlan, plan).octets
+        return ["words", f"mma_{self.product}", "product_mma", *octets]
 
     @property
     def vote_files(self) -> list[str]:
@@ -504,19 +526,43 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
     def tape_pointer(self, plan: StagePlan, values: str) -> str:
         return f"reinterpret_cast<const uint32_t*>({values})"
 
-    def row_loop(self) -> list[str]:
+    def row_loop(self, plan: StagePlan, phase: Phase) -> list[str]:
+        kind = "Pair" if cast(CudaPlan, plan).has_octet_rows(phase) else "Row"
         return [
-            "for (uint32_t pair = egg::lane_again(threadIdx.x).warp; "
-            "pair < M / 2; pair += WARPS) {",
-            "const egg::Row row = egg::row_of(pair, lane);",
+            "for (egg::Lane of = egg::lane_again(threadIdx.x); "
+            "of.warp < M / 2; of.warp += WARPS) {",
+            f"const egg::{kind} row = egg::{kind.lower()}_of(of.warp, of);",
         ]
 
-    def _columns(self, plan: StagePlan, outputs: int, head: bool) -> int:
-        """Groups of 8 members in a tile. A head's has all, so that sums need not tell which."""
-        return plan.members // 8 if head else cast(CudaPlan, plan).columns(outputs)
+    def _columns(self, plan: StagePlan, outputs: int, head: bool) -> tuple[int, int, bool]:
+        """Tiles, groups of 8 members in one, and whether lanes have octets.
+
+        A head's tile has all groups, so that sums need not tell which.
+        """
+        tiles, columns = (0, 0) if head else cast(CudaPlan, plan).octet_tile(outputs)
+        if tiles:
+            return tiles, columns, True
+        columns = plan.members // 8 if head else cast(CudaPlan, plan).columns(outputs)
+        return plan.tile_count(outputs), columns, False
+
+    def noise(self, plan: StagePlan) -> BlockNoise:
+        if not (cast(CudaPlan, plan).octets and plan.extra_bytes):
+            return super().noise(plan)
+        keep = f"egg::keep_begins<{len(plan.layout)}>(begins, noise, lane);"
+        begins = [("uint2", "begins", plan.extra_bytes)]
+        return BlockNoise("egg::BlockNoise", begins, ["noise.begins = begins;", keep])
+
+    def tile_turns(self, plan: StagePlan, phase: Phase) -> list[list[Op]]:
+        """Products that no other operation takes come first, as their values take registers."""
+        if not cast(CudaPlan, plan).octets:
+            return [phase.tiles]
+        taken = {r for op in phase.tiles for r in op.inputs}
+        alone = [[op] for op in phase.products if op.writes and op.out not in taken]
+        rest = [op for op in phase.tiles if [op] not in alone]
+        return [*alone, *[rest] * bool(rest)]
 
     def tile_loop(self, plan: StagePlan, outputs: int, head: bool) -> list[str]:
-        tiles, columns = plan.tile_count(outputs), self._columns(plan, outputs, head)
+        tiles, columns, _ = self._columns(plan, outputs, head)
         groups = plan.members // 8 // columns
         # Neighbouring warps share a tile's weights.
         return [
@@ -526,46 +572,44 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
         ]
 
     def tile_values(self, plan: StagePlan, name: str, outputs: int, head: bool) -> str:
-        return f"uint2 {name}[{'M / 8' if head else self._columns(plan, outputs, False)}];"
+        _, columns, octets = self._columns(plan, outputs, head)
+        return f"{'uint4' if octets else 'uint2'} {name}[{columns}];"
 
     def tile_sums(self, plan: StagePlan, name: str, outputs: int) -> str:
-        return f"int {name}[2][{self._columns(plan, outputs, False)}][4];"
+        return f"int {name}[2][{self._columns(plan, outputs, False)[1]}][4];"
 
     def element_loop(self, plan: StagePlan, outputs: int, head: bool = False) -> list[str]:
+        _, columns, octets = self._columns(plan, outputs, head)
+        of_quad, of_octet = "column + 8 * j + 2 * lane.quad", "egg::member_of(column, j, lane)"
         return [
-            "const uint32_t quad = 8 * tile + lane.group;",
             "#pragma unroll",
-            f"for (int j = 0; j < {self._columns(plan, outputs, head)}; ++j) {{",
-            "const uint32_t member = column + 8 * j + 2 * lane.quad;",
+            f"for (int j = 0; j < {columns}; ++j) {{",
+            f"const {'egg::Octet' if octets else 'uint32_t'} quad = {{8 * tile + lane.group}};",
+            f"const uint32_t member = {of_octet if octets else of_quad};",
         ]
 
     def elementwise(self, op: Op, operands: Sequence[str], argument: str) -> list[str]:
-        lines, of_word = [], "@" in argument
-        for half in "xy":
-            words = [f"{name}.{half}" for name in operands]
-            words += [argument.replace("@", half)] * of_word
-            if op.kind in WORD_OPERATIONS:
-                result = f"egg::{op.kind}({', '.join(words)})"
-            else:
-                rest = [argument] * bool(argument and not of_word)
-                features = (
-                    [*(f"egg::byte_of({word}, {e})" for word in words), *rest] for e in range(4)
-                )
-                calls = (f"egg::{op.kind}({', '.join(values)})" for values in features)
-                result = f"egg::packed({', '.join(calls)})"
-            lines.append(f"const uint32_t {half} = {result};")
-        return ["{", *lines, f"v{op.out}[j] = make_uint2(x, y);", "}"]
+        of_word = argument[:1] == "@"
+        values = [*operands, *[argument[1:]] * of_word]
+        names = "abcd"[: len(values)]
+        if op.kind in WORD_OPERATIONS:
+            result = f"egg::{op.kind}({', '.join(names)})"
+        else:
+            rest = [argument] * bool(argument and not of_word)
+            features = (
+                [*(f"egg::byte_of({name}, {e})" for name in names), *rest] for e in range(4)
+            )
+            calls = (f"egg::{op.kind}({', '.join(values)})" for values in features)
+            result = f"egg::packed({', '.join(calls)})"
+        function = f"[]({', '.join(f'uint32_t {n}' for n in names)}) {{ return {result}; }}"
+        return [f"v{op.out}[j] = egg::each({function}, {', '.join(values)});"]
 
     def bias(self, name: str, size: int, arguments: str, stored: bool) -> tuple[str, str]:
-        if stored:
-            return (
-                f"const uint2 {name} = egg::kept_of<{size}>({arguments}, member)[quad];",
-                f"{name}.@",
-            )
-        halves = (
-            f"egg::perturbed<{size}>({arguments}, member, quad, {odd})" for odd in ("false", "true")
+        function = "kept_at" if stored else "made_at"
+        return (
+            f"const auto {name} = egg::{function}<{size}>({arguments}, member, quad);",
+            f"@{name}",
         )
-        return f"const uint2 {name} = make_uint2({', '.join(halves)});", f"{name}.@"
 
     def tile_bytes(self, width: int, members: int) -> int:
         """[D / 8][M][8]"""

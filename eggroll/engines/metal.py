@@ -21,7 +21,7 @@ from eggroll.engines.gpu.credit import CreditPlan, credit_plans
 from eggroll.engines.gpu.dialect import Dialect, KernelSource
 from eggroll.engines.gpu.engine import GpuEngine
 from eggroll.engines.gpu.launch import Launcher, Pace, kernel_name, launcher, whole_portions
-from eggroll.engines.gpu.plan import MEMBERS, StagePlan, best_members, padded, stage_plans
+from eggroll.engines.gpu.plan import MEMBERS, Phase, StagePlan, best_members, padded, stage_plans
 from eggroll.spec.credit import Crediting
 from eggroll.spec.program import Op, Program
 
@@ -267,7 +267,7 @@ EGG_SHARED(int8_t, right, egg::DEPTH * egg::RIGHT);
     def tape_pointer(self, plan: StagePlan, values: str) -> str:
         return values if plan.nax else f"reinterpret_cast<device char2*>({values})"
 
-    def row_loop(self) -> list[str]:
+    def row_loop(self, plan: StagePlan, phase: Phase) -> list[str]:
         return ["for (uint member = 2 * lane.simdgroup; member < M; member += 2 * SIMDGROUPS) {"]
 
     def tile_loop(self, plan: StagePlan, outputs: int, head: bool) -> list[str]:

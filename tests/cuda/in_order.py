@@ -26,6 +26,7 @@ SLOW = 8  # conversions, reciprocals, special registers
 LINE = 128  # bytes a cycle between a multiprocessor's lanes and its memories
 FAR = 28.7  # bytes a cycle from the second cache: 6.65 TB/s for 132 multiprocessors
 
+WIDE = ("IMAD.HI", "IMAD.WIDE")  # assumed to take two turns, as their products have 64 bits
 FMA_KINDS = {"IMAD", "IDP", "FFMA", "FMUL", "FADD"}
 SLOW_KINDS = {"MUFU", "I2F", "F2I", "S2R", "S2UR", "POPC", "FLO"}
 MEMORY_KINDS = {"LDS", "STS", "LDG", "STG", "SHFL", "LDC", "LDCU"}
@@ -63,7 +64,7 @@ def work_of(instruction: Instruction) -> Work:
     if kind in SLOW_KINDS:
         return Work("slow", SLOW, OTHERS)
     if kind in FMA_KINDS:
-        return Work("fma", FMA, OTHERS)
+        return Work("fma", FMA * (2 if name.startswith(WIDE) else 1), OTHERS)
     return Work("alu", ALU, OTHERS)
 
 

@@ -801,6 +801,20 @@ def shuffle(i: Instruction) -> Callable[[Threads, Mask], None]:
     return work
 
 
+def reduction(i: Instruction) -> Callable[[Threads, Mask], None]:
+    """REDUX.SUM: the sum over a warp, as a value of the warp."""
+    if not re.fullmatch(r"REDUX\.SUM(\.S32)?", i.name):
+        raise MachineError(f"{i.name} is not known")
+    out, text = i.operands
+    value, number = value_of(text, False), register(out)
+
+    def work(t: Threads, mask: Mask) -> None:
+        v = np.where(mask, np.broadcast_to(value(t), (t.n,)), np.uint32(0)).reshape(-1, LANES)
+        t.put_uniform(number, v.sum(axis=1, dtype=np.uint32), mask)
+
+    return work
+
+
 def product(i: Instruction) -> Callable[[Threads, Mask], None]:
     """IMMA: as the tables of the PTX ISA have mma.sync, by warps."""
     shapes = {"IMMA.16832.S8.S8": 2, "IMMA.8816.S8.S8": 1}
@@ -924,6 +938,7 @@ CONTROLS: dict[str, Callable[[Instruction], Callable[[Threads, int, Mask], None]
     "CALL": branch,
     "SHFL": lambda i: warp_wide(shuffle(i)),
     "IMMA": lambda i: warp_wide(product(i)),
+    "REDUX": lambda i: warp_wide(reduction(i)),
     # With all lanes of a warp there, neither parts them.
     "WARPSYNC": lambda i: warp_wide(lambda t, mask: None),
     "BRA.DIV": lambda i: warp_wide(lambda t, mask: None),

@@ -59,6 +59,16 @@ def test_preset_seed_equals_the_oracle(architecture: str):
     run(MachineLauncher(architecture), members=32, D=64, V=256)
 
 
+def test_lanes_with_octets_of_pairs_equal_the_oracle():
+    """Tiles of 64 outputs, norms and x B of whole warps, in a block that lacks a pair."""
+    case = at_the_end(random_case(1, L=1, T=1, P=30, D=256, V=40))
+    made = engine(case.program, MachineLauncher("sm_90a"), members=32)
+    layer = made.plans(32, 1)[1]
+    assert layer.octet_tile(256) == (4, 2)
+    assert all(layer.has_octet_rows(phase) for phase in layer.phases)
+    check_scores(made, case)
+
+
 @pytest.mark.parametrize(("architecture", "product"), [("sm_75", ""), ("sm_80", "dp4a")])
 def test_other_products_equal_the_oracle(architecture: str, product: str):
     """Ragged shapes, with true divisions."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import ClassVar, NamedTuple
 
-from eggroll.engines.gpu.plan import StagePlan
+from eggroll.engines.gpu.plan import Phase, StagePlan
 from eggroll.errors import InputError
 from eggroll.spec.program import Op
 
@@ -33,6 +33,14 @@ class KernelSource(NamedTuple):
     shared: int = 0  # bytes of threadgroup memory that the body declares; CUDA launches ask for it
     blocks: int = 0  # of CUDA, that a multiprocessor must have registers for; 0 if none is said
     threads: int = 0  # of such a block
+
+
+class BlockNoise(NamedTuple):
+    """Noise of a threadgroup: its type, arrays in threadgroup memory, lines once it is declared."""
+
+    kind: str
+    arrays: Sequence[tuple[str, str, int]] = ()  # type, name, bytes
+    lines: Sequence[str] = ()
 
 
 class Dialect(ABC):
@@ -129,8 +137,16 @@ class Dialect(ABC):
         """Bytes on a tape, of whose rows LD is the length, as a product reads a register."""
 
     @abstractmethod
-    def row_loop(self) -> list[str]:
+    def row_loop(self, plan: StagePlan, phase: Phase) -> list[str]:
         """Opens the loop over a simdgroup's pairs."""
+
+    def noise(self, plan: StagePlan) -> BlockNoise:
+        """Noise as a stage's kernel has it."""
+        return BlockNoise("egg::Noise")
+
+    def tile_turns(self, plan: StagePlan, phase: Phase) -> list[list[Op]]:
+        """A phase's operations on tiles, in turns: products, then what follows them."""
+        return [phase.tiles]
 
     @abstractmethod
     def tile_loop(self, plan: StagePlan, outputs: int, head: bool) -> list[str]:

@@ -15,7 +15,14 @@ from eggroll.spec import fixed_point as fx
 from eggroll.spec.program import Op, Program, S, X
 
 StageResult = Literal["scores", "logits", "likelihoods", "outputs"]
-TYPE_BYTES = {"int": 4, "uint": 4, "uint32_t": 4, "char2": 2, "int8_t": 1}  # in shared arrays
+TYPE_BYTES = {
+    "uint2": 8,
+    "int": 4,
+    "uint": 4,
+    "uint32_t": 4,
+    "char2": 2,
+    "int8_t": 1,
+}  # in shared arrays
 # Names of a head's outputs: of every token, or the last one's logits.
 RESULT_OUTPUTS: dict[StageResult, tuple[str, ...]] = {
     "scores": ("scores",),
@@ -234,6 +241,8 @@ class StageWriter(KernelWriter):
             self.share(unit, "shared", shared)
         if plan.sums_bytes and plan.sums_shared:
             self.share("int", "sums", plan.sums_bytes)
+        for kind, name, size in dialect.noise(plan).arrays:
+            self.share(kind, name, size)
         if plan.spare_bytes:
             self.share("int", "spare", plan.spare_bytes)
         if self.scored:
@@ -261,11 +270,12 @@ class StageWriter(KernelWriter):
             f"const {dialect.uint} first = {dialect.group} * M;",
             f"const {dialect.uint} T = sizes[0], members = sizes[1] - first;",
             f"const egg::Lane lane = {dialect.lane(plan)};",
-            "egg::Noise noise;",
+            f"{dialect.noise(plan).kind} noise;",
             "noise.table = table;",
             "noise.starts = starts;",
             "noise.first = first / 2;",
             "noise.pairs = sizes[2];",
+            *dialect.noise(plan).lines,
         )
 
     def keep_vectors(self) -> None:
@@ -305,7 +315,7 @@ class StageWriter(KernelWriter):
         plan, row = self.plan, self.dialect.row
         if not plan.has_rows(phase):
             return
-        self(*self.dialect.row_loop())
+        self(*self.dialect.row_loop(plan, phase))
         # No barrier between them: a lane has the same features of a member in all of them.
         for op in phase.rows:
             ROWS[op.kind](self, op)
@@ -338,10 +348,12 @@ class StageWriter(KernelWriter):
         self(*(dialect.tile_values(plan, name, outputs, head) for name in names))
         if kind == "sums":
             self(dialect.tile_sums(plan, "total", outputs))
-        for op in phase.products:
-            TILES[op.kind](self, op)
-        if kind not in ALONE:
-            self.element_loop(phase, outputs)
+        for ops in dialect.tile_turns(plan, phase):
+            for op in ops:
+                if op.kind in PRODUCTS:
+                    TILES[op.kind](self, op)
+            if kind not in ALONE:
+                self.element_loop(ops, outputs)
         self("}")
         if scored:
             self("egg::gather(parts, likelihood, lane);")
@@ -352,12 +364,13 @@ class StageWriter(KernelWriter):
             self(f"egg::finish({results}, parts, hits, T, members, lane);")
             self.scored_token()
 
-    def element_loop(self, phase: Phase, outputs: int) -> None:
+    def element_loop(self, ops: Sequence[Op], outputs: int) -> None:
         """The operations that follow the products, on a lane's own values of the registers."""
         dialect, value = self.dialect, self.dialect.value
         self(*dialect.element_loop(self.plan, outputs))
-        self.local = {op.out: f"v{op.out}{dialect.element}" for op in phase.products}
-        for op in phase.tiles:
+        products = [op for op in ops if op.kind in PRODUCTS]
+        self.local = {op.out: f"v{op.out}{dialect.element}" for op in products}
+        for op in ops:
             if op.kind not in PRODUCTS:
                 for r in op.inputs:
                     if r not in self.local and r not in registers_read_across(op):

@@ -31,7 +31,12 @@ __device__ inline int divide(int v) {
 // clip(floor(v / DIVISOR)) of four values, as a word.
 template <int DIVISOR>
 __device__ inline uint32_t quotients(const int (&v)[4]) {
-  if (DIVISOR == 256) return clipped_256ths(v);
+  if ((DIVISOR & (DIVISOR - 1)) == 0 && DIVISOR >= 256) {
+    constexpr int FIRST = DIVISOR >= 256 ? DIVISOR / 256 : 1;
+    int parts[4];
+    for (int e = 0; e < 4; ++e) parts[e] = quotient<FIRST>(v[e]);
+    return clipped_256ths(parts);
+  }
   return clipped(quotient<DIVISOR>(v[0]), quotient<DIVISOR>(v[1]), quotient<DIVISOR>(v[2]),
                  quotient<DIVISOR>(v[3]));
 }
@@ -54,6 +59,19 @@ __device__ inline void put(uint32_t* x, uint32_t quad, uint32_t member, uint2 v)
   const uint32_t at = word(quad, member);
   x[at] = v.x;
   x[at + 2] = v.y;
+}
+
+// Eight neighbouring features: x, y of the even member of a pair, z, w of the odd one.
+struct Octet {
+  uint32_t index;
+};
+
+__device__ inline uint4 get(const uint32_t* x, Octet octet, uint32_t member) {
+  return *reinterpret_cast<const uint4*>(x + (octet.index * LD + member) * 2);
+}
+
+__device__ inline void put(uint32_t* x, Octet octet, uint32_t member, uint4 v) {
+  *reinterpret_cast<uint4*>(x + (octet.index * LD + member) * 2) = v;
 }
 
 // A lane of a matrix product: `group` is a row of A and a column of B, `quad` of four columns of C.
@@ -90,6 +108,22 @@ __device__ inline Row row_of(uint32_t pair, Lane lane) {
   row.member = 2 * pair + row.odd;
   row.lane = lane.index % 16;
   return row;
+}
+
+// The same where a lane has octets of both members.
+struct Pair {
+  uint32_t member, lane;
+};
+
+__device__ inline Pair pair_of(uint32_t pair, Lane lane) { return {2 * pair, lane.index}; }
+
+__device__ inline int over_pair(int v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(0xffffffffu, v);
+#else
+  for (int mask = 16; mask > 0; mask /= 2) v += __shfl_xor_sync(0xffffffffu, v, mask);
+  return v;
+#endif
 }
 
 // The sum over the lanes of a member.
@@ -186,6 +220,19 @@ __device__ inline const uint2* kept_of(const uint2* kept, uint32_t member) {
   return kept + member / 2 * kept_quads(COUNT);
 }
 
+// A quad of them, and an octet as `get` has it.
+template <int COUNT>
+__device__ inline uint2 kept_at(const uint2* kept, uint32_t member, uint32_t quad) {
+  return kept_of<COUNT>(kept, member)[quad];
+}
+
+template <int COUNT>
+__device__ inline uint4 kept_at(const uint2* kept, uint32_t member, Octet octet) {
+  const uint2* quads = kept_of<COUNT>(kept, member) + 2 * octet.index;
+  const uint4 v = *reinterpret_cast<const uint4*>(quads);
+  return make_uint4(v.x, v.z, v.y, v.w);
+}
+
 // One member's half of them.
 struct KeptVector {
   const uint32_t* of;
@@ -193,12 +240,24 @@ struct KeptVector {
 };
 
 // The state comes and goes as [members][D], the activations of a token as [D / 8][M][8]. What fills
-// the last eight up is zero.
+// the last eight up is zero. All that follows deals out octets of pairs alike, so a thread may
+// leave one and enter another without a barrier.
+__device__ inline uint32_t pairs_octet(uint32_t i) { return i / (M / 2) * (LD / 2) + i % (M / 2); }
+
+template <int D>
+__device__ inline uint2 octet_of(const int8_t* row, uint32_t quad, bool there) {
+  if (!there) return make_uint2(0, 0);
+  return make_uint2(elements<D>(row, quad), elements<D>(row, quad + 1));
+}
+
 template <int D>
 __device__ inline void load_state(uint32_t* s, const int8_t* state, uint32_t members, Lane lane) {
-  for (uint32_t i = lane.thread; i < (D + 7) / 8 * 2 * M; i += THREADS) {
-    const uint32_t member = i % M, quad = i / M;
-    s[word(quad, member)] = member < members ? elements<D>(state + member * D, quad) : 0;
+  for (uint32_t i = lane.thread; i < (D + 7) / 8 * (M / 2); i += THREADS) {
+    const uint32_t member = i % (M / 2) * 2, quad = i / (M / 2) * 2;
+    const int8_t* row = state + member * D;
+    const uint2 even = octet_of<D>(row, quad, member < members);
+    const uint2 odd = octet_of<D>(row + D, quad, member + 1 < members);
+    reinterpret_cast<uint4*>(s)[pairs_octet(i)] = make_uint4(even.x, even.y, odd.x, odd.y);
   }
 }
 
@@ -214,32 +273,37 @@ __device__ inline void store_state(const uint32_t* s, int8_t* state, uint32_t me
 template <int D>
 __device__ inline void restart(uint32_t* s, const int32_t* tokens, uint32_t T, uint32_t members,
                                Lane lane) {
-  for (uint32_t i = lane.thread; i < (D + 3) / 4 * M; i += THREADS) {
-    const uint32_t member = i % M;  // as load_state deals them out, and so without a barrier
-    if (member < members && tokens[member * T] == 0) s[word(i / M, member)] = 0;
+  lane = lane_again(lane.thread);
+#pragma unroll
+  for (uint32_t odd = 0; odd < 2; ++odd) {
+    const uint32_t member = lane.thread % (M / 2) * 2 + odd;  // THREADS is a multiple of M / 2
+    if (member >= members || tokens[member * T] != 0) continue;
+#pragma unroll
+    for (uint32_t i = lane.thread; i < (D + 7) / 8 * (M / 2); i += THREADS)
+      reinterpret_cast<uint2*>(s)[2 * pairs_octet(i) + odd] = make_uint2(0, 0);
   }
 }
 
-// As the next two deal out a tile alike, a thread may leave one and enter another without a
-// barrier.
 template <int D>
 __device__ inline void fill(uint32_t* x, Lane lane) {
-  for (uint32_t i = lane.thread; i < (D + 7) / 8 * M; i += THREADS)
-    reinterpret_cast<uint2*>(x)[i / M * LD + i % M] = make_uint2(0, 0);
+  for (uint32_t i = lane.thread; i < (D + 7) / 8 * (M / 2); i += THREADS)
+    reinterpret_cast<uint4*>(x)[pairs_octet(i)] = make_uint4(0, 0, 0, 0);
 }
 
 template <int D>
 __device__ inline void load_tile(uint32_t* x, const int8_t* from, Lane lane) {
-  const uint2* octets = reinterpret_cast<const uint2*>(from);
-  for (uint32_t i = lane.thread; i < (D + 7) / 8 * M; i += THREADS)
-    reinterpret_cast<uint2*>(x)[i / M * LD + i % M] = octets[i];
+  const uint4* octets = reinterpret_cast<const uint4*>(from);
+  lane = lane_again(lane.thread);
+  for (uint32_t i = lane.thread; i < (D + 7) / 8 * (M / 2); i += THREADS)
+    reinterpret_cast<uint4*>(x)[pairs_octet(i)] = octets[i];
 }
 
 template <int D>
 __device__ inline void store_tile(const uint32_t* x, int8_t* to, Lane lane) {
-  uint2* octets = reinterpret_cast<uint2*>(to);
-  for (uint32_t i = lane.thread; i < (D + 7) / 8 * M; i += THREADS)
-    octets[i] = reinterpret_cast<const uint2*>(x)[i / M * LD + i % M];
+  uint4* octets = reinterpret_cast<uint4*>(to);
+  lane = lane_again(lane.thread);
+  for (uint32_t i = lane.thread; i < (D + 7) / 8 * (M / 2); i += THREADS)
+    octets[i] = reinterpret_cast<const uint4*>(x)[pairs_octet(i)];
 }
 
 }  // namespace egg

@@ -21,4 +21,11 @@ __device__ inline uint2 concat(const uint32_t* a, const uint32_t* b, uint32_t qu
   return make_uint2(joined<A, B>(a, b, quad, member), joined<A, B>(a, b, quad, member + 1));
 }
 
+template <int A, int B>
+__device__ inline uint4 concat(const uint32_t* a, const uint32_t* b, Octet octet, uint32_t member) {
+  const uint2 low = concat<A, B>(a, b, 2 * octet.index, member);
+  const uint2 high = concat<A, B>(a, b, 2 * octet.index + 1, member);
+  return make_uint4(low.x, high.x, low.y, high.y);
+}
+
 }  // namespace egg

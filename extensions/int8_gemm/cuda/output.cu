@@ -14,4 +14,11 @@ __device__ inline void output(int8_t* to, uint2 x, uint32_t quad, uint32_t membe
   }
 }
 
+template <int N>
+__device__ inline void output(int8_t* to, uint4 x, Octet octet, uint32_t member, uint32_t T,
+                              uint32_t members) {
+  output<N>(to, make_uint2(x.x, x.z), 2 * octet.index, member, T, members);
+  output<N>(to, make_uint2(x.y, x.w), 2 * octet.index + 1, member, T, members);
+}
+
 }  // namespace egg

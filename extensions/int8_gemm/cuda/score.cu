@@ -78,9 +78,12 @@ __device__ inline void gather(Total* parts, const Likelihood& mine, Lane lane) {
     }
 }
 
+static_assert(M <= THREADS, "a thread finishes a member");
+
 __device__ inline void finish(int16_t* scores, const Total* parts, const int* hits, uint32_t T,
                               uint32_t members, Lane lane) {
-  for (uint32_t m = lane.thread; m < min(uint32_t(M), members); m += THREADS) {
+  const uint32_t m = lane.thread;
+  if (m < min(uint32_t(M), members)) {
     uint64_t total = 0;
     for (uint32_t part = 0; part < WARPS; ++part) total += parts[part * M + m];
     scores[m * T] = int16_t(hits[m] * (1 << (SCORE_BITS - 4)) - log2_score(total));
@@ -90,7 +93,8 @@ __device__ inline void finish(int16_t* scores, const Total* parts, const int* hi
 // For exact losses: sums over the vocabulary, and the targets' logits.
 __device__ inline void finish(uint64_t* totals, int8_t* logits, const Total* parts, const int* hits,
                               uint32_t T, uint32_t members, Lane lane) {
-  for (uint32_t m = lane.thread; m < min(uint32_t(M), members); m += THREADS) {
+  const uint32_t m = lane.thread;
+  if (m < min(uint32_t(M), members)) {
     uint64_t total = 0;
     for (uint32_t part = 0; part < WARPS; ++part) total += parts[part * M + m];
     totals[m * T] = total;
