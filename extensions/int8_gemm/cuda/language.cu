@@ -23,8 +23,6 @@ __device__ inline int byte_of(uint32_t word, int e) {
 __device__ inline int upper_byte(uint32_t word, int e) {
   return int(__byte_perm(word, 0, 0x444 | e << 12));
 }
-// Every byte becomes 0 or, if it is negative, -1.
-__device__ inline uint32_t spread_signs(uint32_t word) { return __vcmplts4(word, 0); }
 __device__ inline uint32_t as_byte(int v, int e) { return (uint32_t(v) & 255u) << (8 * e); }
 
 __device__ inline int leading_zeros(uint64_t n) { return __clzll(static_cast<long long>(n)); }

@@ -83,11 +83,6 @@ inline uint __vmaxs2(uint a, uint b) {
   return uint(uint16_t(max(half(a), half(b)))) | uint(max(half(a >> 16), half(b >> 16))) << 16;
 }
 inline int __mulhi(int a, int b) { return int((int64_t(a) * b) >> 32); }
-inline uint __vcmplts4(uint a, uint b) {
-  uint v = 0;
-  for (int e = 0; e < 32; e += 8) v |= int8_t(a >> e) < int8_t(b >> e) ? 255u << e : 0;
-  return v;
-}
 inline uint __funnelshift_r(uint low, uint high, uint shift) {
   return uint(((uint64_t(high) << 32) | low) >> (shift & 31));
 }
