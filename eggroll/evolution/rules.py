@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import erfc, isqrt, sqrt
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
@@ -685,7 +685,7 @@ class AdamRule(FineCopyRule):
         factor, taken = self.factor(step), self.taken(step)
         return by_extension(
             lambda leaves: native.adam(leaves, factor, self.threads), weights, memory, votes,
-            lambda name: (name, *_names(name), feedback_name(name)),
+            _all_names,
             lambda name: (taken if name in self.shrinks else 0,),
         )  # fmt: skip
 
@@ -693,6 +693,12 @@ class AdamRule(FineCopyRule):
 def _names(leaf: str) -> tuple[str, str]:
     """The names of m and s of a leaf in the rule's memory."""
     return f"{leaf}/mean", f"{leaf}/size"
+
+
+@cache
+def _all_names(leaf: str) -> tuple[str, ...]:
+    """Those of its fine copy, m, s and feedback."""
+    return leaf, *_names(leaf), feedback_name(leaf)
 
 
 def _scaled(v: NDArray[np.int64], by: int) -> NDArray[np.int64]:

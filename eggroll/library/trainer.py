@@ -576,7 +576,7 @@ class Trainer:
                 float(fitness[best]),
                 per_second(self.pop * members.rows, seconds),
             )  # fmt: skip
-            self._record(update._asdict())
+            self._record(update)
         self._stalled = self._stalled + 1 if result.differing < MIN_DIFFERING else 0
         if self._stalled == STALLED_UPDATES:
             warnings.warn(
@@ -701,8 +701,7 @@ class Trainer:
             self._members = None
             seconds = max(time.perf_counter() - self._began, 0.0)
             update = ErrorUpdate(self.step, loss, size, rate, seconds, per_second(R * T, seconds))
-            row = update._asdict()
-            self._record({k: v for k, v in row.items() if v == v})
+            self._record(update)
         return update
 
     def _shown_members(self, name: str) -> Members:
@@ -715,7 +714,7 @@ class Trainer:
             )
         return members
 
-    def _record(self, row: dict[str, Any]) -> None:
+    def _record(self, update: Update | ErrorUpdate) -> None:
         """Adds an update to the folder, and a checkpoint where one is due.
 
         Warns of the first update of this process beyond the last one planned.
@@ -732,7 +731,7 @@ class Trainer:
             **self._kept_arrays, **{name: thing.arrays() for name, thing in self._kept.items()}
         }  # fmt: skip
         if self._log:
-            self._log.add(row)
+            self._log.add({k: v for k, v in update._asdict().items() if v == v})  # without NaN
             every = self.options.checkpoint_every
             if self.step == self.options.steps or (every and self.step % every == 0):
                 self.save()
