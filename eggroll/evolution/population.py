@@ -248,10 +248,11 @@ class Population:
             words = mx.array(np.asarray(drawn).view(np.uint32))  # sooner than by MLX's thread
             part = self.engine.learn(prepared, self._batch(batch, first, last), words, back)
             total = _added(total, part.votes)
-            mx.eval(part[:4], total)
+            if last < self.members:  # else all is evaluated at the end
+                mx.eval(part[:4], total)
             parts.append(part)
-        sizes_here = np.sum([np.asarray(part.sizes) for part in parts], axis=0).tolist()
-        sizes = self.ranks.table(sizes_here).sum(axis=0)
+        by_leaf = zip(*(np.asarray(part.sizes).tolist() for part in parts), strict=True)
+        sizes = self.ranks.table([*map(sum, by_leaf)]).sum(axis=0)
         rated = zip(*[(part.errors, part.lost) for part in parts if back.losses], strict=True)
         return Learnt(
             _joined([part.scores for part in parts]),

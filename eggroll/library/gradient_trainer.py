@@ -227,7 +227,7 @@ class GradientTrainer:
         """Arrays by name, as the caller has them only of several outputs."""
         if isinstance(arrays, Mapping):
             return dict(arrays)
-        names = [output.name for output in visible(self.program)]
+        names = visible(self.program)
         if len(names) > 1:
             raise InputError(
                 f"slopes are one array: give them by name, a dict of {', '.join(names)}."

@@ -19,7 +19,7 @@ from eggroll.evolution.step import Learner
 from eggroll.library.members import Outputs
 from eggroll.spec import losses, rng
 from eggroll.spec.losses import Targets
-from eggroll.spec.program import Batch, Output, Program
+from eggroll.spec.program import Batch, Program
 from eggroll.spec.rng import WHOLE, draws
 from eggroll.training.learner import fitting_chunk
 
@@ -47,19 +47,18 @@ class ErrorUpdate(NamedTuple):
     rows_per_second: float
 
 
-def visible(program: Program) -> list[Output]:
-    """The outputs that errors may be given for: but what policies read for their votes."""
+def visible(program: Program) -> list[str]:
+    """Names of the outputs that the caller has: all but what policies read for their votes."""
     inner = {policy.output + 1 for policy in program.policies}
-    return [output for i, output in enumerate(program.outputs) if i not in inner]
+    return [output.name for i, output in enumerate(program.outputs) if i not in inner]
 
 
-def by_name(program: Program, what: str, given: Any) -> dict[str, Any]:
+def by_name(names: list[str], what: str, given: Any) -> dict[str, Any]:
     """Something of outputs by their names, where it may be left bare if there is but one.
 
     Raises:
         InputError: a name is unknown, or several outputs share a bare one.
     """
-    names = [output.name for output in visible(program)]
     if not isinstance(given, Mapping):
         if len(names) > 1:
             raise InputError(
@@ -76,46 +75,39 @@ def by_name(program: Program, what: str, given: Any) -> dict[str, Any]:
     return dict(given)
 
 
-def row_words(seed: int, step: int, R: int, T: int, threads: int) -> NDArray[np.uint32]:
-    """The random words of an update's rows, uint32 [R, T]."""
-    drawn = draws([rng.key(seed, rng.DRAWS, step)], [WHOLE], 0, (R, T), threads)
-    return np.array(drawn).view(np.uint32)
-
-
 class ErrorMaker:
     """Takes what the errors of rows are made of: targets and losses, or the caller's errors.
 
-    words: gives the random words of the rows, uint32 [R, T]; single: whether the caller left out T.
+    lead, of its methods: the axes of a call's rows, [R, T], or [R] where the caller left out T.
     """
 
-    def __init__(
-        self, program: Program, size: tuple[int, int], single: bool,
-        words: Callable[[], NDArray[np.uint32]],
-    ) -> None:  # fmt: skip
-        self.program, self.size, self.words = program, size, words
-        self.lead = size[:1] if single else size
+    def __init__(self, program: Program, seed: int, threads: int) -> None:
+        self.program, self.seed, self.threads = program, seed, threads
+        self._visible = visible(program)
         self._places = {output.name: i for i, output in enumerate(program.outputs)}
 
-    def targets(self, given: Any, loss: LossNames) -> Targets:
+    def targets(self, given: Any, loss: LossNames, lead: tuple[int, ...]) -> Targets:
         """The caller's targets, checked."""
-        named = by_name(self.program, "targets", given)
+        named = by_name(self._visible, "targets", given)
         names = dict.fromkeys(named, loss) if isinstance(loss, str) else loss
         if lacking := [name for name in named if name not in names]:
             raise InputError(f"loss has none for {lacking[0]!r}: give one for each of the targets.")
         outputs = [(o, o.name) for o in self.program.outputs if o.name in named]
-        parts = [losses.checked_targets(names[k], o, named[k], self.lead) for o, k in outputs]
-        parts = [part.reshape(*self.size, -1) for part in parts]
+        parts = [losses.checked_targets(names[k], o, named[k], lead) for o, k in outputs]
+        parts = [part.reshape(*(*lead, 1)[:2], -1) for part in parts]
         by_output = tuple([names[o] if o in named else "" for o in self._places])
         return Targets(by_output, parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1))
 
-    def given(self, errors: Any) -> NDArray[np.int8]:
-        """The caller's errors, int8 [R, T, all outputs]."""
-        made, rows = dict[str, NDArray[np.int8]](), self.words()
-        for name, of in by_name(self.program, "errors", errors).items():
+    def given(self, errors: Any, lead: tuple[int, ...], step: int) -> NDArray[np.int8]:
+        """The caller's errors in update `step`, int8 [R, T, all outputs]."""
+        size, made = (*lead, 1)[:2], dict[str, NDArray[np.int8]]()
+        stream = rng.key(self.seed, rng.DRAWS, step)
+        rows = np.array(draws([stream], [WHOLE], 0, size, self.threads)).view(np.uint32)
+        for name, of in by_name(self._visible, "errors", errors).items():
             place = self._places[name]
             words = losses.words_for(self.program, place, rows)
-            made[name] = losses.checked_errors(self.program.outputs[place], of, self.lead, words)
-        return losses.side_by_side(self.program, made, self.size)
+            made[name] = losses.checked_errors(self.program.outputs[place], of, lead, words)
+        return losses.side_by_side(self.program, made, size)
 
 
 class Readers:

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import (
     Annotated,
@@ -391,6 +390,7 @@ class Trainer:
         self._kept, self._kept_arrays = dict[str, CheckpointPart](), dict[str, checkpoint.Arrays]()
         self._pool: Pool | None = None
         self._readers = learning.Readers(self._learner, options.threads)
+        self._errors = learning.ErrorMaker(net, options.seed, options.threads)
         self._row_reader = RowReader(net, None, lambda batch: {})
         self._log: TrainerLog | None = None
 
@@ -638,9 +638,9 @@ class Trainer:
                     "as many rows, or leave carry out."
                 )
             batch = batch._replace(state=self._learner.state)
-        maker, made = self._error_maker(batch.size, rows.single), errors
+        lead = batch.size[:1] if rows.single else batch.size
         if targets is not None:
-            return self._learn(batch, maker.targets(targets, loss))
+            return self._learn(batch, self._errors.targets(targets, loss, lead))
         if callable(errors):
             try:
                 outputs = learning.plain_outputs(self._learner, self._readers, batch)
@@ -648,8 +648,8 @@ class Trainer:
                 raise InputError(f"{error}.") from None
             if rows.single:
                 outputs = {name: array[:, 0] for name, array in outputs.items()}
-            made = errors(self._row_reader.public(outputs))
-        return self._learn(batch._replace(errors=maker.given(made)))
+            errors = errors(self._row_reader.public(outputs))
+        return self._learn(batch._replace(errors=self._errors.given(errors, lead, self.step)))
 
     def tell_errors(self, errors: Any) -> ErrorUpdate:
         """Makes the update by the errors of all rows that the members of `ask` were shown.
@@ -665,7 +665,8 @@ class Trainer:
         members = self._shown_members("tell_errors")
         batch = members.shown(self.pop)
         single = members.rows == 1 and np.ndim(errors) == 2
-        of_outputs = self._error_maker(batch.size, single).given(errors)
+        lead = batch.size[:1] if single else batch.size
+        of_outputs = self._errors.given(errors, lead, self.step)
         return self._learn(batch._replace(errors=of_outputs))
 
     def _check_learns(self, name: str) -> None:
@@ -676,11 +677,6 @@ class Trainer:
                 f"{name} carries errors back and estimator is {self.options.estimator!r}: use "
                 'estimator="feedback" or "local", or ask and tell.'
             )
-
-    def _error_maker(self, size: tuple[int, int], single: bool) -> learning.ErrorMaker:
-        options = self.options
-        words = partial(learning.row_words, options.seed, self.step, *size, options.threads)
-        return learning.ErrorMaker(self.program, size, single, words)
 
     def _learn(self, batch: Batch, targets: Targets | None = None) -> ErrorUpdate:
         learner, (R, T) = self._learner, batch.size
