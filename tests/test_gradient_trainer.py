@@ -7,6 +7,7 @@ import pytest
 
 from eggroll.errors import InputError
 from eggroll.library.gradient_trainer import GradientTrainer
+from eggroll.library.trainer import Trainer
 from eggroll.networks import egg, initial_weights, mlp, nnue
 from eggroll.spec.program import Program
 
@@ -174,3 +175,69 @@ def test_slopes_of_several_outputs_go_by_name():
     trainer.ask(int8((1, 2)))
     with pytest.raises(InputError, match="give them by name, a dict of value, total"):
         trainer.tell_gradient(np.ones((1, 1)))
+
+
+def test_weights_go_to_int8_and_back():
+    """What was int8 stays what it is, and nothing else is taken."""
+    weights = {leaf.name: int8(leaf.shape, 3) for leaf in mlp(3, [4], 2).leaves}
+    for w in weights.values():
+        w[w == -128] = 0
+    back = GradientTrainer(mlp(3, [4], 2), weights=weights).quantised()
+    assert all(np.array_equal(back.weights[name], w) for name, w in weights.items())
+    assert back.clipped == 0
+    assert np.isnan([back.before, back.after]).all()
+    es = Trainer(mlp(3, [4], 2), pop=2, weights=back.weights)
+    assert all(np.array_equal(es.weights[name], w) for name, w in weights.items())
+    for wrong, said in (({}, "has no leaf"), (es.model, "a dict of int8 arrays")):
+        with pytest.raises(InputError, match=said):
+            GradientTrainer(mlp(3, [4], 2), weights=wrong)
+
+
+def test_the_loss_before_and_after_is_that_of_both_networks():
+    trainer = GradientTrainer(mlp(2, [8], 1), learning_rate=0.05, seed=1)
+    x = np.array([[-16, -16], [-16, 16], [16, -16], [16, 16]], np.int8)
+    wanted = np.array([[-2], [2], [2], [-2]], np.float32)
+    for _ in range(200):
+        trainer.tell_gradient(2 * (trainer.ask(x) - wanted))
+    found = trainer.quantised(lambda model: float(np.square(model(x) - wanted).mean()))
+    int8_model = Trainer(mlp(2, [8], 1), pop=2, weights=found.weights).model
+    assert found.before == np.square(trainer.model(x) - wanted).mean() < 0.01
+    assert found.after == np.square(int8_model(x) / 16 - wanted).mean()
+    assert found.before < found.after < 0.3
+
+
+def test_outputs_of_both_networks_are_in_real_units():
+    """Those of a recurrent one, whose state begins at zero each time, and sums."""
+    trainer, seen = GradientTrainer(recurrent()), []
+    rows = int8((4, 6, 2)) // 2
+    trainer.ask(rows)
+    trainer.quantised(lambda model: seen.append(model(rows)) or 0.0)
+    trainer.quantised(lambda model: seen.append(model(rows)) or 0.0)
+    for name in ("value", "total"):
+        one, other = (np.array(of[name]) for of in seen[:2])
+        assert np.abs(one - other).mean() < 0.15 * np.abs(one).mean() + 0.1, name
+        for first, again in zip(seen[:2], seen[2:], strict=True):
+            assert np.array_equal(first[name], again[name])
+
+
+def test_a_policy_has_one_output_for_the_caller():
+    trainer = GradientTrainer(mlp(3, [4], 2, policy=True))
+    tell(trainer, np.ones((4, 2)))
+    shapes = []
+    trainer.quantised(lambda model: shapes.append(model(int8((4, 3))).shape) or 0.0)
+    assert (trainer.step, shapes) == (1, [(4, 2), (4, 2)])
+
+
+def test_weights_beyond_int8_are_counted_and_nan_is_refused():
+    trainer = GradientTrainer(mlp(3, [], 2, bias=False), learning_rate=9.0)
+    trainer.ask(int8((4, 3)))
+    trainer.tell_gradient(np.ones((4, 2)))  # Adam's first step: the rate, for every weight
+    found = trainer.quantised()
+    (real,), (whole,) = trainer.weights.values(), found.weights.values()
+    assert found.clipped == np.mean(np.abs(np.array(real)) >= 127.5 / 16) > 0
+    assert np.abs(whole).max() == 127
+    trainer.learning_rate = np.inf
+    trainer.ask(int8((4, 3)))
+    trainer.tell_gradient(np.ones((4, 2)))
+    with pytest.raises(InputError, match=r"'layer0\.weights' is not finite: try a lower"):
+        trainer.quantised()

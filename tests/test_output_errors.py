@@ -161,3 +161,36 @@ def test_wrong_errors_are_refused(name: str):
     with pytest.raises(ValueError, match="score"):
         scored.run(engine_of(name, scored))
     assert mx.array(good).dtype == mx.int8
+
+
+@pytest.mark.skipif("cpu" not in LEARNING, reason="the extension is not built")
+def test_wrong_targets_are_refused():
+    """By the extension, whatever the caller's own checks let through."""
+    carried = case(recurrent(), 1, "feedback")
+    made, size = engine_of("cpu", carried), carried.case.tokens.shape
+    good = np.zeros((*size, 1 + 2 + 3), np.int32)
+    back = carried.backward._replace(losses=("softmax", "squared", "sigmoid", ""))
+
+    def learn(wanted: np.ndarray, losses: tuple[str, ...] = back.losses, **given: Any) -> Any:
+        batch = carried.case.batch._replace(wanted=mx.array(wanted), **given)
+        words = mx.array(carried.words)
+        return made.learn(
+            made.prepare(carried.case.leaves), batch, words, back._replace(losses=losses)
+        )
+
+    assert learn(good).errors.shape == (*size, 15)
+    for column, least, most in ((0, -1, 3), (2, -(1 << 24), 1 << 24), (5, -1, 127)):
+        for value in (least, most):
+            edge = good.copy()
+            edge[-1, -1, column] = value
+            learn(edge)
+            edge[-1, -1, column] += 1 if value > 0 else -1
+            with pytest.raises(ValueError, match="targets: a value is out of its loss's range"):
+                learn(edge)
+    for wrong in (good[..., 1:], good[:1], good.astype(np.int16)):
+        with pytest.raises(ValueError, match="targets"):
+            learn(wrong)
+    with pytest.raises(ValueError, match="one loss per output"):
+        learn(good, back.losses[:3])
+    with pytest.raises(ValueError, match="errors are given, or made of targets"):
+        learn(good, errors=mx.array(np.zeros((*size, 15), np.int8)))

@@ -20,6 +20,7 @@ from eggroll.spec.noise import Slices
 from eggroll.spec.program import Batch, Program, Weights
 
 LANES = 32  # members of a block
+LOSS_CODES = {"": 0, "softmax": 1, "squared": 2, "sigmoid": 3}  # Loss of plan.h
 
 
 class CpuEngine(Engine):
@@ -148,13 +149,18 @@ class CpuEngine(Engine):
     def learn(self, prepared: Any, batch: Batch, words: mx.array, back: Backward) -> Learnt:
         matrices = [back.matrices.get(leaf.name) for leaf in self.program.leaves]
         mx.eval([matrix for matrix in matrices if matrix is not None])  # all at once
-        after, scores, sizes, *Z = self._native.learn(
+        wanted = None
+        if back.losses:
+            wanted = self._native.Targets([LOSS_CODES[k] for k in back.losses], batch.wanted)
+        after, scores, sizes, *made = self._native.learn(
             self._program, prepared, batch.tokens,
             batch.tokens if batch.targets is None else batch.targets, batch.state,
-            row_arrays(batch), words, list(back.scales), matrices, batch.errors, self.threads,
+            row_arrays(batch), words, back.scales, matrices, batch.errors, wanted, self.threads,
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
-        return Learnt(scores, after, dict(zip(names, Z, strict=True)), sizes)
+        rated = made[: len(made) - len(names)]
+        Z = made[len(rated) :]
+        return Learnt(scores, after, dict(zip(names, Z, strict=True)), sizes, *rated)
 
     def play(
         self,

@@ -24,15 +24,18 @@ from eggroll.evolution.rules import FINE_BITS, RunOptions, arrays, feedback_name
 from eggroll.spec.backward import (
     FIRST,
     Backward,
+    Learnt,
     check_passable,
     first_feedback,
     heads,
+    last_ones,
     layers,
     next_scale,
     values_credited,
     values_kept,
 )
 from eggroll.spec.credit import Acted, Crediting, CreditKind, Turns, crediting, readout
+from eggroll.spec.fixed_point import log2_fixed
 from eggroll.spec.program import Batch, Leaves, Program, Weights
 from eggroll.spec.rng import native_module
 
@@ -50,6 +53,7 @@ class UpdateInput(NamedTuple):
     step: int  # updates made
     batch: Batch  # tokens and targets [S, T], state [P, state_size]
     memory: Leaves  # of rule and estimator
+    losses: tuple[str, ...] = ()  # of outputs, where errors are made of batch.wanted
 
 
 class Estimate(NamedTuple):
@@ -61,6 +65,7 @@ class Estimate(NamedTuple):
     decided: int | None  # pairs that did not tie; None where pairs have no fitness
     memory: Leaves | None = None  # of the estimator
     fitness: mx.array | None = None  # int8 [N] of all pairs, where votes follow from it and noise
+    learnt: Learnt | None = None  # of members that carried errors back
 
 
 class Rollout(NamedTuple):
@@ -323,6 +328,10 @@ class Local(Estimator):
         super().__init__(options, program)
         check_passable(program, options.estimator)
         self.first = first_feedback(program, self.passing(program), options.seed)
+        self._values, self._last = values_credited(program), last_ones(program)
+        # The score's leaf has a scale that nothing uses, and others next to an error that of it.
+        fixed = () if program.scored else heads(program)
+        self._fixed = [leaf.name in fixed for leaf in program.leaves]
 
     @classmethod
     def passing(cls, program: Program) -> tuple[str, ...]:
@@ -347,23 +356,22 @@ class Local(Estimator):
     def __call__(
         self, population: Population, start: UpdateInput, timer: Timer = no_timer
     ) -> Estimate:
-        weights, step, batch, memory = start
-        scales = tuple[int, ...](np.array(memory[SCALES]).tolist())
-        back = Backward(scales, self.matrices(weights, memory))
+        weights, step, batch, memory, losses = start
+        scales = tuple[int, ...](np.asarray(memory[SCALES]).tolist())
+        back = Backward(scales, self.matrices(weights, memory), losses)
         learnt = population.learn(weights, step, batch, back)
         timer("evaluation")
-        sizes: list[int] = np.array(learnt.sizes).tolist()
         rows = population.everyone * learnt.scores.shape[1]
-        # The score's leaf has a scale that nothing uses, and others next to an error that of it.
-        fixed = () if self.program.scored else heads(self.program)
-        counts = (rows * n for n in values_credited(self.program))
-        after = [next_scale(*of) for of in zip(scales, sizes, counts, strict=True)]
+        sizes: list[int] = np.asarray(learnt.sizes).tolist()
+        counts = (rows * n for n in self._values)
         after = [
-            FIRST if leaf.name in fixed else h
-            for h, leaf in zip(after, self.program.leaves, strict=True)
+            FIRST if fixed else next_scale(*of)
+            for fixed, *of in zip(self._fixed, scales, sizes, counts, strict=True)
         ]
-        scales_after = {SCALES: mx.array(after, mx.int32)}
-        return Estimate(learnt.scores, learnt.state, learnt.votes, None, scales_after)
+        scales_after = {SCALES: mx.array(np.array(after, np.int32))}
+        return Estimate(
+            learnt.scores, learnt.state, learnt.votes, None, scales_after, learnt=learnt
+        )
 
 
 class Feedback(Local):
@@ -393,7 +401,8 @@ class Feedback(Local):
         return super().start() | fine
 
     def matrices(self, weights: Weights, memory: Leaves) -> dict[str, mx.array]:
-        return {name: rounded(memory[feedback_name(name)]) for name in self.first}
+        names = [name for name in self.first if name not in self._last]
+        return {name: rounded(memory[feedback_name(name)]) for name in names}
 
 
 # All estimators by name.
@@ -451,7 +460,6 @@ def power(fitness: NDArray[np.int8]) -> int:
 
 
 LOG_LEVELS = 15  # of a pair's fitness by log-ranks on either side of zero, four bits
-LOG_BITS = 16  # fraction bits of logarithms
 LEVELS = 7  # of a pair's fitness on either side of zero, three bits
 CREDIT = 32  # mean size of the values that token credit is given: wide, and rarely clipped to int8
 MOST, LEAST = 1e290, 1e-290  # of values, and of differences that count by their size
@@ -479,21 +487,10 @@ def ranks(values: Values) -> NDArray[np.int8]:
 @cache
 def log_worth(members: int) -> NDArray[np.int64]:
     """max(0, log2(P/2 + 1) - log2(k)) of the k-th best of P members, from the worst, in 2^-16."""
-    levels = [log2_fixed(members // 2 + 1) - log2_fixed(k) for k in range(1, members + 1)]
-    worth = np.maximum(np.array(levels, np.int64), 0)[::-1].copy()
+    levels = log2_fixed(np.arange(1, members + 2))
+    worth: NDArray[np.int64] = np.maximum(levels[members // 2] - levels[:-1], 0)[::-1].copy()
     worth.setflags(write=False)  # as it is made once
     return worth
-
-
-def log2_fixed(n: int) -> int:
-    """log2(n) of a whole number, in 2^-16, by squaring 32 bits: the same on every machine."""
-    whole = n.bit_length() - 1
-    x, fraction = n << 31 >> whole, 0
-    for _ in range(LOG_BITS):
-        x = x * x >> 31
-        fraction = 2 * fraction + (x >> 32)
-        x >>= x >> 32
-    return (whole << LOG_BITS) + fraction
 
 
 def log_ranks(values: Values) -> NDArray[np.int8]:

@@ -148,6 +148,7 @@ class Population:
             None if batch.inputs is None else self._of(batch.inputs, *members),
             None if batch.features is None else self._of(batch.features, *members),
             None if batch.errors is None else self._of(batch.errors, *members),
+            None if batch.wanted is None else self._of(batch.wanted, *members),
         )
 
     @evaluated
@@ -244,17 +245,22 @@ class Population:
             last = min(first + self.chunk, self.members)
             at = (self.before + first) * T
             drawn = draws([stream], [WHOLE], at, (last - first, T), self.engine.threads)
-            part = self.engine.learn(
-                prepared, self._batch(batch, first, last), drawn.view(mx.uint32), back
-            )
+            words = mx.array(np.asarray(drawn).view(np.uint32))  # sooner than by MLX's thread
+            part = self.engine.learn(prepared, self._batch(batch, first, last), words, back)
             total = _added(total, part.votes)
-            mx.eval(part, total)
+            if last < self.members:  # else all is evaluated at the end
+                mx.eval(part[:4], total)
             parts.append(part)
-        scores = _joined([part.scores for part in parts])
-        states = _joined([part.state for part in parts])
-        sizes_here = np.sum([np.array(part.sizes) for part in parts], axis=0).tolist()
-        sizes = self.ranks.table(sizes_here).sum(axis=0)
-        return Learnt(scores, states, self.ranks.sums(total), mx.array(sizes))
+        by_leaf = zip(*(np.asarray(part.sizes).tolist() for part in parts), strict=True)
+        sizes = self.ranks.table([*map(sum, by_leaf)]).sum(axis=0)
+        rated = zip(*[(part.errors, part.lost) for part in parts if back.losses], strict=True)
+        return Learnt(
+            _joined([part.scores for part in parts]),
+            _joined([part.state for part in parts]),
+            self.ranks.sums(total),
+            mx.array(sizes),
+            *map(_joined, rated),
+        )
 
     @evaluated
     def credit_values(

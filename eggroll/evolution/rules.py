@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import erfc, isqrt, sqrt
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
@@ -320,18 +320,20 @@ def by_extension(
     those it has not, and its numbers; and gives its weights and such arrays, but for the last ones
     if they stay, and how many weights moved.
     """
-    leaves = [
-        (np.asarray(votes[name]), np.asarray(leaf),
-         *(np.asarray(memory[key]) if key in memory else None for key in keys(name)),
-         *numbers(name))
-        for name, leaf in weights.items()
-    ]  # fmt: skip
+    names = {name: keys(name) for name in weights}
+    leaves: list[tuple[Any, ...]] = [
+        (votes[k], leaf, *map(memory.get, names[k]), *numbers(k)) for k, leaf in weights.items()
+    ]
+    if mx.default_device() != mx.cpu:  # what a GPU has is read through NumPy
+        leaves = [
+            tuple([np.asarray(a) if isinstance(a, mx.array) else a for a in of]) for of in leaves
+        ]
     made, moved = made_by(leaves)
     new, kept = Leaves(), dict(memory)
     for name, (leaf, *after) in zip(weights, made, strict=True):
         new[name] = leaf
-        kept |= dict(zip((key for key in keys(name) if key in memory), after, strict=False))
-    return MovedWeights(new, kept, moved / sum(w.size for w in weights.values()))
+        kept.update(zip([key for key in names[name] if key in memory], after, strict=False))
+    return MovedWeights(new, kept, moved / sum([leaf.size for leaf in weights.values()]))
 
 
 def unlike(one: Any, other: Any) -> bool:
@@ -377,6 +379,9 @@ def arrays() -> tuple[Any, Callable[[Any], Any]]:
 def rounded(fine: mx.array) -> mx.array:
     """Fine copies as int8."""
     xp, view = arrays()
+    if xp is np and (native := native_module()):
+        whole: mx.array = native.rounded(fine)
+        return whole
     return mx.array(((view(fine) + HALF) >> FINE_BITS).astype(xp.int8))
 
 
@@ -649,8 +654,11 @@ class AdamRule(FineCopyRule):
         return None, self.factor(step) / (1 << FINE_BITS)
 
     def shrinking(self, name: str, step: int) -> int:
-        taken = FORGET / (step + AGE) * self.share(step)
-        return round(taken * (1 << 24)) if name in self.shrinks else 0
+        return self.taken(step) if name in self.shrinks else 0
+
+    def taken(self, step: int) -> int:
+        """The share that matrices lose, in 2^-24."""
+        return round(FORGET / (step + AGE) * self.share(step) * (1 << 24))
 
     def changes(
         self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
@@ -674,17 +682,23 @@ class AdamRule(FineCopyRule):
         native = native_module()
         if native is None:
             return super().__call__(weights, memory, votes, step, decided)
-        factor = self.factor(step)
+        factor, taken = self.factor(step), self.taken(step)
         return by_extension(
             lambda leaves: native.adam(leaves, factor, self.threads), weights, memory, votes,
-            lambda name: (name, *_names(name), feedback_name(name)),
-            lambda name: (self.shrinking(name, step),),
+            _all_names,
+            lambda name: (taken if name in self.shrinks else 0,),
         )  # fmt: skip
 
 
 def _names(leaf: str) -> tuple[str, str]:
     """The names of m and s of a leaf in the rule's memory."""
     return f"{leaf}/mean", f"{leaf}/size"
+
+
+@cache
+def _all_names(leaf: str) -> tuple[str, ...]:
+    """Those of its fine copy, m, s and feedback."""
+    return leaf, *_names(leaf), feedback_name(leaf)
 
 
 def _scaled(v: NDArray[np.int64], by: int) -> NDArray[np.int64]:

@@ -77,6 +77,7 @@ class Learner:
 
         update = self.population.engine.run_guarded(move)
         timer("update")
+        # Nothing is called from here on, so no signal's handler leaves a part of an update.
         self.weights, self.state, self.fitness = update.weights, estimate.state, estimate.fitness
         self.memory = {**self.memory, **update.memory, **(estimate.memory or {})}
         self.step += 1

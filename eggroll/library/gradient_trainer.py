@@ -5,20 +5,24 @@ Letters: R readers, T rows of a call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from eggroll import engines
 from eggroll.baseline.backprop import AdamW
 from eggroll.baseline.twin import Pullback, Twin, by_token, dequantise
 from eggroll.baseline.twin_numpy import twin_for
 from eggroll.errors import InputError, array_of
-from eggroll.library.members import RowArrays, RowReader
-from eggroll.library.trainer import check_trainable
+from eggroll.library.learning import visible
+from eggroll.library.members import Model, RowArrays, RowReader
+from eggroll.library.trainer import check_trainable, checked_weights
 from eggroll.networks import initial_weights
+from eggroll.spec.fixed_point import LIMIT, quantise
 from eggroll.spec.program import Batch, Leaves, Program
 
 
@@ -64,6 +68,20 @@ class FloatModel:
         return {name: mx.swapaxes(a, 0, 1) for name, a in outputs.items()}
 
 
+class Quantised(NamedTuple):
+    """A float network's weights as int8, and what that changed.
+
+    weights: int8 by name, as a Trainer begins with; clipped: share of the weights that were beyond
+    +-127/16 and are held there; before, after: loss of the float and of the int8 network, NaN
+    without a loss.
+    """
+
+    weights: dict[str, NDArray[np.int8]]
+    clipped: float
+    before: float
+    after: float
+
+
 class GradientTrainer:
     """Trains the float twin of a declared network by Adam: `ask`, then `tell_gradient`.
 
@@ -83,6 +101,7 @@ class GradientTrainer:
         seed: int = 0,
         carry: bool = False,
         threads: int = 0,
+        weights: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         """A trainer before its first update.
 
@@ -96,15 +115,19 @@ class GradientTrainer:
             seed: of the initial weights.
             carry: the state goes on from `ask` to `ask`; gradients do not.
             threads: of a CPU; 0 takes all cores.
+            weights: what to begin with, int8 by the leaf's name, such as `weights` of a Trainer;
+                None draws them by the seed.
 
         Raises:
-            InputError: a network without an output or weights, or with a score.
+            InputError: a network without an output or weights, or with a score, or weights that do
+                not fit it.
         """
         check_trainable(net)
         self.program, self.carry, self.step = net, carry, 0
         self.learning_rate, self.clip_norm = learning_rate, clip_norm
-        self.twin = twin_for(net, threads)
-        self._running = FloatModel(self.twin, dequantise(initial_weights(net, seed)))
+        self.twin, self._threads = twin_for(net, threads), threads
+        first = initial_weights(net, seed) if weights is None else checked_weights(net, weights)
+        self._running = FloatModel(self.twin, dequantise(first))
         self._optimizer = AdamW(self.weights, betas, weight_decay)
         self._shapes: dict[str, tuple[int, ...]] = {}
 
@@ -117,6 +140,35 @@ class GradientTrainer:
     def model(self) -> FloatModel:
         """The network as it is now, whatever updates follow; called as `ask` is."""
         return FloatModel(self.twin, self.weights)
+
+    def quantised(self, loss: Callable[[Callable[..., Any]], float] | None = None) -> Quantised:
+        """The weights as `eggroll.quantise` makes them int8, and the loss before and after.
+
+        loss(model) -> a number, of a function of rows that gives outputs in real units as `ask`
+        does: first the float network, then the int8 network, both with a zero state.
+
+        Raises:
+            InputError: a weight is not finite.
+        """
+        real = {name: np.array(w) for name, w in self.weights.items()}
+        for name, w in real.items():
+            if not np.isfinite(w).all():
+                raise InputError(f"a weight of {name!r} is not finite: try a lower learning_rate.")
+        whole = {name: quantise(w) for name, w in real.items()}
+        beyond = [abs(w) * 16 >= LIMIT + 0.5 for w in real.values()]
+        clipped = sum(map(np.count_nonzero, beyond)) / sum(w.size for w in beyond)
+        if loss is None:
+            return Quantised(whole, clipped, math.nan, math.nan)
+        engine, _ = engines.choose("auto", self.program, self._threads)
+        model = Model(engine, {name: mx.array(w) for name, w in whole.items()})
+
+        def in_real_units(*rows: Any, **named: Any) -> Any:
+            outputs = self._named(model(*rows, **named))
+            wide = {output.name: output.wide for output in self.program.outputs}
+            real = {name: a / (256 if wide[name] else 16) for name, a in outputs.items()}
+            return real if len(real) > 1 else real.popitem()[1]
+
+        return Quantised(whole, clipped, float(loss(self.model)), float(loss(in_real_units)))
 
     def ask(
         self,
@@ -175,10 +227,12 @@ class GradientTrainer:
         """Arrays by name, as the caller has them only of several outputs."""
         if isinstance(arrays, Mapping):
             return dict(arrays)
-        if len(self.program.outputs) > 1:
-            names = ", ".join(output.name for output in self.program.outputs)
-            raise InputError(f"slopes are one array: give them by name, a dict of {names}.")
-        return {self.program.outputs[0].name: arrays}
+        names = visible(self.program)
+        if len(names) > 1:
+            raise InputError(
+                f"slopes are one array: give them by name, a dict of {', '.join(names)}."
+            )
+        return {names[0]: arrays}
 
     def _slope(self, name: str, slopes: ArrayLike) -> mx.array:
         """One output's slopes as the twin takes them, float32 [T, R, size]."""

@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from eggroll.engines import zero_state
 from eggroll.errors import InputError
 from eggroll.evolution.estimators import Estimate, UpdateInput
 from eggroll.evolution.population import Population
 from eggroll.evolution.step import Learner
 from eggroll.library.members import Outputs
 from eggroll.spec import losses, rng
-from eggroll.spec.program import Batch, Output, Program
+from eggroll.spec.losses import Targets
+from eggroll.spec.program import Batch, Program
 from eggroll.spec.rng import WHOLE, draws
 from eggroll.training.learner import fitting_chunk
 
@@ -46,19 +47,18 @@ class ErrorUpdate(NamedTuple):
     rows_per_second: float
 
 
-def visible(program: Program) -> list[Output]:
-    """The outputs that errors may be given for: but what policies read for their votes."""
+def visible(program: Program) -> list[str]:
+    """Names of the outputs that the caller has: all but what policies read for their votes."""
     inner = {policy.output + 1 for policy in program.policies}
-    return [output for i, output in enumerate(program.outputs) if i not in inner]
+    return [output.name for i, output in enumerate(program.outputs) if i not in inner]
 
 
-def by_name(program: Program, what: str, given: Any) -> dict[str, Any]:
+def by_name(names: list[str], what: str, given: Any) -> dict[str, Any]:
     """Something of outputs by their names, where it may be left bare if there is but one.
 
     Raises:
         InputError: a name is unknown, or several outputs share a bare one.
     """
-    names = [output.name for output in visible(program)]
     if not isinstance(given, Mapping):
         if len(names) > 1:
             raise InputError(
@@ -75,58 +75,39 @@ def by_name(program: Program, what: str, given: Any) -> dict[str, Any]:
     return dict(given)
 
 
-def row_words(seed: int, step: int, R: int, T: int, threads: int) -> NDArray[np.uint32]:
-    """The random words of an update's rows, uint32 [R, T]."""
-    drawn = draws([rng.key(seed, rng.DRAWS, step)], [WHOLE], 0, (R, T), threads)
-    return np.array(drawn).view(np.uint32)
-
-
 class ErrorMaker:
-    """Makes the errors of rows from targets by losses, or takes the caller's.
+    """Takes what the errors of rows are made of: targets and losses, or the caller's errors.
 
-    words: uint32 [R, T] of the rows; single: whether the caller left out the axis T.
+    lead, of its methods: the axes of a call's rows, [R, T], or [R] where the caller left out T.
     """
 
-    def __init__(self, program: Program, words: NDArray[np.uint32], single: bool) -> None:
-        self.program, self.words = program, words
-        self.lead = words.shape[:1] if single else words.shape
+    def __init__(self, program: Program, seed: int, threads: int) -> None:
+        self.program, self.seed, self.threads = program, seed, threads
+        self._visible = visible(program)
         self._places = {output.name: i for i, output in enumerate(program.outputs)}
 
-    def of_targets(
-        self, outputs: Outputs, targets: Mapping[str, Any], loss: LossNames
-    ) -> tuple[NDArray[np.int8], float]:
-        """Errors int8 [R, T, all outputs], and the mean loss. outputs: [R, T, n] or [R, n]."""
-        names = dict.fromkeys(targets, loss) if isinstance(loss, str) else loss
-        errors, total, count = dict[str, NDArray[np.int8]](), 0.0, 0
-        for name, given in targets.items():
-            if name not in names:
-                raise InputError(f"loss has none for {name!r}: give one for each of the targets.")
-            place = self._places[name]
-            output, kind = self.program.outputs[place], losses.loss_called(names[name])
-            checked = losses.checked_targets(names[name], output, given, self.lead)
-            values = losses.values_of(self.program, place, outputs[name])
-            shape = (*self.words.shape, output.size)
-            found = kind.of(
-                values.reshape(shape),
-                checked.reshape(shape if kind.by_value else shape[:-1]),
-                not output.wide,
-                losses.words_for(self.program, place, self.words),
-            )
-            errors[name] = found.errors
-            total, count = total + found.total, count + found.rated
-        return self._joined(errors), total / max(count, 1)
+    def targets(self, given: Any, loss: LossNames, lead: tuple[int, ...]) -> Targets:
+        """The caller's targets, checked."""
+        named = by_name(self._visible, "targets", given)
+        names = dict.fromkeys(named, loss) if isinstance(loss, str) else loss
+        if lacking := [name for name in named if name not in names]:
+            raise InputError(f"loss has none for {lacking[0]!r}: give one for each of the targets.")
+        outputs = [(o, o.name) for o in self.program.outputs if o.name in named]
+        parts = [losses.checked_targets(names[k], o, named[k], lead) for o, k in outputs]
+        parts = [part.reshape(*(*lead, 1)[:2], -1) for part in parts]
+        by_output = tuple([names[o] if o in named else "" for o in self._places])
+        return Targets(by_output, parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1))
 
-    def given(self, errors: Any) -> NDArray[np.int8]:
-        """The caller's errors, int8 [R, T, all outputs]."""
-        made = dict[str, NDArray[np.int8]]()
-        for name, of in by_name(self.program, "errors", errors).items():
+    def given(self, errors: Any, lead: tuple[int, ...], step: int) -> NDArray[np.int8]:
+        """The caller's errors in update `step`, int8 [R, T, all outputs]."""
+        size, made = (*lead, 1)[:2], dict[str, NDArray[np.int8]]()
+        stream = rng.key(self.seed, rng.DRAWS, step)
+        rows = np.array(draws([stream], [WHOLE], 0, size, self.threads)).view(np.uint32)
+        for name, of in by_name(self._visible, "errors", errors).items():
             place = self._places[name]
-            words = losses.words_for(self.program, place, self.words)
-            made[name] = losses.checked_errors(self.program.outputs[place], of, self.lead, words)
-        return self._joined(made)
-
-    def _joined(self, errors: Mapping[str, NDArray[np.int8]]) -> NDArray[np.int8]:
-        return losses.side_by_side(self.program, errors, self.words.shape)
+            words = losses.words_for(self.program, place, rows)
+            made[name] = losses.checked_errors(self.program.outputs[place], of, lead, words)
+        return losses.side_by_side(self.program, made, size)
 
 
 class Readers:
@@ -134,20 +115,25 @@ class Readers:
 
     def __init__(self, learner: Learner, threads: int) -> None:
         self._learner, self._threads = learner, threads
-        self._made: tuple[tuple[int, int], Population] | None = None
+        self._made: tuple[tuple[int, int], Population, mx.array] | None = None
 
-    def of(self, R: int, T: int) -> Population:
-        """That of R readers with T rows."""
-        if self._made is None or self._made[0] != (R, T):
+    def of(self, batch: Batch) -> tuple[Population, Batch]:
+        """That of a batch's readers, and the batch as they read it.
+
+        batch.state: that before the first row, None for zeros.
+        """
+        dealt = self._dealt(batch._replace(state=None))
+        if self._made is None or self._made[0] != dealt.size:
             like, kept = self._learner.population, self._learner.estimator.inputs_kept
-            chunk = fitting_chunk(
-                like.engine, members=R, seq_len=T, rank=1, kept=kept(like.engine.program)
-            )
+            (R, T), program = dealt.size, like.engine.program
+            chunk = fitting_chunk(like.engine, members=R, seq_len=T, rank=1, kept=kept(program))
             made = Population(like.engine, like.noise, members=R, group=R, chunk=chunk)
-            self._made = (R, T), made
-        return self._made[1]
+            self._made = (R, T), made, made.initial_state()
+        _, population, zeros = self._made
+        goes_on = batch.state is not None and population.engine.program.state_size
+        return population, dealt._replace(state=batch.state if goes_on else zeros)
 
-    def dealt(self, batch: Batch) -> Batch:
+    def _dealt(self, batch: Batch) -> Batch:
         """Rows of a program without a state as rows of as many members as the engine likes.
 
         Row i T + t has the random word of that place however rows are dealt, so no bit changes.
@@ -160,24 +146,18 @@ class Readers:
         return batch.each(lambda a: a.reshape(R * T // length, length, *a.shape[2:]))
 
 
-def estimate(learner: Learner, readers: Readers, batch: Batch) -> Estimate:
-    """The votes of rows by their errors; batch.state is that before the first row, or None."""
-    dealt = _with_state(learner, readers, batch)
-    start = UpdateInput(learner.weights, learner.step, dealt, learner.memory)
-    return learner.estimator(readers.of(*dealt.size), start)
+def estimate(
+    learner: Learner, readers: Readers, batch: Batch, targets: Targets | None = None
+) -> Estimate:
+    """The votes of rows by their errors, which are the batch's or are made of targets."""
+    wanted, of_outputs = (None, ()) if targets is None else (targets.values, targets.losses)
+    population, dealt = readers.of(batch._replace(wanted=wanted))
+    start = UpdateInput(learner.weights, learner.step, dealt, learner.memory, of_outputs)
+    return learner.estimator(population, start)
 
 
 def plain_outputs(learner: Learner, readers: Readers, batch: Batch) -> Outputs:
-    """Outputs of the unperturbed network by name, [R, T, n]; batch.state as of `estimate`."""
-    dealt = _with_state(learner, readers, batch)
-    outputs, _ = readers.of(*dealt.size).plain_outputs(learner.weights, dealt)
+    """Outputs of the unperturbed network by name, [R, T, n]."""
+    population, dealt = readers.of(batch)
+    outputs, _ = population.plain_outputs(learner.weights, dealt)
     return {name: np.asarray(a).reshape(*batch.size, -1) for name, a in outputs.items()}
-
-
-def _with_state(learner: Learner, readers: Readers, batch: Batch) -> Batch:
-    state = batch.state
-    dealt = readers.dealt(batch._replace(state=None))
-    program = learner.population.engine.program
-    if state is None or not program.state_size:
-        state = zero_state(program, dealt.size[0])
-    return dealt._replace(state=state)

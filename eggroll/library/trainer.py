@@ -10,6 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import (
@@ -57,7 +58,7 @@ from eggroll.native import World
 from eggroll.spec import rng
 from eggroll.spec.credit import Turns
 from eggroll.spec.fixed_point import LIMIT
-from eggroll.spec.losses import LossName
+from eggroll.spec.losses import LossName, Targets
 from eggroll.spec.noise import slice_length
 from eggroll.spec.program import Batch, Leaves, Program, program_of
 from eggroll.training import checkpoint, trackers
@@ -389,6 +390,7 @@ class Trainer:
         self._kept, self._kept_arrays = dict[str, CheckpointPart](), dict[str, checkpoint.Arrays]()
         self._pool: Pool | None = None
         self._readers = learning.Readers(self._learner, options.threads)
+        self._errors = learning.ErrorMaker(net, options.seed, options.threads)
         self._row_reader = RowReader(net, None, lambda batch: {})
         self._log: TrainerLog | None = None
 
@@ -565,7 +567,7 @@ class Trainer:
         best, rebuild = int(fitness.argmax()), self._weights_of(learner.weights, learner.step)
         if rebuild and (self._best is None or fitness[best] > self._best[0]):
             self._best = float(fitness[best]), learner.step, best, rebuild
-        with uninterrupted():
+        with uninterrupted() if self._log else nullcontext():
             rate = learner.adopt(estimate)
             self._members, self._value_scale = None, result.value_scale
             seconds = max(time.perf_counter() - self._began, 0.0)
@@ -574,7 +576,7 @@ class Trainer:
                 float(fitness[best]),
                 per_second(self.pop * members.rows, seconds),
             )  # fmt: skip
-            self._record(update._asdict())
+            self._record(update)
         self._stalled = self._stalled + 1 if result.differing < MIN_DIFFERING else 0
         if self._stalled == STALLED_UPDATES:
             warnings.warn(
@@ -636,23 +638,18 @@ class Trainer:
                     "as many rows, or leave carry out."
                 )
             batch = batch._replace(state=self._learner.state)
-        maker, made = self._error_maker(batch, rows.single), errors
-        if targets is not None or callable(errors):
+        lead = batch.size[:1] if rows.single else batch.size
+        if targets is not None:
+            return self._learn(batch, self._errors.targets(targets, loss, lead))
+        if callable(errors):
             try:
                 outputs = learning.plain_outputs(self._learner, self._readers, batch)
             except ValueError as error:  # indices beyond their range
                 raise InputError(f"{error}.") from None
             if rows.single:
                 outputs = {name: array[:, 0] for name, array in outputs.items()}
-            if callable(errors):
-                made = errors(self._row_reader.public(outputs))
-        lost = math.nan
-        if targets is None:
-            of_outputs = maker.given(made)
-        else:
-            named = learning.by_name(self.program, "targets", targets)
-            of_outputs, lost = maker.of_targets(outputs, named, loss)
-        return self._learn(batch._replace(errors=of_outputs), lost)
+            errors = errors(self._row_reader.public(outputs))
+        return self._learn(batch._replace(errors=self._errors.given(errors, lead, self.step)))
 
     def tell_errors(self, errors: Any) -> ErrorUpdate:
         """Makes the update by the errors of all rows that the members of `ask` were shown.
@@ -668,8 +665,9 @@ class Trainer:
         members = self._shown_members("tell_errors")
         batch = members.shown(self.pop)
         single = members.rows == 1 and np.ndim(errors) == 2
-        of_outputs = self._error_maker(batch, single).given(errors)
-        return self._learn(batch._replace(errors=of_outputs), math.nan)
+        lead = batch.size[:1] if single else batch.size
+        of_outputs = self._errors.given(errors, lead, self.step)
+        return self._learn(batch._replace(errors=of_outputs))
 
     def _check_learns(self, name: str) -> None:
         if self._log:
@@ -680,26 +678,26 @@ class Trainer:
                 'estimator="feedback" or "local", or ask and tell.'
             )
 
-    def _error_maker(self, batch: Batch, single: bool) -> learning.ErrorMaker:
-        options = self.options
-        words = learning.row_words(options.seed, self.step, *batch.size, options.threads)
-        return learning.ErrorMaker(self.program, words, single)
-
-    def _learn(self, batch: Batch, loss: float) -> ErrorUpdate:
+    def _learn(self, batch: Batch, targets: Targets | None = None) -> ErrorUpdate:
         learner, (R, T) = self._learner, batch.size
         try:
-            estimate = learning.estimate(learner, self._readers, batch)
+            estimate = learning.estimate(learner, self._readers, batch, targets)
         except ValueError as error:
             raise InputError(f"{error}.") from None
-        after = estimate.state if self.options.carry else learner.state
-        size = float(np.abs(batch.errors.astype(np.int16)).mean())
-        with uninterrupted():
+        after, errors, loss = learner.state, batch.errors, math.nan
+        if self.options.carry:
+            after = estimate.state
+        if targets is not None:
+            assert estimate.learnt is not None
+            errors = np.asarray(estimate.learnt.errors)
+            loss = targets.mean(self.program, np.asarray(estimate.learnt.lost))
+        size = int(np.abs(errors).sum(dtype=np.int64)) / errors.size
+        with uninterrupted() if self._log else nullcontext():
             rate = learner.adopt(estimate._replace(state=after))
             self._members = None
             seconds = max(time.perf_counter() - self._began, 0.0)
             update = ErrorUpdate(self.step, loss, size, rate, seconds, per_second(R * T, seconds))
-            row = update._asdict()
-            self._record({k: v for k, v in row.items() if v == v})
+            self._record(update)
         return update
 
     def _shown_members(self, name: str) -> Members:
@@ -712,7 +710,7 @@ class Trainer:
             )
         return members
 
-    def _record(self, row: dict[str, Any]) -> None:
+    def _record(self, update: Update | ErrorUpdate) -> None:
         """Adds an update to the folder, and a checkpoint where one is due.
 
         Warns of the first update of this process beyond the last one planned.
@@ -729,7 +727,7 @@ class Trainer:
             **self._kept_arrays, **{name: thing.arrays() for name, thing in self._kept.items()}
         }  # fmt: skip
         if self._log:
-            self._log.add(row)
+            self._log.add({k: v for k, v in update._asdict().items() if v == v})  # without NaN
             every = self.options.checkpoint_every
             if self.step == self.options.steps or (every and self.step % every == 0):
                 self.save()

@@ -31,24 +31,28 @@ class Backward(NamedTuple):
 
     scales: right shift of each leaf's credit on its way to int8, in declared order; matrices: int8
     [O, K] by the leaf's name, which pass credit from its outputs to its inputs; a leaf without one
-    passes nothing on.
+    passes nothing on; losses: by output as losses.Targets has them, if errors are made of targets.
     """
 
     scales: tuple[int, ...]
     matrices: Mapping[str, mx.array]
+    losses: tuple[str, ...] = ()
 
 
 class Learnt(NamedTuple):
     """The result of P members that ran T tokens and carried their errors back.
 
     scores: int16 [P, T]; state: int8 [P, state_size]; votes: Z int32 (mod 2^32) per leaf; sizes:
-    int64 [leaves], the sum of |c| over all members, tokens and values that a leaf was credited for.
+    int64 [leaves], the sum of |c| over all members, tokens and values that a leaf was credited for;
+    errors, lost: as of losses.Rated, where they were made of targets.
     """
 
     scores: mx.array
     state: mx.array
     votes: dict[str, mx.array]
     sizes: mx.array
+    errors: mx.array | None = None
+    lost: mx.array | None = None
 
 
 def check_passable(program: Program, estimator: str) -> None:
@@ -119,6 +123,19 @@ def _inner(stage: Stage) -> Iterator[bool]:
         yield inner
         if op.writes:
             made[op.out] = inner or op.kind in LAYERS
+
+
+def last_ones(program: Program) -> set[str]:
+    """Names of the matrices that multiply the row shown, by which credit would go nowhere."""
+    found = set[str]()
+    for stage in program.stages:
+        made = dict[int, str]()
+        for op in stage.ops:
+            if op.leaf >= 0 and op.inputs and made.get(op.inputs[0]) == "input":
+                found.add(program.leaves[op.leaf].name)
+            if op.writes:
+                made[op.out] = op.kind
+    return found
 
 
 def values_credited(program: Program) -> tuple[int, ...]:

@@ -75,6 +75,19 @@ def log2_breakpoints(bits: int = 4) -> NDArray[np.uint64]:
     return np.array([root(power, bits) + 1 for power in powers], np.uint64)
 
 
+def log2_fixed(n: NDArray[np.int64]) -> NDArray[np.int64]:
+    """log2 of whole numbers from 1 to 2^53, in 2^-16, by squaring 32 bits: the same everywhere."""
+    part, whole = np.frexp(n.astype(np.float64))
+    x = np.ldexp(part, 32).astype(np.uint64)  # without the bits below
+    fraction = np.zeros(x.shape, np.uint64)
+    for _ in range(16):
+        x = x * x >> np.uint64(31)
+        over = x >> np.uint64(32)
+        fraction, x = 2 * fraction + over, x >> over
+    found: NDArray[np.int64] = ((whole.astype(np.int64) - 1) << 16) + fraction.astype(np.int64)
+    return found
+
+
 def divisor(inputs: int) -> int:
     """The divisor 16 * floor(sqrt(K)) of a linear operation with K inputs."""
     return 16 * isqrt(inputs)

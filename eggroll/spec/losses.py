@@ -5,7 +5,7 @@ The arithmetic is docs/estimators.md's. Letters: R readers, T rows, n values of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from eggroll.errors import InputError, array_of, shown
 from eggroll.spec.backward import BETWEEN_LEAVES, ERROR
-from eggroll.spec.fixed_point import LIMIT, divisor, exp2_table
+from eggroll.spec.fixed_point import LIMIT, divisor, exp2_mantissas, exp2_table, log2_fixed
 from eggroll.spec.program import Output, Program
 
 LossName = Literal["softmax", "squared", "sigmoid"]
@@ -23,29 +23,30 @@ ABSENT = -1  # a target that says nothing
 WIDEST = 1 << 24  # of a target of the squared loss
 
 
-class OutputError(NamedTuple):
-    """The errors of one output, and what its values lost.
+class Rated(NamedTuple):
+    """The errors of outputs, and what their rows lost.
 
-    errors: int8 [R, T, n]; total: the loss, summed; rated: rows, or values, that had a target.
+    errors: int8 [R, T, n], of one output or of all side by side; lost: uint64 [R, T] in Loss.unit,
+    or [R, T, outputs].
     """
 
     errors: Errors
-    total: float
-    rated: int
+    lost: NDArray[np.uint64]
 
 
 class Loss(NamedTuple):
     """A loss: whether a row has one target or one for each value, the targets' range, its error.
 
-    most: the largest target, 0 if that is the number of values less 1; of: values int32 [R, T, n]
-    in 1/16, targets int64, whether they are int8, random words -> OutputError.
+    most: the largest target, 0 if that is the number of values less 1; unit: of what a row lost;
+    of: values int32 [R, T, n] in 1/16, targets int32, whether outputs are int8, random words.
     """
 
     summary: str
     by_value: bool
     least: int
     most: int
-    of: Callable[[NDArray[np.int32], NDArray[np.int64], bool, Words], OutputError]
+    unit: float
+    of: Callable[[NDArray[np.int32], NDArray[np.int32], bool, Words], Rated]
 
 
 def mix32(v: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -91,52 +92,52 @@ def shares(powers: NDArray[np.int64], words: NDArray[np.uint32]) -> NDArray[np.i
     return found
 
 
-def softmax(
-    u: NDArray[np.int32], targets: NDArray[np.int64], narrow: bool, words: Words
-) -> OutputError:
+def softmax(u: NDArray[np.int32], targets: NDArray[np.int32], narrow: bool, words: Words) -> Rated:
     """The score's own error: 127 times the target's indicator less the probabilities 2^(u/16)."""
     # int8 logits as the score reads them; of wider ones the largest is put at the upper limit.
-    at = u if narrow else np.maximum(u - u.max(axis=-1, keepdims=True) + LIMIT, -LIMIT - 1)
+    below = u - u.max(axis=-1, keepdims=True)
+    at = u if narrow else np.maximum(below + LIMIT, -LIMIT - 1)
     counts = targets != ABSENT
     is_target = np.arange(u.shape[-1]) == targets[..., None]
     e = ERROR * is_target - shares(exp2_table()[at + 128].astype(np.int64), words(u.shape[-1]))
-    real = (u - u.max(axis=-1, keepdims=True)).astype(np.float64) / 16
-    hit = np.take_along_axis(real, np.maximum(targets, 0)[..., None], axis=-1)[..., 0]
-    lost = np.log2(np.exp2(real).sum(axis=-1)) - hit
-    errors = (e * counts[..., None]).astype(np.int8)
-    return OutputError(errors, float(lost[counts].sum()), int(np.count_nonzero(counts)))
+    hit = np.take_along_axis(below, np.maximum(targets, 0)[..., None], axis=-1)[..., 0]
+    lost = log2_fixed(_powers(below).sum(axis=-1)) - (31 << 16) - hit.astype(np.int64) * 4096
+    return Rated((e * counts[..., None]).astype(np.int8), (lost * counts).astype(np.uint64))
 
 
-def sigmoid(
-    u: NDArray[np.int32], targets: NDArray[np.int64], narrow: bool, words: Words
-) -> OutputError:
+def sigmoid(u: NDArray[np.int32], targets: NDArray[np.int32], narrow: bool, words: Words) -> Rated:
     """The target, in 1/127, less the probability 1 / (1 + 2^(-u/16)), value by value."""
     at = np.clip(u, -LIMIT, LIMIT)
     counts = targets != ABSENT
     powers = np.stack([exp2_table()[at + 128], np.full_like(at, exp2_table()[128])], axis=-1)
     e = targets - shares(powers.astype(np.int64), words(u.shape[-1])[..., None])[..., 0]
-    real, wanted = at.astype(np.float64) / 16, targets / ERROR
-    lost = np.log2(1 + np.exp2(-real)) + (1 - wanted) * real
-    return OutputError(
-        (e * counts).astype(np.int8), float(lost[counts].sum()), int(np.count_nonzero(counts))
-    )
+    missed = np.where(at < 0, targets, ERROR - targets) * abs(at).astype(np.int64)
+    lost = log2_fixed((1 << 31) + _powers(-abs(at))) - (31 << 16) + missed * 4096 // ERROR
+    return Rated((e * counts).astype(np.int8), (lost * counts).sum(axis=-1).astype(np.uint64))
 
 
-def squared(
-    u: NDArray[np.int32], targets: NDArray[np.int64], narrow: bool, words: Words
-) -> OutputError:
+def squared(u: NDArray[np.int32], targets: NDArray[np.int32], narrow: bool, words: Words) -> Rated:
     """The target less the value, within +-127."""
-    off = targets - u
-    lost = float((off.astype(np.float64) ** 2).sum())
-    return OutputError(np.clip(off, -LIMIT, LIMIT).astype(np.int8), lost, off.size)
+    off = targets.astype(np.int64) - u
+    errors = np.clip(off, -LIMIT, LIMIT).astype(np.int8)
+    return Rated(errors, (off * off).astype(np.uint64).sum(axis=-1))
+
+
+def _powers(below: NDArray[np.int32]) -> NDArray[np.int64]:
+    """2^(31 + below/16) of whole numbers up to zero, without what is below one."""
+    shift = np.minimum(-(below >> 4), 32).astype(np.uint64)
+    found: NDArray[np.uint64] = exp2_mantissas().astype(np.uint64)[below & 15] >> shift
+    return found.astype(np.int64)
 
 
 LOSSES: dict[str, Loss] = {
-    "softmax": Loss("cross entropy in bits; the target is a class", False, ABSENT, 0, softmax),
-    "squared": Loss("squared difference, in squares of 1/16", True, -WIDEST, WIDEST, squared),
+    "softmax": Loss(
+        "cross entropy in bits; the target is a class", False, ABSENT, 0, 2.0**-16, softmax
+    ),
+    "squared": Loss("squared difference, in squares of 1/16", True, -WIDEST, WIDEST, 1, squared),
     "sigmoid": Loss(
         "cross entropy in bits of each value; the target is a probability in 1/127, as of a win",
-        True, ABSENT, ERROR, sigmoid,
+        True, ABSENT, ERROR, 2.0**-16, sigmoid,
     ),
 }  # fmt: skip
 assert LOSSES.keys() == {*get_args(LossName)}
@@ -151,8 +152,8 @@ def loss_called(name: Any) -> Loss:
 
 def checked_targets(
     loss: str, output: Output, given: ArrayLike, lead: tuple[int, ...]
-) -> NDArray[np.int64]:
-    """Targets of an output, int64 [R, T] or [R, T, n].
+) -> NDArray[np.int32]:
+    """Targets of an output, int32 [R, T] or [R, T, n].
 
     lead: the axes before n, [R, T], or [R] where the caller left out T.
 
@@ -176,7 +177,7 @@ def checked_targets(
             f"targets of {output.name!r} are {int(array.min())} to {int(array.max())}: {least} to "
             f"{most} is needed by loss {loss!r}{none}."
         )
-    return array.astype(np.int64)
+    return array.astype(np.int32)
 
 
 def checked_errors(output: Output, given: ArrayLike, lead: tuple[int, ...], words: Words) -> Errors:
@@ -217,3 +218,47 @@ def side_by_side(
         for output in program.outputs
     ]
     return np.concatenate(parts, axis=-1)
+
+
+class Targets(NamedTuple):
+    """Targets of outputs, and the losses that make errors of them.
+
+    losses: by output, "" for those without; values: int32 [R, T, those of all losses side by side].
+    """
+
+    losses: tuple[str, ...]
+    values: NDArray[np.int32]
+
+    def columns(self, program: Program) -> Iterator[tuple[int, Loss, NDArray[np.int32]]]:
+        """The place of every output that has a loss, this, and its targets [R, T, 1 or n]."""
+        first = 0
+        for place, (output, name) in enumerate(zip(program.outputs, self.losses, strict=True)):
+            if name:
+                last = first + (output.size if LOSSES[name].by_value else 1)
+                yield place, LOSSES[name], self.values[..., first:last]
+                first = last
+
+    def rated(
+        self, program: Program, outputs: Mapping[str, Any], words: NDArray[np.uint32]
+    ) -> Rated:
+        """The errors of outputs [R, T, n], by the random words of the rows [R, T]."""
+        errors, lost = dict[str, Errors](), np.zeros((*words.shape, len(self.losses)), np.uint64)
+        for place, loss, targets in self.columns(program):
+            output = program.outputs[place]
+            found = loss.of(
+                values_of(program, place, np.asarray(outputs[output.name])),
+                targets if loss.by_value else targets[..., 0],
+                not output.wide,
+                words_for(program, place, words),
+            )
+            errors[output.name], lost[..., place] = found
+        return Rated(side_by_side(program, errors, words.shape), lost)
+
+    def mean(self, program: Program, lost: NDArray[np.uint64]) -> float:
+        """The mean loss over all rows, or values, that have a target."""
+        total, count, rows = 0.0, 0, lost.reshape(-1, len(self.losses))
+        for place, loss, targets in self.columns(program):
+            total += float(rows[:, place].sum(dtype=np.float64)) * loss.unit
+            absent = np.count_nonzero(targets == ABSENT) if loss.least == ABSENT else 0
+            count += targets.size - int(absent)
+        return total / max(count, 1)

@@ -80,6 +80,7 @@ class Batch(NamedTuple):
     inputs: Any = None  # int8 [P, T, program.inputs]; -128 counts as -127
     features: Any = None  # int32 [P, T, program.indices], of every list; -1 for none
     errors: Any = None  # int8 [P, T, all outputs side by side], within +-127, to be carried back
+    wanted: Any = None  # int32 [P, T, ..], what losses.Targets has, of which errors are made
 
     @property
     def size(self) -> tuple[int, int]:

@@ -196,11 +196,27 @@ class Call {
     int outputs = 0;
     for (int i = 0; i < plan.output_count; ++i) outputs += plan.outputs[i].size;
     std::optional<mx::array> errors;
-    if (make.due() == plan.scored) errors = make.bytes({P, T, outputs});
+    std::optional<Targets> wanted;
+    if (in.one_in(2)) wanted = targets();
+    if (make.due() == (plan.scored || wanted)) errors = make.bytes({P, T, outputs});
     auto of = program;
     called = [=] {
-      return learn(of, w.of(of), read, next, before, shown, drawn, scales, back, errors, threads);
+      return learn(of, w.of(of), read, next, before, shown, drawn, scales, back, errors, wanted,
+                   threads);
     };
+  }
+
+  // Of all outputs, seldom out of their range.
+  Targets targets() {
+    Targets made{{}, mx::zeros({1})};
+    int count = 0;
+    for (int i = 0; i < plan.output_count; ++i) {
+      made.losses.push_back(make.number(in.draw(0, 3)));
+      count += made.losses.back() == 1 ? 1 : made.losses.back() ? plan.outputs[i].size : 0;
+    }
+    if (make.due()) change(in, made.losses);
+    made.values = make.whole({P, T, count}, -1, make.due() ? 1 << 30 : 0);
+    return made;
   }
 
   Input& in;

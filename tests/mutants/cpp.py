@@ -38,6 +38,7 @@ FILES: dict[str, tuple[str, str]] = {
     "learn.h": ("generic", "backward programs labels"),
     "learn_credit.h": ("generic", "backward programs labels"),
     "learn_isa.h": ("generic", "backward programs"),
+    "learn_losses.h": ("generic", "labels"),
     "learn_tape.h": ("generic", "backward programs"),
     "learning.h": ("generic", "backward native_bounds labels"),
     "leaves.h": ("generic", KERNELS),

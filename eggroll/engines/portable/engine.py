@@ -28,6 +28,7 @@ from eggroll.engines.portable.operations import (
 from eggroll.spec import fixed_point as fx
 from eggroll.spec.backward import Backward, Learnt
 from eggroll.spec.credit import Crediting, CreditNoise
+from eggroll.spec.losses import Targets
 from eggroll.spec.noise import Slices
 from eggroll.spec.program import Batch, Program, S, X
 
@@ -124,6 +125,12 @@ class PortableEngine(Engine):
         return scores.astype(mx.int16), self._join(states), Z
 
     def learn(self, prepared: Any, batch: Batch, words: mx.array, back: Backward) -> Learnt:
+        rated = None
+        if back.losses:
+            outputs, _ = self.outputs(prepared, None, batch)
+            targets = Targets(back.losses, np.array(batch.wanted))
+            rated = targets.rated(self.program, outputs, np.array(words))
+            batch = batch._replace(errors=mx.array(rated.errors))
         check_errors(self.program, batch)
         states, records = self._split(batch.state), list[list[OpRecord]]()
 
@@ -142,7 +149,8 @@ class PortableEngine(Engine):
         backward.run(records)
         scores = mx.stack(results, axis=1).astype(mx.int16)
         sizes = mx.array(np.array(backward.sizes, np.int64))
-        return Learnt(scores, self._join(states), backward.votes, sizes)
+        made = () if rated is None else (batch.errors, mx.array(rated.lost))
+        return Learnt(scores, self._join(states), backward.votes, sizes, *made)
 
     def logits(self, prepared: Any, batch: Batch) -> tuple[mx.array, mx.array]:
         check_scored(self.program)
@@ -171,7 +179,7 @@ class PortableEngine(Engine):
         """Runs row after row; yields t and the row. `states` become the new ones."""
         check_rows(self.program, batch)
         for t in range(batch.size[1]):
-            tokens, _, _, inputs, features, _ = batch.at(t)
+            tokens, _, _, inputs, features, *_ = batch.at(t)
             # The document mark 0 zeroes a member's state.
             states[:] = [s * (tokens != 0)[:, None] for s in states]
             row = TokenRow(tokens, inputs, features)

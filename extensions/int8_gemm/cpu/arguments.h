@@ -80,11 +80,21 @@ mx::array ready(const mx::array& a, mx::Dtype dtype, const char* what) {
   require(a.dtype() == dtype, std::string(what) + ": wrong dtype");
   mx::array c = a;
   c.eval();
-  if (c.flags().row_contiguous) return c;
+  if (c.flags().row_contiguous || !c.size()) return c;
   c = mx::contiguous(c, false, kCpu);
   c.eval();
   return c;
 }
+
+mx::array made(mx::Shape shape, mx::Dtype dtype) {
+  size_t count = 1;
+  for (int n : shape) count *= static_cast<size_t>(n);
+  return mx::array(allocated(count * dtype.size()), std::move(shape), dtype);
+}
+
+// Of members without noise. Its table is there already: what MLX has yet to compute goes through a
+// thread of its own, which takes longer than a small network's rows.
+Noise no_noise() { return {made({1}, mx::int8), std::nullopt, 1, 0}; }
 
 // Where a member's recurrent state begins; no register ever holds -128.
 mx::array ready_state(const mx::array& state, int members, const Plan& plan) {

@@ -364,10 +364,18 @@ NB_MODULE(_int8_gemm, m) {
       "world"_a, "shared"_a, "keys"_a, "rows"_a, "by"_a, "signs"_a.none(), "crediting"_a.none(),
       "threads"_a,
       "State, values [P, rows], active [P, rows] and, with crediting, Z of every leaf.");
+  nb::class_<eggroll::Targets>(m, "Targets", "Targets of all outputs, and the loss of each.")
+      .def(
+          "__init__",
+          [](eggroll::Targets* self, std::vector<int> losses, const mx::array& values) {
+            new (self) eggroll::Targets{std::move(losses), values};
+          },
+          "losses"_a, "values"_a);
   m.def("learn", &eggroll::learn, nb::call_guard<nb::gil_scoped_release>(), "program"_a, "packed"_a,
         "tokens"_a, "targets"_a, "state"_a, "rows"_a, "words"_a, "scales"_a, "back"_a,
-        "errors"_a.none(), "threads"_a,
-        "State, scores, sums of |credit| int64 [leaves] and Z of every leaf.");
+        "errors"_a.none(), "of_outputs"_a.none(), "threads"_a,
+        "State, scores, sums of |credit| int64 [leaves], with targets of outputs errors and what "
+        "rows lost, and Z of every leaf.");
   add_stepper(m);
   m.def("sign", &sign, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "threads"_a,
         "Of leaves (votes, weights, up, down): weights moved by one, up from `up` votes on and "
@@ -388,6 +396,8 @@ NB_MODULE(_int8_gemm, m) {
         "An MLX array over a C-contiguous int8 or int32 array of NumPy, whose memory it shares.");
   m.def("pair_signs", &eggroll::pair_signs, nb::call_guard<nb::gil_scoped_release>(), "scores"_a,
         "int16 [P, T] -> int8 [P/2], the sign of each pair's difference of sums.");
+  m.def("rounded", &eggroll::rounded, nb::call_guard<nb::gil_scoped_release>(), "fine"_a,
+        "int32 with 16 fraction bits -> int8.");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,
         "fitness"_a, "table"_a, "starts"_a, "rank"_a, "signs"_a, "threads"_a,
         "Z int32 of every leaf.");

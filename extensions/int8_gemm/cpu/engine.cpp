@@ -77,12 +77,6 @@ const int8_t* Packed::weights(const Program& program, const Kernels& k) const {
 
 namespace {
 
-mx::array made(mx::Shape shape, mx::Dtype dtype) {
-  size_t count = 1;
-  for (int n : shape) count *= static_cast<size_t>(n);
-  return mx::array(allocated(count * dtype.size()), std::move(shape), dtype);
-}
-
 void run_blocks(const Job& job, int threads) {
   const Kernels& k = kernels();
   int64_t blocks = (job.members + kLanes - 1) / kLanes;
@@ -159,9 +153,8 @@ std::vector<mx::array> run_unperturbed(std::shared_ptr<Program> program, const P
                                        const mx::array& state, const Rows& rows, int threads,
                                        int block_tokens, Output output) {
   check_scored(program->plan());
-  const Noise none{mx::zeros({1}, mx::int8, kCpu), std::nullopt, 1, 0};
   const Options options{threads, block_tokens, 1, 0};
-  Arrays arrays = arrays_of(*program, packed, none, tokens, targets, state, rows, options);
+  Arrays arrays = arrays_of(*program, packed, no_noise(), tokens, targets, state, rows, options);
   return run(*program, arrays, options, output);
 }
 
@@ -294,17 +287,18 @@ std::vector<mx::array> learn(std::shared_ptr<Program> program, const Packed& pac
                              const mx::array& state, const Rows& rows, const mx::array& words,
                              const std::vector<int>& scales,
                              const std::vector<std::optional<mx::array>>& back,
-                             const std::optional<mx::array>& errors, int threads) {
+                             const std::optional<mx::array>& errors,
+                             const std::optional<Targets>& of_outputs, int threads) {
   const Plan& plan = program->plan();
-  if (!errors) check_scored(plan);
+  require(!errors || !of_outputs, "errors are given, or made of targets");
+  if (!errors && !of_outputs) check_scored(plan);
   const Options options{threads, 1, 1, 0};
-  Noise none{mx::zeros({1}, mx::int8, kCpu), std::nullopt, 1, 0};
-  Arrays arrays = arrays_of(*program, packed, none, tokens, targets, state, rows, options);
+  Arrays arrays = arrays_of(*program, packed, no_noise(), tokens, targets, state, rows, options);
   int members = state.shape(0), count = tokens.shape(1);
   require(words.shape() == mx::Shape{members, count}, "words: [P, T] is needed");
   arrays.draws = arrays.add(ready(words, mx::uint32, "words"));
   const std::vector<int> at = matrices_of(plan, scales, back, arrays);
-  const int of_outputs = errors ? add_errors(plan, *errors, arrays) : -1;
+  const int errors_at = errors ? add_errors(plan, *errors, arrays) : -1;
   std::vector<mx::array> out{made({members, plan.state_size}, mx::int8),
                              made({members, count}, mx::int16), made({plan.leaf_count}, mx::int64)};
   LearnWork work;
@@ -314,8 +308,10 @@ std::vector<mx::array> learn(std::shared_ptr<Program> program, const Packed& pac
   job.state_out = out[0].data<int8_t>();
   job.scores = out[1].data<int16_t>();
   if (!plan.scored) std::memset(job.scores, 0, out[1].nbytes());
-  work.job.errors = arrays.data<int8_t>(of_outputs);
+  work.job.errors = arrays.data<int8_t>(errors_at);
   work.job.errors_size = errors_size(plan);
+  RatingWork rating;
+  if (of_outputs) rating.prepare(plan, *of_outputs, work.job, out);
   work.job.words = arrays.data<uint32_t>(arrays.draws);
   work.job.scales = scales.data();
   work.sizes = out[2].data<int64_t>();
@@ -374,6 +370,19 @@ mx::array pair_signs(const mx::array& scores) {
     int64_t sum = 0;
     for (int t = 0; t < count; ++t) sum += plus[t] - minus[t];
     sign[p] = static_cast<int8_t>((sum > 0) - (sum < 0));
+  }
+  return out;
+}
+
+mx::array rounded(const mx::array& fine) {
+  const mx::array in = ready(fine, mx::int32, "fine");
+  mx::array out = made(in.shape(), mx::int8);
+  const int32_t* __restrict from = in.data<int32_t>();
+  int8_t* __restrict to = out.data<int8_t>();
+  const size_t count = in.size();
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t v = static_cast<uint32_t>(from[i]) + 0x8000;
+    to[i] = static_cast<int8_t>(static_cast<int32_t>(v) >> 16);
   }
   return out;
 }

@@ -103,16 +103,24 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const Packed& pack
                             const std::optional<mx::array>& signs,
                             const std::optional<Crediting>& crediting, int threads);
 
+// Targets of a program's outputs, and what makes errors of them.
+struct Targets {
+  std::vector<int> losses;  // [outputs], as Loss of plan.h
+  mx::array values;         // int32 [P, T, those of all outputs side by side]
+};
+
 // Of members without noise that carry the errors of their scores back: then scores [P, T] int16,
 // sums of |credit| [leaves] int64, and Z of every leaf. words: uint32 [P, T]; scales: of the
-// leaves; back: the matrix [O, K] that a leaf's credit passes, or none; errors: of a program
-// without a score, int8 [P, T, all outputs side by side], and scores are zeros.
+// leaves; back: the matrix [O, K] that a leaf's credit passes, or none. Of a program without a
+// score scores are zeros, and errors int8 [P, T, all outputs side by side] are given, or made of
+// targets: they come before Z, and after them what rows lost, uint64 [P, T, outputs].
 std::vector<mx::array> learn(std::shared_ptr<Program> program, const Packed& packed,
                              const mx::array& tokens, const mx::array& targets,
                              const mx::array& state, const Rows& rows, const mx::array& words,
                              const std::vector<int>& scales,
                              const std::vector<std::optional<mx::array>>& back,
-                             const std::optional<mx::array>& errors, int threads);
+                             const std::optional<mx::array>& errors,
+                             const std::optional<Targets>& of_outputs, int threads);
 
 // Z of every leaf, int32 in the leaf's shape.
 std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& fitness,
@@ -121,6 +129,9 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
 
 // Scores int16 [P, T] -> int8 [P/2], the sign of member 2i's sum less that of member 2i + 1.
 mx::array pair_signs(const mx::array& scores);
+
+// A fine copy int32 -> int8, its upper half to the nearest whole number.
+mx::array rounded(const mx::array& fine);
 
 // Words of the counter-based generator, as eggroll/spec/rng.py defines them: int32 of this shape,
 // its rows dealt to the streams in equal shares. Element i of a stream is floor(room x / 2^32),

@@ -20,8 +20,40 @@ struct Learner : LearnCredit {
       open_learning();
       peak = arena.used > peak ? arena.used : peak;
       if (arena.base) i < stages ? record(at) : carry_back(at);
+      if (arena.base && learn.rating && i + 1 == stages) rate(*learn.rating);
     }
     arena.used = peak;
+  }
+
+  // The errors of all rows, from their targets.
+  void rate(const Rating& by) const {
+    for (int m = 0; m < kLanes; ++m)
+      for (int t = 0; member(m) < job.members && t < T(); ++t) rate(by, member(m) * T() + t);
+  }
+
+  void rate(const Rating& by, int64_t row) const {
+    const Plan& plan = job.plan;
+    const int32_t* target = by.targets + row * by.targets_size;
+    int8_t* errors = by.errors + row * learn.errors_size;
+    for (int o = 0; o < plan.output_count; ++o) {
+      const Loss loss = by.losses[o];
+      const auto [n, wide] = plan.outputs[o];
+      int32_t* u = reinterpret_cast<int32_t*>(scratch);
+      values(o, row, by.divisors[o], u);
+      const uint32_t word =
+          learn.words[row] + static_cast<uint32_t>(plan.leaf_count + o) * kNextLeaf;
+      const RatedRow rated{plan.exact_mantissa, n, wide, u, scratch + n, target, word, errors};
+      by.lost[row * plan.output_count + o] = rated.rate(loss);
+      target += loss == Loss::none ? 0 : loss == Loss::softmax ? 1 : n, errors += n;
+    }
+  }
+
+  // What output `o` has of a row, in 1/16.
+  void values(int o, int64_t row, int32_t divisor, int32_t* u) const {
+    const auto [n, wide] = job.plan.outputs[o];
+    const int8_t* narrow = static_cast<const int8_t*>(job.outputs[o]) + row * n;
+    const int32_t* sums = static_cast<const int32_t*>(job.outputs[o]) + row * n;
+    for (int k = 0; k < n; ++k) u[k] = wide ? floor_divided(sums[k], divisor) : narrow[k];
   }
 
   void carry_back(int at) {

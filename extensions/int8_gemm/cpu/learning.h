@@ -52,6 +52,71 @@ int add_errors(const Plan& plan, const mx::array& errors, Arrays& arrays) {
   return at;
 }
 
+// What is needed to make errors of targets, and what is made.
+struct RatingWork {
+  Rating rating{};
+  std::vector<mx::array> outputs;  // and behind them the targets
+  std::vector<void*> values;       // of the outputs
+  std::vector<Loss> losses;
+  std::vector<int32_t> divisors;
+
+  void prepare(const Plan& plan, const Targets& given, LearnJob& job, std::vector<mx::array>& out) {
+    const int members = static_cast<int>(job.job.members), count = job.job.tokens_per_member;
+    require(!plan.scored, "targets: a program with a score has its own");
+    require(given.losses.size() == static_cast<size_t>(plan.output_count), "one loss per output");
+    for (int o = 0; o < plan.output_count; ++o) {
+      const auto [n, wide] = plan.outputs[o];
+      const int loss = given.losses[static_cast<size_t>(o)];
+      in_range("a loss", loss, 0, static_cast<int64_t>(Loss::sigmoid));
+      losses.push_back(static_cast<Loss>(loss));
+      outputs.push_back(made({members, count, n}, wide ? mx::int32 : mx::int8));
+      values.push_back(outputs.back().data<void>());
+      rating.targets_size += loss == 0 ? 0 : losses.back() == Loss::softmax ? 1 : n;
+    }
+    require(given.values.shape() == mx::Shape{members, count, rating.targets_size},
+            "targets: int32 [P, T, those of all losses] is needed");
+    outputs.push_back(ready(given.values, mx::int32, "targets"));
+    find_divisors(plan);
+    rating.targets = outputs.back().data<int32_t>();
+    check_targets(plan, int64_t{members} * count);
+    out.push_back(made({members, count, job.errors_size}, mx::int8));
+    rating.errors = out.back().data<int8_t>();
+    out.push_back(made({members, count, plan.output_count}, mx::uint64));
+    rating.lost = out.back().data<uint64_t>();
+    rating.losses = losses.data(), rating.divisors = divisors.data();
+    job.errors = rating.errors, job.rating = &rating, job.job.outputs = values.data();
+  }
+
+ private:
+  // Those of a linear operation of as many inputs.
+  void find_divisors(const Plan& plan) {
+    divisors.assign(losses.size(), 1);
+    for (int s = 0; s < plan.stage_count; ++s)
+      for (int j = 0; j < plan.stages[s].op_count; ++j) {
+        const Op& op = plan.stages[s].ops[j];
+        if (op.kind != OpKind::sums) continue;
+        int root = 1;
+        while ((root + 1) * (root + 1) <= plan.leaves[op.leaf].cols) ++root;
+        divisors[static_cast<size_t>(op.place)] = 16 * root;
+      }
+  }
+
+  void check_targets(const Plan& plan, int64_t rows) const {
+    constexpr int32_t kWidest = 1 << 24;
+    const int32_t* v = rating.targets;
+    bool ok = true;
+    for (int64_t row = 0; row < rows; ++row)
+      for (int o = 0; o < plan.output_count; ++o) {
+        const Loss loss = losses[static_cast<size_t>(o)];
+        const int32_t n = plan.outputs[o].size, count = loss == Loss::softmax ? 1 : n;
+        const int32_t most = loss == Loss::softmax ? n - 1 : loss == Loss::sigmoid ? 127 : kWidest;
+        const int32_t least = loss == Loss::squared ? -kWidest : -1;
+        for (int i = 0; loss != Loss::none && i < count; ++i, ++v) ok &= *v >= least && *v <= most;
+      }
+    require(ok, "targets: a value is out of its loss's range");
+  }
+};
+
 // A run of all blocks: every thread adds up votes and sizes of its own.
 struct LearnWork {
   LearnJob job{};

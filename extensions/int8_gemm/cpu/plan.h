@@ -205,6 +205,19 @@ struct VoteJob {
   int readers = 1;  // as of the job
 };
 
+// What makes an output's errors of targets; none: they are zeros.
+enum class Loss : int { none, softmax, squared, sigmoid };
+
+// Errors of outputs that are made of targets (learn_losses.h), as Job::outputs then has them.
+struct Rating {
+  const Loss* losses;       // [outputs]
+  const int32_t* divisors;  // [outputs]: of values, which are then in 1/16
+  const int32_t* targets;   // [P, T, targets_size] side by side: of softmax one, else one per value
+  int targets_size;
+  int8_t* errors;  // [P, T, errors_size]
+  uint64_t* lost;  // [P, T, outputs]: in 2^-16 bit, or squares of 1/16
+};
+
 // Members without noise that carry the errors of their scores back (learn.h).
 struct LearnJob {
   Job job;
@@ -216,6 +229,7 @@ struct LearnJob {
   int64_t* sizes;             // [leaves] of this thread: sum of |credit|
   const int8_t* errors;       // [P, T, errors_size] of the outputs side by side, or null
   int errors_size;
+  const Rating* rating;  // where they are made here, or null
 };
 
 // A leaf of n values before an update of Adam's and after it. Both have feedback, or neither

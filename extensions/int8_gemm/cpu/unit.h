@@ -18,6 +18,7 @@
 #include "block.h"
 #include "votes.h"
 #include "learn_tape.h"
+#include "learn_losses.h"
 #include "learn_credit.h"
 #include "learn.h"
 // clang-format on
