@@ -36,7 +36,7 @@ TESTS: dict[str, str] = {
     "eggroll.spec.credit": "credit credit_groups edges",
     "eggroll.spec.backward": "backward backward_rule",
     "eggroll.spec.program": "programs declaration declaration_rows",
-    "eggroll.evolution.rules": "es backward_rule golden edges",
+    "eggroll.evolution.rules": "es whitening backward_rule golden edges",
     "eggroll.evolution.whitening": "whitening",
     "eggroll.evolution.estimators": "edges credit rows population",
     "eggroll.evolution.population": "population ranks noise",
