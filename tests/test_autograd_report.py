@@ -49,7 +49,7 @@ def test_the_step_must_beat_pytorch_by_what_its_products_allow(products, step, l
     mlp = {"tape, two-layer node": {"total": [1.0]}, "no tape": {"total": [1.0]}}
     mlp["PyTorch"] = {"total": [step]}
     names = ("two-layer node", "two-layer node, mask of bits", "plain nodes")
-    split = {name: {"relu": [0.2], "profiled": [1.0]} for name in names}
+    split = {name: {"d_a1": [0.2], "relu": [0.2], "profiled": [1.0]} for name in names}
     sgemm = {"own": {"products": [1.0]}, "PyTorch": {"products": [products]}}
     tape, relu, *_, last = gates.of_mlp(mlp, split, sgemm)
     assert (tape.met, relu.met) == (True, False)
@@ -73,8 +73,9 @@ def test_a_benchmark_without_torch_is_written_read_and_drawn(tmp_path: Path, mon
     found = json.loads(file.read_text())
     assert max(found["parity"].values()) < gates.PARITY
     assert {gate["name"]: gate["met"] for gate in found["gates"]}["PyTorch ÷ own, MLP step"] is None
-    for part in ("relu", "dw1_db1"):
-        assert found["in tape"]["two-layer node"][part][0] > 0
+    inside = found["in tape"]
+    assert all(inside["two-layer node"][part][0] > 0 for part in ("d_a1", "dw1_db1"))
+    assert inside["plain nodes"]["relu"][0] > 0
     assert len(found["tried"]) > 15 + 3
 
     words = ["run", "--seeds", "2", "--updates", "30", "--evolution-updates", "4", "--look", "2"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from house import MODULES, ROOT
-from mutants import cpp, run
+from mutants import cpp, reach, run
 
 
 def test_the_faults_once_unseen_can_still_be_planted():
@@ -17,6 +17,54 @@ def test_the_faults_once_unseen_can_still_be_planted():
         text = MODULES[mutant.module].read_text()
         ast.parse(text.replace(mutant.old, mutant.new, 1))
         assert all((ROOT / test).exists() for test in mutant.tests)
+
+
+def test_the_faults_of_kernels_once_unseen_can_still_be_planted():
+    assert [mutant.change for mutant in cpp.known_mutants()] == [*cpp.KNOWN]
+
+
+def test_the_function_of_a_line_is_the_innermost_that_runs_it():
+    """By the line that the interpreter knows it by, the first decorator's."""
+    path = MODULES["eggroll.training.replay_log"].relative_to(ROOT)
+    lines = (ROOT / path).read_text().splitlines()
+
+    def line(text: str) -> int:
+        return next(i for i, row in enumerate(lines, 1) if text in row)
+
+    def found(text: str) -> str:
+        return reach.function_at("eggroll.training.replay_log", line(text))
+
+    assert found("steps = self.facts") == f"{path}:{line('def planned') - 1}"
+    assert found("def planned") == found("LONGEST_FACTS, MOST_PAIRS =") == ""
+
+
+def test_tests_that_enter_a_function_come_first_and_files_that_do_not_are_left_out(monkeypatch):
+    whole = {
+        "a": reach.Reach({"a1": 0.1, "a2": 0.2, "a3": 9.0}, {"f": ["a3", "a2"]}, False),
+        "b": reach.Reach({"b1": 0.1}, {"g": ["b1"]}, False),
+        "c": reach.Reach({"c1": 0.5}, {}, True),
+    }
+    monkeypatch.setattr(reach, "reach_of", whole.__getitem__)
+    assert reach.in_order("abc", "f") == (["a", "c"], ["a2", "a3", "a1", "c1"], pytest.approx(9.8))
+    assert reach.in_order("b", "f") == ([], [], 0)
+    assert reach.in_order("abc")[:2] == (["a", "b", "c"], ["a1", "a2", "b1", "c1", "a3"])
+
+
+def test_functions_are_found_by_the_tests_that_enter_them_in_child_processes_too(tmp_path: Path):
+    test, call = tmp_path / "test_two.py", "from eggroll.errors import shortened; shortened('a.')"
+    test.write_text(
+        "import subprocess, sys\n"
+        f"def test_here(): {call}\n"
+        f'def test_child(): subprocess.run([sys.executable, "-c", """{call}"""], check=True)\n'
+        "def test_neither(): assert True\n"
+    )
+    found = reach.measured(str(test))
+    rows = MODULES["eggroll.errors"].read_text().splitlines()
+    first = next(i for i, row in enumerate(rows, 1) if row.startswith("def shortened"))
+    names = [name.rpartition("::")[2] for name in found.entered[f"eggroll/errors.py:{first}"]]
+    assert names == ["test_child", "test_here"]
+    assert len(found.seconds) == 3
+    assert not found.unsure
 
 
 def test_every_reason_is_of_a_line_that_can_be_changed():

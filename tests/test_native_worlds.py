@@ -272,6 +272,21 @@ def test_the_cpu_engine_steps_worlds_itself(worlds, monkeypatch):
         assert len(calls) == expected
 
 
+def test_the_engine_wants_a_row_and_keys_for_pairs(worlds, monkeypatch):
+    """Also of a caller whose arguments Python has not looked at."""
+    es, calls = trainer("narrow", engine="cpu"), []
+    play = es.engine.play
+    monkeypatch.setattr(es.engine, "play", lambda *given: calls.append(given) or play(*given))
+    es.play(worlds.narrow, 1, shared=SHARED)  # one row does
+    ((*before, (world, shared, keys, rows), scale, signs, crediting),) = calls
+    assert rows == 1
+    for keys_now, rows_now in (
+        (keys, 0), (keys, -1), (keys[:33], 1), (keys[:0], 1), (keys.reshape(2, -1), 1),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="play: rows, and keys for an even number of members"):
+            play(*before, (world, shared, keys_now, rows_now), scale, signs, crediting)
+
+
 def embedding() -> Program:
     net = Program(5, 4)
     net.stage()

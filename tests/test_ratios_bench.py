@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -95,3 +96,37 @@ def test_bad_input(call: Command, words: str, says: str):
     assert (ended.code, ended.out) == (2, "")
     assert says in ended.err
     assert ended.err.count("\n") == 1
+
+
+def test_the_table_of_findings_has_every_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    from experiments.scaling import findings
+
+    monkeypatch.setattr(findings, "MEMORY", {1: 0.5})
+    monkeypatch.setattr(findings, "UPDATES", 3)
+    words = ["--populations", "64", "1024", "--repeats", "1", "--seeds", "1", "--threads", "1"]
+    file = tmp_path / "found.json"
+    assert findings.main([*words, "--json", str(file)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    names = [row.split(" | ")[0].removeprefix("| ") for row in rows]
+    learners = [*findings.COUNTED]
+    head = "members at a time, batch 64, vocabulary 10,000"
+    assert names[:6] == ["population", "64", "1,024", "1,024", head, "1"]
+    assert names[6:] == ["V 16, to 0.001 nats, one thread", *learners]
+    assert rows[2] == "| 1,024 | port | 0.19 | 5.35 | 87,700 | 1.00 | 1,600 | |"
+    found = json.loads(file.read_text())
+    assert [row["population"] for row in found["steps"]] == [64, 1024]
+    assert found["memory_mb"]["1"] > 1
+    assert [run[0]["updates"] for run in found["counting"].values()] == [3] * len(learners)
+
+
+def test_the_table_of_findings_refuses(capsys: pytest.CaptureFixture[str]):
+    from experiments.scaling import findings
+
+    for words, said in (
+        (["--seeds", "0"], "--seeds is 0"),
+        (["--populations", "3"], "--pops has 3"),
+    ):
+        assert findings.main(words) == 2
+        assert said in capsys.readouterr().err

@@ -31,9 +31,13 @@ def at_least(name: str, limit: float, figure: Figure | None) -> Gate:
 def of_mlp(mlp: Times, split: Times, products: Times) -> list[Gate]:
     """The tape's cost, the ReLU's share, and the step against PyTorch's."""
     found = [at_most("tape ÷ no tape, MLP", 1.05, ratio(mlp, CASE, "no tape", "total"))]
-    for case in ("two-layer node", "two-layer node, mask of bits", "plain nodes"):
-        share = ratio(split, case, case, "relu", of="profiled")
-        found.append(at_most(f"ReLU ÷ backward, {case}", 0.10, share))
+    for case, part, said in (
+        ("two-layer node", "d_a1", "d_a1 and ReLU"),
+        ("two-layer node, mask of bits", "d_a1", "d_a1 and ReLU"),
+        ("plain nodes", "relu", "ReLU"),
+    ):
+        share = ratio(split, case, case, part, of="profiled")
+        found.append(at_most(f"{said} ÷ backward, {case}", 0.10, share))
     if "PyTorch" not in mlp:
         return [*found, at_least("PyTorch ÷ own, MLP step", 1.37, None)]
     products_ratio = ratio(products, "PyTorch", "own", "products")

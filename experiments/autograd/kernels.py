@@ -42,7 +42,7 @@ class Gradients(NamedTuple):
 class Parts:
     """Seconds of the parts of fused backward calls, added up; total is measured around them."""
 
-    NAMES = ("dw2", "db2", "d_a1", "activation", "dw1_db1", "dx")
+    NAMES = ("dw2", "db2", "d_a1", "dw1", "dx")
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(self.NAMES, 0.0)

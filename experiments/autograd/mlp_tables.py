@@ -77,18 +77,22 @@ def tape_step(
 
 
 def by_operation(profile: Profile) -> dict[str, float]:
-    """Seconds of the parts of a profile by the document's names, whatever path was taken."""
+    """Seconds of the parts of a profile by the document's names, whatever path was taken.
+
+    A fused call applies the ReLU and sums db1 as it computes d_a1, so there they are part of it.
+    """
     inside = dict(profile.fused.seconds)
     parts = profile.parts
     if inside["dw2"]:
-        found = {name: inside[name] for name in ("dw2", "db2", "d_a1", "dw1_db1")}
-        found["relu"] = inside["activation"]
+        found = {name: inside[name] for name in ("dw2", "db2", "d_a1")}
+        found |= {"relu": 0.0, "dw1_db1": inside["dw1"]}
         if profile.clock is not perf_counter:
             # The call's own clock counts other processes, which the longest part meets most.
             found["dw1_db1"] += parts["two_layer.all"] - sum(found.values())
-        return found
+        return found | {"d_a1_relu": found["d_a1"]}
     names = {"dw2": ["layer2.dw"], "db2": ["layer2.db"], "d_a1": ["layer2.dx"]}
     names |= {"relu": ["relu.dx"], "dw1_db1": ["layer1.dw", "layer1.db", "layer1.all"]}
+    names["d_a1_relu"] = names["d_a1"] + names["relu"]
     return {name: sum(parts.get(part, 0.0) for part in wanted) for name, wanted in names.items()}
 
 

@@ -46,20 +46,21 @@ def step_table(cases: dict[str, Any], parts: Iterable[str]) -> str:
 def split_table(found: dict[str, Any]) -> str:
     """Milliseconds of every operation of the backward pass, alone and inside the tape."""
     cases = found["in tape"]
-    alone = {part: times[part] for part, times in found["isolated"].items() if part in SPLIT}
-    rows = [["isolated", *(text(alone[part]) for part in SPLIT), "-", "-"]]
+    apart = {part: times[part] for part, times in found["isolated"].items() if part in SPLIT}
+    rows = [["isolated", *(text(apart[part]) for part in SPLIT), "-", "-"]]
     for name, times in cases.items():
-        share = 100 * times["relu"][0] / times["profiled"][0]
+        alone = times["relu"][0]  # 0 where it is a part of d_a1
+        share = 100 * (alone or times["d_a1"][0]) / times["profiled"][0]
         rows.append(
             [
                 name,
-                *(text(times[part]) for part in SPLIT),
+                *(text(times[part]) if times[part][0] else "within d_a1" for part in SPLIT),
                 text(times["profiled"]),
                 f"{share:.1f} %",
             ]
         )
     rows[0][4] += f"; of bits {text(found['isolated']['relu, bits']['relu, bits'])}"
-    return table(["ms", *SPLIT.values(), "backward", "ReLU's share"], rows)
+    return table(["ms", *SPLIT.values(), "backward", "share of ReLU, or of d_a1 with it"], rows)
 
 
 def tried_table(rows: list[dict[str, Any]]) -> str:
@@ -123,7 +124,8 @@ def split_picture(path: Path, found: dict[str, Any]) -> None:
             panel.barh(list(cases), widths, left=left, color=f"C{index}", label=SPLIT[part])
             left = [a + b for a, b in zip(left, widths, strict=True)]
         for row, (times, end) in enumerate(zip(cases.values(), left, strict=True)):
-            relu = f", ReLU {times['relu'][0]:.3f} ms" if "dw1_db1" not in shown else ""
+            own = times["relu"][0]
+            relu = f", ReLU {own:.3f} ms" if own and "dw1_db1" not in shown else ""
             panel.text(end, row, f" {end:.2f} ms{relu}", va="center", fontsize=8)
         panel.set_xlim(0, (1.2 if "dw1_db1" in shown else 1.62) * max(left))
         panel.set(xlabel="ms", title="whole" if "dw1_db1" in shown else "without dW1 + db1")

@@ -22,6 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from eggroll import adamw
+from eggroll.baseline.backprop import AdamwOptions
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.run import open_run
 
@@ -46,11 +48,12 @@ class Found(NamedTuple):
     cpu: float  # seconds of all threads, of updates
 
 
-def train(options: Config, goal: float, seconds: float, updates: float) -> Found:
+def train(options: Config | AdamwOptions, goal: float, seconds: float, updates: float) -> Found:
     """Trains until validation reaches the goal, or the seconds or updates have passed."""
+    begin = adamw.open_run if isinstance(options, AdamwOptions) else open_run
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         with contextlib.redirect_stdout(io.StringIO()):
-            run = open_run(replace(options, out=f"{folder}/run"), stack)
+            run = begin(replace(options, out=f"{folder}/run"), stack)
         spent, cpu, looked, loss = 0.0, 0.0, 0, run.validate()
         while spent < seconds and run.step < updates and loss > goal:
             began = time.process_time()

@@ -19,7 +19,7 @@ from float_kernels.library import best
 Floats = NDArray[np.float32]
 KINDS = {"erf": 0, "tanh": 1, "slope": 2}
 TRANSPOSED = {"nn": 0, "nt": 1, "tn": 2}
-PARTS = "dw2", "db2", "d_a1", "activation", "dw1_db1", "dx", "total"
+PARTS = "dw2", "db2", "d_a1", "dw1", "dx", "total"
 
 
 class Profile(ctypes.Structure):

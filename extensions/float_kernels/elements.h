@@ -61,11 +61,13 @@ struct Elements : Vec<Isa> {
     return {x * below, below + x * e * 0.398942280f};
   }
   static FK_INLINE Gelu gelu_tanh(F x) {
+    // (1 + tanh u) / 2 is 1 / (1 + e) with e = exp(-2 u): one exp and no polynomial of tanh. What
+    // is missing to 1 is e / (1 + e), which has all its bits where e is small.
     F z = x * x;
-    F t = tanh(x * (z * 0.0356774081f + 0.797884561f));
-    F half = t * 0.5f + 0.5f;
-    F inner = z * 0.107032224f + 0.797884561f;
-    return {x * half, half + x * inner * (0.5f - 0.5f * t * t)};
+    F e = exp(x * (z * -0.0713548163f - 1.59576912f));
+    F half = 1.0f / (e + 1.0f), rest = e > 1.0f ? 1.0f - half : e * half;
+    F inner = z * 0.214064448f + 1.59576912f;
+    return {x * half, half + x * inner * (half * rest)};
   }
   static FK_INLINE Gelu gelu(bool by_tanh, F x) { return by_tanh ? gelu_tanh(x) : gelu_erf(x); }
 

@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-#define FLOAT_KERNELS_ABI 2
+#define FLOAT_KERNELS_ABI 3
 
 enum { FLOAT_KERNELS_NN, FLOAT_KERNELS_NT, FLOAT_KERNELS_TN };  // which operand is transposed
 
@@ -31,9 +31,10 @@ enum { FLOAT_KERNELS_NN, FLOAT_KERNELS_NT, FLOAT_KERNELS_TN };  // which operand
 // pre-activations holds the derivative already, as gelu() and ffn_forward() can store it.
 enum { FLOAT_KERNELS_GELU_ERF, FLOAT_KERNELS_GELU_TANH, FLOAT_KERNELS_SLOPE };
 
-// Seconds of a backward call's parts, added to what is there; total is measured around them.
+// Seconds of a backward call's parts, added to what is there; total is measured around them. d_a1
+// has the activation's slope and db1 in it, as its rows get them as soon as they are computed.
 typedef struct float_kernels_profile {
-  double dw2, db2, d_a1, activation, dw1_db1, dx, total;
+  double dw2, db2, d_a1, dw1, dx, total;
 } float_kernels_profile;
 
 // Two layers: x [rows, in] -> w1 [hidden, in], b1 -> activation -> w2 [out, hidden], b2 -> y.

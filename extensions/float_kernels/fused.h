@@ -164,7 +164,37 @@ struct Fused {
     }
   };
 
-  // Both backward calls; `slope(d, ld, db1)` turns d_a1 into the gradient before the activation.
+  // d_a1 = dy w2, then slope(first, rows), which multiplies rows of it: on one thread a tile's rows
+  // at a time, while the first cache has them.
+  template <class Slope>
+  static void hidden_gradient(const Net& t, const float* dy, int32_t lddy, float* d, int32_t ld,
+                              int32_t threads, Slope slope) {
+    if (threads > 1) {
+      sgemm(FLOAT_KERNELS_NN, t.rows, t.hidden, t.out, dy, lddy, t.w2, t.ldw2, d, ld, 0, threads);
+      return slope(0, t.rows);
+    }
+    if (t.rows < 1) return;
+    float* packed = scratch(0, packed_floats(t.out, t.hidden));
+    G::pack(t.out, t.hidden, {t.w2, t.ldw2, false, false}, packed);
+    const typename G::Heights heights(t.rows);
+    ptrdiff_t first = 0;
+    for (int i = 0; i < heights.count; first += heights.rows(i++)) {
+      const Left left{dy + first * lddy, lddy, false};
+      G::multiply({heights.rows(i),
+                   t.hidden,
+                   t.out,
+                   left,
+                   {packed, 0, false, true},
+                   d + first * ld,
+                   ld,
+                   false,
+                   {}});
+      slope(first, heights.rows(i));
+    }
+  }
+
+  // Both backward calls; `slope(d, ld, first, rows)` turns rows of d_a1 into the gradient before
+  // the activation and adds them up in db1.
   template <class Slope>
   static void backward(const Net& t, const float* a1, int32_t lda1, const float* dy, int32_t lddy,
                        const Gradients& g, float* d, Profile* profile, int32_t threads,
@@ -176,13 +206,12 @@ struct Fused {
     clock.lap(&Profile::dw2);
     E::column_sums(t.rows, t.out, dy, lddy, g.db2, 0);
     clock.lap(&Profile::db2);
-    sgemm(FLOAT_KERNELS_NN, t.rows, t.hidden, t.out, dy, lddy, t.w2, t.ldw2, d, ld, 0, threads);
+    E::clear(t.hidden, g.db1);
+    hidden_gradient(t, dy, lddy, d, ld, threads,
+                    [&](ptrdiff_t first, int rows) { slope(d + first * ld, ld, first, rows); });
     clock.lap(&Profile::d_a1);
-    slope(d, ld);
-    clock.lap(&Profile::activation);
-    E::column_sums(t.rows, t.hidden, d, ld, g.db1, 0);
     sgemm(FLOAT_KERNELS_TN, t.hidden, t.in, t.rows, d, ld, t.x, t.ldx, g.dw1, g.lddw1, 0, threads);
-    clock.lap(&Profile::dw1_db1);
+    clock.lap(&Profile::dw1);
     if (g.dx)
       sgemm(FLOAT_KERNELS_NN, t.rows, t.in, t.hidden, d, ld, t.w1, t.ldw1, g.dx, g.lddx, 0,
             threads);
@@ -198,9 +227,12 @@ struct Fused {
                               const float* dy, int32_t lddy, const Gradients* out, float* workspace,
                               size_t floats, Profile* profile, int32_t threads) {
     if (too_short(*t, workspace, floats)) return 1;
-    backward(*t, a1, lda1, dy, lddy, *out, workspace, profile, threads, [=](float* d, int32_t ld) {
-      E::mask(t->rows, t->hidden, a1, lda1, bits, d, ld, d, ld, nullptr);
-    });
+    const ptrdiff_t words = (t->hidden + 31) / 32;
+    backward(*t, a1, lda1, dy, lddy, *out, workspace, profile, threads,
+             [=](float* d, int32_t ld, ptrdiff_t first, int rows) {
+               E::mask(rows, t->hidden, a1 + first * lda1, lda1,
+                       bits ? bits + first * words : nullptr, d, ld, d, ld, out->db1);
+             });
     return 0;
   }
 
@@ -208,9 +240,10 @@ struct Fused {
                               int32_t ldh, const float* dy, int32_t lddy, const Gradients* out,
                               float* workspace, size_t floats, Profile* profile, int32_t threads) {
     if (too_short(*t, workspace, floats)) return 1;
-    backward(*t, act, ldh, dy, lddy, *out, workspace, profile, threads, [=](float* d, int32_t ld) {
-      E::slopes(kind, t->rows, t->hidden, pre, ldh, d, ld, d, ld, nullptr);
-    });
+    backward(*t, act, ldh, dy, lddy, *out, workspace, profile, threads,
+             [=](float* d, int32_t ld, ptrdiff_t first, int rows) {
+               E::slopes(kind, rows, t->hidden, pre + first * ldh, ldh, d, ld, d, ld, out->db1);
+             });
     return 0;
   }
 };

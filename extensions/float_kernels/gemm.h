@@ -1,7 +1,7 @@
 // Blocked single-precision products. B is copied into panels of kPanel columns, each
-// [depth][kPanel] and small enough for the first cache, when its first rows of C are computed; a
-// panel then serves all rows. A is read in place, or copied where it is transposed. A tile of C
-// stays in registers.
+// [depth][kPanel]: before they are used or, of a small B, by the tile that computes a panel's first
+// rows of C and reads B in place. A panel then serves all other rows. A is read in place, or copied
+// where it is transposed and serves many panels. A tile of C stays in registers.
 #pragma once
 
 #include "scratch.h"
@@ -46,13 +46,15 @@ struct Gemm : Vec<Isa> {
   static constexpr int N = V::N;
   static constexpr int kRows = Isa::kRows, kVectors = Isa::kVectors, kPanel = kVectors * N;
   static constexpr int kDepth = Isa::kDepth;
-  static constexpr int kMostRows = 144, kMostColumns = 1024;  // of a block: A's part, B's part
+  static constexpr int kMostRows = 144 / kRows * kRows, kMostColumns = 1024;  // of a block
   static_assert(kMostColumns % kPanel == 0);
 
-  // Depth of the blocks that k is divided into, at least 1.
+  // Depth of the blocks that k is divided into, at least 1; of several whole vectors, as columns
+  // are turned.
   static int depth_of(int k) {
-    int blocks = k > kDepth ? (k + kDepth - 1) / kDepth : 1;
-    return k > 1 ? (k + blocks - 1) / blocks : 1;
+    if (k <= kDepth) return k > 1 ? k : 1;
+    const int blocks = (k + kDepth - 1) / kDepth, depth = (k + blocks - 1) / blocks;
+    return (depth + N - 1) / N * N;
   }
   static int panels_of(int n) { return (n + kPanel - 1) / kPanel; }
 
@@ -60,6 +62,8 @@ struct Gemm : Vec<Isa> {
   // Copies of panels, and of A's tiles, are a cache line longer than they need be, so that those of
   // one block do not begin in the same set of the first cache.
   static constexpr int kLine = 16, kGroup = 4;  // panels that are copied at a time
+  static constexpr ptrdiff_t kNear = 1 << 16;   // floats of B that a tile may read where they lie
+  static constexpr int kInPlace = 4 * kPanel;   // columns up to which A is not worth a copy
   static ptrdiff_t panel_stride(int depth) { return ptrdiff_t{depth} * kPanel + kLine; }
 
   static void pack_panels(const Right& b, int k0, int depth, int j0, int columns, float* to) {
@@ -129,7 +133,9 @@ struct Gemm : Vec<Isa> {
   struct Tile {
     const float* a;  // element (i, k) at a[i * row + k * step]
     ptrdiff_t row, step;
-    const float* b;
+    const float* b;  // rows b_row apart
+    ptrdiff_t b_row;
+    float* panel;  // what a packing tile fills
     int depth;
     float* c;
     ptrdiff_t ldc;
@@ -138,16 +144,23 @@ struct Gemm : Vec<Isa> {
     int shift;  // of its bits within a word
   };
 
-  template <int rows, int vectors>
+  template <int rows, int vectors, bool packs>
   static void tile(const Tile& t) {
     F acc[rows][vectors] = {};
     const float *a = t.a, *b = t.b;
+    float* panel = t.panel;
+    const ptrdiff_t b_row = packs ? t.b_row : kPanel;
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) __builtin_prefetch(t.c + i * t.ldc, 1);
-    for (int k = 0; k < t.depth; ++k, a += t.step, b += kPanel) {
+    for (int k = 0; k < t.depth; ++k, a += t.step, b += b_row) {
       F v[vectors];
 #pragma GCC unroll 8
       for (int j = 0; j < vectors; ++j) v[j] = V::load(b + j * N);
+      if (packs) {
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; ++j) V::store(panel + j * N, v[j]);
+        panel += kPanel;
+      }
 #pragma GCC unroll 16
       for (int i = 0; i < rows; ++i) {
         F x = V::all(a[i * t.row]);
@@ -194,10 +207,8 @@ struct Gemm : Vec<Isa> {
     t.c = local, t.ldc = kPanel;
     tile_of(rows, wide <= N ? 1 : kVectors)(t);
     for (int i = 0; i < rows; ++i)
-      for (int j = 0; j < wide; j += N) {
-        F v = V::load(local + i * kPanel + j);
-        wide - j >= N ? V::store(c + i * ldc + j, v) : V::store(c + i * ldc + j, v, wide - j);
-      }
+      for (int j = 0; j < wide; j += N)
+        store_at(c + i * ldc + j, V::load(local + i * kPanel + j), wide - j);
   }
   // Columns past the last become 0.
   static void copy(int rows, int columns, const float* from, ptrdiff_t row, float* to,
@@ -209,16 +220,20 @@ struct Gemm : Vec<Isa> {
   static FK_INLINE F load_at(const float* p, int left) {
     return left >= N ? V::load(p) : left > 0 ? V::load(p, left) : F{};
   }
+  static FK_INLINE void store_at(float* p, F v, int left) {
+    left >= N ? V::store(p, v) : V::store(p, v, left);
+  }
 
   using TileFunction = void (*)(const Tile&);
-  template <int vectors, size_t... i>
+  template <int vectors, bool packs, size_t... i>
   static TileFunction tile_of(int rows, std::index_sequence<i...>) {
-    static constexpr TileFunction all[] = {&tile<i + 1, vectors>...};
+    static constexpr TileFunction all[] = {&tile<i + 1, vectors, packs>...};
     return all[rows - 1];
   }
-  static TileFunction tile_of(int rows, int vectors) {
+  static TileFunction tile_of(int rows, int vectors, bool packs = false) {
     using Rows = std::make_index_sequence<kRows>;
-    return vectors == 1 ? tile_of<1>(rows, Rows()) : tile_of<kVectors>(rows, Rows());
+    if (packs) return tile_of<kVectors, true>(rows, Rows());
+    return vectors == 1 ? tile_of<1, false>(rows, Rows()) : tile_of<kVectors, false>(rows, Rows());
   }
 
   // --- Blocks --------------------------------------------------------------------------------
@@ -271,7 +286,7 @@ struct Gemm : Vec<Isa> {
   static void block(const Product& p, int k0, int depth, int j0, int columns, int i0, int rows) {
     const Heights heights(rows);
     const float* lefts = nullptr;
-    if (p.a.transposed) {
+    if (p.a.transposed && columns > kInPlace) {
       float* copies = scratch(1, kLeftFloats);
       copy_of(heights.low, std::make_index_sequence<kRows>())(p.a.p + i0 + k0 * p.a.row, p.a.row,
                                                               depth, heights, copies);
@@ -283,42 +298,54 @@ struct Gemm : Vec<Isa> {
       panel += panel_at(p.k, p.n, k0, depth, j0 / kPanel);
     else
       panel = copies = scratch(0, kPanelFloats);
+    const bool early =
+        copies && i0 == 0 && !p.b.transposed && depth * p.b.row <= kNear && p.m > kRows;
     const int group = (p.b.transposed ? 1 : kGroup) * kPanel;
     for (int j = 0; j < columns; j += kPanel, panel += panel_stride(depth)) {
-      if (copies && i0 == 0 && j % group == 0)
+      const int wide = least(columns - j, kPanel);
+      const bool packs = early && wide == kPanel;
+      if (copies && i0 == 0 && !packs && (early || j % group == 0))
         pack_panels(p.b, k0, depth, j0 + j, least(columns - j, group),
                     copies + j / kPanel * panel_stride(depth));
-      column(p, heights, lefts, panel, k0, depth, j0 + j, least(columns - j, kPanel), i0);
+      column(p, heights, lefts, panel, packs, k0, depth, j0 + j, wide, i0);
     }
   }
 
-  // The tiles of one panel: rows from i0 on, columns from j on.
+  // The tiles of one panel, which the first fills where it packs: rows from i0 on, columns from j.
   static void column(const Product& p, const Heights& heights, const float* lefts,
-                     const float* panel, int k0, int depth, int j, int wide, int i0) {
+                     const float* panel, bool packs, int k0, int depth, int j, int wide, int i0) {
     Tile t;
-    t.a = lefts ? lefts : p.a.p + i0 * p.a.row + k0;
-    t.b = panel, t.depth = depth;
+    t.a = lefts ? lefts : p.a.transposed ? p.a.p + k0 * p.a.row + i0 : p.a.p + i0 * p.a.row + k0;
+    t.b = packs ? p.b.p + k0 * p.b.row + j : panel, t.b_row = p.b.row;
+    t.panel = const_cast<float*>(panel), t.depth = depth;
     t.c = p.c + i0 * p.ldc + j, t.ldc = p.ldc;
     t.add = p.accumulate || k0 > 0;
     t.tail = k0 + depth >= p.k ? p.tail : Tail{};
     t.shift = j % 32;
     if (t.tail.bias) t.tail.bias += j;
     if (t.tail.bits) t.tail.bits += static_cast<ptrdiff_t>(i0) * t.tail.words + j / 32;
-    run(p, t, heights.low + 1, heights.higher, wide, lefts);
-    run(p, t, heights.low, heights.count - heights.higher, wide, lefts);
+    packs = run(p, t, heights.low + 1, heights.higher, wide, packs, lefts);
+    run(p, t, heights.low, heights.count - heights.higher, wide, packs, lefts);
   }
 
-  // `count` tiles of one height, one below the other; t goes on to the next.
-  static void run(const Product& p, Tile& t, int rows, int count, int wide, bool copied) {
-    if (count < 1) return;
-    t.row = copied ? 1 : p.a.row, t.step = copied ? rows : 1;
-    const ptrdiff_t next = copied ? left_stride(t.depth) : rows * p.a.row;
+  // `count` tiles of one height, one below the other; t goes on to the next. Returns whether the
+  // panel is still to be filled.
+  static bool run(const Product& p, Tile& t, int rows, int count, int wide, bool packs,
+                  bool copied) {
+    if (count < 1) return packs;
+    t.row = copied || p.a.transposed ? 1 : p.a.row;
+    t.step = copied ? rows : p.a.transposed ? p.a.row : 1;
+    const ptrdiff_t next = copied ? left_stride(t.depth) : rows * t.row;
     const TileFunction whole = tile_of(rows, kVectors);
     for (int i = 0; i < count; ++i) {
-      wide < kPanel ? narrow_tile(t, rows, wide) : whole(t);
+      if (packs)
+        tile_of(rows, kVectors, true)(t), t.b = t.panel, packs = false;
+      else
+        wide < kPanel ? narrow_tile(t, rows, wide) : whole(t);
       t.a += next, t.c += rows * t.ldc;
       if (t.tail.bits) t.tail.bits += ptrdiff_t{rows} * t.tail.words;
     }
+    return false;
   }
 };
 

@@ -7,7 +7,7 @@ namespace float_kernels_impl::avx512f {
 
 struct Isa : PortableIsa<Isa, 16> {
   static constexpr const char* kName = "avx512f";
-  static constexpr int kRows = 14, kVectors = 2, kDepth = 256, kPeakSums = 24;
+  static constexpr int kRows = 14, kVectors = 2, kDepth = 1024, kPeakSums = 24;
 
   static FK_INLINE F sqrt(F v) { return _mm512_sqrt_ps(v); }
   static FK_INLINE uint32_t bits(I mask) {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "libfloat_kernels.so"
-ABI = 2
+ABI = 3
 
 _I, _P, _F, _D, _L = c_int32, c_void_p, c_float, c_double, c_int64
 _PRODUCT = [_I, _I, _I, _P, _I, _P, _I, _P, _I, _I]

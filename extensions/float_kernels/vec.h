@@ -102,17 +102,35 @@ struct Vec {
     return I{(int32_t{1} << i)...};
   }
 
-  // Turns N rows of N floats, `from` apart, into columns, `to` apart.
+  // Turns N rows of N floats, `from` apart, into columns, `to` apart. Four columns at a time: their
+  // fours of every fourth row are loaded into one vector, so nothing moves between its blocks.
   static FK_INLINE void transpose(const float* src, ptrdiff_t from, float* dst, ptrdiff_t to) {
-    F r[N];
-    for (int i = 0; i < N; ++i) r[i] = load(src + i * from);
-    for (int i = 0; i < N; i += 4) turn_fours(r + i);
-    if constexpr (N > 4) swap_blocks<4>(r);
-    if constexpr (N > 8) swap_blocks<8>(r);
-    for (int i = 0; i < N; ++i) store(dst + i * to, r[i]);
+    for (int c = 0; c < N; c += 4, src += 4, dst += 4 * to) {
+      F r[4];
+      for (int i = 0; i < 4; ++i) r[i] = fours<N / 4>(src + i * from, 4 * from);
+      turn_fours(r);
+      for (int i = 0; i < 4; ++i) store(dst + i * to, r[i]);
+    }
   }
 
  private:
+  // So many fours of floats, `apart` from each other.
+  template <int count>
+  static FK_INLINE typename Types<4 * count>::F fours(const float* p, ptrdiff_t apart) {
+    if constexpr (count == 1) {
+      typename Types<4>::F v;
+      __builtin_memcpy(&v, p, sizeof v);
+      return v;
+    } else {
+      constexpr int half = count / 2;
+      return join(fours<half>(p, apart), fours<half>(p + half * apart, apart),
+                  std::make_index_sequence<4 * count>());
+    }
+  }
+  template <class Half, size_t... i>
+  static FK_INLINE typename Types<sizeof...(i)>::F join(Half a, Half b, std::index_sequence<i...>) {
+    return __builtin_shufflevector(a, b, i...);
+  }
   // Lanes (a's are 0 .. N - 1, b's N ..) that Pick names, as lanes of a new vector.
   template <class Pick, size_t... i>
   static FK_INLINE F shuffle(F a, F b, std::index_sequence<i...>) {
@@ -130,28 +148,11 @@ struct Vec {
   struct Pairs {
     static constexpr int of(int i) { return i / 4 * 4 + first + i % 2 + (i % 4 / 2) * N; }
   };
-  template <int size>
-  struct Upper {  // a's blocks 0, b's blocks 0 in between
-    static constexpr int of(int i) { return i & size ? i - size + N : i; }
-  };
-  template <int size>
-  struct Lower {
-    static constexpr int of(int i) { return i & size ? i + N : i + size; }
-  };
-
   static FK_INLINE void turn_fours(F* r) {
     F a = shuffle<Zip<0>>(r[0], r[1]), b = shuffle<Zip<2>>(r[0], r[1]);
     F c = shuffle<Zip<0>>(r[2], r[3]), d = shuffle<Zip<2>>(r[2], r[3]);
     r[0] = shuffle<Pairs<0>>(a, c), r[1] = shuffle<Pairs<2>>(a, c);
     r[2] = shuffle<Pairs<0>>(b, d), r[3] = shuffle<Pairs<2>>(b, d);
-  }
-  template <int size>
-  static FK_INLINE void swap_blocks(F* r) {
-    for (int i = 0; i < N; ++i)
-      if (!(i & size)) {
-        F a = r[i], b = r[i + size];
-        r[i] = shuffle<Upper<size>>(a, b), r[i + size] = shuffle<Lower<size>>(a, b);
-      }
   }
 };
 

@@ -1,4 +1,4 @@
-"""Plants faults in the package, one at a time, and sees that the tests named for it fail.
+"""Plants faults in the package, each alone, and sees that the tests named for it fail.
 
 `make mutants` plants some in every module; ARGS="--count 200" more, ARGS="--only ranks" those of
 one package, ARGS="--cpp --count 100" those of the C++ kernels (cpp.py), ARGS="--out
@@ -11,26 +11,23 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from house import MODULES, ROOT
-from mutants import cpp
+from mutants import cpp, reach
 from mutants.cpp import CppMutant
 
 from eggroll import _extension
 
-HERE = Path(__file__).parent
-SECONDS = 600  # that the tests of a module may take before a mutant counts as caught
 # Modules, by the beginning of their names -> the tests that hold them. The longest beginning wins.
 TESTS: dict[str, str] = {
     "eggroll.spec.rng": "noise draws edges",
@@ -39,7 +36,7 @@ TESTS: dict[str, str] = {
     "eggroll.spec.credit": "credit credit_groups edges",
     "eggroll.spec.backward": "backward backward_rule",
     "eggroll.spec.program": "programs declaration declaration_rows",
-    "eggroll.evolution.rules": "es golden edges",
+    "eggroll.evolution.rules": "es whitening backward_rule golden edges",
     "eggroll.evolution.whitening": "whitening",
     "eggroll.evolution.estimators": "edges credit rows population",
     "eggroll.evolution.population": "population ranks noise",
@@ -63,6 +60,7 @@ TESTS: dict[str, str] = {
 }
 # (module, line's text) -> why a mutant of that line that no test sees is none.
 BOUND = "a bound on memory: slices that are not kept are drawn again, the same"
+LACKING = "a log that lacks updates is never added to, so what was planned in it is not read"
 REASONS: dict[tuple[str, str], str] = {
     ("eggroll.spec.noise", "room = KEPT - drawn.starts.nbytes"): BOUND,
     (
@@ -77,6 +75,18 @@ REASONS: dict[tuple[str, str], str] = {
         "eggroll.training.replay_log",
         "data += file.read(header.record - len(data))",
     ): "reads further ahead than it need",
+    (
+        "eggroll.training.replay_log",
+        'return Kept(header, 0, "the run began without a replay log")',
+    ): LACKING,
+    (
+        "eggroll.training.replay_log",
+        'return Kept(header, 0, f"{str(path)!r} is damaged")',
+    ): LACKING,
+    (
+        "eggroll.training.replay_log",
+        'return Kept(found, 0, f"{str(path)!r} is of another run")',
+    ): LACKING,
 }
 # Faults that went unseen once, with the tests that see them now: module, old and new text, tests.
 KNOWN: tuple[tuple[str, str, str, str], ...] = (
@@ -252,25 +262,12 @@ def tests_of(module: str) -> list[str]:
     return [name for name in names if (ROOT / name).exists()]
 
 
-def outcome_of(module: str, changed: Path, tests: Sequence[str], isa: str = "") -> str:
+def outcome_of(module: str, changed: Path, mutant: Mutant | CppMutant) -> str:
     """The fate of a module in whose place a file is put: caught, survived, or slow."""
-    env = os.environ | {
-        "EGGROLL_MUTANT": f"{module}:{changed}",
-        "PYTHONPATH": f"{HERE / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    env |= {"EGGROLL_ISA": isa} if isa else {}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        return "survived" if process.wait(SECONDS) == 0 else "caught"
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.wait()
-        return "slow"
+    env = {"EGGROLL_MUTANT": f"{module}:{changed}"}
+    if isinstance(mutant, CppMutant):
+        return reach.outcome(mutant.tests, "", env | {"EGGROLL_ISA": mutant.isa})
+    return reach.outcome(mutant.tests, reach.function_at(module, mutant.line), env)
 
 
 T = TypeVar("T")
@@ -321,20 +318,35 @@ def python(options: argparse.Namespace, record: Record) -> int:
     decks = [mutants_of(name) for name in names]
     chosen += dealt(decks, options.count, random.Random(options.seed))
     print(f"{len(chosen)} mutants of {len(names)} modules", flush=True)
-    for tests in sorted({mutant.tests for mutant in chosen}):
-        if outcome_of("", Path(), tests) != "survived":
-            print(f"fail without a mutant: {' '.join(tests)}", file=sys.stderr)
-            return 1
-    with tempfile.TemporaryDirectory() as folder:
-        changed = Path(folder) / "changed.py"
-        for mutant in chosen:
-            path = MODULES[mutant.module]
-            text = path.read_text()
+    if not pass_without({test for mutant in chosen for test in mutant.tests}):
+        return 1
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as workers:
+
+        def tried(mutant: Mutant) -> str:
+            changed = Path(folder) / f"{id(mutant)}.py"
+            text = MODULES[mutant.module].read_text()
             end = mutant.at + len(mutant.old)
             changed.write_text(text[: mutant.at] + mutant.new + text[end:])
-            fate = outcome_of(mutant.module, changed, mutant.tests)
-            record.add(mutant, path, fate, REASONS.get((mutant.module, mutant.text), ""))
+            return outcome_of(mutant.module, changed, mutant)
+
+        for mutant, fate in zip(chosen, workers.map(tried, chosen), strict=True):
+            reason = REASONS.get((mutant.module, mutant.text), "")
+            record.add(mutant, MODULES[mutant.module], fate, reason)
     return 0
+
+
+def pass_without(tests: set[str]) -> bool:
+    """Whether tests pass without a mutant; what they reach is known from then on."""
+    for test in sorted(tests):
+        began = time.monotonic()
+        try:
+            reach.reach_of(test)
+        except reach.Failing:
+            print(f"fail without a mutant: {test}", file=sys.stderr)
+            return False
+        if (seconds := time.monotonic() - began) > 1:
+            print(f"{test} {seconds:.0f} s", file=sys.stderr, flush=True)
+    return True
 
 
 def kernels(options: argparse.Namespace, record: Record) -> int:
@@ -342,21 +354,31 @@ def kernels(options: argparse.Namespace, record: Record) -> int:
     usable = set(_extension.load().usable_isas())
     files = [f for f, (isa, _) in cpp.FILES.items() if isa in usable and f.startswith(options.only)]
     decks = [cpp.mutants_of(file) for file in files]
+    chosen = [mutant for mutant in cpp.known_mutants() if mutant.file in files]
+    wanted = len(chosen) + options.count
     # Twice as many as are wanted, as some do not compile or give the same library.
-    waiting = dealt(decks, 2 * options.count, random.Random(options.seed))
-    builds = {isa: cpp.Build(isa) for isa in sorted({mutant.isa for mutant in waiting})}
-    with tempfile.TemporaryDirectory() as folder:
+    chosen += dealt(decks, 2 * options.count, random.Random(options.seed))
+    if not pass_without({test for mutant in chosen for test in mutant.tests}):
+        return 1
+    builds = {isa: cpp.Build(isa) for isa in sorted({mutant.isa for mutant in chosen})}
+
+    def build(mutant: CppMutant | None) -> bytes | None:
+        return mutant and builds[mutant.isa].build(mutant)
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as compiler:
         changed = Path(folder) / "_int8_gemm.so"
-        for mutant in waiting:
-            library = builds[mutant.isa].build(mutant)
+        waiting = compiler.submit(build, chosen[0] if chosen else None)
+        for mutant, following in zip(chosen, [*chosen[1:], None], strict=True):
+            # The next is compiled while this one is tried.
+            library, waiting = waiting.result(), compiler.submit(build, following)
             if library is None or library == builds[mutant.isa].original:
                 record.counts["left out"] += 1
                 continue
             changed.write_bytes(library)
-            fate = outcome_of(cpp.MODULE, changed, mutant.tests, mutant.isa)
+            fate = outcome_of(cpp.MODULE, changed, mutant)
             reason = cpp.REASONS.get(mutant.change, "")
             record.add(mutant, ROOT / cpp.SOURCES / mutant.file, fate, reason)
-            if len(record.rows) == options.count:
+            if len(record.rows) == wanted:
                 break
     return 0
 
@@ -371,6 +393,7 @@ def main() -> int:
         "--only", default="", help="the beginning of modules' names, without eggroll., or of files'"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the choice among all mutants")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants of Python tried at a time")
     parser.add_argument("--out", type=Path, help="a folder for the record")
     options = parser.parse_args()
     record = Record(options.out)

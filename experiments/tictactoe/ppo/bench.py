@@ -52,7 +52,7 @@ def run(rounds: int, threads: int, compiled: bool, file: Path | None, say: Say) 
     found = {
         "machine": metrics.machine(), "threads": threads, **time_stages(stages, rounds, say),
     }  # fmt: skip
-    found["alternatives"] = alternatives(rounds, compiled, say)
+    found["networks"] = networks(rounds, compiled, say)
     if file:
         try:
             file.write_text(json.dumps(found, indent=1) + "\n")
@@ -190,20 +190,48 @@ def clocked(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def alternatives(rounds: int, compiled: bool, say: Say) -> dict[str, list[float]]:
-    """What the C-backend report ruled out, measured here: microseconds per call, interleaved."""
-    from experiments.tictactoe.ppo.alternatives import calls, missing
+def networks(rounds: int, compiled: bool, say: Say) -> dict[str, list[float]]:
+    """A minibatch forwards and backwards by torch: as it is, compiled, and on every GPU that it
+    reaches. Microseconds per call, interleaved.
+    """
+    import torch
 
-    todo = calls(compiled)
-    found: dict[str, list[float]] = {name: [] for name in todo}
-    for call in todo.values():
+    from experiments.tictactoe.ppo.policy import TicTacToeNet
+
+    there = {"mps": torch.backends.mps.is_available(), "cuda": torch.cuda.is_available()}
+    gpus = [name for name, found in there.items() if found]
+    calls = {"torch": passes(TicTacToeNet())}
+    calls |= {f"torch, {device}": passes(TicTacToeNet(), device) for device in gpus}
+    if compiled:
+        calls["torch.compile"] = passes(torch.compile(TicTacToeNet()))
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
         call()
     for _ in range(20 * rounds):
-        for name, call in todo.items():
+        for name, call in calls.items():
             found[name].append(1e6 * clocked(call))
-    say("\n| alternative | µs per call, median (range) |\n|---|---|")
+    say("\n| forward and backward of a minibatch | µs per call, median (range) |\n|---|---|")
     for name, times in found.items():
         say(f"| {name} | {spread(times)} |")
-    for line in missing(compiled):
-        say(f"| {line} | not measured |")
+    if not compiled:
+        say("| torch.compile (bench --compile measures it) | not measured |")
+    if not gpus:
+        say("| GPU (torch reaches none here) | not measured |")
     return found
+
+
+def passes(net: Any, device: str = "cpu") -> Callable[[], None]:
+    """A call that is done when it returns, on a GPU as well."""
+    import torch
+
+    seen, net = torch.ones(BATCH, 27, device=device), net.to(device)
+    wait = {"mps": torch.mps, "cuda": torch.cuda}.get(device)
+
+    def both() -> None:
+        net.zero_grad()
+        logits, values = net(seen)
+        (logits.square().mean() + values.square().mean()).backward()
+        if wait:
+            wait.synchronize()
+
+    return both

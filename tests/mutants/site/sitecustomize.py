@@ -43,3 +43,5 @@ class MutantFinder:
 
 if NAME:
     sys.meta_path.insert(0, MutantFinder)
+if "EGGROLL_REACHED" in os.environ:
+    import reached  # noqa: F401
