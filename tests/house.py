@@ -57,7 +57,7 @@ BUDGETS: dict[str, int] = {
     "bench": 750,
     "cli": 800,
     "data": 1550,
-    "engines": 5700,
+    "engines": 5720,
     "envs": 620,
     "evolution": 1210,
     "library": 2850,

@@ -136,7 +136,8 @@ class Trial:
         self.options = Config(
             recipe="evolution", pop=self.P, seq_len=a.seq_len, width=a.width, layers=a.layers,
             vocabulary=a.vocabulary, steps=self.steps, sigma_shift=a.sigma_shift,
-            discount=a.discount, data=a.data, seed=a.seed, threads=1,
+            discount=a.discount, data=a.data, seed=a.seed,
+            learning_rate=a.learning_rate, threads=1,
         )  # fmt: skip
         self.corpus: Corpus = load_run_corpus(self.options)
         full = egg(a.vocabulary, a.width, a.layers)
@@ -233,6 +234,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--sigma-shift", type=int, default=2)
     parser.add_argument("--discount", type=int, default=12)
+    parser.add_argument("--learning-rate", type=float, default=1.5)
     parser.add_argument("--embedding", choices=["evolved", "error"], default="evolved")
     parser.add_argument("--core", choices=["evolved", "frozen"], default="evolved")
     parser.add_argument("--data", default="stdlib")
