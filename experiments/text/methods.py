@@ -52,7 +52,8 @@ METHODS: dict[str, Sequence[str]] = {
         "-m", "eggroll.adamw", *PAIRS, "--learning-rate", "0.05",
     ),
     "float: PyTorch GRU, AdamW": (
-        str(HERE / "peers.py"), "run", "gru:rate=0.016,width=128,streams=96,seq_len=16",
+        str(HERE / "peers.py"), "run",
+        "gru:rate=0.00345,width=96,streams=64,seq_len=16,weight_decay=0.0,tied=0",
     ),
 }  # fmt: skip
 PILOT = 60  # updates of a pilot
@@ -216,9 +217,11 @@ def draw(args: argparse.Namespace) -> None:
     for name, bits, _ in kinds:
         if name.startswith("counted") and bits[0] <= high + 0.3:
             axes.axvline(bits[0], color="0.5", linestyle="--", linewidth=1, zorder=0)
-            axes.annotate(name.removeprefix("counted: ").removeprefix("frozen "), (bits[0], 1),
-                          (2, -2), xycoords=("data", "axes fraction"), fontsize=8, rotation=90,
-                          textcoords="offset points", va="top", color="0.35")  # fmt: skip
+            top = bits[0] > (low + high) / 2  # where no method's figures are
+            label = name.removeprefix("counted: ").removeprefix("frozen ").replace("order-", "")
+            axes.annotate(label, (bits[0], top), (2, -2 if top else 3), fontsize=8,
+                          xycoords=("data", "axes fraction"), rotation=90, textcoords="offset points", va="top" if top else "bottom",
+                          color="0.35")  # fmt: skip
     axes.set_yticks(range(len(methods)), [name for name, _, _ in methods])
     axes.set_xlim(low - 0.1, high + 0.35)
     axes.set_xlabel("bits per byte of validation text, lower is better")
@@ -238,7 +241,7 @@ def arguments() -> argparse.Namespace:
     running.add_argument("--seeds", type=int, default=5)
     running.add_argument("--threads", type=int, default=0, help="of int8 methods and the twin")
     drawing = parts.add_parser("draw", help="make the picture of a CSV")
-    drawing.add_argument("--out", type=Path, default=Path("methods.svg"))
+    drawing.add_argument("--out", type=Path, default=HERE.parents[1] / "docs/methods.svg")
     tabling = parts.add_parser("table", help="print the table of a CSV")
     for part in (pacing, running):
         part.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD")

@@ -332,8 +332,9 @@ def sweep(args: argparse.Namespace, corpus: Corpus, size: float) -> None:
                 texts = {name: str(value) for name, value in key.items()}
                 done = [row for row in rows_in(args.csv) if texts.items() <= row.items()]
                 if not done:
-                    model, _ = train(setting, corpus, int(key["updates"]), seed)
-                    loss = validate(load_torch(setting.threads), model, corpus)
+                    run = replace(setting, threads=args.threads or setting.threads)
+                    model, _ = train(run, corpus, int(key["updates"]), seed)
+                    loss = validate(load_torch(run.threads), model, corpus)
                     row = key | {"bits_per_byte": loss / size}
                     new = not args.csv.exists()
                     with args.csv.open("a", newline="") as file:
@@ -368,6 +369,7 @@ def arguments() -> argparse.Namespace:
         part.add_argument("--optimisers", nargs="+", default=["adamw"], choices=OPTIMISERS)
         part.add_argument("--trials", type=int, default=20, help="settings of each kind")
         part.add_argument("--pace", type=Path, default=Path("peers.json"), help="the pilots")
+    search.add_argument("--threads", type=int, default=0, help="of runs, if not the setting's")
     one = parts.add_parser("run", help="train one setting")
     one.add_argument("setting", help="as in gru:rate=0.016,width=128,streams=96")
     one.add_argument("--updates", type=int, default=2000)

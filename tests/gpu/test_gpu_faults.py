@@ -61,7 +61,7 @@ FAULTS = {
         "shift toward zero": ("int(odd[e]) >> SHIFT", "int(odd[e]) / (1 << SHIFT)"),
         "the sign of the odd member": ("row.odd ? -sum : sum;", "sum;"),
         "lanes that part": ("sum = over_row(sum);", "if (row.lane != 3) sum = over_row(sum);"),
-        "a state that is not restarted": ("tokens[member * T] == 0", "tokens[member * T] == -1"),
+        "a state that is not restarted": ("tokens[member * T] != 0", "tokens[member * T] != -1"),
         "an edge of the votes": ("first < count ?", "true ?"),
         "a sign of the votes": ("(signs.minus & 0x01010101u)", "0u"),
         "the other member's vector": ("uint32_t*>(mine) + row.odd", "uint32_t*>(mine)"),
