@@ -220,8 +220,8 @@ def draw(args: argparse.Namespace) -> None:
             top = bits[0] > (low + high) / 2  # where no method's figures are
             label = name.removeprefix("counted: ").removeprefix("frozen ").replace("order-", "")
             axes.annotate(label, (bits[0], top), (2, -2 if top else 3), fontsize=8,
-                          xycoords=("data", "axes fraction"), rotation=90, textcoords="offset points", va="top" if top else "bottom",
-                          color="0.35")  # fmt: skip
+                          xycoords=("data", "axes fraction"), rotation=90, color="0.35",
+                          textcoords="offset points", va="top" if top else "bottom")  # fmt: skip
     axes.set_yticks(range(len(methods)), [name for name, _, _ in methods])
     axes.set_xlim(low - 0.1, high + 0.35)
     axes.set_xlabel("bits per byte of validation text, lower is better")
