@@ -42,14 +42,16 @@ def test_a_sweep_draws_the_same_settings_again(kind: str):
 
 @pytest.mark.parametrize("kind", peers.KINDS)
 def test_peers_learn(kind: str):
-    """Within a second, to far below the text's unigram entropy: 3.3 bits."""
+    """To far below the text's unigram entropy, 3.3 bits; the same updates give the same network."""
     torch = pytest.importorskip("torch")
     setting = peers.Setting(kind=kind, width=64, streams=8, seq_len=32, rate=0.01, threads=1)
     corpus = TextCorpus("words", Text(WORDS, WORDS[:5000], {}))
-    bits, updates, spent = peers.train(setting, corpus, 3.0, 0)
-    assert updates > 10
-    assert spent >= 3.0
+    model, update = peers.train(setting, corpus, 60, 0)
+    assert update > 0
+    bits = peers.validate(torch, model, corpus)
     assert bits < 2
+    again, _ = peers.train(setting, corpus, 60, 0)
+    assert peers.validate(torch, again, corpus) == bits
     assert torch.get_num_threads() == 1
 
 
@@ -70,20 +72,36 @@ def test_a_transformer_sees_the_context_that_it_is_given():
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch):
     trained = []
 
-    def train(setting, corpus, seconds, seed):
-        trained.append((setting, seed))
-        return 2.0 + setting.rate, 1, seconds
+    def train(setting, corpus, updates, seed):
+        trained.append((setting, updates, seed))
+        return setting, 0.01
 
     monkeypatch.setattr(peers, "train", train)
-    words = ["peers.py", "sweep", "--kinds", "gru", "--trials", "3", "--seeds", "2",
-             "--csv", str(tmp_path / "rows.csv")]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", words)
-    args, corpus = peers.arguments(), TextCorpus("words", Text(WORDS, WORDS, {}))
+    monkeypatch.setattr(peers, "load_torch", lambda threads: None)
+    monkeypatch.setattr(peers, "validate", lambda torch, model, corpus: 2.0 + model.rate)
+    files = ["--csv", str(tmp_path / "rows.csv"), "--pace", str(tmp_path / "pace.json")]
+    words = ["--kinds", "gru", "--trials", "3"]
+    corpus = TextCorpus("words", Text(WORDS, WORDS, {}))
+
+    def called(*given: str):
+        monkeypatch.setattr(sys, "argv", ["peers.py", *given])
+        return peers.arguments()
+
+    args = called("sweep", *words, "--finalists", "2", "--seeds", "2", *files)
+    with pytest.raises(InputError, match="pace"):
+        peers.sweep(args, corpus, 1.0)
+    peers.pace(called("pace", *words, *files[2:]), corpus)
+    assert [updates for _, updates, _ in trained] == [peers.PILOT] * 3
+    trained.clear()
     peers.sweep(args, corpus, 1.0)
-    assert len(trained) == 5
-    best = min((setting for setting, _ in trained[:3]), key=lambda setting: setting.rate)
-    assert trained[3:] == [(best, 1), (best, 2)]
+    whole = round((60 - peers.BESIDE) / 0.01)
+    assert [updates for _, updates, _ in trained] == [round(whole * peers.SEARCH)] * 3 + [whole] * 4
+    first, second, _ = sorted((setting for setting, _, _ in trained[:3]), key=lambda s: s.rate)
+    assert [(s, seed) for s, _, seed in trained[3:]] == [
+        (first, 0), (second, 0), (first, 1), (first, 2),
+    ]  # fmt: skip
     peers.sweep(args, corpus, 1.0)
-    assert len(trained) == 5, "rows that are there are not run again"
+    assert len(trained) == 7, "rows that are there are not run again"
     with (tmp_path / "rows.csv").open(newline="") as file:
-        assert [row["phase"] for row in csv.DictReader(file)] == ["search"] * 3 + ["seeds"] * 2
+        phases = [row["phase"] for row in csv.DictReader(file)]
+    assert phases == ["search"] * 3 + ["final"] * 2 + ["seeds"] * 2

@@ -267,7 +267,7 @@ class Finetune:
 
 
 class Tuned(NamedTuple):
-    """How a run ended; resume_hint: says how it goes on, if it was interrupted."""
+    """The end of a run; resume_hint: says how it goes on, if it was interrupted."""
 
     resume_hint: str = ""
 
