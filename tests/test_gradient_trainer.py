@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from eggroll.errors import InputError
 from eggroll.library.gradient_trainer import GradientTrainer
@@ -34,12 +35,18 @@ def test_first_weights_are_those_of_the_int8_network():
         assert np.array_equal(np.array(trainer.weights[name]) * 16, np.array(leaf)), name
 
 
-def test_exclusive_or_is_learnt():
+def trained_on_xor() -> tuple[GradientTrainer, NDArray[np.int8], NDArray[np.float32]]:
+    """A trainer that has learnt exclusive or, its rows, and the outputs wanted."""
     trainer = GradientTrainer(mlp(2, [8], 1), learning_rate=0.05, seed=1)
     x = np.array([[-16, -16], [-16, 16], [16, -16], [16, 16]], np.int8)
     wanted = np.array([[-2], [2], [2], [-2]], np.float32)
     for _ in range(200):
         trainer.tell_gradient(2 * (trainer.ask(x) - wanted))
+    return trainer, x, wanted
+
+
+def test_exclusive_or_is_learnt():
+    trainer, x, wanted = trained_on_xor()
     assert trainer.step == 200
     assert np.abs(trainer.model(x) - wanted).max() < 0.05
 
@@ -194,11 +201,7 @@ def test_weights_go_to_int8_and_back():
 
 
 def test_the_loss_before_and_after_is_that_of_both_networks():
-    trainer = GradientTrainer(mlp(2, [8], 1), learning_rate=0.05, seed=1)
-    x = np.array([[-16, -16], [-16, 16], [16, -16], [16, 16]], np.int8)
-    wanted = np.array([[-2], [2], [2], [-2]], np.float32)
-    for _ in range(200):
-        trainer.tell_gradient(2 * (trainer.ask(x) - wanted))
+    trainer, x, wanted = trained_on_xor()
     found = trainer.quantised(lambda model: float(np.square(model(x) - wanted).mean()))
     int8_model = Trainer(mlp(2, [8], 1), pop=2, weights=found.weights).model
     assert found.before == np.square(trainer.model(x) - wanted).mean() < 0.01

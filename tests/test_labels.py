@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,19 @@ def run(es: Trainer, updates: int = 4) -> list[Any]:
     return rows
 
 
+# Backends that carry the errors of outputs back.
+CARRYING = [b for b in BACKENDS if b.partition(":")[0] in ("cpu", "portable")]
+
+
+@contextmanager
+def engine_of(backend: str) -> Iterator[str]:
+    """A backend's engine by name, whose instruction set is in force within the block."""
+    name, _, isa = backend.partition(":")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EGGROLL_ISA", isa)
+        yield name
+
+
 @pytest.mark.parametrize("net", [recurrent, dense])
 @pytest.mark.parametrize(("estimator", "rule"), [("feedback", "adam"), ("local", "whitened")])
 def test_no_engine_or_thread_or_save_changes_a_bit(
@@ -72,12 +87,8 @@ def test_no_engine_or_thread_or_save_changes_a_bit(
 ):
     known = run(trainer(net(), estimator=estimator, rule=rule))
     assert len({row[0] for row in known}) == 4  # weights move
-    for backend in BACKENDS:
-        name, _, isa = backend.partition(":")
-        if name not in ("cpu", "portable"):
-            continue
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("EGGROLL_ISA", isa)
+    for backend in CARRYING:
+        with engine_of(backend) as name:
             for threads in (1, 2):
                 options = {"engine": name, "threads": threads}
                 es = trainer(net(), estimator=estimator, rule=rule, **options)
@@ -121,12 +132,8 @@ def test_errors_of_sums_are_the_same_on_every_engine(losses_of: Any, rows: int):
         name: random.integers(-1, *((3, rows) if loss[name] == "softmax" else (128, (rows, n))))
         for name, n in (("near", 5), ("far", 3))
     }
-    for backend in BACKENDS:
-        name, _, isa = backend.partition(":")
-        if name not in ("cpu", "portable"):
-            continue
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("EGGROLL_ISA", isa)
+    for backend in CARRYING:
+        with engine_of(backend) as name:
             es = trainer(wide(), engine=name, threads=1, weights=weights)
             reach = np.abs(es.model(x)["far"]).max()
             updates = [es.learn(x, targets, loss=loss) for _ in range(2)]

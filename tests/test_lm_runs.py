@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 from ended import Ended
 from lm_models import Letters, tiny
-from test_ranks_processes import free_port
+from test_ranks_processes import started
 
 from eggroll import InputError
 from eggroll.__main__ import main as all_commands
@@ -297,15 +298,9 @@ def test_a_killed_run_goes_on_to_the_same_end(
         assert ended.out.splitlines()[-1] == whole.out.splitlines()[-1]
 
 
-def as_ranks(count: int, *words: str) -> subprocess.Popen[str]:
+def as_ranks(count: int, words: list[str]) -> AbstractContextManager[subprocess.Popen[str]]:
     """eggroll finetune on so many ranks of this machine."""
-    launch = ["-m", "eggroll.launch", "-n", str(count), "--starting-port", str(free_port(count))]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_")}
-    return subprocess.Popen(
-        [sys.executable, *launch, "--", sys.executable, "-m", "eggroll", "finetune", *words],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment,
-    )  # fmt: skip
+    return started(count, words, program=(sys.executable, "-m", "eggroll", "finetune"))
 
 
 def without_times(path: Path) -> list[dict[str, Any]]:
@@ -320,8 +315,8 @@ def test_ranks_end_on_the_bits_of_one_process(
 ) -> None:
     one = eggroll("finetune", *task)
     assert one.code == 0, one.err
-    launcher = as_ranks(3, *changed(task, "--out", str(tmp_path / "three")))
-    out, err = launcher.communicate(timeout=120)
+    with as_ranks(3, changed(task, "--out", str(tmp_path / "three"))) as launcher:
+        out, err = launcher.communicate(timeout=120)
     assert out.splitlines()[-1] == one.out.splitlines()[-1], err
     assert out.count("signature: ") == 1
     assert (tmp_path / "run" / REPLAY).read_bytes() == (tmp_path / "three" / REPLAY).read_bytes()
@@ -334,7 +329,7 @@ def test_stopped_ranks_go_on_as_one_process(
     task = [*changed(task, "--reward", f"{tmp_path / 'mine.py'}:slow"), "--fitness", "sign"]
     whole = eggroll("finetune", *task)
     path, until = tmp_path / "two" / METRICS, time.monotonic() + 60
-    with as_ranks(2, *changed(task, "--out", str(tmp_path / "two"))) as launcher:
+    with as_ranks(2, changed(task, "--out", str(tmp_path / "two"))) as launcher:
         while not (path.exists() and path.read_bytes().count(b"\n") >= 2):
             assert time.monotonic() < until
             assert launcher.poll() is None
@@ -353,8 +348,8 @@ def test_a_reward_that_fails_on_one_rank_ends_all(task: list[str], tmp_path: Pat
     mine.write_text(
         "import os\ndef good(prompt, answer):\n    return 1 / (os.environ['MLX_RANK'] == '0')\n"
     )
-    launcher = as_ranks(2, *task)
-    _, err = launcher.communicate(timeout=120)
+    with as_ranks(2, task) as launcher:
+        _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 2
     assert err.count("ZeroDivisionError") == 1
     assert "rank 1" in err

@@ -48,11 +48,14 @@ def free_port(count: int) -> int:
 
 @contextmanager
 def started(
-    ranks: int, words: Sequence[str], launch: Sequence[str] = LAUNCH
+    ranks: int,
+    words: Sequence[str],
+    launch: Sequence[str] = LAUNCH,
+    program: Sequence[str] = TRAIN,
 ) -> Iterator[subprocess.Popen[str]]:
     """The launcher of a run on so many ranks, which is killed with all it started in the end."""
     port = str(free_port(ranks))
-    command = (*launch, "-n", str(ranks), "--starting-port", port, "--", *TRAIN, *words)
+    command = (*launch, "-n", str(ranks), "--starting-port", port, "--", *program, *words)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_")}
     launcher = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -296,7 +296,7 @@ def tune(options: FinetuneOptions, ranks: Ranks) -> Tuned:
     task, reward = ranks.together(task_and_reward)
     with ExitStack() as stack:
         es = ranks.together(lambda: stack.enter_context(begin(options, ranks)))
-        es.agree(**digests(options))
+        es.agree(lambda: digests(options))
         run = Finetune(options, es, task, reward)
         if not es.step:
             es.notes |= ranks.from_first(lambda: run.judge() | {"samples": run.answers[:SHOWN]})
@@ -350,7 +350,7 @@ def folder_of(es: ModelTrainer) -> Path:
     return es.log.path
 
 
-def digests(options: FinetuneOptions) -> dict[str, str]:
+def digests(options: FinetuneOptions) -> dict[str, Any]:
     """The contents of the files that all ranks must have alike, as hex sha256."""
     path = options.reward.rpartition(":")[0]
     files = {"the prompts": options.data} | ({"the reward's file": path} if path else {})

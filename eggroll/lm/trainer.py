@@ -273,20 +273,23 @@ class ModelTrainer:
             self.save()
             log.begin_run(self.facts, self.step, lambda: self.last_fitness)
 
-    def agree(self, **facts: Any) -> None:
-        """Makes all ranks start from what rank 0 has learnt.
+    def agree(self, facts: Callable[[], dict[str, Any]] = dict) -> None:
+        """Makes all ranks start from what rank 0 has learnt; of one process nothing is asked.
 
-        facts: more that must be the same everywhere, by the words for it.
+        facts: gives more that must be the same everywhere, by the words for it.
 
         Raises:
             SharedError: ranks differ in options or model.
         """
+        if self.ranks.size == 1:
+            return
         options = {k: v for k, v in asdict(self.options).items() if k not in record.CHANGEABLE}
-        self.ranks.alike(lambda: {**options, "the model's weights": self._fingerprint, **facts})
+        own = {**options, "the model's weights": self._fingerprint}
+        self.ranks.alike(lambda: own | facts())
         kept = self.ranks.from_first(lambda: {"step": self.step, **self._adapted()})
         learner = self.learner
-        own = checkpoint.tensors(learner.weights, learner.memory)
-        arrays = {n: mx.array(a) for n, a in self.ranks.arrays_from_first(own).items()}
+        learnt = checkpoint.tensors(learner.weights, learner.memory)
+        arrays = {n: mx.array(a) for n, a in self.ranks.arrays_from_first(learnt).items()}
         learner.weights = {name: arrays[f"weights/{name}"] for name in learner.weights}
         learner.memory = {name: arrays[f"memory/{name}"] for name in learner.memory}
         learner.step = kept["step"]

@@ -257,10 +257,10 @@ def drawn(kind: str, optimiser: str, trial: int) -> Setting:
     return replace(Setting(kind=kind, optimiser=optimiser), **values)
 
 
-def in_words(s: Setting) -> str:
-    """The setting as `setting_of` reads it."""
-    values = asdict(s)
-    return f"{values.pop('kind')}:" + ",".join(f"{name}={v}" for name, v in values.items())
+def in_words(s: Setting, vocabulary: int) -> str:
+    """A setting and its vocabulary, as paces are known by."""
+    words = ",".join(f"{name}={v}" for name, v in asdict(s).items() if name != "kind")
+    return f"{s.kind}:{words} V{vocabulary}"
 
 
 def trials(
@@ -299,7 +299,7 @@ def pace(args: argparse.Namespace, corpus: Corpus) -> None:
         for optimiser in args.optimisers:
             for trial in range(args.trials):
                 setting = drawn(kind, optimiser, trial)
-                words = f"{in_words(setting)} V{args.vocabulary}"
+                words = in_words(setting, args.vocabulary)
                 if words not in known:
                     _, known[words] = train(setting, corpus, PILOT, 0)
                     print(f"{words}: {1e3 * known[words]:.1f} ms an update", flush=True)
@@ -319,7 +319,7 @@ def sweep(args: argparse.Namespace, corpus: Corpus, size: float) -> None:
         for optimiser in args.optimisers:
             bits = []
             for phase, setting, seed, share in trials(args, kind, optimiser):
-                words = f"{in_words(setting)} V{args.vocabulary}"
+                words = in_words(setting, args.vocabulary)
                 if words not in known:
                     raise InputError(
                         f"{args.pace} lacks {words}: `peers.py pace` with the same options times "
