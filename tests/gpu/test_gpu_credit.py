@@ -159,7 +159,7 @@ def test_votes_of_many_pairs_leave_float_in_time(gpu: Gpu, launcher: Emulator, w
     """1100 pairs whose A and u are all 127: no float holds the sum; whole and in parts."""
     N, O, K, shift = 1100, 3, 2, 5
     here = small(gpu, launcher, N)
-    parts, terms = (1, 1120) if whole else split_terms(N, 1)
+    parts, terms = (1, 1120) if whole else split_terms(N, 1, 4)
     assert (parts > 1) is not whole
     # Rounding goes up from half, and what is beyond int8 is clipped.
     pair = np.array([[127 << shift, (1 << 30)], [-16, -17], [15, 16]], np.int32)

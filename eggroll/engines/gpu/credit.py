@@ -366,7 +366,7 @@ class CreditRun:
             )  # fmt: skip
             total = sums if total is None else total + sums
         assert total is not None
-        parts, share = split_terms(self.N, len(work.tiles))
+        parts, share = split_terms(self.N, len(work.tiles), self.work.kernels.vote_groups)
         (Z,) = launch_counts(
             self.launcher, self.kernels.matrices,
             [self.noise.table, self.noise.starts, total, self.work.tile_lists[stage]],
@@ -380,7 +380,7 @@ class CreditRun:
     def _vectors(self, sums: mx.array) -> dict[int, mx.array]:
         """Leaf -> Z of the vectors; sums int8 [credits, lanes]."""
         count = self.work.vectors
-        parts, share = split_terms(self.N, -(-count // VOTE_THREADS))
+        parts, share = split_terms(self.N, -(-count // VOTE_THREADS), self.work.kernels.vote_groups)
         (Z,) = launch_counts(
             self.launcher, self.kernels.vectors,
             [self.noise.table, self.noise.starts, sums, self.work.vector_list],

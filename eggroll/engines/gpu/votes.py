@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from eggroll.engines.gpu.dialect import VOTE_SIDE, VOTE_THREADS, Dialect, KernelSource
 from eggroll.engines.gpu.launch import Launcher, Shape, pad_flat
-from eggroll.engines.gpu.plan import FULL_GROUPS
 from eggroll.spec.noise import Slices
 from eggroll.spec.program import Program
 
@@ -48,7 +47,7 @@ def count_votes(
         if not len(rows):
             continue
         count = len(rows) * threads
-        parts, share = split_terms(terms, -(-count // VOTE_THREADS))
+        parts, share = split_terms(terms, -(-count // VOTE_THREADS), dialect.vote_groups)
         (Z,) = launch_counts(
             launcher, source, [*inputs, mx.array(rows)], [N, share, size],
             [((parts, size), mx.int32)], count, parts,
@@ -103,12 +102,12 @@ def launch_counts(
     return launcher(source, inputs, outputs, grid, (VOTE_THREADS, 1, 1))
 
 
-def split_terms(terms: int, groups: int) -> tuple[int, int]:
-    """(parts, terms of each) that bring `groups` threadgroups near 4 FULL_GROUPS, 256 at least.
+def split_terms(terms: int, groups: int, wanted: int) -> tuple[int, int]:
+    """(parts, terms of each) that bring `groups` threadgroups to `wanted`, 256 terms at least.
 
     A part's terms are a multiple of 32, as vote_product.metal takes that many at a time.
     """
-    parts = max(1, min(-(-4 * FULL_GROUPS // groups), terms // 256))
+    parts = max(1, min(-(-wanted // groups), terms // 256))
     share = -(-terms // parts // 32) * 32
     return -(-terms // share), share
 
@@ -182,6 +181,7 @@ class CreditKernels(NamedTuple):
     featured: KernelSource
     # As credits, of members compared with their group's mean. sizes: besides, members of a group.
     of_groups: KernelSource
+    vote_groups: int  # see Dialect
 
 
 @cache
@@ -216,6 +216,7 @@ def credit_kernels(dialect: Dialect) -> CreditKernels:
         of_values,
         _kernel(dialect, "egg_featured", credited, "Z", "rows feature_rows", featured),
         of_groups,
+        dialect.vote_groups,
     )  # fmt: skip
 
 
