@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -104,6 +104,10 @@ class CudaEngine(GpuEngine):
         self.on, launcher = on or target(architecture(), chosen_product()), launcher or launch
         dialect, pace = Cuda(self.on.product), Pace(waits=launcher is launch)
         super().__init__(program, threads, block_tokens, dialect, launcher, members, pace)
+
+    @classmethod
+    def ahead(cls, works: Sequence[Callable[[], object]]) -> None:
+        launch.make_for(works)
 
     @property
     def description(self) -> str:
@@ -259,7 +263,7 @@ def trial_error(product: str) -> str:
 
 
 class Factors(NamedTuple):
-    """Where a launch keeps A and B of a matrix's noise, and its end: bytes; -1 where it does not."""
+    """Where a launch keeps A and B of a matrix, and their end: bytes; -1 where it does not."""
 
     A: int
     B: int

@@ -77,6 +77,11 @@ class Guarded(Engine):
     def prepare(self, weights: Weights) -> Prepared:
         return Prepared(weights)
 
+    def repeated(self, shared: NDArray[Any], times: int) -> mx.array:
+        if self._gpu is None:
+            return super().repeated(shared, times)
+        return mx.repeat(self.array(shared), times, axis=0)  # on the GPU: less goes there
+
     evaluate = guarded("evaluate")
     outputs = guarded("outputs")
     votes = guarded("votes")

@@ -52,7 +52,7 @@ def count_votes(
             launcher, source, [*inputs, mx.array(rows)], [N, share, size],
             [((parts, size), mx.int32)], count, parts,
         )  # fmt: skip
-        flat[of_matrix] = Z.sum(axis=0)
+        flat[of_matrix] = Z.sum(axis=0) if parts > 1 else Z.reshape(size)
     votes, first = {}, {True: 0, False: 0}
     for leaf in leaves:
         matrix, size = len(leaf.shape) == 2, math.prod(leaf.shape)
