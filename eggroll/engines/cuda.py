@@ -571,17 +571,11 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
         return f"reinterpret_cast<const uint32_t*>({values})"
 
     def row_loop(self, plan: StagePlan, phase: Phase) -> list[str]:
-        if cast(CudaPlan, plan).has_octet_rows(phase):
-            pairs = max(plan.members // 2 // WARPS, 1)
-            return [
-                "if (threadIdx.x < 16 * M) {" if plan.members // 2 < WARPS else "{",
-                "const egg::Lane of = egg::lane_again(threadIdx.x);",
-                f"const egg::Pairs<{pairs}> row = {{of.warp, of.index}};",
-            ]
+        kind = "Pair" if cast(CudaPlan, plan).has_octet_rows(phase) else "Row"
         return [
             "for (egg::Lane of = egg::lane_again(threadIdx.x); "
             "of.warp < M / 2; of.warp += WARPS) {",
-            "const egg::Row row = egg::row_of(of.warp, of);",
+            f"const egg::{kind} row = egg::{kind.lower()}_of(of.warp, of);",
         ]
 
     def _columns(self, plan: StagePlan, outputs: int, head: bool) -> tuple[int, int, bool]:

@@ -110,17 +110,12 @@ __device__ inline Row row_of(uint32_t pair, Lane lane) {
   return row;
 }
 
-// The same where a lane has octets of both members, of every WARPS-th of N pairs.
-template <uint32_t N>
-struct Pairs {
-  uint32_t first, lane;
-  __device__ inline uint32_t member(uint32_t n) const { return 2 * (first + WARPS * n); }
+// The same where a lane has octets of both members.
+struct Pair {
+  uint32_t member, lane;
 };
 
-// Pairs, of N, whose octets a lane holds together, so that one's loads do not wait for another's.
-__device__ constexpr uint32_t at_once(uint32_t N, uint32_t octets) {
-  return N % 4 == 0 && octets <= 2 ? 4 : N % 2 == 0 && octets <= 4 ? 2 : 1;
-}
+__device__ inline Pair pair_of(uint32_t pair, Lane lane) { return {2 * pair, lane.index}; }
 
 __device__ inline int over_pair(int v) {
 #if __CUDA_ARCH__ >= 800
@@ -159,7 +154,7 @@ __device__ inline Bytes bytes_at(const int8_t* table, uint32_t at) {
 // The slice of a leaf that belongs to the pair of `member`, `offset` bytes on.
 __device__ inline Bytes slice_bytes(Noise noise, uint32_t leaf, uint32_t member, uint32_t offset) {
   const uint32_t pair = min(noise.first + member / 2, noise.pairs - 1);
-  return bytes_at(noise.table, uint32_t(__ldg(noise.starts + leaf * noise.pairs + pair)) + offset);
+  return bytes_at(noise.table, uint32_t(noise.starts[leaf * noise.pairs + pair]) + offset);
 }
 
 // Column q of rows 4 quad .. 4 quad + 3 of a factor [COUNT][RANK]; zeros past its end, of which a
@@ -295,40 +290,20 @@ __device__ inline void fill(uint32_t* x, Lane lane) {
     reinterpret_cast<uint4*>(x)[pairs_octet(i)] = make_uint4(0, 0, 0, 0);
 }
 
-// Times that the threads of a block have to do something, until all of it is done.
-__device__ constexpr uint32_t turns(uint32_t count) { return (count + THREADS - 1) / THREADS; }
-
-// Octets of pairs to a place that gives each its own; four are read before the first is written.
-template <uint32_t COUNT, typename From, typename To>
-__device__ inline void copy_octets(From from, To to, uint32_t thread) {
-#pragma unroll 1
-  for (uint32_t first = thread; first < COUNT; first += 4 * THREADS) {
-    uint4 v[4];
-#pragma unroll
-    for (uint32_t n = 0; n < 4; ++n)
-      if (first + n * THREADS < COUNT) v[n] = *from(first + n * THREADS);
-#pragma unroll
-    for (uint32_t n = 0; n < 4; ++n)
-      if (first + n * THREADS < COUNT) *to(first + n * THREADS) = v[n];
-  }
-}
-
 template <int D>
 __device__ inline void load_tile(uint32_t* x, const int8_t* from, Lane lane) {
   const uint4* octets = reinterpret_cast<const uint4*>(from);
-  uint4* mine = reinterpret_cast<uint4*>(x);
-  copy_octets<(D + 7) / 8 * (M / 2)>([=](uint32_t i) { return octets + i; },
-                                     [=](uint32_t i) { return mine + pairs_octet(i); },
-                                     lane_again(lane.thread).thread);
+  lane = lane_again(lane.thread);
+  for (uint32_t i = lane.thread; i < (D + 7) / 8 * (M / 2); i += THREADS)
+    reinterpret_cast<uint4*>(x)[pairs_octet(i)] = octets[i];
 }
 
 template <int D>
 __device__ inline void store_tile(const uint32_t* x, int8_t* to, Lane lane) {
   uint4* octets = reinterpret_cast<uint4*>(to);
-  const uint4* mine = reinterpret_cast<const uint4*>(x);
-  copy_octets<(D + 7) / 8 * (M / 2)>([=](uint32_t i) { return mine + pairs_octet(i); },
-                                     [=](uint32_t i) { return octets + i; },
-                                     lane_again(lane.thread).thread);
+  lane = lane_again(lane.thread);
+  for (uint32_t i = lane.thread; i < (D + 7) / 8 * (M / 2); i += THREADS)
+    octets[i] = reinterpret_cast<const uint4*>(x)[pairs_octet(i)];
 }
 
 }  // namespace egg

@@ -87,38 +87,25 @@ __device__ inline uint32_t scaled(uint32_t v, uint32_t scale, int reciprocal) {
   return clipped(out);
 }
 
-template <int D, uint32_t N>
-__device__ inline void norm(uint32_t* y, const uint32_t* x, const uint2* kept, Pairs<N> pairs) {
-  constexpr uint32_t OCTETS = D / 256, EACH = at_once(N, OCTETS);
-  for (uint32_t n = 0; n < N; n += EACH) {
-    uint4 v[EACH][OCTETS], w[EACH][OCTETS];
-    int even[EACH], odd[EACH];
+template <int D>
+__device__ inline void norm(uint32_t* y, const uint32_t* x, const uint2* kept, Pair pair) {
+  uint4 v[D / 256];
+  int even = 0, odd = 0;
 #pragma unroll
-    for (uint32_t e = 0; e < EACH; ++e)
+  for (uint32_t i = 0; i < D / 256; ++i) {
+    v[i] = get(x, Octet{pair.lane + 32 * i}, pair.member);
+    even = add_sizes(v[i].y, add_sizes(v[i].x, even));
+    odd = add_sizes(v[i].w, add_sizes(v[i].z, odd));
+  }
+  const int of_even = RECIPROCALS[uint32_t(over_pair(even)) / D];
+  const int of_odd = RECIPROCALS[uint32_t(over_pair(odd)) / D];
 #pragma unroll
-      for (uint32_t i = 0; i < OCTETS; ++i) {
-        const Octet octet = {pairs.lane + 32 * i};
-        v[e][i] = get(x, octet, pairs.member(n + e));
-        w[e][i] = kept_at<D>(kept, pairs.member(n + e), octet);
-      }
-#pragma unroll
-    for (uint32_t e = 0; e < EACH; ++e) {
-      even[e] = odd[e] = 0;
-#pragma unroll
-      for (uint32_t i = 0; i < OCTETS; ++i) {
-        even[e] = add_sizes(v[e][i].y, add_sizes(v[e][i].x, even[e]));
-        odd[e] = add_sizes(v[e][i].w, add_sizes(v[e][i].z, odd[e]));
-      }
-      even[e] = RECIPROCALS[uint32_t(over_pair(even[e])) / D];
-      odd[e] = RECIPROCALS[uint32_t(over_pair(odd[e])) / D];
-    }
-#pragma unroll
-    for (uint32_t e = 0; e < EACH; ++e)
-#pragma unroll
-      for (uint32_t i = 0; i < OCTETS; ++i)
-        put(y, Octet{pairs.lane + 32 * i}, pairs.member(n + e),
-            make_uint4(scaled(v[e][i].x, w[e][i].x, even[e]), scaled(v[e][i].y, w[e][i].y, even[e]),
-                       scaled(v[e][i].z, w[e][i].z, odd[e]), scaled(v[e][i].w, w[e][i].w, odd[e])));
+  for (uint32_t i = 0; i < D / 256; ++i) {
+    const Octet octet = {pair.lane + 32 * i};
+    const uint4 w = kept_at<D>(kept, pair.member, octet);
+    put(y, octet, pair.member,
+        make_uint4(scaled(v[i].x, w.x, of_even), scaled(v[i].y, w.y, of_even),
+                   scaled(v[i].z, w.z, of_odd), scaled(v[i].w, w.w, of_odd)));
   }
 }
 

@@ -20,11 +20,7 @@ __device__ inline uint2 two_words(Bytes bytes) { return make_uint2(bytes.word(0)
 template <int K, int O>
 __device__ inline void keep_A(uint4* kept, Noise noise, Leaf leaf, Lane lane) {
   constexpr uint32_t FOURS = (M + 8) / 16;  // of pairs: M is 16 or more where lanes have octets
-  constexpr uint32_t COUNT = O / 64 * FOURS * 32;
-#pragma unroll 4
-  for (uint32_t turn = 0; turn < turns(COUNT); ++turn) {
-    const uint32_t i = turn * THREADS + lane.thread;
-    if (COUNT % THREADS && i >= COUNT) break;
+  for (uint32_t i = lane.thread; i < O / 64 * FOURS * 32; i += THREADS) {
     const Lane of = lane_of(i % 32);
     const uint32_t member = i / 32 % FOURS * 16 + 4 * of.quad;
     const uint32_t at = K + i / 32 / FOURS * 64 + 8 * of.group;
@@ -38,56 +34,35 @@ __device__ inline void keep_A(uint4* kept, Noise noise, Leaf leaf, Lane lane) {
 template <int K>
 __device__ inline void keep_B(uint4* kept, Noise noise, Leaf leaf, Lane lane) {
   uint2* octets = reinterpret_cast<uint2*>(kept + leaf.B);
-  constexpr uint32_t COUNT = M / 2 * (K / 8);
-#pragma unroll 4
-  for (uint32_t turn = 0; turn < turns(COUNT); ++turn) {
-    const uint32_t i = turn * THREADS + lane.thread;
-    if (COUNT % THREADS && i >= COUNT) break;
+  for (uint32_t i = lane.thread; i < M / 2 * (K / 8); i += THREADS)
     octets[i] = two_words(slice_bytes(noise, leaf, i / (K / 8) * 2, i % (K / 8) * 8));
-  }
-}
-
-// The weights of 64 outputs and 32 inputs.
-__device__ inline void load(uint4 (&a)[4], const uint4* w) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) a[i] = __ldg(w + 32 * i);
-}
-
-// Adds their products with 8 J members. MORE: those of the next inputs, at w, take their place.
-template <bool MORE, int J>
-__device__ inline void add_step(int (&total)[4][J][4], uint4 (&a)[4], const uint4* w,
-                                const uint4* of_x) {
-  uint4 v[J / 2];
-#pragma unroll
-  for (int k = 0; k < J / 2; ++k) v[k] = of_x[8 * k];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int k = 0; k < J / 2; ++k) {
-      mma(total[i][2 * k], a[i], make_uint2(v[k].x, v[k].y));
-      mma(total[i][2 * k + 1], a[i], make_uint2(v[k].z, v[k].w));
-    }
-    if (MORE) a[i] = __ldg(w + 32 * i);
-  }
 }
 
 // As `product`, but added to what is there: total[2 t + i][2 k + f][2 h + p] is output 64 tile +
 // 8 group + 4 t + 2 i + h of W x, member column + 16 k + 4 quad + 2 p + f. A lane's four words of x
-// are of two neighbouring members, and its sums of eight neighbouring outputs of pairs. a: the
-// weights of the first inputs, which `load` gave; w: those of the next ones.
-template <int K, int J>
-__device__ inline void add_product(int (&total)[4][J][4], uint4 (&a)[4], const uint4* w,
-                                   const uint32_t* x, uint32_t column, Lane lane) {
+// are of two neighbouring members, and its sums of eight neighbouring outputs of pairs.
+template <int K, int UNROLL, int J>
+__device__ inline void add_product(int (&total)[4][J][4], const int8_t* W, const uint32_t* x,
+                                   uint32_t tile, uint32_t column, Lane lane) {
   constexpr uint32_t STEPS = (K + 31) / 32;
+  const uint4* w = reinterpret_cast<const uint4*>(W) + tile * STEPS * 128 + lane.index;
   const uint4* of_x = reinterpret_cast<const uint4*>(x + 2 * (lane.quad * LD + column));
   of_x += lane.group;
-#pragma unroll 1
-  for (uint32_t step = 1; step < STEPS; ++step) {
-    add_step<true>(total, a, w, of_x);
+#pragma unroll UNROLL
+  for (uint32_t step = 0; step < STEPS; ++step) {
+    const uint4 a[4] = {__ldg(w), __ldg(w + 32), __ldg(w + 64), __ldg(w + 96)};
+#pragma unroll
+    for (int k = 0; k < J / 2; ++k) {
+      const uint4 v = of_x[8 * k];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        mma(total[i][2 * k], a[i], make_uint2(v.x, v.y));
+        mma(total[i][2 * k + 1], a[i], make_uint2(v.z, v.w));
+      }
+    }
     w += 128;
     of_x += 2 * LD;
   }
-  add_step<false>(total, a, w, of_x);
 }
 
 // As `on_sums` of rank 1, of eight neighbouring outputs; a: their bytes of A. Where x B times A
@@ -167,14 +142,9 @@ __device__ inline void begin_sums(int (&total)[4][J][4], const int* sums, Noise 
 template <int K, int O, int DIVISOR, typename Where, typename Place, int J>
 __device__ inline void linear(uint4 (&y)[J], const int8_t* W, const uint32_t* x, const int* sums,
                               Where noise, Place leaf, uint32_t tile, uint32_t column, Lane lane) {
-  const uint4* w = reinterpret_cast<const uint4*>(W) + tile * ((K + 31) / 32) * 128 + lane.index;
-  uint4 a[4];
-  constexpr bool EARLY = K * O > 65536;  // on their way while the noise is made
-  if (EARLY) load(a, w);
   int total[4][J][4];
   begin_sums<K, O, DIVISOR>(total, sums, noise, leaf, tile, column, lane);
-  if (!EARLY) load(a, w);
-  add_product<K>(total, a, w + 128, x, column, lane);
+  add_product<K, (K * O > 65536) ? 4 : 2>(total, W, x, tile, column, lane);
 #pragma unroll
   for (int j = 0; j < J; ++j) {
     uint32_t words[2][2];
@@ -190,37 +160,23 @@ __device__ inline void linear(uint4 (&y)[J], const int8_t* W, const uint32_t* x,
   }
 }
 
-// As `dots`, for a lane that has octets of both members of pairs.
-template <int K, uint32_t N>
-__device__ inline void dots(int* sums, const uint32_t* x, BlockNoise noise, Leaf leaf,
-                            Pairs<N> pairs) {
-  constexpr uint32_t OCTETS = K / 256, EACH = at_once(N, OCTETS);
-  const uint2* B = reinterpret_cast<const uint2*>(noise.kept + leaf.B) + pairs.lane;
-  for (uint32_t n = 0; n < N; n += EACH) {
-    int even[EACH], odd[EACH];
+// As `dots`, for a lane that has octets of both members of a pair.
+template <int K>
+__device__ inline void dots(int* sums, const uint32_t* x, BlockNoise noise, Leaf leaf, Pair pair) {
+  const uint2* B = reinterpret_cast<const uint2*>(noise.kept + leaf.B);
+  B += pair.member / 2 * (K / 8) + pair.lane;
+  int even = 0, odd = 0;
 #pragma unroll
-    for (uint32_t e = 0; e < EACH; ++e) {
-      const uint32_t member = pairs.member(n + e);
-      even[e] = odd[e] = 0;
-#pragma unroll
-      for (uint32_t i = 0; i < OCTETS; ++i) {
-        const uint4 v = get(x, Octet{pairs.lane + 32 * i}, member);
-        const uint2 b = B[member / 2 * (K / 8) + 32 * i];
-        even[e] = __dp4a(int(v.y), int(b.y), __dp4a(int(v.x), int(b.x), even[e]));
-        odd[e] = __dp4a(int(v.w), int(b.y), __dp4a(int(v.z), int(b.x), odd[e]));
-      }
-    }
-#pragma unroll
-    for (uint32_t e = 0; e < EACH; ++e) {
-      even[e] = over_pair(even[e]);
-      odd[e] = over_pair(odd[e]);
-    }
-    if (pairs.lane == 0)
-#pragma unroll
-      for (uint32_t e = 0; e < EACH; ++e)
-        *reinterpret_cast<uint2*>(sums + pairs.member(n + e)) =
-            make_uint2(uint32_t(even[e]), uint32_t(-odd[e]));
+  for (uint32_t far = 0; far < K / 8; far += 32) {
+    const uint4 v = get(x, Octet{pair.lane + far}, pair.member);
+    const uint2 b = B[far];
+    even = __dp4a(int(v.y), int(b.y), __dp4a(int(v.x), int(b.x), even));
+    odd = __dp4a(int(v.w), int(b.y), __dp4a(int(v.z), int(b.x), odd));
   }
+  even = over_pair(even);
+  odd = over_pair(odd);
+  if (pair.lane == 0)
+    *reinterpret_cast<uint2*>(sums + pair.member) = make_uint2(uint32_t(even), uint32_t(-odd));
 }
 
 }  // namespace egg
