@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import mlx.core as mx
 
-from eggroll.engines import trial
+from eggroll.engines import nvrtc, trial
 from eggroll.engines.cuda_launch import CudaLauncher, together
 from eggroll.engines.gpu.backward_plan import BackwardPlan, plans_from_last
 from eggroll.engines.gpu.credit import CreditPlan
@@ -107,7 +107,9 @@ class CudaEngine(GpuEngine):
 
     @classmethod
     def ahead(cls, works: Sequence[Callable[[], object]]) -> None:
-        launch.make_for(works)
+        if architecture() and not nvrtc.unavailable_because():
+            with contextlib.suppress(nvrtc.CompileError):  # a call that needs it will say so
+                launch.make_for(works)
 
     @property
     def description(self) -> str:
@@ -319,9 +321,12 @@ class CudaPlan(StagePlan):
 
     @cached_property
     def factors(self) -> dict[int, Factors]:
-        """Leaf -> what a launch keeps of its noise for lanes with octets; only of rank 1."""
+        """Leaf -> what a launch keeps of its noise for lanes with octets; only of rank 1.
+
+        A head has too few registers, and takes it from the table.
+        """
         out = dict[int, Factors]()
-        if not (self.octets and self.rank == 1):
+        if not (self.octets and self.rank == 1) or self.scores:
             return out
         sizes = dict[int, tuple[int, int]]()
         for phase in self.phases:

@@ -150,7 +150,7 @@ def small(
     noise = Slices(mx.full(32, 127, mx.int8), starts, 1, 4)
     signs = mx.zeros((len(program.leaves), N, 1), mx.int32)
     credit_noise = CreditNoise(signs, mx.zeros((N, T), mx.uint32))
-    work = CreditWork(gpu.credit_plans(program, crediting, 8), credit_kernels(gpu.dialect))
+    work = CreditWork(gpu.credit_plans(program, crediting, 8), credit_kernels(gpu.dialect), 4)
     return CreditRun(launcher, work, noise, credit_noise, Batch(mx.zeros((2 * N, T), mx.int32)))
 
 

@@ -481,7 +481,7 @@ class GpuEngine(Engine):
         key = (members, shift, crediting)
         if key not in self._credit:
             plans = self.credit_plans(crediting, members)
-            work = CreditWork(plans, credit_kernels(self.dialect))
+            work = CreditWork(plans, credit_kernels(self.dialect), self.dialect.vote_groups)
             writers = (CreditStageWriter(plan, self.dialect, shift=shift) for plan in plans)
             self._credit[key] = work, [writer.source() for writer in writers]
         return self._credit[key]

@@ -181,7 +181,6 @@ class CreditKernels(NamedTuple):
     featured: KernelSource
     # As credits, of members compared with their group's mean. sizes: besides, members of a group.
     of_groups: KernelSource
-    vote_groups: int  # see Dialect
 
 
 @cache
@@ -216,7 +215,6 @@ def credit_kernels(dialect: Dialect) -> CreditKernels:
         of_values,
         _kernel(dialect, "egg_featured", credited, "Z", "rows feature_rows", featured),
         of_groups,
-        dialect.vote_groups,
     )  # fmt: skip
 
 

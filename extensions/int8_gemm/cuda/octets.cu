@@ -160,16 +160,14 @@ __device__ inline void linear(uint4 (&y)[J], const int8_t* W, const uint32_t* x,
   }
 }
 
-// As `dots`, for a lane that has octets of both members of a pair.
-template <int K>
-__device__ inline void dots(int* sums, const uint32_t* x, BlockNoise noise, Leaf leaf, Pair pair) {
-  const uint2* B = reinterpret_cast<const uint2*>(noise.kept + leaf.B);
-  B += pair.member / 2 * (K / 8) + pair.lane;
+// As `dots`, for a lane that has octets of both members of a pair; B: gives two words of each.
+template <int K, typename Octets>
+__device__ inline void dots_with(Octets B, int* sums, const uint32_t* x, Pair pair) {
   int even = 0, odd = 0;
 #pragma unroll
   for (uint32_t far = 0; far < K / 8; far += 32) {
     const uint4 v = get(x, Octet{pair.lane + far}, pair.member);
-    const uint2 b = B[far];
+    const uint2 b = B(far);
     even = __dp4a(int(v.y), int(b.y), __dp4a(int(v.x), int(b.x), even));
     odd = __dp4a(int(v.w), int(b.y), __dp4a(int(v.z), int(b.x), odd));
   }
@@ -177,6 +175,20 @@ __device__ inline void dots(int* sums, const uint32_t* x, BlockNoise noise, Leaf
   odd = over_pair(odd);
   if (pair.lane == 0)
     *reinterpret_cast<uint2*>(sums + pair.member) = make_uint2(uint32_t(even), uint32_t(-odd));
+}
+
+template <int K>
+__device__ inline void dots(int* sums, const uint32_t* x, BlockNoise noise, Leaf leaf, Pair pair) {
+  const uint2* B = reinterpret_cast<const uint2*>(noise.kept + leaf.B);
+  B += pair.member / 2 * (K / 8) + pair.lane;
+  dots_with<K>([=](uint32_t far) { return B[far]; }, sums, x, pair);
+}
+
+template <int K>
+__device__ inline void dots(int* sums, const uint32_t* x, Noise noise, uint32_t leaf, Pair pair) {
+  const Bytes B = slice_bytes(noise, leaf, pair.member, 8 * pair.lane);
+  const auto octet = [=](uint32_t far) { return make_uint2(B.word(2 * far), B.word(2 * far + 1)); };
+  dots_with<K>(octet, sums, x, pair);
 }
 
 }  // namespace egg
