@@ -265,7 +265,7 @@ def trial_error(product: str) -> str:
 
 
 class Factors(NamedTuple):
-    """Where a launch keeps A and B of a matrix, and their end: bytes; -1 where it does not."""
+    """Places where a launch keeps A and B of a matrix, and their end: bytes; -1 for none."""
 
     A: int
     B: int

@@ -395,10 +395,10 @@ class GpuEngine(Engine):
         states, results = [mx.zeros((P, 0), mx.int8)], list[dict[str, mx.array]]()
         for (plan, source), weights in zip(kernels, prepared, strict=True):
             first, threads = plan.stage.state, 32 * plan.simdgroups
-            leaves, groups = mx.array(list(plan.layout) or [0]), -(-P // plan.members)
-            starts = noise.starts[leaves] if noise else mx.zeros(1, mx.int32)
+            leaves, groups = list(plan.layout) or [0], -(-P // plan.members)
+            starts = rows_of(noise.starts, leaves) if noise else mx.zeros(1, mx.int32)
             inputs |= {"weights": weights, "starts": pad_flat(starts)}
-            inputs |= {"signs": pad_flat(signs[leaves])} if signs is not None else {}
+            inputs |= {"signs": pad_flat(rows_of(signs, leaves))} if signs is not None else {}
             inputs["state"] = pad_flat(state[:, first : first + D])
             scratch = (groups * plan.scratch_bytes,), mx.int8
             stage_shapes = shapes | extra_shapes(plan) | {"scratch": scratch}
@@ -621,6 +621,12 @@ def tape_members(need: TapeNeed, limits: LaunchLimits, T: int) -> int:
     """Members (even) whose tapes of T tokens fit into memory; if many, of whole threadgroups."""
     members = limits.memory // (T * (limits.passed + need.token) + need.member)
     return members // need.group * need.group or max(members // 2 * 2, 2)
+
+
+def rows_of(a: mx.array, rows: Sequence[int]) -> mx.array:
+    """Some rows; those in a row without MLX's gather, which it compiles when it first runs."""
+    first, last = rows[0], rows[-1] + 1
+    return a[first:last] if [*rows] == [*range(first, last)] else a[mx.array(list(rows))]
 
 
 def member_scratch(plans: Sequence[StagePlan]) -> int:
