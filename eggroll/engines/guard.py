@@ -78,9 +78,7 @@ class Guarded(Engine):
         return Prepared(weights)
 
     def repeated(self, shared: NDArray[Any], times: int) -> mx.array:
-        if self._gpu is None:
-            return super().repeated(shared, times)
-        return mx.repeat(self.array(shared), times, axis=0)  # on the GPU: less goes there
+        return self.engine.repeated(shared, times)
 
     evaluate = guarded("evaluate")
     outputs = guarded("outputs")

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from eggroll.engines.base import Engine, as_unsigned, check_rows, check_scored, check_values
 from eggroll.engines.gpu.backward import BackwardRun, BackwardStage, TapeChunk
@@ -111,6 +112,10 @@ class GpuEngine(Engine):
     def table_of(self, noise: Slices) -> mx.array:
         """The noise table as kernels read it."""
         return pad_flat(noise.table)
+
+    def repeated(self, shared: NDArray[Any], times: int) -> mx.array:
+        """By MLX, so that less goes to the GPU."""
+        return mx.repeat(self.array(shared), times, axis=0)
 
     def prepare(self, weights: Weights) -> list[mx.array]:
         """One int8 array per stage: its leaves one after the other, matrices packed for lanes."""
