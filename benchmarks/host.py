@@ -38,7 +38,6 @@ from eggroll.engines.gpu.engine import GpuEngine
 from eggroll.engines.gpu.launch import MAX_MACS
 from eggroll.engines.metal import MetalEngine
 from eggroll.evolution import population as populations
-from eggroll.evolution.population import Population
 from eggroll.evolution.step import Learner
 from eggroll.spec import rng as draws
 from eggroll.spec.noise import Noise
@@ -93,7 +92,7 @@ class Clock:
         engine, rule = type(learner.population.engine), type(learner.rule)
         places = [
             (Noise, "slices", "noise"), (populations, "draw_signs", "signs and draws"),
-            (Population, "_of", "tokens gathered"), (engine, "prepare", "weights packed"),
+            (engine, "array", "tokens gathered"), (engine, "prepare", "weights packed"),
             (engine, "evaluate", "launches"), (engine, "votes", "launches"),
             (engine, "credit", "launches"), (rule, "__call__", "rule"), (mx, "eval", DEVICE),
             *((gpu, name, "checks") for name in CHECKS),
@@ -102,6 +101,14 @@ class Clock:
             for place, name, part in places:
                 timed = self.timed(part, getattr(place, name))
                 stack.enter_context(mock.patch.object(place, name, timed))
+            repeated = engine.repeated
+
+            def there(*args: Any) -> mx.array:
+                rows = repeated(*args)
+                mx.eval(rows)  # the GPU's work
+                return rows
+
+            stack.enter_context(mock.patch.object(engine, "repeated", there))
             yield
 
 

@@ -19,7 +19,7 @@ from eggroll.spec.credit import crediting
 from eggroll.spec.noise import Noise
 from eggroll.spec.program import Batch
 from eggroll.training.config import Config
-from eggroll.training.learner import chunk_size
+from eggroll.training.learner import chunk_size, fitting_chunk
 
 SHAPES = [
     {"V": 16, "D": 8, "L": 1, "T": 3, "P": 8, "group": 4, "sigma_shift": 0},
@@ -84,3 +84,15 @@ def test_chunks_are_whole_groups():
     config = options(chunk=12)
     engine, _ = choose("portable", config.program(), 1)
     assert chunk_size(config, engine, config.estimator_class(config, config.program())) == 8
+
+
+@pytest.mark.parametrize("members", [2, 10, 1000, 131_072, 2**20 + 2])
+def test_chunks_are_of_one_size(members: int):
+    """So that the last one is no remainder that leaves most of a GPU idle."""
+    engine = ENGINES["cpu"](networks.egg(8, 8, 1))
+    chunk = fitting_chunk(engine, members=members, seq_len=500, rank=1, kept=0)
+    count = -(-members // chunk)
+    assert chunk % 2 == 0
+    assert 0 <= count * chunk - members < 2 * count
+    most = fitting_chunk(engine, members=2**30, seq_len=500, rank=1, kept=0)
+    assert (count - 1) * most < members <= count * (most + 2)

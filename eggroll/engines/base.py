@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
@@ -84,6 +84,10 @@ class Engine(ABC):
         """The reason why the engine cannot run on this machine; empty if it can."""
         return ""
 
+    @classmethod  # noqa: B027 - most engines need nothing
+    def ahead(cls, works: Sequence[Callable[[], object]]) -> None:
+        """Makes what calls of engines of this class will need, if that is done faster together."""
+
     @property
     def description(self) -> str:
         """The device and kernels of the engine, for the run's first line."""
@@ -92,6 +96,10 @@ class Engine(ABC):
     def array(self, shared: NDArray[Any]) -> mx.array:
         """An array of a call's rows, as the engine reads it; it lives as long as the call."""
         return mx.array(shared)
+
+    def repeated(self, shared: NDArray[Any], times: int) -> mx.array:
+        """The same with every row repeated."""
+        return self.array(np.repeat(shared, times, axis=0))
 
     def run_guarded(self, work: Callable[[], T]) -> T:
         """The result of `work`, which calls this engine and may be done again if the GPU fails."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import mlx.core as mx
 
-from eggroll.engines import trial
+from eggroll.engines import nvrtc, trial
 from eggroll.engines.cuda_launch import CudaLauncher, together
 from eggroll.engines.gpu.backward_plan import BackwardPlan, plans_from_last
 from eggroll.engines.gpu.credit import CreditPlan
@@ -105,6 +105,12 @@ class CudaEngine(GpuEngine):
         dialect, pace = Cuda(self.on.product), Pace(waits=launcher is launch)
         super().__init__(program, threads, block_tokens, dialect, launcher, members, pace)
 
+    @classmethod
+    def ahead(cls, works: Sequence[Callable[[], object]]) -> None:
+        if architecture() and not nvrtc.unavailable_because():
+            with contextlib.suppress(nvrtc.CompileError):  # a call that needs it will say so
+                launch.make_for(works)
+
     @property
     def description(self) -> str:
         return f"cuda (sm_{self.on.architecture}, {self.on.product})"
@@ -152,12 +158,17 @@ def packed(w: mx.array) -> mx.array:
     """A matrix [O, K] as `product` reads it: [O/32][K/32][2][lane][16 bytes], flat.
 
     A lane is 4 group + quad; its bytes are [input half][row half][4], of outputs 4 group + 2 i +
-    row half and inputs 8 quad + 4 input half + 0..3.
+    row half and inputs 8 quad + 4 input half + 0..3. Where O is whole 64s it is
+    [O/64][K/32][2 t + i][lane], of outputs 8 group + 4 t + 2 i + row half.
     """
     O, K = w.shape
     w = mx.pad(w, [(0, padded(O) - O), (0, padded(K) - K)])
-    w = w.reshape(padded(O) // 32, 8, 2, 2, padded(K) // 32, 4, 2, 4)
-    return w.transpose(0, 4, 2, 1, 5, 6, 3, 7).reshape(-1)
+    inputs = padded(K) // 32, 4, 2, 4
+    if O % 64:
+        w = w.reshape(padded(O) // 32, 8, 2, 2, *inputs)
+        return w.transpose(0, 4, 2, 1, 5, 6, 3, 7).reshape(-1)
+    w = w.reshape(O // 64, 8, 2, 2, 2, *inputs)
+    return w.transpose(0, 5, 2, 3, 1, 6, 7, 4, 8).reshape(-1)
 
 
 def words(a: mx.array) -> mx.array:
@@ -253,6 +264,14 @@ def trial_error(product: str) -> str:
 # Plans.
 
 
+class Factors(NamedTuple):
+    """Places where a launch keeps A and B of a matrix, and their end: bytes; -1 for none."""
+
+    A: int
+    B: int
+    end: int
+
+
 class CudaPlan(StagePlan):
     """One stage for blocks of M members with noise of rank r (0: without noise)."""
 
@@ -300,15 +319,44 @@ class CudaPlan(StagePlan):
         norms = all(op.kind == "norm" for op in phase.rows)
         return self.octets and self.rank == 1 and norms and not any(K % 256 for K in inputs)
 
+    @cached_property
+    def factors(self) -> dict[int, Factors]:
+        """Leaf -> what a launch keeps of its noise for lanes with octets; only of rank 1.
+
+        A head has too few registers, and takes it from the table.
+        """
+        out = dict[int, Factors]()
+        if not (self.octets and self.rank == 1) or self.scores:
+            return out
+        sizes = dict[int, tuple[int, int]]()
+        for phase in self.phases:
+            for op in phase.products:
+                O, K = self.program.leaves[op.leaf].shape
+                of_A = O * bool(op.kind == "linear" and self.octet_tile(O)[0])
+                of_B = K * self.has_octet_rows(phase)
+                before = sizes.get(op.leaf, (0, 0))
+                sizes[op.leaf] = max(of_A, before[0]), max(of_B, before[1])
+        at = 0
+        for leaf, (of_A, of_B) in sizes.items():
+            ends = at + of_A * self.members // 2, at + (of_A + of_B) * self.members // 2
+            if of_A or of_B:
+                out[leaf] = Factors(at if of_A else -1, ends[0] if of_B else -1, ends[1])
+            at = ends[1]
+        return out
+
     @property
-    def extra_bytes(self) -> int:
-        """Bytes of the places where slices begin, of every leaf and pair."""
-        return 4 * len(self.layout) * self.members if self.octets and self.rank == 1 else 0
+    def factor_bytes(self) -> int:
+        return max((of.end for of in self.factors.values()), default=0)
 
     @property
     def vectors_offset(self) -> int:
         """Bytes of device memory before the vectors that a launch stores."""
-        return -(-super().scratch_bytes // 8) * 8
+        return -(-super().scratch_bytes // 16) * 16 + self.factor_bytes
+
+    @property
+    def factors_offset(self) -> int:
+        """Bytes of device memory before the factors that a launch keeps."""
+        return self.vectors_offset - self.factor_bytes
 
     @cached_property
     def noisy_vectors(self) -> dict[int, int]:
@@ -485,6 +533,7 @@ EGG_SHARED(uint32_t, left, 0, {VOTE_STAGE // 4});
 EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
 """
     vote_bytes = 2 * VOTE_STAGE
+    vote_groups = 1024  # some 7 of them share a multiprocessor
     vote_lane = "egg::lane_of(threadIdx.x)"
     traces = TRACES
 
@@ -546,11 +595,24 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
         return plan.tile_count(outputs), columns, False
 
     def noise(self, plan: StagePlan) -> BlockNoise:
-        if not (cast(CudaPlan, plan).octets and plan.extra_bytes):
+        if not (of := cast(CudaPlan, plan).factors):
             return super().noise(plan)
-        keep = f"egg::keep_begins<{len(plan.layout)}>(begins, noise, lane);"
-        begins = [("uint2", "begins", plan.extra_bytes)]
-        return BlockNoise("egg::BlockNoise", begins, ["noise.begins = begins;", keep])
+        at = cast(CudaPlan, plan).factors_offset
+        pointer = "reinterpret_cast<uint4*>(spilled)"
+        lines = [f"uint4* const factors = {pointer} + {at // 16};", "noise.kept = factors;"]
+        for leaf, kept in of.items():
+            O, K = plan.program.leaves[leaf].shape
+            place = self.place(plan, leaf)
+            lines += [f"egg::keep_A<{K}, {O}>(factors, noise, {place}, lane);"] * (kept.A >= 0)
+            lines += [f"egg::keep_B<{K}>(factors, noise, {place}, lane);"] * (kept.B >= 0)
+        return BlockNoise("egg::BlockNoise", [], lines)
+
+    def place(self, plan: StagePlan, leaf: int) -> str:
+        index, kept = plan.layout[leaf].index, cast(CudaPlan, plan).factors.get(leaf)
+        if kept is None:
+            return str(index)
+        A, B = (max(at, 0) // 16 for at in kept[:2])
+        return f"egg::Leaf{{{index}, {A}, {B}}}"
 
     def tile_turns(self, plan: StagePlan, phase: Phase) -> list[list[Op]]:
         """Products that no other operation takes come first, as their values take registers."""

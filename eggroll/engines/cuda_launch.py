@@ -156,6 +156,17 @@ class CudaLauncher:
             )  # fmt: skip
         return bool(why)
 
+    def make_for(self, works: Sequence[Callable[[], object]]) -> None:
+        """Makes all kernels that calls would need, which are made with zeros for results."""
+        self.listed = []
+        try:
+            for work in works:
+                work()
+            keys = list(dict.fromkeys(self.listed))
+        finally:
+            self.listed = None
+        self.make(keys)
+
 
 def mlx_kernel(source: KernelSource, dtypes: Dtypes) -> Any:
     """The kernel as MLX compiles it, without launch bounds, for which it has no word."""
@@ -180,6 +191,8 @@ def together(method: Callable[..., Any]) -> Callable[..., Any]:
         launcher = self.launcher
         if not isinstance(launcher, CudaLauncher) or launcher.waits:
             return method(self, *arguments, **named)
+        if launcher.listed is not None:
+            return method(self, *arguments, **named)
         try:
             launcher.waits = True
             return method(self, *arguments, **named)
@@ -187,13 +200,11 @@ def together(method: Callable[..., Any]) -> Callable[..., Any]:
             pass
         finally:
             launcher.waits = False
-        paced, self.pace.waits, launcher.listed = self.pace.waits, False, []
+        paced, self.pace.waits = self.pace.waits, False
         try:
-            method(self, *arguments, **named)
-            keys = list(dict.fromkeys(launcher.listed))
+            launcher.make_for([lambda: method(self, *arguments, **named)])
         finally:
-            self.pace.waits, launcher.listed = paced, None
-        launcher.make(keys)
+            self.pace.waits = paced
         return method(self, *arguments, **named)
 
     return call

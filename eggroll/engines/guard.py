@@ -77,6 +77,9 @@ class Guarded(Engine):
     def prepare(self, weights: Weights) -> Prepared:
         return Prepared(weights)
 
+    def repeated(self, shared: NDArray[Any], times: int) -> mx.array:
+        return self.engine.repeated(shared, times)
+
     evaluate = guarded("evaluate")
     outputs = guarded("outputs")
     votes = guarded("votes")

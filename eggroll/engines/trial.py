@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import platform
@@ -16,7 +17,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, metadata, resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -89,19 +90,25 @@ def trial_code(engine: str, options: Mapping[str, Any] | None = None) -> str:
     return f"from eggroll.engines.trial import main; main({engine!r}, {dict(options or {})!r})"
 
 
-def main(engine: str, options: Mapping[str, Any]) -> None:
+def main(name: str, options: Mapping[str, Any]) -> None:
     """Ends the process with a sentence unless the trial of "module:Class" passes.
 
     Members share threadgroups as in runs: as many as one may hold, in several of them, and some
     that are left over.
     """
-    module, _, name = engine.partition(":")
-    kind, wrong = getattr(import_module(module), name), []
-    for title, program in trial_networks().items():
+    module, _, attribute = name.partition(":")
+    kind, wrong = getattr(import_module(module), attribute), []
+    group = max(kind.group_sizes)
+    tried = {
+        title: kind(program, members=group, **options)
+        for title, program in trial_networks().items()
+    }
+    members = GROUPS * group + 2
+    with contextlib.redirect_stderr(io.StringIO()):
+        kind.ahead([partial(list, trial_results(engine, members)) for engine in tried.values()])
+    for title, engine in tried.items():
         print(f"trying {title}", file=sys.stderr, flush=True)
-        group = max(kind.group_sizes)
-        tried: Engine = kind(program, members=group, **options)
-        wrong += [f"{title}, {each}" for each in differences(tried, GROUPS * group + 2)]
+        wrong += [f"{title}, {each}" for each in differences(engine, members)]
     print("\n".join(wrong))
     if wrong:
         sys.exit(

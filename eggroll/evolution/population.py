@@ -123,7 +123,7 @@ class Population:
         group, rest = divmod(self.members, len(shared))
         if not rest and first % group == last % group == 0:  # twice as fast
             part = shared[first // group : last // group]
-            return self.engine.array(np.repeat(part, group, axis=0))
+            return self.engine.repeated(part, group)
         rows = np.arange(first, last) * len(shared) // self.members
         return self.engine.array(np.take(shared, rows, axis=0))
 

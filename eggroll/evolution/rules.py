@@ -184,12 +184,27 @@ class SignRule(UpdateRule):
         if xp is np and (native := native_module()):
             leaves_after, moved = native.sign(leaves, self.threads)
             return MovedWeights(dict(zip(weights, leaves_after, strict=True)), {}, moved / total)
-        leaves_after, moved = [], 0
-        for z, w, least, most in leaves:
+        after, moved = dict[str, mx.array](), 0
+        for names, (z, w, least, most) in self.batches(xp, dict(zip(weights, leaves, strict=True))):
             up, down = (z >= least) & (w != LIMIT), (z <= -most) & (w != -LIMIT)  # |-2^31| wraps
-            leaves_after.append(mx.array(w + up.view(xp.int8) - down.view(xp.int8)))
             moved = moved + (up | down).sum()
-        return MovedWeights(dict(zip(weights, leaves_after, strict=True)), {}, int(moved) / total)
+            flat = mx.array(w + up.view(xp.int8) - down.view(xp.int8)).reshape(-1)
+            ends = np.cumsum([weights[name].size for name in names])[:-1].tolist()
+            parts = zip(names, mx.split(flat, ends), strict=True)
+            after |= {name: part.reshape(weights[name].shape) for name, part in parts}
+        return MovedWeights({name: after[name] for name in weights}, {}, int(moved) / total)
+
+    def batches(
+        self, xp: Any, leaves: Mapping[str, tuple[Any, ...]]
+    ) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
+        """Leaves with the same limits as one: on a GPU each operation costs a launch."""
+        if self.measured:
+            yield from (([name], leaf) for name, leaf in leaves.items())
+            return
+        for limits in dict.fromkeys(leaf[2:] for leaf in leaves.values()):
+            some = {name: leaf for name, leaf in leaves.items() if leaf[2:] == limits}
+            z, w = (xp.concatenate([leaf[i].reshape(-1) for leaf in some.values()]) for i in (0, 1))
+            yield [*some], (z, w, *limits)
 
     def limits(self, xp: Any, z: Any, rank: int, z_q4: int, voters: int) -> tuple[Any, Any]:
         """The least votes Z that move a weight up, and the least -Z that move one down.

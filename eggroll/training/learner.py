@@ -15,11 +15,12 @@ from eggroll.spec.fixed_point import Q
 from eggroll.spec.noise import Noise, slice_length
 from eggroll.spec.program import Program
 
-BUDGET, PORTABLE_BUDGET = 1 << 28, 1 << 26  # bytes that the arrays of a chunk may take
+BUDGET = 1 << 28  # bytes that the arrays of a chunk may take
+BUDGETS = {"portable": 1 << 26, "cuda": 1 << 30}
 
 
 def fitting_chunk(engine: Engine, *, members: int, seq_len: int, rank: int, kept: int) -> int:
-    """Members to evaluate at a time, as many as a memory budget holds.
+    """Members to evaluate at a time, as many as a memory budget holds, in chunks of one size.
 
     seq_len: rows of an update; kept: values that are stored per pair and row until the credit.
     """
@@ -28,13 +29,15 @@ def fitting_chunk(engine: Engine, *, members: int, seq_len: int, rank: int, kept
     if engine.name == "portable":  # int32 registers and slices, int64 sums over the vocabulary
         registers = sum(sum(stage.registers) for stage in program.stages)
         longest = max(slice_length(leaf.shape, rank) for leaf in program.leaves)
-        budget, member = PORTABLE_BUDGET, 4 * registers + 24 * (longest + program.vocabulary)
+        member = 4 * registers + 24 * (longest + program.vocabulary)
         member += seq_len * (4 * kept + shown)
     else:
         arrays = seq_len * (10 + shown) + 2 * program.state_size + 4 * len(program.leaves)
         credit_noise = 10 * seq_len * (kept > 0)
-        budget, member = BUDGET, arrays + kept + credit_noise
-    return min(max(budget // member // 2 * 2, 2), members)
+        member = arrays + kept + credit_noise
+    pairs, budget = -(-members // 2), BUDGETS.get(engine.name, BUDGET)
+    chunks = -(-pairs // max(budget // member // 2, 1))
+    return min(-(-pairs // chunks) * 2, members)
 
 
 def engine_for(options: RunOptions, program: Program, ranks: Ranks = ALONE) -> tuple[Engine, str]:

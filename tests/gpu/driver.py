@@ -4,6 +4,8 @@ PYTHONPATH=tests python -m gpu.driver look                   the GPU, and a kern
 PYTHONPATH=tests python -m gpu.driver trial [PRODUCT]        the engine's trial by this launcher
 PYTHONPATH=tests python -m gpu.driver time [WORDS] [--each N]    device times of kernels so named
 PYTHONPATH=tests python -m gpu.driver stages [P]             device times of updates of both presets
+PYTHONPATH=tests python -m gpu.driver compare cuda/NAME.cu=FILE .. [P]    the same, in turn with
+                                                             other files in place of kernel files
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from __future__ import annotations
 import ctypes
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import mlx.core as mx
 import numpy as np
@@ -23,12 +28,15 @@ from eggroll.bench import PRESETS
 from eggroll.engines import nvrtc, trial, zero_state
 from eggroll.engines.cuda import CudaEngine, chosen_product, target
 from eggroll.engines.cuda_launch import code_name, named_text
+from eggroll.engines.gpu import dialect
 from eggroll.engines.gpu.dialect import KernelSource
-from eggroll.engines.gpu.launch import Shape
+from eggroll.engines.gpu.launch import MAX_MACS, Shape
+from eggroll.engines.gpu.votes import vote_sources
 from eggroll.spec.noise import Noise
 from eggroll.spec.program import Batch
 from gpu.every_kernel import every_kernel
 
+TOKENS = 16  # of an update
 CANARY, POISON = 256, 0xA5  # bytes after every array, and what they and outputs begin with
 MAX_SHARED, MULTIPROCESSORS, CLOCK, MAJOR, MINOR = 8, 16, 13, 75, 76  # of the driver's attributes
 
@@ -197,31 +205,88 @@ def time_kernels(driver: Driver, words: Sequence[str], each: int) -> int:
     return 0 if found else 2
 
 
+class Update:
+    """Scores and votes of P members of a preset, 16 tokens each, as often as it is called."""
+
+    def __init__(self, driver: Driver, preset: str, P: int) -> None:
+        network = PRESETS[preset]
+        V, self.P, self.driver = network["vocabulary"], P, driver
+        program = networks.egg(V, network["width"], network["layers"])
+        self.engine = CudaEngine(program, launcher=driver, on=target(driver.architecture))
+        self.engine.pace.macs = MAX_MACS  # it times no portions, by which it would become so
+        shapes = [leaf.shape for leaf in program.leaves]
+        noise = Noise(shapes, seed=0, rank=1, shift=8, table_bits=24)
+        self.slices = noise.slices(0, 0, P // 2)
+        tokens = mx.array(np.random.default_rng(0).integers(0, V, (P, TOKENS), np.int32))
+        self.batch = Batch(tokens, tokens, zero_state(program, P))
+        self.prepared = self.engine.prepare(networks.initial_weights(program, 0))
+
+    def __call__(self) -> tuple[list[Launch], list[np.ndarray]]:
+        """The launches of it, and what they gave."""
+        count = len(self.driver.launches)
+        scores, _ = self.engine.evaluate(self.prepared, self.slices, self.batch)
+        votes = self.engine.votes(mx.ones(self.P // 2, mx.int8), self.slices, True)
+        return self.driver.launches[count:], [np.array(a) for a in (scores, *votes.values())]
+
+
 def time_stages(driver: Driver, P: int) -> int:
     """Device times of scores and votes of P members, launch by launch, and the tokens/s of them."""
     for preset in ("seed", "paper"):
-        network = PRESETS[preset]
-        V, T = network["vocabulary"], 16
-        program = networks.egg(V, network["width"], network["layers"])
-        engine = CudaEngine(program, launcher=driver, on=target(driver.architecture))
-        shapes = [leaf.shape for leaf in program.leaves]
-        slices = Noise(shapes, seed=0, rank=1, shift=8, table_bits=24).slices(0, 0, P // 2)
-        tokens = mx.array(np.random.default_rng(0).integers(0, V, (P, T), np.int32))
-        batch = Batch(tokens, tokens, zero_state(program, P))
-        prepared = engine.prepare(networks.initial_weights(program, 0))
-        for _ in range(2):  # the first one is not timed
-            count = len(driver.launches)
-            engine.evaluate(prepared, slices, batch)
-            engine.votes(mx.ones(P // 2, mx.int8), slices, True)
-        made = driver.launches[count:]
+        update = Update(driver, preset, P)
+        update()  # not timed
+        made, _ = update()
         total = sum(launch.milliseconds for launch in made)
-        rate = P * T / total / 1e3
-        what = f"preset {preset}, {P:,} members, {T} tokens"
+        rate = P * TOKENS / total / 1e3
+        what = f"preset {preset}, {P:,} members, {TOKENS} tokens"
         print(f"{what}: {rate:.2f} M tokens/s by {total:.3f} ms of the device")
         for name in dict.fromkeys(launch.name for launch in made):
             times = [launch.milliseconds for launch in made if launch.name == name]
             print(f"  {name}: {len(times)} launches, {sum(times):.3f} ms", flush=True)
     return 0
+
+
+@contextmanager
+def in_place(files: Mapping[str, Path]) -> Iterator[None]:
+    """Kernels that are written now have these files in place of those of such a name."""
+    right = dialect.kernel_text
+
+    def kernel_text(*names: str) -> str:
+        found = next((files[name] for name in names if name in files), None)
+        return found.read_text("ascii") if found else right(*names)
+
+    vote_sources.cache_clear()  # they are kept from engine to engine
+    with mock.patch.object(dialect, "kernel_text", kernel_text):
+        yield
+    vote_sources.cache_clear()
+
+
+def compare(driver: Driver, files: Mapping[str, Path], P: int, turns: int = 5) -> int:
+    """Device times of updates as the kernels are and with other files, one after the other."""
+    worst = 0
+    for preset in ("seed", "paper"):
+        updates = [Update(driver, preset, P) for _ in range(2)]
+        times: list[list[list[float]]] = [[], []]  # of both, of every turn, of its launches
+        for turn in range(turns + 1):
+            found = []
+            for each, update in zip(times, updates, strict=True):
+                with in_place(files if update is updates[1] else {}):
+                    launches, arrays = update()
+                found.append(arrays)
+                if turn:  # the first one is not timed
+                    each.append([launch.milliseconds for launch in launches])
+        same = all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+        worst = max(worst, not same)
+        before, after = (statistics.median(map(sum, each)) for each in times)
+        shares = sorted(sum(b) / sum(a) for a, b in zip(*times, strict=True))
+        print(
+            f"preset {preset}, {P:,} members: {before:.3f} ms, with these files {after:.3f}, "
+            f"{statistics.median(shares):.3f} of it ({shares[0]:.3f} to {shares[-1]:.3f}, {turns} "
+            f"turns); {'the same bits' if same else 'OTHER BITS'}"
+        )
+        for name, each in zip(("as it is", "with these files"), times, strict=True):
+            launches = [statistics.median(column) for column in zip(*each, strict=True)]
+            print(f"  {name}: {' '.join(f'{ms:.3f}' for ms in launches)}", flush=True)
+    return worst
 
 
 def main(words: Sequence[str], driver: Driver | None = None) -> int:
@@ -235,8 +300,11 @@ def main(words: Sequence[str], driver: Driver | None = None) -> int:
         driver = driver or Driver()
         if command == "time":
             return time_kernels(driver, rest, each)
+        P = int(rest.pop()) if rest and rest[-1].isdigit() else 16384
         if command == "stages":
-            return time_stages(driver, int(rest[0]) if rest else 16384)
+            return time_stages(driver, P)
+        if command == "compare":
+            return compare(driver, {a: Path(b) for a, _, b in (w.partition("=") for w in rest)}, P)
         return look(driver) if command == "look" else try_engine(driver, *rest)
     except (OSError, DriverError, nvrtc.CompileError) as error:
         print(f"error: {trial.sentence(str(error))}", file=sys.stderr)

@@ -248,11 +248,12 @@ def do_steps(
         report.begin(name)
         words = [word.replace("{folder}", folder) for word in step.words]
         whole = clock.left > 0.9 * min(clock.seconds, step.seconds)
+        began = time.monotonic()
         done = run_step(words, step.env, min(step.seconds, clock.left))
         if done.code == LATE and not whole:
             report.put(name, f"not yet: {done.why}; name the piece again")
             continue
-        report.put(name, told(done))
+        report.put(name, f"{told(done).rstrip()}\n{time.monotonic() - began:.1f} s\n")
         report.verdict(name, not done.code)
         if done.code:
             yield name

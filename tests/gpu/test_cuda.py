@@ -1,6 +1,6 @@
 """Only for CUDA: its products, EXP2 by shifts, a real GPU; test_gpu.py has the rest.
 
-Nothing here has run on an NVIDIA GPU, but for the tests that look for one.
+Those that look for an NVIDIA GPU have not run on one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from eggroll.engines.cuda import PRODUCTS, Cuda, CudaEngine
 from eggroll.engines.gpu.stage import StageWriter
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.errors import InputError
-from gpu.backend import CudaGpu, stage_source
+from gpu.backend import CudaGpu, at_the_end, check_scores, engine, stage_source
 
 
 @pytest.mark.parametrize("gpu", ["cuda"], indirect=True)
@@ -142,9 +142,9 @@ def test_on_this_gpu(product: str, monkeypatch):
         case = random_case(4, T=3, **shape)
         fitness = mx.array(np.random.default_rng(0).integers(-1, 2, case.starts.shape[1], np.int8))
         results = []
-        for engine in (CudaEngine(case.program), PortableEngine(case.program)):
-            scored = engine.evaluate(engine.prepare(case.leaves), case.slices, case.batch)
-            votes = engine.votes(fitness, case.slices, True)
+        for each in (CudaEngine(case.program), PortableEngine(case.program)):
+            scored = each.evaluate(each.prepare(case.leaves), case.slices, case.batch)
+            votes = each.votes(fitness, case.slices, True)
             results.append([np.array(a) for a in (*scored, *votes.values())])
         for mine, plain in zip(*results, strict=True):
             np.testing.assert_array_equal(mine, plain)
@@ -162,3 +162,23 @@ def test_credit_on_this_gpu(product: str, estimator: str, monkeypatch):
         scores, state, Z = made.run(PortableEngine(made.case.program))
         want = scores, state, {name: np.array(z) for name, z in Z.items()}
         same(made.run(CudaEngine(made.case.program)), want)
+
+
+@pytest.mark.parametrize("gpu", ["cuda"], indirect=True)
+@pytest.mark.parametrize(
+    ("M", "shape", "kept"),
+    [
+        (16, {"D": 256, "P": 22}, {(False, True), (True, True)}),
+        (64, {"D": 128, "P": 70}, {(True, False), (True, True)}),
+        # 1,280 inputs, and a shift that no upper word makes.
+        (32, {"D": 320, "P": 2, "sigma_shift": 0}, {(True, False), (True, True)}),
+    ],
+)
+def test_noise_that_a_launch_keeps(
+    gpu: CudaGpu, launcher: Emulator, M: int, shape: dict[str, int], kept: set[tuple[bool, bool]]
+):
+    """Of lanes with octets: A, B or both of a matrix, and pairs that are not there."""
+    case = at_the_end(random_case(4, V=5, T=2, **shape))
+    plan = gpu.plans(case.program, M, rank=1)[1]
+    assert {(of.A >= 0, of.B >= 0) for of in plan.factors.values()} == kept
+    check_scores(engine(gpu, case.program, launcher, M), case)

@@ -257,6 +257,30 @@ def test_an_engine_runs_on_machine_code(
     assert len(compiler) == count
 
 
+@pytest.mark.parametrize("gpu", ["cuda"], indirect=True)
+def test_kernels_of_several_calls_are_made_ahead(
+    gpu: CudaGpu, compiler: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """All of them together; and calls are no others for it."""
+    fake = FakeMlx(gpu.launcher(orders=(emulator.FORWARD,)), monkeypatch)
+    monkeypatch.setattr(cuda, "launch", CudaLauncher(lambda: 80))
+    case = random_case(3, V=9, D=8, T=2, P=6)
+    made = CudaEngine(case.program, launcher=cuda.launch, members=8, on=on())
+    prepared, fitness = made.prepare(case.leaves), mx.array([1, 0, -1], mx.int8)
+    works = [
+        lambda: made.evaluate(prepared, case.slices, case.batch),
+        lambda: made.votes(fitness, case.slices, True),
+    ]
+    CudaEngine.ahead(works)  # no GPU, so nothing to do
+    assert fake.batches == []
+    monkeypatch.setattr(cuda, "architecture", lambda: 80)
+    CudaEngine.ahead(works)
+    assert fake.batches == [5]
+    check_scores(made, case)
+    check_votes(made, case, np.array([1, 0, -1]))
+    assert fake.batches == [5]
+
+
 def test_a_list_of_kernels_does_not_count_as_work(compiler, monkeypatch: pytest.MonkeyPatch):
     """What is only listed takes no time, from which the pace of launches would be learnt."""
     launcher, waits = CudaLauncher(lambda: 80), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import emulator
@@ -15,6 +16,7 @@ from test_credit import same
 
 from eggroll.engines import cuda, nvrtc, trial
 from eggroll.engines.cuda import CudaEngine
+from eggroll.engines.gpu import dialect
 from eggroll.engines.gpu.dialect import KernelSource
 from gpu import driver, rates
 from gpu.backend import CudaGpu, check_scores, check_votes, on
@@ -171,6 +173,11 @@ def copies(source: KernelSource, inputs: Any, outputs: Any, grid: Any, threads: 
     return [inputs[0]] if source.name == "copy" else found
 
 
+def marked(source: KernelSource, inputs: Any, outputs: Any, grid: Any, threads: Any) -> list:
+    """Every kernel gives zeros, but one with a mark in its header ones."""
+    return [mx.full(shape, "MARK" in source.header, dtype) for shape, dtype in outputs]
+
+
 COPY = KernelSource("copy", ("a",), ("b",), "", "b[threadIdx.x] = a[threadIdx.x];", shared=64)
 
 
@@ -234,6 +241,31 @@ def test_times_of_stages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     # embedding, six layers, head, and two kernels of votes, a quarter of a millisecond each
     assert "preset paper, 64 members, 16 tokens: 0.41 M tokens/s by 2.500 ms of the device" in lines
     assert sum("6 launches, 1.500 ms" in line for line in lines) == 1
+
+
+def test_a_kernel_file_is_timed_in_turn_with_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Half of an update's kernels have it, and what they give is compared."""
+    cuda_gpu = Driver(FakeCuda(marked, monkeypatch))
+    network = {"width": 8, "layers": 1, "vocabulary": 9, "seq_len": 16}
+    monkeypatch.setattr(driver, "PRESETS", {"seed": network, "paper": network})
+    for mark, code in (("// as before\n", 0), ("// MARK\n", 1)):
+        file = tmp_path / "score.cu"
+        file.write_text(mark + dialect.kernel_text("cuda/score.cu"))
+        assert driver.main(["compare", f"cuda/score.cu={file}", "64"], cuda_gpu) == code
+        lines = capsys.readouterr().out.splitlines()
+        word = "OTHER BITS" if code else "the same bits"
+        assert lines[0] == (
+            "preset seed, 64 members: 1.250 ms, with these files 1.250, 1.000 of it (1.000 to "
+            f"1.000, 5 turns); {word}"
+        )
+        assert lines[1:3] == [
+            f"  {name}: 0.250 0.250 0.250 0.250 0.250" for name in ("as it is", "with these files")
+        ]
+    headers = [source.header for source, _ in cuda_gpu.cuda.sources.values()]
+    for mark in ("// as before", "// MARK"):
+        assert sum(mark in header for header in headers) == 1
 
 
 def test_the_trial_by_the_driver(monkeypatch: pytest.MonkeyPatch, capsys):

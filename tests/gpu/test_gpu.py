@@ -137,7 +137,7 @@ def extreme_votes() -> tuple[Case, np.ndarray]:
 
 def test_votes_of_many_pairs_leave_float_in_time(gpu: Gpu, launcher: Emulator, monkeypatch):
     whole = "eggroll.engines.gpu.votes.split_terms"
-    monkeypatch.setattr(whole, lambda terms, groups: (1, -(-terms // 32) * 32))
+    monkeypatch.setattr(whole, lambda terms, groups, wanted: (1, -(-terms // 32) * 32))
     case, fitness = extreme_votes()
     check_votes(engine(gpu, case.program, launcher), case, fitness)
 
@@ -146,7 +146,7 @@ def test_votes_of_parts_add_up(gpu: Gpu, launcher: Emulator):
     case, fitness = extreme_votes()
     fitness[::3] = -1
     check_votes(engine(gpu, case.program, launcher), case, fitness)
-    parts, terms = split_terms(1100, 1)
+    parts, terms = split_terms(1100, 1, 4)
     assert parts > 1
     assert (parts - 1) * terms < 1100 <= parts * terms
 

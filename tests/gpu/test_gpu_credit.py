@@ -150,7 +150,7 @@ def small(
     noise = Slices(mx.full(32, 127, mx.int8), starts, 1, 4)
     signs = mx.zeros((len(program.leaves), N, 1), mx.int32)
     credit_noise = CreditNoise(signs, mx.zeros((N, T), mx.uint32))
-    work = CreditWork(gpu.credit_plans(program, crediting, 8), credit_kernels(gpu.dialect))
+    work = CreditWork(gpu.credit_plans(program, crediting, 8), credit_kernels(gpu.dialect), 4)
     return CreditRun(launcher, work, noise, credit_noise, Batch(mx.zeros((2 * N, T), mx.int32)))
 
 
@@ -159,7 +159,7 @@ def test_votes_of_many_pairs_leave_float_in_time(gpu: Gpu, launcher: Emulator, w
     """1100 pairs whose A and u are all 127: no float holds the sum; whole and in parts."""
     N, O, K, shift = 1100, 3, 2, 5
     here = small(gpu, launcher, N)
-    parts, terms = (1, 1120) if whole else split_terms(N, 1)
+    parts, terms = (1, 1120) if whole else split_terms(N, 1, 4)
     assert (parts > 1) is not whole
     # Rounding goes up from half, and what is beyond int8 is clipped.
     pair = np.array([[127 << shift, (1 << 30)], [-16, -17], [15, 16]], np.int32)

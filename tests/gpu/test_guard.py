@@ -70,6 +70,20 @@ def test_the_same_call_is_compared_once(faulty):
         made.run_guarded(raises_not_implemented)
 
 
+def test_rows_are_repeated_alike_here_and_there(faulty):
+    """By MLX while a GPU is in use, as less goes there; by NumPy for the engine that goes on."""
+    case = random_case(1, V=8, D=8, T=3, P=36)
+    faulty(at_call(1, "evaluate", raises(KILLED)))
+    made, _ = engines.choose("metal", case.program, replaceable=True)
+    rows = np.arange(12, dtype=np.int32).reshape(4, 3)
+    here = made.repeated(rows, 5)
+    with pytest.warns(EngineWarning):
+        made.evaluate(made.prepare(case.leaves), case.slices, case.batch)
+    for found in (here, made.repeated(rows, 5)):
+        assert found.dtype == mx.int32
+        np.testing.assert_array_equal(np.array(found), np.repeat(rows, 5, axis=0))
+
+
 def test_a_difference_is_told_every_time(faulty):
     """Who catches the error and asks again does not get the wrong integers."""
     faulty(lambda method, found: wrong_scores(found) if method == "evaluate" else found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -84,6 +85,7 @@ def test_a_failed_trial_is_in_it_with_every_kernel(folder: Path, monkeypatch):
     said = (folder / "metal-report.txt").read_text()
     assert "=== trial: exit code 1 (program_source:7:3: error: no type)\nTraceback" in said
     assert "  fooo x\n  ^" in said
+    assert re.search(r"^\d+\.\d s$", said, re.M)  # that it took
     assert tried == ["metal"]
 
 

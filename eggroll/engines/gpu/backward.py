@@ -175,7 +175,7 @@ class BackwardRun:
         """Adds the votes of a stage's matrices."""
         plan, (_, tiles, votes) = self.stages[i].plan, self.stages[i].tiles
         terms = self.groups * T * self.M
-        parts, share = split_terms(terms, len(tiles))
+        parts, share = split_terms(terms, len(tiles), self.dialect.vote_groups)
         sizes = [terms, share, votes, plan.tape_rows, plan.credit_rows]
         assert tape is not None
         (Z,) = launch_counts(

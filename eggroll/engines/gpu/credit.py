@@ -366,7 +366,7 @@ class CreditRun:
             )  # fmt: skip
             total = sums if total is None else total + sums
         assert total is not None
-        parts, share = split_terms(self.N, len(work.tiles))
+        parts, share = split_terms(self.N, len(work.tiles), self.work.vote_groups)
         (Z,) = launch_counts(
             self.launcher, self.kernels.matrices,
             [self.noise.table, self.noise.starts, total, self.work.tile_lists[stage]],
@@ -380,7 +380,7 @@ class CreditRun:
     def _vectors(self, sums: mx.array) -> dict[int, mx.array]:
         """Leaf -> Z of the vectors; sums int8 [credits, lanes]."""
         count = self.work.vectors
-        parts, share = split_terms(self.N, -(-count // VOTE_THREADS))
+        parts, share = split_terms(self.N, -(-count // VOTE_THREADS), self.work.vote_groups)
         (Z,) = launch_counts(
             self.launcher, self.kernels.vectors,
             [self.noise.table, self.noise.starts, sums, self.work.vector_list],
@@ -432,10 +432,15 @@ class CreditRun:
 
 
 class CreditWork:
-    """The work that follows the stages of these plans, as lists that kernels take."""
+    """The work that follows the stages of these plans, as lists that kernels take.
 
-    def __init__(self, plans: Sequence[CreditPlan], kernels: CreditKernels) -> None:
-        self.kernels = kernels
+    vote_groups: threadgroups that keep the GPU busy.
+    """
+
+    def __init__(
+        self, plans: Sequence[CreditPlan], kernels: CreditKernels, vote_groups: int
+    ) -> None:
+        self.kernels, self.vote_groups = kernels, vote_groups
         self.plans, self.program, self.crediting = plans, plans[0].program, plans[0].crediting
         self.credits = credit_list(plans)
         self.traces = {

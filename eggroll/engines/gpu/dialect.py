@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import ClassVar, NamedTuple
 
-from eggroll.engines.gpu.plan import Phase, StagePlan
+from eggroll.engines.gpu.plan import FULL_GROUPS, Phase, StagePlan
 from eggroll.errors import InputError
 from eggroll.spec.program import Op
 
@@ -78,6 +78,7 @@ class Dialect(ABC):
     vote_staging: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # files that stage some terms faster
     vote_memory: ClassVar[str]  # declares the arrays in which vote_product stages terms
     vote_bytes: ClassVar[int]  # of those arrays
+    vote_groups: ClassVar[int] = 4 * FULL_GROUPS  # threadgroups that keep a GPU busy with votes
     vote_lane: ClassVar[str]  # arguments that give vote_product the lane's place
     traces: ClassVar[str]  # body of the kernel that sums credit x input, as its tape is laid out
 
@@ -143,6 +144,10 @@ class Dialect(ABC):
     def noise(self, plan: StagePlan) -> BlockNoise:
         """Noise as a stage's kernel has it."""
         return BlockNoise("egg::Noise")
+
+    def place(self, plan: StagePlan, leaf: int) -> str:
+        """The argument that gives a product its matrix: the number in the stage's layout."""
+        return str(plan.layout[leaf].index)
 
     def tile_turns(self, plan: StagePlan, phase: Phase) -> list[list[Op]]:
         """A phase's operations on tiles, in turns: products, then what follows them."""

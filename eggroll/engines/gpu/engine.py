@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from eggroll.engines.base import Engine, as_unsigned, check_rows, check_scored, check_values
 from eggroll.engines.gpu.backward import BackwardRun, BackwardStage, TapeChunk
@@ -111,6 +112,10 @@ class GpuEngine(Engine):
     def table_of(self, noise: Slices) -> mx.array:
         """The noise table as kernels read it."""
         return pad_flat(noise.table)
+
+    def repeated(self, shared: NDArray[Any], times: int) -> mx.array:
+        """By MLX, so that less goes to the GPU."""
+        return mx.repeat(self.array(shared), times, axis=0)
 
     def prepare(self, weights: Weights) -> list[mx.array]:
         """One int8 array per stage: its leaves one after the other, matrices packed for lanes."""
@@ -395,10 +400,10 @@ class GpuEngine(Engine):
         states, results = [mx.zeros((P, 0), mx.int8)], list[dict[str, mx.array]]()
         for (plan, source), weights in zip(kernels, prepared, strict=True):
             first, threads = plan.stage.state, 32 * plan.simdgroups
-            leaves, groups = mx.array(list(plan.layout) or [0]), -(-P // plan.members)
-            starts = noise.starts[leaves] if noise else mx.zeros(1, mx.int32)
+            leaves, groups = list(plan.layout) or [0], -(-P // plan.members)
+            starts = rows_of(noise.starts, leaves) if noise else mx.zeros(1, mx.int32)
             inputs |= {"weights": weights, "starts": pad_flat(starts)}
-            inputs |= {"signs": pad_flat(signs[leaves])} if signs is not None else {}
+            inputs |= {"signs": pad_flat(rows_of(signs, leaves))} if signs is not None else {}
             inputs["state"] = pad_flat(state[:, first : first + D])
             scratch = (groups * plan.scratch_bytes,), mx.int8
             stage_shapes = shapes | extra_shapes(plan) | {"scratch": scratch}
@@ -481,7 +486,7 @@ class GpuEngine(Engine):
         key = (members, shift, crediting)
         if key not in self._credit:
             plans = self.credit_plans(crediting, members)
-            work = CreditWork(plans, credit_kernels(self.dialect))
+            work = CreditWork(plans, credit_kernels(self.dialect), self.dialect.vote_groups)
             writers = (CreditStageWriter(plan, self.dialect, shift=shift) for plan in plans)
             self._credit[key] = work, [writer.source() for writer in writers]
         return self._credit[key]
@@ -621,6 +626,12 @@ def tape_members(need: TapeNeed, limits: LaunchLimits, T: int) -> int:
     """Members (even) whose tapes of T tokens fit into memory; if many, of whole threadgroups."""
     members = limits.memory // (T * (limits.passed + need.token) + need.member)
     return members // need.group * need.group or max(members // 2 * 2, 2)
+
+
+def rows_of(a: mx.array, rows: Sequence[int]) -> mx.array:
+    """Some rows; those in a row without MLX's gather, which it compiles when it first runs."""
+    first, last = rows[0], rows[-1] + 1
+    return a[first:last] if [*rows] == [*range(first, last)] else a[mx.array(list(rows))]
 
 
 def member_scratch(plans: Sequence[StagePlan]) -> int:

@@ -322,7 +322,8 @@ class StageWriter(KernelWriter):
             self.row_written(op)
         for op in phase.products if plan.perturbed else []:
             K, x = plan.program.leaves[op.leaf].shape[1], op.inputs[0]
-            self(f"egg::dots<{K}>({self.sums_of(op)}, r{x}, noise, {self.leaf(op)}, {row});")
+            place = self.dialect.place(plan, op.leaf)
+            self(f"egg::dots<{K}>({self.sums_of(op)}, r{x}, noise, {place}, {row});")
         self("}")
         self.barrier()
 
@@ -446,10 +447,10 @@ def row_features(write: KernelWriter, op: Op) -> None:
 def tile_linear(write: KernelWriter, op: Op) -> None:
     (O, K), dialect = write.plan.program.leaves[op.leaf].shape, write.dialect
     out = "logit" if op.kind == "score" else f"v{op.out}"
-    x = dialect.product_input(write.plan, op.inputs[0])
+    x, place = dialect.product_input(write.plan, op.inputs[0]), dialect.place(write.plan, op.leaf)
     write(
         f"egg::linear<{K}, {O}, {fx.divisor(K)}{dialect.tile_template}>({out}, "
-        f"{write.weights(op)}, {x}, {write.sums_of(op)}, noise, {write.leaf(op)}, {dialect.tile});"
+        f"{write.weights(op)}, {x}, {write.sums_of(op)}, noise, {place}, {dialect.tile});"
     )
 
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from eggroll.engines.gpu.dialect import VOTE_SIDE, VOTE_THREADS, Dialect, KernelSource
 from eggroll.engines.gpu.launch import Launcher, Shape, pad_flat
-from eggroll.engines.gpu.plan import FULL_GROUPS
 from eggroll.spec.noise import Slices
 from eggroll.spec.program import Program
 
@@ -48,12 +47,12 @@ def count_votes(
         if not len(rows):
             continue
         count = len(rows) * threads
-        parts, share = split_terms(terms, -(-count // VOTE_THREADS))
+        parts, share = split_terms(terms, -(-count // VOTE_THREADS), dialect.vote_groups)
         (Z,) = launch_counts(
             launcher, source, [*inputs, mx.array(rows)], [N, share, size],
             [((parts, size), mx.int32)], count, parts,
         )  # fmt: skip
-        flat[of_matrix] = Z.sum(axis=0)
+        flat[of_matrix] = Z.sum(axis=0) if parts > 1 else Z.reshape(size)
     votes, first = {}, {True: 0, False: 0}
     for leaf in leaves:
         matrix, size = len(leaf.shape) == 2, math.prod(leaf.shape)
@@ -103,12 +102,12 @@ def launch_counts(
     return launcher(source, inputs, outputs, grid, (VOTE_THREADS, 1, 1))
 
 
-def split_terms(terms: int, groups: int) -> tuple[int, int]:
-    """(parts, terms of each) that bring `groups` threadgroups near 4 FULL_GROUPS, 256 at least.
+def split_terms(terms: int, groups: int, wanted: int) -> tuple[int, int]:
+    """(parts, terms of each) that bring `groups` threadgroups to `wanted`, 256 terms at least.
 
     A part's terms are a multiple of 32, as vote_product.metal takes that many at a time.
     """
-    parts = max(1, min(-(-4 * FULL_GROUPS // groups), terms // 256))
+    parts = max(1, min(-(-wanted // groups), terms // 256))
     share = -(-terms // parts // 32) * 32
     return -(-terms // share), share
 

@@ -22,7 +22,7 @@ template <int O, int K, int A, int N, bool ADDS, int J>
 __device__ inline void send_back(int* to, const int* from, int (&total)[2][J][4], const int8_t* F,
                                  const uint32_t* c, int scale, uint32_t tile, uint32_t column,
                                  Lane lane) {
-  product<O, J>(total, F, c, tile, column, lane);
+  product<O, K, J>(total, F, c, tile, column, lane);
 #pragma unroll
   for (int j = 0; j < J; ++j)
 #pragma unroll

@@ -25,7 +25,7 @@ __device__ inline void linear(uint2 (&y)[J], const int8_t* W, const uint32_t* x,
                               Noise noise, uint32_t leaf, uint32_t tile, uint32_t column,
                               Lane lane) {
   int total[2][J][4];
-  product<K, J>(total, W, x, tile, column, lane);
+  product<K, O, J>(total, W, x, tile, column, lane);
   const uint32_t outputs = 8 * tile + lane.group;  // a quad of them
 #pragma unroll
   for (int j = 0; j < J; ++j) {

@@ -7,12 +7,16 @@ namespace egg {
 //
 // W is packed for lanes: [outputs / 32][inputs / 32][2][lane][16 bytes], zeros beyond O and K; so
 // what x holds beyond K does not matter. Rows and inputs are dealt out so that a lane's sums are of
-// four neighbouring outputs, and its part of x is eight neighbouring inputs.
-template <int K, int J>
+// four neighbouring outputs, and its part of x is eight neighbouring inputs. Whole tiles of 64
+// outputs are packed for the lanes of octets.cu: [outputs / 64][inputs / 32][4][lane][16 bytes].
+template <int K, int O, int J>
 __device__ inline void product(int (&total)[2][J][4], const int8_t* W, const uint32_t* x,
                                uint32_t tile, uint32_t column, Lane lane) {
   constexpr uint32_t STEPS = (K + 31) / 32;
-  const uint4* w = reinterpret_cast<const uint4*>(W) + tile * STEPS * 64 + lane.index;
+  constexpr bool OCTETS = O % 64 == 0;
+  const uint32_t of_octets = lane.group % 2 * 64 + (tile % 2 * 4 + lane.group / 2) * 4 + lane.quad;
+  const uint4* w = reinterpret_cast<const uint4*>(W);
+  w += OCTETS ? tile / 2 * STEPS * 128 + of_octets : tile * STEPS * 64 + lane.index;
   const uint2* of_x = reinterpret_cast<const uint2*>(x) + lane.quad * LD + column + lane.group;
 #pragma unroll
   for (int j = 0; j < J; ++j)
@@ -27,7 +31,8 @@ __device__ inline void product(int (&total)[2][J][4], const int8_t* W, const uin
       mma(total[0][j], first, v);
       mma(total[1][j], second, v);
     }
-    w += 64;  // pointers that go on, as an index would be added in 64 bits at every load
+    w += OCTETS ? 128
+                : 64;  // pointers that go on, as an index would be added in 64 bits at every load
     of_x += 4 * LD;
   }
 }

@@ -8,7 +8,7 @@ template <int K, int O, int DIVISOR, int J>
 __device__ inline void sums(int32_t* to, int (&total)[2][J][4], const int8_t* W, const uint32_t* x,
                             const int* projections, Noise noise, uint32_t leaf, uint32_t T,
                             uint32_t members, uint32_t tile, uint32_t column, Lane lane) {
-  product<K, J>(total, W, x, tile, column, lane);
+  product<K, O, J>(total, W, x, tile, column, lane);
   const uint32_t outputs = 8 * tile + lane.group;  // a quad of them
   if (4 * outputs >= O) return;
 #pragma unroll
