@@ -2,14 +2,16 @@
 
 `make mutants` plants some in every module; ARGS="--count 200" more, ARGS="--only ranks" those of
 one package, ARGS="--cpp --count 100" those of the C++ kernels (cpp.py), ARGS="--out
-records/DATE-mutants" keeps the record. A fault that no test sees is named with its line: give it a
-test, or a line in `REASONS` that says why it changes nothing.
+records/DATE-mutants" keeps the record and goes on with one that was stopped: what was caught stays
+so while its file is the same, all else is tried again. A fault that no test sees is named with its
+line: give it a test, or a line in `REASONS` that says why it changes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import random
 import sys
@@ -17,8 +19,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -262,14 +264,6 @@ def tests_of(module: str) -> list[str]:
     return [name for name in names if (ROOT / name).exists()]
 
 
-def outcome_of(module: str, changed: Path, mutant: Mutant | CppMutant) -> str:
-    """The fate of a module in whose place a file is put: caught, survived, or slow."""
-    env = {"EGGROLL_MUTANT": f"{module}:{changed}"}
-    if isinstance(mutant, CppMutant):
-        return reach.outcome(mutant.tests, "", env | {"EGGROLL_ISA": mutant.isa})
-    return reach.outcome(mutant.tests, reach.function_at(module, mutant.line), env)
-
-
 T = TypeVar("T")
 
 
@@ -284,30 +278,56 @@ def dealt(decks: Sequence[list[T]], count: int, chance: random.Random) -> list[T
     return chosen
 
 
+LEFT_OUT = "left out"  # what does not compile, or to the same library
+
+
 class Record:
     """What became of mutants, printed and written as it comes."""
 
     def __init__(self, out: Path | None) -> None:
+        """out: the file, whose mutants that were caught are taken from it."""
         self.out, self.rows, self.counts = out, list[dict[str, Any]](), Counter[str]()
+        old = out.read_text().splitlines() if out and out.exists() else []
+        self.done = [row for row in map(json.loads, old) if row["fate"] in ("caught", LEFT_OUT)]
         self._began = time.monotonic()
 
-    def add(self, mutant: Mutant | CppMutant, path: Path, fate: str, reason: str) -> None:
+    def again(self, mutant: Mutant | CppMutant, path: Path) -> bool:
+        """Whether the record has a mutant's lasting fate, which then counts."""
+        key = _row(mutant, path).items()
+        found = [row for row in self.done if key <= row.items()]
+        for row in found[:1]:
+            self._keep(row)
+        return bool(found)
+
+    def add(
+        self, mutant: Mutant | CppMutant, path: Path, fate: str, test: str, reason: str
+    ) -> None:
         """path: of the file that it changes."""
         fate = "changes nothing" if fate == "survived" and reason else fate
-        self.counts[fate] += 1
-        self.rows.append(asdict(mutant) | {"fate": fate, "reason": reason})
-        where = f"{path.relative_to(ROOT)}:{mutant.line}"
         if fate == "survived":
             change = f"{mutant.old!r} -> {mutant.new!r} in {mutant.text}"
-            print(f"survived: {where}: {change}", flush=True)
+            print(f"survived: {path.relative_to(ROOT)}:{mutant.line}: {change}", flush=True)
+        self._keep(_row(mutant, path) | {"fate": fate, "by": test or reason})
         seconds = time.monotonic() - self._began
+        where = f"{path.relative_to(ROOT)}:{mutant.line}"
         print(f"{len(self.rows)} {fate} {where} {seconds:.0f} s", file=sys.stderr, flush=True)
         self._began += seconds
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        self.counts[row["fate"]] += 1
+        self.rows.append(row)
         if self.out:
-            self.out.mkdir(parents=True, exist_ok=True)
-            lines = "".join(json.dumps(row) + "\n" for row in self.rows)
-            (self.out / ("mutants-cpp.jsonl" if isinstance(mutant, CppMutant) else "mutants.jsonl")
-             ).write_text(lines)  # fmt: skip
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self.out.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+
+
+def _row(mutant: Mutant | CppMutant, path: Path) -> dict[str, Any]:
+    """What a record knows a mutant by: of this text of its file."""
+    text = path.read_text()
+    column = mutant.at - text.rfind("\n", 0, mutant.at)
+    change = {"at": f"{path.relative_to(ROOT)}:{mutant.line}:{column}", "text": mutant.text}
+    of = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return change | {"old": mutant.old, "new": mutant.new, "of": of}
 
 
 def python(options: argparse.Namespace, record: Record) -> int:
@@ -322,16 +342,19 @@ def python(options: argparse.Namespace, record: Record) -> int:
         return 1
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as workers:
 
-        def tried(mutant: Mutant) -> str:
+        def tried(mutant: Mutant) -> tuple[str, str]:
             changed = Path(folder) / f"{id(mutant)}.py"
             text = MODULES[mutant.module].read_text()
             end = mutant.at + len(mutant.old)
             changed.write_text(text[: mutant.at] + mutant.new + text[end:])
-            return outcome_of(mutant.module, changed, mutant)
+            where = reach.function_at(mutant.module, mutant.line)
+            ordered = reach.in_order(mutant.tests, where)
+            return reach.outcome(*ordered, f"{mutant.module}:{changed}")
 
-        for mutant, fate in zip(chosen, workers.map(tried, chosen), strict=True):
+        chosen = [m for m in chosen if not record.again(m, MODULES[m.module])]
+        for mutant, (fate, test) in zip(chosen, workers.map(tried, chosen), strict=True):
             reason = REASONS.get((mutant.module, mutant.text), "")
-            record.add(mutant, MODULES[mutant.module], fate, reason)
+            record.add(mutant, MODULES[mutant.module], fate, test, reason)
     return 0
 
 
@@ -360,26 +383,36 @@ def kernels(options: argparse.Namespace, record: Record) -> int:
     chosen += dealt(decks, 2 * options.count, random.Random(options.seed))
     if not pass_without({test for mutant in chosen for test in mutant.tests}):
         return 1
-    builds = {isa: cpp.Build(isa) for isa in sorted({mutant.isa for mutant in chosen})}
-
-    def build(mutant: CppMutant | None) -> bytes | None:
-        return mutant and builds[mutant.isa].build(mutant)
-
+    chosen = [m for m in chosen if not record.again(m, ROOT / cpp.SOURCES / m.file)]
+    builds = {isa: cpp.Build(isa, options.jobs) for isa in sorted({m.isa for m in chosen})}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as compiler:
-        changed = Path(folder) / "_int8_gemm.so"
-        waiting = compiler.submit(build, chosen[0] if chosen else None)
-        for mutant, following in zip(chosen, [*chosen[1:], None], strict=True):
-            # The next is compiled while this one is tried.
-            library, waiting = waiting.result(), compiler.submit(build, following)
-            if library is None or library == builds[mutant.isa].original:
-                record.counts["left out"] += 1
-                continue
-            changed.write_bytes(library)
-            fate = outcome_of(cpp.MODULE, changed, mutant)
-            reason = cpp.REASONS.get(mutant.change, "")
-            record.add(mutant, ROOT / cpp.SOURCES / mutant.file, fate, reason)
-            if len(record.rows) == wanted:
+
+        def build(mutant: CppMutant) -> bytes | None:
+            return builds[mutant.isa].build(mutant)
+
+        def named(isa: str, library: bytes) -> str:
+            """What reach.outcome calls a library, written to a folder."""
+            file = Path(folder) / isa / "_int8_gemm.so"
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(library)
+            return f"{cpp.MODULE}:{file}"
+
+        waiting = list[Future[bytes | None]]()
+        for i, mutant in enumerate(chosen):
+            if len(record.rows) - record.counts[LEFT_OUT] >= wanted:
                 break
+            # With two jobs the next is compiled while this one is tried.
+            waiting += [compiler.submit(build, m) for m in chosen[i:][len(waiting) : options.jobs]]
+            path, library = ROOT / cpp.SOURCES / mutant.file, waiting.pop(0).result()
+            original = builds[mutant.isa].original
+            if library is None or library == original:
+                record.add(mutant, path, LEFT_OUT, "", "")
+                continue
+            names = named("", library), named(mutant.isa, original)
+            fate, test = reach.outcome(*reach.in_order(mutant.tests), *names, mutant.isa)
+            record.add(mutant, path, fate, test, cpp.REASONS.get(mutant.change, ""))
+        for future in waiting:
+            future.cancel()
     return 0
 
 
@@ -393,10 +426,11 @@ def main() -> int:
         "--only", default="", help="the beginning of modules' names, without eggroll., or of files'"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the choice among all mutants")
-    parser.add_argument("--jobs", type=int, default=2, help="mutants of Python tried at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that try and compile")
     parser.add_argument("--out", type=Path, help="a folder for the record")
     options = parser.parse_args()
-    record = Record(options.out)
+    name = "mutants-cpp.jsonl" if options.cpp else "mutants.jsonl"
+    record = Record(options.out and options.out / name)
     code = (kernels if options.cpp else python)(options, record)
     print(", ".join(f"{count} {fate}" for fate, count in sorted(record.counts.items())))
     return code
