@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lm_models
@@ -15,6 +16,7 @@ from mlx.utils import tree_map
 from eggroll import InputError
 from eggroll.files import MOST_SMALL
 from eggroll.lm import Trainer, learner
+from eggroll.lm.adapter import tensors_file
 from eggroll.lm.layers import signs, weights_of
 from eggroll.lm.learner import DeltaLearner, Options, PairNoise, summed
 
@@ -366,3 +368,14 @@ def test_sigma_rises_where_members_write_the_same() -> None:
     assert update.identical == 1
     assert update.nonzero_ratio == 0
     assert es.sigma_scale == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "bc", "def", "ghij", "klmno", "pqrstu", "vwxyzab", "cdefghij"]
+)
+def test_tensors_begin_where_eight_bytes_do(tmp_path: Path, name: str):
+    """As the format of safetensors wants: readers map the file."""
+    data = tensors_file({name: mx.arange(3.0)})
+    assert int.from_bytes(data[:8], "little") % 8 == 0
+    (tmp_path / "a.safetensors").write_bytes(data)
+    assert mx.load(str(tmp_path / "a.safetensors"))[name].tolist() == [0, 1, 2]
