@@ -17,7 +17,7 @@ from eggroll import InputError
 from eggroll.files import MOST_SMALL
 from eggroll.lm import Trainer, learner
 from eggroll.lm.adapter import tensors_file
-from eggroll.lm.layers import signs, weights_of
+from eggroll.lm.layers import leaf_of, signs, weights_of
 from eggroll.lm.learner import DeltaLearner, Options, PairNoise, summed
 
 PROMPTS = ["sort 312=", "a", "hello"]
@@ -379,3 +379,18 @@ def test_tensors_begin_where_eight_bytes_do(tmp_path: Path, name: str):
     assert int.from_bytes(data[:8], "little") % 8 == 0
     (tmp_path / "a.safetensors").write_bytes(data)
     assert mx.load(str(tmp_path / "a.safetensors"))[name].tolist() == [0, 1, 2]
+
+
+def test_a_layer_of_zeros_has_a_last_bit_too():
+    layer = nn.Linear(8, 8)
+    layer.weight = mx.zeros((8, 8))
+    assert leaf_of("a", layer, learner.mode_of("adapter:4"), 0.1).exponent == -8
+
+
+def test_options_that_are_not_given_stay_what_they_were():
+    """Or the same command would fine-tune otherwise."""
+    assert Options() == Options(
+        pop=64, learn="adapter:8", sigma=0.02, steps=200, seed=0, fitness="z-scores", rule="master",
+        rate=2.0, rate_decay=1.0, decay=0.0, rank=1, table_bits=22, raise_sigma=True, memory=1024,
+        chunk=0, checkpoint_every=10,
+    )  # fmt: skip

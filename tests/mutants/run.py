@@ -91,6 +91,26 @@ REASONS: dict[tuple[str, str], str] = {
         "eggroll.training.replay_log",
         'return Kept(found, 0, f"{str(path)!r} is of another run")',
     ): LACKING,
+    (
+        "eggroll.spec.noise",
+        "self._epoch, self._kept = -1, dict[tuple[int, int], Slices]()",
+    ): "no epoch has a number below 0",
+    (
+        "eggroll.data.codings",
+        "READ_BLOCK: Final = 1 << 22  # bytes of a split read at a time",
+    ): "so much is read at a time, all the same",
+    (
+        "eggroll.lm.generation",
+        'hidden = number("hidden_size", 1024)',
+    ): "an estimate of memory, for models that do not tell their width",
+    (
+        "eggroll.ranks.rendezvous",
+        "socket.create_connection(self.socket.getpeername()[:2], timeout=1).close()",
+    ): "seconds that a dead machine is waited for; addresses of IPv4 have two parts",
+    (
+        "eggroll.replay",
+        'return (-1, ""), f"not compared: the checkpoint is of update {saved.step}"',
+    ): "no update has a number below 0",
 }
 # Faults that went unseen once, with the tests that see them now: module, old and new text, tests.
 KNOWN: tuple[tuple[str, str, str, str], ...] = (
