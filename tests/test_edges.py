@@ -223,3 +223,13 @@ def test_log_ranks_by_fractions_of_logarithms():
     assert np.abs(log2_fixed(n) / 65536 - np.log2(n)).max() < 2**-15
     assert log2_fixed(np.array([1024, 1 << 46])).tolist() == [10 << 16, 46 << 16]
     assert log_worth(20000)[0] == 0
+
+
+def test_feedback_starts_with_the_matrices_that_were_drawn():
+    """As whole numbers of the fine copies that learn."""
+    options = Config(estimator="feedback", width=8, pop=2)
+    estimator = ESTIMATORS["feedback"](options, options.program())
+    found = estimator.matrices({}, estimator.start())
+    assert len(found) > 1
+    for name, matrix in found.items():
+        np.testing.assert_array_equal(np.array(matrix), np.array(estimator.first[name]))

@@ -40,7 +40,7 @@ TESTS: dict[str, str] = {
     "eggroll.spec.program": "programs declaration declaration_rows",
     "eggroll.evolution.rules": "es whitening backward_rule golden edges ranks doctored replay",
     "eggroll.evolution.whitening": "whitening doctored",
-    "eggroll.evolution.estimators": "edges credit rows population ranks doctored replay lm",
+    "eggroll.evolution.estimators": "edges credit rows population ranks replay",
     "eggroll.evolution.population": "population ranks noise doctored",
     "eggroll.engines.base": "engines edges rows backward population",
     "eggroll.engines.portable": "engines programs credit backward",
