@@ -31,7 +31,7 @@ from eggroll.evolution.estimators import (
 )
 from eggroll.files import REPLAY
 from eggroll.networks import egg
-from eggroll.spec.credit import CreditKind
+from eggroll.spec.credit import CreditKind, Turns, crediting
 from eggroll.spec.fixed_point import log2_fixed
 from eggroll.spec.noise import Noise, slice_length
 from eggroll.training import loop, replay_log
@@ -233,3 +233,18 @@ def test_feedback_starts_with_the_matrices_that_were_drawn():
     assert len(found) > 1
     for name, matrix in found.items():
         np.testing.assert_array_equal(np.array(matrix), np.array(estimator.first[name]))
+
+
+@pytest.mark.parametrize("first", [0, 1, 31, 32, 40])
+@pytest.mark.parametrize("count", [1, 20, 32, 45])
+def test_a_window_of_turns_begins_at_any_row(first: int, count: int):
+    credited = crediting(
+        Config(width=8).program(), nodes=True, sigma_shift=4, discount=0, seq_len=8
+    )
+    turns = Turns(credited, seed=3, step=5, pairs=2)
+    whole = np.stack([np.array(turns._word(i)) for i in range(4)])  # [words, leaves, N]
+    bits = np.unpackbits(whole[..., None].view(np.uint8), axis=-1, bitorder="little")
+    rows = np.concatenate(bits, axis=-1)  # [leaves, N, rows]
+    assert 0 < rows.sum() < rows.size
+    found = np.unpackbits(turns.window(first, count).view(np.uint8), axis=-1, bitorder="little")
+    np.testing.assert_array_equal(found[..., :count], rows[..., first : first + count])

@@ -100,6 +100,10 @@ REASONS: dict[tuple[str, str], str] = {
         "READ_BLOCK: Final = 1 << 22  # bytes of a split read at a time",
     ): "so much is read at a time, all the same",
     (
+        "eggroll.training.config",
+        "lanes = 32 * (-(-self.width // 8) * 8) * tokens  # a thread's block of 32 members",
+    ): "a low estimate of memory",
+    (
         "eggroll.lm.generation",
         'hidden = number("hidden_size", 1024)',
     ): "an estimate of memory, for models that do not tell their width",
