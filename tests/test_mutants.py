@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,8 @@ def test_tests_that_enter_a_function_come_first_and_files_that_do_not_are_left_o
         ([1, 0], 9.0, "", "caught"),  # late, and passes without the change
         ([1, 1], 9.0, "", "unsure"),  # fails without it too
         ([1, None], 9.0, "", "unsure"),
-        ([None, None, 0], 0, "", "caught"),  # has no end alone either, and passes without
+        ([-14, None, 0], 0, "", "caught"),  # has no end alone either, and passes without
+        ([None, None, 0], 0, "", "caught"),
         ([None, 1], 0, "", "unsure"),  # ends when it is alone
         ([None, None, None], 0, "", "unsure"),
         ([1, 0], 2.9, "eggroll._int8_gemm:own.so", "caught"),
@@ -76,14 +78,14 @@ def test_a_test_that_fails_for_a_busy_machine_catches_nothing(
     left = [*codes]
 
     def run(tests: list[str], env: dict[str, str], seconds: float, *words: str) -> int | None:
-        assert seconds == 60 + 5 * 2
         if len(left) == len(codes):
-            failed = ["a1"] if codes[0] else []
+            assert json.loads(Path(env["EGGROLL_ORDER"]).read_text()) == {"a1": 40}
+            failed = ["a1"] if codes[0] == 1 else []
             found = {"seconds": {"a1": took}, "failed": failed, "now": "" if failed else "a1"}
             Path(env["EGGROLL_SECONDS"]).write_text(json.dumps(found))
         else:
-            assert tests == ["a1"]
-            alone = len(left) == len(codes) - 1 and codes[0] is None
+            assert (tests, seconds) == (["a1"], 40)
+            alone = len(left) == len(codes) - 1 and codes[0] in (None, -14)
             assert env["EGGROLL_MUTANT"] == ("m:changed" if alone else without)
         return left.pop(0)
 
@@ -95,11 +97,15 @@ def test_a_test_that_fails_for_a_busy_machine_catches_nothing(
 def test_a_test_is_known_when_it_is_killed(tmp_path: Path):
     """As one that has no end is."""
     test, told = tmp_path / "test_stuck.py", tmp_path / "told.json"
-    test.write_text("import os\ndef test_a(): pass\ndef test_b(): os._exit(3)\n")
-    assert reach.run([str(test)], {"EGGROLL_SECONDS": str(told)}, 600) == 3
+    test.write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(60)\n")
+    order = tmp_path / "order.json"
+    order.write_text(json.dumps({"test_stuck.py::test_a": 60, "test_stuck.py::test_b": 1}))
+    env = {"EGGROLL_SECONDS": str(told), "EGGROLL_ORDER": str(order)}
+    code = reach.run([str(test)], env, 90, "--rootdir", str(tmp_path))
+    assert code == -signal.SIGALRM
     found = json.loads(told.read_text())
-    assert found["now"].endswith("::test_b")
-    assert [name.rpartition("::")[2] for name in found["seconds"]] == ["test_a"]
+    assert found["now"] == "test_stuck.py::test_b"
+    assert [*found["seconds"]] == ["test_stuck.py::test_a"]
 
 
 def test_a_record_goes_on_with_what_was_caught(tmp_path: Path):
