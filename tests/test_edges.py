@@ -30,7 +30,7 @@ from eggroll.evolution.estimators import (
     scaled,
 )
 from eggroll.files import REPLAY
-from eggroll.networks import egg
+from eggroll.networks import egg, initial_weights, small_outputs
 from eggroll.spec.credit import CreditKind, Turns, crediting
 from eggroll.spec.fixed_point import log2_fixed
 from eggroll.spec.noise import Noise, slice_length
@@ -248,3 +248,20 @@ def test_a_window_of_turns_begins_at_any_row(first: int, count: int):
     assert 0 < rows.sum() < rows.size
     found = np.unpackbits(turns.window(first, count).view(np.uint8), axis=-1, bitorder="little")
     np.testing.assert_array_equal(found[..., :count], rows[..., first : first + count])
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+def test_no_rule_refuses_its_own_start(rule: str):
+    options = Config(rule=rule, width=8, pop=2)
+    program = options.program()
+    kind, weights = options.rule_class, initial_weights(program, options.seed)
+    start = kind.make(options, program, ESTIMATORS[options.estimator](options, program)).start(
+        weights
+    )
+    assert kind.impossible(weights, start, weights, 0) == ""
+
+
+def test_small_outputs_may_be_divided_by_one():
+    program = Config(width=8).program()
+    whole, same = initial_weights(program, 3), small_outputs(program, 3, 1)
+    assert all(np.array_equal(same[name], np.array(whole[name])) for name in whole)

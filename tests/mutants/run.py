@@ -57,7 +57,7 @@ TESTS: dict[str, str] = {
     "eggroll.training.checkpoint": "checkpoint doctored cli",
     "eggroll.training.config": "config cli",
     "eggroll.lm": "lm lm_runs",
-    "eggroll.networks": "networks programs golden credit_groups declaration declaration_rows rows",
+    "eggroll.networks": "edges programs golden credit_groups declaration declaration_rows rows",
     "eggroll.replay": "replay edges",
     "eggroll.sweep.space": "sweep_space",
     "eggroll.cli.entry": "limits",
@@ -305,16 +305,18 @@ def dealt(decks: Sequence[list[T]], count: int, chance: random.Random) -> list[T
 
 
 LEFT_OUT = "left out"  # what does not compile, or to the same library
+NO_CHANGE = "changes nothing"
+LASTING = ("caught", NO_CHANGE, LEFT_OUT)
 
 
 class Record:
     """What became of mutants, printed and written as it comes."""
 
     def __init__(self, out: Path | None) -> None:
-        """out: the file, whose mutants that were caught are taken from it."""
+        """out: the file, of which mutants with a lasting fate are taken."""
         self.out, self.rows, self.counts = out, list[dict[str, Any]](), Counter[str]()
         old = out.read_text().splitlines() if out and out.exists() else []
-        self.done = [row for row in map(json.loads, old) if row["fate"] in ("caught", LEFT_OUT)]
+        self.done = [row for row in map(json.loads, old) if row["fate"] in LASTING]
         self._began = time.monotonic()
 
     def again(self, mutant: Mutant | CppMutant, path: Path) -> bool:
@@ -329,7 +331,7 @@ class Record:
         self, mutant: Mutant | CppMutant, path: Path, fate: str, test: str, reason: str
     ) -> None:
         """path: of the file that it changes."""
-        fate = "changes nothing" if fate == "survived" and reason else fate
+        fate = NO_CHANGE if fate == "survived" and reason else fate
         if fate == "survived":
             change = f"{mutant.old!r} -> {mutant.new!r} in {mutant.text}"
             print(f"survived: {path.relative_to(ROOT)}:{mutant.line}: {change}", flush=True)
