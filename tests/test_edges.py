@@ -31,6 +31,8 @@ from eggroll.evolution.estimators import (
 )
 from eggroll.files import REPLAY
 from eggroll.networks import egg, initial_weights, small_outputs
+from eggroll.ranks import rendezvous
+from eggroll.spec.backward import MOST, next_scale
 from eggroll.spec.credit import CreditKind, Turns, crediting
 from eggroll.spec.fixed_point import log2_fixed
 from eggroll.spec.noise import Noise, slice_length
@@ -265,3 +267,18 @@ def test_small_outputs_may_be_divided_by_one():
     program = Config(width=8).program()
     whole, same = initial_weights(program, 3), small_outputs(program, 3, 1)
     assert all(np.array_equal(same[name], np.array(whole[name])) for name in whole)
+
+
+def test_the_next_scale_is_of_the_mean_of_as_few_as_one():
+    assert [next_scale(9, total, 1) for total in (0, 1, 7, 8, 16, 1 << 40)] == [9, 0, 1, 2, 3, MOST]
+    assert [next_scale(9, 16, count) for count in (0, 1, 2, 3, 16, 17)] == [3, 3, 2, 1, 0, 9]
+
+
+@pytest.mark.parametrize("hosts", ["", "{}", '[["a:1"], []]', '[["a:1"], [2]]', '["a:1"]', "[["])
+def test_a_hostfile_that_names_not_all_is_none(tmp_path: Path, monkeypatch, hosts: str):
+    path = tmp_path / "hosts.json"
+    monkeypatch.setenv("MLX_HOSTFILE", str(path))
+    path.write_text(hosts)
+    assert rendezvous.ring_hosts() == []
+    path.write_text('[["a:1"], ["b:2", "c:3"]]')
+    assert rendezvous.ring_hosts() == [["a:1"], ["b:2", "c:3"]]

@@ -34,7 +34,7 @@ from eggroll import _extension
 TESTS: dict[str, str] = {
     "eggroll.spec.rng": "noise draws edges",
     "eggroll.spec.noise": "noise edges",
-    "eggroll.spec.backward": "backward backward_rule doctored",
+    "eggroll.spec.backward": "backward backward_rule edges doctored",
     "eggroll.spec.credit": "credit credit_groups edges draws credit_runs",
     "eggroll.spec.fixed_point": "draws golden noise rows engines edges doctored population",
     "eggroll.spec.program": "programs declaration declaration_rows",
