@@ -34,7 +34,7 @@ from eggroll.networks import egg, initial_weights, small_outputs
 from eggroll.ranks import rendezvous
 from eggroll.spec.backward import MOST, next_scale
 from eggroll.spec.credit import CreditKind, Turns, crediting
-from eggroll.spec.fixed_point import log2_fixed
+from eggroll.spec.fixed_point import gate_tables, log2_fixed
 from eggroll.spec.noise import Noise, slice_length
 from eggroll.training import loop, replay_log
 from eggroll.training.config import Config
@@ -282,3 +282,11 @@ def test_a_hostfile_that_names_not_all_is_none(tmp_path: Path, monkeypatch, host
     assert rendezvous.ring_hosts() == []
     path.write_text('[["a:1"], ["b:2", "c:3"]]')
     assert rendezvous.ring_hosts() == [["a:1"], ["b:2", "c:3"]]
+
+
+def test_tables_of_gates_are_those_of_real_numbers():
+    """The sigmoid by tanh, tanh by exponentials."""
+    v = np.arange(-127, 128)
+    tables, up = gate_tables(), np.exp(v / 32)
+    np.testing.assert_array_equal(tables["sigmoid"], np.rint(127 * np.tanh(v / 32)))
+    np.testing.assert_array_equal(tables["tanh"], np.rint(64 * (up - 1) / (up + 1)))
