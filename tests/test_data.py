@@ -13,7 +13,7 @@ from corpora import corpus_of, prose, sentence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eggroll.data.corpus import CountCorpus, load_corpus, smooth
+from eggroll.data.corpus import CountCorpus, load_corpus, smooth, token_corpus
 from eggroll.errors import InputError
 
 
@@ -217,3 +217,8 @@ def test_smoothing_takes_the_strength_that_foretells_each_event_from_the_others(
     best = max((2.0**power for power in range(28)), key=foretold)
     want = (counts + best * prior) / (counts.sum(axis=1, keepdims=True) + best)
     np.testing.assert_array_equal(smooth(counts, prior), want)
+
+
+def test_a_pair_of_arrays_has_the_vocabulary_of_both():
+    low, high = np.array([0, 1, 2]), np.array([3, 8, 1])
+    assert token_corpus((low, high)).vocabulary == token_corpus((high, low)).vocabulary == 9

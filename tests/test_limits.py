@@ -136,3 +136,9 @@ def test_errors_of_limits_are_told_from_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (200 << 20, 200 << 20))
     assert "take 200 MiB" in entry.limit_reached(ImportError("failed to map segment"))
     assert entry.limit_reached(ModuleNotFoundError("no such module")) == ""
+
+
+def test_an_interrupt_before_anything_began_is_a_word():
+    code = "from eggroll.cli import entry; entry._end(2, None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"Interrupted.\n")

@@ -104,6 +104,10 @@ REASONS: dict[tuple[str, str], str] = {
         "lanes = 32 * (-(-self.width // 8) * 8) * tokens  # a thread's block of 32 members",
     ): "a low estimate of memory",
     (
+        "eggroll.engines.portable.backward",
+        "return ((y == fx.LIMIT) & (c > 0)) | ((y == -fx.LIMIT) & (c < 0))",
+    ): "an error of 0 stays 0 either way",
+    (
         "eggroll.lm.generation",
         'hidden = number("hidden_size", 1024)',
     ): "an estimate of memory, for models that do not tell their width",
