@@ -43,7 +43,7 @@ TESTS: dict[str, str] = {
     "eggroll.evolution.estimators": "edges credit rows population ranks replay",
     "eggroll.evolution.population": "population ranks noise doctored",
     "eggroll.engines.base": "engines edges rows backward population",
-    "eggroll.engines.portable": "engines programs credit backward",
+    "eggroll.engines.portable": "engines programs credit backward credit_groups",
     "eggroll.ranks": "ranks ranks_rendezvous edges ranks_processes",
     "eggroll.data.columns": "tables safety",
     "eggroll.data.counting": "counting codings",
