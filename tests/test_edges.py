@@ -36,6 +36,7 @@ from eggroll.spec.backward import MOST, next_scale
 from eggroll.spec.credit import CreditKind, Turns, crediting
 from eggroll.spec.fixed_point import gate_tables, log2_fixed
 from eggroll.spec.noise import Noise, slice_length
+from eggroll.spec.program import Program
 from eggroll.training import loop, replay_log
 from eggroll.training.config import Config
 
@@ -290,3 +291,19 @@ def test_tables_of_gates_are_those_of_real_numbers():
     tables, up = gate_tables(), np.exp(v / 32)
     np.testing.assert_array_equal(tables["sigmoid"], np.rint(127 * np.tanh(v / 32)))
     np.testing.assert_array_equal(tables["tanh"], np.rint(64 * (up - 1) / (up + 1)))
+
+
+def test_what_the_last_write_of_a_state_reads_is_seen_by_later_tokens():
+    """A state may be written twice; what comes after the second is seen by no later token."""
+    net = Program(16, 8)
+    net.stage()
+    net.embed("embedding")
+    x, s = net.stage("a.", state=True)
+    for name in ("first", "second"):
+        net.add(s, net.linear(x, name, 8), out=s)
+    net.add(x, net.linear(s, "after", 8), out=x)
+    x, _ = net.stage()
+    net.score(x, "head")
+    found = crediting(net, nodes=True, sigma_shift=4, discount=3, seq_len=8)
+    later = {leaf.name: d for leaf, d in zip(net.leaves, found.discounts, strict=True)}
+    assert later == {"embedding": 3, "a.first": 3, "a.second": 3, "a.after": 0, "head": 0}
