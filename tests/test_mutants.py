@@ -116,6 +116,11 @@ def test_a_record_goes_on_with_what_was_caught(tmp_path: Path):
     record = run.Record(tmp_path / "out" / "mutants.jsonl")
     assert [record.again(mutant, path) for mutant in mutants] == [True, False, False]
     assert record.counts == {"caught": 1}
+    record.add(mutants[1], path, "caught", "a2", "")
+    rows = [json.loads(line) for line in record.out.read_text().splitlines()]
+    assert [(row["fate"], row["by"]) for row in rows] == [
+        ("caught", "a1"), ("caught", "a2"), ("unsure", "a1"),
+    ]  # fmt: skip
 
 
 def test_functions_are_found_by_the_tests_that_enter_them_in_child_processes_too(tmp_path: Path):

@@ -317,19 +317,20 @@ class Record:
     """What became of mutants, printed and written as it comes."""
 
     def __init__(self, out: Path | None) -> None:
-        """out: the file, of which mutants with a lasting fate are taken."""
-        self.out, self.rows, self.counts = out, list[dict[str, Any]](), Counter[str]()
+        """out: the file, whose rows of files as they are now stay until they are tried again."""
+        self.out, self.rows, self.counts = out, dict[str, dict[str, Any]](), Counter[str]()
         old = out.read_text().splitlines() if out and out.exists() else []
-        self.done = [row for row in map(json.loads, old) if row["fate"] in LASTING]
+        for row in map(json.loads, old):
+            if row["of"] == _digest((ROOT / row["at"].partition(":")[0]).read_text()):
+                self.rows[_key(row)] = row
         self._began = time.monotonic()
 
     def again(self, mutant: Mutant | CppMutant, path: Path) -> bool:
         """Whether the record has a mutant's lasting fate, which then counts."""
-        key = _row(mutant, path).items()
-        found = [row for row in self.done if key <= row.items()]
-        for row in found[:1]:
-            self._keep(row)
-        return bool(found)
+        row = self.rows.get(_key(_row(mutant, path)), {"fate": ""})
+        if row["fate"] in LASTING:
+            self.counts[row["fate"]] += 1
+        return row["fate"] in LASTING
 
     def add(
         self, mutant: Mutant | CppMutant, path: Path, fate: str, test: str, reason: str
@@ -342,15 +343,28 @@ class Record:
         self._keep(_row(mutant, path) | {"fate": fate, "by": test or reason})
         seconds = time.monotonic() - self._began
         where = f"{path.relative_to(ROOT)}:{mutant.line}"
-        print(f"{len(self.rows)} {fate} {where} {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(
+            f"{sum(self.counts.values())} {fate} {where} {seconds:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
         self._began += seconds
 
     def _keep(self, row: dict[str, Any]) -> None:
         self.counts[row["fate"]] += 1
-        self.rows.append(row)
+        self.rows[_key(row)] = row
         if self.out:
             self.out.parent.mkdir(parents=True, exist_ok=True)
-            self.out.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+            lines = "".join(json.dumps(row) + "\n" for row in self.rows.values())
+            self.out.write_text(lines)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _key(row: dict[str, Any]) -> str:
+    return "{at} {old} {new} {of}".format_map(row)
 
 
 def _row(mutant: Mutant | CppMutant, path: Path) -> dict[str, Any]:
@@ -358,8 +372,7 @@ def _row(mutant: Mutant | CppMutant, path: Path) -> dict[str, Any]:
     text = path.read_text()
     column = mutant.at - text.rfind("\n", 0, mutant.at)
     change = {"at": f"{path.relative_to(ROOT)}:{mutant.line}:{column}", "text": mutant.text}
-    of = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return change | {"old": mutant.old, "new": mutant.new, "of": of}
+    return change | {"old": mutant.old, "new": mutant.new, "of": _digest(text)}
 
 
 def python(options: argparse.Namespace, record: Record) -> int:
@@ -431,7 +444,7 @@ def kernels(options: argparse.Namespace, record: Record) -> int:
 
         waiting = list[Future[bytes | None]]()
         for i, mutant in enumerate(chosen):
-            if len(record.rows) - record.counts[LEFT_OUT] >= wanted:
+            if sum(record.counts.values()) - record.counts[LEFT_OUT] >= wanted:
                 break
             # With two jobs the next is compiled while this one is tried.
             waiting += [compiler.submit(build, m) for m in chosen[i:][len(waiting) : options.jobs]]
