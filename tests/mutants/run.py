@@ -40,7 +40,7 @@ TESTS: dict[str, str] = {
     "eggroll.spec.program": "programs declaration declaration_rows",
     "eggroll.evolution.rules": "es whitening backward_rule golden edges ranks doctored replay",
     "eggroll.evolution.whitening": "whitening doctored",
-    "eggroll.evolution.estimators": "edges credit rows population ranks replay",
+    "eggroll.evolution.estimators": "edges credit rows population ranks replay trainer",
     "eggroll.evolution.population": "population ranks noise doctored",
     "eggroll.engines.base": "engines edges rows backward population",
     "eggroll.engines.portable": "engines programs credit backward credit_groups",
@@ -107,6 +107,22 @@ REASONS: dict[tuple[str, str], str] = {
         "eggroll.engines.portable.backward",
         "return ((y == fx.LIMIT) & (c > 0)) | ((y == -fx.LIMIT) & (c < 0))",
     ): "an error of 0 stays 0 either way",
+    (
+        "eggroll.engines.portable.engine",
+        "def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:",
+    ): "threads and blocks change no bits",
+    (
+        "eggroll.evolution.population",
+        "first_chunk = skip, min(self.chunk, members) // 2",
+    ): "what is drawn ahead and not asked for is drawn again",
+    (
+        "eggroll.files",
+        "if abs(wide).max(initial=0) > MOST_SMALL:",
+    ): "of an empty array; 1 is small as well",
+    (
+        "eggroll.evolution.whitening",
+        "identity = ONE * np.eye(p.shape[1])",
+    ): "blocks are square: either length",
     (
         "eggroll.lm.generation",
         'hidden = number("hidden_size", 1024)',
