@@ -289,7 +289,7 @@ def test_counting_holds_nothing_out(call: Command):
         (lambda text: text[:9000] + b"\0\0" + text[9000:], "2 NUL bytes were dropped from '"),
         (lambda text: b"\0" + text, "1 NUL bytes were dropped from '"),
         (lambda text: text.decode().encode("utf-16"), "as from a binary file or UTF-16"),
-        (lambda text: text + "é".encode("latin-1"), "no UTF-8 in '"),
+        (lambda text: text + "é".encode("latin-1"), "odd.txt': its bytes are read as they are"),
         (lambda text: text[:9000], "% of the bytes are held out for validation where --val-share"),
     ],
 )

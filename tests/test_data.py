@@ -13,7 +13,7 @@ from corpora import corpus_of, prose, sentence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eggroll.data.corpus import CountCorpus, load_corpus
+from eggroll.data.corpus import CountCorpus, load_corpus, smooth, token_corpus
 from eggroll.errors import InputError
 
 
@@ -198,3 +198,27 @@ def test_count_refuses_options_out_of_range(vocabulary, steps, words):
     with pytest.raises(InputError, match=words) as error:
         load_corpus("count", vocabulary=vocabulary, steps=steps)
     sentence(error)
+
+
+def test_smoothing_takes_the_strength_that_foretells_each_event_from_the_others():
+    """Of powers of two, by leaving out every event in turn."""
+    counts = np.array([[3, 1, 0], [0, 5, 2], [1, 0, 0]])
+    prior = np.array([[0.5, 0.3, 0.2]])
+
+    def foretold(strength: float) -> float:
+        bits = 0.0
+        for row in counts:
+            for value, count in enumerate(row):
+                others = row - (np.arange(3) == value)
+                share = (others + strength * prior[0]) / (others.sum() + strength)
+                bits += count * np.log2(share[value]) if count else 0
+        return bits
+
+    best = max((2.0**power for power in range(28)), key=foretold)
+    want = (counts + best * prior) / (counts.sum(axis=1, keepdims=True) + best)
+    np.testing.assert_array_equal(smooth(counts, prior), want)
+
+
+def test_a_pair_of_arrays_has_the_vocabulary_of_both():
+    low, high = np.array([0, 1, 2]), np.array([3, 8, 1])
+    assert token_corpus((low, high)).vocabulary == token_corpus((high, low)).vocabulary == 9

@@ -30,10 +30,13 @@ from eggroll.evolution.estimators import (
     scaled,
 )
 from eggroll.files import REPLAY
-from eggroll.networks import egg
-from eggroll.spec.credit import CreditKind
-from eggroll.spec.fixed_point import log2_fixed
+from eggroll.networks import egg, initial_weights, small_outputs
+from eggroll.ranks import rendezvous
+from eggroll.spec.backward import MOST, next_scale
+from eggroll.spec.credit import CreditKind, Turns, crediting
+from eggroll.spec.fixed_point import gate_tables, log2_fixed
 from eggroll.spec.noise import Noise, slice_length
+from eggroll.spec.program import Program
 from eggroll.training import loop, replay_log
 from eggroll.training.config import Config
 
@@ -223,3 +226,84 @@ def test_log_ranks_by_fractions_of_logarithms():
     assert np.abs(log2_fixed(n) / 65536 - np.log2(n)).max() < 2**-15
     assert log2_fixed(np.array([1024, 1 << 46])).tolist() == [10 << 16, 46 << 16]
     assert log_worth(20000)[0] == 0
+
+
+def test_feedback_starts_with_the_matrices_that_were_drawn():
+    """As whole numbers of the fine copies that learn."""
+    options = Config(estimator="feedback", width=8, pop=2)
+    estimator = ESTIMATORS["feedback"](options, options.program())
+    found = estimator.matrices({}, estimator.start())
+    assert len(found) > 1
+    for name, matrix in found.items():
+        np.testing.assert_array_equal(np.array(matrix), np.array(estimator.first[name]))
+
+
+@pytest.mark.parametrize("first", [0, 1, 31, 32, 40])
+@pytest.mark.parametrize("count", [1, 20, 32, 45])
+def test_a_window_of_turns_begins_at_any_row(first: int, count: int):
+    credited = crediting(
+        Config(width=8).program(), nodes=True, sigma_shift=4, discount=0, seq_len=8
+    )
+    turns = Turns(credited, seed=3, step=5, pairs=2)
+    whole = np.stack([np.array(turns._word(i)) for i in range(4)])  # [words, leaves, N]
+    bits = np.unpackbits(whole[..., None].view(np.uint8), axis=-1, bitorder="little")
+    rows = np.concatenate(bits, axis=-1)  # [leaves, N, rows]
+    assert 0 < rows.sum() < rows.size
+    found = np.unpackbits(turns.window(first, count).view(np.uint8), axis=-1, bitorder="little")
+    np.testing.assert_array_equal(found[..., :count], rows[..., first : first + count])
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+def test_no_rule_refuses_its_own_start(rule: str):
+    options = Config(rule=rule, width=8, pop=2)
+    program = options.program()
+    kind, weights = options.rule_class, initial_weights(program, options.seed)
+    start = kind.make(options, program, ESTIMATORS[options.estimator](options, program)).start(
+        weights
+    )
+    assert kind.impossible(weights, start, weights, 0) == ""
+
+
+def test_small_outputs_may_be_divided_by_one():
+    program = Config(width=8).program()
+    whole, same = initial_weights(program, 3), small_outputs(program, 3, 1)
+    assert all(np.array_equal(same[name], np.array(whole[name])) for name in whole)
+
+
+def test_the_next_scale_is_of_the_mean_of_as_few_as_one():
+    assert [next_scale(9, total, 1) for total in (0, 1, 7, 8, 16, 1 << 40)] == [9, 0, 1, 2, 3, MOST]
+    assert [next_scale(9, 16, count) for count in (0, 1, 2, 3, 16, 17)] == [3, 3, 2, 1, 0, 9]
+
+
+@pytest.mark.parametrize("hosts", ["", "{}", '[["a:1"], []]', '[["a:1"], [2]]', '["a:1"]', "[["])
+def test_a_hostfile_that_names_not_all_is_none(tmp_path: Path, monkeypatch, hosts: str):
+    path = tmp_path / "hosts.json"
+    monkeypatch.setenv("MLX_HOSTFILE", str(path))
+    path.write_text(hosts)
+    assert rendezvous.ring_hosts() == []
+    path.write_text('[["a:1"], ["b:2", "c:3"]]')
+    assert rendezvous.ring_hosts() == [["a:1"], ["b:2", "c:3"]]
+
+
+def test_tables_of_gates_are_those_of_real_numbers():
+    """The sigmoid by tanh, tanh by exponentials."""
+    v = np.arange(-127, 128)
+    tables, up = gate_tables(), np.exp(v / 32)
+    np.testing.assert_array_equal(tables["sigmoid"], np.rint(127 * np.tanh(v / 32)))
+    np.testing.assert_array_equal(tables["tanh"], np.rint(64 * (up - 1) / (up + 1)))
+
+
+def test_what_the_last_write_of_a_state_reads_is_seen_by_later_tokens():
+    """A state may be written twice; what comes after the second is seen by no later token."""
+    net = Program(16, 8)
+    net.stage()
+    net.embed("embedding")
+    x, s = net.stage("a.", state=True)
+    for name in ("first", "second"):
+        net.add(s, net.linear(x, name, 8), out=s)
+    net.add(x, net.linear(s, "after", 8), out=x)
+    x, _ = net.stage()
+    net.score(x, "head")
+    found = crediting(net, nodes=True, sigma_shift=4, discount=3, seq_len=8)
+    later = {leaf.name: d for leaf, d in zip(net.leaves, found.discounts, strict=True)}
+    assert later == {"embedding": 3, "a.first": 3, "a.second": 3, "a.after": 0, "head": 0}

@@ -99,11 +99,12 @@ def oracle_root(k: int) -> int:
 
 
 def test_weights_go_where_the_better_model_is():
-    good, bad = np.full(100, 1 << 28), np.full(100, 1 << 20)
-    depths = np.repeat([0, 1], 50)
+    """One token of a depth tells of it, and none leaves it at the start."""
+    good, bad = np.full(101, 1 << 28), np.full(101, 1 << 20)
+    depths = np.repeat([0, 1, 3], [50, 50, 1])
     network = np.where(depths == 0, good, bad)
-    weights = counted_weights(network, np.where(depths == 0, bad, good), depths, 2)
-    assert weights.tolist() == [248, 8, 176]
+    weights = counted_weights(network, np.where(depths == 0, bad, good), depths, 3)
+    assert weights.tolist() == [248, 8, 176, 8]
 
 
 # A run with an expert.

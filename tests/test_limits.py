@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -102,9 +103,42 @@ def test_too_few_threads_are_one_sentence_or_enough(tasks: int):
     assert "OpenBLAS" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("space", "tasks", "threads"),
+    [
+        (None, None, ""),
+        (entry.TIGHT_SPACE, None, ""),
+        (entry.TIGHT_SPACE - 1, None, "1"),
+        (None, entry.FEW_TASKS + 1, ""),
+        (None, entry.FEW_TASKS, "1"),
+    ],
+)
+def test_openblas_starts_one_thread_where_a_limit_is_near(
+    monkeypatch: pytest.MonkeyPatch, space: int | None, tasks: int | None, threads: str
+):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    limit_of = {"RLIMIT_AS": space, "RLIMIT_NPROC": tasks}
+    monkeypatch.setattr(entry, "_limit", limit_of.__getitem__)
+    monkeypatch.setattr(entry, "start", lambda module: 0)
+    try:
+        assert entry.run("eggroll.train") == 0
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
+    assert os.environ.get("OPENBLAS_NUM_THREADS", "") == threads
+
+
 def test_errors_of_limits_are_told_from_others(monkeypatch: pytest.MonkeyPatch):
     assert "ulimit -u" in entry.limit_reached(RuntimeError("can't start new thread"))
     assert entry.limit_reached(RuntimeError("a fault")) == ""
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (200 << 20, 200 << 20))
     assert "take 200 MiB" in entry.limit_reached(ImportError("failed to map segment"))
     assert entry.limit_reached(ModuleNotFoundError("no such module")) == ""
+
+
+def test_an_interrupt_before_anything_began_is_a_word():
+    code = "from eggroll.cli import entry; entry._end(2, None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"Interrupted.\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lm_models
@@ -15,7 +16,8 @@ from mlx.utils import tree_map
 from eggroll import InputError
 from eggroll.files import MOST_SMALL
 from eggroll.lm import Trainer, learner
-from eggroll.lm.layers import signs, weights_of
+from eggroll.lm.adapter import tensors_file
+from eggroll.lm.layers import leaf_of, signs, weights_of
 from eggroll.lm.learner import DeltaLearner, Options, PairNoise, summed
 
 PROMPTS = ["sort 312=", "a", "hello"]
@@ -366,3 +368,29 @@ def test_sigma_rises_where_members_write_the_same() -> None:
     assert update.identical == 1
     assert update.nonzero_ratio == 0
     assert es.sigma_scale == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "bc", "def", "ghij", "klmno", "pqrstu", "vwxyzab", "cdefghij"]
+)
+def test_tensors_begin_where_eight_bytes_do(tmp_path: Path, name: str):
+    """As the format of safetensors wants: readers map the file."""
+    data = tensors_file({name: mx.arange(3.0)})
+    assert int.from_bytes(data[:8], "little") % 8 == 0
+    (tmp_path / "a.safetensors").write_bytes(data)
+    assert mx.load(str(tmp_path / "a.safetensors"))[name].tolist() == [0, 1, 2]
+
+
+def test_a_layer_of_zeros_has_a_last_bit_too():
+    layer = nn.Linear(8, 8)
+    layer.weight = mx.zeros((8, 8))
+    assert leaf_of("a", layer, learner.mode_of("adapter:4"), 0.1).exponent == -8
+
+
+def test_options_that_are_not_given_stay_what_they_were():
+    """Or the same command would fine-tune otherwise."""
+    assert Options() == Options(
+        pop=64, learn="adapter:8", sigma=0.02, steps=200, seed=0, fitness="z-scores", rule="master",
+        rate=2.0, rate_decay=1.0, decay=0.0, rank=1, table_bits=22, raise_sigma=True, memory=1024,
+        chunk=0, checkpoint_every=10,
+    )  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -45,9 +47,80 @@ def test_tests_that_enter_a_function_come_first_and_files_that_do_not_are_left_o
         "c": reach.Reach({"c1": 0.5}, {}, True),
     }
     monkeypatch.setattr(reach, "reach_of", whole.__getitem__)
-    assert reach.in_order("abc", "f") == (["a", "c"], ["a2", "a3", "a1", "c1"], pytest.approx(9.8))
-    assert reach.in_order("b", "f") == ([], [], 0)
-    assert reach.in_order("abc")[:2] == (["a", "b", "c"], ["a1", "a2", "b1", "c1", "a3"])
+    files, seconds = reach.in_order("abc", "f")
+    assert files == ["a", "c"]
+    assert [*seconds.items()] == [("a2", 0.2), ("a3", 9.0), ("a1", 0.1), ("c1", 0.5)]
+    assert reach.in_order("b", "f") == ([], {})
+    files, seconds = reach.in_order("abc")
+    assert (files, [*seconds]) == (["a", "b", "c"], ["a1", "a2", "b1", "c1", "a3"])
+
+
+@pytest.mark.parametrize(
+    ("codes", "took", "without", "fate"),
+    [
+        ([0], 0, "", "survived"),
+        ([1], 2.9, "", "caught"),  # sooner than it is known to pass: not for being slow
+        ([1, 0], 9.0, "", "caught"),  # late, and passes without the change
+        ([1, 1], 9.0, "", "unsure"),  # fails without it too
+        ([1, None], 9.0, "", "unsure"),
+        ([-14, None, 0], 0, "", "caught"),  # has no end alone either, and passes without
+        ([None, None, 0], 0, "", "caught"),
+        ([None, 1], 0, "", "unsure"),  # ends when it is alone
+        ([None, None, None], 0, "", "unsure"),
+        ([1, 0], 2.9, "eggroll._int8_gemm:own.so", "caught"),
+        ([1, 1], 2.9, "eggroll._int8_gemm:own.so", "unsure"),
+    ],
+)
+def test_a_test_that_fails_for_a_busy_machine_catches_nothing(
+    monkeypatch, codes: list[int | None], took: float, without: str, fate: str
+):
+    monkeypatch.setattr(reach, "PASSING", set())
+    left = [*codes]
+
+    def run(tests: list[str], env: dict[str, str], seconds: float, *words: str) -> int | None:
+        if len(left) == len(codes):
+            assert json.loads(Path(env["EGGROLL_ORDER"]).read_text()) == {"a1": 40}
+            failed = ["a1"] if codes[0] == 1 else []
+            found = {"seconds": {"a1": took}, "failed": failed, "now": "" if failed else "a1"}
+            Path(env["EGGROLL_SECONDS"]).write_text(json.dumps(found))
+        else:
+            assert (tests, seconds) == (["a1"], 40)
+            alone = len(left) == len(codes) - 1 and codes[0] in (None, -14)
+            assert env["EGGROLL_MUTANT"] == ("m:changed" if alone else without)
+        return left.pop(0)
+
+    monkeypatch.setattr(reach, "run", run)
+    assert reach.outcome(["a"], {"a1": 2.0}, "m:changed", without)[0] == fate
+    assert not left
+
+
+def test_a_test_is_known_when_it_is_killed(tmp_path: Path):
+    """As one that has no end is."""
+    test, told = tmp_path / "test_stuck.py", tmp_path / "told.json"
+    test.write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(60)\n")
+    order = tmp_path / "order.json"
+    order.write_text(json.dumps({"test_stuck.py::test_a": 60, "test_stuck.py::test_b": 1}))
+    env = {"EGGROLL_SECONDS": str(told), "EGGROLL_ORDER": str(order)}
+    code = reach.run([str(test)], env, 90, "--rootdir", str(tmp_path))
+    assert code == -signal.SIGALRM
+    found = json.loads(told.read_text())
+    assert found["now"] == "test_stuck.py::test_b"
+    assert [*found["seconds"]] == ["test_stuck.py::test_a"]
+
+
+def test_a_record_goes_on_with_what_was_caught(tmp_path: Path):
+    mutants, path = run.mutants_of("eggroll.errors")[:3], MODULES["eggroll.errors"]
+    record = run.Record(tmp_path / "out" / "mutants.jsonl")
+    for mutant, fate in zip(mutants, ("caught", "survived", "unsure"), strict=True):
+        record.add(mutant, path, fate, "a1", "")
+    record = run.Record(tmp_path / "out" / "mutants.jsonl")
+    assert [record.again(mutant, path) for mutant in mutants] == [True, False, False]
+    assert record.counts == {"caught": 1}
+    record.add(mutants[1], path, "caught", "a2", "")
+    rows = [json.loads(line) for line in record.out.read_text().splitlines()]
+    assert [(row["fate"], row["by"]) for row in rows] == [
+        ("caught", "a1"), ("caught", "a2"), ("unsure", "a1"),
+    ]  # fmt: skip
 
 
 def test_functions_are_found_by_the_tests_that_enter_them_in_child_processes_too(tmp_path: Path):

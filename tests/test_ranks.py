@@ -16,7 +16,7 @@ from eggroll import ranks as ranks_module
 from eggroll.errors import InputError
 from eggroll.evolution import population as population_module
 from eggroll.files import CHECKPOINT
-from eggroll.ranks import ALONE, RankError, Ranks, counts_all, share
+from eggroll.ranks import ALONE, RankError, Ranks, counts_all, joined, share
 from eggroll.ranks.joined import JoinedRanks
 from eggroll.training.checkpoint import load, signature
 from eggroll.training.config import Config
@@ -225,3 +225,15 @@ def test_streams_of_a_rank_are_a_part_of_all():
         for step in (0, 7):
             whole, part = streams.batch(step), streams.only(3, 8).batch(step)
             assert all(np.array_equal(a[3:8], b) for a, b in zip(whole[:2], part[:2], strict=True))
+
+
+@pytest.mark.parametrize("piece", [1, 16, 1 << 24])
+def test_rows_of_uneven_shares_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch, piece: int):
+    monkeypatch.setattr(joined, "PIECE_BYTES", piece)
+    rows = np.arange(14, dtype=np.int32).reshape(7, 2)
+
+    def gathered(ranks: JoinedRanks) -> list[list[int]]:
+        found: list[list[int]] = ranks.rows(rows[slice(*share(7, ranks.rank, 3))], 7, 1).tolist()
+        return found
+
+    assert simulated_ranks.run(3, gathered) == [rows.tolist(), [], []]

@@ -262,6 +262,13 @@ def test_votes_become_round():
     assert np.linalg.eigvalsh(p[0] / ONE)[-1] < 10**0.5 + 0.1
 
 
+def test_the_least_mean_turns_a_step_and_none_does_not():
+    p = ONE * np.eye(2, dtype=np.int32)[None]
+    power = np.full((1, 2, 2), float(ONE))
+    assert whitening.updated(p, power, 0.0) is p
+    assert (whitening.updated(p, power, 1.0) != p).all()
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 70), st.sampled_from([1, 50]))
 def test_no_votes_turn_a_step_round(seed: int, rows: int, inputs: int, steep: int):

@@ -4,6 +4,10 @@ A file of tests is run once with calls traced, and again when it or the package 
 found lies in build/mutants/reach. For a mutant within a function the files that never enter it, in
 no process, are left out. Of the others every test is run, those that enter it first and quick ones
 before slow ones, until one fails.
+
+A test may fail because the machine is busy. So one that fails later than it is known to pass is
+run again without the change, and one that does not end is run again alone, with the change and
+without. What the change alone does not explain is no catch.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import ast
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,8 +31,10 @@ from eggroll import _extension
 
 HERE = Path(__file__).parent
 FOUND = ROOT / "build" / "mutants" / "reach"
-SECONDS = 600  # that the tests of a mutant may take at most before it counts as caught
+SECONDS = 600  # that the tests of a mutant may take at most
 QUICK = 1.0  # seconds of a test that is run before those of other files
+PASSING: set[tuple[str, str]] = set()  # tests that passed, and what was in the module's place
+LATER = 1.0  # seconds beyond those known that a failing test takes on an idle machine
 
 
 @dataclass(frozen=True)
@@ -130,9 +137,9 @@ def function_at(module: str, line: int) -> str:
     return f"{MODULES[module].relative_to(ROOT)}:{first}" if first else ""
 
 
-def in_order(tests: Sequence[str], where: str = "") -> tuple[list[str], list[str], float]:
-    """The files to run for a change of that function, or of what all tests meet; their tests in
-    order, and the seconds of all of them."""
+def in_order(tests: Sequence[str], where: str = "") -> tuple[list[str], dict[str, float]]:
+    """The files to run for a change of that function, or of what all tests meet, and their tests in
+    order, with the seconds of each."""
     files, rows = [], []
     for i, file in enumerate(tests):
         reach = reach_of(file)
@@ -144,19 +151,45 @@ def in_order(tests: Sequence[str], where: str = "") -> tuple[list[str], list[str
             (bool(where) and name not in entering, seconds > QUICK, i, seconds, name)
             for name, seconds in reach.seconds.items()
         ]
-    return files, [row[-1] for row in sorted(rows)], sum(row[3] for row in rows)
+    return files, {row[-1]: row[3] for row in sorted(rows)}
 
 
 def outcome(
-    tests: Sequence[str], where: str, env: Mapping[str, str], words: Sequence[str] = ("-x",)
-) -> str:
-    """The fate of a change: caught, survived, or slow."""
-    files, order, seconds = in_order(tests, where)
+    files: Sequence[str], known: Mapping[str, float], change: str, without: str = "", isa: str = ""
+) -> tuple[str, str]:
+    """The fate of a change, "caught", "survived" or "unsure", and the test that decided it.
+
+    files, known: of `in_order`; change, without: NAME:PATH of a module and of the file in its
+    place, with the change and, where that is not the package's own, without.
+    """
     if not files:
-        return "survived"  # nothing enters the function
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(order, file)
-        file.flush()
-        limit = min(SECONDS, 60 + 5 * seconds)
-        code = run(files, {**env, "EGGROLL_ORDER": file.name}, limit, *words)
-    return "slow" if code is None else "caught" if code else "survived"
+        return "survived", ""  # nothing enters the function
+    env = {"EGGROLL_ISA": isa} if isa else {}
+    changed, plain = env | {"EGGROLL_MUTANT": change}, env | {"EGGROLL_MUTANT": without}
+    with tempfile.TemporaryDirectory() as folder:
+        order, told = Path(folder) / "order.json", Path(folder) / "seconds.json"
+        order.write_text(json.dumps({test: int(limit_of(known[test])) for test in known}))
+        told.write_text('{"seconds": {}, "failed": [], "now": ""}')
+        more = {"EGGROLL_ORDER": str(order), "EGGROLL_SECONDS": str(told)}
+        code = run(files, changed | more, SECONDS, "-x")
+        if code == 0:
+            return "survived", ""
+        ended = code not in (None, -signal.SIGALRM)
+        found = json.loads(told.read_text())
+    test = [*found["failed"], found["now"]][0]
+    if not test:
+        return "caught" if ended else "unsure", "imports"
+    usual = known.get(test, 0)
+    if not ended and run([test], changed, limit_of(usual)) is not None:
+        return "unsure", test
+    late = not ended or found["seconds"].get(test, 0) > usual + LATER
+    if late or (without and (test, without) not in PASSING):
+        if run([test], plain, limit_of(usual)) != 0:
+            return "unsure", test
+        PASSING.add((test, without))
+    return "caught", test
+
+
+def limit_of(seconds: float) -> float:
+    """The seconds after which tests that are known to take so many do not end."""
+    return min(SECONDS, 20 + 10 * seconds)

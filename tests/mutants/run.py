@@ -2,14 +2,16 @@
 
 `make mutants` plants some in every module; ARGS="--count 200" more, ARGS="--only ranks" those of
 one package, ARGS="--cpp --count 100" those of the C++ kernels (cpp.py), ARGS="--out
-records/DATE-mutants" keeps the record. A fault that no test sees is named with its line: give it a
-test, or a line in `REASONS` that says why it changes nothing.
+records/DATE-mutants" keeps the record and goes on with one that was stopped: what was caught stays
+so while its file is the same, all else is tried again. A fault that no test sees is named with its
+line: give it a test, or a line in `REASONS` that says why it changes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import random
 import sys
@@ -17,8 +19,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,28 +34,30 @@ from eggroll import _extension
 TESTS: dict[str, str] = {
     "eggroll.spec.rng": "noise draws edges",
     "eggroll.spec.noise": "noise edges",
-    "eggroll.spec.fixed_point": "draws golden noise rows engines",
-    "eggroll.spec.credit": "credit credit_groups edges",
-    "eggroll.spec.backward": "backward backward_rule",
+    "eggroll.spec.backward": "backward backward_rule edges doctored",
+    "eggroll.spec.credit": "credit credit_groups edges draws credit_runs",
+    "eggroll.spec.fixed_point": "draws golden noise rows engines edges doctored population",
     "eggroll.spec.program": "programs declaration declaration_rows",
-    "eggroll.evolution.rules": "es whitening backward_rule golden edges",
-    "eggroll.evolution.whitening": "whitening",
-    "eggroll.evolution.estimators": "edges credit rows population",
-    "eggroll.evolution.population": "population ranks noise",
-    "eggroll.engines.base": "engines edges rows",
-    "eggroll.engines.portable": "engines programs credit",
-    "eggroll.ranks": "ranks ranks_rendezvous edges",
+    "eggroll.evolution.rules": "es whitening backward_rule golden edges ranks doctored replay",
+    "eggroll.evolution.whitening": "whitening doctored",
+    "eggroll.evolution.estimators": "edges credit rows population ranks replay trainer",
+    "eggroll.evolution.population": "population ranks noise doctored",
+    "eggroll.engines.base": "engines edges rows backward population",
+    "eggroll.engines.portable": "engines programs credit backward credit_groups",
+    "eggroll.ranks": "ranks ranks_rendezvous edges ranks_processes",
     "eggroll.data.columns": "tables safety",
+    "eggroll.data.counting": "counting codings",
+    "eggroll.data.expert": "expert",
     "eggroll.data.hub": "hub tables",
-    "eggroll.data.codings": "codings safety",
-    "eggroll.data": "data corpora",
+    "eggroll.data.codings": "codings safety cli",
+    "eggroll.data": "data corpora api",
     "eggroll.files": "safety checkpoint ternary hub",
     "eggroll.errors": "errors safety api config",
     "eggroll.training.replay_log": "edges replay safety lm_runs",
-    "eggroll.training.checkpoint": "checkpoint doctored",
+    "eggroll.training.checkpoint": "checkpoint doctored cli",
     "eggroll.training.config": "config cli",
     "eggroll.lm": "lm lm_runs",
-    "eggroll.networks": "networks programs golden",
+    "eggroll.networks": "edges programs golden credit_groups declaration declaration_rows rows",
     "eggroll.replay": "replay edges",
     "eggroll.sweep.space": "sweep_space",
     "eggroll.cli.entry": "limits",
@@ -87,6 +91,50 @@ REASONS: dict[tuple[str, str], str] = {
         "eggroll.training.replay_log",
         'return Kept(found, 0, f"{str(path)!r} is of another run")',
     ): LACKING,
+    (
+        "eggroll.spec.noise",
+        "self._epoch, self._kept = -1, dict[tuple[int, int], Slices]()",
+    ): "no epoch has a number below 0",
+    (
+        "eggroll.data.codings",
+        "READ_BLOCK: Final = 1 << 22  # bytes of a split read at a time",
+    ): "so much is read at a time, all the same",
+    (
+        "eggroll.training.config",
+        "lanes = 32 * (-(-self.width // 8) * 8) * tokens  # a thread's block of 32 members",
+    ): "a low estimate of memory",
+    (
+        "eggroll.engines.portable.backward",
+        "return ((y == fx.LIMIT) & (c > 0)) | ((y == -fx.LIMIT) & (c < 0))",
+    ): "an error of 0 stays 0 either way",
+    (
+        "eggroll.engines.portable.engine",
+        "def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:",
+    ): "threads and blocks change no bits",
+    (
+        "eggroll.evolution.population",
+        "first_chunk = skip, min(self.chunk, members) // 2",
+    ): "what is drawn ahead and not asked for is drawn again",
+    (
+        "eggroll.files",
+        "if abs(wide).max(initial=0) > MOST_SMALL:",
+    ): "of an empty array; 1 is small as well",
+    (
+        "eggroll.evolution.whitening",
+        "identity = ONE * np.eye(p.shape[1])",
+    ): "blocks are square: either length",
+    (
+        "eggroll.lm.generation",
+        'hidden = number("hidden_size", 1024)',
+    ): "an estimate of memory, for models that do not tell their width",
+    (
+        "eggroll.ranks.rendezvous",
+        "socket.create_connection(self.socket.getpeername()[:2], timeout=1).close()",
+    ): "seconds that a dead machine is waited for; addresses of IPv4 have two parts",
+    (
+        "eggroll.replay",
+        'return (-1, ""), f"not compared: the checkpoint is of update {saved.step}"',
+    ): "no update has a number below 0",
 }
 # Faults that went unseen once, with the tests that see them now: module, old and new text, tests.
 KNOWN: tuple[tuple[str, str, str, str], ...] = (
@@ -262,14 +310,6 @@ def tests_of(module: str) -> list[str]:
     return [name for name in names if (ROOT / name).exists()]
 
 
-def outcome_of(module: str, changed: Path, mutant: Mutant | CppMutant) -> str:
-    """The fate of a module in whose place a file is put: caught, survived, or slow."""
-    env = {"EGGROLL_MUTANT": f"{module}:{changed}"}
-    if isinstance(mutant, CppMutant):
-        return reach.outcome(mutant.tests, "", env | {"EGGROLL_ISA": mutant.isa})
-    return reach.outcome(mutant.tests, reach.function_at(module, mutant.line), env)
-
-
 T = TypeVar("T")
 
 
@@ -284,30 +324,71 @@ def dealt(decks: Sequence[list[T]], count: int, chance: random.Random) -> list[T
     return chosen
 
 
+LEFT_OUT = "left out"  # what does not compile, or to the same library
+NO_CHANGE = "changes nothing"
+LASTING = ("caught", NO_CHANGE, LEFT_OUT)
+
+
 class Record:
     """What became of mutants, printed and written as it comes."""
 
     def __init__(self, out: Path | None) -> None:
-        self.out, self.rows, self.counts = out, list[dict[str, Any]](), Counter[str]()
+        """out: the file, whose rows of files as they are now stay until they are tried again."""
+        self.out, self.rows, self.counts = out, dict[str, dict[str, Any]](), Counter[str]()
+        old = out.read_text().splitlines() if out and out.exists() else []
+        for row in map(json.loads, old):
+            if row["of"] == _digest((ROOT / row["at"].partition(":")[0]).read_text()):
+                self.rows[_key(row)] = row
         self._began = time.monotonic()
 
-    def add(self, mutant: Mutant | CppMutant, path: Path, fate: str, reason: str) -> None:
+    def again(self, mutant: Mutant | CppMutant, path: Path) -> bool:
+        """Whether the record has a mutant's lasting fate, which then counts."""
+        row = self.rows.get(_key(_row(mutant, path)), {"fate": ""})
+        if row["fate"] in LASTING:
+            self.counts[row["fate"]] += 1
+        return row["fate"] in LASTING
+
+    def add(
+        self, mutant: Mutant | CppMutant, path: Path, fate: str, test: str, reason: str
+    ) -> None:
         """path: of the file that it changes."""
-        fate = "changes nothing" if fate == "survived" and reason else fate
-        self.counts[fate] += 1
-        self.rows.append(asdict(mutant) | {"fate": fate, "reason": reason})
-        where = f"{path.relative_to(ROOT)}:{mutant.line}"
+        fate = NO_CHANGE if fate == "survived" and reason else fate
         if fate == "survived":
             change = f"{mutant.old!r} -> {mutant.new!r} in {mutant.text}"
-            print(f"survived: {where}: {change}", flush=True)
+            print(f"survived: {path.relative_to(ROOT)}:{mutant.line}: {change}", flush=True)
+        self._keep(_row(mutant, path) | {"fate": fate, "by": test or reason})
         seconds = time.monotonic() - self._began
-        print(f"{len(self.rows)} {fate} {where} {seconds:.0f} s", file=sys.stderr, flush=True)
+        where = f"{path.relative_to(ROOT)}:{mutant.line}"
+        print(
+            f"{sum(self.counts.values())} {fate} {where} {seconds:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
         self._began += seconds
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        self.counts[row["fate"]] += 1
+        self.rows[_key(row)] = row
         if self.out:
-            self.out.mkdir(parents=True, exist_ok=True)
-            lines = "".join(json.dumps(row) + "\n" for row in self.rows)
-            (self.out / ("mutants-cpp.jsonl" if isinstance(mutant, CppMutant) else "mutants.jsonl")
-             ).write_text(lines)  # fmt: skip
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            lines = "".join(json.dumps(row) + "\n" for row in self.rows.values())
+            self.out.write_text(lines)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _key(row: dict[str, Any]) -> str:
+    return "{at} {old} {new} {of}".format_map(row)
+
+
+def _row(mutant: Mutant | CppMutant, path: Path) -> dict[str, Any]:
+    """What a record knows a mutant by: of this text of its file."""
+    text = path.read_text()
+    column = mutant.at - text.rfind("\n", 0, mutant.at)
+    change = {"at": f"{path.relative_to(ROOT)}:{mutant.line}:{column}", "text": mutant.text}
+    return change | {"old": mutant.old, "new": mutant.new, "of": _digest(text)}
 
 
 def python(options: argparse.Namespace, record: Record) -> int:
@@ -322,16 +403,19 @@ def python(options: argparse.Namespace, record: Record) -> int:
         return 1
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as workers:
 
-        def tried(mutant: Mutant) -> str:
+        def tried(mutant: Mutant) -> tuple[str, str]:
             changed = Path(folder) / f"{id(mutant)}.py"
             text = MODULES[mutant.module].read_text()
             end = mutant.at + len(mutant.old)
             changed.write_text(text[: mutant.at] + mutant.new + text[end:])
-            return outcome_of(mutant.module, changed, mutant)
+            where = reach.function_at(mutant.module, mutant.line)
+            ordered = reach.in_order(mutant.tests, where)
+            return reach.outcome(*ordered, f"{mutant.module}:{changed}")
 
-        for mutant, fate in zip(chosen, workers.map(tried, chosen), strict=True):
+        chosen = [m for m in chosen if not record.again(m, MODULES[m.module])]
+        for mutant, (fate, test) in zip(chosen, workers.map(tried, chosen), strict=True):
             reason = REASONS.get((mutant.module, mutant.text), "")
-            record.add(mutant, MODULES[mutant.module], fate, reason)
+            record.add(mutant, MODULES[mutant.module], fate, test, reason)
     return 0
 
 
@@ -360,26 +444,36 @@ def kernels(options: argparse.Namespace, record: Record) -> int:
     chosen += dealt(decks, 2 * options.count, random.Random(options.seed))
     if not pass_without({test for mutant in chosen for test in mutant.tests}):
         return 1
-    builds = {isa: cpp.Build(isa) for isa in sorted({mutant.isa for mutant in chosen})}
-
-    def build(mutant: CppMutant | None) -> bytes | None:
-        return mutant and builds[mutant.isa].build(mutant)
-
+    chosen = [m for m in chosen if not record.again(m, ROOT / cpp.SOURCES / m.file)]
+    builds = {isa: cpp.Build(isa, options.jobs) for isa in sorted({m.isa for m in chosen})}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as compiler:
-        changed = Path(folder) / "_int8_gemm.so"
-        waiting = compiler.submit(build, chosen[0] if chosen else None)
-        for mutant, following in zip(chosen, [*chosen[1:], None], strict=True):
-            # The next is compiled while this one is tried.
-            library, waiting = waiting.result(), compiler.submit(build, following)
-            if library is None or library == builds[mutant.isa].original:
-                record.counts["left out"] += 1
-                continue
-            changed.write_bytes(library)
-            fate = outcome_of(cpp.MODULE, changed, mutant)
-            reason = cpp.REASONS.get(mutant.change, "")
-            record.add(mutant, ROOT / cpp.SOURCES / mutant.file, fate, reason)
-            if len(record.rows) == wanted:
+
+        def build(mutant: CppMutant) -> bytes | None:
+            return builds[mutant.isa].build(mutant)
+
+        def named(isa: str, library: bytes) -> str:
+            """What reach.outcome calls a library, written to a folder."""
+            file = Path(folder) / isa / "_int8_gemm.so"
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(library)
+            return f"{cpp.MODULE}:{file}"
+
+        waiting = list[Future[bytes | None]]()
+        for i, mutant in enumerate(chosen):
+            if sum(record.counts.values()) - record.counts[LEFT_OUT] >= wanted:
                 break
+            # With two jobs the next is compiled while this one is tried.
+            waiting += [compiler.submit(build, m) for m in chosen[i:][len(waiting) : options.jobs]]
+            path, library = ROOT / cpp.SOURCES / mutant.file, waiting.pop(0).result()
+            original = builds[mutant.isa].original
+            if library is None or library == original:
+                record.add(mutant, path, LEFT_OUT, "", "")
+                continue
+            names = named("", library), named(mutant.isa, original)
+            fate, test = reach.outcome(*reach.in_order(mutant.tests), *names, mutant.isa)
+            record.add(mutant, path, fate, test, cpp.REASONS.get(mutant.change, ""))
+        for future in waiting:
+            future.cancel()
     return 0
 
 
@@ -393,10 +487,11 @@ def main() -> int:
         "--only", default="", help="the beginning of modules' names, without eggroll., or of files'"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the choice among all mutants")
-    parser.add_argument("--jobs", type=int, default=2, help="mutants of Python tried at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that try and compile")
     parser.add_argument("--out", type=Path, help="a folder for the record")
     options = parser.parse_args()
-    record = Record(options.out)
+    name = "mutants-cpp.jsonl" if options.cpp else "mutants.jsonl"
+    record = Record(options.out and options.out / name)
     code = (kernels if options.cpp else python)(options, record)
     print(", ".join(f"{count} {fate}" for fate, count in sorted(record.counts.items())))
     return code
