@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -93,7 +94,7 @@ class Head:
             x, target = y[first : first + ROWS], targets[first : first + ROWS, None]
             u = torch._int_mm(x, W.T.contiguous()).float()
             u.mul_(1 / self.by).floor_().clamp_(-127, 127)
-            hit = u.gather(1, target)
+            hit, low = u.gather(1, target), u == -127
             odds = u.mul_(math.log(2) / 16).exp_()
             total = odds.sum(1, keepdim=True)
             bits += float((torch.log2(total) - hit / 16).sum())
@@ -101,9 +102,10 @@ class Head:
             chance = self.random[at : at + odds.numel()].view(odds.shape)
             error = odds.mul_(-ERROR / total).add_(chance).floor_()
             error.scatter_add_(1, target, torch.full(target.shape, float(ERROR)))
+            error.masked_fill_(low & (error < 0), 0)  # no logit is pushed beyond the clip
+            error.scatter_(1, target, error.gather(1, target) * (hit < 127))
             e = error.clamp_(-ERROR, ERROR).to(torch.int8)
             lacks.append(torch._int_mm(e, W))
-            e.scatter_(1, target, e.gather(1, target) * (hit < 127))  # no further out than the clip
             Z += torch._int_mm(e.T.contiguous(), x)
         return bits / len(y), torch.cat(lacks).numpy().astype(np.float32) / ERROR, Z.numpy()
 
@@ -123,16 +125,21 @@ def within(lacks: Floats, values: NDArray[np.int8]) -> Floats:
     return np.where(out, 0, lacks).astype(np.float32)
 
 
+def updates(a: argparse.Namespace) -> int:
+    """Those that a share of a minute has multiply-adds for."""
+    tokens = a.streams * a.seq_len
+    by = CORE * a.layers * a.width**2 / 64**2
+    members = a.group if a.core == "evolved" else 0
+    budget = a.share * MINUTE * (CORE + 4096 * 64)
+    return int(budget / (tokens * ((1 + members) * by + 3 * a.vocabulary * a.width)))
+
+
 class Trial:
     """A run of the prototype."""
 
     def __init__(self, a: argparse.Namespace) -> None:
         self.a, self.P = a, a.streams * a.group
-        tokens = self.P * a.seq_len
-        by = CORE * a.layers * a.width**2 / 64**2
-        streams = a.streams * a.seq_len * (by + 3 * a.vocabulary * a.width)
-        budget = a.share * MINUTE * (CORE + 4096 * 64)
-        self.steps = int(budget / (streams + (a.core == "evolved") * tokens * by))
+        self.steps = updates(a)
         self.options = Config(
             recipe="evolution", pop=self.P, seq_len=a.seq_len, width=a.width, layers=a.layers,
             vocabulary=a.vocabulary, steps=self.steps, sigma_shift=a.sigma_shift,
@@ -183,6 +190,7 @@ class Trial:
         y, x = (np.array(out[name]).reshape(-1, a.width) for name in "yx")
         targets = torch.from_numpy(batch.targets.reshape(-1).astype(np.int64))
         bits, lacks, Z = self.head(np.array(self.weights["head"]), torch.from_numpy(y), targets)
+        lacks = within(lacks, y)
         votes = self.votes(weights, step, batch, lacks)
         if a.embedding == "error":
             g = through_norm(lacks, y, x, weights["norm"])
@@ -223,7 +231,7 @@ class Trial:
         return loss_of(likelihoods, self.corpus.warmup) / size
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share", type=float, default=1.0, help="of a minute's multiply-adds")
     parser.add_argument("--group", type=int, default=16, help="members of a stream")
@@ -239,7 +247,11 @@ def main() -> None:
     parser.add_argument("--core", choices=["evolved", "frozen"], default="evolved")
     parser.add_argument("--data", default="stdlib")
     parser.add_argument("--seed", type=int, default=0)
-    a = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    a = arguments()
     torch.set_num_threads(1)
     trial, begin = Trial(a), time.process_time()
     for step in range(trial.steps):
