@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import optuna
@@ -89,6 +90,24 @@ def test_a_worker_that_is_none_is_left_to_heartbeats(worker: object):
     study.ask().set_user_attr("worker", worker)
     fail_lost_trials(study)
     assert states(study) == ["RUNNING"]
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_trial_waits_for_its_workers_name(comes: bool, monkeypatch: pytest.MonkeyPatch):
+    """A process that was killed before it had told it would be counted as at work for ever."""
+    study, waited = optuna.create_study(), []
+    trial = study.ask()
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if comes:
+            trial.set_user_attr("worker", f"{socket.gethostname()}:{os.getpid()}")
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    fail_lost_trials(study)
+    assert states(study) == ["RUNNING" if comes else "FAIL"]
+    fail_lost_trials(study)
+    assert len(waited) == 1
 
 
 def test_short_runs_of_killed_processes_are_removed(call: Command, tmp_path: Path, made_up):

@@ -33,6 +33,7 @@ RETRY, WORKER, REFUSED = "retry", "worker", "refused"
 STOPPED = "stopped"  # of a trial that a signal ended, which is no fault of its options
 TRIES = 3  # losses of a process after which its options are given up
 TRIAL, SEED_OFFSET = "trial", "seed_offset"  # of a confirmation: which trial, seeds after its seed
+NAMING = 2  # seconds that a process has to name itself
 HEARTBEAT, GRACE = 10, 40  # seconds between signs of life, and until their absence means death
 STORAGE_URLS = (
     "sqlite:///FILE, postgresql://USER@HOST/NAME, mysql://USER@HOST/NAME, journal:///FILE"
@@ -96,10 +97,20 @@ def _begun_otherwise(
 
 
 def fail_lost_trials(study: optuna.Study) -> None:
-    """Fails the trials whose process on this machine is gone; heartbeats tell of others."""
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+    """Fails the trials whose process on this machine is gone; heartbeats tell of others.
+
+    A process names itself as soon as its trial is there; one that ended before it did tells nobody.
+    """
+
+    def running() -> list[FrozenTrial]:
+        return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+    if any(WORKER not in trial.user_attrs for trial in running()):
+        time.sleep(NAMING)
+    for trial in running():
         host, _, pid = str(trial.user_attrs.get(WORKER, "")).rpartition(":")
-        if host == socket.gethostname() and not process_exists(pid):
+        nameless = WORKER not in trial.user_attrs
+        if nameless or (host == socket.gethostname() and not process_exists(pid)):
             # It may have ended at this very moment.
             with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
                 study.tell(trial.number, state=TrialState.FAIL)
