@@ -605,7 +605,7 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
             place = self.place(plan, leaf)
             lines += [f"egg::keep_A<{K}, {O}>(factors, noise, {place}, lane);"] * (kept.A >= 0)
             lines += [f"egg::keep_B<{K}>(factors, noise, {place}, lane);"] * (kept.B >= 0)
-        return BlockNoise("egg::BlockNoise", [], lines)
+        return BlockNoise("egg::BlockNoise", lines)
 
     def place(self, plan: StagePlan, leaf: int) -> str:
         index, kept = plan.layout[leaf].index, cast(CudaPlan, plan).factors.get(leaf)

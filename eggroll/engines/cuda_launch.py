@@ -191,8 +191,16 @@ def together(method: Callable[..., Any]) -> Callable[..., Any]:
         launcher = self.launcher
         if not isinstance(launcher, CudaLauncher) or launcher.waits:
             return method(self, *arguments, **named)
+
+        def listing() -> Any:
+            paced, self.pace.waits = self.pace.waits, False
+            try:
+                return method(self, *arguments, **named)
+            finally:
+                self.pace.waits = paced
+
         if launcher.listed is not None:
-            return method(self, *arguments, **named)
+            return listing()
         try:
             launcher.waits = True
             return method(self, *arguments, **named)
@@ -200,11 +208,7 @@ def together(method: Callable[..., Any]) -> Callable[..., Any]:
             pass
         finally:
             launcher.waits = False
-        paced, self.pace.waits = self.pace.waits, False
-        try:
-            launcher.make_for([lambda: method(self, *arguments, **named)])
-        finally:
-            self.pace.waits = paced
+        launcher.make_for([listing])
         return method(self, *arguments, **named)
 
     return call

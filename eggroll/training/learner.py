@@ -16,7 +16,7 @@ from eggroll.spec.noise import Noise, slice_length
 from eggroll.spec.program import Program
 
 BUDGET = 1 << 28  # bytes that the arrays of a chunk may take
-BUDGETS = {"portable": 1 << 26, "cuda": 1 << 30}
+BUDGETS = {"portable": 1 << 26, "cuda": 1 << 30}  # of other engines than most, by name
 
 
 def fitting_chunk(engine: Engine, *, members: int, seq_len: int, rank: int, kept: int) -> int:

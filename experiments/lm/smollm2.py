@@ -80,9 +80,9 @@ def unpacked(arrays: dict[str, mx.array]) -> dict[str, mx.array]:
     for name, array in arrays.items():
         layer, _, part = name.rpartition(".")
         if array.dtype == mx.uint32:
-            bits = 8 if layer == "model.embed_tokens" else 4
+            how: dict[str, Any] = QUANTIZATION.get(layer, QUANTIZATION)  # type: ignore[assignment]
             scales, biases = arrays[f"{layer}.scales"], arrays[f"{layer}.biases"]
-            made[name] = mx.dequantize(array, scales, biases, group_size=32, bits=bits)
+            made[name] = mx.dequantize(array, scales, biases, how["group_size"], how["bits"])
         elif part not in ("scales", "biases"):
             made[name] = array
     return made

@@ -32,6 +32,7 @@ from eggroll.engines.gpu import dialect
 from eggroll.engines.gpu.dialect import KernelSource
 from eggroll.engines.gpu.launch import MAX_MACS, Shape
 from eggroll.engines.gpu.votes import vote_sources
+from eggroll.errors import InputError
 from eggroll.spec.noise import Noise
 from eggroll.spec.program import Batch
 from gpu.every_kernel import every_kernel
@@ -249,6 +250,8 @@ def time_stages(driver: Driver, P: int) -> int:
 def in_place(files: Mapping[str, Path]) -> Iterator[None]:
     """Kernels that are written now have these files in place of those of such a name."""
     right = dialect.kernel_text
+    for name in files:
+        right(name)  # a wrong name would change nothing, and nobody would see it
 
     def kernel_text(*names: str) -> str:
         found = next((files[name] for name in names if name in files), None)
@@ -306,7 +309,7 @@ def main(words: Sequence[str], driver: Driver | None = None) -> int:
         if command == "compare":
             return compare(driver, {a: Path(b) for a, _, b in (w.partition("=") for w in rest)}, P)
         return look(driver) if command == "look" else try_engine(driver, *rest)
-    except (OSError, DriverError, nvrtc.CompileError) as error:
+    except (OSError, DriverError, InputError, nvrtc.CompileError) as error:
         print(f"error: {trial.sentence(str(error))}", file=sys.stderr)
         return 2
 

@@ -263,6 +263,8 @@ def test_a_kernel_file_is_timed_in_turn_with_another(
         assert lines[1:3] == [
             f"  {name}: 0.250 0.250 0.250 0.250 0.250" for name in ("as it is", "with these files")
         ]
+    assert driver.main(["compare", f"cuda/scores.cu={file}", "64"], cuda_gpu) == 2
+    assert "the kernel cuda/scores.cu is missing" in capsys.readouterr().err
     headers = [source.header for source, _ in cuda_gpu.cuda.sources.values()]
     for mark in ("// as before", "// MARK"):
         assert sum(mark in header for header in headers) == 1

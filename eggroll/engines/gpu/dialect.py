@@ -36,10 +36,9 @@ class KernelSource(NamedTuple):
 
 
 class BlockNoise(NamedTuple):
-    """Noise of a threadgroup: its type, arrays in threadgroup memory, lines once it is declared."""
+    """Noise of a threadgroup: its type, and lines once it is declared."""
 
     kind: str
-    arrays: Sequence[tuple[str, str, int]] = ()  # type, name, bytes
     lines: Sequence[str] = ()
 
 

@@ -629,7 +629,7 @@ def tape_members(need: TapeNeed, limits: LaunchLimits, T: int) -> int:
 
 
 def rows_of(a: mx.array, rows: Sequence[int]) -> mx.array:
-    """Some rows; those in a row without MLX's gather, which it compiles when it first runs."""
+    """Some rows; neighbours without MLX's gather, which it compiles when it first runs."""
     first, last = rows[0], rows[-1] + 1
     return a[first:last] if [*rows] == [*range(first, last)] else a[mx.array(list(rows))]
 

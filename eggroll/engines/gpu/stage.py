@@ -241,8 +241,6 @@ class StageWriter(KernelWriter):
             self.share(unit, "shared", shared)
         if plan.sums_bytes and plan.sums_shared:
             self.share("int", "sums", plan.sums_bytes)
-        for kind, name, size in dialect.noise(plan).arrays:
-            self.share(kind, name, size)
         if plan.spare_bytes:
             self.share("int", "spare", plan.spare_bytes)
         if self.scored:
