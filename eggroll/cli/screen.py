@@ -34,7 +34,8 @@ class Display:
 
     def __init__(self, step: int, steps: int, unit: str, legend: str = "") -> None:
         self.steps, self.unit = steps, unit
-        self._text = self._validation = ""
+        self._row: Row = {}  # the last one
+        self._validation = ""
         self._validated = False  # whether a line has said a validation
         self._said = float("-inf")
         self._spent, self._seen = 0.0, 0  # seconds of the updates shown, and their number
@@ -60,7 +61,7 @@ class Display:
         self._bar = rp.Progress(count, rp.BarColumn(None), *left, console=console, expand=True)
         self._task = self._bar.add_task("", total=self.steps, completed=step)
         self._live = Live(
-            get_renderable=lambda: Group(self._bar.get_renderable(), self._text),
+            get_renderable=lambda: Group(self._bar.get_renderable(), self._words(self._row)),
             console=console,
             redirect_stdout=False,
         )
@@ -75,17 +76,13 @@ class Display:
             if "val_bits_per_byte_with_counts" in row:
                 both = in_bits(row["val_bits_per_byte_with_counts"])
                 self._validation += f", {both} per byte with counts"
-        text = (
-            f"loss {in_bits(row['loss'])}{self._validation} · {row['update_rate']:.1%} moved · "
-            f"{prefixed(row['tokens_per_second'])} tokens/s"
-        )
         self._spent, self._seen = self._spent + row["seconds"], self._seen + 1
         if self._notebook:
-            self._notebook.update(row, text)
+            self._notebook.update(row, self._words(row))
             return
         with contextlib.suppress(OSError):
             if self._live:
-                self._text = text
+                self._row = row
                 self._bar.update(self._task, completed=row["step"])
                 # It stays above the bar, where the next ones follow.
                 if "val_loss" in row and self._says(row, LINE_SECONDS):
@@ -93,7 +90,16 @@ class Display:
                         f"update {row['step']} · loss {in_bits(row['loss'])}{self._validation}"
                     )
             elif self._says(row, PLAIN_SECONDS):
-                self._line(row, text)
+                self._line(row)
+
+    def _words(self, row: Row) -> str:
+        """An update in a line; empty before the first."""
+        if not row:
+            return ""
+        return (
+            f"loss {in_bits(row['loss'])}{self._validation} · {row['update_rate']:.1%} moved · "
+            f"{prefixed(row['tokens_per_second'])} tokens/s"
+        )
 
     def _says(self, row: Row, seconds: float) -> bool:
         """True if it is time for a line about this update; the next one follows `seconds` later."""
@@ -104,14 +110,14 @@ class Display:
         self._said, self._validated = now, self._validated or "val_loss" in row
         return True
 
-    def _line(self, row: Row, text: str) -> None:
+    def _line(self, row: Row) -> None:
         step = row["step"]
         last = step == self.steps
         left = max(int((self.steps - step) * self._spent / self._seen), 0)
         hours, minutes = divmod(left // 60, 60)
         clock = f"{hours}:{minutes:02d}" * bool(hours) or f"{minutes}"
         eta = "" if last else f" · ETA {clock}:{left % 60:02d}"
-        print(f"update {step}/{self.steps} · {text}{eta}", file=sys.stderr, flush=True)
+        print(f"update {step}/{self.steps} · {self._words(row)}{eta}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         return self

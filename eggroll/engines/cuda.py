@@ -602,12 +602,12 @@ EGG_SHARED(uint32_t, right, {VOTE_STAGE}, {VOTE_STAGE // 4});
         lines = [f"uint4* const factors = {pointer} + {at // 16};", "noise.kept = factors;"]
         for leaf, kept in of.items():
             O, K = plan.program.leaves[leaf].shape
-            place = self.place(plan, leaf)
-            lines += [f"egg::keep_A<{K}, {O}>(factors, noise, {place}, lane);"] * (kept.A >= 0)
-            lines += [f"egg::keep_B<{K}>(factors, noise, {place}, lane);"] * (kept.B >= 0)
+            matrix = self.matrix_argument(plan, leaf)
+            lines += [f"egg::keep_A<{K}, {O}>(factors, noise, {matrix}, lane);"] * (kept.A >= 0)
+            lines += [f"egg::keep_B<{K}>(factors, noise, {matrix}, lane);"] * (kept.B >= 0)
         return BlockNoise("egg::BlockNoise", lines)
 
-    def place(self, plan: StagePlan, leaf: int) -> str:
+    def matrix_argument(self, plan: StagePlan, leaf: int) -> str:
         index, kept = plan.layout[leaf].index, cast(CudaPlan, plan).factors.get(leaf)
         if kept is None:
             return str(index)

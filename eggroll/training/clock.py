@@ -38,7 +38,7 @@ class Repeated:
 
 
 class RunClock:
-    """The clock of a run, which plans its validations and checkpoints: 5 % of its time together.
+    """The clock of a run, which plans its validations and checkpoints: 4 % of its time together.
 
     Nothing that is computed depends on it. before: seconds of the run's earlier parts.
     """
@@ -46,7 +46,7 @@ class RunClock:
     def __init__(self, before: float = 0.0) -> None:
         self._start, self._before = time.perf_counter(), before
         self.updates = 0.0
-        self.validations = Repeated(share=0.04, gap=0.0)
+        self.validations = Repeated(share=0.03, gap=0.0)
         self.checkpoints = Repeated(share=0.01, gap=5.0)
 
     @property

@@ -109,6 +109,7 @@ class Growing:
         self.path = path
         try:
             self._handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+            self._end = os.fstat(self._handle).st_size  # nobody else writes, so it is kept
         except OSError as error:
             raise unwritable(path, error) from error
 
@@ -118,14 +119,14 @@ class Growing:
         Raises:
             InputError: it cannot be written.
         """
-        end = os.fstat(self._handle).st_size
         try:
             if os.write(self._handle, record) < len(record):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._handle, end)
+                os.ftruncate(self._handle, self._end)
             raise unwritable(self.path, error) from error
+        self._end += len(record)
 
     def sync(self) -> None:
         """Sees the records on the disk, so that a checkpoint never knows more than they do.

@@ -152,8 +152,9 @@ def make_update(run: Run, clock: RunClock) -> tuple[Row, EngineError | None]:
     row: Row = {}
     failure: EngineError | None = None
     try:
+        began = clock.elapsed
         row |= run.update()
-        clock.updates += row["seconds"]
+        clock.updates += clock.elapsed - began
         if validation_is_due(run, row, clock):
             with clock.spent_on(clock.validations):
                 row |= run.validation()

@@ -144,7 +144,7 @@ class Dialect(ABC):
         """Noise as a stage's kernel has it."""
         return BlockNoise("egg::Noise")
 
-    def place(self, plan: StagePlan, leaf: int) -> str:
+    def matrix_argument(self, plan: StagePlan, leaf: int) -> str:
         """The argument that gives a product its matrix: the number in the stage's layout."""
         return str(plan.layout[leaf].index)
 

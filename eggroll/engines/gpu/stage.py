@@ -320,8 +320,8 @@ class StageWriter(KernelWriter):
             self.row_written(op)
         for op in phase.products if plan.perturbed else []:
             K, x = plan.program.leaves[op.leaf].shape[1], op.inputs[0]
-            place = self.dialect.place(plan, op.leaf)
-            self(f"egg::dots<{K}>({self.sums_of(op)}, r{x}, noise, {place}, {row});")
+            matrix = self.dialect.matrix_argument(plan, op.leaf)
+            self(f"egg::dots<{K}>({self.sums_of(op)}, r{x}, noise, {matrix}, {row});")
         self("}")
         self.barrier()
 
@@ -445,10 +445,11 @@ def row_features(write: KernelWriter, op: Op) -> None:
 def tile_linear(write: KernelWriter, op: Op) -> None:
     (O, K), dialect = write.plan.program.leaves[op.leaf].shape, write.dialect
     out = "logit" if op.kind == "score" else f"v{op.out}"
-    x, place = dialect.product_input(write.plan, op.inputs[0]), dialect.place(write.plan, op.leaf)
+    x = dialect.product_input(write.plan, op.inputs[0])
+    matrix = dialect.matrix_argument(write.plan, op.leaf)
     write(
         f"egg::linear<{K}, {O}, {fx.divisor(K)}{dialect.tile_template}>({out}, "
-        f"{write.weights(op)}, {x}, {write.sums_of(op)}, noise, {place}, {dialect.tile});"
+        f"{write.weights(op)}, {x}, {write.sums_of(op)}, noise, {matrix}, {dialect.tile});"
     )
 
 
