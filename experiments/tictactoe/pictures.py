@@ -48,9 +48,10 @@ def report(
     except OSError as error:
         raise InputError(f"--out {str(out)!r} cannot be made ({error.strerror}).") from None
     ppo: Groups = {}
-    for run in runs:
-        if run.about["method"] in NAMES and run.looks():
-            ppo.setdefault(name_of(run), []).append(run)
+    for method in NAMES:
+        for run in runs:
+            if run.about["method"] == method and run.looks():
+                ppo.setdefault(name_of(run), []).append(run)
     lines = []
     if ppo:
         for i, (name, draw) in enumerate(PICTURES.items(), 1):
