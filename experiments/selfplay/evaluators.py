@@ -133,8 +133,8 @@ class NativeNetwork(ABC):
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "divisor", "relu")),
-        *((name, ctypes.c_void_p) for name in ("weights", "bias")),
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "root", "relu")),
+        *((name, ctypes.c_void_p) for name in ("weights", "bias", "columns")),
     )
 
 
@@ -142,7 +142,6 @@ class _Net(ctypes.Structure):
     _fields_ = (
         ("count", ctypes.c_int32),
         ("layers", ctypes.c_void_p),
-        ("one", ctypes.c_int32),
         ("logit", ctypes.c_float),
         ("values", ctypes.c_void_p),
         ("set", ctypes.c_int32),
@@ -153,11 +152,14 @@ class Native(NativeNetwork):
     """The same network in C++ for few rows at a time, with the bits of `Int8`.
 
     weights: int8 leaves by name, as `declare` names them, of a network with at least one hidden
-    layer. Searches in trees ask it without coming back to Python: `native` has the addresses of the
-    function and of its network.
+    layer. Searches ask it without coming back to Python: `native` has the addresses of the function
+    and of its network. set_: the instruction set, -1 the widest. differences: whether a row's sums
+    of the first layer come from those of a row like it, as children of a position are.
     """
 
-    def __init__(self, weights: Mapping[str, Any], set_: int = -1) -> None:
+    def __init__(
+        self, weights: Mapping[str, Any], set_: int = -1, differences: bool = True
+    ) -> None:
         names = [f"layer{i}" for i in range(len(weights) // 2 - 2)] + ["policy", "value"]
         try:
             leaves = [
@@ -182,12 +184,14 @@ class Native(NativeNetwork):
         ):
             relu = name not in ("policy", "value")
             layer.inputs, layer.outputs = w.shape[1], w.shape[0]
-            layer.divisor, layer.relu = 16 * math.isqrt(w.shape[1]), relu
+            layer.root, layer.relu = math.isqrt(w.shape[1]), relu
             layer.weights, layer.bias = kernel.ctypes.data, bias.ctypes.data
+        self._columns = columns(leaves[0][0]) if differences else None
+        if self._columns is not None:
+            self._layers[0].columns = self._columns.ctypes.data
         self._net = _Net(
-            len(names), ctypes.addressof(self._layers), ONE, LOG_2 / 16,
-            value_table().ctypes.data, set_,
-        )  # fmt: skip
+            len(names), ctypes.addressof(self._layers), LOG_2 / 16, value_table().ctypes.data, set_
+        )
         function = ctypes.cast(self.calls.net_evaluate, ctypes.c_void_p)
         self.native = (function.value, ctypes.addressof(self._net))
 
@@ -206,15 +210,26 @@ class Native(NativeNetwork):
 
 
 def packed(w: NDArray[np.int8], b: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """Weights [N, K] as [N / 16, K / 4, 16, 4] and biases as whole lanes, zero beyond."""
+    """Weights [N, K] as [N / 16, K / 4, 16, 4], of one output [K], and biases in whole 32, zero
+    beyond."""
     N, K = w.shape
     groups, quads = -(-N // 16), -(-K // 4)
     wide = np.zeros((16 * groups, 4 * quads), np.int8)
     wide[:N, :K] = w
-    bias = np.zeros(16 * groups, np.int8)
+    bias = np.zeros(-(-N // 32) * 32, np.int8)
     bias[:N] = b
     kernel = wide.reshape(groups, 16, quads, 4).transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(kernel), bias
+    return np.ascontiguousarray(w if N == 1 else kernel, np.int8), bias
+
+
+def columns(w: NDArray[np.int8]) -> NDArray[np.int16] | None:
+    """Weights [N, K] by input, int16 [K, N in whole 32]; None where a sum might leave int16."""
+    N, K = w.shape
+    if K < 4 or np.abs(w.astype(np.int32)).sum(axis=1).max() > np.iinfo(np.int16).max:
+        return None
+    found = np.zeros((K, -(-N // 32) * 32), np.int16)
+    found[:, :N] = w.T
+    return found
 
 
 @cache
@@ -313,7 +328,7 @@ class Chunks:
     """An evaluation in calls of at most so many rows."""
 
     def __init__(self, evaluate: Evaluate, rows: int) -> None:
-        self._evaluate, self._rows = evaluate, rows
+        self._evaluate, self.rows = evaluate, rows
         self.native = getattr(evaluate, "native", None)
         if (values := getattr(evaluate, "values", None)) is not None:
             self.values = lambda states: np.concatenate(
@@ -321,7 +336,7 @@ class Chunks:
             )
 
     def __call__(self, states: NDArray[np.int8], legal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        n = self._rows
+        n = self.rows
         if len(states) <= n:
             return self._evaluate(states, legal)
         parts = [

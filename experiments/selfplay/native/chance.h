@@ -97,9 +97,9 @@ inline int sampled(const float* weights, int count, double temperature, double u
 // Softmax in float64, summed from the first to the last, rounded to float32 at the end.
 inline void softmax(int count, const float* logits, float* out) {
   const double top = logits[first_largest(logits, count)];
-  double total = 0;
-  for (int i = 0; i < count; ++i) total += std::exp(logits[i] - top);
-  for (int i = 0; i < count; ++i) out[i] = static_cast<float>(std::exp(logits[i] - top) / total);
+  double odds[256], total = 0;
+  for (int i = 0; i < count; ++i) total += odds[i] = std::exp(logits[i] - top);
+  for (int i = 0; i < count; ++i) out[i] = static_cast<float>(odds[i] / total);
 }
 
 // Priors mixed with Dirichlet noise: (1 - share) p + share d, d of `shape` in every place.
