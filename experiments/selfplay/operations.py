@@ -234,8 +234,9 @@ class RootStep:
         self.slots, self.R, self._slots = slots, len(slots), pointer(slots)
         self.n = self.calls.pack_roots(
             *self.game, self.R, self._slots, pointer(numbers), self.temperature_plies,
-            self.address, buffer.address, buffer.first,
+            self.address, buffer.address, buffer.first, ctypes.c_int64(buffer.packed),
         )  # fmt: skip
+        buffer.packed += self.n
 
     def children(self) -> Children:
         """The children to evaluate."""
@@ -259,9 +260,8 @@ class RootStep:
     def choose(self, buffer: Buffer) -> None:
         """Draws a move of every root, and writes visits and moves to the buffer."""
         self.calls.root_finalize_from_visits(
-            self.R, self.boards.game.actions, self.address, self.draws.address, buffer.address,
-            buffer.first,
-        )  # fmt: skip
+            self.R, self.address, self.draws.address, buffer.address, buffer.first
+        )
 
     def step(self, buffer: Buffer, in_place: int = IN_PLACE) -> NDArray[np.int32]:
         """Plays the chosen moves on the boards; gives the slots whose games ended, int32, a view.

@@ -122,7 +122,7 @@ class Searcher:
         step.roots(slots, np.arange(boards.count, dtype=np.int32), buffer)
         player.root_search(step, buffer, v1.nothing)
         step.choose(buffer)
-        policy[:] = buffer.view("policy")
+        policy[step.legal[: len(slots)]] = buffer.policy(step.n)
         return step.chosen[: len(slots)], buffer.view("root")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.selfplay.games import FACTS, Game, Positions, library, pointer
+from experiments.selfplay.games import FACTS, Game, pointer
 
 if TYPE_CHECKING:
     from experiments.selfplay.operations import RootStep
@@ -43,19 +43,19 @@ class Trajectories(NamedTuple):
     still: NDArray[np.int16]
 
 
-# Arrays of a buffer, row by row, as struct Record of operations.cpp has them.
+# Arrays of a buffer, row by row, as struct Record of operations.cpp has them; start: of the row's
+# policy.
 KINDS: dict[str, Any] = {
-    "white": np.uint64, "black": np.uint64, "marks": np.uint64, "facts": FACTS,
-    "policy": np.uint16, "value": np.int8, "soft": np.float32, "game": np.int32,
-    "action": np.int16, "root": np.float32, "mover": np.int8, "material": np.float32,
-    "still": np.int16,
+    "white": np.uint64, "black": np.uint64, "marks": np.uint64, "facts": FACTS, "start": np.int64,
+    "value": np.int8, "soft": np.float32, "game": np.int32, "action": np.int16,
+    "root": np.float32, "mover": np.int8, "material": np.float32, "still": np.int16,
 }  # fmt: skip
 BOARD = ("white", "black", "marks", "facts")
 
 
 class _Record(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in KINDS),
+        *((name, ctypes.c_void_p) for name in (*KINDS, "policy")),
         ("longest", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("steps", "lengths", "outcomes")),
     )
@@ -64,30 +64,34 @@ class _Record(ctypes.Structure):
 class Buffer:
     """Positions in the order of their steps, in memory that grows by doubling from MOST_ROWS on.
 
-    steps: int32 [B, longest], the rows of the moves of every board's game; lengths: int32 [B],
-    their number; outcomes: int64 [3], games that White won, drew, lost. Rows `first` to `size` - 1
-    are those of the step under way.
+    A row has its board and the policy of its legal actions alone; what the board shows is made when
+    the games are over. Rows `first` to `size` - 1 are those of the step under way; packed: the
+    legal actions of all rows. steps: int32 [B, longest], the rows of the moves of every board's
+    game; lengths: int32 [B], their number; outcomes: int64 [3], games that White won, drew, lost.
     """
 
     def __init__(self, game: Game, boards: int, games: int) -> None:
-        self.game, self.first, self.size = game, 0, 0
-        self.room = min(
-            games * game.longest, MOST_ROWS
-        )  # memory is taken page by page, as it fills
-        self.arrays = {
-            name: np.empty((self.room, game.actions) if name == "policy" else self.room, kind)
-            for name, kind in KINDS.items()
-        }
+        self.game = game
+        self.first = self.size = self.packed = 0
+        self.arrays = {name: np.empty(0, kind) for name, kind in KINDS.items()}
+        self.policies = np.empty(0, np.uint16)
         self.steps = np.empty((boards, game.longest), np.int32)
         self.lengths, self.outcomes = np.zeros(boards, np.int32), np.zeros(3, np.int64)
         self._record = _Record(longest=game.longest)
         for name in ("steps", "lengths", "outcomes"):
             setattr(self._record, name, pointer(getattr(self, name)))
-        self._point()
+        self._grow(min(games * game.longest, MOST_ROWS))
 
-    def _point(self) -> None:
+    def _grow(self, rows: int) -> None:
+        """Room for so many rows; memory is taken page by page, as it fills."""
+        self.room = rows
         for name, array in self.arrays.items():
-            setattr(self._record, name, pointer(array))
+            self.arrays[name] = np.empty(rows, array.dtype)
+            self.arrays[name][: self.first] = array[: self.first]
+            setattr(self._record, name, pointer(self.arrays[name]))
+        policies = np.empty(rows * self.game.most_legal, np.uint16)
+        policies[: self.packed] = self.policies[: self.packed]
+        self.policies, self._record.policy = policies, pointer(policies)
 
     @property
     def address(self) -> Any:
@@ -97,18 +101,16 @@ class Buffer:
     def append(self, count: int) -> None:
         """New rows for a step, to be filled."""
         self.first, self.size = self.size, self.size + count
-        if self.size <= self.room:
-            return
-        self.room = 2 * self.size
-        for name, array in self.arrays.items():
-            wider = np.empty((self.room, *array.shape[1:]), array.dtype)
-            wider[: self.first] = array[: self.first]
-            self.arrays[name] = wider
-        self._point()
+        if self.size > self.room:
+            self._grow(2 * self.size)
 
     def view(self, name: str) -> NDArray[Any]:
         """The rows of the step under way."""
         return self.arrays[name][self.first : self.size]
+
+    def policy(self, count: int) -> NDArray[np.uint16]:
+        """The policies of the last `count` legal actions, a view."""
+        return self.policies[self.packed - count : self.packed]
 
     def finalize(
         self, step: RootStep, count: int, numbers: NDArray[np.int32], upcoming: int, last: int
@@ -121,16 +123,17 @@ class Buffer:
         )
         return begun
 
-    def trajectories(self) -> Trajectories:
-        """All rows, game by game."""
+    def trajectories(self, calls: Any) -> Trajectories:
+        """All rows, game by game. calls: the functions of operations.cpp."""
         n, F, A = self.size, self.game.inputs, self.game.actions
         order = np.argsort(self.arrays["game"][:n], kind="stable")
-        rows = {name: array[order] for name, array in self.arrays.items()}
-        boards = [rows.pop(name) for name in BOARD]
-        positions = Positions(*map(pointer, boards))
-        state, legal = np.empty((n, F), np.int8), np.empty((n, A), np.bool_)
-        library().boards_show(
-            self.game.number, ctypes.byref(positions), ctypes.c_int64(n), pointer(state),
-            pointer(legal),
+        shown = {
+            "state": np.empty((n, F), np.int8), "legal": np.empty((n, A), np.bool_),
+            "policy": np.empty((n, A), np.uint16),
+        }  # fmt: skip
+        calls.show_record(
+            self.game.number, ctypes.c_int64(n), pointer(order), self.address,
+            *map(pointer, shown.values()),
         )  # fmt: skip
-        return Trajectories(state=state, legal=legal, **rows)
+        rest = {name: self.arrays[name][order] for name in KINDS if name in Trajectories._fields}
+        return Trajectories(**shown, **rest)

@@ -49,6 +49,8 @@ class Composed(RootStep):
         self.packed[: self.n] = actions
         self.row_ptr[0] = 0
         self.row_ptr[1 : self.R + 1] = np.cumsum(self.allowed.sum(axis=1))
+        buffer.view("start")[:] = buffer.packed + self.row_ptr[: self.R]
+        buffer.packed += self.n
 
     def children(self) -> Children:
         after = taken(self.parents, self.owner)
@@ -80,9 +82,7 @@ class Composed(RootStep):
         return list(pairwise(self.row_ptr[: self.R + 1].tolist()))
 
     def choose(self, buffer: v1.Buffer) -> None:
-        policy = buffer.view("policy")
-        policy[:] = 0
-        policy[self.owner, self.packed[: self.n]] = self.visits[: self.n]
+        buffer.policy(self.n)[:] = self.visits[: self.n]
         draws = self.draws
         for r, (a, b) in enumerate(self.bounds()):
             u = plain.uniform(draws.seed, int(self.games[r]), int(self.plies[r]))

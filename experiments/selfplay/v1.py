@@ -127,7 +127,7 @@ class Player:
                 slots = np.setdiff1d(slots, ended[begun:]).astype(np.int32)
         if telemetry:
             telemetry.outcomes += buffer.outcomes
-        return buffer.trajectories()
+        return buffer.trajectories(step.calls)
 
     def one_step(
         self,
@@ -147,10 +147,12 @@ class Player:
         if trees:
             with spent("search"):
                 trees.run(slots, step.draws, self.evaluate)
+                policy = np.empty((R, self.game.actions), np.uint16)
                 step.chosen[:R], buffer.view("root")[:] = trees.finish(
-                    slots, step.draws, step.temperatures, buffer.view("policy")
+                    slots, step.draws, step.temperatures, policy
                 )
                 trees.advance(slots, step.chosen)
+            buffer.policy(step.n)[:] = policy[step.legal[:R]]
             buffer.view("action")[:] = step.chosen[:R]
         else:
             self.root_search(step, buffer, spent)

@@ -43,12 +43,12 @@ EGGROLL_EXPORT int32_t pack_legal_rows(int32_t R, int32_t A, const uint8_t* lega
   return n;
 }
 
-// Positions of a game's record, row by row, n of them, for v1.py; and of every board the rows of
-// its game's moves, int32 [B, longest], and their number. outcomes int64 [3] counts White's, drawn,
-// Black's games.
+// Positions of games, row by row, n of them, for record.py; and of every board the rows of its
+// game's moves, int32 [B, longest], and their number. policy: of the legal actions of all rows,
+// those of a row from `start` on. outcomes int64 [3] counts White's, drawn, Black's games.
 struct Record {
   Positions positions;
-  uint16_t* policy;  // [n, A]
+  int64_t* start;
   int8_t* value;
   float* soft;
   int32_t* game;
@@ -57,6 +57,7 @@ struct Record {
   int8_t* mover;
   float* material;
   int16_t* still;
+  uint16_t* policy;
   int32_t longest;
   int32_t *steps, *lengths;
   int64_t* outcomes;
@@ -83,17 +84,18 @@ struct Step {
 };
 
 // Begins a step of boards: packs their legal actions, shows them, and writes them as rows `first`
-// and on of the record; numbers int32 [B] of their games. Returns n.
+// and on of the record, policies from `start` on; numbers int32 [B] of their games. Returns n.
 EGGROLL_EXPORT int32_t pack_roots(int32_t game, const Positions* boards, int32_t R,
                                   const int32_t* slots, const int32_t* numbers,
                                   int32_t temperature_plies, const Step* step, const Record* record,
-                                  int32_t first) {
+                                  int32_t first, int64_t start) {
   return with_game(game, [&]<class G>() {
     int32_t n = step->row_ptr[0] = 0;
     for (int32_t r = 0; r < R; ++r) {
       const int32_t slot = slots[r], row = first + r;
       const State s = boards->load(slot);
       record->positions.store(row, s);
+      record->start[row] = start + n;
       record->game[row] = step->games[r] = numbers[slot];
       record->mover[row] = s.facts.mover;
       record->steps[int64_t{slot} * record->longest + record->lengths[slot]++] = row;
@@ -199,19 +201,16 @@ EGGROLL_EXPORT void root_puct_allocate_visits(int32_t R, int32_t A, const float*
   for (int32_t i = 0; i < count; ++i) visits[at[i]] = n[i], sums[at[i]] = w[i];
 }
 
-// From the visits of R roots: the policy, visits of all actions, in rows `first` and on of the
-// record, and the action drawn from visits^(1 / temperature), -1 for a root without actions.
-EGGROLL_EXPORT void root_finalize_from_visits(int32_t R, int32_t A, const Step* step,
-                                              const Draws* draws, const Record* record,
-                                              int32_t first) {
-  uint16_t* policy = record->policy + int64_t{first} * A;
-  std::fill_n(policy, int64_t{R} * A, uint16_t{0});
-  for (int32_t r = 0; r < R; ++r, policy += A) {
+// From the visits of R roots: the policy of rows `first` and on of the record, and the action drawn
+// from visits^(1 / temperature), -1 for a root without actions.
+EGGROLL_EXPORT void root_finalize_from_visits(int32_t R, const Step* step, const Draws* draws,
+                                              const Record* record, int32_t first) {
+  for (int32_t r = 0; r < R; ++r) {
     const int32_t begin = step->row_ptr[r], count = step->row_ptr[r + 1] - begin;
     step->chosen[r] = record->action[first + r] = -1;
     if (!count) continue;
-    for (int32_t i = begin; i < begin + count; ++i)
-      policy[step->actions[i]] = static_cast<uint16_t>(step->visits[i]);
+    uint16_t* policy = record->policy + record->start[first + r];
+    for (int32_t i = 0; i < count; ++i) policy[i] = static_cast<uint16_t>(step->visits[begin + i]);
     const double u = draws->of(r, kMove).uniform();
     const int place = sampled(step->visits + begin, count, step->temperatures[r], u);
     step->chosen[r] = step->actions[begin + place];
@@ -280,6 +279,26 @@ EGGROLL_EXPORT int32_t finalize_trajectory_inplace(int32_t game, const Positions
       boards->store(slot, G::begin());
     }
     return begun;
+  });
+}
+
+// Rows of the record in an order int64 [n]: planes int8 [n, F], legal uint8 [n, A] and policy
+// uint16 [n, A].
+EGGROLL_EXPORT void show_record(int32_t game, int64_t n, const int64_t* order, const Record* record,
+                                int8_t* planes, uint8_t* legal, uint16_t* policy) {
+  with_game(game, [&]<class G>() {
+    for (int64_t i = 0; i < n; ++i) {
+      const State s = record->positions.load(order[i]);
+      G::observe(s, planes + i * G::kPlanes * G::kCells);
+      uint8_t* mask = legal + i * G::kActions;
+      uint16_t* row = policy + i * G::kActions;
+      std::memset(mask, 0, G::kActions);
+      std::memset(row, 0, 2 * G::kActions);
+      const uint16_t* given = record->policy + record->start[order[i]];
+      int16_t actions[G::kMostLegal];
+      const int count = G::legal(s, actions);
+      for (int k = 0; k < count; ++k) mask[actions[k]] = 1, row[actions[k]] = given[k];
+    }
   });
 }
 
