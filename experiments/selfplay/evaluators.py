@@ -153,8 +153,9 @@ class Native(NativeNetwork):
 
     weights: int8 leaves by name, as `declare` names them, of a network with at least one hidden
     layer. Searches ask it without coming back to Python: `native` has the addresses of the function
-    and of its network. set_: the instruction set, -1 the widest. differences: whether a row's sums
-    of the first layer come from those of a row like it, as children of a position are.
+    and of its network, `bits` those for planes as bits, uint64 [n, words], or None. set_: the
+    instruction set, -1 the widest. differences: whether a row's sums of the first layer come from
+    those of a row like it, as children of a position are.
     """
 
     def __init__(
@@ -192,8 +193,13 @@ class Native(NativeNetwork):
         self._net = _Net(
             len(names), ctypes.addressof(self._layers), LOG_2 / 16, value_table().ctypes.data, set_
         )
-        function = ctypes.cast(self.calls.net_evaluate, ctypes.c_void_p)
-        self.native = (function.value, ctypes.addressof(self._net))
+        functions = (self.calls.net_evaluate, self.calls.net_evaluate_bits)
+        self.native, self.bits = (
+            (ctypes.cast(function, ctypes.c_void_p).value, ctypes.addressof(self._net))
+            for function in functions
+        )
+        if self._columns is None:
+            self.bits = None
 
     def _evaluate(self, states: NDArray[np.int8], logits: Floats | None) -> Floats:
         planes = np.ascontiguousarray(states, np.int8)
@@ -209,14 +215,14 @@ class Native(NativeNetwork):
         return values
 
 
-def packed(w: NDArray[np.int8], b: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+def packed(w: NDArray[np.int8], b: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.int16]]:
     """Weights [N, K] as [N / 16, K / 4, 16, 4], of one output [K], and biases in whole 32, zero
     beyond."""
     N, K = w.shape
     groups, quads = -(-N // 16), -(-K // 4)
     wide = np.zeros((16 * groups, 4 * quads), np.int8)
     wide[:N, :K] = w
-    bias = np.zeros(-(-N // 32) * 32, np.int8)
+    bias = np.zeros(-(-N // 32) * 32, np.int16)
     bias[:N] = b
     kernel = wide.reshape(groups, 16, quads, 4).transpose(0, 2, 1, 3)
     return np.ascontiguousarray(w if N == 1 else kernel, np.int8), bias
@@ -330,6 +336,7 @@ class Chunks:
     def __init__(self, evaluate: Evaluate, rows: int) -> None:
         self._evaluate, self.rows = evaluate, rows
         self.native = getattr(evaluate, "native", None)
+        self.bits = getattr(evaluate, "bits", None)
         if (values := getattr(evaluate, "values", None)) is not None:
             self.values = lambda states: np.concatenate(
                 [values(states[i : i + rows]) for i in range(0, len(states), rows)]

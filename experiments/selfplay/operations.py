@@ -144,7 +144,7 @@ _ROOTS = {
 _ACTIONS = {
     "packed": np.int32, "leaves": np.float32, "priors": np.float32, "visits": np.float32,
     "sums": np.float32, "waiting": np.int32, "signs": np.int8, "child_states": np.int8,
-    "child_legal": np.bool_,
+    "child_legal": np.bool_, "child_bits": np.uint64,
 }  # fmt: skip
 _ENDED = {"ended_slots": np.int32, "ended_results": np.int8, "ended_softs": np.float32}
 
@@ -164,11 +164,15 @@ class Options(ctypes.Structure):
     )
 
 
-class Children(NamedTuple):
-    """Children that are to be evaluated. states: int8 [m, F]; legal: bool [m, A], or None where
-    values alone are asked for."""
+# What is asked of children: the arrays that show them. VALUES and BITS are for values alone.
+WHOLE, VALUES, BITS = ("child_states", "child_legal"), ("child_states",), ("child_bits",)
 
-    states: NDArray[np.int8]
+
+class Children(NamedTuple):
+    """Children that are to be evaluated. states: int8 [m, F], or the same as bits, uint64 [m,
+    words]; legal: bool [m, A], or None where values alone are asked for."""
+
+    states: NDArray[np.int8] | NDArray[np.uint64]
     legal: NDArray[np.bool_] | None
 
 
@@ -195,30 +199,36 @@ class RootStep:
     signs: NDArray[np.int8]
     child_states: NDArray[np.int8]
     child_legal: NDArray[np.bool_]
+    child_bits: NDArray[np.uint64]
     ended_slots: NDArray[np.int32]
     ended_results: NDArray[np.int8]
     ended_softs: NDArray[np.float32]
 
     def __init__(
-        self, boards: Boards, search: Search, full: bool, seed: int, temperature_plies: int
+        self,
+        boards: Boards,
+        search: Search,
+        shown: tuple[str, ...],
+        seed: int,
+        temperature_plies: int,
     ) -> None:
         """Memory for steps of all boards.
 
-        full: legal actions of children are wanted, too. The first `temperature_plies` moves of a
+        shown: what shows children, WHOLE, VALUES or BITS. The first `temperature_plies` moves of a
         game are drawn by their visits, later ones are the most visited.
         """
         self.boards, self.calls = boards, library()
-        self.search, self.full, self.temperature_plies = search, full, temperature_plies
+        self.search, self.shown, self.temperature_plies = search, shown, temperature_plies
         game, B = boards.game, boards.count
         most = B * game.most_legal
         widths = {
             "states": (game.inputs,), "legal": (game.actions,), "child_states": (game.inputs,),
-            "child_legal": (game.actions,),
+            "child_legal": (game.actions,), "child_bits": (-(-game.inputs // 64),),
         }  # fmt: skip
         self._step = _Step()
         for names, count in ((_ROOTS, B), (_ACTIONS, most), (_ENDED, B)):
             for name, kind in names.items():
-                if name == "child_legal" and not full:
+                if name in (*WHOLE, *BITS) and name not in shown:
                     continue
                 array = np.empty((count + (name == "row_ptr"), *widths.get(name, ())), kind)
                 setattr(self, name, array)
@@ -241,9 +251,8 @@ class RootStep:
     def children(self) -> Children:
         """The children to evaluate."""
         self.m = self.calls.make_children(*self.game, self.R, self._slots, self.address)
-        return Children(
-            self.child_states[: self.m], self.child_legal[: self.m] if self.full else None
-        )
+        first, *legal = (getattr(self, name)[: self.m] for name in self.shown)
+        return Children(first, *legal or [None])
 
     def allocate(
         self, logits: NDArray[np.float32], values: NDArray[np.float32], roots: NDArray[np.float32]

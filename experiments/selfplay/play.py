@@ -116,7 +116,7 @@ class Searcher:
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """By root-PUCT."""
         player = v1.Player(boards.game, self._asked, self.search, seed=0, temperature_plies=0)
-        step = RootStep(boards, self.search, player.full, seed=0, temperature_plies=0)
+        step = RootStep(boards, self.search, player.shown, seed=0, temperature_plies=0)
         buffer = Buffer(boards.game, boards.count, games=1)
         buffer.append(len(slots))
         step.roots(slots, np.arange(boards.count, dtype=np.int32), buffer)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from experiments.selfplay import gates, measure, plain, v1
 from experiments.selfplay.games import Boards, find
-from experiments.selfplay.operations import IN_PLACE, Children, RootStep
+from experiments.selfplay.operations import IN_PLACE, WHOLE, Children, RootStep
 from experiments.selfplay.record import BOARD
 from experiments.selfplay.root_puct import with_numpy
 from experiments.selfplay.search import Search
@@ -61,7 +61,7 @@ class Composed(RootStep):
         self.m = len(open_)
         self.waiting[: self.m], self.signs[: self.m] = open_, (after.to_move * mover)[open_]
         states = after.observe()[open_]
-        return Children(states, after.legal()[open_] if self.full else None)
+        return Children(states, after.legal()[open_] if self.shown is WHOLE else None)
 
     def allocate(
         self, logits: NDArray[np.float32], values: NDArray[np.float32], roots: NDArray[np.float32]

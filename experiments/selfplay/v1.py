@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from eggroll.errors import InputError
 from experiments.selfplay.games import Boards, Game, find, pointer
-from experiments.selfplay.operations import IN_PLACE, Evaluate, RootStep
+from experiments.selfplay.operations import BITS, IN_PLACE, VALUES, WHOLE, Evaluate, RootStep
 from experiments.selfplay.record import Buffer, Trajectories
 from experiments.selfplay.search import Search, Trees
 
@@ -96,7 +96,7 @@ class Player:
         self, game: Game, evaluate: Evaluate, search: Search, seed: int, temperature_plies: int
     ) -> None:
         self.game, self.evaluate, self.search = game, Evaluation(evaluate), search
-        self.full = search.full or not self.evaluate.alone
+        self.shown = WHOLE if search.full or not self.evaluate.alone else self.evaluate.shown
         self.seed, self.temperature_plies = seed, temperature_plies
 
     def play(
@@ -104,7 +104,7 @@ class Player:
     ) -> Trajectories:
         """Games from `first` on, `batch` at a time: a board whose game ended takes the next."""
         boards, buffer = Boards(self.game.name, batch), self.buffers(self.game, batch, games)
-        step = self.steps(boards, self.search, self.full, self.seed, self.temperature_plies)
+        step = self.steps(boards, self.search, self.shown, self.seed, self.temperature_plies)
         trees = Trees(boards, self.search) if self.search.depth > 1 else None
         if self.evaluate.native:  # which is asked by addresses, so that shapes are looked at here
             self.evaluate(boards.observe()[:1], boards.legal()[:1])
@@ -191,7 +191,8 @@ class Evaluation:
     """A caller's evaluation, whose answers are contiguous float32 of the right shape.
 
     native: the addresses of a function in C++ and of its network, which are asked without coming
-    back to Python, up to `rows` positions in a call; alone: whether it gives values alone.
+    back to Python, up to `rows` positions in a call; alone: whether it gives values alone, of
+    children that are `shown` so.
 
     Raises InputError: answers are of another shape, or values no numbers.
     """
@@ -202,8 +203,14 @@ class Evaluation:
         self.alone = self._values is not None
         self.native = getattr(evaluate, "native", None)
         self.rows: int = getattr(evaluate, "rows", 1 << 30)
-        if self.native:
-            self._function, self._net = FUNCTION(self.native[0]), ctypes.c_void_p(self.native[1])
+        bits = getattr(evaluate, "bits", None)
+        self.shown = BITS if bits else VALUES
+        # By the kind of what shows positions: a function, and its network.
+        self._asked = {
+            np.dtype(kind): (FUNCTION(asked[0]), ctypes.c_void_p(asked[1]))
+            for kind, asked in ((np.int8, self.native), (np.uint64, bits))
+            if asked
+        }
 
     def __call__(
         self, states: NDArray[np.int8], legal: NDArray[np.bool_]
@@ -225,19 +232,18 @@ class Evaluation:
         self._ask(states, logits)
         return logits
 
-    def values(self, states: NDArray[np.int8]) -> NDArray[np.float32]:
-        """Values alone, float32 [n]."""
+    def values(self, states: NDArray[np.int8] | NDArray[np.uint64]) -> NDArray[np.float32]:
+        """Values alone, float32 [n], of states as they are shown."""
         found = self._ask(states, None) if self.native else self._values(states)
         return checked(found, len(states))
 
-    def _ask(
-        self, states: NDArray[np.int8], logits: NDArray[np.float32] | None
-    ) -> NDArray[np.float32]:
+    def _ask(self, states: NDArray[Any], logits: NDArray[np.float32] | None) -> NDArray[np.float32]:
         values = np.empty(len(states), np.float32)
+        function, net = self._asked[states.dtype]
         for first in range(0, len(states), self.rows):
             part = slice(first, first + self.rows)
-            self._function(
-                self._net, len(states[part]), pointer(states[part]),
+            function(
+                net, len(states[part]), pointer(states[part]),
                 pointer(None if logits is None else logits[part]), pointer(values[part]),
             )  # fmt: skip
         return values

@@ -122,6 +122,15 @@ struct Liuzhou {
     std::memset(planes + s.facts.phase * kCells, kOne, kCells);
   }
 
+  static void observe_bits(const State& s, uint64_t* words) {
+    const uint64_t mine = s.own(), theirs = s.other();
+    show_bits(mine, kCells, 0, words);
+    show_bits(theirs, kCells, kCells, words);
+    show_bits(mine & s.marks, kCells, 2 * kCells, words);
+    show_bits(theirs & s.marks, kCells, 3 * kCells, words);
+    show_bits(kBoard, kCells, (4 + s.facts.phase) * kCells, words);
+  }
+
   // White's stones less Black's, d: tan(2 d / 18) within [-1, 1].
   static float soft(const State& s) {
     static const std::array<float, 2 * 18 + 1> values = [] {

@@ -24,7 +24,7 @@ struct Layer {
   int32_t root;             // floor(sqrt K)
   int32_t relu;
   const int8_t* weights;
-  const int8_t* bias;
+  const int16_t* bias;
   const int16_t* columns;
 
   int32_t divisor() const { return 16 * root; }
@@ -35,13 +35,17 @@ struct Layer {
 // Layers on an instruction set; pitches are multiples of kWide and hold K and N.
 struct Kernels {
   // y int8 [rows, pitch_y] = layer(x uint8 [rows, pitch_x]); x is zero beyond K, and 64 bytes can
-  // be read from the last four of a row on.
-  void (*layer)(const Layer& layer, int32_t rows, const uint8_t* x, int32_t pitch_x, int8_t* y,
-                int32_t pitch_y);
-  // The same of the first layer with columns; planes int8 [rows, K] of 0 and 1.
-  void (*planes)(const Layer& layer, int32_t rows, const int8_t* planes, int8_t* y,
-                 int32_t pitch_y);
+  // be read from the last four of a row on. sparse: most of x is zero.
+  void (*layer)(const Layer& layer, bool sparse, int32_t rows, const uint8_t* x, int32_t pitch_x,
+                int8_t* y, int32_t pitch_y);
+  // The same of the first layer with columns; its inputs, of 0 and 1, are bits uint64 [rows,
+  // words].
+  void (*first)(const Layer& layer, int32_t rows, const uint64_t* bits, int8_t* y, int32_t pitch_y);
+  // Planes int8 [rows, K] of 0 and 1 as bits.
+  void (*pack)(int32_t K, int32_t rows, const int8_t* planes, uint64_t* bits);
 };
+
+inline int32_t words_of(int32_t inputs) { return (inputs + 63) / 64; }
 
 const Kernels* kernels_of(int32_t set);  // 0 generic, 1 AVX-512 VNNI; or NULL
 
@@ -52,6 +56,7 @@ namespace {
 typedef int32_t Sums __attribute__((vector_size(4 * kLane)));
 typedef float Reals __attribute__((vector_size(4 * kLane)));
 typedef int8_t Bytes __attribute__((vector_size(kLane)));
+typedef int16_t Lanes __attribute__((vector_size(2 * kLane)));
 typedef int16_t Halves __attribute__((vector_size(2 * kWide)));
 typedef uint16_t Words __attribute__((vector_size(2 * kWide)));
 typedef int8_t WideBytes __attribute__((vector_size(kWide)));
@@ -64,45 +69,61 @@ inline Vector within(Vector x, int32_t least, int32_t most) {
   return x > high ? high : x;
 }
 
+// The divisor of a layer, and where its values begin.
+struct Scale {
+  int32_t d, least;
+  float reciprocal;
+
+  explicit Scale(const Layer& layer)
+      : d(layer.divisor()), least(layer.relu ? 0 : -127), reciprocal(1.0f / d) {}
+};
+
 // A quotient of 256 at most, and half a step from where truncation jumps: n / d and (n + 1/2) / d
 // truncate to the same, and the second is at least 1 / 2048 away from a whole number, float32's
 // errors being 2^-15.
-inline void finish(const Layer& layer, Sums sums, int32_t group, int8_t* y) {
-  const int32_t d = layer.divisor();
+inline void finish(const Scale& scale, Sums bias, Sums sums, int8_t* y) {
+  const int32_t d = scale.d;
   const Sums shifted = within(sums, -128 * d, 127 * d) + 128 * d;
-  const Reals quotients = (__builtin_convertvector(shifted, Reals) + 0.5f) * (1.0f / d);
-  Sums v = within(__builtin_convertvector(quotients, Sums) - 128, -127, 127);
-  Bytes bytes;
-  std::memcpy(&bytes, layer.bias + group * kLane, kLane);
-  v = within(v + __builtin_convertvector(bytes, Sums), layer.relu ? 0 : -127, 127);
-  bytes = __builtin_convertvector(v, Bytes);
-  std::memcpy(y + group * kLane, &bytes, kLane);
+  const Reals quotients = (__builtin_convertvector(shifted, Reals) + 0.5f) * scale.reciprocal;
+  const Sums v = within(__builtin_convertvector(quotients, Sums) - 128, -127, 127) + bias;
+  const Bytes bytes = __builtin_convertvector(within(v, scale.least, 127), Bytes);
+  std::memcpy(y, &bytes, kLane);
 }
 
-// Inputs that are zero in all rows are left out four by four.
-template <int kRows>
+// kSparse: inputs that are zero in all rows are left out four by four.
+template <int kRows, bool kSparse>
 inline void run_rows(const Layer& layer, const uint8_t* x, int32_t pitch_x, int8_t* y,
                      int32_t pitch_y) {
   const int32_t quads = layer.quads(), groups = layer.groups();
   int32_t used[kMostInputs / 4], count = 0;
-  for (int32_t first = 0; first < quads; first += kLane) {
+  for (int32_t first = 0; kSparse && first < quads; first += kLane) {
     Sums any = {}, four;
     for (int r = 0; r < kRows; ++r) {
       std::memcpy(&four, x + int64_t{r} * pitch_x + 4 * first, sizeof four);
       any |= four;
     }
+    int32_t each[kLane];
+    std::memcpy(each, &any, sizeof any);
     for (int32_t i = 0; i < kLane && first + i < quads; ++i) {
       used[count] = 4 * (first + i);
-      count += any[i] != 0;
+      count += each[i] != 0;
     }
   }
+  if (!kSparse) count = quads;
+  const Scale scale(layer);
   for (int32_t g = 0; g < groups; ++g) {
     Sums sums[kRows] = {};
     const int8_t* w = layer.weights + int64_t{g} * quads * 4 * kLane;
-    for (int32_t i = 0; i < count; ++i)
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t at = kSparse ? used[i] : 4 * i;
       for (int r = 0; r < kRows; ++r)
-        sums[r] = dot(sums[r], x + int64_t{r} * pitch_x + used[i], w + int64_t{kLane} * used[i]);
-    for (int r = 0; r < kRows; ++r) finish(layer, sums[r], g, y + int64_t{r} * pitch_y);
+        sums[r] = dot(sums[r], x + int64_t{r} * pitch_x + at, w + int64_t{kLane} * at);
+    }
+    Lanes bias;
+    std::memcpy(&bias, layer.bias + g * kLane, sizeof bias);
+    const Sums wide = __builtin_convertvector(bias, Sums);
+    for (int r = 0; r < kRows; ++r)
+      finish(scale, wide, sums[r], y + int64_t{r} * pitch_y + g * kLane);
   }
 }
 
@@ -117,15 +138,27 @@ inline int8_t run_single(const Layer& layer, const uint8_t* x) {
   return static_cast<int8_t>(clip(v + layer.bias[0], least, 127));
 }
 
-void run(const Layer& layer, int32_t rows, const uint8_t* x, int32_t pitch_x, int8_t* y,
-         int32_t pitch_y) {
+template <bool kSparse>
+void run_layer(const Layer& layer, int32_t rows, const uint8_t* x, int32_t pitch_x, int8_t* y,
+               int32_t pitch_y) {
+  auto some = [&]<int kRows>(int32_t r) {
+    run_rows<kRows, kSparse>(layer, x + int64_t{r} * pitch_x, pitch_x, y + int64_t{r} * pitch_y,
+                             pitch_y);
+  };
   int32_t r = 0;
+  for (; r + 8 <= rows; r += 8) some.template operator()<8>(r);
+  if (r < rows && rows >= 8)
+    some.template operator()<8>(rows - 8), r = rows;  // a few of them again
+  for (; r < rows; ++r) some.template operator()<1>(r);
+}
+
+void run(const Layer& layer, bool sparse, int32_t rows, const uint8_t* x, int32_t pitch_x,
+         int8_t* y, int32_t pitch_y) {
   if (layer.outputs == 1)
-    for (; r < rows; ++r) y[int64_t{r} * pitch_y] = run_single(layer, x + int64_t{r} * pitch_x);
-  for (; r + 8 <= rows; r += 8)
-    run_rows<8>(layer, x + int64_t{r} * pitch_x, pitch_x, y + int64_t{r} * pitch_y, pitch_y);
-  for (; r < rows; ++r)
-    run_rows<1>(layer, x + int64_t{r} * pitch_x, pitch_x, y + int64_t{r} * pitch_y, pitch_y);
+    for (int32_t r = 0; r < rows; ++r)
+      y[int64_t{r} * pitch_y] = run_single(layer, x + int64_t{r} * pitch_x);
+  else
+    (sparse ? run_layer<true> : run_layer<false>)(layer, rows, x, pitch_x, y, pitch_y);
 }
 
 // ---- the first layer by differences ----------------------------------------------------------
@@ -158,26 +191,37 @@ inline void finish_first(const Layer& layer, Reciprocal r, Halves sums, int32_t 
   const int16_t most = static_cast<int16_t>(32 * layer.root);
   const Halves shifted = (within(sums, -most, most - 1) + most) << (kOneBits - 4);
   const Words quotients = high_half(reinterpret_cast<Words>(shifted), r.m) >> r.shift;
-  WideBytes bytes;
-  std::memcpy(&bytes, layer.bias + first, kWide);
-  Halves v = within(reinterpret_cast<Halves>(quotients) - int16_t{128}, -127, 127);
-  v = within(v + __builtin_convertvector(bytes, Halves), layer.relu ? 0 : -127, 127);
-  bytes = __builtin_convertvector(v, WideBytes);
+  Halves bias;
+  std::memcpy(&bias, layer.bias + first, sizeof bias);
+  const Halves v = within(reinterpret_cast<Halves>(quotients) - int16_t{128}, -127, 127) + bias;
+  const WideBytes bytes = __builtin_convertvector(within(v, layer.relu ? 0 : -127, 127), WideBytes);
   std::memcpy(y + first, &bytes, kWide);
 }
 
-// Places of the bits that are in a and not in b.
-inline int32_t beyond(const uint64_t* a, const uint64_t* b, int32_t words, int16_t* places) {
-  int32_t count = 0;
-  for (int32_t w = 0; w < words; ++w)
-    for (uint64_t left = a[w] & ~b[w]; left; left &= left - 1)
-      places[count++] = static_cast<int16_t>(64 * w + __builtin_ctzll(left));
-  return count;
+// An input that a row has more, sign 0, or less than another, sign -1.
+struct Change {
+  int16_t input, sign;
+};
+
+// kBlocks times kWide outputs: the sums of `from` with some changes are those of `to`.
+template <int kBlocks>
+inline void change_sums(const Layer& layer, int32_t width, int32_t first, const Change* changes,
+                        int32_t count, const int16_t* from, int16_t* to) {
+  Halves sums[kBlocks], column;
+  std::memcpy(sums, from + first, sizeof sums);
+  for (int32_t i = 0; i < count; ++i) {
+    const int16_t* at = layer.columns + int64_t{changes[i].input} * width + first;
+    const Halves sign = Halves{} + changes[i].sign;
+    for (int b = 0; b < kBlocks; ++b) {
+      std::memcpy(&column, at + b * kWide, sizeof column);
+      sums[b] += (column ^ sign) - sign;
+    }
+  }
+  std::memcpy(to + first, sums, sizeof sums);
 }
 
-void run_planes(const Layer& layer, int32_t rows, const int8_t* planes, int8_t* y,
-                int32_t pitch_y) {
-  const int32_t K = layer.inputs, words = (K + 63) / 64;
+void run_first(const Layer& layer, int32_t rows, const uint64_t* bits, int8_t* y, int32_t pitch_y) {
+  const int32_t words = words_of(layer.inputs);
   const int32_t width = (layer.outputs + kWide - 1) / kWide * kWide;
   const Reciprocal reciprocal(layer.root);
   Kept kept[kKept + 1];  // the last stays as it is, without any input
@@ -187,47 +231,51 @@ void run_planes(const Layer& layer, int32_t rows, const int8_t* planes, int8_t* 
   }
   int order[kKept + 1];  // the one asked for last comes first
   for (int i = 0; i <= kKept; ++i) order[i] = i;
-  for (int32_t r = 0; r < rows; ++r) {
-    uint64_t seen[kMostInputs / 64];
-    for (int32_t w = 0; w < words; ++w)
-      seen[w] = bits_of(planes + int64_t{r} * K + 64 * w, K - 64 * w < 64 ? K - 64 * w : 64);
+  for (int32_t r = 0; r < rows; ++r, bits += words, y += pitch_y) {
     int nearest = 0;
-    int32_t least = K + 1;
+    int32_t least = layer.inputs + 1;
     for (int i = 0; i <= kKept && least > kNear; ++i) {
       int32_t apart = 0;
       for (int32_t w = 0; w < words; ++w)
-        apart += __builtin_popcountll(seen[w] ^ kept[order[i]].bits[w]);
+        apart += __builtin_popcountll(bits[w] ^ kept[order[i]].bits[w]);
       if (apart < least) least = apart, nearest = i;
     }
     const int place = least > kNear || nearest == kKept ? kKept - 1 : nearest;
+    const int to = order[place];
     const Kept& from = kept[order[nearest]];
-    Kept& to = kept[order[place]];
-    int16_t more[kMostInputs], less[kMostInputs];
-    const int32_t added = beyond(seen, from.bits, words, more);
-    const int32_t removed = beyond(from.bits, seen, words, less);
-    for (int32_t first = 0; first < width; first += kWide) {
-      Halves sums, column;
-      std::memcpy(&sums, from.sums + first, sizeof sums);
-      const int16_t* columns = layer.columns + first;
-      for (int32_t i = 0; i < added; ++i) {
-        std::memcpy(&column, columns + int64_t{more[i]} * width, sizeof column);
-        sums += column;
+    Change changes[kMostInputs];
+    int32_t count = 0;
+    for (int32_t w = 0; w < words; ++w) {
+      const uint64_t seen = bits[w];
+      for (uint64_t left = seen ^ from.bits[w]; left; left &= left - 1) {
+        const int at = __builtin_ctzll(left);
+        changes[count++] = {static_cast<int16_t>(64 * w + at),
+                            static_cast<int16_t>((seen >> at & 1) - 1)};
       }
-      for (int32_t i = 0; i < removed; ++i) {
-        std::memcpy(&column, columns + int64_t{less[i]} * width, sizeof column);
-        sums -= column;
-      }
-      std::memcpy(to.sums + first, &sums, sizeof sums);
-      finish_first(layer, reciprocal, sums, first, y + int64_t{r} * pitch_y);
+      kept[to].bits[w] = seen;
     }
-    std::memcpy(to.bits, seen, sizeof(uint64_t) * words);
-    const int taken = order[place];
+    int32_t first = 0;
+    for (; first + 4 * kWide <= width; first += 4 * kWide)
+      change_sums<4>(layer, width, first, changes, count, from.sums, kept[to].sums);
+    for (; first < width; first += kWide)
+      change_sums<1>(layer, width, first, changes, count, from.sums, kept[to].sums);
+    for (first = 0; first < width; first += kWide) {
+      Halves sums;
+      std::memcpy(&sums, kept[to].sums + first, sizeof sums);
+      finish_first(layer, reciprocal, sums, first, y);
+    }
     for (int i = place; i > 0; --i) order[i] = order[i - 1];
-    order[0] = taken;
+    order[0] = to;
   }
 }
 
-constexpr Kernels own_kernels{run, run_planes};
+void pack(int32_t K, int32_t rows, const int8_t* planes, uint64_t* bits) {
+  for (int32_t r = 0; r < rows; ++r, planes += K)
+    for (int32_t at = 0; at < K; at += 64)
+      *bits++ = bits_of(planes + at, K - at < 64 ? K - at : 64);
+}
+
+constexpr Kernels own_kernels{run, run_first, pack};
 
 }  // namespace
 

@@ -66,7 +66,8 @@ struct Record {
 // Arrays of a step, taken once. Of R roots: row_ptr [R + 1], games, plies, temperatures, chosen,
 // and what they show, planes int8 [R, F] and legal uint8 [R, A]. Of their n legal actions: actions,
 // leaves, priors, visits, sums. Of m children to be evaluated: places among the n; signs, 1 where
-// the same side is to move as at the root; and what they show, child_legal only where not NULL.
+// the same side is to move as at the root; and what they show, in those of the last three arrays
+// that are not NULL.
 struct Step {
   int32_t *row_ptr, *games, *plies, *chosen;
   float* temperatures;
@@ -77,6 +78,7 @@ struct Step {
   int32_t* places;
   int8_t *signs, *child_planes;
   uint8_t* child_legal;
+  uint64_t* child_bits;
   // Slots of the games that ended, and how they ended, for White.
   int32_t* ended;
   int8_t* results;
@@ -128,7 +130,13 @@ EGGROLL_EXPORT int32_t make_children(int32_t game, const Positions* boards, int3
         if (s.facts.over) continue;
         step->places[m] = i;
         step->signs[m] = static_cast<int8_t>(s.facts.mover * root.facts.mover);
-        G::observe(s, step->child_planes + int64_t{m} * G::kPlanes * G::kCells);
+        constexpr int kInputs = G::kPlanes * G::kCells, kWords = (kInputs + 63) / 64;
+        if (step->child_planes) G::observe(s, step->child_planes + int64_t{m} * kInputs);
+        if (step->child_bits) {
+          uint64_t words[kWords] = {};
+          G::observe_bits(s, words);
+          std::memcpy(step->child_bits + int64_t{m} * kWords, words, sizeof words);
+        }
         if (step->child_legal) show_legal<G>(s, step->child_legal + int64_t{m} * G::kActions);
         ++m;
       }
