@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import eggroll as eg
 from eggroll import native
 from eggroll.errors import InputError
-from experiments.selfplay.games import NATIVE, Game, pointer
+from experiments.selfplay.games import GAMES, NATIVE, Game, pointer
 from experiments.selfplay.operations import UNITS, Evaluate
 
 ONE = 64  # of a plane's 1
@@ -135,6 +135,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("inputs", "outputs", "root", "relu")),
         *((name, ctypes.c_void_p) for name in ("weights", "bias", "columns")),
+        ("planes", ctypes.c_int32),
     )
 
 
@@ -153,9 +154,9 @@ class Native(NativeNetwork):
 
     weights: int8 leaves by name, as `declare` names them, of a network with at least one hidden
     layer. Searches ask it without coming back to Python: `native` has the addresses of the function
-    and of its network, `bits` those for planes as bits, uint64 [n, words], or None. set_: the
-    instruction set, -1 the widest. differences: whether a row's sums of the first layer come from
-    those of a row like it, as children of a position are.
+    and of its network, `bits` those for a game's bits (Game.words), uint64 [n, words], or None.
+    set_: the instruction set, -1 the widest. differences: whether a row's sums of the first layer
+    come from those of a row like it, as children of a position are.
     """
 
     def __init__(
@@ -187,9 +188,11 @@ class Native(NativeNetwork):
             layer.inputs, layer.outputs = w.shape[1], w.shape[0]
             layer.root, layer.relu = math.isqrt(w.shape[1]), relu
             layer.weights, layer.bias = kernel.ctypes.data, bias.ctypes.data
-        self._columns = columns(leaves[0][0]) if differences else None
+        game = next((game for game in GAMES.values() if game.inputs == self.inputs), None)
+        planes = game.planes if game else 0
+        self._columns = columns(leaves[0][0], planes) if differences else None
         if self._columns is not None:
-            self._layers[0].columns = self._columns.ctypes.data
+            self._layers[0].columns, self._layers[0].planes = self._columns.ctypes.data, planes
         self._net = _Net(
             len(names), ctypes.addressof(self._layers), LOG_2 / 16, value_table().ctypes.data, set_
         )
@@ -198,7 +201,7 @@ class Native(NativeNetwork):
             (ctypes.cast(function, ctypes.c_void_p).value, ctypes.addressof(self._net))
             for function in functions
         )
-        if self._columns is None:
+        if self._columns is None or not planes:
             self.bits = None
 
     def _evaluate(self, states: NDArray[np.int8], logits: Floats | None) -> Floats:
@@ -228,13 +231,16 @@ def packed(w: NDArray[np.int8], b: NDArray[np.int8]) -> tuple[NDArray[np.int8], 
     return np.ascontiguousarray(w if N == 1 else kernel, np.int8), bias
 
 
-def columns(w: NDArray[np.int8]) -> NDArray[np.int16] | None:
-    """Weights [N, K] by input, int16 [K, N in whole 32]; None where a sum might leave int16."""
+def columns(w: NDArray[np.int8], planes: int = 0) -> NDArray[np.int16] | None:
+    """Weights [N, K] by input, and their sums over each of some planes, int16 [K + planes, N in
+    whole 32]; None where a sum might leave int16."""
     N, K = w.shape
     if K < 4 or np.abs(w.astype(np.int32)).sum(axis=1).max() > np.iinfo(np.int16).max:
         return None
-    found = np.zeros((K, -(-N // 32) * 32), np.int16)
-    found[:, :N] = w.T
+    found = np.zeros((K + planes, -(-N // 32) * 32), np.int16)
+    found[:K, :N] = w.T
+    if planes:
+        found[K:, :N] = w.T.reshape(planes, -1, N).sum(axis=1)
     return found
 
 

@@ -46,6 +46,12 @@ class Game(NamedTuple):
         return self.planes * self.cells
 
     @property
+    def words(self) -> int:
+        """Of 64 bits, that show a position: a bit of every input, then one of every plane for
+        those that hold everywhere, whose own bits stay 0."""
+        return -(-(self.inputs + self.planes) // 64)
+
+    @property
     def number(self) -> int:
         """The game's number in native code."""
         return list(GAMES).index(self.name)

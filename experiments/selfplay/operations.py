@@ -139,12 +139,12 @@ class Draws:
 # of the games that ended.
 _ROOTS = {
     "row_ptr": np.int32, "games": np.int32, "plies": np.int32, "chosen": np.int32,
-    "temperatures": np.float32, "states": np.int8, "legal": np.bool_,
+    "temperatures": np.float32, "legal": np.bool_, "states": np.int8, "bits": np.uint64,
 }  # fmt: skip
 _ACTIONS = {
     "packed": np.int32, "leaves": np.float32, "priors": np.float32, "visits": np.float32,
     "sums": np.float32, "waiting": np.int32, "signs": np.int8, "child_states": np.int8,
-    "child_legal": np.bool_, "child_bits": np.uint64,
+    "child_bits": np.uint64, "child_legal": np.bool_,
 }  # fmt: skip
 _ENDED = {"ended_slots": np.int32, "ended_results": np.int8, "ended_softs": np.float32}
 
@@ -164,8 +164,10 @@ class Options(ctypes.Structure):
     )
 
 
-# What is asked of children: the arrays that show them. VALUES and BITS are for values alone.
-WHOLE, VALUES, BITS = ("child_states", "child_legal"), ("child_states",), ("child_bits",)
+# What shows roots and children: planes, with children's legal actions or without, or bits, from
+# which a network in C++ gives values alone of children.
+WHOLE, VALUES = ("states", "child_states", "child_legal"), ("states", "child_states")
+BITS = ("bits", "child_bits")
 
 
 class Children(NamedTuple):
@@ -180,7 +182,8 @@ class RootStep:
     """One step of root-PUCT on boards, call by call, in memory that is taken once.
 
     Of R roots: games, plies: int32, their numbers and plies; temperatures: float32 and chosen:
-    int32, of the move that is drawn; states: int8 [R, F] and legal: bool [R, A], what they show.
+    int32, of the move that is drawn; legal: bool [R, A]; and what they show, states: int8 [R, F],
+    or bits: uint64 [R, words].
     """
 
     row_ptr: NDArray[np.int32]
@@ -188,8 +191,9 @@ class RootStep:
     plies: NDArray[np.int32]
     chosen: NDArray[np.int32]
     temperatures: NDArray[np.float32]
-    states: NDArray[np.int8]
     legal: NDArray[np.bool_]
+    states: NDArray[np.int8]
+    bits: NDArray[np.uint64]
     packed: NDArray[np.int32]
     leaves: NDArray[np.float32]
     priors: NDArray[np.float32]
@@ -198,8 +202,8 @@ class RootStep:
     waiting: NDArray[np.int32]
     signs: NDArray[np.int8]
     child_states: NDArray[np.int8]
-    child_legal: NDArray[np.bool_]
     child_bits: NDArray[np.uint64]
+    child_legal: NDArray[np.bool_]
     ended_slots: NDArray[np.int32]
     ended_results: NDArray[np.int8]
     ended_softs: NDArray[np.float32]
@@ -214,23 +218,25 @@ class RootStep:
     ) -> None:
         """Memory for steps of all boards.
 
-        shown: what shows children, WHOLE, VALUES or BITS. The first `temperature_plies` moves of a
+        shown: what shows positions, WHOLE, VALUES or BITS. The first `temperature_plies` moves of a
         game are drawn by their visits, later ones are the most visited.
         """
         self.boards, self.calls = boards, library()
         self.search, self.shown, self.temperature_plies = search, shown, temperature_plies
         game, B = boards.game, boards.count
         most = B * game.most_legal
+        F, A, words = game.inputs, game.actions, game.words
         widths = {
-            "states": (game.inputs,), "legal": (game.actions,), "child_states": (game.inputs,),
-            "child_legal": (game.actions,), "child_bits": (-(-game.inputs // 64),),
+            "legal": A, "states": F, "bits": words, "child_states": F, "child_bits": words,
+            "child_legal": A,
         }  # fmt: skip
         self._step = _Step()
         for names, count in ((_ROOTS, B), (_ACTIONS, most), (_ENDED, B)):
             for name, kind in names.items():
                 if name in (*WHOLE, *BITS) and name not in shown:
                     continue
-                array = np.empty((count + (name == "row_ptr"), *widths.get(name, ())), kind)
+                shape = (count, widths[name]) if name in widths else count + (name == "row_ptr")
+                array = np.empty(shape, kind)
                 setattr(self, name, array)
                 setattr(self._step, name, array.ctypes.data)
         self.draws = Draws(seed, self.games, self.plies)
@@ -248,11 +254,17 @@ class RootStep:
         )  # fmt: skip
         buffer.packed += self.n
 
+    @property
+    def seen(self) -> NDArray[np.int8] | NDArray[np.uint64]:
+        """What the roots show, as children do."""
+        found: NDArray[Any] = getattr(self, self.shown[0])
+        return found[: self.R]
+
     def children(self) -> Children:
         """The children to evaluate."""
         self.m = self.calls.make_children(*self.game, self.R, self._slots, self.address)
-        first, *legal = (getattr(self, name)[: self.m] for name in self.shown)
-        return Children(first, *legal or [None])
+        states, *legal = (getattr(self, name)[: self.m] for name in self.shown[1:])
+        return Children(states, *legal or [None])
 
     def allocate(
         self, logits: NDArray[np.float32], values: NDArray[np.float32], roots: NDArray[np.float32]

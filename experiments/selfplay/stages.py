@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from experiments.selfplay import gates, measure, plain, v1
 from experiments.selfplay.games import Boards, find
-from experiments.selfplay.operations import IN_PLACE, WHOLE, Children, RootStep
+from experiments.selfplay.operations import BITS, IN_PLACE, VALUES, WHOLE, Children, RootStep
 from experiments.selfplay.record import BOARD
 from experiments.selfplay.root_puct import with_numpy
 from experiments.selfplay.search import Search
@@ -28,6 +28,9 @@ Say = Callable[[str], None]
 
 class Composed(RootStep):
     """A step from NumPy's operations alone, but for the rules of the game and the priors."""
+
+    def __init__(self, boards: Boards, search: Search, shown: tuple[str, ...], *rest: Any) -> None:
+        super().__init__(boards, search, VALUES if shown is BITS else shown, *rest)
 
     def roots(
         self, slots: NDArray[np.int32], numbers: NDArray[np.int32], buffer: v1.Buffer
@@ -148,6 +151,7 @@ class AfterR1(Composed):
 class AfterR2(AfterR1):
     """Packing and writing back, too."""
 
+    __init__ = RootStep.__init__
     roots, children, choose = RootStep.roots, RootStep.children, RootStep.choose
 
 

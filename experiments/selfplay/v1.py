@@ -163,9 +163,8 @@ class Player:
 
     def root_search(self, step: RootStep, buffer: Buffer, spent: Callable[[str], Any]) -> None:
         """Root-PUCT: the roots' values go to the buffer, visits stay with the step."""
-        R = buffer.size - buffer.first
         with spent("evaluate"):
-            logits = self.evaluate.policy(step.states[:R], step.legal[:R])
+            logits = self.evaluate.policy(step.seen, step.legal[: step.R])
         with spent("pack_writeback"):
             states, legal = step.children()
         with spent("evaluate"):
@@ -191,8 +190,8 @@ class Evaluation:
     """A caller's evaluation, whose answers are contiguous float32 of the right shape.
 
     native: the addresses of a function in C++ and of its network, which are asked without coming
-    back to Python, up to `rows` positions in a call; alone: whether it gives values alone, of
-    children that are `shown` so.
+    back to Python, up to `rows` positions in a call; alone: whether it gives values alone; shown:
+    what shows positions best then.
 
     Raises InputError: answers are of another shape, or values no numbers.
     """
@@ -224,15 +223,15 @@ class Evaluation:
             )
         return logits, checked(values, len(states))
 
-    def policy(self, states: NDArray[np.int8], legal: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Logits alone, float32 [n, A]."""
+    def policy(self, states: NDArray[Any], legal: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Logits alone, float32 [n, A], of states as they are shown."""
         if not self.native:
             return self(states, legal)[0]
         logits = np.empty(legal.shape, np.float32)
         self._ask(states, logits)
         return logits
 
-    def values(self, states: NDArray[np.int8] | NDArray[np.uint64]) -> NDArray[np.float32]:
+    def values(self, states: NDArray[Any]) -> NDArray[np.float32]:
         """Values alone, float32 [n], of states as they are shown."""
         found = self._ask(states, None) if self.native else self._values(states)
         return checked(found, len(states))

@@ -55,7 +55,7 @@ struct Connect4 {
   static void observe_bits(const State& s, uint64_t* words) {
     show_bits(dense(s.own()), kCells, 0, words);
     show_bits(dense(s.other()), kCells, kCells, words);
-    show_bits((uint64_t{1} << kCells) - 1, kCells, 2 * kCells, words);
+    show_whole_plane<Connect4>(2, words);
   }
 
   static float soft(const State&) { return 0; }  // nothing is taken

@@ -128,7 +128,7 @@ struct Liuzhou {
     show_bits(theirs, kCells, kCells, words);
     show_bits(mine & s.marks, kCells, 2 * kCells, words);
     show_bits(theirs & s.marks, kCells, 3 * kCells, words);
-    show_bits(kBoard, kCells, (4 + s.facts.phase) * kCells, words);
+    show_whole_plane<Liuzhou>(4 + s.facts.phase, words);
   }
 
   // White's stones less Black's, d: tan(2 d / 18) within [-1, 1].

@@ -75,15 +75,15 @@ void evaluate(const Net& net, int32_t n, int32_t pitch, float* logits, float* va
 
 }  // namespace
 
-// Inputs as bits uint64 [n, words], of a network whose first layer has columns -> logits float32
-// [n, A] (or NULL) and values float32 [n].
+// Inputs as bits uint64 [n, words], see state.h, of a network whose first layer has columns ->
+// logits float32 [n, A] (or NULL) and values float32 [n].
 EGGROLL_EXPORT void net_evaluate_bits(const Net* net, int32_t n, const uint64_t* bits,
                                       float* logits, float* values) {
   const Layer& layer = net->layers[0];
   evaluate(*net, n, kWide, logits, values,
            [&](int32_t first, int32_t rows, int8_t* x, uint8_t*, int32_t pitch) {
-             kernels_of(net->set)->first(layer, rows,
-                                         bits + int64_t{first} * words_of(layer.inputs), x, pitch);
+             kernels_of(net->set)->first(layer, rows, bits + int64_t{first} * layer.words(), x,
+                                         pitch);
            });
 }
 
@@ -95,9 +95,9 @@ EGGROLL_EXPORT void net_evaluate(const Net* net, int32_t n, const int8_t* planes
   const int32_t F = layer.inputs;
   if (layer.columns) {
     static thread_local std::vector<uint64_t> bits;
-    const size_t room = static_cast<size_t>(n) * words_of(F);
+    const size_t room = static_cast<size_t>(n) * layer.words();
     if (bits.size() < room) bits.resize(room);
-    run.pack(F, n, planes, bits.data());
+    run.pack(F, layer.words(), n, planes, bits.data());
     return net_evaluate_bits(net, n, bits.data(), logits, values);
   }
   evaluate(*net, n, whole(F), logits, values,

@@ -14,11 +14,12 @@ namespace selfplay {
 
 constexpr int kLane = 16, kWide = 32;  // outputs side by side, in int32 and in int16
 constexpr int kMostInputs = 4096;
-constexpr int kOneBits = 6;  // an input plane's 1 is 64
+constexpr int kMostWords = kMostInputs / 32;  // of bits: a plane has at least one input
+constexpr int kOneBits = 6;                   // an input plane's 1 is 64
 
 // A layer: weights as [N / 16][K / 4][16][4], zero beyond K and N, of one output [K]; bias in whole
-// kWide. columns int16 [K][N in whole kWide], of the first layer where every sum of a column's
-// weights is within int16, else NULL.
+// kWide. columns int16 [K + planes][N in whole kWide], of the first layer where every sum of an
+// output's weights is within int16, else NULL: those of an input, then the sums of all of a plane.
 struct Layer {
   int32_t inputs, outputs;  // K, N
   int32_t root;             // floor(sqrt K)
@@ -26,9 +27,11 @@ struct Layer {
   const int8_t* weights;
   const int16_t* bias;
   const int16_t* columns;
+  int32_t planes;
 
   int32_t divisor() const { return 16 * root; }
   int32_t quads() const { return (inputs + 3) / 4; }
+  int32_t words() const { return (inputs + planes + 63) / 64; }
   int32_t groups() const { return (outputs + kLane - 1) / kLane; }
 };
 
@@ -41,11 +44,9 @@ struct Kernels {
   // The same of the first layer with columns; its inputs, of 0 and 1, are bits uint64 [rows,
   // words].
   void (*first)(const Layer& layer, int32_t rows, const uint64_t* bits, int8_t* y, int32_t pitch_y);
-  // Planes int8 [rows, K] of 0 and 1 as bits.
-  void (*pack)(int32_t K, int32_t rows, const int8_t* planes, uint64_t* bits);
+  // Planes int8 [rows, K] of 0 and 1 as bits uint64 [rows, words].
+  void (*pack)(int32_t K, int32_t words, int32_t rows, const int8_t* planes, uint64_t* bits);
 };
-
-inline int32_t words_of(int32_t inputs) { return (inputs + 63) / 64; }
 
 const Kernels* kernels_of(int32_t set);  // 0 generic, 1 AVX-512 VNNI; or NULL
 
@@ -171,7 +172,7 @@ constexpr int kKept = 4;
 constexpr int32_t kNear = 8;  // inputs
 
 struct Kept {
-  uint64_t bits[kMostInputs / 64];
+  uint64_t bits[kMostWords];
   int16_t sums[kMostInputs];
 };
 
@@ -221,7 +222,7 @@ inline void change_sums(const Layer& layer, int32_t width, int32_t first, const 
 }
 
 void run_first(const Layer& layer, int32_t rows, const uint64_t* bits, int8_t* y, int32_t pitch_y) {
-  const int32_t words = words_of(layer.inputs);
+  const int32_t words = layer.words();
   const int32_t width = (layer.outputs + kWide - 1) / kWide * kWide;
   const Reciprocal reciprocal(layer.root);
   Kept kept[kKept + 1];  // the last stays as it is, without any input
@@ -233,7 +234,7 @@ void run_first(const Layer& layer, int32_t rows, const uint64_t* bits, int8_t* y
   for (int i = 0; i <= kKept; ++i) order[i] = i;
   for (int32_t r = 0; r < rows; ++r, bits += words, y += pitch_y) {
     int nearest = 0;
-    int32_t least = layer.inputs + 1;
+    int32_t least = 64 * words + 1;
     for (int i = 0; i <= kKept && least > kNear; ++i) {
       int32_t apart = 0;
       for (int32_t w = 0; w < words; ++w)
@@ -243,7 +244,7 @@ void run_first(const Layer& layer, int32_t rows, const uint64_t* bits, int8_t* y
     const int place = least > kNear || nearest == kKept ? kKept - 1 : nearest;
     const int to = order[place];
     const Kept& from = kept[order[nearest]];
-    Change changes[kMostInputs];
+    Change changes[64 * kMostWords];
     int32_t count = 0;
     for (int32_t w = 0; w < words; ++w) {
       const uint64_t seen = bits[w];
@@ -269,10 +270,12 @@ void run_first(const Layer& layer, int32_t rows, const uint64_t* bits, int8_t* y
   }
 }
 
-void pack(int32_t K, int32_t rows, const int8_t* planes, uint64_t* bits) {
+void pack(int32_t K, int32_t words, int32_t rows, const int8_t* planes, uint64_t* bits) {
   for (int32_t r = 0; r < rows; ++r, planes += K)
-    for (int32_t at = 0; at < K; at += 64)
-      *bits++ = bits_of(planes + at, K - at < 64 ? K - at : 64);
+    for (int32_t w = 0; w < words; ++w) {
+      const int32_t left = K - 64 * w;
+      *bits++ = left > 0 ? bits_of(planes + 64 * w, left < 64 ? left : 64) : 0;
+    }
 }
 
 constexpr Kernels own_kernels{run, run_first, pack};

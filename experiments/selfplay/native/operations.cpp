@@ -64,26 +64,37 @@ struct Record {
 };
 
 // Arrays of a step, taken once. Of R roots: row_ptr [R + 1], games, plies, temperatures, chosen,
-// and what they show, planes int8 [R, F] and legal uint8 [R, A]. Of their n legal actions: actions,
-// leaves, priors, visits, sums. Of m children to be evaluated: places among the n; signs, 1 where
-// the same side is to move as at the root; and what they show, in those of the last three arrays
-// that are not NULL.
+// legal uint8 [R, A], and planes int8 [R, F] or bits uint64 [R, words], whichever is not NULL. Of
+// their n legal actions: actions, leaves, priors, visits, sums. Of m children to be evaluated:
+// places among the n; signs, 1 where the same side is to move as at the root; and what they show,
+// child_legal only where not NULL.
 struct Step {
   int32_t *row_ptr, *games, *plies, *chosen;
   float* temperatures;
-  int8_t* planes;
   uint8_t* legal;
+  int8_t* planes;
+  uint64_t* bits;
   int32_t* actions;
   float *leaves, *priors, *visits, *sums;
   int32_t* places;
   int8_t *signs, *child_planes;
-  uint8_t* child_legal;
   uint64_t* child_bits;
+  uint8_t* child_legal;
   // Slots of the games that ended, and how they ended, for White.
   int32_t* ended;
   int8_t* results;
   float* softs;
 };
+
+// What a position shows, in row i of either array.
+template <class Game>
+void show(const State& s, int64_t i, int8_t* planes, uint64_t* bits) {
+  if (planes) Game::observe(s, planes + i * Game::kPlanes * Game::kCells);
+  if (!bits) return;
+  uint64_t words[kWords<Game>] = {};
+  Game::observe_bits(s, words);
+  std::memcpy(bits + i * kWords<Game>, words, sizeof words);
+}
 
 // Begins a step of boards: packs their legal actions, shows them, and writes them as rows `first`
 // and on of the record, policies from `start` on; numbers int32 [B] of their games. Returns n.
@@ -103,7 +114,7 @@ EGGROLL_EXPORT int32_t pack_roots(int32_t game, const Positions* boards, int32_t
       record->steps[int64_t{slot} * record->longest + record->lengths[slot]++] = row;
       step->plies[r] = s.facts.plies;
       step->temperatures[r] = s.facts.plies < temperature_plies;
-      G::observe(s, step->planes + int64_t{r} * G::kPlanes * G::kCells);
+      show<G>(s, r, step->planes, step->bits);
       uint8_t* mask = step->legal + int64_t{r} * G::kActions;
       std::memset(mask, 0, G::kActions);
       int16_t found[G::kMostLegal];
@@ -130,13 +141,7 @@ EGGROLL_EXPORT int32_t make_children(int32_t game, const Positions* boards, int3
         if (s.facts.over) continue;
         step->places[m] = i;
         step->signs[m] = static_cast<int8_t>(s.facts.mover * root.facts.mover);
-        constexpr int kInputs = G::kPlanes * G::kCells, kWords = (kInputs + 63) / 64;
-        if (step->child_planes) G::observe(s, step->child_planes + int64_t{m} * kInputs);
-        if (step->child_bits) {
-          uint64_t words[kWords] = {};
-          G::observe_bits(s, words);
-          std::memcpy(step->child_bits + int64_t{m} * kWords, words, sizeof words);
-        }
+        show<G>(s, m, step->child_planes, step->child_bits);
         if (step->child_legal) show_legal<G>(s, step->child_legal + int64_t{m} * G::kActions);
         ++m;
       }

@@ -42,7 +42,8 @@ struct TicTacToe {
   }
 
   static void observe_bits(const State& s, uint64_t* words) {
-    words[0] = s.own() | s.other() << kCells | kBoard << 2 * kCells;
+    words[0] = s.own() | s.other() << kCells;
+    show_whole_plane<TicTacToe>(2, words);
   }
 
   static float soft(const State&) { return 0; }  // nothing is taken
