@@ -12,20 +12,33 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.errors import InputError
-from experiments.selfplay.games import Boards, Game, find, pointer
+from experiments.selfplay.games import Boards, Game, address, find
 from experiments.selfplay.operations import BITS, IN_PLACE, VALUES, WHOLE, Evaluate, RootStep
 from experiments.selfplay.record import Buffer, Trajectories
 from experiments.selfplay.search import Search, Trees
 
 SEGMENTS = ("evaluate", "search", "pack_writeback", "step", "finalize")
+
+
+class Segment:
+    """What is done within counts for a segment of the step under way."""
+
+    def __init__(self, steps: list[dict[str, float]], name: str) -> None:
+        self.steps, self.name = steps, name
+
+    def __enter__(self) -> None:
+        self.began = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.steps[-1][self.name] += time.perf_counter() - self.began
 
 
 class Telemetry:
@@ -36,17 +49,11 @@ class Telemetry:
         self.steps: list[dict[str, float]] = []
         self.outcomes = np.zeros(3, np.int64)  # games that White won, drew, lost
         self.evaluations = 0
+        self.segment = {name: Segment(self.steps, name) for name in SEGMENTS}.__getitem__
 
     def begin(self) -> None:
         """A step begins."""
         self.steps.append(dict.fromkeys(SEGMENTS, 0.0))
-
-    @contextmanager
-    def segment(self, name: str) -> Iterator[None]:
-        """What is done within counts for a segment."""
-        began = time.perf_counter()
-        yield
-        self.steps[-1][name] += time.perf_counter() - began
 
 
 def play_games(
@@ -237,13 +244,17 @@ class Evaluation:
         return checked(found, len(states))
 
     def _ask(self, states: NDArray[Any], logits: NDArray[np.float32] | None) -> NDArray[np.float32]:
-        values = np.empty(len(states), np.float32)
+        n, values = len(states), np.empty(len(states), np.float32)
         function, net = self._asked[states.dtype]
-        for first in range(0, len(states), self.rows):
-            part = slice(first, first + self.rows)
+        shown, found = address(states), address(values)
+        width, wide = states.strides[0], 0
+        policy = None
+        if logits is not None:
+            policy, wide = address(logits), logits.strides[0]
+        for first in range(0, n, self.rows):
             function(
-                net, len(states[part]), pointer(states[part]),
-                pointer(None if logits is None else logits[part]), pointer(values[part]),
+                net, min(self.rows, n - first), shown + first * width,
+                policy and policy + first * wide, found + 4 * first,
             )  # fmt: skip
         return values
 
