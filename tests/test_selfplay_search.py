@@ -299,6 +299,47 @@ def test_a_gumbel_root_finds_the_win() -> None:
     assert policy[0, 0] > 60_000
 
 
+def gamma(words: Any, shape: float) -> float:
+    """A draw of a gamma distribution by Marsaglia and Tsang, from chances in [0, 1)."""
+    if shape < 1:
+        above = gamma(words, shape + 1)
+        return above * (1 - next(words)) ** (1 / shape)
+    d = shape - 1 / 3
+    c = 1 / math.sqrt(9 * d)
+    while True:
+        x = math.sqrt(-2 * math.log(1 - next(words))) * math.cos(math.tau * next(words))
+        v = (1 + c * x) * (1 + c * x) * (1 + c * x)
+        if v > 0 and math.log(1 - next(words)) < 0.5 * x * x + d * (1 - v + math.log(v)):
+            return d * v
+
+
+def chances(seed: int, game: int, ply: int, purpose: int) -> Any:
+    """Those that chance.h draws one after another."""
+    state = plain.mixed(plain.mixed(plain.mixed(seed) ^ game) ^ (4 * ply + purpose))
+    while True:
+        yield (plain.mixed(state) >> 11) * 2.0**-53
+        state = (state + 0x9E3779B97F4A7C15) & plain.WORD
+
+
+@pytest.mark.parametrize("shape", [0.1, 0.5, 1.0, 3.0])
+def test_noise_at_the_root_is_that_of_its_definition(shape: float) -> None:
+    """Priors that are noise alone, seen by the visits that they give."""
+    game, games = GAMES["liuzhou"], 300
+    given: dict[str, Any] = {
+        "simulations": 500, "batch": games, "seed": 5, "temperature_plies": 0, "noise": 1.0,
+    }  # fmt: skip
+    found = v1.play_games("liuzhou", uniform, games=games, shape=shape, **given)
+    first = np.unique(found.game, return_index=True)[1]
+    for number, row in enumerate(first):
+        words = chances(5, number, 0, 1)
+        drawn = [gamma(words, shape) for _ in range(36)]
+        priors = np.zeros((1, game.actions), np.float32)
+        priors[0, :36] = [value / plain.sum_in_order(drawn) for value in drawn]
+        none = np.zeros((1, game.actions), np.float32)
+        wanted = allotted(priors, none, found.legal[row][None], 500, 1.5)[0]
+        assert (found.policy[row] == wanted[0]).all()
+
+
 # ---- whole games -------------------------------------------------------------------------------
 
 WHOLE = [("tictactoe", 24, 6), ("connect4", 12, 4), ("liuzhou", 8, 1)]
