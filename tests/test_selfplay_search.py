@@ -324,7 +324,7 @@ def chances(seed: int, game: int, ply: int, purpose: int) -> Any:
 @pytest.mark.parametrize("shape", [0.1, 0.5, 1.0, 3.0])
 def test_noise_at_the_root_is_that_of_its_definition(shape: float) -> None:
     """Priors that are noise alone, seen by the visits that they give."""
-    game, games = GAMES["liuzhou"], 300
+    game, games = GAMES["liuzhou"], 80
     given: dict[str, Any] = {
         "simulations": 500, "batch": games, "seed": 5, "temperature_plies": 0, "noise": 1.0,
     }  # fmt: skip
@@ -480,14 +480,28 @@ def test_a_network_of_another_game_is_refused(depth: int) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("game", GAMES)
 @pytest.mark.parametrize("depth", [1, 1000])
-def test_a_network_in_native_code_plays_the_games_of_the_engine(depth: int) -> None:
-    whole = Int8(GAMES["connect4"], (32,), seed=4)
+def test_a_network_in_native_code_plays_the_games_of_the_engine(game: str, depth: int) -> None:
+    """Shown planes or bits, by instruction sets, with or without columns of the first layer."""
+    whole = Int8(GAMES[game], (32,), seed=4)
     play = partial(
-        v1.play_games, "connect4", games=4, simulations=16, batch=4, seed=0, temperature_plies=6,
+        v1.play_games, game, games=6, simulations=16, batch=4, seed=0, temperature_plies=6,
         depth=depth,
     )  # fmt: skip
-    assert gates.compare(play(whole), play(evaluators.Native(whole.weights))).passed
+    wanted = play(whole)
+    for set_ in (0, 1):
+        if evaluators.library().net_runs(set_):
+            net = evaluators.Native(whole.weights, set_)
+            assert net.bits
+            assert gates.compare(play(net), wanted).passed
+    net = evaluators.Native(whole.weights, differences=False)
+    assert not net.bits
+    assert gates.compare(play(net), wanted).passed
+
+
+def test_a_native_network_needs_its_leaves_and_planes() -> None:
+    whole = Int8(GAMES["connect4"], (32,), seed=4)
     with pytest.raises(InputError, match=r"no leaf 'layer0.bias'"):
         evaluators.Native({"layer0.weights": 0, "a": 0, "b": 0, "c": 0, "d": 0, "e": 0})
     with pytest.raises(InputError, match=r"\[n, 126\] is needed"):
