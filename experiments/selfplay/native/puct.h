@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace selfplay {
 
@@ -103,6 +104,7 @@ inline void simulate(Root& root, float scale) {
 
 constexpr int kMostBlocks = 4;
 constexpr int kFew = kMostBlocks * kWidth;  // actions, at most 64
+constexpr int kFewTogether = 8;
 
 typedef float Four __attribute__((vector_size(16)));
 
@@ -120,12 +122,13 @@ struct Scores {
 
   explicit Scores(const Few& root) {
     constexpr float kNever = -std::numeric_limits<float>::infinity();
-    for (int b = 0; b < kBlocks; ++b)
-      for (int i = 0; i < kWidth; ++i) {
-        const bool is = b * kWidth + i < root.count;
-        mean[b][i] = is ? 0 : kNever;
-        bonus[b][i] = is ? root.now[b * kWidth + i][1] : 0;
-      }
+    float first[kBlocks * kWidth], weight[kBlocks * kWidth];
+    for (int32_t i = 0; i < kBlocks * kWidth; ++i) {
+      first[i] = i < root.count ? 0 : kNever;
+      weight[i] = i < root.count ? root.now[i][1] : 0;
+    }
+    std::memcpy(mean, first, sizeof mean);
+    std::memcpy(bonus, weight, sizeof bonus);
   }
 
   void simulate(Few& root, float scale) {
@@ -151,15 +154,18 @@ struct Scores {
   }
 };
 
-template <int kBlocks>
-void allocate_few(Few* roots, int32_t simulations) {
-  static_assert(kTogether == 4);
-  Scores<kBlocks> a(roots[0]), b(roots[1]), c(roots[2]), d(roots[3]);
+template <int kBlocks, size_t... kRoots>
+inline void allocate_few(Few* roots, int32_t simulations, std::index_sequence<kRoots...>) {
+  Scores<kBlocks> scores[] = {Scores<kBlocks>(roots[kRoots])...};
   for (int32_t t = 0; t < simulations; ++t) {
     const float scale = __builtin_sqrtf(static_cast<float>(1 + t));
-    a.simulate(roots[0], scale), b.simulate(roots[1], scale);
-    c.simulate(roots[2], scale), d.simulate(roots[3], scale);
+    (scores[kRoots].simulate(roots[kRoots], scale), ...);
   }
+}
+
+template <int kBlocks>
+void allocate_few(Few* roots, int32_t simulations) {
+  allocate_few<kBlocks>(roots, simulations, std::make_index_sequence<kFewTogether>());
 }
 
 void allocate_many(int32_t R, const int32_t* row_ptr, const float* priors, const float* leaves,
@@ -185,10 +191,10 @@ void allocate(int32_t R, const int32_t* row_ptr, const float* priors, const floa
               int32_t simulations, float c, float* visits, float* sums) {
   constexpr void (*kCalls[])(Few*, int32_t) = {allocate_few<1>, allocate_few<2>, allocate_few<3>,
                                                allocate_few<4>};
-  Few roots[kTogether];
+  Few roots[kFewTogether];
   int count = 0;
   auto run = [&](int blocks) {
-    for (int i = count; i < kTogether; ++i)  // to fill up
+    for (int i = count; i < kFewTogether; ++i)  // to fill up
       roots[i] = {}, roots[i].count = 1, roots[i].all = 1;
     kCalls[blocks - 1](roots, simulations);
     for (int i = 0; i < count; ++i)
@@ -198,20 +204,22 @@ void allocate(int32_t R, const int32_t* row_ptr, const float* priors, const floa
       }
     count = 0;
   };
-  // Roots of as many blocks go together; fewer than four that are left join those of one more.
+  // Roots of as many blocks go together; those that are left join those of one more.
+  int last = 1;
   for (int blocks = 1; blocks <= kMostBlocks; ++blocks)
     for (int32_t r = 0; r < R; ++r) {
       const int32_t first = row_ptr[r], n = row_ptr[r + 1] - first;
       if (n <= 0 || (n + kWidth - 1) / kWidth != blocks) continue;
       Few& root = roots[count++];
+      last = blocks;
       root.first = first, root.count = n, root.all = ~uint64_t{0} >> (64 - n);
       for (int32_t k = 0; k < n; ++k) {
         root.now[k] = Four{0, c * priors[first + k], 0, 1};
         root.visit[k] = Four{leaves[first + k], 0, 1, 1};
       }
-      if (count == kTogether) run(blocks);
+      if (count == kFewTogether) run(blocks);
     }
-  if (count) run(kMostBlocks);
+  if (count) run(last);
   allocate_many(R, row_ptr, priors, leaves, simulations, c, visits, sums);
 }
 
