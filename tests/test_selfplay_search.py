@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from typing import Any
 
@@ -75,6 +76,39 @@ def test_root_puct_allots_as_its_definition(instruction_set: str, A: int) -> Non
     found = operations.root_puct_allocate_visits(priors, leaves, valid, 48, 1.5)
     for own, wanted in zip(found, allotted(priors, leaves, valid, 48, 1.5), strict=True):
         assert (own == wanted).all()
+
+
+def test_roots_of_many_sizes_are_searched_in_one_call(instruction_set: str) -> None:
+    """Roots go four by four with others of their size, and what is left with larger ones."""
+    rng = np.random.default_rng(2)
+    for counts in (
+        [1, 72, 0, 16, 17, 3, 33, 64, 65, 8, 9, 1, 4, 5, 32, 48, 49],
+        [7],
+        [0],
+        [20] * 9,
+    ):
+        A = 80
+        priors = rng.dirichlet(np.full(A, 0.5), len(counts)).astype(np.float32)
+        leaves = rng.uniform(-1, 1, priors.shape).astype(np.float32)
+        valid = np.zeros(priors.shape, bool)
+        for row, count in zip(valid, counts, strict=True):
+            row[rng.choice(A, count, replace=False)] = True
+        found = operations.root_puct_allocate_visits(priors, leaves, valid, 60, 1.5)
+        for own, wanted in zip(found, allotted(priors, leaves, valid, 60, 1.5), strict=True):
+            assert (own == wanted).all()
+
+
+def test_priors_that_are_no_numbers_keep_to_their_root(instruction_set: str) -> None:
+    """Scores are then no numbers, either: the first action takes all, as among objects."""
+    for A in (3, 40, 220):
+        priors = np.full((5, A), 1 / A, np.float32)
+        leaves, valid = np.linspace(-1, 1, 5 * A, dtype=np.float32).reshape(5, A), priors > 0
+        wanted = operations.root_puct_allocate_visits(priors, leaves, valid, 30, 1.5)
+        priors[2] = np.nan
+        found = operations.root_puct_allocate_visits(priors, leaves, valid, 30, 1.5)
+        assert found.visits[2].tolist() == [30] + [0] * (A - 1)
+        others = [0, 1, 3, 4]
+        assert (found.visits[others] == wanted.visits[others]).all()
 
 
 def test_root_puct_takes_the_first_of_equals(instruction_set: str) -> None:
@@ -265,6 +299,47 @@ def test_a_gumbel_root_finds_the_win() -> None:
     assert policy[0, 0] > 60_000
 
 
+def gamma(words: Any, shape: float) -> float:
+    """A draw of a gamma distribution by Marsaglia and Tsang, from chances in [0, 1)."""
+    if shape < 1:
+        above = gamma(words, shape + 1)
+        return above * (1 - next(words)) ** (1 / shape)
+    d = shape - 1 / 3
+    c = 1 / math.sqrt(9 * d)
+    while True:
+        x = math.sqrt(-2 * math.log(1 - next(words))) * math.cos(math.tau * next(words))
+        v = (1 + c * x) * (1 + c * x) * (1 + c * x)
+        if v > 0 and math.log(1 - next(words)) < 0.5 * x * x + d * (1 - v + math.log(v)):
+            return d * v
+
+
+def chances(seed: int, game: int, ply: int, purpose: int) -> Any:
+    """Those that chance.h draws one after another."""
+    state = plain.mixed(plain.mixed(plain.mixed(seed) ^ game) ^ (4 * ply + purpose))
+    while True:
+        yield (plain.mixed(state) >> 11) * 2.0**-53
+        state = (state + 0x9E3779B97F4A7C15) & plain.WORD
+
+
+@pytest.mark.parametrize("shape", [0.1, 0.5, 1.0, 3.0])
+def test_noise_at_the_root_is_that_of_its_definition(shape: float) -> None:
+    """Priors that are noise alone, seen by the visits that they give."""
+    game, games = GAMES["liuzhou"], 80
+    given: dict[str, Any] = {
+        "simulations": 500, "batch": games, "seed": 5, "temperature_plies": 0, "noise": 1.0,
+    }  # fmt: skip
+    found = v1.play_games("liuzhou", uniform, games=games, shape=shape, **given)
+    first = np.unique(found.game, return_index=True)[1]
+    for number, row in enumerate(first):
+        words = chances(5, number, 0, 1)
+        drawn = [gamma(words, shape) for _ in range(36)]
+        priors = np.zeros((1, game.actions), np.float32)
+        priors[0, :36] = [value / plain.sum_in_order(drawn) for value in drawn]
+        none = np.zeros((1, game.actions), np.float32)
+        wanted = allotted(priors, none, found.legal[row][None], 500, 1.5)[0]
+        assert (found.policy[row] == wanted[0]).all()
+
+
 # ---- whole games -------------------------------------------------------------------------------
 
 WHOLE = [("tictactoe", 24, 6), ("connect4", 12, 4), ("liuzhou", 8, 1)]
@@ -334,14 +409,99 @@ def test_the_native_network_has_the_bits_of_the_engine(set_: int, hidden: tuple[
             assert (whole.values(states) == whole(states, legal)[1]).all()
 
 
+def children_of(game: str, plies: int) -> Any:
+    """What the children of some positions show, int8 [n, F], root by root as a search asks them."""
+    rows = []
+    for position in positions_of(game, 12, plies):
+        rows += [child.planes() for action in position.legal() if (child := position.apply(action))]
+    return np.array(rows, np.int8).reshape(len(rows), -1)
+
+
+@pytest.mark.parametrize("set_", [0, 1])
+@pytest.mark.parametrize(("game", "plies"), [("tictactoe", 6), ("connect4", 30), ("liuzhou", 120)])
+def test_a_first_layer_by_differences_is_the_whole_one(game: str, plies: int, set_: int) -> None:
+    """On children of random positions, on rows that have nothing to do with each other, and where
+    sums leave the range of int8 or come close to that of int16."""
+    if not evaluators.library().net_runs(set_):
+        pytest.skip("the instruction set does not run here")
+    rng, kind = np.random.default_rng(plies), GAMES[game]
+    F, A = kind.inputs, kind.actions
+    near = children_of(game, plies)
+    far = (rng.random((40, F)) < rng.random((40, 1))).astype(np.int8)
+    rows = np.concatenate([near, far, near[::-1], near[:1], np.zeros((3, F), np.int8), near])
+    for hidden, most in (((128, 64), 24), ((33,), 127), ((16, 40), min(127, 32767 // F))):
+        net = Int8(kind, hidden, seed=5)
+        first = net.weights["layer0.weights"]
+        first[:] = rng.integers(-most, most + 1, first.shape)
+        first[0], first[1] = most, -most
+        fits = int(np.abs(first.astype(np.int64)).sum(axis=1).max()) <= 32767
+        assert (evaluators.columns(first) is not None) == fits
+        own, whole = (evaluators.Native(net.weights, set_, differences=d) for d in (True, False))
+        legal = np.ones((len(rows), A), bool)
+        for mine, wanted in zip(own(rows, legal), whole(rows, legal), strict=True):
+            assert (mine == wanted).all()
+        assert (own.values(rows) == whole.values(rows)).all()
+        engine = Int8.of(kind, hidden, net.weights)
+        assert (own.values(rows) == engine.values(rows)).all()
+        for r in (0, len(near) - 1, len(near), len(rows) - 1):  # no row depends on those before it
+            assert (own.values(rows[r : r + 1]) == own.values(rows)[r]).all()
+
+
+def test_every_divisor_of_a_first_layer_is_exact() -> None:
+    """All sums that a quotient tells apart, by inputs that are taken one more at a time."""
+    for K in (4, 5, 9, 16, 17, 25, 36, 100, 126, 255, 256, 396, 1024, 4096):
+        weights = {
+            "layer0.weights": np.ones((2, K), np.int8), "layer0.bias": np.zeros(2, np.int8),
+            "policy.weights": 16 * np.eye(2, dtype=np.int8),
+            "policy.bias": np.zeros(2, np.int8),
+            "value.weights": np.zeros((1, 2), np.int8), "value.bias": np.zeros(1, np.int8),
+        }  # fmt: skip
+        weights["layer0.weights"][1] = -1
+        weights["layer0.bias"][1] = 127
+        rows = np.tri(K + 1, K, -1, np.int8)
+        legal = np.ones((K + 1, 2), bool)
+        own, whole = (evaluators.Native(weights, differences=d)(rows, legal) for d in (True, False))
+        assert all((a == b).all() for a, b in zip(own, whole, strict=True))
+        d = 16 * math.isqrt(K)
+        sums = 64 * np.arange(K + 1)[:, None] * np.array([1, -1])
+        hidden = (sums // d).clip(-127, 127) + np.array([0, 127])  # the policy passes it on
+        wanted = hidden.clip(0, 127).astype(np.float32) * np.float32(evaluators.LOG_2 / 16)
+        assert (own[0] == wanted).all()
+
+
 @pytest.mark.parametrize("depth", [1, 1000])
-def test_a_network_in_native_code_plays_the_games_of_the_engine(depth: int) -> None:
-    whole = Int8(GAMES["connect4"], (32,), seed=4)
+def test_a_network_of_another_game_is_refused(depth: int) -> None:
+    """Before it is asked by its address, where its rows would be read as this game's."""
+    net = evaluators.Native(Int8(GAMES["connect4"], (16,)).weights)
+    with pytest.raises(InputError, match=r"\[n, 126\] is needed"):
+        v1.play_games(
+            "tictactoe", net, games=1, simulations=4, batch=1, seed=0, temperature_plies=0,
+            depth=depth,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("depth", [1, 1000])
+def test_a_network_in_native_code_plays_the_games_of_the_engine(game: str, depth: int) -> None:
+    """Shown planes or bits, by instruction sets, with or without columns of the first layer."""
+    whole = Int8(GAMES[game], (32,), seed=4)
     play = partial(
-        v1.play_games, "connect4", games=4, simulations=16, batch=4, seed=0, temperature_plies=6,
+        v1.play_games, game, games=6, simulations=16, batch=4, seed=0, temperature_plies=6,
         depth=depth,
     )  # fmt: skip
-    assert gates.compare(play(whole), play(evaluators.Native(whole.weights))).passed
+    wanted = play(whole)
+    for set_ in (0, 1):
+        if evaluators.library().net_runs(set_):
+            net = evaluators.Native(whole.weights, set_)
+            assert net.bits
+            assert gates.compare(play(net), wanted).passed
+    net = evaluators.Native(whole.weights, differences=False)
+    assert not net.bits
+    assert gates.compare(play(net), wanted).passed
+
+
+def test_a_native_network_needs_its_leaves_and_planes() -> None:
+    whole = Int8(GAMES["connect4"], (32,), seed=4)
     with pytest.raises(InputError, match=r"no leaf 'layer0.bias'"):
         evaluators.Native({"layer0.weights": 0, "a": 0, "b": 0, "c": 0, "d": 0, "e": 0})
     with pytest.raises(InputError, match=r"\[n, 126\] is needed"):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import eggroll as eg
 from eggroll import native
 from eggroll.errors import InputError
-from experiments.selfplay.games import NATIVE, Game, pointer
+from experiments.selfplay.games import GAMES, NATIVE, Game, pointer
 from experiments.selfplay.operations import UNITS, Evaluate
 
 ONE = 64  # of a plane's 1
@@ -133,8 +133,9 @@ class NativeNetwork(ABC):
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "divisor", "relu")),
-        *((name, ctypes.c_void_p) for name in ("weights", "bias")),
+        *((name, ctypes.c_int32) for name in ("inputs", "outputs", "root", "relu")),
+        *((name, ctypes.c_void_p) for name in ("weights", "bias", "columns")),
+        ("planes", ctypes.c_int32),
     )
 
 
@@ -142,7 +143,6 @@ class _Net(ctypes.Structure):
     _fields_ = (
         ("count", ctypes.c_int32),
         ("layers", ctypes.c_void_p),
-        ("one", ctypes.c_int32),
         ("logit", ctypes.c_float),
         ("values", ctypes.c_void_p),
         ("set", ctypes.c_int32),
@@ -153,11 +153,15 @@ class Native(NativeNetwork):
     """The same network in C++ for few rows at a time, with the bits of `Int8`.
 
     weights: int8 leaves by name, as `declare` names them, of a network with at least one hidden
-    layer. Searches in trees ask it without coming back to Python: `native` has the addresses of the
-    function and of its network.
+    layer. Searches ask it without coming back to Python: `native` has the addresses of the function
+    and of its network, `bits` those for a game's bits (Game.words), uint64 [n, words], or None.
+    set_: the instruction set, -1 the widest. differences: whether a row's sums of the first layer
+    come from those of a row like it, as children of a position are.
     """
 
-    def __init__(self, weights: Mapping[str, Any], set_: int = -1) -> None:
+    def __init__(
+        self, weights: Mapping[str, Any], set_: int = -1, differences: bool = True
+    ) -> None:
         names = [f"layer{i}" for i in range(len(weights) // 2 - 2)] + ["policy", "value"]
         try:
             leaves = [
@@ -182,14 +186,23 @@ class Native(NativeNetwork):
         ):
             relu = name not in ("policy", "value")
             layer.inputs, layer.outputs = w.shape[1], w.shape[0]
-            layer.divisor, layer.relu = 16 * math.isqrt(w.shape[1]), relu
+            layer.root, layer.relu = math.isqrt(w.shape[1]), relu
             layer.weights, layer.bias = kernel.ctypes.data, bias.ctypes.data
+        game = next((game for game in GAMES.values() if game.inputs == self.inputs), None)
+        planes = game.planes if game else 0
+        self._columns = columns(leaves[0][0], planes) if differences else None
+        if self._columns is not None:
+            self._layers[0].columns, self._layers[0].planes = self._columns.ctypes.data, planes
         self._net = _Net(
-            len(names), ctypes.addressof(self._layers), ONE, LOG_2 / 16,
-            value_table().ctypes.data, set_,
-        )  # fmt: skip
-        function = ctypes.cast(self.calls.net_evaluate, ctypes.c_void_p)
-        self.native = (function.value, ctypes.addressof(self._net))
+            len(names), ctypes.addressof(self._layers), LOG_2 / 16, value_table().ctypes.data, set_
+        )
+        functions = (self.calls.net_evaluate, self.calls.net_evaluate_bits)
+        self.native, self.bits = (
+            (ctypes.cast(function, ctypes.c_void_p).value, ctypes.addressof(self._net))
+            for function in functions
+        )
+        if self._columns is None or not planes:
+            self.bits = None
 
     def _evaluate(self, states: NDArray[np.int8], logits: Floats | None) -> Floats:
         planes = np.ascontiguousarray(states, np.int8)
@@ -205,16 +218,30 @@ class Native(NativeNetwork):
         return values
 
 
-def packed(w: NDArray[np.int8], b: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """Weights [N, K] as [N / 16, K / 4, 16, 4] and biases as whole lanes, zero beyond."""
+def packed(w: NDArray[np.int8], b: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.int16]]:
+    """Weights [N, K] as [N / 16, K / 4, 16, 4], of one output [K], and biases in whole 32, zero
+    beyond."""
     N, K = w.shape
     groups, quads = -(-N // 16), -(-K // 4)
     wide = np.zeros((16 * groups, 4 * quads), np.int8)
     wide[:N, :K] = w
-    bias = np.zeros(16 * groups, np.int8)
+    bias = np.zeros(-(-N // 32) * 32, np.int16)
     bias[:N] = b
     kernel = wide.reshape(groups, 16, quads, 4).transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(kernel), bias
+    return np.ascontiguousarray(w if N == 1 else kernel, np.int8), bias
+
+
+def columns(w: NDArray[np.int8], planes: int = 0) -> NDArray[np.int16] | None:
+    """Weights [N, K] by input, and their sums over each of some planes, int16 [K + planes, N in
+    whole 32]; None where a sum might leave int16."""
+    N, K = w.shape
+    if K < 4 or np.abs(w.astype(np.int32)).sum(axis=1).max() > np.iinfo(np.int16).max:
+        return None
+    found = np.zeros((K + planes, -(-N // 32) * 32), np.int16)
+    found[:K, :N] = w.T
+    if planes:
+        found[K:, :N] = w.T.reshape(planes, -1, N).sum(axis=1)
+    return found
 
 
 @cache
@@ -313,15 +340,16 @@ class Chunks:
     """An evaluation in calls of at most so many rows."""
 
     def __init__(self, evaluate: Evaluate, rows: int) -> None:
-        self._evaluate, self._rows = evaluate, rows
+        self._evaluate, self.rows = evaluate, rows
         self.native = getattr(evaluate, "native", None)
+        self.bits = getattr(evaluate, "bits", None)
         if (values := getattr(evaluate, "values", None)) is not None:
             self.values = lambda states: np.concatenate(
                 [values(states[i : i + rows]) for i in range(0, len(states), rows)]
             )
 
     def __call__(self, states: NDArray[np.int8], legal: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        n = self._rows
+        n = self.rows
         if len(states) <= n:
             return self._evaluate(states, legal)
         parts = [

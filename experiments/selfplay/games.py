@@ -46,6 +46,12 @@ class Game(NamedTuple):
         return self.planes * self.cells
 
     @property
+    def words(self) -> int:
+        """Of 64 bits, that show a position: a bit of every input, then one of every plane for
+        those that hold everywhere, whose own bits stay 0."""
+        return -(-(self.inputs + self.planes) // 64)
+
+    @property
     def number(self) -> int:
         """The game's number in native code."""
         return list(GAMES).index(self.name)
@@ -90,10 +96,14 @@ def library() -> Any:
 
 def pointer(array: NDArray[Any] | None) -> ctypes.c_void_p:
     """The address of a contiguous array, for as long as it lives."""
-    if array is None:
-        return ctypes.c_void_p(None)
+    return ctypes.c_void_p(None if array is None else address(array))
+
+
+def address(array: NDArray[Any]) -> int:
+    """The same as a number."""
     assert array.flags.c_contiguous
-    return ctypes.c_void_p(array.__array_interface__["data"][0])  # quicker than array.ctypes
+    found: int = array.__array_interface__["data"][0]  # quicker than array.ctypes
+    return found
 
 
 class Positions(ctypes.Structure):

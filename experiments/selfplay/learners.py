@@ -25,7 +25,7 @@ from eggroll.library.gradient_trainer import FloatModel
 from eggroll.networks import initial_weights
 from eggroll.training.checkpoint import signature
 from experiments.selfplay import labels
-from experiments.selfplay.evaluators import Int8, Native, declare
+from experiments.selfplay.evaluators import Int8, Native, declare, library
 from experiments.selfplay.games import find
 from experiments.selfplay.network import Float, shown
 from experiments.selfplay.operations import Evaluate
@@ -126,7 +126,9 @@ class Feedback:
         self.es.learn(shown(positions.state), errors=errors)
 
     def evaluator(self) -> Evaluate:
-        if self.settings.depth > 1:  # trees ask for few rows at a time; the bits are the same
+        # The bits are the same: C++ is the faster one for the few rows that trees ask for, and for
+        # many where it has instructions for them.
+        if self.settings.depth > 1 or library().net_runs(1):
             return Native(self.es.weights)
         s = self.settings
         return Int8.of(find(s.game), s.layers, self.es.weights)

@@ -10,7 +10,7 @@ import ctypes
 import platform
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 from eggroll import native
 from eggroll.errors import InputError
 from experiments.selfplay.games import NATIVE, Boards, pointer
+
+if TYPE_CHECKING:
+    from experiments.selfplay.record import Buffer
+    from experiments.selfplay.search import Search
 
 # states int8 [n, F], legal bool [n, A] -> logits float32 [n, A], values float32 [n] in [-1, 1], for
 # the side to move. One with an attribute `values`, states -> values, is asked that way where no
@@ -110,15 +114,6 @@ def sample_visits(
     return chosen
 
 
-class Rows(ctypes.Structure):
-    """Packed actions of roots, for native code."""
-
-    _fields_ = (
-        ("count", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in ("row_ptr", "actions")),
-    )
-
-
 class Draws:
     """What draws the chance of roots: a seed, and of each the game's number and its plies, int32
     [R]."""
@@ -130,7 +125,7 @@ class Draws:
         )
 
     def __init__(self, seed: int, games: NDArray[np.int32], plies: NDArray[np.int32]) -> None:
-        self.seed = seed
+        self.seed = seed  # the arrays are read when chance is drawn
         self.games, self.plies = (np.ascontiguousarray(a, np.int32) for a in (games, plies))
         self._struct = self._Struct(seed, self.games.ctypes.data, self.plies.ctypes.data)
 
@@ -140,133 +135,162 @@ class Draws:
         return ctypes.byref(self._struct)
 
 
-class _Waiting(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("places", "signs", "planes", "legal"))
+# Arrays of a step, as struct Step of operations.cpp has them: of roots, of their legal actions, and
+# of the games that ended.
+_ROOTS = {
+    "row_ptr": np.int32, "games": np.int32, "plies": np.int32, "chosen": np.int32,
+    "temperatures": np.float32, "legal": np.bool_, "states": np.int8, "bits": np.uint64,
+}  # fmt: skip
+_ACTIONS = {
+    "packed": np.int32, "leaves": np.float32, "priors": np.float32, "visits": np.float32,
+    "sums": np.float32, "waiting": np.int32, "signs": np.int8, "child_states": np.int8,
+    "child_bits": np.uint64, "child_legal": np.bool_,
+}  # fmt: skip
+_ENDED = {"ended_slots": np.int32, "ended_results": np.int8, "ended_softs": np.float32}
 
 
-class _Finished(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("slots", "results", "softs"))
+class _Step(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in (*_ROOTS, *_ACTIONS, *_ENDED))
+
+
+class Options(ctypes.Structure):
+    """How roots are searched; share and shape of Dirichlet noise."""
+
+    _fields_ = (
+        ("simulations", ctypes.c_int32),
+        ("exploration", ctypes.c_float),
+        ("share", ctypes.c_double),
+        ("shape", ctypes.c_double),
+    )
+
+
+# What shows roots and children: planes, with children's legal actions or without, or bits, from
+# which a network in C++ gives values alone of children.
+WHOLE, VALUES = ("states", "child_states", "child_legal"), ("states", "child_states")
+BITS = ("bits", "child_bits")
 
 
 class Children(NamedTuple):
-    """Children that are to be evaluated. states: int8 [m, F]; legal: bool [m, A], or None where
-    values alone are asked for."""
+    """Children that are to be evaluated. states: int8 [m, F], or the same as bits, uint64 [m,
+    words]; legal: bool [m, A], or None where values alone are asked for."""
 
-    states: NDArray[np.int8]
+    states: NDArray[np.int8] | NDArray[np.uint64]
     legal: NDArray[np.bool_] | None
 
 
 class RootStep:
-    """One step of root-PUCT on boards, call by call, in memory that is taken once."""
+    """One step of root-PUCT on boards, call by call, in memory that is taken once.
 
-    def __init__(self, boards: Boards) -> None:
+    Of R roots: games, plies: int32, their numbers and plies; temperatures: float32 and chosen:
+    int32, of the move that is drawn; legal: bool [R, A]; and what they show, states: int8 [R, F],
+    or bits: uint64 [R, words].
+    """
+
+    row_ptr: NDArray[np.int32]
+    games: NDArray[np.int32]
+    plies: NDArray[np.int32]
+    chosen: NDArray[np.int32]
+    temperatures: NDArray[np.float32]
+    legal: NDArray[np.bool_]
+    states: NDArray[np.int8]
+    bits: NDArray[np.uint64]
+    packed: NDArray[np.int32]
+    leaves: NDArray[np.float32]
+    priors: NDArray[np.float32]
+    visits: NDArray[np.float32]
+    sums: NDArray[np.float32]
+    waiting: NDArray[np.int32]
+    signs: NDArray[np.int8]
+    child_states: NDArray[np.int8]
+    child_bits: NDArray[np.uint64]
+    child_legal: NDArray[np.bool_]
+    ended_slots: NDArray[np.int32]
+    ended_results: NDArray[np.int8]
+    ended_softs: NDArray[np.float32]
+
+    def __init__(
+        self,
+        boards: Boards,
+        search: Search,
+        shown: tuple[str, ...],
+        seed: int,
+        temperature_plies: int,
+    ) -> None:
+        """Memory for steps of all boards.
+
+        shown: what shows positions, WHOLE, VALUES or BITS. The first `temperature_plies` moves of a
+        game are drawn by their visits, later ones are the most visited.
+        """
         self.boards, self.calls = boards, library()
-        B, game = boards.count, boards.game
-        most = game.most_legal
-        self.row_ptr, self.packed = np.empty(B + 1, np.int32), np.empty(B * most, np.int32)
-        self.priors, self.leaves, self.visits, self.sums = np.empty((4, B * most), np.float32)
-        self.waiting, self.signs = np.empty(B * most, np.int32), np.empty(B * most, np.int8)
-        self.child_states = np.empty((B * most, game.inputs), np.int8)
-        self.child_legal: NDArray[np.bool_] | None = None
-        self.ended_slots, self.ended_results = np.empty(B, np.int32), np.empty(B, np.int8)
-        self.ended_softs = np.empty(B, np.float32)
-        ended = (self.ended_slots, self.ended_results, self.ended_softs)
-        self.finished = _Finished(*(a.ctypes.data for a in ended))
+        self.search, self.shown, self.temperature_plies = search, shown, temperature_plies
+        game, B = boards.game, boards.count
+        most = B * game.most_legal
+        F, A, words = game.inputs, game.actions, game.words
+        widths = {
+            "legal": A, "states": F, "bits": words, "child_states": F, "child_bits": words,
+            "child_legal": A,
+        }  # fmt: skip
+        self._step = _Step()
+        for names, count in ((_ROOTS, B), (_ACTIONS, most), (_ENDED, B)):
+            for name, kind in names.items():
+                if name in (*WHOLE, *BITS) and name not in shown:
+                    continue
+                shape = (count, widths[name]) if name in widths else count + (name == "row_ptr")
+                array = np.empty(shape, kind)
+                setattr(self, name, array)
+                setattr(self._step, name, array.ctypes.data)
+        self.draws = Draws(seed, self.games, self.plies)
+        self.options = Options(search.simulations, search.exploration, search.noise, search.shape)
+        self.game = (game.number, boards.address)
+        self.address = ctypes.byref(self._step)
+
+    def roots(self, slots: NDArray[np.int32], numbers: NDArray[np.int32], buffer: Buffer) -> None:
+        """Begins a step of the boards `slots`, int32 [R], in the last rows of a buffer. numbers:
+        int32 [B], of the boards' games."""
+        self.slots, self.R, self._slots = slots, len(slots), pointer(slots)
+        self.n = self.calls.pack_roots(
+            *self.game, self.R, self._slots, pointer(numbers), self.temperature_plies,
+            self.address, buffer.address, buffer.first, ctypes.c_int64(buffer.packed),
+        )  # fmt: skip
+        buffer.packed += self.n
 
     @property
-    def finished_address(self) -> Any:
-        """The struct Finished of the last step, for native code."""
-        return ctypes.byref(self.finished)
+    def seen(self) -> NDArray[np.int8] | NDArray[np.uint64]:
+        """What the roots show, as children do."""
+        found: NDArray[Any] = getattr(self, self.shown[0])
+        return found[: self.R]
 
-    def roots(
-        self,
-        slots: NDArray[np.int32],
-        draws: Draws,
-        states: NDArray[np.int8],
-        legal: NDArray[np.bool_],
-    ) -> None:
-        """Begins a step of the boards `slots`, int32 [R]; fills what they show, states int8 [R, F],
-        and their legal actions, bool [R, A]."""
-        R, game = len(slots), self.boards.game
-        self.slots, self.draws = slots, draws
-        self.n = self.calls.pack_roots(
-            game.number, self.boards.address, R, pointer(slots), pointer(states), pointer(legal),
-            pointer(self.row_ptr), pointer(self.packed),
-        )  # fmt: skip
-        self.rows = Rows(R, self.row_ptr.ctypes.data, self.packed.ctypes.data)
-
-    def children(self, full: bool) -> Children:
-        """The children to evaluate; full: with their legal actions."""
-        if full and self.child_legal is None:
-            shape = (len(self.child_states), self.boards.game.actions)
-            self.child_legal = np.empty(shape, np.bool_)
-        waiting = _Waiting(
-            *(a.ctypes.data for a in (self.waiting, self.signs, self.child_states)),
-            self.child_legal.ctypes.data if full and self.child_legal is not None else None,
-        )
-        self.m = self.calls.make_children(
-            self.boards.game.number, self.boards.address, ctypes.byref(self.rows),
-            pointer(self.slots), pointer(self.leaves), ctypes.byref(waiting),
-        )  # fmt: skip
-        legal = self.child_legal[: self.m] if full and self.child_legal is not None else None
-        return Children(self.child_states[: self.m], legal)
+    def children(self) -> Children:
+        """The children to evaluate."""
+        self.m = self.calls.make_children(*self.game, self.R, self._slots, self.address)
+        states, *legal = (getattr(self, name)[: self.m] for name in self.shown[1:])
+        return Children(states, *legal or [None])
 
     def allocate(
-        self,
-        logits: NDArray[np.float32],
-        values: NDArray[np.float32],
-        noise: tuple[float, float],
-        simulations: int,
-        exploration: float,
-    ) -> NDArray[np.float32]:
-        """Allots visits to the roots' actions; gives the roots' values, float32 [R].
+        self, logits: NDArray[np.float32], values: NDArray[np.float32], roots: NDArray[np.float32]
+    ) -> None:
+        """Allots visits to the roots' actions; fills the roots' values, float32 [R].
 
-        logits: float32 [R, A] of the roots; values: float32 [m] of the children, for their movers;
-        noise: share and shape of Dirichlet noise.
+        logits: float32 [R, A] of the roots; values: float32 [m] of the children, for their movers.
         """
-        R, A = logits.shape
-        found = np.empty(R, np.float32)
-        c, rows = self.calls, ctypes.byref(self.rows)
-        c.fill_leaves(
-            self.m, pointer(self.waiting), pointer(self.signs), pointer(values),
-            pointer(self.leaves),
+        self.calls.search_roots(
+            *logits.shape, self.m, self.address, self.draws.address, ctypes.byref(self.options),
+            pointer(logits), pointer(values), pointer(roots),
         )  # fmt: skip
-        c.make_priors(
-            rows, A, pointer(logits), *map(ctypes.c_double, noise), self.draws.address,
-            pointer(self.priors),
-        )  # fmt: skip
-        c.allocate_visits_rows(
-            R, pointer(self.row_ptr), pointer(self.priors), pointer(self.leaves), simulations,
-            ctypes.c_float(exploration), pointer(self.visits), pointer(self.sums), pointer(found),
-        )  # fmt: skip
-        return found
 
-    def choose(
-        self, temperatures: NDArray[np.float32], policy: NDArray[np.uint16]
-    ) -> NDArray[np.int32]:
-        """Draws a move of every root, int32 [R], and fills policy [R, A] with the visits."""
-        chosen = np.empty(len(policy), np.int32)
+    def choose(self, buffer: Buffer) -> None:
+        """Draws a move of every root, and writes visits and moves to the buffer."""
         self.calls.root_finalize_from_visits(
-            ctypes.byref(self.rows), policy.shape[1], pointer(self.visits), pointer(temperatures),
-            self.draws.address, pointer(policy), pointer(chosen),
-        )  # fmt: skip
-        return chosen
+            self.R, self.address, self.draws.address, buffer.address, buffer.first
+        )
 
-    def step(
-        self,
-        chosen: NDArray[np.int32],
-        after: NDArray[np.float32],
-        still: NDArray[np.int16],
-        in_place: int = IN_PLACE,
-    ) -> NDArray[np.int32]:
-        """Plays moves on the boards; gives the slots whose games ended, int32, a view.
+    def step(self, buffer: Buffer, in_place: int = IN_PLACE) -> NDArray[np.int32]:
+        """Plays the chosen moves on the boards; gives the slots whose games ended, int32, a view.
 
-        after, still: float32 and int16 [R], the soft value for White and the plies since a capture
-        after the move; in_place: the number of boards, all in play, from which no copy is made.
+        in_place: the number of boards, all in play, from which no copy is made.
         """
         ended = self.calls.self_play_step_inplace(
-            self.boards.game.number, self.boards.address, self.boards.count, len(chosen),
-            pointer(self.slots), pointer(chosen), in_place, pointer(after), pointer(still),
-            self.finished_address,
+            *self.game, self.boards.count, self.R, self._slots, in_place, self.address,
+            buffer.address, buffer.first,
         )  # fmt: skip
         return self.ended_slots[:ended]

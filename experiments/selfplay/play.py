@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.selfplay import alphabeta, rewards
+from experiments.selfplay import alphabeta, rewards, v1
 from experiments.selfplay.games import Boards
 from experiments.selfplay.operations import Draws, Evaluate, RootStep
+from experiments.selfplay.record import Buffer
 from experiments.selfplay.search import Search, Trees
 from experiments.selfplay.settings import Settings
 from experiments.selfplay.shards import Games
-from experiments.selfplay.v1 import Evaluation, play_games
 
 # boards, chance -> actions int32 [B]; what it says of games that are over is not read
 Player = Callable[[Boards, np.random.Generator], NDArray[np.int32]]
@@ -36,7 +36,7 @@ def chunk(settings: Settings, evaluate: Evaluate, games: int, seed: int) -> Game
     s = settings
     options = search_of(s, s.noise)._asdict()
     del options["simulations"], options["depth"]
-    found = play_games(
+    found = v1.play_games(
         s.game, evaluate, games=games, simulations=s.simulations, batch=games, seed=seed,
         temperature_plies=s.temperature_plies, depth=s.depth, **options,
     )  # fmt: skip
@@ -86,7 +86,8 @@ class Searcher:
     """Searches from boards as they stand, without noise; the most visited action is its move."""
 
     def __init__(self, evaluate: Evaluate, search: Search) -> None:
-        self.evaluate, self.search = Evaluation(evaluate), search._replace(noise=0.0)
+        self._asked, self.evaluate = evaluate, v1.Evaluation(evaluate)
+        self.search = search._replace(noise=0.0)
 
     def __call__(
         self, boards: Boards
@@ -114,17 +115,15 @@ class Searcher:
         self, boards: Boards, slots: NDArray[np.int32], policy: NDArray[np.uint16]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """By root-PUCT."""
-        step, s, game = RootStep(boards), self.search, boards.game
-        states = np.empty((len(slots), game.inputs), np.int8)
-        legal = np.empty((len(slots), game.actions), np.bool_)
-        step.roots(slots, Draws(0, slots, slots), states, legal)
-        logits, _ = self.evaluate(states, legal)
-        children, theirs = step.children(True)
-        found = np.zeros(0, np.float32)
-        if len(children):
-            found = self.evaluate(children, theirs)[1]
-        values = step.allocate(logits, found, (0.0, 1.0), s.simulations, s.exploration)
-        return step.choose(np.zeros(len(slots), np.float32), policy), values
+        player = v1.Player(boards.game, self._asked, self.search, seed=0, temperature_plies=0)
+        step = RootStep(boards, self.search, player.shown, seed=0, temperature_plies=0)
+        buffer = Buffer(boards.game, boards.count, games=1)
+        buffer.append(len(slots))
+        step.roots(slots, np.arange(boards.count, dtype=np.int32), buffer)
+        player.root_search(step, buffer, v1.nothing)
+        step.choose(buffer)
+        policy[step.legal[: len(slots)]] = buffer.policy(step.n)
+        return step.chosen[: len(slots)], buffer.view("root")
 
 
 def search_player(evaluate: Evaluate, search: Search) -> Player:

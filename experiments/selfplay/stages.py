@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from experiments.selfplay import gates, measure, plain, v1
 from experiments.selfplay.games import Boards, find
-from experiments.selfplay.operations import IN_PLACE, Children, Draws, RootStep, Rows
+from experiments.selfplay.operations import BITS, IN_PLACE, VALUES, WHOLE, Children, RootStep
+from experiments.selfplay.record import BOARD
 from experiments.selfplay.root_puct import with_numpy
 from experiments.selfplay.search import Search
 
@@ -28,25 +29,33 @@ Say = Callable[[str], None]
 class Composed(RootStep):
     """A step from NumPy's operations alone, but for the rules of the game and the priors."""
 
+    def __init__(self, boards: Boards, search: Search, shown: tuple[str, ...], *rest: Any) -> None:
+        super().__init__(boards, search, VALUES if shown is BITS else shown, *rest)
+
     def roots(
-        self,
-        slots: NDArray[np.int32],
-        draws: Draws,
-        states: NDArray[np.int8],
-        legal: NDArray[np.bool_],
+        self, slots: NDArray[np.int32], numbers: NDArray[np.int32], buffer: v1.Buffer
     ) -> None:
-        self.slots, self.draws = slots, draws
+        self.slots, self.R = slots, len(slots)
         self.parents = taken(self.boards, slots)
-        states[:], legal[:] = self.parents.observe(), self.parents.legal()
-        self.legal = legal
-        self.owner, actions = np.nonzero(legal)
+        for name in BOARD:
+            buffer.view(name)[:] = getattr(self.parents, name)
+        buffer.view("game")[:], buffer.view("mover")[:] = numbers[slots], self.parents.to_move
+        buffer.steps[slots, buffer.lengths[slots]] = np.arange(buffer.first, buffer.size)
+        buffer.lengths[slots] += 1
+        plies = self.parents.facts["plies"].astype(np.int32)
+        self.games[: self.R], self.plies[: self.R] = numbers[slots], plies
+        self.temperatures[: self.R] = plies < self.temperature_plies
+        self.allowed = self.parents.legal()
+        self.states[: self.R], self.legal[: self.R] = self.parents.observe(), self.allowed
+        self.owner, actions = np.nonzero(self.allowed)
         self.n = len(actions)
         self.packed[: self.n] = actions
         self.row_ptr[0] = 0
-        self.row_ptr[1 : len(slots) + 1] = np.cumsum(legal.sum(axis=1))
-        self.rows = Rows(len(slots), self.row_ptr.ctypes.data, self.packed.ctypes.data)
+        self.row_ptr[1 : self.R + 1] = np.cumsum(self.allowed.sum(axis=1))
+        buffer.view("start")[:] = buffer.packed + self.row_ptr[: self.R]
+        buffer.packed += self.n
 
-    def children(self, full: bool) -> Children:
+    def children(self) -> Children:
         after = taken(self.parents, self.owner)
         after.step(self.packed[: self.n])
         mover = self.parents.to_move[self.owner]
@@ -55,60 +64,48 @@ class Composed(RootStep):
         self.m = len(open_)
         self.waiting[: self.m], self.signs[: self.m] = open_, (after.to_move * mover)[open_]
         states = after.observe()[open_]
-        return Children(states, after.legal()[open_] if full else None)
+        return Children(states, after.legal()[open_] if self.shown is WHOLE else None)
 
     def allocate(
-        self,
-        logits: NDArray[np.float32],
-        values: NDArray[np.float32],
-        noise: tuple[float, float],
-        simulations: int,
-        exploration: float,
-    ) -> NDArray[np.float32]:
-        super().allocate(logits, values, noise, 0, exploration)  # leaves and priors
-        priors, leaves = (np.zeros(self.legal.shape, np.float32) for _ in range(2))
-        priors[self.legal], leaves[self.legal] = self.priors[: self.n], self.leaves[: self.n]
-        found = with_numpy(priors, leaves, self.legal, simulations, exploration)
-        self.visits[: self.n] = found.visits[self.legal]
-        sums = found.sums[self.legal]
+        self, logits: NDArray[np.float32], values: NDArray[np.float32], roots: NDArray[np.float32]
+    ) -> None:
+        self.options.simulations = 0
+        super().allocate(logits, values, roots)  # leaves and priors
+        priors, leaves = (np.zeros(logits.shape, np.float32) for _ in range(2))
+        priors[self.allowed], leaves[self.allowed] = self.priors[: self.n], self.leaves[: self.n]
+        simulations, c = self.search.simulations, self.search.exploration
+        found = with_numpy(priors, leaves, self.allowed, simulations, c)
+        self.visits[: self.n] = found.visits[self.allowed]
+        sums = found.sums[self.allowed]
         totals = [in_order(sums[a:b]) for a, b in self.bounds()]
-        return np.array(totals, np.float32) / np.float32(simulations)
+        roots[:] = np.array(totals, np.float32) / np.float32(simulations)
 
     def bounds(self) -> list[tuple[int, int]]:
         """First and last of the packed actions of every root."""
-        ends = self.row_ptr[: len(self.slots) + 1].tolist()
-        return list(pairwise(ends))
+        return list(pairwise(self.row_ptr[: self.R + 1].tolist()))
 
-    def choose(
-        self, temperatures: NDArray[np.float32], policy: NDArray[np.uint16]
-    ) -> NDArray[np.int32]:
-        policy[:] = 0
-        policy[self.owner, self.packed[: self.n]] = self.visits[: self.n]
-        chosen = np.empty(len(policy), np.int32)
+    def choose(self, buffer: v1.Buffer) -> None:
+        buffer.policy(self.n)[:] = self.visits[: self.n]
         draws = self.draws
         for r, (a, b) in enumerate(self.bounds()):
-            u = plain.uniform(draws.seed, int(draws.games[r]), int(draws.plies[r]))
+            u = plain.uniform(draws.seed, int(self.games[r]), int(self.plies[r]))
             visits = self.visits[a:b].tolist()
-            chosen[r] = self.packed[a + plain.sampled(visits, float(temperatures[r]), u)]
-        return chosen
+            place = plain.sampled(visits, float(self.temperatures[r]), u)
+            self.chosen[r] = self.packed[a + place]
+        buffer.view("action")[:] = self.chosen[: self.R]
 
-    def step(
-        self,
-        chosen: NDArray[np.int32],
-        after: NDArray[np.float32],
-        still: NDArray[np.int16],
-        in_place: int = IN_PLACE,
-    ) -> NDArray[np.int32]:
+    def step(self, buffer: v1.Buffer, in_place: int = IN_PLACE) -> NDArray[np.int32]:
         moved = taken(self.boards, self.slots)
-        moved.step(chosen)
-        for name in ("white", "black", "marks", "facts"):
+        moved.step(self.chosen[: self.R])
+        for name in BOARD:
             getattr(self.boards, name)[self.slots] = getattr(moved, name)
-        after[:], still[:] = moved.soft, moved.facts["still"]
+        soft = moved.soft
+        buffer.view("material")[:], buffer.view("still")[:] = soft, moved.facts["still"]
         over = np.flatnonzero(moved.over)
         ended = len(over)
         self.ended_slots[:ended] = self.slots[over]
         self.ended_results[:ended] = moved.result[over]
-        self.ended_softs[:ended] = after[over]
+        self.ended_softs[:ended] = soft[over]
         return self.ended_slots[:ended]
 
 
@@ -128,14 +125,21 @@ def in_order(values: NDArray[np.float32]) -> np.float32:
 class ComposedBuffer(v1.Buffer):
     """A buffer that fills targets game by game."""
 
-    def finalize(self, step: RootStep, ended: NDArray[np.int32]) -> None:
+    def finalize(
+        self, step: RootStep, count: int, numbers: NDArray[np.int32], upcoming: int, last: int
+    ) -> int:
+        ended = step.ended_slots[:count]
         for i, slot in enumerate(ended.tolist()):
-            rows = self.rows[slot, : self.lengths[slot]]
+            rows = self.steps[slot, : self.lengths[slot]]
             mover, result = self.arrays["mover"][rows], int(step.ended_results[i])
             self.arrays["value"][rows] = result * mover
             self.arrays["soft"][rows] = step.ended_softs[i] * mover
             self.outcomes[1 - result] += 1
         self.lengths[ended] = 0
+        fresh = ended[: max(0, last - upcoming)]
+        numbers[fresh] = np.arange(upcoming, upcoming + len(fresh))
+        step.boards.reset(fresh)
+        return len(fresh)
 
 
 class AfterR1(Composed):
@@ -147,6 +151,7 @@ class AfterR1(Composed):
 class AfterR2(AfterR1):
     """Packing and writing back, too."""
 
+    __init__ = RootStep.__init__
     roots, children, choose = RootStep.roots, RootStep.children, RootStep.choose
 
 

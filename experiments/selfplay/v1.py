@@ -10,46 +10,35 @@ Letters: B boards, R of them in play, A actions, F values of an observation, n p
 
 from __future__ import annotations
 
+import ctypes
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.errors import InputError
-from experiments.selfplay.games import Boards, Game, find, pointer
-from experiments.selfplay.operations import IN_PLACE, Draws, Evaluate, RootStep
-from experiments.selfplay.operations import library as operations
+from experiments.selfplay.games import Boards, Game, address, find
+from experiments.selfplay.operations import BITS, IN_PLACE, VALUES, WHOLE, Evaluate, RootStep
+from experiments.selfplay.record import Buffer, Trajectories
 from experiments.selfplay.search import Search, Trees
 
-MOST_ROWS = 1 << 18
 SEGMENTS = ("evaluate", "search", "pack_writeback", "step", "finalize")
 
 
-class Trajectories(NamedTuple):
-    """All positions of all games, game by game, each game's in the order of its moves.
+class Segment:
+    """What is done within counts for a segment of the step under way."""
 
-    state: int8 [n, F] of 0 and 1, from the mover; policy: uint16 [n, A], visits, or with a Gumbel
-    root the improved policy in 1/65,535; value: int8 [n], the result for the mover; soft: float32
-    [n], the soft value of the last position for the mover; legal: bool [n, A]; game: int32 [n];
-    action: int16 [n]; root: float32 [n], what the search found for the mover; mover: int8 [n], 1
-    White, -1 Black. For rewards: material: float32 [n], the soft value for White after the move;
-    still: int16 [n], the plies since a capture after the move.
-    """
+    def __init__(self, steps: list[dict[str, float]], name: str) -> None:
+        self.steps, self.name = steps, name
 
-    state: NDArray[np.int8]
-    policy: NDArray[np.uint16]
-    value: NDArray[np.int8]
-    soft: NDArray[np.float32]
-    legal: NDArray[np.bool_]
-    game: NDArray[np.int32]
-    action: NDArray[np.int16]
-    root: NDArray[np.float32]
-    mover: NDArray[np.int8]
-    material: NDArray[np.float32]
-    still: NDArray[np.int16]
+    def __enter__(self) -> None:
+        self.began = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.steps[-1][self.name] += time.perf_counter() - self.began
 
 
 class Telemetry:
@@ -60,72 +49,11 @@ class Telemetry:
         self.steps: list[dict[str, float]] = []
         self.outcomes = np.zeros(3, np.int64)  # games that White won, drew, lost
         self.evaluations = 0
+        self.segment = {name: Segment(self.steps, name) for name in SEGMENTS}.__getitem__
 
     def begin(self) -> None:
         """A step begins."""
         self.steps.append(dict.fromkeys(SEGMENTS, 0.0))
-
-    @contextmanager
-    def segment(self, name: str) -> Iterator[None]:
-        """What is done within counts for a segment."""
-        began = time.perf_counter()
-        yield
-        self.steps[-1][name] += time.perf_counter() - began
-
-
-class Buffer:
-    """Positions in the order of their steps, in memory that grows by doubling from MOST_ROWS on."""
-
-    def __init__(self, game: Game, boards: int, games: int) -> None:
-        self.game, self.size = game, 0
-        self.room = min(
-            games * game.longest, MOST_ROWS
-        )  # memory is taken page by page, as it fills
-        self.arrays = {
-            name: np.empty((self.room, *shape), dtype) for name, (dtype, shape) in self.kinds()
-        }
-        # Rows of the moves of every board's game, and their number.
-        self.rows = np.empty((boards, game.longest), np.int32)
-        self.lengths = np.zeros(boards, np.int32)
-        self.outcomes = np.zeros(3, np.int64)
-
-    def kinds(self) -> list[tuple[str, tuple[Any, tuple[int, ...]]]]:
-        F, A = self.game.inputs, self.game.actions
-        shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
-            "state": (np.int8, (F,)), "policy": (np.uint16, (A,)), "value": (np.int8, ()),
-            "soft": (np.float32, ()), "legal": (np.bool_, (A,)), "game": (np.int32, ()),
-            "action": (np.int16, ()), "root": (np.float32, ()), "mover": (np.int8, ()),
-            "material": (np.float32, ()), "still": (np.int16, ()),
-        }  # fmt: skip
-        assert tuple(shapes) == Trajectories._fields
-        return list(shapes.items())
-
-    def append(self, slots: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
-        """Views of new rows, one for every board of `slots`, to be filled."""
-        first, self.size = self.size, self.size + len(slots)
-        if self.size > self.room:
-            self.room = 2 * self.size
-            for name, array in self.arrays.items():
-                wider = np.empty((self.room, *array.shape[1:]), array.dtype)
-                wider[:first] = array[:first]
-                self.arrays[name] = wider
-        self.rows[slots, self.lengths[slots]] = np.arange(first, self.size, dtype=np.int32)
-        self.lengths[slots] += 1
-        return {name: array[first : self.size] for name, array in self.arrays.items()}
-
-    def finalize(self, step: RootStep, ended: NDArray[np.int32]) -> None:
-        """Fills the targets of games that ended in a step, by finalize_trajectory_inplace."""
-        operations().finalize_trajectory_inplace(
-            len(ended), step.finished_address, self.game.longest, pointer(self.rows),
-            pointer(self.lengths), *(pointer(self.arrays[n]) for n in ("mover", "value", "soft")),
-            pointer(self.outcomes),
-        )  # fmt: skip
-        self.lengths[ended] = 0
-
-    def trajectories(self) -> Trajectories:
-        """All rows, game by game."""
-        order = np.argsort(self.arrays["game"][: self.size], kind="stable")
-        return Trajectories(**{name: array[order] for name, array in self.arrays.items()})
 
 
 def play_games(
@@ -175,6 +103,7 @@ class Player:
         self, game: Game, evaluate: Evaluate, search: Search, seed: int, temperature_plies: int
     ) -> None:
         self.game, self.evaluate, self.search = game, Evaluation(evaluate), search
+        self.shown = WHOLE if search.full or not self.evaluate.alone else self.evaluate.shown
         self.seed, self.temperature_plies = seed, temperature_plies
 
     def play(
@@ -182,9 +111,10 @@ class Player:
     ) -> Trajectories:
         """Games from `first` on, `batch` at a time: a board whose game ended takes the next."""
         boards, buffer = Boards(self.game.name, batch), self.buffers(self.game, batch, games)
-        step, trees = self.steps(boards), None
-        if self.search.depth > 1:
-            trees = Trees(boards, self.search)
+        step = self.steps(boards, self.search, self.shown, self.seed, self.temperature_plies)
+        trees = Trees(boards, self.search) if self.search.depth > 1 else None
+        if self.evaluate.native:  # which is asked by addresses, so that shapes are looked at here
+            self.evaluate(boards.observe()[:1], boards.legal()[:1])
         numbers = np.arange(first, first + batch, dtype=np.int32)
         upcoming, last = first + batch, first + games
         slots = np.arange(batch, dtype=np.int32)
@@ -196,18 +126,15 @@ class Player:
             if not len(ended):
                 continue
             with spent("finalize"):
-                buffer.finalize(step, ended)
-            fresh = ended[: max(0, last - upcoming)]
-            numbers[fresh] = np.arange(upcoming, upcoming + len(fresh))
-            upcoming += len(fresh)
-            boards.reset(fresh)
+                begun = buffer.finalize(step, len(ended), numbers, upcoming, last)
+            upcoming += begun
             if trees:
                 trees.forget(ended)
-            if len(fresh) < len(ended):
-                slots = np.setdiff1d(slots, ended[len(fresh) :]).astype(np.int32)
+            if begun < len(ended):
+                slots = np.setdiff1d(slots, ended[begun:]).astype(np.int32)
         if telemetry:
             telemetry.outcomes += buffer.outcomes
-        return buffer.trajectories()
+        return buffer.trajectories(step.calls)
 
     def one_step(
         self,
@@ -220,63 +147,76 @@ class Player:
         spent: Callable[[str], Any],
     ) -> NDArray[np.int32]:
         """Searches and plays a move on the boards `slots`; gives those whose games ended."""
+        R = len(slots)
         with spent("pack_writeback"):
-            row = buffer.append(slots)
-            row["game"][:] = numbers[slots]
-            row["mover"][:] = step.boards.to_move[slots]
-            plies = step.boards.facts["plies"][slots].astype(np.int32)
-            temperatures = (plies < self.temperature_plies).astype(np.float32)
-            draws = Draws(self.seed, row["game"], plies)
-            step.roots(slots, draws, row["state"], row["legal"])
+            buffer.append(R)
+            step.roots(slots, numbers, buffer)
         if trees:
             with spent("search"):
-                trees.run(slots, draws, self.evaluate)
-                chosen, row["root"][:] = trees.finish(slots, draws, temperatures, row["policy"])
-                trees.advance(slots, chosen)
+                trees.run(slots, step.draws, self.evaluate)
+                policy = np.empty((R, self.game.actions), np.uint16)
+                step.chosen[:R], buffer.view("root")[:] = trees.finish(
+                    slots, step.draws, step.temperatures, policy
+                )
+                trees.advance(slots, step.chosen)
+            buffer.policy(step.n)[:] = policy[step.legal[:R]]
+            buffer.view("action")[:] = step.chosen[:R]
         else:
-            row["root"][:] = self.root_search(step, row, spent)
+            self.root_search(step, buffer, spent)
             with spent("pack_writeback"):
-                chosen = step.choose(temperatures, row["policy"])
-        row["action"][:] = chosen
+                step.choose(buffer)
         with spent("step"):
-            return step.step(chosen, row["material"], row["still"], in_place)
+            return step.step(buffer, in_place)
 
-    def root_search(
-        self, step: RootStep, row: dict[str, NDArray[Any]], spent: Callable[[str], Any]
-    ) -> NDArray[np.float32]:
-        """Root-PUCT: the roots' values, float32 [R]; visits stay with the step."""
-        values_of = getattr(self.evaluate, "values", None)
-        full = self.search.full or values_of is None
+    def root_search(self, step: RootStep, buffer: Buffer, spent: Callable[[str], Any]) -> None:
+        """Root-PUCT: the roots' values go to the buffer, visits stay with the step."""
         with spent("evaluate"):
-            logits, _ = self.evaluate(row["state"], row["legal"])
+            logits = self.evaluate.policy(step.seen, step.legal[: step.R])
         with spent("pack_writeback"):
-            states, legal = step.children(full)
+            states, legal = step.children()
         with spent("evaluate"):
             values = np.zeros(0, np.float32)
             if len(states):
-                values = self.evaluate(states, legal)[1] if full else values_of(states)
+                if legal is None:
+                    values = self.evaluate.values(states)
+                else:
+                    values = self.evaluate(states, legal)[1]
         with spent("search"):
-            s = self.search
-            return step.allocate(logits, values, (s.noise, s.shape), s.simulations, s.exploration)
+            step.allocate(logits, values, buffer.view("root"))
 
 
-@contextmanager
-def nothing(name: str) -> Iterator[None]:
+NOTHING = nullcontext()
+
+
+def nothing(name: str) -> AbstractContextManager[None]:
     """A segment that nobody asks for."""
-    yield
+    return NOTHING
 
 
 class Evaluation:
     """A caller's evaluation, whose answers are contiguous float32 of the right shape.
 
-    Raises InputError: they are of another shape, or no numbers.
+    native: the addresses of a function in C++ and of its network, which are asked without coming
+    back to Python, up to `rows` positions in a call; alone: whether it gives values alone; shown:
+    what shows positions best then.
+
+    Raises InputError: answers are of another shape, or values no numbers.
     """
 
     def __init__(self, evaluate: Evaluate) -> None:
         self._evaluate = evaluate
+        self._values = getattr(evaluate, "values", None)
+        self.alone = self._values is not None
         self.native = getattr(evaluate, "native", None)
-        if (values := getattr(evaluate, "values", None)) is not None:
-            self.values = lambda states: self._values(values(states), len(states))
+        self.rows: int = getattr(evaluate, "rows", 1 << 30)
+        bits = getattr(evaluate, "bits", None)
+        self.shown = BITS if bits else VALUES
+        # By the kind of what shows positions: a function, and its network.
+        self._asked = {
+            np.dtype(kind): (FUNCTION(asked[0]), ctypes.c_void_p(asked[1]))
+            for kind, asked in ((np.int8, self.native), (np.uint64, bits))
+            if asked
+        }
 
     def __call__(
         self, states: NDArray[np.int8], legal: NDArray[np.bool_]
@@ -288,13 +228,53 @@ class Evaluation:
                 f"evaluate gave logits {list(logits.shape)} for {list(legal.shape)} legal actions: "
                 "they must have the same shape."
             )
-        return logits, self._values(values, len(states))
+        return logits, checked(values, len(states))
 
-    def _values(self, values: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-        values = np.ascontiguousarray(values, np.float32)
-        if values.shape != (count,) or not np.isfinite(values).all():
-            raise InputError(
-                f"evaluate gave values {list(values.shape)} for {count} positions: finite numbers "
-                f"[{count}] are needed."
-            )
+    def policy(self, states: NDArray[Any], legal: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Logits alone, float32 [n, A], of states as they are shown."""
+        if not self.native:
+            return self(states, legal)[0]
+        logits = np.empty(legal.shape, np.float32)
+        self._ask(states, logits)
+        return logits
+
+    def values(self, states: NDArray[Any]) -> NDArray[np.float32]:
+        """Values alone, float32 [n], of states as they are shown."""
+        found = self._ask(states, None) if self.native else self._values(states)
+        return checked(found, len(states))
+
+    def _ask(self, states: NDArray[Any], logits: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        n, values = len(states), np.empty(len(states), np.float32)
+        function, net = self._asked[states.dtype]
+        shown, found = address(states), address(values)
+        width, wide = states.strides[0], 0
+        policy = None
+        if logits is not None:
+            policy, wide = address(logits), logits.strides[0]
+        for first in range(0, n, self.rows):
+            function(
+                net, min(self.rows, n - first), shown + first * width,
+                policy and policy + first * wide, found + 4 * first,
+            )  # fmt: skip
         return values
+
+
+# Rows of states int8 [n, F] -> logits float32 [n, A] or NULL, values float32 [n], by a network.
+FUNCTION = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+)
+
+
+def checked(values: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """Values as contiguous float32.
+
+    Raises:
+        InputError: they are not as many, or no finite numbers.
+    """
+    values = np.ascontiguousarray(values, np.float32)
+    if values.shape != (count,) or not np.isfinite(values).all():
+        raise InputError(
+            f"evaluate gave values {list(values.shape)} for {count} positions: finite numbers "
+            f"[{count}] are needed."
+        )
+    return values

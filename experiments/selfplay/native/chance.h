@@ -25,19 +25,6 @@ class Chance {
 
   double gumbel() { return -std::log(-std::log(std::fmax(uniform(), 0x1p-53))); }
 
-  // Marsaglia and Tsang (2000); a shape below 1 is that of shape + 1, scaled.
-  double gamma(double shape) {
-    if (shape < 1) {
-      const double above = gamma(shape + 1);  // before the other draw: operands have no order
-      return above * std::pow(1 - uniform(), 1 / shape);
-    }
-    const double d = shape - 1.0 / 3, c = 1 / std::sqrt(9 * d);
-    for (;;) {
-      const double x = normal(), v = (1 + c * x) * (1 + c * x) * (1 + c * x);
-      if (v > 0 && std::log(1 - uniform()) < 0.5 * x * x + d * (1 - v + std::log(v))) return d * v;
-    }
-  }
-
  private:
   static uint64_t mixed(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
@@ -53,6 +40,33 @@ class Chance {
   }
 
   uint64_t state_;
+};
+
+// Draws of a gamma distribution, by Marsaglia and Tsang (2000); a shape below 1 is that of shape +
+// 1, scaled.
+class Gamma {
+ public:
+  explicit Gamma(double shape)
+      : scale_(shape < 1 ? 1 / shape : 0), d_((shape < 1 ? shape + 1 : shape) - 1.0 / 3) {}
+
+  double draw(Chance& chance) const {
+    for (;;) {
+      const double x = chance.normal(), v = (1 + c_ * x) * (1 + c_ * x) * (1 + c_ * x);
+      if (!(v > 0)) continue;
+      const double u = 1 - chance.uniform();
+      if (!surely(x, u) && std::log(u) >= 0.5 * x * x + d_ * (1 - v + std::log(v))) continue;
+      return scale_ > 0 ? d_ * v * std::pow(1 - chance.uniform(), scale_) : d_ * v;
+    }
+  }
+
+ private:
+  // Whether the comparison of logarithms would pass: their difference is then at least 5e-10, for
+  // any shape, where roundings are below 1e-12.
+  static bool surely(double x, double u) {
+    return std::fabs(x) > 0.05 && u < 1 - 0.0331 * x * x * x * x;
+  }
+
+  double scale_, d_, c_ = 1 / std::sqrt(9 * d_);
 };
 
 // Chance of roots: the seed, and of each the game's number and its plies, int32 [R].
@@ -97,16 +111,17 @@ inline int sampled(const float* weights, int count, double temperature, double u
 // Softmax in float64, summed from the first to the last, rounded to float32 at the end.
 inline void softmax(int count, const float* logits, float* out) {
   const double top = logits[first_largest(logits, count)];
-  double total = 0;
-  for (int i = 0; i < count; ++i) total += std::exp(logits[i] - top);
-  for (int i = 0; i < count; ++i) out[i] = static_cast<float>(std::exp(logits[i] - top) / total);
+  double odds[256], total = 0;
+  for (int i = 0; i < count; ++i) total += odds[i] = std::exp(logits[i] - top);
+  for (int i = 0; i < count; ++i) out[i] = static_cast<float>(odds[i] / total);
 }
 
 // Priors mixed with Dirichlet noise: (1 - share) p + share d, d of `shape` in every place.
 inline void add_noise(int count, float* priors, double share, double shape, Chance chance) {
   if (share <= 0) return;
   double drawn[256], total = 0;
-  for (int i = 0; i < count; ++i) total += drawn[i] = chance.gamma(shape);
+  const Gamma gamma(shape);
+  for (int i = 0; i < count; ++i) total += drawn[i] = gamma.draw(chance);
   for (int i = 0; i < count && total > 0; ++i)
     priors[i] = static_cast<float>((1 - share) * priors[i] + share * drawn[i] / total);
 }

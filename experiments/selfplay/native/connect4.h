@@ -52,9 +52,23 @@ struct Connect4 {
     std::memset(planes + 2 * kCells, kOne, kCells);
   }
 
+  static void observe_bits(const State& s, uint64_t* words) {
+    show_bits(dense(s.own()), kCells, 0, words);
+    show_bits(dense(s.other()), kCells, kCells, words);
+    show_whole_plane<Connect4>(2, words);
+  }
+
   static float soft(const State&) { return 0; }  // nothing is taken
 
  private:
+  // Columns of six bits.
+  static uint64_t dense(uint64_t x) {
+    uint64_t found = 0;
+    for (int column = 0; column < kColumns; ++column)
+      found |= (x >> column * kPitch & 0x3f) << column * kRows;
+    return found;
+  }
+
   static void show_columns(uint64_t x, int8_t* plane) {
     for (int column = 0; column < kColumns; ++column)
       std::memcpy(plane + column * kRows, &kSpread[x >> column * kPitch & 0x3f], kRows);

@@ -40,9 +40,10 @@ struct Liuzhou {
     return found;
   }
 
-  // What a stone that came to a cell earns: 2 for a line, else 1 for a square.
+  // What a stone of x that came to a cell earns: 2 for a line, else 1 for a square.
   static int earned(uint64_t x, int cell) {
-    if (lines(x) >> cell & 1) return 2;
+    const uint64_t row = kRow << kSide * (cell / kSide), column = kColumn << cell % kSide;
+    if ((x & row) == row || (x & column) == column) return 2;
     return squares(x) >> cell & 1;
   }
 
@@ -94,8 +95,8 @@ struct Liuzhou {
   }
 
   static void apply(State& s, int a) {
-    const int before = std::popcount(s.white | s.black);
     const bool counted = s.facts.phase != kPlace && s.facts.phase != kMark;
+    const bool taken = counted && a >= kChoose && (a != kClear || s.marks);
     if (a < kMove)
       place(s, a);
     else if (a < kChoose)
@@ -106,7 +107,6 @@ struct Liuzhou {
       mark(s, a - kChoose);
     else
       take(s, a - kChoose);
-    const bool taken = std::popcount(s.white | s.black) < before;
     s.facts.still = static_cast<uint8_t>(counted && !taken ? s.facts.still + 1 : 0);
     ++s.facts.plies;
     if (!s.facts.over && (s.facts.plies >= kLongest || s.facts.still >= kMostStill)) s.end(0);
@@ -120,6 +120,15 @@ struct Liuzhou {
     }
     std::memset(planes, 0, kPhases * kCells);
     std::memset(planes + s.facts.phase * kCells, kOne, kCells);
+  }
+
+  static void observe_bits(const State& s, uint64_t* words) {
+    const uint64_t mine = s.own(), theirs = s.other();
+    show_bits(mine, kCells, 0, words);
+    show_bits(theirs, kCells, kCells, words);
+    show_bits(mine & s.marks, kCells, 2 * kCells, words);
+    show_bits(theirs & s.marks, kCells, 3 * kCells, words);
+    show_whole_plane<Liuzhou>(4 + s.facts.phase, words);
   }
 
   // White's stones less Black's, d: tan(2 d / 18) within [-1, 1].

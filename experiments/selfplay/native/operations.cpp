@@ -15,13 +15,6 @@ using namespace selfplay;
 
 namespace {
 
-// Legal actions of roots, and what the search finds of each.
-struct Rows {
-  int32_t count;           // R
-  const int32_t* row_ptr;  // int32 [R + 1]
-  const int32_t* actions;  // int32 [n]
-};
-
 AllocateRows chosen_set = nullptr;
 
 AllocateRows allocate_of_choice() { return chosen_set ? chosen_set : allocate_rows(); }
@@ -50,78 +43,111 @@ EGGROLL_EXPORT int32_t pack_legal_rows(int32_t R, int32_t A, const uint8_t* lega
   return n;
 }
 
-// The same for boards, and what they show: planes int8 [R, F], legal uint8 [R, A].
+// Positions of games, row by row, n of them, for record.py; and of every board the rows of its
+// game's moves, int32 [B, longest], and their number. policy: of the legal actions of all rows,
+// those of a row from `start` on. outcomes int64 [3] counts White's, drawn, Black's games.
+struct Record {
+  Positions positions;
+  int64_t* start;
+  int8_t* value;
+  float* soft;
+  int32_t* game;
+  int16_t* action;
+  float* root;
+  int8_t* mover;
+  float* material;
+  int16_t* still;
+  uint16_t* policy;
+  int32_t longest;
+  int32_t *steps, *lengths;
+  int64_t* outcomes;
+};
+
+// Arrays of a step, taken once. Of R roots: row_ptr [R + 1], games, plies, temperatures, chosen,
+// legal uint8 [R, A], and planes int8 [R, F] or bits uint64 [R, words], whichever is not NULL. Of
+// their n legal actions: actions, leaves, priors, visits, sums. Of m children to be evaluated:
+// places among the n; signs, 1 where the same side is to move as at the root; and what they show,
+// child_legal only where not NULL.
+struct Step {
+  int32_t *row_ptr, *games, *plies, *chosen;
+  float* temperatures;
+  uint8_t* legal;
+  int8_t* planes;
+  uint64_t* bits;
+  int32_t* actions;
+  float *leaves, *priors, *visits, *sums;
+  int32_t* places;
+  int8_t *signs, *child_planes;
+  uint64_t* child_bits;
+  uint8_t* child_legal;
+  // Slots of the games that ended, and how they ended, for White.
+  int32_t* ended;
+  int8_t* results;
+  float* softs;
+};
+
+// What a position shows, in row i of either array.
+template <class Game>
+void show(const State& s, int64_t i, int8_t* planes, uint64_t* bits) {
+  if (planes) Game::observe(s, planes + i * Game::kPlanes * Game::kCells);
+  if (!bits) return;
+  uint64_t words[kWords<Game>] = {};
+  Game::observe_bits(s, words);
+  std::memcpy(bits + i * kWords<Game>, words, sizeof words);
+}
+
+// Begins a step of boards: packs their legal actions, shows them, and writes them as rows `first`
+// and on of the record, policies from `start` on; numbers int32 [B] of their games. Returns n.
 EGGROLL_EXPORT int32_t pack_roots(int32_t game, const Positions* boards, int32_t R,
-                                  const int32_t* slots, int8_t* planes, uint8_t* legal,
-                                  int32_t* row_ptr, int32_t* actions) {
+                                  const int32_t* slots, const int32_t* numbers,
+                                  int32_t temperature_plies, const Step* step, const Record* record,
+                                  int32_t first, int64_t start) {
   return with_game(game, [&]<class G>() {
-    int32_t n = row_ptr[0] = 0;
+    int32_t n = step->row_ptr[0] = 0;
     for (int32_t r = 0; r < R; ++r) {
-      const State s = boards->load(slots[r]);
-      G::observe(s, planes + int64_t{r} * G::kPlanes * G::kCells);
-      uint8_t* mask = legal + int64_t{r} * G::kActions;
+      const int32_t slot = slots[r], row = first + r;
+      const State s = boards->load(slot);
+      record->positions.store(row, s);
+      record->start[row] = start + n;
+      record->game[row] = step->games[r] = numbers[slot];
+      record->mover[row] = s.facts.mover;
+      record->steps[int64_t{slot} * record->longest + record->lengths[slot]++] = row;
+      step->plies[r] = s.facts.plies;
+      step->temperatures[r] = s.facts.plies < temperature_plies;
+      show<G>(s, r, step->planes, step->bits);
+      uint8_t* mask = step->legal + int64_t{r} * G::kActions;
       std::memset(mask, 0, G::kActions);
       int16_t found[G::kMostLegal];
       const int count = G::legal(s, found);
-      for (int i = 0; i < count; ++i) mask[actions[n + i] = found[i]] = 1;
-      row_ptr[r + 1] = n += count;
+      for (int i = 0; i < count; ++i) mask[step->actions[n + i] = found[i]] = 1;
+      step->row_ptr[r + 1] = n += count;
     }
     return n;
   });
 }
 
-// Children that are to be evaluated: places int32 [m] among the n, signs int8 [m], 1 where the same
-// side is to move as at the root, and what they show, planes int8 [m, F] and legal uint8 [m, A] or
-// NULL.
-struct Waiting {
-  int32_t* places;
-  int8_t* signs;
-  int8_t* planes;
-  uint8_t* legal;
-};
-
-// Children of all legal actions; returns m. leaves float32 [n]: the value, for the root's mover, of
-// those that are over, else 0.
-EGGROLL_EXPORT int32_t make_children(int32_t game, const Positions* boards, const Rows* rows,
-                                     const int32_t* slots, float* leaves, const Waiting* waiting) {
+// Children of all legal actions; returns m. leaves: the value, for the root's mover, of those that
+// are over, else 0.
+EGGROLL_EXPORT int32_t make_children(int32_t game, const Positions* boards, int32_t R,
+                                     const int32_t* slots, const Step* step) {
   return with_game(game, [&]<class G>() {
     int32_t m = 0;
-    for (int32_t r = 0; r < rows->count; ++r) {
+    for (int32_t r = 0; r < R; ++r) {
       const State root = boards->load(slots[r]);
-      for (int32_t i = rows->row_ptr[r]; i < rows->row_ptr[r + 1]; ++i) {
+      for (int32_t i = step->row_ptr[r]; i < step->row_ptr[r + 1]; ++i) {
         State s = root;
-        G::apply(s, rows->actions[i]);
-        leaves[i] = static_cast<float>(s.facts.result * root.facts.mover);
+        G::apply(s, step->actions[i]);
+        step->leaves[i] = static_cast<float>(s.facts.result * root.facts.mover);
         if (s.facts.over) continue;
-        waiting->places[m] = i;
-        waiting->signs[m] = static_cast<int8_t>(s.facts.mover * root.facts.mover);
-        G::observe(s, waiting->planes + int64_t{m} * G::kPlanes * G::kCells);
-        if (waiting->legal) show_legal<G>(s, waiting->legal + int64_t{m} * G::kActions);
+        step->places[m] = i;
+        step->signs[m] = static_cast<int8_t>(s.facts.mover * root.facts.mover);
+        show<G>(s, m, step->child_planes, step->child_bits);
+        if (step->child_legal) show_legal<G>(s, step->child_legal + int64_t{m} * G::kActions);
         ++m;
       }
     }
     return m;
   });
-}
-
-// leaves[waiting[i]] = signs[i] values[i].
-EGGROLL_EXPORT void fill_leaves(int32_t m, const int32_t* waiting, const int8_t* signs,
-                                const float* values, float* leaves) {
-  for (int32_t i = 0; i < m; ++i) leaves[waiting[i]] = signs[i] * values[i];
-}
-
-// Priors float32 [n]: softmax of each root's legal logits, mixed with Dirichlet noise.
-EGGROLL_EXPORT void make_priors(const Rows* rows, int32_t A, const float* logits, double share,
-                                double shape, const Draws* draws, float* priors) {
-  for (int32_t r = 0; r < rows->count; ++r) {
-    const int32_t first = rows->row_ptr[r], count = rows->row_ptr[r + 1] - first;
-    if (!count) continue;
-    float legal[kMostActions];
-    for (int32_t i = 0; i < count; ++i)
-      legal[i] = logits[int64_t{r} * A + rows->actions[first + i]];
-    softmax(count, legal, priors + first);
-    add_noise(count, priors + first, share, shape, draws->of(r, kNoise));
-  }
 }
 
 // The visits of root-PUCT, see puct.h: visits, sums float32 [n], values float32 [R], the mean of
@@ -135,6 +161,32 @@ EGGROLL_EXPORT void allocate_visits_rows(int32_t R, const int32_t* row_ptr, cons
     for (int32_t i = row_ptr[r]; i < row_ptr[r + 1]; ++i) total += sums[i];
     values[r] = simulations ? total / static_cast<float>(simulations) : 0;
   }
+}
+
+// How roots are searched; share and shape of Dirichlet noise.
+struct Options {
+  int32_t simulations;
+  float c;
+  double share, shape;
+};
+
+// Allots visits to the actions of R roots, whose values float32 [R] it gives. Priors are the
+// softmax of a root's legal logits, mixed with noise. logits float32 [R, A] of the roots,
+// child_values float32 [m] of the children, for their movers.
+EGGROLL_EXPORT void search_roots(int32_t R, int32_t A, int32_t m, const Step* step,
+                                 const Draws* draws, const Options* o, const float* logits,
+                                 const float* child_values, float* values) {
+  for (int32_t i = 0; i < m; ++i) step->leaves[step->places[i]] = step->signs[i] * child_values[i];
+  for (int32_t r = 0; r < R; ++r, logits += A) {
+    const int32_t first = step->row_ptr[r], count = step->row_ptr[r + 1] - first;
+    if (!count) continue;
+    float legal[kMostActions];
+    for (int32_t i = 0; i < count; ++i) legal[i] = logits[step->actions[first + i]];
+    softmax(count, legal, step->priors + first);
+    add_noise(count, step->priors + first, o->share, o->shape, draws->of(r, kNoise));
+  }
+  allocate_visits_rows(R, step->row_ptr, step->priors, step->leaves, o->simulations, o->c,
+                       step->visits, step->sums, values);
 }
 
 // The same of dense rows [R, A] with a mask of valid actions uint8 [R, A]; others get 0.
@@ -162,51 +214,45 @@ EGGROLL_EXPORT void root_puct_allocate_visits(int32_t R, int32_t A, const float*
   for (int32_t i = 0; i < count; ++i) visits[at[i]] = n[i], sums[at[i]] = w[i];
 }
 
-// From visits float32 [n]: policy uint16 [R, A], the visits of all actions, and chosen int32 [R],
-// drawn from visits^(1 / temperature), temperatures float32 [R]; -1 for a root without actions.
-EGGROLL_EXPORT void root_finalize_from_visits(const Rows* rows, int32_t A, const float* visits,
-                                              const float* temperatures, const Draws* draws,
-                                              uint16_t* policy, int32_t* chosen) {
-  std::fill_n(policy, int64_t{rows->count} * A, uint16_t{0});
-  for (int32_t r = 0; r < rows->count; ++r) {
-    const int32_t first = rows->row_ptr[r], count = rows->row_ptr[r + 1] - first;
-    chosen[r] = -1;
+// From the visits of R roots: the policy of rows `first` and on of the record, and the action drawn
+// from visits^(1 / temperature), -1 for a root without actions.
+EGGROLL_EXPORT void root_finalize_from_visits(int32_t R, const Step* step, const Draws* draws,
+                                              const Record* record, int32_t first) {
+  for (int32_t r = 0; r < R; ++r) {
+    const int32_t begin = step->row_ptr[r], count = step->row_ptr[r + 1] - begin;
+    step->chosen[r] = record->action[first + r] = -1;
     if (!count) continue;
-    for (int32_t i = first; i < first + count; ++i)
-      policy[int64_t{r} * A + rows->actions[i]] = static_cast<uint16_t>(visits[i]);
+    uint16_t* policy = record->policy + record->start[first + r];
+    for (int32_t i = 0; i < count; ++i) policy[i] = static_cast<uint16_t>(step->visits[begin + i]);
     const double u = draws->of(r, kMove).uniform();
-    chosen[r] = rows->actions[first + sampled(visits + first, count, temperatures[r], u)];
+    const int place = sampled(step->visits + begin, count, step->temperatures[r], u);
+    step->chosen[r] = step->actions[begin + place];
+    record->action[first + r] = static_cast<int16_t>(step->chosen[r]);
   }
 }
 
-// The slots of the games that a step has ended, and how they ended, for White.
-struct Finished {
-  int32_t* slots;
-  int8_t* results;
-  float* softs;
-};
-
-// Plays chosen int32 [R] on boards `slots`: in place where every board is in play and there are
-// kInPlace of them, else by way of a compact copy; both give the same. after float32 [R] and still
-// int16 [R] are the soft value for White and the plies since a capture, after the move. Returns the
-// number of games that ended.
+// Plays the chosen actions of R roots on boards `slots`: in place where every board is in play and
+// there are `in_place` of them, else by way of a compact copy; both give the same. The record gets
+// the soft value for White and the plies since a capture, after the move. Returns the number of
+// games that ended.
 EGGROLL_EXPORT int32_t self_play_step_inplace(int32_t game, const Positions* boards, int32_t count,
-                                              int32_t R, const int32_t* slots,
-                                              const int32_t* chosen, int32_t in_place, float* after,
-                                              int16_t* still, const Finished* finished) {
+                                              int32_t R, const int32_t* slots, int32_t in_place,
+                                              const Step* step, const Record* record,
+                                              int32_t first) {
   return with_game(game, [&]<class G>() {
     int32_t ended = 0;
     auto account = [&](int32_t r, const State& s) {
-      after[r] = G::soft(s), still[r] = s.facts.still;
+      const float soft = record->material[first + r] = G::soft(s);
+      record->still[first + r] = s.facts.still;
       if (!s.facts.over) return;
-      finished->slots[ended] = slots[r];
-      finished->results[ended] = s.facts.result;
-      finished->softs[ended++] = after[r];
+      step->ended[ended] = slots[r];
+      step->results[ended] = s.facts.result;
+      step->softs[ended++] = soft;
     };
     if (R == count && R >= in_place) {
       for (int32_t r = 0; r < R; ++r) {
         State s = boards->load(slots[r]);
-        G::apply(s, chosen[r]);
+        G::apply(s, step->chosen[r]);
         boards->store(slots[r], s);
         account(r, s);
       }
@@ -214,7 +260,7 @@ EGGROLL_EXPORT int32_t self_play_step_inplace(int32_t game, const Positions* boa
     }
     std::vector<State> compact(R);
     for (int32_t r = 0; r < R; ++r) compact[r] = boards->load(slots[r]);
-    for (int32_t r = 0; r < R; ++r) G::apply(compact[r], chosen[r]);
+    for (int32_t r = 0; r < R; ++r) G::apply(compact[r], step->chosen[r]);
     for (int32_t r = 0; r < R; ++r) {
       boards->store(slots[r], compact[r]);
       account(r, compact[r]);
@@ -223,23 +269,50 @@ EGGROLL_EXPORT int32_t self_play_step_inplace(int32_t game, const Positions* boa
   });
 }
 
-// Fills the targets of the games that ended in `count` slots: steps int32 [B, longest] are the rows
-// of a slot's moves, lengths int32 [B] their number, movers int8 [rows]. values int8 and softs
-// float32 [rows] become the results for the mover; outcomes int64 [3] counts White's, drawn,
-// Black's games.
-EGGROLL_EXPORT void finalize_trajectory_inplace(int32_t count, const Finished* finished,
-                                                int32_t longest, const int32_t* steps,
-                                                const int32_t* lengths, const int8_t* movers,
-                                                int8_t* values, float* softs, int64_t* outcomes) {
-  for (int32_t i = 0; i < count; ++i) {
-    const int64_t slot = finished->slots[i];
-    for (int32_t t = 0; t < lengths[slot]; ++t) {
-      const int32_t row = steps[slot * longest + t];
-      values[row] = static_cast<int8_t>(finished->results[i] * movers[row]);
-      softs[row] = finished->softs[i] * movers[row];
+// Fills the targets of the `count` games that a step ended, results for the mover, and begins games
+// on their boards, numbered from `upcoming` while below `last`. Returns how many it began.
+EGGROLL_EXPORT int32_t finalize_trajectory_inplace(int32_t game, const Positions* boards,
+                                                   int32_t count, const Step* step,
+                                                   const Record* record, int32_t* numbers,
+                                                   int32_t upcoming, int32_t last) {
+  return with_game(game, [&]<class G>() {
+    int32_t begun = 0;
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t slot = step->ended[i];
+      const int32_t* rows = record->steps + int64_t{slot} * record->longest;
+      for (int32_t t = 0; t < record->lengths[slot]; ++t) {
+        const int8_t mover = record->mover[rows[t]];
+        record->value[rows[t]] = static_cast<int8_t>(step->results[i] * mover);
+        record->soft[rows[t]] = step->softs[i] * mover;
+      }
+      record->lengths[slot] = 0;
+      ++record->outcomes[1 - step->results[i]];
+      if (upcoming + begun >= last) continue;
+      numbers[slot] = upcoming + begun++;
+      boards->store(slot, G::begin());
     }
-    ++outcomes[1 - finished->results[i]];
-  }
+    return begun;
+  });
+}
+
+// Rows of the record in an order int64 [n]: planes int8 [n, F], legal uint8 [n, A] and policy
+// uint16 [n, A].
+EGGROLL_EXPORT void show_record(int32_t game, int64_t n, const int64_t* order, const Record* record,
+                                int8_t* planes, uint8_t* legal, uint16_t* policy) {
+  with_game(game, [&]<class G>() {
+    for (int64_t i = 0; i < n; ++i) {
+      const State s = record->positions.load(order[i]);
+      G::observe(s, planes + i * G::kPlanes * G::kCells);
+      uint8_t* mask = legal + i * G::kActions;
+      uint16_t* row = policy + i * G::kActions;
+      std::memset(mask, 0, G::kActions);
+      std::memset(row, 0, 2 * G::kActions);
+      const uint16_t* given = record->policy + record->start[order[i]];
+      int16_t actions[G::kMostLegal];
+      const int count = G::legal(s, actions);
+      for (int k = 0; k < count; ++k) mask[actions[k]] = 1, row[actions[k]] = given[k];
+    }
+  });
 }
 
 // Log-space sampling alone: of weights float32 [R, A] a place for each u float64 [R].

@@ -1,4 +1,6 @@
-// Root-PUCT over the vectors of an instruction set; puct_<name>.cpp includes it.
+// Root-PUCT over the vectors of an instruction set; puct_<name>.cpp includes it after most_of (the
+// largest lane), lanes_equal (a bit for each lane that equals a number) and with_lanes (a vector
+// with a number in some lanes).
 //
 // A simulation visits the action of the largest q + sqrt(1 + simulations so far) * c p / (1 + n),
 // the first of equals, and adds its leaf's value to its sum; q = sum / n, 0 before the first visit.
@@ -8,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace selfplay {
 
@@ -97,14 +100,82 @@ inline void simulate(Root& root, float scale) {
   reinterpret_cast<float*>(root.bonus)[a] = root.weight[a] / (1 + visits);
 }
 
-void allocate(int32_t R, const int32_t* row_ptr, const float* priors, const float* leaves,
-              int32_t simulations, float c, float* visits, float* sums) {
+// ---- few actions: scores stay in registers ----------------------------------------------------
+
+constexpr int kMostBlocks = 4;
+constexpr int kFew = kMostBlocks * kWidth;  // actions, at most 64
+constexpr int kFewTogether = 8;
+
+typedef float Four __attribute__((vector_size(16)));
+
+// What a visit changes: of every action its sum, weight, visits and 1 + visits, and what is added
+// to them.
+struct Few {
+  Four now[kFew], visit[kFew];
+  int32_t first, count;
+  uint64_t all;  // a bit for every action
+};
+
+template <int kBlocks>
+struct Scores {
+  Floats mean[kBlocks], bonus[kBlocks];
+
+  explicit Scores(const Few& root) {
+    constexpr float kNever = -std::numeric_limits<float>::infinity();
+    float first[kBlocks * kWidth], weight[kBlocks * kWidth];
+    for (int32_t i = 0; i < kBlocks * kWidth; ++i) {
+      first[i] = i < root.count ? 0 : kNever;
+      weight[i] = i < root.count ? root.now[i][1] : 0;
+    }
+    std::memcpy(mean, first, sizeof mean);
+    std::memcpy(bonus, weight, sizeof bonus);
+  }
+
+  void simulate(Few& root, float scale) {
+    Floats score[kBlocks], best;
+    for (int b = 0; b < kBlocks; ++b) {
+      score[b] = mean[b] + scale * bonus[b];
+      best = b ? (score[b] > best ? score[b] : best) : score[b];
+    }
+    const float top = most_of(best);
+    uint64_t equal = 0;
+    for (int b = 0; b < kBlocks; ++b) equal |= uint64_t{lanes_equal(score[b], top)} << b * kWidth;
+    equal &= root.all;  // no other lane, where scores are no numbers
+    const uint64_t one = equal ? equal & -equal : 1;
+    const int a = __builtin_ctzll(one);
+    const Four now = root.now[a] + root.visit[a];
+    root.now[a] = now;
+    const Four quotients = now / Four{now[2], now[3], now[2], now[3]};
+    for (int b = 0; b < kBlocks; ++b) {
+      const uint32_t lanes = static_cast<uint32_t>(one >> b * kWidth) & ((1u << kWidth) - 1);
+      mean[b] = with_lanes(mean[b], lanes, quotients[0]);
+      bonus[b] = with_lanes(bonus[b], lanes, quotients[1]);
+    }
+  }
+};
+
+template <int kBlocks, size_t... kRoots>
+inline void allocate_few(Few* roots, int32_t simulations, std::index_sequence<kRoots...>) {
+  Scores<kBlocks> scores[] = {Scores<kBlocks>(roots[kRoots])...};
+  for (int32_t t = 0; t < simulations; ++t) {
+    const float scale = __builtin_sqrtf(static_cast<float>(1 + t));
+    (scores[kRoots].simulate(roots[kRoots], scale), ...);
+  }
+}
+
+template <int kBlocks>
+void allocate_few(Few* roots, int32_t simulations) {
+  allocate_few<kBlocks>(roots, simulations, std::make_index_sequence<kFewTogether>());
+}
+
+void allocate_many(int32_t R, const int32_t* row_ptr, const float* priors, const float* leaves,
+                   int32_t simulations, float c, float* visits, float* sums) {
   Root roots[kTogether];
   for (int32_t r = 0; r < R;) {
     int count = 0;
     for (; r < R && count < kTogether; ++r) {
       const int32_t first = row_ptr[r], n = row_ptr[r + 1] - first;
-      if (n <= 0) continue;
+      if (n <= kFew) continue;
       Root& root = roots[count++];
       root.leaves = leaves + first, root.visits = visits + first, root.sums = sums + first;
       begin(root, n, priors + first, c);
@@ -114,6 +185,42 @@ void allocate(int32_t R, const int32_t* row_ptr, const float* priors, const floa
       for (int i = 0; i < count; ++i) simulate(roots[i], scale);
     }
   }
+}
+
+void allocate(int32_t R, const int32_t* row_ptr, const float* priors, const float* leaves,
+              int32_t simulations, float c, float* visits, float* sums) {
+  constexpr void (*kCalls[])(Few*, int32_t) = {allocate_few<1>, allocate_few<2>, allocate_few<3>,
+                                               allocate_few<4>};
+  Few roots[kFewTogether];
+  int count = 0;
+  auto run = [&](int blocks) {
+    for (int i = count; i < kFewTogether; ++i)  // to fill up
+      roots[i] = {}, roots[i].count = 1, roots[i].all = 1;
+    kCalls[blocks - 1](roots, simulations);
+    for (int i = 0; i < count; ++i)
+      for (int32_t k = 0; k < roots[i].count; ++k) {
+        sums[roots[i].first + k] = roots[i].now[k][0];
+        visits[roots[i].first + k] = roots[i].now[k][2];
+      }
+    count = 0;
+  };
+  // Roots of as many blocks go together; those that are left join those of one more.
+  int last = 1;
+  for (int blocks = 1; blocks <= kMostBlocks; ++blocks)
+    for (int32_t r = 0; r < R; ++r) {
+      const int32_t first = row_ptr[r], n = row_ptr[r + 1] - first;
+      if (n <= 0 || (n + kWidth - 1) / kWidth != blocks) continue;
+      Few& root = roots[count++];
+      last = blocks;
+      root.first = first, root.count = n, root.all = ~uint64_t{0} >> (64 - n);
+      for (int32_t k = 0; k < n; ++k) {
+        root.now[k] = Four{0, c * priors[first + k], 0, 1};
+        root.visit[k] = Four{leaves[first + k], 0, 1, 1};
+      }
+      if (count == kFewTogether) run(blocks);
+    }
+  if (count) run(last);
+  allocate_many(R, row_ptr, priors, leaves, simulations, c, visits, sums);
 }
 
 }  // namespace

@@ -1,4 +1,23 @@
 // Root-PUCT with four floats at a time, and the choice of an instruction set.
+#include <cstdint>
+
+static inline float most_of(auto lanes) {
+  float most = lanes[0];
+  for (int i = 1; i < 4; ++i) most = lanes[i] > most ? lanes[i] : most;
+  return most;
+}
+
+static inline uint32_t lanes_equal(auto lanes, float to) {
+  uint32_t found = 0;
+  for (int i = 0; i < 4; ++i) found |= uint32_t{lanes[i] == to} << i;
+  return found;
+}
+
+static inline auto with_lanes(auto lanes, uint32_t some, float value) {
+  for (int i = 0; i < 4; ++i) lanes[i] = some >> i & 1 ? value : lanes[i];
+  return lanes;
+}
+
 #define SELFPLAY_WIDTH 4
 #include "puct.h"
 

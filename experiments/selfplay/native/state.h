@@ -1,7 +1,8 @@
 // A position of any of the games, and positions side by side.
 //
 // A game is a struct of constants and functions: begin, legal (the actions in ascending order),
-// allows, apply, observe and soft. Planes are kOne where they hold, else 0.
+// allows, apply, observe, observe_bits and soft. Planes are kOne where they hold, else 0. As bits
+// they are one after another, and a plane that holds everywhere is one bit behind them all.
 #pragma once
 
 #include <array>
@@ -67,6 +68,22 @@ inline void show_plane(uint64_t bits, int count, int8_t* plane) {
     const uint64_t eight = kSpread[bits & 255];
     std::memcpy(plane + i, &eight, count - i < 8 ? count - i : 8);
   }
+}
+
+// The same as bits, from place `at` on, of words that are zero there.
+inline void show_bits(uint64_t bits, int count, int at, uint64_t* words) {
+  words[at / 64] |= bits << at % 64;
+  if (at % 64 + count > 64) words[at / 64 + 1] |= bits >> (64 - at % 64);
+}
+
+// The words of a game's bits.
+template <class Game>
+constexpr int kWords = (Game::kPlanes * Game::kCells + Game::kPlanes + 63) / 64;
+
+template <class Game>
+void show_whole_plane(int plane, uint64_t* words) {
+  const int at = Game::kPlanes * Game::kCells + plane;
+  words[at / 64] |= uint64_t{1} << at % 64;
 }
 
 // Adds the places of the set bits, each plus `first`, to a list of actions.

@@ -41,6 +41,11 @@ struct TicTacToe {
     std::memset(planes + 2 * kCells, kOne, kCells);
   }
 
+  static void observe_bits(const State& s, uint64_t* words) {
+    words[0] = s.own() | s.other() << kCells;
+    show_whole_plane<TicTacToe>(2, words);
+  }
+
   static float soft(const State&) { return 0; }  // nothing is taken
 };
 
