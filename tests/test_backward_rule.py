@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Any
 
 import mlx.core as mx
@@ -144,6 +145,31 @@ def test_threads_share_large_leaves(
         for one, two in zip(found[:2], want[:2], strict=True):
             assert one.keys() == two.keys()
             assert [name for name in two if not np.array_equal(one[name], two[name])] == []
+
+
+SMALL = 1 << 18  # votes from which on their squares are no longer computed in doubles
+
+
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("most", [SMALL - 1, SMALL])
+def test_sizes_on_both_sides_of_what_doubles_hold(most: int, monkeypatch: pytest.MonkeyPatch):
+    """The rule without the extension, and roots of Python's whole numbers."""
+    random = np.random.default_rng(most)
+    votes = np.rint(np.exp2(random.uniform(0, 18, 4099))).astype(np.int32)
+    sizes = np.rint(np.exp2(random.uniform(0, 22, votes.size))).astype(np.int32)
+    votes = np.minimum(votes, most) * random.choice([-1, 0, 1, 1], votes.size)
+    sizes = np.minimum(sizes, 16 * most + 15)
+    votes[:64], sizes[:32], sizes[32:64] = most, 16 * most, 16 * most + 15
+    rule, weights = AdamRule(rate=1.0, steps=100), {"w": mx.zeros(votes.size, mx.int8)}
+    memory = rule.start(weights) | {"w/size": mx.array(sizes)}
+    given = {"w": mx.array(votes.astype(np.int32))}
+    found = rule(weights, memory, given, 30).memory
+    monkeypatch.setattr(moments, "native_module", lambda: None)
+    right = rule(weights, memory, given, 30).memory
+    assert [name for name in right if not np.array_equal(right[name], found[name])] == []
+    pairs = zip(sizes.tolist(), votes.tolist(), strict=True)
+    exact = [isqrt(s * s * 243 // 256 + 13 * z * z) for s, z in pairs]
+    assert np.array(right["w/size"]).tolist() == exact
 
 
 def test_fine_copies_round_alike_on_cpu_and_gpu(monkeypatch: pytest.MonkeyPatch):

@@ -61,6 +61,9 @@ def test_many_numbers_are_drawn_on_threads(threads: int, streams: int):
     shape, first = (streams, (1 << 20) // streams + 77), (1 << 32) - 5
     drawn = np.array(draws.draws(keys, rooms, first, shape, threads))
     np.testing.assert_array_equal(drawn, draws.draws_numpy(keys, rooms, first, shape))
+    bits = np.array(draws.draws(keys, rooms, first, shape, threads, unsigned=True))
+    assert bits.dtype == np.uint32
+    np.testing.assert_array_equal(bits.view(np.int32), drawn)
 
 
 def test_parts_of_a_draw_are_parts_of_the_whole():

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import oracle_backward
 import pytest
@@ -15,9 +16,11 @@ from test_engines import BACKENDS
 from test_output_errors import recurrent
 
 from eggroll.errors import InputError
+from eggroll.library import learning
 from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
 from eggroll.spec import losses, rng
+from eggroll.spec.backward import Learnt
 from eggroll.spec.program import Program
 
 R, T = 12, 5
@@ -161,6 +164,23 @@ def test_softmax_is_the_error_of_the_score():
     other.learn(x, errors=np.array(given, np.int8))
     assert es.signature == other.signature
     assert np.abs(given).max() > 20
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_sums_are_those_of_numpy(outputs: int, monkeypatch: pytest.MonkeyPatch):
+    """Losses beyond 2^53 and int8 of either sign, by the extension and without it."""
+    random = np.random.default_rng(outputs)
+    errors = random.integers(-127, 128, (5, 3, 7)).astype(np.int8)
+    lost = random.integers(0, 1 << 58, (5, 3, outputs), np.uint64)
+    nothing = mx.zeros(0)
+    learnt = Learnt(nothing, nothing, {}, nothing, mx.array(errors), mx.array(lost))
+    want = (
+        sum(abs(e) for e in errors.ravel().tolist()),
+        [sum(lost[..., i].ravel().tolist()) for i in range(outputs)],
+    )
+    assert learning.sums(learnt) == want
+    monkeypatch.setattr(learning, "native_module", lambda: None)
+    assert learning.sums(learnt) == want
 
 
 def plain_error(logits: np.ndarray, target: int, words: np.ndarray) -> np.ndarray:

@@ -224,7 +224,7 @@ def test_no_world_is_refused():
 
 
 def test_leaves_of_adam_have_one_size():
-    ints, bytes_ = np.zeros(5, np.int32), np.zeros(5, np.int8)
+    ints, bytes_ = mx.zeros(5, mx.int32), mx.zeros(5, mx.int8)
     leaf = [ints, bytes_, ints, ints, ints, None, 0]
     native.adam([tuple(leaf)], 1, 1)
     for i in range(5):
@@ -237,7 +237,7 @@ def test_leaves_of_adam_have_one_size():
 
 
 def test_leaves_of_sign_have_one_size():
-    votes, weights = np.zeros(5, np.int32), np.zeros(5, np.int8)
+    votes, weights = mx.zeros(5, mx.int32), mx.zeros(5, mx.int8)
     assert native.sign([(votes, weights, 1, 0)], 1)[1] == 5
     for short in ((votes[:4], weights), (votes, weights[:4])):
         with pytest.raises(ValueError, match="sign: the arrays of a leaf have its size"):
@@ -264,7 +264,7 @@ def test_sign_at_the_ends_of_its_range(isa: str, n: int, monkeypatch: pytest.Mon
     ):
         z, w = votes.astype(np.int64), weights.astype(np.int64)
         want = (w + (z >= up) - (z <= -down)).clip(-127, 127)
-        (made,), moved = native.sign([(votes, weights, up, down)], 2)
+        (made,), moved = native.sign([(mx.array(votes), mx.array(weights), up, down)], 2)
         np.testing.assert_array_equal(np.array(made), want)
         assert moved == np.count_nonzero(want != w)
 
@@ -276,7 +276,8 @@ def whitened_leaf(**changed: Any) -> tuple[Any, ...]:
         "votes": zeros, "weights": zeros.astype(np.int8), "fine": zeros, "feedback": zeros,
         "matrices": np.zeros((1, 3, 3), np.int32), "factor": 1, "floor": 1,
     }  # fmt: skip
-    return tuple({**given, **changed}.values())
+    values = {**given, **changed}.values()
+    return tuple([mx.array(a) if isinstance(a, np.ndarray) else a for a in values])
 
 
 WHITENED: dict[str, dict[str, Any]] = {

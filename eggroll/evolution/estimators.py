@@ -357,7 +357,7 @@ class Local(Estimator):
         self, population: Population, start: UpdateInput, timer: Timer = no_timer
     ) -> Estimate:
         weights, step, batch, memory, losses = start
-        scales = tuple[int, ...](np.asarray(memory[SCALES]).tolist())
+        scales: tuple[int, ...] = tuple(np.asarray(memory[SCALES]).tolist())
         back = Backward(scales, self.matrices(weights, memory), losses)
         learnt = population.learn(weights, step, batch, back)
         timer("evaluation")
@@ -365,12 +365,13 @@ class Local(Estimator):
         sizes: list[int] = np.asarray(learnt.sizes).tolist()
         counts = (rows * n for n in self._values)
         after = [
-            FIRST if fixed else next_scale(*of)
-            for fixed, *of in zip(self._fixed, scales, sizes, counts, strict=True)
+            FIRST if fixed else next_scale(scale, size, count)
+            for fixed, scale, size, count in zip(self._fixed, scales, sizes, counts, strict=True)
         ]
-        scales_after = {SCALES: mx.array(np.array(after, np.int32))}
+        stays = after == [*scales]
+        kept = memory[SCALES] if stays else mx.array(np.array(after, np.int32))
         return Estimate(
-            learnt.scores, learnt.state, learnt.votes, None, scales_after, learnt=learnt
+            learnt.scores, learnt.state, learnt.votes, None, {SCALES: kept}, learnt=learnt
         )
 
 

@@ -244,13 +244,16 @@ class Population:
         for first in range(0, self.members, self.chunk):
             last = min(first + self.chunk, self.members)
             at = (self.before + first) * T
-            drawn = draws([stream], [WHOLE], at, (last - first, T), self.engine.threads)
-            words = mx.array(np.asarray(drawn).view(np.uint32))  # sooner than by MLX's thread
+            words = draws(
+                [stream], [WHOLE], at, (last - first, T), self.engine.threads, unsigned=True
+            )
             part = self.engine.learn(prepared, self._batch(batch, first, last), words, back)
             total = _added(total, part.votes)
             if last < self.members:  # else all is evaluated at the end
                 mx.eval(part[:4], total)
             parts.append(part)
+        if len(parts) == self.ranks.size == 1:
+            return parts[0]
         by_leaf = zip(*(np.asarray(part.sizes).tolist() for part in parts), strict=True)
         sizes = self.ranks.table([*map(sum, by_leaf)]).sum(axis=0)
         rated = zip(*[(part.errors, part.lost) for part in parts if back.losses], strict=True)

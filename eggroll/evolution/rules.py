@@ -177,15 +177,17 @@ class SignRule(UpdateRule):
         xp, view = arrays()
         total = sum(w.size for w in weights.values())
         z_q4, voters = self.z_q4(step), self.voters(decided)
-        leaves = [
-            (z, view(w), *self.limits(xp, z, self.rank if w.ndim == 2 else 1, z_q4, voters))
-            for k, w in weights.items() for z in [view(votes[k])]
-        ]  # fmt: skip
+        ranks = [self.rank if w.ndim == 2 else 1 for w in weights.values()]
+        leaves = {
+            k: (votes[k], w, *self.limits(xp, view(votes[k]), rank, z_q4, voters))
+            for (k, w), rank in zip(weights.items(), ranks, strict=True)
+        }
         if xp is np and (native := native_module()):
-            leaves_after, moved = native.sign(leaves, self.threads)
+            leaves_after, moved = native.sign([*leaves.values()], self.threads)
             return MovedWeights(dict(zip(weights, leaves_after, strict=True)), {}, moved / total)
         after, moved = dict[str, mx.array](), 0
-        for names, (z, w, least, most) in self.batches(xp, dict(zip(weights, leaves, strict=True))):
+        viewed = {k: (view(z), view(w), *limits) for k, (z, w, *limits) in leaves.items()}
+        for names, (z, w, least, most) in self.batches(xp, viewed):
             up, down = (z >= least) & (w != LIMIT), (z <= -most) & (w != -LIMIT)  # |-2^31| wraps
             moved = moved + (up | down).sum()
             flat = mx.array(w + up.view(xp.int8) - down.view(xp.int8)).reshape(-1)
@@ -340,15 +342,19 @@ def by_extension(
         (votes[k], leaf, *map(memory.get, names[k]), *numbers(k)) for k, leaf in weights.items()
     ]
     if mx.default_device() != mx.cpu:  # what a GPU has is read through NumPy
-        leaves = [
-            tuple([np.asarray(a) if isinstance(a, mx.array) else a for a in of]) for of in leaves
-        ]
+        leaves = [tuple(map(_on_host, of)) for of in leaves]
     made, moved = made_by(leaves)
     new, kept = Leaves(), dict(memory)
     for name, (leaf, *after) in zip(weights, made, strict=True):
         new[name] = leaf
         kept.update(zip([key for key in names[name] if key in memory], after, strict=False))
     return MovedWeights(new, kept, moved / sum([leaf.size for leaf in weights.values()]))
+
+
+def _on_host(value: Any) -> Any:
+    """An array of a GPU as one that the extension reads; anything else as it is."""
+    native = native_module()
+    return native.view(np.asarray(value)) if native and isinstance(value, mx.array) else value
 
 
 def unlike(one: Any, other: Any) -> bool:

@@ -18,9 +18,10 @@ from eggroll.evolution.population import Population
 from eggroll.evolution.step import Learner
 from eggroll.library.members import Outputs
 from eggroll.spec import losses, rng
+from eggroll.spec.backward import Learnt
 from eggroll.spec.losses import Targets
 from eggroll.spec.program import Batch, Program
-from eggroll.spec.rng import WHOLE, draws
+from eggroll.spec.rng import WHOLE, draws, native_module
 from eggroll.training.learner import fitting_chunk
 
 LANES = 32  # members of a block of the cpu engine
@@ -102,7 +103,7 @@ class ErrorMaker:
         """The caller's errors in update `step`, int8 [R, T, all outputs]."""
         size, made = (*lead, 1)[:2], dict[str, NDArray[np.int8]]()
         stream = rng.key(self.seed, rng.DRAWS, step)
-        rows = np.array(draws([stream], [WHOLE], 0, size, self.threads)).view(np.uint32)
+        rows = np.asarray(draws([stream], [WHOLE], 0, size, self.threads, unsigned=True))
         for name, of in by_name(self._visible, "errors", errors).items():
             place = self._places[name]
             words = losses.words_for(self.program, place, rows)
@@ -122,7 +123,7 @@ class Readers:
 
         batch.state: that before the first row, None for zeros.
         """
-        dealt = self._dealt(batch._replace(state=None))
+        dealt = self._dealt(batch)
         if self._made is None or self._made[0] != dealt.size:
             like, kept = self._learner.population, self._learner.estimator.inputs_kept
             (R, T), program = dealt.size, like.engine.program
@@ -130,8 +131,7 @@ class Readers:
             made = Population(like.engine, like.noise, members=R, group=R, chunk=chunk)
             self._made = (R, T), made, made.initial_state()
         _, population, zeros = self._made
-        goes_on = batch.state is not None and population.engine.program.state_size
-        return population, dealt._replace(state=batch.state if goes_on else zeros)
+        return population, dealt if dealt.state is not None else dealt._replace(state=zeros)
 
     def _dealt(self, batch: Batch) -> Batch:
         """Rows of a program without a state as rows of as many members as the engine likes.
@@ -143,7 +143,21 @@ class Readers:
             return batch
         least = LANES * max(self._threads or 1, 1)
         length = next((n for n in (32, 16, 8, 4, 2) if R * T % n == 0 and R * T // n >= least), 1)
-        return batch.each(lambda a: a.reshape(R * T // length, length, *a.shape[2:]))
+        lead = R * T // length, length
+        arrays = [
+            a if a is None else a.reshape(*lead, *a.shape[2:]) for a in batch._replace(state=None)
+        ]
+        return Batch(*arrays)
+
+
+def sums(learnt: Learnt) -> tuple[int, list[int]]:
+    """Of errors that were made of targets: the sum of their sizes, and by output what rows lost."""
+    if mx.default_device() == mx.cpu and (native := native_module()):
+        found: tuple[int, list[int]] = native.rated_sums(learnt.errors, learnt.lost)
+        return found
+    errors, lost = np.asarray(learnt.errors), np.asarray(learnt.lost)
+    by_output = lost.reshape(-1, lost.shape[-1]).sum(axis=0, dtype=np.uint64)
+    return int(np.abs(errors).sum(dtype=np.int64)), by_output.tolist()
 
 
 def estimate(

@@ -684,19 +684,19 @@ class Trainer:
             estimate = learning.estimate(learner, self._readers, batch, targets)
         except ValueError as error:
             raise InputError(f"{error}.") from None
-        after, errors, loss = learner.state, batch.errors, math.nan
-        if self.options.carry:
-            after = estimate.state
-        if targets is not None:
+        after = estimate.state if self.options.carry else learner.state
+        if targets is None:
+            size, loss = int(np.abs(batch.errors).sum(dtype=np.int64)), math.nan
+        else:
             assert estimate.learnt is not None
-            errors = np.asarray(estimate.learnt.errors)
-            loss = targets.mean(self.program, np.asarray(estimate.learnt.lost))
-        size = int(np.abs(errors).sum(dtype=np.int64)) / errors.size
+            size, lost = learning.sums(estimate.learnt)
+            loss = targets.mean(self.program, lost)
+        mean = size / (R * T * sum([output.size for output in self.program.outputs]))
         with uninterrupted() if self._log else nullcontext():
             rate = learner.adopt(estimate._replace(state=after))
             self._members = None
             seconds = max(time.perf_counter() - self._began, 0.0)
-            update = ErrorUpdate(self.step, loss, size, rate, seconds, per_second(R * T, seconds))
+            update = ErrorUpdate(self.step, loss, mean, rate, seconds, per_second(R * T, seconds))
             self._record(update)
         return update
 

@@ -172,7 +172,7 @@ def draw_signs(
     if CreditKind.READOUT not in crediting.kinds:
         return CreditNoise(signs, mx.zeros((pairs, seq_len), mx.uint32))
     streams, first = [key(seed, DRAWS, step)], first_pair * seq_len
-    drawn = draws(streams, [WHOLE], first, (pairs, seq_len), threads).view(mx.uint32)
+    drawn = draws(streams, [WHOLE], first, (pairs, seq_len), threads, unsigned=True)
     return CreditNoise(signs, drawn)
 
 

@@ -254,11 +254,14 @@ class Targets(NamedTuple):
             errors[output.name], lost[..., place] = found
         return Rated(side_by_side(program, errors, words.shape), lost)
 
-    def mean(self, program: Program, lost: NDArray[np.uint64]) -> float:
-        """The mean loss over all rows, or values, that have a target."""
-        total, count, rows = 0.0, 0, lost.reshape(-1, len(self.losses))
+    def mean(self, program: Program, lost: Sequence[int]) -> float:
+        """The mean loss over all rows, or values, that have a target.
+
+        lost: by output, the sum of what its rows lost.
+        """
+        total, count = 0.0, 0
         for place, loss, targets in self.columns(program):
-            total += float(rows[:, place].sum(dtype=np.float64)) * loss.unit
+            total += lost[place] * loss.unit
             absent = np.count_nonzero(targets == ABSENT) if loss.least == ABSENT else 0
             count += targets.size - int(absent)
         return total / max(count, 1)

@@ -90,19 +90,22 @@ def draws(
     first: int,
     shape: tuple[int, ...],
     threads: int = 1,
+    *,
+    unsigned: bool = False,
 ) -> mx.array:
     """Numbers below each stream's room, from the upper halves of its words: int32 [shape].
 
     The rows are dealt to the streams in equal shares; element i of a stream is from position
     first + i. A stream of room WHOLE has the 32 bits themselves, one of room 0 has zeros.
-    threads: 0 takes all cores.
+    threads: 0 takes all cores; unsigned: the same bits as uint32.
     """
     native = native_module()
     if native is None:
         import mlx.core as mx
 
-        return mx.array(draws_numpy(streams, rooms, first, shape))
-    drawn: mx.array = native.draws(streams, rooms, first, shape, threads)
+        found = draws_numpy(streams, rooms, first, shape)
+        return mx.array(found.view(np.uint32) if unsigned else found)
+    drawn: mx.array = native.draws(streams, rooms, first, shape, threads, unsigned)
     return drawn
 
 

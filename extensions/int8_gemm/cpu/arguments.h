@@ -11,7 +11,6 @@
 #include "crediting.h"
 #include "dispatch.h"
 #include "engine.h"
-#include "mlx/ops.h"
 #include "plan.h"
 #include "program.h"
 
@@ -73,24 +72,6 @@ Job job_of(const Kernels& k, const Program& program, const Arrays& arrays, const
 }
 
 mx::Shape shape_of(const Leaf& l) { return l.cols ? mx::Shape{l.rows, l.cols} : mx::Shape{l.rows}; }
-
-const mx::Device kCpu(mx::Device::cpu);
-
-mx::array ready(const mx::array& a, mx::Dtype dtype, const char* what) {
-  require(a.dtype() == dtype, std::string(what) + ": wrong dtype");
-  mx::array c = a;
-  c.eval();
-  if (c.flags().row_contiguous || !c.size()) return c;
-  c = mx::contiguous(c, false, kCpu);
-  c.eval();
-  return c;
-}
-
-mx::array made(mx::Shape shape, mx::Dtype dtype) {
-  size_t count = 1;
-  for (int n : shape) count *= static_cast<size_t>(n);
-  return mx::array(allocated(count * dtype.size()), std::move(shape), dtype);
-}
 
 // Of members without noise. Its table is there already: what MLX has yet to compute goes through a
 // thread of its own, which takes longer than a small network's rows.

@@ -11,6 +11,7 @@ struct Real512 {  // eight doubles
   Real512 mul(Real512 b) const { return {_mm512_mul_pd(v, b.v)}; }
   Real512 div(Real512 b) const { return {_mm512_div_pd(v, b.v)}; }
   Real512 sqrt() const { return {_mm512_sqrt_pd(v)}; }
+  Real512 at_least_one() const { return {_mm512_max_pd(v, _mm512_set1_pd(1))}; }
   Real512 cut() const {  // toward zero
     return {_mm512_roundscale_pd(v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
   }
@@ -97,10 +98,12 @@ struct V512 {
   }
   void store(uint32_t* p) const { _mm512_store_si512(p, v); }
   void storeu(void* p) const { _mm512_storeu_si512(p, v); }
-  static void storeu(void* p, Half x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
   static Half half(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   Half half(int i) const { return i ? _mm512_extracti64x4_epi64(v, 1) : _mm512_castsi512_si256(v); }
-  static Half at_least_one(Half x) { return _mm256_max_epi32(x, _mm256_set1_epi32(1)); }
+  static V512 joined(Half a, Half b) {
+    return {_mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1)};
+  }
+  bool none32(int32_t bits) const { return !_mm512_test_epi32_mask(v, _mm512_set1_epi32(bits)); }
 
   static V512 all32(int32_t x) { return {_mm512_set1_epi32(x)}; }
   static V512 all16(int x) { return {_mm512_set1_epi16(static_cast<int16_t>(x))}; }
@@ -109,10 +112,6 @@ struct V512 {
   V512 sub32(V512 b) const { return {_mm512_sub_epi32(v, b.v)}; }
   V512 mul32(V512 b) const { return {_mm512_mullo_epi32(v, b.v)}; }
   V512 abs32() const { return {_mm512_abs_epi32(v)}; }
-  // Negated where b is below 0. Where b is 0, V256 gives 0 and V512 does not: callers have 0 there.
-  V512 with_sign32(V512 b) const {
-    return {_mm512_mask_sub_epi32(v, _mm512_movepi32_mask(b.v), _mm512_setzero_si512(), v)};
-  }
   V512 bounded32(int32_t by) const {
     return {_mm512_max_epi32(_mm512_min_epi32(v, _mm512_set1_epi32(by)), _mm512_set1_epi32(-by))};
   }

@@ -147,43 +147,42 @@ mx::array view(const nb::object& given) {
 
 // ---- update rules -------------------------------------------------------------------------------
 
-template <typename T>
-using Values = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
-using Wholes = Values<int32_t>;
 // Votes, weights, fine copy, mean, size, feedback and decay.
-using AdamInputs =
-    std::tuple<Wholes, Values<int8_t>, Wholes, Wholes, Wholes, std::optional<Wholes>, int64_t>;
+using AdamInputs = std::tuple<mx::array, mx::array, mx::array, mx::array, mx::array,
+                              std::optional<mx::array>, int64_t>;
 
-template <typename T>
-mx::array room_for(const Values<T>& given, mx::Dtype dtype) {
-  mx::Shape shape;
-  for (size_t i = 0; i < given.ndim(); ++i) shape.push_back(static_cast<int>(given.shape(i)));
-  return mx::array(eggroll::allocated(given.size() * sizeof(T)), shape, dtype);
+mx::array room_for(const mx::array& given) { return eggroll::made(given.shape(), given.dtype()); }
+
+// Makes the arrays of a leaf of a rule ready: its weights, and all others.
+void prepare(const std::string& rule, mx::array& weights, const std::vector<mx::array*>& others) {
+  weights = eggroll::ready(weights, mx::int8, (rule + ": weights").c_str());
+  for (mx::array* a : others) *a = eggroll::ready(*a, mx::int32, (rule + ": an array").c_str());
 }
 
 // New weights, fine copy, mean, size and, if there is one, feedback of every leaf; and how many
 // weights moved.
-std::pair<std::vector<std::vector<mx::array>>, int64_t> adam(const std::vector<AdamInputs>& leaves,
+std::pair<std::vector<std::vector<mx::array>>, int64_t> adam(std::vector<AdamInputs> leaves,
                                                              int64_t factor, int threads) {
   eggroll::in_range("adam: factor", factor, 0, 64 << 16);
   eggroll::check_threads(threads);
   std::vector<std::vector<mx::array>> made;
   std::vector<eggroll::AdamLeaf> work;
-  for (const auto& [votes, weights, fine, mean, size, feedback, decay] : leaves) {
-    size_t n = votes.size();
-    for (size_t other :
-         {weights.size(), fine.size(), mean.size(), size.size(), feedback ? feedback->size() : n})
-      eggroll::require(other == n && n < size_t{1} << 31,
+  for (auto& [votes, weights, fine, mean, size, feedback, decay] : leaves) {
+    std::vector<mx::array*> others{&votes, &fine, &mean, &size};
+    if (feedback) others.push_back(&*feedback);
+    prepare("adam", weights, others);
+    const size_t n = weights.size();
+    for (const mx::array* other : others)
+      eggroll::require(other->size() == n && n < size_t{1} << 31,
                        "adam: the arrays of a leaf have its size");
     eggroll::in_range("adam: decay", decay, 0, 1 << 24);
-    std::vector<mx::array> out{room_for(weights, mx::int8)};
-    for (const Wholes* given : {&fine, &mean, &size}) out.push_back(room_for(*given, mx::int32));
-    if (feedback) out.push_back(room_for(*feedback, mx::int32));
-    work.push_back({{weights.data(), fine.data(), mean.data(), size.data(),
-                     feedback ? feedback->data() : nullptr},
+    std::vector<mx::array> out{room_for(weights), room_for(fine), room_for(mean), room_for(size)};
+    if (feedback) out.push_back(room_for(*feedback));
+    work.push_back({{weights.data<int8_t>(), fine.data<int32_t>(), mean.data<int32_t>(),
+                     size.data<int32_t>(), feedback ? feedback->data<int32_t>() : nullptr},
                     {out[0].data<int8_t>(), out[1].data<int32_t>(), out[2].data<int32_t>(),
                      out[3].data<int32_t>(), feedback ? out[4].data<int32_t>() : nullptr},
-                    votes.data(),
+                    votes.data<int32_t>(),
                     static_cast<int64_t>(n),
                     decay});
     made.push_back(std::move(out));
@@ -192,23 +191,23 @@ std::pair<std::vector<std::vector<mx::array>>, int64_t> adam(const std::vector<A
 }
 
 // Votes, weights, and the least votes that move one up and, of the other sign, down.
-using SignInputs = std::tuple<Wholes, Values<int8_t>, int64_t, int64_t>;
+using SignInputs = std::tuple<mx::array, mx::array, int64_t, int64_t>;
 
 // New weights of every leaf, and how many moved.
-std::pair<std::vector<mx::array>, int64_t> sign(const std::vector<SignInputs>& leaves,
-                                                int threads) {
+std::pair<std::vector<mx::array>, int64_t> sign(std::vector<SignInputs> leaves, int threads) {
   constexpr int64_t kMost = INT32_MAX, kLeast = INT32_MIN;
   eggroll::check_threads(threads);
   std::vector<mx::array> made;
   std::vector<eggroll::SignLeaf> work;
-  for (const auto& [votes, weights, up, down] : leaves) {
-    size_t n = votes.size();
+  for (auto& [votes, weights, up, down] : leaves) {
+    prepare("sign", weights, {&votes});
+    const size_t n = votes.size();
     eggroll::require(weights.size() == n && n < size_t{1} << 31,
                      "sign: the arrays of a leaf have its size");
     eggroll::in_range("sign: up", up, 1, int64_t{1} << 62);
     eggroll::in_range("sign: down", down, 0, int64_t{1} << 62);
-    made.push_back(room_for(weights, mx::int8));
-    work.push_back({votes.data(), weights.data(), made.back().data<int8_t>(),
+    made.push_back(room_for(weights));
+    work.push_back({votes.data<int32_t>(), weights.data<int8_t>(), made.back().data<int8_t>(),
                     static_cast<int64_t>(n), static_cast<int32_t>(std::min(up - 1, kMost)),
                     static_cast<int32_t>(std::max(1 - down, kLeast))});
   }
@@ -216,40 +215,42 @@ std::pair<std::vector<mx::array>, int64_t> sign(const std::vector<SignInputs>& l
 }
 
 // Votes, weights, fine copy, feedback, whitening matrices, lr and floor.
-using WhiteningInputs = std::tuple<Wholes, Values<int8_t>, Wholes, std::optional<Wholes>,
-                                   std::optional<Wholes>, double, double>;
+using WhiteningInputs = std::tuple<mx::array, mx::array, mx::array, std::optional<mx::array>,
+                                   std::optional<mx::array>, double, double>;
 
 // New weights, fine copy and, where there are any, feedback and learnt matrices of every leaf; and
 // how many weights moved.
-std::pair<std::vector<std::vector<mx::array>>, int64_t> whiten(
-    const std::vector<WhiteningInputs>& leaves, bool learns, int threads) {
+std::pair<std::vector<std::vector<mx::array>>, int64_t> whiten(std::vector<WhiteningInputs> leaves,
+                                                               bool learns, int threads) {
   eggroll::check_threads(threads);
   std::vector<std::vector<mx::array>> made;
   std::vector<std::vector<int16_t>> turned(leaves.size());
   std::vector<eggroll::WhitenedLeaf> work;
-  for (const auto& [votes, weights, fine, feedback, matrices, factor, floor] : leaves) {
-    const int64_t n = static_cast<int64_t>(votes.size());
-    const int64_t inputs = votes.ndim() ? static_cast<int64_t>(votes.shape(votes.ndim() - 1)) : 0;
-    for (size_t other : {weights.size(), fine.size(), feedback ? feedback->size() : votes.size()})
-      eggroll::require(static_cast<int64_t>(other) == n && n > 0 && n < int64_t{1} << 31,
+  for (auto& [votes, weights, fine, feedback, matrices, factor, floor] : leaves) {
+    std::vector<mx::array*> others{&votes, &fine};
+    if (feedback) others.push_back(&*feedback);
+    prepare("whitened", weights, others);
+    const int64_t n = static_cast<int64_t>(weights.size());
+    const int64_t inputs = votes.ndim() ? votes.shape(-1) : 0;
+    for (const mx::array* other : others)
+      eggroll::require(static_cast<int64_t>(other->size()) == n && n > 0 && n < int64_t{1} << 31,
                        "whitened: the arrays of a leaf have its size");
     eggroll::require(inputs > 0, "whitened: votes are [.., inputs], not a number");
     eggroll::require(factor >= 0 && factor <= 64 << 24, "whitened: factor is in 0..2^30");
     eggroll::require(floor >= 1 && floor < 1ll << 40, "whitened: floor is in 1..2^40");
     int64_t size = inputs;
     if (matrices) {
+      matrices = eggroll::ready(*matrices, mx::int32, "whitened: matrices");
       eggroll::require(matrices->ndim() == 3, "whitened: matrices are [blocks, size, size]");
-      const int64_t blocks = static_cast<int64_t>(matrices->shape(0));
-      size = static_cast<int64_t>(matrices->shape(2));
-      eggroll::require(matrices->shape(1) == matrices->shape(2) &&
-                           size <= eggroll::kWhitenedInputs && size > 0 &&
-                           (inputs + size - 1) / size == blocks,
+      size = matrices->shape(2);
+      eggroll::require(matrices->shape(1) == size && size <= eggroll::kWhitenedInputs && size > 0 &&
+                           (inputs + size - 1) / size == matrices->shape(0),
                        "whitened: matrices cover a leaf's inputs");
     }
-    std::vector<mx::array> out{room_for(weights, mx::int8), room_for(fine, mx::int32)};
-    eggroll::WhitenedLeaf leaf{votes.data(),
-                               weights.data(),
-                               fine.data(),
+    std::vector<mx::array> out{room_for(weights), room_for(fine)};
+    eggroll::WhitenedLeaf leaf{votes.data<int32_t>(),
+                               weights.data<int8_t>(),
+                               fine.data<int32_t>(),
                                nullptr,
                                {out[0].data<int8_t>(), out[1].data<int32_t>(), nullptr},
                                n / inputs,
@@ -261,12 +262,12 @@ std::pair<std::vector<std::vector<mx::array>>, int64_t> whiten(
                                nullptr,
                                nullptr};
     if (feedback) {
-      out.push_back(room_for(*feedback, mx::int32));
-      leaf.feedback = feedback->data(), leaf.to.feedback = out.back().data<int32_t>();
+      out.push_back(room_for(*feedback));
+      leaf.feedback = feedback->data<int32_t>(), leaf.to.feedback = out.back().data<int32_t>();
     }
-    if (matrices) leaf.before = matrices->data();
+    if (matrices) leaf.before = matrices->data<int32_t>();
     if (matrices && learns) {
-      out.push_back(room_for(*matrices, mx::int32));
+      out.push_back(room_for(*matrices));
       leaf.after = out.back().data<int32_t>();
       auto& room = turned[work.size()];
       room.resize(static_cast<size_t>(n));
@@ -390,12 +391,14 @@ NB_MODULE(_int8_gemm, m) {
         "weights, fine copy, feedback and, if they learn, matrices after votes anew, without None, "
         "for every leaf; and how many weights moved.");
   m.def("draws", &eggroll::draws, nb::call_guard<nb::gil_scoped_release>(), "streams"_a, "rooms"_a,
-        "first"_a, "shape"_a, "threads"_a,
-        "int32 [shape], numbers below every stream's room; see engine.h.");
+        "first"_a, "shape"_a, "threads"_a, "is_unsigned"_a = false,
+        "int32 or uint32 [shape], numbers below every stream's room; see engine.h.");
   m.def("view", &view, "array"_a.none(),
         "An MLX array over a C-contiguous int8 or int32 array of NumPy, whose memory it shares.");
   m.def("pair_signs", &eggroll::pair_signs, nb::call_guard<nb::gil_scoped_release>(), "scores"_a,
         "int16 [P, T] -> int8 [P/2], the sign of each pair's difference of sums.");
+  m.def("rated_sums", &eggroll::rated_sums, nb::call_guard<nb::gil_scoped_release>(), "errors"_a,
+        "lost"_a, "The sum of |errors|, and those of uint64 [.., outputs] by output.");
   m.def("rounded", &eggroll::rounded, nb::call_guard<nb::gil_scoped_release>(), "fine"_a,
         "int32 with 16 fraction bits -> int8.");
   m.def("votes", &eggroll::votes, nb::call_guard<nb::gil_scoped_release>(), "program"_a,

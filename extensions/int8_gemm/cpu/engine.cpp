@@ -374,6 +374,19 @@ mx::array pair_signs(const mx::array& scores) {
   return out;
 }
 
+std::pair<int64_t, std::vector<uint64_t>> rated_sums(const mx::array& errors,
+                                                     const mx::array& lost) {
+  require(lost.ndim() && lost.shape(-1), "lost: uint64 [.., outputs] is needed");
+  const mx::array e = ready(errors, mx::int8, "errors"), by = ready(lost, mx::uint64, "lost");
+  const int8_t* __restrict at = e.data<int8_t>();
+  int64_t size = 0;
+  for (size_t i = 0; i < e.size(); ++i) size += at[i] < 0 ? -at[i] : at[i];
+  const size_t outputs = static_cast<size_t>(by.shape(-1));
+  std::vector<uint64_t> sums(outputs);
+  for (size_t i = 0; i < by.size(); ++i) sums[i % outputs] += by.data<uint64_t>()[i];
+  return {size, std::move(sums)};
+}
+
 mx::array rounded(const mx::array& fine) {
   const mx::array in = ready(fine, mx::int32, "fine");
   mx::array out = made(in.shape(), mx::int8);
@@ -388,7 +401,7 @@ mx::array rounded(const mx::array& fine) {
 }
 
 mx::array draws(const std::vector<uint64_t>& streams, const std::vector<uint64_t>& rooms,
-                uint64_t first, const std::vector<int>& shape, int threads) {
+                uint64_t first, const std::vector<int>& shape, int threads, bool is_unsigned) {
   constexpr int64_t kFew = 1 << 17;   // numbers that take 20 to 130 microseconds
   constexpr int64_t kPart = 1 << 16;  // of a stream that a thread draws at a time
   require(streams.size() == rooms.size(), "draws: one room per stream is needed");
@@ -417,7 +430,8 @@ mx::array draws(const std::vector<uint64_t>& streams, const std::vector<uint64_t
     else
       std::fill_n(to, length, 0);
   });
-  return mx::array(std::move(data), mx::Shape(shape.begin(), shape.end()), mx::int32);
+  return mx::array(std::move(data), mx::Shape(shape.begin(), shape.end()),
+                   is_unsigned ? mx::uint32 : mx::int32);
 }
 
 }  // namespace eggroll

@@ -6,12 +6,15 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "checks.h"
 #include "crediting.h"
 #include "mlx/allocator.h"
 #include "mlx/array.h"
+#include "mlx/ops.h"
 #include "program.h"
 
 namespace eggroll {
@@ -23,6 +26,23 @@ inline mx::allocator::Data allocated(size_t bytes) {
   mx::allocator::Data data = mx::allocator::malloc(bytes);
   if (bytes && !data.buffer().ptr()) throw std::bad_alloc();
   return data;
+}
+
+// An array's values, computed and row by row.
+inline mx::array ready(const mx::array& a, mx::Dtype dtype, const char* what) {
+  require(a.dtype() == dtype, std::string(what) + ": wrong dtype");
+  mx::array c = a;
+  c.eval();
+  if (c.flags().row_contiguous || !c.size()) return c;
+  c = mx::contiguous(c, false, mx::Device(mx::Device::cpu));
+  c.eval();
+  return c;
+}
+
+inline mx::array made(mx::Shape shape, mx::Dtype dtype) {
+  size_t count = 1;
+  for (int n : shape) count *= static_cast<size_t>(n);
+  return mx::array(allocated(count * dtype.size()), std::move(shape), dtype);
 }
 
 // Weights in the layout of one program and instruction set (plan.h's Leaf). They are reached
@@ -130,16 +150,22 @@ std::vector<mx::array> votes(std::shared_ptr<Program> program, const mx::array& 
 // Scores int16 [P, T] -> int8 [P/2], the sign of member 2i's sum less that of member 2i + 1.
 mx::array pair_signs(const mx::array& scores);
 
+// Of errors int8 and what rows lost, uint64 [.., outputs]: the sum of |errors|, and those of what
+// rows lost by output.
+std::pair<int64_t, std::vector<uint64_t>> rated_sums(const mx::array& errors,
+                                                     const mx::array& lost);
+
 // A fine copy int32 -> int8, its upper half to the nearest whole number.
 mx::array rounded(const mx::array& fine);
 
 // Words of the counter-based generator, as eggroll/spec/rng.py defines them: int32 of this shape,
 // its rows dealt to the streams in equal shares. Element i of a stream is floor(room x / 2^32),
 // where x is the upper half of the stream's word at position first + i: a number below the room, or
-// x itself with room 2^32. A stream of room 0 has zeros. Few numbers are drawn on one thread.
-// Throws std::invalid_argument for a room beyond 2^32, or a shape that does not fit the streams.
+// x itself with room 2^32. A stream of room 0 has zeros. is_unsigned: the same as uint32. Few
+// numbers are drawn on one thread. Throws std::invalid_argument for a room beyond 2^32, or a shape
+// that does not fit the streams.
 mx::array draws(const std::vector<uint64_t>& streams, const std::vector<uint64_t>& rooms,
-                uint64_t first, const std::vector<int>& shape, int threads);
+                uint64_t first, const std::vector<int>& shape, int threads, bool is_unsigned);
 
 // Multiply-adds per second of the instruction set's dot product on registers, all threads together.
 double peak(int threads);

@@ -66,7 +66,7 @@ struct Learner : LearnCredit {
       has[0] = any_handed;
       draw_places(t);
       for (int j = stage->op_count - 1; j >= 0; --j) pass(j, t);
-      if (!has[0]) __builtin_memset(credit[0], 0, 4 * step * sizeof(int32_t));
+      if (at && !has[0]) __builtin_memset(credit[0], 0, 4 * step * sizeof(int32_t));
       handing |= has[0];
       for (int r = 2; r < stage->register_count; ++r) has[r] = false;
       has[1] = has[1] && stage->state >= 0;

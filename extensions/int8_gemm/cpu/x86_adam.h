@@ -1,21 +1,15 @@
 // Adam's part of a leaf with AVX2 or AVX-512.
 //
-// Squares are 64-bit integers. Quotients and shares are doubles: with |mean| factor below 2^53 they
-// are exact before they are cut off, as a quotient of such integers is never rounded up to a whole
-// number.
+// Votes and sizes below 2^22, as nearly all are, have squares that are exact in doubles; of larger
+// ones they are 64-bit integers. Quotients and shares are doubles: with |mean| factor below 2^53
+// they are exact before they are cut off, as a quotient of such integers is never rounded up to a
+// whole number.
 
 template <typename V>
 struct X86Adam : PortableAdam {
   using Half = typename V::Half;
   using Long = typename V::Long;
   using Real = typename V::Real;
-
-  // v by / 256, toward zero.
-  static V scaled(V v, int by) {
-    const V size = v.abs32(), share = V::all32(by);
-    const V low = size.both(V::all32(255)).mul32(share).srl32(8);
-    return size.srl32(8).mul32(share).add32(low).with_sign32(v);
-  }
 
   static Long times13(Long v) {
     const Long four = v.sll(2);
@@ -34,32 +28,49 @@ struct X86Adam : PortableAdam {
     return next.add(next.mul_low(next).above(square)).narrowed();
   }
 
-  static void move(const int32_t* from, int32_t* to, Real change, Real decay) {
-    const Real v = Real::of(V::half(from));
-    V::storeu(to, v.sub(v.mul(decay).cut()).add(change).bounded(kFine).narrowed());
+  // The same where both are below 2^22. A root of a number below 2^44 that is not whole is further
+  // from the next one than its rounding is wrong.
+  static Real small_root(Real s, Real z) {
+    const Real old = s.mul(s).mul(Real::all(243.0 / 256)).cut();
+    const Real added = z.mul(z).mul(Real::all(1.0 / 256)).cut().mul(Real::all(13));
+    return old.add(added).sqrt().cut();
+  }
+
+  static V joined(const Real* v) { return V::joined(v[0].narrowed(), v[1].narrowed()); }
+
+  static V moved(const int32_t* from, const Real* change, Real decay) {
+    const V fine = V::loadu(from);
+    Real v[2];
+    for (int j = 0; j < 2; ++j) {
+      const Real old = Real::of(fine.half(j));
+      v[j] = old.sub(old.mul(decay).cut()).add(change[j]).bounded(kFine);
+    }
+    return joined(v);
   }
 
   static int64_t part(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor) {
     const auto& [from, to, votes, n, decay] = leaf;
     const Real by = Real::all(static_cast<double>(factor));
     const Real less = Real::all(static_cast<double>(decay) * 0x1p-24);
+    const Real kept = Real::all(230.0 / 256), added = Real::all(26.0 / 256);
     int64_t count = 0, i = first;
     for (; i + V::kWidth <= last; i += V::kWidth) {
       const V z = V::loadu(votes + i).bounded32(kVote).sll32(4);
-      const V mean = scaled(V::loadu(from.mean + i), 230).add32(scaled(z, 26));
-      const V old = V::loadu(from.size + i);
-      mean.storeu(to.mean + i);
+      const V mean = V::loadu(from.mean + i), size = V::loadu(from.size + i);
+      const bool small = z.abs32().either(size).none32(-(1 << 22));
+      Real means[2], sizes[2], change[2];
       for (int j = 0; j < 2; ++j) {
-        const int64_t at = i + j * V::kWidth / 2;
-        const Half size = root(old.half(j), z.half(j));
-        const Real change =
-            Real::of(mean.half(j)).mul(by).div(Real::of(V::at_least_one(size))).cut();
-        V::storeu(to.size + at, size);
-        move(from.fine + at, to.fine + at, change, less);
-        if (from.feedback) move(from.feedback + at, to.feedback + at, change, less);
+        const Real vote = Real::of(z.half(j)), old = Real::of(mean.half(j));
+        means[j] = old.mul(kept).cut().add(vote.mul(added).cut());
+        sizes[j] = small ? small_root(Real::of(size.half(j)), vote)
+                         : Real::of(root(size.half(j), z.half(j)));
+        change[j] = means[j].mul(by).div(sizes[j].at_least_one()).cut();
       }
-      count +=
-          V::loadu(to.fine + i).add32(V::all32(kHalf)).move_bytes(from.weights + i, to.weights + i);
+      joined(means).storeu(to.mean + i), joined(sizes).storeu(to.size + i);
+      if (from.feedback) moved(from.feedback + i, change, less).storeu(to.feedback + i);
+      const V fine = moved(from.fine + i, change, less);
+      fine.storeu(to.fine + i);
+      count += fine.add32(V::all32(kHalf)).move_bytes(from.weights + i, to.weights + i);
     }
     return count + PortableAdam::part(leaf, i, last, factor);
   }

@@ -12,6 +12,7 @@ struct Real256 {  // four doubles
   Real256 mul(Real256 b) const { return {_mm256_mul_pd(v, b.v)}; }
   Real256 div(Real256 b) const { return {_mm256_div_pd(v, b.v)}; }
   Real256 sqrt() const { return {_mm256_sqrt_pd(v)}; }
+  Real256 at_least_one() const { return {_mm256_max_pd(v, _mm256_set1_pd(1))}; }
   Real256 cut() const {  // toward zero
     return {_mm256_round_pd(v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
   }
@@ -77,10 +78,9 @@ struct V256 {
   static V256 halves(const uint32_t* p, size_t) { return loadu(p); }
   void store(uint32_t* p) const { _mm256_store_si256(reinterpret_cast<__m256i*>(p), v); }
   void storeu(void* p) const { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
-  static void storeu(void* p, Half x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }
-  static Half half(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   Half half(int i) const { return i ? _mm256_extracti128_si256(v, 1) : _mm256_castsi256_si128(v); }
-  static Half at_least_one(Half x) { return _mm_max_epi32(x, _mm_set1_epi32(1)); }
+  static V256 joined(Half a, Half b) { return {_mm256_set_m128i(b, a)}; }
+  bool none32(int32_t bits) const { return _mm256_testz_si256(v, _mm256_set1_epi32(bits)); }
 
   static V256 all32(int32_t x) { return {_mm256_set1_epi32(x)}; }
   static V256 all16(int x) { return {_mm256_set1_epi16(static_cast<int16_t>(x))}; }
@@ -89,8 +89,6 @@ struct V256 {
   V256 sub32(V256 b) const { return {_mm256_sub_epi32(v, b.v)}; }
   V256 mul32(V256 b) const { return {_mm256_mullo_epi32(v, b.v)}; }
   V256 abs32() const { return {_mm256_abs_epi32(v)}; }
-  // Negated where b is below 0. Where b is 0, V256 gives 0 and V512 does not: callers have 0 there.
-  V256 with_sign32(V256 b) const { return {_mm256_sign_epi32(v, b.v)}; }
   V256 bounded32(int32_t by) const {
     return {_mm256_max_epi32(_mm256_min_epi32(v, _mm256_set1_epi32(by)), _mm256_set1_epi32(-by))};
   }
