@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import runpy
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,14 @@ def test_every_option_of_a_run_has_a_group_and_a_text(kind: type):
         notes = hint.__metadata__
         assert [type(note) for note in notes].count(help.Group) == 1, name
         assert next((n.help for n in notes if getattr(n, "help", "")), texts.get(name)), name
+
+
+@pytest.mark.parametrize("name", ["bench", "report", "sweep"])
+def test_a_package_runs_as_a_command(name: str, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_module(f"eggroll.{name}", run_name="__main__")
+    assert f"-m eggroll.{name} " in capsys.readouterr().out.splitlines()[0]
 
 
 def test_help_shows_the_settings_of_the_recipe(call: Command):

@@ -37,7 +37,7 @@ def test_tests_that_are_named_for_modules_exist():
 def test_mutants_that_a_record_has_are_dealt_first_and_others_evenly():
     decks = [["a1", "a2", "a3"], ["b1", "b2", "b3"], ["c1"]]
     dealt = run.dealt(decks, 5, random.Random(0), {"b2", "b3"}.__contains__)
-    assert dealt[:2] == ["b2", "b3"]
+    assert {*dealt[:2]} == {"b2", "b3"}
     assert [name[0] for name in dealt[2:]] == ["a", "c", "a"]
     assert run.dealt(decks, 2, random.Random(0), {"b2"}.__contains__)[0] == "b2"
     assert len({*run.dealt(decks, 9, random.Random(0), "".__contains__)}) == 7

@@ -206,7 +206,7 @@ def in_order(tests: Sequence[str], where: str = "") -> tuple[list[str], dict[str
 
 
 def elsewhere(
-    tests: Iterable[str], where: str, seconds: float = 60
+    tests: Iterable[str], where: str, seconds: float = 15
 ) -> tuple[list[str], dict[str, float]]:
     """The same for files of tests that are not named for a function, as far as it is known what
     they reach: the tests that enter it alone, quick ones first, of so many seconds altogether."""
