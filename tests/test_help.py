@@ -129,6 +129,12 @@ def test_help_shows_the_settings_of_the_recipe(call: Command):
     assert default("--recipe", "--recipe", "language") == "language"
 
 
+def test_launch_shows_the_defaults_of_mlx(call: Command):
+    page = " ".join(call("--help", main=COMMANDS["launch"].main).out.split())
+    assert "--repeat-hosts N Ranks on this machine, or on each host; -n for short. [1]" in page
+    assert "First port of the ring, which takes one for every rank. [32323]" in page
+
+
 def test_a_page_of_help_shows_what_is_declared(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr(sys, "argv", ["/somewhere/eggroll"])
