@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -402,3 +403,10 @@ def test_a_loss_that_is_no_number_ends_the_run(
     ended = call(*SMALL, "--out", tmp_path / "run", main=adamw.main)
     assert ended.code == 2
     assert "is nan: try a --learning-rate below" in ended.err
+
+
+def test_the_update_rate_counts_weights_that_round_otherwise():
+    run = SimpleNamespace(weights={"a": mx.array([[1.0, 0.5]]), "b": mx.zeros(2)}, rounded=None)
+    assert adamw.BaselineRun.update_rate(run) == 0
+    run.weights = {"a": mx.array([[1.01, 0.5 + 1 / ONE]]), "b": mx.zeros(2)}
+    assert adamw.BaselineRun.update_rate(run) == 0.25

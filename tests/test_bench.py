@@ -176,8 +176,11 @@ def test_the_title_of_the_picture_fits():
 
 def test_multiply_adds_of_the_presets():
     """L 12 D^2 + V D: the embedding is a look-up, noise and votes are not counted."""
+    page = (Path(__file__).parents[1] / "docs" / "cpu.md").read_text()
     for preset in PRESETS.values():
         D, L, V = preset["width"], preset["layers"], preset["vocabulary"]
+        assert f"D {D}, L {L}, V {V}" in page
+        assert preset["seq_len"] == 16
         assert macs_per_token(networks.egg(V, D, L)) == 12 * L * D * D + V * D
 
 

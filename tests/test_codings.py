@@ -193,3 +193,11 @@ def test_without_the_package_one_sentence_says_so(monkeypatch, text: Path):
     with pytest.raises(InputError, match="pip install tokenizers") as error:
         load_corpus(str(text), vocabulary=301)
     sentence(error)
+
+
+@pytest.mark.parametrize(("size", "documents"), [(1 << 26, 16), ((1 << 26) + 1, 9)])
+def test_a_tokenizer_learns_from_64_mib_at_most(size: int, documents: int):
+    """Of a longer text every second document, and so on."""
+    data = np.full(size, ord("a"), np.uint8)
+    data[:: 1 << 22] = corpora.MARK[0]
+    assert sum(1 for _ in codings._sample(data)) == documents

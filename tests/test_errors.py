@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from eggroll import errors
+from eggroll import _extension, errors
 from eggroll.errors import InputError, in_python, missing_extra, object_in, shown
 
 
@@ -97,3 +98,26 @@ def test_whole_numbers_within_bounds(value: object, fits: bool):
         return
     with pytest.raises(InputError, match=r"^steps is .*: a whole number .* is needed"):
         errors.whole_number("steps", value, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (ModuleNotFoundError("none", name=_extension.NAME), "is missing: run `make build`"),
+        (ModuleNotFoundError("none", name="other"), "none"),
+        (ImportError("symbol"), r"does not load with mlx [\d.]+ \(symbol\): run `make build`"),
+        (None, r"was built with mlx 0\.0 and mlx [\d.]+ is installed: run `make build`"),
+    ],
+)
+def test_a_compiled_extension_that_does_not_fit_is_told(monkeypatch, fault, says: str):
+    def import_module(name: str) -> object:
+        if name != _extension.NAME:
+            return None
+        if fault:
+            raise fault
+        return SimpleNamespace(built_with=lambda: {"mlx": "0.0"})
+
+    monkeypatch.setattr(_extension.importlib, "import_module", import_module)
+    other = isinstance(fault, ModuleNotFoundError) and fault.name == "other"
+    with pytest.raises(ModuleNotFoundError if other else InputError, match=says):
+        _extension.load()

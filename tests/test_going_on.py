@@ -208,6 +208,23 @@ def test_another_best_member_is_refused(tmp_path: Path, name: str, change: Any):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("least", [-127, -128])
+def test_the_best_member_may_have_the_least_weight_there_is(tmp_path: Path, least: int):
+    path, es = tmp_path / "es.safetensors", trainer(feed_forward())
+    run(es, 2)
+    es.save(path)
+    metadata, arrays = checkpoint.read(path, checkpoint.LIBRARY)
+    name = next(name for name in arrays if name.startswith("best/"))
+    arrays[name] = np.full(arrays[name].shape, least, np.int8)
+    facts = {k: v for k, v in metadata.items() if k not in ("format", "version", "step")}
+    checkpoint.store(path, checkpoint.LIBRARY, 2, facts, arrays)
+    if least == -128:
+        with pytest.raises(InputError, match="damaged"):
+            Trainer.load(path)
+    else:
+        assert (Trainer.load(path).best.weights[name.partition("/")[2]] == least).all()
+
+
 def test_a_rule_that_moves_nothing_is_warned_of():
     es = trainer(feed_forward(), rule="whitened", learning_rate=1e-3)
     with warnings.catch_warnings():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import runpy
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,14 @@ def test_every_option_of_a_run_has_a_group_and_a_text(kind: type):
         assert next((n.help for n in notes if getattr(n, "help", "")), texts.get(name)), name
 
 
+@pytest.mark.parametrize("name", ["bench", "report", "sweep"])
+def test_a_package_runs_as_a_command(name: str, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_module(f"eggroll.{name}", run_name="__main__")
+    assert f"-m eggroll.{name} " in capsys.readouterr().out.splitlines()[0]
+
+
 def test_help_shows_the_settings_of_the_recipe(call: Command):
     def default(name: str, *words: str) -> str:
         page = call(*words, "--help").out
@@ -118,6 +127,12 @@ def test_help_shows_the_settings_of_the_recipe(call: Command):
 
     assert (default("--pop"), default("--pop", "--recipe", "language")) == ("10240", "4096")
     assert default("--recipe", "--recipe", "language") == "language"
+
+
+def test_launch_shows_the_defaults_of_mlx(call: Command):
+    page = " ".join(call("--help", main=COMMANDS["launch"].main).out.split())
+    assert "--repeat-hosts N Ranks on this machine, or on each host; -n for short. [1]" in page
+    assert "First port of the ring, which takes one for every rank. [32323]" in page
 
 
 def test_a_page_of_help_shows_what_is_declared(monkeypatch: pytest.MonkeyPatch):

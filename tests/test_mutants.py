@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import random
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 from house import MODULES, ROOT
-from mutants import cpp, reach, run
+from mutants import counted, cpp, reach, run
 
 
 def test_the_faults_once_unseen_can_still_be_planted():
@@ -23,6 +25,22 @@ def test_the_faults_once_unseen_can_still_be_planted():
 
 def test_the_faults_of_kernels_once_unseen_can_still_be_planted():
     assert [mutant.change for mutant in cpp.known_mutants()] == [*cpp.KNOWN]
+
+
+def test_tests_that_are_named_for_modules_exist():
+    for name, words in run.TESTS.items():
+        assert any(module.startswith(name) for module in MODULES), name
+        assert all((ROOT / test).exists() for test in run.files_of(words)), name
+    assert run.files_of("edges gpu/pace") == ["tests/test_edges.py", "tests/gpu/test_pace.py"]
+
+
+def test_mutants_that_a_record_has_are_dealt_first_and_others_evenly():
+    decks = [["a1", "a2", "a3"], ["b1", "b2", "b3"], ["c1"]]
+    dealt = run.dealt(decks, 5, random.Random(0), {"b2", "b3"}.__contains__)
+    assert {*dealt[:2]} == {"b2", "b3"}
+    assert [name[0] for name in dealt[2:]] == ["a", "c", "a"]
+    assert run.dealt(decks, 2, random.Random(0), {"b2"}.__contains__)[0] == "b2"
+    assert len({*run.dealt(decks, 9, random.Random(0), "".__contains__)}) == 7
 
 
 def test_the_function_of_a_line_is_the_innermost_that_runs_it():
@@ -53,6 +71,61 @@ def test_tests_that_enter_a_function_come_first_and_files_that_do_not_are_left_o
     assert reach.in_order("b", "f") == ([], {})
     files, seconds = reach.in_order("abc")
     assert (files, [*seconds]) == (["a", "b", "c"], ["a1", "a2", "b1", "c1", "a3"])
+
+
+def test_of_the_kernels_only_tests_that_meet_a_line_are_run(monkeypatch):
+    whole = {
+        "a": reach.Reach(
+            {"a1": 0.1, "a2": 0.2, "a3": 0.0}, {"x.h:3": ["a2"], "x.h:9": ["a1"]}, False
+        ),
+        "b": reach.Reach({"b1": 0.3}, {"x.h:3": [], "x.h:9": []}, False),
+        "c": reach.Reach({"c1": 0.4}, {}, True),
+        "d": reach.Reach({}, {}, True),
+    }
+    monkeypatch.setattr(reach, "reach_of", lambda test, isa: whole[test])
+    monkeypatch.setattr(reach, "kept", whole.get)
+    assert reach.kernels_in_order("ab", "x.h:3", "avx2") == (["a"], {"a2": 0.2})
+    files, seconds = reach.kernels_in_order("abcd", "x.h:4", "avx2")  # nothing is made of it
+    assert (files, [*seconds]) == (["a", "c", "d"], ["a1", "a2", "c1", "d"])
+    assert reach.elsewhere("abcx", "x.h:3") == (["a"], {"a2": 0.2})
+    assert reach.elsewhere("abcx", "x.h:3", 0.1) == ([], {})
+
+
+def test_what_a_file_reaches_is_kept(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(reach, "FOUND", tmp_path)
+    found = reach.Reach({"a1": 0.5}, {"f": ["a1"], "g": [], "h": ["a1"]}, False)
+    monkeypatch.setattr(reach, "measured_kernels", lambda test, isa: found)
+    again = reach.reach_of.__wrapped__
+    assert again("tests/test_mutants.py", "avx2") == found
+    monkeypatch.delattr(reach, "measured_kernels")
+    assert again("tests/test_mutants.py", "avx2") == found
+
+
+def test_lines_that_ran_are_read_from_counts(tmp_path: Path):
+    """Of a function that ran all, with those of what is inlined in it."""
+    try:
+        version = subprocess.run(["g++", "-dumpversion"], check=True, stdout=subprocess.PIPE)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("there is no g++")
+    if not version.stdout.strip().isdigit() or int(version.stdout) < 12:
+        pytest.skip("g++ is another compiler, or older than 12")
+    folder = tmp_path / "int8_gemm"
+    folder.mkdir()
+    (folder / "a.cpp").write_text(
+        "static inline int twice(int x) {\n  return 2 * x;\n}\n"
+        "int main(int n, char**) {\n  if (n > 1)\n    return twice(n);\n  return 0;\n}\n"
+        "int never(int x) {\n  return x + 1;\n}\n"
+    )
+    flags = ["--coverage", "-O1", "-c", "-o", "a.cpp.o", str(folder / "a.cpp")]
+    subprocess.run(["g++", *flags], cwd=tmp_path, check=True)
+    subprocess.run(["g++", "--coverage", "a.cpp.o", "-o", "a"], cwd=tmp_path, check=True)
+    counts = tmp_path / "counts"
+    counts.mkdir()
+    (counts / "names").write_text("t0\nt1")
+    subprocess.run([tmp_path / "a"], env={"GCOV_PREFIX": str(counts / "1")}, check=True)
+    found = counted.entered(tmp_path, counts, "avx2")
+    assert found["a.cpp:5"] == found["a.cpp:2"] == ["t1"]
+    assert found["a.cpp:10"] == []
 
 
 @pytest.mark.parametrize(
@@ -154,6 +227,14 @@ def test_the_kernels_have_mutants_and_tests(file: str):
     assert len(mutants) > 10
     assert all(text[m.at : m.at + len(m.old)] == m.old != m.new for m in mutants)
     assert all(Path(ROOT / test).exists() for test in mutants[0].tests)
+
+
+def test_what_may_be_computed_when_it_is_compiled_has_no_line():
+    places = {mutant.text: mutant.where for mutant in cpp.mutants_of("lanes.h")}
+    assert places["if (d > 2 << bits) ++bits;"] == ""  # within a constexpr function
+    assert not any(where for text, where in places.items() if "constexpr" in text)
+    (root,) = [where for text, where in places.items() if text.startswith("int root = isqrt(")]
+    assert root.startswith("lanes.h:")
 
 
 @pytest.mark.parametrize(

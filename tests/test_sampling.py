@@ -61,6 +61,9 @@ def test_the_likeliest_are_drawn_from():
     assert drawn_from(Sampling(temperature=2, min_p=0.49), logits) == [1, 2, 3, 5]
     assert drawn_from(Sampling(min_p=1), logits) == [1, 3]
     assert drawn_from(Sampling(top_p=1e-9), logits) == [1]
+    # Shares count in 2^-16: one of 1.3 is not below 1.4, which is 1.
+    assert drawn_from(Sampling(min_p=1.4 / 65536), [122, -128]) == [0, 1]
+    assert drawn_from(Sampling(min_p=1.6 / 65536), [122, -128]) == [0]
 
 
 @pytest.mark.parametrize("seed", range(20))

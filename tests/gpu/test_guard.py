@@ -200,3 +200,7 @@ def test_noise_is_drawn_while_the_gpu_computes(faulty, monkeypatch: pytest.Monke
     told.clear()
     population.evaluate(case.leaves, 1, Batch(case.tokens, case.targets, mx.array(case.state)))
     assert told == ["launch", 2, *expected[3:]]  # the first chunk's is there
+
+
+def test_a_call_with_a_fitness_per_pair_is_of_two_members_each():
+    assert guard.Call("votes", (mx.zeros(6, mx.int8), None, True)).size == (12, 1)

@@ -239,3 +239,11 @@ def test_without_a_gpu_the_trial_says_so(tmp_path: Path, monkeypatch):
 def test_missing_compiler_skips_or_fails_with_a_sentence(monkeypatch):
     monkeypatch.setattr(emulator, "clang", lambda: None)
     assert "is not installed" in emulator.unavailable_because()
+
+
+@pytest.mark.parametrize(("works", "takes"), [(8 << 30, 1 << 30), (1 << 40, (1 << 31) - 1)])
+def test_memory_is_an_eighth_of_what_the_gpu_works_with(monkeypatch, works: int, takes: int):
+    """And no more than an int32 counts."""
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": works})
+    assert MetalEngine.memory(None) == takes

@@ -1,13 +1,17 @@
 """Faults in the C++ kernels, one at a time, for `make mutants ARGS=--cpp`.
 
-The sources are copied to build/mutants and built there with one instruction set, whose unit alone
-is compiled anew after a change. A change that gives the same library is none, and one that does not
-compile is left out.
+The sources are copied to build/mutants and built there once. After a change the units that have it
+are compiled anew, of instruction sets' units one alone, and linked with what was built before. A
+change that gives the same library is none, and one that does not compile is left out.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -106,6 +110,7 @@ OPERATOR = re.compile("|".join(map(re.escape, sorted(SWAPS, key=len, reverse=Tru
 NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 MINUS = re.compile(r"(?<=[(\[{ ])-(?=[\w(])")  # of one operand
 SILENT = re.compile(r"//.*|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)'")
+COMPILED = re.compile(r"(?<!if )constexpr")  # may be computed when it is compiled
 NO_CODE = ("#", "static_assert", "template", "using", "namespace", "alignas")
 
 
@@ -121,6 +126,19 @@ class CppMutant:
     text: str  # of the line
     isa: str
     tests: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        """Its line, as counted.py knows it; empty where what runs does not tell who meets it."""
+        lines = (ROOT / SOURCES / self.file).read_text().splitlines()[: self.line]
+        inner = len(lines[-1]) + 1
+        for line in reversed(lines):
+            depth = len(line) - len(line.lstrip())
+            if line.strip() and depth < inner:  # its own line, and those that it is within
+                if COMPILED.search(line):
+                    return ""
+                inner = depth
+        return f"{self.file}:{self.line}"
 
     @property
     def change(self) -> tuple[str, str, str, str]:
@@ -165,59 +183,126 @@ def changes_of(code: str) -> Iterator[tuple[int, str, str]]:
         yield match.start(), "-", ""
 
 
-class Build:
-    """A copy of the sources, built with one instruction set beside what every build has."""
+COUNTING = """// So that a process tells what it ran before it ends.
+extern "C" {
+void __gcov_dump();
+void __gcov_reset();
+__attribute__((visibility("default"))) void eggroll_dump() { __gcov_dump(); }
+__attribute__((visibility("default"))) void eggroll_reset() { __gcov_reset(); }
+}
+"""
 
-    def __init__(self, isa: str, jobs: int = 2) -> None:
-        self.isa, self.jobs = isa, jobs
-        self.tree = ROOT / "build" / "mutants" / isa
-        self.sources = self.tree / SOURCES
+
+class Build:
+    """A copy of the sources, built with the instruction sets of SETS; kept for later runs."""
+
+    def __init__(self, counted: bool = False, jobs: int = 2) -> None:
+        """counted: with GCC's counters of what runs, for mutants.counted."""
+        self.counted, self.jobs = counted, jobs
+        self.tree = ROOT / "build" / "mutants" / ("counted" if counted else "plain")
+        self.folder, self.sources = self.tree / "build", self.tree / SOURCES
+        self.stamp = self.tree / "built-of"  # absent while anything of it is changed
 
     @cached_property
-    def original(self) -> bytes:
-        """The library without a mutant, built on the first call."""
+    def library(self) -> Path:
+        """Without a mutant, built where it is not built already."""
+        names = ("extensions/isa.cmake", "extensions/int8_gemm", "eggroll/native",
+                 "CMakeLists.txt", "pyproject.toml", "tests/mutants/cpp.py")  # fmt: skip
+        paths = [p for name in names for p in (ROOT / name, *sorted((ROOT / name).rglob("*")))]
+        of = hashlib.sha256(b"".join(p.read_bytes() for p in paths if p.is_file())).hexdigest()
+        if not self.stamp.is_file() or self.stamp.read_text() != of:
+            self._build_all(names[:-1])
+            self.stamp.write_text(of)
+        (found,) = self.folder.rglob("_int8_gemm*.so")
+        return found
+
+    def _build_all(self, names: tuple[str, ...]) -> None:
         shutil.rmtree(self.tree, ignore_errors=True)
-        self.tree.mkdir(parents=True)
-        for name in ("extensions/isa.cmake", "extensions/int8_gemm", "eggroll/native"):
+        for name in names:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             copy(ROOT / name, self.tree / name)
-        shutil.copy(ROOT / "pyproject.toml", self.tree)
-        whole = (ROOT / "CMakeLists.txt").read_text()
-        own = whole.replace("add_subdirectory(extensions/float_kernels)\n", "")
-        (self.tree / "CMakeLists.txt").write_text(own)
+        whole = self.tree / "CMakeLists.txt"
+        own = whole.read_text().replace("add_subdirectory(extensions/float_kernels)\n", "")
+        whole.write_text(own)
         for unit in self.sources.glob("isa_*.cpp"):
-            if unit.stem not in (f"isa_{self.isa}", "isa_generic"):
+            if unit.stem.removeprefix("isa_") not in SETS:
                 unit.unlink()
-        rules = self.sources / "CMakeLists.txt"  # -O1 compiles in half of the time
-        rules.write_text(rules.read_text().replace("-O3", "-O1"))
-        configure = ["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.tree / "build",
+        rules = self.sources / "CMakeLists.txt"
+        text = rules.read_text().replace("-O3 -Wall -Wextra", "-O1 -w")  # compiles sooner
+        if self.counted:
+            text = text.replace("-O1", "-O1 --coverage")
+            text += "target_link_options(_int8_gemm PRIVATE --coverage)\n"
+            (self.sources / "counting.cpp").write_text(COUNTING)
+        rules.write_text(text)
+        configure = ["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.folder,
                      f"-DPython_EXECUTABLE={sys.executable}"]  # fmt: skip
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-        if not self._compile():
-            raise RuntimeError(f"the sources do not compile with {self.isa}: run make build")
+        build = ["cmake", "--build", self.folder, "-j", str(self.jobs), "--target", "_int8_gemm"]
+        subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+
+    def _ninja(self, *words: str) -> list[str]:
+        command = ["cmake", "--build", self.folder, "--", "-t", *words]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        return done.stdout.splitlines()
+
+    @cached_property
+    def commands(self) -> dict[str, str]:
+        """Unit, as engine.cpp -> the command that compiles it."""
+        rows = json.loads((self.folder / "compile_commands.json").read_text())
+        units = ((Path(row["file"]), row["command"]) for row in rows)
+        return {path.name: line for path, line in units if path.parent == self.sources}
+
+    @cached_property
+    def linking(self) -> str:
+        return self._ninja("commands", "_int8_gemm")[-1]
+
+    @cached_property
+    def users(self) -> dict[str, set[str]]:
+        """File -> the units that have it."""
+        users, unit = {unit: {unit} for unit in self.commands}, ""
+        for row in self._ninja("deps"):
+            if row[:1].strip():
+                unit = Path(row.partition(":")[0]).stem  # without its .o
+            elif unit in self.commands and row.strip():
+                users.setdefault(Path(row.strip()).name, set()).add(unit)
+        return users
+
+    @cached_property
+    def original(self) -> bytes:
         return self.library.read_bytes()
-
-    @property
-    def library(self) -> Path:
-        (found,) = (self.tree / "build").rglob("_int8_gemm*.so")
-        return found
-
-    def _compile(self) -> bool:
-        command = ["cmake", "--build", self.tree / "build", "-j", str(self.jobs),
-                   "--target", "_int8_gemm"]  # fmt: skip
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        return done.returncode == 0
 
     def build(self, mutant: CppMutant) -> bytes | None:
         """The library with a mutant; None if it does not compile."""
-        assert self.original
-        file = self.sources / mutant.file
-        text = file.read_text()
+        original, file = self.original, self.sources / mutant.file
+        text, of = file.read_text(), self.stamp.read_text()
+        kept = dict[Path, bytes]()
+        end = mutant.at + len(mutant.old)
+        assert text[mutant.at : end] == mutant.old
+        lines = [
+            self.commands[unit]
+            for unit in sorted(self.users[mutant.file])
+            if not unit.startswith("isa_") or unit == f"isa_{mutant.isa}.cpp"
+        ]
+        linking, library = self.linking, self.library
+        self.stamp.unlink()
         try:
-            end = mutant.at + len(mutant.old)
-            assert text[mutant.at : end] == mutant.old
             file.write_text(text[: mutant.at] + mutant.new + text[end:])
-            return self.library.read_bytes() if self._compile() else None
+            for line in lines:
+                words = shlex.split(line)
+                made = self.folder / words[words.index("-o") + 1]
+                kept[made] = made.read_bytes()
+                if not self._done(words):
+                    return None
+            return library.read_bytes() if self._done(["sh", "-c", linking]) else None
         finally:
             file.write_text(text)
+            for path, content in (*kept.items(), (library, original)):
+                partial = path.with_name(f"{path.name}.partial")
+                partial.write_bytes(content)
+                os.replace(partial, path)
+            self.stamp.write_text(of)
+
+    def _done(self, words: list[str]) -> bool:
+        quiet = subprocess.DEVNULL
+        return not subprocess.run(words, cwd=self.folder, stdout=quiet, stderr=quiet).returncode

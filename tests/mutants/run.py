@@ -16,9 +16,10 @@ import json
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,17 +56,92 @@ TESTS: dict[str, str] = {
     "eggroll.errors": "errors safety api config",
     "eggroll.training.replay_log": "edges replay safety lm_runs",
     "eggroll.training.checkpoint": "checkpoint doctored cli",
-    "eggroll.training.config": "config cli",
+    "eggroll.training.config": "config cli train",
     "eggroll.lm": "lm lm_runs",
     "eggroll.networks": "edges programs golden credit_groups declaration declaration_rows rows",
     "eggroll.replay": "replay edges",
     "eggroll.sweep.space": "sweep_space",
     "eggroll.cli.entry": "limits",
+    "eggroll.__main__": "cli completion api",
+    "eggroll._extension": "errors engines",
+    "eggroll.adamw": "adamw closing",
+    "eggroll.baseline.backprop": "adamw credit_learning replay",
+    "eggroll.baseline.twin": "twin_outputs twin_rounding backward_runs adamw",
+    "eggroll.bench": "bench ratios_bench performance gpu/cuda_machine",
+    "eggroll.cli": "cli display help limits sweep_space completion clock train",
+    "eggroll.bench.__main__": "help",
+    "eggroll.report.__main__": "help",
+    "eggroll.sweep.__main__": "help",
+    "eggroll.completion": "completion",
+    "eggroll.engines": "engines gpu/guard probe output_errors",
+    "eggroll.engines.cpu": "cpu_rows rows engines doctored",
+    "eggroll.engines.cuda": "gpu/planted gpu/cuda gpu/cuda_launch gpu/gpu_sources gpu/pace",
+    "eggroll.engines.gpu": "gpu/planted gpu/guard gpu/pace gpu/gpu_sources gpu/gpu gpu/cuda_launch",
+    "eggroll.engines.guard": "gpu/guard gpu/planted gpu/guard_rotation gpu/guarded_runs",
+    "eggroll.engines.metal": "gpu/planted gpu/metal gpu/metal_source_checks gpu/gpu_sources",
+    "eggroll.engines.nvrtc": "gpu/cuda_launch gpu/driver gpu/cuda_compile",
+    "eggroll.engines.trial": "trial gpu/guard probe",
+    "eggroll.envs": "envs environments api",
+    "eggroll.evolution.step": "doctored replay backward_runs ranks",
+    "eggroll.generate": "cli sampling api replay",
+    "eggroll.inference": "sampling api population cli",
+    "eggroll.launch": "help ranks_processes lm_runs",
+    "eggroll.library": "members trainer api credit_groups doctored going_on",
+    "eggroll.library.export": "export",
+    "eggroll.library.folder": "doctored going_on trainer_log lm_runs",
+    "eggroll.library.gradient_trainer": "gradient_trainer members",
+    "eggroll.library.language": "api expert codings",
+    "eggroll.library.pool": "pool doctored",
+    "eggroll.library.trainer": "trainer members doctored gradient_trainer labels going_on policy",
+    "eggroll.library.worlds": "native_worlds doctored",
+    "eggroll.native": "safety native_build native_worlds",
+    "eggroll.plot": "plot cli",
+    "eggroll.probe": "probe",
+    "eggroll.report": "report expert",
+    "eggroll.spec.losses": "labels",
+    "eggroll.sweep": "sweep_space sweep sweep_trials sweep_best sweep_lost",
+    "eggroll.training.chain": "replay credit_runs verify corpora",
+    "eggroll.training.clock": "clock doctored config",
+    "eggroll.training.curves": "plot cli corpora",
+    "eggroll.training.folder": "cli config checkpoint trainer_log",
+    "eggroll.training.learner": "replay credit_runs backward_runs",
+    "eggroll.training.loop": "cli replay config statistics train edges",
+    "eggroll.training.pictures": "plot cli",
+    "eggroll.training.run": "cli ranks replay config train statistics",
+    "eggroll.training.statistics": "statistics statistics_warnings replay config",
+    "eggroll.training.trackers": "trackers trainer_log",
+    "eggroll.training.verify": "verify ranks_processes",
 }
 # (module, line's text) -> why a mutant of that line that no test sees is none.
 BOUND = "a bound on memory: slices that are not kept are drawn again, the same"
+ROOM = "room for the text on the screen, which takes less"
 LACKING = "a log that lacks updates is never added to, so what was planned in it is not read"
 REASONS: dict[tuple[str, str], str] = {
+    (
+        "eggroll.engines.cuda_launch",
+        '"two each.", EngineWarning, stacklevel=2,',
+    ): "which line a warning names: the package's own all the same",
+    (
+        "eggroll.engines.gpu.dialect",
+        'vector: ClassVar[tuple[str, int]] = ("", 1)  # the same of vectors stored with their noise',  # noqa: E501
+    ): "the dialect whose plans store vectors has its own",
+    (
+        "eggroll.engines.gpu.launch",
+        "MIN_MACS, MAX_MACS = 1 << 30, 1 << 42  # of any portion",
+    ): "how much work is waited for together, by a GPU's pace",
+    (
+        "eggroll.engines.nvrtc",
+        "MOST_BYTES = 256 << 20  # of kept machine code; a kernel has some 50 KiB",
+    ): "a bound on a cache: what it drops is compiled again",
+    (
+        "eggroll.library.gradient_trainer",
+        "threads: int = 0,",
+    ): "how many cores are taken: seconds alone",
+    (
+        "eggroll.library.pool",
+        "while ready and (member := next(todo, -1)) >= 0:",
+    ): "no member has a number below 0",
+    ("eggroll.bench.command", "Console(width=140).print(table(results.rows))"): ROOM,
     ("eggroll.spec.noise", "room = KEPT - drawn.starts.nbytes"): BOUND,
     (
         "eggroll.spec.noise",
@@ -161,27 +237,27 @@ KNOWN: tuple[tuple[str, str, str, str], ...] = (
     ("evolution.estimators", "discount=options.discount", "discount=0", "edges"),
     # Of GPUs. Faults in the text of kernels (a loop that is not unrolled, a barrier or an address
     # space left out, float sums beyond 2^24) are planted by tests/gpu in every `make test`.
-    ("engines.gpu.stage", "-(-size // 16) * 16", "-(-size // 32) * 16", "gpu/test_planted"),
-    ("engines.cuda", "right, {VOTE_STAGE}, {", "right, {VOTE_STAGE - 288}, {", "gpu/test_planted"),
-    ("engines.cuda", "vote_bytes = 2 * VOTE_STAGE", "vote_bytes = VOTE_STAGE", "gpu/test_planted"),
-    ("engines.metal", "vote_bytes = 64", "vote_bytes = 32", "gpu/test_planted"),
+    ("engines.gpu.stage", "-(-size // 16) * 16", "-(-size // 32) * 16", "gpu/planted"),
+    ("engines.cuda", "right, {VOTE_STAGE}, {", "right, {VOTE_STAGE - 288}, {", "gpu/planted"),
+    ("engines.cuda", "vote_bytes = 2 * VOTE_STAGE", "vote_bytes = VOTE_STAGE", "gpu/planted"),
+    ("engines.metal", "vote_bytes = 64", "vote_bytes = 32", "gpu/planted"),
     (
         "engines.guard",
         '"evaluate": lambda out: CallResult({"scores": out[0], "state": out[1]}),',
         '"evaluate": lambda out: CallResult({"scores": out[0]}),',
-        "gpu/test_planted",
+        "gpu/planted",
     ),
-    ("engines.gpu.plan", "if m % 16 == 0 or not nax", "if m", "gpu/test_planted"),
-    ("engines.cuda_launch", 'if source.blocks else ""', 'if False else ""', "gpu/test_planted"),
-    ("engines.gpu.launch", "elif seconds > SECONDS and not", "elif False and not", "gpu/test_pace"),
+    ("engines.gpu.plan", "if m % 16 == 0 or not nax", "if m", "gpu/planted"),
+    ("engines.cuda_launch", 'if source.blocks else ""', 'if False else ""', "gpu/planted"),
+    ("engines.gpu.launch", "elif seconds > SECONDS and not", "elif False and not", "gpu/pace"),
     (
         "engines.gpu.engine",
         "count = min(max(self.pace.macs // macs, MIN_PAIRS), N - first)",
         "count = N - first",
-        "gpu/test_pace",
+        "gpu/pace",
     ),
-    ("engines.guard", "self._inspections.pop(key, None)", "pass", "gpu/test_planted"),
-    ("engines.guard", "np.linspace(half, N - 1", "np.linspace(0, half", "gpu/test_guard"),
+    ("engines.guard", "self._inspections.pop(key, None)", "pass", "gpu/planted"),
+    ("engines.guard", "np.linspace(half, N - 1", "np.linspace(0, half", "gpu/guard"),
 )
 SWAPS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -245,8 +321,7 @@ def known_mutants() -> list[Mutant]:
         text = MODULES[module].read_text()
         if text.count(old) != 1:
             raise ValueError(f"{module} has {old!r} {text.count(old)} times")
-        files = (word if "/" in word else f"test_{word}" for word in words.split())
-        at, tests = text.index(old), tuple(f"tests/{file}.py" for file in files)
+        at, tests = text.index(old), tuple(files_of(words))
         found.append(Mutant(module, text.count("\n", 0, at) + 1, at, old, new, old, tests))
     return found
 
@@ -306,22 +381,31 @@ def _silent(tree: ast.AST) -> set[ast.AST]:
 def tests_of(module: str) -> list[str]:
     """Files of the tests that hold a module; none where the table has none."""
     longest = max((name for name in TESTS if module.startswith(name)), key=len, default="")
-    names = [f"tests/test_{word}.py" for word in TESTS.get(longest, "").split()]
-    return [name for name in names if (ROOT / name).exists()]
+    return files_of(TESTS.get(longest, ""))
+
+
+def files_of(words: str) -> list[str]:
+    """Files of tests: "edges gpu/pace" are tests/test_edges.py and tests/gpu/test_pace.py."""
+    parts = (word.rpartition("/") for word in words.split())
+    return [f"tests/{folder}{slash}test_{name}.py" for folder, slash, name in parts]
 
 
 T = TypeVar("T")
 
 
-def dealt(decks: Sequence[list[T]], count: int, chance: random.Random) -> list[T]:
-    """So many mutants at random, from every deck as many."""
-    for deck in decks:
-        chance.shuffle(deck)
-    chosen: list[T] = []
-    total = min(count, sum(map(len, decks)))
-    while len(chosen) < total:
-        chosen += [deck.pop() for deck in decks if deck][: total - len(chosen)]
-    return chosen
+def dealt(
+    decks: Sequence[list[T]], count: int, chance: random.Random, known: Callable[[T], bool]
+) -> list[T]:
+    """So many mutants: those that are known, and others at random, from every deck as many."""
+    chosen, hands = list[T](), list[tuple[int, int, list[T]]]()
+    for i, deck in enumerate(decks):
+        shuffled = chance.sample(deck, len(deck))  # the same, whatever is known
+        old = [mutant for mutant in shuffled if known(mutant)]
+        new = [mutant for mutant in shuffled if mutant not in old]
+        chosen += old
+        hands += [(len(old) + more, i, [mutant]) for more, mutant in enumerate(new)]
+    hands.sort(key=lambda hand: hand[:2])
+    return (chosen + [mutant for _, _, deal in hands for mutant in deal])[:count]
 
 
 LEFT_OUT = "left out"  # what does not compile, or to the same library
@@ -340,6 +424,10 @@ class Record:
             if row["of"] == _digest((ROOT / row["at"].partition(":")[0]).read_text()):
                 self.rows[_key(row)] = row
         self._began = time.monotonic()
+
+    def has(self, mutant: Mutant | CppMutant, path: Path) -> bool:
+        """Whether a mutant was tried, whatever became of it."""
+        return _key(_row(mutant, path)) in self.rows
 
     def again(self, mutant: Mutant | CppMutant, path: Path) -> bool:
         """Whether the record has a mutant's lasting fate, which then counts."""
@@ -397,10 +485,11 @@ def python(options: argparse.Namespace, record: Record) -> int:
     names = [name for name in names if name.startswith(f"eggroll.{options.only}")]
     chosen = [m for m in known_mutants() if m.module.startswith(f"eggroll.{options.only}")]
     decks = [mutants_of(name) for name in names]
-    chosen += dealt(decks, options.count, random.Random(options.seed))
+    chance = random.Random(options.seed)
+    chosen += dealt(decks, options.count, chance, lambda m: record.has(m, MODULES[m.module]))
     print(f"{len(chosen)} mutants of {len(names)} modules", flush=True)
-    if not pass_without({test for mutant in chosen for test in mutant.tests}):
-        return 1
+    one = threading.Lock()  # measures
+    every = {test for words in TESTS.values() for test in files_of(words)}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as workers:
 
         def tried(mutant: Mutant) -> tuple[str, str]:
@@ -408,9 +497,16 @@ def python(options: argparse.Namespace, record: Record) -> int:
             text = MODULES[mutant.module].read_text()
             end = mutant.at + len(mutant.old)
             changed.write_text(text[: mutant.at] + mutant.new + text[end:])
+            with one:
+                if not pass_without({*mutant.tests}):
+                    return "unsure", "tests that fail without it"
             where = reach.function_at(mutant.module, mutant.line)
-            ordered = reach.in_order(mutant.tests, where)
-            return reach.outcome(*ordered, f"{mutant.module}:{changed}")
+            ordered, change = reach.in_order(mutant.tests, where), f"{mutant.module}:{changed}"
+            fate, test = reach.outcome(*ordered, change)
+            if fate == "survived" and where:
+                others = reach.elsewhere(every - {*mutant.tests}, where)
+                fate, test = reach.outcome(*others, change, only=True)
+            return fate, test
 
         chosen = [m for m in chosen if not record.again(m, MODULES[m.module])]
         for mutant, (fate, test) in zip(chosen, workers.map(tried, chosen), strict=True):
@@ -419,17 +515,22 @@ def python(options: argparse.Namespace, record: Record) -> int:
     return 0
 
 
-def pass_without(tests: set[str]) -> bool:
-    """Whether tests pass without a mutant; what they reach is known from then on."""
+def pass_without(tests: set[str], isa: str = "", without: str = "") -> bool:
+    """Whether tests pass without a mutant; what they reach is known from then on.
+
+    isa: of the kernels that they reach; without: what reach.outcome calls them.
+    """
     for test in sorted(tests):
         began = time.monotonic()
         try:
-            reach.reach_of(test)
+            found = reach.reach_of(test, isa)
         except reach.Failing:
             print(f"fail without a mutant: {test}", file=sys.stderr)
             return False
+        if isa and not found.unsure:  # they passed with the same sources
+            reach.PASSING.update((name, without) for name in found.seconds)
         if (seconds := time.monotonic() - began) > 1:
-            print(f"{test} {seconds:.0f} s", file=sys.stderr, flush=True)
+            print(f"{test} {isa} {seconds:.0f} s", file=sys.stderr, flush=True)
     return True
 
 
@@ -440,38 +541,43 @@ def kernels(options: argparse.Namespace, record: Record) -> int:
     decks = [cpp.mutants_of(file) for file in files]
     chosen = [mutant for mutant in cpp.known_mutants() if mutant.file in files]
     wanted = len(chosen) + options.count
+
+    def path_of(mutant: CppMutant) -> Path:
+        return ROOT / cpp.SOURCES / mutant.file
+
     # Twice as many as are wanted, as some do not compile or give the same library.
-    chosen += dealt(decks, 2 * options.count, random.Random(options.seed))
-    if not pass_without({test for mutant in chosen for test in mutant.tests}):
-        return 1
-    chosen = [m for m in chosen if not record.again(m, ROOT / cpp.SOURCES / m.file)]
-    builds = {isa: cpp.Build(isa, options.jobs) for isa in sorted({m.isa for m in chosen})}
+    count, chance = 2 * options.count, random.Random(options.seed)
+    chosen += dealt(decks, count, chance, lambda m: record.has(m, path_of(m)))
+    chosen = [m for m in chosen if not record.again(m, path_of(m))]
+    plain = cpp.Build(jobs=options.jobs)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as compiler:
 
-        def build(mutant: CppMutant) -> bytes | None:
-            return builds[mutant.isa].build(mutant)
-
-        def named(isa: str, library: bytes) -> str:
+        def named(kind: str, library: bytes) -> str:
             """What reach.outcome calls a library, written to a folder."""
-            file = Path(folder) / isa / "_int8_gemm.so"
+            file = Path(folder) / kind / "_int8_gemm.so"
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(library)
             return f"{cpp.MODULE}:{file}"
 
+        without = named("original", plain.original)
         waiting = list[Future[bytes | None]]()
         for i, mutant in enumerate(chosen):
             if sum(record.counts.values()) - record.counts[LEFT_OUT] >= wanted:
                 break
+            if not pass_without({*mutant.tests}, mutant.isa, without):
+                return 1
             # With two jobs the next is compiled while this one is tried.
-            waiting += [compiler.submit(build, m) for m in chosen[i:][len(waiting) : options.jobs]]
-            path, library = ROOT / cpp.SOURCES / mutant.file, waiting.pop(0).result()
-            original = builds[mutant.isa].original
-            if library is None or library == original:
-                record.add(mutant, path, LEFT_OUT, "", "")
+            ahead = chosen[i:][len(waiting) : options.jobs]
+            waiting += [compiler.submit(plain.build, m) for m in ahead]
+            library = waiting.pop(0).result()
+            if library is None or library == plain.original:
+                record.add(mutant, path_of(mutant), LEFT_OUT, "", "")
                 continue
-            names = named("", library), named(mutant.isa, original)
-            fate, test = reach.outcome(*reach.in_order(mutant.tests), *names, mutant.isa)
-            record.add(mutant, path, fate, test, cpp.REASONS.get(mutant.change, ""))
+            ordered = reach.kernels_in_order(mutant.tests, mutant.where, mutant.isa)
+            changed = named("changed", library)
+            fate, test = reach.outcome(*ordered, changed, without, mutant.isa, only=True)
+            reason = cpp.REASONS.get(mutant.change, "")
+            record.add(mutant, path_of(mutant), fate, test, reason)
         for future in waiting:
             future.cancel()
     return 0
