@@ -168,8 +168,10 @@ void allocate_few(Few* roots, int32_t simulations) {
   allocate_few<kBlocks>(roots, simulations, std::make_index_sequence<kFewTogether>());
 }
 
-void allocate_many(int32_t R, const int32_t* row_ptr, const float* priors, const float* leaves,
-                   int32_t simulations, float c, float* visits, float* sums) {
+// Apart from what calls it, within which compilers make it slower.
+__attribute__((noinline)) void allocate_many(int32_t R, const int32_t* row_ptr, const float* priors,
+                                             const float* leaves, int32_t simulations, float c,
+                                             float* visits, float* sums) {
   Root roots[kTogether];
   for (int32_t r = 0; r < R;) {
     int count = 0;
