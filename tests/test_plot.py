@@ -219,6 +219,14 @@ def test_a_run_without_validation_is_left_out_by_a_sentence(call: Command, tmp_p
     assert call(*runs, "--metric", "loss", "--out", tmp_path / "a.png", main=plot.main).code == 0
 
 
+def test_of_a_sweep_the_validated_trials_are_drawn(tmp_path: Path):
+    made_up(tmp_path / "trial-0", updates=5)
+    with pytest.raises(InputError, match=r"none of the 1 trials .* has been validated"):
+        plot.runs_in(tmp_path)
+    trial = made_up(tmp_path / "trial-1")
+    assert plot.runs_in(tmp_path) == [trial]
+
+
 def test_a_finished_run_is_drawn_again(call: Command, tmp_path: Path, finished: Path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)

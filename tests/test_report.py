@@ -326,3 +326,11 @@ def test_a_pipe_is_not_waited_for(call: Command, tmp_path: Path):
     ended = call(run, main=command.main)
     assert ended.code == 2
     assert "statistics.jsonl' cannot be read" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(119.94, "119.9 s"), (120, "2 min 00 s"), (3599.9, "59 min 59 s"), (7260, "2 h 01 min")],
+)
+def test_durations_are_told_in_two_units_from_two_minutes_on(seconds: float, words: str):
+    assert page._duration(seconds) == words

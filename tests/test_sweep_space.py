@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Literal
 
 import optuna
@@ -173,3 +175,21 @@ def test_help_names_every_option(call: Command, monkeypatch: pytest.MonkeyPatch)
         shown = re.search(rf"^. {cli.flag(name)}[ ,]", ended.out, re.M) is not None
         assert shown == (name not in ("steps", "resume", "track"))
     assert "a free runs/" not in ended.out
+
+
+def test_the_package_has_what_it_names():
+    package = importlib.import_module("eggroll.sweep")
+    assert (package.Options, package.search) == (options.SweepOptions, command.search)
+    with pytest.raises(AttributeError, match=r"'eggroll\.sweep' has no attribute 'other'"):
+        _ = package.other
+
+
+def test_a_sweep_has_failed_where_no_trial_made_an_update():
+    study, given = optuna.create_study(), SimpleNamespace(budget_tokens=0)
+    refused = {command.REFUSED: "no time."}
+    study.add_trial(optuna.trial.create_trial(value=8.0, user_attrs=refused))
+    says = r"none of the 1 trials .* \(trial 0: no time\): give a larger --budget,"
+    with pytest.raises(InputError, match=says):
+        command.check_trained(study, given)
+    study.add_trial(optuna.trial.create_trial(value=7.0))
+    command.check_trained(study, given)
