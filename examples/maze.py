@@ -29,7 +29,7 @@ def walk(network, players: int, rooms: int) -> np.ndarray:
 
 
 def main(steps: int = 100, seed: int = 0, pop: int = 128, rooms: int = 8) -> None:
-    es = eg.Trainer(memory(), pop=pop, seed=seed, steps=steps, **eg.control())
+    es = eg.Trainer(memory(), pop=pop, seed=seed, steps=steps, **eg.control(groups=1))
     while es.step < steps and not (walk(es.model, 1, rooms) > 8).all():
         es.tell(np.minimum(walk(es.ask(), pop, rooms), 16).sum(axis=1))
     found = (walk(es.model, 1, rooms) > 0).mean()

@@ -16,7 +16,7 @@ def main(steps: int = 100, seed: int = 0, pop: int = 64, episodes: int = 1) -> N
     first = eg.networks.small_outputs(net, seed)
     es = eg.Trainer(net, pop=pop, seed=seed, steps=steps, weights=first, **eg.control())
     while es.step < steps:
-        es.tell(train.evaluate(es.ask(), es.keys(1)))  # all members swing from the same angles
+        es.tell(train.evaluate(es.ask(), es.keys(4)))  # each quarter from other angles
         if es.step % 10 == 0 or es.step == steps:
             mean = test.evaluate(es.model, es.keys(100, purpose=1)).mean()
             print(f"update {es.step}: mean return {mean:.0f}, {train.steps:,} steps so far")

@@ -15,6 +15,7 @@ import eggroll as eg
 from eggroll.envs.classic import CLASSIC
 from eggroll.envs.normalisation import BOUND, FINE, LEAST, Normalisation
 from eggroll.envs.spaces import decode_for, observe_for, soft, soft_table
+from eggroll.evolution.estimators import within
 
 gymnasium = pytest.importorskip("gymnasium")
 spaces = gymnasium.spaces
@@ -221,6 +222,69 @@ def test_the_settings_for_returns_learn():
         last = es.tell(env.evaluate(es.ask(), es.keys(1))).fitness
     assert last > 3 * first
     assert eg.control(sigma_shift=3) == eg.control() | {"sigma_shift": 3}
+
+
+def told(values: np.ndarray, **options: Any) -> tuple[dict[str, np.ndarray], Any]:
+    """Weights after an update by these values, and what it was like."""
+    net = eg.networks.mlp(3, [4], 2, bias=False)
+    es = eg.Trainer(net, pop=len(values), engine="portable", table_bits=16, **options)
+    es.ask()(np.full((len(values), 3), 50, np.int8))
+    update = es.tell(values)
+    return es.weights, update
+
+
+def test_groups_are_ranked_among_themselves():
+    """What an episode is worth to all who play it changes nothing; equal values stay equal."""
+    values = np.random.default_rng(3).integers(0, 5, 16).astype(float)
+    bonus = np.repeat([0.0, 500, -70, 3e9], 4)
+    plain, _ = told(values, **eg.control())
+    found, update = told(values + bonus, **eg.control())
+    assert all((found[k] == plain[k]).all() for k in plain)
+    assert update.fitness_best == (values + bonus).max()
+    apart = told(values + bonus, **eg.control(groups=1))[0]
+    assert any((apart[k] != plain[k]).any() for k in plain)
+    ranks = np.concatenate([within(part, 1) for part in values.reshape(4, 4)])
+    by_ranks = told(ranks, **eg.control(groups=1))[0]
+    assert all((by_ranks[k] == plain[k]).all() for k in plain)
+    assert within(np.array([5.0, 1, 1, 7, 0, 0, 0, 0]), 2).tolist() == [5, 2, 2, 7, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"pop": 20, "groups": 4}, r"^groups is 4 and pop 20: .*; try pop=24\."),
+        ({"pop": 16, "groups": 0}, r"^groups is 0: "),
+        (
+            {"pop": 16, "groups": 2, "estimator": "token-credit", "rule": "whitened"},
+            r"^groups is 2: estimator token-credit does not compare",
+        ),
+        (
+            {"pop": 16, "groups": 2, "estimator": "feedback", "rule": "adam"},
+            r"^groups is 2: estimator feedback does not compare",
+        ),
+    ],
+)
+def test_groups_that_do_not_fit_get_a_sentence(options: dict[str, Any], sentence: str):
+    with pytest.raises(eg.InputError, match=sentence):
+        eg.Trainer(eg.networks.mlp(3, [4], 2), **options)
+
+
+def test_the_first_update_may_be_larger():
+    """Twice the way, and in the second the same, from where the first led to."""
+    net, way = eg.networks.mlp(3, [4], 2, bias=False), []
+    for first in (1.0, 2.0):
+        options = eg.control(first_rate=first, groups=1)
+        es = eg.Trainer(net, pop=8, engine="portable", table_bits=16, **options)
+        for _ in range(2):
+            before = np.array(es._learner.memory["layer0.weights"])
+            es.ask()(np.full((8, 3), 50, np.int8))
+            es.tell(np.arange(8.0))
+            way.append(np.array(es._learner.memory["layer0.weights"]) - before)
+    np.testing.assert_allclose(way[2], 2 * way[0], atol=2)
+    np.testing.assert_array_equal(way[3], way[1])
+    assert (abs(way[0]) > 100).mean() > 0.5
+    with pytest.raises(eg.InputError, match=r"^first_rate is 0\.5: "):
+        eg.Trainer(net, **eg.control(first_rate=0.5))
 
 
 # Normalisation.

@@ -82,7 +82,7 @@ def test_where_most_pairs_tie_the_threshold_counts_the_others(decided, voters):
     weights = {"w": rng.integers(-127, 128, (40, 50))}
     votes = {"w": np.rint(rng.normal(0, 256 * np.sqrt(2 * voters), (40, 50))).astype(np.int64)}
     want = oracle.update(weights, votes, rules.z_threshold_q4(alpha), voters, 2, True)["w"]
-    arrays = {"w": mx.array(weights["w"].astype(np.int8))}, {"w": mx.array(votes["w"])}
+    arrays = {"w": mx.array(weights["w"].astype(np.int8))}, {"w": mx.array(votes["w"], mx.int32)}
     got = rule(arrays[0], {}, arrays[1], 0, decided).weights["w"]
     np.testing.assert_array_equal(np.array(got), want)
     still = {"w": mx.zeros((40, 50), mx.int32)}
@@ -146,3 +146,13 @@ def test_master_rule_takes_the_power_of_a_fitness_for_its_pairs():
     assert np.array(found.weights["m"])[0, 0] == round(2 * 60 / 50**0.5)
     assert not rule.by_steps
     assert rules.MasterRule(**make | {"decay": 1}).by_steps
+
+
+def test_first_updates_of_rule_master_may_be_larger():
+    """Down to the rate as it is, and never beyond what 64 bits hold."""
+    make = {"rate": 2.0, "decay": 0, "steps": 9, "pairs": 50, "rank": 1, "clt": True}
+    plain, larger = (rules.MasterRule(**make, first=first) for first in (1.0, 3.0))
+    assert [plain.rate_at(t) for t in (0, 1, 9)] == [2, 2, 2]
+    assert [larger.rate_at(t) for t in (0, 1, 2, 3, 9)] == [6, 3, 2, 2, 2]
+    assert rules.MasterRule(**make | {"decay": 9}, first=3.0).rate_at(1) == 1.5
+    assert rules.MasterRule(**make, first=64.0).rate_at(0) == 64

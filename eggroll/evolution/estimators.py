@@ -368,8 +368,7 @@ class Local(Estimator):
             FIRST if fixed else next_scale(scale, size, count)
             for fixed, scale, size, count in zip(self._fixed, scales, sizes, counts, strict=True)
         ]
-        stays = after == [*scales]
-        kept = memory[SCALES] if stays else mx.array(np.array(after, np.int32))
+        kept = memory[SCALES] if after == [*scales] else mx.array(np.array(after, np.int32))
         return Estimate(
             learnt.scores, learnt.state, learnt.votes, None, {SCALES: kept}, learnt=learnt
         )
@@ -506,6 +505,18 @@ def log_ranks(values: Values) -> NDArray[np.int8]:
     mean = (before[ends] - before[ends - count]) // count
     difference = mean[place[0::2]] - mean[place[1::2]]
     return _rounded(LOG_LEVELS * difference, int(worth[-1])).astype(np.int8)
+
+
+def within(values: Values, groups: int) -> Values:
+    """Values [P] -> their ranks, doubled, among the P / groups neighbours of their group.
+
+    Equal values share the mean of theirs.
+    """
+    ranked = list[NDArray[np.int64]]()
+    for part in values.reshape(groups, -1):
+        ordered = np.sort(part)
+        ranked.append(np.searchsorted(ordered, part) + np.searchsorted(ordered, part, "right"))
+    return np.concatenate(ranked).astype(np.float64)
 
 
 def centred(values: Values) -> NDArray[np.int8]:

@@ -337,9 +337,8 @@ def by_extension(
     those it has not, and its numbers; and gives its weights and such arrays, but for the last ones
     if they stay, and how many weights moved.
     """
-    names = {name: keys(name) for name in weights}
     leaves: list[tuple[Any, ...]] = [
-        (votes[k], leaf, *map(memory.get, names[k]), *numbers(k)) for k, leaf in weights.items()
+        (votes[k], leaf, *map(memory.get, keys(k)), *numbers(k)) for k, leaf in weights.items()
     ]
     if mx.default_device() != mx.cpu:  # what a GPU has is read through NumPy
         leaves = [tuple(map(_on_host, of)) for of in leaves]
@@ -347,7 +346,7 @@ def by_extension(
     new, kept = Leaves(), dict(memory)
     for name, (leaf, *after) in zip(weights, made, strict=True):
         new[name] = leaf
-        kept.update(zip([key for key in names[name] if key in memory], after, strict=False))
+        kept.update(zip([key for key in keys(name) if key in memory], after, strict=False))
     return MovedWeights(new, kept, moved / sum([leaf.size for leaf in weights.values()]))
 
 
@@ -418,8 +417,9 @@ class MasterRule(FineCopyRule):
     """All votes on one scale: the fine copy moves by lr * Z / sigma_Z.
 
     sigma_Z = (256 | 1) * sqrt(N r), so a vote of one standard deviation moves a weight by lr of its
-    last bit. lr falls as 1 / (1 + decay * progress) over the run. Integers throughout. by_power: N
-    is the sum of the squares of the pairs' fitness, which is then of any scale.
+    last bit. lr falls as 1 / (1 + decay * progress) over the run; update t = 0, 1, .. has
+    first / (1 + t) times that, where this is more than 1. Integers throughout. by_power: N is the
+    sum of the squares of the pairs' fitness, which is then of any scale.
     """
 
     summary = "votes add up in a finer copy of the weights, all on one scale"
@@ -428,9 +428,9 @@ class MasterRule(FineCopyRule):
 
     def __init__(
         self, *, rate: float, decay: float, steps: int, pairs: int, rank: int, clt: bool,
-        by_power: bool = False,
+        by_power: bool = False, first: float = 1.0,
     ) -> None:  # fmt: skip
-        self.rate, self.decay, self.steps = rate, decay, steps
+        self.rate, self.decay, self.steps, self.first = rate, decay, steps, first
         self.pairs, self.rank, self.clt, self.by_power = pairs, rank, clt, by_power
         self.by_steps = decay > 0
 
@@ -449,11 +449,13 @@ class MasterRule(FineCopyRule):
             rate=options.learning_rate, decay=options.rate_decay, steps=options.steps,
             pairs=options.pop // 2, rank=options.rank, clt=options.clt,
             by_power=getattr(options, "fitness", "sign") != "sign",  # which a Trainer alone has
+            first=getattr(options, "first_rate", 1.0),  # as this
         )  # fmt: skip
 
     def rate_at(self, step: int) -> float:
-        """lr in bits of a weight."""
-        return self.rate / (1 + self.decay * step / self.steps)
+        """lr in bits of a weight, at most 64."""
+        rate = self.rate * max(1.0, self.first / (1 + step))
+        return min(rate / (1 + self.decay * step / self.steps), 64.0)
 
     def used(self, step: int, decided: int | None) -> tuple[int | None, float | None]:
         return None, self.rate_at(step)

@@ -144,10 +144,7 @@ class Readers:
         least = LANES * max(self._threads or 1, 1)
         length = next((n for n in (32, 16, 8, 4, 2) if R * T % n == 0 and R * T // n >= least), 1)
         lead = R * T // length, length
-        arrays = [
-            a if a is None else a.reshape(*lead, *a.shape[2:]) for a in batch._replace(state=None)
-        ]
-        return Batch(*arrays)
+        return batch._replace(state=None).each(lambda a: a.reshape(*lead, *a.shape[2:]))
 
 
 def sums(learnt: Learnt) -> tuple[int, list[int]]:

@@ -39,6 +39,7 @@ from eggroll.evolution.estimators import (
     EstimatorName,
     FitnessName,
     as_values,
+    within,
 )
 from eggroll.evolution.rules import RuleName
 from eggroll.library import folder as trainer_log
@@ -76,6 +77,8 @@ class TrainerOptions(Evolution):
     threads: Annotated[int, Range(0, 1024)] = 0
     steps: Annotated[int, Range(1, 10**9)] = 1000
     fitness: FitnessName = "sign"
+    first_rate: Annotated[float, Range(1, 64)] = 1.0
+    groups: Annotated[int, Range(1, 1 << 23)] = 1
     carry: bool = False
     checkpoint_every: Annotated[int, Range(0, 10**9)] = 50
     track: str = trackers.NONE
@@ -126,6 +129,16 @@ class TrainerOptions(Evolution):
                 f"fitness is {self.fitness!r}: estimator {self.estimator} learns from errors, not "
                 "from values; leave it out."
             )
+        if self.groups > 1 and (self.estimator_class.by_token or not self.estimator_class.perturbs):
+            raise InputError(
+                f"groups is {self.groups}: estimator {self.estimator} does not compare members by "
+                'their values; leave it out, or use estimator="eggroll".'
+            )
+        if self.pop % (2 * self.groups):
+            raise InputError(
+                f"groups is {self.groups} and pop {self.pop}: each group needs as many pairs; try "
+                f"pop={2 * self.groups * -(-self.pop // (2 * self.groups))}."
+            )
         others = self.rule_class.fitness
         if self.fitness != "sign" and others and self.fitness not in others:
             raise InputError(
@@ -163,12 +176,14 @@ def check_trainable(net: Program) -> None:
 
 
 class MoreOptions(TypedDict, total=False):
-    """Options of eggroll.train that a Trainer has, too."""
+    """Options of eggroll.train that a Trainer has, too; first_rate and groups."""
 
     clt: bool
     noise_reuse: int
     table_bits: int
     rate_decay: float
+    first_rate: float
+    groups: int
     block_tokens: int
     guard: GuardName
     track: str
@@ -182,6 +197,8 @@ class Control(TypedDict):
     sigma_shift: int
     learning_rate: float
     rate_decay: float
+    first_rate: float
+    groups: int
 
 
 def control(
@@ -191,6 +208,8 @@ def control(
     sigma_shift: int = 1,
     learning_rate: float = 2.0,
     rate_decay: float = 0.0,
+    first_rate: float = 3.0,
+    groups: int = 4,
 ) -> Control:
     """Options of a Trainer that is told returns: `eg.Trainer(net, **eg.control())`.
 
@@ -198,12 +217,10 @@ def control(
     one does. Arguments replace them, as of `Trainer`.
     """
     return {
-        "rule": rule,
-        "fitness": fitness,
-        "sigma_shift": sigma_shift,
-        "learning_rate": learning_rate,
-        "rate_decay": rate_decay,
-    }
+        "rule": rule, "fitness": fitness, "sigma_shift": sigma_shift,
+        "learning_rate": learning_rate, "rate_decay": rate_decay, "first_rate": first_rate,
+        "groups": groups,
+    }  # fmt: skip
 
 
 class CheckpointPart(Protocol):
@@ -347,7 +364,10 @@ class Trainer:
             weights: what to begin with, int8 by the leaf's name, such as `weights` of a Trainer or
                 of a model; None draws them by the seed.
             more: options of eggroll.train: clt, noise_reuse, table_bits, rate_decay, block_tokens,
-                guard; and track, "tensorboard", "wandb" or "trackio", with `out`.
+                guard; first_rate, of rule master: what learning_rate is times in the first update,
+                half of that in the second and so on, down to 1; groups, of as many neighbours each,
+                which `tell` ranks among themselves, as by keys(groups) each plays another episode;
+                and track, "tensorboard", "wandb" or "trackio", with `out`.
 
         Raises:
             InputError: an option out of range, a network that cannot be trained so, or a folder
@@ -558,12 +578,13 @@ class Trainer:
         checked = self._checked(members, values)
         learner = self._learner
         rollout = members.rollout(self._state)._replace(value_scale=self._value_scale)
+        fitness, groups = checked.reshape(self.pop, -1).mean(axis=1), self.options.groups
+        compared = within(fitness, groups) if groups > 1 else checked
         result = learner.estimator.votes_from_values(
-            learner.population, learner.weights, self.step, rollout, checked, self.options.fitness
+            learner.population, learner.weights, self.step, rollout, compared, self.options.fitness
         )
         after = self._state if self.options.carry else learner.state
         estimate = Estimate(mx.zeros(0, mx.int16), after, result.votes, result.decided)
-        fitness = checked.reshape(self.pop, -1).mean(axis=1)
         best, rebuild = int(fitness.argmax()), self._weights_of(learner.weights, learner.step)
         if rebuild and (self._best is None or fitness[best] > self._best[0]):
             self._best = float(fitness[best]), learner.step, best, rebuild

@@ -59,7 +59,7 @@ def int8(env: Any, seed: int, args: argparse.Namespace) -> Iterator[Any]:
         weights=eg.networks.small_outputs(net, seed), **eg.control(),
     )  # fmt: skip
     while True:
-        es.tell(env.evaluate(es.ask(), es.keys(1)))
+        es.tell(env.evaluate(es.ask(), es.keys(es.options.groups)))
         yield es.model
 
 
