@@ -137,7 +137,7 @@ class TrainerOptions(Evolution):
         if self.pop % (2 * self.groups):
             raise InputError(
                 f"groups is {self.groups} and pop {self.pop}: each group needs as many pairs; try "
-                f"pop={2 * self.groups * -(-self.pop // (2 * self.groups))}."
+                f"pop={2 * self.groups * -(-self.pop // (2 * self.groups))}, or groups=1."
             )
         others = self.rule_class.fitness
         if self.fitness != "sign" and others and self.fitness not in others:
