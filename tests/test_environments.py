@@ -252,7 +252,7 @@ def test_groups_are_ranked_among_themselves():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"pop": 20, "groups": 4}, r"^groups is 4 and pop 20: .*; try pop=24\."),
+        ({"pop": 20, "groups": 4}, r"^groups is 4 and pop 20: .*; try pop=24, or groups=1\."),
         ({"pop": 16, "groups": 0}, r"^groups is 0: "),
         (
             {"pop": 16, "groups": 2, "estimator": "token-credit", "rule": "whitened"},
