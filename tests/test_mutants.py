@@ -138,7 +138,8 @@ def test_lines_that_ran_are_read_from_counts(tmp_path: Path):
         ([1, None], 9.0, "", "unsure"),
         ([-14, None, 0], 0, "", "caught"),  # has no end alone either, and passes without
         ([None, None, 0], 0, "", "caught"),
-        ([None, 1], 0, "", "unsure"),  # ends when it is alone
+        ([None, 0], 0, "", "unsure"),  # passes when it is alone
+        ([-14, -11, 0], 0, "", "caught"),
         ([None, None, None], 0, "", "unsure"),
         ([1, 0], 2.9, "eggroll._int8_gemm:own.so", "caught"),
         ([1, 1], 2.9, "eggroll._int8_gemm:own.so", "unsure"),

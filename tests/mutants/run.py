@@ -105,7 +105,7 @@ TESTS: dict[str, str] = {
     "eggroll.training.curves": "plot cli corpora",
     "eggroll.training.folder": "cli config checkpoint trainer_log",
     "eggroll.training.learner": "replay credit_runs backward_runs",
-    "eggroll.training.loop": "cli replay config statistics train edges",
+    "eggroll.training.loop": "cli replay config statistics train edges expert",
     "eggroll.training.pictures": "plot cli",
     "eggroll.training.run": "cli ranks replay config train statistics",
     "eggroll.training.statistics": "statistics statistics_warnings replay config",
