@@ -190,6 +190,8 @@ def test_a_record_goes_on_with_what_was_caught(tmp_path: Path):
     record = run.Record(tmp_path / "out" / "mutants.jsonl")
     assert [record.again(mutant, path) for mutant in mutants] == [True, False, False]
     assert record.counts == {"caught": 1}
+    assert record.again(mutants[1], path, "none")
+    assert record.counts == {"caught": 1, run.NO_CHANGE: 1}
     record.add(mutants[1], path, "caught", "a2", "")
     rows = [json.loads(line) for line in record.out.read_text().splitlines()]
     assert [(row["fate"], row["by"]) for row in rows] == [
