@@ -120,6 +120,24 @@ REASONS: dict[tuple[str, str, str, str], str] = {
         " + ",
     ): "what is fetched ahead, for speed",
     (
+        "rules.cpp",
+        "kWhiteningRoom + sizeof(int16_t) * 2 * kWhitenedRows * static_cast<size_t>(widest), most,",
+        "2",
+        "3",
+    ): "more room than is used",
+    (
+        "rules_isa.h",
+        "static_cast<double>(sum < 1 ? 1 : sum));",
+        "1",
+        "2",
+    ): "where sizes add up to 0 every step is 0, whatever its share; 1 is 1 either way",
+    (
+        "avx512_credit.h",
+        "const __m512i half = _mm512_set1_epi32(shift ? 1 << (shift - 1) : 0);",
+        "0",
+        "1",
+    ): "shifts are four at least",
+    (
         "count.h",
         "size_t bytes = 0, largest = 0;",
         "0",

@@ -141,6 +141,10 @@ REASONS: dict[tuple[str, str], str] = {
         "eggroll.library.pool",
         "while ready and (member := next(todo, -1)) >= 0:",
     ): "no member has a number below 0",
+    (
+        "eggroll.envs.spaces",
+        "return lambda seen: seen.reshape(len(seen), -1).astype(np.int8) * np.int8(ONE)",
+    ): "NumPy takes any size below 0 for what is left",
     ("eggroll.bench.command", "Console(width=140).print(table(results.rows))"): ROOM,
     ("eggroll.spec.noise", "room = KEPT - drawn.starts.nbytes"): BOUND,
     (
