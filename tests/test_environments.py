@@ -185,6 +185,10 @@ def test_actions_of_several_parts():
     decode, size = decode_for(spaces.Box(np.float32([0, -1]), np.float32([1, 3])), "tanh")
     found = decode(np.int8([[-127, 127], [0, 0], [127, -127]]))
     np.testing.assert_allclose(found, [[0, 3], [0.5, 1], [1, -1]])
+    plain, _ = decode_for(spaces.Box(np.float32([0, -1]), np.float32([1, 3])))
+    given = np.int8([[8, -8]])
+    np.testing.assert_array_equal(decode(given), plain(soft(given)))
+    assert (decode(given) != plain(given)).all()
 
 
 def test_the_table_of_tanh():

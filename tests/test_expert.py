@@ -6,6 +6,7 @@ import json
 import shutil
 from math import log2
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -30,6 +31,7 @@ from eggroll.report import command as report
 from eggroll.spec import fixed_point as fx
 from eggroll.spec import rng
 from eggroll.spec.program import Batch
+from eggroll.training import loop as training
 from eggroll.training.run import load_run_corpus, mixture_of
 
 V, ORDER = 12, 4
@@ -269,3 +271,12 @@ def test_what_cannot_be_is_refused(call: Command, words: tuple[str, ...], says: 
     assert ended.code == 2
     assert says in ended.err
     assert ended.err.count("\n") == 1
+
+
+def test_samples_are_drawn_twice_where_counts_were_weighed(monkeypatch: pytest.MonkeyPatch):
+    """Which is when it was validated."""
+    monkeypatch.setattr(training, "_drawn", lambda run, mixture: ["with" if mixture else "without"])
+    expert = SimpleNamespace(model=None)
+    for beside, drawn in ((None, "without"), (SimpleNamespace(weights=None), "without\nwith")):
+        run = SimpleNamespace(expert=expert, beside=beside)
+        assert training.draw_samples(run) == drawn

@@ -138,7 +138,8 @@ def test_lines_that_ran_are_read_from_counts(tmp_path: Path):
         ([1, None], 9.0, "", "unsure"),
         ([-14, None, 0], 0, "", "caught"),  # has no end alone either, and passes without
         ([None, None, 0], 0, "", "caught"),
-        ([None, 1], 0, "", "unsure"),  # ends when it is alone
+        ([None, 0], 0, "", "unsure"),  # passes when it is alone
+        ([-14, -11, 0], 0, "", "caught"),
         ([None, None, None], 0, "", "unsure"),
         ([1, 0], 2.9, "eggroll._int8_gemm:own.so", "caught"),
         ([1, 1], 2.9, "eggroll._int8_gemm:own.so", "unsure"),
@@ -189,6 +190,8 @@ def test_a_record_goes_on_with_what_was_caught(tmp_path: Path):
     record = run.Record(tmp_path / "out" / "mutants.jsonl")
     assert [record.again(mutant, path) for mutant in mutants] == [True, False, False]
     assert record.counts == {"caught": 1}
+    assert record.again(mutants[1], path, "none")
+    assert record.counts == {"caught": 1, run.NO_CHANGE: 1}
     record.add(mutants[1], path, "caught", "a2", "")
     rows = [json.loads(line) for line in record.out.read_text().splitlines()]
     assert [(row["fate"], row["by"]) for row in rows] == [

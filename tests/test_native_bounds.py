@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -309,3 +310,28 @@ def test_rule_whitened_refuses_what_does_not_fit(what: str):
     native.whitened([whitened_leaf()], True, 1)
     with pytest.raises(ValueError, match="whitened: "):
         native.whitened([whitened_leaf(), whitened_leaf(**WHITENED[what])], True, 1)
+
+
+class GivenWorld(ctypes.Structure):
+    """eggroll_world of eggroll_world.h."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_int32) for name in ("abi", "inputs", "outputs")),
+        ("bytes", ctypes.c_int64),
+        ("begin", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)),
+        *((name, ctypes.CFUNCTYPE(None)) for name in ("observe", "act", "value")),
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 64, 65, 128, 129])
+def test_a_member_has_memory_of_its_own(size: int):
+    """At multiples of 64, as worlds are promised."""
+    places = list[int]()
+    types = dict(GivenWorld._fields_)
+    begin = types["begin"](lambda shared, mine, key: places.append(mine))
+    never = types["act"](lambda: None)
+    world = GivenWorld(1, 1, 1, size, begin, never, never, never)
+    native.Worlds(ctypes.addressof(world), 0, np.zeros(5, np.uint64), 1)
+    assert len(places) == 5
+    assert not any(place % 64 for place in places)
+    assert min(np.diff(places)) >= size

@@ -179,6 +179,8 @@ def test_a_schedule_begins_with_all_weights_and_ends_with_none():
     assert not any(watch.troubles(record(s, leaves=moved)) for s in range(50, 500, 50))
     watch = TroubleWatch(Config(alpha=0.9))
     assert [len(watch.troubles(record(s, leaves=moved))) for s in (50, 100, 150)] == [0, 1, 0]
+    watch, most = TroubleWatch(Config(alpha=0.9)), {"w": {"update_rate": 0.8, "weights": [1]}}
+    assert not any(watch.troubles(record(s, leaves=most)) for s in range(50, 500, 50))
     watch, rests = TroubleWatch(Config(steps=1000)), {"w": {"update_rate": 0.0, "weights": [7]}}
     assert not any(watch.troubles(record(s, leaves=rests)) for s in range(810, 1010, 50))
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -240,3 +241,18 @@ def test_trackio_keeps_every_update(call: Command, tmp_path: Path):
     with sqlite3.connect(path) as known:
         steps = known.execute("select distinct step from metrics order by step").fetchall()
     assert steps == [(n,) for n in range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "mode"),
+    [("", True, ""), ("", False, "offline"), ("disabled", False, "disabled")],
+)
+def test_wandb_without_a_key_is_offline(
+    given: str, key: bool, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun = dict[str, Any]()
+    package = SimpleNamespace(login=lambda prompt: key, Settings=dict, init=begun.update)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    monkeypatch.setenv("WANDB_MODE", given)
+    trackers.WandB().begin(SimpleNamespace(folder=tmp_path, id="a", config={}))
+    assert (begun["mode"], begun["id"]) == (mode, "a")

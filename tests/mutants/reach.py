@@ -278,7 +278,7 @@ def outcome(
     if not test:
         return "caught" if ended else "unsure", "imports"
     usual = known.get(test, 0)
-    if not ended and run([test], changed, limit_of(usual)) is not None:
+    if not ended and run([test], changed, limit_of(usual)) == 0:
         return "unsure", test
     late = not ended or found["seconds"].get(test, 0) > usual + LATER
     if late or (without and (test, without) not in PASSING):

@@ -105,7 +105,7 @@ TESTS: dict[str, str] = {
     "eggroll.training.curves": "plot cli corpora",
     "eggroll.training.folder": "cli config checkpoint trainer_log",
     "eggroll.training.learner": "replay credit_runs backward_runs",
-    "eggroll.training.loop": "cli replay config statistics train edges",
+    "eggroll.training.loop": "cli replay config statistics train edges expert",
     "eggroll.training.pictures": "plot cli",
     "eggroll.training.run": "cli ranks replay config train statistics",
     "eggroll.training.statistics": "statistics statistics_warnings replay config",
@@ -141,6 +141,10 @@ REASONS: dict[tuple[str, str], str] = {
         "eggroll.library.pool",
         "while ready and (member := next(todo, -1)) >= 0:",
     ): "no member has a number below 0",
+    (
+        "eggroll.envs.spaces",
+        "return lambda seen: seen.reshape(len(seen), -1).astype(np.int8) * np.int8(ONE)",
+    ): "NumPy takes any size below 0 for what is left",
     ("eggroll.bench.command", "Console(width=140).print(table(results.rows))"): ROOM,
     ("eggroll.spec.noise", "room = KEPT - drawn.starts.nbytes"): BOUND,
     (
@@ -429,9 +433,12 @@ class Record:
         """Whether a mutant was tried, whatever became of it."""
         return _key(_row(mutant, path)) in self.rows
 
-    def again(self, mutant: Mutant | CppMutant, path: Path) -> bool:
-        """Whether the record has a mutant's lasting fate, which then counts."""
+    def again(self, mutant: Mutant | CppMutant, path: Path, reason: str = "") -> bool:
+        """Whether the record has a mutant's lasting fate, which then counts; one that no test saw
+        has it as soon as there is a reason."""
         row = self.rows.get(_key(_row(mutant, path)), {"fate": ""})
+        if row["fate"] == "survived" and reason:
+            row |= {"fate": NO_CHANGE, "by": reason}
         if row["fate"] in LASTING:
             self.counts[row["fate"]] += 1
         return row["fate"] in LASTING
@@ -508,11 +515,17 @@ def python(options: argparse.Namespace, record: Record) -> int:
                 fate, test = reach.outcome(*others, change, only=True)
             return fate, test
 
-        chosen = [m for m in chosen if not record.again(m, MODULES[m.module])]
+        chosen = [m for m in chosen if not record.again(m, MODULES[m.module], reason_of(m))]
         for mutant, (fate, test) in zip(chosen, workers.map(tried, chosen), strict=True):
-            reason = REASONS.get((mutant.module, mutant.text), "")
-            record.add(mutant, MODULES[mutant.module], fate, test, reason)
+            record.add(mutant, MODULES[mutant.module], fate, test, reason_of(mutant))
     return 0
+
+
+def reason_of(mutant: Mutant | CppMutant) -> str:
+    """Why a mutant that no test sees is none; empty where that is not known."""
+    if isinstance(mutant, CppMutant):
+        return cpp.REASONS.get(mutant.change, "")
+    return REASONS.get((mutant.module, mutant.text), "")
 
 
 def pass_without(tests: set[str], isa: str = "", without: str = "") -> bool:
@@ -548,7 +561,7 @@ def kernels(options: argparse.Namespace, record: Record) -> int:
     # Twice as many as are wanted, as some do not compile or give the same library.
     count, chance = 2 * options.count, random.Random(options.seed)
     chosen += dealt(decks, count, chance, lambda m: record.has(m, path_of(m)))
-    chosen = [m for m in chosen if not record.again(m, path_of(m))]
+    chosen = [m for m in chosen if not record.again(m, path_of(m), reason_of(m))]
     plain = cpp.Build(jobs=options.jobs)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as compiler:
 
@@ -576,8 +589,7 @@ def kernels(options: argparse.Namespace, record: Record) -> int:
             ordered = reach.kernels_in_order(mutant.tests, mutant.where, mutant.isa)
             changed = named("changed", library)
             fate, test = reach.outcome(*ordered, changed, without, mutant.isa, only=True)
-            reason = cpp.REASONS.get(mutant.change, "")
-            record.add(mutant, path_of(mutant), fate, test, reason)
+            record.add(mutant, path_of(mutant), fate, test, reason_of(mutant))
         for future in waiting:
             future.cancel()
     return 0
