@@ -80,7 +80,7 @@ void values(Input& in) {
     int threads = in.one_in(8) ? in.hostile(1) : in.draw(0, 3);
     return compare([&] {
       return std::vector<mx::array>{
-          draws(given.streams, given.rooms, given.first, given.shape, threads)};
+          draws(given.streams, given.rooms, given.first, given.shape, threads, false)};
     });
   }
   if (in.one_in(8)) {
