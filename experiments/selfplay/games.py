@@ -102,7 +102,9 @@ def pointer(array: NDArray[Any] | None) -> ctypes.c_void_p:
 def address(array: NDArray[Any]) -> int:
     """The same as a number."""
     assert array.flags.c_contiguous
-    found: int = array.__array_interface__["data"][0]  # quicker than array.ctypes
+    if array.flags.writeable and array.size:  # the quicker way
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+    found: int = array.__array_interface__["data"][0]
     return found
 
 

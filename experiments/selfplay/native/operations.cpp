@@ -194,24 +194,26 @@ EGGROLL_EXPORT void root_puct_allocate_visits(int32_t R, int32_t A, const float*
                                               const float* leaves, const uint8_t* valid,
                                               int32_t simulations, float c, float* visits,
                                               float* sums, float* values) {
-  const int64_t size = int64_t{R} * A;
-  std::vector<int32_t> row_ptr(R + 1), at(size);
-  std::vector<float> p(size), v(size), n(size), w(size);
-  int32_t count = 0;
-  for (int32_t r = 0; r < R; ++r) {
-    for (int32_t a = 0; a < A; ++a) {
-      const int32_t i = r * A + a;
-      if (!valid[i]) continue;
-      at[count] = i, p[count] = priors[i], v[count] = leaves[i];
-      ++count;
+  constexpr int32_t kRoots = 8;  // at a time, on the stack
+  constexpr int32_t kSize = kRoots * kMostActions;
+  int32_t row_ptr[kRoots + 1], at[kSize];
+  float p[kSize], v[kSize], n[kSize], w[kSize];
+  for (int32_t first = 0; first < R; first += kRoots) {
+    const int32_t roots = std::min(kRoots, R - first), size = roots * A;
+    int32_t count = row_ptr[0] = 0;
+    for (int32_t r = 0, i = 0; r < roots; ++r) {
+      for (int32_t end = i + A; i < end; ++i) {
+        at[count] = i, p[count] = priors[i], v[count] = leaves[i];
+        count += valid[i] != 0;
+      }
+      row_ptr[r + 1] = count;
     }
-    row_ptr[r + 1] = count;
+    allocate_visits_rows(roots, row_ptr, p, v, simulations, c, n, w, values + first);
+    std::fill_n(visits, size, 0.0f);
+    std::fill_n(sums, size, 0.0f);
+    for (int32_t i = 0; i < count; ++i) visits[at[i]] = n[i], sums[at[i]] = w[i];
+    priors += size, leaves += size, valid += size, visits += size, sums += size;
   }
-  allocate_visits_rows(R, row_ptr.data(), p.data(), v.data(), simulations, c, n.data(), w.data(),
-                       values);
-  std::fill_n(visits, size, 0.0f);
-  std::fill_n(sums, size, 0.0f);
-  for (int32_t i = 0; i < count; ++i) visits[at[i]] = n[i], sums[at[i]] = w[i];
 }
 
 // From the visits of R roots: the policy of rows `first` and on of the record, and the action drawn

@@ -32,73 +32,87 @@ namespace {
 constexpr int kWidth = SELFPLAY_WIDTH;
 constexpr int kTogether = 4;  // roots in turn, as the simulations of one wait for each other
 
-template <int kLanes>
-struct Vector {
-  typedef float Floats __attribute__((vector_size(4 * kLanes)));
-  typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
-};
-typedef Vector<kWidth>::Floats Floats;
-typedef Vector<kWidth>::Ints Ints;
+typedef float Floats __attribute__((vector_size(4 * kWidth)));
 
-// The first place of the largest score, of lanes with a score and a place each.
-template <int kLanes>
-inline int32_t first_of(typename Vector<kLanes>::Floats score,
-                        typename Vector<kLanes>::Ints place) {
-  if constexpr (kLanes == 1) {
-    return place[0];
-  } else {
-    constexpr int kHalf = kLanes / 2;
-    typename Vector<kHalf>::Floats a, b;
-    typename Vector<kHalf>::Ints p, q;
-    std::memcpy(&a, &score, sizeof a);
-    std::memcpy(&b, reinterpret_cast<const char*>(&score) + sizeof a, sizeof b);
-    std::memcpy(&p, &place, sizeof p);
-    std::memcpy(&q, reinterpret_cast<const char*>(&place) + sizeof p, sizeof q);
-    const auto second = (b > a) | ((b == a) & (q < p));
-    return first_of<kHalf>(second ? b : a, second ? q : p);
-  }
-}
+constexpr float kNever = -std::numeric_limits<float>::infinity();
 
+// ---- many actions: those with visits compete with the best of the rest ------------------------
+
+// An action without visits scores 0 + scale * weight, so that of those the largest weight is best,
+// and only actions with visits are looked at one by one. They stand in the order of their first
+// visits, each with its number.
 struct Root {
-  Floats mean[kMostActions / kWidth + 2], bonus[kMostActions / kWidth + 2];
+  Floats mean[kMostActions / kWidth], bonus[kMostActions / kWidth];
+  Floats rest[kMostActions / kWidth];  // weights; of actions with visits kNever
   float weight[kMostActions];
+  int32_t number[kMostActions];
   const float* leaves;
   float *visits, *sums;
-  int32_t blocks;
-};
+  float top;  // of rest
+  int32_t visited, blocks;
 
-inline void begin(Root& root, int32_t n, const float* priors, float c) {
-  root.blocks = (n + 2 * kWidth - 1) / (2 * kWidth) * 2;
-  float *mean = reinterpret_cast<float*>(root.mean), *bonus = reinterpret_cast<float*>(root.bonus);
-  for (int32_t i = 0; i < n; ++i) {
-    bonus[i] = root.weight[i] = c * priors[i];
-    mean[i] = root.visits[i] = root.sums[i] = 0;
-  }
-  constexpr float kNever = -std::numeric_limits<float>::infinity();
-  for (int32_t i = n; i < root.blocks * kWidth; ++i) mean[i] = kNever, bonus[i] = 0;
-}
-
-// Two chains of comparisons, as one would wait for itself.
-inline void simulate(Root& root, float scale) {
-  Ints first;
-  for (int i = 0; i < kWidth; ++i) first[i] = i;
-  Floats best[2] = {root.mean[0] + scale * root.bonus[0], root.mean[1] + scale * root.bonus[1]};
-  Ints at[2] = {first, first + kWidth}, place[2] = {at[0], at[1]};
-  for (int32_t b = 2; b < root.blocks; b += 2)
-    for (int k = 0; k < 2; ++k) {
-      const Floats score = root.mean[b + k] + scale * root.bonus[b + k];
-      const Ints better = score > best[k];
-      place[k] += 2 * kWidth;
-      best[k] = better ? score : best[k];
-      at[k] = better ? place[k] : at[k];
+  void begin(int32_t n, const float* priors, float c) {
+    float* all = reinterpret_cast<float*>(rest);
+    bool numbers = true;
+    for (int32_t i = 0; i < n; ++i) {
+      all[i] = weight[i] = c * priors[i];
+      numbers &= weight[i] == weight[i];
     }
-  const Ints second = (best[1] > best[0]) | ((best[1] == best[0]) & (at[1] < at[0]));
-  const int32_t a = first_of<kWidth>(second ? best[1] : best[0], second ? at[1] : at[0]);
-  const float visits = root.visits[a] + 1, sum = root.sums[a] + root.leaves[a];
-  root.visits[a] = visits, root.sums[a] = sum;
-  reinterpret_cast<float*>(root.mean)[a] = sum / visits;
-  reinterpret_cast<float*>(root.bonus)[a] = root.weight[a] / (1 + visits);
-}
+    std::memset(visits, 0, sizeof(float) * n);
+    std::memset(sums, 0, sizeof(float) * n);
+    visited = 0, blocks = (n + kWidth - 1) / kWidth;
+    for (int32_t i = n; i < blocks * kWidth; ++i) all[i] = kNever;
+    if (!numbers)  // then the first action takes all
+      for (int32_t i = 0; i < n; ++i) all[i] = i ? kNever : 0, weight[i] = 0;
+    find_top();
+  }
+
+  void find_top() {
+    Floats most = rest[0];
+    for (int32_t b = 1; b < blocks; ++b) most = rest[b] > most ? rest[b] : most;
+    top = most_of(most);
+  }
+
+  void simulate(float scale) {
+    Floats score[kMostActions / kWidth], most = Floats{} + kNever;
+    const int32_t used = (visited + kWidth - 1) / kWidth;
+    for (int32_t b = 0; b < used; ++b) {
+      score[b] = mean[b] + scale * bonus[b];
+      most = score[b] > most ? score[b] : most;
+    }
+    const float seen = most_of(most), fresh = scale * top;
+    int32_t a = kMostActions, place = 0;
+    if (fresh >= seen && top > kNever) {
+      for (int32_t b = 0; a == kMostActions; ++b)
+        if (const uint32_t lanes = lanes_equal(scale * rest[b], fresh))
+          a = b * kWidth + __builtin_ctz(lanes);
+      place = visited;
+    }
+    if (!(fresh > seen))
+      for (int32_t b = 0; b < used; ++b)
+        for (uint32_t lanes = lanes_equal(score[b], seen); lanes; lanes &= lanes - 1) {
+          const int32_t at = b * kWidth + __builtin_ctz(lanes);
+          if (number[at] < a) a = number[at], place = at;
+        }
+    if (a == kMostActions) a = number[0];  // scores are no numbers
+    if (place == visited) add(a);
+    const float count = visits[a] + 1, sum = sums[a] + leaves[a];
+    visits[a] = count, sums[a] = sum;
+    reinterpret_cast<float*>(mean)[place] = sum / count;
+    reinterpret_cast<float*>(bonus)[place] = weight[a] / (1 + count);
+  }
+
+  void add(int32_t a) {
+    if (visited % kWidth == 0) {
+      mean[visited / kWidth] = Floats{} + kNever;
+      bonus[visited / kWidth] = Floats{};
+      for (int i = 0; i < kWidth; ++i) number[visited + i] = kMostActions;
+    }
+    number[visited++] = a;
+    reinterpret_cast<float*>(rest)[a] = kNever;
+    find_top();
+  }
+};
 
 // ---- few actions: scores stay in registers ----------------------------------------------------
 
@@ -121,7 +135,6 @@ struct Scores {
   Floats mean[kBlocks], bonus[kBlocks];
 
   explicit Scores(const Few& root) {
-    constexpr float kNever = -std::numeric_limits<float>::infinity();
     float first[kBlocks * kWidth], weight[kBlocks * kWidth];
     for (int32_t i = 0; i < kBlocks * kWidth; ++i) {
       first[i] = i < root.count ? 0 : kNever;
@@ -180,11 +193,11 @@ __attribute__((noinline)) void allocate_many(int32_t R, const int32_t* row_ptr, 
       if (n <= kFew) continue;
       Root& root = roots[count++];
       root.leaves = leaves + first, root.visits = visits + first, root.sums = sums + first;
-      begin(root, n, priors + first, c);
+      root.begin(n, priors + first, c);
     }
     for (int32_t t = 0; t < simulations; ++t) {
       const float scale = __builtin_sqrtf(static_cast<float>(1 + t));
-      for (int i = 0; i < count; ++i) simulate(roots[i], scale);
+      for (int i = 0; i < count; ++i) roots[i].simulate(scale);
     }
   }
 }
