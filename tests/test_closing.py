@@ -46,6 +46,7 @@ def module(monkeypatch: pytest.MonkeyPatch):
     [
         ({}, LINE + 0.1, True),
         ({}, LINE - 0.1, False),
+        ({}, LINE - 0.01, False),
         ({"estimator": "token-credit", "rule": "whitened"}, LINE + 0.1, False),
         ({"data": "some file.txt"}, LINE + 0.1, True),
     ],
@@ -58,6 +59,8 @@ def test_a_run_above_the_bigram_line_is_shown_the_recipes(
         assert (f"--recipe {closing.ON_BYTES[name]}" in text) == recipe
         assert (f"{way}: far better in the same time" in text) == recipe
     assert ("Above the bigram model" in text) == (loss > LINE)
+    assert ("Below the bigram model" in text) == (loss < LINE - 0.05)
+    assert ("On a level with the bigram model" in text) == (LINE - 0.05 < loss < LINE)
     assert f"{LINE:.3f} a bigram model counted on the training split\n" in text
     assert "8.000 a uniform guess\n" in text
     assert f"--resume {tmp_path} --steps 3000" in text
@@ -72,7 +75,7 @@ BACKWARD = {"recipe": "feedback"}
 @pytest.mark.parametrize(
     ("times", "options", "loss", "recipes"),
     [
-        (1, {}, 9.0, ["language", "feedback --width 128"]),
+        (1, {}, 9.0, ["language", "feedback --width 128 --layers 2"]),
         (1000, {}, 9.0, ["evolution", "text"]),
         (1000, {"vocabulary": 1024}, 9.0,
          ["evolution --vocabulary 1024", "text --vocabulary 1024"]),

@@ -107,7 +107,7 @@ class Common:
     """Threads on a CPU; 0 takes all cores."""
     validate_every: Annotated[int, Group.OUTPUT, Range(BY_TIME, 10**9), CHANGEABLE] = BY_TIME
     """Updates from one validation to the next; 0 validates at the end only, -1 as time allows: at
-    most 4 % of the run's, sparse at first."""
+    most 3 % of the run's, sparse at first."""
     val_tokens: Annotated[int, Group.OUTPUT, Range(1, 1 << 40), CHANGEABLE] = 1 << 17
     """Most tokens of the validation split that one validation reads."""
     checkpoint_every: Annotated[int, Group.OUTPUT, Range(BY_TIME, 10**9), CHANGEABLE] = BY_TIME
@@ -356,7 +356,7 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
     """Settings that go well together. paper: those of the paper; text: the lowest loss on text in a
     minute, by errors carried back in integers, on byte pairs, with counts beside the network;
     evolution: the lowest by evolution, credited token by token, on byte pairs; feedback and
-    language: the same two on bytes."""
+    language: the same two ways on bytes, 64 wide, without counts."""
     group_size: Annotated[
         int, Group.EVOLUTION, Range(2, 1 << 24, 2), Sweep(choices=(2, 4, 8, 16))
     ] = 2

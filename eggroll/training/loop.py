@@ -369,8 +369,9 @@ BETTER_RECIPES: Final = (
     ("text", "errors carried back in integers, no evolution"),
 )
 # Their words for a text too short for a byte-pair encoding of so many tokens.
-ON_BYTES: Final = {"evolution": "language", "text": "feedback --width 128"}
+ON_BYTES: Final = {"evolution": "language", "text": "feedback --width 128 --layers 2"}
 ENOUGH_TEXT: Final = 1 << 20  # bytes from which it can be had
+LEVEL: Final = 0.995  # of a bigram model's bits, above which a loss is no better
 
 
 def last_words(
@@ -428,6 +429,9 @@ def compare_with_baselines(config: Common, loss: float, corpus: Corpus) -> Itera
     name, bits = line
     if loss > bits:
         yield f"Above the {name} model, samples are hardly readable: it needs more training."
+        return
+    if loss > bits * LEVEL:
+        yield f"On a level with the {name} model: it knows what counting pairs of tokens tells."
         return
     last = "token" if config.numbers or config.pairs else "byte"
     yield f"Below the {name} model: the network makes use of more than the last {last}."

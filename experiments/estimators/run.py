@@ -18,18 +18,22 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll.baseline.backprop import gradient
-from eggroll.data.corpus import load_corpus
 from eggroll.evolution.estimators import ESTIMATORS, UpdateInput
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.learner import engine_for, new_learner
+from eggroll.training.run import load_run_corpus
 
 SHIFTS = (3, 4, 5)  # compared at each of --ranks
 LEARNT = 100  # updates of recipe language before the cosines of "trained"
 
 
 def trained(config: Config, corpus, updates: int) -> dict[str, mx.array]:
-    """Weights after some updates of recipe language."""
-    options = Config(recipe="language", width=config.width, layers=config.layers)
+    """Weights after some updates of recipe language on the same tokens."""
+    steps = RECIPES["language"]["steps"] if updates <= LEARNT else updates
+    options = Config(
+        recipe="language", width=config.width, layers=config.layers, data=config.data,
+        vocabulary=config.vocabulary, seed=config.seed, steps=steps,
+    )  # fmt: skip
     learner = new_learner(options, engine_for(options, options.program())[0])
     streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
     for step in range(updates):
@@ -79,19 +83,27 @@ def main() -> None:
     parser.add_argument("--seq-lens", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--ranks", type=int, nargs="+", default=[])
     parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--estimators", nargs="+", choices=ESTIMATORS, help="these alone")
+    parser.add_argument("--data", default="stdlib")
+    parser.add_argument("--vocabulary", type=int, default=256, help="above 256: byte pairs")
+    parser.add_argument("--learnt", type=int, default=LEARNT, help="updates of recipe language")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--leaves", action="store_true", help="print every leaf")
     parser.add_argument("--csv", type=Path, help="one row per leaf")
     args = parser.parse_args()
-    corpus, rows = load_corpus("stdlib"), []
+    text = {"data": args.data, "vocabulary": args.vocabulary, "seed": args.seed}
+    corpus, rows = load_run_corpus(Config(**text)), []
     for width in args.widths:
-        base = Config(width=width)
-        for when, updates in (("first weights", 0), ("trained", LEARNT)):
+        base = Config(width=width, **text)
+        for when, updates in (("first weights", 0), ("trained", args.learnt)):
             weights = trained(base, corpus, updates)
             for pop in args.populations:
                 for seq_len in args.seq_lens:
                     means = {}
                     for name, options in compared(args.ranks).items():
-                        config = Config(width=width, pop=pop, seq_len=seq_len, **options)
+                        if name not in (args.estimators or compared(args.ranks)):
+                            continue
+                        config = Config(width=width, pop=pop, seq_len=seq_len, **text, **options)
                         found = cosines(config, corpus, weights, args.repeats)
                         leaves = {k: statistics.mean(v) for k, v in found.items()}
                         shapes = {leaf.name: leaf.shape for leaf in config.program().leaves}

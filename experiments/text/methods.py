@@ -5,7 +5,8 @@ samples and pictures all count. `pace` times a short pilot of each method, which
 needs, and writes how many updates the minute has room for. `run` makes so many, on any machine and
 beside other work, since weights depend on the number of updates alone. A row of the CSV is one
 run; a stopped table goes on. `draw` makes the picture: methods as dots, models that only count as
-lines.
+lines. --settings FILE.json compares other commands, {"a name": ["--recipe", "text", "--width",
+"96"]}, and --seconds of `pace` other times than a minute.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from typing import Any
 from eggroll.errors import InputError
 from eggroll.files import METRICS
 from eggroll.training import folder as runlog
+from eggroll.training.config import RECIPES
 
 HERE = Path(__file__).parent
 TRAIN = ("-m", "eggroll.train")
 PAIRS = ("--vocabulary", "4096")
+COUNTS = ("--expert", "counts")
 # A method's command, but for --data, --seed, --out and --steps.
 METHODS: dict[str, Sequence[str]] = {
     "evolution, the paper's rule, bytes": TRAIN,
@@ -42,36 +45,46 @@ METHODS: dict[str, Sequence[str]] = {
     "evolution in groups of 8": (
         *TRAIN, "--recipe", "evolution", "--estimator", "group-credit", "--group-size", "8",
     ),
-    "evolution (recipe evolution)": (*TRAIN, "--recipe", "evolution"),
+    "evolution (recipe evolution)": (*TRAIN, "--recipe", "evolution", *COUNTS),
+    "evolution, the core frozen": (str(HERE / "frozen.py"),),
     "errors to every block (local)": (*TRAIN, "--recipe", "text", "--estimator", "local"),
     "errors carried back, bytes": (
         *TRAIN, "--recipe", "feedback", "--width", "128", "--layers", "2",
     ),
     "errors carried back (recipe text)": (*TRAIN, "--recipe", "text"),
-    "float: AdamW, the same network": (
-        "-m", "eggroll.adamw", *PAIRS, "--learning-rate", "0.05",
+    "float: AdamW, evolution's network, bytes": ("-m", "eggroll.adamw", "--learning-rate", "0.1"),
+    "float: AdamW, evolution's network": (
+        "-m", "eggroll.adamw", *PAIRS, *COUNTS, "--learning-rate", "0.05",
     ),
     "float: PyTorch GRU, AdamW": (
         str(HERE / "peers.py"), "run",
-        "gru:rate=0.00345,width=96,streams=64,seq_len=16,weight_decay=0.0,tied=0",
+        "gru:rate=0.00345,width=96,streams=64,seq_len=16,weight_decay=0.0,tied=0", *COUNTS,
     ),
 }  # fmt: skip
+# Recipes make the updates that they have as typed.
+AS_TYPED = {
+    "errors carried back (recipe text)": RECIPES["text"]["steps"],
+    "evolution (recipe evolution)": RECIPES["evolution"]["steps"],
+}
 PILOT = 60  # updates of a pilot
 SPARE = 0.88  # the share of the time that updates are planned for: a pilot is faster, and logs grow
-OF_PEER = re.compile(r"updates of ([\d.]+) ms")
-COUNTED = re.compile(r"a (frozen Kneser-Ney order-\d+|unigram|bigram) model .*?([\d.]+) per byte")
-NAMES = ["method", "data", "seed", "steps", "bits_per_byte", "with_counts"]
+OF_SCRIPT = re.compile(r"updates of ([\d.]+) ms")
+COUNTED = re.compile(
+    r"^ +([\d.]+) an? (.*) model counted on the training split(?:, ([\d.]+) per byte)?", re.M
+)
+NAMES = ["method", "data", "seed", "steps", "bits_per_byte", "with_counts", "seconds", "commit"]
 
 
 def command(method: str, data: str, seed: int, updates: int, out: str) -> list[str]:
     words = [sys.executable, *METHODS[method], "--data", data, "--seed", str(seed)]
-    if is_peer(method):
+    if is_script(method):
         return [*words, "--updates", str(updates)]
     return [*words, "--steps", str(updates), "--out", out]
 
 
-def is_peer(method: str) -> bool:
-    return METHODS[method][0].endswith("peers.py")
+def is_script(method: str) -> bool:
+    """One of this folder's, which takes its updates by another word and writes no run."""
+    return METHODS[method][0].endswith(".py")
 
 
 def call(words: list[str]) -> tuple[str, float]:
@@ -94,8 +107,8 @@ def updates_within(method: str, data: str, seconds: float) -> float:
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/pilot"
         output, wall = call(command(method, data, 0, PILOT, out))
-        if is_peer(method):
-            taken = [float(OF_PEER.findall(output)[0]) / 1e3] * PILOT
+        if is_script(method):
+            taken = [float(OF_SCRIPT.findall(output)[0]) / 1e3] * PILOT
         else:
             taken = [row["seconds"] for _, row in runlog.read_lines(Path(out) / METRICS)]
     update = statistics.median(taken[3:])
@@ -113,6 +126,12 @@ def per_byte(line: str) -> float:
     found = re.search(r"([\d.]+) per byte", line) or re.search(r"([\d.]+) bits", line)
     assert found, line
     return float(found.group(1))
+
+
+def commit() -> str:
+    """The first figures of the commit that runs; + where files differ from it."""
+    asked = ("git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*")
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def rows_in(path: Path) -> list[dict[str, str]]:
@@ -140,7 +159,7 @@ def pace(args: argparse.Namespace) -> None:
             found.setdefault(method, []).append(updates)
             print(f"{method}, turn {turn}: {updates:.0f}", flush=True)
     known = json.loads(args.pace.read_text()) if args.pace.exists() else {}
-    new = {method: int(statistics.median(each)) for method, each in found.items()}
+    new = {m: AS_TYPED.get(m, int(statistics.median(each))) for m, each in found.items()}
     args.pace.write_text(json.dumps(known | new, indent=1) + "\n")
 
 
@@ -150,13 +169,13 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"{args.pace} is missing: `methods.py pace` writes it on an idle machine.")
     updates = json.loads(args.pace.read_text())
     for seed in range(args.seeds):
-        for method in args.methods or updates:
+        for method in args.methods or [name for name in METHODS if name in updates]:
             if any((row["method"], row["data"], row["seed"]) == (method, args.data, str(seed))
                    for row in rows_in(args.csv)):  # fmt: skip
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 words = command(method, args.data, seed, updates[method], f"{folder}/run")
-                if args.threads and not is_peer(method):
+                if args.threads and "peers.py" not in METHODS[method][0]:
                     words += ["--threads", str(args.threads)]
                 output, wall = call(words)
             bits, both = figures(output)
@@ -164,12 +183,13 @@ def run(args: argparse.Namespace) -> None:
                 "method": method, "data": args.data, "seed": seed,
                 "steps": updates[method],
                 "bits_per_byte": bits, "with_counts": "" if both is None else both,
+                "seconds": round(wall, 1) if args.idle else "", "commit": commit(),
             })  # fmt: skip
-            for name, counted in COUNTED.findall(output):
-                key = (f"counted: {name}", args.data)
+            for of_bytes, model, of_pairs in COUNTED.findall(output):
+                key = (f"counted: {model}{'' if of_pairs else ', bytes'}", args.data)
                 if key not in [(row["method"], row["data"]) for row in rows_in(args.csv)]:
                     append(args.csv, {"method": key[0], "data": args.data,
-                                      "bits_per_byte": counted})  # fmt: skip
+                                      "bits_per_byte": of_pairs or of_bytes})  # fmt: skip
             print(f"{method}, seed {seed}: {bits} ({both}) in {wall:.1f} s", flush=True)
     print(table(rows_in(args.csv), args.data))
 
@@ -240,11 +260,13 @@ def arguments() -> argparse.Namespace:
     running = parts.add_parser("run", help="train all methods and print the table")
     running.add_argument("--seeds", type=int, default=5)
     running.add_argument("--threads", type=int, default=0, help="of int8 methods and the twin")
+    running.add_argument("--idle", action="store_true", help="the machine is: seconds are kept")
     drawing = parts.add_parser("draw", help="make the picture of a CSV")
     drawing.add_argument("--out", type=Path, default=HERE.parents[1] / "docs/methods.svg")
     tabling = parts.add_parser("table", help="print the table of a CSV")
     for part in (pacing, running):
-        part.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD")
+        part.add_argument("--methods", nargs="+", metavar="METHOD", help="of all, these")
+        part.add_argument("--settings", type=Path, metavar="FILE.json", help="other commands")
         part.add_argument("--pace", type=Path, default=HERE / "methods.json", help="the pilots")
     for part in (running, drawing, tabling):
         part.add_argument("--csv", type=Path, default=HERE / "methods.csv", help="a row per run")
@@ -255,6 +277,16 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
+    if getattr(args, "settings", None):
+        given = json.loads(args.settings.read_text())
+        METHODS.clear()
+        for name, words in given.items():
+            if words[0].endswith(".py"):
+                METHODS[name] = (str(HERE / words[0]), *words[1:])
+            else:
+                METHODS[name] = words if words[0] == "-m" else (*TRAIN, *words)
+    if unknown := [m for m in getattr(args, "methods", None) or () if m not in METHODS]:
+        raise InputError(f"{unknown[0]!r} is no method: {', '.join(METHODS)}.")
     if args.part == "pace":
         pace(args)
     elif args.part == "run":

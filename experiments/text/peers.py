@@ -27,10 +27,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from eggroll.data.corpus import Corpus
 from eggroll.errors import InputError
 from eggroll.training.config import Config
-from eggroll.training.run import bytes_per_token, load_run_corpus, validation_batches
+from eggroll.training.run import (
+    bytes_per_token,
+    counted_expert,
+    load_run_corpus,
+    validation_batches,
+)
 
 KINDS, OPTIMISERS = ("gru", "lstm", "transformer"), ("adamw", "muon")
 HEAD = 32  # features of a head of attention
@@ -202,19 +209,19 @@ def train(s: Setting, corpus: Corpus, updates: int, seed: int) -> tuple[Any, flo
     return model, statistics.median(b - a for a, b in pairwise(times))
 
 
-def validate(torch: Any, model: Any, corpus: Corpus) -> float:
-    """Bits per token on the tokens that a validation of eggroll.train reads, in its streams."""
-    total, count, state = 0.0, 0, None
+def validate(torch: Any, model: Any, corpus: Corpus) -> Any:
+    """Bits of every token that a validation of eggroll.train reads, in its streams: float64
+    [S, T]."""
+    bits, state = [], None
     with torch.no_grad():
         for batch in validation_batches(corpus, Config()):
             tokens, targets = (torch.from_numpy(a).long() for a in (batch.tokens, batch.targets))
             logits, state = model(tokens, state)
             losses = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), targets.flatten(), reduction="none"
+                logits.transpose(1, 2), targets, reduction="none"
             )
-            total += float(losses.double().sum()) / math.log(2)
-            count += losses.numel()
-    return total / count
+            bits.append(losses.double() / math.log(2))
+    return torch.cat(bits, 1).numpy()
 
 
 # Settings in words, and the sweep.
@@ -334,7 +341,7 @@ def sweep(args: argparse.Namespace, corpus: Corpus, size: float) -> None:
                 if not done:
                     run = replace(setting, threads=args.threads or setting.threads)
                     model, _ = train(run, corpus, int(key["updates"]), seed)
-                    loss = validate(load_torch(run.threads), model, corpus)
+                    loss = float(validate(load_torch(run.threads), model, corpus).mean())
                     row = key | {"bits_per_byte": loss / size}
                     new = not args.csv.exists()
                     with args.csv.open("a", newline="") as file:
@@ -374,6 +381,7 @@ def arguments() -> argparse.Namespace:
     one.add_argument("setting", help="as in gru:rate=0.016,width=128,streams=96")
     one.add_argument("--updates", type=int, default=2000)
     one.add_argument("--seed", type=int, default=0)
+    one.add_argument("--expert", choices=("none", "counts"), default="none", help="beside it")
     for part in (pacing, search, one):
         part.add_argument("--data", default="stdlib")
         part.add_argument("--vocabulary", type=int, default=4096, help="256: bytes")
@@ -382,7 +390,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     begin, args = time.perf_counter(), arguments()
-    config = Config(data=args.data, vocabulary=args.vocabulary)
+    expert = getattr(args, "expert", "none")
+    config = Config(data=args.data, vocabulary=args.vocabulary, expert=expert)
     config.check()
     corpus = load_run_corpus(config)
     size = bytes_per_token(corpus, config)
@@ -398,10 +407,13 @@ def main() -> None:
         raise InputError(f"--updates is {args.updates}: 1 or more are needed.")
     setting = setting_of(args.setting)
     model, update = train(setting, corpus, args.updates, args.seed)
-    loss = validate(load_torch(setting.threads), model, corpus)
+    bits = validate(load_torch(setting.threads), model, corpus)
     wall = time.perf_counter() - begin
     print(f"{args.updates} updates of {1e3 * update:.2f} ms (median); {wall:.1f} s by the wall")
-    print(f"validation: {loss / size:.3f} bits per byte")
+    print(f"validation: {bits.mean() / size:.3f} bits per byte")
+    if expert := counted_expert(corpus, config):
+        both = expert.beside(np.exp2(30 - bits).astype(np.int64)).bits / size
+        print(f"with its counted expert: {both:.3f} bits per byte")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+"""experiments/text/methods.py reads what commands print."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from house import ROOT
+
+from eggroll.errors import InputError
+
+TEXT = ROOT / "experiments" / "text"
+SPEC = importlib.util.spec_from_file_location("text_methods", TEXT / "methods.py")
+methods = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(methods)
+
+PAIRS = """validation: 4.691 bits per token of text that training never reads, 1.329 per byte
+           12.000 a uniform guess
+            9.493 a unigram model counted on the training split, 2.690 per byte
+            6.118 a frozen Kneser-Ney order-2 model counted on the training split, 1.734 per byte (0.4 s)
+with its counted expert: 4.404 bits, 1.248 per byte
+"""  # noqa: E501
+OF_BYTES = """validation: 1.698 bits per byte of text that training never reads
+            4.692 a unigram model counted on the training split
+            1.560 a frozen Kneser-Ney order-7 model counted on the training split (2.6 s)
+"""
+
+
+def test_figures_are_bits_per_byte_with_counts_and_without():
+    assert methods.figures(PAIRS) == (1.329, 1.248)
+    assert methods.figures(OF_BYTES) == (1.698, None)
+
+
+def test_counting_models_are_kept_by_what_they_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Rows are made once, and a stopped table goes on."""
+    outputs = {"pairs": PAIRS, "bytes": OF_BYTES}
+    asked: list[str] = []
+
+    def call(words: list[str]) -> tuple[str, float]:
+        asked.append(words[-1])
+        return outputs["pairs" if "pairs" in words else "bytes"], 3.21
+
+    settings = {"pairs": ["--recipe", "pairs"], "bytes": ["peers.py", "run"]}
+    monkeypatch.setattr(methods, "call", call)
+    monkeypatch.setattr(methods, "METHODS", settings)
+    (tmp_path / "pace.json").write_text(json.dumps({"pairs": 7, "bytes": 9}))
+    args = SimpleNamespace(
+        pace=tmp_path / "pace.json", csv=tmp_path / "rows.csv", data="stdlib", seeds=2, threads=0,
+        methods=None, idle=True,
+    )  # fmt: skip
+    methods.run(args)
+    methods.run(args)
+    assert len(asked) == 4
+    rows = methods.rows_in(args.csv)
+    assert [r["seconds"] for r in rows if r["method"] == "pairs"] == ["3.2", "3.2"]
+    found = {r["method"]: r["bits_per_byte"] for r in rows if r["method"].startswith("counted")}
+    assert found == {
+        "counted: unigram": "2.690",
+        "counted: frozen Kneser-Ney order-2": "1.734",
+        "counted: unigram, bytes": "4.692",
+        "counted: frozen Kneser-Ney order-7, bytes": "1.560",
+    }
+
+
+def test_other_commands_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = {
+        "narrow": ["--width", "8"],
+        "torch": ["peers.py", "run", "gru"],
+        "twin": ["-m", "x"],
+    }
+    (tmp_path / "some.json").write_text(json.dumps(settings))
+    monkeypatch.setattr(methods, "METHODS", dict(methods.METHODS))
+    monkeypatch.setattr(methods, "pace", lambda args: None)
+    words = ["methods.py", "pace", "--settings", str(tmp_path / "some.json"), "--methods"]
+    monkeypatch.setattr(sys, "argv", [*words, "narrow", "twin"])
+    methods.main()
+    known = methods.METHODS
+    assert known == {
+        "narrow": ("-m", "eggroll.train", "--width", "8"),
+        "torch": (str(TEXT / "peers.py"), "run", "gru"),
+        "twin": ["-m", "x"],
+    }
+    monkeypatch.setattr(sys, "argv", [*words, "wide"])
+    with pytest.raises(InputError, match="'wide' is no method: narrow, torch, twin"):
+        methods.main()
