@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import statistics
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,3 +91,48 @@ def test_other_commands_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "argv", [*words, "wide"])
     with pytest.raises(InputError, match="'wide' is no method: narrow, torch, twin"):
         methods.main()
+
+
+@pytest.mark.parametrize("page", ["docs/figures.md", "experiments/text/RESULTS.md"])
+def test_pages_show_the_table_of_the_rows(page: str):
+    """Each line as `methods.py table` prints it, in its order."""
+    table = methods.table(methods.rows_in(TEXT / "methods.csv"), "stdlib")
+    assert table in (ROOT / page).read_text()
+
+
+@pytest.mark.parametrize(
+    ("page", "line", "names"),
+    [
+        ("README.md", "errors carried back in integers, `--recipe text`", [
+            "errors carried back (recipe text), with counts", "errors carried back (recipe text)"]),
+        ("README.md", "PyTorch, the best of", [
+            "float: PyTorch GRU, AdamW, with counts", "float: PyTorch GRU, AdamW"]),
+        ("README.md", "evolution's network in float, AdamW", ["float: AdamW, evolution's network"]),
+        ("README.md", "evolution, `--recipe evolution`", ["evolution (recipe evolution)"]),
+        ("README.md", "bigram model of the pairs", ["counted: frozen Kneser-Ney order-2"]),
+        ("README.md", "Kneser-Ney of order 5", ["counted: frozen Kneser-Ney order-5"]),
+        ("README.md", "the paper's settings |", ["evolution, the paper's rule"]),
+        ("docs/good-for.md", "the paper's settings (", [
+            "evolution, the paper's rule", "evolution, the paper's rule, bytes"]),
+        ("docs/good-for.md", "`--recipe evolution`; on bytes", [
+            "evolution (recipe evolution)", "evolution (recipe language), bytes"]),
+        ("docs/good-for.md", "the same with the core held", ["evolution, the core frozen"]),
+        ("docs/good-for.md", "AdamW in float, evolution's network", [
+            "float: AdamW, evolution's network", "float: AdamW, evolution's network, bytes"]),
+        ("docs/good-for.md", "PyTorch, a GRU by AdamW", [
+            "float: PyTorch GRU, AdamW", "float: PyTorch GRU, AdamW, bytes"]),
+        ("docs/good-for.md", "errors carried back in integers, `--recipe text`", [
+            "errors carried back (recipe text)", "errors carried back, bytes"]),
+        ("docs/good-for.md", "a bigram model", [
+            "counted: frozen Kneser-Ney order-2", "counted: bigram, bytes"]),
+        ("docs/good-for.md", "a Kneser-Ney model of order 5 and 7", [
+            "counted: frozen Kneser-Ney order-5", "counted: frozen Kneser-Ney order-7, bytes"]),
+    ],
+)  # fmt: skip
+def test_figures_of_a_minute_are_those_of_the_rows(page: str, line: str, names: list[str]):
+    rows = methods.summaries(methods.rows_in(TEXT / "methods.csv"), "stdlib")
+    means = {name: statistics.mean(bits) for name, bits, _ in rows}
+    lines = [one for one in (ROOT / page).read_text().splitlines() if one.startswith(f"| {line}")]
+    assert len(lines) == 1
+    found = re.findall(r"(?<=[| *])\d\.\d{3}(?=[;| *])", lines[0])
+    assert found == [f"{means[name]:.3f}" for name in names]

@@ -52,9 +52,15 @@ METHODS: dict[str, Sequence[str]] = {
         *TRAIN, "--recipe", "feedback", "--width", "128", "--layers", "2",
     ),
     "errors carried back (recipe text)": (*TRAIN, "--recipe", "text"),
-    "float: AdamW, evolution's network, bytes": ("-m", "eggroll.adamw", "--learning-rate", "0.1"),
+    "float: AdamW, evolution's network, bytes": (
+        "-m", "eggroll.adamw", "--streams", "256", "--learning-rate", "0.1",
+    ),
     "float: AdamW, evolution's network": (
-        "-m", "eggroll.adamw", *PAIRS, *COUNTS, "--learning-rate", "0.05",
+        "-m", "eggroll.adamw", *PAIRS, *COUNTS, "--learning-rate", "0.14",
+    ),
+    "float: PyTorch GRU, AdamW, bytes": (
+        str(HERE / "peers.py"), "run", "--vocabulary", "256",
+        "gru:rate=0.00577,width=160,streams=48,seq_len=32,weight_decay=0.1,tied=0",
     ),
     "float: PyTorch GRU, AdamW": (
         str(HERE / "peers.py"), "run",
