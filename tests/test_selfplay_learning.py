@@ -337,10 +337,13 @@ def test_a_match_is_fair():
     assert stronger["wins"] >= 8
 
 
-@pytest.mark.parametrize("depth", [1, 9])
-def test_a_search_moves_as_self_play_does(depth: int):
-    """Without chance, the moves of a match are those that self-play records."""
-    s = Settings(simulations=20, depth=depth, temperature_plies=0, noise=0.0, hidden="16")
+@pytest.mark.parametrize(("depth", "gumbel"), [(1, 0), (9, 0), (9, 4)])
+def test_a_search_moves_as_self_play_does(depth: int, gumbel: int):
+    """The moves of a match are those that self-play records: without chance, and with that of a
+    Gumbel root, which is another at every move."""
+    s = Settings(
+        simulations=20, depth=depth, gumbel=gumbel, temperature_plies=0, noise=0.0, hidden="16"
+    )
     evaluate = learners.new(s).evaluator()
     played = play.chunk(s, evaluate, 1, seed=0)
     boards, searcher = Boards("tictactoe", 1), play.Searcher(evaluate, play.search_of(s))

@@ -107,7 +107,8 @@ class Searcher:
         self, boards: Boards, slots: NDArray[np.int32], policy: NDArray[np.uint16]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """By trees."""
-        trees, draws = Trees(boards, self.search._replace(reuse=False)), Draws(0, slots, slots)
+        plies = boards.facts["plies"][slots].astype(np.int32)
+        trees, draws = Trees(boards, self.search._replace(reuse=False)), Draws(0, slots, plies)
         trees.run(slots, draws, self.evaluate)
         return trees.finish(slots, draws, np.zeros(len(slots), np.float32), policy)
 
