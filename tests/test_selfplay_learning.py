@@ -346,7 +346,7 @@ def test_a_search_moves_as_self_play_does(depth: int, gumbel: int):
     )
     evaluate = learners.new(s).evaluator()
     played = play.chunk(s, evaluate, 1, seed=0)
-    boards, searcher = Boards("tictactoe", 1), play.Searcher(evaluate, play.search_of(s))
+    boards, searcher = Boards("tictactoe", 1), play.Searcher(evaluate, s.search())
     for state, visits in zip(played.state, played.visits, strict=True):
         np.testing.assert_array_equal(boards.observe()[0], state)
         found, actions, _ = searcher(boards)

@@ -26,7 +26,7 @@ MATCHES = 2  # the purpose of chance, after those of pipeline.py
 def judge(run: Run, k: int, threads: int = 1) -> dict[str, Any]:
     """The figures of network k, without and with its search."""
     s, now = run.settings, run.learner(k, threads).evaluator()
-    search = play.search_of(s)
+    search = s.search()
     raw, searching = play.policy_player(now), play.search_player(now, search)
     matches = {"raw_against_random": (raw, play.random_player),
                "search_against_random": (searching, play.random_player)}  # fmt: skip

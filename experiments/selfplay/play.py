@@ -23,18 +23,10 @@ from experiments.selfplay.shards import Games
 Player = Callable[[Boards, np.random.Generator], NDArray[np.int32]]
 
 
-def search_of(settings: Settings, noise: float = 0.0) -> Search:
-    """The search of a run's moves, with Dirichlet noise where it plays to learn."""
-    s = settings
-    return Search(
-        s.simulations, s.depth, noise=0.0 if s.gumbel else noise, leaves=s.leaves, gumbel=s.gumbel
-    )
-
-
 def chunk(settings: Settings, evaluate: Evaluate, games: int, seed: int) -> Games:
     """Complete games of a network against itself."""
     s = settings
-    options = search_of(s, s.noise)._asdict()
+    options = s.search(s.noise)._asdict()
     del options["simulations"], options["depth"]
     found = v1.play_games(
         s.game, evaluate, games=games, simulations=s.simulations, batch=games, seed=seed,
@@ -83,11 +75,12 @@ def policy_player(evaluate: Evaluate) -> Player:
 
 
 class Searcher:
-    """Searches from boards as they stand, without noise; the most visited action is its move."""
+    """Searches anew from boards as they stand, without noise and without what earlier searches have
+    found; the most visited action is its move."""
 
     def __init__(self, evaluate: Evaluate, search: Search) -> None:
         self._asked, self.evaluate = evaluate, v1.Evaluation(evaluate)
-        self.search = search._replace(noise=0.0)
+        self.search = search._replace(noise=0.0, reuse=False)
 
     def __call__(
         self, boards: Boards
@@ -108,7 +101,7 @@ class Searcher:
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """By trees."""
         plies = boards.facts["plies"][slots].astype(np.int32)
-        trees, draws = Trees(boards, self.search._replace(reuse=False)), Draws(0, slots, plies)
+        trees, draws = Trees(boards, self.search), Draws(0, slots, plies)
         trees.run(slots, draws, self.evaluate)
         return trees.finish(slots, draws, np.zeros(len(slots), np.float32), policy)
 
