@@ -328,13 +328,43 @@ def test_gates_of_rewards(decisive, nonzero, draws, speed, failed):
 def test_a_match_is_fair():
     """Of equal players from equal openings each wins as often as it loses."""
     for player in (play.search_player(unknowing, Search(12, 42)), play.policy_player(unknowing)):
-        found = play.match("connect4", player, player, games=10, openings=2, seed=3)
+        found = play.match("connect4", player, player, games=10, openings=(2, 6), seed=3)
         assert found["wins"] == found["losses"]
         assert found["wins"] + found["draws"] + found["losses"] == 10
     stronger = play.match(
-        "connect4", play.alphabeta_player(2), play.random_player, games=10, openings=0, seed=1
+        "connect4", play.alphabeta_player(2), play.random_player, games=10, openings=(0, 0), seed=1
     )
     assert stronger["wins"] >= 8
+    assert stronger["openings"] == 1
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_openings_differ_and_are_played_from_both_sides(game: str):
+    least, most = evaluation.OPENINGS[game]
+    lines = play.draw_openings(game, 100, (least, most), np.random.default_rng(1))
+    boards = play.placed(game, lines)
+    assert not boards.over.any()
+    assert boards.facts["plies"].tolist() == [len(line) for line in lines]
+    assert {len(line) for line in lines} == set(range(least, most + 1))
+    assert len({row.tobytes() for row in boards.observe()}) == 100
+    first: list[list[bytes]] = []
+
+    def watching(boards: Boards, chance: np.random.Generator):
+        if not boards.over.any() and len(first) < 2:
+            first.append([row.tobytes() for row in boards.observe()])
+        return play.random_player(boards, chance)
+
+    found = play.match(game, watching, watching, games=40, openings=(least, most), seed=2)
+    assert (found["games"], found["openings"]) == (40, 20)
+    assert first[0] == first[1]  # asked as the one player, and as the other
+    assert first[0][:20] == first[0][20:]
+    assert len({*first[0]}) == 20
+
+
+def test_openings_come_again_where_there_are_no_others():
+    lines = play.draw_openings("tictactoe", 30, (1, 1), np.random.default_rng(0))
+    assert sorted(lines[:9]) == [[cell] for cell in range(9)]
+    assert lines[9:] == (lines[:9] * 3)[:21]
 
 
 @pytest.mark.parametrize(("depth", "gumbel"), [(1, 0), (9, 0), (9, 4)])

@@ -18,7 +18,8 @@ from experiments.tictactoe import judges
 if TYPE_CHECKING:
     from experiments.selfplay.pipeline import Run
 
-OPENINGS = {"tictactoe": 1, "connect4": 2, "liuzhou": 4}  # random moves before a match
+# Random moves before a game of a match, the least and the most.
+OPENINGS = {"tictactoe": (1, 3), "connect4": (2, 6), "liuzhou": (4, 8)}
 DEPTH = 4  # of the alpha-beta search
 MATCHES = 2  # the purpose of chance, after those of pipeline.py
 
