@@ -12,6 +12,7 @@ from eggroll.spec.fixed_point import exp2_table
 from experiments.selfplay import (
     alphabeta,
     evaluation,
+    evaluators,
     labels,
     learners,
     play,
@@ -122,6 +123,23 @@ def test_a_learner_learns_and_goes_on_after_a_load(learner: str, tmp_path):
     while again.step < 60:
         again.learn(p)
     assert again.signature == whole.signature
+
+
+@pytest.mark.parametrize("learner", ["feedback", "adam"])
+def test_a_float_copy_is_the_twin(learner: str):
+    """A network's copy for searches and peers in float is the function that Adam trains: hidden
+    units are held, and would give something else if they were not."""
+    facts = GAMES["connect4"]
+    s = Settings("connect4", learner, hidden="32,16")
+    p = some_positions(50, facts.actions, facts.inputs)
+    twin = learners.Adam(s, 1).evaluator()(p.state, p.legal)
+    copy = evaluators.Float.of(facts, learners.new(s).leaves())
+    free = evaluators.Float(facts, layers=copy.layers)
+    for mine, theirs, beyond in zip(
+        copy(p.state, p.legal), twin, free(p.state, p.legal), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
+        assert abs(beyond - theirs).max() > 0.01
 
 
 def test_a_view_is_the_same_game():

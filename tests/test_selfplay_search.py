@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from eggroll.errors import InputError
-from experiments.selfplay import evaluators, gates, operations, plain, v0, v1
+from experiments.selfplay import evaluators, gates, operations, plain, play, v0, v1
 from experiments.selfplay.evaluators import Int8, uniform
 from experiments.selfplay.games import GAMES, Boards
 from experiments.selfplay.operations import Draws
@@ -623,6 +623,57 @@ def test_the_float_network_is_that_of_numpy(game: str) -> None:
         np.testing.assert_allclose(logits, wanted[0], atol=1e-4)
         np.testing.assert_allclose(values, np.tanh(wanted[1][:, 0]), atol=1e-5)
         np.testing.assert_allclose(net.values(states), values, atol=1e-6)
+
+
+class OtherSide:
+    """Stands for pgx and mctx: the first legal action, on boards of this library."""
+
+    def opened(self, lines: Any) -> Boards:
+        return play.placed("connect4", lines)
+
+    def put(self, state: Boards, rows: Any, openings: Boards, of: Any) -> Boards:
+        at = np.flatnonzero(rows)
+        state.put(at, openings, of[at])
+        return state
+
+    def step(self, state: Boards, actions: Any) -> Boards:
+        state.step(actions)
+        return state
+
+    def moves(self, state: Boards) -> Any:
+        return state.legal().argmax(axis=1).astype(np.int32)
+
+
+class FirstLegal:
+    """Stands for v1, and remembers when a game came to it first, and how many it was asked."""
+
+    def __init__(self, boards: Boards, met: dict[int, int], asked: list[int]) -> None:
+        self.boards, self.met, self.asked = boards, met, asked
+
+    def moves(self, slots: Any, numbers: Any) -> Any:
+        self.asked.append(len(slots))
+        for number, plies in zip(numbers, self.boards.facts["plies"][slots], strict=True):
+            self.met.setdefault(int(number), int(plies))
+        return self.boards.legal()[slots].argmax(axis=1).astype(np.int32)
+
+
+def test_peers_play_every_opening_with_sides_exchanged() -> None:
+    """Equal players: a game and the one with sides exchanged have opposite results. Times are those
+    of moves with all boards open, and no game is left out as boards are taken again."""
+    from experiments.selfplay import mctx_peer
+
+    lines = play.draw_openings("connect4", 9, (2, 6), np.random.default_rng(0))
+    peer: Any = OtherSide()
+    openings = mctx_peer.Openings(peer, lines)
+    met: dict[int, int] = {}
+    asked: list[int] = []
+    own: Any = partial(FirstLegal, met=met, asked=asked)
+    results, times = mctx_peer.play_out(peer, own, openings, 4)
+    assert met == {n: len(lines[n // 2]) + n % 2 for n in range(18)}
+    assert results.any()
+    assert (results[::2] == -results[1::2]).all()
+    assert 20 < len(times) <= asked.count(4) < len(asked)
+    assert len(mctx_peer.play_out(peer, own, openings, 4, steps=100)[1]) == 100
 
 
 def test_connect_four_is_that_of_pgx() -> None:

@@ -23,6 +23,7 @@ from eggroll.errors import InputError
 from eggroll.files import write_whole
 from eggroll.library.gradient_trainer import FloatModel
 from eggroll.networks import initial_weights
+from eggroll.spec.program import Leaves
 from eggroll.training.checkpoint import signature
 from experiments.selfplay import labels
 from experiments.selfplay.evaluators import Int8, Native, declare, library
@@ -73,6 +74,9 @@ class Learner(Protocol):
 
     def evaluator(self) -> Evaluate:
         """The network as it is now, for a search."""
+
+    def leaves(self) -> Leaves:
+        """Its weights, float32 by name; an int8 of 16 is 1."""
 
     def save(self, path: Path) -> None:
         """Writes all that `load` needs to go on, whole or not at all."""
@@ -133,6 +137,9 @@ class Feedback:
         s = self.settings
         return Int8.of(find(s.game), s.layers, self.es.weights)
 
+    def leaves(self) -> Leaves:
+        return dequantise(self.es.weights)
+
     def save(self, path: Path) -> None:
         self.es.save(path)
 
@@ -185,6 +192,9 @@ class Adam:
 
     def evaluator(self) -> Evaluate:
         return Float(FloatModel(self.twin, self.weights))
+
+    def leaves(self) -> Leaves:
+        return self.weights
 
     def save(self, path: Path) -> None:
         arrays = {f"weights/{name}": np.array(a) for name, a in self.weights.items()}
