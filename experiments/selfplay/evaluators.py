@@ -1,7 +1,7 @@
-"""Networks of random weights that searches ask: int8 by this library's engine, and float32.
+"""Networks that searches ask: int8 by this library's engine, the same bits in C++, and float32.
 
-They have the size and the cost of those that learn, which gates and benchmarks need; what is learnt
-has its own module. Letters: F values of a state, A actions, n positions.
+Gates and benchmarks give them random weights of the size and the cost of those that learners.py
+gives. Letters: F values of a state, A actions, n positions.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from eggroll.training.checkpoint import signature
 from experiments.selfplay import labels
 from experiments.selfplay.evaluators import Int8, Native, declare, library
 from experiments.selfplay.games import find
-from experiments.selfplay.network import Float, shown
+from experiments.selfplay.network import Twin, scaled
 from experiments.selfplay.operations import Evaluate
 from experiments.selfplay.settings import Settings
 
@@ -127,7 +127,7 @@ class Feedback:
                 "value": labels.value_errors(outputs["value"], positions.units, words[:, A:]),
             }
 
-        self.es.learn(shown(positions.state), errors=errors)
+        self.es.learn(scaled(positions.state), errors=errors)
 
     def evaluator(self) -> Evaluate:
         # The bits are the same: C++ is the faster one for the few rows that trees ask for, and for
@@ -153,7 +153,7 @@ class TokenCredit(Feedback):
 
     def learn(self, positions: Positions) -> None:
         rows = [part.reshape(PAIRS, -1, *part.shape[1:]) for part in positions]
-        outputs = self.es.ask()(shown(rows[0]))
+        outputs = self.es.ask()(scaled(rows[0]))
         _, visits, units, legal = (part.repeat(2, axis=0) for part in rows)
         found = labels.log_likelihood(outputs["policy"], outputs["value"], visits, units, legal)
         self.es.tell(np.rint(found * FINEST))
@@ -182,7 +182,7 @@ class Adam:
 
     def learn(self, positions: Positions) -> None:
         model = FloatModel(self.twin, self.weights)
-        outputs = model(shown(positions.state))
+        outputs = model(scaled(positions.state))
         policy, value = slopes(outputs, positions)
         assert model.back is not None
         gradient = model.back({"policy": mx.array(policy[None]), "value": mx.array(value[None])})
@@ -191,7 +191,7 @@ class Adam:
         self.step += 1
 
     def evaluator(self) -> Evaluate:
-        return Float(FloatModel(self.twin, self.weights))
+        return Twin(FloatModel(self.twin, self.weights))
 
     def leaves(self) -> Leaves:
         return self.weights
