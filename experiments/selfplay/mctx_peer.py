@@ -3,7 +3,8 @@
 Both sides ask the same float network, untrained or a copy of a run's, and run on one thread. First
 games/s of self-play with as many simulations; then games against each other with equal time per
 move. Both sides move on equally many boards, none of which is over; this side gets the largest
-number of simulations that takes no longer than theirs in such games. Every game begins from a
+number of simulations that takes no longer than theirs in such games, by the clock on the wall and
+by the processor's, as a busy machine holds up long calls more often. Every game begins from a
 random opening, each of which is played twice, with sides exchanged.
 """
 
@@ -19,7 +20,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # One thread: read when JAX is loaded, which nothing imports before.
 os.environ.setdefault(
@@ -252,37 +253,49 @@ class Table:
             self.begin(ended[: len(numbers)], numbers)
 
 
+class Times(NamedTuple):
+    """Seconds of a move of either side, by the clock on the wall and by the processor's."""
+
+    v1: float
+    v1_processor: float
+    theirs: float
+    theirs_processor: float
+
+
+def clocks() -> NDArray[np.float64]:
+    return np.array([time.perf_counter(), time.process_time()])
+
+
 def play_out(
     peer: Peer,
     own: Callable[[Boards], Own],
     openings: Openings,
     boards: int,
     steps: int | None = None,
-) -> tuple[NDArray[np.int8], list[tuple[float, float]]]:
+) -> tuple[NDArray[np.int8], list[Times]]:
     """Games against each other: at two tables, at each of which the other side is to move.
 
     steps: a number of them, in which games begin again and again; None plays every game once, two
-    from each opening. Gives results, int8 [games], from v1; and of every step with all boards open
-    the seconds of v1 and of the peer, each for a move on `boards` boards.
+    from each opening. Gives results, int8 [games], from v1; and the times of every step with all
+    boards open, of a move on `boards` boards.
     """
     games = range(2 * len(openings.lines))
     waiting = [iter(games[first::2]) if steps is None else cycle(games[first::2])
                for first in (0, 1)]  # fmt: skip
     boards = min(boards, len(openings.lines))
-    results, times = np.zeros(len(games), np.int8), []
+    results, times = np.zeros(len(games), np.int8), list[Times]()
     tables = [Table(peer, openings, list(islice(w, boards)), results) for w in waiting]
     players = [own(table.boards) for table in tables]
     while steps != 0 and any(len(table.open) for table in tables):
         ours, theirs = tables
         rows, actions = ours.open, np.zeros(boards, np.int32)
-        began = time.perf_counter()
+        began = clocks()
         if len(rows):
             actions[rows] = players[0].moves(rows, ours.numbers[rows])
-        between = time.perf_counter()
+        between = clocks()
         answers = peer.moves(theirs.theirs)
-        spent = between - began, time.perf_counter() - between
         if len(rows) == len(theirs.open) == boards:
-            times.append(spent)
+            times.append(Times(*(between - began), *(clocks() - between)))
         ours.play(actions, waiting[1])
         theirs.play(answers, waiting[0])
         tables.reverse()
@@ -291,10 +304,10 @@ def play_out(
     return results, times
 
 
-def seconds(times: list[tuple[float, float]]) -> dict[str, float]:
+def seconds(times: list[Times]) -> dict[str, float]:
     """Medians of a move on all boards of a table, and how often it was timed."""
-    own, theirs = zip(*times, strict=True)
-    return {"v1": statistics.median(own), "theirs": statistics.median(theirs), "moves": len(times)}
+    medians = Times(*map(statistics.median, zip(*times, strict=True)))
+    return {**medians._asdict(), "moves": len(times)}
 
 
 def fitting(
@@ -310,13 +323,16 @@ def fitting(
     tried, best = [], 0
     for simulations in CANDIDATES:
         times = play_out(peer, own(simulations), openings, boards, MIXING + TIMED)[1][MIXING:]
-        tried.append({"simulations": simulations, **seconds(times)})
-        ours, theirs = tried[-1]["v1"], tried[-1]["theirs"]
-        say(f"a move of {boards} boards: v1 {1e3 * ours:.2f} ms with {simulations} simulations, "
-            f"theirs {1e3 * theirs:.2f} ms with {peer.simulations}")  # fmt: skip
-        if ours <= theirs:
+        spent = seconds(times)
+        tried.append({"simulations": simulations, **spent})
+        part = max(spent["v1"] / spent["theirs"],
+                   spent["v1_processor"] / spent["theirs_processor"])  # fmt: skip
+        say(f"a move of {boards} boards with {simulations} simulations and theirs with "
+            f"{peer.simulations}, ms: "
+            + ", ".join(f"{name} {1e3 * spent[name]:.2f}" for name in Times._fields))  # fmt: skip
+        if part <= 1:
             best = simulations
-        elif ours > BEYOND * theirs:
+        elif part > BEYOND:
             break
     if not best:
         raise InputError(f"even {CANDIDATES[0]} simulations take longer: raise --simulations.")
