@@ -380,8 +380,11 @@ def likeness(net: Evaluate, learnt: Evaluate, seed: int) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
-    if args.games % 2 or min(args.games, args.boards, args.simulations, args.rounds) < 1:
-        raise InputError("--games is even, and --boards, --simulations and --rounds count from 1.")
+    counts = (args.games, args.boards, args.table, args.simulations, args.rounds)
+    if args.games % 2 or min(counts) < 1:
+        raise InputError(
+            "--games is even, and --boards, --table, --simulations and --rounds count from 1."
+        )
     net, about = network(args)
     say(f"network: {about}")
     peer, gumbel = Peer(net, args.simulations, args.seed), 0 if args.puct else CONSIDERED
@@ -398,7 +401,7 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
         say(f"games/s, {args.simulations} simulations: v1 {ours:.1f}, pgx + mctx {theirs:.1f}, "
             f"quotient {ours / theirs:.2f}")  # fmt: skip
     lines = draw_openings(GAME.name, args.games // 2, MOVES, np.random.default_rng(args.seed))
-    openings, boards = Openings(peer, lines), min(args.boards, len(lines))
+    openings, boards = Openings(peer, lines), min(args.table, len(lines))
 
     def own(simulations: int) -> Callable[[Boards], Own]:
         search = Search(simulations, TREE, gumbel=gumbel)
@@ -431,7 +434,10 @@ def main(words: list[str] | None = None) -> int:
         prog="python -m experiments.selfplay.mctx_peer", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--simulations", type=int, default=32, help="of mctx")
-    parser.add_argument("--boards", type=int, default=64, help="side by side")
+    parser.add_argument("--boards", type=int, default=64, help="side by side, in self-play")
+    parser.add_argument(
+        "--table", type=int, default=200, help="boards of a move against each other"
+    )
     parser.add_argument("--games", type=int, default=400, help="against each other")
     parser.add_argument("--run", type=Path, help="whose newest network both sides ask")
     parser.add_argument("--hidden", type=int, nargs="+", help="of an untrained network, 256 256")
