@@ -67,10 +67,11 @@ def pipelines(axes: Axes, found: Mapping[str, Any]) -> None:
         at = [workers.index(w) + (i - (len(sides) - 1) / 2) * width for w, _ in own]
         bars(axes, at, [values for _, values in own], width=width, label=side)
     axes.set_yscale("log")
+    axes.set_ylim(1, 5 * max(r["games"] for r in rates))  # room for the legend
     axes.set_xticks(range(len(workers)), [f"{w}" for w in workers])
     axes.set_xlabel("workers")
     axes.set_title("pipelines")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, ncols=len(sides), loc="upper left")
 
 
 def stages(axes: Axes, found: Mapping[str, Any]) -> None:
