@@ -270,7 +270,7 @@ def test_the_whole_suite_runs(
         f"{n} simulations, {what}" for n in (128, 256) for what in ("all legal", "35 legal")
     }
     assert {r["side"] for r in found["validate"]["rates"]} == {"v0", "v1", "v1 whole", "plain"}
-    assert {r["side"] for r in found["trees"]["rates"]} == {"v0", "v1", "v1 whole"}
+    assert {r["side"] for r in found["trees"]["rates"]} == {"v0", "v1"}
     assert found["trees"]["setting"]["depth"] == gates.TREE
     verdicts = {line["name"]: line["verdict"] for line in found["summary"]}
     assert len(verdicts) == len(found["summary"])

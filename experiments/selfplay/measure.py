@@ -273,14 +273,15 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def validate(
     old: Setting, new: Setting, workers: Sequence[int], rounds: int, plain_games: int, say: Say
 ) -> dict[str, Any]:
-    """v0, v1 and v1 with whole evaluations with the same workers, round by round, and plain Python
-    with one.
+    """v0, v1 and v1 with whole evaluations, which trees ask for anyway, with the same workers,
+    round by round, and plain Python with one.
 
     plain_games: of plain Python in a round, which is slow; 0 leaves it out.
     """
     same(old, new)
     searchable(old, plain_games > 0)
     rates: list[Rate] = []
+    sides = {"v0": old, "v1": new} | ({WHOLE: new} if new.depth == 1 else {})
     say("| round | side | workers | games/s | positions/s |\n|---|---|---|---|---|")
 
     def add(round_: int, side: str, count: int, s: Setting) -> None:
@@ -297,7 +298,7 @@ def validate(
     with device.watched() as watched:
         for round_ in range(rounds):
             for count in workers:
-                for side, s in (("v0", old), ("v1", new), (WHOLE, new)):
+                for side, s in sides.items():
                     add(round_, side, count, s)
             if plain_games:
                 add(round_, "plain", 1, old._replace(games=plain_games))
@@ -306,7 +307,7 @@ def validate(
     over = {side: spreads(rates, side, "v0") for side in ("v1", WHOLE)}
     found: dict[str, Any] = {
         "machine": machine(), "setting": new._asdict(), "rates": [r._asdict() for r in rates],
-        "games": {"v0": old.games, "v1": new.games, WHOLE: new.games, "plain": plain_games},
+        "games": {side: s.games for side, s in sides.items()} | {"plain": plain_games},
         "v1_over_v0": over["v1"], "whole_over_v0": over[WHOLE],
         "thread_gain": max(best.values()) / best[min(workers)] - 1,
         "speedup_fixed_worker_min": min(q["mean"] for q in over["v1"].values()),
