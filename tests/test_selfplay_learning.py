@@ -317,12 +317,38 @@ def test_reports_of_rewards_have_the_documents_fields(tmp_path):
         assert report["positions_per_sec"] > report["games_per_sec"] > 0
     of = whole["rewards"]
     assert of["terminal"]["gates"]["positions_per_sec"]["found"] == 1
+    assert [r["reward"] for number in (1, 2) for r in by_place(reports, number)] == [
+        "terminal", "document", "mended", "document", "mended", "terminal",
+    ]  # fmt: skip
+    for reward, means in of.items():  # a speed is taken within its round
+        own = [r["positions_per_sec"] for r in reports if r["reward"] == reward]
+        base = [r["positions_per_sec"] for r in reports if r["reward"] == "terminal"]
+        assert means["speeds"] == [a / b for a, b in zip(own, base, strict=True)]
     # The same games: what a reward changes is what the value learns.
     assert len({means["decisive_game_ratio"] for means in of.values()}) == 1
     assert of["mended"]["value_target_summary"]["outside_count"] == 0
     nonzero = [of[r]["value_target_summary"]["nonzero_ratio"] for r in ("terminal", "document")]
     assert nonzero[0] < nonzero[1]
     assert lines[2].startswith("| RWD-0 | ")
+
+
+def by_place(reports, number):
+    """The reports of a round in the order of their games."""
+    return sorted((r for r in reports if r["round"] == number), key=lambda r: r["place"])
+
+
+def test_a_round_of_rewards_is_played_before_any_is_timed(monkeypatch):
+    s = settings.new({"game": "liuzhou", "games": 2, "simulations": 2, "hidden": "8"})
+    seeds, chunk = [], play.chunk
+
+    def noted(settings, evaluate, games, seed):
+        seeds.append(seed)
+        return chunk(settings, evaluate, games, seed)
+
+    monkeypatch.setattr(play, "chunk", noted)
+    reports = rwd.rounds(s, learners.new(s).evaluator(), 2, 7)
+    assert seeds == [9, 7, 7, 7, 8, 8, 8]
+    assert {r["seed"] for r in reports} == {7, 8}
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,48 @@ def test_a_command_keeps_subtrees(tmp_path):
     assert visits.min() == 8 < visits.max()
 
 
+KILLED = """
+import os, signal, sys
+from experiments.selfplay import __main__, shards
+
+write = shards.write
+
+def cut(*given):
+    if {after}:
+        write(*given)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+shards.write = cut
+__main__.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_worker_that_is_killed_loses_nothing(tmp_path, whole: Path, monkeypatch, after):
+    """One of two ends before or right after its first chunk; the others' chunks stay, the stage is
+    not over and says so, and the same command again gives the same games."""
+    run, popen, started = Run(tmp_path / "run", dict(SMALL)), subprocess.Popen, []
+
+    def one_is_cut(command, **options):
+        if not started:
+            command = [command[0], "-c", KILLED.format(after=after), *command[3:]]
+        started.append(popen(command, **options))
+        return started[-1]
+
+    monkeypatch.setattr(pipeline.subprocess, "Popen", one_is_cut)
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(pipeline.InputError, match=r"ended with code -9: .* run the command again"):
+        pipeline.selfplay(run, workers=2, say=quiet)
+    assert [worker.returncode for worker in started] == [-signal.SIGKILL, 0]
+    assert sorted(run.shards(0).found()) == ([0, 1] if after else [1])
+    assert not run.games(0).exists()
+    assert not run.facts("games", 0).exists()
+    pipeline.selfplay(run, workers=2, say=quiet)
+    assert len(started) == (2 if after else 3)  # chunks that are there are not played again
+    assert results(run.folder)["games/0000.npz"] == results(whole)["games/0000.npz"]
+    assert results(run.folder)["games/0000.json"] == results(whole)["games/0000.json"]
+
+
 def test_a_merge_is_there_whole_or_not_at_all(tmp_path, whole: Path, monkeypatch):
     part = Archive(whole / "games/0000.npz")
     joined = tmp_path / "joined.npz"
