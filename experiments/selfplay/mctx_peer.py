@@ -306,7 +306,7 @@ def play_out(
 
 def seconds(times: list[Times]) -> dict[str, float]:
     """Medians of a move on all boards of a table, and how often it was timed."""
-    medians = Times(*map(statistics.median, zip(*times, strict=True)))
+    medians = Times(*(float(statistics.median(each)) for each in zip(*times, strict=True)))
     return {**medians._asdict(), "moves": len(times)}
 
 
