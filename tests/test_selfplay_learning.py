@@ -12,6 +12,7 @@ from eggroll.spec.fixed_point import exp2_table
 from experiments.selfplay import (
     alphabeta,
     evaluation,
+    evaluators,
     labels,
     learners,
     play,
@@ -90,8 +91,7 @@ def test_slopes_of_adam_are_those_of_the_loss():
     slopes = learners.slopes({"policy": u, "value": v}, p)
 
     def lost(u, v):
-        bits = labels.log_likelihood(16 * u, 16 * v, p.visits, p.units, p.legal)
-        return -bits.mean()
+        return -sum(labels.log_likelihood(u, v, p.visits, p.units, p.legal)).mean()
 
     for array, slope in zip((u, v), slopes, strict=True):
         for at in np.ndindex(array.shape):
@@ -122,6 +122,23 @@ def test_a_learner_learns_and_goes_on_after_a_load(learner: str, tmp_path):
     while again.step < 60:
         again.learn(p)
     assert again.signature == whole.signature
+
+
+@pytest.mark.parametrize("learner", ["feedback", "adam"])
+def test_a_float_copy_is_the_twin(learner: str):
+    """A network's copy for searches and peers in float is the function that Adam trains: hidden
+    units are held, and would give something else if they were not."""
+    facts = GAMES["connect4"]
+    s = Settings("connect4", learner, hidden="32,16")
+    p = some_positions(50, facts.actions, facts.inputs)
+    twin = learners.Adam(s, 1).evaluator()(p.state, p.legal)
+    copy = evaluators.Float.of(facts, learners.new(s).leaves())
+    free = evaluators.Float(facts, layers=copy.layers)
+    for mine, theirs, beyond in zip(
+        copy(p.state, p.legal), twin, free(p.state, p.legal), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
+        assert abs(beyond - theirs).max() > 0.01
 
 
 def test_a_view_is_the_same_game():
@@ -300,12 +317,38 @@ def test_reports_of_rewards_have_the_documents_fields(tmp_path):
         assert report["positions_per_sec"] > report["games_per_sec"] > 0
     of = whole["rewards"]
     assert of["terminal"]["gates"]["positions_per_sec"]["found"] == 1
+    assert [r["reward"] for number in (1, 2) for r in by_place(reports, number)] == [
+        "terminal", "document", "mended", "document", "mended", "terminal",
+    ]  # fmt: skip
+    for reward, means in of.items():  # a speed is taken within its round
+        own = [r["positions_per_sec"] for r in reports if r["reward"] == reward]
+        base = [r["positions_per_sec"] for r in reports if r["reward"] == "terminal"]
+        assert means["speeds"] == [a / b for a, b in zip(own, base, strict=True)]
     # The same games: what a reward changes is what the value learns.
     assert len({means["decisive_game_ratio"] for means in of.values()}) == 1
     assert of["mended"]["value_target_summary"]["outside_count"] == 0
     nonzero = [of[r]["value_target_summary"]["nonzero_ratio"] for r in ("terminal", "document")]
     assert nonzero[0] < nonzero[1]
     assert lines[2].startswith("| RWD-0 | ")
+
+
+def by_place(reports, number):
+    """The reports of a round in the order of their games."""
+    return sorted((r for r in reports if r["round"] == number), key=lambda r: r["place"])
+
+
+def test_a_round_of_rewards_is_played_before_any_is_timed(monkeypatch):
+    s = settings.new({"game": "liuzhou", "games": 2, "simulations": 2, "hidden": "8"})
+    seeds, chunk = [], play.chunk
+
+    def noted(settings, evaluate, games, seed):
+        seeds.append(seed)
+        return chunk(settings, evaluate, games, seed)
+
+    monkeypatch.setattr(play, "chunk", noted)
+    reports = rwd.rounds(s, learners.new(s).evaluator(), 2, 7)
+    assert seeds == [9, 7, 7, 7, 8, 8, 8]
+    assert {r["seed"] for r in reports} == {7, 8}
 
 
 @pytest.mark.parametrize(
@@ -328,22 +371,55 @@ def test_gates_of_rewards(decisive, nonzero, draws, speed, failed):
 def test_a_match_is_fair():
     """Of equal players from equal openings each wins as often as it loses."""
     for player in (play.search_player(unknowing, Search(12, 42)), play.policy_player(unknowing)):
-        found = play.match("connect4", player, player, games=10, openings=2, seed=3)
+        found = play.match("connect4", player, player, games=10, openings=(2, 6), seed=3)
         assert found["wins"] == found["losses"]
         assert found["wins"] + found["draws"] + found["losses"] == 10
     stronger = play.match(
-        "connect4", play.alphabeta_player(2), play.random_player, games=10, openings=0, seed=1
+        "connect4", play.alphabeta_player(2), play.random_player, games=10, openings=(0, 0), seed=1
     )
     assert stronger["wins"] >= 8
+    assert stronger["openings"] == 1
 
 
-@pytest.mark.parametrize("depth", [1, 9])
-def test_a_search_moves_as_self_play_does(depth: int):
-    """Without chance, the moves of a match are those that self-play records."""
-    s = Settings(simulations=20, depth=depth, temperature_plies=0, noise=0.0, hidden="16")
+@pytest.mark.parametrize("game", GAMES)
+def test_openings_differ_and_are_played_from_both_sides(game: str):
+    least, most = evaluation.OPENINGS[game]
+    lines = play.draw_openings(game, 100, (least, most), np.random.default_rng(1))
+    boards = play.placed(game, lines)
+    assert not boards.over.any()
+    assert boards.facts["plies"].tolist() == [len(line) for line in lines]
+    assert {len(line) for line in lines} == set(range(least, most + 1))
+    assert len({row.tobytes() for row in boards.observe()}) == 100
+    first: list[list[bytes]] = []
+
+    def watching(boards: Boards, chance: np.random.Generator):
+        if not boards.over.any() and len(first) < 2:
+            first.append([row.tobytes() for row in boards.observe()])
+        return play.random_player(boards, chance)
+
+    found = play.match(game, watching, watching, games=40, openings=(least, most), seed=2)
+    assert (found["games"], found["openings"]) == (40, 20)
+    assert first[0] == first[1]  # asked as the one player, and as the other
+    assert first[0][:20] == first[0][20:]
+    assert len({*first[0]}) == 20
+
+
+def test_openings_come_again_where_there_are_no_others():
+    lines = play.draw_openings("tictactoe", 30, (1, 1), np.random.default_rng(0))
+    assert sorted(lines[:9]) == [[cell] for cell in range(9)]
+    assert lines[9:] == (lines[:9] * 3)[:21]
+
+
+@pytest.mark.parametrize(("depth", "gumbel"), [(1, 0), (9, 0), (9, 4)])
+def test_a_search_moves_as_self_play_does(depth: int, gumbel: int):
+    """The moves of a match are those that self-play records: without chance, and with that of a
+    Gumbel root, which is another at every move."""
+    s = Settings(
+        simulations=20, depth=depth, gumbel=gumbel, temperature_plies=0, noise=0.0, hidden="16"
+    )
     evaluate = learners.new(s).evaluator()
     played = play.chunk(s, evaluate, 1, seed=0)
-    boards, searcher = Boards("tictactoe", 1), play.Searcher(evaluate, play.search_of(s))
+    boards, searcher = Boards("tictactoe", 1), play.Searcher(evaluate, s.search())
     for state, visits in zip(played.state, played.visits, strict=True):
         np.testing.assert_array_equal(boards.observe()[0], state)
         found, actions, _ = searcher(boards)

@@ -26,6 +26,7 @@ SMALL = {
     "iterations": 2, "games": 12, "chunk": 6, "simulations": 8, "updates": 5, "batch": 64,
     "hidden": "16", "eval_games": 4, "eval_every": 1, "window": 2,
 }  # fmt: skip
+OPTIONS = [w for name, value in SMALL.items() for w in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def quiet(text: str) -> None:
@@ -104,9 +105,7 @@ def test_kills_at_every_write_lose_nothing(tmp_path, whole, monkeypatch, learner
 def test_workers_change_nothing_and_stop_with_their_parent(tmp_path, whole: Path):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "experiments.selfplay"]
-    options = [word for name, value in SMALL.items()
-               for word in (f"--{name.replace('_', '-')}", str(value))]  # fmt: skip
-    play = [*command, "selfplay", str(folder), *options, "--workers", "2"]
+    play = [*command, "selfplay", str(folder), *OPTIONS, "--workers", "2"]
     begun = subprocess.Popen(play, cwd=ROOT)
     while begun.poll() is None and not list(folder.glob("shards/0000/*/chunk-*")):
         time.sleep(0.01)
@@ -119,6 +118,59 @@ def test_workers_change_nothing_and_stop_with_their_parent(tmp_path, whole: Path
     for name in ("nets/0001.json", "evals/0001.json"):
         assert results(folder)[name] == results(whole)[name], name
     assert main(["infer", str(folder), "--moves", "4,0"]) == 0
+
+
+def test_a_command_keeps_subtrees(tmp_path):
+    """A search that goes on with a subtree has more visits than simulations; a first move has no
+    subtree before it."""
+    play = ["selfplay", str(tmp_path / "run"), *OPTIONS, "--depth", "9", "--reuse", "1"]
+    assert main(play) == 0
+    games = Archive(tmp_path / "run/games/0000.npz").games()
+    visits, first = games.visits.sum(axis=1), np.unique(games.game, return_index=True)[1]
+    assert (visits[first] == 8).all()
+    assert visits.min() == 8 < visits.max()
+
+
+KILLED = """
+import os, signal, sys
+from experiments.selfplay import __main__, shards
+
+write = shards.write
+
+def cut(*given):
+    if {after}:
+        write(*given)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+shards.write = cut
+__main__.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_worker_that_is_killed_loses_nothing(tmp_path, whole: Path, monkeypatch, after):
+    """One of two ends before or right after its first chunk; the others' chunks stay, the stage is
+    not over and says so, and the same command again gives the same games."""
+    run, popen, started = Run(tmp_path / "run", dict(SMALL)), subprocess.Popen, []
+
+    def one_is_cut(command, **options):
+        if not started:
+            command = [command[0], "-c", KILLED.format(after=after), *command[3:]]
+        started.append(popen(command, **options))
+        return started[-1]
+
+    monkeypatch.setattr(pipeline.subprocess, "Popen", one_is_cut)
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(pipeline.InputError, match=r"ended with code -9: .* run the command again"):
+        pipeline.selfplay(run, workers=2, say=quiet)
+    assert [worker.returncode for worker in started] == [-signal.SIGKILL, 0]
+    assert sorted(run.shards(0).found()) == ([0, 1] if after else [1])
+    assert not run.games(0).exists()
+    assert not run.facts("games", 0).exists()
+    pipeline.selfplay(run, workers=2, say=quiet)
+    assert len(started) == (2 if after else 3)  # chunks that are there are not played again
+    assert results(run.folder)["games/0000.npz"] == results(whole)["games/0000.npz"]
+    assert results(run.folder)["games/0000.json"] == results(whole)["games/0000.json"]
 
 
 def test_a_merge_is_there_whole_or_not_at_all(tmp_path, whole: Path, monkeypatch):
@@ -195,6 +247,8 @@ def test_damaged_and_foreign_chunks_are_refused(tmp_path, whole: Path):
         (["run", "{new}", "--games", "0"], "--games is 0: 1 to"),
         (["run", "{new}", "--hidden", "a"], "--hidden is 'a': give 1 to 4096 units"),
         (["run", "{new}", "--learner", "token-credit", "--batch", "100"], "a multiple of 64"),
+        (["run", "{new}", "--reuse", "1"], "depth is 1, root-PUCT, which has no"),
+        (["run", "{new}", "--reuse", "1", "--depth", "8"], "depth is 8: give 9."),
         (["run", "{whole}", "--games", "13"], "--games is 13, but"),
         (["selfplay", "{whole}"], "the run has all its 2 iterations"),
         (["infer", "{whole}", "--moves", "0,0"], "--moves has 0 in place 2: 1, 2,"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from eggroll.errors import InputError
-from experiments.selfplay import evaluators, gates, operations, plain, v0, v1
+from experiments.selfplay import evaluators, gates, operations, plain, play, v0, v1
 from experiments.selfplay.evaluators import Int8, uniform
 from experiments.selfplay.games import GAMES, Boards
 from experiments.selfplay.operations import Draws
@@ -194,7 +195,14 @@ def boards_of(game: str, positions: list[plain.Position]) -> Boards:
 def tree_search(
     game: str, positions: list[plain.Position], search: Search, evaluate: Any = guess, seed: int = 0
 ) -> tuple[Any, Any, Any]:
-    """Visits [R, A], chosen moves and values of a tree search of arrays."""
+    """Policies [R, A], chosen moves and values of a tree search of arrays."""
+    return searched(game, positions, search, evaluate, seed)[1:]
+
+
+def searched(
+    game: str, positions: list[plain.Position], search: Search, evaluate: Any, seed: int
+) -> tuple[Any, Any, Any, Any]:
+    """The same, after the visits [R, A] of the roots' actions."""
     boards = boards_of(game, positions)
     trees, R = Trees(boards, search), len(positions)
     slots = np.arange(R, dtype=np.int32)
@@ -202,7 +210,7 @@ def tree_search(
     policy = np.empty((R, GAMES[game].actions), np.uint16)
     trees.run(slots, draws, v1.Evaluation(evaluate))
     chosen, values = trees.finish(slots, draws, np.zeros(R, np.float32), policy)
-    return policy, chosen, values
+    return trees.visits(slots), policy, chosen, values
 
 
 @pytest.mark.parametrize(
@@ -273,6 +281,40 @@ def size(node: plain.Node) -> int:
     return 1 + sum(size(child) for child in met)
 
 
+@pytest.mark.parametrize(
+    ("game", "plies", "simulations"),
+    [("tictactoe", 6, (1, 9, 40)), ("connect4", 34, (2, 16, 50)), ("liuzhou", 100, (7, 33))],
+)
+@pytest.mark.parametrize("considered", [1, 2, 3, 5, 7, 16, 100])
+def test_a_gumbel_root_is_that_of_plain_python(
+    game: str, plies: int, simulations: tuple[int, ...], considered: int
+) -> None:
+    """Visits, moves, improved policies and values are equal to the bit, also where fewer actions
+    are legal than considered, and a game is over below the root."""
+    positions = positions_of(game, 4, plies)
+    for seed, (n, depth) in enumerate(product(simulations, (2, 1000))):
+        search = Search(n, depth, gumbel=considered)
+        visits, policy, chosen, values = searched(game, positions, search, guess, seed)
+        for row, position in enumerate(positions):
+            noise = plain.gumbels(seed, row, position.plies, len(position.legal()))
+            wanted = plain.tree_gumbel(
+                plain.Node(position), guess, n, 1.5, depth, considered, noise
+            )
+            assert visits[row].tolist() == wanted.found.visits
+            assert (policy[row].tolist(), chosen[row]) == (wanted.policy, wanted.action)
+            assert values[row] == Single(wanted.found.value)
+
+
+def test_sequential_halving_is_that_of_its_paper() -> None:
+    """Of 16 simulations and 4 actions: two visits each, then four more of each of the better two;
+    what is left over goes on with the last two."""
+    assert plain.halving(4, 16) == [0] * 4 + [1] * 4 + [2, 2, 3, 3, 4, 4, 5, 5]
+    assert plain.halving(4, 3) == [0] * 3
+    assert plain.halving(3, 8) == [0] * 3 + [1, 1, 2, 2, 3]
+    assert plain.halving(2, 5) == [0, 0, 1, 1, 2]
+    assert plain.halving(1, 3) == [0, 1, 2]
+
+
 def test_a_gumbel_root_halves_and_improves() -> None:
     positions = positions_of("connect4", 16, 20)
     for m, simulations in ((4, 16), (7, 50), (16, 32)):
@@ -313,14 +355,6 @@ def gamma(words: Any, shape: float) -> float:
             return d * v
 
 
-def chances(seed: int, game: int, ply: int, purpose: int) -> Any:
-    """Those that chance.h draws one after another."""
-    state = plain.mixed(plain.mixed(plain.mixed(seed) ^ game) ^ (4 * ply + purpose))
-    while True:
-        yield (plain.mixed(state) >> 11) * 2.0**-53
-        state = (state + 0x9E3779B97F4A7C15) & plain.WORD
-
-
 @pytest.mark.parametrize("shape", [0.1, 0.5, 1.0, 3.0])
 def test_noise_at_the_root_is_that_of_its_definition(shape: float) -> None:
     """Priors that are noise alone, seen by the visits that they give."""
@@ -331,7 +365,7 @@ def test_noise_at_the_root_is_that_of_its_definition(shape: float) -> None:
     found = v1.play_games("liuzhou", uniform, games=games, shape=shape, **given)
     first = np.unique(found.game, return_index=True)[1]
     for number, row in enumerate(first):
-        words = chances(5, number, 0, 1)
+        words = plain.chances(5, number, 0, plain.NOISE)
         drawn = [gamma(words, shape) for _ in range(36)]
         priors = np.zeros((1, game.actions), np.float32)
         priors[0, :36] = [value / plain.sum_in_order(drawn) for value in drawn]
@@ -589,6 +623,57 @@ def test_the_float_network_is_that_of_numpy(game: str) -> None:
         np.testing.assert_allclose(logits, wanted[0], atol=1e-4)
         np.testing.assert_allclose(values, np.tanh(wanted[1][:, 0]), atol=1e-5)
         np.testing.assert_allclose(net.values(states), values, atol=1e-6)
+
+
+class OtherSide:
+    """Stands for pgx and mctx: the first legal action, on boards of this library."""
+
+    def opened(self, lines: Any) -> Boards:
+        return play.placed("connect4", lines)
+
+    def put(self, state: Boards, rows: Any, openings: Boards, of: Any) -> Boards:
+        at = np.flatnonzero(rows)
+        state.put(at, openings, of[at])
+        return state
+
+    def step(self, state: Boards, actions: Any) -> Boards:
+        state.step(actions)
+        return state
+
+    def moves(self, state: Boards) -> Any:
+        return state.legal().argmax(axis=1).astype(np.int32)
+
+
+class FirstLegal:
+    """Stands for v1, and remembers when a game came to it first, and how many it was asked."""
+
+    def __init__(self, boards: Boards, met: dict[int, int], asked: list[int]) -> None:
+        self.boards, self.met, self.asked = boards, met, asked
+
+    def moves(self, slots: Any, numbers: Any) -> Any:
+        self.asked.append(len(slots))
+        for number, plies in zip(numbers, self.boards.facts["plies"][slots], strict=True):
+            self.met.setdefault(int(number), int(plies))
+        return self.boards.legal()[slots].argmax(axis=1).astype(np.int32)
+
+
+def test_peers_play_every_opening_with_sides_exchanged() -> None:
+    """Equal players: a game and the one with sides exchanged have opposite results. Times are those
+    of moves with all boards open, and no game is left out as boards are taken again."""
+    from experiments.selfplay import mctx_peer
+
+    lines = play.draw_openings("connect4", 9, (2, 6), np.random.default_rng(0))
+    peer: Any = OtherSide()
+    openings = mctx_peer.Openings(peer, lines)
+    met: dict[int, int] = {}
+    asked: list[int] = []
+    own: Any = partial(FirstLegal, met=met, asked=asked)
+    results, times = mctx_peer.play_out(peer, own, openings, 4)
+    assert met == {n: len(lines[n // 2]) + n % 2 for n in range(18)}
+    assert results.any()
+    assert (results[::2] == -results[1::2]).all()
+    assert 20 < len(times) <= asked.count(4) < len(asked)
+    assert len(mctx_peer.play_out(peer, own, openings, 4, steps=100)[1]) == 100
 
 
 def test_connect_four_is_that_of_pgx() -> None:

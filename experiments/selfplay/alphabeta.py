@@ -1,23 +1,23 @@
-"""Alpha-beta search of connect four (alphabeta.cpp) as a player: the opponent of evaluations."""
+"""Alpha-beta search of connect four (native/alphabeta.cpp), the opponent of evaluations."""
 
 from __future__ import annotations
 
 import ctypes
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eggroll import native
+from experiments.selfplay.games import NATIVE
 
 CELLS = 42
 
 
 @cache
 def library() -> native.Library:
-    """alphabeta.cpp, compiled once."""
-    return native.build(Path(__file__).with_name("alphabeta.cpp"))
+    """The functions of alphabeta.cpp, compiled once."""
+    return native.build(NATIVE / "alphabeta.cpp")
 
 
 def best(

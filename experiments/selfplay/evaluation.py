@@ -18,7 +18,8 @@ from experiments.tictactoe import judges
 if TYPE_CHECKING:
     from experiments.selfplay.pipeline import Run
 
-OPENINGS = {"tictactoe": 1, "connect4": 2, "liuzhou": 4}  # random moves before a match
+# Random moves before a game of a match, the least and the most.
+OPENINGS = {"tictactoe": (1, 3), "connect4": (2, 6), "liuzhou": (4, 8)}
 DEPTH = 4  # of the alpha-beta search
 MATCHES = 2  # the purpose of chance, after those of pipeline.py
 
@@ -26,7 +27,7 @@ MATCHES = 2  # the purpose of chance, after those of pipeline.py
 def judge(run: Run, k: int, threads: int = 1) -> dict[str, Any]:
     """The figures of network k, without and with its search."""
     s, now = run.settings, run.learner(k, threads).evaluator()
-    search = play.search_of(s)
+    search = s.search()
     raw, searching = play.policy_player(now), play.search_player(now, search)
     matches = {"raw_against_random": (raw, play.random_player),
                "search_against_random": (searching, play.random_player)}  # fmt: skip

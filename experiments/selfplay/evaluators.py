@@ -1,7 +1,7 @@
-"""Networks of random weights that searches ask: int8 by this library's engine, and float32.
+"""Networks that searches ask: int8 by this library's engine, the same bits in C++, and float32.
 
-They have the size and the cost of those that learn, which gates and benchmarks need; what is learnt
-has its own module. Letters: F values of a state, A actions, n positions.
+Gates and benchmarks give them random weights of the size and the cost of those that learners.py
+gives. Letters: F values of a state, A actions, n positions.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 import eggroll as eg
 from eggroll import native
 from eggroll.errors import InputError
+from eggroll.spec.fixed_point import LIMIT
 from experiments.selfplay.games import GAMES, NATIVE, Game, pointer
 from experiments.selfplay.operations import UNITS, Evaluate
 
@@ -261,7 +262,7 @@ def float_library() -> Any:
 class _FloatLayer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("inputs", "outputs")),
-        *((name, ctypes.c_void_p) for name in ("packed", "bias")),
+        *((name, ctypes.c_void_p) for name in ("packed", "bias", "top")),
     )
 
 
@@ -276,7 +277,8 @@ class Float(NativeNetwork):
     """A network of the same shape in float32 on the float kernels, a plane's 1 being 1.
 
     layers: weights float32 [outputs, inputs] and biases of the hidden layers, the policy and the
-    value, in this order; random ones unless given. Values are tanh of the last layer's output.
+    value, in this order; random ones unless given. tops: float32 [outputs] of each hidden layer,
+    the most that its units give, if they are held. Values are tanh of the last layer's output.
     Roundings depend on the number of rows, so gates ask a network in int8.
     """
 
@@ -286,11 +288,13 @@ class Float(NativeNetwork):
         hidden: Sequence[int] = (128, 64),
         seed: int = 0,
         layers: Sequence[tuple[Floats, Floats]] | None = None,
+        tops: Sequence[Floats] = (),
     ) -> None:
         self.layers = [
             (np.ascontiguousarray(w, np.float32), np.ascontiguousarray(b, np.float32))
             for w, b in layers or random_layers(game, hidden, seed)
         ]
+        self.tops = [np.ascontiguousarray(top, np.float32) for top in tops]
         self._call = float_library().float_net_evaluate
         import float_kernels
 
@@ -303,11 +307,28 @@ class Float(NativeNetwork):
             kernels.pack(k, n, pointer(w), k, 1, pointer(self._packed[-1]))
             layer.inputs, layer.outputs = k, n
             layer.packed, layer.bias = self._packed[-1].ctypes.data, b.ctypes.data
+        for layer, top in zip(self._layers, self.tops, strict=False):
+            layer.top = top.ctypes.data
         self._net = _FloatNet(
             len(self.layers), ctypes.addressof(self._layers), float_kernels.table()
         )
         function = ctypes.cast(self._call, ctypes.c_void_p)
         self.native = (function.value, ctypes.addressof(self._net))
+
+    @classmethod
+    def of(cls, game: Game, leaves: Mapping[str, Any]) -> Float:
+        """A copy of a network that `declare` declares: the same function but for what int8 rounds
+        and for the clip of outputs. leaves: float32 by name, an int8 of 16 being 1."""
+        layers, tops = [], []
+        names = [f"layer{i}" for i in range(len(leaves) // 2 - 2)]
+        for name in (*names, "policy", "value"):
+            w, b = (np.asarray(leaves[f"{name}.{part}"]) for part in ("weights", "bias"))
+            if name in names:  # sums are held to LIMIT before the bias and after it
+                tops.append(LIMIT / 16 + np.minimum(b, 0))
+            bits = {"policy": LOG_2, "value": LOG_2 / 2}.get(name, 1.0)
+            reads = ONE / 16 if name == "layer0" else 1.0
+            layers.append((w * np.float32(bits * reads / math.isqrt(w.shape[1])), b * bits))
+        return cls(game, layers=layers, tops=tops)
 
     def _evaluate(self, states: NDArray[np.int8], logits: Floats | None) -> Floats:
         planes, values = np.ascontiguousarray(states, np.int8), np.empty(len(states), np.float32)

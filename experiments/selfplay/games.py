@@ -188,6 +188,11 @@ class Boards:
             self.game.number, self.address, ctypes.c_int64(len(at)), pointer(at)
         )
 
+    def put(self, rows: ArrayLike, others: Boards, of: ArrayLike) -> None:
+        """Puts copies of the boards `of` of others onto `rows`."""
+        for name in ("white", "black", "marks", "facts"):
+            getattr(self, name)[rows] = getattr(others, name)[of]
+
     def observe(self) -> NDArray[np.int8]:
         """What the side to move sees, int8 [B, F] of 0 and 1."""
         planes = np.empty((self.count, self.game.inputs), np.int8)

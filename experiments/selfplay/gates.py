@@ -6,7 +6,7 @@ Letters: n positions, A actions.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,9 @@ from experiments.selfplay.v1 import Trajectories
 
 TREE = 1000  # a depth without a limit
 BATCH = 64
+NOISE = 0.25  # of Dirichlet in the priors of roots
+HIDDEN = (128, 64)
+LEAVES = 4  # at a time, of a tree
 
 
 class Comparison(NamedTuple):
@@ -150,15 +153,22 @@ def leaking_scale(evaluate: Evaluate) -> Evaluate:
 
 
 def semantic(
-    game: str, simulations: int, games: int, seed: int, say: Callable[[str], None]
+    game: str,
+    simulations: int,
+    games: int,
+    seed: int,
+    say: Callable[[str], None],
+    hidden: Sequence[int] = HIDDEN,
 ) -> dict[str, dict[str, Any]]:
     """All comparisons of one game and number of simulations, by name; an int8 network, which the
     library's engine and native code evaluate to the same bits."""
-    engine = Int8(GAMES[game], seed=seed)
+    engine = Int8(GAMES[game], hidden, seed)
     net = Chunks(Native(engine.weights), v0.LEAVES)
     given: dict[str, Any] = {
-        "simulations": simulations, "seed": seed, "temperature_plies": 10, "noise": 0.25,
+        "simulations": simulations, "seed": seed, "temperature_plies": 10, "noise": NOISE,
     }  # fmt: skip
+    reuse = {"depth": TREE, "reuse": True}
+    gumbel = {"depth": TREE, "gumbel": min(16, GAMES[game].actions), "noise": 0.0}
 
     def arrays(count: int, batch: int, **options: Any) -> Trajectories:
         return v1.play_games(game, net, games=count, batch=batch, **(given | options))
@@ -183,6 +193,16 @@ def semantic(
         ),
         f"tree: batch of {games} against single games": compare(
             arrays(games, games, depth=TREE), arrays(games, 1, depth=TREE)
+        ),
+        f"tree of {LEAVES} leaves: v1 against v0": compare(
+            arrays(games, BATCH, depth=TREE, leaves=LEAVES),
+            objects(games, depth=TREE, leaves=LEAVES),
+        ),
+        f"tree with reuse: batch of {games} against single games": compare(
+            arrays(games, games, **reuse), arrays(games, 1, **reuse)
+        ),
+        f"Gumbel root: batch of {games} against single games": compare(
+            arrays(games, games, **gumbel), arrays(games, 1, **gumbel)
         ),
     }
     for name, found in rows.items():

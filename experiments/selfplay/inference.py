@@ -56,7 +56,7 @@ def answer(folder: Path, moves: list[int], iteration: int = -1, simulations: int
     if not count:
         rows = [f"  action {a}: policy {p:.1%}" for a, p in zip(actions, odds, strict=True)]
         return "\n".join([*lines, *rows])
-    search = play.search_of(run.settings)._replace(simulations=count)
+    search = run.settings.search()._replace(simulations=count)
     visits, _, root = play.Searcher(evaluate, search)(boards)
     lines[0] += f", {root[0]:+.3f} after {count} simulations"
     rows = [

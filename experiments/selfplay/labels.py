@@ -74,25 +74,31 @@ def chance(keys: NDArray[np.uint64], count: int) -> NDArray[np.uint32]:
     return mix32(low + np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B9))
 
 
+def visit_shares(visits: NDArray[Any], legal: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Shares of the visits [..., A]; 0 where there are none."""
+    counts = np.where(legal, visits, 0).astype(np.float64)
+    return counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)
+
+
 def log_likelihood(
     logits: NDArray[Any],
     value: NDArray[Any],
     visits: NDArray[Any],
     units: Ints,
     legal: NDArray[np.bool_],
-) -> NDArray[np.float64]:
-    """Bits by which a position's labels are expected, [..., B]: never above 0, larger is better.
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Bits by which a position's visits and its result are expected, two arrays [..., B]: never
+    above 0, larger is better.
 
-    logits [..., B, A] and value [..., B, 1] in 1/16 bit.
+    logits [..., B, A] and value, the log-odds, [..., B, 1] in bits.
     """
-    u = np.where(legal, logits.astype(np.float64) / 16, -np.inf)
+    u = np.where(legal, logits.astype(np.float64), -np.inf)
     most = u.max(axis=-1, keepdims=True)
     lost = np.log2(np.exp2(u - most).sum(axis=-1)) + most[..., 0]
-    counts = np.where(legal, visits, 0).astype(np.float64)
-    wanted = counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)
+    wanted = visit_shares(visits, legal)
     of_policy = (wanted * np.where(legal, u, 0)).sum(axis=-1) - lost * wanted.sum(axis=-1)
-    v, chance_to_win = value[..., 0].astype(np.float64) / 16, (WHOLE + units) / (2 * WHOLE)
+    v, chance_to_win = value[..., 0].astype(np.float64), (WHOLE + units) / (2 * WHOLE)
     of_value = -chance_to_win * np.log2(1 + np.exp2(-v)) - (1 - chance_to_win) * np.log2(
         1 + np.exp2(v)
     )
-    return of_policy + of_value
+    return of_policy, of_value

@@ -23,11 +23,12 @@ from eggroll.errors import InputError
 from eggroll.files import write_whole
 from eggroll.library.gradient_trainer import FloatModel
 from eggroll.networks import initial_weights
+from eggroll.spec.program import Leaves
 from eggroll.training.checkpoint import signature
 from experiments.selfplay import labels
-from experiments.selfplay.evaluators import Int8, Native, declare, library
+from experiments.selfplay.evaluators import LOG_2, Int8, Native, declare, library
 from experiments.selfplay.games import find
-from experiments.selfplay.network import Float, shown
+from experiments.selfplay.network import Twin, scaled
 from experiments.selfplay.operations import Evaluate
 from experiments.selfplay.settings import Settings
 
@@ -73,6 +74,9 @@ class Learner(Protocol):
 
     def evaluator(self) -> Evaluate:
         """The network as it is now, for a search."""
+
+    def leaves(self) -> Leaves:
+        """Its weights, float32 by name; an int8 of 16 is 1."""
 
     def save(self, path: Path) -> None:
         """Writes all that `load` needs to go on, whole or not at all."""
@@ -123,7 +127,7 @@ class Feedback:
                 "value": labels.value_errors(outputs["value"], positions.units, words[:, A:]),
             }
 
-        self.es.learn(shown(positions.state), errors=errors)
+        self.es.learn(scaled(positions.state), errors=errors)
 
     def evaluator(self) -> Evaluate:
         # The bits are the same: C++ is the faster one for the few rows that trees ask for, and for
@@ -132,6 +136,9 @@ class Feedback:
             return Native(self.es.weights)
         s = self.settings
         return Int8.of(find(s.game), s.layers, self.es.weights)
+
+    def leaves(self) -> Leaves:
+        return dequantise(self.es.weights)
 
     def save(self, path: Path) -> None:
         self.es.save(path)
@@ -146,10 +153,11 @@ class TokenCredit(Feedback):
 
     def learn(self, positions: Positions) -> None:
         rows = [part.reshape(PAIRS, -1, *part.shape[1:]) for part in positions]
-        outputs = self.es.ask()(shown(rows[0]))
+        outputs = self.es.ask()(scaled(rows[0]))
         _, visits, units, legal = (part.repeat(2, axis=0) for part in rows)
-        found = labels.log_likelihood(outputs["policy"], outputs["value"], visits, units, legal)
-        self.es.tell(np.rint(found * FINEST))
+        bits = (outputs[name].astype(np.float64) / 16 for name in ("policy", "value"))
+        of_policy, of_value = labels.log_likelihood(*bits, visits, units, legal)
+        self.es.tell(np.rint((of_policy + of_value) * FINEST))
 
 
 class Adam:
@@ -175,7 +183,7 @@ class Adam:
 
     def learn(self, positions: Positions) -> None:
         model = FloatModel(self.twin, self.weights)
-        outputs = model(shown(positions.state))
+        outputs = model(scaled(positions.state))
         policy, value = slopes(outputs, positions)
         assert model.back is not None
         gradient = model.back({"policy": mx.array(policy[None]), "value": mx.array(value[None])})
@@ -184,7 +192,10 @@ class Adam:
         self.step += 1
 
     def evaluator(self) -> Evaluate:
-        return Float(FloatModel(self.twin, self.weights))
+        return Twin(FloatModel(self.twin, self.weights))
+
+    def leaves(self) -> Leaves:
+        return self.weights
 
     def save(self, path: Path) -> None:
         arrays = {f"weights/{name}": np.array(a) for name, a in self.weights.items()}
@@ -209,10 +220,9 @@ def slopes(
     u, v = (np.asarray(outputs[name], np.float64) for name in ("policy", "value"))
     masked = np.where(positions.legal, u, -np.inf)
     powers = np.exp2(masked - masked.max(axis=1, keepdims=True))
-    counts = np.where(positions.legal, positions.visits, 0).astype(np.float64)
-    taken = counts.sum(axis=1, keepdims=True)
-    policy = powers / powers.sum(axis=1, keepdims=True) - counts / np.maximum(taken, 1)
-    policy *= taken > 0
+    shares = labels.visit_shares(positions.visits, positions.legal)
+    policy = powers / powers.sum(axis=1, keepdims=True) - shares
+    policy *= shares.any(axis=1, keepdims=True)
     wanted = (labels.WHOLE + positions.units[:, None]) / (2 * labels.WHOLE)
     value = 1 / (1 + np.exp2(-v)) - wanted
     B = len(u)
@@ -261,14 +271,11 @@ def load(path: Path, settings: Settings, threads: int = 1) -> Learner:
 def loss(evaluate: Evaluate, positions: Positions) -> Loss:
     """What a network's answers cost on positions, on average."""
     logits, value = evaluate(positions.state, positions.legal)
-    u = np.where(positions.legal, logits.astype(np.float64), -np.inf)
-    u -= u.max(axis=1, keepdims=True)
-    log_p = (u - np.log(np.exp(u).sum(axis=1, keepdims=True))) / np.log(2)
-    counts = np.where(positions.legal, positions.visits, 0).astype(np.float64)
-    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    policy = -(share * np.where(positions.legal, log_p, 0)).sum(axis=1)
-    entropy = -(share * np.log2(np.where(share > 0, share, 1))).sum(axis=1)
-    wanted = (labels.WHOLE + positions.units) / (2 * labels.WHOLE)
     win = np.clip((1 + value.astype(np.float64)) / 2, 1e-9, 1 - 1e-9)
-    of_value = -wanted * np.log2(win) - (1 - wanted) * np.log2(1 - win)
-    return Loss(float(policy.mean()), float(of_value.mean()), float(entropy.mean()))
+    of_policy, of_value = labels.log_likelihood(
+        logits.astype(np.float64) / LOG_2, np.log2(win / (1 - win))[:, None],
+        positions.visits, positions.units, positions.legal,
+    )  # fmt: skip
+    shares = labels.visit_shares(positions.visits, positions.legal)
+    entropy = -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(axis=1)
+    return Loss(-float(of_policy.mean()), -float(of_value.mean()), float(entropy.mean()))

@@ -8,9 +8,9 @@ both take float32 in the same order. White is 1 and Black is -1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -291,9 +291,26 @@ def mixed(x: int) -> int:
     return x ^ (x >> 31)
 
 
+MOVE, NOISE, GUMBEL = range(3)  # what a chance is for
+
+
+def chances(seed: int, game: int, ply: int, purpose: int) -> Iterator[float]:
+    """Chances in [0, 1), one after another."""
+    state = mixed(mixed(mixed(seed) ^ game) ^ (4 * ply + purpose))
+    while True:
+        yield (mixed(state) >> 11) * 2.0**-53
+        state = (state + 0x9E3779B97F4A7C15) & WORD
+
+
 def uniform(seed: int, game: int, ply: int) -> float:
     """The chance in [0, 1) that a move of a game is drawn with."""
-    return (mixed(mixed(mixed(mixed(seed) ^ game) ^ (4 * ply))) >> 11) * 2.0**-53
+    return next(chances(seed, game, ply, MOVE))
+
+
+def gumbels(seed: int, game: int, ply: int, count: int) -> list[np.float32]:
+    """Gumbel noise of the first `count` actions."""
+    drawn = islice(chances(seed, game, ply, GUMBEL), count)
+    return [Single(-math.log(-math.log(max(u, 2.0**-53)))) for u in drawn]
 
 
 def sampled(weights: Sequence[float], temperature: float, u: float) -> int:
@@ -398,19 +415,24 @@ class Node:
 
     position: Position
     action: int = -1
+    logit: float = 0.0
+    prior: np.float32 = ZERO
     weight: np.float32 = ZERO
     visits: int = 0
     sum: np.float32 = ZERO
     value: np.float32 = ZERO
     children: list[Node] = field(default_factory=list)
 
+    @property
+    def mean(self) -> np.float32:
+        """For the mover above, 0 before the first visit."""
+        return self.sum / Single(self.visits) if self.visits else ZERO
+
     def best(self) -> Node:
         """The first child of the largest score."""
         root = np.sqrt(Single(1 + sum(child.visits for child in self.children)))
         scores = [
-            (child.sum / Single(child.visits) if child.visits else Single(0))
-            + root * (child.weight / Single(1 + child.visits))
-            for child in self.children
+            child.mean + root * (child.weight / Single(1 + child.visits)) for child in self.children
         ]
         return self.children[scores.index(max(scores))]
 
@@ -423,27 +445,38 @@ def tree_puct(
     top: Node(position), or a node of an earlier search, whose subtree goes on to grow. A node
     `depth` plies below it keeps its first value.
     """
-    root = top.position
     if not top.children:
         expand(top, evaluate, exploration)
     for _ in range(simulations):
-        path = [top]
-        while path[-1].children:
-            child = path[-1].best()
-            path.append(child)
-            if child.position is path[-2].position:  # not met before
-                child.position = child.position.apply(child.action)
-                child.value = Single(child.position.result)
-                if not child.position.over:
-                    deeper = child.position.plies - root.plies < depth
-                    expand(child, evaluate, exploration if deeper else 0)
-                break
-        for above, node in pairwise(path):
-            node.visits += 1
-            node.sum += path[-1].value * Single(above.position.mover)
+        walk(top, top.best(), evaluate, exploration, depth)
+    return found_below(top)
+
+
+def walk(top: Node, child: Node, evaluate: Evaluate, exploration: float, depth: int) -> None:
+    """A simulation: from the root to one of its children, and on to a leaf."""
+    path = [top]
+    while True:
+        path.append(child)
+        if child.position is path[-2].position:  # not met before
+            child.position = child.position.apply(child.action)
+            child.value = Single(child.position.result)
+            if not child.position.over:
+                deeper = child.position.plies - top.position.plies < depth
+                expand(child, evaluate, exploration if deeper else 0)
+            break
+        if not child.children:
+            break
+        child = child.best()
+    for above, node in pairwise(path):
+        node.visits += 1
+        node.sum += path[-1].value * Single(above.position.mover)
+
+
+def found_below(top: Node) -> Found:
+    """What the simulations of a root have found."""
     actions = [child.action for child in top.children]
     visits = [Single(child.visits) for child in top.children]
-    return found_of(root, actions, visits, [child.sum for child in top.children])
+    return found_of(top.position, actions, visits, [child.sum for child in top.children])
 
 
 def expand(node: Node, evaluate: Evaluate, exploration: float) -> None:
@@ -452,9 +485,95 @@ def expand(node: Node, evaluate: Evaluate, exploration: float) -> None:
     node.value = values[0] * Single(node.position.mover)
     if exploration:
         node.children = [
-            Node(node.position, action, Single(exploration) * prior)
-            for action, prior in zip(node.position.legal(), softmax(logits[0]), strict=True)
+            Node(node.position, action, logit, prior, Single(exploration) * prior)
+            for action, logit, prior in zip(
+                node.position.legal(), logits[0], softmax(logits[0]), strict=True
+            )
         ]
+
+
+class Improved(NamedTuple):
+    """What a Gumbel root finds. policy: the improved one, of every action, in 1/65,535; action: the
+    move."""
+
+    found: Found
+    policy: list[int]
+    action: int
+
+
+def tree_gumbel(
+    top: Node,
+    evaluate: Evaluate,
+    simulations: int,
+    exploration: float,
+    depth: int,
+    considered: int,
+    noise: Sequence[np.float32],
+) -> Improved:
+    """A tree whose root tries the `considered` actions of the largest logits with Gumbel noise, and
+    goes on with the better halves (Danihelka et al., 2022); nodes below are those of PUCT.
+
+    noise: of every child of the root, drawn before the search.
+    """
+    expand(top, evaluate, exploration)
+    for before in halving(min(considered, len(top.children)), simulations):
+        walk(top, promising(top, noise, before), evaluate, exploration, depth)
+    policy = [0] * top.position.actions
+    totals = [float(Single(c.logit) + w) for c, w in zip(top.children, worths(top), strict=True)]
+    for child, share in zip(top.children, softmax(totals), strict=True):
+        policy[child.action] = math.floor(float(Single(65535) * share) + 0.5)
+    best = promising(top, noise, max(child.visits for child in top.children))
+    return Improved(found_below(top), policy, best.action)
+
+
+def halving(considered: int, simulations: int) -> list[int]:
+    """Sequential halving: of each simulation, the visits that its action must have had before.
+
+    All considered actions are tried equally often, then the better half of them, and so on to two;
+    each of these rounds has the same share of the simulations. If some are left, the last goes on.
+    """
+    if considered == 1:
+        return list(range(simulations))
+    rounds, alive, before = math.ceil(math.log2(considered)), considered, 0
+    found: list[int] = []
+    while len(found) < simulations:
+        for _ in range(max(1, simulations // (rounds * alive))):
+            found += [before] * alive
+            before += 1
+        alive = max(2, alive // 2)
+    return found[:simulations]
+
+
+def promising(top: Node, noise: Sequence[np.float32], visits: int) -> Node:
+    """The first child of the largest noise + logit + worth among those with so many visits, or
+    among all where none has."""
+    scores = {
+        i: g + Single(child.logit) + worth
+        for i, (child, g, worth) in enumerate(zip(top.children, noise, worths(top), strict=True))
+    }
+    equal = [i for i in scores if top.children[i].visits == visits]
+    return top.children[max(equal or scores, key=scores.__getitem__)]
+
+
+def worths(top: Node) -> list[np.float32]:
+    """What the root's actions are worth beside their logits: means of their values, stretched to
+    0 .. 1, times a tenth of 50 + the most visits.
+
+    An action without visits has the mixed value of the root: its own evaluation and, as often as
+    there are simulations, the mean of the visited actions by their priors.
+    """
+    mixed, weight, weighted = top.value * Single(top.position.mover), ZERO, ZERO
+    for child in top.children:
+        if child.visits:
+            weight += child.prior
+            weighted += child.prior * child.sum / Single(child.visits)
+    if weight > 0:
+        count = Single(sum(child.visits for child in top.children))
+        mixed = (mixed + count * weighted / weight) / (1 + count)
+    values = [child.mean if child.visits else mixed for child in top.children]
+    low, high = min(values), max(values)
+    scale = Single(50 + max(child.visits for child in top.children)) * Single(0.1)
+    return [scale * (value - low) / max(high - low, Single(1e-8)) for value in values]
 
 
 # ---- self-play -------------------------------------------------------------------------------

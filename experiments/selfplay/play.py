@@ -5,7 +5,7 @@ Letters: B games side by side, n positions, A actions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,20 +21,13 @@ from experiments.selfplay.shards import Games
 
 # boards, chance -> actions int32 [B]; what it says of games that are over is not read
 Player = Callable[[Boards, np.random.Generator], NDArray[np.int32]]
-
-
-def search_of(settings: Settings, noise: float = 0.0) -> Search:
-    """The search of a run's moves, with Dirichlet noise where it plays to learn."""
-    s = settings
-    return Search(
-        s.simulations, s.depth, noise=0.0 if s.gumbel else noise, leaves=s.leaves, gumbel=s.gumbel
-    )
+MISSES = 200  # openings in a row that have been there before: then no others are looked for
 
 
 def chunk(settings: Settings, evaluate: Evaluate, games: int, seed: int) -> Games:
     """Complete games of a network against itself."""
     s = settings
-    options = search_of(s, s.noise)._asdict()
+    options = s.search(s.noise)._asdict()
     del options["simulations"], options["depth"]
     found = v1.play_games(
         s.game, evaluate, games=games, simulations=s.simulations, batch=games, seed=seed,
@@ -83,11 +76,12 @@ def policy_player(evaluate: Evaluate) -> Player:
 
 
 class Searcher:
-    """Searches from boards as they stand, without noise; the most visited action is its move."""
+    """Searches anew from boards as they stand, without noise and without what earlier searches have
+    found; the most visited action is its move."""
 
     def __init__(self, evaluate: Evaluate, search: Search) -> None:
         self._asked, self.evaluate = evaluate, v1.Evaluation(evaluate)
-        self.search = search._replace(noise=0.0)
+        self.search = search._replace(noise=0.0, reuse=False)
 
     def __call__(
         self, boards: Boards
@@ -107,7 +101,8 @@ class Searcher:
         self, boards: Boards, slots: NDArray[np.int32], policy: NDArray[np.uint16]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """By trees."""
-        trees, draws = Trees(boards, self.search._replace(reuse=False)), Draws(0, slots, slots)
+        plies = boards.facts["plies"][slots].astype(np.int32)
+        trees, draws = Trees(boards, self.search), Draws(0, slots, plies)
         trees.run(slots, draws, self.evaluate)
         return trees.finish(slots, draws, np.zeros(len(slots), np.float32), policy)
 
@@ -136,20 +131,52 @@ def search_player(evaluate: Evaluate, search: Search) -> Player:
     return move
 
 
-def match(
-    game: str, first: Player, second: Player, *, games: int, openings: int, seed: int
-) -> dict[str, Any]:
-    """Results of `first`: half of the games it moves first, in pairs from equal openings.
+def draw_openings(
+    game: str, count: int, moves: tuple[int, int], chance: np.random.Generator
+) -> list[list[int]]:
+    """Lines of legal random actions that lead to different positions, none of them over.
 
-    openings: random moves that a game begins with.
+    moves: the least and the most of a line. Where no others are found, they come again.
+    """
+    found: dict[bytes, list[int]] = {}
+    missed = 0
+    while len(found) < count and missed < MISSES:
+        board, line = Boards(game, 1), []
+        for _ in range(chance.integers(moves[0], moves[1] + 1)):
+            if not board.over[0]:
+                action = random_player(board, chance)
+                line.append(int(action[0]))
+                board.step(action)
+        seen = board.observe().tobytes() + board.to_move.tobytes()
+        missed += 1
+        if not board.over[0] and seen not in found:
+            found[seen], missed = line, 0
+    lines = list(found.values())
+    return [lines[i % len(lines)] for i in range(count)]
+
+
+def placed(game: str, lines: Sequence[Sequence[int]]) -> Boards:
+    """A board after each of some lines of actions."""
+    boards = Boards(game, len(lines))
+    for row, line in enumerate(lines):
+        one = Boards(game, 1)
+        for action in line:
+            one.step([action])
+        boards.put(row, one, 0)
+    return boards
+
+
+def match(
+    game: str, first: Player, second: Player, *, games: int, openings: tuple[int, int], seed: int
+) -> dict[str, Any]:
+    """Results of `first`, in pairs of games from equal openings: each side moves first once.
+
+    openings: the least and the most random moves of an opening.
     """
     pairs, chance = (games + 1) // 2, np.random.default_rng(seed)
-    boards = Boards(game, 2 * pairs)
-    mine = np.repeat([1, -1], pairs) * boards.to_move[0]  # the side of `first`
-    for _ in range(openings):
-        drawn = random_player(boards, chance)
-        drawn[pairs:] = drawn[:pairs]
-        boards.step(drawn)
+    lines = draw_openings(game, pairs, openings, chance)
+    boards = placed(game, 2 * lines)
+    mine = np.repeat([1, -1], pairs) * boards.to_move  # the side of `first`
     while not boards.over.all():
         by_first = boards.to_move == mine
         boards.step(np.where(by_first, first(boards, chance), second(boards, chance)))
@@ -157,6 +184,7 @@ def match(
     wins, losses = int((results > 0).sum()), int((results < 0).sum())
     draws = 2 * pairs - wins - losses
     return {
-        "games": 2 * pairs, "wins": wins, "draws": draws, "losses": losses,
-        "win_ratio": wins / (2 * pairs), "score": (wins + draws / 2) / (2 * pairs),
+        "games": 2 * pairs, "openings": len({tuple(line) for line in lines}), "wins": wins,
+        "draws": draws, "losses": losses, "win_ratio": wins / (2 * pairs),
+        "score": (wins + draws / 2) / (2 * pairs),
     }  # fmt: skip

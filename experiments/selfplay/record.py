@@ -127,13 +127,13 @@ class Buffer:
         """All rows, game by game. calls: the functions of operations.cpp."""
         n, F, A = self.size, self.game.inputs, self.game.actions
         order = np.argsort(self.arrays["game"][:n], kind="stable")
-        shown = {
+        seen = {
             "state": np.empty((n, F), np.int8), "legal": np.empty((n, A), np.bool_),
             "policy": np.empty((n, A), np.uint16),
         }  # fmt: skip
         calls.show_record(
             self.game.number, ctypes.c_int64(n), pointer(order), self.address,
-            *map(pointer, shown.values()),
+            *map(pointer, seen.values()),
         )  # fmt: skip
         rest = {name: self.arrays[name][order] for name in KINDS if name in Trajectories._fields}
-        return Trajectories(**shown, **rest)
+        return Trajectories(**seen, **rest)

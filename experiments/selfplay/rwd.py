@@ -31,18 +31,20 @@ Say = Callable[[str], None]
 
 
 def rounds(settings: Settings, evaluate: Any, count: int, seed: int) -> list[dict[str, Any]]:
-    """A report for each round and reward, interleaved: rewards take turns in coming first."""
+    """A report for each round and reward, interleaved: rewards take turns in coming first, and a
+    round before them, of results alone, is not counted."""
     reports = []
+    play.chunk(settings, evaluate, settings.games, seed + count)
     for number in range(count):
         turn = number % len(REWARDS)
-        for reward in (*REWARDS[turn:], *REWARDS[:turn]):
+        for place, reward in enumerate((*REWARDS[turn:], *REWARDS[:turn])):
             asked = Settings(**{**vars(settings), "reward": reward})
             began = time.perf_counter()
             played = play.chunk(asked, evaluate, settings.games, seed + number)
             seconds = time.perf_counter() - began
             figures = shards.summary(played.value, played.target, played.game)
             reports.append(
-                {"round": number + 1, "stage": STAGES[reward], "reward": reward,
+                {"round": number + 1, "stage": STAGES[reward], "reward": reward, "place": place + 1,
                  "seed": seed + number, **figures,
                  "games_per_sec": figures["games"] / seconds,
                  "positions_per_sec": figures["positions"] / seconds,
@@ -65,6 +67,7 @@ def aggregate(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Means over the rounds of each reward, and the gates of RWD-2 against RWD-0."""
     fields = ("decisive_game_ratio", "draw_game_ratio", "games_per_sec", "positions_per_sec")
     found: dict[str, Any] = {}
+    base = {r["round"]: r["positions_per_sec"] for r in reports if r["reward"] == "terminal"}
     for reward in REWARDS:
         own = [r for r in reports if r["reward"] == reward]
         means = {name: fmean(r[name] for r in own) for name in fields}
@@ -73,10 +76,9 @@ def aggregate(reports: list[dict[str, Any]]) -> dict[str, Any]:
         means["paid_for_stalling"] = {
             k: fmean(r["paid_for_stalling"][k] for r in own) for k in own[0]["paid_for_stalling"]
         }
-        found[reward] = means | {"rounds": len(own)}
-    base = found["terminal"]["positions_per_sec"]
-    for means in found.values():
-        means["gates"] = gates(means, means["positions_per_sec"] / base)
+        speeds = [r["positions_per_sec"] / base[r["round"]] for r in own]  # each within its round
+        found[reward] = means | {"rounds": len(own), "speeds": speeds}
+        found[reward]["gates"] = gates(means, fmean(speeds))
     return found
 
 
@@ -132,8 +134,8 @@ def table(rewards: dict[str, Any]) -> list[str]:
     """The summary as lines of a table."""
     lines = [
         "| | decisive | draws | nonzero | targets beyond 1 | mean target of draws, first / second "
-        "player | gates |",
-        "|---|---|---|---|---|---|---|",
+        "player | speed (worst) | gates |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for reward, found in rewards.items():
         value, paid = found["value_target_summary"], found["paid_for_stalling"]
@@ -143,6 +145,7 @@ def table(rewards: dict[str, Any]) -> list[str]:
             f"{found['draw_game_ratio']:.2%} | {value['nonzero_ratio']:.2%} | "
             f"{value['outside_count'] / max(value['count'], 1):.2%} | "
             f"{paid['first_player']:+.4f} / {paid['second_player']:+.4f} | "
+            f"{fmean(found['speeds']):.2f} ({min(found['speeds']):.2f}) | "
             f"{'fails ' + ', '.join(failed) if failed else 'pass'} |"
         )
     return lines

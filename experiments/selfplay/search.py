@@ -159,6 +159,12 @@ class Trees:
         )  # fmt: skip
         return chosen, values
 
+    def visits(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Visits of the roots' actions, int32 [R, A]: a Gumbel root's policy does not tell them."""
+        found = np.empty((len(slots), self.boards.game.actions), np.int32)
+        self.calls.trees_visits(self._memory, len(slots), pointer(slots), pointer(found))
+        return found
+
     def advance(self, slots: NDArray[np.int32], chosen: NDArray[np.int32]) -> None:
         """Moves were played: their subtrees stay, where the search reuses them."""
         self.calls.trees_advance(self._memory, len(slots), pointer(slots), pointer(chosen))

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from eggroll.errors import InputError, shown
 from eggroll.files import make_folder, write_whole
+from experiments.selfplay.games import find
+from experiments.selfplay.search import Search
 
 LEARNERS = ("feedback", "token-credit", "adam")
 REWARDS = ("terminal", "document", "mended")
@@ -47,6 +49,7 @@ class Settings:
     simulations: int = option(64, "of the search before every move", 1, 65535)
     depth: int = option(1, "plies that a search looks ahead; 1 is root-PUCT", 1, 1 << 20)
     leaves: int = option(1, "walks of a deeper search in a round", 1, 4096)
+    reuse: int = option(0, "1 keeps the subtree of the move that was played", 0, 1)
     gumbel: int = option(0, "actions that a Gumbel root considers, 0 for PUCT", 0, 256)
     temperature_plies: int = option(9, "moves of a game that are drawn from the visits", 0)
     noise: float = option(0.25, "share of Dirichlet noise in the priors of the root", 0, 1)
@@ -68,6 +71,14 @@ class Settings:
                 f"--batch is {self.batch}: learner token-credit needs a multiple of 64, its pairs."
             )
         self.layers  # noqa: B018
+        self.search().check(find(self.game).longest)
+
+    def search(self, noise: float = 0.0) -> Search:
+        """The search of a run's moves, with Dirichlet noise where it plays to learn."""
+        return Search(
+            self.simulations, self.depth, noise=0.0 if self.gumbel else noise, leaves=self.leaves,
+            reuse=bool(self.reuse), gumbel=self.gumbel,
+        )  # fmt: skip
 
     @property
     def layers(self) -> list[int]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eggroll import native
+from eggroll.errors import InputError
 from experiments.selfplay import plain
 from experiments.selfplay.games import NATIVE, find, pointer
 from experiments.selfplay.operations import Evaluate
@@ -181,6 +182,12 @@ def play_game(tree: Tree, game: str, *, number: int, seed: int, temperature_plie
     return Played(steps, position)
 
 
+def check(search: Search) -> None:
+    """Raises InputError for a search that objects do not have."""
+    if search.reuse or search.gumbel:
+        raise InputError("v0 has neither reuse nor gumbel: leave them out, or play by v1 alone.")
+
+
 def play_games(
     game: str,
     evaluate: Evaluate,
@@ -196,9 +203,13 @@ def play_games(
     """Plays games one after another; gives the lines of JSON of each as it ends.
 
     Arguments as of v1.play_games.
+
+    Raises:
+        InputError: a search that objects do not have, by reuse or a Gumbel root.
     """
     search = Search(simulations, depth, **options)
     search.check(find(game).longest)
+    check(search)
     tree = Tree(game, evaluate, search, seed)
     for number in range(first, first + games):
         played = play_game(

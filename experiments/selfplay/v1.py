@@ -48,7 +48,6 @@ class Telemetry:
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
         self.outcomes = np.zeros(3, np.int64)  # games that White won, drew, lost
-        self.evaluations = 0
         self.segment = {name: Segment(self.steps, name) for name in SEGMENTS}.__getitem__
 
     def begin(self) -> None:
@@ -246,14 +245,14 @@ class Evaluation:
     def _ask(self, states: NDArray[Any], logits: NDArray[np.float32] | None) -> NDArray[np.float32]:
         n, values = len(states), np.empty(len(states), np.float32)
         function, net = self._asked[states.dtype]
-        shown, found = address(states), address(values)
+        rows, found = address(states), address(values)
         width, wide = states.strides[0], 0
         policy = None
         if logits is not None:
             policy, wide = address(logits), logits.strides[0]
         for first in range(0, n, self.rows):
             function(
-                net, min(self.rows, n - first), shown + first * width,
+                net, min(self.rows, n - first), rows + first * width,
                 policy and policy + first * wide, found + 4 * first,
             )  # fmt: skip
         return values

@@ -24,6 +24,11 @@ struct Connect4 {
     return !((s.white | s.black) >> (column * kPitch + kRows - 1) & 1);
   }
 
+  // The bit of a stone that is dropped into a column; 0 where that is full.
+  static uint64_t dropped(uint64_t taken, int column) {
+    return (taken + bit(column * kPitch)) & ~taken & uint64_t{0x3f} << column * kPitch;
+  }
+
   static int legal(const State& s, int16_t* actions) {
     int count = 0;
     for (int column = 0; column < kColumns && !s.facts.over; ++column)
@@ -36,8 +41,7 @@ struct Connect4 {
   }
 
   static void apply(State& s, int a) {
-    const uint64_t taken = s.white | s.black;
-    s.own() |= (taken + bit(a * kPitch)) & ~taken & uint64_t{0x3f} << a * kPitch;
+    s.own() |= dropped(s.white | s.black, a);
     ++s.facts.plies;
     if (four(s.own()))
       s.end(s.facts.mover);

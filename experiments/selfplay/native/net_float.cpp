@@ -11,10 +11,11 @@ namespace {
 
 constexpr int kChunk = 256;  // rows whose activations stay in the cache
 
-// Weights as float_kernels' `pack` leaves them, and biases [outputs].
+// Weights as float_kernels' `pack` leaves them, biases [outputs], and the most that outputs of a
+// hidden layer are held to, [outputs] or NULL.
 struct Layer {
   int32_t inputs, outputs;
-  const float *packed, *bias;
+  const float *packed, *bias, *top;
 };
 
 // The hidden layers, the policy, the value.
@@ -43,7 +44,13 @@ EGGROLL_EXPORT void float_net_evaluate(const Net* net, int32_t n, const int8_t* 
       net->kernels->linear_packed(rows, layer.outputs, layer.inputs, x, layer.inputs, layer.packed,
                                   layer.bias, to, layer.outputs, relu, nullptr, 1);
     };
-    for (int32_t i = 0; i < hidden; ++i, std::swap(x, y)) run(net->layers[i], y, 1);
+    for (int32_t i = 0; i < hidden; ++i, std::swap(x, y)) {
+      const Layer& layer = net->layers[i];
+      run(layer, y, 1);
+      for (int32_t r = 0; layer.top && r < rows; ++r)
+        for (int32_t o = 0; o < layer.outputs; ++o)
+          y[r * layer.outputs + o] = std::min(y[r * layer.outputs + o], layer.top[o]);
+    }
     const Layer& policy = net->layers[hidden];
     if (logits) run(policy, logits + int64_t{first} * policy.outputs, 0);
     run(net->layers[hidden + 1], values + first, 0);

@@ -57,6 +57,11 @@ EGGROLL_EXPORT void trees_finish(AnyTrees* trees, int32_t R, const int32_t* slot
   trees->finish(R, slots, temperatures, *draws, policy, chosen, values);
 }
 
+EGGROLL_EXPORT void trees_visits(const AnyTrees* trees, int32_t R, const int32_t* slots,
+                                 int32_t* out) {
+  trees->visits(R, slots, out);
+}
+
 EGGROLL_EXPORT void trees_advance(AnyTrees* trees, int32_t R, const int32_t* slots,
                                   const int32_t* played) {
   trees->advance(R, slots, played);

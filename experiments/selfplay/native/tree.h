@@ -68,6 +68,9 @@ class AnyTrees {
   virtual void finish(int32_t R, const int32_t* slots, const float* temperatures,
                       const Draws& draws, uint16_t* policy, int32_t* chosen, float* values) = 0;
 
+  // Visits of the roots' actions, int32 [R, A], which a Gumbel root's policy does not tell.
+  virtual void visits(int32_t R, const int32_t* slots, int32_t* out) const = 0;
+
   // After a move was played: keeps its subtree where that is asked for, known and not too large.
   virtual void advance(int32_t R, const int32_t* slots, const int32_t* played) = 0;
 
@@ -172,6 +175,15 @@ class Trees final : public AnyTrees {
           row[edges_.action[first + i]] = static_cast<uint16_t>(std::min(visits[i], 65535.0f));
       }
       chosen[r] = edges_.action[first + best];
+    }
+  }
+
+  void visits(int32_t R, const int32_t* slots, int32_t* out) const override {
+    std::fill_n(out, static_cast<int64_t>(R) * Game::kActions, 0);
+    for (int32_t r = 0; r < R; ++r, out += Game::kActions) {
+      const int32_t at = root(slots[r]), first = nodes_.first[at];
+      for (int32_t e = first; e < first + nodes_.count[at]; ++e)
+        out[edges_.action[e]] = edges_.visits[e];
     }
   }
 

@@ -208,14 +208,3 @@ EGGROLL_EXPORT float v0_search(AnySearch* search, const State* root, const Optio
   search->search(*root, *options, noise, call);
   return search->result(visits);
 }
-
-// The place that visits float32 [A] give with the chance of a game and ply.
-EGGROLL_EXPORT int32_t v0_choose(int32_t A, const float* visits, double temperature, uint64_t seed,
-                                 uint64_t game, uint64_t ply) {
-  std::vector<float> legal;
-  std::vector<int32_t> actions;
-  for (int32_t a = 0; a < A; ++a)
-    if (visits[a] > 0) legal.push_back(visits[a]), actions.push_back(a);
-  const double u = Chance(seed, game, ply, kMove).uniform();
-  return actions[sampled(legal.data(), static_cast<int>(legal.size()), temperature, u)];
-}
