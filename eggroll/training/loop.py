@@ -430,10 +430,10 @@ def compare_with_baselines(config: Common, loss: float, corpus: Corpus) -> Itera
     if loss > bits:
         yield f"Above the {name} model, samples are hardly readable: it needs more training."
         return
-    if loss > bits * LEVEL:
-        yield f"On a level with the {name} model: it knows what counting pairs of tokens tells."
-        return
     last = "token" if config.numbers or config.pairs else "byte"
+    if loss > bits * LEVEL:
+        yield f"On a level with the {name} model, which knows the last {last} alone."
+        return
     yield f"Below the {name} model: the network makes use of more than the last {last}."
     name, bits = list(known.items())[-1]
     if cost and loss > bits:

@@ -12,6 +12,8 @@ import argparse
 import csv
 import statistics
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -24,16 +26,11 @@ from eggroll.training.learner import engine_for, new_learner
 from eggroll.training.run import load_run_corpus
 
 SHIFTS = (3, 4, 5)  # compared at each of --ranks
-LEARNT = 100  # updates of recipe language before the cosines of "trained"
+LEARNT = 100  # updates of a recipe before the cosines of "trained"
 
 
-def trained(config: Config, corpus, updates: int) -> dict[str, mx.array]:
-    """Weights after some updates of recipe language on the same tokens."""
-    steps = RECIPES["language"]["steps"] if updates <= LEARNT else updates
-    options = Config(
-        recipe="language", width=config.width, layers=config.layers, data=config.data,
-        vocabulary=config.vocabulary, seed=config.seed, steps=steps,
-    )  # fmt: skip
+def trained(options: Config, corpus, updates: int) -> dict[str, mx.array]:
+    """Weights after some updates of a recipe."""
     learner = new_learner(options, engine_for(options, options.program())[0])
     streams = corpus.streams("train", options.streams, options.seq_len, options.seed)
     for step in range(updates):
@@ -62,8 +59,8 @@ def cosines(config: Config, corpus, weights: dict, repeats: int) -> dict[str, li
     return found
 
 
-def compared(ranks: list[int]) -> dict[str, dict]:
-    """Name -> options of what is compared; every estimator with its default's noise."""
+def compared(ranks: list[int], estimators: Iterable[str]) -> dict[str, dict]:
+    """Name -> options of what is compared; each of the estimators with its default's noise."""
     if ranks:
         # Rank 4 makes noise twice as large as rank 1 does, and so does one bit less of shift.
         return {
@@ -73,7 +70,7 @@ def compared(ranks: list[int]) -> dict[str, dict]:
         }
     shift = {"sigma_shift": RECIPES["language"]["sigma_shift"]}
     own = {"token-credit": shift, "group-credit": {**shift, "group_size": 8}}
-    return {name: {"estimator": name} | own.get(name, {}) for name in ESTIMATORS}
+    return {name: {"estimator": name} | own.get(name, {}) for name in estimators}
 
 
 def main() -> None:
@@ -83,26 +80,25 @@ def main() -> None:
     parser.add_argument("--seq-lens", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--ranks", type=int, nargs="+", default=[])
     parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--estimators", nargs="+", choices=ESTIMATORS, help="these alone")
+    parser.add_argument("--estimators", nargs="+", choices=ESTIMATORS, default=list(ESTIMATORS))
     parser.add_argument("--data", default="stdlib")
-    parser.add_argument("--vocabulary", type=int, default=256, help="above 256: byte pairs")
-    parser.add_argument("--learnt", type=int, default=LEARNT, help="updates of recipe language")
+    parser.add_argument("--recipe", choices=("language", "evolution"), default="language",
+                        help="that trains: on bytes, or on byte pairs")  # fmt: skip
+    parser.add_argument("--learnt", type=int, default=LEARNT, help="updates of the recipe")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--leaves", action="store_true", help="print every leaf")
     parser.add_argument("--csv", type=Path, help="one row per leaf")
     args = parser.parse_args()
-    text = {"data": args.data, "vocabulary": args.vocabulary, "seed": args.seed}
-    corpus, rows = load_run_corpus(Config(**text)), []
+    base = Config(recipe=args.recipe, data=args.data, seed=args.seed)
+    text = {"data": base.data, "vocabulary": base.vocabulary, "seed": base.seed}
+    corpus, rows = load_run_corpus(base), []
     for width in args.widths:
-        base = Config(width=width, **text)
         for when, updates in (("first weights", 0), ("trained", args.learnt)):
-            weights = trained(base, corpus, updates)
+            weights = trained(replace(base, width=width), corpus, updates)
             for pop in args.populations:
                 for seq_len in args.seq_lens:
                     means = {}
-                    for name, options in compared(args.ranks).items():
-                        if name not in (args.estimators or compared(args.ranks)):
-                            continue
+                    for name, options in compared(args.ranks, args.estimators).items():
                         config = Config(width=width, pop=pop, seq_len=seq_len, **text, **options)
                         found = cosines(config, corpus, weights, args.repeats)
                         leaves = {k: statistics.mean(v) for k, v in found.items()}

@@ -32,17 +32,17 @@ from numpy.typing import NDArray
 
 from eggroll.errors import InputError
 from experiments.selfplay import measure, v1
+from experiments.selfplay.evaluation import OPENINGS
 from experiments.selfplay.evaluators import Float
 from experiments.selfplay.games import GAMES, Boards
+from experiments.selfplay.gates import TREE
 from experiments.selfplay.operations import Draws, Evaluate
 from experiments.selfplay.play import draw_openings, placed
 from experiments.selfplay.search import Search, Trees
 
 GAME = GAMES["connect4"]
-TREE = 1000  # a depth without a limit
 CONSIDERED = 7  # actions of a Gumbel root
 HIDDEN = (256, 256)  # units of an untrained network
-MOVES = (2, 6)  # of an opening, the least and the most
 MIXING, TIMED = 30, 120  # steps of games until their lengths are mixed, and those that are timed
 BEYOND = 1.2  # times theirs: more simulations are not tried
 CANDIDATES = (8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 160, 192, 256, 384, 512)
@@ -400,7 +400,9 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
         found["rounds"].append({"theirs": theirs, "v1": ours})
         say(f"games/s, {args.simulations} simulations: v1 {ours:.1f}, pgx + mctx {theirs:.1f}, "
             f"quotient {ours / theirs:.2f}")  # fmt: skip
-    lines = draw_openings(GAME.name, args.games // 2, MOVES, np.random.default_rng(args.seed))
+    lines = draw_openings(
+        GAME.name, args.games // 2, OPENINGS[GAME.name], np.random.default_rng(args.seed)
+    )
     openings, boards = Openings(peer, lines), min(args.table, len(lines))
 
     def own(simulations: int) -> Callable[[Boards], Own]:

@@ -96,10 +96,11 @@ def machine() -> str:
     """The processor's name and generation and the number of cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     name = platform.processor() or platform.machine()
-    facts = Path("/proc/cpuinfo")
-    if facts.exists() and (found := re.search(r"model name\s*: (.*)", facts.read_text())):
+    path = Path("/proc/cpuinfo")
+    facts = path.read_text() if path.exists() else ""
+    if found := re.search(r"model name\s*: (.*)", facts):
         name = found.group(1)
-        family = re.findall(r"^(cpu family|model)\s*: (\d+)", facts.read_text(), re.M)[:2]
+        family = re.findall(r"^(cpu family|model)\s*: (\d+)", facts, re.M)[:2]
         name += f" ({', '.join(f'{what} {number}' for what, number in family)})" * bool(family)
     return f"{name}, {cores} cores"
 
