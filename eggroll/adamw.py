@@ -32,6 +32,7 @@ from eggroll.baseline.twin_numpy import twin_for
 from eggroll.cli import command as cli
 from eggroll.cli.screen import per_second
 from eggroll.data.corpus import Corpus, Streams
+from eggroll.data.expert import probabilities_of
 from eggroll.errors import InputError
 from eggroll.files import CHECKPOINT, Row
 from eggroll.ranks import refuse
@@ -118,7 +119,7 @@ class BaselineRun(Run):
                 self.weights, by_token(batch._replace(state=state))
             )
             scored = np.array(bits)[self.corpus.warmup if i == 0 else 0 :]
-            network.append(np.exp2(30 - scored.T.astype(np.float64)).astype(np.int64))
+            network.append(probabilities_of(scored.T))
             total, count = total + scored.sum(dtype=np.float64), count + scored.size
         if self.expert:
             self.beside = self.expert.beside(np.concatenate(network, axis=1))

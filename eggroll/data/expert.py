@@ -34,6 +34,11 @@ def network_probabilities(totals: NDArray[np.uint64], hits: NDArray[np.int8]) ->
     return ((own << np.uint64(16)) // whole).astype(np.int64)
 
 
+def probabilities_of(bits: NDArray[Any]) -> Counts:
+    """A float network's probabilities of targets in 2^-30, rounded down, int64, from their bits."""
+    return np.exp2(30 - bits.astype(np.float64)).astype(np.int64)
+
+
 def mixed(network: Counts, counted: Counts, weights: Counts) -> Counts:
     """The mixture in 2^-38, int64: two probabilities in 2^-30, the network's weight in 256ths."""
     return weights * network + (WHOLE - weights) * counted

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.cli import command as cli
 from eggroll.data.codings import BytePairs
 from eggroll.data.corpus import ArrayCorpus, load_corpus
 from eggroll.data.counting import CountedModel
@@ -77,7 +78,7 @@ def adaptive(data: str, orders: list[int], memory: int) -> None:
         print(f"adaptive PPMd, order {order}: {bits:.3f} bits per byte, {spent:.1f} s", flush=True)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="stdlib")
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[256, 1024, 2048, 4096, 8192])
@@ -89,11 +90,8 @@ def main() -> None:
         frozen(args.data, vocabulary, args.frozen)
     if args.adaptive:
         adaptive(args.data, args.adaptive, args.memory)
+    return cli.DONE
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(cli.run(main))

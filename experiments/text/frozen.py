@@ -13,7 +13,7 @@ import sys
 import time
 from itertools import pairwise
 
-from eggroll.errors import InputError
+from eggroll.cli import command as cli
 from eggroll.inference import loss_of, token_likelihoods
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.learner import engine_for, new_learner
@@ -22,10 +22,14 @@ from eggroll.training.run import bytes_per_token, load_run_corpus, validation_ba
 ENDS = ("embedding", "head")  # leaves that are no part of the core
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--learn", nargs="+", choices=ENDS, default=list(ENDS), help="all else rests"
+        "--learn",
+        nargs="+",
+        choices=ENDS,
+        default=list(ENDS),
+        help="leaves; all others keep their first values",
     )
     parser.add_argument("--data", default="stdlib")
     parser.add_argument("--updates", type=int, default=RECIPES["evolution"]["steps"])
@@ -56,11 +60,8 @@ def main() -> None:
         f"learnt: {', '.join(args.learn)}; {args.updates} updates of {1e3 * update:.2f} ms (median)"
     )
     print(f"validation: {loss / bytes_per_token(corpus, config):.3f} bits per byte")
+    return cli.DONE
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(cli.run(main))

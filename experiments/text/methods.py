@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eggroll.cli import command as cli
 from eggroll.errors import InputError
 from eggroll.files import METRICS
 from eggroll.training import folder as runlog
@@ -181,7 +182,7 @@ def run(args: argparse.Namespace) -> None:
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 words = command(method, args.data, seed, updates[method], f"{folder}/run")
-                if args.threads and "peers.py" not in METHODS[method][0]:
+                if args.threads:
                     words += ["--threads", str(args.threads)]
                 output, wall = call(words)
             bits, both = figures(output)
@@ -265,7 +266,9 @@ def arguments() -> argparse.Namespace:
     pacing.add_argument("--turns", type=int, default=3, help="pilots of each method")
     running = parts.add_parser("run", help="train all methods and print the table")
     running.add_argument("--seeds", type=int, default=5)
-    running.add_argument("--threads", type=int, default=0, help="of int8 methods and the twin")
+    running.add_argument(
+        "--threads", type=int, default=0, help="of training, if not a method's own"
+    )
     running.add_argument("--idle", action="store_true", help="the machine is: seconds are kept")
     drawing = parts.add_parser("draw", help="make the picture of a CSV")
     drawing.add_argument("--out", type=Path, default=HERE.parents[1] / "docs/methods.svg")
@@ -281,7 +284,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
+def main() -> int:
     args = arguments()
     if getattr(args, "settings", None):
         given = json.loads(args.settings.read_text())
@@ -301,11 +304,8 @@ def main() -> None:
         draw(args)
     else:
         print(table(rows_in(args.csv), args.data))
+    return cli.DONE
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(cli.run(main))

@@ -27,9 +27,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from eggroll.cli import command as cli
 from eggroll.data.corpus import Corpus
+from eggroll.data.expert import probabilities_of
 from eggroll.errors import InputError
 from eggroll.training.config import Config
 from eggroll.training.run import (
@@ -250,6 +250,11 @@ def setting_of(words: str) -> Setting:
     return replace(Setting(kind=kind), **values)
 
 
+def on_threads(s: Setting, threads: int) -> Setting:
+    """The setting on so many threads; on its own where that is 0."""
+    return replace(s, threads=threads or s.threads)
+
+
 def drawn(kind: str, optimiser: str, trial: int) -> Setting:
     """The setting of a trial of a kind's sweep, the same whenever it is asked for."""
     if trial == 0:
@@ -339,7 +344,7 @@ def sweep(args: argparse.Namespace, corpus: Corpus, size: float) -> None:
                 texts = {name: str(value) for name, value in key.items()}
                 done = [row for row in rows_in(args.csv) if texts.items() <= row.items()]
                 if not done:
-                    run = replace(setting, threads=args.threads or setting.threads)
+                    run = on_threads(setting, args.threads)
                     model, _ = train(run, corpus, int(key["updates"]), seed)
                     loss = float(validate(load_torch(run.threads), model, corpus).mean())
                     row = key | {"bits_per_byte": loss / size}
@@ -376,19 +381,20 @@ def arguments() -> argparse.Namespace:
         part.add_argument("--optimisers", nargs="+", default=["adamw"], choices=OPTIMISERS)
         part.add_argument("--trials", type=int, default=20, help="settings of each kind")
         part.add_argument("--pace", type=Path, default=Path("peers.json"), help="the pilots")
-    search.add_argument("--threads", type=int, default=0, help="of runs, if not the setting's")
     one = parts.add_parser("run", help="train one setting")
     one.add_argument("setting", help="as in gru:rate=0.016,width=128,streams=96")
     one.add_argument("--updates", type=int, default=2000)
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--expert", choices=("none", "counts"), default="none", help="beside it")
+    for part in (search, one):
+        part.add_argument("--threads", type=int, default=0, help="if not the setting's")
     for part in (pacing, search, one):
         part.add_argument("--data", default="stdlib")
         part.add_argument("--vocabulary", type=int, default=4096, help="256: bytes")
     return parser.parse_args()
 
 
-def main() -> None:
+def main() -> int:
     begin, args = time.perf_counter(), arguments()
     expert = getattr(args, "expert", "none")
     config = Config(data=args.data, vocabulary=args.vocabulary, expert=expert)
@@ -397,28 +403,25 @@ def main() -> None:
     size = bytes_per_token(corpus, config)
     if args.part == "pace":
         pace(args, corpus)
-        return
+        return cli.DONE
     if args.part == "sweep":
         if min(args.trials, args.finalists) < 1:
             raise InputError("--trials and --finalists: 1 or more of each are needed.")
         sweep(args, corpus, size)
-        return
+        return cli.DONE
     if args.updates < 1:
         raise InputError(f"--updates is {args.updates}: 1 or more are needed.")
-    setting = setting_of(args.setting)
+    setting = on_threads(setting_of(args.setting), args.threads)
     model, update = train(setting, corpus, args.updates, args.seed)
     bits = validate(load_torch(setting.threads), model, corpus)
     wall = time.perf_counter() - begin
     print(f"{args.updates} updates of {1e3 * update:.2f} ms (median); {wall:.1f} s by the wall")
     print(f"validation: {bits.mean() / size:.3f} bits per byte")
     if expert := counted_expert(corpus, config):
-        both = expert.beside(np.exp2(30 - bits).astype(np.int64)).bits / size
+        both = expert.beside(probabilities_of(bits)).bits / size
         print(f"with its counted expert: {both:.3f} bits per byte")
+    return cli.DONE
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(cli.run(main))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from eggroll import adamw
 from eggroll.baseline.backprop import AdamwOptions
-from eggroll.errors import InputError
+from eggroll.cli import command as cli
 from eggroll.files import METRICS, Row
 from eggroll.sweep.plan import updates_within
 from eggroll.training import folder as runlog
@@ -81,7 +81,7 @@ def known(what: str) -> str:
     return what
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, nargs="+", default=[1.0, 5.0])
     parser.add_argument("--seeds", type=int, default=5)
@@ -115,11 +115,8 @@ def main() -> None:
             writer = csv.writer(file)
             writer.writerow(("what", "minutes", "seed", "updates", "seconds", "bits_per_byte"))
             writer.writerows(rows)
+    return cli.DONE
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(cli.run(main))
