@@ -39,7 +39,11 @@ def judge(run: Run, k: int, threads: int = 1) -> dict[str, Any]:
                 searching, play.search_player(theirs, search),
             )  # fmt: skip
     if s.game == "connect4":
-        matches["search_against_alphabeta"] = (searching, play.alphabeta_player(DEPTH))
+        theirs = play.alphabeta_player(DEPTH)
+        matches["search_against_alphabeta"] = (searching, theirs)
+        if s.long_search:
+            longer = play.search_player(now, search._replace(simulations=s.long_search))
+            matches["long_search_against_alphabeta"] = (longer, theirs)
     figures: dict[str, Any] = {"iteration": k, "previous": before, "step": k * s.updates}
     if s.game == "tictactoe":
         figures |= judges.judge(exact_moves(now)).row()

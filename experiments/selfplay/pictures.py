@@ -21,7 +21,8 @@ matplotlib.use("Agg")
 NAMES = {"feedback": "errors carried back, int8", "token-credit": "token credit, int8",
          "adam": "Adam, float"}  # fmt: skip
 MATCHES = ("raw_against_random", "search_against_random", "search_against_previous",
-           "search_against_untrained", "search_against_alphabeta")  # fmt: skip
+           "search_against_untrained", "search_against_alphabeta",
+           "long_search_against_alphabeta")  # fmt: skip
 
 
 class RunFiles(NamedTuple):

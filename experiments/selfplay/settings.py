@@ -61,6 +61,9 @@ class Settings:
     rate: float = option(0.0, "learning rate; 0 takes the learner's own", 0, 64)
     symmetries: int = option(1, "1 shows positions turned and mirrored, 0 as they were", 0, 1)
     eval_games: int = option(200, "games of an evaluation against each opponent", 2)
+    long_search: int = option(
+        0, "simulations of one more match with alpha-beta, 0 for none", 0, 65535
+    )
     eval_every: int = option(10, "iterations from one evaluation to the next", 1)
 
     def __post_init__(self) -> None:
@@ -104,7 +107,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tictactoe": {},
     "connect4": {"hidden": "256,256", "depth": 42, "temperature_plies": 12, "iterations": 240,
                  "games": 4096, "chunk": 512, "window": 10, "updates": 400, "batch": 1024,
-                 "eval_every": 24},
+                 "eval_every": 24, "long_search": 1024},
     "liuzhou": {"hidden": "256,256", "temperature_plies": 40, "iterations": 40, "games": 256,
                 "window": 8, "updates": 64, "batch": 1024, "eval_games": 100},
 }  # fmt: skip
