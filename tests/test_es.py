@@ -45,21 +45,22 @@ def test_sign_rule_equals_the_oracle(clt, rank, alpha):
     rng, pairs = np.random.default_rng(0), 50
     rule = rules.SignRule(alpha=alpha, decay=1, pairs=pairs, rank=rank, clt=clt)
     scale = (256 if clt else 1) * np.sqrt(pairs * rank)
-    weights = {"m": rng.integers(-127, 128, (9, 7)), "v": rng.integers(-127, 128, 300)}
+    shapes = {"m": (9, 7), "v": (300,), "n": (5, 3)}
+    weights = {k: rng.integers(-127, 128, shape) for k, shape in shapes.items()}
     weights["m"][0] = [127, -127, 127, -127, 0, 0, 0]
     votes = {k: np.rint(rng.normal(0, scale, w.shape)).astype(np.int64) for k, w in weights.items()}
     votes["m"][0] = [2**31 - 1, -(2**31), -(2**31), 2**31 - 1, 0, 1, -1]
-    want = oracle.update(weights, votes, rules.z_threshold_q4(alpha), pairs, rank, clt)
-    got = rule(
-        {k: mx.array(w.astype(np.int8)) for k, w in weights.items()},
-        {},
-        {k: mx.array(z.astype(np.int32)) for k, z in votes.items()},
-        0,
-    )
-    for k in weights:
-        np.testing.assert_array_equal(np.array(got.weights[k]), want[k])
-    changed = sum((want[k] != w).sum() for k, w in weights.items())
-    assert got.rate == changed / sum(w.size for w in weights.values())
+    before = {k: mx.array(w.astype(np.int8)) for k, w in weights.items()}
+    counted = {k: mx.array(z.astype(np.int32)) for k, z in votes.items()}
+    for step in range(2):  # a GPU's weights are parts of one array from the second update on
+        want = oracle.update(weights, votes, rules.z_threshold_q4(alpha), pairs, rank, clt)
+        got = rule(before, {}, counted, step)
+        assert list(got.weights) == list(weights)
+        for k in weights:
+            np.testing.assert_array_equal(np.array(got.weights[k]), want[k])
+        moved = sum(int((want[k] != w).sum()) for k, w in weights.items())
+        assert got.rate == moved / sum(w.size for w in weights.values())
+        weights, before = want, got.weights
 
 
 def test_one_alpha_serves_every_population():

@@ -20,7 +20,7 @@ from eggroll.errors import InputError
 from eggroll.spec import fixed_point as fx
 from eggroll.spec.backward import Backward, Learnt
 from eggroll.spec.credit import Crediting, CreditNoise
-from eggroll.spec.noise import Slices
+from eggroll.spec.noise import Noise, Slices
 from eggroll.spec.program import Batch, Program, Weights
 
 T = TypeVar("T")
@@ -100,6 +100,10 @@ class Engine(ABC):
     def repeated(self, shared: NDArray[Any], times: int) -> mx.array:
         """The same with every row repeated."""
         return self.array(np.repeat(shared, times, axis=0))
+
+    def starts(self, noise: Noise, epoch: int, first_pair: int, pairs: int) -> mx.array:
+        """Starts of the slices of some pairs, as `Noise.starts` has them."""
+        return noise.starts(epoch, first_pair, pairs, self.threads)
 
     def run_guarded(self, work: Callable[[], T]) -> T:
         """The result of `work`, which calls this engine and may be done again if the GPU fails."""

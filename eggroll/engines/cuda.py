@@ -25,12 +25,13 @@ from eggroll.engines.cuda_launch import CudaLauncher, together
 from eggroll.engines.gpu.backward_plan import BackwardPlan, plans_from_last
 from eggroll.engines.gpu.credit import CreditPlan
 from eggroll.engines.gpu.dialect import VOTE_THREADS, BlockNoise, Dialect
-from eggroll.engines.gpu.engine import GpuEngine
-from eggroll.engines.gpu.launch import Launcher, Pace, pad_flat
+from eggroll.engines.gpu.engine import GpuEngine, lie_within
+from eggroll.engines.gpu.launch import Launcher, Pace, numbers, pad_flat
 from eggroll.engines.gpu.plan import Phase, StagePlan, padded
+from eggroll.engines.gpu.votes import drawing, launch_counts
 from eggroll.errors import InputError
 from eggroll.spec.credit import Crediting
-from eggroll.spec.noise import Slices
+from eggroll.spec.noise import Noise
 from eggroll.spec.program import Op, Program
 
 ENGINE = "eggroll.engines.cuda:CudaEngine"
@@ -71,6 +72,7 @@ MULTIPROCESSORS = {80: 108, 86: 84, 89: 128, 100: 148}  # of a large GPU, as MLX
 OTHER_MULTIPROCESSORS = 132  # of an H100, and of those not in the table
 NEAR, FAR = 1024, 47  # multiply-adds, and bytes from the second cache, in a cycle of one of them
 WAIT = 100  # cycles of a block at a barrier
+LOW = (1 << 32) - 1  # the lower half of a word
 CACHED = 64 << 10  # bytes of a stage's weights that may stay in a multiprocessor's own cache
 
 
@@ -82,6 +84,7 @@ class CudaEngine(GpuEngine):
 
     name = "cuda"
     group_sizes: ClassVar[tuple[int, ...]] = MEMBERS
+    draws_starts: ClassVar[bool] = True
 
     @classmethod
     def unavailable_because(cls) -> str:
@@ -135,6 +138,7 @@ class CudaEngine(GpuEngine):
     votes = together(GpuEngine.votes)
     credit = together(GpuEngine.credit)
     learn = together(GpuEngine.learn)
+    prepare = together(GpuEngine.prepare)
     likelihoods = together(GpuEngine.likelihoods)
     logits = together(GpuEngine.logits)
 
@@ -144,8 +148,20 @@ class CudaEngine(GpuEngine):
     def packed(self, w: mx.array) -> mx.array:
         return packed(w)
 
-    def table_of(self, noise: Slices) -> mx.array:
-        return words(noise.table)
+    def table_words(self, table: mx.array) -> mx.array:
+        return words(table)
+
+    def starts(self, noise: Noise, epoch: int, first_pair: int, pairs: int) -> mx.array:
+        """By a kernel, as memory that the host has written is slow to come to the GPU."""
+        stream, rooms, leaves = noise.stream(epoch), noise.rooms, len(noise.shapes)
+        halves = (n >> shift & LOW for n in (stream, first_pair) for shift in (32, 0))
+        sizes = leaves, pairs, *(n - (n >> 31 << 32) for n in halves)
+        (starts,) = launch_counts(
+            self.launcher, drawing(self.dialect), [numbers(*rooms)], sizes,
+            [((leaves, pairs), mx.int32)], leaves * pairs,
+        )  # fmt: skip
+        lie_within(noise.rooms, starts)
+        return starts
 
     def memory(self) -> int:
         """An eighth of the GPU's memory."""

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -25,7 +25,7 @@ from eggroll.engines.trial import sentence
 from eggroll.errors import EngineError, EngineWarning
 from eggroll.spec.backward import Backward
 from eggroll.spec.credit import Crediting, CreditNoise
-from eggroll.spec.noise import Slices
+from eggroll.spec.noise import Noise, Slices
 from eggroll.spec.program import Batch, Program, Weights
 
 COMPARED_MACS = 1 << 40  # multiply-adds that the cpu engine repeats at most: a second or some
@@ -79,6 +79,28 @@ class Guarded(Engine):
 
     def repeated(self, shared: NDArray[Any], times: int) -> mx.array:
         return self.engine.repeated(shared, times)
+
+    def starts(self, noise: Noise, epoch: int, first_pair: int, pairs: int) -> mx.array:
+        """Compared in the first call and in some later ones, as calls are that take them."""
+        given = noise, epoch, first_pair, pairs
+
+        def compared() -> mx.array:
+            gpu = self._gpu
+            if gpu is None or not gpu.draws_starts:
+                return self.engine.starts(*given)
+            began = self._clock()
+            starts = gpu.starts(*given)
+            mx.eval(starts)
+            inspection = self._inspections.setdefault(("starts",), Inspection())
+            inspection.seconds += self._clock() - began
+            if inspection.looks < 0 or inspection.due:
+                began, expected = self._clock(), np.array(self.spare.starts(*given))
+                if not np.array_equal(np.array(starts), expected):
+                    self._differs(inspection.update, "slices of the noise begin elsewhere")
+                inspection.looked(self._clock() - began, self._update, 1.0)
+            return starts
+
+        return self.run_guarded(compared)
 
     evaluate = guarded("evaluate")
     outputs = guarded("outputs")
@@ -136,9 +158,7 @@ class Guarded(Engine):
             self._inspections.pop(key, None)  # until all of it is looked at, and right
             began = self._clock()
             if wrong := self._difference(gpu, call, returned, sample, inspection.looks < 0):
-                self._replace(f"gives other integers than engine {self.spare.name!r} ({wrong})",
-                              inspection.update)  # fmt: skip
-                raise WrongIntegers
+                self._differs(inspection.update, wrong)
             inspection.looked(
                 self._clock() - began, self._update, self._block_part(gpu, call, sample)
             )
@@ -146,6 +166,12 @@ class Guarded(Engine):
             return returned
 
         return self.run_guarded(compared)
+
+    def _differs(self, right: int | None, wrong: str) -> NoReturn:
+        """Goes on with the spare engine, as this one gives other integers; see `_replace`."""
+        why = f"gives other integers than engine {self.spare.name!r} ({wrong})"
+        self._replace(why, right)
+        raise WrongIntegers
 
     @property
     def _update(self) -> int | None:

@@ -41,6 +41,7 @@ from eggroll.spec.noise import Noise, Slices
 from eggroll.spec.program import Batch, Program
 
 SHIFT, TABLE_BITS, T = 6, 18, 2  # of the noise, and tokens
+FAR_PAIR = (1 << 31) - 7  # of the first of some pairs: the next ones have numbers of 32 bits
 # Threadgroups of a launch: matrix units have been seen to go wrong only where there are several,
 # and the votes' product then has more terms than it stages at a time.
 GROUPS = 5
@@ -197,11 +198,14 @@ class TrialCase:
             leaf.name: mx.array(words.integers(-127, 128, leaf.shape, np.int8)) for leaf in matrices
         }
 
+    def shared_noise(self, program: Program, rank: int) -> Noise:
+        """The noise that its pairs have slices of."""
+        shapes = [leaf.shape for leaf in program.leaves]
+        return Noise(shapes, seed=0, rank=rank, shift=SHIFT, table_bits=TABLE_BITS)
+
     def noise(self, program: Program, rank: int) -> Slices:
         """The slices of all pairs."""
-        shapes = [leaf.shape for leaf in program.leaves]
-        table = Noise(shapes, seed=0, rank=rank, shift=SHIFT, table_bits=TABLE_BITS)
-        return table.slices(0, 0, self.fitness.size)
+        return self.shared_noise(program, rank).slices(0, 0, self.fitness.size)
 
     def back(self, program: Program) -> Backward:
         """Scales from fine to coarse, and a matrix wherever one can send credit on."""
@@ -222,7 +226,6 @@ def trial_results(engine: Engine, members: int) -> Iterator[NamedArray]:
     """All that the engine computes for P members, by name; says on stderr what comes next."""
     program = engine.program
     case = TrialCase(program, members)
-    prepared, slices = engine.prepare(case.weights), case.noise(program, 1)
 
     def named(title: str, arrays: dict[str, mx.array]) -> Iterator[NamedArray]:
         for name, array in arrays.items():
@@ -232,6 +235,11 @@ def trial_results(engine: Engine, members: int) -> Iterator[NamedArray]:
         print(f"{engine.name}: {title}", file=sys.stderr, flush=True)
         return title
 
+    begin("weights in order")
+    prepared, slices = engine.prepare(case.weights), case.noise(program, 1)
+    title = begin("where slices begin")
+    starts = engine.starts(case.shared_noise(program, 1), 5, FAR_PAIR, case.fitness.size)
+    yield from named(title, {"": starts})
     for rank in (1, 3) if program.outputs else (1,):
         title = begin(f"scores of rank {rank}")
         scores, state = engine.evaluate(prepared, case.noise(program, rank), case.batch)

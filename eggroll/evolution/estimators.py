@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 
 from eggroll.errors import InputError, array_of
 from eggroll.evolution.population import Population
-from eggroll.evolution.rules import FINE_BITS, RunOptions, arrays, feedback_name, rounded
+from eggroll.evolution.rules import (
+    FINE_BITS,
+    RunOptions,
+    arrays,
+    feedback_name,
+    rounded,
+    summed,
+)
 from eggroll.spec.backward import (
     FIRST,
     Backward,
@@ -179,9 +186,10 @@ class WeightNoise(Estimator):
         scores, after = population.evaluate(start.weights, start.step, start.batch)
         fitness = population.signs(pair_fitness(scores))
         timer("evaluation")
-        votes = population.votes(fitness, start.step)
+        decisive = counted(fitness)
+        votes = population.votes(fitness, start.step, signs=True)
         timer("votes")
-        return Estimate(scores, after, votes, decided(fitness), fitness=fitness)
+        return Estimate(scores, after, votes, int(decisive), fitness=fitness)
 
     def votes_from_values(
         self,
@@ -449,9 +457,15 @@ def pair_fitness(scores: mx.array) -> mx.array:
     return mx.array(xp.sign(total[0::2] - total[1::2]).astype(xp.int8))
 
 
+def counted(fitness: mx.array) -> Any:
+    """Pairs that did not tie, of fitness int8 [N], as `summed` gives them."""
+    _, view = arrays()
+    return summed(view(fitness) != 0)
+
+
 def decided(fitness: mx.array) -> int:
     """Pairs that did not tie, of fitness int8 [N]."""
-    return int(np.count_nonzero(np.asarray(fitness)))
+    return int(counted(fitness))
 
 
 def power(fitness: NDArray[np.int8]) -> int:

@@ -19,6 +19,7 @@ from eggroll.ranks import ALONE, Ranks, counts_all
 from eggroll.spec import rng
 from eggroll.spec.backward import Backward, Learnt
 from eggroll.spec.credit import Crediting, CreditNoise, credit_shift, draw_signs
+from eggroll.spec.flat import added
 from eggroll.spec.noise import Noise, Slices
 from eggroll.spec.program import Batch, Leaves, Weights
 from eggroll.spec.rng import WHOLE, draws
@@ -105,10 +106,10 @@ class Population:
         every: of all members, else of those here, which are counted from 0.
         """
         self.engine.step = step
-        draw = partial(self.noise.slices, step, threads=self.engine.threads)
+        draw = partial(self.noise.slices, step, draw=self.engine.starts)
         members, skip = (self.everyone, 0) if every else (self.members, self.before // 2)
         first_chunk = skip, min(self.chunk, members) // 2
-        later = partial(self.noise.draw_ahead, step + 1, *first_chunk, self.engine.threads)
+        later = partial(self.noise.draw_ahead, step + 1, *first_chunk, self.engine.starts)
         for first in range(0, members, self.chunk):
             last = min(first + self.chunk, members)
             slices = draw(skip + first // 2, (last - first) // 2)
@@ -228,7 +229,7 @@ class Population:
             score, after, part = self.engine.credit(
                 prepared, slices, self._batch(batch, first, last), credit_noise, self.crediting
             )
-            total = _added(total, part)
+            total = added(total, part)
             mx.eval(score, after, total)
             scores.append(score)
             states.append(after)
@@ -248,7 +249,7 @@ class Population:
                 [stream], [WHOLE], at, (last - first, T), self.engine.threads, unsigned=True
             )
             part = self.engine.learn(prepared, self._batch(batch, first, last), words, back)
-            total = _added(total, part.votes)
+            total = added(total, part.votes)
             if last < self.members:  # else all is evaluated at the end
                 mx.eval(part[:4], total)
             parts.append(part)
@@ -291,7 +292,7 @@ class Population:
                 prepared, slices, chunk._replace(targets=chunk.tokens),  # which nobody reads
                 CreditNoise(mx.array(signs[:, pairs]), draws), crediting, mx.array(values[pairs]),
             )[2]  # fmt: skip
-            total = _added(total, part)
+            total = added(total, part)
             mx.eval(total)
         return total
 
@@ -320,7 +321,7 @@ class Population:
                 (call.world, call.shared, mx.array(call.keys[first:last]), call.rows),
                 scale, signs_here, crediting,
             )  # fmt: skip
-            total = _added(total, Z)
+            total = added(total, Z)
             mx.eval(total)
             parts.append(part)
         values, active, states = zip(*parts, strict=True)
@@ -334,23 +335,26 @@ class Population:
         return mx.array(self.ranks.signs(np.array(fitness), self.everyone // 2, self.group // 2))
 
     @evaluated
-    def votes(self, fitness: mx.array, step: int) -> Leaves:
+    def votes(self, fitness: mx.array, step: int, *, signs: bool = False) -> Leaves:
         """Z per leaf, int32: the noise of every pair times its fitness, int8 [N], of all ranks'.
 
-        Engines count fitness -1, 0 and 1, so a larger one is counted bit by bit.
+        Engines count fitness -1, 0 and 1, so a larger one is counted bit by bit. signs: there is
+        none, so what a GPU made stays there.
         """
         total: Leaves = {}
-        f: NDArray[np.int8] = np.array(fitness)
-        every = self.ranks.size == 1 or counts_all(len(f))
-        f = f if every else f[self.before // 2 :][: self.members // 2]
-        bits = max(int(abs(f).max()).bit_length(), 1)
-        for bit in range(bits):
-            plane = np.sign(f) * ((abs(f) >> bit) & 1) if bits > 1 else f
+        every = self.ranks.size == 1 or counts_all(fitness.size)
+        planes: list[Any] = [fitness]
+        if not (signs and every and mx.default_device() != mx.cpu):
+            f: NDArray[np.int8] = np.array(fitness)
+            f = f if every else f[self.before // 2 :][: self.members // 2]
+            bits = max(int(abs(f).max()).bit_length(), 1)
+            planes = [np.sign(f) * ((abs(f) >> i) & 1) for i in range(bits)] if bits > 1 else [f]
+        for bit, plane in enumerate(planes):
             for first, last, slices in self._chunks(step, every=every):
                 fitness_here = mx.array(plane[first // 2 : last // 2])
                 part = self.engine.votes(fitness_here, slices, self.clt)
                 part = {k: z << bit for k, z in part.items()} if bit else part
-                total = _added(total, part)
+                total = added(total, part)
                 mx.eval(total)
         return total if every else self.ranks.sums(total)
 
@@ -358,8 +362,3 @@ class Population:
 def _joined(parts: Sequence[mx.array]) -> mx.array:
     """Arrays of all chunks as one; that of a single chunk as it is."""
     return parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
-
-
-def _added(total: Leaves, part: Leaves) -> Leaves:
-    """Votes of a chunk added to those of the chunks before it, if there were any."""
-    return {name: total[name] + z if total else z for name, z in part.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, lru_cache
+from itertools import groupby
 from math import erfc, isqrt, sqrt
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
@@ -21,6 +22,7 @@ from eggroll.errors import InputError
 from eggroll.evolution import whitening
 from eggroll.evolution.whitening import ONE, TOP, Whole
 from eggroll.spec.fixed_point import LIMIT
+from eggroll.spec.flat import FlatLeaves, flat_order, shapes_of, whole_of
 from eggroll.spec.program import Leaves, Program
 from eggroll.spec.rng import native_module
 
@@ -175,7 +177,7 @@ class SignRule(UpdateRule):
         self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> MovedWeights:
         xp, view = arrays()
-        total = sum(w.size for w in weights.values())
+        size = sum(w.size for w in weights.values())
         z_q4, voters = self.z_q4(step), self.voters(decided)
         ranks = [self.rank if w.ndim == 2 else 1 for w in weights.values()]
         leaves = {
@@ -184,29 +186,31 @@ class SignRule(UpdateRule):
         }
         if xp is np and (native := native_module()):
             leaves_after, moved = native.sign([*leaves.values()], self.threads)
-            return MovedWeights(dict(zip(weights, leaves_after, strict=True)), {}, moved / total)
-        after, moved = dict[str, mx.array](), 0
-        viewed = {k: (view(z), view(w), *limits) for k, (z, w, *limits) in leaves.items()}
-        for names, (z, w, least, most) in self.batches(xp, viewed):
+            return MovedWeights(dict(zip(weights, leaves_after, strict=True)), {}, moved / size)
+        all_votes, all_weights = view(whole_of(votes)), view(whole_of(weights))
+        after, moved, first = list[Any](), 0, 0
+        for count, (least, most) in self.runs({k: (w, *leaves[k][2:]) for k, w in weights.items()}):
+            z, w = (whole[first : first + count] for whole in (all_votes, all_weights))
             up, down = (z >= least) & (w != LIMIT), (z <= -most) & (w != -LIMIT)  # |-2^31| wraps
             moved = moved + (up | down).sum()
-            flat = mx.array(w + up.view(xp.int8) - down.view(xp.int8)).reshape(-1)
-            ends = np.cumsum([weights[name].size for name in names])[:-1].tolist()
-            parts = zip(names, mx.split(flat, ends), strict=True)
-            after |= {name: part.reshape(weights[name].shape) for name, part in parts}
-        return MovedWeights({name: after[name] for name in weights}, {}, int(moved) / total)
+            after.append(w + up.view(xp.int8) - down.view(xp.int8))
+            first += count
+        whole = after[0] if len(after) == 1 else xp.concatenate(after)
+        whole = mx.array(whole) if xp is np else whole
+        mx.eval(whole, moved)
+        return MovedWeights(FlatLeaves(whole, shapes_of(weights)), {}, int(moved) / size)
 
-    def batches(
-        self, xp: Any, leaves: Mapping[str, tuple[Any, ...]]
-    ) -> Iterator[tuple[list[str], tuple[Any, ...]]]:
-        """Leaves with the same limits as one: on a GPU each operation costs a launch."""
+    def runs(self, leaves: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[int, tuple[Any, Any]]]:
+        """Numbers of weights in flat_order that have the same limits: each run is a few launches.
+
+        leaves: weights and their limits, by name.
+        """
+        ordered = (leaves[k] for k in flat_order({k: w.shape for k, (w, *_) in leaves.items()}))
         if self.measured:
-            yield from (([name], leaf) for name, leaf in leaves.items())
+            yield from ((w.size, (least, most)) for w, least, most in ordered)
             return
-        for limits in dict.fromkeys(leaf[2:] for leaf in leaves.values()):
-            some = {name: leaf for name, leaf in leaves.items() if leaf[2:] == limits}
-            z, w = (xp.concatenate([leaf[i].reshape(-1) for leaf in some.values()]) for i in (0, 1))
-            yield [*some], (z, w, *limits)
+        for limits, some in groupby(ordered, key=lambda leaf: leaf[1:]):
+            yield sum(w.size for w, *_ in some), limits
 
     def limits(self, xp: Any, z: Any, rank: int, z_q4: int, voters: int) -> tuple[Any, Any]:
         """The least votes Z that move a weight up, and the least -Z that move one down.
@@ -394,6 +398,15 @@ def arrays() -> tuple[Any, Callable[[Any], Any]]:
     On a CPU an operation of MLX takes some 20 us or more; on a GPU arrays stay there, unread.
     """
     return (np, np.asarray) if mx.default_device() == mx.cpu else (mx, lambda array: array)
+
+
+def summed(values: Any) -> Any:
+    """The sum of integers: of an array of NumPy at once, of a GPU's when it is read."""
+    if isinstance(values, np.ndarray):
+        return int(values.sum(dtype=np.int64))
+    found = values.astype(mx.int64).sum()
+    mx.async_eval(found)  # type: ignore[no-untyped-call]
+    return found
 
 
 def rounded(fine: mx.array) -> mx.array:

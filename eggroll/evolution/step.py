@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from eggroll.evolution.estimators import Estimate, Estimator, Timer, UpdateInput, no_timer
 from eggroll.evolution.population import Population
-from eggroll.evolution.rules import MovedWeights, UpdateRule
+from eggroll.evolution.rules import MovedWeights, UpdateRule, arrays, summed
 from eggroll.spec.program import Batch, Leaves
 
 
@@ -25,6 +25,7 @@ class Step(NamedTuple):
     seconds: float  # of wall time
     votes: Leaves  # as in Estimate
     decided: int | None  # as in Estimate
+    total_score: int  # the sum of the scores
 
 
 @dataclass
@@ -55,9 +56,12 @@ class Learner:
             began = time.perf_counter()
             start = self.start_of(batch)
             estimate = self.estimator(self.population, start, timer)
+            _, view = arrays()
+            score = summed(view(estimate.scores))
             rate = self.adopt(estimate, timer)
             seconds = max(time.perf_counter() - began, 0.0)
-            return Step(estimate.scores, rate, seconds, estimate.votes, estimate.decided)
+            scores, votes, decided = estimate.scores, estimate.votes, estimate.decided
+            return Step(scores, rate, seconds, votes, decided, int(score))
 
         return self.population.engine.run_guarded(evaluate_and_move)
 

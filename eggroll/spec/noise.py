@@ -5,7 +5,7 @@ Letters: N pairs, r rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -59,19 +59,18 @@ class Noise:
         """The epoch of update `step`: its noise is drawn anew with every epoch."""
         return step // self.reuse if self.reuse else 0
 
-    def slices(self, step: int, first_pair: int, pairs: int, threads: int = 1) -> Slices:
+    def slices(self, step: int, first_pair: int, pairs: int, draw: Draw | None = None) -> Slices:
         """The slices of pairs first_pair .. first_pair + pairs - 1 in update `step`.
 
-        Slices stay the same for `reuse` updates; reuse 0 freezes them for ever. threads: that draw
-        them, 0 takes all cores.
+        Slices stay the same for `reuse` updates; reuse 0 freezes them for ever. draw: an engine's
+        way to draw them; None draws them here by one thread.
         """
         if self._epoch != self.epoch(step):
             self._epoch, (ahead, drawn_ahead) = self.epoch(step), self._ahead
             self._kept = drawn_ahead if ahead == self._epoch else {}
         # Evaluation and votes of one update ask for the same chunks.
         if (first_pair, pairs) not in self._kept:
-            starts = self._starts(first_pair, pairs, threads, self._epoch)
-            drawn = Slices(self.table, starts, self.rank, self.shift)
+            drawn = self._drawn(self._epoch, first_pair, pairs, draw)
             room = KEPT - drawn.starts.nbytes
             # The last goes first, as an update asks for its chunks from the first on.
             while self._kept and sum(kept.starts.nbytes for kept in self._kept.values()) > room:
@@ -79,17 +78,35 @@ class Noise:
             self._kept[first_pair, pairs] = drawn
         return self._kept[first_pair, pairs]
 
-    def draw_ahead(self, step: int, first_pair: int, pairs: int, threads: int = 1) -> None:
+    def draw_ahead(self, step: int, first_pair: int, pairs: int, draw: Draw | None = None) -> None:
         """Draws the slices that a later update will ask for first, unless they are there."""
         epoch = self.epoch(step)
         if epoch != self._epoch and self._ahead[0] != epoch:
-            starts = self._starts(first_pair, pairs, threads, epoch)
-            drawn = Slices(self.table, starts, self.rank, self.shift)
+            drawn = self._drawn(epoch, first_pair, pairs, draw)
             self._ahead = epoch, {(first_pair, pairs): drawn}
 
-    def _starts(self, first_pair: int, pairs: int, threads: int, epoch: int) -> mx.array:
-        """First table index of every leaf's slice in an epoch, int32 [leaves, pairs]."""
-        common = key(self.seed, SLICES, epoch)
+    def _drawn(self, epoch: int, first_pair: int, pairs: int, draw: Draw | None) -> Slices:
+        starts = (draw or Noise.starts)(self, epoch, first_pair, pairs)
+        return Slices(self.table, starts, self.rank, self.shift)
+
+    def starts(self, epoch: int, first_pair: int, pairs: int, threads: int = 1) -> mx.array:
+        """First table index of every leaf's slice in an epoch, int32 [leaves, pairs].
+
+        threads: that draw them, 0 takes all cores.
+        """
+        common = self.stream(epoch)
         streams = [key(leaf, after=common) for leaf in range(len(self.shapes))]
-        rooms = [self.table.size - slice_length(shape, self.rank) + 1 for shape in self.shapes]
-        return draws(streams, rooms, first_pair, (len(self.shapes), pairs), threads)
+        return draws(streams, self.rooms, first_pair, (len(self.shapes), pairs), threads)
+
+    def stream(self, epoch: int) -> int:
+        """The key that those of all leaves follow in an epoch."""
+        return key(self.seed, SLICES, epoch)
+
+    @property
+    def rooms(self) -> list[int]:
+        """The number of places where a slice of each leaf may begin."""
+        return [self.table.size - slice_length(shape, self.rank) + 1 for shape in self.shapes]
+
+
+# (noise, epoch, first pair, pairs) -> `Noise.starts` of them.
+Draw = Callable[[Noise, int, int, int], mx.array]

@@ -444,12 +444,10 @@ def exchange_results(
     Raises:
         SharedError: the weights are not the same everywhere.
     """
-    # On the host, as nothing may fail between an update and its line.
-    total_score = int(np.asarray(step.scores).sum(dtype=np.int64))
     if ranks.size == 1:
-        return Exchange(total_score, wishes, {})
+        return Exchange(step.total_score, wishes, {})
     busy_here, idle_here = (round(s * 1e6) for s in (step.seconds - waited, waited))
-    mine = total_score, step.scores.size, busy_here, idle_here, *wishes, weights_digest
+    mine = step.total_score, step.scores.size, busy_here, idle_here, *wishes, weights_digest
     all_scores, tokens, busy, idle, stops, saves, digests = ranks.table(mine).T.tolist()
     _check(ranks, digests)
     facts = {

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
 import mlx.core as mx
-import numpy as np
 import tyro
 
 from eggroll.cli import command as cli
@@ -330,7 +329,7 @@ def updates_made(
             fresh = new_learner(replace(config, steps=total), learner.population.engine)
             learner.rule, learner.estimator = fresh.rule, fresh.estimator
         made = learner.update(streams.batch(learner.step))
-        score = int(np.asarray(made.scores).sum(dtype=np.int64))
+        score = made.total_score
         state = NONE
         if link.state != NONE:
             state = digest_state(learner.weights, learner.memory, learner.state)

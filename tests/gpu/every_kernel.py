@@ -23,6 +23,7 @@ from eggroll.engines.gpu.engine import GpuEngine
 from eggroll.engines.gpu.launch import Shape
 from eggroll.engines.gpu.plan import best_members
 from eggroll.engines.metal import MetalEngine
+from eggroll.spec.noise import Noise
 from eggroll.spec.program import Program
 
 PRESETS = {"seed": (256, 64, 1), "paper": (256, 256, 6)}
@@ -90,7 +91,9 @@ def small(program: Program, members: int, **options) -> Case:
 def run_case(engine: GpuEngine, case: Case, recorder: Recorder) -> None:
     """All that an engine launches for whole sequences and for text, with every rank of noise."""
     prepared, batch = engine.prepare(case.leaves), case.batch
-    of = recorder.of
+    of, shapes = recorder.of, [leaf.shape for leaf in case.program.leaves]
+    if engine.draws_starts:
+        engine.starts(Noise(shapes, seed=0, rank=1, shift=6, table_bits=12), 0, 0, 9)
     if case.program.outputs:
         recorder.of = f"{of} outputs"
         engine.outputs(prepared, case.slices, batch)

@@ -278,7 +278,7 @@ def test_the_trial_by_the_driver(monkeypatch: pytest.MonkeyPatch, capsys):
     driven = Driver(FakeCuda(copies, monkeypatch))
     assert driver.main(["trial"], driven) == 1
     said = capsys.readouterr().out
-    assert "rows with m16n8k32: scores of rank 1: " in said
+    assert "rows with m16n8k32: where slices begin: " in said
     assert "launches took" in said
 
 

@@ -251,11 +251,15 @@ def test_whole_runs_have_one_signature(
         signatures[name] = ended.signature
     assert ("NAX" if variant == "nax" else gpu.name) in ended.out
     assert len(set(signatures.values())) == 1, signatures
-    # A launch per stage and chunk; in training besides two for the votes of a chunk.
+    # A launch per stage and chunk; in training besides two for the votes of a chunk. Before them
+    # weights are packed, and on CUDA slices are drawn.
     stages, chunks = network["layers"] + 2, -(-36 // network["chunk"])
     votes = launcher.launches.count("egg_votes"), launcher.launches.count("egg_vector_votes")
     assert votes == (2 * chunks, 2 * chunks)
-    assert launcher.launches[: stages * chunks] == ["egg_stage"] * (stages * chunks)
+    before = {"egg_packing", "egg_drawing"}
+    launched = [name for name in launcher.launches if name not in before]
+    assert launched[: stages * chunks] == ["egg_stage"] * (stages * chunks)
+    assert before & {*launcher.launches} == ({"egg_packing"} if gpu.name == "metal" else before)
 
 
 def test_without_a_gpu_the_engine_is_refused(call: Command, gpu: Gpu):
@@ -307,4 +311,4 @@ def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
         made.evaluate(prepared, case.slices, batch._replace(state=batch.state[:, 1:]))
     with pytest.raises(ValueError, match="for 3 members"):
         made.evaluate(prepared, case.slices, batch.members(slice(3)))
-    assert not launcher.launches
+    assert {*launcher.launches} <= {"egg_packing"}

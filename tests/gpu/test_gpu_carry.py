@@ -117,7 +117,7 @@ def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
     ):
         with pytest.raises(ValueError, match=match):
             here.learn(here.prepare(case.leaves), case.batch, wrong, given)
-    assert not launcher.launches
+    assert {*launcher.launches} <= {"egg_packing"}
 
 
 def small() -> Program:

@@ -325,4 +325,4 @@ def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
     made.case.starts[:] = 0
     made.case.table = np.tile(made.case.table, 2)
     refused("token credit has rank 1")
-    assert not launcher.launches
+    assert {*launcher.launches} <= {"egg_packing"}

@@ -23,6 +23,7 @@ from test_programs import (
     small_case,
 )
 
+from eggroll.spec.noise import Noise
 from eggroll.spec.program import Program
 from gpu.backend import Gpu, at_the_end, engine
 
@@ -121,7 +122,42 @@ def test_rows_that_a_kernel_would_misread_are_refused(gpu: Gpu, launcher: Emulat
         credited.values = None if values is None else np.full((2, 3), values, np.int32)
         with pytest.raises(ValueError, match=match):
             credited.run(here)
-    assert not launcher.launches
+    assert {*launcher.launches} <= {"egg_packing"}
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(gpu: Gpu, launcher: Emulator):
+    """Whether they are repeated for the GPU, where they are looked at before, or not."""
+    case = small_case(SEEDS[0])
+    here, V, (P, T) = engine(gpu, case.program, launcher), case.program.vocabulary, case.batch.size
+    prepared, rows = here.prepare(case.leaves), np.full((P // 2, T), V - 1, np.int32)
+    launches = len(launcher.launches)
+    for wrong in (V, -1, 1 << 30):
+        rows[-1, -1] = wrong
+        tokens = here.repeated(rows, 2)
+        np.testing.assert_array_equal(np.array(tokens), np.repeat(rows, 2, axis=0))
+        with pytest.raises(ValueError, match=f"tokens must be in 0..{V - 1}"):
+            here.outputs(prepared, case.slices, case.batch._replace(tokens=tokens, targets=None))
+    assert len(launcher.launches) == launches
+    rows[-1, -1] = 0
+    tokens = here.repeated(rows, 2)
+    assert tokens.dtype == mx.int32
+    np.testing.assert_array_equal(np.array(tokens), np.repeat(rows, 2, axis=0))
+
+
+@pytest.mark.parametrize("gpu", ["cuda"], indirect=True)
+@pytest.mark.parametrize("first", [0, 77, (1 << 31) - 5, (1 << 40) + 3])
+def test_slices_begin_where_the_host_says(gpu: Gpu, launcher: Emulator, first: int):
+    case = complete_case()
+    shapes = [leaf.shape for leaf in case.program.leaves]
+    here = engine(gpu, case.program, launcher)
+    for seed, rank, bits in ((3, 1, 16), (-(1 << 70), 4, 24)):
+        noise = Noise(shapes, seed=seed, rank=rank, shift=6, table_bits=bits)
+        for epoch in (0, 1 << 33):
+            starts = here.starts(noise, epoch, first, 9)
+            expected = noise.starts(epoch, first, 9)
+            assert starts.dtype == expected.dtype
+            np.testing.assert_array_equal(np.array(starts), np.array(expected))
+    assert {*launcher.launches} == {"egg_drawing"}
 
 
 def padded(D: int) -> Program:

@@ -173,11 +173,11 @@ def test_noise_is_drawn_while_the_gpu_computes(faulty, monkeypatch: pytest.Monke
     shapes = [leaf.shape for leaf in case.program.leaves]
     noise = Noise(shapes, seed=0, rank=1, shift=6, table_bits=16)
     told: list[object] = []
-    drawn, launched, waited = noise._starts, made.engine.evaluate, mx.eval
+    drawn, launched, waited = noise.starts, made.engine.evaluate, mx.eval
 
-    def starts(first: int, *rest: Any) -> mx.array:
+    def starts(epoch: int, first: int, *rest: Any) -> mx.array:
         told.append(first)
-        return drawn(first, *rest)
+        return drawn(epoch, first, *rest)
 
     def evaluate(*given: Any) -> Any:
         told.append("launch")
@@ -188,7 +188,7 @@ def test_noise_is_drawn_while_the_gpu_computes(faulty, monkeypatch: pytest.Monke
             told.append("wait")
         waited(*arrays)
 
-    monkeypatch.setattr(noise, "_starts", starts)
+    monkeypatch.setattr(noise, "starts", starts)
     monkeypatch.setattr(made.engine, "evaluate", evaluate)
     population = Population(made, noise, members=10, group=2, chunk=4)
     monkeypatch.setattr(mx, "eval", wait)

@@ -21,6 +21,7 @@ from eggroll.engines.guard import Guarded, Inspection, Subset, in_turn, ranges_o
 from eggroll.networks import mlp
 from eggroll.ranks import ALONE
 from eggroll.spec.backward import Learnt
+from eggroll.spec.noise import Noise
 from eggroll.spec.program import Program
 from eggroll.training.config import Config
 from eggroll.training.learner import engine_for
@@ -172,6 +173,39 @@ def test_votes_of_a_large_population_are_those_of_a_block(faulty, monkeypatch):
     call_of(made, "votes", case)
     with pytest.raises(EngineError, match=r"votes of head\[2, 3\] is .* of members \d+ to \d+\)"):
         call_of(made, "votes", case)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_slices_that_begin_elsewhere_are_noticed(
+    first: int, faulty, monkeypatch: pytest.MonkeyPatch
+):
+    """Neither members nor votes would differ, as both engines take the slices they are given."""
+    every_look(monkeypatch)
+    faulty(lambda method, found: found)
+    case = scored()
+    made, _ = engines.choose("metal", case.program)
+    noise = Noise([leaf.shape for leaf in case.program.leaves], seed=0, rank=1, shift=6)
+    fault = persistent("starts", first, lambda found: off_by_one(found, (1, 2)))
+    monkeypatch.setattr(
+        made.engine, "starts", lambda noise, *given: fault("starts", noise.starts(*given))
+    )
+    monkeypatch.setattr(type(made.engine), "draws_starts", True)
+    for epoch in range(first - 1):
+        made.starts(noise, epoch, 0, 5)
+    with pytest.raises(EngineError, match=r"\(slices of the noise begin elsewhere\)"):
+        made.starts(noise, 9, 0, 5)
+
+
+def test_slices_are_drawn_again_where_an_engine_takes_over(faulty, monkeypatch: pytest.MonkeyPatch):
+    faulty(lambda method, found: found)
+    case = scored()
+    made, _ = engines.choose("metal", case.program, replaceable=True)
+    noise = Noise([leaf.shape for leaf in case.program.leaves], seed=0, rank=1, shift=6)
+    monkeypatch.setattr(type(made.engine), "draws_starts", True)
+    monkeypatch.setattr(made.engine, "starts", lambda *_: mx.zeros((1, 1), mx.int32))
+    with pytest.warns(EngineWarning, match="begin elsewhere"):
+        starts = made.starts(noise, 0, 3, 5)
+    np.testing.assert_array_equal(np.array(starts), np.array(noise.starts(0, 3, 5)))
 
 
 class Clock:

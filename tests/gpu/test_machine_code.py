@@ -23,6 +23,7 @@ from test_programs import complete_case, same_outputs
 
 from eggroll.engines.cuda import CudaEngine, target
 from eggroll.engines.gpu.dialect import KernelSource
+from eggroll.spec.noise import Noise
 from eggroll.spec.program import Program
 from gpu.backend import at_the_end, check_credit, check_scores, check_votes
 from gpu.test_planted import asked, moved
@@ -49,7 +50,8 @@ def run(launcher: MachineLauncher, members: int = 8, product: str = "", **shape:
     made = engine(case.program, launcher, product, members)
     check_scores(made, case)
     check_votes(made, case, np.arange(members // 2 + 1) % 3 - 1)
-    assert launcher.launches == ["egg_stage"] * 3 + ["egg_votes", "egg_vector_votes"]
+    votes = ["egg_votes", "egg_vector_votes"]
+    assert launcher.launches == ["egg_packing", *["egg_stage"] * 3, *votes]
     assert launcher.issued > 1000
 
 
@@ -211,3 +213,14 @@ def test_bounds_are_kept(fault: str):
         MachineLauncher("sm_90a")(
             source, [mx.arange(64)], [((64,), mx.int32)], (64, 1, 1), (64, 1, 1)
         )
+
+
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_75"])
+def test_slices_begin_where_the_host_says(architecture: str):
+    """Products of 64 bits."""
+    case = random_case(1, V=9, D=8, L=1)
+    launcher = MachineLauncher(architecture)
+    noise = Noise([leaf.shape for leaf in case.program.leaves], seed=5, rank=1, shift=6)
+    starts = engine(case.program, launcher).starts(noise, 3, (1 << 31) - 5, 9)
+    np.testing.assert_array_equal(np.array(starts), np.array(noise.starts(3, (1 << 31) - 5, 9)))
+    assert launcher.launches == ["egg_drawing"]

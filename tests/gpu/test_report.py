@@ -125,7 +125,7 @@ def test_first_steps_of_a_machine_without_a_gpu(monkeypatch):
         assert list(first) == ["machine", "device", "probe", "trial"]
         done = run_step(first["trial"].words, first["trial"].env, 60)
         assert word in done.why
-        assert f"{engine}: scores of rank 1" in done.said
+        assert f"{engine}: weights in order" in done.said
     done = run_step(first["machine"].words, {}, 60)
     assert done.code == 0
     assert "$ nvidia-smi --format=csv" in done.said

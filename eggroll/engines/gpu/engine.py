@@ -6,9 +6,11 @@ calls a block.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -21,12 +23,19 @@ from eggroll.engines.gpu.backward import BackwardRun, BackwardStage, TapeChunk
 from eggroll.engines.gpu.backward_plan import BackwardPlan
 from eggroll.engines.gpu.credit import CreditPlan, CreditRun, CreditStageWriter, CreditWork
 from eggroll.engines.gpu.dialect import Dialect, KernelSource
-from eggroll.engines.gpu.launch import Launcher, OutputShapes, Pace, pad_flat
+from eggroll.engines.gpu.launch import Launcher, OutputShapes, Pace, numbers, pad_flat
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, matrix_macs, padded
 from eggroll.engines.gpu.stage import RESULT_OUTPUTS, StageResult, StageWriter
-from eggroll.engines.gpu.votes import count_votes, credit_kernels
+from eggroll.engines.gpu.votes import (
+    PACKED_TOGETHER,
+    count_votes,
+    credit_kernels,
+    launch_counts,
+    packing,
+)
 from eggroll.spec.backward import MOST, Backward, Learnt
 from eggroll.spec.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
+from eggroll.spec.flat import added, flat_order, whole_of
 from eggroll.spec.noise import Slices, slice_length
 from eggroll.spec.program import Batch, Program, Stage, Weights
 
@@ -39,6 +48,13 @@ class StageKernel(NamedTuple):
 
     plan: StagePlan
     source: KernelSource
+
+
+class PackedLayout(NamedTuple):
+    """The layout of the weights of all stages."""
+
+    order: mx.array  # int32 [bytes], the place of each in the flat weights, -1 for none
+    ends: list[int]  # of all stages but the last
 
 
 class NodeNoise(NamedTuple):
@@ -55,6 +71,7 @@ class GpuEngine(Engine):
     """
 
     group_sizes: ClassVar[tuple[int, ...]]  # M that there may be, largest first
+    draws_starts: ClassVar[bool] = False  # whether a kernel draws where slices begin
 
     def __init__(
         self,
@@ -69,6 +86,8 @@ class GpuEngine(Engine):
         super().__init__(program, threads, block_tokens)
         self.pace = pace
         self.dialect, self.launcher, self.members = dialect, launcher, members
+        self._layout: PackedLayout | None = None
+        self._table: tuple[mx.array, mx.array] | None = None  # of the noise, and as kernels read it
         self._members: dict[tuple[int, int], int] = {}
         self._kernels: dict[tuple[int, int, int, StageResult | Crediting], list[StageKernel]] = {}
         self._credit: dict[tuple[int, int, Crediting], tuple[CreditWork, list[KernelSource]]] = {}
@@ -109,26 +128,62 @@ class GpuEngine(Engine):
     def packed(self, w: mx.array) -> mx.array:
         """A matrix [O, K] int8 as the products read it, flat, with zeros up to multiples of PAD."""
 
-    def table_of(self, noise: Slices) -> mx.array:
+    def table_words(self, table: mx.array) -> mx.array:
         """The noise table as kernels read it."""
-        return pad_flat(noise.table)
+        return pad_flat(table)
+
+    def table_of(self, noise: Slices) -> mx.array:
+        """The same, made once."""
+        if self._table is None or self._table[0] is not noise.table:
+            self._table = noise.table, self.table_words(noise.table)
+        return self._table[1]
 
     def repeated(self, shared: NDArray[Any], times: int) -> mx.array:
-        """By MLX, so that less goes to the GPU."""
-        return mx.repeat(self.array(shared), times, axis=0)
+        """By MLX, so that less goes to the GPU; tokens in as few bytes as their vocabulary needs.
+
+        They are looked at here, where they are few and the host's.
+        """
+        V = self.program.vocabulary
+        if shared.dtype != np.int32 or shared.view(np.uint32).max(initial=0) >= V:
+            return mx.repeat(self.array(shared), times, axis=0)
+        few = self.array(shared.astype(np.min_scalar_type(V - 1)))
+        rows = mx.repeat(few, times, axis=0).astype(mx.int32)
+        _checked[id(rows), V] = rows
+        return rows
 
     def prepare(self, weights: Weights) -> list[mx.array]:
         """One int8 array per stage: its leaves one after the other, matrices packed for lanes."""
-        return [self._packed_stage(stage, weights) for stage in self.program.stages]
+        order, ends = self.layout
+        size = order.size
+        (packed,) = launch_counts(
+            self.launcher, packing(self.dialect), [whole_of(weights), order], [size],
+            [((size,), mx.int8)], size // PACKED_TOGETHER,
+        )  # fmt: skip
+        return list(mx.split(packed, ends))
 
-    def _packed_stage(self, stage: Stage, weights: Weights) -> mx.array:
-        leaves = [mx.zeros(padded(1), mx.int8)] * all(op.leaf < 0 for op in stage.ops)
+    @property
+    def layout(self) -> PackedLayout:
+        """The place of every byte of the stages' arrays in the flat weights."""
+        if self._layout is None:
+            shapes, numbered, first = {leaf.name: leaf.shape for leaf in self.program.leaves}, {}, 1
+            for name in flat_order(shapes):
+                last = first + math.prod(shapes[name])
+                numbered[name] = mx.arange(first, last, dtype=mx.int32).reshape(shapes[name])
+                first = last
+            stages = [self._packed_stage(stage, numbered) for stage in self.program.stages]
+            ends = [*accumulate(stage.size for stage in stages)]
+            self._layout = PackedLayout(mx.concatenate(stages) - 1, ends[:-1])
+        return self._layout
+
+    def _packed_stage(self, stage: Stage, leaves: Mapping[str, mx.array]) -> mx.array:
+        """A stage's leaves as its kernels read them, with zeros between them."""
+        packed = [mx.zeros(padded(1), mx.int32)] * all(op.leaf < 0 for op in stage.ops)
         for op in stage.ops:
             if op.leaf >= 0:
-                w = weights[self.program.leaves[op.leaf].name]
-                flat = self.packed(w) if op.kind in PRODUCTS else w.reshape(-1)
-                leaves.append(pad_flat(flat, padded(flat.size)))
-        return mx.concatenate(leaves)
+                leaf = leaves[self.program.leaves[op.leaf].name]
+                flat = self.packed(leaf) if op.kind in PRODUCTS else leaf.reshape(-1)
+                packed.append(pad_flat(flat, padded(flat.size)))
+        return mx.concatenate(packed)
 
     def evaluate(
         self, prepared: Any, noise: Slices | None, batch: Batch
@@ -178,7 +233,7 @@ class GpuEngine(Engine):
             Z = count_votes(
                 self.launcher, self.dialect, self.program, table, slices, fitness[pairs], clt
             )
-            total = {name: total[name] + z if total else z for name, z in Z.items()}
+            total = added(total, Z)
             self.pace.launched(total.values(), count * macs)
             first += count
         return total
@@ -212,7 +267,7 @@ class GpuEngine(Engine):
             )
             scores.append(score)
             states.append(state)
-            total = {name: total[name] + z if total else z for name, z in Z.items()}
+            total = added(total, Z)
             if members < P:  # so that the tapes of one launch are gone before the next one's come
                 mx.eval(score, state, total)
         return mx.concatenate(scores), mx.concatenate(states), total
@@ -266,7 +321,7 @@ class GpuEngine(Engine):
             learnt = self._learn_members(
                 prepared, back, feedback, batch.members(rows), words[rows], tokens
             )
-            total = {name: total[name] + z if total else z for name, z in learnt.votes.items()}
+            total = added(total, learnt.votes)
             results.append(learnt)
             if members < P:  # so that the tapes of one launch are gone before the next one's come
                 mx.eval(learnt, total)
@@ -432,7 +487,7 @@ class GpuEngine(Engine):
         rows = {"targets": batch.targets, "shown": batch.inputs, "listed": batch.features}
         return {
             "table": self.table_of(noise) if noise else pad_flat(mx.zeros(0, mx.int8)),
-            "sizes": mx.array(list(sizes), mx.int32),
+            "sizes": numbers(*sizes),
             "tokens": pad_flat(batch.tokens.astype(mx.int32)),
         } | {name: pad_flat(array) for name, array in rows.items() if array is not None}
 
@@ -642,8 +697,8 @@ def member_scratch(plans: Sequence[StagePlan]) -> int:
 # Refusals of what a kernel would read beyond an array.
 
 MAX_SHIFT = 27  # of a vector's noise at the largest sigma_shift
-# Starts that lie in their table, for as long as they live: evaluation and votes of an update have
-# the same, and a check of them may take as long as a launch.
+# Tokens below their vocabulary, and starts that lie in their table, for as long as they live:
+# evaluation and votes of an update have the same starts, and a check may take as long as a launch.
 _checked: WeakValueDictionary[tuple[int, ...], mx.array] = WeakValueDictionary()
 
 
@@ -659,7 +714,7 @@ def check_tokens(program: Program, batch: Batch) -> None:
         needed = tokens.shape[0], size
         raise ValueError(f"state is {state.shape}, not [P, state_size] = {needed}")
     for name, array in (("tokens", tokens), ("targets", targets)):
-        if array is None:
+        if array is None or (id(array), V) in _checked:
             continue
         if as_unsigned(array).max() >= V:
             raise ValueError(f"{name} must be in 0..{V - 1}")
@@ -670,13 +725,17 @@ def check_noise(program: Program, noise: Slices, members: int) -> None:
     if members % 2 or noise.starts.shape != (len(program.leaves), members // 2):
         raise ValueError(f"starts are {noise.starts.shape} for {members} members")
     lengths = [slice_length(leaf.shape, noise.rank) for leaf in program.leaves]
-    room = np.array([noise.table.size - length for length in lengths])
-    key = (id(noise.starts), *room.tolist())
-    if key in _checked:
+    rooms = [noise.table.size - length + 1 for length in lengths]
+    if (id(noise.starts), *rooms) in _checked:
         return
-    if (as_unsigned(noise.starts).max(axis=1, initial=0) > room).any():
+    if (as_unsigned(noise.starts).max(axis=1, initial=0) >= np.array(rooms)).any():
         raise ValueError("a slice of the noise lies beyond the table")
-    _checked[key] = noise.starts
+    lie_within(rooms, noise.starts)
+
+
+def lie_within(rooms: Sequence[int], starts: mx.array) -> None:
+    """Tells that starts [leaves, pairs] are below their leaf's room, so that nobody looks again."""
+    _checked[id(starts), *rooms] = starts
 
 
 def check_draws(credit_noise: CreditNoise, P: int, T: int) -> None:

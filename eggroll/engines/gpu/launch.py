@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -72,6 +73,12 @@ def pad_flat(a: mx.array, size: int = SMALLEST_INPUT) -> mx.array:
     """The array, flat, with zeros up to `size` elements."""
     a = a.reshape(-1)
     return a if a.size >= size else mx.concatenate([a, mx.zeros(size - a.size, a.dtype)])
+
+
+@lru_cache(1024)
+def numbers(*values: int) -> mx.array:
+    """Numbers for a kernel, int32. Kept, as a GPU's first look at memory of the host takes long."""
+    return mx.array(list(values), mx.int32)
 
 
 class Pace:

@@ -6,7 +6,6 @@ are the pairs of whole threadgroups.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import product
@@ -14,10 +13,10 @@ from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
 from eggroll.engines.gpu.dialect import VOTE_SIDE, VOTE_THREADS, Dialect, KernelSource
-from eggroll.engines.gpu.launch import Launcher, Shape, pad_flat
+from eggroll.engines.gpu.launch import Launcher, Shape, numbers, pad_flat
+from eggroll.spec.flat import FlatLeaves
 from eggroll.spec.noise import Slices
 from eggroll.spec.program import Program
 
@@ -39,34 +38,48 @@ def count_votes(
     inputs = [table, noise.starts, fitness.astype(mx.int8)]
     matrices, vectors = vote_sources(dialect, noise.rank, clt)
     work = vote_work(tuple(leaf.shape for leaf in leaves), VOTE_SIDE)
-    flat: dict[bool, mx.array] = {}
-    for of_matrix, source, rows, terms, size, threads in (
-        (True, matrices, work.tiles, N * noise.rank, work.votes, VOTE_THREADS),
-        (False, vectors, work.elements, N, len(work.elements), 1),
+    flat = list[mx.array]()  # in flat_order
+    for source, rows, terms, size, threads in (
+        (matrices, work.tiles, N * noise.rank, work.votes, VOTE_THREADS),
+        (vectors, work.elements, N, work.elements.shape[0], 1),
     ):
-        if not len(rows):
+        if not rows.size:
             continue
-        count = len(rows) * threads
+        count = rows.shape[0] * threads
         parts, share = split_terms(terms, -(-count // VOTE_THREADS), dialect.vote_groups)
         (Z,) = launch_counts(
-            launcher, source, [*inputs, mx.array(rows)], [N, share, size],
+            launcher, source, [*inputs, rows], [N, share, size],
             [((parts, size), mx.int32)], count, parts,
         )  # fmt: skip
-        flat[of_matrix] = Z.sum(axis=0) if parts > 1 else Z.reshape(size)
-    votes, first = {}, {True: 0, False: 0}
-    for leaf in leaves:
-        matrix, size = len(leaf.shape) == 2, math.prod(leaf.shape)
-        begin = first[matrix]
-        votes[leaf.name] = flat[matrix][begin : begin + size].reshape(leaf.shape)
-        first[matrix] += size
-    return votes
+        flat.append(Z.sum(axis=0) if parts > 1 else Z.reshape(size))
+    whole = mx.concatenate(flat) if len(flat) > 1 else flat[0]
+    return FlatLeaves(whole, {leaf.name: leaf.shape for leaf in leaves})
+
+
+PACKED_TOGETHER = 16  # bytes that a thread puts in place, which divide a stage's weights
+
+
+@cache
+def packing(dialect: Dialect) -> KernelSource:
+    """The kernel that puts weights in the order of a layout. sizes: bytes."""
+    constants = dialect.constants(TOGETHER=PACKED_TOGETHER)
+    return _kernel(dialect, "egg_packing", "weights order sizes", "packed", "", PACKING, constants)
+
+
+@cache
+def drawing(dialect: Dialect) -> KernelSource:
+    """The kernel that draws where slices begin.
+
+    sizes: leaves, pairs, and the halves of the key of all leaves and of the first pair's number.
+    """
+    return _kernel(dialect, "egg_drawing", "rooms sizes", "starts", "draws", DRAWING)
 
 
 class VoteWork(NamedTuple):
     """The tiles and elements of one count of votes, in the order of its flat results."""
 
-    tiles: NDArray[np.int32]  # [tiles, (leaf, row, column, O, K, offset)] of the matrices
-    elements: NDArray[np.int32]  # [elements, (leaf, element)] of the vectors
+    tiles: mx.array  # int32 [tiles, (leaf, row, column, O, K, offset)] of the matrices
+    elements: mx.array  # int32 [elements, (leaf, element)] of the vectors
     votes: int  # of all matrices, one after the other
 
 
@@ -84,7 +97,8 @@ def vote_work(shapes: tuple[tuple[int, ...], ...], side: int) -> VoteWork:
         corners = product(range(0, O, side), range(0, K, side))
         tiles += [(i, row, column, O, K, offset) for row, column in corners]
         offset += O * K
-    return VoteWork(np.array(tiles, np.int32), np.array(elements, np.int32), offset)
+    of_matrices, of_vectors = (mx.array(np.array(rows, np.int32)) for rows in (tiles, elements))
+    return VoteWork(of_matrices, of_vectors, offset)
 
 
 def launch_counts(
@@ -98,7 +112,7 @@ def launch_counts(
 ) -> list[mx.array]:
     """Launches a kernel in threadgroups of VOTE_THREADS, `parts` times along y."""
     grid = -(-threads // VOTE_THREADS) * VOTE_THREADS, parts, 1
-    inputs = [pad_flat(a) for a in arrays] + [mx.array(list(sizes), mx.int32)]
+    inputs = [pad_flat(a) for a in arrays] + [numbers(*sizes)]
     return launcher(source, inputs, outputs, grid, (VOTE_THREADS, 1, 1))
 
 
@@ -273,6 +287,23 @@ def _kernel(
 
 # Their bodies, in words that a dialect translates.
 
+PACKING = """\
+const $uint mine = $thread, first = mine * TOGETHER;
+if (first < $uint(sizes[0])) {
+  for ($uint at = first; at < first + TOGETHER; ++at) {
+    packed[at] = order[at] < 0 ? int8_t(0) : weights[order[at]];
+  }
+}
+"""
+
+DRAWING = """\
+const $uint pairs = sizes[1], at = $thread;
+if (at < $uint(sizes[0]) * pairs) {
+  const uint64_t common = egg::wide(sizes[2], sizes[3]), first = egg::wide(sizes[4], sizes[5]);
+  const uint64_t stream = egg::stream_of(common, at / pairs);
+  starts[at] = int32_t(egg::draw_below(stream, first + uint64_t(at % pairs), rooms[at / pairs]));
+}
+"""
 VOTES = """\
 const $uint begin = $part * sizes[1];
 egg::PairTerms terms;
