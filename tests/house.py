@@ -66,7 +66,7 @@ BUDGETS: dict[str, int] = {
     "ranks": 700,
     "report": 650,
     "root": 1780,
-    "spec": 1150,
+    "spec": 1160,
     "sweep": 1400,
     "training": 3560,
 }

@@ -29,7 +29,18 @@ def test_matrices_come_first_and_names_keep_their_order():
 
 @pytest.mark.parametrize("leaves", [flat(), dict(flat())], ids=["flat", "apart"])
 def test_leaves_as_one_array(leaves: dict[str, mx.array]):
-    assert np.array(whole_of(leaves)).tolist() == list(range(18))
+    assert np.array(whole_of(leaves, SHAPES)).tolist() == list(range(18))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_leaves_in_another_order_go_by_their_names(apart: bool):
+    shapes = {name: SHAPES[name] for name in sorted(SHAPES, reverse=True)}
+    leaves = flat()
+    whole = whole_of(dict(leaves) if apart else leaves, shapes)
+    found = FlatLeaves(whole, shapes)
+    assert list(found) != list(leaves)
+    for name in SHAPES:
+        np.testing.assert_array_equal(np.array(found[name]), np.array(leaves[name]))
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -37,7 +48,7 @@ def test_a_leaf_that_was_replaced_is_in_the_whole(name: str):
     leaves = flat()
     leaves[name] = -leaves[name]
     assert leaves.whole is None
-    expected = FlatLeaves(whole_of(leaves), SHAPES)
+    expected = FlatLeaves(whole_of(leaves, SHAPES), SHAPES)
     for other in SHAPES:
         np.testing.assert_array_equal(np.array(expected[other]), np.array(leaves[other]))
 
@@ -48,7 +59,9 @@ def test_a_leaf_more_or_less_is_noticed():
     assert leaves.whole is None
     leaves = flat()
     del leaves["gain"]
-    assert np.array(whole_of(leaves)).tolist() == list(range(17))
+    assert leaves.whole is None
+    fewer = {name: SHAPES[name] for name in leaves}
+    assert np.array(whole_of(leaves, fewer)).tolist() == list(range(17))
 
 
 def test_votes_of_chunks_are_added():
@@ -56,4 +69,4 @@ def test_votes_of_chunks_are_added():
     assert added({}, one) is one
     for total in (added(one, other), added(dict(one), other), added(one, dict(other))):
         assert list(total) == list(SHAPES)
-        np.testing.assert_array_equal(np.array(whole_of(total)), 2 * np.arange(18))
+        np.testing.assert_array_equal(np.array(whole_of(total, SHAPES)), 2 * np.arange(18))

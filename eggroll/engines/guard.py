@@ -96,6 +96,7 @@ class Guarded(Engine):
             if inspection.looks < 0 or inspection.due:
                 began, expected = self._clock(), np.array(self.spare.starts(*given))
                 if not np.array_equal(np.array(starts), expected):
+                    noise.forget()
                     self._differs(inspection.update, "slices of the noise begin elsewhere")
                 inspection.looked(self._clock() - began, self._update, 1.0)
             return starts

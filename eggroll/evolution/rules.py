@@ -187,7 +187,8 @@ class SignRule(UpdateRule):
         if xp is np and (native := native_module()):
             leaves_after, moved = native.sign([*leaves.values()], self.threads)
             return MovedWeights(dict(zip(weights, leaves_after, strict=True)), {}, moved / size)
-        all_votes, all_weights = view(whole_of(votes)), view(whole_of(weights))
+        shapes = shapes_of(weights)
+        all_votes, all_weights = view(whole_of(votes, shapes)), view(whole_of(weights, shapes))
         after, moved, first = list[Any](), 0, 0
         for count, (least, most) in self.runs({k: (w, *leaves[k][2:]) for k, w in weights.items()}):
             z, w = (whole[first : first + count] for whole in (all_votes, all_weights))
@@ -198,7 +199,7 @@ class SignRule(UpdateRule):
         whole = after[0] if len(after) == 1 else xp.concatenate(after)
         whole = mx.array(whole) if xp is np else whole
         mx.eval(whole, moved)
-        return MovedWeights(FlatLeaves(whole, shapes_of(weights)), {}, int(moved) / size)
+        return MovedWeights(FlatLeaves(whole, shapes), {}, int(moved) / size)
 
     def runs(self, leaves: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[int, tuple[Any, Any]]]:
         """Numbers of weights in flat_order that have the same limits: each run is a few launches.

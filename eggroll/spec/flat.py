@@ -20,7 +20,7 @@ class FlatLeaves(Leaves):
     """Leaves that are parts of one flat array, one after the other in flat_order."""
 
     def __init__(self, whole: mx.array, shapes: Shapes) -> None:
-        order = flat_order(shapes)
+        self.order = order = flat_order(shapes)
         ends = list(accumulate(prod(shapes[name]) for name in order))
         self._whole, self._parts = whole, dict(zip(order, mx.split(whole, ends[:-1]), strict=True))
         for name, shape in shapes.items():
@@ -44,11 +44,13 @@ def shapes_of(leaves: Mapping[str, mx.array]) -> Shapes:
     return {name: leaf.shape for name, leaf in leaves.items()}
 
 
-def whole_of(leaves: Mapping[str, mx.array]) -> mx.array:
-    """Leaves as one flat array, in flat_order."""
-    if isinstance(leaves, FlatLeaves) and (whole := leaves.whole) is not None:
-        return whole
-    order = flat_order(shapes_of(leaves))
+def whole_of(leaves: Mapping[str, mx.array], shapes: Shapes) -> mx.array:
+    """Leaves as one flat array, in the flat_order of these shapes."""
+    order = flat_order(shapes)
+    if isinstance(leaves, FlatLeaves) and leaves.order == order:
+        whole = leaves.whole
+        if whole is not None:
+            return whole
     return mx.concatenate([leaves[name].reshape(-1) for name in order])
 
 
@@ -57,5 +59,6 @@ def added(total: Leaves, part: Leaves) -> Leaves:
     if not total:
         return part
     if isinstance(total, FlatLeaves) and isinstance(part, FlatLeaves):
-        return FlatLeaves(whole_of(total) + whole_of(part), shapes_of(part))
+        shapes = shapes_of(part)
+        return FlatLeaves(whole_of(total, shapes) + whole_of(part, shapes), shapes)
     return {name: total[name] + z for name, z in part.items()}

@@ -85,6 +85,10 @@ class Noise:
             drawn = self._drawn(epoch, first_pair, pairs, draw)
             self._ahead = epoch, {(first_pair, pairs): drawn}
 
+    def forget(self) -> None:
+        """Lets all slices be drawn again, after an engine drew wrong ones."""
+        self._epoch, self._kept, self._ahead = -1, {}, (-1, {})
+
     def _drawn(self, epoch: int, first_pair: int, pairs: int, draw: Draw | None) -> Slices:
         starts = (draw or Noise.starts)(self, epoch, first_pair, pairs)
         return Slices(self.table, starts, self.rank, self.shift)

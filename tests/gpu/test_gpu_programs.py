@@ -144,6 +144,17 @@ def test_tokens_beyond_the_vocabulary_are_refused(gpu: Gpu, launcher: Emulator):
     np.testing.assert_array_equal(np.array(tokens), np.repeat(rows, 2, axis=0))
 
 
+def test_weights_go_by_their_names(gpu: Gpu, launcher: Emulator):
+    """Whatever the order of the leaves they are given in."""
+    case = complete_case()
+    here = engine(gpu, case.program, launcher)
+    names = sorted(case.leaves, reverse=True)
+    assert names != list(case.leaves)
+    others = {name: case.leaves[name] for name in names} | {"of nobody": mx.zeros(3, mx.int8)}
+    for one, other in zip(here.prepare(case.leaves), here.prepare(others), strict=True):
+        np.testing.assert_array_equal(np.array(one), np.array(other))
+
+
 @pytest.mark.parametrize("gpu", ["cuda"], indirect=True)
 @pytest.mark.parametrize("first", [0, 77, (1 << 31) - 5, (1 << 40) + 3])
 def test_slices_begin_where_the_host_says(gpu: Gpu, launcher: Emulator, first: int):

@@ -202,10 +202,15 @@ def test_slices_are_drawn_again_where_an_engine_takes_over(faulty, monkeypatch: 
     made, _ = engines.choose("metal", case.program, replaceable=True)
     noise = Noise([leaf.shape for leaf in case.program.leaves], seed=0, rank=1, shift=6)
     monkeypatch.setattr(type(made.engine), "draws_starts", True)
-    monkeypatch.setattr(made.engine, "starts", lambda *_: mx.zeros((1, 1), mx.int32))
+    given = noise.starts(0, 3, 5)
+    fault = persistent("starts", 2, lambda _: mx.zeros((1, 1), mx.int32))
+    monkeypatch.setattr(made.engine, "starts", lambda *_: fault("starts", given))
+    every_look(monkeypatch)
+    kept = noise.slices(0, 3, 5, made.starts)  # perhaps wrong, too, if all were looked at
     with pytest.warns(EngineWarning, match="begin elsewhere"):
-        starts = made.starts(noise, 0, 3, 5)
-    np.testing.assert_array_equal(np.array(starts), np.array(noise.starts(0, 3, 5)))
+        later = noise.slices(0, 8, 5, made.starts)
+    assert noise.slices(0, 3, 5, made.starts) is not kept
+    np.testing.assert_array_equal(np.array(later.starts), np.array(noise.starts(0, 8, 5)))
 
 
 class Clock:

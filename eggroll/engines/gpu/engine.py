@@ -35,7 +35,7 @@ from eggroll.engines.gpu.votes import (
 )
 from eggroll.spec.backward import MOST, Backward, Learnt
 from eggroll.spec.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
-from eggroll.spec.flat import added, flat_order, whole_of
+from eggroll.spec.flat import Shapes, added, flat_order, whole_of
 from eggroll.spec.noise import Slices, slice_length
 from eggroll.spec.program import Batch, Program, Stage, Weights
 
@@ -154,18 +154,19 @@ class GpuEngine(Engine):
     def prepare(self, weights: Weights) -> list[mx.array]:
         """One int8 array per stage: its leaves one after the other, matrices packed for lanes."""
         order, ends = self.layout
-        size = order.size
-        (packed,) = launch_counts(
-            self.launcher, packing(self.dialect), [whole_of(weights), order], [size],
+        size, shapes = order.size, shapes_of_leaves(self.program)
+        whole = whole_of(weights, shapes) if shapes else mx.zeros(0, mx.int8)
+        (placed,) = launch_counts(
+            self.launcher, packing(self.dialect), [whole, order], [size],
             [((size,), mx.int8)], size // PACKED_TOGETHER,
         )  # fmt: skip
-        return list(mx.split(packed, ends))
+        return list(mx.split(placed, ends))
 
     @property
     def layout(self) -> PackedLayout:
         """The place of every byte of the stages' arrays in the flat weights."""
         if self._layout is None:
-            shapes, numbered, first = {leaf.name: leaf.shape for leaf in self.program.leaves}, {}, 1
+            shapes, numbered, first = shapes_of_leaves(self.program), {}, 1
             for name in flat_order(shapes):
                 last = first + math.prod(shapes[name])
                 numbered[name] = mx.arange(first, last, dtype=mx.int32).reshape(shapes[name])
@@ -681,6 +682,10 @@ def tape_members(need: TapeNeed, limits: LaunchLimits, T: int) -> int:
     """Members (even) whose tapes of T tokens fit into memory; if many, of whole threadgroups."""
     members = limits.memory // (T * (limits.passed + need.token) + need.member)
     return members // need.group * need.group or max(members // 2 * 2, 2)
+
+
+def shapes_of_leaves(program: Program) -> Shapes:
+    return {leaf.name: leaf.shape for leaf in program.leaves}
 
 
 def rows_of(a: mx.array, rows: Sequence[int]) -> mx.array:

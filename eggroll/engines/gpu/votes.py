@@ -52,6 +52,8 @@ def count_votes(
             [((parts, size), mx.int32)], count, parts,
         )  # fmt: skip
         flat.append(Z.sum(axis=0) if parts > 1 else Z.reshape(size))
+    if not flat:
+        return {}
     whole = mx.concatenate(flat) if len(flat) > 1 else flat[0]
     return FlatLeaves(whole, {leaf.name: leaf.shape for leaf in leaves})
 
@@ -63,7 +65,7 @@ PACKED_TOGETHER = 16  # bytes that a thread puts in place, which divide a stage'
 def packing(dialect: Dialect) -> KernelSource:
     """The kernel that puts weights in the order of a layout. sizes: bytes."""
     constants = dialect.constants(TOGETHER=PACKED_TOGETHER)
-    return _kernel(dialect, "egg_packing", "weights order sizes", "packed", "", PACKING, constants)
+    return _kernel(dialect, "egg_packing", "weights order sizes", "placed", "", PACKING, constants)
 
 
 @cache
@@ -291,7 +293,7 @@ PACKING = """\
 const $uint mine = $thread, first = mine * TOGETHER;
 if (first < $uint(sizes[0])) {
   for ($uint at = first; at < first + TOGETHER; ++at) {
-    packed[at] = order[at] < 0 ? int8_t(0) : weights[order[at]];
+    placed[at] = order[at] < 0 ? int8_t(0) : weights[order[at]];
   }
 }
 """
