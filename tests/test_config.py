@@ -60,6 +60,22 @@ def test_a_run_says_its_recipe(tmp_path: Path, call: Command, monkeypatch: pytes
     assert json.loads((folder / "config.json").read_text())["recipe"] == "language"
 
 
+@pytest.mark.usefixtures("no_curves")
+def test_a_run_says_what_has_no_effect(tmp_path: Path, call: Command):
+    """Options of another rule or estimator; not those that a recipe brings or that are read."""
+    words = "--alpha", "0.2", "--rate-decay", "3", "--discount", "0"
+    said = call(*TINY, "--rule", "whitened", *words, "--out", tmp_path / "a").out
+    assert (
+        "without effect: --alpha, --discount, --rate-decay (not read by --rule whitened and "
+        "--estimator eggroll)"
+    ) in said
+    master = "--rule", "master", "--rate-decay", "3", "--estimator", "token-credit"
+    said = call(*TINY, *master, "--discount", "0", "--out", tmp_path / "b").out
+    assert "without effect" not in said
+    said = call(*TINY, "--recipe", "language", "--rule", "sign", "--out", tmp_path / "c").out
+    assert "without effect" not in said
+
+
 def test_help_shows_the_defaults_of_the_recipe_named(call: Command):
     plain, named = (
         re.sub(r"[│\s]+", " ", call(*words, "--help").out)

@@ -462,6 +462,13 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
             name: getattr(self, name) for name, value in settings if getattr(self, name) != value
         }
 
+    def unread(self) -> list[str]:
+        """Options of other rules and estimators than its own that are not as its recipe has them."""
+        read = {*self.rule_class.reads, *self.estimator_class.reads}
+        kinds, plain = (*RULES.values(), *ESTIMATORS.values()), Config(recipe=self.recipe)
+        others = sorted({name for kind in kinds for name in kind.reads} - read)
+        return [name for name in others if getattr(self, name) != getattr(plain, name)]
+
 
 @dataclass(frozen=True)
 class DeclaredConfig(Config):

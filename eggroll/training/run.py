@@ -257,6 +257,10 @@ class TrainingRun(Run):
             f"population: {options.pop:,} members, {population.chunk:,} at a time, "
             f"rank {options.rank}",
         ]
+        if unread := options.unread():
+            words = ", ".join(f"--{name.replace('_', '-')}" for name in unread)
+            users = f"--rule {options.rule} and --estimator {options.estimator}"
+            lines.append(f"without effect: {words} (not read by {users})")
         if self.ranks.size > 1:
             here = f"{population.members:,} of the members on this one"
             lines.append(f"ranks: {self.ranks.size}, {here}")
