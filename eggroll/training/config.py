@@ -463,7 +463,7 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
         }
 
     def unread(self) -> list[str]:
-        """Options of other rules and estimators than its own that are not as its recipe has them."""
+        """Options that only other rules and estimators read, and that are not as in its recipe."""
         read = {*self.rule_class.reads, *self.estimator_class.reads}
         kinds, plain = (*RULES.values(), *ESTIMATORS.values()), Config(recipe=self.recipe)
         others = sorted({name for kind in kinds for name in kind.reads} - read)
