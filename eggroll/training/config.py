@@ -464,9 +464,9 @@ class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
 
     def unread(self) -> list[str]:
         """Options that only other rules and estimators read, and that are not as in its recipe."""
-        read = {*self.rule_class.reads, *self.estimator_class.reads}
-        kinds, plain = (*RULES.values(), *ESTIMATORS.values()), Config(recipe=self.recipe)
-        others = sorted({name for kind in kinds for name in kind.reads} - read)
+        own = {*self.rule_class.reads, *self.estimator_class.reads}
+        read = [*(kind.reads for kind in RULES.values()), *(e.reads for e in ESTIMATORS.values())]
+        others, plain = sorted({*sum(read, ())} - own), Config(recipe=self.recipe)
         return [name for name in others if getattr(self, name) != getattr(plain, name)]
 
 
