@@ -12,6 +12,7 @@ from networks import Case
 
 from eggroll import networks
 from eggroll.engines import ENGINES, Engine, available
+from eggroll.evolution import population as populations
 from eggroll.evolution.estimators import pair_fitness
 from eggroll.evolution.population import Population
 from eggroll.inference import model_loss
@@ -54,6 +55,22 @@ def test_population_equals_the_oracle(name, groups, group, chunk, threads, rank,
     votes = population.votes(mx.array(fitness.astype(np.int8)), 3)
     for leaf, want in oracle.votes(weights, case.noise(), fitness).items():
         np.testing.assert_array_equal(np.array(votes[leaf]), want)
+
+
+@pytest.mark.parametrize("chunk", [4, 10, 14])
+def test_signs_that_stay_on_a_gpu_have_the_same_votes(chunk: int, monkeypatch: pytest.MonkeyPatch):
+    program, P = networks.egg(9, 6, 1), 14
+    noise = Noise([leaf.shape for leaf in program.leaves], seed=1, rank=1, shift=8, table_bits=10)
+    signs = mx.array([1, 0, -1, -1, 0, 1, 1], mx.int8)
+    made = ENGINES["cpu"](program, 1)
+    population = Population(made, noise, members=P, group=2, chunk=chunk)
+    expected, read = population.votes(signs, 2), list[object]()
+    monkeypatch.setattr(populations, "arrays", lambda: (mx, lambda array: array))
+    monkeypatch.setattr(populations.np, "array", read.append)
+    found = population.votes(signs, 2, signs=True)
+    assert read == []
+    for name, votes in expected.items():
+        assert mx.array_equal(found[name], votes), name
 
 
 class ByLogits(ENGINES["cpu"]):

@@ -26,7 +26,7 @@ from eggroll.engines.gpu.backward_plan import BackwardPlan, plans_from_last
 from eggroll.engines.gpu.credit import CreditPlan
 from eggroll.engines.gpu.dialect import VOTE_THREADS, BlockNoise, Dialect
 from eggroll.engines.gpu.engine import GpuEngine, lie_within
-from eggroll.engines.gpu.launch import Launcher, Pace, numbers, pad_flat
+from eggroll.engines.gpu.launch import Launcher, Pace, kept_numbers, pad_flat
 from eggroll.engines.gpu.plan import Phase, StagePlan, padded
 from eggroll.engines.gpu.votes import drawing, launch_counts
 from eggroll.errors import InputError
@@ -154,10 +154,12 @@ class CudaEngine(GpuEngine):
     def starts(self, noise: Noise, epoch: int, first_pair: int, pairs: int) -> mx.array:
         """By a kernel, as memory that the host has written is slow to come to the GPU."""
         stream, rooms, leaves = noise.stream(epoch), noise.rooms, len(noise.shapes)
+        if not leaves * pairs:
+            return super().starts(noise, epoch, first_pair, pairs)
         halves = (n >> shift & LOW for n in (stream, first_pair) for shift in (32, 0))
         sizes = leaves, pairs, *(n - (n >> 31 << 32) for n in halves)
         (starts,) = launch_counts(
-            self.launcher, drawing(self.dialect), [numbers(*rooms)], sizes,
+            self.launcher, drawing(self.dialect), [kept_numbers(*rooms)], sizes,
             [((leaves, pairs), mx.int32)], leaves * pairs,
         )  # fmt: skip
         lie_within(noise.rooms, starts)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eggroll.engines import Engine, zero_state
+from eggroll.evolution.rules import arrays
 from eggroll.ranks import ALONE, Ranks, counts_all
 from eggroll.spec import rng
 from eggroll.spec.backward import Backward, Learnt
@@ -344,7 +345,7 @@ class Population:
         total: Leaves = {}
         every = self.ranks.size == 1 or counts_all(fitness.size)
         planes: list[Any] = [fitness]
-        if not (signs and every and mx.default_device() != mx.cpu):
+        if not signs or not every or arrays()[0] is np:
             f: NDArray[np.int8] = np.array(fitness)
             f = f if every else f[self.before // 2 :][: self.members // 2]
             bits = max(int(abs(f).max()).bit_length(), 1)

@@ -57,11 +57,11 @@ class Learner:
             start = self.start_of(batch)
             estimate = self.estimator(self.population, start, timer)
             _, view = arrays()
-            score = summed(view(estimate.scores))
+            score = int(summed(view(estimate.scores)))  # before anything changes
             rate = self.adopt(estimate, timer)
             seconds = max(time.perf_counter() - began, 0.0)
             scores, votes, decided = estimate.scores, estimate.votes, estimate.decided
-            return Step(scores, rate, seconds, votes, decided, int(score))
+            return Step(scores, rate, seconds, votes, decided, score)
 
         return self.population.engine.run_guarded(evaluate_and_move)
 

@@ -17,7 +17,10 @@ Shapes = Mapping[str, tuple[int, ...]]  # of leaves, in declared order
 
 
 class FlatLeaves(Leaves):
-    """Leaves that are parts of one flat array, one after the other in flat_order."""
+    """Leaves that are parts of one flat array, one after the other in flat_order.
+
+    A leaf may be replaced, and is not to be changed in place: its array is not that of the whole.
+    """
 
     def __init__(self, whole: mx.array, shapes: Shapes) -> None:
         self.order = order = flat_order(shapes)

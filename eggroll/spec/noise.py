@@ -86,7 +86,7 @@ class Noise:
             self._ahead = epoch, {(first_pair, pairs): drawn}
 
     def forget(self) -> None:
-        """Lets all slices be drawn again, after an engine drew wrong ones."""
+        """Lets all slices be drawn again, as those of an engine that fails may be wrong."""
         self._epoch, self._kept, self._ahead = -1, {}, (-1, {})
 
     def _drawn(self, epoch: int, first_pair: int, pairs: int, draw: Draw | None) -> Slices:

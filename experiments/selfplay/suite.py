@@ -40,6 +40,7 @@ LEARNT: dict[str, tuple[tuple[str, str, float, bool], ...]] = {
     "tictactoe": (("raw policy lost to minimax", "optimal_loss", 0.05, True),
                   ("raw policy lost to random", "random_loss", 0.005, True)),
     "connect4": (("wins against the untrained network", "search_against_untrained", 0.8, False),
+                 ("wins against alpha-beta, depth 4", "search_against_alphabeta", 0.5, False),
                  ("wins of a longer search against alpha-beta, depth 4",
                   "long_search_against_alphabeta", 0.5, False)),
 }  # fmt: skip

@@ -23,6 +23,8 @@ from test_programs import (
     small_case,
 )
 
+from eggroll.engines.gpu import engine as gpu_engine
+from eggroll.networks import egg
 from eggroll.spec.noise import Noise
 from eggroll.spec.program import Program
 from gpu.backend import Gpu, at_the_end, engine
@@ -125,7 +127,7 @@ def test_rows_that_a_kernel_would_misread_are_refused(gpu: Gpu, launcher: Emulat
     assert {*launcher.launches} <= {"egg_packing"}
 
 
-def test_tokens_beyond_the_vocabulary_are_refused(gpu: Gpu, launcher: Emulator):
+def test_tokens_beyond_the_vocabulary_are_refused(gpu: Gpu, launcher: Emulator, monkeypatch):
     """Whether they are repeated for the GPU, where they are looked at before, or not."""
     case = small_case(SEEDS[0])
     here, V, (P, T) = engine(gpu, case.program, launcher), case.program.vocabulary, case.batch.size
@@ -142,6 +144,23 @@ def test_tokens_beyond_the_vocabulary_are_refused(gpu: Gpu, launcher: Emulator):
     tokens = here.repeated(rows, 2)
     assert tokens.dtype == mx.int32
     np.testing.assert_array_equal(np.array(tokens), np.repeat(rows, 2, axis=0))
+    looked: list[object] = []
+    monkeypatch.setattr(gpu_engine, "as_unsigned", lambda a: looked.append(a) or np.zeros(1))
+    batch = case.batch
+    gpu_engine.check_tokens(case.program, batch._replace(tokens=tokens, targets=None))
+    assert looked == []  # what was looked at is not read back
+    gpu_engine.check_tokens(case.program, batch._replace(targets=tokens))
+    assert [*map(id, looked)] == [id(batch.tokens)]
+
+
+@pytest.mark.parametrize("V", [2, 256, 257, 65_536])
+def test_tokens_come_in_few_bytes(gpu: Gpu, launcher: Emulator, V: int):
+    here = engine(gpu, egg(V, 4, 0), launcher)
+    rows = np.array([[0, V - 1, V // 2], [V - 1, 0, 0]], np.int32)
+    for given in (rows, np.asfortranarray(rows), rows[:, ::2], rows.astype(np.int64)):
+        found = here.repeated(given, 3)
+        np.testing.assert_array_equal(np.array(found), np.repeat(given, 3, axis=0))
+        assert found.dtype == mx.array(given).dtype
 
 
 def test_weights_go_by_their_names(gpu: Gpu, launcher: Emulator):

@@ -25,7 +25,7 @@ from eggroll.spec.noise import Noise
 from eggroll.spec.program import Program
 from eggroll.training.config import Config
 from eggroll.training.learner import engine_for
-from gpu.faulty import Fault, off_by_one, wrong_votes
+from gpu.faulty import KILLED, Fault, off_by_one, raises, wrong_votes
 from gpu.test_guarded_runs import RUN, cpu_signature
 
 MEMBERS = 70
@@ -211,6 +211,25 @@ def test_slices_are_drawn_again_where_an_engine_takes_over(faulty, monkeypatch: 
         later = noise.slices(0, 8, 5, made.starts)
     assert noise.slices(0, 3, 5, made.starts) is not kept
     np.testing.assert_array_equal(np.array(later.starts), np.array(noise.starts(0, 8, 5)))
+
+
+def test_slices_of_an_engine_that_fails_later_are_drawn_again(
+    faulty, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody looked at all of them."""
+    faulty(persistent("evaluate", 2, raises(KILLED)))
+    case = scored()
+    made, _ = engines.choose("metal", case.program, replaceable=True)
+    noise = Noise([leaf.shape for leaf in case.program.leaves], seed=0, rank=1, shift=6)
+    monkeypatch.setattr(type(made.engine), "draws_starts", True)
+    call_of(made, "evaluate", case)
+    kept = noise.slices(0, 3, 5, made.starts)
+    assert noise.slices(0, 3, 5, made.starts) is kept
+    with pytest.warns(EngineWarning, match="GPU Timeout"):
+        call_of(made, "evaluate", case)
+    again = noise.slices(0, 3, 5, made.starts)
+    assert again is not kept
+    np.testing.assert_array_equal(np.array(again.starts), np.array(noise.starts(0, 3, 5)))
 
 
 class Clock:

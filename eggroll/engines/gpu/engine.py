@@ -23,7 +23,13 @@ from eggroll.engines.gpu.backward import BackwardRun, BackwardStage, TapeChunk
 from eggroll.engines.gpu.backward_plan import BackwardPlan
 from eggroll.engines.gpu.credit import CreditPlan, CreditRun, CreditStageWriter, CreditWork
 from eggroll.engines.gpu.dialect import Dialect, KernelSource
-from eggroll.engines.gpu.launch import Launcher, OutputShapes, Pace, numbers, pad_flat
+from eggroll.engines.gpu.launch import (
+    Launcher,
+    OutputShapes,
+    Pace,
+    kept_numbers,
+    pad_flat,
+)
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, matrix_macs, padded
 from eggroll.engines.gpu.stage import RESULT_OUTPUTS, StageResult, StageWriter
 from eggroll.engines.gpu.votes import (
@@ -488,7 +494,7 @@ class GpuEngine(Engine):
         rows = {"targets": batch.targets, "shown": batch.inputs, "listed": batch.features}
         return {
             "table": self.table_of(noise) if noise else pad_flat(mx.zeros(0, mx.int8)),
-            "sizes": numbers(*sizes),
+            "sizes": kept_numbers(*sizes),
             "tokens": pad_flat(batch.tokens.astype(mx.int32)),
         } | {name: pad_flat(array) for name, array in rows.items() if array is not None}
 

@@ -76,7 +76,7 @@ def pad_flat(a: mx.array, size: int = SMALLEST_INPUT) -> mx.array:
 
 
 @lru_cache(1024)
-def numbers(*values: int) -> mx.array:
+def kept_numbers(*values: int) -> mx.array:
     """Numbers for a kernel, int32. Kept, as a GPU's first look at memory of the host takes long."""
     return mx.array(list(values), mx.int32)
 

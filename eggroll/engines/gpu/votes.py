@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll.engines.gpu.dialect import VOTE_SIDE, VOTE_THREADS, Dialect, KernelSource
-from eggroll.engines.gpu.launch import Launcher, Shape, numbers, pad_flat
+from eggroll.engines.gpu.launch import Launcher, Shape, kept_numbers, pad_flat
 from eggroll.spec.flat import FlatLeaves
 from eggroll.spec.noise import Slices
 from eggroll.spec.program import Program
@@ -114,7 +114,7 @@ def launch_counts(
 ) -> list[mx.array]:
     """Launches a kernel in threadgroups of VOTE_THREADS, `parts` times along y."""
     grid = -(-threads // VOTE_THREADS) * VOTE_THREADS, parts, 1
-    inputs = [pad_flat(a) for a in arrays] + [numbers(*sizes)]
+    inputs = [pad_flat(a) for a in arrays] + [kept_numbers(*sizes)]
     return launcher(source, inputs, outputs, grid, (VOTE_THREADS, 1, 1))
 
 
