@@ -250,10 +250,10 @@ def test_a_full_disk_leaves_whole_records(call: Command, tmp_path: Path, monkeyp
 def test_stopped_in_the_middle(call: Command, tmp_path: Path, monkeypatch):
     real = Population.votes
 
-    def votes(self: Population, fitness, step: int):
+    def votes(self: Population, fitness, step: int, **named):
         if step == 2:
             signal.raise_signal(signal.SIGTERM)
-        return real(self, fitness, step)
+        return real(self, fitness, step, **named)
 
     monkeypatch.setattr(Population, "votes", votes)
     assert call(*TINY, "--out", tmp_path / "run").code == 130

@@ -152,10 +152,10 @@ def test_stopped_and_resumed_has_the_same_lines(
     whole = call(*words, "--out", tmp_path / "whole")
     real = Population.votes
 
-    def votes(self: Population, fitness: mx.array, epoch: int) -> Any:
+    def votes(self: Population, fitness: mx.array, epoch: int, **named: Any) -> Any:
         if epoch == step:
             signal.raise_signal(signal.SIGINT)
-        return real(self, fitness, epoch)
+        return real(self, fitness, epoch, **named)
 
     monkeypatch.setattr(Population, "votes", votes)
     run = tmp_path / "run"

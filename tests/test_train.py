@@ -41,10 +41,10 @@ def stop_in(monkeypatch: pytest.MonkeyPatch):
     real = Population.votes
 
     def stop(step: int, number: signal.Signals = signal.SIGINT, times: int = 1) -> None:
-        def votes(self: Population, fitness, epoch: int):
+        def votes(self: Population, fitness, epoch: int, **named):
             for _ in range(times * (epoch == step)):
                 signal.raise_signal(number)
-            return real(self, fitness, epoch)
+            return real(self, fitness, epoch, **named)
 
         monkeypatch.setattr(Population, "votes", votes)
 

@@ -257,11 +257,11 @@ def test_a_resumed_run_has_the_chain_of_one_that_never_stopped(
     words = [*LONG, "--data", trained / "words.txt", *OF_TEXT]
     out, real, stops = tmp_path / "stopped", Population.votes, [71, 32]
 
-    def votes(self: Population, fitness, step: int):
+    def votes(self: Population, fitness, step: int, **named):
         if stops and step == stops[-1]:
             stops.pop()
             signal.raise_signal(signal.SIGTERM)
-        return real(self, fitness, step)
+        return real(self, fitness, step, **named)
 
     monkeypatch.setattr(Population, "votes", votes)
     assert call(*words, "--out", out).code == 130

@@ -205,7 +205,9 @@ def token_counts(
         case = random_case(1, D=D, V=V, T=T, P=members, rank=rank)
         launcher = Counting(folder, edit=edit)
         engine = MetalEngine(case.program, launcher=launcher, members=members)
-        engine.evaluate(engine.prepare(case.leaves), case.slices, case.batch)
+        prepared = engine.prepare(case.leaves)
+        launcher.counts()  # of packing
+        engine.evaluate(prepared, case.slices, case.batch)
         found.append(launcher.counts())
     return [two.minus(one) for one, two in zip(*found, strict=True)]
 
