@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -201,6 +201,17 @@ def test_what_cannot_go_on_is_named(tmp_path: Path) -> None:
     assert record.replayed(tmp_path / "run")[1].step == 0
 
 
+@pytest.fixture
+def plain_signals() -> Iterator[None]:
+    """Signals as a process begins with, whatever a library that other tests load made of them."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, usual[number] if handler is None else handler)
+
+
+@pytest.mark.usefixtures("plain_signals")
 def test_an_interrupt_leaves_a_checkpoint(tmp_path: Path) -> None:
     es = Trainer((tiny(), Letters()), out=tmp_path / "run", checkpoint_every=0, **SMALL)
 
