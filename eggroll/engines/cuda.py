@@ -162,7 +162,7 @@ class CudaEngine(GpuEngine):
             self.launcher, drawing(self.dialect), [kept_numbers(*rooms)], sizes,
             [((leaves, pairs), mx.int32)], leaves * pairs,
         )  # fmt: skip
-        lie_within(noise.rooms, starts)
+        lie_within(rooms, starts)
         return starts
 
     def memory(self) -> int:

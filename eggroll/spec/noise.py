@@ -34,6 +34,11 @@ def slice_length(shape: tuple[int, ...], rank: int) -> int:
     return rank * sum(shape) if len(shape) == 2 else 2 * shape[0]
 
 
+def rooms_of(table: mx.array, shapes: Sequence[tuple[int, ...]], rank: int) -> list[int]:
+    """The number of places in a table where a slice of each leaf may begin."""
+    return [table.size - slice_length(shape, rank) + 1 for shape in shapes]
+
+
 class Noise:
     """Shared noise: a table of `1 << table_bits` normal bytes, and (epoch, leaf, pair) -> slice.
 
@@ -108,8 +113,8 @@ class Noise:
 
     @property
     def rooms(self) -> list[int]:
-        """The number of places where a slice of each leaf may begin."""
-        return [self.table.size - slice_length(shape, self.rank) + 1 for shape in self.shapes]
+        """`rooms_of` its leaves."""
+        return rooms_of(self.table, self.shapes, self.rank)
 
 
 # (noise, epoch, first pair, pairs) -> `Noise.starts` of them.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
@@ -41,8 +41,8 @@ from eggroll.engines.gpu.votes import (
 )
 from eggroll.spec.backward import MOST, Backward, Learnt
 from eggroll.spec.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
-from eggroll.spec.flat import Shapes, added, flat_order, whole_of
-from eggroll.spec.noise import Slices, slice_length
+from eggroll.spec.flat import FlatLeaves, Shapes, added, whole_of
+from eggroll.spec.noise import Slices, rooms_of
 from eggroll.spec.program import Batch, Program, Stage, Weights
 
 MIN_PAIRS = 32  # whose votes are counted in one launch
@@ -92,7 +92,6 @@ class GpuEngine(Engine):
         super().__init__(program, threads, block_tokens)
         self.pace = pace
         self.dialect, self.launcher, self.members = dialect, launcher, members
-        self._layout: PackedLayout | None = None
         self._table: tuple[mx.array, mx.array] | None = None  # of the noise, and as kernels read it
         self._members: dict[tuple[int, int], int] = {}
         self._kernels: dict[tuple[int, int, int, StageResult | Crediting], list[StageKernel]] = {}
@@ -168,19 +167,15 @@ class GpuEngine(Engine):
         )  # fmt: skip
         return list(mx.split(placed, ends))
 
-    @property
+    @cached_property
     def layout(self) -> PackedLayout:
         """The place of every byte of the stages' arrays in the flat weights."""
-        if self._layout is None:
-            shapes, numbered, first = shapes_of_leaves(self.program), {}, 1
-            for name in flat_order(shapes):
-                last = first + math.prod(shapes[name])
-                numbered[name] = mx.arange(first, last, dtype=mx.int32).reshape(shapes[name])
-                first = last
-            stages = [self._packed_stage(stage, numbered) for stage in self.program.stages]
-            ends = [*accumulate(stage.size for stage in stages)]
-            self._layout = PackedLayout(mx.concatenate(stages) - 1, ends[:-1])
-        return self._layout
+        shapes = shapes_of_leaves(self.program)
+        places = mx.arange(1, 1 + sum(map(math.prod, shapes.values())), dtype=mx.int32)
+        numbered = FlatLeaves(places, shapes) if shapes else {}
+        stages = [self._packed_stage(stage, numbered) for stage in self.program.stages]
+        ends = [*accumulate(stage.size for stage in stages)]
+        return PackedLayout(mx.concatenate(stages) - 1, ends[:-1])
 
     def _packed_stage(self, stage: Stage, leaves: Mapping[str, mx.array]) -> mx.array:
         """A stage's leaves as its kernels read them, with zeros between them."""
@@ -735,8 +730,7 @@ def check_noise(program: Program, noise: Slices, members: int) -> None:
     """Raises ValueError unless every slice of members / 2 pairs lies in the table."""
     if members % 2 or noise.starts.shape != (len(program.leaves), members // 2):
         raise ValueError(f"starts are {noise.starts.shape} for {members} members")
-    lengths = [slice_length(leaf.shape, noise.rank) for leaf in program.leaves]
-    rooms = [noise.table.size - length + 1 for length in lengths]
+    rooms = rooms_of(noise.table, [leaf.shape for leaf in program.leaves], noise.rank)
     if (id(noise.starts), *rooms) in _checked:
         return
     if (as_unsigned(noise.starts).max(axis=1, initial=0) >= np.array(rooms)).any():
@@ -801,7 +795,7 @@ def check_groups(program: Program, crediting: Crediting, P: int) -> None:
 
 def check_back(program: Program, words: mx.array, back: Backward, P: int, T: int) -> None:
     """Raises ValueError for what a kernel would misread on the way back."""
-    shapes = {leaf.name: leaf.shape for leaf in program.leaves}
+    shapes = shapes_of_leaves(program)
     if words.shape != (P, T) or words.dtype != mx.uint32:
         raise ValueError(f"words are {words.dtype} {words.shape}, not uint32 [P, T] = {(P, T)}")
     if len(back.scales) != len(shapes) or any(not 0 <= h <= MOST for h in back.scales):
