@@ -218,7 +218,7 @@ REASONS: dict[tuple[str, str], str] = {
 }
 # Faults that went unseen once, with the tests that see them now: module, old and new text, tests.
 KNOWN: tuple[tuple[str, str, str, str], ...] = (
-    ("spec.noise", "self.rank) + 1 for", "self.rank) for", "edges"),
+    ("spec.noise", "shape, rank) + 1 for", "shape, rank) for", "edges"),
     ("evolution.rules", "alpha if alpha <= 1", "alpha if alpha < 1", "edges"),
     ("training.replay_log", "found and found.step == step else", "found else", "edges"),
     ("evolution.estimators", "((2 * abs(n) + by) // (2 * by))", "(abs(n) // by)", "edges"),
