@@ -27,9 +27,12 @@ def with_features(case: Case, features: np.ndarray) -> Case:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("rank", [1, 2])
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 68])
-def test_sums_shared_by_members_that_are_shown_the_same(isa: str, rank: int, group: int):
+@pytest.mark.parametrize(("width", "active"), [(7, 3), (76, 37)])
+def test_sums_shared_by_members_that_are_shown_the_same(
+    isa: str, rank: int, group: int, width: int, active: int
+):
     """Groups of members, whether or not they end where pairs and blocks do."""
-    program = nnue(30, 7, 3, active=3)
+    program = nnue(80, width, 3, active=active)
     case = case_of(program, np.random.default_rng(group), T=2, P=68, rank=rank, sigma_shift=1)
     shown = np.asarray(case.features)
     same = np.arange(68) // group * group

@@ -15,7 +15,7 @@ from networks_random import passable, seeded_program
 from eggroll import engines
 from eggroll.errors import InputError
 from eggroll.library.trainer import Trainer
-from eggroll.networks import egg, mlp
+from eggroll.networks import egg, mlp, nnue
 from eggroll.spec import backward
 from eggroll.spec.backward import final, heads
 from eggroll.spec.program import Program
@@ -92,7 +92,9 @@ def test_a_recurrent_program_of_several_outputs_equals_the_oracle(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("program", [recurrent(13), mlp(33, [70, 20], 11)])
+@pytest.mark.parametrize(
+    "program", [recurrent(13), mlp(33, [70, 20], 11), nnue(80, 76, 5, active=37)]
+)
 def test_instruction_sets_equal_the_portable_engine(
     isa: str, threads: int, program: Program, monkeypatch: pytest.MonkeyPatch
 ):

@@ -333,8 +333,13 @@ EGGROLL_EXPORT int32_t nnue_pad(const Batch* batch, int32_t active, int32_t end,
       const bool white = (batch->stm[r] != 0) == (second == 0);
       const Active seen = Active::of(white ? batch->white : batch->black, r, end);
       int n = 0;
-      for (int i = 0; i < seen.n; ++i)
-        for (int times = seen.count ? seen.count[i] : 1; times > 0; --times) {
+      if (!seen.count) {
+        if (seen.n > active) return r + 1;
+        n = seen.n;
+        std::memcpy(to, seen.index, static_cast<size_t>(n) * sizeof(int32_t));
+      }
+      for (int i = 0; seen.count && i < seen.n; ++i)
+        for (int times = seen.count[i]; times > 0; --times) {
           if (n == active) return r + 1;
           to[n++] = seen.index[i];
         }

@@ -153,13 +153,18 @@ void check_features(const Plan& plan, const Op& op, const mx::array& features) {
   const int32_t* row = features.data<int32_t>() + op.first;
   const int32_t last = plan.leaves[op.leaf].rows - 1;
   int count = op.lists * op.active;
-  bool ok = true;
+  const auto most = static_cast<uint32_t>(last);
+  uint32_t bad = 0;  // a sign where a number is below -1 or beyond the last row
   for (size_t i = 0; i < features.size(); i += static_cast<size_t>(plan.indices)) {
-    for (int j = 0; j < count; ++j) ok &= row[j] >= -1 && row[j] <= last;
+    for (int j = 0; j < count; ++j) {
+      const auto index = static_cast<uint32_t>(row[j]);
+      bad |= (index + 1) | (most - index);
+    }
     row += plan.indices;
   }
-  require(ok, "features " + std::to_string(op.first) + ".." + std::to_string(op.first + count - 1) +
-                  " of a row must be in 0.." + std::to_string(last) + ", or -1 for none");
+  require(!(bad >> 31), "features " + std::to_string(op.first) + ".." +
+                            std::to_string(op.first + count - 1) + " of a row must be in 0.." +
+                            std::to_string(last) + ", or -1 for none");
 }
 
 void add_rows(const Plan& plan, const Rows& rows, Arrays& arrays) {

@@ -42,6 +42,18 @@ struct Avx512Elements : VnniIsa {
     }
   }
 
+  static int active_rows(const int32_t* list, int n, int32_t* to) {
+    int count = 0;
+    for (int i = 0; i < n; i += 16) {
+      const __mmask16 there = i + 16 <= n ? 0xFFFF : static_cast<__mmask16>((1u << (n - i)) - 1);
+      const __m512i v = _mm512_maskz_loadu_epi32(there, list + i);
+      const __mmask16 active = _mm512_mask_cmpge_epi32_mask(there, v, _mm512_setzero_si512());
+      _mm512_storeu_si512(to + count, _mm512_maskz_compress_epi32(active, v));
+      count += __builtin_popcount(active);
+    }
+    return count;
+  }
+
   static void perturbed(const int8_t* w, const int8_t* two, int n, int shift, int8_t* plus,
                         int8_t* minus) {
     const __m128i by = _mm_cvtsi32_si128(shift < 15 ? shift : 15);

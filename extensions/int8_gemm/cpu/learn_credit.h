@@ -153,11 +153,40 @@ struct LearnCredit : LearnTape {
     for (int m = 0; m < kLanes; ++m) {
       if (member(m) >= job.members) continue;
       const int32_t* shown = job.features + (member(m) * T() + t) * job.plan.indices + op.first;
-      for (int l = 0; l < op.lists; ++l, shown += op.active)
-        for (int i = 0; i < op.active; ++i)
-          if (shown[i] >= 0)
-            add_bytes(of[m] + l * cols, cols, learn.z[op.leaf] + int64_t{shown[i]} * cols);
+      for (int l = 0; l < op.lists; ++l, shown += op.active) {
+        const int count = Isa::active_rows(shown, op.active, features.rows);
+        add_to_rows(of[m] + l * cols, cols, features.rows, count, learn.z[op.leaf]);
+      }
     }
+  }
+
+  // z[row] += from, n bytes, for so many rows.
+  static void add_to_rows(const int8_t* from, int n, const int32_t* row, int count, int32_t* z) {
+    using Bytes __attribute__((vector_size(16))) = int8_t;
+    using Signed __attribute__((vector_size(64))) = int32_t;
+    using Words __attribute__((vector_size(64))) = uint32_t;  // they wrap
+    auto widen = [&](int at, Words& to) {
+      Bytes bytes;
+      __builtin_memcpy(&bytes, from + at, sizeof bytes);
+      to = reinterpret_cast<Words>(__builtin_convertvector(bytes, Signed));
+    };
+    auto add = [](int32_t* to, const Words& added) {
+      Words sum;
+      __builtin_memcpy(&sum, to, sizeof sum);
+      sum += added;
+      __builtin_memcpy(to, &sum, sizeof sum);
+    };
+    int k = 0;
+    for (; k + 32 <= n; k += 32) {
+      Words first, second;
+      widen(k, first), widen(k + 16, second);
+      for (int i = 0; i < count; ++i) {
+        int32_t* to = z + int64_t{row[i]} * n + k;
+        add(to, first), add(to + 16, second);
+      }
+    }
+    for (int i = 0; k < n && i < count; ++i)
+      add_bytes(from + k, n - k, z + int64_t{row[i]} * n + k);
   }
 
   // The votes of four values of a vector: the sums of their credit, times a factor if there is one.

@@ -15,17 +15,18 @@ namespace eggroll {
 
 constexpr int kPairs = 16;
 constexpr int kLanes = 32;
-constexpr int kTile = 8;              // outputs of one dot-product tile
-constexpr int kRegisters = 32;        // of one stage, at most
-constexpr int kOps = 64;              // of one stage, at most
-constexpr int kSize = 32767;          // of a register, at most
-constexpr int kStages = 1 << 16;      // of a program, at most
-constexpr int kVocabulary = 1 << 16;  // at most
-constexpr int kFeatures = 1 << 20;    // rows of a leaf, and indices of a row, at most
-constexpr int kRank = 64;             // at most
-constexpr int kSilent = 63;           // the shift of a leaf without noise
-constexpr int kLists = 8;             // of an operation's features, at most
-constexpr int kActive = 256;          // features of a list, at most: their sums fit int16
+constexpr int kTile = 8;                 // outputs of one dot-product tile
+constexpr int kRegisters = 32;           // of one stage, at most
+constexpr int kOps = 64;                 // of one stage, at most
+constexpr int kSize = 32767;             // of a register, at most
+constexpr int kStages = 1 << 16;         // of a program, at most
+constexpr int kVocabulary = 1 << 16;     // at most
+constexpr int kFeatures = 1 << 20;       // rows of a leaf, and indices of a row, at most
+constexpr int kRank = 64;                // at most
+constexpr int kSilent = 63;              // the shift of a leaf without noise
+constexpr int kLists = 8;                // of an operation's features, at most
+constexpr int kActive = 256;             // features of a list, at most: their sums fit int16
+constexpr int kListRoom = kActive + 16;  // for those that are active, and what is stored beyond
 // What a pair may earn at a token, at most: 15 times its discounted sum, in 1/256 bit, fits 32
 // bits.
 constexpr int kValue = 1 << 19;

@@ -126,6 +126,16 @@ struct PortableIsa : PortableCredit {
       for (int w = 0; w < words; ++w) __builtin_memcpy(dst + w * stride + p, src[p] + 4 * w, 4);
   }
 
+  // The indices of a list that are no -1, in order: how many. `to` has room for kListRoom.
+  static int active_rows(const int32_t* __restrict list, int n, int32_t* __restrict to) {
+    int count = 0;
+    for (int i = 0; i < n; ++i) {
+      to[count] = list[i];
+      count += list[i] >= 0;
+    }
+    return count;
+  }
+
   // Words of four rows' bytes at + i, to first[i], i = 0..7, and second[i - 8], i = 8..15; the sign
   // of those under `negative` is turned.
   static void interleave(const int8_t* const* src, int at, uint32_t negative, uint32_t* first,

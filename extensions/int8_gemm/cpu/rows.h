@@ -76,6 +76,8 @@ struct Features : Members {
   int16_t* sum;    // [all lists' values]
   int32_t* a;      // [lists][r]: sums of A over the features of a list
   int8_t* values;  // [32][all lists' values]
+  int32_t* rows;   // [lists][kListRoom]: those that are active
+  int count[kLists];
   int widest = 0;
 
   Features(const Members& who, Arena& arena) : Members(who) {
@@ -90,6 +92,7 @@ struct Features : Members {
     sum = arena.take<int16_t>(static_cast<size_t>(widest));
     a = arena.take<int32_t>(static_cast<size_t>(kLists) * job.rank);
     values = arena.take<int8_t>(static_cast<size_t>(widest) * kLanes);
+    rows = arena.take<int32_t>(static_cast<size_t>(kLists) * kListRoom);
   }
 
   // Words of y = clip((sum + noise) >> shift), the noise being that of the weights. Members of a
@@ -109,55 +112,60 @@ struct Features : Members {
       int8_t* out = values + static_cast<size_t>(lane) * widest;
       src[lane] = out;
       if (!same)
-        for (int l = 0; l < op.lists; ++l)
-          add_up(leaf, row + l * op.active, op.active, sum + l * leaf.cols);
+        for (int l = 0; l < op.lists; ++l) {
+          count[l] = Isa::active_rows(row + l * op.active, op.active, rows + l * kListRoom);
+          add_up(leaf, rows + l * kListRoom, count[l], sum + l * leaf.cols);
+        }
       if (rank()) {
-        if (!same || i % 2 == 0) project(op, slice(op.leaf, lane % kPairs), row);
+        if (!same || i % 2 == 0) project(op, slice(op.leaf, lane % kPairs));
         for (int l = 0; l < op.lists; ++l) perturb(op, lane, l, out + l * leaf.cols);
       } else if (same) {
         src[lane] = src[(i - 1) / 2 + (i - 1) % 2 * kPairs];
       } else {
-        for (int k = 0; k < n; ++k) out[k] = static_cast<int8_t>(clip(sum[k] >> op.shift));
+        clip_all(sum, n, op.shift, out);
       }
     }
     gather(src, n, y);
   }
 
-  // The sum of a list's rows. Up to kActive int8 fit 16 bits.
-  void add_up(const Leaf& leaf, const int32_t* index, int active, int16_t* to) const {
+  static void clip_all(const int16_t* __restrict from, int n, int shift, int8_t* __restrict to) {
+    for (int k = 0; k < n; ++k) to[k] = static_cast<int8_t>(clip(from[k] >> shift));
+  }
+
+  // The sum of so many rows. Up to kActive int8 fit 16 bits.
+  void add_up(const Leaf& leaf, const int32_t* row, int n, int16_t* to) const {
     using Bytes __attribute__((vector_size(32))) = int8_t;
     using Halves __attribute__((vector_size(64))) = int16_t;
-    const int8_t* rows[kActive];
-    int count = 0, k = 0;
-    for (int i = 0; i < active; ++i)
-      if (index[i] >= 0)
-        rows[count++] = job.weights + leaf.offset + int64_t{index[i]} * words_of(leaf.cols) * 4;
+    const int8_t* const weights = job.weights + leaf.offset;
+    const int64_t step = words_of(leaf.cols) * 4;
+    int k = 0;
     for (; k + 32 <= leaf.cols; k += 32) {
       Halves total = {};
-      for (int i = 0; i < count; ++i) {
-        Bytes row;
-        __builtin_memcpy(&row, rows[i] + k, sizeof row);
-        total += __builtin_convertvector(row, Halves);
+      for (int i = 0; i < n; ++i) {
+        Bytes bytes;
+        __builtin_memcpy(&bytes, weights + row[i] * step + k, sizeof bytes);
+        total += __builtin_convertvector(bytes, Halves);
       }
       __builtin_memcpy(to + k, &total, sizeof total);
     }
     for (; k < leaf.cols; ++k) {
       int total = 0;
-      for (int i = 0; i < count; ++i) total += rows[i][k];
+      for (int i = 0; i < n; ++i) total += weights[row[i] * step + k];
       to[k] = static_cast<int16_t>(total);
     }
   }
 
   // Sums of the pair's A over the features of every list.
-  void project(const Op& op, const int8_t* slice, const int32_t* index) const {
+  void project(const Op& op, const int8_t* slice) const {
     int r = job.rank;
     const int8_t* factors = slice + int64_t{r} * job.plan.leaves[op.leaf].cols;
-    for (int l = 0; l < op.lists; ++l, index += op.active) {
-      int32_t* to = a + l * r;
-      for (int j = 0; j < r; ++j) to[j] = 0;
-      for (int i = 0; i < op.active; ++i)
-        for (int j = 0; index[i] >= 0 && j < r; ++j) to[j] += factors[int64_t{index[i]} * r + j];
-    }
+    for (int l = 0; l < op.lists; ++l)
+      for (int j = 0; j < r; ++j) {
+        const int32_t* row = rows + l * kListRoom;
+        int32_t total = 0;
+        for (int i = 0; i < count[l]; ++i) total += factors[int64_t{row[i]} * r + j];
+        a[l * r + j] = total;
+      }
   }
 
   // One list's values with a lane's noise B a; B lies in the slice as [values][r].
@@ -165,19 +173,19 @@ struct Features : Members {
     int cols = job.plan.leaves[op.leaf].cols, r = job.rank;
     const int8_t* __restrict b = slice(op.leaf, lane % kPairs);
     const int16_t* __restrict of = sum + l * cols;
-    const int32_t* factor = a + l * r;
-    const int32_t sign = lane < kPairs ? 1 : -1;
+    const int32_t* __restrict factor = a + l * r;
+    const int32_t sign = lane < kPairs ? 1 : -1, down = job.shift, by = op.shift;
     if (r == 1) {
       const int32_t once = sign * factor[0];
       for (int k = 0; k < cols; ++k)
-        out[k] = static_cast<int8_t>(clip((of[k] + ((once * b[k]) >> job.shift)) >> op.shift));
+        out[k] = static_cast<int8_t>(clip((of[k] + ((once * b[k]) >> down)) >> by));
       return;
     }
     for (int k = 0; k < cols; ++k) {
       uint32_t noise = 0;
       for (int j = 0; j < r; ++j) noise += static_cast<uint32_t>(sign * factor[j] * b[k * r + j]);
-      int32_t perturbed = wrapping_sum(of[k], static_cast<int32_t>(noise) >> job.shift);
-      out[k] = static_cast<int8_t>(clip(perturbed >> op.shift));
+      int32_t perturbed = wrapping_sum(of[k], static_cast<int32_t>(noise) >> down);
+      out[k] = static_cast<int8_t>(clip(perturbed >> by));
     }
   }
 };
