@@ -93,7 +93,7 @@ class Feedback:
 
     def __init__(
         self, shape: Shape, features: str, loss: Loss, seed: int = 0, *, steps: int,
-        learning_rate: float = 1.5, shift: int = 1, threads: int = 1,
+        learning_rate: float = 1.0, shift: int = 3, threads: int = 1,
     ) -> None:  # fmt: skip
         self.shape, self.loss, self.shift = shape, loss, shift
         self.active = active_of(features)
@@ -139,13 +139,14 @@ class Feedback:
 class Evolution(Feedback):
     """Forward passes alone: `token-credit` by position, or `eggroll` by the mean of all.
 
-    pairs: that see a position; with `eggroll` all members see the same ones.
+    pairs: that see a position; with `eggroll` all members see the same ones. shift: of
+    the sums of ft; the larger, the less they are moved by a row's step, most of which is noise.
     """
 
     def __init__(
         self, shape: Shape, features: str, loss: Loss, seed: int = 0, *, steps: int,
-        estimator: str = "token-credit", rule: str = "whitened", pop: int = 64, pairs: int = 2,
-        learning_rate: float = 1.0, sigma_shift: int = 3, shift: int = 1, threads: int = 1,
+        estimator: str = "token-credit", rule: str = "whitened", pop: int = 64, pairs: int = 1,
+        learning_rate: float = 4.0, sigma_shift: int = 3, shift: int = 5, threads: int = 1,
         fitness: str = "sign",
     ) -> None:  # fmt: skip
         self.shape, self.loss, self.shift = shape, loss, shift

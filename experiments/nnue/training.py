@@ -117,9 +117,11 @@ WAYS: dict[str, Way] = {
     "native-removed": Way(_native(False), 0.003, removes=REMOVED),
     "feedback": Way(_integers(integers.Feedback), 1.0, planned=True),
     "feedback-removed": Way(_integers(integers.Feedback), 1.0, planned=True, removes=REMOVED),
-    "token-credit": Way(_integers(integers.Evolution), 1.0, planned=True),
+    "token-credit": Way(_integers(integers.Evolution), 4.0, planned=True),
     "eggroll": Way(
-        _integers(integers.Evolution, estimator="eggroll", rule="sign", pop=512, sigma_shift=1),
+        _integers(
+            integers.Evolution, estimator="eggroll", rule="sign", pop=512, sigma_shift=1, shift=1
+        ),
         1.0, planned=True, most=256,
     ),
 }  # fmt: skip
