@@ -195,6 +195,17 @@ def positions(features: str, split: Any = "train", batch: int = 512) -> Position
     return Positions.read(SMALL, features, split, batch)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_feedback_does_not_lose_the_units_against_the_mover(seed: int):
+    """With seed 1 it did, while no unit began as a constant."""
+    train = positions("768", batch=1024)
+    trainer = integers.Feedback(Shape(768, 32, 16), "768", Loss(), seed, steps=90)
+    for i in range(90):
+        trainer.train(train[i])
+    lost = trainer.logits(train[0]) < 0
+    assert 0.3 < lost.mean() < 0.7
+
+
 def test_a_coalesced_trainer_takes_the_steps_of_the_factorised_one():
     shape, loss, train = Shape(FEATURES["halfkp+p"], 16, 4), Loss(), positions("halfkp+p")
     plain, short = (NativeTrainer(shape, loss, 1, coalesce=c) for c in (False, True))

@@ -26,6 +26,7 @@ from experiments.nnue.losses import Loss, Real, sigmoid, targets
 from experiments.nnue.shape import Shape
 
 ONE = 127  # a probability of 1
+CONSTANT = 64  # of the hidden unit that begins as one
 
 
 def active_of(features: str) -> int:
@@ -82,10 +83,15 @@ def mirrored(net: eg.Program, features: str, seed: int) -> dict[str, NDArray[np.
     One output's error has one sign for most positions at first. Carried through other random
     matrices it drives all hidden units of a kind the same way, where they die; they never part
     again. Begun alike, and moved alike, the two sets of matrices stay equal in every bit.
+
+    But the last hidden unit begins as a constant, so that `value` has a bias: without one, with
+    some seeds all units that count against the mover die first, and it is never negative again.
     """
     drawn = first_weights(net, features, seed)
     back = first_feedback(net, ("l1", "value"), seed)
-    return drawn | {name: np.array(leaf) for name, leaf in back.items()}
+    drawn |= {name: np.array(leaf) for name, leaf in back.items()}
+    drawn["l1"][-1], drawn["l1.bias"][-1], drawn["value"][:, -1] = 0, CONSTANT, 0
+    return drawn
 
 
 class Feedback:
