@@ -84,8 +84,9 @@ def mirrored(net: eg.Program, features: str, seed: int) -> dict[str, NDArray[np.
     matrices it drives all hidden units of a kind the same way, where they die; they never part
     again. Begun alike, and moved alike, the two sets of matrices stay equal in every bit.
 
-    But the last hidden unit begins as a constant, so that `value` has a bias: without one, with
-    some seeds all units that count against the mover die first, and it is never negative again.
+    But the last hidden unit begins as a constant, its errors carried back by matrices of their own,
+    so that `value` has a bias: without one, with some seeds all units that count against the mover
+    die first, and it is never negative again.
     """
     drawn = first_weights(net, features, seed)
     back = first_feedback(net, ("l1", "value"), seed)

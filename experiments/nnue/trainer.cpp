@@ -337,12 +337,13 @@ EGGROLL_EXPORT int32_t nnue_pad(const Batch* batch, int32_t active, int32_t end,
         if (seen.n > active) return r + 1;
         n = seen.n;
         std::memcpy(to, seen.index, static_cast<size_t>(n) * sizeof(int32_t));
+      } else {
+        for (int i = 0; i < seen.n; ++i)
+          for (int times = seen.count[i]; times > 0; --times) {
+            if (n == active) return r + 1;
+            to[n++] = seen.index[i];
+          }
       }
-      for (int i = 0; seen.count && i < seen.n; ++i)
-        for (int times = seen.count[i]; times > 0; --times) {
-          if (n == active) return r + 1;
-          to[n++] = seen.index[i];
-        }
       std::fill(to + n, to + active, -1);
     }
   return 0;

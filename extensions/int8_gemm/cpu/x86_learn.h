@@ -137,8 +137,11 @@ struct X86Learn : X86Rows {
   static constexpr int kBlock = 4 * V::kWidth;  // values
 
   static void take(const int32_t* from, const int8_t* y, int32_t* of) {
-    for (int i = 0; !y && i < kRow; i += V::kWidth) V::loadu(from + i).storeu(of + i);
-    for (int i = 0; y && i < kRow; i += V::kWidth)
+    if (!y) {
+      for (int i = 0; i < kRow; i += V::kWidth) V::loadu(from + i).storeu(of + i);
+      return;
+    }
+    for (int i = 0; i < kRow; i += V::kWidth)
       V::loadu(from + i).unless32(V::widenedu(y + i).abs32(), V::all32(127)).storeu(of + i);
   }
 
