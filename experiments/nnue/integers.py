@@ -9,6 +9,7 @@ floor(sqrt N)) says that the mover's expected result is 1 / (1 + 2^(-u / 16)).
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,18 @@ def logits(values: NDArray[np.int32], hidden: int) -> Real:
     return found
 
 
+@cache
+def table_of_labels(loss: Loss) -> NDArray[np.int8]:
+    """Targets in 1/127 of all results and scores, int8 [3, 65536], each from its least on."""
+    scores, results = np.arange(-(1 << 15), 1 << 15, dtype=np.int16), np.arange(-1, 2)
+    found = [targets(loss, scores, np.full(len(scores), r, np.int8)) for r in results]
+    return np.rint(ONE * np.array(found)).astype(np.int8)
+
+
 def labels(loss: Loss, batch: Batch) -> NDArray[np.int8]:
     """Targets in 1/127, int8 [B]."""
-    found: NDArray[np.int8] = np.rint(ONE * targets(loss, batch.score, batch.result)).astype(
-        np.int8
-    )
-    return found
+    at = (batch.result.astype(np.intp) + 1 << 16) + batch.score + (1 << 15)
+    return table_of_labels(loss).reshape(-1)[at]
 
 
 def plain_rows(ft: NDArray[np.int8], features: str) -> NDArray[np.int8]:

@@ -42,7 +42,8 @@ struct Learner : LearnCredit {
       values(o, row, by.divisors[o], u);
       const uint32_t word =
           learn.words[row] + static_cast<uint32_t>(plan.leaf_count + o) * kNextLeaf;
-      const RatedRow rated{plan.exact_mantissa, n, wide, u, scratch + n, target, word, errors};
+      const RatedRow rated{plan.exact_mantissa, n, wide, u, scratch + n, target, word, errors,
+                           by.sigmoids};
       by.lost[row * plan.output_count + o] = rated.rate(loss);
       target += loss == Loss::none ? 0 : loss == Loss::softmax ? 1 : n, errors += n;
     }

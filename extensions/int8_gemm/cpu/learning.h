@@ -59,6 +59,7 @@ struct RatingWork {
   std::vector<void*> values;       // of the outputs
   std::vector<Loss> losses;
   std::vector<int32_t> divisors;
+  Sigmoids sigmoids;
 
   void prepare(const Plan& plan, const Targets& given, LearnJob& job, std::vector<mx::array>& out) {
     const int members = static_cast<int>(job.job.members), count = job.job.tokens_per_member;
@@ -77,6 +78,7 @@ struct RatingWork {
             "targets: int32 [P, T, those of all losses] is needed");
     outputs.push_back(ready(given.values, mx::int32, "targets"));
     find_divisors(plan);
+    kernels().sigmoids(plan, sigmoids), rating.sigmoids = &sigmoids;
     rating.targets = outputs.back().data<int32_t>();
     check_targets(plan, int64_t{members} * count);
     out.push_back(made({members, count, job.errors_size}, mx::int8));

@@ -209,12 +209,19 @@ struct VoteJob {
 // What makes an output's errors of targets; none: they are zeros.
 enum class Loss : int { none, softmax, squared, sigmoid };
 
+// What follows from a sigmoid's value alone: a table is faster than logarithm and division.
+struct Sigmoids {
+  uint32_t share[255];  // of v + 127: 127 times the probability, in 2^-16
+  uint32_t lost[128];   // of |v|: log2(1 + 2^(-|v| / 16)), in 2^-16 bit
+};
+
 // Errors of outputs that are made of targets (learn_losses.h), as Job::outputs then has them.
 struct Rating {
   const Loss* losses;       // [outputs]
   const int32_t* divisors;  // [outputs]: of values, which are then in 1/16
   const int32_t* targets;   // [P, T, targets_size] side by side: of softmax one, else one per value
   int targets_size;
+  const Sigmoids* sigmoids;
   int8_t* errors;  // [P, T, errors_size]
   uint64_t* lost;  // [P, T, outputs]: in 2^-16 bit, or squares of 1/16
 };
@@ -296,6 +303,7 @@ struct Kernels {
   void (*vote)(const VoteJob& job, int64_t first, int64_t last, int32_t* z, void* scratch);
   size_t (*learn_bytes)(const LearnJob& job);
   void (*learn)(const LearnJob& job, int64_t block, void* scratch);
+  void (*sigmoids)(const Plan& plan, Sigmoids& to);
   // Rules on values first .. last - 1 of a leaf, see rules.h; how many weights moved.
   int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor);
   int64_t (*sign)(const SignLeaf& leaf, int64_t first, int64_t last);

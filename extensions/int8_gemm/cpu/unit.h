@@ -48,6 +48,7 @@ static constexpr Kernels kernels_of(const char* name) {
           vote,
           learn_bytes,
           learn,
+          sigmoids,
           Adam::part,
           move_by_sign,
           Whitening::rows,
