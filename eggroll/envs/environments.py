@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from eggroll.envs.classic import CLASSIC, Classic
+from eggroll.envs.lockstep import Lockstep, Makers, Processes
 from eggroll.envs.normalisation import Normalisation
 from eggroll.envs.spaces import (
     Decode,
@@ -59,8 +60,9 @@ def gym(
         episodes: E, of every member, each with another start.
         observe: observations [n, ..] -> int8 [n, inputs]; default: `observe_for` the space.
         decode: outputs [n, size] -> actions; default: `decode_for` the space.
-        mode: of gymnasium.make_vec: "sync", "async" for slow environments; default: the fastest,
-            for classic control a form of eggroll's own that is tested to be Gymnasium's.
+        mode: "sync": one after another; "async": in as many processes as cores, for slow ones; or
+            another of gymnasium.make_vec; default: the fastest that is not "async", for classic
+            control a form of eggroll's own that is tested to be Gymnasium's.
         normalise: whether rows are observations less their running mean, over their deviation, in
             integers; see `Gym.normalisation`, and `Trainer.keep`, which puts it into checkpoints.
         span: what the wider bound of a number becomes, 127 or less; 64 keeps sums of a network
@@ -307,8 +309,7 @@ def _environments(source: _Source, n: int) -> Any:
             return _checked_vector(given, n, source)
         if mode not in ("", "sync", "async"):
             raise InputError(f'mode is {mode!r}: "sync" or "async" is needed.')
-        kind = gymnasium.vector.AsyncVectorEnv if mode == "async" else None
-        return (kind or gymnasium.vector.SyncVectorEnv)([_maker(gymnasium, given, options)] * n)
+        return _together(mode, [_maker(gymnasium, given, options)] * n)
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
         raise InputError(f"{about} cannot be made: {error}.") from None
 
@@ -320,9 +321,14 @@ def _by_id(gymnasium: Any, name: str, n: int, mode: str, options: dict[str, Any]
             return CLASSIC[name](n, single, single.spec.max_episode_steps)
         finally:
             single.close()
-    return gymnasium.make_vec(
-        name, num_envs=n, vectorization_mode=mode or _fastest_mode(name), **options
-    )
+    mode = mode or _fastest_mode(name)
+    if mode in ("sync", "async"):
+        return _together(mode, [lambda: gymnasium.make(name, **options)] * n)
+    return gymnasium.make_vec(name, num_envs=n, vectorization_mode=mode, **options)
+
+
+def _together(mode: str, makers: Makers) -> Lockstep | Processes:
+    return Processes(makers) if mode == "async" else Lockstep(makers)
 
 
 def _maker(gymnasium: Any, given: Any, options: dict[str, Any]) -> Callable[[], Any]:

@@ -97,8 +97,8 @@ struct RatedRow {
       if (target[k] < 0) continue;
       const int32_t v = clamp(u[k], -127, 127), size = v < 0 ? -v : v;
       const uint32_t share = sigmoids->share[v + 127];
-      errors[k] = static_cast<int8_t>(target[k] -
-                                      Shares::rounded(share, word + static_cast<uint32_t>(k)));
+      errors[k] =
+          static_cast<int8_t>(target[k] - Shares::rounded(share, word + static_cast<uint32_t>(k)));
       const int32_t missed = (v < 0 ? target[k] : 127 - target[k]) * size;
       lost += sigmoids->lost[size];
       lost += static_cast<uint64_t>(missed) * 4096 / 127;
