@@ -66,7 +66,7 @@ def int8(env: Any, seed: int, args: argparse.Namespace) -> Iterator[Any]:
 def solve(name: str, method: str, seed: int, args: argparse.Namespace) -> Run:
     """A run of one method on one task."""
     task, peer = TASKS[name], PEERS.get(method)
-    options = {} if peer else INT8
+    options = {} if peer else INT8 | {"normalise": args.normalise or task.normalise}
     env = environment(task, args.pop, **options)
     updating = evolve(method, peer, env, HIDDEN, seed) if peer else int8(env, seed, args)
     few, many = (environment(task, count, **options) for count in (FEW, MANY))
@@ -77,6 +77,8 @@ def solve(name: str, method: str, seed: int, args: argparse.Namespace) -> Run:
         model = next(updating)
         seconds += time.perf_counter() - began
         updates += 1
+        for judge in (few, many):
+            judge.restore(env.arrays())
         if few.evaluate(model, words(seed, 1, updates, FEW)).mean() >= task.threshold:
             unseen = float(many.evaluate(model, words(seed, 2, updates, MANY)).mean())
             solved = unseen >= task.threshold
@@ -122,6 +124,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--steps", type=positive, help="most environment steps of a run")
     parser.add_argument("--updates", type=positive, help="most updates of a run")
+    parser.add_argument("--normalise", action="store_true", help="int8's rows of all tasks")
     parser.add_argument("--csv", type=Path, help="file for a row per run")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     return parser.parse_args(words)
