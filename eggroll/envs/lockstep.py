@@ -100,7 +100,7 @@ class Processes:
         except Exception as error:  # whatever others' objects raise
             self.close()
             raise InputError(
-                f'mode is "async", and the environments cannot be sent to processes ({error}): '
+                f'mode is "async", and the environments cannot be sent to processes ({said(error)}): '
                 "define what makes them at the top of a module, or leave mode out."
             ) from None
         self.single_observation_space, self.single_action_space = spaces[0]
@@ -194,4 +194,9 @@ def _serve(pipe: Any, task: Any) -> None:
     except (EOFError, OSError):
         return
     except BaseException as error:  # whatever others' code raises
-        pipe.send((f"{type(error).__name__}: {' '.join(str(error).split())[:160]}", None))
+        pipe.send((f"{type(error).__name__}: {said(error)}", None))
+
+
+def said(error: BaseException) -> str:
+    """What an error says, in a line."""
+    return " ".join(str(error).split())[:160]
