@@ -100,8 +100,9 @@ class Processes:
         except Exception as error:  # whatever others' objects raise
             self.close()
             raise InputError(
-                f'mode is "async", and the environments cannot be sent to processes ({said(error)}): '
-                "define what makes them at the top of a module, or leave mode out."
+                'mode is "async", and the environments cannot be sent to processes '
+                f"({said(error)}): define what makes them at the top of a module, or leave mode "
+                "out."
             ) from None
         self.single_observation_space, self.single_action_space = spaces[0]
         self._count = len(makers)
