@@ -199,5 +199,5 @@ def _serve(pipe: Any, task: Any) -> None:
 
 
 def said(error: BaseException) -> str:
-    """What an error says, in a line."""
+    """The words of an error in a line."""
     return " ".join(str(error).split())[:160]
