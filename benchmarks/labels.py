@@ -48,38 +48,35 @@ def drawn(images: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.nda
     return rows, of
 
 
-def images() -> Data:
-    x, y = load_digits(return_X_y=True)
+def parted(
+    x: np.ndarray, y: np.ndarray, at: tuple[int, int]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Rows and classes of three parts, by chance."""
     order = np.random.default_rng(0).permutation(len(y))
-    real, whole, classes = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
-    for part, count in zip(np.split(order, (1200, 1400)), (20_000, 2_000, 2_000), strict=True):
-        rows, of = drawn(x[part].reshape(-1, 8, 8), count, len(real))
-        real.append(rows)
-        whole.append((7 * rows).astype(np.int8))
-        classes.append(y[part][of].astype(np.int64))
-    mean, spread = real[0].mean(0), real[0].std(0) + 1e-6
-    return Data([((a - mean) / spread).astype(np.float32) for a in real], whole, classes)
+    return list(zip(np.split(x[order], at), np.split(y[order], at), strict=True))
 
 
 def data_of(name: str) -> Data:
-    if name == "images":
-        return images()
-    if name == "digits":
-        x, y = load_digits(return_X_y=True)
-        scale, parts = 7.0, (1200, 1400)
-    elif name == "made":
-        x, y = make_classification(
+    if name not in ("digits", "made", "images"):
+        raise eg.InputError(f"data is {name!r}: choose digits, made or images.")
+    if name == "made":
+        rows = make_classification(
             24_000, 64, n_informative=24, n_redundant=8, n_classes=10, random_state=0
         )
-        scale, parts = 16.0, (20_000, 22_000)
+        parts = parted(*rows, (20_000, 22_000))
     else:
-        raise eg.InputError(f"data is {name!r}: choose digits, made or images.")
-    order = np.random.default_rng(0).permutation(len(y))
-    x, y = x[order], y[order].astype(np.int64)
-    whole = eg.quantise(x, scale) if name == "made" else (scale * x).astype(np.int8)
-    mean, spread = x[: parts[0]].mean(0), x[: parts[0]].std(0) + 1e-6
-    real = ((x - mean) / spread).astype(np.float32)
-    return Data(*(list(np.split(a, parts)) for a in (real, whole, y)))
+        parts = parted(*load_digits(return_X_y=True), (1200, 1400))
+    if name == "images":
+        for i, count in enumerate((20_000, 2_000, 2_000)):
+            x, y = parts[i]
+            x, of = drawn(x.reshape(-1, 8, 8), count, i)
+            parts[i] = x, y[of]
+    mean, spread = parts[0][0].mean(0), parts[0][0].std(0) + 1e-6
+    return Data(
+        [((x - mean) / spread).astype(np.float32) for x, _ in parts],
+        [eg.quantise(x, 16.0) if name == "made" else (7 * x).astype(np.int8) for x, _ in parts],
+        [y.astype(np.int64) for _, y in parts],
+    )
 
 
 def batches(count: int, size: int, seed: int) -> Iterator[np.ndarray]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from eggroll.cli import command as cli
 from eggroll.errors import InputError, shown
+from eggroll.library.pool import ending_of, words_of
 
 Makers = Sequence[Callable[[], Any]]
 # Observations, rewards, and whether episodes terminated or were truncated, as of a vector
@@ -101,8 +102,8 @@ class Processes:
             self.close()
             raise InputError(
                 'mode is "async", and the environments cannot be sent to processes '
-                f"({said(error)}): define what makes them at the top of a module, or leave mode "
-                "out."
+                f"({words_of(error)}): define what makes them at the top of a module, or leave "
+                "mode out."
             ) from None
         self.single_observation_space, self.single_action_space = spaces[0]
         self._count = len(makers)
@@ -141,13 +142,13 @@ class Processes:
                 fault, answer = pipe.recv()
             except (EOFError, OSError):
                 process.join()
-                fault = f"its process ended with exit code {process.exitcode}"
+                fault = (
+                    f"its process ended with {ending_of(process)}. Put what the script does under "
+                    "`if __name__ == '__main__':`"
+                )
             if fault:
                 self.close()
-                raise InputError(
-                    f"an environment failed: {fault}. Processes need a script's work to stand "
-                    "under `if __name__ == '__main__':`."
-                )
+                raise InputError(f"an environment failed: {fault}.")
             answers.append(answer)
         return answers
 
@@ -195,9 +196,4 @@ def _serve(pipe: Any, task: Any) -> None:
     except (EOFError, OSError):
         return
     except BaseException as error:  # whatever others' code raises
-        pipe.send((f"{type(error).__name__}: {said(error)}", None))
-
-
-def said(error: BaseException) -> str:
-    """The words of an error in a line."""
-    return " ".join(str(error).split())[:160]
+        pipe.send((words_of(error), None))

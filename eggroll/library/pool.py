@@ -164,7 +164,7 @@ class Pool:
             kind, said = worker.pipe.recv()
         except (EOFError, OSError):
             worker.process.join()
-            crashes.append(Crash(member, f"its process ended with {_ending(worker)}"))
+            crashes.append(Crash(member, f"its process ended with {ending_of(worker.process)}"))
             return self._replace(worker)
         if kind == "broken":
             raise InputError(f"a worker process cannot import the fitness: {said}.")
@@ -187,8 +187,8 @@ class Pool:
         worker.end()
         if worker.member < 0:
             raise InputError(
-                f"a worker process did not begin ({_ending(worker)}): put what the script does "
-                "under `if __name__ == '__main__':`, and define the fitness in a file."
+                f"a worker process did not begin ({ending_of(worker.process)}): put what the "
+                "script does under `if __name__ == '__main__':`, and define the fitness in a file."
             )
         self._workers[self._workers.index(worker)] = Worker(self._task)
         return 1
@@ -200,9 +200,9 @@ def _end(workers: list[Worker]) -> None:
     workers.clear()
 
 
-def _ending(worker: Worker) -> str:
+def ending_of(process: Any) -> str:
     """The exit code of a process that ended, or its signal."""
-    code = worker.process.exitcode
+    code = process.exitcode
     return f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
 
 
@@ -212,7 +212,7 @@ def _work(pipe: Any, task: bytes) -> None:
         fitness, (declaration, score_bits, name) = ForkingPickler.loads(task)
         engine, _ = choose(name, program_of(declaration, score_bits), 1)
     except BaseException as error:
-        pipe.send(("broken", _words(error)))
+        pipe.send(("broken", words_of(error)))
         return
     pipe.send(("ready", None))
     while True:
@@ -227,10 +227,10 @@ def _work(pipe: Any, task: bytes) -> None:
         except KeyboardInterrupt:
             return
         except BaseException as error:  # whatever others' code raises
-            said = "crash", _words(error)
+            said = "crash", words_of(error)
         pipe.send(said)
 
 
-def _words(error: BaseException) -> str:
+def words_of(error: BaseException) -> str:
     """An error in a line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"

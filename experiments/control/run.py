@@ -1,10 +1,11 @@
 """Continuous and classic control beside evosax: `python -m experiments.control`
 
-int8 is eg.Trainer with the settings of `eg.control`, one for all tasks; OpenES, SNES and CMA-ES are
-evosax's, on the same network in float32, each with one setting for all tasks, which was not swept
-as int8's was. A run ends when 100 unseen episodes reach the task's threshold; environment steps are
-those of training, where all members play the same episode in an update. int8's are the same on
-every machine; seconds are those of updates, without judging and compilation. See RESULTS.md.
+int8 is eg.Trainer with the settings of `eg.control`, one for all tasks, LunarLander's rows
+normalised; OpenES, SNES and CMA-ES are evosax's, on the same network in float32, each with one
+setting for all tasks, which was not swept as int8's was. A run ends when 100 unseen episodes reach
+the task's threshold; environment steps are those of training, where all members play the same
+episode in an update. int8's are the same on every machine; seconds are those of updates, without
+judging and compilation. See RESULTS.md.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ static inline uint64_t fine_power_of(const uint32_t* mantissa, int32_t d) {
   return d < -496 ? 0 : mantissa[d & 15] >> -(d >> 4);
 }
 
-// 127 times a power's share of `total`; rounded by chance.
+// 127 times a power's share of `total`, and that rounded by chance.
 struct Shares {
   int shift;
   uint32_t ratio;

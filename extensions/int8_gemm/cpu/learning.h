@@ -1,6 +1,7 @@
 // The work of members that carry their errors back, see learn.h. A part of engine.cpp.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -78,7 +79,8 @@ struct RatingWork {
             "targets: int32 [P, T, those of all losses] is needed");
     outputs.push_back(ready(given.values, mx::int32, "targets"));
     find_divisors(plan);
-    kernels().sigmoids(plan, sigmoids), rating.sigmoids = &sigmoids;
+    if (std::ranges::count(losses, Loss::sigmoid)) kernels().sigmoids(plan, sigmoids);
+    rating.sigmoids = &sigmoids;
     rating.targets = outputs.back().data<int32_t>();
     check_targets(plan, int64_t{members} * count);
     out.push_back(made({members, count, job.errors_size}, mx::int8));

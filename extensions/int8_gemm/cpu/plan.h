@@ -221,9 +221,9 @@ struct Rating {
   const int32_t* divisors;  // [outputs]: of values, which are then in 1/16
   const int32_t* targets;   // [P, T, targets_size] side by side: of softmax one, else one per value
   int targets_size;
-  const Sigmoids* sigmoids;
-  int8_t* errors;  // [P, T, errors_size]
-  uint64_t* lost;  // [P, T, outputs]: in 2^-16 bit, or squares of 1/16
+  const Sigmoids* sigmoids;  // filled where a loss is one
+  int8_t* errors;            // [P, T, errors_size]
+  uint64_t* lost;            // [P, T, outputs]: in 2^-16 bit, or squares of 1/16
 };
 
 // Members without noise that carry the errors of their scores back (learn.h).
@@ -303,7 +303,7 @@ struct Kernels {
   void (*vote)(const VoteJob& job, int64_t first, int64_t last, int32_t* z, void* scratch);
   size_t (*learn_bytes)(const LearnJob& job);
   void (*learn)(const LearnJob& job, int64_t block, void* scratch);
-  void (*sigmoids)(const Plan& plan, Sigmoids& to);
+  void (*sigmoids)(const Plan& plan, Sigmoids& to);  // what `learn` reads where a loss is one
   // Rules on values first .. last - 1 of a leaf, see rules.h; how many weights moved.
   int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor);
   int64_t (*sign)(const SignLeaf& leaf, int64_t first, int64_t last);
