@@ -147,6 +147,39 @@ def test_threads_share_large_leaves(
             assert [name for name in two if not np.array_equal(one[name], two[name])] == []
 
 
+@pytest.fixture(scope="module")
+def past_caches() -> tuple[dict[str, mx.array], MovedWeights]:
+    """Votes on a leaf of more values than are kept in caches, most rows without; by NumPy."""
+    votes = votes_of(np.random.default_rng(3), (2051, 2048)).astype(np.int32)
+    votes[64:] = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moments, "native_module", lambda: None)
+        return {"w": mx.array(votes)}, update_of({"w": mx.array(votes)})
+
+
+def update_of(votes: dict[str, mx.array]) -> MovedWeights:
+    """From every size below 2^22, and means that are 0 in the second half."""
+    rule, shape = AdamRule(rate=64.0, steps=60, shrinks={"w"}, threads=2), votes["w"].shape
+    random, size = np.random.default_rng(4), np.arange(np.prod(shape), dtype=np.int32) % (1 << 22)
+    means = random.integers(-1 << 16, 1 << 16, shape, np.int32)
+    means[1024:] = 0
+    weights = {"w": mx.array(random.integers(-127, 128, shape, np.int8))}
+    memory = rule.start(weights) | {feedback_name("w"): mx.full(shape, 1 << 22, mx.int32)}
+    memory |= {"w/mean": mx.array(means), "w/size": mx.array(size.reshape(shape))}
+    return rule(weights, memory, votes, 0)
+
+
+@pytest.mark.usefixtures("_way")
+def test_large_leaves_and_rows_without_votes(
+    past_caches: tuple[dict[str, mx.array], MovedWeights],
+):
+    votes, right = past_caches
+    found = update_of(votes)
+    assert found.rate == right.rate > 0.1
+    for one, two in zip(found[:2], right[:2], strict=True):
+        assert [name for name in two if not np.array_equal(one[name], two[name])] == []
+
+
 SMALL = 1 << 18  # votes from which on their squares are no longer computed in doubles
 
 

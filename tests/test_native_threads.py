@@ -14,20 +14,26 @@ ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "extensions" / "int8_gemm" / "cpu"
 
 
-def test_every_pair_votes_once_and_alone(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("program", "source", "said"),
+    [("count", "machine", "every pair and every item once\n"),
+     ("blocks", "blocks", "blocks are kept and used again\n")],
+)  # fmt: skip
+def test_threads_share_nothing_by_chance(tmp_path: Path, program: str, source: str, said: str):
     compiler = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-g1", "-pthread", "-Wall"]
     compiler += ["-Wextra", "-fsanitize=thread", f"-I{SOURCES}", f"-I{ROOT / 'eggroll' / 'native'}"]
     empty = [*compiler, "-x", "c++", "-", "-o", str(tmp_path / "empty")]
     if subprocess.run(empty, input=b"int main() {}", check=False, capture_output=True).returncode:
         pytest.skip(f"{compiler[0]} has no sanitizer of threads")
-    program = tmp_path / "count"
-    sources = [NATIVE / "count.cpp", SOURCES / "machine.cpp"]
-    subprocess.run([*compiler, *sources, "-o", program], check=True)
-    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    built = tmp_path / program
+    sources = [NATIVE / f"{program}.cpp", SOURCES / f"{source}.cpp"]
+    subprocess.run([*compiler, *sources, "-o", built], check=True)
+    env = os.environ | {"TSAN_OPTIONS": "allocator_may_return_null=1"}
+    done = subprocess.run([built], capture_output=True, text=True, check=False, env=env)
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("the sanitizer of threads does not run on this kernel")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == "every pair and every item once\n"
+    assert done.stdout == said
 
 
 def test_a_forked_child_has_threads_of_its_own():
@@ -64,3 +70,27 @@ def test_a_child_forked_after_the_first_use_trains_on(engine: str):
     )
     folder = Path(__file__).parent
     subprocess.run([sys.executable, "-c", words], check=True, timeout=180, cwd=folder)
+
+
+def test_memory_of_large_arrays_is_kept_for_the_next():
+    """While a copy shares it too, and in a forked child; in a process of its own."""
+    words = (
+        "import os, numpy as np\n"
+        "from eggroll import _extension; native = _extension.load()\n"
+        "def large(): return native.draws([5], [1 << 32], 0, [1 << 20], 1, True)\n"
+        "def blocks(): return tuple(bytes >> 20 for bytes in native.blocks())\n"
+        "first, right = large(), np.array(large())\n"
+        "assert blocks() == (4, 4), blocks()\n"
+        "copy = first; del first\n"
+        "assert blocks() == (4, 4) and np.array_equal(copy, right), blocks()\n"
+        "other = large()\n"
+        "assert blocks() == (8, 0) and np.array_equal(other, right), blocks()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    del copy\n"
+        "    os._exit(0 if np.array_equal(large(), right) and blocks() == (4, 4) else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "del copy, other\n"
+        "assert blocks() == (0, 8), blocks()\n"
+    )
+    subprocess.run([sys.executable, "-c", words], check=True, timeout=60)

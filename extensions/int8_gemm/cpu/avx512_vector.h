@@ -98,6 +98,7 @@ struct V512 {
   }
   void store(uint32_t* p) const { _mm512_store_si512(p, v); }
   void storeu(void* p) const { _mm512_storeu_si512(p, v); }
+  void stream(void* p) const { _mm512_stream_si512(static_cast<__m512i*>(p), v); }
   static Half half(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   Half half(int i) const { return i ? _mm512_extracti64x4_epi64(v, 1) : _mm512_castsi512_si256(v); }
   static V512 joined(Half a, Half b) {

@@ -98,18 +98,6 @@ void release(PyObject* owner) {
   Py_DECREF(owner);
 }
 
-// Bytes of its own that MLX's CPU allocator has before the data of a buffer, the same in every
-// buffer; -1: buffers are of another kind.
-ptrdiff_t header() {
-  auto before = [] {
-    mx::allocator::Data data = mx::allocator::malloc(64);
-    mx::allocator::Buffer buffer = data.buffer();
-    return static_cast<char*>(buffer.raw_ptr()) - static_cast<char*>(buffer.ptr());
-  };
-  ptrdiff_t first = before();
-  return first == before() && first >= 0 && first <= 64 ? first : -1;
-}
-
 bool contiguous(const NumpyArray& a) {
   int64_t stride = 1;
   for (size_t i = a.ndim(); a.size() && i-- > 0; stride *= static_cast<int64_t>(a.shape(i)))
@@ -134,7 +122,7 @@ mx::array view(const nb::object& given) {
   mx::Dtype dtype = bytes ? mx::int8 : mx::int32;
   void* data = const_cast<void*>(a.data());
   PyObject* owner = given.inc_ref().ptr();
-  static const ptrdiff_t before = header();
+  const ptrdiff_t before = eggroll::header();
   // This MLX never reuses, resizes or caches a buffer that is not its own, so of its allocator's
   // header only the place counts.
   if (before >= 0 && a.size()) {
@@ -292,6 +280,10 @@ NB_MODULE(_int8_gemm, m) {
   m.def("peak", &eggroll::peak, nb::call_guard<nb::gil_scoped_release>(), "threads"_a,
         "Multiply-adds per second of the instruction set's dot product on registers alone.");
   m.def("cache_bytes", &eggroll::cache_bytes, "A core's second-level cache, bytes.");
+  m.def(
+      "blocks",
+      [] { return std::pair(eggroll::Blocks::all().used(), eggroll::Blocks::all().kept()); },
+      "Bytes of large arrays in use, and of those whose memory is kept for the next.");
   m.def("default_threads", &eggroll::default_threads, "Cores this process may run on.");
   m.def("operations", &eggroll::operations, "Names of the operations that the kernels have.");
   m.def(

@@ -2,7 +2,9 @@
 // numbers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <optional>
@@ -10,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "blocks.h"
 #include "checks.h"
 #include "crediting.h"
 #include "mlx/allocator.h"
@@ -21,10 +24,31 @@ namespace eggroll {
 
 namespace mx = mlx::core;
 
-// Memory of an array. MLX's CPU allocator answers null where there is none.
+// Bytes of its own that MLX's CPU allocator has before the data of a buffer, the same in every
+// buffer; -1: buffers are of another kind.
+inline ptrdiff_t header() {
+  auto before = [] {
+    mx::allocator::Data data = mx::allocator::malloc(64);
+    mx::allocator::Buffer buffer = data.buffer();
+    return static_cast<char*>(buffer.raw_ptr()) - static_cast<char*>(buffer.ptr());
+  };
+  static const ptrdiff_t first = before();
+  static const bool same = first == before() && first >= 0 && first <= ptrdiff_t{Blocks::kBefore};
+  return same ? first : -1;
+}
+
+// Memory of an array; of a large one a block, where MLX's allocator has a place for foreign memory.
 inline mx::allocator::Data allocated(size_t bytes) {
+  if (bytes >= Blocks::kLeast && header() >= 0) {
+    char* data = static_cast<char*>(Blocks::all().take(bytes));
+    if (!data) throw std::bad_alloc();
+    char* begin = data - header();
+    if (header() >= static_cast<ptrdiff_t>(sizeof bytes)) std::memcpy(begin, &bytes, sizeof bytes);
+    return {mx::allocator::Buffer(begin),
+            [data](mx::allocator::Buffer) { Blocks::all().give(data); }};
+  }
   mx::allocator::Data data = mx::allocator::malloc(bytes);
-  if (bytes && !data.buffer().ptr()) throw std::bad_alloc();
+  if (bytes && !data.buffer().ptr()) throw std::bad_alloc();  // MLX's answer where there is none
   return data;
 }
 

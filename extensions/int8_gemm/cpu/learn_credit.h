@@ -177,6 +177,14 @@ struct LearnCredit : LearnTape {
       __builtin_memcpy(to, &sum, sizeof sum);
     };
     int k = 0;
+    for (; k + 128 <= n; k += 128) {
+      Words wide[8];
+      for (int j = 0; j < 8; ++j) widen(k + 16 * j, wide[j]);
+      for (int i = 0; i < count; ++i) {
+        int32_t* to = z + int64_t{row[i]} * n + k;
+        for (int j = 0; j < 8; ++j) add(to + 16 * j, wide[j]);
+      }
+    }
     for (; k + 32 <= n; k += 32) {
       Words first, second;
       widen(k, first), widen(k + 16, second);

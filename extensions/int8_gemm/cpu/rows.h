@@ -138,14 +138,21 @@ struct Features : Members {
     using Halves __attribute__((vector_size(64))) = int16_t;
     const int8_t* const weights = job.weights + leaf.offset;
     const int64_t step = words_of(leaf.cols) * 4;
+    auto add = [](Halves& total, const int8_t* from) {
+      Bytes bytes;
+      __builtin_memcpy(&bytes, from, sizeof bytes);
+      total += __builtin_convertvector(bytes, Halves);
+    };
     int k = 0;
+    for (; k + 128 <= leaf.cols; k += 128) {
+      Halves total[4] = {};
+      for (int i = 0; i < n; ++i)
+        for (int j = 0; j < 4; ++j) add(total[j], weights + row[i] * step + k + 32 * j);
+      __builtin_memcpy(to + k, total, sizeof total);
+    }
     for (; k + 32 <= leaf.cols; k += 32) {
       Halves total = {};
-      for (int i = 0; i < n; ++i) {
-        Bytes bytes;
-        __builtin_memcpy(&bytes, weights + row[i] * step + k, sizeof bytes);
-        total += __builtin_convertvector(bytes, Halves);
-      }
+      for (int i = 0; i < n; ++i) add(total, weights + row[i] * step + k);
       __builtin_memcpy(to + k, &total, sizeof total);
     }
     for (; k < leaf.cols; ++k) {

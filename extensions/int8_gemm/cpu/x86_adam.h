@@ -7,6 +7,8 @@
 
 template <typename V>
 struct X86Adam : PortableAdam {
+  static constexpr int64_t kPastCaches = 1 << 22;  // values of a leaf
+
   using Half = typename V::Half;
   using Long = typename V::Long;
   using Real = typename V::Real;
@@ -36,6 +38,14 @@ struct X86Adam : PortableAdam {
     return old.add(added).sqrt().cut();
   }
 
+  // The same without a vote; compared with whole roots for every number below 2^22.
+  static Real faded(Real s) { return s.mul(Real::all(0x1.f2d4a45635640p-1)).cut(); }
+
+  template <size_t by, typename... P>
+  static bool aligned(const P*... p) {
+    return ((reinterpret_cast<uintptr_t>(p) % by == 0) && ...);
+  }
+
   static V joined(const Real* v) { return V::joined(v[0].narrowed(), v[1].narrowed()); }
 
   static V moved(const int32_t* from, const Real* change, Real decay) {
@@ -53,25 +63,34 @@ struct X86Adam : PortableAdam {
     const Real by = Real::all(static_cast<double>(factor));
     const Real less = Real::all(static_cast<double>(decay) * 0x1p-24);
     const Real kept = Real::all(230.0 / 256), added = Real::all(26.0 / 256);
+    // What the next update reads is not in a cache any more where there is so much of it.
+    constexpr size_t kAligned = 4 * V::kWidth;
+    const bool past =
+        n >= kPastCaches && aligned<kAligned>(to.mean + first, to.size + first, to.fine + first,
+                                              to.feedback ? to.feedback + first : nullptr);
+    auto put = [past](V v, int32_t* p) { past ? v.stream(p) : v.storeu(p); };
     int64_t count = 0, i = first;
     for (; i + V::kWidth <= last; i += V::kWidth) {
       const V z = V::loadu(votes + i).bounded32(kVote).sll32(4);
       const V mean = V::loadu(from.mean + i), size = V::loadu(from.size + i);
       const bool small = z.abs32().either(size).none32(-(1 << 22));
+      const bool still = small && z.none32(-1), rests = still && mean.none32(-1);
       Real means[2], sizes[2], change[2];
       for (int j = 0; j < 2; ++j) {
         const Real vote = Real::of(z.half(j)), old = Real::of(mean.half(j));
         means[j] = old.mul(kept).cut().add(vote.mul(added).cut());
-        sizes[j] = small ? small_root(Real::of(size.half(j)), vote)
-                         : Real::of(root(size.half(j), z.half(j)));
-        change[j] = means[j].mul(by).div(sizes[j].at_least_one()).cut();
+        sizes[j] = still   ? faded(Real::of(size.half(j)))
+                   : small ? small_root(Real::of(size.half(j)), vote)
+                           : Real::of(root(size.half(j), z.half(j)));
+        change[j] = rests ? means[j] : means[j].mul(by).div(sizes[j].at_least_one()).cut();
       }
-      joined(means).storeu(to.mean + i), joined(sizes).storeu(to.size + i);
-      if (from.feedback) moved(from.feedback + i, change, less).storeu(to.feedback + i);
+      put(joined(means), to.mean + i), put(joined(sizes), to.size + i);
+      if (from.feedback) put(moved(from.feedback + i, change, less), to.feedback + i);
       const V fine = moved(from.fine + i, change, less);
-      fine.storeu(to.fine + i);
+      put(fine, to.fine + i);
       count += fine.add32(V::all32(kHalf)).move_bytes(from.weights + i, to.weights + i);
     }
+    if (past) _mm_sfence();
     return count + PortableAdam::part(leaf, i, last, factor);
   }
 };

@@ -78,6 +78,7 @@ struct V256 {
   static V256 halves(const uint32_t* p, size_t) { return loadu(p); }
   void store(uint32_t* p) const { _mm256_store_si256(reinterpret_cast<__m256i*>(p), v); }
   void storeu(void* p) const { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
+  void stream(void* p) const { _mm256_stream_si256(static_cast<__m256i*>(p), v); }  // past caches
   Half half(int i) const { return i ? _mm256_extracti128_si256(v, 1) : _mm256_castsi256_si128(v); }
   static V256 joined(Half a, Half b) { return {_mm256_set_m128i(b, a)}; }
   bool none32(int32_t bits) const { return _mm256_testz_si256(v, _mm256_set1_epi32(bits)); }
