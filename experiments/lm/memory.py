@@ -1,6 +1,6 @@
 """Peak memory of an update, beside plain generation of the same rows and one AdamW step of them.
 
-python experiments/lm/memory.py
+python -m experiments.lm.memory
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ THINGS = (
     *("a bird", "a film", "a game", "a chair", "a country", "a language", "a flower", "a train"),
     *("a shop", "a museum", "a sandwich", "a teacher"),
 )
-ASKS = (
+JSON = (
     "Describe {} as JSON with the fields name and kind.", "Give me {} as a JSON object.",
     "Answer in JSON: what is {}?", "Return a JSON object about {} with three fields.",
     "Write JSON for {}.", "Produce valid JSON that describes {}.",
@@ -129,11 +129,46 @@ ASKS = (
 )  # fmt: skip
 
 
-def data(target: str) -> None:
-    """Writes 384 prompts that ask for JSON."""
-    rows = [{"prompt": ask.format(thing)} for thing in THINGS for ask in ASKS]
+WORD = (
+    "Answer in one word: what is {}?", "In one word, describe {}.", "One word only: {}.",
+    "What do you think of {}? One word.", "Say one word about {}.", "Name {} in a single word.",
+    "Reply with one word: where is {}?", "Give one word for {}.", "Which word fits {}? One word.",
+    "With a single word, tell me about {}.", "What colour is {}? Answer in one word.",
+    "Sum up {} in one word.",
+)  # fmt: skip
+
+
+def data(target: str, what: str = "json") -> None:
+    """Writes prompts that ask for JSON, or for one word (`word`), 12 for each of THINGS."""
+    asks = {"json": JSON, "word": WORD}[what]
+    rows = [{"prompt": ask.format(thing)} for thing in THINGS for ask in asks]
     Path(target).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def judge(run: str) -> None:
+    """Says what the held-out prompts of a run are answered, before and after it."""
+    from eggroll import lm
+    from eggroll.lm import command, rewards
+
+    options = command.resumed_options(run)
+    rows = command.read_rows(options.data)
+    held_out = command.task_of(rows, options.rows, options.prompts, options.seed).held_out
+    prompts = [command.prompt_of(row, options.chat) for row in held_out]
+    whole = rewards.valid_json()
+    for when in ("before", "after"):
+        es = (
+            lm.Trainer.load(Path(run) / "checkpoint.safetensors") if when == "after"
+            else lm.Trainer(options.model, pop=2, steps=1, learn=options.learn)
+        )  # fmt: skip
+        answers = es.generate(prompts, tokens=options.tokens)
+        count = len(answers)
+        valid = sum(whole("", answer, {}) for answer in answers) / count
+        single = sum(len(answer.split()) == 1 for answer in answers) / count
+        print(f"{when}: {valid:.1%} JSON, {single:.1%} one word, of {count} answers "
+              f"{len({*answers})} differ")  # fmt: skip
+        for row, answer in zip(held_out[:6], answers, strict=False):
+            print(f"  {command.text_of(row)} -> {answer!r}")
+
+
 if __name__ == "__main__":
-    {"convert": convert, "data": data}[sys.argv[1]](*sys.argv[2:])
+    {"convert": convert, "data": data, "judge": judge}[sys.argv[1]](*sys.argv[2:])
