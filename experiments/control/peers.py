@@ -22,7 +22,7 @@ Forward = Callable[[Any, Any], Any]
 
 
 class Peer(NamedTuple):
-    """Settings of a strategy, one for all tasks; they were not swept."""
+    """Settings of a strategy, one for all tasks."""
 
     std: float
     rate: float  # of Adam, for OpenES

@@ -1,11 +1,11 @@
 """Continuous and classic control beside evosax: `python -m experiments.control`
 
-int8 is eg.Trainer with the settings of `eg.control`, one for all tasks, LunarLander's rows
-normalised; OpenES, SNES and CMA-ES are evosax's, on the same network in float32, each with one
-setting for all tasks, which was not swept as int8's was. A run ends when 100 unseen episodes reach
-the task's threshold; environment steps are those of training, where all members play the same
-episode in an update. int8's are the same on every machine; seconds are those of updates, without
-judging and compilation. See RESULTS.md.
+int8 is eg.Trainer with the settings of `eg.control`, one for all tasks, LunarLander's and MuJoCo's
+rows normalised; OpenES, SNES and CMA-ES are evosax's, on the same network in float32, each with one
+setting for all tasks; PPO is stable-baselines3's with a tuned setting for each (ppo.py). A run ends
+when 100 unseen episodes reach the task's threshold; environment steps are those of training, where
+all members play the same episode in an update. int8's are the same on every machine; seconds are
+those of updates, without judging and compilation. See RESULTS.md.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import eggroll as eg
 from eggroll.errors import InputError
 from eggroll.spec import rng
+from experiments.control import ppo
 from experiments.control.peers import Peer, evolve
 from experiments.control.tasks import TASKS, environment
 
@@ -36,7 +38,8 @@ PEERS = {
     "SNES": Peer(0.2, 0, 16),
     "CMA-ES": Peer(0.2, 0, 16),
 }
-METHODS = ("int8", *PEERS)
+PPO = "PPO"
+METHODS = ("int8", *PEERS, PPO)
 
 
 class Run(NamedTuple):
@@ -66,11 +69,16 @@ def int8(env: Any, seed: int, args: argparse.Namespace) -> Iterator[Any]:
 
 def solve(name: str, method: str, seed: int, args: argparse.Namespace) -> Run:
     """A run of one method on one task."""
+    if method == PPO:
+        return solve_ppo(name, seed, args)
     task, peer = TASKS[name], PEERS.get(method)
-    options = {} if peer else INT8 | {"normalise": args.normalise or task.normalise}
+    if peer:
+        peer = peer._replace(std=args.std or peer.std, rate=args.rate or peer.rate)
+    normalise = {"normalise": args.normalise or task.normalise}
+    options = normalise if peer else INT8 | normalise
     env = environment(task, args.pop, **options)
     updating = evolve(method, peer, env, HIDDEN, seed) if peer else int8(env, seed, args)
-    few, many = (environment(task, count, **options) for count in (FEW, MANY))
+    few, many = (environment(task, n, **options) for n in (FEW, MANY))
     seconds, updates, unseen, solved = 0.0, 0, float("nan"), False
     most = args.steps or task.most
     while not solved and env.steps < most and updates < (args.updates or 1 << 30):
@@ -86,6 +94,28 @@ def solve(name: str, method: str, seed: int, args: argparse.Namespace) -> Run:
     if not solved:
         unseen = float(many.evaluate(model, words(seed, 2, updates, MANY)).mean())
     return Run(name, method, seed, solved, updates, env.steps, seconds, unseen)
+
+
+def solve_ppo(name: str, seed: int, args: argparse.Namespace) -> Run:
+    """A run of PPO on one task."""
+    task, looks, unseen = TASKS[name], count(), float("nan")
+
+    def of(look: int) -> int:
+        return int(words(seed, 1, look, 1)[0] >> 33)
+
+    def solved(returns: ppo.Returns) -> bool:
+        nonlocal unseen
+        first = of(next(looks))
+        if returns(FEW, first) < task.threshold:
+            return False
+        unseen = returns(MANY, first + FEW)
+        return unseen >= task.threshold
+
+    done = ppo.learn(name, task, seed, args.threads, args.steps or task.most, solved)
+    found = unseen >= task.threshold
+    if not found:
+        unseen = done.returns(MANY, of(next(looks)))
+    return Run(name, PPO, seed, found, done.rollouts, done.steps, done.seconds, unseen)
 
 
 def words(seed: int, purpose: int, update: int, count: int) -> Any:
@@ -125,7 +155,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--steps", type=positive, help="most environment steps of a run")
     parser.add_argument("--updates", type=positive, help="most updates of a run")
-    parser.add_argument("--normalise", action="store_true", help="int8's rows of all tasks")
+    parser.add_argument("--normalise", action="store_true", help="rows of all tasks but PPO's")
+    parser.add_argument("--std", type=float, help="deviation of the strategies' first noise")
+    parser.add_argument("--rate", type=float, help="OpenES' rate of Adam")
     parser.add_argument("--csv", type=Path, help="file for a row per run")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     return parser.parse_args(words)

@@ -30,6 +30,7 @@ TASKS = {
     "MountainCarContinuous": Task("MountainCarContinuous-v0", 90, 5_000_000),
     "Pendulum": Task("Pendulum-v1", -200, 10_000_000),
     "LunarLander": Task("LunarLander-v3", 200, 10_000_000, "box2d", normalise=True),
+    "InvertedPendulum": Task("InvertedPendulum-v5", 950, 10_000_000, "mujoco", normalise=True),
 }
 
 
