@@ -36,7 +36,7 @@ ARROWS: dict[str, str] = {
     "launch": "cli errors",
     "library": "_extension baseline cli data engines errors evolution files "
     "generate inference native networks spec training",
-    "lm": "cli errors evolution files library ranks spec training",
+    "lm": "cli errors evolution files library ranks spec sweep training",
     "native": "errors files",
     "networks": "errors spec",
     "plot": "cli errors files training",
@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "envs": 760,
     "evolution": 1270,
     "library": 2870,
-    "lm": 1920,
+    "lm": 2025,
     "native": 200,
     "ranks": 700,
     "report": 650,

@@ -30,19 +30,24 @@ from eggroll.cli.screen import say
 from eggroll.errors import InputError, shown
 from eggroll.files import CHECKPOINT, METRICS, SAMPLES, open_regular, write_whole
 from eggroll.lm import record, rewards
+from eggroll.lm.layers import load_model
 from eggroll.lm.learner import Options
 from eggroll.lm.rewards import Row
 from eggroll.lm.trainer import ModelTrainer, ModelUpdate
-from eggroll.ranks import ALONE, Ranks, launched
+from eggroll.ranks import ALONE, Ranks, launched, refuse
 from eggroll.ranks.watch import WatchedRanks, join
 from eggroll.spec import rng
 from eggroll.training import trackers
 from eggroll.training.config import SeveralRanks
-from eggroll.training.folder import new_folder, read_lines
+from eggroll.training.folder import check_free, new_folder, read_lines
 
 EXAMPLES: Final = (
     ("--model DIR --data FILE.jsonl --reward mine.py:reward", "tune by a function of yours"),
     ("--resume runs/prompts-000 --steps 400", "go on with a run"),
+    (
+        "--model DIR --data FILE.jsonl --reward json --steps 40 --sweep 20",
+        "find sigma and rate for a task",
+    ),
 )
 ADAPTER: Final = "adapter"  # of the run's folder
 SHOWN: Final = 4  # samples
@@ -86,6 +91,9 @@ class FinetuneOptions(Options):
     """Folder of the run; the first free runs/NAME-000 if not given."""
     resume: Annotated[str, Group.RUN, tyro.conf.arg(metavar="DIR")] = ""
     """Folder of a run that goes on, bit for bit on the same device."""
+    sweep: Annotated[int, Group.RUN, cli.Range(0, 10**6)] = 0
+    """Trials of a search over sigma and rate, from an eighth to eight times those given, each a
+    fine-tune of --steps updates, judged by the held-out prompts; 0 for one fine-tune."""
 
     def check(self) -> None:
         super().check()
@@ -280,7 +288,7 @@ def finetune(options: FinetuneOptions) -> None:
             kept.
         KeyboardInterrupt: it was interrupted; says how it goes on.
     """
-    if hint := tune(options, ALONE).resume_hint:
+    if hint := (sweep(options) if options.sweep else tune(options, ALONE)).resume_hint:
         raise KeyboardInterrupt(hint)
 
 
@@ -328,6 +336,49 @@ def tune(options: FinetuneOptions, ranks: Ranks) -> Tuned:
         if es.log:
             finish(run, folder, first)
         return Tuned()
+
+
+def sweep(options: FinetuneOptions) -> Tuned:
+    """The trials that a search over sigma and rate has left."""
+    options.check()
+    refuse("finetune --sweep")
+    from eggroll.lm.search import STUDY, TRIALS, Report, TuningSearch  # Optuna takes a while
+
+    rows = read_rows(options.data)
+    task = task_of(rows, options.rows, options.prompts, options.seed)
+    reward, model = reward_of(options.reward), load_model(options.model)
+    if options.out:
+        check_free(Path(options.out))
+    folder = new_folder(options.out, options.data)
+    search = TuningSearch(folder, options, digests(options))
+    hint = f"the same command with --out {folder} goes on"
+    with cli.Stop(f"trials that ended are kept; {hint}.") as stop:
+
+        def run(trial: FinetuneOptions, report: Report) -> float | None:
+            es = ModelTrainer(model, **{name: getattr(trial, name) for name in LEARNING})
+            tuned, progress = Finetune(trial, es, task, reward), Progress(trial.steps)
+            try:
+                while es.step < trial.steps and not stop.asked:
+                    progress(tuned.update(), es.judged)
+                    if es.judged and not report(es.judged["held_out"], es.step):
+                        break
+                return es.judged.get("held_out")
+            finally:
+                es.close()
+
+        while search.done < options.sweep and not stop.asked:
+            if one := search.next(run):
+                print(
+                    f"trial {search.done}/{options.sweep}: --sigma {one.sigma} --rate {one.rate}, "
+                    f"held out {one.held_out:.3f}" + ", ended early" * one.early, flush=True
+                )  # fmt: skip
+    if search.done < options.sweep:
+        return Tuned(f"Interrupted after {search.done} of {options.sweep} trials; {hint}.")
+    best = search.best()
+    print(f"best: --sigma {best.sigma} --rate {best.rate}, held out {best.held_out:.3f}, of "
+          f"{search.done} trials; it was chosen by these prompts: judge it by others")  # fmt: skip
+    print(f"written to {folder}: {TRIALS}, {STUDY}")
+    return Tuned()
 
 
 def begin(options: FinetuneOptions, ranks: Ranks) -> ModelTrainer:
@@ -463,7 +514,8 @@ class FinetuneCommand(cli.Command[FinetuneOptions]):
             folder = cli.word_of(words, "--resume")
             stored = rank.from_first(lambda: asdict(resumed_options(folder)) if folder else None)
             resumed = FinetuneOptions(**stored) if stored else None
-            return tune(rank.together(lambda: options_from(words, resumed)), rank)
+            options = rank.together(lambda: options_from(words, resumed))
+            return sweep(options) if options.sweep else tune(options, rank)
 
         return rank.run(work)
 
