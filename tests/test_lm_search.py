@@ -103,6 +103,11 @@ def test_sweeps_neither_resume_nor_share_a_run(
     assert ended.code == 2
     assert "already holds a run" in ended.err
     assert not (run / TRIALS).exists()
+    words += ["--out", str(tmp_path / "sweep"), "--sweep", "3", "--track", "tensorboard"]
+    ended = eggroll("finetune", *words)
+    assert ended.code == 2
+    assert "leave --track out" in ended.err
+    assert not (tmp_path / "sweep").exists()
 
 
 def test_a_stopped_sweep_keeps_its_trials(
@@ -125,6 +130,7 @@ def test_a_stopped_sweep_keeps_its_trials(
     assert process.returncode == 130
     assert f"the same command with --out {folder} goes on" in err
     kept = trials(folder)
+    assert all(one["early"] or one["updates"] == 4 for one in kept)
     words[-1] = str(len(kept) + 1)
     ended = eggroll("finetune", *words)
     assert ended.code == 0, ended.err
@@ -145,7 +151,9 @@ def test_trials_that_fall_behind_end_early_and_the_best_is_found(tmp_path: Path)
         return worth * step / 4
 
     ended = [search.next(run) for _ in range(24)]
-    assert [one is not None and one.early for one in ended] == [step < 4 for _, step in made]
+    assert [one and (one.early, one.updates) for one in ended] == [
+        (step < 4, step) for _, step in made
+    ]
     whole = [worth for worth, step in made if step == 4]
     early = [worth for worth, step in made if step < 4]
     assert early

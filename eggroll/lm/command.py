@@ -342,6 +342,11 @@ def sweep(options: FinetuneOptions) -> Tuned:
     """The trials that a search over sigma and rate has left."""
     options.check()
     refuse("finetune --sweep")
+    if options.track != trackers.NONE:
+        raise InputError(
+            f"--track {options.track} is told of the updates of one fine-tune, and --sweep makes "
+            "many: leave --track out."
+        )
     from eggroll.lm.search import STUDY, TRIALS, Report, TuningSearch  # Optuna takes a while
 
     rows = read_rows(options.data)
@@ -358,11 +363,13 @@ def sweep(options: FinetuneOptions) -> Tuned:
             es = ModelTrainer(model, **{name: getattr(trial, name) for name in LEARNING})
             tuned, progress = Finetune(trial, es, task, reward), Progress(trial.steps)
             try:
-                while es.step < trial.steps and not stop.asked:
+                while es.step < trial.steps:
+                    if stop.asked:
+                        return None
                     progress(tuned.update(), es.judged)
                     if es.judged and not report(es.judged["held_out"], es.step):
                         break
-                return es.judged.get("held_out")
+                return es.judged["held_out"]
             finally:
                 es.close()
 

@@ -29,11 +29,15 @@ Report = Callable[[float, int], bool]  # (held-out reward, updates) -> True to g
 
 
 class EndedTrial(NamedTuple):
-    """A trial that has ended; held_out: at its last judgement; early: for its low rewards."""
+    """A trial that has ended.
+
+    updates: made; held_out: the reward at its last judgement; early: ended for its low rewards.
+    """
 
     number: int
     sigma: float
     rate: float
+    updates: int
     held_out: float
     early: bool
 
@@ -108,16 +112,13 @@ class TuningSearch:
 
     def ended(self) -> list[EndedTrial]:
         """All trials that have ended, in order."""
-        return [
-            EndedTrial(
-                trial.number,
-                rounded(trial.params["sigma"]),
-                rounded(trial.params["rate"]),
-                -trial.intermediate_values[max(trial.intermediate_values)],
-                trial.state == TrialState.PRUNED,
-            )
-            for trial in self._study.get_trials(deepcopy=False, states=FINISHED)
-        ]
+        ended = []
+        for trial in self._study.get_trials(deepcopy=False, states=FINISHED):
+            sigma, rate = (rounded(trial.params[name]) for name in SEARCHED)
+            updates, value = max(trial.intermediate_values.items())
+            early = trial.state == TrialState.PRUNED
+            ended.append(EndedTrial(trial.number, sigma, rate, updates, -value, early))
+        return ended
 
     def best(self) -> EndedTrial:
         """The trial of the largest held-out reward, of those that were not ended early."""

@@ -77,6 +77,16 @@ void Blocks::give(void* data) {
   drop(std::min(std::max(kAlways, 2 * used_), bound() - used_));
 }
 
+size_t Blocks::used() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return used_;
+}
+
+size_t Blocks::kept() const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return kept_;
+}
+
 void Blocks::drop(size_t most) {
   size_t gone = 0;
   for (; kept_ > most; ++gone) {

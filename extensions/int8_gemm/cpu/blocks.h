@@ -34,8 +34,8 @@ class Blocks {
   // kAlways or twice what is in use, and with that a quarter more than was in use at some time.
   void give(void* data);
 
-  size_t used() const { return used_; }  // bytes that were taken and not given back
-  size_t kept() const { return kept_; }
+  size_t used() const;  // bytes that were taken and not given back
+  size_t kept() const;
 
  private:
   struct Block {
@@ -46,7 +46,7 @@ class Blocks {
   void drop(size_t most);  // keeps no more than this
   size_t bound() const { return peak_ + peak_ / 4; }
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<Block> blocks_;  // kept, the oldest first
   size_t used_ = 0, kept_ = 0, peak_ = 0;
   size_t in_use_ = 0, taken_ = 0;  // blocks: now, and ever
