@@ -44,10 +44,6 @@ from eggroll.training.folder import check_free, new_folder, read_lines
 EXAMPLES: Final = (
     ("--model DIR --data FILE.jsonl --reward mine.py:reward", "tune by a function of yours"),
     ("--resume runs/prompts-000 --steps 400", "go on with a run"),
-    (
-        "--model DIR --data FILE.jsonl --reward json --steps 40 --sweep 20",
-        "find sigma and rate for a task",
-    ),
 )
 ADAPTER: Final = "adapter"  # of the run's folder
 SHOWN: Final = 4  # samples
