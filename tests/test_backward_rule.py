@@ -133,6 +133,13 @@ def updates_of(votes: dict[str, mx.array], threads: int) -> list[MovedWeights]:
     return made
 
 
+def same_bits(found: MovedWeights, want: MovedWeights) -> None:
+    """Weights and memory alike."""
+    for one, two in zip(found[:2], want[:2], strict=True):
+        assert one.keys() == two.keys()
+        assert [name for name in two if not np.array_equal(one[name], two[name])] == []
+
+
 @pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_share_large_leaves(
@@ -142,9 +149,7 @@ def test_threads_share_large_leaves(
     votes, right = large
     for found, want in zip(updates_of(votes, threads), right, strict=True):
         assert found.rate == want.rate > 0.5
-        for one, two in zip(found[:2], want[:2], strict=True):
-            assert one.keys() == two.keys()
-            assert [name for name in two if not np.array_equal(one[name], two[name])] == []
+        same_bits(found, want)
 
 
 @pytest.fixture(scope="module")
@@ -154,10 +159,10 @@ def past_caches() -> tuple[dict[str, mx.array], MovedWeights]:
     votes[64:] = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(moments, "native_module", lambda: None)
-        return {"w": mx.array(votes)}, update_of({"w": mx.array(votes)})
+        return {"w": mx.array(votes)}, update_of_all_sizes({"w": mx.array(votes)})
 
 
-def update_of(votes: dict[str, mx.array]) -> MovedWeights:
+def update_of_all_sizes(votes: dict[str, mx.array]) -> MovedWeights:
     """From every size below 2^22, and means that are 0 in the second half."""
     rule, shape = AdamRule(rate=64.0, steps=60, shrinks={"w"}, threads=2), votes["w"].shape
     random, size = np.random.default_rng(4), np.arange(np.prod(shape), dtype=np.int32) % (1 << 22)
@@ -174,10 +179,9 @@ def test_large_leaves_and_rows_without_votes(
     past_caches: tuple[dict[str, mx.array], MovedWeights],
 ):
     votes, right = past_caches
-    found = update_of(votes)
+    found = update_of_all_sizes(votes)
     assert found.rate == right.rate > 0.1
-    for one, two in zip(found[:2], right[:2], strict=True):
-        assert [name for name in two if not np.array_equal(one[name], two[name])] == []
+    same_bits(found, right)
 
 
 SMALL = 1 << 18  # votes from which on their squares are no longer computed in doubles

@@ -17,9 +17,15 @@ from typing import Any, Final, NamedTuple
 import optuna
 from optuna.trial import Trial, TrialState
 
-from eggroll.errors import InputError, shown
 from eggroll.files import write_whole
-from eggroll.sweep.study import FINISHED, SETTINGS, as_input_errors, finished, open_study
+from eggroll.sweep.study import (
+    FINISHED,
+    SETTINGS,
+    as_input_errors,
+    begun_otherwise,
+    finished,
+    open_study,
+)
 
 STUDY, TRIALS = "study.log", "trials.json"  # files of the folder
 SEARCHED: Final = {"sigma": 16.0, "rate": 64.0}  # options, and the largest that they may be
@@ -69,12 +75,8 @@ class TuningSearch:
                 self._study.set_user_attr(SETTINGS, shared)
                 self._study.enqueue_trial({name: getattr(options, name) for name in SEARCHED})
                 return
-        if other := [name for name in shared if begun.get(name) != shared[name]]:
-            raise InputError(
-                f"the sweep in {str(folder)!r} was begun with {other[0]} "
-                f"{shown(begun.get(other[0]))}, not {shown(shared[other[0]])}, and only equal "
-                "trials compare: give the same options, or another --out."
-            )
+        if begun != shared:
+            raise begun_otherwise(f"the sweep in {str(folder)!r}", begun, shared, "--out")
 
     @property
     def done(self) -> int:

@@ -78,21 +78,22 @@ def prepare_study(
                 study.enqueue_trial(dict(first), skip_if_exists=True)
         elif begun != settings:
             begun = begun if isinstance(begun, dict) else {}
-            raise _begun_otherwise(study.study_name, begun, settings)
+            raise begun_otherwise(f"study {study.study_name!r}", begun, settings, "--study")
         fail_lost_trials(study)
         retry_failed(study)
     return study
 
 
-def _begun_otherwise(
-    study: str, begun: Mapping[str, Any], settings: Mapping[str, Any]
+def begun_otherwise(
+    study: str, begun: Mapping[str, Any], settings: Mapping[str, Any], option: str
 ) -> InputError:
+    """An error that names the first setting that differs; option: gives trials another study."""
     keys = [*settings, *(begun.keys() - settings.keys())]
     name = next(key for key in keys if settings.get(key) != begun.get(key))
     old, new = begun.get(name), settings.get(name)
     return InputError(
-        f"study {study!r} was begun with {name} {old!r}, not {new!r}, and only equal trials "
-        "compare: give the same options, or another --study."
+        f"{study} was begun with {name} {old!r}, not {new!r}, and only equal trials "
+        f"compare: give the same options, or another {option}."
     )
 
 

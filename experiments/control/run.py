@@ -2,7 +2,7 @@
 
 int8 is eg.Trainer with the settings of `eg.control`, one for all tasks, LunarLander's and MuJoCo's
 rows normalised; OpenES, SNES and CMA-ES are evosax's, on the same network in float32, each with one
-setting for all tasks; PPO is stable-baselines3's with a tuned setting for each (ppo.py). A run ends
+setting for all tasks; PPO is stable-baselines3's with a setting for each (ppo.py). A run ends
 when 100 unseen episodes reach the task's threshold; environment steps are those of training, where
 all members play the same episode in an update. int8's are the same on every machine; seconds are
 those of updates, without judging and compilation. See RESULTS.md.

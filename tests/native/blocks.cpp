@@ -10,17 +10,11 @@
 #include <thread>
 #include <vector>
 
+#include "expect.h"
+
 using namespace eggroll;
 
 namespace {
-
-int failures = 0;
-
-void expect(bool ok, const std::string& what) {
-  if (ok) return;
-  ++failures;
-  std::cout << "  differs: " << what << "\n";
-}
 
 constexpr size_t kMiB = size_t{1} << 20;
 

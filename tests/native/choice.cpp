@@ -5,17 +5,11 @@
 
 #include <iostream>
 
+#include "expect.h"
+
 using namespace eggroll;
 
 namespace {
-
-int failures = 0;
-
-void expect(bool ok, const std::string& what) {
-  if (ok) return;
-  ++failures;
-  std::cout << "  wrong: " << what << "\n";
-}
 
 // ---- the offer of tiles ----------------------------------------------------------------------
 

@@ -9,17 +9,11 @@
 #include <string>
 #include <thread>
 
+#include "expect.h"
+
 using namespace eggroll;
 
 namespace {
-
-std::atomic<int> failures{0};
-
-void expect(bool ok, const std::string& what) {
-  if (ok) return;
-  ++failures;
-  std::cout << "  differs: " << what << "\n";
-}
 
 size_t vote_bytes(const VoteJob&) { return 64; }
 
