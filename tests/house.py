@@ -57,7 +57,7 @@ BUDGETS: dict[str, int] = {
     "bench": 750,
     "cli": 800,
     "data": 1550,
-    "engines": 5930,
+    "engines": 6010,
     "envs": 760,
     "evolution": 1270,
     "library": 2870,

@@ -17,7 +17,7 @@ from eggroll.evolution.estimators import Feedback, Local
 from eggroll.evolution.rules import feedback_name
 from eggroll.spec import rng
 from eggroll.spec.backward import Backward, Learnt
-from eggroll.spec.program import Batch
+from eggroll.spec.program import Batch, Program
 from eggroll.training.config import Config
 
 ENGINES = [name for name, engine in engines.ENGINES.items() if not engine.unavailable_because()]
@@ -118,3 +118,21 @@ def words_of(seed: int, step: int, members: int, T: int) -> np.ndarray:
     stream = rng.key(seed, rng.DRAWS, step)
     upper = rng.counters(stream, 0, members * T) >> np.uint64(32)
     return upper.astype(np.uint32).reshape(members, T)
+
+
+def net_of_outputs(width: int = 6) -> Program:
+    """A state, an input, sparse features, a bias on logits, and outputs of both kinds."""
+    net = Program(width=width)
+    x, s = net.stage("cell.", state=True)
+    shown = net.relu(net.bias(net.linear(net.input(3), "in", width), "b"))
+    sparse = net.features("sparse", 9, width, active=3)
+    both = net.linear(net.concat(shown, sparse), "both", width)
+    f = net.lookup(net.linear(s, "gate", width), "sigmoid")
+    net.mix(f, both, s, out=s)
+    net.add(both, s, out=x)
+    x, _ = net.stage("out.")
+    h = net.norm(x, "norm")
+    net.output(net.bias(net.linear(h, "logits", 4), "prior"), "class")
+    net.sums(h, "worth", 2)
+    net.policy(h, "act", 3)
+    return net

@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 import oracle_backward
 import pytest
+from networks_backward import net_of_outputs
 from test_engines import BACKENDS
-from test_output_errors import recurrent
 
 from eggroll.errors import InputError
 from eggroll.library import learning
@@ -70,10 +70,6 @@ def run(es: Trainer, updates: int = 4) -> list[Any]:
     return rows
 
 
-# Backends that carry the errors of outputs back.
-CARRYING = [b for b in BACKENDS if b.partition(":")[0] in ("cpu", "portable")]
-
-
 @contextmanager
 def engine_of(backend: str) -> Iterator[str]:
     """A backend's engine by name, whose instruction set is in force within the block."""
@@ -83,14 +79,14 @@ def engine_of(backend: str) -> Iterator[str]:
         yield name
 
 
-@pytest.mark.parametrize("net", [recurrent, dense])
+@pytest.mark.parametrize("net", [net_of_outputs, dense])
 @pytest.mark.parametrize(("estimator", "rule"), [("feedback", "adam"), ("local", "whitened")])
 def test_no_engine_or_thread_or_save_changes_a_bit(
     net: Any, estimator: Any, rule: Any, tmp_path: Path
 ):
     known = run(trainer(net(), estimator=estimator, rule=rule))
     assert len({row[0] for row in known}) == 4  # weights move
-    for backend in CARRYING:
+    for backend in BACKENDS:
         with engine_of(backend) as name:
             for threads in (1, 2):
                 options = {"engine": name, "threads": threads}
@@ -135,7 +131,7 @@ def test_errors_of_sums_are_the_same_on_every_engine(losses_of: Any, rows: int):
         name: random.integers(-1, *((3, rows) if loss[name] == "softmax" else (128, (rows, n))))
         for name, n in (("near", 5), ("far", 3))
     }
-    for backend in CARRYING:
+    for backend in BACKENDS:
         with engine_of(backend) as name:
             es = trainer(wide(), engine=name, threads=1, weights=weights)
             reach = np.abs(es.model(x)["far"]).max()
@@ -242,7 +238,7 @@ def test_real_errors_are_rounded_by_chance_and_errors_may_be_computed():
 def test_errors_of_members_equal_those_of_rows():
     """`ask`, their rows one by one, and `tell_errors` are `learn` of all rows."""
     options = {"pop": R}
-    asked, learnt = trainer(recurrent(), **options), trainer(recurrent(), **options)
+    asked, learnt = trainer(net_of_outputs(), **options), trainer(net_of_outputs(), **options)
     given = shown(asked.program, 0, R, T)
     errors = {
         "class": np.random.default_rng(0).integers(-99, 99, (R, T, 4)).astype(np.int8),
@@ -261,7 +257,7 @@ def test_errors_of_members_equal_those_of_rows():
 def test_a_carried_state_goes_on():
     """Two calls with `carry` read on where the first one ended."""
     es, other = (
-        trainer(recurrent(), pop=R, carry=True, estimator="local", rule="whitened")
+        trainer(net_of_outputs(), pop=R, carry=True, estimator="local", rule="whitened")
         for _ in range(2)  # a rule that moves nothing without votes
     )
     whole = shown(es.program, 4, R, T)
@@ -344,8 +340,8 @@ def test_estimators_that_perturb_say_what_to_use():
     with pytest.raises(InputError, match="fitness"):
         trainer(dense(), fitness="ranks")
     with pytest.raises(InputError, match="pop is 4"):
-        trainer(recurrent(), carry=True).learn(
-            **shown(recurrent(), 0, 3, 2), errors={"class": np.zeros((3, 2, 4))}
+        trainer(net_of_outputs(), carry=True).learn(
+            **shown(net_of_outputs(), 0, 3, 2), errors={"class": np.zeros((3, 2, 4))}
         )
 
 

@@ -9,7 +9,15 @@ import numpy as np
 import oracle_backward
 import pytest
 from networks import case_of
-from networks_backward import ENGINES, ESTIMATORS, ISAS, Carried, carried_of, differing
+from networks_backward import (
+    ENGINES,
+    ESTIMATORS,
+    ISAS,
+    Carried,
+    carried_of,
+    differing,
+    net_of_outputs,
+)
 from networks_random import passable, seeded_program
 
 from eggroll import engines
@@ -21,25 +29,6 @@ from eggroll.spec.backward import final, heads
 from eggroll.spec.program import Program
 
 UNSCORED = [seed for seed in range(96) if not seeded_program(seed).scored and passable(seed)]
-LEARNING = [name for name in ENGINES if engines.ENGINES[name].learns_outputs]
-
-
-def recurrent(width: int = 6) -> Program:
-    """A state, an input, sparse features, a bias on logits, and outputs of both kinds."""
-    net = Program(width=width)
-    x, s = net.stage("cell.", state=True)
-    shown = net.relu(net.bias(net.linear(net.input(3), "in", width), "b"))
-    sparse = net.features("sparse", 9, width, active=3)
-    both = net.linear(net.concat(shown, sparse), "both", width)
-    f = net.lookup(net.linear(s, "gate", width), "sigmoid")
-    net.mix(f, both, s, out=s)
-    net.add(both, s, out=x)
-    x, _ = net.stage("out.")
-    h = net.norm(x, "norm")
-    net.output(net.bias(net.linear(h, "logits", 4), "prior"), "class")
-    net.sums(h, "worth", 2)
-    net.policy(h, "act", 3)
-    return net
 
 
 def case(program: Program, seed: int, estimator: str, *, scale: int | None = None, **options: Any):
@@ -52,11 +41,7 @@ def engine_of(name: str, carried: Carried) -> engines.Engine:
     return engines.ENGINES[name](carried.case.program)
 
 
-def test_engines_carry_errors_of_outputs():
-    assert {"portable"} <= {*LEARNING}
-
-
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("seed", UNSCORED)
 def test_random_programs_equal_the_oracle(name: str, estimator: str, seed: int):
@@ -74,14 +59,14 @@ def test_credit_reaches_many_leaves_of_the_random_programs():
     assert np.mean(reached) > 1 / 2
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("scale", [0, 3, 8, 16, None])
 @pytest.mark.parametrize("extreme", [False, True])
 def test_a_recurrent_program_of_several_outputs_equals_the_oracle(
     name: str, estimator: str, scale: int | None, extreme: bool
 ):
-    carried = case(recurrent(), 7, estimator, scale=scale, T=6, extreme=extreme)
+    carried = case(net_of_outputs(), 7, estimator, scale=scale, T=6, extreme=extreme)
     found = carried.run(engine_of(name, carried))
     assert carried.differing(found) == set()
     assert not np.array(found.scores).any()
@@ -93,7 +78,7 @@ def test_a_recurrent_program_of_several_outputs_equals_the_oracle(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
-    "program", [recurrent(13), mlp(33, [70, 20], 11), nnue(80, 76, 5, active=37)]
+    "program", [net_of_outputs(13), mlp(33, [70, 20], 11), nnue(80, 76, 5, active=37)]
 )
 def test_instruction_sets_equal_the_portable_engine(
     isa: str, threads: int, program: Program, monkeypatch: pytest.MonkeyPatch
@@ -106,7 +91,7 @@ def test_instruction_sets_equal_the_portable_engine(
 
 
 def test_heads_and_final_operations_are_those_next_to_an_output():
-    assert set(heads(recurrent())) == {"out.logits", "out.worth", "out.act"}
+    assert set(heads(net_of_outputs())) == {"out.logits", "out.worth", "out.act"}
     assert heads(egg(7, 5, 2)) == ("head",)
     assert heads(mlp(3, [8], 2)) == (mlp(3, [8], 2).leaves[2].name,) or len(heads(mlp(3, [8], 2)))
     for seed in UNSCORED:
@@ -140,14 +125,14 @@ BROKEN = [
 
 @pytest.mark.parametrize("change", BROKEN, ids=lambda change: change.__name__)
 def test_the_comparison_notices_what_is_broken(change: Any, monkeypatch: pytest.MonkeyPatch):
-    carried = case(recurrent(), 7, "feedback", scale=3, T=6, extreme=True)
+    carried = case(net_of_outputs(), 7, "feedback", scale=3, T=6, extreme=True)
     found = carried.run(engine_of("portable", carried))
     assert carried.differing(found) == set()
     change(monkeypatch)
     assert carried.differing(found) - {"sizes"} != set()
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", ENGINES)
 def test_wrong_errors_are_refused(name: str):
     carried = case(mlp(3, [8], 2), 1, "feedback")
     good = carried.errors
@@ -165,10 +150,10 @@ def test_wrong_errors_are_refused(name: str):
     assert mx.array(good).dtype == mx.int8
 
 
-@pytest.mark.skipif("cpu" not in LEARNING, reason="the extension is not built")
+@pytest.mark.skipif("cpu" not in ENGINES, reason="the extension is not built")
 def test_wrong_targets_are_refused():
     """By the extension, whatever the caller's own checks let through."""
-    carried = case(recurrent(), 1, "feedback")
+    carried = case(net_of_outputs(), 1, "feedback")
     made, size = engine_of("cpu", carried), carried.case.tokens.shape
     good = np.zeros((*size, 1 + 2 + 3), np.int32)
     back = carried.backward._replace(losses=("softmax", "squared", "sigmoid", ""))

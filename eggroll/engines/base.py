@@ -64,7 +64,6 @@ class Engine(ABC):
 
     name: str
     plays: ClassVar[bool] = False  # whether its kernels step native worlds
-    learns_outputs: ClassVar[bool] = False  # whether `learn` takes errors of outputs
     # Whether tokens and targets may be [R, T], each row of which P / R members read.
     shares: ClassVar[bool] = False
     # Run on the host while a GPU computes the next call: once, or not at all.
@@ -267,12 +266,17 @@ def check_values(program: Program, values: mx.array | None, pairs: int, length: 
         raise ValueError(f"values are beyond {MAX_VALUE}: scale them down.")
 
 
-def check_errors(program: Program, batch: Batch) -> None:
-    """Raises ValueError unless there are errors to carry back: a score's, or the caller's."""
-    if batch.errors is None:
+def check_errors(program: Program, batch: Batch, losses: Sequence[str] = ()) -> None:
+    """Raises ValueError unless there are errors to carry back: a score's, or the outputs'.
+
+    losses: by output, if the errors of outputs are made of targets.
+    """
+    if batch.errors is None and not losses:
         return check_scored(program)
     if program.scored:
         raise ValueError("The program has a score: its own error is carried back, no other.")
+    if losses:
+        return None
     size = sum(output.size for output in program.outputs)
     _check("errors", batch.errors, mx.int8, (*batch.size, size))
     if np.asarray(batch.errors).min(initial=0) < -fx.LIMIT:

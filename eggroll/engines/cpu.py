@@ -27,7 +27,6 @@ class CpuEngine(Engine):
     """C++ kernels of the fastest instruction set that is built and detected."""
 
     name = "cpu"
-    learns_outputs = True
     plays: ClassVar[bool] = True
     shares: ClassVar[bool] = True
 

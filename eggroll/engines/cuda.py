@@ -439,7 +439,8 @@ class CudaBackwardPlan(BackwardPlan, CudaPlan):
         feedback_leaves: Collection[int],
         receives_x: bool,
     ) -> None:
-        CudaPlan.__init__(self, program, index, members=members, rank=0)
+        puts_out = not program.scored
+        CudaPlan.__init__(self, program, index, members=members, rank=0, puts_out=puts_out)
         self.plan_backward(feedback_leaves, receives_x)
 
 

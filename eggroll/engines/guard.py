@@ -436,7 +436,12 @@ NAMED_RESULTS: dict[str, Callable[[Any], CallResult]] = {
     "votes": lambda out: CallResult({}, out),
     "credit": lambda out: CallResult({"scores": out[0], "state": out[1]}, out[2]),
     "learn": lambda out: CallResult(
-        {"scores": out.scores, "state": out.state}, {**out.votes, SIZES: out.sizes}
+        {
+            name: array
+            for name in ("scores", "state", "errors", "lost")
+            if (array := getattr(out, name)) is not None
+        },
+        {**out.votes, SIZES: out.sizes},
     ),
     "likelihoods": lambda out: CallResult(
         {"totals": out[0], "target logits": out[1], "state": out[2]}

@@ -46,6 +46,7 @@ FAR_PAIR = (1 << 31) - 7  # of the first of some pairs: the next ones have numbe
 # and the votes' product then has more terms than it stages at a time.
 GROUPS = 5
 ESTIMATORS = {"token-votes": False, "token-credit": True}  # whether the noise is on nodes
+OUTPUT_LOSSES = "softmax", "squared"  # of the outputs of `rows_network`
 MAX_VERDICTS = 32  # on disk, the last ones
 SWITCH = "EGGROLL_TRIAL"  # 1: verdicts on disk do not count
 LANGUAGES = ("gpu", "metal", "cuda")  # folders of kernel files
@@ -142,12 +143,15 @@ def reference_engine() -> type[Engine]:
 
 
 def trial_networks() -> dict[str, Program]:
-    """Two networks: one so wide that registers leave threadgroup memory, one of every operation."""
-    return {"egg": egg(40, 256, 1), "rows": rows_network()}
+    """Networks: one so wide that registers leave threadgroup memory, one of every operation.
+
+    The latter again without its score, as errors of outputs are carried back there.
+    """
+    return {"egg": egg(40, 256, 1), "rows": rows_network(), "outputs": rows_network(scored=False)}
 
 
-def rows_network() -> Program:
-    """Every operation but EGG's embedding, on sizes that fill no tile, with a score and outputs."""
+def rows_network(*, scored: bool = True) -> Program:
+    """Every operation but EGG's embedding, on sizes that fill no tile, with outputs and a score."""
     net = Program(29, 40)
     x, s = net.stage(state=True)
     shown = net.features("rows", 61, 20, active=5, lists=2, shift=1)
@@ -159,7 +163,8 @@ def rows_network() -> Program:
     net.add(net.norm(hidden, "norm"), s, out=x)
     net.output(net.linear(x, "turn", 9), "turn")
     net.sums(x, "value", 3)
-    net.score(x, "head")
+    if scored:
+        net.score(x, "head")
     net.check()
     return net
 
@@ -168,7 +173,7 @@ class TrialCase:
     """The arrays that P members of a program read over T tokens, and their noise: always the same.
 
     Attributes: weights, batch, fitness int8 [N] in {-1, 0, 1}, words uint32 [P, T] to round credit
-    by, and matrices, int8 [O, K] by leaf, for `back`.
+    by, matrices, int8 [O, K] by leaf, for `back`, and wanted, targets of outputs as Batch has them.
     """
 
     def __init__(self, program: Program, members: int) -> None:
@@ -197,6 +202,10 @@ class TrialCase:
         self.matrices = {
             leaf.name: mx.array(words.integers(-127, 128, leaf.shape, np.int8)) for leaf in matrices
         }
+        if not program.scored:
+            columns = 1 + program.outputs[1].size
+            wanted = words.integers(-1, program.outputs[0].size, (*shape, columns), np.int32)
+            self.batch = self.batch._replace(wanted=mx.array(wanted))
 
     def shared_noise(self, program: Program, rank: int) -> Noise:
         """The noise that its pairs have slices of."""
@@ -210,9 +219,11 @@ class TrialCase:
     def back(self, program: Program) -> Backward:
         """Scales from fine to coarse, and a matrix wherever one can send credit on."""
         ops = [op for stage in program.stages for op in stage.ops]
-        names = [program.leaves[op.leaf].name for op in ops if op.kind in ("linear", "score")]
+        kinds = "linear", "score", "sums"
+        names = [program.leaves[op.leaf].name for op in ops if op.kind in kinds]
         scales = tuple(i % (MOST + 1) for i in range(len(program.leaves)))
-        return Backward(scales, {name: self.matrices[name] for name in names})
+        losses = () if program.scored else OUTPUT_LOSSES
+        return Backward(scales, {name: self.matrices[name] for name in names}, losses)
 
     def credited(self, program: Program, nodes: bool) -> tuple[CreditNoise, Crediting]:
         """The last arguments of `Engine.credit`."""
@@ -240,6 +251,14 @@ def trial_results(engine: Engine, members: int) -> Iterator[NamedArray]:
     title = begin("where slices begin")
     starts = engine.starts(case.shared_noise(program, 1), 5, FAR_PAIR, case.fitness.size)
     yield from named(title, {"": starts})
+    title = begin("errors carried back")
+    learnt = engine.learn(prepared, case.batch, case.words, case.back(program))
+    arrays = {"scores": learnt.scores, "state": learnt.state, "sizes": learnt.sizes}
+    if learnt.errors is not None and learnt.lost is not None:
+        arrays |= {"errors": learnt.errors, "lost": learnt.lost}
+    yield from named(title, arrays | learnt.votes)
+    if not program.scored:  # the rest is the same with a score
+        return
     for rank in (1, 3) if program.outputs else (1,):
         title = begin(f"scores of rank {rank}")
         scores, state = engine.evaluate(prepared, case.noise(program, rank), case.batch)
@@ -255,10 +274,6 @@ def trial_results(engine: Engine, members: int) -> Iterator[NamedArray]:
         title = begin(estimator)
         scores, state, votes = engine.credit(prepared, slices, case.batch, *credited)
         yield from named(title, {"scores": scores, "state": state, **votes})
-    title = begin("errors carried back")
-    learnt = engine.learn(prepared, case.batch, case.words, case.back(program))
-    arrays = {"scores": learnt.scores, "state": learnt.state, "sizes": learnt.sizes}
-    yield from named(title, arrays | learnt.votes)
     if program.outputs:
         for title, noise in (("outputs", ()), ("outputs of token-credit", credited)):
             begin(title)

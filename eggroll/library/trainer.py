@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import (
     Annotated,
@@ -31,7 +31,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from eggroll.cli.command import Range, check_names, check_ranges
 from eggroll.cli.screen import per_second
-from eggroll.engines import Engine, unavailable_because
 from eggroll.errors import InputError, array_of, in_python, is_whole, shown
 from eggroll.evolution.estimators import (
     MIN_DIFFERING,
@@ -396,7 +395,7 @@ class Trainer:
             net.declaration(), net.score_bits
         )  # its own, whatever becomes of the given
         self.program, self.options = net, options
-        self.engine, self.reason = self._engine_of(options, net)
+        self.engine, self.reason = engine_for(options, net)
         self._learner = new_learner(options, self.engine)
         self._warm = weights is not None
         if weights is not None:
@@ -413,20 +412,6 @@ class Trainer:
         self._errors = learning.ErrorMaker(net, options.seed, options.threads)
         self._row_reader = RowReader(net, None, lambda batch: {})
         self._log: TrainerLog | None = None
-
-    @staticmethod
-    def _engine_of(options: TrainerOptions, net: Program) -> tuple[Engine, str]:
-        """The engine, and why that one: engines of GPUs carry no errors of outputs back yet."""
-        engine, reason = engine_for(options, net)
-        if options.estimator_class.perturbs or engine.learns_outputs:
-            return engine, reason
-        usable = [name for name in ("cpu", "portable") if not unavailable_because(name)]
-        if options.engine != "auto":
-            raise InputError(
-                f"engine {options.engine!r} does not carry errors of outputs back yet, as "
-                f"estimator {options.estimator} needs: choose one of {', '.join(usable)}."
-            )
-        return engine_for(replace(options, engine=usable[0]), net)
 
     def _write_into(self, log: TrainerLog) -> None:
         with log.closed_by_errors():

@@ -159,9 +159,8 @@ def run_all(kind: str, variant: str, recorder: Recorder) -> None:
         engine = engine_of(kind, variant, program, recorder, 16)
         case, name = small(program, 16, sigma_shift=2), recorder.of
         run_credit(engine, case, recorder)
-        if program.scored:
-            recorder.of = name
-            run_carry(engine, case, recorder)
+        recorder.of = name
+        run_carry(engine, case, recorder)
     recorder.of = f"game {variant}".strip()
     run_case(engine, small(program, 16), recorder)
 

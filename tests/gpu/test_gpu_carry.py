@@ -10,9 +10,12 @@ import pytest
 from conftest import Command
 from emulator import FORWARD, REVERSE, SHUFFLED, Emulator
 from networks import case_of, random_case
-from networks_backward import Carried, carried_of
-from networks_random import every_operation, seeded_program
+from networks_backward import Carried, carried_of, net_of_outputs
+from networks_random import every_operation, passable, seeded_program
 
+from eggroll.engines.portable.engine import PortableEngine
+from eggroll.library.trainer import Trainer
+from eggroll.networks import mlp
 from eggroll.spec.backward import Backward
 from eggroll.spec.program import FORWARD_ONLY, Program
 from gpu.backend import Gpu, engine, faulty, install
@@ -24,6 +27,9 @@ RUN = (
 )
 ORDERS = (FORWARD, REVERSE, SHUFFLED)
 OTHER = {"metal": "nax", "cuda": "m8n8k16"}  # than the product that an engine takes by itself
+
+
+OF_OUTPUTS = [seed for seed in range(96) if not seeded_program(seed).scored and passable(seed)]
 
 
 def complete(estimator: str, **options) -> Carried:
@@ -102,6 +108,75 @@ def test_registers_that_are_used_again(gpu: Gpu):
     assert not np.array(found.votes["a.nowhere"]).any()
 
 
+def of_outputs(program: Program, seed: int, **options) -> Carried:
+    extreme = options.pop("extreme", False)
+    case = case_of(program, np.random.default_rng(seed), extreme=extreme, **options)
+    return carried_of(case, "feedback", scale=3, extreme=extreme, seed=seed)
+
+
+@pytest.mark.parametrize("extreme", [False, True])
+def test_errors_of_outputs_equal_the_oracle(gpu: Gpu, extreme: bool):
+    """Of several outputs, divided and not, whatever the order of the threads; of two threadgroups.
+
+    At the clip credit may pull a value next to an output back.
+    """
+    carried = of_outputs(net_of_outputs(), 7, T=6, P=9, extreme=extreme)
+    same(carried, engine(gpu, carried.case.program, gpu.launcher(orders=ORDERS), 8))
+
+
+@pytest.mark.parametrize("seed", OF_OUTPUTS[:4])
+def test_errors_of_random_programs_equal_the_oracle(gpu: Gpu, launcher: Emulator, seed: int):
+    """With the other product of each GPU."""
+    carried = of_outputs(seeded_program(seed, joined=True), seed, T=2, P=5, extreme=True)
+    same(carried, engine(gpu, carried.case.program, launcher, gpu.largest, OTHER[gpu.name]))
+
+
+def test_errors_are_made_of_targets_as_by_the_portable_engine(
+    gpu: Gpu, launcher: Emulator, monkeypatch
+):
+    """Also where a launch has some of the members and tokens."""
+    carried, random = of_outputs(net_of_outputs(), 1, T=4, P=6), np.random.default_rng(5)
+    program, shape = carried.case.program, carried.case.tokens.shape
+    columns = [random.integers(-1, 4, (*shape, 1)), random.integers(-300, 300, (*shape, 2))]
+    wanted = np.concatenate([*columns, random.integers(-1, 128, (*shape, 3))], axis=2)
+    batch = carried.case.batch._replace(wanted=mx.array(wanted.astype(np.int32)))
+    back = carried.backward._replace(losses=("softmax", "squared", "sigmoid", ""))
+    words, found = mx.array(carried.words), list[dict[str, np.ndarray]]()
+    made = engine(gpu, program, launcher, 8)
+    for here, memory in ((PortableEngine(program), 0), (made, 1 << 30), (made, 20_000)):
+        monkeypatch.setattr(gpu.kind, "memory", lambda _, memory=memory: memory)
+        learnt = here.learn(here.prepare(carried.case.leaves), batch, words, back)
+        arrays = {**learnt._asdict(), **learnt.votes}
+        del arrays["votes"]
+        found.append({name: np.array(array) for name, array in arrays.items()})
+    assert found[0]["errors"].any()
+    assert found[0]["lost"].any()
+    for other in found[1:]:
+        for name, array in found[0].items():
+            np.testing.assert_array_equal(other[name], array, err_msg=name)
+    scored = complete("feedback")
+    here, case = engine(gpu, scored.case.program, launcher), scored.case
+    prepared = here.prepare(case.leaves)
+    with pytest.raises(ValueError, match="has a score"):
+        here.learn(prepared, case.batch, words, back)
+
+
+@pytest.mark.parametrize("gpu", ["metal"], indirect=True)
+def test_a_trainer_learns_labels_as_with_the_cpu_engine(gpu: Gpu, launcher: Emulator, monkeypatch):
+    """The guard compares errors and losses, too."""
+    install(gpu, monkeypatch, launcher)
+    random, signatures = np.random.default_rng(2), set[str]()
+    rows = random.integers(-127, 128, (12, 9), np.int8)
+    labels = random.integers(0, 3, 12)
+    for name in ("cpu", gpu.name):
+        es = Trainer(mlp(9, [8], 3), pop=2, estimator="feedback", rule="adam", steps=2, engine=name)
+        for _ in range(2):
+            es.learn(rows, targets=labels, loss="softmax")
+        signatures.add(es.signature)
+    assert len(signatures) == 1
+    assert "egg_carry" in launcher.launches
+
+
 def test_what_a_kernel_would_misread_is_refused(gpu: Gpu, launcher: Emulator):
     carried = complete("feedback")
     case, back = carried.case, carried.backward
@@ -145,6 +220,34 @@ def test_faults_are_found(gpu: Gpu, fault: str):
     found, case = list[bool](), case_of(small(), np.random.default_rng(2), T=5, P=6, extreme=True)
     carried = carried_of(case, "feedback", scale=1, seed=2)
     made = engine(gpu, case.program, gpu.launcher(edit=faulty(*FAULTS[fault], found)), 8)
+    assert carried.differing(carried.run(made)) != set()
+    assert any(found), "the fault did not get in"
+
+
+def normed() -> Program:
+    """An output that is a norm."""
+    net = Program(width=8)
+    net.output(net.norm(net.linear(net.input(5), "in", 8), "gain"), "normed")
+    return net
+
+
+# The same of errors of outputs, and of which program.
+OUTPUT_FAULTS = {
+    "nothing pulled back": (normed, "y == -127 && c < 0", "y == -127"),
+    "a norm like any other": (normed, "LAST ? held", "!LAST ? held"),
+    "errors of another token": (net_of_outputs, "int(errors[(read + t) *", "int(errors[(read) *"),
+    "errors of nobody": (net_of_outputs, "mine < members ? int(err", "true ? int(err"),
+    "errors of another output": (net_of_outputs, "* 15 + 4 + k", "* 15 + 5 + k"),
+}
+
+
+@pytest.mark.parametrize("gpu", ["metal"], indirect=True)
+@pytest.mark.parametrize("fault", OUTPUT_FAULTS)
+def test_faults_with_errors_of_outputs_are_found(gpu: Gpu, fault: str):
+    net, old, new = OUTPUT_FAULTS[fault]
+    found, carried = list[bool](), of_outputs(net(), 7, T=6, P=5, extreme=True)
+    edit = faulty(old, new, found)
+    made = engine(gpu, carried.case.program, gpu.launcher(edit=edit), 8)
     assert carried.differing(carried.run(made)) != set()
     assert any(found), "the fault did not get in"
 

@@ -58,7 +58,7 @@ def head_sources(
 def game_sources(
     gpu: Gpu, dialect: Dialect, variant: str = ""
 ) -> Iterator[tuple[str, KernelSource]]:
-    """Its only stage: what it puts out, and what it leaves for credit."""
+    """Its only stage: what it puts out, what it leaves for credit, and the way back."""
     made = engine(gpu, game(), gpu.launcher(), variant=variant)
     (outputs,) = made.plans(16, 1, puts_out=True)
     yield (
@@ -74,6 +74,9 @@ def game_sources(
             (each,) = made.credit_plans(crediting, 16, puts_out=result == "outputs")
             name = f"game {estimator} {result} {variant}".strip()
             yield name, CreditStageWriter(each, dialect, result, shift=6).source()
+    (each,) = made.backward_plans(passing(made.program), 16)
+    yield f"game feedback {variant}".strip(), TapeStageWriter(each, dialect).source()
+    yield f"game feedback back {variant}".strip(), BackwardWriter(each, dialect).source()
 
 
 def creditings(program: language.Program) -> Iterator[tuple[str, credit.Crediting]]:

@@ -15,8 +15,8 @@ import oracle_program
 import pytest
 from lanes import MachineError
 from machine_launcher import MachineLauncher
-from networks import random_case
-from networks_backward import carried_of
+from networks import case_of, random_case
+from networks_backward import carried_of, net_of_outputs
 from networks_credit import credited_case
 from test_engines import check_likelihoods
 from test_programs import complete_case, same_outputs
@@ -95,6 +95,12 @@ def test_credit_equals_the_oracle(architecture: str, estimator: str, group: int)
 def test_errors_carried_back_equal_the_oracle():
     case = random_case(4, V=20, D=8, T=3, P=6)
     carried = carried_of(case, "feedback")
+    assert carried.differing(carried.run(engine(case.program, MachineLauncher("sm_90a")))) == set()
+
+
+def test_errors_of_outputs_equal_the_oracle():
+    case = case_of(net_of_outputs(), np.random.default_rng(4), T=2, P=6)
+    carried = carried_of(case, "feedback", seed=4)
     assert carried.differing(carried.run(engine(case.program, MachineLauncher("sm_90a")))) == set()
 
 

@@ -53,8 +53,9 @@ class BackwardRun:
         self.launcher, self.pace, self.dialect, self.stages = launcher, pace, dialect, stages
         self.prepared, self.matrices, self.features = prepared, matrices, batch.features
         self.scales = pad_flat(mx.array(back.scales, mx.int32))
-        self.tokens, self.targets = batch.tokens.astype(mx.int32), batch.targets.astype(mx.int32)
-        self.words = words
+        self.tokens, self.words = batch.tokens.astype(mx.int32), words
+        # What an error is made of, or is: set before the way back.
+        self.targets, self.errors = batch.targets, batch.errors
         self.program, self.M = stages[0].plan.program, stages[0].plan.members
         self.P = batch.size[0]
         self.groups = -(-self.P // self.M)
@@ -121,10 +122,12 @@ class BackwardRun:
             "weights": self.prepared[i], "sizes": mx.array([T, self.P], mx.int32),
             "scales": self.scales, "matrices": self.matrices[i],
             "tokens": pad_flat(self.tokens[:, window]),
-            "targets": pad_flat(self.targets[:, window]),
             "words": pad_flat(self.words[:, window]), "tape": chunk.tapes[i], "handed": x_credit,
             "carried": self.state_credit.get(i, mx.zeros(self.width, mx.int32)),
         }  # fmt: skip
+        for name, array in (("targets", self.targets), ("errors", self.errors)):
+            if name in (stage.backward.inputs if stage.backward else ()) and array is not None:
+                inputs[name] = pad_flat(array[:, window])
         outputs = self._launch(stage, inputs, T)
         if plan.stateful:
             self.state_credit[i] = outputs["carried_on"]

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from eggroll.engines.gpu.backward_plan import OF_S, OF_X, BackwardPhase, BackwardPlan, BackwardStep
+from eggroll.engines.gpu.backward_plan import (
+    IN_ERROR_UNITS,
+    OF_S,
+    OF_X,
+    TAKES_ERRORS,
+    BackwardPhase,
+    BackwardPlan,
+    BackwardStep,
+)
 from eggroll.engines.gpu.dialect import Dialect, KernelSource
 from eggroll.engines.gpu.plan import PAD, padded
 from eggroll.engines.gpu.stage import KernelWriter, StageWriter, table_name
@@ -100,7 +108,8 @@ class BackwardWriter(KernelWriter):
     def inputs(self) -> list[str]:
         plan = self.plan
         names = ["weights", "sizes", "scales", "words", "tokens"]
-        names += ["targets"] * self.has("score") + ["tape"] * bool(plan.tape_starts)
+        names += ["targets"] * self.has("score") + ["errors"] * self.has(*TAKES_ERRORS)
+        names += ["tape"] * bool(plan.tape_starts)
         names += ["matrices"] * bool(plan.feedback_starts)
         return names + ["handed"] * plan.receives_x + ["carried"] * plan.stateful
 
@@ -177,15 +186,19 @@ class BackwardWriter(KernelWriter):
         for leaf in leaves:
             self(f"{size} size{leaf} = 0;")
         self.open_element_loop(phase.extent)
-        if leaves:
+        if phase.rounds:
             word = "drawn" if self.steady else self.own_value("words")
             self(f"const uint32_t word = {word} + k;")
         self.local: dict[int, str] = {}
         for step in phase.steps:
-            c = self.credit_of(step.op.out)
-            del self.local[step.op.out]
+            if step.op.writes:
+                c = self.credit_of(step.op.out)
+                del self.local[step.op.out]
+            else:
+                c = self.error_of(step.op)
             if step.op.kind in CLIPPED:
-                c = self.declare_value(f"egg::unclipped({c}, {self.value(step.number)})")
+                held = "held" if plan.final[step.number] else "unclipped"
+                c = self.declare_value(f"egg::{held}({c}, {self.value(step.number)})")
             credits = ELEMENT_STEPS[step.op.kind](self, step, c)
             inputs = zip(step.op.inputs, step.credits_input, credits, strict=True)
             for register, wanted, credit in inputs:
@@ -198,6 +211,14 @@ class BackwardWriter(KernelWriter):
         for leaf in leaves:
             self(f"{self.total_of(plan.credited_leaves.index(leaf))} += size{leaf};")
         self("}")
+
+    def error_of(self, op: Op) -> str:
+        """The caller's error of an output, at the element; a member that is not there has none."""
+        size = sum(output.size for output in self.plan.program.outputs)
+        member, uint = "mine" if self.steady else "egg::member_of(i)", self.dialect.uint
+        row = "read" if self.steady else f"(first + min({uint}({member}), members - 1)) * T"
+        at = f"({row} + t) * {size} + {self.plan.first_error(op)} + k"
+        return self.declare_value(f"{member} < members ? int(errors[{at}]) : 0")
 
     def declare_value(self, value: str) -> str:
         """Declares a value; gives its name."""
@@ -246,7 +267,7 @@ class BackwardWriter(KernelWriter):
         (O, K), (register,) = plan.program.leaves[op.leaf].shape, op.inputs
         target, source, adds = self.credit_target(register)
         a, n = reduced(K)
-        scale = str(FRACTION) if op.kind == "score" else f"scale{op.leaf}"
+        scale = str(FRACTION) if op.kind in IN_ERROR_UNITS else f"scale{op.leaf}"
         credits = f"small + {plan.credit_starts[op.leaf] * plan.members}"
         values, matrix = dialect.tape_pointer(plan, credits), plan.feedback_starts[op.leaf]
         self("{", *dialect.tile_loop(plan, K, False), dialect.tile_sums(plan, "total", K))
@@ -369,8 +390,7 @@ class BackwardWriter(KernelWriter):
     @property
     def rounds(self) -> bool:
         """True if leaves have credit element by element."""
-        phases = [phase for phase in self.plan.backward_phases if phase.extent]
-        return any(step.op.leaf >= 0 for phase in phases for step in phase.steps)
+        return any(phase.rounds for phase in self.plan.backward_phases)
 
     def fill(self, array: str, row: int, size: int, rows: int) -> None:
         """Zeros in the rows behind `size` of them, which nothing else writes."""
@@ -427,9 +447,11 @@ def norm_back(write: BackwardWriter, step: BackwardStep) -> None:
     c, passes = write.take_credit(op.out), step.credits_input[0]
     target, source, adds = write.credit_target(x) if passes else (f"z{op.leaf}", c, "false")
     kept = (f"kept + {plan.tape_starts[v] * plan.members}" for v in (step.values[0], step.number))
+    last = write.plan.final[step.number]
     write.along_rows(
         step,
-        f"egg::norm_back<{D}, {'true' if passes else 'false'}, {adds}>({target}, {source}, {c}, "
+        f"egg::norm_back<{D}, {'true' if passes else 'false'}, {adds}, "
+        f"{'true' if last else 'false'}>({target}, {source}, {c}, "
         f"z{op.leaf}, {', '.join(kept)}, {write.weights(op)}, "
         f"{write.word(op.leaf, write.member_value('words', 'm'))}, scale{op.leaf}, m, lane)",
     )
@@ -471,6 +493,12 @@ def linear_back(write: BackwardWriter, step: BackwardStep, c: str) -> InputCredi
     return [""]
 
 
+def sums_back(write: BackwardWriter, step: BackwardStep, c: str) -> InputCredits:
+    at = write.plan.credit_starts[step.op.leaf] * write.plan.members
+    write(f"size{step.op.leaf} += uint32_t(abs({c}));", f"small[{at} + i] = int8_t({c});")
+    return [""]
+
+
 def row_back(write: BackwardWriter, step: BackwardStep, c: str) -> InputCredits:
     write.store_credit(step, c)
     return []
@@ -504,6 +532,8 @@ ELEMENT_STEPS: dict[str, Callable[[BackwardWriter, BackwardStep, str], InputCred
     "features": row_back,
     "input": lambda write, step, c: [],
     "linear": linear_back,
+    "output": lambda write, step, c: [f"{c} * {1 << FRACTION}"],
+    "sums": sums_back,
     "add": lambda write, step, c: [c, c],
     "add_bias": bias_back,
     "bias": bias_back,

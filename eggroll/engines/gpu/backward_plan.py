@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, TypeVar
 
 from eggroll.engines.gpu.plan import PAD, StagePlan, padded
-from eggroll.spec.backward import CLIPPED
+from eggroll.spec.backward import CLIPPED, final
 from eggroll.spec.program import Op, Program, S, X
 
 # Operations whose credit, or whose leaf's votes, depend on the values of their inputs.
-READS_INPUTS = ("linear", "score", "norm", "lookup", "relu", "forget", "mix")
+READS_INPUTS = ("linear", "score", "sums", "norm", "lookup", "relu", "forget", "mix")
 ALONG_ROWS = ("score", "norm")  # on the way back: a simdgroup per member, along its features
-BACKWARD_PRODUCTS = ("linear", "score")  # by a matrix
-INT8_CREDITED = ("linear", "score", "embed", "features")  # whose leaf's credit stays, in int8
+BACKWARD_PRODUCTS = ("linear", "score", "sums")  # by a matrix
+INT8_CREDITED = (*BACKWARD_PRODUCTS, "embed", "features")  # whose leaf's credit stays, in int8
+IN_ERROR_UNITS = ("score", "sums")  # whose outputs' credit is an error itself, without a scale
+TAKES_ERRORS = ("output", "sums")  # of the caller
 # The values of x and s before the first operation; operation i has value i.
 OF_X, OF_S = -1, -2
 
@@ -28,8 +30,9 @@ P = TypeVar("P", bound="BackwardPlan")
 
 
 class BackwardPlan(StagePlan):
-    """A stage whose members have no noise and carry errors back.
+    """A stage whose members have no noise and carry errors back: the score's, or the outputs'.
 
+    Without a score all outputs are put out, as errors may be made of them.
     feedback_leaves: those whose matrix carries credit on; receives_x: whether the stages after it
     return credit of register x. Dictionaries with the name of `starts` hold first rows.
     """
@@ -46,12 +49,17 @@ class BackwardPlan(StagePlan):
         receives_x: bool,
         nax: bool = False,
     ) -> None:
-        StagePlan.__init__(self, program, index, members=members, rank=0, nax=nax)
+        puts_out = not program.scored
+        StagePlan.__init__(
+            self, program, index, members=members, rank=0, nax=nax, puts_out=puts_out
+        )
         self.plan_backward(feedback_leaves, receives_x)
 
     def plan_backward(self, feedback_leaves: Collection[int], receives_x: bool) -> None:
         """Finds the backward steps, and lays out what they need."""
         self.receives_x, self.stateful = receives_x, self.stage.state >= 0
+        ends = zip(self.stage.ops, final(self.stage), strict=True)
+        self.final = [last for op, last in ends if op in self.ops]  # of each operation
         self.steps = self._steps(feedback_leaves)
         self.backward_phases = self._phases()
         taped = {value: self._size(value) for value in self._taped_values()}
@@ -73,9 +81,13 @@ class BackwardPlan(StagePlan):
 
     def values_of(self, step: BackwardStep) -> int:
         """Values of a row that the step's leaf is credited for."""
-        if step.op.kind == "score":
+        if step.op.kind in IN_ERROR_UNITS:
             return self.program.leaves[step.op.leaf].shape[0]
         return self.sizes[step.op.out]
+
+    def first_error(self, op: Op) -> int:
+        """The first of an output's errors among those of all outputs side by side."""
+        return sum(output.size for output in self.program.outputs[: op.numbers[0]])
 
     def _useful_inputs(self) -> list[tuple[bool, ...]]:
         """By operation and input, whether credit of it reaches a leaf, or leaves the stage."""
@@ -103,7 +115,7 @@ class BackwardPlan(StagePlan):
         self.start_credited = frozenset(credited)
         each = zip(self.ops, self._values_read(), self._useful_inputs(), strict=True)
         for i, (op, values, useful) in reversed(list(enumerate(each))):
-            if op.writes and op.out not in credited:
+            if op.out not in credited if op.writes else op.kind == "output" and not any(useful):
                 continue
             credited -= {op.out} if op.writes else set()
             carries = op.kind not in BACKWARD_PRODUCTS or op.leaf in feedback_leaves
@@ -117,7 +129,7 @@ class BackwardPlan(StagePlan):
         out: list[BackwardPhase] = []
         for step in self.steps:
             alone = step.op.kind in ALONG_ROWS or step.op.kind == "concat"
-            extent = 0 if alone else self.sizes[step.op.out]
+            extent = 0 if alone else self.extent(step.op)
             if not out or not out[-1].accepts(step, extent):
                 out.append(BackwardPhase(extent))
             out[-1].steps.append(step)
@@ -145,7 +157,7 @@ class BackwardPlan(StagePlan):
             for step in phase.steps:
                 if step.op.writes and step.op.out not in local | self.start_credited:
                     stored.add(step.op.out)
-                local -= {step.op.out}
+                local -= {step.op.out} if step.op.writes else set()
                 if phase.extent and step.op.kind not in BACKWARD_PRODUCTS:
                     local |= {*step.credited_inputs}
                 else:
@@ -241,10 +253,15 @@ class BackwardPhase:
     def products(self) -> list[BackwardStep]:
         return [s for s in self.steps if s.op.kind in BACKWARD_PRODUCTS and s.credits_input[0]]
 
+    @property
+    def rounds(self) -> bool:
+        """True if leaves have credit element by element, which is rounded by chance."""
+        return self.extent > 0 and any(s.op.leaf >= 0 and s.op.writes for s in self.steps)
+
     def accepts(self, step: BackwardStep, extent: int) -> bool:
         """True if a step may follow in this phase: it needs no credit that products bring first."""
         awaited = {product.op.inputs[0] for product in self.products}
-        touched = {step.op.out}
+        touched = {step.op.out} if step.op.writes else set[int]()
         if step.op.kind not in BACKWARD_PRODUCTS:
             touched |= {*step.credited_inputs}
         return extent == self.extent > 0 and not awaited & touched

@@ -18,7 +18,14 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.engines.base import Engine, as_unsigned, check_rows, check_scored, check_values
+from eggroll.engines.base import (
+    Engine,
+    as_unsigned,
+    check_errors,
+    check_rows,
+    check_scored,
+    check_values,
+)
 from eggroll.engines.gpu.backward import BackwardRun, BackwardStage, TapeChunk
 from eggroll.engines.gpu.backward_plan import BackwardPlan
 from eggroll.engines.gpu.credit import CreditPlan, CreditRun, CreditStageWriter, CreditWork
@@ -42,6 +49,7 @@ from eggroll.engines.gpu.votes import (
 from eggroll.spec.backward import MOST, Backward, Learnt
 from eggroll.spec.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
 from eggroll.spec.flat import FlatLeaves, Shapes, added, whole_of
+from eggroll.spec.losses import Targets
 from eggroll.spec.noise import Slices, rooms_of
 from eggroll.spec.program import Batch, Program, Stage, Weights
 
@@ -311,7 +319,7 @@ class GpuEngine(Engine):
         return score, state, Z
 
     def learn(self, prepared: Any, batch: Batch, words: mx.array, back: Backward) -> Learnt:
-        check_scored(self.program)
+        check_errors(self.program, batch, back.losses)
         self._check(None, batch)
         (P, T), leaves = batch.size, self.program.leaves
         check_back(self.program, words, back, P, T)
@@ -332,6 +340,8 @@ class GpuEngine(Engine):
             mx.concatenate([learnt.state for learnt in results]),
             total,
             mx.stack([learnt.sizes for learnt in results]).sum(axis=0),
+            joined([learnt.errors for learnt in results]),
+            joined([learnt.lost for learnt in results]),
         )
 
     def _learn_members(
@@ -350,7 +360,9 @@ class GpuEngine(Engine):
         run = BackwardRun(
             self.launcher, self.pace, self.dialect, stages, prepared, matrices, back, batch, words
         )
-        kernels, scores, chunks = [(stage.plan, stage.forward) for stage in stages], [], []
+        kernels, chunks = [(stage.plan, stage.forward) for stage in stages], []
+        names = ["scores"] if self.program.scored else self._output_names
+        results = dict[str, list[mx.array]]()
         for t in range(0, T, tokens):
             chunk = batch.window(slice(t, t + tokens))
             length = chunk.size[1]
@@ -359,11 +371,31 @@ class GpuEngine(Engine):
                 self.output_shapes(P, length, run.lanes), None, state, length,
                 extra_shapes=partial(run.output_shapes, length),
             )  # fmt: skip
-            scores.append(outputs[-1]["scores"])
+            for name in names:
+                of_chunk = next(of_stage[name] for of_stage in outputs if name in of_stage)
+                results.setdefault(name, []).append(of_chunk)
             chunks.append(TapeChunk(t, length, [of_stage.get("tape") for of_stage in outputs]))
+        whole = {name: mx.concatenate(arrays, axis=1) for name, arrays in results.items()}
+        lost = None
+        if back.losses:
+            run.errors, lost = self._rated(back, batch, whole, words)
         for tapes in reversed(chunks):
             run.backward(tapes)
-        return Learnt(mx.concatenate(scores, axis=1), state, *run.votes_and_sizes())
+        scores = whole.get("scores", mx.zeros((P, T), mx.int16))
+        made = (None, None) if lost is None else (run.errors, lost)
+        return Learnt(scores, state, *run.votes_and_sizes(), *made)
+
+    def _rated(
+        self, back: Backward, batch: Batch, whole: Mapping[str, mx.array], words: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """The errors of outputs, made of targets on the host, and what rows lost."""
+        outputs = self.program.outputs
+        found = Targets(back.losses, np.array(batch.wanted)).rated(
+            self.program,
+            {out.name: whole[name] for out, name in zip(outputs, self._output_names, strict=True)},
+            np.array(words),
+        )
+        return mx.array(found.errors), mx.array(found.lost)
 
     def pack_feedback(self, plan: BackwardPlan, back: Backward) -> mx.array:
         """The matrices that carry credit back through a stage, transposed and packed as weights."""
@@ -434,7 +466,7 @@ class GpuEngine(Engine):
             kernels, prepared, self.inputs_of(noise, batch, sizes),
             self.output_shapes(P, T, lanes), noise, batch.state, T, signs,
         )  # fmt: skip
-        names = RESULT_OUTPUTS.get(result) or [f"out{i}" for i in range(len(self.program.outputs))]
+        names = RESULT_OUTPUTS.get(result) or self._output_names
         return [next(of[name] for of in outputs if name in of) for name in names], state
 
     def run_stages(
@@ -481,6 +513,11 @@ class GpuEngine(Engine):
             if first >= 0:
                 states.append(results[-1]["state_after"])
         return results, mx.concatenate(states, axis=1)
+
+    @property
+    def _output_names(self) -> list[str]:
+        """The kernels' names of the program's outputs."""
+        return [f"out{i}" for i in range(len(self.program.outputs))]
 
     def inputs_of(
         self, noise: Slices | None, batch: Batch, sizes: Sequence[int]
@@ -600,8 +637,9 @@ class GpuEngine(Engine):
             self._tapes[feedback_leaves] = backward_need(
                 [self.backward_plans(feedback_leaves, m) for m in self.group_sizes]
             )
-        most = tape_members(self._tapes[feedback_leaves], self._limits(), T)
-        return self.launch_size(min(P, most), T, 0)
+        puts_out = not self.program.scored
+        most = tape_members(self._tapes[feedback_leaves], self._limits(puts_out), T)
+        return self.launch_size(min(P, most), T, 0, puts_out)
 
     def _limits(self, puts_out: bool = False) -> LaunchLimits:
         program = self.program
@@ -676,6 +714,7 @@ def backward_need(plans: Sequence[Sequence[BackwardPlan]]) -> TapeNeed:
     backward = max(-(-plan.backward_scratch // plan.members) for each in plans for plan in each)
     vectors = sum(4 * plan.vector_rows for plan in stages)
     tape = sum(plan.token_bytes for plan in stages) + 2 * SORT_BYTES * (1 + program.indices)
+    tape += sum(output.size for output in program.outputs)  # their errors
     return TapeNeed(tape, scratch + backward + vectors, stages[0].members)
 
 
@@ -683,6 +722,12 @@ def tape_members(need: TapeNeed, limits: LaunchLimits, T: int) -> int:
     """Members (even) whose tapes of T tokens fit into memory; if many, of whole threadgroups."""
     members = limits.memory // (T * (limits.passed + need.token) + need.member)
     return members // need.group * need.group or max(members // 2 * 2, 2)
+
+
+def joined(arrays: Sequence[mx.array | None]) -> mx.array | None:
+    """Arrays of members after one another, if there are any."""
+    there = [array for array in arrays if array is not None]
+    return mx.concatenate(there) if there else None
 
 
 def shapes_of_leaves(program: Program) -> Shapes:

@@ -39,7 +39,6 @@ class PortableEngine(Engine):
     """Interprets the program with plain MLX operations."""
 
     name = "portable"
-    learns_outputs = True
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
         super().__init__(program, threads, block_tokens)
@@ -125,13 +124,13 @@ class PortableEngine(Engine):
         return scores.astype(mx.int16), self._join(states), Z
 
     def learn(self, prepared: Any, batch: Batch, words: mx.array, back: Backward) -> Learnt:
+        check_errors(self.program, batch, back.losses)
         rated = None
         if back.losses:
             outputs, _ = self.outputs(prepared, None, batch)
             targets = Targets(back.losses, np.array(batch.wanted))
             rated = targets.rated(self.program, outputs, np.array(words))
             batch = batch._replace(errors=mx.array(rated.errors))
-        check_errors(self.program, batch)
         states, records = self._split(batch.state), list[list[OpRecord]]()
 
         def recorded(t: int, row: TokenRow) -> TokenPass:

@@ -28,6 +28,9 @@ EGG_FUNCTION int wrapping(int a, int b) { return int(uint32_t(a) + uint32_t(b));
 // What is clipped had no effect.
 EGG_FUNCTION int unclipped(int c, int y) { return abs(y) == 127 ? 0 : c; }
 
+// Next to an output: what is clipped cannot be pushed further out.
+EGG_FUNCTION int held(int c, int y) { return (y == 127 && c > 0) || (y == -127 && c < 0) ? 0 : c; }
+
 // Of forget and mix: c v / 256.
 EGG_FUNCTION int part_of(int c, int v) { return (c * v) >> 8; }
 
