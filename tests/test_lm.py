@@ -228,7 +228,7 @@ def test_votes_are_exact(rank: int, fitness: int) -> None:
     f[:1200] = fitness
     noise = made.noise(0, pairs)[0]
     wide = np.einsum("n,nor,ncr->oc", *(x.astype(np.int64) for x in (f, noise.A, noise.B)))
-    assert (np.asarray(made.votes(f)["a"]) == wide).all()
+    assert (np.asarray(dict(made.votes(f))["a"]) == wide).all()
 
 
 def test_float_sums_stay_within_their_exact_range() -> None:

@@ -15,7 +15,8 @@ from eggroll.errors import InputError, shown
 from eggroll.spec import rng
 
 Tokens = list[int]
-PREFILL: Final = 256  # tokens of a prompt at a time
+PREFILL: Final = 256  # tokens of prompts that are read at a time, of all rows together
+MOST_ROWS: Final = 64  # that share them; with more, each has as many as with these
 LOOK: Final = 8  # tokens from one look for stop strings to the next
 
 
@@ -34,12 +35,14 @@ class DrawSettings(NamedTuple):
 class Requests(NamedTuple):
     """Prompts of R rows and where each of them ends.
 
-    prompts: ids of each row; names: the number of a row's prompt in the call; limit: most new
-    tokens; stops: strings before which a text ends.
+    prompts: ids of each row; names: the number of a row's prompt in the call; at_once: positions of
+    the prompts that are read at a time; limit: most new tokens; stops: strings before which a text
+    ends.
     """
 
     prompts: list[Tokens]
     names: list[int]
+    at_once: int
     limit: int
     stops: tuple[str, ...] = ()
 
@@ -81,6 +84,14 @@ def ends_of(tokenizer: Any) -> set[int]:
     return {int(end) for end in ends} | ({int(one)} if one is not None else set())
 
 
+def at_once(rows: int) -> int:
+    """Positions of prompts that are read at a time, of so many rows of a call, of all its chunks.
+
+    Not of a chunk's own rows, as sums of floats would then differ from chunk to chunk.
+    """
+    return PREFILL // max(min(rows, MOST_ROWS), 1)
+
+
 def caches(model: Any, padding: Sequence[int], length: int) -> list[Any]:
     """The model's caches for rows with so much padding on the left, of `length` positions.
 
@@ -120,8 +131,8 @@ def generate(
     padding = [length - len(prompt) for prompt in batch.prompts]
     rows = mx.array([[0] * pad + ids for pad, ids in zip(padding, batch.prompts, strict=True)])
     cache = caches(model, padding, length + batch.limit)
-    for first in range(0, length - 1, PREFILL):
-        model(rows[:, first : min(first + PREFILL, length - 1)], cache=cache)
+    for first in range(0, length - 1, batch.at_once):
+        model(rows[:, first : min(first + batch.at_once, length - 1)], cache=cache)
         mx.eval([one.state for one in cache])
     draw = _drawer(batch.names, sampling)
     last, columns = rows[:, -1:], list[mx.array]()
@@ -212,8 +223,8 @@ def losses(model: Any, rows: Sequence[tuple[Tokens, Tokens]]) -> mx.array:
     return (nats * mask).sum(axis=1) / mask.sum(axis=1)
 
 
-def bytes_of_row(model: Any, positions: int) -> int:
-    """Bytes, about, that a row of so many positions takes while it is run."""
+def bytes_of_row(model: Any, positions: int, read: int) -> int:
+    """Bytes, about, that a row of so many positions takes while it is run, `read` at a time."""
     args = getattr(model, "args", None)
 
     def number(name: str, default: int) -> int:
@@ -224,6 +235,6 @@ def bytes_of_row(model: Any, positions: int) -> int:
     heads = max(number("num_attention_heads", 8), 1)
     cached = number("num_key_value_heads", heads) * number("head_dim", hidden // heads)
     inner, vocabulary = number("intermediate_size", 4 * hidden), number("vocab_size", 1 << 15)
-    read = min(positions, PREFILL)
+    read = min(positions, read)
     cache = 2 * 4 * cached * len(model.layers) * positions
     return cache + 4 * read * (8 * hidden + 3 * inner) + 12 * vocabulary

@@ -9,7 +9,7 @@ delta, Z votes, int32 [O, C].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Annotated, Final, Literal, NamedTuple
@@ -22,7 +22,7 @@ from eggroll.cli.command import Range, check_names, check_ranges
 from eggroll.cli.help import CHANGEABLE
 from eggroll.errors import InputError
 from eggroll.evolution import estimators
-from eggroll.evolution.rules import AdamRule, FineCopyRule, MasterRule, MovedWeights, arrays
+from eggroll.evolution.rules import AdamRule, FineCopyRule, MasterRule, arrays
 from eggroll.spec.noise import Noise
 from eggroll.spec.program import Leaves
 
@@ -200,28 +200,35 @@ class DeltaLearner:
             slices[:, : r * columns].reshape(-1, columns, r),
         )
 
-    def votes(self, fitness: Votes) -> Leaves:
-        """Z of every layer by the fitness of all pairs, int8 [N]: exact sums, by float products."""
+    def votes(self, fitness: Votes) -> Iterator[tuple[str, mx.array]]:
+        """Z of each layer by the fitness of all pairs, int8 [N]: exact sums, by float products."""
         voters, starts = np.flatnonzero(fitness), self._starts()
         largest = max(int(abs(fitness.astype(np.int16)).max(initial=1)), 1)
         piece = max(EXACT // (largest * self.options.rank), 1)
-        votes = {}
         for i, leaf in enumerate(self.leaves):
             total = np.zeros(leaf.shape, np.int32)
             for first in range(0, len(voters), piece):
                 which = voters[first : first + piece]
                 noise = self._pair_noise(starts[i], leaf, which)
                 total += summed(noise, fitness[which])
-            votes[leaf.name] = mx.array(total)
-        return votes
+            yield leaf.name, mx.array(total)
 
     def move(self, fitness: Votes) -> float:
-        """Makes an update by the fitness of all pairs; the share of the deltas that moved."""
-        moved: MovedWeights = self.rule(self.weights, self.memory, self.votes(fitness), self.step)
-        mx.eval(moved.weights, moved.memory)
-        self.weights, self.memory = moved.weights, {**self.memory, **moved.memory}
+        """Makes an update by the fitness of all pairs; the share of the deltas that moved.
+
+        Layer by layer, so that no more than one has its votes and its old and new arrays at a time:
+        half of it is no state to go on from.
+        """
+        moved, self.weights, self.memory = 0, Leaves(self.weights), Leaves(self.memory)
+        for name, votes in self.votes(fitness):
+            delta = self.weights[name]
+            after = self.rule({name: delta}, self.memory, {name: votes}, self.step)
+            mx.eval(after.weights, after.memory)
+            self.weights |= after.weights
+            self.memory |= after.memory
+            moved += round(after.rate * delta.size)
         self.step += 1
-        return moved.rate
+        return moved / sum(delta.size for delta in self.weights.values())
 
 
 def summed(noise: PairNoise, fitness: Votes) -> NDArray[np.int32]:

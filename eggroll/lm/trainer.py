@@ -129,7 +129,8 @@ class ModelMembers:
         limit, stops = checked_limit(tokens), checked_stops(stop)
         length = max(len(ids) for group in groups for ids in group)
         count, texts = len(groups[0]), list[list[Answer]]()
-        for first, pairs in trainer.chunks(count, length + limit):
+        at_once = generation.at_once(trainer.pop * count)
+        for first, pairs in trainer.chunks(count, length + limit, at_once):
             ids, names = list[Tokens](), list[int]()
             for pair in range(first, first + pairs):
                 at = pair if len(groups) > 1 else 0
@@ -137,8 +138,8 @@ class ModelMembers:
                 names += [*range(at * count, (at + 1) * count)] * 2
             with trainer.running(first, pairs, len(ids)):
                 found, read = generation.generate(
-                    trainer.model, trainer.tokenizer, Requests(ids, names, limit, stops), sampling,
-                    length,
+                    trainer.model, trainer.tokenizer, Requests(ids, names, at_once, limit, stops),
+                    sampling, length,
                 )  # fmt: skip
             texts += [found[i : i + count] for i in range(0, len(found), count)]
             self.tokens += read
@@ -169,7 +170,7 @@ class ModelMembers:
         rows = trainer.scored(texts, prompts)
         positions = max(len(prompt) + len(after) for prompt, after in rows)
         found = []
-        for first, pairs in trainer.chunks(len(rows), positions, logits=True):
+        for first, pairs in trainer.chunks(len(rows), positions):
             of_chunk = rows * (2 * pairs)
             with trainer.running(first, pairs, len(of_chunk)):
                 nats = generation.losses(trainer.model, of_chunk)
@@ -441,15 +442,16 @@ class ModelTrainer:
             checked_limit(tokens),
             checked_stops(stop),
         )
-        length = max(map(len, group))
+        length, at_once = max(map(len, group)), generation.at_once(len(group))
         texts = []
-        for first, rows in self.row_chunks(len(group), length + limit):
+        for first, rows in self.row_chunks(len(group), length + limit, at_once):
             ids = group[first : first + rows]
             names = [*range(first, first + rows)]
             with self.layers.members(None, rows):
                 found, _ = generation.generate(
-                    self.model, self.tokenizer, Requests(ids, names, limit, stops), sampling, length
-                )
+                    self.model, self.tokenizer, Requests(ids, names, at_once, limit, stops),
+                    sampling, length,
+                )  # fmt: skip
             texts += [text.text for text in found]
         return texts
 
@@ -460,7 +462,7 @@ class ModelTrainer:
         rows = self.scored(texts, prompts)
         positions = max(len(prompt) + len(after) for prompt, after in rows)
         found = []
-        for first, count in self.row_chunks(len(rows), positions, logits=True):
+        for first, count in self.row_chunks(len(rows), positions):
             with self.layers.members(None, count):
                 nats = generation.losses(self.model, rows[first : first + count])
                 mx.eval(nats)
@@ -514,31 +516,30 @@ class ModelTrainer:
             )
         return DrawSettings(float(temperature), self.options.seed, self.step)
 
-    def chunks(
-        self, prompts: int, positions: int, *, logits: bool = False
-    ) -> Iterator[tuple[int, int]]:
-        """(first pair, pairs) of every chunk of this rank's that the memory holds."""
+    def chunks(self, prompts: int, positions: int, at_once: int = 0) -> Iterator[tuple[int, int]]:
+        """(first pair, pairs) of every chunk of this rank's that the memory holds.
+
+        at_once: positions that are read at a time; 0: all of them, and logits of each.
+        """
         begin, end = (member // 2 for member in self.ranks.share(self.pop, 2))
-        row = self._bytes_of_row(positions, logits)
+        row = self._bytes_of_row(positions, at_once)
         noise = sum(4 * self.options.rank * sum(leaf.shape) for leaf in self.layers.leaves)
         pairs = (self.options.memory << 20) // (2 * prompts * row + 3 * noise)
         pairs = self.options.chunk // 2 or max(pairs, 1)
         for first in range(begin, end, pairs):
             yield first, min(pairs, end - first)
 
-    def row_chunks(
-        self, rows: int, positions: int, *, logits: bool = False
-    ) -> Iterator[tuple[int, int]]:
+    def row_chunks(self, rows: int, positions: int, at_once: int = 0) -> Iterator[tuple[int, int]]:
         """(first row, rows) of every chunk of the model's own rows that the memory holds."""
-        row = self._bytes_of_row(positions, logits)
+        row = self._bytes_of_row(positions, at_once)
         most = min(max((self.options.memory << 20) // row, 1), rows)
         for first in range(0, rows, most):
             yield first, min(most, rows - first)
 
-    def _bytes_of_row(self, positions: int, logits: bool) -> int:
-        row = generation.bytes_of_row(self.model, positions)
+    def _bytes_of_row(self, positions: int, at_once: int) -> int:
+        row = generation.bytes_of_row(self.model, positions, at_once or positions)
         vocabulary = getattr(getattr(self.model, "args", None), "vocab_size", 1 << 15)
-        return row + logits * 12 * positions * int(vocabulary)
+        return row + (not at_once) * 12 * positions * int(vocabulary)
 
     @contextmanager
     def running(self, first: int, pairs: int, rows: int) -> Iterator[None]:
