@@ -108,7 +108,7 @@ def initial_weights(program: Program, seed: int) -> dict[str, mx.array]:
     return weights
 
 
-def small_outputs(program: Program, seed: int, divisor: int = 2) -> dict[str, NDArray[np.int8]]:
+def small_outputs(program: Program, seed: int, divisor: int = 5) -> dict[str, NDArray[np.int8]]:
     """The first weights of a seed, int8 by leaf, those that make outputs divided, toward zero.
 
     Noise has one size for all weights, so it moves outputs of small weights further, and members

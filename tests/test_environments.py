@@ -241,8 +241,8 @@ def test_groups_are_ranked_among_themselves():
     """What an episode is worth to all who play it changes nothing; equal values stay equal."""
     values = np.random.default_rng(3).integers(0, 5, 16).astype(float)
     bonus = np.repeat([0.0, 500, -70, 3e9], 4)
-    plain, _ = told(values, **eg.control())
-    found, update = told(values + bonus, **eg.control())
+    plain, _ = told(values, **eg.control(groups=4))
+    found, update = told(values + bonus, **eg.control(groups=4))
     assert all((found[k] == plain[k]).all() for k in plain)
     assert update.fitness_best == (values + bonus).max()
     apart = told(values + bonus, **eg.control(groups=1))[0]

@@ -205,15 +205,15 @@ def control(
     rule: RuleName = "master",
     fitness: FitnessName = "log-ranks",
     sigma_shift: int = 1,
-    learning_rate: float = 2.0,
+    learning_rate: float = 4.0,
     rate_decay: float = 0.0,
-    first_rate: float = 3.0,
-    groups: int = 4,
+    first_rate: float = 2.0,
+    groups: int = 2,
 ) -> Control:
     """Options of a Trainer that is told returns: `eg.Trainer(net, **eg.control())`.
 
-    They were measured to hold over the tasks of experiments/control; docs/control.md says what each
-    one does. Arguments replace them, as of `Trainer`.
+    They were measured to hold over the tasks of experiments/control, with 16 members;
+    docs/control.md says what each one does. Arguments replace them, as of `Trainer`.
     """
     return {
         "rule": rule, "fitness": fitness, "sigma_shift": sigma_shift,

@@ -30,12 +30,12 @@ from experiments.control.tasks import TASKS, environment
 
 HIDDEN = (32,)
 FEW, MANY = 20, 100  # episodes that look whether a run is solved, and that decide
-# Of all tasks; see tried.csv.
-POP = 64
+# Of all tasks; see tried.csv and swept.csv.
+POP = 16
 INT8 = {"span": 64, "squash": "tanh"}  # of rows and actions
 PEERS = {
-    "OpenES": Peer(0.2, 0.1, 16),
-    "SNES": Peer(0.2, 0, 16),
+    "OpenES": Peer(0.2, 0.3, 16),
+    "SNES": Peer(0.8, 0, 16),
     "CMA-ES": Peer(0.2, 0, 16),
 }
 PPO = "PPO"

@@ -35,7 +35,7 @@ def main() -> None:
         for learn in ("adapter:8", "dense"):
             model = model_of(width, 32)
             prompts = [[(7 * row + 3 * at) % 1000 for at in range(PROMPT)] for row in range(ROWS)]
-            requests = Requests(prompts, [*range(ROWS)], NEW)
+            requests = Requests(prompts, [*range(ROWS)], generation.at_once(ROWS), NEW)
             es = lm.Trainer((model, Numbers()), pop=64, steps=1, learn=learn)
             ways = {"plain": 0, "P 64": 32, "P 16": 8}
             spent: dict[str, list[float]] = {way: [] for way in ways}
