@@ -54,10 +54,10 @@ class BackwardRun:
         self.prepared, self.matrices, self.features = prepared, matrices, batch.features
         self.scales = pad_flat(mx.array(back.scales, mx.int32))
         self.tokens, self.words = batch.tokens.astype(mx.int32), words
-        # What an error is made of, or is: set before the way back.
-        self.targets, self.errors = batch.targets, batch.errors
+        self.targets = None if batch.targets is None else batch.targets.astype(mx.int32)
         self.program, self.M = stages[0].plan.program, stages[0].plan.members
-        self.P = batch.size[0]
+        # Errors of outputs: if they are made of labels, set before the way back.
+        self.P, self.errors = batch.size[0], batch.errors
         self.groups = -(-self.P // self.M)
         self.kernels = backward_vote_kernels(dialect, self.M)
         self.state_credit: dict[int, mx.array] = {}  # by stage, as later tokens left it
