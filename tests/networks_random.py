@@ -177,6 +177,11 @@ def passable(seed: int) -> bool:
     return not any(kinds(program) & FORWARD_ONLY for program in programs)
 
 
+def unscored_seeds() -> list[int]:
+    """Seeds whose programs have outputs alone, through all of whose operations errors go back."""
+    return [seed for seed in range(96) if not seeded_program(seed).scored and passable(seed)]
+
+
 def every_operation(*, without: Collection[str] = ()) -> Program:
     """Each operation once, in order of the table, on x; each result is added to x."""
     build = Builder(random.Random(SEED).choice)

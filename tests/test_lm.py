@@ -123,6 +123,28 @@ def test_chunks_change_nothing(family: str) -> None:
     np.testing.assert_allclose(whole.loss(texts), parts.loss(texts), rtol=1e-5)
 
 
+def test_prompts_are_read_in_the_same_pieces_whatever_the_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """256 tokens of all rows of the call at a time, so that floats add up alike."""
+    read, kind = list[int](), type(tiny("llama", 32))
+    plain = kind.__call__
+
+    def noted(self: Any, x: mx.array, **options: Any) -> mx.array:
+        read.append(x.shape[1])
+        return plain(self, x, **options)
+
+    monkeypatch.setattr(kind, "__call__", noted)
+    prompt, pieces = [4 + i % 9 for i in range(150)], []
+    for chunk in (0, 2):
+        members = trainer("llama", 32, "adapter:4", chunk=chunk).ask()
+        read.clear()
+        members.generate([prompt], tokens=2)
+        pieces.append({*read})
+    at_once = 256 // members.pop
+    assert pieces == [{at_once, 149 % at_once, 1}] * 2
+
+
 def test_the_model_comes_back_as_it_was() -> None:
     for bits, learn in ((4, "biases"), (32, "dense"), (4, "adapter:2")):
         model, ids = tiny("llama", bits), mx.array([[4, 5, 6]])

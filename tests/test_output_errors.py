@@ -18,7 +18,7 @@ from networks_backward import (
     differing,
     net_of_outputs,
 )
-from networks_random import passable, seeded_program
+from networks_random import seeded_program, unscored_seeds
 
 from eggroll import engines
 from eggroll.errors import InputError
@@ -28,7 +28,7 @@ from eggroll.spec import backward
 from eggroll.spec.backward import final, heads
 from eggroll.spec.program import Program
 
-UNSCORED = [seed for seed in range(96) if not seeded_program(seed).scored and passable(seed)]
+UNSCORED = unscored_seeds()
 
 
 def case(program: Program, seed: int, estimator: str, *, scale: int | None = None, **options: Any):

@@ -284,6 +284,12 @@ def check_errors(program: Program, batch: Batch, losses: Sequence[str] = ()) -> 
     return None
 
 
+def arrays_of_members(learnt: Learnt) -> dict[str, mx.array]:
+    """The arrays that `learn` returns of every member; errors and lost if they were made."""
+    named = {name: getattr(learnt, name) for name in ("scores", "state", "errors", "lost")}
+    return {name: array for name, array in named.items() if array is not None}
+
+
 def check_scored(program: Program) -> None:
     """Raises ValueError for a program without a score."""
     if not program.scored:

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.engines.base import Engine
+from eggroll.engines.base import Engine, arrays_of_members
 from eggroll.engines.gpu.engine import GpuEngine
 from eggroll.engines.gpu.plan import matrix_macs
 from eggroll.engines.trial import sentence
@@ -435,14 +435,7 @@ NAMED_RESULTS: dict[str, Callable[[Any], CallResult]] = {
     "outputs": lambda out: CallResult({**out[0], "state": out[1]}),
     "votes": lambda out: CallResult({}, out),
     "credit": lambda out: CallResult({"scores": out[0], "state": out[1]}, out[2]),
-    "learn": lambda out: CallResult(
-        {
-            name: array
-            for name in ("scores", "state", "errors", "lost")
-            if (array := getattr(out, name)) is not None
-        },
-        {**out.votes, SIZES: out.sizes},
-    ),
+    "learn": lambda out: CallResult(arrays_of_members(out), {**out.votes, SIZES: out.sizes}),
     "likelihoods": lambda out: CallResult(
         {"totals": out[0], "target logits": out[1], "state": out[2]}
     ),

@@ -28,7 +28,7 @@ import numpy as np
 from nax_check.product import death
 from numpy.typing import NDArray
 
-from eggroll.engines.base import Engine
+from eggroll.engines.base import Engine, arrays_of_members
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.gpu.dialect import IN_TREE
 from eggroll.engines.portable.engine import PortableEngine
@@ -253,10 +253,7 @@ def trial_results(engine: Engine, members: int) -> Iterator[NamedArray]:
     yield from named(title, {"": starts})
     title = begin("errors carried back")
     learnt = engine.learn(prepared, case.batch, case.words, case.back(program))
-    arrays = {"scores": learnt.scores, "state": learnt.state, "sizes": learnt.sizes}
-    if learnt.errors is not None and learnt.lost is not None:
-        arrays |= {"errors": learnt.errors, "lost": learnt.lost}
-    yield from named(title, arrays | learnt.votes)
+    yield from named(title, {**arrays_of_members(learnt), "sizes": learnt.sizes, **learnt.votes})
     if not program.scored:  # the rest is the same with a score
         return
     for rank in (1, 3) if program.outputs else (1,):

@@ -4,8 +4,9 @@ int8 is eg.Trainer with the settings of `eg.control`, one for all tasks, LunarLa
 rows normalised; OpenES, SNES and CMA-ES are evosax's, on the same network in float32, each with one
 setting for all tasks; PPO is stable-baselines3's with a setting for each (ppo.py). A run ends
 when 100 unseen episodes reach the task's threshold; environment steps are those of training, where
-all members play the same episode in an update. int8's are the same on every machine; seconds are
-those of updates, without judging and compilation. See RESULTS.md.
+members of a group play the same episode in an update; the strategies have one group. int8's are the
+same on every machine; seconds are those of updates, without judging and compilation. See
+RESULTS.md.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def bench(args: argparse.Namespace) -> list[Run]:
 def main(words: list[str] | None = None) -> int:
     args = parse(words)
     if args.smoke:
-        args.seeds, args.updates, args.pop = 1, 2, 16
+        args.seeds, args.updates = 1, 2
     warnings.filterwarnings("ignore", message=".*hardly anything is learnt")  # seen in the result
     try:
         runs = bench(args)

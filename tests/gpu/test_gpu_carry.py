@@ -11,7 +11,7 @@ from conftest import Command
 from emulator import FORWARD, REVERSE, SHUFFLED, Emulator
 from networks import case_of, random_case
 from networks_backward import Carried, carried_of, net_of_outputs
-from networks_random import every_operation, passable, seeded_program
+from networks_random import every_operation, seeded_program, unscored_seeds
 
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.library.trainer import Trainer
@@ -27,9 +27,6 @@ RUN = (
 )
 ORDERS = (FORWARD, REVERSE, SHUFFLED)
 OTHER = {"metal": "nax", "cuda": "m8n8k16"}  # than the product that an engine takes by itself
-
-
-OF_OUTPUTS = [seed for seed in range(96) if not seeded_program(seed).scored and passable(seed)]
 
 
 def complete(estimator: str, **options) -> Carried:
@@ -124,7 +121,7 @@ def test_errors_of_outputs_equal_the_oracle(gpu: Gpu, extreme: bool):
     same(carried, engine(gpu, carried.case.program, gpu.launcher(orders=ORDERS), 8))
 
 
-@pytest.mark.parametrize("seed", OF_OUTPUTS[:4])
+@pytest.mark.parametrize("seed", unscored_seeds()[:4])
 def test_errors_of_random_programs_equal_the_oracle(gpu: Gpu, launcher: Emulator, seed: int):
     """With the other product of each GPU."""
     carried = of_outputs(seeded_program(seed, joined=True), seed, T=2, P=5, extreme=True)

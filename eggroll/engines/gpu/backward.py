@@ -121,13 +121,12 @@ class BackwardRun:
         inputs = {
             "weights": self.prepared[i], "sizes": mx.array([T, self.P], mx.int32),
             "scales": self.scales, "matrices": self.matrices[i],
-            "tokens": pad_flat(self.tokens[:, window]),
-            "words": pad_flat(self.words[:, window]), "tape": chunk.tapes[i], "handed": x_credit,
+            "tape": chunk.tapes[i], "handed": x_credit,
             "carried": self.state_credit.get(i, mx.zeros(self.width, mx.int32)),
         }  # fmt: skip
-        for name, array in (("targets", self.targets), ("errors", self.errors)):
-            if name in (stage.backward.inputs if stage.backward else ()) and array is not None:
-                inputs[name] = pad_flat(array[:, window])
+        for name in ("tokens", "targets", "words", "errors"):
+            array = getattr(self, name)
+            inputs[name] = None if array is None else pad_flat(array[:, window])
         outputs = self._launch(stage, inputs, T)
         if plan.stateful:
             self.state_credit[i] = outputs["carried_on"]

@@ -250,9 +250,11 @@ class BackwardWriter(KernelWriter):
         return f"{word} + {leaf * BETWEEN_LEAVES & 0xFFFFFFFF}u"
 
     def rounded(self, step: BackwardStep, c: str) -> str:
-        """Credit of a leaf in int8; it counts for its next scale."""
+        """Credit of a leaf in int8, an error as it is; it counts for its next scale."""
         leaf = step.op.leaf
         self(f"size{leaf} += uint32_t(abs({c}));")
+        if step.op.kind in IN_ERROR_UNITS:
+            return c
         mixed = f"egg::mixed({self.word(leaf, 'word')})"
         return self.declare_value(f"egg::to_int8({c}, {mixed}, scale{leaf})")
 
@@ -389,7 +391,7 @@ class BackwardWriter(KernelWriter):
 
     @property
     def rounds(self) -> bool:
-        """True if leaves have credit element by element."""
+        """True if a phase rounds credit by chance."""
         return any(phase.rounds for phase in self.plan.backward_phases)
 
     def fill(self, array: str, row: int, size: int, rows: int) -> None:
@@ -493,12 +495,6 @@ def linear_back(write: BackwardWriter, step: BackwardStep, c: str) -> InputCredi
     return [""]
 
 
-def sums_back(write: BackwardWriter, step: BackwardStep, c: str) -> InputCredits:
-    at = write.plan.credit_starts[step.op.leaf] * write.plan.members
-    write(f"size{step.op.leaf} += uint32_t(abs({c}));", f"small[{at} + i] = int8_t({c});")
-    return [""]
-
-
 def row_back(write: BackwardWriter, step: BackwardStep, c: str) -> InputCredits:
     write.store_credit(step, c)
     return []
@@ -533,7 +529,7 @@ ELEMENT_STEPS: dict[str, Callable[[BackwardWriter, BackwardStep, str], InputCred
     "input": lambda write, step, c: [],
     "linear": linear_back,
     "output": lambda write, step, c: [f"{c} * {1 << FRACTION}"],
-    "sums": sums_back,
+    "sums": linear_back,
     "add": lambda write, step, c: [c, c],
     "add_bias": bias_back,
     "bias": bias_back,
