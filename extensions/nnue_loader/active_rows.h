@@ -24,15 +24,8 @@ inline int most_active(int features) {
                                                            (NNUE_HALFKP | NNUE_P | NNUE_RELATIVE)));
 }
 
-// The board that a side sees: its own codes even, for black the ranks turned over.
-inline Board seen_by(const Board& board, int colour) {
-  Board seen = board;
-  if (colour)
-    for (int code = 0; code < kCodes; ++code) seen.of[code] = __builtin_bswap64(board.of[code ^ 1]);
-  return seen;
-}
-
-// Writes the active rows, ascending, and their values where `counts` is not NULL; returns how many.
-int list_rows(const Board& seen, int features, int32_t* index, int8_t* counts);
+// Writes the active rows of a good record's board as a colour (0 white, 1 black) sees it,
+// ascending, and their values where `counts` is not NULL; returns how many.
+int list_rows(const Board& board, int colour, int features, int32_t* index, int8_t* counts);
 
 }  // namespace nnue

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "active_rows.h"
 
@@ -48,8 +51,11 @@ class Shuffle {
   int low_bits_;
 };
 
+class Spare;
+
 class Batch : public nnue_batch {
  public:
+  // Room for so many positions.
   Batch(int32_t positions, int features) : nnue_batch{}, features_(features) {
     const size_t n = static_cast<size_t>(positions), most = n * most_active(features);
     stm = (stm_ = make<int8_t>(n)).get();
@@ -59,8 +65,13 @@ class Batch : public nnue_batch {
       lists->starts = (memory->starts = make<int32_t>(n + 1)).get();
       lists->index = (memory->index = make<int32_t>(most)).get();
       if (features & NNUE_K) lists->counts = (memory->counts = make<int8_t>(most)).get();
-      lists->starts[0] = 0;
     }
+    clear();
+  }
+
+  void clear() {
+    size = 0;
+    for (nnue_lists* lists : {&white, &black}) lists->active = lists->starts[0] = 0;
   }
 
   // Adds a position; there is room for as many as the constructor was told.
@@ -68,8 +79,8 @@ class Batch : public nnue_batch {
     stm[size] = static_cast<int8_t>(record.stm);
     score[size] = record.score;
     result[size] = record.result;
-    add_lists(white, board);
-    add_lists(black, seen_by(board, 1));
+    add_lists(white, board, 0);
+    add_lists(black, board, 1);
     ++size;
   }
 
@@ -80,9 +91,9 @@ class Batch : public nnue_batch {
     return std::unique_ptr<T[]>(new T[n]);
   }
 
-  void add_lists(nnue_lists& lists, const Board& seen) {
+  void add_lists(nnue_lists& lists, const Board& board, int colour) {
     int8_t* counts = lists.counts ? lists.counts + lists.active : nullptr;
-    lists.active += list_rows(seen, features_, lists.index + lists.active, counts);
+    lists.active += list_rows(board, colour, features_, lists.index + lists.active, counts);
     lists.starts[size + 1] = lists.active;
   }
 
@@ -91,10 +102,60 @@ class Batch : public nnue_batch {
     std::unique_ptr<int8_t[]> counts;
   };
 
+  friend Spare;
   int features_;
   std::unique_ptr<int8_t[]> stm_, result_;
   std::unique_ptr<int16_t[]> score_;
   Memory memory_[2];
+  std::shared_ptr<Spare> home_;  // where it goes when it is not needed any more
+};
+
+// Batches that were given back, for the next ones of their loader: the system clears every page of
+// new memory first, a third of the time that long lists take.
+class Spare {
+ public:
+  Spare(size_t most, int32_t positions, int features)
+      : most_(most), positions_(positions), features_(features) {
+    batches_.reserve(most);
+  }
+
+  static std::unique_ptr<Batch> take(const std::shared_ptr<Spare>& spare) {
+    std::unique_ptr<Batch> batch;
+    {
+      std::lock_guard lock(spare->mutex_);
+      if (!spare->batches_.empty()) {
+        batch = std::move(spare->batches_.back());
+        spare->batches_.pop_back();
+      }
+    }
+    if (batch) {
+      batch->clear();
+    } else {
+      batch = std::make_unique<Batch>(spare->positions_, spare->features_);
+    }
+    batch->home_ = spare;
+    return batch;
+  }
+
+  static void give_back(std::unique_ptr<Batch> batch) {
+    const std::shared_ptr<Spare> spare = std::move(batch->home_);
+    std::lock_guard lock(spare->mutex_);
+    if (spare->batches_.size() < spare->most_) spare->batches_.push_back(std::move(batch));
+  }
+
+  // Frees them, and keeps none any more.
+  void close() {
+    std::lock_guard lock(mutex_);
+    batches_.clear();
+    most_ = 0;
+  }
+
+ private:
+  size_t most_;
+  const int32_t positions_;
+  const int features_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Batch>> batches_;
 };
 
 }  // namespace nnue

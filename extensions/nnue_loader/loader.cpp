@@ -77,6 +77,8 @@ class Loader {
     total_ = settings.epochs < 0 ? UINT64_MAX / 2 : n * static_cast<uint64_t>(settings.epochs);
     batches_ = (total_ + size - 1) / size;
     slots_.resize(2 * static_cast<size_t>(settings.threads) + 2);
+    const auto most = static_cast<int32_t>(std::min(total_, size));
+    spare_ = std::make_shared<Spare>(slots_.size(), most, settings.features);
     try {
       for (int i = 0; i < settings.threads; ++i) threads_.emplace_back([this, i] { work(i); });
     } catch (...) {
@@ -84,7 +86,10 @@ class Loader {
       throw;
     }
   }
-  ~Loader() { stop(); }
+  ~Loader() {
+    stop();
+    spare_->close();
+  }
 
   uint64_t positions() const { return everything_ ? records_.count() : chosen_.size(); }
 
@@ -167,7 +172,7 @@ class Loader {
     const uint64_t first = number * static_cast<uint64_t>(settings_.batch);
     const uint64_t end = std::min(total_, first + static_cast<uint64_t>(settings_.batch));
     const std::vector<uint64_t> places = places_of(first, end);
-    auto batch = std::make_unique<Batch>(static_cast<int32_t>(end - first), settings_.features);
+    std::unique_ptr<Batch> batch = Spare::take(spare_);
     constexpr size_t kAhead = 16;  // records lie anywhere, so they are fetched before they are used
     for (size_t i = 0; i < places.size(); ++i) {
       if (i + kAhead < places.size()) __builtin_prefetch(&records_[places[i + kAhead]]);
@@ -188,10 +193,12 @@ class Loader {
       const uint64_t epoch = first / n, stop = std::min(end, (epoch + 1) * n);
       const Shuffle shuffle(n, settings_.seed, epoch);
       for (; first < stop; ++first) {
-        const uint64_t at = first - epoch * n, rank = settings_.shuffle ? shuffle(at) : at;
-        places.push_back(everything_ ? rank : chosen_[rank]);
+        const uint64_t at = first - epoch * n;
+        places.push_back(settings_.shuffle ? shuffle(at) : at);
       }
     }
+    if (!everything_)  // a loop of its own: a processor has more of these far reads under way
+      for (uint64_t& place : places) place = chosen_[place];
     return places;
   }
 
@@ -210,6 +217,7 @@ class Loader {
   std::vector<uint32_t> chosen_;
   bool everything_ = false;
   uint64_t total_ = 0, batches_ = 0;  // positions and batches of all epochs
+  std::shared_ptr<Spare> spare_;
 
   std::mutex mutex_;
   std::condition_variable room_, done_;
@@ -255,7 +263,9 @@ int32_t nnue_loader_next(nnue_loader* loader, nnue_batch** batch, char* error) {
 
 void nnue_loader_destroy(nnue_loader* loader) { delete loader; }
 
-void nnue_batch_destroy(nnue_batch* batch) { delete static_cast<nnue::Batch*>(batch); }
+void nnue_batch_destroy(nnue_batch* batch) {
+  if (batch) nnue::Spare::give_back(std::unique_ptr<nnue::Batch>(static_cast<nnue::Batch*>(batch)));
+}
 
 int64_t nnue_check(const void* records, int64_t count, char* error) {
   for (int64_t i = 0; i < count; ++i) {

@@ -11,6 +11,7 @@ namespace nnue {
 static_assert(std::endian::native == std::endian::little, "records are little-endian");
 
 constexpr int kCodes = 12, kKing = 10;  // of white's view: white even, black odd
+constexpr int kCountBits = 5;
 constexpr int kPieces = 32, kMostPawns = 16,
               kMostActive = kPieces - 2;  // kings are no features of HalfKP
 
@@ -25,7 +26,9 @@ struct Record {
 static_assert(sizeof(Record) == 32);
 
 struct Board {
-  uint64_t of[16];  // squares of each code; 12 to 15 are none
+  uint64_t of[16];   // squares of each code; 12 to 15 are none
+  uint8_t code[64];  // of the piece on a square, 0 where there is none
+  uint64_t counts;   // kCountBits each: pieces of the codes 0 to 11, of a good record
 };
 
 inline uint64_t nibbles(const Record& record, int half) {
@@ -36,12 +39,17 @@ inline uint64_t nibbles(const Record& record, int half) {
 
 inline Board board_of(const Record& record) {
   Board board{};
-  uint64_t rest = record.occupied;
+  uint64_t rest = record.occupied, counts = 0;
   for (int half = 0; half < 2 && rest; ++half) {
     uint64_t word = nibbles(record, half);
-    for (int i = 0; i < 16 && rest; ++i, word >>= 4, rest &= rest - 1)
-      board.of[word & 15] |= rest & (~rest + 1);
+    for (int i = 0; i < 16 && rest; ++i, word >>= 4, rest &= rest - 1) {
+      const uint8_t code = word & 15;
+      board.of[code] |= rest & (~rest + 1);
+      board.code[std::countr_zero(rest)] = code;
+      counts += uint64_t{1} << (kCountBits * code & 63);
+    }
   }
+  board.counts = counts;
   return board;
 }
 

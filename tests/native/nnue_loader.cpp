@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -100,6 +101,32 @@ void many_batches(const char* path, nnue_settings settings) {
   nnue_loader_destroy(loader);
 }
 
+// A batch that is held keeps what it has while others come, go, and are used again.
+void held_batches(const char* path, nnue_settings settings) {
+  settings.epochs = -1, settings.batch = 128, settings.threads = 2;
+  char error[NNUE_ERROR_BYTES] = "";
+  nnue_loader* loader = nnue_loader_create(path, &settings, error);
+  require(loader, error);
+  std::vector<std::pair<nnue_batch*, uint64_t>> held;
+  for (int i = 0; i < 300; ++i) {
+    nnue_batch* batch = nullptr;
+    require(nnue_loader_next(loader, &batch, error) == 1, error);
+    if (i % 3)
+      nnue_batch_destroy(batch);
+    else
+      held.emplace_back(batch, digest(*batch, 0));
+    if (held.size() < 9) continue;
+    require(digest(*held[4].first, 0) == held[4].second, "a held batch keeps its rows");
+    nnue_batch_destroy(held[4].first);
+    held.erase(held.begin() + 4);
+  }
+  nnue_loader_destroy(loader);
+  for (auto [batch, sum] : held) {
+    require(digest(*batch, 0) == sum, "a held batch keeps its rows when the loader has gone");
+    nnue_batch_destroy(batch);
+  }
+}
+
 void bad_files(const char* path, nnue_settings settings) {
   char error[NNUE_ERROR_BYTES] = "";
   require(!nnue_loader_create("/nowhere", &settings, error) && std::strstr(error, "opened"), error);
@@ -186,6 +213,7 @@ int main(int count, char** words) {
   every_set(words[1], settings);
   early_ends(words[1], settings);
   many_batches(words[1], settings);
+  held_batches(words[1], settings);
   bad_files(words[1], settings);
   plain_text(words[4], std::strtoll(words[5], nullptr, 10));
   binpack(words[6]);
