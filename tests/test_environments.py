@@ -274,7 +274,7 @@ def test_groups_that_do_not_fit_get_a_sentence(options: dict[str, Any], sentence
 
 
 def test_the_first_update_may_be_larger():
-    """Twice the way, and in the second the same, from where the first led to."""
+    """Twice the way, and in the second a little less."""
     net, way = eg.networks.mlp(3, [4], 2, bias=False), []
     for first in (1.0, 2.0):
         options = eg.control(first_rate=first, groups=1)
@@ -285,7 +285,7 @@ def test_the_first_update_may_be_larger():
             es.tell(np.arange(8.0))
             way.append(np.array(es._learner.memory["layer0.weights"]) - before)
     np.testing.assert_allclose(way[2], 2 * way[0], atol=2)
-    np.testing.assert_array_equal(way[3], way[1])
+    np.testing.assert_allclose(way[3], 2 / 1.1 * way[1], atol=2)
     assert (abs(way[0]) > 100).mean() > 0.5
     with pytest.raises(eg.InputError, match=r"^first_rate is 0\.5: "):
         eg.Trainer(net, **eg.control(first_rate=0.5))

@@ -154,6 +154,6 @@ def test_first_updates_of_rule_master_may_be_larger():
     make = {"rate": 2.0, "decay": 0, "steps": 9, "pairs": 50, "rank": 1, "clt": True}
     plain, larger = (rules.MasterRule(**make, first=first) for first in (1.0, 3.0))
     assert [plain.rate_at(t) for t in (0, 1, 9)] == [2, 2, 2]
-    assert [larger.rate_at(t) for t in (0, 1, 2, 3, 9)] == [6, 3, 2, 2, 2]
-    assert rules.MasterRule(**make | {"decay": 9}, first=3.0).rate_at(1) == 1.5
+    assert [larger.rate_at(t) for t in (0, 5, 10, 20, 99)] == [6, 4, 3, 2, 2]
+    assert rules.MasterRule(**make | {"decay": 9}, first=3.0).rate_at(5) == 4 / 6
     assert rules.MasterRule(**make, first=64.0).rate_at(0) == 64

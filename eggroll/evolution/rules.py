@@ -432,9 +432,11 @@ class MasterRule(FineCopyRule):
 
     sigma_Z = (256 | 1) * sqrt(N r), so a vote of one standard deviation moves a weight by lr of its
     last bit. lr falls as 1 / (1 + decay * progress) over the run; update t = 0, 1, .. has
-    first / (1 + t) times that, where this is more than 1. Integers throughout. by_power: N is the
-    sum of the squares of the pairs' fitness, which is then of any scale.
+    first / (1 + t / 10) times that, where this is more than 1. Integers throughout. by_power: N is
+    the sum of the squares of the pairs' fitness, which is then of any scale.
     """
+
+    FALL = 10  # updates until `first` is halved
 
     summary = "votes add up in a finer copy of the weights, all on one scale"
     fitness = ("log-ranks",)
@@ -468,7 +470,7 @@ class MasterRule(FineCopyRule):
 
     def rate_at(self, step: int) -> float:
         """lr in bits of a weight, at most 64."""
-        rate = self.rate * max(1.0, self.first / (1 + step))
+        rate = self.rate * max(1.0, self.first / (1 + step / self.FALL))
         return min(rate / (1 + self.decay * step / self.steps), 64.0)
 
     def used(self, step: int, decided: int | None) -> tuple[int | None, float | None]:

@@ -205,9 +205,9 @@ def control(
     rule: RuleName = "master",
     fitness: FitnessName = "log-ranks",
     sigma_shift: int = 1,
-    learning_rate: float = 4.0,
+    learning_rate: float = 2.0,
     rate_decay: float = 0.0,
-    first_rate: float = 2.0,
+    first_rate: float = 4.0,
     groups: int = 2,
 ) -> Control:
     """Options of a Trainer that is told returns: `eg.Trainer(net, **eg.control())`.
@@ -364,9 +364,9 @@ class Trainer:
                 of a model; None draws them by the seed.
             more: options of eggroll.train: clt, noise_reuse, table_bits, rate_decay, block_tokens,
                 guard; first_rate, of rule master: what learning_rate is times in the first update,
-                half of that in the second and so on, down to 1; groups, of as many neighbours each,
-                which `tell` ranks among themselves, as by keys(groups) each plays another episode;
-                and track, "tensorboard", "wandb" or "trackio", with `out`.
+                half of that in the eleventh and so on, down to 1; groups, of as many neighbours
+                each, which `tell` ranks among themselves, as by keys(groups) each plays another
+                episode; and track, "tensorboard", "wandb" or "trackio", with `out`.
 
         Raises:
             InputError: an option out of range, a network that cannot be trained so, or a folder
