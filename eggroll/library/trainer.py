@@ -205,9 +205,9 @@ def control(
     rule: RuleName = "master",
     fitness: FitnessName = "log-ranks",
     sigma_shift: int = 1,
-    learning_rate: float = 2.0,
+    learning_rate: float = 3.2,
     rate_decay: float = 0.0,
-    first_rate: float = 4.0,
+    first_rate: float = 2.5,
     groups: int = 2,
 ) -> Control:
     """Options of a Trainer that is told returns: `eg.Trainer(net, **eg.control())`.
