@@ -5,8 +5,8 @@ rows normalised; OpenES, SNES and CMA-ES are evosax's, on the same network in fl
 setting for all tasks; PPO is stable-baselines3's with a setting for each (ppo.py). A run ends
 when 100 unseen episodes reach the task's threshold; environment steps are those of training, where
 members of a group play the same episode in an update; the strategies have one group. int8's are the
-same on every machine; seconds are those of updates, without judging and compilation. See
-RESULTS.md.
+same on every machine; seconds are those of updates, without judging; a strategy's first run of a
+task is compiled within them. See RESULTS.md.
 """
 
 from __future__ import annotations
