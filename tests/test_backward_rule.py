@@ -152,19 +152,23 @@ def test_threads_share_large_leaves(
         same_bits(found, want)
 
 
-@pytest.fixture(scope="module")
-def past_caches() -> tuple[dict[str, mx.array], MovedWeights]:
+@pytest.fixture(scope="module", params=["shrinks", "stays"])
+def past_caches(
+    request: pytest.FixtureRequest,
+) -> tuple[dict[str, mx.array], set[str], MovedWeights]:
     """Votes on a leaf of more values than are kept in caches, most rows without; by NumPy."""
+    shrinks = {"w"} if request.param == "shrinks" else set[str]()
     votes = votes_of(np.random.default_rng(3), (2051, 2048)).astype(np.int32)
     votes[64:] = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(moments, "native_module", lambda: None)
-        return {"w": mx.array(votes)}, update_of_all_sizes({"w": mx.array(votes)})
+        right = update_of_all_sizes({"w": mx.array(votes)}, shrinks)
+    return {"w": mx.array(votes)}, shrinks, right
 
 
-def update_of_all_sizes(votes: dict[str, mx.array]) -> MovedWeights:
+def update_of_all_sizes(votes: dict[str, mx.array], shrinks: set[str]) -> MovedWeights:
     """From every size below 2^22, and means that are 0 in the second half."""
-    rule, shape = AdamRule(rate=64.0, steps=60, shrinks={"w"}, threads=2), votes["w"].shape
+    rule, shape = AdamRule(rate=64.0, steps=60, shrinks=shrinks, threads=2), votes["w"].shape
     random, size = np.random.default_rng(4), np.arange(np.prod(shape), dtype=np.int32) % (1 << 22)
     means = random.integers(-1 << 16, 1 << 16, shape, np.int32)
     means[1024:] = 0
@@ -176,10 +180,10 @@ def update_of_all_sizes(votes: dict[str, mx.array]) -> MovedWeights:
 
 @pytest.mark.usefixtures("_way")
 def test_large_leaves_and_rows_without_votes(
-    past_caches: tuple[dict[str, mx.array], MovedWeights],
+    past_caches: tuple[dict[str, mx.array], set[str], MovedWeights],
 ):
-    votes, right = past_caches
-    found = update_of_all_sizes(votes)
+    votes, shrinks, right = past_caches
+    found = update_of_all_sizes(votes, shrinks)
     assert found.rate == right.rate > 0.1
     same_bits(found, right)
 

@@ -18,7 +18,7 @@ from test_engines import BACKENDS
 from eggroll.errors import InputError
 from eggroll.library import learning
 from eggroll.library.trainer import Trainer
-from eggroll.networks import mlp
+from eggroll.networks import mlp, nnue
 from eggroll.spec import losses, rng
 from eggroll.spec.backward import Learnt
 from eggroll.spec.program import Program
@@ -105,6 +105,17 @@ def test_rows_may_be_dealt_to_readers_at_will():
     other.learn(x.reshape(12, 8, 3), y.reshape(12, 8))
     third.learn(x[None], y[None])
     assert one.signature == other.signature == third.signature
+
+
+def test_rows_of_features_may_be_dealt_to_readers_at_will(monkeypatch: pytest.MonkeyPatch):
+    lists, y = np.random.default_rng(0).integers(-1, 20, (96, 2, 5)), np.arange(-48, 48)[:, None]
+    found = set()
+    for fitting in (0, 80, 1 << 12):  # bytes, of no row, of two and of more
+        monkeypatch.setattr(learning, "PAGE", fitting)
+        es = trainer(nnue(20, 10, 3, active=5), engine="cpu")
+        es.learn(features=lists, targets=y, loss="squared")
+        found.add(es.signature)
+    assert len(found) == 1
 
 
 def wide() -> Program:

@@ -90,6 +90,28 @@ def test_instruction_sets_equal_the_portable_engine(
     assert differing(carried.run(made), want) == set()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_lists_of_every_form(isa: str, threads: int, monkeypatch: pytest.MonkeyPatch):
+    """With nothing behind, nothing between, nothing at all, and one row named several times."""
+    monkeypatch.setenv("EGGROLL_ISA", isa)
+    carried = case(nnue(190, 172, 5, active=37), 6, "feedback", P=102, T=5)
+    random, lists = np.random.default_rng(1), carried.case.features.reshape(-1, 37)
+    for i, row in enumerate(lists):
+        if i % 5 < 2:
+            row[:] = random.permutation(190)[:37]
+        if i % 5 == 1:
+            row[random.integers(37) :] = -1
+        if i % 5 == 2:
+            row[:] = -1
+        if i % 5 == 3:
+            row[:] = random.integers(190)
+    want = carried.run(engine_of("portable", carried))
+    assert (
+        differing(carried.run(engines.ENGINES["cpu"](carried.case.program, threads)), want) == set()
+    )
+
+
 def test_heads_and_final_operations_are_those_next_to_an_output():
     assert set(heads(net_of_outputs())) == {"out.logits", "out.worth", "out.act"}
     assert heads(egg(7, 5, 2)) == ("head",)

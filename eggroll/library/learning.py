@@ -25,7 +25,8 @@ from eggroll.spec.rng import WHOLE, draws, native_module
 from eggroll.training.learner import fitting_chunk
 
 LANES = 32  # members of a block of the cpu engine
-LONGEST = 32  # rows of a member, where rows may be dealt to members at will
+LENGTHS = 32, 16, 8, 4, 2  # rows of a member, where rows may be dealt to members at will
+PAGE = 4096  # bytes of a member's features at most, as a block's members are read side by side
 
 Errors = ArrayLike | Mapping[str, ArrayLike]  # of the one output, or by name
 ErrorsOf = Callable[[Any], Errors]  # outputs -> errors
@@ -142,7 +143,9 @@ class Readers:
         if self._learner.population.engine.program.state_size:
             return batch
         least = LANES * max(self._threads or 1, 1)
-        length = next((n for n in (32, 16, 8, 4, 2) if R * T % n == 0 and R * T // n >= least), 1)
+        row = 0 if batch.features is None else batch.features.nbytes // (R * T)
+        fits = [n for n in LENGTHS if R * T % n == 0 and R * T // n >= least and n * row <= PAGE]
+        length = max(fits, default=1)
         lead = R * T // length, length
         return batch._replace(state=None).each(lambda a: a.reshape(*lead, *a.shape[2:]))
 

@@ -62,7 +62,7 @@ def table_of_labels(loss: Loss) -> NDArray[np.int8]:
 
 def labels(loss: Loss, batch: Batch) -> NDArray[np.int8]:
     """Targets in 1/127, int8 [B]."""
-    return table_of_labels(loss)[batch.result + 1, batch.score.astype(np.intp) + (1 << 15)]
+    return native.looked_up(table_of_labels(loss), batch)
 
 
 def plain_rows(ft: NDArray[np.int8], features: str) -> NDArray[np.int8]:

@@ -78,6 +78,7 @@ def library() -> Any:
     calls.nnue_fold.argtypes = [POINTER(_Shape), c_void_p]
     calls.nnue_unfold.argtypes = [POINTER(_Shape), c_void_p, c_void_p]
     calls.nnue_pad.argtypes = [POINTER(_Batch), c_int32, c_int32, c_void_p]
+    calls.nnue_labels.argtypes = [POINTER(_Batch), c_void_p, c_void_p]
     calls.nnue_take.argtypes = [POINTER(_Lists), c_int64, *[c_void_p] * 4]
     calls.nnue_losses.argtypes = [POINTER(_Loss), c_int64, *[c_void_p] * 5]
     return calls
@@ -124,6 +125,13 @@ def pad(batch: Batch, active: int, features: int) -> NDArray[np.int32]:
             f"Position {row - 1} of a batch has more than {active} active features: give room for "
             "more."
         )
+    return found
+
+
+def looked_up(table: NDArray[np.int8], batch: Batch) -> NDArray[np.int8]:
+    """Bytes [B] of a table [3, 65536] by result and score, both from their least on."""
+    found = np.empty(len(batch.stm), np.int8)
+    library().nnue_labels(byref(_batch(batch)), pointer(table), pointer(found))
     return found
 
 

@@ -36,7 +36,8 @@ Carried read_carried(Reader& in) {
   return c;
 }
 
-void replay(const Kernels& k, const Carried& c, const std::string& name) {
+// group: blocks whose lists of features are gone through at once.
+void replay(const Kernels& k, const Carried& c, const std::string& name, int group) {
   std::vector<int16_t> scores(c.scores.size());
   std::vector<int8_t> after(c.state.size());
   std::vector<int64_t> sizes(c.sizes.size());
@@ -62,11 +63,16 @@ void replay(const Kernels& k, const Carried& c, const std::string& name) {
   learn.words = c.words.data();
   learn.scales = c.scales.data();
   learn.back = back.data(), learn.z = z.data(), learn.sizes = sizes.data();
+  learn.group = group;
   Scratch scratch(k.learn_bytes(learn));
-  for (int64_t b = 0; b < blocks_of(job); ++b) k.learn(learn, b, scratch.p), check_tiles(k);
+  for (int64_t g = 0; g * group < blocks_of(job); ++g) k.learn(learn, g, scratch.p), check_tiles(k);
   expect(scores, c.scores, name + " scores");
   expect(after, c.state_after, name + " state");
   expect(sizes, c.sizes, name + " sizes");
   for (size_t i = 0; i < votes.size(); ++i)
     expect(votes[i], c.votes[i], name + " votes of leaf " + std::to_string(i));
+}
+
+void replay(const Kernels& k, const Carried& c, const std::string& name) {
+  for (int group : {1, 2}) replay(k, c, name + ", groups of " + std::to_string(group), group);
 }

@@ -42,16 +42,39 @@ struct Avx512Elements : VnniIsa {
     }
   }
 
-  static int active_rows(const int32_t* list, int n, int32_t* to) {
+  static ActiveRows active_rows(const int32_t* list, int n, int32_t* room) {
+    auto piece = [&](int i, __m512i* v) {
+      const uint32_t there = i + 16 <= n ? 0xFFFFu : (1u << (n - i)) - 1;
+      *v = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(there), list + i);
+      return _mm512_mask_cmpge_epi32_mask(static_cast<__mmask16>(there), *v,
+                                          _mm512_setzero_si512());
+    };
     int count = 0;
+    bool apart = false;  // one stands behind a -1
+    __m512i v;
     for (int i = 0; i < n; i += 16) {
-      const __mmask16 there = i + 16 <= n ? 0xFFFF : static_cast<__mmask16>((1u << (n - i)) - 1);
-      const __m512i v = _mm512_maskz_loadu_epi32(there, list + i);
-      const __mmask16 active = _mm512_mask_cmpge_epi32_mask(there, v, _mm512_setzero_si512());
-      _mm512_storeu_si512(to + count, _mm512_maskz_compress_epi32(active, v));
+      const uint32_t active = piece(i, &v);
+      apart |= (active & (active + 1)) || (active && count < i);
       count += __builtin_popcount(active);
     }
-    return count;
+    if (!apart) return {list, count};
+    count = 0;
+    for (int i = 0; i < n; i += 16) {
+      const __mmask16 active = piece(i, &v);
+      _mm512_storeu_si512(room + count, _mm512_maskz_compress_epi32(active, v));
+      count += __builtin_popcount(active);
+    }
+    return {room, count};
+  }
+
+  static void sum_rows(const int8_t* from, int64_t step, ActiveRows rows, int n, int16_t* to) {
+    SparseRows<V512>::sum(from, step, rows, n, to);
+  }
+  static void clip_sums(const int16_t* from, int n, int by, int8_t* to) {
+    SparseRows<V512>::clip_sums(from, n, by, to);
+  }
+  static void add_to_rows(const int8_t* from, int n, ActiveRows rows, int32_t* z) {
+    SparseRows<V512>::add(from, n, rows, z);
   }
 
   static void perturbed(const int8_t* w, const int8_t* two, int n, int shift, int8_t* plus,

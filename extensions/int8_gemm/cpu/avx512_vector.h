@@ -87,6 +87,7 @@ struct V512 {
   static V512 widenedu(const int8_t* p) {
     return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
   }
+  static V512 widened16(const void* p) { return {_mm512_cvtepi8_epi16(half(p))}; }
   // 16 bytes each, 64 apart.
   static V512 quarters(const void* p) {
     const int8_t* at = static_cast<const int8_t*>(p);
@@ -118,6 +119,7 @@ struct V512 {
   }
   V512 sra32(int by) const { return {_mm512_sra_epi32(v, _mm_cvtsi32_si128(by))}; }
   V512 sra16(int by) const { return {_mm512_sra_epi16(v, _mm_cvtsi32_si128(by))}; }
+  V512 add16(V512 b) const { return {_mm512_add_epi16(v, b.v)}; }
   V512 adds16(V512 b) const { return {_mm512_adds_epi16(v, b.v)}; }
   V512 low16(V512 b) const { return {_mm512_unpacklo_epi16(v, b.v)}; }
   V512 high16(V512 b) const { return {_mm512_unpackhi_epi16(v, b.v)}; }
@@ -163,6 +165,10 @@ struct V512 {
     const __m512i at = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return {_mm512_permutexvar_epi32(at, v)};
   }
+  void clip16(int8_t* to) const {  // 16 bits to bytes from -127 to 127
+    const __m512i least = _mm512_max_epi16(v, _mm512_set1_epi16(-127));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtsepi16_epi8(least));
+  }
   // Vector i has value i of every lane; then each lane's four values are neighbours.
   static void turn(V512* v) {
     __m512i w[4] = {v[0].v, v[1].v, v[2].v, v[3].v};
@@ -177,6 +183,13 @@ struct V512 {
 
   int32_t total32() const { return _mm512_reduce_add_epi32(v); }
   int64_t total64() const { return _mm512_reduce_add_epi64(v); }
+  V512 fours8() const {  // sums of four bytes
+    return {_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), v)};
+  }
+  __m128i quarters32() const {  // the sum of all quarters of 128 bits
+    const __m256i two = _mm256_add_epi32(half(0), half(1));
+    return _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
+  }
   V512 sizes8() const {  // |bytes|, added up eight at a time
     return {_mm512_sad_epu8(_mm512_abs_epi8(v), _mm512_setzero_si512())};
   }

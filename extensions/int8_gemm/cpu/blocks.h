@@ -1,4 +1,4 @@
-// Memory of large arrays, which is kept for the next array of its size.
+// Memory of large arrays, which is kept for the next array of its size, and begins at a cache line.
 //
 // An update makes arrays as large as those that the one before it gave up. Malloc returns what is
 // larger than 32 MiB to the system, which then maps and clears every page anew: more than half of
@@ -13,7 +13,7 @@ namespace eggroll {
 
 class Blocks {
  public:
-  static constexpr size_t kLeast = size_t{1} << 20;    // bytes that are worth keeping
+  static constexpr size_t kLeast = size_t{1} << 15;    // bytes that are worth keeping
   static constexpr size_t kAlways = size_t{64} << 20;  // and those that are kept in any case
 
   static constexpr size_t kBefore = 32;

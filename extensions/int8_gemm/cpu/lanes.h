@@ -26,6 +26,12 @@ static inline uint32_t mixed(uint32_t v) {
   v = (v ^ (v >> 15)) * 0x846CA68Bu;
   return v ^ (v >> 16);
 }
+// Rows of a leaf that a list names.
+struct ActiveRows {
+  const int32_t* row;
+  int count;
+};
+
 // Every cache line of so many bytes, of which there is one at least.
 static inline void prefetch(const int8_t* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);

@@ -1,5 +1,6 @@
 // Credit carried back: a block of 32 members without noise runs all T tokens, remembers what every
-// operation gave, and then hands the errors of its scores back, operation by operation.
+// operation gave, and then hands the errors of its scores back, operation by operation. What lists
+// of sparse features give and get is found for a group of blocks at once.
 // docs/estimators.md has the arithmetic.
 //
 // Credit lies as activations do, [K/4][32][4], in int32; it is zero beyond K and in lanes without
@@ -14,12 +15,12 @@ struct Learner : LearnCredit {
     size_t mark = arena.used, peak = mark;
     int stages = job.plan.stage_count;
     for (int i = 0; i < 2 * stages; ++i) {  // there and back
-      int at = i < stages ? i : 2 * stages - 1 - i;
-      stage = &job.plan.stages[at];
+      number = i < stages ? i : 2 * stages - 1 - i;
+      stage = &job.plan.stages[number];
       arena.used = mark;
       open_learning();
       peak = arena.used > peak ? arena.used : peak;
-      if (arena.base) i < stages ? record(at) : carry_back(at);
+      if (arena.base) i < stages ? record() : carry_back();
       if (arena.base && learn.rating && i + 1 == stages) rate(*learn.rating);
     }
     arena.used = peak;
@@ -57,17 +58,17 @@ struct Learner : LearnCredit {
     for (int k = 0; k < n; ++k) u[k] = wide ? floor_divided(sums[k], divisor) : narrow[k];
   }
 
-  void carry_back(int at) {
+  void carry_back() {
     form = form_of(*stage);
     for (int r = 0; r < stage->register_count; ++r) has[r] = false;
     bool handing = false;
     for (int t = T() - 1; t >= 0; --t) {
-      row = tapes[at] + form.size * static_cast<size_t>(t);
+      row = tapes[number] + form.size * static_cast<size_t>(t);
       credit[0] = handed + 4 * step * static_cast<size_t>(t);
       has[0] = any_handed;
       draw_places(t);
       for (int j = stage->op_count - 1; j >= 0; --j) pass(j, t);
-      if (at && !has[0]) __builtin_memset(credit[0], 0, 4 * step * sizeof(int32_t));
+      if (number && !has[0]) __builtin_memset(credit[0], 0, 4 * step * sizeof(int32_t));
       handing |= has[0];
       for (int r = 2; r < stage->register_count; ++r) has[r] = false;
       has[1] = has[1] && stage->state >= 0;
@@ -75,14 +76,14 @@ struct Learner : LearnCredit {
     }
     any_handed = handing;
     for (int j = 0; j < stage->op_count; ++j)
-      if (voted[j]) count_votes(at, j);
+      if (voted[j]) count_votes(j);
   }
 
   // ---- votes ---------------------------------------------------------------------------------
 
   // Z [O, K] += sum over tokens and lanes of credit x input, on the tiles of the forward pass: the
   // credit of eight outputs in the place of weights, 32 inputs in that of members.
-  void count_votes(int at, int j) {
+  void count_votes(int j) {
     const Op& op = stage->ops[j];
     int rows = rows_of(op), cols = cols_of(op), words = words_of(rows);
     for (int first = 0; first < T(); first += kVoteTokens) {
@@ -99,7 +100,7 @@ struct Learner : LearnCredit {
         Products::close_tile(tiles_a + static_cast<size_t>(i) * vote_tile, n);
       for (int k = 0; k < cols; k += kLanes) {
         for (int t = 0; t < tokens; ++t) {
-          row = tapes[at] + form.size * static_cast<size_t>(first + t);
+          row = tapes[number] + form.size * static_cast<size_t>(first + t);
           const uint32_t* inputs = reinterpret_cast<const uint32_t*>(read(j, 0));
           for (int w = 0; w < kLanes / 4; ++w)
             turn(k / 4 + w < words_of(cols) ? inputs + (k / 4 + w) * kLanes : nullptr,
@@ -118,13 +119,24 @@ struct Learner : LearnCredit {
   }
 };
 
+// The scratch memory of a group of blocks is that of its lists and of one block.
 static size_t learn_bytes(const LearnJob& job) {
-  Learner sizing(job, 0, nullptr);
+  Arena arena{nullptr};
+  LearnLists lists(job.job, 0, job.group, arena);
+  arena.take<char>(0);
+  Learner sizing(job, lists, 0, nullptr);
   sizing.learn_all();
-  return sizing.arena.used;
+  return arena.used + sizing.arena.used;
 }
 
-static void learn(const LearnJob& job, int64_t index, void* scratch) {
+static void learn(const LearnJob& job, int64_t group, void* scratch) {
   [[maybe_unused]] const Isa::Session session;
-  Learner(job, index, scratch).learn_all();
+  Arena arena{static_cast<char*>(scratch)};
+  const int64_t first = group * job.group;
+  LearnLists lists(job.job, first, job.group, arena);
+  lists.give();
+  void* of_block = arena.take<char>(0);
+  for (int64_t i = first; i < first + job.group && i * kLanes < job.job.members; ++i)
+    Learner(job, lists, i, of_block).learn_all();
+  lists.take(job.z);
 }

@@ -66,7 +66,7 @@ struct LearnCredit : LearnTape {
     if (op.kind == OpKind::output || op.kind == OpKind::sums)
       return learn.errors ? pass_error(op, j, t) : void();
     if (!result_words(*stage, op)) return;
-    if (!has[op.out]) return op.kind == OpKind::linear ? keep_none(j, t) : void();
+    if (!has[op.out]) return keep_none(j, t);
     has[op.out] = false;
     int n = stage->registers[op.out], words = words_of(n);
     const int8_t* y = reinterpret_cast<const int8_t*>(row + form.of[j]);
@@ -93,7 +93,7 @@ struct LearnCredit : LearnTape {
       case OpKind::relu:
         return pass_relu(op, c, words, in[0]);
       case OpKind::features:
-        return pass_features(op, c, n, words, t);
+        return pass_features(op, c, j, n, words, t);
       case OpKind::concat:
         return pass_concat(op, c);
       case OpKind::input:
@@ -134,73 +134,27 @@ struct LearnCredit : LearnTape {
     for (int m = 0; m < kLanes; ++m) {
       if (member(m) >= job.members) continue;
       int32_t* z = learn.z[op.leaf] + static_cast<int64_t>(token(job.tokens, m, t)) * cols;
-      add_bytes(to[m], cols, z);
+      Isa::add_bytes(to[m], cols, z);
     }
   }
 
-  static void add_bytes(const int8_t* __restrict from, int n, int32_t* __restrict z) {
-    for (int k = 0; k < n; ++k) z[k] = wrapping_sum(z[k], from[k]);
-  }
-
-  // The credit of every member's lists, int8 [32][lists * cols], to each row that is active there.
-  void pass_features(const Op& op, const ResultCredit& c, int n, int words, int t) {
+  // The credit of every member's lists takes the place of what they gave.
+  void pass_features(const Op& op, const ResultCredit& c, int j, int n, int words, int t) {
     round_to_bytes(op, c, words, small);
-    int cols = cols_of(op);
-    int8_t* rows = reinterpret_cast<int8_t*>(scratch);
-    int8_t* of[kLanes];
-    for (int m = 0; m < kLanes; ++m) of[m] = rows + m * n;
-    scatter(reinterpret_cast<const uint32_t*>(small), n, of);
-    for (int m = 0; m < kLanes; ++m) {
-      if (member(m) >= job.members) continue;
-      const int32_t* shown = job.features + (member(m) * T() + t) * job.plan.indices + op.first;
-      for (int l = 0; l < op.lists; ++l, shown += op.active) {
-        const int count = Isa::active_rows(shown, op.active, features.rows);
-        add_to_rows(of[m] + l * cols, cols, features.rows, count, learn.z[op.leaf]);
-      }
-    }
+    int8_t* to[kLanes];
+    for (int m = 0; m < kLanes; ++m) to[m] = list_credit(j, m, t);
+    scatter(reinterpret_cast<const uint32_t*>(small), n, to);
   }
 
-  // z[row] += from, n bytes, for so many rows.
-  static void add_to_rows(const int8_t* from, int n, const int32_t* row, int count, int32_t* z) {
-    using Bytes __attribute__((vector_size(16))) = int8_t;
-    using Signed __attribute__((vector_size(64))) = int32_t;
-    using Words __attribute__((vector_size(64))) = uint32_t;  // they wrap
-    auto widen = [&](int at, Words& to) {
-      Bytes bytes;
-      __builtin_memcpy(&bytes, from + at, sizeof bytes);
-      to = reinterpret_cast<Words>(__builtin_convertvector(bytes, Signed));
-    };
-    auto add = [](int32_t* to, const Words& added) {
-      Words sum;
-      __builtin_memcpy(&sum, to, sizeof sum);
-      sum += added;
-      __builtin_memcpy(to, &sum, sizeof sum);
-    };
-    int k = 0;
-    for (; k + 128 <= n; k += 128) {
-      Words wide[8];
-      for (int j = 0; j < 8; ++j) widen(k + 16 * j, wide[j]);
-      for (int i = 0; i < count; ++i) {
-        int32_t* to = z + int64_t{row[i]} * n + k;
-        for (int j = 0; j < 8; ++j) add(to + 16 * j, wide[j]);
-      }
-    }
-    for (; k + 32 <= n; k += 32) {
-      Words first, second;
-      widen(k, first), widen(k + 16, second);
-      for (int i = 0; i < count; ++i) {
-        int32_t* to = z + int64_t{row[i]} * n + k;
-        add(to, first), add(to + 16, second);
-      }
-    }
-    for (int i = 0; k < n && i < count; ++i)
-      add_bytes(from + k, n - k, z + int64_t{row[i]} * n + k);
+  // Null in lanes without a member.
+  int8_t* list_credit(int j, int m, int t) const {
+    return member(m) < job.members ? lists.at(number, j, member(m) * T() + t) : nullptr;
   }
 
   // The votes of four values of a vector: the sums of their credit, times a factor if there is one.
   void vote_row(const Op& op, int n, int w, const int8_t* bytes, const int8_t* factor) const {
-    int32_t sum[4] = {};
-    LearnIsa::vote(bytes, factor, sum);
+    alignas(16) int32_t sum[4];
+    factor ? LearnIsa::vote(bytes, factor, sum) : LearnIsa::total(bytes, sum);
     int32_t* z = learn.z[op.leaf] + 4 * w;
     for (int i = 0; i < 4 && 4 * w + i < n; ++i) z[i] = wrapping_sum(z[i], sum[i]);
   }
@@ -247,9 +201,12 @@ struct LearnCredit : LearnTape {
 
   // The last row of a stage may have no credit where the others have.
   void keep_none(int j, int t) {
-    __builtin_memset(
-        credit_of(j, t), 0,
-        static_cast<size_t>(words_of(rows_of(stage->ops[j]))) * kLanes * sizeof(uint32_t));
+    const Op& op = stage->ops[j];
+    if (op.kind == OpKind::linear)
+      __builtin_memset(credit_of(j, t), 0, credit_words(op) * sizeof(uint32_t));
+    for (int m = 0; LearnLists::listed(op) && m < kLanes; ++m)
+      if (int8_t* to = list_credit(j, m, t))
+        __builtin_memset(to, 0, static_cast<size_t>(stage->registers[op.out]));
   }
 
   // Int8 credit of a matrix's outputs -> credit of its inputs, where it passes any on.

@@ -66,12 +66,20 @@ struct PortableLearn {
         }
   }
 
-  // sum[4] += over the lanes of a row: credit, times a factor if there is one.
+  // sum[4] = over the lanes of a row: credit, times a factor.
   static void vote(const int8_t* c, const int8_t* factor, int32_t* sum) {
     alignas(64) int32_t part[8] = {};
     for (int i = 0; i < kRow; i += 8)
-      for (int j = 0; j < 8; ++j) part[j] += c[i + j] * (factor ? factor[i + j] : 1);
-    for (int j = 0; j < 4; ++j) sum[j] += part[j] + part[j + 4];
+      for (int j = 0; j < 8; ++j) part[j] += c[i + j] * factor[i + j];
+    for (int j = 0; j < 4; ++j) sum[j] = part[j] + part[j + 4];
+  }
+
+  // The same without a factor.
+  static void total(const int8_t* c, int32_t* sum) {
+    alignas(64) int32_t part[8] = {};
+    for (int i = 0; i < kRow; i += 8)
+      for (int j = 0; j < 8; ++j) part[j] += c[i + j];
+    for (int j = 0; j < 4; ++j) sum[j] = part[j] + part[j + 4];
   }
 
   // sum[m] = the sum of |x| over n values of every lane.

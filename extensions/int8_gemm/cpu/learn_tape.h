@@ -12,8 +12,10 @@ struct LearnTape : Block {
   };
 
   const LearnJob& learn;
+  LearnLists& lists;
   const uint32_t* row = nullptr;  // of the tape
   Form form{};
+  int number = 0;           // of the stage
   size_t step = 0;          // words of x at one token
   uint32_t** tapes;         // [stages]: [T] rows
   uint32_t* credits[kOps];  // of a matrix's operation: int8 credit, words [T][O/4][32]
@@ -31,8 +33,8 @@ struct LearnTape : Block {
   int8_t* tiles_a;                    // tiles of eight outputs' credit, in the place of weights
   alignas(64) uint32_t places[kRow];  // random word of a lane's token, plus 0 to 3
 
-  LearnTape(const LearnJob& l, int64_t block, void* scratch)
-      : Block(l.job, block, scratch), learn(l) {
+  LearnTape(const LearnJob& l, LearnLists& shown, int64_t block, void* scratch)
+      : Block(l.job, block, scratch), learn(l), lists(shown) {
     flips = false;
   }
 
@@ -96,11 +98,14 @@ struct LearnTape : Block {
       credit[r] = arena.take<int32_t>(4 * row_words(stage->registers[r]));
     for (int j = 0; j < stage->op_count; ++j) {
       const Op& op = stage->ops[j];
-      bool matrix = multiplies(op.kind);
-      size_t words = matrix ? static_cast<size_t>(words_of(rows_of(op))) * kLanes : 0;
-      credits[j] = arena.take<uint32_t>(words * static_cast<size_t>(T()));
+      credits[j] = arena.take<uint32_t>(credit_words(op) * static_cast<size_t>(T()));
       voted[j] = false;
     }
+  }
+
+  // Of an operation's int8 credit at one token, where it is kept.
+  size_t credit_words(const Op& op) const {
+    return static_cast<size_t>(multiplies(op.kind) ? words_of(rows_of(op)) : 0) * kLanes;
   }
 
   int rows_of(const Op& op) const { return job.plan.leaves[op.leaf].rows; }
@@ -109,11 +114,11 @@ struct LearnTape : Block {
   // ---- forward -------------------------------------------------------------------------------
 
   // Registers move along the tape with their results, but for x, which is passed on.
-  void record(int at) {
+  void record() {
     form = form_of(*stage);
     load_state(job.state_in);
     for (int t = 0; t < T(); ++t) {
-      uint32_t* to = tapes[at] + form.size * static_cast<size_t>(t);
+      uint32_t* to = tapes[number] + form.size * static_cast<size_t>(t);
       registers[0] = x + step * static_cast<size_t>(t);
       for (int j = 0; j < stage->register_count; ++j) ready[j] = false;
       remember(0, to + form.x);
@@ -147,9 +152,17 @@ struct LearnTape : Block {
   // An operation without those that are done with its tiles elsewhere.
   void run_alone(const Op& op, int j, int t) {
     if (op.kind == OpKind::score) return score_row(op, j, t);
+    if (LearnLists::listed(op)) return gather_lists(op, j, t);
     if (op.kind != OpKind::linear) return run(op, t);
     multiply(op, t, registers[op.out]);
     ready[op.out] = false;
+  }
+
+  // What the lists of a row give. A lane without a member has what the last one has.
+  void gather_lists(const Op& op, int j, int t) const {
+    const int8_t* of[kLanes];
+    for (int m = 0; m < kLanes; ++m) of[m] = lists.at(number, j, clamped(m) * T() + t);
+    gather(of, stage->registers[op.out], registers[op.out]);
   }
 
   void multiply(const Op& op, int t, uint32_t* to) {
@@ -168,8 +181,8 @@ struct LearnTape : Block {
 
   // Row t of an operation's credit.
   int8_t* credit_of(int j, int t) const {
-    size_t words = static_cast<size_t>(words_of(rows_of(stage->ops[j]))) * kLanes;
-    return reinterpret_cast<int8_t*>(credits[j] + words * static_cast<size_t>(t));
+    return reinterpret_cast<int8_t*>(credits[j] +
+                                     credit_words(stage->ops[j]) * static_cast<size_t>(t));
   }
 
   // The members' scores, and the errors of their logits.

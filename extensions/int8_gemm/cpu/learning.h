@@ -128,14 +128,18 @@ struct LearnWork {
   std::vector<int32_t*> z;
   int64_t* sizes = nullptr;
 
-  static constexpr int64_t kFew = 1 << 20;    // weights that one thread packs in a millisecond
-  static constexpr int64_t kAdded = 1 << 14;  // votes added up at a time
+  static constexpr int64_t kFew = 1 << 20;     // weights that one thread packs in a millisecond
+  static constexpr int64_t kAdded = 1 << 14;   // votes added up at a time
+  static constexpr int64_t kListed = 1 << 22;  // bytes that lists of a group give
 
   // Takes all memory that `run` needs.
   void prepare(const Kernels& kernels, int count) {
     const Plan& plan = job.job.plan;
     size_t leaves = static_cast<size_t>(plan.leaf_count);
-    k = &kernels, threads = count, blocks = (job.job.members + kLanes - 1) / kLanes;
+    k = &kernels, threads = count;
+    const int64_t blocks = (job.job.members + kLanes - 1) / kLanes;
+    job.group = group_of(blocks);
+    groups = (blocks + job.group - 1) / job.group;
     packed.resize(leaves), back.assign(leaves, nullptr);
     std::vector<size_t> at(leaves + 1);  // where a leaf's votes begin in `sums`
     for (size_t i = 0; i < leaves; ++i) {
@@ -144,7 +148,7 @@ struct LearnWork {
       at[i + 1] = at[i] + static_cast<size_t>(elements(leaf)) * sizeof(int32_t);
     }
     job.back = back.data();
-    scratch = std::make_unique<ScratchPool>(k->learn_bytes(job), blocks, threads);
+    scratch = std::make_unique<ScratchPool>(k->learn_bytes(job), groups, threads);
     const int64_t others = scratch->size() - 1;
     sums = std::make_unique<ScratchPool>(at[leaves], others, static_cast<int>(others));
     own_z.assign(1, z);
@@ -166,7 +170,7 @@ struct LearnWork {
       size_t leaf = static_cast<size_t>(i);
       if (matrices[leaf]) transpose(matrices[leaf], plan.leaves[i], packed[leaf].data());
     });
-    parallel_for(blocks, threads, [&](int64_t i, int thread) {
+    parallel_for(groups, threads, [&](int64_t i, int thread) {
       const size_t t = static_cast<size_t>(thread);
       if (!begun[t]) clear(t);
       LearnJob own = job;
@@ -181,7 +185,7 @@ struct LearnWork {
  private:
   const Kernels* k = nullptr;
   int threads = 0;
-  int64_t blocks = 0;
+  int64_t groups = 0;
   std::vector<std::vector<int8_t>> packed;  // [leaves]: their matrices
   std::vector<const int8_t*> back;          // [leaves]: the same, or null
   std::unique_ptr<ScratchPool> scratch, sums;
@@ -189,6 +193,24 @@ struct LearnWork {
   std::vector<std::vector<int64_t>> own_sizes;  // [threads][leaves]
   std::vector<std::pair<size_t, int64_t>> parts;  // to add up: a leaf and its first vote
   std::vector<char> begun;  // [threads]: whether its votes and sizes are cleared
+
+  // Blocks whose lists of features are gone through at once: an equal part of a thread's, but not
+  // so many that what lists give takes much memory.
+  int group_of(int64_t blocks) const {
+    const Plan& plan = job.job.plan;
+    int64_t values = 0;  // that lists give to a row
+    for (int i = 0; i < plan.stage_count; ++i)
+      for (int j = 0; j < plan.stages[i].op_count; ++j) {
+        const Op& op = plan.stages[i].ops[j];
+        if (op.kind == OpKind::features) values += int64_t{op.lists} * plan.leaves[op.leaf].cols;
+      }
+    if (!values) return 1;
+    const int64_t block = values * kLanes * job.job.tokens_per_member;
+    const int64_t count = threads > 0 ? threads : default_threads(),
+                  each = (blocks + count - 1) / count;
+    const int64_t parts = (each * block + kListed - 1) / kListed;
+    return static_cast<int>(std::max<int64_t>((each + parts - 1) / parts, 1));
+  }
 
   int64_t weights() const {
     int64_t n = 0;

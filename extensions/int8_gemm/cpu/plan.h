@@ -238,6 +238,7 @@ struct LearnJob {
   const int8_t* errors;       // [P, T, errors_size] of the outputs side by side, or null
   int errors_size;
   const Rating* rating;  // where they are made here, or null
+  int group;             // blocks of a call
 };
 
 // A leaf of n values before an update of Adam's and after it. Both have feedback, or neither
@@ -302,7 +303,7 @@ struct Kernels {
   size_t (*vote_bytes)(const VoteJob& job);
   void (*vote)(const VoteJob& job, int64_t first, int64_t last, int32_t* z, void* scratch);
   size_t (*learn_bytes)(const LearnJob& job);
-  void (*learn)(const LearnJob& job, int64_t block, void* scratch);
+  void (*learn)(const LearnJob& job, int64_t group, void* scratch);
   void (*sigmoids)(const Plan& plan, Sigmoids& to);  // what `learn` reads where a loss is one
   // Rules on values first .. last - 1 of a leaf, see rules.h; how many weights moved.
   int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor);

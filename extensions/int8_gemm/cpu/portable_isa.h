@@ -126,14 +126,80 @@ struct PortableIsa : PortableCredit {
       for (int w = 0; w < words; ++w) __builtin_memcpy(dst + w * stride + p, src[p] + 4 * w, 4);
   }
 
-  // The indices of a list that are no -1, in order: how many. `to` has room for kListRoom.
-  static int active_rows(const int32_t* __restrict list, int n, int32_t* __restrict to) {
-    int count = 0;
-    for (int i = 0; i < n; ++i) {
-      to[count] = list[i];
+  // The indices of a list that are no -1, in order: the list itself if those that are stand behind
+  // it, else `room`, of kListRoom.
+  static ActiveRows active_rows(const int32_t* __restrict list, int n, int32_t* __restrict room) {
+    int first = 0, count = 0;
+    while (first < n && list[first] >= 0) ++first;
+    for (int i = 0; i < n; ++i) count += list[i] >= 0;
+    if (count == first) return {list, count};
+    for (int i = count = 0; i < n; ++i) {
+      room[count] = list[i];
       count += list[i] >= 0;
     }
-    return count;
+    return {room, count};
+  }
+
+  // to[n] = the sum of those rows, whose bytes lie `step` apart. Up to kActive int8 fit 16 bits.
+  static void sum_rows(const int8_t* from, int64_t step, ActiveRows rows, int n, int16_t* to) {
+    using Bytes __attribute__((vector_size(16))) = int8_t;
+    using Halves __attribute__((vector_size(32))) = int16_t;
+    int k = 0;
+    for (; k + 16 <= n; k += 16) {
+      Halves total = {};
+      for (int i = 0; i < rows.count; ++i) {
+        Bytes bytes;
+        __builtin_memcpy(&bytes, from + rows.row[i] * step + k, sizeof bytes);
+        total += __builtin_convertvector(bytes, Halves);
+      }
+      __builtin_memcpy(to + k, &total, sizeof total);
+    }
+    for (; k < n; ++k) {
+      int total = 0;
+      for (int i = 0; i < rows.count; ++i) total += from[rows.row[i] * step + k];
+      to[k] = static_cast<int16_t>(total);
+    }
+  }
+
+  // to[n] = clip(from >> by), 16 bits to 8.
+  static void clip_sums(const int16_t* __restrict from, int n, int by, int8_t* __restrict to) {
+    for (int k = 0; k < n; ++k) to[k] = static_cast<int8_t>(clip(from[k] >> by));
+  }
+
+  // z[row] += from, n bytes, of each of those rows.
+  static void add_to_rows(const int8_t* from, int n, ActiveRows rows, int32_t* z) {
+    int k = 0;
+    for (; k + 128 <= n; k += 128) add_some<8>(from, k, n, rows, z);
+    for (; k + 32 <= n; k += 32) add_some<2>(from, k, n, rows, z);
+    for (int i = 0; k < n && i < rows.count; ++i)
+      add_bytes(from + k, n - k, z + int64_t{rows.row[i]} * n + k);
+  }
+
+  // Of 16 times `count` bytes.
+  template <int count>
+  static void add_some(const int8_t* from, int k, int n, ActiveRows rows, int32_t* z) {
+    using Bytes __attribute__((vector_size(16))) = int8_t;
+    using Signed __attribute__((vector_size(64))) = int32_t;
+    using Words __attribute__((vector_size(64))) = uint32_t;  // they wrap
+    Words wide[count];
+    for (int j = 0; j < count; ++j) {
+      Bytes bytes;
+      __builtin_memcpy(&bytes, from + k + 16 * j, sizeof bytes);
+      wide[j] = reinterpret_cast<Words>(__builtin_convertvector(bytes, Signed));
+    }
+    for (int i = 0; i < rows.count; ++i) {
+      int32_t* to = z + int64_t{rows.row[i]} * n + k;
+      for (int j = 0; j < count; ++j, to += 16) {
+        Words sum;
+        __builtin_memcpy(&sum, to, sizeof sum);
+        sum += wide[j];
+        __builtin_memcpy(to, &sum, sizeof sum);
+      }
+    }
+  }
+
+  static void add_bytes(const int8_t* __restrict from, int n, int32_t* __restrict z) {
+    for (int k = 0; k < n; ++k) z[k] = wrapping_sum(z[k], from[k]);
   }
 
   // Words of four rows' bytes at + i, to first[i], i = 0..7, and second[i - 8], i = 8..15; the sign

@@ -333,6 +333,7 @@ void Program::pack(const Kernels& k, int i, const int8_t* src, int8_t* packed) c
   if (cols == 0) return void(std::memcpy(to, src, rows));
   if (!embedding_[static_cast<size_t>(i)]) return k.pack(src, leaf.rows, leaf.cols, to);
   const size_t padded = (cols + 3) / 4 * 4;
+  if (padded == cols) return void(std::memcpy(to, src, rows * cols));
   for (size_t o = 0; o < rows; ++o) std::memcpy(to + o * padded, src + o * cols, cols);
 }
 

@@ -76,8 +76,8 @@ struct Features : Members {
   int16_t* sum;    // [all lists' values]
   int32_t* a;      // [lists][r]: sums of A over the features of a list
   int8_t* values;  // [32][all lists' values]
-  int32_t* rows;   // [lists][kListRoom]: those that are active
-  int count[kLists];
+  int32_t* room;   // [lists][kListRoom]
+  ActiveRows active[kLists];
   int widest = 0;
 
   Features(const Members& who, Arena& arena) : Members(who) {
@@ -92,7 +92,7 @@ struct Features : Members {
     sum = arena.take<int16_t>(static_cast<size_t>(widest));
     a = arena.take<int32_t>(static_cast<size_t>(kLists) * job.rank);
     values = arena.take<int8_t>(static_cast<size_t>(widest) * kLanes);
-    rows = arena.take<int32_t>(static_cast<size_t>(kLists) * kListRoom);
+    room = arena.take<int32_t>(static_cast<size_t>(kLists) * kListRoom);
   }
 
   // Words of y = clip((sum + noise) >> shift), the noise being that of the weights. Members of a
@@ -107,14 +107,15 @@ struct Features : Members {
       int lane = i / 2 + i % 2 * kPairs;  // members in order
       const int32_t* row =
           job.features + (clamped(lane) * job.tokens_per_member + t) * job.plan.indices + op.first;
-      bool same = before && !__builtin_memcmp(row, before, bytes);
+      bool same = job.starts && before && !__builtin_memcmp(row, before, bytes);
       before = row;
       int8_t* out = values + static_cast<size_t>(lane) * widest;
       src[lane] = out;
       if (!same)
         for (int l = 0; l < op.lists; ++l) {
-          count[l] = Isa::active_rows(row + l * op.active, op.active, rows + l * kListRoom);
-          add_up(leaf, rows + l * kListRoom, count[l], sum + l * leaf.cols);
+          active[l] = Isa::active_rows(row + l * op.active, op.active, room + l * kListRoom);
+          Isa::sum_rows(job.weights + leaf.offset, words_of(leaf.cols) * 4, active[l], leaf.cols,
+                        sum + l * leaf.cols);
         }
       if (rank()) {
         if (!same || i % 2 == 0) project(op, slice(op.leaf, lane % kPairs));
@@ -122,44 +123,10 @@ struct Features : Members {
       } else if (same) {
         src[lane] = src[(i - 1) / 2 + (i - 1) % 2 * kPairs];
       } else {
-        clip_all(sum, n, op.shift, out);
+        Isa::clip_sums(sum, n, op.shift, out);
       }
     }
     gather(src, n, y);
-  }
-
-  static void clip_all(const int16_t* __restrict from, int n, int shift, int8_t* __restrict to) {
-    for (int k = 0; k < n; ++k) to[k] = static_cast<int8_t>(clip(from[k] >> shift));
-  }
-
-  // The sum of so many rows. Up to kActive int8 fit 16 bits.
-  void add_up(const Leaf& leaf, const int32_t* row, int n, int16_t* to) const {
-    using Bytes __attribute__((vector_size(32))) = int8_t;
-    using Halves __attribute__((vector_size(64))) = int16_t;
-    const int8_t* const weights = job.weights + leaf.offset;
-    const int64_t step = words_of(leaf.cols) * 4;
-    auto add = [](Halves& total, const int8_t* from) {
-      Bytes bytes;
-      __builtin_memcpy(&bytes, from, sizeof bytes);
-      total += __builtin_convertvector(bytes, Halves);
-    };
-    int k = 0;
-    for (; k + 128 <= leaf.cols; k += 128) {
-      Halves total[4] = {};
-      for (int i = 0; i < n; ++i)
-        for (int j = 0; j < 4; ++j) add(total[j], weights + row[i] * step + k + 32 * j);
-      __builtin_memcpy(to + k, total, sizeof total);
-    }
-    for (; k + 32 <= leaf.cols; k += 32) {
-      Halves total = {};
-      for (int i = 0; i < n; ++i) add(total, weights + row[i] * step + k);
-      __builtin_memcpy(to + k, &total, sizeof total);
-    }
-    for (; k < leaf.cols; ++k) {
-      int total = 0;
-      for (int i = 0; i < n; ++i) total += weights[row[i] * step + k];
-      to[k] = static_cast<int16_t>(total);
-    }
   }
 
   // Sums of the pair's A over the features of every list.
@@ -168,9 +135,9 @@ struct Features : Members {
     const int8_t* factors = slice + int64_t{r} * job.plan.leaves[op.leaf].cols;
     for (int l = 0; l < op.lists; ++l)
       for (int j = 0; j < r; ++j) {
-        const int32_t* row = rows + l * kListRoom;
+        const auto [row, count] = active[l];
         int32_t total = 0;
-        for (int i = 0; i < count[l]; ++i) total += factors[int64_t{row[i]} * r + j];
+        for (int i = 0; i < count; ++i) total += factors[int64_t{row[i]} * r + j];
         a[l * r + j] = total;
       }
   }

@@ -17,6 +17,7 @@
 #include "layers.h"
 #include "block.h"
 #include "votes.h"
+#include "learn_lists.h"
 #include "learn_tape.h"
 #include "learn_losses.h"
 #include "learn_credit.h"

@@ -3,6 +3,7 @@
 // clang-format off
 #include "portable.h"
 #include "x86_vector.h"
+#include "x86_rows.h"
 #include "x86_learn.h"
 #include "x86_adam.h"
 #include "avx2_elements.h"

@@ -7,7 +7,7 @@
 
 template <typename V>
 struct X86Adam : PortableAdam {
-  static constexpr int64_t kPastCaches = 1 << 22;  // values of a leaf
+  static constexpr int64_t kPastCaches = 1 << 20;  // values of a leaf
 
   using Half = typename V::Half;
   using Long = typename V::Long;
@@ -40,6 +40,10 @@ struct X86Adam : PortableAdam {
 
   // The same without a vote; compared with whole roots for every number below 2^22.
   static Real faded(Real s) { return s.mul(Real::all(0x1.f2d4a45635640p-1)).cut(); }
+  static V faded(V s) {
+    if (s.none32(-1)) return s;
+    return V::joined(faded(Real::of(s.half(0))).narrowed(), faded(Real::of(s.half(1))).narrowed());
+  }
 
   template <size_t by, typename... P>
   static bool aligned(const P*... p) {
@@ -48,17 +52,25 @@ struct X86Adam : PortableAdam {
 
   static V joined(const Real* v) { return V::joined(v[0].narrowed(), v[1].narrowed()); }
 
+  template <bool shrinks>
   static V moved(const int32_t* from, const Real* change, Real decay) {
     const V fine = V::loadu(from);
     Real v[2];
     for (int j = 0; j < 2; ++j) {
       const Real old = Real::of(fine.half(j));
-      v[j] = old.sub(old.mul(decay).cut()).add(change[j]).bounded(kFine);
+      const Real kept = shrinks ? old.sub(old.mul(decay).cut()) : old;
+      v[j] = kept.add(change[j]).bounded(kFine);
     }
     return joined(v);
   }
 
   static int64_t part(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor) {
+    return leaf.decay ? part_of<true>(leaf, first, last, factor)
+                      : part_of<false>(leaf, first, last, factor);
+  }
+
+  template <bool shrinks>
+  static int64_t part_of(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor) {
     const auto& [from, to, votes, n, decay] = leaf;
     const Real by = Real::all(static_cast<double>(factor));
     const Real less = Real::all(static_cast<double>(decay) * 0x1p-24);
@@ -75,6 +87,14 @@ struct X86Adam : PortableAdam {
       const V mean = V::loadu(from.mean + i), size = V::loadu(from.size + i);
       const bool small = z.abs32().either(size).none32(-(1 << 22));
       const bool still = small && z.none32(-1), rests = still && mean.none32(-1);
+      if (rests && !shrinks) {
+        put(mean, to.mean + i), put(faded(size), to.size + i);
+        if (from.feedback) put(V::loadu(from.feedback + i).bounded32(kFine), to.feedback + i);
+        const V fine = V::loadu(from.fine + i).bounded32(kFine);
+        put(fine, to.fine + i);
+        count += fine.add32(V::all32(kHalf)).move_bytes(from.weights + i, to.weights + i);
+        continue;
+      }
       Real means[2], sizes[2], change[2];
       for (int j = 0; j < 2; ++j) {
         const Real vote = Real::of(z.half(j)), old = Real::of(mean.half(j));
@@ -85,8 +105,8 @@ struct X86Adam : PortableAdam {
         change[j] = rests ? means[j] : means[j].mul(by).div(sizes[j].at_least_one()).cut();
       }
       put(joined(means), to.mean + i), put(joined(sizes), to.size + i);
-      if (from.feedback) put(moved(from.feedback + i, change, less), to.feedback + i);
-      const V fine = moved(from.fine + i, change, less);
+      if (from.feedback) put(moved<shrinks>(from.feedback + i, change, less), to.feedback + i);
+      const V fine = moved<shrinks>(from.fine + i, change, less);
       put(fine, to.fine + i);
       count += fine.add32(V::all32(kHalf)).move_bytes(from.weights + i, to.weights + i);
     }

@@ -13,14 +13,12 @@ struct X86Rows : PortableLearn {
       __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
       return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(v, order));
     };
-    __m256i votes = _mm256_setzero_si256(), by = _mm256_set1_epi16(1);
-    for (int i = 0; i < kRow; i += 16) {
-      if (factor) by = lanes(factor + i);
-      votes = _mm256_add_epi32(votes, _mm256_madd_epi16(lanes(c + i), by));
-    }
+    __m256i votes = _mm256_setzero_si256();
+    for (int i = 0; i < kRow; i += 16)
+      votes = _mm256_add_epi32(votes, _mm256_madd_epi16(lanes(c + i), lanes(factor + i)));
     alignas(32) int32_t pairs[8];
     store(pairs, votes);
-    for (int j = 0; j < 4; ++j) sum[j] += pairs[2 * j] + pairs[2 * j + 1];
+    for (int j = 0; j < 4; ++j) sum[j] = pairs[2 * j] + pairs[2 * j + 1];
   }
 
   static void magnitudes(const int8_t* x, int n, int32_t* sum) {
@@ -135,6 +133,12 @@ struct X86Rows : PortableLearn {
 template <typename V>
 struct X86Learn : X86Rows {
   static constexpr int kBlock = 4 * V::kWidth;  // values
+
+  static void total(const int8_t* c, int32_t* sum) {
+    V votes = V::all32(0);
+    for (int i = 0; i < kRow; i += kBlock) votes = votes.add32(V::loadu(c + i).turned().fours8());
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(sum), votes.quarters32());
+  }
 
   static void take(const int32_t* from, const int8_t* y, int32_t* of) {
     if (!y) {

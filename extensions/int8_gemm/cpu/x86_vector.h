@@ -68,6 +68,9 @@ struct V256 {
     return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
   }
   static V256 widenedu(const int8_t* p) { return widened(p); }
+  static V256 widened16(const void* p) {
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+  }
   // 16 bytes each, 64 apart.
   static V256 quarters(const void* p) {
     const __m128i* at = static_cast<const __m128i*>(p);
@@ -95,6 +98,7 @@ struct V256 {
   }
   V256 sra32(int by) const { return {_mm256_sra_epi32(v, _mm_cvtsi32_si128(by))}; }
   V256 sra16(int by) const { return {_mm256_sra_epi16(v, _mm_cvtsi32_si128(by))}; }
+  V256 add16(V256 b) const { return {_mm256_add_epi16(v, b.v)}; }
   V256 adds16(V256 b) const { return {_mm256_adds_epi16(v, b.v)}; }
   V256 low16(V256 b) const { return {_mm256_unpacklo_epi16(v, b.v)}; }
   V256 high16(V256 b) const { return {_mm256_unpackhi_epi16(v, b.v)}; }
@@ -135,6 +139,11 @@ struct V256 {
   V256 ordered() const {  // what was packed twice within 128 bits, as it was before
     return {_mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))};
   }
+  void clip16(int8_t* to) const {  // 16 bits to bytes from -127 to 127
+    const __m128i low = _mm256_castsi256_si128(v), high = _mm256_extracti128_si256(v, 1);
+    const __m128i bytes = _mm_max_epi8(_mm_packs_epi16(low, high), _mm_set1_epi8(-127));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+  }
   // Vector i has value i of every lane; then each lane's four values are neighbours.
   static void turn(V256* v) {
     const __m256i a = _mm256_unpacklo_epi32(v[0].v, v[1].v);
@@ -158,6 +167,13 @@ struct V256 {
     alignas(32) int64_t of[4];
     _mm256_store_si256(reinterpret_cast<__m256i*>(of), v);
     return of[0] + of[1] + of[2] + of[3];
+  }
+  V256 fours8() const {  // sums of four bytes
+    const __m256i ones = _mm256_set1_epi8(1);
+    return {_mm256_madd_epi16(_mm256_maddubs_epi16(ones, v), _mm256_set1_epi16(1))};
+  }
+  __m128i quarters32() const {  // the sum of all quarters of 128 bits
+    return _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   }
   V256 sizes8() const {  // |bytes|, added up eight at a time
     return {_mm256_sad_epu8(_mm256_abs_epi8(v), _mm256_setzero_si256())};

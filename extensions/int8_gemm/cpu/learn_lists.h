@@ -1,0 +1,108 @@
+// Lists of sparse features of a group of blocks that learn: what their rows give to all blocks
+// before these run, and get of them afterwards. So lists are read as they lie, and a leaf's rows
+// and votes are in a cache as long as it is their turn.
+
+struct LearnLists {
+  const Job& job;
+  int64_t first, rows;  // of the group
+  int8_t** values;      // [stages]: int8 [rows][lists][cols], one operation's after another's
+  int32_t** counts;     // [stages]: [rows][lists], the same: of a list's indices, if all that are
+                        // none stand behind them, else -1
+  int16_t* sum;         // [cols]
+  int32_t* room;        // [kListRoom]
+
+  // So many blocks from number `block` on.
+  LearnLists(const Job& j, int64_t block, int blocks, Arena& arena)
+      : job(j), first(block * kLanes * T()) {
+    const int64_t left = job.members - block * kLanes, most = int64_t{blocks} * kLanes;
+    rows = (left < most ? left : most) * T();
+    const int stages = job.plan.stage_count;
+    values = arena.take<int8_t*>(static_cast<size_t>(stages));
+    counts = arena.take<int32_t*>(static_cast<size_t>(stages));
+    int widest = 0;
+    for (int i = 0; i < stages; ++i) {
+      const Stage& s = job.plan.stages[i];
+      size_t n = 0, lists = 0;
+      for (int j = 0; j < s.op_count; ++j) {
+        if (!listed(s.ops[j])) continue;
+        const int cols = cols_of(s.ops[j]);
+        widest = cols > widest ? cols : widest;
+        lists += static_cast<size_t>(s.ops[j].lists), n += static_cast<size_t>(size_of(s.ops[j]));
+      }
+      const size_t all = static_cast<size_t>(most * T());
+      int8_t* v = arena.take<int8_t>(n * all);
+      int32_t* c = arena.take<int32_t>(lists * all);
+      if (arena.base) values[i] = v, counts[i] = c;
+    }
+    sum = arena.take<int16_t>(static_cast<size_t>(widest));
+    room = arena.take<int32_t>(widest ? kListRoom : 0);
+  }
+
+  // What the rows of all operations give.
+  void give() {
+    each([&](const Op& op, int8_t* to, int32_t* count) {
+      const Leaf& leaf = job.plan.leaves[op.leaf];
+      const int8_t* weights = job.weights + leaf.offset;
+      const int cols = leaf.cols, active = op.active, down = op.shift;
+      const int64_t step = words_of(cols) * 4;
+      each_list(op, [&](const int32_t* list) {
+        const ActiveRows found = Isa::active_rows(list, active, room);
+        *count++ = found.row == list ? found.count : -1;
+        Isa::sum_rows(weights, step, found, cols, sum);
+        Isa::clip_sums(sum, cols, down, to);
+        to += cols;
+      });
+    });
+  }
+
+  // z[row] += what stands where the row's values did, for every list with that row.
+  void take(int32_t* const* z) {
+    each([&](const Op& op, const int8_t* from, const int32_t* count) {
+      int32_t* votes = z[op.leaf];
+      const int cols = cols_of(op), active = op.active;
+      each_list(op, [&](const int32_t* list) {
+        const int n = *count++;
+        Isa::add_to_rows(from, cols,
+                         n < 0 ? Isa::active_rows(list, active, room) : ActiveRows{list, n}, votes);
+        from += cols;
+      });
+    });
+  }
+
+  // An operation's values of a row.
+  int8_t* at(int stage, int j, int64_t row) const {
+    int8_t* of = values[stage];
+    const Op* ops = job.plan.stages[stage].ops;
+    for (int k = 0; k < j; ++k)
+      if (listed(ops[k])) of += rows * size_of(ops[k]);
+    return of + (row - first) * size_of(ops[j]);
+  }
+
+  static bool listed(const Op& op) { return op.kind == OpKind::features; }
+
+ private:
+  int T() const { return job.tokens_per_member; }
+  int cols_of(const Op& op) const { return job.plan.leaves[op.leaf].cols; }
+  int64_t size_of(const Op& op) const { return int64_t{op.lists} * cols_of(op); }
+
+  // each(operation, its values, its counts)
+  template <typename Each>
+  void each(Each each) const {
+    for (int i = 0; i < job.plan.stage_count; ++i) {
+      const Stage& s = job.plan.stages[i];
+      int32_t* count = counts[i];
+      for (int j = 0; j < s.op_count; ++j) {
+        if (!listed(s.ops[j])) continue;
+        each(s.ops[j], at(i, j, first), count);
+        count += rows * s.ops[j].lists;
+      }
+    }
+  }
+
+  template <typename Each>
+  void each_list(const Op& op, Each each) const {
+    const int32_t* of_row = job.features + first * job.plan.indices + op.first;
+    for (int64_t row = 0; row < rows; ++row, of_row += job.plan.indices)
+      for (int l = 0; l < op.lists; ++l) each(of_row + l * op.active);
+  }
+};
