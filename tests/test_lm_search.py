@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from eggroll import InputError
 from eggroll.__main__ import main as all_commands
 from eggroll.files import METRICS
 from eggroll.lm.command import FinetuneOptions
-from eggroll.lm.search import TRIALS, Report, TuningSearch
+from eggroll.lm.search import TRIALS, Report, TuningSearch, rounded
 
 Command = Callable[..., Ended]
 
@@ -168,3 +169,42 @@ def test_trials_that_fall_behind_end_early_and_the_best_is_found(tmp_path: Path)
     with pytest.raises(InputError, match="no"):
         search.next(fails)
     assert TuningSearch(tmp_path, options, {}).done == 24
+
+
+@pytest.mark.parametrize("ending", ["stopped", "killed"])
+def test_a_trial_that_was_lost_is_tried_again(ending: str, tmp_path: Path) -> None:
+    options, met = FinetuneOptions(sigma=0.1, rate=1.0, steps=4), list[tuple[float, float]]()
+
+    def run(trial: FinetuneOptions, report: Report) -> float:
+        met.append((trial.sigma, trial.rate))
+        report(0.5, 4)
+        return 0.5
+
+    def lost(trial: FinetuneOptions, report: Report) -> float | None:
+        run(trial, report)
+        if ending == "stopped":
+            return None
+        os._exit(7)
+
+    search = TuningSearch(tmp_path, options, {})
+    search.next(run)
+    if ending == "stopped":
+        assert search.next(lost) is None
+    else:
+        process = multiprocessing.get_context("fork").Process(target=search.next, args=(lost,))
+        process.start()
+        process.join()
+        assert process.exitcode == 7
+        met.append((0, 0))  # what the other process met
+    again = TuningSearch(tmp_path, options, {})
+    for _ in range(2):
+        again.next(run)
+    first, second, third, fourth = met
+    if ending == "killed":
+        states = [trial.state.name for trial in again._study.trials]
+        assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+        second = tuple(rounded(again._study.trials[1].params[k]) for k in ("sigma", "rate"))
+    assert first == (0.1, 1.0)
+    assert third == second
+    assert fourth not in (first, second)
+    assert len(again.ended()) == 3

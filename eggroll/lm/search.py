@@ -21,10 +21,14 @@ from eggroll.files import write_whole
 from eggroll.sweep.study import (
     FINISHED,
     SETTINGS,
+    STOPPED,
     as_input_errors,
     begun_otherwise,
+    fail_lost_trials,
     finished,
+    name_worker,
     open_study,
+    retry_failed,
 )
 
 STUDY, TRIALS = "study.log", "trials.json"  # files of the folder
@@ -75,6 +79,9 @@ class TuningSearch:
                 self._study.set_user_attr(SETTINGS, shared)
                 self._study.enqueue_trial({name: getattr(options, name) for name in SEARCHED})
                 return
+            if begun == shared:  # what a signal or a kill ended is tried again
+                fail_lost_trials(self._study)
+                retry_failed(self._study)
         if begun != shared:
             raise begun_otherwise(f"the sweep in {str(folder)!r}", begun, shared, "--out")
 
@@ -89,6 +96,7 @@ class TuningSearch:
         run: fine-tunes by options, reports, and answers the last held-out reward, or None.
         """
         trial = self._study.ask()
+        name_worker(trial)
         options = replace(self.options, **{name: self._drawn(trial, name) for name in SEARCHED})
 
         early, found = False, None
@@ -101,6 +109,8 @@ class TuningSearch:
 
         try:
             found = run(options, report)
+            if found is None:
+                trial.set_user_attr(STOPPED, True)
         finally:
             if found is None:
                 self._study.tell(trial, state=TrialState.FAIL)

@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 import warnings
@@ -36,10 +35,10 @@ from eggroll.sweep.study import (
     REFUSED,
     STOPPED,
     STORAGE_ERRORS,
-    WORKER,
     Results,
     as_input_errors,
     finished,
+    name_worker,
 )
 from eggroll.training.config import Config, read
 from eggroll.training.folder import new_folder
@@ -186,7 +185,7 @@ def run_trial(study: optuna.Study, phase: SearchPhase, check_stop: Callable[[], 
 
     def objective(trial: optuna.Trial) -> float:
         numbers.append(trial.number)
-        trial.set_user_attr(WORKER, f"{socket.gethostname()}:{os.getpid()}")
+        name_worker(trial)
         try:
             return phase.objective(trial, check_stop)
         except TrialStopped:

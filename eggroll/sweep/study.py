@@ -12,6 +12,7 @@ import random
 import re
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -115,7 +116,14 @@ def fail_lost_trials(study: optuna.Study) -> None:
             # It may have ended at this very moment.
             with contextlib.suppress(ValueError, optuna.exceptions.UpdateFinishedTrialError):
                 study.tell(trial.number, state=TrialState.FAIL)
-    optuna.storages.fail_stale_trials(study)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        optuna.storages.fail_stale_trials(study)
+
+
+def name_worker(trial: optuna.Trial) -> None:
+    """Says in a trial that this process makes it."""
+    trial.set_user_attr(WORKER, f"{socket.gethostname()}:{os.getpid()}")
 
 
 def process_exists(pid: str) -> bool:
