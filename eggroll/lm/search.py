@@ -18,18 +18,7 @@ import optuna
 from optuna.trial import Trial, TrialState
 
 from eggroll.files import write_whole
-from eggroll.sweep.study import (
-    FINISHED,
-    SETTINGS,
-    STOPPED,
-    as_input_errors,
-    begun_otherwise,
-    fail_lost_trials,
-    finished,
-    name_worker,
-    open_study,
-    retry_failed,
-)
+from eggroll.sweep import study as studies
 
 STUDY, TRIALS = "study.log", "trials.json"  # files of the folder
 SEARCHED: Final = {"sigma": 16.0, "rate": 64.0}  # options, and the largest that they may be
@@ -69,26 +58,26 @@ class TuningSearch:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         place = f"journal:///{folder.absolute() / STUDY}"
         pruner = optuna.pruners.MedianPruner(n_startup_trials=FIRST)
-        self._study = open_study(place, "finetune", optuna.samplers.RandomSampler(), pruner)
+        self._study = studies.open_study(place, "finetune", optuna.samplers.RandomSampler(), pruner)
         # A search that goes on draws what it has not drawn.
         drawn = (options.seed + len(self._study.get_trials(deepcopy=False))) % (1 << 32)
         self._study.sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=FIRST)
-        with as_input_errors(place):
-            begun = self._study.user_attrs.get(SETTINGS)
+        with studies.as_input_errors(place):
+            begun = self._study.user_attrs.get(studies.SETTINGS)
             if begun is None:
-                self._study.set_user_attr(SETTINGS, shared)
+                self._study.set_user_attr(studies.SETTINGS, shared)
                 self._study.enqueue_trial({name: getattr(options, name) for name in SEARCHED})
                 return
             if begun == shared:  # what a signal or a kill ended is tried again
-                fail_lost_trials(self._study)
-                retry_failed(self._study)
+                studies.fail_lost_trials(self._study)
+                studies.retry_failed(self._study)
         if begun != shared:
-            raise begun_otherwise(f"the sweep in {str(folder)!r}", begun, shared, "--out")
+            raise studies.begun_otherwise(f"the sweep in {str(folder)!r}", begun, shared, "--out")
 
     @property
     def done(self) -> int:
         """Trials that have ended."""
-        return finished(self._study)
+        return studies.finished(self._study)
 
     def next(self, run: Callable[[Any, Report], float | None]) -> EndedTrial | None:
         """Makes a trial; None where `run` was stopped.
@@ -96,7 +85,7 @@ class TuningSearch:
         run: fine-tunes by options, reports, and answers the last held-out reward, or None.
         """
         trial = self._study.ask()
-        name_worker(trial)
+        studies.name_worker(trial)
         options = replace(self.options, **{name: self._drawn(trial, name) for name in SEARCHED})
 
         early, found = False, None
@@ -110,7 +99,7 @@ class TuningSearch:
         try:
             found = run(options, report)
             if found is None:
-                trial.set_user_attr(STOPPED, True)
+                trial.set_user_attr(studies.STOPPED, True)
         finally:
             if found is None:
                 self._study.tell(trial, state=TrialState.FAIL)
@@ -125,7 +114,7 @@ class TuningSearch:
     def ended(self) -> list[EndedTrial]:
         """All trials that have ended, in order."""
         ended = []
-        for trial in self._study.get_trials(deepcopy=False, states=FINISHED):
+        for trial in self._study.get_trials(deepcopy=False, states=studies.FINISHED):
             sigma, rate = (rounded(trial.params[name]) for name in SEARCHED)
             updates, value = max(trial.intermediate_values.items())
             early = trial.state == TrialState.PRUNED
