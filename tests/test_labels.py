@@ -108,9 +108,9 @@ def test_rows_may_be_dealt_to_readers_at_will():
 
 
 def test_rows_of_features_may_be_dealt_to_readers_at_will(monkeypatch: pytest.MonkeyPatch):
-    lists, y = np.random.default_rng(0).integers(-1, 20, (96, 2, 5)), np.arange(-48, 48)[:, None]
+    lists, y = np.random.default_rng(0).integers(-1, 20, (256, 2, 5)), np.arange(256)[:, None] % 90
     found = set()
-    for fitting in (0, 80, 1 << 12):  # bytes, of no row, of two and of more
+    for fitting in (0, 80, 1 << 12):  # bytes, of no row, of two and of eight
         monkeypatch.setattr(learning, "PAGE", fitting)
         es = trainer(nnue(20, 10, 3, active=5), engine="cpu")
         es.learn(features=lists, targets=y, loss="squared")

@@ -200,6 +200,10 @@ def test_a_trial_that_was_lost_is_tried_again(ending: str, tmp_path: Path) -> No
     for _ in range(2):
         again.next(run)
     first, second, third, fourth = met
+    notes = [trial.user_attrs for trial in again._study.trials]
+    assert all(note["worker"].endswith(f":{os.getpid()}") for note in notes[2:])
+    assert notes[1].get("stopped") is (True if ending == "stopped" else None)
+    assert notes[2]["retry"] == 1
     if ending == "killed":
         states = [trial.state.name for trial in again._study.trials]
         assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]

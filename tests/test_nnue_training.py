@@ -260,6 +260,32 @@ def test_batches_are_the_loaders_positions():
     assert not np.array_equal(first, second)  # another epoch, another order
 
 
+@pytest.mark.parametrize("active", [30, 31, 32, 47, 48, 60])
+@pytest.mark.parametrize("end", [40, 25])
+def test_lists_are_padded_in_whole_vectors(active: int, end: int):
+    """Without counts; to the last list, and as far as `end`."""
+    for size in (1, 2, 50):
+        batch = random_batch(40, size, seed=active)
+        found = native.pad(batch, active, end)
+        for i in range(size):
+            for second, black in enumerate((not batch.stm[i], bool(batch.stm[i]))):
+                lists = batch.black if black else batch.white
+                right = lists.index[slice(*lists.starts[i : i + 2])]
+                right = right[right < end].tolist()
+                assert found[i, second].tolist() == right + [-1] * (active - len(right))
+
+
+def test_labels_are_those_of_the_loss():
+    batch = random_batch(40, 300)
+    batch.score[:2] = -(1 << 15), (1 << 15) - 1
+    for loss in (Loss(), Loss(weight=0.3)):
+        wanted = np.rint(127 * losses.targets(loss, batch.score, batch.result))
+        np.testing.assert_array_equal(integers.labels(loss, batch), wanted)
+    batch.result[7] = 2
+    with pytest.raises(InputError, match="Position 7 of a batch has the result 2"):
+        integers.labels(Loss(), batch)
+
+
 def test_lists_are_padded_mover_first():
     batch = random_batch(20, 50, counts=True)
     found = native.pad(batch, 200, 20)

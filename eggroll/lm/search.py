@@ -68,7 +68,7 @@ class TuningSearch:
                 self._study.set_user_attr(studies.SETTINGS, shared)
                 self._study.enqueue_trial({name: getattr(options, name) for name in SEARCHED})
                 return
-            if begun == shared:  # what a signal or a kill ended is tried again
+            if begun == shared:  # what did not end is tried again
                 studies.fail_lost_trials(self._study)
                 studies.retry_failed(self._study)
         if begun != shared:

@@ -129,9 +129,18 @@ def pad(batch: Batch, active: int, features: int) -> NDArray[np.int32]:
 
 
 def looked_up(table: NDArray[np.int8], batch: Batch) -> NDArray[np.int8]:
-    """Bytes [B] of a table [3, 65536] by result and score, both from their least on."""
+    """Bytes [B] of a table [3, 65536] by result and score, both from their least on.
+
+    Raises:
+        InputError: a result is none of -1, 0 and 1.
+    """
     found = np.empty(len(batch.stm), np.int8)
-    library().nnue_labels(byref(_batch(batch)), pointer(table), pointer(found))
+    row = library().nnue_labels(byref(_batch(batch)), pointer(table), pointer(found))
+    if row:
+        raise InputError(
+            f"Position {row - 1} of a batch has the result {batch.result[row - 1]}: -1, 0 and 1 "
+            "are allowed."
+        )
     return found
 
 

@@ -256,12 +256,12 @@ class Block {
 };
 
 // A list to `active` indices, -1 behind them. Whole vectors are read and written as long as they
-// end before `end` and `last`; what is written too far is a list that follows.
-void pad(const Active& seen, const int32_t* end, int active, int32_t* to, const int32_t* last) {
+// end by `read_end` and `end`; what is written too far is a list that follows.
+void pad(const Active& seen, const int32_t* read_end, int active, int32_t* to, const int32_t* end) {
   using Ints __attribute__((vector_size(64), aligned(4))) = int32_t;
   Ints at = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (int i = 0; i < active; i += kWidth, at += kWidth) {
-    if (end - seen.index < i + kWidth || last - to < i + kWidth) {
+    if (read_end - seen.index < i + kWidth || end - to < i + kWidth) {
       for (int j = i; j < active; ++j) to[j] = j < seen.n ? seen.index[j] : -1;
       return;
     }
@@ -345,7 +345,7 @@ EGGROLL_EXPORT void nnue_unfold(const Shape* shape, const float* w, float* table
 // Lists of a fixed length, mover's first: int32 [B, 2, active], -1 for none, with indices below
 // `end`. A value of n is an index n times. Returns 0, or the row plus 1 that has too many.
 EGGROLL_EXPORT int32_t nnue_pad(const Batch* batch, int32_t active, int32_t end, int32_t* to) {
-  const int32_t* last = to + int64_t{2} * batch->size * active;
+  const int32_t* to_end = to + int64_t{2} * batch->size * active;
   for (int r = 0; r < batch->size; ++r)
     for (int second = 0; second < 2; ++second, to += active) {
       const bool white = (batch->stm[r] != 0) == (second == 0);
@@ -353,7 +353,7 @@ EGGROLL_EXPORT int32_t nnue_pad(const Batch* batch, int32_t active, int32_t end,
       if (!seen.count) {
         if (seen.n > active) return r + 1;
         const Lists& lists = white ? batch->white : batch->black;
-        pad(seen, lists.index + lists.starts[batch->size], active, to, last);
+        pad(seen, lists.index + lists.starts[batch->size], active, to, to_end);
         continue;
       }
       int n = 0;
@@ -367,10 +367,15 @@ EGGROLL_EXPORT int32_t nnue_pad(const Batch* batch, int32_t active, int32_t end,
   return 0;
 }
 
-// Bytes of a table [3, 65536] by result and score, both from their least on.
-EGGROLL_EXPORT void nnue_labels(const Batch* batch, const int8_t* table, int8_t* to) {
-  for (int r = 0; r < batch->size; ++r)
-    to[r] = table[(batch->result[r] + 1) * 65536 + batch->score[r] + 32768];
+// Bytes of a table [3, 65536] by result and score, both from their least on. Returns 0, or the row
+// plus 1 whose result is none.
+EGGROLL_EXPORT int32_t nnue_labels(const Batch* batch, const int8_t* table, int8_t* to) {
+  for (int r = 0; r < batch->size; ++r) {
+    const int result = batch->result[r] + 1;
+    if (result < 0 || result > 2) return r + 1;
+    to[r] = table[result * 65536 + batch->score[r] + 32768];
+  }
+  return 0;
 }
 
 // Rows of lists: to.index (and to.count) become those of `rows`, to_starts [n + 1] their ends.

@@ -63,7 +63,7 @@ void replay(const Kernels& k, const Carried& c, const std::string& name, int gro
   learn.words = c.words.data();
   learn.scales = c.scales.data();
   learn.back = back.data(), learn.z = z.data(), learn.sizes = sizes.data();
-  learn.group = group;
+  learn.blocks = group;
   Scratch scratch(k.learn_bytes(learn));
   for (int64_t g = 0; g * group < blocks_of(job); ++g) k.learn(learn, g, scratch.p), check_tiles(k);
   expect(scores, c.scores, name + " scores");

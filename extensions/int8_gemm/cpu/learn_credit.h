@@ -199,7 +199,8 @@ struct LearnCredit : LearnTape {
     }
   }
 
-  // The last row of a stage may have no credit where the others have.
+  // The last row of a stage may have no credit where the others have. What lists gave to it is no
+  // credit.
   void keep_none(int j, int t) {
     const Op& op = stage->ops[j];
     if (op.kind == OpKind::linear)

@@ -159,10 +159,11 @@ struct LearnTape : Block {
   }
 
   // What the lists of a row give. A lane without a member has what the last one has.
-  void gather_lists(const Op& op, int j, int t) const {
+  void gather_lists(const Op& op, int j, int t) {
     const int8_t* of[kLanes];
     for (int m = 0; m < kLanes; ++m) of[m] = lists.at(number, j, clamped(m) * T() + t);
     gather(of, stage->registers[op.out], registers[op.out]);
+    ready[op.out] = false;
   }
 
   void multiply(const Op& op, int t, uint32_t* to) {

@@ -138,8 +138,8 @@ struct LearnWork {
     size_t leaves = static_cast<size_t>(plan.leaf_count);
     k = &kernels, threads = count;
     const int64_t blocks = (job.job.members + kLanes - 1) / kLanes;
-    job.group = group_of(blocks);
-    groups = (blocks + job.group - 1) / job.group;
+    job.blocks = group_of(blocks);
+    groups = (blocks + job.blocks - 1) / job.blocks;
     packed.resize(leaves), back.assign(leaves, nullptr);
     std::vector<size_t> at(leaves + 1);  // where a leaf's votes begin in `sums`
     for (size_t i = 0; i < leaves; ++i) {
@@ -209,7 +209,7 @@ struct LearnWork {
     const int64_t count = threads > 0 ? threads : default_threads(),
                   each = (blocks + count - 1) / count;
     const int64_t parts = (each * block + kListed - 1) / kListed;
-    return static_cast<int>(std::max<int64_t>((each + parts - 1) / parts, 1));
+    return static_cast<int>((each + parts - 1) / parts);
   }
 
   int64_t weights() const {

@@ -238,7 +238,7 @@ struct LearnJob {
   const int8_t* errors;       // [P, T, errors_size] of the outputs side by side, or null
   int errors_size;
   const Rating* rating;  // where they are made here, or null
-  int group;             // blocks of a call
+  int blocks;            // of a call: a group, whose lists are gone through at once
 };
 
 // A leaf of n values before an update of Adam's and after it. Both have feedback, or neither

@@ -96,7 +96,8 @@ struct Features : Members {
   }
 
   // Words of y = clip((sum + noise) >> shift), the noise being that of the weights. Members of a
-  // pair or group often have the same features: what follows from these alone is found once.
+  // pair or group often have the same features, and absent lanes those of the last one: what
+  // follows from these alone is found once.
   void run(const Op& op, int t, uint32_t* y) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     int n = op.lists * leaf.cols;
@@ -107,7 +108,8 @@ struct Features : Members {
       int lane = i / 2 + i % 2 * kPairs;  // members in order
       const int32_t* row =
           job.features + (clamped(lane) * job.tokens_per_member + t) * job.plan.indices + op.first;
-      bool same = job.starts && before && !__builtin_memcmp(row, before, bytes);
+      const bool shares = job.starts || member(lane) >= job.members;
+      bool same = shares && before && !__builtin_memcmp(row, before, bytes);
       before = row;
       int8_t* out = values + static_cast<size_t>(lane) * widest;
       src[lane] = out;
