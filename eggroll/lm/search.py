@@ -58,21 +58,18 @@ class TuningSearch:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         place = f"journal:///{folder.absolute() / STUDY}"
         pruner = optuna.pruners.MedianPruner(n_startup_trials=FIRST)
-        self._study = studies.open_study(place, "finetune", optuna.samplers.RandomSampler(), pruner)
-        # A search that goes on draws what it has not drawn.
-        drawn = (options.seed + len(self._study.get_trials(deepcopy=False))) % (1 << 32)
-        self._study.sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=FIRST)
-        with studies.as_input_errors(place):
-            begun = self._study.user_attrs.get(studies.SETTINGS)
-            if begun is None:
-                self._study.set_user_attr(studies.SETTINGS, shared)
-                self._study.enqueue_trial({name: getattr(options, name) for name in SEARCHED})
-                return
-            if begun == shared:  # what did not end is tried again
-                studies.fail_lost_trials(self._study)
-                studies.retry_failed(self._study)
-        if begun != shared:
-            raise studies.begun_otherwise(f"the sweep in {str(folder)!r}", begun, shared, "--out")
+
+        def opened() -> optuna.Study:
+            study = studies.open_study(place, "finetune", optuna.samplers.RandomSampler(), pruner)
+            # A search that goes on draws what it has not drawn.
+            drawn = (options.seed + len(study.get_trials(deepcopy=False))) % (1 << 32)
+            study.sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=FIRST)
+            return study
+
+        self._study = studies.prepare_study(
+            opened, shared, {name: getattr(options, name) for name in SEARCHED}, place,
+            named=f"the sweep in {str(folder)!r}", option="--out",
+        )  # fmt: skip
 
     @property
     def done(self) -> int:

@@ -62,10 +62,14 @@ def prepare_study(
     settings: Mapping[str, Any],
     first: Mapping[str, Any],
     place: str,
+    *,
+    named: str = "",
+    option: str = "--study",
 ) -> optuna.Study:
     """A study ready for more trials: new with `first` as its first one, or an old one that fits.
 
-    Trials whose process is gone fail, and failed trials are queued again.
+    Trials whose process is gone fail, and failed trials are queued again. named: what errors call
+    the study, with its name if empty; option: gives trials another one.
 
     Raises:
         InputError: its trials had other settings, so new ones would not compare with them.
@@ -79,7 +83,8 @@ def prepare_study(
                 study.enqueue_trial(dict(first), skip_if_exists=True)
         elif begun != settings:
             begun = begun if isinstance(begun, dict) else {}
-            raise begun_otherwise(f"study {study.study_name!r}", begun, settings, "--study")
+            name = named or f"study {study.study_name!r}"
+            raise begun_otherwise(name, begun, settings, option)
         fail_lost_trials(study)
         retry_failed(study)
     return study

@@ -1,19 +1,9 @@
 // Exponentials and norms with AVX2, in place of those of a unit's base.
 
 template <typename Base>
-struct Avx2Elements : Base {
+struct Avx2Elements : SparseRows<Base, V256> {
   static __m256i load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
   static void store(void* p, __m256i v) { _mm256_store_si256(static_cast<__m256i*>(p), v); }
-
-  static void sum_rows(const int8_t* from, int64_t step, ActiveRows rows, int n, int16_t* to) {
-    SparseRows<V256>::sum(from, step, rows, n, to);
-  }
-  static void clip_sums(const int16_t* from, int n, int by, int8_t* to) {
-    SparseRows<V256>::clip_sums(from, n, by, to);
-  }
-  static void add_to_rows(const int8_t* from, int n, ActiveRows rows, int32_t* z) {
-    SparseRows<V256>::add(from, n, rows, z);
-  }
 
   // EXP2[u] = mantissa[u % 16] >> (15 - u / 16), 32 logits at a time: the bytes of a mantissa are
   // looked up by a logit's low nibble. A word has it above the number of bits that it is shifted

@@ -11,7 +11,7 @@ struct Unpacked {
 };
 constexpr Unpacked kUnpacked;
 
-struct Avx512Elements : VnniIsa {
+struct Avx512Elements : SparseRows<VnniIsa, V512> {
   static constexpr bool kFlips = true;
 
   // What is added without carry to every byte of a result: 128 for products.
@@ -65,16 +65,6 @@ struct Avx512Elements : VnniIsa {
       count += __builtin_popcount(active);
     }
     return {room, count};
-  }
-
-  static void sum_rows(const int8_t* from, int64_t step, ActiveRows rows, int n, int16_t* to) {
-    SparseRows<V512>::sum(from, step, rows, n, to);
-  }
-  static void clip_sums(const int16_t* from, int n, int by, int8_t* to) {
-    SparseRows<V512>::clip_sums(from, n, by, to);
-  }
-  static void add_to_rows(const int8_t* from, int n, ActiveRows rows, int32_t* z) {
-    SparseRows<V512>::add(from, n, rows, z);
   }
 
   static void perturbed(const int8_t* w, const int8_t* two, int n, int shift, int8_t* plus,

@@ -153,7 +153,7 @@ struct LearnCredit : LearnTape {
 
   // The votes of four values of a vector: the sums of their credit, times a factor if there is one.
   void vote_row(const Op& op, int n, int w, const int8_t* bytes, const int8_t* factor) const {
-    alignas(16) int32_t sum[4];
+    int32_t sum[4];
     factor ? LearnIsa::vote(bytes, factor, sum) : LearnIsa::total(bytes, sum);
     int32_t* z = learn.z[op.leaf] + 4 * w;
     for (int i = 0; i < 4 && 4 * w + i < n; ++i) z[i] = wrapping_sum(z[i], sum[i]);

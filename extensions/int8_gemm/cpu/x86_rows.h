@@ -1,14 +1,15 @@
-// Rows of bytes that lists name, with AVX2 or AVX-512; see portable_isa.h.
+// Rows of bytes that lists name, with AVX2 or AVX-512, in place of those of a unit's base; see
+// portable_isa.h.
 
-template <typename V>
-struct SparseRows {
+template <typename Base, typename V>
+struct SparseRows : Base {
   static constexpr int kHalves = 2 * V::kWidth;  // of a vector
 
-  static void sum(const int8_t* from, int64_t step, ActiveRows rows, int n, int16_t* to) {
+  static void sum_rows(const int8_t* from, int64_t step, ActiveRows rows, int n, int16_t* to) {
     int k = 0;
     for (; k + 4 * kHalves <= n; k += 4 * kHalves) sum_some<4>(from + k, step, rows, to + k);
     for (; k + kHalves <= n; k += kHalves) sum_some<1>(from + k, step, rows, to + k);
-    PortableIsa::sum_rows(from + k, step, rows, n - k, to + k);
+    Base::sum_rows(from + k, step, rows, n - k, to + k);
   }
 
   template <int count>
@@ -24,15 +25,15 @@ struct SparseRows {
   static void clip_sums(const int16_t* from, int n, int by, int8_t* to) {
     int k = 0;
     for (; k + kHalves <= n; k += kHalves) V::loadu(from + k).sra16(by).clip16(to + k);
-    PortableIsa::clip_sums(from + k, n - k, by, to + k);
+    Base::clip_sums(from + k, n - k, by, to + k);
   }
 
-  static void add(const int8_t* from, int n, ActiveRows rows, int32_t* z) {
+  static void add_to_rows(const int8_t* from, int n, ActiveRows rows, int32_t* z) {
     int k = 0;
     for (; k + 8 * V::kWidth <= n; k += 8 * V::kWidth) add_some<8>(from, k, n, rows, z);
     for (; k + 2 * V::kWidth <= n; k += 2 * V::kWidth) add_some<2>(from, k, n, rows, z);
     for (int i = 0; k < n && i < rows.count; ++i)
-      PortableIsa::add_bytes(from + k, n - k, z + int64_t{rows.row[i]} * n + k);
+      Base::add_bytes(from + k, n - k, z + int64_t{rows.row[i]} * n + k);
   }
 
   template <int count>
