@@ -8,17 +8,22 @@ namespace eggroll::amx_plain {
 
 struct Elements : PortableIsa {
   // Four outputs from o on and 16 lanes from m on, as Epilogue has them.
-  template <bool power, bool early>
+  template <Way way, bool fits>
   static void piece(const int32_t (*acc)[kLanes], const LowRank& noise, int o, int m,
                     const Scale& by, uint32_t* out) {
     for (int p = 0; p < kPairs; ++p) {
       out[p] = 0;
       for (int i = 0; i < 4; ++i) {
         int32_t v = wrapping_sum(acc[i][m + p], noise_of(noise, (o + i) * kPairs + p, m + p));
-        v = power ? clip(v >> by.shift) : divide(v >> 4, by.divisor.half, by.divisor.reciprocal);
+        v = way.power ? clip(v >> by.shift)
+                      : divide(v >> 4, by.divisor.half, by.divisor.reciprocal);
         out[p] |= (static_cast<uint32_t>(v) & 255u) << 8 * i;
       }
     }
+  }
+
+  static void diagonal(const int32_t (*sums)[kPairs], int32_t* out) {
+    for (int m = 0; m < kPairs; ++m) out[m] = sums[m][m];
   }
 
   static int32_t noise_of(const LowRank& noise, int at, int lane) {

@@ -10,6 +10,12 @@ constexpr int kStep = 64;   // inputs of a tile
 constexpr int kGroup = 32;  // outputs that are multiplied at a time: two A tiles
 constexpr size_t kTileBytes = 16 * kStep;
 
+// A number as a template argument of a lambda.
+template <int n>
+struct Index {
+  constexpr operator int() const { return n; }
+};
+
 static inline int steps_of(int words) { return (4 * words + kStep - 1) / kStep; }
 static inline int groups_of(int tiles) { return (tiles * kTile + kGroup - 1) / kGroup; }
 
@@ -44,7 +50,8 @@ struct AmxIsa : Elements {
     for (int o = 0; o < rows; ++o, src += cols)
       for (int s = 0; s < steps; ++s) {
         int count = cols - s * kStep < kStep ? cols - s * kStep : kStep;
-        size_t row = (static_cast<size_t>(o / kGroup) * steps + s) * kGroup + o % kGroup;
+        int group = o / kGroup, at = group % 2 ? steps - 1 - s : s;
+        size_t row = (static_cast<size_t>(group) * steps + at) * kGroup + o % kGroup;
         __builtin_memcpy(to + row * kStep, src + s * kStep, static_cast<size_t>(count));
       }
   }
@@ -55,6 +62,10 @@ struct AmxIsa : Elements {
       const int8_t* from = row + s * kStep * stride;
       int8_t* __restrict at = to + s * kTileBytes + static_cast<size_t>(p) * kStep;
       int count = k - s * kStep < kStep ? k - s * kStep : kStep;
+      if (count == kStep && stride == 1) {
+        __builtin_memcpy(at, from, kStep);
+        continue;
+      }
       for (int i = 0; i < count; ++i) at[i] = from[i * stride];
       for (int i = count; i < kStep; ++i) at[i] = 0;
     }
@@ -73,31 +84,33 @@ struct AmxIsa : Elements {
     }
     Tiles::template store<0>(sums[0], kPairs * 4);
     Tiles::template store<1>(sums[1], kPairs * 4);
-    for (int m = 0; m < kLanes; ++m) out[m] = sums[m / kPairs][m % kPairs][m % kPairs];
+    for (int i = 0; i < 2; ++i) Elements::diagonal(sums[i], out + i * kPairs);
   }
 
-  static constexpr int kSlots = 4;  // of a step
-
-  // kGroup outputs of all lanes; `slot` follows each of a step's products.
+  // kGroup outputs of all lanes; `slot(s, Index<q>)` follows the q-th of step s's four products.
+  // back: from the last inputs to the first, so that of many those that were read last, by the
+  // group before, are still in the first cache.
   template <typename Slot>
   static inline __attribute__((always_inline)) void multiply(const int8_t* w, const Prepared* x,
-                                                             int steps, Slot slot,
+                                                             int steps, bool back, Slot slot,
                                                              int32_t (*acc)[kLanes]) {
+    long next = kStep / 4 * kLanes;
+    if (back) x += (steps - 1) * next, next = -next;
     Tiles::template zero<0>(), Tiles::template zero<1>();
     Tiles::template zero<2>(), Tiles::template zero<3>();
-    for (int s = 0; s < steps; ++s, w += 2 * kTileBytes, x += kStep / 4 * kLanes) {
+    for (int s = 0; s < steps; ++s, w += 2 * kTileBytes, x += next) {
       Tiles::template load<4>(w, kStep);
       Tiles::template load<6>(x, kLanes * 4);
       Tiles::template multiply<0, 4, 6>();
-      slot();
+      slot(s, Index<0>{});
       Tiles::template load<7>(x + kPairs, kLanes * 4);
       Tiles::template multiply<1, 4, 7>();
-      slot();
+      slot(s, Index<1>{});
       Tiles::template load<5>(w + kTileBytes, kStep);
       Tiles::template multiply<2, 5, 6>();
-      slot();
+      slot(s, Index<2>{});
       Tiles::template multiply<3, 5, 7>();
-      slot();
+      slot(s, Index<3>{});
     }
     Tiles::template store<0>(acc[0], kLanes * 4);
     Tiles::template store<1>(acc[0] + kPairs, kLanes * 4);
@@ -122,41 +135,54 @@ struct AmxIsa : Elements {
   }
 };
 
+// The ways to divide that there are, see Scale. high: by a power of two of at least 256.
+struct Way {
+  bool power, early, high;
+};
+
 template <typename Isa>
 struct AmxMatrix {
   // The epilogue of one group, in pieces of four outputs x 16 lanes, is woven between the products
-  // of the next: tiles are multiplied beside the vector units.
-  template <bool power, bool early, typename Place, typename Done>
+  // of the next: tiles are multiplied beside the vector units. A tile has four pieces, and a group
+  // four tiles, of which `share` are done in a step.
+  template <Way way, bool fits, int share, typename Place, typename Done>
   struct Weave {
-    const LowRank& noise;
-    const Scale& by;
+    // Copies, which no assembly can change: what pieces read of them stays in registers.
+    const LowRank noise;
+    const Scale by;
     Place place;
     Done done;
     int tiles, steps;                        // of all groups; of one
     const int32_t (*acc)[kLanes] = nullptr;  // the sums of the group before
-    int first = 0, pieces = 0, next = 0, due = 0;
+    int first = 0, left = 0;                 // its tiles
 
     void begin(int group, const int32_t (*sums)[kLanes]) {
-      first = group * Isa::kTilesOfGroup, acc = sums, next = due = 0;
-      int left = tiles - first;
-      pieces = 4 * (left < Isa::kTilesOfGroup ? left : Isa::kTilesOfGroup);
+      first = group * Isa::kTilesOfGroup, acc = sums, left = tiles - first;
     }
 
-    inline __attribute__((always_inline)) void slot() {
-      const int slots = Isa::kSlots * steps;
-      due += pieces;
-      for (; due >= slots && next < pieces; due -= slots) piece();
+    template <int q>
+    inline __attribute__((always_inline)) void slot(int step) {
+      const int tile = share * step + q * share / 4;
+      if (tile < Isa::kTilesOfGroup && tile < left) pieces<q * share % 4, share>(tile);
     }
+
     void finish() {
-      while (next < pieces) piece();
+      for (int tile = 0; tile < Isa::kTilesOfGroup && tile < left; ++tile) pieces<0, 4>(tile);
     }
 
-    inline __attribute__((always_inline)) void piece() {
-      const int tile = next / 4, w = next / 2 % 2, m = next % 2 * kPairs;
+    template <int from, int count>
+    inline __attribute__((always_inline)) void pieces(int tile) {
       const int i = first + tile;
-      Isa::template piece<power, early>(acc + tile * kTile + 4 * w, noise, i * kTile + 4 * w, m, by,
-                                        place(i)[w] + m);
-      if (++next % 4 == 0) done(i);
+      pieces<from, count>(acc + tile * kTile, i * kTile, place(i));
+      if (from + count == 4) done(i);
+    }
+
+    template <int j, int count>
+    inline __attribute__((always_inline)) void pieces(const int32_t (*sums)[kLanes], int o,
+                                                      uint32_t (*out)[kLanes]) {
+      constexpr int w = j / 2, m = j % 2 * kPairs;
+      Isa::template piece<way, fits>(sums + 4 * w, noise, o + 4 * w, m, by, out[w] + m);
+      if constexpr (count > 1) pieces<j + 1, count - 1>(sums, o, out);
     }
   };
 
@@ -164,10 +190,25 @@ struct AmxMatrix {
   static void product(const int8_t* w, const uint32_t* x, int words, int tiles,
                       const LowRank& noise, const Scale& by, Place place, Done done) {
     const int steps = steps_of(words);
-    auto weave = [&](auto power, auto early) {
-      run(Weave<power(), early(), Place, Done>{noise, by, place, done, tiles, steps}, w, x);
+    auto fitting = [&]<Way way, int share, bool fits>() {
+      run(Weave<way, fits, share, Place, Done>{noise, by, place, done, tiles, steps}, w, x);
     };
-    divided(by, weave);
+    auto weave = [&]<Way way, int share>() {
+      noise.fits ? fitting.template operator()<way, share, true>()
+                 : fitting.template operator()<way, share, false>();
+    };
+    // Inputs that have few steps, in which a group's four tiles must be done, have small divisors.
+    constexpr Way odd{false, true, false}, low{true, true, false};
+    if (steps == 1)
+      by.power ? weave.template operator()<low, 4>() : weave.template operator()<odd, 4>();
+    else if (steps < 4)
+      by.power ? weave.template operator()<low, 2>() : weave.template operator()<odd, 2>();
+    else if (by.power)
+      by.early ? weave.template operator()<Way{true, true, true}, 1>()
+               : weave.template operator()<Way{true, false, true}, 1>();
+    else
+      by.early ? weave.template operator()<odd, 1>()
+               : weave.template operator()<Way{false, false, false}, 1>();
   }
 
   template <typename Work>
@@ -175,8 +216,10 @@ struct AmxMatrix {
     alignas(64) int32_t acc[2][kGroup][kLanes];
     const int groups = groups_of(work.tiles);
     for (int g = 0; g < groups; ++g, w += static_cast<size_t>(work.steps) * 2 * kTileBytes) {
-      Isa::multiply(w, x, work.steps, [&] { work.slot(); }, acc[g % 2]);
-      work.finish();
+      Isa::multiply(
+          w, x, work.steps, g % 2 == 1,
+          [&](int step, auto q) __attribute__((always_inline)) { work.template slot<q>(step); },
+          acc[g % 2]);
       work.begin(g, acc[g % 2]);
     }
     work.finish();
@@ -188,7 +231,7 @@ struct AmxMatrix {
     const int steps = steps_of(words);
     for (int g = 0; g < groups_of(tiles); ++g, w += static_cast<size_t>(steps) * 2 * kTileBytes) {
       alignas(64) int32_t acc[kGroup][kLanes];
-      Isa::multiply(w, x, steps, [] {}, acc);
+      Isa::multiply(w, x, steps, g % 2 == 1, [](int, auto) {}, acc);
       for (int i = 0; i < Isa::kTilesOfGroup && g * Isa::kTilesOfGroup + i < tiles; ++i)
         take(g * Isa::kTilesOfGroup + i, acc + i * kTile);
     }

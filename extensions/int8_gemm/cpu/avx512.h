@@ -316,11 +316,30 @@ struct Avx512Isa : Avx512Credit {
 
 // What AmxIsa takes: tiles multiply inputs as they are.
 struct Avx512Signed : Avx512Isa {
-  template <bool power, bool early>
+  static void diagonal(const int32_t (*sums)[kPairs], int32_t* out) {
+    const __m512i at = _mm512_setr_epi32(0, 17, 34, 51, 68, 85, 102, 119, 136, 153, 170, 187, 204,
+                                         221, 238, 255);  // row m, column m
+    _mm512_storeu_si512(out, _mm512_i32gather_epi32(at, sums, sizeof(int32_t)));
+  }
+
+  // Four outputs from o on and 16 lanes from m on. fits: as the noise says.
+  template <auto way, bool fits>
   static inline __attribute__((always_inline)) void piece(const int32_t (*acc)[kLanes],
                                                           const LowRank& noise, int o, int m,
                                                           const Scale& by, uint32_t* out) {
-    Epilogue<V512>::piece<power, early>(acc, noise, o, m, by, out);
+    using Finish = Epilogue<V512>;
+    V512 v[4];
+    for (int i = 0; i < 4; ++i) v[i] = V512::load(acc[i] + m);
+    if constexpr (way.early && fits && !way.high)
+      if (way.power || by.grouped) return Finish::grouped<way.power>(v, noise, o, m, by).store(out);
+    if constexpr (fits)
+      Finish::perturb_pairs(v, noise, o, m);
+    else
+      Finish::add_noise(v, noise, o, m, by);
+    if constexpr (way.high)
+      Finish::high_bytes<way.early>(v, by).store(out);
+    else
+      Finish::word<way.power, way.early>(v, by).store(out);
   }
 
   static void credit(const uint32_t* x, int words, const int8_t (*c)[kPairs], int tokens,

@@ -145,6 +145,13 @@ struct Epilogue {
     V v[4];
     for (int i = 0; i < 4; ++i) v[i] = V::load(acc[i] + m);
     if (early && noise.fits && by.grouped) return grouped<power>(v, noise, o, m, by).store(out);
+    add_noise(v, noise, o, m, by);
+    word<power, early>(v, by).store(out);
+  }
+
+  // The noise of four outputs, whichever there is.
+  static inline __attribute__((always_inline)) void add_noise(V* v, const LowRank& noise, int o,
+                                                              int m, const Scale& by) {
     if (noise.fits)
       perturb_pairs(v, noise, o, m);
     else if (V::kTurns16 && noise.pairs && !noise.rank)
@@ -154,6 +161,5 @@ struct Epilogue {
     else if (noise.rank)
       perturb(v, noise, o, m);
     if (noise.node) perturb_nodes(v, noise, o, m);
-    word<power, early>(v, by).store(out);
   }
 };
