@@ -11,7 +11,7 @@ namespace eggroll::amx_avx512 {
 using Isa = AmxIsa<Tiles, Avx512Signed>;
 using Matrix = AmxMatrix<Isa>;
 using LearnIsa = X86Learn<V512>;
-using Products = Avx512Products;
+using Products = AmxProducts<Tiles, Isa, Avx512Products>;
 using Adam = X86Adam<V512>;
 
 #include "unit.h"

@@ -42,7 +42,7 @@ struct Elements : PortableIsa {
 using Isa = AmxIsa<Tiles, Elements>;
 using Matrix = AmxMatrix<Isa>;
 using LearnIsa = PortableLearn;
-using Products = PortableProducts<PortableIsa>;
+using Products = AmxProducts<Tiles, Isa, PortableProducts<PortableIsa>>;
 using Adam = PortableAdam;
 
 #include "unit.h"

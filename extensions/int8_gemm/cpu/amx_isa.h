@@ -237,3 +237,81 @@ struct AmxMatrix {
     }
   }
 };
+
+// Votes on tiles: credit or noise of outputs is the A operand, in rows an eighth of `tile_bytes`
+// apart once a tile is closed, and a panel of inputs is the B operand as it lies. Credit is sent by
+// Base.
+template <typename Tiles, typename Isa, typename Base>
+struct AmxProducts : Base {
+  using Panel = uint32_t;
+
+  static constexpr int kTiles = kGroup / kTile;  // what lies behind the last is multiplied in vain
+
+  // A row has room for its words and for one of the sums that others keep before a tile's words.
+  static size_t tile_bytes(int words) {
+    return kTile * ((4 * static_cast<size_t>(words + 1) + kStep - 1) / kStep * kStep);
+  }
+  static size_t panel_size(int words) {
+    const size_t own = panel_words(words) * kLanes, of_credit = Base::panel_size(words);
+    return own > of_credit ? own : of_credit;
+  }
+  static size_t panel_words(int words) { return static_cast<size_t>(steps_of(words)) * kStep / 4; }
+
+  // Words [words][8], behind those sums, to rows, zero beyond `words`.
+  static void close_tile(int8_t* tile, int words, size_t tile_bytes) {
+    constexpr int kWords = kStep / 4;
+    const int stride = static_cast<int>(tile_bytes / kTile / sizeof(uint32_t));
+    alignas(64) uint32_t from[kMostWords + kWords][kTile];
+    const size_t row = sizeof from[0], count = static_cast<size_t>(words);
+    __builtin_memcpy(from, tile + row, count * row);
+    __builtin_memset(from[words], 0, (panel_words(words) - count) * row);
+    for (int s = 0; s < steps_of(words); ++s) {
+      const int8_t* src[kWords];
+      for (int i = 0; i < kWords; ++i) src[i] = reinterpret_cast<int8_t*>(from[s * kWords + i]);
+      Isa::transpose_words(src, kTile, reinterpret_cast<uint32_t*>(tile) + s * kWords, stride);
+    }
+  }
+  static constexpr int kMostWords = 256;
+
+  static void close_inputs(const uint32_t* columns, int words, Panel* to) {
+    const size_t row = kLanes * sizeof(Panel), count = static_cast<size_t>(words);
+    __builtin_memcpy(to, columns, count * row);
+    __builtin_memset(to + count * kLanes, 0, (panel_words(words) - count) * row);
+  }
+
+  // Votes of up to 32 columns, whose rows lie `stride` apart. Where all are there, sums begin as
+  // what they are added to.
+  static void add_panel(const int8_t* tiles, size_t tile_bytes, const Panel* panel, int words,
+                        int rows, int columns, int32_t* votes, int64_t stride) {
+    const long by = static_cast<long>(tile_bytes / kTile);
+    for (int row = 0; row < rows; row += kGroup, tiles += kGroup * by, votes += kGroup * stride) {
+      if (rows - row >= kGroup && columns == kLanes) {
+        add_group(tiles, by, panel, words, votes, static_cast<long>(stride));
+        continue;
+      }
+      alignas(64) int32_t acc[kGroup][kLanes] = {};
+      add_group(tiles, by, panel, words, acc[0], kLanes);
+      add_sums(acc, rows - row < kGroup ? rows - row : kGroup, columns, votes, stride);
+    }
+  }
+
+  static void add_group(const int8_t* a, long by, const Panel* b, int words, int32_t* votes,
+                        long stride) {
+    int32_t* const at[4] = {votes, votes + 16, votes + 16 * stride, votes + 16 * stride + 16};
+    const long apart = stride * static_cast<long>(sizeof *votes);
+    Tiles::template load<0>(at[0], apart), Tiles::template load<1>(at[1], apart);
+    Tiles::template load<2>(at[2], apart), Tiles::template load<3>(at[3], apart);
+    for (int s = 0; s < steps_of(words); ++s, a += kStep, b += kStep / 4 * kLanes) {
+      Tiles::template load<4>(a, by);
+      Tiles::template load<6>(b, kLanes * 4);
+      Tiles::template multiply<0, 4, 6>();
+      Tiles::template load<7>(b + kPairs, kLanes * 4);
+      Tiles::template multiply<1, 4, 7>();
+      Tiles::template load<5>(a + 16 * by, by);
+      Tiles::template multiply<2, 5, 6>();
+      Tiles::template multiply<3, 5, 7>();
+    }
+    Tiles::template store<0>(at[0], apart), Tiles::template store<1>(at[1], apart);
+    Tiles::template store<2>(at[2], apart), Tiles::template store<3>(at[3], apart);
+  }
+};

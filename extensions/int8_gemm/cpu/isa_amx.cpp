@@ -49,7 +49,7 @@ struct Tiles {
 using Isa = AmxIsa<Tiles, Avx512Signed>;
 using Matrix = AmxMatrix<Isa>;
 using LearnIsa = X86Learn<V512>;
-using Products = Avx512Products;
+using Products = AmxProducts<Tiles, Isa, Avx512Products>;
 using Adam = X86Adam<V512>;
 
 #include "unit.h"

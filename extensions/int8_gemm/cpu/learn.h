@@ -97,7 +97,7 @@ struct Learner : LearnCredit {
                tile_at + t * (kLanes / 4) * kTile + w % 2 * 4, kTile);
         }
       for (int i = 0; i < tiles_of(rows); ++i)
-        Products::close_tile(tiles_a + static_cast<size_t>(i) * vote_tile, n);
+        Products::close_tile(tiles_a + static_cast<size_t>(i) * vote_tile, n, vote_tile);
       for (int k = 0; k < cols; k += kLanes) {
         for (int t = 0; t < tokens; ++t) {
           row = tapes[number] + form.size * static_cast<size_t>(first + t);

@@ -185,7 +185,9 @@ struct PortableProducts {
     Isa::dot(tile, credit, words, acc);
   }
 
-  static void close_tile(int8_t* tile, int words) { Isa::bias(tile, words); }
+  static constexpr int kTiles = 1;  // whose rows are multiplied at a time
+
+  static void close_tile(int8_t* tile, int words, size_t) { Isa::bias(tile, words); }
   static void close_inputs(const uint32_t* columns, int words, Panel* to) {
     Isa::prepare(columns, words, to);
   }

@@ -87,7 +87,7 @@ struct LearnTape : Block {
     size_t section = static_cast<size_t>(T() < kVoteTokens ? T() : kVoteTokens) * (kLanes / 4);
     columns = arena.take<uint32_t>(section * kLanes);
     vote_tile = Products::tile_bytes(static_cast<int>(section));
-    tiles_a = arena.take<int8_t>(static_cast<size_t>(tiles_of(outputs)) * vote_tile);
+    tiles_a = arena.take<int8_t>(packed_tiles(outputs) * vote_tile);
     size_t longest = section > wide / kLanes ? section : wide / kLanes;
     panel = arena.take<Products::Panel>(Products::panel_size(static_cast<int>(longest)));
   }

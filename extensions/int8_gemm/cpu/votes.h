@@ -11,11 +11,20 @@ static inline void expect(const VoteJob& job, int64_t p, int64_t last, int64_t a
   if (p + kAhead < last) prefetch(job.noise + job.starts[p + kAhead] + at, n);
 }
 
+// Packed tiles of so many rows, of eight each, with those that are multiplied beside the last.
+static inline size_t packed_tiles(int rows) {
+  constexpr int kTiles = Products::kTiles;
+  return static_cast<size_t>((tiles_of(rows) + kTiles - 1) / kTiles * kTiles);
+}
+
 // Z [rows, cols] += products of packed tiles of eight rows with a closed panel of the 32 columns
 // from `first` on. What a tile adds to is asked for while it is multiplied.
-static void count_tiles(const int8_t* tiles, size_t tile_bytes, const Products::Panel* panel,
+template <typename By = Products>
+static void count_tiles(const int8_t* tiles, size_t tile_bytes, const typename By::Panel* panel,
                         int words, int rows, int cols, int first, int32_t* z) {
   const int count = cols - first < kLanes ? cols - first : kLanes;
+  if constexpr (By::kTiles > 1)
+    return By::add_panel(tiles, tile_bytes, panel, words, rows, count, z + first, cols);
   for (int row = 0; row < rows; row += kTile, tiles += tile_bytes) {
     const int n = rows - row < kTile ? rows - row : kTile;
     int32_t* to = z + static_cast<int64_t>(row) * cols + first;
@@ -24,11 +33,11 @@ static void count_tiles(const int8_t* tiles, size_t tile_bytes, const Products::
       __builtin_prefetch(to + static_cast<int64_t>(o) * cols + count - 1, 1);
     }
     if (n == kTile && count == kLanes) {
-      Products::add(tiles, panel, words, to, cols);
+      By::add(tiles, panel, words, to, cols);
       continue;
     }
     alignas(64) int32_t acc[kTile][kLanes];
-    Products::count(tiles, panel, words, acc);
+    By::count(tiles, panel, words, acc);
     add_sums(acc, n, count, to, cols);
   }
 }
@@ -43,7 +52,7 @@ struct Votes {
   uint32_t negative;                    // bytes of all ones where a pair's fitness is -1
 
   Votes(const VoteJob& j, Arena& arena) : job(j) {
-    a = arena.take<int8_t>(tiles() * tile_bytes());
+    a = arena.take<int8_t>(packed_tiles(job.leaf.rows) * tile_bytes());
     b = arena.take<uint32_t>(panels() * kVoteWords * kLanes);
     panel = arena.take<Products::Panel>(Products::panel_size(kVoteWords));
     own_a = arena.take<int8_t>(4 * static_cast<size_t>(job.leaf.rows));
@@ -114,7 +123,8 @@ struct Votes {
   }
 
   void multiply(int words, int32_t* z) {
-    for (size_t t = 0; t < tiles(); ++t) Products::close_tile(a + t * tile_bytes(), words);
+    for (size_t t = 0; t < tiles(); ++t)
+      Products::close_tile(a + t * tile_bytes(), words, tile_bytes());
     for (size_t p = 0; p < panels(); ++p) {
       Products::close_inputs(b + p * kVoteWords * kLanes, words, panel);
       count_tiles(a, tile_bytes(), panel, words, job.leaf.rows, job.leaf.cols,
@@ -236,6 +246,7 @@ static void vote(const VoteJob& job, int64_t first, int64_t last, int32_t* z, vo
   if (job.kind == CreditKind::tokens) return CreditVotes{job}.tokens(first, last, z);
   if (job.kind == CreditKind::features) return CreditVotes{job}.features(first, last, z);
   if (job.kind == CreditKind::scalar) return CreditVotes{job}.scalar(first, last, z);
+  [[maybe_unused]] const Isa::Session session;
   Arena arena{static_cast<char*>(scratch)};
   Votes votes(job, arena);
   if (job.leaf.cols)
