@@ -8,7 +8,7 @@ namespace eggroll::amx_plain {
 
 struct Elements : PortableIsa {
   // Four outputs from o on and 16 lanes from m on, as Epilogue has them.
-  template <Way way, bool fits>
+  template <Way way, Noisy>
   static void piece(const int32_t (*acc)[kLanes], const LowRank& noise, int o, int m,
                     const Scale& by, uint32_t* out) {
     for (int p = 0; p < kPairs; ++p) {

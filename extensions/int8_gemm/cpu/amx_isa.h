@@ -140,18 +140,33 @@ struct Way {
   bool power, early, high;
 };
 
+// The kinds of noise, see LowRank: of rank 1 in 16 bits, on the nodes in 16 bits, or another.
+enum class Noisy { none, pairs, nodes, other };
+static inline Noisy kind_of(const LowRank& noise) {
+  if (noise.fits) return Noisy::pairs;
+  if (!noise.rank && noise.pairs) return Noisy::nodes;
+  return noise.rank || noise.node ? Noisy::other : Noisy::none;
+}
+
 template <typename Isa>
 struct AmxMatrix {
+  // What follows a tile, or null. It may be long, and would have its place in every slot of every
+  // Weave.
+  struct Done {
+    void* of;
+    void (*run)(void* of, int tile);
+  };
+
   // The epilogue of one group, in pieces of four outputs x 16 lanes, is woven between the products
   // of the next: tiles are multiplied beside the vector units. A tile has four pieces, and a group
   // four tiles, of which `share` are done in a step.
-  template <Way way, bool fits, int share, typename Place, typename Done>
+  template <Way way, Noisy kind, int share>
   struct Weave {
     // Copies, which no assembly can change: what pieces read of them stays in registers.
     const LowRank noise;
     const Scale by;
-    Place place;
-    Done done;
+    const Places places;
+    const Done done;
     int tiles, steps;                        // of all groups; of one
     const int32_t (*acc)[kLanes] = nullptr;  // the sums of the group before
     int first = 0, left = 0;                 // its tiles
@@ -173,29 +188,44 @@ struct AmxMatrix {
     template <int from, int count>
     inline __attribute__((always_inline)) void pieces(int tile) {
       const int i = first + tile;
-      pieces<from, count>(acc + tile * kTile, i * kTile, place(i));
-      if (from + count == 4) done(i);
+      pieces<from, count>(acc + tile * kTile, i * kTile, places.at(i));
+      if (from + count == 4 && done.run) done.run(done.of, i);
     }
 
     template <int j, int count>
     inline __attribute__((always_inline)) void pieces(const int32_t (*sums)[kLanes], int o,
                                                       uint32_t (*out)[kLanes]) {
       constexpr int w = j / 2, m = j % 2 * kPairs;
-      Isa::template piece<way, fits>(sums + 4 * w, noise, o + 4 * w, m, by, out[w] + m);
+      Isa::template piece<way, kind>(sums + 4 * w, noise, o + 4 * w, m, by, out[w] + m);
       if constexpr (count > 1) pieces<j + 1, count - 1>(sums, o, out);
     }
   };
 
-  template <bool, typename Place, typename Done>
+  template <bool, typename Work>
   static void product(const int8_t* w, const uint32_t* x, int words, int tiles,
-                      const LowRank& noise, const Scale& by, Place place, Done done) {
+                      const LowRank& noise, const Scale& by, const Places& places, Work work) {
+    Done done{&work, [](void* of, int tile) { (*static_cast<Work*>(of))(tile); }};
+    if (work.nothing()) done.run = nullptr;
+    woven(w, x, words, tiles, noise, by, places, done);
+  }
+
+  static void woven(const int8_t* w, const uint32_t* x, int words, int tiles, const LowRank& noise,
+                    const Scale& by, const Places& places, const Done& done) {
     const int steps = steps_of(words);
-    auto fitting = [&]<Way way, int share, bool fits>() {
-      run(Weave<way, fits, share, Place, Done>{noise, by, place, done, tiles, steps}, w, x);
+    auto by_kind = [&]<Way way, int share, Noisy kind>() {
+      run(Weave<way, kind, share>{noise, by, places, done, tiles, steps}, w, x);
     };
     auto weave = [&]<Way way, int share>() {
-      noise.fits ? fitting.template operator()<way, share, true>()
-                 : fitting.template operator()<way, share, false>();
+      switch (kind_of(noise)) {
+        case Noisy::none:
+          return by_kind.template operator()<way, share, Noisy::none>();
+        case Noisy::pairs:
+          return by_kind.template operator()<way, share, Noisy::pairs>();
+        case Noisy::nodes:
+          return by_kind.template operator()<way, share, Noisy::nodes>();
+        case Noisy::other:
+          return by_kind.template operator()<way, share, Noisy::other>();
+      }
     };
     // Inputs that have few steps, in which a group's four tiles must be done, have small divisors.
     constexpr Way odd{false, true, false}, low{true, true, false};
@@ -222,7 +252,7 @@ struct AmxMatrix {
           acc[g % 2]);
       work.begin(g, acc[g % 2]);
     }
-    work.finish();
+    Work(work).finish();  // a copy: what a function is given is read from memory again
   }
 
   // The sums of every tile, without noise, go to `take(index, acc)`.
@@ -243,7 +273,7 @@ struct AmxMatrix {
 // Base.
 template <typename Tiles, typename Isa, typename Base>
 struct AmxProducts : Base {
-  using Panel = uint32_t;
+  using Panel = typename Base::Panel;  // of words
 
   static constexpr int kTiles = kGroup / kTile;  // what lies behind the last is multiplied in vain
 
@@ -252,7 +282,8 @@ struct AmxProducts : Base {
     return kTile * ((4 * static_cast<size_t>(words + 1) + kStep - 1) / kStep * kStep);
   }
   static size_t panel_size(int words) {
-    const size_t own = panel_words(words) * kLanes, of_credit = Base::panel_size(words);
+    const size_t own = panel_words(words) * kLanes * sizeof(uint32_t) / sizeof(Panel);
+    const size_t of_credit = Base::panel_size(words);
     return own > of_credit ? own : of_credit;
   }
   static size_t panel_words(int words) { return static_cast<size_t>(steps_of(words)) * kStep / 4; }
@@ -274,9 +305,9 @@ struct AmxProducts : Base {
   static constexpr int kMostWords = 256;
 
   static void close_inputs(const uint32_t* columns, int words, Panel* to) {
-    const size_t row = kLanes * sizeof(Panel), count = static_cast<size_t>(words);
-    __builtin_memcpy(to, columns, count * row);
-    __builtin_memset(to + count * kLanes, 0, (panel_words(words) - count) * row);
+    const size_t row = kLanes * sizeof(uint32_t), used = static_cast<size_t>(words) * row;
+    __builtin_memcpy(to, columns, used);
+    __builtin_memset(reinterpret_cast<char*>(to) + used, 0, panel_words(words) * row - used);
   }
 
   // Votes of up to 32 columns, whose rows lie `stride` apart. Where all are there, sums begin as
@@ -284,18 +315,19 @@ struct AmxProducts : Base {
   static void add_panel(const int8_t* tiles, size_t tile_bytes, const Panel* panel, int words,
                         int rows, int columns, int32_t* votes, int64_t stride) {
     const long by = static_cast<long>(tile_bytes / kTile);
+    const uint32_t* inputs = reinterpret_cast<const uint32_t*>(panel);
     for (int row = 0; row < rows; row += kGroup, tiles += kGroup * by, votes += kGroup * stride) {
       if (rows - row >= kGroup && columns == kLanes) {
-        add_group(tiles, by, panel, words, votes, static_cast<long>(stride));
+        add_group(tiles, by, inputs, words, votes, static_cast<long>(stride));
         continue;
       }
       alignas(64) int32_t acc[kGroup][kLanes] = {};
-      add_group(tiles, by, panel, words, acc[0], kLanes);
+      add_group(tiles, by, inputs, words, acc[0], kLanes);
       add_sums(acc, rows - row < kGroup ? rows - row : kGroup, columns, votes, stride);
     }
   }
 
-  static void add_group(const int8_t* a, long by, const Panel* b, int words, int32_t* votes,
+  static void add_group(const int8_t* a, long by, const uint32_t* b, int words, int32_t* votes,
                         long stride) {
     int32_t* const at[4] = {votes, votes + 16, votes + 16 * stride, votes + 16 * stride + 16};
     const long apart = stride * static_cast<long>(sizeof *votes);

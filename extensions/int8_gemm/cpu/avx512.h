@@ -322,19 +322,21 @@ struct Avx512Signed : Avx512Isa {
     _mm512_storeu_si512(out, _mm512_i32gather_epi32(at, sums, sizeof(int32_t)));
   }
 
-  // Four outputs from o on and 16 lanes from m on. fits: as the noise says.
-  template <auto way, bool fits>
+  // Four outputs from o on and 16 lanes from m on, with noise of such a kind.
+  template <Way way, Noisy kind>
   static inline __attribute__((always_inline)) void piece(const int32_t (*acc)[kLanes],
                                                           const LowRank& noise, int o, int m,
                                                           const Scale& by, uint32_t* out) {
     using Finish = Epilogue<V512>;
     V512 v[4];
     for (int i = 0; i < 4; ++i) v[i] = V512::load(acc[i] + m);
-    if constexpr (way.early && fits && !way.high)
+    if constexpr (way.early && !way.high && kind == Noisy::pairs)
       if (way.power || by.grouped) return Finish::grouped<way.power>(v, noise, o, m, by).store(out);
-    if constexpr (fits)
+    if constexpr (kind == Noisy::pairs)
       Finish::perturb_pairs(v, noise, o, m);
-    else
+    else if constexpr (kind == Noisy::nodes)
+      Finish::perturb_turned(v, noise, o, m);
+    else if constexpr (kind == Noisy::other)
       Finish::add_noise(v, noise, o, m, by);
     if constexpr (way.high)
       Finish::high_bytes<way.early>(v, by).store(out);

@@ -39,15 +39,13 @@ struct Block : Layers {
     };
     // Tiles are weighed late, while the products of the next one go on.
     const int late = job.readout ? Isa::kOffered : 1;
-    product(
-        op, t, [&](int i) { return logits[i % kLogitTiles]; },
-        [&](int i) __attribute__((always_inline)) {
-          if (i % late == 0)
-            for (int j = i - late; i && j < i; ++j) weigh(j);
-          if (i % kLogitTiles == kLogitTiles - 1 || i == last)
-            find_targets(target, i - i % kLogitTiles, hit);
-          if (job.logits) keep_logits(logits[i % kLogitTiles], t, i * kTile, count(i));
-        });
+    product(op, t, {logits[0], kLogitTiles - 1}, [&](int i) __attribute__((always_inline)) {
+      if (i % late == 0)
+        for (int j = i - late; i && j < i; ++j) weigh(j);
+      if (i % kLogitTiles == kLogitTiles - 1 || i == last)
+        find_targets(target, i - i % kLogitTiles, hit);
+      if (job.logits) keep_logits(logits[i % kLogitTiles], t, i * kTile, count(i));
+    });
     for (int j = last / late * late; j <= last; ++j) weigh(j);
     if (job.totals) return keep_likelihoods(total, hit, t);
     uint32_t clipped = 0;  // pairs whose target has the highest possible logit

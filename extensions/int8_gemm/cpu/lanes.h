@@ -126,6 +126,16 @@ static inline Scale scale(int inputs) {
           root <= kGroupedRoot ? clamp(2 * (32767 - 127 * 16 * root), 0, 32767) : 32767};
 }
 
+// Where the words of tiles go, [2][32] each.
+struct Places {
+  uint32_t (*first)[kLanes];
+  int last =
+      INT32_MAX;  // 2^n - 1, the last of those that are there; the next ones follow as before
+
+  using Words = uint32_t (*)[kLanes];
+  Words at(int tile) const { return first + (tile & last) * (kTile / 4); }
+};
+
 // By how much A is shifted in LowRank::pairs.
 static inline int up_of(int shift) { return clamp(16 - shift, 0, 8); }
 

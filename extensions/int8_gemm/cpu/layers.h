@@ -1,6 +1,6 @@
 // The operations of one stage on a block's registers, but for the score, and the recurrent state.
 
-constexpr int kLogitTiles = 32;  // of which a block keeps the logits
+constexpr int kLogitTiles = 32;  // of which a block keeps the logits, a power of two
 
 struct Layers : Members {
   Arena arena;
@@ -254,21 +254,34 @@ struct Layers : Members {
     return tape.keeping(op.leaf, t, inputs(op), words_of(job.plan.leaves[op.leaf].cols), tiles);
   }
 
-  // One linear leaf, tile by tile into `place(index)`, words [2][32], as `prepare` makes them if
-  // flip; `done(index)` follows each.
-  template <bool flip = false, typename Place, typename Done>
-  void product(const Op& op, int t, Place place, Done done) {
+  struct None {
+    void operator()(int) const {}
+  };
+
+  // What follows each tile of a product: `done(index)`, beside what may be due for any.
+  template <typename Done>
+  struct After {
+    Layers& layers;
+    Tape::Keeping inputs;
+    Done done;
+
+    bool nothing() const { return std::is_same_v<Done, None> && !layers.ahead.of && !inputs.words; }
+    inline __attribute__((always_inline)) void operator()(int i) {
+      if (layers.ahead.of) layers.ask(1);
+      inputs.keep();
+      done(i);
+    }
+  };
+  // One linear leaf, tile by tile into their places, as `prepare` makes them if flip; `done(index)`
+  // follows each.
+  template <bool flip = false, typename Done>
+  void product(const Op& op, int t, const Places& places, Done done) {
     const Leaf& leaf = job.plan.leaves[op.leaf];
     const Isa::Prepared* x = prepare(op, leaf.cols);
     const int tiles = tiles_of(leaf.rows);
-    Tape::Keeping inputs = keeping(op, t, tiles);
     Matrix::template product<flip>(job.weights + leaf.offset, x, words_of(leaf.cols), tiles,
-                                   open(op, x, t), of(op).by, place,
-                                   [&](int i) __attribute__((always_inline)) {
-                                     if (ahead.of) ask(1);
-                                     inputs.keep();
-                                     done(i);
-                                   });
+                                   open(op, x, t), of(op).by, places,
+                                   After<Done>{*this, keeping(op, t, tiles), done});
   }
 
   // Where `size` bytes of an output go, by lane: to the caller or the world, or nowhere. Whether
@@ -317,10 +330,8 @@ struct Layers : Members {
   void linear(const Op& op, int t) {
     using Words = uint32_t (*)[kLanes];
     if (op.chain) return linear_chain(op, t);
-    Words out = reinterpret_cast<Words>(written(op));
-    auto place = [out](int i) { return out + i * (kTile / 4); };
-    auto none = [](int) {};
-    flipped(op) ? product<Isa::kFlips>(op, t, place, none) : product(op, t, place, none);
+    const Places places{reinterpret_cast<Words>(written(op))};
+    flipped(op) ? product<Isa::kFlips>(op, t, places, None{}) : product(op, t, places, None{});
   }
 
   // The same with the bias and the relu that follow it.
@@ -331,14 +342,12 @@ struct Layers : Members {
     const int8_t* bias = next.kind == OpKind::bias ? vector(next, n, t) : nullptr;
     bool relu = last.kind == OpKind::relu;
     Words out = reinterpret_cast<Words>(registers[last.out]);
-    product(
-        op, t, [out](int i) { return out + i * (kTile / 4); },
-        [&](int i) {
-          int first = i * (kTile / 4), count = words - first < kTile / 4 ? 1 : kTile / 4;
-          int8_t* y = reinterpret_cast<int8_t*>(out[first]);
-          if (bias) Isa::add(y, bias + first * 4 * kLanes, count * 4 * kLanes, y);
-          if (relu) at_least(y, 0, count * 4 * kLanes, y);
-        });
+    product(op, t, {out}, [&](int i) {
+      int first = i * (kTile / 4), count = words - first < kTile / 4 ? 1 : kTile / 4;
+      int8_t* y = reinterpret_cast<int8_t*>(out[first]);
+      if (bias) Isa::add(y, bias + first * 4 * kLanes, count * 4 * kLanes, y);
+      if (relu) at_least(y, 0, count * 4 * kLanes, y);
+    });
     ready[last.out] = false;
   }
 };

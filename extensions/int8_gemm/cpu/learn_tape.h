@@ -167,9 +167,7 @@ struct LearnTape : Block {
   }
 
   void multiply(const Op& op, int t, uint32_t* to) {
-    using Words = uint32_t (*)[kLanes];
-    Words out = reinterpret_cast<Words>(to);
-    product(op, t, [out](int i) { return out + i * (kTile / 4); }, [](int) {});
+    product(op, t, {reinterpret_cast<Places::Words>(to)}, None{});
   }
 
   // ---- the score -----------------------------------------------------------------------------

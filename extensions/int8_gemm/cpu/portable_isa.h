@@ -412,16 +412,15 @@ struct PortableIsa : PortableCredit {
 // way.
 template <typename Isa>
 struct TileMatrix {
-  // Tile by tile into `place(index)`, words [2][32]; `done(index)` follows each. See
-  // Layers::product.
-  template <bool flip, typename Place, typename Done>
+  // Tile by tile into their places; `done(index)` follows each. See Layers::product.
+  template <bool flip, typename Done>
   static inline __attribute__((always_inline)) void product(const int8_t* w,
                                                             const typename Isa::Prepared* x,
                                                             int words, int tiles, LowRank noise,
-                                                            const Scale& by, Place place,
+                                                            const Scale& by, const Places& places,
                                                             Done done) {
     for (int i = 0; i < tiles; ++i, w += Isa::tile_bytes(words)) {
-      Isa::template tile<flip>(w, x, words, noise, by, place(i));
+      Isa::template tile<flip>(w, x, words, noise, by, places.at(i));
       if (noise.a) noise.a += kTile * kPairs;
       if (noise.pairs) noise.pairs += kTile / 2 * kPairs;
       if (noise.node) noise.node += kTile * kPairs;
