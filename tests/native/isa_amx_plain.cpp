@@ -1,5 +1,6 @@
 // The unit of AMX with tiles in plain C++, and plain C++ in the place of AVX-512: the same layouts,
-// tails and weaving, wherever the tests run.
+// tails and weaving, wherever the tests run. Its noise is never in 16 bits, as isa_amx_avx512.cpp
+// has it.
 #include "plan.h"
 
 namespace eggroll::amx_plain {
@@ -8,9 +9,13 @@ namespace eggroll::amx_plain {
 
 struct Elements : PortableIsa {
   // Four outputs from o on and 16 lanes from m on, as Epilogue has them.
-  template <Way way, Noisy>
+  template <Way way, Noisy kind>
   static void piece(const int32_t (*acc)[kLanes], const LowRank& noise, int o, int m,
                     const Scale& by, uint32_t* out) {
+    const bool high = by.power && by.shift >= 8;
+    if (way.power != by.power || way.early != by.early || way.high != high ||
+        kind != kind_of(noise))
+      __builtin_trap();
     for (int p = 0; p < kPairs; ++p) {
       out[p] = 0;
       for (int i = 0; i < 4; ++i) {

@@ -346,8 +346,8 @@ void votes_case(int rows, int cols, int pairs, int fit, Fill noise, int rank, bo
   for (const Kernels* k : units) {
     Ints z(want.size(), 0);
     Scratch scratch(k->vote_bytes(job));
-    k->vote(job, 0, pairs / 3, z.data(), scratch.p);  // in two parts, as threads share them
-    k->vote(job, pairs / 3, pairs, z.data(), scratch.p);
+    run_vote(*k, job, 0, pairs / 3, z.data(), scratch.p);  // in two parts, as threads share them
+    run_vote(*k, job, pairs / 3, pairs, z.data(), scratch.p);
     if (z != want)
       differs(*k, "votes " + std::to_string(rows) + " x " + std::to_string(cols) + ", pairs " +
                       std::to_string(pairs) + ", fitness " + std::to_string(fit) + ", noise " +

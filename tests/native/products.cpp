@@ -48,7 +48,7 @@ struct Trial {
     for (int i = 0; i < words * kTile * 4; ++i) w[i] = credit();
     for (int i = 0; i < words * kLanes * 4; ++i) bytes[i] = extreme();
     Avx2Products::close_inputs(x.data(), words, panel.data());
-    Avx2Products::close_tile(tile.data(), words);
+    Avx2Products::close_tile(tile.data(), words, tile.size());
     Avx2Products::count(tile.data(), panel.data(), words, acc);
     compare(w, bytes, acc);
     int32_t sorted[2];

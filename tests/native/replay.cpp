@@ -185,8 +185,8 @@ std::vector<int32_t> votes_of(const Kernels& k, const Case& c, const Update& u, 
               false};
   std::vector<int32_t> z(c.weights[leaf].size(), 0);
   Scratch scratch(k.vote_bytes(job));
-  k.vote(job, 0, pairs / 3, z.data(), scratch.p);
-  k.vote(job, pairs / 3, pairs, z.data(), scratch.p);
+  run_vote(k, job, 0, pairs / 3, z.data(), scratch.p);
+  run_vote(k, job, pairs / 3, pairs, z.data(), scratch.p);
   return z;
 }
 
@@ -234,8 +234,8 @@ void expect_votes(const Kernels& k, const Credited& c, const CreditWork& work,
     if (work.counted(static_cast<int>(i))) {
       VoteJob vote = work.vote(static_cast<int>(i));
       Scratch scratch(k.vote_bytes(vote));
-      k.vote(vote, 0, pairs / 3, z.data(), scratch.p);
-      k.vote(vote, pairs / 3, pairs, z.data(), scratch.p);
+      run_vote(k, vote, 0, pairs / 3, z.data(), scratch.p);
+      run_vote(k, vote, pairs / 3, pairs, z.data(), scratch.p);
     }
     expect(z, c.votes[i], name + " votes of leaf " + std::to_string(i));
   }

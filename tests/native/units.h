@@ -99,6 +99,12 @@ inline void run_block(const eggroll::Kernels& k, const eggroll::Job& job, int64_
   check_tiles(k);
 }
 
+inline void run_vote(const eggroll::Kernels& k, const eggroll::VoteJob& job, int64_t first,
+                     int64_t last, int32_t* z, void* scratch) {
+  k.vote(job, first, last, z, scratch);
+  check_tiles(k);
+}
+
 inline int64_t blocks_of(const eggroll::Job& job) {
   return (job.members + eggroll::kLanes - 1) / eggroll::kLanes;
 }

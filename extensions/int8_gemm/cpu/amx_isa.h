@@ -1,5 +1,5 @@
 // Products on matrix tiles: Tiles has eight of 16 rows of 64 bytes, and Elements what is done
-// element by element, with the `piece` of an epilogue.
+// element by element, with the `piece` of an epilogue and the `diagonal` of sums.
 //
 // Weights are the A operand, activations the B operand: sixteen rows of a register, [K/4][32 lanes]
 // of words, are two B tiles that lie side by side, and the sums come out as [16 outputs][16 lanes].
@@ -10,11 +10,8 @@ constexpr int kStep = 64;   // inputs of a tile
 constexpr int kGroup = 32;  // outputs that are multiplied at a time: two A tiles
 constexpr size_t kTileBytes = 16 * kStep;
 
-// A number as a template argument of a lambda.
 template <int n>
-struct Index {
-  constexpr operator int() const { return n; }
-};
+using Index = std::integral_constant<int, n>;
 
 static inline int steps_of(int words) { return (4 * words + kStep - 1) / kStep; }
 static inline int groups_of(int tiles) { return (tiles * kTile + kGroup - 1) / kGroup; }
@@ -40,7 +37,7 @@ struct AmxIsa : Elements {
   static void prepare(const uint32_t*, int, Prepared*) {}     // kInPlace: never called
   static void prepare_noise(const uint32_t*, int, Noise*) {}  // keep_noise does it
 
-  // [O/32][K/64] times two A tiles, [16][64] each.
+  // [O/32][K/64] times two A tiles, [16][64] each; of odd groups from the last inputs to the first.
   static size_t weight_bytes(int rows, int cols) {
     size_t groups = static_cast<size_t>(groups_of(tiles_of(rows)));
     return groups * static_cast<size_t>(steps_of(words_of(cols))) * 2 * kTileBytes;
@@ -87,9 +84,28 @@ struct AmxIsa : Elements {
     for (int i = 0; i < 2; ++i) Elements::diagonal(sums[i], out + i * kPairs);
   }
 
-  // kGroup outputs of all lanes; `slot(s, Index<q>)` follows the q-th of step s's four products.
-  // back: from the last inputs to the first, so that of many those that were read last, by the
-  // group before, are still in the first cache.
+  // kStep inputs of kGroup outputs and all lanes, added to tiles 0 to 3: of A rows lie `apart`
+  // bytes from each other. `slot(Index<q>)` follows the q-th of four products.
+  template <typename Slot>
+  static inline __attribute__((always_inline)) void step(const int8_t* a, long apart,
+                                                         const uint32_t* x, Slot slot) {
+    Tiles::template load<4>(a, apart);
+    Tiles::template load<6>(x, kLanes * 4);
+    Tiles::template multiply<0, 4, 6>();
+    slot(Index<0>{});
+    Tiles::template load<7>(x + kPairs, kLanes * 4);
+    Tiles::template multiply<1, 4, 7>();
+    slot(Index<1>{});
+    Tiles::template load<5>(a + 16 * apart, apart);
+    Tiles::template multiply<2, 5, 6>();
+    slot(Index<2>{});
+    Tiles::template multiply<3, 5, 7>();
+    slot(Index<3>{});
+  }
+
+  // kGroup outputs of all lanes; `slot(s, Index<q>)` follows the products of step s. back: from the
+  // last inputs to the first, as those that the group before read last may still be in the first
+  // cache.
   template <typename Slot>
   static inline __attribute__((always_inline)) void multiply(const int8_t* w, const Prepared* x,
                                                              int steps, bool back, Slot slot,
@@ -98,20 +114,8 @@ struct AmxIsa : Elements {
     if (back) x += (steps - 1) * next, next = -next;
     Tiles::template zero<0>(), Tiles::template zero<1>();
     Tiles::template zero<2>(), Tiles::template zero<3>();
-    for (int s = 0; s < steps; ++s, w += 2 * kTileBytes, x += next) {
-      Tiles::template load<4>(w, kStep);
-      Tiles::template load<6>(x, kLanes * 4);
-      Tiles::template multiply<0, 4, 6>();
-      slot(s, Index<0>{});
-      Tiles::template load<7>(x + kPairs, kLanes * 4);
-      Tiles::template multiply<1, 4, 7>();
-      slot(s, Index<1>{});
-      Tiles::template load<5>(w + kTileBytes, kStep);
-      Tiles::template multiply<2, 5, 6>();
-      slot(s, Index<2>{});
-      Tiles::template multiply<3, 5, 7>();
-      slot(s, Index<3>{});
-    }
+    for (int s = 0; s < steps; ++s, w += 2 * kTileBytes, x += next)
+      step(w, kStep, x, [&](auto q) __attribute__((always_inline)) { slot(s, q); });
     Tiles::template store<0>(acc[0], kLanes * 4);
     Tiles::template store<1>(acc[0] + kPairs, kLanes * 4);
     Tiles::template store<2>(acc[16], kLanes * 4);
@@ -150,11 +154,11 @@ static inline Noisy kind_of(const LowRank& noise) {
 
 template <typename Isa>
 struct AmxMatrix {
-  // What follows a tile, or null. It may be long, and would have its place in every slot of every
-  // Weave.
-  struct Done {
-    void* of;
-    void (*run)(void* of, int tile);
+  // A call of what follows a tile, or null: that may be long, and would be inlined in every slot of
+  // every Weave.
+  struct Call {
+    void* done;
+    void (*of)(void* done, int tile);
   };
 
   // The epilogue of one group, in pieces of four outputs x 16 lanes, is woven between the products
@@ -166,30 +170,31 @@ struct AmxMatrix {
     const LowRank noise;
     const Scale by;
     const Places places;
-    const Done done;
+    const Call call;
     int tiles, steps;                        // of all groups; of one
     const int32_t (*acc)[kLanes] = nullptr;  // the sums of the group before
     int first = 0, left = 0;                 // its tiles
 
     void begin(int group, const int32_t (*sums)[kLanes]) {
-      first = group * Isa::kTilesOfGroup, acc = sums, left = tiles - first;
+      first = group * Isa::kTilesOfGroup, acc = sums;
+      left = tiles - first < Isa::kTilesOfGroup ? tiles - first : Isa::kTilesOfGroup;
     }
 
     template <int q>
     inline __attribute__((always_inline)) void slot(int step) {
       const int tile = share * step + q * share / 4;
-      if (tile < Isa::kTilesOfGroup && tile < left) pieces<q * share % 4, share>(tile);
+      if (tile < left) pieces<q * share % 4, share>(tile);
     }
 
     void finish() {
-      for (int tile = 0; tile < Isa::kTilesOfGroup && tile < left; ++tile) pieces<0, 4>(tile);
+      for (int tile = 0; tile < left; ++tile) pieces<0, 4>(tile);
     }
 
     template <int from, int count>
     inline __attribute__((always_inline)) void pieces(int tile) {
       const int i = first + tile;
       pieces<from, count>(acc + tile * kTile, i * kTile, places.at(i));
-      if (from + count == 4 && done.run) done.run(done.of, i);
+      if (from + count == 4 && call.of) call.of(call.done, i);
     }
 
     template <int j, int count>
@@ -201,19 +206,19 @@ struct AmxMatrix {
     }
   };
 
-  template <bool, typename Work>
+  template <bool, typename Done>
   static void product(const int8_t* w, const uint32_t* x, int words, int tiles,
-                      const LowRank& noise, const Scale& by, const Places& places, Work work) {
-    Done done{&work, [](void* of, int tile) { (*static_cast<Work*>(of))(tile); }};
-    if (work.nothing()) done.run = nullptr;
-    woven(w, x, words, tiles, noise, by, places, done);
+                      const LowRank& noise, const Scale& by, const Places& places, Done done) {
+    Call call{&done, [](void* of, int tile) { (*static_cast<Done*>(of))(tile); }};
+    if (done.nothing()) call.of = nullptr;
+    woven(w, x, words, tiles, noise, by, places, call);
   }
 
   static void woven(const int8_t* w, const uint32_t* x, int words, int tiles, const LowRank& noise,
-                    const Scale& by, const Places& places, const Done& done) {
+                    const Scale& by, const Places& places, const Call& call) {
     const int steps = steps_of(words);
     auto by_kind = [&]<Way way, int share, Noisy kind>() {
-      run(Weave<way, kind, share>{noise, by, places, done, tiles, steps}, w, x);
+      run(Weave<way, kind, share>{noise, by, places, call, tiles, steps}, w, x);
     };
     auto weave = [&]<Way way, int share>() {
       switch (kind_of(noise)) {
@@ -227,17 +232,20 @@ struct AmxMatrix {
           return by_kind.template operator()<way, share, Noisy::other>();
       }
     };
-    // Inputs that have few steps, in which a group's four tiles must be done, have small divisors.
-    constexpr Way odd{false, true, false}, low{true, true, false};
+    // A group's four tiles are done within its steps, of which few inputs have less than four. Up
+    // to 192 inputs roots are at most 13: all are early, and powers at most 8. Beyond, powers are
+    // at least 16.
+    static_assert(3 * kStep >= 13 * 13 && 3 * kStep < 14 * 14);
+    constexpr Way other{false, true, false}, low{true, true, false};
     if (steps == 1)
-      by.power ? weave.template operator()<low, 4>() : weave.template operator()<odd, 4>();
+      by.power ? weave.template operator()<low, 4>() : weave.template operator()<other, 4>();
     else if (steps < 4)
-      by.power ? weave.template operator()<low, 2>() : weave.template operator()<odd, 2>();
+      by.power ? weave.template operator()<low, 2>() : weave.template operator()<other, 2>();
     else if (by.power)
       by.early ? weave.template operator()<Way{true, true, true}, 1>()
                : weave.template operator()<Way{true, false, true}, 1>();
     else
-      by.early ? weave.template operator()<odd, 1>()
+      by.early ? weave.template operator()<other, 1>()
                : weave.template operator()<Way{false, false, false}, 1>();
   }
 
@@ -268,14 +276,14 @@ struct AmxMatrix {
   }
 };
 
-// Votes on tiles: credit or noise of outputs is the A operand, in rows an eighth of `tile_bytes`
-// apart once a tile is closed, and a panel of inputs is the B operand as it lies. Credit is sent by
-// Base.
+// Votes on tiles: credit or noise of outputs is the A operand, in rows an eighth of a tile's bytes
+// apart once it is closed, and a panel of inputs is the B operand. Credit is sent by Base.
 template <typename Tiles, typename Isa, typename Base>
 struct AmxProducts : Base {
   using Panel = typename Base::Panel;  // of words
 
   static constexpr int kTiles = kGroup / kTile;  // what lies behind the last is multiplied in vain
+  static constexpr int kWords = kStep / 4;
 
   // A row has room for its words and for one of the sums that others keep before a tile's words.
   static size_t tile_bytes(int words) {
@@ -286,13 +294,12 @@ struct AmxProducts : Base {
     const size_t of_credit = Base::panel_size(words);
     return own > of_credit ? own : of_credit;
   }
-  static size_t panel_words(int words) { return static_cast<size_t>(steps_of(words)) * kStep / 4; }
+  static size_t panel_words(int words) { return static_cast<size_t>(steps_of(words)) * kWords; }
 
   // Words [words][8], behind those sums, to rows, zero beyond `words`.
-  static void close_tile(int8_t* tile, int words, size_t tile_bytes) {
-    constexpr int kWords = kStep / 4;
-    const int stride = static_cast<int>(tile_bytes / kTile / sizeof(uint32_t));
-    alignas(64) uint32_t from[kMostWords + kWords][kTile];
+  static void close_tile(int8_t* tile, int words, size_t bytes) {
+    const int stride = static_cast<int>(bytes / kTile / sizeof(uint32_t));
+    alignas(64) uint32_t from[kMostVoteWords + kWords][kTile];
     const size_t row = sizeof from[0], count = static_cast<size_t>(words);
     __builtin_memcpy(from, tile + row, count * row);
     __builtin_memset(from[words], 0, (panel_words(words) - count) * row);
@@ -302,7 +309,6 @@ struct AmxProducts : Base {
       Isa::transpose_words(src, kTile, reinterpret_cast<uint32_t*>(tile) + s * kWords, stride);
     }
   }
-  static constexpr int kMostWords = 256;
 
   static void close_inputs(const uint32_t* columns, int words, Panel* to) {
     const size_t row = kLanes * sizeof(uint32_t), used = static_cast<size_t>(words) * row;
@@ -310,11 +316,15 @@ struct AmxProducts : Base {
     __builtin_memset(reinterpret_cast<char*>(to) + used, 0, panel_words(words) * row - used);
   }
 
+  // What Base has is of tiles that are closed otherwise.
+  static void count(const int8_t*, const Panel*, int, int32_t (*)[kLanes]) = delete;
+  static void add(const int8_t*, const Panel*, int, int32_t*, int64_t) = delete;
+
   // Votes of up to 32 columns, whose rows lie `stride` apart. Where all are there, sums begin as
   // what they are added to.
-  static void add_panel(const int8_t* tiles, size_t tile_bytes, const Panel* panel, int words,
-                        int rows, int columns, int32_t* votes, int64_t stride) {
-    const long by = static_cast<long>(tile_bytes / kTile);
+  static void add_panel(const int8_t* tiles, size_t bytes, const Panel* panel, int words, int rows,
+                        int columns, int32_t* votes, int64_t stride) {
+    const long by = static_cast<long>(bytes / kTile);
     const uint32_t* inputs = reinterpret_cast<const uint32_t*>(panel);
     for (int row = 0; row < rows; row += kGroup, tiles += kGroup * by, votes += kGroup * stride) {
       if (rows - row >= kGroup && columns == kLanes) {
@@ -333,16 +343,8 @@ struct AmxProducts : Base {
     const long apart = stride * static_cast<long>(sizeof *votes);
     Tiles::template load<0>(at[0], apart), Tiles::template load<1>(at[1], apart);
     Tiles::template load<2>(at[2], apart), Tiles::template load<3>(at[3], apart);
-    for (int s = 0; s < steps_of(words); ++s, a += kStep, b += kStep / 4 * kLanes) {
-      Tiles::template load<4>(a, by);
-      Tiles::template load<6>(b, kLanes * 4);
-      Tiles::template multiply<0, 4, 6>();
-      Tiles::template load<7>(b + kPairs, kLanes * 4);
-      Tiles::template multiply<1, 4, 7>();
-      Tiles::template load<5>(a + 16 * by, by);
-      Tiles::template multiply<2, 5, 6>();
-      Tiles::template multiply<3, 5, 7>();
-    }
+    for (int s = 0; s < steps_of(words); ++s, a += kStep, b += kWords * kLanes)
+      Isa::step(a, by, b, [](auto) {});
     Tiles::template store<0>(at[0], apart), Tiles::template store<1>(at[1], apart);
     Tiles::template store<2>(at[2], apart), Tiles::template store<3>(at[3], apart);
   }

@@ -163,9 +163,7 @@ struct Avx2Pairs {
 // Products of credit and of noise by pairs of words.
 struct Avx2Products : Avx2Pairs {
   static constexpr int kTiles = 1;
-  static void close_tile(int8_t* tile, int words, size_t = 0) {
-    Avx2Pairs::close_tile(tile, words);
-  }
+  static void close_tile(int8_t* tile, int words, size_t) { Avx2Pairs::close_tile(tile, words); }
 
   // Of one panel of credit or inputs: words, and for credit the words of each half of the lanes
   // and -128 times the sums of their pairs.

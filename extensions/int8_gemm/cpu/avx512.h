@@ -330,6 +330,8 @@ struct Avx512Signed : Avx512Isa {
     using Finish = Epilogue<V512>;
     V512 v[4];
     for (int i = 0; i < 4; ++i) v[i] = V512::load(acc[i] + m);
+    // Where noise of rank 1 lies as `grouped` says: powers below 16 are, roots from 13 on are not.
+    static_assert(kGroupedRoot >= 8 && kGroupedRoot < 13);
     if constexpr (way.early && !way.high && kind == Noisy::pairs)
       if (way.power || by.grouped) return Finish::grouped<way.power>(v, noise, o, m, by).store(out);
     if constexpr (kind == Noisy::pairs)

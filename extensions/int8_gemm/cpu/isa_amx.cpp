@@ -1,5 +1,5 @@
-// AMX: products of signed bytes on matrix tiles (tdpbssd), and AVX512-VNNI for all else: what is
-// done element by element, votes, and credit that is carried back.
+// AMX: products of signed bytes on matrix tiles (tdpbssd), of members and of votes, and AVX512-VNNI
+// for all else: what is done element by element, and credit that is carried back.
 #include <immintrin.h>
 
 #include "plan.h"

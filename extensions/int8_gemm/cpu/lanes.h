@@ -126,34 +126,27 @@ static inline Scale scale(int inputs) {
           root <= kGroupedRoot ? clamp(2 * (32767 - 127 * 16 * root), 0, 32767) : 32767};
 }
 
-// Where the words of tiles go, [2][32] each.
+// Where the words of tiles go, [2][32] each; after tile `last`, 2^n - 1, from the first place on
+// again.
 struct Places {
-  uint32_t (*first)[kLanes];
-  int last =
-      INT32_MAX;  // 2^n - 1, the last of those that are there; the next ones follow as before
-
   using Words = uint32_t (*)[kLanes];
+  Words first;
+  int last = INT32_MAX;
+
   Words at(int tile) const { return first + (tile & last) * (kTile / 4); }
 };
 
 // By how much A is shifted in LowRank::pairs.
 static inline int up_of(int shift) { return clamp(16 - shift, 0, 8); }
 
-// Template arguments that a lambda can be given.
-struct Yes {
-  constexpr bool operator()() const { return true; }
-};
-struct No {
-  constexpr bool operator()() const { return false; }
-};
-
 // Calls what has a template for each way to divide.
 template <typename Work>
 static inline __attribute__((always_inline)) void divided(const Scale& by, Work work) {
   if (by.early)
-    by.power ? work(Yes{}, Yes{}) : work(No{}, Yes{});
+    by.power ? work(std::true_type{}, std::true_type{}) : work(std::false_type{}, std::true_type{});
   else
-    by.power ? work(Yes{}, No{}) : work(No{}, No{});
+    by.power ? work(std::true_type{}, std::false_type{})
+             : work(std::false_type{}, std::false_type{});
 }
 
 // The low-rank term of one tile: acc[o][m] += (sum_j xb[j][m] a[j][o][m % 16]) >> shift.

@@ -1,6 +1,7 @@
 // The operations of one stage on a block's registers, but for the score, and the recurrent state.
 
-constexpr int kLogitTiles = 32;  // of which a block keeps the logits, a power of two
+constexpr int kLogitTiles = 32;  // of which a block keeps the logits, see Places
+static_assert((kLogitTiles & (kLogitTiles - 1)) == 0);
 
 struct Layers : Members {
   Arena arena;
@@ -254,6 +255,7 @@ struct Layers : Members {
     return tape.keeping(op.leaf, t, inputs(op), words_of(job.plan.leaves[op.leaf].cols), tiles);
   }
 
+  // Nothing follows.
   struct None {
     void operator()(int) const {}
   };
@@ -272,6 +274,7 @@ struct Layers : Members {
       done(i);
     }
   };
+
   // One linear leaf, tile by tile into their places, as `prepare` makes them if flip; `done(index)`
   // follows each.
   template <bool flip = false, typename Done>
@@ -328,15 +331,14 @@ struct Layers : Members {
   }
 
   void linear(const Op& op, int t) {
-    using Words = uint32_t (*)[kLanes];
     if (op.chain) return linear_chain(op, t);
-    const Places places{reinterpret_cast<Words>(written(op))};
+    const Places places{reinterpret_cast<Places::Words>(written(op))};
     flipped(op) ? product<Isa::kFlips>(op, t, places, None{}) : product(op, t, places, None{});
   }
 
   // The same with the bias and the relu that follow it.
   void linear_chain(const Op& op, int t) {
-    using Words = uint32_t (*)[kLanes];
+    using Words = Places::Words;
     const Op &next = (&op)[1], &last = (&op)[op.chain];
     int n = stage->registers[op.out], words = words_of(n);
     const int8_t* bias = next.kind == OpKind::bias ? vector(next, n, t) : nullptr;

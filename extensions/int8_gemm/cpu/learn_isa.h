@@ -165,12 +165,16 @@ static inline void add_sums(const int32_t (*acc)[kLanes], int outputs, int input
   }
 }
 
+constexpr int kMostVoteWords = 256;  // of a tile or panel of votes
+
 // Products for votes, and of credit with the matrices that pass it on.
 //
 // `count` multiplies tiles of credit or of noise, [n/4][8 outputs][4], by a panel of inputs or of
 // noise, [n/4][32 inputs]; `send` multiplies tiles of a matrix, packed by `transposed`, by a panel
 // of credit [O/4][32]. Panels and tiles are closed once and used many times. `add` adds what
-// `count` counts to votes, whose rows lie `stride` apart.
+// `count` counts to votes, whose rows lie `stride` apart. kTiles: tiles that are multiplied at a
+// time; where there are more than one, `add_panel` does it, and what a tile takes is given to
+// `close_tile`.
 template <typename Isa>
 struct PortableProducts {
   using Panel = typename Isa::Prepared;
@@ -185,7 +189,7 @@ struct PortableProducts {
     Isa::dot(tile, credit, words, acc);
   }
 
-  static constexpr int kTiles = 1;  // whose rows are multiplied at a time
+  static constexpr int kTiles = 1;
 
   static void close_tile(int8_t* tile, int words, size_t) { Isa::bias(tile, words); }
   static void close_inputs(const uint32_t* columns, int words, Panel* to) {

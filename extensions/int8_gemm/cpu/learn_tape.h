@@ -3,6 +3,7 @@
 constexpr uint32_t kNextLeaf = 0x9E3779B9u;  // from a leaf's random words to the next one's
 constexpr int kErrorScale = 14;              // fraction bits of credit, in units of the error
 constexpr int kVoteTokens = 32;              // tokens whose votes are counted at a time
+static_assert(kVoteTokens * (kLanes / 4) <= kMostVoteWords);
 
 struct LearnTape : Block {
   // Where a row of a stage's tape has what, in words: the registers x and s as it began, and the

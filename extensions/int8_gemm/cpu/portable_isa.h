@@ -54,7 +54,7 @@ struct PortableIsa : PortableCredit {
   }
   static void keep_noise(const int8_t*, int, int, int, void*) {}
 
-  // What a thread needs while it runs a block, and again after others' code.
+  // What a thread needs while it runs a block, learns or votes, and again after others' code.
   struct Session {};
   static void resume() {}
 

@@ -3,7 +3,8 @@
 // members.
 
 constexpr int kVotePairs = 256;  // pair-ranks gathered at a time
-constexpr int kAhead = 24;       // pairs
+static_assert(kVotePairs / 4 <= kMostVoteWords);
+constexpr int kAhead = 24;  // pairs
 
 // Asks for n bytes of a later pair's slice from `at` on, up to the pair before `last`: slices lie
 // anywhere in the table.
@@ -18,28 +19,30 @@ static inline size_t packed_tiles(int rows) {
 }
 
 // Z [rows, cols] += products of packed tiles of eight rows with a closed panel of the 32 columns
-// from `first` on. What a tile adds to is asked for while it is multiplied.
+// from `first` on. What one of them alone adds to is asked for while it is multiplied. A template,
+// so that units have the one way or the other.
 template <typename By = Products>
 static void count_tiles(const int8_t* tiles, size_t tile_bytes, const typename By::Panel* panel,
                         int words, int rows, int cols, int first, int32_t* z) {
   const int count = cols - first < kLanes ? cols - first : kLanes;
   if constexpr (By::kTiles > 1)
-    return By::add_panel(tiles, tile_bytes, panel, words, rows, count, z + first, cols);
-  for (int row = 0; row < rows; row += kTile, tiles += tile_bytes) {
-    const int n = rows - row < kTile ? rows - row : kTile;
-    int32_t* to = z + static_cast<int64_t>(row) * cols + first;
-    for (int o = 0; o < n; ++o) {
-      __builtin_prefetch(to + static_cast<int64_t>(o) * cols, 1);
-      __builtin_prefetch(to + static_cast<int64_t>(o) * cols + count - 1, 1);
+    By::add_panel(tiles, tile_bytes, panel, words, rows, count, z + first, cols);
+  else
+    for (int row = 0; row < rows; row += kTile, tiles += tile_bytes) {
+      const int n = rows - row < kTile ? rows - row : kTile;
+      int32_t* to = z + static_cast<int64_t>(row) * cols + first;
+      for (int o = 0; o < n; ++o) {
+        __builtin_prefetch(to + static_cast<int64_t>(o) * cols, 1);
+        __builtin_prefetch(to + static_cast<int64_t>(o) * cols + count - 1, 1);
+      }
+      if (n == kTile && count == kLanes) {
+        By::add(tiles, panel, words, to, cols);
+        continue;
+      }
+      alignas(64) int32_t acc[kTile][kLanes];
+      By::count(tiles, panel, words, acc);
+      add_sums(acc, n, count, to, cols);
     }
-    if (n == kTile && count == kLanes) {
-      By::add(tiles, panel, words, to, cols);
-      continue;
-    }
-    alignas(64) int32_t acc[kTile][kLanes];
-    By::count(tiles, panel, words, acc);
-    add_sums(acc, n, count, to, cols);
-  }
 }
 
 struct Votes {
