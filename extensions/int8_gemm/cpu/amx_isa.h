@@ -144,7 +144,7 @@ struct Way {
   bool power, early, high;
 };
 
-// The kinds of noise, see LowRank: of rank 1 in 16 bits, on the nodes in 16 bits, or another.
+// The kinds of noise, see LowRank: none, of rank 1 in 16 bits, on the nodes in 16 bits, or another.
 enum class Noisy { none, pairs, nodes, other };
 static inline Noisy kind_of(const LowRank& noise) {
   if (noise.fits) return Noisy::pairs;
