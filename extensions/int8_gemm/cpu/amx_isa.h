@@ -296,7 +296,8 @@ struct AmxProducts : Base {
   }
   static size_t panel_words(int words) { return static_cast<size_t>(steps_of(words)) * kWords; }
 
-  // Words [words][8], behind those sums, to rows, zero beyond `words`.
+  // Words [words][8], behind those sums, to rows, zero beyond `words`, so that what a panel has
+  // there does not matter.
   static void close_tile(int8_t* tile, int words, size_t bytes) {
     const int stride = static_cast<int>(bytes / kTile / sizeof(uint32_t));
     alignas(64) uint32_t from[kMostVoteWords + kWords][kTile];
@@ -311,9 +312,7 @@ struct AmxProducts : Base {
   }
 
   static void close_inputs(const uint32_t* columns, int words, Panel* to) {
-    const size_t row = kLanes * sizeof(uint32_t), used = static_cast<size_t>(words) * row;
-    __builtin_memcpy(to, columns, used);
-    __builtin_memset(reinterpret_cast<char*>(to) + used, 0, panel_words(words) * row - used);
+    __builtin_memcpy(to, columns, static_cast<size_t>(words) * kLanes * sizeof(uint32_t));
   }
 
   // What Base has is of tiles that are closed otherwise.
