@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from eggroll.library.trainer import Best, Trainer, Update, control
     from eggroll.spec.credit import draw
     from eggroll.spec.fixed_point import quantise
-    from eggroll.spec.program import Program
+    from eggroll.spec.program import Lists, Program
     from eggroll.training.config import Config
 
 __version__ = "0.2.0"
@@ -33,6 +33,7 @@ __all__ = [
     "InputError",
     "Interrupted",
     "LanguageModel",
+    "Lists",
     "Members",
     "Model",
     "Program",
@@ -63,6 +64,7 @@ _PLACES = {
     "InputError": "eggroll.errors",
     "Interrupted": "eggroll.library.language",
     "LanguageModel": "eggroll.library.language",
+    "Lists": "eggroll.spec.program",
     "Members": "eggroll.library.members",
     "Model": "eggroll.library.members",
     "Program": "eggroll.spec.program",

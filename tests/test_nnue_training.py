@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import eggroll as eg
 from eggroll.errors import InputError
 from experiments.nnue import integers, losses, match, native, pictures, quantise, report, training
 from experiments.nnue.commands import main
@@ -239,7 +240,8 @@ def test_coalesced_rows_evaluate_as_factorised_ones():
 
 def told(batch: Batch) -> list[tuple[int, int, list[int]]]:
     """Side to move, score and white's rows of every position."""
-    rows = np.split(batch.white.index, batch.white.starts[1:-1])
+    starts = batch.white.starts
+    rows = np.split(batch.white.index[: starts[-1]], starts[1:-1])
     return [
         (int(a), int(b), row.tolist())
         for a, b, row in zip(batch.stm, batch.score, rows, strict=True)
@@ -273,6 +275,25 @@ def test_lists_are_padded_in_whole_vectors(active: int, end: int):
                 right = lists.index[slice(*lists.starts[i : i + 2])]
                 right = right[right < end].tolist()
                 assert found[i, second].tolist() == right + [-1] * (active - len(right))
+
+
+@pytest.mark.parametrize("features", ["768", "halfkp+p", "halfkp+p+k"])
+def test_both_sides_lists_have_one_index(features: str):
+    """So the library takes them as they lie; with values, or apart, they are filled up."""
+    train = Positions.read(SMALL, features, "train", 64)
+    batch, rows = train[3], FEATURES[features]
+    assert batch.white.index is batch.black.index
+    assert batch.black.starts[0] == batch.white.starts[-1]
+    assert batch.black.starts[-1] == len(batch.black.index)
+    active = integers.active_of(features)
+    for end in (rows, rows - native.BLOCK):
+        net, padded = integers.program(Shape(end, 32, 16), active), native.pad(batch, active, end)
+        found = native.shown(batch, active, end)
+        assert isinstance(found, eg.Lists) == (batch.white.count is None)
+        lists = found.padded(net) if isinstance(found, eg.Lists) else found
+        np.testing.assert_array_equal(lists.reshape(padded.shape), padded)
+    apart = batch._replace(black=batch.black._replace(index=batch.black.index.copy()))
+    assert isinstance(native.shown(apart, active, rows), np.ndarray)
 
 
 def test_labels_are_those_of_the_loss():

@@ -66,6 +66,7 @@ class Engine(ABC):
     plays: ClassVar[bool] = False  # whether its kernels step native worlds
     # Whether tokens and targets may be [R, T], each row of which P / R members read.
     shares: ClassVar[bool] = False
+    looks_up: ClassVar[bool] = False  # whether `learn` takes a batch with an index
     # Run on the host while a GPU computes the next call: once, or not at all.
     host_work: Callable[[], object] | None = None
     step: int | None = None  # updates made before those that calls belong to; None outside of any

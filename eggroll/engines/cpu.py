@@ -29,6 +29,7 @@ class CpuEngine(Engine):
     name = "cpu"
     plays: ClassVar[bool] = True
     shares: ClassVar[bool] = True
+    looks_up: ClassVar[bool] = True
 
     @classmethod
     def unavailable_because(cls) -> str:
@@ -154,7 +155,8 @@ class CpuEngine(Engine):
         after, scores, sizes, *made = self._native.learn(
             self._program, prepared, batch.tokens,
             batch.tokens if batch.targets is None else batch.targets, batch.state,
-            row_arrays(batch), words, back.scales, matrices, batch.errors, wanted, self.threads,
+            row_arrays(batch), batch.index, words, back.scales, matrices, batch.errors, wanted,
+            self.threads,
         )  # fmt: skip
         names = [leaf.name for leaf in self.program.leaves]
         rated = made[: len(made) - len(names)]

@@ -151,6 +151,7 @@ class Population:
             None if batch.features is None else self._of(batch.features, *members),
             None if batch.errors is None else self._of(batch.errors, *members),
             None if batch.wanted is None else self._of(batch.wanted, *members),
+            None if batch.index is None else self.engine.array(batch.index),
         )
 
     @evaluated

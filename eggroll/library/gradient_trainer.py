@@ -23,7 +23,7 @@ from eggroll.library.members import Model, RowArrays, RowReader
 from eggroll.library.trainer import check_trainable, checked_weights
 from eggroll.networks import initial_weights
 from eggroll.spec.fixed_point import LIMIT, quantise
-from eggroll.spec.program import Batch, Leaves, Program
+from eggroll.spec.program import Batch, Leaves, Lists, Program
 
 
 class FloatModel:
@@ -47,7 +47,7 @@ class FloatModel:
         self,
         inputs: ArrayLike | None = None,
         *,
-        features: ArrayLike | None = None,
+        features: ArrayLike | Lists | None = None,
         tokens: ArrayLike | None = None,
         begins: ArrayLike | None = None,
     ) -> Any:
@@ -174,7 +174,7 @@ class GradientTrainer:
         self,
         inputs: ArrayLike | None = None,
         *,
-        features: ArrayLike | None = None,
+        features: ArrayLike | Lists | None = None,
         tokens: ArrayLike | None = None,
         begins: ArrayLike | None = None,
     ) -> Any:
@@ -185,7 +185,7 @@ class GradientTrainer:
         Args:
             inputs: int8 [R, T, n] or [R, n], for a program with an input of n values. The first
                 argument may also be the tokens or features of a program that has no input.
-            features: whole numbers [R, T, lists, active], -1 for none.
+            features: whole numbers [R, T, lists, active], -1 for none, or Lists.
             tokens: whole numbers [R, T], for a program that embeds tokens.
             begins: bool [R] or [R, T], where an episode begins: there the state is zero.
 

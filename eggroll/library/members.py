@@ -21,7 +21,7 @@ from eggroll.evolution.estimators import Rollout
 from eggroll.spec.credit import Acted, Turns, draw, other_words
 from eggroll.spec.fixed_point import LIMIT
 from eggroll.spec.noise import Slices, slice_length
-from eggroll.spec.program import Batch, Leaves, Program, program_of
+from eggroll.spec.program import Batch, Leaves, Lists, Program, program_of, whole_numbers
 from eggroll.spec.rng import counters, key
 
 Outputs = dict[str, NDArray[Any]]
@@ -33,7 +33,7 @@ class RowArrays(NamedTuple):
     """The arrays of a call as the caller gave them, see `Members.__call__`."""
 
     inputs: ArrayLike | None = None
-    features: ArrayLike | None = None
+    features: ArrayLike | Lists | None = None
     tokens: ArrayLike | None = None
     begins: ArrayLike | None = None
 
@@ -88,6 +88,8 @@ class RowReader:
         kinds = {op.kind for stage in program.stages for op in stage.ops}
         self._reads_tokens = "embed" in kinds
         self._ones = np.zeros((0, 0), np.int32)
+        ops = [op for stage in program.stages for op in stage.ops]
+        self._lists = sum(op.numbers[0] for op in ops if op.kind == "features")
         # What policies are given is for their votes alone.
         inner = {program.outputs[policy.output + 1].name for policy in program.policies}
         self._public = [output.name for output in program.outputs if output.name not in inner]
@@ -123,8 +125,12 @@ class RowReader:
             )
         return policies[0].output
 
-    def check(self, arrays: RowArrays) -> CheckedRows:
-        """Arrays as engines need them, or an InputError that says what is wrong."""
+    def check(self, arrays: RowArrays, *, spans: bool = False) -> CheckedRows:
+        """Arrays as engines need them, or an InputError that says what is wrong.
+
+        spans: whether lists of features stay what they are, which the engine looks into; else they
+        are filled up.
+        """
         net, (inputs, features, tokens, begins) = self.program, arrays
         other = tokens if self._reads_tokens else features
         if inputs is not None and not net.inputs and other is None:  # all that the program reads
@@ -132,8 +138,15 @@ class RowReader:
                 (None, features, inputs) if self._reads_tokens else (None, inputs, tokens)
             )
         taken: list[tuple[str, NDArray[Any], int]] = []
+        index, size = None, net.indices
+        if isinstance(features, Lists) and size:
+            if spans:
+                index, features = features.arrays(self._lists)
+                features = features.reshape(*features.shape[:-2], size := 2 * self._lists)
+            else:
+                features = features.padded(net)
         values = self._take("inputs", inputs, net.inputs, np.int8, taken)
-        indices = self._take("features", self._flat(features), net.indices, np.int32, taken)
+        indices = self._take("features", self._flat(features, size), size, np.int32, taken)
         read = self._take("tokens", tokens, self._reads_tokens, np.int32, taken)
         shapes = {array.shape[: array.ndim - tail] for _, array, tail in taken}
         if len(shapes) > 1:
@@ -150,16 +163,17 @@ class RowReader:
             self._marks(begins, R, T) if read is None else read.reshape(R, T),
             inputs=None if values is None else values.reshape(R, T, -1),
             features=None if indices is None else indices.reshape(R, T, -1),
+            index=index,
         )
         return CheckedRows(batch, single)
 
-    def _flat(self, features: ArrayLike | None) -> ArrayLike | None:
+    def _flat(self, features: ArrayLike | None, size: int) -> ArrayLike | None:
         """Lists of features side by side, where they have an axis of their own."""
-        if features is None:
-            return None
+        if features is None or isinstance(features, Lists):  # these to none that takes any
+            return features
         array = array_of("features", features)
         *lead, lists, active = array.shape if array.ndim > 2 else (0, 0)
-        if len(lead) == 2 or (lead and active != self.program.indices):
+        if len(lead) == 2 or (lead and active != size):
             return array.reshape(*lead, lists * active)
         return array
 
@@ -183,11 +197,11 @@ class RowReader:
         if given is None:
             return None
         array = array_of(name, given)
-        whole = array.dtype.kind in "iu" if dtype == np.int32 else array.dtype == np.int8
-        if not whole:
-            kind = "whole numbers" if dtype == np.int32 else "int8"
-            hint = "; eggroll.quantise makes them of real numbers" * (dtype == np.int8)
-            raise InputError(f"{name} are {array.dtype}: {kind} are needed{hint}.")
+        if dtype == np.int8 and array.dtype != np.int8:
+            hint = "eggroll.quantise makes them of real numbers"
+            raise InputError(f"{name} are {array.dtype}: int8 are needed; {hint}.")
+        if dtype == np.int32:
+            array = whole_numbers(name, array)
         if array.ndim not in (tail + 1, tail + 2) or (tail and array.shape[-1] != size):
             raise InputError(
                 f"{name} have the shape {list(array.shape)}: {shape} is needed, or without T for "
@@ -195,12 +209,6 @@ class RowReader:
             )
         if array.size == 0:
             raise InputError(f"{name} have the shape {list(array.shape)}: they are empty.")
-        if dtype == np.int32 and array.dtype != np.int32:
-            low, high = int(array.min()), int(array.max())
-            if low < -(1 << 31) or high >= 1 << 31:
-                raise InputError(
-                    f"{name} reach from {low} to {high}: numbers of 31 bits are needed."
-                )
         array = np.ascontiguousarray(array, dtype)
         taken.append((name, array, tail))
         return array
@@ -297,7 +305,7 @@ class Members:
         self,
         inputs: ArrayLike | None = None,
         *,
-        features: ArrayLike | None = None,
+        features: ArrayLike | Lists | None = None,
         tokens: ArrayLike | None = None,
         begins: ArrayLike | None = None,
         active: ArrayLike | None = None,
@@ -309,7 +317,7 @@ class Members:
         Args:
             inputs: int8 [R, T, n] or [R, n], for a program with an input of n values. The first
                 argument may also be the tokens or features of a program that has no input.
-            features: whole numbers [R, T, lists, active], -1 for none.
+            features: whole numbers [R, T, lists, active], -1 for none, or Lists.
             tokens: whole numbers [R, T], for a program that embeds tokens.
             begins: bool [R] or [R, T], where an episode begins: there the state is zero.
             active: bool [P] or [P, T], where something is at stake; rows without are not credited.
@@ -329,7 +337,7 @@ class Members:
         self,
         inputs: ArrayLike | None = None,
         *,
-        features: ArrayLike | None = None,
+        features: ArrayLike | Lists | None = None,
         tokens: ArrayLike | None = None,
         begins: ArrayLike | None = None,
         active: ArrayLike | None = None,
@@ -493,7 +501,7 @@ class Model:
         self,
         inputs: ArrayLike | None = None,
         *,
-        features: ArrayLike | None = None,
+        features: ArrayLike | Lists | None = None,
         tokens: ArrayLike | None = None,
         begins: ArrayLike | None = None,
         active: ArrayLike | None = None,
@@ -510,7 +518,7 @@ class Model:
         self,
         inputs: ArrayLike | None = None,
         *,
-        features: ArrayLike | None = None,
+        features: ArrayLike | Lists | None = None,
         tokens: ArrayLike | None = None,
         begins: ArrayLike | None = None,
         active: ArrayLike | None = None,

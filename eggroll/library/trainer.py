@@ -60,7 +60,7 @@ from eggroll.spec.credit import Turns
 from eggroll.spec.fixed_point import LIMIT
 from eggroll.spec.losses import LossName, Targets
 from eggroll.spec.noise import slice_length
-from eggroll.spec.program import Batch, Leaves, Program, program_of
+from eggroll.spec.program import Batch, Leaves, Lists, Program, program_of
 from eggroll.training import checkpoint, trackers
 from eggroll.training.config import Evolution, GuardName
 from eggroll.training.learner import engine_for, new_learner
@@ -609,7 +609,7 @@ class Trainer:
         *,
         loss: LossName | Mapping[str, LossName] = "softmax",
         errors: Any = None,
-        features: ArrayLike | None = None,
+        features: ArrayLike | Lists | None = None,
         tokens: ArrayLike | None = None,
         begins: ArrayLike | None = None,
     ) -> ErrorUpdate:
@@ -635,7 +635,10 @@ class Trainer:
         if (targets is None) == (errors is None):
             raise InputError("learn needs either targets or errors: give one of them.")
         self._began = time.perf_counter()
-        rows = self._row_reader.check(RowArrays(inputs, features, tokens, begins))
+        # A function of the outputs has the rows run before they are learnt.
+        spans = self._learner.population.engine.looks_up and not callable(errors)
+        arrays = RowArrays(inputs, features, tokens, begins)
+        rows = self._row_reader.check(arrays, spans=spans)
         batch = rows.batch
         if self.options.carry:
             if batch.size[0] != self.pop:
@@ -689,6 +692,8 @@ class Trainer:
         try:
             estimate = learning.estimate(learner, self._readers, batch, targets)
         except ValueError as error:
+            if batch.index is not None:  # says which
+                Lists(batch.index, batch.features.reshape(R, T, -1, 2)).padded(self.program)
             raise InputError(f"{error}.") from None
         after = estimate.state if self.options.carry else learner.state
         if targets is None:

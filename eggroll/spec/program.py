@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from eggroll.errors import InputError, array_of, is_whole, shown
 from eggroll.spec.fixed_point import LIMIT, gate_tables
@@ -81,6 +81,7 @@ class Batch(NamedTuple):
     features: Any = None  # int32 [P, T, program.indices], of every list; -1 for none
     errors: Any = None  # int8 [P, T, all outputs side by side], within +-127, to be carried back
     wanted: Any = None  # int32 [P, T, ..], what losses.Targets has, of which errors are made
+    index: Any = None  # int32 [n] or None; with it features are spans of it, [P, T, all lists * 2]
 
     @property
     def size(self) -> tuple[int, int]:
@@ -89,8 +90,9 @@ class Batch(NamedTuple):
         return P, T
 
     def each(self, change: Callable[[Any], Any]) -> Self:
-        """The batch with every array changed, the state too."""
-        return type(self)(*(None if array is None else change(array) for array in self))
+        """The batch with every array changed, the state too; but not `index`, which has no rows."""
+        made = type(self)(*(None if array is None else change(array) for array in self[:-1]))
+        return made._replace(index=self.index)
 
     def rows(self, change: Callable[[Any], Any]) -> Self:
         """The batch with every array of rows changed, and the state as it is."""
@@ -107,6 +109,101 @@ class Batch(NamedTuple):
     def window(self, rows: slice) -> Self:
         """Some of the rows of all members; `state` stays that before the first row of all."""
         return self.rows(lambda array: array[:, rows])
+
+
+class Lists(NamedTuple):
+    """Lists of active features of any length, in place of arrays that are filled up with -1.
+
+    index: whole numbers [n], those of all lists; spans: whole numbers [R, T, lists, 2] or
+    [R, lists, 2], where each list begins in `index` and how many it has. Lists may share numbers.
+    """
+
+    index: Any
+    spans: Any
+
+    @classmethod
+    def csr(cls, starts: ArrayLike, index: ArrayLike, lists: int = 1) -> Self:
+        """The rows of a sparse matrix in CSR form, `lists` of them in turn for each of R rows.
+
+        starts: [R * lists + 1], where each begins in `index`, and the end of the last.
+
+        Raises:
+            InputError: the rows do not divide into so many lists.
+        """
+        at = array_of("starts", starts)
+        if at.ndim != 1 or len(at) < 2 or (len(at) - 1) % lists:
+            raise InputError(
+                f"starts has the shape {list(at.shape)}: [R * {lists} + 1] is needed for "
+                f"{lists} lists of each row."
+            )
+        return cls(index, np.stack([at[:-1], np.diff(at)], axis=-1).reshape(-1, lists, 2))
+
+    def arrays(self, lists: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The index [n] and the spans [R, T, lists, 2] or [R, lists, 2], int32.
+
+        Raises:
+            InputError: they are no whole numbers of 31 bits, or have another shape.
+        """
+        index = whole_numbers("The numbers of index", self.index)
+        spans = whole_numbers("spans", self.spans)
+        if index.ndim != 1:
+            raise InputError(f"index has the shape {list(index.shape)}: [n] is needed.")
+        if spans.ndim not in (3, 4) or spans.shape[-2:] != (lists, 2):
+            raise InputError(
+                f"spans have the shape {list(spans.shape)}: [R, T, {lists}, 2] is needed, or "
+                f"without T for a single row."
+            )
+        return index if index.size else np.zeros(1, np.int32), spans
+
+    def padded(self, program: Program) -> NDArray[np.int32]:
+        """The same as an array that is filled up with -1, [R, T, program.indices] or without T.
+
+        Raises:
+            InputError: a list or an index that the program does not allow, which is named.
+        """
+        stages = program.stages
+        operations = [op for stage in stages for op in stage.ops if op.kind == "features"]
+        index, spans = self.arrays(sum(op.numbers[0] for op in operations))
+        made, first = [], 0
+        for op in operations:
+            lists, active, _, _ = op.numbers
+            begins, sizes = np.moveaxis(spans[..., first : first + lists, :], -1, 0)
+            leaf = program.leaves[op.leaf]
+            bad = (begins < 0) | (sizes < 0) | (sizes > active) | (begins > len(index) - sizes)
+            if bad.any():
+                which = tuple(map(int, np.argwhere(bad)[0]))
+                raise InputError(
+                    f"List {[*which]} of spans begins at {begins[which]} and has "
+                    f"{sizes[which]}: {leaf.name!r} takes at most {active} of the "
+                    f"{len(self.index)} numbers of index."
+                )
+            there = np.arange(active) < sizes[..., None]
+            at = np.where(there, begins[..., None] + np.arange(active), 0)
+            found = index[at]
+            if (wrong := there & ((found < 0) | (found >= leaf.shape[0]))).any():
+                raise InputError(
+                    f"index has {found[wrong][0]} in a list of {leaf.name!r}: 0 to "
+                    f"{leaf.shape[0] - 1} is needed."
+                )
+            made.append(np.where(there, found, -1).reshape(*spans.shape[:-2], lists * active))
+            first += lists
+        return np.concatenate(made, axis=-1).astype(np.int32, copy=False)
+
+
+def whole_numbers(name: str, given: ArrayLike) -> NDArray[np.int32]:
+    """An array of int32 in C's order, without a copy where it is one.
+
+    Raises:
+        InputError: it has no whole numbers, or one of more than 31 bits.
+    """
+    array = array_of(name, given)
+    if array.size and array.dtype.kind not in "iu":
+        raise InputError(f"{name} are {array.dtype}: whole numbers are needed.")
+    if array.dtype != np.int32 and array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < -(1 << 31) or high >= 1 << 31:
+            raise InputError(f"{name} reach from {low} to {high}: numbers of 31 bits are needed.")
+    return np.ascontiguousarray(array, np.int32)
 
 
 @dataclass(frozen=True)

@@ -139,13 +139,13 @@ class Feedback:
     def train(self, batch: Batch, rate: float = 0) -> None:
         """An update; its rate is the rule's own."""
         self.es.learn(
-            features=native.pad(batch, self.active, self.shape.features),
+            features=native.shown(batch, self.active, self.shape.features),
             targets=labels(self.loss, batch), loss="sigmoid",
         )  # fmt: skip
 
     def logits(self, batch: Batch) -> Real:
         """Natural logits [B] of the model."""
-        values = self.es.model(features=native.pad(batch, self.active, self.shape.features))
+        values = self.es.model(features=native.shown(batch, self.active, self.shape.features))
         return logits(values[:, 0], self.shape.hidden)
 
 

@@ -34,7 +34,10 @@ MOST_BATCH, MOST_THREADS = 1 << 22, 256
 
 
 class Lists(NamedTuple):
-    """Active rows of a batch for one side; position i has index[starts[i] : starts[i + 1]]."""
+    """Active rows of a batch for one side; position i has index[starts[i] : starts[i + 1]].
+
+    Both sides' lists may lie in one index, where black's begin behind white's.
+    """
 
     starts: NDArray[np.int32]  # [B + 1]
     index: NDArray[np.int32]  # [n], ascending within a position
@@ -71,13 +74,15 @@ class Batch(_Fields):
         return (*sparse, *columns)
 
     def _sparse(self, torch: Any, lists: Lists) -> Any:
-        index = np.empty((2, len(lists.index)), np.int64)  # as torch stores it: transposed, 64 bits
+        part = slice(lists.starts[0], lists.starts[-1])
+        rows = lists.index[part]
+        index = np.empty((2, len(rows)), np.int64)  # as torch stores it: transposed, 64 bits
         index[0] = np.repeat(np.arange(len(self.stm)), np.diff(lists.starts))
-        index[1] = lists.index
+        index[1] = rows
         if lists.count is None:
-            values = torch.ones(len(lists.index))
+            values = torch.ones(len(rows))
         else:
-            values = torch.from_numpy(lists.count.astype(np.float32))
+            values = torch.from_numpy(lists.count[part].astype(np.float32))
         given = torch.from_numpy(index), values, (len(self.stm), self.rows)
         if not hasattr(torch, "_sparse_coo_tensor_unsafe"):  # newer ones say so by arguments
             return torch.sparse_coo_tensor(*given, check_invariants=False, is_coalesced=True)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import eggroll as eg
 from eggroll import native
 from eggroll.errors import InputError
 from experiments.nnue.loader import Batch, Lists
@@ -79,7 +80,8 @@ def library() -> Any:
     calls.nnue_unfold.argtypes = [POINTER(_Shape), c_void_p, c_void_p]
     calls.nnue_pad.argtypes = [POINTER(_Batch), c_int32, c_int32, c_void_p]
     calls.nnue_labels.argtypes = [POINTER(_Batch), c_void_p, c_void_p]
-    calls.nnue_take.argtypes = [POINTER(_Lists), c_int64, *[c_void_p] * 4]
+    calls.nnue_spans.argtypes = [POINTER(_Batch), c_int32, c_void_p]
+    calls.nnue_take.argtypes = [POINTER(_Lists), c_int64, c_void_p, c_int32, *[c_void_p] * 3]
     calls.nnue_losses.argtypes = [POINTER(_Loss), c_int64, *[c_void_p] * 5]
     return calls
 
@@ -128,6 +130,20 @@ def pad(batch: Batch, active: int, features: int) -> NDArray[np.int32]:
     return found
 
 
+def shown(batch: Batch, active: int, features: int) -> NDArray[np.int32] | eg.Lists:
+    """A batch's features as the library takes them, the mover's list first.
+
+    Lists stay as they lie where both sides' have one index; else, and with values, see `pad`.
+    """
+    index, count = batch.white.index, batch.white.count
+    if count is not None or batch.black.index is not index:
+        return pad(batch, active, features)
+    spans = np.empty((len(batch.stm), 2, 2), np.int32)
+    end = (1 << 31) - 1 if features >= batch.rows > 0 else features  # the most: none is looked at
+    library().nnue_spans(byref(_batch(batch)), end, pointer(spans))
+    return eg.Lists(index, spans)
+
+
 def looked_up(table: NDArray[np.int8], batch: Batch) -> NDArray[np.int8]:
     """Bytes [B] of a table [3, 65536] by result and score, both from their least on.
 
@@ -144,17 +160,20 @@ def looked_up(table: NDArray[np.int8], batch: Batch) -> NDArray[np.int8]:
     return found
 
 
-def take(lists: Lists, rows: NDArray[np.int64]) -> Lists:
-    """Some rows of lists, in that order."""
-    sizes = np.diff(lists.starts)[rows]
-    starts, n = np.empty(len(rows) + 1, np.int32), int(sizes.sum())
-    index = np.empty(n, np.int32)
-    count = None if lists.count is None else np.empty(n, np.int8)
-    library().nnue_take(
-        byref(_lists(lists)), len(rows), pointer(rows), pointer(starts), pointer(index),
-        pointer(count),
-    )  # fmt: skip
-    return Lists(starts, index, count)
+def take(white: Lists, black: Lists, rows: NDArray[np.int64]) -> tuple[Lists, Lists]:
+    """Some rows of both sides' lists, in that order, in one index: black's behind white's."""
+    ends = np.cumsum([0, *(int(np.diff(lists.starts)[rows].sum()) for lists in (white, black))])
+    index = np.empty(ends[-1], np.int32)
+    count = None if white.count is None else np.empty(ends[-1], np.int8)
+    made = []
+    for lists, first in zip((white, black), ends.tolist(), strict=False):
+        starts = np.empty(len(rows) + 1, np.int32)
+        library().nnue_take(
+            byref(_lists(lists)), len(rows), pointer(rows), first, pointer(starts), pointer(index),
+            pointer(count),
+        )  # fmt: skip
+        made.append(Lists(starts, index, count))
+    return made[0], made[1]
 
 
 def losses(

@@ -55,9 +55,11 @@ class TorchTrainer:
 
     def _bag(self, lists: Lists) -> Any:
         ft, bias = self.parts["ft"], self.parts["ft.bias"]
-        by = None if lists.count is None else self.torch.from_numpy(lists.count).float()
+        part = slice(lists.starts[0], lists.starts[-1])
+        by = None if lists.count is None else self.torch.from_numpy(lists.count[part]).float()
         return bias + self.torch.nn.functional.embedding_bag(
-            self.torch.from_numpy(lists.index), ft, self.torch.from_numpy(lists.starts[:-1]),
+            self.torch.from_numpy(lists.index[part]), ft,
+            self.torch.from_numpy(lists.starts[:-1] - part.start),
             mode="sum", per_sample_weights=by,
         )  # fmt: skip
 

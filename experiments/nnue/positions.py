@@ -69,7 +69,7 @@ class Positions:
     def take(self, rows: NDArray[np.int64]) -> Batch:
         """Some positions, in that order."""
         stm, score, result, white, black = self.all
-        lists = (native.take(lists, rows) for lists in (white, black))
+        lists = native.take(white, black, rows)
         made = Batch(stm[rows], score[rows], result[rows], *lists)
         made.rows = self.all.rows
         return made
@@ -92,15 +92,19 @@ def joined(batches: list[Batch]) -> Batch:
 
 def joined_lists(lists: list[Lists]) -> Lists:
     """Lists of several batches as those of one."""
-    sizes = np.cumsum([0] + [int(one.starts[-1]) for one in lists])
+    parts = [slice(one.starts[0], one.starts[-1]) for one in lists]
+    sizes = np.cumsum([0] + [int(part.stop - part.start) for part in parts])
     if sizes[-1] >= 1 << 31:
         raise InputError(
             f"{sizes[-1]} active features are more than memory here holds: give a smaller file."
         )
-    starts = [one.starts[:-1] + size for one, size in zip(lists, sizes, strict=False)]
-    counts = [one.count for one in lists if one.count is not None]
+    moved = [size - part.start for size, part in zip(sizes, parts, strict=False)]
+    starts = [one.starts[:-1] + by for one, by in zip(lists, moved, strict=True)]
+    counts = [
+        one.count[part] for one, part in zip(lists, parts, strict=True) if one.count is not None
+    ]
     return Lists(
         np.concatenate([*starts, sizes[-1:]]).astype(np.int32),
-        np.concatenate([one.index for one in lists]),
+        np.concatenate([one.index[part] for one, part in zip(lists, parts, strict=True)]),
         np.concatenate(counts) if counts else None,
     )

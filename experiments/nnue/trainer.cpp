@@ -367,6 +367,22 @@ EGGROLL_EXPORT int32_t nnue_pad(const Batch* batch, int32_t active, int32_t end,
   return 0;
 }
 
+// Where lists begin in the index that both sides share, and their sizes, the mover's first: int32
+// [B, 2, 2]. end: of indices; those from it on are left out.
+EGGROLL_EXPORT void nnue_spans(const Batch* batch, int32_t end, int32_t* to) {
+  const int32_t *white = batch->white.starts, *black = batch->black.starts;
+  for (int r = 0; r < batch->size; ++r, to += 4) {
+    const int other = batch->stm[r] ? 2 : 0;  // the place of black's
+    to[2 - other] = white[r], to[3 - other] = white[r + 1] - white[r];
+    to[other] = black[r], to[other + 1] = black[r + 1] - black[r];
+  }
+  if (end == INT32_MAX) return;
+  const int32_t* index = batch->white.index;
+  to -= int64_t{4} * batch->size;
+  for (int l = 0; l < 2 * batch->size; ++l, to += 2)
+    while (to[1] && index[to[0] + to[1] - 1] >= end) --to[1];
+}
+
 // Bytes of a table [3, 65536] by result and score, both from their least on. Returns 0, or the row
 // plus 1 whose result is none.
 EGGROLL_EXPORT int32_t nnue_labels(const Batch* batch, const int8_t* table, int8_t* to) {
@@ -378,10 +394,10 @@ EGGROLL_EXPORT int32_t nnue_labels(const Batch* batch, const int8_t* table, int8
   return 0;
 }
 
-// Rows of lists: to.index (and to.count) become those of `rows`, to_starts [n + 1] their ends.
-EGGROLL_EXPORT void nnue_take(const Lists* from, int64_t n, const int64_t* rows, int32_t* to_starts,
-                              int32_t* to_index, int8_t* to_count) {
-  int32_t at = 0;
+// Rows of lists: to_index (and to_count) from `at` on become those of `rows`, to_starts [n + 1]
+// their ends.
+EGGROLL_EXPORT void nnue_take(const Lists* from, int64_t n, const int64_t* rows, int32_t at,
+                              int32_t* to_starts, int32_t* to_index, int8_t* to_count) {
   for (int64_t i = 0; i < n; ++i) {
     const int32_t first = from->starts[rows[i]], size = from->starts[rows[i] + 1] - first;
     to_starts[i] = at;

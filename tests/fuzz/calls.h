@@ -199,11 +199,27 @@ class Call {
     std::optional<Targets> wanted;
     if (in.one_in(2)) wanted = targets();
     if (make.due() == (plan.scored || wanted)) errors = make.bytes({P, T, outputs});
+    Rows rows = shown;
+    std::optional<mx::array> index;
+    if (plan.indices && in.one_in(2)) rows.second = spans(index);
     auto of = program;
     called = [=] {
-      return learn(of, w.of(of), read, next, before, shown, drawn, scales, back, errors, wanted,
-                   threads);
+      return learn(of, w.of(of), read, next, before, rows, index, drawn, scales, back, errors,
+                   wanted, threads);
     };
+  }
+
+  // Of an index that is made with them.
+  mx::array spans(std::optional<mx::array>& index) {
+    int most = kActive, rows = kFeatures;
+    for (int s = 0; s < plan.stage_count; ++s)
+      for (int j = 0; j < plan.stages[s].op_count; ++j) {
+        const Op& op = plan.stages[s].ops[j];
+        if (op.kind != OpKind::features) continue;
+        most = std::min(most, op.active), rows = std::min(rows, plan.leaves[op.leaf].rows);
+      }
+    index = make.whole({2 * most}, 0, rows - 1);
+    return make.whole({P, T, 2 * lists_of(plan)}, 0, most);
   }
 
   // Of all outputs, seldom out of their range.

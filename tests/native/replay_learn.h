@@ -36,8 +36,34 @@ Carried read_carried(Reader& in) {
   return c;
 }
 
-// group: blocks whose lists of features are gone through at once.
-void replay(const Kernels& k, const Carried& c, const std::string& name, int group) {
+// The lists of features without their -1s, one after another, and their spans.
+struct Spans {
+  std::vector<int32_t> index, of;
+
+  explicit Spans(const Carried& c) {
+    const Plan& plan = c.program->plan();
+    const int64_t rows = int64_t{c.members} * c.tokens_per_member;
+    for (int64_t row = 0; row < rows; ++row)
+      for (int s = 0; s < plan.stage_count; ++s)
+        for (int j = 0; j < plan.stages[s].op_count; ++j) {
+          const Op& op = plan.stages[s].ops[j];
+          const int32_t* list = c.features.data() + row * plan.indices + op.first;
+          for (int l = 0; op.kind == OpKind::features && l < op.lists; ++l, list += op.active) {
+            const size_t begin = index.size();
+            for (int i = 0; i < op.active; ++i)
+              if (list[i] >= 0) index.push_back(list[i]);
+            of.push_back(static_cast<int32_t>(begin));
+            of.push_back(static_cast<int32_t>(index.size() - begin));
+          }
+        }
+    index.shrink_to_fit();  // so that what is read beyond is seen
+  }
+};
+
+// group: blocks whose lists of features are gone through at once; lists: those that are given as
+// spans, or null; refused: whether an index is wrong.
+void replay(const Kernels& k, const Carried& c, const std::string& name, int group,
+            const Spans* lists = nullptr, bool refused = false) {
   std::vector<int16_t> scores(c.scores.size());
   std::vector<int8_t> after(c.state.size());
   std::vector<int64_t> sizes(c.sizes.size());
@@ -64,8 +90,13 @@ void replay(const Kernels& k, const Carried& c, const std::string& name, int gro
   learn.scales = c.scales.data();
   learn.back = back.data(), learn.z = z.data(), learn.sizes = sizes.data();
   learn.blocks = group;
+  if (lists) learn.index = lists->index.data(), job.features = lists->of.data();
   Scratch scratch(k.learn_bytes(learn));
-  for (int64_t g = 0; g * group < blocks_of(job); ++g) k.learn(learn, g, scratch.p), check_tiles(k);
+  bool ok = true;
+  for (int64_t g = 0; g * group < blocks_of(job); ++g)
+    ok &= k.learn(learn, g, scratch.p), check_tiles(k);
+  if (ok == refused) throw std::runtime_error(name + (ok ? ": not refused" : ": refused"));
+  if (refused) return;
   expect(scores, c.scores, name + " scores");
   expect(after, c.state_after, name + " state");
   expect(sizes, c.sizes, name + " sizes");
@@ -75,4 +106,14 @@ void replay(const Kernels& k, const Carried& c, const std::string& name, int gro
 
 void replay(const Kernels& k, const Carried& c, const std::string& name) {
   for (int group : {1, 2}) replay(k, c, name + ", groups of " + std::to_string(group), group);
+  Spans lists(c);
+  if (lists.index.empty()) return;
+  for (int group : {1, 2}) replay(k, c, name + ", spans", group, &lists);
+  const size_t n = lists.index.size();
+  for (size_t i : {size_t{0}, n / 2, n - 1})
+    for (int32_t wrong : {1 << 30, -1}) {
+      Spans bad = lists;
+      bad.index[i] = wrong;
+      replay(k, c, name + ", index " + std::to_string(wrong), 2, &bad, true);
+    }
 }

@@ -27,7 +27,7 @@ enum class Output { scores, logits, likelihoods, outputs };
 struct Arrays {
   const int8_t* weights;      // packed
   std::vector<mx::array> in;  // table, tokens, targets, state
-  int starts = -1, inputs = -1, features = -1, signs = -1, draws = -1, values = -1;
+  int starts = -1, inputs = -1, features = -1, index = -1, signs = -1, draws = -1, values = -1;
 
   const mx::array& tokens() const { return in[1]; }
   const mx::array& state() const { return in[3]; }
@@ -167,12 +167,40 @@ void check_features(const Plan& plan, const Op& op, const mx::array& features) {
                             std::to_string(last) + ", or -1 for none");
 }
 
-void add_rows(const Plan& plan, const Rows& rows, Arrays& arrays) {
+// Every list must lie in the index, and be no longer than its operation lets it be.
+void check_spans(const Plan& plan, const mx::array& spans, int64_t size) {
+  const int32_t* span = spans.data<int32_t>();
+  const size_t lists = static_cast<size_t>(lists_of(plan));
+  std::vector<int32_t> most;
+  for (int s = 0; s < plan.stage_count; ++s)
+    for (int j = 0; j < plan.stages[s].op_count; ++j)
+      if (const Op& op = plan.stages[s].ops[j]; op.kind == OpKind::features)
+        most.insert(most.end(), static_cast<size_t>(op.lists), op.active);
+  int64_t bad = 0;  // a sign
+  for (size_t i = 0; i < spans.size(); i += 2 * lists)
+    for (size_t l = 0; l < lists; ++l, span += 2)
+      bad |= span[0] | span[1] | (most[l] - int64_t{span[1]}) | (size - span[0] - span[1]);
+  require(bad >= 0,
+          "features: a list is longer than its program says, or reaches beyond its "
+          "index");
+}
+
+// index: whose spans the features are, or none.
+void add_rows(const Plan& plan, const Rows& rows, const std::optional<mx::array>& index,
+              Arrays& arrays) {
   int members = arrays.state().shape(0), count = arrays.tokens().shape(1);
   if (plan.inputs)
     arrays.inputs =
         arrays.add(shown(rows.first, mx::int8, {members, count, plan.inputs}, "inputs"));
   if (!plan.indices) return;
+  if (index) {
+    const int spans = 2 * lists_of(plan);
+    arrays.features = arrays.add(shown(rows.second, mx::int32, {members, count, spans}, "spans"));
+    require(index->ndim() == 1, "index: int32 [n] is needed");
+    arrays.index = arrays.add(ready(*index, mx::int32, "index"));
+    return check_spans(plan, arrays.in[static_cast<size_t>(arrays.features)],
+                       static_cast<int64_t>(index->size()));
+  }
   mx::array features = shown(rows.second, mx::int32, {members, count, plan.indices}, "features");
   for (int s = 0; s < plan.stage_count; ++s)
     for (int j = 0; j < plan.stages[s].op_count; ++j)
@@ -198,7 +226,8 @@ void check_fits(const Plan& plan, const eggroll_world* world) {
 // What every evaluation is given, checked.
 Arrays arrays_of(const Program& program, const Packed& packed, const Noise& noise,
                  const mx::array& tokens, const mx::array& targets, const mx::array& state,
-                 const Rows& rows, const Options& options) {
+                 const Rows& rows, const Options& options,
+                 const std::optional<mx::array>& index = std::nullopt) {
   const Plan& plan = program.plan();
   require(tokens.ndim() == 2 && tokens.size() && tokens.shape() == targets.shape(),
           "tokens, targets: [R, T] of at least one reader and one row are needed");
@@ -221,7 +250,7 @@ Arrays arrays_of(const Program& program, const Packed& packed, const Noise& nois
     arrays.starts = arrays.add(ready(*noise.starts, mx::int32, "starts"));
     check_starts(plan, arrays.in.back(), arrays.in[0], options.rank, members / 2);
   }
-  add_rows(plan, rows, arrays);
+  add_rows(plan, rows, index, arrays);
   return arrays;
 }
 

@@ -67,6 +67,17 @@ struct Avx512Elements : SparseRows<VnniIsa, V512> {
     return {room, count};
   }
 
+  static bool within(ActiveRows rows, int32_t most) {
+    const __m512i all = _mm512_set1_epi32(most);
+    uint32_t beyond = 0;
+    for (int i = 0; i < rows.count; i += 16) {
+      const uint32_t there = i + 16 <= rows.count ? 0xFFFFu : (1u << (rows.count - i)) - 1;
+      const __m512i v = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(there), rows.row + i);
+      beyond |= _mm512_mask_cmpge_epu32_mask(static_cast<__mmask16>(there), v, all);
+    }
+    return !beyond;
+  }
+
   static void perturbed(const int8_t* w, const int8_t* two, int n, int shift, int8_t* plus,
                         int8_t* minus) {
     const __m128i by = _mm_cvtsi32_si128(shift < 15 ? shift : 15);

@@ -365,8 +365,8 @@ NB_MODULE(_int8_gemm, m) {
           },
           "losses"_a, "values"_a);
   m.def("learn", &eggroll::learn, nb::call_guard<nb::gil_scoped_release>(), "program"_a, "packed"_a,
-        "tokens"_a, "targets"_a, "state"_a, "rows"_a, "words"_a, "scales"_a, "back"_a,
-        "errors"_a.none(), "of_outputs"_a.none(), "threads"_a,
+        "tokens"_a, "targets"_a, "state"_a, "rows"_a, "index"_a.none(), "words"_a, "scales"_a,
+        "back"_a, "errors"_a.none(), "of_outputs"_a.none(), "threads"_a,
         "State, scores, sums of |credit| int64 [leaves], with targets of outputs errors and what "
         "rows lost, and Z of every leaf.");
   add_stepper(m);

@@ -284,7 +284,8 @@ std::vector<mx::array> play(std::shared_ptr<Program> program, const Packed& pack
 
 std::vector<mx::array> learn(std::shared_ptr<Program> program, const Packed& packed,
                              const mx::array& tokens, const mx::array& targets,
-                             const mx::array& state, const Rows& rows, const mx::array& words,
+                             const mx::array& state, const Rows& rows,
+                             const std::optional<mx::array>& index, const mx::array& words,
                              const std::vector<int>& scales,
                              const std::vector<std::optional<mx::array>>& back,
                              const std::optional<mx::array>& errors,
@@ -293,7 +294,8 @@ std::vector<mx::array> learn(std::shared_ptr<Program> program, const Packed& pac
   require(!errors || !of_outputs, "errors are given, or made of targets");
   if (!errors && !of_outputs) check_scored(plan);
   const Options options{threads, 1, 1, 0};
-  Arrays arrays = arrays_of(*program, packed, no_noise(), tokens, targets, state, rows, options);
+  Arrays arrays =
+      arrays_of(*program, packed, no_noise(), tokens, targets, state, rows, options, index);
   int members = state.shape(0), count = tokens.shape(1);
   require(words.shape() == mx::Shape{members, count}, "words: [P, T] is needed");
   arrays.draws = arrays.add(ready(words, mx::uint32, "words"));
@@ -313,6 +315,7 @@ std::vector<mx::array> learn(std::shared_ptr<Program> program, const Packed& pac
   RatingWork rating;
   if (of_outputs) rating.prepare(plan, *of_outputs, work.job, out);
   work.job.words = arrays.data<uint32_t>(arrays.draws);
+  work.job.index = arrays.data<int32_t>(arrays.index);
   work.job.scales = scales.data();
   work.sizes = out[2].data<int64_t>();
   for (int i = 0; i < plan.leaf_count; ++i) {
@@ -383,7 +386,9 @@ std::pair<int64_t, std::vector<uint64_t>> rated_sums(const mx::array& errors,
   for (size_t i = 0; i < e.size(); ++i) size += at[i] < 0 ? -at[i] : at[i];
   const size_t outputs = static_cast<size_t>(by.shape(-1));
   std::vector<uint64_t> sums(outputs);
-  for (size_t i = 0; i < by.size(); ++i) sums[i % outputs] += by.data<uint64_t>()[i];
+  const uint64_t* row = by.data<uint64_t>();
+  for (size_t i = 0; i < by.size(); i += outputs, row += outputs)
+    for (size_t o = 0; o < outputs; ++o) sums[o] += row[o];
   return {size, std::move(sums)};
 }
 

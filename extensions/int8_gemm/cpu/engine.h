@@ -157,10 +157,13 @@ struct Targets {
 // sums of |credit| [leaves] int64, and Z of every leaf. words: uint32 [P, T]; scales: of the
 // leaves; back: the matrix [O, K] that a leaf's credit passes, or none. Of a program without a
 // score scores are zeros, and errors int8 [P, T, all outputs side by side] are given, or made of
-// targets: they come before Z, and after them what rows lost, uint64 [P, T, outputs].
+// targets: they come before Z, and after them what rows lost, uint64 [P, T, outputs]. index: int32
+// [n], or none; with it features are spans of it, int32 [P, T, lists, 2]: begins and sizes of
+// lists.
 std::vector<mx::array> learn(std::shared_ptr<Program> program, const Packed& packed,
                              const mx::array& tokens, const mx::array& targets,
-                             const mx::array& state, const Rows& rows, const mx::array& words,
+                             const mx::array& state, const Rows& rows,
+                             const std::optional<mx::array>& index, const mx::array& words,
                              const std::vector<int>& scales,
                              const std::vector<std::optional<mx::array>>& back,
                              const std::optional<mx::array>& errors,

@@ -122,21 +122,23 @@ struct Learner : LearnCredit {
 // The scratch memory of a group of blocks is that of its lists and of one block.
 static size_t learn_bytes(const LearnJob& job) {
   Arena arena{nullptr};
-  LearnLists lists(job.job, 0, job.blocks, arena);
+  LearnLists lists(job, 0, arena);
   arena.take<char>(0);
   Learner sizing(job, lists, 0, nullptr);
   sizing.learn_all();
   return arena.used + sizing.arena.used;
 }
 
-static void learn(const LearnJob& job, int64_t group, void* scratch) {
+// False, without votes, if a list names a row that there is not.
+static bool learn(const LearnJob& job, int64_t group, void* scratch) {
   [[maybe_unused]] const Isa::Session session;
   Arena arena{static_cast<char*>(scratch)};
   const int64_t first = group * job.blocks;
-  LearnLists lists(job.job, first, job.blocks, arena);
-  lists.give();
+  LearnLists lists(job, first, arena);
+  if (!lists.give()) return false;
   void* of_block = arena.take<char>(0);
   for (int64_t i = first; i < first + job.blocks && i * kLanes < job.job.members; ++i)
     Learner(job, lists, i, of_block).learn_all();
   lists.take(job.z);
+  return true;
 }

@@ -4,17 +4,18 @@
 
 struct LearnLists {
   const Job& job;
-  int64_t first, rows;  // of the group
-  int8_t** values;      // [stages]: int8 [rows][lists][cols], one operation's after another's
-  int32_t** counts;     // [stages]: [rows][lists], the same: of a list's indices, if all that are
-                        // none stand behind them, else -1
-  int16_t* sum;         // [cols]
-  int32_t* room;        // [kListRoom]
+  const int32_t* index;  // or null, see LearnJob
+  int64_t first, rows;   // of the group
+  int8_t** values;       // [stages]: int8 [rows][lists][cols], one operation's after another's
+  int32_t** counts;      // [stages]: [rows][lists], the same: of a list's indices, if all that are
+                         // none stand behind them, else -1
+  int16_t* sum;          // [cols]
+  int32_t* room;         // [kListRoom]
 
   // So many blocks from number `block` on.
-  LearnLists(const Job& j, int64_t block, int blocks, Arena& arena)
-      : job(j), first(block * kLanes * T()) {
-    const int64_t left = job.members - block * kLanes, most = int64_t{blocks} * kLanes;
+  LearnLists(const LearnJob& l, int64_t block, Arena& arena)
+      : job(l.job), index(l.index), first(block * kLanes * T()) {
+    const int64_t left = job.members - block * kLanes, most = int64_t{l.blocks} * kLanes;
     rows = (left < most ? left : most) * T();
     const int stages = job.plan.stage_count;
     values = arena.take<int8_t*>(static_cast<size_t>(stages));
@@ -38,32 +39,40 @@ struct LearnLists {
     room = arena.take<int32_t>(widest ? kListRoom : 0);
   }
 
-  // What the rows of all operations give.
-  void give() {
-    each([&](const Op& op, int8_t* to, int32_t* count) {
+  // What the rows of all operations give; false, and not all of it, where a span's list names a row
+  // that there is not.
+  bool give() {
+    bool ok = true;
+    each([&](const Op& op, int list, int8_t* to, int32_t* count) {
       const Leaf& leaf = job.plan.leaves[op.leaf];
       const int8_t* weights = job.weights + leaf.offset;
       const int cols = leaf.cols, active = op.active, down = op.shift;
       const int64_t step = words_of(cols) * 4;
-      each_list(op, [&](const int32_t* list) {
-        const ActiveRows found = Isa::active_rows(list, active, room);
-        *count++ = found.row == list ? found.count : -1;
+      each_list(op, list, [&](const int32_t* of, int n) {
+        ActiveRows found{of, n};
+        if (n < 0) {
+          found = Isa::active_rows(of, active, room);
+          *count++ = found.row == of ? found.count : -1;
+        } else if (!Isa::within(found, leaf.rows)) {
+          ok = false, found.count = 0;
+        }
         Isa::sum_rows(weights, step, found, cols, sum);
         Isa::clip_sums(sum, cols, down, to);
         to += cols;
       });
     });
+    return ok;
   }
 
   // z[row] += what stands where the row's values did, for every list with that row.
   void take(int32_t* const* z) {
-    each([&](const Op& op, const int8_t* from, const int32_t* count) {
+    each([&](const Op& op, int list, const int8_t* from, const int32_t* count) {
       int32_t* votes = z[op.leaf];
       const int cols = cols_of(op), active = op.active;
-      each_list(op, [&](const int32_t* list) {
-        const int n = *count++;
-        Isa::add_to_rows(from, cols,
-                         n < 0 ? Isa::active_rows(list, active, room) : ActiveRows{list, n}, votes);
+      each_list(op, list, [&](const int32_t* of, int n) {
+        if (!index) n = *count++;
+        Isa::add_to_rows(from, cols, n < 0 ? Isa::active_rows(of, active, room) : ActiveRows{of, n},
+                         votes);
         from += cols;
       });
     });
@@ -85,24 +94,31 @@ struct LearnLists {
   int cols_of(const Op& op) const { return job.plan.leaves[op.leaf].cols; }
   int64_t size_of(const Op& op) const { return int64_t{op.lists} * cols_of(op); }
 
-  // each(operation, its values, its counts)
+  // each(operation, its first list, its values, its counts)
   template <typename Each>
   void each(Each each) const {
+    int list = 0;
     for (int i = 0; i < job.plan.stage_count; ++i) {
       const Stage& s = job.plan.stages[i];
       int32_t* count = counts[i];
       for (int j = 0; j < s.op_count; ++j) {
         if (!listed(s.ops[j])) continue;
-        each(s.ops[j], at(i, j, first), count);
-        count += rows * s.ops[j].lists;
+        each(s.ops[j], list, at(i, j, first), count);
+        count += rows * s.ops[j].lists, list += s.ops[j].lists;
       }
     }
   }
 
+  // each(list, its size); of one that may have -1s the size is -1.
   template <typename Each>
-  void each_list(const Op& op, Each each) const {
-    const int32_t* of_row = job.features + first * job.plan.indices + op.first;
-    for (int64_t row = 0; row < rows; ++row, of_row += job.plan.indices)
-      for (int l = 0; l < op.lists; ++l) each(of_row + l * op.active);
+  void each_list(const Op& op, int list, Each each) const {
+    const int64_t step = index ? 2 * lists_of(job.plan) : job.plan.indices;
+    const int32_t* of_row = job.features + first * step + (index ? 2 * list : op.first);
+    for (int64_t row = 0; row < rows; ++row, of_row += step)
+      for (int l = 0; l < op.lists; ++l)
+        if (index)
+          each(index + of_row[2 * l], of_row[2 * l + 1]);
+        else
+          each(of_row + l * op.active, -1);
   }
 };

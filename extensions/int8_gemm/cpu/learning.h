@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -170,14 +171,16 @@ struct LearnWork {
       size_t leaf = static_cast<size_t>(i);
       if (matrices[leaf]) transpose(matrices[leaf], plan.leaves[i], packed[leaf].data());
     });
+    std::atomic<bool> ok{true};
     parallel_for(groups, threads, [&](int64_t i, int thread) {
       const size_t t = static_cast<size_t>(thread);
       if (!begun[t]) clear(t);
       LearnJob own = job;
       own.z = own_z[t].data();
       own.sizes = own_sizes[t].data();
-      k->learn(own, i, scratch->of(thread));
+      if (!k->learn(own, i, scratch->of(thread))) ok = false;
     });
+    require(ok, "features: an index is not that of a row of its leaf");
     if (!begun[0]) clear(0);
     add_up();
   }

@@ -108,6 +108,15 @@ struct Plan {
   bool scored;  // whether there is a score
 };
 
+// Of all operations on features.
+static inline int lists_of(const Plan& plan) {
+  int lists = 0;
+  for (int i = 0; i < plan.stage_count; ++i)
+    for (int j = 0; j < plan.stages[i].op_count; ++j)
+      if (plan.stages[i].ops[j].kind == OpKind::features) lists += plan.stages[i].ops[j].lists;
+  return lists;
+}
+
 // The credit of pairs: none here (the sign of whole sequences), token by token for the noise of
 // weights, or for noise on the nodes that has another sign at every token.
 enum class Credit : int { none, weights, nodes };
@@ -240,6 +249,8 @@ struct LearnJob {
   int errors_size;
   const Rating* rating;  // where they are made here, or null
   int blocks;            // of a call: a group, whose lists are gone through at once
+  const int32_t* index;  // or null: the job's features are spans of it, [P, T, all lists, 2]: where
+                         // a list begins, and its size
 };
 
 // A leaf of n values before an update of Adam's and after it. Both have feedback, or neither
@@ -304,7 +315,7 @@ struct Kernels {
   size_t (*vote_bytes)(const VoteJob& job);
   void (*vote)(const VoteJob& job, int64_t first, int64_t last, int32_t* z, void* scratch);
   size_t (*learn_bytes)(const LearnJob& job);
-  void (*learn)(const LearnJob& job, int64_t group, void* scratch);
+  bool (*learn)(const LearnJob& job, int64_t group, void* scratch);
   void (*sigmoids)(const Plan& plan, Sigmoids& to);  // what `learn` reads where a loss is one
   // Rules on values first .. last - 1 of a leaf, see rules.h; how many weights moved.
   int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor);

@@ -140,6 +140,14 @@ struct PortableIsa : PortableCredit {
     return {room, count};
   }
 
+  // Whether all are of so many.
+  static bool within(ActiveRows rows, int32_t most) {
+    bool ok = true;
+    for (int i = 0; i < rows.count; ++i)
+      ok &= static_cast<uint32_t>(rows.row[i]) < static_cast<uint32_t>(most);
+    return ok;
+  }
+
   // to[n] = the sum of those rows, whose bytes lie `step` apart. Up to kActive int8 fit 16 bits.
   static void sum_rows(const int8_t* from, int64_t step, ActiveRows rows, int n, int16_t* to) {
     using Bytes __attribute__((vector_size(16))) = int8_t;
