@@ -27,8 +27,7 @@ Carried read_carried(Reader& in) {
   c.inputs = in.array<int8_t>();
   c.features = in.array<int32_t>(), c.scales = in.array<int32_t>();
   for (int i = 0; i < plan.leaf_count; ++i) {
-    std::vector<int8_t> matrix = in.array<int8_t>();
-    c.back.push_back(matrix.empty() ? matrix : transposed(matrix.data(), plan.leaves[i]));
+    c.back.push_back(in.array<int8_t>());
   }
   c.scores = in.array<int16_t>(), c.state_after = in.array<int8_t>();
   c.sizes = in.array<int64_t>();
@@ -68,12 +67,18 @@ void replay(const Kernels& k, const Carried& c, const std::string& name, int gro
   std::vector<int8_t> after(c.state.size());
   std::vector<int64_t> sizes(c.sizes.size());
   auto votes = c.votes;
+  std::vector<std::vector<int8_t>> matrices;
   std::vector<const int8_t*> back;
   std::vector<int32_t*> z;
   for (size_t i = 0; i < votes.size(); ++i) {
     std::fill(votes[i].begin(), votes[i].end(), 0);
     z.push_back(votes[i].data());
-    back.push_back(c.back[i].empty() ? nullptr : c.back[i].data());
+    back.push_back(nullptr);
+    if (c.back[i].empty()) continue;
+    const Leaf& leaf = c.program->plan().leaves[i];
+    matrices.emplace_back(k.back_bytes(leaf.rows, leaf.cols));
+    back.back() = matrices.back().data();
+    k.pack_back(c.back[i].data(), leaf.rows, leaf.cols, matrices.back().data());
   }
   LearnJob learn{};
   Job& job = learn.job;

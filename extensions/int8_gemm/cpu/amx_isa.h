@@ -277,7 +277,8 @@ struct AmxMatrix {
 };
 
 // Votes on tiles: credit or noise of outputs is the A operand, in rows an eighth of a tile's bytes
-// apart once it is closed, and a panel of inputs is the B operand. Credit is sent by Base.
+// apart once it is closed, and a panel of inputs is the B operand. Credit is sent as activations
+// are multiplied: the matrix lies as the weights of a layer from its outputs to its inputs.
 template <typename Tiles, typename Isa, typename Base>
 struct AmxProducts : Base {
   using Panel = typename Base::Panel;  // of words
@@ -290,9 +291,7 @@ struct AmxProducts : Base {
     return kTile * ((4 * static_cast<size_t>(words + 1) + kStep - 1) / kStep * kStep);
   }
   static size_t panel_size(int words) {
-    const size_t own = panel_words(words) * kLanes * sizeof(uint32_t) / sizeof(Panel);
-    const size_t of_credit = Base::panel_size(words);
-    return own > of_credit ? own : of_credit;
+    return panel_words(words) * kLanes * sizeof(uint32_t) / sizeof(Panel);
   }
   static size_t panel_words(int words) { return static_cast<size_t>(steps_of(words)) * kWords; }
 
@@ -315,8 +314,41 @@ struct AmxProducts : Base {
     __builtin_memcpy(to, columns, static_cast<size_t>(words) * kLanes * sizeof(uint32_t));
   }
 
+  static size_t back_bytes(int rows, int cols) { return Isa::weight_bytes(cols, rows); }
+
+  // Blocks of 16 x 16 are turned; what they have beyond the matrix is zero.
+  static void pack_back(const int8_t* src, int rows, int cols, int8_t* to) {
+    constexpr int kSide = 16;
+    const int steps = steps_of(words_of(rows));
+    for (int o = 0; o < rows; o += kSide, src += kSide * static_cast<int64_t>(cols))
+      for (int k = 0; k < cols; k += kSide) {
+        int8_t rest[kSide][kSide] = {};
+        alignas(64) int8_t turned[kSide * kSide];
+        const int8_t* from[kSide];
+        const int n = cols - k < kSide ? cols - k : kSide;
+        for (int j = 0; j < kSide; ++j) {
+          from[j] = o + j < rows ? src + static_cast<int64_t>(j) * cols + k : rest[j];
+          if (n == kSide || o + j >= rows) continue;
+          __builtin_memcpy(rest[j], from[j], static_cast<size_t>(n));
+          from[j] = rest[j];
+        }
+        Isa::transpose(from, turned);
+        const int group = k / kGroup, s = o / kStep, at = group % 2 ? steps - 1 - s : s;
+        int8_t* row =
+            to + ((static_cast<size_t>(group) * steps + at) * kGroup + k % kGroup) * kStep;
+        for (int i = 0; i < kSide; ++i, row += kStep)
+          __builtin_memcpy(row + o % kStep, turned + i * kSide, kSide);
+      }
+  }
+
+  template <typename Take>
+  static void send_all(const int8_t* w, const uint32_t* credit, int words, int tiles, Take take) {
+    AmxMatrix<Isa>::sums(w, credit, words, tiles, take);
+  }
+
   // What Base has is of tiles that are closed otherwise.
   static void count(const int8_t*, const Panel*, int, int32_t (*)[kLanes]) = delete;
+  static void send(const int8_t*, const Panel*, int, int32_t (*)[kLanes]) = delete;
   static void add(const int8_t*, const Panel*, int, int32_t*, int64_t) = delete;
 
   // Votes of up to 32 columns, whose rows lie `stride` apart. Where all are there, sums begin as

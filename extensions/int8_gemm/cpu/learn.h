@@ -119,6 +119,22 @@ struct Learner : LearnCredit {
   }
 };
 
+template <typename By = Products>
+static size_t back_bytes(int rows, int cols) {
+  if constexpr (By::kTiles > 1)
+    return By::back_bytes(rows, cols);
+  else
+    return turned_bytes(rows, cols);
+}
+
+template <typename By = Products>
+static void pack_back(const int8_t* src, int rows, int cols, int8_t* to) {
+  if constexpr (By::kTiles > 1)
+    By::pack_back(src, rows, cols, to);
+  else
+    pack_turned<Isa>(src, rows, cols, to);
+}
+
 // The scratch memory of a group of blocks is that of its lists and of one block.
 static size_t learn_bytes(const LearnJob& job) {
   Arena arena{nullptr};

@@ -214,14 +214,28 @@ struct LearnCredit : LearnTape {
   void through(const Op& op, int j, int t, int by) {
     const int8_t* w = learn.back[op.leaf];
     if (!w) return;
-    int cols = cols_of(op), words = words_of(rows_of(op));
+    const int cols = cols_of(op);
     const Reduced factor = reduced(cols, by);
     const InputCredit to = give(op.in[0]);
-    Products::close_credit(reinterpret_cast<const uint32_t*>(credit_of(j, t)), words, panel);
-    for (int i = 0; i < tiles_of(cols); ++i, w += PortableIsa::tile_bytes(words)) {
-      alignas(64) int32_t acc[kTile][kLanes];
-      Products::send(w, panel, words, acc);
-      LearnIsa::spread(acc, factor, to.adds, to.to + 2 * i * kRow);
+    send(w, reinterpret_cast<const uint32_t*>(credit_of(j, t)), words_of(rows_of(op)),
+         tiles_of(cols), [&](int i, int32_t (*acc)[kLanes]) {
+           LearnIsa::spread(acc, factor, to.adds, to.to + 2 * i * kRow);
+         });
+  }
+
+  // The sums of every tile of a packed matrix go to `take(index, acc)`, which may change them. A
+  // template, so that units have the one way or the other.
+  template <typename By = Products, typename Take>
+  void send(const int8_t* w, const uint32_t* of, int words, int tiles, Take take) {
+    if constexpr (By::kTiles > 1) {
+      By::send_all(w, of, words, tiles, take);
+    } else {
+      By::close_credit(of, words, panel);
+      for (int i = 0; i < tiles; ++i, w += PortableIsa::tile_bytes(words)) {
+        alignas(64) int32_t acc[kTile][kLanes];
+        By::send(w, panel, words, acc);
+        take(i, acc);
+      }
     }
   }
 

@@ -167,14 +167,45 @@ static inline void add_sums(const int32_t (*acc)[kLanes], int outputs, int input
 
 constexpr int kMostVoteWords = 256;  // of a tile or panel of votes
 
+// The columns of a matrix [rows, cols], eight in a tile as if they were outputs of a linear leaf.
+static inline size_t turned_bytes(int rows, int cols) {
+  return static_cast<size_t>(tiles_of(cols)) * PortableIsa::tile_bytes(words_of(rows));
+}
+
+template <typename Isa>
+static void pack_turned(const int8_t* src, int rows, int cols, int8_t* to) {
+  const int words = words_of(rows);
+  const size_t tile = PortableIsa::tile_bytes(words);
+  for (int w = 0; w < words; ++w, src += 4 * static_cast<int64_t>(cols)) {
+    const int there = rows - 4 * w < 4 ? rows - 4 * w : 4;
+    for (int k = 0; k < cols; k += 2 * kTile) {
+      const int n = cols - k < 2 * kTile ? cols - k : 2 * kTile;
+      int8_t rest[4][2 * kTile] = {};
+      const int8_t* from[4];
+      for (int j = 0; j < 4; ++j) {
+        from[j] = j < there ? src + static_cast<int64_t>(j) * cols + k : rest[j];
+        if (n == 2 * kTile || j >= there) continue;
+        __builtin_memcpy(rest[j], from[j], static_cast<size_t>(n));
+        from[j] = rest[j];
+      }
+      uint32_t none[kTile];
+      auto word = [&](int i) {
+        return reinterpret_cast<uint32_t*>(to + static_cast<size_t>(i) * tile) + (1 + w) * kTile;
+      };
+      Isa::interleave(from, 0, 0, word(k / kTile), n > kTile ? word(k / kTile + 1) : none);
+    }
+  }
+  for (int i = 0; i < tiles_of(cols); ++i) Isa::bias(to + static_cast<size_t>(i) * tile, words);
+}
+
 // Products for votes, and of credit with the matrices that pass it on.
 //
 // `count` multiplies tiles of credit or of noise, [n/4][8 outputs][4], by a panel of inputs or of
-// noise, [n/4][32 inputs]; `send` multiplies tiles of a matrix, packed by `transposed`, by a panel
+// noise, [n/4][32 inputs]; `send` multiplies tiles of a matrix, packed by `pack_turned`, by a panel
 // of credit [O/4][32]. Panels and tiles are closed once and used many times. `add` adds what
 // `count` counts to votes, whose rows lie `stride` apart. kTiles: tiles that are multiplied at a
-// time; where there are more than one, `add_panel` does it, and what a tile takes is given to
-// `close_tile`.
+// time; where there are more than one, `add_panel` and `send_all` do it, from what is packed by
+// `pack_back`, and what a tile takes is given to `close_tile`.
 template <typename Isa>
 struct PortableProducts {
   using Panel = typename Isa::Prepared;

@@ -99,7 +99,8 @@ struct LearnTape : Block {
       credit[r] = arena.take<int32_t>(4 * row_words(stage->registers[r]));
     for (int j = 0; j < stage->op_count; ++j) {
       const Op& op = stage->ops[j];
-      credits[j] = arena.take<uint32_t>(credit_words(op) * static_cast<size_t>(T()));
+      const size_t size = credit_words(op) * static_cast<size_t>(T());
+      credits[j] = arena.take<uint32_t>(size + Isa::kPadding);
       voted[j] = false;
     }
   }

@@ -141,11 +141,18 @@ struct LearnWork {
     const int64_t blocks = (job.job.members + kLanes - 1) / kLanes;
     job.blocks = group_of(blocks);
     groups = (blocks + job.blocks - 1) / job.blocks;
-    packed.resize(leaves), back.assign(leaves, nullptr);
+    back.assign(leaves, nullptr);
     std::vector<size_t> at(leaves + 1);  // where a leaf's votes begin in `sums`
     for (size_t i = 0; i < leaves; ++i) {
       const Leaf& leaf = plan.leaves[i];
-      if (matrices[i]) packed[i].resize(transposed_bytes(leaf)), back[i] = packed[i].data();
+      if (matrices[i]) {  // from a cache line on
+        constexpr size_t kLine = 64;
+        const size_t bytes = k->back_bytes(leaf.rows, leaf.cols) + kLine;
+        packed.push_back(made({static_cast<int>(bytes)}, mx::int8));
+        int8_t* room = packed.back().data<int8_t>();
+        std::memset(room, 0, bytes);
+        back[i] = room + (kLine - reinterpret_cast<uintptr_t>(room) % kLine) % kLine;
+      }
       at[i + 1] = at[i] + static_cast<size_t>(elements(leaf)) * sizeof(int32_t);
     }
     job.back = back.data();
@@ -169,7 +176,8 @@ struct LearnWork {
     const Plan& plan = job.job.plan;
     parallel_for(plan.leaf_count, weights() < kFew ? 1 : threads, [&](int64_t i, int) {
       size_t leaf = static_cast<size_t>(i);
-      if (matrices[leaf]) transpose(matrices[leaf], plan.leaves[i], packed[leaf].data());
+      const auto [rows, cols, offset] = plan.leaves[i];
+      if (matrices[leaf]) k->pack_back(matrices[leaf], rows, cols, back[leaf]);
     });
     std::atomic<bool> ok{true};
     parallel_for(groups, threads, [&](int64_t i, int thread) {
@@ -189,8 +197,8 @@ struct LearnWork {
   const Kernels* k = nullptr;
   int threads = 0;
   int64_t groups = 0;
-  std::vector<std::vector<int8_t>> packed;  // [leaves]: their matrices
-  std::vector<const int8_t*> back;          // [leaves]: the same, or null
+  std::vector<mx::array> packed;  // the matrices of those leaves that have one
+  std::vector<int8_t*> back;      // [leaves]: the same, or null
   std::unique_ptr<ScratchPool> scratch, sums;
   std::vector<std::vector<int32_t*>> own_z;     // [threads][leaves]: `z`, and the others' in `sums`
   std::vector<std::vector<int64_t>> own_sizes;  // [threads][leaves]

@@ -241,8 +241,7 @@ struct LearnJob {
   Job job;
   const uint32_t* words;      // [P, T]: random, to round credit by
   const int* scales;          // [leaves]: right shift of credit on its way to int8, 0..16
-  const int8_t* const* back;  // [leaves]: the matrix that credit passes, packed in tiles of eight
-                              // of its K columns, or null
+  const int8_t* const* back;  // [leaves]: the matrix that credit passes, see Kernels, or null
   int32_t* const* z;          // [leaves] of this thread: votes, in the leaf's shape
   int64_t* sizes;             // [leaves] of this thread: sum of |credit|
   const int8_t* errors;       // [P, T, errors_size] of the outputs side by side, or null
@@ -314,6 +313,10 @@ struct Kernels {
   void (*block)(const Job& job, int64_t block, void* scratch);
   size_t (*vote_bytes)(const VoteJob& job);
   void (*vote)(const VoteJob& job, int64_t first, int64_t last, int32_t* z, void* scratch);
+  // A matrix that passes credit from its `rows` to its `cols`, as this set multiplies it: how many
+  // bytes, and int8 [rows, cols] into that many zeros.
+  size_t (*back_bytes)(int rows, int cols);
+  void (*pack_back)(const int8_t* src, int rows, int cols, int8_t* to);
   size_t (*learn_bytes)(const LearnJob& job);
   bool (*learn)(const LearnJob& job, int64_t group, void* scratch);
   void (*sigmoids)(const Plan& plan, Sigmoids& to);  // what `learn` reads where a loss is one

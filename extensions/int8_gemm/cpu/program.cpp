@@ -337,41 +337,4 @@ void Program::pack(const Kernels& k, int i, const int8_t* src, int8_t* packed) c
   for (size_t o = 0; o < rows; ++o) std::memcpy(to + o * padded, src + o * cols, cols);
 }
 
-namespace {
-
-size_t transposed_tile(const Leaf& leaf) {
-  return kTile * (4 * ((static_cast<size_t>(leaf.rows) + 3) / 4) + 4);
-}
-
-}  // namespace
-
-size_t transposed_bytes(const Leaf& leaf) {
-  return (static_cast<size_t>(leaf.cols) + kTile - 1) / kTile * transposed_tile(leaf);
-}
-
-void transpose(const int8_t* src, const Leaf& leaf, int8_t* packed) {
-  size_t rows = static_cast<size_t>(leaf.rows), cols = static_cast<size_t>(leaf.cols);
-  size_t tile = transposed_tile(leaf);
-  // Four rows at a time, so that memory is read and written in pieces of a tile's width.
-  for (size_t o = 0; o < rows; o += 4)
-    for (size_t k = 0; k < cols; k += kTile) {
-      int8_t* at = packed + k / kTile * tile;
-      int8_t* to = at + kTile * 4 + o * kTile;
-      int32_t bias[kTile];
-      std::memcpy(bias, at, sizeof bias);
-      for (size_t j = 0; j < 4 && o + j < rows; ++j) {
-        const int8_t* from = src + (o + j) * cols + k;
-        for (size_t i = 0; i < kTile && k + i < cols; ++i)
-          to[4 * i + j] = from[i], bias[i] -= 128 * from[i];
-      }
-      std::memcpy(at, bias, sizeof bias);
-    }
-}
-
-std::vector<int8_t> transposed(const int8_t* src, const Leaf& leaf) {
-  std::vector<int8_t> packed(transposed_bytes(leaf));
-  transpose(src, leaf, packed.data());
-  return packed;
-}
-
 }  // namespace eggroll

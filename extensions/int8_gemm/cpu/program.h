@@ -85,11 +85,4 @@ class Program {
 // part has a product, and its stage's registers; the state goes to the one part that uses it.
 std::vector<Stage> parts_of(const std::vector<Stage>& stages);
 
-// Writes the transpose of int8 [leaf.rows, leaf.cols], in the tiles of a linear leaf, into zeroed
-// memory: what LearnJob::back points to.
-void transpose(const int8_t* src, const Leaf& leaf, int8_t* packed);
-size_t transposed_bytes(const Leaf& leaf);
-
-std::vector<int8_t> transposed(const int8_t* src, const Leaf& leaf);
-
 }  // namespace eggroll
