@@ -1,5 +1,5 @@
-// AMX: products of signed bytes on matrix tiles (tdpbssd), of members, of votes and of credit that is
-// carried back, and AVX512-VNNI for what is done element by element.
+// AMX: products of signed bytes on matrix tiles (tdpbssd), of members, of votes and of credit that
+// is carried back, and AVX512-VNNI for what is done element by element.
 #include <immintrin.h>
 
 #include "plan.h"
