@@ -24,7 +24,7 @@ SOURCES = ROOT / "extensions" / "int8_gemm" / "cpu"
 # Share of the inputs by target. `values` are arrays alone, a hundred times as fast as the others.
 TARGETS = {"programs": 0.2, "arguments": 0.15, "worlds": 0.1, "values": 0.55}
 CHECKED = "program", "crediting", "stepper", "rules", "engine"  # guided by what they reach
-PLAIN = "dispatch", "machine", "parts"
+PLAIN = "blocks", "dispatch", "machine", "parts"
 X86 = {
     "avx2": ["-mavx2", "-mfma", "-mbmi2"],
     "avxvnni": ["-mavx2", "-mfma", "-mbmi2", "-mavxvnni"],
