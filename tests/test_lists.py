@@ -144,12 +144,20 @@ def indexed(value: int) -> Callable[[eg.Lists], eg.Lists]:
     return change
 
 
+def too_long(lists: eg.Lists) -> eg.Lists:
+    """Of numbers that are all right."""
+    spans = np.zeros_like(lists.spans)
+    spans[7, 1, 1, 1] = 7
+    return eg.Lists(np.zeros(20, np.int32), spans)
+
+
 WRONG: list[tuple[Callable[[eg.Lists], eg.Lists], str]] = [
     (changed((3, 1, 0, 1), 7), r"List \[3, 1, 0\] of spans begins at \d+ and has 7: 'ft' takes"),
     (changed((11, 2, 2, 1), 5), r"has 5: 'gt' takes at most 4 of the \d+ numbers of index"),
     (changed((0, 0, 1, 1), -1), r"List \[0, 0, 1\] of spans begins at \d+ and has -1"),
     (changed((5, 0, 2, 0), -1), r"List \[5, 0, 0\] of spans begins at -1"),
     (changed((2, 0, 0, 0), 1 << 30), r"List \[2, 0, 0\] of spans begins at 1073741824"),
+    (too_long, r"List \[7, 1, 1\] of spans begins at 0 and has 7: 'ft' takes at most 6 of the 20"),
     (indexed(50), r"index has 50 in a list of '[fg]t': 0 to \d+ is needed"),
     (indexed(-1), r"index has -1 in a list of '[fg]t': 0 to \d+ is needed"),
     (lambda lists: lists._replace(spans=lists.spans[..., :1]), r"\[R, T, 3, 2\] is needed"),

@@ -161,7 +161,7 @@ def check_batch(program: Program, batch: Batch) -> Batch:
         a = getattr(batch, name)
         if size and (a is None or a.ndim != 3 or a.shape[-1] != size):
             raise ValueError(f"the program reads {name} {dtype} [T, S, {size}]: give them")
-    for op in (op for stage in program.stages for op in stage.ops if op.kind == "features"):
+    for op in program.sparse_ops:
         lists, active, first, _ = op.numbers
         index = batch.features[..., first : first + lists * active]
         _check_range("features", index, -1, program.leaves[op.leaf].shape[0] - 1)

@@ -246,7 +246,7 @@ def check_rows(program: Program, batch: Batch) -> None:
     features = batch.features
     _check("features", features, mx.int32, (members, length, program.indices))
     host = np.asarray(features)
-    for op in (op for stage in program.stages for op in stage.ops if op.kind == "features"):
+    for op in program.sparse_ops:
         lists, active, first, _ = op.numbers
         leaf, indices = program.leaves[op.leaf], host[..., first : first + lists * active]
         if indices.size and not -1 <= indices.min() <= indices.max() < leaf.shape[0]:

@@ -187,7 +187,7 @@ class TrialCase:
         state = mx.array(words.integers(-127, 128, (members, program.state_size), np.int8))
         inputs = words.integers(-128, 128, (*shape, program.inputs), np.int8)
         features = np.full((*shape, program.indices), -1, np.int32)
-        for op in (op for stage in program.stages for op in stage.ops if op.kind == "features"):
+        for op in program.sparse_ops:
             lists, active, first, _ = op.numbers
             size, count = lists * active, program.leaves[op.leaf].shape[0]
             features[..., first : first + size] = words.integers(-1, count, (*shape, size))

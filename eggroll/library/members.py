@@ -88,8 +88,6 @@ class RowReader:
         kinds = {op.kind for stage in program.stages for op in stage.ops}
         self._reads_tokens = "embed" in kinds
         self._ones = np.zeros((0, 0), np.int32)
-        ops = [op for stage in program.stages for op in stage.ops]
-        self._lists = sum(op.numbers[0] for op in ops if op.kind == "features")
         # What policies are given is for their votes alone.
         inner = {program.outputs[policy.output + 1].name for policy in program.policies}
         self._public = [output.name for output in program.outputs if output.name not in inner]
@@ -141,8 +139,9 @@ class RowReader:
         index, size = None, net.indices
         if isinstance(features, Lists) and size:
             if spans:
-                index, features = features.arrays(self._lists)
-                features = features.reshape(*features.shape[:-2], size := 2 * self._lists)
+                index, found = features.arrays(net)
+                *lead, lists, _ = found.shape
+                size, features = 2 * lists, found.reshape(*lead, 2 * lists)
             else:
                 features = features.padded(net)
         values = self._take("inputs", inputs, net.inputs, np.int8, taken)

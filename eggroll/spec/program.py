@@ -138,14 +138,15 @@ class Lists(NamedTuple):
             )
         return cls(index, np.stack([at[:-1], np.diff(at)], axis=-1).reshape(-1, lists, 2))
 
-    def arrays(self, lists: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The index [n] and the spans [R, T, lists, 2] or [R, lists, 2], int32.
+    def arrays(self, program: Program) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The index [n] and the spans of all lists [R, T, lists, 2] or [R, lists, 2], int32.
 
         Raises:
             InputError: they are no whole numbers of 31 bits, or have another shape.
         """
         index = whole_numbers("The numbers of index", self.index)
         spans = whole_numbers("spans", self.spans)
+        lists = sum(op.numbers[0] for op in program.sparse_ops)
         if index.ndim != 1:
             raise InputError(f"index has the shape {list(index.shape)}: [n] is needed.")
         if spans.ndim not in (3, 4) or spans.shape[-2:] != (lists, 2):
@@ -161,11 +162,9 @@ class Lists(NamedTuple):
         Raises:
             InputError: a list or an index that the program does not allow, which is named.
         """
-        stages = program.stages
-        operations = [op for stage in stages for op in stage.ops if op.kind == "features"]
-        index, spans = self.arrays(sum(op.numbers[0] for op in operations))
+        index, spans = self.arrays(program)
         made, first = [], 0
-        for op in operations:
+        for op in program.sparse_ops:
             lists, active, _, _ = op.numbers
             begins, sizes = np.moveaxis(spans[..., first : first + lists, :], -1, 0)
             leaf = program.leaves[op.leaf]
@@ -178,8 +177,7 @@ class Lists(NamedTuple):
                     f"{len(self.index)} numbers of index."
                 )
             there = np.arange(active) < sizes[..., None]
-            at = np.where(there, begins[..., None] + np.arange(active), 0)
-            found = index[at]
+            found = index[np.where(there, begins[..., None] + np.arange(active), 0)]
             if (wrong := there & ((found < 0) | (found >= leaf.shape[0]))).any():
                 raise InputError(
                     f"index has {found[wrong][0]} in a list of {leaf.name!r}: 0 to "
@@ -546,6 +544,11 @@ class Program:
     def _here(self) -> str:
         prefix = f" ({self.prefix!r})" if self.prefix else ""
         return f"Stage {len(self.stages) - 1}{prefix}"
+
+    @property
+    def sparse_ops(self) -> list[Op]:
+        """Its operations `features`, whose lists lie one after another in a row."""
+        return [op for stage in self.stages for op in stage.ops if op.kind == "features"]
 
     @property
     def scored(self) -> bool:

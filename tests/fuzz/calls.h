@@ -73,14 +73,11 @@ class Call {
     if (plain.shape() != mx::Shape{P, T, plan.indices} || plain.dtype() != mx::int32) return plain;
     mx::eval(plain);
     std::vector<int32_t> v(plain.data<int32_t>(), plain.data<int32_t>() + plain.size());
-    for (int s = 0; s < plan.stage_count; ++s)
-      for (int j = 0; j < plan.stages[s].op_count; ++j) {
-        const Op& op = plan.stages[s].ops[j];
-        if (op.kind != OpKind::features) continue;
-        for (size_t row = 0; row < v.size(); row += static_cast<size_t>(plan.indices))
-          for (int i = 0; i < op.lists * op.active; ++i)
-            v[row + static_cast<size_t>(op.first + i)] = in.any(-1, plan.leaves[op.leaf].rows - 1);
-      }
+    each_features(plan, [&](const Op& op) {
+      for (size_t row = 0; row < v.size(); row += static_cast<size_t>(plan.indices))
+        for (int i = 0; i < op.lists * op.active; ++i)
+          v[row + static_cast<size_t>(op.first + i)] = in.any(-1, plan.leaves[op.leaf].rows - 1);
+    });
     return array_of(v, plain.shape(), mx::int32);
   }
 
@@ -212,12 +209,9 @@ class Call {
   // Of an index that is made with them.
   mx::array spans(std::optional<mx::array>& index) {
     int most = kActive, rows = kFeatures;
-    for (int s = 0; s < plan.stage_count; ++s)
-      for (int j = 0; j < plan.stages[s].op_count; ++j) {
-        const Op& op = plan.stages[s].ops[j];
-        if (op.kind != OpKind::features) continue;
-        most = std::min(most, op.active), rows = std::min(rows, plan.leaves[op.leaf].rows);
-      }
+    each_features(plan, [&](const Op& op) {
+      most = std::min(most, op.active), rows = std::min(rows, plan.leaves[op.leaf].rows);
+    });
     index = make.whole({2 * most}, 0, rows - 1);
     return make.whole({P, T, 2 * lists_of(plan)}, 0, most);
   }

@@ -26,9 +26,7 @@ Carried read_carried(Reader& in) {
   c.words = in.array<uint32_t>();
   c.inputs = in.array<int8_t>();
   c.features = in.array<int32_t>(), c.scales = in.array<int32_t>();
-  for (int i = 0; i < plan.leaf_count; ++i) {
-    c.back.push_back(in.array<int8_t>());
-  }
+  for (int i = 0; i < plan.leaf_count; ++i) c.back.push_back(in.array<int8_t>());
   c.scores = in.array<int16_t>(), c.state_after = in.array<int8_t>();
   c.sizes = in.array<int64_t>();
   for (int i = 0; i < plan.leaf_count; ++i) c.votes.push_back(in.array<int32_t>());
@@ -43,18 +41,16 @@ struct Spans {
     const Plan& plan = c.program->plan();
     const int64_t rows = int64_t{c.members} * c.tokens_per_member;
     for (int64_t row = 0; row < rows; ++row)
-      for (int s = 0; s < plan.stage_count; ++s)
-        for (int j = 0; j < plan.stages[s].op_count; ++j) {
-          const Op& op = plan.stages[s].ops[j];
-          const int32_t* list = c.features.data() + row * plan.indices + op.first;
-          for (int l = 0; op.kind == OpKind::features && l < op.lists; ++l, list += op.active) {
-            const size_t begin = index.size();
-            for (int i = 0; i < op.active; ++i)
-              if (list[i] >= 0) index.push_back(list[i]);
-            of.push_back(static_cast<int32_t>(begin));
-            of.push_back(static_cast<int32_t>(index.size() - begin));
-          }
+      each_features(plan, [&](const Op& op) {
+        const int32_t* list = c.features.data() + row * plan.indices + op.first;
+        for (int l = 0; l < op.lists; ++l, list += op.active) {
+          const size_t begin = index.size();
+          for (int i = 0; i < op.active; ++i)
+            if (list[i] >= 0) index.push_back(list[i]);
+          of.push_back(static_cast<int32_t>(begin));
+          of.push_back(static_cast<int32_t>(index.size() - begin));
         }
+      });
     index.shrink_to_fit();  // so that what is read beyond is seen
   }
 };

@@ -318,21 +318,12 @@ struct AmxProducts : Base {
 
   // Blocks of 16 x 16 are turned; what they have beyond the matrix is zero.
   static void pack_back(const int8_t* src, int rows, int cols, int8_t* to) {
-    constexpr int kSide = 16;
+    constexpr int kSide = Piece<16>::kColumns;
     const int steps = steps_of(words_of(rows));
     for (int o = 0; o < rows; o += kSide, src += kSide * static_cast<int64_t>(cols))
       for (int k = 0; k < cols; k += kSide) {
-        int8_t rest[kSide][kSide] = {};
         alignas(64) int8_t turned[kSide * kSide];
-        const int8_t* from[kSide];
-        const int n = cols - k < kSide ? cols - k : kSide;
-        for (int j = 0; j < kSide; ++j) {
-          from[j] = o + j < rows ? src + static_cast<int64_t>(j) * cols + k : rest[j];
-          if (n == kSide || o + j >= rows) continue;
-          __builtin_memcpy(rest[j], from[j], static_cast<size_t>(n));
-          from[j] = rest[j];
-        }
-        Isa::transpose(from, turned);
+        Isa::transpose(Piece<kSide>(src + k, cols, rows - o, cols - k).row, turned);
         const int group = k / kGroup, s = o / kStep, at = group % 2 ? steps - 1 - s : s;
         int8_t* row =
             to + ((static_cast<size_t>(group) * steps + at) * kGroup + k % kGroup) * kStep;

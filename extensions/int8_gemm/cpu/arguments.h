@@ -71,6 +71,22 @@ Job job_of(const Kernels& k, const Program& program, const Arrays& arrays, const
   return job;
 }
 
+constexpr size_t kCacheLine = 64;  // bytes
+
+// Zeros for packed weights, from `at_cache_line` on.
+mx::array room_for_weights(size_t bytes) {
+  bytes += kCacheLine;
+  require(bytes < size_t{1} << 31, "pack: the network has too many weights");
+  mx::array room(allocated(bytes), {static_cast<int>(bytes)}, mx::int8);
+  std::memset(room.data<int8_t>(), 0, room.nbytes());
+  return room;
+}
+
+int8_t* at_cache_line(mx::array& room) {
+  int8_t* at = room.data<int8_t>();
+  return at + (kCacheLine - reinterpret_cast<uintptr_t>(at) % kCacheLine) % kCacheLine;
+}
+
 mx::Shape shape_of(const Leaf& l) { return l.cols ? mx::Shape{l.rows, l.cols} : mx::Shape{l.rows}; }
 
 // Of members without noise. Its table is there already: what MLX has yet to compute goes through a
@@ -170,16 +186,16 @@ void check_features(const Plan& plan, const Op& op, const mx::array& features) {
 // Every list must lie in the index, and be no longer than its operation lets it be.
 void check_spans(const Plan& plan, const mx::array& spans, int64_t size) {
   const int32_t* span = spans.data<int32_t>();
-  const size_t lists = static_cast<size_t>(lists_of(plan));
-  std::vector<int32_t> most;
-  for (int s = 0; s < plan.stage_count; ++s)
-    for (int j = 0; j < plan.stages[s].op_count; ++j)
-      if (const Op& op = plan.stages[s].ops[j]; op.kind == OpKind::features)
-        most.insert(most.end(), static_cast<size_t>(op.lists), op.active);
+  std::vector<int32_t> most;  // of every list of a row
+  each_features(plan, [&](const Op& op) {
+    most.insert(most.end(), static_cast<size_t>(op.lists), op.active);
+  });
   int64_t bad = 0;  // a sign
-  for (size_t i = 0; i < spans.size(); i += 2 * lists)
-    for (size_t l = 0; l < lists; ++l, span += 2)
-      bad |= span[0] | span[1] | (most[l] - int64_t{span[1]}) | (size - span[0] - span[1]);
+  for (size_t i = 0; i < spans.size(); i += 2 * most.size())
+    for (const int32_t longest : most) {
+      bad |= span[0] | span[1] | (longest - int64_t{span[1]}) | (size - span[0] - span[1]);
+      span += 2;
+    }
   require(bad >= 0,
           "features: a list is longer than its program says, or reaches beyond its "
           "index");
@@ -202,10 +218,7 @@ void add_rows(const Plan& plan, const Rows& rows, const std::optional<mx::array>
                        static_cast<int64_t>(index->size()));
   }
   mx::array features = shown(rows.second, mx::int32, {members, count, plan.indices}, "features");
-  for (int s = 0; s < plan.stage_count; ++s)
-    for (int j = 0; j < plan.stages[s].op_count; ++j)
-      if (plan.stages[s].ops[j].kind == OpKind::features)
-        check_features(plan, plan.stages[s].ops[j], features);
+  each_features(plan, [&](const Op& op) { check_features(plan, op, features); });
   arrays.features = arrays.add(features);
 }
 

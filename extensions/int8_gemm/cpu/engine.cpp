@@ -17,21 +17,6 @@
 
 namespace eggroll {
 
-namespace {
-
-constexpr size_t kCacheLine = 64;  // bytes
-
-// Zeros for packed weights, which may begin up to a cache line later.
-mx::array room_for_weights(int64_t bytes) {
-  bytes += kCacheLine;
-  require(bytes < int64_t{1} << 31, "pack: the network has too many weights");
-  mx::array room(allocated(static_cast<size_t>(bytes)), {static_cast<int>(bytes)}, mx::int8);
-  std::memset(room.data<int8_t>(), 0, room.nbytes());
-  return room;
-}
-
-}  // namespace
-
 double peak(int threads) {
   using Clock = std::chrono::steady_clock;
   check_threads(threads);
@@ -54,11 +39,10 @@ double peak(int threads) {
 Packed::Packed(std::shared_ptr<const Program> program, const std::vector<mx::array>& leaves)
     : program_(std::move(program)),
       kernels_(&kernels()),
-      memory_(room_for_weights(program_->packed_bytes(*kernels_))) {
+      memory_(room_for_weights(static_cast<size_t>(program_->packed_bytes(*kernels_)))) {
   const Plan& plan = program_->plan();
   require(static_cast<int>(leaves.size()) == plan.leaf_count, "pack: one array per leaf is needed");
-  int8_t* to = memory_.data<int8_t>();
-  to += (kCacheLine - reinterpret_cast<uintptr_t>(to) % kCacheLine) % kCacheLine;
+  int8_t* to = at_cache_line(memory_);
   for (int i = 0; i < plan.leaf_count; ++i) {
     const Leaf& leaf = plan.leaves[i];
     const mx::array& given = leaves[static_cast<size_t>(i)];

@@ -172,27 +172,36 @@ static inline size_t turned_bytes(int rows, int cols) {
   return static_cast<size_t>(tiles_of(cols)) * PortableIsa::tile_bytes(words_of(rows));
 }
 
+// Sixteen columns of so many rows of a matrix, zero beyond the `there` rows and `columns` columns
+// that it has: where they lie, or copied.
+template <int count>
+struct Piece {
+  static constexpr int kColumns = 16;
+  const int8_t* row[count];
+  int8_t copy[count][kColumns] = {};
+
+  Piece(const int8_t* src, int64_t stride, int there, int columns) {
+    for (int j = 0; j < count; ++j, src += stride) {
+      row[j] = j < there && columns >= kColumns ? src : copy[j];
+      if (j < there && columns < kColumns)
+        __builtin_memcpy(copy[j], src, static_cast<size_t>(columns));
+    }
+  }
+};
+
 template <typename Isa>
 static void pack_turned(const int8_t* src, int rows, int cols, int8_t* to) {
   const int words = words_of(rows);
   const size_t tile = PortableIsa::tile_bytes(words);
   for (int w = 0; w < words; ++w, src += 4 * static_cast<int64_t>(cols)) {
-    const int there = rows - 4 * w < 4 ? rows - 4 * w : 4;
     for (int k = 0; k < cols; k += 2 * kTile) {
-      const int n = cols - k < 2 * kTile ? cols - k : 2 * kTile;
-      int8_t rest[4][2 * kTile] = {};
-      const int8_t* from[4];
-      for (int j = 0; j < 4; ++j) {
-        from[j] = j < there ? src + static_cast<int64_t>(j) * cols + k : rest[j];
-        if (n == 2 * kTile || j >= there) continue;
-        __builtin_memcpy(rest[j], from[j], static_cast<size_t>(n));
-        from[j] = rest[j];
-      }
+      const Piece<4> piece(src + k, cols, rows - 4 * w, cols - k);
       uint32_t none[kTile];
       auto word = [&](int i) {
         return reinterpret_cast<uint32_t*>(to + static_cast<size_t>(i) * tile) + (1 + w) * kTile;
       };
-      Isa::interleave(from, 0, 0, word(k / kTile), n > kTile ? word(k / kTile + 1) : none);
+      const bool both = cols - k > kTile;
+      Isa::interleave(piece.row, 0, 0, word(k / kTile), both ? word(k / kTile + 1) : none);
     }
   }
   for (int i = 0; i < tiles_of(cols); ++i) Isa::bias(to + static_cast<size_t>(i) * tile, words);

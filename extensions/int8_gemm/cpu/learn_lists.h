@@ -49,13 +49,9 @@ struct LearnLists {
       const int cols = leaf.cols, active = op.active, down = op.shift;
       const int64_t step = words_of(cols) * 4;
       each_list(op, list, [&](const int32_t* of, int n) {
-        ActiveRows found{of, n};
-        if (n < 0) {
-          found = Isa::active_rows(of, active, room);
-          *count++ = found.row == of ? found.count : -1;
-        } else if (!Isa::within(found, leaf.rows)) {
-          ok = false, found.count = 0;
-        }
+        ActiveRows found = n < 0 ? Isa::active_rows(of, active, room) : ActiveRows{of, n};
+        if (n >= 0 && !Isa::within(found, leaf.rows)) ok = false, found.count = 0;
+        *count++ = found.row == of ? found.count : -1;
         Isa::sum_rows(weights, step, found, cols, sum);
         Isa::clip_sums(sum, cols, down, to);
         to += cols;
@@ -69,8 +65,8 @@ struct LearnLists {
     each([&](const Op& op, int list, const int8_t* from, const int32_t* count) {
       int32_t* votes = z[op.leaf];
       const int cols = cols_of(op), active = op.active;
-      each_list(op, list, [&](const int32_t* of, int n) {
-        if (!index) n = *count++;
+      each_list(op, list, [&](const int32_t* of, int) {
+        const int n = *count++;
         Isa::add_to_rows(from, cols, n < 0 ? Isa::active_rows(of, active, room) : ActiveRows{of, n},
                          votes);
         from += cols;

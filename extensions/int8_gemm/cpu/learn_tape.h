@@ -100,7 +100,7 @@ struct LearnTape : Block {
     for (int j = 0; j < stage->op_count; ++j) {
       const Op& op = stage->ops[j];
       const size_t size = credit_words(op) * static_cast<size_t>(T());
-      credits[j] = arena.take<uint32_t>(size + Isa::kPadding);
+      credits[j] = arena.take<uint32_t>(size ? size + Isa::kPadding : 0);
       voted[j] = false;
     }
   }

@@ -145,13 +145,9 @@ struct LearnWork {
     std::vector<size_t> at(leaves + 1);  // where a leaf's votes begin in `sums`
     for (size_t i = 0; i < leaves; ++i) {
       const Leaf& leaf = plan.leaves[i];
-      if (matrices[i]) {  // from a cache line on
-        constexpr size_t kLine = 64;
-        const size_t bytes = k->back_bytes(leaf.rows, leaf.cols) + kLine;
-        packed.push_back(made({static_cast<int>(bytes)}, mx::int8));
-        int8_t* room = packed.back().data<int8_t>();
-        std::memset(room, 0, bytes);
-        back[i] = room + (kLine - reinterpret_cast<uintptr_t>(room) % kLine) % kLine;
+      if (matrices[i]) {
+        packed.push_back(room_for_weights(k->back_bytes(leaf.rows, leaf.cols)));
+        back[i] = at_cache_line(packed.back());
       }
       at[i + 1] = at[i] + static_cast<size_t>(elements(leaf)) * sizeof(int32_t);
     }
@@ -210,11 +206,8 @@ struct LearnWork {
   int group_of(int64_t blocks) const {
     const Plan& plan = job.job.plan;
     int64_t values = 0;  // that lists give to a row
-    for (int i = 0; i < plan.stage_count; ++i)
-      for (int j = 0; j < plan.stages[i].op_count; ++j) {
-        const Op& op = plan.stages[i].ops[j];
-        if (op.kind == OpKind::features) values += int64_t{op.lists} * plan.leaves[op.leaf].cols;
-      }
+    each_features(plan,
+                  [&](const Op& op) { values += int64_t{op.lists} * plan.leaves[op.leaf].cols; });
     if (!values) return 1;
     const int64_t block = values * kLanes * job.job.tokens_per_member;
     const int64_t count = threads > 0 ? threads : default_threads(),

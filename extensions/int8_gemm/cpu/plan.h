@@ -108,12 +108,18 @@ struct Plan {
   bool scored;  // whether there is a score
 };
 
-// Of all operations on features.
-static inline int lists_of(const Plan& plan) {
-  int lists = 0;
+// Calls each(operation) of all that sum lists of features, in the order of these in a row.
+template <typename Each>
+static inline void each_features(const Plan& plan, Each each) {
   for (int i = 0; i < plan.stage_count; ++i)
     for (int j = 0; j < plan.stages[i].op_count; ++j)
-      if (plan.stages[i].ops[j].kind == OpKind::features) lists += plan.stages[i].ops[j].lists;
+      if (plan.stages[i].ops[j].kind == OpKind::features) each(plan.stages[i].ops[j]);
+}
+
+// Lists of a row.
+static inline int lists_of(const Plan& plan) {
+  int lists = 0;
+  each_features(plan, [&](const Op& op) { lists += op.lists; });
   return lists;
 }
 
