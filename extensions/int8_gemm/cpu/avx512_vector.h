@@ -118,6 +118,7 @@ struct V512 {
     return {_mm512_max_epi32(_mm512_min_epi32(v, _mm512_set1_epi32(by)), _mm512_set1_epi32(-by))};
   }
   V512 sra32(int by) const { return {_mm512_sra_epi32(v, _mm_cvtsi32_si128(by))}; }
+  V512 sra32(V512 by) const { return {_mm512_srav_epi32(v, by.v)}; }
   V512 sra16(int by) const { return {_mm512_sra_epi16(v, _mm_cvtsi32_si128(by))}; }
   V512 add16(V512 b) const { return {_mm512_add_epi16(v, b.v)}; }
   V512 adds16(V512 b) const { return {_mm512_adds_epi16(v, b.v)}; }

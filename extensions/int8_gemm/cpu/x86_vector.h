@@ -97,6 +97,7 @@ struct V256 {
     return {_mm256_max_epi32(_mm256_min_epi32(v, _mm256_set1_epi32(by)), _mm256_set1_epi32(-by))};
   }
   V256 sra32(int by) const { return {_mm256_sra_epi32(v, _mm_cvtsi32_si128(by))}; }
+  V256 sra32(V256 by) const { return {_mm256_srav_epi32(v, by.v)}; }
   V256 sra16(int by) const { return {_mm256_sra_epi16(v, _mm_cvtsi32_si128(by))}; }
   V256 add16(V256 b) const { return {_mm256_add_epi16(v, b.v)}; }
   V256 adds16(V256 b) const { return {_mm256_adds_epi16(v, b.v)}; }
