@@ -13,6 +13,9 @@ namespace eggroll {
 // Bytes of a core's second-level cache; half a MiB where the system does not tell.
 int64_t cache_bytes();
 
+// Of the last-level cache that a core sees; 0 where the system does not tell.
+int64_t last_cache_bytes();
+
 // Cores this process may run on.
 int default_threads();
 

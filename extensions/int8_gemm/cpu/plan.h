@@ -327,7 +327,8 @@ struct Kernels {
   bool (*learn)(const LearnJob& job, int64_t group, void* scratch);
   void (*sigmoids)(const Plan& plan, Sigmoids& to);  // what `learn` reads where a loss is one
   // Rules on values first .. last - 1 of a leaf, see rules.h; how many weights moved.
-  int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor);
+  // past: what is written goes past the caches, where the unit can.
+  int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor, bool past);
   int64_t (*sign)(const SignLeaf& leaf, int64_t first, int64_t last);
   // The same of at most kWhitenedRows rows; where `after` is wanted the squares of what the leaf's
   // votes are whitened from are added up, and then `after` is that of a block of inputs.

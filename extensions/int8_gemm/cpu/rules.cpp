@@ -31,13 +31,21 @@ int64_t sum_of_parts(const std::vector<Leaf>& leaves, int64_t few, int threads, 
   return sum;
 }
 
+// Whether what is written of a leaf would not be in a cache any more when the next update reads it:
+// where what is read and written of it is an eighth of the last one. With 480 MiB of that 1.3
+// million values had better stay, and 10.6 million not.
+bool passes_caches(const AdamLeaf& leaf) {
+  constexpr int64_t kLeast = 1 << 20, kMost = 1 << 22, kBytes = 36, kShare = 8;
+  return leaf.n >= std::clamp(last_cache_bytes() / (kShare * kBytes), kLeast, kMost);
+}
+
 }  // namespace
 
 int64_t adam(const std::vector<AdamLeaf>& leaves, int64_t factor, int threads) {
   const auto part = kernels().adam;
   return sum_of_parts(leaves, 1 << 15, threads,
                       [&](const AdamLeaf& leaf, int64_t first, int64_t last) {
-                        return part(leaf, first, last, factor);
+                        return part(leaf, first, last, factor, passes_caches(leaf));
                       });
 }
 

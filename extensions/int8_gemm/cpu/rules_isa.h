@@ -35,7 +35,7 @@ struct PortableAdam {
     return static_cast<int32_t>(v < -kFine ? -kFine : v > kFine ? kFine : v);
   }
 
-  static int64_t part(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor) {
+  static int64_t part(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor, bool) {
     const auto& [from, to, votes, n, decay] = leaf;
     int64_t count = 0;
     for (int64_t i = first; i < last; ++i) {

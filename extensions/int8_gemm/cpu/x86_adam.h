@@ -7,8 +7,6 @@
 
 template <typename V>
 struct X86Adam : PortableAdam {
-  static constexpr int64_t kPastCaches = 1 << 20;  // values of a leaf
-
   using Half = typename V::Half;
   using Long = typename V::Long;
   using Real = typename V::Real;
@@ -64,22 +62,21 @@ struct X86Adam : PortableAdam {
     return joined(v);
   }
 
-  static int64_t part(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor) {
-    return leaf.decay ? part_of<true>(leaf, first, last, factor)
-                      : part_of<false>(leaf, first, last, factor);
+  static int64_t part(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor,
+                      bool past) {
+    return leaf.decay ? part_of<true>(leaf, first, last, factor, past)
+                      : part_of<false>(leaf, first, last, factor, past);
   }
 
   template <bool shrinks>
-  static int64_t part_of(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor) {
+  static int64_t part_of(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor,
+                         bool past) {
     const auto& [from, to, votes, n, decay] = leaf;
     const Real by = Real::all(static_cast<double>(factor));
     const Real less = Real::all(static_cast<double>(decay) * 0x1p-24);
     const Real kept = Real::all(230.0 / 256), added = Real::all(26.0 / 256);
-    // What the next update reads is not in a cache any more where there is so much of it.
-    constexpr size_t kAligned = 4 * V::kWidth;
-    const bool past =
-        n >= kPastCaches && aligned<kAligned>(to.mean + first, to.size + first, to.fine + first,
-                                              to.feedback ? to.feedback + first : nullptr);
+    past = past && aligned<4 * V::kWidth>(to.mean + first, to.size + first, to.fine + first,
+                                          to.feedback ? to.feedback + first : nullptr);
     auto put = [past](V v, int32_t* p) { past ? v.stream(p) : v.storeu(p); };
     int64_t count = 0, i = first;
     for (; i + V::kWidth <= last; i += V::kWidth) {
@@ -111,6 +108,6 @@ struct X86Adam : PortableAdam {
       count += fine.add32(V::all32(kHalf)).move_bytes(from.weights + i, to.weights + i);
     }
     if (past) _mm_sfence();
-    return count + PortableAdam::part(leaf, i, last, factor);
+    return count + PortableAdam::part(leaf, i, last, factor, past);
   }
 };
