@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from eggroll.lm import Trainer, learner
 from eggroll.lm.adapter import tensors_file
 from eggroll.lm.layers import leaf_of, signs, weights_of
 from eggroll.lm.learner import DeltaLearner, Options, PairNoise, summed
+from experiments.lm import sort_digits
 
 PROMPTS = ["sort 312=", "a", "hello"]
 SMALL: dict[str, Any] = {
@@ -416,3 +418,22 @@ def test_options_that_are_not_given_stay_what_they_were():
         rate=2.0, rate_decay=1.0, decay=0.0, rank=1, table_bits=22, raise_sigma=True, memory=1024,
         chunk=0, checkpoint_every=10,
     )  # fmt: skip
+
+
+def test_errors_that_pass_later_parts_by_are_those_of_the_same_logits() -> None:
+    """sort_digits: only the last part, behind which there is nothing, gets the errors it had."""
+    model = sort_digits.new_model(1)
+    ids = mx.array([Letters().encode(prompt) for prompt in ("abc=", "cab=")]) % 12
+
+    def errors_by(forward: sort_digits.Forward) -> list[mx.array]:
+        step = nn.value_and_grad(
+            model, lambda m: nn.losses.cross_entropy(forward(m, ids), ids).sum()
+        )
+        loss, gradient = step(model)
+        layers = gradient["model"]["layers"]
+        return [loss, *(layer["mlp"]["down_proj"]["weight"] for layer in layers)]
+
+    same = [mx.allclose(*pair, rtol=1e-5).item() for pair in zip(
+        errors_by(operator.call), errors_by(sort_digits.direct), strict=True
+    )]  # fmt: skip
+    assert same == [True, False, True]

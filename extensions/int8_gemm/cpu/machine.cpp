@@ -35,7 +35,7 @@ int64_t cache_bytes() {
   return bytes > 0 ? bytes : int64_t{1} << 19;
 }
 
-int64_t last_cache_bytes() {
+int64_t third_cache_bytes() {
 #ifdef _SC_LEVEL3_CACHE_SIZE
   // Asked once: a virtual machine takes microseconds to answer.
   static const int64_t bytes = std::max(sysconf(_SC_LEVEL3_CACHE_SIZE), 0L);

@@ -13,8 +13,8 @@ namespace eggroll {
 // Bytes of a core's second-level cache; half a MiB where the system does not tell.
 int64_t cache_bytes();
 
-// Of the last-level cache that a core sees; 0 where the system does not tell.
-int64_t last_cache_bytes();
+// Bytes of the third-level cache; 0 where the system does not tell.
+int64_t third_cache_bytes();
 
 // Cores this process may run on.
 int default_threads();

@@ -32,11 +32,11 @@ int64_t sum_of_parts(const std::vector<Leaf>& leaves, int64_t few, int threads, 
 }
 
 // Whether what is written of a leaf would not be in a cache any more when the next update reads it:
-// where what is read and written of it is an eighth of the last one. With 480 MiB of that 1.3
-// million values had better stay, and 10.6 million not.
+// where what is read and written of it is an eighth of the third one. With 480 MiB of that 1.3
+// million values had better stay, and 10.6 million not. From kMost on, which tests have, always.
 bool passes_caches(const AdamLeaf& leaf) {
   constexpr int64_t kLeast = 1 << 20, kMost = 1 << 22, kBytes = 36, kShare = 8;
-  return leaf.n >= std::clamp(last_cache_bytes() / (kShare * kBytes), kLeast, kMost);
+  return leaf.n >= std::clamp(third_cache_bytes() / (kShare * kBytes), kLeast, kMost);
 }
 
 }  // namespace

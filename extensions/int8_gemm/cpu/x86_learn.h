@@ -160,7 +160,7 @@ struct X86Learn : X86Rows {
 
   static int32_t round(const int32_t* of, const uint32_t* places, uint32_t first, int h,
                        int8_t* to) {
-    // Shifts by vectors take one port where those by a number take two.
+    // On Intel's cores shifts by vectors take one port, where those by a number take two.
     const V base = V::all32(static_cast<int>(first)), up = V::all32(32 - h), down = V::all32(h);
     V size = V::all32(0);
     for (int i = 0; i < kRow; i += kBlock) {
