@@ -39,8 +39,9 @@ EXAMPLES = (
     ("-n 4 -- python -m eggroll.train --out runs/four", "four ranks on this machine"),
     ("--hostfile hosts.json -- python -m eggroll.train", "the ranks of a file, on their machines"),
 )
-# Seconds after one rank failed in which the others have to end by themselves, then by SIGTERM.
-GRACE, KILL_AFTER = 3.0, 20.0
+# Seconds that the others have to end by themselves after a rank died by a signal, or after one gave
+# up by itself, which all may be about to do; then to end by SIGTERM, until they are killed.
+AFTER_DEATH, AFTER_FAILURE, TO_END = 3.0, 20.0, 17.0
 POLL = 0.05
 
 
@@ -142,10 +143,10 @@ def _copy(rank: Any, pipe: BinaryIO, out: BinaryIO, is_stdout: bool) -> None:
 def _wait_for(ranks: Sequence[subprocess.Popen[bytes]], signals: list[int]) -> list[int]:
     """Exit codes in the order in which the ranks ended; a signal has 128 added, as in a shell.
 
-    asked: signals that came, which are passed on.
+    signals: those that came, which are passed on.
     """
     codes: list[int] = []
-    running, first_failure, asked_to_end = list(ranks), float("inf"), False
+    running, end_by, asked_to_end = list(ranks), float("inf"), False
     while running:
         for number in signals[:]:
             signals.remove(number)
@@ -157,12 +158,14 @@ def _wait_for(ranks: Sequence[subprocess.Popen[bytes]], signals: list[int]) -> l
             if code < 0:
                 say(f"launch: rank {ranks.index(rank)} was ended by signal {-code}.")
             codes.append(128 - code if code < 0 else code)
-            first_failure = min(first_failure, time.monotonic()) if code else first_failure
-        since_failure = time.monotonic() - first_failure
-        if since_failure > GRACE and not asked_to_end:
+            if code:
+                patience = AFTER_DEATH if code < 0 else AFTER_FAILURE
+                end_by = min(end_by, time.monotonic() + patience)
+        overdue = time.monotonic() - end_by
+        if overdue > 0 and not asked_to_end:
             asked_to_end = True
             signals.append(signal.SIGTERM)  # to those that wait for the others to appear
-        if since_failure > KILL_AFTER:
+        if overdue > TO_END:
             for rank in running:
                 rank.kill()
         time.sleep(POLL)

@@ -219,3 +219,12 @@ def test_a_sentence_of_all_ranks_is_said_once(tmp_path: Path):
     assert said == ""
     assert complaints.startswith("error: --sigma-shift is 99: ")
     assert complaints.count("\n") == 1
+
+
+def test_a_rank_that_gives_up_after_another_is_waited_for():
+    """As the one that says why, on a machine that has much else to do."""
+    late = "import os, time; time.sleep(4 * (os.environ['MLX_RANK'] == '0')); exit('why')"
+    with started(2, ("-c", late), program=(sys.executable,)) as launcher:
+        _, complaints = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1
+    assert complaints == "why\nwhy\n"
