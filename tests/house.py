@@ -58,7 +58,7 @@ BUDGETS: dict[str, int] = {
     "cli": 800,
     "data": 1550,
     "engines": 6010,
-    "envs": 760,
+    "envs": 795,
     "evolution": 1270,
     "library": 2870,
     "lm": 2025,

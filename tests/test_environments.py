@@ -162,6 +162,80 @@ def test_a_limit_of_steps_is_a_truncation():
     assert short.steps == 5 * P
 
 
+class Stop(gymnasium.Env):
+    """Lasts until action 1, for as many steps as its limit; a reward of -1 or 1 for each."""
+
+    def __init__(self, reward: float = -1.0) -> None:
+        self.reward = reward
+        self.observation_space = spaces.Box(-1, 1, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.left = 30
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return np.zeros(1, np.float32), self.reward, bool(action == 1), self.left == 0, {}
+
+
+def stopping(lengths: NDArray[np.int64]) -> Any:
+    """Players whose episodes [P, E] have so many steps if nobody cuts them."""
+    seen = 0
+
+    def outputs(rows: NDArray[np.int8]) -> NDArray[np.int64]:
+        nonlocal seen
+        seen += 1
+        return np.stack([0 * lengths, np.where(lengths <= seen, 1, -1)], axis=-1)
+
+    return outputs
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_who_has_lost_is_cut(mode: str):
+    """A start's first of eight gives the others 1.5 times its steps; two starts, two episodes."""
+    lengths = np.full((16, 2), 25)
+    lengths[3, 0], lengths[[2, 5], 1] = 4, (10, 14)  # the second ends before its time is over
+    lengths[8:, 0], lengths[8:, 1] = range(1, 9), 99
+    env = eg.envs.gym(Stop, members=16, episodes=2, patience=1.5, mode=mode)
+    assert env.play(stopping(lengths), keys(2)).tolist() == (-env.lengths).tolist()
+    whole = [6] * 8, [15] * 8, [1, 2, *[2] * 6], [30] * 8
+    whole[0][3], whole[1][2], whole[1][5] = 4, 10, 14
+    np.testing.assert_array_equal(
+        env.lengths, np.reshape(whole, (2, 2, 8)).swapaxes(1, 2).reshape(16, 2)
+    )
+    np.testing.assert_array_equal(env.truncated, (lengths > env.lengths) | (env.lengths == 30))
+    assert env.steps == env.lengths.sum()
+    if mode == "sync":
+        played = [30 - one.left for one in env._env._envs]
+        np.testing.assert_array_equal(played, env.lengths.ravel())
+    env.close()
+
+
+def test_who_may_still_win_is_not_cut():
+    """Where a step is a gain, those that last have more than those that ended; and models play."""
+    lengths = np.array([[2], [9], [9], [30]])
+    env = eg.envs.gym(lambda: Stop(1.0), members=4, patience=1)
+    env.play(stopping(lengths), keys(1))
+    np.testing.assert_array_equal(env.lengths, lengths)
+    env = eg.envs.gym(Stop, members=4, patience=1)
+    env.play(stopping(lengths), keys(1))
+    assert env.lengths.tolist() == [[2], [3], [3], [3]]
+    whole = eg.envs.gym(Stop, members=4)
+    whole.play(stopping(lengths), keys(1))
+    np.testing.assert_array_equal(whole.lengths, lengths)
+    es = trainer(env)
+    for own in (env, whole):
+        own.play(es.model, keys(1))
+    np.testing.assert_array_equal(env.lengths, whole.lengths)
+
+
+@pytest.mark.parametrize("patience", [0.5, 0, -1, math.inf, math.nan, "2", True])
+def test_patience_is_refused(patience: Any):
+    with pytest.raises(eg.InputError, match=r"^patience is .*: a number from 1 on is needed"):
+        eg.envs.gym(Stop, members=4, patience=patience)
+
+
 def test_an_environment_that_cannot_be_copied_is_made_by_its_spec():
     env = gymnasium.make("CartPole-v1", sutton_barto_reward=True)
     env.unwrapped.lock = (i for i in range(3))  # as handles of other languages

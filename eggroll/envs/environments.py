@@ -35,6 +35,7 @@ Players = Members | Model | Callable[[NDArray[np.int8]], NDArray[Any]]
 SEED_MASK = np.uint64((1 << 31) - 1)  # of seeds that every environment takes
 OWN_VECTORISED = "vector_entry_point"  # mode of make_vec: the environment's own form
 LIMIT_OPTION = "max_episode_steps"
+SHARE = 8  # one of so many must have ended before others are cut
 
 
 def gym(
@@ -48,6 +49,7 @@ def gym(
     normalise: bool = False,
     squash: Squash = "clip",
     span: int = LIMIT,
+    patience: float | None = None,
     **options: Any,
 ) -> Gym:
     """An environment of Gymnasium's, as many times as a population plays it.
@@ -68,18 +70,20 @@ def gym(
         span: what the wider bound of a number becomes, 127 or less; 64 keeps sums of a network
             with few inputs from the clip.
         squash: of actions between bounds: "clip", in a straight line, or "tanh", by a table.
+        patience: 1 or more: once an eighth of the members that play the same start have ended, the
+            others have so many times their steps; who then has a smaller return than each of that
+            eighth is cut, as by a time limit. Default: nobody is. A model is never cut.
         options: of gymnasium.make, or of the function; max_episode_steps is a limit for either.
 
     Raises:
         InputError: Gymnasium is missing, or it has no such environment.
     """
-    how = _Source(name, mode, options)
-    return Gym(
-        how,
-        members,
-        episodes,
-        _Functions(observe, decode, normalise, squash, whole_number("span", span, 1, LIMIT)),
-    )
+    span = whole_number("span", span, 1, LIMIT)
+    number = isinstance(patience, int | float | np.integer | np.floating) and patience is not True
+    if patience is not None and not (number and 1 <= patience < np.inf):
+        raise InputError(f"patience is {patience!r}: a number from 1 on is needed, or None.")
+    how = _Functions(observe, decode, normalise, squash, span, patience)
+    return Gym(_Source(name, mode, options), members, episodes, how)
 
 
 class _Source(NamedTuple):
@@ -98,6 +102,7 @@ class _Functions(NamedTuple):
     normalise: bool
     squash: Squash
     span: int
+    patience: float | None
 
 
 class Gym:
@@ -105,8 +110,8 @@ class Gym:
 
     inputs: values of an observation as int8; outputs: values that `decode` needs, 0 if it is the
     caller's; steps: environment steps of all episodes so far; lengths, truncated: of the last
-    play's episodes [P, E], their steps, and whether a time limit ended them; normalisation: mean
-    and deviation of observations, None without `normalise`.
+    play's episodes [P, E], their steps, and whether a time limit or `patience` ended them;
+    normalisation: mean and deviation of observations, None without `normalise`.
     """
 
     def __init__(self, source: _Source, members: int, episodes: int, functions: _Functions) -> None:
@@ -180,20 +185,28 @@ class Gym:
         if E > 1 and isinstance(members, Members | Model) and members.program.state_size:
             return self._one_by_one(members, words)
         counts = self.normalisation if isinstance(members, Members) else None
+        race, patience = None, self._functions.patience
+        if patience is not None and not isinstance(members, Model):
+            race = _Race(patience, (len(words), P // len(words), E))
         observations, returns = self._reset(words), np.zeros(P * E)
-        active, first = np.ones(P * E, np.bool_), True
+        active, steps = np.ones(P * E, np.bool_), 0
         self.lengths[:], self.truncated[:] = 0, False
         while active.any():
             if counts:
                 counts.add(self._numbers(observations)[active])
-            actions = self._act(members, observations, active.reshape(P, E), first)
+            actions = self._act(members, observations, active.reshape(P, E), not steps)
             observations, reward, terminated, truncated, _ = self._env.step(actions)
             returns[active] += reward[active]
+            steps += 1
             self.steps += int(np.count_nonzero(active))
             self.lengths += active.reshape(P, E)
             self.truncated |= (active & truncated & ~terminated).reshape(P, E)
             active &= ~(terminated | truncated)
-            first = False
+            if race is not None and (lost := race.lost(steps, active, returns)).any():
+                if isinstance(self._env, Lockstep | Processes):
+                    self._env.rest(lost)
+                self.truncated |= lost.reshape(P, E)
+                active &= ~lost
         if counts:
             counts.settle()
         return returns.reshape(P, E)
@@ -287,6 +300,32 @@ class Gym:
         environment = env.unwrapped
         environment.state = np.ascontiguousarray(environment.state[..., starts])
         return np.asarray(observations)[starts]
+
+
+class _Race:
+    """Players that have lost: they go on long after others of their start ended, and have less.
+
+    Letters: R starts, N players of each, E episodes.
+    """
+
+    def __init__(self, patience: float, shape: tuple[int, int, int]) -> None:
+        """shape: R, N, E."""
+        R, _, E = self._shape = shape
+        self._patience = patience
+        self._until = np.full((R, 1, E), np.inf)  # steps that those who have less may play
+        self._least = np.zeros((R, 1, E))  # return of those that ended first
+
+    def lost(
+        self, steps: int, active: NDArray[np.bool_], returns: NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        """Those of all active ones [R N E] who are to be cut after so many steps."""
+        going, so_far = active.reshape(self._shape), returns.reshape(self._shape)
+        ended = np.count_nonzero(~going, axis=1, keepdims=True)
+        new = np.isinf(self._until) & (ended * SHARE >= self._shape[1])
+        least = np.where(going, np.inf, so_far).min(axis=1, keepdims=True)
+        self._until = np.where(new, self._patience * steps, self._until)
+        self._least = np.where(new, least, self._least)
+        return (going & (steps >= self._until) & (so_far < self._least)).reshape(-1)
 
 
 # Making environments.

@@ -63,6 +63,10 @@ class Lockstep:
         self._rest |= ended.any(axis=0)
         return self._observations(), rewards, ended[0], ended[1], {}
 
+    def rest(self, which: Sequence[bool] | NDArray[np.bool_]) -> None:
+        """Ends the episodes of those of all environments [n] that are true."""
+        self._rest |= which
+
     def close(self) -> None:
         for env in self._envs:
             env.close()
@@ -118,6 +122,10 @@ class Processes:
         parts = list(zip(*self._asked("step", each), strict=True))
         rewards, terminated, truncated = (np.concatenate(part) for part in parts[1:4])
         return joined(parts[0]), rewards, terminated, truncated, {}
+
+    def rest(self, which: NDArray[np.bool_]) -> None:
+        """As Lockstep's."""
+        self._asked("rest", which.tolist())
 
     def close(self) -> None:
         """Ends the processes."""
@@ -191,6 +199,9 @@ def _serve(pipe: Any, task: Any) -> None:
             what, each = pipe.recv()
             if what == "reset":
                 answer, _ = envs.reset(seed=each)
+            elif what == "rest":
+                answer = None
+                envs.rest(each)
             else:
                 answer = envs.step_each(each)
     except (EOFError, OSError):

@@ -77,7 +77,7 @@ def solve(name: str, method: str, seed: int, args: argparse.Namespace) -> Run:
         peer = peer._replace(std=args.std or peer.std, rate=args.rate or peer.rate)
     normalise = {"normalise": args.normalise or task.normalise}
     options = normalise if peer else INT8 | normalise
-    env = environment(task, args.pop, **options)
+    env = environment(task, args.pop, patience=args.patience, **options)
     updating = evolve(method, peer, env, HIDDEN, seed) if peer else int8(env, seed, args)
     few, many = (environment(task, n, **options) for n in (FEW, MANY))
     seconds, updates, unseen, solved = 0.0, 0, float("nan"), False
@@ -157,6 +157,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=positive, help="most environment steps of a run")
     parser.add_argument("--updates", type=positive, help="most updates of a run")
     parser.add_argument("--normalise", action="store_true", help="rows of all tasks but PPO's")
+    parser.add_argument("--patience", type=float, help="of environments; see eg.envs.gym")
     parser.add_argument("--std", type=float, help="deviation of the strategies' first noise")
     parser.add_argument("--rate", type=float, help="OpenES' rate of Adam")
     parser.add_argument("--csv", type=Path, help="file for a row per run")
