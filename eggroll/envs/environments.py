@@ -203,7 +203,7 @@ class Gym:
             self.truncated |= (active & truncated & ~terminated).reshape(P, E)
             active &= ~(terminated | truncated)
             if race is not None and (lost := race.lost(steps, active, returns)).any():
-                if isinstance(self._env, Lockstep | Processes):
+                if isinstance(self._env, Lockstep | Processes):  # others step on, unheeded
                     self._env.rest(lost)
                 self.truncated |= lost.reshape(P, E)
                 active &= ~lost

@@ -157,7 +157,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=positive, help="most environment steps of a run")
     parser.add_argument("--updates", type=positive, help="most updates of a run")
     parser.add_argument("--normalise", action="store_true", help="rows of all tasks but PPO's")
-    parser.add_argument("--patience", type=float, help="of environments; see eg.envs.gym")
+    parser.add_argument("--patience", type=float, help="of all methods but PPO; see eg.envs.gym")
     parser.add_argument("--std", type=float, help="deviation of the strategies' first noise")
     parser.add_argument("--rate", type=float, help="OpenES' rate of Adam")
     parser.add_argument("--csv", type=Path, help="file for a row per run")
