@@ -194,6 +194,7 @@ def test_a_stranger_does_not_pass_for_rank_0(hosts: Path):
             stranger.send(challenge="c")
             lines = stranger.receive() or [{}]
             stranger.send(proof=lines[0].get("proof"), welcome=True)
+            server.close()  # nobody answers when it is tried again
 
         thread = in_thread(pretend)
         with pytest.raises(RankError, match="cannot reach rank 0"):
