@@ -57,17 +57,16 @@ struct LearnTape : Block {
     return writes(op.kind) ? row_words(s.registers[op.out]) : 0;
   }
 
-  // The outputs of the widest matrix, and the values of the widest register.
+  // The outputs of the widest matrix that multiplies, and the values of the widest register.
   void widest(int* outputs, int* values) const {
     *outputs = *values = 1;
     for (int i = 0; i < job.plan.stage_count; ++i) {
       const Stage& s = job.plan.stages[i];
       for (int r = 0; r < s.register_count; ++r)
         if (s.registers[r] > *values) *values = s.registers[r];
+      for (int j = 0; j < s.op_count; ++j)
+        if (multiplies(s.ops[j].kind) && rows_of(s.ops[j]) > *outputs) *outputs = rows_of(s.ops[j]);
     }
-    for (int i = 0; i < job.plan.leaf_count; ++i)
-      if (job.plan.leaves[i].cols && job.plan.leaves[i].rows > *outputs)
-        *outputs = job.plan.leaves[i].rows;
   }
 
   void lay_out() {
