@@ -43,7 +43,8 @@ ARM = {
 TILES = {"amx_plain": "-DEGG_PLAIN_TILES", "amx_avx512": "-DEGG_PLAIN_TILES_AVX512"}
 SANITIZE = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
 # Of the largest unit, to compile it in half the time: checks of memory are called and not written
-# out, and null and misaligned pointers are left to the others, made of the same templates.
+# out, and null and misaligned pointers and the sizes of objects are left to the others, which are
+# made of the same templates.
 BRIEF = ["--param=asan-instrumentation-with-call-threshold=0"]  # GCC's
 BRIEF += ["-fno-sanitize=null,alignment,object-size"]
 HEADER = Path(__file__).parents[1] / "eggroll" / "native"
