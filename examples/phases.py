@@ -29,7 +29,7 @@ def main(steps: int = 200, seed: int = 0, pop: int = 128, file: str = "phase.saf
         es.learn(points[batch], right[batch].astype(int))
     print(f"by labels: F1 {f1(es.model(points[2000:]), right[2000:]):.3f} of unseen points")
     es.save(file)
-    more = eg.control(sigma_shift=4, learning_rate=0.2)
+    more = eg.control(sigma_shift=4, learning_rate=0.2, weight_decay=0)  # what is learnt stays
     es = eg.Trainer.load(file, estimator="eggroll", pop=pop, steps=2 * steps, **more)
     while es.step < 2 * steps:
         es.tell(f1(es.ask()(points[None, :2000]), right[:2000]))

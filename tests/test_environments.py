@@ -351,7 +351,7 @@ def test_the_first_update_may_be_larger():
     """Twice the way, and in the second a little less."""
     net, way = eg.networks.mlp(3, [4], 2, bias=False), []
     for first in (1.0, 2.0):
-        options = eg.control(first_rate=first, groups=1)
+        options = eg.control(first_rate=first, weight_decay=0, groups=1)
         es = eg.Trainer(net, pop=8, engine="portable", table_bits=16, **options)
         for _ in range(2):
             before = np.array(es._learner.memory["layer0.weights"])
@@ -363,6 +363,27 @@ def test_the_first_update_may_be_larger():
     assert (abs(way[0]) > 100).mean() > 0.5
     with pytest.raises(eg.InputError, match=r"^first_rate is 0\.5: "):
         eg.Trainer(net, **eg.control(first_rate=0.5))
+
+
+def test_weights_decay():
+    """By the share that is asked for, biases excepted, where votes move nothing."""
+    net, found = eg.networks.mlp(3, [4], 2), []
+    first = {leaf.name: np.full(leaf.shape, -9, np.int8) for leaf in net.leaves}
+    first["layer0.weights"][0] = 9
+    for decay in (0.0, 0.25):
+        options = eg.control(groups=1, weight_decay=decay)
+        es = eg.Trainer(net, pop=8, engine="portable", table_bits=16, weights=first, **options)
+        es.ask()(np.full((8, 3), 50, np.int8))
+        es.tell(np.zeros(8))
+        found.append({k: np.array(v) for k, v in es._learner.memory.items()})
+    for name, fine in found[0].items():
+        left = fine - np.sign(fine) * (abs(fine) >> 2) if fine.ndim == 2 else fine
+        np.testing.assert_array_equal(found[1][name], left)
+    assert {fine.ndim for fine in found[0].values() if fine.any()} == {1, 2}
+    with pytest.raises(eg.InputError, match=r"^weight_decay is 0\.6: "):
+        eg.Trainer(net, **eg.control(weight_decay=0.6))
+    with pytest.raises(eg.InputError, match=r"^weight_decay is 0\.1: rule adam has none"):
+        eg.Trainer(net, estimator="feedback", rule="adam", weight_decay=0.1)
 
 
 # Normalisation.

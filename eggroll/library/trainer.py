@@ -77,6 +77,7 @@ class TrainerOptions(Evolution):
     steps: Annotated[int, Range(1, 10**9)] = 1000
     fitness: FitnessName = "sign"
     first_rate: Annotated[float, Range(1, 64)] = 1.0
+    weight_decay: Annotated[float, Range(0, 0.5)] = 0.0
     groups: Annotated[int, Range(1, 1 << 23)] = 1
     carry: bool = False
     checkpoint_every: Annotated[int, Range(0, 10**9)] = 50
@@ -128,6 +129,10 @@ class TrainerOptions(Evolution):
                 f"fitness is {self.fitness!r}: estimator {self.estimator} learns from errors, not "
                 "from values; leave it out."
             )
+        if self.weight_decay and not self.rule_class.decays:
+            raise InputError(
+                f"weight_decay is {self.weight_decay:g}: rule {self.rule} has none; leave it out."
+            )
         if self.groups > 1 and (self.estimator_class.by_token or not self.estimator_class.perturbs):
             raise InputError(
                 f"groups is {self.groups}: estimator {self.estimator} does not compare members by "
@@ -175,13 +180,14 @@ def check_trainable(net: Program) -> None:
 
 
 class MoreOptions(TypedDict, total=False):
-    """Options of eggroll.train that a Trainer has, too; first_rate and groups."""
+    """Options of eggroll.train that a Trainer has, too; and three of its own."""
 
     clt: bool
     noise_reuse: int
     table_bits: int
     rate_decay: float
     first_rate: float
+    weight_decay: float
     groups: int
     block_tokens: int
     guard: GuardName
@@ -197,6 +203,7 @@ class Control(TypedDict):
     learning_rate: float
     rate_decay: float
     first_rate: float
+    weight_decay: float
     groups: int
 
 
@@ -208,6 +215,7 @@ def control(
     learning_rate: float = 3.2,
     rate_decay: float = 0.0,
     first_rate: float = 2.5,
+    weight_decay: float = 0.005,
     groups: int = 2,
 ) -> Control:
     """Options of a Trainer that is told returns: `eg.Trainer(net, **eg.control())`.
@@ -218,7 +226,7 @@ def control(
     return {
         "rule": rule, "fitness": fitness, "sigma_shift": sigma_shift,
         "learning_rate": learning_rate, "rate_decay": rate_decay, "first_rate": first_rate,
-        "groups": groups,
+        "weight_decay": weight_decay, "groups": groups,
     }  # fmt: skip
 
 
@@ -364,7 +372,8 @@ class Trainer:
                 of a model; None draws them by the seed.
             more: options of eggroll.train: clt, noise_reuse, table_bits, rate_decay, block_tokens,
                 guard; first_rate, of rule master: what learning_rate is times in the first update,
-                half of that in the eleventh and so on, down to 1; groups, of as many neighbours
+                half of that in the eleventh and so on, down to 1; weight_decay, of rule master:
+                the share by which matrices shrink in an update; groups, of as many neighbours
                 each, which `tell` ranks among themselves, as by keys(groups) each plays another
                 episode; and track, "tensorboard", "wandb" or "trackio", with `out`.
 

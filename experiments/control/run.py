@@ -1,12 +1,12 @@
 """Continuous and classic control beside evosax: `python -m experiments.control`
 
-int8 is eg.Trainer with the settings of `eg.control`, one for all tasks, LunarLander's and MuJoCo's
-rows normalised; OpenES, SNES and CMA-ES are evosax's, on the same network in float32, each with one
-setting for all tasks; PPO is stable-baselines3's with a setting for each (ppo.py). A run ends
-when 100 unseen episodes reach the task's threshold; environment steps are those of training, where
-members of a group play the same episode in an update; the strategies have one group. int8's are the
-same on every machine; seconds are those of updates, without judging; a strategy's first run of a
-task is compiled within them. See RESULTS.md.
+int8 is eg.Trainer with the settings of `eg.control` or those that are asked for, one for all tasks,
+LunarLander's and MuJoCo's rows normalised; OpenES, SNES and CMA-ES are evosax's, on the same
+network in float32, each with one setting for all tasks; PPO is stable-baselines3's with a setting
+for each (ppo.py). A run ends when 100 unseen episodes reach the task's threshold; environment steps
+are those of training, where members of a group play the same episode in an update; the strategies
+have one group. int8's are the same on every machine; seconds are those of updates, without judging;
+a strategy's first run of a task is compiled within them. See RESULTS.md.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ FEW, MANY = 20, 100  # episodes that look whether a run is solved, and that deci
 # Of all tasks; see tried.csv and swept.csv.
 POP = 16
 INT8 = {"span": 64, "squash": "tanh"}  # of rows and actions
+# Settings of eg.control of which others may be asked for.
+OWN = {"groups": int, "learning_rate": float, "first_rate": float, "weight_decay": float}
 PEERS = {
     "OpenES": Peer(0.2, 0.3, 16),
     "SNES": Peer(0.8, 0, 16),
@@ -59,9 +61,10 @@ class Run(NamedTuple):
 def int8(env: Any, seed: int, args: argparse.Namespace) -> Iterator[Any]:
     """eg.Trainer by the settings for control."""
     net = eg.networks.mlp(env.inputs, HIDDEN, env.outputs, bias=False)
+    options = eg.control(**{name: value for name in OWN if (value := vars(args)[name]) is not None})
     es = eg.Trainer(
         net, pop=env.members, seed=seed, threads=args.threads,
-        weights=eg.networks.small_outputs(net, seed), **eg.control(),
+        weights=eg.networks.small_outputs(net, seed), **options,
     )  # fmt: skip
     while True:
         es.tell(env.evaluate(es.ask(), es.keys(es.options.groups)))
@@ -160,6 +163,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--patience", type=float, help="of all methods but PPO; see eg.envs.gym")
     parser.add_argument("--std", type=float, help="deviation of the strategies' first noise")
     parser.add_argument("--rate", type=float, help="OpenES' rate of Adam")
+    for name, kind in OWN.items():
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=kind, help="of int8; see eg.control")
     parser.add_argument("--csv", type=Path, help="file for a row per run")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     return parser.parse_args(words)
