@@ -365,7 +365,7 @@ def test_the_first_update_may_be_larger():
         eg.Trainer(net, **eg.control(first_rate=0.5))
 
 
-def test_weights_decay():
+def test_weights_decay(tmp_path: Path):
     """By the share that is asked for, biases excepted, where votes move nothing."""
     net, found = eg.networks.mlp(3, [4], 2), []
     first = {leaf.name: np.full(leaf.shape, -9, np.int8) for leaf in net.leaves}
@@ -382,8 +382,12 @@ def test_weights_decay():
     assert {fine.ndim for fine in found[0].values() if fine.any()} == {1, 2}
     with pytest.raises(eg.InputError, match=r"^weight_decay is 0\.6: "):
         eg.Trainer(net, **eg.control(weight_decay=0.6))
-    with pytest.raises(eg.InputError, match=r"^weight_decay is 0\.1: rule adam has none"):
-        eg.Trainer(net, estimator="feedback", rule="adam", weight_decay=0.1)
+    es.save(tmp_path / "decayed.safetensors")
+    errors = {"estimator": "feedback", "rule": "adam", "fitness": "sign"}
+    with pytest.raises(eg.InputError, match=r"^weight_decay is 0\.25: rule adam has none: give 0"):
+        eg.Trainer.load(tmp_path / "decayed.safetensors", **errors)
+    again = eg.Trainer.load(tmp_path / "decayed.safetensors", **errors, weight_decay=0)
+    assert again.signature == es.signature
 
 
 # Normalisation.

@@ -131,7 +131,7 @@ class TrainerOptions(Evolution):
             )
         if self.weight_decay and not self.rule_class.decays:
             raise InputError(
-                f"weight_decay is {self.weight_decay:g}: rule {self.rule} has none; leave it out."
+                f"weight_decay is {self.weight_decay:g}: rule {self.rule} has none: give 0."
             )
         if self.groups > 1 and (self.estimator_class.by_token or not self.estimator_class.perturbs):
             raise InputError(
