@@ -15,6 +15,7 @@ from lm_models import Letters, tiny
 from mlx.utils import tree_map
 
 from eggroll import InputError
+from eggroll.evolution import rules
 from eggroll.files import MOST_SMALL
 from eggroll.lm import Trainer, learner
 from eggroll.lm.adapter import tensors_file
@@ -409,6 +410,22 @@ def test_a_layer_of_zeros_has_a_last_bit_too():
     layer = nn.Linear(8, 8)
     layer.weight = mx.zeros((8, 8))
     assert leaf_of("a", layer, learner.mode_of("adapter:4"), 0.1).exponent == -8
+
+
+@pytest.mark.parametrize("rule", ["master", "adam"])
+@pytest.mark.parametrize("built", [True, False])
+def test_decay_takes_its_share_of_a_delta(rule: Any, built: bool, monkeypatch: pytest.MonkeyPatch):
+    """Whether the extension is built or not, where votes move nothing."""
+    if not built:
+        monkeypatch.setattr(rules, "native_module", lambda: None)
+    made = learner.rule_of(Options(rule=rule, decay=0.25))
+    delta = {"a": mx.array([[40, -40, 3, 0]], mx.int8)}
+    memory = {name: mx.zeros((1, 4), mx.int32) for name in ("a/mean", "a/size")}
+    memory |= rules.FineCopyRule.start(made, delta)
+    after = made(delta, memory, {"a": mx.zeros((1, 4), mx.int32)}, 5)
+    fine = np.array(memory["a"])
+    left = fine - np.sign(fine) * (abs(fine) >> 2)
+    np.testing.assert_array_equal(np.array(after.memory["a"]), left)
 
 
 def test_options_that_are_not_given_stay_what_they_were():

@@ -702,11 +702,8 @@ class AdamRule(FineCopyRule):
         return None, self.factor(step) / (1 << FINE_BITS)
 
     def shrinking(self, name: str, step: int) -> int:
-        return self.taken(step) if name in self.shrinks else 0
-
-    def taken(self, step: int) -> int:
-        """The share that matrices lose, in 2^-24."""
-        return round(FORGET / (step + AGE) * self.share(step) * (1 << 24))
+        taken = FORGET / (step + AGE) * self.share(step) if name in self.shrinks else 0.0
+        return round(taken * (1 << 24))
 
     def changes(
         self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
@@ -730,11 +727,10 @@ class AdamRule(FineCopyRule):
         native = native_module()
         if native is None:
             return super().__call__(weights, memory, votes, step, decided)
-        factor, taken = self.factor(step), self.taken(step)
+        factor = self.factor(step)
         return by_extension(
             lambda leaves: native.adam(leaves, factor, self.threads), weights, memory, votes,
-            _all_names,
-            lambda name: (taken if name in self.shrinks else 0,),
+            _all_names, lambda name: (self.shrinking(name, step),),
         )  # fmt: skip
 
 
