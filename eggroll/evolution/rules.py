@@ -433,9 +433,9 @@ class MasterRule(FineCopyRule):
 
     sigma_Z = (256 | 1) * sqrt(N r), so a vote of one standard deviation moves a weight by lr of its
     last bit. lr falls as 1 / (1 + decay * progress) over the run; update t = 0, 1, .. has
-    first / (1 + t / 10) times that, where this is more than 1. Leaves shrink by their `shrinks`, in
-    2^-24, in every update, so that votes by chance do not add up. Integers throughout. by_power: N
-    is the sum of the squares of the pairs' fitness, which is then of any scale.
+    first / (1 + t / 10) times that, where this is more than 1. Leaves but those that are `spared`
+    shrink by weight_decay in every update, so that votes by chance do not add up. Integers
+    throughout. by_power: N is the sum of the squares of the pairs' fitness, then of any scale.
     """
 
     FALL = 10  # updates until `first` is halved
@@ -447,10 +447,11 @@ class MasterRule(FineCopyRule):
 
     def __init__(
         self, *, rate: float, decay: float, steps: int, pairs: int, rank: int, clt: bool,
-        by_power: bool = False, first: float = 1.0, shrinks: Mapping[str, int] | None = None,
+        by_power: bool = False, first: float = 1.0, weight_decay: float = 0.0,
+        spared: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.rate, self.decay, self.steps, self.first = rate, decay, steps, first
-        self.shrinks = shrinks or {}
+        self.weight_decay, self.spared = weight_decay, spared
         self.pairs, self.rank, self.clt, self.by_power = pairs, rank, clt, by_power
         self.by_steps = decay > 0
 
@@ -465,17 +466,17 @@ class MasterRule(FineCopyRule):
 
     @classmethod
     def make(cls, options: RunOptions, program: Program, scale: VoteScale) -> Self:
-        decay = round(getattr(options, "weight_decay", 0.0) * (1 << 24))  # which a Trainer has
         return cls(
             rate=options.learning_rate, decay=options.rate_decay, steps=options.steps,
             pairs=options.pop // 2, rank=options.rank, clt=options.clt,
             by_power=getattr(options, "fitness", "sign") != "sign",  # which a Trainer alone has
-            first=getattr(options, "first_rate", 1.0),  # as this
-            shrinks={leaf.name: decay for leaf in program.leaves if len(leaf.shape) == 2},
+            first=getattr(options, "first_rate", 1.0),  # as this and the next
+            weight_decay=getattr(options, "weight_decay", 0.0),
+            spared=[leaf.name for leaf in program.leaves if len(leaf.shape) != 2],
         )  # fmt: skip
 
     def shrinking(self, name: str, step: int) -> int:
-        return self.shrinks.get(name, 0)
+        return 0 if name in self.spared else round(self.weight_decay * (1 << 24))
 
     def rate_at(self, step: int) -> float:
         """lr in bits of a weight, at most 64."""

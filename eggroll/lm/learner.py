@@ -267,15 +267,6 @@ def fitness_of(values: Values, name: FitnessName) -> Votes:
 # Rules: the package's own, with a decay that anchors the model.
 
 
-class AnchoredMaster(MasterRule):
-    """MasterRule whose deltas shrink by a share in every update."""
-
-    anchor = 0.0
-
-    def shrinking(self, name: str, step: int) -> int:
-        return round(self.anchor * (1 << 24))
-
-
 class AnchoredAdam(AdamRule):
     """AdamRule whose deltas shrink by a share in every update, and by nothing else."""
 
@@ -285,26 +276,23 @@ class AnchoredAdam(AdamRule):
         return round(self.anchor * (1 << 24))
 
 
-def _master(options: Options) -> AnchoredMaster:
+def _master(options: Options) -> MasterRule:
     square = 1 if options.fitness == "sign" else MEAN_SQUARE
-    return AnchoredMaster(
+    return MasterRule(
         rate=options.rate, decay=options.rate_decay, steps=options.steps,
-        pairs=options.pop // 2 * square, rank=options.rank, clt=True,
+        pairs=options.pop // 2 * square, rank=options.rank, clt=True, weight_decay=options.decay,
     )  # fmt: skip
 
 
 def _adam(options: Options) -> AnchoredAdam:
-    return AnchoredAdam(rate=options.rate, steps=options.steps)
+    rule = AnchoredAdam(rate=options.rate, steps=options.steps)
+    rule.anchor = options.decay
+    return rule
 
 
-MAKERS: Final[dict[str, Callable[[Options], AnchoredMaster | AnchoredAdam]]] = {
-    "master": _master,
-    "adam": _adam,
-}
+MAKERS: Final[dict[str, Callable[[Options], FineCopyRule]]] = {"master": _master, "adam": _adam}
 
 
 def rule_of(options: Options) -> FineCopyRule:
     """The update rule of a fine-tune."""
-    rule = MAKERS[options.rule](options)
-    rule.anchor = options.decay
-    return rule
+    return MAKERS[options.rule](options)
