@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
-from emulator import FLAGS, FORWARD, HERE, Emulator, build, clang, entry
+from emulator import FLAGS, FORWARD, HERE, Emulator, Kernel, build, clang, entry
 from networks import random_case
 
 from eggroll.engines.gpu.dialect import KernelSource
@@ -151,7 +151,7 @@ class Counting(Emulator):
     orders: tuple[int, ...] = (FORWARD,)
     blocks: dict[Path, list[Counter[str]]] = field(default_factory=dict)
 
-    def compile(self, msl: str, digest: str) -> Path:
+    def compile(self, msl: str, digest: str) -> Kernel:
         compiler = clang()
         assert compiler
         program = self.folder / f"{digest}.count"
@@ -170,7 +170,7 @@ class Counting(Emulator):
             objects = ["-x", "c++", str(HERE / "count.cpp"), "-x", "none", str(runtime)]
             flags = ["-O1", "-Wno-override-module", "-x", "ir", str(counted)]
             build([compiler, *flags, *objects, "-o", str(program)])
-        return program
+        return Kernel(program)
 
     def counts(self) -> list[Counts]:
         """Counts of each kernel since the last call; inputs and outputs are named by position."""

@@ -40,8 +40,7 @@ LEFT_OUT = (".json", ".pyc")  # files of the emulators that no program is made o
 UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
 # ThreadSanitizer's hooks at every access, which memory.cpp defines.
 HOOKS = ("-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0")
-COPIES = ("-Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset",)
-FAST_LINKER = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()  # half of a kernel's time, else
+COPIES = ("--wrap=memcpy", "--wrap=memmove", "--wrap=memset")
 FLAGS = (
     *("-x", "c++", "-fsigned-char", "-Wall", "-Wextra", "-Werror"),
     *("-Wno-unknown-attributes", "-Wno-duplicate-decl-specifier", "-Wno-unused-parameter"),
@@ -139,14 +138,19 @@ def named(said: str, source: KernelSource) -> str:
 
 @dataclass(eq=False)
 class Kernel:
-    """A compiled kernel as a process, which runs while it is among the last ones used."""
+    """A compiled kernel as a process, which runs while it is among the last ones used.
+
+    host: the program that loads it; none where the kernel is a program itself.
+    """
 
     program: Path
+    host: Path | None = None
     process: subprocess.Popen | None = None
 
     def start(self) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self.process = subprocess.Popen([self.program], **pipes)  # type: ignore[call-overload]
+        command = [*([self.host] if self.host else ()), self.program]
+        self.process = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]
         running[self] = None
         while len(running) > MOST_RUNNING:
             next(iter(running)).end()
@@ -230,21 +234,27 @@ class Emulator:
         digest = hashlib.sha256((self.optimize + msl).encode("ascii")).hexdigest()[:24]
         if digest not in self.kernels:
             self.sources[digest] = msl
-            self.kernels[digest] = Kernel(self.compile(msl, digest))
+            self.kernels[digest] = self.compile(msl, digest)
         return self.kernels[digest]
 
     @property
     def units(self) -> list[tuple[Path, tuple[str, ...]]]:
-        """Units linked with every kernel, with flags of their own."""
+        """Units of the host, with flags of their own."""
         return [(HERE / "runtime.cpp", ("-O2",)), (HERE / "memory.cpp", ("-O2",))]
 
-    def once(self, common: list[str], path: Path, *flags: str) -> Path:
-        """The object file of a unit, compiled by whoever needs it first."""
-        made = self.folder / f"{path.stem}.o"
-        if not made.exists():
-            with whole(made) as object_file:
-                build([*common, *flags, "-c", str(path), "-o", str(object_file)])
-        return made
+    def host(self, common: list[str]) -> Path:
+        """The program that loads kernels, compiled by whoever needs it first."""
+        program = self.folder / "host"
+        if used(program):
+            return program
+        with whole(program) as made:
+            objects = []
+            for path, flags in self.units:
+                objects.append(str(made.with_name(f"{path.stem}.o")))
+                build([*common, *flags, "-c", str(path), "-o", objects[-1]])
+            linked = [common[0], *UNDEFINED, f"-Wl,{','.join(COPIES)}", "-rdynamic"]
+            build([*linked, *objects, "-ldl", "-o", str(made)])
+        return program
 
     def text(self, source: KernelSource, inputs, outputs) -> str:
         """The text to compile."""
@@ -265,23 +275,21 @@ class Emulator:
         if said:
             raise EmulationError(str(said))
 
-    def compile(self, msl: str, digest: str) -> Path:
+    def compile(self, msl: str, digest: str) -> Kernel:
         compiler = clang()
         assert compiler
         program = self.folder / digest
-        if used(program):
-            return program
         common = [compiler, *self.flags(msl)]
-        runtime = [str(self.once(common, path, *flags)) for path, flags in self.units]
-        with whole(program) as made:
-            text, kernel = made.with_name("kernel.cpp"), made.with_name("kernel.o")
-            text.write_text(self.program(msl), "ascii")
-            self.check(compiler, msl, made.parent)
-            checked = [*UNDEFINED, *HOOKS, self.optimize]
-            build([*common, *checked, "-c", str(text), "-o", str(kernel)])
-            linked = [compiler, *UNDEFINED, *COPIES, *FAST_LINKER]
-            build([*linked, str(kernel), *runtime, "-o", str(made)])
-        return program
+        host = self.host(common)
+        if not used(program):
+            with whole(program) as made:
+                text, kernel = made.with_name("kernel.cpp"), made.with_name("kernel.o")
+                text.write_text(self.program(msl), "ascii")
+                self.check(compiler, msl, made.parent)
+                checked = [*UNDEFINED, *HOOKS, self.optimize, "-fPIC"]
+                build([*common, *checked, "-c", str(text), "-o", str(kernel)])
+                build(["ld", "-shared", *COPIES, str(kernel), "-o", str(made)])
+        return Kernel(program, host)
 
 
 def built_folder() -> Path:

@@ -11,12 +11,14 @@
 
 #include "memory.h"
 
+#include <link.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <deque>
 #include <string>
 
@@ -69,8 +71,8 @@ std::deque<Array> taken;
 Array* owners[PAGES];
 size_t next_page, next_byte;
 unsigned thread_now;
-const char* stack_now;
-size_t stack_bytes;
+const char *stack_now, *library;
+size_t stack_bytes, library_bytes;
 
 void* reserved(size_t bytes) {
   void* room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
@@ -203,7 +205,8 @@ void check(const char* at, size_t size, bool write, unsigned thread) {
 inline void access(const void* at, size_t size, bool write) {
   if (within(at, stack_now, stack_bytes)) return;
   if (in_arrays(at)) return check(static_cast<const char*>(at), size, write, thread_now);
-  if (write || !within(at, &__executable_start, size_t(&_end - &__executable_start)))
+  if (write || !(within(at, library, library_bytes) ||
+                 within(at, &__executable_start, size_t(&_end - &__executable_start))))
     fail(write ? "a write outside every array" : "a read outside every array");
 }
 
@@ -212,7 +215,23 @@ void range(const void* at, size_t size, bool write) {
   if (size && in_arrays(at)) check(static_cast<const char*>(at), size, write, thread_now);
 }
 
+// Keeps where a loaded object lies, if `entry` is in it.
+int look(dl_phdr_info* object, size_t, void* entry) {
+  size_t end = 0;
+  for (int i = 0; i < object->dlpi_phnum; ++i) {
+    const ElfW(Phdr) & part = object->dlpi_phdr[i];
+    if (part.p_type == PT_LOAD) end = std::max<size_t>(end, part.p_vaddr + part.p_memsz);
+  }
+  const char* begin = reinterpret_cast<const char*>(object->dlpi_addr);
+  if (!within(entry, begin, end)) return 0;
+  library = begin;
+  library_bytes = end;
+  return 1;
+}
+
 }  // namespace
+
+void kernel_has(const void* entry) { dl_iterate_phdr(look, const_cast<void*>(entry)); }
 
 void* take(Kind kind, const char* name, size_t bytes, int garbage) {
   const size_t pages = bytes / PAGE + 2, first = next_page + 1;  // with pages of nobody around

@@ -15,6 +15,9 @@ void* take(Kind kind, const char* name, size_t bytes, int garbage);
 // An array in threadgroup memory, of which it is bytes begin .. begin + bytes - 1.
 void* take_shared(const char* name, size_t begin, size_t bytes);
 
+// The kernel was loaded; this lies in it. It may read what lies there, besides arrays.
+void kernel_has(const void* entry);
+
 void begin_launch();  // the arrays of the last one are gone
 void end_launch();
 // So are those in threadgroup memory, of which there are so many bytes, filled with garbage.

@@ -1,9 +1,11 @@
-// Runs a kernel's grid on one core, threads as fibers, and answers requests on stdin.
+// Runs a kernel's grid on one core, threads as fibers, and answers requests on stdin. The kernel is
+// linked with this, or in the library that the first argument names.
 //
 // A simdgroup runs as far as it can before the next one starts, in the order asked for. memory.cpp
 // checks what they read and write; where it is not linked, arrays are blocks and nothing is
 // checked.
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +50,7 @@ struct Fiber {
 Position position;
 
 #define WEAK __attribute__((weak))
+WEAK void entry(void** arrays);
 WEAK void lies_at(const char*, const void*, unsigned long) {}
 WEAK void* take(Kind, const char* name, size_t bytes, int garbage) {
   static std::map<std::string, std::vector<char>> blocks;
@@ -61,6 +64,7 @@ WEAK void* take_shared(const char* name, size_t begin, size_t bytes) {
   lies_at(name, block + begin, bytes);
   return block + begin;
 }
+WEAK void kernel_has(const void*) {}
 WEAK void begin_launch() {}
 WEAK void end_launch() {}
 WEAK void begin_threadgroup(size_t, int) {}
@@ -76,6 +80,7 @@ std::vector<Fiber*> fibers;
 Fiber* now;
 void* arrays[64];  // inputs, then outputs; a kernel's entry reads it
 unsigned char garbage;
+void (*kernel)(void**) = entry;
 
 // An array of threadgroup memory: its place among the bytes that the launch asks for.
 struct Part {
@@ -90,7 +95,7 @@ size_t whole(size_t bytes) { return (bytes + 15) / 16 * 16; }
 void to_scheduler() { switch_context(&now->context, &scheduler); }
 
 void body() {
-  entry(arrays);
+  kernel(arrays);
   now->products.clear();
   now->at = {FINISHED, 0, 0};
   to_scheduler();
@@ -251,6 +256,14 @@ bool answer() {
   return true;
 }
 
+void load(const char* path) {
+  void* library = dlopen(path, RTLD_NOW);
+  void* found = library ? dlsym(library, "_ZN3emu5entryEPPv") : nullptr;
+  if (!found) fail(dlerror());
+  kernel = reinterpret_cast<void (*)(void**)>(found);
+  kernel_has(found);
+}
+
 }  // namespace
 
 int64_t exchange(Exchange mine) {
@@ -306,7 +319,8 @@ void fail(const char* why) {
 
 }  // namespace emu
 
-int main() {
+int main(int count, char** words) {
+  if (count > 1) emu::load(words[1]);
   while (emu::answer()) {
   }
 }
