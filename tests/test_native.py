@@ -42,9 +42,9 @@ ARM = {
 }
 TILES = {"amx_plain": "-DEGG_PLAIN_TILES", "amx_avx512": "-DEGG_PLAIN_TILES_AVX512"}
 SANITIZE = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
-# Of the largest unit, to compile it in half the time: checks of memory are called and not written
-# out, and null and misaligned pointers and the sizes of objects are left to the others, which are
-# made of the same templates.
+# Of the largest units, to compile them in half the time: checks of memory are called and not
+# written out, and null and misaligned pointers and the sizes of objects are left to the others,
+# which are made of the same templates.
 BRIEF = ["--param=asan-instrumentation-with-call-threshold=0"]  # GCC's
 BRIEF += ["-fno-sanitize=null,alignment,object-size"]
 HEADER = Path(__file__).parents[1] / "eggroll" / "native"
@@ -150,10 +150,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], lis
         isas["avxvnni"] = RECODED
         extra = ["-DEGG_REPLAY_AVXVNNI"] if "avx512vnni" in usable else []
     brief = BRIEF if has_sanitizers(compiler, folder, *BRIEF) else []
+    if "avx512vnni" in isas:
+        isas["avx512vnni"] = [*X86["avx512vnni"], *brief]
     tiles: dict[str, list[str]] = {"amx_plain": []}
     # The unit of AMX with its own tiles, or else with such in plain C++.
     if "amx" in usable:
-        isas["amx"] = [*X86["amx"], *brief]
+        isas["amx"] = [*X86["amx"], *brief, "-O0"]
     else:
         isas.pop("amx", None)
         if "avx512vnni" in usable:
