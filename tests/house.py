@@ -60,7 +60,7 @@ BUDGETS: dict[str, int] = {
     "engines": 6010,
     "envs": 795,
     "evolution": 1270,
-    "library": 2870,
+    "library": 2880,
     "lm": 2025,
     "native": 160,
     "ranks": 680,

@@ -384,10 +384,29 @@ def test_weights_decay(tmp_path: Path):
         eg.Trainer(net, **eg.control(weight_decay=0.6))
     es.save(tmp_path / "decayed.safetensors")
     errors = {"estimator": "feedback", "rule": "adam", "fitness": "sign"}
-    with pytest.raises(eg.InputError, match=r"^weight_decay is 0\.25: rule adam has none: give 0"):
+    sentence = (
+        r"^first_rate is 2\.5 and weight_decay is 0\.25: rule adam has none: give first_rate=1, "
+    )
+    with pytest.raises(eg.InputError, match=sentence + r"weight_decay=0\."):
         eg.Trainer.load(tmp_path / "decayed.safetensors", **errors)
-    again = eg.Trainer.load(tmp_path / "decayed.safetensors", **errors, weight_decay=0)
+    again = eg.Trainer.load(
+        tmp_path / "decayed.safetensors", **errors, first_rate=1, weight_decay=0
+    )
     assert again.signature == es.signature
+
+
+def test_control_has_what_a_rule_reads():
+    """By another rule than master nothing is given in vain, but what is asked for is refused."""
+    net = eg.networks.mlp(3, [4], 2)
+    options = eg.control(rule="whitened", fitness="ranks", learning_rate=1.0)
+    assert (options["first_rate"], options["weight_decay"]) == (1, 0)
+    es = eg.Trainer(net, pop=8, engine="portable", table_bits=16, **options)
+    before = np.array(es._learner.memory["layer0.weights"])
+    es.ask()(np.full((8, 3), 50, np.int8))
+    es.tell(np.arange(8.0))
+    assert (es._learner.memory["layer0.weights"] != before).any()
+    with pytest.raises(eg.InputError, match=r"^first_rate is 2: rule whitened has none: give "):
+        eg.Trainer(net, pop=8, **eg.control(rule="whitened", fitness="ranks", first_rate=2.0))
 
 
 # Normalisation.

@@ -65,7 +65,7 @@ class UpdateRule(ABC):
     bytes_per_parameter: ClassVar[int] = 24
     by_steps: bool = True  # whether its steps depend on how many updates a run has
     fitness: ClassVar[tuple[str, ...]] = ()  # those it takes besides "sign"; empty for all
-    decays: ClassVar[bool] = False  # whether a Trainer's weight_decay is read
+    of_trainers: ClassVar[tuple[str, ...]] = ()  # options that a Trainer alone has, and it reads
 
     @classmethod
     def check(cls, options: RunOptions, scale: type[VoteScale]) -> None:
@@ -443,7 +443,7 @@ class MasterRule(FineCopyRule):
     summary = "votes add up in a finer copy of the weights, all on one scale"
     fitness = ("log-ranks",)
     reads = ("learning_rate", "rate_decay")
-    decays = True
+    of_trainers = ("first_rate", "weight_decay")
 
     def __init__(
         self, *, rate: float, decay: float, steps: int, pairs: int, rank: int, clt: bool,
@@ -775,5 +775,5 @@ RULES: dict[str, type[UpdateRule]] = {
 
 
 def rules_with(option: str) -> tuple[str, ...]:
-    """Names of the rules that read an option of theirs, for sweeps."""
-    return tuple(name for name, rule in RULES.items() if option in rule.reads)
+    """Names of the rules that read an option of theirs."""
+    return tuple(k for k, rule in RULES.items() if option in (*rule.reads, *rule.of_trainers))

@@ -40,7 +40,7 @@ from eggroll.evolution.estimators import (
     as_values,
     within,
 )
-from eggroll.evolution.rules import RuleName
+from eggroll.evolution.rules import RuleName, rules_with
 from eggroll.library import folder as trainer_log
 from eggroll.library import learning, worlds
 from eggroll.library.folder import TrainerLog, uninterrupted
@@ -66,6 +66,7 @@ from eggroll.training.config import Evolution, GuardName
 from eggroll.training.learner import engine_for, new_learner
 
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+NONE = {"first_rate": 1.0, "weight_decay": 0.0}  # where a rule has none
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ class TrainerOptions(Evolution):
     threads: Annotated[int, Range(0, 1024)] = 0
     steps: Annotated[int, Range(1, 10**9)] = 1000
     fitness: FitnessName = "sign"
-    first_rate: Annotated[float, Range(1, 64)] = 1.0
-    weight_decay: Annotated[float, Range(0, 0.5)] = 0.0
+    first_rate: Annotated[float, Range(1, 64)] = NONE["first_rate"]
+    weight_decay: Annotated[float, Range(0, 0.5)] = NONE["weight_decay"]
     groups: Annotated[int, Range(1, 1 << 23)] = 1
     carry: bool = False
     checkpoint_every: Annotated[int, Range(0, 10**9)] = 50
@@ -129,10 +130,11 @@ class TrainerOptions(Evolution):
                 f"fitness is {self.fitness!r}: estimator {self.estimator} learns from errors, not "
                 "from values; leave it out."
             )
-        if self.weight_decay and not self.rule_class.decays:
-            raise InputError(
-                f"weight_decay is {self.weight_decay:g}: rule {self.rule} has none: give 0."
-            )
+        given = [name for name, none in NONE.items() if getattr(self, name) != none]
+        if vain := [name for name in given if self.rule not in rules_with(name)]:
+            what = " and ".join(f"{name} is {getattr(self, name):g}" for name in vain)
+            instead = ", ".join(f"{name}={NONE[name]:g}" for name in vain)
+            raise InputError(f"{what}: rule {self.rule} has none: give {instead}.")
         if self.groups > 1 and (self.estimator_class.by_token or not self.estimator_class.perturbs):
             raise InputError(
                 f"groups is {self.groups}: estimator {self.estimator} does not compare members by "
@@ -214,15 +216,20 @@ def control(
     sigma_shift: int = 1,
     learning_rate: float = 3.2,
     rate_decay: float = 0.0,
-    first_rate: float = 2.5,
-    weight_decay: float = 0.005,
+    first_rate: float | None = None,
+    weight_decay: float | None = None,
     groups: int = 2,
 ) -> Control:
     """Options of a Trainer that is told returns: `eg.Trainer(net, **eg.control())`.
 
     They were measured to hold over the tasks of experiments/control, with 16 members;
-    docs/control.md says what each one does. Arguments replace them, as of `Trainer`.
+    docs/control.md says what each one does. Arguments replace them, as of `Trainer`; first_rate and
+    weight_decay are 2.5 and 0.005 unless given, of rules that have none 1 and 0.
     """
+    if first_rate is None:
+        first_rate = 2.5 if rule in rules_with("first_rate") else NONE["first_rate"]
+    if weight_decay is None:
+        weight_decay = 0.005 if rule in rules_with("weight_decay") else NONE["weight_decay"]
     return {
         "rule": rule, "fitness": fitness, "sigma_shift": sigma_shift,
         "learning_rate": learning_rate, "rate_decay": rate_decay, "first_rate": first_rate,
