@@ -91,7 +91,7 @@ def build(
         common.append(TILES[name])
     programs = [NATIVE / f"{name}.cpp" for name in ("replay", *CASES)]
     # They hand over what lies in vectors, whose ends sanitizers know however this is compiled.
-    checked = files | {path: ["-fno-sanitize=all"] for path in programs}
+    checked = files | {path: ["-fno-sanitize=all", "-O1"] for path in programs}
     objects, running = {}, []
     for source, extra in checked.items():
         objects[source] = str(folder / source.with_suffix(".o").name)

@@ -28,7 +28,7 @@ def took_part(study: optuna.Study) -> set[str]:
 
 
 def test_two_workers_share_the_trials(tmp_path: Path):
-    words = [*TINY, "--budget", 1, "--slices", 2, "--pruner", "none", "--search", "alpha"]
+    words = [*TINY, "--budget", 0.3, "--slices", 2, "--pruner", "none", "--search", "alpha"]
     words += ["--confirm", 2]
     with start(*words, "--workers", 2, "--trials", 5, "--out", tmp_path) as process:
         out, err = process.communicate(timeout=120)
