@@ -139,6 +139,20 @@ def test_largest_values_do_not_wrap(backend: str, estimator: str):
         check_credit(engine, credited)
 
 
+@pytest.mark.parametrize("estimator", CREDITED)
+def test_largest_values_in_the_finest_unit_do_not_wrap(estimator: str):
+    """A unit that no estimator has, but kernels take."""
+    made, found = complete_credited(estimator, T=70, alike=False), []
+    for backend in ("portable", *BACKENDS):
+        with running(backend, made.case.program, 2) as engine:
+            given = engine.prepare(made.case.leaves), made.case.slices, made.case.batch
+            finest = made.crediting._replace(unit_shift=0)
+            found.append(engine.credit(*given, made.credit_noise, finest, mx.array(made.values))[2])
+    for name, z in found[0].items():
+        for other in found[1:]:
+            np.testing.assert_array_equal(np.array(other[name]), np.array(z), err_msg=name)
+
+
 def test_the_largest_value_is_one_that_engines_take():
     """However much larger one difference is than the others."""
     values = scaled(np.array([[1e9, -1e9, 0.1]]), 32, 0.1)

@@ -118,7 +118,8 @@ class Tape:
         if kind == CreditKind.TOKENS:
             V, D = self.program.leaves[leaf].shape
             A = mx.take_along_axis(self.slice(leaf, D, (V,)), self.tokens, axis=1)
-            return [clip((r * A[:, t]) >> 4) for t, r in enumerate(R)]
+            wide = [r.astype(mx.int64) * A[:, t] for t, r in enumerate(R)]
+            return [clip(product >> 4).astype(mx.int32) for product in wide]
         shift = 4 + isqrt(self.program.leaves[leaf].shape[1]).bit_length()
         products = [
             r.astype(mx.int64) * xB for r, xB in zip(R, self.projections[leaf], strict=True)

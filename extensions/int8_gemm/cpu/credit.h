@@ -166,7 +166,10 @@ struct Tape : Members {
       const int32_t* tokens[kPairs];
       for (int p = 0; p < kPairs; ++p) tokens[p] = job.tokens + stream(p);
       return discounted(i, [&](int t, int32_t* v) {
-        for (int p = 0; p < kPairs; ++p) v[p] = (v[p] * slice(i, p)[leaf.cols + tokens[p][t]]) >> 4;
+        // What is larger is clipped whatever it is multiplied by, but for 0.
+        constexpr int32_t kMost = 1 << 12;
+        for (int p = 0; p < kPairs; ++p)
+          v[p] = (clamp(v[p], -kMost, kMost) * slice(i, p)[leaf.cols + tokens[p][t]]) >> 4;
       });
     }
     discounted(i, [](int, int32_t*) {});
