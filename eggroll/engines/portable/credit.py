@@ -118,12 +118,11 @@ class Tape:
         if kind == CreditKind.TOKENS:
             V, D = self.program.leaves[leaf].shape
             A = mx.take_along_axis(self.slice(leaf, D, (V,)), self.tokens, axis=1)
-            wide = [r.astype(mx.int64) * A[:, t] for t, r in enumerate(R)]
-            return [clip(product >> 4).astype(mx.int32) for product in wide]
-        shift = 4 + isqrt(self.program.leaves[leaf].shape[1]).bit_length()
-        products = [
-            r.astype(mx.int64) * xB for r, xB in zip(R, self.projections[leaf], strict=True)
-        ]
+            factors, shift = [A[:, t] for t in range(len(R))], 4
+        else:
+            factors = self.projections[leaf]
+            shift = 4 + isqrt(self.program.leaves[leaf].shape[1]).bit_length()
+        products = [r.astype(mx.int64) * factor for r, factor in zip(R, factors, strict=True)]
         return [clip(p >> shift).astype(mx.int32) for p in products]
 
     def _credit_of_both(
