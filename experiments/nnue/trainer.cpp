@@ -18,8 +18,15 @@ constexpr int kAhead = 6;    // rows asked for before they are needed
 constexpr int kPiece = 4096;
 constexpr double kEpsilon = 1e-12;
 
-using Vec __attribute__((vector_size(64), aligned(4))) = float;
+// As wide as the instruction set's registers: compilers take a wider vector through memory.
+#if defined(__AVX512F__)
 constexpr int kWidth = 16;
+#elif defined(__AVX2__)
+constexpr int kWidth = 8;
+#else
+constexpr int kWidth = 4;
+#endif
+using Vec __attribute__((vector_size(4 * kWidth), aligned(4), may_alias)) = float;
 
 // Of the network. Features from `real` on are virtual: they are part of the coalesced table.
 struct Shape {
@@ -65,13 +72,10 @@ int64_t count_of(const Shape& s) {
   return (int64_t{s.features} + 1) * s.width + int64_t{2} * s.width * s.hidden + 2 * s.hidden + 1;
 }
 
-Vec load(const float* p) {
-  Vec v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
+// Not by memcpy, which GCC does by halves.
+Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 
-void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 
 // One position's features seen from one side.
 struct Active {
@@ -94,6 +98,7 @@ struct Active {
 template <int V>
 void gather(const Active& active, const float* table, int64_t width, const float* bias, float* y) {
   Vec sum[V];
+#pragma GCC unroll 8
   for (int v = 0; v < V; ++v) sum[v] = load(bias + kWidth * v);
   for (int i = 0; i < active.n; ++i) {
     if (i + kAhead < active.n)
@@ -101,14 +106,17 @@ void gather(const Active& active, const float* table, int64_t width, const float
         __builtin_prefetch(table + active.index[i + kAhead] * width + kWidth * v);
     const float* row = table + active.index[i] * width;
     const float by = active.value(i);
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) sum[v] += by * load(row + kWidth * v);
   }
+#pragma GCC unroll 8
   for (int v = 0; v < V; ++v) store(y + kWidth * v, sum[v]);
 }
 
 template <int V>
 void scatter(const Active& active, const float* dy, int64_t width, bool reduced, float* table) {
   Vec slope[V];
+#pragma GCC unroll 8
   for (int v = 0; v < V; ++v) slope[v] = load(dy + kWidth * v);
   for (int i = 0; i < active.n; ++i) {
     if (i + kAhead < active.n)
@@ -116,6 +124,7 @@ void scatter(const Active& active, const float* dy, int64_t width, bool reduced,
         __builtin_prefetch(table + active.index[i + kAhead] * width + kWidth * v, 1);
     float* row = table + active.index[i] * width;
     const float by = reduced ? 1.0f : active.value(i);
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) store(row + kWidth * v, load(row + kWidth * v) + by * slope[v]);
   }
 }
@@ -125,6 +134,7 @@ template <class Function>
 void columns(int width, const Function& f) {
   int at = 0;
   for (; width - at >= 8 * kWidth; at += 8 * kWidth) f.template operator()<8>(at);
+  for (; width - at >= 4 * kWidth; at += 4 * kWidth) f.template operator()<4>(at);
   for (; width - at >= 2 * kWidth; at += 2 * kWidth) f.template operator()<2>(at);
   for (; at < width; at += kWidth) f.template operator()<1>(at);
 }
@@ -258,8 +268,9 @@ class Block {
 // A list to `active` indices, -1 behind them. Whole vectors are read and written as long as they
 // end by `read_end` and `end`; what is written too far is a list that follows.
 void pad(const Active& seen, const int32_t* read_end, int active, int32_t* to, const int32_t* end) {
-  using Ints __attribute__((vector_size(64), aligned(4))) = int32_t;
-  Ints at = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  using Ints __attribute__((vector_size(4 * kWidth), aligned(4))) = int32_t;
+  Ints at;
+  for (int i = 0; i < kWidth; ++i) at[i] = i;
   for (int i = 0; i < active; i += kWidth, at += kWidth) {
     if (read_end - seen.index < i + kWidth || end - to < i + kWidth) {
       for (int j = i; j < active; ++j) to[j] = j < seen.n ? seen.index[j] : -1;
