@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import oracle_backward
 import pytest
-from networks import Case, int8
+from networks import Case, case_of, int8
 
 from eggroll import _extension, engines
 from eggroll.engines import Engine
@@ -118,6 +118,21 @@ def words_of(seed: int, step: int, members: int, T: int) -> np.ndarray:
     stream = rng.key(seed, rng.DRAWS, step)
     upper = rng.counters(stream, 0, members * T) >> np.uint64(32)
     return upper.astype(np.uint32).reshape(members, T)
+
+
+def many_lists(times: int = 1, P: int = 66, T: int = 16) -> Carried:
+    """All lists name the same rows, with credit so large that no 16 bits hold these rows' votes.
+
+    They ascend where an index stands in them once, not several times.
+    """
+    net = Program(5, 7)
+    net.stage()
+    net.score(net.relu(net.features("rows", 40, 35, active=20, lists=2, shift=2)), "head")
+    case = case_of(net, np.random.default_rng(0), P=P, T=T)
+    case.weights["rows"] = np.abs(case.weights["rows"])  # no relu is shut
+    case.features[:] = np.tile(np.arange(20 // times).repeat(times), 2)
+    case.targets[:] = 0
+    return carried_of(case, "feedback", scale=0)
 
 
 def net_of_outputs(width: int = 6) -> Program:

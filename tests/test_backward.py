@@ -16,6 +16,7 @@ from networks_backward import (
     Carried,
     carried_of,
     differing,
+    many_lists,
     words_of,
 )
 from networks_random import every_operation, passable, seeded_program
@@ -85,6 +86,15 @@ def test_saturated_values_equal_the_oracle(name: str, estimator: str, shape: dic
     found = carried.run(engine_of(name, carried.case.program))
     assert carried.differing(found) == set()
     assert clipped_share(carried) > 0.1
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("times", [1, 2])
+def test_votes_of_more_than_16_bits_equal_the_oracle(name: str, times: int):
+    carried = many_lists(times)
+    found = carried.run(engine_of(name, carried.case.program))
+    assert carried.differing(found) == set()
+    assert np.abs(np.array(found.votes["rows"])).max(initial=0) > 2 * 32767
 
 
 def clipped_share(carried: Carried) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 import oracle
 import oracle_backward
 from networks import Case, case_of, random_case
-from networks_backward import Carried, carried_of
+from networks_backward import Carried, carried_of, many_lists
 from networks_credit import Credited, credited_case, credited_of
 
 from eggroll.engines.cpu import lookup_tables
@@ -74,6 +74,7 @@ def carried_cases() -> Iterator[Carried]:
     for i, estimator in enumerate(("local", "feedback")):
         case = case_of(networks_random.every_operation(), np.random.default_rng(i), T=4, P=34)
         yield carried_of(case, estimator, seed=i)
+    yield from map(many_lists, (1, 2))
 
 
 def credited_rows(

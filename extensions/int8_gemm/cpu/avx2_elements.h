@@ -5,6 +5,50 @@ struct Avx2Elements : SparseRows<Base, V256> {
   static __m256i load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
   static void store(void* p, __m256i v) { _mm256_store_si256(static_cast<__m256i*>(p), v); }
 
+  // All bits of the first n words.
+  static __m256i first(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+
+  // Eight of n words from i on; those beyond are not read and are 0.
+  static __m256i some(const int32_t* p, int i, int n) {
+    return _mm256_maskload_epi32(p + i, first(n - i));
+  }
+
+  static ActiveRows active_rows(const int32_t* list, int n, int32_t* room) {
+    int count = 0;
+    for (int i = 0; i < n; i += 8) {
+      const uint32_t none =
+          static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(some(list, i, n))));
+      const uint32_t there = i + 8 <= n ? 255u : (1u << (n - i)) - 1, active = there & ~none;
+      // One stands behind a -1.
+      if ((active & (active + 1)) || (active && count < i)) return Base::active_rows(list, n, room);
+      count += __builtin_popcount(active);
+    }
+    return {list, count};
+  }
+
+  static bool ascend(ActiveRows rows) {
+    const int n = rows.count - 1;
+    __m256i fails = _mm256_setzero_si256();
+    for (int i = 0; i < n; i += 8) {
+      const __m256i next = some(rows.row + 1, i, n),
+                    more = _mm256_cmpgt_epi32(next, some(rows.row, i, n));
+      fails = _mm256_or_si256(fails, _mm256_andnot_si256(more, first(n - i)));
+    }
+    return _mm256_testz_si256(fails, fails);
+  }
+
+  static bool within(ActiveRows rows, int32_t most) {
+    const __m256i all = _mm256_set1_epi32(most);
+    __m256i beyond = _mm256_setzero_si256();
+    for (int i = 0; i < rows.count; i += 8) {
+      const __m256i v = some(rows.row, i, rows.count);
+      beyond = _mm256_or_si256(beyond, _mm256_cmpeq_epi32(_mm256_max_epu32(v, all), v));
+    }
+    return _mm256_testz_si256(beyond, beyond);
+  }
+
   // EXP2[u] = mantissa[u % 16] >> (15 - u / 16), 32 logits at a time: the bytes of a mantissa are
   // looked up by a logit's low nibble. A word has it above the number of bits that it is shifted
   // by, eight of them for that number itself. With u = byte ^ 128, 15 - u / 16 is the byte's high

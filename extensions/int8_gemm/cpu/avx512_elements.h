@@ -67,6 +67,18 @@ struct Avx512Elements : SparseRows<VnniIsa, V512> {
     return {room, count};
   }
 
+  static bool ascend(ActiveRows rows) {
+    const int n = rows.count - 1;
+    uint32_t fails = 0;
+    for (int i = 0; i < n; i += 16) {
+      const __mmask16 there = static_cast<__mmask16>(i + 16 <= n ? 0xFFFFu : (1u << (n - i)) - 1);
+      const __m512i v = _mm512_maskz_loadu_epi32(there, rows.row + i);
+      fails |=
+          _mm512_mask_cmple_epi32_mask(there, _mm512_maskz_loadu_epi32(there, rows.row + i + 1), v);
+    }
+    return !fails;
+  }
+
   static bool within(ActiveRows rows, int32_t most) {
     const __m512i all = _mm512_set1_epi32(most);
     uint32_t beyond = 0;

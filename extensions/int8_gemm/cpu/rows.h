@@ -40,12 +40,19 @@ static inline void scatter(const uint32_t* words, int n, int8_t* const* dst, int
 
 // y = max(x, low) on `count` bytes, whole words of all lanes; y may be x.
 static inline void at_least(const int8_t* x, int8_t low, int count, int8_t* y) {
+#if defined(__AVX512BW__)
   constexpr int kStep = 64;
+#elif defined(__AVX2__)
+  constexpr int kStep = 32;
+#else
+  constexpr int kStep = 16;
+#endif
+  // Not moved by memcpy, which GCC does by halves.
+  using Bytes __attribute__((vector_size(kStep), aligned(1), may_alias)) = int8_t;
+  const Bytes least = Bytes{} + low;
   for (int i = 0; i < count; i += kStep) {
-    alignas(64) int8_t v[kStep];
-    __builtin_memcpy(v, x + i, kStep);
-    for (int8_t& b : v) b = b < low ? low : b;
-    __builtin_memcpy(y + i, v, kStep);
+    const Bytes v = *reinterpret_cast<const Bytes*>(x + i);
+    *reinterpret_cast<Bytes*>(y + i) = v < least ? least : v;
   }
 }
 

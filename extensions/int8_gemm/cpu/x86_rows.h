@@ -8,6 +8,7 @@ struct SparseRows : Base {
   static void sum_rows(const int8_t* from, int64_t step, ActiveRows rows, int n, int16_t* to) {
     int k = 0;
     for (; k + 4 * kHalves <= n; k += 4 * kHalves) sum_some<4>(from + k, step, rows, to + k);
+    for (; k + 2 * kHalves <= n; k += 2 * kHalves) sum_some<2>(from + k, step, rows, to + k);
     for (; k + kHalves <= n; k += kHalves) sum_some<1>(from + k, step, rows, to + k);
     Base::sum_rows(from + k, step, rows, n - k, to + k);
   }
@@ -32,6 +33,7 @@ struct SparseRows : Base {
   static void add_to_rows(const int8_t* from, int n, ActiveRows rows, int32_t* z) {
     int k = 0;
     for (; k + 8 * V::kWidth <= n; k += 8 * V::kWidth) add_some<8>(from, k, n, rows, z);
+    for (; k + 4 * V::kWidth <= n; k += 4 * V::kWidth) add_some<4>(from, k, n, rows, z);
     for (; k + 2 * V::kWidth <= n; k += 2 * V::kWidth) add_some<2>(from, k, n, rows, z);
     for (int i = 0; k < n && i < rows.count; ++i)
       Base::add_bytes(from + k, n - k, z + int64_t{rows.row[i]} * n + k);
@@ -45,6 +47,26 @@ struct SparseRows : Base {
       int32_t* to = z + int64_t{row} * n + k;
       for (int j = 0; j < count; ++j)
         V::loadu(to + j * V::kWidth).add32(wide[j]).storeu(to + j * V::kWidth);
+    });
+  }
+
+  static void add_to_rows(const int8_t* from, int n, ActiveRows rows, int16_t* z) {
+    int k = 0;
+    for (; k + 8 * kHalves <= n; k += 8 * kHalves) add_some<8>(from, k, n, rows, z);
+    for (; k + 2 * kHalves <= n; k += 2 * kHalves) add_some<2>(from, k, n, rows, z);
+    for (; k + kHalves <= n; k += kHalves) add_some<1>(from, k, n, rows, z);
+    for (int i = 0; k < n && i < rows.count; ++i)
+      Base::add_bytes(from + k, n - k, z + int64_t{rows.row[i]} * n + k);
+  }
+
+  template <int count>
+  static void add_some(const int8_t* from, int k, int n, ActiveRows rows, int16_t* z) {
+    V wide[count];
+    for (int j = 0; j < count; ++j) wide[j] = V::widened16(from + k + j * kHalves);
+    each_row(rows, [&](int32_t row) {
+      int16_t* to = z + int64_t{row} * n + k;
+      for (int j = 0; j < count; ++j)
+        V::loadu(to + j * kHalves).add16(wide[j]).storeu(to + j * kHalves);
     });
   }
 
