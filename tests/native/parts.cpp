@@ -60,6 +60,9 @@ int main() {
   expect("a layer with a state", {layer}, 8, {{5, 8}, {4, -1}});
   expect("the state is in the second part", {other}, 8, {{4, -1}, {5, 8}});
   expect("two layers", {layer, layer}, 8, {{5, 8}, {4, -1}, {5, 8}, {4, -1}});
+  expect("a state that nothing uses",
+         {{norm(2), linear(0, 2), add(0, 0, 2), norm(2), linear(0, 2), add(0, 0, 2)}}, 8,
+         {{3, -1}, {3, 8}});
   expect("one after another",
          {{linear(2, 0), add(0, 0, 2), norm(2), linear(3, 2), add(0, 0, 3), linear(2, 0),
            add(0, 0, 2)}},

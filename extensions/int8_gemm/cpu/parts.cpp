@@ -41,8 +41,9 @@ std::vector<Stage> parts_of(const std::vector<Stage>& stages) {
   std::vector<Stage> parts;
   for (const Stage& stage : stages) {
     const Op *first = stage.ops, *last = first + stage.op_count;
+    const bool unused = !any_uses(first, last, 1);  // a state that stays as it is, in the last part
     auto add = [&](const Op* end) {
-      const bool state = any_uses(first, end, 1);
+      const bool state = unused ? end == last : any_uses(first, end, 1);
       parts.push_back({first, static_cast<int>(end - first), stage.registers, stage.register_count,
                        state ? stage.state : -1});
       first = end;
