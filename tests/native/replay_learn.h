@@ -93,11 +93,16 @@ void replay(const Kernels& k, const Carried& c, const std::string& name, int gro
   learn.blocks = group;
   if (lists) learn.index = lists->index.data(), job.features = lists->of.data();
   Scratch scratch(k.learn_bytes(learn));
-  std::vector<Leaf> tall(job.plan.leaves, job.plan.leaves + job.plan.leaf_count);
-  each_features(job.plan, [&](const Op& op) { tall[static_cast<size_t>(op.leaf)].rows = 1 << 24; });
-  LearnJob same = learn;
-  same.job.plan.leaves = tall.data();
-  if (k.learn_bytes(same) > k.learn_bytes(learn))
+  // Of leaves with so many rows, which are not few for the lists.
+  auto bytes_with = [&](int rows) {
+    std::vector<Leaf> tall(job.plan.leaves, job.plan.leaves + job.plan.leaf_count);
+    each_features(job.plan, [&](const Op& op) { tall[static_cast<size_t>(op.leaf)].rows = rows; });
+    LearnJob same = learn;
+    same.job.plan.leaves = tall.data();
+    return k.learn_bytes(same);
+  };
+  const size_t most = bytes_with(1 << 24);
+  if (most != bytes_with(1 << 20) || most > k.learn_bytes(learn))
     throw std::runtime_error(name + ": rows of sparse features take scratch memory");
   bool ok = true;
   for (int64_t g = 0; g * group < blocks_of(job); ++g)

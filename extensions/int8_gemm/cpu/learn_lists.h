@@ -86,7 +86,7 @@ struct LearnLists {
         const int n = *count++;
         const ActiveRows found = n < 0 ? Isa::active_rows(of, op.active, room) : ActiveRows{of, n};
         if (narrows) {
-          if (++seen % kSome == 0 && near_limit(cols)) flush(op, votes);
+          if (++seen % kSome == 0 && near_limit(cols)) flush(op, votes), begin(op);
           Isa::add_to_rows(from, cols, found, narrow);
           for (int k = 0; k < cols; ++k)
             sizes[k] = static_cast<uint16_t>(sizes[k] + (from[k] < 0 ? -from[k] : from[k]));
@@ -136,12 +136,11 @@ struct LearnLists {
     return largest > 32767 - kSome * 127;
   }
 
-  // Narrow votes are added to the others, and begin anew.
+  // Narrow votes are added to the others.
   void flush(const Op& op, int32_t* __restrict votes) {
     const size_t n = votes_of(op);
     const int16_t* __restrict from = narrow;
     for (size_t i = 0; i < n; ++i) votes[i] = wrapping_sum(votes[i], from[i]);
-    begin(op);
   }
 
   // each(operation, its first list, its values, its counts)

@@ -213,17 +213,14 @@ struct PortableIsa : PortableCredit {
     }
   }
 
-  static void add_bytes(const int8_t* __restrict from, int n, int32_t* __restrict z) {
-    for (int k = 0; k < n; ++k) z[k] = wrapping_sum(z[k], from[k]);
-  }
-
   // The same where 16 bits hold the sums.
   static void add_to_rows(const int8_t* from, int n, ActiveRows rows, int16_t* z) {
     for (int i = 0; i < rows.count; ++i) add_bytes(from, n, z + int64_t{rows.row[i]} * n);
   }
 
-  static void add_bytes(const int8_t* __restrict from, int n, int16_t* __restrict z) {
-    for (int k = 0; k < n; ++k) z[k] = static_cast<int16_t>(z[k] + from[k]);
+  template <typename T>
+  static void add_bytes(const int8_t* __restrict from, int n, T* __restrict z) {
+    for (int k = 0; k < n; ++k) z[k] = static_cast<T>(wrapping_sum(z[k], from[k]));
   }
 
   // Words of four rows' bytes at + i, to first[i], i = 0..7, and second[i - 8], i = 8..15; the sign

@@ -30,43 +30,33 @@ struct SparseRows : Base {
     Base::clip_sums(from + k, n - k, by, to + k);
   }
 
-  static void add_to_rows(const int8_t* from, int n, ActiveRows rows, int32_t* z) {
+  template <typename T>
+  static void add_to_rows(const int8_t* from, int n, ActiveRows rows, T* z) {
+    constexpr int kColumns = sizeof(T) == 2 ? kHalves : V::kWidth;
     int k = 0;
-    for (; k + 8 * V::kWidth <= n; k += 8 * V::kWidth) add_some<8>(from, k, n, rows, z);
-    for (; k + 4 * V::kWidth <= n; k += 4 * V::kWidth) add_some<4>(from, k, n, rows, z);
-    for (; k + 2 * V::kWidth <= n; k += 2 * V::kWidth) add_some<2>(from, k, n, rows, z);
+    for (; k + 8 * kColumns <= n; k += 8 * kColumns) add_some<8>(from, k, n, rows, z);
+    for (; k + 4 * kColumns <= n; k += 4 * kColumns) add_some<4>(from, k, n, rows, z);
+    for (; k + 2 * kColumns <= n; k += 2 * kColumns) add_some<2>(from, k, n, rows, z);
+    for (; k + kColumns <= n; k += kColumns) add_some<1>(from, k, n, rows, z);
     for (int i = 0; k < n && i < rows.count; ++i)
       Base::add_bytes(from + k, n - k, z + int64_t{rows.row[i]} * n + k);
   }
 
-  template <int count>
-  static void add_some(const int8_t* from, int k, int n, ActiveRows rows, int32_t* z) {
+  template <int count, typename T>
+  static void add_some(const int8_t* from, int k, int n, ActiveRows rows, T* z) {
+    constexpr bool kShort = sizeof(T) == 2;
+    constexpr int kColumns = kShort ? kHalves : V::kWidth;
     V wide[count];
-    for (int j = 0; j < count; ++j) wide[j] = V::widenedu(from + k + j * V::kWidth);
+    for (int j = 0; j < count; ++j) {
+      const int8_t* at = from + k + j * kColumns;
+      wide[j] = kShort ? V::widened16(at) : V::widenedu(at);
+    }
     each_row(rows, [&](int32_t row) {
-      int32_t* to = z + int64_t{row} * n + k;
-      for (int j = 0; j < count; ++j)
-        V::loadu(to + j * V::kWidth).add32(wide[j]).storeu(to + j * V::kWidth);
-    });
-  }
-
-  static void add_to_rows(const int8_t* from, int n, ActiveRows rows, int16_t* z) {
-    int k = 0;
-    for (; k + 8 * kHalves <= n; k += 8 * kHalves) add_some<8>(from, k, n, rows, z);
-    for (; k + 2 * kHalves <= n; k += 2 * kHalves) add_some<2>(from, k, n, rows, z);
-    for (; k + kHalves <= n; k += kHalves) add_some<1>(from, k, n, rows, z);
-    for (int i = 0; k < n && i < rows.count; ++i)
-      Base::add_bytes(from + k, n - k, z + int64_t{rows.row[i]} * n + k);
-  }
-
-  template <int count>
-  static void add_some(const int8_t* from, int k, int n, ActiveRows rows, int16_t* z) {
-    V wide[count];
-    for (int j = 0; j < count; ++j) wide[j] = V::widened16(from + k + j * kHalves);
-    each_row(rows, [&](int32_t row) {
-      int16_t* to = z + int64_t{row} * n + k;
-      for (int j = 0; j < count; ++j)
-        V::loadu(to + j * kHalves).add16(wide[j]).storeu(to + j * kHalves);
+      T* to = z + int64_t{row} * n + k;
+      for (int j = 0; j < count; ++j) {
+        const V before = V::loadu(to + j * kColumns);
+        (kShort ? before.add16(wide[j]) : before.add32(wide[j])).storeu(to + j * kColumns);
+      }
     });
   }
 
