@@ -57,7 +57,7 @@ BUDGETS: dict[str, int] = {
     "bench": 750,
     "cli": 800,
     "data": 1550,
-    "engines": 6010,
+    "engines": 6270,
     "envs": 795,
     "evolution": 1270,
     "library": 2880,

@@ -24,6 +24,8 @@ from eggroll.spec.noise import Noise, Slices
 from eggroll.spec.program import Batch, Program, Weights
 
 T = TypeVar("T")
+RuleLeaves = list[tuple[Any, ...]]  # arrays and numbers of every leaf, for an update rule
+RuleArrays = tuple[list[list[mx.array]], mx.array | int]  # those after it; weights that moved
 
 # The process that made the first engine.
 _owner: list[int] = []
@@ -69,6 +71,7 @@ class Engine(ABC):
     looks_up: ClassVar[bool] = False  # whether `learn` takes a batch with an index
     # Run on the host while a GPU computes the next call: once, or not at all.
     host_work: Callable[[], object] | None = None
+    rules: tuple[str, ...] = ()  # names of the update rules that it follows itself
     step: int | None = None  # updates made before those that calls belong to; None outside of any
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:
@@ -193,6 +196,25 @@ class Engine(ABC):
         scale, signs, crediting: with token credit; scale turns a difference of what a row was worth
         to members 2p and 2p + 1 into the value that `credit` takes.
         Returns values int32 [P, T], active bool [P, T], the new state and Z, empty without credit.
+        """
+        raise NotImplementedError
+
+    def adam(self, leaves: RuleLeaves, factor: int) -> RuleArrays:
+        """Makes an update by rule adam, if that is one of `rules`.
+
+        leaves: of each votes, weights, fine copy, mean, size, feedback or None, and decay; factor:
+        lr in last bits of a fine copy. Returns of each all but votes, decay and a missing feedback
+        after the update, and how many weights moved.
+        """
+        raise NotImplementedError
+
+    def whitened(self, leaves: RuleLeaves, learns: bool) -> RuleArrays:
+        """The same by rule whitened.
+
+        leaves: of each votes, weights, fine copy, feedback or None, whitening matrices or None, lr
+        in 2^-24 bits and the least mean size; learns: whether matrices do. Returns of each weights,
+        fine copy, feedback if there is one and, if they learn, matrices; and how many weights
+        moved.
         """
         raise NotImplementedError
 

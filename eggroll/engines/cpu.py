@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import mlx.core as mx
+import numpy as np
 from numpy.typing import NDArray
 
 from eggroll import _extension
-from eggroll.engines.base import Engine
+from eggroll.engines.base import Engine, RuleArrays, RuleLeaves
 from eggroll.errors import InputError
 from eggroll.spec import fixed_point as fx
 from eggroll.spec.backward import Backward, Learnt
@@ -30,6 +31,7 @@ class CpuEngine(Engine):
     plays: ClassVar[bool] = True
     shares: ClassVar[bool] = True
     looks_up: ClassVar[bool] = True
+    rules = ("adam", "whitened")
 
     @classmethod
     def unavailable_because(cls) -> str:
@@ -163,6 +165,12 @@ class CpuEngine(Engine):
         Z = made[len(rated) :]
         return Learnt(scores, after, dict(zip(names, Z, strict=True)), sizes, *rated)
 
+    def adam(self, leaves: RuleLeaves, factor: int) -> RuleArrays:
+        return rule_by_extension("adam", leaves, factor, self.threads)
+
+    def whitened(self, leaves: RuleLeaves, learns: bool) -> RuleArrays:
+        return rule_by_extension("whitened", leaves, learns, self.threads)
+
     def play(
         self,
         prepared: Any,
@@ -209,6 +217,18 @@ class CpuEngine(Engine):
             unit_shift=crediting.unit_shift,
             group=crediting.group,
         )
+
+
+def rule_by_extension(rule: str, leaves: RuleLeaves, argument: int, threads: int) -> RuleArrays:
+    """`Engine.adam` or `whitened` without an engine. What a GPU has is read through NumPy."""
+    native = _extension.load()
+    if mx.default_device() != mx.cpu:
+        leaves = [
+            tuple(native.view(np.asarray(v)) if isinstance(v, mx.array) else v for v in of)
+            for of in leaves
+        ]
+    found: RuleArrays = getattr(native, rule)(leaves, argument, threads)
+    return found
 
 
 def row_arrays(batch: Batch) -> tuple[mx.array | None, mx.array | None]:

@@ -138,6 +138,8 @@ class CudaEngine(GpuEngine):
     votes = together(GpuEngine.votes)
     credit = together(GpuEngine.credit)
     learn = together(GpuEngine.learn)
+    adam = together(GpuEngine.adam)
+    whitened = together(GpuEngine.whitened)
     prepare = together(GpuEngine.prepare)
     likelihoods = together(GpuEngine.likelihoods)
     logits = together(GpuEngine.logits)

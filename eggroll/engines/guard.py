@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.engines.base import Engine, arrays_of_members
+from eggroll.engines.base import Engine, RuleArrays, RuleLeaves, arrays_of_members
 from eggroll.engines.gpu.engine import GpuEngine
 from eggroll.engines.gpu.plan import matrix_macs
 from eggroll.engines.trial import sentence
@@ -66,6 +66,7 @@ class Guarded(Engine):
         super().__init__(engine.program, engine.threads, engine.block_tokens)
         self.engine: Engine = engine
         self.spare, self.replaceable, self.name = spare, replaceable, engine.name
+        self.rules = tuple(name for name in engine.rules if name in spare.rules)
         self._gpu: GpuEngine | None = engine
         self._inspections: dict[tuple[object, ...], Inspection] = {}
         self._clock: Callable[[], float] = time.perf_counter
@@ -84,23 +85,49 @@ class Guarded(Engine):
 
     def starts(self, noise: Noise, epoch: int, first_pair: int, pairs: int) -> mx.array:
         """Compared in the first call and in some later ones, as calls are that take them."""
-        given = noise, epoch, first_pair, pairs
 
-        def compared() -> mx.array:
+        def drawn(engine: Engine) -> mx.array:
+            if engine is self._gpu:
+                self._drawn.add(noise)
+            return engine.starts(noise, epoch, first_pair, pairs)
+
+        if self._gpu and not self._gpu.draws_starts:
+            return self._gpu.starts(noise, epoch, first_pair, pairs)
+        return self._whole("starts", drawn, "slices of the noise begin elsewhere")
+
+    def adam(self, leaves: RuleLeaves, factor: int) -> RuleArrays:
+        return self._rule("adam", leaves, factor, "adam")
+
+    def whitened(self, leaves: RuleLeaves, learns: bool) -> RuleArrays:
+        return self._rule("whitened", leaves, learns, f"whitened {learns}")
+
+    def _rule(self, name: str, leaves: RuleLeaves, argument: int, kind: str) -> RuleArrays:
+        """An update by a rule, compared as `starts` are. kind: which kernels run."""
+
+        def moved(engine: Engine) -> RuleArrays:
+            found: RuleArrays = getattr(engine, name)(leaves, argument)
+            mx.eval(found[0])
+            return found
+
+        return self._whole(kind, moved, f"rule {name} leaves other numbers")
+
+    def _whole(self, kind: str, work: Callable[[Engine], T], wrong: str) -> T:
+        """A result of no members, compared in the first call and in some later ones."""
+
+        def compared() -> T:
             gpu = self._gpu
-            if gpu is None or not gpu.draws_starts:
-                return self.engine.starts(*given)
-            self._drawn.add(noise)
+            if gpu is None:
+                return work(self.engine)
             began = self._clock()
-            starts = gpu.starts(*given)
-            inspection = self._inspections.setdefault(("starts",), Inspection())
-            inspection.seconds += self._clock() - began  # without the wait, which is another's
+            found = work(gpu)
+            inspection = self._inspections.setdefault((kind,), Inspection())
+            inspection.seconds += self._clock() - began  # of starts without the wait for them
             if inspection.looks < 0 or inspection.due:
-                began, expected = self._clock(), np.array(self.spare.starts(*given))
-                if not np.array_equal(np.array(starts), expected):
-                    self._differs(inspection.update, "slices of the noise begin elsewhere")
+                began = self._clock()
+                if not same(found, work(self.spare)):
+                    self._differs(inspection.update, wrong)
                 inspection.looked(self._clock() - began, self._update, 1.0)
-            return starts
+            return found
 
         return self.run_guarded(compared)
 
@@ -441,6 +468,13 @@ NAMED_RESULTS: dict[str, Callable[[Any], CallResult]] = {
     ),
     "logits": lambda out: CallResult({"logits": out[0], "state": out[1]}),
 }
+
+
+def same(one: Any, other: Any) -> bool:
+    """True if two arrays are equal, or lists and tuples of such."""
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return np.array_equal(np.array(one), np.array(other))
 
 
 def spread(N: int, count: int) -> NDArray[np.int32]:

@@ -28,7 +28,7 @@ import numpy as np
 from nax_check.product import death
 from numpy.typing import NDArray
 
-from eggroll.engines.base import Engine, arrays_of_members
+from eggroll.engines.base import Engine, RuleLeaves, arrays_of_members
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.gpu.dialect import IN_TREE
 from eggroll.engines.portable.engine import PortableEngine
@@ -45,6 +45,7 @@ FAR_PAIR = (1 << 31) - 7  # of the first of some pairs: the next ones have numbe
 # Threadgroups of a launch: matrix units have been seen to go wrong only where there are several,
 # and the votes' product then has more terms than it stages at a time.
 GROUPS = 5
+FINE_MOST = (127 << 16) + 32767  # of a fine copy
 ESTIMATORS = {"token-votes": False, "token-credit": True}  # whether the noise is on nodes
 OUTPUT_LOSSES = "softmax", "squared"  # of the outputs of `rows_network`
 MAX_VERDICTS = 32  # on disk, the last ones
@@ -121,7 +122,9 @@ def main(name: str, options: Mapping[str, Any]) -> None:
 def differences(engine: Engine, members: int) -> list[str]:
     """Every result of P members that is not the reference's, by name, with its first number."""
     reference = reference_engine()(engine.program)
-    pairs = zip(trial_results(engine, members), trial_results(reference, members), strict=True)
+    rules = bool(engine.rules and reference.rules)
+    tried = (trial_results(each, members, rules) for each in (engine, reference))
+    pairs = zip(*tried, strict=True)
     return [f"{name}: {text}" for (name, a), (_, b) in pairs if (text := difference(a, b))]
 
 
@@ -207,6 +210,29 @@ class TrialCase:
             wanted = words.integers(-1, program.outputs[0].size, (*shape, columns), np.int32)
             self.batch = self.batch._replace(wanted=mx.array(wanted))
 
+    def before_rules(self) -> dict[str, tuple[RuleLeaves, int]]:
+        """The arguments of `Engine.adam` and `whitened`: small votes, the largest, and none."""
+        words = np.random.Generator(np.random.PCG64(2))
+
+        def drawn(shape: tuple[int, ...], most: int) -> NDArray[np.int32]:
+            size = words.integers(0, most.bit_length(), shape)  # of numbers of all lengths
+            return (words.integers(-most, most + 1, shape) >> size).astype(np.int32)
+
+        adam, whitened = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+        for leaf in self.weights.values():
+            arrays = [drawn(leaf.shape, most) for most in (1 << 28, FINE_MOST, 1 << 30, 1 << 30)]
+            arrays[0][..., ::5] = 0
+            votes, fine, mean, size = map(mx.array, (*arrays[:3], abs(arrays[3])))
+            feedback = matrices = None
+            if leaf.ndim == 2:
+                feedback = mx.array(drawn(leaf.shape, FINE_MOST))
+                count = -(-leaf.shape[1] // 64)
+                square = drawn((count, *[-(-leaf.shape[1] // count)] * 2), 1 << 18)
+                matrices = mx.array(square + square.swapaxes(1, 2))
+            adam.append((votes, leaf, fine, mean, size, feedback, 9999 * (leaf.ndim == 2)))
+            whitened.append((votes, leaf, fine, feedback, matrices, 1 << 24, 300))
+        return {"adam": (adam, 70_000), "whitened": (whitened, True)}
+
     def shared_noise(self, program: Program, rank: int) -> Noise:
         """The noise that its pairs have slices of."""
         shapes = [leaf.shape for leaf in program.leaves]
@@ -233,8 +259,11 @@ class TrialCase:
         return noise, plan
 
 
-def trial_results(engine: Engine, members: int) -> Iterator[NamedArray]:
-    """All that the engine computes for P members, by name; says on stderr what comes next."""
+def trial_results(engine: Engine, members: int, rules: bool = True) -> Iterator[NamedArray]:
+    """All that the engine computes for P members, by name; says on stderr what comes next.
+
+    rules: whether updates are among it.
+    """
     program = engine.program
     case = TrialCase(program, members)
 
@@ -251,6 +280,12 @@ def trial_results(engine: Engine, members: int) -> Iterator[NamedArray]:
     title = begin("where slices begin")
     starts = engine.starts(case.shared_noise(program, 1), 5, FAR_PAIR, case.fitness.size)
     yield from named(title, {"": starts})
+    for rule, given in case.before_rules().items() if rules else ():
+        title = begin(f"rule {rule}")
+        after, moved = getattr(engine, rule)(*given)
+        for name, of in zip(case.weights, after, strict=True):
+            yield from named(f"{title}, {name}", {f"result {i}": a for i, a in enumerate(of)})
+        yield title, np.array(int(moved))
     title = begin("errors carried back")
     learnt = engine.learn(prepared, case.batch, case.words, case.back(program))
     yield from named(title, {**arrays_of_members(learnt), "sizes": learnt.sizes, **learnt.votes})

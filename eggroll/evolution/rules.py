@@ -18,6 +18,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from eggroll.engines.base import Engine
+from eggroll.engines.cpu import rule_by_extension
 from eggroll.errors import InputError
 from eggroll.evolution import whitening
 from eggroll.evolution.whitening import ONE, TOP, Whole
@@ -81,6 +83,9 @@ class UpdateRule(ABC):
     def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
         """Shapes of the arrays it keeps between updates, int32, by name."""
         return {}
+
+    def use(self, engine: Engine) -> None:  # noqa: B027 - most rules are the host's
+        """Lets an engine make the updates, where arrays lie, if it follows this rule."""
 
     def start(self, weights: Leaves) -> Leaves:
         """Its memory before the first update."""
@@ -274,6 +279,9 @@ class FineCopyRule(UpdateRule):
     by the same share (Kolen and Pollack 1994), so that they become alike.
     """
 
+    threads: int = 1
+    _engine: Engine | None = None
+
     @classmethod
     def memory(cls, program: Program) -> dict[str, tuple[int, ...]]:
         return {leaf.name: leaf.shape for leaf in program.leaves}
@@ -328,38 +336,39 @@ class FineCopyRule(UpdateRule):
                 kept[back] = mx.array(mirror)
         return MovedWeights(new, kept, moved / sum(w.size for w in weights.values()))
 
+    def use(self, engine: Engine) -> None:
+        self._engine = engine
 
-def by_extension(
-    made_by: Callable[[list[tuple[Any, ...]]], tuple[list[list[mx.array]], int]],
-    weights: Leaves,
-    memory: Leaves,
-    votes: Leaves,
-    keys: Callable[[str], tuple[str, ...]],
-    numbers: Callable[[str], tuple[float, ...]],
-) -> MovedWeights:
-    """An update by a function of the extension.
+    def of_leaves(
+        self,
+        rule: str,
+        argument: int,
+        weights: Leaves,
+        memory: Leaves,
+        votes: Leaves,
+        keys: Callable[[str], tuple[str, ...]],
+        numbers: Callable[[str], tuple[float, ...]],
+    ) -> MovedWeights | None:
+        """An update of all leaves at once by an engine that follows the rule, or the extension.
 
-    It is given of every leaf votes, weights, the arrays that the memory has by its `keys`, None for
-    those it has not, and its numbers; and gives its weights and such arrays, but for the last ones
-    if they stay, and how many weights moved.
-    """
-    leaves: list[tuple[Any, ...]] = [
-        (votes[k], leaf, *map(memory.get, keys(k)), *numbers(k)) for k, leaf in weights.items()
-    ]
-    if mx.default_device() != mx.cpu:  # what a GPU has is read through NumPy
-        leaves = [tuple(map(_on_host, of)) for of in leaves]
-    made, moved = made_by(leaves)
-    new, kept = Leaves(), dict(memory)
-    for name, (leaf, *after) in zip(weights, made, strict=True):
-        new[name] = leaf
-        kept.update(zip([key for key in keys(name) if key in memory], after, strict=False))
-    return MovedWeights(new, kept, moved / sum([leaf.size for leaf in weights.values()]))
-
-
-def _on_host(value: Any) -> Any:
-    """An array of a GPU as one that the extension reads; anything else as it is."""
-    native = native_module()
-    return native.view(np.asarray(value)) if native and isinstance(value, mx.array) else value
+        None where there is neither. It is given of every leaf votes, weights, the arrays that the
+        memory has by its `keys`, None for those it has not, and its numbers; and gives its weights
+        and such arrays, but for the last ones if they stay, and how many weights moved.
+        """
+        leaves = [
+            (votes[k], leaf, *map(memory.get, keys(k)), *numbers(k)) for k, leaf in weights.items()
+        ]
+        if self._engine and rule in self._engine.rules:
+            made, moved = getattr(self._engine, rule)(leaves, argument)
+        elif native_module():
+            made, moved = rule_by_extension(rule, leaves, argument, self.threads)
+        else:
+            return None
+        new, kept = Leaves(), dict(memory)
+        for name, (leaf, *after) in zip(weights, made, strict=True):
+            new[name] = leaf
+            kept.update(zip([key for key in keys(name) if key in memory], after, strict=False))
+        return MovedWeights(new, kept, int(moved) / sum([w.size for w in weights.values()]))
 
 
 def unlike(one: Any, other: Any) -> bool:
@@ -570,16 +579,12 @@ class WhitenedRule(FineCopyRule):
     def __call__(
         self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> MovedWeights:
-        """By the extension where it is built; without it, as every rule of fine copies."""
-        native = native_module()
-        if native is None:
-            return super().__call__(weights, memory, votes, step, decided)
-        learns = step % whitening.EVERY == 0
-        return by_extension(
-            lambda leaves: native.whitened(leaves, learns, self.threads), weights, memory, votes,
+        """By the engine or the extension, else as every rule of fine copies."""
+        return self.of_leaves(
+            "whitened", step % whitening.EVERY == 0, weights, memory, votes,
             lambda name: (name, feedback_name(name), _matrix_name(name)),
             lambda name: (self.gain(weights[name].ndim == 2, step), self.floors.get(name, 1)),
-        )  # fmt: skip
+        ) or super().__call__(weights, memory, votes, step, decided)  # fmt: skip
 
     def changes(
         self, name: str, votes: NDArray[np.int32], of_matrix: bool, memory: Leaves, step: int
@@ -724,15 +729,11 @@ class AdamRule(FineCopyRule):
     def __call__(
         self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> MovedWeights:
-        """By the extension where it is built; without it, as every rule of fine copies."""
-        native = native_module()
-        if native is None:
-            return super().__call__(weights, memory, votes, step, decided)
-        factor = self.factor(step)
-        return by_extension(
-            lambda leaves: native.adam(leaves, factor, self.threads), weights, memory, votes,
-            _all_names, lambda name: (self.shrinking(name, step),),
-        )  # fmt: skip
+        """By the engine or the extension, else as every rule of fine copies."""
+        return self.of_leaves(
+            "adam", self.factor(step), weights, memory, votes, _all_names,
+            lambda name: (self.shrinking(name, step),),
+        ) or super().__call__(weights, memory, votes, step, decided)  # fmt: skip
 
 
 def _names(leaf: str) -> tuple[str, str]:

@@ -83,6 +83,7 @@ def new_learner(options: RunOptions, engine: Engine, ranks: Ranks = ALONE) -> Le
         ranks=ranks,
     )
     rule = options.rule_class.make(options, program, estimator)
+    rule.use(engine)
     weights = initial_weights(program, options.seed)
     state = population.initial_state()
     memory = rule.start(weights) | estimator.start()

@@ -23,6 +23,7 @@ from eggroll.engines.gpu.engine import GpuEngine
 from eggroll.engines.gpu.launch import Shape
 from eggroll.engines.gpu.plan import best_members
 from eggroll.engines.metal import MetalEngine
+from eggroll.engines.trial import TrialCase
 from eggroll.spec.noise import Noise
 from eggroll.spec.program import Program
 
@@ -52,7 +53,8 @@ def part_of(source: KernelSource) -> str:
         hands = "handed" in source.inputs, "handed_on" in source.outputs
         return {(True, False): "embedding", (False, True): "head"}.get(hands, "layer") + " back"
     if source.name != "egg_stage":
-        return source.name.removeprefix("egg_").replace("_", " ")
+        feedback = " with feedback" * ("new_feedback" in source.outputs)
+        return source.name.removeprefix("egg_").replace("_", " ") + feedback
     passes = "passed" in source.inputs, "passed_on" in source.outputs
     names = {(False, True): "embedding", (True, True): "layer", (True, False): "head"}
     return names.get(passes, "stage")
@@ -126,6 +128,8 @@ def run_carry(engine: GpuEngine, case: Case, recorder: Recorder) -> None:
     """The same of errors carried back."""
     recorder.of += " feedback"
     carried_of(case, "feedback").run(engine)
+    for rule, given in TrialCase(engine.program, 2).before_rules().items():
+        getattr(engine, rule)(*given)
 
 
 def engine_of(kind: str, variant: str, program: Program, recorder: Recorder, members: int = 0):

@@ -13,7 +13,17 @@ from eggroll.engines.metal import MetalEngine
 from eggroll.spec.backward import Learnt
 from eggroll.spec.program import Program
 
-METHODS = ("evaluate", "outputs", "votes", "credit", "learn", "likelihoods", "logits")
+METHODS = (
+    "evaluate",
+    "outputs",
+    "votes",
+    "credit",
+    "learn",
+    "likelihoods",
+    "logits",
+    "adam",
+    "whitened",
+)
 COMPILE = """[metal::Device] Unable to build metal library from source
 program_source:7:3: error: no matching function for call to 'product'
   product<K>(x);
@@ -88,6 +98,13 @@ def wrong_credit(found: tuple) -> tuple:
 
 def wrong_learnt(found: Learnt) -> Learnt:
     return found._replace(votes=wrong_votes(found.votes))
+
+
+def wrong_rule(found: tuple) -> tuple:
+    """A number of the first leaf's fine copy."""
+    made, moved = found
+    weights, fine, *memory = made[0]
+    return [[weights, off_by_one(fine, (0, 0)), *memory], *made[1:]], moved
 
 
 def wrong_sizes(found: Learnt) -> Learnt:

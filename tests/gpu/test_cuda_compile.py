@@ -38,14 +38,20 @@ INT32 = (
     *("tokens", "targets", "starts", "sizes", "work", "signs", "sorted", "order"),
     *("projection", "moved", "sums", "Z", "listed", "out1", "scales", "vectors"),
     *("handed", "handed_on", "carried", "carried_on"),
+    *("votes", "fine", "mean", "size", "feedback", "new_fine", "new_mean", "new_size"),
+    *("new_feedback", "normal", "turned", "whitening", "change", "half_way", "learnt"),
 )
-KINDS = dict.fromkeys(INT32, mx.int32) | {
-    "scores": mx.int16,
-    "totals": mx.uint64,
-    "draws": mx.uint32,
-    "words": mx.uint32,
-    "magnitudes": mx.int64,
-}
+INT64 = "magnitudes", "total", "share", "diagonal"
+KINDS = (
+    dict.fromkeys(INT32, mx.int32)
+    | dict.fromkeys(INT64, mx.int64)
+    | {
+        "scores": mx.int16,
+        "totals": mx.uint64,
+        "draws": mx.uint32,
+        "words": mx.uint32,
+    }
+)
 # Kernels whose sums are clipped.
 BYTES = ("egg_credits", "egg_value_credits", "egg_credit_vector_votes")
 

@@ -5,6 +5,7 @@ metal/emulator.py and cuda/cuda_emulator.py say how. Nothing here has run on a G
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import mlx.core as mx
@@ -20,6 +21,7 @@ from test_engines import check_likelihoods
 
 from eggroll import networks
 from eggroll.engines import available, trial
+from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.gpu.engine import LaunchLimits, LaunchNeed, launch_size
 from eggroll.engines.gpu.votes import split_terms
 from gpu.backend import Gpu, at_the_end, check_scores, check_votes, engine, stage_source
@@ -106,6 +108,79 @@ def test_the_highest_sums_do_not_wrap(gpu: Gpu, launcher: Emulator, V: int, scor
     made = engine(gpu, case.program, launcher)
     check_scores(made, case, noise=False)
     check_likelihoods(made, case)
+
+
+def of_all_lengths(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers of 1 to 32 bits, int32."""
+    words = rng.integers(-1 << 31, 1 << 31, shape)
+    return (words >> rng.integers(0, 32, shape)).astype(np.int32)
+
+
+def check_rule(found: tuple, expected: tuple):
+    assert int(found[1]) == expected[1]
+    for ours, theirs in zip(found[0], expected[0], strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(np.array(a), np.array(b))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rule_adam_is_that_of_the_extension(gpu: Gpu, launcher: Emulator, seed: int):
+    """On the largest numbers that 32 bits hold, too, and with lr and decay at their ends.
+
+    Of fewer values than a threadgroup has threads, as well, and of fewer than MLX's smallest input.
+    """
+    rng, leaves = np.random.default_rng(seed), []
+    for shape in ((33, 40), (7,), (129,)):
+        for feedback in (False, True):
+            arrays = [of_all_lengths(rng, shape) for _ in range(5)]
+            for array in arrays[seed:]:
+                array[..., :2] = (1 << 31) - 1, -(1 << 31)
+            arrays[0][..., 3:5] = 0
+            weights = rng.integers(-127, 128, shape, np.int8)
+            votes, fine, mean, size, back = map(mx.array, arrays)
+            decay = 1 << 24 if seed else int(rng.integers(0, 1 << 24))
+            last = back if feedback else None
+            leaves.append((votes, mx.array(weights), fine, mean, size, last, decay))
+    program = networks.egg(5, 8, 1)
+    made, right = engine(gpu, program, launcher), CpuEngine(program)
+    for factor in (0, 12_345, 64 << 16):
+        check_rule(made.adam(leaves, factor), right.adam(leaves, factor))
+    assert launcher.launches == ["egg_adam"] * 18
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rule_whitened_is_that_of_the_extension(gpu: Gpu, launcher: Emulator, seed: int):
+    """With matrices of one block, of three of which the last is narrower, and none.
+
+    Votes are of all lengths, one row has none, and quotients, products and steps end on halves.
+    """
+    rng, leaves = np.random.default_rng(seed), []
+    shapes = ((33, 40), 1), ((70, 130), 3), ((9, 12), 0), ((7,), 0), ((129,), 0)
+    for (shape, blocks), feedback in product(shapes, (False, True)):
+        votes, fine, back = (of_all_lengths(rng, shape) for _ in range(3))
+        votes[..., :3] = (1 << 31) - 1, -(1 << 31), 512
+        if len(shape) == 2:
+            votes[1], votes[2], votes[3] = 0, 3, rng.integers(-2, 3, shape[1])
+        if not seed:
+            votes >>= 20
+        square = None
+        if blocks:
+            width = -(-shape[1] // blocks)
+            half = rng.integers(-1 << 18, 1 << 18, (blocks, width, width), np.int32)
+            square = (half + half.swapaxes(1, 2)) >> (8 * (1 - seed))
+            square[:, 0], square[..., 0], square[:, 0, 0] = 0, 0, 3 << 15
+            square = mx.array(np.clip(square, 1 - (1 << 19), (1 << 19) - 1))
+        weights = mx.array(rng.integers(-127, 128, shape, np.int8))
+        factor, floor = (1 << 15, 512) if feedback else (int(rng.integers(64 << 24)), 1)
+        last = mx.array(back) if feedback else None
+        leaves.append((mx.array(votes), weights, mx.array(fine), last, square, factor, floor))
+    program = networks.egg(5, 8, 1)
+    made, right = engine(gpu, program, launcher), CpuEngine(program)
+    for learns in (False, True):
+        check_rule(made.whitened(leaves, learns), right.whitened(leaves, learns))
+    silent = [(mx.zeros(leaf[0].shape, mx.int32), *leaf[1:]) for leaf in leaves]
+    check_rule(made.whitened(silent, True), right.whitened(silent, True))
 
 
 def test_logits_are_those_the_scores_come_from(gpu: Gpu, launcher: Emulator):

@@ -286,6 +286,7 @@ def test_whole_runs_have_one_signature(
         launcher.launches
     )
     assert "egg_votes" not in launcher.launches
+    assert ("egg_next" in launcher.launches) == ("whitened" in words or "language" in words)
     steps, chunks = 2, -(-20 // int(str(words[words.index("--chunk") + 1])))
     assert launcher.launches.count("egg_credits") == steps * chunks
     reads = 0 if "token-votes" in words else 2 if some else 1

@@ -21,6 +21,7 @@ from eggroll.engines.gpu.backward_plan import BackwardPlan
 from eggroll.engines.gpu.credit import CreditStageWriter
 from eggroll.engines.gpu.dialect import Dialect, KernelSource
 from eggroll.engines.gpu.plan import cost_table, format_costs, stage_cost
+from eggroll.engines.gpu.rules import adam_kernel, whitening_kernels
 from eggroll.engines.gpu.stage import OPERATIONS, StageResult, StageWriter
 from eggroll.engines.gpu.votes import backward_vote_kernels, credit_kernels, vote_sources
 from eggroll.engines.metal import Metal
@@ -99,6 +100,11 @@ def carry_sources(
         yield f"feedback {stage}, back", BackwardWriter(each, dialect).source()
     for source in backward_vote_kernels(dialect, members):
         yield source.name, source
+    for feedback in (False, True):
+        name = ", feedback" * feedback
+        yield f"egg_adam{name}", adam_kernel(dialect, feedback)
+        for source in whitening_kernels(dialect, feedback).values():
+            yield f"{source.name}{name}", source
 
 
 def passing(program: language.Program) -> frozenset[int]:

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from eggroll.engines.base import (
     Engine,
+    RuleArrays,
+    RuleLeaves,
     as_unsigned,
     check_errors,
     check_rows,
@@ -38,6 +40,7 @@ from eggroll.engines.gpu.launch import (
     pad_flat,
 )
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, matrix_macs, padded
+from eggroll.engines.gpu.rules import move_by_adam, move_by_whitening
 from eggroll.engines.gpu.stage import RESULT_OUTPUTS, StageResult, StageWriter
 from eggroll.engines.gpu.votes import (
     PACKED_TOGETHER,
@@ -85,6 +88,7 @@ class GpuEngine(Engine):
     """
 
     group_sizes: ClassVar[tuple[int, ...]]  # M that there may be, largest first
+    rules = ("adam", "whitened")
     draws_starts: ClassVar[bool] = False  # whether a kernel draws where slices begin
 
     def __init__(
@@ -343,6 +347,14 @@ class GpuEngine(Engine):
             joined([learnt.errors for learnt in results]),
             joined([learnt.lost for learnt in results]),
         )
+
+    def adam(self, leaves: RuleLeaves, factor: int) -> RuleArrays:
+        made = [move_by_adam(self.launcher, self.dialect, leaf, factor) for leaf in leaves]
+        return made, moved_of(leaves, made)
+
+    def whitened(self, leaves: RuleLeaves, learns: bool) -> RuleArrays:
+        made = [move_by_whitening(self.launcher, self.dialect, leaf, learns) for leaf in leaves]
+        return made, moved_of(leaves, made)
 
     def _learn_members(
         self,
@@ -728,6 +740,12 @@ def joined(arrays: Sequence[mx.array | None]) -> mx.array | None:
     """Arrays of members after one another, if there are any."""
     there = [array for array in arrays if array is not None]
     return mx.concatenate(there) if there else None
+
+
+def moved_of(leaves: RuleLeaves, made: list[list[mx.array]]) -> mx.array:
+    """The number of weights that a rule has moved, of all leaves."""
+    moved = ((after[0] != leaf[1]).sum() for leaf, after in zip(leaves, made, strict=True))
+    return sum(moved, start=mx.array(0))
 
 
 def shapes_of_leaves(program: Program) -> Shapes:

@@ -65,7 +65,7 @@ PACKED_TOGETHER = 16  # bytes that a thread puts in place, which divide a stage'
 def packing(dialect: Dialect) -> KernelSource:
     """The kernel that puts weights in the order of a layout. sizes: bytes."""
     constants = dialect.constants(TOGETHER=PACKED_TOGETHER)
-    return _kernel(dialect, "egg_packing", "weights order sizes", "placed", "", PACKING, constants)
+    return kernel(dialect, "egg_packing", "weights order sizes", "placed", "", PACKING, constants)
 
 
 @cache
@@ -74,7 +74,7 @@ def drawing(dialect: Dialect) -> KernelSource:
 
     sizes: leaves, pairs, and the halves of the key of all leaves and of the first pair's number.
     """
-    return _kernel(dialect, "egg_drawing", "rooms sizes", "starts", "draws", DRAWING)
+    return kernel(dialect, "egg_drawing", "rooms sizes", "starts", "draws", DRAWING)
 
 
 class VoteWork(NamedTuple):
@@ -204,17 +204,17 @@ def credit_kernels(dialect: Dialect) -> CreditKernels:
     """All that runs after the stages."""
     inputs = "scores tokens signs starts projection table work sizes"
     credits, of_values = (
-        _kernel(dialect, name, inputs, "credits sums", "credits", CREDITS, f"typedef {t} Score;\n")
+        kernel(dialect, name, inputs, "credits sums", "credits", CREDITS, f"typedef {t} Score;\n")
         for name, t in (("egg_credits", "int16_t"), ("egg_value_credits", "int32_t"))
     )
     assert WEIGHED in CREDITS
-    of_groups = _kernel(
+    of_groups = kernel(
         dialect, "egg_group_credits", inputs, "credits sums", "credits mixed turns group_credits",
         CREDITS.replace(WEIGHED, WEIGHED_BOTH),
         "typedef int16_t Score;\n" + dialect.constants(GROUPED=True),
     )  # fmt: skip
     inputs = "tape credits work sizes"
-    traces = _kernel(dialect, "egg_traces", inputs, "sums", "traces", dialect.traces)
+    traces = kernel(dialect, "egg_traces", inputs, "sums", "traces", dialect.traces)
     votes = _vote_kernels(
         dialect, "credit_", "table starts sums work sizes", "credit_votes",
         CREDIT_VOTES, CREDIT_VECTOR_VOTES,
@@ -226,10 +226,10 @@ def credit_kernels(dialect: Dialect) -> CreditKernels:
     credited = f"table starts credits {ordered}"
     return CreditKernels(
         credits, traces, *votes,
-        _kernel(dialect, "egg_embedded", credited, "Z", "rows", embedded),
-        _kernel(dialect, "egg_read", f"read {ordered}", "Z", "rows", read),
+        kernel(dialect, "egg_embedded", credited, "Z", "rows", embedded),
+        kernel(dialect, "egg_read", f"read {ordered}", "Z", "rows", read),
         of_values,
-        _kernel(dialect, "egg_featured", credited, "Z", "rows feature_rows", featured),
+        kernel(dialect, "egg_featured", credited, "Z", "rows feature_rows", featured),
         of_groups,
     )  # fmt: skip
 
@@ -256,7 +256,7 @@ def backward_vote_kernels(dialect: Dialect, members: int) -> BackwardVoteKernels
     matrices = KernelSource(
         "egg_carried_votes", names, ("Z",), header, dialect.vote_memory + body, dialect.vote_bytes
     )
-    rows = _kernel(
+    rows = kernel(
         dialect, "egg_carried_rows", "credits sorted order sizes", "Z", "carry rows carry_rows",
         ROW_VOTES.replace("@", BACKWARD_ROWS), dialect.constants(**layout),
     )  # fmt: skip
@@ -279,7 +279,7 @@ def _vote_kernels(
     )
 
 
-def _kernel(
+def kernel(
     dialect: Dialect, name: str, inputs: str, outputs: str, files: str, body: str,
     constants: str = "",
 ) -> KernelSource:  # fmt: skip
