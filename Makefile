@@ -3,7 +3,7 @@
 # make test-wheel   build the sdist and from it the wheel, install it without a compiler, try it
 # make torture  break runs on purpose, for an hour or so; ARGS="--help" lists the parts
 # make mutants  plant faults one at a time and see that tests fail; ARGS="--help" lists the options
-# make test-arm64   replay the arm64 kernels under qemu
+# make test-arm64   compare the arm64 kernels under qemu
 # make verify-metal   on a Mac: check the metal engine on the GPU, write metal-report.txt;
 #               ARGS="look trial" does two of its pieces, at most ten minutes each
 # make verify-cuda   with an NVIDIA GPU: check the cuda engine on it, write cuda-report.txt; likewise
@@ -65,9 +65,9 @@ torture: $(BUILT)
 mutants: $(BUILT)
 	PYTHONPATH=tests $(PY) -m mutants.run $(ARGS)
 
-# Needs qemu-user and g++-aarch64-linux-gnu.
+# Needs qemu-user and g++-aarch64-linux-gnu; minutes, mostly the compiler's.
 test-arm64: $(BUILT)
-	EGGROLL_REQUIRE=arm64 $(PY) -m pytest tests/test_native.py $(ARGS)
+	EGGROLL_REQUIRE=arm64 $(PY) -m pytest -k arm64 tests/test_native.py tests/test_float_kernels_native.py $(ARGS)
 
 # For the owner of a Mac: trial, every kernel, engine tests and benchmarks, into metal-report.txt.
 # Pieces: look trial kernels tests runs bench report; one goes on where it was when its time was over.

@@ -48,6 +48,17 @@ def emulation_lacks() -> str | None:
     return next((tool for tool in tools if not shutil.which(tool)), None)
 
 
+def needs_emulation() -> None:
+    """Skips a test of arm64 kernels that nobody asked for: compiled anew they take minutes.
+
+    It fails where they are asked for and a tool is missing.
+    """
+    if "arm64" not in REQUIRED:
+        pytest.skip("for make test-arm64")
+    if lacking := emulation_lacks():
+        pytest.fail(f"{lacking} is not installed")
+
+
 def uncovered(config: pytest.Config) -> list[str]:
     """The required instruction sets that no test has compared with the reference."""
     if config.option.collectonly:

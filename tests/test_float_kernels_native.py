@@ -14,7 +14,7 @@ from pathlib import Path
 
 import float_kernels
 import pytest
-from conftest import REQUIRED, emulation_lacks
+from conftest import needs_emulation
 
 ROOT = Path(__file__).parents[1]
 NATIVE, SOURCES = ROOT / "tests" / "native", ROOT / "extensions" / "float_kernels"
@@ -74,8 +74,7 @@ def test_every_shape_under_sanitizers(tmp_path: Path):
 
 
 def test_arm64_under_emulation(tmp_path: Path):
-    if lacking := emulation_lacks():
-        (pytest.fail if "arm64" in REQUIRED else pytest.skip)(f"{lacking} is not installed")
+    needs_emulation()
     sources = {path: ["-DFK_HAVE_NEON"] for path in (*PLAIN, *PROGRAM)}
     sources |= {SOURCES / f"isa_{isa}.cpp": [] for isa in ("generic", "neon")}
     program = build(tmp_path, "aarch64-linux-gnu-g++", sources, "-O1", "-static")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import platform
 import runpy
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import EMULATED, REQUIRED, emulation_lacks
+from conftest import EMULATED, needs_emulation
 
 NATIVE = Path(__file__).parent / "native"
 SOURCES = Path(__file__).parents[1] / "extensions" / "int8_gemm" / "cpu"
@@ -144,22 +143,21 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], lis
     if not has_sanitizers(compiler, folder):
         pytest.skip(f"{compiler} has no sanitizers")
     usable = _extension.load().usable_isas()
-    isas = dict(X86 if platform.machine() in ("x86_64", "AMD64") else ARM)
+    # Those that run here: the others are compiled with the extension.
+    isas = {k: v for k, v in (X86 | ARM).items() if k in usable}
     extra = []
-    if "avxvnni" in isas and "avxvnni" not in usable:
+    if "avx512vnni" in usable and "avxvnni" not in usable:
         isas["avxvnni"] = RECODED
-        extra = ["-DEGG_REPLAY_AVXVNNI"] if "avx512vnni" in usable else []
+        extra = ["-DEGG_REPLAY_AVXVNNI"]
     brief = BRIEF if has_sanitizers(compiler, folder, *BRIEF) else []
     if "avx512vnni" in isas:
         isas["avx512vnni"] = [*X86["avx512vnni"], *brief]
     tiles: dict[str, list[str]] = {"amx_plain": []}
     # The unit of AMX with its own tiles, or else with such in plain C++.
-    if "amx" in usable:
+    if "amx" in isas:
         isas["amx"] = [*X86["amx"], *brief, "-O0"]
-    else:
-        isas.pop("amx", None)
-        if "avx512vnni" in usable:
-            tiles["amx_avx512"] = [*X86["avx512vnni"], "-O1", *brief]
+    elif "avx512vnni" in isas:
+        tiles["amx_avx512"] = [*X86["avx512vnni"], "-O1", *brief]
     build(folder, compiler, isas, "-O1", "-g0", *SANITIZE, *extra, tiles=tiles)
     return folder, usable, [*usable, *(["avxvnni"] if extra else []), *tiles]
 
@@ -236,8 +234,7 @@ CPUS = {
 @pytest.fixture(scope="session")
 def arm64(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs for arm64, optimised as the extension is."""
-    if lacking := emulation_lacks():
-        (pytest.fail if "arm64" in REQUIRED else pytest.skip)(f"{lacking} is not installed")
+    needs_emulation()
     return build(tmp_path_factory.mktemp("arm64"), CROSS, ARM, "-O3", "-static")
 
 
@@ -255,8 +252,6 @@ def test_arm64_kernels_under_emulation(arm64: Path, covered: set[str]):
 def test_arm64_under_emulation_and_sanitizers(
     arm64: Path, cases: Path, covered: set[str], tmp_path: Path
 ):
-    if "arm64" not in REQUIRED:
-        pytest.skip("takes a minute: EGGROLL_REQUIRE=arm64 asks for it")
     if not has_sanitizers(CROSS, tmp_path):
         pytest.skip(f"{CROSS} has no sanitizers")
     # The first and the last, as what lies between is made of their parts. Plain code as above.
@@ -273,9 +268,19 @@ def test_a_session_that_misses_a_required_instruction_set_fails(processes: int, 
     (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
     test = tmp_path / "test_it.py"
     test.write_text("def test_it(covered):\n    covered.add('avx2048')\n")
-    options = ("-q", "-p", "no:cacheprovider", "-n", str(processes), str(test))
+    options = (
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "xdist.plugin",
+        "-n",
+        str(processes),
+        str(test),
+    )
     for required, code in (("avx1024,avx2048", 1), ("avx2048", 0)):
         env = {**os.environ, "EGGROLL_REQUIRE": required, "PYTHONPATH": str(Path(__file__).parent)}
+        env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # which would take longer than the test
         command = [sys.executable, "-m", "pytest", *options]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stdout

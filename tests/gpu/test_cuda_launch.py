@@ -307,10 +307,10 @@ def refuse() -> None:
         pytest.skip("NVRTC is not installed: pip install '.[nvrtc]'")
 
 
-@pytest.mark.parametrize("architecture", [80, 90])
-def test_nvrtc_makes_machine_code_that_is_kept(architecture: int, cache: Path, monkeypatch):
-    """Of every kernel with the fastest product, which tests compile for all architectures."""
+def test_nvrtc_makes_machine_code_that_is_kept(cache: Path, monkeypatch):
+    """Of every kernel for Hopper; those of the presets are compiled for all architectures."""
     refuse()
+    architecture = 90
     launched = every_kernel("cuda", [f"m16n8k32 {architecture}"])
     launcher = CudaLauncher(lambda: architecture)
     keys = [
