@@ -5,6 +5,7 @@ See extensions/int8_gemm. Letters: P members, N pairs, T tokens, V vocabulary, K
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -166,10 +167,10 @@ class CpuEngine(Engine):
         return Learnt(scores, after, dict(zip(names, Z, strict=True)), sizes, *rated)
 
     def adam(self, leaves: RuleLeaves, factor: int) -> RuleArrays:
-        return rule_by_extension("adam", leaves, factor, self.threads)
+        return rule_by_extension(self._native, "adam", leaves, factor, self.threads)
 
     def whitened(self, leaves: RuleLeaves, learns: bool) -> RuleArrays:
-        return rule_by_extension("whitened", leaves, learns, self.threads)
+        return rule_by_extension(self._native, "whitened", leaves, learns, self.threads)
 
     def play(
         self,
@@ -219,9 +220,10 @@ class CpuEngine(Engine):
         )
 
 
-def rule_by_extension(rule: str, leaves: RuleLeaves, argument: int, threads: int) -> RuleArrays:
+def rule_by_extension(
+    native: ModuleType, rule: str, leaves: RuleLeaves, argument: int, threads: int
+) -> RuleArrays:
     """`Engine.adam` or `whitened` without an engine. What a GPU has is read through NumPy."""
-    native = _extension.load()
     if mx.default_device() != mx.cpu:
         leaves = [
             tuple(native.view(np.asarray(v)) if isinstance(v, mx.array) else v for v in of)

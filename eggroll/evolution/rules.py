@@ -360,8 +360,8 @@ class FineCopyRule(UpdateRule):
         ]
         if self._engine and rule in self._engine.rules:
             made, moved = getattr(self._engine, rule)(leaves, argument)
-        elif native_module():
-            made, moved = rule_by_extension(rule, leaves, argument, self.threads)
+        elif native := native_module():
+            made, moved = rule_by_extension(native, rule, leaves, argument, self.threads)
         else:
             return None
         new, kept = Leaves(), dict(memory)
