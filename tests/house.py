@@ -57,7 +57,7 @@ BUDGETS: dict[str, int] = {
     "bench": 750,
     "cli": 800,
     "data": 1550,
-    "engines": 6270,
+    "engines": 6340,
     "envs": 795,
     "evolution": 1270,
     "library": 2880,
@@ -66,7 +66,7 @@ BUDGETS: dict[str, int] = {
     "ranks": 680,
     "report": 630,
     "root": 1785,
-    "spec": 1220,
+    "spec": 1230,
     "sweep": 1400,
     "training": 3570,
 }

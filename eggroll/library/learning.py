@@ -155,9 +155,11 @@ def sums(learnt: Learnt) -> tuple[int, list[int]]:
     if mx.default_device() == mx.cpu and (native := native_module()):
         found: tuple[int, list[int]] = native.rated_sums(learnt.errors, learnt.lost)
         return found
-    errors, lost = np.asarray(learnt.errors), np.asarray(learnt.lost)
-    by_output = lost.reshape(-1, lost.shape[-1]).sum(axis=0, dtype=np.uint64)
-    return int(np.abs(errors).sum(dtype=np.int64)), by_output.tolist()
+    lost, errors = learnt.lost, learnt.errors
+    assert lost is not None
+    assert errors is not None
+    size, by_output = mx.abs(errors.astype(mx.int64)).sum(), lost.sum(axis=(0, 1))
+    return int(size), [int(value) for value in np.array(by_output)]
 
 
 def estimate(

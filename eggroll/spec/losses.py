@@ -56,12 +56,17 @@ def mix32(v: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return v ^ (v >> np.uint32(16))
 
 
+def first_word(program: Program, place: int) -> int:
+    """The number that a row's word gets before `mix32` for the first value of output `place`."""
+    return (len(program.leaves) + place) * BETWEEN_LEAVES & 0xFFFFFFFF
+
+
 def words_for(program: Program, place: int, rows: NDArray[np.uint32]) -> Words:
     """Random words of the values of output `place`: those of a leaf behind the last one.
 
     rows: the words of the rows, uint32 [R, T].
     """
-    first = np.uint32((len(program.leaves) + place) * BETWEEN_LEAVES & 0xFFFFFFFF)
+    first = np.uint32(first_word(program, place))
 
     def words(n: int) -> NDArray[np.uint32]:
         return mix32(rows[..., None] + (first + np.arange(n, dtype=np.uint32)))
@@ -69,17 +74,22 @@ def words_for(program: Program, place: int, rows: NDArray[np.uint32]) -> Words:
     return words
 
 
-def values_of(program: Program, place: int, output: NDArray[Any]) -> NDArray[np.int32]:
-    """An output in 1/16: int8 as it is, sums divided as `linear` divides, without a clip."""
+def unit_of(program: Program, place: int) -> int:
+    """The divisor of an output's values to 1/16: of int8 1, of sums as `linear` divides them."""
     if not program.outputs[place].wide:
-        return output.astype(np.int32)
+        return 1
     leaf = next(
         program.leaves[op.leaf]
         for stage in program.stages
         for op in stage.ops
         if op.kind == "sums" and op.numbers[0] == place
     )
-    return output // np.int32(divisor(leaf.shape[1]))
+    return divisor(leaf.shape[1])
+
+
+def values_of(program: Program, place: int, output: NDArray[Any]) -> NDArray[np.int32]:
+    """An output in 1/16, without a clip."""
+    return output.astype(np.int32) // np.int32(unit_of(program, place))
 
 
 def shares(powers: NDArray[np.int64], words: NDArray[np.uint32]) -> NDArray[np.int64]:

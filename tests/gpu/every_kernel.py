@@ -7,6 +7,7 @@ at full size; what they would launch is kept, and each launch's results are zero
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -21,11 +22,13 @@ from eggroll.engines.cuda import CudaEngine, block_members, target
 from eggroll.engines.gpu.dialect import KernelSource
 from eggroll.engines.gpu.engine import GpuEngine
 from eggroll.engines.gpu.launch import Shape
+from eggroll.engines.gpu.losses import Rating, rate_output
 from eggroll.engines.gpu.plan import best_members
 from eggroll.engines.metal import MetalEngine
 from eggroll.engines.trial import TrialCase
+from eggroll.spec.losses import LOSSES
 from eggroll.spec.noise import Noise
-from eggroll.spec.program import Program
+from eggroll.spec.program import Output, Program
 
 PRESETS = {"seed": (256, 64, 1), "paper": (256, 256, 6)}
 POPULATION = 10240
@@ -54,7 +57,8 @@ def part_of(source: KernelSource) -> str:
         return {(True, False): "embedding", (False, True): "head"}.get(hands, "layer") + " back"
     if source.name != "egg_stage":
         feedback = " with feedback" * ("new_feedback" in source.outputs)
-        return source.name.removeprefix("egg_").replace("_", " ") + feedback
+        wide = " of sums" * ("int32_t Value;" in source.header)
+        return source.name.removeprefix("egg_").replace("_", " ") + feedback + wide
     passes = "passed" in source.inputs, "passed_on" in source.outputs
     names = {(False, True): "embedding", (True, True): "layer", (True, False): "head"}
     return names.get(passes, "stage")
@@ -128,6 +132,14 @@ def run_carry(engine: GpuEngine, case: Case, recorder: Recorder) -> None:
     """The same of errors carried back."""
     recorder.of += " feedback"
     carried_of(case, "feedback").run(engine)
+    shape = 2, 3
+    for loss, wide in product(LOSSES, (False, True)):
+        of = Rating(loss, Output("out", 5, wide), 16, 7)
+        rate_output(
+            engine.launcher, engine.dialect, of, mx.zeros((*shape, 5), of.output.dtype),
+            mx.zeros((*shape, 5 if LOSSES[loss].by_value else 1), mx.int32),
+            mx.zeros(shape, mx.uint32),
+        )  # fmt: skip
     for rule, given in TrialCase(engine.program, 2).before_rules().items():
         getattr(engine, rule)(*given)
 

@@ -39,7 +39,7 @@ INT32 = (
     *("projection", "moved", "sums", "Z", "listed", "out1", "scales", "vectors"),
     *("handed", "handed_on", "carried", "carried_on"),
     *("votes", "fine", "mean", "size", "feedback", "new_fine", "new_mean", "new_size"),
-    *("new_feedback", "normal", "turned", "whitening", "change", "half_way", "learnt"),
+    *("wanted", "new_feedback", "normal", "turned", "whitening", "change", "half_way", "learnt"),
 )
 INT64 = "magnitudes", "total", "share", "diagonal"
 KINDS = (
@@ -50,6 +50,8 @@ KINDS = (
         "totals": mx.uint64,
         "draws": mx.uint32,
         "words": mx.uint32,
+        "mantissas": mx.uint32,
+        "lost": mx.uint64,
     }
 )
 # Kernels whose sums are clipped.
@@ -60,6 +62,7 @@ def whole_text(source: KernelSource) -> str:
     """The text that the engine compiles, for arrays of its types."""
     kinds = KINDS | ({"sums": mx.int8} if source.name in BYTES else {})
     kinds |= {"scores": mx.int32} if source.name == "egg_value_credits" else {}
+    kinds |= {"output": mx.int32} if "int32_t Value;" in source.header else {}
     dtypes = tuple(kinds.get(name, mx.int8) for name in source.inputs + source.outputs)
     return cuda_text(source, dtypes, source.name)
 

@@ -13,11 +13,14 @@ from networks import case_of, random_case
 from networks_backward import Carried, carried_of, net_of_outputs
 from networks_random import every_operation, seeded_program, unscored_seeds
 
+from eggroll.engines.gpu.losses import Rating, rate_output
 from eggroll.engines.portable.engine import PortableEngine
 from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
+from eggroll.spec import losses
 from eggroll.spec.backward import Backward
-from eggroll.spec.program import FORWARD_ONLY, Program
+from eggroll.spec.losses import LOSSES
+from eggroll.spec.program import FORWARD_ONLY, Output, Program
 from gpu.backend import Gpu, engine, faulty, install
 
 RUN = (
@@ -156,6 +159,37 @@ def test_errors_are_made_of_targets_as_by_the_portable_engine(
     prepared = here.prepare(case.leaves)
     with pytest.raises(ValueError, match="has a score"):
         here.learn(prepared, case.batch, words, back)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_is_that_of_its_definition(gpu: Gpu, launcher: Emulator, loss: str, wide: bool):
+    """Of one value, of ten that lie anywhere, and of many that are all the largest or equal."""
+    rng, (P, T) = np.random.default_rng(3), (5, 30)
+    words = rng.integers(0, 1 << 32, (P, T), dtype=np.uint32)
+    for n in (1, 10, 300):
+        kind, unit = np.int32 if wide else np.int8, 16 if wide else 1
+        bits = rng.integers(0, 32 if wide else 8, (P, T, n))
+        most = (1 << 31) - 1 if wide else 127
+        values = (rng.integers(-most, most + 1, (P, T, n)) >> bits).astype(kind)
+        values[0], values[1, :5], values[2, :, 0] = most, -most, -most
+        of, least = LOSSES[loss], LOSSES[loss].least
+        shape = (P, T, n) if of.by_value else (P, T)
+        size = rng.integers(0, (of.most or n).bit_length() + 1, shape)
+        wanted = np.clip(rng.integers(least, (of.most or n - 1) + 1, shape) >> size, least, None)
+        wanted = wanted.astype(np.int32)
+        net = Program()
+        first = losses.first_word(net, 2)
+        rating = Rating(loss, Output("out", n, wide), unit, first)
+        columns = wanted if of.by_value else wanted[..., None]
+        found = rate_output(
+            launcher, gpu.dialect, rating, mx.array(values), mx.array(columns), mx.array(words)
+        )
+        right = of.of(values // np.int32(unit) if wide else values.astype(np.int32), wanted,
+                      not wide, losses.words_for(net, 2, words))  # fmt: skip
+        for ours, theirs in zip(found, right, strict=True):
+            np.testing.assert_array_equal(np.array(ours), theirs)
+            assert theirs.any() or n == 1
 
 
 @pytest.mark.parametrize("gpu", ["metal"], indirect=True)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from eggroll.engines.gpu.backward_kernels import BackwardWriter, TapeStageWriter
 from eggroll.engines.gpu.backward_plan import BackwardPlan
 from eggroll.engines.gpu.credit import CreditStageWriter
 from eggroll.engines.gpu.dialect import Dialect, KernelSource
+from eggroll.engines.gpu.losses import rating_kernel
 from eggroll.engines.gpu.plan import cost_table, format_costs, stage_cost
 from eggroll.engines.gpu.rules import adam_kernel, whitening_kernels
 from eggroll.engines.gpu.stage import OPERATIONS, StageResult, StageWriter
@@ -27,6 +29,7 @@ from eggroll.engines.gpu.votes import backward_vote_kernels, credit_kernels, vot
 from eggroll.engines.metal import Metal
 from eggroll.spec import backward, credit
 from eggroll.spec import program as language
+from eggroll.spec.losses import LOSSES
 from gpu.backend import (
     GPUS,
     CudaGpu,
@@ -100,6 +103,9 @@ def carry_sources(
         yield f"feedback {stage}, back", BackwardWriter(each, dialect).source()
     for source in backward_vote_kernels(dialect, members):
         yield source.name, source
+    for wide, loss in product((False, True), LOSSES):
+        source = rating_kernel(dialect, loss, wide)
+        yield f"{source.name}{', wide' * wide}", source
     for feedback in (False, True):
         name = ", feedback" * feedback
         yield f"egg_adam{name}", adam_kernel(dialect, feedback)

@@ -35,6 +35,7 @@ def whole_text(source: KernelSource, program: Program | None = None) -> str:
     outputs = {f"out{i}": out.dtype for i, out in enumerate(program.outputs if program else ())}
     kinds = KINDS | outputs | ({"sums": mx.int8} if source.name in BYTES else {})
     kinds |= {"scores": mx.int32} if source.name == "egg_value_credits" else {}
+    kinds |= {"output": mx.int32} if "int32_t Value;" in source.header else {}
     inputs = [mx.zeros(8, kinds.get(name, mx.int8)) for name in source.inputs]
     return generated(source, inputs, [((8,), kinds.get(name, mx.int8)) for name in source.outputs])
 

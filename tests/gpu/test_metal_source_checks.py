@@ -116,7 +116,7 @@ def test_every_pointer_names_its_address_space(texts: dict[str, str]):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_an_address_space_left_out_is_seen(path: Path):
     """Each that a file names for a pointer or a reference, one after the other."""
-    text = "typedef int Score;" + plain(path.read_text())
+    text = "typedef int Score; typedef int Value;" + plain(path.read_text())
     for found in re.finditer(r"\b(device|threadgroup|thread|EGG_DEVICE) (?=[\w ]+\(?[*&])", text):
         without = text[: found.start()] + text[found.end() :]
         assert unnamed_spaces(without), text[found.start() :].partition("\n")[0]

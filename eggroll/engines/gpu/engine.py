@@ -39,6 +39,7 @@ from eggroll.engines.gpu.launch import (
     kept_numbers,
     pad_flat,
 )
+from eggroll.engines.gpu.losses import Rating, rate_output
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, matrix_macs, padded
 from eggroll.engines.gpu.rules import move_by_adam, move_by_whitening
 from eggroll.engines.gpu.stage import RESULT_OUTPUTS, StageResult, StageWriter
@@ -52,7 +53,7 @@ from eggroll.engines.gpu.votes import (
 from eggroll.spec.backward import MOST, Backward, Learnt
 from eggroll.spec.credit import OF, SILENT, Crediting, CreditKind, CreditNoise
 from eggroll.spec.flat import FlatLeaves, Shapes, added, whole_of
-from eggroll.spec.losses import Targets
+from eggroll.spec.losses import Targets, first_word, unit_of
 from eggroll.spec.noise import Slices, rooms_of
 from eggroll.spec.program import Batch, Program, Stage, Weights
 
@@ -400,14 +401,19 @@ class GpuEngine(Engine):
     def _rated(
         self, back: Backward, batch: Batch, whole: Mapping[str, mx.array], words: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """The errors of outputs, made of targets on the host, and what rows lost."""
-        outputs = self.program.outputs
-        found = Targets(back.losses, np.array(batch.wanted)).rated(
-            self.program,
-            {out.name: whole[name] for out, name in zip(outputs, self._output_names, strict=True)},
-            np.array(words),
-        )
-        return mx.array(found.errors), mx.array(found.lost)
+        """The errors of outputs, made of targets, and what rows lost."""
+        (P, T), targets = batch.size, Targets(back.losses, batch.wanted)
+        errors = [mx.zeros((P, T, output.size), mx.int8) for output in self.program.outputs]
+        lost = [mx.zeros((P, T), mx.uint64)] * len(errors)
+        for place, _, wanted in targets.columns(self.program):
+            output = Rating(
+                back.losses[place], self.program.outputs[place], unit_of(self.program, place),
+                first_word(self.program, place),
+            )  # fmt: skip
+            errors[place], lost[place] = rate_output(
+                self.launcher, self.dialect, output, whole[self._output_names[place]], wanted, words
+            )
+        return mx.concatenate(errors, axis=-1), mx.stack(lost, axis=-1)
 
     def pack_feedback(self, plan: BackwardPlan, back: Backward) -> mx.array:
         """The matrices that carry credit back through a stage, transposed and packed as weights."""
