@@ -59,7 +59,7 @@ BUDGETS: dict[str, int] = {
     "data": 1550,
     "engines": 6340,
     "envs": 795,
-    "evolution": 1270,
+    "evolution": 1280,
     "library": 2880,
     "lm": 2025,
     "native": 160,

@@ -122,6 +122,30 @@ def test_master_rule_adds_up_normalised_votes(clt):
         weights, master = update.weights, update.memory
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_master_rule_of_the_extension_is_that_of_numpy(seed: int, monkeypatch):
+    """On the largest numbers as well; and only NumPy's path is left where the extension is not."""
+    rng = np.random.default_rng(seed)
+    shapes = {"a": (70, 33), "b": (5,), "c": (300, 300)}
+    fine = {k: rng.integers(-rules.FINE_LIMIT, rules.FINE_LIMIT + 1, s) for k, s in shapes.items()}
+    votes = {k: rng.integers(-1 << 31, 1 << 31, s) >> (30 * seed) for k, s in shapes.items()}
+    fine["a"][0, :2] = rules.FINE_LIMIT, -rules.FINE_LIMIT
+    memory = {k: mx.array(v.astype(np.int32)) for k, v in fine.items()}
+    weights = {k: mx.array(((v + 32768) >> 16).astype(np.int8)) for k, v in fine.items()}
+    Z = {k: mx.array(v.astype(np.int32)) for k, v in votes.items()}
+    rule = rules.MasterRule(
+        rate=2.0, decay=1.0, steps=10, pairs=9, rank=4, clt=False, weight_decay=0.1, spared=["b"],
+        threads=2,
+    )  # fmt: skip
+    found = rule(weights, memory, Z, 3)
+    monkeypatch.setattr(rules, "native_module", lambda: None)
+    right = rule(weights, memory, Z, 3)
+    assert 0 < found.rate == right.rate
+    for ours, theirs in ((found.weights, right.weights), (found.memory, right.memory)):
+        for name in shapes:
+            np.testing.assert_array_equal(np.array(ours[name]), np.array(theirs[name]))
+
+
 def test_master_gain_is_an_integer_of_known_precision():
     for pairs in (1, 512, 131072):
         rule = rules.MasterRule(rate=1.0, decay=0, steps=1, pairs=pairs, rank=1, clt=True)

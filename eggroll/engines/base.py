@@ -208,6 +208,14 @@ class Engine(ABC):
         """
         raise NotImplementedError
 
+    def master(self, leaves: RuleLeaves) -> RuleArrays:
+        """The same by rule master.
+
+        leaves: of each votes, weights, fine copy, what votes are multiplied by in 2^-24 of a fine
+        copy's last bit, and decay.
+        """
+        raise NotImplementedError
+
     def whitened(self, leaves: RuleLeaves, learns: bool) -> RuleArrays:
         """The same by rule whitened.
 

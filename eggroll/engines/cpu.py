@@ -32,7 +32,7 @@ class CpuEngine(Engine):
     plays: ClassVar[bool] = True
     shares: ClassVar[bool] = True
     looks_up: ClassVar[bool] = True
-    rules = ("adam", "whitened")
+    rules = ("adam", "master", "whitened")
 
     @classmethod
     def unavailable_because(cls) -> str:
@@ -169,6 +169,9 @@ class CpuEngine(Engine):
     def adam(self, leaves: RuleLeaves, factor: int) -> RuleArrays:
         return rule_by_extension(self._native, "adam", leaves, factor, self.threads)
 
+    def master(self, leaves: RuleLeaves) -> RuleArrays:
+        return rule_by_extension(self._native, "master", leaves, self.threads)
+
     def whitened(self, leaves: RuleLeaves, learns: bool) -> RuleArrays:
         return rule_by_extension(self._native, "whitened", leaves, learns, self.threads)
 
@@ -221,15 +224,18 @@ class CpuEngine(Engine):
 
 
 def rule_by_extension(
-    native: ModuleType, rule: str, leaves: RuleLeaves, argument: int, threads: int
+    native: ModuleType, rule: str, leaves: RuleLeaves, *arguments: int
 ) -> RuleArrays:
-    """`Engine.adam` or `whitened` without an engine. What a GPU has is read through NumPy."""
+    """`Engine.adam`, `master` or `whitened` without an engine. The last argument: threads.
+
+    What a GPU has is read through NumPy.
+    """
     if mx.default_device() != mx.cpu:
         leaves = [
             tuple(native.view(np.asarray(v)) if isinstance(v, mx.array) else v for v in of)
             for of in leaves
         ]
-    found: RuleArrays = getattr(native, rule)(leaves, argument, threads)
+    found: RuleArrays = getattr(native, rule)(leaves, *arguments)
     return found
 
 

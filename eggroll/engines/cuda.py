@@ -139,6 +139,7 @@ class CudaEngine(GpuEngine):
     credit = together(GpuEngine.credit)
     learn = together(GpuEngine.learn)
     adam = together(GpuEngine.adam)
+    master = together(GpuEngine.master)
     whitened = together(GpuEngine.whitened)
     prepare = together(GpuEngine.prepare)
     likelihoods = together(GpuEngine.likelihoods)

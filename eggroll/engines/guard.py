@@ -96,16 +96,19 @@ class Guarded(Engine):
         return self._whole("starts", drawn, "slices of the noise begin elsewhere")
 
     def adam(self, leaves: RuleLeaves, factor: int) -> RuleArrays:
-        return self._rule("adam", leaves, factor, "adam")
+        return self._rule("adam", "adam", leaves, factor)
+
+    def master(self, leaves: RuleLeaves) -> RuleArrays:
+        return self._rule("master", "master", leaves)
 
     def whitened(self, leaves: RuleLeaves, learns: bool) -> RuleArrays:
-        return self._rule("whitened", leaves, learns, f"whitened {learns}")
+        return self._rule("whitened", f"whitened {learns}", leaves, learns)
 
-    def _rule(self, name: str, leaves: RuleLeaves, argument: int, kind: str) -> RuleArrays:
+    def _rule(self, name: str, kind: str, *given: Any) -> RuleArrays:
         """An update by a rule, compared as `starts` are. kind: which kernels run."""
 
         def moved(engine: Engine) -> RuleArrays:
-            found: RuleArrays = getattr(engine, name)(leaves, argument)
+            found: RuleArrays = getattr(engine, name)(*given)
             mx.eval(found[0])
             return found
 

@@ -28,7 +28,7 @@ import numpy as np
 from nax_check.product import death
 from numpy.typing import NDArray
 
-from eggroll.engines.base import Engine, RuleLeaves, arrays_of_members
+from eggroll.engines.base import Engine, arrays_of_members
 from eggroll.engines.cpu import CpuEngine
 from eggroll.engines.gpu.dialect import IN_TREE
 from eggroll.engines.portable.engine import PortableEngine
@@ -210,15 +210,15 @@ class TrialCase:
             wanted = words.integers(-1, program.outputs[0].size, (*shape, columns), np.int32)
             self.batch = self.batch._replace(wanted=mx.array(wanted))
 
-    def before_rules(self) -> dict[str, tuple[RuleLeaves, int]]:
-        """The arguments of `Engine.adam` and `whitened`: small votes, the largest, and none."""
+    def before_rules(self) -> dict[str, tuple[Any, ...]]:
+        """The arguments of engines' rules, by name: small votes, the largest ones, and none."""
         words = np.random.Generator(np.random.PCG64(2))
 
         def drawn(shape: tuple[int, ...], most: int) -> NDArray[np.int32]:
             size = words.integers(0, most.bit_length(), shape)  # of numbers of all lengths
             return (words.integers(-most, most + 1, shape) >> size).astype(np.int32)
 
-        adam, whitened = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+        adam, master, whitened = list[Any](), list[Any](), list[Any]()
         for leaf in self.weights.values():
             arrays = [drawn(leaf.shape, most) for most in (1 << 28, FINE_MOST, 1 << 30, 1 << 30)]
             arrays[0][..., ::5] = 0
@@ -230,8 +230,9 @@ class TrialCase:
                 square = drawn((count, *[-(-leaf.shape[1] // count)] * 2), 1 << 18)
                 matrices = mx.array(square + square.swapaxes(1, 2))
             adam.append((votes, leaf, fine, mean, size, feedback, 9999 * (leaf.ndim == 2)))
+            master.append((votes, leaf, fine, 1 << 33, 9999 * (leaf.ndim == 2)))
             whitened.append((votes, leaf, fine, feedback, matrices, 1 << 24, 300))
-        return {"adam": (adam, 70_000), "whitened": (whitened, True)}
+        return {"adam": (adam, 70_000), "master": (master,), "whitened": (whitened, True)}
 
     def shared_noise(self, program: Program, rank: int) -> Noise:
         """The noise that its pairs have slices of."""

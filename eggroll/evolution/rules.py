@@ -342,7 +342,7 @@ class FineCopyRule(UpdateRule):
     def of_leaves(
         self,
         rule: str,
-        argument: int,
+        arguments: tuple[int, ...],
         weights: Leaves,
         memory: Leaves,
         votes: Leaves,
@@ -359,9 +359,9 @@ class FineCopyRule(UpdateRule):
             (votes[k], leaf, *map(memory.get, keys(k)), *numbers(k)) for k, leaf in weights.items()
         ]
         if self._engine and rule in self._engine.rules:
-            made, moved = getattr(self._engine, rule)(leaves, argument)
+            made, moved = getattr(self._engine, rule)(leaves, *arguments)
         elif native := native_module():
-            made, moved = rule_by_extension(native, rule, leaves, argument, self.threads)
+            made, moved = rule_by_extension(native, rule, leaves, *arguments, self.threads)
         else:
             return None
         new, kept = Leaves(), dict(memory)
@@ -457,10 +457,10 @@ class MasterRule(FineCopyRule):
     def __init__(
         self, *, rate: float, decay: float, steps: int, pairs: int, rank: int, clt: bool,
         by_power: bool = False, first: float = 1.0, weight_decay: float = 0.0,
-        spared: Collection[str] = (),
+        spared: Collection[str] = (), threads: int = 1,
     ) -> None:  # fmt: skip
         self.rate, self.decay, self.steps, self.first = rate, decay, steps, first
-        self.weight_decay, self.spared = weight_decay, spared
+        self.weight_decay, self.spared, self.threads = weight_decay, spared, threads
         self.pairs, self.rank, self.clt, self.by_power = pairs, rank, clt, by_power
         self.by_steps = decay > 0
 
@@ -482,6 +482,7 @@ class MasterRule(FineCopyRule):
             first=getattr(options, "first_rate", 1.0),  # as this and the next
             weight_decay=getattr(options, "weight_decay", 0.0),
             spared=[leaf.name for leaf in program.leaves if len(leaf.shape) != 2],
+            threads=options.threads,
         )  # fmt: skip
 
     def shrinking(self, name: str, step: int) -> int:
@@ -499,7 +500,14 @@ class MasterRule(FineCopyRule):
         self, weights: Leaves, memory: Leaves, votes: Leaves, step: int, decided: int | None = None
     ) -> MovedWeights:
         self._voters = max(decided or 0, 1) if self.by_power else self.pairs
-        return super().__call__(weights, memory, votes, step, decided)
+
+        def numbers(name: str) -> tuple[int, int]:
+            rank = self.rank if weights[name].ndim == 2 else 1
+            return self.factor(step, rank, self._voters), self.shrinking(name, step)
+
+        return self.of_leaves(
+            "master", (), weights, memory, votes, lambda name: (name,), numbers
+        ) or super().__call__(weights, memory, votes, step, decided)
 
     def factor(self, step: int, rank: int, voters: int = 0) -> int:
         """lr / sigma_Z in units of 2^-24 of a fine copy's last bit; voters: N, 0 for all pairs."""
@@ -581,7 +589,7 @@ class WhitenedRule(FineCopyRule):
     ) -> MovedWeights:
         """By the engine or the extension, else as every rule of fine copies."""
         return self.of_leaves(
-            "whitened", step % whitening.EVERY == 0, weights, memory, votes,
+            "whitened", (step % whitening.EVERY == 0,), weights, memory, votes,
             lambda name: (name, feedback_name(name), _matrix_name(name)),
             lambda name: (self.gain(weights[name].ndim == 2, step), self.floors.get(name, 1)),
         ) or super().__call__(weights, memory, votes, step, decided)  # fmt: skip
@@ -731,7 +739,7 @@ class AdamRule(FineCopyRule):
     ) -> MovedWeights:
         """By the engine or the extension, else as every rule of fine copies."""
         return self.of_leaves(
-            "adam", self.factor(step), weights, memory, votes, _all_names,
+            "adam", (self.factor(step),), weights, memory, votes, _all_names,
             lambda name: (self.shrinking(name, step),),
         ) or super().__call__(weights, memory, votes, step, decided)  # fmt: skip
 

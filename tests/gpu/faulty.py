@@ -22,6 +22,7 @@ METHODS = (
     "likelihoods",
     "logits",
     "adam",
+    "master",
     "whitened",
 )
 COMPILE = """[metal::Device] Unable to build metal library from source

@@ -149,6 +149,23 @@ def test_rule_adam_is_that_of_the_extension(gpu: Gpu, launcher: Emulator, seed: 
     assert launcher.launches == ["egg_adam"] * 18
 
 
+def test_rule_master_is_that_of_the_extension(gpu: Gpu, launcher: Emulator):
+    """Of numbers of all lengths; with factors and decays at their ends, and products that wrap."""
+    rng, leaves = np.random.default_rng(4), []
+    for shape, factor, decay in (
+        ((33, 40), 1 << 46, 0), ((7,), (1 << 33) + 5, 1 << 24), ((129,), 0, 9999),
+        ((3, 50), (1 << 32) - 1, 84_000),
+    ):  # fmt: skip
+        votes, fine = (of_all_lengths(rng, shape) for _ in "ab")
+        votes[..., :2] = fine[..., 1:3] = (1 << 31) - 1, -(1 << 31)
+        weights = mx.array(rng.integers(-127, 128, shape, np.int8))
+        leaves.append((mx.array(votes), weights, mx.array(fine), factor, decay))
+    program = networks.egg(5, 8, 1)
+    found = engine(gpu, program, launcher).master(leaves)
+    check_rule(found, CpuEngine(program).master(leaves))
+    assert launcher.launches == ["egg_master"] * 4
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_rule_whitened_is_that_of_the_extension(gpu: Gpu, launcher: Emulator, seed: int):
     """With matrices of one block, of three of which the last is narrower, and none.

@@ -23,7 +23,7 @@ from eggroll.engines.gpu.credit import CreditStageWriter
 from eggroll.engines.gpu.dialect import Dialect, KernelSource
 from eggroll.engines.gpu.losses import rating_kernel
 from eggroll.engines.gpu.plan import cost_table, format_costs, stage_cost
-from eggroll.engines.gpu.rules import adam_kernel, whitening_kernels
+from eggroll.engines.gpu.rules import adam_kernel, master_kernel, whitening_kernels
 from eggroll.engines.gpu.stage import OPERATIONS, StageResult, StageWriter
 from eggroll.engines.gpu.votes import backward_vote_kernels, credit_kernels, vote_sources
 from eggroll.engines.metal import Metal
@@ -106,6 +106,7 @@ def carry_sources(
     for wide, loss in product((False, True), LOSSES):
         source = rating_kernel(dialect, loss, wide)
         yield f"{source.name}{', wide' * wide}", source
+    yield "egg_master", master_kernel(dialect)
     for feedback in (False, True):
         name = ", feedback" * feedback
         yield f"egg_adam{name}", adam_kernel(dialect, feedback)

@@ -41,7 +41,7 @@ from eggroll.engines.gpu.launch import (
 )
 from eggroll.engines.gpu.losses import Rating, rate_output
 from eggroll.engines.gpu.plan import PRODUCTS, StagePlan, matrix_macs, padded
-from eggroll.engines.gpu.rules import move_by_adam, move_by_whitening
+from eggroll.engines.gpu.rules import move_by_adam, move_by_master, move_by_whitening
 from eggroll.engines.gpu.stage import RESULT_OUTPUTS, StageResult, StageWriter
 from eggroll.engines.gpu.votes import (
     PACKED_TOGETHER,
@@ -89,7 +89,7 @@ class GpuEngine(Engine):
     """
 
     group_sizes: ClassVar[tuple[int, ...]]  # M that there may be, largest first
-    rules = ("adam", "whitened")
+    rules = ("adam", "master", "whitened")
     draws_starts: ClassVar[bool] = False  # whether a kernel draws where slices begin
 
     def __init__(
@@ -351,6 +351,10 @@ class GpuEngine(Engine):
 
     def adam(self, leaves: RuleLeaves, factor: int) -> RuleArrays:
         made = [move_by_adam(self.launcher, self.dialect, leaf, factor) for leaf in leaves]
+        return made, moved_of(leaves, made)
+
+    def master(self, leaves: RuleLeaves) -> RuleArrays:
+        made = [move_by_master(self.launcher, self.dialect, leaf) for leaf in leaves]
         return made, moved_of(leaves, made)
 
     def whitened(self, leaves: RuleLeaves, learns: bool) -> RuleArrays:

@@ -27,6 +27,14 @@ def move_by_adam(
     )  # fmt: skip
 
 
+def move_by_master(launcher: Launcher, dialect: Dialect, leaf: tuple[Any, ...]) -> list[mx.array]:
+    """The same as of `Engine.master`."""
+    votes, *before, factor, decay = leaf
+    halves = [n - (n >> 31 << 32) for n in (factor & 0xFFFFFFFF, factor >> 32)]
+    sizes = [*halves, decay]
+    return _launch(launcher, master_kernel(dialect), [votes, *before], sizes, before)
+
+
 def move_by_whitening(
     launcher: Launcher, dialect: Dialect, leaf: tuple[Any, ...], learns: bool
 ) -> list[mx.array]:
@@ -58,7 +66,7 @@ def _launch(
     launcher: Launcher, source: KernelSource, arrays: list[mx.array], sizes: list[int],
     like: list[mx.array],
 ) -> list[mx.array]:  # fmt: skip
-    """A launch with a thread for every number of the first of the results, int32 but weights."""
+    """Results like some arrays. sizes: what the kernel asks for behind the count of numbers."""
     shapes = [(a.shape, a.dtype) for a in like]
     return launch_counts(launcher, source, arrays, [like[0].size, *sizes], shapes, like[0].size)
 
@@ -70,6 +78,13 @@ def adam_kernel(dialect: Dialect, feedback: bool) -> KernelSource:
     body = ADAM.replace("@", ADAM_FEEDBACK if feedback else "")
     before, after = " ".join(names), " ".join(f"new_{name}" for name in names)
     return kernel(dialect, "egg_adam", f"votes {before} sizes", after, "adam", body)
+
+
+@cache
+def master_kernel(dialect: Dialect) -> KernelSource:
+    """The same by rule master. sizes: numbers, the halves of the votes' factor, and decay."""
+    names, after = "votes weights fine sizes", "new_weights new_fine"
+    return kernel(dialect, "egg_master", names, after, "draws adam", MASTER)
 
 
 @cache
@@ -109,6 +124,16 @@ if (at < $uint(sizes[0])) {
 @}
 """
 ADAM_FEEDBACK = "  new_feedback[at] = egg::moved_copy(feedback[at], change, sizes[2]);\n"
+MASTER = """\
+const $uint at = $thread;
+if (at < $uint(sizes[0])) {
+  const uint64_t factor = egg::wide(uint32_t(sizes[2]), uint32_t(sizes[1]));
+  const int64_t change = int64_t(uint64_t(int64_t(votes[at])) * factor) >> 24;
+  const int copy = egg::moved_copy(fine[at], change, sizes[3]), last = 1 << 15;
+  new_fine[at] = copy;
+  new_weights[at] = int8_t((copy + last) >> 16);
+}
+"""
 NORMAL = """\
 const $uint at = $thread;
 if (at < $uint(sizes[0])) {

@@ -178,6 +178,31 @@ std::pair<std::vector<std::vector<mx::array>>, int64_t> adam(std::vector<AdamInp
   return {std::move(made), eggroll::adam(work, factor, threads)};
 }
 
+// Votes, weights, fine copy, factor and decay.
+using MasterInputs = std::tuple<mx::array, mx::array, mx::array, int64_t, int64_t>;
+
+// New weights and fine copy of every leaf, and how many weights moved.
+std::pair<std::vector<std::vector<mx::array>>, int64_t> master(std::vector<MasterInputs> leaves,
+                                                               int threads) {
+  eggroll::check_threads(threads);
+  std::vector<std::vector<mx::array>> made;
+  std::vector<eggroll::MasterLeaf> work;
+  for (auto& [votes, weights, fine, factor, decay] : leaves) {
+    prepare("master", weights, {&votes, &fine});
+    const size_t n = weights.size();
+    eggroll::require(votes.size() == n && fine.size() == n && n < size_t{1} << 31,
+                     "master: the arrays of a leaf have its size");
+    eggroll::in_range("master: factor", factor, 0, int64_t{1} << 62);
+    eggroll::in_range("master: decay", decay, 0, 1 << 24);
+    std::vector<mx::array> out{room_for(weights), room_for(fine)};
+    work.push_back({votes.data<int32_t>(), weights.data<int8_t>(), fine.data<int32_t>(),
+                    out[0].data<int8_t>(), out[1].data<int32_t>(), static_cast<int64_t>(n), factor,
+                    decay});
+    made.push_back(std::move(out));
+  }
+  return {std::move(made), eggroll::add_votes(work, threads)};
+}
+
 // Votes, weights, and the least votes that move one up and, of the other sign, down.
 using SignInputs = std::tuple<mx::array, mx::array, int64_t, int64_t>;
 
@@ -377,6 +402,9 @@ NB_MODULE(_int8_gemm, m) {
         "threads"_a,
         "Of leaves (votes, weights, fine, mean, size, feedback or None, decay): those after votes "
         "anew, without None, for every leaf; and how many weights moved.");
+  m.def("master", &master, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "threads"_a,
+        "Of leaves (votes, weights, fine, factor, decay): weights and fine copy after votes, for "
+        "every leaf; and how many weights moved.");
   m.def("whitened", &whiten, nb::call_guard<nb::gil_scoped_release>(), "leaves"_a, "learns"_a,
         "threads"_a,
         "Of leaves (votes, weights, fine, feedback or None, matrices or None, factor, floor): "
