@@ -71,7 +71,7 @@ class Engine(ABC):
     looks_up: ClassVar[bool] = False  # whether `learn` takes a batch with an index
     # Run on the host while a GPU computes the next call: once, or not at all.
     host_work: Callable[[], object] | None = None
-    rules: tuple[str, ...] = ()  # names of the update rules that it follows itself
+    rules: tuple[str, ...] = ()  # update rules that it has methods for, of their names
     step: int | None = None  # updates made before those that calls belong to; None outside of any
 
     def __init__(self, program: Program, threads: int = 0, block_tokens: int = 0) -> None:

@@ -94,7 +94,7 @@ def whitening_kernels(dialect: Dialect, feedback: bool) -> dict[str, KernelSourc
     before, after = " ".join(names), " ".join(f"new_{name}" for name in names)
     moved = MOVED.replace("@", MOVED_FEEDBACK if feedback else "")
     return {
-        name: kernel(dialect, f"egg_{name}", f"{inputs} sizes", outputs, "whiten", body)
+        name: kernel(dialect, f"egg_{name}", f"{inputs} sizes", outputs, "adam whiten", body)
         for name, inputs, outputs, body in (
             ("normal", "votes total", "normal size", NORMAL),
             ("turned", "normal whitening", "turned", TURNED),
@@ -111,16 +111,15 @@ def whitening_kernels(dialect: Dialect, feedback: bool) -> dict[str, KernelSourc
 ADAM = """\
 const $uint at = $thread;
 if (at < $uint(sizes[0])) {
-  const int most = 1 << 26, z = votes[at], last = 1 << 15;
-  const int64_t vote = int64_t(z < -most ? -most : z > most ? most : z) * 16;
-  const int64_t m = egg::share_of(mean[at], 230, 8) + egg::share_of(vote, 26, 8);
+  const int64_t vote = int64_t(egg::within(votes[at], 1 << 26)) * 16;
+  const int64_t m = egg::scaled(mean[at], 230, 8) + egg::scaled(vote, 26, 8);
   const int s = egg::next_size(size[at], vote);
   const int64_t step = (m < 0 ? -m : m) * sizes[1] / (s < 1 ? 1 : s), change = m < 0 ? -step : step;
   const int copy = egg::moved_copy(fine[at], change, sizes[2]);
   new_mean[at] = int32_t(m);
   new_size[at] = s;
   new_fine[at] = copy;
-  new_weights[at] = int8_t((copy + last) >> 16);
+  new_weights[at] = int8_t(egg::rounded(copy, 16));
 @}
 """
 ADAM_FEEDBACK = "  new_feedback[at] = egg::moved_copy(feedback[at], change, sizes[2]);\n"
@@ -129,9 +128,9 @@ const $uint at = $thread;
 if (at < $uint(sizes[0])) {
   const uint64_t factor = egg::wide(uint32_t(sizes[2]), uint32_t(sizes[1]));
   const int64_t change = int64_t(uint64_t(int64_t(votes[at])) * factor) >> 24;
-  const int copy = egg::moved_copy(fine[at], change, sizes[3]), last = 1 << 15;
+  const int copy = egg::moved_copy(fine[at], change, sizes[3]);
   new_fine[at] = copy;
-  new_weights[at] = int8_t((copy + last) >> 16);
+  new_weights[at] = int8_t(egg::rounded(copy, 16));
 }
 """
 NORMAL = """\
@@ -158,14 +157,13 @@ if (at < $uint(sizes[0])) {
 MOVED = """\
 const $uint at = $thread;
 if (at < $uint(sizes[0])) {
-  const int most = (127 << 16) + 32767, last = 1 << 15;
   const int64_t change = egg::nearest(turned[at] * share[at / $uint(sizes[1])]);
-  const int copy = egg::within(fine[at] + change, most);
+  const int copy = egg::moved_copy(fine[at], change, 0);
   new_fine[at] = copy;
-  new_weights[at] = int8_t((copy + last) >> 16);
+  new_weights[at] = int8_t(egg::rounded(copy, 16));
 @}
 """
-MOVED_FEEDBACK = "  new_feedback[at] = egg::within(feedback[at] + change, most);\n"
+MOVED_FEEDBACK = "  new_feedback[at] = egg::moved_copy(feedback[at], change, 0);\n"
 # Of matrices: which one, its first number, row and column.
 PLACED = """\
 const $uint at = $thread;

@@ -1,9 +1,13 @@
-// Rule adam on a weight, in integers; docs/estimators.md has the arithmetic.
+// Fine copies of weights, and rule adam on one, in integers; docs/estimators.md has the arithmetic.
 
 namespace egg {
 
+EGG_FUNCTION int within(int64_t v, int most) {
+  return v < -most ? -most : v > most ? most : int(v);
+}
+
 // v times by / 2^shift, toward zero.
-EGG_FUNCTION int64_t share_of(int64_t v, int by, int shift) {
+EGG_FUNCTION int64_t scaled(int64_t v, int by, int shift) {
   return v < 0 ? -(-v * by >> shift) : v * by >> shift;
 }
 
@@ -29,9 +33,7 @@ EGG_FUNCTION int next_size(int size, int64_t vote) {
 
 // A fine copy that shrinks by decay / 2^24 and changes, at most to where its weight is 127.
 EGG_FUNCTION int moved_copy(int fine, int64_t change, int decay) {
-  const int most = (127 << 16) + 32767;
-  const int64_t moved = int64_t(fine) - share_of(fine, decay, 24) + change;
-  return moved < -most ? -most : moved > most ? most : int(moved);
+  return within(int64_t(fine) - scaled(fine, decay, 24) + change, (127 << 16) + 32767);
 }
 
 }  // namespace egg

@@ -21,10 +21,6 @@ EGG_FUNCTION int64_t floor_quotient(int64_t v, int64_t by) {
   return v < 0 ? -((by - 1 - v) / by) : v / by;
 }
 
-EGG_FUNCTION int within(int64_t v, int most) {
-  return v < -most ? -most : v > most ? most : int(v);
-}
-
 // The element (row, column) of the product of two squares of `size`, one after another in memory.
 EGG_FUNCTION int64_t product_of(const EGG_DEVICE int32_t* a, const EGG_DEVICE int32_t* b, int size,
                                 int row, int column) {
