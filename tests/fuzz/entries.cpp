@@ -103,6 +103,10 @@ void values(Input& in) {
     WhitenedCase given(in);
     return compare([&] { return given.run(); });
   }
+  if (in.one_in(6)) {
+    MasterCase given(in);
+    return compare([&] { return given.run(); });
+  }
   AdamCase given(in);
   compare([&] { return given.run(); });
 }

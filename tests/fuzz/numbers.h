@@ -73,6 +73,35 @@ class AdamCase {
   std::vector<int8_t> weights;
 };
 
+// Rule master on a leaf that holds anything.
+class MasterCase {
+ public:
+  explicit MasterCase(Input& in) : n(in.draw(0, 40)), threads(in.draw(1, 3)) {
+    factor = in.one_in(3) ? int64_t{1} << 62 : int64_t{in.word()} << in.draw(0, 29);
+    decay = in.one_in(3) ? 1 << 24 : in.draw(0, 1 << 24);
+    for (int i = 0; i < n; ++i) {
+      votes.push_back(in.one_in(4) ? in.hostile(0) : static_cast<int32_t>(in.word()));
+      fine.push_back(in.one_in(4) ? in.hostile(0) : static_cast<int32_t>(in.word()));
+      weights.push_back(static_cast<int8_t>(in.any(-128, 127)));
+    }
+  }
+
+  std::vector<mx::array> run() const {
+    std::vector<int8_t> w(weights.size());
+    std::vector<int32_t> f(fine.size());
+    const int64_t moved = add_votes(
+        {{votes.data(), weights.data(), fine.data(), w.data(), f.data(), n, factor, decay}},
+        threads);
+    return {mx::array(moved), array_of(w, {n}, mx::int8), array_of(f, {n}, mx::int32)};
+  }
+
+ private:
+  int n, threads;
+  int64_t factor, decay;
+  std::vector<int32_t> votes, fine;
+  std::vector<int8_t> weights;
+};
+
 // Rule whitened on a leaf that holds anything but impossible matrices.
 class WhitenedCase {
  public:

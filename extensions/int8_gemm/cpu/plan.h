@@ -275,6 +275,17 @@ struct AdamLeaf {
   int64_t n, decay;
 };
 
+// A leaf of n values before an update of rule master and after it: votes times `factor` / 2^24 are
+// added to the fine copy, which shrinks by decay / 2^24.
+struct MasterLeaf {
+  const int32_t* votes;
+  const int8_t* weights;
+  const int32_t* fine;
+  int8_t* new_weights;
+  int32_t* new_fine;
+  int64_t n, factor, decay;
+};
+
 // A leaf of n values that move by one: up where votes are above `above`, down where below `below`,
 // which is no more than above + 1.
 struct SignLeaf {
@@ -329,6 +340,7 @@ struct Kernels {
   // Rules on values first .. last - 1 of a leaf, see rules.h; how many weights moved.
   // past: what is written goes past the caches, where the unit can.
   int64_t (*adam)(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor, bool past);
+  int64_t (*master)(const MasterLeaf& leaf, int64_t first, int64_t last);
   int64_t (*sign)(const SignLeaf& leaf, int64_t first, int64_t last);
   // The same of at most kWhitenedRows rows; where `after` is wanted the squares of what the leaf's
   // votes are whitened from are added up, and then `after` is that of a block of inputs.

@@ -39,26 +39,6 @@ bool passes_caches(const AdamLeaf& leaf) {
   return leaf.n >= std::clamp(third_cache_bytes() / (kShare * kBytes), kLeast, kMost);
 }
 
-// Values first .. last - 1 of a leaf by rule master; how many weights moved.
-int64_t add_part(const MasterLeaf& leaf, int64_t first, int64_t last) {
-  constexpr int64_t kHalf = 1 << 15, kFine = (127 << 16) + kHalf - 1;
-  const uint64_t factor = static_cast<uint64_t>(leaf.factor);
-  int64_t moved = 0;
-  for (int64_t i = first; i < last; ++i) {
-    // Unsigned, as NumPy's integers wrap.
-    const uint64_t product = static_cast<uint64_t>(int64_t{leaf.votes[i]}) * factor;
-    const int64_t fine = leaf.fine[i], lost = (fine < 0 ? -fine : fine) * leaf.decay >> 24;
-    const int64_t kept = fine < 0 ? fine + lost : fine - lost;
-    const int64_t sum = kept + (static_cast<int64_t>(product) >> 24);
-    const int64_t bounded = sum < -kFine ? -kFine : sum > kFine ? kFine : sum;
-    const int8_t weight = static_cast<int8_t>((bounded + kHalf) >> 16);
-    leaf.new_fine[i] = static_cast<int32_t>(bounded);
-    moved += weight != leaf.weights[i];
-    leaf.new_weights[i] = weight;
-  }
-  return moved;
-}
-
 }  // namespace
 
 int64_t adam(const std::vector<AdamLeaf>& leaves, int64_t factor, int threads) {
@@ -70,7 +50,7 @@ int64_t adam(const std::vector<AdamLeaf>& leaves, int64_t factor, int threads) {
 }
 
 int64_t add_votes(const std::vector<MasterLeaf>& leaves, int threads) {
-  return sum_of_parts(leaves, 1 << 16, threads, add_part);
+  return sum_of_parts(leaves, 1 << 16, threads, kernels().master);
 }
 
 int64_t move_by_sign(const std::vector<SignLeaf>& leaves, int threads) {

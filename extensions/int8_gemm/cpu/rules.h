@@ -11,17 +11,6 @@ namespace eggroll {
 // Makes an update of all leaves by rule adam with lr `factor`; how many weights moved.
 int64_t adam(const std::vector<AdamLeaf>& leaves, int64_t factor, int threads);
 
-// A leaf of n values before an update of rule master and after it: votes times `factor` / 2^24 are
-// added to the fine copy, which shrinks by decay / 2^24.
-struct MasterLeaf {
-  const int32_t* votes;
-  const int8_t* weights;
-  const int32_t* fine;
-  int8_t* new_weights;
-  int32_t* new_fine;
-  int64_t n, factor, decay;
-};
-
 // The same by rule master.
 int64_t add_votes(const std::vector<MasterLeaf>& leaves, int threads);
 

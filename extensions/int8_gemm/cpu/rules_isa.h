@@ -54,6 +54,25 @@ struct PortableAdam {
   }
 };
 
+static inline int64_t add_votes(const MasterLeaf& leaf, int64_t first, int64_t last) {
+  const int32_t* __restrict votes = leaf.votes;
+  const int32_t* __restrict fine = leaf.fine;
+  const int8_t* __restrict weights = leaf.weights;
+  int32_t* __restrict new_fine = leaf.new_fine;
+  int8_t* __restrict new_weights = leaf.new_weights;
+  const uint64_t factor = static_cast<uint64_t>(leaf.factor);
+  int64_t count = 0;
+  for (int64_t i = first; i < last; ++i) {
+    // Unsigned, as NumPy's integers wrap.
+    const uint64_t product = static_cast<uint64_t>(int64_t{votes[i]}) * factor;
+    new_fine[i] = PortableAdam::moved(fine[i], static_cast<int64_t>(product) >> 24, leaf.decay);
+    const int8_t weight = static_cast<int8_t>((new_fine[i] + PortableAdam::kHalf) >> 16);
+    count += weight != weights[i];
+    new_weights[i] = weight;
+  }
+  return count;
+}
+
 // Rule `whitened` on rows of a leaf, and the next whitening matrix of a block of its inputs.
 //
 // Numbers are integers in doubles, which hold them exactly, as in eggroll/evolution/whitening.py;

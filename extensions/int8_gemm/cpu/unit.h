@@ -39,7 +39,8 @@ static void draw(uint64_t stream, uint64_t first, int64_t count, uint64_t room,
 }
 
 static constexpr Kernels kernels_of(const char* name) {
-  return {name,       Isa::peak,  Isa::weight_bytes, Isa::pack,       block_bytes,     block,
-          vote_bytes, vote,       back_bytes,        pack_back,       learn_bytes,     learn,
-          sigmoids,   Adam::part, move_by_sign,      Whitening::rows, Whitening::next, draw};
+  return {name,       Isa::peak,  Isa::weight_bytes, Isa::pack,    block_bytes,     block,
+          vote_bytes, vote,       back_bytes,        pack_back,    learn_bytes,     learn,
+          sigmoids,   Adam::part, add_votes,         move_by_sign, Whitening::rows, Whitening::next,
+          draw};
 }
