@@ -219,6 +219,7 @@ def replay_updates(source: ReplaySource, learner: Learner, step: int) -> Iterato
             learner.rule = options.rule_class.make(
                 options, learner.population.engine.program, learner.estimator
             )
+            learner.rule.use(learner.population.engine)
         votes = learner.population.votes(mx.array(recorded.signs), learner.step)
         signs = mx.array(recorded.signs)
         learner.adopt(Estimate(mx.zeros(0), learner.state, votes, decided(signs)))

@@ -17,6 +17,7 @@ from eggroll import files as ternary
 from eggroll import generate, replay
 from eggroll.errors import InputError
 from eggroll.evolution.population import Population
+from eggroll.evolution.rules import FineCopyRule, UpdateRule
 from eggroll.files import CHECKPOINT, METRICS, REPLAY, write_whole
 from eggroll.training import checkpoint, replay_log
 from eggroll.training import loop as training
@@ -79,13 +80,19 @@ def test_every_update_is_rebuilt(call: Command, tmp_path: Path, rule: str, monke
 
 
 @pytest.mark.parametrize("rule", ["sign", "master"])
-def test_stopped_resumed_and_longer_is_rebuilt(call: Command, tmp_path: Path, rule: str):
-    run = tmp_path / "run"
+def test_stopped_resumed_and_longer_is_rebuilt(
+    call: Command, tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Every rule that a replay makes is one that the engine may follow."""
+    run, engines = tmp_path / "run", []
     short = [*TINY[: TINY.index("--steps")], *TINY[TINY.index("--steps") + 2 :]]
     assert call(*short, *RULES[rule], "--steps", 3, "--out", run).code == 0
     assert call("--resume", run, "--steps", 5).code == 0
     last = call("--resume", run, "--steps", 7)  # with rule master another learning rate each time
+    monkeypatch.setattr(UpdateRule, "use", lambda self, engine: engines.append(engine.name))
+    monkeypatch.setattr(FineCopyRule, "use", UpdateRule.use)
     assert call(run, main=replay.main).signature == last.signature
+    assert engines == ["cpu"] * 3  # of 3, 5 and 7 updates
 
 
 def test_what_follows_the_checkpoint_is_cut_off_and_comes_anew(call: Command, run: Path):

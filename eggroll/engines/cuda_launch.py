@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -92,14 +93,21 @@ class KernelMissing(Exception):
 class CudaLauncher:
     """Runs kernels on this machine's GPU, each compiled once in a process or taken from the cache.
 
-    architecture: gives the GPU's, such as 90, or 0 without one. waits: whether a kernel that is not
-    made yet ends the call; listed: kernels that are not made yet, while they are only listed.
+    architecture: gives the GPU's, such as 90, or 0 without one. asked: how calls of this thread are
+    meant.
     """
+
+    class Asked(threading.local):
+        """waits: whether a kernel that is not made yet ends the call; listed: kernels that are not
+        made yet, while they are only listed.
+        """
+
+        waits = False
+        listed: list[tuple[KernelSource, Dtypes]] | None = None
 
     def __init__(self, architecture: Callable[[], int]) -> None:
         self.architecture = architecture
-        self.waits, self.warned = False, False
-        self.listed: list[tuple[KernelSource, Dtypes]] | None = None
+        self.asked, self.warned = self.Asked(), False
         self._made: dict[tuple[KernelSource, Dtypes], Any] = {}
 
     def __call__(
@@ -112,10 +120,10 @@ class CudaLauncher:
     ) -> list[mx.array]:
         dtypes = (*(a.dtype for a in inputs), *(dtype for _, dtype in outputs))
         if (source, dtypes) not in self._made:
-            if self.listed is not None:
-                self.listed.append((source, dtypes))
+            if self.asked.listed is not None:
+                self.asked.listed.append((source, dtypes))
                 return [mx.zeros(shape, dtype) for shape, dtype in outputs]
-            if self.waits:
+            if self.asked.waits:
                 raise KernelMissing
         arrays: list[mx.array] = self.compiled(source, dtypes)(
             inputs=list(inputs),
@@ -158,13 +166,13 @@ class CudaLauncher:
 
     def make_for(self, works: Sequence[Callable[[], object]]) -> None:
         """Makes all kernels that calls would need, which are made with zeros for results."""
-        self.listed = []
+        self.asked.listed = []
         try:
             for work in works:
                 work()
-            keys = list(dict.fromkeys(self.listed))
+            keys = list(dict.fromkeys(self.asked.listed))
         finally:
-            self.listed = None
+            self.asked.listed = None
         self.make(keys)
 
 
@@ -189,7 +197,7 @@ def together(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         launcher = self.launcher
-        if not isinstance(launcher, CudaLauncher) or launcher.waits:
+        if not isinstance(launcher, CudaLauncher) or launcher.asked.waits:
             return method(self, *arguments, **named)
 
         def listing() -> Any:
@@ -199,15 +207,15 @@ def together(method: Callable[..., Any]) -> Callable[..., Any]:
             finally:
                 self.pace.waits = paced
 
-        if launcher.listed is not None:
+        if launcher.asked.listed is not None:
             return listing()
         try:
-            launcher.waits = True
+            launcher.asked.waits = True
             return method(self, *arguments, **named)
         except KernelMissing:
             pass
         finally:
-            launcher.waits = False
+            launcher.asked.waits = False
         launcher.make_for([listing])
         return method(self, *arguments, **named)
 

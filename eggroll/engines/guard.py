@@ -19,7 +19,13 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.engines.base import Engine, RuleArrays, RuleLeaves, arrays_of_members
+from eggroll.engines.base import (
+    Engine,
+    RuleArrays,
+    RuleLeaves,
+    arrays_of_members,
+    check_process,
+)
 from eggroll.engines.gpu.engine import GpuEngine
 from eggroll.engines.gpu.plan import matrix_macs
 from eggroll.engines.trial import sentence
@@ -109,7 +115,7 @@ class Guarded(Engine):
 
         def moved(engine: Engine) -> RuleArrays:
             found: RuleArrays = getattr(engine, name)(*given)
-            mx.eval(found[0])
+            computed(found[0])
             return found
 
         return self._whole(kind, moved, f"rule {name} leaves other numbers")
@@ -144,6 +150,7 @@ class Guarded(Engine):
 
     def run_guarded(self, work: Callable[[], T]) -> T:
         """The result of `work`, which is done again by the spare engine if MLX fails within it."""
+        check_process()
         if self._gpu is None:
             return work()
         if why := failed_engines.get(self.name):
@@ -173,11 +180,11 @@ class Guarded(Engine):
                 return call.on(self.engine, all_pairs)
             kernels, began = gpu.kernel_count, self._clock()
             returned = call.on(gpu, all_pairs)
-            mx.async_eval(returned)  # type: ignore[no-untyped-call]
+            computed(returned, wait=False)
             host_work, self.host_work = self.host_work, None
             if host_work:
                 host_work()
-            mx.eval(returned)
+            computed(returned)
             key, seconds = self._key(gpu, call), self._clock() - began
             inspection = self._inspections.get(key)
             if inspection and gpu.kernel_count == kernels:
@@ -396,7 +403,9 @@ def _kernel_key(argument: Any) -> object:
         case Crediting():
             return argument.nodes, argument.group
         case Backward():
-            return frozenset(argument.matrices)
+            return frozenset(argument.matrices), argument.losses
+        case Batch():
+            return argument.errors is None
         case bool():
             return argument
     return argument is None
@@ -471,6 +480,19 @@ NAMED_RESULTS: dict[str, Callable[[Any], CallResult]] = {
     ),
     "logits": lambda out: CallResult({"logits": out[0], "state": out[1]}),
 }
+
+
+def computed(arrays: Any, wait: bool = True) -> None:
+    """Computes arrays.
+
+    Raises:
+        RuntimeError: MLX cannot, also where it finds fault with a value: with a threadgroup that is
+            larger than a kernel's registers allow, say, of which no caller knows.
+    """
+    try:
+        (mx.eval if wait else mx.async_eval)(arrays)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from error
 
 
 def same(one: Any, other: Any) -> bool:

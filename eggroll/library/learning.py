@@ -150,15 +150,16 @@ class Readers:
         return batch._replace(state=None).each(lambda a: a.reshape(*lead, *a.shape[2:]))
 
 
-def sums(learnt: Learnt) -> tuple[int, list[int]]:
+def sums(learnt: Learnt | None) -> tuple[int, list[int]]:
     """Of errors that were made of targets: the sum of their sizes, and by output what rows lost."""
+    assert learnt is not None
     if mx.default_device() == mx.cpu and (native := native_module()):
         found: tuple[int, list[int]] = native.rated_sums(learnt.errors, learnt.lost)
         return found
     lost, errors = learnt.lost, learnt.errors
     assert lost is not None
     assert errors is not None
-    size, by_output = mx.abs(errors.astype(mx.int64)).sum(), lost.sum(axis=(0, 1))
+    size, by_output = mx.abs(errors).sum(axis=-1).astype(mx.int64).sum(), lost.sum(axis=(0, 1))
     return int(size), [int(value) for value in np.array(by_output)]
 
 

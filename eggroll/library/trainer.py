@@ -705,19 +705,22 @@ class Trainer:
 
     def _learn(self, batch: Batch, targets: Targets | None = None) -> ErrorUpdate:
         learner, (R, T) = self._learner, batch.size
-        try:
+
+        def evaluated() -> tuple[Estimate, tuple[int, list[int]] | None]:
             estimate = learning.estimate(learner, self._readers, batch, targets)
+            return estimate, learning.sums(estimate.learnt) if targets else None
+
+        try:
+            estimate, sums = learner.population.engine.run_guarded(evaluated)
         except ValueError as error:
             if batch.index is not None:  # says which
                 Lists(batch.index, batch.features.reshape(R, T, -1, 2)).padded(self.program)
             raise InputError(f"{error}.") from None
         after = estimate.state if self.options.carry else learner.state
-        if targets is None:
-            size, loss = int(np.abs(batch.errors).sum(dtype=np.int64)), math.nan
+        if targets and sums:
+            size, loss = sums[0], targets.mean(self.program, sums[1])
         else:
-            assert estimate.learnt is not None
-            size, lost = learning.sums(estimate.learnt)
-            loss = targets.mean(self.program, lost)
+            size, loss = int(np.abs(batch.errors).sum(dtype=np.int64)), math.nan
         mean = size / (R * T * sum([output.size for output in self.program.outputs]))
         with uninterrupted() if self._log else nullcontext():
             rate = learner.adopt(estimate._replace(state=after))

@@ -290,7 +290,7 @@ def test_a_list_of_kernels_does_not_count_as_work(compiler, monkeypatch: pytest.
     right = made.pace.launched
 
     def launched(arrays: Any, macs: int) -> None:
-        waits.append((launcher.listed is not None, made.pace.waits))
+        waits.append((launcher.asked.listed is not None, made.pace.waits))
         right(arrays, macs)
 
     monkeypatch.setattr(made.pace, "launched", launched)
@@ -299,7 +299,16 @@ def test_a_list_of_kernels_does_not_count_as_work(compiler, monkeypatch: pytest.
     ])  # fmt: skip
     made.evaluate(made.prepare(case.leaves), case.slices, case.batch)
     assert waits == [(True, False)] * 3 + [(False, True)] * 3
-    assert launcher.listed is None
+    assert launcher.asked.listed is None
+
+
+def test_another_thread_knows_nothing_of_a_list():
+    """Its calls would get zeros for results."""
+    launcher = CudaLauncher(lambda: 80)
+    launcher.asked.listed, launcher.asked.waits = [], True
+    with ThreadPoolExecutor(1) as other:
+        asked = other.submit(lambda: (launcher.asked.listed, launcher.asked.waits)).result()
+    assert asked == (None, False)
 
 
 def refuse() -> None:

@@ -223,6 +223,7 @@ def test_rows_add_up_whoever_names_them(gpu: Gpu, launcher: Emulator, V: int, K:
     assert (parts > 1) is (V == 5)
     assert (parts - 1) * terms < 2 * entries <= parts * terms
     assert row_shares(1 << 20, 1 << 21)[0] == 2
+    assert row_shares(1 << 26, 32)[0] <= 65535  # along a grid's second axis
 
 
 RUN = (

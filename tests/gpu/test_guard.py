@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import mlx.core as mx
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 from networks import random_case
 
-from eggroll import EngineError, EngineWarning, engines
-from eggroll.engines import guard
+from eggroll import EngineError, EngineWarning, InputError, Trainer, engines
+from eggroll.engines import base, guard
 from eggroll.evolution.population import Population
+from eggroll.networks import mlp
+from eggroll.spec.backward import Learnt
 from eggroll.spec.noise import Noise
 from eggroll.spec.program import Batch
 from gpu.faulty import KILLED, at_call, off_by_one, raises, wrong_scores
@@ -204,3 +207,50 @@ def test_noise_is_drawn_while_the_gpu_computes(faulty, monkeypatch: pytest.Monke
 
 def test_a_call_with_a_fitness_per_pair_is_of_two_members_each():
     assert guard.Call("votes", (mx.zeros(6, mx.int8), None, True)).size == (12, 1)
+
+
+def test_what_mlx_finds_fault_with_is_a_failure(faulty, monkeypatch: pytest.MonkeyPatch):
+    """It says so when kernels are launched, of threadgroups that are too large for one of them."""
+    faulty(lambda method, found: found)
+    case = random_case(1, V=8, D=8, T=3, P=36)
+    made, _ = engines.choose("metal", case.program)
+    given = made.prepare(case.leaves), case.slices, case.batch
+
+    def launched(*arrays: Any) -> None:
+        raise ValueError("Thread group size (256) is greater than  the maximum allowed (192)")
+
+    monkeypatch.setattr(mx, "async_eval", launched)
+    with pytest.raises(EngineError, match=r"failed .*\(256\)"):
+        made.evaluate(*given)
+
+
+def test_a_fork_gets_a_sentence(faulty, monkeypatch: pytest.MonkeyPatch):
+    faulty(lambda method, found: found)
+    case = random_case(1, V=8, D=8, T=3, P=36)
+    made, _ = engines.choose("auto", case.program)
+    prepared = made.prepare(case.leaves)
+    monkeypatch.setattr(base, "_owner", [os.getpid() + 1])
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    with pytest.raises(InputError, match=r"is a fork of process.*get_context\("):
+        made.evaluate(prepared, case.slices, case.batch)
+
+
+ROWS = np.arange(-64, 64, dtype=np.int8).reshape(32, 4)
+
+
+@pytest.mark.parametrize(
+    "given", [{"targets": ROWS[:, :2] > 0, "loss": "sigmoid"}, {"errors": ROWS[:, :2]}]
+)
+def test_errors_made_in_another_way_are_compared(faulty, given: dict[str, Any]):
+    """Other kernels make them."""
+    faulty(lambda method, found: found)
+    es = Trainer(mlp(4, [8], 2), pop=2, estimator="feedback", rule="adam", engine="metal", seed=1)
+    es.learn(ROWS, ROWS[:, 0] > 0)
+
+    def wrong(found: Learnt) -> Learnt:
+        return found._replace(scores=found.scores + 1)
+
+    faulty(lambda method, found: wrong(found) if method == "learn" else found)
+    es.learn(ROWS, ROWS[:, 0] > 0)  # its like was compared
+    with pytest.raises(EngineError, match="gives other integers"):
+        es.learn(ROWS, **given)

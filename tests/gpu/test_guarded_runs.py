@@ -16,6 +16,7 @@ from eggroll import Config, EngineError, EngineWarning, Trainer, train
 from eggroll.bench import command as bench
 from eggroll.evolution.rules import SignRule
 from eggroll.evolution.step import Learner
+from eggroll.library import learning
 from eggroll.networks import mlp
 from eggroll.training.run import TrainingRun
 from gpu.faulty import (
@@ -249,6 +250,28 @@ def test_a_trainer_whose_gpu_fails_outside_the_engine(
     killed_once(monkeypatch, place)
     with pytest.warns(EngineWarning, match="goes on, with the same bits"):
         assert updates(made("auto"), 5).signature == right
+
+
+def test_a_trainer_whose_gpu_fails_as_errors_are_summed(faulty, monkeypatch: pytest.MonkeyPatch):
+    """Then all of the update is made again."""
+    rows = np.arange(-64, 64, dtype=np.int8).reshape(32, 4)
+
+    def learnt(engine: str) -> tuple[float, str]:
+        net = mlp(4, [8], 2)
+        es = Trainer(net, pop=2, estimator="feedback", rule="adam", engine=engine, seed=1)
+        return es.learn(rows, rows[:, 0] > 0).loss, es.signature
+
+    faulty(lambda method, found: found)
+    right, real, left = learnt("cpu"), learning.sums, [RuntimeError(KILLED)]
+
+    def sums(found: Any) -> Any:
+        if left:
+            raise left.pop()
+        return real(found)
+
+    monkeypatch.setattr(learning, "sums", sums)
+    with pytest.warns(EngineWarning, match="goes on, with the same bits"):
+        assert learnt("auto") == right
 
 
 def killed_once(monkeypatch: pytest.MonkeyPatch, place: str) -> None:

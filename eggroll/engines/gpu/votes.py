@@ -22,6 +22,7 @@ from eggroll.spec.program import Program
 
 MIN_ROW_ENTRIES = 512  # of a part
 MAX_PART_SUMS = 1 << 22  # of all parts
+MAX_PARTS = 65535  # CUDA has no more blocks along a grid's second axis
 
 
 def count_votes(
@@ -157,7 +158,7 @@ def row_shares(entries: int, votes: int) -> tuple[int, int]:
     Some rows have a large part of the entries, and a simdgroup goes through them one by one: so a
     part is short, as long as the sums of all parts are few.
     """
-    parts = max(1, min(entries // MIN_ROW_ENTRIES, MAX_PART_SUMS // votes))
+    parts = max(1, min(entries // MIN_ROW_ENTRIES, MAX_PART_SUMS // votes, MAX_PARTS))
     share = -(-entries // parts)
     return -(-entries // share), share
 
