@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import UnionType
@@ -129,7 +130,7 @@ def array_of(name: str, value: Any) -> NDArray[Any]:
     """
     try:
         return np.asarray(value)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).split(". ")[0].rstrip(".")
         raise InputError(
             f"{name} is no array ({reason}): give rows of one length, of a type that NumPy has."
@@ -139,6 +140,13 @@ def array_of(name: str, value: Any) -> NDArray[Any]:
 def is_whole(value: Any) -> bool:
     """True for a whole number of Python's or NumPy's; True and False are none."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def is_real(value: Any) -> bool:
+    """True for a finite number of Python's or NumPy's that a float holds; no truth value."""
+    if not isinstance(value, float | np.floating) and not is_whole(value):
+        return False
+    return bool(abs(value) <= sys.float_info.max)  # false for NaN
 
 
 def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:

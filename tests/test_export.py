@@ -54,7 +54,22 @@ def recurrent() -> Program:
     return net
 
 
+def alike() -> Program:
+    """Names that are one identifier, or one in capitals."""
+    net = Program()
+    net.table("t a", np.arange(-127, 128) // 2)
+    net.table("t_a", np.arange(127, -128, -1) // 3)
+    x = net.input(5)
+    h = net.lookup(net.linear(x, "w", 5), "t a")
+    net.output(h, "a b")
+    net.output(net.lookup(net.linear(x, "W", 5), "t_a"), "a_b")
+    net.output(net.linear(h, "w_", 9), "value")
+    net.output(net.linear(h, "W_", 2), "Value")
+    return net
+
+
 PROGRAMS = {
+    "alike": alike,
     "dense": lambda: mlp(64, [32, 32], 10),
     "sparse": lambda: nnue(40, 8, 4),
     "recurrent": recurrent,
@@ -430,6 +445,17 @@ def test_other_endings_and_missing_packages_get_a_sentence(
     assert FORMATS.keys() == {".py", ".h", ".onnx", ".safetensors"}
     assert json.dumps(rows.program.declaration())
     assert Batch(mx.zeros((1, 1), mx.int32)).size == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["inputs", "v0", "number_0"])
+def test_names_that_a_format_needs_get_a_sentence(tmp_path: Path, name: str):
+    net = Program()
+    net.output(net.relu(net.linear(net.input(3), "__metadata__", 2)), name)
+    weights = {"__metadata__": np.zeros((2, 3), np.int8)}
+    for ending in (".onnx", ".safetensors"):
+        with pytest.raises(InputError, match="another format"):
+            export(net, weights, tmp_path / f"net{ending}")
+    assert export(net, weights, tmp_path / "net.py").exists()
 
 
 @pytest.mark.parametrize("ending", [".py", ".h", ".onnx"])

@@ -266,6 +266,12 @@ def as_unsigned(a: mx.array) -> NDArray[Any]:
     return host.view(f"u{host.itemsize}")
 
 
+def check_ids(name: str, ids: mx.array, vocabulary: int) -> None:
+    """Raises ValueError unless all are in 0..vocabulary - 1."""
+    if as_unsigned(ids).max() >= vocabulary:
+        raise ValueError(f"{name} must be in 0..{vocabulary - 1}")
+
+
 def check_rows(program: Program, batch: Batch) -> None:
     """Raises ValueError unless inputs and features are what the program reads."""
     members, length = batch.size

@@ -152,6 +152,11 @@ def decode_for(space: Any, squash: Squash = "clip") -> tuple[Decode, int]:
     if kind == "Box" and np.isfinite(space.low).all() and np.isfinite(space.high).all():
 
         def bounded(outputs: NDArray[Any]) -> NDArray[Any]:
+            if outputs.dtype != np.int8:
+                raise InputError(
+                    f"outputs are {outputs.dtype}, and actions of a Box are made of int8: end the "
+                    "network with `output` in place of `sums`, or pass decode."
+                )
             shares = soft(outputs) if squash == "tanh" else outputs
             shares = shares.reshape(-1, *space.shape)
             return box(shares, space.low, space.high).astype(space.dtype)

@@ -386,6 +386,17 @@ def feedback_name(leaf: str) -> str:
     return f"{leaf}/feedback"
 
 
+def check_names(program: Program) -> None:
+    """Raises InputError where a leaf has the name under which a rule keeps something of another."""
+    names = {leaf.name for leaf in program.leaves}
+    kept = [(own, name) for name in names for own in (*_all_names(name)[1:], _matrix_name(name))]
+    for own, name in sorted(kept):
+        if own in names:
+            raise InputError(
+                f"leaf {own!r} is named as what rules keep of leaf {name!r}: give it another name."
+            )
+
+
 def parts(votes: NDArray[np.int32]) -> Iterator[slice]:
     """Rows of votes [O, K], some PART elements at a time."""
     count = max(1, PART // votes.shape[1])

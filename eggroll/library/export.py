@@ -28,6 +28,11 @@ def safetensors_file(net: Network) -> bytes:
     """Leaves by name, int8, and the declaration in the metadata."""
     from safetensors.numpy import save
 
+    if "__metadata__" in net.weights:
+        raise InputError(
+            "a leaf is named '__metadata__', as what safetensors keeps beside leaves is: give it "
+            "another name, or write another format."
+        )
     facts = {
         "format": "eggroll.network",
         "version": "1",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.library.export_parts import Network, identifier, identifiers
+from eggroll.library.export_parts import Network, identifiers
 from eggroll.spec.fixed_point import divisor
 from eggroll.spec.program import Op, S, Stage, X
 
@@ -90,7 +90,7 @@ def header(net: Network) -> bytes:
     for leaf, values in net.leaves().items():
         text.append(_constant(f"{n}_leaf_{leaves[leaf]}", values))
     for name, table in net.tables().items():  # by the value plus 127
-        text.append(_constant(f"{n}_table_{identifier(name)}", table))
+        text.append(_constant(f"{n}_table_{net.table_name(name)}", table))
     lists = _lists(net)
     text += _accumulators(net, leaves, lists) if lists else ()
     name = f"{n}_step_sums" if lists else f"{n}_step"
@@ -170,7 +170,7 @@ def _sizes(net: Network, N: str) -> Iterator[str]:
         "FEATURES": program.indices,
         "VOCABULARY": program.vocabulary if net.reads_tokens else 0,
         "STATE": program.state_size,
-    } | {f"{identifier(output.name).upper()}_SIZE": output.size for output in net.outputs()}
+    } | {f"{net.output_name(output.name).upper()}_SIZE": output.size for output in net.outputs()}
     yield "\n"
     for name, size in sizes.items():
         if size:
@@ -196,13 +196,14 @@ def _parameters(net: Network, sparse: str) -> list[str]:
         ("int8_t *state", program.state_size),
     ]
     outputs = [
-        f"{'int32_t' if output.wide else 'int8_t'} *{_out(output.name)}" for output in net.outputs()
+        f"{'int32_t' if output.wide else 'int8_t'} *{_out(net, output.name)}"
+        for output in net.outputs()
     ]
     return [text for text, there in given if there] + outputs
 
 
-def _out(name: str) -> str:
-    return f"out_{identifier(name)}"
+def _out(net: Network, name: str) -> str:
+    return f"out_{net.output_name(name)}"
 
 
 def _body(net: Network, leaves: Mapping[str, str]) -> Iterator[str]:
@@ -242,13 +243,13 @@ def _operation(net: Network, leaves: Mapping[str, str], stage: Stage, op: Op) ->
     n, program = net.name, net.program
     names = ["x", "s"] + [f"r{i}" for i in range(2, len(stage.registers))]
     inputs = [names[i] for i in op.inputs]
-    y = names[op.out] if op.writes else _out(net.result(op))
+    y = names[op.out] if op.writes else _out(net, net.result(op))
     size = stage.registers[op.out]
     leaf = f"{n}_leaf_{leaves[program.leaves[op.leaf].name]}" if op.leaf >= 0 else ""
     loop = f"for (int i = 0; i < {size}; ++i) {y}[i] = "
     if op.kind in ELEMENTS:
         value = ELEMENTS[op.kind](n, leaf, *(f"{name}[i]" for name in inputs))
-        yield f"{loop}{value.format(table=identifier(op.table))};"
+        yield f"{loop}{value.format(table=op.table and net.table_name(op.table))};"
     elif op.kind in ("linear", "score", "sums"):
         O, K = net.leaf(op).shape
         if op.kind == "sums":

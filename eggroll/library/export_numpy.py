@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from eggroll.library.export_parts import Network, identifier, identifiers
+from eggroll.library.export_parts import Network, identifiers
 from eggroll.spec.fixed_point import divisor
 from eggroll.spec.program import Op, Stage
 
@@ -50,10 +50,10 @@ def source(net: Network) -> bytes:
         shape = ", ".join(map(str, leaf.shape))
         text.append(f'{leaves[name].upper()}_ = _leaf("{packed}", {shape})\n')
     for name, table in net.tables().items():
-        text.append(f"TABLE_{identifier(name)} = np.array({table.tolist()})\n")
+        text.append(f"TABLE_{net.table_name(name)} = np.array({table.tolist()})\n")
     text.append(f"\n\ndef step({', '.join(arguments)}):\n")
     text += [f"    {line}\n" for line in _body(net, leaves)]
-    given = ", ".join(f"{name!r}: out_{identifier(name)}" for name in outputs)
+    given = ", ".join(f"{name!r}: out_{net.output_name(name)}" for name in outputs)
     text.append(f"    return {{{given}}}" + ", state.astype(np.int8)" * state + "\n")
     return "".join(text).encode()
 
@@ -88,7 +88,8 @@ def _body(net: Network, leaves: Mapping[str, str]) -> Iterator[str]:
         inputs = [names[i] for i in op.inputs]
         leaf = leaves[program.leaves[op.leaf].name].upper() + "_" if op.leaf >= 0 else ""
         value = EXPRESSIONS[op.kind](net, op, leaf, *inputs)
-        yield f"{names[op.out] if op.writes else 'out_' + identifier(net.result(op))} = {value}"
+        to = names[op.out] if op.writes else f"out_{net.output_name(net.result(op))}"
+        yield f"{to} = {value}"
         if op.writes and op.out == 1:
             yield f"state[:, {stage.state} : {stage.state + program.width}] = s"
 
@@ -117,7 +118,7 @@ EXPRESSIONS: dict[str, Callable[..., str]] = {
     "norm": _norm,
     "add": lambda net, op, leaf, a, b: f"_clip({a} + {b})",
     "add_bias": lambda net, op, leaf, a, b: f"_clip({a} + {b} + {leaf})",
-    "lookup": lambda net, op, leaf, x: f"TABLE_{identifier(op.table)}[{x} + 127]",
+    "lookup": lambda net, op, leaf, x: f"TABLE_{net.table_name(op.table)}[{x} + 127]",
     "forget": lambda net, op, leaf, f, s: f"(({f} + 127) * {s}) >> 8",
     "mix": lambda net, op, leaf, f, h, s: f"{s} + ((({f} + 127) * ({h} - {s})) >> 8)",
     "score": lambda net, op, leaf, x: f"{_linear(net, op, leaf, x)}.astype(np.int8)",

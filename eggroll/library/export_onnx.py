@@ -6,6 +6,7 @@ their sums in 16 bits. A division that rounds down is (a - Mod(a, d)) / d, as Di
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -148,7 +149,7 @@ def model(net: Network) -> bytes:
     """The network as a model of ONNX.
 
     Raises:
-        InputError: the package onnx is missing.
+        InputError: the package onnx is missing, or an output has the name of an input.
     """
     try:
         import onnx
@@ -220,6 +221,14 @@ def _proto(g: Graph) -> Any:
     ]
     if state:
         outputs.append(value("state_after", kinds.INT8, ["R", state]))
+    given = [*(info.name for info in inputs), *g.constants]
+    names = Counter([*given, *(name for node in g.nodes for name in node.output)])
+    for output in net.outputs():
+        if names[output.name] > 1 or not output.name:
+            raise InputError(
+                f"output {output.name!r} has a name that the graph needs itself: give it another "
+                "one, or write another format."
+            )
     graph = onnx.helper.make_graph(g.nodes, net.name, inputs, outputs, list(g.constants.values()))
     made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
     made.ir_version = IR_VERSION

@@ -63,6 +63,14 @@ class Network(NamedTuple):
         used = sorted({op.table for _, op in self.operations() if op.table})
         return {name: np.asarray(self.program.tables[name], np.int8) for name in used}
 
+    def output_name(self, name: str) -> str:
+        """An output's identifier."""
+        return identifiers([output.name for output in self.outputs()])[name]
+
+    def table_name(self, name: str) -> str:
+        """A table's identifier."""
+        return identifiers([*self.tables()])[name]
+
 
 def identifier(text: str) -> str:
     """A text as a name in Python and C."""
@@ -71,11 +79,12 @@ def identifier(text: str) -> str:
 
 
 def identifiers(names: Sequence[str]) -> dict[str, str]:
-    """Names as identifiers, no two alike."""
-    made = dict[str, str]()
+    """Names as identifiers, no two alike, also in capitals."""
+    made, taken = dict[str, str](), set[str]()
     for name in names:
-        base = chosen = identifier(name)
-        while chosen in made.values():
+        chosen = identifier(name)
+        while chosen.upper() in taken:
             chosen += "_"
-        made[name] = chosen if chosen != base or base not in made.values() else base
+        taken.add(chosen.upper())
+        made[name] = chosen
     return made

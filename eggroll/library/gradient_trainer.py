@@ -17,7 +17,7 @@ from eggroll import engines
 from eggroll.baseline.backprop import AdamW
 from eggroll.baseline.twin import Pullback, Twin, by_token, dequantise
 from eggroll.baseline.twin_numpy import twin_for
-from eggroll.errors import InputError, array_of
+from eggroll.errors import InputError, array_of, is_real, shown, whole_number
 from eggroll.library.learning import visible
 from eggroll.library.members import Model, RowArrays, RowReader
 from eggroll.library.trainer import check_trainable, checked_weights
@@ -119,10 +119,19 @@ class GradientTrainer:
                 None draws them by the seed.
 
         Raises:
-            InputError: a network without an output or weights, or with a score, or weights that do
-                not fit it.
+            InputError: a network without an output or weights, or with a score, weights that do
+                not fit it, or a number out of its range.
         """
         check_trainable(net)
+        for name, given in (
+            ("learning_rate", learning_rate), ("weight_decay", weight_decay),
+            ("clip_norm", clip_norm),
+        ):  # fmt: skip
+            _not_negative(name, given)
+        if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(map(_beta, betas)):
+            raise InputError(f"betas are {shown(betas)}: two numbers from 0 to below 1 are needed.")
+        seed = whole_number("seed", seed, 0, (1 << 64) - 1)
+        threads = whole_number("threads", threads, 0)
         self.program, self.carry, self.step = net, carry, 0
         self.learning_rate, self.clip_norm = learning_rate, clip_norm
         self.twin, self._threads = twin_for(net, threads), threads
@@ -216,10 +225,10 @@ class GradientTrainer:
         if not self._shapes or back is None:
             raise InputError("tell_gradient comes without ask before it: call ask() first.")
         gradient = back({name: self._slope(name, a) for name, a in self._named(slopes).items()})
-        self._shapes, self._running.back = {}, None
-        self._running.weights = self._optimizer.update(
-            self.weights, gradient, self.learning_rate, self.clip_norm
-        )
+        for name in ("learning_rate", "clip_norm"):
+            _not_negative(name, getattr(self, name))
+        weights = self._optimizer.update(self.weights, gradient, self.learning_rate, self.clip_norm)
+        self._shapes, self._running.back, self._running.weights = {}, None, weights
         mx.eval(self.weights, self._optimizer.state)
         self.step += 1
 
@@ -252,3 +261,12 @@ class GradientTrainer:
             raise InputError(f"a slope of {name!r} is not finite: try a lower learning_rate.")
         by_row = array.reshape(len(array), -1, array.shape[-1]).swapaxes(0, 1)
         return mx.array(np.ascontiguousarray(by_row))
+
+
+def _not_negative(name: str, value: Any) -> None:
+    if not is_real(value) or value < 0:
+        raise InputError(f"{name} is {shown(value)}: a number from 0 on is needed.")
+
+
+def _beta(value: Any) -> bool:
+    return is_real(value) and 0 <= value < 1

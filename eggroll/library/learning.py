@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from eggroll.errors import InputError
+from eggroll.errors import InputError, shown
 from eggroll.evolution.estimators import Estimate, UpdateInput
 from eggroll.evolution.population import Population
 from eggroll.evolution.step import Learner
@@ -91,7 +91,11 @@ class ErrorMaker:
     def targets(self, given: Any, loss: LossNames, lead: tuple[int, ...]) -> Targets:
         """The caller's targets, checked."""
         named = by_name(self._visible, "targets", given)
+        if not isinstance(loss, str | Mapping):
+            raise InputError(f"loss is {shown(loss)}: a name, or a dict of them, is needed.")
         names = dict.fromkeys(named, loss) if isinstance(loss, str) else loss
+        if unknown := [name for name in names if name not in named]:
+            raise InputError(f"loss has {unknown[0]!r}, which has no targets: leave it out.")
         if lacking := [name for name in named if name not in names]:
             raise InputError(f"loss has none for {lacking[0]!r}: give one for each of the targets.")
         outputs = [(o, o.name) for o in self.program.outputs if o.name in named]

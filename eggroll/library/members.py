@@ -172,7 +172,8 @@ class RowReader:
             return features
         array = array_of("features", features)
         *lead, lists, active = array.shape if array.ndim > 2 else (0, 0)
-        if len(lead) == 2 or (lead and active != size):
+        declared = {op.numbers[1] for op in self.program.sparse_ops}
+        if len(lead) == 2 or (lead and active != size and declared == {active}):
             return array.reshape(*lead, lists * active)
         return array
 

@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from eggroll.cli.command import Range, check_names, check_ranges
 from eggroll.cli.screen import per_second
-from eggroll.errors import InputError, array_of, in_python, is_whole, shown
+from eggroll.errors import InputError, array_of, in_python, is_real, shown, whole_number
 from eggroll.evolution.estimators import (
     MIN_DIFFERING,
     Estimate,
@@ -243,6 +243,26 @@ class CheckpointPart(Protocol):
     def arrays(self) -> dict[str, NDArray[Any]]: ...
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None: ...
+
+
+def kept_arrays(thing: CheckpointPart, name: str) -> checkpoint.Arrays:
+    """Copies of an object's arrays, as files have them.
+
+    Raises:
+        InputError: it has no such methods, or something else than arrays of numbers by name.
+    """
+    if not all(callable(getattr(thing, method, None)) for method in ("arrays", "restore")):
+        raise InputError(f"{shown(thing)} cannot be kept: it needs methods `arrays` and `restore`.")
+    given = thing.arrays()
+    if not isinstance(given, Mapping):
+        raise InputError(f"arrays of {name!r} are {shown(given)}: a dict by name is needed.")
+    made = {key: array_of(f"{key!r} of {name!r}", a) for key, a in given.items()}
+    for key, array in made.items():
+        if array.dtype.kind not in "biuf" or array.itemsize > 8:
+            raise InputError(
+                f"{key!r} of {name!r} is {array.dtype}: numbers of 64 bits at most are needed."
+            )
+    return {key: np.array(a, a.dtype.newbyteorder("="), order="C") for key, a in made.items()}
 
 
 def checked_weights(net: Program, given: Any) -> Leaves:
@@ -507,8 +527,8 @@ class Trainer:
         The same for the members of a group, as common random numbers are: reader i of R stands for
         members i P / R and on. A pure function of (seed, step, purpose, reader).
         """
-        if not is_whole(readers) or not 1 <= readers <= 1 << 32:
-            raise InputError(f"readers is {shown(readers)}: a whole number from 1 on is needed.")
+        readers = whole_number("readers", readers, 1, 1 << 32)
+        purpose = whole_number("purpose", purpose, 0, (1 << 32) - 1)
         stream = rng.key(self.options.seed, rng.CALLER, self.step, purpose)
         return rng.counters(stream, 0, readers)
 
@@ -689,7 +709,8 @@ class Trainer:
         self._check_learns("tell_errors")
         members = self._shown_members("tell_errors")
         batch = members.shown(self.pop)
-        single = members.rows == 1 and np.ndim(errors) == 2
+        some = next(iter(errors.values()), ()) if isinstance(errors, Mapping) else errors
+        single = members.rows == 1 and array_of("errors", some).ndim == 2
         lead = batch.size[:1] if single else batch.size
         of_outputs = self._errors.given(errors, lead, self.step)
         return self._learn(batch._replace(errors=of_outputs))
@@ -716,7 +737,8 @@ class Trainer:
             if batch.index is not None:  # says which
                 Lists(batch.index, batch.features.reshape(R, T, -1, 2)).padded(self.program)
             raise InputError(f"{error}.") from None
-        after = estimate.state if self.options.carry else learner.state
+        carries = self.options.carry and self.program.state_size
+        after = estimate.state if carries else learner.state
         if targets and sums:
             size, loss = sums[0], targets.mean(self.program, sums[1])
         else:
@@ -754,7 +776,7 @@ class Trainer:
                 stacklevel=4,
             )
         self._kept_arrays = {
-            **self._kept_arrays, **{name: thing.arrays() for name, thing in self._kept.items()}
+            **self._kept_arrays, **{n: kept_arrays(thing, n) for n, thing in self._kept.items()}
         }  # fmt: skip
         if self._log:
             self._log.add({k: v for k, v in update._asdict().items() if v == v})  # without NaN
@@ -807,15 +829,17 @@ class Trainer:
             InputError: another estimator than "eggroll", a fitness that cannot be sent, workers
                 that do not start, or every member crashed; nothing has changed.
         """
+        if not is_real(timeout) or timeout < 0:
+            raise InputError(f"timeout is {shown(timeout)}: a number of seconds from 0 is needed.")
         if not self.options.estimator_class.replays:
             raise InputError(
                 f"map gives members as networks, and those of estimator {self.options.estimator} "
                 'have no weights of their own: use estimator="eggroll".'
             )
-        members, key = self.ask(), int(self.keys(1)[0])
         if self._pool is None or not self._pool.serves(fitness, processes):
             self._close_pool()
             self._pool = Pool(fitness, processes, self.program, self.engine.name)
+        members, key = self.ask(), int(self.keys(1)[0])
         values = self._pool.values(members.weights, self.pop, key, timeout)
         members.ran_elsewhere()
         return self.tell(values)
@@ -877,14 +901,16 @@ class Trainer:
         name, and `restore`, which takes them, as of `eg.envs.gym`.
 
         Raises:
-            InputError: a name that is none, or arrays of another object.
+            InputError: a name that is none, an object without such methods, something else than
+                arrays of numbers, or arrays of another object.
         """
         if not isinstance(name, str) or not name or "/" in name:
             raise InputError(f"name is {shown(name)}: a text without / is needed.")
+        kept_arrays(thing, name)
         if name in self._kept_arrays:
             thing.restore(self._kept_arrays[name])
         self._kept[name] = thing
-        self._kept_arrays = {**self._kept_arrays, name: thing.arrays()}
+        self._kept_arrays = {**self._kept_arrays, name: kept_arrays(thing, name)}
 
     @classmethod
     def load(cls, path: str | Path, net: Program | None = None, **changes: Any) -> Self:

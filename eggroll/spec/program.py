@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from eggroll.errors import InputError, array_of, is_whole, shown
+from eggroll.errors import InputError, array_of, is_whole, shown, whole_number
 from eggroll.spec.fixed_point import LIMIT, gate_tables
 
 if TYPE_CHECKING:
@@ -128,9 +128,11 @@ class Lists(NamedTuple):
         starts: [R * lists + 1], where each begins in `index`, and the end of the last.
 
         Raises:
-            InputError: the rows do not divide into so many lists.
+            InputError: starts are no whole numbers of 31 bits, or the rows do not divide into so
+                many lists.
         """
-        at = array_of("starts", starts)
+        lists = whole_number("lists", lists, 1)
+        at = whole_numbers("starts", starts)
         if at.ndim != 1 or len(at) < 2 or (len(at) - 1) % lists:
             raise InputError(
                 f"starts has the shape {list(at.shape)}: [R * {lists} + 1] is needed for "
@@ -154,6 +156,8 @@ class Lists(NamedTuple):
                 f"spans have the shape {list(spans.shape)}: [R, T, {lists}, 2] is needed, or "
                 f"without T for a single row."
             )
+        if not index.size and spans[..., 1].any():
+            raise InputError("spans take numbers of an index that has none: give it some.")
         return index if index.size else np.zeros(1, np.int32), spans
 
     def padded(self, program: Program) -> NDArray[np.int32]:
@@ -355,6 +359,7 @@ class Program:
 
         s may be used where the stage has a state, which is zero where a document begins.
         """
+        prefix = named("", prefix)
         if self.stages:
             self._check_stage()
             if self.scored:
@@ -367,7 +372,7 @@ class Program:
         offset = self.state_size if state else -1
         self.stages.append(stage := Stage([], [self.width, self.width], offset))
         self.state_size += self.width if state else 0
-        self.prefix = named("", prefix)
+        self.prefix = prefix
         return Register(stage, X, self.width), Register(stage, S, self.width)
 
     def embed(self, name: str) -> Register:
@@ -440,13 +445,15 @@ class Program:
 
     def concat(self, a: Register, b: Register, *more: Register) -> Register:
         """The values of a, then those of b, then those of the others."""
-        size = self._size("concat", a) + self._size("concat", b)
-        in_range("The size of what concat makes", size, 1, MAX_SIZE)
-        joined = self._emit("concat", (a, b), size)
+        sizes = [self._size("concat", register) for register in (a, b, *more)]
+        in_range("The size of what concat makes", sum(sizes), 1, MAX_SIZE)
+        joined = self._emit("concat", (a, b), sizes[0] + sizes[1])
         return self.concat(joined, *more) if more else joined
 
     def table(self, name: str, values: Sequence[int] | NDArray[Any]) -> str:
         """Declares a table for `lookup`: what -127, -126 .. 127 become, each in -127..127."""
+        if not named("", name):
+            raise ProgramError("The name of a table is empty: give it one.")
         array = as_table(name, values)
         if name in self.tables and not np.array_equal(self.tables[name], array):
             raise ProgramError(f"Table {name!r} is there already: give it another name.")
@@ -490,14 +497,19 @@ class Program:
 
         Token credit reads this leaf's votes out of the actions drawn, without noise on its outputs.
         """
+        self._check_output(name)
+        self._check_output(f"{name}.inputs")
         logits = self.linear(x, name, actions)
         self.policies.append(Policy(len(self.leaves) - 1, len(self.outputs)))
         self.output(logits, name)
         self.output(x, f"{name}.inputs")
 
+    def _check_output(self, name: str) -> None:
+        if any(name == other.name for other in self.outputs):
+            raise ProgramError(f"Output {name!r} is declared twice: give one another name.")
+
     def _result(self, kind: str, x: Register, output: Output, leaf: Leaf | None = None) -> None:
-        if any(output.name == other.name for other in self.outputs):
-            raise ProgramError(f"Output {output.name!r} is declared twice: give one another name.")
+        self._check_output(output.name)
         self._emit(kind, (x,), output.size, X, leaf, numbers=(len(self.outputs),))
         self.outputs.append(output)
 

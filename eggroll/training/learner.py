@@ -7,7 +7,7 @@ from eggroll.engines import Engine
 from eggroll.errors import InputError
 from eggroll.evolution.estimators import Estimator
 from eggroll.evolution.population import Population
-from eggroll.evolution.rules import RunOptions
+from eggroll.evolution.rules import RunOptions, check_names
 from eggroll.evolution.step import Learner
 from eggroll.networks import initial_weights
 from eggroll.ranks import ALONE, Ranks
@@ -63,6 +63,7 @@ def engine_for(options: RunOptions, program: Program, ranks: Ranks = ALONE) -> t
 def new_learner(options: RunOptions, engine: Engine, ranks: Ranks = ALONE) -> Learner:
     """The learner of a run before its first update."""
     program = engine.program
+    check_names(program)
     noise = Noise(
         [leaf.shape for leaf in program.leaves],
         seed=options.seed,

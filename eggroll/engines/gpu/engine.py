@@ -24,6 +24,7 @@ from eggroll.engines.base import (
     RuleLeaves,
     as_unsigned,
     check_errors,
+    check_ids,
     check_rows,
     check_scored,
     check_values,
@@ -795,8 +796,7 @@ def check_tokens(program: Program, batch: Batch) -> None:
     for name, array in (("tokens", tokens), ("targets", targets)):
         if array is None or (id(array), V) in _checked:
             continue
-        if as_unsigned(array).max() >= V:
-            raise ValueError(f"{name} must be in 0..{V - 1}")
+        check_ids(name, array, V)
 
 
 def check_noise(program: Program, noise: Slices, members: int) -> None:

@@ -14,7 +14,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from eggroll.engines.base import Engine, check_errors, check_rows, check_scored, check_values
+from eggroll.engines.base import (
+    Engine,
+    check_errors,
+    check_ids,
+    check_rows,
+    check_scored,
+    check_values,
+)
 from eggroll.engines.portable.backward import BackwardPass, OpRecord, RecordedPass
 from eggroll.engines.portable.credit import CreditPass, Tape
 from eggroll.engines.portable.operations import (
@@ -177,6 +184,9 @@ class PortableEngine(Engine):
     ) -> Iterator[tuple[int, TokenRow]]:
         """Runs row after row; yields t and the row. `states` become the new ones."""
         check_rows(self.program, batch)
+        for name, ids in (("tokens", batch.tokens), ("targets", batch.targets)):
+            if ids is not None:
+                check_ids(name, ids, self.program.vocabulary)
         for t in range(batch.size[1]):
             tokens, _, _, inputs, features, *_ = batch.at(t)
             # The document mark 0 zeroes a member's state.
