@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.errors import InputError
+from eggroll.errors import InputError, shown
 
 CHECKPOINT, CONFIG, METRICS = "checkpoint.safetensors", "config.json", "metrics.jsonl"
 CURVES, SAMPLES, REPLAY = "curves.png", "samples.txt", "replay.bin"
@@ -49,6 +49,16 @@ def check_alone() -> None:
                         f"{name.replace('_', '-')}` and install eggroll-mlx again, or give each an "
                         "environment of its own."
                     )
+
+
+def path_of(given: Any) -> Path:
+    """A path; an InputError for what is none, or has characters that no file's name has."""
+    try:
+        if isinstance(given, str | os.PathLike) and b"\0" not in os.fsencode(given):
+            return Path(given)
+    except (TypeError, UnicodeError):  # one of bytes, a lone surrogate
+        pass
+    raise InputError(f"{shown(given)} is no path: give a str or a Path.")
 
 
 def write_whole(path: Path, data: bytes) -> None:

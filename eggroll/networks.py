@@ -6,13 +6,13 @@ Letters: V vocabulary, D width, L layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from eggroll.errors import shown, whole_number
+from eggroll.errors import InputError, shown, whole_number
 from eggroll.spec import rng
 from eggroll.spec.backward import heads
 from eggroll.spec.fixed_point import LIMIT
@@ -29,6 +29,9 @@ def egg(vocabulary: int, width: int, layers: int, gates: Gates = "clip") -> Prog
     Gates are the clip itself (as in arXiv 2511.16652) or integer tables of sigmoid and tanh.
     513 D + L (4 D + 12 D^2) parameters at V = 256.
     """
+    layers = whole_number("layers", layers, 0)
+    if gates not in get_args(Gates):
+        raise ProgramError(f"gates are {shown(gates)}: {' or '.join(get_args(Gates))} is needed.")
     net = Program(vocabulary, width)
 
     def gate(value: Register, table: str) -> Register:
@@ -60,7 +63,7 @@ def mlp(
     in 1/16 bit by custom. policy: the last layer is one of actions to be drawn, "policy", without
     a bias. bias: False leaves them all out, as noise on them is large beside that on weights.
     """
-    if isinstance(hidden, (str, int)):
+    if isinstance(hidden, str) or not isinstance(hidden, Sequence | np.ndarray):
         raise ProgramError(f"The hidden layers are {shown(hidden)}: give a list of their sizes.")
     net = Program()
     x = net.input(inputs)
@@ -115,8 +118,11 @@ def small_outputs(program: Program, seed: int, divisor: int = 5) -> dict[str, ND
     differ more. For `weights` of a Trainer.
 
     Raises:
-        InputError: a divisor out of range.
+        InputError: a divisor or a seed out of range.
     """
+    seed = whole_number("seed", seed, 0, (1 << 64) - 1)
+    if not isinstance(program, Program):
+        raise InputError(f"{shown(program)} is no Program: declare one.")
     by, ends = whole_number("divisor", divisor, 1, LIMIT), heads(program)
     made = {name: np.array(w) for name, w in initial_weights(program, seed).items()}
     return {

@@ -12,7 +12,7 @@ import pytest
 import eggroll as eg
 from eggroll import InputError
 from eggroll.envs.spaces import decode_for
-from eggroll.networks import mlp
+from eggroll.networks import egg, mlp
 from eggroll.spec.program import ProgramError
 
 ROWS = np.arange(-64, 64, dtype=np.int8).reshape(32, 4)
@@ -153,6 +153,20 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "learning_rate is nan: a number from 0 on",
     ),
     "betas": (lambda: eg.GradientTrainer(mlp(4, [], 2), betas=(0.9, 1.0)), "two numbers from 0 to"),
+    "no text of a file": (lambda: trainer().save("a\0b"), "is no path: give a str or a Path"),
+    "half a letter": (lambda: eg.load("a\ud800"), "is no path: give a str or a Path"),
+    "a path of nobody": (lambda: trainer().model.export("a\0.h"), "is no path"),
+    "layers": (lambda: mlp(4, 5.5, 3), "hidden layers are 5.5: give a list"),  # type: ignore[arg-type]
+    "no layers": (lambda: egg(4, 4, -1), "layers is -1: a whole number from 0"),
+    "gates": (lambda: egg(4, 4, 1, "foo"), "gates are 'foo': clip or table"),  # type: ignore[arg-type]
+    "a seed": (lambda: eg.networks.small_outputs(mlp(4, [], 2), "a"), "seed is 'a'"),  # type: ignore[arg-type]
+    "no actions": (
+        lambda: eg.draw(np.zeros((2, 0), np.int8), np.zeros(2, np.uint64)), r"int8 \[2, 0\]",
+    ),
+    "members": (lambda: eg.envs.gym("CartPole-v1", members=True), "members is True"),
+    "observe": (
+        lambda: eg.envs.gym("CartPole-v1", members=2, observe=3), "observe is 3: a function",  # type: ignore[arg-type]
+    ),
     "sums as actions": (
         lambda: decode_for(Box())[0](np.zeros((1, 1), np.int32)), "`output` in place of `sums`",
     ),

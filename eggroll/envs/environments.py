@@ -25,7 +25,7 @@ from eggroll.envs.spaces import (
     numbers_for,
     observe_for,
 )
-from eggroll.errors import InputError, array_of, shown, whole_number
+from eggroll.errors import InputError, array_of, is_whole, shown, whole_number
 from eggroll.library.members import Members, Model
 from eggroll.spec import rng
 from eggroll.spec.fixed_point import LIMIT
@@ -79,6 +79,11 @@ def gym(
         InputError: Gymnasium is missing, or it has no such environment.
     """
     span = whole_number("span", span, 1, LIMIT)
+    for what, function in (("observe", observe), ("decode", decode)):
+        if function is not None and not callable(function):
+            raise InputError(f"{what} is {shown(function)}: a function is needed, or None.")
+    if not isinstance(normalise, bool):
+        raise InputError(f"normalise is {shown(normalise)}: True or False is needed.")
     number = isinstance(patience, int | float | np.integer | np.floating) and patience is not True
     if patience is not None and not (number and 1 <= patience < np.inf):
         raise InputError(f"patience is {patience!r}: a number from 1 on is needed, or None.")
@@ -116,7 +121,7 @@ class Gym:
 
     def __init__(self, source: _Source, members: int, episodes: int, functions: _Functions) -> None:
         _gymnasium()
-        whole = all(isinstance(n, int | np.integer) for n in (members, episodes))
+        whole = is_whole(members) and is_whole(episodes)
         if not whole or members < 1 or episodes < 1:
             raise InputError(
                 f"members is {members!r} and episodes is {episodes!r}: whole numbers from 1 on are "

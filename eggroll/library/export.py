@@ -15,8 +15,8 @@ import numpy as np
 import tyro
 
 from eggroll.cli import command as cli
-from eggroll.errors import InputError, in_python, shown
-from eggroll.files import CHECKPOINT, write_whole
+from eggroll.errors import InputError, in_python
+from eggroll.files import CHECKPOINT, path_of, write_whole
 from eggroll.library import export_c, export_numpy, export_onnx
 from eggroll.library import folder as trainer_folder
 from eggroll.library.export_parts import Network, identifier
@@ -60,9 +60,7 @@ def export(program: Program, weights: Mapping[str, Any], path: Any) -> Path:
         InputError: an unknown ending, a missing package, or the file cannot be written; what was
             there before is intact.
     """
-    if not isinstance(path, str | Path):
-        raise InputError(f"{shown(path)} is no path: give a str or a Path, such as 'net.h'.")
-    to = Path(path)
+    to = path_of(path)
     if to.suffix not in FORMATS:
         raise InputError(
             f"{str(path)!r} ends in {to.suffix!r}: endings are {', '.join(FORMATS)}, which name "

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from eggroll.cli import command as cli
-from eggroll.errors import InputError, in_python, shown, whole_number
+from eggroll.errors import InputError, in_python, whole_number
 from eggroll.evolution.estimators import SCALES, Estimator
 from eggroll.evolution.population import Population
 from eggroll.evolution.rules import UpdateRule
@@ -361,13 +361,6 @@ def _facts(metadata: Mapping[str, str], path: Path) -> tuple[Program, dict[str, 
         raise checkpoint.damaged(path, f"its unit is {text[:20]!r}")
     step = checkpoint.step_of(metadata, MOST_STEPS, path)
     return program, checkpoint.json_of(metadata, "config", path), step, unit
-
-
-def place(path: Any) -> Path:
-    """A path; an InputError for what is none."""
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f"{shown(path)} is no path: give a str or a Path.")
-    return Path(path)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from eggroll.data.expert import ExpertName, Mixture
 from eggroll.data.hub import TOKENS
 from eggroll.engines import Engine, zero_state
 from eggroll.errors import InputError, in_python, shown, whole_number
-from eggroll.files import CHECKPOINT, METRICS, Row
+from eggroll.files import CHECKPOINT, METRICS, Row, path_of
 from eggroll.inference import MARK, model_loss, sample, token_likelihoods, usual_temperature
 from eggroll.spec.program import Batch, Leaves, Program
 from eggroll.training import checkpoint, loop
@@ -268,12 +268,7 @@ def load(
         InputError: there is no sound checkpoint of eggroll.train, the engine cannot run here, or
             the expert's text is not there.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(
-            f"{shown(path)} is no path: give the folder of a run as a str or a Path, as in "
-            "load('runs/stdlib-000')."
-        )
-    where = Path(path).expanduser()
+    where = path_of(path).expanduser()
     file = where if where.is_file() else where / CHECKPOINT
     if way_out := FOREIGN.get(checkpoint.kind_of(file)):
         raise InputError(f"{str(path)!r} is {way_out}.")

@@ -41,6 +41,7 @@ from eggroll.evolution.estimators import (
     within,
 )
 from eggroll.evolution.rules import RuleName, rules_with
+from eggroll.files import path_of
 from eggroll.library import folder as trainer_log
 from eggroll.library import learning, worlds
 from eggroll.library.folder import TrainerLog, uninterrupted
@@ -417,7 +418,7 @@ class Trainer:
                 f"track is {self.options.track!r} and trackers go with a folder: give out, too."
             )
         if out:
-            self._write_into(TrainerLog.new(trainer_log.place(out)))
+            self._write_into(TrainerLog.new(path_of(out)))
 
     def _begin(
         self,
@@ -878,7 +879,7 @@ class Trainer:
             InputError: the file cannot be written; what was there before is intact.
         """
         trainer_log.save(
-            trainer_log.place(path) if path else self._log, self.program, asdict(self.options),
+            path_of(path) if path else self._log, self.program, asdict(self.options),
             self._learner, self._value_scale, warm=self._warm, extras=self._extras(),
         )  # fmt: skip
 
@@ -925,7 +926,7 @@ class Trainer:
             InputError: missing, damaged, foreign, in use, of another network, or options that do
                 not go together.
         """
-        with trainer_log.opened(trainer_log.place(path)) as (file, log):
+        with trainer_log.opened(path_of(path)) as (file, log):
             saved = trainer_log.read(file, net, changes)
             self = cls.__new__(cls)
             before = TrainerOptions.of(saved.before)

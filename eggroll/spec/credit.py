@@ -254,7 +254,7 @@ def draw(logits: NDArray[np.int8], words: NDArray[np.uint64]) -> NDArray[np.int3
         InputError: another shape or type.
     """
     logits, words = array_of("logits", logits), array_of("words", words)
-    right = logits.dtype == np.int8 and words.dtype == np.uint64 and logits.ndim > 0
+    right = logits.dtype == np.int8 and words.dtype == np.uint64 and logits.shape[-1:] > (0,)
     if not right or logits.shape[:-1] != words.shape:
         raise InputError(
             f"logits are {logits.dtype} {list(logits.shape)} and words {words.dtype} "
