@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from eggroll.cli.screen import per_second
 from eggroll.errors import InputError, in_python, shown
 from eggroll.evolution.estimators import MIN_DIFFERING, as_values
-from eggroll.library import folder
+from eggroll.files import path_of
 from eggroll.library.folder import uninterrupted
 from eggroll.lm import adapter, generation, record
 from eggroll.lm.generation import Answer, DrawSettings, Requests, Tokens
@@ -236,7 +236,7 @@ class ModelTrainer:
         with in_python():
             self._begin(model, Options(**_known(options)), ranks)
         if out:
-            self._write_into(RunLog.new(folder.place(out)))
+            self._write_into(RunLog.new(path_of(out)))
 
     def _begin(
         self, model: str | Path | tuple[Any, Any], options: Options, ranks: Ranks = ALONE
@@ -557,7 +557,7 @@ class ModelTrainer:
         Raises:
             InputError: the folder holds something, or cannot be written.
         """
-        place = folder.place(path)
+        place = path_of(path)
         adapter.check_free(place)
         if self.layers.mode.name == "adapter":
             adapter.save_low_rank(
@@ -574,7 +574,7 @@ class ModelTrainer:
         Raises:
             InputError: the file cannot be written; what was there before is intact.
         """
-        to = folder.place(path) if path else self._log
+        to = path_of(path) if path else self._log
         record.save(to, self.facts, self.learner, self._adapted())
 
     def _adapted(self) -> dict[str, Any]:
@@ -600,7 +600,7 @@ class ModelTrainer:
         Raises:
             InputError: missing, damaged, foreign, in use, or of another model.
         """
-        with record.opened(folder.place(path)) as (file, log):
+        with record.opened(path_of(path)) as (file, log):
             saved = record.read(file, changes)
             if model is None and not saved.facts.model:
                 raise InputError(
