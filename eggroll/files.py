@@ -165,9 +165,13 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+OUTPUTS = (".png", ".svg", ".pdf", ".html")  # that --out names
+
+
 def unwritable(path: Path, error: OSError) -> InputError:
     begun = os.path.lexists(path.parent / CHECKPOINT)
     again = f"go on with --resume {path.parent}" if begun else "run the command again"
+    again += ", or give another --out" * (path.suffix in OUTPUTS)
     return InputError(
         f"{str(path)!r} cannot be written ({error.strerror or error}): make room or grant access "
         f"there and {again}; what was there before is intact."

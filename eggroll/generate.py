@@ -10,6 +10,7 @@ if __name__ == "__main__":  # before imports that take a while
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -117,11 +118,10 @@ def prompt_of(options: GenerateOptions) -> str:
     if not name:
         return options.prompt
     try:
-        if name == "-":
-            data = sys.stdin.buffer.read(LONGEST_PROMPT + 1)
-        else:
-            with open(name, "rb") as file:
-                data = file.read(LONGEST_PROMPT + 1)
+        if name == "-" and not sys.stdin:
+            raise OSError(0, "it is closed")
+        with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as file:
+            data = file.read(LONGEST_PROMPT + 1)
     except OSError as error:
         raise InputError(
             f"--prompt-file {name!r} cannot be read ({error.strerror}): name a file, or - for "

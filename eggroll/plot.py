@@ -10,17 +10,18 @@ if __name__ == "__main__":  # before imports that take a while
 
     raise SystemExit(entry.run("eggroll.plot"))
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import tyro
 
 from eggroll.cli import command as cli
 from eggroll.errors import InputError
 from eggroll.files import CURVES, METRICS
+from eggroll.training import pictures
 from eggroll.training.curves import Metric, read_run
-from eggroll.training.pictures import FORMATS, compare, curves
 
 COMPARED: Final = "compare.png"
 EXAMPLES: Final = (
@@ -58,25 +59,33 @@ def draw(options: PlotOptions) -> Path:
     Raises:
         InputError: no run is given, one cannot be read, or the picture cannot be written.
     """
-    named = [Path(folder) for folder in options.folders]
-    if not named:
+    if not (named := [Path(folder) for folder in options.folders]):
         raise InputError("no folder is given: name those of one or more runs.")
     folders = [run for folder in named for run in runs_in(folder)]
     swept = len(named) == 1 and folders != named
     alone = folders == named and len(named) == 1 and options.metric is None
     usual = named[0] / CURVES if alone else named[0] / COMPARED if swept else Path(COMPARED)
     out = Path(options.out or usual)
-    if out.suffix not in FORMATS:
+    if out.suffix not in pictures.FORMATS:
         raise InputError(
-            f"--out {options.out!r} does not end in {', '.join(FORMATS)}: give it one of these."
+            f"--out {options.out!r} does not end in {', '.join(pictures.FORMATS)}: give it one."
         )
     if alone:
-        title = options.title or (options.label[0] if options.label else "")
-        return curves(folders[0], out, title=title)
+        return curves(folders[0], out, title=options.title or "".join(options.label[:1]))
     return compare(
         folders, out, metric=options.metric, title=options.title,
         labels=options.label, group_seeds=options.group_seeds,
     )  # fmt: skip
+
+
+def curves(folder: Path | str, out: Path | str | None = None, *, title: str = "") -> Path:
+    """Draws one run, into its curves.png or `out`: see pictures.curves."""
+    return pictures.curves(Path(folder), Path(out) if out else None, title=title)
+
+
+def compare(folders: Sequence[Path | str], out: Path | str, **options: Any) -> Path:
+    """Draws one figure of several runs: see pictures.compare, whose options it takes."""
+    return pictures.compare([Path(folder) for folder in folders], Path(out), **options)
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -88,8 +97,7 @@ def runs_in(folder: Path) -> list[Path]:
     trials = sorted(path for path in folder.glob("trial-[0-9]*") if path.is_dir())
     if not trials or (folder / METRICS).exists():
         return [folder]
-    validated = [trial for trial in trials if has_validation(trial)]
-    if not validated:
+    if not (validated := [trial for trial in trials if has_validation(trial)]):
         raise InputError(
             f"none of the {len(trials)} trials of the sweep in {str(folder)!r} has been validated: "
             "give it time, or more --budget."

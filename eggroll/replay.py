@@ -85,7 +85,7 @@ def replay(options: ReplayOptions) -> str:
         )
     source = open_log(options.folder)
     with source.file:
-        step = count_updates(source, options.step)
+        step, total = count_updates(source, options.step)
         config = replace(source.config, engine=options.engine, threads=options.threads, chunk=0)
         engine, reason = engine_for(config, config.program())
         saved, why_not = checkpoint_of(source.path.parent, step)
@@ -102,7 +102,8 @@ def replay(options: ReplayOptions) -> str:
                 print(f"update {current.step}/{step}", file=sys.stderr, flush=True)
     print(why_not or f"equal to the weights in the checkpoint of update {saved[0]}")
     if options.out:
-        write(Path(options.out), source.config, learner)
+        config = replace(source.config, steps=total)
+        checkpoint.save_weights(Path(options.out), step, config, learner.weights, learner.memory)
         print(f"written to {options.out}: the weights of update {step}")
     return checkpoint.signature(learner.weights)
 
@@ -173,6 +174,8 @@ class ReplaySource(NamedTuple):
 
 def no_log_error(path: Path) -> InputError:
     """The error for a run that has no replay log."""
+    if path.name != REPLAY:
+        return InputError(f"{str(path)!r} is no file or folder: give the folder of a run.")
     folder = path.parent
     try:
         options = checkpoint.load_options(folder / CHECKPOINT)
@@ -191,16 +194,17 @@ def no_log_error(path: Path) -> InputError:
     )
 
 
-def count_updates(source: ReplaySource, step: int | None) -> int:
-    """Updates to replay: `step`, or all that are recorded.
+def count_updates(source: ReplaySource, step: int | None) -> tuple[int, int]:
+    """Updates to replay, `step` or all that are recorded, and the run's total at the last of them.
 
     Raises:
         InputError: fewer are recorded.
     """
-    count = sum(1 for _ in islice(records(source.file, source.header), step))
+    totals = [record.steps for record in islice(records(source.file, source.header), step)]
+    count = len(totals)
     source.file.seek(source.header.size)
     if step is None or count == step:
-        return count
+        return count, [source.config.steps, *totals][-1]
     size = source.path.stat().st_size - source.header.size
     torn = size - count * source.header.record >= source.header.record
     end, more = ("is damaged after", ", or restore it from a copy") if torn else ("ends with", "")
@@ -211,15 +215,13 @@ def count_updates(source: ReplaySource, step: int | None) -> int:
 
 def replay_updates(source: ReplaySource, learner: Learner, step: int) -> Iterator[Learner]:
     """The learner after each update up to `step`; the states of its members stay zero."""
-    total = source.config.steps
+    total, engine = source.config.steps, learner.population.engine
     for recorded in islice(records(source.file, source.header), step):
         if recorded.steps != total:  # the run was resumed with another total
             total = recorded.steps
             options = replace(source.config, steps=total)
-            learner.rule = options.rule_class.make(
-                options, learner.population.engine.program, learner.estimator
-            )
-            learner.rule.use(learner.population.engine)
+            learner.rule = options.rule_class.make(options, engine.program, learner.estimator)
+            learner.rule.use(engine)
         votes = learner.population.votes(mx.array(recorded.signs), learner.step)
         signs = mx.array(recorded.signs)
         learner.adopt(Estimate(mx.zeros(0), learner.state, votes, decided(signs)))
@@ -239,12 +241,11 @@ def checkpoint_of(folder: Path, step: int) -> tuple[KnownCheckpoint, str]:
 
 def compare(learner: Learner, saved: KnownCheckpoint) -> None:
     """Raises InputError if the learner stands where the checkpoint does, with other weights."""
-    if learner.step == saved[0] and checkpoint.signature(learner.weights) != saved[1]:
+    if learner.step == saved[0] and (made := checkpoint.signature(learner.weights)) != saved[1]:
         raise InputError(
-            f"the weights of update {learner.step} are rebuilt as "
-            f"{checkpoint.signature(learner.weights)[:12]} and the checkpoint has {saved[1][:12]}: "
-            "replay log and checkpoint are not of one run, or one of them has been changed; "
-            "restore them from a copy."
+            f"the weights of update {learner.step} are rebuilt as {made[:12]} and the checkpoint "
+            f"has {saved[1][:12]}: replay log and checkpoint are not of one run, or one of them "
+            "has been changed; restore them from a copy."
         )
 
 
@@ -256,11 +257,6 @@ def check_free(out: str) -> None:
             f"--out {out!r} is no place for a new file: give a name that is free, in a folder that "
             "is there."
         )
-
-
-def write(path: Path, config: Config, learner: Learner) -> None:
-    """Writes weights and memory; see checkpoint.WEIGHTS."""
-    checkpoint.save_weights(path, learner.step, config, learner.weights, learner.memory)
 
 
 @cli.command(

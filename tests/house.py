@@ -65,7 +65,7 @@ BUDGETS: dict[str, int] = {
     "native": 160,
     "ranks": 680,
     "report": 630,
-    "root": 1805,
+    "root": 1810,
     "spec": 1240,
     "sweep": 1400,
     "training": 3570,

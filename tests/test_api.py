@@ -101,6 +101,26 @@ def test_a_callback_stops_the_run_and_it_goes_on(folder: Path, no_curves: None, 
     assert [row["step"] for row in ended.history] == seen
 
 
+def test_options_left_out_are_those_of_the_run(folder: Path, no_curves: None):
+    eg.train(CONFIG, callbacks=lambda row: row["step"] == 3, out=folder / "run")
+    run = str(folder / "run")
+    assert eg.train(eg.Config(resume=run)).signature == SIGNATURE
+    longer = eg.Config(resume=run, steps=7)
+    assert replace(longer, resume="", steps=6, out="") == replace(CONFIG, recipe=longer.recipe)
+    assert eg.train(longer).step == 7
+    with pytest.raises(eg.InputError, match=r"rank is 2, but the run in .* has 1: leave rank out"):
+        eg.train(eg.Config(resume=run, rank=2))
+    with pytest.raises(eg.InputError, match="'absent' cannot be used"):
+        eg.train(eg.Config(resume="absent"))
+
+
+def test_a_program_left_out_is_that_of_the_run(folder: Path, no_curves: None):
+    tokens, run = np.arange(9000) % 7, folder / "run"
+    net = eg.networks.egg(16, 8, 1)
+    eg.train(eg.Config(pop=16, steps=1), tokens=tokens, network=net, out=run)
+    assert eg.train(eg.Config(resume=str(run), steps=2), tokens=tokens).step == 2
+
+
 @pytest.mark.parametrize("answer", ["yes", 1, [True], object()])
 def test_no_other_answer_of_a_callback_stops_the_run(answer):
     assert eg.train(CONFIG, callbacks=lambda row: answer).signature == SIGNATURE

@@ -62,6 +62,14 @@ def test_a_table_and_three_files(call: Command, tmp_path: Path):
     assert files["png"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_json_alone_on_the_screen(call: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    ended = call(*TINY, "--pops", "32", "--json", "-", main=command.main)
+    assert [row["population"] for row in json.loads(ended.out)["rows"]] == [32]
+    assert "engine: " in ended.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_predictions_are_hollow_and_called_so():
     axes = pictures.new_figure(4, 4).subplots()
     predicted = performance.predictions(PRESETS["seed"])
@@ -202,6 +210,7 @@ def test_every_instruction_set_has_a_limit(isa: str, monkeypatch: pytest.MonkeyP
         ("--picture .", "--picture '.' does not end in .png"),
         ("--picture out.xyz", "--picture 'out.xyz' does not end in .png"),
         ("--csv .", "--csv '.' is no place for a file"),
+        ("--csv -", "--csv '-' is no place for a file"),
         ("--pops", "--pops"),
     ],
 )

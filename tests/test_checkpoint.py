@@ -153,6 +153,13 @@ def test_another_network_of_the_same_shapes_is_refused(path: Path, monkeypatch):
     assert "is of another network 'egg'" in refused(path)
 
 
+def test_another_kind_of_run_is_named(path: Path, sound: Checkpoint):
+    checkpoint.write(path, checkpoint.LIBRARY, 0, sound.config, {}, {})
+    says = r"of a run of eggroll\.Trainer, which is not read here: give .* one of eggroll\.train\."
+    with pytest.raises(InputError, match=says):
+        checkpoint.load(path)
+
+
 def test_a_newer_version_is_refused(path: Path, sound: Checkpoint, monkeypatch):
     monkeypatch.setattr(checkpoint, "VERSION", 3)
     checkpoint.save(path, sound)

@@ -164,7 +164,7 @@ RESUME = [
     ("--resume run --config range.json", "both given"),
     ("--resume absent", "'absent' holds no checkpoint"),
     ("--resume vacant", "'vacant' holds no checkpoint"),
-    ("--resume file", "'file/checkpoint.safetensors' cannot be read"),
+    ("--resume file", "'file' is a file: give the folder of a run, such as '.'"),
 ]
 GENERATE = [
     ("", "no folder is given"),

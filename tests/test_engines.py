@@ -220,6 +220,14 @@ def test_instruction_set_that_is_not_usable_is_refused(isa, monkeypatch):
     ) in str(caught.value)
 
 
+def test_kernels_that_were_asked_for_are_not_called_the_fastest(monkeypatch):
+    monkeypatch.setattr("eggroll.engines.available", lambda: {"cpu": ""})
+    monkeypatch.delenv("EGGROLL_ISA", raising=False)
+    assert choose("auto", networks.egg(16, 8, 1))[1] == "the fastest available here"
+    monkeypatch.setenv("EGGROLL_ISA", "generic")
+    assert choose("auto", networks.egg(16, 8, 1))[1] == "the generic kernels as EGGROLL_ISA asks"
+
+
 def test_choice_names_what_is_available():
     program = networks.egg(4, 4, 1)
     assert choose("auto", program)[0].name == RUNS[0]

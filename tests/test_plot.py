@@ -349,6 +349,21 @@ def test_figures_that_do_not_compare(
     assert says in ended.err
 
 
+def test_names_of_folders_are_paths(tmp_path: Path):
+    run = str(made_up(tmp_path / "run"))
+    assert plot.curves(run) == tmp_path / "run" / "curves.png"
+    assert plot.compare([run, run], f"{run}/two.svg").read_bytes()
+
+
+def test_a_picture_that_cannot_be_written_goes_elsewhere(call: Command, tmp_path: Path):
+    run = made_up(tmp_path / "run")
+    (run / "checkpoint.safetensors").touch()
+    (run / "curves.png").mkdir()
+    ended = call(run, main=plot.main)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert ", or give another --out; what was" in ended.err
+
+
 @pytest.mark.parametrize("name", ["run", "a long name of a run " * 6, "x" * 150])
 def test_titles_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     run = made_up(tmp_path / name, layers=4, width=256, recipe="language", rank=1)

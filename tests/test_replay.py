@@ -93,6 +93,16 @@ def test_stopped_resumed_and_longer_is_rebuilt(
     monkeypatch.setattr(FineCopyRule, "use", UpdateRule.use)
     assert call(run, main=replay.main).signature == last.signature
     assert engines == ["cpu"] * 3  # of 3, 5 and 7 updates
+    for step, total in ((0, 3), (3, 3), (4, 5), (7, 7)):
+        out = tmp_path / f"{step}.safetensors"
+        assert call(run, "--step", step, "--out", out, main=replay.main).code == 0
+        model = checkpoint.load_model(out)
+        assert (model.step, model.config.steps) == (step, total)
+
+
+def test_what_is_not_there_is_said_so(call: Command, tmp_path: Path):
+    absent = str(tmp_path / "absent")
+    assert f"{absent!r} is no file or folder" in refused(call, absent)
 
 
 def test_what_follows_the_checkpoint_is_cut_off_and_comes_anew(call: Command, run: Path):
@@ -126,7 +136,7 @@ def test_the_log_alone_is_enough(call: Command, run: Path, tmp_path: Path):
     (run / CHECKPOINT).write_bytes(out.read_bytes())
     ended = call("--resume", run)
     assert ended.code == 2
-    assert "of a run of eggroll.replay, which eggroll.train cannot go on with" in ended.err
+    assert "of a run of eggroll.replay, which is not read here: give the folder" in ended.err
 
 
 def test_it_takes_what_it_says(run: Path):

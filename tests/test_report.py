@@ -317,6 +317,15 @@ def test_refusals(
     assert ended.err.count("\n") == 1
 
 
+def test_a_page_that_cannot_be_written_goes_elsewhere(call: Command, tmp_path: Path):
+    run = made_up(tmp_path / "run")
+    (run / CHECKPOINT).touch()
+    (run / "report.html").mkdir()
+    ended = call(run, main=command.main)
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert ", or give another --out; what was" in ended.err
+
+
 def test_a_pipe_is_not_waited_for(call: Command, tmp_path: Path):
     run = made_up(tmp_path / "a")
     os.mkfifo(run / "samples.txt")

@@ -157,6 +157,15 @@ def test_a_prompt_from_standard_input(run: Path):
     assert done.stderr.startswith("error: --prompt-file has '17'")
 
 
+def test_a_closed_standard_input_is_one_sentence(
+    call: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sys.stdin", None)
+    ended = call(run, "--prompt-file", "-", main=generate.main)
+    assert (ended.code, ended.out) == (2, "")
+    assert "--prompt-file '-' cannot be read (it is closed)" in ended.err
+
+
 def test_a_prompt_that_is_too_long_is_refused(call: Command, run: Path, tmp_path: Path):
     (tmp_path / "prompt").write_bytes(b"1 " * (1 << 19) + b"1")
     ended = call(run, "--prompt-file", tmp_path / "prompt", main=generate.main)

@@ -129,6 +129,7 @@ BAD = [
     ("--trails 5", "did you mean --trials?"),
     ("--config absent.json", "'absent.json' cannot be read"),
     ("--json absent/all.json", "'absent/all.json' is no place for a file"),
+    ("--json -", "'-' is no place for a file"),
     ("--storage what", "'what' names no storage: give sqlite:///FILE"),
     ("--storage redis://host", "'redis://host' names no database: give sqlite:///FILE"),
     ("--storage sqlite:////absent/a.db", "'sqlite:////absent/a.db' cannot be used (unable to open"),

@@ -290,6 +290,7 @@ def test_a_chain_that_does_not_reach_the_checkpoint_ends_there(call: Command, ru
     assert "the run began without a chain: updates from here on cannot be" in ended.err
     assert not (run / CHAIN).exists()
     assert "has no chain.bin" in said_no(call, run)
+    assert "absent' is no folder: give that of a run" in said_no(call, run / "absent")
 
 
 def test_equal_runs_on_any_engine_have_one_head(call: Command, tmp_path: Path):

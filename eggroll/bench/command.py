@@ -17,6 +17,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import import_module
 from math import prod
@@ -80,7 +81,7 @@ class BenchOptions:
     threads: Annotated[int, Range(0, 1024), Group.ENGINE] = 0
     """Threads of the cpu engine; 0 is all cores."""
     json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """Also write everything measured as JSON."""
+    """Also write everything measured as JSON; - prints it alone, and the table on stderr."""
     csv: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """Also write the table as CSV."""
     picture: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
@@ -110,11 +111,11 @@ def check(options: BenchOptions) -> BenchOptions:
                 f"--pops has {pop}: an even number from 2 to {1 << 24} is needed; try --pops 1024."
             )
     for name in ("json", "csv", "picture"):
-        path = Path(getattr(options, name))
-        if getattr(options, name) and (path.is_dir() or not path.parent.is_dir()):
+        given = getattr(options, name)
+        is_file = not Path(given).is_dir() and Path(given).parent.is_dir()
+        if given and not (name == "json" if given == "-" else is_file):
             raise InputError(
-                f"--{name} {str(path)!r} is no place for a file: give a file in a folder that is "
-                "there."
+                f"--{name} {given!r} is no place for a file: give a file in a folder that is there."
             )
     return options
 
@@ -239,15 +240,19 @@ def write(options: BenchOptions, results: BenchResults) -> None:
                   "rows": [asdict(row) for row in results.rows],
                   "predicted": {"population": prediction.POPULATION,
                                 "tokens_per_second": marks}}  # fmt: skip
-        write_whole(Path(options.json), json.dumps(values, indent=1).encode() + b"\n")
+        text = json.dumps(values, indent=1)
+        if options.json == "-":
+            print(text)
+        else:
+            write_whole(Path(options.json), text.encode() + b"\n")
     if options.csv:
-        text = io.StringIO()
+        table = io.StringIO()
         writer = csv.DictWriter(
-            text, [field.name for field in fields(BenchRow)], lineterminator="\n"
+            table, [field.name for field in fields(BenchRow)], lineterminator="\n"
         )
         writer.writeheader()
         writer.writerows(asdict(row) for row in results.rows)
-        write_whole(Path(options.csv), text.getvalue().encode())
+        write_whole(Path(options.csv), table.getvalue().encode())
     if options.picture:
         with pictures.style():
             figure = draw(options, results.rows, predicted, results.where, results.warning)
@@ -569,10 +574,11 @@ def main(options: BenchOptions) -> None:
     from rich.console import Console
 
     options = check(options)
-    results = bench(options)
-    Console(width=140).print(table(results.rows))
-    if results.warning:
-        print(f"warning: {results.warning}")
+    with redirect_stdout(sys.stderr) if options.json == "-" else nullcontext():
+        results = bench(options)
+        Console(width=140).print(table(results.rows))
+        if results.warning:
+            print(f"warning: {results.warning}")
     write(options, results)
 
 

@@ -5,6 +5,8 @@ Letters: P members, N = P/2 pairs, T tokens, V vocabulary, Z votes.
 
 from __future__ import annotations
 
+import os
+
 from eggroll.engines import guard
 from eggroll.engines.base import Engine, check_process, zero_state
 from eggroll.engines.cpu import CpuEngine
@@ -57,7 +59,9 @@ def choose(
     usable = [n for n, why in reasons.items() if not why]
     if name == "auto":
         passed_over = [f"{n}: {why}" for n, why in reasons.items() if why]
-        reason = "the fastest available here" + "".join(f"; {p}" for p in passed_over)
+        isa = os.environ.get("EGGROLL_ISA", "") if usable[0] == "cpu" else ""
+        reason = f"the {isa} kernels as EGGROLL_ISA asks" if isa else "the fastest available here"
+        reason += "".join(f"; {p}" for p in passed_over)
         return _build(usable[0], program, threads, block_tokens, replaceable is not False), reason
     if name not in reasons:
         raise InputError(f"engine {name!r} is unknown; available here: auto, {', '.join(usable)}.")

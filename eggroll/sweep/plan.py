@@ -181,7 +181,8 @@ def make_plan(options: SweepOptions) -> Plan:
     base = options.run_options()
     axes = space.choose_axes(options.search, base, strict=options.search != DEFAULT_SEARCH)
     engine, corpus = engine_and_data(base)
-    if options.json and (Path(options.json).is_dir() or not Path(options.json).parent.is_dir()):
+    place = Path(options.json)
+    if options.json and (options.json == "-" or place.is_dir() or not place.parent.is_dir()):
         raise InputError(
             f"--json {options.json!r} is no place for a file: give a file in a folder that is "
             "there."

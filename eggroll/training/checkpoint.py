@@ -117,8 +117,7 @@ def save_weights(path: Path, step: int, config: Config, weights: Leaves, memory:
     Raises:
         InputError: the file cannot be written.
     """
-    arrays = tensors(weights, memory)
-    write(path, WEIGHTS, step, config, {}, arrays)
+    write(path, WEIGHTS, step, config, {}, tensors(weights, memory))
 
 
 def store(path: Path, kind: str, step: int, facts: Mapping[str, str], arrays: Arrays) -> None:
@@ -141,9 +140,7 @@ def load(path: Path) -> Checkpoint:
     """
     config, metadata, arrays = _opened(path)
     arrays = {re.sub("^master/", "memory/", name): array for name, array in arrays.items()}
-    weights, memory, state = _fitting(config, arrays, path)
-    step = step_of(metadata, config.steps, path)
-    _check_rule(config, weights, memory, step, path)
+    step, weights, memory, state = _sound(config, metadata, arrays, path)
     return Checkpoint(config, step, weights, memory, state, json_of(metadata, "corpus", path))
 
 
@@ -158,19 +155,22 @@ def load_model(path: Path) -> StoredModel:
         return StoredModel(stored.config, stored.step, stored.weights, stored.corpus)
     config, metadata, arrays = _opened(path, WEIGHTS)
     arrays["state"] = np.zeros((config.pop, config.program().state_size), np.int8)
-    weights, memory, _ = _fitting(config, arrays, path)
-    step = step_of(metadata, config.steps, path)
-    _check_rule(config, weights, memory, step, path)
+    step, weights, _, _ = _sound(config, metadata, arrays, path)
     return StoredModel(config, step, weights)
 
 
 def kind_of(path: Path) -> str:
     """The kind of run that a file is of, by its metadata; empty where it cannot be read."""
+    return fact_of(path, "format")
+
+
+def fact_of(path: Path, name: str) -> str:
+    """A fact of a file's metadata; empty where it cannot be read."""
     try:
         with open_regular(path) as file:
             size = int.from_bytes(file.read(8), "little")
             data = file.read(size) if size <= LONGEST_HEADER else b""
-            return str(object_in(data, {"__metadata__": dict})["__metadata__"]["format"])
+            return str(object_in(data, {"__metadata__": dict})["__metadata__"][name])
     except (OSError, ValueError, KeyError):
         return ""
 
@@ -209,10 +209,9 @@ def json_of(metadata: Mapping[str, str], name: str, path: Path) -> dict[str, Any
     """A JSON object of the metadata; an InputError where it is none."""
     try:
         return object_in(metadata[name])
-    except NoObjectError as error:
-        raise damaged(path, f"its {name} is no object") from error
     except (KeyError, ValueError) as error:
-        raise damaged(path, f"its {name} cannot be read") from error
+        how = "is no object" if isinstance(error, NoObjectError) else "cannot be read"
+        raise damaged(path, f"its {name} {how}") from error
 
 
 def step_of(metadata: Mapping[str, str], most: int, path: Path) -> int:
@@ -226,13 +225,6 @@ def number_of(metadata: Mapping[str, str], name: str, most: int, path: Path) -> 
     if not re.fullmatch("[0-9]{1,10}", text) or int(text) > most:
         raise damaged(path, f"its {name} is {text[:20]!r} and 0 to {most} is possible")
     return int(text)
-
-
-def _check_rule(config: Config, weights: Leaves, memory: Leaves, step: int, path: Path) -> None:
-    """Raises InputError where arrays are such as the run's rule never leaves."""
-    start = initial_weights(config.program(), config.seed)
-    if wrong := config.rule_class.impossible(weights, memory, start, step):
-        raise damaged(path, wrong)
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, str], Arrays]:
@@ -250,9 +242,12 @@ def read(path: Path, kind: str) -> tuple[dict[str, str], Arrays]:
             "start a new run with another --out."
         ) from error
     except OSError as error:
+        place = path.parent
         raise InputError(
-            f"checkpoint {str(path)!r} cannot be read ({error.strerror}): make it readable or give "
-            "the folder of another run."
+            f"{str(place)!r} is a file: give the folder of a run, such as {str(place.parent)!r}."
+            if place.is_file()
+            else f"checkpoint {str(path)!r} cannot be read ({error.strerror}): make it readable or "
+            "give the folder of another run."
         ) from error
     metadata = _metadata(data, path, kind)
     try:
@@ -278,8 +273,8 @@ def _metadata(data: bytes, path: Path, kind: str) -> dict[str, str]:
         raise damaged(path, "its header cannot be read") from error
     if (other := metadata.get("format")) != kind and other in COMMANDS:
         raise InputError(
-            f"checkpoint {str(path)!r} is of a run of {COMMANDS[other]}, which {COMMANDS[kind]} "
-            "cannot go on with: give the folder of another run."
+            f"checkpoint {str(path)!r} is of a run of {COMMANDS[other]}, which is not read here: "
+            f"give the folder of one of {COMMANDS[kind]}."
         )
     if other != kind:
         raise InputError(
@@ -313,11 +308,18 @@ def damaged(path: Path, how: str) -> InputError:
     )
 
 
-def _fitting(config: Config, arrays: Arrays, path: Path) -> tuple[Leaves, Leaves, mx.array]:
-    """Weights and memory in declared order, and the state."""
+def _sound(
+    config: Config, metadata: Mapping[str, str], arrays: Arrays, path: Path
+) -> tuple[int, Leaves, Leaves, mx.array]:
+    """The update, weights and memory in declared order, and the state, as the run's rule leaves."""
     program = config.program()
     memory_shapes = config.estimator_class.memory(program) | config.rule_class.memory(program)
-    return fitting(program, memory_shapes, config.pop, arrays, path)
+    weights, memory, state = fitting(program, memory_shapes, config.pop, arrays, path)
+    step = step_of(metadata, config.steps, path)
+    start = initial_weights(program, config.seed)
+    if wrong := config.rule_class.impossible(weights, memory, start, step):
+        raise damaged(path, wrong)
+    return step, weights, memory, state
 
 
 def fitting(

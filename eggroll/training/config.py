@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
@@ -28,7 +29,7 @@ from eggroll.data.text import VAL_SHARE
 from eggroll.errors import InputError, object_in, shown
 from eggroll.evolution.estimators import ESTIMATORS, Estimator, EstimatorName, estimators_with
 from eggroll.evolution.rules import RULES, RuleName, UpdateRule, rules_with
-from eggroll.files import open_regular
+from eggroll.files import CONFIG, open_regular
 from eggroll.networks import NETWORKS, Gates, NetworkName
 from eggroll.spec.backward import values_kept
 from eggroll.spec.noise import slice_length
@@ -337,10 +338,14 @@ OF_TEXT = {"text": "feedback", "evolution": "language"}
 
 
 class OverRecipe(type):
-    """Makes a class whose options not given are those of the recipe that is, by name."""
+    """Makes a class whose options not given are those of the run to resume, or of the recipe."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        recipe = options.get("recipe")
+        recipe, resume = options.get("recipe"), options.get("resume")
+        if cls is Config and resume and not args and len(options) < len(fields(Config)):
+            for kind in (Config, DeclaredConfig):
+                with suppress(InputError, TypeError):  # training says what is wrong there
+                    return replace(options_in(kind, f"{resume}/{CONFIG}"), **options)
         brings = RECIPES.get(recipe, {}) if isinstance(recipe, str) else {}
         return super().__call__(*args, **brings | options)
 
@@ -349,7 +354,8 @@ class OverRecipe(type):
 class Config(Evolution, SeveralRanks, Common, metaclass=OverRecipe):
     """Options of a training run; `check` tells whether they make sense together.
 
-    Config(recipe="language", width=128) has the recipe's settings but for the width.
+    Config(recipe="language", width=128) has the recipe's settings but for the width, and
+    Config(resume="runs/a", steps=80) those of the run in that folder but for the steps.
     """
 
     recipe: Annotated[RecipeName, Group.RUN] = "paper"

@@ -25,15 +25,9 @@ from eggroll.training.folder import read_lines
 
 Values = NDArray[np.float64]
 Metric = Literal[
-    "val_loss",
-    "loss",
-    "fitness",
-    "fitness_best",
-    "update_rate",
-    "nonzero_ratio",
-    "tokens_per_second",
-    "rows_per_second",
-]
+    "val_loss", "loss", "fitness", "fitness_best", "update_rate", "nonzero_ratio",
+    "tokens_per_second", "rows_per_second",
+]  # fmt: skip
 
 
 MIXED: Final = "val_bits_per_byte_with_counts"
@@ -171,12 +165,13 @@ class TrainerCurves(RunCurves):
         return self.steps, smooth(values.get(metric, self.speed))
 
 
-def read_run(folder: Path) -> RunCurves:
+def read_run(folder: Path | str) -> RunCurves:
     """A run's config and metrics.
 
     Raises:
         InputError: the folder holds no run, or none that has made an update.
     """
+    folder = Path(folder)
     try:
         with open_regular(folder / CONFIG) as file:
             config = object_in(file.read(), {"about": dict | None})

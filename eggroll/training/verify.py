@@ -11,12 +11,10 @@ if __name__ == "__main__":  # before imports that take a while
 
     raise SystemExit(entry.run("eggroll.training.verify"))
 
-import json
 import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -43,7 +41,7 @@ from eggroll.training.chain import (
     read_header,
     read_links,
 )
-from eggroll.training.checkpoint import LONGEST_HEADER, Checkpoint
+from eggroll.training.checkpoint import Checkpoint
 from eggroll.training.config import Config, from_dict
 from eggroll.training.learner import engine_for, new_learner
 from eggroll.training.replay_log import header_of, records
@@ -100,6 +98,8 @@ def verify(options: VerifyOptions) -> str:
     if not options.folder:
         raise InputError("no folder is given: name that of a run, as in runs/stdlib-000.")
     folder = Path(options.folder)
+    if not folder.is_dir():
+        raise InputError(f"{str(folder)!r} is no folder: give that of a run of eggroll.train.")
     chain = read_chain(folder)
     first, last = stretch(options.updates, len(chain.links))
     count = len(chain.links)
@@ -251,12 +251,8 @@ def read_saved(path: Path, chain: StoredChain) -> Checkpoint:
 
 def step_in(path: Path) -> str:
     """The update that a checkpoint names, even where it is damaged; a word if it names none."""
-    unreadable = suppress(OSError, ValueError, TypeError, KeyError, RecursionError)
-    with unreadable, open_regular(path) as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size <= LONGEST_HEADER:
-            return str(int(json.loads(file.read(size))["__metadata__"]["step"]))
-    return "of the checkpoint"
+    step = checkpoint.fact_of(path, "step")
+    return step if re.fullmatch("[0-9]{1,10}", step) else "of the checkpoint"
 
 
 def start_of(folder: Path, links: list[Link], first: int) -> Start:
@@ -329,11 +325,10 @@ def updates_made(
             fresh = new_learner(replace(config, steps=total), learner.population.engine)
             learner.rule, learner.estimator = fresh.rule, fresh.estimator
         made = learner.update(streams.batch(learner.step))
-        score = made.total_score
-        state = NONE
+        signs, state = digest_signs(learner.fitness), NONE
         if link.state != NONE:
             state = digest_state(learner.weights, learner.memory, learner.state)
-        yield Link(learner.step, link.steps, score, digest_signs(learner.fitness), state)
+        yield Link(learner.step, link.steps, made.total_score, signs, state)
 
 
 def compare(made: Link, told: Link) -> None:
