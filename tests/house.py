@@ -61,7 +61,7 @@ BUDGETS: dict[str, int] = {
     "envs": 805,
     "evolution": 1290,
     "library": 2940,
-    "lm": 2025,
+    "lm": 2040,
     "native": 160,
     "ranks": 680,
     "report": 630,

@@ -26,7 +26,7 @@ from test_ranks_processes import started
 
 from eggroll import InputError
 from eggroll.__main__ import main as all_commands
-from eggroll.files import CHECKPOINT, METRICS, REPLAY
+from eggroll.files import CHECKPOINT, CONFIG, METRICS, REPLAY
 from eggroll.lm import Trainer, record, rewards
 from eggroll.lm.rewards import score
 from eggroll.ranks import Ranks
@@ -162,6 +162,11 @@ def test_resumed_runs_end_on_the_same_bits(tmp_path: Path, learn: str) -> None:
     rows = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert record.signature(record.replayed(tmp_path / "run")[1]) == es.signature
+
+
+def test_the_first_checkpoint_has_the_notes(tmp_path: Path) -> None:
+    with Trainer((tiny(), Letters()), out=tmp_path / "run", notes={"a": 1}, **SMALL):
+        assert record.read(tmp_path / "run" / CHECKPOINT).notes == {"a": 1}
 
 
 def test_a_raised_sigma_stays(tmp_path: Path) -> None:
@@ -434,12 +439,109 @@ def test_bad_words_are_sentences(
 
 def test_options_of_a_run_stay(task: list[str], tmp_path: Path, eggroll: Command) -> None:
     assert eggroll("finetune", *task).code == 0
-    ended = eggroll("finetune", "--resume", str(tmp_path / "run"), "--sigma", "0.5")
-    assert ended.code == 2
-    assert "--sigma is 0.5, but the run in" in ended.err
-    ended = eggroll("finetune", "--resume", str(tmp_path / "run"), "--steps", "8")
+    run = tmp_path / "run"
+    config = (run / CONFIG).read_bytes()
+    for words, sentence in (
+        (("--sigma", "0.5"), "--sigma is 0.5, but the run in"),
+        (("--steps", "5"), "give the new total, 6 or more"),
+        (("--out", str(tmp_path / "other")), "is not the folder of --resume"),
+    ):
+        ended = eggroll("finetune", "--resume", str(run), *words)
+        assert ended.code == 2
+        assert sentence in ended.err
+    assert (run / CONFIG).read_bytes() == config
+    ended = eggroll("finetune", "--resume", str(run), "--steps", "8")
     assert ended.code == 0, ended.err
-    assert record.replayed(tmp_path / "run")[1].step == 8
+    assert record.replayed(run)[1].step == 8
+    ended = eggroll("finetune", *task)
+    assert (ended.code, f"--resume {run}, or give another --out" in ended.err) == (2, True)
+    ended = eggroll("finetune", "--resume", str(tmp_path))
+    assert (ended.code, "begin a new run with --out" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["prompts.jsonl", "mine.py"])
+def test_a_changed_file_is_refused(
+    task: list[str], tmp_path: Path, eggroll: Command, name: str
+) -> None:
+    assert eggroll("finetune", *changed(task, "--steps", "1")).code == 0
+    resume = ("finetune", "--resume", str(tmp_path / "run"), "--steps", "2")
+    path = tmp_path / name
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b"say", b"tell").replace(b"101", b"99"))
+    ended = eggroll(*resume)
+    assert ended.code == 2
+    assert f"'{path}' has changed since the run in" in ended.err
+    path.write_bytes(before)
+    assert eggroll(*resume).code == 0
+
+
+def test_a_run_without_digests_goes_on(task: list[str], tmp_path: Path, eggroll: Command) -> None:
+    assert eggroll("finetune", *changed(task, "--steps", "1")).code == 0
+    with Trainer.load(tmp_path / "run") as es:
+        del es.notes["digests"]
+        es.save()
+    (tmp_path / "mine.py").write_text("def good(prompt, answer):\n    return len(answer)\n")
+    ended = eggroll("finetune", "--resume", str(tmp_path / "run"), "--steps", "2")
+    assert ended.code == 0, ended.err
+
+
+def test_a_run_goes_on_from_anywhere(
+    task: list[str], tmp_path: Path, eggroll: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun with paths from its directory, a space in one, and resumed from another."""
+    place = tmp_path / "a place"
+    place.mkdir()
+    for name in ("prompts.jsonl", "mine.py"):
+        (tmp_path / name).rename(place / name)
+    monkeypatch.chdir(place)
+    Path("model").symlink_to(task[task.index("--model") + 1])
+    given = {"--model": "model", "--data": "prompts.jsonl", "--reward": "mine.py:good"}
+    for name, value in (given | {"--out": "run", "--steps": "1"}).items():
+        task = changed(task, name, value)
+    ended = eggroll("finetune", *task)
+    assert ended.code == 0, ended.err
+    assert f"--model '{place / 'model'}' --adapter-path " in ended.out
+    words = [word for pair in given.items() for word in pair]
+    ended = eggroll("finetune", "--resume", "run", "--steps", "2", *words)
+    assert ended.code == 0, ended.err
+    monkeypatch.chdir(tmp_path)
+    ended = eggroll("finetune", "--resume", str(place / "run"), "--steps", "3")
+    assert ended.code == 0, ended.err
+
+
+@pytest.mark.parametrize("calls", [0, 4])
+def test_a_run_that_failed_at_once_goes_on(
+    task: list[str], tmp_path: Path, eggroll: Command, calls: int
+) -> None:
+    """The reward raises for the first held-out prompt, or in the first update."""
+    whole = eggroll("finetune", *changed(task, "--out", str(tmp_path / "whole")))
+    mine = tmp_path / "mine.py"
+    sound = mine.read_text()
+    mine.write_text(
+        f"left = {calls}\ndef good(prompt, answer):\n    global left\n    left -= 1\n"
+        "    assert left >= 0\n    return 0.0\n"
+    )
+    assert "AssertionError" in eggroll("finetune", *task).err
+    mine.write_text(sound)
+    ended = eggroll("finetune", "--resume", str(tmp_path / "run"))
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[-1] == whole.out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("reward", "field"), [("countdown", "numbers"), ("exact", "answer")])
+def test_a_field_that_rows_lack_is_named(
+    task: list[str], tmp_path: Path, eggroll: Command, reward: str, field: str
+) -> None:
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"prompt": "abc", "target": 3}\n' * 20)
+    ended = eggroll("finetune", *changed(task, "--reward", reward))
+    assert ended.code == 2
+    assert f"has no field '{field}', which the reward needs" in ended.err
+    assert "raised" not in ended.err
+    row = {"prompt": "abc", "target": 3, "numbers": [1, 2], "answer": "3"}
+    data.write_text(f"{json.dumps(row)}\n" * 20)
+    ended = eggroll("finetune", "--resume", str(tmp_path / "run"))
+    assert ended.code == 0, ended.err
 
 
 # Rewards.

@@ -13,33 +13,36 @@ if __name__ == "__main__":  # before imports that take a while
 import hashlib
 import importlib.util
 import json
+import os
+import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, cast
 
 import numpy as np
 import tyro
 
 from eggroll.cli import command as cli
-from eggroll.cli.help import CHANGEABLE, Group, hints_of
+from eggroll.cli.help import CHANGEABLE, Group
 from eggroll.cli.screen import say
 from eggroll.errors import InputError, shown
 from eggroll.files import CHECKPOINT, METRICS, SAMPLES, open_regular, write_whole
 from eggroll.lm import record, rewards
 from eggroll.lm.layers import load_model
 from eggroll.lm.learner import Options
-from eggroll.lm.rewards import Row
+from eggroll.lm.rewards import RewardError, Row
 from eggroll.lm.trainer import ModelTrainer, ModelUpdate
-from eggroll.ranks import ALONE, Ranks, launched, refuse
+from eggroll.ranks import ALONE, Ranks, SharedError, launched, refuse
 from eggroll.ranks.watch import WatchedRanks, join
 from eggroll.spec import rng
 from eggroll.training import trackers
 from eggroll.training.config import SeveralRanks
 from eggroll.training.folder import check_free, new_folder, read_lines
+from eggroll.training.run import check_options
 
 EXAMPLES: Final = (
     ("--model DIR --data FILE.jsonl --reward mine.py:reward", "tune by a function of yours"),
@@ -49,6 +52,7 @@ ADAPTER: Final = "adapter"  # of the run's folder
 SHOWN: Final = 4  # samples
 SAID_SECONDS: Final = 10.0  # between lines of progress
 HELD_OUT, ORDER = 0, 1  # purposes of the caller's random words
+REWARD: Final = "the reward's file"
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,17 @@ class FinetuneOptions(Options):
             if not getattr(self, name):
                 raise InputError(f"--{name} is missing: {MISSING[name]}.")
 
+    def at_home(self) -> FinetuneOptions:
+        """Itself, with paths made absolute, so that a run can resume anywhere."""
+        file, colon, function = self.reward.rpartition(":")
+        reward = absolute(file) + colon + function
+        return replace(self, data=absolute(self.data), model=absolute(self.model), reward=reward)
+
+
+def absolute(path: str) -> str:
+    """A path that exists as an absolute one; other words stay."""
+    return os.path.abspath(path) if os.path.exists(path) else path
+
 
 MISSING: Final = {
     "model": "give the folder of a model in mlx-lm's format, or its name on the hub",
@@ -105,10 +120,6 @@ MISSING: Final = {
     "reward": "give FILE.py:FUNCTION, or one of " + ", ".join(rewards.BY_NAME),
 }  # fmt: skip
 LEARNING: Final = tuple(field.name for field in fields(Options))
-MAY_CHANGE: Final = {
-    name for name, hint in hints_of(FinetuneOptions).items()
-    if CHANGEABLE in getattr(hint, "__metadata__", ())
-}  # fmt: skip
 
 
 class Task(NamedTuple):
@@ -291,6 +302,7 @@ def finetune(options: FinetuneOptions) -> None:
 def tune(options: FinetuneOptions, ranks: Ranks) -> Tuned:
     """The run on this rank; of several only rank 0 writes and speaks."""
     options.check()
+    options = options.at_home()
 
     def task_and_reward() -> tuple[Task, Callable[..., Any]]:
         rows = read_rows(options.data)
@@ -301,12 +313,13 @@ def tune(options: FinetuneOptions, ranks: Ranks) -> Tuned:
     with ExitStack() as stack:
         es = ranks.together(lambda: stack.enter_context(begin(options, ranks)))
         es.agree(lambda: digests(options))
+        stack.enter_context(correctable(es))
         run = Finetune(options, es, task, reward)
         if not es.step:
             es.notes |= ranks.from_first(lambda: run.judge() | {"samples": run.answers[:SHOWN]})
         first = es.notes["held_out"]
         folder = Path(ranks.from_first(lambda: str(folder_of(es))))
-        hint = f"go on with eggroll finetune --resume {folder}"
+        hint = f"go on with eggroll finetune --resume {shlex.quote(str(folder))}"
         if isinstance(ranks, WatchedRanks):
             ranks.watch.resume = f"; {hint}"
         if es.log:
@@ -389,14 +402,28 @@ def begin(options: FinetuneOptions, ranks: Ranks) -> ModelTrainer:
     learning = {name: getattr(options, name) for name in LEARNING}
     if ranks.rank:
         return ModelTrainer(options.model, ranks=ranks, **learning)
+    notes = {"command": asdict(options), "digests": digests(options)}
     if options.resume:
         changes = {name: getattr(options, name) for name in record.CHANGEABLE}
         es = ModelTrainer.load(options.resume, ranks=ranks, **changes)
-    else:
-        folder = options.out or new_folder("", options.data)
-        es = ModelTrainer(options.model, out=folder, ranks=ranks, **learning)
-    es.notes["command"] = asdict(options)
-    return es
+        es.notes |= notes
+        return es
+    if options.out:
+        check_free(Path(options.out))
+    folder = options.out or new_folder("", options.data)
+    return ModelTrainer(options.model, out=folder, ranks=ranks, notes=notes, **learning)
+
+
+@contextmanager
+def correctable(es: ModelTrainer) -> Iterator[None]:
+    """Once the reward has failed in the block, its file and the prompts may be corrected."""
+    try:
+        yield
+    except (RewardError, SharedError):
+        if es.log:
+            es.notes["digests"] = {}
+            es.save()
+        raise
 
 
 def folder_of(es: ModelTrainer) -> Path:
@@ -407,9 +434,21 @@ def folder_of(es: ModelTrainer) -> Path:
 def digests(options: FinetuneOptions) -> dict[str, Any]:
     """The contents of the files that all ranks must have alike, as hex sha256."""
     path = options.reward.rpartition(":")[0]
-    files = {"the prompts": options.data} | ({"the reward's file": path} if path else {})
+    files = {"the prompts": options.data} | ({REWARD: path} if path else {})
     return {name: hashlib.sha256(Path(file).read_bytes()).hexdigest()
             for name, file in files.items()}  # fmt: skip
+
+
+def check_unchanged(before: Mapping[str, str], options: FinetuneOptions) -> None:
+    """Raises InputError unless the files have these digests; one that is missing is found later."""
+    with suppress(OSError):
+        for name, now in digests(options).items():
+            if now != before.get(name, now):
+                file = options.reward.rpartition(":")[0] if name == REWARD else options.data
+                raise InputError(
+                    f"{file!r} has changed since the run in {options.resume!r} began: restore it, "
+                    "or begin a new run with --out."
+                )
 
 
 def about(es: ModelTrainer) -> str:
@@ -450,47 +489,51 @@ def finish(run: Finetune, folder: Path, first: float) -> None:
     print(f"held out: {last:.3f} after {es.step} updates ({first:.3f} before)")
     lines = len(read_lines(folder / METRICS))
     print(f"written to {folder}: {ADAPTER}/, {SAMPLES}, {METRICS} ({lines} lines)")
-    print(f"next: mlx_lm.generate --model {run.options.model} --adapter-path {adapter}")
+    model, path = shlex.quote(run.options.model), shlex.quote(str(adapter))
+    print(f"next: mlx_lm.generate --model {model} --adapter-path {path}")
     print(f"signature: {es.signature}")
 
 
-def options_from(argv: Sequence[str], resumed: FinetuneOptions | None = None) -> FinetuneOptions:
+def options_from(argv: Sequence[str], begun: Sequence[Any] = ()) -> FinetuneOptions:
     """The options of the command line, over those of the run in --resume.
 
-    resumed: the latter, where the folder may lie on another machine.
+    begun: the latter as `resumed` has them, where the folder may lie on another machine.
 
     Raises:
-        InputError: an option is unknown or may not change, or there is no run.
+        InputError: an option is unknown or may not change, there is no run, or its prompts or its
+            reward have changed.
     """
     folder = cli.word_of(argv, "--resume")
-    base = resumed
-    if folder and not base and not cli.asks_for_help(argv):
-        base = resumed_options(folder)
+    if folder and not begun and not cli.asks_for_help(argv):
+        begun = resumed(folder)
+    base = FinetuneOptions(**begun[0]).at_home() if begun else None
     options = cli.parse(
         FinetuneOptions, argv, command="finetune", about=ABOUT, examples=EXAMPLES, base=base
     )
-    if base:
-        for name in (field.name for field in fields(base)):
-            before, now = getattr(base, name), getattr(options, name)
-            if name not in MAY_CHANGE and name not in ("out", "resume") and before != now:
-                raise InputError(
-                    f"{cli.flag(name)} is {now}, but the run in {folder!r} has {before}: leave "
-                    f"{cli.flag(name)} out to go on with it, or start a new run without --resume."
-                )
+    if begun:
+        options = options.at_home()
+        check_options(base, begun[1], cast(Any, options))
+        check_unchanged(begun[2], options)
     return options
 
 
-def resumed_options(folder: str) -> FinetuneOptions:
-    """The options of the run in a folder."""
-    saved = record.read(Path(folder) / CHECKPOINT)
+def resumed(folder: str) -> tuple[dict[str, Any], int, dict[str, str]]:
+    """(options, updates made, digests) of the run in a folder, plain data."""
+    path = Path(folder) / CHECKPOINT
+    if not path.is_file():
+        raise InputError(
+            f"--resume {folder!r} has no {CHECKPOINT}: give the folder of a fine-tune, or begin a "
+            "new run with --out."
+        )
+    saved = record.read(path)
     stored = saved.notes.get("command")
     if not isinstance(stored, dict):
         raise InputError(
             f"the run in {folder!r} was begun from Python: go on with lm.Trainer.load({folder!r})."
         )
     known = {field.name for field in fields(FinetuneOptions)}
-    options = FinetuneOptions(**{k: v for k, v in stored.items() if k in known})
-    return replace(options, out="", resume=folder)
+    options = {k: v for k, v in stored.items() if k in known} | {"out": "", "resume": folder}
+    return options, saved.step, saved.notes.get("digests", {})
 
 
 ABOUT: Final = (
@@ -515,9 +558,8 @@ class FinetuneCommand(cli.Command[FinetuneOptions]):
 
         def work() -> Tuned:
             folder = cli.word_of(words, "--resume")
-            stored = rank.from_first(lambda: asdict(resumed_options(folder)) if folder else None)
-            resumed = FinetuneOptions(**stored) if stored else None
-            options = rank.together(lambda: options_from(words, resumed))
+            begun = rank.from_first(lambda: resumed(folder) if folder else ())
+            options = rank.together(lambda: options_from(words, begun))
             return sweep(options) if options.sweep else tune(options, rank)
 
         return rank.run(work)

@@ -182,8 +182,8 @@ class Layers:
                 "biases": "affine QuantizedLinear",
             }[self.mode.name]  # fmt: skip
             raise InputError(
-                f"The model's blocks have no layer of kind {needed}, which --learn "
-                f"{options.learn} needs (they have {kinds}): use another model or --learn."
+                f"The model's blocks have no layer of kind {needed}, which mode "
+                f"{options.learn} needs (they have {kinds}): use another model or mode."
             )
         self.leaves = [leaf_of(name, linear, self.mode, options.sigma) for name, linear in usable]
         self._layers = [

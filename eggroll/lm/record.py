@@ -32,14 +32,7 @@ from eggroll.files import (
 from eggroll.library.folder import TrainerLog, in_folder, store
 from eggroll.lm import adapter
 from eggroll.lm.layers import Layers, load_model
-from eggroll.lm.learner import (
-    Delta,
-    DeltaLearner,
-    Options,
-    Votes,
-    mode_of,
-    rule_of,
-)
+from eggroll.lm.learner import Delta, DeltaLearner, Options, Votes, mode_of, rule_of
 from eggroll.training import checkpoint
 from eggroll.training.folder import Metrics
 from eggroll.training.replay_log import SMALL, SignLog, header_of, records

@@ -29,11 +29,15 @@ JSON_TYPES: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
+class RewardError(InputError):
+    """A reward failed, or gave no number."""
+
+
 def exact(field: str = "answer") -> Reward:
     """1 if the answer is that of the row, apart from spaces at its ends."""
 
     def reward(prompt: str, answer: str, row: Row) -> float:
-        return float(answer.strip() == _field(row, field).strip())
+        return float(answer.strip() == str(_field(row, field)).strip())
 
     return reward
 
@@ -42,7 +46,7 @@ def contains(field: str = "answer") -> Reward:
     """1 if the row's answer stands somewhere in the text, as a whole word."""
 
     def reward(prompt: str, answer: str, row: Row) -> float:
-        wanted = re.escape(_field(row, field).strip())
+        wanted = re.escape(str(_field(row, field)).strip())
         return float(re.search(rf"(?<!\w){wanted}(?!\w)", answer) is not None)
 
     return reward
@@ -155,15 +159,16 @@ def countdown(target: str = "target", numbers: str = "numbers") -> Reward:
     """
 
     def reward(prompt: str, answer: str, row: Row) -> float:
+        given, wanted = Counter(map(int, _field(row, numbers))), int(_field(row, target))
         lines = [line for line in answer.strip().splitlines() if line.strip()]
         text = lines[-1].split("=")[0] if lines else ""
         try:
             value, used = _computed(ast.parse(text.strip(), mode="eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
             return 0.0
-        if Counter(used) - Counter(int(n) for n in row[numbers]):
+        if Counter(used) - given:
             return 0.0
-        return 1.0 if value == int(row[target]) else 0.1
+        return 1.0 if value == wanted else 0.1
 
     return reward
 
@@ -194,10 +199,13 @@ def weighted(*parts: tuple[float, Reward]) -> Reward:
     return lambda prompt, answer, row: sum(w * part(prompt, answer, row) for w, part in parts)
 
 
-def _field(row: Row, name: str) -> str:
+def _field(row: Row, name: str) -> Any:
     if name not in row:
-        raise KeyError(f"the row has no {name!r}: its fields are {', '.join(row)}")
-    return str(row[name])
+        raise RewardError(
+            f"the row {shown(dict(row))} has no field {name!r}, which the reward needs: add it to "
+            "the data, or use another reward."
+        )
+    return row[name]
 
 
 BY_NAME: Final[dict[str, Callable[[], Reward]]] = {
@@ -223,7 +231,7 @@ def score(reward: Callable[..., Any], prompt: str, answer: str, row: Row, second
     is the main thread, whose Python code alone can be interrupted.
 
     Raises:
-        InputError: it raised, hung, or gave what is no finite number; names prompt and answer.
+        RewardError: it raised, hung, or gave what is no finite number; names prompt and answer.
     """
     arguments = (prompt, answer, row)[: arity(reward)]
     where = f"for prompt {shown(prompt, 80)} and answer {shown(answer, 80)}"
@@ -231,17 +239,19 @@ def score(reward: Callable[..., Any], prompt: str, answer: str, row: Row, second
         with time_limit(seconds):
             value = reward(*arguments)
     except _TooLong:
-        raise InputError(
+        raise RewardError(
             f"the reward took more than {seconds:g} seconds {where}: make it faster, or raise "
             "--reward-seconds."
         ) from None
+    except RewardError:
+        raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        raise InputError(f"the reward raised {shown(text, 120)} {where}: correct it.") from error
+        raise RewardError(f"the reward raised {shown(text, 120)} {where}: correct it.") from error
     with suppress(TypeError, ValueError, OverflowError):
         if math.isfinite(number := float(value)):
             return number
-    raise InputError(f"the reward gave {shown(value)} {where}: a finite number is needed.")
+    raise RewardError(f"the reward gave {shown(value)} {where}: a finite number is needed.")
 
 
 def arity(reward: Callable[..., Any]) -> int:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -216,6 +216,7 @@ class ModelTrainer:
         *,
         out: str | Path = "",
         ranks: Ranks = ALONE,
+        notes: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         """A trainer before its first update.
@@ -227,6 +228,7 @@ class ModelTrainer:
                 checkpoint.safetensors; without it nothing is written.
             ranks: the processes that share the population, of which each shows its own members
                 and is told their values; call `agree` on all of them before the first update.
+            notes: plain data of the caller, which checkpoints keep.
             options: see lm.learner.Options.
 
         Raises:
@@ -235,6 +237,7 @@ class ModelTrainer:
         """
         with in_python():
             self._begin(model, Options(**_known(options)), ranks)
+        self.notes |= notes or {}
         if out:
             self._write_into(RunLog.new(path_of(out)))
 
@@ -437,11 +440,8 @@ class ModelTrainer:
     ) -> list[str]:
         """The answers of the tuned model as it is now, without noise, [G] texts."""
         (group,) = self.encoded(prompts)
-        sampling, limit, stops = (
-            self.sampling(temperature),
-            checked_limit(tokens),
-            checked_stops(stop),
-        )
+        sampling = self.sampling(temperature)
+        limit, stops = checked_limit(tokens), checked_stops(stop)
         length, at_once = max(map(len, group)), generation.at_once(len(group))
         texts = []
         for first, rows in self.row_chunks(len(group), length + limit, at_once):
