@@ -61,6 +61,19 @@ def path_of(given: Any) -> Path:
     raise InputError(f"{shown(given)} is no path: give a str or a Path.")
 
 
+def check_place(flag: str, given: str, *, screen: bool = False) -> None:
+    """Raises InputError unless an option is left out or names a file in a folder that is there.
+
+    screen: whether - stands for the screen; else it is no file's name.
+    """
+    is_file = given != "-" and not Path(given).is_dir() and Path(given).parent.is_dir()
+    if given and not is_file and not (screen and given == "-"):
+        raise InputError(
+            f"{flag} {given!r} is no place for a file: give a file in a folder that is there"
+            + ", or - for the screen" * screen + "."
+        )  # fmt: skip
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file whole or not at all, and sees it on the disk before it counts.
 

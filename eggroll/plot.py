@@ -59,7 +59,8 @@ def draw(options: PlotOptions) -> Path:
     Raises:
         InputError: no run is given, one cannot be read, or the picture cannot be written.
     """
-    if not (named := [Path(folder) for folder in options.folders]):
+    named = [Path(folder) for folder in options.folders]
+    if not named:
         raise InputError("no folder is given: name those of one or more runs.")
     folders = [run for folder in named for run in runs_in(folder)]
     swept = len(named) == 1 and folders != named
@@ -97,7 +98,8 @@ def runs_in(folder: Path) -> list[Path]:
     trials = sorted(path for path in folder.glob("trial-[0-9]*") if path.is_dir())
     if not trials or (folder / METRICS).exists():
         return [folder]
-    if not (validated := [trial for trial in trials if has_validation(trial)]):
+    validated = [trial for trial in trials if has_validation(trial)]
+    if not validated:
         raise InputError(
             f"none of the {len(trials)} trials of the sweep in {str(folder)!r} has been validated: "
             "give it time, or more --budget."

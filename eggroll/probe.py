@@ -34,7 +34,7 @@ from eggroll.cli import command as cli
 from eggroll.cli.command import Range
 from eggroll.engines import available, metal, trial
 from eggroll.errors import InputError
-from eggroll.files import write_whole
+from eggroll.files import check_place, write_whole
 
 # Flags of Linux that matter to an int8 product; a report of every flag would hide them.
 LINUX_FLAGS = (
@@ -85,12 +85,7 @@ class ProbeOptions:
 def check(options: ProbeOptions) -> ProbeOptions:
     """Raises InputError for bad options."""
     cli.check_ranges(options)
-    path = Path(options.json)
-    if options.json not in ("", "-") and (path.is_dir() or not path.parent.is_dir()):
-        raise InputError(
-            f"--json {options.json!r} is no place for a file: give a file in a folder that is "
-            "there, or - for the screen."
-        )
+    check_place("--json", options.json, screen=True)
     return options
 
 

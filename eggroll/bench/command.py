@@ -36,7 +36,7 @@ from eggroll.cli.command import Range
 from eggroll.cli.help import Group
 from eggroll.engines import Engine
 from eggroll.errors import InputError
-from eggroll.files import write_whole
+from eggroll.files import check_place, write_whole
 from eggroll.networks import egg
 from eggroll.spec import rng
 from eggroll.spec.program import Batch, Program
@@ -111,12 +111,7 @@ def check(options: BenchOptions) -> BenchOptions:
                 f"--pops has {pop}: an even number from 2 to {1 << 24} is needed; try --pops 1024."
             )
     for name in ("json", "csv", "picture"):
-        given = getattr(options, name)
-        is_file = not Path(given).is_dir() and Path(given).parent.is_dir()
-        if given and not (name == "json" if given == "-" else is_file):
-            raise InputError(
-                f"--{name} {given!r} is no place for a file: give a file in a folder that is there."
-            )
+        check_place(f"--{name}", getattr(options, name), screen=name == "json")
     return options
 
 

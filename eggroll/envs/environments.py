@@ -25,7 +25,7 @@ from eggroll.envs.spaces import (
     numbers_for,
     observe_for,
 )
-from eggroll.errors import InputError, array_of, is_whole, shown, whole_number
+from eggroll.errors import InputError, array_of, is_real, is_whole, shown, whole_number
 from eggroll.library.members import Members, Model
 from eggroll.spec import rng
 from eggroll.spec.fixed_point import LIMIT
@@ -84,8 +84,7 @@ def gym(
             raise InputError(f"{what} is {shown(function)}: a function is needed, or None.")
     if not isinstance(normalise, bool):
         raise InputError(f"normalise is {shown(normalise)}: True or False is needed.")
-    number = isinstance(patience, int | float | np.integer | np.floating) and patience is not True
-    if patience is not None and not (number and 1 <= patience < np.inf):
+    if patience is not None and not (is_real(patience) and patience >= 1):
         raise InputError(f"patience is {patience!r}: a number from 1 on is needed, or None.")
     how = _Functions(observe, decode, normalise, squash, span, patience)
     return Gym(_Source(name, mode, options), members, episodes, how)

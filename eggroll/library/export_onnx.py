@@ -149,7 +149,7 @@ def model(net: Network) -> bytes:
     """The network as a model of ONNX.
 
     Raises:
-        InputError: the package onnx is missing, or an output has the name of an input.
+        InputError: the package onnx is missing, or an output has a name that the graph needs.
     """
     try:
         import onnx
@@ -221,8 +221,8 @@ def _proto(g: Graph) -> Any:
     ]
     if state:
         outputs.append(value("state_after", kinds.INT8, ["R", state]))
-    given = [*(info.name for info in inputs), *g.constants]
-    names = Counter([*given, *(name for node in g.nodes for name in node.output)])
+    results = [name for node in g.nodes for name in node.output]
+    names = Counter([*(info.name for info in inputs), *g.constants, *results])
     for output in net.outputs():
         if names[output.name] > 1 or not output.name:
             raise InputError(

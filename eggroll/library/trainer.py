@@ -907,7 +907,7 @@ class Trainer:
         """
         if not isinstance(name, str) or not name or "/" in name:
             raise InputError(f"name is {shown(name)}: a text without / is needed.")
-        kept_arrays(thing, name)
+        kept_arrays(thing, name)  # refuses what cannot be kept before anything changes
         if name in self._kept_arrays:
             thing.restore(self._kept_arrays[name])
         self._kept[name] = thing

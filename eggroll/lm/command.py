@@ -506,14 +506,15 @@ def options_from(argv: Sequence[str], begun: Sequence[Any] = ()) -> FinetuneOpti
     folder = cli.word_of(argv, "--resume")
     if folder and not begun and not cli.asks_for_help(argv):
         begun = resumed(folder)
-    base = FinetuneOptions(**begun[0]).at_home() if begun else None
+    stored, updates, before = begun or (None, 0, {})
+    base = FinetuneOptions(**stored).at_home() if stored else None
     options = cli.parse(
         FinetuneOptions, argv, command="finetune", about=ABOUT, examples=EXAMPLES, base=base
     )
-    if begun:
+    if base:
         options = options.at_home()
-        check_options(base, begun[1], cast(Any, options))
-        check_unchanged(begun[2], options)
+        check_options(base, updates, cast(Any, options))
+        check_unchanged(before, options)
     return options
 
 

@@ -32,7 +32,7 @@ from eggroll.cli import command as cli
 from eggroll.cli.command import Range
 from eggroll.cli.help import CHANGEABLE, Group
 from eggroll.errors import InputError
-from eggroll.files import METRICS
+from eggroll.files import METRICS, check_place
 from eggroll.sweep import space
 from eggroll.sweep.space import Axis
 from eggroll.sweep.study import (
@@ -181,12 +181,7 @@ def make_plan(options: SweepOptions) -> Plan:
     base = options.run_options()
     axes = space.choose_axes(options.search, base, strict=options.search != DEFAULT_SEARCH)
     engine, corpus = engine_and_data(base)
-    place = Path(options.json)
-    if options.json and (options.json == "-" or place.is_dir() or not place.parent.is_dir()):
-        raise InputError(
-            f"--json {options.json!r} is no place for a file: give a file in a folder that is "
-            "there."
-        )
+    check_place("--json", options.json)
     folder = options.folder().absolute()
     check_free(folder)
     return Plan(options, base, axes, folder, engine, corpus)

@@ -342,7 +342,8 @@ class OverRecipe(type):
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         recipe, resume = options.get("recipe"), options.get("resume")
-        if cls is Config and resume and not args and len(options) < len(fields(Config)):
+        left_out = not args and len(options) < len(fields(Config))  # dataclasses.replace gives all
+        if cls is Config and resume and left_out:
             for kind in (Config, DeclaredConfig):
                 with suppress(InputError, TypeError):  # training says what is wrong there
                     return replace(options_in(kind, f"{resume}/{CONFIG}"), **options)

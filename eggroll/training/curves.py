@@ -25,9 +25,15 @@ from eggroll.training.folder import read_lines
 
 Values = NDArray[np.float64]
 Metric = Literal[
-    "val_loss", "loss", "fitness", "fitness_best", "update_rate", "nonzero_ratio",
-    "tokens_per_second", "rows_per_second",
-]  # fmt: skip
+    "val_loss",
+    "loss",
+    "fitness",
+    "fitness_best",
+    "update_rate",
+    "nonzero_ratio",
+    "tokens_per_second",
+    "rows_per_second",
+]
 
 
 MIXED: Final = "val_bits_per_byte_with_counts"

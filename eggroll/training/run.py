@@ -622,7 +622,8 @@ def loss_unit(options: Common) -> str:
 
 def print_header(run: Run, reason: str, steps_before: int) -> None:
     """Prints the first lines of a run: what runs where, and why there."""
-    options, engine, streams, expert = run.config, run.engine, run.streams, run.expert
+    options, engine, streams = run.config, run.engine, run.streams
+    expert = run.expert
     print(f"engine: {engine.description}{', ' * bool(reason)}{reason}")
     parts = (
         f"network: {options.network_words}, {parameters(engine.program):,} parameters",

@@ -325,10 +325,11 @@ def updates_made(
             fresh = new_learner(replace(config, steps=total), learner.population.engine)
             learner.rule, learner.estimator = fresh.rule, fresh.estimator
         made = learner.update(streams.batch(learner.step))
-        signs, state = digest_signs(learner.fitness), NONE
+        score = made.total_score
+        state = NONE
         if link.state != NONE:
             state = digest_state(learner.weights, learner.memory, learner.state)
-        yield Link(learner.step, link.steps, made.total_score, signs, state)
+        yield Link(learner.step, link.steps, score, digest_signs(learner.fitness), state)
 
 
 def compare(made: Link, told: Link) -> None:
