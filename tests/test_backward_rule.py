@@ -213,6 +213,32 @@ def test_sizes_on_both_sides_of_what_doubles_hold(most: int, monkeypatch: pytest
     assert np.array(right["w/size"]).tolist() == exact
 
 
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("factor", [1, 65521, 1 << 16, 250007, 1 << 18, (1 << 18) + 1, 1 << 22])
+def test_small_numbers_all_of_them(factor: int, monkeypatch: pytest.MonkeyPatch):
+    """Every size up to 2^12 with every vote up to 2^7, and means and fine copies of all kinds."""
+    random, shape = np.random.default_rng(factor), (4097, 129)
+    sizes, votes = (array.ravel().astype(np.int32) for array in np.indices(shape))
+    votes *= random.choice([-1, 1], votes.size).astype(np.int32)
+    means = np.rint(np.exp2(random.uniform(-2, 12, votes.size))) * random.choice(
+        [-1, 1], votes.size
+    )
+    means[random.random(votes.size) < 0.01] = random.choice([-2048, 2047])
+    means[:1032] = random.integers(-2047, 2048, 1032)  # many times their sizes
+    fine = random.integers(-rule.FINE_LIMIT, rule.FINE_LIMIT, votes.size, np.int32, endpoint=True)
+    fine[: votes.size // 8] = random.choice([-1, 1], votes.size // 8) * rule.FINE_LIMIT
+    # Rests in rows, within a vector, and of a mean alone.
+    still = np.repeat(random.random(votes.size // 64 + 1) < 0.5, 64)[: votes.size]
+    votes[still], means[still & (random.random(votes.size) < 0.9)] = 0, 0
+    adam, memory = AdamRule(rate=1.0, steps=100), {"w": fine, "w/mean": means, "w/size": sizes}
+    monkeypatch.setattr(adam, "factor", lambda step: factor)
+    memory = {name: mx.array(array.astype(np.int32)) for name, array in memory.items()}
+    weights = {"w": mx.array(((fine + rule.HALF) >> rule.FINE_BITS).astype(np.int8))}
+    found = adam(weights, memory, {"w": mx.array(votes)}, 30)
+    monkeypatch.setattr(moments, "native_module", lambda: None)
+    same_bits(found, adam(weights, memory, {"w": mx.array(votes)}, 30))
+
+
 def test_fine_copies_round_alike_on_cpu_and_gpu(monkeypatch: pytest.MonkeyPatch):
     fine = mx.array([-rule.FINE_LIMIT, -32769, -32768, -1, 32767, 32768, rule.FINE_LIMIT], mx.int32)
     by_numpy = rule.rounded(fine)

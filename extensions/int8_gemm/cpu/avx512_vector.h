@@ -113,6 +113,16 @@ struct V512 {
   V512 add32(V512 b) const { return {_mm512_add_epi32(v, b.v)}; }
   V512 sub32(V512 b) const { return {_mm512_sub_epi32(v, b.v)}; }
   V512 mul32(V512 b) const { return {_mm512_mullo_epi32(v, b.v)}; }
+  V512 max32(V512 b) const { return {_mm512_max_epi32(v, b.v)}; }
+  V512 signed_as32(V512 b) const {  // v where b is 0, or 0
+    return {_mm512_mask_sub_epi32(v, _mm512_movepi32_mask(b.v), _mm512_setzero_si512(), v)};
+  }
+  V512 root32() const {  // in single precision, cut off
+    return {_mm512_cvttps_epi32(_mm512_sqrt_ps(_mm512_cvtepi32_ps(v)))};
+  }
+  V512 quotient32(V512 b) const {  // the same
+    return {_mm512_cvttps_epi32(_mm512_div_ps(_mm512_cvtepi32_ps(v), _mm512_cvtepi32_ps(b.v)))};
+  }
   V512 abs32() const { return {_mm512_abs_epi32(v)}; }
   V512 bounded32(int32_t by) const {
     return {_mm512_max_epi32(_mm512_min_epi32(v, _mm512_set1_epi32(by)), _mm512_set1_epi32(-by))};
@@ -124,6 +134,7 @@ struct V512 {
   V512 adds16(V512 b) const { return {_mm512_adds_epi16(v, b.v)}; }
   V512 low16(V512 b) const { return {_mm512_unpacklo_epi16(v, b.v)}; }
   V512 high16(V512 b) const { return {_mm512_unpackhi_epi16(v, b.v)}; }
+  V512 mul16(V512 b) const { return {_mm512_mullo_epi16(v, b.v)}; }
   V512 mulhi16(V512 b) const { return {_mm512_mulhi_epi16(v, b.v)}; }
   V512 either(V512 b) const { return {_mm512_or_si512(v, b.v)}; }
   V512 dot16(V512 a, V512 b) const {  // both halves of a word times the other's, added up
@@ -201,6 +212,9 @@ struct V512 {
     const unsigned moved = _mm_cmpneq_epi8_mask(bytes, before);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
     return __builtin_popcount(moved);
+  }
+  static int move_bytes(const V512* v, const int8_t* from, int8_t* to) {  // of two
+    return v[0].move_bytes(from, to) + v[1].move_bytes(from + kWidth, to + kWidth);
   }
 };
 

@@ -1,6 +1,7 @@
 // Adam's part of a leaf with AVX2 or AVX-512.
 //
-// Votes and sizes below 2^22, as nearly all are, have squares that are exact in doubles; of larger
+// Nearly all numbers of a sparse layer are small, and are computed in 32 bits; see `small_part`.
+// Of the others votes and sizes below 2^22 have squares that are exact in doubles; of larger
 // ones they are 64-bit integers. Quotients and shares are doubles: with |mean| factor below 2^53
 // they are exact before they are cut off, as a quotient of such integers is never rounded up to a
 // whole number.
@@ -38,9 +39,13 @@ struct X86Adam : PortableAdam {
 
   // The same without a vote; compared with whole roots for every number below 2^22.
   static Real faded(Real s) { return s.mul(Real::all(0x1.f2d4a45635640p-1)).cut(); }
-  static V faded(V s) {
-    if (s.none32(-1)) return s;
-    return V::joined(faded(Real::of(s.half(0))).narrowed(), faded(Real::of(s.half(1))).narrowed());
+
+  // The same where s is below 2^11 and a vote's size, z / 16, below 2^7, here also 13 times: the
+  // root of a number below 2^22 in single precision, cut off, is its whole root.
+  static V root_of_small(V s, V vote, V vote13) {
+    const V zero = V::all32(0), s13 = s.mul16(V::all32(13));
+    const V less = zero.dot16(s, s13).add32(V::all32(255)).srl32(8);
+    return zero.dot16(s, s).sub32(less).add32(zero.dot16(vote, vote13)).root32();
   }
 
   template <size_t by, typename... P>
@@ -64,8 +69,77 @@ struct X86Adam : PortableAdam {
 
   static int64_t part(const AdamLeaf& leaf, int64_t first, int64_t last, int64_t factor,
                       bool past) {
-    return leaf.decay ? part_of<true>(leaf, first, last, factor, past)
-                      : part_of<false>(leaf, first, last, factor, past);
+    const auto& to = leaf.to;
+    past = past && aligned<4 * V::kWidth>(to.mean + first, to.size + first, to.fine + first,
+                                          to.feedback ? to.feedback + first : nullptr);
+    const bool small = !leaf.decay && !to.feedback && factor <= kSmallFactor;
+    const int64_t end = last - (last - first) % V::kWidth;
+    int64_t count = 0, i = first;
+    while (i < end) {
+      if (small) count += small_part(leaf, &i, end, factor, past);
+      const int64_t stop = small && end - i > kStep ? i + kStep : end;
+      count += leaf.decay ? part_of<true>(leaf, i, stop, factor, past)
+                          : part_of<false>(leaf, i, stop, factor, past);
+      i = stop;
+    }
+    if (past) _mm_sfence();
+    return count + PortableAdam::part(leaf, end, last, factor, past);
+  }
+
+  static void put(V v, int32_t* to, bool past) { past ? v.stream(to) : v.storeu(to); }
+
+  static constexpr int kStep = 2 * V::kWidth;
+  static constexpr int64_t kSmallFactor = 1 << 18;
+
+  // Values from *at on, as far as votes are below 2^7, and means and sizes below 2^11; moves *at.
+  //
+  // A quotient of numbers below 2^29 in single precision is wrong by less than a half if it is
+  // below 2^21, so cut off it is wrong by one at most, and what it leaves says which way.
+  [[gnu::noinline]] static int64_t small_part(const AdamLeaf leaf, int64_t* at, int64_t last,
+                                              int64_t factor, bool past) {
+    const V zero = V::all32(0), one = V::all32(1), by = V::all32(static_cast<int32_t>(factor));
+    int64_t count = 0, i = *at;
+    for (; i + kStep <= last; i += kStep) {
+      V votes[2], means[2], sizes[2], z = zero, m = zero, s = zero;
+      for (int k = 0; k < 2; ++k) {
+        const int64_t j = i + k * V::kWidth;
+        votes[k] = V::loadu(leaf.votes + j);
+        means[k] = V::loadu(leaf.from.mean + j), sizes[k] = V::loadu(leaf.from.size + j);
+        z = z.either(votes[k].abs32()), m = m.either(means[k].abs32()), s = s.either(sizes[k]);
+      }
+      if (!z.none32(-(1 << 7)) || !m.either(s).none32(-(1 << 11))) break;
+      V step[2] = {zero, zero};
+      if (!z.either(m).none32(-1)) {
+        V largest = zero;
+        for (int k = 0; k < 2; ++k) {
+          const V vote = votes[k].abs32(), vote13 = vote.mul16(V::all32(13));
+          const V old = means[k].abs32().mulhi_u16(V::all32(230 << 8));
+          sizes[k] = root_of_small(sizes[k], vote, vote13);
+          means[k] = old.signed_as32(means[k]).add32(vote13.srl32(3).signed_as32(votes[k]));
+          const V whole = means[k].abs32().mul32(by), part = sizes[k].max32(one);
+          const V quotient = whole.quotient32(part);
+          const V rest = whole.sub32(quotient.mul32(part));
+          const V more = part.sub32(one).sub32(rest).sra32(31), less = rest.sra32(31);
+          step[k] = quotient.sub32(more).add32(less).signed_as32(means[k]);
+          largest = largest.either(quotient);
+        }
+        if (!largest.none32(-(1 << 21))) break;
+      } else if (!s.none32(-1)) {
+        for (V& size : sizes) size = root_of_small(size, zero, zero);
+      }
+      V fine[2];
+      for (int k = 0; k < 2; ++k) {
+        const int64_t j = i + k * V::kWidth;
+        put(means[k], leaf.to.mean + j, past), put(sizes[k], leaf.to.size + j, past);
+        // Bounded first, as what is there may be anything.
+        fine[k] = V::loadu(leaf.from.fine + j).bounded32(1 << 30).add32(step[k]).bounded32(kFine);
+        put(fine[k], leaf.to.fine + j, past);
+        fine[k] = fine[k].add32(V::all32(kHalf));
+      }
+      count += V::move_bytes(fine, leaf.from.weights + i, leaf.to.weights + i);
+    }
+    *at = i;
+    return count;
   }
 
   template <bool shrinks>
@@ -75,23 +149,12 @@ struct X86Adam : PortableAdam {
     const Real by = Real::all(static_cast<double>(factor));
     const Real less = Real::all(static_cast<double>(decay) * 0x1p-24);
     const Real kept = Real::all(230.0 / 256), added = Real::all(26.0 / 256);
-    past = past && aligned<4 * V::kWidth>(to.mean + first, to.size + first, to.fine + first,
-                                          to.feedback ? to.feedback + first : nullptr);
-    auto put = [past](V v, int32_t* p) { past ? v.stream(p) : v.storeu(p); };
-    int64_t count = 0, i = first;
-    for (; i + V::kWidth <= last; i += V::kWidth) {
+    int64_t count = 0;
+    for (int64_t i = first; i < last; i += V::kWidth) {
       const V z = V::loadu(votes + i).bounded32(kVote).sll32(4);
       const V mean = V::loadu(from.mean + i), size = V::loadu(from.size + i);
       const bool small = z.abs32().either(size).none32(-(1 << 22));
       const bool still = small && z.none32(-1), rests = still && mean.none32(-1);
-      if (rests && !shrinks) {
-        put(mean, to.mean + i), put(faded(size), to.size + i);
-        if (from.feedback) put(V::loadu(from.feedback + i).bounded32(kFine), to.feedback + i);
-        const V fine = V::loadu(from.fine + i).bounded32(kFine);
-        put(fine, to.fine + i);
-        count += fine.add32(V::all32(kHalf)).move_bytes(from.weights + i, to.weights + i);
-        continue;
-      }
       Real means[2], sizes[2], change[2];
       for (int j = 0; j < 2; ++j) {
         const Real vote = Real::of(z.half(j)), old = Real::of(mean.half(j));
@@ -101,13 +164,13 @@ struct X86Adam : PortableAdam {
                            : Real::of(root(size.half(j), z.half(j)));
         change[j] = rests ? means[j] : means[j].mul(by).div(sizes[j].at_least_one()).cut();
       }
-      put(joined(means), to.mean + i), put(joined(sizes), to.size + i);
-      if (from.feedback) put(moved<shrinks>(from.feedback + i, change, less), to.feedback + i);
+      put(joined(means), to.mean + i, past), put(joined(sizes), to.size + i, past);
+      if (from.feedback)
+        put(moved<shrinks>(from.feedback + i, change, less), to.feedback + i, past);
       const V fine = moved<shrinks>(from.fine + i, change, less);
-      put(fine, to.fine + i);
+      put(fine, to.fine + i, past);
       count += fine.add32(V::all32(kHalf)).move_bytes(from.weights + i, to.weights + i);
     }
-    if (past) _mm_sfence();
-    return count + PortableAdam::part(leaf, i, last, factor, past);
+    return count;
   }
 };

@@ -92,6 +92,14 @@ struct V256 {
   V256 add32(V256 b) const { return {_mm256_add_epi32(v, b.v)}; }
   V256 sub32(V256 b) const { return {_mm256_sub_epi32(v, b.v)}; }
   V256 mul32(V256 b) const { return {_mm256_mullo_epi32(v, b.v)}; }
+  V256 max32(V256 b) const { return {_mm256_max_epi32(v, b.v)}; }
+  V256 signed_as32(V256 b) const { return {_mm256_sign_epi32(v, b.v)}; }  // v where b is 0, or 0
+  V256 root32() const {  // in single precision, cut off
+    return {_mm256_cvttps_epi32(_mm256_sqrt_ps(_mm256_cvtepi32_ps(v)))};
+  }
+  V256 quotient32(V256 b) const {  // the same
+    return {_mm256_cvttps_epi32(_mm256_div_ps(_mm256_cvtepi32_ps(v), _mm256_cvtepi32_ps(b.v)))};
+  }
   V256 abs32() const { return {_mm256_abs_epi32(v)}; }
   V256 bounded32(int32_t by) const {
     return {_mm256_max_epi32(_mm256_min_epi32(v, _mm256_set1_epi32(by)), _mm256_set1_epi32(-by))};
@@ -103,6 +111,7 @@ struct V256 {
   V256 adds16(V256 b) const { return {_mm256_adds_epi16(v, b.v)}; }
   V256 low16(V256 b) const { return {_mm256_unpacklo_epi16(v, b.v)}; }
   V256 high16(V256 b) const { return {_mm256_unpackhi_epi16(v, b.v)}; }
+  V256 mul16(V256 b) const { return {_mm256_mullo_epi16(v, b.v)}; }
   V256 mulhi16(V256 b) const { return {_mm256_mulhi_epi16(v, b.v)}; }
   V256 either(V256 b) const { return {_mm256_or_si256(v, b.v)}; }
   V256 dot16(V256 a, V256 b) const {  // both halves of a word times the other's, added up
@@ -189,5 +198,15 @@ struct V256 {
     const int same = _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, before)) & 255;
     _mm_storel_epi64(reinterpret_cast<__m128i*>(to), bytes);
     return 8 - __builtin_popcount(static_cast<unsigned>(same));
+  }
+  static int move_bytes(const V256* v, const int8_t* from, int8_t* to) {  // of two
+    const __m256i a = _mm256_srai_epi32(v[0].v, 16), b = _mm256_srai_epi32(v[1].v, 16);
+    const __m256i high = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8);
+    const __m128i bytes =
+        _mm_packs_epi16(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+    const __m128i before = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    const int same = _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, before));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+    return 16 - __builtin_popcount(static_cast<unsigned>(same));
   }
 };
