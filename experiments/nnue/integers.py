@@ -138,10 +138,10 @@ class Feedback:
 
     def train(self, batch: Batch, rate: float = 0) -> None:
         """An update; its rate is the rule's own."""
-        self.es.learn(
-            features=native.shown(batch, self.active, self.shape.features),
-            targets=labels(self.loss, batch), loss="sigmoid",
-        )  # fmt: skip
+        features, targets = native.examples(
+            batch, self.active, self.shape.features, table_of_labels(self.loss)
+        )
+        self.es.learn(features=features, targets=targets, loss="sigmoid")
 
     def logits(self, batch: Batch) -> Real:
         """Natural logits [B] of the model."""

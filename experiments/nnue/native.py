@@ -130,7 +130,17 @@ def pad(batch: Batch, active: int, features: int) -> NDArray[np.int32]:
     return found
 
 
-def shown(batch: Batch, active: int, features: int) -> NDArray[np.int32] | eg.Lists:
+def examples(
+    batch: Batch, active: int, features: int, table: NDArray[np.int8]
+) -> tuple[NDArray[np.int32] | eg.Lists, NDArray[np.int8]]:
+    """`shown` and `looked_up` of one batch, whose addresses are taken once."""
+    at = _batch(batch)
+    return shown(batch, active, features, at), looked_up(table, batch, at)
+
+
+def shown(
+    batch: Batch, active: int, features: int, at: _Batch | None = None
+) -> NDArray[np.int32] | eg.Lists:
     """A batch's features as the library takes them, the mover's list first.
 
     Lists stay as they lie where both sides' have one index; else, and with values, see `pad`.
@@ -140,18 +150,18 @@ def shown(batch: Batch, active: int, features: int) -> NDArray[np.int32] | eg.Li
         return pad(batch, active, features)
     spans = np.empty((len(batch.stm), 2, 2), np.int32)
     end = (1 << 31) - 1 if features >= batch.rows > 0 else features  # the most: none is looked at
-    library().nnue_spans(byref(_batch(batch)), end, pointer(spans))
+    library().nnue_spans(byref(at or _batch(batch)), end, pointer(spans))
     return eg.Lists(index, spans)
 
 
-def looked_up(table: NDArray[np.int8], batch: Batch) -> NDArray[np.int8]:
+def looked_up(table: NDArray[np.int8], batch: Batch, at: _Batch | None = None) -> NDArray[np.int8]:
     """Bytes [B] of a table [3, 65536] by result and score, both from their least on.
 
     Raises:
         InputError: a result is none of -1, 0 and 1.
     """
     found = np.empty(len(batch.stm), np.int8)
-    row = library().nnue_labels(byref(_batch(batch)), pointer(table), pointer(found))
+    row = library().nnue_labels(byref(at or _batch(batch)), pointer(table), pointer(found))
     if row:
         raise InputError(
             f"Position {row - 1} of a batch has the result {batch.result[row - 1]}: -1, 0 and 1 "
