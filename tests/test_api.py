@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import oracle
@@ -76,6 +80,19 @@ def test_training_writes_what_the_command_writes(folder: Path, finished: Path, c
         assert {leaf.dtype for leaf in model.weights.values()} == {np.dtype(np.int8)}
         assert (model.step, model.signature) == (6, SIGNATURE)
     assert options.check_resumed(loaded[0].config, made.config) is None
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))])
+def test_models_and_results_are_copied(way: Callable[[Any], Any]):
+    made = eg.train(replace(CONFIG, steps=2))
+    made.model.logits("1 2")  # has the weights in the engine's layout
+    again = way(made)
+    assert (again.signature, again.config, again.history) == (
+        made.signature, made.config, made.history,
+    )  # fmt: skip
+    for text in ("1 2 3", "4 4 4 4 4"):
+        assert again.model.logits(text).tobytes() == made.model.logits(text).tobytes()
+    assert again.model.sample("1", tokens=5) == made.model.sample("1", tokens=5)
 
 
 def test_what_is_shown_is_what_the_command_shows(folder: Path, capsys, no_curves: None):

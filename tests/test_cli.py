@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from conftest import TINY, Command, Ended, replace_in_files
 
-from eggroll import __main__, generate, plot
+from eggroll import __main__, generate, plot, replay
 from eggroll.cli import command as cli
 from eggroll.files import open_regular
 from eggroll.training import folder as runlog
@@ -276,6 +276,25 @@ def test_data_that_changed_is_refused_on_resume(
     with data.open("a") as file:
         file.write("one more line\n" * 50)
     assert_refused(call("--resume", run, "--steps", 9), "words.txt' has changed since the run")
+
+
+def test_data_that_moved_are_given_anew(call: Command, tmp_path: Path, text: Path, no_curves: None):
+    """Others are refused as those that have changed; the replay log goes on."""
+    data, moved, run = tmp_path / "words.txt", tmp_path / "moved.txt", tmp_path / "run"
+    shutil.copy(text, data)
+    assert call(*TINY, "--data", data, "--out", run).code == 0
+    shutil.copy(data, moved)
+    assert_refused(call("--resume", run, "--data", moved, "--steps", 9), "leave --data out")
+    data.rename(moved)
+    assert_refused(call("--resume", run, "--steps", 9), "words.txt' is unknown: give --data")
+    other = tmp_path / "other.txt"
+    other.write_bytes(moved.read_bytes() + b"one more line\n" * 50)
+    assert_refused(call("--resume", run, "--data", other, "--steps", 9), "has changed since")
+    ended = call("--resume", run, "--data", moved, "--steps", 7)
+    assert ended.code == 0
+    assert "recorded" not in ended.err
+    assert call(run, main=replay.main).code == 0
+    assert call("--resume", run, "--steps", 8).code == 0
 
 
 def test_a_folder_in_use_is_refused(call: Command, place: Path):

@@ -153,6 +153,11 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "learning_rate is nan: a number from 0 on",
     ),
     "betas": (lambda: eg.GradientTrainer(mlp(4, [], 2), betas=(0.9, 1.0)), "two numbers from 0 to"),
+    "a carry": (
+        lambda: eg.GradientTrainer(mlp(4, [], 2), carry="x"), "carry is 'x': True or False",  # type: ignore[arg-type]
+    ),
+    "a folder of nobody": (lambda: eg.train(eg.Config(resume="a\0b")), "is no path"),
+    "numpy": (lambda: trainer().model.export("numpy.py"), "imported in NumPy's place"),
     "no text of a file": (lambda: trainer().save("a\0b"), "is no path: give a str or a Path"),
     "half a letter": (lambda: eg.load("a\ud800"), "is no path: give a str or a Path"),
     "a path of nobody": (lambda: trainer().model.export("a\0.h"), "is no path"),

@@ -66,6 +66,8 @@ def export(program: Program, weights: Mapping[str, Any], path: Any) -> Path:
             f"{str(path)!r} ends in {to.suffix!r}: endings are {', '.join(FORMATS)}, which name "
             "the format."
         )
+    if to.name == "numpy.py":
+        raise InputError(f"{str(path)!r} would be imported in NumPy's place: give another name.")
     leaves = {leaf.name: np.asarray(weights[leaf.name]) for leaf in program.leaves}
     net = Network(program, leaves, identifier(to.stem))
     for _, op in net.operations():

@@ -130,6 +130,8 @@ class GradientTrainer:
             _not_negative(name, given)
         if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(map(_beta, betas)):
             raise InputError(f"betas are {shown(betas)}: two numbers from 0 to below 1 are needed.")
+        if not isinstance(carry, bool):
+            raise InputError(f"carry is {shown(carry)}: True or False is needed.")
         seed = whole_number("seed", seed, 0, (1 << 64) - 1)
         threads = whole_number("threads", threads, 0)
         self.program, self.carry, self.step = net, carry, 0

@@ -27,6 +27,7 @@ from eggroll.engines import Engine, zero_state
 from eggroll.errors import InputError, in_python, shown, whole_number
 from eggroll.files import CHECKPOINT, METRICS, Row, path_of
 from eggroll.inference import MARK, model_loss, sample, token_likelihoods, usual_temperature
+from eggroll.library.members import engine_again, kept_engine
 from eggroll.spec.program import Batch, Leaves, Program
 from eggroll.training import checkpoint, loop
 from eggroll.training.config import Config, DeclaredConfig, from_dict, with_program
@@ -316,6 +317,12 @@ class LanguageModel:
             f"<LanguageModel: {self.config.network_words}, vocabulary {self.vocabulary}, "
             f"{self.step} updates>"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_engine": kept_engine(self._engine), "_prepared": None}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        vars(self).update(kept, _engine=engine_again(kept["_engine"]))
 
     @property
     def program(self) -> Program:

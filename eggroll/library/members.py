@@ -6,7 +6,7 @@ rows of a call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import lcm
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -444,6 +444,22 @@ def _check_active(active: ArrayLike | None, R: int, T: int) -> NDArray[np.bool_]
     return at
 
 
+def kept_engine(engine: Engine) -> dict[str, Any]:
+    """All that `engine_again` needs."""
+    net = engine.program
+    return {
+        "declaration": net.declaration(), "score_bits": net.score_bits, "engine": engine.name,
+        "threads": engine.threads,
+    }  # fmt: skip
+
+
+def engine_again(kept: Mapping[str, Any]) -> Engine:
+    """The same engine, or another one where that cannot run; all give the same bits."""
+    name = "auto" if unavailable_because(kept["engine"]) else kept["engine"]
+    net = program_of(kept["declaration"], kept["score_bits"])
+    return choose(name, net, kept["threads"])[0]
+
+
 class Model:
     """The network itself, without noise, as it was when it was asked for.
 
@@ -464,21 +480,12 @@ class Model:
 
     def __getstate__(self) -> dict[str, Any]:
         """All that copies and other processes need."""
-        return {
-            "declaration": self.program.declaration(),
-            "score_bits": self.program.score_bits,
-            "engine": self._engine.name,
-            "threads": self._engine.threads,
-            "weights": self.weights,
-            "state": None if self._state is None else np.array(self._state),
-        }
+        state = None if self._state is None else np.array(self._state)
+        return kept_engine(self._engine) | {"weights": self.weights, "state": state}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
-        """On the same engine, or on another one where that cannot run; all give the same bits."""
-        net = program_of(kept["declaration"], kept["score_bits"])
-        name = "auto" if unavailable_because(kept["engine"]) else kept["engine"]
-        engine, _ = choose(name, net, kept["threads"])
-        Model.__init__(self, engine, {k: mx.array(leaf) for k, leaf in kept["weights"].items()})
+        leaves = {name: mx.array(leaf) for name, leaf in kept["weights"].items()}
+        Model.__init__(self, engine_again(kept), leaves)
         self._state = None if kept["state"] is None else mx.array(kept["state"])
 
     def export(self, path: str | Path) -> Path:

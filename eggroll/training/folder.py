@@ -22,6 +22,7 @@ from eggroll.files import (
     flush_to_disk,
     make_folder,
     open_regular,
+    path_of,
     unwritable,
     write_whole,
 )
@@ -32,7 +33,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            self._handle = os.open(path_of(path), os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise InputError(
                 f"folder {str(path)!r} cannot be used ({error.strerror}): give another one."

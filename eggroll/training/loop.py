@@ -322,7 +322,7 @@ def _statistics_log(run: TrainingRun, say: Callable[[str], None]) -> StatisticsL
 def _sign_log(run: TrainingRun) -> SignLog:
     return SignLog(
         run.path(REPLAY), replay_header(run.config), run.step, run.config.steps,
-        lambda: run.learner.fitness, MAY_CHANGE,
+        lambda: run.learner.fitness, MAY_CHANGE | {"data"},  # whose contents were compared
     )  # fmt: skip
 
 
