@@ -475,6 +475,18 @@ def test_a_changed_file_is_refused(
     assert eggroll(*resume).code == 0
 
 
+def test_prompts_that_moved_are_given_anew(
+    task: list[str], tmp_path: Path, eggroll: Command
+) -> None:
+    assert eggroll("finetune", *changed(task, "--steps", "1")).code == 0
+    moved = (tmp_path / "prompts.jsonl").rename(tmp_path / "moved.jsonl")
+    for steps in ("2", "3"):  # the second finds them by the run's own options
+        given = ("--data", str(moved)) if steps == "2" else ()
+        ended = eggroll("finetune", "--resume", str(tmp_path / "run"), "--steps", steps, *given)
+        assert ended.code == 0, ended.err
+    assert record.replayed(tmp_path / "run")[1].step == 3
+
+
 def test_a_run_without_digests_goes_on(task: list[str], tmp_path: Path, eggroll: Command) -> None:
     assert eggroll("finetune", *changed(task, "--steps", "1")).code == 0
     with Trainer.load(tmp_path / "run") as es:
