@@ -175,14 +175,15 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "sums as actions": (
         lambda: decode_for(Box())[0](np.zeros((1, 1), np.int32)), "`output` in place of `sums`",
     ),
+    "actions without bounds": (lambda: decode_for(Box(3e38)), "a Box space without bounds"),
 }  # fmt: skip
 
 
 class Box:
     """As Gymnasium has it."""
 
-    def __init__(self) -> None:
-        self.low, self.high = np.full(1, -2.0), np.full(1, 2.0)
+    def __init__(self, most: float = 2.0) -> None:
+        self.low, self.high = np.full(1, -most), np.full(1, most)
         self.shape, self.dtype = (1,), np.dtype(np.float32)
 
 

@@ -149,7 +149,7 @@ def decode_for(space: Any, squash: Squash = "clip") -> tuple[Decode, int]:
             return above.astype(space.dtype)
 
         return bits, int(np.prod(space.shape))
-    if kind == "Box" and np.isfinite(space.low).all() and np.isfinite(space.high).all():
+    if kind == "Box" and np.isfinite(_width(space.low, space.high)).all():
 
         def bounded(outputs: NDArray[Any]) -> NDArray[Any]:
             if outputs.dtype != np.int8:
@@ -183,6 +183,13 @@ def box(outputs: NDArray[Any], low: ArrayLike, high: ArrayLike) -> NDArray[np.fl
     share = (outputs.astype(np.float32) + LIMIT) / np.float32(2 * LIMIT)
     actions: NDArray[np.float32] = bottom + share * (top - bottom)
     return actions
+
+
+def _width(low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float32]:
+    """From low to high as `box` has it; infinite or NaN without bounds."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        width: NDArray[np.float32] = high.astype(np.float32) - low.astype(np.float32)
+    return width
 
 
 @cache
