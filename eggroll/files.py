@@ -66,7 +66,8 @@ def check_place(flag: str, given: str, *, screen: bool = False) -> None:
 
     screen: whether - stands for the screen; else it is no file's name.
     """
-    is_file = given != "-" and not Path(given).is_dir() and Path(given).parent.is_dir()
+    path = Path(given)
+    is_file = given != "-" and path.parent.is_dir() and (path.is_file() or not path.exists())
     if given and not is_file and not (screen and given == "-"):
         raise InputError(
             f"{flag} {given!r} is no place for a file: give a file in a folder that is there"
@@ -94,6 +95,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; what was there before is intact.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is no regular file")  # a device, whose place it would take
     partial, handle = _new_partial(path)
     try:
         with os.fdopen(handle, "wb") as file:

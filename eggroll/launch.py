@@ -75,6 +75,8 @@ def run_mlx_launch(words: Sequence[str]) -> int:
     """
     codes: list[int] = []
     launch = _mlx_launch()
+    if words[-1:] == ["--"]:
+        raise InputError("no command stands after --: give that of the ranks.")
     original, argv = launch._launch_with_io, sys.argv
     launch._launch_with_io = partial(_run_ranks, codes)
     sys.argv = ["mlx.launch", *words]
@@ -100,6 +102,8 @@ def _mlx_launch() -> Any:
 
 def _run_ranks(codes: list[int], kind: Any, arguments: Sequence[Any], verbose: bool) -> None:
     """Starts the ranks and waits for them; their exit codes, the first to fail first."""
+    if not arguments:
+        raise InputError("--hostfile names no host: give one with those of the ranks.")
     with _own_sessions():
         ranks = [kind(*positional, **named) for positional, named in arguments]
     pipes = [

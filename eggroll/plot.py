@@ -39,7 +39,7 @@ class PlotOptions:
     stands for its trials."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """The picture, in the format of its ending: .png, .svg or .pdf; DIR/curves.png for one run,
-    DIR/compare.png for one sweep and compare.png for several runs if not given."""
+    DIR/compare.png for one sweep, compare.png for several runs and with --metric if not given."""
     metric: Metric | None = None
     """Draws this figure alone, over tokens or rows and over seconds; if not given, all of one run,
     val_loss of several, and fitness of those of eggroll.Trainer. Figures of single updates are
@@ -71,6 +71,8 @@ def draw(options: PlotOptions) -> Path:
         raise InputError(
             f"--out {options.out!r} does not end in {', '.join(pictures.FORMATS)}: give it one."
         )
+    if alone and len(options.label) > 1:
+        raise InputError(f"--label has {len(options.label)} names for 1 folder: give one.")
     if alone:
         return curves(folders[0], out, title=options.title or "".join(options.label[:1]))
     return compare(

@@ -203,6 +203,7 @@ def test_every_instruction_set_has_a_limit(isa: str, monkeypatch: pytest.MonkeyP
     [
         ("--pops 7", "--pops has 7"),
         ("--pops 0", "--pops has 0"),
+        ("--quick --pops 64", "--quick has its own --pops and --repeats"),
         ("--preset tiny", "'tiny' is given, but one of seed, paper, small, medium is needed"),
         ("--repeats 0", "--repeats is 0"),
         ("--engine cuda", "engine 'cuda'"),

@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,6 +120,36 @@ def test_one_metric_of_one_run(call: Command, tmp_path: Path, metric: str, unit:
     assert "tokens of the corpus read" in text
     assert "seconds of updates" in text
     assert ("bigram model counted on the training split: 3.50" in text) == ("loss" in metric)
+
+
+def test_names_in_a_legend(tmp_path: Path):
+    """All of them, the middle of a long one left out."""
+    runs = [made_up(tmp_path / name, width=8 + i) for i, name in enumerate(("_a", "x" * 99, "c"))]
+    drawn = text_of(pictures.compare(runs, tmp_path / "all.svg"))
+    assert "_a: 1.100" in drawn
+    assert f"{'x' * 19}\u2026{'x' * 20}: 1.100" in drawn
+    assert "x" * 41 not in drawn
+
+
+def test_few_updates_are_points_and_labels_have_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    figures: list[Any] = []
+    real = pictures.save
+    monkeypatch.setattr(
+        pictures, "save", lambda figure, path: figures.append(figure) or real(figure, path)
+    )
+    pictures.curves(made_up(tmp_path / "one", updates=1))
+    pictures.curves(trained(tmp_path / "trained", updates=1))
+    pictures.curves(made_up(tmp_path / "many", updates=81))
+    for figure, wanted in zip(figures, (True, True, False), strict=True):
+        smoothed = [axes.lines[1] for axes in figure.axes]
+        assert [line.get_marker() == "o" for line in smoothed] == [wanted] * len(smoothed)
+    for figure in (figures[0], figures[2]):
+        top, values = figure.axes[0], (3.5, 4.7)
+        low, high = top.get_ylim()
+        assert low < min(values) - 0.05 * (high - low)
+        assert high > max(values) + 0.05 * (high - low)
 
 
 def test_seeds_are_one_line_and_a_band(call: Command, tmp_path: Path):
@@ -347,6 +378,11 @@ def test_figures_that_do_not_compare(
     ended = call(*folders, *words, main=plot.main)
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert says in ended.err
+
+
+def test_one_run_has_one_label(call: Command, tmp_path: Path):
+    ended = call(made_up(tmp_path / "a"), "--label", "a", "b", main=plot.main)
+    assert (ended.code, "2 names for 1 folder" in ended.err) == (2, True)
 
 
 def test_names_of_folders_are_paths(tmp_path: Path):

@@ -186,23 +186,29 @@ def test_a_rank_that_hangs_ends_the_run_and_is_named(tmp_path: Path):
     assert not Path(f"/proc/{stopped}").exists()
 
 
+def by_hand(folder: Path, *commands: Sequence[str]) -> list[subprocess.Popen[str]]:
+    """Ranks with a command each."""
+    port, hosts = free_port(len(commands)), folder / "hosts.json"
+    hosts.write_text(json.dumps([[f"127.0.0.1:{port + i}"] for i in range(len(commands))]))
+    return [
+        subprocess.Popen(
+            command, env=os.environ | {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank, command in enumerate(commands)
+    ]  # fmt: skip
+
+
 def test_ranks_that_differ_refuse_to_start(tmp_path: Path):
     """As by hand on two machines, with another seed on one, and another text."""
     texts = [tmp_path / name for name in ("a.txt", "b.txt")]
     for text in texts:
         text.write_text(f"{text.name} " * 5000)
-    port, hosts = free_port(2), tmp_path / "hosts.json"
-    hosts.write_text(json.dumps([[f"127.0.0.1:{port + i}"] for i in range(2)]))
     out = tmp_path / "run"
     words = (*TRAIN, *SMALL[2:], "--out", str(out))
-    processes = [
-        subprocess.Popen(
-            (*words, "--data", str(texts[rank]), "--seed", str(rank)),
-            env=os.environ | {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+    processes = by_hand(
+        tmp_path, *((*words, "--data", str(texts[rank]), "--seed", str(rank)) for rank in range(2))
+    )
     said = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [2, 2]
     where = f"rank 1 on {socket.gethostname()} has"
@@ -210,6 +216,44 @@ def test_ranks_that_differ_refuse_to_start(tmp_path: Path):
     assert [out for out, _ in said] == ["", ""]
     assert said[1][1] == ""
     assert not out.exists(), "a run began"
+
+
+@pytest.mark.parametrize("resuming", [0, 1])
+def test_ranks_of_which_one_resumes_refuse_to_start(tmp_path: Path, resuming: int):
+    words = [(*TRAIN, *SMALL, "--out", str(tmp_path / "run"))] * 2
+    words[resuming] = (*TRAIN, "--resume", str(tmp_path))
+    processes = by_hand(tmp_path, *words)
+    said = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], said
+    there, here = ("given", "left out") if resuming else ("left out", "given")
+    where = f"error: rank 1 on {socket.gethostname()} has --resume {there} where rank 0 has {here}"
+    assert (said[0][1].startswith(where), said[1][1]) == (True, "")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("text", [None, "no list", '{"a": 1}'])
+def test_a_file_without_hosts_is_named(tmp_path: Path, text: str | None):
+    hosts = tmp_path / "hosts.json"
+    if text:
+        hosts.write_text(text)
+    ended = subprocess.run(
+        (*TRAIN, *SMALL, "--steps", "1", "--out", str(tmp_path / "run")), capture_output=True,
+        env=os.environ | {"MLX_RANK": "0", "MLX_HOSTFILE": str(hosts)}, text=True, timeout=60,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert f"error: MLX_HOSTFILE is '{hosts}', where no list of hosts can be read" in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("-n", "2", "--"), "no command stands after --"),
+     (("--hostfile", "none.json", "--", "true"), "--hostfile names no host")],
+)  # fmt: skip
+def test_a_launch_of_nothing_is_refused(tmp_path: Path, words: tuple[str, ...], says: str):
+    (tmp_path / "none.json").write_text("[]")
+    ended = subprocess.run((*LAUNCH, *words), capture_output=True, text=True, cwd=tmp_path)
+    assert (ended.returncode, says in ended.stderr) == (2, True)
 
 
 def test_a_sentence_of_all_ranks_is_said_once(tmp_path: Path):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from eggroll.ranks import RankError, rendezvous
+from eggroll.ranks import RankError, rendezvous, watch
 from eggroll.ranks.rendezvous import Connection, Peer, accept_ranks, connect, listening, own_peer
 
 SECRET = "a secret of rank 0"
@@ -267,3 +267,20 @@ def test_a_rank_whose_network_is_cut_names_itself(rank: int, monkeypatch):
     for pair in pairs:
         for end in pair:
             end.close()
+
+
+def test_an_exchange_that_hears_nothing_ends(monkeypatch: pytest.MonkeyPatch, capfd):
+    """It goes on after signals, as where the port of another rank is taken."""
+    ended: list[int] = []
+    monkeypatch.setattr(watch, "START_SECONDS", 0.2)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with watch._patience():
+        pass
+    time.sleep(0.6)
+    assert ended == []
+    with watch._patience():
+        until = time.monotonic() + 30
+        while not ended and time.monotonic() < until:
+            time.sleep(0.01)
+    assert ended == [2]
+    assert "error: a rank was lost before the run began" in capfd.readouterr().err

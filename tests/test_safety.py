@@ -15,7 +15,7 @@ from corpora import sentence
 from eggroll.data.codings import read_tokenizer
 from eggroll.data.corpus import load_corpus
 from eggroll.errors import InputError, object_in
-from eggroll.files import check_own, locked, replacing, write_whole
+from eggroll.files import check_own, check_place, locked, replacing, write_whole
 from eggroll.training import replay_log
 
 # Files and links.
@@ -33,6 +33,21 @@ def test_a_planted_link_is_neither_followed_nor_kept(tmp_path: Path):
     path.symlink_to(other)  # the name itself: the link is replaced
     write_whole(path, b"state")
     assert (other.read_bytes(), path.is_symlink()) == (b"precious", False)
+
+
+@pytest.mark.parametrize("way", ["itself", "a link to it"])
+def test_what_is_no_regular_file_keeps_its_place(tmp_path: Path, way: str):
+    """As a device, which root could replace."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    path = pipe if way == "itself" else link
+    with pytest.raises(InputError, match="is no regular file"):
+        write_whole(path, b"state")
+    with pytest.raises(InputError, match="is no place for a file"):
+        check_place("--json", str(path))
+    assert (pipe.is_fifo(), link.is_symlink()) == (True, True)
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
 
 
 def test_what_cannot_be_removed_is_left_alone(tmp_path: Path):

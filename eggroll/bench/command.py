@@ -97,6 +97,9 @@ def check(options: BenchOptions) -> BenchOptions:
     """Raises InputError for bad options; returns them with --quick applied."""
     cli.check_ranges(options)
     if options.quick:
+        usual = BenchOptions()
+        if (options.pops, options.repeats) != (usual.pops, usual.repeats):
+            raise InputError("--quick has its own --pops and --repeats: leave it or them out.")
         options = replace(options, pops=(1024, 10240), repeats=3)
     if not options.pops:
         raise InputError("--pops is empty: at least one population is needed; try --pops 1024.")

@@ -137,7 +137,7 @@ def run(main: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE  # in silence, as `| head` wants no more
     except MemoryError:
-        return _end(REFUSED, "error: memory ran out; try a smaller --pop, --width or --chunk.")
+        return _end(REFUSED, "error: memory ran out; try a smaller population, width or chunk.")
     except RuntimeError as error:
         if any(words in str(error) for words in entry.NO_THREADS):
             return _end(REFUSED, f"error: {entry.limit_reached(error)}.")
@@ -542,7 +542,7 @@ def last_words() -> Iterator[None]:
         return
     sentence = (
         f"memory ran out, or so it seems: `ulimit -v` lets this process take {limit / GIB:.2f} "
-        "GiB; raise that limit, or try a smaller --pop, --width or --chunk"
+        "GiB; raise that limit, or try a smaller population, width or chunk"
     )
     native.last_words(f"error: {sentence}.\n")
     try:

@@ -82,16 +82,16 @@ def _address_without_file() -> str:
     return LOOPBACK
 
 
-def ring_hosts() -> list[list[str]]:
-    """Addresses of every rank, ["ip:port", ..] each, where the ring's file has them."""
+def ring_hosts() -> list[list[str]] | None:
+    """Addresses of every rank, ["ip:port", ..] each, where the ring's file has them; else None."""
     try:
         hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text() or "[]")
     except (KeyError, OSError, ValueError, RecursionError):
-        return []
+        return None
     whole = isinstance(hosts, list) and all(
         isinstance(host, list) and host and all(isinstance(a, str) for a in host) for host in hosts
     )
-    return hosts if whole else []
+    return hosts if whole else None
 
 
 def listening() -> socket.socket:

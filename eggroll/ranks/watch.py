@@ -51,15 +51,21 @@ def join(limit: float) -> WatchedRanks | None:
     Raises:
         InputError: the others do not come.
     """
-    if os.environ.get("MLX_HOSTFILE") and not ring_hosts():
+    if (name := os.environ.get("MLX_HOSTFILE")) and not (hosts := ring_hosts()):
+        if hosts is None:
+            raise InputError(
+                f"MLX_HOSTFILE is {name!r}, where no list of hosts can be read: start the ranks by "
+                "eggroll launch, or unset it."
+            )
         return None  # as of `mlx.launch -n 1`
     with _patience():
         try:
             group = mx.distributed.init(strict=True)
         except RuntimeError as error:
             raise InputError(
-                f"the ranks of this run did not come together within {START_SECONDS} s ({error}): "
-                "see that all of them start, and can reach each other."
+                f"the ranks of this run did not come together ({error}): see that all of them "
+                f"start within {START_SECONDS} s and can reach each other, or give another "
+                "--starting-port where ports are taken."
             ) from None
     return WatchedRanks(group, limit) if group.size() > 1 else None
 
@@ -70,12 +76,24 @@ def _patience() -> Iterator[None]:
     handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
     handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda number, frame: None)
     signal.setitimer(signal.ITIMER_REAL, START_SECONDS, 1)
+    last = threading.Timer(2 * START_SECONDS, _give_up)  # an exchange goes on after signals
+    last.daemon = True
+    last.start()
     try:
         yield
     finally:
+        last.cancel()
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def _give_up() -> None:
+    say(
+        f"error: a rank was lost before the run began (silent for {2 * START_SECONDS} s): start "
+        "it again."
+    )
+    os._exit(REFUSED)
 
 
 class WatchedRanks(JoinedRanks):
@@ -88,7 +106,8 @@ class WatchedRanks(JoinedRanks):
         super().__init__(group, self._lost_early)
         with listening() if self.rank == 0 else contextlib.nullcontext() as server:
             own = own_peer(self.rank, server)
-            self.peers = [Peer(*facts) for facts in self.all_of(own)]
+            with _patience():
+                self.peers = [Peer(*facts) for facts in self.all_of(own)]
             self.watch = Watch(self.rank, self.peers, self._connections(server), limit)
         self.lost = self.watch.lost
 

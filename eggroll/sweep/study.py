@@ -99,7 +99,7 @@ def begun_otherwise(
     old, new = begun.get(name), settings.get(name)
     return InputError(
         f"{study} was begun with {name} {old!r}, not {new!r}, and only equal trials "
-        f"compare: give the same options, or another {option}."
+        f"compare: give the same options, or another {option} and --out."
     )
 
 

@@ -555,6 +555,7 @@ class TrainCommand(cli.Command[Config]):
 def train_as_rank(rank: WatchedRanks, words: Sequence[str]) -> RunResult:
     """Trains on this rank; the words of the command line are those of all ranks."""
     folder = cli.word_of(words, "--resume")
+    rank.alike(lambda: {"--resume": "given" if folder else "left out"})
     stored = rank.from_first(lambda: resumed_options(folder).to_dict() if folder else None)
     resumed = from_dict(stored, "the checkpoint") if stored else None
     config = rank.together(lambda: options_from(words, resumed))

@@ -66,6 +66,16 @@ def printable(name: str) -> str:
     return text.replace("$", r"\$")
 
 
+LONGEST_NAME = 40  # letters in a legend
+
+
+def legend_name(name: str) -> str:
+    """The same for a legend: its middle left out where it is long."""
+    half = LONGEST_NAME // 2
+    short = name if len(name) <= LONGEST_NAME else f"{name[: half - 1]}\u2026{name[-half:]}"
+    return ("\u200b" if short.startswith("_") else "") + printable(short)  # _ would hide it
+
+
 def curves(folder: Path, out: Path | None = None, *, title: str = "") -> Path:
     """Draws the curves of the run in a folder, into its curves.png or `out`; returns the path.
 
@@ -99,7 +109,10 @@ def _trainer(run: TrainerCurves) -> Figure:
     for values, colour, name in ((run.best, VALID, "best member"), (run.fitness, TRAIN, "mean")):
         top.plot(run.steps, values, color=colour, lw=0.8, alpha=0.3)
         label = f"{name}: {_brief(smooth(values)[-1])} at the end"
-        top.plot(run.steps, smooth(values), color=colour, lw=1.6, label=label)
+        few = _marker(run.steps)
+        top.plot(
+            run.steps, smooth(values), color=colour, lw=1.6, marker=few, markersize=3, label=label
+        )
     top.set(ylabel="value told", title="fitness")
     top.legend(loc="best")
     _panel(moved, run.steps, 100 * run.rate, RATE, "weights that moved", "% per update")
@@ -151,7 +164,7 @@ def compare(
                 f"the run in {str(folder)!r} has not been validated yet: leave it out."
             )
     lines = labelled(runs, labels, metric, group_seeds)
-    series = [line._replace(label=printable(line.label)) for line in lines]
+    series = [line._replace(label=legend_name(line.label)) for line in lines]
     with style():
         figure = new_figure(11, 5 if len(series) <= PALETTE else 5.5)
         left, right = figure.subplots(1, 2, sharey=True)
@@ -170,8 +183,7 @@ def _lines(axes: Axes, series: Sequence[Series], metric: Metric, over: str, unit
         x, mean, low, high = one.points(metric, over)
         seeds = f", mean of {len(one.runs)} seeds" if len(one.runs) > 1 else ""
         label, colour = f"{one.label}: {_brief(mean[-1])}{seeds}", _colour(i, len(series))
-        marker = "o" if len(x) <= 80 else ""
-        axes.plot(x, mean, color=colour, lw=1.6, marker=marker, markersize=3, label=label)
+        axes.plot(x, mean, color=colour, lw=1.6, marker=_marker(x), markersize=3, label=label)
         if seeds:
             axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
         ends.append((x[-1], mean[-1]))
@@ -186,6 +198,11 @@ def _lines(axes: Axes, series: Sequence[Series], metric: Metric, over: str, unit
     if metric.endswith("per_second"):
         axes.yaxis.set_major_formatter(_prefixes())
     axes.set_xlabel(unit)
+
+
+def _marker(x: Values) -> str:
+    """Points where there are few, of which one alone makes no line."""
+    return "o" if len(x) <= 80 else ""
 
 
 def _colour(i: int, count: int) -> Any:
@@ -242,7 +259,10 @@ def set_title(figure: Figure, words: str, size: float = 11) -> None:
 def _loss(axes: Axes, run: LanguageCurves) -> None:
     label = "training" + ": members' integer score" * run.has_members
     axes.plot(run.steps, run.loss, color=TRAIN, lw=0.8, alpha=0.3)
-    axes.plot(run.steps, smooth(run.loss), color=TRAIN, lw=1.6, label=label)
+    few = _marker(run.steps)
+    axes.plot(
+        run.steps, smooth(run.loss), color=TRAIN, lw=1.6, marker=few, markersize=3, label=label
+    )
     if len(run.valid):
         axes.plot(
             run.valid_steps, run.valid, color=VALID, marker="o", markersize=3, lw=1.6,
@@ -262,14 +282,14 @@ def _loss(axes: Axes, run: LanguageCurves) -> None:
 def _references(axes: Axes, run: RunCurves, end: float, *, named: bool = True) -> None:
     """Dashed lines at the unigram and the bigram model's losses, labelled away from the end."""
     counted = "" if run.config.get("data") == "count" else " model counted on the training split"
-    for name, value in run.about.get("baselines", {}).items():
+    baselines = run.about.get("baselines", {})
+    low, high = axes.get_ylim()
+    low, high = min([low, *baselines.values()]), max([high, *baselines.values()])
+    room = 0.07 * (high - low) * bool(baselines)  # of a label
+    axes.set_ylim(low - room, high + room)
+    for name, value in baselines.items():
         above = value > end
         axes.axhline(value, color=REFERENCE, lw=0.9, ls="--", alpha=0.7, zorder=1)
-        low, high = axes.get_ylim()
-        room = 0.07 * (high - low)  # of the label
-        axes.set_ylim(
-            *((low, max(high, value + room)) if above else (min(low, value - room), high))
-        )
         if not named:
             continue
         axes.annotate(
@@ -282,7 +302,7 @@ def _references(axes: Axes, run: RunCurves, end: float, *, named: bool = True) -
 
 def _panel(axes: Axes, x: Values, y: Values, colour: str, title: str, unit: str) -> None:
     axes.plot(x, y, color=colour, lw=0.8, alpha=0.35)
-    axes.plot(x, smooth(y), color=colour, lw=1.4)
+    axes.plot(x, smooth(y), color=colour, lw=1.4, marker=_marker(x), markersize=3)
     axes.set(title=title, ylabel=unit)
     axes.set_ylim(bottom=0)
 
