@@ -23,6 +23,8 @@ class Letters:  # any tokenizer with these will do
 
 
 def main(steps: int = 40, seed: int = 0, pop: int = 64) -> None:
+    if not 0 <= seed < 1 << 64:
+        raise eg.InputError(f"--seed is {seed}: a whole number from 0 to 2^64 - 1 is needed.")
     mx.random.seed(seed)
     model = llama.Model(llama.ModelArgs("llama", **SIZES, **HEADS))
     es = eg.lm.Trainer((model, Letters()), pop=pop, steps=steps, seed=seed, sigma=0.3)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_envs import keys, recurrent, trainer
+from test_envs import Failing, keys, recurrent, trainer
 
 import eggroll as eg
 from eggroll.envs.classic import CLASSIC
@@ -496,6 +496,35 @@ def test_normalisation_goes_on_from_a_checkpoint(tmp_path: Path):
     for name in ("", "a/b", 3):
         with pytest.raises(eg.InputError, match="a text without / is needed"):
             es.keep(env, name)
+
+
+def test_a_play_that_fails_counts_nothing():
+    def updates(fails: list[bool]) -> Any:
+        env = eg.envs.gym(lambda: Failing(fails=fails), members=P, normalise=True)
+        es = trainer(env)
+        es.tell(env.evaluate(es.ask(), es.keys(1)))
+        return env, es
+
+    fails: list[bool] = []
+    env, es = updates(fails)
+    before = {name: array.tolist() for name, array in env.arrays().items()}
+    fails.append(True)
+    with pytest.raises(OSError, match="lost"):
+        env.play(es.ask(), es.keys(1))
+    assert {name: array.tolist() for name, array in env.arrays().items()} == before
+    assert env.normalisation.mean.tolist() != [0, 0]
+    env.play(es.ask(), es.keys(1))
+    assert env.normalisation.count == 2 * before["count"][0]
+
+
+def test_a_normalisation_is_not_thrown_away():
+    env = eg.envs.gym("CartPole-v1", members=P, normalise=True)
+    es = trainer(env)
+    es.tell(env.evaluate(es.ask(), es.keys(1)))
+    plain = eg.envs.gym("CartPole-v1", members=P)
+    with pytest.raises(eg.InputError, match="make it with normalise=True"):
+        plain.restore(env.arrays())
+    plain.restore({})
 
 
 # Recurrent networks.

@@ -270,6 +270,40 @@ REFUSED = {
         ),
         r"^the network has a policy, which draws one of several actions, and the environment",
     ),
+    "too few actions": (
+        lambda: cartpole(decode=lambda outputs: outputs[:2, 0]).play(ones(2), keys(1)),
+        r"^decode gave actions \[2\]: \[12\] are needed, one for every episode",
+    ),
+    "actions that there are not": (
+        lambda: eg.envs.gym("MountainCar-v0", members=P, decode=lambda o: o[:, 0]).play(
+            ones(3, 90), keys(1)
+        ),
+        r"^decode gave actions int8 90 to 90: whole numbers from 0 to 2 are needed",
+    ),
+    "no whole actions": (
+        lambda: cartpole(decode=lambda outputs: outputs[:, 0] / 2).play(ones(2), keys(1)),
+        r"^decode gave actions float64 0.5 to 0.5: whole numbers",
+    ),
+    "actions in place of outputs": (
+        lambda: eg.envs.gym("CartPole-v1", members=P, episodes=2).play(
+            lambda rows: rows[:, :, 0], keys(1)
+        ),
+        r"^outputs are \[12, 2\]: \[12, 2, size\] are needed",
+    ),
+    "members of another population": (
+        lambda: cartpole().play(
+            eg.Trainer(eg.networks.mlp(4, [], 2), pop=P + 2, table_bits=16).ask(), keys(1)
+        ),
+        r"^the environment was made for members=12, and ask gave 14: make it for as many as pop",
+    ),
+    "no steps": (
+        lambda: cartpole(max_episode_steps=0),
+        r"^max_episode_steps is 0: a whole number from 1",
+    ),
+    "a step of four values": (
+        lambda: eg.envs.gym(lambda: Failing(values=4), members=P).play(ones(2), keys(1)),
+        r"^an environment's step gave 4 values: observation, reward, terminated, truncated and",
+    ),
     "vector and recurrent": (
         lambda: eg.envs.gym(vector(2 * P), members=P, episodes=2).play(
             eg.Trainer(recurrent(4, 2), pop=P, table_bits=16).ask(), keys(1)
@@ -277,6 +311,36 @@ REFUSED = {
         r"^episodes is 2 and the network is recurrent: it plays one at a time; give a vector",
     ),
 }
+
+
+def ones(size: int, value: int = 1) -> Any:
+    """A player whose outputs are all alike."""
+    return lambda rows: np.full((*rows.shape[:2], size), value, np.int8)
+
+
+class Failing:
+    """Stands for an environment of three steps, the second of which may fail."""
+
+    def __new__(cls, values: int = 5, fails: list[bool] | None = None) -> Any:
+        import gymnasium
+
+        class Of(gymnasium.Env):
+            observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+            action_space = gymnasium.spaces.Discrete(2)
+            steps = 0
+
+            def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+                self.steps = 0
+                return np.zeros(2, np.float32), {}
+
+            def step(self, action: Any) -> Any:
+                self.steps += 1
+                if fails and self.steps == 2 and fails.pop():
+                    raise OSError("the connection was lost")
+                seen = np.full(2, self.steps / 4, np.float32)
+                return (seen, 1.0, self.steps == 3, False, {})[:values]
+
+        return Of()
 
 
 class Text:

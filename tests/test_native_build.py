@@ -74,6 +74,38 @@ def test_c_and_cpp_go_together(in_c: Path):
     assert (library.still.inputs, library.narrow.inputs) == (3, 3)
 
 
+def test_a_world_in_c_needs_no_other_compiler(in_c: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert native.build(in_c).still.inputs == 3
+
+
+def test_a_compiler_may_have_words_before_it(in_c: Path, monkeypatch: pytest.MonkeyPatch):
+    launcher = in_c.with_name("launch")
+    launcher.write_text('#!/bin/sh\nexec "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("CC", f"{launcher} cc")
+    monkeypatch.setenv("CXX", "env c++")
+    assert native.build(in_c, WORLD).still.inputs == 3
+
+
+def test_products_are_rounded_whatever_the_flags(in_c: Path, monkeypatch: pytest.MonkeyPatch):
+    """All machines have the same numbers, so no later flag may have the last word."""
+    commands: list[list[str]] = []
+    real = native._run
+    monkeypatch.setattr(native, "_run", lambda command: commands.append(command) or real(command))
+    native.build(in_c, flags=["-ffp-contract=fast", "-fassociative-math"])
+    (compiled,) = (command for command in commands if "-c" in command)
+    assert compiled.index("-ffp-contract=off") > compiled.index("-ffp-contract=fast")
+    assert compiled.index("-fno-associative-math") > compiled.index("-fassociative-math")
+
+
+def test_a_library_in_the_current_folder(in_c: Path, monkeypatch: pytest.MonkeyPatch):
+    built = native.build(in_c)
+    built.path.rename(in_c.with_name("mine.so"))
+    monkeypatch.chdir(in_c.parent)
+    assert native.Library("mine.so").still.inputs == 3
+
+
 def test_one_sentence_for_what_is_not_built(in_c: Path, monkeypatch: pytest.MonkeyPatch):
     bad = in_c.with_name("bad.cpp")
     bad.write_text("#include <vector>\nint f() { return unheard; }\nint g() { return unseen; }\n")
@@ -95,6 +127,9 @@ def test_one_sentence_for_what_is_not_built(in_c: Path, monkeypatch: pytest.Monk
         assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="cannot be loaded"):
         native.Library(text)
+    monkeypatch.setenv("CC", '"cc')
+    with pytest.raises(InputError, match=r"CC is '\"cc' .*: give a compiler"):
+        native.build(in_c)
     monkeypatch.setenv("CC", "no-such-compiler -O2")
     with pytest.raises(InputError, match="No compiler answers to 'no-such-compiler'"):
         native.build(in_c)

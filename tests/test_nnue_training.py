@@ -551,6 +551,23 @@ def test_bad_input_is_one_sentence(words: list[str], said: str, tmp_path: Path, 
     assert told.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("wrong", ["few", "nan", "shape", "cut"])
+def test_networks_that_do_not_fit_their_shape(wrong: str, tmp_path: Path, capsys: Any):
+    shape = Shape(768, 8, 4)
+    weights = shape.first(0)
+    weights = weights[:-1] if wrong == "few" else weights
+    if wrong == "nan":
+        weights[7] = np.nan
+    path = tmp_path / "net.npz"
+    np.savez(path, weights=weights, shape=[*shape][: 1 if wrong == "shape" else 3])
+    if wrong == "cut":
+        path.write_bytes(path.read_bytes()[:500])
+    code = main(["match", "material", str(path), "--pairs", "1", "--depth", "1"])
+    said = capsys.readouterr().err
+    assert (code, said.count("\n")) == (2, 1)
+    assert ("finite numbers are needed" in said) == (wrong in ("few", "nan"))
+
+
 def test_a_missing_torch_is_said(monkeypatch: pytest.MonkeyPatch, capsys: Any):
     monkeypatch.setitem(sys.modules, "torch", None)
     words = ["run", "--data", str(SMALL), "--ways", "torch-bag", "--batch", "64"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -86,6 +87,8 @@ def gym(
         raise InputError(f"normalise is {shown(normalise)}: True or False is needed.")
     if patience is not None and not (is_real(patience) and patience >= 1):
         raise InputError(f"patience is {patience!r}: a number from 1 on is needed, or None.")
+    if options.get(LIMIT_OPTION) is not None:
+        options[LIMIT_OPTION] = whole_number(LIMIT_OPTION, options[LIMIT_OPTION], 1)
     how = _Functions(observe, decode, normalise, squash, span, patience)
     return Gym(_Source(name, mode, options), members, episodes, how)
 
@@ -107,6 +110,25 @@ class _Functions(NamedTuple):
     squash: Squash
     span: int
     patience: float | None
+
+
+def _check_actions(space: Any, actions: Any, n: int) -> None:
+    """Raises InputError unless `decode` gave an action for each of n environments."""
+    if (kind := kind_of(space)) in ("Dict", "Tuple"):
+        return
+    given, shape = np.asarray(actions), [n, *space.shape]
+    if list(given.shape) != shape:
+        raise InputError(
+            f"decode gave actions {list(given.shape)}: {shape} are needed, one for every episode."
+        )
+    if kind != "Discrete":
+        return
+    least, most = int(space.start), int(space.start + space.n) - 1
+    if given.dtype.kind not in "iu" or not least <= given.min() <= given.max() <= most:
+        raise InputError(
+            f"decode gave actions {given.dtype} {given.min()} to {given.max()}: whole numbers from "
+            f"{least} to {most} are needed."
+        )
 
 
 class Gym:
@@ -181,6 +203,11 @@ class Gym:
             InputError: keys of another number, or outputs that do not fit the environment.
         """
         values, P, E = array_of("keys", keys), self.members, self.episodes
+        if isinstance(members, Members) and members.members != P:
+            raise InputError(
+                f"the environment was made for members={P}, and ask gave {members.members}: make "
+                "it for as many as pop."
+            )
         if values.dtype.kind not in "iu" or (values < 0).any():
             raise InputError(f"keys are {values.dtype}: words of Trainer.keys are needed.")
         words = values.astype(np.uint64, copy=False).reshape(-1)
@@ -195,24 +222,23 @@ class Gym:
         observations, returns = self._reset(words), np.zeros(P * E)
         active, steps = np.ones(P * E, np.bool_), 0
         self.lengths[:], self.truncated[:] = 0, False
-        while active.any():
-            if counts:
-                counts.add(self._numbers(observations)[active])
-            actions = self._act(members, observations, active.reshape(P, E), not steps)
-            observations, reward, terminated, truncated, _ = self._env.step(actions)
-            returns[active] += reward[active]
-            steps += 1
-            self.steps += int(np.count_nonzero(active))
-            self.lengths += active.reshape(P, E)
-            self.truncated |= (active & truncated & ~terminated).reshape(P, E)
-            active &= ~(terminated | truncated)
-            if race is not None and (lost := race.lost(steps, active, returns)).any():
-                if isinstance(self._env, Lockstep | Processes):  # others step on, unheeded
-                    self._env.rest(lost)
-                self.truncated |= lost.reshape(P, E)
-                active &= ~lost
-        if counts:
-            counts.settle()
+        with counts.counted() if counts else nullcontext():
+            while active.any():
+                if counts:
+                    counts.add(self._numbers(observations)[active])
+                actions = self._act(members, observations, active.reshape(P, E), not steps)
+                observations, reward, terminated, truncated, _ = self._env.step(actions)
+                returns[active] += reward[active]
+                steps += 1
+                self.steps += int(np.count_nonzero(active))
+                self.lengths += active.reshape(P, E)
+                self.truncated |= (active & truncated & ~terminated).reshape(P, E)
+                active &= ~(terminated | truncated)
+                if race is not None and (lost := race.lost(steps, active, returns)).any():
+                    if isinstance(self._env, Lockstep | Processes):  # others step on, unheeded
+                        self._env.rest(lost)
+                    self.truncated |= lost.reshape(P, E)
+                    active &= ~lost
         return returns.reshape(P, E)
 
     def _one_by_one(
@@ -246,6 +272,11 @@ class Gym:
         """Takes what `arrays` gave; an InputError where it is of another environment."""
         if self.normalisation:
             self.normalisation.restore(arrays)
+        elif arrays:
+            raise InputError(
+                "the checkpoint has a normalisation of observations, and the environment none: "
+                "make it with normalise=True."
+            )
 
     def close(self) -> None:
         """Ends the environments."""
@@ -275,7 +306,7 @@ class Gym:
             outputs = members(rows, begins=begins)
         else:
             outputs = members(rows)
-        if isinstance(outputs, np.ndarray) and outputs.shape[:2] != (P, E):
+        if isinstance(outputs, np.ndarray) and (outputs.ndim, *outputs.shape[:2]) != (3, P, E):
             raise InputError(
                 f"outputs are {list(outputs.shape)}: [{P}, {E}, size] are needed, of every player."
             )
@@ -285,7 +316,10 @@ class Gym:
                 f"outputs are {shapes}: one output of {self.outputs or 'any'} values is needed, or "
                 "a decode of your own."
             )
-        return self.decode(outputs.reshape(P * E, -1))
+        actions = self.decode(outputs.reshape(P * E, -1))
+        if self._functions.decode:
+            _check_actions(self._env.single_action_space, actions, P * E)
+        return actions
 
     def _reset(self, words: NDArray[np.uint64]) -> Any:
         """Begins all episodes anew; environment (p, e) by word p // (P / R) and e."""

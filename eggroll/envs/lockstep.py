@@ -59,7 +59,13 @@ class Lockstep:
         rewards, ended = np.zeros(n), np.zeros((2, n), np.bool_)
         for i, action in enumerate(actions):
             if not self._rest[i]:
-                self._seen[i], rewards[i], *ended[:, i], _ = self._envs[i].step(action)
+                found = self._envs[i].step(action)
+                if len(found) != 5:
+                    raise InputError(
+                        f"an environment's step gave {len(found)} values: observation, reward, "
+                        "terminated, truncated and info are needed."
+                    )
+                self._seen[i], rewards[i], *ended[:, i], _ = found
         self._rest |= ended.any(axis=0)
         return self._observations(), rewards, ended[0], ended[1], {}
 
@@ -133,6 +139,8 @@ class Processes:
 
     def _asked(self, what: str, each: list[Any]) -> list[Any]:
         """The answers of all processes, each of which is given its part of a list."""
+        if not self._workers:
+            raise InputError("the environments are closed: make them anew.")
         cuts = zip(self._firsts, self._firsts[1:], strict=False)
         for (_, pipe), (first, last) in zip(self._workers, cuts, strict=True):
             with suppress(OSError):  # it has ended, as its answer tells

@@ -5,7 +5,8 @@ Letters: n observations of k values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import isqrt
 from typing import Any
 
@@ -59,6 +60,17 @@ class Normalisation:
         for i, added in enumerate(values.sum(axis=0).tolist()):
             self._sums[i] += added
             self._squares[i] += (high[i] << HALF) + low[i]
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Settles what a block has counted, or forgets it where the block raises."""
+        before = self.arrays()
+        try:
+            yield
+        except BaseException:
+            self.restore(before)
+            raise
+        self.settle()
 
     def settle(self) -> None:
         """Makes what was counted the mean and the deviation of the rows from now on."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eggroll.errors import InputError, shown
-from eggroll.files import cache_folder, check_own
+from eggroll.files import cache_folder, check_own, path_of
 
 __all__ = ["Library", "World", "build", "include"]
 
@@ -26,8 +26,8 @@ LANGUAGES = {
     ".c": ("CC", "cc", "-std=c11"),
     **dict.fromkeys((".cpp", ".cc", ".cxx"), ("CXX", "c++", "-std=c++20")),
 }
-# No product is added without rounding, which would differ between machines.
-FLAGS = ("-O3", "-fPIC", "-ffp-contract=off")
+# No product is added without rounding, which would differ between machines; after other flags.
+EXACT = ("-ffp-contract=off", "-fno-associative-math", "-fno-reciprocal-math")
 FORBIDDEN_FLAGS = ("-ffast-math", "-Ofast", "-funsafe-math-optimizations")
 
 
@@ -49,10 +49,13 @@ def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
     paths = [Path(source) for source in sources]
     _check(paths, flags)
     commands = [_command(path, flags) for path in paths]
-    linker = max(commands, key=lambda command: command[0] == _compiler(".cpp")[0])
+    compilers = [_compiler(path.suffix) for path in paths]
+    linker = next(
+        (c for c, p in zip(compilers, paths, strict=True) if p.suffix != ".c"), compilers[0]
+    )
     key = hashlib.sha256(repr((platform.machine(), platform.system(), flags)).encode())
-    for path, command in zip(paths, commands, strict=True):
-        for output in (_run([command[0], "--version"]), _run([*command, "-E", "-P", str(path)])):
+    for path, command, compiler in zip(paths, commands, compilers, strict=True):
+        for output in (_run([*compiler, "--version"]), _run([*command, "-E", "-P", str(path)])):
             key.update(hashlib.sha256(output).digest())
     target = cache_folder() / "native" / f"{paths[0].stem}-{key.hexdigest()[:24]}.so"
     if not target.exists():
@@ -60,7 +63,7 @@ def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
             target.parent.mkdir(0o755, parents=True, exist_ok=True)
             check_own(target.parent, code=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                _compile(paths, commands, linker[0], flags, Path(folder) / target.name)
+                _compile(paths, commands, linker, flags, Path(folder) / target.name)
                 os.chmod(Path(folder) / target.name, 0o755)
                 os.replace(Path(folder) / target.name, target)
         except OSError as error:
@@ -95,23 +98,28 @@ def _check(paths: list[Path], flags: Sequence[str]) -> None:
 
 def _command(path: Path, flags: Sequence[str]) -> list[str]:
     """The command that compiles a source, but for what to do with it."""
-    return [*_compiler(path.suffix), *FLAGS, f"-I{include()}", *flags]
+    standard = LANGUAGES[path.suffix][2]
+    return [*_compiler(path.suffix), standard, "-O3", "-fPIC", f"-I{include()}", *flags, *EXACT]
 
 
 def _compiler(suffix: str) -> list[str]:
-    """The command of a language's compiler, with its standard.
+    """The words of a language's compiler.
 
     Raises:
         InputError: there is none.
     """
-    variable, default, standard = LANGUAGES[suffix]
-    command = shlex.split(os.environ.get(variable, "")) or [default]
+    variable, default, _ = LANGUAGES[suffix]
+    given = os.environ.get(variable, "")
+    try:
+        command = shlex.split(given) or [default]
+    except ValueError as error:
+        raise InputError(f"{variable} is {given!r} ({error}): give a compiler.") from None
     if not shutil.which(command[0]):
         raise InputError(
             f"No compiler answers to {command[0]!r}: install one (Debian and Ubuntu: 'apt install "
             f"g++', macOS: 'xcode-select --install') or set {variable}."
         )
-    return [*command, standard]
+    return command
 
 
 def include() -> Path:
@@ -120,14 +128,18 @@ def include() -> Path:
 
 
 def _compile(
-    paths: list[Path], commands: list[list[str]], linker: str, flags: Sequence[str], target: Path
+    paths: list[Path],
+    commands: list[list[str]],
+    linker: list[str],
+    flags: Sequence[str],
+    target: Path,
 ) -> None:
     """Compiles every source, and links them to the library `target`."""
     objects = []
     for i, (path, command) in enumerate(zip(paths, commands, strict=True)):
         objects.append(str(target.with_name(f"{i}.o")))
         _run([*command, "-c", str(path), "-o", objects[-1]])
-    _run([linker, "-shared", *objects, *flags, "-o", str(target)])
+    _run([*linker, "-shared", *objects, *flags, "-o", str(target)])
 
 
 def _run(command: list[str]) -> bytes:
@@ -156,9 +168,9 @@ class Library:
         Raises:
             InputError: it cannot be loaded.
         """
-        self.path = Path(path)
+        self.path = path_of(path)
         try:
-            self.handle = ctypes.CDLL(str(self.path))
+            self.handle = ctypes.CDLL(os.path.abspath(self.path))
         except OSError as error:
             raise InputError(
                 f"the library {str(self.path)!r} cannot be loaded ({error}): build it anew for "

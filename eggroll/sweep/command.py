@@ -231,9 +231,11 @@ def run_processes(phase: SearchPhase, stop: cli.Stop, progress: Progress) -> Non
             process.kill()
         raise
     if not stop.asked and (failed := sum(process.exitcode != cli.DONE for process in processes)):
+        codes = [process.exitcode or 0 for process in processes]
+        killed = f", by signal {-min(codes)}" if min(codes) < 0 else ""
         raise InputError(
-            f"{failed} of {count} workers ended early: look at what was said above, correct it and "
-            "run the same command again; finished trials stay."
+            f"{failed} of {count} workers ended early{killed}: look at what was said above, "
+            "correct it and run the same command again; finished trials stay."
         )
 
 

@@ -176,6 +176,9 @@ def print_commands(trial: FrozenTrial, path: Path) -> None:
     command = f"{invocation('train')} --config {shlex.quote(str(path))}"
     print(f"train it once more:     {command}")
     print(f"ten times the updates:  {command} --steps {longer}")
+    made = trial.user_attrs.get("updates", options.steps)
+    if made < options.steps:
+        print(f"(The trial made {made:,} of {options.steps:,} planned updates before time was up.)")
     if options.rule_class.by_steps:
         print(
             f"(The learning rate of rule {options.rule} falls over --steps: a longer run is not "
@@ -550,8 +553,9 @@ def _scatter(
     """Trials as dots, pruned ones as crosses, the best one as a star."""
     complete = [p for p in points if p.complete]
     pruned = [p for p in points if not p.complete]
-    axes.scatter([x(p) for p in pruned], [p.value for p in pruned], c=REFERENCE, s=18, lw=0.8,
-                 alpha=0.5, marker="x", label="pruned, last validation")  # fmt: skip
+    if pruned:
+        axes.scatter([x(p) for p in pruned], [p.value for p in pruned], c=REFERENCE, s=18, lw=0.8,
+                     alpha=0.5, marker="x", label="pruned, last validation")  # fmt: skip
     axes.scatter(
         [x(p) for p in complete], [p.value for p in complete], c=TRAIN, s=22, label="complete"
     )

@@ -12,6 +12,7 @@ import argparse
 import io
 import json
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,15 @@ def keep(folder: Path, runs: dict[str, training.Run], seed: int) -> None:
 
 def make_report(args: argparse.Namespace) -> None:
     """Pictures and tables."""
+    if args.folder:
+        looks = training.read_looks(args.folder / LOOKS)
+        try:
+            variance = dict(json.loads((args.folder / ABOUT).read_text())["variance"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{str(args.folder / ABOUT)!r} has no variance ({error}): give a folder of "
+                "`run --out`."
+            ) from None
     out = make_folder(args.out or args.folder or Path())
     pictures.loss_pictures(out)
     pictures.board_picture(out / "board_0.png")
@@ -94,10 +104,8 @@ def make_report(args: argparse.Namespace) -> None:
         print(f"scale fitted to {len(batch.score):,} positions: {fitted:.0f} centipawns")
         pictures.fit_picture(out / "sigmoid_wdl_fit.png", batch, fitted)
     if args.folder:
-        looks = training.read_looks(args.folder / LOOKS)
-        about = json.loads((args.folder / ABOUT).read_text())
-        pictures.curves_picture(out / "curves.png", looks, about["variance"])
-        print(report.table(looks, about["variance"]))
+        pictures.curves_picture(out / "curves.png", looks, variance)
+        print(report.table(looks, variance))
         print("\n" + report.factoriser_table(looks))
 
 
@@ -125,7 +133,7 @@ def player(word: str, folder: Path) -> match.Player:
                 flat, shape = file["weights"], Shape(*file["shape"].tolist())
             return match.of_float(path.stem, flat, shape, folder, int8=word.endswith(":int8"))
         return match.of_checkpoint(path, folder)
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
         raise InputError(
             f"{word!r} is no player ({error}): give material, or a file of `run --out`, .npz (with "
             ":int8 behind it for its quantised form) or .safetensors."

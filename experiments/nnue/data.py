@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from eggroll.errors import InputError
+from eggroll.files import check_place
 from experiments.nnue import formats, material
 from experiments.nnue.games import Rules, generate
 from experiments.nnue.pack import is_pack, read_pack, write_pack
@@ -38,10 +39,9 @@ def data_command(words: list[str]) -> None:
         _check(args.check)
     elif not args.out:
         raise InputError("--out is missing: name the pack to write, or one to --check.")
-    elif args.read:
-        _convert(args)
     else:
-        _play(args)
+        check_place("--out", str(args.out))
+        _convert(args) if args.read else _play(args)
 
 
 def parser() -> argparse.ArgumentParser:

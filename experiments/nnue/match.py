@@ -246,6 +246,13 @@ def of_float(
         InputError: it is of a feature set that does not play.
     """
     sizes = {size: features for features, size in FEATURES.items()}
+    wanted = sum(math.prod(part) for part in shape.shapes().values())
+    if min(shape) < 1 or flat.shape != (wanted,) or not np.isfinite(flat).all():
+        raise InputError(
+            f"{name!r} has weights {list(flat.shape)}: {wanted} finite numbers are needed by its "
+            f"shape {list(shape)}."
+        )
+    flat = np.ascontiguousarray(flat, np.float32)
     if shape.features not in sizes:
         raise InputError(f"{name!r} has {shape.features} features, which is no feature set.")
     features = sizes[shape.features]
