@@ -131,6 +131,13 @@ def test_names_in_a_legend(tmp_path: Path):
     assert "x" * 41 not in drawn
 
 
+def test_runs_of_one_name_are_told_apart(tmp_path: Path):
+    runs = [made_up(tmp_path / name, width=8 + i) for i, name in enumerate(("a/s8", "b/s8", "c"))]
+    drawn = text_of(pictures.compare(runs, tmp_path / "all.svg"))
+    for name in ("a/s8", "b/s8", "c"):
+        assert f" {name}: 1.100" in drawn
+
+
 def test_few_updates_are_points_and_labels_have_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

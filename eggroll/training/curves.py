@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple
@@ -324,6 +325,15 @@ def labelled(
         labels = labels or [shared_name(one) for one in series]
         series = [one._replace(label=name) for one, name in zip(series, labels, strict=True)]
     return series
+
+
+def told_apart(runs: Sequence[RunCurves], folders: Sequence[Path]) -> list[RunCurves]:
+    """The runs, those of one name with that of the folder around them."""
+    names = Counter(run.name for run in runs)
+    return [
+        replace(run, name="/".join(folder.resolve().parts[-2:])) if names[run.name] > 1 else run
+        for run, folder in zip(runs, folders, strict=True)
+    ]
 
 
 def shared_name(series: Series) -> str:

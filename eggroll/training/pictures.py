@@ -26,6 +26,7 @@ from eggroll.training.curves import (
     labelled,
     read_run,
     smooth,
+    told_apart,
 )
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def compare(
     Raises:
         InputError: a folder holds no run with that figure, or the picture cannot be written.
     """
-    runs = [read_run(folder) for folder in folders]
+    runs = told_apart([read_run(folder) for folder in folders], folders)
     metric = metric or runs[0].metrics[0]
     for folder, run in zip(folders, runs, strict=True):
         if type(run) is not type(runs[0]):

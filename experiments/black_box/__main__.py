@@ -2,7 +2,8 @@
 
 import sys
 
+from eggroll.cli import command as cli
 from experiments.black_box.run import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run(main))

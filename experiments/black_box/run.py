@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 
 import eggroll as eg
 from eggroll import engines
+from eggroll.files import check_place
 from eggroll.library.members import Model
+from experiments.arguments import positive
 from experiments.black_box.problems import PROBLEMS, PROXIES, Network, Problem
 
 matplotlib.use("Agg")
@@ -202,17 +204,19 @@ def main() -> None:
     methods = [*EVOLUTION, "random", "adam"]
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
     parser.add_argument("--methods", nargs="+", default=methods, choices=methods)
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--pop", type=int, default=128)
-    parser.add_argument("--updates", type=int, default=150)
+    parser.add_argument("--seeds", type=positive, default=4)
+    parser.add_argument("--pop", type=positive, default=128)
+    parser.add_argument("--updates", type=positive, default=150)
     parser.add_argument("--sigma-shift", type=int, default=1)
-    parser.add_argument("--adam-updates", type=int, default=200)
+    parser.add_argument("--adam-updates", type=positive, default=200)
     parser.add_argument("--learning-rate", type=float, default=0.1, help="of Adam; falls to 0")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--csv", type=Path, help="one row per look")
     parser.add_argument("--picture", type=Path, help="cost over evaluations and seconds")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     args = parser.parse_args()
+    for name in ("csv", "picture"):  # before all runs
+        check_place(f"--{name}", str(getattr(args, name) or ""))
     if args.smoke:
         args.seeds, args.pop, args.updates, args.adam_updates = 1, 16, 4, 4
     warnings.filterwarnings("ignore", message=".*hardly anything is learnt")  # seen in the result

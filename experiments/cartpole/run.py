@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -19,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import eggroll as eg
+from eggroll.errors import InputError
 from eggroll.spec import rng
+from experiments.arguments import positive
 
 HIDDEN = 32
 SOLVED = 490  # of the validation: above 475, so that other episodes pass, too
@@ -135,9 +136,9 @@ def summary(runs: list[Solved]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--pop", type=int, default=128)
-    parser.add_argument("--updates", type=int, default=200, help="at most")
+    parser.add_argument("--seeds", type=positive, default=5)
+    parser.add_argument("--pop", type=positive, default=128)
+    parser.add_argument("--updates", type=positive, default=200, help="at most")
     parser.add_argument("--learning-rate", type=float, default=0.1, help="of OpenES's Adam")
     parser.add_argument("--std", type=float, default=0.2, help="of OpenES's noise")
     parser.add_argument("--threads", type=int, default=0)
@@ -150,7 +151,9 @@ def main() -> None:
         try:
             next(METHODS[name](eg.envs.gym("CartPole-v1", members=args.pop), 0, args))
         except ModuleNotFoundError as error:
-            sys.exit(f"{error.name} is missing: pip install '.[peers]' brings it.")
+            raise InputError(
+                f"{error.name} is missing: pip install '.[peers]' brings it."
+            ) from None
     for seed in range(args.seeds):
         for name in args.methods:
             runs[name].append(solve(METHODS[name], seed, args))

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from eggroll import adamw
 from eggroll.baseline.backprop import AdamwOptions
+from eggroll.cli import command as cli
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.run import open_run
 
@@ -130,4 +131,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run(main))

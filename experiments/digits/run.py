@@ -24,11 +24,13 @@ from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
 from eggroll import engines
+from eggroll.files import check_place
 from eggroll.library.gradient_trainer import GradientTrainer
 from eggroll.library.members import Model
 from eggroll.library.trainer import Trainer
 from eggroll.networks import mlp
 from eggroll.spec.program import Program
+from experiments.arguments import positive
 
 matplotlib.use("Agg")
 
@@ -183,17 +185,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--updates", type=int, default=600, help="of Adam")
-    parser.add_argument("--evolution-updates", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--seeds", type=positive, default=5)
+    parser.add_argument("--updates", type=positive, default=600, help="of Adam")
+    parser.add_argument("--evolution-updates", type=positive, default=300)
+    parser.add_argument("--batch", type=positive, default=128)
     parser.add_argument("--learning-rate", type=float, default=0.03, help="at first; falls to 0")
-    parser.add_argument("--look", type=int, default=50, help="updates between two validations")
+    parser.add_argument("--look", type=positive, default=50, help="updates between two validations")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--csv", type=Path, help="one row per validation")
     parser.add_argument("--picture", type=Path, help="accuracy over seconds")
     parser.add_argument("--smoke", action="store_true", help="one seed, few updates")
     args = parser.parse_args()
+    for name in ("csv", "picture"):  # before all runs
+        check_place(f"--{name}", str(getattr(args, name) or ""))
     if args.smoke:
         args.seeds, args.updates, args.evolution_updates, args.look = 1, 20, 20, 10
     train, valid = load()

@@ -20,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from eggroll.baseline.backprop import gradient
+from eggroll.cli import command as cli
 from eggroll.evolution.estimators import ESTIMATORS, UpdateInput
 from eggroll.training.config import RECIPES, Config
 from eggroll.training.learner import engine_for, new_learner
@@ -125,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run(main))

@@ -19,6 +19,7 @@ import numpy as np
 
 from eggroll.errors import InputError
 from eggroll.files import make_folder, write_whole
+from experiments.arguments import positive
 from experiments.nnue import bench, data, loader_bench, match, pictures, report, training
 from experiments.nnue.loader import FEATURES
 from experiments.nnue.losses import SCALE, Loss, fitted_scale
@@ -28,13 +29,6 @@ from experiments.nnue.shape import Shape
 USUAL = ("torch-coo", "torch-bag", "native", "feedback", "token-credit", "eggroll")
 SMOKE = ("native", "feedback", "token-credit")
 LOOKS, ABOUT = "looks.csv", "about.json"
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is too few: give 1 or more.")
-    return value
 
 
 def seconds(text: str) -> float:
