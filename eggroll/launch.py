@@ -58,12 +58,20 @@ class LaunchOptions:
 
 
 def words_for_mlx(words: Sequence[str]) -> list[str]:
-    """The words as they are, which mlx.launch reads itself; but for those that ask for help."""
+    """The words as they are, which mlx.launch reads itself; but for those that ask for help.
+
+    Raises:
+        InputError: a number of ranks or a port is out of range.
+    """
     own = list(words[: words.index("--")] if "--" in words else words)
     if not words or cli.asks_for_help(own) or "--version" in own:
         cli.parse(
             LaunchOptions, own or ["--help"], command="launch", about=ABOUT, examples=EXAMPLES
         )
+    for name, most in (("-n", 1 << 16), ("--repeat-hosts", 1 << 16), ("--starting-port", 65535)):
+        given = cli.word_of(own, name)
+        if given and not (given.isascii() and given.isdigit() and 1 <= int(given) <= most):
+            raise InputError(f"{name} is {given}: a whole number from 1 to {most} is needed.")
     return list(words)
 
 

@@ -248,7 +248,9 @@ def test_a_file_without_hosts_is_named(tmp_path: Path, text: str | None):
 @pytest.mark.parametrize(
     ("words", "says"),
     [(("-n", "2", "--"), "no command stands after --"),
-     (("--hostfile", "none.json", "--", "true"), "--hostfile names no host")],
+     (("--hostfile", "none.json", "--", "true"), "--hostfile names no host"),
+     (("-n", "0", "--", "true"), "-n is 0: a whole number from 1 to 65536"),
+     (("--starting-port=-5", "--", "true"), "--starting-port is -5: a whole number from 1")],
 )  # fmt: skip
 def test_a_launch_of_nothing_is_refused(tmp_path: Path, words: tuple[str, ...], says: str):
     (tmp_path / "none.json").write_text("[]")

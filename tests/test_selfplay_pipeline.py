@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -271,3 +272,13 @@ def test_a_report_of_a_run(tmp_path, whole, capsys):
     assert capsys.readouterr().out.count("| errors carried back, int8 16 | 0 | 24 |") == 1
     assert (tmp_path / "tictactoe.png").stat().st_size > 10_000
     assert len((tmp_path / "evals.csv").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("name", ["nets/0002.json", "evals/0001.json"])
+def test_a_report_of_a_damaged_run(tmp_path, whole, capsys, name: str):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    (run / name).write_bytes((run / name).read_bytes()[:20])
+    assert main(["report", str(run), "--out", str(tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert (f"{run / name}' cannot be read" in printed, printed.count("\n")) == (True, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -62,7 +61,7 @@ def read(folder: Path) -> RunFiles:
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9]*.json"))]
+    return [settings.read_json(path) for path in sorted(folder.glob("[0-9]*.json"))]
 
 
 def report(folders: Sequence[Path], out: Path, table: Path | None = None) -> list[str]:

@@ -89,7 +89,7 @@ class Run:
 
     def signature(self, k: int) -> str:
         """The signature of the network of iteration k."""
-        found: str = json.loads(self.facts("nets", k).read_text())["signature"]
+        found: str = settings.read_json(self.facts("nets", k))["signature"]
         return found
 
     def note(self, stage: str, k: int, began: float, **figures: Any) -> None:

@@ -22,7 +22,7 @@ from eggroll.files import make_folder, write_whole
 from experiments.selfplay import play, shards
 from experiments.selfplay.learners import new
 from experiments.selfplay.pipeline import Run
-from experiments.selfplay.settings import REWARDS, Settings
+from experiments.selfplay.settings import REWARDS, Settings, read_json
 
 STAGES = {"terminal": "RWD-0", "document": "RWD-1", "mended": "RWD-1, mended"}
 GATES = {"decisive_game_ratio": 0.01, "nonzero_ratio": 0.01, "draw_game_ratio": 0.99,
@@ -164,7 +164,7 @@ def scaled(runs: list[Path]) -> list[str]:
     ]
     for folder in runs:
         run = Run(folder)
-        rows = [json.loads(p.read_text()) for p in sorted((folder / "games").glob("[0-9]*.json"))]
+        rows = [read_json(p) for p in sorted((folder / "games").glob("[0-9]*.json"))]
         if not rows:
             raise InputError(f"{str(folder)!r} has no games yet: run 'selfplay' first.")
         end = rows[-max(1, len(rows) // 4) :]

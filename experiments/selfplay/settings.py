@@ -198,3 +198,15 @@ SMOKE: dict[str, Any] = {
     "iterations": 2, "games": 16, "chunk": 8, "simulations": 8, "updates": 4, "batch": 64,
     "eval_games": 4, "eval_every": 1,
 }  # fmt: skip
+
+
+def read_json(path: Path) -> Any:
+    """What a file of a run holds.
+
+    Raises:
+        InputError: it is not there, or damaged.
+    """
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{str(path)!r} cannot be read ({error}): restore it.") from None
