@@ -85,6 +85,7 @@ def test_a_sweep_has_the_given_options_first_and_goes_on(
     ended = eggroll("finetune", *words, "--sweep", "6", "--tokens", "7")
     assert (ended.code, len(trials(folder))) == (2, 5)
     assert "was begun with tokens 6, not 7" in ended.err
+    assert "give the same options, or another --out." in ended.err
     reward = tmp_path / "mine.py"
     reward.write_text(reward.read_text() + "\n")
     ended = eggroll("finetune", *words, "--sweep", "6")

@@ -182,6 +182,7 @@ def test_other_text_does_not_join(call: Command, tmp_path: Path, text: Path):
     ended = call(*words, "--trials", 2, main=command.main)
     assert ended.code == 2
     assert "study 'words' was begun with text" in ended.err
+    assert "give the same options, or another --study and --out." in ended.err
 
 
 def test_other_threads_may_join(call: Command, swept: Path):

@@ -64,7 +64,7 @@ def prepare_study(
     place: str,
     *,
     named: str = "",
-    option: str = "--study",
+    option: str = "--study and --out",
 ) -> optuna.Study:
     """A study ready for more trials: new with `first` as its first one, or an old one that fits.
 
@@ -99,7 +99,7 @@ def begun_otherwise(
     old, new = begun.get(name), settings.get(name)
     return InputError(
         f"{study} was begun with {name} {old!r}, not {new!r}, and only equal trials "
-        f"compare: give the same options, or another {option} and --out."
+        f"compare: give the same options, or another {option}."
     )
 
 
