@@ -61,13 +61,15 @@ def words_for_mlx(words: Sequence[str]) -> list[str]:
     """The words as they are, which mlx.launch reads itself; but for those that ask for help.
 
     Raises:
-        InputError: a number of ranks or a port is out of range.
+        InputError: there is no command, or a number of ranks or a port is out of range.
     """
     own = list(words[: words.index("--")] if "--" in words else words)
     if not words or cli.asks_for_help(own) or "--version" in own:
         cli.parse(
             LaunchOptions, own or ["--help"], command="launch", about=ABOUT, examples=EXAMPLES
         )
+    if words[-1:] == ["--"]:
+        raise InputError("no command stands after --: give that of the ranks.")
     for name, most in (("-n", 1 << 16), ("--repeat-hosts", 1 << 16), ("--starting-port", 65535)):
         given = cli.word_of(own, name)
         if given and not (given.isascii() and given.isdigit() and 1 <= int(given) <= most):
@@ -83,8 +85,6 @@ def run_mlx_launch(words: Sequence[str]) -> int:
     """
     codes: list[int] = []
     launch = _mlx_launch()
-    if words[-1:] == ["--"]:
-        raise InputError("no command stands after --: give that of the ranks.")
     original, argv = launch._launch_with_io, sys.argv
     launch._launch_with_io = partial(_run_ranks, codes)
     sys.argv = ["mlx.launch", *words]

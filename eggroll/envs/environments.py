@@ -200,7 +200,8 @@ class Gym:
                 2i and 2i + 1, play the same episodes, a pure function of the words.
 
         Raises:
-            InputError: keys of another number, or outputs that do not fit the environment.
+            InputError: keys or members of another number, or outputs or actions that do not fit the
+                environment.
         """
         values, P, E = array_of("keys", keys), self.members, self.episodes
         if isinstance(members, Members) and members.members != P:

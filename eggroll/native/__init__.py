@@ -48,8 +48,8 @@ def build(*sources: str | Path, flags: Sequence[str] = ()) -> Library:
         raise InputError(f"the source {shown(others[0])} is no path: give that of a file.")
     paths = [Path(source) for source in sources]
     _check(paths, flags)
-    commands = [_command(path, flags) for path in paths]
     compilers = [_compiler(path.suffix) for path in paths]
+    commands = [_command(c, p, flags) for c, p in zip(compilers, paths, strict=True)]
     linker = next(
         (c for c, p in zip(compilers, paths, strict=True) if p.suffix != ".c"), compilers[0]
     )
@@ -96,10 +96,10 @@ def _check(paths: list[Path], flags: Sequence[str]) -> None:
         )
 
 
-def _command(path: Path, flags: Sequence[str]) -> list[str]:
+def _command(compiler: list[str], path: Path, flags: Sequence[str]) -> list[str]:
     """The command that compiles a source, but for what to do with it."""
     standard = LANGUAGES[path.suffix][2]
-    return [*_compiler(path.suffix), standard, "-O3", "-fPIC", f"-I{include()}", *flags, *EXACT]
+    return [*compiler, standard, "-O3", "-fPIC", f"-I{include()}", *flags, *EXACT]
 
 
 def _compiler(suffix: str) -> list[str]:

@@ -72,7 +72,10 @@ def join(limit: float) -> WatchedRanks | None:
 
 @contextlib.contextmanager
 def _patience() -> Iterator[None]:
-    """Interrupts MLX's wait after START_SECONDS; other signals end this process at once."""
+    """Interrupts MLX's wait after START_SECONDS, and ends this process where it goes on as long.
+
+    Other signals end it at once.
+    """
     handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
     handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda number, frame: None)
     signal.setitimer(signal.ITIMER_REAL, START_SECONDS, 1)

@@ -60,11 +60,6 @@ def table_of_labels(loss: Loss) -> NDArray[np.int8]:
     return np.rint(ONE * np.array(found)).astype(np.int8)
 
 
-def labels(loss: Loss, batch: Batch) -> NDArray[np.int8]:
-    """Targets in 1/127, int8 [B]."""
-    return native.looked_up(table_of_labels(loss), batch)
-
-
 def plain_rows(ft: NDArray[np.int8], features: str) -> NDArray[np.int8]:
     """Rows of a factorised set as those of HalfKP; sums are held at +-127."""
     held: NDArray[np.int8] = np.clip(coalesce(ft, features), -ONE, ONE).astype(np.int8)
