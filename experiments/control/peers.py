@@ -80,11 +80,11 @@ def first_weights(sizes: tuple[int, ...], seed: int) -> dict[str, NDArray[np.flo
 
 def evolve(name: str, peer: Peer, env: Any, hidden: tuple[int, ...], seed: int) -> Iterator[Any]:
     """Trains by an update per item; an item is a function of rows, of the mean of the strategy."""
+    sizes = (env.inputs, *hidden, env.outputs)
+    es = compiled(name, peer, env.members, sizes, not env.draws)  # says what is missing
     import jax
     import jax.numpy as jnp
 
-    sizes = (env.inputs, *hidden, env.outputs)
-    es = compiled(name, peer, env.members, sizes, not env.draws)
     strategy, params = es.strategy, es.params
     weights = {key: jnp.asarray(w) for key, w in first_weights(sizes, seed).items()}
     key = jax.random.key(seed)

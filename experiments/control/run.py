@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import csv
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import eggroll as eg
-from eggroll.errors import InputError
+from eggroll.cli import command as cli
 from eggroll.spec import rng
 from experiments.control import ppo
 from experiments.control.peers import Peer, evolve
@@ -187,11 +186,7 @@ def main(words: list[str] | None = None) -> int:
     if args.smoke:
         args.seeds, args.updates = 1, 2
     warnings.filterwarnings("ignore", message=".*hardly anything is learnt")  # seen in the result
-    try:
-        runs = bench(args)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    runs = bench(args)
     for name in args.tasks:
         for method in args.methods:
             found = [run for run in runs if (run.task, run.method) == (name, method)]
@@ -201,4 +196,4 @@ def main(words: list[str] | None = None) -> int:
             writer = csv.writer(file)
             writer.writerow(Run._fields)
             writer.writerows(runs)
-    return 0
+    return cli.DONE

@@ -13,6 +13,7 @@ import mlx.optimizers as optim
 from mlx_lm.models import llama
 
 from eggroll import lm
+from experiments.arguments import only_help
 
 ROWS, PROMPT, NEW = 64, 16, 16
 
@@ -85,4 +86,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    only_help(__doc__)
     main()

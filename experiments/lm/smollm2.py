@@ -14,12 +14,16 @@ same numbers in float32, which MLX multiplies many times faster on a CPU that ha
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+
+from eggroll.cli import command as cli
+from eggroll.errors import InputError
 
 NAMES = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
@@ -36,7 +40,12 @@ QUANTIZATION = {
 
 def convert(source: str, target: str, form: str = "affine") -> None:
     """Writes the model of a GGUF file into a folder that mlx-lm loads; form: affine or float."""
-    arrays, facts = mx.load(source, return_metadata=True)  # type: ignore[misc]
+    if not Path(source).is_file():
+        raise InputError(f"{source!r} is no file: give the package's GGUF file.")
+    try:
+        arrays, facts = mx.load(source, return_metadata=True)  # type: ignore[misc]
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"{source!r} is no GGUF file that can be read ({error}).") from None
 
     def fact(name: str) -> float:
         return float(facts[name].item())
@@ -172,5 +181,23 @@ def judge(run: str) -> None:
             print(f"  {command.text_of(row)} -> {answer!r}")
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    works = parser.add_subparsers(dest="work", required=True)
+    of = works.add_parser("convert", help="a GGUF file into a folder that mlx-lm loads")
+    of.add_argument("source", help="SmolLM2's GGUF file, Q4_1")
+    of.add_argument("target", help="the folder")
+    of.add_argument("form", nargs="?", choices=("affine", "float"), default="affine")
+    of = works.add_parser("data", help="prompts for eggroll finetune")
+    of.add_argument("target", help="a file of JSON lines")
+    of = works.add_parser("judge", help="answers to held-out prompts, before and after a run")
+    of.add_argument("run", help="the folder of a fine-tune")
+    given = vars(parser.parse_args())
+    {"convert": convert, "data": data, "judge": judge}[given.pop("work")](**given)
+    return cli.DONE
+
+
 if __name__ == "__main__":
-    {"convert": convert, "data": data, "judge": judge}[sys.argv[1]](*sys.argv[2:])
+    sys.exit(cli.run(main))

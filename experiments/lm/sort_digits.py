@@ -22,6 +22,8 @@ import numpy as np
 from mlx_lm.models import llama
 from mlx_lm.models.base import create_attention_mask
 
+from experiments.arguments import only_help
+
 EQUALS, END, VOCABULARY = 10, 11, 12
 ROWS, ANSWER = 512, 4  # rows of an update; new tokens
 WRONG = 0.35  # share of wrong answers in pretraining
@@ -247,4 +249,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    only_help(__doc__)
     main()

@@ -16,6 +16,7 @@ from typing import Any
 from eggroll import lm
 from eggroll.lm import generation
 from eggroll.lm.generation import DrawSettings, Requests
+from experiments.arguments import only_help
 from experiments.lm.memory import Numbers, model_of
 
 ROWS, PROMPT, NEW, ROUNDS = 64, 32, 32, 7
@@ -56,4 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    only_help(__doc__)
     main()

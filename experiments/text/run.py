@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from pathlib import Path
 from eggroll import adamw
 from eggroll.baseline.backprop import AdamwOptions
 from eggroll.cli import command as cli
+from eggroll.errors import InputError
 from eggroll.files import METRICS, Row
 from eggroll.sweep.plan import updates_within
 from eggroll.training import folder as runlog
@@ -92,6 +94,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(f"runs/text-{time.strftime('%H%M%S')}"))
     parser.add_argument("--csv", type=Path, help="one row per run")
     args = parser.parse_args()
+    for name, given in (("minutes", args.minutes), ("seeds", [args.seeds])):
+        if not 0 < min(given) <= max(given) < math.inf:
+            raise InputError(f"--{name} is {min(given)}: a number above 0 is needed.")
     extra = {k: v for k in ("width", "layers", "data") if (v := vars(args)[k])}
     rows = []
     for minutes in args.minutes:

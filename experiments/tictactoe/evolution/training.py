@@ -22,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import eggroll as eg
+from eggroll.cli import command as cli
 from eggroll.errors import InputError
+from experiments.arguments import positive
 from experiments.tictactoe import game, judges, metrics
 from experiments.tictactoe.evolution import worlds
 
@@ -87,7 +89,7 @@ def recipe(method: str, net: str, estimator: str = "token-credit", **changes: An
     """The settings of a method with a network.
 
     Raises:
-        InputError: the method, the network or a setting is unknown.
+        InputError: the method, the network or a setting is unknown, or of another type.
     """
     for what, given, known in (("method", method, METHODS), ("net", net, NETS)):
         if given not in known:
@@ -100,6 +102,10 @@ def recipe(method: str, net: str, estimator: str = "token-credit", **changes: An
         raise InputError(
             f"setting {min(unknown)!r} is unknown: the settings are {', '.join(asdict(found))}."
         )
+    for name, value in changes.items():
+        kind = type(getattr(found, name))
+        if type(value) is not kind and (kind, type(value)) != (float, int):
+            raise InputError(f"{name} is {value!r}: {kind.__name__} is needed.")
     return replace(found, **changes)
 
 
@@ -283,7 +289,18 @@ def policy_of(folder: str | Path) -> NDArray[np.int64]:
     return game.greedy_moves(x)
 
 
-def main() -> None:
+def setting(word: str) -> tuple[str, Any]:
+    """A word of --set."""
+    name, _, value = word.partition("=")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is no setting: NAME=VALUE is needed, of JSON, as in pop=64."
+        ) from None
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", choices=METHODS, required=True)
     parser.add_argument("--net", choices=NETS, default="64")
@@ -291,14 +308,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, required=True, help="gets a folder for every seed")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--looks", type=int, default=50)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="of the recipe")
+    parser.add_argument("--looks", type=positive, default=50)
+    parser.add_argument(
+        "--set", type=setting, nargs="*", default=[], metavar="NAME=VALUE", help="of the recipe"
+    )
     parser.add_argument("--smoke", action="store_true", help="a few updates")
     args = parser.parse_args()
-    changes = {}
-    for word in args.set:
-        name, _, value = word.partition("=")
-        changes[name] = json.loads(value)
+    changes = dict(args.set)
     for seed in args.seeds:
         out = args.out / f"{args.method}-{args.net}-{args.estimator}-{seed}"
         train(
@@ -306,3 +322,4 @@ def main() -> None:
             smoke=args.smoke, show=lambda text: print(text, flush=True),
             estimator=args.estimator, **changes,
         )  # fmt: skip
+    return cli.DONE
