@@ -373,16 +373,45 @@ def test_calls_out_of_order() -> None:
     with pytest.raises(InputError, match="update that is over"):
         members.generate(["a"])
     for call, sentence in (
-        (lambda m: m.generate([]), "prompts are none"),
+        (lambda m: m.generate([]), r"prompts are \[\]: a list of one or more"),
         (lambda m: m.generate([3.5]), "token ids or messages"),
         (lambda m: m.generate([""]), "no tokens"),
         (lambda m: m.generate(["a"], tokens=0), "tokens is 0"),
         (lambda m: m.generate(["a"], temperature=-1), "temperature is -1"),
         (lambda m: m.generate([["a"]] * 3), "of 3 pairs"),
         (lambda m: m.loss(["a"]), "no token to score"),
+        (lambda m: m.generate("hello"), "prompts are 'hello': a list"),
+        (lambda m: m.generate(None), "prompts are None: a list"),
+        (lambda m: m.generate([["a"], 5]), "prompts of a pair are 5: a list"),
+        (lambda m: m.generate(["a"], stop=None), "stop is None"),
+        (lambda m: m.generate(["a"], stop=[""]), "stop is"),
+        (lambda m: m.generate([[999999]]), r"has the token 999999: the model has 0 to \d+"),
+        (lambda m: m.generate([[3, -5]]), "has the token -5"),
+        (lambda m: m.loss("ab"), "texts are 'ab': a list"),
+        (lambda m: m.loss(["ab"], prompts="a"), "prompts are 'a': a list"),
     ):
         with pytest.raises(InputError, match=sentence):
             call(es.ask())
+
+
+@pytest.mark.parametrize("learn", ["adapter:4", "dense"])
+def test_a_closed_trainer_saves_what_it_learnt_and_writes_no_more(learn: str, tmp_path: Path):
+    with moved(trainer("llama", 32, learn)) as es:
+        es.save_adapter(tmp_path / "open")
+    es.save_adapter(tmp_path / "closed")
+    one, other = (tmp_path / name / "adapters.safetensors" for name in ("open", "closed"))
+    assert one.read_bytes() == other.read_bytes()
+    for call in (es.ask, lambda: es.generate(["a"]), lambda: es.loss(["ab"])):
+        with pytest.raises(InputError, match="This trainer is closed"):
+            call()
+
+
+def test_options_of_a_trainer_that_goes_on_have_their_types(tmp_path: Path) -> None:
+    es = trainer("llama", 32, "adapter:4")
+    es.save(tmp_path / "saved")
+    for wrong in ("9", True, 2.0):
+        with pytest.raises(InputError, match=r"steps is .*: int is needed"):
+            Trainer.load(tmp_path / "saved", (tiny(), Letters()), steps=wrong)
 
 
 def test_sigma_rises_where_members_write_the_same() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from eggroll import InputError
 from eggroll.__main__ import main as all_commands
 from eggroll.files import CHECKPOINT, CONFIG, METRICS, REPLAY
 from eggroll.lm import Trainer, record, rewards
+from eggroll.lm.command import read_rows, reward_of
 from eggroll.lm.rewards import score
 from eggroll.ranks import Ranks
 from eggroll.training.replay_log import CHECK, header_of, records
@@ -453,6 +455,9 @@ def test_options_of_a_run_stay(task: list[str], tmp_path: Path, eggroll: Command
     ended = eggroll("finetune", "--resume", str(run), "--steps", "8")
     assert ended.code == 0, ended.err
     assert record.replayed(run)[1].step == 8
+    assert eggroll("replay", str(run), "--adapter", str(tmp_path / "of8")).code == 0
+    for name in ("adapters.safetensors", "adapter_config.json"):  # no longer that of update 6
+        assert (run / "adapter" / name).read_bytes() == (tmp_path / "of8" / name).read_bytes()
     ended = eggroll("finetune", *task)
     assert (ended.code, f"--resume {run}, or give another --out" in ended.err) == (2, True)
     ended = eggroll("finetune", "--resume", str(tmp_path))
@@ -485,6 +490,24 @@ def test_prompts_that_moved_are_given_anew(
         ended = eggroll("finetune", "--resume", str(tmp_path / "run"), "--steps", steps, *given)
         assert ended.code == 0, ended.err
     assert record.replayed(tmp_path / "run")[1].step == 3
+
+
+def test_a_model_that_moved_is_given_anew(
+    task: list[str], tmp_path: Path, saved: dict[tuple[str, int], Path], eggroll: Command
+) -> None:
+    here = tmp_path / "here"
+    shutil.copytree(saved["llama", 32], here)
+    words = changed(changed(task, "--model", str(here)), "--steps", "1")
+    assert eggroll("finetune", *words).code == 0
+    resume = ("finetune", "--resume", str(tmp_path / "run"), "--steps", "2")
+    there = here.rename(tmp_path / "there")
+    ended = eggroll(*resume)
+    assert (ended.code, f"cannot load the model '{here}'" in ended.err) == (2, True)
+    ended = eggroll(*resume, "--model", str(saved["llama", 8]))
+    assert ended.code == 2
+    assert "another model" in ended.err
+    ended = eggroll(*resume, "--model", str(there))
+    assert ended.code == 0, ended.err
 
 
 def test_a_run_without_digests_goes_on(task: list[str], tmp_path: Path, eggroll: Command) -> None:
@@ -556,7 +579,69 @@ def test_a_field_that_rows_lack_is_named(
     assert ended.code == 0, ended.err
 
 
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"prompt": ""}, "has no tokens"),
+        ({"prompt": "a\ud800"}, "cannot be given to the model"),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "chat_template"),
+        ({"messages": [{"role": "user"}]}, 'or "messages", objects with "role" and "content"'),
+        ({"messages": "hello"}, 'or "messages", objects with "role" and "content"'),
+        ({"messages": [1, 2]}, 'or "messages", objects with "role" and "content"'),
+    ],
+)
+def test_rows_that_no_model_takes_are_named_at_once(
+    task: list[str], tmp_path: Path, eggroll: Command, row: dict[str, Any], sentence: str
+) -> None:
+    with (tmp_path / "prompts.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    ended = eggroll("finetune", *task)
+    assert ended.code == 2
+    assert sentence in ended.err
+    assert f"{row}"[:20] in ended.err or "line 21 of" in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_lines_end_where_json_says(tmp_path: Path) -> None:
+    path = tmp_path / "odd.jsonl"
+    texts = ["one\u2028two", "three\u0085four"]
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    assert [row["prompt"] for row in read_rows(str(path))] == texts
+
+
+def test_a_reward_may_use_dataclasses_and_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_reward.py").write_text("WORTH = 3\n")
+    (tmp_path / "mine.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "from beside_the_reward import WORTH\n@dataclass\nclass Worth:\n    value: float\n"
+        "def reward(prompt, answer):\n    return Worth(WORTH).value\n"
+    )
+    assert reward_of(f"{tmp_path / 'mine.py'}:reward")("", "") == 3
+
+
 # Rewards.
+
+
+def test_a_reward_that_leaves_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import sys\nsys.exit()\n")
+    with pytest.raises(InputError, match="SystemExit"):
+        reward_of(f"{tmp_path / 'mine.py'}:reward")
+    with pytest.raises(InputError, match="the reward raised 'SystemExit: 3' for prompt 'p'"):
+        score(lambda prompt, answer: sys.exit(3), "p", "a", {}, 0)
+
+
+def test_a_reward_cannot_change_its_row() -> None:
+    row = {"numbers": [1, 2, 3]}
+    for _ in range(2):
+        assert score(lambda prompt, answer, row: row["numbers"].pop(), "p", "a", row, 0) == 3
+    assert row == {"numbers": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("value", ["3", b"3", 1e101, -1e300, float("inf"), None, [1]])
+def test_what_is_no_reward_is_named(value: Any) -> None:
+    with pytest.raises(InputError, match=r"the reward gave .* for prompt 'p' and answer 'a'"):
+        score(lambda prompt, answer: value, "p", "a", {}, 0)
 
 
 def test_ready_rewards() -> None:
@@ -577,9 +662,16 @@ def test_ready_rewards() -> None:
         (rewards.countdown(), "__import__('os').getpid()", 0), (rewards.countdown(), "", 0),
         (rewards.countdown(), "2 ** 3", 0), (rewards.classified(len), "abc", 3),
         (rewards.weighted((1, rewards.exact()), (0.5, rewards.length(1, 1))), "42", 1.5),
+        (rewards.weighted((2, lambda prompt, answer: len(answer))), "abc", 6),
+        (rewards.contains(), "it is -42", 0), (rewards.contains(), "it is 42.5", 0),
+        (rewards.contains(), "1.42", 0), (rewards.contains(), "$42, or", 1),
+        (rewards.valid_json(), "NaN", 0), (rewards.valid_json(), '{"a": -Infinity}', 0),
+        (rewards.valid_python(), "```Python3\nf(2)\n```", 1),
     ]  # fmt: skip
     for reward, answer, value in cases:
         assert reward("", answer, row) == pytest.approx(value), answer
+    between = {"target": 2.5, "numbers": [5, 2]}
+    assert [rewards.countdown()("", text, between) for text in ("5 / 2", "2")] == [1, 0.1]
 
 
 def test_schemas() -> None:
@@ -599,6 +691,15 @@ def test_schemas() -> None:
         assert fits("", text, {}) == value, text
     with pytest.raises(InputError, match="'pattern', which is not checked"):
         rewards.valid_json({"type": "string", "pattern": "a"})
+    for wrong, sentence in (
+        ({"type": ["string", "null"]}, "the schema has type"),
+        ({"enum": 5}, "the schema has enum 5: an array"),
+        ({"required": 5}, "the schema has required 5: an array"),
+        ({"properties": [1]}, r"the schema has properties \[1\]: an object"),
+        ({"additionalProperties": {}}, "the schema has additionalProperties"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            rewards.valid_json(wrong)
     with pytest.raises(InputError, match="no regular expression"):
         rewards.matches("(")
 

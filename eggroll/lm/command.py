@@ -137,7 +137,7 @@ def read_rows(path: str) -> list[Row]:
     """
     try:
         with open_regular(Path(path)) as file:
-            lines = file.read().decode().splitlines()
+            lines = file.read().decode("utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
         raise InputError(
             f"--data {path!r} cannot be read ({error!s:.100}): give a file with a JSON object a "
@@ -149,16 +149,23 @@ def read_rows(path: str) -> list[Row]:
             continue
         try:
             row = json.loads(line)
-            good = isinstance(row["prompt"], str) if "prompt" in row else bool(row["messages"])
+            good = isinstance(row["prompt"], str) if "prompt" in row else _is_chat(row["messages"])
         except (ValueError, KeyError, TypeError, RecursionError):
             good = False
         if not good:
             raise InputError(
                 f'line {number} of {path!r} is {shown(line)}: a JSON object with "prompt", a text, '
-                'or "messages" is needed.'
+                'or "messages", objects with "role" and "content", is needed.'
             )
         rows.append(row)
     return rows
+
+
+def _is_chat(messages: Any) -> bool:
+    return bool(messages) and all(
+        isinstance(one, dict) and isinstance(one.get("role"), str) and "content" in one
+        for one in messages
+    )
 
 
 def task_of(rows: Sequence[Row], held_out: int, prompts: int, seed: int) -> Task:
@@ -185,7 +192,7 @@ def rows_of_update(rows: Sequence[Row], update: int, count: int, seed: int) -> l
 
 def text_of(row: Row) -> str:
     """A row's prompt as the reward gets it: of a chat the last message."""
-    return str(row["prompt"] if "prompt" in row else row["messages"][-1].get("content", ""))
+    return str(row["prompt"] if "prompt" in row else row["messages"][-1]["content"])
 
 
 def prompt_of(row: Row, chat: bool) -> Any:
@@ -205,15 +212,17 @@ def reward_of(name: str) -> Callable[..., Any]:
         ready: Callable[..., Any] = rewards.BY_NAME[name]()
         return ready
     path, _, function = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location("reward", path) if path else None
+    spec = importlib.util.spec_from_file_location("eggroll_reward", path) if path else None
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise InputError(
             f"--reward {name!r} is no FILE.py:FUNCTION: give one, or {', '.join(rewards.BY_NAME)}."
         )
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look
+    sys.path.append(str(Path(path).resolve().parent))  # what lies beside it can be imported
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"the file of --reward {name!r} fails ({type(error).__name__}: {error!s:.200}): "
             "correct it."
@@ -311,15 +320,18 @@ def tune(options: FinetuneOptions, ranks: Ranks) -> Tuned:
 
     task, reward = ranks.together(task_and_reward)
     with ExitStack() as stack:
-        es = ranks.together(lambda: stack.enter_context(begin(options, ranks)))
+        es = ranks.together(lambda: stack.enter_context(begin(options, ranks, task)))
         es.agree(lambda: digests(options))
         stack.enter_context(correctable(es))
         run = Finetune(options, es, task, reward)
-        if not es.step:
-            es.notes |= ranks.from_first(lambda: run.judge() | {"samples": run.answers[:SHOWN]})
-        first = es.notes["held_out"]
         folder = Path(ranks.from_first(lambda: str(folder_of(es))))
         hint = f"go on with eggroll finetune --resume {shlex.quote(str(folder))}"
+        if not es.step:
+            try:
+                es.notes |= ranks.from_first(lambda: run.judge() | {"samples": run.answers[:SHOWN]})
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(f"Interrupted before the first update; {hint}.") from None
+        first = es.notes["held_out"]
         if isinstance(ranks, WatchedRanks):
             ranks.watch.resume = f"; {hint}"
         if es.log:
@@ -397,7 +409,7 @@ def sweep(options: FinetuneOptions) -> Tuned:
     return Tuned()
 
 
-def begin(options: FinetuneOptions, ranks: Ranks) -> ModelTrainer:
+def begin(options: FinetuneOptions, ranks: Ranks, task: Task) -> ModelTrainer:
     """The trainer of a new run, or of the one that goes on, which rank 0 alone reads."""
     learning = {name: getattr(options, name) for name in LEARNING}
     if ranks.rank:
@@ -405,13 +417,28 @@ def begin(options: FinetuneOptions, ranks: Ranks) -> ModelTrainer:
     notes = {"command": asdict(options), "digests": digests(options)}
     if options.resume:
         changes = {name: getattr(options, name) for name in record.CHANGEABLE}
-        es = ModelTrainer.load(options.resume, ranks=ranks, **changes)
+        es = ModelTrainer.load(options.resume, options.model, ranks=ranks, **changes)
         es.notes |= notes
         return es
     if options.out:
         check_free(Path(options.out))
-    folder = options.out or new_folder("", options.data)
-    return ModelTrainer(options.model, out=folder, ranks=ranks, notes=notes, **learning)
+    es = ModelTrainer(options.model, ranks=ranks, notes=notes, **learning)
+    check_prompts(es, options, task)
+    es.write_into(options.out or new_folder("", options.data))
+    return es
+
+
+def check_prompts(es: ModelTrainer, options: FinetuneOptions, task: Task) -> None:
+    """Raises InputError where the model cannot be given the prompt of a row."""
+    template = options.chat and getattr(es.tokenizer, "has_chat_template", False)
+    for row in (*task.train, *task.held_out):
+        try:
+            es.encoded([prompt_of(row, template)])
+        except Exception as error:  # of a tokenizer or a chat's template
+            raise InputError(
+                f"the prompt of the row {shown(dict(row))} in {options.data!r} cannot be given to "
+                f"the model ({error!s:.200}): correct it."
+            ) from error
 
 
 @contextmanager
@@ -480,8 +507,7 @@ def finish(run: Finetune, folder: Path, first: float) -> None:
     """The adapter, the samples and the last words of a run."""
     es = run.trainer
     adapter = folder / ADAPTER
-    if not adapter.exists():
-        es.save_adapter(adapter)
+    es.save_adapter(adapter, again=True)
     if not hasattr(run, "answers"):
         run.judge()
     write_whole(folder / SAMPLES, run.samples().encode())

@@ -7,9 +7,9 @@ row: the object of a line of prompts.jsonl, in which a reward may find the right
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import json
-import math
 import re
 import signal
 import threading
@@ -46,8 +46,10 @@ def contains(field: str = "answer") -> Reward:
     """1 if the row's answer stands somewhere in the text, as a whole word."""
 
     def reward(prompt: str, answer: str, row: Row) -> float:
-        wanted = re.escape(str(_field(row, field)).strip())
-        return float(re.search(rf"(?<!\w){wanted}(?!\w)", answer) is not None)
+        wanted = str(_field(row, field)).strip()
+        # A number is no part of another.
+        before, after = (r"(?<![\w.-])", r"(?!\w|\.\d)") if _is_number(wanted) else WHOLE
+        return float(re.search(before + re.escape(wanted) + after, answer) is not None)
 
     return reward
 
@@ -74,7 +76,7 @@ def valid_json(schema: Mapping[str, Any] | None = None) -> Reward:
 
     def reward(prompt: str, answer: str, row: Row) -> float:
         try:
-            value = json.loads(answer)
+            value = json.loads(answer, parse_constant=_number_of_json)
         except (ValueError, RecursionError):
             return 0.0
         return 1.0 if schema is None or _fits(value, schema) else 0.2
@@ -82,6 +84,15 @@ def valid_json(schema: Mapping[str, Any] | None = None) -> Reward:
     return reward
 
 
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"-?[\d.]+", text) is not None
+
+
+def _number_of_json(name: str) -> float:
+    raise ValueError(f"{name} is none of JSON's numbers")
+
+
+WHOLE: Final = r"(?<!\w)", r"(?!\w)"
 KNOWN: Final = {"type", "required", "properties", "items", "enum", "additionalProperties"}
 
 
@@ -93,7 +104,18 @@ def _check_schema(schema: Any) -> None:
             f"the schema has {unknown[0]!r}, which is not checked: use {', '.join(sorted(KNOWN))}, "
             "or a reward of your own."
         )
-    if "type" in schema and schema["type"] not in JSON_TYPES:
+    kinds = {"enum": list, "required": list, "properties": Mapping, "items": Mapping}
+    for name, kind in kinds.items():
+        if name in schema and not isinstance(schema[name], kind):
+            raise InputError(
+                f"the schema has {name} {shown(schema[name])}: "
+                f"{'an array' if kind is list else 'an object'} is needed."
+            )
+    if not isinstance(more := schema.get("additionalProperties", True), bool):
+        raise InputError(
+            f"the schema has additionalProperties {shown(more)}: true and false are checked."
+        )
+    if "type" in schema and not (isinstance(schema["type"], str) and schema["type"] in JSON_TYPES):
         raise InputError(
             f"the schema has type {shown(schema['type'])}: one of {', '.join(JSON_TYPES)} is "
             "needed."
@@ -125,7 +147,7 @@ def valid_python() -> Reward:
     """1 if the answer, or the first fenced block in it, is Python that parses; it is never run."""
 
     def reward(prompt: str, answer: str, row: Row) -> float:
-        fenced = re.search(r"```(?:python|py)?\s*\n(.*?)```", answer, re.DOTALL)
+        fenced = re.search(r"```(?:python3?|py)?\s*\n(.*?)```", answer, re.DOTALL | re.IGNORECASE)
         text = fenced[1] if fenced else answer
         if not text.strip():
             return 0.0
@@ -159,14 +181,15 @@ def countdown(target: str = "target", numbers: str = "numbers") -> Reward:
     """
 
     def reward(prompt: str, answer: str, row: Row) -> float:
-        given, wanted = Counter(map(int, _field(row, numbers))), int(_field(row, target))
+        given = Counter(Fraction(str(number)) for number in _field(row, numbers))
+        wanted = Fraction(str(_field(row, target)))
         lines = [line for line in answer.strip().splitlines() if line.strip()]
         text = lines[-1].split("=")[0] if lines else ""
         try:
             value, used = _computed(ast.parse(text.strip(), mode="eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
             return 0.0
-        if Counter(used) - given:
+        if Counter(map(Fraction, used)) - given:
             return 0.0
         return 1.0 if value == wanted else 0.1
 
@@ -196,7 +219,7 @@ def weighted(*parts: tuple[float, Reward]) -> Reward:
     """The sum of rewards times their weights."""
     if not parts:
         raise InputError("weighted was given no reward: give pairs of weight and reward.")
-    return lambda prompt, answer, row: sum(w * part(prompt, answer, row) for w, part in parts)
+    return lambda *given: sum(w * part(*given[: arity(part)]) for w, part in parts)
 
 
 def _field(row: Row, name: str) -> Any:
@@ -220,6 +243,9 @@ BY_NAME: Final[dict[str, Callable[[], Reward]]] = {
 # Calls of a reward that may fail.
 
 
+MOST: Final = 1e100  # of a reward: sums of many fit a float
+
+
 class _TooLong(BaseException):  # no Exception, which a reward may catch
     pass
 
@@ -233,7 +259,8 @@ def score(reward: Callable[..., Any], prompt: str, answer: str, row: Row, second
     Raises:
         RewardError: it raised, hung, or gave what is no finite number; names prompt and answer.
     """
-    arguments = (prompt, answer, row)[: arity(reward)]
+    # A reward may change the row that it is given.
+    arguments = (prompt, answer, copy.deepcopy(row))[: arity(reward)]
     where = f"for prompt {shown(prompt, 80)} and answer {shown(answer, 80)}"
     try:
         with time_limit(seconds):
@@ -245,13 +272,15 @@ def score(reward: Callable[..., Any], prompt: str, answer: str, row: Row, second
         ) from None
     except RewardError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}"
         raise RewardError(f"the reward raised {shown(text, 120)} {where}: correct it.") from error
     with suppress(TypeError, ValueError, OverflowError):
-        if math.isfinite(number := float(value)):
+        if not isinstance(value, str | bytes) and abs(number := float(value)) <= MOST:
             return number
-    raise RewardError(f"the reward gave {shown(value)} {where}: a finite number is needed.")
+    raise RewardError(
+        f"the reward gave {shown(value)} {where}: a finite number is needed, up to {MOST:g}."
+    )
 
 
 def arity(reward: Callable[..., Any]) -> int:

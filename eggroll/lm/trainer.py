@@ -195,8 +195,20 @@ def checked_limit(tokens: int) -> int:
     return int(tokens)
 
 
+def listed(name: str, given: Any) -> list[Any]:
+    """Several things as a list of one or more; an InputError for anything else."""
+    if (
+        not isinstance(given, Sequence | np.ndarray)
+        or isinstance(given, str | bytes)
+        or not len(given)
+    ):
+        raise InputError(f"{name} are {shown(given)}: a list of one or more is needed.")
+    return list(given)
+
+
 def checked_stops(stop: str | Sequence[str]) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) and stop else tuple(stop)
+    one = isinstance(stop, str) or not isinstance(stop, Sequence)
+    stops: tuple[Any, ...] = (stop,) if one and stop != "" else tuple(stop)
     if not all(isinstance(word, str) and word for word in stops):
         raise InputError(f"stop is {shown(stop)}: a text or several, none empty, are needed.")
     return stops
@@ -239,7 +251,11 @@ class ModelTrainer:
             self._begin(model, Options(**_known(options)), ranks)
         self.notes |= notes or {}
         if out:
-            self._write_into(RunLog.new(path_of(out)))
+            self.write_into(out)
+
+    def write_into(self, out: str | Path) -> None:
+        """Begins to write into a new folder, as one that is given to a new trainer."""
+        self._write_into(RunLog.new(path_of(out)))
 
     def _begin(
         self, model: str | Path | tuple[Any, Any], options: Options, ranks: Ranks = ALONE
@@ -263,6 +279,7 @@ class ModelTrainer:
         self.notes: dict[str, Any] = {}  # of the caller, kept in checkpoints: plain data for JSON
         self.judged: dict[str, float] = {}  # figures of the last update's judge
         self._log: RunLog | None = None
+        self._closed = False
         self.last_fitness = np.zeros(options.pop // 2, np.int8)
         self.layers.set_deltas(self.learner.weights)
 
@@ -320,10 +337,18 @@ class ModelTrainer:
         """The folder that is written into."""
         return self._log
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InputError(
+                "This trainer is closed, and its model is as it was given: save its adapter, or "
+                "go on with lm.Trainer.load."
+            )
+
     def ask(self) -> ModelMembers:
         """This update's members; asking again begins the update anew."""
         if self._log:
             self._log.check_open()
+        self._check_open()
         self._began = time.perf_counter()
         self.asked = ModelMembers(self)
         return self.asked
@@ -471,22 +496,35 @@ class ModelTrainer:
 
     def encoded(self, prompts: Sequence[Any]) -> list[list[Tokens]]:
         """Prompts [G] or [N][G] as token ids, one list for all or one for every pair."""
-        prompts = list(prompts)
-        if not prompts:
-            raise InputError("prompts are none: give one or more.")
+        self._check_open()
+        prompts = listed("prompts", prompts)
         first = prompts[0]
         nested = isinstance(first, list | tuple) and first and not isinstance(
             first[0], int | np.integer | dict
         )  # fmt: skip
-        groups = prompts if nested else [prompts]
+        groups = [listed("prompts of a pair", one) for one in prompts] if nested else [prompts]
         if len({len(group) for group in groups}) > 1:
             raise InputError("prompts of pairs differ in number: give every pair as many.")
-        return [[generation.encode(self.tokenizer, p) for p in group] for group in groups]
+        return [[self._ids(prompt) for prompt in group] for group in groups]
+
+    def _ids(self, text: Any) -> Tokens:
+        """A prompt or text as token ids that the model has."""
+        ids = generation.encode(self.tokenizer, text)
+        known = getattr(getattr(self.model, "args", None), "vocab_size", None)
+        if isinstance(known, int) and not 0 <= min(ids) <= max(ids) < known:
+            raise InputError(
+                f"{shown(text)} has the token {max(ids) if max(ids) >= known else min(ids)}: the "
+                f"model has 0 to {known - 1}."
+            )
+        return ids
 
     def scored(
         self, texts: Sequence[Any], prompts: Sequence[Any] | None
     ) -> list[tuple[Tokens, Tokens]]:
         """(what is read, what is scored) of every text."""
+        self._check_open()
+        texts = listed("texts", texts)
+        prompts = None if prompts is None else listed("prompts", prompts)
         if prompts is not None and len(prompts) != len(texts):
             raise InputError(
                 f"prompts are {len(prompts)} and texts {len(texts)}: give each text its prompt."
@@ -494,14 +532,14 @@ class ModelTrainer:
         rows = []
         for i, text in enumerate(texts):
             if prompts is None:
-                ids = generation.encode(self.tokenizer, text)
+                ids = self._ids(text)
                 rows.append((ids[:1], ids[1:]))
                 continue
-            before = generation.encode(self.tokenizer, prompts[i])
+            before = self._ids(prompts[i])
             after = (
                 list(self.tokenizer.encode(text, add_special_tokens=False))
                 if isinstance(text, str)
-                else generation.encode(self.tokenizer, text)
+                else self._ids(text)
             )
             rows.append((before, after))
         if not rows or any(not after for _, after in rows):
@@ -551,20 +589,27 @@ class ModelTrainer:
 
     # Files.
 
-    def save_adapter(self, path: str | Path) -> None:
+    def save_adapter(self, path: str | Path, *, again: bool = False) -> None:
         """Writes the fine-tune as an adapter that `mlx_lm.generate --adapter-path` reads.
+
+        again: in the place of one that may be there.
 
         Raises:
             InputError: the folder holds something, or cannot be written.
         """
         place = path_of(path)
-        adapter.check_free(place)
+        if not again:
+            adapter.check_free(place)
         if self.layers.mode.name == "adapter":
             adapter.save_low_rank(
                 place, self.layers.leaves, self.learner.weights, self.options.seed
             )
         else:
+            if self._closed:
+                self.layers.set_deltas(self.learner.weights)
             adapter.save_arrays(place, self.layers.changed())
+            if self._closed:
+                self.layers.reset()
 
     def save(self, path: str | Path = "") -> None:
         """Writes everything that `load` needs to go on, bit for bit.
@@ -601,7 +646,7 @@ class ModelTrainer:
             InputError: missing, damaged, foreign, in use, or of another model.
         """
         with record.opened(path_of(path)) as (file, log):
-            saved = record.read(file, changes)
+            saved = record.read(file, _known(changes))
             if model is None and not saved.facts.model:
                 raise InputError(
                     f"the run in {str(path)!r} was given a model in memory: give load the model "
@@ -626,6 +671,7 @@ class ModelTrainer:
                 self._log.finish(self.step, self.save)
             finally:
                 self.asked = None
+        self._closed = True
         self.layers.reset()
 
     def __enter__(self) -> Self:

@@ -531,8 +531,9 @@ def check_resumed(old: Kind, new: Kind) -> None:
         )
     for name, hint in hints_of(type(old)).items():
         before, now = getattr(old, name), getattr(new, name, None)
-        if name == "data" and not Path(before).exists() and Path(now or "").exists():
-            continue  # moved, or others, which shows where they are read
+        moved = name in ("data", "model") and not Path(str(before)).exists()
+        if moved and Path(str(now or "")).exists():
+            continue  # or others, which shows where they are read
         if name not in INVOCATION and CHANGEABLE not in get_args(hint)[1:] and before != now:
             raise InputError(
                 f"{flag(name)} is {now}, but the run in {where!r} has {before}: leave "
